@@ -1,0 +1,52 @@
+# Build switches. Everything a preset may set is declared here and nowhere else.
+option(DELTAWIRE_TESTS "Build the tests" ON)
+option(DELTAWIRE_BENCH "Build the benchmarks" ON)
+option(DELTAWIRE_FUZZ "Build libFuzzer targets (clang only)" OFF)
+option(DELTAWIRE_WERROR "Treat warnings as errors" OFF)
+option(DELTAWIRE_HEADER_CHECK "Compile every header alone in the default build" OFF)
+set(DELTAWIRE_SANITIZE "" CACHE STRING "Comma-separated -fsanitize= list, e.g. address,undefined")
+set(DELTAWIRE_CUDA "AUTO" CACHE STRING "CUDA kernels: AUTO (when nvcc is found), ON or OFF")
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-fpch-preprocess)  # or ccache could not follow a precompiled header
+  endif()
+endif()
+
+include(DeltawireCuda)
+
+find_package(Threads REQUIRED)
+
+# Carried by every target of ours through dw_library()/dw_executable().
+add_library(dw_flags INTERFACE)
+target_compile_options(dw_flags INTERFACE -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
+if(DELTAWIRE_WERROR)
+  target_compile_options(dw_flags INTERFACE -Werror)
+endif()
+target_include_directories(dw_flags INTERFACE "${PROJECT_SOURCE_DIR}")
+target_link_libraries(dw_flags INTERFACE Threads::Threads)
+if(DELTAWIRE_SANITIZE)
+  # Applied everywhere, so that no object is left uninstrumented.
+  add_compile_options(-fsanitize=${DELTAWIRE_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${DELTAWIRE_SANITIZE})
+  if(DELTAWIRE_SANITIZE MATCHES "undefined")
+    add_compile_options(-fno-sanitize-recover=undefined)
+  endif()
+endif()
+
+# dw_library(NAME SOURCES ... [DEPS ...])
+function(dw_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC dw_flags ${ARG_DEPS})
+endfunction()
+
+# dw_executable(NAME SOURCES ... [DEPS ...])
+function(dw_executable name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE dw_flags ${ARG_DEPS})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
+endfunction()

@@ -1,0 +1,32 @@
+#include "common/base/checksum.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace deltawire {
+
+std::string Hash128::Hex() const { return fmt::format("{:016x}{:016x}", hi, lo); }
+
+uint64_t Xxh3(Bytes data) { return XXH3_64bits(data.data(), data.size()); }
+
+Hash128 Xxh3_128(Bytes data) {
+  const XXH128_hash_t h = XXH3_128bits(data.data(), data.size());
+  return {h.high64, h.low64};
+}
+
+struct Xxh3Stream::State {
+  XXH3_state_t xxh;
+};
+
+Xxh3Stream::Xxh3Stream() : state_(std::make_unique<State>()) { Reset(); }
+Xxh3Stream::~Xxh3Stream() = default;
+Xxh3Stream::Xxh3Stream(Xxh3Stream&&) noexcept = default;
+Xxh3Stream& Xxh3Stream::operator=(Xxh3Stream&&) noexcept = default;
+
+void Xxh3Stream::Reset() { XXH3_64bits_reset(&state_->xxh); }
+void Xxh3Stream::Update(Bytes data) { XXH3_64bits_update(&state_->xxh, data.data(), data.size()); }
+uint64_t Xxh3Stream::Digest() const { return XXH3_64bits_digest(&state_->xxh); }
+
+}  // namespace deltawire

@@ -1,0 +1,24 @@
+#include "common/base/log.h"
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+
+#include <string>
+
+namespace deltawire {
+
+Status InitLogging(std::string_view program, std::string_view level) {
+  const std::string name(level);
+  const auto parsed = spdlog::level::from_str(name);
+  if (parsed == spdlog::level::off && name != "off") {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "log level \"{}\" is unknown: use trace, debug, info, warn, error or off", name);
+  }
+  auto logger = spdlog::stderr_color_mt(std::string(program));
+  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%-5l%$ %n: %v");
+  logger->set_level(parsed);
+  logger->flush_on(spdlog::level::info);
+  spdlog::set_default_logger(std::move(logger));
+  return absl::OkStatus();
+}
+
+}  // namespace deltawire

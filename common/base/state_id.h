@@ -1,0 +1,26 @@
+// The name of a published state: versions rise within an epoch, a rollback starts the next epoch.
+#pragma once
+
+#include <spdlog/fmt/fmt.h>
+
+#include <compare>
+#include <cstdint>
+#include <string>
+
+namespace deltawire {
+
+/// Epoch 0 means "nothing"; published states have epoch >= 1.
+struct StateId {
+  uint64_t epoch = 0;
+  uint64_t version = 0;
+  friend auto operator<=>(const StateId&, const StateId&) = default;
+};
+
+/// "version 7", with the epoch only after a rollback made it worth saying.
+inline std::string ToString(StateId id) {
+  if (id.epoch == 0) return "nothing";
+  if (id.epoch == 1) return fmt::format("version {}", id.version);
+  return fmt::format("version {} (epoch {})", id.version, id.epoch);
+}
+
+}  // namespace deltawire

@@ -1,0 +1,82 @@
+// Every option of the two daemons, read once at start into const structs.
+// Sources, strongest first: command line, TOML file (--config), defaults here. No environment.
+// Errors: the parse functions return kInvalidArgument with the option's or file's name.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace deltawire {
+
+struct Endpoint {
+  std::string host = "127.0.0.1";
+  uint16_t port = 0;
+  friend bool operator==(const Endpoint&, const Endpoint&) = default;
+};
+/// "host:port", "[v6]:port" or ":port" (loopback). Port 0 lets the kernel choose.
+StatusOr<Endpoint> ParseEndpoint(std::string_view text);
+std::string ToString(const Endpoint& e);
+/// True for 127.0.0.0/8, ::1 and "localhost".
+bool IsLoopback(const Endpoint& e);
+
+struct SenderOptions {
+  std::string data_dir = "/dev/shm/deltawire";   ///< one directory per model below it
+  std::string trainer_socket;                    ///< empty: <data_dir>/trainer.sock
+  Endpoint control{"127.0.0.1", 7700};           ///< gRPC for orchestrators and receivers
+  Endpoint bulk{"127.0.0.1", 7701};              ///< raw TCP
+  std::string advertise_host;                    ///< bulk host told to receivers; empty: as dialled
+  uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model
+  std::chrono::milliseconds grace{250};          ///< a pull may hold up BeginOffload this long
+  std::chrono::milliseconds stream_timeout{30000};  ///< no progress on a bulk stream
+  uint32_t threads = 0;                             ///< CPU workers; 0: one per core
+  bool huge_pages = true;
+  bool eager_diff = true;           ///< diff tensors as they are marked written
+  bool insecure_plaintext = false;  ///< needed to listen beyond loopback
+  std::string metrics;              ///< "host:port" for Prometheus; empty: off
+  std::string log_level = "info";
+  friend bool operator==(const SenderOptions&, const SenderOptions&) = default;
+};
+
+struct ReceiverModelOptions {
+  std::string name;
+  std::string directory;  ///< empty: <data_dir>/<name>
+  friend bool operator==(const ReceiverModelOptions&, const ReceiverModelOptions&) = default;
+};
+
+struct ReceiverOptions {
+  std::string data_dir = "/dev/shm/deltawire";
+  std::string sender = "127.0.0.1:7700";     ///< the sender's control address
+  std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
+  std::string receiver_id;                   ///< empty: <hostname>:<control port>
+  Endpoint control{"127.0.0.1", 7710};
+  uint32_t streams = 4;                          ///< TCP streams per pull, 1..64
+  bool follow = true;                            ///< false: only on `sync`
+  uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
+  std::chrono::milliseconds stream_timeout{30000};
+  uint32_t threads = 0;
+  bool huge_pages = true;
+  bool insecure_plaintext = false;
+  std::string metrics;
+  std::string log_level = "info";
+  friend bool operator==(const ReceiverOptions&, const ReceiverOptions&) = default;
+};
+
+/// Outcome of reading a command line: run with `options`, or print `text` (to stdout when the code
+/// is 0: help or version; else an error for stderr) and exit with `exit_code` (2 for errors).
+template <typename Options>
+struct Parsed {
+  bool run = false;
+  Options options;
+  std::string text;
+  int exit_code = 0;
+};
+
+Parsed<SenderOptions> ParseSenderOptions(int argc, const char* const* argv);
+Parsed<ReceiverOptions> ParseReceiverOptions(int argc, const char* const* argv);
+
+}  // namespace deltawire

@@ -1,0 +1,74 @@
+// One version's delta: for every changed chunk an encoded payload, or a note that it goes whole.
+// Immutable once built, held by shared_ptr: streams send straight from its memory, so eviction from
+// the log never pulls bytes from under a send. Built by many threads through DeltaBuilder.
+// Cost: payload bytes plus 48 per changed chunk. Payloads: docs/delta_format.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/state_id.h"
+
+namespace deltawire {
+
+struct ChunkDelta {
+  uint32_t chunk = 0;
+  bool full = false;           ///< the payload was not worth keeping: send the chunk whole
+  uint64_t changed = 0;        ///< elements that differ
+  uint64_t digest_before = 0;
+  uint64_t digest_after = 0;
+  uint64_t payload_xxh3 = 0;
+  Bytes payload;               ///< into the delta's memory; empty when full
+};
+
+class Delta {
+ public:
+  StateId from() const { return from_; }
+  StateId to() const { return to_; }
+  /// Sorted by chunk; chunks that are not here did not change.
+  const std::vector<ChunkDelta>& chunks() const { return chunks_; }
+  /// The entry of `chunk`, or null when it did not change.
+  const ChunkDelta* Find(uint32_t chunk) const;
+  uint64_t payload_bytes() const { return payload_bytes_; }
+  /// What the log is charged: payload bytes and the table.
+  uint64_t memory_bytes() const { return memory_bytes_; }
+
+ private:
+  friend class DeltaBuilder;
+  Delta() = default;
+  StateId from_, to_;
+  std::vector<ChunkDelta> chunks_;
+  std::vector<std::unique_ptr<std::byte[]>> slabs_;
+  uint64_t payload_bytes_ = 0;
+  uint64_t memory_bytes_ = 0;
+};
+
+/// Collects chunk deltas from many threads; Finish makes the immutable Delta.
+class DeltaBuilder {
+ public:
+  /// Payloads beyond `payload_limit` bytes in all are dropped and their chunks marked full, so that
+  /// one huge version cannot outgrow the log.
+  explicit DeltaBuilder(uint64_t payload_limit) : limit_(payload_limit) {}
+
+  /// Copies `payload`; an empty one means `entry.full`. Thread-safe.
+  void Add(ChunkDelta entry, Bytes payload);
+
+  /// REQUIRES: no Add is running. The builder is spent afterwards.
+  std::shared_ptr<const Delta> Finish(StateId from, StateId to);
+
+ private:
+  static constexpr size_t kSlabBytes = size_t{1} << 20;
+  const uint64_t limit_;
+  std::mutex mu_;
+  std::vector<ChunkDelta> chunks_;
+  std::vector<std::unique_ptr<std::byte[]>> slabs_;
+  uint64_t slab_bytes_ = 0;
+  std::byte* cursor_ = nullptr;
+  size_t room_ = 0;
+  uint64_t payload_bytes_ = 0;
+};
+
+}  // namespace deltawire

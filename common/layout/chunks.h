@@ -1,0 +1,39 @@
+// The chunk table: a layout cut into chunks of at most kChunkBytes, none crossing a tensor.
+// Immutable value; chunk i is the unit of diffing, sending, checking, applying and resuming.
+// Cost: 24 bytes per chunk.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/layout/layout.h"
+
+namespace deltawire {
+
+/// Part of the wire contract: both ends cut alike (docs/wire_format.md, "Chunks").
+inline constexpr uint64_t kChunkBytes = uint64_t{2} << 20;
+
+struct Chunk {
+  uint64_t offset = 0;  ///< in the data section
+  uint32_t bytes = 0;   ///< > 0; a multiple of width
+  uint32_t tensor = 0;  ///< index into tensors_meta
+  uint8_t width = 1;    ///< bytes per element
+};
+
+class ChunkTable {
+ public:
+  /// Tensors without bytes have no chunk. Fails beyond 2^32 - 1 chunks.
+  static StatusOr<ChunkTable> Create(const Layout& layout);
+
+  uint32_t size() const { return static_cast<uint32_t>(chunks_.size()); }
+  const Chunk& operator[](uint32_t i) const { return chunks_[i]; }
+  /// Chunks [first, last) of tensor `t`.
+  uint32_t first_of_tensor(size_t t) const { return first_[t]; }
+  uint32_t end_of_tensor(size_t t) const { return first_[t + 1]; }
+
+ private:
+  std::vector<Chunk> chunks_;
+  std::vector<uint32_t> first_;  // tensors + 1
+};
+
+}  // namespace deltawire

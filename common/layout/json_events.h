@@ -1,0 +1,31 @@
+// A JSON text as a stream of events, for input from outside: no tree, no recursion, bounded depth.
+// A reader derives from JsonEvents, keeps its place as a state, and refuses what does not fit it.
+// Costs one pass; memory is that of the longest string. The first error ends the pass.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+namespace deltawire {
+
+class JsonEvents {
+ public:
+  virtual ~JsonEvents() = default;
+  virtual Status StartObject() = 0;
+  virtual Status EndObject() = 0;
+  virtual Status StartArray() = 0;
+  virtual Status EndArray() = 0;
+  virtual Status Key(std::string& key) = 0;         ///< may be moved from
+  virtual Status String(std::string& value) = 0;    ///< may be moved from
+  virtual Status Unsigned(uint64_t value) = 0;      ///< a whole number in [0, 2^64)
+  virtual Status Other(std::string_view kind) = 0;  ///< any other scalar, e.g. "null"
+};
+
+/// Feeds `text` to `events`. Errors: the first that an event returned, or kInvalidArgument with the
+/// byte position for text that is malformed, not UTF-8 or nested deeper than 16.
+Status ReadJson(std::string_view text, JsonEvents& events);
+
+}  // namespace deltawire

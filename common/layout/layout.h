@@ -1,0 +1,63 @@
+// A model's HF layout: the ordered `tensors_meta` with every tensor's place in the data section.
+// Immutable value, shared by threads; make it once per model and pass it by shared_ptr or const&.
+// Tensors are tightly packed in tensors_meta order, so offsets follow from shapes and dtypes.
+// Errors name the tensor. Cost: one pass; lookups by name are a hash probe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "common/base/checksum.h"
+#include "common/base/status.h"
+#include "common/layout/dtype.h"
+
+namespace deltawire {
+
+/// One entry of tensors_meta. An empty shape is a scalar (one element); a zero dimension is legal.
+struct TensorMeta {
+  std::string name;
+  DType dtype = DType::kBF16;
+  std::vector<uint64_t> shape;
+  friend bool operator==(const TensorMeta&, const TensorMeta&) = default;
+};
+
+/// Bytes of one tensor, or an error that names it when the product overflows 2^63.
+StatusOr<uint64_t> TensorBytes(const TensorMeta& t);
+
+class Layout {
+ public:
+  static constexpr size_t kMaxTensors = 4'000'000;
+  static constexpr size_t kMaxNameBytes = 1024;
+  static constexpr size_t kMaxRank = 16;
+
+  /// Checks names (non-empty, unique, valid UTF-8, not "__metadata__", bounded), ranks, overflow.
+  static StatusOr<Layout> Create(std::vector<TensorMeta> tensors);
+
+  size_t size() const { return tensors_.size(); }
+  const TensorMeta& tensor(size_t i) const { return tensors_[i]; }
+  const std::vector<TensorMeta>& tensors() const { return tensors_; }
+  uint64_t offset(size_t i) const { return offsets_[i]; }  ///< in the data section
+  uint64_t bytes(size_t i) const { return offsets_[i + 1] - offsets_[i]; }
+  uint64_t total_bytes() const { return offsets_.back(); }
+  std::optional<size_t> Find(std::string_view name) const;
+
+  /// XXH3-128 over the canonical text of tensors_meta (docs/wire_format.md, "Layout fingerprint").
+  const Hash128& fingerprint() const { return fingerprint_; }
+
+ private:
+  Layout() = default;
+  std::vector<TensorMeta> tensors_;
+  std::vector<uint64_t> offsets_;  // size() + 1
+  std::unordered_map<std::string, size_t> index_;
+  Hash128 fingerprint_;
+};
+
+/// What differs between two layouts, in words a user can act on ("tensor X is missing, ...");
+/// empty when equal. At most `limit` findings are spelt out.
+std::string DescribeDifference(const Layout& want, const Layout& got, size_t limit = 5);
+
+}  // namespace deltawire

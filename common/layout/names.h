@@ -1,0 +1,24 @@
+// Text rules for names that come from files and peers: UTF-8, and quoting them in messages.
+// Pure functions, linear in the text. Quoted text is always valid UTF-8 and bounded, so it is
+// safe in a log line and in a protobuf string.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace deltawire {
+
+/// Length in bytes of the well-formed UTF-8 sequence at the start of `s` (no overlong forms, no
+/// surrogates, nothing above U+10FFFF); 0 when there is none.
+size_t Utf8SequenceLength(std::string_view s);
+
+bool IsUtf8(std::string_view s);
+
+/// `"s"` for messages: control characters and broken UTF-8 as \xNN, cut after about 160 bytes.
+std::string Quoted(std::string_view s);
+
+/// Appends `s` as a JSON string. Bytes that are not UTF-8 become U+FFFD.
+void AppendJsonString(std::string_view s, std::string& out);
+
+}  // namespace deltawire

@@ -1,0 +1,23 @@
+// model.safetensors.index.json: which shard file of a model directory holds which tensor.
+// A pure function over the file's text; nothing is read or allocated beyond what the text backs.
+// Errors name the file and, where there is one, the tensor.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "common/base/status.h"
+
+namespace deltawire {
+
+inline constexpr std::string_view kWeightIndexName = "model.safetensors.index.json";
+
+/// Tensor name to shard file name. The shard names are plain: never a path, never hidden.
+using WeightIndex = std::unordered_map<std::string, std::string>;
+
+/// Reads "weight_map" and skips everything else. Refuses duplicate tensors and shard names that
+/// are not plain *.safetensors file names.
+StatusOr<WeightIndex> ParseWeightIndex(std::string_view json, std::string_view file);
+
+}  // namespace deltawire

@@ -1,0 +1,103 @@
+// Private to common/net: what the .cc files share of Asio. Not included elsewhere.
+// Streams run as coroutines on a strand each; a Watchdog closes a socket whose wait is too long.
+#pragma once
+
+#include <boost/asio.hpp>
+
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/net/io_threads.h"
+
+namespace deltawire::net {
+
+namespace asio = boost::asio;
+using tcp = asio::ip::tcp;
+using ErrorCode = boost::system::error_code;
+
+/// Completion token of every wait: errors come back as values, nothing throws.
+inline constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
+
+struct IoThreads::Impl {
+  asio::io_context context;
+  asio::executor_work_guard<asio::io_context::executor_type> work{context.get_executor()};
+  std::vector<std::thread> threads;
+};
+
+/// The one place where Asio's errors become ours. `what` names the peer and the action.
+inline Status FromAsio(std::string_view what, const ErrorCode& ec) {
+  StatusCode code = StatusCode::kUnavailable;
+  std::string text = ec.message();
+  if (ec == asio::error::eof || ec == asio::error::connection_reset ||
+      ec == asio::error::broken_pipe) {
+    text = "the peer closed the connection";
+  } else if (ec == asio::error::operation_aborted || ec == asio::error::bad_descriptor) {
+    code = StatusCode::kCancelled;
+    text = "cancelled";
+  } else if (ec == asio::error::address_in_use) {
+    code = StatusCode::kAlreadyExists;
+  } else if (ec == asio::error::access_denied) {
+    code = StatusCode::kPermissionDenied;
+  }
+  return Errorf(code, "{}: {}", what, text);
+}
+
+/// Closes a socket when no Feed() came for `limit`. Runs on the socket's strand; owned by
+/// shared_ptr because its timer may outlive the stream.
+class Watchdog : public std::enable_shared_from_this<Watchdog> {
+ public:
+  Watchdog(std::shared_ptr<tcp::socket> socket, std::chrono::milliseconds limit)
+      : socket_(std::move(socket)), timer_(socket_->get_executor()), limit_(limit) {}
+
+  void Start() {
+    Feed();
+    Arm();
+  }
+  void Feed() { deadline_ = std::chrono::steady_clock::now() + limit_; }
+  void Stop() {
+    stopped_ = true;
+    timer_.cancel();
+  }
+  bool fired() const { return fired_; }
+  std::chrono::milliseconds limit() const { return limit_; }
+
+ private:
+  void Arm() {
+    timer_.expires_at(deadline_);
+    timer_.async_wait([self = shared_from_this()](const ErrorCode&) {
+      if (self->stopped_) return;
+      if (std::chrono::steady_clock::now() < self->deadline_) return self->Arm();
+      self->fired_ = true;
+      ErrorCode ignored;
+      self->socket_->close(ignored);
+    });
+  }
+
+  std::shared_ptr<tcp::socket> socket_;
+  asio::steady_timer timer_;
+  const std::chrono::milliseconds limit_;
+  std::chrono::steady_clock::time_point deadline_;
+  bool stopped_ = false;
+  bool fired_ = false;
+};
+
+/// TCP options of every bulk socket: no Nagle, kernel keepalive for peers that vanish silently.
+inline void TuneSocket(tcp::socket& socket) {
+  ErrorCode ignored;
+  socket.set_option(tcp::no_delay(true), ignored);
+  socket.set_option(asio::socket_base::keep_alive(true), ignored);
+}
+
+/// "10.0.0.2:7701", or "?" when the peer is gone already.
+inline std::string PeerName(const tcp::socket& socket) {
+  ErrorCode ec;
+  const auto peer = socket.remote_endpoint(ec);
+  if (ec) return "?";
+  return fmt::format("{}:{}", peer.address().to_string(), peer.port());
+}
+
+}  // namespace deltawire::net

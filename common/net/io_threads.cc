@@ -1,0 +1,26 @@
+#include "common/net/io_threads.h"
+
+#include <algorithm>
+
+#include "common/net/io_impl.h"
+
+namespace deltawire::net {
+
+IoThreads::IoThreads(size_t threads) : impl_(std::make_unique<Impl>()) {
+  if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
+  for (size_t i = 0; i < threads; ++i) {
+    impl_->threads.emplace_back([this] { impl_->context.run(); });
+  }
+}
+
+IoThreads::~IoThreads() { Stop(); }
+
+void IoThreads::Stop() {
+  impl_->work.reset();
+  impl_->context.stop();
+  for (auto& t : impl_->threads) {
+    if (t.joinable()) t.join();
+  }
+}
+
+}  // namespace deltawire::net

@@ -1,0 +1,271 @@
+#include "common/net/pull_client.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "common/net/io_impl.h"
+
+namespace deltawire::net {
+
+// Shared by the caller of Run and the coroutines; the last of them frees it.
+struct PullClient::Impl {
+  Impl(asio::io_context& context, PullTarget t) : io(context), target(std::move(t)) {}
+
+  asio::io_context& io;
+  const PullTarget target;
+
+  std::mutex mu;
+  std::condition_variable done;
+  size_t running = 0;
+  bool cancelled = false;
+  Status status;
+  std::optional<StateId> end;
+  std::vector<std::shared_ptr<tcp::socket>> sockets;
+
+  // The first error wins; it closes every stream, so that the others end too.
+  void Fail(Status why) {
+    std::lock_guard lock(mu);
+    if (!status.ok()) return;
+    status = std::move(why);
+    CloseAll();
+  }
+
+  void CloseAll() {
+    for (const auto& socket : sockets) {
+      asio::post(socket->get_executor(), [socket] {
+        ErrorCode ignored;
+        socket->close(ignored);
+      });
+    }
+  }
+};
+
+namespace {
+
+class ClientStream {
+ public:
+  ClientStream(std::shared_ptr<PullClient::Impl> pull, std::shared_ptr<tcp::socket> socket,
+               uint16_t index, const wire::Have* have, ChunkSink& sink)
+      : pull_(std::move(pull)),
+        target_(pull_->target),
+        socket_(std::move(socket)),
+        index_(index),
+        have_(have),
+        sink_(sink),
+        where_(fmt::format("bulk stream {} from {}:{}", index, target_.host, target_.port)),
+        watchdog_(std::make_shared<Watchdog>(socket_, target_.stream_timeout)) {}
+
+  asio::awaitable<void> Run() {
+    watchdog_->Start();
+    const Status status = co_await Exchange();
+    watchdog_->Stop();
+    ErrorCode ignored;
+    socket_->shutdown(tcp::socket::shutdown_both, ignored);
+    socket_->close(ignored);
+    if (!status.ok()) pull_->Fail(status);
+  }
+
+ private:
+  asio::awaitable<Status> Exchange() {
+    Status status = co_await Connect();
+    if (!status.ok()) co_return status;
+    wire::Hello hello;
+    hello.ticket = target_.ticket;
+    hello.fingerprint = target_.fingerprint;
+    hello.stream = index_;
+    hello.streams = target_.streams;
+    const auto hello_bytes = wire::Encode(hello);
+    status = co_await Send(wire::FrameType::kHello, hello_bytes);
+    if (!status.ok()) co_return status;
+    auto header = co_await ReadHeader();
+    if (!header.ok()) co_return header.status();
+    if (header->type == wire::FrameType::kError) co_return co_await ReadError(*header);
+    if (header->type != wire::FrameType::kWelcome) {
+      co_return Errorf(StatusCode::kDataLoss, "{}: expected Welcome, got {}", where_,
+                       wire::ToString(header->type));
+    }
+    if (index_ == 0) {
+      const auto have_bytes = wire::Encode(*have_);
+      status = co_await Send(wire::FrameType::kHave, have_bytes);
+      if (!status.ok()) co_return status;
+    }
+    co_return co_await Receive();
+  }
+
+  asio::awaitable<Status> Receive() {
+    while (true) {
+      auto header = co_await ReadHeader();
+      if (!header.ok()) co_return header.status();
+      switch (header->type) {
+        case wire::FrameType::kPing:
+          break;
+        case wire::FrameType::kChunkFull:
+        case wire::FrameType::kChunkDelta: {
+          Status status = co_await ReceiveChunk(*header);
+          if (!status.ok()) co_return status;
+          break;
+        }
+        case wire::FrameType::kEnd:
+          co_return AgreeOnEnd({header->epoch, header->version});
+        case wire::FrameType::kError:
+          co_return co_await ReadError(*header);
+        default:
+          co_return Errorf(StatusCode::kDataLoss, "{}: a {} frame is out of place", where_,
+                           wire::ToString(header->type));
+      }
+    }
+  }
+
+  asio::awaitable<Status> ReceiveChunk(const wire::FrameHeader& header) {
+    auto to = sink_.Begin(header);
+    if (!to.ok()) co_return to.status();
+    Status status = co_await ReadPayload(*to);
+    if (status.ok()) status = Annotate(wire::CheckPayload(header, hash_.Digest()), where_);
+    if (!status.ok()) {
+      sink_.Abandon(header);
+      co_return status;
+    }
+    co_return sink_.Finish(header);
+  }
+
+  // Straight into place, hashed piece by piece while the piece is still in the cache.
+  asio::awaitable<Status> ReadPayload(MutableBytes to) {
+    constexpr size_t kPiece = size_t{256} << 10;
+    hash_.Reset();
+    for (size_t done = 0; done < to.size();) {
+      watchdog_->Feed();
+      const size_t want = std::min(kPiece, to.size() - done);
+      auto [ec, n] =
+          co_await asio::async_read(*socket_, asio::buffer(to.data() + done, want), kAwait);
+      if (ec) co_return Failure("reading a chunk", ec);
+      hash_.Update(to.subspan(done, want));
+      done += want;
+    }
+    co_return absl::OkStatus();
+  }
+
+  Status AgreeOnEnd(StateId id) {
+    std::lock_guard lock(pull_->mu);
+    if (pull_->end.has_value() && *pull_->end != id) {
+      return Errorf(StatusCode::kDataLoss, "{}: ends at {}, another stream at {}", where_,
+                    ToString(id), ToString(*pull_->end));
+    }
+    pull_->end = id;
+    return absl::OkStatus();
+  }
+
+  asio::awaitable<Status> Connect() {
+    watchdog_->Feed();
+    tcp::resolver resolver(socket_->get_executor());
+    auto [ec, endpoints] =
+        co_await resolver.async_resolve(target_.host, std::to_string(target_.port), kAwait);
+    if (ec) co_return FromAsio(fmt::format("{}: resolving the host", where_), ec);
+    auto [connect_ec, endpoint] = co_await asio::async_connect(*socket_, endpoints, kAwait);
+    if (connect_ec) co_return Failure("connecting", connect_ec);
+    // Connecting opens the socket anew, so a close that came before it had no effect.
+    if (watchdog_->fired()) co_return Failure("connecting", asio::error::timed_out);
+    if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
+    TuneSocket(*socket_);
+    co_return absl::OkStatus();
+  }
+
+  asio::awaitable<Status> Send(wire::FrameType type, Bytes payload) {
+    wire::FrameHeader header;
+    header.type = type;
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    header.payload_xxh3 = Xxh3(payload);
+    const wire::HeaderBytes bytes = wire::EncodeHeader(header);
+    const std::array<asio::const_buffer, 2> buffers = {
+        asio::buffer(bytes), asio::buffer(payload.data(), payload.size())};
+    watchdog_->Feed();
+    auto [ec, n] = co_await asio::async_write(*socket_, buffers, kAwait);
+    // A server that refuses may close before it has read all; its Error frame says why.
+    if (ec && ec != asio::error::broken_pipe && ec != asio::error::connection_reset) {
+      co_return Failure("sending", ec);
+    }
+    co_return absl::OkStatus();
+  }
+
+  asio::awaitable<StatusOr<wire::FrameHeader>> ReadHeader() {
+    wire::HeaderBytes bytes;
+    watchdog_->Feed();
+    auto [ec, n] = co_await asio::async_read(*socket_, asio::buffer(bytes), kAwait);
+    if (ec) co_return Failure("waiting for a frame", ec);
+    auto header = wire::DecodeHeader(bytes);
+    if (!header.ok()) co_return Annotate(header.status(), where_);
+    co_return header;
+  }
+
+  asio::awaitable<Status> ReadError(const wire::FrameHeader& header) {
+    std::vector<std::byte> payload(header.payload_bytes);
+    auto [ec, n] = co_await asio::async_read(*socket_, asio::buffer(payload), kAwait);
+    if (ec) co_return Failure("reading an error", ec);
+    auto error = wire::DecodeWireError(payload);
+    if (!error.ok()) co_return Annotate(error.status(), where_);
+    co_return Annotate(wire::ToStatus(*error), "the sender refused");
+  }
+
+  Status Failure(std::string_view doing, const ErrorCode& ec) const {
+    if (watchdog_->fired()) {
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: {}: nothing came for {} ms", where_, doing,
+                    watchdog_->limit().count());
+    }
+    return FromAsio(fmt::format("{}: {}", where_, doing), ec);
+  }
+
+  std::shared_ptr<PullClient::Impl> pull_;
+  const PullTarget& target_;
+  std::shared_ptr<tcp::socket> socket_;
+  const uint16_t index_;
+  const wire::Have* have_;
+  ChunkSink& sink_;
+  const std::string where_;
+  std::shared_ptr<Watchdog> watchdog_;
+  Xxh3Stream hash_;
+};
+
+asio::awaitable<void> RunStream(std::shared_ptr<PullClient::Impl> pull,
+                                std::shared_ptr<tcp::socket> socket, uint16_t index,
+                                const wire::Have* have, ChunkSink* sink) {
+  {
+    ClientStream stream(pull, socket, index, have, *sink);
+    co_await stream.Run();
+  }
+  std::lock_guard lock(pull->mu);
+  if (--pull->running == 0) pull->done.notify_all();
+}
+
+}  // namespace
+
+PullClient::PullClient(IoThreads& io, PullTarget target)
+    : impl_(std::make_shared<Impl>(io.impl().context, std::move(target))) {}
+
+PullClient::~PullClient() = default;
+
+StatusOr<StateId> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
+  std::unique_lock lock(impl_->mu);
+  if (impl_->cancelled) return absl::CancelledError("the pull was cancelled");
+  for (uint16_t i = 0; i < impl_->target.streams; ++i) {
+    impl_->sockets.push_back(std::make_shared<tcp::socket>(asio::make_strand(impl_->io)));
+  }
+  impl_->running = impl_->sockets.size();
+  for (uint16_t i = 0; i < impl_->target.streams; ++i) {
+    asio::co_spawn(impl_->sockets[i]->get_executor(),
+                   RunStream(impl_, impl_->sockets[i], i, &have, &sink), asio::detached);
+  }
+  impl_->done.wait(lock, [this] { return impl_->running == 0; });
+  if (!impl_->status.ok()) return impl_->status;
+  return *impl_->end;
+}
+
+void PullClient::Cancel() {
+  {
+    std::lock_guard lock(impl_->mu);
+    impl_->cancelled = true;
+  }
+  impl_->Fail(absl::CancelledError("the pull was cancelled"));
+}
+
+}  // namespace deltawire::net

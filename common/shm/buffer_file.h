@@ -1,0 +1,49 @@
+// A safetensors file in tmpfs that is one model buffer: mapped shared, allocated up front.
+// Owns its mapping (munmap on destruction) and never removes the file.
+// Threads: the mapping is plain memory; callers agree on who writes what. Rename is one caller's.
+// Errors: no space is kResourceExhausted at Create, with bytes needed and free, never a SIGBUS.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/layout/layout.h"
+#include "common/shm/mapped_file.h"
+
+namespace deltawire {
+
+struct BufferOptions {
+  bool huge_pages = true;  ///< madvise(MADV_HUGEPAGE) where the mount offers them
+  bool populate = true;    ///< fault all pages in at once, so that no later write pays for it
+};
+
+class BufferFile {
+ public:
+  /// Makes `path` (replacing what is there) with the layout's header and zeroed data.
+  static StatusOr<BufferFile> Create(const std::filesystem::path& path, const Layout& layout,
+                                     const BufferOptions& options);
+  /// Maps an existing file for reading and writing. Its header must describe exactly `layout`
+  /// (kFailedPrecondition when not).
+  static StatusOr<BufferFile> Open(const std::filesystem::path& path, const Layout& layout,
+                                   const BufferOptions& options);
+
+  MutableBytes data() { return {map_.base() + data_offset_, data_bytes_}; }
+  Bytes data() const { return {map_.base() + data_offset_, data_bytes_}; }
+  /// Offset of the data section in the file: what a trainer adds to a tensor's offset.
+  uint64_t data_offset() const { return data_offset_; }
+  const std::filesystem::path& path() const { return path_; }
+
+  /// Renames within the directory (atomic); the mapping survives.
+  Status Rename(const std::filesystem::path& to);
+
+ private:
+  BufferFile() = default;
+  std::filesystem::path path_;
+  Mapping map_;
+  uint64_t data_offset_ = 0;
+  uint64_t data_bytes_ = 0;
+};
+
+}  // namespace deltawire

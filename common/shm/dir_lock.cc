@@ -1,0 +1,77 @@
+#include "common/shm/dir_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <system_error>
+
+namespace deltawire {
+namespace {
+
+/// "process 1234", or what can be said when the owner has not written its pid yet.
+std::string DescribeOwner(int fd) {
+  char text[32];
+  const ssize_t n = ::pread(fd, text, sizeof text, 0);
+  long pid = 0;
+  if (n > 0 && std::from_chars(text, text + n, pid).ec == std::errc() && pid > 0) {
+    return fmt::format("process {}", pid);
+  }
+  return "another process, which has only just started";
+}
+
+Status WritePid(int fd, const std::filesystem::path& file) {
+  const std::string text = fmt::format("{}\n", ::getpid());
+  if (::ftruncate(fd, 0) != 0 ||
+      ::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+    return ErrnoError(fmt::format("write {}", file.native()));
+  }
+  return {};
+}
+
+}  // namespace
+
+StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir) {
+  std::error_code ec;
+  if (dir.has_parent_path()) std::filesystem::create_directories(dir.parent_path(), ec);
+  if (ec) return ErrnoError(fmt::format("create {}", dir.parent_path().native()), ec.value());
+  if (::mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST) {
+    return ErrnoError(fmt::format("create {}", dir.native()));
+  }
+  const std::filesystem::path file = dir / "lock";
+  DirLock lock;
+  lock.fd_ = ::open(file.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (lock.fd_ < 0) return ErrnoError(fmt::format("open {}", file.native()));
+  int rc;
+  do {
+    rc = ::flock(lock.fd_, LOCK_EX | LOCK_NB);
+  } while (rc != 0 && errno == EINTR);
+  if (rc != 0) {
+    const int err = errno;
+    const std::string owner = DescribeOwner(lock.fd_);
+    ::close(std::exchange(lock.fd_, -1));  // before the destructor takes the file for ours
+    if (err != EWOULDBLOCK) return ErrnoError(fmt::format("lock {}", file.native()), err);
+    return Errorf(StatusCode::kAlreadyExists,
+                  "{} is owned by {}; stop it or choose another directory", dir.native(), owner);
+  }
+  DW_RETURN_IF_ERROR(WritePid(lock.fd_, file));
+  return lock;
+}
+
+DirLock::DirLock(DirLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+
+DirLock& DirLock::operator=(DirLock&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+DirLock::~DirLock() {
+  if (fd_ < 0) return;
+  // The file stays: removing it could remove a lock that somebody else has just taken.
+  [[maybe_unused]] const int rc = ::ftruncate(fd_, 0);
+  ::close(fd_);
+}
+
+}  // namespace deltawire

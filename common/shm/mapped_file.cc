@@ -1,0 +1,141 @@
+#include "common/shm/mapped_file.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <limits>
+
+#include "common/base/human.h"
+
+namespace deltawire {
+namespace {
+
+/// MemAvailable of /proc/meminfo in bytes; "no limit known" when it cannot be read.
+uint64_t AvailableMemory() {
+  std::ifstream in("/proc/meminfo");
+  std::string key;
+  uint64_t kib = 0;
+  while (in >> key >> kib) {
+    if (key == "MemAvailable:") return kib * 1024;
+    in.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return std::numeric_limits<uint64_t>::max();
+}
+
+bool LivesInMemory(int fd) {
+  struct statfs fs;
+  if (::fstatfs(fd, &fs) != 0) return false;
+  return fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC;
+}
+
+uint64_t FreeBytes(int fd) {
+  struct statvfs fs;
+  if (::fstatvfs(fd, &fs) != 0) return std::numeric_limits<uint64_t>::max();
+  return static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
+}
+
+/// In the file's own directory, so that the rename is atomic; fixed, so that what a crash left is
+/// found and removed by the next attempt.
+std::filesystem::path HiddenName(const std::filesystem::path& path) {
+  std::string name = path.filename().native();
+  if (!name.starts_with('.')) name.insert(name.begin(), '.');
+  return path.parent_path() / (name + ".new");
+}
+
+}  // namespace
+
+ScopedFd::~ScopedFd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, bool writable,
+                               const std::filesystem::path& path) {
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* base = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) return ErrnoError(fmt::format("map {}", path.native()));
+  Mapping mapping;
+  mapping.base_ = static_cast<std::byte*>(base);
+  mapping.bytes_ = bytes;
+  return mapping;
+}
+
+Mapping::~Mapping() {
+  if (base_ != nullptr) ::munmap(base_, bytes_);
+}
+
+StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint64_t bytes) {
+  FileBuilder builder;
+  builder.path_ = path;
+  builder.bytes_ = bytes;
+  const std::filesystem::path hidden = HiddenName(path);
+  if (::unlink(hidden.c_str()) != 0 && errno != ENOENT) {
+    return ErrnoError(fmt::format("remove {}", hidden.native()));
+  }
+  builder.fd_ = ScopedFd(::open(hidden.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0644));
+  if (builder.fd() < 0) return ErrnoError(fmt::format("create {}", hidden.native()));
+  builder.hidden_ = hidden;
+
+  if (bytes > FreeBytes(builder.fd())) return builder.NoSpace();
+  // tmpfs promises up to its size limit, whatever the machine has: without this check the kernel
+  // would kill some process when the pages are taken.
+  if (LivesInMemory(builder.fd())) {
+    const uint64_t available = AvailableMemory();
+    if (bytes > available) {
+      return Errorf(StatusCode::kResourceExhausted,
+                    "{} needs {} ({} bytes) of memory, and the machine has {} ({} bytes) "
+                    "available; stop other users of memory or use a smaller model",
+                    path.native(), HumanBytes(bytes), bytes, HumanBytes(available), available);
+    }
+  }
+  if (::ftruncate(builder.fd(), static_cast<off_t>(bytes)) != 0) {
+    return errno == EFBIG || errno == ENOSPC ? builder.NoSpace()
+                                             : ErrnoError(fmt::format("size {}", hidden.native()));
+  }
+  return builder;
+}
+
+FileBuilder::FileBuilder(FileBuilder&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      path_(std::move(other.path_)),
+      hidden_(std::exchange(other.hidden_, {})),
+      bytes_(other.bytes_) {}
+
+FileBuilder::~FileBuilder() {
+  if (!hidden_.empty()) ::unlink(hidden_.c_str());
+}
+
+Status FileBuilder::Allocate() {
+  int err;
+  do {
+    err = ::posix_fallocate(fd(), 0, static_cast<off_t>(bytes_));
+  } while (err == EINTR);
+  if (err == 0) return {};
+  if (err == ENOSPC || err == EFBIG || err == ENOMEM || err == EDQUOT) return NoSpace();
+  return ErrnoError(fmt::format("allocate {} for {}", HumanBytes(bytes_), path_.native()), err);
+}
+
+Status FileBuilder::NoSpace() const {
+  struct stat file;
+  const uint64_t held = ::fstat(fd(), &file) == 0 ? file.st_blocks * uint64_t{512} : 0;
+  const uint64_t free = FreeBytes(fd()) + held;  // a failed attempt may have taken some already
+  return Errorf(StatusCode::kResourceExhausted,
+                "{} needs {} ({} bytes), and its filesystem has {} ({} bytes) free; remove files "
+                "there, enlarge it (tmpfs: mount -o remount,size=...) or choose another directory",
+                path_.native(), HumanBytes(bytes_), bytes_, HumanBytes(free), free);
+}
+
+Status FileBuilder::Publish() {
+  if (::rename(hidden_.c_str(), path_.c_str()) != 0) {
+    return ErrnoError(fmt::format("rename {} to {}", hidden_.native(), path_.native()));
+  }
+  hidden_.clear();
+  return {};
+}
+
+}  // namespace deltawire

@@ -1,0 +1,79 @@
+// A file under construction and a shared mapping of one: what the buffer and state files are
+// made of. FileBuilder writes under a hidden name and removes it again unless Publish renamed it
+// into place, so `path` is never seen half made. Not thread-safe.
+// Errors: no space is kResourceExhausted with bytes needed and free.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+
+namespace deltawire {
+
+/// Closes a file descriptor.
+class ScopedFd {
+ public:
+  explicit ScopedFd(int fd = -1) : fd_(fd) {}
+  ScopedFd(ScopedFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  ScopedFd& operator=(ScopedFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~ScopedFd();
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+/// One MAP_SHARED mapping of a whole file; `bytes` > 0.
+class Mapping {
+ public:
+  Mapping() = default;
+  static StatusOr<Mapping> Map(int fd, uint64_t bytes, bool writable,
+                               const std::filesystem::path& path);
+  Mapping(Mapping&& other) noexcept
+      : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(base_, other.base_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+
+  std::byte* base() const { return base_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+class FileBuilder {
+ public:
+  /// A new file of `bytes` zeroes (sparse until Allocate), to become `path`. Refuses at once what
+  /// the filesystem, or for a filesystem in memory the machine, has no room for.
+  static StatusOr<FileBuilder> Start(const std::filesystem::path& path, uint64_t bytes);
+  FileBuilder(FileBuilder&&) noexcept;
+  FileBuilder& operator=(FileBuilder&&) = delete;
+  ~FileBuilder();
+
+  int fd() const { return fd_.get(); }
+  /// Takes every block, so that no later write through a mapping can fail with SIGBUS.
+  Status Allocate();
+  /// The error to return when the space ran out after all.
+  Status NoSpace() const;
+  /// Renames into place.
+  Status Publish();
+
+ private:
+  FileBuilder() = default;
+  ScopedFd fd_;
+  std::filesystem::path path_;
+  std::filesystem::path hidden_;  // empty once published
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace deltawire

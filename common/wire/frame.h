@@ -1,0 +1,69 @@
+// The 64-byte frame header of the bulk protocol: encode, decode, check. Pure, no I/O.
+// Byte table and worked example: docs/wire_format.md. All integers little-endian.
+// Errors: kDataLoss (not a frame, corrupt), kUnimplemented (version), kResourceExhausted (limit);
+// limits are checked here, before anybody takes memory for the payload.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+
+namespace deltawire::wire {
+
+inline constexpr uint32_t kMagic = 0x31465744;  // "DWF1" as bytes on the wire
+inline constexpr uint8_t kWireVersion = 1;
+
+/// Who sends what, and when: docs/wire_format.md, "Life of a stream".
+enum class FrameType : uint8_t {
+  kHello = 1,       ///< receiver: opens a stream; payload Hello
+  kWelcome = 2,     ///< sender: stream accepted; no payload
+  kHave = 3,        ///< receiver, stream 0 only: payload Have
+  kChunkFull = 4,   ///< sender: payload = the chunk's bytes at `version`
+  kChunkDelta = 5,  ///< sender: payload = delta from digest_before to digest_after
+  kEnd = 6,         ///< sender: this stream has sent all; the pull is (epoch, version)
+  kPing = 7,        ///< sender: nothing to send yet, still alive
+  kError = 8,       ///< either: payload WireError; the stream ends
+};
+
+inline constexpr uint32_t kMaxChunkPayload = (8u << 20) + 4096;
+inline constexpr uint32_t kMaxHavePayload = 256u << 20;
+inline constexpr uint32_t kMaxControlPayload = 8192;
+
+/// The largest payload that a frame of this type may carry.
+uint32_t MaxPayload(FrameType type);
+
+struct FrameHeader {
+  FrameType type = FrameType::kPing;
+  uint32_t chunk = 0;           ///< chunk frames: index in the chunk table; else 0
+  uint32_t payload_bytes = 0;
+  uint64_t epoch = 0;           ///< chunk frames, kEnd
+  uint64_t version = 0;         ///< chunk frames, kEnd: the version that the chunk has afterwards
+  uint64_t digest_before = 0;   ///< kChunkDelta: of the base that it applies to
+  uint64_t digest_after = 0;    ///< chunk frames: the chunk's digest afterwards
+  uint64_t payload_xxh3 = 0;    ///< XXH3-64 of the payload; of no bytes when there is none
+  friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
+};
+
+// magic, wire version, type, reserved, chunk, payload_bytes, epoch, version, digest_before,
+// digest_after, payload_xxh3, header_xxh3 (over the bytes before it)
+inline constexpr size_t kFrameHeaderBytes = 4 + 1 + 1 + 2 + 4 + 4 + 8 + 8 + 8 + 8 + 8 + 8;
+static_assert(kFrameHeaderBytes == 64);
+
+using HeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
+
+/// With payload_bytes == 0, payload_xxh3 is written as the hash of no bytes, whatever `h` says.
+HeaderBytes EncodeHeader(const FrameHeader& h);
+
+/// Checks magic, version, header checksum, type, reserved bits, fields that the type must leave
+/// zero, and payload_bytes against MaxPayload.
+StatusOr<FrameHeader> DecodeHeader(Bytes header);
+
+/// kDataLoss unless `payload_hash` is what the header says; the message names type and chunk.
+Status CheckPayload(const FrameHeader& h, uint64_t payload_hash);
+
+std::string_view ToString(FrameType t);
+
+}  // namespace deltawire::wire

@@ -1,0 +1,213 @@
+#include "common/wire/messages.h"
+
+#include <algorithm>
+
+#include "common/wire/frame.h"
+
+namespace deltawire::wire {
+namespace {
+
+// Sums of the fields in docs/wire_format.md, "Payloads".
+constexpr size_t kHelloBytes =
+    16 + 16 + 2 + 2 + 4;                          // ticket, fingerprint, stream, streams, reserved
+constexpr size_t kHaveHeadBytes = 8 + 8 + 4 + 4;  // epoch, version, count, reserved
+constexpr size_t kHaveEntryBytes = 8 + 8;         // version, digest
+constexpr size_t kErrorHeadBytes = 4 + 4;         // code, message bytes
+constexpr size_t kMaxMessageBytes = 4096;
+static_assert(kErrorHeadBytes + kMaxMessageBytes <= kMaxControlPayload);
+
+constexpr uint32_t kFirstCode = static_cast<uint32_t>(StatusCode::kCancelled);
+constexpr uint32_t kLastCode = static_cast<uint32_t>(StatusCode::kUnauthenticated);
+
+constexpr std::string_view kSameRelease = "run the same deltawire release at both ends";
+
+bool IsCode(uint32_t code) { return code >= kFirstCode && code <= kLastCode; }
+
+Status WrongSize(std::string_view what, size_t got, uint64_t want) {
+  return Errorf(StatusCode::kDataLoss,
+                "{} payload has {} bytes, want {}: it is cut short or too long; {}", what, got,
+                want, kSameRelease);
+}
+
+Status ReservedSet(std::string_view what, uint32_t bits) {
+  return Errorf(StatusCode::kDataLoss, "{} payload has reserved bits {:#010x} set; {}", what, bits,
+                kSameRelease);
+}
+
+/// Bytes of the well-formed UTF-8 sequence that `s` begins with; 0 when there is none.
+/// Source: the Unicode standard, table 3-7 (no overlong forms, no surrogates, at most U+10FFFF).
+size_t SequenceLength(std::string_view s) {
+  const auto at = [s](size_t i) { return static_cast<uint8_t>(s[i]); };
+  const uint8_t lead = at(0);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xC2 && lead <= 0xDF   ? 2
+                        : lead >= 0xE0 && lead <= 0xEF ? 3
+                        : lead >= 0xF0 && lead <= 0xF4 ? 4
+                                                       : 0;
+  if (length == 0 || s.size() < length) return 0;
+  const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+  const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+  if (at(1) < low || at(1) > high) return 0;
+  for (size_t i = 2; i < length; ++i) {
+    if (at(i) < 0x80 || at(i) > 0xBF) return 0;
+  }
+  return length;
+}
+
+/// What fits of `text` without cutting a character; bytes that are no UTF-8 (a file name, say)
+/// become '?', so that an error about them still arrives.
+std::string FitMessage(std::string_view text) {
+  std::string out;
+  out.reserve(std::min(text.size(), kMaxMessageBytes));
+  while (!text.empty()) {
+    const size_t n = SequenceLength(text);
+    if (out.size() + std::max<size_t>(n, 1) > kMaxMessageBytes) break;
+    if (n == 0) {
+      out += '?';
+    } else {
+      out += text.substr(0, n);
+    }
+    text.remove_prefix(std::max<size_t>(n, 1));
+  }
+  return out;
+}
+
+bool IsUtf8(std::string_view s) {
+  while (!s.empty()) {
+    const size_t n = SequenceLength(s);
+    if (n == 0) return false;
+    s.remove_prefix(n);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::vector<std::byte> Encode(const Hello& m) {
+  std::vector<std::byte> out(kHelloBytes);
+  std::byte* p = std::copy(m.ticket.begin(), m.ticket.end(), out.data());
+  StoreLe<uint64_t>(p, m.fingerprint.lo);
+  StoreLe<uint64_t>(p + 8, m.fingerprint.hi);
+  StoreLe<uint16_t>(p + 16, m.stream);
+  StoreLe<uint16_t>(p + 18, m.streams);
+  StoreLe<uint32_t>(p + 20, 0);
+  return out;
+}
+
+std::vector<std::byte> Encode(const Have& m) {
+  std::vector<std::byte> out(kHaveHeadBytes + kHaveEntryBytes * m.chunks.size());
+  std::byte* p = out.data();
+  StoreLe<uint64_t>(p, m.epoch);
+  StoreLe<uint64_t>(p + 8, m.version);
+  StoreLe<uint32_t>(p + 16, static_cast<uint32_t>(m.chunks.size()));
+  StoreLe<uint32_t>(p + 20, 0);
+  p += kHaveHeadBytes;
+  for (const Have::Entry& e : m.chunks) {
+    StoreLe<uint64_t>(p, e.version);
+    StoreLe<uint64_t>(p + 8, e.digest);
+    p += kHaveEntryBytes;
+  }
+  return out;
+}
+
+std::vector<std::byte> Encode(const WireError& m) {
+  const std::string message = FitMessage(m.message);
+  std::vector<std::byte> out(kErrorHeadBytes + message.size());
+  StoreLe<uint32_t>(out.data(), m.code);
+  StoreLe<uint32_t>(out.data() + 4, static_cast<uint32_t>(message.size()));
+  std::ranges::copy(AsBytes(message), out.data() + kErrorHeadBytes);
+  return out;
+}
+
+StatusOr<Hello> DecodeHello(Bytes payload) {
+  if (payload.size() != kHelloBytes) return WrongSize("Hello", payload.size(), kHelloBytes);
+  const std::byte* p = payload.data();
+  Hello m;
+  std::copy_n(p, m.ticket.size(), m.ticket.begin());
+  p += m.ticket.size();
+  m.fingerprint = {.hi = LoadLe<uint64_t>(p + 8), .lo = LoadLe<uint64_t>(p)};
+  m.stream = LoadLe<uint16_t>(p + 16);
+  m.streams = LoadLe<uint16_t>(p + 18);
+  const auto reserved = LoadLe<uint32_t>(p + 20);
+  if (reserved != 0) return ReservedSet("Hello", reserved);
+  if (m.streams > kMaxStreams) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "Hello asks for {} streams, {} is the most: set fewer streams at the receiver",
+                  m.streams, kMaxStreams);
+  }
+  if (m.stream >= m.streams) {
+    return Errorf(StatusCode::kDataLoss, "Hello says stream {} of {}, want 0 .. streams-1; {}",
+                  m.stream, m.streams, kSameRelease);
+  }
+  return m;
+}
+
+StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks) {
+  if (payload.size() > kMaxHavePayload) {
+    return Errorf(StatusCode::kResourceExhausted, "Have payload has {} bytes, {} is the most",
+                  payload.size(), kMaxHavePayload);
+  }
+  if (payload.size() < kHaveHeadBytes) return WrongSize("Have", payload.size(), kHaveHeadBytes);
+  const std::byte* p = payload.data();
+  const auto count = LoadLe<uint32_t>(p + 16);
+  const auto reserved = LoadLe<uint32_t>(p + 20);
+  if (reserved != 0) return ReservedSet("Have", reserved);
+  if (count != chunks) {
+    return Errorf(
+        StatusCode::kDataLoss,
+        "Have lists {} chunks, the layout has {}: the receiver holds another layout; describe "
+        "the model again",
+        count, chunks);
+  }
+  const uint64_t want = kHaveHeadBytes + uint64_t{kHaveEntryBytes} * count;
+  if (payload.size() != want) return WrongSize("Have", payload.size(), want);
+  Have m;
+  m.epoch = LoadLe<uint64_t>(p);
+  m.version = LoadLe<uint64_t>(p + 8);
+  m.chunks.resize(count);
+  p += kHaveHeadBytes;
+  for (Have::Entry& e : m.chunks) {
+    e = {.version = LoadLe<uint64_t>(p), .digest = LoadLe<uint64_t>(p + 8)};
+    p += kHaveEntryBytes;
+  }
+  return m;
+}
+
+StatusOr<WireError> DecodeWireError(Bytes payload) {
+  if (payload.size() < kErrorHeadBytes) return WrongSize("Error", payload.size(), kErrorHeadBytes);
+  WireError m;
+  m.code = LoadLe<uint32_t>(payload.data());
+  const auto bytes = LoadLe<uint32_t>(payload.data() + 4);
+  if (bytes > kMaxMessageBytes) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "Error claims a message of {} bytes, {} is the most", bytes, kMaxMessageBytes);
+  }
+  if (payload.size() != kErrorHeadBytes + bytes) {
+    return WrongSize("Error", payload.size(), kErrorHeadBytes + bytes);
+  }
+  if (!IsCode(m.code)) {
+    return Errorf(StatusCode::kDataLoss, "Error has code {}, want {} .. {}; {}", m.code, kFirstCode,
+                  kLastCode, kSameRelease);
+  }
+  const std::string_view text = AsChars(payload.subspan(kErrorHeadBytes));
+  if (!IsUtf8(text)) {
+    return Errorf(StatusCode::kDataLoss, "Error (code {}) has a message that is not UTF-8; {}",
+                  m.code, kSameRelease);
+  }
+  m.message = text;
+  return m;
+}
+
+WireError FromStatus(const Status& s) {
+  // An Error frame always means failure, even when a caller has none to give.
+  if (s.ok()) return {static_cast<uint32_t>(StatusCode::kUnknown), "error frame without an error"};
+  const auto code = static_cast<uint32_t>(s.code());
+  return {IsCode(code) ? code : static_cast<uint32_t>(StatusCode::kUnknown),
+          FitMessage(MessageOf(s))};
+}
+
+Status ToStatus(const WireError& e) {
+  return Status(IsCode(e.code) ? static_cast<StatusCode>(e.code) : StatusCode::kUnknown, e.message);
+}
+
+}  // namespace deltawire::wire

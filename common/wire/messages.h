@@ -1,0 +1,62 @@
+// Payloads of the control frames: Hello, Have, WireError. Pure encode and decode.
+// Byte tables: docs/wire_format.md. Decoders check every length before taking memory, refuse
+// trailing bytes and reserved bits, and never read past the span they are given.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/checksum.h"
+#include "common/base/status.h"
+
+namespace deltawire::wire {
+
+/// Ties TCP streams to the pull that gRPC granted; random, valid for one pull and a short time.
+using Ticket = std::array<std::byte, 16>;
+
+struct Hello {
+  Ticket ticket{};
+  Hash128 fingerprint;         ///< of the receiver's layout
+  uint16_t stream = 0;         ///< index, 0 .. streams-1
+  uint16_t streams = 1;        ///< of this pull, 1 .. kMaxStreams
+  friend bool operator==(const Hello&, const Hello&) = default;
+};
+inline constexpr uint16_t kMaxStreams = 64;
+
+/// What the receiver holds, one entry per chunk: the base travels in the pull itself.
+/// version = ~0 (unknown content) asks for the chunk whole.
+struct Have {
+  struct Entry {
+    uint64_t version = ~uint64_t{0};
+    uint64_t digest = 0;
+    friend bool operator==(const Entry&, const Entry&) = default;
+  };
+  uint64_t epoch = 0;           ///< of the state that the receiver last committed; 0 = none
+  uint64_t version = 0;         ///< likewise
+  std::vector<Entry> chunks;
+  friend bool operator==(const Have&, const Have&) = default;
+};
+
+/// Why a stream ends. Codes are absl's StatusCode numbers.
+struct WireError {
+  uint32_t code = 0;
+  std::string message;          ///< UTF-8, at most 4096 bytes; says what to do
+  friend bool operator==(const WireError&, const WireError&) = default;
+};
+
+std::vector<std::byte> Encode(const Hello& m);
+std::vector<std::byte> Encode(const Have& m);
+std::vector<std::byte> Encode(const WireError& m);
+
+StatusOr<Hello> DecodeHello(Bytes payload);
+/// `chunks` is the number of entries that there must be.
+StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks);
+StatusOr<WireError> DecodeWireError(Bytes payload);
+
+WireError FromStatus(const Status& s);
+Status ToStatus(const WireError& e);
+
+}  // namespace deltawire::wire

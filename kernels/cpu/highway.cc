@@ -1,0 +1,210 @@
+#include "kernels/cpu/highway.h"
+
+#include <array>
+#include <string>
+
+#include "kernels/cpu/payload.h"
+#include "kernels/cpu/place.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/highway.cc"
+#include "hwy/foreach_target.h"
+// These must follow foreach_target.h, which includes this file once per instruction set.
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/block-inl.h"
+#include "kernels/cpu/digest-inl.h"
+#include "kernels/cpu/fold-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace deltawire::kernels::HWY_NAMESPACE {
+
+uint64_t Digest(const DigestKey& key, Bytes data) {
+  return RangeDigest(key, Ptr(data), data.size(), 0);
+}
+
+/// Encodes one block sparsely at writer.cursor(); false when raw is no larger.
+template <typename T>
+bool DiffSparse(const uint8_t* o, const uint8_t* n, size_t elements, BlockDigest<T>& digest,
+                PayloadWriter& writer) {
+  constexpr size_t kSegment = 512;  // elements compared before the changes found are written
+  constexpr size_t kAhead = 8192;   // bytes
+  SparseStreams<T> streams(writer.cursor());
+  uint32_t positions[kSegment + 64];
+  for (size_t first = 0; first < elements; first += kSegment) {
+    const size_t end = std::min(first + kSegment, elements);
+    size_t found = 0;
+    size_t i = first;
+    for (; i + 64 <= end; i += 64) {
+      for (size_t at = 0; at < 64 * sizeof(T); at += 64) {
+        hwy::Prefetch(o + i * sizeof(T) + kAhead + at);
+        hwy::Prefetch(n + i * sizeof(T) + kAhead + at);
+      }
+      const uint64_t bits = Differing64<T>(o + i * sizeof(T), n + i * sizeof(T));
+      found += AppendPositions(bits, static_cast<uint32_t>(i), positions + found);
+    }
+    for (; i < end; ++i) {
+      positions[found] = static_cast<uint32_t>(i);
+      found += LoadElement<T>(o, i) != LoadElement<T>(n, i);
+    }
+    for (size_t j = 0; j < found; ++j) {
+      const uint32_t at = positions[j];
+      const T before = LoadElement<T>(o, at), after = LoadElement<T>(n, at);
+      streams.Put(at, static_cast<T>(after - before));
+      digest.Step(at, before, after);
+    }
+    if (streams.bytes() >= elements * sizeof(T)) return false;
+  }
+  writer.Add(streams.Finish());
+  return true;
+}
+
+template <typename T>
+EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
+                          uint64_t digest_before, MutableBytes out) {
+  const size_t elements = old_data.size() / sizeof(T);
+  PayloadWriter writer(out, elements, sizeof(T));
+  uint64_t digest_after = digest_before;
+  for (size_t b = 0; b < BlockCount(elements); ++b) {
+    const size_t offset = b * kBlockElements * sizeof(T);
+    const size_t block = BlockSize(elements, b);
+    const uint8_t* o = Ptr(old_data) + offset;
+    const uint8_t* n = Ptr(new_data) + offset;
+    BlockDigest<T> digest(key, b);
+    if (DiffSparse<T>(o, n, block, digest, writer)) {
+      digest_after += digest.Sum();
+      continue;
+    }
+    const uint32_t changed = Subtract<T>(n, o, writer.cursor(), block);
+    writer.Add({.codec = Codec::kRaw, .changed = changed});
+    digest_after += RangeDigest(key, n, block * sizeof(T), offset) -
+                    RangeDigest(key, o, block * sizeof(T), offset);
+  }
+  return {writer.changed(), digest_after, writer.Finish()};
+}
+
+/// Applies the changes of one block.
+template <typename T>
+struct ApplySink {
+  HWY_INLINE void Prefetch(uint32_t at) const { hwy::Prefetch(data + at * sizeof(T)); }
+  HWY_INLINE void Change(uint32_t at, T d) {
+    const T before = LoadElement<T>(data, at);
+    const T after = static_cast<T>(before + d);
+    StoreElement<T>(data, at, after);
+    digest.Step(at, before, after);
+  }
+  uint8_t* data;
+  BlockDigest<T> digest;
+};
+
+template <typename T>
+DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes data,
+                           uint64_t digest_before, uint64_t* digest_after) {
+  PayloadView view;
+  const DecodeStatus s = PayloadView::Parse(payload, data.size(), sizeof(T), &view);
+  if (s != DecodeStatus::kOk) return s;
+  uint64_t digest = digest_before;
+  const uint8_t* streams = view.streams();
+  for (size_t b = 0; b < view.blocks(); ++b) {
+    const BlockEntry e = view.Entry(b);
+    const size_t elements = view.BlockElements(b);
+    const size_t offset = b * kBlockElements * sizeof(T);
+    uint8_t* p = Ptr(data) + offset;
+    if (e.codec == Codec::kSparse) {
+      ApplySink<T> sink{p, BlockDigest<T>(key, b)};
+      if (!WalkSparse<T>(e, streams, elements, sink)) return DecodeStatus::kMalformed;
+      digest += sink.digest.Sum();
+    } else if (e.codec == Codec::kRaw) {
+      digest -= RangeDigest(key, p, elements * sizeof(T), offset);
+      AddAll<T>(streams, p, elements);
+      digest += RangeDigest(key, p, elements * sizeof(T), offset);
+    }
+    streams += e.StreamBytes(elements, sizeof(T));
+  }
+  *digest_after = digest;
+  return DecodeStatus::kOk;
+}
+
+EncodeResult DiffEncode(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
+                        uint64_t digest_before, MutableBytes out) {
+  switch (width) {
+    case 1: return DiffEncodeAs<uint8_t>(key, old_data, new_data, digest_before, out);
+    case 2: return DiffEncodeAs<uint16_t>(key, old_data, new_data, digest_before, out);
+    case 4: return DiffEncodeAs<uint32_t>(key, old_data, new_data, digest_before, out);
+    default: return DiffEncodeAs<uint64_t>(key, old_data, new_data, digest_before, out);
+  }
+}
+
+DecodeStatus DecodeApply(const DigestKey& key, Bytes payload, MutableBytes data, unsigned width,
+                         uint64_t digest_before, uint64_t* digest_after) {
+  switch (width) {
+    case 1: return DecodeApplyAs<uint8_t>(key, payload, data, digest_before, digest_after);
+    case 2: return DecodeApplyAs<uint16_t>(key, payload, data, digest_before, digest_after);
+    case 4: return DecodeApplyAs<uint32_t>(key, payload, data, digest_before, digest_after);
+    case 8: return DecodeApplyAs<uint64_t>(key, payload, data, digest_before, digest_after);
+    default: return DecodeStatus::kMalformed;
+  }
+}
+
+/// The table of this target; its name is filled in by the registry below.
+const Backend* Table() {
+  static constexpr Backend kTable = {
+      .name = nullptr,
+      .digest = Digest,
+      .diff_encode = DiffEncode,
+      .decode_apply = DecodeApply,
+      .validate = ValidatePayload,
+      .fold = Fold,
+      .negate = Negate,
+      .place = PlaceFast,
+  };
+  return &kTable;
+}
+
+}  // namespace deltawire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace deltawire::kernels {
+namespace {
+
+HWY_EXPORT(Table);
+
+/// Every table that the machine can run, named after its target.
+class Registry {
+ public:
+  Registry() {
+    // Narrowing what Highway may dispatch to is its own way to reach every compiled target.
+    for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {
+      const int64_t target = left & -left;  // a lower bit is a better target
+      hwy::GetChosenTarget().Update(target);
+      Backend& table = tables_[count_];
+      table = *HWY_DYNAMIC_DISPATCH(Table)();
+      names_[count_] = std::string("highway (") + hwy::TargetName(target) + ")";
+      table.name = names_[count_].c_str();
+      pointers_[count_++] = &table;
+    }
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  std::span<const Backend* const> tables() const { return {pointers_.data(), count_}; }
+
+ private:
+  static constexpr size_t kMax = 24;
+  std::array<Backend, kMax> tables_{};
+  std::array<std::string, kMax> names_;
+  std::array<const Backend*, kMax> pointers_{};
+  size_t count_ = 0;
+};
+
+}  // namespace
+
+std::span<const Backend* const> HighwayBackends() {
+  // Never destroyed: threads may still use its tables while the program exits.
+  static const Registry& registry = *new Registry;
+  return registry.tables();
+}
+
+const Backend& HighwayBackend() { return *HighwayBackends().front(); }
+
+}  // namespace deltawire::kernels
+#endif  // HWY_ONCE

@@ -1,0 +1,12 @@
+// Strided copies: a naive loop nest, and one that merges dimensions and copies short runs by type.
+// Own nothing, allocate nothing; thread-safe. Source and destination must not overlap.
+#pragma once
+
+#include "kernels/kernels.h"
+
+namespace deltawire::kernels {
+
+void PlaceNaive(const StridedCopy& copy, Bytes src, MutableBytes dst);
+void PlaceFast(const StridedCopy& copy, Bytes src, MutableBytes dst);
+
+}  // namespace deltawire::kernels

@@ -1,0 +1,97 @@
+// The ground floor: diff+encode, decode+apply, fold, negate, digest and strided place as pure
+// functions over byte ranges, behind a table of function pointers (one per backend).
+// They own nothing, allocate nothing, are thread-safe and safe for unaligned data.
+// Payload bytes are specified in docs/delta_format.md; the scalar backend is the oracle.
+// Errors are a DecodeStatus; on anything but kOk of Validate no other function may be called.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "kernels/digest_key.h"
+
+namespace deltawire::kernels {
+
+using Bytes = std::span<const std::byte>;
+using MutableBytes = std::span<std::byte>;
+
+/// Elements per independently coded block.
+inline constexpr size_t kBlockElements = 64 * 1024;
+/// No chunk may be larger; sizes the digest key (see digest_key.h).
+inline constexpr size_t kMaxChunkBytes = size_t{8} << 20;
+
+enum class DecodeStatus : uint8_t { kOk, kTruncated, kMalformed, kTooLarge };
+std::string_view ToString(DecodeStatus s);
+
+/// What one diff found and wrote.
+struct EncodeResult {
+  uint64_t changed = 0;       ///< elements that differ
+  uint64_t digest_after = 0;  ///< digest of the new bytes
+  size_t bytes = 0;           ///< payload bytes written; 0 when nothing changed
+};
+
+/// Upper bound of a payload for `raw_bytes` of data in elements of `width` bytes.
+size_t MaxEncodedBytes(size_t raw_bytes, unsigned width);
+
+/// One strided copy: `count` runs nested `dims` deep (outermost first), each of `run_bytes`.
+/// Offsets and strides in bytes; strides may be negative.
+struct StridedCopy {
+  static constexpr size_t kMaxDims = 4;
+  int64_t src_offset = 0;
+  int64_t dst_offset = 0;
+  size_t run_bytes = 0;
+  size_t dims = 0;
+  uint64_t counts[kMaxDims] = {};
+  int64_t src_strides[kMaxDims] = {};
+  int64_t dst_strides[kMaxDims] = {};
+};
+
+/// Every `width` is 1, 2, 4 or 8 and divides the data's size; sizes are <= kMaxChunkBytes.
+struct Backend {
+  const char* name;
+
+  /// Digest of `data` (docs/delta_format.md, "Digest").
+  uint64_t (*digest)(const DigestKey& key, Bytes data);
+
+  /// Encodes new - old (mod 2^(8 width)) into `out` and brings the digest forward.
+  /// REQUIRES: both of the same size; out.size() >= MaxEncodedBytes(size, width);
+  /// digest_before = digest(key, old_data).
+  EncodeResult (*diff_encode)(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
+                              uint64_t digest_before, MutableBytes out);
+
+  /// Adds a payload's differences to `data` in place and brings the digest forward.
+  /// Never reads or writes out of bounds, whatever the payload; a malformed one may have been
+  /// applied in part when the error is found, so callers validate first.
+  DecodeStatus (*decode_apply)(const DigestKey& key, Bytes payload, MutableBytes data,
+                               unsigned width, uint64_t digest_before, uint64_t* digest_after);
+
+  /// Full structural check of a payload for `raw_bytes` of data; `changed` may be null.
+  DecodeStatus (*validate)(Bytes payload, size_t raw_bytes, unsigned width, uint64_t* changed);
+
+  /// Sum of `payloads` (each for the same chunk, in any order: addition commutes) into `out`.
+  /// `scratch` is caller's memory of at least FoldScratchBytes(width).
+  /// *bytes = payload size; 0 when the sum is no change.
+  DecodeStatus (*fold)(std::span<const Bytes> payloads, size_t raw_bytes, unsigned width,
+                       MutableBytes scratch, MutableBytes out, size_t* bytes);
+
+  /// The payload that undoes `payload`; same bounds as fold.
+  DecodeStatus (*negate)(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
+                         MutableBytes out, size_t* bytes);
+
+  /// Runs one strided copy. REQUIRES: every run lies inside its span.
+  void (*place)(const StridedCopy& copy, Bytes src, MutableBytes dst);
+};
+
+/// Scratch for fold and negate: one block of elements.
+size_t FoldScratchBytes(unsigned width);
+
+/// The plain backend: always there, the oracle of every test.
+const Backend& Scalar();
+/// The fastest that this machine runs (Highway picks the instruction set at run time).
+const Backend& Best();
+/// Every backend that this machine can run, the scalar one first.
+std::span<const Backend* const> All();
+
+}  // namespace deltawire::kernels

@@ -1,0 +1,59 @@
+#include "proto/convert.h"
+
+namespace deltawire {
+
+grpc::Status ToGrpc(const Status& s) {
+  if (s.ok()) return grpc::Status::OK;
+  return {static_cast<grpc::StatusCode>(s.code()), std::string(MessageOf(s))};
+}
+
+Status FromGrpc(const grpc::Status& s, std::string_view context) {
+  if (s.ok()) return absl::OkStatus();
+  return Errorf(static_cast<StatusCode>(s.error_code()), "{}: {}", context, s.error_message());
+}
+
+void ToProto(const Layout& layout, google::protobuf::RepeatedPtrField<v1::TensorMeta>* out) {
+  out->Reserve(static_cast<int>(layout.size()));
+  for (const TensorMeta& t : layout.tensors()) {
+    v1::TensorMeta* meta = out->Add();
+    meta->set_name(t.name);
+    meta->set_dtype(std::string(DTypeName(t.dtype)));
+    meta->mutable_shape()->Assign(t.shape.begin(), t.shape.end());
+  }
+}
+
+StatusOr<std::vector<TensorMeta>> FromProto(
+    const google::protobuf::RepeatedPtrField<v1::TensorMeta>& in) {
+  std::vector<TensorMeta> out;
+  out.reserve(in.size());
+  for (const v1::TensorMeta& t : in) {
+    auto dtype = ParseDType(t.dtype());
+    if (!dtype.ok()) return Annotate(dtype.status(), fmt::format("tensor \"{}\"", t.name()));
+    out.push_back({t.name(), *dtype, {t.shape().begin(), t.shape().end()}});
+  }
+  return out;
+}
+
+void ToProto(const std::vector<SideFile>& files,
+             google::protobuf::RepeatedPtrField<v1::SideFile>* out) {
+  for (const SideFile& f : files) {
+    v1::SideFile* file = out->Add();
+    file->set_name(f.name);
+    file->set_content(f.content);
+  }
+}
+
+std::vector<SideFile> FromProto(const google::protobuf::RepeatedPtrField<v1::SideFile>& in) {
+  std::vector<SideFile> out;
+  for (const v1::SideFile& f : in) out.push_back({f.name(), f.content()});
+  return out;
+}
+
+void ToProto(StateId id, v1::StateId* out) {
+  out->set_epoch(id.epoch);
+  out->set_version(id.version);
+}
+
+StateId FromProto(const v1::StateId& in) { return {in.epoch(), in.version()}; }
+
+}  // namespace deltawire

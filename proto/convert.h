@@ -1,0 +1,37 @@
+// Between gRPC and our own types, shared by both daemons, the CLI and the trainer's client:
+// status codes both ways and tensors_meta both ways. Pure functions.
+#pragma once
+
+#include <google/protobuf/repeated_field.h>
+#include <grpcpp/support/status.h>
+
+#include <vector>
+
+#include "common/base/state_id.h"
+#include "common/base/status.h"
+#include "common/layout/layout.h"
+#include "common/layout/model_dir.h"
+#include "proto/deltawire/v1/common.pb.h"
+
+namespace deltawire {
+
+/// absl's and gRPC's codes are the same numbers by design.
+grpc::Status ToGrpc(const Status& s);
+/// `context` says who was asked for what, e.g. "sender 127.0.0.1:7700: OpenPull".
+Status FromGrpc(const grpc::Status& s, std::string_view context);
+
+void ToProto(const Layout& layout, google::protobuf::RepeatedPtrField<v1::TensorMeta>* out);
+StatusOr<std::vector<TensorMeta>> FromProto(
+    const google::protobuf::RepeatedPtrField<v1::TensorMeta>& in);
+
+void ToProto(const std::vector<SideFile>& files,
+             google::protobuf::RepeatedPtrField<v1::SideFile>* out);
+std::vector<SideFile> FromProto(const google::protobuf::RepeatedPtrField<v1::SideFile>& in);
+
+void ToProto(StateId id, v1::StateId* out);
+StateId FromProto(const v1::StateId& in);
+
+/// Largest gRPC message: tensors_meta of a million tensors, side files with a tokenizer.
+inline constexpr int kMaxControlMessage = 512 << 20;
+
+}  // namespace deltawire

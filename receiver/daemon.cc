@@ -1,0 +1,58 @@
+#include "receiver/daemon.h"
+
+#include <filesystem>
+
+#include "receiver/grpc_upstream.h"
+
+namespace deltawire::receiver {
+
+Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id)
+    : options_(options), receiver_id_(std::move(receiver_id)), pool_(options.threads) {}
+
+Daemon::~Daemon() { Stop(); }
+
+Status Daemon::Start() {
+  for (const ReceiverModelOptions& m : options_.models) {
+    ReplicaOptions o;
+    o.model = m.name;
+    o.directory = m.directory.empty() ? std::filesystem::path(options_.data_dir) / m.name
+                                      : std::filesystem::path(m.directory);
+    o.streams = options_.streams;
+    o.follow = options_.follow;
+    o.staging_bytes = options_.staging_bytes;
+    o.stream_timeout = options_.stream_timeout;
+    o.huge_pages = options_.huge_pages;
+    auto replica =
+        Replica::Start(o, MakeGrpcUpstream(options_.sender, receiver_id_), io_, pool_);
+    if (!replica.ok()) {
+      return Annotate(replica.status(), fmt::format("model \"{}\"", m.name));
+    }
+    replicas_[m.name] = std::move(*replica);
+  }
+  return absl::OkStatus();
+}
+
+void Daemon::Stop() {
+  // All are told first, so that their ends overlap.
+  for (auto& [name, replica] : replicas_) replica->Stop();
+  replicas_.clear();
+  io_.Stop();
+}
+
+StatusOr<Replica*> Daemon::Find(const std::string& model) const {
+  const auto it = replicas_.find(model);
+  if (it != replicas_.end()) return it->second.get();
+  std::string known;
+  for (const auto& [name, replica] : replicas_) known += (known.empty() ? "" : ", ") + name;
+  return Errorf(StatusCode::kNotFound,
+                "no model \"{}\" here (configured: {}); add it with --model and restart", model,
+                known);
+}
+
+std::vector<Replica*> Daemon::Replicas() const {
+  std::vector<Replica*> all;
+  for (const auto& [name, replica] : replicas_) all.push_back(replica.get());
+  return all;
+}
+
+}  // namespace deltawire::receiver

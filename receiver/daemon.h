@@ -1,0 +1,41 @@
+// The receiver daemon: its replicas and what they share (CPU workers, bulk stream threads).
+// Owner: main. Threads: methods from any after Start. Errors name the model.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/thread_pool.h"
+#include "common/config/options.h"
+#include "common/net/io_threads.h"
+#include "receiver/replica.h"
+
+namespace deltawire::receiver {
+
+class Daemon {
+ public:
+  /// `receiver_id` is what the sender lists it as.
+  Daemon(const ReceiverOptions& options, std::string receiver_id);
+  ~Daemon();
+
+  /// Starts a replica per configured model. kAlreadyExists when a directory has another owner.
+  Status Start();
+  void Stop();
+
+  StatusOr<Replica*> Find(const std::string& model) const;
+  std::vector<Replica*> Replicas() const;
+  const ReceiverOptions& options() const { return options_; }
+  const std::string& receiver_id() const { return receiver_id_; }
+  size_t pool_threads() const { return pool_.size(); }
+
+ private:
+  const ReceiverOptions options_;
+  const std::string receiver_id_;
+  ThreadPool pool_;
+  net::IoThreads io_;
+  std::map<std::string, std::unique_ptr<Replica>> replicas_;  // fixed after Start
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,17 @@
+// Upstream over gRPC: the receiver's client of the sender's PullService.
+// Owner: a Replica. Threads: as Upstream says; an attachment has a reading and a writing thread, so
+// Send never blocks its caller (a newer progress report replaces one that was not sent yet).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "receiver/upstream.h"
+
+namespace deltawire::receiver {
+
+/// `sender` is "host:port" of the sender's control address.
+std::unique_ptr<Upstream> MakeGrpcUpstream(const std::string& sender,
+                                           const std::string& receiver_id);
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,62 @@
+// deltawire-receiver: the inference-side daemon. Options: common/config/options.h.
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "common/base/log.h"
+#include "common/config/options.h"
+#include "kernels/kernels.h"
+#include "proto/control_server.h"
+#include "receiver/daemon.h"
+#include "receiver/service.h"
+
+namespace deltawire {
+namespace {
+
+std::string DefaultId(const Endpoint& control) {
+  char host[256] = "receiver";
+  gethostname(host, sizeof host - 1);
+  return fmt::format("{}:{}", host, control.port != 0 ? control.port : getpid());
+}
+
+Status Run(const ReceiverOptions& options) {
+  receiver::Daemon daemon(options, options.receiver_id.empty() ? DefaultId(options.control)
+                                                               : options.receiver_id);
+  receiver::ReceiverServiceImpl service(daemon);
+  DW_RETURN_IF_ERROR(daemon.Start());
+  DW_ASSIGN_OR_RETURN(auto control, ControlServer::Start(ToString(options.control), {&service}));
+  const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
+  if (!IsLoopback(options.control)) {
+    spdlog::warn("listening beyond loopback WITHOUT encryption or authentication "
+                 "(--insecure-plaintext)");
+  }
+  spdlog::info("control {}, sender {}, id {}, kernels {}", ToString(control_at), options.sender,
+               daemon.receiver_id(), kernels::Best().name);
+
+  const char* signal = WaitForTermination();
+  spdlog::info("{}: stopping", signal);
+  for (receiver::Replica* replica : daemon.Replicas()) replica->Stop();
+  control->Shutdown(std::chrono::milliseconds(300));
+  daemon.Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace deltawire
+
+int main(int argc, char** argv) {
+  using namespace deltawire;
+  const auto parsed = ParseReceiverOptions(argc, argv);
+  if (!parsed.run) {
+    std::fputs(parsed.text.c_str(), parsed.exit_code == 0 ? stdout : stderr);
+    return parsed.exit_code;
+  }
+  BlockTerminationSignals();
+  Status status = InitLogging("deltawire-receiver", parsed.options.log_level);
+  if (status.ok()) status = Run(parsed.options);
+  if (!status.ok()) {
+    spdlog::error("{}", MessageOf(status));
+    return 1;
+  }
+  return 0;
+}

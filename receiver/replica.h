@@ -1,0 +1,138 @@
+// One model on an inference node: keeps its Buffer in step with the sender. One thread drives it:
+//   connect -> describe -> (allocate) -> attach -> { wait for a version or a request -> pull ->
+//   verify -> apply -> commit } ; any error goes back to connect, with a pause that grows to 2 s.
+// Owner: the Daemon. Threads: public methods from any. Errors: kept in status() until the next
+// success; what was verified of a broken pull is kept and not fetched again.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/thread_pool.h"
+#include "common/net/pull_client.h"
+#include "receiver/buffer.h"
+#include "receiver/pull_stats.h"
+#include "receiver/upstream.h"
+
+namespace deltawire::receiver {
+
+struct ReplicaOptions {
+  std::string model;
+  std::filesystem::path directory;
+  uint32_t streams = 4;
+  bool follow = true;
+  uint64_t staging_bytes = uint64_t{128} << 20;
+  std::chrono::milliseconds stream_timeout{30000};
+  bool huge_pages = true;
+};
+
+struct ReplicaStatus {
+  bool attached = false;
+  bool following = false;
+  StateId committed;
+  StateId newest;
+  std::string phase;    ///< "starting", "idle", "pulling", "applying", "paused", "failed"
+  std::string message;  ///< of the last failure
+  uint64_t model_bytes = 0;
+  uint64_t bytes_done = 0;
+  uint64_t bytes_total = 0;
+  uint64_t commits = 0;
+  uint64_t bytes_received = 0;
+  uint64_t repaired_chunks = 0;
+  PullStats last_pull;
+  std::string fingerprint;
+};
+
+struct Commit {
+  StateId id;
+  PullStats stats;
+  int64_t unix_nanos = 0;
+  uint64_t serial = 0;  ///< rises by one with each commit of this process
+};
+
+struct VerifyResult {
+  StateId committed;
+  uint64_t chunks = 0;
+  uint64_t bytes = 0;
+  double seconds = 0;
+  uint64_t bad_chunks = 0;
+  std::vector<std::string> bad_tensors;
+  bool repaired = false;
+};
+
+class Replica {
+ public:
+  /// Takes the directory's lock and takes up what it holds: kAlreadyExists names another owner.
+  static StatusOr<std::unique_ptr<Replica>> Start(const ReplicaOptions& options,
+                                                  std::unique_ptr<Upstream> upstream,
+                                                  net::IoThreads& io, ThreadPool& pool);
+  ~Replica();
+
+  const ReplicaOptions& options() const { return options_; }
+  ReplicaStatus status() const;
+
+  /// Brings the buffer to the newest version; `progress` is called now and then. Waits at most
+  /// for one pull that runs already and one of its own.
+  StatusOr<Commit> Sync(bool force_full, const std::function<void(const ReplicaStatus&)>& progress,
+                        const std::function<bool()>& gone);
+  StatusOr<VerifyResult> Verify(bool repair, const std::function<bool()>& gone);
+  void SetPaused(bool paused);
+  /// Blocks until a commit with a serial above `seen` (an earlier process's commit has serial 1).
+  std::optional<Commit> WaitCommit(uint64_t seen, const std::function<bool()>& gone);
+
+  void Stop();
+
+ private:
+  Replica(const ReplicaOptions& options, std::unique_ptr<Upstream> upstream, net::IoThreads& io,
+          ThreadPool& pool, std::shared_ptr<DirLock> lock, std::unique_ptr<Buffer> buffer);
+
+  void Run();
+  Status Session();
+  Status PrepareBuffer(ModelDescription description);
+  Status Follow();
+  Status Pull(bool force_full);
+  StatusOr<std::vector<uint32_t>> PullOnce(bool force_full, PullStats& stats, StateId& id);
+  void SetPhase(std::string phase);
+  void OnEvent(const UpstreamEvent& event);
+  void OnProgress(uint64_t bytes);
+  Report MakeReport(std::string phase, uint64_t sync_request) const;  // REQUIRES: mu_ held
+  bool PullWanted() const;                                            // REQUIRES: mu_ held
+
+  const ReplicaOptions options_;
+  const std::unique_ptr<Upstream> upstream_;
+  net::IoThreads& io_;
+  ThreadPool& pool_;
+  const std::shared_ptr<DirLock> lock_;
+
+  /// Held for as long as the buffer's bytes are read or changed as a whole: a pull, a verify.
+  std::mutex buffer_mu_;
+  std::unique_ptr<Buffer> buffer_;
+  uint64_t side_files_hash_ = 0;
+
+  mutable std::mutex mu_;
+  mutable std::condition_variable cv_;
+  bool stopping_ = false;
+  bool paused_ = false;
+  bool attachment_ended_ = false;
+  ReplicaStatus status_;
+  uint64_t newest_delta_bytes_ = 0;
+  std::optional<Commit> last_commit_;
+  net::PullClient* client_ = nullptr;
+  // Requests are numbered; the one that a pull began with is answered when it ends.
+  uint64_t sync_wanted_ = 0, sync_done_ = 0;
+  bool force_full_ = false;
+  Status sync_status_;
+  std::vector<uint64_t> remote_requests_;
+  std::atomic<int64_t> last_progress_report_{0};
+  std::thread thread_;
+};
+
+}  // namespace deltawire::receiver

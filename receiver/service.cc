@@ -1,0 +1,145 @@
+#include "receiver/service.h"
+
+#include "common/base/human.h"
+#include "proto/convert.h"
+
+namespace deltawire::receiver {
+namespace {
+
+void ToProto(const PullStats& in, v1::PullStats* out) {
+  out->set_chunks_full(in.chunks_full);
+  out->set_chunks_delta(in.chunks_delta);
+  out->set_chunks_unchanged(in.chunks_unchanged);
+  out->set_payload_bytes(in.payload_bytes);
+  out->set_seconds(in.seconds);
+  out->set_transfer_seconds(in.transfer_seconds);
+  out->set_apply_seconds(in.apply_seconds);
+  out->set_repaired_chunks(in.repaired_chunks);
+}
+
+std::function<bool()> Gone(grpc::ServerContext* context) {
+  return [context] { return context->IsCancelled(); };
+}
+
+}  // namespace
+
+grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
+                                            const v1::ReceiverStatusRequest* request,
+                                            v1::ReceiverStatusResponse* response) {
+  std::vector<Replica*> replicas;
+  if (request->model().empty()) {
+    replicas = daemon_.Replicas();
+  } else {
+    auto replica = daemon_.Find(request->model());
+    if (!replica.ok()) return ToGrpc(replica.status());
+    replicas.push_back(*replica);
+  }
+  const ReceiverOptions& o = daemon_.options();
+  response->set_program_version(DELTAWIRE_VERSION);
+  response->set_uptime_seconds(SecondsSince(started_));
+  response->set_plaintext_exposed(!IsLoopback(o.control));
+  response->set_receiver_id(daemon_.receiver_id());
+  response->set_kernels(
+      fmt::format("{}, {} threads", kernels::Best().name, daemon_.pool_threads()));
+  for (const Replica* replica : replicas) {
+    const ReplicaStatus s = replica->status();
+    v1::ReceiverModelStatus* m = response->add_models();
+    m->set_model(replica->options().model);
+    m->set_directory(replica->options().directory.string());
+    m->set_sender(o.sender);
+    m->set_attached(s.attached);
+    m->set_following(s.following);
+    deltawire::ToProto(s.committed, m->mutable_committed());
+    deltawire::ToProto(s.newest, m->mutable_newest());
+    m->set_phase(s.phase);
+    m->set_message(s.message);
+    m->set_model_bytes(s.model_bytes);
+    m->set_bytes_done(s.bytes_done);
+    m->set_bytes_total(s.bytes_total);
+    m->set_commits(s.commits);
+    m->set_bytes_received(s.bytes_received);
+    m->set_repaired_chunks(s.repaired_chunks);
+    ToProto(s.last_pull, m->mutable_last_pull());
+    m->set_fingerprint(s.fingerprint);
+    m->set_staging_limit_bytes(replica->options().staging_bytes);
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context,
+                                       const v1::SyncRequest* request,
+                                       grpc::ServerWriter<v1::SyncUpdate>* writer) {
+  auto replica = daemon_.Find(request->model());
+  if (!replica.ok()) return ToGrpc(replica.status());
+  const auto progress = [writer](const ReplicaStatus& s) {
+    v1::SyncUpdate update;
+    update.set_phase(s.phase);
+    deltawire::ToProto(s.newest, update.mutable_target());
+    update.set_bytes_done(s.bytes_done);
+    update.set_bytes_total(s.bytes_total);
+    writer->Write(update);
+  };
+  auto commit = (*replica)->Sync(request->force_full(), progress, Gone(context));
+  if (!commit.ok()) return ToGrpc(commit.status());
+  v1::SyncUpdate update;
+  update.set_phase("committed");
+  deltawire::ToProto(commit->id, update.mutable_target());
+  update.set_bytes_done(commit->stats.payload_bytes);
+  update.set_bytes_total(commit->stats.payload_bytes);
+  ToProto(commit->stats, update.mutable_stats());
+  writer->Write(update);
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
+                                         const v1::VerifyRequest* request,
+                                         v1::VerifyResponse* response) {
+  auto replica = daemon_.Find(request->model());
+  if (!replica.ok()) return ToGrpc(replica.status());
+  auto result = (*replica)->Verify(request->repair(), Gone(context));
+  if (!result.ok()) return ToGrpc(result.status());
+  deltawire::ToProto(result->committed, response->mutable_committed());
+  response->set_chunks(result->chunks);
+  response->set_bytes(result->bytes);
+  response->set_seconds(result->seconds);
+  response->set_bad_chunks(result->bad_chunks);
+  for (const std::string& name : result->bad_tensors) response->add_bad_tensors(name);
+  response->set_repaired(result->repaired);
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverServiceImpl::Pause(grpc::ServerContext*, const v1::PauseRequest* request,
+                                        v1::PauseResponse*) {
+  auto replica = daemon_.Find(request->model());
+  if (replica.ok()) (*replica)->SetPaused(true);
+  return ToGrpc(replica.status());
+}
+
+grpc::Status ReceiverServiceImpl::Resume(grpc::ServerContext*, const v1::ResumeRequest* request,
+                                         v1::ResumeResponse*) {
+  auto replica = daemon_.Find(request->model());
+  if (replica.ok()) (*replica)->SetPaused(false);
+  return ToGrpc(replica.status());
+}
+
+grpc::Status ReceiverServiceImpl::WatchVersions(grpc::ServerContext* context,
+                                                const v1::WatchReceiverVersionsRequest* request,
+                                                grpc::ServerWriter<v1::CommitInfo>* writer) {
+  auto replica = daemon_.Find(request->model());
+  if (!replica.ok()) return ToGrpc(replica.status());
+  uint64_t seen = 0;
+  while (auto commit = (*replica)->WaitCommit(seen, Gone(context))) {
+    seen = commit->serial;
+    v1::CommitInfo info;
+    deltawire::ToProto(commit->id, info.mutable_id());
+    ToProto(commit->stats, info.mutable_stats());
+    info.set_committed_unix_nanos(commit->unix_nanos);
+    info.set_directory((*replica)->options().directory.string());
+    if (!writer->Write(info)) break;
+  }
+  return context->IsCancelled()
+             ? grpc::Status::CANCELLED
+             : grpc::Status(grpc::StatusCode::UNAVAILABLE, "the receiver is stopping");
+}
+
+}  // namespace deltawire::receiver

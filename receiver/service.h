@@ -1,0 +1,34 @@
+// The receiver's gRPC service over a Daemon. Owner: main; the daemon outlives it.
+// Threads: gRPC's. Cost: Sync, Verify and WatchVersions hold a thread each while they run.
+#pragma once
+
+#include <chrono>
+
+#include "proto/deltawire/v1/receiver.grpc.pb.h"
+#include "receiver/daemon.h"
+
+namespace deltawire::receiver {
+
+class ReceiverServiceImpl final : public v1::ReceiverService::Service {
+ public:
+  explicit ReceiverServiceImpl(Daemon& daemon)
+      : daemon_(daemon), started_(std::chrono::steady_clock::now()) {}
+
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*,
+                         v1::ReceiverStatusResponse*) override;
+  grpc::Status Sync(grpc::ServerContext*, const v1::SyncRequest*,
+                    grpc::ServerWriter<v1::SyncUpdate>*) override;
+  grpc::Status Verify(grpc::ServerContext*, const v1::VerifyRequest*,
+                      v1::VerifyResponse*) override;
+  grpc::Status Pause(grpc::ServerContext*, const v1::PauseRequest*, v1::PauseResponse*) override;
+  grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest*,
+                      v1::ResumeResponse*) override;
+  grpc::Status WatchVersions(grpc::ServerContext*, const v1::WatchReceiverVersionsRequest*,
+                             grpc::ServerWriter<v1::CommitInfo>*) override;
+
+ private:
+  Daemon& daemon_;
+  const std::chrono::steady_clock::time_point started_;
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,74 @@
+// deltawire-sender: the trainer-side daemon. Options: common/config/options.h.
+#include <sys/stat.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "common/base/log.h"
+#include "common/config/options.h"
+#include "common/net/io_threads.h"
+#include "common/net/pull_server.h"
+#include "proto/control_server.h"
+#include "sender/agent.h"
+#include "sender/service.h"
+
+namespace deltawire {
+namespace {
+
+Status Run(const SenderOptions& options) {
+  ThreadPool pool(options.threads);
+  net::IoThreads io;
+  sender::Agent agent(options, pool);
+  DW_RETURN_IF_ERROR(agent.RecoverModels());
+
+  const net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout};
+  DW_ASSIGN_OR_RETURN(auto bulk, net::PullServer::Listen(io, options.bulk.host, options.bulk.port,
+                                                         agent, bulk_options));
+  sender::TrainerServiceImpl trainer_service(agent);
+  sender::SenderServiceImpl sender_service(agent, bulk->port(), pool.size());
+  sender::PullServiceImpl pull_service(agent, bulk->port());
+
+  const std::string socket = options.trainer_socket.empty() ? options.data_dir + "/trainer.sock"
+                                                            : options.trainer_socket;
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(socket).parent_path(), ignored);
+  DW_ASSIGN_OR_RETURN(auto trainer, ControlServer::Start("unix:" + socket, {&trainer_service}));
+  DW_ASSIGN_OR_RETURN(auto control, ControlServer::Start(ToString(options.control),
+                                                         {&sender_service, &pull_service}));
+  const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
+  if (!IsLoopback(options.control) || !IsLoopback(options.bulk)) {
+    spdlog::warn("listening beyond loopback WITHOUT encryption or authentication "
+                 "(--insecure-plaintext)");
+  }
+  spdlog::info("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
+               ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
+
+  const char* signal = WaitForTermination();
+  spdlog::info("{}: stopping", signal);
+  agent.Stop();
+  bulk->Stop();
+  trainer->Shutdown(std::chrono::milliseconds(300));
+  control->Shutdown(std::chrono::milliseconds(300));
+  io.Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace deltawire
+
+int main(int argc, char** argv) {
+  using namespace deltawire;
+  const auto parsed = ParseSenderOptions(argc, argv);
+  if (!parsed.run) {
+    std::fputs(parsed.text.c_str(), parsed.exit_code == 0 ? stdout : stderr);
+    return parsed.exit_code;
+  }
+  BlockTerminationSignals();
+  Status status = InitLogging("deltawire-sender", parsed.options.log_level);
+  if (status.ok()) status = Run(parsed.options);
+  if (!status.ok()) {
+    spdlog::error("{}", MessageOf(status));
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,195 @@
+// One model on the trainer's node: two halves, the published state, the delta log, the offload.
+// Owner: the Agent, by shared_ptr; pulls hold one too. Owns the model's directory (DirLock).
+// Threads: every method from any thread. A publish runs on the model's own thread and the pool.
+// Errors name the model and the version. Cost: two halves, the delta log, 16 bytes per chunk.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/delta/delta_log.h"
+#include "common/layout/chunks.h"
+#include "common/layout/layout.h"
+#include "common/layout/model_dir.h"
+#include "common/shm/buffer_file.h"
+#include "common/shm/dir_lock.h"
+#include "common/shm/state_file.h"
+#include "kernels/kernels.h"
+#include "sender/publish_job.h"
+#include "sender/version_info.h"
+
+namespace deltawire::sender {
+
+/// A published state, immutable. Everything that a pull plans from.
+struct Published {
+  VersionInfo info;
+  uint64_t serial = 0;  ///< rises with every publish and rollback of this process
+  uint32_t half = 0;
+  std::shared_ptr<const std::vector<uint64_t>> digests;  ///< one per chunk
+  LogView log;
+  /// XXH3 of each chunk's bytes, computed when first sent whole; 0 = not yet.
+  std::unique_ptr<std::atomic<uint64_t>[]> full_xxh3;
+};
+
+/// The published state together with the promise that its half is not handed out to the trainer.
+struct LeasedState {
+  std::shared_ptr<const Published> state;
+  std::shared_ptr<const void> lease;
+};
+
+/// Life of an offload; each phase goes to the next, or back to kIdle when abandoned:
+///   kIdle -> kDraining -> kWriting -> kPublishing -> kIdle
+enum class OffloadPhase : uint8_t { kIdle, kDraining, kWriting, kPublishing };
+
+struct OffloadGrant {
+  std::filesystem::path half_path;
+  uint64_t data_offset = 0;
+  double waited_seconds = 0;
+  uint64_t lease = 0;
+};
+
+struct ReadyNotice {
+  uint64_t version = 0;
+  uint32_t rank = 0;
+  uint32_t world = 1;
+  uint64_t lease = 0;
+  bool wrote_all = false;
+  std::vector<uint32_t> written;
+  std::vector<uint32_t> unchanged;
+};
+
+struct ModelOptions {
+  uint64_t delta_log_bytes = uint64_t{2} << 30;
+  std::chrono::milliseconds grace{250};
+  bool huge_pages = true;
+  bool eager_diff = true;
+};
+
+class Model {
+ public:
+  /// Makes `dir` and both halves for a new model.
+  static StatusOr<std::shared_ptr<Model>> Create(std::string name, std::filesystem::path dir,
+                                                 Layout layout, std::vector<SideFile> side_files,
+                                                 const ModelOptions& options, ThreadPool& pool);
+  /// Takes up what an earlier process left in `dir`. kNotFound when it is no sender's directory.
+  static StatusOr<std::shared_ptr<Model>> Recover(std::string name, std::filesystem::path dir,
+                                                  const ModelOptions& options, ThreadPool& pool);
+  ~Model();
+
+  const std::string& name() const { return name_; }
+  const Layout& layout() const { return layout_; }
+  const ChunkTable& chunks() const { return chunks_; }
+  uint64_t digest_seed() const { return key_.seed(); }
+  const kernels::Backend& backend() const { return backend_; }
+  uint64_t data_offset() const { return halves_[0].data_offset(); }
+  const std::filesystem::path& directory() const { return dir_; }
+
+  struct SideFiles {
+    std::vector<SideFile> files;
+    uint64_t hash = 0;
+  };
+  std::shared_ptr<const SideFiles> side_files() const;
+  Status SetSideFiles(std::vector<SideFile> files);
+
+  // Trainer.
+  StatusOr<OffloadGrant> BeginOffload(uint64_t version, uint32_t rank, uint32_t world);
+  Status MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors);
+  /// True when this was the last rank and the publish has begun.
+  StatusOr<bool> NotifyReady(const ReadyNotice& notice);
+  /// Waits in slices; gives up with kCancelled when `gone` says so.
+  StatusOr<VersionInfo> WaitPublished(uint64_t version, const std::function<bool()>& gone);
+  StatusOr<VersionInfo> Rollback(uint64_t version);
+
+  // Pulls.
+  std::shared_ptr<const Published> published() const;  ///< null: nothing yet
+  /// Null state when nothing is published.
+  LeasedState Lease();
+  Bytes half(uint32_t i) const { return halves_[i].data(); }
+  /// Called when the trainer has waited out the grace: close what still reads `half`.
+  void SetCutter(std::function<void(uint32_t half)> cut) { cut_ = std::move(cut); }
+  /// Called after each publish, without locks.
+  void SetListener(std::function<void()> changed) { changed_ = std::move(changed); }
+
+  uint64_t offloading_version() const;
+  uint64_t log_bytes() const;
+  uint64_t log_limit() const { return log_.limit(); }
+
+  /// Wakes everything that waits; nothing is published any more.
+  void Stop();
+
+ private:
+  struct Offload {
+    uint64_t version = 0;
+    uint64_t lease = 0;
+    uint32_t world = 1;
+    std::set<uint32_t> begun;
+    std::set<uint32_t> ready;
+    std::vector<uint8_t> marks;  // per tensor: kWritten | kUnchanged
+    double waited = 0;
+    std::chrono::steady_clock::time_point granted;
+    std::shared_ptr<PublishJob> job;
+  };
+
+  Model(std::string name, std::filesystem::path dir, Layout layout, ChunkTable chunks,
+        DirLock lock, StateFile state, std::vector<BufferFile> halves,
+        const ModelOptions& options, ThreadPool& pool);
+
+  static StatusOr<std::shared_ptr<Model>> Adopt(std::string name, std::filesystem::path dir,
+                                                DirLock lock, const ModelOptions& options,
+                                                ThreadPool& pool);
+  uint32_t InactiveHalf() const;
+  Status DrainInactive(std::unique_lock<std::mutex>& lock, double* waited);
+  void StartJob();
+  Status CheckComplete() const;
+  void AbandonOffload();
+  void PublisherLoop();
+  void Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollback,
+               double offload_seconds, int64_t ready_nanos, const std::vector<bool>& unchanged);
+  void Install(StateId id, uint32_t half, VersionInfo info,
+               std::shared_ptr<const std::vector<uint64_t>> digests);
+  Status UndoInto(MutableBytes data, const LogView& log, size_t first,
+                  std::vector<uint64_t>& digests) const;
+
+  const std::string name_;
+  const std::filesystem::path dir_;
+  const Layout layout_;
+  const ChunkTable chunks_;
+  const kernels::DigestKey key_;
+  const kernels::Backend& backend_;
+  const ModelOptions options_;
+  ThreadPool& pool_;
+  DirLock dir_lock_;
+  StateFile state_;
+  std::vector<BufferFile> halves_;
+  uint64_t elements_ = 0;
+  std::function<void(uint32_t)> cut_;
+  std::function<void()> changed_;
+
+  mutable std::mutex mu_;
+  std::condition_variable cv_;
+  bool stopping_ = false;
+  std::shared_ptr<const SideFiles> side_files_;
+  std::shared_ptr<const Published> published_;
+  DeltaLog log_;
+  uint64_t next_serial_ = 1;
+  uint64_t next_lease_ = 1;
+  uint32_t readers_[2] = {0, 0};
+  OffloadPhase phase_ = OffloadPhase::kIdle;
+  Offload offload_;
+  uint64_t failed_version_ = 0;
+  Status failure_;
+  std::thread publisher_;
+};
+
+}  // namespace deltawire::sender

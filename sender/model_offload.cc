@@ -1,0 +1,380 @@
+// The trainer's side of a Model: hand out the inactive half, collect the ranks, publish, roll back.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "common/base/human.h"
+#include "sender/model.h"
+
+namespace deltawire::sender {
+namespace {
+
+constexpr uint8_t kWritten = 1;
+constexpr uint8_t kUnchanged = 2;
+constexpr uint32_t kMaxWorld = 1 << 16;
+// A cut stream lets go as soon as its pending send returns; this only bounds a bug.
+constexpr std::chrono::seconds kCutTimeout{10};
+
+using Clock = std::chrono::steady_clock;
+
+int64_t UnixNanos() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace
+
+uint32_t Model::InactiveHalf() const { return published_ == nullptr ? 0 : 1 - published_->half; }
+
+StatusOr<OffloadGrant> Model::BeginOffload(uint64_t version, uint32_t rank, uint32_t world) {
+  if (world == 0) world = 1;
+  if (version == 0 || version == kVersionUnknown || world > kMaxWorld || rank >= world) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\": version {}, rank {} of {}: versions start at 1, ranks at 0", name_,
+                  version, rank, world);
+  }
+  std::unique_lock lock(mu_);
+  cv_.wait(lock, [this] {
+    return stopping_ || phase_ == OffloadPhase::kIdle || phase_ == OffloadPhase::kWriting;
+  });
+  if (stopping_) return absl::UnavailableError("the sender is stopping");
+  if (published_ != nullptr && version <= published_->info.id.version) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": version {} is not newer than the published {}; offload a higher "
+                  "version, or roll back first",
+                  name_, version, ToString(published_->info.id));
+  }
+  const bool join = phase_ == OffloadPhase::kWriting && offload_.version == version &&
+                    offload_.world == world && !offload_.begun.contains(rank);
+  if (!join) {
+    if (phase_ == OffloadPhase::kWriting) {
+      spdlog::warn("model {}: offload of version {} abandoned with {} of {} ranks ready: rank {} "
+                   "begins version {}",
+                   name_, offload_.version, offload_.ready.size(), offload_.world, rank, version);
+      AbandonOffload();
+    }
+    phase_ = OffloadPhase::kDraining;
+    double waited = 0;
+    const Status drained = DrainInactive(lock, &waited);
+    if (!drained.ok()) {
+      phase_ = OffloadPhase::kIdle;
+      cv_.notify_all();
+      return drained;
+    }
+    offload_ = {};
+    offload_.version = version;
+    offload_.lease = next_lease_++;
+    offload_.world = world;
+    offload_.marks.resize(layout_.size());
+    offload_.waited = waited;
+    offload_.granted = Clock::now();
+    state_.BeginWrite(InactiveHalf());
+    StartJob();
+    phase_ = OffloadPhase::kWriting;
+    cv_.notify_all();
+  }
+  offload_.begun.insert(rank);
+  const BufferFile& half = halves_[InactiveHalf()];
+  return OffloadGrant{half.path(), half.data_offset(), offload_.waited, offload_.lease};
+}
+
+Status Model::DrainInactive(std::unique_lock<std::mutex>& lock, double* waited) {
+  const auto start = Clock::now();
+  const uint32_t half = InactiveHalf();
+  const auto free = [&] { return stopping_ || readers_[half] == 0; };
+  if (!cv_.wait_for(lock, options_.grace, free)) {
+    spdlog::warn("model {}: cutting pulls that still read the inactive half after {} ms", name_,
+                 options_.grace.count());
+    // The callback takes the agent's and the sessions' locks, which are never held under ours.
+    lock.unlock();
+    if (cut_) cut_(half);
+    lock.lock();
+    if (!cv_.wait_for(lock, kCutTimeout, free)) {
+      return Errorf(StatusCode::kDeadlineExceeded,
+                    "model \"{}\": {} reads of the inactive half did not end; this is a bug, "
+                    "restart the sender",
+                    name_, readers_[half]);
+    }
+  }
+  *waited = SecondsSince(start);
+  if (stopping_) return absl::UnavailableError("the sender is stopping");
+  return absl::OkStatus();
+}
+
+void Model::StartJob() {
+  PublishJob::Inputs in;
+  in.chunks = &chunks_;
+  in.backend = &backend_;
+  in.key = &key_;
+  in.inactive = halves_[InactiveHalf()].data();
+  if (published_ != nullptr) {
+    in.active = std::as_const(halves_[published_->half]).data();
+    in.active_digests = published_->digests;
+  }
+  // No single delta may take more of the log than half, or the log would hold nothing else.
+  in.payload_limit = options_.delta_log_bytes / 2;
+  offload_.job = std::make_shared<PublishJob>(in);
+}
+
+void Model::AbandonOffload() {
+  failed_version_ = offload_.version;
+  failure_ = Errorf(StatusCode::kAborted, "model \"{}\": the offload of version {} was abandoned",
+                    name_, offload_.version);
+  // Early tasks only read the half; they end within a chunk.
+  offload_.job->Cancel();
+  offload_ = {};
+  phase_ = OffloadPhase::kIdle;
+  cv_.notify_all();
+}
+
+Status Model::MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors) {
+  for (const uint32_t t : tensors) {
+    if (t >= layout_.size()) {
+      return Errorf(StatusCode::kInvalidArgument, "model \"{}\": tensor index {} is out of range",
+                    name_, t);
+    }
+  }
+  std::shared_ptr<PublishJob> job;
+  {
+    std::lock_guard lock(mu_);
+    if (phase_ != OffloadPhase::kWriting || offload_.lease != lease) {
+      return Errorf(StatusCode::kAborted, "model \"{}\": that offload is no longer under way",
+                    name_);
+    }
+    // Of several ranks, none can know that the others have written their share of a tensor.
+    if (offload_.world == 1) job = offload_.job;
+  }
+  if (options_.eager_diff && job != nullptr) job->MarkWritten(tensors, pool_);
+  return absl::OkStatus();
+}
+
+StatusOr<bool> Model::NotifyReady(const ReadyNotice& n) {
+  std::unique_lock lock(mu_);
+  if (phase_ != OffloadPhase::kWriting || offload_.lease != n.lease ||
+      offload_.version != n.version) {
+    return Errorf(StatusCode::kAborted,
+                  "model \"{}\": the offload of version {} is not under way (it was abandoned, or "
+                  "this rank was ready before); begin it again",
+                  name_, n.version);
+  }
+  if (n.world != offload_.world || !offload_.begun.contains(n.rank) ||
+      offload_.ready.contains(n.rank)) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\", version {}: rank {} of {} has not begun, or was ready before, or "
+                  "the world is not {}",
+                  name_, n.version, n.rank, n.world, offload_.world);
+  }
+  const auto mark = [&](const std::vector<uint32_t>& tensors, uint8_t bit) -> Status {
+    for (const uint32_t t : tensors) {
+      if (t >= layout_.size()) {
+        return Errorf(StatusCode::kInvalidArgument,
+                      "model \"{}\", version {}: tensor index {} is out of range", name_,
+                      n.version, t);
+      }
+      offload_.marks[t] |= bit;
+    }
+    return absl::OkStatus();
+  };
+  DW_RETURN_IF_ERROR(mark(n.written, kWritten));
+  DW_RETURN_IF_ERROR(mark(n.unchanged, kUnchanged));
+  if (n.wrote_all) {
+    for (uint8_t& m : offload_.marks) m |= kWritten;
+  }
+  offload_.ready.insert(n.rank);
+  if (offload_.ready.size() < offload_.world) return false;
+
+  const Status complete = CheckComplete();
+  if (!complete.ok()) {
+    AbandonOffload();
+    failure_ = complete;
+    return complete;
+  }
+  phase_ = OffloadPhase::kPublishing;
+  cv_.notify_all();
+  return true;
+}
+
+Status Model::CheckComplete() const {
+  std::string missing, both;
+  size_t n_missing = 0, n_both = 0;
+  constexpr size_t kNamed = 5;
+  const auto note = [&](std::string& list, size_t& count, size_t t) {
+    if (count++ < kNamed) list += fmt::format("{}{}", list.empty() ? "" : ", ", layout_.tensor(t).name);
+  };
+  for (size_t t = 0; t < layout_.size(); ++t) {
+    const uint8_t m = offload_.marks[t];
+    if (m == 0) note(missing, n_missing, t);
+    if (m == (kWritten | kUnchanged)) note(both, n_both, t);
+    if (m == kUnchanged && published_ == nullptr) note(missing, n_missing, t);
+  }
+  if (n_missing > 0) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\", version {}: {} of {} tensors were neither written nor (with a "
+                  "version to carry over from) declared unchanged: {}{}; {} stays published",
+                  name_, offload_.version, n_missing, layout_.size(), missing,
+                  n_missing > kNamed ? ", ..." : "",
+                  ToString(published_ == nullptr ? StateId{} : published_->info.id));
+  }
+  if (n_both > 0) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\", version {}: {} tensors were written by one rank and declared "
+                  "unchanged by another: {}{}",
+                  name_, offload_.version, n_both, both, n_both > kNamed ? ", ..." : "");
+  }
+  return absl::OkStatus();
+}
+
+void Model::PublisherLoop() {
+  std::unique_lock lock(mu_);
+  while (true) {
+    cv_.wait(lock, [this] {
+      return stopping_ || (phase_ == OffloadPhase::kPublishing && offload_.lease != 0);
+    });
+    if (stopping_) return;
+    const auto ready = Clock::now();
+    const uint64_t epoch = published_ == nullptr ? 1 : published_->info.id.epoch;
+    std::vector<bool> unchanged(layout_.size());
+    for (size_t t = 0; t < unchanged.size(); ++t) unchanged[t] = offload_.marks[t] == kUnchanged;
+    const double offload_seconds = std::chrono::duration<double>(ready - offload_.granted).count();
+    Publish(lock, {epoch, offload_.version}, false, offload_seconds, UnixNanos(), unchanged);
+  }
+}
+
+void Model::Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollback,
+                    double offload_seconds, int64_t ready_nanos,
+                    const std::vector<bool>& unchanged) {
+  const auto start = Clock::now();
+  const uint32_t half = InactiveHalf();
+  const StateId from = published_ == nullptr ? StateId{} : published_->info.id;
+  const auto job = offload_.job;
+  lock.unlock();
+  PublishJob::Result result = job->Finish(from, to, unchanged, pool_);
+  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+    state_.SetChunk(half, c, to.version, (*result.digests)[c]);
+  }
+  state_.FinishWrite(half, to);
+  state_.set_active(half);
+  lock.lock();
+
+  VersionInfo info;
+  info.model_bytes = layout_.total_bytes();
+  info.elements = elements_;
+  info.changed_elements = result.changed_elements;
+  info.full_bytes = result.full_bytes;
+  info.trainer_wait_seconds = offload_.waited;
+  info.offload_seconds = offload_seconds;
+  info.publish_seconds = SecondsSince(start);
+  info.ready_unix_nanos = ready_nanos;
+  info.published_unix_nanos = UnixNanos();
+  info.rollback = rollback;
+  if (result.delta != nullptr) {
+    info.delta_bytes = result.delta->payload_bytes();
+    log_.Append(std::move(result.delta));
+  }
+  Install(to, half, info, std::move(result.digests));
+  offload_ = {};
+  phase_ = OffloadPhase::kIdle;
+  cv_.notify_all();
+  spdlog::info("model {}: {} published: {:.2f}% changed, delta {}, in {}", name_, ToString(to),
+               elements_ == 0 ? 0.0 : 100.0 * info.changed_elements / elements_,
+               HumanBytes(info.delta_bytes), HumanSeconds(info.publish_seconds));
+  lock.unlock();
+  if (changed_) changed_();
+  lock.lock();
+}
+
+StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, const std::function<bool()>& gone) {
+  std::unique_lock lock(mu_);
+  while (true) {
+    if (published_ != nullptr && published_->info.id.version >= version) return published_->info;
+    if (failed_version_ == version && offload_.version != version) return failure_;
+    if (stopping_) return absl::UnavailableError("the sender is stopping");
+    if (gone()) return absl::CancelledError("the caller has gone");
+    cv_.wait_for(lock, std::chrono::milliseconds(100));
+  }
+}
+
+StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
+  std::unique_lock lock(mu_);
+  if (phase_ != OffloadPhase::kIdle) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": an offload of version {} is under way; roll back when it is done",
+                  name_, offload_.version);
+  }
+  if (published_ == nullptr || published_->info.id.version == version) {
+    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {} is published; there is nothing "
+                  "to roll back", name_, ToString(published_ ? published_->info.id : StateId{}));
+  }
+  const LogView log = published_->log;
+  size_t first = log.size();
+  for (size_t i = log.size(); i-- > 0 && first == log.size();) {
+    // A chunk that went whole cannot be undone, so nothing before it can be reached.
+    const auto& chunks = log[i]->chunks();
+    if (std::any_of(chunks.begin(), chunks.end(), [](const ChunkDelta& d) { return d.full; })) break;
+    if (log[i]->from().version == version) first = i;
+  }
+  if (first == log.size()) {
+    return Errorf(StatusCode::kNotFound,
+                  "model \"{}\": version {} cannot be made from the delta log; offload it again as a "
+                  "new version",
+                  name_, version);
+  }
+  const auto start = Clock::now();
+  phase_ = OffloadPhase::kPublishing;  // with no lease: the publisher thread leaves it alone
+  offload_ = {};
+  offload_.version = version;
+  const Status drained = DrainInactive(lock, &offload_.waited);
+  Status undone = drained;
+  if (drained.ok()) {
+    const uint32_t half = InactiveHalf();
+    const Bytes from = std::as_const(halves_[published_->half]).data();
+    state_.BeginWrite(half);
+    std::vector<uint64_t> digests = *published_->digests;
+    lock.unlock();
+    std::memcpy(halves_[half].data().data(), from.data(), from.size());
+    undone = UndoInto(halves_[half].data(), log, first, digests);
+    lock.lock();
+  }
+  if (!undone.ok()) {
+    phase_ = OffloadPhase::kIdle;
+    offload_ = {};
+    cv_.notify_all();
+    return undone;
+  }
+  StartJob();
+  Publish(lock, {published_->info.id.epoch + 1, version}, true, SecondsSince(start), UnixNanos(),
+          std::vector<bool>(layout_.size()));
+  return published_->info;
+}
+
+Status Model::UndoInto(MutableBytes data, const LogView& log, size_t first,
+                       std::vector<uint64_t>& digests) const {
+  std::vector<std::byte> negated(kernels::MaxEncodedBytes(kChunkBytes, 1) + 4096);
+  std::vector<std::byte> scratch(kernels::FoldScratchBytes(8));
+  for (size_t i = log.size(); i-- > first;) {
+    for (const ChunkDelta& d : log[i]->chunks()) {
+      const Chunk& chunk = chunks_[d.chunk];
+      negated.resize(std::max(negated.size(), kernels::MaxEncodedBytes(chunk.bytes, chunk.width)));
+      size_t bytes = 0;
+      auto decoded = backend_.negate(d.payload, chunk.bytes, chunk.width, scratch, negated, &bytes);
+      uint64_t& digest = digests[d.chunk];
+      if (decoded == kernels::DecodeStatus::kOk) {
+        decoded = backend_.decode_apply(key_, Bytes(negated).first(bytes),
+                                        data.subspan(chunk.offset, chunk.bytes), chunk.width,
+                                        digest, &digest);
+      }
+      if (decoded != kernels::DecodeStatus::kOk || digest != d.digest_before) {
+        return Errorf(StatusCode::kDataLoss,
+                      "model \"{}\": undoing {} disagrees with its digest in tensor {}; nothing was "
+                      "published, offload the version again",
+                      name_, ToString(log[i]->to()), layout_.tensor(chunk.tensor).name);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace deltawire::sender

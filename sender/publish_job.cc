@@ -1,0 +1,115 @@
+#include "sender/publish_job.h"
+
+#include <cstring>
+
+namespace deltawire::sender {
+namespace {
+
+// A chunk whose delta is nearly as large as its bytes goes whole: no decode, no log memory.
+bool WorthKeeping(size_t encoded, size_t raw) { return encoded * 10 < raw * 9; }
+
+MutableBytes EncodeScratch(size_t bytes) {
+  thread_local std::unique_ptr<std::byte[]> memory;
+  thread_local size_t size = 0;
+  if (size < bytes) {
+    memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    size = bytes;
+  }
+  return {memory.get(), size};
+}
+
+}  // namespace
+
+PublishJob::PublishJob(Inputs inputs)
+    : in_(std::move(inputs)),
+      n_(in_.chunks->size()),
+      builder_(in_.payload_limit),
+      taken_(std::make_unique<std::atomic<uint8_t>[]>(n_)),
+      digests_(std::make_shared<std::vector<uint64_t>>(n_)) {}
+
+bool PublishJob::Diff(uint32_t i) {
+  if (taken_[i].exchange(1, std::memory_order_acq_rel) != 0) return false;
+  const Chunk& chunk = (*in_.chunks)[i];
+  const MutableBytes now = in_.inactive.subspan(chunk.offset, chunk.bytes);
+  if (in_.active.empty()) {
+    (*digests_)[i] = in_.backend->digest(*in_.key, now);
+    changed_.fetch_add(chunk.bytes / chunk.width, std::memory_order_relaxed);
+    full_bytes_.fetch_add(chunk.bytes, std::memory_order_relaxed);
+    return true;
+  }
+  const Bytes before = in_.active.subspan(chunk.offset, chunk.bytes);
+  const MutableBytes out =
+      EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
+  const uint64_t digest_before = (*in_.active_digests)[i];
+  const auto r = in_.backend->diff_encode(*in_.key, before, now, chunk.width, digest_before, out);
+  (*digests_)[i] = r.digest_after;
+  if (r.changed == 0) return true;
+  changed_.fetch_add(r.changed, std::memory_order_relaxed);
+  const bool keep = WorthKeeping(r.bytes, chunk.bytes);
+  if (!keep) full_bytes_.fetch_add(chunk.bytes, std::memory_order_relaxed);
+  ChunkDelta entry;
+  entry.chunk = i;
+  entry.changed = r.changed;
+  entry.digest_before = digest_before;
+  entry.digest_after = r.digest_after;
+  builder_.Add(entry, keep ? Bytes(out.first(r.bytes)) : Bytes());
+  return true;
+}
+
+void PublishJob::CarryOver(uint32_t i) {
+  if (taken_[i].exchange(1, std::memory_order_acq_rel) != 0) return;
+  const Chunk& chunk = (*in_.chunks)[i];
+  std::memcpy(in_.inactive.data() + chunk.offset, in_.active.data() + chunk.offset, chunk.bytes);
+  (*digests_)[i] = (*in_.active_digests)[i];
+}
+
+void PublishJob::MarkWritten(std::span<const uint32_t> tensors, ThreadPool& pool) {
+  constexpr uint32_t kBatch = 8;
+  for (const uint32_t t : tensors) {
+    const uint32_t end = in_.chunks->end_of_tensor(t);
+    for (uint32_t first = in_.chunks->first_of_tensor(t); first < end; first += kBatch) {
+      {
+        std::lock_guard lock(mu_);
+        if (cancelled_) return;
+        ++early_tasks_;
+      }
+      pool.Submit([self = shared_from_this(), first, last = std::min(end, first + kBatch)] {
+        for (uint32_t i = first; i < last && !self->cancelled_; ++i) self->Diff(i);
+        self->Done();
+      });
+    }
+  }
+}
+
+void PublishJob::Done() {
+  std::lock_guard lock(mu_);
+  if (--early_tasks_ == 0) cv_.notify_all();
+}
+
+PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
+                                      ThreadPool& pool) {
+  pool.ParallelFor(n_, [&](size_t i) {
+    const auto c = static_cast<uint32_t>(i);
+    if (unchanged[(*in_.chunks)[c].tensor]) {
+      CarryOver(c);
+    } else {
+      Diff(c);
+    }
+  });
+  std::unique_lock lock(mu_);
+  cv_.wait(lock, [this] { return early_tasks_ == 0; });
+  Result result;
+  if (!in_.active.empty()) result.delta = builder_.Finish(from, to);
+  result.digests = digests_;
+  result.changed_elements = changed_;
+  result.full_bytes = full_bytes_;
+  return result;
+}
+
+void PublishJob::Cancel() {
+  std::unique_lock lock(mu_);
+  cancelled_ = true;
+  cv_.wait(lock, [this] { return early_tasks_ == 0; });
+}
+
+}  // namespace deltawire::sender

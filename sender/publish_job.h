@@ -1,0 +1,72 @@
+// The diff of one offload: inactive half against active half, chunk by chunk, on many threads.
+// Chunks may be diffed early, while the trainer still writes others (MarkWritten); Finish does the
+// rest. Owner: the Model, by shared_ptr (tasks in the pool hold one); the halves outlive it.
+// Threads: MarkWritten and Cancel from any; Finish once. Cost: one read of both halves.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/thread_pool.h"
+#include "common/delta/delta.h"
+#include "common/layout/chunks.h"
+#include "kernels/kernels.h"
+
+namespace deltawire::sender {
+
+class PublishJob : public std::enable_shared_from_this<PublishJob> {
+ public:
+  struct Inputs {
+    const ChunkTable* chunks = nullptr;
+    const kernels::Backend* backend = nullptr;
+    const kernels::DigestKey* key = nullptr;
+    Bytes active;                     ///< empty: nothing was published, all is new
+    MutableBytes inactive;            ///< written only for unchanged tensors (carried over)
+    std::shared_ptr<const std::vector<uint64_t>> active_digests;  ///< null when active is empty
+    uint64_t payload_limit = 0;
+  };
+
+  struct Result {
+    std::shared_ptr<const Delta> delta;  ///< null for the first version
+    std::shared_ptr<std::vector<uint64_t>> digests;
+    uint64_t changed_elements = 0;
+    uint64_t full_bytes = 0;
+  };
+
+  explicit PublishJob(Inputs inputs);
+
+  /// The bytes of these tensors are final: diff them now, on `pool`.
+  void MarkWritten(std::span<const uint32_t> tensors, ThreadPool& pool);
+
+  /// Diffs what is left; `unchanged[t]` tensors are copied from the active half instead.
+  Result Finish(StateId from, StateId to, const std::vector<bool>& unchanged, ThreadPool& pool);
+
+  /// No further chunk is touched; returns when no thread is in one.
+  void Cancel();
+
+ private:
+  /// Takes the chunk if nobody has; true when this call did it.
+  bool Diff(uint32_t chunk);
+  void CarryOver(uint32_t chunk);
+  void Done();
+
+  const Inputs in_;
+  const uint32_t n_;
+  DeltaBuilder builder_;
+  std::unique_ptr<std::atomic<uint8_t>[]> taken_;
+  std::shared_ptr<std::vector<uint64_t>> digests_;
+  std::atomic<uint64_t> changed_{0};
+  std::atomic<uint64_t> full_bytes_{0};
+  std::atomic<bool> cancelled_{false};
+  std::mutex mu_;
+  std::condition_variable cv_;
+  size_t early_tasks_ = 0;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,26 @@
+// What one publish took: the record that status, events and the demo's table are made of.
+#pragma once
+
+#include <cstdint>
+
+#include "common/base/state_id.h"
+
+namespace deltawire::sender {
+
+/// Bytes are HF bytes unless said otherwise; times in seconds, wall clock in Unix nanoseconds.
+struct VersionInfo {
+  StateId id;
+  uint64_t model_bytes = 0;
+  uint64_t delta_bytes = 0;       ///< encoded, from the version before; 0 for the first
+  uint64_t full_bytes = 0;        ///< of chunks that are cheaper sent whole
+  uint64_t elements = 0;
+  uint64_t changed_elements = 0;
+  double trainer_wait_seconds = 0;
+  double offload_seconds = 0;
+  double publish_seconds = 0;
+  int64_t ready_unix_nanos = 0;
+  int64_t published_unix_nanos = 0;
+  bool rollback = false;
+};
+
+}  // namespace deltawire::sender

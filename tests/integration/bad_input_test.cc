@@ -1,0 +1,348 @@
+// What goes wrong at the edges: each a clear error, the other side keeps running, nothing is lost.
+#include <arpa/inet.h>
+#include <grpcpp/grpcpp.h>
+#include <sys/mount.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstdio>
+#include <fstream>
+
+#include "common/wire/frame.h"
+#include "common/wire/messages.h"
+#include "tests/support/daemons.h"
+
+namespace deltawire::testing {
+namespace {
+
+constexpr const char* kModel = "m";
+
+// A bulk connection that says what it is told to, right or wrong.
+class RawStream {
+ public:
+  explicit RawStream(uint16_t port) {
+    fd_ = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    timeval timeout{.tv_sec = 20, .tv_usec = 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
+    REQUIRE(connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0);
+  }
+  ~RawStream() { close(fd_); }
+
+  void Send(Bytes bytes) { REQUIRE(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) >= 0); }
+  void HalfClose() { shutdown(fd_, SHUT_WR); }
+
+  void SendFrame(wire::FrameHeader header, const std::vector<std::byte>& payload) {
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    header.payload_xxh3 = Xxh3(payload);
+    Send(wire::EncodeHeader(header));
+    Send(payload);
+  }
+
+  // The next frame; its payload lands in `payload`.
+  StatusOr<wire::FrameHeader> Receive(std::vector<std::byte>& payload) {
+    wire::HeaderBytes bytes;
+    if (!ReadAll(bytes)) return absl::UnavailableError("closed");
+    DW_ASSIGN_OR_RETURN(wire::FrameHeader header, wire::DecodeHeader(bytes));
+    payload.resize(header.payload_bytes);
+    if (!ReadAll(payload)) return absl::UnavailableError("closed in a payload");
+    return header;
+  }
+
+  // The status of the Error frame that must come now.
+  Status ReceiveError() {
+    std::vector<std::byte> payload;
+    auto header = Receive(payload);
+    REQUIRE(header.status() == absl::OkStatus());
+    REQUIRE(header->type == wire::FrameType::kError);
+    auto error = wire::DecodeWireError(payload);
+    REQUIRE(error.ok());
+    return wire::ToStatus(*error);
+  }
+
+ private:
+  bool ReadAll(MutableBytes to) {
+    for (size_t done = 0; done < to.size();) {
+      const ssize_t n = recv(fd_, to.data() + done, to.size() - done, 0);
+      if (n <= 0) return false;
+      done += static_cast<size_t>(n);
+    }
+    return true;
+  }
+  int fd_ = -1;
+};
+
+wire::FrameHeader Type(wire::FrameType t) {
+  wire::FrameHeader h;
+  h.type = t;
+  return h;
+}
+
+// A pull granted over gRPC, and the Hello that belongs to it.
+wire::Hello OpenPull(SenderProcess& sender, const Layout& layout, uint16_t streams = 1) {
+  v1::OpenPullRequest request;
+  request.set_model(kModel);
+  request.set_receiver_id("raw");
+  request.set_fingerprint(layout.fingerprint().Hex());
+  request.set_streams(streams);
+  v1::OpenPullResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = sender.pulls().OpenPull(&context, request, &response);
+  INFO(status.error_message());
+  REQUIRE(status.ok());
+  wire::Hello hello;
+  REQUIRE(response.ticket().size() == hello.ticket.size());
+  std::memcpy(hello.ticket.data(), response.ticket().data(), hello.ticket.size());
+  hello.fingerprint = layout.fingerprint();
+  hello.streams = streams;
+  return hello;
+}
+
+bool Mentions(const Status& status, std::string_view what) {
+  INFO(status.ToString());
+  return MessageOf(status).find(what) != std::string_view::npos;
+}
+
+}  // namespace
+
+TEST_CASE("the bulk port refuses what is not its protocol, and goes on serving") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 31);
+  REQUIRE(trainer.Publish(1).ok());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(1));
+  RawStream stream(sender.bulk_port());
+
+  SECTION("wrong magic") {
+    auto header = wire::EncodeHeader(Type(wire::FrameType::kHello));
+    header[0] = std::byte{'X'};
+    stream.Send(header);
+    CHECK(stream.ReceiveError().code() == StatusCode::kDataLoss);
+  }
+  SECTION("a frame longer than its limit is refused before its payload is awaited") {
+    wire::FrameHeader header = Type(wire::FrameType::kHello);
+    header.payload_bytes = wire::kMaxControlPayload + 1;
+    stream.Send(wire::EncodeHeader(header));
+    CHECK(stream.ReceiveError().code() == StatusCode::kResourceExhausted);
+  }
+  SECTION("a truncated frame") {
+    const auto header = wire::EncodeHeader(Type(wire::FrameType::kHello));
+    stream.Send(Bytes(header).first(20));
+    stream.HalfClose();
+    CHECK(stream.ReceiveError().code() == StatusCode::kUnavailable);
+  }
+  SECTION("a payload that does not match its checksum") {
+    const auto payload = wire::Encode(wire::Hello{});
+    wire::FrameHeader header = Type(wire::FrameType::kHello);
+    header.payload_bytes = static_cast<uint32_t>(payload.size());
+    header.payload_xxh3 = Xxh3(payload) + 1;
+    stream.Send(wire::EncodeHeader(header));
+    stream.Send(payload);
+    CHECK(stream.ReceiveError().code() == StatusCode::kDataLoss);
+  }
+  SECTION("a ticket that nobody granted") {
+    wire::Hello hello;
+    hello.fingerprint = trainer.layout().fingerprint();
+    stream.SendFrame(Type(wire::FrameType::kHello), wire::Encode(hello));
+    const Status error = stream.ReceiveError();
+    CHECK(error.code() == StatusCode::kPermissionDenied);
+    CHECK(Mentions(error, "ticket"));
+  }
+  SECTION("another layout") {
+    wire::Hello hello = OpenPull(sender, trainer.layout());
+    hello.fingerprint.lo ^= 1;
+    stream.SendFrame(Type(wire::FrameType::kHello), wire::Encode(hello));
+    const Status error = stream.ReceiveError();
+    CHECK(error.code() == StatusCode::kFailedPrecondition);
+    CHECK(Mentions(error, "layout"));
+  }
+  SECTION("a base newer than what is published") {
+    const wire::Hello hello = OpenPull(sender, trainer.layout());
+    stream.SendFrame(Type(wire::FrameType::kHello), wire::Encode(hello));
+    std::vector<std::byte> payload;
+    REQUIRE(stream.Receive(payload)->type == wire::FrameType::kWelcome);
+    wire::Have have;
+    have.epoch = 1;
+    have.version = 99;
+    have.chunks.resize(sender.Status(kModel).chunks());
+    stream.SendFrame(Type(wire::FrameType::kHave), wire::Encode(have));
+    const Status error = stream.ReceiveError();
+    CHECK(error.code() == StatusCode::kFailedPrecondition);
+    CHECK(Mentions(error, "99"));
+  }
+  SECTION("a base that the sender does not know is refused chunk by chunk: all come whole") {
+    trainer.Step();
+    REQUIRE(trainer.Publish(2).ok());
+    const wire::Hello hello = OpenPull(sender, trainer.layout());
+    stream.SendFrame(Type(wire::FrameType::kHello), wire::Encode(hello));
+    std::vector<std::byte> payload;
+    REQUIRE(stream.Receive(payload)->type == wire::FrameType::kWelcome);
+    wire::Have have;
+    have.epoch = 1;
+    have.version = 1;
+    have.chunks.resize(sender.Status(kModel).chunks());
+    for (auto& c : have.chunks) c = {.version = 1, .digest = 0xbad};  // right number, other bytes
+    stream.SendFrame(Type(wire::FrameType::kHave), wire::Encode(have));
+    uint64_t full = 0;
+    while (true) {
+      auto frame = stream.Receive(payload);
+      REQUIRE(frame.ok());
+      REQUIRE(frame->type != wire::FrameType::kChunkDelta);
+      if (frame->type == wire::FrameType::kEnd) break;
+      full += frame->type == wire::FrameType::kChunkFull;
+    }
+    CHECK(full == have.chunks.size());
+  }
+  SECTION("a Have of another size") {
+    const wire::Hello hello = OpenPull(sender, trainer.layout());
+    stream.SendFrame(Type(wire::FrameType::kHello), wire::Encode(hello));
+    std::vector<std::byte> payload;
+    REQUIRE(stream.Receive(payload)->type == wire::FrameType::kWelcome);
+    wire::Have have;
+    have.chunks.resize(3);
+    stream.SendFrame(Type(wire::FrameType::kHave), wire::Encode(have));
+    CHECK(!stream.ReceiveError().ok());
+  }
+
+  // Whatever that was, the sender serves on.
+  trainer.Step();
+  REQUIRE(trainer.Publish(7).status() == absl::OkStatus());
+  REQUIRE(receiver.WaitCommitted(7));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+}
+
+TEST_CASE("offloads that cannot be are refused by name, and what was published stays") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 32);
+  REQUIRE(trainer.Publish(5).ok());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(5));
+  const std::vector<std::byte> fifth = trainer.content();
+  trainer.Step();
+
+  const auto older = trainer.TryPublish(4);
+  CHECK(older.status().code() == StatusCode::kFailedPrecondition);
+  CHECK(Mentions(older.status(), "version 4 is not newer"));
+
+  const auto missing = trainer.TryPublish(6, {1, 2});
+  CHECK(missing.status().code() == StatusCode::kFailedPrecondition);
+  CHECK(Mentions(missing.status(), trainer.layout().tensor(1).name));
+  CHECK(Mentions(missing.status(), trainer.layout().tensor(2).name));
+  CHECK(sender.Status(kModel).newest().id().version() == 5);
+  CHECK(receiver.Status().committed().version() == 5);
+
+  std::swap(trainer.content(), const_cast<std::vector<std::byte>&>(fifth));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+  std::swap(trainer.content(), const_cast<std::vector<std::byte>&>(fifth));
+  REQUIRE(trainer.TryPublish(6).status() == absl::OkStatus());
+  REQUIRE(receiver.WaitCommitted(6));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+
+  Trainer other(sender.socket(), kModel, 5, 33);
+  const auto relaid = other.TryPublish(7);
+  CHECK(relaid.status().code() == StatusCode::kFailedPrecondition);
+  CHECK(Mentions(relaid.status(), "another layout"));
+}
+
+TEST_CASE("a trainer that dies in an offload leaves the sender able to begin again") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 34);
+  REQUIRE(trainer.Publish(1).ok());
+  {
+    auto begun = trainer.client().Begin(2);
+    REQUIRE(begun.ok());
+    std::fill((*begun)->tensor(0).begin(), (*begun)->tensor(0).end(), std::byte{0x5a});
+  }
+  trainer.Step();
+  REQUIRE(trainer.Publish(3).status() == absl::OkStatus());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(3));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+}
+
+TEST_CASE("too little memory is an error at the start, by name and number") {
+  ShmDir root;
+  const auto small = root.path() / "small";
+  std::filesystem::create_directories(small);
+  if (mount("tmpfs", small.c_str(), "tmpfs", 0, "size=6m") != 0) {
+    std::puts("SKIPPED: mounting a small tmpfs needs CAP_SYS_ADMIN");
+    return;
+  }
+  {
+    SenderProcess sender(small);
+    Trainer trainer(sender.socket(), kModel, 4, 35);
+    const auto refused = trainer.TryPublish(1);
+    CHECK(refused.status().code() == StatusCode::kResourceExhausted);
+    CHECK(Mentions(refused.status(), small.string()));
+    CHECK(sender.child().Running());
+
+    // A receiver whose directory is too small says so, and its sender keeps running.
+    SenderProcess roomy(root.path());
+    Trainer fits(roomy.socket(), kModel, 4, 36);
+    REQUIRE(fits.Publish(1).ok());
+    ReceiverProcess receiver(small, "r1", roomy.control(), kModel);
+    REQUIRE(Eventually([&] { return !receiver.Status().message().empty(); }));
+    CHECK(receiver.Status().phase() == "failed");
+    CHECK(receiver.Status().message().find(small.string()) != std::string::npos);
+    CHECK(receiver.child().Running());
+    CHECK(roomy.child().Running());
+  }
+  CHECK(umount2(small.c_str(), MNT_DETACH) == 0);
+}
+
+TEST_CASE("daemons that cannot start say why and exit") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 1, 37);
+  REQUIRE(trainer.Publish(1).ok());
+  const auto log = root.path() / "second.log";
+  const auto run = [&](const std::string& program, std::vector<std::string> args) {
+    std::filesystem::remove(log);
+    Child child(program, args, log);
+    const int code = child.Wait(std::chrono::seconds(20));
+    return std::pair<int, std::string>(code, ReadText(log));
+  };
+  const auto fails_with = [&](const std::string& program, std::vector<std::string> args,
+                              const std::string& text) {
+    const auto [code, output] = run(program, std::move(args));
+    INFO(program << " exited with " << code << ":\n" << output);
+    CHECK(code > 0);
+    CHECK(code < 128);
+    CHECK(output.find(text) != std::string::npos);
+  };
+  const std::string fresh = (root.path() / "fresh").string();
+  const std::string free_port = fmt::format("127.0.0.1:{}", FreePort());
+
+  // Ports.
+  fails_with("deltawire-sender",
+             {"--data-dir", fresh, "--control-listen", sender.control(), "--bulk-listen", free_port},
+             sender.control());
+  const std::string bulk = fmt::format("127.0.0.1:{}", sender.bulk_port());
+  fails_with("deltawire-sender",
+             {"--data-dir", fresh, "--control-listen", free_port, "--bulk-listen", bulk}, bulk);
+  // The directory's owner, by pid.
+  fails_with("deltawire-sender",
+             {"--data-dir", sender.dir().string(), "--trainer-socket", fresh + ".sock",
+              "--control-listen", free_port, "--bulk-listen", "127.0.0.1:0"},
+             std::to_string(sender.child().pid()));
+  // Configuration.
+  fails_with("deltawire-receiver", {"--config", "/nonexistent/receiver.toml"},
+             "/nonexistent/receiver.toml");
+  const auto config = root.path() / "bad.toml";
+  std::ofstream(config) << "no-such-option = 1\n";
+  fails_with("deltawire-sender", {"--config", config.string()}, "no-such-option");
+  fails_with("deltawire-sender", {"--control-listen", "0.0.0.0:0"}, "--insecure-plaintext");
+
+  CHECK(sender.child().Running());
+  trainer.Step();
+  CHECK(trainer.Publish(2).status() == absl::OkStatus());
+}
+
+}  // namespace deltawire::testing

@@ -1,0 +1,316 @@
+// The main job: full first, deltas after, verified byte for byte, and what an operator may ask for.
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "tests/support/daemons.h"
+
+namespace deltawire::testing {
+namespace {
+
+constexpr const char* kModel = "m";
+
+// The weight file's bytes, changed behind the receiver's back.
+void Corrupt(const std::filesystem::path& file, uint64_t offset) {
+  std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
+  f.seekg(static_cast<std::streamoff>(offset));
+  const char byte = static_cast<char>(f.get());
+  f.seekp(static_cast<std::streamoff>(offset));
+  f.put(static_cast<char>(byte ^ 0x10));
+}
+
+v1::VerifyResponse Verify(ReceiverProcess& receiver, bool repair) {
+  v1::VerifyRequest request;
+  request.set_model(kModel);
+  request.set_repair(repair);
+  v1::VerifyResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = receiver.stub().Verify(&context, request, &response);
+  INFO(status.error_message());
+  REQUIRE(status.ok());
+  return response;
+}
+
+StatusOr<std::vector<v1::SyncUpdate>> Sync(ReceiverProcess& receiver, bool full = false) {
+  v1::SyncRequest request;
+  request.set_model(kModel);
+  request.set_force_full(full);
+  grpc::ClientContext context;
+  auto stream = receiver.stub().Sync(&context, request);
+  std::vector<v1::SyncUpdate> updates;
+  for (v1::SyncUpdate u; stream->Read(&u);) updates.push_back(u);
+  const grpc::Status status = stream->Finish();
+  if (!status.ok()) return Status(static_cast<StatusCode>(status.error_code()), status.error_message());
+  return updates;
+}
+
+}  // namespace
+
+TEST_CASE("a receiver follows: full first, then deltas, byte for byte") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  Trainer trainer(sender.socket(), kModel, 16, 1);
+  REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
+  INFO(ReadText(receiver.log()));
+  REQUIRE(receiver.WaitCommitted(1));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+  CHECK(ReadText(receiver.dir() / "config.json") == "{\"model_type\": \"test\"}");
+  const auto full = receiver.Status().last_pull();
+  CHECK(full.payload_bytes() == trainer.layout().total_bytes());
+
+  for (uint64_t v = 2; v <= 6; ++v) {
+    trainer.Step(0.01);
+    const auto published = trainer.Publish(v);
+    REQUIRE(published.status() == absl::OkStatus());
+    REQUIRE(receiver.WaitCommitted(v));
+    CHECK(trainer.Compare(receiver.dir()) == "");
+    const auto pull = receiver.Status().last_pull();
+    CHECK(pull.chunks_full() == 0);
+    CHECK(pull.payload_bytes() == published->delta_bytes);
+    CHECK(pull.payload_bytes() * 20 < trainer.layout().total_bytes());
+  }
+  CHECK(Verify(receiver, false).bad_chunks() == 0);
+}
+
+TEST_CASE("a version that changes nothing, or everything, arrives") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  Trainer trainer(sender.socket(), kModel, 4, 2);
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(receiver.WaitCommitted(1));
+  REQUIRE(trainer.Publish(2).ok());
+  REQUIRE(receiver.WaitCommitted(2));
+  CHECK(receiver.Status().last_pull().payload_bytes() == 0);
+  CHECK(trainer.Compare(receiver.dir()) == "");
+  for (std::byte& b : trainer.content()) b = ~b;
+  REQUIRE(trainer.Publish(3).ok());
+  REQUIRE(receiver.WaitCommitted(3));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+  CHECK(receiver.Status().last_pull().payload_bytes() <=
+        trainer.layout().total_bytes() + trainer.layout().total_bytes() / 100);
+}
+
+TEST_CASE("laggards get the fold of the chain, late joiners the whole") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 8, 3);
+  REQUIRE(trainer.Publish(1).ok());
+  ReceiverProcess laggard(root.path(), "laggard", sender.control(), kModel, {"--no-follow"});
+  REQUIRE(Eventually([&] { return laggard.Status().attached(); }));
+  REQUIRE(Sync(laggard).ok());
+  uint64_t sum = 0;
+  for (uint64_t v = 2; v <= 9; ++v) {
+    trainer.Step(0.01);
+    const auto published = trainer.Publish(v);
+    REQUIRE(published.ok());
+    sum += published->delta_bytes;
+  }
+  CHECK(laggard.Status().committed().version() == 1);
+  REQUIRE(Sync(laggard).ok());
+  CHECK(laggard.Status().committed().version() == 9);
+  CHECK(trainer.Compare(laggard.dir()) == "");
+  const auto pull = laggard.Status().last_pull();
+  CHECK(pull.chunks_full() == 0);
+  CHECK(pull.payload_bytes() < sum);
+
+  ReceiverProcess late(root.path(), "late", sender.control(), kModel);
+  REQUIRE(late.WaitCommitted(9));
+  CHECK(trainer.Compare(late.dir()) == "");
+}
+
+TEST_CASE("an orchestrator syncs all receivers through the sender") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 4);
+  REQUIRE(trainer.Publish(1).ok());
+  ReceiverProcess a(root.path(), "a", sender.control(), kModel, {"--no-follow"});
+  ReceiverProcess b(root.path(), "b", sender.control(), kModel, {"--no-follow"});
+  REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 2; }));
+  v1::TriggerSyncRequest request;
+  request.set_model(kModel);
+  grpc::ClientContext context;
+  auto stream = sender.orchestrator().TriggerSync(&context, request);
+  std::map<std::string, std::string> last;
+  for (v1::SyncProgress p; stream->Read(&p);) last[p.receiver_id()] = p.phase();
+  const grpc::Status status = stream->Finish();
+  INFO(status.error_message());
+  REQUIRE(status.ok());
+  CHECK(last == std::map<std::string, std::string>{{"a", "committed"}, {"b", "committed"}});
+  CHECK(trainer.Compare(a.dir()) == "");
+  CHECK(trainer.Compare(b.dir()) == "");
+
+  v1::TriggerSyncRequest unknown;
+  unknown.set_model(kModel);
+  unknown.add_receiver_ids("nobody");
+  grpc::ClientContext unknown_context;
+  auto refused = sender.orchestrator().TriggerSync(&unknown_context, unknown);
+  v1::SyncProgress none;
+  CHECK(!refused->Read(&none));
+  CHECK(refused->Finish().error_code() == grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_CASE("rollback publishes the earlier bytes as the next epoch") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  Trainer trainer(sender.socket(), kModel, 4, 5);
+  REQUIRE(trainer.Publish(1).ok());
+  trainer.Step();
+  REQUIRE(trainer.Publish(2).ok());
+  const std::vector<std::byte> second = trainer.content();
+  for (uint64_t v = 3; v <= 4; ++v) {
+    trainer.Step();
+    REQUIRE(trainer.Publish(v).ok());
+  }
+  REQUIRE(receiver.WaitCommitted(4));
+  v1::RollbackRequest request;
+  request.set_model(kModel);
+  request.set_version(2);
+  v1::RollbackResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = sender.orchestrator().Rollback(&context, request, &response);
+  INFO(status.error_message());
+  REQUIRE(status.ok());
+  CHECK(response.info().id().epoch() == 2);
+  REQUIRE(Eventually([&] { return receiver.Status().committed().epoch() == 2; }));
+  CHECK(receiver.Status().committed().version() == 2);
+  CHECK(receiver.Status().last_pull().chunks_full() == 0);
+  trainer.content() = second;
+  CHECK(trainer.Compare(receiver.dir()) == "");
+
+  // The same number again, with other bytes: what the log knew as version 3 must not be mixed up.
+  trainer.Step();
+  REQUIRE(trainer.Publish(3).ok());
+  REQUIRE(Eventually([&] { return receiver.Status().committed().version() == 3; }));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+
+  request.set_version(77);
+  grpc::ClientContext again;
+  CHECK(sender.orchestrator().Rollback(&again, request, &response).error_code() ==
+        grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_CASE("tensors declared unchanged are carried over") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  Trainer trainer(sender.socket(), kModel, 4, 6);
+  REQUIRE(trainer.Publish(1).ok());
+  for (uint64_t v = 2; v <= 4; ++v) {
+    // Tensor 0 stays; the rest changes.
+    const std::vector<std::byte> before = trainer.content();
+    trainer.Step();
+    std::copy_n(before.begin(), trainer.layout().bytes(0), trainer.content().begin());
+    const auto published = trainer.TryPublish(v, {}, {0});
+    REQUIRE(published.status() == absl::OkStatus());
+    REQUIRE(receiver.WaitCommitted(v));
+    CHECK(trainer.Compare(receiver.dir()) == "");
+  }
+}
+
+TEST_CASE("memory that went bad is found by verify and repaired alone") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  Trainer trainer(sender.socket(), kModel, 16, 7);
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(receiver.WaitCommitted(1));
+  const auto file = receiver.dir() / "model.safetensors";
+  Corrupt(file, 4096 + 5'000'000);
+  const auto found = Verify(receiver, false);
+  CHECK(found.bad_chunks() == 1);
+  REQUIRE(found.bad_tensors_size() == 1);
+  CHECK(found.bad_tensors(0) == "model.embed_tokens.weight");
+  const auto repaired = Verify(receiver, true);
+  CHECK(repaired.repaired());
+  CHECK(Verify(receiver, false).bad_chunks() == 0);
+  CHECK(trainer.Compare(receiver.dir()) == "");
+  CHECK(receiver.Status().last_pull().chunks_full() == 1);
+
+  // A delta checks what it changes and not what it passes by; verify still finds the rest.
+  Corrupt(file, 4096 + 9'000'000);
+  trainer.Step();
+  REQUIRE(trainer.Publish(2).ok());
+  REQUIRE(receiver.WaitCommitted(2));
+  CHECK(Verify(receiver, true).committed().version() == 2);
+  CHECK(trainer.Compare(receiver.dir()) == "");
+}
+
+TEST_CASE("one sender serves several models, a paused receiver stays where it is") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer one(sender.socket(), "one", 4, 8);
+  Trainer two(sender.socket(), "two", 2, 9);
+  ReceiverProcess r1(root.path(), "r1", sender.control(), "one");
+  ReceiverProcess r2(root.path(), "r2", sender.control(), "two");
+  REQUIRE(one.Publish(1).ok());
+  REQUIRE(two.Publish(10).ok());
+  REQUIRE(r1.WaitCommitted(1));
+  REQUIRE(r2.WaitCommitted(10));
+  CHECK(one.Compare(r1.dir()) == "");
+  CHECK(two.Compare(r2.dir()) == "");
+
+  v1::PauseRequest pause;
+  pause.set_model("one");
+  v1::PauseResponse paused;
+  grpc::ClientContext pause_context;
+  REQUIRE(r1.stub().Pause(&pause_context, pause, &paused).ok());
+  one.Step();
+  REQUIRE(one.Publish(2).ok());
+  REQUIRE(Eventually([&] { return r1.Status().newest().version() == 2; }));
+  CHECK(r1.Status().committed().version() == 1);
+  CHECK(r1.Status().phase() == "paused");
+  v1::ResumeRequest resume;
+  resume.set_model("one");
+  v1::ResumeResponse resumed;
+  grpc::ClientContext resume_context;
+  REQUIRE(r1.stub().Resume(&resume_context, resume, &resumed).ok());
+  REQUIRE(r1.WaitCommitted(2));
+  CHECK(one.Compare(r1.dir()) == "");
+}
+
+TEST_CASE("SIGTERM ends either daemon within two seconds, also in the middle of work") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  Trainer trainer(sender.socket(), kModel, 64, 10);
+  REQUIRE(trainer.Publish(1).ok());
+  SECTION("receiver first, pulling") {
+    receiver.child().Signal(SIGTERM);
+    CHECK(receiver.child().Wait(std::chrono::seconds(2)) == 0);
+    sender.child().Signal(SIGTERM);
+    CHECK(sender.child().Wait(std::chrono::seconds(2)) == 0);
+  }
+  SECTION("sender first, with an attached receiver") {
+    REQUIRE(receiver.WaitCommitted(1));
+    sender.child().Signal(SIGTERM);
+    CHECK(sender.child().Wait(std::chrono::seconds(2)) == 0);
+    receiver.child().Signal(SIGTERM);
+    CHECK(receiver.child().Wait(std::chrono::seconds(2)) == 0);
+    CHECK(trainer.Compare(receiver.dir()) == "");
+  }
+}
+
+TEST_CASE("after a restart the receiver's directory is whole without a sender") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  Trainer trainer(sender.socket(), kModel, 4, 11);
+  REQUIRE(trainer.Publish(5).ok());
+  REQUIRE(receiver.WaitCommitted(5));
+  sender.child().Kill();
+  receiver.Restart();
+  CHECK(receiver.WaitCommitted(5));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+  sender.Start();
+  trainer.Step();
+  REQUIRE(trainer.Publish(6).status() == absl::OkStatus());
+  REQUIRE(receiver.WaitCommitted(6));
+  CHECK(trainer.Compare(receiver.dir()) == "");
+}
+
+}  // namespace deltawire::testing

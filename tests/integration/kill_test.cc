@@ -1,0 +1,107 @@
+// SIGKILL at seeded random points of full and delta syncs: after a restart, and nothing else, the
+// receiver always ends at the newest version, byte for byte.
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <random>
+#include <thread>
+
+#include "tests/support/daemons.h"
+
+namespace deltawire::testing {
+namespace {
+
+constexpr const char* kModel = "m";
+
+// What the receiver's state file says: how far an update has come, seen from outside.
+class Progress {
+ public:
+  explicit Progress(const std::filesystem::path& dir) : path_(dir / "state") {}
+
+  /// Chunks that hold `version`; 0 when there is no state file yet.
+  uint32_t Chunks(uint64_t version) {
+    if (!state_) {
+      auto opened = StateFile::Open(path_);
+      if (!opened.ok()) return 0;
+      state_ = std::make_unique<StateFile>(std::move(*opened));
+    }
+    uint32_t n = 0;
+    for (uint32_t c = 0; c < state_->shape().chunks; ++c) n += state_->chunk_version(0, c) == version;
+    return n;
+  }
+
+ private:
+  const std::filesystem::path path_;
+  std::unique_ptr<StateFile> state_;
+};
+
+void KillOnce(uint64_t seed) {
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 12, seed);
+  const bool full = random() % 2 == 0;
+  const bool kill_sender = random() % 2 == 0;
+  const bool during_offload = kill_sender && random() % 3 == 0;
+  CAPTURE(full, kill_sender, during_offload);
+
+  uint64_t version = 1;
+  std::unique_ptr<ReceiverProcess> receiver;
+  const auto start_receiver = [&] {
+    receiver = std::make_unique<ReceiverProcess>(root.path(), "r1", sender.control(), kModel);
+  };
+  REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+  if (!full) {
+    start_receiver();
+    REQUIRE(receiver->WaitCommitted(version));
+    trainer.Step();
+    ++version;
+  }
+  // The kill comes once this many chunks have arrived; 0 means before the first.
+  const uint32_t threshold = static_cast<uint32_t>(random() % 45);
+  CAPTURE(threshold);
+  if (during_offload) {
+    // At any of the offload's steps: the trainer, not an operator, begins it again.
+    std::thread killer([&, spins = random() % 200'000] {
+      for (volatile uint64_t i = 0; i < spins * 50; i = i + 1) {
+      }
+      sender.Restart();
+    });
+    const auto published = trainer.Publish(full ? ++version : version);
+    killer.join();
+    REQUIRE(published.status() == absl::OkStatus());
+    if (full) start_receiver();
+  } else {
+    Progress progress(root.path() / "r1");
+    if (full) {
+      start_receiver();
+    } else {
+      REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+    }
+    REQUIRE(Eventually([&] { return progress.Chunks(version) >= threshold; }));
+    if (kill_sender) {
+      sender.Restart();
+    } else {
+      receiver->Restart();
+    }
+  }
+  INFO("sender:\n" << ReadText(sender.log()) << "receiver:\n" << ReadText(receiver->log()));
+  REQUIRE(receiver->WaitCommitted(version));
+  CHECK(trainer.Compare(receiver->dir()) == "");
+
+  // And it goes on working.
+  trainer.Step();
+  REQUIRE(trainer.Publish(++version).status() == absl::OkStatus());
+  REQUIRE(receiver->WaitCommitted(version));
+  CHECK(trainer.Compare(receiver->dir()) == "");
+}
+
+}  // namespace
+
+TEST_CASE("fifty seeded SIGKILLs end in a verified newest version") {
+  // DELTAWIRE_SEED repeats one of them.
+  if (const char* one = std::getenv("DELTAWIRE_SEED")) return KillOnce(std::stoull(one));
+  for (uint64_t seed = 1; seed <= 50; ++seed) KillOnce(seed);
+}
+
+}  // namespace deltawire::testing

@@ -1,0 +1,309 @@
+#include "tests/support/daemons.h"
+
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <fstream>
+#include <stdexcept>
+#include <thread>
+
+#include "common/layout/model_dir.h"
+
+namespace deltawire::testing {
+namespace fs = std::filesystem;
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The short pause between two looks at a condition that no event announces.
+constexpr std::chrono::microseconds kPoll{500};
+
+Layout MixedLayout(size_t megabytes) {
+  std::vector<TensorMeta> t;
+  t.push_back({"model.embed_tokens.weight", DType::kBF16, {megabytes * 128, 1024}});
+  for (int i = 0; i < 6; ++i) {
+    const std::string p = "model.layers." + std::to_string(i);
+    t.push_back({p + ".mlp.weight", DType::kBF16, {megabytes * 64, 1024}});
+    t.push_back({p + ".norm.weight", DType::kF32, {1023}});
+    t.push_back({p + ".scale", DType::kF8E4M3, {77}});
+  }
+  t.push_back({"counter", DType::kI64, {3}});
+  t.push_back({"empty", DType::kBF16, {0, 7}});
+  t.push_back({"scalar", DType::kF64, {}});
+  return *Layout::Create(std::move(t));
+}
+
+std::shared_ptr<grpc::Channel> Channel(const std::string& address) {
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+}
+
+void Prepare(grpc::ClientContext& context, std::chrono::milliseconds deadline) {
+  context.set_deadline(std::chrono::system_clock::now() + deadline);
+  context.set_wait_for_ready(true);
+}
+
+}  // namespace
+
+ShmDir::ShmDir() {
+  static std::atomic<int> counter{0};
+  std::error_code ec;
+  const fs::path root = fs::is_directory("/dev/shm", ec) ? fs::path("/dev/shm")
+                                                         : fs::temp_directory_path();
+  path_ = root / fmt::format("deltawire-test-{}-{}", getpid(), counter++);
+  fs::create_directories(path_);
+}
+
+ShmDir::~ShmDir() {
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+}
+
+uint16_t FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    throw std::runtime_error("no free port");
+  }
+  close(fd);
+  return ntohs(address.sin_port);
+}
+
+bool Eventually(const std::function<bool()>& condition, std::chrono::milliseconds deadline) {
+  const auto end = Clock::now() + deadline;
+  while (!condition()) {
+    if (Clock::now() > end) return false;
+    std::this_thread::sleep_for(kPoll);
+  }
+  return true;
+}
+
+Child::Child(const std::string& program, const std::vector<std::string>& args,
+             const fs::path& log) {
+  const std::string path = std::string(DELTAWIRE_BIN_DIR) + "/" + program;
+  std::vector<char*> argv{const_cast<char*>(path.c_str())};
+  for (const std::string& a : args) argv.push_back(const_cast<char*>(a.c_str()));
+  argv.push_back(nullptr);
+  const pid_t parent = getpid();
+  pid_ = fork();
+  if (pid_ == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) _exit(127);
+    const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+    dup2(fd, STDOUT_FILENO);
+    dup2(fd, STDERR_FILENO);
+    execv(path.c_str(), argv.data());
+    _exit(127);
+  }
+}
+
+Child::~Child() { Kill(); }
+
+void Child::Signal(int signal) const {
+  if (pid_ > 0 && code_ < 0) kill(pid_, signal);
+}
+
+int Child::Wait(std::chrono::milliseconds deadline) {
+  if (code_ >= 0) return code_;
+  Eventually([this] { return !Running(); }, deadline);
+  return code_;
+}
+
+bool Child::Running() {
+  if (code_ >= 0) return false;
+  int status = 0;
+  if (waitpid(pid_, &status, WNOHANG) != pid_) return true;
+  code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return false;
+}
+
+void Child::Kill() {
+  if (code_ >= 0) return;
+  kill(pid_, SIGKILL);
+  int status = 0;
+  waitpid(pid_, &status, 0);
+  code_ = 128 + SIGKILL;
+}
+
+std::string ReadText(const fs::path& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+uint64_t AnonymousBytes(pid_t pid) {
+  std::ifstream in(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("RssAnon:")) return std::stoull(line.substr(8)) * 1024;
+  }
+  return 0;
+}
+
+SenderProcess::SenderProcess(const fs::path& root, std::vector<std::string> extra)
+    : dir_(root / "sender"),
+      log_(root / "sender.log"),
+      control_(fmt::format("127.0.0.1:{}", FreePort())),
+      bulk_port_(FreePort()),
+      extra_(std::move(extra)) {
+  fs::create_directories(dir_);
+  Start();
+}
+
+void SenderProcess::Start() {
+  std::vector<std::string> args = {
+      "--data-dir",    dir_.string(),
+      "--control-listen", control_,
+      "--bulk-listen", fmt::format("127.0.0.1:{}", bulk_port_)};
+  args.insert(args.end(), extra_.begin(), extra_.end());
+  child_ = std::make_unique<Child>("deltawire-sender", args, log_);
+  const auto channel = Channel(control_);
+  orchestrator_ = v1::SenderService::NewStub(channel);
+  pulls_ = v1::PullService::NewStub(channel);
+}
+
+v1::SenderModelStatus SenderProcess::Status(const std::string& model) {
+  v1::SenderStatusRequest request;
+  request.set_model(model);
+  v1::SenderStatusResponse response;
+  grpc::ClientContext context;
+  Prepare(context, std::chrono::seconds(20));
+  if (!orchestrator_->GetStatus(&context, request, &response).ok() || response.models_size() == 0) {
+    return {};
+  }
+  return response.models(0);
+}
+
+ReceiverProcess::ReceiverProcess(const fs::path& root, const std::string& id,
+                                 const std::string& sender_control, const std::string& model,
+                                 std::vector<std::string> extra)
+    : id_(id),
+      model_(model),
+      sender_control_(sender_control),
+      dir_(root / id),
+      log_(root / (id + ".log")),
+      control_(fmt::format("127.0.0.1:{}", FreePort())),
+      extra_(std::move(extra)) {
+  Start();
+}
+
+void ReceiverProcess::Start() {
+  std::vector<std::string> args = {"--sender",         sender_control_,
+                                   "--model",          model_ + "=" + dir_.string(),
+                                   "--receiver-id",    id_,
+                                   "--control-listen", control_};
+  args.insert(args.end(), extra_.begin(), extra_.end());
+  child_ = std::make_unique<Child>("deltawire-receiver", args, log_);
+  stub_ = v1::ReceiverService::NewStub(Channel(control_));
+}
+
+v1::ReceiverModelStatus ReceiverProcess::Status() {
+  v1::ReceiverStatusRequest request;
+  request.set_model(model_);
+  v1::ReceiverStatusResponse response;
+  grpc::ClientContext context;
+  Prepare(context, std::chrono::seconds(20));
+  if (!stub_->GetStatus(&context, request, &response).ok() || response.models_size() == 0) return {};
+  return response.models(0);
+}
+
+bool ReceiverProcess::WaitCommitted(uint64_t version, std::chrono::milliseconds deadline) {
+  return Eventually(
+      [&] {
+        const auto s = Status();
+        return s.committed().epoch() != 0 && s.committed().version() >= version;
+      },
+      deadline);
+}
+
+Trainer::Trainer(std::string socket, std::string model, size_t megabytes, uint64_t seed)
+    : socket_(std::move(socket)),
+      model_(std::move(model)),
+      layout_(MixedLayout(megabytes)),
+      content_(layout_.total_bytes()),
+      random_(seed),
+      client_(std::make_unique<TrainerClient>(socket_, model_)) {
+  for (size_t i = 0; i + 8 <= content_.size(); i += 8) StoreLe<uint64_t>(&content_[i], random_());
+}
+
+void Trainer::Step(double fraction) {
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (size_t t = 0; t < layout_.size(); ++t) {
+    const unsigned width = DTypeBytes(layout_.tensor(t).dtype);
+    const size_t elements = layout_.bytes(t) / width;
+    const auto changes = static_cast<size_t>(fraction * static_cast<double>(elements) + uniform(random_));
+    for (size_t c = 0; c < changes; ++c) {
+      std::byte* e = &content_[layout_.offset(t) + (random_() % elements) * width];
+      *e = static_cast<std::byte>(static_cast<uint8_t>(*e) + (random_() % 2 == 0 ? 1 : 255));
+    }
+  }
+}
+
+StatusOr<PublishedVersion> Trainer::TryPublish(uint64_t version, const std::vector<size_t>& skip,
+                                               const std::vector<size_t>& unchanged) {
+  DW_RETURN_IF_ERROR(
+      client_->Register(layout_, {{"config.json", "{\"model_type\": \"test\"}"}}).status());
+  DW_ASSIGN_OR_RETURN(auto offload, client_->Begin(version));
+  for (size_t t = 0; t < layout_.size(); ++t) {
+    if (std::find(skip.begin(), skip.end(), t) != skip.end()) continue;
+    if (std::find(unchanged.begin(), unchanged.end(), t) != unchanged.end()) {
+      offload->Unchanged(t);
+      continue;
+    }
+    DW_RETURN_IF_ERROR(offload->Write(
+        t, Bytes(content_).subspan(layout_.offset(t), layout_.bytes(t))));
+  }
+  DW_RETURN_IF_ERROR(offload->Ready());
+  return client_->WaitPublished(version);
+}
+
+StatusOr<PublishedVersion> Trainer::Publish(uint64_t version, std::chrono::milliseconds deadline) {
+  const auto end = Clock::now() + deadline;
+  while (true) {
+    auto published = TryPublish(version);
+    const bool again = absl::IsUnavailable(published.status()) ||
+                       absl::IsAborted(published.status()) ||
+                       absl::IsNotFound(published.status()) ||
+                       absl::IsCancelled(published.status());
+    if (published.ok() || !again || Clock::now() > end) {
+      // A sender that was killed right after the publish has it already.
+      if (absl::IsFailedPrecondition(published.status())) {
+        auto held = client_->WaitPublished(version);
+        if (held.ok() && held->id.version == version) return held;
+      }
+      return published;
+    }
+  }
+}
+
+std::string Trainer::Compare(const fs::path& directory) const {
+  auto opened = ModelDir::Open(directory);
+  if (!opened.ok()) return std::string(MessageOf(opened.status()));
+  const std::string difference = DescribeDifference(layout_, opened->layout());
+  if (!difference.empty()) return difference;
+  std::string wrong;
+  for (size_t t = 0; t < layout_.size(); ++t) {
+    const Bytes want = Bytes(content_).subspan(layout_.offset(t), layout_.bytes(t));
+    const Bytes got = opened->data(t);
+    if (want.size() != got.size() || std::memcmp(want.data(), got.data(), want.size()) != 0) {
+      wrong += layout_.tensor(t).name + " differs; ";
+    }
+  }
+  return wrong;
+}
+
+}  // namespace deltawire::testing

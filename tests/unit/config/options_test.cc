@@ -1,0 +1,308 @@
+#include "common/config/options.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+
+#include "common/config/toml_file.h"
+#include "tests/support/temp_dir.h"
+
+namespace deltawire {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+constexpr const char* kSenderSample = DELTAWIRE_SAMPLE_DIR "/sender.toml";
+constexpr const char* kReceiverSample = DELTAWIRE_SAMPLE_DIR "/receiver.toml";
+
+Parsed<SenderOptions> Sender(std::vector<const char*> args) {
+  args.insert(args.begin(), "deltawire-sender");
+  return ParseSenderOptions(static_cast<int>(args.size()), args.data());
+}
+
+Parsed<ReceiverOptions> Receiver(std::vector<const char*> args) {
+  args.insert(args.begin(), "deltawire-receiver");
+  return ParseReceiverOptions(static_cast<int>(args.size()), args.data());
+}
+
+/// An error with exit code 2 whose text has all of `parts`.
+template <typename Options>
+void CheckError(const Parsed<Options>& parsed, const std::vector<std::string>& parts) {
+  CHECK_FALSE(parsed.run);
+  CHECK(parsed.exit_code == 2);
+  CAPTURE(parsed.text);
+  for (const std::string& part : parts) {
+    CAPTURE(part);
+    CHECK(parsed.text.find(part) != std::string::npos);
+  }
+}
+
+class ConfigFile {
+ public:
+  explicit ConfigFile(const std::string& content) : path_((temp_.path() / "x.toml").native()) {
+    std::ofstream(path_) << content;
+  }
+  const char* path() const { return path_.c_str(); }
+
+ private:
+  TempDir temp_;
+  std::string path_;
+};
+
+/// Long options in --help, but those that a file cannot hold.
+std::set<std::string> OptionsInHelp(const std::string& help) {
+  std::set<std::string> names;
+  const std::regex option("--(\\[no-\\])?([a-z-]+)");
+  std::istringstream lines(help);
+  for (std::string line; std::getline(lines, line);) {
+    std::smatch match;
+    const bool declares = line.starts_with("  -");
+    if (declares && std::regex_search(line, match, option)) names.insert(match[2]);
+  }
+  for (const char* general : {"help", "version", "config"}) CHECK(names.erase(general) == 1);
+  return names;
+}
+
+std::set<std::string> KeysOf(const char* file) {
+  std::set<std::string> keys;
+  const auto items = ReadTomlFile(file);
+  REQUIRE(items.ok());
+  for (const TomlItem& item : *items) keys.insert(item.key);
+  return keys;
+}
+
+TEST_CASE("without arguments every option has its default") {
+  const auto sender = Sender({});
+  REQUIRE(sender.run);
+  CHECK((sender.options == SenderOptions{}));
+  const auto receiver = Receiver({"--model", "m"});
+  REQUIRE(receiver.run);
+  ReceiverOptions want;
+  want.models = {{"m", ""}};
+  CHECK((receiver.options == want));
+}
+
+TEST_CASE("the sample files name every option and hold exactly the defaults") {
+  const auto sender = Sender({"--config", kSenderSample});
+  CAPTURE(sender.text);
+  REQUIRE(sender.run);
+  CHECK((sender.options == SenderOptions{}));
+  CHECK(KeysOf(kSenderSample) == OptionsInHelp(Sender({"--help"}).text));
+
+  const auto receiver = Receiver({"--config", kReceiverSample, "--model", "m"});
+  CAPTURE(receiver.text);
+  REQUIRE(receiver.run);
+  ReceiverOptions want;
+  want.models = {{"m", ""}};
+  CHECK((receiver.options == want));
+  CHECK(KeysOf(kReceiverSample) == OptionsInHelp(Receiver({"--help"}).text));
+
+  size_t files = 0;
+  for (const auto& entry : fs::directory_iterator(DELTAWIRE_SAMPLE_DIR)) {
+    files += entry.path().extension() == ".toml";
+  }
+  CHECK(files == 2);  // a further sample needs a test here
+}
+
+TEST_CASE("every sender option can be set on the command line and in the file alike") {
+  SenderOptions want;
+  want.data_dir = "/d";
+  want.trainer_socket = "/s";
+  want.control = {"127.0.0.2", 1};
+  want.bulk = {"::1", 2};
+  want.advertise_host = "node";
+  want.delta_log_bytes = 3 << 20;
+  want.grace = milliseconds(4);
+  want.stream_timeout = milliseconds(5);
+  want.threads = 6;
+  want.huge_pages = false;
+  want.eager_diff = false;
+  want.insecure_plaintext = true;
+  want.metrics = "0.0.0.0:9";
+  want.log_level = "debug";
+  const auto from_args =
+      Sender({"--data-dir=/d", "--trainer-socket=/s", "--control-listen=127.0.0.2:1",
+              "--bulk-listen=[::1]:2", "--advertise-host=node", "--delta-log=3MiB", "--grace-ms=4",
+              "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages", "--no-eager-diff",
+              "--insecure-plaintext", "--metrics-listen=0.0.0.0:9", "--log-level=debug"});
+  CAPTURE(from_args.text);
+  REQUIRE(from_args.run);
+  CHECK((from_args.options == want));
+  const ConfigFile file(
+      "data-dir = '/d'\ntrainer-socket = '/s'\ncontrol-listen = '127.0.0.2:1'\n"
+      "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
+      "stream-timeout-ms = '5'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
+      "insecure-plaintext = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n");
+  const auto from_file = Sender({"--config", file.path()});
+  CAPTURE(from_file.text);
+  REQUIRE(from_file.run);
+  CHECK((from_file.options == want));
+}
+
+TEST_CASE("every receiver option can be set on the command line and in the file alike") {
+  ReceiverOptions want;
+  want.data_dir = "/d";
+  want.sender = "node:1";
+  want.models = {{"a", ""}, {"b", "/x=y"}};
+  want.receiver_id = "me:1";
+  want.control = {"localhost", 2};
+  want.streams = 64;
+  want.follow = false;
+  want.staging_bytes = 1000;
+  want.stream_timeout = milliseconds(5);
+  want.threads = 6;
+  want.huge_pages = false;
+  want.insecure_plaintext = true;
+  want.metrics = ":9";
+  want.log_level = "off";
+  const auto from_args =
+      Receiver({"--data-dir=/d", "--sender=node:1", "--model=a", "--model", "b=/x=y",
+                "--receiver-id=me:1", "--control-listen=localhost:2", "--streams=64", "--no-follow",
+                "--staging=1kB", "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages",
+                "--insecure-plaintext", "--metrics-listen=:9", "--log-level=off"});
+  CAPTURE(from_args.text);
+  REQUIRE(from_args.run);
+  CHECK((from_args.options == want));
+  const ConfigFile file(
+      "data-dir = '/d'\nsender = 'node:1'\nmodel = ['a', 'b=/x=y']\nreceiver-id = 'me:1'\n"
+      "control-listen = 'localhost:2'\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
+      "stream-timeout-ms = 5\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
+      "metrics-listen = ':9'\nlog-level = 'off'\n");
+  const auto from_file = Receiver({"--config", file.path()});
+  CAPTURE(from_file.text);
+  REQUIRE(from_file.run);
+  CHECK((from_file.options == want));
+}
+
+TEST_CASE("the command line is stronger than the file, lists included") {
+  const ConfigFile file(
+      "streams = 8\nmodel = [\"a\", \"b\"]\nfollow = false\nhuge-pages = false\n");
+  const auto parsed = Receiver({"--streams=2", "--config", file.path(), "--model=c", "--follow"});
+  REQUIRE(parsed.run);
+  CHECK(parsed.options.streams == 2);
+  CHECK(parsed.options.models == std::vector<ReceiverModelOptions>{{"c", ""}});
+  CHECK(parsed.options.follow);
+  CHECK_FALSE(parsed.options.huge_pages);
+  const ConfigFile one("model = \"only\"\n");
+  CHECK(Receiver({"--config", one.path()}).options.models ==
+        std::vector<ReceiverModelOptions>{{"only", ""}});
+}
+
+TEST_CASE("help and version are texts with exit code 0") {
+  const auto help = Sender({"--help"});
+  CHECK_FALSE(help.run);
+  CHECK(help.exit_code == 0);
+  for (const char* part : {"deltawire-sender", "Files:", "Network:", "Publishing:", "Process:",
+                           "--[no-]huge-pages", "--delta-log SIZE [2GiB]",
+                           "--control-listen HOST:PORT [127.0.0.1:7700]", "--config FILE"}) {
+    CAPTURE(part, help.text);
+    CHECK(help.text.find(part) != std::string::npos);
+  }
+  const auto version = Receiver({"--version"});
+  CHECK_FALSE(version.run);
+  CHECK(version.exit_code == 0);
+  CHECK(version.text == "deltawire " DELTAWIRE_EXPECTED_VERSION "\n");
+}
+
+TEST_CASE("errors on the command line name the option") {
+  CheckError(Sender({"--wrong"}), {"--wrong", "--help"});
+  CheckError(Sender({"stray"}), {"stray"});
+  CheckError(Sender({"--threads"}), {"--threads"});
+  CheckError(Sender({"--threads=1", "--threads=2"}), {"--threads"});
+  CheckError(Sender({"--threads=1025"}), {"--threads: ", "1024"});
+  CheckError(Sender({"--control-listen=7700"}), {"--control-listen: ", "\"7700\"", "HOST:PORT"});
+  CheckError(Sender({"--bulk-listen=a:b"}), {"--bulk-listen: "});
+  CheckError(Sender({"--metrics-listen=9090"}), {"--metrics-listen: "});
+  CheckError(Sender({"--advertise-host=a b"}), {"--advertise-host: "});
+  CheckError(Sender({"--delta-log=2G"}), {"--delta-log: ", "\"2G\"", "2GiB"});
+  CheckError(Sender({"--grace-ms=-1"}), {"--grace-ms: "});
+  CheckError(Sender({"--stream-timeout-ms=0"}), {"--stream-timeout-ms: "});
+  CheckError(Sender({"--log-level=loud"}), {"--log-level: ", "loud", "debug"});
+  CheckError(Sender({"--data-dir="}), {"--data-dir"});
+  for (const char* streams : {"--streams=0", "--streams=65", "--streams=x"}) {
+    CheckError(Receiver({"--model=m", streams}), {"--streams: ", "from 1 to 64"});
+  }
+  CheckError(Receiver({}), {"--model NAME"});
+  for (const char* model : {"--model=.m", "--model=a/b", "--model= ", "--model==/d"}) {
+    CheckError(Receiver({model}), {"--model: ", "is not a model name"});
+  }
+  CheckError(Receiver({"--model=m="}), {"--model: ", "directory"});
+  CheckError(Receiver({"--model=m", "--model=m=/d"}), {"--model: ", "named twice"});
+  CheckError(Receiver({"--model=m", "--sender=host:0"}), {"--sender: ", "port 0"});
+  CheckError(Receiver({"--model=m", "--sender=host"}), {"--sender: "});
+  CheckError(Receiver({"--model=m", "--receiver-id=a b"}), {"--receiver-id: "});
+}
+
+TEST_CASE("listening beyond loopback needs the word, and the error says which and why") {
+  const std::vector<std::string> says = {"0.0.0.0:7700", "--insecure-plaintext",
+                                         "insecure-plaintext = true", "encrypts"};
+  for (const std::string option : {"control-listen", "bulk-listen", "metrics-listen"}) {
+    const std::string arg = "--" + option + "=0.0.0.0:7700";
+    CheckError(Sender({arg.c_str()}), says);
+    CheckError(Sender({arg.c_str()}), {"--" + option + ": "});
+    CHECK(Sender({arg.c_str(), "--insecure-plaintext"}).run);
+    if (option == "bulk-listen") continue;
+    CheckError(Receiver({"--model=m", arg.c_str()}), says);
+    CHECK(Receiver({"--model=m", arg.c_str(), "--insecure-plaintext"}).run);
+  }
+  const ConfigFile file("\ncontrol-listen = \"[::]:1\"\n");
+  CheckError(Sender({"--config", file.path()}),
+             {std::string(file.path()) + ":2: control-listen: ", "[::]:1"});
+}
+
+TEST_CASE("a Unix socket's path has a limit") {
+  const std::string fits = "--trainer-socket=/" + std::string(106, 'a');
+  CHECK(Sender({fits.c_str()}).run);
+  const std::string longer = fits + "a";
+  CheckError(Sender({longer.c_str()}), {"--trainer-socket: ", "107"});
+  const std::string dir = "--data-dir=/" + std::string(100, 'a');
+  CheckError(Sender({dir.c_str()}), {"--data-dir: ", "--trainer-socket"});
+  CHECK(Sender({dir.c_str(), "--trainer-socket=/s"}).run);
+}
+
+TEST_CASE("errors in the file name file, line and key") {
+  struct {
+    const char* content;
+    std::vector<std::string> parts;
+  } const cases[] = {
+      {"\n\nstreamz = 4\n", {":3: streamz: ", "no such option"}},
+      {"config = \"other.toml\"\n", {":1: config: ", "no such option"}},
+      {"help = true\n", {":1: help: ", "no such option"}},
+      {"no-follow = true\n", {":1: no-follow: ", "no such option"}},
+      {"streams 4\n", {":1: ", "'='"}},
+      {"streams = \"4\n", {":1: ", "closing"}},
+      {"[network]\nstreams = 4\n", {":1: ", "sections"}},
+      {"streams = 0\n", {":1: streams: ", "from 1 to 64"}},
+      {"streams = true\n", {":1: streams: ", "true or false"}},
+      {"streams = [\"4\"]\n", {":1: streams: ", "a list"}},
+      {"follow = 1\n", {":1: follow: ", "true or false", "a number"}},
+      {"model = [\"ok\", \".m\"]\n", {":1: model: ", "\".m\""}},
+      {"model = true\n", {":1: model: ", "a list of strings"}},
+      {"sender = \"host\"\n", {":1: sender: "}},
+      {"model = []\n", {":1: model: ", "no model"}},
+      {"streams = 1\nstreams = 1\n", {":2: streams", "line 1"}},
+  };
+  for (const auto& c : cases) {
+    CAPTURE(c.content);
+    const ConfigFile file(c.content);
+    const auto parsed = Receiver({"--config", file.path()});
+    CheckError(parsed, c.parts);
+    CHECK(parsed.text.find(file.path()) == 0);
+  }
+}
+
+TEST_CASE("a file that cannot be read is named") {
+  const TempDir temp;
+  const std::string absent = temp.path() / "absent.toml";
+  CheckError(Sender({"--config", absent.c_str()}), {absent, "No such file"});
+  CheckError(Sender({"--config", temp.path().c_str()}), {temp.path().native(), "directory"});
+  const ConfigFile large(std::string((1 << 20) + 1, '#'));
+  CheckError(Sender({"--config", large.path()}), {large.path(), "larger"});
+  CheckError(Sender({"--config"}), {"--config"});
+}
+
+}  // namespace
+}  // namespace deltawire

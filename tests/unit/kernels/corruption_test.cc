@@ -1,0 +1,184 @@
+// What decoders do with bytes that no encoder wrote. Payloads and data end exactly at the end of
+// their allocations, so a sanitizer build sees every byte read or written too far.
+#include <catch2/catch.hpp>
+
+#include "tests/unit/kernels/kernel_data.h"
+
+namespace deltawire::kernels::test {
+namespace {
+
+const DigestKey& Key() {
+  static const DigestKey key(1);
+  return key;
+}
+
+struct Sample {
+  Buffer old_data, new_data, payload;
+};
+
+Sample MakeSample(unsigned width, size_t elements, double density, Change how, uint64_t seed) {
+  Random random(seed);
+  Buffer a(elements * width), b(elements * width);
+  a.Fill(random);
+  std::memcpy(b.data(), a.data(), a.size());
+  Mutate(b, width, density, how, random);
+  Buffer payload = Encode(Scalar(), Key(), a, b, width);
+  return {std::move(a), std::move(b), std::move(payload)};
+}
+
+TEST_CASE("Every truncation and every appended byte is refused") {
+  for (const Backend* backend : All()) {
+    for (const unsigned width : kWidths) {
+      for (const double density : {0.02, 1.0}) {
+        const Sample s = MakeSample(width, 700, density, Change::kAny, width);
+        CAPTURE(backend->name, width, density);
+        for (size_t n = 0; n < s.payload.size(); ++n) {
+          CAPTURE(n);
+          const Buffer cut(Bytes(s.payload).first(n), 0);
+          REQUIRE(backend->validate(cut, s.old_data.size(), width, nullptr) ==
+                  DecodeStatus::kTruncated);
+          Buffer data(s.old_data, 0);
+          uint64_t digest = 0;
+          REQUIRE(backend->decode_apply(Key(), cut, data, width, 0, &digest) !=
+                  DecodeStatus::kOk);
+          REQUIRE(Equal(data, s.old_data));
+        }
+        Buffer longer(s.payload.size() + 1);
+        std::memcpy(longer.data(), s.payload.data(), s.payload.size());
+        REQUIRE(backend->validate(longer, s.old_data.size(), width, nullptr) ==
+                DecodeStatus::kMalformed);
+      }
+    }
+  }
+}
+
+TEST_CASE("A payload for another size or width is refused") {
+  for (const Backend* backend : All()) {
+    const Sample s = MakeSample(2, 1000, 0.1, Change::kSmall, 3);
+    CAPTURE(backend->name);
+    CHECK(backend->validate(s.payload, 1998, 2, nullptr) == DecodeStatus::kMalformed);
+    CHECK(backend->validate(s.payload, 2002, 2, nullptr) == DecodeStatus::kMalformed);
+    CHECK(backend->validate(s.payload, 2000, 4, nullptr) == DecodeStatus::kMalformed);
+    CHECK(backend->validate(s.payload, 2000, 3, nullptr) == DecodeStatus::kMalformed);
+    CHECK(backend->validate(s.payload, 0, 2, nullptr) == DecodeStatus::kMalformed);
+  }
+}
+
+/// Validates a corrupt payload; if it passes, its application must stay inside and be canonical.
+void CheckCorrupt(const Backend& backend, Bytes corrupt, Bytes old_data, unsigned width) {
+  uint64_t changed = 0;
+  const DecodeStatus status = backend.validate(corrupt, old_data.size(), width, &changed);
+  REQUIRE(status == Scalar().validate(corrupt, old_data.size(), width, nullptr));
+  Buffer data(old_data, 0);
+  uint64_t digest = 0;
+  const DecodeStatus applied =
+      backend.decode_apply(Key(), corrupt, data, width, backend.digest(Key(), old_data), &digest);
+  // Whatever decode_apply accepts it has followed truthfully, even where validate is stricter.
+  if (applied == DecodeStatus::kOk) REQUIRE(digest == Scalar().digest(Key(), data));
+  if (status != DecodeStatus::kOk) return;
+  REQUIRE(applied == DecodeStatus::kOk);
+  REQUIRE(CountChanged(old_data, data, width) == changed);
+  REQUIRE(Equal(Encode(Scalar(), Key(), old_data, data, width), corrupt));
+}
+
+TEST_CASE("Random corruptions: refused, or a valid delta of its own") {
+  size_t refused = 0, accepted = 0;
+  for (const Backend* backend : All()) {
+    for (const unsigned width : kWidths) {
+      for (const double density : {0.01, 0.3, 1.0}) {
+        const uint64_t seed = 1000 * width + static_cast<uint64_t>(100 * density);
+        const Sample s = MakeSample(width, 600, density, Change::kBoundary, seed);
+        Random random(seed + 1);
+        for (int round = 0; round < 1500; ++round) {
+          CAPTURE(backend->name, width, density, seed, round);
+          Buffer corrupt(s.payload, 0);
+          const size_t edits = 1 + random.Below(3);
+          for (size_t i = 0; i < edits; ++i) {
+            // Half of the edits go to header and table, where they do most harm.
+            const size_t span = random.Below(2) != 0 ? corrupt.size() : 28;
+            std::byte& b = corrupt.data()[random.Below(span)];
+            b = random.Below(2) != 0 ? static_cast<std::byte>(random.Next())
+                                     : b ^ static_cast<std::byte>(1u << random.Below(8));
+          }
+          CheckCorrupt(*backend, corrupt, s.old_data, width);
+          (backend->validate(corrupt, s.old_data.size(), width, nullptr) == DecodeStatus::kOk
+               ? accepted
+               : refused)++;
+        }
+      }
+    }
+  }
+  // Both sides of the check were visited.
+  CHECK(refused > 1000);
+  CHECK(accepted > 1000);
+}
+
+TEST_CASE("Corruptions across blocks") {
+  for (const Backend* backend : All()) {
+    for (const unsigned width : kWidths) {
+      const uint64_t seed = 50 + width;
+      const Sample s = MakeSample(width, kBlockElements + 40, 0.001, Change::kAny, seed);
+      Random random(seed);
+      for (int round = 0; round < 60; ++round) {
+        CAPTURE(backend->name, width, seed, round);
+        Buffer corrupt(s.payload, 0);
+        corrupt.data()[random.Below(corrupt.size())] = static_cast<std::byte>(random.Next());
+        CheckCorrupt(*backend, corrupt, s.old_data, width);
+      }
+    }
+  }
+}
+
+TEST_CASE("Each rule of the format has a payload that breaks it alone") {
+  // 3 of 300 elements of width 2 change: gaps 0, 1, then 255+1 unchanged ones; the last is wide.
+  Buffer a(600), b(600);
+  StoreAt(b, 0, 2, 1);
+  StoreAt(b, 2, 2, 0xffff);
+  StoreAt(b, 259, 2, 0x8000);
+  const Buffer good = Encode(Scalar(), Key(), a, b, 2);
+  // header 12, table 16, wide 2 (28..29), gaps 4 (30..33), codes 3 (34..36)
+  REQUIRE(good.size() == 37);
+  struct Edit {
+    const char* rule;
+    size_t at;
+    uint8_t value;
+  };
+  const Edit edits[] = {
+      {"format", 0, 2},         {"width", 1, 4},          {"reserved", 2, 1},
+      {"reserved", 3, 1},       {"elements", 4, 45},      {"changed", 8, 4},
+      {"codec", 12, 3},         {"codec", 12, 0},         {"codec", 12, 2},
+      {"reserved", 13, 1},      {"reserved", 14, 1},      {"reserved", 15, 1},
+      {"block changed", 16, 2}, {"wide", 20, 0},          {"gap bytes", 24, 3},
+      {"wide has code", 29, 0}, {"gap past end", 30, 99}, {"too many ends", 32, 7},
+      {"too few ends", 31, 255}, {"last gap goes on", 33, 255},
+      {"code 254", 34, 254},    {"second wide", 34, 255}, {"wide missing", 36, 0}};
+  for (const Backend* backend : All()) {
+    REQUIRE(backend->validate(good, 600, 2, nullptr) == DecodeStatus::kOk);
+    for (const Edit& e : edits) {
+      CAPTURE(backend->name, e.rule, e.at);
+      Buffer bad(good, 0);
+      REQUIRE(bad.data()[e.at] != static_cast<std::byte>(e.value));
+      bad.data()[e.at] = static_cast<std::byte>(e.value);
+      CHECK(backend->validate(bad, 600, 2, nullptr) != DecodeStatus::kOk);
+    }
+  }
+}
+
+TEST_CASE("A raw block that sparse would make smaller is refused, and the other way round") {
+  for (const Backend* backend : All()) {
+    CAPTURE(backend->name);
+    // Four elements, one changed: canonical is sparse (2 bytes); here it comes raw (8 bytes).
+    const uint8_t raw[] = {1, 2, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0,
+                           0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0};
+    const Buffer lazy(std::as_bytes(std::span(raw)), 0);
+    CHECK(backend->validate(lazy, 8, 2, nullptr) == DecodeStatus::kMalformed);
+    // One element of width 2: sparse takes two bytes, not fewer than raw.
+    const uint8_t sparse[] = {1, 2, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0,
+                              0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1};
+    const Buffer eager(std::as_bytes(std::span(sparse)), 0);
+    CHECK(backend->validate(eager, 2, 2, nullptr) == DecodeStatus::kMalformed);
+  }
+}
+
+}  // namespace
+}  // namespace deltawire::kernels::test

@@ -1,0 +1,98 @@
+"""The scan itself: what it must find and what it must let pass."""
+
+import unittest
+
+from check_includes import check_file, room_of
+
+OPENING = "// What this is.\n#pragma once\n"
+
+FORBIDDEN = [
+    ("common/base/a.cc", '#include "common/layout/layout.h"'),
+    ("common/layout/a.cc", '#include "kernels/kernels.h"'),
+    ("common/wire/a.cc", '#include "common/net/pull_client.h"'),
+    ("common/net/a.cc", '#include "common/shm/buffer_file.h"'),
+    ("common/delta/a.cc", '#include "proto/deltawire/v1/common.pb.h"'),
+    ("common/net/a.cc", "#include <grpcpp/grpcpp.h>"),
+    ("common/wire/a.cc", "#include <boost/asio.hpp>"),
+    ("kernels/a.cc", '#include "common/base/bytes.h"'),
+    ("kernels/a.cc", '#include "absl/status/status.h"'),
+    ("kernels/a.cc", "#include <hwy/highway.h>"),
+    ("kernels/cpu/a.cc", "#include <grpc/grpc.h>"),
+    ("proto/a.cc", '#include "common/base/status.h"'),
+    ("receiver/a.cc", '#include "sender/agent.h"'),
+    ("receiver/a.cc", '#include "sender/export/client.h"'),
+    ("sender/a.cc", '#include "receiver/apply.h"'),
+    ("sender/export/a.cc", '#include "sender/agent.h"'),
+    ("cli/a.cc", '#include "sender/agent.h"'),
+    ("cli/a.cc", '#include "bench/loopback.h"'),
+    ("bench/synth/a.cc", '#include "bench/report.h"'),
+    ("common/base/a.cc", '#include "tests/support/temp_dir.h"'),
+    ("sender/a.cc", '#include "bench/synth/trace.h"'),
+    ("common/base/a.cc", '  #  include "common/wire/frame.h"'),
+    ("common/base/a.cc", '#include "bytes.h"'),
+    ("common/base/a.cc", "#include <common/base/bytes.h>"),
+    ("nowhere/a.cc", "#include <vector>"),
+]
+
+ALLOWED = [
+    ("common/base/a.cc", '#include "common/base/bytes.h"'),
+    ("common/base/a.cc", "#include <xxhash.h>"),
+    ("common/base/a.cc", "#include <sys/mman.h>"),
+    ("common/delta/a.cc", '#include "kernels/kernels.h"'),
+    ("common/config/a.cc", "#include <CLI/CLI.hpp>"),
+    ("common/net/a.cc", "#include <boost/asio.hpp>"),
+    ("kernels/cpu/a.cc", "#include <hwy/highway.h>"),
+    ("kernels/cpu/a.cc", '#include "kernels/kernels.h"'),
+    ("kernels/a.cc", '#include "kernels/cpu/scalar.h"'),
+    ("sender/a.cc", '#include "sender/export/client.h"'),
+    ("sender/export/a.cc", '#include "sender/export/client.h"'),
+    ("sender/export/a.cc", '#include "proto/deltawire/v1/trainer.grpc.pb.h"'),
+    ("cli/a.cc", '#include "sender/export/client.h"'),
+    ("cli/a.cc", '#include "bench/synth/trace.h"'),
+    ("tests/unit/base/a.cc", '#include "receiver/apply.h"'),
+    ("bench/a.cc", '#include "sender/agent.h"'),
+    ("common/base/a.cc", '// #include "common/wire/frame.h"'),
+]
+
+
+class CheckIncludesTest(unittest.TestCase):
+    def test_forbidden(self):
+        for path, line in FORBIDDEN:
+            with self.subTest(path=path, line=line):
+                self.assertEqual(len(check_file(path, line + "\n")), 1)
+
+    def test_allowed(self):
+        for path, line in ALLOWED:
+            with self.subTest(path=path, line=line):
+                self.assertEqual(check_file(path, line + "\n"), [])
+
+    def test_header_opening(self):
+        good = OPENING + "#include <vector>\n"
+        self.assertEqual(check_file("common/base/a.h", good), [])
+        for text in (
+            "#pragma once\n",
+            "// What this is.\n#include <vector>\n",
+            "// What this is.\n",
+            "",
+            "// a\n" * 6 + "#pragma once\n",
+        ):
+            with self.subTest(text=text):
+                self.assertEqual(len(check_file("common/base/a.h", text)), 1)
+
+    def test_highway_bodies_toggle(self):
+        text = "// What this is.\n#if defined(A_INL_H) == defined(HWY_TARGET_TOGGLE)\n#endif\n"
+        self.assertEqual(check_file("kernels/cpu/a-inl.h", text), [])
+        self.assertEqual(len(check_file("kernels/cpu/a.h", text)), 1)
+
+    def test_line_numbers(self):
+        text = OPENING + '\n#include "receiver/apply.h"\n'
+        self.assertTrue(check_file("sender/a.h", text)[0].startswith("sender/a.h:4: "))
+
+    def test_longest_room_wins(self):
+        self.assertEqual(room_of("sender/export/a.h"), "sender/export")
+        self.assertEqual(room_of("sender/exporter.h"), "sender")
+        self.assertIsNone(room_of("a.h"))
+
+
+if __name__ == "__main__":
+    unittest.main()

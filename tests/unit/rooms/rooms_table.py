@@ -1,0 +1,65 @@
+"""The rooms table as data: who may include whom (CONTRIBUTING.md, "Rooms").
+
+A room is a folder; a file belongs to the room with the longest matching path. Every room may include
+itself. `rooms` are prefixes of project paths, `outside` names in THIRD_PARTY; the standard library and
+the system's headers are free to all.
+"""
+
+from typing import NamedTuple
+
+# Third-party headers by path prefix. A header that is none of these counts as std or system.
+THIRD_PARTY = {
+    "absl": ("absl/",),
+    "asio": ("boost/",),
+    "catch2": ("catch2/",),
+    "cli11": ("CLI/",),
+    "fmt": ("fmt/", "spdlog/fmt/"),
+    "grpc": ("grpc/", "grpcpp/", "grpc++/"),
+    "hwy": ("hwy/",),
+    "json": ("nlohmann/",),
+    "openssl": ("openssl/",),
+    "prometheus": ("prometheus/",),
+    "protobuf": ("google/protobuf/",),
+    "spdlog": ("spdlog/",),
+    "xxhash": ("xxhash.h",),
+    "zstd": ("zstd.h", "zdict.h"),
+    "cuda": ("cuda", "cub/", "thrust/"),
+}
+
+
+class Room(NamedTuple):
+    rooms: tuple = ()
+    outside: tuple = ()
+    never: tuple = ()  # not even where `rooms` would allow it
+
+
+BASE = "common/base"
+GROUND = ("absl", "fmt", "spdlog")  # what common/base itself stands on
+DAEMON = GROUND + ("asio", "cli11", "grpc", "json", "openssl", "prometheus", "protobuf")
+ANYTHING = Room(rooms=("",), outside=tuple(THIRD_PARTY))
+
+ROOMS = {
+    "common/base": Room(outside=GROUND + ("xxhash",)),  # also the thread pool
+    "common/layout": Room(rooms=(BASE,), outside=GROUND + ("json",)),
+    "common/delta": Room(rooms=(BASE, "common/layout", "kernels"), outside=GROUND),
+    "common/wire": Room(rooms=(BASE, "common/layout"), outside=GROUND),
+    "common/shm": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("json",)),
+    "common/net": Room(rooms=(BASE, "common/wire"), outside=GROUND + ("asio", "openssl")),
+    "common/config": Room(rooms=(BASE,), outside=GROUND + ("cli11",)),
+    "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("prometheus",)),
+    "kernels": Room(),
+    "kernels/cpu": Room(rooms=("kernels",), outside=("hwy",)),
+    "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",)),
+    "proto": Room(outside=("grpc", "protobuf")),  # messages only; includes no room
+    "sender": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
+    "sender/export": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
+    "receiver": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
+    # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
+    "cli": Room(
+        rooms=("common", "kernels", "proto", "sender/export", "bench/synth"), outside=DAEMON
+    ),
+    "python": Room(rooms=("sender/export", "common/shm")),
+    "bench/synth": Room(rooms=("common",), outside=GROUND + ("json",)),
+    "bench": ANYTHING,
+    "tests": ANYTHING,
+}

@@ -1,0 +1,242 @@
+#include "common/shm/buffer_file.h"
+
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "common/layout/safetensors.h"
+#include "tests/support/temp_dir.h"
+
+namespace deltawire {
+namespace {
+
+namespace fs = std::filesystem;
+
+Layout SmallLayout() {
+  return *Layout::Create(
+      {{"embed", DType::kBF16, {100, 64}}, {"scale", DType::kF32, {3}}, {"bits", DType::kU8, {7}}});
+}
+
+std::string ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+size_t FilesIn(const fs::path& dir) {
+  return static_cast<size_t>(std::distance(fs::directory_iterator(dir), fs::directory_iterator()));
+}
+
+const BufferOptions kChoices[] = {{true, true}, {false, true}, {true, false}, {false, false}};
+
+/// The system's temporary directory and, where there is one, tmpfs.
+std::vector<fs::path> Places(const TempDir& temp) {
+  std::vector<fs::path> places = {temp.path()};
+  std::error_code ec;
+  const fs::path memory = fs::path("/dev/shm") / temp.path().filename();
+  if (fs::create_directory(memory, ec)) places.push_back(memory);
+  return places;
+}
+
+TEST_CASE("a created buffer is a safetensors file of zeroes with its blocks taken") {
+  const TempDir temp;
+  const Layout layout = SmallLayout();
+  for (const fs::path& place : Places(temp)) {
+    for (const BufferOptions& options : kChoices) {
+      CAPTURE(place, options.huge_pages, options.populate);
+      const fs::path path = place / "model.safetensors";
+      auto buffer = BufferFile::Create(path, layout, options);
+      REQUIRE(buffer.ok());
+      CHECK(buffer->path() == path);
+      CHECK(buffer->data_offset() % kDataAlignment == 0);
+      CHECK(buffer->data().size() == layout.total_bytes());
+      CHECK(std::all_of(buffer->data().begin(), buffer->data().end(),
+                        [](std::byte b) { return b == std::byte{0}; }));
+      const std::string header = BuildSafetensorsHeader(layout);
+      const std::string file = ReadFile(path);
+      CHECK(file.size() == header.size() + layout.total_bytes());
+      CHECK(file.starts_with(header));
+      struct stat info;
+      REQUIRE(::stat(path.c_str(), &info) == 0);
+      CHECK(static_cast<uint64_t>(info.st_blocks) * 512 >= file.size());
+      CHECK((info.st_mode & 0777) == 0644);
+      CHECK(FilesIn(place) == 1);
+    }
+    fs::remove_all(place);
+  }
+}
+
+TEST_CASE("what one mapping writes, a second Open and the file show; Create starts afresh") {
+  const TempDir temp;
+  const Layout layout = SmallLayout();
+  const fs::path path = temp.path() / "a";
+  auto first = BufferFile::Create(path, layout, {});
+  REQUIRE(first.ok());
+  std::memset(first->data().data(), 0x5a, first->data().size());
+  for (const BufferOptions& options : kChoices) {
+    auto second = BufferFile::Open(path, layout, options);
+    REQUIRE(second.ok());
+    CHECK(second->data_offset() == first->data_offset());
+    CHECK(std::ranges::equal(second->data(), first->data()));
+  }
+  CHECK(ReadFile(path).ends_with(std::string(layout.total_bytes(), '\x5a')));
+
+  auto fresh = BufferFile::Create(path, layout, {});
+  REQUIRE(fresh.ok());
+  CHECK(fresh->data()[0] == std::byte{0});
+  CHECK(first->data()[0] == std::byte{0x5a});  // the old file lives on in its mapping
+}
+
+TEST_CASE("a mapping survives a rename and a move of its owner") {
+  const TempDir temp;
+  const Layout layout = SmallLayout();
+  auto made = BufferFile::Create(temp.path() / ".model.safetensors.partial", layout, {});
+  REQUIRE(made.ok());
+  BufferFile buffer = std::move(*made);
+  buffer.data()[5] = std::byte{7};
+  REQUIRE(buffer.Rename(temp.path() / "model.safetensors").ok());
+  CHECK(buffer.path() == temp.path() / "model.safetensors");
+  CHECK_FALSE(fs::exists(temp.path() / ".model.safetensors.partial"));
+  buffer.data()[6] = std::byte{8};
+  const std::string file = ReadFile(buffer.path());
+  CHECK(file[buffer.data_offset() + 5] == 7);
+  CHECK(file[buffer.data_offset() + 6] == 8);
+
+  fs::create_directory(temp.path() / "other");
+  CHECK(buffer.Rename(temp.path() / "other" / "x").code() == StatusCode::kInvalidArgument);
+  fs::remove(buffer.path());
+  CHECK(buffer.Rename(temp.path() / "x").code() == StatusCode::kNotFound);
+}
+
+TEST_CASE("a layout without bytes has a buffer of its header alone") {
+  const TempDir temp;
+  const auto layout = Layout::Create({{"none", DType::kF32, {0, 4}}});
+  REQUIRE(layout.ok());
+  auto buffer = BufferFile::Create(temp.path() / "a", *layout, {});
+  REQUIRE(buffer.ok());
+  CHECK(buffer->data().empty());
+  CHECK(BufferFile::Open(temp.path() / "a", *layout, {}).ok());
+}
+
+TEST_CASE("Open refuses what is not exactly the layout") {
+  const TempDir temp;
+  const Layout layout = SmallLayout();
+  const fs::path path = temp.path() / "a";
+  REQUIRE(BufferFile::Create(path, layout, {}).ok());
+  const std::string good = ReadFile(path);
+  const auto code_of = [&](const std::string& content) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
+    return BufferFile::Open(path, layout, {}).status();
+  };
+  REQUIRE(code_of(good).ok());
+  for (const size_t keep : {size_t{0}, size_t{7}, size_t{100}, good.size() - 1}) {
+    CAPTURE(keep);
+    const Status status = code_of(good.substr(0, keep));
+    CHECK(status.code() == StatusCode::kFailedPrecondition);
+    CHECK(std::string(MessageOf(status)).find(path.native()) != std::string::npos);
+  }
+  CHECK(code_of(good + '\0').code() == StatusCode::kFailedPrecondition);
+  std::string torn = good;
+  torn[9] = '\xff';
+  CHECK(code_of(torn).code() == StatusCode::kFailedPrecondition);
+  // Another producer's file of the same tensors: the data does not start on a page.
+  const std::string header = BuildSafetensorsHeader(layout);
+  const std::string json = header.substr(8, header.find_last_not_of(' ') - 7);
+  std::string foreign(8, '\0');
+  StoreLe<uint64_t>(reinterpret_cast<std::byte*>(foreign.data()), json.size());
+  const Status status = code_of(foreign + json + good.substr(header.size()));
+  CHECK(status.code() == StatusCode::kFailedPrecondition);
+  CHECK(std::string(MessageOf(status)).find("not written by deltawire") != std::string::npos);
+
+  REQUIRE(code_of(good).ok());
+  const auto other = Layout::Create(
+      {{"embed", DType::kF16, {100, 64}}, {"scale", DType::kF32, {3}}, {"bits", DType::kU8, {7}}});
+  const Status another = BufferFile::Open(path, *other, {}).status();
+  CHECK(another.code() == StatusCode::kFailedPrecondition);
+  CHECK(std::string(MessageOf(another)).find("embed") != std::string::npos);
+  CHECK(BufferFile::Open(temp.path() / "absent", layout, {}).status().code() ==
+        StatusCode::kNotFound);
+}
+
+TEST_CASE("Open takes the blocks of a file with holes") {
+  const TempDir temp;
+  const auto layout = Layout::Create({{"t", DType::kU8, {1 << 20}}});
+  const fs::path path = temp.path() / "a";
+  const std::string header = BuildSafetensorsHeader(*layout);
+  std::ofstream(path, std::ios::binary) << header;
+  fs::resize_file(path, header.size() + layout->total_bytes());
+  struct stat info;
+  REQUIRE(::stat(path.c_str(), &info) == 0);
+  REQUIRE(info.st_blocks * 512 < (1 << 20));
+  REQUIRE(BufferFile::Open(path, *layout, {true, false}).ok());
+  REQUIRE(::stat(path.c_str(), &info) == 0);
+  CHECK(info.st_blocks * 512 >= (1 << 20));
+}
+
+TEST_CASE("a buffer beyond the free space is refused and leaves nothing behind") {
+  const TempDir temp;
+  for (const fs::path& place : Places(temp)) {
+    CAPTURE(place);
+    struct statvfs space;
+    REQUIRE(::statvfs(place.c_str(), &space) == 0);
+    const uint64_t free = static_cast<uint64_t>(space.f_bavail) * space.f_frsize;
+    const auto layout = Layout::Create({{"t", DType::kU8, {free + (uint64_t{1} << 30)}}});
+    REQUIRE(layout.ok());
+    const Status status = BufferFile::Create(place / "model.safetensors", *layout, {}).status();
+    CHECK(status.code() == StatusCode::kResourceExhausted);
+    const std::string message(MessageOf(status));
+    CAPTURE(message);
+    CHECK(message.find((place / "model.safetensors").native()) != std::string::npos);
+    const uint64_t need = BuildSafetensorsHeader(*layout).size() + layout->total_bytes();
+    CHECK(message.find(std::to_string(need)) != std::string::npos);
+    CHECK(message.find("choose another directory") != std::string::npos);
+    CHECK(fs::is_empty(place));
+    fs::remove_all(place);
+  }
+}
+
+TEST_CASE("in memory, a buffer beyond the machine's memory is refused though tmpfs promises it") {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  uint64_t kib = 0;
+  while (meminfo >> key >> kib && key != "MemAvailable:") meminfo.ignore(1000, '\n');
+  REQUIRE(key == "MemAvailable:");
+  struct statvfs space;
+  const uint64_t bytes = kib * 1024 + (uint64_t{2} << 30);
+  // Only where the tmpfs is sized beyond the memory can this be asked without a mount of our own.
+  if (::statvfs("/dev/shm", &space) != 0 ||
+      static_cast<uint64_t>(space.f_bavail) * space.f_frsize < bytes + (1 << 20)) {
+    WARN(
+        "SKIPPED: /dev/shm is not larger than the memory; only the refusal by its size is checked");
+    return;
+  }
+  const TempDir temp;
+  const fs::path place = Places(temp).back();
+  const auto layout = Layout::Create({{"t", DType::kU8, {bytes}}});
+  const Status status = BufferFile::Create(place / "a", *layout, {}).status();
+  CHECK(status.code() == StatusCode::kResourceExhausted);
+  CHECK(std::string(MessageOf(status)).find("available") != std::string::npos);
+  CHECK(fs::is_empty(place));
+  fs::remove_all(place);
+}
+
+TEST_CASE("what an earlier crash left under the hidden name is replaced") {
+  const TempDir temp;
+  std::ofstream(temp.path() / ".model.safetensors.new") << "half made";
+  REQUIRE(BufferFile::Create(temp.path() / "model.safetensors", SmallLayout(), {}).ok());
+  CHECK(FilesIn(temp.path()) == 1);
+}
+
+TEST_CASE("a directory that is not there is named") {
+  const TempDir temp;
+  const fs::path path = temp.path() / "no" / "model.safetensors";
+  const Status status = BufferFile::Create(path, SmallLayout(), {}).status();
+  CHECK(status.code() == StatusCode::kNotFound);
+  CHECK(std::string(MessageOf(status)).find((temp.path() / "no").native()) != std::string::npos);
+}
+
+}  // namespace
+}  // namespace deltawire

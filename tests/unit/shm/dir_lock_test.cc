@@ -1,0 +1,83 @@
+#include "common/shm/dir_lock.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "tests/support/temp_dir.h"
+
+namespace deltawire {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST_CASE("the directory is made and locked, and the second owner is told who the first is") {
+  const TempDir temp;
+  const fs::path dir = temp.path() / "data" / "model";
+  {
+    auto first = DirLock::Acquire(dir);
+    REQUIRE(first.ok());
+    struct stat info;
+    REQUIRE(::stat(dir.c_str(), &info) == 0);
+    CHECK((info.st_mode & 0777) == 0755);
+    const Status second = DirLock::Acquire(dir).status();
+    CHECK(second.code() == StatusCode::kAlreadyExists);
+    CHECK(MessageOf(second) ==
+          fmt::format("{} is owned by process {}; stop it or choose another directory",
+                      dir.native(), ::getpid()));
+    const DirLock moved = std::move(*first);
+    CHECK(DirLock::Acquire(dir).status().code() == StatusCode::kAlreadyExists);
+  }
+  CHECK(DirLock::Acquire(dir).ok());
+}
+
+TEST_CASE("a killed owner's lock is free") {
+  const TempDir temp;
+  int ready[2];
+  REQUIRE(::pipe(ready) == 0);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    auto lock = DirLock::Acquire(temp.path());
+    const char ok = lock.ok() ? 1 : 0;
+    if (::write(ready[1], &ok, 1) != 1) ::_exit(1);
+    for (;;) ::pause();
+  }
+  char ok = 0;
+  REQUIRE(::read(ready[0], &ok, 1) == 1);
+  REQUIRE(ok == 1);
+  const Status held = DirLock::Acquire(temp.path()).status();
+  CHECK(held.code() == StatusCode::kAlreadyExists);
+  CHECK(std::string(MessageOf(held)).find(fmt::format("process {};", child)) != std::string::npos);
+  REQUIRE(::kill(child, SIGKILL) == 0);
+  REQUIRE(::waitpid(child, nullptr, 0) == child);
+  CHECK(DirLock::Acquire(temp.path()).ok());
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST_CASE("an owner that has not written its pid yet is not given a wrong one") {
+  const TempDir temp;
+  const auto lock = DirLock::Acquire(temp.path());
+  REQUIRE(lock.ok());
+  fs::resize_file(temp.path() / "lock", 0);
+  const Status second = DirLock::Acquire(temp.path()).status();
+  CHECK(second.code() == StatusCode::kAlreadyExists);
+  CHECK(std::string(MessageOf(second)).find("another process") != std::string::npos);
+}
+
+TEST_CASE("a path that cannot be a directory is named") {
+  const TempDir temp;
+  std::ofstream(temp.path() / "file") << "x";
+  for (const char* below : {"file", "file/model", "file/a/b"}) {
+    const Status status = DirLock::Acquire(temp.path() / below).status();
+    CHECK_FALSE(status.ok());
+    CHECK(std::string(MessageOf(status)).find("file") != std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace deltawire
