@@ -17,6 +17,8 @@ endif()
 
 include(DeltawireCuda)
 
+# As gRPC asks for it; targets that differ in it could not share a precompiled header.
+set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
 # Carried by every target of ours through dw_library()/dw_executable().

@@ -60,9 +60,8 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
     return Errorf(StatusCode::kDataLoss, "{}: state file and {} are of different layouts",
                   dir.string(), path.filename().string());
   }
-  DW_ASSIGN_OR_RETURN(
-      BufferFile file,
-      BufferFile::Open(path, layout, {.huge_pages = huge_pages, .populate = true}));
+  DW_ASSIGN_OR_RETURN(BufferFile file,
+                      BufferFile::Open(path, layout, {.huge_pages = huge_pages, .populate = true}));
   std::unique_ptr<Buffer> buffer(new Buffer(dir, std::move(lock), std::move(layout),
                                             std::move(chunks), std::move(state), std::move(file)));
   // The phase is the truth; a kill between it and the rename left only the name behind.
@@ -87,13 +86,14 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::share
   fs::remove(dir / kWeights, ignored);
   fs::remove(dir / kPartial, ignored);
   fs::remove(dir / kState, ignored);
-  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(dir / kPartial, layout,
-                                                          {.huge_pages = huge_pages, .populate = true}));
-  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Create(dir / kState,
-                                                         {.chunks = chunks.size(),
-                                                          .slots = 1,
-                                                          .fingerprint = layout.fingerprint(),
-                                                          .digest_seed = digest_seed}));
+  DW_ASSIGN_OR_RETURN(
+      BufferFile file,
+      BufferFile::Create(dir / kPartial, layout, {.huge_pages = huge_pages, .populate = true}));
+  DW_ASSIGN_OR_RETURN(StateFile state,
+                      StateFile::Create(dir / kState, {.chunks = chunks.size(),
+                                                       .slots = 1,
+                                                       .fingerprint = layout.fingerprint(),
+                                                       .digest_seed = digest_seed}));
   return std::unique_ptr<Buffer>(new Buffer(dir, std::move(lock), std::move(layout),
                                             std::move(chunks), std::move(state), std::move(file)));
 }
@@ -129,12 +129,14 @@ Status Buffer::Commit(StateId id) {
   std::lock_guard lock(mu_);
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     if (!known(i)) {
-      return Errorf(StatusCode::kInternal, "{}: chunk {} (tensor {}) is not there, so {} is not whole",
-                    dir_.string(), i, layout_.tensor(chunks_[i].tensor).name, ToString(id));
+      return Errorf(StatusCode::kInternal,
+                    "{}: chunk {} (tensor {}) is not there, so {} is not whole", dir_.string(), i,
+                    layout_.tensor(chunks_[i].tensor).name, ToString(id));
     }
   }
-  for (uint32_t i = 0; i < chunks_.size(); ++i) state_.SetChunk(0, i, id.version, digest(i));
+  // First: entries of the new version in a slot that claims the old one would contradict it.
   if (state_.phase(0) != SlotPhase::kWriting) state_.BeginWrite(0);
+  for (uint32_t i = 0; i < chunks_.size(); ++i) state_.SetChunk(0, i, id.version, digest(i));
   state_.FinishWrite(0, id);
   if (updating_) DW_RETURN_IF_ERROR(file_.Rename(dir_ / kWeights));
   updating_ = false;

@@ -46,7 +46,9 @@ class Buffer {
   StateId committed() const;
   wire::Have have() const;
 
-  MutableBytes chunk(uint32_t i) { return file_.data().subspan(chunks_[i].offset, chunks_[i].bytes); }
+  MutableBytes chunk(uint32_t i) {
+    return file_.data().subspan(chunks_[i].offset, chunks_[i].bytes);
+  }
   bool known(uint32_t i) const { return state_.chunk_version(0, i) != kVersionUnknown; }
   uint64_t digest(uint32_t i) const { return state_.chunk_digest(0, i); }
 

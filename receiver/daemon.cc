@@ -22,8 +22,7 @@ Status Daemon::Start() {
     o.staging_bytes = options_.staging_bytes;
     o.stream_timeout = options_.stream_timeout;
     o.huge_pages = options_.huge_pages;
-    auto replica =
-        Replica::Start(o, MakeGrpcUpstream(options_.sender, receiver_id_), io_, pool_);
+    auto replica = Replica::Start(o, MakeGrpcUpstream(options_.sender, receiver_id_), io_, pool_);
     if (!replica.ok()) {
       return Annotate(replica.status(), fmt::format("model \"{}\"", m.name));
     }

@@ -144,7 +144,8 @@ class GrpcUpstream : public Upstream {
     DW_RETURN_IF_ERROR(Call("DescribeModel", [&](grpc::ClientContext* context) {
       return stub_->DescribeModel(context, request, &response);
     }));
-    DW_ASSIGN_OR_RETURN(std::vector<TensorMeta> meta, deltawire::FromProto(response.tensors_meta()));
+    DW_ASSIGN_OR_RETURN(std::vector<TensorMeta> meta,
+                        deltawire::FromProto(response.tensors_meta()));
     DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(std::move(meta)));
     if (layout.fingerprint().Hex() != response.fingerprint()) {
       return Errorf(StatusCode::kDataLoss,

@@ -20,15 +20,16 @@ std::string DefaultId(const Endpoint& control) {
 }
 
 Status Run(const ReceiverOptions& options) {
-  receiver::Daemon daemon(options, options.receiver_id.empty() ? DefaultId(options.control)
-                                                               : options.receiver_id);
+  receiver::Daemon daemon(
+      options, options.receiver_id.empty() ? DefaultId(options.control) : options.receiver_id);
   receiver::ReceiverServiceImpl service(daemon);
   DW_RETURN_IF_ERROR(daemon.Start());
   DW_ASSIGN_OR_RETURN(auto control, ControlServer::Start(ToString(options.control), {&service}));
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   if (!IsLoopback(options.control)) {
-    spdlog::warn("listening beyond loopback WITHOUT encryption or authentication "
-                 "(--insecure-plaintext)");
+    spdlog::warn(
+        "listening beyond loopback WITHOUT encryption or authentication "
+        "(--insecure-plaintext)");
   }
   spdlog::info("control {}, sender {}, id {}, kernels {}", ToString(control_at), options.sender,
                daemon.receiver_id(), kernels::Best().name);

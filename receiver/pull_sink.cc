@@ -42,9 +42,10 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
 StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
   if (header.digest_before != digest_[header.chunk]) {
     const Chunk& chunk = buffer_.chunks()[header.chunk];
-    return Errorf(StatusCode::kDataLoss,
-                  "refused a delta for chunk {} of tensor {}: it is for other bytes than those here",
-                  header.chunk, buffer_.layout().tensor(chunk.tensor).name);
+    return Errorf(
+        StatusCode::kDataLoss,
+        "refused a delta for chunk {} of tensor {}: it is for other bytes than those here",
+        header.chunk, buffer_.layout().tensor(chunk.tensor).name);
   }
   Staged staged;
   staged.header = header;

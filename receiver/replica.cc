@@ -135,9 +135,9 @@ Status Replica::PrepareBuffer(ModelDescription description) {
   }
   if (buffer_ == nullptr) {
     const uint64_t bytes = description.layout.total_bytes();
-    DW_ASSIGN_OR_RETURN(buffer_, Buffer::Create(options_.directory, lock_,
-                                                std::move(description.layout),
-                                                description.digest_seed, options_.huge_pages));
+    DW_ASSIGN_OR_RETURN(buffer_,
+                        Buffer::Create(options_.directory, lock_, std::move(description.layout),
+                                       description.digest_seed, options_.huge_pages));
     spdlog::info("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
                  options_.directory.string());
     side_files_hash_ = 0;
@@ -207,8 +207,9 @@ Status Replica::Pull(bool force_full) {
     stats.repaired_chunks += bad.size();
     SetPhase("pulling");
     DW_ASSIGN_OR_RETURN(bad, PullOnce(force_full && round == 0, stats, id));
-    if (round == 0) last_frame = start + std::chrono::duration_cast<Clock::duration>(
-                                             std::chrono::duration<double>(stats.transfer_seconds));
+    if (round == 0)
+      last_frame = start + std::chrono::duration_cast<Clock::duration>(
+                               std::chrono::duration<double>(stats.transfer_seconds));
   }
   if (buffer_->committed() != id) {
     DW_RETURN_IF_ERROR(buffer_->BeginUpdate());
@@ -217,7 +218,8 @@ Status Replica::Pull(bool force_full) {
   stats.apply_seconds = SecondsSince(last_frame);
   stats.seconds = SecondsSince(start);
   const uint64_t moved = stats.chunks_full + stats.chunks_delta;
-  stats.chunks_unchanged = buffer_->chunks().size() - std::min<uint64_t>(moved, buffer_->chunks().size());
+  stats.chunks_unchanged =
+      buffer_->chunks().size() - std::min<uint64_t>(moved, buffer_->chunks().size());
 
   std::lock_guard lock(mu_);
   const bool news = status_.committed != id;
@@ -243,9 +245,9 @@ Status Replica::Pull(bool force_full) {
 
 StatusOr<std::vector<uint32_t>> Replica::PullOnce(bool force_full, PullStats& stats, StateId& id) {
   const auto start = Clock::now();
-  DW_ASSIGN_OR_RETURN(PullGrant grant,
-                      upstream_->OpenPull(options_.model, buffer_->layout().fingerprint(),
-                                          options_.streams));
+  DW_ASSIGN_OR_RETURN(
+      PullGrant grant,
+      upstream_->OpenPull(options_.model, buffer_->layout().fingerprint(), options_.streams));
   if (grant.side_files_hash != side_files_hash_) {
     DW_ASSIGN_OR_RETURN(ModelDescription description, upstream_->Describe(options_.model));
     DW_RETURN_IF_ERROR(buffer_->WriteSideFiles(description.side_files));
@@ -296,7 +298,8 @@ void Replica::OnProgress(uint64_t bytes) {
   constexpr int64_t kEvery = 200'000'000;
   const int64_t now = Clock::now().time_since_epoch().count();
   int64_t last = last_progress_report_.load(std::memory_order_relaxed);
-  const bool report = now - last > kEvery && last_progress_report_.compare_exchange_strong(last, now);
+  const bool report =
+      now - last > kEvery && last_progress_report_.compare_exchange_strong(last, now);
   std::unique_lock lock(mu_);
   status_.bytes_done = bytes;
   if (!report) return;
@@ -413,7 +416,8 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
     status_.committed = {};
     status_.repaired_chunks += bad.size();
   }
-  auto synced = Sync(false, [](const ReplicaStatus&) {}, gone);
+  auto synced = Sync(
+      false, [](const ReplicaStatus&) {}, gone);
   if (!synced.ok()) return synced.status();
   result.committed = synced->id;
   result.repaired = true;

@@ -66,8 +66,7 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context,
-                                       const v1::SyncRequest* request,
+grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context, const v1::SyncRequest* request,
                                        grpc::ServerWriter<v1::SyncUpdate>* writer) {
   auto replica = daemon_.Find(request->model());
   if (!replica.ok()) return ToGrpc(replica.status());

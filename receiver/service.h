@@ -18,11 +18,9 @@ class ReceiverServiceImpl final : public v1::ReceiverService::Service {
                          v1::ReceiverStatusResponse*) override;
   grpc::Status Sync(grpc::ServerContext*, const v1::SyncRequest*,
                     grpc::ServerWriter<v1::SyncUpdate>*) override;
-  grpc::Status Verify(grpc::ServerContext*, const v1::VerifyRequest*,
-                      v1::VerifyResponse*) override;
+  grpc::Status Verify(grpc::ServerContext*, const v1::VerifyRequest*, v1::VerifyResponse*) override;
   grpc::Status Pause(grpc::ServerContext*, const v1::PauseRequest*, v1::PauseResponse*) override;
-  grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest*,
-                      v1::ResumeResponse*) override;
+  grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest*, v1::ResumeResponse*) override;
   grpc::Status WatchVersions(grpc::ServerContext*, const v1::WatchReceiverVersionsRequest*,
                              grpc::ServerWriter<v1::CommitInfo>*) override;
 

@@ -38,8 +38,8 @@ struct PullGrant {
 /// What the sender says when something has happened.
 struct UpstreamEvent {
   StateId newest;
-  uint64_t delta_bytes = 0;    ///< of the newest, from the one before
-  uint64_t sync_request = 0;   ///< not 0: sync now and report with this number
+  uint64_t delta_bytes = 0;   ///< of the newest, from the one before
+  uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
   bool force_full = false;
 };
 

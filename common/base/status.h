@@ -42,15 +42,26 @@ inline Status Annotate(const Status& s, std::string_view context) {
 inline Status ErrnoError(std::string_view what, int err = errno) {
   StatusCode code = StatusCode::kInternal;
   switch (err) {
-    case ENOENT: code = StatusCode::kNotFound; break;
+    case ENOENT:
+      code = StatusCode::kNotFound;
+      break;
     case EACCES:
-    case EPERM: code = StatusCode::kPermissionDenied; break;
-    case EEXIST: code = StatusCode::kAlreadyExists; break;
+    case EPERM:
+      code = StatusCode::kPermissionDenied;
+      break;
+    case EEXIST:
+      code = StatusCode::kAlreadyExists;
+      break;
     case ENOSPC:
     case ENOMEM:
-    case EDQUOT: code = StatusCode::kResourceExhausted; break;
-    case EADDRINUSE: code = StatusCode::kAlreadyExists; break;
-    default: break;
+    case EDQUOT:
+      code = StatusCode::kResourceExhausted;
+      break;
+    case EADDRINUSE:
+      code = StatusCode::kAlreadyExists;
+      break;
+    default:
+      break;
   }
   return Status(code, fmt::format("{}: {}", what, std::strerror(err)));
 }
@@ -61,10 +72,10 @@ inline Status ErrnoError(std::string_view what, int err = errno) {
 #define DW_CONCAT_(a, b) DW_CONCAT_INNER_(a, b)
 
 /// Returns the status of `expr` from the enclosing function unless it is OK.
-#define DW_RETURN_IF_ERROR(expr)                 \
-  do {                                           \
-    ::deltawire::Status dw_status_ = (expr);     \
-    if (!dw_status_.ok()) return dw_status_;     \
+#define DW_RETURN_IF_ERROR(expr)             \
+  do {                                       \
+    ::deltawire::Status dw_status_ = (expr); \
+    if (!dw_status_.ok()) return dw_status_; \
   } while (false)
 
 /// `lhs` = the value of the StatusOr `expr`, or return its status.

@@ -16,12 +16,12 @@ namespace deltawire {
 
 struct ChunkDelta {
   uint32_t chunk = 0;
-  bool full = false;           ///< the payload was not worth keeping: send the chunk whole
-  uint64_t changed = 0;        ///< elements that differ
+  bool full = false;     ///< the payload was not worth keeping: send the chunk whole
+  uint64_t changed = 0;  ///< elements that differ
   uint64_t digest_before = 0;
   uint64_t digest_after = 0;
   uint64_t payload_xxh3 = 0;
-  Bytes payload;               ///< into the delta's memory; empty when full
+  Bytes payload;  ///< into the delta's memory; empty when full
 };
 
 class Delta {

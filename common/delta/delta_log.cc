@@ -36,8 +36,8 @@ uint64_t FirstDigestBefore(const LogView& log, size_t first, uint32_t chunk, uin
 
 }  // namespace
 
-ChunkPlan PlanChunk(const LogView& log, uint32_t chunk, uint64_t held_version,
-                    uint64_t held_digest, uint64_t digest, uint64_t chunk_bytes) {
+ChunkPlan PlanChunk(const LogView& log, uint32_t chunk, uint64_t held_version, uint64_t held_digest,
+                    uint64_t digest, uint64_t chunk_bytes) {
   ChunkPlan full;
   if (held_version == ~uint64_t{0}) return full;
   if (held_digest == digest) {

@@ -20,15 +20,15 @@ using LogView = std::vector<std::shared_ptr<const Delta>>;
 struct ChunkPlan {
   enum class Kind : uint8_t { kNothing, kFull, kDelta };
   Kind kind = Kind::kFull;
-  bool base_refused = false;              ///< full because the base was not what it should be
-  std::vector<const ChunkDelta*> chain;   ///< kDelta: oldest first; valid while the view lives
+  bool base_refused = false;             ///< full because the base was not what it should be
+  std::vector<const ChunkDelta*> chain;  ///< kDelta: oldest first; valid while the view lives
 };
 
 /// `held_version`/`held_digest`: what the receiver says the chunk is (version ~0: unknown).
 /// `digest`: of the chunk now. `chunk_bytes`: its size, the price of sending it whole.
 /// A base is accepted only when its digest is the one that the log recorded for that version.
-ChunkPlan PlanChunk(const LogView& log, uint32_t chunk, uint64_t held_version,
-                    uint64_t held_digest, uint64_t digest, uint64_t chunk_bytes);
+ChunkPlan PlanChunk(const LogView& log, uint32_t chunk, uint64_t held_version, uint64_t held_digest,
+                    uint64_t digest, uint64_t chunk_bytes);
 
 /// The same for a chunk that this pull has already sent, as of `behind` publishes ago.
 ChunkPlan PlanLift(const LogView& log, uint32_t chunk, uint64_t behind, uint64_t chunk_bytes);

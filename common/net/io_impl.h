@@ -3,7 +3,6 @@
 #pragma once
 
 #include <boost/asio.hpp>
-
 #include <chrono>
 #include <memory>
 #include <thread>

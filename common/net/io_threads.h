@@ -1,6 +1,6 @@
 // The threads that run all of a process's bulk streams: one Asio io_context behind a firewall, so
-// that no other room includes Asio. Owner: one per daemon; outlives every PullServer and PullClient.
-// Threads: fixed number, started at construction, joined by Stop or the destructor.
+// that no other room includes Asio. Owner: one per daemon; outlives every PullServer and
+// PullClient. Threads: fixed number, started at construction, joined by Stop or the destructor.
 #pragma once
 
 #include <cstddef>

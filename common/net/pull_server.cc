@@ -12,7 +12,10 @@ namespace deltawire::net {
 
 struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   Impl(IoThreads& io_threads, PullSource& pull_source, const Options& opts)
-      : io(io_threads.impl().context), source(pull_source), options(opts), acceptor(asio::make_strand(io)) {}
+      : io(io_threads.impl().context),
+        source(pull_source),
+        options(opts),
+        acceptor(asio::make_strand(io)) {}
 
   asio::io_context& io;
   PullSource& source;

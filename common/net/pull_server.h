@@ -40,7 +40,8 @@ class PullSession {
   /// case `wake` is called once (from any thread) when asking again may help.
   virtual StatusOr<std::optional<OutFrame>> Next(uint16_t stream, std::function<void()> wake) = 0;
 
-  /// Called when a stream has begun; `cut` closes it at once from any thread, and is harmless later.
+  /// Called when a stream has begun; `cut` closes it at once from any thread, and is harmless
+  /// later.
   virtual void StreamOpened(uint16_t stream, std::function<void()> cut) = 0;
   /// Called once per opened stream; OK after its kEnd was sent.
   virtual void StreamClosed(uint16_t stream, const Status& why) = 0;

@@ -37,13 +37,13 @@ uint32_t MaxPayload(FrameType type);
 
 struct FrameHeader {
   FrameType type = FrameType::kPing;
-  uint32_t chunk = 0;           ///< chunk frames: index in the chunk table; else 0
+  uint32_t chunk = 0;  ///< chunk frames: index in the chunk table; else 0
   uint32_t payload_bytes = 0;
-  uint64_t epoch = 0;           ///< chunk frames, kEnd
-  uint64_t version = 0;         ///< chunk frames, kEnd: the version that the chunk has afterwards
-  uint64_t digest_before = 0;   ///< kChunkDelta: of the base that it applies to
-  uint64_t digest_after = 0;    ///< chunk frames: the chunk's digest afterwards
-  uint64_t payload_xxh3 = 0;    ///< XXH3-64 of the payload; of no bytes when there is none
+  uint64_t epoch = 0;          ///< chunk frames, kEnd
+  uint64_t version = 0;        ///< chunk frames, kEnd: the version that the chunk has afterwards
+  uint64_t digest_before = 0;  ///< kChunkDelta: of the base that it applies to
+  uint64_t digest_after = 0;   ///< chunk frames: the chunk's digest afterwards
+  uint64_t payload_xxh3 = 0;   ///< XXH3-64 of the payload; of no bytes when there is none
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
 

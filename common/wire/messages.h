@@ -19,9 +19,9 @@ using Ticket = std::array<std::byte, 16>;
 
 struct Hello {
   Ticket ticket{};
-  Hash128 fingerprint;         ///< of the receiver's layout
-  uint16_t stream = 0;         ///< index, 0 .. streams-1
-  uint16_t streams = 1;        ///< of this pull, 1 .. kMaxStreams
+  Hash128 fingerprint;   ///< of the receiver's layout
+  uint16_t stream = 0;   ///< index, 0 .. streams-1
+  uint16_t streams = 1;  ///< of this pull, 1 .. kMaxStreams
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 inline constexpr uint16_t kMaxStreams = 64;
@@ -34,8 +34,8 @@ struct Have {
     uint64_t digest = 0;
     friend bool operator==(const Entry&, const Entry&) = default;
   };
-  uint64_t epoch = 0;           ///< of the state that the receiver last committed; 0 = none
-  uint64_t version = 0;         ///< likewise
+  uint64_t epoch = 0;    ///< of the state that the receiver last committed; 0 = none
+  uint64_t version = 0;  ///< likewise
   std::vector<Entry> chunks;
   friend bool operator==(const Have&, const Have&) = default;
 };
@@ -43,7 +43,7 @@ struct Have {
 /// Why a stream ends. Codes are absl's StatusCode numbers.
 struct WireError {
   uint32_t code = 0;
-  std::string message;          ///< UTF-8, at most 4096 bytes; says what to do
+  std::string message;  ///< UTF-8, at most 4096 bytes; says what to do
   friend bool operator==(const WireError&, const WireError&) = default;
 };
 

@@ -321,9 +321,10 @@ TEST_CASE("daemons that cannot start say why and exit") {
   const std::string free_port = fmt::format("127.0.0.1:{}", FreePort());
 
   // Ports.
-  fails_with("deltawire-sender",
-             {"--data-dir", fresh, "--control-listen", sender.control(), "--bulk-listen", free_port},
-             sender.control());
+  fails_with(
+      "deltawire-sender",
+      {"--data-dir", fresh, "--control-listen", sender.control(), "--bulk-listen", free_port},
+      sender.control());
   const std::string bulk = fmt::format("127.0.0.1:{}", sender.bulk_port());
   fails_with("deltawire-sender",
              {"--data-dir", fresh, "--control-listen", free_port, "--bulk-listen", bulk}, bulk);

@@ -42,7 +42,8 @@ StatusOr<std::vector<v1::SyncUpdate>> Sync(ReceiverProcess& receiver, bool full 
   std::vector<v1::SyncUpdate> updates;
   for (v1::SyncUpdate u; stream->Read(&u);) updates.push_back(u);
   const grpc::Status status = stream->Finish();
-  if (!status.ok()) return Status(static_cast<StatusCode>(status.error_code()), status.error_message());
+  if (!status.ok())
+    return Status(static_cast<StatusCode>(status.error_code()), status.error_message());
   return updates;
 }
 
@@ -220,7 +221,7 @@ TEST_CASE("memory that went bad is found by verify and repaired alone") {
   REQUIRE(trainer.Publish(1).ok());
   REQUIRE(receiver.WaitCommitted(1));
   const auto file = receiver.dir() / "model.safetensors";
-  Corrupt(file, 4096 + 5'000'000);
+  Corrupt(file, 4096 + 3'000'000);
   const auto found = Verify(receiver, false);
   CHECK(found.bad_chunks() == 1);
   REQUIRE(found.bad_tensors_size() == 1);

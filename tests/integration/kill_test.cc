@@ -25,7 +25,8 @@ class Progress {
       state_ = std::make_unique<StateFile>(std::move(*opened));
     }
     uint32_t n = 0;
-    for (uint32_t c = 0; c < state_->shape().chunks; ++c) n += state_->chunk_version(0, c) == version;
+    for (uint32_t c = 0; c < state_->shape().chunks; ++c)
+      n += state_->chunk_version(0, c) == version;
     return n;
   }
 
@@ -58,17 +59,19 @@ void KillOnce(uint64_t seed) {
     ++version;
   }
   // The kill comes once this many chunks have arrived; 0 means before the first.
-  const uint32_t threshold = static_cast<uint32_t>(random() % 45);
+  const auto threshold = static_cast<uint32_t>(random() % 23);
   CAPTURE(threshold);
   if (during_offload) {
     // At any of the offload's steps: the trainer, not an operator, begins it again.
-    std::thread killer([&, spins = random() % 200'000] {
-      for (volatile uint64_t i = 0; i < spins * 50; i = i + 1) {
-      }
-      sender.Restart();
-    });
-    const auto published = trainer.Publish(full ? ++version : version);
-    killer.join();
+    // (Restart stays on this thread: a child dies with the thread that started it.)
+    StatusOr<PublishedVersion> published = absl::UnknownError("not yet");
+    std::thread trains([&] { published = trainer.Publish(full ? ++version : version); });
+    const uint64_t spins = random() % 10'000'000;
+    for (volatile uint64_t i = 0; i < spins; i = i + 1) {
+    }
+    sender.Restart();
+    trains.join();
+    INFO("sender:\n" << ReadText(sender.log()));
     REQUIRE(published.status() == absl::OkStatus());
     if (full) start_receiver();
   } else {

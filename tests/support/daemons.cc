@@ -60,8 +60,8 @@ void Prepare(grpc::ClientContext& context, std::chrono::milliseconds deadline) {
 ShmDir::ShmDir() {
   static std::atomic<int> counter{0};
   std::error_code ec;
-  const fs::path root = fs::is_directory("/dev/shm", ec) ? fs::path("/dev/shm")
-                                                         : fs::temp_directory_path();
+  const fs::path root =
+      fs::is_directory("/dev/shm", ec) ? fs::path("/dev/shm") : fs::temp_directory_path();
   path_ = root / fmt::format("deltawire-test-{}-{}", getpid(), counter++);
   fs::create_directories(path_);
 }
@@ -165,10 +165,9 @@ SenderProcess::SenderProcess(const fs::path& root, std::vector<std::string> extr
 }
 
 void SenderProcess::Start() {
-  std::vector<std::string> args = {
-      "--data-dir",    dir_.string(),
-      "--control-listen", control_,
-      "--bulk-listen", fmt::format("127.0.0.1:{}", bulk_port_)};
+  std::vector<std::string> args = {"--data-dir",       dir_.string(),
+                                   "--control-listen", control_,
+                                   "--bulk-listen",    fmt::format("127.0.0.1:{}", bulk_port_)};
   args.insert(args.end(), extra_.begin(), extra_.end());
   child_ = std::make_unique<Child>("deltawire-sender", args, log_);
   const auto channel = Channel(control_);
@@ -202,10 +201,9 @@ ReceiverProcess::ReceiverProcess(const fs::path& root, const std::string& id,
 }
 
 void ReceiverProcess::Start() {
-  std::vector<std::string> args = {"--sender",         sender_control_,
-                                   "--model",          model_ + "=" + dir_.string(),
-                                   "--receiver-id",    id_,
-                                   "--control-listen", control_};
+  std::vector<std::string> args = {
+      "--sender", sender_control_,    "--model", model_ + "=" + dir_.string(), "--receiver-id",
+      id_,        "--control-listen", control_};
   args.insert(args.end(), extra_.begin(), extra_.end());
   child_ = std::make_unique<Child>("deltawire-receiver", args, log_);
   stub_ = v1::ReceiverService::NewStub(Channel(control_));
@@ -217,7 +215,8 @@ v1::ReceiverModelStatus ReceiverProcess::Status() {
   v1::ReceiverStatusResponse response;
   grpc::ClientContext context;
   Prepare(context, std::chrono::seconds(20));
-  if (!stub_->GetStatus(&context, request, &response).ok() || response.models_size() == 0) return {};
+  if (!stub_->GetStatus(&context, request, &response).ok() || response.models_size() == 0)
+    return {};
   return response.models(0);
 }
 
@@ -245,7 +244,8 @@ void Trainer::Step(double fraction) {
   for (size_t t = 0; t < layout_.size(); ++t) {
     const unsigned width = DTypeBytes(layout_.tensor(t).dtype);
     const size_t elements = layout_.bytes(t) / width;
-    const auto changes = static_cast<size_t>(fraction * static_cast<double>(elements) + uniform(random_));
+    const auto changes =
+        static_cast<size_t>(fraction * static_cast<double>(elements) + uniform(random_));
     for (size_t c = 0; c < changes; ++c) {
       std::byte* e = &content_[layout_.offset(t) + (random_() % elements) * width];
       *e = static_cast<std::byte>(static_cast<uint8_t>(*e) + (random_() % 2 == 0 ? 1 : 255));
@@ -264,8 +264,8 @@ StatusOr<PublishedVersion> Trainer::TryPublish(uint64_t version, const std::vect
       offload->Unchanged(t);
       continue;
     }
-    DW_RETURN_IF_ERROR(offload->Write(
-        t, Bytes(content_).subspan(layout_.offset(t), layout_.bytes(t))));
+    DW_RETURN_IF_ERROR(
+        offload->Write(t, Bytes(content_).subspan(layout_.offset(t), layout_.bytes(t))));
   }
   DW_RETURN_IF_ERROR(offload->Ready());
   return client_->WaitPublished(version);
@@ -275,10 +275,9 @@ StatusOr<PublishedVersion> Trainer::Publish(uint64_t version, std::chrono::milli
   const auto end = Clock::now() + deadline;
   while (true) {
     auto published = TryPublish(version);
-    const bool again = absl::IsUnavailable(published.status()) ||
-                       absl::IsAborted(published.status()) ||
-                       absl::IsNotFound(published.status()) ||
-                       absl::IsCancelled(published.status());
+    const bool again =
+        absl::IsUnavailable(published.status()) || absl::IsAborted(published.status()) ||
+        absl::IsNotFound(published.status()) || absl::IsCancelled(published.status());
     if (published.ok() || !again || Clock::now() > end) {
       // A sender that was killed right after the publish has it already.
       if (absl::IsFailedPrecondition(published.status())) {

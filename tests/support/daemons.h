@@ -70,7 +70,10 @@ class SenderProcess {
  public:
   explicit SenderProcess(const std::filesystem::path& root, std::vector<std::string> extra = {});
   void Start();
-  void Restart() { child_->Kill(); Start(); }
+  void Restart() {
+    child_->Kill();
+    Start();
+  }
   Child& child() { return *child_; }
   const std::string& control() const { return control_; }
   uint16_t bulk_port() const { return bulk_port_; }
@@ -97,7 +100,10 @@ class ReceiverProcess {
                   const std::string& sender_control, const std::string& model,
                   std::vector<std::string> extra = {});
   void Start();
-  void Restart() { child_->Kill(); Start(); }
+  void Restart() {
+    child_->Kill();
+    Start();
+  }
   Child& child() { return *child_; }
   const std::string& control() const { return control_; }
   std::filesystem::path dir() const { return dir_; }  ///< of the model
@@ -105,7 +111,8 @@ class ReceiverProcess {
   v1::ReceiverService::Stub& stub() { return *stub_; }
   v1::ReceiverModelStatus Status();
   /// Waits until `version` (or a newer one) is committed.
-  bool WaitCommitted(uint64_t version, std::chrono::milliseconds deadline = std::chrono::seconds(60));
+  bool WaitCommitted(uint64_t version,
+                     std::chrono::milliseconds deadline = std::chrono::seconds(60));
 
  private:
   const std::string id_, model_, sender_control_;

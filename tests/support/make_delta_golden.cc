@@ -25,8 +25,8 @@ void Write(const std::filesystem::path& path, Bytes bytes) {
   }
 }
 
-nlohmann::json WriteCase(const std::filesystem::path& dir, const std::string& name,
-                         unsigned width, Bytes old_data, Bytes new_data) {
+nlohmann::json WriteCase(const std::filesystem::path& dir, const std::string& name, unsigned width,
+                         Bytes old_data, Bytes new_data) {
   const DigestKey key(kKeySeed);
   const Buffer payload = Encode(Scalar(), key, old_data, new_data, width);
   Write(dir / ("delta_v1_" + name + "_old.bin"), old_data);
@@ -51,8 +51,8 @@ nlohmann::json WriteSparse(const std::filesystem::path& dir, unsigned width) {
   Buffer a(elements * width), b(elements * width);
   a.Fill(random);
   std::memcpy(b.data(), a.data(), a.size());
-  const int64_t differences[] = {1,   -1,  2,   127, -127, 128,   -128,     129,
-                                 255, 256, -256, 300, -3,  32767, INT64_MIN, 5};
+  const int64_t differences[] = {1,   -1,  2,    127, -127, 128,   -128,      129,
+                                 255, 256, -256, 300, -3,   32767, INT64_MIN, 5};
   size_t at = 0, i = 0;
   for (const size_t gap : {0, 0, 1, 7, 253, 254, 255, 256, 0, 3, 2, 1, 0, 0, 4, 1}) {
     at += gap;

@@ -36,20 +36,36 @@ void CheckPair(const Backend& backend, Bytes old_data, Bytes new_data, unsigned 
   REQUIRE(changed == r.changed);
   Buffer data(old_data, skew);
   uint64_t digest = 0;
-  REQUIRE(backend.decode_apply(Key(), payload, data, width, before, &digest) ==
-          DecodeStatus::kOk);
+  REQUIRE(backend.decode_apply(Key(), payload, data, width, before, &digest) == DecodeStatus::kOk);
   REQUIRE(Equal(data, new_data));
   REQUIRE(digest == after);
 }
 
-TEST_CASE("Round trips of every width, size, density and kind of change") {
+TEST_CASE("Round trips of every width and size and density and kind of change") {
   const uint64_t seed = 20240601;
   CAPTURE(seed);
   Random random(seed);
   const size_t block = kBlockElements;
-  const size_t sizes[] = {0,  1,   2,     3,         7,         8,             31,           63,
-                          64, 65,  255,   257,       511,       513,           1000,         block - 1,
-                          block, block + 1, 2 * block - 1, 2 * block + 777};
+  const size_t sizes[] = {0,
+                          1,
+                          2,
+                          3,
+                          7,
+                          8,
+                          31,
+                          63,
+                          64,
+                          65,
+                          255,
+                          257,
+                          511,
+                          513,
+                          1000,
+                          block - 1,
+                          block,
+                          block + 1,
+                          2 * block - 1,
+                          2 * block + 777};
   for (const Backend* backend : All()) {
     for (const unsigned width : kWidths) {
       for (const size_t elements : sizes) {
@@ -68,7 +84,7 @@ TEST_CASE("Round trips of every width, size, density and kind of change") {
   }
 }
 
-TEST_CASE("A single change anywhere around borders of vectors, words and blocks") {
+TEST_CASE("A single change anywhere around borders of vectors words and blocks") {
   const uint64_t seed = 7;
   CAPTURE(seed);
   Random random(seed);
@@ -92,7 +108,7 @@ TEST_CASE("A single change anywhere around borders of vectors, words and blocks"
   }
 }
 
-TEST_CASE("Dense blocks of small differences stay at two bytes a change, others go raw") {
+TEST_CASE("Dense blocks of small differences stay at two bytes a change and others go raw") {
   const uint64_t seed = 11;
   CAPTURE(seed);
   for (const Backend* backend : All()) {
@@ -130,7 +146,7 @@ TEST_CASE("The largest chunk") {
   }
 }
 
-TEST_CASE("Applied to a wrong base, the digest says so") {
+TEST_CASE("Applied to a wrong base the digest says so") {
   const uint64_t seed = 13;
   CAPTURE(seed);
   Random random(seed);

@@ -39,8 +39,7 @@ TEST_CASE("Every truncation and every appended byte is refused") {
                   DecodeStatus::kTruncated);
           Buffer data(s.old_data, 0);
           uint64_t digest = 0;
-          REQUIRE(backend->decode_apply(Key(), cut, data, width, 0, &digest) !=
-                  DecodeStatus::kOk);
+          REQUIRE(backend->decode_apply(Key(), cut, data, width, 0, &digest) != DecodeStatus::kOk);
           REQUIRE(Equal(data, s.old_data));
         }
         Buffer longer(s.payload.size() + 1);
@@ -81,7 +80,7 @@ void CheckCorrupt(const Backend& backend, Bytes corrupt, Bytes old_data, unsigne
   REQUIRE(Equal(Encode(Scalar(), Key(), old_data, data, width), corrupt));
 }
 
-TEST_CASE("Random corruptions: refused, or a valid delta of its own") {
+TEST_CASE("Random corruptions are refused or a valid delta of its own") {
   size_t refused = 0, accepted = 0;
   for (const Backend* backend : All()) {
     for (const unsigned width : kWidths) {
@@ -143,15 +142,18 @@ TEST_CASE("Each rule of the format has a payload that breaks it alone") {
     size_t at;
     uint8_t value;
   };
-  const Edit edits[] = {
-      {"format", 0, 2},         {"width", 1, 4},          {"reserved", 2, 1},
-      {"reserved", 3, 1},       {"elements", 4, 45},      {"changed", 8, 4},
-      {"codec", 12, 3},         {"codec", 12, 0},         {"codec", 12, 2},
-      {"reserved", 13, 1},      {"reserved", 14, 1},      {"reserved", 15, 1},
-      {"block changed", 16, 2}, {"wide", 20, 0},          {"gap bytes", 24, 3},
-      {"wide has code", 29, 0}, {"gap past end", 30, 99}, {"too many ends", 32, 7},
-      {"too few ends", 31, 255}, {"last gap goes on", 33, 255},
-      {"code 254", 34, 254},    {"second wide", 34, 255}, {"wide missing", 36, 0}};
+  const Edit edits[] = {{"format", 0, 2},          {"width", 1, 4},
+                        {"reserved", 2, 1},        {"reserved", 3, 1},
+                        {"elements", 4, 45},       {"changed", 8, 4},
+                        {"codec", 12, 3},          {"codec", 12, 0},
+                        {"codec", 12, 2},          {"reserved", 13, 1},
+                        {"reserved", 14, 1},       {"reserved", 15, 1},
+                        {"block changed", 16, 2},  {"wide", 20, 0},
+                        {"gap bytes", 24, 3},      {"wide has code", 29, 0},
+                        {"gap past end", 30, 99},  {"too many ends", 32, 7},
+                        {"too few ends", 31, 255}, {"last gap goes on", 33, 255},
+                        {"code 254", 34, 254},     {"second wide", 34, 255},
+                        {"wide missing", 36, 0}};
   for (const Backend* backend : All()) {
     REQUIRE(backend->validate(good, 600, 2, nullptr) == DecodeStatus::kOk);
     for (const Edit& e : edits) {
@@ -164,12 +166,12 @@ TEST_CASE("Each rule of the format has a payload that breaks it alone") {
   }
 }
 
-TEST_CASE("A raw block that sparse would make smaller is refused, and the other way round") {
+TEST_CASE("A raw block that sparse would make smaller is refused and the other way round") {
   for (const Backend* backend : All()) {
     CAPTURE(backend->name);
     // Four elements, one changed: canonical is sparse (2 bytes); here it comes raw (8 bytes).
-    const uint8_t raw[] = {1, 2, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0,
-                           0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0};
+    const uint8_t raw[] = {1, 2, 0, 0, 4, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 1, 0,
+                           0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0};
     const Buffer lazy(std::as_bytes(std::span(raw)), 0);
     CHECK(backend->validate(lazy, 8, 2, nullptr) == DecodeStatus::kMalformed);
     // One element of width 2: sparse takes two bytes, not fewer than raw.

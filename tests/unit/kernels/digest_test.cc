@@ -1,6 +1,5 @@
 // The digest: its definition, its key, and the errors it must catch.
 #include <catch2/catch.hpp>
-
 #include <cmath>
 #include <set>
 
@@ -9,7 +8,7 @@
 namespace deltawire::kernels::test {
 namespace {
 
-TEST_CASE("The key is splitmix64 of the seed, multipliers odd") {
+TEST_CASE("The key is splitmix64 of the seed multipliers odd") {
   // The reference outputs of splitmix64 for seed 0.
   const DigestKey zero(0);
   CHECK(zero.words()[0] == 0xe220a8397b1dcdaf);
@@ -36,8 +35,7 @@ TEST_CASE("The digest follows its definition for every length of tail") {
       uint64_t expected = 0;
       for (size_t i = 0; i < size; ++i) {
         const uint64_t byte = static_cast<uint64_t>(data.data()[i]);
-        expected += key.multiplier(i / 131072) * key.words()[i / 4 % 32768] *
-                    (byte << 8 * (i % 4));
+        expected += key.multiplier(i / 131072) * key.words()[i / 4 % 32768] * (byte << 8 * (i % 4));
       }
       CAPTURE(backend->name, size);
       CHECK(backend->digest(key, data) == expected);
@@ -47,7 +45,7 @@ TEST_CASE("The digest follows its definition for every length of tail") {
   }
 }
 
-TEST_CASE("Every single-bit error, swap and shift of a chunk has a digest of its own") {
+TEST_CASE("Every single-bit error swap and shift of a chunk has a digest of its own") {
   const uint64_t seed = 31;
   CAPTURE(seed);
   const DigestKey key(seed);
@@ -84,7 +82,7 @@ TEST_CASE("Every single-bit error, swap and shift of a chunk has a digest of its
   CHECK(seen.size() == errors);
 }
 
-TEST_CASE("The collision bound: the worst single error hides as often as promised, no more") {
+TEST_CASE("The worst single error hides as often as the bound says and no more") {
   // The error 2^31 * odd in one word hides if the key word is a multiple of 2^33: count how many
   // trailing zeros key words have, over many seeds. The bound says 2^-n for n or more.
   size_t words = 0, zeros[12] = {};

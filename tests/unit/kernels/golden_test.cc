@@ -1,6 +1,5 @@
 // The frozen bytes of format version 1, and the example of docs/delta_format.md.
 #include <catch2/catch.hpp>
-
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -20,7 +19,7 @@ Buffer ReadGolden(const std::string& name) {
   return Buffer(std::as_bytes(std::span(text)), 0);
 }
 
-TEST_CASE("Golden payloads: encoded, applied, folded and undone bytewise by every backend") {
+TEST_CASE("Every backend encodes and applies the golden payloads bytewise") {
   std::ifstream file(kDir + "/delta_v1.json");
   REQUIRE(file.good());
   const nlohmann::json manifest = nlohmann::json::parse(file);

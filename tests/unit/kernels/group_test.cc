@@ -29,8 +29,8 @@ Buffer Negate(const Backend& backend, Bytes payload, size_t raw_bytes, unsigned 
   return Buffer(Bytes(out).first(bytes), 0);
 }
 
-void CheckChain(const Backend& backend, unsigned width, size_t elements, double density,
-                Change how, uint64_t seed) {
+void CheckChain(const Backend& backend, unsigned width, size_t elements, double density, Change how,
+                uint64_t seed) {
   CAPTURE(backend.name, width, elements, density, static_cast<int>(how), seed);
   Random random(seed);
   std::vector<Buffer> versions, payloads;
@@ -60,15 +60,14 @@ void CheckChain(const Backend& backend, unsigned width, size_t elements, double 
     REQUIRE(backend.decode_apply(Key(), folded, data, width, Scalar().digest(Key(), data),
                                  &digest) == DecodeStatus::kOk);
     REQUIRE(Equal(data, versions[k]));
-    REQUIRE(backend.decode_apply(Key(), back, data, width, digest, &digest) ==
-            DecodeStatus::kOk);
+    REQUIRE(backend.decode_apply(Key(), back, data, width, digest, &digest) == DecodeStatus::kOk);
     REQUIRE(Equal(data, versions[0]));
     const Bytes both[] = {folded, back};
     REQUIRE(Fold(backend, both, raw, width).size() == 0);
   }
 }
 
-TEST_CASE("Folding k deltas is the delta of the ends, byte for byte; negation undoes it") {
+TEST_CASE("Folding k deltas is the delta of the ends byte for byte and negation undoes it") {
   uint64_t seed = 4000;
   for (const Backend* backend : All()) {
     for (const unsigned width : kWidths) {
@@ -83,7 +82,7 @@ TEST_CASE("Folding k deltas is the delta of the ends, byte for byte; negation un
   }
 }
 
-TEST_CASE("The order of addends does not matter, and none is no change") {
+TEST_CASE("The order of addends does not matter and none is no change") {
   const uint64_t seed = 17;
   CAPTURE(seed);
   for (const Backend* backend : All()) {

@@ -1,5 +1,6 @@
 // Seeded data for the kernel tests: buffers at chosen misalignments, and changes of chosen kinds.
-// Everything follows from a seed; a Buffer owns an exact allocation, so asan sees the byte after it.
+// Everything follows from a seed; a Buffer owns an exact allocation, so asan sees the byte after
+// it.
 #pragma once
 
 #include <cstring>
@@ -70,27 +71,29 @@ inline constexpr Change kChanges[] = {Change::kSmall, Change::kAny, Change::kBou
 /// The value that an element turns to.
 inline uint64_t Changed(uint64_t old, Change how, unsigned width, Random& random) {
   // Around the largest difference with a code byte, and around the sign.
-  static constexpr int64_t kEdges[] = {126,  127,  128,  129, -126, -127,
+  static constexpr int64_t kEdges[] = {126,  127,  128, 129, -126, -127,
                                        -128, -129, 254, 255, 256,  INT64_MIN};
   // bf16, fp16, fp32 and fp64 patterns: +-0, infinities, NaNs, denormals.
   static constexpr uint64_t kPatterns[] = {
-      0,          0x8000,     0x80000000, 0x8000000000000000, 0x7f80,     0xff80,
-      0x7fc0,     0x7c00,     0x7f800000, 0x7ff0000000000000, 0xffc00001, 0x0001,
+      0,          0x8000,     0x80000000, 0x8000000000000000, 0x7f80,      0xff80,
+      0x7fc0,     0x7c00,     0x7f800000, 0x7ff0000000000000, 0xffc00001,  0x0001,
       0x80000001, 0x007fffff, 0xffff,     0xffffffff,         ~uint64_t{0}};
   switch (how) {
-    case Change::kSmall: return old + (random.Below(2) != 0 ? 1 : ~uint64_t{0});
-    case Change::kAny: return random.Next();
+    case Change::kSmall:
+      return old + (random.Below(2) != 0 ? 1 : ~uint64_t{0});
+    case Change::kAny:
+      return random.Next();
     case Change::kBoundary:
       if (random.Below(4) == 0) return old ^ (uint64_t{1} << (8 * width - 1));
       return old + static_cast<uint64_t>(kEdges[random.Below(std::size(kEdges))]);
-    case Change::kSpecial: return kPatterns[random.Below(std::size(kPatterns))];
+    case Change::kSpecial:
+      return kPatterns[random.Below(std::size(kPatterns))];
   }
   return old;
 }
 
 /// Changes about `density` of the elements of `data`.
-inline void Mutate(MutableBytes data, unsigned width, double density, Change how,
-                   Random& random) {
+inline void Mutate(MutableBytes data, unsigned width, double density, Change how, Random& random) {
   for (size_t i = 0; i < data.size() / width; ++i) {
     if (!random.Chance(density)) continue;
     StoreAt(data, i, width, Changed(LoadAt(data, i, width), how, width, random));

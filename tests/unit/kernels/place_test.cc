@@ -73,7 +73,7 @@ TEST_CASE("Random strided copies equal a naive loop nest") {
   }
 }
 
-TEST_CASE("Offsets, gaps, broadcasts, and nothing to do") {
+TEST_CASE("Offsets gaps broadcasts and nothing to do") {
   Random random(78);
   StridedCopy rows;  // 5 rows of 100 bytes out of rows of 300, to rows of 120
   rows.src_offset = 17;

@@ -50,7 +50,8 @@ ROOMS = {
     "kernels": Room(),
     "kernels/cpu": Room(rooms=("kernels",), outside=("hwy",)),
     "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",)),
-    "proto": Room(outside=("grpc", "protobuf")),  # messages only; includes no room
+    # Messages, and what every program shares of serving and translating them.
+    "proto": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("grpc", "protobuf")),
     "sender": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
     "sender/export": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
     "receiver": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
