@@ -28,10 +28,14 @@ class Backends {
 
 std::string_view ToString(DecodeStatus s) {
   switch (s) {
-    case DecodeStatus::kOk: return "ok";
-    case DecodeStatus::kTruncated: return "truncated";
-    case DecodeStatus::kMalformed: return "malformed";
-    case DecodeStatus::kTooLarge: return "too large";
+    case DecodeStatus::kOk:
+      return "ok";
+    case DecodeStatus::kTruncated:
+      return "truncated";
+    case DecodeStatus::kMalformed:
+      return "malformed";
+    case DecodeStatus::kTooLarge:
+      return "too large";
   }
   return "unknown";
 }

@@ -10,6 +10,30 @@
 
 namespace deltawire::net {
 
+namespace {
+
+// What Stop and a cut reach of a stream from other threads: its socket and the timer it idles on.
+struct Connection : std::enable_shared_from_this<Connection> {
+  explicit Connection(asio::any_io_executor executor) : socket(executor), idle(executor) {}
+
+  // From any thread; a socket may only be touched on its own strand.
+  void Close() {
+    asio::post(socket.get_executor(), [self = shared_from_this()] {
+      self->closed = true;
+      ErrorCode ignored;
+      self->socket.close(ignored);
+      self->idle.cancel();
+    });
+  }
+
+  tcp::socket socket;
+  asio::steady_timer idle;
+  bool closed = false;  // on the strand
+  bool woken = false;   // on the strand
+};
+
+}  // namespace
+
 struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   Impl(IoThreads& io_threads, PullSource& pull_source, const Options& opts)
       : io(io_threads.impl().context),
@@ -26,10 +50,10 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   std::mutex mu;
   std::condition_variable all_closed;
   bool stopped = false;
-  std::unordered_set<std::shared_ptr<tcp::socket>> sockets;
+  std::unordered_set<std::shared_ptr<Connection>> connections;
 
   asio::awaitable<void> Accept();
-  asio::awaitable<void> Serve(std::shared_ptr<tcp::socket> socket);
+  asio::awaitable<void> Serve(std::shared_ptr<Connection> connection);
 };
 
 namespace {
@@ -37,9 +61,10 @@ namespace {
 // One accepted connection. Lives in its coroutine's frame.
 class ServerStream {
  public:
-  ServerStream(std::shared_ptr<tcp::socket> socket, PullSource& source,
+  ServerStream(std::shared_ptr<Connection> connection, PullSource& source,
                const PullServer::Options& options)
-      : socket_(std::move(socket)),
+      : connection_(std::move(connection)),
+        socket_(connection_, &connection_->socket),
         source_(source),
         options_(options),
         peer_(PeerName(*socket_)),
@@ -69,14 +94,8 @@ class ServerStream {
     if (!joined.ok()) co_return joined.status();
     session_ = std::move(*joined);
     stream_ = hello->stream;
-    session_->StreamOpened(stream_, [weak = std::weak_ptr(socket_)] {
-      // Posted, because a socket may only be touched on its own strand.
-      if (auto socket = weak.lock()) {
-        asio::post(socket->get_executor(), [socket] {
-          ErrorCode ignored;
-          socket->close(ignored);
-        });
-      }
+    session_->StreamOpened(stream_, [weak = std::weak_ptr(connection_)] {
+      if (auto connection = weak.lock()) connection->Close();
     });
     Status sent = co_await SendBare(wire::FrameType::kWelcome);
     if (!sent.ok()) co_return sent;
@@ -93,15 +112,13 @@ class ServerStream {
   }
 
   asio::awaitable<Status> SendAll() {
-    // The wake callback may come from any thread and after this coroutine is gone.
-    auto idle = std::make_shared<asio::steady_timer>(socket_->get_executor());
-    auto woken = std::make_shared<bool>(false);
     while (true) {
-      *woken = false;
-      auto next = session_->Next(stream_, [idle, woken, executor = socket_->get_executor()] {
-        asio::post(executor, [idle, woken] {
-          *woken = true;
-          idle->cancel();
+      connection_->woken = false;
+      // Comes from any thread, perhaps after this coroutine is gone.
+      auto next = session_->Next(stream_, [connection = connection_] {
+        asio::post(connection->socket.get_executor(), [connection] {
+          connection->woken = true;
+          connection->idle.cancel();
         });
       });
       if (!next.ok()) co_return next.status();
@@ -112,12 +129,14 @@ class ServerStream {
         if (last) co_return co_await AwaitClose();
         continue;
       }
-      // Posting first lets a wake that came before this wait be seen.
+      // Posting first lets a wake or a close that came before this wait be seen.
       co_await asio::post(socket_->get_executor(), asio::use_awaitable);
-      if (*woken) continue;
-      idle->expires_after(options_.ping_interval);
-      co_await idle->async_wait(kAwait);
-      if (*woken) continue;
+      if (!connection_->woken && !connection_->closed) {
+        connection_->idle.expires_after(options_.ping_interval);
+        co_await connection_->idle.async_wait(kAwait);
+      }
+      if (connection_->closed) co_return absl::CancelledError("the stream was closed");
+      if (connection_->woken) continue;
       Status sent = co_await SendBare(wire::FrameType::kPing);
       if (!sent.ok()) co_return sent;
     }
@@ -197,6 +216,7 @@ class ServerStream {
     return FromAsio(fmt::format("{} ({})", doing, peer_), ec);
   }
 
+  std::shared_ptr<Connection> connection_;
   std::shared_ptr<tcp::socket> socket_;
   PullSource& source_;
   const PullServer::Options& options_;
@@ -208,21 +228,21 @@ class ServerStream {
 
 }  // namespace
 
-asio::awaitable<void> PullServer::Impl::Serve(std::shared_ptr<tcp::socket> socket) {
+asio::awaitable<void> PullServer::Impl::Serve(std::shared_ptr<Connection> connection) {
   {
-    ServerStream stream(socket, source, options);
+    ServerStream stream(connection, source, options);
     co_await stream.Run();
   }
   std::lock_guard lock(mu);
-  sockets.erase(socket);
-  if (sockets.empty()) all_closed.notify_all();
+  connections.erase(connection);
+  if (connections.empty()) all_closed.notify_all();
 }
 
 asio::awaitable<void> PullServer::Impl::Accept() {
   auto self = shared_from_this();
   while (acceptor.is_open()) {
-    auto socket = std::make_shared<tcp::socket>(asio::make_strand(io));
-    auto [ec] = co_await acceptor.async_accept(*socket, kAwait);
+    auto connection = std::make_shared<Connection>(asio::make_strand(io));
+    auto [ec] = co_await acceptor.async_accept(connection->socket, kAwait);
     if (ec == asio::error::operation_aborted || ec == asio::error::bad_descriptor) break;
     if (ec) {
       // Out of descriptors, most likely: wait a little rather than spin.
@@ -234,9 +254,9 @@ asio::awaitable<void> PullServer::Impl::Accept() {
     {
       std::lock_guard lock(mu);
       if (stopped) break;
-      sockets.insert(socket);
+      connections.insert(connection);
     }
-    asio::co_spawn(socket->get_executor(), Serve(socket), asio::detached);
+    asio::co_spawn(connection->socket.get_executor(), Serve(connection), asio::detached);
   }
 }
 
@@ -270,13 +290,8 @@ void PullServer::Stop() {
     ErrorCode ignored;
     impl->acceptor.close(ignored);
   });
-  for (const auto& socket : impl_->sockets) {
-    asio::post(socket->get_executor(), [socket] {
-      ErrorCode ignored;
-      socket->close(ignored);
-    });
-  }
-  impl_->all_closed.wait(lock, [this] { return impl_->sockets.empty(); });
+  for (const auto& connection : impl_->connections) connection->Close();
+  impl_->all_closed.wait(lock, [this] { return impl_->connections.empty(); });
 }
 
 PullServer::~PullServer() { Stop(); }

@@ -74,7 +74,7 @@ class SparseStreams {
 /// Turns gap bytes into positions, a batch at a time.
 class GapReader {
  public:
-  static constexpr size_t kBatch = 256;
+  static constexpr size_t kBatch = 64;
   struct Batch {
     uint32_t positions[kBatch];
     size_t count;

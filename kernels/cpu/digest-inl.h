@@ -30,7 +30,8 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
   // fast everywhere; the shift is done once, at the end.
   auto low0 = hn::Zero(d64), low1 = hn::Zero(d64), high0 = hn::Zero(d64), high1 = hn::Zero(d64);
   const auto* p = reinterpret_cast<const uint32_t*>(data);
-  // Far beyond what the hardware looks ahead: data not in cache come in at more than twice the rate.
+  // Far beyond what the hardware looks ahead: data not in cache come in at more than twice the
+  // rate.
   constexpr size_t kAheadWords = 2048;
   for (; i + 2 * lanes <= words; i += 2 * lanes) {
     hwy::Prefetch(p + i + kAheadWords);
@@ -44,15 +45,17 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
     high1 = hn::Add(high1, hn::MulEven(hn::BitCast(d32, hn::ShiftRight<32>(k1)), w1));
   }
   const auto sum = hn::Add(hn::Add(low0, low1), hn::ShiftLeft<32>(hn::Add(high0, high1)));
-  total = hn::GetLane(hn::SumOfLanes(d64, sum));
+  // Lane by lane: GCC's AVX-512 reduction adds signed numbers, which must not overflow.
+  HWY_ALIGN uint64_t lane_sums[hn::MaxLanes(d64)];
+  hn::Store(sum, d64, lane_sums);
+  for (size_t lane = 0; lane < lanes; ++lane) total += lane_sums[lane];
 #endif
   for (; i < words; ++i) total += key[i] * LoadElement<uint32_t>(data, i);
   return total;
 }
 
 /// Digest of `size` bytes that stand at `offset` (a multiple of 4) of the chunk.
-inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t size,
-                            size_t offset) {
+inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t size, size_t offset) {
   uint64_t digest = 0;
   while (size > 0) {
     const size_t in_block = offset % DigestKey::kBlockBytes;

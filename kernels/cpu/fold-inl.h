@@ -35,8 +35,7 @@ void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
   const size_t words = (elements + 63) / 64;
   for (size_t w = 0; w < words && sparse; ++w) {
     if (sink.touched[w] == 0) continue;
-    const size_t found =
-        AppendPositions(sink.touched[w], static_cast<uint32_t>(w * 64), positions);
+    const size_t found = AppendPositions(sink.touched[w], static_cast<uint32_t>(w * 64), positions);
     for (size_t i = 0; i < found; ++i) {
       const T d = LoadElement<T>(sink.sums, positions[i]);
       if (d != 0) streams.Put(positions[i], d);
@@ -62,8 +61,8 @@ void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
 
 /// Writes the sum of block `b` of all payloads.
 template <typename T>
-bool FoldBlock(std::span<const Bytes> payloads, size_t b, FoldSink<T>& sink,
-               PayloadWriter& writer, size_t elements) {
+bool FoldBlock(std::span<const Bytes> payloads, size_t b, FoldSink<T>& sink, PayloadWriter& writer,
+               size_t elements) {
   size_t changing = 0;
   BlockEntry only;
   const uint8_t* only_streams = nullptr;
@@ -89,8 +88,7 @@ bool FoldBlock(std::span<const Bytes> payloads, size_t b, FoldSink<T>& sink,
       AddAll<T>(view.StreamsOf(b), sink.sums, elements);
       std::memset(sink.touched, 0xff, elements / 64 * 8);
       if (elements % 64 != 0) sink.touched[elements / 64] = (uint64_t{1} << elements % 64) - 1;
-    } else if (e.codec == Codec::kSparse &&
-               !WalkSparse<T>(e, view.StreamsOf(b), elements, sink)) {
+    } else if (e.codec == Codec::kSparse && !WalkSparse<T>(e, view.StreamsOf(b), elements, sink)) {
       return false;
     }
   }
@@ -173,22 +171,32 @@ DecodeStatus NegateAs(Bytes payload, size_t raw_bytes, MutableBytes scratch, Mut
 inline DecodeStatus Fold(std::span<const Bytes> payloads, size_t raw_bytes, unsigned width,
                          MutableBytes scratch, MutableBytes out, size_t* bytes) {
   switch (width) {
-    case 1: return FoldAs<uint8_t>(payloads, raw_bytes, scratch, out, bytes);
-    case 2: return FoldAs<uint16_t>(payloads, raw_bytes, scratch, out, bytes);
-    case 4: return FoldAs<uint32_t>(payloads, raw_bytes, scratch, out, bytes);
-    case 8: return FoldAs<uint64_t>(payloads, raw_bytes, scratch, out, bytes);
-    default: return DecodeStatus::kMalformed;
+    case 1:
+      return FoldAs<uint8_t>(payloads, raw_bytes, scratch, out, bytes);
+    case 2:
+      return FoldAs<uint16_t>(payloads, raw_bytes, scratch, out, bytes);
+    case 4:
+      return FoldAs<uint32_t>(payloads, raw_bytes, scratch, out, bytes);
+    case 8:
+      return FoldAs<uint64_t>(payloads, raw_bytes, scratch, out, bytes);
+    default:
+      return DecodeStatus::kMalformed;
   }
 }
 
 inline DecodeStatus Negate(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
                            MutableBytes out, size_t* bytes) {
   switch (width) {
-    case 1: return NegateAs<uint8_t>(payload, raw_bytes, scratch, out, bytes);
-    case 2: return NegateAs<uint16_t>(payload, raw_bytes, scratch, out, bytes);
-    case 4: return NegateAs<uint32_t>(payload, raw_bytes, scratch, out, bytes);
-    case 8: return NegateAs<uint64_t>(payload, raw_bytes, scratch, out, bytes);
-    default: return DecodeStatus::kMalformed;
+    case 1:
+      return NegateAs<uint8_t>(payload, raw_bytes, scratch, out, bytes);
+    case 2:
+      return NegateAs<uint16_t>(payload, raw_bytes, scratch, out, bytes);
+    case 4:
+      return NegateAs<uint32_t>(payload, raw_bytes, scratch, out, bytes);
+    case 8:
+      return NegateAs<uint64_t>(payload, raw_bytes, scratch, out, bytes);
+    default:
+      return DecodeStatus::kMalformed;
   }
 }
 

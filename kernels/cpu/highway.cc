@@ -128,21 +128,30 @@ DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes dat
 EncodeResult DiffEncode(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
                         uint64_t digest_before, MutableBytes out) {
   switch (width) {
-    case 1: return DiffEncodeAs<uint8_t>(key, old_data, new_data, digest_before, out);
-    case 2: return DiffEncodeAs<uint16_t>(key, old_data, new_data, digest_before, out);
-    case 4: return DiffEncodeAs<uint32_t>(key, old_data, new_data, digest_before, out);
-    default: return DiffEncodeAs<uint64_t>(key, old_data, new_data, digest_before, out);
+    case 1:
+      return DiffEncodeAs<uint8_t>(key, old_data, new_data, digest_before, out);
+    case 2:
+      return DiffEncodeAs<uint16_t>(key, old_data, new_data, digest_before, out);
+    case 4:
+      return DiffEncodeAs<uint32_t>(key, old_data, new_data, digest_before, out);
+    default:
+      return DiffEncodeAs<uint64_t>(key, old_data, new_data, digest_before, out);
   }
 }
 
 DecodeStatus DecodeApply(const DigestKey& key, Bytes payload, MutableBytes data, unsigned width,
                          uint64_t digest_before, uint64_t* digest_after) {
   switch (width) {
-    case 1: return DecodeApplyAs<uint8_t>(key, payload, data, digest_before, digest_after);
-    case 2: return DecodeApplyAs<uint16_t>(key, payload, data, digest_before, digest_after);
-    case 4: return DecodeApplyAs<uint32_t>(key, payload, data, digest_before, digest_after);
-    case 8: return DecodeApplyAs<uint64_t>(key, payload, data, digest_before, digest_after);
-    default: return DecodeStatus::kMalformed;
+    case 1:
+      return DecodeApplyAs<uint8_t>(key, payload, data, digest_before, digest_after);
+    case 2:
+      return DecodeApplyAs<uint16_t>(key, payload, data, digest_before, digest_after);
+    case 4:
+      return DecodeApplyAs<uint32_t>(key, payload, data, digest_before, digest_after);
+    case 8:
+      return DecodeApplyAs<uint64_t>(key, payload, data, digest_before, digest_after);
+    default:
+      return DecodeStatus::kMalformed;
   }
 }
 

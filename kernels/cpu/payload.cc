@@ -50,10 +50,18 @@ DecodeStatus ValidateRaw(const BlockEntry& e, const uint8_t* diffs, size_t eleme
                          unsigned width) {
   BlockEntry m;
   switch (width) {
-    case 1: m = Measure<uint8_t>(diffs, elements); break;
-    case 2: m = Measure<uint16_t>(diffs, elements); break;
-    case 4: m = Measure<uint32_t>(diffs, elements); break;
-    default: m = Measure<uint64_t>(diffs, elements); break;
+    case 1:
+      m = Measure<uint8_t>(diffs, elements);
+      break;
+    case 2:
+      m = Measure<uint16_t>(diffs, elements);
+      break;
+    case 4:
+      m = Measure<uint32_t>(diffs, elements);
+      break;
+    default:
+      m = Measure<uint64_t>(diffs, elements);
+      break;
   }
   const bool canonical = m.changed == e.changed && m.SparseBytes(width) >= elements * width;
   return canonical ? DecodeStatus::kOk : DecodeStatus::kMalformed;

@@ -13,8 +13,8 @@
 namespace deltawire::kernels {
 
 inline constexpr uint8_t kFormat = 1;
-inline constexpr size_t kHeaderBytes = 1 + 1 + 2 + 4 + 4;     // format width reserved elements changed
-inline constexpr size_t kEntryBytes = 1 + 3 + 4 + 4 + 4;      // codec reserved changed wide gap_bytes
+inline constexpr size_t kHeaderBytes = 1 + 1 + 2 + 4 + 4;  // format width reserved elements changed
+inline constexpr size_t kEntryBytes = 1 + 3 + 4 + 4 + 4;   // codec reserved changed wide gap_bytes
 inline constexpr size_t kMaxGapBytesExtra = kBlockElements / 255;
 inline constexpr unsigned kGapGoesOn = 255;
 inline constexpr unsigned kCodeWide = 255;
@@ -73,9 +73,12 @@ struct BlockEntry {
   size_t SparseBytes(size_t width) const { return size_t{wide} * width + gap_bytes + changed; }
   size_t StreamBytes(size_t elements, size_t width) const {
     switch (codec) {
-      case Codec::kSame: return 0;
-      case Codec::kSparse: return SparseBytes(width);
-      case Codec::kRaw: return elements * width;
+      case Codec::kSame:
+        return 0;
+      case Codec::kSparse:
+        return SparseBytes(width);
+      case Codec::kRaw:
+        return elements * width;
     }
     return 0;
   }

@@ -105,15 +105,24 @@ void PlaceFast(const StridedCopy& copy, Bytes src, MutableBytes dst) {
   const std::byte* s = src.data() + copy.src_offset;
   std::byte* d = dst.data() + copy.dst_offset;
   switch (n.run_bytes) {
-    case 1: return Walk<FixedRun<1>>(n, s, d);
-    case 2: return Walk<FixedRun<2>>(n, s, d);
-    case 4: return Walk<FixedRun<4>>(n, s, d);
-    case 8: return Walk<FixedRun<8>>(n, s, d);
-    case 16: return Walk<FixedRun<16>>(n, s, d);
-    case 32: return Walk<FixedRun<32>>(n, s, d);
-    case 64: return Walk<FixedRun<64>>(n, s, d);
-    case 128: return Walk<FixedRun<128>>(n, s, d);
-    default: return Walk<AnyRun>(n, s, d);
+    case 1:
+      return Walk<FixedRun<1>>(n, s, d);
+    case 2:
+      return Walk<FixedRun<2>>(n, s, d);
+    case 4:
+      return Walk<FixedRun<4>>(n, s, d);
+    case 8:
+      return Walk<FixedRun<8>>(n, s, d);
+    case 16:
+      return Walk<FixedRun<16>>(n, s, d);
+    case 32:
+      return Walk<FixedRun<32>>(n, s, d);
+    case 64:
+      return Walk<FixedRun<64>>(n, s, d);
+    case 128:
+      return Walk<FixedRun<128>>(n, s, d);
+    default:
+      return Walk<AnyRun>(n, s, d);
   }
 }
 

@@ -179,7 +179,8 @@ DecodeStatus SumAs(std::span<const Bytes> payloads, size_t raw_bytes, T sign, Mu
         return DecodeStatus::kMalformed;
       }
     }
-    EncodeBlock<T>(block, [=](size_t i) { return LoadElement<T>(sum, i); }, writer);
+    EncodeBlock<T>(
+        block, [=](size_t i) { return LoadElement<T>(sum, i); }, writer);
   }
   *bytes = writer.Finish();
   return DecodeStatus::kOk;
@@ -188,21 +189,30 @@ DecodeStatus SumAs(std::span<const Bytes> payloads, size_t raw_bytes, T sign, Mu
 EncodeResult DiffEncode(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
                         uint64_t digest_before, MutableBytes out) {
   switch (width) {
-    case 1: return DiffEncodeAs<uint8_t>(key, old_data, new_data, digest_before, out);
-    case 2: return DiffEncodeAs<uint16_t>(key, old_data, new_data, digest_before, out);
-    case 4: return DiffEncodeAs<uint32_t>(key, old_data, new_data, digest_before, out);
-    default: return DiffEncodeAs<uint64_t>(key, old_data, new_data, digest_before, out);
+    case 1:
+      return DiffEncodeAs<uint8_t>(key, old_data, new_data, digest_before, out);
+    case 2:
+      return DiffEncodeAs<uint16_t>(key, old_data, new_data, digest_before, out);
+    case 4:
+      return DiffEncodeAs<uint32_t>(key, old_data, new_data, digest_before, out);
+    default:
+      return DiffEncodeAs<uint64_t>(key, old_data, new_data, digest_before, out);
   }
 }
 
 DecodeStatus DecodeApply(const DigestKey& key, Bytes payload, MutableBytes data, unsigned width,
                          uint64_t digest_before, uint64_t* digest_after) {
   switch (width) {
-    case 1: return DecodeApplyAs<uint8_t>(key, payload, data, digest_before, digest_after);
-    case 2: return DecodeApplyAs<uint16_t>(key, payload, data, digest_before, digest_after);
-    case 4: return DecodeApplyAs<uint32_t>(key, payload, data, digest_before, digest_after);
-    case 8: return DecodeApplyAs<uint64_t>(key, payload, data, digest_before, digest_after);
-    default: return DecodeStatus::kMalformed;
+    case 1:
+      return DecodeApplyAs<uint8_t>(key, payload, data, digest_before, digest_after);
+    case 2:
+      return DecodeApplyAs<uint16_t>(key, payload, data, digest_before, digest_after);
+    case 4:
+      return DecodeApplyAs<uint32_t>(key, payload, data, digest_before, digest_after);
+    case 8:
+      return DecodeApplyAs<uint64_t>(key, payload, data, digest_before, digest_after);
+    default:
+      return DecodeStatus::kMalformed;
   }
 }
 
@@ -212,11 +222,16 @@ DecodeStatus Sum(std::span<const Bytes> payloads, size_t raw_bytes, unsigned wid
     return SumAs<T>(payloads, raw_bytes, factor, scratch, out, bytes);
   };
   switch (width) {
-    case 1: return sum(static_cast<uint8_t>(sign));
-    case 2: return sum(static_cast<uint16_t>(sign));
-    case 4: return sum(static_cast<uint32_t>(sign));
-    case 8: return sum(static_cast<uint64_t>(static_cast<int64_t>(sign)));
-    default: return DecodeStatus::kMalformed;
+    case 1:
+      return sum(static_cast<uint8_t>(sign));
+    case 2:
+      return sum(static_cast<uint16_t>(sign));
+    case 4:
+      return sum(static_cast<uint32_t>(sign));
+    case 8:
+      return sum(static_cast<uint64_t>(static_cast<int64_t>(sign)));
+    default:
+      return DecodeStatus::kMalformed;
   }
 }
 
