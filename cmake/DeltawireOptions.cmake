@@ -17,8 +17,6 @@ endif()
 
 include(DeltawireCuda)
 
-# As gRPC asks for it; targets that differ in it could not share a precompiled header.
-set(THREADS_PREFER_PTHREAD_FLAG ON)
 find_package(Threads REQUIRED)
 
 # Carried by every target of ours through dw_library()/dw_executable().
@@ -27,6 +25,8 @@ target_compile_options(dw_flags INTERFACE -Wall -Wextra -Wshadow -Wno-missing-fi
 if(DELTAWIRE_WERROR)
   target_compile_options(dw_flags INTERFACE -Werror)
 endif()
+# As Protocol Buffers' target asks for it: targets that differ in it share no precompiled header.
+target_compile_options(dw_flags INTERFACE -pthread)
 target_include_directories(dw_flags INTERFACE "${PROJECT_SOURCE_DIR}")
 target_link_libraries(dw_flags INTERFACE Threads::Threads)
 if(DELTAWIRE_SANITIZE)

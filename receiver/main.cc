@@ -8,6 +8,7 @@
 #include "kernels/kernels.h"
 #include "proto/control_server.h"
 #include "receiver/daemon.h"
+#include "receiver/probe.h"
 #include "receiver/service.h"
 
 namespace deltawire {
@@ -25,6 +26,13 @@ Status Run(const ReceiverOptions& options) {
   receiver::ReceiverServiceImpl service(daemon);
   DW_RETURN_IF_ERROR(daemon.Start());
   DW_ASSIGN_OR_RETURN(auto control, ControlServer::Start(ToString(options.control), {&service}));
+  std::unique_ptr<metrics::Server> metrics_server;
+  if (!options.metrics.empty()) {
+    DW_ASSIGN_OR_RETURN(metrics_server,
+                        metrics::Server::Start(options.metrics, receiver::Probe([&daemon] {
+                                                 return daemon.Replicas();
+                                               })));
+  }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   if (!IsLoopback(options.control)) {
     spdlog::warn(
@@ -36,6 +44,7 @@ Status Run(const ReceiverOptions& options) {
 
   const char* signal = WaitForTermination();
   spdlog::info("{}: stopping", signal);
+  metrics_server.reset();
   for (receiver::Replica* replica : daemon.Replicas()) replica->Stop();
   control->Shutdown(std::chrono::milliseconds(300));
   daemon.Stop();

@@ -90,7 +90,8 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
                                                  std::vector<SideFile> side_files, bool replace) {
   if (!ValidModelName(name)) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "model name \"{}\": use 1 to 128 of [A-Za-z0-9._-], not starting with a dot", name);
+                  "model name \"{}\": use 1 to 128 of [A-Za-z0-9._-], not starting with a dot",
+                  name);
   }
   auto layout = Layout::Create(std::move(meta));
   if (!layout.ok()) return Annotate(layout.status(), fmt::format("model \"{}\"", name));
@@ -121,7 +122,8 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
         it = it->second->model() == old ? pulls_.erase(it) : std::next(it);
       }
     }
-    for (auto& pull : cut) pull->Cut(absl::AbortedError("the model was replaced; describe it again"));
+    for (auto& pull : cut)
+      pull->Cut(absl::AbortedError("the model was replaced; describe it again"));
     cut.clear();
     old->Stop();
     // The directory's lock goes with the last reference; streams that were cut hold it briefly.
@@ -133,9 +135,9 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
     }
   }
   const auto dir = std::filesystem::path(options_.data_dir) / name;
-  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                      Model::Create(name, dir, std::move(*layout), std::move(side_files),
-                                    model_options_, pool_));
+  DW_ASSIGN_OR_RETURN(
+      std::shared_ptr<Model> model,
+      Model::Create(name, dir, std::move(*layout), std::move(side_files), model_options_, pool_));
   Adopt(model);
   spdlog::info("model {}: registered, {} tensors, {} per half in {}", name, model->layout().size(),
                HumanBytes(model->layout().total_bytes()), dir.string());
@@ -148,8 +150,9 @@ StatusOr<std::shared_ptr<Model>> Agent::Find(const std::string& name) const {
   if (it != models_.end()) return it->second;
   std::string known;
   for (const auto& [other, model] : models_) known += (known.empty() ? "" : ", ") + other;
-  return Errorf(StatusCode::kNotFound, "no model \"{}\" is registered with this sender (it has: {})",
-                name, known.empty() ? "none yet" : known);
+  return Errorf(StatusCode::kNotFound,
+                "no model \"{}\" is registered with this sender (it has: {})", name,
+                known.empty() ? "none yet" : known);
 }
 
 std::vector<std::shared_ptr<Model>> Agent::Models() const {
@@ -169,16 +172,16 @@ StatusOr<wire::Ticket> Agent::OpenPull(const std::string& name, const std::strin
                   streams, wire::kMaxStreams);
   }
   if (fingerprint != model->layout().fingerprint().Hex()) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\": receiver {} has layout {}, the sender {}; describe the model again",
-                  name, receiver_id, fingerprint, model->layout().fingerprint().Hex());
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": receiver {} has layout {}, the sender {}; describe the model again", name,
+        receiver_id, fingerprint, model->layout().fingerprint().Hex());
   }
   if (model->published() == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", name);
   }
   DW_ASSIGN_OR_RETURN(wire::Ticket ticket, RandomTicket());
-  auto session =
-      std::make_shared<PullSession>(model, receiver_id, static_cast<uint16_t>(streams));
+  auto session = std::make_shared<PullSession>(model, receiver_id, static_cast<uint16_t>(streams));
   std::vector<std::shared_ptr<PullSession>> replaced;
   {
     std::lock_guard lock(mu_);
@@ -208,10 +211,11 @@ StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello
   }
   const Hash128& fingerprint = session->model()->layout().fingerprint();
   if (!(hello.fingerprint == fingerprint)) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\": the stream is for layout {}, the sender has {}; describe the model "
-                  "again",
-                  session->model()->name(), hello.fingerprint.Hex(), fingerprint.Hex());
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": the stream is for layout {}, the sender has {}; describe the model "
+        "again",
+        session->model()->name(), hello.fingerprint.Hex(), fingerprint.Hex());
   }
   DW_RETURN_IF_ERROR(session->Reserve(hello.stream, hello.streams));
   return std::static_pointer_cast<net::PullSession>(session);
@@ -366,7 +370,8 @@ Status Agent::TriggerSync(const std::string& name, std::vector<std::string> ids,
       return entry.second.model == name && entry.second.id == id;
     });
     if (!there) {
-      return Errorf(StatusCode::kNotFound, "model \"{}\": receiver \"{}\" is not attached", name, id);
+      return Errorf(StatusCode::kNotFound, "model \"{}\": receiver \"{}\" is not attached", name,
+                    id);
     }
   }
   const uint64_t request = next_request_++;

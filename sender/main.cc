@@ -10,6 +10,7 @@
 #include "common/net/pull_server.h"
 #include "proto/control_server.h"
 #include "sender/agent.h"
+#include "sender/probe.h"
 #include "sender/service.h"
 
 namespace deltawire {
@@ -28,23 +29,30 @@ Status Run(const SenderOptions& options) {
   sender::SenderServiceImpl sender_service(agent, bulk->port(), pool.size());
   sender::PullServiceImpl pull_service(agent, bulk->port());
 
-  const std::string socket = options.trainer_socket.empty() ? options.data_dir + "/trainer.sock"
-                                                            : options.trainer_socket;
+  const std::string socket =
+      options.trainer_socket.empty() ? options.data_dir + "/trainer.sock" : options.trainer_socket;
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(socket).parent_path(), ignored);
   DW_ASSIGN_OR_RETURN(auto trainer, ControlServer::Start("unix:" + socket, {&trainer_service}));
   DW_ASSIGN_OR_RETURN(auto control, ControlServer::Start(ToString(options.control),
                                                          {&sender_service, &pull_service}));
+  std::unique_ptr<metrics::Server> metrics_server;
+  if (!options.metrics.empty()) {
+    DW_ASSIGN_OR_RETURN(metrics_server,
+                        metrics::Server::Start(options.metrics, sender::Probe(agent)));
+  }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   if (!IsLoopback(options.control) || !IsLoopback(options.bulk)) {
-    spdlog::warn("listening beyond loopback WITHOUT encryption or authentication "
-                 "(--insecure-plaintext)");
+    spdlog::warn(
+        "listening beyond loopback WITHOUT encryption or authentication "
+        "(--insecure-plaintext)");
   }
   spdlog::info("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
                ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
 
   const char* signal = WaitForTermination();
   spdlog::info("{}: stopping", signal);
+  metrics_server.reset();
   agent.Stop();
   bulk->Stop();
   trainer->Shutdown(std::chrono::milliseconds(300));

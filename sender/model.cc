@@ -14,7 +14,9 @@ namespace {
 constexpr const char* kStateName = "state";
 constexpr const char* kSideDir = "side";
 
-fs::path HalfPath(const fs::path& dir, int i) { return dir / fmt::format("half-{}.safetensors", i); }
+fs::path HalfPath(const fs::path& dir, int i) {
+  return dir / fmt::format("half-{}.safetensors", i);
+}
 
 uint64_t HashSideFiles(const std::vector<SideFile>& files) {
   Xxh3Stream hash;
@@ -126,11 +128,11 @@ StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, L
     }
     halves.push_back(std::move(*half));
   }
-  DW_ASSIGN_OR_RETURN(StateFile state,
-                      StateFile::Create(dir / kStateName, {.chunks = chunks.size(),
-                                                           .slots = 2,
-                                                           .fingerprint = layout.fingerprint(),
-                                                           .digest_seed = layout.fingerprint().lo}));
+  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Create(dir / kStateName,
+                                                         {.chunks = chunks.size(),
+                                                          .slots = 2,
+                                                          .fingerprint = layout.fingerprint(),
+                                                          .digest_seed = layout.fingerprint().lo}));
   std::shared_ptr<Model> model(new Model(std::move(name), std::move(dir), std::move(layout),
                                          std::move(chunks), std::move(lock), std::move(state),
                                          std::move(halves), options, pool));
@@ -224,6 +226,11 @@ LeasedState Model::Lease() {
 uint64_t Model::offloading_version() const {
   std::lock_guard lock(mu_);
   return phase_ == OffloadPhase::kIdle ? 0 : offload_.version;
+}
+
+PublishTotals Model::totals() const {
+  std::lock_guard lock(mu_);
+  return totals_;
 }
 
 uint64_t Model::log_bytes() const {

@@ -69,6 +69,14 @@ struct ReadyNotice {
   std::vector<uint32_t> unchanged;
 };
 
+/// Sums over this process's publishes of one model.
+struct PublishTotals {
+  uint64_t published = 0;
+  uint64_t delta_bytes = 0;
+  double trainer_wait_seconds = 0;
+  double publish_seconds = 0;
+};
+
 struct ModelOptions {
   uint64_t delta_log_bytes = uint64_t{2} << 30;
   std::chrono::milliseconds grace{250};
@@ -122,6 +130,7 @@ class Model {
   void SetListener(std::function<void()> changed) { changed_ = std::move(changed); }
 
   uint64_t offloading_version() const;
+  PublishTotals totals() const;
   uint64_t log_bytes() const;
   uint64_t log_limit() const { return log_.limit(); }
 
@@ -141,9 +150,9 @@ class Model {
     std::shared_ptr<PublishJob> job;
   };
 
-  Model(std::string name, std::filesystem::path dir, Layout layout, ChunkTable chunks,
-        DirLock lock, StateFile state, std::vector<BufferFile> halves,
-        const ModelOptions& options, ThreadPool& pool);
+  Model(std::string name, std::filesystem::path dir, Layout layout, ChunkTable chunks, DirLock lock,
+        StateFile state, std::vector<BufferFile> halves, const ModelOptions& options,
+        ThreadPool& pool);
 
   static StatusOr<std::shared_ptr<Model>> Adopt(std::string name, std::filesystem::path dir,
                                                 DirLock lock, const ModelOptions& options,
@@ -182,6 +191,7 @@ class Model {
   std::shared_ptr<const SideFiles> side_files_;
   std::shared_ptr<const Published> published_;
   DeltaLog log_;
+  PublishTotals totals_;
   uint64_t next_serial_ = 1;
   uint64_t next_lease_ = 1;
   uint32_t readers_[2] = {0, 0};

@@ -51,9 +51,10 @@ StatusOr<OffloadGrant> Model::BeginOffload(uint64_t version, uint32_t rank, uint
                     offload_.world == world && !offload_.begun.contains(rank);
   if (!join) {
     if (phase_ == OffloadPhase::kWriting) {
-      spdlog::warn("model {}: offload of version {} abandoned with {} of {} ranks ready: rank {} "
-                   "begins version {}",
-                   name_, offload_.version, offload_.ready.size(), offload_.world, rank, version);
+      spdlog::warn(
+          "model {}: offload of version {} abandoned with {} of {} ranks ready: rank {} "
+          "begins version {}",
+          name_, offload_.version, offload_.ready.size(), offload_.world, rank, version);
       AbandonOffload();
     }
     phase_ = OffloadPhase::kDraining;
@@ -171,8 +172,8 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& n) {
     for (const uint32_t t : tensors) {
       if (t >= layout_.size()) {
         return Errorf(StatusCode::kInvalidArgument,
-                      "model \"{}\", version {}: tensor index {} is out of range", name_,
-                      n.version, t);
+                      "model \"{}\", version {}: tensor index {} is out of range", name_, n.version,
+                      t);
       }
       offload_.marks[t] |= bit;
     }
@@ -202,7 +203,8 @@ Status Model::CheckComplete() const {
   size_t n_missing = 0, n_both = 0;
   constexpr size_t kNamed = 5;
   const auto note = [&](std::string& list, size_t& count, size_t t) {
-    if (count++ < kNamed) list += fmt::format("{}{}", list.empty() ? "" : ", ", layout_.tensor(t).name);
+    if (count++ < kNamed)
+      list += fmt::format("{}{}", list.empty() ? "" : ", ", layout_.tensor(t).name);
   };
   for (size_t t = 0; t < layout_.size(); ++t) {
     const uint8_t m = offload_.marks[t];
@@ -274,6 +276,10 @@ void Model::Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollbac
     info.delta_bytes = result.delta->payload_bytes();
     log_.Append(std::move(result.delta));
   }
+  ++totals_.published;
+  totals_.delta_bytes += info.delta_bytes;
+  totals_.trainer_wait_seconds += info.trainer_wait_seconds;
+  totals_.publish_seconds += info.publish_seconds;
   Install(to, half, info, std::move(result.digests));
   offload_ = {};
   phase_ = OffloadPhase::kIdle;
@@ -305,22 +311,26 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
                   name_, offload_.version);
   }
   if (published_ == nullptr || published_->info.id.version == version) {
-    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {} is published; there is nothing "
-                  "to roll back", name_, ToString(published_ ? published_->info.id : StateId{}));
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": {} is published; there is nothing "
+                  "to roll back",
+                  name_, ToString(published_ ? published_->info.id : StateId{}));
   }
   const LogView log = published_->log;
   size_t first = log.size();
   for (size_t i = log.size(); i-- > 0 && first == log.size();) {
     // A chunk that went whole cannot be undone, so nothing before it can be reached.
     const auto& chunks = log[i]->chunks();
-    if (std::any_of(chunks.begin(), chunks.end(), [](const ChunkDelta& d) { return d.full; })) break;
+    if (std::any_of(chunks.begin(), chunks.end(), [](const ChunkDelta& d) { return d.full; }))
+      break;
     if (log[i]->from().version == version) first = i;
   }
   if (first == log.size()) {
-    return Errorf(StatusCode::kNotFound,
-                  "model \"{}\": version {} cannot be made from the delta log; offload it again as a "
-                  "new version",
-                  name_, version);
+    return Errorf(
+        StatusCode::kNotFound,
+        "model \"{}\": version {} cannot be made from the delta log; offload it again as a "
+        "new version",
+        name_, version);
   }
   const auto start = Clock::now();
   phase_ = OffloadPhase::kPublishing;  // with no lease: the publisher thread leaves it alone
@@ -367,10 +377,11 @@ Status Model::UndoInto(MutableBytes data, const LogView& log, size_t first,
                                         digest, &digest);
       }
       if (decoded != kernels::DecodeStatus::kOk || digest != d.digest_before) {
-        return Errorf(StatusCode::kDataLoss,
-                      "model \"{}\": undoing {} disagrees with its digest in tensor {}; nothing was "
-                      "published, offload the version again",
-                      name_, ToString(log[i]->to()), layout_.tensor(chunk.tensor).name);
+        return Errorf(
+            StatusCode::kDataLoss,
+            "model \"{}\": undoing {} disagrees with its digest in tensor {}; nothing was "
+            "published, offload the version again",
+            name_, ToString(log[i]->to()), layout_.tensor(chunk.tensor).name);
       }
     }
   }

@@ -38,8 +38,7 @@ bool PublishJob::Diff(uint32_t i) {
     return true;
   }
   const Bytes before = in_.active.subspan(chunk.offset, chunk.bytes);
-  const MutableBytes out =
-      EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
+  const MutableBytes out = EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
   const uint64_t digest_before = (*in_.active_digests)[i];
   const auto r = in_.backend->diff_encode(*in_.key, before, now, chunk.width, digest_before, out);
   (*digests_)[i] = r.digest_after;

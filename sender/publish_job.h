@@ -26,8 +26,8 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     const ChunkTable* chunks = nullptr;
     const kernels::Backend* backend = nullptr;
     const kernels::DigestKey* key = nullptr;
-    Bytes active;                     ///< empty: nothing was published, all is new
-    MutableBytes inactive;            ///< written only for unchanged tensors (carried over)
+    Bytes active;           ///< empty: nothing was published, all is new
+    MutableBytes inactive;  ///< written only for unchanged tensors (carried over)
     std::shared_ptr<const std::vector<uint64_t>> active_digests;  ///< null when active is empty
     uint64_t payload_limit = 0;
   };

@@ -57,11 +57,12 @@ Status PullSession::Start(const wire::Have& have) {
   }
   const StateId held{have.epoch, have.version};
   if (held > published->info.id) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\": the receiver holds {}, the newest published is {}: versions do not "
-                  "go backwards by themselves; publish a higher version, or run `deltawire sync "
-                  "--full` at the receiver to take the older one",
-                  model_->name(), ToString(held), ToString(published->info.id));
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": the receiver holds {}, the newest published is {}: versions do not "
+        "go backwards by themselves; publish a higher version, or run `deltawire sync "
+        "--full` at the receiver to take the older one",
+        model_->name(), ToString(held), ToString(published->info.id));
   }
   std::lock_guard lock(mu_);
   have_ = have.chunks;
@@ -113,8 +114,8 @@ std::optional<PullSession::Task> PullSession::NextTask(Stream& s, const Publishe
     const uint32_t c = cursor_++;
     sent_serial_[c] = now.serial;
     s.chunks.push_back(c);
-    ChunkPlan plan = PlanChunk(now.log, c, have_[c].version, have_[c].digest, (*now.digests)[c],
-                               table[c].bytes);
+    ChunkPlan plan =
+        PlanChunk(now.log, c, have_[c].version, have_[c].digest, (*now.digests)[c], table[c].bytes);
     if (plan.base_refused) ++refused_bases_;
     if (plan.kind != ChunkPlan::Kind::kNothing) return Task{c, std::move(plan)};
   }
@@ -196,8 +197,8 @@ StatusOr<std::optional<net::OutFrame>> PullSession::MakeFolded(const Task& task,
   std::vector<Bytes> parts;
   for (const ChunkDelta* d : task.plan.chain) parts.push_back(d->payload);
   std::vector<std::byte> scratch(kernels::FoldScratchBytes(place.width));
-  auto out = std::make_shared<std::vector<std::byte>>(
-      kernels::MaxEncodedBytes(place.bytes, place.width));
+  auto out =
+      std::make_shared<std::vector<std::byte>>(kernels::MaxEncodedBytes(place.bytes, place.width));
   size_t bytes = 0;
   const auto folded = backend.fold(parts, place.bytes, place.width, scratch, *out, &bytes);
   if (folded != kernels::DecodeStatus::kOk) {

@@ -1,7 +1,7 @@
 // One receiver's pull: what it holds, what it was sent, and the next frame for each of its streams.
 // Chunks go to whichever stream asks next and then stay on that stream, so a chunk's frames arrive
-// in order. When a publish overtakes the pull, chunks not yet sent go out new and those already sent
-// are lifted by delta. Owner: the agent's pull table and the bulk streams, by shared_ptr.
+// in order. When a publish overtakes the pull, chunks not yet sent go out new and those already
+// sent are lifted by delta. Owner: the agent's pull table and the bulk streams, by shared_ptr.
 // Threads: all methods from any. Cost: 28 bytes per chunk while it runs.
 #pragma once
 
@@ -25,8 +25,7 @@ class PullSession : public net::PullSession {
 
   uint32_t chunks() const override { return model_->chunks().size(); }
   Status Start(const wire::Have& have) override;
-  StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream,
-                                              std::function<void()> wake) override;
+  StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream, std::function<void()> wake) override;
   void StreamOpened(uint16_t stream, std::function<void()> cut) override;
   void StreamClosed(uint16_t stream, const Status& why) override;
 
@@ -50,9 +49,9 @@ class PullSession : public net::PullSession {
     bool closed = false;
     std::function<void()> cut;
     std::function<void()> wake;
-    std::vector<uint32_t> chunks;      // that this stream has taken
-    uint64_t lifted_to = 0;            // serial of the state that all of them are at
-    std::optional<uint32_t> reading;   // half that the frame being made or sent may read
+    std::vector<uint32_t> chunks;     // that this stream has taken
+    uint64_t lifted_to = 0;           // serial of the state that all of them are at
+    std::optional<uint32_t> reading;  // half that the frame being made or sent may read
   };
 
   struct Task {

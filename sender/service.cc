@@ -43,9 +43,9 @@ ReceiverReport FromProto(const v1::ReceiverReport& in) {
   out.message = in.message();
   out.sync_request = in.sync_request();
   const v1::PullStats& p = in.last_pull();
-  out.last_pull = {p.chunks_full(),      p.chunks_delta(),  p.chunks_unchanged(),
-                   p.payload_bytes(),    p.seconds(),       p.transfer_seconds(),
-                   p.apply_seconds(),    p.repaired_chunks()};
+  out.last_pull = {p.chunks_full(),   p.chunks_delta(),   p.chunks_unchanged(),
+                   p.payload_bytes(), p.seconds(),        p.transfer_seconds(),
+                   p.apply_seconds(), p.repaired_chunks()};
   return out;
 }
 
@@ -208,8 +208,9 @@ grpc::Status SenderServiceImpl::WatchVersions(grpc::ServerContext* context,
     ToProto(state->info, &info);
     if (!writer->Write(info)) break;
   }
-  return context->IsCancelled() ? grpc::Status::CANCELLED
-                                : grpc::Status(grpc::StatusCode::UNAVAILABLE, "the sender is stopping");
+  return context->IsCancelled()
+             ? grpc::Status::CANCELLED
+             : grpc::Status(grpc::StatusCode::UNAVAILABLE, "the sender is stopping");
 }
 
 grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
@@ -227,9 +228,9 @@ grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
     if (p.phase == "committed") ToProto(p.report.last_pull, out.mutable_stats());
     return writer->Write(out);
   };
-  return ToGrpc(agent_.TriggerSync(
-      request->model(), {request->receiver_ids().begin(), request->receiver_ids().end()},
-      request->force_full(), write, Gone(context)));
+  return ToGrpc(agent_.TriggerSync(request->model(),
+                                   {request->receiver_ids().begin(), request->receiver_ids().end()},
+                                   request->force_full(), write, Gone(context)));
 }
 
 grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext*, const v1::RollbackRequest* request,
@@ -282,7 +283,8 @@ grpc::Status PullServiceImpl::Attach(
   auto model = agent_.Find(first.model());
   if (!model.ok()) return ToGrpc(model.status());
   if (first.receiver_id().empty()) {
-    return {grpc::StatusCode::INVALID_ARGUMENT, "Attach: the first report must name its receiver_id"};
+    return {grpc::StatusCode::INVALID_ARGUMENT,
+            "Attach: the first report must name its receiver_id"};
   }
   const uint64_t token = agent_.Attach(first.model(), first.receiver_id(), context->peer());
   agent_.Report(token, FromProto(first));

@@ -11,8 +11,8 @@ namespace deltawire::sender {
 struct VersionInfo {
   StateId id;
   uint64_t model_bytes = 0;
-  uint64_t delta_bytes = 0;       ///< encoded, from the version before; 0 for the first
-  uint64_t full_bytes = 0;        ///< of chunks that are cheaper sent whole
+  uint64_t delta_bytes = 0;  ///< encoded, from the version before; 0 for the first
+  uint64_t full_bytes = 0;   ///< of chunks that are cheaper sent whole
   uint64_t elements = 0;
   uint64_t changed_elements = 0;
   double trainer_wait_seconds = 0;

@@ -15,7 +15,8 @@
 namespace deltawire {
 namespace {
 
-// Tensors are marked in batches of about this many bytes: early enough to overlap, few enough calls.
+// Tensors are marked in batches of about this many bytes: early enough to overlap, few enough
+// calls.
 constexpr uint64_t kMarkBytes = uint64_t{64} << 20;
 
 // A shared, writable mapping of one half.
@@ -24,7 +25,7 @@ class HalfMapping {
   static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path) {
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) return ErrnoError("open " + path);
-    struct stat info{};
+    struct stat info {};
     if (fstat(fd, &info) != 0) {
       const Status error = ErrnoError("fstat " + path);
       close(fd);
@@ -32,8 +33,7 @@ class HalfMapping {
     }
     const auto size = static_cast<size_t>(info.st_size);
     // Pages are there already; populating only fills this process's page tables, once per half.
-    void* base =
-        mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
     const int err = errno;
     close(fd);
     if (base == MAP_FAILED) return ErrnoError("mmap " + path, err);
@@ -48,7 +48,7 @@ class HalfMapping {
   MutableBytes bytes() const { return bytes_; }
   /// Still the file that has this path (an agent may have made its halves anew).
   bool Current(const std::string& path) const {
-    struct stat info{};
+    struct stat info {};
     return path == path_ && stat(path.c_str(), &info) == 0 && info.st_ino == inode_;
   }
 
@@ -114,8 +114,8 @@ TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t ran
   args.SetMaxSendMessageSize(kMaxControlMessage);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
-  impl_->stub = v1::TrainerService::NewStub(grpc::CreateCustomChannel(
-      "unix:" + impl_->socket, grpc::InsecureChannelCredentials(), args));
+  impl_->stub = v1::TrainerService::NewStub(
+      grpc::CreateCustomChannel("unix:" + impl_->socket, grpc::InsecureChannelCredentials(), args));
 }
 
 TrainerClient::~TrainerClient() = default;
@@ -130,12 +130,13 @@ StatusOr<StateId> TrainerClient::Register(const Layout& layout,
   v1::RegisterModelResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
-  DW_RETURN_IF_ERROR(impl_->Check(impl_->stub->RegisterModel(&context, request, &response),
-                                  "RegisterModel"));
+  DW_RETURN_IF_ERROR(
+      impl_->Check(impl_->stub->RegisterModel(&context, request, &response), "RegisterModel"));
   if (response.fingerprint() != layout.fingerprint().Hex()) {
-    return Errorf(StatusCode::kInternal, "sender at {} computes another fingerprint ({} against {}); "
-                  "are both of the same release?", impl_->socket, response.fingerprint(),
-                  layout.fingerprint().Hex());
+    return Errorf(StatusCode::kInternal,
+                  "sender at {} computes another fingerprint ({} against {}); "
+                  "are both of the same release?",
+                  impl_->socket, response.fingerprint(), layout.fingerprint().Hex());
   }
   impl_->layout = layout;
   return FromProto(response.published());

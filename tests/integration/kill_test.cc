@@ -1,5 +1,6 @@
 // SIGKILL at seeded random points of full and delta syncs: after a restart, and nothing else, the
 // receiver always ends at the newest version, byte for byte.
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <random>
@@ -67,7 +68,8 @@ void KillOnce(uint64_t seed) {
     StatusOr<PublishedVersion> published = absl::UnknownError("not yet");
     std::thread trains([&] { published = trainer.Publish(full ? ++version : version); });
     const uint64_t spins = random() % 10'000'000;
-    for (volatile uint64_t i = 0; i < spins; i = i + 1) {
+    std::atomic<uint64_t> spun{0};
+    while (spun.fetch_add(1, std::memory_order_relaxed) < spins) {
     }
     sender.Restart();
     trains.join();

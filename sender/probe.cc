@@ -1,0 +1,85 @@
+#include "sender/probe.h"
+
+namespace deltawire::sender {
+namespace {
+
+using metrics::Kind;
+using metrics::Sample;
+
+struct Row {
+  const char* name;
+  const char* help;
+  Kind kind;
+  double (*value)(const Model& model, const Agent::PullCounts& pulls, size_t receivers);
+};
+
+VersionInfo Newest(const Model& m) {
+  const auto state = m.published();
+  return state == nullptr ? VersionInfo{} : state->info;
+}
+
+constexpr Row kRows[] = {
+    {"deltawire_sender_version", "Newest published version", Kind::kGauge,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(Newest(m).id.version);
+     }},
+    {"deltawire_sender_published_total", "Versions published by this process", Kind::kCounter,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(m.totals().published);
+     }},
+    {"deltawire_sender_delta_bytes_total", "Encoded bytes of all deltas", Kind::kCounter,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(m.totals().delta_bytes);
+     }},
+    {"deltawire_sender_trainer_wait_seconds_total", "Time that BeginOffload waited for its half",
+     Kind::kCounter,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return m.totals().trainer_wait_seconds;
+     }},
+    {"deltawire_sender_publish_seconds_total", "Time from ready to published", Kind::kCounter,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return m.totals().publish_seconds;
+     }},
+    {"deltawire_sender_changed_elements", "Elements changed by the newest version", Kind::kGauge,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(Newest(m).changed_elements);
+     }},
+    {"deltawire_sender_log_bytes", "Delta log in use", Kind::kGauge,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(m.log_bytes());
+     }},
+    {"deltawire_sender_bytes_sent_total", "Payload bytes of all pulls", Kind::kCounter,
+     [](const Model&, const Agent::PullCounts& p, size_t) -> double {
+       return static_cast<double>(p.bytes_sent);
+     }},
+    {"deltawire_sender_active_pulls", "Pulls that run", Kind::kGauge,
+     [](const Model&, const Agent::PullCounts& p, size_t) -> double { return p.active; }},
+    {"deltawire_sender_pulls_cut_total", "Pulls cut so that the trainer need not wait",
+     Kind::kCounter,
+     [](const Model&, const Agent::PullCounts& p, size_t) -> double {
+       return static_cast<double>(p.cut);
+     }},
+    {"deltawire_sender_receivers", "Receivers attached", Kind::kGauge,
+     [](const Model&, const Agent::PullCounts&, size_t receivers) -> double {
+       return static_cast<double>(receivers);
+     }},
+};
+
+}  // namespace
+
+metrics::Collect Probe(const Agent& agent) {
+  return [&agent] {
+    const auto models = agent.Models();
+    std::vector<Sample> samples;
+    for (const Row& row : kRows) {
+      for (const auto& model : models) {
+        const double value =
+            row.value(*model, agent.Pulls(model->name()), agent.Receivers(model->name()).size());
+        samples.push_back({row.name, row.help, row.kind, {{"model", model->name()}}, value});
+      }
+    }
+    return samples;
+  };
+}
+
+}  // namespace deltawire::sender
