@@ -31,8 +31,7 @@ Status ClearStaleSocket(const std::string& path) {
   if (fd < 0) return ErrnoError("socket");
   address.sun_family = AF_UNIX;
   path.copy(address.sun_path, path.size());
-  const bool alive =
-      connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+  const bool alive = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   close(fd);
   if (alive) {
     return Errorf(StatusCode::kAlreadyExists,

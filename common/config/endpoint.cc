@@ -1,12 +1,30 @@
 #include <arpa/inet.h>
 #include <strings.h>
 
-#include <limits>
+#include <algorithm>
+#include <cctype>
+#include <charconv>
 
 #include "common/config/options.h"
-#include "common/config/values.h"
 
 namespace deltawire {
+namespace {
+
+constexpr size_t kMaxHostBytes = 253;
+
+bool IsHostChar(unsigned char c) { return std::isalnum(c) || c == '.' || c == '_' || c == '-'; }
+
+/// A host name, IPv4 or IPv6 address without brackets.
+bool IsHost(const std::string& host) {
+  in6_addr v6;
+  if (host.find(':') != std::string::npos) {
+    return ::inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &v6) == 1;
+  }
+  return !host.empty() && host.size() <= kMaxHostBytes &&
+         std::all_of(host.begin(), host.end(), IsHostChar);
+}
+
+}  // namespace
 
 StatusOr<Endpoint> ParseEndpoint(std::string_view text) {
   const auto bad = [&](std::string_view why) {
@@ -30,10 +48,10 @@ StatusOr<Endpoint> ParseEndpoint(std::string_view text) {
     if (colon > 0) endpoint.host = text.substr(0, colon);
     port = text.substr(colon + 1);
   }
-  if (const Status host = CheckHost(endpoint.host); !host.ok()) return bad(MessageOf(host));
-  const auto number = ParseNumber(port, 0, std::numeric_limits<uint16_t>::max());
-  if (!number.ok()) return bad(fmt::format("the port {}", MessageOf(number.status())));
-  endpoint.port = static_cast<uint16_t>(*number);
+  if (!IsHost(endpoint.host)) return bad("that is no host name or address");
+  const char* const end = port.data() + port.size();
+  const auto [stop, error] = std::from_chars(port.data(), end, endpoint.port);
+  if (error != std::errc() || stop != end) return bad("the port is no number from 0 to 65535");
   return endpoint;
 }
 

@@ -3,10 +3,9 @@
 #include <sys/un.h>
 
 #include <algorithm>
-#include <iterator>
+#include <regex>
 
-#include "common/config/option_table.h"
-#include "common/config/values.h"
+#include "common/config/command_line.h"
 
 namespace deltawire {
 namespace {
@@ -14,268 +13,255 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr uint64_t kMaxMillis = 24ull * 60 * 60 * 1000;
-constexpr uint64_t kMaxStreams = 64;
-constexpr uint64_t kMaxThreads = 1024;
+constexpr uint64_t kMaxSize = uint64_t{1} << 50;
+constexpr uint32_t kMaxStreams = 64;
+constexpr uint32_t kMaxThreads = 1024;
 constexpr size_t kMaxReceiverId = 128;
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
-constexpr std::string_view kLogLevels[] = {"trace", "debug", "info", "warn", "error", "off"};
 
-using Setter = OptionTable::Setter;
+/// "TYPE" or "TYPE [default]": how --help shows an option's value.
+template <typename T>
+std::string Shown(std::string_view type, const T& value) {
+  const std::string text = fmt::format("{}", value);
+  return text.empty() ? std::string(type) : fmt::format("{} [{}]", type, text);
+}
 
-Setter Text(std::string* target) {
-  return [target](const std::string& text) {
-    *target = text;
-    return Status();
+/// Declares a string that `check` accepts, or brings into its final form.
+void AddText(CLI::App& app, const std::string& name, std::string_view type, const std::string& help,
+             std::string* target, Status (*check)(std::string& text)) {
+  const auto run = [check](std::string& text) { return std::string(MessageOf(check(text))); };
+  app.add_option(name, *target, help)
+      ->transform(CLI::Validator(run, ""))
+      ->option_text(Shown(type, *target));
+}
+
+void AddListen(CLI::App& app, const std::string& name, const std::string& help, Endpoint* target) {
+  const auto set = [name, target](const std::string& text) {
+    const auto endpoint = ParseEndpoint(text);
+    if (!endpoint.ok()) {
+      throw CLI::ValidationError(name, std::string(MessageOf(endpoint.status())));
+    }
+    *target = *endpoint;
   };
+  app.add_option_function<std::string>(name, set, help)
+      ->option_text(Shown("HOST:PORT", ToString(*target)));
 }
 
-Setter NonEmpty(std::string* target) {
-  return [target](const std::string& text) {
-    if (text.empty()) return Status(StatusCode::kInvalidArgument, "is empty");
-    *target = text;
-    return Status();
-  };
+void AddNumber(CLI::App& app, const std::string& name, const std::string& help, uint32_t min,
+               uint32_t max, uint32_t* target) {
+  app.add_option(name, *target, help)
+      ->check(CLI::Range(min, max))
+      ->option_text(Shown("N", *target));
 }
 
-Setter Listen(Endpoint* target) {
-  return [target](const std::string& text) -> Status {
-    DW_ASSIGN_OR_RETURN(*target, ParseEndpoint(text));
-    return {};
-  };
+void AddMillis(CLI::App& app, const std::string& name, const std::string& help, uint64_t min,
+               milliseconds* target) {
+  const auto set = [target](const uint64_t& value) { *target = milliseconds(value); };
+  app.add_option_function<uint64_t>(name, set, help)
+      ->check(CLI::Range(min, kMaxMillis))
+      ->option_text(Shown("MS", target->count()));
 }
 
-Setter Size(uint64_t* target) {
-  return [target](const std::string& text) -> Status {
-    DW_ASSIGN_OR_RETURN(*target, ParseSize(text));
-    return {};
-  };
+void AddSize(CLI::App& app, const std::string& name, const std::string& help, uint64_t* target) {
+  app.add_option(name, *target, help)
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(uint64_t{0}, kMaxSize))  // CLI11 takes -1 for the largest uint64_t
+      ->option_text(fmt::format("SIZE [{}MiB]", *target >> 20));
 }
 
-Setter Number(uint32_t* target, uint64_t min, uint64_t max) {
-  return [=](const std::string& text) -> Status {
-    DW_ASSIGN_OR_RETURN(const uint64_t value, ParseNumber(text, min, max));
-    *target = static_cast<uint32_t>(value);
-    return {};
-  };
+/// --name and --no-name.
+void AddSwitch(CLI::App& app, const std::string& name, const std::string& help, bool* target) {
+  app.add_flag("--" + name + ",!--no-" + name, *target,
+               fmt::format("{} [{}]", help, *target ? "on" : "off"));
 }
 
-Setter Millis(milliseconds* target, uint64_t min) {
-  return [=](const std::string& text) -> Status {
-    DW_ASSIGN_OR_RETURN(const uint64_t value, ParseNumber(text, min, kMaxMillis));
-    *target = milliseconds(value);
-    return {};
-  };
+Status CheckDataDir(std::string& text) {
+  return text.empty() ? Status(StatusCode::kInvalidArgument, "is empty") : Status();
 }
 
-/// "" (off) or an address to listen at.
-Setter OptionalListen(std::string* target) {
-  return [target](const std::string& text) -> Status {
-    if (!text.empty()) DW_RETURN_IF_ERROR(ParseEndpoint(text).status());
-    *target = text;
-    return {};
-  };
+Status CheckMetrics(std::string& text) {
+  return text.empty() ? Status() : ParseEndpoint(text).status();
 }
 
-Status SetLogLevel(std::string* target, const std::string& text) {
-  if (std::find(std::begin(kLogLevels), std::end(kLogLevels), text) == std::end(kLogLevels)) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "\"{}\" is not trace, debug, info, warn, error or off", text);
-  }
-  *target = text;
-  return {};
+Status CheckHost(std::string& text) {
+  if (text.empty() || ParseEndpoint(ToString({text, 1})).ok()) return {};
+  return Errorf(StatusCode::kInvalidArgument, "\"{}\" is not a host name or address", text);
 }
 
-Status SetHost(std::string* target, const std::string& text) {
-  if (!text.empty()) DW_RETURN_IF_ERROR(CheckHost(text));
-  *target = text;
-  return {};
-}
-
-Status SetSender(std::string* target, const std::string& text) {
+Status CheckSender(std::string& text) {
   DW_ASSIGN_OR_RETURN(const Endpoint endpoint, ParseEndpoint(text));
   if (endpoint.port == 0) {
     return Errorf(StatusCode::kInvalidArgument, "\"{}\": port 0 cannot be dialled", text);
   }
-  *target = ToString(endpoint);
+  text = ToString(endpoint);
   return {};
 }
 
-Status SetReceiverId(std::string* target, const std::string& text) {
-  const bool printable =
-      std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
-  if (text.size() > kMaxReceiverId || !printable) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "\"{}\" is not 1 to {} visible ASCII characters without spaces", text,
-                  kMaxReceiverId);
-  }
-  *target = text;
-  return {};
+Status CheckReceiverId(std::string& text) {
+  const auto visible = [](char c) { return c > ' ' && c <= '~'; };
+  if (text.size() <= kMaxReceiverId && std::all_of(text.begin(), text.end(), visible)) return {};
+  return Errorf(StatusCode::kInvalidArgument,
+                "\"{}\" is not 1 to {} visible ASCII characters without spaces", text,
+                kMaxReceiverId);
 }
 
 Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& text) {
   ReceiverModelOptions model;
   const size_t equals = text.find('=');
   model.name = text.substr(0, equals);
-  DW_RETURN_IF_ERROR(CheckModelName(model.name));
-  if (equals != std::string::npos) {
-    model.directory = text.substr(equals + 1);
-    if (model.directory.empty()) {
-      return Errorf(StatusCode::kInvalidArgument, "\"{}\" names no directory after '='", text);
-    }
+  static const std::regex safe_as_directory("[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}");
+  if (!std::regex_match(model.name, safe_as_directory)) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "\"{}\" is not a model name: 1 to 128 of the characters A-Z a-z 0-9 . _ -, the "
+                  "first not '.'",
+                  model.name);
   }
-  for (const ReceiverModelOptions& other : *models) {
-    if (other.name == model.name) {
-      return Errorf(StatusCode::kInvalidArgument, "model {} is named twice", model.name);
-    }
+  if (equals != std::string::npos) model.directory = text.substr(equals + 1);
+  if (equals + 1 == text.size()) {
+    return Errorf(StatusCode::kInvalidArgument, "\"{}\" names no directory after '='", text);
+  }
+  const auto same = [&](const ReceiverModelOptions& other) { return other.name == model.name; };
+  if (std::any_of(models->begin(), models->end(), same)) {
+    return Errorf(StatusCode::kInvalidArgument, "model {} is named twice", model.name);
   }
   models->push_back(std::move(model));
   return {};
 }
 
 /// Refuses an address beyond loopback unless that was asked for.
-Status CheckExposure(const OptionTable& table, const std::string& name, const Endpoint& endpoint,
-                     bool allowed) {
+Status CheckExposure(std::string_view option, const Endpoint& endpoint, bool allowed) {
   if (allowed || IsLoopback(endpoint)) return {};
   return Errorf(StatusCode::kInvalidArgument,
                 "{}: {} can be reached from other machines, and deltawire neither encrypts nor "
                 "authenticates: whoever reaches it can read the weights and direct the daemon. "
                 "Where the network is trusted, add --insecure-plaintext (in the file: "
                 "insecure-plaintext = true); elsewhere listen on 127.0.0.1 behind a tunnel",
-                table.Origin(name), ToString(endpoint));
+                option, ToString(endpoint));
 }
 
-Status CheckMetricsExposure(const OptionTable& table, const std::string& metrics, bool allowed) {
-  if (metrics.empty()) return {};
-  DW_ASSIGN_OR_RETURN(const Endpoint endpoint, ParseEndpoint(metrics));
-  return CheckExposure(table, "metrics-listen", endpoint, allowed);
-}
+// What both daemons have, with the same words and limits.
 
-std::string Show(milliseconds time) { return fmt::format("{}", time.count()); }
+void AddDataDir(CLI::App& app, std::string* target) {
+  AddText(app, "--data-dir", "DIR", "Where models live, one directory each; best on tmpfs", target,
+          CheckDataDir);
+}
 
 template <typename Options>
-void DeclareProcess(OptionTable& table, Options& o) {
-  table.Group("Process");
-  table.Value("threads", "N", fmt::format("{}", o.threads), "CPU workers; 0: one per core",
-              Number(&o.threads, 0, kMaxThreads));
-  table.Switch("huge-pages", "Use huge pages where the mount offers them", &o.huge_pages);
-  table.Value("metrics-listen", "HOST:PORT", o.metrics, "Serve Prometheus metrics here; empty: off",
-              OptionalListen(&o.metrics));
-  table.Value("log-level", "LEVEL", o.log_level, "trace, debug, info, warn, error or off",
-              [&o](const std::string& text) { return SetLogLevel(&o.log_level, text); });
+void AddStreamLimits(CLI::App& app, Options& o) {
+  AddMillis(app, "--stream-timeout-ms", "A stream without progress for so long is closed", 1,
+            &o.stream_timeout);
+  app.add_flag("--insecure-plaintext", o.insecure_plaintext,
+               "Allow listening beyond loopback, unencrypted and unauthenticated");
 }
 
-void DeclareSender(OptionTable& table, SenderOptions& o) {
-  table.Group("Files");
-  table.Value("data-dir", "DIR", o.data_dir, "Where models live, one directory each; best on tmpfs",
-              NonEmpty(&o.data_dir));
-  table.Value("trainer-socket", "PATH", "",
-              "Unix socket for trainers; empty: DATA-DIR/trainer.sock", Text(&o.trainer_socket));
-  table.Group("Network");
-  table.Value("control-listen", "HOST:PORT", ToString(o.control),
-              "gRPC for orchestrators and receivers", Listen(&o.control));
-  table.Value("bulk-listen", "HOST:PORT", ToString(o.bulk), "Raw TCP for weights", Listen(&o.bulk));
-  table.Value("advertise-host", "HOST", "",
-              "Host that receivers dial for weights; empty: the one they dialled for control",
-              [&o](const std::string& text) { return SetHost(&o.advertise_host, text); });
-  table.Value("stream-timeout-ms", "MS", Show(o.stream_timeout),
-              "A stream without progress for so long is closed", Millis(&o.stream_timeout, 1));
-  table.Flag("insecure-plaintext",
-             "Allow listening beyond loopback, unencrypted and unauthenticated",
-             &o.insecure_plaintext);
-  table.Group("Publishing");
-  table.Value("delta-log", "SIZE", SizeText(o.delta_log_bytes),
-              "Memory for each model's encoded deltas", Size(&o.delta_log_bytes));
-  table.Value("grace-ms", "MS", Show(o.grace),
-              "A pull may hold up the trainer's next version for so long", Millis(&o.grace, 0));
-  table.Switch("eager-diff", "Diff tensors as the trainer marks them written", &o.eager_diff);
-  DeclareProcess(table, o);
+template <typename Options>
+void AddProcess(CLI::App& app, Options& o) {
+  app.option_defaults()->group("Process");
+  AddNumber(app, "--threads", "CPU workers; 0: one per core", 0, kMaxThreads, &o.threads);
+  AddSwitch(app, "huge-pages", "Use huge pages where the mount offers them", &o.huge_pages);
+  AddText(app, "--metrics-listen", "HOST:PORT", "Serve Prometheus metrics here; empty: off",
+          &o.metrics, CheckMetrics);
+  app.add_option("--log-level", o.log_level, "trace, debug, info, warn, error or off")
+      ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
+      ->option_text(Shown("LEVEL", o.log_level));
 }
 
-void DeclareReceiver(OptionTable& table, ReceiverOptions& o) {
-  table.Group("Models");
-  table.List(
-      "model", "NAME[=DIR]", "Keep this model, in DIR or DATA-DIR/NAME; at least one",
-      [&o] { o.models.clear(); },
-      [&o](const std::string& text) { return AddModel(&o.models, text); });
-  table.Value("data-dir", "DIR", o.data_dir, "Where models live, one directory each; best on tmpfs",
-              NonEmpty(&o.data_dir));
-  table.Switch("follow", "Pull every new version; off: only when told to sync", &o.follow);
-  table.Group("Network");
-  table.Value("sender", "HOST:PORT", o.sender, "The sender's control address",
-              [&o](const std::string& text) { return SetSender(&o.sender, text); });
-  table.Value("receiver-id", "ID", "", "Name told to the sender; empty: HOSTNAME:CONTROL-PORT",
-              [&o](const std::string& text) { return SetReceiverId(&o.receiver_id, text); });
-  table.Value("control-listen", "HOST:PORT", ToString(o.control), "gRPC for orchestrators",
-              Listen(&o.control));
-  table.Value("streams", "N", fmt::format("{}", o.streams), "TCP streams per pull, 1 to 64",
-              Number(&o.streams, 1, kMaxStreams));
-  table.Value("stream-timeout-ms", "MS", Show(o.stream_timeout),
-              "A stream without progress for so long is closed", Millis(&o.stream_timeout, 1));
-  table.Flag("insecure-plaintext",
-             "Allow listening beyond loopback, unencrypted and unauthenticated",
-             &o.insecure_plaintext);
-  table.Group("Applying");
-  table.Value("staging", "SIZE", SizeText(o.staging_bytes),
-              "Hold a delta up to this size and check it whole before it is applied",
-              Size(&o.staging_bytes));
-  DeclareProcess(table, o);
+void Declare(CLI::App& app, SenderOptions& o) {
+  app.option_defaults()->group("Files");
+  AddDataDir(app, &o.data_dir);
+  app.add_option("--trainer-socket", o.trainer_socket,
+                 "Unix socket for trainers; empty: DATA-DIR/trainer.sock")
+      ->option_text("PATH");
+  app.option_defaults()->group("Network");
+  AddListen(app, "--control-listen", "gRPC for orchestrators and receivers", &o.control);
+  AddListen(app, "--bulk-listen", "Raw TCP for weights", &o.bulk);
+  AddText(app, "--advertise-host", "HOST",
+          "Host that receivers dial for weights; empty: the one they dialled for control",
+          &o.advertise_host, CheckHost);
+  AddStreamLimits(app, o);
+  app.option_defaults()->group("Publishing");
+  AddSize(app, "--delta-log", "Memory for each model's encoded deltas", &o.delta_log_bytes);
+  AddMillis(app, "--grace-ms", "A pull may hold up the trainer's next version for so long", 0,
+            &o.grace);
+  AddSwitch(app, "eager-diff", "Diff tensors as the trainer marks them written", &o.eager_diff);
+  AddProcess(app, o);
 }
 
-Status CheckSender(const OptionTable& table, const SenderOptions& o) {
-  const bool allowed = o.insecure_plaintext;
-  DW_RETURN_IF_ERROR(CheckExposure(table, "control-listen", o.control, allowed));
-  DW_RETURN_IF_ERROR(CheckExposure(table, "bulk-listen", o.bulk, allowed));
-  DW_RETURN_IF_ERROR(CheckMetricsExposure(table, o.metrics, allowed));
+void Declare(CLI::App& app, ReceiverOptions& o) {
+  const auto add_models = [&o](const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) {
+      const Status status = AddModel(&o.models, text);
+      if (!status.ok()) throw CLI::ValidationError("--model", std::string(MessageOf(status)));
+    }
+  };
+  app.option_defaults()->group("Models");
+  app.add_option_function<std::vector<std::string>>(
+         "--model", add_models, "Keep this model, in DIR or DATA-DIR/NAME; at least one")
+      ->required()
+      ->allow_extra_args(false)
+      ->option_text("NAME[=DIR] ...");
+  AddDataDir(app, &o.data_dir);
+  AddSwitch(app, "follow", "Pull every new version; off: only when told to sync", &o.follow);
+  app.option_defaults()->group("Network");
+  AddText(app, "--sender", "HOST:PORT", "The sender's control address", &o.sender, CheckSender);
+  AddText(app, "--receiver-id", "ID", "Name told to the sender; empty: HOSTNAME:CONTROL-PORT",
+          &o.receiver_id, CheckReceiverId);
+  AddListen(app, "--control-listen", "gRPC for orchestrators", &o.control);
+  AddNumber(app, "--streams", "TCP streams per pull, 1 to 64", 1, kMaxStreams, &o.streams);
+  AddStreamLimits(app, o);
+  app.option_defaults()->group("Applying");
+  AddSize(app, "--staging", "Hold a delta up to this size and check it whole before it is applied",
+          &o.staging_bytes);
+  AddProcess(app, o);
+}
+
+template <typename Options>
+Status CheckCommon(const Options& o) {
+  DW_RETURN_IF_ERROR(CheckExposure("--control-listen", o.control, o.insecure_plaintext));
+  if (o.metrics.empty()) return {};
+  DW_ASSIGN_OR_RETURN(const Endpoint metrics, ParseEndpoint(o.metrics));
+  return CheckExposure("--metrics-listen", metrics, o.insecure_plaintext);
+}
+
+Status Check(const ReceiverOptions& o) { return CheckCommon(o); }
+
+Status Check(const SenderOptions& o) {
+  DW_RETURN_IF_ERROR(CheckCommon(o));
+  DW_RETURN_IF_ERROR(CheckExposure("--bulk-listen", o.bulk, o.insecure_plaintext));
   const bool own_socket = !o.trainer_socket.empty();
   const std::string socket = own_socket ? o.trainer_socket : o.data_dir + "/trainer.sock";
-  if (socket.size() > kMaxSocketPath) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "{}: {} has {} bytes, and the path of a Unix socket at most {}; set a shorter "
-                  "--trainer-socket",
-                  table.Origin(own_socket ? "trainer-socket" : "data-dir"), socket, socket.size(),
-                  kMaxSocketPath);
-  }
-  return {};
-}
-
-Status CheckReceiver(const OptionTable& table, const ReceiverOptions& o) {
-  if (o.models.empty()) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "{}: no model is named; add --model NAME (in the file: model = [\"NAME\"])",
-                  table.Origin("model"));
-  }
-  const bool allowed = o.insecure_plaintext;
-  DW_RETURN_IF_ERROR(CheckExposure(table, "control-listen", o.control, allowed));
-  return CheckMetricsExposure(table, o.metrics, allowed);
+  if (socket.size() <= kMaxSocketPath) return {};
+  return Errorf(StatusCode::kInvalidArgument,
+                "{}: {} has {} bytes, and the path of a Unix socket at most {}; set a shorter "
+                "--trainer-socket",
+                own_socket ? "--trainer-socket" : "--data-dir", socket, socket.size(),
+                kMaxSocketPath);
 }
 
 template <typename Options>
-Parsed<Options> Run(OptionTable& table, Options& options, int argc, const char* const* argv,
-                    Status (*check)(const OptionTable&, const Options&)) {
-  OptionTable::Outcome outcome = table.Parse(argc, argv);
-  if (outcome.run) {
-    const Status status = check(table, options);
-    if (!status.ok()) outcome = OptionTable::Failure(status);
-  }
+Parsed<Options> Parse(const char* program, const char* description, int argc,
+                      const char* const* argv) {
+  CLI::App app(description, program);
+  AddGeneralOptions(app);
+  Options options;
+  Declare(app, options);
+  CommandLineOutcome outcome =
+      ParseCommandLine(app, argc, argv, [&options] { return Check(options); });
   return {outcome.run, std::move(options), std::move(outcome.text), outcome.exit_code};
 }
 
 }  // namespace
 
 Parsed<SenderOptions> ParseSenderOptions(int argc, const char* const* argv) {
-  OptionTable table("deltawire-sender",
-                    "Publishes a trainer's model versions as deltas that receivers pull.");
-  SenderOptions options;
-  DeclareSender(table, options);
-  return Run(table, options, argc, argv, CheckSender);
+  return Parse<SenderOptions>("deltawire-sender",
+                              "Publishes a trainer's model versions as deltas that receivers pull.",
+                              argc, argv);
 }
 
 Parsed<ReceiverOptions> ParseReceiverOptions(int argc, const char* const* argv) {
-  OptionTable table("deltawire-receiver",
-                    "Keeps local copies of models up to date with a deltawire sender.");
-  ReceiverOptions options;
-  DeclareReceiver(table, options);
-  return Run(table, options, argc, argv, CheckReceiver);
+  return Parse<ReceiverOptions>("deltawire-receiver",
+                                "Keeps local copies of models up to date with a deltawire sender.",
+                                argc, argv);
 }
 
 }  // namespace deltawire

@@ -6,7 +6,6 @@
 #include <regex>
 #include <set>
 
-#include "common/config/toml_file.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire {
@@ -68,9 +67,11 @@ std::set<std::string> OptionsInHelp(const std::string& help) {
 
 std::set<std::string> KeysOf(const char* file) {
   std::set<std::string> keys;
-  const auto items = ReadTomlFile(file);
-  REQUIRE(items.ok());
-  for (const TomlItem& item : *items) keys.insert(item.key);
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    const size_t equals = line.find(" = ");
+    if (equals != std::string::npos && line[0] != '#') keys.insert(line.substr(0, equals));
+  }
   return keys;
 }
 
@@ -196,7 +197,7 @@ TEST_CASE("help and version are texts with exit code 0") {
   CHECK_FALSE(help.run);
   CHECK(help.exit_code == 0);
   for (const char* part : {"deltawire-sender", "Files:", "Network:", "Publishing:", "Process:",
-                           "--[no-]huge-pages", "--delta-log SIZE [2GiB]",
+                           "--[no-]huge-pages", "--delta-log SIZE [2048MiB]",
                            "--control-listen HOST:PORT [127.0.0.1:7700]", "--config FILE"}) {
     CAPTURE(part, help.text);
     CHECK(help.text.find(part) != std::string::npos);
@@ -217,15 +218,15 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Sender({"--bulk-listen=a:b"}), {"--bulk-listen: "});
   CheckError(Sender({"--metrics-listen=9090"}), {"--metrics-listen: "});
   CheckError(Sender({"--advertise-host=a b"}), {"--advertise-host: "});
-  CheckError(Sender({"--delta-log=2G"}), {"--delta-log: ", "\"2G\"", "2GiB"});
+  CheckError(Sender({"--delta-log=2X"}), {"--delta-log: ", "x unit", "gib"});
   CheckError(Sender({"--grace-ms=-1"}), {"--grace-ms: "});
   CheckError(Sender({"--stream-timeout-ms=0"}), {"--stream-timeout-ms: "});
   CheckError(Sender({"--log-level=loud"}), {"--log-level: ", "loud", "debug"});
   CheckError(Sender({"--data-dir="}), {"--data-dir"});
   for (const char* streams : {"--streams=0", "--streams=65", "--streams=x"}) {
-    CheckError(Receiver({"--model=m", streams}), {"--streams: ", "from 1 to 64"});
+    CheckError(Receiver({"--model=m", streams}), {"--streams: ", "1 to 64"});
   }
-  CheckError(Receiver({}), {"--model NAME"});
+  CheckError(Receiver({}), {"--model is required"});
   for (const char* model : {"--model=.m", "--model=a/b", "--model= ", "--model==/d"}) {
     CheckError(Receiver({model}), {"--model: ", "is not a model name"});
   }
@@ -271,19 +272,25 @@ TEST_CASE("errors in the file name file, line and key") {
       {"\n\nstreamz = 4\n", {":3: streamz: ", "no such option"}},
       {"config = \"other.toml\"\n", {":1: config: ", "no such option"}},
       {"help = true\n", {":1: help: ", "no such option"}},
+      {"version = true\n", {":1: version: ", "no such option"}},
       {"no-follow = true\n", {":1: no-follow: ", "no such option"}},
-      {"streams 4\n", {":1: ", "'='"}},
-      {"streams = \"4\n", {":1: ", "closing"}},
-      {"[network]\nstreams = 4\n", {":1: ", "sections"}},
-      {"streams = 0\n", {":1: streams: ", "from 1 to 64"}},
-      {"streams = true\n", {":1: streams: ", "true or false"}},
-      {"streams = [\"4\"]\n", {":1: streams: ", "a list"}},
-      {"follow = 1\n", {":1: follow: ", "true or false", "a number"}},
-      {"model = [\"ok\", \".m\"]\n", {":1: model: ", "\".m\""}},
-      {"model = true\n", {":1: model: ", "a list of strings"}},
+      {"h = true\n", {":1: h: ", "no such option"}},
+      {"streams = 0\n", {":1: streams: ", "1 to 64"}},
+      {"streams = -1\n", {":1: streams = -1 is not"}},
+      {"streams = true\n", {":1: streams: ", "not true"}},
+      {"streams = []\n", {":1: streams: "}},
+      {"streams = [\"4\", \"5\"]\n", {":1: streams: "}},
+      {"data-dir = true\n", {":1: data-dir: ", "not true"}},
+      {"data-dir = ''\n", {":1: data-dir: ", "empty"}},
+      {"log-level = \"loud\"\n", {":1: log-level: ", "loud", "debug"}},
+      {"staging = \"2X\"\n", {":1: staging: ", "unit", "mib"}},
+      {"follow = 1\n", {":1: follow: ", "true or false", "not 1"}},
+      {"follow = \"true\"\n", {":1: follow: ", "true or false"}},
+      {"\nmodel = [\"ok\",\n \".m\"]\n", {":2: model: ", "\".m\""}},
+      {"model = true\n", {":1: model: ", "not true"}},
+      {"model = []\n", {":1: model: ", "1 required"}},
       {"sender = \"host\"\n", {":1: sender: "}},
-      {"model = []\n", {":1: model: ", "no model"}},
-      {"streams = 1\nstreams = 1\n", {":2: streams", "line 1"}},
+      {"streams = 1\nfollow = true\nstreams = 1\n", {":3: streams: ", "again"}},
   };
   for (const auto& c : cases) {
     CAPTURE(c.content);
@@ -294,14 +301,148 @@ TEST_CASE("errors in the file name file, line and key") {
   }
 }
 
+// CLI11's reader alone takes most of these, as a flag or as part of a value.
+TEST_CASE("a malformed line never passes") {
+  for (const std::string line : {"follow",
+                                 "data-dir",
+                                 "data-dir /d",
+                                 "ab",
+                                 "x",
+                                 "data-dir =",
+                                 "= 1",
+                                 "=",
+                                 "data-dir = /d",
+                                 "data-dir = \"/d",
+                                 "data-dir = '/d",
+                                 "data-dir = /d\"",
+                                 "data-dir = \"/d'",
+                                 "data-dir = \"/d\"x",
+                                 "data-dir = \"/d\" x",
+                                 "data-dir = \"a\"b\"",
+                                 "data-dir = \"/#d\"",
+                                 "data-dir = \"\\\\d\"",
+                                 "data-dir = \"\"\"d\"\"\"",
+                                 "model = [\"a\"",
+                                 "model = [\"a]",
+                                 "model = \"a\"]",
+                                 "model = [\"a\" \"b\"]",
+                                 "model = [a]",
+                                 "model = [\"a\", \"b]",
+                                 "model = [,]",
+                                 "model = [[\"a\"]]",
+                                 "model = \"a\", \"b\"",
+                                 "streams = 010",
+                                 "streams = 0x10",
+                                 "streams = 1_0",
+                                 "streams = 1.5",
+                                 "streams = 1 2",
+                                 "follow = maybe",
+                                 "[]",
+                                 "[network]",
+                                 "[[network]]",
+                                 "[default]",
+                                 "a.b = 1",
+                                 "\"streams\" = 1",
+                                 "; comment",
+                                 "\xef\xbb\xbfstreams = 1"}) {
+    CAPTURE(line);
+    const ConfigFile last("streams = 4\n\n" + line);
+    CheckError(Receiver({"--config", last.path()}),
+               {std::string(last.path()) + ":3: ", line.substr(0, line.find('#'))});
+    const ConfigFile first(line + "\nstreams = 4\n");
+    CheckError(Receiver({"--config", first.path()}), {std::string(first.path()) + ":1: "});
+  }
+  const ConfigFile binary(std::string(1 << 20, '='));
+  CheckError(Sender({"--config", binary.path()}), {std::string(binary.path()) + ":1: "});
+  const ConfigFile endless("model = [" + std::string(1 << 20, '\n') + std::string(1 << 20, 'a'));
+  CheckError(Sender({"--config", endless.path()}), {std::string(endless.path()) + ":1: "});
+}
+
+TEST_CASE("values, arrays over several lines, comments and line ends are read") {
+  const ConfigFile file(
+      "# first = 1\n\n  data-dir='/a b, c=[d]' # trailing\r\n\tstreams\t=\t7\r\n"
+      "model = [ # some\n  \"a\", # one ]\n\n  'b=[x]',\n]\nfollow=false#x\nreceiver-id = "
+      "\"it's\"");
+  const auto parsed = Receiver({"--config", file.path()});
+  CAPTURE(parsed.text);
+  REQUIRE(parsed.run);
+  CHECK(parsed.options.data_dir == "/a b, c=[d]");
+  CHECK(parsed.options.streams == 7);
+  CHECK(parsed.options.models == std::vector<ReceiverModelOptions>{{"a", ""}, {"b", "[x]"}});
+  CHECK_FALSE(parsed.options.follow);
+  CHECK(parsed.options.receiver_id == "it's");
+}
+
+TEST_CASE("an empty value turns off what can be off, on the command line and in the file") {
+  const ConfigFile file(
+      "metrics-listen = \":9\"\nadvertise-host = \"h\"\ntrainer-socket = \"/s\"\n");
+  const auto args = Sender({"--config", file.path(), "--metrics-listen", "", "--advertise-host", "",
+                            "--trainer-socket", ""});
+  CAPTURE(args.text);
+  REQUIRE(args.run);
+  CHECK((args.options == SenderOptions{}));
+}
+
+TEST_CASE("an error names the source whose value is in force") {
+  const ConfigFile bad("streams = 65\nmodel = \"m\"\n");
+  CHECK(Receiver({"--config", bad.path(), "--streams=2"}).options.streams == 2);
+  const ConfigFile good("streams = 4\nmodel = \"m\"\n");
+  const auto parsed = Receiver({"--config", good.path(), "--streams=65"});
+  CheckError(parsed, {"--streams: "});
+  CHECK(parsed.text.find(good.path()) == std::string::npos);
+}
+
+TEST_CASE("sizes take decimal and binary units") {
+  struct {
+    const char* text;
+    uint64_t bytes;
+  } const good[] = {{"0", 0},
+                    {"1048576", 1048576},
+                    {"17B", 17},
+                    {"3KiB", 3072},
+                    {"512MiB", 536870912},
+                    {"512 MiB", 536870912},
+                    {"2GiB", 2147483648},
+                    {"1TiB", 1099511627776},
+                    {"5kB", 5000},
+                    {"500MB", 500000000},
+                    {"2GB", 2000000000},
+                    {"1024TiB", uint64_t{1} << 50}};
+  for (const auto& c : good) {
+    CAPTURE(c.text);
+    const auto parsed = Sender({"--delta-log", c.text});
+    REQUIRE(parsed.run);
+    CHECK(parsed.options.delta_log_bytes == c.bytes);
+  }
+  for (const std::string text : {"", "-1", "1.5GiB", "2GiBx", "x", "18446744073709551616",
+                                 "16777216TiB", "1025TiB", "-1GiB", "2GiB 3"}) {
+    CAPTURE(text);
+    CheckError(Sender({"--delta-log", text.c_str()}), {"--delta-log"});
+  }
+}
+
+TEST_CASE("model names are safe as directory names") {
+  for (const std::string& name : {std::string("a"), std::string("Qwen3-30B_A3B.v2"),
+                                  std::string(128, 'x'), std::string("-")}) {
+    const auto parsed = Receiver({("--model=" + name).c_str()});
+    CAPTURE(name, parsed.text);
+    CHECK(parsed.options.models == std::vector<ReceiverModelOptions>{{name, ""}});
+  }
+  for (const std::string name : {"", ".", "..", ".a", "a/b", "a b", "\xc3\xbc", "a\nb"}) {
+    CheckError(Receiver({"--model", name.c_str()}), {"--model: ", "is not a model name"});
+  }
+  const std::string longer(129, 'x');
+  CheckError(Receiver({"--model", longer.c_str()}), {"--model: ", "is not a model name"});
+}
+
 TEST_CASE("a file that cannot be read is named") {
   const TempDir temp;
   const std::string absent = temp.path() / "absent.toml";
-  CheckError(Sender({"--config", absent.c_str()}), {absent, "No such file"});
+  CheckError(Sender({"--config", absent.c_str()}), {absent, "does not exist"});
   CheckError(Sender({"--config", temp.path().c_str()}), {temp.path().native(), "directory"});
-  const ConfigFile large(std::string((1 << 20) + 1, '#'));
-  CheckError(Sender({"--config", large.path()}), {large.path(), "larger"});
+  CheckError(Sender({"--config", ""}), {"--config", "does not exist"});
   CheckError(Sender({"--config"}), {"--config"});
+  CheckError(Sender({"--config", kSenderSample, "--config", kSenderSample}), {"--config"});
 }
 
 }  // namespace

@@ -1,0 +1,78 @@
+// Results of a suite: an aligned table on stdout for people, JSON lines in a file for programs.
+// Owner: the suite's main. One thread. Rows are printed as they come; Finish repeats those that
+// have a wanted value, with their marks. A mark is no verdict: exit codes never depend on times.
+// Errors: a JSON file that cannot be written is reported by Create and Finish.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/harness/sample.h"
+#include "common/base/status.h"
+
+namespace deltawire::bench {
+
+/// "GB/s", "s" and "MiB" are scaled for people (milliseconds, GiB); other units are printed as
+/// they are, "" for plain numbers. Of "s" and "MiB" less is better.
+bool LessIsBetter(std::string_view unit);
+
+struct Wanted {
+  double ratio_at_least = 0;  ///< 0: none
+  double value_at_most = 0;   ///< 0: none; in the row's unit, against its maximum
+};
+
+struct Row {
+  std::string name;  ///< the case
+  std::string metric;
+  Sample value;
+  std::string unit;
+  size_t threads = 1;
+  std::string reference;  ///< empty: none
+  std::optional<Sample> reference_value;
+  Wanted wanted;
+
+  /// How many times as good as the reference: value / reference for rates, the reverse for what
+  /// is better when less. Of the medians. 0 without a reference.
+  double Ratio() const;
+  bool Met() const;
+};
+
+class Report {
+ public:
+  /// `json` empty: only the table. The file is made anew.
+  static StatusOr<std::unique_ptr<Report>> Create(std::string suite,
+                                                  const std::filesystem::path& json);
+
+  /// A field of every JSON line from now on, e.g. ("seed", 1).
+  void Common(const std::string& key, const std::string& value);
+  void Common(const std::string& key, uint64_t value);
+
+  void Add(Row row);
+  /// A case that was left out, and why.
+  void NotMeasured(std::string_view name, std::string_view why);
+  Status Finish();
+
+ private:
+  struct Fields;
+  Report();
+
+ public:
+  ~Report();
+
+ private:
+  void PrintHeading();
+  std::string suite_;
+  std::filesystem::path json_path_;
+  std::ofstream json_;
+  std::unique_ptr<Fields> common_;
+  std::vector<Row> wanted_;
+  bool heading_printed_ = false;
+};
+
+}  // namespace deltawire::bench

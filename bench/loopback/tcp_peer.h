@@ -1,0 +1,50 @@
+// The references over bare TCP: a second process that receives into a mapping of its own.
+// Owner: the suite. REQUIRES of Start: no other thread runs yet (it forks). One caller; as many
+// threads as streams at each end while bytes move. The process dies with this one.
+// Errors: kUnavailable when the peer is gone.
+#pragma once
+
+#include <sys/types.h>
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/shm/mapped_file.h"
+
+namespace deltawire::bench {
+
+/// One entry of the naive list, in the order of the bytes sent: u32 index, u16 new value.
+inline constexpr size_t kPairBytes = 4 + 2;
+
+class TcpPeer {
+ public:
+  /// The peer's mapping is `file`, a new one of `bytes` in tmpfs, also mapped here: landed().
+  static StatusOr<std::unique_ptr<TcpPeer>> Start(const std::filesystem::path& file, uint64_t bytes,
+                                                  size_t streams);
+  ~TcpPeer();
+
+  /// Sends `source`, one contiguous part a stream. Returns the seconds from the start until the
+  /// peer has said that all is in its mapping. REQUIRES: source has the mapping's size.
+  StatusOr<double> SendAll(Bytes source);
+
+  /// Sends a list of pairs over one stream; the peer stores each value at its index (of u16 words)
+  /// by a plain loop. Seconds until it has said so.
+  StatusOr<double> SendPairs(Bytes pairs);
+
+  MutableBytes landed() { return {landed_.base(), landed_.bytes()}; }
+
+ private:
+  TcpPeer() = default;
+  Status Connect(size_t streams);
+  StatusOr<double> Command(char command, uint64_t size, const std::vector<Bytes>& parts);
+
+  Mapping landed_;
+  ScopedFd control_;
+  std::vector<ScopedFd> streams_;
+  pid_t pid_ = -1;
+};
+
+}  // namespace deltawire::bench

@@ -1,0 +1,155 @@
+#include "bench/loopback/workload.h"
+
+#include <cmath>
+#include <limits>
+
+#include "bench/harness/machine.h"
+#include "bench/harness/scratch_dir.h"
+#include "bench/synth/adam_trace.h"
+#include "bench/synth/model_maker.h"
+#include "common/base/human.h"
+
+namespace deltawire::bench {
+namespace {
+
+constexpr int kAdamWarmup = 3;        // steps before the first that is recorded
+constexpr uint64_t kTraceBytes = 10;  // of AdamTrace, per element
+constexpr float kDeviation = 0.02f;   // of weights that no trace draws
+
+template <typename Word>
+void AddOne(std::byte* at, bool up) {
+  StoreLe<Word>(at, static_cast<Word>(LoadLe<Word>(at) + (up ? Word{1} : static_cast<Word>(-1))));
+}
+
+void FlipElement(std::byte* at, unsigned width, bool up) {
+  switch (width) {
+    case 1:
+      return AddOne<uint8_t>(at, up);
+    case 2:
+      return AddOne<uint16_t>(at, up);
+    case 4:
+      return AddOne<uint32_t>(at, up);
+    default:
+      return AddOne<uint64_t>(at, up);
+  }
+}
+
+}  // namespace
+
+StatusOr<ModelSource> ModelSource::Synthetic(const std::string& size) {
+  DW_ASSIGN_OR_RETURN(const synth::ModelShape shape, synth::FindModelShape(size));
+  DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(synth::MakeTensors(shape)));
+  return ModelSource{size, std::move(layout), {{"config.json", synth::MakeConfigJson(shape)}}, {}};
+}
+
+StatusOr<ModelSource> ModelSource::Directory(const std::filesystem::path& dir) {
+  DW_ASSIGN_OR_RETURN(ModelDir model, ModelDir::Open(dir));
+  DW_ASSIGN_OR_RETURN(std::vector<SideFile> files, model.ReadSideFiles());
+  Layout layout = model.layout();
+  if (layout.total_bytes() == 0) {
+    return Errorf(StatusCode::kInvalidArgument, "{} has no tensor data", dir.string());
+  }
+  return ModelSource{dir.string(), std::move(layout), std::move(files), std::move(model)};
+}
+
+StatusOr<std::unique_ptr<Workload>> Workload::Create(const ModelSource& source,
+                                                     const std::filesystem::path& file,
+                                                     uint64_t seed, size_t adam_steps,
+                                                     ThreadPool& pool) {
+  auto out = std::unique_ptr<Workload>(new Workload);
+  out->layout_ = &source.layout;
+  out->random_.seed(seed);
+  out->seed_ = seed;
+  DW_ASSIGN_OR_RETURN(out->mapping_, MapNewFile(file, source.layout.total_bytes()));
+  if (source.directory) {
+    pool.ParallelFor(source.layout.size(), [&](size_t t) {
+      const Bytes data = source.directory->data(t);
+      if (data.empty()) return;
+      std::memcpy(out->writable().data() + source.layout.offset(t), data.data(), data.size());
+    });
+    out->why_no_adam_ = "the trace draws its own weights; it is not for --model";
+    return out;
+  }
+  const uint64_t elements = source.layout.total_bytes() / 2;
+  const uint64_t need = elements * kTraceBytes;
+  if (adam_steps == 0) {
+    out->why_no_adam_ = "left out";
+  } else if (need + need / 10 > AvailableMemory()) {
+    out->why_no_adam_ = fmt::format("the trace needs {}, and {} are free", HumanBytes(need),
+                                    HumanBytes(AvailableMemory()));
+  } else if (elements > std::numeric_limits<uint32_t>::max()) {
+    out->why_no_adam_ = "more than 2^32 elements";
+  } else {
+    DW_RETURN_IF_ERROR(out->Record(source, adam_steps, pool));
+    return out;
+  }
+  out->FillRandom();
+  return out;
+}
+
+void Workload::FillRandom() {
+  std::normal_distribution<float> normal(0, kDeviation);
+  const MutableBytes to = writable();
+  for (size_t i = 0; i + 2 <= to.size(); i += 2) {
+    StoreLe<uint16_t>(&to[i],
+                      static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random_)) >> 16));
+  }
+}
+
+Status Workload::Record(const ModelSource& source, size_t steps, ThreadPool& pool) {
+  synth::AdamOptions options;
+  options.seed = seed_;
+  DW_ASSIGN_OR_RETURN(synth::AdamTrace trace,
+                      synth::AdamTrace::Create(source.layout.tensors(), options, pool));
+  for (int i = 0; i < kAdamWarmup; ++i) trace.Step(pool);
+  const auto now = reinterpret_cast<uint16_t*>(mapping_.base());
+  for (size_t t = 0; t < layout_->size(); ++t) {
+    std::memcpy(mapping_.base() + layout_->offset(t), trace.tensor(t).data(), layout_->bytes(t));
+  }
+  for (size_t s = 0; s < steps; ++s) {
+    trace.Step(pool);
+    Step step;
+    step.index.reserve(trace.changed());
+    step.change.reserve(trace.changed());
+    for (size_t t = 0; t < layout_->size(); ++t) {
+      const auto next = reinterpret_cast<const uint16_t*>(trace.tensor(t).data());
+      const size_t begin = layout_->offset(t) / 2, count = layout_->bytes(t) / 2;
+      for (size_t i = 0; i < count; ++i) {
+        if (now[begin + i] == next[i]) continue;
+        step.index.push_back(static_cast<uint32_t>(begin + i));
+        step.change.push_back(static_cast<uint16_t>(next[i] - now[begin + i]));
+        now[begin + i] = next[i];
+      }
+    }
+    steps_.push_back(std::move(step));
+  }
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {  // back to the start
+    for (size_t i = 0; i < step->index.size(); ++i) now[step->index[i]] -= step->change[i];
+  }
+  return absl::OkStatus();
+}
+
+void Workload::AdamStep() {
+  Step step = std::move(steps_[next_step_++]);  // its memory is not needed again
+  const auto words = reinterpret_cast<uint16_t*>(mapping_.base());
+  for (size_t i = 0; i < step.index.size(); ++i) words[step.index[i]] += step.change[i];
+}
+
+void Workload::Flip(double fraction) {
+  // Gaps between changed elements are geometric; the remainder carries over from tensor to tensor.
+  const double scale = 1 / std::log1p(-fraction);
+  std::uniform_real_distribution<double> uniform(std::numeric_limits<double>::min(), 1);
+  const auto gap = [&] { return static_cast<uint64_t>(std::log(uniform(random_)) * scale); };
+  uint64_t next = gap();
+  for (size_t t = 0; t < layout_->size(); ++t) {
+    const unsigned width = DTypeBytes(layout_->tensor(t).dtype);
+    const uint64_t elements = layout_->bytes(t) / width;
+    std::byte* const base = mapping_.base() + layout_->offset(t);
+    for (; next < elements; next += 1 + gap()) {
+      FlipElement(base + next * width, width, (random_() & 1) != 0);
+    }
+    next -= elements;
+  }
+}
+
+}  // namespace deltawire::bench

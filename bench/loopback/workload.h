@@ -1,0 +1,71 @@
+// The trainer's weights and how they change: random +-1 at an exact density, or recorded AdamW
+// steps of a synthetic trace. Owns one copy of the model on tmpfs, and 6 bytes per recorded change.
+// One thread changes; many may read in between. Errors: kResourceExhausted when memory is short.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/layout/layout.h"
+#include "common/layout/model_dir.h"
+#include "common/shm/mapped_file.h"
+
+namespace deltawire::bench {
+
+/// What is published: a synthetic model or the user's own directory.
+struct ModelSource {
+  std::string name;
+  Layout layout;
+  std::vector<SideFile> side_files;
+  std::optional<ModelDir> directory;  ///< none: synthetic
+
+  static StatusOr<ModelSource> Synthetic(const std::string& size);
+  static StatusOr<ModelSource> Directory(const std::filesystem::path& dir);
+};
+
+class Workload {
+ public:
+  /// `adam_steps` are recorded here, before anything else takes memory. None are when the model is
+  /// the user's or memory is too short for the trace: adam_steps_left() and why_no_adam().
+  static StatusOr<std::unique_ptr<Workload>> Create(const ModelSource& source,
+                                                    const std::filesystem::path& file,
+                                                    uint64_t seed, size_t adam_steps,
+                                                    ThreadPool& pool);
+
+  Bytes content() const { return {mapping_.base(), layout_->total_bytes()}; }
+  Bytes tensor(size_t t) const { return content().subspan(layout_->offset(t), layout_->bytes(t)); }
+
+  /// Adds or subtracts 1 (mod 2^(8 width)) at a random `fraction` of all elements.
+  void Flip(double fraction);
+  /// REQUIRES: adam_steps_left() > 0.
+  void AdamStep();
+  size_t adam_steps_left() const { return steps_.size() - next_step_; }
+  const std::string& why_no_adam() const { return why_no_adam_; }
+
+ private:
+  struct Step {
+    std::vector<uint32_t> index;   // of u16 words of the model
+    std::vector<uint16_t> change;  // new - old
+  };
+  Workload() = default;
+  Status Record(const ModelSource& source, size_t steps, ThreadPool& pool);
+  void FillRandom();
+  MutableBytes writable() { return {mapping_.base(), layout_->total_bytes()}; }
+
+  const Layout* layout_ = nullptr;
+  Mapping mapping_;
+  std::mt19937_64 random_;
+  uint64_t seed_ = 0;
+  std::vector<Step> steps_;
+  size_t next_step_ = 0;
+  std::string why_no_adam_;
+};
+
+}  // namespace deltawire::bench

@@ -1,0 +1,56 @@
+// A child process whose output goes to a file, and which cannot outlive its parent.
+// Owner: the demo. The destructor ends it: SIGTERM, then SIGKILL after a grace.
+// Threads: one; it must be spawned by a thread that lives as long as the child may.
+// Errors: a program that cannot be started is only seen as one that has exited at once.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace deltawire::cli {
+
+class ChildProcess {
+ public:
+  /// stdout and stderr are appended to `log`. Signals of the terminal do not reach the child.
+  static StatusOr<std::unique_ptr<ChildProcess>> Spawn(const std::string& name,
+                                                       std::vector<std::string> command,
+                                                       const std::filesystem::path& log);
+  ~ChildProcess();
+  ChildProcess(const ChildProcess&) = delete;
+  ChildProcess& operator=(const ChildProcess&) = delete;
+
+  /// Ok while it runs, else how it ended.
+  Status Running();
+  /// Waits for its end; -1 when it still runs after `timeout`, else its exit status (128 + N for
+  /// signal N).
+  int Wait(std::chrono::milliseconds timeout);
+  void Stop(std::chrono::milliseconds grace);
+
+  const std::string& name() const { return name_; }
+  /// The last lines of the log, each indented.
+  std::string LogTail(size_t lines) const;
+
+ private:
+  ChildProcess(std::string name, std::filesystem::path log, pid_t pid);
+  std::string name_;
+  std::filesystem::path log_;
+  pid_t pid_;
+  bool ended_ = false;
+  int exit_status_ = 0;
+};
+
+/// A port of the loopback interface that nobody listens on now.
+StatusOr<uint16_t> FreePort();
+
+/// The directory of this program's own file.
+std::filesystem::path ProgramDirectory();
+
+}  // namespace deltawire::cli

@@ -1,0 +1,93 @@
+#include "cli/command.h"
+
+#include <cstdio>
+
+#include "cli/connect.h"
+
+namespace deltawire::cli {
+namespace {
+
+constexpr Declare kCommands[] = {
+    DeclarePublish, DeclareStatus,  DeclareSync, DeclareWatch, DeclareVerify,
+    DeclareControl, DeclareInspect, DeclareDiff, DeclareDemo,  DeclareVersion,
+};
+
+constexpr const char* kFooter = R"(Exit codes:
+    0  done
+    1  failed; one line on stderr says what happened and what to do
+    2  wrong usage
+    3  a daemon was not reachable
+    4  a comparison found a difference: `verify`, and `diff` of two layouts
+  130  interrupted (Ctrl-C)
+
+JSON (--json) goes to stdout, one object (one a line for what goes on), with the field
+names of proto/deltawire/v1. Sizes are bytes, times seconds. Messages go to stderr.)";
+
+int Failed(const std::string& command, const Status& status) {
+  std::fprintf(stderr, "deltawire %s: %s\n", command.c_str(),
+               std::string(MessageOf(status)).c_str());
+  if (IsUnreachable(status)) return static_cast<int>(Exit::kUnreachable);
+  if (IsUsage(status)) return static_cast<int>(Exit::kUsage);
+  return static_cast<int>(Exit::kFailed);
+}
+
+}  // namespace
+
+void Common::AddSender(CLI::App& app) {
+  app.add_option("--sender", sender, "The sender's control address")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+}
+
+void Common::AddReceiver(CLI::App& app) {
+  app.add_option("--receiver", receiver, "The receiver's control address")
+      ->type_name("HOST:PORT")
+      ->capture_default_str();
+}
+
+void Common::AddSocket(CLI::App& app) {
+  app.add_option("--socket", socket, "The sender's trainer socket")
+      ->type_name("PATH")
+      ->capture_default_str();
+}
+
+void Common::AddModel(CLI::App& app, const std::string& when_empty) {
+  app.add_option("--model", model, "Model; default: " + when_empty)->type_name("NAME");
+}
+
+void Common::AddTimeout(CLI::App& app, double seconds, const std::string& help) {
+  timeout_seconds = seconds;
+  app.add_option("--timeout", timeout_seconds, help)
+      ->type_name("SECONDS")
+      ->check(Quiet(CLI::Range(0.0, 1e6)))
+      ->capture_default_str();
+}
+
+void Common::AddJson(CLI::App& app) { app.add_flag("--json", json, "Print JSON"); }
+
+int Main(int argc, char** argv) {
+  CLI::App app("Keeps inference engines' weights in step with a trainer, moving only what changed.",
+               "deltawire");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "deltawire " DELTAWIRE_VERSION);
+  Run run;
+  for (const Declare declare : kCommands) declare(app, &run);
+  app.footer(kFooter);  // after the subcommands, which would take it over
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {  // --help, --version
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    const auto chosen = app.get_subcommands();
+    const std::string name = chosen.empty() ? "" : " " + chosen.front()->get_name();
+    std::fprintf(stderr, "deltawire%s: %s; see deltawire%s --help\n", name.c_str(), e.what(),
+                 name.c_str());
+    return static_cast<int>(Exit::kUsage);
+  }
+  const StatusOr<Exit> exit = run();
+  std::fflush(stdout);
+  if (!exit.ok()) return Failed(app.get_subcommands().front()->get_name(), exit.status());
+  return static_cast<int>(*exit);
+}
+
+}  // namespace deltawire::cli

@@ -1,0 +1,69 @@
+// What every subcommand is made of: its place in the table, common options, exit codes.
+// A command declares its options on a CLI::App and leaves a callable that does the work.
+// Errors: a Status; Finish prints it in one line and chooses the exit code.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include "common/base/status.h"
+
+namespace deltawire::cli {
+
+/// Documented in `deltawire --help`.
+enum class Exit : int {
+  kOk = 0,
+  kFailed = 1,
+  kUsage = 2,
+  kUnreachable = 3,
+  kDiffers = 4,
+  kInterrupted = 130,
+};
+
+/// A command's work; runs after all options were read.
+using Run = std::function<StatusOr<Exit>()>;
+
+/// Declares one subcommand (or a few that belong together) on `app` and sets `*run` when chosen.
+using Declare = void (*)(CLI::App& app, Run* run);
+
+void DeclarePublish(CLI::App& app, Run* run);  // publish.cc
+void DeclareStatus(CLI::App& app, Run* run);   // status.cc
+void DeclareSync(CLI::App& app, Run* run);     // sync.cc
+void DeclareWatch(CLI::App& app, Run* run);    // watch.cc
+void DeclareVerify(CLI::App& app, Run* run);   // verify.cc
+void DeclareControl(CLI::App& app, Run* run);  // control.cc: pause, resume, rollback
+void DeclareInspect(CLI::App& app, Run* run);  // inspect.cc
+void DeclareDiff(CLI::App& app, Run* run);     // diff.cc
+void DeclareDemo(CLI::App& app, Run* run);     // demo.cc
+void DeclareVersion(CLI::App& app, Run* run);  // version.cc
+
+/// A check without the text that CLI11 would put into --help for it.
+inline CLI::Validator Quiet(CLI::Validator check) { return check.description(""); }
+
+/// Options that several commands share; a command declares those that it uses.
+struct Common {
+  std::string sender = "127.0.0.1:7700";
+  std::string receiver = "127.0.0.1:7710";
+  std::string socket = "/dev/shm/deltawire/trainer.sock";
+  std::string model;
+  double timeout_seconds = 10;
+  bool json = false;
+
+  void AddSender(CLI::App& app);
+  void AddReceiver(CLI::App& app);
+  void AddSocket(CLI::App& app);
+  void AddModel(CLI::App& app, const std::string& when_empty);
+  void AddTimeout(CLI::App& app, double seconds, const std::string& help);
+  void AddJson(CLI::App& app);
+
+  std::chrono::milliseconds timeout() const {
+    return std::chrono::milliseconds(static_cast<int64_t>(timeout_seconds * 1000));
+  }
+};
+
+/// The whole tool: parses, runs, prints errors, returns the exit code.
+int Main(int argc, char** argv);
+
+}  // namespace deltawire::cli

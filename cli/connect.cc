@@ -1,0 +1,159 @@
+#include "cli/connect.h"
+
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "common/config/options.h"
+#include "proto/convert.h"
+
+namespace deltawire::cli {
+namespace {
+
+constexpr const char* kUnreachableTag = "deltawire.dev/unreachable";
+constexpr const char* kUsageTag = "deltawire.dev/usage";
+
+Status Tagged(StatusCode code, std::string message, const char* tag) {
+  Status status(code, message);
+  status.SetPayload(tag, absl::Cord());
+  return status;
+}
+
+Status NobodyThere(std::string_view who, const std::string& address, std::string_view why) {
+  return UnreachableError(
+      fmt::format("{0} {1}: {2}; is deltawire-{0} running there? (--{0} HOST:PORT names another)",
+                  who, address, why));
+}
+
+StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::string& address,
+                                              std::chrono::milliseconds timeout) {
+  auto endpoint = ParseEndpoint(address);
+  if (!endpoint.ok()) return UsageError(fmt::format("--{}: {}", who, MessageOf(endpoint.status())));
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(kMaxControlMessage);
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // the daemons are this cluster's, not the web's
+  auto channel =
+      grpc::CreateCustomChannel(ToString(*endpoint), grpc::InsecureChannelCredentials(), args);
+  if (timeout.count() == 0) timeout = std::chrono::seconds(10);
+  const auto deadline = std::chrono::system_clock::now() + timeout;
+  auto state = channel->GetState(true);
+  while (state != GRPC_CHANNEL_READY) {
+    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+      return NobodyThere(who, ToString(*endpoint), "not reachable");
+    }
+    if (!channel->WaitForStateChange(state, deadline)) {
+      return NobodyThere(who, ToString(*endpoint),
+                         fmt::format("no answer in {} ms", timeout.count()));
+    }
+    state = channel->GetState(true);
+  }
+  return channel;
+}
+
+template <typename Daemon, typename Response>
+StatusOr<std::string> OnlyModel(const Daemon& daemon, const StatusOr<Response>& status) {
+  if (!status.ok()) return status.status();
+  if (status->models_size() == 1) return status->models(0).model();
+  if (status->models_size() == 0) {
+    return Errorf(StatusCode::kNotFound, "{} {} has no model yet", Daemon::kName, daemon.address);
+  }
+  std::string names;
+  for (const auto& m : status->models()) names += (names.empty() ? "" : ", ") + m.model();
+  return UsageError(fmt::format("{} {} has several models: choose one with --model ({})",
+                                Daemon::kName, daemon.address, names));
+}
+
+}  // namespace
+
+Status UnreachableError(std::string message) {
+  return Tagged(StatusCode::kUnavailable, std::move(message), kUnreachableTag);
+}
+Status UsageError(std::string message) {
+  return Tagged(StatusCode::kInvalidArgument, std::move(message), kUsageTag);
+}
+bool IsUnreachable(const Status& s) { return s.GetPayload(kUnreachableTag).has_value(); }
+bool IsUsage(const Status& s) { return s.GetPayload(kUsageTag).has_value(); }
+
+StatusOr<Sender> DialSender(const std::string& address, std::chrono::milliseconds timeout) {
+  DW_ASSIGN_OR_RETURN(auto channel, Dial(Sender::kName, address, timeout));
+  return Sender{address, v1::SenderService::NewStub(channel)};
+}
+
+StatusOr<Receiver> DialReceiver(const std::string& address, std::chrono::milliseconds timeout) {
+  DW_ASSIGN_OR_RETURN(auto channel, Dial(Receiver::kName, address, timeout));
+  return Receiver{address, v1::ReceiverService::NewStub(channel)};
+}
+
+Status ProbeSocket(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.size() >= sizeof address.sun_path) {
+    return UsageError(
+        fmt::format("--socket: {} is longer than {} bytes", path, sizeof address.sun_path - 1));
+  }
+  path.copy(address.sun_path, path.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return ErrnoError("socket");
+  const int rc = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  const int err = errno;
+  close(fd);
+  if (rc == 0) return absl::OkStatus();
+  return UnreachableError(
+      fmt::format("no sender listens at {}: {}; is deltawire-sender running on this machine? "
+                  "(--socket PATH names another)",
+                  path, std::strerror(err)));
+}
+
+void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout) {
+  if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
+}
+
+Status Check(const grpc::Status& s, std::string_view who, const std::string& address) {
+  if (s.ok()) return absl::OkStatus();
+  if (s.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return UnreachableError(fmt::format("{} {}: {}", who, address, s.error_message()));
+  }
+  if (s.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return Errorf(StatusCode::kDeadlineExceeded,
+                  "{} {}: not done in time (--timeout SECONDS allows more)", who, address);
+  }
+  return FromGrpc(s, fmt::format("{} {}", who, address));
+}
+
+StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& model,
+                                             std::chrono::milliseconds timeout) {
+  v1::SenderStatusRequest request;
+  request.set_model(model);
+  v1::SenderStatusResponse response;
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  DW_RETURN_IF_ERROR(
+      Check(sender.stub->GetStatus(&context, request, &response), Sender::kName, sender.address));
+  return response;
+}
+
+StatusOr<v1::ReceiverStatusResponse> GetStatus(Receiver& receiver, const std::string& model,
+                                               std::chrono::milliseconds timeout) {
+  v1::ReceiverStatusRequest request;
+  request.set_model(model);
+  v1::ReceiverStatusResponse response;
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  DW_RETURN_IF_ERROR(Check(receiver.stub->GetStatus(&context, request, &response), Receiver::kName,
+                           receiver.address));
+  return response;
+}
+
+StatusOr<std::string> ChooseModel(Sender& sender, const std::string& name,
+                                  std::chrono::milliseconds timeout) {
+  if (!name.empty()) return name;
+  return OnlyModel(sender, GetStatus(sender, "", timeout));
+}
+
+StatusOr<std::string> ChooseModel(Receiver& receiver, const std::string& name,
+                                  std::chrono::milliseconds timeout) {
+  if (!name.empty()) return name;
+  return OnlyModel(receiver, GetStatus(receiver, "", timeout));
+}
+
+}  // namespace deltawire::cli

@@ -1,0 +1,99 @@
+// deltawire pause, resume (of a receiver) and rollback (at the sender).
+#include <cstdio>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/connect.h"
+#include "cli/output.h"
+#include "common/base/human.h"
+#include "proto/convert.h"
+
+namespace deltawire::cli {
+namespace {
+
+struct RollbackOptions : Common {
+  uint64_t version = 0;
+};
+
+StatusOr<Exit> SetPaused(const Common& o, bool paused) {
+  DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
+  DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));
+  grpc::ClientContext context;
+  SetDeadline(context, o.timeout());
+  grpc::Status answer;
+  if (paused) {
+    v1::PauseRequest request;
+    request.set_model(model);
+    v1::PauseResponse response;
+    answer = receiver.stub->Pause(&context, request, &response);
+  } else {
+    v1::ResumeRequest request;
+    request.set_model(model);
+    v1::ResumeResponse response;
+    answer = receiver.stub->Resume(&context, request, &response);
+  }
+  DW_RETURN_IF_ERROR(Check(answer, Receiver::kName, o.receiver));
+  if (o.json) {
+    PrintJson({{"model", model}, {"paused", paused}});
+  } else {
+    std::printf("%s: %s\n", model.c_str(),
+                paused ? "paused; new versions wait for `deltawire resume` (sync still works)"
+                       : "following new versions again");
+  }
+  return Exit::kOk;
+}
+
+StatusOr<Exit> Rollback(const RollbackOptions& o) {
+  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
+  v1::RollbackRequest request;
+  DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, o.timeout()));
+  request.set_version(o.version);
+  v1::RollbackResponse response;
+  grpc::ClientContext context;
+  SetDeadline(context, o.timeout());
+  DW_RETURN_IF_ERROR(
+      Check(sender.stub->Rollback(&context, request, &response), Sender::kName, sender.address));
+  const v1::VersionInfo& v = response.info();
+  if (o.json) {
+    PrintJson({{"model", request.model()}, {"info", ToJson(v)}});
+  } else {
+    std::printf("%s: rolled back to %s: delta %s of %s\n", request.model().c_str(),
+                ToString(FromProto(v.id())).c_str(),
+                HumanBytes(v.delta_bytes() + v.full_bytes()).c_str(),
+                HumanBytes(v.model_bytes()).c_str());
+  }
+  return Exit::kOk;
+}
+
+void DeclarePause(CLI::App& app, Run* run, bool paused) {
+  auto o = std::make_shared<Common>();
+  CLI::App* sub = paused
+                      ? app.add_subcommand("pause", "Stop a receiver from following new versions")
+                      : app.add_subcommand("resume", "Let a receiver follow new versions again");
+  o->AddReceiver(*sub);
+  o->AddModel(*sub, "the only one there is");
+  o->AddTimeout(*sub, 10, "Wait so long for an answer");
+  o->AddJson(*sub);
+  sub->callback([o, run, paused] { *run = [o, paused] { return SetPaused(*o, paused); }; });
+}
+
+}  // namespace
+
+void DeclareControl(CLI::App& app, Run* run) {
+  DeclarePause(app, run, true);
+  DeclarePause(app, run, false);
+  auto o = std::make_shared<RollbackOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "rollback", "Publish an earlier version again, made from the sender's delta log");
+  sub->add_option("--version", o->version, "The version to go back to")
+      ->type_name("N")
+      ->required()
+      ->check(Quiet(CLI::PositiveNumber));
+  o->AddSender(*sub);
+  o->AddModel(*sub, "the only one there is");
+  o->AddTimeout(*sub, 120, "Give up after so long; 0: never");
+  o->AddJson(*sub);
+  sub->callback([o, run] { *run = [o] { return Rollback(*o); }; });
+}
+
+}  // namespace deltawire::cli

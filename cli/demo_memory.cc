@@ -1,0 +1,104 @@
+#include "cli/demo_memory.h"
+
+#include <linux/magic.h>
+#include <sys/statfs.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+
+#include "common/base/human.h"
+#include "common/layout/layout.h"
+
+namespace deltawire::cli {
+namespace {
+
+// The number behind `key` in a file of "key number" lines; `missing` when there is none.
+uint64_t Field(const char* file, const std::string& key, uint64_t missing) {
+  std::ifstream in(file);
+  std::string word;
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind(key, 0) != 0) continue;
+    uint64_t n = 0;
+    if (sscanf(line.c_str() + key.size(), "%lu", &n) == 1) return n;
+  }
+  return missing;
+}
+
+uint64_t CgroupRoom() {
+  constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
+  const uint64_t limit = Field("/sys/fs/cgroup/memory.max", "", kUnlimited);
+  if (limit == kUnlimited) return kUnlimited;
+  const uint64_t current = Field("/sys/fs/cgroup/memory.current", "", 0);
+  // The page cache of real files gives way; that of tmpfs is on neither list.
+  const uint64_t cache = Field("/sys/fs/cgroup/memory.stat", "active_file ", 0) +
+                         Field("/sys/fs/cgroup/memory.stat", "inactive_file ", 0);
+  const uint64_t held = current - std::min(current, cache);
+  return limit - std::min(limit, held);
+}
+
+uint64_t ModelBytes(const synth::ModelShape& shape) {
+  const auto layout = Layout::Create(synth::MakeTensors(shape));
+  return layout.ok() ? layout->total_bytes() : 0;
+}
+
+struct Room {
+  uint64_t memory = 0;
+  uint64_t files = 0;
+  bool files_are_memory = false;
+};
+
+Room RoomIn(const std::filesystem::path& dir) {
+  Room room;
+  room.memory = AvailableMemory();
+  struct statfs fs {};
+  if (statfs(dir.c_str(), &fs) == 0) {
+    room.files = fs.f_bavail * static_cast<uint64_t>(fs.f_bsize);
+    room.files_are_memory = fs.f_type == TMPFS_MAGIC;
+  }
+  return room;
+}
+
+bool Fits(const DemoNeed& need, const Room& room) {
+  const uint64_t memory = need.memory + (room.files_are_memory ? need.files : 0);
+  return memory <= room.memory && need.files <= room.files;
+}
+
+}  // namespace
+
+DemoNeed NeedOf(const synth::ModelShape& shape, uint32_t receivers) {
+  constexpr uint64_t kTraceBytesPerElement = 10;
+  constexpr uint64_t kProcesses = uint64_t{150} << 20;  // three processes' own memory
+  const uint64_t model = ModelBytes(shape);
+  const uint64_t elements = model / 2;  // bf16
+  DemoNeed need;
+  need.files = model * (1 + 2 + receivers);
+  need.memory = kTraceBytesPerElement * elements + model / 5 + kProcesses;  // a fifth: delta log
+  return need;
+}
+
+uint64_t AvailableMemory() {
+  const uint64_t machine = Field("/proc/meminfo", "MemAvailable:", 0) * 1024;
+  return std::min(machine, CgroupRoom());
+}
+
+Status CheckFits(const synth::ModelShape& shape, uint32_t receivers,
+                 const std::filesystem::path& dir) {
+  const Room room = RoomIn(dir);
+  const DemoNeed need = NeedOf(shape, receivers);
+  if (Fits(need, room)) return absl::OkStatus();
+  std::string advice = "close something else";
+  for (const synth::ModelShape& other : synth::AllModelShapes()) {  // rising
+    if (Fits(NeedOf(other, receivers), room)) {
+      advice = fmt::format("try --size {}", other.name);
+    }
+  }
+  return Errorf(StatusCode::kResourceExhausted,
+                "--size {} needs {} of memory and {} in {}; there are {} and {}: {}", shape.name,
+                HumanBytes(need.memory + (room.files_are_memory ? need.files : 0)),
+                HumanBytes(need.files), dir.string(), HumanBytes(room.memory),
+                HumanBytes(room.files), advice);
+}
+
+}  // namespace deltawire::cli

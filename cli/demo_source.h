@@ -1,0 +1,47 @@
+// The demo's trainer: weights that move like AdamW's, and their HF directory.
+// Owner: the demo. One thread drives it; tensor bytes may be read by many between steps.
+// Cost: 10 bytes a parameter, and the directory. Errors: memory and files, by name.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/synth/adam_trace.h"
+#include "bench/synth/model_maker.h"
+#include "cli/publisher.h"
+#include "cli/raw_reader.h"
+#include "common/base/thread_pool.h"
+#include "common/layout/layout.h"
+#include "common/layout/model_dir.h"
+
+namespace deltawire::cli {
+
+class DemoSource {
+ public:
+  /// Draws the weights and writes the directory. AdamW: fp32 masters, lr 1e-6.
+  static StatusOr<std::unique_ptr<DemoSource>> Create(const synth::ModelShape& shape, uint64_t seed,
+                                                      std::filesystem::path directory,
+                                                      ThreadPool& pool);
+  void Step(ThreadPool& pool) { trace_->Step(pool); }
+  /// The directory's weights become the trace's.
+  Status WriteDirectory();
+  /// Gives the trace's memory back; only the directory is left.
+  void DropTrace() { trace_.reset(); }
+
+  const Layout& layout() const { return layout_; }
+  const std::filesystem::path& directory() const { return directory_; }
+  Content content() const;
+  std::vector<WantedTensor> wanted() const;
+
+ private:
+  DemoSource(std::filesystem::path directory, Layout layout, synth::AdamTrace trace);
+  const std::filesystem::path directory_;
+  const Layout layout_;
+  std::vector<SideFile> side_files_;
+  std::optional<synth::AdamTrace> trace_;
+};
+
+}  // namespace deltawire::cli

@@ -1,0 +1,236 @@
+#include "cli/output.h"
+
+#include <google/protobuf/descriptor.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+
+#include "common/base/human.h"
+#include "proto/convert.h"
+
+namespace deltawire::cli {
+namespace {
+
+constexpr std::string_view kGap = "  ";
+
+size_t TerminalWidth() {
+  winsize size{};
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
+  return 80;
+}
+
+}  // namespace
+
+size_t DisplayWidth(std::string_view text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not a continuation byte
+  }));
+}
+
+Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
+
+void Table::Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+
+std::string Table::Line(const std::vector<std::string>& cells,
+                        const std::vector<size_t>& widths) const {
+  std::string line;
+  for (size_t i = 0; i < columns_.size(); ++i) {
+    const size_t width = DisplayWidth(cells[i]);
+    const std::string pad(width < widths[i] ? widths[i] - width : 0, ' ');
+    if (i > 0) line += kGap;
+    line += columns_[i].align == Align::kRight ? pad + cells[i] : cells[i] + pad;
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  return line + "\n";
+}
+
+std::vector<size_t> Table::MinWidths() const {
+  std::vector<size_t> widths;
+  for (const Column& c : columns_) widths.push_back(std::max(DisplayWidth(c.title), c.min_width));
+  return widths;
+}
+
+std::string Table::TitleLine() const {
+  std::vector<std::string> titles;
+  for (const Column& c : columns_) titles.push_back(c.title);
+  return Line(titles, MinWidths());
+}
+
+std::string Table::RowLine(const std::vector<std::string>& row) const {
+  return Line(row, MinWidths());
+}
+
+std::string Table::Text() const {
+  std::vector<size_t> widths = MinWidths();
+  std::vector<std::string> titles;
+  for (const Column& c : columns_) titles.push_back(c.title);
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < widths.size(); ++i)
+      widths[i] = std::max(widths[i], DisplayWidth(row[i]));
+  }
+  std::string text = Line(titles, widths);
+  for (const auto& row : rows_) text += Line(row, widths);
+  return text;
+}
+
+std::string ProgressText(std::string_view label, uint64_t done, uint64_t total, double seconds,
+                         size_t width) {
+  constexpr size_t kBar = 24;
+  std::string text;
+  if (total == 0) {
+    text = done == 0 ? fmt::format("{} ...  {}", label, HumanSeconds(seconds))
+                     : fmt::format("{} ...  {}", label, HumanBytes(done));
+  } else {
+    const uint64_t shown = std::min(done, total);
+    const double part = static_cast<double>(shown) / static_cast<double>(total);
+    const auto filled = static_cast<size_t>(part * kBar);
+    text = fmt::format("{}  [{}{}] {:3.0f} %  {} of {}", label, std::string(filled, '#'),
+                       std::string(kBar - filled, '.'), part * 100, HumanBytes(shown),
+                       HumanBytes(total));
+    if (seconds > 0.5) text += "  " + HumanRate(static_cast<double>(shown) / seconds);
+  }
+  if (text.size() > width) text.resize(width);
+  return text;
+}
+
+Progress::Progress(std::string label, uint64_t total)
+    : total_(total), label_(std::move(label)), start_(std::chrono::steady_clock::now()) {
+  if (isatty(STDERR_FILENO) == 1) thread_ = std::thread([this] { Run(); });
+}
+
+Progress::~Progress() {
+  if (!thread_.joinable()) return;
+  {
+    std::lock_guard lock(mu_);
+    stopping_ = true;
+    cv_.notify_all();
+  }
+  thread_.join();
+}
+
+void Progress::Set(uint64_t done, uint64_t total) {
+  done_ = done;
+  total_ = total;
+}
+
+void Progress::Stage(std::string label) {
+  std::lock_guard lock(mu_);
+  label_ = std::move(label);
+  start_ = std::chrono::steady_clock::now();
+  Set(0, 0);
+}
+
+void Progress::Run() {
+  constexpr auto kEvery = std::chrono::milliseconds(100);
+  std::unique_lock lock(mu_);
+  bool drawn = false;
+  // The first pause comes before the first line: what is quick shows nothing.
+  while (!cv_.wait_for(lock, kEvery, [this] { return stopping_; })) {
+    const std::string text =
+        ProgressText(label_, done_, total_, SecondsSince(start_), TerminalWidth() - 1);
+    std::fprintf(stderr, "\r%s\033[K", text.c_str());
+    std::fflush(stderr);
+    drawn = true;
+  }
+  if (!drawn) return;
+  std::fputs("\r\033[K", stderr);
+  std::fflush(stderr);
+}
+
+bool StdoutIsTerminal() { return isatty(STDOUT_FILENO) == 1; }
+
+std::string Percent(double part, double whole) {
+  if (whole <= 0) return "-";
+  const double percent = part / whole * 100;
+  if (percent >= 99.995) return fmt::format("{:.0f} %", percent);
+  if (percent == 0 || percent >= 0.01) return fmt::format("{:.2f} %", percent);
+  return "<0.01 %";
+}
+
+std::string Grouped(uint64_t n) {
+  const std::string digits = std::to_string(n);
+  std::string text;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+std::string VersionText(StateId id) {
+  if (id.epoch == 0) return "-";
+  if (id.epoch == 1) return std::to_string(id.version);
+  return fmt::format("{} (epoch {})", id.version, id.epoch);
+}
+
+std::string VersionText(const v1::StateId& id) { return VersionText(FromProto(id)); }
+
+std::string ClockText(int64_t unix_nanos) {
+  const time_t seconds = unix_nanos / 1'000'000'000;
+  tm local{};
+  localtime_r(&seconds, &local);
+  return fmt::format("{:02}:{:02}:{:02}.{:03}", local.tm_hour, local.tm_min, local.tm_sec,
+                     unix_nanos / 1'000'000 % 1000);
+}
+
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+// One value of `field`: element `i` of a repeated one, or the only one when i < 0.
+Json FieldJson(const Message& m, const FieldDescriptor* field, int i) {
+  const auto* r = m.GetReflection();
+  const bool one = i < 0;
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64:
+      return one ? r->GetInt64(m, field) : r->GetRepeatedInt64(m, field, i);
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return one ? r->GetUInt64(m, field) : r->GetRepeatedUInt64(m, field, i);
+    case FieldDescriptor::CPPTYPE_UINT32:
+      return one ? r->GetUInt32(m, field) : r->GetRepeatedUInt32(m, field, i);
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return one ? r->GetDouble(m, field) : r->GetRepeatedDouble(m, field, i);
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return one ? r->GetBool(m, field) : r->GetRepeatedBool(m, field, i);
+    case FieldDescriptor::CPPTYPE_STRING:
+      return one ? r->GetString(m, field) : r->GetRepeatedString(m, field, i);
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      return ToJson(one ? r->GetMessage(m, field) : r->GetRepeatedMessage(m, field, i));
+    default:
+      return nullptr;  // no other type is used in proto/deltawire/v1
+  }
+}
+
+}  // namespace
+
+Json ToJson(const Message& message) {
+  Json json = Json::object();
+  const auto* descriptor = message.GetDescriptor();
+  for (int f = 0; f < descriptor->field_count(); ++f) {
+    const FieldDescriptor* field = descriptor->field(f);
+    if (!field->is_repeated()) {
+      json[field->name()] = FieldJson(message, field, -1);
+      continue;
+    }
+    Json& list = json[field->name()] = Json::array();
+    const int n = message.GetReflection()->FieldSize(message, field);
+    for (int i = 0; i < n; ++i) list.push_back(FieldJson(message, field, i));
+  }
+  return json;
+}
+
+void PrintJson(const Json& json) {
+  std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+  std::fflush(stdout);
+}
+
+void PrintJsonLine(const Json& json) {
+  std::printf("%s\n", json.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+  std::fflush(stdout);
+}
+
+}  // namespace deltawire::cli

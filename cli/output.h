@@ -1,0 +1,107 @@
+// What the tool prints: aligned tables, one-line errors, JSON, and a progress line on terminals.
+// Owner: one command. Threads: Progress may be fed from any; the rest belongs to one thread.
+// Tables go to stdout, progress and errors to stderr. No errors of its own.
+#pragma once
+
+#include <google/protobuf/message.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "common/base/state_id.h"
+#include "proto/deltawire/v1/common.pb.h"
+
+namespace deltawire::cli {
+
+/// Keeps members in the order in which they were set, so that JSON reads like the tables.
+using Json = nlohmann::ordered_json;
+
+enum class Align { kLeft, kRight };
+
+struct Column {
+  std::string title;
+  Align align = Align::kLeft;
+  size_t min_width = 0;  ///< for tables whose rows are printed before the next is known
+};
+
+/// Columns two spaces apart; the last one is not padded on its right.
+class Table {
+ public:
+  explicit Table(std::vector<Column> columns);
+  /// REQUIRES: one cell per column.
+  void Add(std::vector<std::string> row);
+  size_t rows() const { return rows_.size(); }
+  /// Title line and rows, each ended by a newline.
+  std::string Text() const;
+  /// Title line alone, and one row alone, both at min_width: for live tables.
+  std::string TitleLine() const;
+  std::string RowLine(const std::vector<std::string>& row) const;
+
+ private:
+  std::string Line(const std::vector<std::string>& cells, const std::vector<size_t>& widths) const;
+  std::vector<size_t> MinWidths() const;
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// Columns that UTF-8 text takes on a terminal, one per code point.
+size_t DisplayWidth(std::string_view text);
+
+/// The text of a progress line, `width` columns at most: "label  [####....]  45%  0.5 of 1.2 GB".
+/// total 0: no bar, only what is done.
+std::string ProgressText(std::string_view label, uint64_t done, uint64_t total, double seconds,
+                         size_t width);
+
+/// One line on stderr that is redrawn ten times a second by a thread of its own; only on a
+/// terminal. It is gone after destruction.
+class Progress {
+ public:
+  explicit Progress(std::string label, uint64_t total = 0);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void Add(uint64_t bytes) { done_.fetch_add(bytes, std::memory_order_relaxed); }
+  void Set(uint64_t done, uint64_t total);
+  /// The next stage: another label, counted from nothing.
+  void Stage(std::string label);
+
+ private:
+  void Run();
+  std::atomic<uint64_t> done_{0};
+  std::atomic<uint64_t> total_{0};
+  std::mutex mu_;
+  std::condition_variable cv_;
+  std::string label_;
+  std::chrono::steady_clock::time_point start_;
+  bool stopping_ = false;
+  std::thread thread_;  // not running where there is no terminal
+};
+
+bool StdoutIsTerminal();
+
+/// Part of a whole as people read it: "1.08 %"; "-" when there is no whole.
+std::string Percent(double part, double whole);
+/// 1234567 as "1,234,567".
+std::string Grouped(uint64_t n);
+/// "7", "7 (epoch 2)" or "-".
+std::string VersionText(StateId id);
+std::string VersionText(const v1::StateId& id);
+/// Local time of a wall clock instant, "14:03:22.125".
+std::string ClockText(int64_t unix_nanos);
+
+/// A message's fields under their names in the .proto files; 64-bit numbers stay numbers.
+Json ToJson(const google::protobuf::Message& message);
+/// To stdout, indented, or in one line for streams of records.
+void PrintJson(const Json& json);
+void PrintJsonLine(const Json& json);
+
+}  // namespace deltawire::cli

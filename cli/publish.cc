@@ -1,0 +1,167 @@
+// deltawire publish: plays the trainer from HF directories.
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <thread>
+
+#include "cli/checkpoints.h"
+#include "cli/command.h"
+#include "cli/connect.h"
+#include "cli/output.h"
+#include "cli/publisher.h"
+#include "common/base/human.h"
+
+namespace deltawire::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr auto kScanEvery = std::chrono::seconds(1);
+
+struct PublishOptions : Common {
+  std::string dir;
+  uint64_t version = 0;
+  bool watch = false;
+  bool replace = false;
+  std::string inside;
+};
+
+Json VersionJson(const std::string& model, const PublishedVersion& v, double read_seconds) {
+  return {{"model", model},
+          {"id", {{"epoch", v.id.epoch}, {"version", v.id.version}}},
+          {"model_bytes", v.model_bytes},
+          {"delta_bytes", v.delta_bytes},
+          {"full_bytes", v.full_bytes},
+          {"elements", v.elements},
+          {"changed_elements", v.changed_elements},
+          {"trainer_wait_seconds", v.trainer_wait_seconds},
+          {"offload_seconds", v.offload_seconds},
+          {"publish_seconds", v.publish_seconds},
+          {"ready_unix_nanos", v.ready_unix_nanos},
+          {"seconds", read_seconds}};
+}
+
+std::string Describe(const std::string& model, const PublishedVersion& v) {
+  const double total = static_cast<double>(v.model_bytes);
+  std::string what;
+  if (v.delta_bytes == 0 && v.changed_elements == v.elements) {
+    what = fmt::format("whole model, {}", HumanBytes(v.model_bytes));
+  } else {
+    what = fmt::format(
+        "{} of elements changed, delta {} of {} ({})",
+        Percent(static_cast<double>(v.changed_elements), static_cast<double>(v.elements)),
+        HumanBytes(TransferBytes(v)), HumanBytes(v.model_bytes),
+        Percent(static_cast<double>(TransferBytes(v)), total));
+  }
+  return fmt::format("{}: {} published: {}; written in {}, published in {}, waited {}", model,
+                     ToString(v.id), what, HumanSeconds(v.offload_seconds),
+                     HumanSeconds(v.publish_seconds), HumanSeconds(v.trainer_wait_seconds));
+}
+
+Status PublishDirectory(const PublishOptions& o, const fs::path& dir, const std::string& model,
+                        uint64_t version, ThreadPool& pool) {
+  const auto start = std::chrono::steady_clock::now();
+  DW_ASSIGN_OR_RETURN(const ModelDir source, ModelDir::Open(dir));
+  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, source.ReadSideFiles());
+  const Content content{&source.layout(), &side_files, [&](size_t i) { return source.data(i); }};
+  PublishedVersion published;
+  {
+    Progress progress(fmt::format("publish {} version {}", model, version));
+    DW_ASSIGN_OR_RETURN(published, PublishVersion({o.socket, model, o.timeout(), o.replace},
+                                                  content, version, pool, progress));
+  }
+  if (o.json) {
+    const Json json = VersionJson(model, published, SecondsSince(start));
+    o.watch ? PrintJsonLine(json) : PrintJson(json);
+  } else {
+    std::printf("%s\n", Describe(model, published).c_str());
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+std::string NameOf(const fs::path& dir) {
+  const fs::path whole = fs::absolute(dir).lexically_normal();
+  return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+}
+
+StatusOr<Exit> PublishOne(const PublishOptions& o) {
+  uint64_t version = o.version;
+  if (version == 0) {
+    const auto from_name = VersionFromName(NameOf(o.dir));
+    if (!from_name) {
+      return UsageError(fmt::format("{} does not end in a number: say --version N", o.dir));
+    }
+    version = *from_name;
+  }
+  DW_RETURN_IF_ERROR(ProbeSocket(o.socket));
+  ThreadPool pool;
+  DW_RETURN_IF_ERROR(
+      PublishDirectory(o, o.dir, o.model.empty() ? NameOf(o.dir) : o.model, version, pool));
+  return Exit::kOk;
+}
+
+// What lies there at the start is history but for the newest, which is published when it is news.
+void KeepNewest(std::vector<Checkpoint>& found) {
+  if (found.size() > 1) found.erase(found.begin(), found.end() - 1);
+}
+
+StatusOr<Exit> PublishWatching(const PublishOptions& o) {
+  if (o.version != 0) {
+    return UsageError("--version does not go with --watch: versions come from the names");
+  }
+  const std::string model = o.model.empty() ? NameOf(o.dir) : o.model;
+  CheckpointScanner scanner(o.dir, o.inside);
+  DW_RETURN_IF_ERROR(ProbeSocket(o.socket));
+  std::fprintf(stderr, "watching %s for checkpoints of %s; Ctrl-C ends it\n", o.dir.c_str(),
+               model.c_str());
+  ThreadPool pool;
+  for (int scans = 1;; ++scans) {
+    DW_ASSIGN_OR_RETURN(CheckpointScanner::Found found, scanner.Scan());
+    for (const std::string& name : found.unnamed) {
+      std::fprintf(stderr, "%s: skipped, its name does not end in a version\n", name.c_str());
+    }
+    // The second scan is the first that can call anything complete.
+    if (scans == 2) KeepNewest(found.complete);
+    for (const Checkpoint& c : found.complete) {
+      const Status done = PublishDirectory(o, c.path, model, c.version, pool);
+      if (!done.ok()) {
+        std::fprintf(stderr, "%s: not published: %s\n", c.path.c_str(),
+                     std::string(MessageOf(done)).c_str());
+      }
+    }
+    std::this_thread::sleep_for(kScanEvery);
+  }
+}
+
+}  // namespace
+
+void DeclarePublish(CLI::App& app, Run* run) {
+  auto o = std::make_shared<PublishOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "publish", "Publish a HF model directory as the next version (plays the trainer)");
+  sub->add_option("DIR", o->dir, "HF model directory; with --watch the directory above them")
+      ->type_name("")
+      ->required()
+      ->check(Quiet(CLI::ExistingDirectory));
+  sub->add_option("--version", o->version, "Version; default: the number that DIR's name ends in")
+      ->type_name("N")
+      ->check(Quiet(CLI::PositiveNumber));
+  sub->add_flag(
+      "--watch", o->watch,
+      "Publish each new checkpoint directory that appears in DIR, e.g. step-120; of those "
+      "there at the start only the newest");
+  sub->add_option("--inside", o->inside,
+                  "With --watch: of the weights in a checkpoint, e.g. actor/huggingface")
+      ->type_name("PATH");
+  sub->add_flag("--replace", o->replace, "Drop a registered model of another layout");
+  o->AddModel(*sub, "the name of DIR");
+  o->AddSocket(*sub);
+  o->AddTimeout(*sub, 120, "Give up on a version after so long");
+  o->AddJson(*sub);
+  sub->callback([o, run] {
+    *run = [o]() -> StatusOr<Exit> { return o->watch ? PublishWatching(*o) : PublishOne(*o); };
+  });
+}
+
+}  // namespace deltawire::cli

@@ -1,0 +1,45 @@
+// Plays the trainer for one version: registers, writes every tensor, waits until it is published.
+// Used by `publish` and `demo`. One caller; writes on the pool's threads.
+// Errors: the sender's. A sender that restarts in the middle is tried again within the timeout.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cli/output.h"
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/layout/layout.h"
+#include "common/layout/model_dir.h"
+#include "sender/export/trainer_client.h"
+
+namespace deltawire::cli {
+
+/// What is published: `data(i)` are the bytes of tensor i of `layout`, read by many threads.
+struct Content {
+  const Layout* layout = nullptr;
+  const std::vector<SideFile>* side_files = nullptr;
+  std::function<Bytes(size_t)> data;
+};
+
+struct PublishTarget {
+  std::string socket;
+  std::string model;
+  std::chrono::milliseconds timeout{0};
+  bool replace = false;  ///< drop what is registered when its layout is another
+};
+
+StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Content& content,
+                                          uint64_t version, ThreadPool& pool, Progress& progress);
+
+/// One attempt with a client that has registered already.
+StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
+                                        uint64_t version, ThreadPool& pool, Progress& progress);
+
+/// Bytes that a receiver one version behind fetches: the delta and the chunks that go whole.
+inline uint64_t TransferBytes(const PublishedVersion& v) { return v.delta_bytes + v.full_bytes; }
+
+}  // namespace deltawire::cli

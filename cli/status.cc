@@ -1,0 +1,265 @@
+// deltawire status: what the two daemons hold and do.
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "cli/command.h"
+#include "cli/connect.h"
+#include "cli/output.h"
+#include "common/base/human.h"
+#include "proto/convert.h"
+
+namespace deltawire::cli {
+namespace {
+
+struct StatusOptions : Common {
+  bool watch = false;
+  double interval = 1;
+  bool sender_named = false;
+  bool receiver_named = false;
+};
+
+/// What was found; an error where a daemon did not answer.
+struct Snapshot {
+  StatusOr<v1::SenderStatusResponse> sender = absl::UnknownError("not asked");
+  v1::ListReceiversResponse attached;
+  StatusOr<v1::ReceiverStatusResponse> receiver = absl::UnknownError("not asked");
+};
+
+Status AskSender(const StatusOptions& o, Snapshot& out) {
+  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
+  out.sender = GetStatus(sender, o.model, o.timeout());
+  if (!out.sender.ok()) return out.sender.status();
+  v1::ListReceiversRequest request;
+  request.set_model(o.model);
+  grpc::ClientContext context;
+  SetDeadline(context, o.timeout());
+  return Check(sender.stub->ListReceivers(&context, request, &out.attached), Sender::kName,
+               o.sender);
+}
+
+Status AskReceiver(const StatusOptions& o, Snapshot& out) {
+  DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
+  out.receiver = GetStatus(receiver, o.model, o.timeout());
+  return out.receiver.status();
+}
+
+Snapshot Ask(const StatusOptions& o) {
+  Snapshot s;
+  if (const Status asked = AskSender(o, s); !asked.ok()) s.sender = asked;
+  if (const Status asked = AskReceiver(o, s); !asked.ok()) s.receiver = asked;
+  return s;
+}
+
+void Exposed(std::string& text, bool exposed) {
+  if (!exposed) return;
+  text +=
+      "  WARNING: listens beyond loopback without encryption or authentication "
+      "(--insecure-plaintext)\n";
+}
+
+std::string Note(const std::string& message) { return message.empty() ? "" : "  " + message; }
+
+void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
+  if (!s.sender.ok()) {
+    text += fmt::format("{}\n", MessageOf(s.sender.status()));
+    return;
+  }
+  const v1::SenderStatusResponse& r = *s.sender;
+  text += fmt::format("Sender {}: deltawire {}, up {}, bulk {}, kernels {}\n", o.sender,
+                      r.program_version(), HumanSeconds(r.uptime_seconds()), r.bulk_address(),
+                      r.kernels());
+  Exposed(text, r.plaintext_exposed());
+  if (r.models_size() == 0) {
+    text += "  no model is registered yet: a trainer or `deltawire publish` does it\n";
+    return;
+  }
+  constexpr Align kRight = Align::kRight;
+  Table models({{"MODEL"},
+                {"SIZE", kRight},
+                {"TENSORS", kRight},
+                {"VERSION", kRight},
+                {"CHANGED", kRight},
+                {"DELTA", kRight},
+                {"LOG", kRight},
+                {"REACHES TO", kRight},
+                {"PULLS", kRight},
+                {"SENT", kRight},
+                {"CUT", kRight},
+                {"NOW"}});
+  for (const v1::SenderModelStatus& m : r.models()) {
+    const v1::VersionInfo& v = m.newest();
+    const bool any = v.id().epoch() != 0;
+    models.Add(
+        {m.model(), HumanBytes(m.model_bytes()), std::to_string(m.tensors()), VersionText(v.id()),
+         any ? Percent(static_cast<double>(v.changed_elements()), static_cast<double>(v.elements()))
+             : "-",
+         any ? HumanBytes(v.delta_bytes() + v.full_bytes()) : "-", HumanBytes(m.log_bytes()),
+         m.log_bytes() == 0 ? "-" : std::to_string(m.oldest_base()),
+         std::to_string(m.active_pulls()), HumanBytes(m.bytes_sent()),
+         std::to_string(m.pulls_cut()),
+         m.offloading_version() == 0 ? "idle" : fmt::format("writing {}", m.offloading_version())});
+  }
+  text += models.Text();
+}
+
+void ShowAttached(const Snapshot& s, std::string& text) {
+  if (!s.sender.ok() || s.sender->models_size() == 0) return;
+  if (s.attached.receivers_size() == 0) {
+    text += "\nNo receiver is attached.\n";
+    return;
+  }
+  constexpr Align kRight = Align::kRight;
+  Table table({{"RECEIVER"},
+               {"MODEL"},
+               {"FROM"},
+               {"VERSION", kRight},
+               {"PHASE"},
+               {"ATTACHED", kRight},
+               {"LAST PULL", kRight},
+               {"TOOK", kRight},
+               {"LAST FAILURE"}});
+  for (const v1::ReceiverInfo& r : s.attached.receivers()) {
+    const bool pulled = r.last_pull().seconds() > 0;
+    table.Add({r.receiver_id(), r.model(), r.peer(), VersionText(r.committed()), r.phase(),
+               HumanSeconds(r.attached_seconds()),
+               pulled ? HumanBytes(r.last_pull().payload_bytes()) : "-",
+               pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
+               r.message().empty() ? "-" : r.message()});
+  }
+  text += "\n" + table.Text();
+}
+
+std::string Pulled(const v1::ReceiverModelStatus& m) {
+  if (m.phase() == "pulling" && m.bytes_total() > 0) {
+    return fmt::format("{} of {}", HumanBytes(m.bytes_done()), HumanBytes(m.bytes_total()));
+  }
+  return m.last_pull().seconds() > 0 ? HumanBytes(m.last_pull().payload_bytes()) : "-";
+}
+
+void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) {
+  if (!s.receiver.ok()) {
+    text += fmt::format("{}\n", MessageOf(s.receiver.status()));
+    return;
+  }
+  const v1::ReceiverStatusResponse& r = *s.receiver;
+  text += fmt::format("Receiver {}: deltawire {}, up {}, id {}, kernels {}\n", o.receiver,
+                      r.program_version(), HumanSeconds(r.uptime_seconds()), r.receiver_id(),
+                      r.kernels());
+  Exposed(text, r.plaintext_exposed());
+  constexpr Align kRight = Align::kRight;
+  Table models({{"MODEL"},
+                {"SIZE", kRight},
+                {"VERSION", kRight},
+                {"NEWEST", kRight},
+                {"PHASE"},
+                {"PULLED", kRight},
+                {"TOOK", kRight},
+                {"COMMITS", kRight},
+                {"RECEIVED", kRight},
+                {"REPAIRED", kRight},
+                {"SENDER"},
+                {"DIRECTORY"}});
+  for (const v1::ReceiverModelStatus& m : r.models()) {
+    models.Add({m.model(), HumanBytes(m.model_bytes()), VersionText(m.committed()),
+                VersionText(m.newest()), m.phase(), Pulled(m),
+                m.last_pull().seconds() > 0 ? HumanSeconds(m.last_pull().seconds()) : "-",
+                std::to_string(m.commits()), HumanBytes(m.bytes_received()),
+                std::to_string(m.repaired_chunks()),
+                m.attached() ? m.sender() : m.sender() + " (not attached)", m.directory()});
+  }
+  text += models.Text();
+  for (const v1::ReceiverModelStatus& m : r.models()) {
+    if (!m.message().empty()) text += fmt::format("  {}:{}\n", m.model(), Note(m.message()));
+  }
+}
+
+std::string Text(const StatusOptions& o, const Snapshot& s) {
+  std::string text;
+  ShowSender(o, s, text);
+  ShowAttached(s, text);
+  text += "\n";
+  ShowReceiver(o, s, text);
+  return text;
+}
+
+Json SnapshotJson(const StatusOptions& o, const Snapshot& s) {
+  Json json;
+  Json& sender = json["sender"];
+  sender["address"] = o.sender;
+  sender["reachable"] = s.sender.ok();
+  if (s.sender.ok()) {
+    sender.update(ToJson(*s.sender));
+    sender["receivers"] = ToJson(s.attached)["receivers"];
+  } else {
+    sender["error"] = std::string(MessageOf(s.sender.status()));
+  }
+  Json& receiver = json["receiver"];
+  receiver["address"] = o.receiver;
+  receiver["reachable"] = s.receiver.ok();
+  if (s.receiver.ok()) {
+    receiver.update(ToJson(*s.receiver));
+  } else {
+    receiver["error"] = std::string(MessageOf(s.receiver.status()));
+  }
+  return json;
+}
+
+// Neither daemon, or one that was asked for by name, is missing.
+std::optional<Status> Failure(const StatusOptions& o, const Snapshot& s) {
+  if (o.sender_named && !s.sender.ok()) return s.sender.status();
+  if (o.receiver_named && !s.receiver.ok()) return s.receiver.status();
+  if (s.sender.ok() || s.receiver.ok()) return std::nullopt;
+  if (!IsUnreachable(s.sender.status())) return s.sender.status();
+  if (!IsUnreachable(s.receiver.status())) return s.receiver.status();
+  return UnreachableError(
+      fmt::format("neither a sender at {} nor a receiver at {} answers; are they running? "
+                  "(--sender, --receiver name others)",
+                  o.sender, o.receiver));
+}
+
+StatusOr<Exit> Show(const StatusOptions& o) {
+  while (true) {
+    const Snapshot s = Ask(o);
+    const auto failure = Failure(o, s);
+    if (!o.watch && failure) {
+      if (o.json) PrintJson(SnapshotJson(o, s));
+      return *failure;
+    }
+    if (o.json) {
+      o.watch ? PrintJsonLine(SnapshotJson(o, s)) : PrintJson(SnapshotJson(o, s));
+    } else {
+      if (o.watch && StdoutIsTerminal()) std::fputs("\033[H\033[2J", stdout);
+      std::fputs(Text(o, s).c_str(), stdout);
+      if (o.watch && !StdoutIsTerminal()) std::fputs("\n", stdout);
+      std::fflush(stdout);
+    }
+    if (!o.watch) return Exit::kOk;
+    std::this_thread::sleep_for(std::chrono::duration<double>(o.interval));
+  }
+}
+
+}  // namespace
+
+void DeclareStatus(CLI::App& app, Run* run) {
+  auto o = std::make_shared<StatusOptions>();
+  CLI::App* sub = app.add_subcommand("status", "Show what the sender and the receiver hold and do");
+  sub->add_flag("--watch", o->watch, "Show again and again");
+  sub->add_option("--interval", o->interval, "Seconds between two looks of --watch")
+      ->type_name("SECONDS")
+      ->check(Quiet(CLI::Range(0.05, 3600.0)))
+      ->capture_default_str();
+  o->AddSender(*sub);
+  o->AddReceiver(*sub);
+  o->AddModel(*sub, "all");
+  o->AddTimeout(*sub, 5, "Wait so long for an answer");
+  o->AddJson(*sub);
+  sub->callback([o, run, sub] {
+    o->sender_named = sub->count("--sender") > 0;
+    o->receiver_named = sub->count("--receiver") > 0;
+    *run = [o] { return Show(*o); };
+  });
+}
+
+}  // namespace deltawire::cli

@@ -1,0 +1,149 @@
+// deltawire sync: brings a receiver, or all that are attached to a sender, to the newest version.
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "cli/command.h"
+#include "cli/connect.h"
+#include "cli/output.h"
+#include "common/base/human.h"
+#include "proto/convert.h"
+
+namespace deltawire::cli {
+namespace {
+
+struct SyncOptions : Common {
+  bool full = false;
+  bool via_sender = false;
+  std::vector<std::string> ids;
+};
+
+std::string Describe(const v1::PullStats& s) {
+  return fmt::format("{} in {} ({} chunks whole, {} by delta, {} repaired)",
+                     HumanBytes(s.payload_bytes()), HumanSeconds(s.seconds()), s.chunks_full(),
+                     s.chunks_delta(), s.repaired_chunks());
+}
+
+// One call of Sync; `last` is the final update when it succeeds.
+Status SyncOnce(const SyncOptions& o, Receiver& receiver, const std::string& model,
+                Progress& progress, v1::SyncUpdate* last) {
+  v1::SyncRequest request;
+  request.set_model(model);
+  request.set_force_full(o.full);
+  grpc::ClientContext context;
+  SetDeadline(context, o.timeout());
+  auto stream = receiver.stub->Sync(&context, request);
+  v1::SyncUpdate update;
+  while (stream->Read(&update)) {
+    progress.Set(update.bytes_done(), update.bytes_total());
+    *last = update;
+  }
+  return Check(stream->Finish(), Receiver::kName, receiver.address);
+}
+
+StatusOr<Exit> SyncReceiver(const SyncOptions& o) {
+  // A receiver that was started a moment ago, or whose sender was, attaches within seconds.
+  constexpr auto kAttachGrace = std::chrono::seconds(5);
+  DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
+  DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));
+  v1::SyncUpdate last;
+  {
+    Progress progress(fmt::format("sync {}", model));
+    const auto start = std::chrono::steady_clock::now();
+    while (true) {
+      const Status done = SyncOnce(o, receiver, model, progress, &last);
+      if (done.ok()) break;
+      const bool wait = IsUnreachable(done) && last.phase().empty() &&
+                        std::chrono::steady_clock::now() - start < kAttachGrace;
+      if (!wait) return done;
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+  }
+  if (o.json) {
+    Json json = {{"model", model}};
+    json.update(ToJson(last));
+    PrintJson(json);
+  } else {
+    std::printf("%s: %s committed: %s\n", model.c_str(), ToString(FromProto(last.target())).c_str(),
+                Describe(last.stats()).c_str());
+  }
+  return Exit::kOk;
+}
+
+void ShowReceivers(const std::map<std::string, v1::SyncProgress>& latest) {
+  Table table({{"RECEIVER"}, {"VERSION", Align::kRight}, {"RESULT"}, {"MOVED"}});
+  for (const auto& [id, p] : latest) {
+    const bool committed = p.phase() == "committed";
+    table.Add(
+        {id, VersionText(p.target()), p.phase(), committed ? Describe(p.stats()) : p.message()});
+  }
+  std::fputs(table.Text().c_str(), stdout);
+}
+
+StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
+  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
+  v1::TriggerSyncRequest request;
+  DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, o.timeout()));
+  for (const std::string& id : o.ids) request.add_receiver_ids(id);
+  request.set_force_full(o.full);
+  grpc::ClientContext context;
+  SetDeadline(context, o.timeout());
+  std::map<std::string, v1::SyncProgress> latest;
+  {
+    Progress progress(fmt::format("sync {}", request.model()));
+    auto stream = sender.stub->TriggerSync(&context, request);
+    v1::SyncProgress update;
+    while (stream->Read(&update)) {
+      latest[update.receiver_id()] = update;
+      uint64_t done = 0, total = 0;
+      for (const auto& [id, p] : latest) {
+        done += p.bytes_done();
+        total += p.bytes_total();
+      }
+      progress.Set(done, total);
+    }
+    DW_RETURN_IF_ERROR(Check(stream->Finish(), Sender::kName, sender.address));
+  }
+  size_t failed = 0;
+  Json list = Json::array();
+  for (const auto& [id, p] : latest) {
+    failed += p.phase() != "committed";
+    list.push_back(ToJson(p));
+  }
+  if (o.json) {
+    PrintJson({{"model", request.model()}, {"receivers", list}});
+  } else {
+    ShowReceivers(latest);
+  }
+  if (failed == 0) return Exit::kOk;
+  return Errorf(StatusCode::kAborted,
+                "{} of {} receivers did not commit; `deltawire status` shows "
+                "where they are",
+                failed, latest.size());
+}
+
+}  // namespace
+
+void DeclareSync(CLI::App& app, Run* run) {
+  auto o = std::make_shared<SyncOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "sync", "Bring a receiver to the newest version now; ends when it is committed");
+  sub->add_flag("--full", o->full,
+                "Fetch every chunk whole (also takes an older version on purpose)");
+  sub->add_flag("--via-sender", o->via_sender, "Ask the receivers that are attached to --sender");
+  sub->add_option("--id", o->ids, "With --via-sender: only these receivers")->type_name("ID");
+  o->AddReceiver(*sub);
+  o->AddSender(*sub);
+  o->AddModel(*sub, "the only one there is");
+  o->AddTimeout(*sub, 0, "Give up after so long; 0: never");
+  o->AddJson(*sub);
+  sub->callback([o, run] {
+    *run = [o]() -> StatusOr<Exit> {
+      if (!o->via_sender && !o->ids.empty()) return UsageError("--id goes with --via-sender");
+      return o->via_sender ? SyncViaSender(*o) : SyncReceiver(*o);
+    };
+  });
+}
+
+}  // namespace deltawire::cli

@@ -1,0 +1,141 @@
+#include "common/config/command_line.h"
+
+#include <map>
+#include <memory>
+#include <regex>
+#include <sstream>
+#include <vector>
+
+namespace deltawire {
+namespace {
+
+constexpr int kUsageError = 2;
+constexpr size_t kHelpColumn = 34;
+constexpr size_t kMaxEntryBytes = 4096;  // std::regex recurses once a character
+
+/// CLI11's help with a switch as "--[no-]name" and one blank line between groups, not two.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kHelpColumn); }
+
+  std::string make_option_name(const CLI::Option* option, bool positional) const override {
+    const auto& names = option->get_lnames();
+    if (names.size() == 2 && names[1] == "no-" + names[0]) return "--[no-]" + names[0];
+    return CLI::Formatter::make_option_name(option, positional);
+  }
+  std::string make_group(std::string group, bool positional,
+                         std::vector<const CLI::Option*> options) const override {
+    const bool first = options.front()->get_group() == "General";
+    return CLI::Formatter::make_group(group, positional, options).substr(first ? 0 : 1);
+  }
+};
+
+std::string WithoutComment(const std::string& line) {
+  return CLI::detail::trim_copy(line.substr(0, line.find('#')));
+}
+
+/// CLI11's TOML reader behind a check of each line: by itself it takes a malformed line for a flag
+/// or for part of a value, and ignores a key that comes again.
+class OptionFile : public CLI::ConfigTOML {
+ public:
+  explicit OptionFile(const CLI::App& app) : app_(app) {}
+
+  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    static const std::regex opens_array(R"re([\w-]+\s*=\s*\[.*)re");
+    std::stringstream checked;
+    int number = 0;
+    for (std::string line; std::getline(input, line);) {
+      const int first = ++number;
+      std::string entry = WithoutComment(line);
+      if (entry.empty()) continue;
+      while (entry.size() <= kMaxEntryBytes && entry.back() != ']' &&
+             std::regex_match(entry, opens_array) && std::getline(input, line)) {
+        entry += WithoutComment(line);
+        ++number;
+      }
+      CheckEntry(entry, first);
+      checked << entry << '\n';
+    }
+    return CLI::ConfigTOML::from_config(checked);
+  }
+
+  /// `message` with a leading "--key: " as "file:line: key: " where the file's value is in force.
+  std::string NameSource(const std::string& message) const {
+    const auto key = sources_.find(message.substr(0, message.find(": ")));
+    if (key == sources_.end() || key->second.empty()) return message;
+    return key->second + message.substr(2);
+  }
+
+ private:
+  void CheckEntry(const std::string& entry, int line) const {
+    static const std::string value = R"re(("[^"\\]*"|'[^'\\]*'|true|false|0|[1-9][0-9]*))re";
+    static const std::regex form(R"re(([\w-]+)\s*=\s*()re" + value + R"re(|\[\s*()re" + value +
+                                 R"re((,\s*)re" + value + R"re()*,?)?\s*\]))re");
+    const std::string source =
+        fmt::format("{}:{}: ", app_.get_config_ptr()->as<std::string>(), line);
+    std::smatch match;
+    if (entry.size() > kMaxEntryBytes || !std::regex_match(entry, match, form)) {
+      throw CLI::ConfigError(fmt::format(
+          "{}{:.80} is not key = \"string\", a whole number, true, false or [\"a\", \"list\"]; "
+          "strings hold no #, no \\ and none of their own quotes",
+          source, entry));
+    }
+    const std::string key = match[1];
+    const CLI::Option* option = app_.get_option_no_throw("--" + key);
+    if (option == nullptr || option->get_lnames().front() != key || !option->get_configurable()) {
+      throw CLI::ConfigError(
+          fmt::format("{}{}: there is no such option; keys are the names that --help lists, "
+                      "without --",
+                      source, key));
+    }
+    const bool is_switch = option->get_expected_min() == 0;
+    if (is_switch != (match[2] == "true" || match[2] == "false")) {
+      throw CLI::ConfigError(fmt::format("{}{}: expected {}, not {}", source, key,
+                                         is_switch ? "true or false" : "a string or number",
+                                         match.str(2)));
+    }
+    // The command line has been read by now; CLI11 leaves an option alone that was given there.
+    if (!sources_.emplace("--" + key, option->empty() ? source : "").second) {
+      throw CLI::ConfigError(fmt::format("{}{}: is set again", source, key));
+    }
+  }
+
+  const CLI::App& app_;
+  mutable std::map<std::string, std::string> sources_;  // "--key" to "file:line: "
+};
+
+CommandLineOutcome Failure(const std::string& text) { return {false, text + "\n", kUsageError}; }
+
+}  // namespace
+
+void AddGeneralOptions(CLI::App& app) {
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.get_formatter()->label("OPTIONS", "options");
+  app.option_defaults()->group("General");
+  app.set_help_flag("-h,--help", "Print this help")->group("General");
+  app.set_version_flag("--version", "deltawire " DELTAWIRE_VERSION, "Print the version");
+  app.set_config("--config", "",
+                 "Read options from this TOML file; its keys are the long option names")
+      ->check(CLI::ExistingFile)
+      ->option_text("FILE");
+}
+
+CommandLineOutcome ParseCommandLine(CLI::App& app, int argc, const char* const* argv,
+                                    const std::function<Status()>& check) {
+  const auto file = std::make_shared<OptionFile>(app);
+  app.config_formatter(file);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    std::ostringstream text;
+    app.exit(asked, text, text);
+    return {false, text.str(), 0};
+  } catch (const CLI::Error& error) {
+    return Failure(file->NameSource(error.what()) + "\nRun with --help for the options.");
+  }
+  const Status status = check();
+  if (!status.ok()) return Failure(file->NameSource(std::string(MessageOf(status))));
+  return {true, {}, 0};
+}
+
+}  // namespace deltawire

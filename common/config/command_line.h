@@ -1,0 +1,27 @@
+// What the daemons add to CLI11: tidy help, an option file that is read strictly, and errors that
+// name where a value came from: "--streams: ..." or "receiver.toml:12: streams: ...".
+// Used for the length of one parse. Not thread-safe.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "common/base/status.h"
+
+namespace deltawire {
+
+/// Gives `app` --help, --version and --config.
+void AddGeneralOptions(CLI::App& app);
+
+struct CommandLineOutcome {
+  bool run = false;
+  std::string text;
+  int exit_code = 0;
+};
+/// Reads the command line and, below it, the file of --config into the options' targets; then runs
+/// `check`, whose messages begin with "--name: " where a single option is to blame.
+CommandLineOutcome ParseCommandLine(CLI::App& app, int argc, const char* const* argv,
+                                    const std::function<Status()>& check);
+
+}  // namespace deltawire

@@ -1,0 +1,88 @@
+#include "cli/command.h"
+
+#include <catch2/catch.hpp>
+#include <vector>
+
+#include "cli/child_process.h"
+#include "tests/support/temp_dir.h"
+
+namespace deltawire::cli {
+namespace {
+
+int RunTool(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "deltawire");
+  std::vector<char*> argv;
+  for (std::string& a : arguments) argv.push_back(a.data());
+  return Main(static_cast<int>(argv.size()), argv.data());
+}
+
+// A loopback address where nobody listens.
+std::string DeadAddress() {
+  const auto port = FreePort();
+  REQUIRE(port.ok());
+  return "127.0.0.1:" + std::to_string(*port);
+}
+
+TEST_CASE("help and versions succeed") {
+  CHECK(RunTool({"--help"}) == 0);
+  CHECK(RunTool({"--version"}) == 0);
+  CHECK(RunTool({"version"}) == 0);
+  for (const char* command : {"publish", "status", "sync", "watch", "verify", "inspect", "diff",
+                              "rollback", "pause", "resume", "demo"}) {
+    CAPTURE(command);
+    CHECK(RunTool({command, "--help"}) == 0);
+  }
+}
+
+TEST_CASE("wrong usage is exit code 2") {
+  const TempDir dir;
+  CHECK(RunTool({}) == 2);
+  CHECK(RunTool({"frobnicate"}) == 2);
+  CHECK(RunTool({"status", "--frobnicate"}) == 2);
+  CHECK(RunTool({"rollback"}) == 2);
+  CHECK(RunTool({"rollback", "--version", "0"}) == 2);
+  CHECK(RunTool({"inspect", (dir.path() / "none").string()}) == 2);
+  CHECK(RunTool({"status", "--sender", "no-port"}) == 2);
+  CHECK(RunTool({"publish", dir.path().string(), "--watch", "--version", "3"}) == 2);
+  CHECK(RunTool({"demo", "--size", "huge"}) == 2);
+  CHECK(RunTool({"sync", "--id", "a"}) == 2);
+}
+
+TEST_CASE("a daemon that is not there is exit code 3") {
+  const TempDir dir;
+  const std::string dead = DeadAddress();
+  CHECK(RunTool({"status", "--sender", dead, "--receiver", dead}) == 3);
+  CHECK(RunTool({"sync", "--receiver", dead}) == 3);
+  CHECK(RunTool({"sync", "--via-sender", "--sender", dead}) == 3);
+  CHECK(RunTool({"verify", "--receiver", dead}) == 3);
+  CHECK(RunTool({"pause", "--receiver", dead}) == 3);
+  CHECK(RunTool({"rollback", "--version", "3", "--sender", dead}) == 3);
+  CHECK(RunTool({"watch", "--sender", dead}) == 3);
+  CHECK(RunTool({"publish", dir.path().string(), "--version", "3", "--socket",
+                 (dir.path() / "trainer.sock").string()}) == 3);
+}
+
+TEST_CASE("a child's end is seen with its status, and its output kept") {
+  const TempDir dir;
+  auto child = ChildProcess::Spawn("sh", {"sh", "-c", "echo first; echo last >&2; exit 7"},
+                                   dir.path() / "log");
+  REQUIRE(child.ok());
+  CHECK((*child)->Wait(std::chrono::seconds(30)) == 7);
+  CHECK_FALSE((*child)->Running().ok());
+  CHECK((*child)->LogTail(1) == "    last\n");
+  CHECK((*child)->LogTail(9) == "    first\n    last\n");
+}
+
+TEST_CASE("a child that does not heed SIGTERM is killed") {
+  const TempDir dir;
+  auto child = ChildProcess::Spawn(
+      "sh", {"sh", "-c", "trap '' TERM; echo up; while :; do read x; done </dev/zero"},
+      dir.path() / "log");
+  REQUIRE(child.ok());
+  while ((*child)->LogTail(1).empty()) REQUIRE((*child)->Running().ok());
+  (*child)->Stop(std::chrono::milliseconds(1));
+  CHECK((*child)->Wait(std::chrono::milliseconds(0)) == 128 + 9);
+}
+
+}  // namespace
+}  // namespace deltawire::cli

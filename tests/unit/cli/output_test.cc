@@ -1,0 +1,97 @@
+#include "cli/output.h"
+
+#include <catch2/catch.hpp>
+#include <limits>
+
+#include "proto/deltawire/v1/receiver.pb.h"
+
+namespace deltawire::cli {
+namespace {
+
+TEST_CASE("a table's columns are as wide as their widest cell") {
+  Table table({{"NAME"}, {"SIZE", Align::kRight}, {"NOTE"}});
+  table.Add({"a", "7 B", "x"});
+  table.Add({"longer", "1.19 GB", ""});
+  CHECK(table.Text() ==
+        "NAME       SIZE  NOTE\n"
+        "a           7 B  x\n"
+        "longer  1.19 GB\n");
+}
+
+TEST_CASE("a live table's lines keep to the minimal widths") {
+  const Table table({{"v", Align::kRight, 4}, {"wait → end", Align::kRight, 12}, {"ok"}});
+  CHECK(table.TitleLine() == "   v    wait → end  ok\n");
+  CHECK(table.RowLine({"12", "3.0 ms", "yes"}) == "  12        3.0 ms  yes\n");
+  CHECK(table.RowLine({"123456", "3.0 ms", "yes"}) == "123456        3.0 ms  yes\n");
+}
+
+TEST_CASE("display width counts code points") {
+  CHECK(DisplayWidth("") == 0);
+  CHECK(DisplayWidth("abc") == 3);
+  CHECK(DisplayWidth("a → b · c") == 9);
+}
+
+TEST_CASE("a progress line shows the part that is done and fits the terminal") {
+  CHECK(ProgressText("sync m", 500'000'000, 1'000'000'000, 2, 200) ==
+        "sync m  [############............]  50 %  500 MB of 1.00 GB  250 MB/s");
+  CHECK(ProgressText("sync m", 0, 1'000, 0, 200) ==
+        "sync m  [........................]   0 %  0 B of 1.00 kB");
+  CHECK(ProgressText("step", 0, 0, 0.25, 200) == "step ...  250 ms");
+  CHECK(ProgressText("sync", 2'000, 1'000, 0, 200).find("100 %  1.00 kB of 1.00 kB") !=
+        std::string::npos);
+  CHECK(ProgressText("sync m", 1, 2, 2, 20).size() == 20);
+}
+
+TEST_CASE("percentages never round a change away") {
+  CHECK(Percent(0, 100) == "0.00 %");
+  CHECK(Percent(1, 1e9) == "<0.01 %");
+  CHECK(Percent(1.08, 100) == "1.08 %");
+  CHECK(Percent(99.99, 100) == "99.99 %");
+  CHECK(Percent(1, 1) == "100 %");
+  CHECK(Percent(1, 0) == "-");
+}
+
+TEST_CASE("large numbers are grouped by thousands") {
+  CHECK(Grouped(0) == "0");
+  CHECK(Grouped(999) == "999");
+  CHECK(Grouped(1000) == "1,000");
+  CHECK(Grouped(596'049'920) == "596,049,920");
+  CHECK(Grouped(std::numeric_limits<uint64_t>::max()) == "18,446,744,073,709,551,615");
+}
+
+TEST_CASE("the epoch is shown only after a rollback") {
+  CHECK(VersionText(StateId{0, 0}) == "-");
+  CHECK(VersionText(StateId{1, 7}) == "7");
+  CHECK(VersionText(StateId{2, 7}) == "7 (epoch 2)");
+}
+
+TEST_CASE("JSON has every field of a message, 64-bit numbers as numbers") {
+  v1::VerifyResponse m;
+  m.mutable_committed()->set_epoch(1);
+  m.mutable_committed()->set_version(std::numeric_limits<uint64_t>::max());
+  m.set_seconds(0.5);
+  m.add_bad_tensors("a.weight");
+  m.add_bad_tensors("b.weight");
+  m.set_repaired(true);
+  CHECK(ToJson(m).dump() ==
+        R"({"committed":{"epoch":1,"version":18446744073709551615},"chunks":0,"bytes":0,)"
+        R"("seconds":0.5,"bad_chunks":0,"bad_tensors":["a.weight","b.weight"],"repaired":true})");
+}
+
+TEST_CASE("JSON of nested messages and lists of them") {
+  v1::ReceiverStatusResponse m;
+  m.set_program_version("1");
+  auto* model = m.add_models();
+  model->set_model("m");
+  model->set_attached(true);
+  model->mutable_last_pull()->set_payload_bytes(3);
+  const Json json = ToJson(m);
+  CHECK(json["program_version"] == "1");
+  REQUIRE(json["models"].size() == 1);
+  CHECK(json["models"][0]["attached"] == true);
+  CHECK(json["models"][0]["following"] == false);
+  CHECK(json["models"][0]["last_pull"]["payload_bytes"] == 3);
+}
+
+}  // namespace
+}  // namespace deltawire::cli
