@@ -66,7 +66,8 @@ void AddSize(CLI::App& app, const std::string& name, const std::string& help, ui
   app.add_option(name, *target, help)
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->check(CLI::Range(uint64_t{0}, kMaxSize))  // CLI11 takes -1 for the largest uint64_t
-      ->option_text(fmt::format("SIZE [{}MiB]", *target >> 20));
+      ->option_text(*target % (1 << 30) == 0 ? fmt::format("SIZE [{}GiB]", *target >> 30)
+                                             : fmt::format("SIZE [{}MiB]", *target >> 20));
 }
 
 /// --name and --no-name.

@@ -197,7 +197,7 @@ TEST_CASE("help and version are texts with exit code 0") {
   CHECK_FALSE(help.run);
   CHECK(help.exit_code == 0);
   for (const char* part : {"deltawire-sender", "Files:", "Network:", "Publishing:", "Process:",
-                           "--[no-]huge-pages", "--delta-log SIZE [2048MiB]",
+                           "--[no-]huge-pages", "--delta-log SIZE [2GiB]",
                            "--control-listen HOST:PORT [127.0.0.1:7700]", "--config FILE"}) {
     CAPTURE(part, help.text);
     CHECK(help.text.find(part) != std::string::npos);
@@ -352,8 +352,8 @@ TEST_CASE("a malformed line never passes") {
     const ConfigFile first(line + "\nstreams = 4\n");
     CheckError(Receiver({"--config", first.path()}), {std::string(first.path()) + ":1: "});
   }
-  const ConfigFile binary(std::string(1 << 20, '='));
-  CheckError(Sender({"--config", binary.path()}), {std::string(binary.path()) + ":1: "});
+  const ConfigFile oversized("data-dir = \"" + std::string(1 << 20, 'a') + "\"");
+  CheckError(Sender({"--config", oversized.path()}), {std::string(oversized.path()) + ":1: "});
   const ConfigFile endless("model = [" + std::string(1 << 20, '\n') + std::string(1 << 20, 'a'));
   CheckError(Sender({"--config", endless.path()}), {std::string(endless.path()) + ":1: "});
 }
