@@ -18,7 +18,7 @@ FORBIDDEN = [
     ("kernels/a.cc", '#include "absl/status/status.h"'),
     ("kernels/a.cc", "#include <hwy/highway.h>"),
     ("kernels/cpu/a.cc", "#include <grpc/grpc.h>"),
-    ("proto/a.cc", '#include "common/base/status.h"'),
+    ("proto/a.cc", '#include "common/net/pull_client.h"'),
     ("receiver/a.cc", '#include "sender/agent.h"'),
     ("receiver/a.cc", '#include "sender/export/client.h"'),
     ("sender/a.cc", '#include "receiver/apply.h"'),

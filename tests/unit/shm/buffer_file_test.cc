@@ -69,7 +69,7 @@ TEST_CASE("a created buffer is a safetensors file of zeroes with its blocks take
   }
 }
 
-TEST_CASE("what one mapping writes, a second Open and the file show; Create starts afresh") {
+TEST_CASE("what one mapping writes, a second Open and the file show, and Create starts afresh") {
   const TempDir temp;
   const Layout layout = SmallLayout();
   const fs::path path = temp.path() / "a";
