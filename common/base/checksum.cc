@@ -2,8 +2,10 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
+#if defined(__x86_64__)
+#include <xxh_x86dispatch.h>  // AVX2 and AVX-512 where the machine has them
+#endif
 
 namespace deltawire {
 
@@ -17,7 +19,8 @@ Hash128 Xxh3_128(Bytes data) {
 }
 
 struct Xxh3Stream::State {
-  XXH3_state_t xxh;
+  XXH3_state_t* xxh = XXH3_createState();  // opaque without static linking, and aligned
+  ~State() { XXH3_freeState(xxh); }
 };
 
 Xxh3Stream::Xxh3Stream() : state_(std::make_unique<State>()) { Reset(); }
@@ -25,8 +28,8 @@ Xxh3Stream::~Xxh3Stream() = default;
 Xxh3Stream::Xxh3Stream(Xxh3Stream&&) noexcept = default;
 Xxh3Stream& Xxh3Stream::operator=(Xxh3Stream&&) noexcept = default;
 
-void Xxh3Stream::Reset() { XXH3_64bits_reset(&state_->xxh); }
-void Xxh3Stream::Update(Bytes data) { XXH3_64bits_update(&state_->xxh, data.data(), data.size()); }
-uint64_t Xxh3Stream::Digest() const { return XXH3_64bits_digest(&state_->xxh); }
+void Xxh3Stream::Reset() { XXH3_64bits_reset(state_->xxh); }
+void Xxh3Stream::Update(Bytes data) { XXH3_64bits_update(state_->xxh, data.data(), data.size()); }
+uint64_t Xxh3Stream::Digest() const { return XXH3_64bits_digest(state_->xxh); }
 
 }  // namespace deltawire

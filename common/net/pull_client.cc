@@ -133,17 +133,28 @@ class ClientStream {
   // Straight into place, hashed piece by piece while the piece is still in the cache.
   asio::awaitable<Status> ReadPayload(MutableBytes to) {
     constexpr size_t kPiece = size_t{256} << 10;
+    constexpr size_t kWakeUpFor = size_t{128} << 10;
     hash_.Reset();
     for (size_t done = 0; done < to.size();) {
       watchdog_->Feed();
-      const size_t want = std::min(kPiece, to.size() - done);
-      auto [ec, n] =
-          co_await asio::async_read(*socket_, asio::buffer(to.data() + done, want), kAwait);
+      // A wake-up costs as much as copying tens of kilobytes, so one for few bytes is not worth
+      // it. Never for more than are still to come, or the last of a stream would not wake us.
+      SetLowWatermark(std::min(kWakeUpFor, to.size() - done));
+      auto [ec, n] = co_await socket_->async_read_some(
+          asio::buffer(to.data() + done, std::min(kPiece, to.size() - done)), kAwait);
       if (ec) co_return Failure("reading a chunk", ec);
-      hash_.Update(to.subspan(done, want));
-      done += want;
+      hash_.Update(to.subspan(done, n));
+      done += n;
     }
+    SetLowWatermark(1);
     co_return absl::OkStatus();
+  }
+
+  void SetLowWatermark(size_t bytes) {
+    if (bytes == low_watermark_) return;
+    low_watermark_ = bytes;
+    ErrorCode ignored;
+    socket_->set_option(asio::socket_base::receive_low_watermark(static_cast<int>(bytes)), ignored);
   }
 
   Status AgreeOnEnd(StateId id) {
@@ -224,6 +235,7 @@ class ClientStream {
   const std::string where_;
   std::shared_ptr<Watchdog> watchdog_;
   Xxh3Stream hash_;
+  size_t low_watermark_ = 1;
 };
 
 asio::awaitable<void> RunStream(std::shared_ptr<PullClient::Impl> pull,
