@@ -16,7 +16,7 @@ constexpr const char* kFooter = R"(Exit codes:
     0  done
     1  failed; one line on stderr says what happened and what to do
     2  wrong usage
-    3  a daemon was not reachable
+    3  a daemon was not reachable, or a receiver has no sender
     4  a comparison found a difference: `verify`, and `diff` of two layouts
   130  interrupted (Ctrl-C)
 

@@ -80,11 +80,7 @@ Exit Guard(pid_t show) {
   }
   while (waitpid(-1, nullptr, 0) > 0) {
   }
-  if (interrupted) {
-    std::fprintf(stderr, "%sdeltawire demo: interrupted; daemons ended, files removed\n",
-                 isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "");
-    return Exit::kInterrupted;
-  }
+  if (interrupted) return Exit::kInterrupted;
   if (WIFSIGNALED(show_status)) {
     std::fprintf(stderr, "deltawire demo: killed by signal %d%s\n", WTERMSIG(show_status),
                  WTERMSIG(show_status) == SIGKILL ? " (out of memory?)" : "");
@@ -100,7 +96,7 @@ StatusOr<Exit> Demo(DemoOptions& o) {
   o.plan.json = o.json;
   DW_ASSIGN_OR_RETURN(o.plan.directory, MakeDirectory(o.dir));
   std::error_code ignored;
-  const Status fits = CheckFits(*shape, o.plan.receivers, o.plan.directory);
+  const Status fits = CheckFits(*shape, o.plan.receivers, o.plan.directory.parent_path());
   if (!fits.ok()) {
     fs::remove_all(o.plan.directory, ignored);
     return fits;
@@ -116,6 +112,11 @@ StatusOr<Exit> Demo(DemoOptions& o) {
   if (show == 0) RunShow(o.plan, guard);
   const Exit exit = Guard(show);
   if (!o.plan.keep) fs::remove_all(o.plan.directory, ignored);
+  if (exit == Exit::kInterrupted) {
+    std::fprintf(stderr, "%sdeltawire demo: interrupted; daemons ended, files %s\n",
+                 isatty(STDERR_FILENO) == 1 ? "\r\033[K" : "",
+                 o.plan.keep ? ("kept in " + o.plan.directory.string()).c_str() : "removed");
+  }
   return exit;
 }
 

@@ -136,10 +136,13 @@ void DemoDaemons::Stop() {
   }
 }
 
-Status DemoDaemons::WithLogs(const Status& s) const {
+Status DemoDaemons::WithLogs(const Status& s) {
   std::string text(MessageOf(s));
   for (const auto& child : children_) {
-    text += fmt::format("\n  last lines of {}:\n{}", child->name(), child->LogTail(kLogLines));
+    const Status running = child->Running();
+    text += fmt::format("\n  {}; its last lines:\n{}",
+                        running.ok() ? child->name() + " runs" : std::string(MessageOf(running)),
+                        child->LogTail(kLogLines));
   }
   return Status(s.code(), text);
 }

@@ -34,8 +34,8 @@ class DemoDaemons {
 
   /// Ends them all; nothing of the daemons is left afterwards.
   void Stop();
-  /// Status with what the logs say last.
-  Status WithLogs(const Status& s) const;
+  /// `s`, with which daemons have ended and what their logs say last.
+  Status WithLogs(const Status& s);
 
  private:
   explicit DemoDaemons(std::string model) : model_(std::move(model)) {}

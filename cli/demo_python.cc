@@ -29,7 +29,8 @@ wrong = sorted(n for n in want.keys() | got.keys() if want.get(n) != got.get(n))
 if wrong:
     print(f"{len(wrong)} tensors differ, first {wrong[0]}")
     sys.exit(1)
-print(f"safetensors {safetensors.__version__} loads all {len(got)} tensors, SHA-256 as the source's")
+version = safetensors.__version__
+print(f"safetensors {version} loads all {len(got)} tensors, SHA-256 as the source's")
 )";
 
 }  // namespace

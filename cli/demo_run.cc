@@ -26,6 +26,12 @@ struct Row {
   double verify_seconds = 0;
 };
 
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
 class Show {
  public:
   explicit Show(const DemoPlan& plan)
@@ -36,7 +42,7 @@ class Show {
  private:
   static std::vector<Column> Columns();
   Status Prepare();
-  void Introduce() const;
+  Status Introduce() const;
   Status PublishNext(uint64_t version);
   StatusOr<Row> Measure(uint64_t version, const PublishedVersion& published);
   Status VerifyBytes(uint64_t version);
@@ -67,24 +73,23 @@ std::vector<Column> Show::Columns() {
           {"verified", Align::kLeft, 8}};
 }
 
-void Show::Introduce() const {
-  if (plan_.json) return;
-  const Layout& layout = source_->layout();
-  uint64_t elements = layout.total_bytes() / 2;
+Status Show::Introduce() const {
+  if (plan_.json) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const Layout layout, Layout::Create(synth::MakeTensors(plan_.shape)));
+  const bool several = plan_.receivers > 1;
   std::printf("%s: %zu tensors, %s parameters, %s in bf16; AdamW with fp32 masters, lr 1e-6\n",
-              model_.c_str(), layout.size(), Grouped(elements).c_str(),
+              model_.c_str(), layout.size(), Grouped(layout.total_bytes() / 2).c_str(),
               HumanBytes(layout.total_bytes()).c_str());
   std::printf(
-      "1 sender, %zu receiver%s over loopback TCP, %u streams per pull; %zu cores, kernels %s\n",
-      daemons_->receivers(), daemons_->receivers() == 1 ? "" : "s", plan_.streams, pool_.size(),
-      kernels::Best().name);
+      "1 sender, %u receiver%s over loopback TCP, %u streams per pull; %zu cores, kernels %s\n",
+      plan_.receivers, several ? "s" : "", plan_.streams, pool_.size(), kernels::Best().name);
   std::printf(
       "Version 1 goes whole, the others as deltas. ready → committed: from the trainer's last "
       "write\nuntil %s directory is wholly that version. verified: every byte compared with the\n"
       "trainer's by code that shares nothing with what moved them.\n\n",
-      daemons_->receivers() == 1 ? "the receiver's" : "every receiver's");
-  std::fputs(table_.TitleLine().c_str(), stdout);
+      several ? "every receiver's" : "the receiver's");
   std::fflush(stdout);
+  return absl::OkStatus();
 }
 
 Status Show::Prepare() {
@@ -95,10 +100,11 @@ Status Show::Prepare() {
     progress.Stage("starting the sender");
     DW_ASSIGN_OR_RETURN(daemons_, DemoDaemons::Start(plan_, model_));
     trainer_ = std::make_unique<TrainerClient>(daemons_->socket(), model_, 0, 1, kTrainerTimeout);
+    progress.Stage("allocating the sender's two halves");
     const Content content = source_->content();
     const auto nothing = trainer_->Register(*content.layout, *content.side_files);
     if (!nothing.ok()) return daemons_->WithLogs(nothing.status());
-    progress.Stage("starting the receivers");
+    progress.Stage("starting the receivers, allocating their memory");
     DW_RETURN_IF_ERROR(daemons_->StartReceivers(plan_));
   }
   return absl::OkStatus();
@@ -198,8 +204,7 @@ void Show::Summarize() const {
     seconds.push_back(row.committed_seconds);
   }
   for (const Row& row : rows_) wait = std::max(wait, row.published.trainer_wait_seconds);
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds.empty() ? 0 : seconds[seconds.size() / 2];
+  const double median = Median(seconds);
   const double deltas = static_cast<double>(seconds.size());
   if (plan_.json) {
     PrintJsonLine({{"event", "summary"},
@@ -252,8 +257,9 @@ void Show::SayWhatIsKept() const {
 }
 
 Status Show::Run() {
+  DW_RETURN_IF_ERROR(Introduce());
   DW_RETURN_IF_ERROR(Prepare());
-  Introduce();
+  if (!plan_.json) std::fputs(table_.TitleLine().c_str(), stdout);
   for (uint64_t version = 1; version <= plan_.steps + 1; ++version) {
     const Status shown = PublishNext(version);
     if (!shown.ok()) return daemons_->WithLogs(shown);

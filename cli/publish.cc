@@ -147,10 +147,8 @@ void DeclarePublish(CLI::App& app, Run* run) {
   sub->add_option("--version", o->version, "Version; default: the number that DIR's name ends in")
       ->type_name("N")
       ->check(Quiet(CLI::PositiveNumber));
-  sub->add_flag(
-      "--watch", o->watch,
-      "Publish each new checkpoint directory that appears in DIR, e.g. step-120; of those "
-      "there at the start only the newest");
+  sub->add_flag("--watch", o->watch,
+                "Publish each checkpoint that appears in DIR, e.g. step-120; at first the newest");
   sub->add_option("--inside", o->inside,
                   "With --watch: of the weights in a checkpoint, e.g. actor/huggingface")
       ->type_name("PATH");

@@ -104,6 +104,12 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
   text += models.Text();
 }
 
+// gRPC names peers "ipv4:127.0.0.1:37552".
+std::string PeerText(const std::string& peer) {
+  constexpr std::string_view kScheme = "ipv4:";
+  return peer.starts_with(kScheme) ? peer.substr(kScheme.size()) : peer;
+}
+
 void ShowAttached(const Snapshot& s, std::string& text) {
   if (!s.sender.ok() || s.sender->models_size() == 0) return;
   if (s.attached.receivers_size() == 0) {
@@ -122,8 +128,8 @@ void ShowAttached(const Snapshot& s, std::string& text) {
                {"LAST FAILURE"}});
   for (const v1::ReceiverInfo& r : s.attached.receivers()) {
     const bool pulled = r.last_pull().seconds() > 0;
-    table.Add({r.receiver_id(), r.model(), r.peer(), VersionText(r.committed()), r.phase(),
-               HumanSeconds(r.attached_seconds()),
+    table.Add({r.receiver_id(), r.model(), PeerText(r.peer()), VersionText(r.committed()),
+               r.phase(), HumanSeconds(r.attached_seconds()),
                pulled ? HumanBytes(r.last_pull().payload_bytes()) : "-",
                pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
                r.message().empty() ? "-" : r.message()});

@@ -20,6 +20,7 @@ struct SyncOptions : Common {
 };
 
 std::string Describe(const v1::PullStats& s) {
+  if (s.payload_bytes() == 0) return fmt::format("nothing to move ({})", HumanSeconds(s.seconds()));
   return fmt::format("{} in {} ({} chunks whole, {} by delta, {} repaired)",
                      HumanBytes(s.payload_bytes()), HumanSeconds(s.seconds()), s.chunks_full(),
                      s.chunks_delta(), s.repaired_chunks());

@@ -73,20 +73,18 @@ struct Comparison {
 };
 
 // Order in the files does not matter: shards are one order, a receiver's file another.
-Status CheckSameTensors(const Layout& want, const Layout& got, std::string* difference) {
-  std::string missing;
-  if (want.size() != got.size()) missing = DescribeDifference(want, got);
-  for (size_t i = 0; i < want.size() && missing.empty(); ++i) {
+std::string LayoutDifference(const Layout& want, const Layout& got) {
+  bool same = want.size() == got.size();
+  for (size_t i = 0; i < want.size() && same; ++i) {
     const auto at = got.Find(want.tensor(i).name);
-    if (!at || !(got.tensor(*at) == want.tensor(i))) missing = DescribeDifference(want, got);
+    same = at && got.tensor(*at) == want.tensor(i);
   }
-  *difference = missing;
-  return absl::OkStatus();
+  return same ? "" : DescribeDifference(want, got);
 }
 
 StatusOr<Comparison> Compare(const ModelDir& want, const ModelDir& got, const std::string& label) {
   Comparison result;
-  DW_RETURN_IF_ERROR(CheckSameTensors(want.layout(), got.layout(), &result.layout_difference));
+  result.layout_difference = LayoutDifference(want.layout(), got.layout());
   if (!result.layout_difference.empty()) return result;
   const Layout& layout = want.layout();
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(layout));
@@ -110,8 +108,8 @@ StatusOr<Comparison> Compare(const ModelDir& want, const ModelDir& got, const st
   return result;
 }
 
-int Report(const VerifyOptions& o, const std::string& model, const v1::ReceiverModelStatus& m,
-           const Comparison& c) {
+Exit Report(const VerifyOptions& o, const std::string& model, const v1::ReceiverModelStatus& m,
+            const Comparison& c) {
   const bool good = c.layout_difference.empty() && c.tensors.empty();
   if (o.json) {
     PrintJson({{"model", model},
@@ -140,7 +138,7 @@ int Report(const VerifyOptions& o, const std::string& model, const v1::ReceiverM
       std::printf("  and %zu more\n", c.tensors.size() - kNamesShown);
     }
   }
-  return good ? 0 : 1;
+  return good ? Exit::kOk : Exit::kDiffers;
 }
 
 StatusOr<Exit> VerifyAgainst(const VerifyOptions& o, Receiver& receiver, const std::string& model) {
@@ -156,10 +154,12 @@ StatusOr<Exit> VerifyAgainst(const VerifyOptions& o, Receiver& receiver, const s
           m.phase());
     }
     const StatusOr<ModelDir> got = ModelDir::Open(m.directory());
-    StatusOr<Comparison> compared = got.status();
+    StatusOr<Comparison> compared = Comparison();
     if (got.ok()) {
       compared = Compare(want, *got, fmt::format("compare {}", model));
       if (!compared.ok()) return compared.status();
+    } else {
+      compared = got.status();
     }
     // What was read counts only when the receiver held the same version all the while.
     DW_ASSIGN_OR_RETURN(const auto after, GetStatus(receiver, model, std::chrono::seconds(10)));
@@ -171,7 +171,7 @@ StatusOr<Exit> VerifyAgainst(const VerifyOptions& o, Receiver& receiver, const s
       return Annotate(compared.status(),
                       "reading the receiver's directory (is it on this machine?)");
     }
-    return Report(o, model, m, *compared) == 0 ? Exit::kOk : Exit::kDiffers;
+    return Report(o, model, m, *compared);
   }
   return Errorf(StatusCode::kAborted,
                 "{}: new versions kept arriving while it was compared; `deltawire pause` it first",

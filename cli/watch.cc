@@ -100,79 +100,67 @@ Status Follow(Lines& lines, Receiver& receiver, const std::string& model, StateI
   return Check(stream->Finish(), Receiver::kName, receiver.address);
 }
 
-// Follows for good: a daemon that goes away is dialled again. Returns only with an error that
-// waiting does not mend.
 template <typename Daemon>
-Status FollowForever(Lines& lines, Daemon daemon, const std::string& model,
-                     const std::function<StatusOr<Daemon>()>& dial) {
-  StateId seen;
-  while (true) {
-    const Status ended = Follow(lines, daemon, model, &seen);
-    if (!ended.ok() && !IsUnreachable(ended)) return ended;
-    lines.Note(fmt::format("{} {} went away; waiting for it", Daemon::kName, daemon.address));
-    while (true) {
-      std::this_thread::sleep_for(kRedialPause);
-      auto again = dial();
-      if (!again.ok()) continue;
-      daemon = std::move(*again);
-      break;
-    }
+using Dial = std::function<StatusOr<Daemon>()>;
+
+// `o.model`, or the only one as soon as there is one.
+template <typename Daemon>
+StatusOr<std::string> WaitForModel(Lines& lines, Daemon& daemon, const WatchOptions& o) {
+  for (bool said = false;; said = true) {
+    auto model = ChooseModel(daemon, o.model, o.timeout());
+    if (model.ok() || model.status().code() != StatusCode::kNotFound) return model;
+    if (!said) lines.Note(fmt::format("{}; waiting", MessageOf(model.status())));
+    std::this_thread::sleep_for(kRedialPause);
   }
 }
 
+// Follows for good: a daemon that goes away is dialled again. Returns only with an error that
+// waiting does not mend.
 template <typename Daemon>
-struct Source {
-  StatusOr<Daemon> daemon = absl::UnknownError("not asked");
-  std::string model;
-
-  Status Open(const std::function<StatusOr<Daemon>()>& dial, const WatchOptions& o) {
-    daemon = dial();
-    if (!daemon.ok()) return daemon.status();
-    auto chosen = ChooseModel(*daemon, o.model, o.timeout());
-    if (!chosen.ok()) {
-      daemon = chosen.status();
-      return chosen.status();
+Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, const WatchOptions& o) {
+  StateId seen;
+  while (true) {
+    const auto model = WaitForModel(lines, daemon, o);
+    const Status ended = model.ok() ? Follow(lines, daemon, *model, &seen) : model.status();
+    if (!ended.ok() && !IsUnreachable(ended)) return ended;
+    lines.Note(fmt::format("{} {} went away; waiting for it", Daemon::kName, daemon.address));
+    auto again = dial();
+    while (!again.ok()) {
+      std::this_thread::sleep_for(kRedialPause);
+      again = dial();
     }
-    model = *chosen;
-    return absl::OkStatus();
+    daemon = std::move(*again);
   }
-};
+}
 
 StatusOr<Exit> Watch(const WatchOptions& o) {
-  const std::function<StatusOr<Sender>()> dial_sender = [&] {
-    return DialSender(o.sender, o.timeout());
-  };
-  const std::function<StatusOr<Receiver>()> dial_receiver = [&] {
-    return DialReceiver(o.receiver, o.timeout());
-  };
-  const bool both = o.sender_named == o.receiver_named;
-  Source<Sender> sender;
-  Source<Receiver> receiver;
-  Status failed;
-  if (both || o.sender_named) failed.Update(sender.Open(dial_sender, o));
-  if (both || o.receiver_named) failed.Update(receiver.Open(dial_receiver, o));
-  // Those named must be there; of those not named one is enough.
-  const bool any = sender.daemon.ok() || receiver.daemon.ok();
-  if (!failed.ok() && (!any || o.sender_named || o.receiver_named)) return failed;
+  const Dial<Sender> dial_sender = [&o] { return DialSender(o.sender, o.timeout()); };
+  const Dial<Receiver> dial_receiver = [&o] { return DialReceiver(o.receiver, o.timeout()); };
+  // Those that were named must answer; when none was, one is enough.
+  const bool named = o.sender_named || o.receiver_named;
+  StatusOr<Sender> sender = absl::UnknownError("not asked");
+  StatusOr<Receiver> receiver = absl::UnknownError("not asked");
+  if (!named || o.sender_named) sender = dial_sender();
+  if (!named || o.receiver_named) receiver = dial_receiver();
+  if (o.sender_named && !sender.ok()) return sender.status();
+  if (o.receiver_named && !receiver.ok()) return receiver.status();
+  if (!sender.ok() && !receiver.ok()) return sender.status();
 
   Lines lines(o.json);
-  const auto end = [&lines](const Status& s) {
-    lines.Note("deltawire watch: " + std::string(MessageOf(s)));
-    return s;
-  };
   Status sender_end, receiver_end;
   std::thread other;
-  if (sender.daemon.ok()) {
+  if (sender.ok()) {
     other = std::thread([&] {
-      sender_end = end(FollowForever(lines, std::move(*sender.daemon), sender.model, dial_sender));
+      sender_end = FollowForever(lines, std::move(*sender), dial_sender, o);
+      lines.Note(std::string(MessageOf(sender_end)));
     });
   }
-  if (receiver.daemon.ok()) {
-    receiver_end =
-        end(FollowForever(lines, std::move(*receiver.daemon), receiver.model, dial_receiver));
+  if (receiver.ok()) {
+    receiver_end = FollowForever(lines, std::move(*receiver), dial_receiver, o);
+    lines.Note(std::string(MessageOf(receiver_end)));
   }
   if (other.joinable()) other.join();
-  return Exit::kFailed;
+  return sender_end.ok() ? receiver_end : sender_end;
 }
 
 }  // namespace

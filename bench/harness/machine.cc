@@ -1,6 +1,7 @@
 #include "bench/harness/machine.h"
 
 #include <sched.h>
+#include <time.h>
 
 #include <chrono>
 #include <fstream>
@@ -44,6 +45,13 @@ uint64_t AvailableMemory() { return Kibibytes(Field("/proc/meminfo", "MemAvailab
 
 uint64_t AnonymousBytes(pid_t pid) {
   return Kibibytes(Field(fmt::format("/proc/{}/status", pid), "RssAnon"));
+}
+
+double CpuSeconds(pid_t pid) {
+  clockid_t clock;
+  timespec used{};
+  if (clock_getcpuclockid(pid, &clock) != 0 || clock_gettime(clock, &used) != 0) return 0;
+  return static_cast<double>(used.tv_sec) + static_cast<double>(used.tv_nsec) / 1e9;
 }
 
 MemoryWatch::MemoryWatch(pid_t pid) : pid_(pid), thread_([this] { Run(); }) {}

@@ -24,6 +24,9 @@ uint64_t AvailableMemory();
 /// 0 when there is no such process.
 uint64_t AnonymousBytes(pid_t pid);
 
+/// CPU time that a process has used, in user and kernel; 0 when there is no such process.
+double CpuSeconds(pid_t pid);
+
 /// Keeps the highest AnonymousBytes of one process.
 class MemoryWatch {
  public:

@@ -16,13 +16,17 @@ std::string Number(double value) {
 }
 
 std::string Human(double value, std::string_view unit) {
+  if (unit == "s" && value < 0.95e-3) return fmt::format("{:.3g} us", value * 1e6);
+  if (unit == "s" && value < 9.95e-3) return fmt::format("{:.3g} ms", value * 1e3);
   if (unit == "s") return HumanSeconds(value);
   return unit.empty() ? Number(value) : fmt::format("{} {}", Number(value), unit);
 }
 
 }  // namespace
 
-bool LessIsBetter(std::string_view unit) { return unit == "s" || unit == "MiB" || unit == "bits"; }
+bool LessIsBetter(std::string_view unit) {
+  return unit == "s" || unit == "s/GB" || unit == "MiB" || unit == "bits";
+}
 
 double Row::Ratio() const {
   if (!reference_value) return 0;

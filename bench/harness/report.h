@@ -19,7 +19,7 @@
 namespace deltawire::bench {
 
 /// "GB/s", "s" and "MiB" are scaled for people (milliseconds, GiB); other units are printed as
-/// they are, "" for plain numbers. Of "s" and "MiB" less is better.
+/// they are, "" for plain numbers. Of "s", "s/GB", "MiB" and "bits" less is better.
 bool LessIsBetter(std::string_view unit);
 
 struct Wanted {

@@ -22,7 +22,8 @@ struct Bench {
   uint64_t bytes() const { return source->layout.total_bytes(); }
 };
 
-/// A full pull against bare TCP from memory to memory.
+/// The first full pull of a version, and one more of it (its chunks' checksums are known by then),
+/// against bare TCP from memory to memory.
 Status FullPull(const Bench& bench, Cluster& cluster);
 
 /// Publishes that change `density` of the elements (0: recorded Adam steps) to a receiver that

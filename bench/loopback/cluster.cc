@@ -99,8 +99,10 @@ StatusOr<Publication> Cluster::Publish(const Workload& workload) {
   const uint64_t version = ++version_;
   Publication out;
   {
+    const auto begin = std::chrono::steady_clock::now();
     auto offload = trainer_->Begin(version);
     if (!offload.ok()) return Failed(offload.status());
+    out.begin_seconds = SecondsSince(begin);
     const auto start = std::chrono::steady_clock::now();
     std::mutex mu;
     Status failure;
@@ -180,6 +182,10 @@ std::string Cluster::Compare(const Workload& workload) const {
     }
   }
   return "";
+}
+
+double Cluster::CpuSeconds() const {
+  return bench::CpuSeconds(sender_->child().pid()) + bench::CpuSeconds(receiver_->child().pid());
 }
 
 uint64_t Cluster::SenderFilesBeyond(uint64_t buffers) const {

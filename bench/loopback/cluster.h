@@ -28,6 +28,7 @@ struct ClusterOptions {
 /// One publish as the trainer saw it.
 struct Publication {
   PublishedVersion info;
+  double begin_seconds = 0;  ///< the call of BeginOffload, with the mapping of a new half
   double write_seconds = 0;  ///< BeginOffload returned -> all tensors written
 };
 
@@ -51,6 +52,8 @@ class Cluster {
   v1::SenderModelStatus SenderStatus() { return sender_->Status(kModelName); }
   uint64_t sender_peak() const { return sender_memory_->peak(); }
   uint64_t receiver_peak() const { return receiver_memory_->peak(); }
+  /// CPU time of both daemons so far.
+  double CpuSeconds() const;
   /// Files of a daemon on tmpfs beyond `buffers` (state, side files).
   uint64_t SenderFilesBeyond(uint64_t buffers) const;
   uint64_t ReceiverFilesBeyond(uint64_t buffers) const;

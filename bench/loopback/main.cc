@@ -2,6 +2,7 @@
 // See docs/benchmarks.md for what each case is.
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "bench/harness/scratch_dir.h"
 #include "bench/loopback/cases.h"
@@ -9,6 +10,10 @@
 
 namespace deltawire::bench {
 namespace {
+
+constexpr const char* kAdam = "delta_sync/adam";
+constexpr const char* kOffloadEager = "offload/eager";
+constexpr const char* kOffloadLazy = "offload/no_eager";
 
 struct Options {
   std::string size = "0.6b";
@@ -18,7 +23,14 @@ struct Options {
   size_t streams = 4;
   size_t threads = 0;
   uint64_t seed = 1;
-  bool adam = true;
+  std::vector<std::string> only;
+
+  /// Whether a case of this name was asked for.
+  bool Asked(std::string_view name) const {
+    return only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& prefix) {
+             return name.starts_with(prefix);
+           });
+  }
 };
 
 void Describe(const Options& options, const ModelSource& source, size_t threads, Report& report) {
@@ -33,26 +45,33 @@ void Describe(const Options& options, const ModelSource& source, size_t threads,
   report.Common("seed", options.seed);
 }
 
+Status DeltaCases(const Options& options, const Bench& bench, Cluster& cluster) {
+  for (const auto& [name, density] : {std::pair("delta_sync/1%", 0.01), {"delta_sync/3%", 0.03}}) {
+    if (options.Asked(name)) DW_RETURN_IF_ERROR(DeltaSync(bench, cluster, name, density));
+  }
+  if (!options.Asked(kAdam)) return absl::OkStatus();
+  if (bench.workload->adam_steps_left() >= bench.rounds.total()) {
+    return DeltaSync(bench, cluster, kAdam, 0);
+  }
+  bench.report->NotMeasured(kAdam, bench.workload->why_no_adam());
+  return absl::OkStatus();
+}
+
 // All cases with the daemons as they are by default.
-Status DefaultDaemons(const Bench& bench, const std::filesystem::path& root) {
-  ClusterOptions options;
-  options.streams = bench.streams;
+Status DefaultDaemons(const Options& options, const Bench& bench,
+                      const std::filesystem::path& root) {
+  ClusterOptions daemons;
+  daemons.streams = bench.streams;
   DW_ASSIGN_OR_RETURN(auto cluster,
-                      Cluster::Start(root / "default", *bench.source, options, *bench.pool));
+                      Cluster::Start(root / "default", *bench.source, daemons, *bench.pool));
   DW_ASSIGN_OR_RETURN(const Publication first, cluster->Publish(*bench.workload));
   DW_RETURN_IF_ERROR(cluster->WaitCommitted(first.info.id.version).status());
 
-  DW_RETURN_IF_ERROR(FullPull(bench, *cluster));
-  DW_RETURN_IF_ERROR(DeltaSync(bench, *cluster, "delta_sync/1%", 0.01));
-  DW_RETURN_IF_ERROR(DeltaSync(bench, *cluster, "delta_sync/3%", 0.03));
-  if (bench.workload->adam_steps_left() >= bench.rounds.total()) {
-    DW_RETURN_IF_ERROR(DeltaSync(bench, *cluster, "delta_sync/adam", 0));
-  } else {
-    bench.report->NotMeasured("delta_sync/adam", bench.workload->why_no_adam());
-  }
+  if (options.Asked("full_pull")) DW_RETURN_IF_ERROR(FullPull(bench, *cluster));
+  DW_RETURN_IF_ERROR(DeltaCases(options, bench, *cluster));
   DW_RETURN_IF_ERROR(cluster->Follow(false));
-  DW_RETURN_IF_ERROR(Offload(bench, *cluster, "offload/eager"));
-  DW_RETURN_IF_ERROR(TrainerWait(bench, *cluster));
+  if (options.Asked(kOffloadEager)) DW_RETURN_IF_ERROR(Offload(bench, *cluster, kOffloadEager));
+  if (options.Asked("trainer_wait")) DW_RETURN_IF_ERROR(TrainerWait(bench, *cluster));
   DW_RETURN_IF_ERROR(cluster->Sync(false).status());
   Memory(bench, *cluster);
   const std::string wrong = cluster->Compare(*bench.workload);
@@ -67,7 +86,7 @@ Status LazyDaemons(const Bench& bench, const std::filesystem::path& root) {
   DW_ASSIGN_OR_RETURN(auto cluster,
                       Cluster::Start(root / "lazy", *bench.source, options, *bench.pool));
   DW_RETURN_IF_ERROR(cluster->Publish(*bench.workload).status());
-  return Offload(bench, *cluster, "offload/no_eager");
+  return Offload(bench, *cluster, kOffloadLazy);
 }
 
 Status Run(const Options& options) {
@@ -83,7 +102,7 @@ Status Run(const Options& options) {
   Describe(options, source, pool.size(), *report);
   DW_ASSIGN_OR_RETURN(const auto workload,
                       Workload::Create(source, scratch->path() / "trainer", options.seed,
-                                       options.adam ? options.rounds.total() : 0, pool));
+                                       options.Asked(kAdam) ? options.rounds.total() : 0, pool));
   std::memcpy(peer->landed().data(), workload->content().data(), bytes);
 
   Bench bench;
@@ -94,8 +113,8 @@ Status Run(const Options& options) {
   bench.report = report.get();
   bench.rounds = options.rounds;
   bench.streams = options.streams;
-  DW_RETURN_IF_ERROR(DefaultDaemons(bench, scratch->path()));
-  DW_RETURN_IF_ERROR(LazyDaemons(bench, scratch->path()));
+  DW_RETURN_IF_ERROR(DefaultDaemons(options, bench, scratch->path()));
+  if (options.Asked(kOffloadLazy)) DW_RETURN_IF_ERROR(LazyDaemons(bench, scratch->path()));
   return report->Finish();
 }
 
@@ -118,7 +137,8 @@ int Main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--seed", options.seed, "Seed of weights and changes")->capture_default_str();
   app.add_option("--json", options.json, "Write JSON lines to this file");
-  app.add_flag("!--no-adam", options.adam, "Leave out the case of recorded Adam steps");
+  app.add_option("--only", options.only, "Only cases whose names begin so, e.g. delta_sync")
+      ->delimiter(',');
   CLI11_PARSE(app, argc, argv);
   const Status status = Run(options);
   if (status.ok()) return 0;

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <thread>
 
+#include "bench/harness/machine.h"
 #include "bench/harness/scratch_dir.h"
 #include "common/base/human.h"
 
@@ -211,6 +212,8 @@ StatusOr<double> TcpPeer::SendAll(Bytes source) {
   for (size_t i = 0; i < streams_.size(); ++i) parts.push_back(Part(source, i, streams_.size()));
   return Command(kAll, source.size(), parts);
 }
+
+double TcpPeer::CpuSeconds() const { return bench::CpuSeconds(getpid()) + bench::CpuSeconds(pid_); }
 
 StatusOr<double> TcpPeer::SendPairs(Bytes pairs) { return Command(kPairs, pairs.size(), {pairs}); }
 

@@ -34,6 +34,9 @@ class TcpPeer {
   /// by a plain loop. Seconds until it has said so.
   StatusOr<double> SendPairs(Bytes pairs);
 
+  /// CPU time of this process and the peer's so far.
+  double CpuSeconds() const;
+
   MutableBytes landed() { return {landed_.base(), landed_.bytes()}; }
 
  private:

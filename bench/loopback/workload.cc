@@ -83,17 +83,22 @@ StatusOr<std::unique_ptr<Workload>> Workload::Create(const ModelSource& source,
     DW_RETURN_IF_ERROR(out->Record(source, adam_steps, pool));
     return out;
   }
-  out->FillRandom();
+  out->FillRandom(pool);
   return out;
 }
 
-void Workload::FillRandom() {
-  std::normal_distribution<float> normal(0, kDeviation);
+void Workload::FillRandom(ThreadPool& pool) {
+  constexpr size_t kBlock = size_t{8} << 20;
   const MutableBytes to = writable();
-  for (size_t i = 0; i + 2 <= to.size(); i += 2) {
-    StoreLe<uint16_t>(&to[i],
-                      static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random_)) >> 16));
-  }
+  pool.ParallelFor((to.size() + kBlock - 1) / kBlock, [&](size_t block) {
+    std::mt19937_64 random(seed_ + block);
+    std::normal_distribution<float> normal(0, kDeviation);
+    const size_t end = std::min(to.size(), (block + 1) * kBlock);
+    for (size_t i = block * kBlock; i + 2 <= end; i += 2) {
+      const auto bits = std::bit_cast<uint32_t>(normal(random));
+      StoreLe<uint16_t>(&to[i], static_cast<uint16_t>(bits >> 16));
+    }
+  });
 }
 
 Status Workload::Record(const ModelSource& source, size_t steps, ThreadPool& pool) {

@@ -1,4 +1,4 @@
-// The trainer's weights and how they change: random +-1 at an exact density, or recorded AdamW
+// The trainer's weights and how they change: random +-1 at a given density, or recorded AdamW
 // steps of a synthetic trace. Owns one copy of the model on tmpfs, and 6 bytes per recorded change.
 // One thread changes; many may read in between. Errors: kResourceExhausted when memory is short.
 #pragma once
@@ -56,7 +56,7 @@ class Workload {
   };
   Workload() = default;
   Status Record(const ModelSource& source, size_t steps, ThreadPool& pool);
-  void FillRandom();
+  void FillRandom(ThreadPool& pool);
   MutableBytes writable() { return {mapping_.base(), layout_->total_bytes()}; }
 
   const Layout* layout_ = nullptr;
