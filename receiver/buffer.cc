@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kPartial = ".model.safetensors.partial";
-constexpr const char* kState = "state";
+constexpr const char* kState = ".deltawire.state";
 
 Status RefuseForeignWeights(const fs::path& dir) {
   std::error_code ec;

@@ -18,6 +18,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{2000};
+constexpr std::chrono::milliseconds kUnregisteredPause{200};
 constexpr int kMaxRepairRounds = 3;
 
 int64_t UnixNanos() {
@@ -102,7 +103,8 @@ void Replica::Run() {
     if (Clock::now() - start > kLongestPause) pause = kFirstPause;
     cv_.wait_for(lock, pause, [this] { return stopping_; });
     if (stopping_) return;
-    pause = std::min(pause * 2, kLongestPause);
+    // A sender that is there and only lacks the model is asked again soon: a trainer is starting.
+    pause = std::min(pause * 2, absl::IsNotFound(ended) ? kUnregisteredPause : kLongestPause);
   }
 }
 

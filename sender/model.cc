@@ -11,7 +11,7 @@ namespace deltawire::sender {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kStateName = "state";
+constexpr const char* kStateName = ".deltawire.state";
 constexpr const char* kSideDir = "side";
 
 fs::path HalfPath(const fs::path& dir, int i) {

@@ -318,19 +318,20 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   }
   const LogView log = published_->log;
   size_t first = log.size();
+  uint64_t oldest = published_->info.id.version;
   for (size_t i = log.size(); i-- > 0 && first == log.size();) {
     // A chunk that went whole cannot be undone, so nothing before it can be reached.
     const auto& chunks = log[i]->chunks();
     if (std::any_of(chunks.begin(), chunks.end(), [](const ChunkDelta& d) { return d.full; }))
       break;
-    if (log[i]->from().version == version) first = i;
+    oldest = log[i]->from().version;
+    if (oldest == version) first = i;
   }
   if (first == log.size()) {
-    return Errorf(
-        StatusCode::kNotFound,
-        "model \"{}\": version {} cannot be made from the delta log; offload it again as a "
-        "new version",
-        name_, version);
+    return Errorf(StatusCode::kNotFound,
+                  "model \"{}\": version {} cannot be made from the delta log, which reaches back "
+                  "to version {}; offload it again as a new version",
+                  name_, version, oldest);
   }
   const auto start = Clock::now();
   phase_ = OffloadPhase::kPublishing;  // with no lease: the publisher thread leaves it alone

@@ -64,25 +64,31 @@ void PublishJob::CarryOver(uint32_t i) {
 
 void PublishJob::MarkWritten(std::span<const uint32_t> tensors, ThreadPool& pool) {
   constexpr uint32_t kBatch = 8;
+  const size_t most = std::max<size_t>(1, pool.size() / 2);
+  std::lock_guard lock(mu_);
+  if (cancelled_) return;
   for (const uint32_t t : tensors) {
     const uint32_t end = in_.chunks->end_of_tensor(t);
     for (uint32_t first = in_.chunks->first_of_tensor(t); first < end; first += kBatch) {
-      {
-        std::lock_guard lock(mu_);
-        if (cancelled_) return;
-        ++early_tasks_;
-      }
-      pool.Submit([self = shared_from_this(), first, last = std::min(end, first + kBatch)] {
-        for (uint32_t i = first; i < last && !self->cancelled_; ++i) self->Diff(i);
-        self->Done();
-      });
+      marked_.emplace_back(first, std::min(end, first + kBatch));
     }
+  }
+  while (early_threads_ < std::min(most, marked_.size())) {
+    ++early_threads_;
+    pool.Submit([self = shared_from_this()] { self->DiffMarked(); });
   }
 }
 
-void PublishJob::Done() {
-  std::lock_guard lock(mu_);
-  if (--early_tasks_ == 0) cv_.notify_all();
+void PublishJob::DiffMarked() {
+  std::unique_lock lock(mu_);
+  while (!cancelled_ && !marked_.empty()) {
+    const auto [first, last] = marked_.front();
+    marked_.pop_front();
+    lock.unlock();
+    for (uint32_t i = first; i < last; ++i) Diff(i);
+    lock.lock();
+  }
+  if (--early_threads_ == 0) cv_.notify_all();
 }
 
 PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
@@ -95,8 +101,10 @@ PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vecto
       Diff(c);
     }
   });
+  // Every chunk is taken; early threads may still be in their last.
   std::unique_lock lock(mu_);
-  cv_.wait(lock, [this] { return early_tasks_ == 0; });
+  marked_.clear();
+  cv_.wait(lock, [this] { return early_threads_ == 0; });
   Result result;
   if (!in_.active.empty()) result.delta = builder_.Finish(from, to);
   result.digests = digests_;
@@ -108,7 +116,7 @@ PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vecto
 void PublishJob::Cancel() {
   std::unique_lock lock(mu_);
   cancelled_ = true;
-  cv_.wait(lock, [this] { return early_tasks_ == 0; });
+  cv_.wait(lock, [this] { return early_threads_ == 0; });
 }
 
 }  // namespace deltawire::sender

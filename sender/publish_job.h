@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -41,7 +42,8 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
 
   explicit PublishJob(Inputs inputs);
 
-  /// The bytes of these tensors are final: diff them now, on `pool`.
+  /// The bytes of these tensors are final: diff them now, on at most half of `pool`, since the
+  /// trainer is copying on the same cores.
   void MarkWritten(std::span<const uint32_t> tensors, ThreadPool& pool);
 
   /// Diffs what is left; `unchanged[t]` tensors are copied from the active half instead.
@@ -54,7 +56,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   /// Takes the chunk if nobody has; true when this call did it.
   bool Diff(uint32_t chunk);
   void CarryOver(uint32_t chunk);
-  void Done();
+  void DiffMarked();
 
   const Inputs in_;
   const uint32_t n_;
@@ -63,10 +65,11 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   std::shared_ptr<std::vector<uint64_t>> digests_;
   std::atomic<uint64_t> changed_{0};
   std::atomic<uint64_t> full_bytes_{0};
-  std::atomic<bool> cancelled_{false};
+  bool cancelled_ = false;
   std::mutex mu_;
   std::condition_variable cv_;
-  size_t early_tasks_ = 0;
+  std::deque<std::pair<uint32_t, uint32_t>> marked_;  // ranges of chunks, in the order marked
+  size_t early_threads_ = 0;
 };
 
 }  // namespace deltawire::sender

@@ -23,7 +23,8 @@ void DeltaBuilder::Add(ChunkDelta entry, Bytes payload) {
       entry.full = true;
     } else {
       if (payload.size() > room_) {
-        const size_t slab = std::max(kSlabBytes, payload.size());
+        const size_t grown = std::clamp<size_t>(slab_bytes_, kFirstSlabBytes, kMaxSlabBytes);
+        const size_t slab = std::max(grown, payload.size());
         slabs_.push_back(std::make_unique_for_overwrite<std::byte[]>(slab));
         slab_bytes_ += slab;
         cursor_ = slabs_.back().get();

@@ -60,7 +60,9 @@ class DeltaBuilder {
   std::shared_ptr<const Delta> Finish(StateId from, StateId to);
 
  private:
-  static constexpr size_t kSlabBytes = size_t{1} << 20;
+  // Slabs grow with the delta, so that a small one is not charged for a large one's memory.
+  static constexpr size_t kFirstSlabBytes = size_t{16} << 10;
+  static constexpr size_t kMaxSlabBytes = size_t{1} << 20;
   const uint64_t limit_;
   std::mutex mu_;
   std::vector<ChunkDelta> chunks_;

@@ -132,8 +132,8 @@ class ClientStream {
 
   // Straight into place, hashed piece by piece while the piece is still in the cache.
   asio::awaitable<Status> ReadPayload(MutableBytes to) {
-    constexpr size_t kPiece = size_t{256} << 10;
-    constexpr size_t kWakeUpFor = size_t{128} << 10;
+    constexpr size_t kPiece = size_t{512} << 10;
+    constexpr size_t kWakeUpFor = kPiece;
     hash_.Reset();
     for (size_t done = 0; done < to.size();) {
       watchdog_->Feed();

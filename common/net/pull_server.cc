@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <array>
+#include <limits>
 #include <mutex>
 #include <unordered_set>
 
@@ -57,6 +58,11 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
 };
 
 namespace {
+
+// Completion condition of a write: Asio's own cuts every call at 64 KiB.
+size_t WholePiece(const ErrorCode& ec, size_t) {
+  return ec ? 0 : std::numeric_limits<size_t>::max();
+}
 
 // One accepted connection. Lives in its coroutine's frame.
 class ServerStream {
@@ -158,12 +164,12 @@ class ServerStream {
     size_t done = std::min(kPiece, frame.payload.size());
     std::array<asio::const_buffer, 2> first = {asio::buffer(header),
                                                asio::buffer(frame.payload.data(), done)};
-    auto [ec, n] = co_await asio::async_write(*socket_, first, kAwait);
+    auto [ec, n] = co_await asio::async_write(*socket_, first, WholePiece, kAwait);
     while (!ec && done < frame.payload.size()) {
       watchdog_->Feed();
       const size_t piece = std::min(kPiece, frame.payload.size() - done);
       std::tie(ec, n) = co_await asio::async_write(
-          *socket_, asio::buffer(frame.payload.data() + done, piece), kAwait);
+          *socket_, asio::buffer(frame.payload.data() + done, piece), WholePiece, kAwait);
       done += piece;
     }
     if (ec) co_return Failure("sending", ec);

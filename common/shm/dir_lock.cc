@@ -40,7 +40,7 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir) {
   if (::mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST) {
     return ErrnoError(fmt::format("create {}", dir.native()));
   }
-  const std::filesystem::path file = dir / "lock";
+  const std::filesystem::path file = dir / ".deltawire.lock";
   DirLock lock;
   lock.fd_ = ::open(file.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (lock.fd_ < 0) return ErrnoError(fmt::format("open {}", file.native()));

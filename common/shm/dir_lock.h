@@ -1,4 +1,4 @@
-// One owner at a time for a model's directory: flock on its `lock` file, which holds the pid.
+// One owner at a time for a model's directory: flock on its `.deltawire.lock`, which holds the pid.
 // Held until destruction or process end (the kernel drops it, also on SIGKILL).
 // Errors: kAlreadyExists names the owner's pid and the directory.
 #pragma once

@@ -16,7 +16,7 @@ constexpr const char* kModel = "m";
 // What the receiver's state file says: how far an update has come, seen from outside.
 class Progress {
  public:
-  explicit Progress(const std::filesystem::path& dir) : path_(dir / "state") {}
+  explicit Progress(const std::filesystem::path& dir) : path_(dir / ".deltawire.state") {}
 
   /// Chunks that hold `version`; 0 when there is no state file yet.
   uint32_t Chunks(uint64_t version) {

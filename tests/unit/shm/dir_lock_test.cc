@@ -63,7 +63,7 @@ TEST_CASE("an owner that has not written its pid yet is not given a wrong one") 
   const TempDir temp;
   const auto lock = DirLock::Acquire(temp.path());
   REQUIRE(lock.ok());
-  fs::resize_file(temp.path() / "lock", 0);
+  fs::resize_file(temp.path() / ".deltawire.lock", 0);
   const Status second = DirLock::Acquire(temp.path()).status();
   CHECK(second.code() == StatusCode::kAlreadyExists);
   CHECK(std::string(MessageOf(second)).find("another process") != std::string::npos);
