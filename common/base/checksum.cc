@@ -1,7 +1,6 @@
 #include "common/base/checksum.h"
 
 #include <spdlog/fmt/fmt.h>
-
 #include <xxhash.h>
 #if defined(__x86_64__)
 #include <xxh_x86dispatch.h>  // AVX2 and AVX-512 where the machine has them
