@@ -1,5 +1,5 @@
-// The ground floor: diff+encode, decode+apply, fold, negate, digest and strided place as pure
-// functions over byte ranges, behind a table of function pointers (one per backend).
+// The ground floor: diff+encode, decode+apply, tight coding, fold, negate, digest, strided place:
+// pure functions over byte ranges, behind a table of function pointers (one per backend).
 // They own nothing, allocate nothing, are thread-safe and safe for unaligned data.
 // Payload bytes are specified in docs/delta_format.md; the scalar backend is the oracle.
 // Errors are a DecodeStatus; on anything but kOk of Validate no other function may be called.
@@ -22,6 +22,9 @@ inline constexpr size_t kBlockElements = 64 * 1024;
 /// No chunk may be larger; sizes the digest key (see digest_key.h).
 inline constexpr size_t kMaxChunkBytes = size_t{8} << 20;
 
+/// The deltas that `tight` may look back to.
+inline constexpr size_t kMaxHistory = 8;
+
 enum class DecodeStatus : uint8_t { kOk, kTruncated, kMalformed, kTooLarge };
 std::string_view ToString(DecodeStatus s);
 
@@ -31,6 +34,36 @@ struct EncodeResult {
   uint64_t digest_after = 0;  ///< digest of the new bytes
   size_t bytes = 0;           ///< payload bytes written; 0 when nothing changed
 };
+
+/// The codecs of payloads (byte 1); `same` and `raw` chunks have none.
+enum class Codec : uint8_t { kFast = 1, kTight = 2, kDense = 3 };
+
+/// How an element's exponent is found in its bits; the numbers are the format's.
+enum class ClassFunction : uint8_t {
+  kNone = 0,
+  kBF16 = 1,
+  kF16 = 2,
+  kF32 = 3,
+  kF8E4M3 = 4,
+  kF8E5M2 = 5,
+};
+
+/// The deltas of a chunk that led to its old bytes, for `tight`.
+struct History {
+  /// Valid fast payloads, newest first; an empty one where the chunk did not change.
+  std::span<const Bytes> deltas;
+  /// Their check, as the format defines it; unused when there are none.
+  uint32_t context = 0;
+};
+
+/// What the first bytes of a tight payload ask for.
+struct TightHead {
+  ClassFunction function = ClassFunction::kNone;
+  unsigned depth = 0;    ///< deltas of history that it needs
+  uint32_t context = 0;  ///< their check; 0 when depth is 0
+};
+/// Reads what can be read before any history is looked up; the rest is not checked.
+DecodeStatus ReadTightHead(Bytes payload, TightHead* head);
 
 /// Upper bound of a payload for `raw_bytes` of data in elements of `width` bytes.
 size_t MaxEncodedBytes(size_t raw_bytes, unsigned width);
@@ -49,6 +82,7 @@ struct StridedCopy {
 };
 
 /// Every `width` is 1, 2, 4 or 8 and divides the data's size; sizes are <= kMaxChunkBytes.
+/// Payloads are of the codec fast where nothing else is said.
 struct Backend {
   const char* name;
 
@@ -80,12 +114,29 @@ struct Backend {
   DecodeStatus (*negate)(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
                          MutableBytes out, size_t* bytes);
 
+  /// Codes `payload`'s changes tightly, given the bytes that they apply to and their history.
+  /// *bytes = payload size; 0 when it would be no smaller than `payload`.
+  /// REQUIRES: a valid payload; function fits width; scratch.size() >= kTightScratchBytes;
+  /// out.size() >= payload.size(); at most kMaxHistory deltas, each valid for the chunk.
+  DecodeStatus (*tight_encode)(Bytes old_data, Bytes payload, unsigned width,
+                               ClassFunction function, const History& history, MutableBytes scratch,
+                               MutableBytes out, size_t* bytes);
+
+  /// The fast payload of a tight one, which is fully checked on the way (except its choice of
+  /// parameters). `history` holds at least the deltas that the payload's head asks for; its check
+  /// is the caller's. REQUIRES: scratch as above; out.size() >= MaxEncodedBytes.
+  DecodeStatus (*tight_decode)(Bytes old_data, Bytes tight, unsigned width, const History& history,
+                               MutableBytes scratch, MutableBytes out, size_t* bytes);
+
   /// Runs one strided copy. REQUIRES: every run lies inside its span.
   void (*place)(const StridedCopy& copy, Bytes src, MutableBytes dst);
 };
 
 /// Scratch for fold and negate: one block of elements.
 size_t FoldScratchBytes(unsigned width);
+
+/// Scratch for tight_encode and tight_decode, of any width.
+inline constexpr size_t kTightScratchBytes = size_t{2} << 20;
 
 /// The plain backend: always there, the oracle of every test.
 const Backend& Scalar();

@@ -58,7 +58,7 @@ class SparseStreams {
     uint8_t* gaps = wide_ + size_t{wide_count_} * sizeof(T);
     std::memcpy(gaps, gaps_, gap_bytes_);
     std::memcpy(gaps + gap_bytes_, codes_, changed_);
-    return {Codec::kSparse, changed_, wide_count_, gap_bytes_};
+    return {BlockCodec::kSparse, changed_, wide_count_, gap_bytes_};
   }
 
  private:

@@ -48,7 +48,7 @@ void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
     uint32_t changed = 0;
     for (size_t i = 0; i < elements; ++i) changed += LoadElement<T>(sink.sums, i) != 0;
     std::memcpy(writer.cursor(), sink.sums, elements * sizeof(T));
-    writer.Add({.codec = Codec::kRaw, .changed = changed});
+    writer.Add({.codec = BlockCodec::kRaw, .changed = changed});
   }
   for (size_t w = 0; w < words; ++w) {
     for (uint64_t bits = sink.touched[w]; bits != 0; bits &= bits - 1) {
@@ -69,7 +69,7 @@ bool FoldBlock(std::span<const Bytes> payloads, size_t b, FoldSink<T>& sink, Pay
   for (const Bytes payload : payloads) {
     const PayloadView view = PayloadView::Parsed(payload, sizeof(T));
     const BlockEntry e = view.Entry(b);
-    if (e.codec == Codec::kSame) continue;
+    if (e.codec == BlockCodec::kSame) continue;
     only = e;
     only_streams = view.StreamsOf(b);
     ++changing;
@@ -84,11 +84,12 @@ bool FoldBlock(std::span<const Bytes> payloads, size_t b, FoldSink<T>& sink, Pay
   for (const Bytes payload : payloads) {
     const PayloadView view = PayloadView::Parsed(payload, sizeof(T));
     const BlockEntry e = view.Entry(b);
-    if (e.codec == Codec::kRaw) {
+    if (e.codec == BlockCodec::kRaw) {
       AddAll<T>(view.StreamsOf(b), sink.sums, elements);
       std::memset(sink.touched, 0xff, elements / 64 * 8);
       if (elements % 64 != 0) sink.touched[elements / 64] = (uint64_t{1} << elements % 64) - 1;
-    } else if (e.codec == Codec::kSparse && !WalkSparse<T>(e, view.StreamsOf(b), elements, sink)) {
+    } else if (e.codec == BlockCodec::kSparse &&
+               !WalkSparse<T>(e, view.StreamsOf(b), elements, sink)) {
       return false;
     }
   }
@@ -152,8 +153,8 @@ DecodeStatus NegateAs(Bytes payload, size_t raw_bytes, MutableBytes scratch, Mut
   for (size_t b = 0; b < view.blocks(); ++b) {
     const BlockEntry e = view.Entry(b);
     const size_t stream_bytes = view.StreamBytes(b);
-    if (e.codec == Codec::kRaw) NegateElements<T>(from, to, view.BlockElements(b));
-    if (e.codec == Codec::kSparse) {
+    if (e.codec == BlockCodec::kRaw) NegateElements<T>(from, to, view.BlockElements(b));
+    if (e.codec == BlockCodec::kSparse) {
       NegateElements<T>(from, to, e.wide);
       const size_t codes = stream_bytes - e.changed;
       for (size_t i = 0; i < e.changed; ++i) {

@@ -76,7 +76,7 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
       continue;
     }
     const uint32_t changed = Subtract<T>(n, o, writer.cursor(), block);
-    writer.Add({.codec = Codec::kRaw, .changed = changed});
+    writer.Add({.codec = BlockCodec::kRaw, .changed = changed});
     digest_after += RangeDigest(key, n, block * sizeof(T), offset) -
                     RangeDigest(key, o, block * sizeof(T), offset);
   }
@@ -110,11 +110,11 @@ DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes dat
     const size_t elements = view.BlockElements(b);
     const size_t offset = b * kBlockElements * sizeof(T);
     uint8_t* p = Ptr(data) + offset;
-    if (e.codec == Codec::kSparse) {
+    if (e.codec == BlockCodec::kSparse) {
       ApplySink<T> sink{p, BlockDigest<T>(key, b)};
       if (!WalkSparse<T>(e, streams, elements, sink)) return DecodeStatus::kMalformed;
       digest += sink.digest.Sum();
-    } else if (e.codec == Codec::kRaw) {
+    } else if (e.codec == BlockCodec::kRaw) {
       digest -= RangeDigest(key, p, elements * sizeof(T), offset);
       AddAll<T>(streams, p, elements);
       digest += RangeDigest(key, p, elements * sizeof(T), offset);

@@ -71,7 +71,7 @@ DecodeStatus ValidateRaw(const BlockEntry& e, const uint8_t* diffs, size_t eleme
 
 BlockEntry PayloadView::ReadEntry(const uint8_t* table, size_t block) {
   const uint8_t* p = table + block * kEntryBytes;
-  return {static_cast<Codec>(p[0]), LoadU32(p + 4), LoadU32(p + 8), LoadU32(p + 12)};
+  return {static_cast<BlockCodec>(p[0]), LoadU32(p + 4), LoadU32(p + 8), LoadU32(p + 12)};
 }
 
 DecodeStatus PayloadView::CheckEntry(const uint8_t* raw, const BlockEntry& e, size_t elements,
@@ -79,11 +79,11 @@ DecodeStatus PayloadView::CheckEntry(const uint8_t* raw, const BlockEntry& e, si
   constexpr auto kBad = DecodeStatus::kMalformed;
   if ((raw[1] | raw[2] | raw[3]) != 0 || e.changed > elements) return kBad;
   switch (e.codec) {
-    case Codec::kSame:
+    case BlockCodec::kSame:
       return (e.changed | e.wide | e.gap_bytes) == 0 ? DecodeStatus::kOk : kBad;
-    case Codec::kRaw:
+    case BlockCodec::kRaw:
       return e.changed != 0 && (e.wide | e.gap_bytes) == 0 ? DecodeStatus::kOk : kBad;
-    case Codec::kSparse:
+    case BlockCodec::kSparse:
       if (e.changed == 0 || e.wide > e.changed || (width == 1 && e.wide != 0)) return kBad;
       if (e.gap_bytes < e.changed || e.gap_bytes - e.changed > kMaxGapBytesExtra) return kBad;
       return e.SparseBytes(width) < elements * width ? DecodeStatus::kOk : kBad;
@@ -171,8 +171,8 @@ DecodeStatus ValidatePayload(Bytes payload, size_t raw_bytes, unsigned width, ui
   for (size_t b = 0; b < view.blocks(); ++b) {
     const BlockEntry e = view.Entry(b);
     const size_t elements = view.BlockElements(b);
-    if (e.codec == Codec::kSparse) s = ValidateSparse(e, streams, elements, width);
-    if (e.codec == Codec::kRaw) s = ValidateRaw(e, streams, elements, width);
+    if (e.codec == BlockCodec::kSparse) s = ValidateSparse(e, streams, elements, width);
+    if (e.codec == BlockCodec::kRaw) s = ValidateRaw(e, streams, elements, width);
     if (s != DecodeStatus::kOk) return s;
     streams += e.StreamBytes(elements, width);
   }

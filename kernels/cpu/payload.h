@@ -20,7 +20,7 @@ inline constexpr unsigned kGapGoesOn = 255;
 inline constexpr unsigned kCodeWide = 255;
 static_assert(kHeaderBytes == 12 && kEntryBytes == 16);
 
-enum class Codec : uint8_t { kSame = 0, kSparse = 1, kRaw = 2 };
+enum class BlockCodec : uint8_t { kSame = 0, kSparse = 1, kRaw = 2 };
 
 inline uint32_t LoadU32(const uint8_t* p) {
   return uint32_t{p[0]} | uint32_t{p[1]} << 8 | uint32_t{p[2]} << 16 | uint32_t{p[3]} << 24;
@@ -65,7 +65,7 @@ inline T DifferenceOf(unsigned code) {
 }
 
 struct BlockEntry {
-  Codec codec = Codec::kSame;
+  BlockCodec codec = BlockCodec::kSame;
   uint32_t changed = 0;
   uint32_t wide = 0;
   uint32_t gap_bytes = 0;
@@ -73,11 +73,11 @@ struct BlockEntry {
   size_t SparseBytes(size_t width) const { return size_t{wide} * width + gap_bytes + changed; }
   size_t StreamBytes(size_t elements, size_t width) const {
     switch (codec) {
-      case Codec::kSame:
+      case BlockCodec::kSame:
         return 0;
-      case Codec::kSparse:
+      case BlockCodec::kSparse:
         return SparseBytes(width);
-      case Codec::kRaw:
+      case BlockCodec::kRaw:
         return elements * width;
     }
     return 0;

@@ -50,9 +50,9 @@ void EncodeBlock(size_t elements, Difference difference, PayloadWriter& writer) 
   uint8_t* out = writer.cursor();
   if (sparse.SparseBytes(sizeof(T)) >= elements * sizeof(T)) {
     for (size_t i = 0; i < elements; ++i) StoreElement<T>(out, i, difference(i));
-    return writer.Add({.codec = Codec::kRaw, .changed = sparse.changed});
+    return writer.Add({.codec = BlockCodec::kRaw, .changed = sparse.changed});
   }
-  sparse.codec = Codec::kSparse;
+  sparse.codec = BlockCodec::kSparse;
   uint8_t* gap = out + sparse.wide * sizeof(T);
   uint8_t* code = gap + sparse.gap_bytes;
   size_t wide = 0;
@@ -74,8 +74,8 @@ void EncodeBlock(size_t elements, Difference difference, PayloadWriter& writer) 
 /// Calls change(i, d) for every changed element of a block; false when the streams are malformed.
 template <typename T, typename Change>
 bool DecodeBlock(const BlockEntry& e, const uint8_t* streams, size_t elements, Change change) {
-  if (e.codec == Codec::kSame) return true;
-  if (e.codec == Codec::kRaw) {
+  if (e.codec == BlockCodec::kSame) return true;
+  if (e.codec == BlockCodec::kRaw) {
     for (size_t i = 0; i < elements; ++i) {
       const T d = LoadElement<T>(streams, i);
       if (d != 0) change(i, d);
