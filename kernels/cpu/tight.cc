@@ -34,8 +34,8 @@ LengthContext LengthContextOf(unsigned cls, unsigned j) {
 /// A point that no element takes a sum to.
 constexpr uint64_t kNoPoint = uint64_t{1} << 62;
 
-/// The way through a group: where it stands in a block, and the weights passed since the last event.
-/// The sum at element i is Before(i) - origin(), in 64 bits that may wrap.
+/// The way through a group: where it stands in a block, and the weights passed since the last
+/// event. The sum at element i is Before(i) - origin(), in 64 bits that may wrap.
 class Passage {
  public:
   explicit Passage(const TightChunk& chunk) : chunk_(&chunk) {}
@@ -52,14 +52,16 @@ class Passage {
     at_ = i;
     sum_ = chunk_->Before(i) - origin_;
   }
-  /// The first element from at() on whose weight takes the sum above `point`, or the first whose sum
-  /// asks for a skip before it; the block's elements if neither.
+  /// The first element from at() on whose weight takes the sum above `point`, or the first whose
+  /// sum asks for a skip before it; the block's elements if neither.
   void Seek(size_t elements, uint64_t point) {
     if (sum_ >= kSkipAt) return;
-    MoveTo(chunk_->Find(at_, origin_ + std::min(point, kSkipAt - 1)));
+    const TightChunk::Found found = chunk_->Find(at_, origin_ + std::min(point, kSkipAt - 1));
+    at_ = found.at;
+    sum_ = found.before - origin_;
     if (point < kSkipAt || at_ == elements) return;
-    // The element that takes the sum to kSkipAt: unless it takes it above the point as well, the skip
-    // is due at the next one.
+    // The element that takes the sum to kSkipAt: unless it takes it above the point as well, the
+    // skip is due at the next one.
     if (sum_ + chunk_->WeightAt(at_) <= point) MoveTo(at_ + 1);
   }
   void Skip() {
@@ -321,9 +323,7 @@ bool TightDecoder::GetDifference(uint8_t context, RangeDecoder& coder, uint64_t*
   const unsigned cls = ClassOf(context), row = RowOf(context), bits = 8 * chunk_.width();
   bool negative;
   if (row == 0) {
-    uint64_t raw = 0;
-    if (!coder.GetRaw(1, &raw)) return false;
-    negative = raw != 0;
+    negative = coder.GetBit();
   } else {
     negative =
         coder.GetDecision(kLevelProbability[parameters_.same[row][cls]]) == WentDown(context);

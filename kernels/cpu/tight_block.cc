@@ -51,8 +51,8 @@ bool TightChunk::Prepare(size_t block, TightCounts* counts) {
   if (weighted_) ops_.sums(work_->contexts, elements, plain_, work_->before8 + 1);
   if (!Overlay(block, counts)) return false;
   if (!weighted_) return true;
-  // Whoever reads past a last eight that is not whole finds elements of no weight.
-  std::memset(work_->contexts + elements, kNoWeight, (8 - elements % 8) % 8);
+  // Whoever reads on in eights finds elements of no weight.
+  std::memset(work_->contexts + elements, kNoWeight, 8);
   const size_t eights = elements / 8;
   uint64_t sum = work_->before8[0] = 0;
   for (size_t i = 1; i <= eights; ++i) work_->before8[i] = sum += work_->before8[i];
@@ -72,7 +72,7 @@ uint64_t TightChunk::Before(size_t i) const {
   return sum;
 }
 
-size_t TightChunk::Find(size_t from, uint64_t sum) const {
+TightChunk::Found TightChunk::Find(size_t from, uint64_t sum) const {
   // The eight: the last whose running sum is not above. Near first, then in doubling steps.
   const uint64_t* before = work_->before8;
   const size_t eights = prepared_ / 8;
@@ -87,13 +87,14 @@ size_t TightChunk::Find(size_t from, uint64_t sum) const {
   }
   uint64_t contexts;
   std::memcpy(&contexts, work_->contexts + low * 8, 8);
-  uint64_t running = before[low];
+  uint64_t running = before[low], last = running;
   size_t passed = 0;
   for (size_t j = 0; j < 8; ++j) {
     running += weights_[contexts >> 8 * j & 0x7f];
     passed += running <= sum;
+    last = running <= sum ? running : last;
   }
-  return std::min(low * 8 + passed, prepared_);
+  return {std::min(low * 8 + passed, prepared_), last};
 }
 
 bool TightChunk::Overlay(size_t block, TightCounts* counts) {

@@ -20,7 +20,7 @@ inline constexpr uint8_t kNoWeight = 0x7f;
 struct BlockWork {
   uint8_t contexts[kBlockElements + 8];
   uint64_t before8[kBlockElements / 8 + 2];  ///< [i]: weights of all elements before 8 i
-  uint16_t at[kBlockElements];           ///< this delta's changes
+  uint16_t at[kBlockElements];               ///< this delta's changes
   uint64_t d[kBlockElements];
   uint16_t past_at[kBlockElements];  ///< those of one delta of the history
   uint64_t past_d[kBlockElements];   ///< also pack's dense scratch
@@ -54,9 +54,13 @@ class TightChunk {
   bool Prepare(size_t block, TightCounts* counts);
   /// Sum of the weights of the prepared block's elements before `i`, i <= its elements.
   uint64_t Before(size_t i) const;
+  struct Found {
+    size_t at;
+    uint64_t before;  ///< Before(at)
+  };
   /// The first element from `from` on with Before(element + 1) > sum; the block's elements if none.
   /// REQUIRES: Before(from) <= sum.
-  size_t Find(size_t from, uint64_t sum) const;
+  Found Find(size_t from, uint64_t sum) const;
 
  private:
   bool Overlay(size_t block, TightCounts* counts);
@@ -76,7 +80,7 @@ class TightChunk {
   bool changed_in_[kMaxHistory] = {};
   uint32_t weights_[128] = {};  ///< by context without direction
   uint32_t plain_[16] = {};     ///< those of row 0
-  size_t prepared_ = 0;  ///< elements of the prepared block
+  size_t prepared_ = 0;         ///< elements of the prepared block
   BlockWork* work_;
   MutableBytes spare_;
 };
