@@ -8,7 +8,7 @@
 namespace deltawire::bench {
 namespace {
 
-constexpr const char* kColumns = "{:<18} {:<20} {:>10} {:>21}  {:<26} {:>10} {:>8}\n";
+constexpr const char* kColumns = "{:<{}} {:<20} {:>10} {:>21}  {:<26} {:>10} {:>8}\n";
 
 std::string Number(double value) {
   if (value != 0 && std::abs(value) < 0.095) return fmt::format("{:.2g}", value);
@@ -20,6 +20,19 @@ std::string Human(double value, std::string_view unit) {
   if (unit == "s" && value < 9.95e-3) return fmt::format("{:.3g} ms", value * 1e3);
   if (unit == "s") return HumanSeconds(value);
   return unit.empty() ? Number(value) : fmt::format("{} {}", Number(value), unit);
+}
+
+std::string Wish(const Row& row) {
+  const Wanted& w = row.wanted;
+  std::string out;
+  if (w.ratio_at_least != 0) out = fmt::format("ratio >= {}", Number(w.ratio_at_least));
+  if (w.value_at_least != 0) {
+    out += fmt::format("{}>= {}", out.empty() ? "" : " or ", Human(w.value_at_least, row.unit));
+  }
+  if (w.value_at_most != 0) {
+    out += fmt::format("{}<= {}", out.empty() ? "" : ", ", Human(w.value_at_most, row.unit));
+  }
+  return out;
 }
 
 }  // namespace
@@ -35,8 +48,10 @@ double Row::Ratio() const {
 }
 
 bool Row::Met() const {
-  return (wanted.ratio_at_least == 0 || Ratio() >= wanted.ratio_at_least) &&
-         (wanted.value_at_most == 0 || value.max <= wanted.value_at_most);
+  if (wanted.value_at_most != 0 && value.max > wanted.value_at_most) return false;
+  if (wanted.ratio_at_least == 0 && wanted.value_at_least == 0) return true;
+  return (wanted.ratio_at_least != 0 && Ratio() >= wanted.ratio_at_least) ||
+         (wanted.value_at_least != 0 && value.median >= wanted.value_at_least);
 }
 
 struct Report::Fields {
@@ -47,8 +62,10 @@ Report::Report() : common_(std::make_unique<Fields>()) {}
 Report::~Report() = default;
 
 StatusOr<std::unique_ptr<Report>> Report::Create(std::string suite,
-                                                 const std::filesystem::path& json) {
+                                                 const std::filesystem::path& json,
+                                                 size_t case_width) {
   auto report = std::unique_ptr<Report>(new Report);
+  report->case_width_ = case_width;
   report->suite_ = std::move(suite);
   report->json_path_ = json;
   if (!json.empty()) {
@@ -68,16 +85,18 @@ void Report::Common(const std::string& key, uint64_t value) { common_->fields[ke
 void Report::PrintHeading() {
   if (heading_printed_) return;
   heading_printed_ = true;
-  fmt::print(kColumns, "case", "metric", "median", "min .. max", "reference", "median", "ratio");
+  fmt::print(kColumns, "case", case_width_, "metric", "median", "min .. max", "reference", "median",
+             "ratio");
 }
 
 void Report::Add(Row row) {
   PrintHeading();
   const bool compared = row.reference_value.has_value();
-  fmt::print(kColumns, row.name, row.metric, Human(row.value.median, row.unit),
+  fmt::print(kColumns, row.name, case_width_, row.metric, Human(row.value.median, row.unit),
              fmt::format("{} .. {}", Human(row.value.min, row.unit == "s" ? "s" : ""),
                          Human(row.value.max, row.unit == "s" ? "s" : "")),
-             row.reference, compared ? Human(row.reference_value->median, row.unit) : "",
+             compared ? row.reference : row.note,
+             compared ? Human(row.reference_value->median, row.unit) : "",
              compared ? Number(row.Ratio()) : "");
   std::fflush(stdout);
   if (json_.is_open()) {
@@ -92,6 +111,7 @@ void Report::Add(Row row) {
       line["ratio"] = row.Ratio();
       line["reference_runs"] = row.reference_value->runs;
     }
+    if (!row.note.empty()) line["note"] = row.note;
     line["min"] = row.value.min;
     line["max"] = row.value.max;
     line["runs"] = row.value.runs;
@@ -99,27 +119,29 @@ void Report::Add(Row row) {
     line.update(common_->fields);
     json_ << line.dump() << '\n';
   }
-  if (row.wanted.ratio_at_least != 0 || row.wanted.value_at_most != 0) {
-    wanted_.push_back(std::move(row));
-  }
+  if (row.wanted.any()) wanted_.push_back(std::move(row));
 }
 
 void Report::NotMeasured(std::string_view name, std::string_view why) {
   PrintHeading();
-  fmt::print("{:<18} not measured: {}\n", name, why);
+  fmt::print("{:<{}} not measured: {}\n", name, case_width_, why);
 }
 
 Status Report::Finish() {
   if (!wanted_.empty()) fmt::print("\nwanted\n");
+  size_t width = 38;
   for (const Row& row : wanted_) {
-    const std::string what = fmt::format("{} {}", row.name, row.metric);
-    const std::string against = row.reference.empty() ? "" : " of " + row.reference;
+    width = std::max(width, row.name.size() + 1 + row.metric.size());
+  }
+  for (const Row& row : wanted_) {
+    const std::string what = row.name + " " + row.metric;
     const bool by_ratio = row.wanted.ratio_at_least != 0;
-    const std::string wish = by_ratio
-                                 ? fmt::format("ratio >= {}", Number(row.wanted.ratio_at_least))
-                                 : fmt::format("<= {}", Human(row.wanted.value_at_most, row.unit));
-    fmt::print("  {:<38} wanted {:<14} {:>9}{}  {}\n", what, wish + ":",
-               by_ratio ? Number(row.Ratio()) : Human(row.value.max, row.unit), against,
+    const std::string against = row.reference.empty() || !by_ratio ? "" : " of " + row.reference;
+    const std::string is =
+        by_ratio
+            ? Number(row.Ratio())
+            : Human(row.wanted.value_at_most != 0 ? row.value.max : row.value.median, row.unit);
+    fmt::print("  {:<{}} wanted {:<14} {:>9}{}  {}\n", what, width, Wish(row) + ":", is, against,
                row.Met() ? "ok" : "MISSED");
   }
   if (!json_.is_open()) return absl::OkStatus();

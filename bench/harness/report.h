@@ -22,9 +22,12 @@ namespace deltawire::bench {
 /// they are, "" for plain numbers. Of "s", "s/GB", "MiB" and "bits" less is better.
 bool LessIsBetter(std::string_view unit);
 
+/// 0: none. One of ratio_at_least and value_at_least is enough.
 struct Wanted {
-  double ratio_at_least = 0;  ///< 0: none
-  double value_at_most = 0;   ///< 0: none; in the row's unit, against its maximum
+  double ratio_at_least = 0;
+  double value_at_least = 0;  ///< in the row's unit, like the next
+  double value_at_most = 0;   ///< against the maximum
+  bool any() const { return ratio_at_least != 0 || value_at_least != 0 || value_at_most != 0; }
 };
 
 struct Row {
@@ -36,6 +39,7 @@ struct Row {
   std::string reference;  ///< empty: none
   std::optional<Sample> reference_value;
   Wanted wanted;
+  std::string note;  ///< a few words that go with the value, in the place of a reference
 
   /// How many times as good as the reference: value / reference for rates, the reverse for what
   /// is better when less. Of the medians. 0 without a reference.
@@ -45,9 +49,10 @@ struct Row {
 
 class Report {
  public:
-  /// `json` empty: only the table. The file is made anew.
+  /// `json` empty: only the table. The file is made anew. `case_width`: the table's first column.
   static StatusOr<std::unique_ptr<Report>> Create(std::string suite,
-                                                  const std::filesystem::path& json);
+                                                  const std::filesystem::path& json,
+                                                  size_t case_width = 18);
 
   /// A field of every JSON line from now on, e.g. ("seed", 1).
   void Common(const std::string& key, const std::string& value);
@@ -68,6 +73,7 @@ class Report {
  private:
   void PrintHeading();
   std::string suite_;
+  size_t case_width_ = 0;
   std::filesystem::path json_path_;
   std::ofstream json_;
   std::unique_ptr<Fields> common_;
