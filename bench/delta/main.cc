@@ -10,7 +10,6 @@
 namespace deltawire::bench {
 namespace {
 
-constexpr size_t kCaseWidth = 40;
 constexpr uint64_t kQuickMib = 4;
 
 struct Options {
@@ -66,7 +65,8 @@ Status Run(Options& options) {
   DW_RETURN_IF_ERROR(ReadOptions(options));
   DW_ASSIGN_OR_RETURN(const kernels::Backend* const kernels, FindBackend(options.backend));
   DW_ASSIGN_OR_RETURN(const std::vector<Source> sources, Sources(options));
-  DW_ASSIGN_OR_RETURN(const auto report, Report::Create("delta", options.json, kCaseWidth));
+  DW_ASSIGN_OR_RETURN(const auto report,
+                      Report::Create("delta", options.json, Report::Table::kBrief));
   report->Common("backend", std::string(kernels->name));
   report->Common("seed", options.workload.seed);
   fmt::print(

@@ -45,7 +45,7 @@ void SizeRows::Add(const std::string& name, const char* metric, double value, co
   row.unit = unit;
   row.wanted.value_at_most = at_most;
   row.note = std::move(note);
-  if (reference != nullptr) {
+  if (reference != nullptr && value > 0) {  // nothing cannot be so many times as good
     row.reference = reference;
     row.reference_value = Summarize({reference_value});
   }

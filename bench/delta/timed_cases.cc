@@ -165,7 +165,9 @@ void Plan::ReportOperation(const Series& series, const Operation& op, size_t thr
   const bool targets = w_.targets.adam;
   const double gigabytes = static_cast<double>(w_.bytes()) / kGb;
   const Sample seconds = series.Of(column);
+  const bool detail = threads > 1 && op.targets.of_one_thread == 0 && op.name != "memcmp";
   Row row = MakeRow(column, "throughput", Rate(seconds, gigabytes), "GB/s", threads);
+  row.detail = detail;
   if (targets && threads == 1) {
     row.wanted.ratio_at_least = op.targets.of_memcmp;
     row.wanted.value_at_least = op.targets.gb_per_second;
@@ -185,6 +187,7 @@ void Plan::ReportOperation(const Series& series, const Operation& op, size_t thr
   if (op.changes == 0) return;
   const double changes = static_cast<double>(op.changes) / kMillion;
   row = MakeRow(column, "changes", Rate(seconds, changes), "M/s", threads);
+  row.detail = threads > 1;
   if (targets && threads == 1) row.wanted.value_at_least = op.targets.changes_per_second;
   AddRow(series, row, op.pairs.empty() ? "" : Column(op.pairs, 1), changes);
 }
@@ -202,6 +205,7 @@ void Plan::ReportReference(const Series& series, const ReferenceRunner& r) const
     Row row = MakeRow(column, "changes", Rate(seconds, static_cast<double>(w_.changed) / kMillion),
                       "M/s", 1);
     row.note = r.about();
+    row.detail = true;
     suite_.report.Add(std::move(row));
   }
   const std::string name = BytesName(r.name());

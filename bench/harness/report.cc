@@ -8,7 +8,8 @@
 namespace deltawire::bench {
 namespace {
 
-constexpr const char* kColumns = "{:<{}} {:<20} {:>10} {:>21}  {:<26} {:>10} {:>8}\n";
+constexpr const char* kColumns = "{:<18} {:<20} {:>10} {:>21}  {:<26} {:>10} {:>8}\n";
+constexpr const char* kBriefColumns = "{:<40} {:<14} {:>10}  {:<26} {:>10} {:>7}  {:<26}{}\n";
 
 std::string Number(double value) {
   if (value != 0 && std::abs(value) < 0.095) return fmt::format("{:.2g}", value);
@@ -62,10 +63,9 @@ Report::Report() : common_(std::make_unique<Fields>()) {}
 Report::~Report() = default;
 
 StatusOr<std::unique_ptr<Report>> Report::Create(std::string suite,
-                                                 const std::filesystem::path& json,
-                                                 size_t case_width) {
+                                                 const std::filesystem::path& json, Table table) {
   auto report = std::unique_ptr<Report>(new Report);
-  report->case_width_ = case_width;
+  report->table_ = table;
   report->suite_ = std::move(suite);
   report->json_path_ = json;
   if (!json.empty()) {
@@ -85,20 +85,37 @@ void Report::Common(const std::string& key, uint64_t value) { common_->fields[ke
 void Report::PrintHeading() {
   if (heading_printed_) return;
   heading_printed_ = true;
-  fmt::print(kColumns, "case", case_width_, "metric", "median", "min .. max", "reference", "median",
-             "ratio");
+  if (table_ == Table::kFull) {
+    fmt::print(kColumns, "case", "metric", "median", "min .. max", "reference", "median", "ratio");
+  } else {
+    fmt::print(kBriefColumns, "case", "metric", "median", "reference", "median", "ratio", "wanted",
+               "");
+  }
+}
+
+void Report::Print(const Row& row) {
+  const bool compared = row.reference_value.has_value();
+  const std::string value = Human(row.value.median, row.unit);
+  const std::string& reference = compared ? row.reference : row.note;
+  const std::string reference_value = compared ? Human(row.reference_value->median, row.unit) : "";
+  const std::string ratio = compared ? Number(row.Ratio()) : "";
+  if (table_ == Table::kFull) {
+    const std::string_view unit = row.unit == "s" ? "s" : "";
+    fmt::print(kColumns, row.name, row.metric, value,
+               fmt::format("{} .. {}", Human(row.value.min, unit), Human(row.value.max, unit)),
+               reference, reference_value, ratio);
+  } else if (!row.detail) {
+    const char* const mark = !row.wanted.any() ? "" : row.Met() ? "ok" : "MISSED";
+    fmt::print(kBriefColumns, row.name, row.metric, value, reference, reference_value, ratio,
+               Wish(row), mark);
+  }
+  std::fflush(stdout);
 }
 
 void Report::Add(Row row) {
   PrintHeading();
+  Print(row);
   const bool compared = row.reference_value.has_value();
-  fmt::print(kColumns, row.name, case_width_, row.metric, Human(row.value.median, row.unit),
-             fmt::format("{} .. {}", Human(row.value.min, row.unit == "s" ? "s" : ""),
-                         Human(row.value.max, row.unit == "s" ? "s" : "")),
-             compared ? row.reference : row.note,
-             compared ? Human(row.reference_value->median, row.unit) : "",
-             compared ? Number(row.Ratio()) : "");
-  std::fflush(stdout);
   if (json_.is_open()) {
     nlohmann::ordered_json line = {{"suite", suite_},
                                    {"case", row.name},
@@ -124,26 +141,36 @@ void Report::Add(Row row) {
 
 void Report::NotMeasured(std::string_view name, std::string_view why) {
   PrintHeading();
-  fmt::print("{:<{}} not measured: {}\n", name, case_width_, why);
+  fmt::print("{:<18} not measured: {}\n", name, why);
+}
+
+void Report::PrintWanted() const {
+  size_t width = 38, missed = 0;
+  const auto what = [](const Row& row) { return row.name + " " + row.metric; };
+  const auto shown = [this](const Row& row) { return table_ == Table::kFull || !row.Met(); };
+  for (const Row& row : wanted_) {
+    if (!row.Met()) ++missed;
+    if (shown(row)) width = std::max(width, what(row).size());
+  }
+  if (wanted_.empty()) return;
+  if (table_ == Table::kFull) {
+    fmt::print("\nwanted\n");
+  } else {
+    fmt::print("\nwanted: {} of {} met\n", wanted_.size() - missed, wanted_.size());
+  }
+  for (const Row& row : wanted_) {
+    if (!shown(row)) continue;
+    const bool by_ratio = row.wanted.ratio_at_least != 0;
+    const std::string against = row.reference.empty() || !by_ratio ? "" : " of " + row.reference;
+    const double value = row.wanted.value_at_most != 0 ? row.value.max : row.value.median;
+    const std::string is = by_ratio ? Number(row.Ratio()) : Human(value, row.unit);
+    fmt::print("  {:<{}} wanted {:<14} {:>9}{}  {}\n", what(row), width, Wish(row) + ":", is,
+               against, row.Met() ? "ok" : "MISSED");
+  }
 }
 
 Status Report::Finish() {
-  if (!wanted_.empty()) fmt::print("\nwanted\n");
-  size_t width = 38;
-  for (const Row& row : wanted_) {
-    width = std::max(width, row.name.size() + 1 + row.metric.size());
-  }
-  for (const Row& row : wanted_) {
-    const std::string what = row.name + " " + row.metric;
-    const bool by_ratio = row.wanted.ratio_at_least != 0;
-    const std::string against = row.reference.empty() || !by_ratio ? "" : " of " + row.reference;
-    const std::string is =
-        by_ratio
-            ? Number(row.Ratio())
-            : Human(row.wanted.value_at_most != 0 ? row.value.max : row.value.median, row.unit);
-    fmt::print("  {:<{}} wanted {:<14} {:>9}{}  {}\n", what, width, Wish(row) + ":", is, against,
-               row.Met() ? "ok" : "MISSED");
-  }
+  PrintWanted();
   if (!json_.is_open()) return absl::OkStatus();
   json_.close();
   if (json_.fail()) {
