@@ -10,6 +10,7 @@
 
 #include "bench/delta/cases.h"
 #include "common/base/bytes.h"
+#include "common/layout/safetensors.h"
 #include "kernels/kernels.h"
 #include "tests/support/temp_dir.h"
 
@@ -137,6 +138,41 @@ TEST_CASE("delta suite: two files of the user's own") {
   }
   CHECK(RunSuite(fmt::format("--pair '{}' '{}' --dtype F31", old_file, new_file), log) == 1);
   CHECK(RunSuite(fmt::format("--pair '{}' '{}/nothing'", old_file, dir.path().string()), log) == 1);
+}
+
+TEST_CASE("delta suite: safetensors files and model directories of the user's own") {
+  const auto layout =
+      Layout::Create({{"a.weight", DType::kBF16, {64, 100}}, {"b.scale", DType::kF32, {30}}});
+  REQUIRE(layout.ok());
+  const TempDir dir;
+  for (const std::string version : {"old", "new"}) {
+    std::string content = BuildSafetensorsHeader(*layout);
+    const size_t data = content.size();
+    content.append(layout->total_bytes(), 'x');
+    if (version == "new") {
+      content[data + 2] = 'y';
+      content.back() = 'z';
+    }
+    std::filesystem::create_directory(dir.path() / version);
+    std::ofstream(dir.path() / version / "model.safetensors", std::ios::binary) << content;
+  }
+  const auto jsonl = dir.path() / "delta.jsonl", log = dir.path() / "log";
+  for (const std::string file : {"", "/model.safetensors"}) {
+    const std::string root = dir.path().string();
+    const int rc = RunSuite(fmt::format("--quick --only bits/ --pair '{0}/old{1}' '{0}/new{1}' "
+                                        "--json '{2}'",
+                                        root, file, jsonl.string()),
+                            log);
+    INFO(ReadAll(log));
+    REQUIRE(rc == 0);
+    bool found = false;
+    for (const json& line : ReadLines(jsonl)) {
+      if (line.at("metric") != "density") continue;
+      found = true;
+      CHECK(line.at("value").get<double>() == Approx(2.0 / 6430));
+    }
+    CHECK(found);
+  }
 }
 
 }  // namespace
