@@ -70,10 +70,6 @@ std::vector<std::string> AllCaseNames(const std::string& workload,
 Status RunCases(const Suite& s, const Workload& w) {
   ThreadPool pool(s.options.threads.back());
   DW_ASSIGN_OR_RETURN(const auto engine, Engine::Create(w, s.kernels, s.key, pool.size(), s.pool));
-  if (!engine->has_tight()) {
-    s.report.NotMeasured("tight/" + w.name,
-                         fmt::format("the backend {} has no tight kernels", s.kernels.name));
-  }
   DW_RETURN_IF_ERROR(MemoryCase(s, w, *engine, pool));
   DW_RETURN_IF_ERROR(SizeCases(s, w, *engine));
   return TimedCases(s, w, *engine);

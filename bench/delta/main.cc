@@ -73,6 +73,9 @@ Status Run(Options& options) {
       "delta: backend {}, seed {}, {} runs after {} warm-up, {} chunks\n       {}, {} cores\n",
       kernels->name, options.workload.seed, options.cases.rounds.runs, options.cases.rounds.warmups,
       HumanBytes(kChunkBytes), CpuName(), Cores());
+  if (kernels->tight_encode == nullptr) {
+    report->NotMeasured("tight", fmt::format("the backend {} has no such kernels", kernels->name));
+  }
   const kernels::DigestKey key(options.workload.seed);
   ThreadPool pool;
   for (const Source& source : sources) {

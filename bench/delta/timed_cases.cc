@@ -150,8 +150,10 @@ Row Plan::MakeRow(const std::string& column, const char* metric, Sample value, c
 void Plan::AddRow(const Series& series, Row row, const std::string& reference,
                   double factor) const {
   if (series.Has(reference)) {
-    row.reference = reference.substr(0, reference.find('/'));
-    if (row.threads > 1 && reference.ends_with("/1t")) row.reference += ", 1 thread";
+    const std::string operation = reference.substr(0, reference.find('/'));
+    const bool itself = row.name.starts_with(operation + "/");
+    row.reference = itself ? "1 thread" : operation;
+    if (!itself && row.threads > 1 && reference.ends_with("/1t")) row.reference += ", 1 thread";
     row.reference_value = Rate(series.Of(reference), factor);
   } else {
     row.wanted.ratio_at_least = 0;

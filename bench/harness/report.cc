@@ -9,7 +9,7 @@ namespace deltawire::bench {
 namespace {
 
 constexpr const char* kColumns = "{:<18} {:<20} {:>10} {:>21}  {:<26} {:>10} {:>8}\n";
-constexpr const char* kBriefColumns = "{:<40} {:<14} {:>10}  {:<26} {:>10} {:>7}  {:<26}{}\n";
+constexpr const char* kBriefColumns = "{:<40} {:<12} {:>10}  {:<26} {:>10} {:>7}  {:<28} {}\n";
 
 std::string Number(double value) {
   if (value != 0 && std::abs(value) < 0.095) return fmt::format("{:.2g}", value);
