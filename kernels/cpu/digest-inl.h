@@ -94,38 +94,6 @@ class BlockDigest {
     }
   }
 
-#if HWY_TARGET <= HWY_AVX3_DL && HWY_ARCH_X86
-  /// Steps for `count` two-byte elements at positions `at`. May read 64 entries beyond, where old
-  /// and new values are alike.
-  void StepMany(const uint16_t* at, const uint16_t* before, const uint16_t* after, size_t count) {
-    const hn::ScalableTag<uint64_t> d;
-    const hn::Rebind<uint32_t, decltype(d)> d32;
-    const hn::Rebind<uint16_t, decltype(d)> d16;
-    const hn::RebindToSigned<decltype(d)> ds;
-    const auto load = [&](const uint16_t* from) {
-      return hn::PromoteTo(d, hn::PromoteTo(d32, hn::LoadU(d16, from)));
-    };
-    constexpr int kElementsBits = std::countr_zero(DigestKey::kBlockBytes / sizeof(uint16_t));
-    const auto in_block = hn::Set(d, DigestKey::kWordsPerBlock - 1);
-    const uint64_t* multipliers =
-        key_.multipliers() + base_ * sizeof(uint16_t) / DigestKey::kBlockBytes;
-    auto sum = hn::Zero(d);
-    for (size_t i = 0; i < count; i += hn::Lanes(d)) {
-      const auto position = load(at + i);
-      const auto grown = hn::Sub(load(after + i), load(before + i));
-      const auto shift = hn::ShiftLeft<4>(hn::And(position, hn::Set(d, 1)));
-      const auto word = hn::And(hn::ShiftRight<1>(position), in_block);
-      const auto block = hn::ShiftRight<kElementsBits>(position);
-      const auto key = hn::GatherIndex(d, key_.words(), hn::BitCast(ds, word));
-      const auto multiplier = hn::GatherIndex(d, multipliers, hn::BitCast(ds, block));
-      sum = hn::Add(sum, hn::Mul(multiplier, hn::Mul(key, hn::Shl(grown, shift))));
-    }
-    HWY_ALIGN uint64_t lanes[hn::MaxLanes(d)];
-    hn::Store(sum, d, lanes);
-    for (size_t lane = 0; lane < hn::Lanes(d); ++lane) sum_ += lanes[lane];
-  }
-#endif
-
   uint64_t Sum() const { return sum_; }
 
  private:
