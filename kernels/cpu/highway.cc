@@ -27,16 +27,25 @@ uint64_t Digest(const DigestKey& key, Bytes data) {
   return RangeDigest(key, Ptr(data), data.size(), 0);
 }
 
-/// Finds the changes of one block and brings its digest forward.
+/// Elements compared before some of the changes found are looked at.
+constexpr size_t kSegment = 512;
+
+/// Finds the changes of one block and brings its digest forward. `pace` changes are looked at after
+/// each segment, as long as there are so many: a loop over those of the segment would end where
+/// nobody can predict it, and each time stop the looking ahead in memory.
 template <typename T>
-void FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, BlockDigest<T>& digest,
-                 Changes& changes) {
-  constexpr size_t kSegment = 512;  // elements compared before the changes found are looked at
-  constexpr size_t kAhead = 8192;   // bytes
+void FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t pace,
+                 BlockDigest<T>& digest, Changes& changes) {
+  constexpr size_t kAhead = 8192;  // bytes
+  uint16_t* const found = changes.end();
+  size_t count = 0, taken = 0;
+  const auto take = [&](uint16_t at) {
+    const T before = LoadElement<T>(o, at), after = LoadElement<T>(n, at);
+    changes.Put<T>(static_cast<T>(after - before));
+    digest.Step(at, before, after);
+  };
   for (size_t first = 0; first < elements; first += kSegment) {
     const size_t end = std::min(first + kSegment, elements);
-    uint16_t* found = changes.end();
-    size_t count = 0;
     size_t i = first;
     for (; i + 64 <= end; i += 64) {
       for (size_t at = 0; at < 64 * sizeof(T); at += 64) {
@@ -50,13 +59,10 @@ void FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, BlockDiges
       found[count] = static_cast<uint16_t>(i);
       count += LoadElement<T>(o, i) != LoadElement<T>(n, i);
     }
-    for (size_t j = 0; j < count; ++j) {
-      const uint16_t at = found[j];
-      const T before = LoadElement<T>(o, at), after = LoadElement<T>(n, at);
-      changes.Put<T>(static_cast<T>(after - before));
-      digest.Step(at, before, after);
-    }
+    if (count - taken < pace) continue;
+    for (const size_t stop = taken + pace; taken < stop; ++taken) take(found[taken]);
   }
+  for (; taken < count; ++taken) take(found[taken]);
 }
 
 template <typename T>
@@ -65,6 +71,7 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
   const size_t elements = old_data.size() / sizeof(T);
   PayloadWriter writer(out, elements, sizeof(T));
   uint64_t digest_after = digest_before;
+  size_t pace = 8;
   for (size_t b = 0; b < BlockCount(elements); ++b) {
     const size_t offset = b * kBlockElements * sizeof(T);
     const size_t block = BlockSize(elements, b);
@@ -72,7 +79,8 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
     const uint8_t* n = Ptr(new_data) + offset;
     BlockDigest<T> digest(key, b);
     Changes changes;
-    FindChanges<T>(o, n, block, digest, changes);
+    FindChanges<T>(o, n, block, pace, digest, changes);
+    pace = changes.count() / (kBlockElements / kSegment) + 1;  // the next block is much the same
     const auto fetch = [&](size_t, size_t at) {
       return static_cast<T>(LoadElement<T>(n, at) - LoadElement<T>(o, at));
     };
