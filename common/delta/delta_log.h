@@ -35,9 +35,11 @@ ChunkPlan PlanLift(const LogView& log, uint32_t chunk, uint64_t behind, uint64_t
 
 class DeltaLog {
  public:
-  explicit DeltaLog(uint64_t limit_bytes) : limit_(limit_bytes) {}
+  explicit DeltaLog(uint64_t limit_bytes, size_t limit_deltas = ~size_t{0})
+      : limit_(limit_bytes), limit_deltas_(limit_deltas) {}
 
-  /// Appends and drops the oldest until the log fits its limit (the newest always stays).
+  /// Appends and drops the oldest until the log fits its limit (the newest always stays)
+  /// and holds no more than its number of deltas.
   void Append(std::shared_ptr<const Delta> delta);
   void Clear();
 
@@ -47,6 +49,7 @@ class DeltaLog {
 
  private:
   const uint64_t limit_;
+  const size_t limit_deltas_;
   uint64_t bytes_ = 0;
   std::deque<std::shared_ptr<const Delta>> deltas_;
 };
