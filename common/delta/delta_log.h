@@ -42,6 +42,8 @@ class DeltaLog {
   /// and holds no more than its number of deltas.
   void Append(std::shared_ptr<const Delta> delta);
   void Clear();
+  /// For what is appended from now on.
+  void set_limit_deltas(size_t n) { limit_deltas_ = n; }
 
   LogView View() const { return {deltas_.begin(), deltas_.end()}; }
   uint64_t bytes() const { return bytes_; }
@@ -49,7 +51,7 @@ class DeltaLog {
 
  private:
   const uint64_t limit_;
-  const size_t limit_deltas_;
+  size_t limit_deltas_;
   uint64_t bytes_ = 0;
   std::deque<std::shared_ptr<const Delta>> deltas_;
 };
