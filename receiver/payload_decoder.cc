@@ -94,7 +94,7 @@ PayloadDecoder::Payload PayloadDecoder::Tight(uint32_t chunk, Bytes payload,
     decoded = backend_.tight_decode(OldBytes(chunk, before), payload, place.width, history,
                                     Sized(s.coder, kernels::kTightScratchBytes), fast, &bytes);
   }
-  rates_.tight_decode.Add(place.bytes, SecondsSince(start));
+  rates_.tight_decode.Add(TightWork(place.bytes, bytes), SecondsSince(start));
   out.fits = decoded == DecodeStatus::kOk;
   if (out.fits) {
     Keep(fast.first(bytes), out);
@@ -115,7 +115,7 @@ StatusOr<PayloadDecoder::Payload> PayloadDecoder::Dense(uint32_t chunk, Bytes pa
       Sized(ThisThread().out, kernels::MaxEncodedBytes(place.bytes, place.width));
   size_t bytes = 0;
   const auto decoded = DenseDecode(backend_, payload, place.bytes, place.width, fast, &bytes);
-  rates_.dense_decode.Add(place.bytes, SecondsSince(start));
+  rates_.dense_decode.Add(DenseWork(place.bytes), SecondsSince(start));
   if (decoded != DecodeStatus::kOk) {
     return Errorf(StatusCode::kDataLoss, "the dense delta for chunk {} of tensor {} is not one: {}",
                   chunk, buffer_.layout().tensor(place.tensor).name, kernels::ToString(decoded));

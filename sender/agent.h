@@ -59,7 +59,7 @@ struct PullRequest {
   std::string receiver_id;
   std::string fingerprint;  ///< of its layout
   uint32_t streams = 0;
-  CoderSpeeds decode;  ///< chunk bytes per second, all threads; 0: not said
+  CoderSpeeds decode;  ///< of the receiver, all threads; 0: not said
 };
 struct PullTicket {
   wire::Ticket ticket{};

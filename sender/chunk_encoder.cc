@@ -123,7 +123,7 @@ EncodedCache::Value ChunkEncoder::MakeTight(const Job& job, Bytes fast) const {
       base, fast, place.width, ClassFunctionOf(model_.layout().tensor(place.tensor).dtype),
       job.history, Sized(s.tight, kernels::kTightScratchBytes), out, &bytes);
   if (done != DecodeStatus::kOk) bytes = 0;
-  rates_.tight_encode.Add(place.bytes, SecondsSince(start));
+  rates_.tight_encode.Add(TightWork(place.bytes, fast.size()), SecondsSince(start));
   rates_.AddTightSize(fast.size(), bytes == 0 ? fast.size() : bytes);
   return Keep(Codec::kTight, out.first(bytes));
 }
@@ -134,7 +134,7 @@ EncodedCache::Value ChunkEncoder::MakeDense(const Job& job, Bytes fast) const {
   std::vector<std::byte>& out = ThisThread().out;
   const size_t bytes =
       DenseEncode(model_.backend(), fast, place.bytes, place.width, place.bytes, out);
-  rates_.dense_encode.Add(place.bytes, SecondsSince(start));
+  rates_.dense_encode.Add(DenseWork(place.bytes), SecondsSince(start));
   rates_.AddDenseSize(fast.size(), bytes == 0 ? place.bytes : bytes);
   return Keep(Codec::kDense, Bytes(out).first(bytes));
 }

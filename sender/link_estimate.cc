@@ -1,14 +1,16 @@
 #include "sender/link_estimate.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace deltawire::sender {
 namespace {
 
 // A pull of less is mostly round trips.
 constexpr uint64_t kTelling = 64 << 10;
-// Half of the average is replaced by a pull of this size or more.
-constexpr double kHalfWeight = 4 << 20;
+// A pull of so many bytes, or of so long, moves the estimate half the way to what it saw.
+constexpr double kTellingBytes = 4 << 20;
+constexpr double kTellingSeconds = 0.1;
 constexpr double kRise = 1.1;
 
 }  // namespace
@@ -27,8 +29,10 @@ void LinkEstimate::Add(uint64_t bytes, double seconds, bool coders_bound) {
   } else if (bytes_per_s_ == 0) {
     bytes_per_s_ = seen;
   } else {
-    const double weight = 0.5 * std::min(1.0, static_cast<double>(bytes) / kHalfWeight);
-    bytes_per_s_ += weight * (seen - bytes_per_s_);
+    const double telling =
+        std::max(static_cast<double>(bytes) / kTellingBytes, seconds / kTellingSeconds);
+    // Of the logarithm: links differ by orders of magnitude, both ways.
+    bytes_per_s_ *= std::pow(seen / bytes_per_s_, 0.5 * std::min(1.0, telling));
   }
 }
 

@@ -258,7 +258,7 @@ StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(const Task& task,
   frame.header.payload_xxh3 = payload.xxh3;
   frame.payload = payload.bytes;
   frame.keep = payload.keep;
-  if (payload.codec == Codec::kTight) tight_chunk_bytes_ += chunk_bytes;
+  if (payload.codec == Codec::kTight) tight_work_ += TightWork(chunk_bytes, fast.bytes.size());
   Count(static_cast<size_t>(payload.codec), payload.bytes.size());
   return frame;
 }
@@ -294,10 +294,12 @@ void PullSession::EstimateLink() {
     coding += s.coding_seconds;
   }
   if (longest <= 0) return;
-  const auto decoded = static_cast<double>(tight_chunk_bytes_.load());
-  const double decoding = coding_.decode.tight > 0 ? decoded / coding_.decode.tight : 0;
+  const double decoding = coding_.decode.tight > 0 ? tight_work_ / coding_.decode.tight : 0;
   const double coders = std::max(coding / coding_.encode_threads, decoding);
   coding_.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
+  spdlog::debug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}",
+                model_->name(), receiver_id_, HumanBytes(bytes_sent_), HumanSeconds(longest),
+                HumanSeconds(coders), HumanRate(coding_.link->bytes_per_s()));
 }
 
 void PullSession::Cut(const Status& why) {

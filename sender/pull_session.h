@@ -119,7 +119,7 @@ class PullSession : public net::PullSession {
   std::optional<StateId> end_;
   std::atomic<uint64_t> bytes_sent_{0};
   std::array<std::atomic<uint64_t>, CodecCounts::kForms> form_chunks_{}, form_bytes_{};
-  std::atomic<uint64_t> tight_chunk_bytes_{0};  // raw size of the chunks that went tight
+  std::atomic<double> tight_work_{0};  // that the receiver has to decode
   uint64_t refused_bases_ = 0;
 };
 

@@ -9,7 +9,14 @@
 
 namespace deltawire {
 
-/// Chunk bytes (not payload bytes) per second of all threads that code at once; 0: not known.
+/// What a codec's cost goes with, of one chunk: dense passes over all its bytes; tight pays for
+/// each change, and a little (so much, as measured) for each element.
+inline double TightWork(size_t chunk_bytes, size_t fast_bytes) {
+  return static_cast<double>(fast_bytes) + static_cast<double>(chunk_bytes) / 1024;
+}
+inline double DenseWork(size_t chunk_bytes) { return static_cast<double>(chunk_bytes); }
+
+/// Work per second of all threads that code at once; 0: not known.
 struct CoderSpeeds {
   double tight = 0;
   double dense = 0;

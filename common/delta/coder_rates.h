@@ -15,15 +15,16 @@ namespace deltawire {
 /// An exponential average of what was measured, and its sums.
 class CoderRate {
  public:
-  void Add(uint64_t chunk_bytes, double seconds);
-  /// Chunk bytes per second of one thread; 0 before the first Add.
-  double bytes_per_s() const;
+  /// `work` as TightWork and DenseWork count it.
+  void Add(double work, double seconds);
+  /// Work per second of one thread; 0 before the first Add.
+  double per_s() const;
   double total_seconds() const;
   /// Of calibration: the average stays, the sums are of real work.
   void ForgetTotals() { nanos_ = 0; }
 
  private:
-  std::atomic<double> seconds_per_byte_{0};
+  std::atomic<double> seconds_per_work_{0};
   std::atomic<uint64_t> nanos_{0};
 };
 
