@@ -13,8 +13,9 @@ using Clock = std::chrono::steady_clock;
 using kernels::Codec;
 
 constexpr std::chrono::seconds kTicketLife{30};
-// A pull whose coders were busy for so much of it tells little about the link.
-constexpr double kCodersBound = 0.7;
+// A pull whose coders were busy for so much of it tells little about the link. Well below 1: a
+// small pull's stages hardly overlap.
+constexpr double kCodersBound = 0.4;
 
 }  // namespace
 
@@ -295,7 +296,7 @@ void PullSession::EstimateLink() {
   }
   if (longest <= 0) return;
   const double decoding = coding_.decode.tight > 0 ? tight_work_ / coding_.decode.tight : 0;
-  const double coders = std::max(coding / coding_.encode_threads, decoding);
+  const double coders = coding / coding_.encode_threads + decoding;
   coding_.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
   spdlog::debug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}",
                 model_->name(), receiver_id_, HumanBytes(bytes_sent_), HumanSeconds(longest),

@@ -310,8 +310,10 @@ TEST_CASE("auto turns to tight when the link turns slow, and back") {
   CHECK(until(2, [](const v1::PullStats& p) { return p.history_chunks() > 0; }));
   // While the coders bound a pull, the estimate rises by tenths.
   proxy.set_rate(0);
-  CHECK(until(100, [](const v1::PullStats& p) { return p.chunks_tight() < p.chunks_delta(); }));
+  const bool back =
+      until(100, [](const v1::PullStats& p) { return p.chunks_tight() < p.chunks_delta(); });
   INFO(ReadText(s.sender.log()));
+  CHECK(back);
 }
 
 TEST_CASE("what a version changed is told per tensor, and adds up") {
