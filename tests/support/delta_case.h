@@ -121,12 +121,13 @@ inline DeltaCase MakeDeltaCase(const CaseShape& s, size_t pattern, uint64_t seed
 
 /// The tight payload of a case with the newest `depth` deltas; empty where it would not be smaller.
 inline Buffer EncodeTight(const Backend& backend, const DeltaCase& c, Bytes fast, unsigned depth) {
+  if (backend.tight_encode == nullptr) return Buffer(0);
   const std::vector<Bytes> deltas = c.Deltas(depth);
   const History history{deltas, ContextOf(deltas)};
   Buffer scratch(kTightScratchBytes), out(fast.size());
   size_t bytes = 0;
-  const DecodeStatus status = backend.tight_encode(c.old_data, fast, c.width, c.function, history,
-                                                   scratch, out, &bytes);
+  const DecodeStatus status =
+      backend.tight_encode(c.old_data, fast, c.width, c.function, history, scratch, out, &bytes);
   if (status != DecodeStatus::kOk) bytes = 0;
   return Buffer(Bytes(out).first(bytes), 0);
 }

@@ -177,10 +177,12 @@ def decode_fast(payload, raw_bytes, width):
     n = elements_of(raw_bytes, width)
     check_head(payload, FAST, width)
     need(payload[3] == 0, "reserved")
-    bits = Bits(payload[4:])
+    need(len(payload) >= 8, "truncated")
+    need(int.from_bytes(payload[4:8], "little") == n, "elements")
+    bits = Bits(payload[8:])
     blocks = blocks_of(n)
     rows = packed_columns(bits, 3, len(blocks))
-    at = 4 + bits.pad()
+    at = 8 + bits.pad()
     result = []
     for block, (c, e, size) in zip(blocks, rows):
         m = len(block)

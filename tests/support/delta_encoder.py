@@ -122,7 +122,8 @@ def encode_fast(changes, n, width):
         streams.append(stream)
     table = BitWriter()
     put_columns(table, rows)
-    return bytes([2, FAST, width, 0]) + table.finish() + b"".join(streams)
+    head = bytes([2, FAST, width, 0]) + n.to_bytes(4, "little")
+    return head + table.finish() + b"".join(streams)
 
 
 # tight: choice of parameters

@@ -95,8 +95,8 @@ void AddBorders(Writer& writer, unsigned width) {
   constexpr int64_t kMost = INT64_MAX;
   const unsigned unused = 64 - 8 * width;
   const int64_t differences[] = {
-      1,   -1, 2,  -2, 3,  kMost >> unused, INT64_MIN >> unused, (kMost >> unused) - 1, 127, -128,
-      -64, 1,  -1, 63, -3, 1};
+      1, -1, 2,  -2, 3, kMost >> unused, INT64_MIN >> unused, (kMost >> unused) - 1, 127, -128, -64,
+      1, -1, 63, -3, 1};
   size_t at = 0, i = 0;
   for (const size_t gap : {0, 0, 1, 7, 253, 254, 255, 256, 0, 3, 2, 1, 0, 0, 4, 1}) {
     at += gap;
