@@ -1,4 +1,4 @@
-// Fuzzes fold: up to eight payloads, described, damaged or arbitrary. Every backend's sum is byte
+// Fuzzes fold: up to eight payloads, described, damaged or arbitrary. A backend's sum is byte
 // for byte the encoding of the differences' sum, in any order; with an unsound payload among them
 // nothing is read or written out of bounds.
 // Input: one byte (bits 0-4 shape, bits 5-7 number of payloads - 1), then for each payload one byte
@@ -42,7 +42,7 @@ Buffer Applied(std::span<const Buffer> payloads, const Shape& shape) {
 /// What fold wrote, in a buffer of exactly the size that it asks for.
 Buffer Fold(const Backend& backend, std::span<const Bytes> payloads, const Shape& shape,
             DecodeStatus* status) {
-  Buffer scratch(FoldScratchBytes(shape.width));
+  const MutableBytes scratch = FoldScratch(shape.width);
   Buffer out(MaxEncodedBytes(shape.bytes(), shape.width));
   size_t bytes = 0;
   *status = backend.fold(payloads, shape.bytes(), shape.width, scratch, out, &bytes);
@@ -58,7 +58,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   if (size < 2) return 0;
   Input in(bytes, size);
   const uint8_t head = in.Byte();
-  const Shape shape = Shape::Of(head);
+  const Shape shape = Shape::Small(head);
   std::vector<Buffer> payloads;
   bool sound = true;
   for (unsigned left = 1 + (head >> 5); left > 0 && !in.empty(); --left) {
@@ -73,8 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   if (sound) {
     expected = Diff(Scalar(), Buffer(shape.bytes()), Applied(payloads, shape), shape.width);
   }
-  const std::array<const Backend*, 2> two = {&Scalar(), &Best()};
-  for (const Backend* backend : shape.elements > kBlockElements ? std::span(two) : All()) {
+  for (const Backend* backend : TwoBackends(bytes, size)) {
     DecodeStatus status;
     const Buffer sum = Fold(*backend, forth, shape, &status);
     if (!sound) continue;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "kernels/kernels.h"
@@ -21,6 +22,16 @@ inline void Require(bool holds, const char* what, const Backend& backend) {
   if (holds) return;
   std::fprintf(stderr, "violated on backend %s: %s\n", backend.name, what);
   std::abort();
+}
+
+/// The oracle and one other backend, which the input's bytes choose: all of them at every input
+/// would cost more than it finds.
+inline std::array<const Backend*, 2> TwoBackends(const uint8_t* data, size_t size) {
+  const std::span<const Backend* const> all = All();
+  if (all.size() == 1) return {all[0], all[0]};
+  size_t sum = size;
+  for (size_t i = 0; i < size; ++i) sum = sum * 31 + data[i];
+  return {all[0], all[1 + sum % (all.size() - 1)]};
 }
 
 /// The fuzzer's bytes; zeros beyond their end.
@@ -48,21 +59,33 @@ class Input {
   size_t at_ = 0;
 };
 
-/// A chunk's shape: bits 0-1 of a byte the width, bits 2-4 the size. The large ones, which cross
-/// the border of a block, are narrow, so that a run stays short.
+/// A chunk's shape.
 struct Shape {
   unsigned width = 1;
   size_t elements = 1;
   size_t bytes() const { return width * elements; }
 
-  static Shape Of(uint8_t byte) {
-    constexpr std::array<size_t, 8> kElements = {
-        1, 3, 64, 257, 1000, 300, kBlockElements + 1, 2 * kBlockElements + 3};
-    Shape s{1u << (byte & 3), kElements[byte >> 2 & 7]};
-    if (s.elements > kBlockElements) s.width = 1 + (byte & 1);
-    return s;
+  /// Bits 0-1 of a byte are the width, bits 2-4 the size: within a block, so that a run is short.
+  static Shape Small(uint8_t byte) {
+    constexpr std::array<size_t, 8> kElements = {1, 3, 64, 257, 700, 300, 17, 128};
+    return {1u << (byte & 3), kElements[byte >> 2 & 7]};
+  }
+  /// Of several blocks: bit 0 the width, bits 2-4 the size.
+  static Shape Large(uint8_t byte) {
+    constexpr size_t k = kBlockElements;
+    constexpr std::array<size_t, 8> kElements = {k - 1,     k,     k + 1, 2 * k - 1,
+                                                 2 * k + 3, 3 * k, k + 8, 5 * k + 64};
+    return {1 + (byte & 1u), kElements[byte >> 2 & 7]};
   }
 };
+
+/// Memory of exactly the size that fold and negate may use.
+inline MutableBytes FoldScratch(unsigned width) {
+  static std::map<unsigned, Buffer> made;
+  Buffer& scratch = made[width];
+  if (scratch.empty()) scratch.resize(FoldScratchBytes(width));
+  return scratch;
+}
 
 /// Data that differs from element to element, so that a misplaced difference shows: exponents of
 /// all sizes for every class function.

@@ -14,9 +14,11 @@ import sys
 import delta_decoder as decoder
 import delta_encoder as encoder
 
-ELEMENTS = [1, 3, 64, 257, 1000, 300, decoder.BLOCK + 1, 2 * decoder.BLOCK + 3]
+SMALL = [1, 3, 64, 257, 700, 300, 17, 128]
+LARGE = [decoder.BLOCK + k for k in (-1, 0, 1)]
+LARGE += [2 * decoder.BLOCK - 1, 2 * decoder.BLOCK + 3, 3 * decoder.BLOCK]
 WIDTH_CODE = {1: 0, 2: 1, 4: 2, 8: 3}
-DESCRIBED = 32
+DESCRIBED, TIGHT = 32, 64
 
 
 def lcg(state):
@@ -72,23 +74,22 @@ def write(directory, name, data):
 
 def write_fast(root, draw):
     for index, width, density, large in [(0, 1, 1, 1), (1, 8, 1, 1), (2, 2, .1, .2), (3, 4, .05, .5),
-                                         (4, 2, .02, 0), (4, 1, .9, .9), (5, 8, .3, .5),
-                                         (6, 2, .001, .1), (7, 1, .0005, .5)]:
-        n = ELEMENTS[index]
+                                         (4, 2, .02, 0), (4, 1, .9, .9), (5, 8, .3, .5)]:
+        n = SMALL[index]
         payload = encoder.encode_fast(changes_of(draw, n, width, density, large), n, width)
         head = bytes([WIDTH_CODE[width] | index << 2])
         write(root / "delta_fast", "payload_w%d_n%d_%d" % (width, n, len(payload)), head + payload)
     for name, text in DESCRIPTIONS.items():
-        for index, width in [(2, 8), (4, 2), (7, 1)]:
+        for index, width in [(2, 8), (4, 2), (7, 4)]:
             head = bytes([WIDTH_CODE[width] | index << 2 | DESCRIBED])
-            write(root / "delta_fast", "%s_w%d_n%d" % (name, width, ELEMENTS[index]),
+            write(root / "delta_fast", "%s_w%d_n%d" % (name, width, SMALL[index]),
                   head + bytes.fromhex(text))
 
 
 def write_fold(root, draw):
     described = [bytes.fromhex(text) for text in DESCRIPTIONS.values()]
     for index, width in [(2, 8), (3, 1), (4, 2), (5, 4), (7, 2)]:
-        n = ELEMENTS[index]
+        n = SMALL[index]
         payload = encoder.encode_fast(changes_of(draw, n, width, 20 / n, .3), n, width)
         parts = [b"\0" + d for d in described]
         parts += [b"\2" + len(payload).to_bytes(2, "little") + payload, b"\3"]
@@ -104,7 +105,7 @@ def write_tight(root, draw):
     for index, width, function, density, large in [
             (2, 8, 0, .2, .5), (3, 1, 4, .1, .2), (3, 1, 5, .1, .2), (4, 2, 1, .05, .1),
             (4, 2, 2, .05, .1), (4, 4, 3, .1, .9), (5, 2, 0, .9, .1), (0, 8, 0, 1, 1)]:
-        n = ELEMENTS[index]
+        n = SMALL[index]
         changes = changes_of(draw, n, width, density, large)
         head = bytes([WIDTH_CODE[width] | index << 2, function])
         for depth in (0, 1, 8):
@@ -115,8 +116,26 @@ def write_tight(root, draw):
     for name, text in DESCRIPTIONS.items():
         for index, width, more in [(2, 8, 0x80), (4, 2, 0x21), (7, 1, 0x84)]:
             head = bytes([WIDTH_CODE[width] | index << 2 | DESCRIBED, more])
-            write(root / "delta_tight", "%s_w%d_n%d" % (name, width, ELEMENTS[index]),
+            write(root / "delta_tight", "%s_w%d_n%d" % (name, width, SMALL[index]),
                   head + bytes.fromhex(text))
+
+
+def write_blocks(root, draw):
+    for index, width, function in [(0, 1, 4), (2, 2, 1), (4, 1, 0), (5, 2, 2)]:
+        n = LARGE[index]
+        changes = changes_of(draw, n, width, 30 / n, .2)
+        head = bytes([width - 1 | index << 2, function])
+        payload = encoder.encode_fast(changes, n, width)
+        write(root / "delta_blocks", "fast_w%d_n%d" % (width, n), head + payload)
+        head = bytes([head[0] | TIGHT, function])
+        payload = encoder.encode_tight(changes, pattern(n * width), width, function)
+        write(root / "delta_blocks", "tight_w%d_n%d" % (width, n), head + payload)
+        for name, text in DESCRIPTIONS.items():
+            for head in ([width - 1 | index << 2 | DESCRIBED, 0],
+                         [width - 1 | index << 2 | DESCRIBED | TIGHT, function | 0x10 * index]):
+                write(root / "delta_blocks", "%s_%s_w%d_n%d" % (
+                    "tight" if head[0] & TIGHT else "fast", name, width, n),
+                      bytes(head) + bytes.fromhex(text))
 
 
 def main(argv):
@@ -124,7 +143,7 @@ def main(argv):
         print(__doc__, file=sys.stderr)
         return 2
     draw = random.Random(2)
-    for part in (write_fast, write_fold, write_tight):
+    for part in (write_fast, write_fold, write_tight, write_blocks):
         part(pathlib.Path(argv[1]), draw)
     return 0
 
