@@ -7,6 +7,7 @@ Once for a format version; inputs that found something stay in beside them. The 
 of those for tight, are those of tests/fuzz/delta_input.h and delta_tight_fuzz.cc.
 """
 
+import ctypes
 import pathlib
 import random
 import sys
@@ -120,6 +121,30 @@ def write_tight(root, draw):
                   head + bytes.fromhex(text))
 
 
+def zstd(content):
+    library = ctypes.CDLL("libzstd.so.1")
+    library.ZSTD_compress.restype = ctypes.c_size_t
+    out = ctypes.create_string_buffer(len(content) + 1000)
+    size = library.ZSTD_compress(out, ctypes.c_size_t(len(out)), content,
+                                 ctypes.c_size_t(len(content)), 3)
+    return out.raw[:size]
+
+
+def write_dense(root, draw):
+    for index, width, density, large in [(0, 1, 1, 1), (2, 2, .9, .2), (3, 4, .9, .5),
+                                         (4, 1, .5, .2), (5, 8, .9, .1)]:
+        n = SMALL[index]
+        codes = [0] * n
+        for at, d in changes_of(draw, n, width, density, large):
+            codes[at] = 2 * d if d >= 0 else -2 * d - 1
+        planes = b"".join(bytes(z >> 8 * p & 255 for z in codes) for p in range(width))
+        head = bytes([WIDTH_CODE[width] | index << 2, 2, decoder.DENSE, width, 0])
+        write(root / "delta_dense", "payload_w%d_n%d" % (width, n), head + zstd(planes))
+    for name, text in DESCRIPTIONS.items():
+        head = bytes([WIDTH_CODE[4] | 4 << 2 | DESCRIBED])
+        write(root / "delta_dense", name + "_w4", head + bytes.fromhex(text))
+
+
 def write_blocks(root, draw):
     for index, width, function in [(0, 1, 4), (2, 2, 1), (4, 1, 0), (5, 2, 2)]:
         n = LARGE[index]
@@ -143,7 +168,7 @@ def main(argv):
         print(__doc__, file=sys.stderr)
         return 2
     draw = random.Random(2)
-    for part in (write_fast, write_fold, write_tight, write_blocks):
+    for part in (write_fast, write_fold, write_tight, write_dense, write_blocks):
         part(pathlib.Path(argv[1]), draw)
     return 0
 
