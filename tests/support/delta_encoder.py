@@ -209,6 +209,17 @@ class Choice:
         self.q2 = [level(c) for c in counts.q2]
         self.m = level(counts.m)
 
+    def scramble(self, draw):
+        """Others that can code the same changes: where there is a rate, it stays one."""
+        for row in range(5):
+            for c in range(16):
+                if self.rate[row][c] is not None or draw.random() < .3:
+                    self.rate[row][c] = draw.randrange(1, 89) if row == 0 else draw.randrange(16)
+                self.same[row][c] = draw.randrange(16)
+        self.q1 = [draw.randrange(16) for _ in self.q1]
+        self.q2 = [draw.randrange(16) for _ in self.q2]
+        self.m = draw.randrange(16)
+
     def weight(self, row, c):
         rate = self.rate[row][c]
         if rate is None:
@@ -281,18 +292,23 @@ def group_stream(changed, elements, choice, width, classes, rows, directions):
     return coder.finish()
 
 
-def encode_tight(changes, old, width, function, history=()):
+def encode_tight(changes, old, width, function, history=(), draw=None):
     """`history`: fast payloads of the deltas that led to `old`, newest first, empty where the
-    chunk did not change. REQUIRES: at least one change."""
+    chunk did not change. With `draw` (a random.Random) the parameters are any that a decoder must
+    accept, not the format's choice. REQUIRES: at least one change."""
     n, depth = len(old) // width, len(history)
     blocks = (n + BLOCK - 1) // BLOCK
-    g = choose_group(len(changes), blocks)
     e = exponents(old, width, function)
+    g = choose_group(len(changes), blocks)
     base = choose_base([e[at] for at, _ in changes])
+    if draw:
+        g, base = draw.randrange(4), draw.choice((0, base, max(0, base - 3), base + 5))
     classes = [class_of(x, base) for x in e]
     past = [decode_fast(h, len(old), width) if h else [] for h in history]
     rows, directions = rows_and_directions(past, n)
     choice = Choice(count(changes, width, classes, rows, directions))
+    if draw:
+        choice.scramble(draw)
     changed = dict(changes)
     streams = [group_stream(changed, range(i, min(i + (BLOCK << g), n)), choice, width, classes,
                             rows, directions) for i in range(0, n, BLOCK << g)]

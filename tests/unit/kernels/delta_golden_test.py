@@ -22,6 +22,15 @@ import delta_encoder as encoder
 from delta_decoder import Refused, need
 
 
+# Cases and depths with tight payloads of foreign parameters; see make_delta_foreign.py.
+FOREIGN = [("bf16", 0), ("bf16", 8), ("fp32", 2), ("e4m3", 1), ("none_w8", 8), ("groups4", 2)]
+
+
+def entry_of(directory, name):
+    manifest = json.loads((directory / "delta_v2.json").read_text())
+    return next(entry for entry in manifest["cases"] if entry["name"] == name)
+
+
 class Case:
     """One case of a manifest; see tests/support/make_delta_golden.cc."""
 
@@ -68,6 +77,15 @@ class Case:
         need(ours == theirs, "tight is another, depth %d" % depth)
         if self.n < 10000:
             check_damage(theirs, decode, None)
+
+
+def check_foreign(directory):
+    for name, depth in FOREIGN:
+        case = Case(directory, entry_of(directory, name))
+        payload = case.read("foreign%d" % depth)
+        changes = decoder.decode_tight(payload, case.old, case.width, case.past[:depth])
+        need(changes == case.decode_fast(case.fast), "foreign parameters of " + name)
+    print("%d payloads with foreign parameters" % len(FOREIGN))
 
 
 def check_damage(payload, decode, changes):
@@ -147,6 +165,7 @@ def main():
     try:
         check_doc(arguments.doc)
         failed = check_directory(arguments.golden, 19)
+        check_foreign(arguments.golden)
         if arguments.maker:
             with tempfile.TemporaryDirectory() as directory:
                 subprocess.run([arguments.maker, directory, "--random", arguments.seed,
