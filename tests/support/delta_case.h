@@ -121,7 +121,6 @@ inline DeltaCase MakeDeltaCase(const CaseShape& s, size_t pattern, uint64_t seed
 
 /// The tight payload of a case with the newest `depth` deltas; empty where it would not be smaller.
 inline Buffer EncodeTight(const Backend& backend, const DeltaCase& c, Bytes fast, unsigned depth) {
-  if (backend.tight_encode == nullptr) return Buffer(0);
   const std::vector<Bytes> deltas = c.Deltas(depth);
   const History history{deltas, ContextOf(deltas)};
   Buffer scratch(kTightScratchBytes), out(fast.size());

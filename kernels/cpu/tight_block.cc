@@ -1,0 +1,90 @@
+#include "kernels/cpu/tight_block.h"
+
+#include <memory>
+
+namespace deltawire::kernels {
+
+TightChunk::TightChunk(const BlockOps& ops, Bytes old_data, unsigned width, ClassFunction function,
+                       const History& history, unsigned depth, MutableBytes scratch)
+    : ops_(ops),
+      old_data_(old_data),
+      width_(width),
+      function_(function),
+      elements_(old_data.size() / width),
+      depth_(depth) {
+  for (unsigned i = 0; i < depth_; ++i) {
+    changed_in_[i] = !history.deltas[i].empty();
+    if (changed_in_[i]) {
+      past_[i] = PayloadView::Parsed(history.deltas[i], old_data.size(), width);
+    }
+  }
+  void* at = scratch.data();
+  size_t room = scratch.size();
+  std::align(alignof(BlockWork), sizeof(BlockWork), at, room);
+  work_ = static_cast<BlockWork*>(at);
+  spare_ = {static_cast<std::byte*>(at) + sizeof(BlockWork), room - sizeof(BlockWork)};
+}
+
+unsigned TightChunk::Exponent(size_t block, size_t i) const {
+  uint64_t bits = 0;
+  std::memcpy(&bits, BlockData(block) + i * width_, width_);
+  return ExponentOf(bits, function_);
+}
+
+void TightChunk::SetWeights(const TightParameters& parameters) {
+  for (unsigned row = 0; row <= parameters.rows; ++row) {
+    for (unsigned c = 0; c < kClasses; ++c) weights_[row << 4 | c] = parameters.Weight(row, c);
+  }
+  std::memcpy(plain_, weights_, sizeof(plain_));
+  weighted_ = true;
+}
+
+bool TightChunk::Prepare(size_t block, TightCounts* counts) {
+  const size_t elements = BlockElements(block);
+  ops_.classes(BlockData(block), elements, function_, base_, work_->contexts);
+  if (counts != nullptr) {
+    uint32_t found[kClasses] = {};
+    ops_.count(work_->contexts, elements, found);
+    for (unsigned c = 0; c < kClasses; ++c) counts->rate[0][c].of += found[c];
+  }
+  if (weighted_) ops_.sums(work_->contexts, elements, plain_, work_->sums8);
+  if (!Overlay(block, counts)) return false;
+  if (!weighted_) return true;
+  for (size_t i = 0; i < elements / 64; ++i) {
+    uint64_t sum = 0;
+    for (size_t j = 0; j < 8; ++j) sum += work_->sums8[8 * i + j];
+    work_->sums64[i] = sum;
+  }
+  return true;
+}
+
+bool TightChunk::Overlay(size_t block, TightCounts* counts) {
+  const size_t elements = BlockElements(block);
+  for (unsigned i = 0; i < depth_;
+       ++i) {  // newest first: the first delta to name an element counts
+    if (!changed_in_[i]) continue;
+    const BlockRow row = past_[i].Row(block);
+    if (row.changed == 0) continue;
+    if (!ops_.unpack(row, past_[i].StreamOf(block), past_[i].end(), elements, width_,
+                     work_->past_at, work_->past_d)) {
+      return false;
+    }
+    const unsigned age_row = RowOfAge(i + 1);
+    for (uint32_t k = 0; k < row.changed; ++k) {
+      const size_t at = work_->past_at[k];
+      uint8_t& context = work_->contexts[at];
+      if (RowOf(context) != 0) continue;
+      const unsigned cls = context;
+      const bool down = work_->past_d[k] >> (8 * width_ - 1) != 0;
+      context = static_cast<uint8_t>(cls | age_row << 4 | unsigned{down} << 7);
+      if (weighted_) work_->sums8[at / 8] += uint64_t{WeightOf(context)} - plain_[cls];
+      if (counts != nullptr) {
+        --counts->rate[0][cls].of;
+        ++counts->rate[age_row][cls].of;
+      }
+    }
+  }
+  return true;
+}
+
+}  // namespace deltawire::kernels
