@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -53,38 +55,60 @@ struct CaseShape {
   ClassFunction function = ClassFunction::kNone;
   unsigned width = 2;
   size_t elements = 0;
-  double density = 0.01;  ///< of an element in the middle of the exponents' range
+  double density = 0.01;  ///< share that changes; with a class function, of the second exponent
   double any = 0.1;       ///< share of changes that are not by one
   unsigned depth = 0;     ///< of the past
 };
 
 namespace internal {
 
-/// Something like a weight: bits below the sign geometrically distributed in their exponent.
+/// Where a number's exponent lies, and the largest one that the weights have.
+struct NumberFormat {
+  unsigned mantissa_bits, top_exponent;
+
+  static NumberFormat Of(ClassFunction f) {
+    switch (f) {
+      case ClassFunction::kNone:
+      case ClassFunction::kBF16:
+        return {7, 122};
+      case ClassFunction::kF16:
+        return {10, 13};
+      case ClassFunction::kF32:
+        return {23, 122};
+      case ClassFunction::kF8E4M3:
+        return {3, 9};
+      case ClassFunction::kF8E5M2:
+        return {2, 17};
+    }
+    return {7, 122};
+  }
+};
+
+/// Something like a weight: from one exponent to the next below, half as many.
 inline uint64_t Weight(const CaseShape& s, Random& random) {
   if (s.function == ClassFunction::kNone) return random.Next();
-  const unsigned bits = 8 * s.width;
-  const unsigned below = static_cast<unsigned>(std::countr_zero(random.Next() | uint64_t{1} << 11));
-  unsigned mantissa = 7, top = 122;
-  if (s.function == ClassFunction::kF16) mantissa = 10, top = 13;
-  if (s.function == ClassFunction::kF32) mantissa = 23, top = 122;
-  if (s.function == ClassFunction::kF8E4M3) mantissa = 3, top = 14;
-  if (s.function == ClassFunction::kF8E5M2) mantissa = 2, top = 20;
-  const uint64_t exponent = top - std::min(top, below);
-  return random.Below(2) << (bits - 1) | exponent << mantissa |
-         random.Below(uint64_t{1} << mantissa);
+  const NumberFormat f = NumberFormat::Of(s.function);
+  const auto below = static_cast<unsigned>(std::countr_zero(random.Next() | uint64_t{1} << 11));
+  const uint64_t exponent = f.top_exponent - std::min(f.top_exponent, below);
+  return random.Below(2) << (8 * s.width - 1) | exponent << f.mantissa_bits |
+         random.Below(uint64_t{1} << f.mantissa_bits);
 }
 
-/// One step: elements of small exponents change more often, and those that just changed most.
+/// One step: from one exponent to the next below, twice as many elements change; those that just
+/// did change again most, and most of these back.
 inline void Step(const CaseShape& s, MutableBytes data, std::vector<int8_t>& last, Random& random) {
+  const NumberFormat f = NumberFormat::Of(s.function);
   for (size_t i = 0; i < data.size() / s.width; ++i) {
     const uint64_t v = LoadAt(data, i, s.width);
-    const uint64_t size = v << (64 - 8 * s.width) << 1 >> 1;
-    const double rate = s.density * (size < uint64_t{0x3c} << 56 ? 2.0 : 0.5);
-    const double again = last[i] != 0 ? 0.3 : 0.0;
+    double rate = s.density;
+    if (s.function != ClassFunction::kNone) {
+      const uint64_t size = v & ((uint64_t{1} << (8 * s.width - 1)) - 1);
+      const int exponent = static_cast<int>(size >> f.mantissa_bits);
+      rate = std::ldexp(s.density, static_cast<int>(f.top_exponent) - exponent - 1);
+    }
     const int8_t before = last[i];
     last[i] = 0;
-    if (!random.Chance(std::max(rate, again))) continue;
+    if (!random.Chance(std::min(0.9, std::max(rate, before != 0 ? 0.3 : 0.0)))) continue;
     const bool up = before != 0 && random.Below(4) != 0 ? before < 0 : random.Below(2) != 0;
     uint64_t d = 1;
     if (random.Chance(s.any)) d = 2 + (random.Next() >> (64 - 8 * s.width) >> random.Below(60));

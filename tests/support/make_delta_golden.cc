@@ -135,17 +135,17 @@ void WriteFrozen(Writer& writer) {
   const auto add = [&](const CaseShape& shape, size_t pattern, uint64_t seed) {
     writer.Add(MakeDeltaCase(shape, pattern, seed), pattern, {0, 1, 2, 8});
   };
-  add({"bf16", F::kBF16, 2, 6000, 0.02, 0.1, 8}, 6000, 1);
-  add({"fp16", F::kF16, 2, 3000, 0.02, 0.1, 8}, 3000, 2);
-  add({"fp32", F::kF32, 4, 3000, 0.05, 0.9, 8}, 3000, 3);
-  add({"e4m3", F::kF8E4M3, 1, 5000, 0.03, 0.2, 8}, 5000, 4);
-  add({"e5m2", F::kF8E5M2, 1, 3000, 0.03, 0.2, 8}, 3000, 5);
+  add({"bf16", F::kBF16, 2, 12000, 0.01, 0.1, 8}, 1000, 1);
+  add({"fp16", F::kF16, 2, 12000, 0.01, 0.1, 8}, 1000, 2);
+  add({"fp32", F::kF32, 4, 12000, 0.01, 0.9, 8}, 1000, 3);
+  add({"e4m3", F::kF8E4M3, 1, 12000, 0.01, 0.2, 8}, 1000, 4);
+  add({"e5m2", F::kF8E5M2, 1, 12000, 0.01, 0.2, 8}, 1000, 5);
   add({"none_w2", F::kNone, 2, 3000, 0.05, 0.1, 8}, 3000, 6);
-  add({"none_w8", F::kNone, 8, 1500, 0.05, 0.5, 8}, 1500, 7);
-  // Four groups of a block each; two groups of four blocks and one; one group of all.
-  add({"groups4", F::kF8E4M3, 1, 3 * kBlockElements + 500, 0.008, 0.1, 8}, 2000, 8);
+  add({"none_w8", F::kNone, 8, 8000, 0.05, 0.02, 8}, 500, 7);
+  // Four groups of a block each; two groups, of four blocks and of one; one group of two blocks.
+  add({"groups4", F::kF8E4M3, 1, 3 * kBlockElements + 500, 0.005, 0.1, 8}, 2000, 8);
   add({"groups2", F::kBF16, 2, 4 * kBlockElements + 77, 0.001, 0.1, 8}, 2000, 9);
-  add({"groups1", F::kBF16, 2, kBlockElements + 77, 0.0001, 0.1, 8}, 2000, 10);
+  add({"groups1", F::kBF16, 2, kBlockElements + 77, 0.0003, 0.1, 8}, 2000, 10);
 }
 
 void WriteRandom(Writer& writer, uint64_t seed, size_t count) {
@@ -157,7 +157,8 @@ void WriteRandom(Writer& writer, uint64_t seed, size_t count) {
     s.width = s.function == ClassFunction::kNone ? kWidths[random.Below(4)] : WidthOf(s.function);
     s.elements = 1 + random.Below(i % 25 == 0 ? 150000 : size_t{1} << (1 + random.Below(13)));
     s.density = 0.5 / static_cast<double>(uint64_t{1} << random.Below(i % 25 == 0 ? 12 : 9));
-    s.any = random.Below(3) == 0 ? 0.9 : 0.1;
+    constexpr double kAny[] = {0, 0.02, 0.1, 0.9};
+    s.any = kAny[random.Below(std::size(kAny))];
     s.depth = static_cast<unsigned>(random.Below(kMaxHistory + 1));
     DeltaCase c = MakeDeltaCase(s, s.elements, random.Next());
     if (CountChanged(c.old_data, c.new_data, c.width) == 0) {
