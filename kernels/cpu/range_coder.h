@@ -126,6 +126,15 @@ class RangeDecoder {
     Normalise();
     return yes;
   }
+  /// GetRaw of one bit; without a division.
+  bool GetBit() {
+    range_ >>= 1;
+    const bool one = offset_ >= range_;
+    if (one) Subtract(range_);
+    failed_ |= offset_ >= range_;  // the unit that halving an odd range leaves over
+    Normalise();
+    return one;
+  }
   /// False when malformed.
   bool GetRaw(unsigned bits, uint64_t* value) {
     range_ >>= bits;
@@ -139,7 +148,8 @@ class RangeDecoder {
   bool AtEnd() const {
     const RangeEnd end(low_, range_);
     const size_t written = taken_ - 8 + end.bytes;  // before trailing zeros are dropped
-    return offset_ == end.offset && size_ <= written && (size_ == 0 || data_[size_ - 1] != 0);
+    return !failed_ && offset_ == end.offset && size_ <= written &&
+           (size_ == 0 || data_[size_ - 1] != 0);
   }
 
  private:
@@ -162,6 +172,7 @@ class RangeDecoder {
   uint64_t low_ = 0;
   uint64_t offset_ = 0;  ///< of the coded number from low
   uint64_t range_ = ~uint64_t{0};
+  bool failed_ = false;
 };
 
 }  // namespace deltawire::kernels

@@ -65,7 +65,7 @@ inline uint64_t LargestSum(uint64_t survivors) {
   const uint64_t a = survival_internal::kTable[i];
   const uint64_t b = survival_internal::kTable[i + 1];
   // floor((a - b) r / 2^10) <= a - z for the r sought.
-  const uint64_t r = (((a - z + 1) << 10) - 1) / (a - b);
+  const uint32_t r = static_cast<uint32_t>(((a - z + 1) << 10) - 1) / static_cast<uint32_t>(a - b);
   return uint64_t{octave} << kOctaveBits | i << 10 | (r < 1023 ? r : 1023);
 }
 

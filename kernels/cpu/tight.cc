@@ -31,52 +31,54 @@ LengthContext LengthContextOf(unsigned cls, unsigned j) {
   return {false, x > 15 ? -1 : static_cast<int>(x) - 1};
 }
 
-/// Passes elements and keeps the sum of their weights since the last event.
+/// A point that no element takes a sum to.
+constexpr uint64_t kNoPoint = uint64_t{1} << 62;
+
+/// The way through a group: where it stands in a block, and the weights passed since the last
+/// event. The sum at element i is Before(i) - origin(), in 64 bits that may wrap.
 class Passage {
  public:
-  explicit Passage(TightChunk& chunk) : chunk_(chunk), work_(chunk.work()) {}
+  explicit Passage(const TightChunk& chunk) : chunk_(&chunk) {}
 
-  void StartBlock(size_t elements) {
-    at_ = 0;
-    elements_ = elements;
-  }
   size_t at() const { return at_; }
   uint64_t sum() const { return sum_; }
-  void Restart() { sum_ = 0; }
-  void PassChange() {
-    sum_ = 0;
-    ++at_;
+  /// Starts the next block with the sum of the one before.
+  void StartBlock() {
+    at_ = 0;
+    origin_ = 0 - sum_;
   }
-
-  /// Moves to `stop`, or to the first element before it at which an event is due: a skip, or the
-  /// sum's passing `point` (then the element is the one that does).
-  /// Whole strips are passed where neither can happen within.
-  void MoveTo(size_t stop, uint64_t point) {
-    while (at_ < stop && sum_ < kSkipAt) {
-      if (at_ % 64 == 0 && at_ + 64 <= stop && Passes(work_.sums64[at_ / 64], point)) {
-        at_ += 64;
-      } else if (at_ % 8 == 0 && at_ + 8 <= stop && Passes(work_.sums8[at_ / 8], point)) {
-        at_ += 8;
-      } else {
-        const uint64_t weight = chunk_.WeightOf(work_.contexts[at_]);
-        if (sum_ + weight > point) return;
-        sum_ += weight;
-        ++at_;
-      }
-    }
+  /// Moves to element `i`, not before at().
+  void MoveTo(size_t i) {
+    at_ = i;
+    sum_ = chunk_->Before(i) - origin_;
+  }
+  /// The first element from at() on whose weight takes the sum above `point`, or the first whose
+  /// sum asks for a skip before it; the block's elements if neither.
+  void Seek(size_t elements, uint64_t point) {
+    if (sum_ >= kSkipAt) return;
+    const TightChunk::Found found = chunk_->Find(at_, origin_ + std::min(point, kSkipAt - 1));
+    at_ = found.at;
+    sum_ = found.before - origin_;
+    if (point < kSkipAt || at_ == elements) return;
+    // The element that takes the sum to kSkipAt: unless it takes it above the point as well, the
+    // skip is due at the next one.
+    if (sum_ + chunk_->WeightAt(at_) <= point) MoveTo(at_ + 1);
+  }
+  void Skip() {
+    origin_ += sum_;
+    sum_ = 0;
+  }
+  void PassChange(uint32_t weight) {
+    ++at_;
+    origin_ += sum_ + weight;
+    sum_ = 0;
   }
 
  private:
-  bool Passes(uint64_t strip, uint64_t point) {
-    if (sum_ + strip > point || sum_ + strip >= kSkipAt) return false;
-    sum_ += strip;
-    return true;
-  }
-  TightChunk& chunk_;
-  BlockWork& work_;
+  const TightChunk* chunk_;
   size_t at_ = 0;
-  size_t elements_ = 0;
   uint64_t sum_ = 0;
+  uint64_t origin_ = 0;
 };
 
 // --- encoding ---
@@ -95,6 +97,7 @@ class TightEncoder {
   bool ReadChanges(size_t block);
   void CountChange(size_t i);
   void PutBlock(size_t block, Passage& passage, RangeEncoder& coder);
+  void PutSkips(size_t elements, size_t stop, Passage& passage, RangeEncoder& coder);
   void PutDifference(uint8_t context, uint64_t d, RangeEncoder& coder);
 
   TightChunk& chunk_;
@@ -182,23 +185,36 @@ void TightEncoder::PutDifference(uint8_t context, uint64_t d, RangeEncoder& code
 void TightEncoder::PutBlock(size_t block, Passage& passage, RangeEncoder& coder) {
   const BlockWork& work = chunk_.work();
   const size_t elements = chunk_.BlockElements(block);
-  passage.StartBlock(elements);
+  passage.StartBlock();
   for (uint32_t i = 0; i <= changed_; ++i) {
     const size_t stop = i < changed_ ? work.at[i] : elements;
-    for (;;) {
-      passage.MoveTo(stop, ~uint64_t{0} >> 1);
-      if (passage.sum() < kSkipAt || passage.at() == elements) break;
-      const uint64_t left = Survival(passage.sum());
-      coder.PutEvent(kCertain - left, left);
-      passage.Restart();
-    }
+    PutSkips(elements, stop, passage, coder);
     if (i == changed_) break;
     const uint8_t context = work.contexts[stop];
+    const uint32_t weight = chunk_.WeightOf(context);
     const uint64_t before = Survival(passage.sum());
-    const uint64_t after = Survival(passage.sum() + chunk_.WeightOf(context));
+    const uint64_t after = Survival(passage.sum() + weight);
     coder.PutEvent(kCertain - before, before - after);
     PutDifference(context, work.d[i], coder);
-    passage.PassChange();
+    passage.PassChange(weight);
+  }
+}
+
+void TightEncoder::PutSkips(size_t elements, size_t stop, Passage& passage, RangeEncoder& coder) {
+  for (;;) {
+    if (passage.sum() >= kSkipAt) {
+      if (passage.at() == elements) return;  // due at the next block's first element
+      const uint64_t left = Survival(passage.sum());
+      coder.PutEvent(kCertain - left, left);
+      passage.Skip();
+    }
+    Passage end = passage;
+    end.MoveTo(stop);
+    if (end.sum() < kSkipAt) {
+      passage = end;
+      return;
+    }
+    passage.Seek(elements, kNoPoint);
   }
 }
 
@@ -307,9 +323,7 @@ bool TightDecoder::GetDifference(uint8_t context, RangeDecoder& coder, uint64_t*
   const unsigned cls = ClassOf(context), row = RowOf(context), bits = 8 * chunk_.width();
   bool negative;
   if (row == 0) {
-    uint64_t raw = 0;
-    if (!coder.GetRaw(1, &raw)) return false;
-    negative = raw != 0;
+    negative = coder.GetBit();
   } else {
     negative =
         coder.GetDecision(kLevelProbability[parameters_.same[row][cls]]) == WentDown(context);
@@ -343,24 +357,25 @@ bool TightDecoder::GetDifference(uint8_t context, RangeDecoder& coder, uint64_t*
 bool TightDecoder::GetBlock(size_t block, Passage& passage, RangeDecoder& coder) {
   BlockWork& work = chunk_.work();
   const size_t elements = chunk_.BlockElements(block);
-  passage.StartBlock(elements);
+  passage.StartBlock();
   changed_ = 0;
   for (;;) {
-    passage.MoveTo(elements, point_);
+    passage.Seek(elements, point_);
     const size_t at = passage.at();
     if (at == elements) return true;  // the group's end, or on with the next block
     const uint64_t before = Survival(passage.sum());
     if (passage.sum() >= kSkipAt) {
       coder.TakeEvent(kCertain - before, before);
-      passage.Restart();
+      passage.Skip();
     } else {
       const uint8_t context = work.contexts[at];
-      const uint64_t after = Survival(passage.sum() + chunk_.WeightOf(context));
+      const uint32_t weight = chunk_.WeightOf(context);
+      const uint64_t after = Survival(passage.sum() + weight);
       coder.TakeEvent(kCertain - before, before - after);
       work.at[changed_] = static_cast<uint16_t>(at);
       if (!GetDifference(context, coder, &work.d[changed_])) return false;
       ++changed_;
-      passage.PassChange();
+      passage.PassChange(weight);
     }
     if (!ReadPoint(coder)) return false;
   }

@@ -14,11 +14,13 @@ constexpr unsigned ClassOf(uint8_t context) { return context & 15; }
 constexpr unsigned RowOf(uint8_t context) { return context >> 4 & 7; }
 constexpr bool WentDown(uint8_t context) { return context >> 7 != 0; }
 
+/// A context that no element has, and that weighs nothing.
+inline constexpr uint8_t kNoWeight = 0x7f;
+
 struct BlockWork {
-  uint8_t contexts[kBlockElements];
-  uint64_t sums8[kBlockElements / 8];    ///< of whole eights
-  uint64_t sums64[kBlockElements / 64];  ///< of whole sixty-fours
-  uint16_t at[kBlockElements];           ///< this delta's changes
+  uint8_t contexts[kBlockElements + 8];
+  uint64_t before8[kBlockElements / 8 + 2];  ///< [i]: weights of all elements before 8 i
+  uint16_t at[kBlockElements];               ///< this delta's changes
   uint64_t d[kBlockElements];
   uint16_t past_at[kBlockElements];  ///< those of one delta of the history
   uint64_t past_d[kBlockElements];   ///< also pack's dense scratch
@@ -43,11 +45,22 @@ class TightChunk {
   unsigned Exponent(size_t block, size_t i) const;
   uint32_t WeightOf(uint8_t context) const { return weights_[context & 0x7f]; }
 
+  uint32_t WeightAt(size_t i) const { return WeightOf(work_->contexts[i]); }
+
   void SetBase(unsigned base) { base_ = base; }
   void SetWeights(const TightParameters& parameters);
   /// Contexts of a block; with them the sums, once the weights are set. The counts, if any, grow by
   /// the block's elements.
   bool Prepare(size_t block, TightCounts* counts);
+  /// Sum of the weights of the prepared block's elements before `i`, i <= its elements.
+  uint64_t Before(size_t i) const;
+  struct Found {
+    size_t at;
+    uint64_t before;  ///< Before(at)
+  };
+  /// The first element from `from` on with Before(element + 1) > sum; the block's elements if none.
+  /// REQUIRES: Before(from) <= sum.
+  Found Find(size_t from, uint64_t sum) const;
 
  private:
   bool Overlay(size_t block, TightCounts* counts);
@@ -67,6 +80,7 @@ class TightChunk {
   bool changed_in_[kMaxHistory] = {};
   uint32_t weights_[128] = {};  ///< by context without direction
   uint32_t plain_[16] = {};     ///< those of row 0
+  size_t prepared_ = 0;         ///< elements of the prepared block
   BlockWork* work_;
   MutableBytes spare_;
 };
