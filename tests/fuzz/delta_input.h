@@ -73,8 +73,8 @@ struct Shape {
   /// Of several blocks: bit 0 the width, bits 2-4 the size.
   static Shape Large(uint8_t byte) {
     constexpr size_t k = kBlockElements;
-    constexpr std::array<size_t, 8> kElements = {k - 1,     k,     k + 1, 2 * k - 1,
-                                                 2 * k + 3, 3 * k, k + 8, 5 * k + 64};
+    constexpr std::array<size_t, 8> kElements = {k - 1,     k,     k + 1,     k + 8,
+                                                 2 * k - 1, 2 * k, 2 * k + 3, 2 * k + 77};
     return {1 + (byte & 1u), kElements[byte >> 2 & 7]};
   }
 };

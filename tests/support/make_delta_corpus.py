@@ -16,8 +16,8 @@ import delta_decoder as decoder
 import delta_encoder as encoder
 
 SMALL = [1, 3, 64, 257, 700, 300, 17, 128]
-LARGE = [decoder.BLOCK + k for k in (-1, 0, 1)]
-LARGE += [2 * decoder.BLOCK - 1, 2 * decoder.BLOCK + 3, 3 * decoder.BLOCK]
+LARGE = [decoder.BLOCK + k for k in (-1, 0, 1, 8)]
+LARGE += [2 * decoder.BLOCK + k for k in (-1, 0, 3, 77)]
 WIDTH_CODE = {1: 0, 2: 1, 4: 2, 8: 3}
 DESCRIBED, TIGHT = 32, 64
 
@@ -146,7 +146,7 @@ def write_dense(root, draw):
 
 
 def write_blocks(root, draw):
-    for index, width, function in [(0, 1, 4), (2, 2, 1), (4, 1, 0), (5, 2, 2)]:
+    for index, width, function in [(0, 1, 4), (2, 2, 1), (6, 1, 0), (7, 2, 2)]:
         n = LARGE[index]
         changes = changes_of(draw, n, width, 30 / n, .2)
         head = bytes([width - 1 | index << 2, function])
