@@ -18,7 +18,7 @@ inline std::vector<Buffer> MakePast(const Shape& shape) {
     Buffer data = zeros;
     for (size_t i = 0; i < data.size(); ++i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
-      if (state >> 61 == 0) data[i] = static_cast<std::byte>((state >> 40 & 3) - 1);
+      if (state >> 58 == 0) data[i] = static_cast<std::byte>((state >> 40 & 3) - 1);
     }
     past.push_back(k == 4 ? Buffer() : Diff(Scalar(), zeros, data, shape.width));
   }

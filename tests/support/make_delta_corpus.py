@@ -39,7 +39,7 @@ def past_of(n, width):
         data = bytearray(zeros)
         for i in range(len(data)):
             s = next(draw)
-            if s >> 61 == 0:
+            if s >> 58 == 0:
                 data[i] = (s >> 40 & 3) - 1 & 255
         changes = encoder.differences(zeros, bytes(data), width)
         past.append(b"" if k == 4 else encoder.encode_fast(changes, n, width))
