@@ -563,14 +563,14 @@ def splitmix64(state):
 class Digest:
     def __init__(self, seed):
         stream = splitmix64(seed)
-        self.key = [next(stream) for _ in range(32768)]
-        self.multiplier = [next(stream) | 1 for _ in range(64)]
+        self.key = [next(stream) for _ in range(1024)]
+        self.multiplier = [next(stream) | 1 for _ in range(2048)]
 
     def of(self, data):
         data = data + bytes(-len(data) % 4)
         words = struct.unpack("<%dI" % (len(data) // 4), data)
         total = 0
-        for b in range(0, len(words), 32768):
-            block = sum(k * w for k, w in zip(self.key, words[b:b + 32768]))
-            total += self.multiplier[b // 32768] * block
+        for b in range(0, len(words), 1024):
+            block = sum(k * w for k, w in zip(self.key, words[b:b + 1024]))
+            total += self.multiplier[b // 1024] * block
         return total & MASK64

@@ -134,7 +134,7 @@ LEVEL_BORDERS = [173, 1083, 3103, 6374, 10975, 16901, 23843, 31444, 39388, 46643
 
 def choose_group(changed, blocks):
     for g in range(4):
-        if changed << g >= 512 * blocks:
+        if changed << g >= 2048 * blocks:
             return g
     return 3
 

@@ -143,8 +143,8 @@ void WriteFrozen(Writer& writer) {
   add({"none_w2", F::kNone, 2, 3000, 0.05, 0.1, 8}, 3000, 6);
   add({"none_w8", F::kNone, 8, 8000, 0.05, 0, 8}, 500, 7);
   // Four groups of a block each; two groups, of four blocks and of one; one group of two blocks.
-  add({"groups4", F::kF8E4M3, 1, 3 * kBlockElements + 500, 0.005, 0.1, 8}, 2000, 8);
-  add({"groups2", F::kBF16, 2, 4 * kBlockElements + 77, 0.001, 0.1, 8}, 2000, 9);
+  add({"groups4", F::kF8E4M3, 1, 3 * kBlockElements + 500, 0.017, 0.1, 8}, 2000, 8);
+  add({"groups2", F::kBF16, 2, 4 * kBlockElements + 77, 0.003, 0.1, 8}, 2000, 9);
   add({"groups1", F::kBF16, 2, kBlockElements + 77, 0.0003, 0.1, 8}, 2000, 10);
 }
 

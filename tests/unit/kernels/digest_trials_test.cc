@@ -101,8 +101,8 @@ TEST_CASE("A million random bit swap shift stale and zero errors are all caught"
   for (uint64_t seed = 0; seed < kKeys; ++seed) {
     Random random(4100 + seed);
     const DigestKey key(seed);
-    // bf16 weights, two digest blocks and a tail of half a word; 3 % of them from a step before.
-    Buffer data(2 * DigestKey::kBlockBytes + 4000 + 2);
+    // bf16 weights, 64 digest blocks and a tail of half a word; 3 % of them from a step before.
+    Buffer data(64 * DigestKey::kBlockBytes + 4000 + 2);
     for (size_t i = 0; i < data.size() / 2; ++i) {
       StoreAt(data, i, 2, random.Below(2) << 15 | (0x3d00 + random.Below(0x180)));
     }
@@ -153,7 +153,7 @@ TEST_CASE("Errors within a block collide in a digest cut short as often as the b
   CAPTURE(seed);
   Random random(seed);
   std::vector<std::unique_ptr<DigestKey>> keys;
-  for (uint64_t s = 0; s < 16; ++s) keys.push_back(std::make_unique<DigestKey>(seed + s));
+  for (uint64_t s = 0; s < 512; ++s) keys.push_back(std::make_unique<DigestKey>(seed + s));
   for (const unsigned t : {0u, 3u, 8u, 12u}) {
     size_t collisions = 0;
     for (size_t trial = 0; trial < kTrials; ++trial) {

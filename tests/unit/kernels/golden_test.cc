@@ -119,7 +119,7 @@ TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
   const nlohmann::json manifest = nlohmann::json::parse(file);
   const DigestKey key(manifest.at("key_seed").get<uint64_t>());
   REQUIRE(manifest.at("cases").size() == 19);
-  size_t tight = 0;
+  size_t tight = 0, groupings[4] = {};
   for (const auto& entry : manifest.at("cases")) {
     const Golden g = ReadCase(key, entry);
     for (const Backend* backend : All()) {
@@ -127,9 +127,18 @@ TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
       CheckFast(*backend, key, g);
       for (const auto& [depth, bytes] : g.tight) CheckTight(*backend, g, depth, bytes);
     }
-    for (const auto& [depth, bytes] : g.tight) tight += bytes != 0;
+    for (const auto& [depth, bytes] : g.tight) {
+      if (bytes == 0) continue;
+      ++tight;
+      ++groupings[static_cast<uint8_t>(
+                      ReadGolden(g.c.name + "_tight" + std::to_string(depth)).data()[3]) >>
+                  4];
+    }
   }
-  CHECK(tight >= 30);
+  CHECK(tight >= 35);
+  CHECK(groupings[0] > 0);
+  CHECK(groupings[2] > 0);
+  CHECK(groupings[3] > 0);
 }
 
 TEST_CASE("Every backend reads tight payloads whose parameters no encoder of ours chooses") {
