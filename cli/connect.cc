@@ -121,9 +121,10 @@ Status Check(const grpc::Status& s, std::string_view who, const std::string& add
 }
 
 StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& model,
-                                             std::chrono::milliseconds timeout) {
+                                             std::chrono::milliseconds timeout, bool changes) {
   v1::SenderStatusRequest request;
   request.set_model(model);
+  request.set_changes(changes);
   v1::SenderStatusResponse response;
   grpc::ClientContext context;
   SetDeadline(context, timeout);

@@ -56,8 +56,10 @@ StatusOr<std::string> ChooseModel(Sender& sender, const std::string& name,
 StatusOr<std::string> ChooseModel(Receiver& receiver, const std::string& name,
                                   std::chrono::milliseconds timeout);
 
+/// `changes`: also what the newest version changed per tensor.
 StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& model,
-                                             std::chrono::milliseconds timeout);
+                                             std::chrono::milliseconds timeout,
+                                             bool changes = false);
 StatusOr<v1::ReceiverStatusResponse> GetStatus(Receiver& receiver, const std::string& model,
                                                std::chrono::milliseconds timeout);
 

@@ -16,6 +16,7 @@ namespace {
 struct StatusOptions : Common {
   bool watch = false;
   double interval = 1;
+  bool changes = false;
   bool sender_named = false;
   bool receiver_named = false;
 };
@@ -29,7 +30,7 @@ struct Snapshot {
 
 Status AskSender(const StatusOptions& o, Snapshot& out) {
   DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
-  out.sender = GetStatus(sender, o.model, o.timeout());
+  out.sender = GetStatus(sender, o.model, o.timeout(), o.changes);
   if (!out.sender.ok()) return out.sender.status();
   v1::ListReceiversRequest request;
   request.set_model(o.model);
@@ -60,6 +61,35 @@ void Exposed(std::string& text, bool exposed) {
 }
 
 std::string Note(const std::string& message) { return message.empty() ? "" : "  " + message; }
+
+// By which form chunks travelled: "raw 21, fast 7".
+std::string SentText(const v1::SenderModelStatus& m) {
+  std::string text;
+  for (const v1::CodecCount& c : m.sent()) {
+    if (c.chunks() == 0) continue;
+    text += fmt::format("{}{} {} in {} chunks", text.empty() ? "" : ", ", c.codec(),
+                        HumanBytes(c.bytes()), c.chunks());
+  }
+  return text;
+}
+
+void ShowChanges(const v1::SenderModelStatus& m, std::string& text) {
+  constexpr Align kRight = Align::kRight;
+  Table table({{"TENSOR"},
+               {"CHANGED", kRight},
+               {"OF ELEMENTS", kRight},
+               {"DENSITY", kRight},
+               {"DELTA", kRight},
+               {"WHOLE", kRight}});
+  for (const v1::TensorChange& t : m.changes()) {
+    table.Add(
+        {t.name(), Grouped(t.changed_elements()), Grouped(t.elements()),
+         Percent(static_cast<double>(t.changed_elements()), static_cast<double>(t.elements())),
+         HumanBytes(t.delta_bytes()), HumanBytes(t.full_bytes())});
+  }
+  text += fmt::format("\n{}, changed by {}:\n", m.model(), VersionText(m.newest().id()));
+  text += table.rows() > 0 ? table.Text() : "nothing, or not known since the sender restarted\n";
+}
 
 void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
   if (!s.sender.ok()) {
@@ -102,6 +132,18 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
          m.offloading_version() == 0 ? "idle" : fmt::format("writing {}", m.offloading_version())});
   }
   text += models.Text();
+  for (const v1::SenderModelStatus& m : r.models()) {
+    if (const std::string sent = SentText(m); !sent.empty()) {
+      text += fmt::format("  {}: sent {}\n", m.model(), sent);
+    }
+    if (m.damaged_chunks() > 0) {
+      text += fmt::format(
+          "  {}: WARNING: {} chunks lost their digest in the sender's memory and are not sent; the "
+          "next version brings them\n",
+          m.model(), m.damaged_chunks());
+    }
+    if (o.changes) ShowChanges(m, text);
+  }
 }
 
 // gRPC names peers "ipv4:127.0.0.1:37552".
@@ -256,6 +298,7 @@ void DeclareStatus(CLI::App& app, Run* run) {
       ->type_name("SECONDS")
       ->check(Quiet(CLI::Range(0.05, 3600.0)))
       ->capture_default_str();
+  sub->add_flag("--changes", o->changes, "List what the newest version changed, per tensor");
   o->AddSender(*sub);
   o->AddReceiver(*sub);
   o->AddModel(*sub, "all");

@@ -109,10 +109,19 @@ TEST_CASE("metrics say what the daemons did") {
   INFO(sent);
   CHECK(sent.find("deltawire_sender_published_total{model=\"m\"} 2") != std::string::npos);
   CHECK(sent.find("deltawire_sender_version{model=\"m\"} 4") != std::string::npos);
+  CHECK(sent.find("deltawire_sender_codec_chunks_total{model=\"m\",codec=\"raw\"}") !=
+        std::string::npos);
+  CHECK(sent.find("deltawire_sender_codec_bytes_total{model=\"m\",codec=\"fast\"}") !=
+        std::string::npos);
+  CHECK(sent.find("deltawire_sender_encode_seconds_total{codec=\"tight\"}") != std::string::npos);
   const std::string received = HttpGet(receiver_port, "/metrics");
   INFO(received);
   CHECK(received.find("deltawire_receiver_commits_total{model=\"m\"} 2") != std::string::npos);
   CHECK(received.find("deltawire_receiver_version{model=\"m\"} 4") != std::string::npos);
+  CHECK(received.find("deltawire_receiver_codec_chunks_total{model=\"m\",codec=\"dense\"} 0") !=
+        std::string::npos);
+  CHECK(received.find("deltawire_receiver_decode_seconds_total{codec=\"tight\"} 0") !=
+        std::string::npos);
 }
 
 }  // namespace deltawire::testing

@@ -1,0 +1,342 @@
+// Every codec over many versions, with and without history, through what a receiver may live
+// through.
+#include <grpcpp/grpcpp.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstring>
+
+#include "common/layout/model_dir.h"
+#include "tests/support/daemons.h"
+#include "tests/support/proxy.h"
+
+namespace deltawire::testing {
+namespace {
+
+constexpr const char* kModel = "m";
+
+/// Weights as they are: bf16 of a bell curve.
+void FillLikeWeights(Trainer& trainer, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> weight(0, 0.02f);
+  for (size_t t = 0; t < trainer.layout().size(); ++t) {
+    if (trainer.layout().tensor(t).dtype != DType::kBF16) continue;
+    std::byte* at = trainer.content().data() + trainer.layout().offset(t);
+    for (size_t i = 0; i < trainer.layout().bytes(t); i += 2) {
+      const float value = weight(random);
+      std::memcpy(at + i, reinterpret_cast<const char*>(&value) + 2, 2);
+    }
+  }
+}
+
+/// An optimizer's step: small weights turn over more often, and always the same ones.
+void StepLikeAdam(Trainer& trainer, uint64_t step, double rate) {
+  std::mt19937_64 random(step);
+  std::uniform_real_distribution<double> uniform(0, 1);
+  for (size_t t = 0; t < trainer.layout().size(); ++t) {
+    if (trainer.layout().tensor(t).dtype != DType::kBF16) continue;
+    std::byte* at = trainer.content().data() + trainer.layout().offset(t);
+    for (size_t i = 0; i < trainer.layout().bytes(t); i += 2) {
+      uint32_t bits = LoadLe<uint16_t>(at + i);
+      const uint32_t wide = bits << 16;
+      float value = 0;
+      std::memcpy(&value, &wide, 4);
+      // A step of `rate` crosses to the next bf16 with this chance; hot elements 16 times as
+      // likely.
+      const double gap = std::max(std::abs(static_cast<double>(value)) / 256, 1e-9);
+      const double hot = (i / 2) % 32 == 0 ? 16 : 0.5;
+      if (uniform(random) > std::min(0.9, hot * rate / gap)) continue;
+      bits += (i / 64) % 2 == 0 ? 1 : 0xffff;
+      StoreLe<uint16_t>(at + i, static_cast<uint16_t>(bits));
+    }
+  }
+}
+
+/// "" when the receiver's weights are the sender's active half, else what differs.
+std::string CompareHalf(SenderProcess& sender, const std::filesystem::path& receiver) {
+  const auto dir = sender.dir() / kModel;
+  const auto state = StateReader::Open(dir / ".deltawire.state");
+  if (!state.ok()) return std::string(MessageOf(state.status()));
+  const auto half = ModelDir::Open(dir / fmt::format("half-{}.safetensors", state->active()));
+  const auto held = ModelDir::Open(receiver);
+  if (!half.ok() || !held.ok()) return "cannot open";
+  for (size_t t = 0; t < half->layout().size(); ++t) {
+    const Bytes a = half->data(t), b = held->data(t);
+    if (a.size() != b.size() || (!a.empty() && std::memcmp(a.data(), b.data(), a.size()) != 0)) {
+      return half->layout().tensor(t).name;
+    }
+  }
+  return "";
+}
+
+struct Setup {
+  explicit Setup(std::vector<std::string> sender_args, std::vector<std::string> receiver_args = {},
+                 size_t megabytes = 4, uint64_t seed = 61)
+      : sender(root.path(), std::move(sender_args)),
+        trainer(sender.socket(), kModel, megabytes, seed),
+        receiver(root.path(), "r1", sender.control(), kModel, std::move(receiver_args)) {
+    FillLikeWeights(trainer, seed);
+  }
+  void Publish(uint64_t version) {
+    StepLikeAdam(trainer, version, rate);
+    REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+  }
+  v1::PullStats Commit(uint64_t version) {
+    Publish(version);
+    INFO(ReadText(receiver.log()));
+    REQUIRE(receiver.WaitCommitted(version));
+    CHECK(trainer.Compare(receiver.dir()) == "");
+    CHECK(CompareHalf(sender, receiver.dir()) == "");
+    return receiver.Status().last_pull();
+  }
+  v1::PullStats Sync() {
+    REQUIRE(Eventually([&] { return receiver.Status().attached(); }));
+    v1::SyncRequest request;
+    request.set_model(kModel);
+    grpc::ClientContext context;
+    auto stream = receiver.stub().Sync(&context, request);
+    for (v1::SyncUpdate u; stream->Read(&u);) {
+    }
+    const grpc::Status status = stream->Finish();
+    INFO(status.error_message() << "\n" << ReadText(receiver.log()));
+    REQUIRE(status.ok());
+    CHECK(trainer.Compare(receiver.dir()) == "");
+    return receiver.Status().last_pull();
+  }
+
+  double rate = 1e-6;  // of the optimizer
+  ShmDir root;
+  SenderProcess sender;
+  Trainer trainer;
+  ReceiverProcess receiver;
+};
+
+v1::CodecCount Sent(SenderProcess& sender, const std::string& codec) {
+  const v1::SenderModelStatus status = sender.Status(kModel);
+  for (const auto& c : status.sent()) {
+    if (c.codec() == codec) return c;
+  }
+  return {};
+}
+
+}  // namespace
+
+TEST_CASE("each codec brings every version bit for bit") {
+  const std::string codec = GENERATE("fast", "tight", "dense");
+  const int history = GENERATE(0, 4);
+  CAPTURE(codec, history);
+  Setup s({"--codec", codec, "--history", std::to_string(history)});
+  s.Commit(1);
+  for (uint64_t v = 2; v <= 8; ++v) {
+    CAPTURE(v);
+    const auto pull = s.Commit(v);
+    CHECK(pull.chunks_full() == 0);
+    CHECK(pull.refused_chunks() == 0);
+    REQUIRE(pull.chunks_delta() > 0);
+    CHECK((pull.chunks_tight() > 0) == (codec == "tight"));
+    CHECK((pull.chunks_dense() > 0) == (codec == "dense"));
+    const bool past = codec == "tight" && history > 0 && v > 2;
+    CHECK((pull.history_chunks() > 0) == past);
+  }
+  const auto status = s.receiver.Status();
+  CHECK(status.history_deltas() == (codec == "tight" ? static_cast<uint32_t>(history) : 0));
+  CHECK(Sent(s.sender, codec).chunks() > 0);
+  CHECK(Sent(s.sender, "raw").bytes() == s.trainer.layout().total_bytes());
+}
+
+TEST_CASE("tight is smaller than fast, and smaller still with history") {
+  uint64_t bytes[3] = {};
+  const std::vector<std::string> args[3] = {{"--codec", "fast"},
+                                            {"--codec", "tight", "--history", "0"},
+                                            {"--codec", "tight", "--history", "8"}};
+  for (int i = 0; i < 3; ++i) {
+    Setup s(args[i]);
+    for (uint64_t v = 1; v <= 6; ++v) bytes[i] = s.Commit(v).payload_bytes();
+  }
+  WARN("last of six versions, bytes: fast " << bytes[0] << ", tight " << bytes[1]
+                                            << ", with history " << bytes[2]);
+  CHECK(bytes[1] < bytes[0]);
+  CHECK(bytes[2] < bytes[1]);
+}
+
+TEST_CASE("a receiver that restarts has no history, and begins anew") {
+  Setup s({"--codec", "tight", "--history", "4"});
+  for (uint64_t v = 1; v <= 4; ++v) s.Commit(v);
+  CHECK(s.receiver.Status().last_pull().history_chunks() > 0);
+  s.receiver.Restart();
+  REQUIRE(s.receiver.WaitCommitted(4));
+  const auto after = s.Commit(5);
+  CHECK(after.chunks_tight() > 0);
+  CHECK(after.history_chunks() == 0);
+  CHECK(s.Commit(6).history_chunks() > 0);
+}
+
+TEST_CASE("a sender that restarts sends changed chunks whole once, then tight again") {
+  Setup s({"--codec", "tight", "--history", "4"});
+  for (uint64_t v = 1; v <= 4; ++v) s.Commit(v);
+  s.sender.Restart();
+  s.Commit(5);
+  CHECK(s.Commit(6).refused_chunks() == 0);
+  CHECK(s.Commit(7).chunks_tight() > 0);
+}
+
+TEST_CASE("a rollback is a delta like any other, also to look back to") {
+  Setup s({"--codec", "tight", "--history", "4"});
+  std::vector<std::byte> third;
+  for (uint64_t v = 1; v <= 5; ++v) {
+    s.Commit(v);
+    if (v == 3) third = s.trainer.content();
+  }
+  v1::RollbackRequest request;
+  request.set_model(kModel);
+  request.set_version(3);
+  v1::RollbackResponse response;
+  grpc::ClientContext context;
+  REQUIRE(s.sender.orchestrator().Rollback(&context, request, &response).ok());
+  REQUIRE(Eventually([&] { return s.receiver.Status().committed().epoch() == 2; }));
+  s.trainer.content() = third;
+  CHECK(s.trainer.Compare(s.receiver.dir()) == "");
+  CHECK(s.receiver.Status().last_pull().chunks_tight() > 0);
+  CHECK(s.receiver.Status().last_pull().history_chunks() > 0);
+  CHECK(s.Commit(4).history_chunks() > 0);
+  CHECK(s.Commit(5).refused_chunks() == 0);
+}
+
+TEST_CASE("skipped versions come as one tight fold, after which history begins anew") {
+  Setup s({"--codec", "tight", "--history", "4"}, {"--no-follow"});
+  for (uint64_t v = 1; v <= 3; ++v) {
+    s.Publish(v);
+    s.Sync();
+  }
+  CHECK(s.receiver.Status().last_pull().history_chunks() > 0);
+  for (uint64_t v = 4; v <= 7; ++v) s.Publish(v);
+  const auto fold = s.Sync();
+  CHECK(fold.chunks_tight() > 0);
+  CHECK(fold.history_chunks() > 0);  // what led to 3 is the same at both ends
+  s.Publish(8);
+  CHECK(s.Sync().history_chunks() == 0);  // one delta here, four there
+  s.Publish(9);
+  const auto again = s.Sync();
+  CHECK(again.history_chunks() > 0);
+  CHECK(again.refused_chunks() == 0);
+  CHECK(again.chunks_full() == 0);
+}
+
+TEST_CASE("deltas that look back to another history are refused and fetched whole") {
+  Setup s({"--codec", "tight", "--history", "4", "--advertise-host", Proxy::kHost},
+          {"--no-follow"});
+  Proxy proxy(s.sender.bulk_port());
+  for (const uint64_t v : {1, 2}) {
+    s.Publish(v);
+    s.Sync();
+  }
+  s.Publish(3);
+  s.Publish(4);
+  s.Sync();
+  // The receiver has the delta from 2 to 4; the sender is told that it is the one from 3 to 4.
+  proxy.set_edit([](wire::Have& have) {
+    if (!have.history.empty()) have.history = {{1, 3}};
+    for (auto& c : have.chunks) c.depth = std::min<uint8_t>(c.depth, have.history.empty() ? 0 : 1);
+  });
+  s.Publish(5);
+  const auto pull = s.Sync();
+  CHECK(pull.history_chunks() > 0);
+  CHECK(pull.refused_chunks() > 0);
+  CHECK(pull.chunks_full() == pull.refused_chunks());
+  CHECK(pull.repaired_chunks() == pull.refused_chunks());
+  CHECK(ReadText(s.receiver.log()).find("looks back to") != std::string::npos);
+  proxy.set_edit(nullptr);
+  for (uint64_t v = 6; v <= 8; ++v) {
+    s.Publish(v);
+    CHECK(s.Sync().refused_chunks() == 0);
+  }
+  CHECK(s.receiver.Status().last_pull().history_chunks() > 0);
+}
+
+TEST_CASE("tight deltas do not fit bytes that went bad, which are then fetched whole") {
+  Setup s({"--codec", "tight"}, {"--scrub-bytes-per-s", "0"});
+  s.Commit(1);
+  // Other exponents everywhere in the first chunk: the decoder meets other classes.
+  const auto file = ModelDir::Open(s.receiver.dir());
+  REQUIRE(file.ok());
+  std::FILE* f = std::fopen((s.receiver.dir() / "model.safetensors").c_str(), "r+b");
+  REQUIRE(f != nullptr);
+  std::fseek(f, -static_cast<long>(s.trainer.layout().total_bytes()), SEEK_END);
+  const std::vector<char> zeros(200'000, 0);
+  REQUIRE(std::fwrite(zeros.data(), 1, zeros.size(), f) == zeros.size());
+  std::fclose(f);
+  const auto pull = s.Commit(2);
+  CHECK(pull.chunks_full() == 1);
+  CHECK(pull.repaired_chunks() == 1);
+}
+
+TEST_CASE("publishes overtake a slow pull of tight deltas") {
+  Setup s({"--codec", "tight", "--history", "4", "--advertise-host", Proxy::kHost});
+  Proxy proxy(s.sender.bulk_port());
+  s.Commit(1);
+  s.Commit(2);
+  proxy.set_rate(300'000);
+  for (uint64_t v = 3; v <= 9; ++v) s.Publish(v);
+  REQUIRE(s.receiver.WaitCommitted(9));
+  CHECK(s.trainer.Compare(s.receiver.dir()) == "");
+  proxy.set_rate(0);
+  CHECK(s.Commit(10).refused_chunks() == 0);
+}
+
+TEST_CASE("auto sends fast over loopback") {
+  Setup s({"--log-level", "debug"}, {}, 16);
+  for (uint64_t v = 1; v <= 4; ++v) s.Commit(v);
+  INFO(ReadText(s.sender.log()));
+  CHECK(Sent(s.sender, "fast").chunks() > 0);
+  CHECK(Sent(s.sender, "tight").chunks() == 0);
+  CHECK(s.receiver.Status().history_deltas() == 0);
+}
+
+TEST_CASE("auto turns to tight when the link turns slow, and back") {
+  Setup s({"--advertise-host", Proxy::kHost, "--log-level", "debug"}, {}, 2);
+  s.rate = 2e-5;  // pulls that are large enough to tell of the link
+  Proxy proxy(s.sender.bulk_port());
+  for (uint64_t v = 1; v <= 2; ++v) s.Commit(v);
+  uint64_t version = 2;
+  const auto until = [&](uint64_t versions, auto condition) {
+    for (const uint64_t last = version + versions; version < last;) {
+      if (condition(s.Commit(++version))) return true;
+    }
+    return false;
+  };
+  // A few pulls tell; what comes after is tight, then with history.
+  proxy.set_rate(200'000);
+  CHECK(until(6, [](const v1::PullStats& p) { return p.chunks_tight() == p.chunks_delta(); }));
+  CHECK(until(2, [](const v1::PullStats& p) { return p.history_chunks() > 0; }));
+  // While the coders bound a pull, the estimate rises by tenths.
+  proxy.set_rate(0);
+  const bool back =
+      until(100, [](const v1::PullStats& p) { return p.chunks_tight() < p.chunks_delta(); });
+  INFO(ReadText(s.sender.log()));
+  CHECK(back);
+}
+
+TEST_CASE("what a version changed is told per tensor, and adds up") {
+  Setup s({});
+  s.Commit(1);
+  s.Commit(2);
+  v1::SenderStatusRequest request;
+  request.set_model(kModel);
+  request.set_changes(true);
+  v1::SenderStatusResponse response;
+  grpc::ClientContext context;
+  REQUIRE(s.sender.orchestrator().GetStatus(&context, request, &response).ok());
+  const v1::SenderModelStatus& m = response.models(0);
+  uint64_t changed = 0, delta = 0;
+  for (const v1::TensorChange& t : m.changes()) {
+    CHECK(t.changed_elements() > 0);
+    CHECK(t.elements() >= t.changed_elements());
+    changed += t.changed_elements();
+    delta += t.delta_bytes();
+  }
+  CHECK(m.changes_size() == 7);  // the bf16 tensors
+  CHECK(changed == m.newest().changed_elements());
+  CHECK(delta == m.newest().delta_bytes());
+}
+
+}  // namespace deltawire::testing
