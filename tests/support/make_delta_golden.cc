@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "common/delta/dense.h"
 #include "tests/support/delta_case.h"
 
 namespace deltawire::kernels::test {
@@ -19,12 +20,19 @@ namespace {
 
 constexpr uint64_t kKeySeed = 0x0123456789abcdef;
 
+Buffer EncodeDense(const DeltaCase& c, Bytes fast) {
+  std::vector<std::byte> out;
+  out.resize(DenseEncode(Scalar(), fast, c.old_data.size(), c.width, SIZE_MAX, out));
+  return Buffer(out, 0);
+}
+
 class Writer {
  public:
   explicit Writer(std::filesystem::path dir) : dir_(std::move(dir)) {}
 
   /// Everything of one case; `pattern` elements of its base are written and repeat.
-  void Add(const DeltaCase& c, size_t pattern, std::initializer_list<unsigned> depths) {
+  void Add(const DeltaCase& c, size_t pattern, std::initializer_list<unsigned> depths,
+           bool dense = false) {
     const Buffer fast = Encode(Scalar(), key_, c.old_data, c.new_data, c.width);
     const size_t elements = c.base.size() / c.width;
     Write(c.name + "_base", Bytes(c.base).first(std::min(pattern, elements) * c.width));
@@ -39,6 +47,7 @@ class Writer {
       tight.push_back({{"depth", depth}, {"bytes", payload.size()}});
       if (payload.size() != 0) Write(c.name + "_tight" + std::to_string(depth), payload);
     }
+    if (dense) Write(c.name + "_dense", EncodeDense(c, fast));
     cases_.push_back({{"name", c.name},
                       {"width", c.width},
                       {"elements", elements},
@@ -47,7 +56,8 @@ class Writer {
                       {"digest_old", Hex(Scalar().digest(key_, c.old_data))},
                       {"digest_new", Hex(Scalar().digest(key_, c.new_data))},
                       {"past", past},
-                      {"tight", tight}});
+                      {"tight", tight},
+                      {"dense", dense}});
   }
 
   void Finish() {
@@ -127,6 +137,12 @@ void AddBlocks(Writer& writer) {
   writer.Add(Pair("blocks", 1, a, b), 1, {0});
 }
 
+/// Most elements change, by little: what dense is for.
+void AddDense(Writer& writer, unsigned width) {
+  CaseShape s{"dense_w" + std::to_string(width), ClassFunction::kNone, width, 2000, 0.4, 0.3, 0};
+  writer.Add(MakeDeltaCase(s, 2000, 20 + width), 2000, {0}, true);
+}
+
 void WriteFrozen(Writer& writer) {
   for (const unsigned width : kWidths) AddBorders(writer, width);
   for (const unsigned width : kWidths) AddRaw(writer, width);
@@ -142,6 +158,7 @@ void WriteFrozen(Writer& writer) {
   add({"e5m2", F::kF8E5M2, 1, 12000, 0.01, 0.2, 8}, 1000, 5);
   add({"none_w2", F::kNone, 2, 3000, 0.05, 0.1, 8}, 3000, 6);
   add({"none_w8", F::kNone, 8, 8000, 0.05, 0, 8}, 500, 7);
+  for (const unsigned width : kWidths) AddDense(writer, width);
   // Four groups of a block each; two groups, of four blocks and of one; one group of two blocks.
   add({"groups4", F::kF8E4M3, 1, 3 * kBlockElements + 500, 0.017, 0.1, 8}, 2000, 8);
   add({"groups2", F::kBF16, 2, 4 * kBlockElements + 77, 0.003, 0.1, 8}, 2000, 9);
@@ -164,7 +181,7 @@ void WriteRandom(Writer& writer, uint64_t seed, size_t count) {
     if (CountChanged(c.old_data, c.new_data, c.width) == 0) {
       StoreAt(c.new_data, 0, s.width, LoadAt(c.new_data, 0, s.width) ^ 1);
     }
-    writer.Add(c, s.elements, {0, s.depth});
+    writer.Add(c, s.elements, {0, s.depth}, i % 4 == 0);
   }
 }
 

@@ -65,6 +65,12 @@ class Case:
         for tight in self.entry["tight"]:
             self.check_tight(changes, tight["depth"], tight["bytes"])
 
+        if self.entry["dense"]:
+            decode = lambda payload: decoder.decode_dense(payload, self.n * self.width, self.width)
+            dense = self.read("dense")
+            need(decode(dense) == changes, "dense decodes to another")
+            check_damage(dense, decode, None)
+
     def check_tight(self, changes, depth, size):
         past = self.past[:depth]
         ours = encoder.encode_tight(changes, self.old, self.width, self.entry["function"], past)
@@ -164,7 +170,7 @@ def main():
     arguments = parser.parse_args()
     try:
         check_doc(arguments.doc)
-        failed = check_directory(arguments.golden, 19)
+        failed = check_directory(arguments.golden, 23)
         check_foreign(arguments.golden)
         if arguments.maker:
             with tempfile.TemporaryDirectory() as directory:

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "common/delta/dense.h"
 #include "tests/support/delta_case.h"
 
 namespace deltawire::kernels::test {
@@ -113,12 +114,22 @@ void CheckTight(const Backend& backend, const Golden& g, unsigned depth, size_t 
   CHECK(Equal(DecodeTight(backend, g, tight, depth), g.fast));
 }
 
+/// Read only: other versions of zstd write other bytes.
+void CheckDense(const Backend& backend, const Golden& g) {
+  const Buffer dense = ReadGolden(g.c.name + "_dense");
+  const size_t raw = g.c.old_data.size();
+  Buffer out(MaxEncodedBytes(raw, g.c.width));
+  size_t bytes = 0;
+  REQUIRE(DenseDecode(backend, dense, raw, g.c.width, out, &bytes) == DecodeStatus::kOk);
+  CHECK(Equal(Bytes(out).first(bytes), g.fast));
+}
+
 TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
   std::ifstream file(kDir + "/delta_v2.json");
   REQUIRE(file.good());
   const nlohmann::json manifest = nlohmann::json::parse(file);
   const DigestKey key(manifest.at("key_seed").get<uint64_t>());
-  REQUIRE(manifest.at("cases").size() == 19);
+  REQUIRE(manifest.at("cases").size() == 23);
   size_t tight = 0, groupings[4] = {};
   for (const auto& entry : manifest.at("cases")) {
     const Golden g = ReadCase(key, entry);
@@ -126,6 +137,7 @@ TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
       CAPTURE(backend->name, g.c.name);
       CheckFast(*backend, key, g);
       for (const auto& [depth, bytes] : g.tight) CheckTight(*backend, g, depth, bytes);
+      if (entry.at("dense").get<bool>()) CheckDense(*backend, g);
     }
     for (const auto& [depth, bytes] : g.tight) {
       if (bytes == 0) continue;
@@ -195,6 +207,17 @@ TEST_CASE("The example of fast in the format document") {
     CHECK(Equal(Encode(*backend, DigestKey(0), old_data, new_data, 2),
                 std::as_bytes(std::span(bytes))));
   }
+}
+
+TEST_CASE("The example of dense in the format document") {
+  Buffer zeros(16), ones(16);
+  for (size_t i = 0; i < 8; ++i) StoreAt(ones, i, 2, 1);
+  const auto bytes = DocumentedExample("dense, an example");
+  Buffer out(MaxEncodedBytes(16, 2));
+  size_t decoded = 0;
+  REQUIRE(DenseDecode(Scalar(), std::as_bytes(std::span(bytes)), 16, 2, out, &decoded) ==
+          DecodeStatus::kOk);
+  CHECK(Equal(Bytes(out).first(decoded), Encode(Scalar(), DigestKey(0), zeros, ones, 2)));
 }
 
 TEST_CASE("The example of tight in the format document") {
