@@ -1,10 +1,12 @@
-// The frozen bytes of format version 1, and the example of docs/delta_format.md.
+// The frozen bytes of format version 2 by every backend, and the examples of docs/delta_format.md.
+// The Python twin checks the same files and the same examples (delta_golden_test.py).
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tests/unit/kernels/kernel_data.h"
+#include "common/delta/dense.h"
+#include "tests/support/delta_case.h"
 
 namespace deltawire::kernels::test {
 namespace {
@@ -12,78 +14,225 @@ namespace {
 const std::string kDir = DELTAWIRE_GOLDEN_DIR;
 
 Buffer ReadGolden(const std::string& name) {
-  std::ifstream file(kDir + "/" + name, std::ios::binary);
-  CAPTURE(name);
+  const std::string path = kDir + "/delta_v2_" + name + ".bin";
+  std::ifstream file(path, std::ios::binary);
+  CAPTURE(path);
   REQUIRE(file.good());
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   return Buffer(std::as_bytes(std::span(text)), 0);
 }
 
-TEST_CASE("Every backend encodes and applies the golden payloads bytewise") {
-  std::ifstream file(kDir + "/delta_v1.json");
+/// `data` after a fast payload.
+Buffer Applied(const DigestKey& key, Bytes data, Bytes payload, unsigned width) {
+  Buffer out(data, 0);
+  uint64_t digest = 0;
+  REQUIRE(Scalar().decode_apply(key, payload, out, width, 0, &digest) == DecodeStatus::kOk);
+  return out;
+}
+
+/// A case of the manifest; see make_delta_golden.cc.
+struct Golden {
+  DeltaCase c;
+  Buffer fast{0};
+  uint64_t changed = 0, digest_old = 0, digest_new = 0;
+  std::vector<std::pair<unsigned, size_t>> tight;  // depth and bytes
+};
+
+Golden ReadCase(const DigestKey& key, const nlohmann::json& entry) {
+  Golden g;
+  g.c.name = entry.at("name").get<std::string>();
+  g.c.width = entry.at("width").get<unsigned>();
+  g.c.function = static_cast<ClassFunction>(entry.at("function").get<int>());
+  g.changed = entry.at("changed").get<uint64_t>();
+  g.digest_old = std::stoull(entry.at("digest_old").get<std::string>(), nullptr, 16);
+  g.digest_new = std::stoull(entry.at("digest_new").get<std::string>(), nullptr, 16);
+  const Buffer pattern = ReadGolden(g.c.name + "_base");
+  g.c.base = Buffer(entry.at("elements").get<size_t>() * g.c.width);
+  for (size_t i = 0; i < g.c.base.size(); ++i) {
+    g.c.base.data()[i] = pattern.data()[i % pattern.size()];
+  }
+  for (size_t k = 0; k < entry.at("past").size(); ++k) {
+    const bool same = entry.at("past")[k].get<size_t>() == 0;
+    g.c.past.push_back(same ? Buffer(0) : ReadGolden(g.c.name + "_past" + std::to_string(k + 1)));
+  }
+  g.c.old_data = Buffer(g.c.base, 0);
+  for (size_t k = g.c.past.size(); k-- > 0;) {
+    if (g.c.past[k].size() != 0) {
+      g.c.old_data = Applied(key, g.c.old_data, g.c.past[k], g.c.width);
+    }
+  }
+  g.fast = ReadGolden(g.c.name + "_fast");
+  g.c.new_data = Applied(key, g.c.old_data, g.fast, g.c.width);
+  for (const auto& t : entry.at("tight")) {
+    g.tight.emplace_back(t.at("depth").get<unsigned>(), t.at("bytes").get<size_t>());
+  }
+  return g;
+}
+
+void CheckFast(const Backend& backend, const DigestKey& key, const Golden& g) {
+  const unsigned width = g.c.width;
+  REQUIRE(backend.digest(key, g.c.old_data) == g.digest_old);
+  Buffer out(MaxEncodedBytes(g.c.old_data.size(), width));
+  const EncodeResult r =
+      backend.diff_encode(key, g.c.old_data, g.c.new_data, width, g.digest_old, out);
+  CHECK(r.changed == g.changed);
+  CHECK(r.digest_after == g.digest_new);
+  CHECK(Equal(Bytes(out).first(r.bytes), g.fast));
+  uint64_t changed = 0;
+  REQUIRE(backend.validate(g.fast, g.c.old_data.size(), width, &changed) == DecodeStatus::kOk);
+  CHECK(changed == g.changed);
+  Buffer data(g.c.old_data, 0);
+  uint64_t digest = 0;
+  REQUIRE(backend.decode_apply(key, g.fast, data, width, g.digest_old, &digest) ==
+          DecodeStatus::kOk);
+  CHECK(digest == g.digest_new);
+  CHECK(Equal(data, g.c.new_data));
+}
+
+Buffer DecodeTight(const Backend& backend, const Golden& g, Bytes tight, unsigned depth) {
+  const std::vector<Bytes> deltas = g.c.Deltas(depth);
+  const History history{deltas, depth == 0 ? 0 : ContextOf(deltas)};
+  Buffer scratch(kTightScratchBytes), out(MaxEncodedBytes(g.c.old_data.size(), g.c.width));
+  size_t bytes = 0;
+  REQUIRE(backend.tight_decode(g.c.old_data, tight, g.c.width, history, scratch, out, &bytes) ==
+          DecodeStatus::kOk);
+  return Buffer(Bytes(out).first(bytes), 0);
+}
+
+void CheckTight(const Backend& backend, const Golden& g, unsigned depth, size_t bytes) {
+  CAPTURE(depth);
+  const Buffer ours = EncodeTight(backend, g.c, g.fast, depth);
+  REQUIRE(ours.size() == bytes);
+  if (bytes == 0) return;  // no smaller than fast
+  const Buffer tight = ReadGolden(g.c.name + "_tight" + std::to_string(depth));
+  CHECK(Equal(ours, tight));
+  TightHead head;
+  REQUIRE(ReadTightHead(tight, &head) == DecodeStatus::kOk);
+  CHECK(head.function == g.c.function);
+  CHECK(head.depth == depth);
+  CHECK(head.context == (depth == 0 ? 0 : ContextOf(g.c.Deltas(depth))));
+  CHECK(Equal(DecodeTight(backend, g, tight, depth), g.fast));
+}
+
+/// Read only: other versions of zstd write other bytes.
+void CheckDense(const Backend& backend, const Golden& g) {
+  const Buffer dense = ReadGolden(g.c.name + "_dense");
+  const size_t raw = g.c.old_data.size();
+  Buffer out(MaxEncodedBytes(raw, g.c.width));
+  size_t bytes = 0;
+  REQUIRE(DenseDecode(backend, dense, raw, g.c.width, out, &bytes) == DecodeStatus::kOk);
+  CHECK(Equal(Bytes(out).first(bytes), g.fast));
+}
+
+TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
+  std::ifstream file(kDir + "/delta_v2.json");
   REQUIRE(file.good());
   const nlohmann::json manifest = nlohmann::json::parse(file);
   const DigestKey key(manifest.at("key_seed").get<uint64_t>());
-  REQUIRE(manifest.at("cases").size() == 9);
+  REQUIRE(manifest.at("cases").size() == 23);
+  size_t tight = 0, groupings[4] = {};
   for (const auto& entry : manifest.at("cases")) {
-    const auto name = entry.at("name").get<std::string>();
-    const auto width = entry.at("width").get<unsigned>();
-    const auto before = std::stoull(entry.at("digest_old").get<std::string>(), nullptr, 16);
-    const auto after = std::stoull(entry.at("digest_new").get<std::string>(), nullptr, 16);
-    const Buffer old_data = ReadGolden("delta_v1_" + name + "_old.bin");
-    const Buffer new_data = ReadGolden("delta_v1_" + name + "_new.bin");
-    const Buffer payload = ReadGolden("delta_v1_" + name + "_payload.bin");
+    const Golden g = ReadCase(key, entry);
     for (const Backend* backend : All()) {
-      CAPTURE(backend->name, name);
-      REQUIRE(backend->digest(key, old_data) == before);
-      Buffer out(MaxEncodedBytes(old_data.size(), width));
-      const EncodeResult r = backend->diff_encode(key, old_data, new_data, width, before, out);
-      CHECK(r.changed == entry.at("changed").get<uint64_t>());
-      CHECK(r.digest_after == after);
-      CHECK(Equal(Bytes(out).first(r.bytes), payload));
-      REQUIRE(backend->validate(payload, old_data.size(), width, nullptr) == DecodeStatus::kOk);
-      Buffer data(old_data, 0);
-      uint64_t digest = 0;
-      REQUIRE(backend->decode_apply(key, payload, data, width, before, &digest) ==
-              DecodeStatus::kOk);
-      CHECK(digest == after);
-      CHECK(Equal(data, new_data));
+      CAPTURE(backend->name, g.c.name);
+      CheckFast(*backend, key, g);
+      for (const auto& [depth, bytes] : g.tight) CheckTight(*backend, g, depth, bytes);
+      if (entry.at("dense").get<bool>()) CheckDense(*backend, g);
+    }
+    for (const auto& [depth, bytes] : g.tight) {
+      if (bytes == 0) continue;
+      ++tight;
+      ++groupings[static_cast<uint8_t>(
+                      ReadGolden(g.c.name + "_tight" + std::to_string(depth)).data()[3]) >>
+                  4];
+    }
+  }
+  CHECK(tight >= 35);
+  CHECK(groupings[0] > 0);
+  CHECK(groupings[2] > 0);
+  CHECK(groupings[3] > 0);
+}
+
+TEST_CASE("Every backend reads tight payloads whose parameters no encoder of ours chooses") {
+  std::ifstream file(kDir + "/delta_v2.json");
+  REQUIRE(file.good());
+  const nlohmann::json manifest = nlohmann::json::parse(file);
+  const DigestKey key(manifest.at("key_seed").get<uint64_t>());
+  const std::pair<std::string, unsigned> payloads[] = {{"bf16", 0}, {"bf16", 8},    {"fp32", 2},
+                                                       {"e4m3", 1}, {"none_w8", 8}, {"groups4", 2}};
+  for (const auto& entry : manifest.at("cases")) {
+    for (const auto& [name, depth] : payloads) {
+      if (entry.at("name").get<std::string>() != name) continue;
+      const Golden g = ReadCase(key, entry);
+      const Buffer tight = ReadGolden(name + "_foreign" + std::to_string(depth));
+      for (const Backend* backend : All()) {
+        CAPTURE(backend->name, name, depth);
+        CHECK(Equal(DecodeTight(*backend, g, tight, depth), g.fast));
+      }
     }
   }
 }
 
-/// The first fenced block of "### Example" in the format document, as bytes.
-std::vector<uint8_t> DocumentedExample() {
+/// The first fenced block below a heading of the format document, as bytes. Two spaces part the
+/// bytes of a line from its comment.
+std::vector<uint8_t> DocumentedExample(const std::string& heading) {
   std::ifstream file(DELTAWIRE_FORMAT_DOC);
   REQUIRE(file.good());
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const size_t fence = text.find("```", text.find("### Example"));
-  REQUIRE(fence != std::string::npos);
+  const size_t section = text.find("\n### " + heading + "\n");
+  REQUIRE(section != std::string::npos);
   std::vector<uint8_t> bytes;
-  const size_t end = text.find("```", fence + 3);
-  for (size_t at = fence + 4; at < end;) {
+  size_t at = text.find("```\n", section) + 4;
+  for (const size_t end = text.find("```", at); at < end;) {
     const std::string line = text.substr(at, text.find('\n', at) - at);
     at += line.size() + 1;
-    for (size_t i = 0; i + 1 < line.size() && line[i] != ' '; i += 3) {
-      bytes.push_back(static_cast<uint8_t>(std::stoul(line.substr(i, 2), nullptr, 16)));
-      if (i + 3 < line.size() && line[i + 3] == ' ') break;  // the comment's column
+    const std::string hex = line.substr(0, line.find("  "));
+    for (size_t i = 0; i + 1 < hex.size(); i += 3) {
+      bytes.push_back(static_cast<uint8_t>(std::stoul(hex.substr(i, 2), nullptr, 16)));
     }
   }
   return bytes;
 }
 
-TEST_CASE("The example of the format document") {
-  Buffer old_data(600), new_data(600);
+TEST_CASE("The example of fast in the format document") {
+  Buffer old_data(600);
   for (size_t i = 0; i < 300; ++i) StoreAt(old_data, i, 2, 0x3f80);
-  std::memcpy(new_data.data(), old_data.data(), old_data.size());
+  Buffer new_data(old_data, 0);
   StoreAt(new_data, 0, 2, 0x3f81);
   StoreAt(new_data, 2, 2, 0x3f7f);
   StoreAt(new_data, 259, 2, 0xbf80);
-  const auto bytes = DocumentedExample();
+  const auto bytes = DocumentedExample("fast, an example");
   for (const Backend* backend : All()) {
     CAPTURE(backend->name);
     CHECK(Equal(Encode(*backend, DigestKey(0), old_data, new_data, 2),
                 std::as_bytes(std::span(bytes))));
+  }
+}
+
+TEST_CASE("The example of dense in the format document") {
+  Buffer zeros(16), ones(16);
+  for (size_t i = 0; i < 8; ++i) StoreAt(ones, i, 2, 1);
+  const auto bytes = DocumentedExample("dense, an example");
+  Buffer out(MaxEncodedBytes(16, 2));
+  size_t decoded = 0;
+  REQUIRE(DenseDecode(Scalar(), std::as_bytes(std::span(bytes)), 16, 2, out, &decoded) ==
+          DecodeStatus::kOk);
+  CHECK(Equal(Bytes(out).first(decoded), Encode(Scalar(), DigestKey(0), zeros, ones, 2)));
+}
+
+TEST_CASE("The example of tight in the format document") {
+  DeltaCase c{.function = ClassFunction::kBF16};
+  c.old_data = Buffer(600);
+  for (size_t i = 0; i < 300; ++i) StoreAt(c.old_data, i, 2, i % 10 == 0 ? 0x0080 : 0x3f80);
+  c.new_data = Buffer(c.old_data, 0);
+  for (const size_t i : {50, 130}) StoreAt(c.new_data, i, 2, 0x0081);
+  StoreAt(c.new_data, 100, 2, 0x007f);
+  StoreAt(c.new_data, 250, 2, 0x0083);
+  const auto bytes = DocumentedExample("tight, an example");
+  for (const Backend* backend : All()) {
+    CAPTURE(backend->name);
+    const Buffer fast = Encode(*backend, DigestKey(0), c.old_data, c.new_data, 2);
+    CHECK(Equal(EncodeTight(*backend, c, fast, 0), std::as_bytes(std::span(bytes))));
   }
 }
 

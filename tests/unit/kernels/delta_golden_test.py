@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""The delta format by its second implementation (tests/support/delta_*coder.py): it must read the
+golden files and the document's examples, and write the same bytes.
+
+    delta_golden_test.py --golden DIR --doc FILE [--maker PROGRAM --seed S --cases N]
+
+With --maker, PROGRAM (make_delta_golden) writes N random cases to a temporary directory, which must
+hold as well.
+"""
+
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+import delta_decoder as decoder
+import delta_encoder as encoder
+from delta_decoder import Refused, need
+
+
+# Cases and depths with tight payloads of foreign parameters; see make_delta_foreign.py.
+FOREIGN = [("bf16", 0), ("bf16", 8), ("fp32", 2), ("e4m3", 1), ("none_w8", 8), ("groups4", 2)]
+
+
+def entry_of(directory, name):
+    manifest = json.loads((directory / "delta_v2.json").read_text())
+    return next(entry for entry in manifest["cases"] if entry["name"] == name)
+
+
+class Case:
+    """One case of a manifest; see tests/support/make_delta_golden.cc."""
+
+    def __init__(self, directory, entry):
+        self.directory, self.entry, self.name = directory, entry, entry["name"]
+        self.width, self.n = entry["width"], entry["elements"]
+        base = self.read("base")
+        size = self.n * self.width
+        self.old = (base * (size // len(base) + 1))[:size]
+        self.past = [self.read("past%d" % (k + 1)) if size else b""
+                     for k, size in enumerate(entry["past"])]
+        for payload in reversed(self.past):
+            if payload:
+                self.old = decoder.apply(self.old, self.decode_fast(payload), self.width)
+        self.fast = self.read("fast")
+
+    def read(self, part):
+        return (self.directory / ("delta_v2_%s_%s.bin" % (self.name, part))).read_bytes()
+
+    def decode_fast(self, payload):
+        return decoder.decode_fast(payload, self.n * self.width, self.width)
+
+    def check(self, digest):
+        changes = self.decode_fast(self.fast)
+        new = decoder.apply(self.old, changes, self.width)
+        need(len(changes) == self.entry["changed"], "changed")
+        need("%016x" % digest.of(self.old) == self.entry["digest_old"], "digest of old")
+        need("%016x" % digest.of(new) == self.entry["digest_new"], "digest of new")
+        need(encoder.differences(self.old, new, self.width) == changes, "differences")
+        need(encoder.encode_fast(changes, self.n, self.width) == self.fast, "fast is another")
+        check_damage(self.fast, self.decode_fast, changes)
+        for tight in self.entry["tight"]:
+            self.check_tight(changes, tight["depth"], tight["bytes"])
+
+        if self.entry["dense"]:
+            decode = lambda payload: decoder.decode_dense(payload, self.n * self.width, self.width)
+            dense = self.read("dense")
+            need(decode(dense) == changes, "dense decodes to another")
+            check_damage(dense, decode, None)
+
+    def check_tight(self, changes, depth, size):
+        past = self.past[:depth]
+        ours = encoder.encode_tight(changes, self.old, self.width, self.entry["function"], past)
+        if size == 0:
+            need(len(ours) >= len(self.fast), "tight would be smaller, depth %d" % depth)
+            return
+        theirs = self.read("tight%d" % depth)
+        decode = lambda payload: decoder.decode_tight(payload, self.old, self.width, past)
+        need(decode(theirs) == changes, "tight decodes to another, depth %d" % depth)
+        need(ours == theirs, "tight is another, depth %d" % depth)
+        if self.n < 10000:
+            check_damage(theirs, decode, None)
+
+
+def check_foreign(directory):
+    for name, depth in FOREIGN:
+        case = Case(directory, entry_of(directory, name))
+        payload = case.read("foreign%d" % depth)
+        changes = decoder.decode_tight(payload, case.old, case.width, case.past[:depth])
+        need(changes == case.decode_fast(case.fast), "foreign parameters of " + name)
+    print("%d payloads with foreign parameters" % len(FOREIGN))
+
+
+def check_damage(payload, decode, changes):
+    """Cut, it is refused; with a wrong bit refused or, where `changes` are given, another delta."""
+    for cut in range(0, len(payload), 1 + len(payload) // 8):
+        expect_refused(lambda: decode(payload[:cut]), "cut to %d bytes" % cut)
+    expect_refused(lambda: decode(payload + b"\0"), "with a byte more")
+    draw = random.Random(len(payload))
+    for _ in range(8):
+        damaged = bytearray(payload)
+        bit = draw.randrange(8 * len(payload))
+        damaged[bit // 8] ^= 1 << bit % 8
+        try:
+            other = decode(bytes(damaged))
+        except Refused:
+            continue
+        need(changes is None or other != changes, "bit %d does not matter" % bit)
+
+
+def expect_refused(action, what):
+    try:
+        action()
+    except Refused:
+        return
+    raise Refused("accepted " + what)
+
+
+def check_directory(directory, least):
+    manifest = json.loads((directory / "delta_v2.json").read_text())
+    digest = decoder.Digest(manifest["key_seed"])
+    need(manifest["format"] == 2 and len(manifest["cases"]) >= least, "manifest")
+    failed = 0
+    for entry in manifest["cases"]:
+        try:
+            Case(directory, entry).check(digest)
+        except Refused as problem:
+            print("FAIL %s: %s" % (entry["name"], problem))
+            failed += 1
+    print("%d cases of %s, %d failed" % (len(manifest["cases"]), directory.name, failed))
+    return failed
+
+
+def example(doc, title):
+    """The bytes of the first fenced block below a heading; a line's comment starts after two
+    spaces."""
+    section = doc.read_text().split("\n### %s\n" % title, 1)[1]
+    lines = section.split("```\n", 2)[1].splitlines()
+    return bytes.fromhex("".join(line.split("  ")[0] for line in lines))
+
+
+def check_doc(doc):
+    old = b"\x80\x3f" * 300
+    changes = [(0, 1), (2, -1), (259, -0x8000)]
+    fast = example(doc, "fast, an example")
+    need(decoder.decode_fast(fast, len(old), 2) == changes, "the example of fast")
+    need(encoder.encode_fast(changes, 300, 2) == fast, "the example of fast is another")
+
+    old = b"".join(b"\x80\x00" if i % 10 == 0 else b"\x80\x3f" for i in range(300))
+    changes = [(50, 1), (100, -1), (130, 1), (250, 3)]
+    tight = example(doc, "tight, an example")
+    need(decoder.decode_tight(tight, old, 2) == changes, "the example of tight")
+    need(encoder.encode_tight(changes, old, 2, 1) == tight, "the example of tight is another")
+
+    dense = example(doc, "dense, an example")
+    need(decoder.decode_dense(dense, 16, 2) == [(i, 1) for i in range(8)], "the example of dense")
+    print("3 examples of %s" % doc.name)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--golden", type=pathlib.Path, required=True)
+    parser.add_argument("--doc", type=pathlib.Path, required=True)
+    parser.add_argument("--maker")
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--cases", default="100")
+    arguments = parser.parse_args()
+    try:
+        check_doc(arguments.doc)
+        failed = check_directory(arguments.golden, 23)
+        check_foreign(arguments.golden)
+        if arguments.maker:
+            with tempfile.TemporaryDirectory() as directory:
+                subprocess.run([arguments.maker, directory, "--random", arguments.seed,
+                                arguments.cases], check=True)
+                print("seed %s:" % arguments.seed)
+                failed += check_directory(pathlib.Path(directory), int(arguments.cases))
+    except Refused as problem:
+        print("FAIL %s" % problem)
+        return 1
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
