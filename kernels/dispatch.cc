@@ -41,7 +41,7 @@ std::string_view ToString(DecodeStatus s) {
 }
 
 size_t MaxEncodedBytes(size_t raw_bytes, unsigned width) {
-  return kHeaderBytes + BlockCount(raw_bytes / width) * kEntryBytes + raw_bytes;
+  return kTableOffset + BlockCount(raw_bytes / width) * kMaxRowBytes + raw_bytes + kStoreSlack;
 }
 
 size_t FoldScratchBytes(unsigned width) { return kBlockElements * width; }

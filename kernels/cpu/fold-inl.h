@@ -1,8 +1,9 @@
 // Fold and negate, touching only what the payloads touch; compiled once per target.
 // Scratch is one block of elements, kept zero between blocks. Payloads are not trusted.
 #include "hwy/highway.h"
-#include "kernels/cpu/block-inl.h"
+#include "kernels/cpu/pack-inl.h"
 #include "kernels/cpu/payload.h"
+#include "kernels/cpu/sparse_reader-inl.h"
 
 #if defined(DELTAWIRE_KERNELS_CPU_FOLD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTAWIRE_KERNELS_CPU_FOLD_INL_H_
@@ -14,42 +15,42 @@
 HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 
-/// Adds changes to the dense scratch and marks where.
+/// Adds changes, times `sign` (1 or -1), to the dense scratch and marks where.
 template <typename T>
 struct FoldSink {
   HWY_INLINE void Prefetch(uint32_t) const {}
   HWY_INLINE void Change(uint32_t at, T d) {
-    StoreElement<T>(sums, at, static_cast<T>(LoadElement<T>(sums, at) + d));
+    const uint64_t sum = uint64_t{LoadElement<T>(sums, at)} + uint64_t{sign} * d;
+    StoreElement<T>(sums, at, static_cast<T>(sum));
     touched[at / 64] |= uint64_t{1} << at % 64;
   }
   uint8_t* sums;
+  T sign;
   uint64_t touched[kBlockElements / 64];
 };
 
 /// Writes the touched sums as a block and makes them zero again.
 template <typename T>
 void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
-  SparseStreams<T> streams(writer.cursor());
-  bool sparse = true;
-  uint32_t positions[64];
+  Changes changes;
   const size_t words = (elements + 63) / 64;
-  for (size_t w = 0; w < words && sparse; ++w) {
+  for (size_t w = 0; w < words; ++w) {
     if (sink.touched[w] == 0) continue;
-    const size_t found = AppendPositions(sink.touched[w], static_cast<uint32_t>(w * 64), positions);
-    for (size_t i = 0; i < found; ++i) {
-      const T d = LoadElement<T>(sink.sums, positions[i]);
-      if (d != 0) streams.Put(positions[i], d);
+    uint16_t* found = changes.end();
+    const size_t count = AppendPositions(sink.touched[w], static_cast<uint32_t>(w * 64), found);
+    for (size_t i = 0; i < count; ++i) {
+      const T d = LoadElement<T>(sink.sums, found[i]);
+      if (d == 0) continue;  // the changes undid one another
+      *changes.end() = found[i];
+      changes.Put<T>(d);
     }
-    sparse = streams.bytes() < elements * sizeof(T);
   }
-  if (sparse) {
-    writer.Add(streams.Finish());
-  } else {
-    uint32_t changed = 0;
-    for (size_t i = 0; i < elements; ++i) changed += LoadElement<T>(sink.sums, i) != 0;
+  const BlockRow row = changes.Pack<T>(
+      elements, [&](size_t i) { return LoadElement<T>(sink.sums, i); }, writer.cursor());
+  if (row.IsRaw(elements, sizeof(T))) {
     std::memcpy(writer.cursor(), sink.sums, elements * sizeof(T));
-    writer.Add({.codec = BlockCodec::kRaw, .changed = changed});
   }
+  writer.Add(row);
   for (size_t w = 0; w < words; ++w) {
     for (uint64_t bits = sink.touched[w]; bits != 0; bits &= bits - 1) {
       const size_t at = w * 64 + static_cast<size_t>(std::countr_zero(bits));
@@ -59,39 +60,45 @@ void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
   }
 }
 
-/// Writes the sum of block `b` of all payloads.
+/// Adds a block's changes to the sums; false when its stream is malformed.
 template <typename T>
-bool FoldBlock(std::span<const Bytes> payloads, size_t b, FoldSink<T>& sink, PayloadWriter& writer,
-               size_t elements) {
+bool AddBlock(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
+              FoldSink<T>& sink) {
+  if (!row.IsRaw(elements, sizeof(T))) {
+    SparseReader<T> reader(row, stream, end, elements);
+    return reader.Walk(sink);
+  }
+  for (size_t i = 0; i < elements; ++i) {
+    const T d = LoadElement<T>(stream, i);
+    if (d != 0) sink.Change(static_cast<uint32_t>(i), d);
+  }
+  return true;
+}
+
+/// Writes block b of sign * (sum of all payloads).
+template <typename T>
+bool FoldBlock(std::span<const Bytes> payloads, size_t raw_bytes, size_t b, FoldSink<T>& sink,
+               PayloadWriter& writer) {
+  const size_t elements = BlockSize(raw_bytes / sizeof(T), b);
   size_t changing = 0;
-  BlockEntry only;
-  const uint8_t* only_streams = nullptr;
-  for (const Bytes payload : payloads) {
-    const PayloadView view = PayloadView::Parsed(payload, sizeof(T));
-    const BlockEntry e = view.Entry(b);
-    if (e.codec == BlockCodec::kSame) continue;
-    only = e;
-    only_streams = view.StreamsOf(b);
+  const Bytes* only = nullptr;
+  for (const Bytes& payload : payloads) {
+    if (PayloadView::Parsed(payload, raw_bytes, sizeof(T)).Row(b).changed == 0) continue;
+    only = &payload;
     ++changing;
   }
-  if (changing <= 1) {  // nothing, or canonical already
-    if (changing == 1) {
-      std::memcpy(writer.cursor(), only_streams, only.StreamBytes(elements, sizeof(T)));
-    }
-    writer.Add(only);
+  if (changing == 1 && sink.sign == 1) {  // canonical already
+    const PayloadView view = PayloadView::Parsed(*only, raw_bytes, sizeof(T));
+    const BlockRow row = view.Row(b);
+    std::memcpy(writer.cursor(), view.StreamOf(b), row.bytes);
+    writer.Add(row);
     return true;
   }
-  for (const Bytes payload : payloads) {
-    const PayloadView view = PayloadView::Parsed(payload, sizeof(T));
-    const BlockEntry e = view.Entry(b);
-    if (e.codec == BlockCodec::kRaw) {
-      AddAll<T>(view.StreamsOf(b), sink.sums, elements);
-      std::memset(sink.touched, 0xff, elements / 64 * 8);
-      if (elements % 64 != 0) sink.touched[elements / 64] = (uint64_t{1} << elements % 64) - 1;
-    } else if (e.codec == BlockCodec::kSparse &&
-               !WalkSparse<T>(e, view.StreamsOf(b), elements, sink)) {
-      return false;
-    }
+  for (const Bytes& payload : payloads) {
+    const PayloadView view = PayloadView::Parsed(payload, raw_bytes, sizeof(T));
+    const BlockRow row = view.Row(b);
+    if (row.changed == 0) continue;
+    if (!AddBlock<T>(row, view.StreamOf(b), view.end(), elements, sink)) return false;
   }
   EncodeSums<T>(sink, elements, writer);
   return true;
@@ -114,91 +121,49 @@ DecodeStatus CheckSum(std::span<const Bytes> payloads, size_t raw_bytes, Mutable
 }
 
 template <typename T>
-DecodeStatus FoldAs(std::span<const Bytes> payloads, size_t raw_bytes, MutableBytes scratch,
+DecodeStatus FoldAs(std::span<const Bytes> payloads, size_t raw_bytes, T sign, MutableBytes scratch,
                     MutableBytes out, size_t* bytes) {
   *bytes = 0;
   const DecodeStatus s = CheckSum<T>(payloads, raw_bytes, scratch, out);
   if (s != DecodeStatus::kOk) return s;
   const size_t elements = raw_bytes / sizeof(T);
-  FoldSink<T> sink{Ptr(scratch), {}};
+  FoldSink<T> sink{Ptr(scratch), sign, {}};
   std::memset(sink.sums, 0, std::min(elements, kBlockElements) * sizeof(T));
   PayloadWriter writer(out, elements, sizeof(T));
   for (size_t b = 0; b < BlockCount(elements); ++b) {
-    if (!FoldBlock<T>(payloads, b, sink, writer, BlockSize(elements, b))) {
-      return DecodeStatus::kMalformed;
-    }
+    if (!FoldBlock<T>(payloads, raw_bytes, b, sink, writer)) return DecodeStatus::kMalformed;
   }
   *bytes = writer.Finish();
   return DecodeStatus::kOk;
 }
 
-template <typename T>
-void NegateElements(const uint8_t* from, uint8_t* to, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    StoreElement<T>(to, i, static_cast<T>(T{0} - LoadElement<T>(from, i)));
+inline DecodeStatus Sum(std::span<const Bytes> payloads, size_t raw_bytes, unsigned width, int sign,
+                        MutableBytes scratch, MutableBytes out, size_t* bytes) {
+  const auto sum = [&]<typename T>(T factor) {
+    return FoldAs<T>(payloads, raw_bytes, factor, scratch, out, bytes);
+  };
+  switch (width) {
+    case 1:
+      return sum(static_cast<uint8_t>(sign));
+    case 2:
+      return sum(static_cast<uint16_t>(sign));
+    case 4:
+      return sum(static_cast<uint32_t>(sign));
+    case 8:
+      return sum(static_cast<uint64_t>(static_cast<int64_t>(sign)));
+    default:
+      return DecodeStatus::kMalformed;
   }
-}
-
-/// Codes pair up, so every size and codec of the payload stays as it is.
-template <typename T>
-DecodeStatus NegateAs(Bytes payload, size_t raw_bytes, MutableBytes scratch, MutableBytes out,
-                      size_t* bytes) {
-  *bytes = 0;
-  const DecodeStatus s = CheckSum<T>({&payload, 1}, raw_bytes, scratch, out);
-  if (s != DecodeStatus::kOk) return s;
-  const PayloadView view = PayloadView::Parsed(payload, sizeof(T));
-  std::memcpy(out.data(), payload.data(), payload.size());
-  const uint8_t* from = view.streams();
-  uint8_t* to = Ptr(out) + (from - Ptr(payload));
-  for (size_t b = 0; b < view.blocks(); ++b) {
-    const BlockEntry e = view.Entry(b);
-    const size_t stream_bytes = view.StreamBytes(b);
-    if (e.codec == BlockCodec::kRaw) NegateElements<T>(from, to, view.BlockElements(b));
-    if (e.codec == BlockCodec::kSparse) {
-      NegateElements<T>(from, to, e.wide);
-      const size_t codes = stream_bytes - e.changed;
-      for (size_t i = 0; i < e.changed; ++i) {
-        const uint8_t code = from[codes + i];
-        to[codes + i] = code < 254 ? code ^ 1 : code;
-      }
-    }
-    from += stream_bytes;
-    to += stream_bytes;
-  }
-  *bytes = payload.size();
-  return DecodeStatus::kOk;
 }
 
 inline DecodeStatus Fold(std::span<const Bytes> payloads, size_t raw_bytes, unsigned width,
                          MutableBytes scratch, MutableBytes out, size_t* bytes) {
-  switch (width) {
-    case 1:
-      return FoldAs<uint8_t>(payloads, raw_bytes, scratch, out, bytes);
-    case 2:
-      return FoldAs<uint16_t>(payloads, raw_bytes, scratch, out, bytes);
-    case 4:
-      return FoldAs<uint32_t>(payloads, raw_bytes, scratch, out, bytes);
-    case 8:
-      return FoldAs<uint64_t>(payloads, raw_bytes, scratch, out, bytes);
-    default:
-      return DecodeStatus::kMalformed;
-  }
+  return Sum(payloads, raw_bytes, width, 1, scratch, out, bytes);
 }
 
 inline DecodeStatus Negate(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
                            MutableBytes out, size_t* bytes) {
-  switch (width) {
-    case 1:
-      return NegateAs<uint8_t>(payload, raw_bytes, scratch, out, bytes);
-    case 2:
-      return NegateAs<uint16_t>(payload, raw_bytes, scratch, out, bytes);
-    case 4:
-      return NegateAs<uint32_t>(payload, raw_bytes, scratch, out, bytes);
-    case 8:
-      return NegateAs<uint64_t>(payload, raw_bytes, scratch, out, bytes);
-    default:
-      return DecodeStatus::kMalformed;
-  }
+  return Sum({&payload, 1}, raw_bytes, width, -1, scratch, out, bytes);
 }
 
 }  // namespace deltawire::kernels::HWY_NAMESPACE

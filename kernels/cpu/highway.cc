@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/payload.h"
 #include "kernels/cpu/place.h"
+#include "kernels/cpu/validate.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/highway.cc"
@@ -15,6 +16,8 @@
 #include "kernels/cpu/block-inl.h"
 #include "kernels/cpu/digest-inl.h"
 #include "kernels/cpu/fold-inl.h"
+#include "kernels/cpu/pack-inl.h"
+#include "kernels/cpu/sparse_reader-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
@@ -23,17 +26,16 @@ uint64_t Digest(const DigestKey& key, Bytes data) {
   return RangeDigest(key, Ptr(data), data.size(), 0);
 }
 
-/// Encodes one block sparsely at writer.cursor(); false when raw is no larger.
+/// Finds the changes of one block and brings its digest forward.
 template <typename T>
-bool DiffSparse(const uint8_t* o, const uint8_t* n, size_t elements, BlockDigest<T>& digest,
-                PayloadWriter& writer) {
-  constexpr size_t kSegment = 512;  // elements compared before the changes found are written
+void FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, BlockDigest<T>& digest,
+                 Changes& changes) {
+  constexpr size_t kSegment = 512;  // elements compared before the changes found are looked at
   constexpr size_t kAhead = 8192;   // bytes
-  SparseStreams<T> streams(writer.cursor());
-  uint32_t positions[kSegment + 64];
   for (size_t first = 0; first < elements; first += kSegment) {
     const size_t end = std::min(first + kSegment, elements);
-    size_t found = 0;
+    uint16_t* found = changes.end();
+    size_t count = 0;
     size_t i = first;
     for (; i + 64 <= end; i += 64) {
       for (size_t at = 0; at < 64 * sizeof(T); at += 64) {
@@ -41,22 +43,19 @@ bool DiffSparse(const uint8_t* o, const uint8_t* n, size_t elements, BlockDigest
         hwy::Prefetch(n + i * sizeof(T) + kAhead + at);
       }
       const uint64_t bits = Differing64<T>(o + i * sizeof(T), n + i * sizeof(T));
-      found += AppendPositions(bits, static_cast<uint32_t>(i), positions + found);
+      count += AppendPositions(bits, static_cast<uint32_t>(i), found + count);
     }
     for (; i < end; ++i) {
-      positions[found] = static_cast<uint32_t>(i);
-      found += LoadElement<T>(o, i) != LoadElement<T>(n, i);
+      found[count] = static_cast<uint16_t>(i);
+      count += LoadElement<T>(o, i) != LoadElement<T>(n, i);
     }
-    for (size_t j = 0; j < found; ++j) {
-      const uint32_t at = positions[j];
+    for (size_t j = 0; j < count; ++j) {
+      const uint16_t at = found[j];
       const T before = LoadElement<T>(o, at), after = LoadElement<T>(n, at);
-      streams.Put(at, static_cast<T>(after - before));
+      changes.Put<T>(static_cast<T>(after - before));
       digest.Step(at, before, after);
     }
-    if (streams.bytes() >= elements * sizeof(T)) return false;
   }
-  writer.Add(streams.Finish());
-  return true;
 }
 
 template <typename T>
@@ -71,14 +70,15 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
     const uint8_t* o = Ptr(old_data) + offset;
     const uint8_t* n = Ptr(new_data) + offset;
     BlockDigest<T> digest(key, b);
-    if (DiffSparse<T>(o, n, block, digest, writer)) {
-      digest_after += digest.Sum();
-      continue;
-    }
-    const uint32_t changed = Subtract<T>(n, o, writer.cursor(), block);
-    writer.Add({.codec = BlockCodec::kRaw, .changed = changed});
-    digest_after += RangeDigest(key, n, block * sizeof(T), offset) -
-                    RangeDigest(key, o, block * sizeof(T), offset);
+    Changes changes;
+    FindChanges<T>(o, n, block, digest, changes);
+    const auto fetch = [&](size_t i) {
+      return static_cast<T>(LoadElement<T>(n, i) - LoadElement<T>(o, i));
+    };
+    const BlockRow row = changes.Pack<T>(block, fetch, writer.cursor());
+    if (row.IsRaw(block, sizeof(T))) Subtract<T>(n, o, writer.cursor(), block);
+    writer.Add(row);
+    digest_after += digest.Sum();
   }
   return {writer.changed(), digest_after, writer.Finish()};
 }
@@ -104,22 +104,23 @@ DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes dat
   const DecodeStatus s = PayloadView::Parse(payload, data.size(), sizeof(T), &view);
   if (s != DecodeStatus::kOk) return s;
   uint64_t digest = digest_before;
-  const uint8_t* streams = view.streams();
-  for (size_t b = 0; b < view.blocks(); ++b) {
-    const BlockEntry e = view.Entry(b);
+  BlockCursor cursor(view);
+  for (size_t b = 0; b < view.blocks(); ++b, cursor.Next()) {
+    const BlockRow& row = cursor.row();
+    if (row.changed == 0) continue;
     const size_t elements = view.BlockElements(b);
     const size_t offset = b * kBlockElements * sizeof(T);
     uint8_t* p = Ptr(data) + offset;
-    if (e.codec == BlockCodec::kSparse) {
-      ApplySink<T> sink{p, BlockDigest<T>(key, b)};
-      if (!WalkSparse<T>(e, streams, elements, sink)) return DecodeStatus::kMalformed;
-      digest += sink.digest.Sum();
-    } else if (e.codec == BlockCodec::kRaw) {
+    if (row.IsRaw(elements, sizeof(T))) {
       digest -= RangeDigest(key, p, elements * sizeof(T), offset);
-      AddAll<T>(streams, p, elements);
+      AddAll<T>(cursor.stream(), p, elements);
       digest += RangeDigest(key, p, elements * sizeof(T), offset);
+    } else {
+      ApplySink<T> sink{p, BlockDigest<T>(key, b)};
+      SparseReader<T> reader(row, cursor.stream(), view.end(), elements);
+      if (!reader.Walk(sink)) return DecodeStatus::kMalformed;
+      digest += sink.digest.Sum();
     }
-    streams += e.StreamBytes(elements, sizeof(T));
   }
   *digest_after = digest;
   return DecodeStatus::kOk;
@@ -155,6 +156,34 @@ DecodeStatus DecodeApply(const DigestKey& key, Bytes payload, MutableBytes data,
   }
 }
 
+template <typename T>
+DecodeStatus ValidateAs(const PayloadView& view) {
+  return ValidateStreams<T>(view, [&](const BlockRow& row, const uint8_t* stream, size_t elements,
+                                      auto& sink, unsigned* order) {
+    SparseReader<T> reader(row, stream, view.end(), elements);
+    const bool ok = reader.Walk(sink);
+    *order = reader.order();
+    return ok;
+  });
+}
+
+DecodeStatus Validate(Bytes payload, size_t raw_bytes, unsigned width, uint64_t* changed) {
+  PayloadView view;
+  const DecodeStatus s = PayloadView::Parse(payload, raw_bytes, width, &view);
+  if (s != DecodeStatus::kOk) return s;
+  if (changed != nullptr) *changed = view.changed();
+  switch (width) {
+    case 1:
+      return ValidateAs<uint8_t>(view);
+    case 2:
+      return ValidateAs<uint16_t>(view);
+    case 4:
+      return ValidateAs<uint32_t>(view);
+    default:
+      return ValidateAs<uint64_t>(view);
+  }
+}
+
 /// The table of this target; its name is filled in by the registry below.
 const Backend* Table() {
   static constexpr Backend kTable = {
@@ -162,9 +191,11 @@ const Backend* Table() {
       .digest = Digest,
       .diff_encode = DiffEncode,
       .decode_apply = DecodeApply,
-      .validate = ValidatePayload,
+      .validate = Validate,
       .fold = Fold,
       .negate = Negate,
+      .tight_encode = nullptr,
+      .tight_decode = nullptr,
       .place = PlaceFast,
   };
   return &kTable;

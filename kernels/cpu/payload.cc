@@ -3,181 +3,138 @@
 namespace deltawire::kernels {
 namespace {
 
-DecodeStatus ValidateSparse(const BlockEntry& e, const uint8_t* streams, size_t elements,
-                            unsigned width) {
-  const uint8_t* gaps = streams + size_t{e.wide} * width;
-  const uint8_t* codes = gaps + e.gap_bytes;
-  // Gaps only ever add up, so their sum bounds every position: no need to walk them one by one.
-  uint32_t sum = 0, ends = 0;
-  for (size_t i = 0; i < e.gap_bytes; ++i) {
-    sum += gaps[i];
-    ends += gaps[i] != kGapGoesOn;
-  }
-  if (ends != e.changed || gaps[e.gap_bytes - 1] == kGapGoesOn) return DecodeStatus::kMalformed;
-  if (size_t{sum} + e.changed > elements) return DecodeStatus::kMalformed;
-  uint32_t wide = 0, reserved = 0;
-  for (size_t i = 0; i < e.changed; ++i) {
-    wide += codes[i] == kCodeWide;
-    reserved += codes[i] == 254;
-  }
-  if (wide != e.wide || (width > 1 && reserved != 0)) return DecodeStatus::kMalformed;
-  for (size_t i = 0; i < e.wide; ++i) {
-    uint64_t d = 0;
-    std::memcpy(&d, streams + i * width, width);
-    const uint64_t mask = width == 8 ? ~uint64_t{0} : (uint64_t{1} << 8 * width) - 1;
-    if (((d + 127) & mask) <= 254) return DecodeStatus::kMalformed;  // it has a code, or is 0
-  }
-  return DecodeStatus::kOk;
-}
-
-/// Sizes that the sparse codec would need, from dense differences.
-template <typename T>
-BlockEntry Measure(const uint8_t* diffs, size_t elements) {
-  BlockEntry e;
-  size_t next = 0;
-  for (size_t i = 0; i < elements; ++i) {
-    const T d = LoadElement<T>(diffs, i);
-    if (d == 0) continue;
-    ++e.changed;
-    e.gap_bytes += static_cast<uint32_t>((i - next) / kGapGoesOn + 1);
-    e.wide += sizeof(T) > 1 && CodeOf<T>(d) == kCodeWide;
-    next = i + 1;
-  }
-  return e;
-}
-
-DecodeStatus ValidateRaw(const BlockEntry& e, const uint8_t* diffs, size_t elements,
-                         unsigned width) {
-  BlockEntry m;
-  switch (width) {
-    case 1:
-      m = Measure<uint8_t>(diffs, elements);
-      break;
-    case 2:
-      m = Measure<uint16_t>(diffs, elements);
-      break;
-    case 4:
-      m = Measure<uint32_t>(diffs, elements);
-      break;
-    default:
-      m = Measure<uint64_t>(diffs, elements);
-      break;
-  }
-  const bool canonical = m.changed == e.changed && m.SparseBytes(width) >= elements * width;
-  return canonical ? DecodeStatus::kOk : DecodeStatus::kMalformed;
-}
+constexpr auto kBad = DecodeStatus::kMalformed;
 
 }  // namespace
 
-BlockEntry PayloadView::ReadEntry(const uint8_t* table, size_t block) {
-  const uint8_t* p = table + block * kEntryBytes;
-  return {static_cast<BlockCodec>(p[0]), LoadU32(p + 4), LoadU32(p + 8), LoadU32(p + 12)};
+Column Column::Of(const uint32_t* values, size_t count, size_t stride) {
+  if (count == 0) return {};
+  uint32_t low = values[0], high = values[0];
+  for (size_t i = 1; i < count; ++i) {
+    low = std::min(low, values[i * stride]);
+    high = std::max(high, values[i * stride]);
+  }
+  return {low, Bits(high - low)};
 }
 
-DecodeStatus PayloadView::CheckEntry(const uint8_t* raw, const BlockEntry& e, size_t elements,
-                                     unsigned width) {
-  constexpr auto kBad = DecodeStatus::kMalformed;
-  if ((raw[1] | raw[2] | raw[3]) != 0 || e.changed > elements) return kBad;
-  switch (e.codec) {
-    case BlockCodec::kSame:
-      return (e.changed | e.wide | e.gap_bytes) == 0 ? DecodeStatus::kOk : kBad;
-    case BlockCodec::kRaw:
-      return e.changed != 0 && (e.wide | e.gap_bytes) == 0 ? DecodeStatus::kOk : kBad;
-    case BlockCodec::kSparse:
-      if (e.changed == 0 || e.wide > e.changed || (width == 1 && e.wide != 0)) return kBad;
-      if (e.gap_bytes < e.changed || e.gap_bytes - e.changed > kMaxGapBytesExtra) return kBad;
-      return e.SparseBytes(width) < elements * width ? DecodeStatus::kOk : kBad;
+bool Column::FromWord(uint32_t word, Column* column) {
+  *column = {word >> 5 & 0x3ffffff, word & 31};
+  return word >> 31 == 0 && column->bits <= 26;
+}
+
+BlockRow PayloadView::Row(size_t block) const {
+  const size_t at = block * row_bits_;
+  uint64_t bits = Load64Within(base_ + kTableOffset + at / 8, end_) >> at % 8;
+  uint32_t values[kFastColumns];
+  for (size_t c = 0; c < kFastColumns; ++c) {
+    values[c] = columns_[c].min + static_cast<uint32_t>(bits & LowMask(columns_[c].bits));
+    bits >>= columns_[c].bits;
   }
-  return kBad;
+  return {values[0], values[1], values[2]};
+}
+
+DecodeStatus PayloadView::CheckRows(size_t payload_bytes) {
+  BlockRow rows[kMaxBlocks];
+  size_t bytes = static_cast<size_t>(streams_ - base_), changed = 0;
+  for (size_t b = 0; b < blocks(); ++b) {
+    const BlockRow row = rows[b] = Row(b);
+    const size_t raw = BlockElements(b) * width_;
+    if (row.changed > BlockElements(b) || row.large > row.changed || row.bytes > raw) return kBad;
+    if ((row.changed == 0) != (row.bytes == 0)) return kBad;
+    if (row.bytes == raw && row.large != 0) return kBad;
+    bytes += row.bytes;
+    changed += row.changed;
+  }
+  const uint32_t* first[kFastColumns] = {&rows[0].changed, &rows[0].large, &rows[0].bytes};
+  for (size_t c = 0; c < kFastColumns; ++c) {
+    const Column exact = Column::Of(first[c], blocks(), sizeof(BlockRow) / sizeof(uint32_t));
+    if (exact.Word() != columns_[c].Word()) return kBad;
+  }
+  if (payload_bytes < bytes) return DecodeStatus::kTruncated;
+  changed_ = static_cast<uint32_t>(changed);
+  return payload_bytes == bytes && changed > 0 ? DecodeStatus::kOk : kBad;
+}
+
+bool PayloadView::ReadHeader(Bytes payload, size_t raw_bytes, unsigned width) {
+  const uint8_t* p = Ptr(payload);
+  if (p[0] != kFormat || p[1] != static_cast<uint8_t>(Codec::kFast) || p[2] != width || p[3] != 0 ||
+      LoadU32(p + 4) != raw_bytes / width) {
+    return false;
+  }
+  base_ = p;
+  end_ = p + payload.size();
+  elements_ = raw_bytes / width;
+  width_ = width;
+  row_bits_ = 0;
+  for (size_t c = 0; c < kFastColumns; ++c) {
+    if (!Column::FromWord(LoadU32(p + kHeaderBytes + c * kColumnBytes), &columns_[c])) return false;
+    row_bits_ += columns_[c].bits;
+  }
+  streams_ = p + kTableOffset + (blocks() * row_bits_ + 7) / 8;
+  return row_bits_ <= 8 * kMaxRowBytes - 7;  // so that a row is one load
 }
 
 DecodeStatus PayloadView::Parse(Bytes payload, size_t raw_bytes, unsigned width,
                                 PayloadView* view) {
   if (raw_bytes > kMaxChunkBytes) return DecodeStatus::kTooLarge;
-  if (!SizesAllowed(raw_bytes, width)) return DecodeStatus::kMalformed;
-  if (payload.size() < kHeaderBytes) return DecodeStatus::kTruncated;
-  const uint8_t* p = Ptr(payload);
-  view->base_ = p;
-  view->elements_ = raw_bytes / width;
-  view->width_ = width;
-  view->changed_ = LoadU32(p + 8);
-  if (p[0] != kFormat || p[1] != width || p[2] != 0 || p[3] != 0 ||
-      LoadU32(p + 4) != view->elements_ || view->changed_ == 0) {
-    return DecodeStatus::kMalformed;
-  }
-  const size_t table_end = kHeaderBytes + view->blocks() * kEntryBytes;
-  if (payload.size() < table_end) return DecodeStatus::kTruncated;
-  size_t end = table_end, changed = 0;
-  for (size_t b = 0; b < view->blocks(); ++b) {
-    const BlockEntry e = view->Entry(b);
-    const DecodeStatus s =
-        CheckEntry(p + kHeaderBytes + b * kEntryBytes, e, view->BlockElements(b), width);
-    if (s != DecodeStatus::kOk) return s;
-    end += e.StreamBytes(view->BlockElements(b), width);
-    changed += e.changed;
-  }
-  if (payload.size() < end) return DecodeStatus::kTruncated;
-  return payload.size() == end && changed == view->changed_ ? DecodeStatus::kOk
-                                                            : DecodeStatus::kMalformed;
+  if (!SizesAllowed(raw_bytes, width)) return kBad;
+  if (payload.size() < kTableOffset) return DecodeStatus::kTruncated;
+  if (!view->ReadHeader(payload, raw_bytes, width)) return kBad;
+  const size_t table_bits = view->blocks() * view->row_bits_;
+  if (payload.size() - kTableOffset < (table_bits + 7) / 8) return DecodeStatus::kTruncated;
+  if (table_bits % 8 != 0 && view->streams_[-1] >> table_bits % 8 != 0) return kBad;
+  return view->CheckRows(payload.size());
 }
 
-PayloadView PayloadView::Parsed(Bytes payload, unsigned width) {
+PayloadView PayloadView::Parsed(Bytes payload, size_t raw_bytes, unsigned width) {
   PayloadView view;
-  view.base_ = Ptr(payload);
-  view.elements_ = LoadU32(view.base_ + 4);
-  view.changed_ = LoadU32(view.base_ + 8);
-  view.width_ = width;
+  (void)view.ReadHeader(payload, raw_bytes, width);
   return view;
 }
 
-const uint8_t* PayloadView::StreamsOf(size_t block) const {
-  const uint8_t* at = streams();
-  for (size_t b = 0; b < block; ++b) at += StreamBytes(b);
-  return at;
+const uint8_t* PayloadView::StreamOf(size_t block) const {
+  const uint8_t* stream = streams_;
+  for (size_t b = 0; b < block; ++b) stream += Row(b).bytes;
+  return stream;
 }
 
 PayloadWriter::PayloadWriter(MutableBytes out, size_t elements, unsigned width)
     : base_(Ptr(out)),
-      cursor_(Ptr(out) + kHeaderBytes + BlockCount(elements) * kEntryBytes),
+      cursor_(Ptr(out) + kTableOffset + BlockCount(elements) * kMaxRowBytes),
       elements_(elements),
       width_(width) {}
 
-void PayloadWriter::Add(const BlockEntry& entry) {
-  uint8_t* p = base_ + kHeaderBytes + block_ * kEntryBytes;
-  StoreU32(p, static_cast<uint32_t>(entry.codec));
-  StoreU32(p + 4, entry.changed);
-  StoreU32(p + 8, entry.wide);
-  StoreU32(p + 12, entry.gap_bytes);
-  cursor_ += entry.StreamBytes(BlockSize(elements_, block_), width_);
-  changed_ += entry.changed;
-  ++block_;
+void PayloadWriter::Add(const BlockRow& row) {
+  rows_[block_++] = row;
+  cursor_ += row.bytes;
+  changed_ += row.changed;
 }
 
 size_t PayloadWriter::Finish() {
   if (changed_ == 0) return 0;
+  const uint8_t* streams = base_ + kTableOffset + BlockCount(elements_) * kMaxRowBytes;
+  const auto stream_bytes = static_cast<size_t>(cursor_ - streams);
   base_[0] = kFormat;
-  base_[1] = static_cast<uint8_t>(width_);
-  base_[2] = base_[3] = 0;
+  base_[1] = static_cast<uint8_t>(Codec::kFast);
+  base_[2] = static_cast<uint8_t>(width_);
+  base_[3] = 0;
   StoreU32(base_ + 4, static_cast<uint32_t>(elements_));
-  StoreU32(base_ + 8, static_cast<uint32_t>(changed_));
-  return static_cast<size_t>(cursor_ - base_);
-}
-
-DecodeStatus ValidatePayload(Bytes payload, size_t raw_bytes, unsigned width, uint64_t* changed) {
-  PayloadView view;
-  DecodeStatus s = PayloadView::Parse(payload, raw_bytes, width, &view);
-  if (s != DecodeStatus::kOk) return s;
-  const uint8_t* streams = view.streams();
-  for (size_t b = 0; b < view.blocks(); ++b) {
-    const BlockEntry e = view.Entry(b);
-    const size_t elements = view.BlockElements(b);
-    if (e.codec == BlockCodec::kSparse) s = ValidateSparse(e, streams, elements, width);
-    if (e.codec == BlockCodec::kRaw) s = ValidateRaw(e, streams, elements, width);
-    if (s != DecodeStatus::kOk) return s;
-    streams += e.StreamBytes(elements, width);
+  constexpr size_t kStride = sizeof(BlockRow) / sizeof(uint32_t);
+  const Column columns[kFastColumns] = {Column::Of(&rows_[0].changed, block_, kStride),
+                                        Column::Of(&rows_[0].large, block_, kStride),
+                                        Column::Of(&rows_[0].bytes, block_, kStride)};
+  for (size_t c = 0; c < kFastColumns; ++c) {
+    StoreU32(base_ + kHeaderBytes + c * kColumnBytes, columns[c].Word());
   }
-  if (changed != nullptr) *changed = view.changed();
-  return DecodeStatus::kOk;
+  BitWriter table(base_ + kTableOffset, block_ * kMaxRowBytes);
+  for (size_t b = 0; b < block_; ++b) {
+    table.Put(rows_[b].changed - columns[0].min, columns[0].bits);
+    table.Put(rows_[b].large - columns[1].min, columns[1].bits);
+    table.Put(rows_[b].bytes - columns[2].min, columns[2].bits);
+  }
+  const size_t table_bytes = table.Finish();
+  std::memmove(base_ + kTableOffset + table_bytes, streams, stream_bytes);
+  return kTableOffset + table_bytes + stream_bytes;
 }
 
 }  // namespace deltawire::kernels

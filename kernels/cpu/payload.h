@@ -1,6 +1,6 @@
-// The shared grammar of docs/delta_format.md: header, block table, code bytes, bounds.
+// The shared grammar of docs/delta_format.md: heads, packed columns, fast payloads' tables, bounds.
 // A PayloadView points into the caller's payload, which must outlive it.
-// Pure functions; no allocation. Only PayloadView::Parse meets untrusted bytes.
+// Pure functions; no allocation. Only Parse meets untrusted bytes.
 #pragma once
 
 #include <algorithm>
@@ -8,19 +8,22 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/cpu/bits.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::kernels {
 
-inline constexpr uint8_t kFormat = 1;
-inline constexpr size_t kHeaderBytes = 1 + 1 + 2 + 4 + 4;  // format width reserved elements changed
-inline constexpr size_t kEntryBytes = 1 + 3 + 4 + 4 + 4;   // codec reserved changed wide gap_bytes
-inline constexpr size_t kMaxGapBytesExtra = kBlockElements / 255;
-inline constexpr unsigned kGapGoesOn = 255;
-inline constexpr unsigned kCodeWide = 255;
-static_assert(kHeaderBytes == 12 && kEntryBytes == 16);
-
-enum class BlockCodec : uint8_t { kSame = 0, kSparse = 1, kRaw = 2 };
+inline constexpr uint8_t kFormat = 2;
+inline constexpr size_t kHeadBytes = 3;    // format codec width
+inline constexpr size_t kHeaderBytes = 8;  // of fast: head, reserved, elements
+inline constexpr size_t kColumnBytes = 4;
+inline constexpr size_t kFastColumns = 3;  // changed, large, bytes
+inline constexpr size_t kTableOffset = kHeaderBytes + kFastColumns * kColumnBytes;
+inline constexpr size_t kMaxRowBytes = 8;
+inline constexpr size_t kMaxBlocks = kMaxChunkBytes / kBlockElements;
+/// Encoders may store whole words past a stream's end.
+inline constexpr size_t kStoreSlack = 64;
+static_assert(kTableOffset == 20);
 
 inline uint32_t LoadU32(const uint8_t* p) {
   return uint32_t{p[0]} | uint32_t{p[1]} << 8 | uint32_t{p[2]} << 16 | uint32_t{p[3]} << 24;
@@ -45,44 +48,28 @@ inline void StoreElement(uint8_t* data, size_t i, T v) {
 inline const uint8_t* Ptr(Bytes b) { return reinterpret_cast<const uint8_t*>(b.data()); }
 inline uint8_t* Ptr(MutableBytes b) { return reinterpret_cast<uint8_t*>(b.data()); }
 
-/// The code byte of a difference (not 0), or kCodeWide.
+/// True for a difference that reads as a negative number.
 template <typename T>
-inline unsigned CodeOf(T d) {
-  using S = std::make_signed_t<T>;
-  const S s = static_cast<S>(d);
-  if constexpr (sizeof(T) > 1) {
-    // One unsigned comparison for -127 <= s <= 127.
-    if (static_cast<T>(d + 127) > 254) return kCodeWide;
-  }
-  const int v = static_cast<int>(s);
-  return static_cast<unsigned>(((v << 1) ^ (v >> 31)) - 1);
+inline bool IsNegative(T d) {
+  return (d >> (8 * sizeof(T) - 1)) != 0;
 }
-/// The difference of a code byte that is not kCodeWide.
+/// |d|, at most 2^(8w - 1).
 template <typename T>
-inline T DifferenceOf(unsigned code) {
-  const uint64_t z = code + 1;
-  return static_cast<T>((z >> 1) ^ (0 - (z & 1)));
+inline T Magnitude(T d) {
+  return IsNegative(d) ? static_cast<T>(T{0} - d) : d;
 }
+/// The largest magnitude, which only a negative difference has.
+template <typename T>
+inline constexpr T kLargestMagnitude = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
 
-struct BlockEntry {
-  BlockCodec codec = BlockCodec::kSame;
-  uint32_t changed = 0;
-  uint32_t wide = 0;
-  uint32_t gap_bytes = 0;
-
-  size_t SparseBytes(size_t width) const { return size_t{wide} * width + gap_bytes + changed; }
-  size_t StreamBytes(size_t elements, size_t width) const {
-    switch (codec) {
-      case BlockCodec::kSame:
-        return 0;
-      case BlockCodec::kSparse:
-        return SparseBytes(width);
-      case BlockCodec::kRaw:
-        return elements * width;
-    }
-    return 0;
+/// The order of the exponential Golomb code, from how many sizes have each bit length.
+inline unsigned SizeOrder(const uint32_t* lengths, uint32_t large) {
+  uint32_t longer = large;
+  for (unsigned j = 0;; ++j) {
+    longer -= lengths[j];
+    if (longer <= large / 2) return j;
   }
-};
+}
 
 inline size_t BlockCount(size_t elements) {
   return (elements + kBlockElements - 1) / kBlockElements;
@@ -91,46 +78,89 @@ inline size_t BlockSize(size_t elements, size_t block) {
   return std::min(kBlockElements, elements - block * kBlockElements);
 }
 
-/// A payload whose header and table were checked (not its streams).
+/// A column of a packed table.
+struct Column {
+  uint32_t min = 0;
+  unsigned bits = 0;
+
+  static Column Of(const uint32_t* values, size_t count, size_t stride);
+  uint32_t Word() const { return min << 5 | bits; }
+  /// False when the reserved bit is set or a value could leave 31 bits.
+  static bool FromWord(uint32_t word, Column* column);
+};
+
+/// What a fast payload's table says of a block.
+struct BlockRow {
+  uint32_t changed = 0;
+  uint32_t large = 0;
+  uint32_t bytes = 0;
+
+  bool IsRaw(size_t elements, size_t width) const { return bytes == elements * width; }
+};
+
+/// A fast payload whose header and table were checked (not its streams).
 class PayloadView {
  public:
   /// kOk, or why header and table are refused. REQUIRES: width divides raw_bytes.
   static DecodeStatus Parse(Bytes payload, size_t raw_bytes, unsigned width, PayloadView* view);
 
   /// The view of a payload that Parse has accepted before.
-  static PayloadView Parsed(Bytes payload, unsigned width);
+  static PayloadView Parsed(Bytes payload, size_t raw_bytes, unsigned width);
 
   size_t blocks() const { return BlockCount(elements_); }
   size_t elements() const { return elements_; }
   uint32_t changed() const { return changed_; }
   size_t BlockElements(size_t block) const { return BlockSize(elements_, block); }
-  BlockEntry Entry(size_t block) const { return ReadEntry(base_ + kHeaderBytes, block); }
-  const uint8_t* streams() const { return base_ + kHeaderBytes + blocks() * kEntryBytes; }
-  size_t StreamBytes(size_t block) const {
-    return Entry(block).StreamBytes(BlockElements(block), width_);
-  }
-  /// Where the block's streams start: a sum over the table before it.
-  const uint8_t* StreamsOf(size_t block) const;
+  BlockRow Row(size_t block) const;
+  const uint8_t* streams() const { return streams_; }
+  /// Where the block's stream starts: a sum over the table before it.
+  const uint8_t* StreamOf(size_t block) const;
+  /// The payload's end: no read may pass it.
+  const uint8_t* end() const { return end_; }
 
  private:
-  static BlockEntry ReadEntry(const uint8_t* table, size_t block);
-  static DecodeStatus CheckEntry(const uint8_t* raw, const BlockEntry& e, size_t elements,
-                                 unsigned width);
+  /// Reads the header; false when it is not one of a fast payload of this size.
+  bool ReadHeader(Bytes payload, size_t raw_bytes, unsigned width);
+  DecodeStatus CheckRows(size_t payload_bytes);
   const uint8_t* base_ = nullptr;
+  const uint8_t* streams_ = nullptr;
+  const uint8_t* end_ = nullptr;
   size_t elements_ = 0;
   uint32_t changed_ = 0;
   unsigned width_ = 0;
+  unsigned row_bits_ = 0;
+  Column columns_[kFastColumns];
 };
 
-/// Writes a payload's header and table around streams that the caller writes at cursor().
+/// Walks a view's blocks in order.
+class BlockCursor {
+ public:
+  explicit BlockCursor(const PayloadView& view) : view_(view), stream_(view.streams()) {
+    if (view.blocks() > 0) row_ = view.Row(0);
+  }
+  const BlockRow& row() const { return row_; }
+  const uint8_t* stream() const { return stream_; }
+  void Next() {
+    stream_ += row_.bytes;
+    if (++block_ < view_.blocks()) row_ = view_.Row(block_);
+  }
+
+ private:
+  const PayloadView& view_;
+  const uint8_t* stream_;
+  BlockRow row_;
+  size_t block_ = 0;
+};
+
+/// Writes a fast payload around streams that the caller writes at cursor().
 class PayloadWriter {
  public:
   /// REQUIRES: out has room for MaxEncodedBytes.
   PayloadWriter(MutableBytes out, size_t elements, unsigned width);
   uint8_t* cursor() const { return cursor_; }
   /// Notes the next block, whose streams the caller has written at cursor().
-  void Add(const BlockEntry& entry);
-  /// Bytes of the whole payload; 0 when nothing changed.
+  void Add(const BlockRow& row);
+  /// Writes the table and closes the gap behind it. Bytes of the payload; 0 when nothing changed.
   size_t Finish();
   uint64_t changed() const { return changed_; }
 
@@ -141,10 +171,8 @@ class PayloadWriter {
   unsigned width_;
   size_t block_ = 0;
   uint64_t changed_ = 0;
+  BlockRow rows_[kMaxBlocks];
 };
-
-/// Full structural check, streams included (Backend::validate of every backend).
-DecodeStatus ValidatePayload(Bytes payload, size_t raw_bytes, unsigned width, uint64_t* changed);
 
 /// True when the sizes are ones that a chunk may have.
 inline bool SizesAllowed(size_t raw_bytes, unsigned width) {

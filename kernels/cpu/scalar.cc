@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/payload.h"
 #include "kernels/cpu/place.h"
+#include "kernels/cpu/validate.h"
 
 namespace deltawire::kernels {
 namespace {
@@ -33,73 +34,127 @@ uint64_t DigestStep(const DigestKey& key, size_t i, T o, T n) {
   }
 }
 
+/// Writes the sparse form of a block, or as much of it as is smaller than `raw` bytes.
+template <typename T, typename Difference>
+BlockRow WriteSparse(size_t elements, Difference difference, uint8_t* out, size_t raw) {
+  BlockRow row;
+  uint32_t lengths[65] = {};
+  for (size_t i = 0; i < elements; ++i) {
+    const T magnitude = Magnitude<T>(difference(i));
+    row.changed += magnitude != 0;
+    row.large += magnitude >= 2;
+    if (magnitude >= 2) ++lengths[Bits(static_cast<T>(magnitude - 2))];
+  }
+  if (row.changed == 0) return row;
+  BitWriter bits(out, raw);
+  const unsigned k = RiceParameter(row.changed, elements);
+  const auto each_gap = [&](auto use) {
+    size_t next = 0;
+    for (size_t i = 0; i < elements; ++i) {
+      if (difference(i) == 0) continue;
+      use(i - next);
+      next = i + 1;
+    }
+  };
+  each_gap([&](size_t gap) { bits.Put(gap, k); });
+  for (size_t i = 0; i < elements; ++i) {
+    if (difference(i) != 0) bits.Put(IsNegative<T>(difference(i)), 1);
+  }
+  each_gap([&](size_t gap) { bits.PutUnary(gap >> k); });
+  if (row.large > 0) {
+    const unsigned kl = RiceParameter(row.large, row.changed);
+    const auto each_large_gap = [&](auto use) {
+      size_t gap = 0;
+      for (size_t i = 0; i < elements; ++i) {
+        const T magnitude = Magnitude<T>(difference(i));
+        if (magnitude == 0) continue;
+        if (magnitude == 1) {
+          ++gap;
+          continue;
+        }
+        use(gap);
+        gap = 0;
+      }
+    };
+    each_large_gap([&](size_t gap) { bits.Put(gap, kl); });
+    each_large_gap([&](size_t gap) { bits.PutUnary(gap >> kl); });
+    const unsigned order = SizeOrder(lengths, row.large);
+    bits.Put(order, 6);
+    for (size_t i = 0; i < elements; ++i) {
+      const T magnitude = Magnitude<T>(difference(i));
+      if (magnitude < 2) continue;
+      const uint64_t v = static_cast<T>(magnitude - 2);
+      const uint64_t u = (v >> order) + 1;
+      bits.PutUnary(Bits(u) - 1);
+      bits.Put(u, Bits(u) - 1);
+      bits.Put(v, order);
+    }
+  }
+  row.bytes = static_cast<uint32_t>(std::min(bits.Finish(), raw));
+  return row;
+}
+
 /// Writes one block whose element i differs by `difference(i)` (0: unchanged).
 template <typename T, typename Difference>
 void EncodeBlock(size_t elements, Difference difference, PayloadWriter& writer) {
-  BlockEntry sparse;
-  size_t next = 0;
-  for (size_t i = 0; i < elements; ++i) {
-    const T d = difference(i);
-    if (d == 0) continue;
-    sparse.changed++;
-    sparse.gap_bytes += static_cast<uint32_t>((i - next) / kGapGoesOn + 1);
-    if (sizeof(T) > 1 && CodeOf<T>(d) == kCodeWide) sparse.wide++;
-    next = i + 1;
+  const size_t raw = elements * sizeof(T);
+  BlockRow row = WriteSparse<T>(elements, difference, writer.cursor(), raw);
+  if (row.bytes == raw) {
+    for (size_t i = 0; i < elements; ++i) StoreElement<T>(writer.cursor(), i, difference(i));
+    row.large = 0;
   }
-  if (sparse.changed == 0) return writer.Add({});
-  uint8_t* out = writer.cursor();
-  if (sparse.SparseBytes(sizeof(T)) >= elements * sizeof(T)) {
-    for (size_t i = 0; i < elements; ++i) StoreElement<T>(out, i, difference(i));
-    return writer.Add({.codec = BlockCodec::kRaw, .changed = sparse.changed});
-  }
-  sparse.codec = BlockCodec::kSparse;
-  uint8_t* gap = out + sparse.wide * sizeof(T);
-  uint8_t* code = gap + sparse.gap_bytes;
-  size_t wide = 0;
-  next = 0;
-  for (size_t i = 0; i < elements; ++i) {
-    const T d = difference(i);
-    if (d == 0) continue;
-    size_t skipped = i - next;
-    for (; skipped >= kGapGoesOn; skipped -= kGapGoesOn) *gap++ = kGapGoesOn;
-    *gap++ = static_cast<uint8_t>(skipped);
-    const unsigned c = CodeOf<T>(d);
-    *code++ = static_cast<uint8_t>(c);
-    if (sizeof(T) > 1 && c == kCodeWide) StoreElement<T>(out, wide++, d);
-    next = i + 1;
-  }
-  writer.Add(sparse);
+  writer.Add(row);
 }
 
-/// Calls change(i, d) for every changed element of a block; false when the streams are malformed.
+/// Calls change(i, d) for every changed element of a block; false when the stream is malformed.
+/// Part by part, as the format lays it out, with one reader for each.
 template <typename T, typename Change>
-bool DecodeBlock(const BlockEntry& e, const uint8_t* streams, size_t elements, Change change) {
-  if (e.codec == BlockCodec::kSame) return true;
-  if (e.codec == BlockCodec::kRaw) {
+bool DecodeBlock(const BlockRow& row, const uint8_t* stream, size_t elements, Change change,
+                 unsigned* order_used = nullptr) {
+  if (row.changed == 0) return true;
+  if (row.IsRaw(elements, sizeof(T))) {
     for (size_t i = 0; i < elements; ++i) {
-      const T d = LoadElement<T>(streams, i);
+      const T d = LoadElement<T>(stream, i);
       if (d != 0) change(i, d);
     }
     return true;
   }
-  const uint8_t* gaps = streams + e.wide * sizeof(T);
-  const uint8_t* codes = gaps + e.gap_bytes;
-  size_t at = 0, used = 0, wide = 0;
-  for (size_t g = 0; g < e.gap_bytes; ++g) {
-    at += gaps[g];
-    if (gaps[g] == kGapGoesOn) continue;
-    if (at >= elements || used == e.changed) return false;
-    T d;
-    if (sizeof(T) > 1 && codes[used] == kCodeWide) {
-      if (wide == e.wide) return false;
-      d = LoadElement<T>(streams, wide++);
-    } else {
-      d = DifferenceOf<T>(codes[used]);
+  const auto part = [&](uint64_t at) {
+    BitReader reader(stream, row.bytes);
+    reader.Skip(at);
+    return reader;
+  };
+  const unsigned k = RiceParameter(row.changed, elements);
+  const unsigned kl = row.large > 0 ? RiceParameter(row.large, row.changed) : 0;
+  BitReader low = part(0), sign = part(uint64_t{row.changed} * k);
+  BitReader quotient = part(uint64_t{row.changed} * (k + 1));
+  BitReader skipped = quotient;
+  for (size_t i = 0; i < row.changed; ++i) skipped.GetUnary(elements);
+  BitReader large_low = skipped, large_quotient = part(skipped.position() + row.large * kl);
+  BitReader size = large_quotient;
+  for (size_t i = 0; i < row.large; ++i) size.GetUnary(row.changed);
+  const auto order = static_cast<unsigned>(row.large > 0 ? size.Get(6) : 0);
+  if (order_used != nullptr) *order_used = order;
+  const auto large_gap = [&] {
+    return large_quotient.GetUnary(row.changed) << kl | large_low.Get(kl);
+  };
+  uint64_t at = 0, next_large = row.large > 0 ? large_gap() : row.changed, used = 0;
+  for (uint64_t i = 0; i < row.changed; ++i, ++at) {
+    at += quotient.GetUnary(elements) << k | low.Get(k);
+    const bool negative = sign.Get(1) != 0;
+    uint64_t magnitude = 1;
+    if (i == next_large) {
+      const auto n = static_cast<unsigned>(size.GetUnary(63));
+      if (n + order > 63) return false;
+      const uint64_t u = uint64_t{1} << n | size.Get(n);
+      magnitude = ((u - 1) << order | size.Get(order)) + 2;
+      if (magnitude < 2 || magnitude - negative >= kLargestMagnitude<T>) return false;
+      next_large = ++used < row.large ? i + 1 + large_gap() : row.changed;
     }
-    ++used;
-    change(at++, d);
+    if (at >= elements || !quotient.ok() || !size.ok()) return false;
+    change(at, static_cast<T>(negative ? 0 - magnitude : magnitude));
   }
-  return used == e.changed && wide == e.wide;
+  return used == row.large && size.AtPaddedEnd();
 }
 
 template <typename T>
@@ -131,9 +186,9 @@ DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes dat
   const DecodeStatus s = PayloadView::Parse(payload, data.size(), sizeof(T), &view);
   if (s != DecodeStatus::kOk) return s;
   uint64_t digest = digest_before;
-  const uint8_t* streams = view.streams();
   uint8_t* p = Ptr(data);
-  for (size_t b = 0; b < view.blocks(); ++b) {
+  BlockCursor cursor(view);
+  for (size_t b = 0; b < view.blocks(); ++b, cursor.Next()) {
     const auto add = [&](size_t i, T d) {
       const size_t at = b * kBlockElements + i;
       const T o = LoadElement<T>(p, at);
@@ -141,10 +196,9 @@ DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes dat
       StoreElement<T>(p, at, n);
       digest += DigestStep<T>(key, at, o, n);
     };
-    if (!DecodeBlock<T>(view.Entry(b), streams, view.BlockElements(b), add)) {
+    if (!DecodeBlock<T>(cursor.row(), cursor.stream(), view.BlockElements(b), add)) {
       return DecodeStatus::kMalformed;
     }
-    streams += view.StreamBytes(b);
   }
   *digest_after = digest;
   return DecodeStatus::kOk;
@@ -171,11 +225,11 @@ DecodeStatus SumAs(std::span<const Bytes> payloads, size_t raw_bytes, T sign, Mu
     const size_t block = BlockSize(elements, b);
     std::memset(sum, 0, block * sizeof(T));
     for (const Bytes payload : payloads) {
-      const PayloadView view = PayloadView::Parsed(payload, sizeof(T));
+      const PayloadView view = PayloadView::Parsed(payload, raw_bytes, sizeof(T));
       const auto add = [&](size_t i, T d) {
         StoreElement<T>(sum, i, static_cast<T>(LoadElement<T>(sum, i) + uint64_t{sign} * d));
       };
-      if (!DecodeBlock<T>(view.Entry(b), view.StreamsOf(b), block, add)) {
+      if (!DecodeBlock<T>(view.Row(b), view.StreamOf(b), block, add)) {
         return DecodeStatus::kMalformed;
       }
     }
@@ -184,6 +238,32 @@ DecodeStatus SumAs(std::span<const Bytes> payloads, size_t raw_bytes, T sign, Mu
   }
   *bytes = writer.Finish();
   return DecodeStatus::kOk;
+}
+
+template <typename T>
+DecodeStatus ValidateAs(const PayloadView& view) {
+  return ValidateStreams<T>(view, [](const BlockRow& row, const uint8_t* stream, size_t elements,
+                                     auto& sink, unsigned* order) {
+    const auto change = [&](uint64_t at, T d) { sink.Change(static_cast<uint32_t>(at), d); };
+    return DecodeBlock<T>(row, stream, elements, change, order);
+  });
+}
+
+DecodeStatus Validate(Bytes payload, size_t raw_bytes, unsigned width, uint64_t* changed) {
+  PayloadView view;
+  const DecodeStatus s = PayloadView::Parse(payload, raw_bytes, width, &view);
+  if (s != DecodeStatus::kOk) return s;
+  if (changed != nullptr) *changed = view.changed();
+  switch (width) {
+    case 1:
+      return ValidateAs<uint8_t>(view);
+    case 2:
+      return ValidateAs<uint16_t>(view);
+    case 4:
+      return ValidateAs<uint32_t>(view);
+    default:
+      return ValidateAs<uint64_t>(view);
+  }
 }
 
 EncodeResult DiffEncode(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
@@ -253,9 +333,11 @@ const Backend& ScalarBackend() {
       .digest = Digest,
       .diff_encode = DiffEncode,
       .decode_apply = DecodeApply,
-      .validate = ValidatePayload,
+      .validate = Validate,
       .fold = Fold,
       .negate = Negate,
+      .tight_encode = nullptr,
+      .tight_decode = nullptr,
       .place = PlaceNaive,
   };
   return kBackend;

@@ -1,0 +1,139 @@
+// Bit streams of docs/delta_format.md: numbers from their lowest bit, bytes from theirs.
+// A writer or reader points into the caller's memory and never leaves it. Not thread-safe; cheap.
+// Errors: a writer that is full and a reader past its end say so and go on with zeros.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace deltawire::kernels {
+
+/// Bit length of x: 0 for 0.
+inline unsigned Bits(uint64_t x) { return static_cast<unsigned>(std::bit_width(x)); }
+
+/// The lowest n bits set, n <= 64.
+inline uint64_t LowMask(unsigned n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
+
+/// Eight bytes at p as a number; those from `end` on read as zero.
+inline uint64_t Load64Within(const uint8_t* p, const uint8_t* end) {
+  uint64_t v = 0;
+  if (end - p >= 8) {
+    std::memcpy(&v, p, 8);
+  } else if (p < end) {
+    std::memcpy(&v, p, static_cast<size_t>(end - p));
+  }
+  return v;
+}
+
+/// Rice parameter of c >= 1 events among m places ("Rice parameter" in the format).
+inline unsigned RiceParameter(uint64_t c, uint64_t m) {
+  unsigned k = 0;
+  const uint64_t wanted = 481 * (2 * m - c);
+  for (uint64_t have = 2000 * c; have < wanted; have *= 2) ++k;
+  return k;
+}
+
+/// Appends bits; what does not fit is counted but not written.
+class BitWriter {
+ public:
+  BitWriter(uint8_t* out, size_t capacity) : out_(out), capacity_(capacity) {}
+
+  /// The lowest `bits` (0..64) of `value`.
+  void Put(uint64_t value, unsigned bits) {
+    if (bits > 32) {
+      Put(value & 0xffffffff, 32);
+      value >>= 32;
+      bits -= 32;
+    }
+    pending_ |= (value & LowMask(bits)) << filled_;
+    filled_ += bits;
+    while (filled_ >= 8) Flush();
+  }
+  void PutZeros(uint64_t count) {
+    for (; count > 32; count -= 32) Put(0, 32);
+    Put(0, static_cast<unsigned>(count));
+  }
+  /// `zeros` zeros and a one.
+  void PutUnary(uint64_t zeros) {
+    PutZeros(zeros);
+    Put(1, 1);
+  }
+  /// Pads with zeros and returns the stream's bytes, which may be more than the capacity.
+  size_t Finish() {
+    if (filled_ > 0) Flush();
+    filled_ = 0;
+    return size_;
+  }
+
+ private:
+  void Flush() {
+    if (size_ < capacity_) out_[size_] = static_cast<uint8_t>(pending_);
+    ++size_;
+    pending_ >>= 8;
+    filled_ = filled_ > 8 ? filled_ - 8 : 0;
+  }
+  uint8_t* out_;
+  size_t capacity_;
+  size_t size_ = 0;
+  uint64_t pending_ = 0;
+  unsigned filled_ = 0;
+};
+
+/// Takes bits; past the end they are zeros and ok() turns false.
+class BitReader {
+ public:
+  BitReader(const uint8_t* data, size_t size) : data_(data), end_(data + size) {}
+
+  /// The next `bits` (0..64) as a number.
+  uint64_t Get(unsigned bits) {
+    if (bits > 32) {
+      const uint64_t low = Get(32);
+      return low | Get(bits - 32) << 32;
+    }
+    const uint64_t v = Peek() & LowMask(bits);
+    at_ += bits;
+    return v;
+  }
+  /// Zeros before the next one, which is taken too. Stops at `most` zeros (not ok).
+  uint64_t GetUnary(uint64_t most) {
+    uint64_t zeros = 0;
+    while (zeros <= most && ok()) {
+      const uint64_t window = Peek();
+      const unsigned have = 57;  // of the window, whatever the bit offset
+      const auto run = static_cast<unsigned>(std::countr_zero(window | uint64_t{1} << have));
+      if (run < have) {
+        at_ += run + 1;
+        zeros += run;
+        if (zeros > most) break;
+        return zeros;
+      }
+      at_ += have;
+      zeros += have;
+    }
+    failed_ = true;
+    return 0;
+  }
+  void Skip(uint64_t bits) { at_ += bits; }
+  uint64_t position() const { return at_; }
+  bool ok() const { return !failed_ && at_ <= static_cast<uint64_t>(end_ - data_) * 8; }
+  /// True at the end of the last byte, padded with zeros.
+  bool AtPaddedEnd() {
+    const uint64_t bits = static_cast<uint64_t>(end_ - data_) * 8;
+    return ok() && bits - at_ < 8 && Peek() == 0;
+  }
+
+ private:
+  uint64_t Peek() const {
+    const uint64_t byte = at_ / 8;
+    if (byte >= static_cast<uint64_t>(end_ - data_)) return 0;
+    return Load64Within(data_ + byte, end_) >> at_ % 8;
+  }
+  const uint8_t* data_;
+  const uint8_t* end_;
+  uint64_t at_ = 0;
+  bool failed_ = false;
+};
+
+}  // namespace deltawire::kernels
