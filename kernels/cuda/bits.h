@@ -1,6 +1,6 @@
-// The bits of format 2's fast streams (docs/delta_format.md, "fast"): reading and writing at any bit,
-// Rice's parameter, Golomb's code for sizes. Pure functions for device and CPU; bounds are kept on
-// reading (beyond the end stand zeros), the caller's on writing.
+// The bits of format 2's fast streams (docs/delta_format.md, "fast"): reading and writing at any
+// bit, Rice's parameter, Golomb's code for sizes. Pure functions for device and CPU; bounds are
+// kept on reading (beyond the end stand zeros), the caller's on writing.
 #pragma once
 
 #include "kernels/cuda/portable.h"

@@ -19,9 +19,9 @@ struct BlockIn {
 };
 
 struct DecodeShared {
-  alignas(16) uint32_t changed[kMapWords];   ///< by element
-  uint32_t large[kMapWords];                 ///< by rank among the changes
-  uint32_t samples[kBlock / kSampleEvery];   ///< first bit of every kSampleEvery-th size code
+  alignas(16) uint32_t changed[kMapWords];  ///< by element
+  uint32_t large[kMapWords];                ///< by rank among the changes
+  uint32_t samples[kBlock / kSampleEvery];  ///< first bit of every kSampleEvery-th size code
   uint32_t start[kLanes];
   uint32_t entry;
   uint32_t end;
@@ -83,8 +83,7 @@ template <typename Team>
 DW_HD uint32_t SampleSizeCodes(Team& team, DecodeShared& s, const BitReader& in, uint32_t count,
                                uint32_t first_bit, uint32_t j) {
   uint32_t ranks = 0, entry = first_bit;
-  for (uint32_t base = first_bit; ranks < count && base < in.bits();
-       base += kLanes * kWindowBits) {
+  for (uint32_t base = first_bit; ranks < count && base < in.bits(); base += kLanes * kWindowBits) {
     typename Team::template PerLane<SumU32> codes, end;
     team.Each([&](uint32_t lane) {
       s.start[lane] = lane == 0 ? entry : Least(base + lane * kWindowBits, in.bits());
@@ -147,8 +146,8 @@ struct Applied {
 /// One lane's changes of a sparse block.
 template <typename T>
 DW_HD Applied ApplyLane(const DecodeShared& s, const BitReader& in, uint32_t sign, uint32_t size,
-                           uint32_t j, uint32_t rank, uint32_t large_rank, uint32_t lane, T* data,
-                           uint32_t first_byte, const KeyView& key) {
+                        uint32_t j, uint32_t rank, uint32_t large_rank, uint32_t lane, T* data,
+                        uint32_t first_byte, const KeyView& key) {
   constexpr uint64_t kLargest = uint64_t{1} << (8 * sizeof(T) - 1);
   Applied result;
   bool placed = false;
@@ -175,8 +174,8 @@ DW_HD Applied ApplyLane(const DecodeShared& s, const BitReader& in, uint32_t sig
       const T d = static_cast<T>(negative ? 0 - magnitude : magnitude);
       const T before = data[element], after = static_cast<T>(before + d);
       data[element] = after;
-      result.digest += DigestStep<T>(
-          key, first_byte + element * static_cast<uint32_t>(sizeof(T)), before, after);
+      result.digest += DigestStep<T>(key, first_byte + element * static_cast<uint32_t>(sizeof(T)),
+                                     before, after);
     }
   }
   return result;
@@ -193,8 +192,7 @@ DW_HD uint64_t ApplyRawLane(const BitReader& in, uint32_t m, uint32_t lane, T* d
     if (d == 0) continue;
     const T before = data[i], after = static_cast<T>(before + d);
     data[i] = after;
-    digest +=
-        DigestStep<T>(key, first_byte + i * static_cast<uint32_t>(sizeof(T)), before, after);
+    digest += DigestStep<T>(key, first_byte + i * static_cast<uint32_t>(sizeof(T)), before, after);
   }
   return digest;
 }
@@ -237,9 +235,8 @@ DW_HD bool ApplySparse(Team& team, DecodeShared& s, const BlockIn& block, T* dat
   });
   team.ExclusiveScan(large_rank);
   team.Each([&](uint32_t lane) {
-    const Applied applied =
-        ApplyLane(s, in, sign, size, j, rank[lane].v, large_rank[lane].v, lane, data, first_byte,
-                  key);
+    const Applied applied = ApplyLane(s, in, sign, size, j, rank[lane].v, large_rank[lane].v, lane,
+                                      data, first_byte, key);
     grown[lane] = {applied.digest};
     if (!applied.ok) s.bad = 1;
   });
@@ -259,9 +256,8 @@ DW_HD bool ApplyBlock(Team& team, DecodeShared& s, const BlockIn& block, T* data
   }
   const BitReader in(block.stream, block.bytes);
   typename Team::template PerLane<SumU64> grown;
-  team.Each([&](uint32_t lane) {
-    grown[lane] = {ApplyRawLane(in, m, lane, data, first_byte, key)};
-  });
+  team.Each(
+      [&](uint32_t lane) { grown[lane] = {ApplyRawLane(in, m, lane, data, first_byte, key)}; });
   *digest = team.ExclusiveScan(grown).v;
   return true;
 }

@@ -88,8 +88,8 @@ DW_HD GroupBits LookAtGroup(EncodeShared& s, const T* o, const T* n, uint32_t gr
       bits.large |= 1u << b;
       AtomicAdd(&s.lengths[BitLength(static_cast<uint64_t>(size) - 2)], 1);
     }
-    *digest += DigestStep<T>(key, first_byte + element * static_cast<uint32_t>(sizeof(T)), before,
-                             after);
+    *digest +=
+        DigestStep<T>(key, first_byte + element * static_cast<uint32_t>(sizeof(T)), before, after);
   }
   return bits;
 }
@@ -177,22 +177,22 @@ template <typename T>
 DW_HD void EmitLane(const EncodeShared& s, const T* o, const T* n, const StreamPlan& plan,
                     const Stretch& before, PartBits bits, uint32_t lane, uint32_t* out) {
   uint32_t rank = before.changed, large_rank = before.large;
-  ForEachChange(s, lane, before, [&](uint32_t element, uint32_t gap, bool negative, bool large,
-                                     uint32_t large_gap) {
-    OrBits(out, rank * plan.k, gap, plan.k);
-    if (negative) OrBits(out, plan.sign + rank, 1, 1);
-    bits.quotient += gap >> plan.k;
-    OrBits(out, plan.quotient + bits.quotient + rank, 1, 1);
-    ++rank;
-    if (!large) return;
-    OrBits(out, plan.large_low + large_rank * plan.large_k, large_gap, plan.large_k);
-    bits.large_quotient += large_gap >> plan.large_k;
-    OrBits(out, plan.large_quotient + bits.large_quotient + large_rank, 1, 1);
-    ++large_rank;
-    const uint64_t v = SizeAt(o, n, element);
-    OrSizeCode(out, plan.size + bits.size, v, plan.j);
-    bits.size += SizeCodeBits(v, plan.j);
-  });
+  ForEachChange(s, lane, before,
+                [&](uint32_t element, uint32_t gap, bool negative, bool large, uint32_t large_gap) {
+                  OrBits(out, rank * plan.k, gap, plan.k);
+                  if (negative) OrBits(out, plan.sign + rank, 1, 1);
+                  bits.quotient += gap >> plan.k;
+                  OrBits(out, plan.quotient + bits.quotient + rank, 1, 1);
+                  ++rank;
+                  if (!large) return;
+                  OrBits(out, plan.large_low + large_rank * plan.large_k, large_gap, plan.large_k);
+                  bits.large_quotient += large_gap >> plan.large_k;
+                  OrBits(out, plan.large_quotient + bits.large_quotient + large_rank, 1, 1);
+                  ++large_rank;
+                  const uint64_t v = SizeAt(o, n, element);
+                  OrSizeCode(out, plan.size + bits.size, v, plan.j);
+                  bits.size += SizeCodeBits(v, plan.j);
+                });
 }
 
 /// The whole block. `slot` has room for m * sizeof(T) bytes, rounded up to 4, and gets the stream
@@ -208,9 +208,8 @@ DW_HD BlockOut EncodeBlock(Team& team, EncodeShared& s, const T* o, const T* n, 
   team.Each([&](uint32_t lane) {
     for (uint32_t i = lane; i < 65; i += kLanes) s.lengths[i] = 0;
   });
-  team.Each([&](uint32_t lane) {
-    digest[lane] = {MarkChanges(s, o, n, m, first_byte, key, lane)};
-  });
+  team.Each(
+      [&](uint32_t lane) { digest[lane] = {MarkChanges(s, o, n, m, first_byte, key, lane)}; });
   team.Each([&](uint32_t lane) { before[lane] = Summarize(s, lane); });
   const Stretch all = team.ExclusiveScan(before);
   if (all.changed == 0) return result;

@@ -1,5 +1,5 @@
-// The digest of whole chunks, shared out so that a key word is read once and used for every block of
-// the chunk; device and CPU. Pure; the sum of all lanes of all slices is the chunk's digest.
+// The digest of whole chunks, shared out so that a key word is read once and used for every block
+// of the chunk; device and CPU. Pure; the sum of all lanes of all slices is the chunk's digest.
 #pragma once
 
 #include "kernels/cuda/elements.h"

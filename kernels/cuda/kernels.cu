@@ -174,8 +174,9 @@ __global__ void __launch_bounds__(kGatherThreads) GatherKernel(EncodeBatch batch
   uint8_t* out = batch.out + result.offset;
   if (block.index == 0) {
     const BlockOut* rows = batch.rows + chunk.first_block;
+    const uint32_t elements = chunk.bytes / chunk.width;
     for (uint32_t i = threadIdx.x; i < plan.bytes; i += blockDim.x) {
-      out[i] = TableByte(plan, rows, chunk.blocks, chunk.width, i);
+      out[i] = TableByte(plan, rows, elements, chunk.width, i);
     }
   }
   const BlockOut row = batch.rows[blockIdx.x];
@@ -198,8 +199,8 @@ __global__ void __launch_bounds__(kGatherThreads) GatherKernel(EncodeBatch batch
 }
 
 template <typename T>
-__device__ bool ApplyOne(BlockTeam& team, DecodeShared& s, const DeviceChunk& chunk,
-                         uint32_t index, const BlockIn& in, const KeyView& key, uint64_t* digest) {
+__device__ bool ApplyOne(BlockTeam& team, DecodeShared& s, const DeviceChunk& chunk, uint32_t index,
+                         const BlockIn& in, const KeyView& key, uint64_t* digest) {
   const uint32_t first = index * kBlock;
   const uint32_t elements = chunk.bytes / static_cast<uint32_t>(sizeof(T));
   return gpu::ApplyBlock<T>(team, s, in, reinterpret_cast<T*>(chunk.after) + first,
@@ -283,8 +284,8 @@ void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key,
 void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaStream_t stream) {
   if (plan.units == 0) return;
   constexpr uint64_t kMostBlocks = 1 << 16;
-  const auto blocks = static_cast<uint32_t>(
-      Least((plan.units + kPlaceThreads - 1) / kPlaceThreads, kMostBlocks));
+  const auto blocks =
+      static_cast<uint32_t>(Least((plan.units + kPlaceThreads - 1) / kPlaceThreads, kMostBlocks));
   switch (plan.unit) {
     case 16:
       PlaceKernel<uint4><<<blocks, kPlaceThreads, 0, stream>>>(plan, src, dst);

@@ -42,11 +42,11 @@ struct EncodeBatch {
   const DeviceBlock* blocks = nullptr;
   uint32_t chunk_count = 0;  ///< <= kMaxBatchChunks
   uint32_t block_count = 0;
-  BlockOut* rows = nullptr;        ///< scratch, one a block
-  uint32_t* stream_at = nullptr;   ///< scratch, one a block
-  TablePlan* plans = nullptr;      ///< scratch, one a chunk
-  ChunkOut* results = nullptr;     ///< one a chunk
-  uint8_t* out = nullptr;          ///< payloads, each from a multiple of 16 on, in order
+  BlockOut* rows = nullptr;       ///< scratch, one a block
+  uint32_t* stream_at = nullptr;  ///< scratch, one a block
+  TablePlan* plans = nullptr;     ///< scratch, one a chunk
+  ChunkOut* results = nullptr;    ///< one a chunk
+  uint8_t* out = nullptr;         ///< payloads, each from a multiple of 16 on, in order
   KeyView key;
 };
 void LaunchEncode(const EncodeBatch& batch, cudaStream_t stream);

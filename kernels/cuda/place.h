@@ -8,13 +8,13 @@ namespace deltawire::kernels::gpu {
 
 struct PlacePlan {
   static constexpr uint32_t kMaxDims = 4;
-  int64_t src = 0, dst = 0;      ///< bytes
-  uint64_t counts[kMaxDims];     ///< outermost first; missing ones are 1
+  int64_t src = 0, dst = 0;   ///< bytes
+  uint64_t counts[kMaxDims];  ///< outermost first; missing ones are 1
   int64_t src_strides[kMaxDims];
   int64_t dst_strides[kMaxDims];
   uint64_t units_per_run = 0;
-  uint32_t unit = 1;             ///< bytes: 1, 2, 4, 8 or 16
-  uint64_t units = 0;            ///< in all
+  uint32_t unit = 1;   ///< bytes: 1, 2, 4, 8 or 16
+  uint64_t units = 0;  ///< in all
 };
 
 struct PlaceStep {

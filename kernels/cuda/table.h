@@ -7,8 +7,10 @@
 
 namespace deltawire::kernels::gpu {
 
-inline constexpr uint32_t kHeaderBytesFast = 3 + 1 + 3 * 4;  // as all payloads, reserved, columns
 inline constexpr uint32_t kColumns = 3;
+inline constexpr uint32_t kFixedBytes = 3 + 1 + 4;  // as all payloads, reserved, elements
+inline constexpr uint32_t kTableBytes = kFixedBytes + 4 * kColumns;
+static_assert(kTableBytes == 20);
 
 DW_HD uint32_t ColumnValue(const BlockOut& row, uint32_t column) {
   return column == 0 ? row.changed : column == 1 ? row.large : row.bytes;
@@ -49,26 +51,28 @@ DW_HD TablePlan PlanTable(const RowSummary& sum, uint32_t blocks) {
     plan.width[c] = BitLength(sum.most[c] - sum.least[c]);
     plan.row_bits += plan.width[c];
   }
-  plan.bytes = kHeaderBytesFast + (blocks * plan.row_bits + 7) / 8;
+  plan.bytes = kTableBytes + (blocks * plan.row_bits + 7) / 8;
   plan.changed = sum.changed;
   plan.payload_bytes = sum.changed == 0 ? 0 : plan.bytes + sum.stream_bytes;
   return plan;
 }
 
 /// Byte `i` < plan.bytes of header and columns.
-DW_HD uint8_t TableByte(const TablePlan& plan, const BlockOut* rows, uint32_t blocks,
+DW_HD uint8_t TableByte(const TablePlan& plan, const BlockOut* rows, uint32_t elements,
                         uint32_t element_width, uint32_t i) {
   if (i < 4) {
     const uint32_t head = 2 /* format */ | 1 /* codec */ << 8 | element_width << 16;
     return static_cast<uint8_t>(head >> 8 * i);
   }
-  if (i < kHeaderBytesFast) {
-    const uint32_t c = (i - 4) / 4;
+  if (i < kFixedBytes) return static_cast<uint8_t>(elements >> 8 * (i % 4));
+  if (i < kTableBytes) {
+    const uint32_t c = (i - kFixedBytes) / 4;
     return static_cast<uint8_t>((plan.width[c] | plan.least[c] << 5) >> 8 * (i % 4));
   }
+  const uint32_t blocks = (elements + kBlock - 1) / kBlock;
   uint32_t byte = 0;
   for (uint32_t b = 0; b < 8; ++b) {
-    const uint32_t at = (i - kHeaderBytesFast) * 8 + b;
+    const uint32_t at = (i - kTableBytes) * 8 + b;
     const uint32_t row = at / plan.row_bits;
     if (row >= blocks) break;
     uint32_t bit = at - row * plan.row_bits, c = 0;
