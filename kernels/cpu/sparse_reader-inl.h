@@ -22,7 +22,7 @@ class SparseReader {
   SparseReader(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements)
       : row_(row), stream_(stream), end_(end), elements_(elements) {}
 
-  /// Hands every change to `sink`: Prefetch(i) for all of them, then Change(i, d) in order.
+  /// Hands every change to `sink`: Change(i, d) in order, each some time after Prefetch(i).
   /// False when the stream is malformed; some changes may have been handed on by then, but never an
   /// index outside of the block.
   template <typename Sink>
@@ -31,9 +31,12 @@ class SparseReader {
     const unsigned k = RiceParameter(c, elements_);
     const uint64_t signs = c * k;
     uint64_t at = signs + c;
-    uint16_t positions[kBlockElements], large[kBlockElements];
+    uint16_t positions[kBlockElements + kAhead], large[kBlockElements];
     if (!ReadPositions(0, &at, c, k, elements_, positions)) return false;
-    for (size_t i = 0; i < c; ++i) sink.Prefetch(positions[i]);
+    for (size_t i = 0; i < kAhead; ++i) {
+      positions[c + i] = positions[c - 1];
+      sink.Prefetch(positions[std::min<size_t>(i, c - 1)]);
+    }
     if (row_.large > 0) {
       const unsigned kl = RiceParameter(row_.large, c);
       const uint64_t low = at;
@@ -45,13 +48,20 @@ class SparseReader {
     sizes.Skip(at);
     if (row_.large > 0) order_ = static_cast<unsigned>(sizes.Get(6));
     size_t i = 0;
+    const auto units_until = [&](size_t stop) {
+      for (; i < stop; ++i) {
+        sink.Prefetch(positions[i + kAhead]);
+        sink.Change(positions[i], UnitDifference(signs + i));
+      }
+    };
     for (size_t l = 0; l < row_.large; ++l, ++i) {
-      for (; i < large[l]; ++i) sink.Change(positions[i], UnitDifference(signs + i));
+      units_until(large[l]);
       T d = 0;
       if (!ReadSize(sizes, SignBit(signs + i), &d)) return false;
+      sink.Prefetch(positions[i + kAhead]);
       sink.Change(positions[i], d);
     }
-    for (; i < c; ++i) sink.Change(positions[i], UnitDifference(signs + i));
+    units_until(c);
     return sizes.AtPaddedEnd();
   }
 
@@ -59,6 +69,9 @@ class SparseReader {
   unsigned order() const { return order_; }
 
  private:
+  /// Changes between an element's being asked for and its being changed.
+  static constexpr size_t kAhead = 64;
+
   uint64_t StreamBits() const { return uint64_t{row_.bytes} * 8; }
 
   unsigned SignBit(uint64_t bit) const { return stream_[bit / 8] >> bit % 8 & 1; }
