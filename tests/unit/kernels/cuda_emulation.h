@@ -60,6 +60,7 @@ inline gpu::KeyView ViewOf(const DigestKey& key, std::array<uint64_t, 64>& multi
 class AlignedCopy {
  public:
   explicit AlignedCopy(Bytes bytes) : words_(bytes.size() / 16 + 2), size_(bytes.size()) {
+    std::memset(words_.data(), 0xee, words_.size() * sizeof(Quad));
     if (!bytes.empty()) std::memcpy(words_.data(), bytes.data(), bytes.size());
   }
   uint8_t* data() { return words_.data()->bytes; }
