@@ -131,7 +131,7 @@ GpuStatus GpuDiffer::Impl::ForEachStretch(const std::vector<Piece>& pieces, F f)
     const GpuChunk& head = chunks[pieces[first].chunk];
     uint64_t bytes = head.bytes;
     size_t last = first + 1;
-    for (; last < pieces.size() && bytes % gpu::kAlign == 0; ++last) {
+    for (; last < pieces.size(); ++last) {
       const uint32_t chunk = pieces[last].chunk;
       if (chunk != pieces[last - 1].chunk + 1 || chunks[chunk].offset != head.offset + bytes) break;
       if (pieces[last].at != pieces[first].at + bytes) break;
@@ -170,7 +170,6 @@ GpuStatus GpuDiffer::Impl::BringBase(Slab& slab, Bytes before, std::span<const u
     if (!known[piece.chunk] || base_digest[piece.chunk] != digests[piece.chunk]) {
       missing.push_back(piece);
     }
-    known[piece.chunk] = 0;  // until its new digest is
   }
   return ForEachStretch(missing, [&](uint64_t host, uint64_t, uint64_t at_base, uint64_t bytes) {
     return slab.stream.Copy(base.data() + at_base, before.data() + host, bytes);
@@ -244,9 +243,6 @@ GpuStatus GpuDiffer::Impl::StartDigest(Slab& slab, Bytes half) {
   DescribeChunks(slab);
   const size_t n = slab.pieces.size();
   const auto& stream = slab.stream;
-  if (resident()) {
-    for (const Piece& piece : slab.pieces) known[piece.chunk] = 0;
-  }
   DW_GPU_RETURN_IF_ERROR(
       ForEachStretch(slab.pieces, [&](uint64_t host, uint64_t at, uint64_t, uint64_t bytes) {
         return stream.Copy(slab.after.data() + at, half.data() + host, bytes);
