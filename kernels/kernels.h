@@ -136,7 +136,7 @@ struct Backend {
 size_t FoldScratchBytes(unsigned width);
 
 /// Scratch for tight_encode and tight_decode, of any width.
-inline constexpr size_t kTightScratchBytes = size_t{2} << 20;
+inline constexpr size_t kTightScratchBytes = size_t{3} << 20;
 
 /// The plain backend: always there, the oracle of every test.
 const Backend& Scalar();

@@ -46,7 +46,7 @@ void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
     }
   }
   const BlockRow row = changes.Pack<T>(
-      elements, [&](size_t i) { return LoadElement<T>(sink.sums, i); }, writer.cursor());
+      elements, [&](size_t, size_t at) { return LoadElement<T>(sink.sums, at); }, writer.cursor());
   if (row.IsRaw(elements, sizeof(T))) {
     std::memcpy(writer.cursor(), sink.sums, elements * sizeof(T));
   }

@@ -14,6 +14,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/block-inl.h"
+#include "kernels/cpu/classes-inl.h"
 #include "kernels/cpu/digest-inl.h"
 #include "kernels/cpu/fold-inl.h"
 #include "kernels/cpu/pack-inl.h"
@@ -72,8 +73,8 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
     BlockDigest<T> digest(key, b);
     Changes changes;
     FindChanges<T>(o, n, block, digest, changes);
-    const auto fetch = [&](size_t i) {
-      return static_cast<T>(LoadElement<T>(n, i) - LoadElement<T>(o, i));
+    const auto fetch = [&](size_t, size_t at) {
+      return static_cast<T>(LoadElement<T>(n, at) - LoadElement<T>(o, at));
     };
     const BlockRow row = changes.Pack<T>(block, fetch, writer.cursor());
     if (row.IsRaw(block, sizeof(T))) Subtract<T>(n, o, writer.cursor(), block);
@@ -194,8 +195,8 @@ const Backend* Table() {
       .validate = Validate,
       .fold = Fold,
       .negate = Negate,
-      .tight_encode = nullptr,
-      .tight_decode = nullptr,
+      .tight_encode = EncodeTight,
+      .tight_decode = DecodeTight,
       .place = PlaceFast,
   };
   return &kTable;

@@ -76,7 +76,7 @@ class Changes {
   }
 
   /// Packs the stream at `out` unless raw differences are no larger (row.bytes == raw then).
-  /// `fetch(i)` is the difference of element i of the block.
+  /// `fetch(change, at)` is the difference of that change, of element `at` of the block.
   template <typename T, typename Fetch>
   BlockRow Pack(size_t elements, Fetch fetch, uint8_t* out);
 
@@ -93,7 +93,7 @@ class Changes {
     const size_t i = large_[large];
     const int code = std::abs(int{code_[i]});
     return code < kWide ? static_cast<uint64_t>(code) - 2
-                        : uint64_t{Magnitude<T>(fetch(at_[i]))} - 2;
+                        : uint64_t{Magnitude<T>(fetch(i, at_[i]))} - 2;
   }
 
   uint32_t count_ = 0;

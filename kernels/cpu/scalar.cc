@@ -2,6 +2,7 @@
 
 #include "kernels/cpu/payload.h"
 #include "kernels/cpu/place.h"
+#include "kernels/cpu/tight.h"
 #include "kernels/cpu/validate.h"
 
 namespace deltawire::kernels {
@@ -96,14 +97,14 @@ BlockRow WriteSparse(size_t elements, Difference difference, uint8_t* out, size_
 
 /// Writes one block whose element i differs by `difference(i)` (0: unchanged).
 template <typename T, typename Difference>
-void EncodeBlock(size_t elements, Difference difference, PayloadWriter& writer) {
+BlockRow EncodeBlock(size_t elements, Difference difference, uint8_t* out) {
   const size_t raw = elements * sizeof(T);
-  BlockRow row = WriteSparse<T>(elements, difference, writer.cursor(), raw);
+  BlockRow row = WriteSparse<T>(elements, difference, out, raw);
   if (row.bytes == raw) {
-    for (size_t i = 0; i < elements; ++i) StoreElement<T>(writer.cursor(), i, difference(i));
+    for (size_t i = 0; i < elements; ++i) StoreElement<T>(out, i, difference(i));
     row.large = 0;
   }
-  writer.Add(row);
+  return row;
 }
 
 /// Calls change(i, d) for every changed element of a block; false when the stream is malformed.
@@ -165,12 +166,11 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
   const uint8_t* n = Ptr(new_data);
   PayloadWriter writer(out, elements, sizeof(T));
   for (size_t first = 0; first < elements; first += kBlockElements) {
-    EncodeBlock<T>(
-        std::min(kBlockElements, elements - first),
-        [=](size_t i) -> T {
-          return static_cast<T>(LoadElement<T>(n, first + i) - LoadElement<T>(o, first + i));
-        },
-        writer);
+    const auto difference = [=](size_t i) {
+      return static_cast<T>(LoadElement<T>(n, first + i) - LoadElement<T>(o, first + i));
+    };
+    const size_t block = std::min(kBlockElements, elements - first);
+    writer.Add(EncodeBlock<T>(block, difference, writer.cursor()));
   }
   uint64_t digest = digest_before;
   for (size_t i = 0; i < elements; ++i) {
@@ -233,8 +233,8 @@ DecodeStatus SumAs(std::span<const Bytes> payloads, size_t raw_bytes, T sign, Mu
         return DecodeStatus::kMalformed;
       }
     }
-    EncodeBlock<T>(
-        block, [=](size_t i) { return LoadElement<T>(sum, i); }, writer);
+    const auto difference = [=](size_t i) { return LoadElement<T>(sum, i); };
+    writer.Add(EncodeBlock<T>(block, difference, writer.cursor()));
   }
   *bytes = writer.Finish();
   return DecodeStatus::kOk;
@@ -325,6 +325,84 @@ DecodeStatus Negate(Bytes payload, size_t raw_bytes, unsigned width, MutableByte
   return Sum({&payload, 1}, raw_bytes, width, -1, scratch, out, bytes);
 }
 
+// --- what the tight codec asks for, element by element ---
+
+void Classes(const uint8_t* data, size_t elements, ClassFunction function, unsigned base,
+             uint8_t* classes) {
+  const size_t width = std::max(WidthOf(function), 1u);
+  for (size_t i = 0; i < elements; ++i) {
+    uint64_t bits = 0;
+    if (function != ClassFunction::kNone) std::memcpy(&bits, data + i * width, width);
+    const unsigned exponent = ExponentOf(bits, function);
+    classes[i] = static_cast<uint8_t>(exponent <= base ? 0 : std::min(exponent - base, 15u));
+  }
+}
+
+void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&weights)[16],
+               uint64_t* sums) {
+  std::fill_n(sums, elements / 8, 0);
+  for (size_t i = 0; i < elements / 8 * 8; ++i) sums[i / 8] += weights[classes[i]];
+}
+
+void CountClasses(const uint8_t* classes, size_t elements, uint32_t (&counts)[16]) {
+  for (size_t i = 0; i < elements; ++i) ++counts[classes[i]];
+}
+
+bool Unpack(const BlockRow& row, const uint8_t* stream, const uint8_t*, size_t elements,
+            unsigned width, uint16_t* at, uint64_t* d) {
+  size_t count = 0;
+  const auto change = [&](uint64_t i, auto difference) {
+    at[count] = static_cast<uint16_t>(i);
+    d[count++] = difference;
+  };
+  switch (width) {
+    case 1:
+      return DecodeBlock<uint8_t>(row, stream, elements, change);
+    case 2:
+      return DecodeBlock<uint16_t>(row, stream, elements, change);
+    case 4:
+      return DecodeBlock<uint32_t>(row, stream, elements, change);
+    default:
+      return DecodeBlock<uint64_t>(row, stream, elements, change);
+  }
+}
+
+template <typename T>
+BlockRow PackAs(const uint16_t* at, const uint64_t* d, size_t changed, size_t elements,
+                uint8_t* dense, uint8_t* out) {
+  std::memset(dense, 0, elements * sizeof(T));
+  for (size_t i = 0; i < changed; ++i) StoreElement<T>(dense, at[i], static_cast<T>(d[i]));
+  return EncodeBlock<T>(
+      elements, [=](size_t i) { return LoadElement<T>(dense, i); }, out);
+}
+
+BlockRow Pack(const uint16_t* at, const uint64_t* d, size_t changed, size_t elements,
+              unsigned width, uint8_t* dense, uint8_t* out) {
+  switch (width) {
+    case 1:
+      return PackAs<uint8_t>(at, d, changed, elements, dense, out);
+    case 2:
+      return PackAs<uint16_t>(at, d, changed, elements, dense, out);
+    case 4:
+      return PackAs<uint32_t>(at, d, changed, elements, dense, out);
+    default:
+      return PackAs<uint64_t>(at, d, changed, elements, dense, out);
+  }
+}
+
+constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack, Pack};
+
+DecodeStatus EncodeTight(Bytes old_data, Bytes payload, unsigned width, ClassFunction function,
+                         const History& history, MutableBytes scratch, MutableBytes out,
+                         size_t* bytes) {
+  return TightEncode(kBlockOps, old_data, payload, width, function, history, scratch, out, bytes);
+}
+
+DecodeStatus DecodeTight(Bytes old_data, Bytes tight, unsigned width, const History& history,
+                         MutableBytes scratch, MutableBytes out, size_t* bytes) {
+  return TightDecode(kBlockOps, old_data, tight, width, history, scratch, out, bytes);
+}
+
 }  // namespace
 
 const Backend& ScalarBackend() {
@@ -336,8 +414,8 @@ const Backend& ScalarBackend() {
       .validate = Validate,
       .fold = Fold,
       .negate = Negate,
-      .tight_encode = nullptr,
-      .tight_decode = nullptr,
+      .tight_encode = EncodeTight,
+      .tight_decode = DecodeTight,
       .place = PlaceNaive,
   };
   return kBackend;

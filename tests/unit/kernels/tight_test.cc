@@ -1,0 +1,160 @@
+// tight_encode and tight_decode of every backend: exact round trips over all dtypes, sizes, kinds
+// of change and depths of history, the same bytes from all of them, and what they refuse.
+#include <catch2/catch.hpp>
+
+#include "kernels/cpu/range_coder.h"
+#include "kernels/cpu/survival.h"
+#include "tests/unit/kernels/kernel_data.h"
+
+namespace deltawire::kernels::test {
+namespace {
+
+const DigestKey& Key() {
+  static const DigestKey key(0x7167);
+  return key;
+}
+
+struct Kind {
+  ClassFunction function;
+  unsigned width;
+};
+constexpr Kind kKinds[] = {
+    {ClassFunction::kBF16, 2},   {ClassFunction::kF16, 2},    {ClassFunction::kF32, 4},
+    {ClassFunction::kF8E4M3, 1}, {ClassFunction::kF8E5M2, 1}, {ClassFunction::kNone, 1},
+    {ClassFunction::kNone, 2},   {ClassFunction::kNone, 4},   {ClassFunction::kNone, 8}};
+
+/// A chain of deltas: the bytes before the last one, that one, and those before it, newest first.
+struct Chain {
+  Buffer old_data, payload;
+  std::vector<Buffer> past;
+
+  History Last(size_t depth) const {
+    views.clear();
+    for (size_t i = 0; i < depth; ++i) views.push_back(past[i]);
+    return {views, 0xc0ffee};
+  }
+  mutable std::vector<Bytes> views;
+};
+
+/// Values around zero, so that exponents differ: bytes whose upper bits are often alike.
+void FillLikeWeights(MutableBytes data, const Kind& kind, Random& random) {
+  for (size_t i = 0; i < data.size() / kind.width; ++i) {
+    uint64_t v = random.Next();
+    const auto low = static_cast<unsigned>(random.Below(12));
+    switch (kind.function) {
+      case ClassFunction::kBF16:
+        v = (v & 0x807f) | uint64_t{112 + low} << 7;
+        break;
+      case ClassFunction::kF16:
+        v = (v & 0x83ff) | uint64_t{2 + low} << 10;
+        break;
+      case ClassFunction::kF32:
+        v = (v & 0x807fffff) | uint64_t{112 + low} << 23;
+        break;
+      default:
+        break;
+    }
+    StoreAt(data, i, kind.width, v);
+  }
+}
+
+Chain MakeChain(const Kind& kind, size_t elements, double density, Change how, size_t depth,
+                uint64_t seed) {
+  Random random(seed);
+  Buffer a(elements * kind.width);
+  FillLikeWeights(a, kind, random);
+  std::vector<Buffer> past;
+  for (size_t i = 0; i < depth; ++i) {
+    Buffer b(Bytes(a), 0);
+    if (random.Below(4) != 0) Mutate(b, kind.width, density, how, random);  // else: no change
+    past.insert(past.begin(), Encode(Best(), Key(), a, b, kind.width));
+    a = Buffer(Bytes(b), 0);
+  }
+  Buffer b(Bytes(a), 0);
+  Mutate(b, kind.width, density, how, random);
+  Buffer payload = Encode(Best(), Key(), a, b, kind.width);
+  return {std::move(a), std::move(payload), std::move(past), {}};
+}
+
+Buffer TightOf(const Backend& backend, const Chain& chain, const Kind& kind, size_t depth,
+               size_t skew) {
+  Buffer scratch(kTightScratchBytes, skew), out(chain.payload.size(), skew);
+  size_t bytes = ~size_t{0};
+  REQUIRE(backend.tight_encode(chain.old_data, chain.payload, kind.width, kind.function,
+                               chain.Last(depth), scratch, out, &bytes) == DecodeStatus::kOk);
+  REQUIRE(bytes < chain.payload.size());
+  return Buffer(Bytes(out).first(bytes), 0);
+}
+
+DecodeStatus Decode(const Backend& backend, const Chain& chain, const Kind& kind, Bytes tight,
+                    size_t depth, Buffer* fast) {
+  Buffer scratch(kTightScratchBytes, 3), out(MaxEncodedBytes(chain.old_data.size(), kind.width), 1);
+  size_t bytes = 0;
+  const DecodeStatus s = backend.tight_decode(chain.old_data, tight, kind.width, chain.Last(depth),
+                                              scratch, out, &bytes);
+  *fast = Buffer(Bytes(out).first(s == DecodeStatus::kOk ? bytes : 0), 0);
+  return s;
+}
+
+/// True when the chain has a tight form at all: it must be smaller than the fast one.
+bool CheckChain(const Kind& kind, size_t elements, double density, Change how, size_t depth,
+                uint64_t seed) {
+  CAPTURE(static_cast<int>(kind.function), kind.width, elements, density, static_cast<int>(how),
+          depth, seed);
+  const Chain chain = MakeChain(kind, elements, density, how, depth, seed);
+  if (chain.payload.size() == 0) return false;
+  const Buffer expected = TightOf(Scalar(), chain, kind, depth, 0);
+  for (const Backend* backend : All()) {
+    CAPTURE(backend->name);
+    const Buffer tight = expected.size() > 0 ? TightOf(*backend, chain, kind, depth, 5) : Buffer(0);
+    REQUIRE(Equal(tight, expected));
+    TightHead head;
+    if (tight.size() == 0) continue;
+    REQUIRE(ReadTightHead(tight, &head) == DecodeStatus::kOk);
+    CHECK(head.function == kind.function);
+    CHECK(head.depth == depth);
+    CHECK(head.context == (depth > 0 ? 0xc0ffee : 0));
+    Buffer fast(0);
+    REQUIRE(Decode(*backend, chain, kind, tight, depth, &fast) == DecodeStatus::kOk);
+    REQUIRE(Equal(fast, chain.payload));
+  }
+  return expected.size() > 0;
+}
+
+TEST_CASE("Tight round trips of every dtype and size and density and kind of change") {
+  uint64_t seed = 20261120;
+  size_t coded = 0;
+  const size_t block = kBlockElements;
+  const size_t sizes[] = {1,  2,    7,         8,     63,        64,
+                          65, 1000, block - 1, block, block + 1, 3 * block + 77};
+  for (const Kind& kind : kKinds) {
+    for (const size_t elements : sizes) {
+      // Big ones are slow in the scalar backend: fewer kinds of them.
+      for (const double density : {0.0005, 0.02, 0.4, 1.0}) {
+        if (elements > block && density > 0.1) continue;
+        for (const Change how : kChanges) {
+          if (elements >= block - 1 && how != Change::kSmall && how != Change::kBoundary) continue;
+          coded += CheckChain(kind, elements, density, how, 0, ++seed);
+        }
+      }
+    }
+  }
+  CHECK(coded > 100);  // the others are too small or too random for it to pay
+}
+
+TEST_CASE("Tight round trips with history") {
+  uint64_t seed = 7;
+  size_t coded = 0;
+  for (const Kind& kind : kKinds) {
+    for (const size_t depth : {1, 2, 3, 4, 5, 8}) {
+      for (const size_t elements : {size_t{200}, kBlockElements + 300}) {
+        coded += CheckChain(kind, elements, 0.03, Change::kSmall, depth, ++seed);
+        coded += CheckChain(kind, elements, 0.03, Change::kBoundary, depth, ++seed);
+      }
+    }
+  }
+  CHECK(coded > 30);
+}
+
+}  // namespace
+}  // namespace deltawire::kernels::test
