@@ -27,13 +27,14 @@ programs=("$@")
 passed=0 failed=()
 for program in "${programs[@]}"; do
   status=0
-  arguments=()
-  # A fuzz target without an engine: its mutations, from the corpus that is not here.
-  [[ $program != *_fuzz ]] || continue
-  said=$("bin/$program" "${arguments[@]}" 2>&1) || status=$?
+  said=$("bin/$program" 2>&1) || status=$?
+  # A case that cannot run here says so and counts as passed for Catch.
+  skipped=$(grep -c '^SKIPPED: ' <<<"$said" || true)
   if ((status == 0)); then
     passed=$((passed + 1))
-    printf '%-28s ok    %s\n' "$program" "$(grep -E 'SKIPPED: |assertions|passed' <<<"$said" | sort -u | tail -n 1)"
+    printf '%-28s ok    %s\n' "$program" "$(grep -E 'passed' <<<"$said" | tail -n 1)"
+    ((skipped == 0)) || printf '%-28s       %d cases skipped: %s\n' '' "$skipped" \
+      "$(sed -n 's/^SKIPPED: //p' <<<"$said" | sort -u | head -n 3)"
   else
     failed+=("$program")
     printf '%-28s FAILED (exit status %d)\n%s\n' "$program" "$status" "$(tail -n 40 <<<"$said")"

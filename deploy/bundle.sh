@@ -70,8 +70,14 @@ if [[ $build == "$root"/* ]]; then
   ln -sr "$stage/bin" "$stage/${build#"$root"/}/bin"
 fi
 printf '%s\n' "$root" >"$stage/source-path"
-ctest --test-dir "$build" -L '^unit$' --show-only=json-v1 2>/dev/null |
-  grep -o "\"$build/bin/[^\"]*\"" | tr -d '"' | xargs -r -n 1 basename | sort -u >"$stage/unit-tests"
+# Programs that are a unit test by themselves; those not built are left out.
+ctest --test-dir "$build" -L '^unit$' --show-only=json-v1 | python3 -c '
+import json, os, sys
+programs = {t["command"][0] for t in json.load(sys.stdin)["tests"] if t.get("command")}
+bin_dir = sys.argv[1]
+print(*sorted(os.path.basename(p) for p in programs
+              if os.path.dirname(p) == bin_dir and p.endswith("_test") and os.path.exists(p)),
+      sep="\n")' "$build/bin" >"$stage/unit-tests"
 cp "$root/deploy/bundle-run-tests.sh" "$stage/run-tests.sh"
 chmod 755 "$stage/run-tests.sh"
 
