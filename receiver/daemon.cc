@@ -7,7 +7,9 @@
 namespace deltawire::receiver {
 
 Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id)
-    : options_(options), receiver_id_(std::move(receiver_id)), pool_(options.threads) {}
+    : options_(options), receiver_id_(std::move(receiver_id)), pool_(options.threads) {
+  rates_.Calibrate(kernels::Best());
+}
 
 Daemon::~Daemon() { Stop(); }
 
@@ -20,9 +22,12 @@ Status Daemon::Start() {
     o.streams = options_.streams;
     o.follow = options_.follow;
     o.staging_bytes = options_.staging_bytes;
+    o.history_bytes = options_.history_bytes;
+    o.scrub_bytes_per_s = options_.scrub_bytes_per_s;
     o.stream_timeout = options_.stream_timeout;
     o.huge_pages = options_.huge_pages;
-    auto replica = Replica::Start(o, MakeGrpcUpstream(options_.sender, receiver_id_), io_, pool_);
+    auto replica =
+        Replica::Start(o, MakeGrpcUpstream(options_.sender, receiver_id_), io_, pool_, rates_);
     if (!replica.ok()) {
       return Annotate(replica.status(), fmt::format("model \"{}\"", m.name));
     }

@@ -28,6 +28,7 @@ class Daemon {
   std::vector<Replica*> Replicas() const;
   const ReceiverOptions& options() const { return options_; }
   const std::string& receiver_id() const { return receiver_id_; }
+  const CoderRates& coder_rates() const { return rates_; }
   size_t pool_threads() const { return pool_.size(); }
 
  private:
@@ -35,6 +36,7 @@ class Daemon {
   const std::string receiver_id_;
   ThreadPool pool_;
   net::IoThreads io_;
+  CoderRates rates_;
   std::map<std::string, std::unique_ptr<Replica>> replicas_;  // fixed after Start
 };
 

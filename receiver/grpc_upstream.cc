@@ -32,6 +32,10 @@ v1::ReceiverReport ToProto(const Report& r) {
   p->set_transfer_seconds(r.last_pull.transfer_seconds);
   p->set_apply_seconds(r.last_pull.apply_seconds);
   p->set_repaired_chunks(r.last_pull.repaired_chunks);
+  p->set_chunks_tight(r.last_pull.forms.chunks[2]);
+  p->set_chunks_dense(r.last_pull.forms.chunks[3]);
+  p->set_refused_chunks(r.last_pull.refused_chunks);
+  p->set_history_chunks(r.last_pull.history_chunks);
   return out;
 }
 
@@ -158,13 +162,14 @@ class GrpcUpstream : public Upstream {
                             response.side_files_hash()};
   }
 
-  StatusOr<PullGrant> OpenPull(const std::string& model, const Hash128& fingerprint,
-                               uint32_t streams) override {
+  StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
     v1::OpenPullRequest request;
     request.set_model(model);
     request.set_receiver_id(receiver_id_);
-    request.set_fingerprint(fingerprint.Hex());
-    request.set_streams(streams);
+    request.set_fingerprint(wish.fingerprint.Hex());
+    request.set_streams(wish.streams);
+    request.set_tight_decode_bytes_per_s(wish.decode.tight);
+    request.set_dense_decode_bytes_per_s(wish.decode.dense);
     v1::OpenPullResponse response;
     DW_RETURN_IF_ERROR(Call("OpenPull", [&](grpc::ClientContext* context) {
       return stub_->OpenPull(context, request, &response);
@@ -180,6 +185,7 @@ class GrpcUpstream : public Upstream {
     grant.port = static_cast<uint16_t>(response.bulk_port());
     grant.newest = deltawire::FromProto(response.newest());
     grant.side_files_hash = response.side_files_hash();
+    grant.history = response.history();
     return grant;
   }
 

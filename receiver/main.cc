@@ -29,9 +29,7 @@ Status Run(const ReceiverOptions& options) {
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
     DW_ASSIGN_OR_RETURN(metrics_server,
-                        metrics::Server::Start(options.metrics, receiver::Probe([&daemon] {
-                                                 return daemon.Replicas();
-                                               })));
+                        metrics::Server::Start(options.metrics, receiver::Probe(daemon)));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   if (!IsLoopback(options.control)) {

@@ -1,6 +1,6 @@
 #include "receiver/probe.h"
 
-#include "receiver/replica.h"
+#include "receiver/daemon.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -29,24 +29,71 @@ constexpr Row kRows[] = {
     {"deltawire_receiver_repaired_chunks_total",
      "Chunks fetched whole since their digest disagreed", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.repaired_chunks); }},
+    {"deltawire_receiver_refused_chunks_total",
+     "Chunks fetched whole since their tight delta did not fit what is here", Kind::kCounter,
+     [](const ReplicaStatus& s) { return static_cast<double>(s.refused_chunks); }},
+    {"deltawire_receiver_scrubbed_bytes_total", "Memory compared with its digests", Kind::kCounter,
+     [](const ReplicaStatus& s) { return static_cast<double>(s.scrubbed_bytes); }},
+    {"deltawire_receiver_scrub_mismatches_total", "Chunks that had lost their digest",
+     Kind::kCounter,
+     [](const ReplicaStatus& s) { return static_cast<double>(s.scrub_mismatches); }},
+    {"deltawire_receiver_history_bytes", "Past deltas kept for the codec tight", Kind::kGauge,
+     [](const ReplicaStatus& s) { return static_cast<double>(s.history_bytes); }},
     {"deltawire_receiver_last_pull_seconds", "Pull opened to committed, last pull", Kind::kGauge,
      [](const ReplicaStatus& s) { return s.last_pull.seconds; }},
     {"deltawire_receiver_last_apply_seconds", "Last frame in to committed, last pull", Kind::kGauge,
      [](const ReplicaStatus& s) { return s.last_pull.apply_seconds; }},
 };
 
+struct FormRow {
+  const char* name;
+  const char* help;
+  std::array<uint64_t, FormCounts::kForms> FormCounts::*counts;
+};
+constexpr FormRow kFormRows[] = {
+    {"deltawire_receiver_codec_chunks_total", "Chunks of committed pulls, by the form they came in",
+     &FormCounts::chunks},
+    {"deltawire_receiver_codec_bytes_total", "Payload bytes of committed pulls, by form",
+     &FormCounts::bytes},
+};
+
+using Statuses = std::vector<std::pair<std::string, ReplicaStatus>>;
+
+void AddForms(const Statuses& all, const CoderRates& rates, std::vector<Sample>& samples) {
+  for (const FormRow& row : kFormRows) {
+    for (const auto& [model, status] : all) {
+      for (size_t i = 0; i < FormCounts::kForms; ++i) {
+        samples.push_back({row.name,
+                           row.help,
+                           Kind::kCounter,
+                           {{"model", model}, {"codec", FormCounts::kNames[i]}},
+                           static_cast<double>((status.forms.*row.counts)[i])});
+      }
+    }
+  }
+  for (const auto& [codec, rate] :
+       {std::pair{"tight", &rates.tight_decode}, {"dense", &rates.dense_decode}}) {
+    samples.push_back({"deltawire_receiver_decode_seconds_total",
+                       "CPU time that decoding tight and dense payloads took, all models",
+                       Kind::kCounter,
+                       {{"codec", codec}},
+                       rate->total_seconds()});
+  }
+}
+
 }  // namespace
 
-metrics::Collect Probe(std::function<std::vector<Replica*>()> replicas) {
-  return [replicas = std::move(replicas)] {
-    std::vector<std::pair<std::string, ReplicaStatus>> all;
-    for (const Replica* r : replicas()) all.emplace_back(r->options().model, r->status());
+metrics::Collect Probe(const Daemon& daemon) {
+  return [&daemon] {
+    Statuses all;
+    for (const Replica* r : daemon.Replicas()) all.emplace_back(r->options().model, r->status());
     std::vector<Sample> samples;
     for (const Row& row : kRows) {
       for (const auto& [model, status] : all) {
         samples.push_back({row.name, row.help, row.kind, {{"model", model}}, row.value(status)});
       }
     }
+    AddForms(all, daemon.coder_rates(), samples);
     return samples;
   };
 }

@@ -5,9 +5,8 @@
 
 namespace deltawire::receiver {
 
-class Replica;
+class Daemon;
 
-/// `replicas` is called at each scrape.
-metrics::Collect Probe(std::function<std::vector<Replica*>()> replicas);
+metrics::Collect Probe(const Daemon& daemon);
 
 }  // namespace deltawire::receiver

@@ -6,12 +6,16 @@
 
 namespace deltawire::receiver {
 
-PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, std::function<void(uint64_t)> progress)
+PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates, LogView history,
+                   DeltaBuilder* record, std::function<void(uint64_t)> progress)
     : buffer_(buffer),
       backend_(kernels::Best()),
       staging_limit_(staging_limit),
+      decoder_(buffer, rates, std::move(history)),
+      record_(record),
       progress_(std::move(progress)),
-      digest_(buffer.chunks().size()) {
+      digest_(buffer.chunks().size()),
+      seen_(buffer.chunks().size()) {
   for (uint32_t i = 0; i < digest_.size(); ++i) digest_[i] = buffer.digest(i);
 }
 
@@ -35,11 +39,23 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
                   header.payload_bytes);
   }
   DW_RETURN_IF_ERROR(Touch());
+  {
+    // What was staged for the chunk was for bytes that are no more.
+    std::lock_guard lock(mu_);
+    DropStaged(header.chunk);
+  }
   buffer_.MarkUnknown(header.chunk);
   return buffer_.chunk(header.chunk);
 }
 
 StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
+  if (const Chunk& chunk = buffer_.chunks()[header.chunk]; header.payload_bytes >= chunk.bytes) {
+    return Errorf(
+        StatusCode::kDataLoss,
+        "refused a delta of {} bytes for chunk {} of tensor {}, which has {} bytes itself",
+        header.payload_bytes, header.chunk, buffer_.layout().tensor(chunk.tensor).name,
+        chunk.bytes);
+  }
   if (header.digest_before != digest_[header.chunk]) {
     const Chunk& chunk = buffer_.chunks()[header.chunk];
     return Errorf(
@@ -50,6 +66,7 @@ StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
   Staged staged;
   staged.header = header;
   staged.payload = std::make_unique_for_overwrite<std::byte[]>(header.payload_bytes);
+  staged.bytes = header.payload_bytes;
   const MutableBytes to(staged.payload.get(), header.payload_bytes);
   std::lock_guard lock(mu_);
   staged_bytes_ += header.payload_bytes;
@@ -65,33 +82,98 @@ StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
 Status PullSink::Finish(const wire::FrameHeader& header) {
   if (header.type == wire::FrameType::kChunkDelta) {
     DW_RETURN_IF_ERROR(FinishDelta(header));
-    ++delta_;
   } else {
     buffer_.SetChunk(header.chunk, header.version, header.digest_after);
-    ++full_;
+    if (record_ != nullptr) record_->Add({.chunk = header.chunk}, {});
+    std::lock_guard lock(mu_);
+    refused_.erase(header.chunk);
+    ++forms_.chunks[0];
+    forms_.bytes[0] += header.payload_bytes;
   }
   digest_[header.chunk] = header.digest_after;
+  seen_[header.chunk] = 1;
   progress_(bytes_ += header.payload_bytes);
   return absl::OkStatus();
 }
 
-Status PullSink::FinishDelta(const wire::FrameHeader& header) {
+StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
   const Chunk& chunk = buffer_.chunks()[header.chunk];
-  std::vector<Staged> apply_now;
-  const Staged* mine = nullptr;
+  Staged* mine = nullptr;
+  std::vector<Bytes> before;
   {
     std::lock_guard lock(mu_);
     // Stable while no other frame of this chunk can come: they travel on one stream, in order.
-    mine = &staged_.at(header.chunk).back();
+    std::vector<Staged>& list = staged_.at(header.chunk);
+    mine = &list.back();
+    for (size_t i = 0; i + 1 < list.size(); ++i) {
+      before.emplace_back(list[i].payload.get(), list[i].bytes);
+    }
+    if (refused_.contains(header.chunk)) {  // nothing that follows can be applied either
+      DropStaged(header.chunk);
+      return false;
+    }
   }
-  const auto valid = backend_.validate(Bytes(mine->payload.get(), header.payload_bytes),
-                                       chunk.bytes, chunk.width, nullptr);
+  DW_ASSIGN_OR_RETURN(PayloadDecoder::Payload payload,
+                      decoder_.ToFast(header.chunk, Bytes(mine->payload.get(), mine->bytes), before,
+                                      seen_[header.chunk] == 0));
+  {
+    std::lock_guard lock(mu_);
+    const auto form = static_cast<size_t>(payload.codec);
+    ++forms_.chunks[form];
+    forms_.bytes[form] += header.payload_bytes;
+    history_chunks_ += payload.depth > 0;
+  }
+  if (!payload.fits) {
+    history_misfit_ = history_misfit_ || payload.depth > 0;
+    Refuse(header.chunk);
+    return false;
+  }
+  if (payload.decoded != nullptr) {
+    std::lock_guard lock(mu_);
+    staged_bytes_ += payload.bytes - mine->bytes;
+    mine->payload = std::move(payload.decoded);
+    mine->bytes = payload.bytes;
+  }
+  const Bytes fast(mine->payload.get(), mine->bytes);
+  uint64_t changed = 0;
+  const auto valid = backend_.validate(fast, chunk.bytes, chunk.width, &changed);
   if (valid != kernels::DecodeStatus::kOk) {
-    Abandon(header);
     return Errorf(StatusCode::kDataLoss, "the delta for chunk {} of tensor {} is not one: {}",
                   header.chunk, buffer_.layout().tensor(chunk.tensor).name,
                   kernels::ToString(valid));
   }
+  if (record_ != nullptr) {
+    record_->Add({.chunk = header.chunk,
+                  .changed = changed,
+                  .digest_before = header.digest_before,
+                  .digest_after = header.digest_after},
+                 fast);
+  }
+  return true;
+}
+
+void PullSink::Refuse(uint32_t chunk) {
+  std::lock_guard lock(mu_);
+  DropStaged(chunk);
+  refused_.insert(chunk);
+  ++refusals_;
+}
+
+void PullSink::DropStaged(uint32_t chunk) {
+  const auto it = staged_.find(chunk);
+  if (it == staged_.end()) return;
+  for (const Staged& s : it->second) staged_bytes_ -= s.bytes;
+  staged_.erase(it);
+}
+
+Status PullSink::FinishDelta(const wire::FrameHeader& header) {
+  const auto fits = Decode(header);
+  if (!fits.ok()) {
+    Abandon(header);
+    return fits.status();
+  }
+  if (!*fits) return absl::OkStatus();
+  std::vector<Staged> apply_now;
   {
     std::lock_guard lock(mu_);
     std::vector<Staged>& list = staged_.at(header.chunk);
@@ -99,7 +181,7 @@ Status PullSink::FinishDelta(const wire::FrameHeader& header) {
     if (!streaming_) return absl::OkStatus();
     apply_now = std::move(list);
     staged_.erase(header.chunk);
-    for (const Staged& s : apply_now) staged_bytes_ -= s.header.payload_bytes;
+    for (const Staged& s : apply_now) staged_bytes_ -= s.bytes;
   }
   DW_RETURN_IF_ERROR(Touch());
   for (const Staged& s : apply_now) {
@@ -116,7 +198,7 @@ void PullSink::Abandon(const wire::FrameHeader& header) {
   std::lock_guard lock(mu_);
   const auto it = staged_.find(header.chunk);
   if (it == staged_.end()) return;
-  staged_bytes_ -= it->second.back().header.payload_bytes;
+  staged_bytes_ -= it->second.back().bytes;
   it->second.pop_back();
   if (it->second.empty()) staged_.erase(it);
 }
@@ -124,11 +206,13 @@ void PullSink::Abandon(const wire::FrameHeader& header) {
 bool PullSink::ApplyOne(const Staged& staged) {
   const wire::FrameHeader& h = staged.header;
   const Chunk& chunk = buffer_.chunks()[h.chunk];
-  if (!buffer_.known(h.chunk)) return false;  // an earlier delta of this pull went wrong
+  // Not so when an earlier delta of this pull went wrong.
+  const bool base = buffer_.known(h.chunk) && buffer_.digest(h.chunk) == h.digest_before;
   buffer_.MarkUnknown(h.chunk);
+  if (!base) return false;
   uint64_t digest = 0;
   const auto decoded =
-      backend_.decode_apply(buffer_.key(), Bytes(staged.payload.get(), h.payload_bytes),
+      backend_.decode_apply(buffer_.key(), Bytes(staged.payload.get(), staged.bytes),
                             buffer_.chunk(h.chunk), chunk.width, h.digest_before, &digest);
   if (decoded != kernels::DecodeStatus::kOk || digest != h.digest_after) {
     spdlog::error("chunk {} of tensor {} came out wrong after a delta: fetching it whole", h.chunk,
@@ -142,7 +226,11 @@ bool PullSink::ApplyOne(const Staged& staged) {
 StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
   std::vector<const std::vector<Staged>*> work;
   for (const auto& [chunk, list] : staged_) work.push_back(&list);
-  if (!work.empty()) DW_RETURN_IF_ERROR(Touch());
+  if (!work.empty() || !refused_.empty()) DW_RETURN_IF_ERROR(Touch());
+  for (const uint32_t c : refused_) {
+    buffer_.MarkUnknown(c);
+    bad_.push_back(c);
+  }
   pool.ParallelFor(work.size(), [&](size_t i) {
     for (const Staged& s : *work[i]) {
       if (ApplyOne(s)) continue;
@@ -156,9 +244,12 @@ StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
 }
 
 void PullSink::AddTo(PullStats& stats) const {
-  stats.chunks_full += full_;
-  stats.chunks_delta += delta_;
+  stats.chunks_full += forms_.chunks[0];
+  for (size_t i = 1; i < FormCounts::kForms; ++i) stats.chunks_delta += forms_.chunks[i];
   stats.payload_bytes += bytes_;
+  stats.refused_chunks += refusals_;
+  stats.history_chunks += history_chunks_;
+  stats.forms += forms_;
 }
 
 }  // namespace deltawire::receiver

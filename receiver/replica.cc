@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <set>
+#include <thread>
 
 #include "common/base/human.h"
 #include "receiver/pull_sink.h"
@@ -31,28 +31,31 @@ int64_t UnixNanos() {
 
 StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
                                                   std::unique_ptr<Upstream> upstream,
-                                                  net::IoThreads& io, ThreadPool& pool) {
+                                                  net::IoThreads& io, ThreadPool& pool,
+                                                  CoderRates& rates) {
   DW_ASSIGN_OR_RETURN(DirLock acquired, DirLock::Acquire(options.directory));
   auto lock = std::make_shared<DirLock>(std::move(acquired));
   auto buffer = Buffer::Recover(options.directory, lock, options.huge_pages);
   if (!buffer.ok() && !absl::IsNotFound(buffer.status())) {
     spdlog::warn("model {}: starting anew: {}", options.model, MessageOf(buffer.status()));
   }
-  std::unique_ptr<Replica> replica(new Replica(options, std::move(upstream), io, pool, lock,
+  std::unique_ptr<Replica> replica(new Replica(options, std::move(upstream), io, pool, rates, lock,
                                                buffer.ok() ? std::move(*buffer) : nullptr));
   replica->thread_ = std::thread([raw = replica.get()] { raw->Run(); });
   return replica;
 }
 
 Replica::Replica(const ReplicaOptions& options, std::unique_ptr<Upstream> upstream,
-                 net::IoThreads& io, ThreadPool& pool, std::shared_ptr<DirLock> lock,
-                 std::unique_ptr<Buffer> buffer)
+                 net::IoThreads& io, ThreadPool& pool, CoderRates& rates,
+                 std::shared_ptr<DirLock> lock, std::unique_ptr<Buffer> buffer)
     : options_(options),
       upstream_(std::move(upstream)),
       io_(io),
       pool_(pool),
+      rates_(rates),
       lock_(std::move(lock)),
-      buffer_(std::move(buffer)) {
+      buffer_(std::move(buffer)),
+      history_(options.history_bytes) {
   status_.phase = "starting";
   if (buffer_ == nullptr) return;
   status_.committed = buffer_->committed();
@@ -134,6 +137,9 @@ Status Replica::PrepareBuffer(ModelDescription description) {
     spdlog::warn("model {}: the sender has another layout now: {}; starting anew", options_.model,
                  DescribeDifference(description.layout, buffer_->layout()));
     buffer_.reset();
+    history_.Forget();
+    std::lock_guard lock(mu_);
+    suspects_.clear();
   }
   if (buffer_ == nullptr) {
     const uint64_t bytes = description.layout.total_bytes();
@@ -157,17 +163,27 @@ Status Replica::PrepareBuffer(ModelDescription description) {
 
 bool Replica::PullWanted() const {
   if (sync_wanted_ > sync_done_ || !remote_requests_.empty()) return true;
-  return options_.follow && !paused_ && status_.newest > status_.committed;
+  return options_.follow && !paused_ && (status_.newest > status_.committed || !suspects_.empty());
 }
 
 Status Replica::Follow() {
   std::unique_lock lock(mu_);
   status_.attached = true;
   status_.message.clear();
+  const auto wanted = [this] { return stopping_ || attachment_ended_ || PullWanted(); };
+  std::chrono::nanoseconds pause{0};
   while (true) {
     status_.phase = paused_ ? "paused" : "idle";
     cv_.notify_all();
-    cv_.wait(lock, [this] { return stopping_ || attachment_ended_ || PullWanted(); });
+    if (options_.scrub_bytes_per_s == 0) {
+      cv_.wait(lock, wanted);
+    } else {
+      while (!cv_.wait_for(lock, pause, wanted)) {
+        lock.unlock();
+        pause = ScrubSome();
+        lock.lock();
+      }
+    }
     if (stopping_) return absl::CancelledError("stopping");
     if (attachment_ended_) {
       return absl::UnavailableError(
@@ -198,6 +214,7 @@ Status Replica::Pull(bool force_full) {
   PullStats stats;
   StateId id;
   std::vector<uint32_t> bad;
+  DW_RETURN_IF_ERROR(MarkSuspects());
   auto last_frame = start;
   for (int round = 0; round == 0 || !bad.empty(); ++round) {
     if (round > kMaxRepairRounds) {
@@ -208,7 +225,7 @@ Status Replica::Pull(bool force_full) {
     }
     stats.repaired_chunks += bad.size();
     SetPhase("pulling");
-    DW_ASSIGN_OR_RETURN(bad, PullOnce(force_full && round == 0, stats, id));
+    DW_ASSIGN_OR_RETURN(bad, PullOnce(force_full && round == 0, round > 0, stats, id));
     if (round == 0)
       last_frame = start + std::chrono::duration_cast<Clock::duration>(
                                std::chrono::duration<double>(stats.transfer_seconds));
@@ -217,12 +234,17 @@ Status Replica::Pull(bool force_full) {
     DW_RETURN_IF_ERROR(buffer_->BeginUpdate());
     DW_RETURN_IF_ERROR(buffer_->Commit(id));
   }
+  history_.Commit(id);
   stats.apply_seconds = SecondsSince(last_frame);
   stats.seconds = SecondsSince(start);
   const uint64_t moved = stats.chunks_full + stats.chunks_delta;
   stats.chunks_unchanged =
       buffer_->chunks().size() - std::min<uint64_t>(moved, buffer_->chunks().size());
+  Committed(id, stats);
+  return absl::OkStatus();
+}
 
+void Replica::Committed(StateId id, const PullStats& stats) {
   std::lock_guard lock(mu_);
   const bool news = status_.committed != id;
   status_.committed = id;
@@ -230,37 +252,59 @@ Status Replica::Pull(bool force_full) {
   status_.last_pull = stats;
   status_.bytes_received += stats.payload_bytes;
   status_.repaired_chunks += stats.repaired_chunks;
+  status_.refused_chunks += stats.refused_chunks;
+  status_.forms += stats.forms;
+  status_.history_deltas = history_.deltas();
+  status_.history_bytes = history_.bytes();
   if (news || !last_commit_) {
     ++status_.commits;
     const uint64_t serial = last_commit_ ? last_commit_->serial + 1 : 1;
     last_commit_ = Commit{id, stats, UnixNanos(), serial};
-    spdlog::info("model {}: {} committed: {} in {} ({} chunks whole, {} by delta, {} repaired)",
-                 options_.model, ToString(id), HumanBytes(stats.payload_bytes),
-                 HumanSeconds(stats.seconds), stats.chunks_full, stats.chunks_delta,
-                 stats.repaired_chunks);
+    const auto& chunks = stats.forms.chunks;
+    spdlog::info(
+        "model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({} fast, {} tight, {} "
+        "dense), {} repaired)",
+        options_.model, ToString(id), HumanBytes(stats.payload_bytes), HumanSeconds(stats.seconds),
+        stats.chunks_full, stats.chunks_delta, chunks[1], chunks[2], chunks[3],
+        stats.repaired_chunks);
   } else {
     last_commit_->stats = stats;
   }
   cv_.notify_all();
-  return absl::OkStatus();
 }
 
-StatusOr<std::vector<uint32_t>> Replica::PullOnce(bool force_full, PullStats& stats, StateId& id) {
-  const auto start = Clock::now();
-  DW_ASSIGN_OR_RETURN(
-      PullGrant grant,
-      upstream_->OpenPull(options_.model, buffer_->layout().fingerprint(), options_.streams));
-  if (grant.side_files_hash != side_files_hash_) {
-    DW_ASSIGN_OR_RETURN(ModelDescription description, upstream_->Describe(options_.model));
-    DW_RETURN_IF_ERROR(buffer_->WriteSideFiles(description.side_files));
-    side_files_hash_ = description.side_files_hash;
-  }
+wire::Have Replica::MakeHave(bool force_full) const {
   wire::Have have = buffer_->have();
   if (force_full) {
     // Also the way to take an older version on purpose: nothing held, so nothing goes backwards.
     have.epoch = have.version = 0;
     for (auto& entry : have.chunks) entry = {};
+  } else if (buffer_->committed().epoch != 0) {
+    history_.Describe(have);
   }
+  return have;
+}
+
+PullWish Replica::MakeWish() const {
+  // A pull's streams share the I/O threads, of which there is one per core.
+  const uint32_t threads =
+      std::min(std::max(1u, std::thread::hardware_concurrency()), options_.streams);
+  return {buffer_->layout().fingerprint(), options_.streams, rates_.DecodeSpeeds(threads)};
+}
+
+StatusOr<std::vector<uint32_t>> Replica::PullOnce(bool force_full, bool repair, PullStats& stats,
+                                                  StateId& id) {
+  const auto start = Clock::now();
+  DW_ASSIGN_OR_RETURN(PullGrant grant, upstream_->OpenPull(options_.model, MakeWish()));
+  if (grant.side_files_hash != side_files_hash_) {
+    DW_ASSIGN_OR_RETURN(ModelDescription description, upstream_->Describe(options_.model));
+    DW_RETURN_IF_ERROR(buffer_->WriteSideFiles(description.side_files));
+    side_files_hash_ = description.side_files_hash;
+  }
+  if (!repair) {
+    history_.BeginPull(force_full ? StateId{} : buffer_->committed(), grant.history);
+  }
+  const wire::Have have = MakeHave(force_full);
   uint64_t expected = 0;
   for (uint32_t i = 0; i < have.chunks.size(); ++i) {
     if (have.chunks[i].version == kVersionUnknown) expected += buffer_->chunks()[i].bytes;
@@ -280,8 +324,11 @@ StatusOr<std::vector<uint32_t>> Replica::PullOnce(bool force_full, PullStats& st
     status_.bytes_done = 0;
     status_.bytes_total = expected > 0 ? expected : newest_delta_bytes_;
   }
-  PullSink sink(*buffer_, options_.staging_bytes, [this](uint64_t bytes) { OnProgress(bytes); });
+  PullSink sink(*buffer_, options_.staging_bytes, rates_, history_.view(), history_.recording(),
+                [this](uint64_t bytes) { OnProgress(bytes); });
   auto end = client.Run(have, sink);
+  // Whatever it is that differs, it must not refuse the next pull's chunks too.
+  if (sink.history_misfit()) history_.Forget();
   {
     std::lock_guard lock(mu_);
     client_ = nullptr;
@@ -376,54 +423,6 @@ StatusOr<Commit> Replica::Sync(bool force_full,
   }
   if (!sync_status_.ok()) return sync_status_;
   return *last_commit_;
-}
-
-StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>& gone) {
-  VerifyResult result;
-  {
-    std::lock_guard buffer_lock(buffer_mu_);
-    if (buffer_ == nullptr || buffer_->committed().epoch == 0) {
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "model \"{}\": no whole version is committed; sync first", options_.model);
-    }
-    const auto start = Clock::now();
-    result.committed = buffer_->committed();
-    result.chunks = buffer_->chunks().size();
-    result.bytes = buffer_->layout().total_bytes();
-    const kernels::Backend& backend = kernels::Best();
-    std::mutex mu;
-    std::set<uint32_t> bad;
-    pool_.ParallelFor(buffer_->chunks().size(), [&](size_t i) {
-      const auto c = static_cast<uint32_t>(i);
-      if (backend.digest(buffer_->key(), buffer_->chunk(c)) == buffer_->digest(c)) return;
-      std::lock_guard guard(mu);
-      bad.insert(c);
-    });
-    result.seconds = SecondsSince(start);
-    result.bad_chunks = bad.size();
-    std::set<uint32_t> tensors;
-    for (const uint32_t c : bad) tensors.insert(buffer_->chunks()[c].tensor);
-    for (const uint32_t t : tensors) {
-      if (result.bad_tensors.size() < 100) {
-        result.bad_tensors.push_back(buffer_->layout().tensor(t).name);
-      }
-    }
-    if (bad.empty()) return result;
-    spdlog::error("model {}: verify: {} chunks disagree with their digest", options_.model,
-                  bad.size());
-    if (!repair) return result;
-    DW_RETURN_IF_ERROR(buffer_->BeginUpdate());
-    for (const uint32_t c : bad) buffer_->MarkUnknown(c);
-    std::lock_guard lock(mu_);
-    status_.committed = {};
-    status_.repaired_chunks += bad.size();
-  }
-  auto synced = Sync(
-      false, [](const ReplicaStatus&) {}, gone);
-  if (!synced.ok()) return synced.status();
-  result.committed = synced->id;
-  result.repaired = true;
-  return result;
 }
 
 void Replica::SetPaused(bool paused) {

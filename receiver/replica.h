@@ -12,13 +12,16 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "common/base/thread_pool.h"
+#include "common/delta/coder_rates.h"
 #include "common/net/pull_client.h"
 #include "receiver/buffer.h"
+#include "receiver/history.h"
 #include "receiver/pull_stats.h"
 #include "receiver/upstream.h"
 
@@ -30,6 +33,8 @@ struct ReplicaOptions {
   uint32_t streams = 4;
   bool follow = true;
   uint64_t staging_bytes = uint64_t{128} << 20;
+  uint64_t history_bytes = 0;
+  uint64_t scrub_bytes_per_s = 0;
   std::chrono::milliseconds stream_timeout{30000};
   bool huge_pages = true;
 };
@@ -47,6 +52,12 @@ struct ReplicaStatus {
   uint64_t commits = 0;
   uint64_t bytes_received = 0;
   uint64_t repaired_chunks = 0;
+  uint64_t refused_chunks = 0;
+  uint64_t scrubbed_bytes = 0;
+  uint64_t scrub_mismatches = 0;
+  size_t history_deltas = 0;
+  uint64_t history_bytes = 0;
+  FormCounts forms;  ///< of all committed pulls
   PullStats last_pull;
   std::string fingerprint;
 };
@@ -73,7 +84,8 @@ class Replica {
   /// Takes the directory's lock and takes up what it holds: kAlreadyExists names another owner.
   static StatusOr<std::unique_ptr<Replica>> Start(const ReplicaOptions& options,
                                                   std::unique_ptr<Upstream> upstream,
-                                                  net::IoThreads& io, ThreadPool& pool);
+                                                  net::IoThreads& io, ThreadPool& pool,
+                                                  CoderRates& rates);
   ~Replica();
 
   const ReplicaOptions& options() const { return options_; }
@@ -92,14 +104,22 @@ class Replica {
 
  private:
   Replica(const ReplicaOptions& options, std::unique_ptr<Upstream> upstream, net::IoThreads& io,
-          ThreadPool& pool, std::shared_ptr<DirLock> lock, std::unique_ptr<Buffer> buffer);
+          ThreadPool& pool, CoderRates& rates, std::shared_ptr<DirLock> lock,
+          std::unique_ptr<Buffer> buffer);
 
   void Run();
   Status Session();
   Status PrepareBuffer(ModelDescription description);
   Status Follow();
   Status Pull(bool force_full);
-  StatusOr<std::vector<uint32_t>> PullOnce(bool force_full, PullStats& stats, StateId& id);
+  StatusOr<std::vector<uint32_t>> PullOnce(bool force_full, bool repair, PullStats& stats,
+                                           StateId& id);
+  Status MarkSuspects();
+  void Committed(StateId id, const PullStats& stats);
+  wire::Have MakeHave(bool force_full) const;
+  PullWish MakeWish() const;
+  /// Compares some chunks with their digests; returns the pause after which to go on.
+  std::chrono::nanoseconds ScrubSome();
   void SetPhase(std::string phase);
   void OnEvent(const UpstreamEvent& event);
   void OnProgress(uint64_t bytes);
@@ -110,12 +130,15 @@ class Replica {
   const std::unique_ptr<Upstream> upstream_;
   net::IoThreads& io_;
   ThreadPool& pool_;
+  CoderRates& rates_;
   const std::shared_ptr<DirLock> lock_;
 
   /// Held for as long as the buffer's bytes are read or changed as a whole: a pull, a verify.
   std::mutex buffer_mu_;
   std::unique_ptr<Buffer> buffer_;
   uint64_t side_files_hash_ = 0;
+  History history_;
+  uint32_t scrub_next_ = 0;
 
   mutable std::mutex mu_;
   mutable std::condition_variable cv_;
@@ -131,6 +154,7 @@ class Replica {
   bool force_full_ = false;
   Status sync_status_;
   std::vector<uint64_t> remote_requests_;
+  std::set<uint32_t> suspects_;  // chunks that lost their digest: the next pull fetches them whole
   std::atomic<int64_t> last_progress_report_{0};
   std::thread thread_;
 };

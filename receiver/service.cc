@@ -15,6 +15,10 @@ void ToProto(const PullStats& in, v1::PullStats* out) {
   out->set_transfer_seconds(in.transfer_seconds);
   out->set_apply_seconds(in.apply_seconds);
   out->set_repaired_chunks(in.repaired_chunks);
+  out->set_chunks_tight(in.forms.chunks[2]);
+  out->set_chunks_dense(in.forms.chunks[3]);
+  out->set_refused_chunks(in.refused_chunks);
+  out->set_history_chunks(in.history_chunks);
 }
 
 std::function<bool()> Gone(grpc::ServerContext* context) {
@@ -62,6 +66,10 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
     ToProto(s.last_pull, m->mutable_last_pull());
     m->set_fingerprint(s.fingerprint);
     m->set_staging_limit_bytes(replica->options().staging_bytes);
+    m->set_scrubbed_bytes(s.scrubbed_bytes);
+    m->set_scrub_mismatches(s.scrub_mismatches);
+    m->set_history_deltas(static_cast<uint32_t>(s.history_deltas));
+    m->set_history_bytes(s.history_bytes);
   }
   return grpc::Status::OK;
 }

@@ -13,6 +13,7 @@
 #include "common/base/checksum.h"
 #include "common/base/state_id.h"
 #include "common/base/status.h"
+#include "common/delta/codec_choice.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 #include "common/wire/messages.h"
@@ -27,12 +28,19 @@ struct ModelDescription {
   uint64_t side_files_hash = 0;
 };
 
+struct PullWish {
+  Hash128 fingerprint;  ///< of the layout here
+  uint32_t streams = 1;
+  CoderSpeeds decode;  ///< of all streams together; 0: not known
+};
+
 struct PullGrant {
   wire::Ticket ticket{};
   std::string host;
   uint16_t port = 0;
   StateId newest;
   uint64_t side_files_hash = 0;
+  uint32_t history = 0;  ///< deltas that the sender would have kept
 };
 
 /// What the sender says when something has happened.
@@ -58,8 +66,7 @@ class Upstream {
  public:
   virtual ~Upstream() = default;
   virtual StatusOr<ModelDescription> Describe(const std::string& model) = 0;
-  virtual StatusOr<PullGrant> OpenPull(const std::string& model, const Hash128& fingerprint,
-                                       uint32_t streams) = 0;
+  virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
   /// Attaches; `event` is called until the stream ends, then `ended` once.
   virtual Status Attach(const std::string& model, const Report& first,
                         std::function<void(const UpstreamEvent&)> event,

@@ -1,7 +1,6 @@
 #include "sender/agent.h"
 
 #include <spdlog/spdlog.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -15,14 +14,6 @@ namespace {
 constexpr std::chrono::milliseconds kSlice{200};
 constexpr size_t kMaxAnswers = 64;
 
-StatusOr<wire::Ticket> RandomTicket() {
-  wire::Ticket ticket;
-  if (getrandom(ticket.data(), ticket.size(), 0) != static_cast<ssize_t>(ticket.size())) {
-    return ErrnoError("getrandom for a ticket");
-  }
-  return ticket;
-}
-
 bool ValidModelName(const std::string& name) {
   return !name.empty() && name.size() <= 128 && name[0] != '.' &&
          std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -35,10 +26,13 @@ bool ValidModelName(const std::string& name) {
 Agent::Agent(const SenderOptions& options, ThreadPool& pool)
     : options_(options),
       model_options_{.delta_log_bytes = options.delta_log_bytes,
+                     .scrub_bytes_per_s = options.scrub_bytes_per_s,
                      .grace = options.grace,
                      .huge_pages = options.huge_pages,
                      .eager_diff = options.eager_diff},
-      pool_(pool) {}
+      pool_(pool) {
+  coder_rates_.Calibrate(kernels::Best());
+}
 
 Agent::~Agent() { Stop(); }
 
@@ -160,107 +154,6 @@ std::vector<std::shared_ptr<Model>> Agent::Models() const {
   std::vector<std::shared_ptr<Model>> all;
   for (const auto& [name, model] : models_) all.push_back(model);
   return all;
-}
-
-// Pulls ---------------------------------------------------------------------------------------
-
-StatusOr<wire::Ticket> Agent::OpenPull(const std::string& name, const std::string& receiver_id,
-                                       const std::string& fingerprint, uint32_t streams) {
-  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(name));
-  if (streams == 0 || streams > wire::kMaxStreams) {
-    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} streams; use 1 to {}", name,
-                  streams, wire::kMaxStreams);
-  }
-  if (fingerprint != model->layout().fingerprint().Hex()) {
-    return Errorf(
-        StatusCode::kFailedPrecondition,
-        "model \"{}\": receiver {} has layout {}, the sender {}; describe the model again", name,
-        receiver_id, fingerprint, model->layout().fingerprint().Hex());
-  }
-  if (model->published() == nullptr) {
-    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", name);
-  }
-  DW_ASSIGN_OR_RETURN(wire::Ticket ticket, RandomTicket());
-  auto session = std::make_shared<PullSession>(model, receiver_id, static_cast<uint16_t>(streams));
-  std::vector<std::shared_ptr<PullSession>> replaced;
-  {
-    std::lock_guard lock(mu_);
-    Sweep();
-    // A receiver has one pull at a time; an older one is left over from a broken connection.
-    for (auto& [other_ticket, other] : pulls_) {
-      if (other->model() == model && other->receiver_id() == receiver_id) replaced.push_back(other);
-    }
-    pulls_[ticket] = session;
-  }
-  for (auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
-  return ticket;
-}
-
-StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello,
-                                                        const std::string& peer) {
-  std::shared_ptr<PullSession> session;
-  {
-    std::lock_guard lock(mu_);
-    Sweep();
-    if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
-  }
-  if (session == nullptr) {
-    spdlog::warn("bulk stream from {}: its ticket is unknown or has expired", peer);
-    return absl::PermissionDeniedError(
-        "the ticket is unknown or has expired; open a pull over gRPC first");
-  }
-  const Hash128& fingerprint = session->model()->layout().fingerprint();
-  if (!(hello.fingerprint == fingerprint)) {
-    return Errorf(
-        StatusCode::kFailedPrecondition,
-        "model \"{}\": the stream is for layout {}, the sender has {}; describe the model "
-        "again",
-        session->model()->name(), hello.fingerprint.Hex(), fingerprint.Hex());
-  }
-  DW_RETURN_IF_ERROR(session->Reserve(hello.stream, hello.streams));
-  return std::static_pointer_cast<net::PullSession>(session);
-}
-
-void Agent::Sweep() {
-  const auto now = std::chrono::steady_clock::now();
-  for (auto it = pulls_.begin(); it != pulls_.end();) {
-    if (it->second->Finished(now)) {
-      finished_pulls_[it->second->model()->name()].bytes_sent += it->second->bytes_sent();
-      it = pulls_.erase(it);
-    } else {
-      ++it;
-    }
-  }
-}
-
-void Agent::CutReaders(const Model* model, uint32_t half) {
-  std::vector<std::shared_ptr<PullSession>> candidates;
-  {
-    std::lock_guard lock(mu_);
-    for (auto& [ticket, pull] : pulls_) {
-      if (pull->model().get() == model) candidates.push_back(pull);
-    }
-  }
-  for (auto& pull : candidates) {
-    if (!pull->CutIfReading(half)) continue;
-    spdlog::warn("model {}: receiver {}: pull cut for the trainer's sake; it resumes by itself",
-                 model->name(), pull->receiver_id());
-    std::lock_guard lock(mu_);
-    ++finished_pulls_[model->name()].cut;
-  }
-}
-
-Agent::PullCounts Agent::Pulls(const std::string& model) const {
-  std::lock_guard lock(mu_);
-  PullCounts counts;
-  if (const auto it = finished_pulls_.find(model); it != finished_pulls_.end()) counts = it->second;
-  const auto now = std::chrono::steady_clock::now();
-  for (const auto& [ticket, pull] : pulls_) {
-    if (pull->model()->name() != model) continue;
-    counts.bytes_sent += pull->bytes_sent();
-    if (!pull->Finished(now)) ++counts.active;
-  }
-  return counts;
 }
 
 // Receivers -----------------------------------------------------------------------------------

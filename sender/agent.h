@@ -33,6 +33,7 @@ struct ReceiverReport {
     uint64_t chunks_full = 0, chunks_delta = 0, chunks_unchanged = 0, payload_bytes = 0;
     double seconds = 0, transfer_seconds = 0, apply_seconds = 0;
     uint64_t repaired_chunks = 0;
+    uint64_t chunks_tight = 0, chunks_dense = 0, refused_chunks = 0, history_chunks = 0;
   } last_pull;
 };
 
@@ -52,6 +53,19 @@ struct SenderEvent {
   bool force_full = false;
 };
 
+/// A receiver's wish to pull.
+struct PullRequest {
+  std::string model;
+  std::string receiver_id;
+  std::string fingerprint;  ///< of its layout
+  uint32_t streams = 0;
+  CoderSpeeds decode;  ///< chunk bytes per second, all threads; 0: not said
+};
+struct PullTicket {
+  wire::Ticket ticket{};
+  uint32_t history = 0;  ///< deltas that the receiver should keep
+};
+
 class Agent : public net::PullSource {
  public:
   Agent(const SenderOptions& options, ThreadPool& pool);
@@ -66,16 +80,17 @@ class Agent : public net::PullSource {
   std::vector<std::shared_ptr<Model>> Models() const;
 
   // Pulls.
-  StatusOr<wire::Ticket> OpenPull(const std::string& model, const std::string& receiver_id,
-                                  const std::string& fingerprint, uint32_t streams);
+  StatusOr<PullTicket> OpenPull(const PullRequest& request);
   StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,
                                                    const std::string& peer) override;
   struct PullCounts {
     uint32_t active = 0;
     uint64_t bytes_sent = 0;
     uint64_t cut = 0;
+    CodecCounts sent;
   };
   PullCounts Pulls(const std::string& model) const;
+  const CoderRates& coder_rates() const { return coder_rates_; }
 
   // Attached receivers. Attach returns a token; NextEvent blocks until there is one, the token was
   // replaced by a newer Attach of the same receiver, or `gone`.
@@ -117,6 +132,8 @@ class Agent : public net::PullSource {
   };
 
   void Adopt(const std::shared_ptr<Model>& model);
+  PullCoding CodingFor(const PullRequest& request);
+  static uint32_t HistoryWanted(const PullCoding& coding, const Published& now);
   void CutReaders(const Model* model, uint32_t half);
   void Sweep();
   std::vector<uint64_t> AskToSync(const std::string& model, std::vector<std::string>& ids,
@@ -125,6 +142,7 @@ class Agent : public net::PullSource {
   const SenderOptions options_;
   const ModelOptions model_options_;
   ThreadPool& pool_;
+  CoderRates coder_rates_;
 
   mutable std::mutex mu_;
   std::condition_variable cv_;
@@ -132,6 +150,7 @@ class Agent : public net::PullSource {
   std::map<std::string, std::shared_ptr<Model>> models_;
   std::map<wire::Ticket, std::shared_ptr<PullSession>> pulls_;
   std::map<std::string, PullCounts> finished_pulls_;
+  std::map<std::string, std::shared_ptr<LinkEstimate>> links_;  // by receiver
   std::map<uint64_t, Attached> attached_;
   uint64_t next_token_ = 1;
   uint64_t next_request_ = 1;

@@ -13,6 +13,8 @@ namespace {
 
 constexpr const char* kStateName = ".deltawire.state";
 constexpr const char* kSideDir = "side";
+// Of chunks that were coded for the way; a version's deltas are much smaller as a rule.
+constexpr uint64_t kEncodedCacheBytes = uint64_t{256} << 20;
 
 fs::path HalfPath(const fs::path& dir, int i) {
   return dir / fmt::format("half-{}.safetensors", i);
@@ -184,7 +186,7 @@ StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
     info.model_bytes = model->layout_.total_bytes();
     info.elements = model->elements_;
     std::lock_guard guard(model->mu_);
-    model->Install(info.id, *whole, info, std::move(digests));
+    model->Install(info.id, *whole, info, std::move(digests), nullptr, {});
   }
   return model;
 }
@@ -239,7 +241,9 @@ uint64_t Model::log_bytes() const {
 }
 
 void Model::Install(StateId id, uint32_t half, VersionInfo info,
-                    std::shared_ptr<const std::vector<uint64_t>> digests) {
+                    std::shared_ptr<const std::vector<uint64_t>> digests,
+                    std::shared_ptr<const std::vector<TensorChange>> tensors,
+                    const std::vector<uint32_t>& damaged) {
   auto next = std::make_shared<Published>();
   next->info = info;
   next->info.id = id;
@@ -247,6 +251,10 @@ void Model::Install(StateId id, uint32_t half, VersionInfo info,
   next->half = half;
   next->digests = std::move(digests);
   next->log = log_.View();
+  next->tensors = std::move(tensors);
+  next->encoded = std::make_shared<EncodedCache>(kEncodedCacheBytes);
+  next->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks_.size());
+  for (const uint32_t c : damaged) next->damaged[c] = 1;
   next->full_xxh3 = std::make_unique<std::atomic<uint64_t>[]>(chunks_.size());
   published_ = std::move(next);
 }

@@ -26,6 +26,7 @@
 #include "common/shm/dir_lock.h"
 #include "common/shm/state_file.h"
 #include "kernels/kernels.h"
+#include "sender/encoded_cache.h"
 #include "sender/publish_job.h"
 #include "sender/version_info.h"
 
@@ -38,6 +39,11 @@ struct Published {
   uint32_t half = 0;
   std::shared_ptr<const std::vector<uint64_t>> digests;  ///< one per chunk
   LogView log;
+  /// What this version changed, per tensor; null when nobody knows (after a restart).
+  std::shared_ptr<const std::vector<TensorChange>> tensors;
+  std::shared_ptr<EncodedCache> encoded;
+  /// Not 0: the half's chunk was found not to have its digest, and must not be sent.
+  std::unique_ptr<std::atomic<uint8_t>[]> damaged;
   /// XXH3 of each chunk's bytes, computed when first sent whole; 0 = not yet.
   std::unique_ptr<std::atomic<uint64_t>[]> full_xxh3;
 };
@@ -77,8 +83,16 @@ struct PublishTotals {
   double publish_seconds = 0;
 };
 
+/// What comparing the published half with its digests has found so far.
+struct ScrubTotals {
+  uint64_t bytes = 0;
+  uint64_t mismatches = 0;
+  uint64_t repaired = 0;  ///< of those, rebuilt from the other half
+};
+
 struct ModelOptions {
   uint64_t delta_log_bytes = uint64_t{2} << 30;
+  uint64_t scrub_bytes_per_s = 0;
   std::chrono::milliseconds grace{250};
   bool huge_pages = true;
   bool eager_diff = true;
@@ -99,6 +113,7 @@ class Model {
   const Layout& layout() const { return layout_; }
   const ChunkTable& chunks() const { return chunks_; }
   uint64_t digest_seed() const { return key_.seed(); }
+  const kernels::DigestKey& key() const { return key_; }
   const kernels::Backend& backend() const { return backend_; }
   uint64_t data_offset() const { return halves_[0].data_offset(); }
   const std::filesystem::path& directory() const { return dir_; }
@@ -131,6 +146,8 @@ class Model {
 
   uint64_t offloading_version() const;
   PublishTotals totals() const;
+  ScrubTotals scrub() const;
+  uint64_t damaged_chunks() const;  ///< of the published version
   uint64_t log_bytes() const;
   uint64_t log_limit() const { return log_.limit(); }
 
@@ -166,7 +183,13 @@ class Model {
   void Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollback,
                double offload_seconds, int64_t ready_nanos, const std::vector<bool>& unchanged);
   void Install(StateId id, uint32_t half, VersionInfo info,
-               std::shared_ptr<const std::vector<uint64_t>> digests);
+               std::shared_ptr<const std::vector<uint64_t>> digests,
+               std::shared_ptr<const std::vector<TensorChange>> tensors,
+               const std::vector<uint32_t>& damaged);
+  /// Compares some chunks; returns the pause after which to go on. `lock` is dropped meanwhile.
+  std::chrono::nanoseconds ScrubSome(std::unique_lock<std::mutex>& lock);
+  void Damaged(uint32_t chunk, const LeasedState& leased);
+  bool RebuildChunk(uint32_t chunk, const LeasedState& leased);
   Status UndoInto(MutableBytes data, const LogView& log, size_t first,
                   std::vector<uint64_t>& digests) const;
 
@@ -192,6 +215,8 @@ class Model {
   std::shared_ptr<const Published> published_;
   DeltaLog log_;
   PublishTotals totals_;
+  ScrubTotals scrub_;
+  uint32_t scrub_next_ = 0;
   uint64_t next_serial_ = 1;
   uint64_t next_lease_ = 1;
   uint32_t readers_[2] = {0, 0};

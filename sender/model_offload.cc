@@ -114,6 +114,7 @@ void Model::StartJob() {
   if (published_ != nullptr) {
     in.active = std::as_const(halves_[published_->half]).data();
     in.active_digests = published_->digests;
+    in.published = published_;
   }
   // No single delta may take more of the log than half, or the log would hold nothing else.
   in.payload_limit = options_.delta_log_bytes / 2;
@@ -231,10 +232,17 @@ Status Model::CheckComplete() const {
 
 void Model::PublisherLoop() {
   std::unique_lock lock(mu_);
+  const auto wanted = [this] {
+    return stopping_ || (phase_ == OffloadPhase::kPublishing && offload_.lease != 0);
+  };
+  std::chrono::nanoseconds pause{0};
   while (true) {
-    cv_.wait(lock, [this] {
-      return stopping_ || (phase_ == OffloadPhase::kPublishing && offload_.lease != 0);
-    });
+    if (options_.scrub_bytes_per_s == 0) {
+      cv_.wait(lock, wanted);
+    } else if (!cv_.wait_for(lock, pause, wanted)) {
+      pause = ScrubSome(lock);
+      continue;
+    }
     if (stopping_) return;
     const auto ready = Clock::now();
     const uint64_t epoch = published_ == nullptr ? 1 : published_->info.id.epoch;
@@ -280,7 +288,7 @@ void Model::Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollbac
   totals_.delta_bytes += info.delta_bytes;
   totals_.trainer_wait_seconds += info.trainer_wait_seconds;
   totals_.publish_seconds += info.publish_seconds;
-  Install(to, half, info, std::move(result.digests));
+  Install(to, half, info, std::move(result.digests), std::move(result.tensors), result.damaged);
   offload_ = {};
   phase_ = OffloadPhase::kIdle;
   cv_.notify_all();
@@ -332,6 +340,13 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
                   "model \"{}\": version {} cannot be made from the delta log, which reaches back "
                   "to version {}; offload it again as a new version",
                   name_, version, oldest);
+  }
+  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+    if (published_->damaged[c] == 0) continue;
+    return Errorf(StatusCode::kDataLoss,
+                  "model \"{}\": tensor {} no longer has its digest in memory, so nothing can be "
+                  "made from it; offload version {} again as a new one",
+                  name_, layout_.tensor(chunks_[c].tensor).name, version);
   }
   const auto start = Clock::now();
   phase_ = OffloadPhase::kPublishing;  // with no lease: the publisher thread leaves it alone

@@ -59,11 +59,61 @@ constexpr Row kRows[] = {
      [](const Model&, const Agent::PullCounts& p, size_t) -> double {
        return static_cast<double>(p.cut);
      }},
+    {"deltawire_sender_scrubbed_bytes_total", "Memory compared with its digests", Kind::kCounter,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(m.scrub().bytes);
+     }},
+    {"deltawire_sender_scrub_mismatches_total", "Chunks that had lost their digest", Kind::kCounter,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(m.scrub().mismatches);
+     }},
+    {"deltawire_sender_damaged_chunks", "Chunks of the newest version that are not sent",
+     Kind::kGauge,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(m.damaged_chunks());
+     }},
     {"deltawire_sender_receivers", "Receivers attached", Kind::kGauge,
      [](const Model&, const Agent::PullCounts&, size_t receivers) -> double {
        return static_cast<double>(receivers);
      }},
 };
+
+struct FormRow {
+  const char* name;
+  const char* help;
+  std::array<uint64_t, CodecCounts::kForms> CodecCounts::*counts;
+};
+constexpr FormRow kFormRows[] = {
+    {"deltawire_sender_codec_chunks_total", "Chunks of all pulls, by the form they travelled in",
+     &CodecCounts::chunks},
+    {"deltawire_sender_codec_bytes_total", "Payload bytes of all pulls, by form",
+     &CodecCounts::bytes},
+};
+
+void AddForms(const std::vector<std::shared_ptr<Model>>& models, const Agent& agent,
+              std::vector<Sample>& samples) {
+  for (const FormRow& row : kFormRows) {
+    for (const auto& model : models) {
+      const CodecCounts sent = agent.Pulls(model->name()).sent;
+      for (size_t i = 0; i < CodecCounts::kForms; ++i) {
+        samples.push_back({row.name,
+                           row.help,
+                           Kind::kCounter,
+                           {{"model", model->name()}, {"codec", CodecCounts::kNames[i]}},
+                           static_cast<double>((sent.*row.counts)[i])});
+      }
+    }
+  }
+  const CoderRates& rates = agent.coder_rates();
+  for (const auto& [codec, rate] :
+       {std::pair{"tight", &rates.tight_encode}, {"dense", &rates.dense_encode}}) {
+    samples.push_back({"deltawire_sender_encode_seconds_total",
+                       "CPU time that making tight and dense payloads took, all models",
+                       Kind::kCounter,
+                       {{"codec", codec}},
+                       rate->total_seconds()});
+  }
+}
 
 }  // namespace
 
@@ -78,6 +128,7 @@ metrics::Collect Probe(const Agent& agent) {
         samples.push_back({row.name, row.help, row.kind, {{"model", model->name()}}, value});
       }
     }
+    AddForms(models, agent, samples);
     return samples;
   };
 }

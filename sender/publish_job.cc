@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "sender/model.h"
+
 namespace deltawire::sender {
 namespace {
 
@@ -25,7 +27,19 @@ PublishJob::PublishJob(Inputs inputs)
       n_(in_.chunks->size()),
       builder_(in_.payload_limit),
       taken_(std::make_unique<std::atomic<uint8_t>[]>(n_)),
-      digests_(std::make_shared<std::vector<uint64_t>>(n_)) {}
+      digests_(std::make_shared<std::vector<uint64_t>>(n_)),
+      counts_(std::make_unique<Counts[]>(in_.chunks->tensors())) {}
+
+bool PublishJob::ActiveDamaged(uint32_t i) const {
+  return in_.published != nullptr && in_.published->damaged[i] != 0;
+}
+
+void PublishJob::Count(const Chunk& chunk, uint64_t changed, uint64_t delta_bytes, bool full) {
+  Counts& c = counts_[chunk.tensor];
+  c.changed.fetch_add(changed, std::memory_order_relaxed);
+  c.delta_bytes.fetch_add(delta_bytes, std::memory_order_relaxed);
+  if (full) c.full_bytes.fetch_add(chunk.bytes, std::memory_order_relaxed);
+}
 
 bool PublishJob::Diff(uint32_t i) {
   if (taken_[i].exchange(1, std::memory_order_acq_rel) != 0) return false;
@@ -33,19 +47,21 @@ bool PublishJob::Diff(uint32_t i) {
   const MutableBytes now = in_.inactive.subspan(chunk.offset, chunk.bytes);
   if (in_.active.empty()) {
     (*digests_)[i] = in_.backend->digest(*in_.key, now);
-    changed_.fetch_add(chunk.bytes / chunk.width, std::memory_order_relaxed);
-    full_bytes_.fetch_add(chunk.bytes, std::memory_order_relaxed);
+    Count(chunk, chunk.bytes / chunk.width, 0, true);
     return true;
   }
   const Bytes before = in_.active.subspan(chunk.offset, chunk.bytes);
   const MutableBytes out = EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
   const uint64_t digest_before = (*in_.active_digests)[i];
+  if (ActiveDamaged(i)) {
+    DigestAnew(i, digest_before);
+    return true;
+  }
   const auto r = in_.backend->diff_encode(*in_.key, before, now, chunk.width, digest_before, out);
   (*digests_)[i] = r.digest_after;
   if (r.changed == 0) return true;
-  changed_.fetch_add(r.changed, std::memory_order_relaxed);
   const bool keep = WorthKeeping(r.bytes, chunk.bytes);
-  if (!keep) full_bytes_.fetch_add(chunk.bytes, std::memory_order_relaxed);
+  Count(chunk, r.changed, keep ? r.bytes : 0, !keep);
   ChunkDelta entry;
   entry.chunk = i;
   entry.changed = r.changed;
@@ -53,6 +69,18 @@ bool PublishJob::Diff(uint32_t i) {
   entry.digest_after = r.digest_after;
   builder_.Add(entry, keep ? Bytes(out.first(r.bytes)) : Bytes());
   return true;
+}
+
+void PublishJob::DigestAnew(uint32_t i, uint64_t digest_before) {
+  const Chunk& chunk = (*in_.chunks)[i];
+  const Bytes now = in_.inactive.subspan(chunk.offset, chunk.bytes);
+  (*digests_)[i] = in_.backend->digest(*in_.key, now);
+  Count(chunk, 0, 0, true);
+  ChunkDelta entry;
+  entry.chunk = i;
+  entry.digest_before = digest_before;
+  entry.digest_after = (*digests_)[i];
+  builder_.Add(entry, {});
 }
 
 void PublishJob::CarryOver(uint32_t i) {
@@ -108,8 +136,16 @@ PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vecto
   Result result;
   if (!in_.active.empty()) result.delta = builder_.Finish(from, to);
   result.digests = digests_;
-  result.changed_elements = changed_;
-  result.full_bytes = full_bytes_;
+  auto tensors = std::make_shared<std::vector<TensorChange>>();
+  for (size_t t = 0; t < in_.chunks->tensors(); ++t) {
+    tensors->push_back({counts_[t].changed, counts_[t].delta_bytes, counts_[t].full_bytes});
+    result.changed_elements += counts_[t].changed;
+    result.full_bytes += counts_[t].full_bytes;
+  }
+  result.tensors = std::move(tensors);
+  for (uint32_t i = 0; i < n_; ++i) {
+    if (unchanged[(*in_.chunks)[i].tensor] && ActiveDamaged(i)) result.damaged.push_back(i);
+  }
   return result;
 }
 

@@ -18,8 +18,11 @@
 #include "common/delta/delta.h"
 #include "common/layout/chunks.h"
 #include "kernels/kernels.h"
+#include "sender/version_info.h"
 
 namespace deltawire::sender {
+
+struct Published;
 
 class PublishJob : public std::enable_shared_from_this<PublishJob> {
  public:
@@ -31,6 +34,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     MutableBytes inactive;  ///< written only for unchanged tensors (carried over)
     std::shared_ptr<const std::vector<uint64_t>> active_digests;  ///< null when active is empty
     uint64_t payload_limit = 0;
+    std::shared_ptr<const Published> published;  ///< that `active` is; null when empty
   };
 
   struct Result {
@@ -38,6 +42,8 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     std::shared_ptr<std::vector<uint64_t>> digests;
     uint64_t changed_elements = 0;
     uint64_t full_bytes = 0;
+    std::shared_ptr<const std::vector<TensorChange>> tensors;
+    std::vector<uint32_t> damaged;  ///< chunks carried over without having their digest
   };
 
   explicit PublishJob(Inputs inputs);
@@ -56,6 +62,10 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   /// Takes the chunk if nobody has; true when this call did it.
   bool Diff(uint32_t chunk);
   void CarryOver(uint32_t chunk);
+  /// A chunk whose old bytes cannot be trusted: digest anew, whole on the way.
+  void DigestAnew(uint32_t chunk, uint64_t digest_before);
+  void Count(const Chunk& chunk, uint64_t changed, uint64_t delta_bytes, bool full);
+  bool ActiveDamaged(uint32_t chunk) const;
   void DiffMarked();
 
   const Inputs in_;
@@ -63,8 +73,10 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   DeltaBuilder builder_;
   std::unique_ptr<std::atomic<uint8_t>[]> taken_;
   std::shared_ptr<std::vector<uint64_t>> digests_;
-  std::atomic<uint64_t> changed_{0};
-  std::atomic<uint64_t> full_bytes_{0};
+  struct Counts {
+    std::atomic<uint64_t> changed{0}, delta_bytes{0}, full_bytes{0};
+  };
+  std::unique_ptr<Counts[]> counts_;  // per tensor
   bool cancelled_ = false;
   std::mutex mu_;
   std::condition_variable cv_;

@@ -2,17 +2,37 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+
+#include "common/base/human.h"
+
 namespace deltawire::sender {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+using kernels::Codec;
+
 constexpr std::chrono::seconds kTicketLife{30};
+// A pull whose coders were busy for so much of it tells little about the link.
+constexpr double kCodersBound = 0.7;
 
 }  // namespace
 
-PullSession::PullSession(std::shared_ptr<Model> model, std::string receiver_id, uint16_t streams)
+CodecCounts& CodecCounts::operator+=(const CodecCounts& other) {
+  for (size_t i = 0; i < kForms; ++i) {
+    chunks[i] += other.chunks[i];
+    bytes[i] += other.bytes[i];
+  }
+  return *this;
+}
+
+PullSession::PullSession(std::shared_ptr<Model> model, std::string receiver_id, uint16_t streams,
+                         PullCoding coding)
     : model_(std::move(model)),
       receiver_id_(std::move(receiver_id)),
-      created_(std::chrono::steady_clock::now()),
+      coding_(std::move(coding)),
+      encoder_(*model_, *coding_.rates),
+      created_(Clock::now()),
       streams_(streams) {}
 
 Status PullSession::Reserve(uint16_t stream, uint16_t streams) {
@@ -40,6 +60,8 @@ void PullSession::StreamClosed(uint16_t stream, const Status& why) {
   s.open = false;
   s.closed = true;
   s.reading.reset();
+  if (why.ok() && s.first_frame) s.seconds = SecondsSince(*s.first_frame) - s.idle_seconds;
+  if (why.ok()) EstimateLink();
   // One broken stream ends the pull; the receiver resumes with what it has verified.
   if (!why.ok() && failed_.ok()) {
     failed_ = why;
@@ -65,6 +87,8 @@ Status PullSession::Start(const wire::Have& have) {
         model_->name(), ToString(held), ToString(published->info.id));
   }
   std::lock_guard lock(mu_);
+  held_ = held;
+  held_before_ = have.history;
   have_ = have.chunks;
   sent_serial_.assign(have_.size(), 0);
   started_ = true;
@@ -85,9 +109,12 @@ StatusOr<std::optional<net::OutFrame>> PullSession::Next(uint16_t index,
       if (!failed_.ok()) return failed_;
       Stream& s = streams_[index];
       s.reading.reset();
+      if (s.idle_since) s.idle_seconds += SecondsSince(*std::exchange(s.idle_since, std::nullopt));
       if (started_ && !end_) task = NextTask(s, *leased.state);
       if (task) {
+        DW_RETURN_IF_ERROR(CheckDamage(*task, *leased.state));
         s.reading = leased.state->half;
+        if (!s.first_frame) s.first_frame = Clock::now();
       } else if (end_) {
         net::OutFrame frame;
         frame.header.type = wire::FrameType::kEnd;
@@ -97,14 +124,17 @@ StatusOr<std::optional<net::OutFrame>> PullSession::Next(uint16_t index,
         return frame;
       } else {
         s.wake = std::move(wake);
+        if (s.first_frame) s.idle_since = Clock::now();
         return std::optional<net::OutFrame>();
       }
     }
+    const auto start = Clock::now();
     auto frame = MakeFrame(*task, leased);
-    if (!frame.ok() || frame->has_value()) {
-      if (frame.ok()) bytes_sent_ += (*frame)->payload.size();
-      return frame;
+    {
+      std::lock_guard lock(mu_);
+      streams_[index].coding_seconds += SecondsSince(start);
     }
+    if (!frame.ok() || frame->has_value()) return frame;
   }
 }
 
@@ -117,14 +147,15 @@ std::optional<PullSession::Task> PullSession::NextTask(Stream& s, const Publishe
     ChunkPlan plan =
         PlanChunk(now.log, c, have_[c].version, have_[c].digest, (*now.digests)[c], table[c].bytes);
     if (plan.base_refused) ++refused_bases_;
-    if (plan.kind != ChunkPlan::Kind::kNothing) return Task{c, std::move(plan)};
+    if (plan.kind == ChunkPlan::Kind::kNothing) continue;
+    return Task{c, std::move(plan), HistoryOf(c, now)};
   }
   if (s.lifted_to != now.serial) {
     for (const uint32_t c : s.chunks) {
       if (sent_serial_[c] == now.serial) continue;
       ChunkPlan plan = PlanLift(now.log, c, now.serial - sent_serial_[c], table[c].bytes);
       sent_serial_[c] = now.serial;
-      if (plan.kind != ChunkPlan::Kind::kNothing) return Task{c, std::move(plan)};
+      if (plan.kind != ChunkPlan::Kind::kNothing) return Task{c, std::move(plan), {}};
     }
     s.lifted_to = now.serial;
   }
@@ -149,22 +180,86 @@ void PullSession::WakeOthers(const Stream& but) {
   }
 }
 
+ChunkHistory PullSession::HistoryOf(uint32_t chunk, const Published& now) const {
+  const size_t limit = std::min<size_t>(coding_.history, have_[chunk].depth);
+  // A chunk that is elsewhere than the receiver's committed state did not get there by its history.
+  if (limit == 0 || have_[chunk].version != held_.version) return {};
+  return {CommonHistory(now.log, held_, held_before_), chunk, limit};
+}
+
+Status PullSession::CheckDamage(const Task& task, const Published& now) const {
+  if (now.damaged[task.chunk] == 0) return absl::OkStatus();
+  const Chunk& place = model_->chunks()[task.chunk];
+  return Errorf(StatusCode::kDataLoss,
+                "model \"{}\", {}: chunk {} of tensor {} no longer has its digest in the sender's "
+                "memory and is not sent; the next published version brings it whole (check that "
+                "machine's memory)",
+                model_->name(), ToString(now.info.id), task.chunk,
+                model_->layout().tensor(place.tensor).name);
+}
+
+void PullSession::Count(size_t form, size_t bytes) {
+  bytes_sent_ += bytes;
+  ++form_chunks_[form];
+  form_bytes_[form] += bytes;
+}
+
 StatusOr<std::optional<net::OutFrame>> PullSession::MakeFrame(const Task& task,
                                                               const LeasedState& leased) {
   if (task.plan.kind == ChunkPlan::Kind::kFull) return MakeFull(task.chunk, leased);
-  if (task.plan.chain.size() > 1) return MakeFolded(task, leased);
-  const ChunkDelta& d = *task.plan.chain.front();
+  return MakeDelta(task, leased);
+}
+
+Codec PullSession::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
+  switch (coding_.policy) {
+    case CodecPolicy::kFast:
+      return Codec::kFast;
+    case CodecPolicy::kTight:
+      return Codec::kTight;
+    case CodecPolicy::kDense:
+      return Codec::kDense;
+    case CodecPolicy::kAuto:
+      break;
+  }
+  const CoderRates& rates = *coding_.rates;
+  CodecChoiceInputs in;
+  in.chunk_bytes = model_->chunks()[job.chunk].bytes;
+  in.fast_bytes = fast_bytes;
+  in.link_bytes_per_s = coding_.link->bytes_per_s();
+  in.encode = rates.EncodeSpeeds(coding_.encode_threads);
+  in.decode = coding_.decode;
+  in.tight_ratio = rates.tight_ratio();
+  in.dense_ratio = rates.dense_ratio();
+  in.tight_made = encoder_.Made(Codec::kTight, job);
+  in.dense_made = encoder_.Made(Codec::kDense, job);
+  return ChooseCodec(in);
+}
+
+StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(const Task& task,
+                                                              const LeasedState& leased) {
+  const uint32_t chunk_bytes = model_->chunks()[task.chunk].bytes;
+  const kernels::History history = task.history.First(task.history.depth());
+  const ChunkEncoder::Job job{task.chunk, task.plan, leased, history};
+  DW_ASSIGN_OR_RETURN(const ChunkPayload fast, encoder_.Fast(job));
+  if (fast.bytes.empty()) return std::optional<net::OutFrame>();  // the changes undid one another
+  ChunkPayload payload = encoder_.In(Choose(job, fast.bytes.size()), job, fast);
+  // A named codec is used where it fits; auto wants the smaller one.
+  const bool larger = payload.bytes.size() >= fast.bytes.size();
+  if (larger && coding_.policy == CodecPolicy::kAuto) payload = fast;
+  if (payload.bytes.size() >= chunk_bytes) return MakeFull(task.chunk, leased);
   net::OutFrame frame;
   frame.header.type = wire::FrameType::kChunkDelta;
   frame.header.chunk = task.chunk;
-  frame.header.payload_bytes = static_cast<uint32_t>(d.payload.size());
+  frame.header.payload_bytes = static_cast<uint32_t>(payload.bytes.size());
   frame.header.epoch = leased.state->info.id.epoch;
   frame.header.version = leased.state->info.id.version;
-  frame.header.digest_before = d.digest_before;
-  frame.header.digest_after = d.digest_after;
-  frame.header.payload_xxh3 = d.payload_xxh3;
-  frame.payload = d.payload;
-  frame.keep = leased.state;  // holds the log view, which holds the delta
+  frame.header.digest_before = task.plan.chain.front()->digest_before;
+  frame.header.digest_after = task.plan.chain.back()->digest_after;
+  frame.header.payload_xxh3 = payload.xxh3;
+  frame.payload = payload.bytes;
+  frame.keep = payload.keep;
+  if (payload.codec == Codec::kTight) tight_chunk_bytes_ += chunk_bytes;
+  Count(static_cast<size_t>(payload.codec), payload.bytes.size());
   return frame;
 }
 
@@ -187,40 +282,22 @@ net::OutFrame PullSession::MakeFull(uint32_t chunk, const LeasedState& leased) {
   frame.header.digest_after = (*leased.state->digests)[chunk];
   frame.header.payload_xxh3 = hash;
   frame.keep = leased.lease;
+  Count(0, frame.payload.size());
   return frame;
 }
 
-StatusOr<std::optional<net::OutFrame>> PullSession::MakeFolded(const Task& task,
-                                                               const LeasedState& leased) {
-  const Chunk& place = model_->chunks()[task.chunk];
-  const kernels::Backend& backend = model_->backend();
-  std::vector<Bytes> parts;
-  for (const ChunkDelta* d : task.plan.chain) parts.push_back(d->payload);
-  std::vector<std::byte> scratch(kernels::FoldScratchBytes(place.width));
-  auto out =
-      std::make_shared<std::vector<std::byte>>(kernels::MaxEncodedBytes(place.bytes, place.width));
-  size_t bytes = 0;
-  const auto folded = backend.fold(parts, place.bytes, place.width, scratch, *out, &bytes);
-  if (folded != kernels::DecodeStatus::kOk) {
-    return Errorf(StatusCode::kInternal, "model \"{}\": folding {} deltas of chunk {}: {}",
-                  model_->name(), parts.size(), task.chunk, kernels::ToString(folded));
+void PullSession::EstimateLink() {
+  double longest = 0, coding = 0;
+  for (const Stream& s : streams_) {
+    if (!s.closed) return;
+    longest = std::max(longest, s.seconds);
+    coding += s.coding_seconds;
   }
-  if (bytes == 0) return std::optional<net::OutFrame>();  // the changes undid one another
-  if (bytes >= place.bytes) return MakeFull(task.chunk, leased);
-  out->resize(bytes);
-  out->shrink_to_fit();
-  net::OutFrame frame;
-  frame.header.type = wire::FrameType::kChunkDelta;
-  frame.header.chunk = task.chunk;
-  frame.header.payload_bytes = static_cast<uint32_t>(bytes);
-  frame.header.epoch = leased.state->info.id.epoch;
-  frame.header.version = leased.state->info.id.version;
-  frame.header.digest_before = task.plan.chain.front()->digest_before;
-  frame.header.digest_after = task.plan.chain.back()->digest_after;
-  frame.header.payload_xxh3 = Xxh3(*out);
-  frame.payload = *out;
-  frame.keep = out;
-  return frame;
+  if (longest <= 0) return;
+  const auto decoded = static_cast<double>(tight_chunk_bytes_.load());
+  const double decoding = coding_.decode.tight > 0 ? decoded / coding_.decode.tight : 0;
+  const double coders = std::max(coding / coding_.encode_threads, decoding);
+  coding_.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
 }
 
 void PullSession::Cut(const Status& why) {
@@ -243,6 +320,15 @@ bool PullSession::CutIfReading(uint32_t half) {
 }
 
 uint64_t PullSession::bytes_sent() const { return bytes_sent_; }
+
+CodecCounts PullSession::sent() const {
+  CodecCounts counts;
+  for (size_t i = 0; i < CodecCounts::kForms; ++i) {
+    counts.chunks[i] = form_chunks_[i];
+    counts.bytes[i] = form_bytes_[i];
+  }
+  return counts;
+}
 
 bool PullSession::Finished(std::chrono::steady_clock::time_point now) const {
   std::lock_guard lock(mu_);

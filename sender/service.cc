@@ -32,6 +32,35 @@ void ToProto(const decltype(ReceiverReport::last_pull)& in, v1::PullStats* out) 
   out->set_transfer_seconds(in.transfer_seconds);
   out->set_apply_seconds(in.apply_seconds);
   out->set_repaired_chunks(in.repaired_chunks);
+  out->set_chunks_tight(in.chunks_tight);
+  out->set_chunks_dense(in.chunks_dense);
+  out->set_refused_chunks(in.refused_chunks);
+  out->set_history_chunks(in.history_chunks);
+}
+
+void ToProto(const Model& model, const Published& state,
+             google::protobuf::RepeatedPtrField<v1::TensorChange>* out) {
+  if (state.tensors == nullptr) return;
+  for (size_t t = 0; t < state.tensors->size(); ++t) {
+    const TensorChange& change = (*state.tensors)[t];
+    if (change.changed_elements == 0 && change.full_bytes == 0) continue;
+    const TensorMeta& meta = model.layout().tensor(t);
+    v1::TensorChange* to = out->Add();
+    to->set_name(meta.name);
+    to->set_elements(model.layout().bytes(t) / DTypeBytes(meta.dtype));
+    to->set_changed_elements(change.changed_elements);
+    to->set_delta_bytes(change.delta_bytes);
+    to->set_full_bytes(change.full_bytes);
+  }
+}
+
+void ToProto(const CodecCounts& in, google::protobuf::RepeatedPtrField<v1::CodecCount>* out) {
+  for (size_t i = 0; i < CodecCounts::kForms; ++i) {
+    v1::CodecCount* to = out->Add();
+    to->set_codec(CodecCounts::kNames[i]);
+    to->set_chunks(in.chunks[i]);
+    to->set_bytes(in.bytes[i]);
+  }
 }
 
 ReceiverReport FromProto(const v1::ReceiverReport& in) {
@@ -43,9 +72,10 @@ ReceiverReport FromProto(const v1::ReceiverReport& in) {
   out.message = in.message();
   out.sync_request = in.sync_request();
   const v1::PullStats& p = in.last_pull();
-  out.last_pull = {p.chunks_full(),   p.chunks_delta(),   p.chunks_unchanged(),
-                   p.payload_bytes(), p.seconds(),        p.transfer_seconds(),
-                   p.apply_seconds(), p.repaired_chunks()};
+  out.last_pull = {p.chunks_full(),   p.chunks_delta(),    p.chunks_unchanged(),
+                   p.payload_bytes(), p.seconds(),         p.transfer_seconds(),
+                   p.apply_seconds(), p.repaired_chunks(), p.chunks_tight(),
+                   p.chunks_dense(),  p.refused_chunks(),  p.history_chunks()};
   return out;
 }
 
@@ -175,6 +205,13 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext*,
     m->set_bytes_sent(pulls.bytes_sent);
     m->set_pulls_cut(pulls.cut);
     m->set_directory(model->directory().string());
+    ToProto(pulls.sent, m->mutable_sent());
+    const ScrubTotals scrub = model->scrub();
+    m->set_scrubbed_bytes(scrub.bytes);
+    m->set_scrub_mismatches(scrub.mismatches);
+    m->set_scrub_repaired(scrub.repaired);
+    m->set_damaged_chunks(model->damaged_chunks());
+    if (request->changes() && state != nullptr) ToProto(*model, *state, m->mutable_changes());
   }
   return grpc::Status::OK;
 }
@@ -262,12 +299,17 @@ grpc::Status PullServiceImpl::DescribeModel(grpc::ServerContext*,
 
 grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request,
                                        v1::OpenPullResponse* response) {
-  auto ticket = agent_.OpenPull(request->model(), request->receiver_id(), request->fingerprint(),
-                                request->streams());
+  auto ticket = agent_.OpenPull({request->model(),
+                                 request->receiver_id(),
+                                 request->fingerprint(),
+                                 request->streams(),
+                                 {.tight = request->tight_decode_bytes_per_s(),
+                                  .dense = request->dense_decode_bytes_per_s()}});
   if (!ticket.ok()) return ToGrpc(ticket.status());
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
-  response->set_ticket(ticket->data(), ticket->size());
+  response->set_ticket(ticket->ticket.data(), ticket->ticket.size());
+  response->set_history(ticket->history);
   response->set_bulk_host(agent_.options().advertise_host);
   response->set_bulk_port(bulk_port_);
   deltawire::ToProto(InfoOf((*model)->published()).id, response->mutable_newest());

@@ -23,4 +23,11 @@ struct VersionInfo {
   bool rollback = false;
 };
 
+/// What one version changed in one tensor.
+struct TensorChange {
+  uint64_t changed_elements = 0;
+  uint64_t delta_bytes = 0;  ///< encoded, of the chunks that are kept as deltas
+  uint64_t full_bytes = 0;   ///< of the chunks that go whole
+};
+
 }  // namespace deltawire::sender

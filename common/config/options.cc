@@ -16,6 +16,7 @@ constexpr uint64_t kMaxMillis = 24ull * 60 * 60 * 1000;
 constexpr uint64_t kMaxSize = uint64_t{1} << 50;
 constexpr uint32_t kMaxStreams = 64;
 constexpr uint32_t kMaxThreads = 1024;
+constexpr uint32_t kMaxHistory = 8;  // of the codec tight
 constexpr size_t kMaxReceiverId = 128;
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
 
@@ -74,6 +75,30 @@ void AddSize(CLI::App& app, const std::string& name, const std::string& help, ui
 void AddSwitch(CLI::App& app, const std::string& name, const std::string& help, bool* target) {
   app.add_flag("--" + name + ",!--no-" + name, *target,
                fmt::format("{} [{}]", help, *target ? "on" : "off"));
+}
+
+constexpr std::pair<const char*, CodecPolicy> kCodecs[] = {{"auto", CodecPolicy::kAuto},
+                                                           {"fast", CodecPolicy::kFast},
+                                                           {"tight", CodecPolicy::kTight},
+                                                           {"dense", CodecPolicy::kDense}};
+
+void AddCodec(CLI::App& app, CodecPolicy* target) {
+  const auto set = [target](const std::string& text) {
+    for (const auto& [name, policy] : kCodecs) {
+      if (text == name) *target = policy;
+    }
+  };
+  app.add_option_function<std::string>(
+         "--codec", set,
+         "Form of deltas on the way: auto (committed soonest), fast, tight (slow links) or dense")
+      ->check(CLI::IsMember({"auto", "fast", "tight", "dense"}))
+      ->option_text(Shown("NAME", ToString(*target)));
+}
+
+void AddScrub(CLI::App& app, uint64_t* target) {
+  AddSize(app, "--scrub-bytes-per-s",
+          "When idle, compare so much of each model's memory with its digests a second; 0: off",
+          target);
 }
 
 Status CheckDataDir(std::string& text) {
@@ -182,6 +207,13 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddStreamLimits(app, o);
   app.option_defaults()->group("Publishing");
   AddSize(app, "--delta-log", "Memory for each model's encoded deltas", &o.delta_log_bytes);
+  AddCodec(app, &o.codec);
+  AddNumber(app, "--history",
+            "Past deltas that the codec tight uses, 0 to 8; receivers keep as many in memory "
+            "(about a version's delta each, see their --history-bytes), and only while tight is "
+            "in use",
+            0, kMaxHistory, &o.history);
+  AddScrub(app, &o.scrub_bytes_per_s);
   AddMillis(app, "--grace-ms", "A pull may hold up the trainer's next version for so long", 0,
             &o.grace);
   AddSwitch(app, "eager-diff", "Diff tensors as the trainer marks them written", &o.eager_diff);
@@ -213,6 +245,10 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
   app.option_defaults()->group("Applying");
   AddSize(app, "--staging", "Hold a delta up to this size and check it whole before it is applied",
           &o.staging_bytes);
+  AddSize(app, "--history-bytes",
+          "Memory of each model for the past deltas that the codec tight uses; 0: none",
+          &o.history_bytes);
+  AddScrub(app, &o.scrub_bytes_per_s);
   AddProcess(app, o);
 }
 
@@ -252,6 +288,13 @@ Parsed<Options> Parse(const char* program, const char* description, int argc,
 }
 
 }  // namespace
+
+std::string_view ToString(CodecPolicy p) {
+  for (const auto& [name, policy] : kCodecs) {
+    if (policy == p) return name;
+  }
+  return "?";
+}
 
 Parsed<SenderOptions> ParseSenderOptions(int argc, const char* const* argv) {
   return Parse<SenderOptions>("deltawire-sender",

@@ -24,6 +24,11 @@ std::string ToString(const Endpoint& e);
 /// True for 127.0.0.0/8, ::1 and "localhost".
 bool IsLoopback(const Endpoint& e);
 
+/// The form in which a chunk's delta travels (docs/delta_format.md, "Codecs"); kAuto: whichever is
+/// committed soonest.
+enum class CodecPolicy : uint8_t { kAuto, kFast, kTight, kDense };
+std::string_view ToString(CodecPolicy p);
+
 struct SenderOptions {
   std::string data_dir = "/dev/shm/deltawire";   ///< one directory per model below it
   std::string trainer_socket;                    ///< empty: <data_dir>/trainer.sock
@@ -31,7 +36,10 @@ struct SenderOptions {
   Endpoint bulk{"127.0.0.1", 7701};              ///< raw TCP
   std::string advertise_host;                    ///< bulk host told to receivers; empty: as dialled
   uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model
-  std::chrono::milliseconds grace{250};          ///< a pull may hold up BeginOffload this long
+  CodecPolicy codec = CodecPolicy::kAuto;
+  uint32_t history = 4;                             ///< deltas that `tight` may look back to, 0..8
+  uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each published model, when idle; 0: off
+  std::chrono::milliseconds grace{250};             ///< a pull may hold up BeginOffload this long
   std::chrono::milliseconds stream_timeout{30000};  ///< no progress on a bulk stream
   uint32_t threads = 0;                             ///< CPU workers; 0: one per core
   bool huge_pages = true;
@@ -54,9 +62,11 @@ struct ReceiverOptions {
   std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
   std::string receiver_id;                   ///< empty: <hostname>:<control port>
   Endpoint control{"127.0.0.1", 7710};
-  uint32_t streams = 4;                          ///< TCP streams per pull, 1..64
-  bool follow = true;                            ///< false: only on `sync`
-  uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
+  uint32_t streams = 4;                             ///< TCP streams per pull, 1..64
+  bool follow = true;                               ///< false: only on `sync`
+  uint64_t staging_bytes = uint64_t{128} << 20;     ///< a larger delta is applied as it arrives
+  uint64_t history_bytes = uint64_t{256} << 20;     ///< per model, for `tight`; 0: no history
+  uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each model, when idle; 0: off
   std::chrono::milliseconds stream_timeout{30000};
   uint32_t threads = 0;
   bool huge_pages = true;

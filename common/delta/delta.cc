@@ -13,6 +13,24 @@ const ChunkDelta* Delta::Find(uint32_t chunk) const {
   return it != chunks_.end() && it->chunk == chunk ? &*it : nullptr;
 }
 
+namespace {
+
+// Of several entries of one chunk one stays, as full. `chunks` is sorted by chunk.
+void MergeRepeated(std::vector<ChunkDelta>& chunks) {
+  size_t kept = 0;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    if (kept > 0 && chunks[kept - 1].chunk == chunks[i].chunk) {
+      chunks[kept - 1].full = true;
+      chunks[kept - 1].payload = {};
+    } else {
+      chunks[kept++] = chunks[i];
+    }
+  }
+  chunks.resize(kept);
+}
+
+}  // namespace
+
 void DeltaBuilder::Add(ChunkDelta entry, Bytes payload) {
   entry.full = payload.empty();
   std::byte* to = nullptr;
@@ -48,6 +66,7 @@ std::shared_ptr<const Delta> DeltaBuilder::Finish(StateId from, StateId to) {
   auto delta = std::shared_ptr<Delta>(new Delta);
   std::sort(chunks_.begin(), chunks_.end(),
             [](const ChunkDelta& a, const ChunkDelta& b) { return a.chunk < b.chunk; });
+  MergeRepeated(chunks_);
   delta->from_ = from;
   delta->to_ = to;
   delta->chunks_ = std::move(chunks_);

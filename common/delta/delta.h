@@ -53,7 +53,8 @@ class DeltaBuilder {
   /// one huge version cannot outgrow the log.
   explicit DeltaBuilder(uint64_t payload_limit) : limit_(payload_limit) {}
 
-  /// Copies `payload`; an empty one means `entry.full`. Thread-safe.
+  /// Copies `payload`; an empty one means `entry.full`. A chunk that is added twice is full: its
+  /// change is no longer one payload. Thread-safe.
   void Add(ChunkDelta entry, Bytes payload);
 
   /// REQUIRES: no Add is running. The builder is spent afterwards.

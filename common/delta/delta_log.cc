@@ -62,7 +62,7 @@ ChunkPlan PlanLift(const LogView& log, uint32_t chunk, uint64_t behind, uint64_t
 void DeltaLog::Append(std::shared_ptr<const Delta> delta) {
   bytes_ += delta->memory_bytes();
   deltas_.push_back(std::move(delta));
-  while (bytes_ > limit_ && deltas_.size() > 1) {
+  while (deltas_.size() > 1 && (bytes_ > limit_ || deltas_.size() > limit_deltas_)) {
     bytes_ -= deltas_.front()->memory_bytes();
     deltas_.pop_front();
   }

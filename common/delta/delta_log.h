@@ -35,11 +35,15 @@ ChunkPlan PlanLift(const LogView& log, uint32_t chunk, uint64_t behind, uint64_t
 
 class DeltaLog {
  public:
-  explicit DeltaLog(uint64_t limit_bytes) : limit_(limit_bytes) {}
+  explicit DeltaLog(uint64_t limit_bytes, size_t limit_deltas = ~size_t{0})
+      : limit_(limit_bytes), limit_deltas_(limit_deltas) {}
 
-  /// Appends and drops the oldest until the log fits its limit (the newest always stays).
+  /// Appends and drops the oldest until the log fits its limit (the newest always stays)
+  /// and holds no more than its number of deltas.
   void Append(std::shared_ptr<const Delta> delta);
   void Clear();
+  /// For what is appended from now on.
+  void set_limit_deltas(size_t n) { limit_deltas_ = n; }
 
   LogView View() const { return {deltas_.begin(), deltas_.end()}; }
   uint64_t bytes() const { return bytes_; }
@@ -47,6 +51,7 @@ class DeltaLog {
 
  private:
   const uint64_t limit_;
+  size_t limit_deltas_;
   uint64_t bytes_ = 0;
   std::deque<std::shared_ptr<const Delta>> deltas_;
 };

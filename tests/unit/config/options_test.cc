@@ -121,6 +121,9 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.threads = 6;
   want.huge_pages = false;
   want.eager_diff = false;
+  want.codec = CodecPolicy::kTight;
+  want.history = 8;
+  want.scrub_bytes_per_s = 9000;
   want.insecure_plaintext = true;
   want.metrics = "0.0.0.0:9";
   want.log_level = "debug";
@@ -128,7 +131,8 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       Sender({"--data-dir=/d", "--trainer-socket=/s", "--control-listen=127.0.0.2:1",
               "--bulk-listen=[::1]:2", "--advertise-host=node", "--delta-log=3MiB", "--grace-ms=4",
               "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages", "--no-eager-diff",
-              "--insecure-plaintext", "--metrics-listen=0.0.0.0:9", "--log-level=debug"});
+              "--insecure-plaintext", "--metrics-listen=0.0.0.0:9", "--log-level=debug",
+              "--codec=tight", "--history=8", "--scrub-bytes-per-s=9kB"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
@@ -136,7 +140,8 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "data-dir = '/d'\ntrainer-socket = '/s'\ncontrol-listen = '127.0.0.2:1'\n"
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
       "stream-timeout-ms = '5'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
-      "insecure-plaintext = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n");
+      "insecure-plaintext = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n"
+      "codec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n");
   const auto from_file = Sender({"--config", file.path()});
   CAPTURE(from_file.text);
   REQUIRE(from_file.run);
@@ -153,17 +158,19 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.streams = 64;
   want.follow = false;
   want.staging_bytes = 1000;
+  want.history_bytes = 2000;
+  want.scrub_bytes_per_s = 0;
   want.stream_timeout = milliseconds(5);
   want.threads = 6;
   want.huge_pages = false;
   want.insecure_plaintext = true;
   want.metrics = ":9";
   want.log_level = "off";
-  const auto from_args =
-      Receiver({"--data-dir=/d", "--sender=node:1", "--model=a", "--model", "b=/x=y",
-                "--receiver-id=me:1", "--control-listen=localhost:2", "--streams=64", "--no-follow",
-                "--staging=1kB", "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages",
-                "--insecure-plaintext", "--metrics-listen=:9", "--log-level=off"});
+  const auto from_args = Receiver(
+      {"--data-dir=/d", "--sender=node:1", "--model=a", "--model", "b=/x=y", "--receiver-id=me:1",
+       "--control-listen=localhost:2", "--streams=64", "--no-follow", "--staging=1kB",
+       "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages", "--insecure-plaintext",
+       "--metrics-listen=:9", "--log-level=off", "--history-bytes=2kB", "--scrub-bytes-per-s=0"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
@@ -171,7 +178,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "data-dir = '/d'\nsender = 'node:1'\nmodel = ['a', 'b=/x=y']\nreceiver-id = 'me:1'\n"
       "control-listen = 'localhost:2'\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
-      "metrics-listen = ':9'\nlog-level = 'off'\n");
+      "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n");
   const auto from_file = Receiver({"--config", file.path()});
   CAPTURE(from_file.text);
   REQUIRE(from_file.run);
@@ -218,6 +225,8 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Sender({"--bulk-listen=a:b"}), {"--bulk-listen: "});
   CheckError(Sender({"--metrics-listen=9090"}), {"--metrics-listen: "});
   CheckError(Sender({"--advertise-host=a b"}), {"--advertise-host: "});
+  CheckError(Sender({"--codec=zip"}), {"--codec", "zip", "tight"});
+  CheckError(Sender({"--history=9"}), {"--history", "9"});
   CheckError(Sender({"--delta-log=2X"}), {"--delta-log: ", "x unit", "gib"});
   CheckError(Sender({"--grace-ms=-1"}), {"--grace-ms: "});
   CheckError(Sender({"--stream-timeout-ms=0"}), {"--stream-timeout-ms: "});

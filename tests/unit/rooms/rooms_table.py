@@ -22,7 +22,7 @@ THIRD_PARTY = {
     "protobuf": ("google/protobuf/",),
     "spdlog": ("spdlog/",),
     "xxhash": ("xxhash.h",),
-    "zstd": ("zstd.h", "zdict.h"),
+    "zstd": ("zstd.h", "zstd_errors.h", "zdict.h"),
     "cuda": ("cuda", "cub/", "thrust/"),
 }
 
@@ -41,7 +41,7 @@ ANYTHING = Room(rooms=("",), outside=tuple(THIRD_PARTY))
 ROOMS = {
     "common/base": Room(outside=GROUND + ("xxhash",)),  # also the thread pool
     "common/layout": Room(rooms=(BASE,), outside=GROUND + ("json",)),
-    "common/delta": Room(rooms=(BASE, "common/layout", "kernels"), outside=GROUND),
+    "common/delta": Room(rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("zstd",)),
     "common/wire": Room(rooms=(BASE, "common/layout"), outside=GROUND),
     "common/shm": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("json",)),
     "common/net": Room(rooms=(BASE, "common/wire"), outside=GROUND + ("asio", "openssl")),

@@ -124,10 +124,10 @@ TEST_CASE("bytes of another protocol are named in the refusal") {
 }
 
 TEST_CASE("another wire version is told apart from corruption") {
-  for (const unsigned version : {0u, 2u, 255u}) {
+  for (const unsigned version : {0u, 1u, 3u, 255u}) {
     HeaderBytes bytes = EncodeHeader({.type = FrameType::kPing});
     bytes[4] = static_cast<std::byte>(version);
-    const std::string want = fmt::format("wire version {}, this end 1", version);
+    const std::string want = fmt::format("wire version {}, this end {}", version, kWireVersion);
     // Whether or not the checksum holds: a later version may compute it otherwise.
     CHECK_THAT(Refusal(DecodeHeader(bytes), StatusCode::kUnimplemented),
                Contains(want) && Contains("same deltawire release"));

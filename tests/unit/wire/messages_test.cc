@@ -26,14 +26,14 @@ Hello RandomHello(std::mt19937_64& rng) {
   return m;
 }
 
-Have RandomHave(std::mt19937_64& rng, size_t chunks) {
-  Have m{.epoch = rng(), .version = rng(), .chunks = {}};
+Have RandomHave(std::mt19937_64& rng, size_t chunks, size_t history) {
+  Have m{.epoch = rng(), .version = rng(), .history = {}, .chunks = {}};
+  for (size_t i = 0; i < history; ++i) m.history.push_back({rng(), rng()});
   for (size_t i = 0; i < chunks; ++i) {
-    if (rng() % 4 == 0) {
-      m.chunks.push_back({});
-    } else {
-      m.chunks.push_back({rng(), rng()});
-    }
+    Have::Entry e;
+    if (rng() % 4 != 0) e = {.version = rng(), .digest = rng(), .depth = 0};
+    if (history > 0) e.depth = static_cast<uint8_t>(rng() % (history + 1));
+    m.chunks.push_back(e);
   }
   return m;
 }
@@ -83,6 +83,7 @@ TEST_CASE("reserved bits of Hello and Have are refused one by one") {
     StoreLe<uint32_t>(hello.data() + 36, 1u << bit);
     CHECK_THAT(Refusal(DecodeHello(hello), StatusCode::kDataLoss),
                Contains("Hello") && Contains("reserved"));
+    if (bit < 8) continue;  // Have's byte 20 is its history
     auto have = Encode(Have{.chunks = {{1, 2}}});
     StoreLe<uint32_t>(have.data() + 20, 1u << bit);
     CHECK_THAT(Refusal(DecodeHave(have, 1), StatusCode::kDataLoss),
@@ -95,12 +96,29 @@ TEST_CASE("Have survives a round trip and its lengths are strict") {
   CAPTURE(seed);
   std::mt19937_64 rng(seed);
   for (size_t chunks = 0; chunks < 200; ++chunks) {
-    const Have m = RandomHave(rng, chunks);
+    const Have m = RandomHave(rng, chunks, chunks % (kMaxHistory + 1));
     const auto back = DecodeHave(Encode(m), static_cast<uint32_t>(chunks));
     REQUIRE(back.ok());
     CHECK(*back == m);
   }
-  CheckLengths(Encode(RandomHave(rng, 3)), [](Bytes b) { return DecodeHave(b, 3); });
+  for (const size_t history : {0, 1, 8}) {
+    CheckLengths(Encode(RandomHave(rng, 3, history)), [](Bytes b) { return DecodeHave(b, 3); });
+  }
+}
+
+TEST_CASE("Have's history is bounded, and no chunk has more of it than is named") {
+  Have m{.epoch = 1, .version = 7, .history = {{1, 6}, {1, 5}}, .chunks = {{7, 1, 2}, {7, 2, 0}}};
+  auto bytes = Encode(m);
+  CHECK(bytes.size() == 24 + 2 * 16 + 2 * 16 + 2);
+  CHECK(DecodeHave(bytes, 2).ok());
+  bytes[bytes.size() - 1] = std::byte{3};
+  CHECK_THAT(Refusal(DecodeHave(bytes, 2), StatusCode::kDataLoss),
+             Contains("3 deltas of chunk 1") && Contains("names 2"));
+  bytes[20] = std::byte{9};
+  CHECK_THAT(Refusal(DecodeHave(bytes, 2), StatusCode::kResourceExhausted), Contains("9 deltas"));
+  m.history.resize(9);
+  CHECK_THAT(Refusal(DecodeHave(Encode(m), 2), StatusCode::kResourceExhausted),
+             Contains("9 deltas"));
 }
 
 TEST_CASE("Have must list as many chunks as the layout has") {

@@ -15,14 +15,16 @@ ARGS = argparse.Namespace()
 A7, B7, B9 = 0xA70000000000000A, 0xB70000000000000B, 0xB90000000000000B
 C9, C10 = 0xC90000000000000C, 0xCA0000000000000C
 HELLO = {"ticket": "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf", "stream": 0, "streams": 1}
-HAVE = {"epoch": 1, "version": 7, "chunks": [[7, A7], [7, B7], [wd.UNKNOWN, 0]]}
+HAVE_1 = {"epoch": 1, "version": 7, "chunks": [[7, A7], [7, B7], [wd.UNKNOWN, 0]]}
+HAVE = {**HAVE_1, "history": [[1, 6], [1, 5]], "depths": [2, 1, 0]}
+VERSIONS = (1, 2)
 ERROR = {"code": 9, "message": "the receiver has version 12, the newest here is 10 \u2014 "
                                "check the sender's address"}
 # file: type, chunk, epoch, version, digest_before, digest_after, payload bytes
 HEADERS = {
     "hello": ("Hello", 0, 0, 0, 0, 0, 40),
     "welcome": ("Welcome", 0, 0, 0, 0, 0, 0),
-    "have": ("Have", 0, 0, 0, 0, 0, 72),
+    "have": ("Have", 0, 0, 0, 0, 0, {1: 72, 2: 72 + 2 * 16 + 3}),
     "ping": ("Ping", 0, 0, 0, 0, 0, 0),
     "chunk_delta": ("ChunkDelta", 1, 1, 9, B7, B9, 11),
     "chunk_full": ("ChunkFull", 2, 1, 9, 0, C9, 4),
@@ -33,8 +35,8 @@ HEADERS = {
 FIELDS = ("type", "chunk", "epoch", "version", "digest_before", "digest_after", "payload_bytes")
 
 
-def golden(name):
-    return pathlib.Path(ARGS.golden, f"wire_v1_{name}.bin").read_bytes()
+def golden(name, version=VERSIONS[-1]):
+    return pathlib.Path(ARGS.golden, f"wire_v{version}_{name}.bin").read_bytes()
 
 
 def document_frames():
@@ -47,23 +49,29 @@ def document_frames():
 
 
 class GoldenTest(unittest.TestCase):
-    def check_header(self, name, header):
-        self.assertEqual(tuple(header[f] for f in FIELDS), HEADERS[name], name)
+    def check_header(self, name, header, version=VERSIONS[-1]):
+        want = [w[version] if isinstance(w, dict) else w for w in HEADERS[name]]
+        self.assertEqual([header[f] for f in FIELDS], want, name)
+        self.assertEqual(header["wire_version"], version)
 
-    def check_payload(self, name, payload):
+    def check_payload(self, name, payload, version=VERSIONS[-1]):
         if name == "hello":
             fingerprint = payload.pop("fingerprint")
             self.assertIn(f"`{fingerprint}`", pathlib.Path(ARGS.doc).read_text(encoding="utf-8"))
-        self.assertEqual(payload, {"hello": HELLO, "have": HAVE, "error": ERROR}[name])
+        have = HAVE if version > 1 else HAVE_1
+        self.assertEqual(payload, {"hello": HELLO, "have": have, "error": ERROR}[name])
 
     def test_headers(self):
-        for name in HEADERS:
-            self.check_header(name, wd.decode_header(golden("header_" + name)))
+        for version in VERSIONS:
+            for name in HEADERS:
+                self.check_header(name, wd.decode_header(golden("header_" + name, version)), version)
 
     def test_payloads(self):
-        for name, decode in (("hello", wd.decode_hello), ("have", wd.decode_have),
-                             ("error", wd.decode_error)):
-            self.check_payload(name, decode(golden("payload_" + name)))
+        for version in VERSIONS:
+            for name, decode in (("hello", wd.decode_hello),
+                                 ("have", lambda data, v=version: wd.decode_have(data, v)),
+                                 ("error", wd.decode_error)):
+                self.check_payload(name, decode(golden("payload_" + name, version)), version)
 
     def test_document(self):
         frames = document_frames()
@@ -85,6 +93,12 @@ class RefusalTest(unittest.TestCase):
             for bad in [data[:n] for n in range(len(data))] + [data + b"\0"]:
                 with self.assertRaises(wd.Refused, msg=name):
                     decode(bad)
+
+    def test_depth_beyond_history(self):
+        data = bytearray(golden("payload_have"))
+        data[-1] = 3
+        with self.assertRaises(wd.Refused):
+            wd.decode_have(bytes(data))
 
     def test_fields(self):
         # Byte to spoil in a Ping's header: magic, version, type, reserved, unused fields, length.

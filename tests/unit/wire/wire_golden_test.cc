@@ -1,4 +1,5 @@
-// Frozen bytes of wire version 1, and the worked example of docs/wire_format.md.
+// Frozen bytes of wire version 2 (and that 1 is told apart), and the worked example of
+// docs/wire_format.md.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <sstream>
@@ -40,7 +41,7 @@ std::vector<std::string> FramesOfDocument(const std::string& doc) {
   return frames;
 }
 
-TEST_CASE("golden files of wire version 1 are what this code writes") {
+TEST_CASE("golden files of wire version 2 are what this code writes") {
   for (const auto& g : samples::GoldenFiles()) {
     CAPTURE(g.name);
     const std::string want = ReadFile(fmt::format("{}/{}", DW_GOLDEN_DIR, g.name));
@@ -48,9 +49,9 @@ TEST_CASE("golden files of wire version 1 are what this code writes") {
   }
 }
 
-TEST_CASE("golden files of wire version 1 are read as what they say") {
+TEST_CASE("golden files of wire version 2 are read as what they say") {
   const auto read = [](const std::string& name) {
-    return ReadFile(fmt::format("{}/wire_v1_{}.bin", DW_GOLDEN_DIR, name));
+    return ReadFile(fmt::format("{}/wire_v2_{}.bin", DW_GOLDEN_DIR, name));
   };
   for (const auto& f : samples::Exchange()) {
     const auto h = DecodeHeader(AsBytes(read(fmt::format("header_{}", f.file))));
@@ -67,6 +68,16 @@ TEST_CASE("golden files of wire version 1 are read as what they say") {
   const auto error = DecodeWireError(AsBytes(read("payload_error")));
   REQUIRE(error.ok());
   CHECK(*error == samples::SampleError());
+}
+
+TEST_CASE("frames of wire version 1 are refused as such") {
+  for (const auto& f : samples::Exchange()) {
+    CAPTURE(std::string(f.file));
+    const std::string old =
+        ReadFile(fmt::format("{}/wire_v1_header_{}.bin", DW_GOLDEN_DIR, f.file));
+    const auto h = DecodeHeader(AsBytes(old));
+    CHECK(h.status().code() == StatusCode::kUnimplemented);
+  }
 }
 
 TEST_CASE("the document's worked example is a real exchange") {

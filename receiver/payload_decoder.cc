@@ -1,0 +1,129 @@
+#include "receiver/payload_decoder.h"
+
+#include <spdlog/spdlog.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "common/base/human.h"
+#include "common/delta/chunk_history.h"
+#include "common/delta/dense.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using kernels::Codec;
+using kernels::DecodeStatus;
+using Clock = std::chrono::steady_clock;
+
+struct Scratch {
+  std::vector<std::byte> old, coder, out;
+};
+
+Scratch& ThisThread() {
+  thread_local Scratch scratch;
+  return scratch;
+}
+
+MutableBytes Sized(std::vector<std::byte>& memory, size_t bytes) {
+  if (memory.size() < bytes) memory.resize(bytes);
+  return MutableBytes(memory).first(bytes);
+}
+
+void Keep(Bytes fast, PayloadDecoder::Payload& out) {
+  out.decoded = std::make_unique_for_overwrite<std::byte[]>(fast.size());
+  std::memcpy(out.decoded.get(), fast.data(), fast.size());
+  out.bytes = fast.size();
+}
+
+}  // namespace
+
+PayloadDecoder::PayloadDecoder(Buffer& buffer, CoderRates& rates, LogView history)
+    : buffer_(buffer), backend_(kernels::Best()), rates_(rates), history_(std::move(history)) {}
+
+StatusOr<PayloadDecoder::Payload> PayloadDecoder::ToFast(uint32_t chunk, Bytes payload,
+                                                         std::span<const Bytes> before,
+                                                         bool first) const {
+  if (HasCodec(payload, Codec::kTight)) return Tight(chunk, payload, before, first);
+  if (HasCodec(payload, Codec::kDense)) return Dense(chunk, payload);
+  Payload out;
+  out.bytes = payload.size();
+  return out;
+}
+
+Bytes PayloadDecoder::OldBytes(uint32_t chunk, std::span<const Bytes> before) const {
+  const Bytes now = buffer_.chunk(chunk);
+  if (before.empty()) return now;
+  const MutableBytes old = Sized(ThisThread().old, now.size());
+  std::memcpy(old.data(), now.data(), now.size());
+  uint64_t ignored = 0;
+  for (const Bytes& fast : before) {
+    backend_.decode_apply(buffer_.key(), fast, old, buffer_.chunks()[chunk].width, 0, &ignored);
+  }
+  return old;
+}
+
+PayloadDecoder::Payload PayloadDecoder::Tight(uint32_t chunk, Bytes payload,
+                                              std::span<const Bytes> before, bool first) const {
+  const Chunk& place = buffer_.chunks()[chunk];
+  const std::string& tensor = buffer_.layout().tensor(place.tensor).name;
+  Payload out;
+  out.codec = Codec::kTight;
+  const auto start = Clock::now();
+  kernels::TightHead head;
+  auto decoded = kernels::ReadTightHead(payload, &head);
+  out.depth = head.depth;
+  const ChunkHistory past = first ? ChunkHistory(history_, chunk, head.depth) : ChunkHistory();
+  kernels::History history;
+  if (decoded == DecodeStatus::kOk) {
+    out.fits = past.depth() >= head.depth;
+    if (out.fits) history = past.First(head.depth);
+    out.fits = out.fits && (head.depth == 0 || history.context == head.context);
+    if (!out.fits) {
+      spdlog::warn(
+          "chunk {} of tensor {}: its delta looks back to {} other deltas than those here: "
+          "fetching it whole",
+          chunk, tensor, head.depth);
+      return out;
+    }
+  }
+  Scratch& s = ThisThread();
+  const MutableBytes fast = Sized(s.out, kernels::MaxEncodedBytes(place.bytes, place.width));
+  size_t bytes = 0;
+  if (decoded == DecodeStatus::kOk) {
+    decoded = backend_.tight_decode(OldBytes(chunk, before), payload, place.width, history,
+                                    Sized(s.coder, kernels::kTightScratchBytes), fast, &bytes);
+  }
+  rates_.tight_decode.Add(place.bytes, SecondsSince(start));
+  out.fits = decoded == DecodeStatus::kOk;
+  if (out.fits) {
+    Keep(fast.first(bytes), out);
+  } else {
+    // Its checksum was right, so most likely the bytes here are not what their digest says.
+    spdlog::error(
+        "chunk {} of tensor {}: its tight delta does not fit the bytes here ({}): "
+        "fetching it whole",
+        chunk, tensor, kernels::ToString(decoded));
+  }
+  return out;
+}
+
+StatusOr<PayloadDecoder::Payload> PayloadDecoder::Dense(uint32_t chunk, Bytes payload) const {
+  const Chunk& place = buffer_.chunks()[chunk];
+  const auto start = Clock::now();
+  const MutableBytes fast =
+      Sized(ThisThread().out, kernels::MaxEncodedBytes(place.bytes, place.width));
+  size_t bytes = 0;
+  const auto decoded = DenseDecode(backend_, payload, place.bytes, place.width, fast, &bytes);
+  rates_.dense_decode.Add(place.bytes, SecondsSince(start));
+  if (decoded != DecodeStatus::kOk) {
+    return Errorf(StatusCode::kDataLoss, "the dense delta for chunk {} of tensor {} is not one: {}",
+                  chunk, buffer_.layout().tensor(place.tensor).name, kernels::ToString(decoded));
+  }
+  Payload out;
+  out.codec = Codec::kDense;
+  Keep(fast.first(bytes), out);
+  return out;
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,101 @@
+// The choice of a codec by measured speeds, and how those are averaged.
+#include "common/delta/codec_choice.h"
+
+#include <catch2/catch.hpp>
+
+#include "common/delta/class_function.h"
+#include "common/delta/coder_rates.h"
+
+namespace deltawire {
+namespace {
+
+using kernels::Codec;
+
+// 2 MiB that take 25 kB fast and 16 kB tight, 10 ms to code or decode: tight pays below 2.5 MB/s.
+CodecChoiceInputs Typical(double link) {
+  CodecChoiceInputs in;
+  in.chunk_bytes = 2 << 20;
+  in.fast_bytes = 25'000;
+  in.link_bytes_per_s = link;
+  in.encode = in.decode = {.tight = 209.7e6, .dense = 400e6};
+  in.tight_ratio = 0.65;
+  in.dense_ratio = 0.9;
+  return in;
+}
+
+}  // namespace
+
+TEST_CASE("tight is for links slower than its coders") {
+  CHECK(ChooseCodec(Typical(1e9)) == Codec::kFast);
+  CHECK(ChooseCodec(Typical(3e6)) == Codec::kFast);
+  CHECK(ChooseCodec(Typical(2e6)) == Codec::kTight);
+  CHECK(ChooseCodec(Typical(1e3)) == Codec::kTight);
+  CHECK(ChooseCodec(Typical(0)) == Codec::kFast);  // not known yet
+}
+
+TEST_CASE("each stage can be the slow one, and what is made already costs nothing to make") {
+  auto in = Typical(10e6);
+  in.encode.tight = 1e9;
+  CHECK(ChooseCodec(in) == Codec::kFast);  // decoding
+  in.decode.tight = 1e9;
+  CHECK(ChooseCodec(in) == Codec::kTight);
+  in.encode.tight = 1e8;
+  CHECK(ChooseCodec(in) == Codec::kFast);
+  in.tight_made = true;
+  CHECK(ChooseCodec(in) == Codec::kTight);
+  in.decode.tight = 0;  // a receiver that cannot say
+  CHECK(ChooseCodec(in) == Codec::kFast);
+}
+
+TEST_CASE("a codec that does not shrink, or is not there, is not chosen") {
+  auto in = Typical(1e3);
+  in.tight_ratio = 0.96;
+  CHECK(ChooseCodec(in) == Codec::kFast);
+  in.tight_ratio = 0;
+  CHECK(ChooseCodec(in) == Codec::kFast);
+}
+
+TEST_CASE("dense is for chunks in which much changed") {
+  auto in = Typical(50e6);
+  in.fast_bytes = 1'500'000;
+  in.tight_ratio = 0.9;
+  in.dense_ratio = 0.5;
+  CHECK(ChooseCodec(in) == Codec::kDense);
+  in.fast_bytes = 400'000;
+  in.link_bytes_per_s = 10e6;
+  CHECK(ChooseCodec(in) == Codec::kTight);
+}
+
+TEST_CASE("rates are averages of chunks that tell something") {
+  CoderRate rate;
+  CHECK(rate.bytes_per_s() == 0);
+  rate.Add(1'000'000, 0.01);
+  CHECK(rate.bytes_per_s() == Approx(1e8));
+  rate.Add(10, 1.0);  // a tiny chunk
+  CHECK(rate.bytes_per_s() == Approx(1e8));
+  CHECK(rate.total_seconds() == Approx(1.01));
+  for (int i = 0; i < 100; ++i) rate.Add(1'000'000, 0.02);
+  CHECK(rate.bytes_per_s() == Approx(5e7).epsilon(0.01));
+
+  CoderRates rates;
+  for (int i = 0; i < 100; ++i) rates.AddTightSize(1000, 500);
+  CHECK(rates.tight_ratio() == Approx(0.5).epsilon(0.01));
+  rates.Calibrate(kernels::Best());
+  CHECK(rates.dense_encode.bytes_per_s() > 1e6);
+  CHECK(rates.dense_decode.bytes_per_s() > 1e6);
+  CHECK(rates.dense_encode.total_seconds() == 0);
+  CHECK(rates.EncodeSpeeds(2).dense == Approx(2 * rates.dense_encode.bytes_per_s()));
+}
+
+TEST_CASE("classes are by dtype") {
+  CHECK(ClassFunctionOf(DType::kBF16) == kernels::ClassFunction::kBF16);
+  CHECK(ClassFunctionOf(DType::kF16) == kernels::ClassFunction::kF16);
+  CHECK(ClassFunctionOf(DType::kF32) == kernels::ClassFunction::kF32);
+  CHECK(ClassFunctionOf(DType::kF8E4M3) == kernels::ClassFunction::kF8E4M3);
+  CHECK(ClassFunctionOf(DType::kF8E5M2) == kernels::ClassFunction::kF8E5M2);
+  size_t without = 0;
+  for (const DType t : AllDTypes()) without += ClassFunctionOf(t) == kernels::ClassFunction::kNone;
+  CHECK(without == AllDTypes().size() - 5);
+}
+
+}  // namespace deltawire
