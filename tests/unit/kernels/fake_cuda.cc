@@ -36,7 +36,7 @@ void RunAll(CUstream_st& stream) {
 }
 
 cudaError_t Allocate(void** memory, size_t bytes) {
-  if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
+  if (Outcome() != cudaSuccess) return cudaErrorMemoryAllocation;
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(*memory, 0xdb, bytes);
   ++allocations;
