@@ -12,10 +12,9 @@ uint64_t SplitMix64(uint64_t& state) {
 
 }  // namespace
 
-DigestKey::DigestKey(uint64_t seed)
-    : seed_(seed), words_(std::make_unique_for_overwrite<uint64_t[]>(kWordsPerBlock)) {
+DigestKey::DigestKey(uint64_t seed) : seed_(seed) {
   uint64_t state = seed;
-  for (size_t j = 0; j < kWordsPerBlock; ++j) words_[j] = SplitMix64(state);
+  for (uint64_t& w : words_) w = SplitMix64(state);
   // Odd, so that multiplying never loses bits of a block's sum.
   for (uint64_t& m : multipliers_) m = SplitMix64(state) | 1;
 }

@@ -9,6 +9,7 @@ namespace deltawire::bench {
 namespace {
 
 constexpr const char* kColumns = "{:<18} {:<20} {:>10} {:>21}  {:<26} {:>10} {:>8}\n";
+constexpr const char* kBriefColumns = "{:<40} {:<12} {:>10}  {:<26} {:>10} {:>7}  {:<28} {}\n";
 
 std::string Number(double value) {
   if (value != 0 && std::abs(value) < 0.095) return fmt::format("{:.2g}", value);
@@ -20,6 +21,19 @@ std::string Human(double value, std::string_view unit) {
   if (unit == "s" && value < 9.95e-3) return fmt::format("{:.3g} ms", value * 1e3);
   if (unit == "s") return HumanSeconds(value);
   return unit.empty() ? Number(value) : fmt::format("{} {}", Number(value), unit);
+}
+
+std::string Wish(const Row& row) {
+  const Wanted& w = row.wanted;
+  std::string out;
+  if (w.ratio_at_least != 0) out = fmt::format("ratio >= {}", Number(w.ratio_at_least));
+  if (w.value_at_least != 0) {
+    out += fmt::format("{}>= {}", out.empty() ? "" : " or ", Human(w.value_at_least, row.unit));
+  }
+  if (w.value_at_most != 0) {
+    out += fmt::format("{}<= {}", out.empty() ? "" : ", ", Human(w.value_at_most, row.unit));
+  }
+  return out;
 }
 
 }  // namespace
@@ -35,8 +49,10 @@ double Row::Ratio() const {
 }
 
 bool Row::Met() const {
-  return (wanted.ratio_at_least == 0 || Ratio() >= wanted.ratio_at_least) &&
-         (wanted.value_at_most == 0 || value.max <= wanted.value_at_most);
+  if (wanted.value_at_most != 0 && value.max > wanted.value_at_most) return false;
+  if (wanted.ratio_at_least == 0 && wanted.value_at_least == 0) return true;
+  return (wanted.ratio_at_least != 0 && Ratio() >= wanted.ratio_at_least) ||
+         (wanted.value_at_least != 0 && value.median >= wanted.value_at_least);
 }
 
 struct Report::Fields {
@@ -47,8 +63,9 @@ Report::Report() : common_(std::make_unique<Fields>()) {}
 Report::~Report() = default;
 
 StatusOr<std::unique_ptr<Report>> Report::Create(std::string suite,
-                                                 const std::filesystem::path& json) {
+                                                 const std::filesystem::path& json, Table table) {
   auto report = std::unique_ptr<Report>(new Report);
+  report->table_ = table;
   report->suite_ = std::move(suite);
   report->json_path_ = json;
   if (!json.empty()) {
@@ -68,18 +85,37 @@ void Report::Common(const std::string& key, uint64_t value) { common_->fields[ke
 void Report::PrintHeading() {
   if (heading_printed_) return;
   heading_printed_ = true;
-  fmt::print(kColumns, "case", "metric", "median", "min .. max", "reference", "median", "ratio");
+  if (table_ == Table::kFull) {
+    fmt::print(kColumns, "case", "metric", "median", "min .. max", "reference", "median", "ratio");
+  } else {
+    fmt::print(kBriefColumns, "case", "metric", "median", "reference", "median", "ratio", "wanted",
+               "");
+  }
+}
+
+void Report::Print(const Row& row) {
+  const bool compared = row.reference_value.has_value();
+  const std::string value = Human(row.value.median, row.unit);
+  const std::string& reference = compared ? row.reference : row.note;
+  const std::string reference_value = compared ? Human(row.reference_value->median, row.unit) : "";
+  const std::string ratio = compared ? Number(row.Ratio()) : "";
+  if (table_ == Table::kFull) {
+    const std::string_view unit = row.unit == "s" ? "s" : "";
+    fmt::print(kColumns, row.name, row.metric, value,
+               fmt::format("{} .. {}", Human(row.value.min, unit), Human(row.value.max, unit)),
+               reference, reference_value, ratio);
+  } else if (!row.detail) {
+    const char* const mark = !row.wanted.any() ? "" : row.Met() ? "ok" : "MISSED";
+    fmt::print(kBriefColumns, row.name, row.metric, value, reference, reference_value, ratio,
+               Wish(row), mark);
+  }
+  std::fflush(stdout);
 }
 
 void Report::Add(Row row) {
   PrintHeading();
+  Print(row);
   const bool compared = row.reference_value.has_value();
-  fmt::print(kColumns, row.name, row.metric, Human(row.value.median, row.unit),
-             fmt::format("{} .. {}", Human(row.value.min, row.unit == "s" ? "s" : ""),
-                         Human(row.value.max, row.unit == "s" ? "s" : "")),
-             row.reference, compared ? Human(row.reference_value->median, row.unit) : "",
-             compared ? Number(row.Ratio()) : "");
-  std::fflush(stdout);
   if (json_.is_open()) {
     nlohmann::ordered_json line = {{"suite", suite_},
                                    {"case", row.name},
@@ -92,6 +128,7 @@ void Report::Add(Row row) {
       line["ratio"] = row.Ratio();
       line["reference_runs"] = row.reference_value->runs;
     }
+    if (!row.note.empty()) line["note"] = row.note;
     line["min"] = row.value.min;
     line["max"] = row.value.max;
     line["runs"] = row.value.runs;
@@ -99,9 +136,7 @@ void Report::Add(Row row) {
     line.update(common_->fields);
     json_ << line.dump() << '\n';
   }
-  if (row.wanted.ratio_at_least != 0 || row.wanted.value_at_most != 0) {
-    wanted_.push_back(std::move(row));
-  }
+  if (row.wanted.any()) wanted_.push_back(std::move(row));
 }
 
 void Report::NotMeasured(std::string_view name, std::string_view why) {
@@ -109,19 +144,33 @@ void Report::NotMeasured(std::string_view name, std::string_view why) {
   fmt::print("{:<18} not measured: {}\n", name, why);
 }
 
-Status Report::Finish() {
-  if (!wanted_.empty()) fmt::print("\nwanted\n");
+void Report::PrintWanted() const {
+  size_t width = 38, missed = 0;
+  const auto what = [](const Row& row) { return row.name + " " + row.metric; };
+  const auto shown = [this](const Row& row) { return table_ == Table::kFull || !row.Met(); };
   for (const Row& row : wanted_) {
-    const std::string what = fmt::format("{} {}", row.name, row.metric);
-    const std::string against = row.reference.empty() ? "" : " of " + row.reference;
-    const bool by_ratio = row.wanted.ratio_at_least != 0;
-    const std::string wish = by_ratio
-                                 ? fmt::format("ratio >= {}", Number(row.wanted.ratio_at_least))
-                                 : fmt::format("<= {}", Human(row.wanted.value_at_most, row.unit));
-    fmt::print("  {:<38} wanted {:<14} {:>9}{}  {}\n", what, wish + ":",
-               by_ratio ? Number(row.Ratio()) : Human(row.value.max, row.unit), against,
-               row.Met() ? "ok" : "MISSED");
+    if (!row.Met()) ++missed;
+    if (shown(row)) width = std::max(width, what(row).size());
   }
+  if (wanted_.empty()) return;
+  if (table_ == Table::kFull) {
+    fmt::print("\nwanted\n");
+  } else {
+    fmt::print("\nwanted: {} of {} met\n", wanted_.size() - missed, wanted_.size());
+  }
+  for (const Row& row : wanted_) {
+    if (!shown(row)) continue;
+    const bool by_ratio = row.wanted.ratio_at_least != 0;
+    const std::string against = row.reference.empty() || !by_ratio ? "" : " of " + row.reference;
+    const double value = row.wanted.value_at_most != 0 ? row.value.max : row.value.median;
+    const std::string is = by_ratio ? Number(row.Ratio()) : Human(value, row.unit);
+    fmt::print("  {:<{}} wanted {:<14} {:>9}{}  {}\n", what(row), width, Wish(row) + ":", is,
+               against, row.Met() ? "ok" : "MISSED");
+  }
+}
+
+Status Report::Finish() {
+  PrintWanted();
   if (!json_.is_open()) return absl::OkStatus();
   json_.close();
   if (json_.fail()) {

@@ -1,6 +1,7 @@
 // Results of a suite: an aligned table on stdout for people, JSON lines in a file for programs.
 // Owner: the suite's main. One thread. Rows are printed as they come; Finish repeats those that
-// have a wanted value, with their marks. A mark is no verdict: exit codes never depend on times.
+// have a wanted value (a brief table: that miss it). A mark is no verdict: exit codes never depend
+// on times.
 // Errors: a JSON file that cannot be written is reported by Create and Finish.
 #pragma once
 
@@ -22,9 +23,12 @@ namespace deltawire::bench {
 /// they are, "" for plain numbers. Of "s", "s/GB", "MiB" and "bits" less is better.
 bool LessIsBetter(std::string_view unit);
 
+/// 0: none. One of ratio_at_least and value_at_least is enough.
 struct Wanted {
-  double ratio_at_least = 0;  ///< 0: none
-  double value_at_most = 0;   ///< 0: none; in the row's unit, against its maximum
+  double ratio_at_least = 0;
+  double value_at_least = 0;  ///< in the row's unit, like the next
+  double value_at_most = 0;   ///< against the maximum
+  bool any() const { return ratio_at_least != 0 || value_at_least != 0 || value_at_most != 0; }
 };
 
 struct Row {
@@ -36,6 +40,8 @@ struct Row {
   std::string reference;  ///< empty: none
   std::optional<Sample> reference_value;
   Wanted wanted;
+  std::string note;     ///< a few words that go with the value, in the place of a reference
+  bool detail = false;  ///< left out of a brief table
 
   /// How many times as good as the reference: value / reference for rates, the reverse for what
   /// is better when less. Of the medians. 0 without a reference.
@@ -45,9 +51,14 @@ struct Row {
 
 class Report {
  public:
+  enum class Table : uint8_t {
+    kFull,   ///< every row, with the range of its runs
+    kBrief,  ///< for suites of many rows: no ranges, wish and mark beside the value
+  };
   /// `json` empty: only the table. The file is made anew.
   static StatusOr<std::unique_ptr<Report>> Create(std::string suite,
-                                                  const std::filesystem::path& json);
+                                                  const std::filesystem::path& json,
+                                                  Table table = Table::kFull);
 
   /// A field of every JSON line from now on, e.g. ("seed", 1).
   void Common(const std::string& key, const std::string& value);
@@ -67,7 +78,10 @@ class Report {
 
  private:
   void PrintHeading();
+  void Print(const Row& row);
+  void PrintWanted() const;
   std::string suite_;
+  Table table_ = Table::kFull;
   std::filesystem::path json_path_;
   std::ofstream json_;
   std::unique_ptr<Fields> common_;

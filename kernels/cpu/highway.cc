@@ -27,10 +27,65 @@ uint64_t Digest(const DigestKey& key, Bytes data) {
   return RangeDigest(key, Ptr(data), data.size(), 0);
 }
 
+// Where the instruction set packs 16-bit lanes by a mask, a change costs a fraction of a position's
+// extraction bit by bit.
+#if HWY_TARGET <= HWY_AVX3_DL && HWY_ARCH_X86
+/// The same as FindChanges for two-byte elements.
+void FindChanges16(const uint8_t* o, const uint8_t* n, size_t elements,
+                   BlockDigest<uint16_t>& digest, Changes& changes) {
+  constexpr size_t kAhead = 8192;  // bytes
+  constexpr size_t kBatch = 1024, kSegment = 512;
+  const hn::ScalableTag<uint16_t> d;
+  const size_t lanes = hn::Lanes(d);
+  uint16_t before[kBatch + kSegment + 64], after[kBatch + kSegment + 64];
+  size_t count = 0;
+  const auto flush = [&] {
+    hn::StoreU(hn::Zero(d), d, before + count);  // for lanes beyond the last change
+    hn::StoreU(hn::Zero(d), d, after + count);
+    digest.StepMany(changes.end(), before, after, count);
+    changes.PutMany(before, after, count);
+    count = 0;
+  };
+  const auto* po = reinterpret_cast<const uint16_t*>(o);
+  const auto* pn = reinterpret_cast<const uint16_t*>(n);
+  size_t i = 0;
+  while (i + lanes <= elements) {
+    const size_t end = std::min(i + kSegment, elements / lanes * lanes);
+    auto positions = hn::Iota(d, static_cast<uint16_t>(i));
+    for (; i < end; i += lanes) {
+      hwy::Prefetch(o + 2 * i + kAhead);
+      hwy::Prefetch(n + 2 * i + kAhead);
+      const auto vo = hn::LoadU(d, po + i), vn = hn::LoadU(d, pn + i);
+      const auto differ = hn::Ne(vo, vn);
+      hn::StoreU(hn::Compress(positions, differ), d, changes.end() + count);
+      hn::StoreU(hn::Compress(vo, differ), d, before + count);
+      hn::StoreU(hn::Compress(vn, differ), d, after + count);
+      count += hn::CountTrue(d, differ);
+      positions = hn::Add(positions, hn::Set(d, static_cast<uint16_t>(lanes)));
+    }
+    if (count >= kBatch) flush();
+  }
+  flush();
+  for (; i < elements; ++i) {
+    const auto x = LoadElement<uint16_t>(o, i), y = LoadElement<uint16_t>(n, i);
+    if (x == y) continue;
+    *changes.end() = static_cast<uint16_t>(i);
+    changes.Put<uint16_t>(static_cast<uint16_t>(y - x));
+    digest.Step(i, x, y);
+  }
+}
+#define DELTAWIRE_HAS_FIND_CHANGES16 1
+#else
+#define DELTAWIRE_HAS_FIND_CHANGES16 0
+#endif
+
 /// Finds the changes of one block and brings its digest forward.
 template <typename T>
 void FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, BlockDigest<T>& digest,
                  Changes& changes) {
+#if DELTAWIRE_HAS_FIND_CHANGES16
+  if constexpr (sizeof(T) == 2) return FindChanges16(o, n, elements, digest, changes);
+#endif
   constexpr size_t kSegment = 512;  // elements compared before the changes found are looked at
   constexpr size_t kAhead = 8192;   // bytes
   for (size_t first = 0; first < elements; first += kSegment) {
@@ -83,6 +138,8 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
   }
   return {writer.changed(), digest_after, writer.Finish()};
 }
+
+#undef DELTAWIRE_HAS_FIND_CHANGES16
 
 /// Applies the changes of one block.
 template <typename T>

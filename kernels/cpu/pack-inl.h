@@ -75,6 +75,10 @@ class Changes {
     code_[count_++] = static_cast<int8_t>(std::clamp<S>(s, -kWide, kWide));
   }
 
+  /// Takes in the next `n` of the positions that were appended at end(); the codes follow from old
+  /// and new values. May read and write 64 entries beyond.
+  void PutMany(const uint16_t* before, const uint16_t* after, size_t n);
+
   /// Packs the stream at `out` unless raw differences are no larger (row.bytes == raw then).
   /// `fetch(change, at)` is the difference of that change, of element `at` of the block.
   template <typename T, typename Fetch>
@@ -123,6 +127,19 @@ void Changes::FindLarge(Fetch fetch) {
         AppendPositions(mask, static_cast<uint32_t>(i), large_ + large_count_));
   }
   for (size_t l = 0; l < large_count_; ++l) ++lengths_[Bits(Size<T>(l, fetch))];
+}
+
+inline void Changes::PutMany(const uint16_t* before, const uint16_t* after, size_t n) {
+  const hn::ScalableTag<int16_t> d;
+  const hn::Rebind<int8_t, decltype(d)> d8;
+  const auto* x = reinterpret_cast<const int16_t*>(before);
+  const auto* y = reinterpret_cast<const int16_t*>(after);
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto difference = hn::Sub(hn::LoadU(d, y + i), hn::LoadU(d, x + i));
+    const auto code = hn::Max(difference, hn::Set(d, int16_t{-kWide}));
+    hn::StoreU(hn::DemoteTo(d8, code), d8, code_ + count_ + i);  // which stops at 127 itself
+  }
+  count_ += static_cast<uint32_t>(n);
 }
 
 inline void Changes::PutGaps(WordWriter& bits, const uint16_t* at, size_t count, unsigned k) const {

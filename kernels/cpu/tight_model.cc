@@ -104,7 +104,7 @@ unsigned ChooseBase(const uint32_t (&exponents)[256], uint32_t changed) {
 
 unsigned ChooseGroupBits(uint64_t changed, uint64_t blocks) {
   unsigned bits = 0;
-  while (bits < kMaxGroupBits && changed << bits < 512 * blocks) ++bits;
+  while (bits < kMaxGroupBits && changed << bits < 2048 * blocks) ++bits;
   return bits;
 }
 

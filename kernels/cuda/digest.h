@@ -7,11 +7,8 @@
 namespace deltawire::kernels::gpu {
 
 inline constexpr uint32_t kDigestBlockBytes = kDigestWords * 4;
-inline constexpr uint32_t kSlices = 8;  ///< of every digest block
-inline constexpr uint32_t kSliceBytes = kDigestBlockBytes / kSlices;
-inline constexpr uint32_t kDigestLanes = 256;
-inline constexpr uint32_t kQuads = kSliceBytes / 16 / kDigestLanes;  ///< per lane and block
-static_assert(kQuads * kDigestLanes * 16 == kSliceBytes);
+inline constexpr uint32_t kSlices = 8;  ///< of a chunk: each takes every kSlices-th digest block
+inline constexpr uint32_t kDigestLanes = kDigestBlockBytes / 16;
 
 struct Quad {
   uint32_t w[4];
@@ -38,25 +35,13 @@ DW_HD Quad LoadQuad(const uint8_t* data, uint32_t at, uint32_t bytes) {
 /// REQUIRES: data starts at a multiple of 16.
 DW_HD uint64_t DigestLane(const uint8_t* data, uint32_t bytes, const KeyView& key, uint32_t slice,
                           uint32_t lane) {
-  const uint32_t first = slice * kSliceBytes + lane * 16;  // byte within a digest block
-  uint64_t words[kQuads][4];
-  for (uint32_t q = 0; q < kQuads; ++q) {
-    for (uint32_t i = 0; i < 4; ++i) {
-      words[q][i] = key.words[first / 4 + q * kDigestLanes * 4 + i];
-    }
-  }
+  uint64_t words[4];
+  for (uint32_t i = 0; i < 4; ++i) words[i] = key.words[lane * 4 + i];
   uint64_t digest = 0;
-  for (uint32_t block = 0; block * kDigestBlockBytes + first < bytes; ++block) {
+  for (uint32_t block = slice; block * kDigestBlockBytes + lane * 16 < bytes; block += kSlices) {
+    const Quad v = LoadQuad(data, block * kDigestBlockBytes + lane * 16, bytes);
     uint64_t sum = 0;
-#if defined(__CUDA_ARCH__)
-#pragma unroll
-#endif
-    for (uint32_t q = 0; q < kQuads; ++q) {
-      const uint32_t at = block * kDigestBlockBytes + first + q * kDigestLanes * 16;
-      if (at >= bytes) break;
-      const Quad v = LoadQuad(data, at, bytes);
-      for (uint32_t i = 0; i < 4; ++i) sum += words[q][i] * v.w[i];
-    }
+    for (uint32_t i = 0; i < 4; ++i) sum += words[i] * v.w[i];
     digest += key.multipliers[block] * sum;
   }
   return digest;

@@ -8,12 +8,14 @@ namespace deltawire::kernels::gpu {
 
 inline constexpr uint32_t kBlock = 64 * 1024;  ///< elements; kBlockElements for device code
 inline constexpr uint32_t kAlign = 16;
-inline constexpr uint32_t kDigestWords = 32 * 1024;  ///< of a digest block
+inline constexpr uint32_t kDigestWords = 1024;  ///< of a digest block
+inline constexpr uint32_t kDigestBlockBits = 12;
+static_assert(kDigestWords * 4 == 1u << kDigestBlockBits);
 
 /// The digest key where device code can read it.
 struct KeyView {
   const uint64_t* words = nullptr;        ///< kDigestWords
-  const uint64_t* multipliers = nullptr;  ///< 64
+  const uint64_t* multipliers = nullptr;  ///< 2048
 };
 
 template <typename T>
@@ -38,7 +40,7 @@ DW_HD uint64_t DigestStep(const KeyView& key, uint32_t at, T o, T n) {
   } else {
     grown = k[0] * ((uint64_t{n} - uint64_t{o}) << 8 * (at & 3));
   }
-  return key.multipliers[at >> 17] * grown;
+  return key.multipliers[at >> kDigestBlockBits] * grown;
 }
 
 /// Bit i is set where element i of the eight in `x` (old xor new, 2 * width words) is not zero.

@@ -51,10 +51,7 @@ class SerialTeam {
   std::array<uint32_t, gpu::kLanes> order_;
 };
 
-inline gpu::KeyView ViewOf(const DigestKey& key, std::array<uint64_t, 64>& multipliers) {
-  for (size_t i = 0; i < multipliers.size(); ++i) multipliers[i] = key.multiplier(i);
-  return {key.words(), multipliers.data()};
-}
+inline gpu::KeyView ViewOf(const DigestKey& key) { return {key.words(), key.multipliers()}; }
 
 /// Bytes in memory that starts at a multiple of 16, with room for whole words behind them.
 class AlignedCopy {
@@ -85,8 +82,7 @@ template <typename T>
 Emulated EmulateEncode(const DigestKey& key, Bytes old_data, Bytes new_data, uint64_t digest_before,
                        uint64_t seed) {
   AlignedCopy o(old_data), n(new_data);
-  std::array<uint64_t, 64> multipliers;
-  const gpu::KeyView view = ViewOf(key, multipliers);
+  const gpu::KeyView view = ViewOf(key);
   const auto elements = static_cast<uint32_t>(old_data.size() / sizeof(T));
   const uint32_t blocks = (elements + gpu::kBlock - 1) / gpu::kBlock;
   std::vector<uint32_t> slots(old_data.size() / 4 + 4, 0xabababab);
@@ -138,8 +134,7 @@ bool EmulateApply(const DigestKey& key, Bytes payload, AlignedCopy& data, uint64
   PayloadView view;
   if (PayloadView::Parse(payload, data.size(), sizeof(T), &view) != DecodeStatus::kOk) return false;
   AlignedCopy copy(payload);
-  std::array<uint64_t, 64> multipliers;
-  const gpu::KeyView keys = ViewOf(key, multipliers);
+  const gpu::KeyView keys = ViewOf(key);
   SerialTeam team(seed);
   const auto shared = std::make_unique<gpu::DecodeShared>();
   std::memset(shared.get(), 0xcd, sizeof(*shared));
@@ -161,8 +156,7 @@ bool EmulateApply(const DigestKey& key, Bytes payload, AlignedCopy& data, uint64
 
 inline uint64_t EmulateDigest(const DigestKey& key, Bytes bytes) {
   AlignedCopy data(bytes);
-  std::array<uint64_t, 64> multipliers;
-  const gpu::KeyView view = ViewOf(key, multipliers);
+  const gpu::KeyView view = ViewOf(key);
   uint64_t digest = 0;
   for (uint32_t slice = 0; slice < gpu::kSlices; ++slice) {
     for (uint32_t lane = 0; lane < gpu::kDigestLanes; ++lane) {

@@ -1,0 +1,187 @@
+#include "bench/delta/bounds.h"
+
+#include <math.h>
+
+#include <bit>
+#include <cmath>
+
+namespace deltawire::bench {
+namespace {
+
+constexpr size_t kExponents = 256;
+constexpr double kAlpha = 0.5;
+
+// lgamma writes a global; this one is safe in threads.
+double LogGamma(double x) {
+  int sign = 0;
+  return ::lgamma_r(x, &sign);
+}
+
+// log2 of Gamma(n + 1/2) / Gamma(1/2).
+double Rising(uint64_t n) {
+  return (LogGamma(static_cast<double>(n) + kAlpha) - LogGamma(kAlpha)) / M_LN2;
+}
+
+// What the normalisation of `n` events over `symbols` symbols costs, in bits.
+double Normalisation(uint64_t n, size_t symbols) {
+  const double start = static_cast<double>(symbols) * kAlpha;
+  return (LogGamma(static_cast<double>(n) + start) - LogGamma(start)) / M_LN2;
+}
+
+}  // namespace
+
+double KtBits(std::span<const uint64_t> counts) {
+  if (counts.size() < 2) return 0;
+  uint64_t n = 0;
+  double seen = 0;
+  for (const uint64_t count : counts) {
+    n += count;
+    seen += Rising(count);
+  }
+  return Normalisation(n, counts.size()) - seen;
+}
+
+double KtBits(uint64_t changed, uint64_t elements) {
+  const std::array<uint64_t, 2> counts = {changed, elements - changed};
+  return KtBits(counts);
+}
+
+void Bounds::operator+=(const Bounds& other) {
+  elements += other.elements;
+  changed += other.changed;
+  for (SplitBits Bounds::*part : {&Bounds::iid, &Bounds::exponent, &Bounds::history}) {
+    (this->*part).positions += (other.*part).positions;
+    (this->*part).differences += (other.*part).differences;
+  }
+}
+
+unsigned ExponentOf(kernels::ClassFunction f, uint64_t bits) {
+  using kernels::ClassFunction;
+  switch (f) {
+    case ClassFunction::kNone:
+      return 0;
+    case ClassFunction::kBF16:
+      return (bits >> 7) & 0xff;
+    case ClassFunction::kF16:
+      return (bits >> 10) & 0x1f;
+    case ClassFunction::kF32:
+      return (bits >> 23) & 0xff;
+    case ClassFunction::kF8E4M3:
+      return (bits >> 3) & 0x0f;
+    case ClassFunction::kF8E5M2:
+      return (bits >> 2) & 0x1f;
+  }
+  return 0;
+}
+
+uint8_t HistoryContext(unsigned age, bool up) {
+  if (age == 0) return 0;
+  const auto row = static_cast<unsigned>(std::bit_width(age - 1)) + 1;  // 1, 2, 3..4, 5..8
+  return static_cast<uint8_t>(1 + 2 * (row - 1) + (up ? 1 : 0));
+}
+
+uint64_t LoadElement(const std::byte* p, unsigned width) {
+  switch (width) {
+    case 1:
+      return LoadLe<uint8_t>(p);
+    case 2:
+      return LoadLe<uint16_t>(p);
+    case 4:
+      return LoadLe<uint32_t>(p);
+    default:
+      return LoadLe<uint64_t>(p);
+  }
+}
+
+int64_t SignedDifference(uint64_t old_bits, uint64_t new_bits, unsigned width) {
+  const unsigned unused = 64 - 8 * width;
+  return static_cast<int64_t>((new_bits - old_bits) << unused) >> unused;
+}
+
+void ChangeCounter::Differences::operator+=(const Differences& other) {
+  for (size_t i = 0; i < small.size(); ++i) small[i] += other.small[i];
+  for (const auto& [difference, count] : other.large) large[difference] += count;
+}
+
+double ChangeCounter::Differences::Bits(bool one_more) const {
+  std::vector<uint64_t> counts;
+  for (const uint64_t count : small) {
+    if (count != 0) counts.push_back(count);
+  }
+  for (const auto& [difference, count] : large) counts.push_back(count);
+  if (one_more) counts.push_back(0);
+  return KtBits(counts);
+}
+
+void ChangeCounter::Context::operator+=(const Context& other) {
+  elements += other.elements;
+  changed += other.changed;
+  if (other.differences == nullptr) return;
+  if (differences == nullptr) differences = std::make_unique<Differences>();
+  *differences += *other.differences;
+}
+
+ChangeCounter::ChangeCounter(kernels::ClassFunction function, unsigned width)
+    : function_(function), width_(width), contexts_(kExponents * kHistoryContexts) {}
+
+template <typename T>
+void ChangeCounter::AddElements(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts) {
+  for (size_t i = 0; i < old_data.size() / sizeof(T); ++i) {
+    const T before = LoadLe<T>(&old_data[i * sizeof(T)]);
+    const T after = LoadLe<T>(&new_data[i * sizeof(T)]);
+    const size_t history = contexts.empty() ? 0 : contexts[i];
+    Context& c = contexts_[ExponentOf(function_, before) * kHistoryContexts + history];
+    ++c.elements;
+    if (before == after) continue;
+    ++c.changed;
+    if (c.differences == nullptr) c.differences = std::make_unique<Differences>();
+    const int64_t d = SignedDifference(before, after, sizeof(T));
+    if (-kSmall <= d && d <= kSmall) {
+      ++c.differences->small[static_cast<size_t>(d + kSmall)];
+    } else {
+      ++c.differences->large[d];
+    }
+  }
+}
+
+void ChangeCounter::Add(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts) {
+  switch (width_) {
+    case 1:
+      return AddElements<uint8_t>(old_data, new_data, contexts);
+    case 2:
+      return AddElements<uint16_t>(old_data, new_data, contexts);
+    case 4:
+      return AddElements<uint32_t>(old_data, new_data, contexts);
+    default:
+      return AddElements<uint64_t>(old_data, new_data, contexts);
+  }
+}
+
+void ChangeCounter::AddBits(const Context& context, SplitBits& bits) {
+  bits.positions += KtBits(context.changed, context.elements);
+  if (context.differences != nullptr) bits.differences += context.differences->Bits(true);
+}
+
+Bounds ChangeCounter::Finish() const {
+  Bounds out;
+  Context all;
+  for (size_t e = 0; e < kExponents; ++e) {
+    Context of_exponent;
+    for (size_t h = 0; h < kHistoryContexts; ++h) {
+      const Context& c = contexts_[e * kHistoryContexts + h];
+      if (c.elements == 0) continue;
+      AddBits(c, out.history);
+      of_exponent += c;
+    }
+    if (of_exponent.elements == 0) continue;
+    AddBits(of_exponent, out.exponent);
+    all += of_exponent;
+  }
+  out.elements = all.elements;
+  out.changed = all.changed;
+  out.iid.positions = KtBits(all.changed, all.elements);
+  if (all.differences != nullptr) out.iid.differences = all.differences->Bits(false);
+  return out;
+}
+
+}  // namespace deltawire::bench

@@ -1,0 +1,86 @@
+// What the changed elements of a tensor cost under models that learn as they go: adaptive code
+// lengths (Krichevsky-Trofimov, alpha 1/2), so that learning is paid for and nothing is known
+// before. A ChangeCounter belongs to one tensor and one thread; merge its results, not its counts.
+// Cost: one pass with one increment an element, a hash probe for a large difference.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "kernels/kernels.h"
+
+namespace deltawire::bench {
+
+/// Bits that the KT estimator spends on a sequence with these counts, in any order: an alphabet of
+/// counts.size() symbols, each of which starts at 1/2. 0 for no or one symbol.
+double KtBits(std::span<const uint64_t> counts);
+
+/// The same for `changed` ones among `elements` places.
+double KtBits(uint64_t changed, uint64_t elements);
+
+struct SplitBits {
+  double positions = 0;
+  double differences = 0;
+  double total() const { return positions + differences; }
+};
+
+/// Bits for all changes; sums over tensors are the bounds of a model.
+struct Bounds {
+  uint64_t elements = 0;
+  uint64_t changed = 0;
+  SplitBits iid;       ///< one model for all elements; the differences' alphabet is known
+  SplitBits exponent;  ///< one for each exponent of the old value; an unseen difference is paid for
+  SplitBits history;   ///< one for each exponent, age bucket of the last change and its direction
+  void operator+=(const Bounds& other);
+};
+
+/// The exponent field of an element's bits, 0 where the format has none.
+unsigned ExponentOf(kernels::ClassFunction f, uint64_t bits);
+
+/// What the last deltas say of an element: 0 for no change in them, else 1 + 2 (row - 1) + up, with
+/// rows 1..4 for ages 1, 2, 3..4, 5..8 and up = 1 if that change's difference was positive.
+inline constexpr unsigned kHistoryContexts = 9;
+uint8_t HistoryContext(unsigned age, bool up);
+
+/// The element at p as a number, and a difference of two as a signed one. Widths 1, 2, 4, 8.
+uint64_t LoadElement(const std::byte* p, unsigned width);
+int64_t SignedDifference(uint64_t old_bits, uint64_t new_bits, unsigned width);
+
+class ChangeCounter {
+ public:
+  ChangeCounter(kernels::ClassFunction function, unsigned width);
+
+  /// `contexts`: one HistoryContext an element, or none (all are 0 then).
+  void Add(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts);
+  Bounds Finish() const;
+
+ private:
+  // Differences are small nearly always; the others go through a hash table.
+  static constexpr int64_t kSmall = 32;
+  struct Differences {
+    std::array<uint64_t, 2 * kSmall + 1> small{};
+    std::unordered_map<int64_t, uint64_t> large;
+    void operator+=(const Differences& other);
+    double Bits(bool one_more) const;
+  };
+  struct Context {
+    uint64_t elements = 0;
+    uint64_t changed = 0;
+    std::unique_ptr<Differences> differences;  // null: none changed
+    void operator+=(const Context& other);
+  };
+  static void AddBits(const Context& context, SplitBits& bits);
+  template <typename T>
+  void AddElements(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts);
+
+  kernels::ClassFunction function_;
+  unsigned width_;
+  std::vector<Context> contexts_;  // exponent * kHistoryContexts + history
+};
+
+}  // namespace deltawire::bench

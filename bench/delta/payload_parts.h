@@ -1,0 +1,33 @@
+// Where a payload's bits go: positions, differences, the rest. A small reader of format 2 of its
+// own (docs/delta_format.md), for payloads that the kernels made: it checks bounds, not validity.
+// Pure functions, thread-safe. Errors: kUnimplemented for another format, kDataLoss beyond bounds.
+#pragma once
+
+#include <span>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "kernels/kernels.h"
+
+namespace deltawire::bench {
+
+/// In bits; the sum is the payload's.
+struct PayloadParts {
+  double positions = 0;
+  double differences = 0;
+  double rest = 0;  ///< headers, tables, parameters, padding
+  double total() const { return positions + differences + rest; }
+  void operator+=(const PayloadParts& other);
+};
+
+/// A fast payload of `raw_bytes` of data. Raw blocks count as differences.
+StatusOr<PayloadParts> SplitFast(Bytes payload, size_t raw_bytes, unsigned width);
+
+/// A tight one. One arithmetic-coded number has no parts: positions are what the payload's
+/// parameters say they cost, differences the remainder (with what the coder loses by rounding).
+/// `contexts`: one HistoryContext (bounds.h) an element where the payload has a depth.
+/// REQUIRES: new_data is what old_data becomes; both of the same size.
+StatusOr<PayloadParts> SplitTight(Bytes payload, Bytes old_data, Bytes new_data, unsigned width,
+                                  std::span<const uint8_t> contexts);
+
+}  // namespace deltawire::bench

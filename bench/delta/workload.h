@@ -1,0 +1,79 @@
+// What a delta is computed over: an old and a new version of a model's bytes, the chunks they are
+// cut into, and the deltas that led to the old one. Synthetic traces, or the user's own pair.
+// Owns two buffers of the model's size in huge pages, and past deltas as fast payloads.
+// Immutable once made, so shared by threads. Errors: memory; files that do not fit together.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/harness/huge_buffer.h"
+#include "bench/synth/adam_trace.h"
+#include "common/base/thread_pool.h"
+#include "common/layout/chunks.h"
+#include "kernels/kernels.h"
+
+namespace deltawire::bench {
+
+/// Fast payloads of one delta, one a chunk, empty where it did not change.
+using Delta = std::vector<std::vector<std::byte>>;
+
+/// How the exponent of this dtype is found.
+kernels::ClassFunction ClassFunctionOf(DType dtype);
+
+/// What is aimed for; 0: nothing.
+struct Targets {
+  bool adam = false;      ///< the bounds on bits hold
+  double history = 0;     ///< bits of tight with history / exponent bound, at most
+  double fold_of_32 = 0;  ///< bytes of the fold / sum of the 32, at most
+};
+
+struct Workload {
+  std::string name;
+  Layout layout;
+  ChunkTable chunks;
+  HugeBuffer old_data;
+  HugeBuffer new_data;
+  std::vector<Delta> deltas;  ///< deltas[0]: old to new; deltas[i]: the i-th before, to the old
+  Targets targets;
+  uint64_t elements = 0;
+  uint64_t changed = 0;  ///< of them, by deltas[0]
+
+  kernels::ClassFunction function(const Chunk& c) const {
+    return ClassFunctionOf(layout.tensor(c.tensor).dtype);
+  }
+  Bytes OldOf(const Chunk& c) const { return old_data.data().subspan(c.offset, c.bytes); }
+  Bytes NewOf(const Chunk& c) const { return new_data.data().subspan(c.offset, c.bytes); }
+  uint64_t bytes() const { return layout.total_bytes(); }
+};
+
+struct WorkloadOptions {
+  uint64_t mib = 512;  ///< of one buffer, about
+  uint64_t seed = 1;
+};
+
+/// A workload that is made when its turn comes.
+struct Source {
+  std::string name;
+  std::function<StatusOr<Workload>(const kernels::Backend&, const kernels::DigestKey&, ThreadPool&)>
+      make;
+};
+
+/// AdamW traces, then random changes of 0.1% to 100% of the elements.
+std::vector<Source> SyntheticSources(const WorkloadOptions& options);
+
+/// Two raw files of `dtype`, two safetensors files or two model directories.
+StatusOr<Source> PairSource(const std::filesystem::path& old_path,
+                            const std::filesystem::path& new_path, DType dtype);
+
+/// For sources: buffers of zeros and no deltas; kInvalidArgument without tensor data.
+StatusOr<Workload> EmptyWorkload(std::string name, Layout layout);
+/// For sources: encodes the filled buffers' delta, if there is none yet, and counts the changes.
+void FinishWorkload(Workload& w, const kernels::Backend& kernels, const kernels::DigestKey& key,
+                    ThreadPool& pool);
+
+}  // namespace deltawire::bench

@@ -1,0 +1,122 @@
+#include "bench/delta/bounds.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <random>
+
+namespace deltawire::bench {
+namespace {
+
+using kernels::ClassFunction;
+
+double Kt(std::vector<uint64_t> counts) { return KtBits(counts); }
+
+Bytes View(const std::vector<uint16_t>& v) { return std::as_bytes(std::span(v)); }
+
+Bounds Count(const std::vector<uint16_t>& before, const std::vector<uint16_t>& after,
+             const std::vector<uint8_t>& contexts = {},
+             ClassFunction function = ClassFunction::kBF16) {
+  ChangeCounter counter(function, 2);
+  counter.Add(View(before), View(after), contexts);
+  return counter.Finish();
+}
+
+// What the estimator promises, symbol by symbol.
+double StepByStep(const std::vector<size_t>& symbols, size_t alphabet) {
+  std::vector<double> counts(alphabet, 0.5);
+  double bits = 0, total = 0.5 * static_cast<double>(alphabet);
+  for (const size_t s : symbols) {
+    bits -= std::log2(counts[s] / total);
+    counts[s] += 1;
+    total += 1;
+  }
+  return bits;
+}
+
+TEST_CASE("bounds: KT code lengths by hand") {
+  CHECK(Kt({}) == 0);
+  CHECK(Kt({7}) == 0);
+  CHECK(Kt({0, 0}) == Approx(0).margin(1e-12));
+  CHECK(Kt({1, 0}) == Approx(1));                    // 1/2
+  CHECK(Kt({2, 0}) == Approx(std::log2(8.0 / 3)));   // 1/2 3/4
+  CHECK(Kt({1, 1}) == Approx(3));                    // 1/2 1/4
+  CHECK(Kt({2, 1}) == Approx(4));                    // 1/2 3/4 1/6
+  CHECK(Kt({1, 0, 0}) == Approx(std::log2(3.0)));    // 1/3
+  CHECK(Kt({1, 1, 1}) == Approx(std::log2(105.0)));  // 1/3 1/5 1/7
+  CHECK(KtBits(2, 3) == Approx(4));
+}
+
+TEST_CASE("bounds: KT code lengths are those of the sequential estimator") {
+  const uint64_t seed = 7;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  std::geometric_distribution<size_t> geometric(0.6);
+  std::vector<size_t> symbols;
+  std::vector<uint64_t> counts(5);
+  for (int i = 0; i < 2000; ++i) {
+    symbols.push_back(std::min<size_t>(4, geometric(random)));
+    ++counts[symbols.back()];
+  }
+  CHECK(KtBits(counts) == Approx(StepByStep(symbols, 5)).epsilon(1e-9));
+}
+
+TEST_CASE("bounds: exponents, signs and ages of the format") {
+  CHECK(ExponentOf(ClassFunction::kBF16, 0xbf80) == 127);
+  CHECK(ExponentOf(ClassFunction::kF16, 0xbc00) == 15);
+  CHECK(ExponentOf(ClassFunction::kF32, 0xbf800000) == 127);
+  CHECK(ExponentOf(ClassFunction::kF8E4M3, 0xb8) == 7);
+  CHECK(ExponentOf(ClassFunction::kF8E5M2, 0xbc) == 15);
+  CHECK(ExponentOf(ClassFunction::kNone, ~uint64_t{0}) == 0);
+  CHECK(SignedDifference(0xffff, 0, 2) == 1);
+  CHECK(SignedDifference(0, 0xffff, 2) == -1);
+  CHECK(SignedDifference(0x80, 0, 1) == -128);
+  CHECK(SignedDifference(1, 0, 8) == -1);
+  const std::vector<uint8_t> up = {0, 2, 4, 6, 6, 8, 8, 8, 8};
+  for (unsigned age = 0; age < up.size(); ++age) {
+    CHECK(HistoryContext(age, true) == up[age]);
+    CHECK(HistoryContext(age, false) == (age == 0 ? 0 : up[age] - 1));
+  }
+}
+
+TEST_CASE("bounds: one tensor by hand") {
+  // Two exponents, 127 (0x3f80..) and 128 (0x4000..), two elements each; one change in each, by +1
+  // and by -1. In history, the first element stands apart.
+  const std::vector<uint16_t> before = {0x3f80, 0x3f81, 0x4000, 0x4001};
+  const std::vector<uint16_t> after = {0x3f81, 0x3f81, 0x4000, 0x4000};
+  const Bounds b = Count(before, after, {2, 0, 0, 0});
+  CHECK(b.elements == 4);
+  CHECK(b.changed == 2);
+  CHECK(b.iid.positions == Approx(Kt({2, 2})));
+  CHECK(b.iid.differences == Approx(3));           // +1 and -1, and no third
+  CHECK(b.exponent.positions == Approx(2 * 3.0));  // one of two, twice
+  CHECK(b.exponent.differences == Approx(2));      // one of two symbols, twice
+  // Contexts (127, up): 1 of 1; (127, none): 0 of 1; (128, none): 1 of 2.
+  CHECK(b.history.positions == Approx(1 + 1 + 3.0));
+  CHECK(b.history.differences == Approx(2));
+  // Without an exponent the middle bound is the first, but for the unseen symbol.
+  const Bounds none = Count(before, after, {}, ClassFunction::kNone);
+  CHECK(none.exponent.positions == Approx(none.iid.positions));
+  CHECK(none.exponent.differences == Approx(Kt({1, 1, 0})));
+}
+
+TEST_CASE("bounds: large differences count like small ones, and tensors add up") {
+  const std::vector<uint16_t> before = {100, 100, 100, 100, 100};
+  const std::vector<uint16_t> after = {132, 133, 133, 68, 100};  // +32, +33 twice, -32
+  Bounds b = Count(before, after);
+  CHECK(b.changed == 4);
+  CHECK(b.iid.differences == Approx(Kt({1, 2, 1})));
+  const double once = b.exponent.total();
+  b += Count(before, after);
+  CHECK(b.changed == 8);
+  CHECK(b.exponent.total() == Approx(2 * once));
+}
+
+TEST_CASE("bounds: no element changed") {
+  const Bounds b = Count({1, 2, 3}, {1, 2, 3});
+  CHECK(b.changed == 0);
+  CHECK(b.iid.differences == 0);
+  CHECK(b.iid.positions == Approx(Kt({0, 3})));
+}
+
+}  // namespace
+}  // namespace deltawire::bench

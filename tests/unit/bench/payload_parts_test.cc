@@ -1,0 +1,119 @@
+#include "bench/delta/payload_parts.h"
+
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "bench/delta/bounds.h"
+
+namespace deltawire::bench {
+namespace {
+
+using kernels::ClassFunction;
+
+struct Encoded {
+  std::vector<std::byte> payload;
+  uint64_t changed = 0;
+};
+
+template <typename T>
+Bytes View(const std::vector<T>& v) {
+  return std::as_bytes(std::span(v));
+}
+
+template <typename T>
+Encoded EncodeFast(const std::vector<T>& before, const std::vector<T>& after) {
+  const kernels::DigestKey key(1);
+  Encoded out;
+  out.payload.resize(kernels::MaxEncodedBytes(before.size() * sizeof(T), sizeof(T)));
+  const auto r =
+      kernels::Scalar().diff_encode(key, View(before), View(after), sizeof(T), 0, out.payload);
+  out.payload.resize(r.bytes);
+  out.changed = r.changed;
+  return out;
+}
+
+TEST_CASE("payload parts: one block of a fast payload by hand") {
+  // 100 elements, changes at 10 (+1), 11 (-1) and 99 (+1): gaps 10, 0, 87. rice(3, 100): the
+  // smallest k with 6000 2^k >= 481 * 197 is 4. Quotients 0, 0, 5: 3 ones and 5 zeros.
+  std::vector<uint16_t> before(100, 1000), after = before;
+  ++after[10];
+  --after[11];
+  ++after[99];
+  const Encoded e = EncodeFast(before, after);
+  const auto parts = SplitFast(e.payload, 200, 2);
+  REQUIRE(parts.ok());
+  CHECK(parts->positions == 3 * 4 + 3 + 5);
+  CHECK(parts->differences == 4);  // 3 signs, one bit of padding
+  CHECK(parts->rest == 20 * 8);    // one row: columns of no width
+  CHECK(parts->total() == static_cast<double>(e.payload.size()) * 8);
+}
+
+TEST_CASE("payload parts: large differences and raw blocks are differences") {
+  const uint64_t seed = 11;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  std::vector<uint32_t> before(65536 + 50, 7), after = before;
+  for (size_t i = 0; i < 65536; i += 64) after[i] += static_cast<uint32_t>(random() % 1000 + 2);
+  for (size_t i = 65536; i < after.size(); ++i)
+    after[i] = static_cast<uint32_t>(random() | 1 << 30);
+  const Encoded e = EncodeFast(before, after);
+  const auto parts = SplitFast(e.payload, before.size() * 4, 4);
+  REQUIRE(parts.ok());
+  // 1024 changes: rice(1024, 65536) is 5, as 2000 * 1024 * 2^5 >= 481 * 130048. Gaps are 0 once,
+  // then 63: a quotient of 1.
+  CHECK(parts->positions == 1024 * (5 + 1) + 1023);
+  CHECK(parts->differences > 50 * 32 + 1024 * 8);
+  CHECK(parts->total() == static_cast<double>(e.payload.size()) * 8);
+}
+
+TEST_CASE("payload parts: what is no fast payload is refused") {
+  std::vector<uint16_t> before(1000, 5), after = before;
+  for (size_t i = 0; i < after.size(); i += 10) ++after[i];
+  Encoded e = EncodeFast(before, after);
+  CHECK(SplitFast(Bytes(e.payload).first(10), 2000, 2).status().code() ==
+        StatusCode::kUnimplemented);
+  CHECK(SplitFast(Bytes(e.payload).first(e.payload.size() - 1), 2000, 2).status().code() ==
+        StatusCode::kDataLoss);
+  e.payload[0] = std::byte{1};
+  CHECK(SplitFast(e.payload, 2000, 2).status().code() == StatusCode::kUnimplemented);
+}
+
+TEST_CASE("payload parts: a tight payload's positions cost what a class's rate says") {
+  const kernels::Backend& kernels = kernels::Scalar();
+  if (kernels.tight_encode == nullptr) {
+    WARN("SKIPPED: the scalar backend has no tight kernels");
+    return;
+  }
+  const uint64_t seed = 3;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  // Two classes of equal size, of which 1/16 and 1/256 change by one.
+  std::vector<uint16_t> before(1 << 20), after;
+  for (size_t i = 0; i < before.size(); ++i) {
+    before[i] = static_cast<uint16_t>((i % 2 == 0 ? 0x3c00 : 0x3c80) + random() % 0x40);
+  }
+  after = before;
+  for (size_t i = 0; i < after.size(); ++i) {
+    if (random() % (i % 2 == 0 ? 16 : 256) == 0) ++after[i];
+  }
+  const Encoded fast = EncodeFast(before, after);
+  std::vector<std::byte> scratch(kernels::kTightScratchBytes), out(fast.payload.size());
+  size_t bytes = 0;
+  REQUIRE(kernels.tight_encode(View(before), fast.payload, 2, ClassFunction::kBF16, {}, scratch,
+                               out, &bytes) == kernels::DecodeStatus::kOk);
+  REQUIRE(bytes > 0);
+  const auto parts = SplitTight(Bytes(out).first(bytes), View(before), View(after), 2, {});
+  REQUIRE(parts.ok());
+  ChangeCounter counter(ClassFunction::kBF16, 2);
+  counter.Add(View(before), View(after), {});
+  const Bounds bounds = counter.Finish();
+  CHECK(parts->positions >= 0.999 * bounds.exponent.positions);
+  CHECK(parts->positions <= 1.02 * bounds.exponent.positions);
+  // One sign bit each, and the unary length that is nearly certain.
+  CHECK(parts->differences >= static_cast<double>(fast.changed));
+  CHECK(parts->differences <= 1.1 * static_cast<double>(fast.changed));
+  CHECK(parts->total() == Approx(static_cast<double>(bytes) * 8));
+}
+
+}  // namespace
+}  // namespace deltawire::bench
