@@ -1,14 +1,34 @@
-# Says in one line whether there is a CUDA compiler and what the kernels run on. The language is not
-# enabled: no source of this version needs it.
+# Looks for a CUDA compiler and says in one line what the kernels run on. DELTAWIRE_CUDA_BUILT: the
+# language is enabled and CUDA::cudart_static is there; otherwise kernels/gpu.h gets its stub.
+set(DELTAWIRE_CUDA_BUILT FALSE)
 set(DELTAWIRE_CUDA_NOTE "switched off; the kernels run on the CPU")
-if(DELTAWIRE_CUDA)
+if(DELTAWIRE_CUDA AND DELTAWIRE_SANITIZE)
+  set(DELTAWIRE_CUDA_NOTE "left out of a sanitized build; the kernels run on the CPU")
+elseif(DELTAWIRE_CUDA)
   find_program(nvcc_path nvcc HINTS ENV CUDACXX ENV CUDA_HOME ENV CUDA_PATH
     PATHS /usr/local/cuda PATH_SUFFIXES bin NO_CACHE)
   if(nvcc_path)
     execute_process(COMMAND "${nvcc_path}" --version OUTPUT_VARIABLE nvcc_says ERROR_QUIET)
     string(REGEX MATCH "release ([0-9.]+)" ignored "${nvcc_says}")
-    set(DELTAWIRE_CUDA_NOTE
-      "nvcc ${CMAKE_MATCH_1} found; this version has no CUDA kernels, they run on the CPU")
+    set(nvcc_version "${CMAKE_MATCH_1}")
+    if(NOT CMAKE_CUDA_COMPILER)
+      set(CMAKE_CUDA_COMPILER "${nvcc_path}")
+    endif()
+    if(NOT CMAKE_CUDA_ARCHITECTURES)
+      # A100 and H100, and for what comes after them a form that the driver compiles.
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+    endif()
+    # Static, and the driver is looked up at run time: programs start on machines without either.
+    set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    enable_language(CUDA)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
+    set(CMAKE_CUDA_STANDARD 20)
+    find_package(CUDAToolkit REQUIRED)
+    set(DELTAWIRE_CUDA_BUILT TRUE)
+    set(DELTAWIRE_CUDA_NOTE "nvcc ${nvcc_version}; kernels for CPU and GPU")
   elseif(DELTAWIRE_CUDA STREQUAL "AUTO")
     set(DELTAWIRE_CUDA_NOTE "no nvcc found; the kernels run on the CPU")
   else()

@@ -11,7 +11,7 @@ find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    add_compile_options(-fpch-preprocess)  # or ccache could not follow a precompiled header
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # or ccache could not follow a precompiled header
   endif()
 endif()
 

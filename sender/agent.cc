@@ -29,7 +29,8 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool)
                      .scrub_bytes_per_s = options.scrub_bytes_per_s,
                      .grace = options.grace,
                      .huge_pages = options.huge_pages,
-                     .eager_diff = options.eager_diff},
+                     .eager_diff = options.eager_diff,
+                     .gpu = options.gpu},
       pool_(pool) {
   coder_rates_.Calibrate(kernels::Best());
 }

@@ -98,6 +98,8 @@ Model::Model(std::string name, fs::path dir, Layout layout, ChunkTable chunks, D
   for (size_t i = 0; i < layout_.size(); ++i) {
     elements_ += layout_.bytes(i) / DTypeBytes(layout_.tensor(i).dtype);
   }
+  const Bytes halves_data[] = {halves_[0].data(), halves_[1].data()};
+  gpu_ = GpuDiff::Create(name_, options_.gpu, chunks_, key_, halves_data);
   publisher_ = std::thread([this] { PublisherLoop(); });
 }
 

@@ -27,6 +27,7 @@
 #include "common/shm/state_file.h"
 #include "kernels/kernels.h"
 #include "sender/encoded_cache.h"
+#include "sender/gpu_diff.h"
 #include "sender/publish_job.h"
 #include "sender/version_info.h"
 
@@ -96,6 +97,7 @@ struct ModelOptions {
   std::chrono::milliseconds grace{250};
   bool huge_pages = true;
   bool eager_diff = true;
+  GpuUse gpu = GpuUse::kOff;
 };
 
 class Model {
@@ -149,6 +151,9 @@ class Model {
   ScrubTotals scrub() const;
   uint64_t damaged_chunks() const;  ///< of the published version
   uint64_t log_bytes() const;
+  GpuDiff::Counts gpu_counts() const {
+    return gpu_ == nullptr ? GpuDiff::Counts() : gpu_->counts();
+  }
   uint64_t log_limit() const { return log_.limit(); }
 
   /// Wakes everything that waits; nothing is published any more.
@@ -204,6 +209,7 @@ class Model {
   DirLock dir_lock_;
   StateFile state_;
   std::vector<BufferFile> halves_;
+  std::unique_ptr<GpuDiff> gpu_;  // null: the CPU diffs; goes before the halves that it pins
   uint64_t elements_ = 0;
   std::function<void(uint32_t)> cut_;
   std::function<void()> changed_;

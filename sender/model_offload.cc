@@ -115,6 +115,7 @@ void Model::StartJob() {
     in.active = std::as_const(halves_[published_->half]).data();
     in.active_digests = published_->digests;
     in.published = published_;
+    in.gpu = gpu_.get();
   }
   // No single delta may take more of the log than half, or the log would hold nothing else.
   in.payload_limit = options_.delta_log_bytes / 2;
@@ -149,7 +150,8 @@ Status Model::MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors) 
     // Of several ranks, none can know that the others have written their share of a tensor.
     if (offload_.world == 1) job = offload_.job;
   }
-  if (options_.eager_diff && job != nullptr) job->MarkWritten(tensors, pool_);
+  // Diffed early by the CPU, a chunk's base on the GPU would be stale.
+  if (options_.eager_diff && gpu_ == nullptr && job != nullptr) job->MarkWritten(tensors, pool_);
   return absl::OkStatus();
 }
 

@@ -44,6 +44,15 @@ constexpr Row kRows[] = {
      [](const Model& m, const Agent::PullCounts&, size_t) -> double {
        return static_cast<double>(Newest(m).changed_elements);
      }},
+    {"deltawire_sender_gpu_publishes_total", "Versions diffed on the GPU", Kind::kCounter,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(m.gpu_counts().publishes);
+     }},
+    {"deltawire_sender_gpu_failures_total", "Versions that the CPU diffed after a CUDA error",
+     Kind::kCounter,
+     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+       return static_cast<double>(m.gpu_counts().failures);
+     }},
     {"deltawire_sender_log_bytes", "Delta log in use", Kind::kGauge,
      [](const Model& m, const Agent::PullCounts&, size_t) -> double {
        return static_cast<double>(m.log_bytes());

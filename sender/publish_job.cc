@@ -58,17 +58,40 @@ bool PublishJob::Diff(uint32_t i) {
     return true;
   }
   const auto r = in_.backend->diff_encode(*in_.key, before, now, chunk.width, digest_before, out);
-  (*digests_)[i] = r.digest_after;
-  if (r.changed == 0) return true;
-  const bool keep = WorthKeeping(r.bytes, chunk.bytes);
-  Count(chunk, r.changed, keep ? r.bytes : 0, !keep);
+  Record(i, r, out.first(r.bytes));
+  return true;
+}
+
+void PublishJob::Record(uint32_t i, const kernels::EncodeResult& found, Bytes payload) {
+  const Chunk& chunk = (*in_.chunks)[i];
+  (*digests_)[i] = found.digest_after;
+  if (found.changed == 0) return;
+  const bool keep = WorthKeeping(payload.size(), chunk.bytes);
+  Count(chunk, found.changed, keep ? payload.size() : 0, !keep);
   ChunkDelta entry;
   entry.chunk = i;
-  entry.changed = r.changed;
-  entry.digest_before = digest_before;
-  entry.digest_after = r.digest_after;
-  builder_.Add(entry, keep ? Bytes(out.first(r.bytes)) : Bytes());
-  return true;
+  entry.changed = found.changed;
+  entry.digest_before = (*in_.active_digests)[i];
+  entry.digest_after = found.digest_after;
+  builder_.Add(entry, keep ? payload : Bytes());
+}
+
+void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged) {
+  if (in_.gpu == nullptr || in_.active.empty()) return;
+  std::vector<uint32_t> which;
+  for (uint32_t i = 0; i < n_; ++i) {
+    if (unchanged[(*in_.chunks)[i].tensor] || ActiveDamaged(i)) continue;
+    if (taken_[i].exchange(1, std::memory_order_acq_rel) == 0) which.push_back(i);
+  }
+  std::vector<uint8_t> done(n_);
+  in_.gpu->Diff(in_.active, in_.inactive, which, *in_.active_digests,
+                [&](uint32_t i, const kernels::EncodeResult& found, Bytes payload) {
+                  Record(i, found, payload);
+                  done[i] = 1;
+                });
+  for (const uint32_t i : which) {
+    if (done[i] == 0) taken_[i].store(0, std::memory_order_release);
+  }
 }
 
 void PublishJob::DigestAnew(uint32_t i, uint64_t digest_before) {
@@ -121,6 +144,7 @@ void PublishJob::DiffMarked() {
 
 PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
                                       ThreadPool& pool) {
+  DiffOnGpu(unchanged);
   pool.ParallelFor(n_, [&](size_t i) {
     const auto c = static_cast<uint32_t>(i);
     if (unchanged[(*in_.chunks)[c].tensor]) {

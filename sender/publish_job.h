@@ -18,6 +18,7 @@
 #include "common/delta/delta.h"
 #include "common/layout/chunks.h"
 #include "kernels/kernels.h"
+#include "sender/gpu_diff.h"
 #include "sender/version_info.h"
 
 namespace deltawire::sender {
@@ -35,6 +36,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     std::shared_ptr<const std::vector<uint64_t>> active_digests;  ///< null when active is empty
     uint64_t payload_limit = 0;
     std::shared_ptr<const Published> published;  ///< that `active` is; null when empty
+    GpuDiff* gpu = nullptr;                      ///< null: the CPU diffs everything
   };
 
   struct Result {
@@ -61,6 +63,10 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
  private:
   /// Takes the chunk if nobody has; true when this call did it.
   bool Diff(uint32_t chunk);
+  /// Diffs on the GPU what nobody has taken; after an error the rest is as if never taken.
+  void DiffOnGpu(const std::vector<bool>& unchanged);
+  /// Takes in what a chunk's diff found.
+  void Record(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload);
   void CarryOver(uint32_t chunk);
   /// A chunk whose old bytes cannot be trusted: digest anew, whole on the way.
   void DigestAnew(uint32_t chunk, uint64_t digest_before);

@@ -32,7 +32,8 @@ Status MemoryCase(const Suite& s, const Workload& w, Engine& engine, ThreadPool&
     }
     peak = watch.peak();
   }
-  uint64_t payloads = BytesOf(engine.tight(false)) + BytesOf(engine.tight(true));
+  uint64_t payloads =
+      BytesOf(engine.tight(false)) + BytesOf(engine.tight(true)) + BytesOf(engine.dense());
   for (const Delta& d : w.deltas) payloads += BytesOf(d);
   const uint64_t known = w.old_data.resident() * 3 + payloads;
   const auto row = [&](const char* metric, uint64_t bytes) {

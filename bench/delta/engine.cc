@@ -4,11 +4,14 @@
 
 #include "common/base/checksum.h"
 #include "common/base/human.h"
+#include "common/delta/dense.h"
 
 namespace deltawire::bench {
 namespace {
 
 using kernels::DecodeStatus;
+
+constexpr double kDenseFrom = 0.05;  // of the elements changed
 
 }  // namespace
 
@@ -26,6 +29,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const Workload& w, const kernel
   auto engine = std::unique_ptr<Engine>(new Engine(w, kernels, key));
   DW_ASSIGN_OR_RETURN(engine->work_, HugeBuffer::Create(w.bytes()));
   engine->tight_ = kernels.tight_encode != nullptr && kernels.tight_decode != nullptr;
+  engine->dense_ = static_cast<double>(w.changed) >= kDenseFrom * static_cast<double>(w.elements);
   DW_RETURN_IF_ERROR(engine->Prepare(std::max(threads, pool.size()), pool));
   return engine;
 }
@@ -48,6 +52,7 @@ Status Engine::Prepare(size_t threads, ThreadPool& pool) {
     }
   }
   for (Delta& d : tight_payloads_) d.resize(chunks);
+  dense_payloads_.resize(chunks);
   DW_RETURN_IF_ERROR(CopyOld(pool).status());
   return Run(pool,
              [this](Worker& worker, uint32_t i) -> Status {
@@ -55,7 +60,13 @@ Status Engine::Prepare(size_t threads, ThreadPool& pool) {
                digest_old_[i] = kernels_.digest(key_, workload_.OldOf(c));
                digest_new_[i] = kernels_.digest(key_, workload_.NewOf(c));
                context_[i] = HistoryCheck(HistoryOf(i, true).deltas);
-               if (!tight_ || fast()[i].empty()) return absl::OkStatus();
+               if (fast()[i].empty()) return absl::OkStatus();
+               if (dense_) {
+                 const size_t bytes =
+                     DenseEncode(kernels_, fast()[i], c.bytes, c.width, c.bytes, worker.dense);
+                 dense_payloads_[i].assign(worker.dense.begin(), worker.dense.begin() + bytes);
+               }
+               if (!tight_) return absl::OkStatus();
                for (const bool history : {false, true}) {
                  if (history && !has_history()) continue;
                  size_t bytes = 0;
@@ -169,6 +180,18 @@ StatusOr<double> Engine::EncodeTight(ThreadPool& pool, bool history) {
   });
 }
 
+StatusOr<double> Engine::EncodeDense(ThreadPool& pool) {
+  return Run(pool, [this](Worker& w, uint32_t i) {
+    const Chunk& c = workload_.chunks[i];
+    const kernels::EncodeResult r = kernels_.diff_encode(
+        key_, workload_.OldOf(c), workload_.NewOf(c), c.width, digest_old_[i], w.fast);
+    if (r.bytes == 0) return absl::OkStatus();
+    const size_t bytes =
+        DenseEncode(kernels_, Bytes(w.fast).first(r.bytes), c.bytes, c.width, c.bytes, w.dense);
+    return CheckSize(i, "the dense payload", dense()[i].size(), bytes);
+  });
+}
+
 StatusOr<double> Engine::ValidateFast(ThreadPool& pool) {
   return Run(pool, [this](Worker&, uint32_t i) {
     const Chunk& c = workload_.chunks[i];
@@ -215,6 +238,19 @@ StatusOr<double> Engine::ApplyTight(ThreadPool& pool, bool history) {
         WorkOf(c), payload, c.width, HistoryOf(i, history), w.scratch, w.fast, &bytes);
     if (status != DecodeStatus::kOk) return Error(i, "tight_decode", status);
     DW_RETURN_IF_ERROR(CheckSize(i, "tight_decode's payload", fast()[i].size(), bytes));
+    return ApplyTo(i, Bytes(w.fast).first(bytes));
+  });
+}
+
+StatusOr<double> Engine::ApplyDense(ThreadPool& pool) {
+  return RunApply(pool, [this](Worker& w, uint32_t i) -> Status {
+    if (fast()[i].empty()) return absl::OkStatus();
+    if (dense()[i].empty()) return ApplyTo(i, fast()[i]);  // dense would be no smaller than raw
+    const Chunk& c = workload_.chunks[i];
+    size_t bytes = 0;
+    const DecodeStatus status = DenseDecode(kernels_, dense()[i], c.bytes, c.width, w.fast, &bytes);
+    if (status != DecodeStatus::kOk) return Error(i, "DenseDecode", status);
+    DW_RETURN_IF_ERROR(CheckSize(i, "DenseDecode's payload", fast()[i].size(), bytes));
     return ApplyTo(i, Bytes(w.fast).first(bytes));
   });
 }

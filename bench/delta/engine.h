@@ -24,6 +24,8 @@ class Engine {
                                                   ThreadPool& pool);
 
   bool has_tight() const { return tight_; }
+  /// Dense is for chunks of which a good part changed; elsewhere it is not tried.
+  bool has_dense() const { return dense_; }
   bool has_history() const { return workload_.deltas.size() > 1; }
   size_t max_fold() const { return workload_.deltas.size(); }
 
@@ -33,12 +35,15 @@ class Engine {
   StatusOr<double> DiffUnchanged(ThreadPool& pool);
   StatusOr<double> Digest(ThreadPool& pool);
   StatusOr<double> EncodeFast(ThreadPool& pool);
-  /// REQUIRES of these, until Fold: has_tight() where it applies; history needs has_history().
+  /// REQUIRES of these, until Fold: has_tight() or has_dense() where it applies; history needs
+  /// has_history().
   StatusOr<double> EncodeTight(ThreadPool& pool, bool history);
+  StatusOr<double> EncodeDense(ThreadPool& pool);
   StatusOr<double> ValidateFast(ThreadPool& pool);
   /// Old to new in the work buffer, which is the old version again afterwards (not in the time).
   StatusOr<double> ApplyFast(ThreadPool& pool);
   StatusOr<double> ApplyTight(ThreadPool& pool, bool history);
+  StatusOr<double> ApplyDense(ThreadPool& pool);
   /// Sum of the last `n` deltas. REQUIRES: n <= max_fold().
   StatusOr<double> Fold(ThreadPool& pool, size_t n);
 
@@ -51,12 +56,13 @@ class Engine {
   // What Create made, for sizes.
   const Delta& fast() const { return workload_.deltas[0]; }
   const Delta& tight(bool history) const { return tight_payloads_[history ? 1 : 0]; }
+  const Delta& dense() const { return dense_payloads_; }
   /// Past deltas of a chunk, newest first, without deltas[0].
   const std::vector<Bytes>& PastOf(uint32_t chunk) const { return past_[chunk]; }
 
  private:
   struct Worker {
-    std::vector<std::byte> fast, tight, scratch;
+    std::vector<std::byte> fast, tight, dense, scratch;
     Status status;
   };
   using ChunkFunction = std::function<Status(Worker&, uint32_t)>;
@@ -78,10 +84,12 @@ class Engine {
   const kernels::Backend& kernels_;
   const kernels::DigestKey& key_;
   bool tight_ = false;
+  bool dense_ = false;
   HugeBuffer work_;
   std::vector<Worker> workers_;
   std::vector<uint64_t> digest_old_, digest_new_;
   Delta tight_payloads_[2];
+  Delta dense_payloads_;
   std::vector<std::vector<Bytes>> past_;  // of a chunk, newest first
   std::vector<uint32_t> context_;         // of its first kMaxHistory
 };

@@ -10,7 +10,8 @@ constexpr double kTightOfExponent = 1.04;  // of the bound given the exponent
 constexpr double kOfRaw = 1.001;
 constexpr const char* kNames[] = {"bits/bounds",        "bits/fast",      "bits/tight",
                                   "bits/tight_history", "fold_size/fast", "fold_size/tight",
-                                  "size/fast",          "size/tight",     "size/best"};
+                                  "size/fast",          "size/tight",     "bits/dense",
+                                  "size/dense",         "size/best"};
 
 // Rows of one workload; all values per change are in bits.
 class SizeRows {
@@ -81,6 +82,10 @@ void SizeRows::Bits() const {
     Codec("bits/tight", *sizes_.tight, "exponent bound", b.exponent,
           adam ? kTightOfExponent * exponent : 0);
   }
+  if (sizes_.dense) {
+    Add("bits/dense", "per_change", PerChange(static_cast<double>(*sizes_.dense) * 8), "bits",
+        "iid bound", PerChange(b.iid.total()));
+  }
   if (w_.deltas.size() < 2) return;
   Add("bits/bounds", "history", PerChange(b.history.total()), "bits", "exponent", exponent);
   if (!sizes_.tight_history) return;
@@ -107,6 +112,7 @@ void SizeRows::OfRaw() const {
   Add("size/fast", "of_raw", of_raw(sizes_.fast.bytes), "", nullptr, 0, kOfRaw);
   if (sizes_.tight)
     Add("size/tight", "of_raw", of_raw(sizes_.tight->bytes), "", nullptr, 0, kOfRaw);
+  if (sizes_.dense) Add("size/dense", "of_raw", of_raw(*sizes_.dense), "", nullptr, 0, kOfRaw);
   std::string chosen;
   for (const auto& [name, count] : sizes_.chosen) {
     chosen += fmt::format("{}{} {}", chosen.empty() ? "" : ", ", count, name);

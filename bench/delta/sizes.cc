@@ -20,6 +20,7 @@ class TensorSizes {
                  DTypeBytes(w.layout.tensor(tensor).dtype)) {
     if (engine.has_tight()) sizes_.tight.emplace();
     if (engine.has_tight() && engine.has_history()) sizes_.tight_history.emplace();
+    if (engine.has_dense()) sizes_.dense = 0;
     if (engine.has_history()) sizes_.fold_fast.emplace();
     if (engine.has_history() && engine.has_tight()) sizes_.fold_tight.emplace();
   }
@@ -97,6 +98,7 @@ void TensorSizes::AddBest(uint32_t chunk) {
   };
   offer("fast", engine_.fast()[chunk]);
   offer("tight", engine_.tight(false)[chunk]);
+  offer("dense", engine_.dense()[chunk]);
   offer("tight with history", engine_.tight(true)[chunk]);
   sizes_.best += best;
   ++sizes_.chosen[name];
@@ -123,6 +125,8 @@ Status TensorSizes::Add(uint32_t chunk) {
                           history ? contexts : contexts.first(0)),
                tight, *size);
     }
+    const size_t dense = engine_.dense()[chunk].size();
+    if (sizes_.dense) *sizes_.dense += dense == 0 ? c.bytes : dense;
     AddBest(chunk);
   }
   return sizes_.fold_fast ? AddFold(chunk) : absl::OkStatus();
@@ -206,6 +210,7 @@ void AddTo(Sizes& sum, const Sizes& part) {
   AddTo(sum.fast, part.fast);
   AddTo(sum.tight, part.tight);
   AddTo(sum.tight_history, part.tight_history);
+  if (part.dense) sum.dense = sum.dense.value_or(0) + *part.dense;
   sum.best += part.best;
   for (const auto& [name, count] : part.chosen) sum.chosen[name] += count;
   AddTo(sum.fold_fast, part.fold_fast);

@@ -32,6 +32,7 @@ struct Sizes {
   CodecSize fast;
   std::optional<CodecSize> tight;          ///< unset: no such kernel
   std::optional<CodecSize> tight_history;  ///< unset: no past deltas, or no such kernel
+  std::optional<uint64_t> dense;           ///< bytes; raw where it is no smaller. Unset: not tried
   uint64_t best = 0;                       ///< the smallest of all forms and raw, chunk by chunk
   std::map<std::string, uint64_t> chosen;  ///< changed chunks, by their smallest form
   std::optional<FoldSize> fold_fast, fold_tight;  ///< of all deltas; unset for a single one

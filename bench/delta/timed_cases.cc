@@ -255,6 +255,9 @@ std::vector<Operation> Operations(Engine& e) {
                    "",
                    {.of_one_thread = 1.8}});
   }
+  if (e.has_dense()) {
+    out.push_back({"encode_dense", [&e](Pool p) { return e.EncodeDense(p); }, 0, "", {}});
+  }
   if (changes == 0) return out;
   out.push_back({"validate_fast", [&e](Pool p) { return e.ValidateFast(p); }, changes, "", {}});
   out.push_back({"apply_fast",
@@ -275,6 +278,10 @@ std::vector<Operation> Operations(Engine& e) {
                    changes,
                    kPairsApply,
                    {.of_one_thread = 1.8}});
+  }
+  if (e.has_dense()) {
+    out.push_back(
+        {"apply_dense", [&e](Pool p) { return e.ApplyDense(p); }, changes, kPairsApply, {}});
   }
   for (const size_t n : kFolds) {
     if (n > e.max_fold()) continue;

@@ -95,6 +95,25 @@ void AddCodec(CLI::App& app, CodecPolicy* target) {
       ->option_text(Shown("NAME", ToString(*target)));
 }
 
+constexpr std::pair<const char*, GpuUse> kGpuUses[] = {{"off", GpuUse::kOff},
+                                                       {"auto", GpuUse::kAuto},
+                                                       {"host-staged", GpuUse::kHostStaged},
+                                                       {"resident", GpuUse::kResident}};
+
+void AddGpu(CLI::App& app, GpuUse* target) {
+  const auto set = [target](const std::string& text) {
+    for (const auto& [name, use] : kGpuUses) {
+      if (text == name) *target = use;
+    }
+  };
+  app.add_option_function<std::string>(
+         "--gpu", set,
+         "Diff on a GPU: off, auto, host-staged (both halves travel to it) or resident (it holds "
+         "the published half as well)")
+      ->check(CLI::IsMember({"off", "auto", "host-staged", "resident"}))
+      ->option_text(Shown("USE", ToString(*target)));
+}
+
 void AddScrub(CLI::App& app, uint64_t* target) {
   AddSize(app, "--scrub-bytes-per-s",
           "When idle, compare so much of each model's memory with its digests a second; 0: off",
@@ -217,6 +236,7 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddMillis(app, "--grace-ms", "A pull may hold up the trainer's next version for so long", 0,
             &o.grace);
   AddSwitch(app, "eager-diff", "Diff tensors as the trainer marks them written", &o.eager_diff);
+  AddGpu(app, &o.gpu);
   AddProcess(app, o);
 }
 
@@ -288,6 +308,13 @@ Parsed<Options> Parse(const char* program, const char* description, int argc,
 }
 
 }  // namespace
+
+std::string_view ToString(GpuUse use) {
+  for (const auto& [name, value] : kGpuUses) {
+    if (value == use) return name;
+  }
+  return "?";
+}
 
 std::string_view ToString(CodecPolicy p) {
   for (const auto& [name, policy] : kCodecs) {

@@ -29,6 +29,10 @@ bool IsLoopback(const Endpoint& e);
 enum class CodecPolicy : uint8_t { kAuto, kFast, kTight, kDense };
 std::string_view ToString(CodecPolicy p);
 
+/// Where a sender diffs; kAuto: on a GPU if there is one, with the base there if it fits.
+enum class GpuUse : uint8_t { kOff, kAuto, kHostStaged, kResident };
+std::string_view ToString(GpuUse use);
+
 struct SenderOptions {
   std::string data_dir = "/dev/shm/deltawire";   ///< one directory per model below it
   std::string trainer_socket;                    ///< empty: <data_dir>/trainer.sock
@@ -43,7 +47,8 @@ struct SenderOptions {
   std::chrono::milliseconds stream_timeout{30000};  ///< no progress on a bulk stream
   uint32_t threads = 0;                             ///< CPU workers; 0: one per core
   bool huge_pages = true;
-  bool eager_diff = true;           ///< diff tensors as they are marked written
+  bool eager_diff = true;  ///< diff tensors as they are marked written (not on a GPU)
+  GpuUse gpu = GpuUse::kOff;
   bool insecure_plaintext = false;  ///< needed to listen beyond loopback
   std::string metrics;              ///< "host:port" for Prometheus; empty: off
   std::string log_level = "info";

@@ -122,6 +122,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.huge_pages = false;
   want.eager_diff = false;
   want.codec = CodecPolicy::kTight;
+  want.gpu = GpuUse::kHostStaged;
   want.history = 8;
   want.scrub_bytes_per_s = 9000;
   want.insecure_plaintext = true;
@@ -132,7 +133,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
               "--bulk-listen=[::1]:2", "--advertise-host=node", "--delta-log=3MiB", "--grace-ms=4",
               "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages", "--no-eager-diff",
               "--insecure-plaintext", "--metrics-listen=0.0.0.0:9", "--log-level=debug",
-              "--codec=tight", "--history=8", "--scrub-bytes-per-s=9kB"});
+              "--codec=tight", "--gpu=host-staged", "--history=8", "--scrub-bytes-per-s=9kB"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
@@ -141,7 +142,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
       "stream-timeout-ms = '5'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
       "insecure-plaintext = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n"
-      "codec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n");
+      "gpu = 'host-staged'\ncodec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n");
   const auto from_file = Sender({"--config", file.path()});
   CAPTURE(from_file.text);
   REQUIRE(from_file.run);
@@ -225,6 +226,7 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Sender({"--bulk-listen=a:b"}), {"--bulk-listen: "});
   CheckError(Sender({"--metrics-listen=9090"}), {"--metrics-listen: "});
   CheckError(Sender({"--advertise-host=a b"}), {"--advertise-host: "});
+  CheckError(Sender({"--gpu=yes"}), {"--gpu", "yes", "resident"});
   CheckError(Sender({"--codec=zip"}), {"--codec", "zip", "tight"});
   CheckError(Sender({"--history=9"}), {"--history", "9"});
   CheckError(Sender({"--delta-log=2X"}), {"--delta-log: ", "x unit", "gib"});

@@ -1,0 +1,93 @@
+// Devices, device memory, pinning and place of kernels/gpu.h.
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/memory.h"
+#include "kernels/cuda/place_plan.h"
+
+namespace deltawire::kernels {
+namespace gpu {
+
+GpuStatus Check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return {};
+  (void)cudaGetLastError();
+  GpuError kind = GpuError::kDevice;
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      kind = GpuError::kMemory;
+      break;
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorInitializationError:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorSystemDriverMismatch:
+    case cudaErrorCompatNotSupportedOnDevice:
+      kind = GpuError::kNoDevice;
+      break;
+    default:
+      break;
+  }
+  return {kind, std::string("CUDA: ") + what + ": " + cudaGetErrorString(error) + " (" +
+                    cudaGetErrorName(error) + ")"};
+}
+
+}  // namespace gpu
+
+using gpu::Check;
+
+GpuStatus FindGpu(int device, GpuInfo* info) {
+  int devices = 0;
+  DW_GPU_RETURN_IF_ERROR(Check(cudaGetDeviceCount(&devices), "looking for devices"));
+  if (device < 0 || device >= devices) {
+    return {GpuError::kNoDevice, "CUDA: there is no device " + std::to_string(device)};
+  }
+  cudaDeviceProp properties;
+  DW_GPU_RETURN_IF_ERROR(
+      Check(cudaGetDeviceProperties(&properties, device), "a device's properties"));
+  if (properties.major < 8) {
+    return {GpuError::kNoDevice, std::string("CUDA: ") + properties.name +
+                                     " is older than what the code needs (compute capability 8.0)"};
+  }
+  *info = {properties.name, properties.totalGlobalMem, properties.major, properties.minor};
+  return {};
+}
+
+GpuStatus GpuBuffer::Create(size_t bytes, std::unique_ptr<GpuBuffer>* buffer) {
+  void* memory = nullptr;
+  DW_GPU_RETURN_IF_ERROR(Check(cudaMalloc(&memory, bytes == 0 ? 1 : bytes), "device memory"));
+  buffer->reset(new GpuBuffer(MutableBytes(static_cast<std::byte*>(memory), bytes)));
+  return {};
+}
+
+GpuBuffer::~GpuBuffer() { (void)cudaFree(bytes_.data()); }
+
+GpuStatus GpuCopy(MutableBytes to, Bytes from) {
+  if (to.size() != from.size()) return {GpuError::kArgument, "a copy between unequal sizes"};
+  if (to.empty()) return {};
+  DW_GPU_RETURN_IF_ERROR(
+      Check(cudaMemcpyAsync(to.data(), from.data(), to.size(), cudaMemcpyDefault), "a copy"));
+  return Check(cudaDeviceSynchronize(), "a copy");
+}
+
+GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes dst) {
+  const auto* from = reinterpret_cast<const uint8_t*>(src.data());
+  auto* to = reinterpret_cast<uint8_t*>(dst.data());
+  for (const StridedCopy& copy : copies) {
+    gpu::LaunchPlace(
+        gpu::PlanPlace(copy, reinterpret_cast<uintptr_t>(from), reinterpret_cast<uintptr_t>(to)),
+        from, to, nullptr);
+    DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting a strided copy"));
+  }
+  return Check(cudaDeviceSynchronize(), "a strided copy");
+}
+
+GpuStatus GpuPin::Create(Bytes memory, std::unique_ptr<GpuPin>* pin) {
+  auto* data = const_cast<std::byte*>(memory.data());
+  DW_GPU_RETURN_IF_ERROR(
+      Check(cudaHostRegister(data, memory.size(), cudaHostRegisterPortable), "pinning memory"));
+  pin->reset(new GpuPin(data));
+  return {};
+}
+
+GpuPin::~GpuPin() { (void)cudaHostUnregister(const_cast<void*>(memory_)); }
+
+}  // namespace deltawire::kernels

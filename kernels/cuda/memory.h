@@ -1,0 +1,92 @@
+// CUDA's memory and streams with an owner, and its errors as GpuStatus.
+// An Array, on the device or pinned on the host, lives as long as its owner; one thread at a time.
+// Errors: Make and Check return what was tried and what CUDA said; CUDA's own record is cleared.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "kernels/gpu.h"
+
+namespace deltawire::kernels::gpu {
+
+GpuStatus Check(cudaError_t error, const char* what);
+
+/// Returns from the function with the status unless it is ok.
+#define DW_GPU_RETURN_IF_ERROR(expression)                                         \
+  do {                                                                             \
+    if (::deltawire::kernels::GpuStatus dw_status = (expression); !dw_status.ok()) \
+      return dw_status;                                                            \
+  } while (false)
+
+enum class Where { kDevice, kPinned };
+
+/// Uninitialized memory for `size` values.
+template <typename T, Where kWhere>
+class Array {
+ public:
+  Array() = default;
+  Array(Array&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Array& operator=(Array&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~Array() {
+    if (data_ == nullptr) return;
+    (void)(kWhere == Where::kDevice ? cudaFree(data_) : cudaFreeHost(data_));
+  }
+
+  GpuStatus Make(size_t size) {
+    Array made;
+    void* memory = nullptr;
+    if (size != 0) {
+      const size_t bytes = size * sizeof(T);
+      DW_GPU_RETURN_IF_ERROR(kWhere == Where::kDevice
+                                 ? Check(cudaMalloc(&memory, bytes), "device memory")
+                                 : Check(cudaMallocHost(&memory, bytes), "pinned host memory"));
+    }
+    made.data_ = static_cast<T*>(memory);
+    made.size_ = size;
+    *this = std::move(made);
+    return {};
+  }
+  T* data() const { return data_; }
+  size_t size() const { return size_; }
+  T& operator[](size_t i) const { return data_[i]; }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+template <typename T>
+using DeviceArray = Array<T, Where::kDevice>;
+template <typename T>
+using PinnedArray = Array<T, Where::kPinned>;
+
+class Stream {
+ public:
+  Stream() = default;
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+  ~Stream() {
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+  GpuStatus Make() {
+    return Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "a stream");
+  }
+  cudaStream_t get() const { return stream_; }
+  GpuStatus Wait() const { return Check(cudaStreamSynchronize(stream_), "work on the device"); }
+  GpuStatus Copy(void* to, const void* from, size_t bytes) const {
+    if (bytes == 0) return {};
+    return Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "a copy");
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+};
+
+}  // namespace deltawire::kernels::gpu

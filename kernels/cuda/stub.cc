@@ -1,0 +1,38 @@
+// kernels/gpu.h where no CUDA compiler was found.
+#include "kernels/gpu.h"
+
+namespace deltawire::kernels {
+namespace {
+
+GpuStatus NotBuilt() { return {GpuError::kNotBuilt, "this program was built without CUDA"}; }
+
+}  // namespace
+
+struct GpuDiffer::Impl {};
+
+GpuStatus FindGpu(int, GpuInfo*) { return NotBuilt(); }
+GpuStatus GpuBuffer::Create(size_t, std::unique_ptr<GpuBuffer>*) { return NotBuilt(); }
+GpuBuffer::~GpuBuffer() = default;
+GpuStatus GpuCopy(MutableBytes, Bytes) { return NotBuilt(); }
+GpuStatus GpuPlace(std::span<const StridedCopy>, Bytes, MutableBytes) { return NotBuilt(); }
+GpuStatus GpuPin::Create(Bytes, std::unique_ptr<GpuPin>*) { return NotBuilt(); }
+GpuPin::~GpuPin() { (void)memory_; }
+
+GpuDiffer::GpuDiffer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GpuDiffer::~GpuDiffer() = default;
+GpuStatus GpuDiffer::Create(const GpuOptions&, const DigestKey&, std::span<const GpuChunk>,
+                            std::unique_ptr<GpuDiffer>*) {
+  return NotBuilt();
+}
+GpuStatus GpuDiffer::Diff(Bytes, Bytes, std::span<const uint32_t>, std::span<const uint64_t>,
+                          const GpuEncoded&) {
+  return NotBuilt();
+}
+GpuStatus GpuDiffer::Digest(Bytes, std::span<const uint32_t>, std::span<uint64_t>) {
+  return NotBuilt();
+}
+GpuStatus GpuDiffer::Apply(MutableBytes, std::span<GpuApplyItem>) { return NotBuilt(); }
+GpuStatus GpuDiffer::ReadBase(MutableBytes, std::span<const uint32_t>) { return NotBuilt(); }
+uint64_t GpuDiffer::device_bytes() const { return 0; }
+
+}  // namespace deltawire::kernels

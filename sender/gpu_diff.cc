@@ -1,0 +1,99 @@
+#include "sender/gpu_diff.h"
+
+#include <spdlog/spdlog.h>
+
+#include "common/base/human.h"
+
+namespace deltawire::sender {
+namespace {
+
+using kernels::GpuMode;
+
+std::vector<kernels::GpuChunk> ChunksOf(const ChunkTable& table) {
+  std::vector<kernels::GpuChunk> chunks;
+  chunks.reserve(table.size());
+  for (uint32_t i = 0; i < table.size(); ++i) {
+    const Chunk& chunk = table[i];
+    chunks.push_back({chunk.offset, chunk.bytes, chunk.width});
+  }
+  return chunks;
+}
+
+/// The modes to try, the best first.
+std::span<const GpuMode> ModesOf(GpuUse use) {
+  static constexpr GpuMode kBoth[] = {GpuMode::kResident, GpuMode::kHostStaged};
+  switch (use) {
+    case GpuUse::kAuto:
+      return kBoth;
+    case GpuUse::kResident:
+      return std::span(kBoth).first(1);
+    case GpuUse::kHostStaged:
+      return std::span(kBoth).last(1);
+    case GpuUse::kOff:
+      break;
+  }
+  return {};
+}
+
+const char* NameOf(GpuMode mode) {
+  return mode == GpuMode::kResident ? "base resident" : "host-staged";
+}
+
+}  // namespace
+
+std::unique_ptr<GpuDiff> GpuDiff::Create(const std::string& model, GpuUse use,
+                                         const ChunkTable& chunks, const kernels::DigestKey& key,
+                                         std::span<const Bytes> halves) {
+  if (use == GpuUse::kOff) return nullptr;
+  kernels::GpuOptions options;
+  kernels::GpuInfo gpu;
+  kernels::GpuStatus status = kernels::FindGpu(options.device, &gpu);
+  const std::vector<kernels::GpuChunk> ranges = ChunksOf(chunks);
+  std::unique_ptr<kernels::GpuDiffer> differ;
+  if (status.ok()) {
+    for (const GpuMode mode : ModesOf(use)) {
+      options.mode = mode;
+      status = kernels::GpuDiffer::Create(options, key, ranges, &differ);
+      if (status.error != kernels::GpuError::kMemory) break;
+    }
+  }
+  if (differ == nullptr) {
+    spdlog::warn("model {}: gpu = \"{}\", but diffs run on the CPU: {}", model, ToString(use),
+                 status.message);
+    return nullptr;
+  }
+  spdlog::info("model {}: diffs run on {}, {}, with {} of its memory", model, gpu.name,
+               NameOf(options.mode), HumanBytes(differ->device_bytes()));
+  std::unique_ptr<GpuDiff> diff(new GpuDiff(model, std::move(differ)));
+  diff->Pin(halves);
+  return diff;
+}
+
+void GpuDiff::Pin(std::span<const Bytes> halves) {
+  for (const Bytes half : halves) {
+    if (half.empty()) continue;
+    std::unique_ptr<kernels::GpuPin> pin;
+    const kernels::GpuStatus status = kernels::GpuPin::Create(half, &pin);
+    if (!status.ok()) {
+      spdlog::warn("model {}: a half is not pinned, so copies to the GPU are slower: {}", model_,
+                   status.message);
+      return;
+    }
+    pins_.push_back(std::move(pin));
+  }
+}
+
+bool GpuDiff::Diff(Bytes before, Bytes after, std::span<const uint32_t> which,
+                   std::span<const uint64_t> digests_before, const kernels::GpuEncoded& encoded) {
+  std::lock_guard lock(mu_);
+  const kernels::GpuStatus status = differ_->Diff(before, after, which, digests_before, encoded);
+  if (status.ok()) {
+    ++publishes_;
+    return true;
+  }
+  ++failures_;
+  spdlog::warn("model {}: this publish is diffed on the CPU: {}", model_, status.message);
+  return false;
+}
+
+}  // namespace deltawire::sender

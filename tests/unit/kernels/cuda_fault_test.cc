@@ -1,0 +1,71 @@
+// What kernels/gpu.h does when CUDA fails at any of its calls; on the pretended runtime.
+#include <catch2/catch.hpp>
+
+#include "tests/unit/kernels/fake_cuda.h"
+#include "tests/unit/kernels/gpu_model.h"
+
+namespace deltawire::kernels::test {
+namespace {
+
+GpuOptions Options(GpuMode mode) {
+  GpuOptions options;
+  options.mode = mode;
+  options.slab_bytes = kMaxChunkBytes;
+  options.slabs = 2;
+  return options;
+}
+
+TEST_CASE("A CUDA error anywhere in a diff is reported and the next diff is right") {
+  const uint64_t seed = 51;
+  CAPTURE(seed);
+  Random random(seed);
+  for (const GpuMode mode : {GpuMode::kHostStaged, GpuMode::kResident}) {
+    GpuModel model = GpuModel::Crumbs(2500, random);
+    const auto all = model.AllChunks();
+    std::unique_ptr<GpuDiffer> differ;
+    REQUIRE(GpuDiffer::Create(Options(mode), model.key(), model.chunks(), &differ).ok());
+    size_t failures = 0;
+    for (int at = 0;; at += 1 + at / 8) {
+      CAPTURE(static_cast<int>(mode), at);
+      const GpuModel::Version next = model.Mutated(0.05, Change::kSmall, random);
+      FailCudaCallIn(at);
+      const GpuStatus status =
+          differ->Diff(model.current().data, next.data, all, model.current().digests,
+                       [](uint32_t, const EncodeResult&, Bytes) {});
+      FailCudaCallIn(-1);
+      if (status.ok()) break;
+      ++failures;
+      CHECK(status.error == GpuError::kDevice);
+      CHECK(status.message.find("made to fail") != std::string::npos);
+      if (failures % 3 == 1) {
+        model.CheckDiff(*differ, next, all);
+        model.Become(next);
+      }
+    }
+    CHECK(failures > 10);
+  }
+}
+
+TEST_CASE("A CUDA error while a differ is made leaves no memory behind") {
+  Random random(52);
+  const GpuModel model = GpuModel::Crumbs(10, random);
+  const int before = CudaAllocations();
+  std::unique_ptr<GpuDiffer> differ;
+  int at = 0;
+  for (;; ++at) {
+    FailCudaCallIn(at);
+    const GpuStatus status =
+        GpuDiffer::Create(Options(GpuMode::kResident), model.key(), model.chunks(), &differ);
+    FailCudaCallIn(-1);
+    CAPTURE(at);
+    if (status.ok()) break;
+    REQUIRE(differ == nullptr);
+    REQUIRE(CudaAllocations() == before);
+  }
+  CHECK(at > 20);
+  differ.reset();
+  CHECK(CudaAllocations() == before);
+}
+
+}  // namespace
+}  // namespace deltawire::kernels::test

@@ -1,0 +1,218 @@
+// The algorithms of the CUDA kernels, run lane by lane on the CPU, against the scalar oracle.
+#include <catch2/catch.hpp>
+
+#include "kernels/cuda/place_plan.h"
+#include "tests/unit/kernels/cuda_emulation.h"
+
+namespace deltawire::kernels::test {
+namespace {
+
+const DigestKey& Key() {
+  static const DigestKey key(0xc0da);
+  return key;
+}
+
+template <typename F>
+void WithType(unsigned width, F f) {
+  switch (width) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
+}
+
+void CheckPair(Bytes old_data, Bytes new_data, unsigned width, uint64_t seed) {
+  const uint64_t before = Scalar().digest(Key(), old_data);
+  const uint64_t after = Scalar().digest(Key(), new_data);
+  const Buffer expected = Encode(Scalar(), Key(), old_data, new_data, width);
+  WithType(width, [&]<typename T>(T) {
+    const Emulated e = EmulateEncode<T>(Key(), old_data, new_data, before, seed);
+    REQUIRE(e.changed == CountChanged(old_data, new_data, width));
+    REQUIRE(e.digest_after == after);
+    REQUIRE(e.payload.size() == expected.size());
+    REQUIRE(Equal(e.payload, expected));
+    if (e.payload.empty()) return;
+    AlignedCopy data(old_data);
+    uint64_t digest = 0;
+    REQUIRE(EmulateApply<T>(Key(), expected, data, before, &digest, seed));
+    REQUIRE(Equal(data.bytes(), new_data));
+    REQUIRE(digest == after);
+  });
+}
+
+TEST_CASE("CUDA block algorithms give the oracle's bytes at every width and size and density") {
+  const uint64_t seed = 20240611;
+  CAPTURE(seed);
+  Random random(seed);
+  const size_t block = kBlockElements;
+  for (const unsigned width : kWidths) {
+    for (const size_t elements :
+         {size_t{1}, size_t{2}, size_t{7}, size_t{8}, size_t{9}, size_t{31}, size_t{128},
+          size_t{129}, size_t{1001}, block - 1, block, block + 1, 2 * block + 777}) {
+      Buffer old_data(elements * width), new_data(elements * width);
+      old_data.Fill(random);
+      for (const double density : {0.0, 0.0001, 0.01, 0.1, 0.5, 1.0}) {
+        for (const Change how : kChanges) {
+          std::memcpy(new_data.data(), old_data.data(), old_data.size());
+          Mutate(new_data, width, density, how, random);
+          CAPTURE(width, elements, density, static_cast<int>(how));
+          CheckPair(old_data, new_data, width, random.Next());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("CUDA block algorithms take uneven blocks and one changed element anywhere") {
+  const uint64_t seed = 5;
+  CAPTURE(seed);
+  Random random(seed);
+  for (const unsigned width : kWidths) {
+    const size_t elements = 3 * kBlockElements + 5;
+    Buffer old_data(elements * width), new_data(elements * width);
+    old_data.Fill(random);
+    for (const size_t at : {size_t{0}, size_t{31}, size_t{32}, size_t{127}, size_t{128},
+                            kBlockElements - 1, kBlockElements, 3 * kBlockElements, elements - 1}) {
+      std::memcpy(new_data.data(), old_data.data(), old_data.size());
+      StoreAt(new_data, at, width,
+              Changed(LoadAt(old_data, at, width), Change::kAny, width, random));
+      CAPTURE(width, at);
+      CheckPair(old_data, new_data, width, random.Next());
+    }
+    // A quiet block, a crowded stretch, a block of noise, and a tail.
+    std::memcpy(new_data.data(), old_data.data(), old_data.size());
+    Mutate(MutableBytes(new_data).subspan((kBlockElements + 1000) * width, 500 * width), width, 1.0,
+           Change::kSmall, random);
+    Mutate(MutableBytes(new_data).subspan(2 * kBlockElements * width), width, 0.9, Change::kAny,
+           random);
+    CAPTURE(width);
+    CheckPair(old_data, new_data, width, random.Next());
+  }
+}
+
+// Differences of every length in one block: long size codes, whose borders the lanes must agree on.
+TEST_CASE("CUDA size codes of every length are found by lanes that start anywhere") {
+  const uint64_t seed = 77;
+  CAPTURE(seed);
+  Random random(seed);
+  for (const unsigned width : kWidths) {
+    for (const unsigned most : {1u, 3u, 8u, 8 * width}) {
+      Buffer old_data(kBlockElements * width), new_data(kBlockElements * width);
+      old_data.Fill(random);
+      for (size_t i = 0; i < kBlockElements; ++i) {
+        const uint64_t v = LoadAt(old_data, i, width);
+        const unsigned bits = static_cast<unsigned>(random.Below(std::min(most, 8 * width) + 1));
+        const uint64_t d = bits == 0 ? 0 : random.Next() >> (64 - bits);
+        StoreAt(new_data, i, width, random.Chance(0.5) ? v + d : v - d);
+      }
+      CAPTURE(width, most);
+      CheckPair(old_data, new_data, width, random.Next());
+    }
+  }
+}
+
+TEST_CASE("CUDA decoding of damaged payloads stays within its block") {
+  const uint64_t seed = 4711;
+  CAPTURE(seed);
+  Random random(seed);
+  size_t refused = 0;
+  for (int round = 0; round < 400; ++round) {
+    const unsigned width = kWidths[random.Below(4)];
+    const size_t elements = 1 + random.Below(3000);
+    Buffer old_data(elements * width), new_data(elements * width);
+    old_data.Fill(random);
+    std::memcpy(new_data.data(), old_data.data(), old_data.size());
+    Mutate(new_data, width, 0.1, kChanges[random.Below(4)], random);
+    Buffer payload = Encode(Scalar(), Key(), old_data, new_data, width);
+    if (payload.size() < 24) continue;
+    const size_t at = 20 + random.Below(payload.size() - 20);
+    payload.data()[at] ^= static_cast<std::byte>(1 + random.Below(255));
+    CAPTURE(round, width, elements, at);
+    const bool valid =
+        Scalar().validate(payload, old_data.size(), width, nullptr) == DecodeStatus::kOk;
+    WithType(width, [&]<typename T>(T) {
+      AlignedCopy data(old_data);
+      uint64_t digest = 0;
+      const bool ok = EmulateApply<T>(Key(), payload, data, Scalar().digest(Key(), old_data),
+                                      &digest, random.Next());
+      // What it applies, it follows with the digest, whether the payload was sound or not.
+      if (ok) CHECK(digest == Scalar().digest(Key(), data.bytes()));
+      if (valid) CHECK(ok);
+      refused += !ok;
+    });
+  }
+  CHECK(refused > 50);
+}
+
+TEST_CASE("CUDA digest slices sum to the digest") {
+  const uint64_t seed = 3;
+  CAPTURE(seed);
+  Random random(seed);
+  for (const size_t bytes : {size_t{1}, size_t{2}, size_t{3}, size_t{4}, size_t{15}, size_t{16},
+                             size_t{17}, size_t{16384}, size_t{131071}, size_t{131072},
+                             size_t{131089}, size_t{2} << 20, kMaxChunkBytes}) {
+    Buffer data(bytes);
+    data.Fill(random);
+    CAPTURE(bytes);
+    CHECK(EmulateDigest(Key(), data) == Scalar().digest(Key(), data));
+  }
+}
+
+TEST_CASE("CUDA place units cover what the oracle copies") {
+  const uint64_t seed = 9;
+  CAPTURE(seed);
+  Random random(seed);
+  for (int round = 0; round < 300; ++round) {
+    // Destination dense in random dimension sizes, source with gaps, some strides negative.
+    StridedCopy copy;
+    copy.run_bytes = size_t{1} << random.Below(7);
+    if (random.Chance(0.3)) copy.run_bytes += 1 + random.Below(40);
+    copy.dims = random.Below(StridedCopy::kMaxDims + 1);
+    int64_t src = static_cast<int64_t>(copy.run_bytes), dst = src;
+    for (size_t i = copy.dims; i-- > 0;) {
+      copy.counts[i] = 1 + random.Below(5);
+      src += static_cast<int64_t>(random.Below(3) * copy.run_bytes);
+      copy.src_strides[i] = src;
+      copy.dst_strides[i] = dst;
+      const auto count = static_cast<int64_t>(copy.counts[i]);
+      src *= count, dst *= count;
+      if (random.Chance(0.3)) {
+        copy.src_offset += copy.src_strides[i] * (count - 1);
+        copy.src_strides[i] = -copy.src_strides[i];
+      }
+    }
+    Buffer from(static_cast<size_t>(src)), wanted(static_cast<size_t>(dst));
+    Buffer placed(static_cast<size_t>(dst));
+    from.Fill(random);
+    Scalar().place(copy, from, wanted);
+    const gpu::PlacePlan plan = gpu::PlanPlace(copy, 0, 0);
+    CAPTURE(round, copy.run_bytes, copy.dims, plan.unit);
+    for (uint64_t i = 0; i < plan.units; ++i) {
+      const gpu::PlaceStep step = gpu::PlaceUnit(plan, i);
+      REQUIRE(step.src % plan.unit == 0);
+      REQUIRE(step.dst % plan.unit == 0);
+      std::memcpy(placed.data() + step.dst, from.data() + step.src, plan.unit);
+    }
+    REQUIRE(Equal(placed, wanted));
+  }
+}
+
+TEST_CASE("CUDA place of nothing has no units") {
+  StridedCopy copy;
+  copy.run_bytes = 16;
+  copy.dims = 1;
+  CHECK(gpu::PlanPlace(copy, 0, 0).units == 0);
+  copy.counts[0] = 3;
+  copy.src_strides[0] = copy.dst_strides[0] = 16;
+  CHECK(gpu::PlanPlace(copy, 0, 0).units == 3);
+  CHECK(gpu::PlanPlace(copy, 8, 0).unit == 8);
+  CHECK(gpu::PlanPlace(copy, 8, 0).units == 6);
+}
+
+}  // namespace
+}  // namespace deltawire::kernels::test

@@ -1,0 +1,258 @@
+// A CUDA runtime that is not: "device" memory is the heap, filled with rubbish; what is queued on a
+// stream runs when somebody waits for it, and no sooner; kernels are the CPU emulation. It holds
+// the pipeline of kernels/cuda/differ.cc to its word where there is no device.
+#include "tests/unit/kernels/fake_cuda.h"
+
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <functional>
+#include <set>
+#include <vector>
+
+#include "kernels/cuda/launch.h"
+#include "tests/unit/kernels/cuda_emulation.h"
+
+struct CUstream_st {
+  std::vector<std::function<void()>> work;
+};
+
+namespace deltawire::kernels::test {
+namespace {
+
+int fail_in = -1;
+int allocations = 0;
+std::set<CUstream_st*> streams;
+CUstream_st null_stream;
+
+/// What a call that can fail returns; counts down to the one that does.
+cudaError_t Outcome() { return fail_in >= 0 && fail_in-- == 0 ? cudaErrorUnknown : cudaSuccess; }
+
+CUstream_st& Of(cudaStream_t stream) { return stream == nullptr ? null_stream : *stream; }
+
+void RunAll(CUstream_st& stream) {
+  for (const auto& step : stream.work) step();
+  stream.work.clear();
+}
+
+cudaError_t Allocate(void** memory, size_t bytes) {
+  if (Outcome() != cudaSuccess) return cudaErrorMemoryAllocation;
+  *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(*memory, 0xdb, bytes);
+  ++allocations;
+  return cudaSuccess;
+}
+
+cudaError_t Free(void* memory) {
+  if (memory != nullptr) --allocations;
+  std::free(memory);
+  return cudaSuccess;
+}
+
+template <typename F>
+void WithWidth(uint32_t width, F f) {
+  switch (width) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
+}
+
+template <typename T>
+const T* Elements(const uint8_t* data, uint32_t block) {
+  return reinterpret_cast<const T*>(data) + block * gpu::kBlock;
+}
+
+void EncodeBlocks(const gpu::EncodeBatch& batch) {
+  const auto shared = std::make_unique<gpu::EncodeShared>();
+  SerialTeam team(batch.block_count);
+  for (uint32_t i = 0; i < batch.block_count; ++i) {
+    const gpu::DeviceBlock block = batch.blocks[i];
+    const gpu::DeviceChunk& chunk = batch.chunks[block.chunk];
+    WithWidth(chunk.width, [&]<typename T>(T) {
+      const uint32_t elements = chunk.bytes / sizeof(T) - block.index * gpu::kBlock;
+      const auto byte = static_cast<uint32_t>(block.index * gpu::kBlock * sizeof(T));
+      batch.rows[i] = gpu::EncodeBlock<T>(team, *shared, Elements<T>(chunk.before, block.index),
+                                          Elements<T>(chunk.after, block.index),
+                                          std::min(gpu::kBlock, elements), byte, batch.key,
+                                          chunk.slot + byte / 4);
+    });
+  }
+}
+
+void PlanChunks(const gpu::EncodeBatch& batch) {
+  uint64_t offset = 0;
+  for (uint32_t c = 0; c < batch.chunk_count; ++c) {
+    const gpu::DeviceChunk& chunk = batch.chunks[c];
+    gpu::RowSummary sum;
+    gpu::ChunkOut out;
+    out.digest_after = chunk.digest_before;
+    for (uint32_t b = chunk.first_block; b < chunk.first_block + chunk.blocks; ++b) {
+      batch.stream_at[b] = sum.stream_bytes;
+      sum.Add(batch.rows[b]);
+      out.digest_after += batch.rows[b].digest;
+    }
+    batch.plans[c] = gpu::PlanTable(sum, chunk.blocks);
+    out.bytes = batch.plans[c].payload_bytes;
+    out.changed = batch.plans[c].changed;
+    out.offset = offset;
+    offset += (out.bytes + gpu::kAlign - 1) / gpu::kAlign * gpu::kAlign;
+    batch.results[c] = out;
+  }
+}
+
+void Gather(const gpu::EncodeBatch& batch) {
+  for (uint32_t i = 0; i < batch.block_count; ++i) {
+    const gpu::DeviceBlock block = batch.blocks[i];
+    const gpu::DeviceChunk& chunk = batch.chunks[block.chunk];
+    const gpu::TablePlan& plan = batch.plans[block.chunk];
+    if (plan.payload_bytes == 0) continue;
+    uint8_t* out = batch.out + batch.results[block.chunk].offset;
+    for (uint32_t b = 0; block.index == 0 && b < plan.bytes; ++b) {
+      out[b] = gpu::TableByte(plan, batch.rows + chunk.first_block, chunk.bytes / chunk.width,
+                              chunk.width, b);
+    }
+    const gpu::BlockOut& row = batch.rows[i];
+    out += plan.bytes + batch.stream_at[i];
+    if (row.raw == 0) {
+      std::memcpy(out, chunk.slot + block.index * (gpu::kBlock / 4 * chunk.width), row.bytes);
+      continue;
+    }
+    WithWidth(chunk.width, [&]<typename T>(T) {
+      for (size_t e = 0; e < row.bytes / sizeof(T); ++e) {
+        StoreElement<T>(out, e,
+                        static_cast<T>(Elements<T>(chunk.after, block.index)[e] -
+                                       Elements<T>(chunk.before, block.index)[e]));
+      }
+    });
+  }
+}
+
+void ApplyBlocks(const gpu::ApplyBatch& batch) {
+  const auto shared = std::make_unique<gpu::DecodeShared>();
+  SerialTeam team(batch.block_count);
+  for (uint32_t i = 0; i < batch.block_count; ++i) {
+    const gpu::ApplyBlockIn& block = batch.blocks[i];
+    const gpu::DeviceChunk& chunk = batch.chunks[block.chunk];
+    const gpu::BlockIn in{batch.payloads + block.stream_at, block.changed, block.large,
+                          block.bytes};
+    WithWidth(chunk.width, [&]<typename T>(T) {
+      const uint32_t elements = chunk.bytes / sizeof(T) - block.index * gpu::kBlock;
+      uint64_t digest = 0;
+      const bool ok = gpu::ApplyBlock<T>(
+          team, *shared, in, const_cast<T*>(Elements<T>(chunk.after, block.index)),
+          std::min(gpu::kBlock, elements),
+          static_cast<uint32_t>(block.index * gpu::kBlock * sizeof(T)), batch.key, &digest);
+      batch.results[i] = {digest, ok ? 1u : 0u};
+    });
+  }
+}
+
+}  // namespace
+
+void FailCudaCallIn(int calls) { fail_in = calls; }
+int CudaAllocations() { return allocations; }
+
+}  // namespace deltawire::kernels::test
+
+using namespace deltawire::kernels::test;  // NOLINT: the functions below stand in for a C library
+
+namespace deltawire::kernels::gpu {
+
+void LaunchEncode(const EncodeBatch& batch, cudaStream_t stream) {
+  Of(stream).work.push_back([batch] {
+    EncodeBlocks(batch);
+    PlanChunks(batch);
+    Gather(batch);
+  });
+}
+void LaunchApply(const ApplyBatch& batch, cudaStream_t stream) {
+  Of(stream).work.push_back([batch] { ApplyBlocks(batch); });
+}
+void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key, uint64_t* digests,
+                  cudaStream_t stream) {
+  Of(stream).work.push_back([=] {
+    for (uint32_t i = 0; i < count * kSlices; ++i) {
+      const DeviceChunk& chunk = chunks[i / kSlices];
+      for (uint32_t lane = 0; lane < kDigestLanes; ++lane) {
+        digests[i / kSlices] += DigestLane(chunk.after, chunk.bytes, key, i % kSlices, lane);
+      }
+    }
+  });
+}
+void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaStream_t stream) {
+  Of(stream).work.push_back([=] {
+    for (uint64_t i = 0; i < plan.units; ++i) {
+      const PlaceStep step = PlaceUnit(plan, i);
+      std::memcpy(dst + step.dst, src + step.src, plan.unit);
+    }
+  });
+}
+
+}  // namespace deltawire::kernels::gpu
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {};
+  properties->major = 9;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return Outcome(); }
+const char* cudaGetErrorString(cudaError_t) { return "made to fail"; }
+const char* cudaGetErrorName(cudaError_t) { return "cudaErrorUnknown"; }
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) { return Allocate(memory, bytes); }
+cudaError_t cudaMallocHost(void** memory, size_t bytes) { return Allocate(memory, bytes); }
+cudaError_t cudaFree(void* memory) { return Free(memory); }
+cudaError_t cudaFreeHost(void* memory) { return Free(memory); }
+cudaError_t cudaHostRegister(void*, size_t, unsigned) { return Outcome(); }
+cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = new CUstream_st;
+  streams.insert(*stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  streams.erase(stream);
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  RunAll(Of(stream));
+  return Outcome();
+}
+cudaError_t cudaDeviceSynchronize() {
+  RunAll(null_stream);
+  for (CUstream_st* stream : streams) RunAll(*stream);
+  return Outcome();
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
+  Of(stream).work.push_back([=] { std::memcpy(to, from, bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
+  if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
+  if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
+  Of(stream).work.push_back([=] { std::memset(to, value, bytes); });
+  return cudaSuccess;
+}
+
+}  // extern "C"

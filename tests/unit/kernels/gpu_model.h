@@ -1,0 +1,146 @@
+// A made-up model for the GPU tests: chunks of all widths and awkward sizes, versions of its bytes,
+// and what the scalar oracle says of them. Everything follows from the caller's Random.
+#pragma once
+
+#include <catch2/catch.hpp>
+
+#include "kernels/gpu.h"
+#include "tests/unit/kernels/kernel_data.h"
+
+namespace deltawire::kernels::test {
+
+class GpuModel {
+ public:
+  struct Version {
+    std::vector<std::byte> data;
+    std::vector<uint64_t> digests;  // one a chunk
+    Bytes bytes() const { return data; }
+  };
+
+  /// Widths 1, 2, 4 and 8, sizes around blocks, odd tails, gaps and unaligned offsets.
+  static GpuModel Mixed(Random& random) {
+    GpuModel model;
+    uint64_t at = 0;
+    for (const size_t elements : {kBlockElements + 1, size_t{1}, size_t{777}, kBlockElements,
+                                  2 * kBlockElements - 3, size_t{16}}) {
+      for (const unsigned width : kWidths) {
+        at = (at + width - 1) / width * width;
+        model.chunks_.push_back({at, static_cast<uint32_t>(elements * width), width});
+        at += elements * width + random.Below(2) * 5;
+      }
+    }
+    model.Fill(at, random);
+    return model;
+  }
+
+  /// `count` chunks of a few elements.
+  static GpuModel Crumbs(size_t count, Random& random) {
+    GpuModel model;
+    uint64_t at = 0;
+    for (size_t i = 0; i < count; ++i) {
+      const unsigned width = kWidths[random.Below(4)];
+      const auto bytes = static_cast<uint32_t>((1 + random.Below(40)) * width);
+      model.chunks_.push_back({at, bytes, width});
+      at += bytes;
+    }
+    model.Fill(at, random);
+    return model;
+  }
+
+  const DigestKey& key() const { return *key_; }
+  const std::vector<GpuChunk>& chunks() const { return chunks_; }
+  const Version& current() const { return current_; }
+  std::vector<uint32_t> AllChunks() const {
+    std::vector<uint32_t> all(chunks_.size());
+    for (uint32_t i = 0; i < all.size(); ++i) all[i] = i;
+    return all;
+  }
+
+  Version Mutated(double density, Change how, Random& random) const {
+    Version next = current_;
+    for (size_t i = 0; i < chunks_.size(); ++i) {
+      const GpuChunk& chunk = chunks_[i];
+      Mutate(In(next.data, chunk), chunk.width, density, how, random);
+      next.digests[i] = Scalar().digest(*key_, In(next.data, chunk));
+    }
+    return next;
+  }
+  void Become(const Version& next) { current_ = next; }
+  void Become(const Version& next, const std::vector<uint32_t>& which) {
+    for (const uint32_t i : which) {
+      std::memcpy(In(current_.data, chunks_[i]).data(), next.data.data() + chunks_[i].offset,
+                  chunks_[i].bytes);
+      current_.digests[i] = next.digests[i];
+    }
+  }
+
+  /// Diffs current() against `next` and compares each chunk with the oracle.
+  void CheckDiff(GpuDiffer& differ, const Version& next, const std::vector<uint32_t>& which) const {
+    std::vector<int> seen(chunks_.size());
+    const GpuStatus status = differ.Diff(
+        current_.data, next.data, which, current_.digests,
+        [&](uint32_t i, const EncodeResult& result, Bytes payload) {
+          ++seen[i];
+          const Buffer expected = Payload(i, next);
+          CAPTURE(i, chunks_[i].bytes, chunks_[i].width);
+          REQUIRE(result.digest_after == next.digests[i]);
+          REQUIRE(result.bytes == payload.size());
+          REQUIRE(result.changed == CountChanged(At(current_, i), At(next, i), chunks_[i].width));
+          REQUIRE(Equal(payload, expected));
+        });
+    CAPTURE(status.message);
+    REQUIRE(status.ok());
+    std::vector<int> wanted(chunks_.size());
+    for (const uint32_t i : which) wanted[i] = 1;
+    REQUIRE(seen == wanted);
+  }
+
+  /// The oracle's, one a chunk; empty where nothing changed.
+  std::vector<std::vector<std::byte>> Payloads(const Version& next) const {
+    std::vector<std::vector<std::byte>> all;
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      const Buffer payload = Payload(i, next);
+      all.emplace_back(payload.data(), payload.data() + payload.size());
+    }
+    return all;
+  }
+  std::vector<GpuApplyItem> ApplyItems(const std::vector<std::vector<std::byte>>& payloads) const {
+    std::vector<GpuApplyItem> items;
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      if (!payloads[i].empty()) items.push_back({i, payloads[i], current_.digests[i]});
+    }
+    return items;
+  }
+
+  bool SameChunks(Bytes a, Bytes b, const std::vector<uint32_t>& which) const {
+    for (const uint32_t i : which) {
+      const GpuChunk& c = chunks_[i];
+      if (!Equal(a.subspan(c.offset, c.bytes), b.subspan(c.offset, c.bytes))) return false;
+    }
+    return true;
+  }
+
+ private:
+  static MutableBytes In(std::vector<std::byte>& data, const GpuChunk& chunk) {
+    return MutableBytes(data).subspan(chunk.offset, chunk.bytes);
+  }
+  Bytes At(const Version& version, uint32_t i) const {
+    return version.bytes().subspan(chunks_[i].offset, chunks_[i].bytes);
+  }
+  Buffer Payload(uint32_t i, const Version& next) const {
+    return Encode(Scalar(), *key_, At(current_, i), At(next, i), chunks_[i].width);
+  }
+  void Fill(uint64_t bytes, Random& random) {
+    current_.data.resize(bytes);
+    for (std::byte& b : current_.data) b = static_cast<std::byte>(random.Next());
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      current_.digests.push_back(Scalar().digest(*key_, At(current_, i)));
+    }
+  }
+
+  std::shared_ptr<const DigestKey> key_ = std::make_shared<DigestKey>(0x6b65);
+  std::vector<GpuChunk> chunks_;
+  Version current_;
+};
+
+}  // namespace deltawire::kernels::test

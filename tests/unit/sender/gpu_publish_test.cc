@@ -1,0 +1,149 @@
+// A publish on the GPU gives the delta and digests of one on the CPU, whatever fails in between.
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "sender/model.h"
+#include "sender/publish_job.h"
+#include "tests/unit/kernels/fake_cuda.h"
+#include "tests/unit/kernels/kernel_data.h"
+
+namespace deltawire::sender {
+namespace {
+
+using kernels::test::FailCudaCallIn;
+using kernels::test::Random;
+
+/// Two halves of a small model with every element width, and the published digests of the first.
+class Halves {
+ public:
+  explicit Halves(Random& random)
+      : layout_(*Layout::Create({{"a", DType::kBF16, {700, 1000}},
+                                 {"b", DType::kF32, {333}},
+                                 {"c", DType::kF8E4M3, {100'001}},
+                                 {"d", DType::kI64, {77}},
+                                 {"same", DType::kBF16, {5000}}})),
+        chunks_(*ChunkTable::Create(layout_)) {
+    for (auto& half : data_) half.resize(layout_.total_bytes());
+    for (std::byte& b : data_[0]) b = static_cast<std::byte>(random.Next());
+    digests_ = std::make_shared<std::vector<uint64_t>>();
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      const Bytes bytes = Bytes(data_[0]).subspan(chunks_[i].offset, chunks_[i].bytes);
+      digests_->push_back(kernels::Best().digest(key_, bytes));
+    }
+  }
+
+  const ChunkTable& chunks() const { return chunks_; }
+  const kernels::DigestKey& key() const { return key_; }
+  std::vector<Bytes> spans() const { return {data_[0], data_[1]}; }
+
+  /// What the trainer writes into the inactive half.
+  void Write(double density, Random& random) {
+    data_[1 - active_] = data_[active_];
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      const MutableBytes bytes =
+          MutableBytes(data_[1 - active_]).subspan(chunks_[i].offset, chunks_[i].bytes);
+      kernels::test::Mutate(bytes, chunks_[i].width, density, kernels::test::Change::kBoundary,
+                            random);
+    }
+  }
+
+  PublishJob::Result Publish(GpuDiff* gpu, ThreadPool& pool) {
+    PublishJob::Inputs in;
+    in.chunks = &chunks_;
+    in.backend = &kernels::Best();
+    in.key = &key_;
+    in.active = data_[active_];
+    in.inactive = data_[1 - active_];
+    in.active_digests = digests_;
+    in.payload_limit = uint64_t{1} << 30;
+    in.gpu = gpu;
+    std::vector<bool> unchanged(layout_.size());
+    unchanged.back() = true;
+    return std::make_shared<PublishJob>(in)->Finish({1, 1}, {1, 2}, unchanged, pool);
+  }
+  void Install(const PublishJob::Result& result) {
+    active_ = 1 - active_;
+    digests_ = result.digests;
+  }
+
+ private:
+  const Layout layout_;
+  const ChunkTable chunks_;
+  const kernels::DigestKey key_{7};
+  std::vector<std::byte> data_[2];
+  size_t active_ = 0;
+  std::shared_ptr<std::vector<uint64_t>> digests_;
+};
+
+void CheckSame(const PublishJob::Result& a, const PublishJob::Result& b) {
+  CHECK(*a.digests == *b.digests);
+  CHECK(a.changed_elements == b.changed_elements);
+  CHECK(a.full_bytes == b.full_bytes);
+  const auto& left = a.delta->chunks();
+  const auto& right = b.delta->chunks();
+  REQUIRE(left.size() == right.size());
+  for (size_t i = 0; i < left.size(); ++i) {
+    CAPTURE(i);
+    CHECK(left[i].chunk == right[i].chunk);
+    CHECK(left[i].full == right[i].full);
+    CHECK(left[i].changed == right[i].changed);
+    CHECK(left[i].digest_before == right[i].digest_before);
+    CHECK(left[i].digest_after == right[i].digest_after);
+    CHECK(kernels::test::Equal(left[i].payload, right[i].payload));
+  }
+}
+
+TEST_CASE("a publish on the GPU is one on the CPU with and without CUDA errors") {
+  const uint64_t seed = 91;
+  CAPTURE(seed);
+  Random random(seed);
+  ThreadPool pool(2);
+  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kResident}) {
+    Halves halves(random);
+    const auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
+    REQUIRE(gpu != nullptr);
+    uint64_t publishes = 0, failures = 0;
+    for (const int fail_in : {-1, -1, 0, 3, 8, -1, 5, 11, 14, -1}) {
+      CAPTURE(static_cast<int>(use), fail_in);
+      halves.Write(fail_in == 3 ? 1.0 : 0.02, random);
+      const PublishJob::Result expected = halves.Publish(nullptr, pool);
+      FailCudaCallIn(fail_in);
+      const PublishJob::Result found = halves.Publish(gpu.get(), pool);
+      FailCudaCallIn(-1);
+      CheckSame(found, expected);
+      halves.Install(found);
+      if (gpu->counts().failures > failures) {
+        CHECK(fail_in >= 0);
+        ++failures;
+      } else {
+        ++publishes;
+      }
+      CHECK(gpu->counts().publishes == publishes);
+    }
+    CHECK(failures >= 3);
+    CHECK(publishes >= 4);
+  }
+}
+
+TEST_CASE("a GPU without memory for the base still diffs") {
+  const uint64_t seed = 92;
+  CAPTURE(seed);
+  Random random(seed);
+  Halves halves(random);
+  ThreadPool pool(2);
+  halves.Write(0.05, random);
+  constexpr int kBaseMemory = 2;  // behind the digest key's memory and its copy
+  const auto create = [&](GpuUse use) {
+    FailCudaCallIn(kBaseMemory);
+    auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
+    FailCudaCallIn(-1);
+    return gpu;
+  };
+  CHECK(create(GpuUse::kResident) == nullptr);
+  const auto gpu = create(GpuUse::kAuto);
+  REQUIRE(gpu != nullptr);
+  CheckSame(halves.Publish(gpu.get(), pool), halves.Publish(nullptr, pool));
+}
+
+}  // namespace
+}  // namespace deltawire::sender
