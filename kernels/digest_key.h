@@ -20,6 +20,7 @@ class DigestKey {
 
   uint64_t seed() const { return seed_; }
   const uint64_t* words() const { return words_.data(); }
+  const uint64_t* multipliers() const { return multipliers_.data(); }
   uint64_t multiplier(size_t block) const { return multipliers_[block]; }
 
  private:

@@ -35,7 +35,7 @@ class Buffer {
   explicit Buffer(size_t size, size_t skew = 0)
       : memory_(std::make_unique<std::byte[]>(skew + size)), size_(size), skew_(skew) {}
   Buffer(Bytes bytes, size_t skew) : Buffer(bytes.size(), skew) {
-    if (!bytes.empty()) std::memcpy(data(), bytes.data(), bytes.size());
+    for (size_t i = 0; i < bytes.size(); ++i) data()[i] = bytes[i];
   }
   std::byte* data() { return memory_.get() + skew_; }
   const std::byte* data() const { return memory_.get() + skew_; }

@@ -8,7 +8,7 @@ namespace {
 
 void Reference(const StridedCopy& c, const Buffer& src, Buffer& dst, size_t dim, int64_t from,
                int64_t to) {
-  if (dim < c.dims) {
+  if (dim < c.dims && dim < StridedCopy::kMaxDims) {
     for (uint64_t i = 0; i < c.counts[dim]; ++i) {
       const auto step = static_cast<int64_t>(i);
       Reference(c, src, dst, dim + 1, from + step * c.src_strides[dim],
