@@ -32,6 +32,8 @@ target_link_libraries(dw_flags INTERFACE Threads::Threads)
 if(DELTAWIRE_SANITIZE)
   # Applied everywhere, so that no object is left uninstrumented.
   add_compile_options(-fsanitize=${DELTAWIRE_SANITIZE} -fno-omit-frame-pointer)
+  # GCC 12 sees uninitialised members in the standard library's own code under its sanitizers.
+  add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   add_link_options(-fsanitize=${DELTAWIRE_SANITIZE})
   if(DELTAWIRE_SANITIZE MATCHES "undefined")
     add_compile_options(-fno-sanitize-recover=undefined)

@@ -68,6 +68,37 @@ class WordWriter {
   unsigned filled_ = 0;
 };
 
+/// Times a number of 16 bits: that number in each of four lanes.
+inline constexpr uint64_t kEachOfFour = 0x0001000100010001;
+
+/// Places between at[i] and the one before.
+HWY_INLINE uint64_t GapBefore(const uint16_t* at, size_t i) {
+  return i == 0 ? at[0] : uint64_t{at[i]} - at[i - 1] - 1;
+}
+/// The gaps before at[i .. i + 3], 16 bits each. Places ascend, so no lane borrows from the next.
+HWY_INLINE uint64_t FourGaps(const uint16_t* at, size_t i) {
+  uint64_t here, before;
+  std::memcpy(&here, at + i, 8);
+  if (HWY_UNLIKELY(i == 0)) return here - (here << 16) - (kEachOfFour - 1);
+  std::memcpy(&before, at + i - 1, 8);
+  return here - before - kEachOfFour;
+}
+
+/// Gathers the lower k bits of four lanes, k <= 14.
+class FourLows {
+ public:
+  explicit FourLows(unsigned k)
+      : even_(LowMask(k) * 0x0000000100000001), odd_(even_ << 16), k_(k) {}
+  HWY_INLINE uint64_t Of(uint64_t lanes) const {
+    const uint64_t pairs = (lanes & even_) | (lanes & odd_) >> (16 - k_);
+    return static_cast<uint32_t>(pairs) | pairs >> 32 << 2 * k_;
+  }
+
+ private:
+  uint64_t even_, odd_;
+  unsigned k_;
+};
+
 /// A block's changes: where, and the differences as far as a byte holds them.
 class Changes {
  public:
@@ -93,10 +124,12 @@ class Changes {
   /// Finds the large changes and the bit lengths of their sizes.
   template <typename T, typename Fetch>
   void FindLarge(Fetch fetch);
-  void PutGaps(WordWriter& bits, const uint16_t* at, size_t count, unsigned k) const;
-  void PutSigns(WordWriter& bits) const;
-  void PutQuotients(WordWriter& bits, const uint16_t* at, size_t count, unsigned k) const;
-  uint64_t QuotientBits(const uint16_t* at, size_t count, unsigned k) const;
+  // A writer is passed by value: behind a reference, its bytes' stores would make it live in
+  // memory.
+  static WordWriter PutGaps(WordWriter bits, const uint16_t* at, size_t count, unsigned k);
+  WordWriter PutSigns(WordWriter bits) const;
+  static WordWriter PutQuotients(WordWriter bits, const uint16_t* at, size_t count, unsigned k);
+  static uint64_t QuotientBits(const uint16_t* at, size_t count, unsigned k);
   template <typename T, typename Fetch>
   uint64_t Size(size_t large, Fetch fetch) const {
     const size_t i = large_[large];
@@ -134,27 +167,23 @@ void Changes::FindLarge(Fetch fetch) {
   for (size_t l = 0; l < large_count_; ++l) ++lengths_[Bits(Size<T>(l, fetch))];
 }
 
-inline void Changes::PutGaps(WordWriter& bits, const uint16_t* at, size_t count, unsigned k) const {
-  if (k == 0) return;
-  const uint64_t mask = LowMask(k);
+inline WordWriter Changes::PutGaps(WordWriter bits, const uint16_t* at, size_t count, unsigned k) {
+  if (k == 0) return bits;
   size_t i = 0;
-  uint64_t next = 0;
-  if (k <= 14) {
-    for (; i + 4 <= count; i += 4) {
-      const uint64_t a = at[i], b = at[i + 1], c = at[i + 2], d = at[i + 3];
-      const uint64_t pair = ((a - next) & mask) | ((b - a - 1) & mask) << k;
-      const uint64_t other = ((c - b - 1) & mask) | ((d - c - 1) & mask) << k;
-      bits.Put(pair | other << 2 * k, 4 * k);
-      next = d + 1;
+  if (k <= 7) {
+    const FourLows lows(k);
+    for (; i + 8 <= count; i += 8) {
+      bits.Put(lows.Of(FourGaps(at, i)) | lows.Of(FourGaps(at, i + 4)) << 4 * k, 8 * k);
     }
+  } else if (k <= 14) {
+    const FourLows lows(k);
+    for (; i + 4 <= count; i += 4) bits.Put(lows.Of(FourGaps(at, i)), 4 * k);
   }
-  for (; i < count; ++i) {
-    bits.Put((at[i] - next) & mask, k);
-    next = uint64_t{at[i]} + 1;
-  }
+  for (; i < count; ++i) bits.Put(GapBefore(at, i) & LowMask(k), k);
+  return bits;
 }
 
-inline void Changes::PutSigns(WordWriter& bits) const {
+inline WordWriter Changes::PutSigns(WordWriter bits) const {
   const hn::CappedTag<int8_t, 32> d;
   const size_t lanes = hn::Lanes(d);
   for (size_t i = 0; i < count_; i += 32) {
@@ -167,39 +196,38 @@ inline void Changes::PutSigns(WordWriter& bits) const {
     }
     bits.Put(signs, static_cast<unsigned>(std::min<size_t>(32, count_ - i)));
   }
+  return bits;
 }
 
-inline void Changes::PutQuotients(WordWriter& bits, const uint16_t* at, size_t count,
-                                  unsigned k) const {
+inline WordWriter Changes::PutQuotients(WordWriter bits, const uint16_t* at, size_t count,
+                                        unsigned k) {
+  const uint64_t lane = LowMask(16 - k) * kEachOfFour;
+  // Where four ones stand: the multiplication adds up the lanes before, and each has a one.
+  const auto ends = [&](size_t i) {
+    return (FourGaps(at, i) >> k & lane) * kEachOfFour + 0x0003000200010000;
+  };
+  const auto ones = [](uint64_t e) {
+    return uint64_t{1} << (e & 63) | uint64_t{1} << (e >> 16 & 63) | uint64_t{1} << (e >> 32 & 63) |
+           uint64_t{1} << (e >> 48 & 63);
+  };
   size_t i = 0;
-  uint32_t next = 0;
-  for (; i + 4 <= count; i += 4) {
-    const uint32_t a = at[i], b = at[i + 1], c = at[i + 2], d = at[i + 3];
-    const uint32_t qa = (a - next) >> k, qb = (b - a - 1) >> k;
-    const uint32_t qc = (c - b - 1) >> k, qd = (d - c - 1) >> k;
-    const uint32_t ends_b = qa + qb + 1, ends_c = ends_b + qc + 1, ends_d = ends_c + qd + 1;
-    if (HWY_LIKELY(ends_d < 56)) {
-      bits.Put(
-          uint64_t{1} << qa | uint64_t{1} << ends_b | uint64_t{1} << ends_c | uint64_t{1} << ends_d,
-          ends_d + 1);
+  for (; i + 8 <= count; i += 8) {
+    const uint64_t first = ends(i), second = ends(i + 4);
+    const auto middle = static_cast<unsigned>(first >> 48) + 1;
+    const unsigned all = middle + static_cast<unsigned>(second >> 48) + 1;
+    if (HWY_LIKELY(all <= 56)) {
+      bits.Put(ones(first) | ones(second) << middle, all);
     } else {
-      for (const uint32_t q : {qa, qb, qc, qd}) bits.PutUnary(q);
+      for (size_t j = i; j < i + 8; ++j) bits.PutUnary(GapBefore(at, j) >> k);
     }
-    next = d + 1;
   }
-  for (; i < count; ++i) {
-    bits.PutUnary((at[i] - next) >> k);
-    next = uint32_t{at[i]} + 1;
-  }
+  for (; i < count; ++i) bits.PutUnary(GapBefore(at, i) >> k);
+  return bits;
 }
 
-inline uint64_t Changes::QuotientBits(const uint16_t* at, size_t count, unsigned k) const {
+inline uint64_t Changes::QuotientBits(const uint16_t* at, size_t count, unsigned k) {
   uint64_t bits = count;
-  uint32_t next = 0;
-  for (size_t i = 0; i < count; ++i) {
-    bits += (at[i] - next) >> k;
-    next = uint32_t{at[i]} + 1;
-  }
+  for (size_t i = 0; i < count; ++i) bits += GapBefore(at, i) >> k;
   return bits;
 }
 
@@ -226,19 +254,25 @@ BlockRow Changes::Pack(size_t elements, Fetch fetch, uint8_t* out) {
     if ((exact + 7) / 8 >= raw) return {c, 0, static_cast<uint32_t>(raw)};
   }
   WordWriter bits(out);
-  PutGaps(bits, at_, c, k);
-  PutSigns(bits);
-  PutQuotients(bits, at_, c, k);
+  bits = PutGaps(bits, at_, c, k);
+  bits = PutSigns(bits);
+  bits = PutQuotients(bits, at_, c, k);
   if (e > 0) {
-    PutGaps(bits, large_, e, kl);
-    PutQuotients(bits, large_, e, kl);
+    bits = PutGaps(bits, large_, e, kl);
+    bits = PutQuotients(bits, large_, e, kl);
     bits.Put(order, 6);
     for (size_t l = 0; l < e; ++l) {
       const uint64_t v = Size<T>(l, fetch);
       const uint64_t u = (v >> order) + 1;
-      bits.PutUnary(Bits(u) - 1);
-      bits.PutLong(u & LowMask(Bits(u) - 1), Bits(u) - 1);
-      bits.PutLong(v & LowMask(order), order);
+      const unsigned more = Bits(u) - 1;
+      const uint64_t lower = (u & LowMask(more)) | (v & LowMask(order)) << more;
+      if (HWY_LIKELY(2 * more + 1 + order <= 56)) {
+        bits.Put((2 * lower + 1) << more, 2 * more + 1 + order);
+      } else {
+        bits.PutUnary(more);
+        bits.PutLong(u & LowMask(more), more);
+        bits.PutLong(v & LowMask(order), order);
+      }
     }
   }
   return {c, e, static_cast<uint32_t>(bits.Finish() - out)};
