@@ -3,6 +3,8 @@
 // it.
 #pragma once
 
+#include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -35,7 +37,8 @@ class Buffer {
   explicit Buffer(size_t size, size_t skew = 0)
       : memory_(std::make_unique<std::byte[]>(skew + size)), size_(size), skew_(skew) {}
   Buffer(Bytes bytes, size_t skew) : Buffer(bytes.size(), skew) {
-    for (size_t i = 0; i < bytes.size(); ++i) data()[i] = bytes[i];
+    if (bytes.size() > PTRDIFF_MAX) std::abort();  // which GCC 12 fears it could be
+    if (!bytes.empty()) std::memcpy(data(), bytes.data(), bytes.size());
   }
   std::byte* data() { return memory_.get() + skew_; }
   const std::byte* data() const { return memory_.get() + skew_; }
