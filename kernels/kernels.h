@@ -116,6 +116,7 @@ struct Backend {
 
   /// Codes `payload`'s changes tightly, given the bytes that they apply to and their history.
   /// *bytes = payload size; 0 when it would be no smaller than `payload`.
+  /// `out` must not overlap `payload`.
   /// REQUIRES: a valid payload; function fits width; scratch.size() >= kTightScratchBytes;
   /// out.size() >= payload.size(); at most kMaxHistory deltas, each valid for the chunk.
   DecodeStatus (*tight_encode)(Bytes old_data, Bytes payload, unsigned width,
@@ -136,7 +137,7 @@ struct Backend {
 size_t FoldScratchBytes(unsigned width);
 
 /// Scratch for tight_encode and tight_decode, of any width.
-inline constexpr size_t kTightScratchBytes = size_t{3} << 20;
+inline constexpr size_t kTightScratchBytes = size_t{3} << 19;
 
 /// The plain backend: always there, the oracle of every test.
 const Backend& Scalar();

@@ -94,9 +94,9 @@ PayloadDecoder::Payload PayloadDecoder::Tight(uint32_t chunk, Bytes payload,
     decoded = backend_.tight_decode(OldBytes(chunk, before), payload, place.width, history,
                                     Sized(s.coder, kernels::kTightScratchBytes), fast, &bytes);
   }
-  rates_.tight_decode.Add(TightWork(place.bytes, bytes), SecondsSince(start));
   out.fits = decoded == DecodeStatus::kOk;
   if (out.fits) {
+    rates_.tight_decode.Add(TightWork(place.bytes, bytes), SecondsSince(start));
     Keep(fast.first(bytes), out);
   } else {
     // Its checksum was right, so most likely the bytes here are not what their digest says.

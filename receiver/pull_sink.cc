@@ -2,6 +2,8 @@
 
 #include <spdlog/spdlog.h>
 
+#include <utility>
+
 #include "common/base/human.h"
 
 namespace deltawire::receiver {
@@ -15,7 +17,8 @@ PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates, Lo
       record_(record),
       progress_(std::move(progress)),
       digest_(buffer.chunks().size()),
-      seen_(buffer.chunks().size()) {
+      seen_(buffer.chunks().size()),
+      busy_(buffer.chunks().size()) {
   for (uint32_t i = 0; i < digest_.size(); ++i) digest_[i] = buffer.digest(i);
 }
 
@@ -30,6 +33,15 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
   if (header.chunk >= buffer_.chunks().size()) {
     return Errorf(StatusCode::kDataLoss, "the sender sent chunk {} of {}", header.chunk,
                   buffer_.chunks().size());
+  }
+  {
+    std::lock_guard lock(mu_);
+    if (std::exchange(busy_[header.chunk], uint8_t{1}) != 0) {
+      // Every error ends the pull, so nobody else has to clear the mark.
+      return Errorf(StatusCode::kDataLoss,
+                    "the sender sent two frames of chunk {} at once, on different streams",
+                    header.chunk);
+    }
   }
   const Chunk& chunk = buffer_.chunks()[header.chunk];
   if (header.type == wire::FrameType::kChunkDelta) return BeginDelta(header);
@@ -92,6 +104,10 @@ Status PullSink::Finish(const wire::FrameHeader& header) {
   }
   digest_[header.chunk] = header.digest_after;
   seen_[header.chunk] = 1;
+  {
+    std::lock_guard lock(mu_);
+    busy_[header.chunk] = 0;
+  }
   progress_(bytes_ += header.payload_bytes);
   return absl::OkStatus();
 }
@@ -102,7 +118,7 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
   std::vector<Bytes> before;
   {
     std::lock_guard lock(mu_);
-    // Stable while no other frame of this chunk can come: they travel on one stream, in order.
+    // Stable while this frame is the chunk's only one that comes in.
     std::vector<Staged>& list = staged_.at(header.chunk);
     mine = &list.back();
     for (size_t i = 0; i + 1 < list.size(); ++i) {
@@ -124,7 +140,7 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
     history_chunks_ += payload.depth > 0;
   }
   if (!payload.fits) {
-    history_misfit_ = history_misfit_ || payload.depth > 0;
+    history_misfit_ = true;
     Refuse(header.chunk);
     return false;
   }

@@ -76,6 +76,8 @@ class PullSink : public net::ChunkSink {
   std::atomic<uint64_t> bytes_{0};
 
   std::mutex mu_;
+  /// Chunks with a frame coming in: its memory must stay where it is until it is finished.
+  std::vector<uint8_t> busy_;
   uint64_t staged_bytes_ = 0;
   bool streaming_ = false;
   std::map<uint32_t, std::vector<Staged>> staged_;

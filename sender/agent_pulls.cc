@@ -32,6 +32,10 @@ PullCoding Agent::CodingFor(const PullRequest& request) {
   coding.decode.tight = request.decode.tight > 0 ? request.decode.tight : like_ours.tight;
   coding.decode.dense = request.decode.dense > 0 ? request.decode.dense : like_ours.dense;
   std::lock_guard lock(mu_);
+  constexpr size_t kMaxLinks = 4096;
+  if (links_.size() >= kMaxLinks) {  // those that no pull uses; they start anew when they come back
+    std::erase_if(links_, [](const auto& l) { return l.second.use_count() == 1; });
+  }
   auto& link = links_[request.receiver_id];
   if (link == nullptr) link = std::make_shared<LinkEstimate>();
   coding.link = link;
@@ -60,6 +64,11 @@ StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
   if (streams == 0 || streams > wire::kMaxStreams) {
     return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} streams; use 1 to {}", name,
                   streams, wire::kMaxStreams);
+  }
+  // Links are remembered by this name.
+  if (constexpr size_t kMaxReceiverId = 128; receiver_id.size() > kMaxReceiverId) {
+    return Errorf(StatusCode::kInvalidArgument, "a receiver id of {} bytes; use at most {}",
+                  receiver_id.size(), kMaxReceiverId);
   }
   if (fingerprint != model->layout().fingerprint().Hex()) {
     return Errorf(

@@ -43,7 +43,9 @@ ChunkPayload Payload(const EncodedCache::Value& value) {
 }
 
 EncodedCache::Key KeyOf(Codec codec, const ChunkEncoder::Job& job) {
-  return {job.plan.chain.front(), codec, codec == Codec::kTight ? job.history.deltas.size() : 0};
+  const ChunkDelta* first = job.plan.chain.front();
+  if (codec != Codec::kTight) return {first, codec};
+  return {first, codec, job.history.deltas.size(), job.history.context};
 }
 
 }  // namespace

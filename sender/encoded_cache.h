@@ -32,7 +32,8 @@ class EncodedCache {
   struct Key {
     const ChunkDelta* first = nullptr;
     kernels::Codec codec = kernels::Codec::kFast;
-    size_t depth = 0;  ///< of history
+    size_t depth = 0;      ///< of history
+    uint32_t context = 0;  ///< its check: receivers at other versions have another one
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   using Value = std::shared_ptr<const Encoded>;

@@ -88,7 +88,7 @@ bool GpuDiff::Diff(Bytes before, Bytes after, std::span<const uint32_t> which,
   std::lock_guard lock(mu_);
   const kernels::GpuStatus status = differ_->Diff(before, after, which, digests_before, encoded);
   if (status.ok()) {
-    ++publishes_;
+    if (!which.empty()) ++publishes_;
     return true;
   }
   ++failures_;

@@ -12,6 +12,8 @@ constexpr uint64_t kTelling = 64 << 10;
 constexpr double kTellingBytes = 4 << 20;
 constexpr double kTellingSeconds = 0.1;
 constexpr double kRise = 1.1;
+// Beyond any link: without it, a rise after every pull would end at infinity.
+constexpr double kMost = 1e12;
 
 }  // namespace
 
@@ -25,7 +27,7 @@ void LinkEstimate::Add(uint64_t bytes, double seconds, bool coders_bound) {
   const double seen = static_cast<double>(bytes) / seconds;
   std::lock_guard lock(mu_);
   if (coders_bound) {
-    bytes_per_s_ = std::max(bytes_per_s_ * kRise, seen);
+    bytes_per_s_ = std::min(kMost, std::max(bytes_per_s_ * kRise, seen));
   } else if (bytes_per_s_ == 0) {
     bytes_per_s_ = seen;
   } else {

@@ -195,6 +195,8 @@ class Model {
   std::chrono::nanoseconds ScrubSome(std::unique_lock<std::mutex>& lock);
   void Damaged(uint32_t chunk, const LeasedState& leased);
   bool RebuildChunk(uint32_t chunk, const LeasedState& leased);
+  /// An error when a chunk of the published half has lost its digest. REQUIRES: mu_ held.
+  Status CheckUndamaged(uint64_t version) const;
   Status UndoInto(MutableBytes data, const LogView& log, size_t first,
                   std::vector<uint64_t>& digests) const;
 

@@ -150,7 +150,7 @@ Status Model::MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors) 
     // Of several ranks, none can know that the others have written their share of a tensor.
     if (offload_.world == 1) job = offload_.job;
   }
-  // Diffed early by the CPU, a chunk's base on the GPU would be stale.
+  // Diffed early by the CPU, a chunk's base would have to travel to the GPU again.
   if (options_.eager_diff && gpu_ == nullptr && job != nullptr) job->MarkWritten(tensors, pool_);
   return absl::OkStatus();
 }
@@ -313,6 +313,17 @@ StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, const std::function
   }
 }
 
+Status Model::CheckUndamaged(uint64_t version) const {
+  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+    if (published_->damaged[c] == 0) continue;
+    return Errorf(StatusCode::kDataLoss,
+                  "model \"{}\": tensor {} no longer has its digest in memory, so nothing can be "
+                  "made from it; offload version {} again as a new one",
+                  name_, layout_.tensor(chunks_[c].tensor).name, version);
+  }
+  return absl::OkStatus();
+}
+
 StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   std::unique_lock lock(mu_);
   if (phase_ != OffloadPhase::kIdle) {
@@ -343,13 +354,7 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
                   "to version {}; offload it again as a new version",
                   name_, version, oldest);
   }
-  for (uint32_t c = 0; c < chunks_.size(); ++c) {
-    if (published_->damaged[c] == 0) continue;
-    return Errorf(StatusCode::kDataLoss,
-                  "model \"{}\": tensor {} no longer has its digest in memory, so nothing can be "
-                  "made from it; offload version {} again as a new one",
-                  name_, layout_.tensor(chunks_[c].tensor).name, version);
-  }
+  DW_RETURN_IF_ERROR(CheckUndamaged(version));
   const auto start = Clock::now();
   phase_ = OffloadPhase::kPublishing;  // with no lease: the publisher thread leaves it alone
   offload_ = {};
@@ -365,6 +370,8 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
     std::memcpy(halves_[half].data().data(), from.data(), from.size());
     undone = UndoInto(halves_[half].data(), log, first, digests);
     lock.lock();
+    // Again: a scrub may have found it meanwhile, and the copy has what it found.
+    if (undone.ok()) undone = CheckUndamaged(version);
   }
   if (!undone.ok()) {
     phase_ = OffloadPhase::kIdle;

@@ -56,7 +56,8 @@ void Model::Damaged(uint32_t c, const LeasedState& leased) {
   } else if (!known) {
     spdlog::error(
         "model {}: {}: chunk {} of tensor {} has lost its digest; it is not sent any "
-        "more, the next version brings it whole (check this machine's memory)",
+        "more until a version in which the trainer writes that tensor (check this machine's "
+        "memory)",
         name_, ToString(leased.state->info.id), c, tensor);
   }
   std::lock_guard lock(mu_);
@@ -82,8 +83,11 @@ bool Model::RebuildChunk(uint32_t c, const LeasedState& leased) {
   }
   if (backend_.digest(key_, bytes) != (*now.digests)[c]) return false;
   std::lock_guard lock(mu_);
-  // Only while the lease of this scrub is the half's only one: nobody reads what is written.
-  if (published_ != leased.state || readers_[now.half] != 1) return false;
+  // Only while nobody reads what is written: no publish or rollback, which hold no lease, and no
+  // lease but this scrub's.
+  if (phase_ != OffloadPhase::kIdle || published_ != leased.state || readers_[now.half] != 1) {
+    return false;
+  }
   std::memcpy(halves_[now.half].data().data() + place.offset, bytes.data(), bytes.size());
   now.full_xxh3[c] = 0;
   now.damaged[c] = 0;

@@ -133,7 +133,12 @@ StatusOr<std::optional<net::OutFrame>> PullSession::Next(uint16_t index,
     auto frame = MakeFrame(*task, leased);
     {
       std::lock_guard lock(mu_);
-      streams_[index].coding_seconds += SecondsSince(start);
+      Stream& s = streams_[index];
+      s.coding_seconds += SecondsSince(start);
+      // A delta is sent from memory of its own: a trainer that wants the half need not cut it.
+      if (frame.ok() && *frame && (*frame)->header.type == wire::FrameType::kChunkDelta) {
+        s.reading.reset();
+      }
     }
     if (!frame.ok() || frame->has_value()) return frame;
   }
@@ -193,8 +198,8 @@ Status PullSession::CheckDamage(const Task& task, const Published& now) const {
   const Chunk& place = model_->chunks()[task.chunk];
   return Errorf(StatusCode::kDataLoss,
                 "model \"{}\", {}: chunk {} of tensor {} no longer has its digest in the sender's "
-                "memory and is not sent; the next published version brings it whole (check that "
-                "machine's memory)",
+                "memory and is not sent until a version in which the trainer writes that tensor "
+                "(check that machine's memory)",
                 model_->name(), ToString(now.info.id), task.chunk,
                 model_->layout().tensor(place.tensor).name);
 }

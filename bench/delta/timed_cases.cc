@@ -15,10 +15,12 @@ constexpr const char* kOperationNames[] = {"memcpy",
                                            "encode_fast",
                                            "encode_tight",
                                            "encode_tight_history",
+                                           "encode_dense",
                                            "validate_fast",
                                            "apply_fast",
                                            "apply_tight",
                                            "apply_tight_history",
+                                           "apply_dense",
                                            "fold_2",
                                            "fold_8",
                                            "fold_32"};
@@ -226,12 +228,9 @@ void Plan::ReportAll(const Series& series) const {
   for (const auto& r : references_) ReportReference(series, *r);
 }
 
-}  // namespace
+using Pool = ThreadPool&;
 
-std::vector<Operation> Operations(Engine& e) {
-  using Pool = ThreadPool&;
-  const uint64_t changes = e.ChangesOf(1);
-  std::vector<Operation> out;
+void AddEncodes(Engine& e, std::vector<Operation>& out) {
   out.push_back({"memcpy", [&e](Pool p) { return e.CopyOld(p); }, 0, "", {}});
   out.push_back({"memcmp", [&e](Pool p) { return e.Compare(p); }, 0, "", {}});
   out.push_back({"diff_only", [&e](Pool p) { return e.DiffUnchanged(p); }, 0, "", {}});
@@ -258,7 +257,9 @@ std::vector<Operation> Operations(Engine& e) {
   if (e.has_dense()) {
     out.push_back({"encode_dense", [&e](Pool p) { return e.EncodeDense(p); }, 0, "", {}});
   }
-  if (changes == 0) return out;
+}
+
+void AddApplies(Engine& e, uint64_t changes, std::vector<Operation>& out) {
   out.push_back({"validate_fast", [&e](Pool p) { return e.ValidateFast(p); }, changes, "", {}});
   out.push_back({"apply_fast",
                  [&e](Pool p) { return e.ApplyFast(p); },
@@ -283,6 +284,16 @@ std::vector<Operation> Operations(Engine& e) {
     out.push_back(
         {"apply_dense", [&e](Pool p) { return e.ApplyDense(p); }, changes, kPairsApply, {}});
   }
+}
+
+}  // namespace
+
+std::vector<Operation> Operations(Engine& e) {
+  const uint64_t changes = e.ChangesOf(1);
+  std::vector<Operation> out;
+  AddEncodes(e, out);
+  if (changes == 0) return out;
+  AddApplies(e, changes, out);
   for (const size_t n : kFolds) {
     if (n > e.max_fold()) continue;
     out.push_back({fmt::format("fold_{}", n),

@@ -37,7 +37,10 @@ GpuCases Cases(const Options& options, const Pair& pair, Report& report, std::st
 Status Run(const Options& options) {
   kernels::GpuInfo gpu;
   const kernels::GpuStatus found = kernels::FindGpu(options.device, &gpu);
-  if (!found.ok()) {
+  const bool none = found.error == kernels::GpuError::kNotBuilt ||
+                    (found.error == kernels::GpuError::kNoDevice && options.device == 0);
+  if (!found.ok() && !none) return absl::UnavailableError(found.message);
+  if (none) {
     fmt::print("not measured: no CUDA device ({})\n", found.message);
     return absl::OkStatus();
   }

@@ -235,7 +235,9 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddScrub(app, &o.scrub_bytes_per_s);
   AddMillis(app, "--grace-ms", "A pull may hold up the trainer's next version for so long", 0,
             &o.grace);
-  AddSwitch(app, "eager-diff", "Diff tensors as the trainer marks them written", &o.eager_diff);
+  AddSwitch(app, "eager-diff",
+            "Diff tensors as the trainer marks them written (not while a GPU diffs)",
+            &o.eager_diff);
   AddGpu(app, &o.gpu);
   AddProcess(app, o);
 }

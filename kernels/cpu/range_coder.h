@@ -67,7 +67,6 @@ class RangeEncoder {
     while (size_ > 0 && size_ <= capacity_ && out_[size_ - 1] == 0) --size_;
     return size_;
   }
-  bool full() const { return size_ > capacity_; }
 
  private:
   void Add(uint64_t amount) {

@@ -434,17 +434,16 @@ DecodeStatus TightEncode(const BlockOps& ops, Bytes old_data, Bytes payload, uns
   TightChunk chunk(ops, old_data, width, function, history, depth, scratch);
   TightEncoder encoder(chunk, view);
   if (!encoder.Choose(HighestRow(depth))) return kBad;
-  const MutableBytes spare = chunk.spare();
-  uint8_t* front = Ptr(spare);
-  uint8_t* streams = front + kMaxFrontBytes;
-  const size_t capacity = std::min(spare.size() - kMaxFrontBytes, payload.size());
-  const size_t stream_bytes = encoder.PutGroups(streams, capacity);
+  // What stands before the streams is known after them.
+  const size_t capacity = payload.size();
+  const size_t stream_bytes = encoder.PutGroups(Ptr(out), capacity);
   if (!encoder.ok()) return kBad;
   if (stream_bytes > capacity) return DecodeStatus::kOk;
+  uint8_t front[kMaxFrontBytes];
   const size_t front_bytes = encoder.PutFront(function, depth, history.context, front);
   if (front_bytes + stream_bytes >= payload.size()) return DecodeStatus::kOk;
+  std::memmove(out.data() + front_bytes, out.data(), stream_bytes);
   std::memcpy(out.data(), front, front_bytes);
-  std::memcpy(out.data() + front_bytes, streams, stream_bytes);
   *bytes = front_bytes + stream_bytes;
   return DecodeStatus::kOk;
 }

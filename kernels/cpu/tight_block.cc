@@ -4,6 +4,8 @@
 
 namespace deltawire::kernels {
 
+static_assert(sizeof(BlockWork) + alignof(BlockWork) <= kTightScratchBytes);
+
 TightChunk::TightChunk(const BlockOps& ops, Bytes old_data, unsigned width, ClassFunction function,
                        const History& history, unsigned depth, MutableBytes scratch)
     : ops_(ops),
@@ -22,7 +24,6 @@ TightChunk::TightChunk(const BlockOps& ops, Bytes old_data, unsigned width, Clas
   size_t room = scratch.size();
   std::align(alignof(BlockWork), sizeof(BlockWork), at, room);
   work_ = static_cast<BlockWork*>(at);
-  spare_ = {static_cast<std::byte*>(at) + sizeof(BlockWork), room - sizeof(BlockWork)};
 }
 
 unsigned TightChunk::Exponent(size_t block, size_t i) const {
@@ -56,7 +57,6 @@ bool TightChunk::Prepare(size_t block, TightCounts* counts) {
   const size_t eights = elements / 8;
   uint64_t sum = work_->before8[0] = 0;
   for (size_t i = 1; i <= eights; ++i) work_->before8[i] = sum += work_->before8[i];
-  work_->before8[eights + 1] = ~uint64_t{0};
   return true;
 }
 

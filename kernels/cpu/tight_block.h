@@ -39,8 +39,6 @@ class TightChunk {
   unsigned width() const { return width_; }
   BlockWork& work() { return *work_; }
   const BlockOps& ops() const { return ops_; }
-  /// Scratch that the work does not need.
-  MutableBytes spare() const { return spare_; }
   /// Exponent of the old value of element i of a block.
   unsigned Exponent(size_t block, size_t i) const;
   uint32_t WeightOf(uint8_t context) const { return weights_[context & 0x7f]; }
@@ -82,7 +80,6 @@ class TightChunk {
   uint32_t plain_[16] = {};     ///< those of row 0
   size_t prepared_ = 0;         ///< elements of the prepared block
   BlockWork* work_;
-  MutableBytes spare_;
 };
 
 }  // namespace deltawire::kernels

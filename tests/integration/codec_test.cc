@@ -171,13 +171,17 @@ TEST_CASE("a receiver that restarts has no history, and begins anew") {
   CHECK(s.Commit(6).history_chunks() > 0);
 }
 
-TEST_CASE("a sender that restarts sends changed chunks whole once, then tight again") {
+TEST_CASE("a sender that restarts goes on with deltas, and its history begins anew") {
   Setup s({"--codec", "tight", "--history", "4"});
   for (uint64_t v = 1; v <= 4; ++v) s.Commit(v);
   s.sender.Restart();
-  s.Commit(5);
+  const auto first = s.Commit(5);
+  CHECK(first.chunks_delta() > 0);
+  CHECK(first.history_chunks() == 0);  // the log before it is gone
   CHECK(s.Commit(6).refused_chunks() == 0);
-  CHECK(s.Commit(7).chunks_tight() > 0);
+  const auto third = s.Commit(7);
+  CHECK(third.chunks_tight() > 0);
+  CHECK(third.history_chunks() > 0);
 }
 
 TEST_CASE("a rollback is a delta like any other, also to look back to") {

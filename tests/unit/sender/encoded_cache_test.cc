@@ -40,7 +40,7 @@ TEST_CASE("many threads that ask for one payload share it") {
   for (const auto& value : got) CHECK(value == got[0]);
 }
 
-TEST_CASE("delta, codec and depth tell payloads apart") {
+TEST_CASE("delta, codec, depth and context tell payloads apart") {
   EncodedCache cache(1 << 20);
   const ChunkDelta a, b;
   int made = 0;
@@ -51,12 +51,13 @@ TEST_CASE("delta, codec and depth tell payloads apart") {
   const EncodedCache::Key keys[] = {{&a, Codec::kTight, 0},
                                     {&b, Codec::kTight, 0},
                                     {&a, Codec::kDense, 0},
-                                    {&a, Codec::kTight, 1}};
+                                    {&a, Codec::kTight, 1, 7},
+                                    {&a, Codec::kTight, 1, 8}};
   for (const auto& key : keys) CHECK_FALSE(cache.Has(key));
   for (int round = 0; round < 2; ++round) {
     for (const auto& key : keys) cache.Get(key, make);
   }
-  CHECK(made == 4);
+  CHECK(made == 5);
   for (const auto& key : keys) CHECK(cache.Has(key));
 }
 

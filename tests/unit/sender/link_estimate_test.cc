@@ -49,4 +49,12 @@ TEST_CASE("a pull that its coders held up raises the estimate, and never lowers 
   CHECK(link.bytes_per_s() == Approx(1e7));
 }
 
+TEST_CASE("an estimate that only rises stays a number that a slow pull brings down") {
+  LinkEstimate link;
+  for (int i = 0; i < 10'000; ++i) link.Add(kMega, 0.1, true);
+  CHECK(link.bytes_per_s() == Approx(1e12));
+  for (int i = 0; i < 60; ++i) link.Add(10 * kMega, 10.0, false);
+  CHECK(link.bytes_per_s() == Approx(1e6).epsilon(0.01));
+}
+
 }  // namespace deltawire::sender
