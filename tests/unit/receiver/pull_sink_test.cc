@@ -1,0 +1,116 @@
+// What a pull's sink does with frames that come in an order that only a broken, or hostile, sender
+// makes: no memory may be freed that a stream still fills, no delta applied to other bytes.
+#include "receiver/pull_sink.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "tests/support/temp_dir.h"
+
+namespace deltawire::receiver {
+namespace {
+
+constexpr uint64_t kSeed = 5;
+
+/// A buffer of one chunk at version 1, and what takes it further.
+struct Setup {
+  Setup() {
+    Layout layout = *Layout::Create({{"w", DType::kBF16, {1000}}});
+    auto lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
+    buffer = *Buffer::Create(dir.path(), lock, std::move(layout), kSeed, false);
+    REQUIRE(buffer->BeginUpdate().ok());
+    std::memset(buffer->chunk(0).data(), 0x3c, buffer->chunk(0).size());
+    buffer->SetChunk(0, 1, Digest(buffer->chunk(0)));
+    REQUIRE(buffer->Commit({1, 1}).ok());
+    sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates, LogView(), nullptr, [](uint64_t) {});
+  }
+  uint64_t Digest(Bytes bytes) const { return kernels::Best().digest(buffer->key(), bytes); }
+
+  wire::FrameHeader Full(Bytes bytes, uint64_t version) const {
+    wire::FrameHeader h;
+    h.type = wire::FrameType::kChunkFull;
+    h.payload_bytes = static_cast<uint32_t>(bytes.size());
+    h.epoch = 1;
+    h.version = version;
+    h.digest_after = Digest(bytes);
+    return h;
+  }
+  /// The frame that takes the buffer's bytes to `after`, and its payload.
+  wire::FrameHeader Delta(Bytes after, std::vector<std::byte>* payload) const {
+    const Bytes before = buffer->chunk(0);
+    payload->resize(kernels::MaxEncodedBytes(before.size(), 2));
+    const auto r =
+        kernels::Best().diff_encode(buffer->key(), before, after, 2, Digest(before), *payload);
+    payload->resize(r.bytes);
+    wire::FrameHeader h;
+    h.type = wire::FrameType::kChunkDelta;
+    h.payload_bytes = static_cast<uint32_t>(r.bytes);
+    h.epoch = 1;
+    h.version = 2;
+    h.digest_before = Digest(before);
+    h.digest_after = r.digest_after;
+    return h;
+  }
+  std::vector<std::byte> Changed(size_t at) const {
+    std::vector<std::byte> bytes(buffer->chunk(0).begin(), buffer->chunk(0).end());
+    bytes[at] ^= std::byte{1};
+    return bytes;
+  }
+
+  TempDir dir;
+  CoderRates rates;
+  std::unique_ptr<Buffer> buffer;
+  std::unique_ptr<PullSink> sink;
+  ThreadPool pool{2};
+};
+
+void Fill(MutableBytes to, Bytes from) {
+  REQUIRE(to.size() == from.size());
+  std::memcpy(to.data(), from.data(), from.size());
+}
+
+TEST_CASE("a second frame of a chunk that is still coming in ends the pull") {
+  Setup s;
+  std::vector<std::byte> payload;
+  const wire::FrameHeader delta = s.Delta(s.Changed(10), &payload);
+  const auto first = s.sink->Begin(delta);
+  REQUIRE(first.ok());
+  const wire::FrameHeader full = s.Full(s.Changed(20), 3);
+  CHECK(s.sink->Begin(full).status().code() == StatusCode::kDataLoss);
+  CHECK(s.sink->Begin(delta).status().code() == StatusCode::kDataLoss);
+  Fill(*first, payload);  // whose memory must still be there, as a sanitizer would say
+  CHECK(s.sink->Finish(delta).ok());
+  CHECK(s.sink->Begin(full).ok());  // one after the other is as it should be
+}
+
+TEST_CASE("a whole chunk after a staged delta is what the chunk becomes") {
+  Setup s;
+  std::vector<std::byte> payload;
+  const wire::FrameHeader delta = s.Delta(s.Changed(10), &payload);
+  const auto staged = s.sink->Begin(delta);
+  REQUIRE(staged.ok());
+  Fill(*staged, payload);
+  REQUIRE(s.sink->Finish(delta).ok());
+  const std::vector<std::byte> whole = s.Changed(20);
+  const wire::FrameHeader full = s.Full(whole, 3);
+  const auto place = s.sink->Begin(full);
+  REQUIRE(place.ok());
+  Fill(*place, whole);
+  REQUIRE(s.sink->Finish(full).ok());
+  const auto bad = s.sink->Apply(s.pool);
+  REQUIRE(bad.ok());
+  CHECK(bad->empty());
+  CHECK(std::memcmp(s.buffer->chunk(0).data(), whole.data(), whole.size()) == 0);
+  CHECK(s.buffer->digest(0) == full.digest_after);
+}
+
+TEST_CASE("a delta for other bytes is refused before it is staged") {
+  Setup s;
+  std::vector<std::byte> payload;
+  wire::FrameHeader delta = s.Delta(s.Changed(10), &payload);
+  ++delta.digest_before;
+  CHECK(s.sink->Begin(delta).status().code() == StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace deltawire::receiver
