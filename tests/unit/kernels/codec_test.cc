@@ -128,6 +128,33 @@ TEST_CASE("Where every element changes by one each takes two bits") {
   }
 }
 
+TEST_CASE("Bursts of changes, whose gaps are far from the average") {
+  const uint64_t seed = 14;
+  CAPTURE(seed);
+  for (const Backend* backend : All()) {
+    for (const unsigned width : kWidths) {
+      for (const size_t burst : {1, 3, 7, 8, 60, 500}) {
+        for (const size_t pause : {57, 400, 5000, 30000}) {
+          CAPTURE(backend->name, width, burst, pause);
+          Random random(seed);
+          const size_t elements = kBlockElements + 5000;
+          Buffer old_data(elements * width), new_data(elements * width);
+          old_data.Fill(random);
+          std::memcpy(new_data.data(), old_data.data(), old_data.size());
+          for (size_t i = 0; i < elements; i += pause + random.Below(pause)) {
+            for (size_t end = std::min(elements, i + burst); i < end; ++i) {
+              const uint64_t old = LoadAt(old_data, i, width);
+              const Change how = random.Below(8) == 0 ? Change::kBoundary : Change::kSmall;
+              StoreAt(new_data, i, width, Changed(old, how, width, random));
+            }
+          }
+          CheckPair(*backend, old_data, new_data, width, 1);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("The largest chunk") {
   const uint64_t seed = 12;
   CAPTURE(seed);
