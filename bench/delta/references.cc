@@ -5,25 +5,12 @@
 #include <limits>
 
 #include "common/base/human.h"
+#include "kernels/element_width.h"
 
 namespace deltawire::bench {
 namespace {
 
 constexpr int kZstdLevel = 1;
-
-template <typename Fn>
-auto WithWidth(unsigned width, const Fn& fn) {
-  switch (width) {
-    case 1:
-      return fn(uint8_t{});
-    case 2:
-      return fn(uint16_t{});
-    case 4:
-      return fn(uint32_t{});
-    default:
-      return fn(uint64_t{});
-  }
-}
 
 class Pairs : public Reference {
  public:
@@ -35,7 +22,7 @@ class Pairs : public Reference {
     if (old_data.size() / width > std::numeric_limits<uint32_t>::max()) {
       return absl::InvalidArgumentError("a tensor has more than 2^32 elements: no u32 indices");
     }
-    return WithWidth(width, [&](auto zero) {
+    return kernels::WithWidth(width, [&](auto zero) {
       using T = decltype(zero);
       const size_t n = old_data.size() / sizeof(T);
       if (index_.size() < n) index_.resize(n);
@@ -57,7 +44,7 @@ class Pairs : public Reference {
   }
 
   Status Apply(Bytes payload, unsigned width, MutableBytes data) override {
-    return WithWidth(width, [&](auto zero) {
+    return kernels::WithWidth(width, [&](auto zero) {
       using T = decltype(zero);
       const size_t count = payload.size() / (sizeof(uint32_t) + sizeof(T));
       const std::byte* const index = payload.data();
@@ -91,7 +78,7 @@ class Gaps : public Reference {
 
   Status Encode(Bytes old_data, Bytes new_data, unsigned width,
                 std::vector<std::byte>& out) override {
-    WithWidth(width, [&](auto zero) { Split<decltype(zero)>(old_data, new_data); });
+    kernels::WithWidth(width, [&](auto zero) { Split<decltype(zero)>(old_data, new_data); });
     out.resize(2 * sizeof(uint64_t) + ZSTD_compressBound(gap_bytes_) +
                ZSTD_compressBound(value_bytes_));
     size_t at = 2 * sizeof(uint64_t);
@@ -113,7 +100,7 @@ class Gaps : public Reference {
     const size_t head = 2 * sizeof(uint64_t);
     DW_RETURN_IF_ERROR(Decompress(payload.subspan(head, values_at - head), gaps_).status());
     DW_RETURN_IF_ERROR(Decompress(payload.subspan(values_at), values_).status());
-    WithWidth(width, [&](auto zero) { Join<decltype(zero)>(gap_bytes, data); });
+    kernels::WithWidth(width, [&](auto zero) { Join<decltype(zero)>(gap_bytes, data); });
     return absl::OkStatus();
   }
 

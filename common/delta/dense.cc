@@ -8,6 +8,8 @@
 #include <memory>
 #include <type_traits>
 
+#include "kernels/element_width.h"
+
 namespace deltawire {
 namespace {
 
@@ -77,20 +79,6 @@ bool JoinPlanes(const std::byte* planes, size_t n, std::byte* differences) {
   return any != 0;
 }
 
-template <typename Fn>
-auto WithWidth(unsigned width, Fn fn) {
-  switch (width) {
-    case 1:
-      return fn(uint8_t{});
-    case 2:
-      return fn(uint16_t{});
-    case 4:
-      return fn(uint32_t{});
-    default:
-      return fn(uint64_t{});
-  }
-}
-
 DecodeStatus CheckHead(Bytes dense, size_t raw_bytes, unsigned width) {
   if (raw_bytes > kernels::kMaxChunkBytes) return DecodeStatus::kTooLarge;
   if (dense.size() < kHeadBytes) return DecodeStatus::kTruncated;
@@ -128,7 +116,7 @@ size_t DenseEncode(const kernels::Backend& backend, Bytes fast, size_t raw_bytes
     return 0;
   }
   t.planes.resize(raw_bytes);
-  WithWidth(width, [&](auto zero) {
+  kernels::WithWidth(width, [&](auto zero) {
     SplitPlanes<decltype(zero)>(t.differences.data(), raw_bytes / width, t.planes.data());
   });
   // Always the same room: zstd's output depends on it.
@@ -156,7 +144,7 @@ DecodeStatus DenseDecode(const kernels::Backend& backend, Bytes dense, size_t ra
   if (ZSTD_isError(got) || got != raw_bytes) return DecodeStatus::kMalformed;
   // Zeros before, differences after: their diff is the fast payload.
   t.differences.resize(raw_bytes);
-  const bool any = WithWidth(width, [&](auto zero) {
+  const bool any = kernels::WithWidth(width, [&](auto zero) {
     return JoinPlanes<decltype(zero)>(t.planes.data(), raw_bytes / width, t.differences.data());
   });
   if (!any) return DecodeStatus::kMalformed;
