@@ -17,11 +17,13 @@ THIRD_PARTY = {
     "grpc": ("grpc/", "grpcpp/", "grpc++/"),
     "hwy": ("hwy/",),
     "json": ("nlohmann/",),
+    "muparser": ("muParser.h",),
     "openssl": ("openssl/",),
     "prometheus": ("prometheus/",),
     "protobuf": ("google/protobuf/",),
     "spdlog": ("spdlog/",),
     "xxhash": ("xxhash.h",),
+    "tomlplusplus": ("toml++/",),
     "zstd": ("zstd.h", "zstd_errors.h", "zdict.h"),
     "cuda": ("cuda", "cub/", "thrust/"),
 }
@@ -54,6 +56,10 @@ ROOMS = {
     "proto": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("grpc", "protobuf")),
     "sender": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
     "sender/export": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
+    # What is known of a trainer's layouts; pure but for reading files.
+    "sender/export/mcore": Room(
+        rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("json", "muparser", "tomlplusplus")
+    ),
     "receiver": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(

@@ -1,0 +1,168 @@
+#include "sender/export/mcore/plan.h"
+
+#include <algorithm>
+
+namespace deltawire::mcore {
+namespace {
+
+bool IsExpert(const Slot& slot) {
+  return slot.param != nullptr && slot.param->scope == ParamScope::kExpert;
+}
+
+void ReplaceNumber(std::string& text, std::string_view what, uint32_t number) {
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what)) {
+    text.replace(at, what.size(), std::to_string(number));
+  }
+}
+
+}  // namespace
+
+std::string_view StripWrappers(const Family& family, std::string_view name) {
+  const auto strip = [&](std::string_view prefix) {
+    if (prefix.empty() || !name.starts_with(prefix)) return false;
+    name.remove_prefix(prefix.size());
+    return true;
+  };
+  for (bool again = true; again;) {
+    again = strip("module.") || strip("_orig_mod.");
+    for (const std::string& prefix : family.names.strip) again = strip(prefix) || again;
+  }
+  return name;
+}
+
+uint32_t Plan::World(const Slot& slot, Split split) const {
+  if (split == Split::kNone) return 1;
+  return IsExpert(slot) ? parallel_.etp : parallel_.tp;
+}
+
+std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
+  if (slot.param == nullptr) return {slot.pass};
+  const Param& param = *slot.param;
+  const Names& names = family_->names;
+  std::vector<std::string> prefixes = {""};
+  if (param.scope == ParamScope::kLayer || param.scope == ParamScope::kExpert) {
+    if (slot.mtp) {
+      prefixes.clear();
+      for (const std::string& inner : names.mtp_inner) prefixes.push_back(names.mtp_mcore + inner);
+    } else {
+      prefixes = {names.layer_mcore};
+    }
+  } else if (param.scope == ParamScope::kMtp) {
+    prefixes = {names.mtp_mcore};
+  }
+  const bool second = param.mcore.by == Spelling::By::kSpec
+                          ? parallel_.spec == Spec::kLocal
+                          : parallel_.experts == ExpertModules::kSequential;
+  const size_t count = param.mcore.texts.size(), own = count > 1 && second ? 1 : 0;
+  const uint32_t local_expert =
+      IsExpert(slot) ? slot.expert % (experts_ / parallel_.ep) : slot.expert;
+  std::vector<std::string> out;
+  for (size_t i = 0; i < count; ++i) {
+    for (const std::string& prefix : prefixes) {
+      std::string name = prefix + param.mcore.texts[(own + i) % count];
+      if (name.find('{') != std::string::npos) {
+        // An MTP layer's parts are numbered over the whole model; see docs/model_families.md.
+        ReplaceNumber(name, "{n}", slot.layer);
+        ReplaceNumber(name, "{k}", slot.local);
+        ReplaceNumber(name, "{e}", local_expert);
+      }
+      out.push_back(std::move(name));
+    }
+  }
+  return out;
+}
+
+std::vector<uint64_t> Plan::LocalShape(const Slot& slot, Split split) const {
+  ParamCut cut = slot.cut;
+  cut.split = split;
+  cut.world = World(slot, split);
+  if (slot.param == nullptr) return layout_->tensor(cut.parts[0].tensor).shape;
+  // A kernel's taps and the like, between rows and columns, are not cut and have one entry.
+  if (cut.flat) return {cut.local_rows()};
+  if (slot.param->shape.size() == 3 && slot.param->packed.empty()) {
+    return {cut.local_rows(), 1, cut.local_cols()};
+  }
+  return {cut.local_rows(), cut.local_cols()};
+}
+
+std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
+  const RankPlace at = PlaceOf(parallel_, rank);
+  std::vector<ShardParam> out;
+  for (uint32_t v = 0; v < parallel_.vpp; ++v) {
+    for (const uint32_t s : by_chunk_[size_t{v} * parallel_.pp + at.pp]) {
+      const Slot& slot = slots_[s];
+      const bool expert = IsExpert(slot);
+      if (expert && slot.expert / (experts_ / parallel_.ep) != at.ep) continue;
+      ShardParam shard;
+      shard.slot = s;
+      shard.chunk = v;
+      shard.names = LocalNames(slot);
+      shard.dtype = slot.dtype;
+      shard.optional = !slot.exported;
+      const uint32_t peer = expert ? at.etp : at.tp;
+      const bool cut = slot.cut.split != Split::kNone;
+      shard.shard = cut ? peer : 0;
+      if (slot.exported) {
+        shard.shape = LocalShape(slot, slot.cut.split);
+        const bool first_copy = expert ? at.expert_dp == 0 : at.cp == 0 && at.dp == 0;
+        shard.writes = first_copy && (cut || peer == 0);
+      }
+      out.push_back(std::move(shard));
+    }
+  }
+  return out;
+}
+
+std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split) const {
+  const Slot& slot = slots_[shard.slot];
+  if (!split || *split == slot.cut.split) return ShardBoxes(slot.cut, views_, shard.shard);
+  ParamCut cut = slot.cut;
+  cut.split = *split;
+  cut.world = World(slot, *split);
+  return ShardBoxes(cut, views_, shard.shard);
+}
+
+std::vector<kernels::StridedCopy> Plan::Copies(const ShardParam& shard, DType from,
+                                               std::optional<Split> split) const {
+  std::vector<kernels::StridedCopy> copies;
+  for (const Box& box : Boxes(shard, split)) {
+    copies.push_back(CopyOf(box, views_[box.tensor], DTypeBytes(from),
+                            DTypeBytes(layout_->tensor(box.tensor).dtype),
+                            layout_->offset(box.tensor)));
+  }
+  return copies;
+}
+
+std::vector<uint64_t> Plan::BytesPerRank() const {
+  std::vector<uint64_t> bytes(parallel_.world(), 0);
+  for (const Slot& slot : slots_) {
+    if (!slot.exported) continue;
+    const ParamCut& cut = slot.cut;
+    uint64_t total = 0;
+    for (const RowPart& part : cut.parts) {
+      if (part.tensor >= layout_->size()) continue;
+      total += part.rows * cut.cols * DTypeBytes(layout_->tensor(part.tensor).dtype);
+    }
+    const uint32_t p = slot.chunk % parallel_.pp;
+    const uint32_t world = cut.split == Split::kNone ? 1 : cut.world;
+    for (uint32_t t = 0; t < world; ++t) {
+      const uint32_t rank =
+          IsExpert(slot) ? parallel_.ExpertPrimary(t, slot.expert / (experts_ / parallel_.ep), p)
+                         : parallel_.DensePrimary(t, p);
+      bytes[rank] += total / world;
+    }
+  }
+  return bytes;
+}
+
+Status Coverage::ToStatus() const {
+  if (ok()) return absl::OkStatus();
+  std::string text = fmt::format(
+      "{} of {} HF tensors would not be written exactly once ({} missing, "
+      "{} written twice, {} of another shape or name)",
+      missing + doubled + misshapen, tensors, missing, doubled, misshapen);
+  for (const std::string& finding : findings) text += "\n  " + finding;
+  return absl::FailedPreconditionError(text);
+}
+
+}  // namespace deltawire::mcore
