@@ -206,6 +206,7 @@ const Backend* Table() {
       .tight_encode = EncodeTight,
       .tight_decode = DecodeTight,
       .place = PlaceFast,
+      .place_convert = PlaceConvertNaive,
   };
   return &kTable;
 }

@@ -7,6 +7,8 @@
 namespace deltawire::kernels {
 
 void PlaceNaive(const StridedCopy& copy, Bytes src, MutableBytes dst);
+void PlaceConvertNaive(const StridedCopy& copy, const Convert& convert, Bytes src,
+                       MutableBytes dst);
 void PlaceFast(const StridedCopy& copy, Bytes src, MutableBytes dst);
 
 }  // namespace deltawire::kernels

@@ -7,7 +7,7 @@
 namespace deltawire::kernels::gpu {
 
 struct PlacePlan {
-  static constexpr uint32_t kMaxDims = 4;
+  static constexpr uint32_t kMaxDims = 6;
   int64_t src = 0, dst = 0;   ///< bytes
   uint64_t counts[kMaxDims];  ///< outermost first; missing ones are 1
   int64_t src_strides[kMaxDims];
