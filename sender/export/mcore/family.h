@@ -97,7 +97,8 @@ struct Family {
   Names names;
   std::vector<Param> params;
   std::vector<Passthrough> passthrough;
-  std::vector<std::string> not_trained;  ///< HF names (* is any text) that no parameter makes
+  std::vector<std::string> not_trained;   ///< HF names (* is any text) that no parameter makes
+  std::vector<std::string> not_exported;  ///< trainer's names (the same) that make no HF tensor
   std::string source;
 };
 
@@ -125,6 +126,9 @@ struct BuiltinFamily {
   std::string_view file, text;
 };
 std::span<const BuiltinFamily> BuiltinFamilies();
+
+/// `text` matches `pattern`, in which * is any text.
+bool MatchesPattern(std::string_view pattern, std::string_view text);
 
 /// One family's file; inheritance is not resolved. `text` is TOML.
 StatusOr<Family> ParseFamily(std::string_view text, const std::string& file);

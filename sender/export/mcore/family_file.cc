@@ -285,6 +285,7 @@ StatusOr<Family> ParseFamily(std::string_view text, const std::string& file) {
     family.passthrough.push_back(std::move(pass));
   });
   in.Strings("not_trained", &family.not_trained);
+  in.Strings("not_exported", &family.not_exported);
   in.RefuseOthers();
   DW_RETURN_IF_ERROR(status);
   return family;

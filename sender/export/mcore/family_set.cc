@@ -33,6 +33,7 @@ void Extend(const Family& parent, Family& child) {
   child.dims.insert(parent.dims.begin(), parent.dims.end());
   Inherit(child.passthrough, parent.passthrough);
   Inherit(child.not_trained, parent.not_trained);
+  Inherit(child.not_exported, parent.not_exported);
 
   std::vector<Param> own;
   std::swap(own, child.params);
@@ -129,6 +130,18 @@ Names DefaultNames() {
   names.mtp_inner = {"transformer_layer.", "mtp_model_layer."};
   names.root = "model.";
   return names;
+}
+
+bool MatchesPattern(std::string_view pattern, std::string_view text) {
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == text;
+  if (!text.starts_with(pattern.substr(0, star))) return false;
+  pattern.remove_prefix(star + 1);
+  text.remove_prefix(star);
+  for (size_t skip = 0; skip <= text.size(); ++skip) {
+    if (MatchesPattern(pattern, text.substr(skip))) return true;
+  }
+  return false;
 }
 
 StatusOr<FamilySet> FamilySet::Load(std::span<const fs::path> dirs) {

@@ -122,17 +122,6 @@ std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split
   return ShardBoxes(cut, views_, shard.shard);
 }
 
-std::vector<kernels::StridedCopy> Plan::Copies(const ShardParam& shard, DType from,
-                                               std::optional<Split> split) const {
-  std::vector<kernels::StridedCopy> copies;
-  for (const Box& box : Boxes(shard, split)) {
-    copies.push_back(CopyOf(box, views_[box.tensor], DTypeBytes(from),
-                            DTypeBytes(layout_->tensor(box.tensor).dtype),
-                            layout_->offset(box.tensor)));
-  }
-  return copies;
-}
-
 std::vector<uint64_t> Plan::BytesPerRank() const {
   std::vector<uint64_t> bytes(parallel_.world(), 0);
   for (const Slot& slot : slots_) {

@@ -80,10 +80,6 @@ class Plan {
   /// What rank writes of it, in bytes of HF tensors; of all ranks, index rank.
   std::vector<uint64_t> BytesPerRank() const;
 
-  /// The copies of a shard whose elements are `from`, into a data section (Layout offsets).
-  /// `split`, where given, is the other spelling's.
-  std::vector<kernels::StridedCopy> Copies(const ShardParam& shard, DType from,
-                                           std::optional<Split> split = std::nullopt) const;
   std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt) const;
   /// Shape of a shard if its parameter is cut as `split`.
   std::vector<uint64_t> LocalShape(const Slot& slot, Split split) const;

@@ -15,19 +15,6 @@ std::string Replace(std::string text, std::string_view what, std::string_view wi
   return text;
 }
 
-/// `text` matches `pattern`, in which * is any text.
-bool Matches(std::string_view pattern, std::string_view text) {
-  const size_t star = pattern.find('*');
-  if (star == std::string_view::npos) return pattern == text;
-  if (!text.starts_with(pattern.substr(0, star))) return false;
-  pattern.remove_prefix(star + 1);
-  text.remove_prefix(star);
-  for (size_t skip = 0; skip <= text.size(); ++skip) {
-    if (Matches(pattern, text.substr(skip))) return true;
-  }
-  return false;
-}
-
 Split SplitOf(const std::string& text) {
   return text == "rows" ? Split::kRows : text == "columns" ? Split::kColumns : Split::kNone;
 }
@@ -419,7 +406,7 @@ Status Planner::FollowListing() {
     const std::string& name = listing_->tensor(i).name;
     const auto& patterns = family_.not_trained;
     const bool known = std::any_of(patterns.begin(), patterns.end(),
-                                   [&](const std::string& p) { return Matches(p, name); });
+                                   [&](const std::string& p) { return MatchesPattern(p, name); });
     (known ? plan_.not_trained_ : plan_.unmade_).push_back(name);
   }
   return absl::OkStatus();

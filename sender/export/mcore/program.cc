@@ -128,7 +128,7 @@ std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> vie
 }
 
 kernels::StridedCopy CopyOf(const Box& box, const TensorView& tensor, unsigned src_width,
-                            unsigned dst_width, uint64_t dst_offset) {
+                            unsigned dst_width) {
   const View view = tensor.view();
   View dst_stride{};
   uint64_t step = 1;
@@ -140,7 +140,7 @@ kernels::StridedCopy CopyOf(const Box& box, const TensorView& tensor, unsigned s
   uint64_t first = 0;
   for (size_t d = 0; d < 4; ++d) first += box.lo[d] * dst_stride[d];
   copy.src_offset = static_cast<int64_t>(box.src * src_width);
-  copy.dst_offset = static_cast<int64_t>(dst_offset + first * dst_width);
+  copy.dst_offset = static_cast<int64_t>(first * dst_width);
   // A run is one element where the shard's elements do not follow one another along the last
   // dimension, and else all of it.
   const bool run = box.src_stride[3] == 1;
@@ -155,9 +155,11 @@ kernels::StridedCopy CopyOf(const Box& box, const TensorView& tensor, unsigned s
   return copy;
 }
 
-kernels::StridedCopy Reversed(const kernels::StridedCopy& copy) {
+kernels::StridedCopy Reversed(const kernels::StridedCopy& copy, unsigned src_width,
+                              unsigned dst_width) {
   kernels::StridedCopy back = copy;
   std::swap(back.src_offset, back.dst_offset);
+  back.run_bytes = copy.run_bytes / dst_width * src_width;
   for (size_t d = 0; d < copy.dims; ++d) std::swap(back.src_strides[d], back.dst_strides[d]);
   return back;
 }

@@ -72,10 +72,11 @@ struct Box {
 /// The boxes of shard `t`. `views[i]` describes tensor i. REQUIRES: CheckCut(cut).ok().
 std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t);
 
-/// The box as a copy from a shard of elements of `src_width` bytes into a tensor of `dst_width`
-/// that begins at byte `dst_offset`. Reversed swaps the ends.
+/// The box as a copy from a shard of elements of `src_width` bytes into a tensor of `dst_width`.
 kernels::StridedCopy CopyOf(const Box& box, const TensorView& view, unsigned src_width,
-                            unsigned dst_width, uint64_t dst_offset);
-kernels::StridedCopy Reversed(const kernels::StridedCopy& copy);
+                            unsigned dst_width);
+/// The way back. The widths are those that `copy` was made with.
+kernels::StridedCopy Reversed(const kernels::StridedCopy& copy, unsigned src_width,
+                              unsigned dst_width);
 
 }  // namespace deltawire::mcore

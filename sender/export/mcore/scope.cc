@@ -45,8 +45,8 @@ StatusOr<Scope::Compiled*> Scope::Compile(const std::string& expression) {
   try {
     mu::Parser& parser = fresh->parser;
     parser.DefineNameChars(kNameChars);
-    parser.DefineOprt("%", Remainder, 6, mu::oaLEFT, true);
-    parser.DefineInfixOprt("!", Not, 0, true);
+    parser.DefineOprt("%", Remainder, mu::prMUL_DIV, mu::oaLEFT, true);
+    parser.DefineInfixOprt("!", Not, mu::prINFIX, true);
     parser.SetVarFactory(
         [](const char* name, void* names) {
           auto& list = *static_cast<decltype(Compiled::names)*>(names);
@@ -78,18 +78,18 @@ StatusOr<double> Scope::Evaluate(const std::string& expression) {
 }
 
 StatusOr<double> Scope::Lookup(const std::string& name) {
+  bool own_field = false;
   {
     const Value& known = values_[name];
     if (known.fixed || (known.stamp == layer_stamp_ && !known.pending)) return known.value;
-    if (known.pending) {
-      return Errorf(StatusCode::kInvalidArgument, "\"{}\" is defined by itself", name);
-    }
+    // A definition that names itself means the config's field.
+    own_field = known.pending;
   }
   const auto definition = definitions_.find(name);
-  if (definition == definitions_.end()) {
+  if (own_field || definition == definitions_.end()) {
     const std::optional<double> field = config_.Field(name, layer_);
     if (!field) return Errorf(StatusCode::kNotFound, "config.json has no field \"{}\"", name);
-    values_[name] = {*field, layer_stamp_, false, false};
+    if (!own_field) values_[name] = {*field, layer_stamp_, false, false};
     return *field;
   }
   values_[name].pending = true;

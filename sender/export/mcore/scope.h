@@ -20,8 +20,8 @@ using Alternatives = std::vector<std::string>;
 
 class Scope {
  public:
-  /// `definitions`: name to expression; they may name one another, in any order, but not in a
-  /// circle.
+  /// `definitions`: name to expression; they may name one another, in any order. One
+  /// that names itself means the config's field of that name.
   Scope(const HfConfig& config, std::map<std::string, Alternatives> definitions);
   ~Scope();
   Scope(const Scope&) = delete;
@@ -45,7 +45,7 @@ class Scope {
     double value = 0;
     uint64_t stamp = 0;    // of the layer that it was computed for
     bool fixed = false;    // set from outside
-    bool pending = false;  // being computed: asked for again, it stands in a circle
+    bool pending = false;  // being computed
   };
   StatusOr<double> Evaluate(const std::string& expression);
   StatusOr<double> First(const Alternatives& alternatives);
