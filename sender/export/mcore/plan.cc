@@ -102,8 +102,8 @@ std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
       const uint32_t peer = expert ? at.etp : at.tp;
       const bool cut = slot.cut.split != Split::kNone;
       shard.shard = cut ? peer : 0;
+      if (!slot.cut.parts.empty()) shard.shape = LocalShape(slot, slot.cut.split);
       if (slot.exported) {
-        shard.shape = LocalShape(slot, slot.cut.split);
         const bool first_copy = expert ? at.expert_dp == 0 : at.cp == 0 && at.dp == 0;
         shard.writes = first_copy && (cut || peer == 0);
       }

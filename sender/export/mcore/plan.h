@@ -40,7 +40,7 @@ struct ShardParam {
   uint32_t shard = 0;
   uint32_t chunk = 0;              ///< virtual pipeline chunk of the rank
   std::vector<std::string> names;  ///< as this config spells it, then other spellings
-  std::vector<uint64_t> shape;     ///< empty when any will do (not exported)
+  std::vector<uint64_t> shape;     ///< empty: any will do, it is not exported
   DType dtype = DType::kBF16;
   bool writes = false;    ///< this rank's copy is the one that is exported
   bool optional = false;  ///< may be absent
