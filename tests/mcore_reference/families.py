@@ -32,23 +32,24 @@ def random_config(family, rng):
     layers = rng.choice([2, 3, 4, 4, 6, 6, 8])
     c = {
         "num_hidden_layers": layers,
-        "hidden_size": rng.choice([12, 20, 24, 36]),
         "vocab_size": rng.choice([29, 37, 48, 61, 131]),
         "intermediate_size": rng.choice([16, 28, 32, 48]),
         "torch_dtype": "bfloat16",
     }
     c["num_attention_heads"], c["num_key_value_heads"] = rng.choice(
         [(4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (8, 2), (8, 4), (12, 2), (12, 4)])
+    c["hidden_size"] = c["num_attention_heads"] * rng.choice([3, 4, 5, 6])
     c["head_dim"] = rng.choice([4, 6, 8])
     _BY_FAMILY.get(family, lambda c, rng: None)(c, rng)
-    if c["num_key_value_heads"] == c["num_attention_heads"] and rng.random() < 0.5:
-        del c["num_key_value_heads"]
+    if family == "llama" and c["num_key_value_heads"] == c["num_attention_heads"]:
+        if rng.random() < 0.5:
+            del c["num_key_value_heads"]  # as in Llama 2; other families default to a number
     model_type = {"moonlight": "deepseek_v3"}.get(family, family)
     if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl"):
         _derive_head_dim(c, rng)
     _tie(family, c, rng)
     if family in _NESTED or (family == "qwen2_vl" and rng.random() < 0.5):
-        c = _nest(c, rng)
+        c = _nest(family, c, rng)
     return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
 
 
@@ -77,11 +78,11 @@ def _tie(family, c, rng):
         c["tie_word_embeddings"] = tied
 
 
-def _nest(c, rng):
+def _nest(family, c, rng):
     """Moves the language part's fields into text_config, with a flag there that is not meant."""
     top = {key: c.pop(key) for key in ("tie_word_embeddings", "torch_dtype") if key in c}
-    if "tie_word_embeddings" in top and rng.random() < 0.5:
-        c["tie_word_embeddings"] = True
+    if family.startswith("qwen3") and rng.random() < 0.5:
+        c["tie_word_embeddings"] = True  # Qwen2-VL's own reader would believe it
     return {**top, "text_config": c, "vision_config": {}}
 
 

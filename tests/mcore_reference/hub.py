@@ -14,13 +14,14 @@ from .model import (DENSE, FULL, GDN, MLA, PACKED_IN_OUT, PACKED_INTERLEAVED, PA
 class HubFile:
     lists_tied_head: bool = False  # lm_head.weight is in the file though tied
     mtp_copies: bool = False  # DeepSeek kind: the MTP layer repeats embed_tokens and the head
-    mtp_packed: bool = False  # Qwen3.5-MoE: the MTP block's experts are packed too (Qwen3.6)
+    packed: bool = True  # Qwen3.5-MoE: packed experts; False: one tensor an expert and projection
+    mtp_packed: bool = False  # with packed: the MTP block's experts are packed too (Qwen3.6)
     gdn_fp32: bool = False  # A_log, dt_bias and the GDN norm are F32
 
 
 def random_hub_file(config, rng):
     coin = lambda: rng.random() < 0.5
-    return HubFile(coin(), coin(), coin(), coin())
+    return HubFile(coin(), coin(), rng.random() < 0.7, coin(), coin())
 
 
 def hf_tensors(config, hub=HubFile()):
@@ -154,7 +155,7 @@ def _moe(m, hub, layer):
     if m.correction_bias:
         yield "gate.e_score_correction_bias", [experts]
     form = m.expert_form
-    if form == PACKED_OUT_IN and layer >= m.layers and not hub.mtp_packed:
+    if form == PACKED_OUT_IN and not (hub.packed and (layer < m.layers or hub.mtp_packed)):
         form = SEPARATE
     if form in (SEPARATE, SEPARATE_MIXTRAL):
         gate, up, down = (("w1", "w3", "w2") if form == SEPARATE_MIXTRAL
