@@ -10,7 +10,7 @@ import numpy as np
 from .hub import HubFile, hf_tensors
 from .model import Model
 
-PAD = {np.dtype(np.uint16): 0x7FFF, np.dtype(np.uint32): 0x7FFFFFFF}
+PAD = {np.dtype(np.uint16): 0x7FFF, np.dtype(np.uint32): 0x7FFFFFFF, np.dtype(np.int64): -1}
 FINITE_BF16 = 2 * 0x7F80
 
 
