@@ -233,13 +233,13 @@ def _draw(model, rng):
             x["glu_interleave"] = rng.choice([1, 2, 4])
         if rng.random() < 0.25:
             x["shared_glu_interleave"] = rng.choice([1, 2, 3])
-    if model.mla and rng.random() < 0.3:
+    if model.mla and rng.random() < 0.5:
         x["mla_down_fusion"], x["mla_fusion_sharded"] = True, rng.random() < 0.5
     if pp > 1:
-        x["vpp"] = rng.choice([1, 1, 2, 3])
-        mode = rng.choice(["even", "even", "uneven", "layout"])
+        x["vpp"] = rng.choice([1, 2, 3])
+        mode = rng.choice(["even", "even", "uneven", "uneven", "layout"])
         if mode == "even":
-            x["account_for_embedding"], x["account_for_loss"] = rng.random() < 0.3, rng.random() < 0.3
+            x["account_for_embedding"], x["account_for_loss"] = rng.random() < 0.5, rng.random() < 0.5
         elif mode == "uneven":
             x["first_stage_layers"], x["last_stage_layers"] = rng.choice([0, 1, 2, 3]), rng.choice([0, 1, 2])
         else:
@@ -252,7 +252,9 @@ def random_layout(model, stages, rng):
     flat = "E" + "t" * model.layers + "m" * model.mtp_layers + "L"
     block = "m" * model.mtp_layers  # never cut
     cuts = [i for i in range(1, len(flat)) if not (block and flat[i - 1:i + 1] == "mm")]
-    cuts = sorted(rng.sample(cuts, min(stages - 1, len(cuts))))
+    around = [flat.index("m"), len(flat) - 1] if block and rng.random() < 0.4 and stages > 2 else []
+    others = [i for i in cuts if i not in around]
+    cuts = sorted(around + rng.sample(others, min(stages - 1 - len(around), len(others))))
     parts = [flat[a:b] for a, b in zip([0] + cuts, cuts + [len(flat)])]
     text = "|".join(parts)
     if rng.random() < 0.5:

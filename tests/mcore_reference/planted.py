@@ -1,27 +1,33 @@
 """Known export bugs, one class each: the HF result as an exporter with that bug would write it.
 
-PLANTED maps a short name to a subclass of Reassembly. run_planted(name, case) returns the result, or
-None where the bug cannot show in this case (its own code never ran, or the result is the same by
-nature, e.g. at TP 1). Raised by the bug itself (shapes that do not fit): returned as "loud".
+PLANTED maps a short name to a subclass of Reassembly. run_planted returns the result, None where the
+bug does not show in a case (e.g. at TP 1), or "loud" where it trips over shapes that do not fit.
 A test that compares with the expected HF values must reject every result that is returned.
 """
 
 import numpy as np
 
+from .model import Model
 from .reassemble import Reassembly
 from .values import add_one, round_to_bf16, widen
 
 PLANTED = {}
 
 
-def planted(cls):
-    PLANTED[cls.__name__] = cls
-    return cls
+def planted(needs=lambda m, x: True):
+    """needs: what of model and split the bug cannot show without."""
+    def keep(cls):
+        PLANTED[cls.__name__] = cls
+        cls.needs = staticmethod(needs)
+        return cls
+    return keep
 
 
-def run_planted(name, config, parallel, shards, listed):
-    """The buggy result; None: same as the right one; "loud": the bug trips over itself."""
-    right = Reassembly(config, parallel, shards, listed).run()
+def run_planted(name, case, shards):
+    """The buggy result of a case.Case; None: nothing shows; "loud": the bug trips over itself."""
+    config, parallel, right, listed = case.config, case.parallel, case.hf, case.listed
+    if not PLANTED[name].needs(Model(config), parallel):
+        return None
     try:
         wrong = PLANTED[name](config, parallel, shards, listed).run()
     except (ValueError, IndexError, KeyError, StopIteration, AssertionError):
@@ -33,14 +39,14 @@ def run_planted(name, config, parallel, shards, listed):
 
 # GLU.
 
-@planted
+@planted()
 class GateUpSwapped(Reassembly):
     def gate_and_up(self, parts, interleave=0):
         gate, up = super().gate_and_up(parts, interleave)
         return up, gate
 
 
-@planted
+@planted(lambda m, x: x.tp > 1 or x.etp > 1)
 class PlainConcatFc1(Reassembly):
     """[g0 u0 g1 u1 ...] cut in two: the right shape, gate and up mixed."""
 
@@ -48,7 +54,7 @@ class PlainConcatFc1(Reassembly):
         return tuple(np.split(np.concatenate(parts), 2))
 
 
-@planted
+@planted(lambda m, x: x.glu_interleave or x.shared_glu_interleave)
 class GluInterleaveIgnored(Reassembly):
     def gate_and_up(self, parts, interleave=0):
         return super().gate_and_up(parts, 0)
@@ -56,7 +62,7 @@ class GluInterleaveIgnored(Reassembly):
 
 # Attention.
 
-@planted
+@planted(lambda m, x: not m.mla)
 class QkvByKind(Reassembly):
     """The fused rows read as [all q; all k; all v]."""
 
@@ -65,7 +71,7 @@ class QkvByKind(Reassembly):
         return tuple(np.split(np.concatenate(parts), [len(q), len(q) + len(k)]))
 
 
-@planted
+@planted(lambda m, x: m.groups < x.tp)
 class QkvSplitOnEachRank(Reassembly):
     """Each rank's rows taken for whole groups: wrong where a rank holds less than a group."""
 
@@ -79,7 +85,7 @@ class QkvSplitOnEachRank(Reassembly):
         return tuple(np.concatenate(kind) for kind in zip(*pieces))
 
 
-@planted
+@planted(lambda m, x: m.gated_attention)
 class GateAfterAllQueries(Reassembly):
     """HF's q_proj written as [all q; all gates]."""
 
@@ -87,7 +93,7 @@ class GateAfterAllQueries(Reassembly):
         return np.concatenate([q.reshape(-1, *tail), gate.reshape(-1, *tail)])
 
 
-@planted
+@planted(lambda m, x: m.sinks and x.tp > 1)
 class SinksOfOneRank(Reassembly):
     """No TP attribute, so taken for replicated."""
 
@@ -95,7 +101,7 @@ class SinksOfOneRank(Reassembly):
         return parts[0]
 
 
-@planted
+@planted(lambda m, x: m.mla and x.tp > 1)
 class DownProjectionGathered(Reassembly):
     """MLA's replicated projections carry a TP attribute in older versions: T copies."""
 
@@ -103,7 +109,7 @@ class DownProjectionGathered(Reassembly):
         return np.concatenate(parts)
 
 
-@planted
+@planted(lambda m, x: m.mla and x.spec == "local" and x.tp > 1)
 class DownProjectionOfOneRank(Reassembly):
     """The local spec's split projections taken for replicated."""
 
@@ -111,7 +117,7 @@ class DownProjectionOfOneRank(Reassembly):
         return parts[0]
 
 
-@planted
+@planted(lambda m, x: x.mla_fusion_sharded and x.tp > 1)
 class FusedDownPlainConcat(Reassembly):
     def split_down_projection(self, parts):
         q, kv = self.m.q_lora, self.m.kv_lora + self.m.rope
@@ -119,7 +125,7 @@ class FusedDownPlainConcat(Reassembly):
         return full[:q], full[q:]
 
 
-@planted
+@planted(lambda m, x: m.gated_attention and x.tp > 1)
 class GdnPlainConcat(Reassembly):
     """in_proj and conv1d: ranks put one after the other, then cut into components."""
 
@@ -127,7 +133,7 @@ class GdnPlainConcat(Reassembly):
         return np.split(np.concatenate(parts), np.cumsum(sizes)[:-1])
 
 
-@planted
+@planted(lambda m, x: m.kind == "qwen3_next")
 class GdnNotByKeyHead(Reassembly):
     """Qwen3-Next's in_proj_qkvz and _ba written flat, as Qwen3.5 has them."""
 
@@ -135,13 +141,13 @@ class GdnNotByKeyHead(Reassembly):
         return np.concatenate(pieces)
 
 
-@planted
+@planted(lambda m, x: m.gated_attention)
 class OutNormWithoutOne(Reassembly):
     def out_norm(self, array, dtype):
         return widen(array) if dtype == "F32" else array
 
 
-@planted
+@planted(lambda m, x: m.gated_attention)
 class OutNormTruncated(Reassembly):
     """The sum's lower half cut off instead of rounded."""
 
@@ -150,13 +156,13 @@ class OutNormTruncated(Reassembly):
         return bits if dtype == "F32" else (bits >> 16).astype(np.uint16)
 
 
-@planted
+@planted()
 class OneAddedToEveryNorm(Reassembly):
     def norm(self, array):
         return round_to_bf16(add_one(widen(array)))
 
 
-@planted
+@planted(lambda m, x: m.gemma_norms)
 class GemmaNormsSwapped(Reassembly):
     """The norm before the MLP called post_attention_layernorm, as in other families."""
 
@@ -166,7 +172,7 @@ class GemmaNormsSwapped(Reassembly):
 
 # Experts.
 
-@planted
+@planted(lambda m, x: m.model_type in ("gpt_oss", "qwen3_vl_moe"))
 class ExpertsNotTransposed(Reassembly):
     """Packed experts in mcore's own orientation. Silent where they are square."""
 
@@ -174,7 +180,7 @@ class ExpertsNotTransposed(Reassembly):
         return array
 
 
-@planted
+@planted(lambda m, x: m.kind == "gpt_oss")
 class PackedHalvesNotInterleaved(Reassembly):
     """gpt-oss's last axis written as [gate | up]."""
 
@@ -182,7 +188,7 @@ class PackedHalvesNotInterleaved(Reassembly):
         return np.concatenate([gate, up], axis=-1)
 
 
-@planted
+@planted(lambda m, x: m.experts and x.etp > 1)
 class ExpertTpNotGathered(Reassembly):
     """One expert-TP rank's shard sent as if it were whole."""
 
@@ -190,7 +196,7 @@ class ExpertTpNotGathered(Reassembly):
         return super().expert_parts(chunk, e, name)[:1]
 
 
-@planted
+@planted(lambda m, x: m.experts and x.etp > 1)
 class ExpertTpRepeated(Reassembly):
     """The same, with the buffer filled up: the right shape."""
 
@@ -198,7 +204,7 @@ class ExpertTpRepeated(Reassembly):
         return super().expert_parts(chunk, e, name)[:1] * self.x.etp
 
 
-@planted
+@planted(lambda m, x: m.experts and (x.etp != x.tp or x.ep > 1))
 class ExpertsOverDenseTp(Reassembly):
     """Gathered from the dense TP group, which is another one where ETP differs from TP or EP > 1."""
 
@@ -206,7 +212,7 @@ class ExpertsOverDenseTp(Reassembly):
         return self.dense_ranks(p)
 
 
-@planted
+@planted(lambda m, x: m.experts and x.etp > 1)
 class ExpertFc2OnRows(Reassembly):
     """TransformerEngine's partition_dim of 0 believed."""
 
@@ -214,7 +220,7 @@ class ExpertFc2OnRows(Reassembly):
         return np.concatenate(parts, axis=0).reshape(super().expert_down(parts).shape)
 
 
-@planted
+@planted(lambda m, x: x.ep > 1)
 class ExpertsDealtInTurn(Reassembly):
     """Global id as local * EP + ep."""
 
@@ -222,7 +228,7 @@ class ExpertsDealtInTurn(Reassembly):
         return local * self.x.ep + ep
 
 
-@planted
+@planted(lambda m, x: x.ep > 1)
 class FirstEpRanksExpertsOnly(Reassembly):
     """Every EP rank's experts published under the first one's ids."""
 
@@ -230,7 +236,7 @@ class FirstEpRanksExpertsOnly(Reassembly):
         return super().expert_ranks(p, 0)
 
 
-@planted
+@planted(lambda m, x: x.ep > 1 and x.etp != x.tp)
 class ExpertGridWithDenseStride(Reassembly):
     """EP ranks taken to be a dense TP size apart."""
 
@@ -239,7 +245,7 @@ class ExpertGridWithDenseStride(Reassembly):
         return [p * stage + (e * self.x.tp + et) % stage for et in range(self.x.etp)]
 
 
-@planted
+@planted(lambda m, x: m.shared_ffn and x.etp < x.tp)
 class SharedExpertOverExpertTp(Reassembly):
     """The shared expert, split by TP, gathered as if split by expert TP."""
 
@@ -247,13 +253,13 @@ class SharedExpertOverExpertTp(Reassembly):
         return super().shared_parts(chunk, name)[:self.x.etp]
 
 
-@planted
+@planted(lambda m, x: m.correction_bias)
 class CorrectionBiasThroughBf16(Reassembly):
     def correction_bias(self, array):
         return widen(round_to_bf16(array))
 
 
-@planted
+@planted(lambda m, x: m.correction_bias)
 class CorrectionBiasMissing(Reassembly):
     def correction_bias(self, array):
         return np.zeros_like(array)
@@ -261,13 +267,13 @@ class CorrectionBiasMissing(Reassembly):
 
 # Pipeline, vocabulary, ends.
 
-@planted
+@planted(lambda m, x: x.pp > 1)
 class LocalLayerNumbers(Reassembly):
     def global_layer(self, before, local):
         return local
 
 
-@planted
+@planted(lambda m, x: x.vpp > 1)
 class ChunksInRankOrder(Reassembly):
     """Both chunks of rank 0, then both of rank 1: every layer is there, in the wrong place."""
 
@@ -275,13 +281,13 @@ class ChunksInRankOrder(Reassembly):
         return [(p, v) for p in range(self.x.pp) for v in range(self.x.vpp)]
 
 
-@planted
+@planted()
 class PaddingKept(Reassembly):
     def cut_vocabulary(self, full):
         return full
 
 
-@planted
+@planted(lambda m, x: x.tp > 1)
 class PaddingCutOnEachRank(Reassembly):
     """Padding taken to be at the end of every rank's rows: shape-correct, rows shifted."""
 
@@ -291,7 +297,7 @@ class PaddingCutOnEachRank(Reassembly):
         return np.concatenate(keep)[:self.m.vocab] if pad % ranks == 0 else full[pad:]
 
 
-@planted
+@planted(lambda m, x: m.tied and x.pp > 1)
 class StaleTiedHead(Reassembly):
     """output_layer.weight exported though tied."""
 
@@ -304,20 +310,20 @@ class StaleTiedHead(Reassembly):
         return super().head()
 
 
-@planted
+@planted(lambda m, x: m.mtp_layers and x.pp > 1)
 class EmbeddingOfTheMtpStage(Reassembly):
     def embedding_source(self):
         name = "embedding.word_embeddings.weight"
         return [chunk for chunk in self.chunk_order() if self.has(chunk, name)][-1]
 
 
-@planted
+@planted(lambda m, x: m.mtp_layers)
 class MtpLayerOffByOne(Reassembly):
     def mtp_hf_layer(self, k):
         return self.m.hf_layer(self.m.layers + k + 1)
 
 
-@planted
+@planted(lambda m, x: m.mtp_layers)
 class MtpHalvesSwapped(Reassembly):
     def eh_proj(self, full):
         return np.concatenate(np.split(full, 2, axis=1)[::-1], axis=1)
