@@ -3,6 +3,7 @@
 save_pretrained turns the names in memory back into the hub's. Tiny models, random weights. Left out:
 MTP blocks and the vision part. Where transformers 5 writes another form than the published files have
 (the hub's form counts), `as_written` says so.
+DELTAWIRE_TRAINER_PYTHON may name a Python that has transformers.
 Usage: check_transformers.py [configs per family]
 """
 
@@ -17,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 from mcore_reference.families import ARCHITECTURES, FAMILIES, random_config  # noqa: E402
 from mcore_reference.hub import HubFile, hf_tensors  # noqa: E402
 from mcore_reference.model import VISION_PREFIX, Model  # noqa: E402
+from mcore_reference.trainer_python import again_or_skip  # noqa: E402
 
 TINY_VISION = dict(depth=1, hidden_size=8, intermediate_size=8, num_heads=2, patch_size=2,
                    spatial_merge_size=1, temporal_patch_size=1, num_position_embeddings=4,
@@ -84,10 +86,9 @@ def main():
     try:
         import torch
         import transformers
-        transformers.logging.set_verbosity_error()
     except ImportError as error:
-        print(f"SKIPPED: {error}")
-        return
+        again_or_skip(error)
+    transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     bad = 0
     for family in FAMILIES:

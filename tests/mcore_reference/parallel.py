@@ -87,7 +87,7 @@ def chunk_sizes(parallel, layers):
     if F or Z:
         middle = P - bool(F) - bool(Z)
         rest = layers - F - Z
-        if middle < 0 or rest < 0 or (rest % middle if middle else rest):
+        if middle < 0 or rest < 0 or bool(rest) != bool(middle) or (middle and rest % middle):
             return None
         stage = [rest // middle if middle else 0] * P
         if F:
@@ -188,6 +188,8 @@ def _attention_reason(model, x):
             return "MLA down projection rows"
     elif x.mla_down_fusion:
         return "fusion of MLA's down projections without MLA"
+    if GDN in kinds and x.spec == "local":
+        return "GDN is built with TransformerEngine's linears only"
     if GDN in kinds and (model.gdn_k_heads % T or model.gdn_v_heads % T):
         return "GDN heads"
     return None
