@@ -1,7 +1,8 @@
 """Compares the reference with Megatron-Core's own code where it is installed.
 
 Layer numbers, layout strings, rank grids; and, with every rank of a small world built in turn on fake
-process groups and the CPU, the names and shapes that mcore's local spec really gives a model.
+process groups and the CPU, the names and shapes that mcore's specs really give a model. The TE spec is
+built with stand-ins for TransformerEngine's own modules.
 DELTAWIRE_TRAINER_PYTHON may name a Python that has megatron.core.
 Usage: check_megatron.py [seeds per family [first seed]]
 """
@@ -32,9 +33,10 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
+from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants  # noqa: E402
 from megatron.core.models.gpt import gpt_layer_specs  # noqa: E402
-from megatron.core.transformer import (dot_product_attention,  # noqa: E402
-                                       multi_latent_attention, transformer_layer)
+from megatron.core.ssm import gated_delta_net  # noqa: E402
+from megatron.core.transformer import dot_product_attention, transformer_layer  # noqa: E402
 from megatron.core.transformer.pipeline_parallel_layer_layout import (  # noqa: E402
     PipelineParallelLayerLayout)
 from megatron.core.transformer.transformer_config import (MLATransformerConfig,  # noqa: E402
@@ -43,14 +45,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 
 from mcore_reference.case import random_case  # noqa: E402
 from mcore_reference.families import FAMILIES  # noqa: E402
-from mcore_reference.model import MOE, Model  # noqa: E402
+from mcore_reference.model import GDN, MOE, Model  # noqa: E402
 from mcore_reference.parallel import Placement, layout_stages, padded_vocab  # noqa: E402
+from mcore_reference.te_stand_ins import instead_of_transformer_engine  # noqa: E402
 
 SEEDS, FIRST_SEED = 4, 0
-# Norms after attention and MLP are not mcore's own but added by those who train these models; GDN has
-# no local spec.
-NOT_BUILT = {"gemma2", "gemma3_text", "gemma3", "glm4", "qwen3_next", "qwen3_5", "qwen3_5_moe",
-             "qwen3_5_text", "qwen3_5_moe_text"}
+# Norms after attention and MLP are not mcore's own but added by those who train these models.
+NOT_BUILT = {"gemma2", "gemma3_text", "gemma3", "glm4"}
 
 
 def described(case):
@@ -121,7 +122,7 @@ def transformer_config(model, x):
         num_layers=model.layers, hidden_size=model.hidden, num_attention_heads=model.heads,
         ffn_hidden_size=model.ffn or 4 * model.hidden, gated_linear_unit=True,
         add_bias_linear=model.mlp_bias or model.kind == "gpt_oss", add_qkv_bias=model.qkv_bias,
-        normalization="RMSNorm", qk_layernorm=model.qk_norm or model.mla,
+        normalization="RMSNorm", bias_dropout_fusion=False, qk_layernorm=model.qk_norm or model.mla,
         tensor_model_parallel_size=x.tp, pipeline_model_parallel_size=x.pp,
         virtual_pipeline_model_parallel_size=x.vpp if x.vpp > 1 else None, expert_model_parallel_size=x.ep, expert_tensor_parallel_size=x.etp,
         num_layers_in_first_pipeline_stage=x.first_stage_layers or None,
@@ -135,7 +136,7 @@ def transformer_config(model, x):
     if model.experts and any(moe):
         options.update(
             num_moe_experts=model.experts, moe_ffn_hidden_size=model.expert_ffn, moe_layer_freq=moe,
-            moe_router_load_balancing_type="none", moe_router_topk=2,
+            moe_grouped_gemm=x.experts == "grouped", moe_router_load_balancing_type="none", moe_router_topk=2,
             moe_router_enable_expert_bias=model.correction_bias, add_bias_linear=model.kind == "gpt_oss",
             moe_router_score_function="sigmoid" if model.correction_bias else "softmax",
             moe_shared_expert_intermediate_size=model.shared_ffn or None,
@@ -146,6 +147,13 @@ def transformer_config(model, x):
             qk_head_dim=model.nope, qk_pos_emb_head_dim=model.rope, v_head_dim=model.v_dim,
             rope_type="rope")
     options.update(num_query_groups=model.groups, kv_channels=model.head_dim)
+    if model.gated_attention:
+        options.update(
+            attention_output_gate=True, experimental_attention_variant="gated_delta_net",
+            linear_attention_freq=[int(model.attention(i) == GDN) for i in range(model.layers)],
+            linear_conv_kernel_dim=model.gdn_kernel, linear_key_head_dim=model.gdn_k_dim,
+            linear_value_head_dim=model.gdn_v_dim, linear_num_key_heads=model.gdn_k_heads,
+            linear_num_value_heads=model.gdn_v_heads)
     return TransformerConfig(**options)
 
 
@@ -156,7 +164,10 @@ def without_a_gpu():
     yield mock.patch("torch.cuda.current_device", lambda: "cpu")
     yield mock.patch("torch.Tensor.cuda", lambda self: self)
     yield mock.patch("torch.cuda.Stream", lambda *_, **__: None)
-    yield mock.patch.object(multi_latent_attention, "TELinear", torch.nn.Identity)
+    yield mock.patch.object(gated_delta_net, "HAVE_FLA", True)
+    tracker = types.SimpleNamespace(fork=contextlib.nullcontext)
+    yield mock.patch.object(gated_delta_net, "get_cuda_rng_tracker", lambda: tracker)
+    yield instead_of_transformer_engine()
     # MLA hands its attention k_channels and v_channels, which the local one does not take.
     yield mock.patch.object(
         dot_product_attention.DotProductAttention, "__init__",
@@ -164,8 +175,19 @@ def without_a_gpu():
             self, *args, **{key: value for key, value in options.items() if key in known}))
 
 
+def last_layer_spec(config, model, te):
+    """Of the decoder's last layer, of which MTP blocks are made, wherever that layer is."""
+    if not model.gated_attention:
+        return gpt_layer_specs.get_gpt_decoder_layer_specs(config, te, config.normalization)[-1]
+    everything = mock.patch.multiple(variants, get_transformer_layer_offset=lambda *_, **__: 0,
+                                     get_num_layers_to_build=lambda *_, **__: model.layers)
+    with everything, mock.patch.object(config, "pipeline_model_parallel_layout", None):
+        return variants.get_transformer_block_with_experimental_attention_variant_spec(
+            config).layer_specs[-1]
+
+
 def built(case, rank):
-    """chunk -> {name: shape} of the model that mcore builds for a rank with its local spec."""
+    """chunk -> {name: shape} of the model that mcore builds for a rank."""
     x, model = case.parallel, Model(case.config)
     dist.init_process_group("fake", rank=rank, world_size=x.world, store=FakeStore())
     try:
@@ -177,12 +199,16 @@ def built(case, rank):
         place, p = Placement(model, x), parallel_state.get_pipeline_model_parallel_rank()
         for v in range(x.vpp):
             stage = v if x.vpp > 1 else None
-            spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, False, vp_stage=stage)
+            te = x.spec == "te"
+            if model.gated_attention:
+                spec = variants.get_transformer_block_with_experimental_attention_variant_spec(
+                    config, vp_stage=stage)
+            else:
+                spec = gpt_layer_specs.get_gpt_decoder_block_spec(config, te, vp_stage=stage)
             mtp = None
             if (p, v) == place.mtp:
-                layer = gpt_layer_specs.get_gpt_decoder_layer_specs(
-                    config, False, config.normalization)[-1]
-                mtp = gpt_layer_specs.get_gpt_mtp_block_spec(config, layer, False, vp_stage=stage)
+                layer = last_layer_spec(config, model, te)
+                mtp = gpt_layer_specs.get_gpt_mtp_block_spec(config, layer, te, vp_stage=stage)
             chunk = GPTModel(
                 config, spec, vocab_size=padded_vocab(model.vocab, x), max_sequence_length=16,
                 pre_process=(p, v) == place.embedding, post_process=(p, v) == place.loss,
@@ -198,11 +224,17 @@ def built(case, rank):
 
 class Models(unittest.TestCase):
     def test_names_and_shapes_of_the_local_spec(self):
+        self.check("local")
+
+    def test_names_and_shapes_of_the_te_spec(self):
+        self.check("te")
+
+    def check(self, spec):
         compared = {}
         for family in FAMILIES:
             if family in NOT_BUILT:
                 continue
-            for case in self.local_cases(family):
+            for case in self.cases(family, spec):
                 held, x = case.shards(), case.parallel
                 with self.subTest(family=family), contextlib.ExitStack() as stack:
                     for patch in without_a_gpu():
@@ -220,13 +252,18 @@ class Models(unittest.TestCase):
                         compared[kind] = compared.get(kind, 0) + 1
         print("ranks compared:", compared)
 
-    def local_cases(self, family):
+    def cases(self, family, spec):
         found, seed = 0, FIRST_SEED
         while found < SEEDS and seed < FIRST_SEED + 40 * SEEDS:
             case = random_case(family, seed)
             seed += 1
-            biased_experts = case.family == "gpt_oss" and case.parallel.etp > 1  # refused by mcore 0.16
-            if case.parallel.spec == "local" and not biased_experts:
+            x, m = case.parallel, Model(case.config)
+            refused = m.kind == "gpt_oss" and x.etp > 1  # by mcore 0.16
+            newer = x.mla_down_fusion  # than mcore 0.16
+            last = m.layers - 1  # MTP blocks are made like it
+            custom = m.mtp_layers and (m.attention(last), m.mlp(last)) != (
+                m.attention(m.layers), m.mlp(m.layers))
+            if x.spec == spec and not (refused or newer or custom):
                 found += 1
                 yield case
 
