@@ -80,7 +80,11 @@ class Plan {
   /// What rank writes of it, in bytes of HF tensors; of all ranks, index rank.
   std::vector<uint64_t> BytesPerRank() const;
 
-  std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt) const;
+  /// `split`, where given, is the other spelling's.
+  std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt,
+                         RowRange only = {}) const;
+  /// A slot's cut if it is cut as `split`.
+  ParamCut CutAs(const Slot& slot, Split split) const;
   /// Shape of a shard if its parameter is cut as `split`.
   std::vector<uint64_t> LocalShape(const Slot& slot, Split split) const;
 
