@@ -14,9 +14,11 @@ THIRD_PARTY = {
     "catch2": ("catch2/",),
     "cli11": ("CLI/",),
     "fmt": ("fmt/", "spdlog/fmt/"),
+    "gloo": ("gloo/",),
     "grpc": ("grpc/", "grpcpp/", "grpc++/"),
     "hwy": ("hwy/",),
     "json": ("nlohmann/",),
+    "nccl": ("nccl.h",),
     "openssl": ("openssl/",),
     "prometheus": ("prometheus/",),
     "protobuf": ("google/protobuf/",),
@@ -53,7 +55,11 @@ ROOMS = {
     # Messages, and what every program shares of serving and translating them.
     "proto": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("grpc", "protobuf")),
     "sender": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
-    "sender/export": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
+    "sender/export": Room(
+        rooms=("common", "kernels", "proto"),
+        outside=DAEMON + ("cuda", "gloo", "nccl"),
+        never=("sender",),
+    ),
     "receiver": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(
