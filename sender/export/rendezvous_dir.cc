@@ -1,10 +1,13 @@
 #include "sender/export/rendezvous_dir.h"
 
-#include <gloo/rendezvous/file_store.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <cerrno>
+#include <fstream>
+#include <iterator>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 namespace deltawire {
@@ -12,10 +15,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
 
 constexpr std::string_view kFilePrefix = "file:";
 constexpr size_t kMissingNamed = 8;
+// Between two looks. Not inotify, which sees nothing of other machines.
+constexpr std::chrono::milliseconds kPoll{5};
 
 bool IsWord(const std::string& job) {
   const auto good = [](char c) {
@@ -26,27 +30,6 @@ bool IsWord(const std::string& job) {
 }
 
 }  // namespace
-
-struct RendezvousDir::Impl {
-  explicit Impl(std::string dir) : path(std::move(dir)), store(path) {}
-
-  bool Has(const std::string& key) {
-    try {
-      store.wait({key}, milliseconds(1));  // zero would be for ever
-      return true;
-    } catch (const std::exception&) {
-      return false;
-    }
-  }
-
-  const std::string path;
-  gloo::rendezvous::FileStore store;
-};
-
-RendezvousDir::RendezvousDir(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-RendezvousDir::RendezvousDir(RendezvousDir&&) noexcept = default;
-RendezvousDir& RendezvousDir::operator=(RendezvousDir&&) noexcept = default;
-RendezvousDir::~RendezvousDir() = default;
 
 StatusOr<RendezvousDir> RendezvousDir::Open(const std::string& where, const std::string& job) {
   if (!where.starts_with(kFilePrefix)) {
@@ -64,69 +47,59 @@ StatusOr<RendezvousDir> RendezvousDir::Open(const std::string& where, const std:
                   "rendezvous directory {} is not there: make it before the ranks start",
                   base.string());
   }
-  const fs::path dir = base / job;
-  fs::create_directory(dir, ec);
-  if (ec) return ErrnoError("mkdir " + dir.string(), ec.value());
-  try {
-    return RendezvousDir(std::make_unique<Impl>(dir.string()));
-  } catch (const std::exception& e) {
-    return Errorf(StatusCode::kInternal, "rendezvous directory {}: {}", dir.string(), e.what());
-  }
+  RendezvousDir dir(base / job);
+  fs::create_directory(dir.path_, ec);
+  if (ec) return ErrnoError("mkdir " + dir.path_.string(), ec.value());
+  return dir;
 }
 
 Status RendezvousDir::Set(const std::string& key, std::span<const char> value) {
-  if (impl_->Has(key)) {
-    return Errorf(
-        StatusCode::kAlreadyExists,
-        "rendezvous directory {} has '{}' already: take a new job name, or give every rank "
-        "its own number",
-        impl_->path, key);
-  }
-  try {
-    impl_->store.set(key, {value.begin(), value.end()});
-    return absl::OkStatus();
-  } catch (const std::exception& e) {
-    return Errorf(StatusCode::kInternal, "writing '{}' into rendezvous directory {}: {}", key,
-                  impl_->path, e.what());
-  }
+  const fs::path path = path_ / key;
+  const fs::path unfinished = path_ / fmt::format(".{}.{}", key, getpid());
+  std::ofstream out(unfinished, std::ios::binary | std::ios::trunc);
+  out.write(value.data(), static_cast<std::streamsize>(value.size()));
+  out.close();
+  if (!out) return ErrnoError("write " + unfinished.string());
+  // Appears whole, and never in another's place.
+  const int linked = link(unfinished.c_str(), path.c_str());
+  const int error = errno;
+  unlink(unfinished.c_str());
+  if (linked == 0) return absl::OkStatus();
+  if (error != EEXIST) return ErrnoError("link " + path.string(), error);
+  return Errorf(StatusCode::kAlreadyExists,
+                "rendezvous directory {} has '{}' already: take a new job name, or give every rank "
+                "its own number",
+                path_.string(), key);
 }
 
-StatusOr<std::vector<std::vector<char>>> RendezvousDir::WaitForAll(
-    const std::vector<std::string>& keys, Clock::time_point deadline) {
-  std::vector<std::vector<char>> values;
-  for (size_t k = 0; k < keys.size(); ++k) {
-    const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
-    try {
-      impl_->store.wait({keys[k]},
-                        std::clamp(left, milliseconds(1), milliseconds(std::chrono::hours(24))));
-      values.push_back(impl_->store.get(keys[k]));
-    } catch (const std::exception& e) {
-      std::string missing;
-      size_t count = 0;
-      for (size_t m = k; m < keys.size() && count < kMissingNamed; ++m) {
-        if (impl_->Has(keys[m])) continue;
-        missing += (count++ == 0 ? "" : ", ") + keys[m];
-      }
-      if (count == 0) {
-        return Errorf(StatusCode::kInternal, "reading '{}' from rendezvous directory {}: {}",
-                      keys[k], impl_->path, e.what());
-      }
-      return Errorf(StatusCode::kDeadlineExceeded,
-                    "{}{} did not come to rendezvous directory {} in time", missing,
-                    count == kMissingNamed ? " and maybe more" : "", impl_->path);
+StatusOr<std::vector<std::string>> RendezvousDir::WaitForAll(const std::vector<std::string>& keys,
+                                                             Clock::time_point deadline) {
+  std::vector<std::string> values;
+  while (values.size() < keys.size()) {
+    if (auto value = Find(keys[values.size()])) {
+      values.push_back(std::move(*value));
+      continue;
     }
+    if (Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPoll);
+      continue;
+    }
+    std::string missing;
+    size_t count = 0;
+    for (size_t k = values.size(); k < keys.size() && count < kMissingNamed; ++k) {
+      if (!Find(keys[k])) missing += (count++ == 0 ? "" : ", ") + keys[k];
+    }
+    return Errorf(StatusCode::kDeadlineExceeded,
+                  "{}{} did not come to rendezvous directory {} in time", missing,
+                  count == kMissingNamed ? " and maybe more" : "", path_.string());
   }
   return values;
 }
 
-std::optional<std::string> RendezvousDir::Find(const std::string& key) {
-  if (!impl_->Has(key)) return std::nullopt;
-  try {
-    const std::vector<char> value = impl_->store.get(key);
-    return std::string(value.begin(), value.end());
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
+std::optional<std::string> RendezvousDir::Find(const std::string& key) const {
+  std::ifstream in(path_ / key, std::ios::binary);
+  if (!in) return std::nullopt;
+  return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
 }  // namespace deltawire
