@@ -1,9 +1,8 @@
 // What a trainer's ranks do together where they share no memory: agree on small metadata, and
 // gather bytes to one rank, the root. Owner: one per rank; handles and buffers may outlive it.
 // Threads: one caller; transfers go on beside it. Cost: a gather copies nothing in user space.
-// Errors: every wait has a deadline. After kUnavailable or kDeadlineExceeded, which name the rank
-// that is missing as far as known, or after Abort, it is broken: each later call returns that error
-// at once.
+// Errors: every wait has a deadline. kUnavailable and kDeadlineExceeded name the rank that is
+// missing, as far as known, and break the collective: each later call returns them at once.
 #pragma once
 
 #include <chrono>
@@ -58,11 +57,11 @@ class Collective {
 
   /// Begins to move every rank's `mine` to the root. There, `parts[r]` receives the bytes of rank r
   /// (parts[root] stays as it is: the root has its own bytes already); elsewhere `parts` is empty.
-  /// Ranks with nothing to give call it with nothing, or not at all. Several may be under way, and
-  /// those between one rank and the root proceed in any order between different slots. The deadline
-  /// is for the start alone, which waits only where the library must set up connections.
-  /// REQUIRES: parts[r].size() is what rank r gives for this `slot` (agree on it first); the memory
-  /// lives until Wait, satisfies CanSendFrom and is, on the root, of a kReceive buffer.
+  /// Ranks with nothing to give call it with nothing, or not at all. Several may be under way:
+  /// every rank starts them in the same order and under the same slots. The deadline is for the
+  /// start alone, which waits only where the library must set up connections. REQUIRES:
+  /// parts[r].size() is what rank r gives for this `slot` (agree on it first); the memory lives
+  /// until Wait, satisfies CanSendFrom and is, on the root, of a kReceive buffer.
   virtual StatusOr<std::unique_ptr<PendingGather>> StartGather(uint32_t slot, Bytes mine,
                                                                std::span<const MutableBytes> parts,
                                                                Deadline deadline) = 0;

@@ -1,9 +1,8 @@
-// Streams buckets of bytes from all ranks to the root, where the next bucket arrives while the last
-// one is consumed. Call on every rank with the same plan. Threads: those of the caller.
-// Memory: at most two buckets a rank, whatever the plan's size. Cost: one copy on a rank that gives
-// several pieces to a bucket, none for a single one or for the root's own.
-// Errors: the first of any rank ends it on all; the collective is broken then, but after a
-// mismatch.
+// Streams buckets of bytes from all ranks to the root: the next arrives while one is consumed.
+// Call on every rank with the same plan. Threads: the caller's. Memory: at most two buckets a rank,
+// whatever the plan's size. Cost: one copy on a rank that gives several pieces to a bucket, none
+// for a single one or for the root's own. Errors: the first of any rank ends it on all and, but for
+// plans that differ or cannot be, breaks the collective.
 #pragma once
 
 #include <array>

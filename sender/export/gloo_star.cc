@@ -3,14 +3,14 @@
 #include <gloo/transport/tcp/device.h>
 #include <limits.h>
 #include <netdb.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <string>
+
+#include "sender/export/sigpipe_blocked.h"
 
 namespace deltawire {
 namespace {
@@ -28,36 +28,6 @@ constexpr milliseconds kLook{20};
 constexpr milliseconds kForEver = std::chrono::hours(10'000);
 // How long the root's last word is waited for once it has closed: it may be just about to say it.
 constexpr milliseconds kNoteWait{1000};
-
-// Gloo writes to sockets without MSG_NOSIGNAL: a peer's death would end this process. While one of
-// these lives, SIGPIPE is blocked in this thread and in those that it starts; one that came is
-// taken.
-class SigpipeBlocked {
- public:
-  SigpipeBlocked() {
-    sigemptyset(&pipe_);
-    sigaddset(&pipe_, SIGPIPE);
-    sigset_t pending;
-    sigpending(&pending);
-    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
-    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
-  }
-  ~SigpipeBlocked() {
-    const timespec none{};
-    if (!was_pending_) {
-      while (sigtimedwait(&pipe_, nullptr, &none) == -1 && errno == EINTR) {
-      }
-    }
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  SigpipeBlocked(const SigpipeBlocked&) = delete;
-  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
-
- private:
-  sigset_t pipe_;
-  sigset_t before_;
-  bool was_pending_;
-};
 
 // At least 1: zero and less mean "for ever" to Gloo.
 std::chrono::milliseconds MillisecondsUntil(Deadline deadline) {

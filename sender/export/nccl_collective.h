@@ -1,9 +1,8 @@
-// Collective over NCCL: bytes go from device memory to device memory, and on the root to pinned
-// host memory behind that. Small messages and the verdict on who is gone stay with another
-// Collective. Threads: one caller, which must see the device. Memory on the root: each buffer
-// twice, host and device. Not run on devices yet. Without CUDA or NCCL in the build there is only
-// the error. Errors: as Collective; a peer that NCCL does not miss by itself is missed at the
-// deadline.
+// Collective over NCCL: from device memory to device memory, and on the root on to pinned memory.
+// Small messages and last words stay with another Collective. Not run on devices yet.
+// Threads: one caller. Memory on the root: each buffer twice, on the device and on the host.
+// Errors: as Collective; NCCL does not name ranks, and one that it does not miss by itself is
+// missed at the deadline. Built without CUDA or NCCL, there is only the error.
 #pragma once
 
 #include <memory>
