@@ -256,25 +256,28 @@ TEST_CASE("a write to a closed pipe under SigpipeBlocked leaves no trace") {
 
 TEST_CASE("options that cannot work are refused") {
   TempDir dir;
-  const auto code = [&](const GlooOptions& options) {
-    return NewGlooCollective(options, In(seconds(1))).status().code();
-  };
-  GlooOptions good = Loopback(dir.path(), "job", 0, 1);
-  REQUIRE(code(good) == StatusCode::kOk);
-  for (int wrong = 0; wrong < 9; ++wrong) {
-    CAPTURE(wrong);
-    GlooOptions options = Loopback(dir.path(), "other", 0, 2);
-    if (wrong == 0) options.rank = 2;
-    if (wrong == 1) options.size = 0;
-    if (wrong == 2) options.root = -1;
-    if (wrong == 3) options.rendezvous = "tcp:host:1";
-    if (wrong == 4) options.rendezvous += "/not/there";
-    if (wrong == 5) options.job = "../x";
-    if (wrong == 6) options.address = "no such host";
-    if (wrong == 7) options.address = "192.0.2.1";  // of documentation: nobody's
-    if (wrong == 8) options.interface = "nope0";
-    CHECK(code(options) == StatusCode::kInvalidArgument);
-  }
+  // In a child: Gloo leaks two kilobytes where it finds no address, which a sanitizer would report.
+  Ranks ranks(1, [&](int, const Line&) -> std::string {
+    const auto code = [&](const GlooOptions& options) {
+      return NewGlooCollective(options, In(seconds(1))).status().code();
+    };
+    if (code(Loopback(dir.path(), "job", 0, 1)) != StatusCode::kOk) return "one rank is refused";
+    for (int wrong = 0; wrong < 9; ++wrong) {
+      GlooOptions options = Loopback(dir.path(), "other", 0, 2);
+      if (wrong == 0) options.rank = 2;
+      if (wrong == 1) options.size = 0;
+      if (wrong == 2) options.root = -1;
+      if (wrong == 3) options.rendezvous = "tcp:host:1";
+      if (wrong == 4) options.rendezvous += "/not/there";
+      if (wrong == 5) options.job = "../x";
+      if (wrong == 6) options.address = "no such host";
+      if (wrong == 7) options.address = "192.0.2.1";  // of documentation: nobody's
+      if (wrong == 8) options.interface = "nope0";
+      if (code(options) != StatusCode::kInvalidArgument) return fmt::format("took {}", wrong);
+    }
+    return "ok";
+  });
+  CHECK(ranks.Hear(0) == "ok");
 }
 
 }  // namespace
