@@ -26,11 +26,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 inline constexpr size_t kLine = 64;
 
 /// Bytes from p to the next cache line; 0 when p starts one.
-inline size_t ToNextLine(const std::byte* p) {
+HWY_INLINE size_t ToNextLine(const std::byte* p) {
   return (kLine - reinterpret_cast<uintptr_t>(p) % kLine) % kLine;
 }
 
-inline void StreamLines(std::byte* dst, const std::byte* src, size_t bytes) {
+HWY_INLINE void StreamLines(std::byte* dst, const std::byte* src, size_t bytes) {
 #if HWY_TARGET == HWY_SCALAR
   std::memcpy(dst, src, bytes);
 #else
@@ -50,7 +50,9 @@ class MoveRow {
   static constexpr size_t kFromWidth = kWidth, kToWidth = kWidth;
   explicit MoveRow(bool stream) : stream_(stream) {}
 
-  void operator()(std::byte* dst, const std::byte* src, size_t elements) const {
+  void One(std::byte* dst, const std::byte* src) const { std::memcpy(dst, src, kWidth); }
+
+  HWY_INLINE void operator()(std::byte* dst, const std::byte* src, size_t elements) const {
     const size_t bytes = elements * kWidth;
     const size_t head = ToNextLine(dst);
     if (!stream_ || bytes < head + kLine) {
@@ -75,7 +77,9 @@ class ConvertRow {
   static constexpr size_t kFromWidth = WidthOf(kFrom), kToWidth = WidthOf(kTo);
   ConvertRow(int add, bool stream) : converter_(add), stream_(stream) {}
 
-  void operator()(std::byte* dst, const std::byte* src, size_t elements) const {
+  void One(std::byte* dst, const std::byte* src) const { converter_.Run(dst, src, 1, false); }
+
+  HWY_INLINE void operator()(std::byte* dst, const std::byte* src, size_t elements) const {
     const size_t to_line = ToNextLine(dst);
     const size_t head = to_line / kToWidth;
     if (!stream_ || to_line % kToWidth != 0 || elements < head + converter_.Step()) {
@@ -98,7 +102,7 @@ class SpreadRow {
   static constexpr size_t kFromWidth = Row::kFromWidth, kToWidth = Row::kToWidth;
   SpreadRow(const Row& row, int64_t step) : row_(row), step_(step) {}
 
-  void operator()(std::byte* dst, const std::byte* src, size_t elements) const {
+  HWY_INLINE void operator()(std::byte* dst, const std::byte* src, size_t elements) const {
     constexpr size_t kBatch = 64;
     std::byte batch[kBatch * kToWidth];
     for (size_t i = 0; i < elements; i += kBatch) {
@@ -152,22 +156,21 @@ HWY_INLINE void TransposeSquare(const std::byte* const* from, size_t at, std::by
 #endif
 }
 
-#ifndef DW_TILE_ROWS
-#define DW_TILE_ROWS 256
-#define DW_TILE_COLS 256
-#endif
 /// A piece of a transposition that fits the first cache on both sides.
 template <typename T>
 class Tile {
  public:
-  static constexpr size_t kRows = std::min<size_t>(128, DW_TILE_ROWS / sizeof(T));
-  static constexpr size_t kColumns = std::min<size_t>(128, DW_TILE_COLS / sizeof(T));
+  static constexpr size_t kRows = std::min<size_t>(128, 256 / sizeof(T));
+  static constexpr size_t kColumns = 128 / sizeof(T);
   /// A line more than a row, so that the rows do not all fall on the same sets of the cache.
   static constexpr size_t kPitch = kColumns * sizeof(T) + kLine;
 
-  /// Reads `rows` elements, `skip` bytes on, of each of the `columns` source rows at `from`.
-  void Fill(const std::byte* const* from, size_t skip, size_t rows, size_t columns) {
+  /// Reads `rows` elements, `skip` bytes on, of each of the `columns` source rows at `from`, and
+  /// sees to it that those `ahead` bytes further on will be at hand.
+  void Fill(const std::byte* const* from, size_t skip, size_t ahead, size_t rows, size_t columns) {
     constexpr size_t kSide = 16 / sizeof(T);
+    constexpr size_t kSquares = kLine / 16;  // in one line of a source row
+    constexpr size_t kFetches = std::max<size_t>(kSide / kSquares, 1);
     if (rows < kSide || columns < kSide) {
       for (size_t c = 0; c < columns; ++c) {
         for (size_t r = 0; r < rows; ++r) {
@@ -181,6 +184,10 @@ class Tile {
       const size_t column = std::min(c, columns - kSide);
       for (size_t r = 0; r < rows; r += kSide) {
         const size_t row = std::min(r, rows - kSide);
+        const size_t first = r / kSide % kSquares * kFetches;
+        for (size_t i = 0; i < kFetches && first + i < kSide; ++i) {
+          hwy::Prefetch(from[column + first + i] + skip + ahead + r / kSide / kSquares * kLine);
+        }
         TransposeSquare<T>(from + column, skip + row * sizeof(T), Row(row) + column * sizeof(T),
                            kPitch);
       }
@@ -199,19 +206,31 @@ void TransposeMatrix(const Transposition& t, const std::byte* src, std::byte* ds
   using Tiles = Tile<T>;
   Tiles tile;
   const std::byte* from[Tiles::kColumns];
+  std::byte* onto[Tiles::kRows];
   const uint64_t rows = t.rows.count(), columns = t.columns.count();
+  Walker column(t.columns, 0);
   // A first tile that ends where a line of the destination does.
   uint64_t wide = Tiles::kColumns - (kLine - ToNextLine(dst)) % kLine / Row::kToWidth;
   for (uint64_t c = 0; c < columns; c += wide, wide = Tiles::kColumns) {
     wide = std::min(wide, columns - c);
-    for (size_t i = 0; i < wide; ++i) from[i] = src + t.columns.SrcAt(c + i);
+    for (size_t i = 0; i < wide; ++i, column.Next()) from[i] = src + column.src();
     std::byte* const to = dst + static_cast<int64_t>(c) * t.column_step;
+    Walker at(t.rows, 0);
     for (uint64_t r = 0; r < rows; r += Tiles::kRows) {
       const size_t high = std::min<uint64_t>(Tiles::kRows, rows - r);
-      tile.Fill(from, r * sizeof(T), high, wide);
-      for (size_t i = 0; i < high; ++i) row(to + t.rows.DstAt(r + i), tile.Row(i), wide);
+      tile.Fill(from, r * sizeof(T), Tiles::kRows * sizeof(T), high, wide);
+      for (size_t i = 0; i < high; ++i, at.Next()) onto[i] = to + at.dst();
+      for (size_t i = 0; i < high; ++i) row(onto[i], tile.Row(i), wide);
     }
   }
+}
+
+/// How far ahead of a run the next ones should be on their way into the cache; 0 for runs that are
+/// long enough for the machine to see by itself where they go.
+inline int64_t FetchDistance(const Nest& nest, size_t run_bytes) {
+  constexpr size_t kLong = 16 << 10, kAhead = 4096;
+  if (nest.dims == 0 || run_bytes >= kLong) return 0;
+  return nest.axes[nest.dims - 1].src * static_cast<int64_t>((kAhead + run_bytes - 1) / run_bytes);
 }
 
 template <typename Row>
@@ -219,8 +238,18 @@ void PlaceRows(const Nest& nest, const std::byte* src, std::byte* dst, const Row
   using T = decltype(UnsignedOf<Row::kFromWidth>());
   Transposition t;
   if (!FindTransposition(nest, Row::kFromWidth, Row::kToWidth, &t)) {
-    ForEachRunNearby(nest, nest.run * Row::kToWidth,
-                     [&](int64_t from, int64_t to) { row(dst + to, src + from, nest.run); });
+    if (nest.run == 1) {
+      return ForEachRunNearby(nest, Row::kToWidth,
+                              [&](int64_t from, int64_t to) { row.One(dst + to, src + from); });
+    }
+    const size_t bytes = nest.run * Row::kFromWidth;
+    const int64_t ahead = FetchDistance(nest, bytes);
+    ForEachRunNearby(nest, nest.run * Row::kToWidth, [&](int64_t from, int64_t to) {
+      if (ahead != 0) {
+        for (size_t i = 0; i < bytes; i += kLine) hwy::Prefetch(src + from + ahead + i);
+      }
+      row(dst + to, src + from, nest.run);
+    });
   } else if (t.column_step == Row::kToWidth) {
     ForEachRun(t.outer,
                [&](int64_t from, int64_t to) { TransposeMatrix<T>(t, src + from, dst + to, row); });

@@ -107,8 +107,10 @@ bool FindTransposition(const Nest& nest, size_t src_width, size_t dst_width, Tra
   }
   const auto rows = static_cast<int64_t>(t.rows.inner.count);
   const auto columns = static_cast<int64_t>(t.columns.inner.count);
+  // An axis may go on with either side; the shorter one needs it more.
+  if (rows < columns) Take(t.outer, &Axis::src, from_width * rows, &t.rows.outer);
   Take(t.outer, &Axis::dst, t.column_step * columns, &t.columns.outer);
-  Take(t.outer, &Axis::src, from_width * rows, &t.rows.outer);
+  if (t.rows.outer.count == 1) Take(t.outer, &Axis::src, from_width * rows, &t.rows.outer);
   if (t.rows.count() < kLeastSide || t.columns.count() < kLeastSide) return false;
   *found = t;
   return true;

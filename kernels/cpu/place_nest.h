@@ -37,14 +37,35 @@ Nest Normalized(const StridedCopy& copy, size_t src_width, size_t dst_width);
 struct JoinedAxis {
   Axis inner, outer;
   uint64_t count() const { return inner.count * outer.count; }
-  int64_t SrcAt(uint64_t i) const {
-    return static_cast<int64_t>(i % inner.count) * inner.src +
-           static_cast<int64_t>(i / inner.count) * outer.src;
+};
+
+/// Walks a JoinedAxis: divisions would take longer than the copying.
+class Walker {
+ public:
+  Walker(const JoinedAxis& axis, uint64_t start)
+      : axis_(axis),
+        at_(start % axis.inner.count),
+        src_(Offset(start, &Axis::src)),
+        dst_(Offset(start, &Axis::dst)) {}
+  int64_t src() const { return src_; }
+  int64_t dst() const { return dst_; }
+  void Next() {
+    src_ += axis_.inner.src, dst_ += axis_.inner.dst;
+    if (++at_ < axis_.inner.count) return;
+    at_ = 0;
+    const auto count = static_cast<int64_t>(axis_.inner.count);
+    src_ += axis_.outer.src - count * axis_.inner.src;
+    dst_ += axis_.outer.dst - count * axis_.inner.dst;
   }
-  int64_t DstAt(uint64_t i) const {
-    return static_cast<int64_t>(i % inner.count) * inner.dst +
-           static_cast<int64_t>(i / inner.count) * outer.dst;
+
+ private:
+  int64_t Offset(uint64_t start, int64_t Axis::*side) const {
+    return static_cast<int64_t>(at_) * axis_.inner.*side +
+           static_cast<int64_t>(start / axis_.inner.count) * axis_.outer.*side;
   }
+  const JoinedAxis& axis_;
+  uint64_t at_;
+  int64_t src_, dst_;
 };
 
 /// A nest of single elements, those of `rows` side by side in the source, those of `columns` side
