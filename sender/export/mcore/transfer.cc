@@ -136,8 +136,13 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
     const std::string_view name = StripWrappers(plan.family(), live[i].name);
     const auto [begin, end] = by_name.equal_range(Key(live[i].chunk, name));
     if (begin == end) {
-      const bool known = std::any_of(ignored.begin(), ignored.end(),
-                                     [&](const std::string& p) { return MatchesPattern(p, name); });
+      const auto& towers = plan.family().passthrough;
+      const bool known =
+          std::any_of(ignored.begin(), ignored.end(),
+                      [&](const std::string& p) { return MatchesPattern(p, name); }) ||
+          (!plan.parallel().vision &&
+           std::any_of(towers.begin(), towers.end(),
+                       [&](const Passthrough& p) { return name.starts_with(p.mcore); }));
       if (!known) findings.Add(fmt::format("{} (chunk {}) is unknown here", name, live[i].chunk));
     }
     for (auto it = begin; it != end; ++it) {
