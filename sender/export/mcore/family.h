@@ -87,7 +87,8 @@ struct Param {
 
 /// Parameters that another part of the model owns and that are copied as they are.
 struct Passthrough {
-  std::string mcore, hf;  ///< prefixes
+  std::vector<std::string> mcore;  ///< what names begin with in the trainer: any of these
+  std::string hf;                  ///< what they begin with in HF
 };
 
 /// An HF tensor that some checkpoints hold beside another as its copy; it is written where the

@@ -294,7 +294,7 @@ StatusOr<Family> ParseFamily(std::string_view text, const std::string& file) {
   EachTable(in, "passthrough", [&](const toml::table& table) {
     Passthrough pass;
     Reader keys(table, file, &status);
-    keys.String("mcore", &pass.mcore);
+    keys.Strings("mcore", &pass.mcore);
     keys.String("hf", &pass.hf);
     keys.RefuseOthers();
     if (pass.mcore.empty() || pass.hf.empty()) in.Fail(table, "passthrough wants mcore and hf");

@@ -36,7 +36,7 @@ uint32_t Plan::World(const Slot& slot, Split split) const {
 }
 
 std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
-  if (slot.param == nullptr) return {slot.pass};
+  if (slot.param == nullptr) return slot.pass;
   const Param& param = *slot.param;
   const Names& names = family_->names;
   std::vector<std::string> prefixes = {""};

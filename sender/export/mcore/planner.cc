@@ -378,7 +378,9 @@ class Planner {
         Slot slot;
         slot.param = nullptr;
         slot.dtype = meta.dtype;
-        slot.pass = pass.mcore + meta.name.substr(pass.hf.size());
+        for (const std::string& prefix : pass.mcore) {
+          slot.pass.push_back(prefix + meta.name.substr(pass.hf.size()));
+        }
         slot.cut.rows = elements;
         slot.cut.flat = true;
         RowPart part;
