@@ -81,8 +81,8 @@ struct Param {
   std::vector<std::string> shape;  ///< of the HF tensor, where rows and cols do not say it
   std::optional<DType> dtype;      ///< the trainer's; also HF's where the part says none
   int add = 0;                     ///< added on the way to HF, in fp32
-  bool drop = false;               ///< the trainer holds it and HF does not
-  std::string source;              ///< file and line, for messages
+  bool drop = false;   ///< a copy: filled from HF, never exported; without parts, of no shape
+  std::string source;  ///< file and line, for messages
 };
 
 /// Parameters that another part of the model owns and that are copied as they are.

@@ -75,9 +75,7 @@ std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
 }
 
 std::vector<uint64_t> Plan::LocalShape(const Slot& slot, Split split) const {
-  ParamCut cut = slot.cut;
-  cut.split = split;
-  cut.world = World(slot, split);
+  const ParamCut cut = CutAs(slot, split);
   if (slot.param == nullptr) return layout_->tensor(cut.parts[0].tensor).shape;
   // A kernel's taps and the like, between rows and columns, are not cut and have one entry.
   if (cut.flat) return {cut.local_rows()};
@@ -104,8 +102,8 @@ std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
       const uint32_t peer = expert ? at.etp : at.tp;
       const bool cut = slot.cut.split != Split::kNone;
       shard.shard = cut ? peer : 0;
+      if (!slot.cut.parts.empty()) shard.shape = LocalShape(slot, slot.cut.split);
       if (slot.exported) {
-        shard.shape = LocalShape(slot, slot.cut.split);
         const bool first_copy = expert ? at.expert_dp == 0 : at.cp == 0 && at.dp == 0;
         shard.writes = first_copy && (cut || peer == 0);
       }
@@ -115,13 +113,20 @@ std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
   return out;
 }
 
-std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split) const {
-  const Slot& slot = slots_[shard.slot];
-  if (!split || *split == slot.cut.split) return ShardBoxes(slot.cut, views_, shard.shard);
+ParamCut Plan::CutAs(const Slot& slot, Split split) const {
   ParamCut cut = slot.cut;
-  cut.split = *split;
-  cut.world = World(slot, *split);
-  return ShardBoxes(cut, views_, shard.shard);
+  cut.split = split;
+  cut.world = World(slot, split);
+  return cut;
+}
+
+std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split,
+                             RowRange only) const {
+  const Slot& slot = slots_[shard.slot];
+  if (!split || *split == slot.cut.split) {
+    return ShardBoxes(slot.cut, views_, shard.shard, only);
+  }
+  return ShardBoxes(CutAs(slot, *split), views_, shard.shard, only);
 }
 
 std::vector<uint64_t> Plan::BytesPerRank() const {

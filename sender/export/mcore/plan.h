@@ -40,7 +40,7 @@ struct ShardParam {
   uint32_t shard = 0;
   uint32_t chunk = 0;              ///< virtual pipeline chunk of the rank
   std::vector<std::string> names;  ///< as this config spells it, then other spellings
-  std::vector<uint64_t> shape;     ///< empty when any will do (not exported)
+  std::vector<uint64_t> shape;     ///< empty: any will do, it is not exported
   DType dtype = DType::kBF16;
   bool writes = false;    ///< this rank's copy is the one that is exported
   bool optional = false;  ///< may be absent
@@ -80,7 +80,11 @@ class Plan {
   /// What rank writes of it, in bytes of HF tensors; of all ranks, index rank.
   std::vector<uint64_t> BytesPerRank() const;
 
-  std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt) const;
+  /// `split`, where given, is the other spelling's.
+  std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt,
+                         RowRange only = {}) const;
+  /// A slot's cut if it is cut as `split`.
+  ParamCut CutAs(const Slot& slot, Split split) const;
   /// Shape of a shard if its parameter is cut as `split`.
   std::vector<uint64_t> LocalShape(const Slot& slot, Split split) const;
 

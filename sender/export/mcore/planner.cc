@@ -106,6 +106,7 @@ class Planner {
     for (const auto& [name, value] : {std::pair<const char*, double>{"tp", p.tp},
                                       {"etp", p.etp},
                                       {"ep", p.ep},
+                                      {"pp", p.pp},
                                       {"te", p.spec == Spec::kTransformerEngine},
                                       {"glu_interleave", p.glu_interleave},
                                       {"shared_glu_interleave", p.shared_glu_interleave},
@@ -267,7 +268,7 @@ class Planner {
     slot.expert = expert;
     slot.exported = !param.drop && !held;
     slot.dtype = param.dtype.value_or(config_.dtype());
-    if (!slot.exported) return slot;
+    if (param.parts.empty()) return slot;
     const Status cut = Cut(param, at, expert, &slot);
     if (!cut.ok())
       return Annotate(cut, fmt::format("{}: {}", param.source, param.mcore.forms[0][0]));

@@ -103,13 +103,15 @@ Status CheckCut(const ParamCut& cut) {
   return absl::OkStatus();
 }
 
-std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t) {
+std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t,
+                            RowRange only) {
   Emitter out(cut, views, t);
   const bool own_share = cut.per_shard && cut.split == Split::kRows;
   const uint64_t shards = own_share ? cut.world : 1;
   // This shard's window on the rows as the parts make them up.
-  const uint64_t begin = own_share || cut.split != Split::kRows ? 0 : t * cut.local_rows();
-  const uint64_t end = begin + cut.local_rows();
+  const uint64_t first_row = own_share || cut.split != Split::kRows ? 0 : t * cut.local_rows();
+  const uint64_t begin = first_row + only.begin;
+  const uint64_t end = first_row + std::min(only.end, cut.local_rows());
   uint64_t rounds = cut.groups;
   if (cut.block != 0 && !cut.parts.empty()) rounds = cut.parts[0].rows / shards / cut.block;
   uint64_t at = 0;

@@ -69,8 +69,15 @@ struct Box {
   View src_stride{};  ///< along each dimension of the view
 };
 
-/// The boxes of shard `t`. `views[i]` describes tensor i. REQUIRES: CheckCut(cut).ok().
-std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t);
+/// Some of a shard's rows.
+struct RowRange {
+  uint64_t begin = 0, end = UINT64_MAX;
+};
+
+/// The boxes of shard `t`, or of the rows `only` of it; then sources count from the first of them.
+/// `views[i]` describes tensor i. REQUIRES: CheckCut(cut).ok().
+std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t,
+                            RowRange only = {});
 
 /// The box as a copy from a shard of elements of `src_width` bytes into a tensor of `dst_width`.
 kernels::StridedCopy CopyOf(const Box& box, const TensorView& view, unsigned src_width,

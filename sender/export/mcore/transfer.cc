@@ -85,7 +85,6 @@ std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
   const Slot& slot = plan.slots()[shard.slot];
   if (SameElements(shape, shard.shape)) return slot.cut.split;
   if (slot.other_split == slot.cut.split) return std::nullopt;
-  ParamCut cut = slot.cut;
   if (SameElements(shape, plan.LocalShape(slot, slot.other_split))) return slot.other_split;
   return std::nullopt;
 }
@@ -93,11 +92,11 @@ std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
 }  // namespace
 
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
-                                    Split split, Direction direction) {
+                                    Split split, Direction direction, RowRange only) {
   const Slot& slot = plan.slots()[shard.slot];
   const int add = slot.param != nullptr ? slot.param->add : 0;
   std::vector<Step> steps;
-  for (const Box& box : plan.Boxes(shard, split)) {
+  for (const Box& box : plan.Boxes(shard, split, only)) {
     const DType hf = plan.layout().tensor(box.tensor).dtype;
     if (!Widens(dtype, hf)) {
       return Errorf(StatusCode::kInvalidArgument,
