@@ -13,6 +13,7 @@
 #include "common/base/status.h"
 #include "common/layout/dtype.h"
 #include "sender/export/mcore/hf_config.h"
+#include "sender/export/mcore/parallel.h"
 #include "sender/export/mcore/scope.h"
 
 namespace deltawire::mcore {
@@ -31,11 +32,26 @@ enum class ParamScope : uint8_t {
 enum class Split : uint8_t { kNone, kRows, kColumns };
 
 /// A text, or two that go by a setting: of TransformerEngine's and the local spec ("te", "local"),
-/// or of grouped and sequential experts ("grouped", "sequential"). `texts` has one or two entries.
+/// or of grouped and sequential experts ("grouped", "sequential"). `forms` has one or two entries;
+/// each is a text, or several that mean the same.
 struct Spelling {
   enum class By : uint8_t { kNothing, kSpec, kExperts };
   By by = By::kNothing;
-  std::vector<std::string> texts;
+  std::vector<std::vector<std::string>> forms;
+
+  /// The form that a setting asks for; the other one, or the same where there is one for both.
+  const std::vector<std::string>& Own(Spec spec, ExpertModules experts) const {
+    return Second(spec, experts) ? forms.back() : forms.front();
+  }
+  const std::vector<std::string>& Other(Spec spec, ExpertModules experts) const {
+    return Second(spec, experts) ? forms.front() : forms.back();
+  }
+
+ private:
+  bool Second(Spec spec, ExpertModules experts) const {
+    return by == By::kSpec ? spec == Spec::kLocal
+                           : by == By::kExperts && experts == ExpertModules::kSequential;
+  }
 };
 
 /// A run of a parameter's rows, and where they go. Expressions count rows of the whole parameter.
@@ -71,7 +87,15 @@ struct Param {
 
 /// Parameters that another part of the model owns and that are copied as they are.
 struct Passthrough {
-  std::string mcore, hf;  ///< prefixes
+  std::vector<std::string> mcore;  ///< what names begin with in the trainer: any of these
+  std::string hf;                  ///< what they begin with in HF
+};
+
+/// An HF tensor that some checkpoints hold beside another as its copy; it is written where the
+/// checkpoint has it.
+struct Copy {
+  std::string of, hf;  ///< HF names as parts spell them
+  std::string when = "1";
 };
 
 /// What names begin with; what is empty is the extended family's, in the end DefaultNames().
@@ -82,7 +106,8 @@ struct Names {
   std::string layer_mcore, layer_hf;
   std::string mtp_mcore, mtp_hf;
   std::vector<std::string> mtp_inner;  ///< the inner layer's name in an MTP layer, and older ones
-  std::string root;                    ///< what HF names begin with
+  std::vector<std::string> root;       ///< what HF names begin with: the first that the checkpoint
+                                       ///< has layers under, and without a checkpoint the first
   std::vector<std::string> strip;      ///< prefixes of trainer's names, besides "module."
 };
 Names DefaultNames();
@@ -95,7 +120,13 @@ struct Family {
   std::string when;                        ///< ... and this; what is empty is not asked
   std::map<std::string, Alternatives> dims;
   Names names;
+  std::map<std::string, std::string> texts;  ///< {NAME} in names, besides those of Names
+  /// What "listed.NAME" asks for: whether the checkpoint has this tensor in the layer at hand.
+  /// {layer}: what the layer's HF names begin with.
+  std::map<std::string, std::string> listed;
   std::vector<Param> params;
+  std::vector<std::string> without;  ///< names of the extended family's that this one lacks
+  std::vector<Copy> copies;
   std::vector<Passthrough> passthrough;
   std::vector<std::string> not_trained;   ///< HF names (* is any text) that no parameter makes
   std::vector<std::string> not_exported;  ///< trainer's names (the same) that make no HF tensor

@@ -81,12 +81,12 @@ class Reader {
     if (node == nullptr) return;
     const toml::table* forms = node->as_table();
     if (forms == nullptr) {
-      *to = {Spelling::By::kNothing, {ExpressionText(key, *node)}};
+      *to = {Spelling::By::kNothing, {StringList(key, *node)}};
       return;
     }
     const auto form = [&](const char* name) {
-      const toml::node* text = forms->get(name);
-      return text != nullptr && text->is_string() ? text->as_string()->get() : std::string{};
+      const toml::node* texts = forms->get(name);
+      return texts != nullptr ? StringList(key, *texts) : std::vector<std::string>{};
     };
     for (const auto& [by, first, second] :
          {std::tuple{Spelling::By::kSpec, "te", "local"},
@@ -96,7 +96,8 @@ class Reader {
         return;
       }
     }
-    Fail(*node, fmt::format("{} wants a text, {{te, local}} or {{grouped, sequential}}", key));
+    Fail(*node,
+         fmt::format("{} wants a text, a list, {{te, local}} or {{grouped, sequential}}", key));
   }
   /// Names a key that nothing asked for: most likely a slip of the pen.
   void RefuseOthers() const {
@@ -170,7 +171,10 @@ Param ReadParam(const toml::table& table, const std::string& file, Status* statu
   param.source = fmt::format("{}:{}", file, table.source().begin.line);
   Reader in(table, file, status);
   in.Spelt("mcore", &param.mcore);
-  if (param.mcore.texts.empty()) in.Fail(table, "a parameter wants mcore, its name there");
+  if (param.mcore.forms.empty() || param.mcore.forms.front().empty()) {
+    in.Fail(table, "a parameter wants mcore, its name there");
+    param.mcore.forms = {{""}};
+  }
   std::string scope = "layer";
   in.String("scope", &scope);
   if (const auto found = ScopeOf(scope)) {
@@ -181,9 +185,10 @@ Param ReadParam(const toml::table& table, const std::string& file, Status* statu
                                scope));
   }
   in.Expression("when", &param.when);
-  param.split = {Spelling::By::kNothing, {"none"}};
+  param.split = {Spelling::By::kNothing, {{"none"}}};
   in.Spelt("split", &param.split);
-  for (const std::string& split : param.split.texts) {
+  for (const std::vector<std::string>& form : param.split.forms) {
+    const std::string split = form.size() == 1 ? form.front() : "";
     if (split != "none" && split != "rows" && split != "columns") {
       in.Fail(table, fmt::format("split \"{}\" is none of none, rows, columns", split));
     }
@@ -214,7 +219,7 @@ void ReadNames(const toml::table& table, const std::string& file, Names* names, 
   in.Strings("mtp_inner", &names->mtp_inner);
   in.String("mtp_mcore", &names->mtp_mcore);
   in.String("mtp_hf", &names->mtp_hf);
-  in.String("root", &names->root);
+  in.Strings("root", &names->root);
   in.Strings("strip", &names->strip);
   in.RefuseOthers();
 }
@@ -273,17 +278,39 @@ StatusOr<Family> ParseFamily(std::string_view text, const std::string& file) {
   if (const toml::table* names = sub_table("names")) {
     ReadNames(*names, file, &family.names, &status);
   }
+  const auto texts = [&](std::string_view key, std::map<std::string, std::string>* to) {
+    const toml::table* table = sub_table(key);
+    if (table == nullptr) return;
+    Reader keys(*table, file, &status);
+    for (const auto& [name, node] : *table) {
+      keys.String(name.str(), &(*to)[std::string(name.str())]);
+    }
+  };
+  texts("texts", &family.texts);
+  texts("listed", &family.listed);
   EachTable(in, "param", [&](const toml::table& table) {
     family.params.push_back(ReadParam(table, file, &status));
   });
   EachTable(in, "passthrough", [&](const toml::table& table) {
     Passthrough pass;
     Reader keys(table, file, &status);
-    keys.String("mcore", &pass.mcore);
+    keys.Strings("mcore", &pass.mcore);
     keys.String("hf", &pass.hf);
     keys.RefuseOthers();
+    if (pass.mcore.empty() || pass.hf.empty()) in.Fail(table, "passthrough wants mcore and hf");
     family.passthrough.push_back(std::move(pass));
   });
+  EachTable(in, "copies", [&](const toml::table& table) {
+    Copy copy;
+    Reader keys(table, file, &status);
+    keys.String("of", &copy.of);
+    keys.String("hf", &copy.hf);
+    keys.Expression("when", &copy.when);
+    keys.RefuseOthers();
+    if (copy.of.empty() || copy.hf.empty()) in.Fail(table, "a copy wants of and hf");
+    family.copies.push_back(std::move(copy));
+  });
+  in.Strings("without", &family.without);
   in.Strings("not_trained", &family.not_trained);
   in.Strings("not_exported", &family.not_exported);
   in.RefuseOthers();

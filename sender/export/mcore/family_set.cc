@@ -16,13 +16,21 @@ void Inherit(T& own, const T& parent) {
   if (own.empty()) own = parent;
 }
 
+const std::string& NameOf(const Param& param) { return param.mcore.forms.front().front(); }
+
 bool SameParam(const Param& a, const Param& b) {
-  return a.scope == b.scope && a.mcore.texts.front() == b.mcore.texts.front();
+  return a.scope == b.scope && NameOf(a) == NameOf(b);
+}
+
+/// The parent's entries, then the child's own.
+template <typename T>
+void Append(std::vector<T>& own, const std::vector<T>& parent) {
+  own.insert(own.begin(), parent.begin(), parent.end());
 }
 
 /// Fills in what `child` leaves to `parent`. A parameter of the child stands for all of the
 /// parent's of the same name, at the place of the first.
-void Extend(const Family& parent, Family& child) {
+Status Extend(const Family& parent, Family& child) {
   Inherit(child.names.layer_mcore, parent.names.layer_mcore);
   Inherit(child.names.layer_hf, parent.names.layer_hf);
   Inherit(child.names.mtp_mcore, parent.names.mtp_mcore);
@@ -31,15 +39,27 @@ void Extend(const Family& parent, Family& child) {
   Inherit(child.names.root, parent.names.root);
   Inherit(child.names.strip, parent.names.strip);
   child.dims.insert(parent.dims.begin(), parent.dims.end());
-  Inherit(child.passthrough, parent.passthrough);
-  Inherit(child.not_trained, parent.not_trained);
-  Inherit(child.not_exported, parent.not_exported);
+  child.texts.insert(parent.texts.begin(), parent.texts.end());
+  child.listed.insert(parent.listed.begin(), parent.listed.end());
+  Append(child.copies, parent.copies);
+  Append(child.passthrough, parent.passthrough);
+  Append(child.not_trained, parent.not_trained);
+  Append(child.not_exported, parent.not_exported);
 
+  for (const std::string& name : child.without) {
+    const bool known = std::any_of(parent.params.begin(), parent.params.end(),
+                                   [&](const Param& p) { return NameOf(p) == name; });
+    if (!known) {
+      return Errorf(StatusCode::kInvalidArgument, "{}: without \"{}\", which \"{}\" has not",
+                    child.source, name, child.extends);
+    }
+  }
   std::vector<Param> own;
   std::swap(own, child.params);
   std::vector<bool> placed(own.size(), false);
   for (const Param& inherited : parent.params) {
-    bool replaced = false;
+    bool replaced = std::find(child.without.begin(), child.without.end(), NameOf(inherited)) !=
+                    child.without.end();
     for (size_t i = 0; i < own.size(); ++i) {
       if (!SameParam(own[i], inherited)) continue;
       replaced = true;
@@ -51,7 +71,83 @@ void Extend(const Family& parent, Family& child) {
   for (size_t i = 0; i < own.size(); ++i) {
     if (!placed[i]) child.params.push_back(own[i]);
   }
+  return absl::OkStatus();
 }
+
+/// A copy is a parameter of its own that makes the other tensor from the same rows.
+Status AddCopies(Family& family) {
+  std::vector<Param> added;
+  for (const Copy& copy : family.copies) {
+    const size_t before = added.size();
+    for (const Param& param : family.params) {
+      if (param.parts.size() != 1 || param.parts[0].hf != copy.of) continue;
+      added.push_back(param);
+      added.back().when = fmt::format("({}) && ({})", param.when, copy.when);
+      added.back().parts[0].hf = copy.hf;
+      added.back().parts[0].only_listed = true;
+    }
+    if (added.size() == before) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "{}: a copy of \"{}\", which no parameter makes alone", family.source, copy.of);
+    }
+  }
+  Append(added, family.params);
+  family.params = std::move(added);
+  return absl::OkStatus();
+}
+
+/// Writes out the family's own {NAME}s, and refuses those that nothing knows.
+class TextExpander {
+ public:
+  explicit TextExpander(Family& family) : family_(family) {}
+
+  Status All() {
+    for (Param& param : family_.params) {
+      for (auto& form : param.mcore.forms) {
+        for (std::string& name : form) DW_RETURN_IF_ERROR(Expand(name, {"n", "k", "e"}));
+      }
+      for (Part& part : param.parts) {
+        DW_RETURN_IF_ERROR(Expand(part.hf, {"n", "l", "e", "L", "root"}));
+      }
+    }
+    for (auto& [unused, name] : family_.listed) {
+      DW_RETURN_IF_ERROR(Expand(name, {"n", "l", "L", "root", "layer"}));
+    }
+    Names& names = family_.names;
+    for (std::string* name : {&names.layer_mcore, &names.mtp_mcore}) {
+      DW_RETURN_IF_ERROR(Expand(*name, {"n", "k"}));
+    }
+    for (std::string* name : {&names.layer_hf, &names.mtp_hf}) {
+      DW_RETURN_IF_ERROR(Expand(*name, {"n", "l", "L", "root"}));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  Status Expand(std::string& name, std::initializer_list<std::string_view> later) const {
+    const std::string written = name;
+    int expansions = 0;
+    for (size_t at = name.find('{'); at != std::string::npos; at = name.find('{', at)) {
+      const size_t end = std::min(name.find('}', at), name.size());
+      const std::string inside = name.substr(at + 1, end - at - 1);
+      if (std::find(later.begin(), later.end(), inside) != later.end()) {
+        ++at;
+        continue;
+      }
+      const auto text = family_.texts.find(inside);
+      if (text == family_.texts.end() || ++expansions > 100) {
+        return Errorf(StatusCode::kInvalidArgument,
+                      "{}: \"{}\": {{{}}} is neither in [texts] nor "
+                      "one of {{{}}}",
+                      family_.source, written, inside, fmt::join(later, "}, {"));
+      }
+      name.replace(at, end + 1 - at, text->second);
+    }
+    return absl::OkStatus();
+  }
+
+  Family& family_;
+};
 
 class Resolver {
  public:
@@ -67,14 +163,14 @@ class Resolver {
     if (family.extends.empty()) {
       Family base;
       base.names = DefaultNames();
-      Extend(base, family);
+      DW_RETURN_IF_ERROR(Extend(base, family));
     } else {
       if (!read_.contains(family.extends)) {
         return Errorf(StatusCode::kInvalidArgument, "{}: extends \"{}\", which no file defines",
                       family.source, family.extends);
       }
       DW_RETURN_IF_ERROR(Resolve(family.extends));
-      Extend(done_.at(family.extends), family);
+      DW_RETURN_IF_ERROR(Extend(done_.at(family.extends), family));
     }
     for (const char* dim : kRequiredDims) {
       if (!family.dims.contains(dim)) {
@@ -85,7 +181,13 @@ class Resolver {
     done_.emplace(name, std::move(family));
     return absl::OkStatus();
   }
-  std::map<std::string, Family> Take() { return std::move(done_); }
+  StatusOr<std::map<std::string, Family>> Take() {
+    for (auto& [unused, family] : done_) {
+      DW_RETURN_IF_ERROR(AddCopies(family));
+      DW_RETURN_IF_ERROR(TextExpander(family).All());
+    }
+    return std::move(done_);
+  }
 
  private:
   const std::map<std::string, Family>& read_;
@@ -128,7 +230,7 @@ Names DefaultNames() {
   names.mtp_mcore = "mtp.layers.{n}.";
   names.mtp_hf = "{root}layers.{l}.";
   names.mtp_inner = {"transformer_layer.", "mtp_model_layer."};
-  names.root = "model.";
+  names.root = {"model."};
   return names;
 }
 
@@ -178,7 +280,7 @@ StatusOr<FamilySet> FamilySet::Load(std::span<const fs::path> dirs) {
   Resolver resolver(read);
   for (const auto& [name, family] : read) DW_RETURN_IF_ERROR(resolver.Resolve(name));
   FamilySet set;
-  set.families_ = resolver.Take();
+  DW_ASSIGN_OR_RETURN(set.families_, resolver.Take());
   return set;
 }
 

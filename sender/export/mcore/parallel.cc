@@ -42,6 +42,8 @@ const Field kFields[] = {
     {"glu_interleave", &ParallelConfig::glu_interleave},
     {"shared_glu_interleave", &ParallelConfig::shared_glu_interleave},
     {"mla_down_fusion", &ParallelConfig::mla_down_fusion},
+    {"mtp", &ParallelConfig::mtp},
+    {"vision", &ParallelConfig::vision},
 };
 
 std::string KnownKeys() {

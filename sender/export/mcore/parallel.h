@@ -40,6 +40,9 @@ struct ParallelConfig {
   uint32_t glu_interleave = 0;         ///< moe_mlp_glu_interleave_size; 0: off
   uint32_t shared_glu_interleave = 0;  ///< moe_shared_expert_glu_interleave_size; 0: off
   bool mla_down_fusion = false;        ///< mla_down_proj_fusion
+  bool mtp =
+      true;  ///< the job has the MTP layers that config.json says; else they stay as they are
+  bool vision = true;  ///< the same of modules that a family passes through (vision towers)
 
   /// From "tp=4,pp=2,ep=8,world=64,spec=local". `world` sets dp. The keys are listed in the error
   /// for an unknown one, and in docs/model_families.md.

@@ -36,7 +36,7 @@ uint32_t Plan::World(const Slot& slot, Split split) const {
 }
 
 std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
-  if (slot.param == nullptr) return {slot.pass};
+  if (slot.param == nullptr) return slot.pass;
   const Param& param = *slot.param;
   const Names& names = family_->names;
   std::vector<std::string> prefixes = {""};
@@ -50,16 +50,18 @@ std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
   } else if (param.scope == ParamScope::kMtp) {
     prefixes = {names.mtp_mcore};
   }
-  const bool second = param.mcore.by == Spelling::By::kSpec
-                          ? parallel_.spec == Spec::kLocal
-                          : parallel_.experts == ExpertModules::kSequential;
-  const size_t count = param.mcore.texts.size(), own = count > 1 && second ? 1 : 0;
+  // As this job spells it, then as others do.
+  std::vector<std::string> spellings = param.mcore.Own(parallel_.spec, parallel_.experts);
+  if (param.mcore.forms.size() > 1) {
+    const auto& other = param.mcore.Other(parallel_.spec, parallel_.experts);
+    spellings.insert(spellings.end(), other.begin(), other.end());
+  }
   const uint32_t local_expert =
       IsExpert(slot) ? slot.expert % (experts_ / parallel_.ep) : slot.expert;
   std::vector<std::string> out;
-  for (size_t i = 0; i < count; ++i) {
+  for (const std::string& spelling : spellings) {
     for (const std::string& prefix : prefixes) {
-      std::string name = prefix + param.mcore.texts[(own + i) % count];
+      std::string name = prefix + spelling;
       if (name.find('{') != std::string::npos) {
         // An MTP layer's parts are numbered over the whole model; see docs/model_families.md.
         ReplaceNumber(name, "{n}", slot.layer);

@@ -31,7 +31,7 @@ struct Slot {
   ParamCut cut;
   Split other_split = Split::kNone;  ///< under the other setting (Spelling)
   DType dtype = DType::kBF16;        ///< the trainer's, as far as the plan knows
-  std::string pass;                  ///< name of a parameter passed through; else empty
+  std::vector<std::string> pass;     ///< names of a parameter passed through; else empty
 };
 
 /// One rank's shard of one parameter.

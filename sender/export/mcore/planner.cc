@@ -1,6 +1,7 @@
 // Plan::Make: evaluates a family's expressions for every layer and gives every HF tensor its place.
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "sender/export/mcore/plan.h"
 
@@ -31,6 +32,7 @@ class Planner {
   }
 
   StatusOr<Plan> Make() {
+    FindRoot();
     Settings();
     DW_RETURN_IF_ERROR(Sizes());
     DW_ASSIGN_OR_RETURN(chunks_, CutPipeline(plan_.parallel_, layers_, mtp_layers_));
@@ -47,6 +49,7 @@ class Planner {
         DW_RETURN_IF_ERROR(Layer({c, chunks_[c].first_mtp + i, i, true}));
       }
     }
+    DW_RETURN_IF_ERROR(LeaveMtp());
     DW_RETURN_IF_ERROR(PassThrough());
     DW_RETURN_IF_ERROR(FinishTensors());
     plan_.by_chunk_.resize(chunks_.size());
@@ -68,11 +71,37 @@ class Planner {
     DType dtype = DType::kBF16;
     TensorView view;
     bool flat = false;
-    bool made = false;
+    bool packed = false;
     std::vector<uint64_t> shape;  // where the family says it
   };
 
+  /// What HF names begin with: of several, the first that the checkpoint has layers under.
+  void FindRoot() {
+    root_ = family_.names.root.front();
+    if (listing_ == nullptr) return;
+    for (const std::string& root : family_.names.root) {
+      const std::string layers = Named(family_.names.layer_hf, {}, 0, root);
+      const auto& tensors = listing_->tensors();
+      if (std::any_of(tensors.begin(), tensors.end(),
+                      [&](const TensorMeta& t) { return t.name.starts_with(layers); })) {
+        root_ = root;
+        return;
+      }
+    }
+  }
+
+  /// Sets the expressions' "listed.NAME"; without a checkpoint they are missing, like fields.
+  void SetListed(const Place& at) {
+    if (listing_ == nullptr) return;
+    for (const auto& [key, pattern] : family_.listed) {
+      const std::string prefix = at.mtp ? family_.names.mtp_hf : family_.names.layer_hf;
+      const std::string name = Named(Replace(pattern, "{layer}", prefix), at, 0, root_);
+      scope_.Set("listed." + key, listing_->Find(name) ? 1 : 0);
+    }
+  }
+
   void Settings() {
+    SetListed({});
     const ParallelConfig& p = plan_.parallel_;
     for (const auto& [name, value] : {std::pair<const char*, double>{"tp", p.tp},
                                       {"etp", p.etp},
@@ -100,6 +129,7 @@ class Planner {
     DW_RETURN_IF_ERROR(size("vocab", &vocab_));
     plan_.experts_ = experts_;
     const ParallelConfig& p = plan_.parallel_;
+    if (!p.mtp) std::swap(mtp_layers_, left_mtp_layers_);
     if (layers_ == 0 || layers_ > 100'000) {
       return Errorf(StatusCode::kInvalidArgument, "config.json: {} layers", layers_);
     }
@@ -122,6 +152,7 @@ class Planner {
       // MTP layers need the embedding and the output layer too, and hold copies of them.
       const bool copy = chunks_[c].mtp_layers > 0 && scope != ParamScope::kFinalNorm;
       if (!(chunks_[c].*member) && !copy) continue;
+      SetListed({});
       scope_.SetLayer(0);
       for (const Param& param : family_.params) {
         if (param.scope != scope) continue;
@@ -133,6 +164,7 @@ class Planner {
 
   Status Layer(const Place& at) {
     scope_.Set("mtp", at.mtp);
+    SetListed(at);
     scope_.SetLayer(at.mtp ? layers_ + at.layer : at.layer);
     for (const Param& param : family_.params) {
       if (param.scope == ParamScope::kLayer || (param.scope == ParamScope::kMtp && at.mtp)) {
@@ -143,6 +175,21 @@ class Planner {
       if (param.scope == ParamScope::kExpert) DW_RETURN_IF_ERROR(AddExperts(param, at));
     }
     scope_.Set("mtp", 0);
+    return absl::OkStatus();
+  }
+
+  /// Finds the names of the MTP layers that the job lacks: they stay as the checkpoint has them.
+  Status LeaveMtp() {
+    const size_t slots = plan_.slots_.size(), tensors = tensors_.size();
+    for (uint32_t i = 0; i < left_mtp_layers_; ++i) {
+      DW_RETURN_IF_ERROR(Layer({0, i, i, true}));
+    }
+    plan_.slots_.resize(slots);
+    for (size_t i = tensors; i < tensors_.size(); ++i) {
+      index_.erase(tensors_[i].name);
+      left_.insert(std::move(tensors_[i].name));
+    }
+    tensors_.resize(tensors);
     return absl::OkStatus();
   }
 
@@ -197,8 +244,14 @@ class Planner {
     if (param.scope == ParamScope::kLayer || param.scope == ParamScope::kExpert) {
       name = (at.mtp ? names.mtp_hf : names.layer_hf) + name;
     }
+    return Named(std::move(name), at, expert, root_);
+  }
+
+  /// `name` with its placeholders written out.
+  std::string Named(std::string name, const Place& at, uint32_t expert,
+                    const std::string& root) const {
     if (name.find('{') == std::string::npos) return name;
-    name = Replace(std::move(name), "{root}", names.root);
+    name = Replace(std::move(name), "{root}", root);
     name = Replace(std::move(name), "{n}", std::to_string(at.layer));
     name = Replace(std::move(name), "{l}", std::to_string(at.mtp ? layers_ + at.layer : at.layer));
     name = Replace(std::move(name), "{L}", std::to_string(layers_));
@@ -217,7 +270,8 @@ class Planner {
     slot.dtype = param.dtype.value_or(config_.dtype());
     if (param.parts.empty()) return slot;
     const Status cut = Cut(param, at, expert, &slot);
-    if (!cut.ok()) return Annotate(cut, fmt::format("{}: {}", param.source, param.mcore.texts[0]));
+    if (!cut.ok())
+      return Annotate(cut, fmt::format("{}: {}", param.source, param.mcore.forms[0][0]));
     return slot;
   }
 
@@ -225,11 +279,8 @@ class Planner {
     const ParallelConfig& p = plan_.parallel_;
     ParamCut& cut = slot->cut;
     const Spelling& split = param.split;
-    const bool second = split.by == Spelling::By::kSpec ? p.spec == Spec::kLocal
-                                                        : p.experts == ExpertModules::kSequential;
-    const size_t own = split.texts.size() > 1 && second ? 1 : 0;
-    cut.split = SplitOf(split.texts[own]);
-    slot->other_split = SplitOf(split.texts[split.texts.size() - 1 - own]);
+    cut.split = SplitOf(split.Own(p.spec, p.experts).front());
+    slot->other_split = SplitOf(split.Other(p.spec, p.experts).front());
     cut.world = plan_.World(*slot, cut.split);
     cut.per_shard = param.per_shard;
     cut.flat = param.cols.empty();
@@ -263,7 +314,7 @@ class Planner {
                     part.dtype ? *part.dtype : slot->dtype,
                     view,
                     cut.flat,
-                    true,
+                    !param.packed.empty(),
                     shape};
       // A pitch covers every run, so its rows are known; else they grow with the parts.
       tensor.view.pitch = row.pitch;
@@ -300,7 +351,7 @@ class Planner {
   static std::vector<uint64_t> ShapeOf(const Tensor& t) {
     if (!t.shape.empty()) return t.shape;
     std::vector<uint64_t> shape;
-    if (t.view.packed > 1 || t.view.transpose) shape.push_back(t.view.packed);
+    if (t.packed) shape.push_back(t.view.packed);
     if (t.flat) {
       shape.push_back(t.view.rows);
     } else if (t.view.transpose) {
@@ -317,14 +368,20 @@ class Planner {
     for (const Passthrough& pass : family_.passthrough) {
       for (const TensorMeta& meta : listing_->tensors()) {
         if (!meta.name.starts_with(pass.hf) || index_.contains(meta.name)) continue;
+        if (!plan_.parallel_.vision) {
+          left_.insert(meta.name);
+          continue;
+        }
         uint64_t elements = 1;
         for (const uint64_t n : meta.shape) elements *= n;
-        Tensor tensor{meta.name, meta.dtype, {}, false, true, meta.shape};
+        Tensor tensor{meta.name, meta.dtype, {}, false, false, meta.shape};
         tensor.view.rows = elements;
         Slot slot;
         slot.param = nullptr;
         slot.dtype = meta.dtype;
-        slot.pass = pass.mcore + meta.name.substr(pass.hf.size());
+        for (const std::string& prefix : pass.mcore) {
+          slot.pass.push_back(prefix + meta.name.substr(pass.hf.size()));
+        }
         slot.cut.rows = elements;
         slot.cut.flat = true;
         RowPart part;
@@ -367,8 +424,10 @@ class Planner {
   std::vector<PipelineChunk> chunks_;
   std::vector<Tensor> tensors_;
   std::unordered_map<std::string, uint32_t> index_;
-  uint32_t layers_ = 0, mtp_layers_ = 0, experts_ = 0;
+  std::unordered_set<std::string> left_;  // not in the job: they stay as the checkpoint has them
+  uint32_t layers_ = 0, mtp_layers_ = 0, left_mtp_layers_ = 0, experts_ = 0;
   uint64_t vocab_ = 0, padded_vocab_ = 0;
+  std::string root_;
 };
 
 Status Planner::FollowListing() {
@@ -406,8 +465,9 @@ Status Planner::FollowListing() {
     if (made[i]) continue;
     const std::string& name = listing_->tensor(i).name;
     const auto& patterns = family_.not_trained;
-    const bool known = std::any_of(patterns.begin(), patterns.end(),
-                                   [&](const std::string& p) { return MatchesPattern(p, name); });
+    const bool known =
+        left_.contains(name) || std::any_of(patterns.begin(), patterns.end(),
+                                            [&](const auto& p) { return MatchesPattern(p, name); });
     (known ? plan_.not_trained_ : plan_.unmade_).push_back(name);
   }
   return absl::OkStatus();

@@ -70,6 +70,15 @@ bool SameElements(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b
   return i == a.size() && j == b.size();
 }
 
+bool PassesThrough(const Family& family, std::string_view name) {
+  for (const Passthrough& pass : family.passthrough) {
+    for (const std::string& prefix : pass.mcore) {
+      if (name.starts_with(prefix)) return true;
+    }
+  }
+  return false;
+}
+
 /// The cut under which a shard has `shape`.
 std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
                               const std::vector<uint64_t>& shape) {
@@ -135,8 +144,10 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
     const std::string_view name = StripWrappers(plan.family(), live[i].name);
     const auto [begin, end] = by_name.equal_range(Key(live[i].chunk, name));
     if (begin == end) {
-      const bool known = std::any_of(ignored.begin(), ignored.end(),
-                                     [&](const std::string& p) { return MatchesPattern(p, name); });
+      const bool known =
+          std::any_of(ignored.begin(), ignored.end(),
+                      [&](const std::string& p) { return MatchesPattern(p, name); }) ||
+          (!plan.parallel().vision && PassesThrough(plan.family(), name));
       if (!known) findings.Add(fmt::format("{} (chunk {}) is unknown here", name, live[i].chunk));
     }
     for (auto it = begin; it != end; ++it) {
