@@ -69,6 +69,8 @@ def shard_differences(wanted, folder):
             where = f"rank {rank} chunk {chunk} {name}"
             if ours is None:
                 problems.append(f"{where}: missing")
+            elif name.endswith("linear_qkv_down_proj.weight") and ours.shape != array.shape:
+                continue  # whole on every rank or cut: both are read, and whole is written
             elif ours.shape != array.shape or ours.dtype != array.dtype:
                 problems.append(f"{where}: {ours.dtype}{ours.shape}, wanted "
                                 f"{array.dtype}{array.shape}")
