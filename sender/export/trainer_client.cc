@@ -1,15 +1,18 @@
 #include "sender/export/trainer_client.h"
 
 #include <grpcpp/grpcpp.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <thread>
 
 #include "proto/convert.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
 #include "sender/export/attendance.h"
 #include "sender/export/half_mapping.h"
+#include "sender/export/strided_copy.h"
 
 namespace deltawire {
 namespace {
@@ -17,6 +20,43 @@ namespace {
 // Tensors are marked in batches of about this many bytes: early enough to overlap, few enough
 // calls.
 constexpr uint64_t kMarkBytes = uint64_t{64} << 20;
+constexpr size_t kCopyThreads = 4;  // a few fill a memory bus; a node has several ranks
+
+// "the shape [2, 3]" of what was given, in messages.
+std::string ShapeText(std::span<const uint64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// Row-major strides in bytes.
+std::vector<int64_t> DenseStrides(std::span<const uint64_t> shape, unsigned element) {
+  std::vector<int64_t> strides(shape.size());
+  auto stride = static_cast<int64_t>(element);
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= static_cast<int64_t>(shape[i]);
+  }
+  return strides;
+}
+
+// What is wrong with putting `s` into a tensor of `meta`.
+Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
+  const unsigned element = DTypeBytes(meta.dtype);
+  bool fits = s.shape.size() == meta.shape.size();
+  for (size_t i = 0; fits && i < s.shape.size(); ++i) {
+    const uint64_t start = s.start.empty() ? 0 : s.start[i];
+    fits = start <= meta.shape[i] && s.shape[i] <= meta.shape[i] - start;
+  }
+  if (s.element_bytes == element && fits &&
+      (s.strides.empty() || s.strides.size() == s.shape.size()) &&
+      (s.start.empty() || s.start.size() == s.shape.size())) {
+    return absl::OkStatus();
+  }
+  return Errorf(StatusCode::kInvalidArgument,
+                "tensor \"{}\" is {} {}; a block of shape {} with {} bytes an element, starting at "
+                "{}, does not fit into it",
+                meta.name, DTypeName(meta.dtype), ShapeText(meta.shape), ShapeText(s.shape),
+                s.element_bytes, ShapeText(s.start));
+}
 
 // A data directory stands for the socket in it.
 std::string SocketOf(std::string endpoint) {
@@ -35,6 +75,9 @@ struct TrainerClient::Impl {
   std::optional<Layout> layout;
   std::vector<std::shared_ptr<HalfMapping>> mappings;
   uint64_t last_version = 0, last_lease = 0;
+  size_t copy_threads = 0;
+  std::unique_ptr<ThreadPool> copiers;  // made when first used
+  std::once_flag copiers_made;
 
   void Prepare(grpc::ClientContext& context) const {
     context.set_deadline(std::chrono::system_clock::now() + timeout);
@@ -42,6 +85,14 @@ struct TrainerClient::Impl {
   }
   Status Check(const grpc::Status& status, std::string_view call) const {
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
+  }
+  ThreadPool* Copiers() {
+    std::call_once(copiers_made, [this] {
+      const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+      const size_t threads = copy_threads == 0 ? std::min(kCopyThreads, cores) : copy_threads;
+      if (threads > 1) copiers = std::make_unique<ThreadPool>(threads);
+    });
+    return copiers.get();
   }
   StatusOr<std::shared_ptr<HalfMapping>> MapHalf(const std::string& path) {
     std::erase_if(mappings, [](const auto& m) { return m == nullptr; });
@@ -165,6 +216,8 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
 
 const std::optional<Layout>& TrainerClient::layout() const { return impl_->layout; }
 
+void TrainerClient::SetCopyThreads(size_t threads) { impl_->copy_threads = threads; }
+
 StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
                                                         std::chrono::milliseconds timeout) {
   v1::WaitPublishedRequest request;
@@ -213,6 +266,22 @@ Status TrainerClient::Offload::Write(size_t t, Bytes data, Share share) {
   std::memcpy(to.data(), data.data(), data.size());
   const auto index = static_cast<uint32_t>(t);
   return Written({&index, 1}, share);
+}
+
+Status TrainerClient::Offload::Copy(size_t t, const StridedSource& source) {
+  DW_RETURN_IF_ERROR(Check());
+  const TensorMeta& meta = state_->client->layout->tensor(t);
+  DW_RETURN_IF_ERROR(CheckSource(meta, source));
+  const std::vector<int64_t> to_strides = DenseStrides(meta.shape, source.element_bytes);
+  std::vector<int64_t> dense;
+  if (source.strides.empty()) dense = DenseStrides(source.shape, source.element_bytes);
+  std::byte* to = tensor(t).data();
+  for (size_t i = 0; i < source.start.size(); ++i) {
+    to += static_cast<int64_t>(source.start[i]) * to_strides[i];
+  }
+  CopyStrided(to, to_strides, source.data, source.strides.empty() ? dense : source.strides,
+              source.shape, source.element_bytes, state_->client->Copiers());
+  return absl::OkStatus();
 }
 
 Status TrainerClient::Offload::Written(std::span<const uint32_t> tensors, Share share) {

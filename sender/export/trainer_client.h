@@ -38,6 +38,15 @@ struct PublishedVersion {
 /// once).
 enum class Share : uint8_t { kPart, kWhole };
 
+/// An n-dimensional block in the trainer's memory, and where in a tensor it belongs.
+struct StridedSource {
+  const std::byte* data = nullptr;
+  unsigned element_bytes = 0;        ///< must be the tensor's
+  std::span<const uint64_t> shape;   ///< as many dimensions as the tensor has
+  std::span<const int64_t> strides;  ///< bytes, any sign; empty: contiguous in row-major order
+  std::span<const uint64_t> start;   ///< of the block in the tensor; empty: its first element
+};
+
 struct RegisterOptions {
   bool replace = false;          ///< drop a registered model of another layout
   bool keep_side_files = false;  ///< leave those that are registered; the ones given are ignored
@@ -55,6 +64,9 @@ class TrainerClient {
   StatusOr<StateId> Register(const Layout& layout, const std::vector<SideFile>& side_files,
                              RegisterOptions options = {});
   const std::optional<Layout>& layout() const;  ///< as registered
+  /// Threads that Copy uses, with its caller; 0: four, or the cores if there are fewer. Not while
+  /// an Offload lives.
+  void SetCopyThreads(size_t threads);
 
   /// One version on its way. Write tensors in any order from any thread, then Ready. The version is
   /// published when all ranks are ready; they need not wait for one another.
@@ -67,6 +79,8 @@ class TrainerClient {
     MutableBytes tensor(size_t t);
     /// Copies `data` (of exactly the tensor's size) into place and says Written.
     Status Write(size_t t, Bytes data, Share share = Share::kPart);
+    /// Copies a block into its place, on the client's copy threads; does not say Written.
+    Status Copy(size_t t, const StridedSource& source);
     /// This rank has written its share of these tensors. One rank in all: the bytes are final and
     /// the agent may diff them already.
     Status Written(std::span<const uint32_t> tensors, Share share = Share::kPart);
