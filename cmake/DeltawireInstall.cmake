@@ -16,7 +16,8 @@ install(FILES sender/export/deltawire_export.h DESTINATION ${CMAKE_INSTALL_INCLU
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/deltawire)
 install(EXPORT deltawireTargets NAMESPACE deltawire:: DESTINATION ${package_dir})
 file(CONFIGURE OUTPUT deltawireConfig.cmake
-  CONTENT "include(\"\${CMAKE_CURRENT_LIST_DIR}/deltawireTargets.cmake\")\n")
+  CONTENT [[include("${CMAKE_CURRENT_LIST_DIR}/deltawireTargets.cmake")
+]] @ONLY)
 write_basic_package_version_file(deltawireConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/deltawireConfig.cmake"
   "${CMAKE_CURRENT_BINARY_DIR}/deltawireConfigVersion.cmake" DESTINATION ${package_dir})
