@@ -335,9 +335,10 @@ class WeightManager:
             del tensor  # before the next one is made
         missing = [m.name for m in self._metas if m.name not in seen and m.name not in keep]
         if missing and not partly:  # with other ranks' tensors the sender looks
+            names = ", ".join(f'"{n}"' for n in missing[:_NAMED])
             raise MissingTensorError(
                 f"{len(missing)} of {len(self._metas)} registered tensors were not given: "
-                f"{', '.join(missing[:_NAMED])}{', ...' if len(missing) > _NAMED else ''}; give "
+                f"{names}{', ...' if len(missing) > _NAMED else ''}; give "
                 "them, name them in `unchanged`, or register without them (replace=True)",
                 missing[0],
             )

@@ -58,11 +58,15 @@ Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
                 s.element_bytes, ShapeText(s.start));
 }
 
-// A data directory stands for the socket in it.
+// A data directory stands for the socket in it, also before the sender has made either.
 std::string SocketOf(std::string endpoint) {
   std::error_code ignored;
   const std::filesystem::path path(endpoint);
-  return std::filesystem::is_directory(path, ignored) ? (path / "trainer.sock").string() : endpoint;
+  const auto type = std::filesystem::status(path, ignored).type();
+  const bool directory =
+      type == std::filesystem::file_type::directory ||
+      (type == std::filesystem::file_type::not_found && path.extension() != ".sock");
+  return directory ? (path / "trainer.sock").string() : endpoint;
 }
 
 }  // namespace
