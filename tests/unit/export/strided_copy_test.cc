@@ -87,25 +87,31 @@ TEST_CASE("a strided copy is the copy of every element, and of nothing else") {
 }
 
 TEST_CASE("long rows are cut and short ones grouped without a seam") {
+  const unsigned element = GENERATE(1, 2, 4);
+  CAPTURE(element);
   ThreadPool pool(3);
-  for (const std::vector<uint64_t>& shape :
-       {std::vector<uint64_t>{3'000'001}, {2, 1'500'003}, {70'001, 33}, {1999, 2, 700}}) {
+  for (const std::vector<uint64_t>& shape : {std::vector<uint64_t>{3'000'001},
+                                             {2, 1'500'003},
+                                             {5, 400'001},
+                                             {70'001, 33},
+                                             {1999, 2, 700}}) {
     Case c;
     c.shape = shape;
-    c.element = 2;
+    c.element = element;
     Random random(7);
     std::vector<uint64_t> padded = shape;
     padded.back() += 1;  // rows of the source have a gap
     size_t unused = 0;
-    const size_t from = DrawStrides(padded, 2, true, random, c.from, unused);
-    const size_t to = DrawStrides(shape, 2, true, random, c.to, unused);
+    const size_t from = DrawStrides(padded, element, true, random, c.from, unused);
+    const size_t to = DrawStrides(shape, element, true, random, c.to, unused);
     c.source.resize(from);
-    c.target.resize(to);
+    c.to_base = element;  // aligned to nothing but itself
+    c.target.resize(to + 2 * element);
     for (std::byte& b : c.source) b = static_cast<std::byte>(random());
-    c.want.resize(to);
-    const size_t row = shape.back() * 2;
+    c.want.resize(c.target.size());
+    const size_t row = shape.back() * element;
     for (size_t r = 0; r < to / row; ++r) {
-      std::memcpy(&c.want[r * row], &c.source[r * (row + 2)], row);
+      std::memcpy(&c.want[element + r * row], &c.source[r * (row + element)], row);
     }
     Check(c, &pool);
   }
