@@ -36,3 +36,29 @@ def apply():
         return (ahead < -window[0]) | (ahead > window[1])
 
     fused_softmax.get_sliding_window_causal_mask = window_mask
+
+    # The router asks whether transformer-engine has a GEMM for it by a name that is only defined
+    # where transformer-engine could be imported.
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+    # MLA tells its core attention the widths of keys and values, which only transformer-engine's
+    # takes. The local one needs that of values, and reads it from kv_channels.
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    constructor = DotProductAttention.__init__
+
+    def with_widths(self, config, *args, k_channels=None, v_channels=None, **kwargs):
+        assert v_channels in (None, config.kv_channels), "kv_channels must be the width of values"
+        constructor(self, config, *args, **kwargs)
+
+    DotProductAttention.__init__ = with_widths
+
+    # MLA takes transformer-engine for present where only megatron-core's wrapper of it imports, and
+    # then asks whether a layer is an instance of what is no class.
+    from megatron.core.transformer import multi_latent_attention
+
+    if not isinstance(multi_latent_attention.TELinear, type):
+        multi_latent_attention.HAVE_TE = False

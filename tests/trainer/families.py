@@ -31,6 +31,7 @@ class Family:
     options: Callable[[Any], dict]  # of it, fields of megatron-core's TransformerConfig
     names: Names = Names()
     mla: bool = False
+    replicated_down: bool = False  # MLA's down projections whole on every rank, as with TE
     model_options: dict = dataclasses.field(default_factory=dict)  # of GPTModel
 
     @property
@@ -95,8 +96,9 @@ def _sigmoid_router(hf):
 
 
 def _common(**more):
+    # 1e-6 is what `transformers` has for MLA's inner norms, whatever the config says.
     return dict(
-        SIZES, vocab_size=VOCABULARY, rope_parameters=dict(ROPE), rms_norm_eps=1e-5, **more
+        SIZES, vocab_size=VOCABULARY, rope_parameters=dict(ROPE), rms_norm_eps=1e-6, **more
     )
 
 
@@ -328,6 +330,12 @@ FAMILIES = {
         mla=True,
     ),
     "deepseek-v3": Family(deepseek_v3, lambda hf: _mla(hf, **_sigmoid_router(hf)), mla=True),
+    "deepseek-v3-replicated": Family(
+        deepseek_v3,
+        lambda hf: _mla(hf, **_sigmoid_router(hf)),
+        mla=True,
+        replicated_down=True,
+    ),
     "moonlight": Family(moonlight, lambda hf: _mla(hf, **_sigmoid_router(hf)), mla=True),
     "glm-4.5": Family(
         glm4_moe, _glm4_moe_options, model_options=dict(rotary_percent=0.5)

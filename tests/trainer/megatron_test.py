@@ -19,6 +19,7 @@ import warnings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 # torch.compile's workers have nothing to do in models of a few kilobytes.
 os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -47,6 +48,8 @@ def layouts_of(name):
 
     if name == "llama-few-groups":
         return FEW_GROUPS
+    if name == "gpt-oss":  # megatron-core: "Bias in Moe is only supported when ETP==1"
+        return [layout for layout in MOE if layout.expert_tp == 1]
     return MOE if FAMILIES[name].moe else DENSE
 
 

@@ -72,10 +72,25 @@ def config_of(family, hf, layout, bf16=False):
     return (MLATransformerConfig if family.mla else TransformerConfig)(**options)
 
 
+def spec_of(family, config, vp_stage):
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+
+    spec = get_gpt_decoder_block_spec(
+        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
+    )
+    if family.replicated_down:
+        # megatron-core's own linear layer without parallelism, in the place of transformer-engine's.
+        from megatron.core.post_training.modelopt.layers import Linear
+
+        for layer in spec.layer_specs:
+            layer.submodules.self_attention.submodules.linear_q_down_proj = Linear
+            layer.submodules.self_attention.submodules.linear_kv_down_proj = Linear
+    return spec
+
+
 def build(family, hf, layout, seed, bf16=False):
     """This rank's chunks, first virtual stage first, with weights that follow from the seed."""
     from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -95,9 +110,7 @@ def build(family, hf, layout, seed, bf16=False):
         vp_stage = v if layout.vpp > 1 else None
         chunk = GPTModel(
             config=config,
-            transformer_layer_spec=get_gpt_decoder_block_spec(
-                config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
-            ),
+            transformer_layer_spec=spec_of(family, config, vp_stage),
             vocab_size=padded_vocabulary(hf, layout),
             max_sequence_length=hf.max_position_embeddings,
             pre_process=stage == 0 and v == 0,

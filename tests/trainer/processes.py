@@ -40,7 +40,9 @@ def _worker(rank, world, folder, function, arguments):
         torch.distributed.destroy_process_group()
         status = 0
     except BaseException:
-        (folder / f"error-{rank}").write_text(f"{time.time()}\n{traceback.format_exc()}")
+        # Renamed, since the parent ends this process as soon as another has failed.
+        (folder / f"writing-{rank}").write_text(f"{time.time()}\n{traceback.format_exc()}")
+        (folder / f"writing-{rank}").rename(folder / f"error-{rank}")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
