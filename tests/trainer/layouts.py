@@ -17,6 +17,7 @@ class Layout:
     last: int | None = None
     account_for_embedding: bool = False
     account_for_loss: bool = False
+    stages: str | None = None  # pipeline_model_parallel_layout, without its shorthands
 
     @property
     def expert_tp(self):
@@ -41,10 +42,15 @@ class Layout:
             parts.append("embedding-counts")
         if self.account_for_loss:
             parts.append("loss-counts")
+        if self.stages is not None:
+            parts.append(self.stages.replace("|", "_"))
         return "-".join(parts)
 
     def chunk_sizes(self, layers):
         """Decoder layers of every (virtual stage, stage), by the rules of Megatron's options."""
+        if self.stages is not None:
+            counts = [stage.count("t") for stage in self.stages.split("|")]
+            return {divmod(i, self.pp): count for i, count in enumerate(counts)}
         if self.first is not None or self.last is not None:
             ends = {0: self.first, self.pp - 1: self.last}
             given = {p: n for p, n in ends.items() if n is not None}
@@ -80,6 +86,8 @@ DENSE = (
     Layout(tp=2, pp=2, vpp=2),
     Layout(pp=3, first=1, last=1),
     Layout(pp=2, vpp=2, first=2),
+    Layout(pp=3, account_for_embedding=True, account_for_loss=True),
+    Layout(pp=2, vpp=2, stages="Et|tt|t|L"),
     Layout(tp=2, cp=2),
     Layout(tp=2, dp=2),
     Layout(tp=4),

@@ -68,6 +68,8 @@ def config_of(family, hf, layout, bf16=False):
         account_for_embedding_in_pipeline_split=layout.account_for_embedding,
         account_for_loss_in_pipeline_split=layout.account_for_loss,
     )
+    if layout.stages is not None:
+        options["pipeline_model_parallel_layout"] = layout.stages
     options.update(family.options(hf))
     return (MLATransformerConfig if family.mla else TransformerConfig)(**options)
 
