@@ -5,9 +5,11 @@ import tempfile
 
 import torch
 
+import dump
 import export
 import models
 import processes
+import reference_export
 from families import FAMILIES
 
 LIMIT = 1e-5  # of the largest difference of logits, relative to the largest logit, in fp32
@@ -32,15 +34,47 @@ def write_base(rank, name, folder, dtype):
 
 
 def train(rank, name, layout, seed, mode, base, out, bf16, distributed_optimizer):
-    """One rank of the trainer: returns the logits on the last stage's ranks, else None."""
+    """One rank of the trainer: returns the logits on the last stage's ranks, else None.
+
+    The reference writes one version. Another exporter writes one of other weights first, and then,
+    over it, the one that the logits are of; each must be the reference's to the bit.
+    """
     family = FAMILIES[name]
     hf = family.config()
     parallel_state = models.initialize(layout)
     chunks = models.build(family, hf, layout, seed, bf16)
-    logits = None if bf16 else models.logits(chunks, hf, layout, tokens_of(hf, seed))
     wrapped = models.wrap(chunks, chunks[0].config, bf16, distributed_optimizer)
-    export.export(mode, wrapped, parallel_state, base, out, family=family, hf=hf, layout=layout)
-    return logits
+    versions = [seed] if mode == "reference" else [seed + 1000, seed]
+    for version, weights in enumerate(versions, start=1):
+        for chunk in chunks:
+            models.randomize(chunk, weights)
+        export.export(
+            mode, wrapped, parallel_state, base, out,
+            family=family, hf=hf, layout=layout, version=version,
+        )
+        if mode != "reference":
+            dumps = dump.gather(wrapped, parallel_state)
+            if rank == 0:
+                compare_bytes(reference_export.hf_tensors(dumps, family, hf, layout), out, version)
+    return None if bf16 else models.logits(chunks, hf, layout, tokens_of(hf, seed))
+
+
+def compare_bytes(expected, out, version):
+    found = tensors_of(out)
+    wrong = sorted(set(expected) ^ set(found))
+    if wrong:
+        raise Mismatch(f"version {version}: {len(wrong)} tensors missing or surplus: {wrong[:8]}")
+    for name, tensor in sorted(expected.items()):
+        # The file says the dtype: of the reference's only the value counts.
+        if tensor.shape != found[name].shape:
+            raise Mismatch(f"version {version}: {name} is {tuple(found[name].shape)}")
+        unequal = tensor.to(found[name].dtype) != found[name]
+        if unequal.any():
+            first = tuple(unequal.nonzero()[0].tolist())
+            raise Mismatch(
+                f"version {version}: {int(unequal.sum())} of {unequal.numel()} elements of {name} "
+                f"are wrong, the first at {first}"
+            )
 
 
 def load_and_run(rank, name, seed, folder):

@@ -43,7 +43,7 @@ def _reference(models, parallel_state, hf_config_dir, out, *, family, hf, layout
 
     dumps = dump.gather(models, parallel_state)
     if torch.distributed.get_rank() == 0:
-        out.mkdir()
+        out.mkdir(exist_ok=True)
         shutil.copy(hf_config_dir / "config.json", out)
         tensors = reference_export.hf_tensors(dumps, family, hf, layout)
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
@@ -52,8 +52,8 @@ def _reference(models, parallel_state, hf_config_dir, out, *, family, hf, layout
 def _deltawire(models, parallel_state, hf_config_dir, out, *, family, hf, layout, version):
     import deltawire
 
-    # A copy of the base checkpoint, over which the version is written.
-    if torch.distributed.get_rank() == 0:
+    # A copy of the base checkpoint, over which all versions are written.
+    if torch.distributed.get_rank() == 0 and not out.exists():
         shutil.copytree(hf_config_dir, out)
     torch.distributed.barrier()
     deltawire.offload_megatron(models, parallel_state, str(out), version)

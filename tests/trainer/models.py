@@ -125,12 +125,12 @@ def build(family, hf, layout, seed, bf16=False):
             **family.model_options,
         )
         chunk.eval()
-        _randomize(chunk, layout, seed)
+        randomize(chunk, seed)
         chunks.append(chunk)
     return chunks
 
 
-def _randomize(chunk, layout, seed):
+def randomize(chunk, seed):
     """Fills each tensor from a hash of its name in the whole model and of its shard's number.
 
     megatron-core's own initialization gives equal norms, and equal weights to the ranks of an expert
