@@ -29,8 +29,34 @@ def write_base(rank, name, folder, dtype):
     """A checkpoint as `transformers` writes it: the names, shapes and dtypes to export into."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(FAMILIES[name].config(), dtype=dtype)
+    hf = FAMILIES[name].config()
+    model = AutoModelForCausalLM.from_config(hf, dtype=dtype)
     model.save_pretrained(folder)
+    if getattr(hf, "num_nextn_predict_layers", 0):
+        add_mtp_layers(hf, folder, dtype)
+
+
+def add_mtp_layers(hf, folder, dtype):
+    """Layers that predict further tokens, as DeepSeek-V3's checkpoint has them behind the last one."""
+    from safetensors.torch import save_file
+
+    tensors = tensors_of(folder)
+    template = f"model.layers.{hf.num_hidden_layers - 1}."
+    for k in range(hf.num_nextn_predict_layers):
+        prefix = f"model.layers.{hf.num_hidden_layers + k}."
+        for name, tensor in list(tensors.items()):
+            if name.startswith(template):
+                tensors[prefix + name[len(template) :]] = tensor.clone()
+        for norm in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{prefix}{norm}.weight"] = torch.zeros(hf.hidden_size, dtype=dtype)
+        shape = (hf.hidden_size, 2 * hf.hidden_size)
+        tensors[f"{prefix}eh_proj.weight"] = torch.zeros(shape, dtype=dtype)
+    save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+
+
+def is_mtp(key, config):
+    parts = str(key).split(".")
+    return parts[:2] == ["model", "layers"] and int(parts[2]) >= config.num_hidden_layers
 
 
 def train(rank, name, layout, seed, mode, base, out, bf16, distributed_optimizer):
@@ -85,8 +111,9 @@ def load_and_run(rank, name, seed, folder):
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[kind]:
-            raise Mismatch(f"{kind} of {name}: {sorted(map(str, report[kind]))[:8]}")
+        keys = sorted(str(key) for key in report[kind] if not is_mtp(key, model.config))
+        if keys:
+            raise Mismatch(f"{kind} of {name}: {keys[:8]}")
     model.eval()
     with torch.no_grad():
         return model(tokens_of(model.config, seed)).logits

@@ -218,14 +218,14 @@ def deepseek_v2():
     )
 
 
-def deepseek_v3():
+def deepseek_v3(mtp=0):
     from transformers import DeepseekV3Config
 
     return DeepseekV3Config(
         **_common(
             **dict(_MLA_SIZES, num_experts_per_tok=4), q_lora_rank=40, n_shared_experts=1,
             norm_topk_prob=True, n_group=4, topk_group=2, routed_scaling_factor=2.5,
-            num_nextn_predict_layers=0,
+            num_nextn_predict_layers=mtp,
         )
     )
 
@@ -336,6 +336,12 @@ FAMILIES = {
         mla=True,
         replicated_down=True,
     ),
+    # The layers behind the last one: `transformers` leaves them out, so only bytes are compared.
+    "deepseek-v3-mtp": Family(
+        lambda: deepseek_v3(mtp=1),
+        lambda hf: _mla(hf, **_sigmoid_router(hf), mtp_num_layers=hf.num_nextn_predict_layers),
+        mla=True,
+    ),
     "moonlight": Family(moonlight, lambda hf: _mla(hf, **_sigmoid_router(hf)), mla=True),
     "glm-4.5": Family(
         glm4_moe, _glm4_moe_options, model_options=dict(rotary_percent=0.5)
@@ -350,6 +356,7 @@ NOT_ON_CPU = {
     "Qwen3-Next, Qwen3.5": "the gated delta net needs the fla and causal-conv1d kernels",
     "Gemma 1 to 3": "their norms multiply by 1 + w, which megatron-core's torch norm refuses",
     "GLM-4 dense": "megatron-core's layer has no norm behind attention and MLP",
+    "what MTP layers give": "transformers leaves them out; only their bytes are compared",
     "TEGroupedMLP": "transformer-engine needs CUDA; experts here are SequentialMLP's",
     "GroupedMLP": "its constructor asserts grouped_gemm, which is built with CUDA",
     "the names of the fused norms": "linear_qkv.layer_norm_weight is transformer-engine's",

@@ -50,6 +50,7 @@ SHORT = (
     ("deepseek-v2", EXPERTS),
     ("deepseek-v3", EXPERTS),
     ("deepseek-v3-replicated", Layout(tp=2, ep=2, etp=1)),
+    ("deepseek-v3-mtp", EXPERTS),
     ("moonlight", EXPERTS),
     ("glm-4.5", EXPERTS),
     ("gpt-oss", EXPERTS),

@@ -90,6 +90,14 @@ def spec_of(family, config, vp_stage):
     return spec
 
 
+def mtp_spec_of(config, spec, vp_stage):
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+
+    if not config.mtp_num_layers:
+        return None
+    return get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=vp_stage)
+
+
 def build(family, hf, layout, seed, bf16=False):
     """This rank's chunks, first virtual stage first, with weights that follow from the seed."""
     from megatron.core import parallel_state
@@ -110,9 +118,11 @@ def build(family, hf, layout, seed, bf16=False):
     chunks = []
     for v in range(layout.vpp):
         vp_stage = v if layout.vpp > 1 else None
+        spec = spec_of(family, config, vp_stage)
         chunk = GPTModel(
             config=config,
-            transformer_layer_spec=spec_of(family, config, vp_stage),
+            transformer_layer_spec=spec,
+            mtp_block_spec=mtp_spec_of(config, spec, vp_stage),
             vocab_size=padded_vocabulary(hf, layout),
             max_sequence_length=hf.max_position_embeddings,
             pre_process=stage == 0 and v == 0,
@@ -217,6 +227,9 @@ def logits(chunks, hf, layout, tokens):
     batch, length = tokens.shape
     positions = torch.arange(length).unsqueeze(0).expand(batch, -1)
     mask = torch.ones(length, length).triu(1).bool().reshape(1, 1, length, length)
+    for chunk in chunks:
+        # Layers that predict further tokens are run for a loss only, and want labels.
+        chunk.config.mtp_num_layers, chunk.mtp_process = None, False
     steps = [(v, p) for v in range(layout.vpp) for p in range(layout.pp)]
     output = None
     for step, (v, p) in enumerate(steps):

@@ -90,6 +90,12 @@ NORMS = {
     "input_layernorm.weight": "input_layernorm.weight",
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
 }
+MTP = {
+    "enorm.weight": ("enorm.weight", whole),
+    "hnorm.weight": ("hnorm.weight", whole),
+    "eh_proj.weight": ("eh_proj.weight", rows),
+    "final_layernorm.weight": ("shared_head.norm.weight", whole),
+}
 
 
 def attention(name, shards, family, hf):
@@ -188,6 +194,8 @@ def hf_tensors(dumps, family, hf, layout):
     for key in shards.names():
         stage, chunk, name = key
         if name == "embedding.word_embeddings.weight":
+            if stage > 0 or chunk > 0:  # a copy, for MTP
+                continue
             add("model.embed_tokens.weight", rows(shards.of(key))[: hf.vocab_size])
         elif name == "output_layer.weight":
             if not hf.tie_word_embeddings:
@@ -195,8 +203,12 @@ def hf_tensors(dumps, family, hf, layout):
         elif name == "decoder.final_layernorm.weight":
             add("model.norm.weight", whole(shards.of(key)))
         else:
-            _, _, local, rest = name.split(".", 3)
-            layer = layout.layer_offset(hf.num_hidden_layers, stage, chunk) + int(local)
+            block, _, local, rest = name.split(".", 3)
+            if block == "mtp":  # behind the last decoder layer, wherever its stage is
+                layer = hf.num_hidden_layers + int(local)
+                rest = rest.removeprefix("transformer_layer.").removeprefix("mtp_model_layer.")
+            else:
+                layer = layout.layer_offset(hf.num_hidden_layers, stage, chunk) + int(local)
             prefix = f"model.layers.{layer}"
             if rest.startswith("mlp.experts.local_experts."):
                 expert, part = rest[len("mlp.experts.local_experts.") :].split(".", 1)
@@ -216,7 +228,10 @@ def hf_tensors(dumps, family, hf, layout):
 def layer_tensor(rest, shards, family, hf):
     """Yields (HF name below the layer, tensor) of what is not a routed expert."""
     names = family.names
-    if rest in NORMS:
+    if rest in MTP:
+        name, join = MTP[rest]
+        yield name, join(shards)
+    elif rest in NORMS:
         yield NORMS[rest], whole(shards)
     elif rest.startswith("self_attention."):
         for name, tensor in attention(rest[len("self_attention.") :], shards, family, hf):
