@@ -1,4 +1,4 @@
-"""Runs one family under one layout and compares: exported names, shapes and bytes, and the logits."""
+"""Runs one family under one layout; compares exported names, shapes and bytes, and the logits."""
 import os
 import pathlib
 import tempfile
@@ -37,7 +37,7 @@ def write_base(rank, name, folder, dtype):
 
 
 def add_mtp_layers(hf, folder, dtype):
-    """Layers that predict further tokens, as DeepSeek-V3's checkpoint has them behind the last one."""
+    """Layers that predict further tokens, as DeepSeek-V3's files have them behind the last one."""
     from safetensors.torch import save_file
 
     tensors = tensors_of(folder)
@@ -179,5 +179,6 @@ def check_bf16(name, layout, mode="reference", seed=1):
         found = tensors_of(out)
         for tensor, value in fp32.items():
             if not torch.equal(found[tensor].float(), value.bfloat16().float()):
-                raise Mismatch(f"{name} {layout.name} seed {seed}: {tensor} is not its fp32 rounded")
+                where = f"{name} {layout.name} seed {seed}"
+                raise Mismatch(f"{where}: {tensor} is not its fp32 rounded")
         return count

@@ -11,8 +11,8 @@ import torch
 def apply():
     cpu = torch.device("cpu")
 
-    # `torch.empty(..., device=torch.cuda.current_device())` is how megatron-core makes the buffers of
-    # collectives, the router's buffers, the rotary tables and DDP's gradient buffers.
+    # `torch.empty(..., device=torch.cuda.current_device())` is how megatron-core makes the buffers
+    # of collectives, the router's buffers, the rotary tables and DDP's gradient buffers.
     torch.cuda.current_device = lambda: cpu
 
     # Tied embeddings across stages do `weight.data = weight.data.cuda()` before their all-reduce.

@@ -1,4 +1,4 @@
-"""All that a rank holds of a model, as an exporter finds it: names with wrappers, chunk by chunk."""
+"""All that a rank holds of a model, as an exporter finds it: wrapped names, chunk by chunk."""
 import dataclasses
 
 import torch

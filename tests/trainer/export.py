@@ -1,7 +1,7 @@
 """The seam between the harness and what writes HF directories.
 
-`export(mode, ...)` is called by all ranks with this rank's model chunks, as a trainer holds them. When
-it returns, `out` is an HF directory that `transformers` can load.
+`export(mode, ...)` is called by all ranks with this rank's model chunks, as a trainer holds them.
+When it returns, `out` is an HF directory that `transformers` can load.
 """
 import importlib.util
 import pathlib
@@ -27,7 +27,7 @@ def available(mode):
 
 
 def export(mode, models, parallel_state, hf_config_dir, out, *, family, hf, layout, version=1):
-    """`hf_config_dir` holds config.json and a checkpoint of the same names and shapes. Collective."""
+    """`hf_config_dir` holds config.json and a checkpoint of equal names and shapes. Collective."""
     why = available(mode)
     if why:
         raise NotImplementedError(why)

@@ -1,7 +1,7 @@
-"""Tiny models of each family: the config of `transformers`, and megatron-core's options for the same.
+"""Tiny models of each family: the config of `transformers`, and megatron-core's options for it.
 
-Widths are uneven on purpose (no two tensors' sides are alike where they can differ), so that a tensor
-in the wrong place or the wrong way round has the wrong shape or the wrong values.
+Widths are uneven on purpose (no two tensors' sides are alike where they can differ), so that a
+tensor in the wrong place or the wrong way round has the wrong shape or the wrong values.
 """
 import dataclasses
 from typing import Any, Callable
@@ -248,9 +248,9 @@ def glm4_moe():
         **dict(
             _common(
                 intermediate_size=96, num_key_value_heads=4, head_dim=16, attention_bias=True,
-                use_qk_norm=True, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1,
-                moe_intermediate_size=48, first_k_dense_replace=1, n_group=1, topk_group=1,
-                norm_topk_prob=True, routed_scaling_factor=1.5, tie_word_embeddings=False,
+                use_qk_norm=True, num_nextn_predict_layers=1, n_routed_experts=8,
+                num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=48, first_k_dense_replace=1,
+                n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.5, tie_word_embeddings=False,
             ),
             rope_parameters=dict(ROPE, partial_rotary_factor=0.5),
         )
@@ -265,6 +265,7 @@ def _glm4_moe_options(hf):
         moe_layer_freq=[int(i >= hf.first_k_dense_replace) for i in range(hf.num_hidden_layers)],
         moe_shared_expert_intermediate_size=hf.moe_intermediate_size * hf.n_shared_experts,
         **_experts(hf, hf.n_routed_experts, hf.moe_intermediate_size, hf.num_experts_per_tok),
+        mtp_num_layers=hf.num_nextn_predict_layers,
         **_sigmoid_router(hf),
     )
 
@@ -361,5 +362,5 @@ NOT_ON_CPU = {
     "GroupedMLP": "its constructor asserts grouped_gemm, which is built with CUDA",
     "the names of the fused norms": "linear_qkv.layer_norm_weight is transformer-engine's",
     "sequence parallelism": "megatron-core's torch norm refuses it; it changes no stored weight",
-    "context parallelism in attention": "transformer-engine's; ranks are laid out, attention is whole",
+    "context parallelism in attention": "ranks are laid out, attention is whole",
 }

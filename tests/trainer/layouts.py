@@ -4,7 +4,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """`etp` None means: as `tp`. `first` and `last`: layers of the first and last pipeline stage."""
+    """`etp` None means: as `tp`. `first`, `last`: layers of the first and last pipeline stage."""
 
     tp: int = 1
     pp: int = 1

@@ -2,8 +2,8 @@
 """Megatron-core's own models, cut in every way, against the same weights in `transformers`.
 
 Both are the published packages, on CPU and Gloo: random models of each family run under a layout of
-tensor, pipeline, virtual, expert and context parallelism, are exported into an HF directory, loaded by
-`transformers`, and must give the same logits.
+tensor, pipeline, virtual, expert and context parallelism, are exported into an HF directory, loaded
+by `transformers`, and must give the same logits.
 
 Usage: megatron_test.py [--mode reference|deltawire] SET|FAMILY[:LAYOUT]...
 Sets: short, wrong, bf16, long; --list names all families and layouts.
@@ -199,7 +199,8 @@ def main():
                 print(f"{label}: {result} ({time.monotonic() - started:.1f} s)", flush=True)
             except Exception:
                 failures += 1
-                print(f"FAILED: {label}, seed {arguments.seed}:\n{traceback.format_exc()}", flush=True)
+                print(f"FAILED: {label}, seed {arguments.seed}:")
+                print(traceback.format_exc(), flush=True)
     print(f"{failures} failures")
     return 1 if failures else 0
 

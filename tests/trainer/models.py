@@ -1,4 +1,4 @@
-"""Builds one rank's chunks of a megatron-core model with random, distinct weights, and runs them."""
+"""Builds one rank's chunks of a megatron-core model with random distinct weights; runs them."""
 import hashlib
 import math
 
@@ -81,7 +81,7 @@ def spec_of(family, config, vp_stage):
         config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
     )
     if family.replicated_down:
-        # megatron-core's own linear layer without parallelism, in the place of transformer-engine's.
+        # megatron-core's linear layer without parallelism, in the place of transformer-engine's.
         from megatron.core.post_training.modelopt.layers import Linear
 
         for layer in spec.layer_specs:
@@ -107,7 +107,7 @@ def build(family, hf, layout, seed, bf16=False):
     config = config_of(family, hf, layout, bf16)
     groups = ProcessGroupCollection.use_mpu_process_groups()
     if layout.cp > 1:
-        # Attention over pieces of a sequence is transformer-engine's; here every rank of a context
+        # Attention over pieces of a sequence is transformer-engine's; here each rank of a context
         # group sees the whole sequence. The ranks are laid out as with context parallelism.
         rank = torch.distributed.get_rank()
         for other in range(torch.distributed.get_world_size()):
@@ -143,8 +143,8 @@ def build(family, hf, layout, seed, bf16=False):
 def randomize(chunk, seed):
     """Fills each tensor from a hash of its name in the whole model and of its shard's number.
 
-    megatron-core's own initialization gives equal norms, and equal weights to the ranks of an expert
-    group and to pipeline stages: a tensor in another's place would go unnoticed.
+    megatron-core's own initialization gives equal norms, and equal weights to the ranks of an
+    expert group and to pipeline stages: a tensor in another's place would go unnoticed.
     """
     from megatron.core import parallel_state
 

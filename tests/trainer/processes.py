@@ -1,7 +1,7 @@
 """Runs one function in N processes that form a torch.distributed group on Gloo over loopback.
 
-The processes are forked, so that torch and megatron are imported once, by the parent, which must not
-have computed with torch (its thread pool would not survive the fork).
+The processes are forked, so that torch and megatron are imported once, by the parent, which must
+not have computed with torch (its thread pool would not survive the fork).
 """
 import datetime
 import multiprocessing

@@ -1,11 +1,12 @@
 """HF tensors out of gathered shards, written on its own from Megatron's layout rules.
 
-It gathers the whole model on rank 0 and knows nothing of deltawire: it is what deltawire's export is
-compared with, and the proof that the harness tells right from wrong. Layout rules, in short: a rank of
-T holds rows [t*n, (t+1)*n) of a column-parallel weight and columns of a row-parallel one; the fused
-gate-and-up holds a rank's share of gate, then its share of up; the fused QKV is group by group, q heads
-then k then v; experts are cut over their own tensor-parallel group; expert i of group e is number
-e*E/EP + i.
+It gathers the whole model on rank 0 and knows nothing of deltawire: it is what deltawire's export
+is compared with, and the proof that the harness tells right from wrong.
+
+Layout rules, in short: a rank of T holds rows [t*n, (t+1)*n) of a column-parallel weight and columns of a row-parallel one; the
+fused gate-and-up holds a rank's share of gate, then its share of up; the fused QKV is group by
+group, q heads then k then v; experts are cut over their own tensor-parallel group; expert i of
+group e is number e*E/EP + i.
 """
 import torch
 
@@ -75,7 +76,7 @@ def split_qkv(fused, hf):
     return {kind: rows(parts) for kind, parts in picked.items()}
 
 
-# MLA's tensors, and how each is cut; `maybe` is replicated by transformer-engine, cut by the others.
+# MLA's tensors, and how each is cut; `maybe`: whole with transformer-engine, cut by the others.
 MLA = {
     "linear_q_proj.weight": ("q_proj", "rows"),
     "linear_q_down_proj.weight": ("q_a_proj", "maybe"),
@@ -103,7 +104,8 @@ def attention(name, shards, family, hf):
     if family.mla:
         hf_name, cut = MLA[name]
         if cut == "maybe":
-            full = {"q_a_proj": hf.q_lora_rank}.get(hf_name) or hf.kv_lora_rank + hf.qk_rope_head_dim
+            kv_rows = hf.kv_lora_rank + hf.qk_rope_head_dim
+            full = hf.q_lora_rank if hf_name == "q_a_proj" else kv_rows
             cut = "whole" if shards[0].shape[0] == full else "rows"
         yield f"{hf_name}.weight", {"rows": rows, "columns": columns, "whole": whole}[cut](shards)
     elif name.startswith("linear_qkv."):

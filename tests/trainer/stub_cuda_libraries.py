@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes an installed torch load without the CUDA libraries that only a GPU would use.
 
-The index's torch for x86-64 names cuBLAS, cuDNN, NCCL and others as needed libraries: some 4 GB that
-the tests of the trainer's side, on CPU and Gloo, never call. For each that is not installed this
-writes a library of the same name, with the symbols that torch asks for and nothing behind them: a
-call traps. Needs `nm`, `readelf` and a C compiler. Only for a throw-away virtual environment.
+The index's torch for x86-64 names cuBLAS, cuDNN, NCCL and others as needed libraries: some 4 GB
+that the tests of the trainer's side, on CPU and Gloo, never call. For each that is not installed
+this writes a library of the same name, with the symbols that torch asks for and nothing behind
+them: a call traps. Needs `nm`, `readelf` and a C compiler. Only for a throw-away virtual environment.
 
 Usage: stub_cuda_libraries.py SITE_PACKAGES
 """
@@ -37,9 +37,8 @@ def main(site):
     folder = site / "torch" / "lib"
     own = sorted(folder.glob("*.so*"))
     present = {path.name for path in site.glob("nvidia/**/*.so*")} | {path.name for path in own}
-    missing = sorted(
-        {name for lib in own for name in needed(lib) if FOREIGN.match(name)} - present - {"libcuda.so.1"}
-    )
+    foreign = {name for lib in own for name in needed(lib) if FOREIGN.match(name)}
+    missing = sorted(foreign - present - {"libcuda.so.1"})
     if not missing:
         return
     defined = {
@@ -78,12 +77,11 @@ def main(site):
         unversioned = versions.pop("", set())
         first = next(iter(versions))
         versions[first] = versions[first] | unversioned
-        script.write_text(
-            "".join(
-                f"{version} {{ global: {' '.join(f'{name};' for name in sorted(names)) or '*;'} }};\n"
-                for version, names in versions.items()
-            )
+        nodes = (
+            (version, " ".join(f"{name};" for name in sorted(names)) or "*;")
+            for version, names in versions.items()
         )
+        script.write_text("".join(f"{node} {{ global: {names} }};\n" for node, names in nodes))
         run(
             "cc", "-shared", "-fPIC", "-w", f"-Wl,-soname,{lib}",
             f"-Wl,--version-script,{script}", "-o", str(folder / lib), str(source),
