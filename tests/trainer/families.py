@@ -249,8 +249,9 @@ def glm4_moe():
             _common(
                 intermediate_size=96, num_key_value_heads=4, head_dim=16, attention_bias=True,
                 use_qk_norm=True, num_nextn_predict_layers=1, n_routed_experts=8,
-                num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=48, first_k_dense_replace=1,
-                n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.5, tie_word_embeddings=False,
+                num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=48,
+                first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=True,
+                routed_scaling_factor=1.5, tie_word_embeddings=False,
             ),
             rope_parameters=dict(ROPE, partial_rotary_factor=0.5),
         )

@@ -3,10 +3,10 @@
 It gathers the whole model on rank 0 and knows nothing of deltawire: it is what deltawire's export
 is compared with, and the proof that the harness tells right from wrong.
 
-Layout rules, in short: a rank of T holds rows [t*n, (t+1)*n) of a column-parallel weight and columns of a row-parallel one; the
-fused gate-and-up holds a rank's share of gate, then its share of up; the fused QKV is group by
-group, q heads then k then v; experts are cut over their own tensor-parallel group; expert i of
-group e is number e*E/EP + i.
+Layout rules, in short: a rank of T holds rows [t*n, (t+1)*n) of a column-parallel weight and
+columns of a row-parallel one; the fused gate-and-up holds a rank's share of gate, then its share
+of up; the fused QKV is group by group, q heads then k then v; experts are cut over their own
+tensor-parallel group; expert i of group e is number e*E/EP + i.
 """
 import torch
 

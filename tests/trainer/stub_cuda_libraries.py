@@ -4,7 +4,8 @@
 The index's torch for x86-64 names cuBLAS, cuDNN, NCCL and others as needed libraries: some 4 GB
 that the tests of the trainer's side, on CPU and Gloo, never call. For each that is not installed
 this writes a library of the same name, with the symbols that torch asks for and nothing behind
-them: a call traps. Needs `nm`, `readelf` and a C compiler. Only for a throw-away virtual environment.
+them: a call traps. Needs `nm`, `readelf` and a C compiler. Only for a throw-away virtual
+environment.
 
 Usage: stub_cuda_libraries.py SITE_PACKAGES
 """
