@@ -269,11 +269,13 @@ class Megatron {
     const std::vector<dw_param> list = List(params);
     Run([&] { return dw_megatron_check(megatron_, rank, list.data(), list.size()); });
   }
-  void Place(Offload& offload, uint32_t rank, const std::vector<Param>& params) {
+  uint64_t Place(Offload& offload, uint32_t rank, const std::vector<Param>& params) {
     const std::vector<dw_param> list = List(params);
+    uint64_t bytes = 0;
     Run([&] {
-      return dw_megatron_place(megatron_, offload.get(), rank, list.data(), list.size());
+      return dw_megatron_place(megatron_, offload.get(), rank, list.data(), list.size(), &bytes);
     });
+    return bytes;
   }
   py::dict Gather(Collective& collective, Offload* offload, uint32_t rank,
                   const std::vector<Param>& params, uint64_t bucket_bytes) {

@@ -173,8 +173,7 @@ class Sources:
     """The bytes of live tensors in host memory, row-major, held for as long as this lives."""
 
     def __init__(self, live: Iterator[Live]):
-        self.params: list[_core.Param] = []
-        self.bytes = 0
+        self.params: list[Any] = []  # as _core.Megatron takes them
         self._held: list[Source] = []
         for item in live:
             source = _contiguous(item)
@@ -207,7 +206,13 @@ class Planned:
         families: Sequence[str],
         threads: int,
     ):
-        self.key = (os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family)
+        self.key = self.key_of(hf_dir, parallel, family)
         self.plan = _core.Megatron(
             os.fspath(hf_dir), json.dumps(dict(parallel)), family, list(families), threads
         )
+
+    @staticmethod
+    def key_of(
+        hf_dir: str | os.PathLike[str], parallel: Mapping[str, Any], family: str
+    ) -> tuple[str, str, str]:
+        return os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family

@@ -227,7 +227,7 @@ DW_API int dw_megatron_check(const dw_megatron* megatron, uint32_t rank, const d
 /* Writes the shards that `rank` is the first to hold straight to their places, and marks them.
  * Every rank of the node does it with an offload of its own; then dw_offload_ready. */
 DW_API int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
-                             const dw_param* params, size_t count);
+                             const dw_param* params, size_t count, uint64_t* bytes);
 
 /* For ranks that share no memory with the sender: one TCP group of all of the job's ranks (Gloo,
  * neither encrypted nor authenticated). */

@@ -124,7 +124,7 @@ int dw_megatron_check(const dw_megatron* megatron, uint32_t rank, const dw_param
 }
 
 int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
-                      const dw_param* params, size_t count) {
+                      const dw_param* params, size_t count, uint64_t* bytes) {
   return Guard([&]() -> Status {
     if (megatron == nullptr || offload == nullptr) return Invalid("an argument is NULL");
     if (offload->tensors != dw_megatron_tensor_count(megatron)) {
@@ -132,7 +132,10 @@ int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
           "the client has registered another model than this plan's");
     }
     DW_ASSIGN_OR_RETURN(const std::vector<LiveTensor> live, ReadParams(params, count));
-    return megatron->megatron->Place(*offload->offload, rank, live);
+    DW_ASSIGN_OR_RETURN(const uint64_t placed,
+                        megatron->megatron->Place(*offload->offload, rank, live));
+    if (bytes != nullptr) *bytes = placed;
+    return {};
   });
 }
 

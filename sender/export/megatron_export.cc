@@ -109,8 +109,8 @@ Status MegatronExport::CarryOver(TrainerClient::Offload& offload) const {
   return absl::OkStatus();
 }
 
-Status MegatronExport::Place(TrainerClient::Offload& offload, uint32_t rank,
-                             std::span<const LiveTensor> live) {
+StatusOr<uint64_t> MegatronExport::Place(TrainerClient::Offload& offload, uint32_t rank,
+                                         std::span<const LiveTensor> live) {
   DW_ASSIGN_OR_RETURN(const std::vector<mcore::Match> matches, Matched(rank, live));
   mcore::Transfer transfer;
   std::set<uint32_t> written;
@@ -131,7 +131,8 @@ Status MegatronExport::Place(TrainerClient::Offload& offload, uint32_t rank,
   for (const uint32_t t : written) (writers_[t] == 1 ? whole : part).push_back(t);
   DW_RETURN_IF_ERROR(offload.Written(whole, Share::kWhole));
   DW_RETURN_IF_ERROR(offload.Written(part, Share::kPart));
-  return rank == 0 ? CarryOver(offload) : absl::OkStatus();
+  if (rank == 0) DW_RETURN_IF_ERROR(CarryOver(offload));
+  return transfer.bytes();
 }
 
 StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,

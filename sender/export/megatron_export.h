@@ -45,8 +45,9 @@ class MegatronExport {
   Status Check(uint32_t rank, std::span<const LiveTensor> live) const;
 
   /// Writes this rank's shards straight into the half, and says so. Other ranks do the same.
-  /// REQUIRES: the model is registered with plan().layout().
-  Status Place(TrainerClient::Offload& offload, uint32_t rank, std::span<const LiveTensor> live);
+  /// Returns how many bytes it wrote. REQUIRES: the model is registered with plan().layout().
+  StatusOr<uint64_t> Place(TrainerClient::Offload& offload, uint32_t rank,
+                           std::span<const LiveTensor> live);
 
   /// Sends this rank's shards to the collective's root, which writes all into `offload`; null on
   /// the other ranks. Call it on every rank.
