@@ -110,6 +110,35 @@ class FourLows {
 };
 #endif
 
+#if HWY_TARGET <= HWY_AVX3
+/// The unary codes of the quotients of the gaps before at[i .. i + 7], i > 0.
+class QuotientsOfEight {
+ public:
+  HWY_INLINE QuotientsOfEight(const uint16_t* at, size_t i, unsigned k) {
+    const __m128i here = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i));
+    const __m128i before = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i - 1));
+    // A code ends one place behind the one before and its own zeros: sums, which fit 16 bits since
+    // places do.
+    __m128i sum = _mm_sub_epi16(_mm_sub_epi16(here, before), _mm_set1_epi16(1));
+    sum = _mm_srl_epi16(sum, _mm_cvtsi32_si128(static_cast<int>(k)));
+    sum = _mm_add_epi16(sum, _mm_set1_epi16(1));
+    sum = _mm_add_epi16(sum, _mm_slli_si128(sum, 2));
+    sum = _mm_add_epi16(sum, _mm_slli_si128(sum, 4));
+    ends_ = _mm_add_epi16(sum, _mm_slli_si128(sum, 8));
+  }
+  HWY_INLINE unsigned length() const { return static_cast<unsigned>(_mm_extract_epi16(ends_, 7)); }
+  /// REQUIRES: length() <= 64.
+  HWY_INLINE uint64_t Code() const {
+    const __m512i one = _mm512_set1_epi64(1);
+    const __m512i places = _mm512_sub_epi64(_mm512_cvtepu16_epi64(ends_), one);
+    return static_cast<uint64_t>(_mm512_reduce_or_epi64(_mm512_sllv_epi64(one, places)));
+  }
+
+ private:
+  __m128i ends_;
+};
+#endif
+
 /// A block's changes: where, and the differences as far as a byte holds them.
 class Changes {
  public:
@@ -253,6 +282,19 @@ inline WordWriter Changes::PutQuotients(WordWriter bits, const uint16_t* at, siz
            uint64_t{1} << (e >> 48 & 63);
   };
   size_t i = 0;
+#if HWY_TARGET <= HWY_AVX3
+  if (count >= 16) {
+    for (; i < 8; ++i) bits.PutUnary(GapBefore(at, i) >> k);
+    for (; i + 8 <= count; i += 8) {
+      const QuotientsOfEight quotients(at, i, k);
+      if (HWY_LIKELY(quotients.length() <= 56)) {
+        bits.Put(quotients.Code(), quotients.length());
+      } else {
+        for (size_t j = i; j < i + 8; ++j) bits.PutUnary(GapBefore(at, j) >> k);
+      }
+    }
+  }
+#endif
   for (; i + 8 <= count; i += 8) {
     const uint64_t first = ends(i), second = ends(i + 4);
     const auto middle = static_cast<unsigned>(first >> 48) + 1;
