@@ -38,7 +38,7 @@ constexpr size_t kSegment = 512;
 template <typename T>
 uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t pace,
                      BlockDigest<T> digest, Changes& changes) {
-  constexpr size_t kAhead = 8192;  // bytes
+  constexpr size_t kAhead = 5120;  // bytes; more is slower where much changes, 4096 everywhere
   uint16_t* const found = changes.at();
   size_t count = 0, taken = 0;
   const auto take = [&](size_t i) {
