@@ -1,5 +1,5 @@
 // The changes of one block, collected and then packed into its sparse stream; once per target.
-// Lives on the stack (about 330 KiB, of which a block touches what it changes). Trusted data only.
+// Lives on the stack (about 460 KiB, of which a block touches what it changes). Trusted data only.
 // Cost: 1 to 2 ns a change. The format: docs/delta_format.md, "fast".
 #include "hwy/highway.h"
 #include "kernels/cpu/payload.h"
