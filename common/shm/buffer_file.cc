@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <vector>
@@ -14,10 +15,27 @@
 namespace deltawire {
 namespace {
 
-/// For kernels before 5.14. Leaves the bytes as they are, whoever else writes them.
-void TouchPages(const Mapping& map) {
+/// Which bytes of the file get memory: whole pages, in order, apart from each other.
+std::vector<ByteRange> PagesOf(const BufferOptions& options, uint64_t data_offset, uint64_t bytes) {
+  if (options.only.empty()) return {{0, bytes}};
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  for (uint64_t at = 0; at < map.bytes(); at += page) {
+  std::vector<ByteRange> pages = {{0, std::min(bytes, (data_offset + page - 1) / page * page)}};
+  for (const ByteRange& r : options.only) {
+    const uint64_t first = (data_offset + r.first) / page * page;
+    const uint64_t last = std::min(bytes, (data_offset + r.last + page - 1) / page * page);
+    if (first <= pages.back().last) {
+      pages.back().last = std::max(pages.back().last, last);
+    } else {
+      pages.push_back({first, last});
+    }
+  }
+  return pages;
+}
+
+/// For kernels before 5.14. Leaves the bytes as they are, whoever else writes them.
+void TouchPages(const Mapping& map, const ByteRange& range) {
+  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  for (uint64_t at = range.first; at < range.last; at += page) {
     std::atomic_ref<uint8_t>(reinterpret_cast<uint8_t&>(map.base()[at]))
         .fetch_or(0, std::memory_order_relaxed);
   }
@@ -29,10 +47,10 @@ void AdviseHugePages(const Mapping& map, const BufferOptions& options) {
 }
 
 /// False when the pages could not be had.
-bool Populate(const Mapping& map) {
+bool Populate(const Mapping& map, const ByteRange& range) {
   int rc;
   do {
-    rc = ::madvise(map.base(), map.bytes(), MADV_POPULATE_WRITE);
+    rc = ::madvise(map.base() + range.first, range.last - range.first, MADV_POPULATE_WRITE);
   } while (rc != 0 && (errno == EINTR || errno == EAGAIN));
   return rc == 0;
 }
@@ -70,15 +88,20 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
                                         const BufferOptions& options) {
   const std::string header = BuildSafetensorsHeader(layout);
   const uint64_t bytes = header.size() + layout.total_bytes();
-  DW_ASSIGN_OR_RETURN(FileBuilder file, FileBuilder::Start(path, bytes));
+  const std::vector<ByteRange> pages = PagesOf(options, header.size(), bytes);
+  uint64_t needed = 0;
+  for (const ByteRange& p : pages) needed += p.last - p.first;
+  DW_ASSIGN_OR_RETURN(FileBuilder file, FileBuilder::Start(path, bytes, needed));
   BufferFile buffer;
   DW_ASSIGN_OR_RETURN(buffer.map_, Mapping::Map(file.fd(), bytes, true, path));
   AdviseHugePages(buffer.map_, options);
   // Populate first: on a mount with huge=advise only a fault takes huge pages, fallocate does not.
   const bool kernel_populates = KernelPopulates(buffer.map_);
-  if (options.populate && kernel_populates && !Populate(buffer.map_)) return file.NoSpace();
-  DW_RETURN_IF_ERROR(file.Allocate());
-  if (options.populate && !kernel_populates) TouchPages(buffer.map_);
+  for (const ByteRange& p : pages) {
+    if (options.populate && kernel_populates && !Populate(buffer.map_, p)) return file.NoSpace();
+    DW_RETURN_IF_ERROR(file.Allocate(p.first, p.last));
+    if (options.populate && !kernel_populates) TouchPages(buffer.map_, p);
+  }
   std::memcpy(buffer.map_.base(), header.data(), header.size());
   DW_RETURN_IF_ERROR(file.Publish());
   buffer.path_ = path;
@@ -109,16 +132,20 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
                   path.native(), buffer.map_.bytes(), bytes);
   }
   // A copy may have left holes, and writing into one can fail when the filesystem is full.
-  if (file.st_blocks * uint64_t{512} < bytes) {
-    const int err = ::posix_fallocate(fd.get(), 0, file.st_size);
-    if (err != 0) return ErrnoError(fmt::format("allocate {}", path.native()), err);
-  }
+  const bool holes = file.st_blocks * uint64_t{512} < bytes;
   AdviseHugePages(buffer.map_, options);
-  if (options.populate) {
-    if (!KernelPopulates(buffer.map_)) {
-      TouchPages(buffer.map_);
-    } else if (!Populate(buffer.map_)) {
-      return ErrnoError(fmt::format("fault in the {} bytes of {}", bytes, path.native()));
+  const bool kernel_populates = KernelPopulates(buffer.map_);
+  for (const ByteRange& p : PagesOf(options, header_bytes, bytes)) {
+    const uint64_t size = p.last - p.first;
+    const int err =
+        holes ? ::posix_fallocate(fd.get(), static_cast<off_t>(p.first), static_cast<off_t>(size))
+              : 0;
+    if (err != 0) return ErrnoError(fmt::format("allocate {}", path.native()), err);
+    if (!options.populate) continue;
+    if (!kernel_populates) {
+      TouchPages(buffer.map_, p);
+    } else if (!Populate(buffer.map_, p)) {
+      return ErrnoError(fmt::format("fault in {} bytes of {}", size, path.native()));
     }
   }
   buffer.path_ = path;

@@ -6,9 +6,11 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/shm/mapped_file.h"
 
@@ -17,6 +19,9 @@ namespace deltawire {
 struct BufferOptions {
   bool huge_pages = true;  ///< madvise(MADV_HUGEPAGE) where the mount offers them
   bool populate = true;    ///< fault all pages in at once, so that no later write pays for it
+  /// Not empty: only these bytes of the data section (and the header) get memory; the rest of the
+  /// file stays a hole that must be neither written nor, through a mapping, read.
+  std::vector<ByteRange> only = {};
 };
 
 class BufferFile {

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 
@@ -22,7 +23,8 @@ constexpr uint64_t kMarkBytes = uint64_t{64} << 20;
 // A shared, writable mapping of one half.
 class HalfMapping {
  public:
-  static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path) {
+  /// `populate`: of the whole file, which must have no holes then.
+  static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path, bool populate) {
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) return ErrnoError("open " + path);
     struct stat info {};
@@ -33,7 +35,8 @@ class HalfMapping {
     }
     const auto size = static_cast<size_t>(info.st_size);
     // Pages are there already; populating only fills this process's page tables, once per half.
-    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+    const int flags = MAP_SHARED | (populate ? MAP_POPULATE : 0);
+    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd, 0);
     const int err = errno;
     close(fd);
     if (base == MAP_FAILED) return ErrnoError("mmap " + path, err);
@@ -67,6 +70,7 @@ struct TrainerClient::Impl {
   std::chrono::milliseconds timeout;
   std::unique_ptr<v1::TrainerService::Stub> stub;
   std::optional<Layout> layout;
+  std::vector<ByteRange> owned;  // of the data section; empty: all
   std::vector<std::shared_ptr<HalfMapping>> mappings;
 
   void Prepare(grpc::ClientContext& context) const {
@@ -82,7 +86,7 @@ struct TrainerClient::Impl {
       if (m->Current(path)) return m;
     }
     if (mappings.size() >= 2) mappings.clear();
-    DW_ASSIGN_OR_RETURN(std::shared_ptr<HalfMapping> fresh, HalfMapping::Map(path));
+    DW_ASSIGN_OR_RETURN(std::shared_ptr<HalfMapping> fresh, HalfMapping::Map(path, owned.empty()));
     mappings.push_back(fresh);
     return fresh;
   }
@@ -121,12 +125,16 @@ TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t ran
 TrainerClient::~TrainerClient() = default;
 
 StatusOr<StateId> TrainerClient::Register(const Layout& layout,
-                                          const std::vector<SideFile>& side_files, bool replace) {
+                                          const std::vector<SideFile>& side_files, bool replace,
+                                          const std::vector<ChunkRange>& owned) {
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(layout));
+  DW_ASSIGN_OR_RETURN(const Coverage coverage, Coverage::Create(owned, chunks.size()));
   v1::RegisterModelRequest request;
   request.set_model(impl_->model);
   ToProto(layout, request.mutable_tensors_meta());
   ToProto(side_files, request.mutable_side_files());
   request.set_replace(replace);
+  if (!coverage.all()) ToProto(coverage, request.mutable_owned());
   v1::RegisterModelResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
@@ -139,6 +147,8 @@ StatusOr<StateId> TrainerClient::Register(const Layout& layout,
                   impl_->socket, response.fingerprint(), layout.fingerprint().Hex());
   }
   impl_->layout = layout;
+  impl_->owned.clear();
+  if (!coverage.all()) impl_->owned = coverage.ByteRanges(chunks);
   return FromProto(response.published());
 }
 
@@ -208,7 +218,17 @@ Status TrainerClient::Offload::Write(size_t t, Bytes data) {
     return Errorf(StatusCode::kInvalidArgument, "tensor \"{}\" has {} bytes, was given {}",
                   state_->client->layout->tensor(t).name, to.size(), data.size());
   }
-  std::memcpy(to.data(), data.data(), data.size());
+  const uint64_t begin = state_->client->layout->offset(t), end = begin + to.size();
+  const auto copy = [&](uint64_t first, uint64_t last) {
+    std::memcpy(to.data() + (first - begin), data.data() + (first - begin), last - first);
+  };
+  const std::vector<ByteRange>& owned = state_->client->owned;
+  if (owned.empty()) copy(begin, end);
+  auto range = std::upper_bound(owned.begin(), owned.end(), begin,
+                                [](uint64_t at, const ByteRange& r) { return at < r.last; });
+  for (; range != owned.end() && range->first < end; ++range) {
+    copy(std::max(begin, range->first), std::min(end, range->last));
+  }
   const auto index = static_cast<uint32_t>(t);
   return Written({&index, 1});
 }

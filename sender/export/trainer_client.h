@@ -14,6 +14,7 @@
 #include "common/base/bytes.h"
 #include "common/base/state_id.h"
 #include "common/base/status.h"
+#include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 
@@ -40,8 +41,11 @@ class TrainerClient {
   ~TrainerClient();
 
   /// Sizes the buffers. Returns what is published already (epoch 0: nothing).
+  /// `owned`: the chunks of `layout` that this agent publishes where other nodes' agents have the
+  /// rest (sorted, disjoint; empty: all). There is no memory behind other chunks: do not write
+  /// them.
   StatusOr<StateId> Register(const Layout& layout, const std::vector<SideFile>& side_files,
-                             bool replace = false);
+                             bool replace = false, const std::vector<ChunkRange>& owned = {});
 
   /// One version on its way. Write tensors in any order from any thread, then Ready.
   class Offload {
@@ -49,7 +53,8 @@ class TrainerClient {
     ~Offload();
     /// Memory of tensor `t`, to be written in place; say Written when it is done.
     MutableBytes tensor(size_t t);
-    /// Copies `data` (of exactly the tensor's size) into place and says Written.
+    /// Copies `data` (of exactly the tensor's size) into place, what is owned of it, and says
+    /// Written.
     Status Write(size_t t, Bytes data);
     /// The bytes of these tensors are final. The agent may diff them already.
     Status Written(std::span<const uint32_t> tensors);
