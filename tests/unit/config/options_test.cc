@@ -152,7 +152,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
 TEST_CASE("every receiver option can be set on the command line and in the file alike") {
   ReceiverOptions want;
   want.data_dir = "/d";
-  want.sender = "node:1";
+  want.senders = {"node:1"};
   want.models = {{"a", ""}, {"b", "/x=y"}};
   want.receiver_id = "me:1";
   want.control = {"localhost", 2};
