@@ -137,11 +137,7 @@ StatusOr<std::optional<net::OutFrame>> PullSession::Next(uint16_t index,
       Stream& s = streams_[index];
       s.coding_seconds += SecondsSince(start);
       // A delta is sent from memory of its own: a trainer that wants the half need not cut it.
-      if (frame.ok() && *frame && (*frame)->header.type == wire::FrameType::kChunkDelta) {
-        s.reading.reset();
-      } else if (leased.lease == nullptr) {
-        s.reading = 1 - leased.state->half;  // the only other one that it may come from
-      }
+      s.reading = task->half;
     }
     if (!frame.ok() || frame->has_value()) return frame;
   }
@@ -219,9 +215,9 @@ LeasedState PullSession::Lease() const {
   return {pinned_, model_->LeaseHalf(pinned_->half, pinned_->info.id)};
 }
 
-StatusOr<std::optional<net::OutFrame>> PullSession::MakeFrame(const Task& task,
+StatusOr<std::optional<net::OutFrame>> PullSession::MakeFrame(Task& task,
                                                               const LeasedState& leased) {
-  if (task.plan.kind == ChunkPlan::Kind::kFull) return MakeFull(task.chunk, leased);
+  if (task.plan.kind == ChunkPlan::Kind::kFull) return MakeFull(task, leased);
   return MakeDelta(task, leased);
 }
 
@@ -252,7 +248,7 @@ Codec PullSession::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const
   return ChooseCodec(in);
 }
 
-StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(const Task& task,
+StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(Task& task,
                                                               const LeasedState& leased) {
   const uint32_t chunk_bytes = model_->chunks()[task.chunk].bytes;
   const kernels::History history = task.history.First(task.history.depth());
@@ -263,7 +259,7 @@ StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(const Task& task,
   // A named codec is used where it fits; auto wants the smaller one.
   const bool larger = payload.bytes.size() >= fast.bytes.size();
   if (larger && coding_.policy == CodecPolicy::kAuto) payload = fast;
-  if (payload.bytes.size() >= chunk_bytes) return MakeFull(task.chunk, leased);
+  if (payload.bytes.size() >= chunk_bytes) return MakeFull(task, leased);
   net::OutFrame frame;
   frame.header.type = wire::FrameType::kChunkDelta;
   frame.header.chunk = task.chunk;
@@ -291,7 +287,8 @@ StatusOr<LeasedState> PullSession::LeaseElsewhere(uint32_t chunk) const {
                 model_->name(), ToString(pinned_->info.id), ToString(newest.state->info.id));
 }
 
-StatusOr<net::OutFrame> PullSession::MakeFull(uint32_t chunk, const LeasedState& leased) {
+StatusOr<net::OutFrame> PullSession::MakeFull(Task& task, const LeasedState& leased) {
+  const uint32_t chunk = task.chunk;
   const Chunk& place = model_->chunks()[chunk];
   LeasedState from = leased;
   if (from.lease == nullptr) {
@@ -323,6 +320,7 @@ StatusOr<net::OutFrame> PullSession::MakeFull(uint32_t chunk, const LeasedState&
   frame.header.digest_after = (*leased.state->digests)[chunk];
   frame.header.payload_xxh3 = hash;
   frame.keep = from.lease;
+  task.half = from.state->half;
   Count(0, frame.payload.size());
   return frame;
 }

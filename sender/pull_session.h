@@ -89,15 +89,16 @@ class PullSession : public net::PullSession {
     uint32_t chunk = 0;
     ChunkPlan plan;
     ChunkHistory history;
+    std::optional<uint32_t> half = {};  // that its frame is sent from
   };
   /// What the next frame is planned from. Pinned, the lease is null once the bytes are gone.
   LeasedState Lease() const;
   /// Under the lock: the next chunk of this stream that needs bytes; sets end_ when none ever will.
   std::optional<Task> NextTask(Stream& stream, const Published& now);
   /// Without the lock, since hashing and folding take time. Empty when a fold cancels out.
-  StatusOr<std::optional<net::OutFrame>> MakeFrame(const Task& task, const LeasedState& leased);
-  StatusOr<std::optional<net::OutFrame>> MakeDelta(const Task& task, const LeasedState& leased);
-  StatusOr<net::OutFrame> MakeFull(uint32_t chunk, const LeasedState& leased);
+  StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, const LeasedState& leased);
+  StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
+  StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
   /// The bytes of a pinned state's chunk that no lease of its own half promises.
   StatusOr<LeasedState> LeaseElsewhere(uint32_t chunk) const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
