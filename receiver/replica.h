@@ -1,9 +1,8 @@
 // One model on an inference node: keeps its Buffer in step with the sender, or with the agents that
 // each have a part of it. One thread drives it: connect -> describe -> (allocate) -> attach ->
-//   { wait for a version or a request -> pull (all parts at once) -> verify -> apply -> commit };
-// any error goes back to connect, with a pause that grows to 2 s.
-// Owner: the Daemon. Threads: public methods from any. Errors: kept in status() until the next
-// success; what was verified of a broken pull is kept and not fetched again.
+//   { wait for a version or a request -> pull -> verify -> apply -> commit }; an error: back to the
+// start after up to 2 s. Owner: the Daemon. Threads: public methods from any. Errors: kept in
+// status() until the next success; what was verified of a broken pull is not fetched again.
 #pragma once
 
 #include <atomic>

@@ -247,6 +247,8 @@ Status Replica::KeepFinished(std::vector<PartPull> parts, StateId target, bool f
   if (force_full || absl::IsAborted(why)) return why;
   kept_ = std::move(parts);
   kept_target_ = target;
+  spdlog::debug("model {}: {}: {} of {} agents' parts are staged", options_.model, ToString(target),
+                kept_.size(), agents_.size());
   return why;
 }
 

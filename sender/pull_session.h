@@ -1,9 +1,8 @@
 // One receiver's pull: what it holds, what it was sent, and the next frame for each of its streams.
-// Chunks go to whichever stream asks next and then stay on that stream, so a chunk's frames arrive
-// in order. When a publish overtakes the pull, chunks not yet sent go out new and those already
-// sent are lifted by delta; a pinned pull ends where it was told to. Owner: the agent's pull table
-// and the bulk streams, by shared_ptr. Threads: all methods from any. Cost: 36 bytes per chunk
-// while it runs.
+// A chunk stays on the stream that took it. When a publish overtakes the pull, chunks not yet sent
+// go out new and those sent are lifted by delta; a pinned pull ends where it was told to.
+// Owner: the agent's pull table and the bulk streams, by shared_ptr.
+// Threads: all methods from any. Cost: 36 bytes per chunk while it runs.
 #pragma once
 
 #include <array>

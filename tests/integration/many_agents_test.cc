@@ -442,4 +442,37 @@ TEST_CASE("many agents: a dead agent leaves the last version loadable until it i
   CHECK(nodes.Compare(receiver->dir(), 2) == "");
 }
 
+TEST_CASE("many agents: what one agent brought stays in memory while another cannot be reached") {
+  ShmDir root;
+  Nodes nodes(root.path(), 2, 15);
+  auto receiver = nodes.Receiver();
+  nodes.Publish(1);
+  REQUIRE(receiver->WaitCommitted(1));
+  // Answers calls, but sends receivers to an address where nobody listens for streams.
+  nodes.sender(1).Restart({"--advertise-host", "127.0.0.2"});
+  nodes.trainer().Step();
+  nodes.Publish(2);
+  int refused = 0;
+  REQUIRE(Eventually([&] {
+    const auto synced = Sync(*receiver);
+    refused += Has(std::string(MessageOf(synced.status())), "127.0.0.2");
+    return refused == 3;
+  }));
+  INFO(nodes.Logs());
+  CHECK(Has(receiver->Status().message(), "agent " + nodes.sender(1).control()));
+  CHECK(nodes.Compare(receiver->dir(), 1) == "");
+  const auto sent = [&] { return nodes.sender(0).Status(kModel).bytes_sent(); };
+  const uint64_t once = nodes.bytes(0) + nodes.sender(0).Status(kModel).newest().delta_bytes();
+  CHECK(sent() == once);
+  nodes.sender(1).Restart({});
+  const bool committed = receiver->WaitCommitted(2);
+  REQUIRE(committed);
+  CHECK(nodes.Compare(receiver->dir(), 2) == "");
+  CHECK(sent() == once);
+  nodes.trainer().Step();
+  nodes.Publish(3);
+  REQUIRE(receiver->WaitCommitted(3));
+  CHECK(nodes.Compare(receiver->dir(), 3) == "");
+}
+
 }  // namespace deltawire::testing
