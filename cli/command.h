@@ -36,6 +36,8 @@ void DeclareVerify(CLI::App& app, Run* run);   // verify.cc
 void DeclareControl(CLI::App& app, Run* run);  // control.cc: pause, resume, rollback
 void DeclareInspect(CLI::App& app, Run* run);  // inspect.cc
 void DeclareDiff(CLI::App& app, Run* run);     // diff.cc
+void DeclarePlan(CLI::App& app, Run* run);     // plan.cc
+void DeclareConvert(CLI::App& app, Run* run);  // convert.cc
 void DeclareDemo(CLI::App& app, Run* run);     // demo.cc
 void DeclareVersion(CLI::App& app, Run* run);  // version.cc
 

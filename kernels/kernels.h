@@ -69,9 +69,10 @@ DecodeStatus ReadTightHead(Bytes payload, TightHead* head);
 size_t MaxEncodedBytes(size_t raw_bytes, unsigned width);
 
 /// One strided copy: `count` runs nested `dims` deep (outermost first), each of `run_bytes`.
-/// Offsets and strides in bytes; strides may be negative.
+/// Offsets and strides in bytes; strides may be negative. The dimensions' order is no promise: runs
+/// are copied in the order that suits the kernel, so no destination byte may be written twice.
 struct StridedCopy {
-  static constexpr size_t kMaxDims = 4;
+  static constexpr size_t kMaxDims = 6;
   int64_t src_offset = 0;
   int64_t dst_offset = 0;
   size_t run_bytes = 0;
@@ -79,6 +80,29 @@ struct StridedCopy {
   uint64_t counts[kMaxDims] = {};
   int64_t src_strides[kMaxDims] = {};
   int64_t dst_strides[kMaxDims] = {};
+};
+
+/// What a conversion takes an element for. Little-endian IEEE numbers; a bf16 is the upper half of
+/// an fp32. kBytes is no number: bytes that only move.
+enum class Element : uint8_t { kBytes = 0, kBF16 = 1, kF16 = 2, kF32 = 3 };
+
+/// Bytes of one element.
+constexpr size_t WidthOf(Element e) {
+  return e == Element::kF32 ? 4 : e == Element::kBytes ? 1 : 2;
+}
+
+/// What happens to each element on its way. Widening is exact; narrowing rounds to nearest even,
+/// beyond the largest number to infinity, and knows subnormal numbers. A NaN keeps its sign and the
+/// leading bits of its payload and turns quiet (bf16 -> fp32 without `add` only appends zeros).
+struct Convert {
+  Element from = Element::kBytes;
+  Element to = Element::kBytes;
+  /// -1, 0 or 1: added as one fp32 addition, whose result is then rounded to `to`.
+  int8_t add = 0;
+
+  /// True when elements move as they are, bit by bit.
+  constexpr bool moves_only() const { return from == to && add == 0; }
+  friend constexpr bool operator==(const Convert&, const Convert&) = default;
 };
 
 /// Every `width` is 1, 2, 4 or 8 and divides the data's size; sizes are <= kMaxChunkBytes.
@@ -129,8 +153,16 @@ struct Backend {
   DecodeStatus (*tight_decode)(Bytes old_data, Bytes tight, unsigned width, const History& history,
                                MutableBytes scratch, MutableBytes out, size_t* bytes);
 
-  /// Runs one strided copy. REQUIRES: every run lies inside its span.
+  /// Runs one strided copy. REQUIRES: every run lies inside its span; src and dst do not overlap.
   void (*place)(const StridedCopy& copy, Bytes src, MutableBytes dst);
+
+  /// Runs one strided copy and converts each element. `copy.run_bytes` counts destination bytes: a
+  /// run is run_bytes / WidthOf(to) elements, side by side in the source as in the destination;
+  /// offsets and strides are bytes of their own side. With convert.moves_only() the same as place.
+  /// REQUIRES: as place; run_bytes is a multiple of WidthOf(to); kBytes is never one side alone
+  /// and has no `add`.
+  void (*place_convert)(const StridedCopy& copy, const Convert& convert, Bytes src,
+                        MutableBytes dst);
 };
 
 /// Scratch for fold and negate: one block of elements.

@@ -28,6 +28,7 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool)
       model_options_{.delta_log_bytes = options.delta_log_bytes,
                      .scrub_bytes_per_s = options.scrub_bytes_per_s,
                      .grace = options.grace,
+                     .offload_timeout = options.offload_timeout,
                      .huge_pages = options.huge_pages,
                      .eager_diff = options.eager_diff,
                      .gpu = options.gpu},
@@ -83,7 +84,8 @@ Status Agent::RecoverModels() {
 StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
                                                  std::vector<TensorMeta> meta,
                                                  const std::vector<ChunkRange>& owned,
-                                                 std::vector<SideFile> side_files, bool replace) {
+                                                 std::vector<SideFile> side_files, bool replace,
+                                                 bool keep_side_files) {
   if (!ValidModelName(name)) {
     return Errorf(StatusCode::kInvalidArgument,
                   "model name \"{}\": use 1 to 128 of [A-Za-z0-9._-], not starting with a dot",
@@ -94,6 +96,8 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout));
   const auto part = Coverage::Create(owned, chunks.size());
   if (!part.ok()) return Annotate(part.status(), fmt::format("model \"{}\", owned", name));
+  // Every rank of a trainer registers: the second finds what the first has made.
+  std::lock_guard one_at_a_time(register_mu_);
   std::shared_ptr<Model> old;
   {
     std::lock_guard lock(mu_);
@@ -107,7 +111,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
                     name, ToString(old->owned().ranges()), ToString(part->ranges()));
     }
     if (*part == old->owned()) {
-      DW_RETURN_IF_ERROR(old->SetSideFiles(std::move(side_files)));
+      if (!keep_side_files) DW_RETURN_IF_ERROR(old->SetSideFiles(std::move(side_files)));
       std::lock_guard lock(mu_);
       cv_.notify_all();
       return old;

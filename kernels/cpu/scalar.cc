@@ -417,6 +417,7 @@ const Backend& ScalarBackend() {
       .tight_encode = EncodeTight,
       .tight_decode = DecodeTight,
       .place = PlaceNaive,
+      .place_convert = PlaceConvertNaive,
   };
   return kBackend;
 }

@@ -46,7 +46,7 @@ class Nodes {
 
   Status Register(size_t i, const std::vector<ChunkRange>& owned, bool replace = false) {
     return clients_[i]
-        ->Register(trainer_.layout(), {{"config.json", "{}"}}, replace, owned)
+        ->Register(trainer_.layout(), {{"config.json", "{}"}}, {.replace = replace, .owned = owned})
         .status();
   }
   Status TryPublish(size_t i, uint64_t version) {

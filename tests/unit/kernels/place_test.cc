@@ -41,8 +41,8 @@ StridedCopy RandomCopy(Random& random, size_t* bytes) {
   StridedCopy c;
   c.run_bytes = kRuns[random.Below(std::size(kRuns))];
   c.dims = random.Below(StridedCopy::kMaxDims + 1);
-  size_t order[StridedCopy::kMaxDims] = {0, 1, 2, 3};
-  for (size_t i = 0; i < c.dims; ++i) c.counts[i] = 1 + random.Below(7);
+  size_t order[StridedCopy::kMaxDims] = {0, 1, 2, 3, 4, 5};
+  for (size_t i = 0; i < c.dims; ++i) c.counts[i] = 1 + random.Below(i < 4 ? 7 : 3);
   if (random.Below(2) != 0) {
     for (size_t i = c.dims; i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);
   }

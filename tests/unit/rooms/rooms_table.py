@@ -14,14 +14,19 @@ THIRD_PARTY = {
     "catch2": ("catch2/",),
     "cli11": ("CLI/",),
     "fmt": ("fmt/", "spdlog/fmt/"),
+    "gloo": ("gloo/",),
     "grpc": ("grpc/", "grpcpp/", "grpc++/"),
     "hwy": ("hwy/",),
     "json": ("nlohmann/",),
+    "muparser": ("muParser.h",),
+    "nccl": ("nccl.h",),
     "openssl": ("openssl/",),
     "prometheus": ("prometheus/",),
     "protobuf": ("google/protobuf/",),
+    "pybind11": ("pybind11/",),
     "spdlog": ("spdlog/",),
     "xxhash": ("xxhash.h",),
+    "tomlplusplus": ("toml++/",),
     "zstd": ("zstd.h", "zstd_errors.h", "zdict.h"),
     "cuda": ("cuda", "cub/", "thrust/"),
 }
@@ -53,13 +58,22 @@ ROOMS = {
     # Messages, and what every program shares of serving and translating them.
     "proto": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("grpc", "protobuf")),
     "sender": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
-    "sender/export": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
+    "sender/export": Room(
+        rooms=("common", "kernels", "proto"),
+        outside=DAEMON + ("cuda", "gloo", "nccl"),
+        never=("sender",),
+    ),
+    # What is known of a trainer's layouts; pure but for reading files.
+    "sender/export/mcore": Room(
+        rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("json", "muparser", "tomlplusplus")
+    ),
     "receiver": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(
         rooms=("common", "kernels", "proto", "sender/export", "bench/synth"), outside=DAEMON
     ),
-    "python": Room(rooms=("sender/export", "common/shm")),
+    # Over the C ABI alone: docs/decisions.md.
+    "python": Room(rooms=("sender/export",), outside=("pybind11",)),
     "bench/synth": Room(rooms=("common",), outside=GROUND + ("json",)),
     "bench": ANYTHING,
     "tests": ANYTHING,

@@ -1,0 +1,216 @@
+// deltawire convert: HF directory to Megatron shards, back, and from one parallel layout to
+// another.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/output.h"
+#include "common/base/human.h"
+#include "common/shm/buffer_file.h"
+#include "sender/export/shard_dir.h"
+
+namespace deltawire::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kWeightFile = "model.safetensors";
+
+struct ConvertOptions : Common {
+  std::string from, to, hf, parallel, family;
+  std::vector<std::string> families;
+  size_t threads = 0;
+};
+
+bool HasWeights(const fs::path& dir) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    if (entry.path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
+/// What both directions need: the family, the config and the order of the HF tensors.
+class Conversion {
+ public:
+  static StatusOr<Conversion> Open(const ConvertOptions& o) {
+    Conversion c;
+    const std::vector<fs::path> dirs(o.families.begin(), o.families.end());
+    DW_ASSIGN_OR_RETURN(c.families_, mcore::FamilySet::Load(dirs));
+    const fs::path hf = o.hf.empty() ? o.from : o.hf;
+    DW_ASSIGN_OR_RETURN(mcore::HfConfig config, mcore::HfConfig::Open(hf));
+    c.config_.emplace(std::move(config));
+    DW_ASSIGN_OR_RETURN(c.family_, c.families_.Select(*c.config_, o.family));
+    if (!ShardDir::Is(hf) && HasWeights(hf)) {
+      DW_ASSIGN_OR_RETURN(ModelDir model, ModelDir::Open(hf));
+      c.checkpoint_.emplace(std::move(model));
+    }
+    return c;
+  }
+
+  const std::optional<ModelDir>& checkpoint() const { return checkpoint_; }
+
+  /// A plan that is proven to be whole.
+  StatusOr<mcore::Plan> PlanFor(const mcore::ParallelConfig& parallel,
+                                const Layout* listing) const {
+    StatusOr<mcore::Plan> plan = mcore::Plan::Make(*family_, *config_, parallel, listing);
+    if (!plan.ok()) return plan.status();
+    DW_RETURN_IF_ERROR(plan->Check().ToStatus());
+    return plan;
+  }
+
+ private:
+  Conversion() = default;
+  mcore::FamilySet families_;
+  const mcore::Family* family_ = nullptr;
+  std::optional<mcore::HfConfig> config_;
+  std::optional<ModelDir> checkpoint_;
+};
+
+/// Tensors that no parameter makes come from the checkpoint that --hf names.
+Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpoint,
+                 MutableBytes data) {
+  for (const std::string& name : plan.not_trained()) {
+    const size_t i = *plan.layout().Find(name);
+    const auto from = checkpoint ? checkpoint->layout().Find(name) : std::nullopt;
+    if (!from) {
+      return Errorf(StatusCode::kNotFound,
+                    "{} is not trained, so the shards do not hold it; name the checkpoint that has "
+                    "it with --hf",
+                    name);
+    }
+    const Bytes bytes = checkpoint->data(*from);
+    std::copy(bytes.begin(), bytes.end(), data.begin() + plan.layout().offset(i));
+  }
+  return absl::OkStatus();
+}
+
+Status CopySideFiles(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(from, error)) {
+    const std::string name = entry.path().filename();
+    if (!entry.is_regular_file() || !IsSideFileName(name)) continue;
+    if (name == kParallelFile || name == kTensorsMetaFile) continue;
+    fs::copy_file(entry.path(), to / name, fs::copy_options::overwrite_existing, error);
+    if (error) break;
+  }
+  if (!error) return absl::OkStatus();
+  return Errorf(StatusCode::kInternal, "copying config.json and the like from {} to {}: {}",
+                from.string(), to.string(), error.message());
+}
+
+/// Shards to an HF directory.
+Status ExportShards(const ConvertOptions& o, const Conversion& conversion, const fs::path& to,
+                    ThreadPool& pool) {
+  DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from));
+  const Layout* listing = conversion.checkpoint() ? &conversion.checkpoint()->layout()
+                          : shards.layout()       ? &*shards.layout()
+                                                  : nullptr;
+  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, conversion.PlanFor(shards.parallel(), listing));
+  std::error_code error;
+  fs::create_directories(to, error);
+  const fs::path hidden = to / (std::string(".") + kWeightFile);
+  DW_ASSIGN_OR_RETURN(
+      BufferFile file,
+      BufferFile::Create(hidden, plan.layout(), {.huge_pages = false, .populate = false}));
+  const MutableBytes data = file.data();
+  const auto tensor = [&](uint32_t t) {
+    return data.subspan(plan.layout().offset(t), plan.layout().bytes(t));
+  };
+  Status done = shards.ExportTo(plan, tensor, pool);
+  if (done.ok()) done = CarryOver(plan, conversion.checkpoint(), data);
+  if (done.ok()) done = CopySideFiles(o.hf.empty() ? o.from : o.hf, to);
+  if (!done.ok()) {
+    fs::remove(hidden, error);
+    return done;
+  }
+  return file.Rename(to / kWeightFile);
+}
+
+Status ShardModel(const ConvertOptions& o, const Conversion& conversion, const fs::path& from,
+                  ThreadPool& pool) {
+  DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel,
+                      mcore::ParallelConfig::Parse(o.parallel));
+  DW_ASSIGN_OR_RETURN(const ModelDir hf, ModelDir::Open(from));
+  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, conversion.PlanFor(parallel, &hf.layout()));
+  return ShardDir::Write(o.to, plan, hf, pool);
+}
+
+/// A directory beside `to` that is gone with this object.
+class ScratchBeside {
+ public:
+  explicit ScratchBeside(const fs::path& to)
+      : path_(to.parent_path() / fmt::format(".{}.hf-{}", to.filename().string(), getpid())) {}
+  ~ScratchBeside() {
+    std::error_code error;
+    fs::remove_all(path_, error);
+  }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+StatusOr<Exit> Convert(const ConvertOptions& o) {
+  const auto start = std::chrono::steady_clock::now();
+  const bool from_shards = ShardDir::Is(o.from), to_shards = !o.parallel.empty();
+  if (!from_shards && !to_shards) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "{} has no {}, so it is taken for an HF directory: say with --parallel how to "
+                  "shard it",
+                  o.from, kParallelFile);
+  }
+  DW_ASSIGN_OR_RETURN(const Conversion conversion, Conversion::Open(o));
+  ThreadPool pool(o.threads);
+  const fs::path to = fs::path(o.to).has_filename() ? fs::path(o.to) : fs::path(o.to).parent_path();
+  if (!from_shards) {
+    DW_RETURN_IF_ERROR(ShardModel(o, conversion, o.from, pool));
+  } else if (!to_shards) {
+    DW_RETURN_IF_ERROR(ExportShards(o, conversion, to, pool));
+  } else {
+    const ScratchBeside scratch(fs::absolute(to));
+    DW_RETURN_IF_ERROR(ExportShards(o, conversion, scratch.path(), pool));
+    DW_RETURN_IF_ERROR(ShardModel(o, conversion, scratch.path(), pool));
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%s: %s, in %s\n", o.to.c_str(), to_shards ? "Megatron shards" : "HF model directory",
+              HumanSeconds(seconds).c_str());
+  return Exit::kOk;
+}
+
+}  // namespace
+
+void DeclareConvert(CLI::App& app, Run* run) {
+  auto o = std::make_shared<ConvertOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "convert", "HF model directory to Megatron shards, back, or from one layout to another");
+  sub->add_option("FROM", o->from, "HF model directory, or one of shards")
+      ->type_name("")
+      ->required()
+      ->check(Quiet(CLI::ExistingDirectory));
+  sub->add_option("TO", o->to, "Directory to make")->type_name("")->required();
+  sub->add_option("--parallel", o->parallel,
+                  "Make shards for this layout, e.g. tp=4,pp=2; default: make an HF directory")
+      ->type_name("KEY=N,...");
+  sub->add_option(
+         "--hf", o->hf,
+         "HF directory whose config.json, and tensors where it has them, count; default: FROM")
+      ->type_name("DIR")
+      ->check(Quiet(CLI::ExistingDirectory));
+  sub->add_option("--family", o->family, "Model family; default: by config.json")
+      ->type_name("NAME");
+  sub->add_option("--families", o->families, "Directory of further families (*.toml)")
+      ->type_name("DIR")
+      ->check(Quiet(CLI::ExistingDirectory));
+  sub->add_option("--threads", o->threads, "Copying threads; 0: one per core")
+      ->type_name("N")
+      ->capture_default_str();
+  sub->callback([o, run] { *run = [o] { return Convert(*o); }; });
+}
+
+}  // namespace deltawire::cli

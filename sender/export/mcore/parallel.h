@@ -1,0 +1,94 @@
+// How a Megatron job is cut: sizes of the parallel dimensions, which rank is which, which layers
+// each pipeline chunk holds. Plain values. Errors name the field and say what would be legal.
+// Source of the rules: Megatron-LM's rank order "tp-cp-ep-dp-pp" and its layer offsets.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace deltawire::mcore {
+
+/// Which of Megatron's two module families built the layers: their parameter names differ.
+enum class Spec : uint8_t { kTransformerEngine, kLocal };
+/// One parameter per local expert of a grouped module, or one module per expert.
+enum class ExpertModules : uint8_t { kGrouped, kSequential };
+
+struct ParallelConfig {
+  uint32_t tp = 1;   ///< tensor
+  uint32_t pp = 1;   ///< pipeline
+  uint32_t vpp = 1;  ///< chunks (virtual stages) per pipeline rank
+  uint32_t ep = 1;   ///< expert
+  uint32_t etp = 0;  ///< expert tensor; 0: as tp, which is Megatron's default
+  uint32_t cp = 1;   ///< context; holds copies
+  uint32_t dp = 0;   ///< data; holds copies; 0: the smallest that the others allow
+
+  uint32_t first_stage_layers = 0;  ///< num_layers_in_first_pipeline_stage; 0: not set
+  uint32_t last_stage_layers = 0;   ///< num_layers_in_last_pipeline_stage; 0: not set
+  bool account_for_embedding = false;
+  bool account_for_loss = false;
+  std::string layout;  ///< pipeline_model_parallel_layout, e.g. "Ettt|(tt|)*29,m|L"
+
+  uint32_t vocab_divisor = 128;  ///< make_vocab_size_divisible_by
+  uint64_t padded_vocab = 0;     ///< rows of the padded vocabulary; 0: by the divisor
+
+  Spec spec = Spec::kTransformerEngine;
+  ExpertModules experts = ExpertModules::kGrouped;
+  uint32_t glu_interleave = 0;         ///< moe_mlp_glu_interleave_size; 0: off
+  uint32_t shared_glu_interleave = 0;  ///< moe_shared_expert_glu_interleave_size; 0: off
+  bool mla_down_fusion = false;        ///< mla_down_proj_fusion
+  bool mtp =
+      true;  ///< the job has the MTP layers that config.json says; else they stay as they are
+  bool vision = true;  ///< the same of modules that a family passes through (vision towers)
+
+  /// From "tp=4,pp=2,ep=8,world=64,spec=local". `world` sets dp. The keys are listed in the error
+  /// for an unknown one, and in docs/model_families.md.
+  static StatusOr<ParallelConfig> Parse(std::string_view text);
+  /// From a JSON object with the same keys (a file that `deltawire convert` writes beside shards).
+  static StatusOr<ParallelConfig> FromJson(std::string_view json);
+  std::string ToJson() const;
+
+  /// Fills in etp and dp, and checks that the dimensions fit one another.
+  Status Complete();
+
+  uint32_t world() const { return tp * cp * dp * pp; }  ///< REQUIRES: Complete
+  uint32_t expert_dp() const { return tp * cp * dp / (etp * ep); }
+
+  /// The rank that writes the dense shard `t` of pipeline rank `p`: the first of its copies.
+  uint32_t DensePrimary(uint32_t t, uint32_t p) const { return t + tp * cp * dp * p; }
+  /// The same for shard `et` of the experts of `e`.
+  uint32_t ExpertPrimary(uint32_t et, uint32_t e, uint32_t p) const {
+    return et + etp * (e + ep * expert_dp() * p);
+  }
+};
+
+/// A rank's place in every dimension.
+struct RankPlace {
+  uint32_t tp = 0, cp = 0, dp = 0, pp = 0;
+  uint32_t etp = 0, ep = 0, expert_dp = 0;
+};
+RankPlace PlaceOf(const ParallelConfig& config, uint32_t rank);
+
+/// What one chunk (v of V) of one pipeline rank (p of P) holds.
+struct PipelineChunk {
+  uint32_t first_layer = 0;  ///< number of its first decoder layer, over the whole model
+  uint32_t layers = 0;
+  uint32_t first_mtp = 0;
+  uint32_t mtp_layers = 0;
+  bool embedding = false;
+  bool final_norm = false;
+  bool head = false;  ///< the output layer
+};
+
+/// All chunks, at index v * P + p: the order in which layers run. `layers` and `mtp_layers` are the
+/// model's. Errors: sizes that do not divide, or a layout string that does not count up.
+StatusOr<std::vector<PipelineChunk>> CutPipeline(const ParallelConfig& config, uint32_t layers,
+                                                 uint32_t mtp_layers);
+
+/// A layout string's stages with all repetition written out, e.g. {"Ett", "tt", "mL"}.
+StatusOr<std::vector<std::string>> ExpandLayout(std::string_view layout);
+
+}  // namespace deltawire::mcore

@@ -1,0 +1,164 @@
+#include "sender/export/mcore/plan.h"
+
+#include <algorithm>
+
+namespace deltawire::mcore {
+namespace {
+
+bool IsExpert(const Slot& slot) {
+  return slot.param != nullptr && slot.param->scope == ParamScope::kExpert;
+}
+
+void ReplaceNumber(std::string& text, std::string_view what, uint32_t number) {
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what)) {
+    text.replace(at, what.size(), std::to_string(number));
+  }
+}
+
+}  // namespace
+
+std::string_view StripWrappers(const Family& family, std::string_view name) {
+  const auto strip = [&](std::string_view prefix) {
+    if (prefix.empty() || !name.starts_with(prefix)) return false;
+    name.remove_prefix(prefix.size());
+    return true;
+  };
+  for (bool again = true; again;) {
+    again = strip("module.") || strip("_orig_mod.");
+    for (const std::string& prefix : family.names.strip) again = strip(prefix) || again;
+  }
+  return name;
+}
+
+uint32_t Plan::World(const Slot& slot, Split split) const {
+  if (split == Split::kNone) return 1;
+  return IsExpert(slot) ? parallel_.etp : parallel_.tp;
+}
+
+std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
+  if (slot.param == nullptr) return slot.pass;
+  const Param& param = *slot.param;
+  const Names& names = family_->names;
+  std::vector<std::string> prefixes = {""};
+  if (param.scope == ParamScope::kLayer || param.scope == ParamScope::kExpert) {
+    if (slot.mtp) {
+      prefixes.clear();
+      for (const std::string& inner : names.mtp_inner) prefixes.push_back(names.mtp_mcore + inner);
+    } else {
+      prefixes = {names.layer_mcore};
+    }
+  } else if (param.scope == ParamScope::kMtp) {
+    prefixes = {names.mtp_mcore};
+  }
+  // As this job spells it, then as others do.
+  std::vector<std::string> spellings = param.mcore.Own(parallel_.spec, parallel_.experts);
+  if (param.mcore.forms.size() > 1) {
+    const auto& other = param.mcore.Other(parallel_.spec, parallel_.experts);
+    spellings.insert(spellings.end(), other.begin(), other.end());
+  }
+  const uint32_t local_expert =
+      IsExpert(slot) ? slot.expert % (experts_ / parallel_.ep) : slot.expert;
+  std::vector<std::string> out;
+  for (const std::string& spelling : spellings) {
+    for (const std::string& prefix : prefixes) {
+      std::string name = prefix + spelling;
+      if (name.find('{') != std::string::npos) {
+        // An MTP layer's parts are numbered over the whole model; see docs/model_families.md.
+        ReplaceNumber(name, "{n}", slot.layer);
+        ReplaceNumber(name, "{k}", slot.local);
+        ReplaceNumber(name, "{e}", local_expert);
+      }
+      out.push_back(std::move(name));
+    }
+  }
+  return out;
+}
+
+std::vector<uint64_t> Plan::LocalShape(const Slot& slot, Split split) const {
+  const ParamCut cut = CutAs(slot, split);
+  if (slot.param == nullptr) return layout_->tensor(cut.parts[0].tensor).shape;
+  // A kernel's taps and the like, between rows and columns, are not cut and have one entry.
+  if (cut.flat) return {cut.local_rows()};
+  if (slot.param->shape.size() == 3 && slot.param->packed.empty()) {
+    return {cut.local_rows(), 1, cut.local_cols()};
+  }
+  return {cut.local_rows(), cut.local_cols()};
+}
+
+std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
+  const RankPlace at = PlaceOf(parallel_, rank);
+  std::vector<ShardParam> out;
+  for (uint32_t v = 0; v < parallel_.vpp; ++v) {
+    for (const uint32_t s : by_chunk_[size_t{v} * parallel_.pp + at.pp]) {
+      const Slot& slot = slots_[s];
+      const bool expert = IsExpert(slot);
+      if (expert && slot.expert / (experts_ / parallel_.ep) != at.ep) continue;
+      ShardParam shard;
+      shard.slot = s;
+      shard.chunk = v;
+      shard.names = LocalNames(slot);
+      shard.dtype = slot.dtype;
+      shard.optional = !slot.exported;
+      const uint32_t peer = expert ? at.etp : at.tp;
+      const bool cut = slot.cut.split != Split::kNone;
+      shard.shard = cut ? peer : 0;
+      if (!slot.cut.parts.empty()) shard.shape = LocalShape(slot, slot.cut.split);
+      if (slot.exported) {
+        const bool first_copy = expert ? at.expert_dp == 0 : at.cp == 0 && at.dp == 0;
+        shard.writes = first_copy && (cut || peer == 0);
+      }
+      out.push_back(std::move(shard));
+    }
+  }
+  return out;
+}
+
+ParamCut Plan::CutAs(const Slot& slot, Split split) const {
+  ParamCut cut = slot.cut;
+  cut.split = split;
+  cut.world = World(slot, split);
+  return cut;
+}
+
+std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split,
+                             RowRange only) const {
+  const Slot& slot = slots_[shard.slot];
+  if (!split || *split == slot.cut.split) {
+    return ShardBoxes(slot.cut, views_, shard.shard, only);
+  }
+  return ShardBoxes(CutAs(slot, *split), views_, shard.shard, only);
+}
+
+std::vector<uint64_t> Plan::BytesPerRank() const {
+  std::vector<uint64_t> bytes(parallel_.world(), 0);
+  for (const Slot& slot : slots_) {
+    if (!slot.exported) continue;
+    const ParamCut& cut = slot.cut;
+    uint64_t total = 0;
+    for (const RowPart& part : cut.parts) {
+      if (part.tensor >= layout_->size()) continue;
+      total += part.rows * cut.cols * DTypeBytes(layout_->tensor(part.tensor).dtype);
+    }
+    const uint32_t p = slot.chunk % parallel_.pp;
+    const uint32_t world = cut.split == Split::kNone ? 1 : cut.world;
+    for (uint32_t t = 0; t < world; ++t) {
+      const uint32_t rank =
+          IsExpert(slot) ? parallel_.ExpertPrimary(t, slot.expert / (experts_ / parallel_.ep), p)
+                         : parallel_.DensePrimary(t, p);
+      bytes[rank] += total / world;
+    }
+  }
+  return bytes;
+}
+
+Status Coverage::ToStatus() const {
+  if (ok()) return absl::OkStatus();
+  std::string text = fmt::format(
+      "{} of {} HF tensors would not be written exactly once ({} missing, "
+      "{} written twice, {} of another shape or name)",
+      missing + doubled + misshapen, tensors, missing, doubled, misshapen);
+  for (const std::string& finding : findings) text += "\n  " + finding;
+  return absl::FailedPreconditionError(text);
+}
+
+}  // namespace deltawire::mcore

@@ -1,0 +1,113 @@
+// The plan of an export: every parameter that every rank of a Megatron job holds, and the program
+// that takes each to its HF tensors. Made from metadata alone; proves that all programs together
+// write every byte of tensors_meta exactly once.
+// Immutable once made; threads: any. Cost: time and memory follow the number of shards, not of
+// bytes.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/layout/layout.h"
+#include "sender/export/mcore/family.h"
+#include "sender/export/mcore/parallel.h"
+#include "sender/export/mcore/program.h"
+
+namespace deltawire::mcore {
+
+/// One parameter of the model (of one layer, one expert), all its shards together.
+struct Slot {
+  const Param* param = nullptr;
+  uint32_t chunk = 0;    ///< of the pipeline, v * P + p
+  uint32_t layer = 0;    ///< number of the decoder layer or the MTP layer, over the whole model
+  uint32_t local = 0;    ///< the same within the chunk
+  uint32_t expert = 0;   ///< over the whole model
+  bool mtp = false;      ///< in an MTP layer
+  bool exported = true;  ///< false: ranks hold it, HF does not
+  ParamCut cut;
+  Split other_split = Split::kNone;  ///< under the other setting (Spelling)
+  DType dtype = DType::kBF16;        ///< the trainer's, as far as the plan knows
+  std::vector<std::string> pass;     ///< names of a parameter passed through; else empty
+};
+
+/// One rank's shard of one parameter.
+struct ShardParam {
+  uint32_t slot = 0;
+  uint32_t shard = 0;
+  uint32_t chunk = 0;              ///< virtual pipeline chunk of the rank
+  std::vector<std::string> names;  ///< as this config spells it, then other spellings
+  std::vector<uint64_t> shape;     ///< empty: any will do, it is not exported
+  DType dtype = DType::kBF16;
+  bool writes = false;    ///< this rank's copy is the one that is exported
+  bool optional = false;  ///< may be absent
+};
+
+/// What is wrong with a plan, by name. Lists are cut at kMaxFindings; counts are not.
+struct Coverage {
+  static constexpr size_t kMaxFindings = 10;
+  uint64_t tensors = 0, missing = 0, doubled = 0, misshapen = 0;
+  std::vector<std::string> findings;
+  bool ok() const { return missing == 0 && doubled == 0 && misshapen == 0; }
+  /// OK, or kFailedPrecondition with the findings.
+  Status ToStatus() const;
+};
+
+class Plan {
+ public:
+  /// `listing`: tensors_meta of the checkpoint that the engines load, where there is one: its
+  /// names, order, shapes and dtypes count then. Without, they follow from the family. Errors: what
+  /// config.json lacks, what does not divide, by parameter. `family` outlives the plan.
+  static StatusOr<Plan> Make(const Family& family, const HfConfig& config,
+                             const ParallelConfig& parallel, const Layout* listing = nullptr);
+
+  const Family& family() const { return *family_; }
+  const ParallelConfig& parallel() const { return parallel_; }
+  const Layout& layout() const { return *layout_; }
+  std::span<const Slot> slots() const { return slots_; }
+  std::span<const TensorView> views() const { return views_; }
+  /// HF tensors that no parameter makes and that stay as they are in the checkpoint.
+  const std::vector<std::string>& not_trained() const { return not_trained_; }
+
+  /// Proves that the programs of all ranks write every byte exactly once.
+  Coverage Check() const;
+
+  /// Everything that `rank` holds.
+  std::vector<ShardParam> Rank(uint32_t rank) const;
+  /// What rank writes of it, in bytes of HF tensors; of all ranks, index rank.
+  std::vector<uint64_t> BytesPerRank() const;
+
+  /// `split`, where given, is the other spelling's.
+  std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt,
+                         RowRange only = {}) const;
+  /// A slot's cut if it is cut as `split`.
+  ParamCut CutAs(const Slot& slot, Split split) const;
+  /// Shape of a shard if its parameter is cut as `split`.
+  std::vector<uint64_t> LocalShape(const Slot& slot, Split split) const;
+
+ private:
+  friend class Planner;
+  friend class CoverageProof;
+  Plan() = default;
+  uint32_t World(const Slot& slot, Split split) const;
+  std::vector<std::string> LocalNames(const Slot& slot) const;
+
+  const Family* family_ = nullptr;
+  ParallelConfig parallel_;
+  std::shared_ptr<const Layout> layout_;
+  std::vector<Slot> slots_;
+  std::vector<TensorView> views_;
+  std::vector<std::vector<uint32_t>> by_chunk_;  // slots of each pipeline chunk
+  std::vector<std::string> not_trained_;
+  std::vector<std::string> misshapen_;  // found while planning, for Check
+  std::vector<std::string> unmade_;     // tensors of the listing that no parameter makes
+  uint32_t experts_ = 0;
+};
+
+/// `name` without wrappers' prefixes ("module.", "_orig_mod.", the family's own).
+std::string_view StripWrappers(const Family& family, std::string_view name);
+
+}  // namespace deltawire::mcore

@@ -1,0 +1,481 @@
+// Plan::Make: evaluates a family's expressions for every layer and gives every HF tensor its place.
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "sender/export/mcore/plan.h"
+
+namespace deltawire::mcore {
+namespace {
+
+std::string Replace(std::string text, std::string_view what, std::string_view with) {
+  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at)) {
+    text.replace(at, what.size(), with);
+    at += with.size();
+  }
+  return text;
+}
+
+Split SplitOf(const std::string& text) {
+  return text == "rows" ? Split::kRows : text == "columns" ? Split::kColumns : Split::kNone;
+}
+
+}  // namespace
+
+class Planner {
+ public:
+  Planner(const Family& family, const HfConfig& config, const ParallelConfig& parallel,
+          const Layout* listing)
+      : family_(family), config_(config), listing_(listing), scope_(config, family.dims) {
+    plan_.family_ = &family;
+    plan_.parallel_ = parallel;
+  }
+
+  StatusOr<Plan> Make() {
+    FindRoot();
+    Settings();
+    DW_RETURN_IF_ERROR(Sizes());
+    DW_ASSIGN_OR_RETURN(chunks_, CutPipeline(plan_.parallel_, layers_, mtp_layers_));
+    DW_RETURN_IF_ERROR(Whole(ParamScope::kEmbedding, &PipelineChunk::embedding));
+    for (uint32_t c = 0; c < chunks_.size(); ++c) {
+      for (uint32_t i = 0; i < chunks_[c].layers; ++i) {
+        DW_RETURN_IF_ERROR(Layer({c, chunks_[c].first_layer + i, i, false}));
+      }
+    }
+    DW_RETURN_IF_ERROR(Whole(ParamScope::kFinalNorm, &PipelineChunk::final_norm));
+    DW_RETURN_IF_ERROR(Whole(ParamScope::kHead, &PipelineChunk::head));
+    for (uint32_t c = 0; c < chunks_.size(); ++c) {
+      for (uint32_t i = 0; i < chunks_[c].mtp_layers; ++i) {
+        DW_RETURN_IF_ERROR(Layer({c, chunks_[c].first_mtp + i, i, true}));
+      }
+    }
+    DW_RETURN_IF_ERROR(LeaveMtp());
+    DW_RETURN_IF_ERROR(PassThrough());
+    DW_RETURN_IF_ERROR(FinishTensors());
+    plan_.by_chunk_.resize(chunks_.size());
+    for (uint32_t s = 0; s < plan_.slots_.size(); ++s) {
+      plan_.by_chunk_[plan_.slots_[s].chunk].push_back(s);
+    }
+    return std::move(plan_);
+  }
+
+ private:
+  /// Where a parameter of a layer is.
+  struct Place {
+    uint32_t chunk = 0, layer = 0, local = 0;
+    bool mtp = false;
+  };
+  /// An HF tensor as the parameters say it is.
+  struct Tensor {
+    std::string name;
+    DType dtype = DType::kBF16;
+    TensorView view;
+    bool flat = false;
+    bool packed = false;
+    std::vector<uint64_t> shape;  // where the family says it
+  };
+
+  /// What HF names begin with: of several, the first that the checkpoint has layers under.
+  void FindRoot() {
+    root_ = family_.names.root.front();
+    if (listing_ == nullptr) return;
+    for (const std::string& root : family_.names.root) {
+      const std::string layers = Named(family_.names.layer_hf, {}, 0, root);
+      const auto& tensors = listing_->tensors();
+      if (std::any_of(tensors.begin(), tensors.end(),
+                      [&](const TensorMeta& t) { return t.name.starts_with(layers); })) {
+        root_ = root;
+        return;
+      }
+    }
+  }
+
+  /// Sets the expressions' "listed.NAME"; without a checkpoint they are missing, like fields.
+  void SetListed(const Place& at) {
+    if (listing_ == nullptr) return;
+    for (const auto& [key, pattern] : family_.listed) {
+      const std::string prefix = at.mtp ? family_.names.mtp_hf : family_.names.layer_hf;
+      const std::string name = Named(Replace(pattern, "{layer}", prefix), at, 0, root_);
+      scope_.Set("listed." + key, listing_->Find(name) ? 1 : 0);
+    }
+  }
+
+  void Settings() {
+    SetListed({});
+    const ParallelConfig& p = plan_.parallel_;
+    for (const auto& [name, value] : {std::pair<const char*, double>{"tp", p.tp},
+                                      {"etp", p.etp},
+                                      {"ep", p.ep},
+                                      {"pp", p.pp},
+                                      {"te", p.spec == Spec::kTransformerEngine},
+                                      {"glu_interleave", p.glu_interleave},
+                                      {"shared_glu_interleave", p.shared_glu_interleave},
+                                      {"mla_down_fusion", p.mla_down_fusion},
+                                      {"mtp", 0}}) {
+      scope_.Set(name, value);
+    }
+  }
+
+  Status Sizes() {
+    const auto size = [&](const char* dim, auto* to) -> Status {
+      StatusOr<uint64_t> value = scope_.SizeOf(family_.dims.at(dim));
+      if (!value.ok()) return Annotate(value.status(), family_.source);
+      *to = static_cast<std::remove_pointer_t<decltype(to)>>(*value);
+      return absl::OkStatus();
+    };
+    DW_RETURN_IF_ERROR(size("layers", &layers_));
+    DW_RETURN_IF_ERROR(size("mtp_layers", &mtp_layers_));
+    DW_RETURN_IF_ERROR(size("experts", &experts_));
+    DW_RETURN_IF_ERROR(size("vocab", &vocab_));
+    plan_.experts_ = experts_;
+    const ParallelConfig& p = plan_.parallel_;
+    if (!p.mtp) std::swap(mtp_layers_, left_mtp_layers_);
+    if (layers_ == 0 || layers_ > 100'000) {
+      return Errorf(StatusCode::kInvalidArgument, "config.json: {} layers", layers_);
+    }
+    if (experts_ > 0 && experts_ % p.ep != 0) {
+      return Errorf(StatusCode::kInvalidArgument, "{} experts cannot be cut into ep={}", experts_,
+                    p.ep);
+    }
+    const uint64_t unit = uint64_t{p.vocab_divisor} * p.tp;
+    padded_vocab_ = p.padded_vocab != 0 ? p.padded_vocab : (vocab_ + unit - 1) / unit * unit;
+    if (padded_vocab_ < vocab_) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "padded_vocab={} is less than the vocabulary of {}", padded_vocab_, vocab_);
+    }
+    return absl::OkStatus();
+  }
+
+  /// Parameters that stand once in the model, on the chunk that `member` marks.
+  Status Whole(ParamScope scope, bool PipelineChunk::*member) {
+    for (uint32_t c = 0; c < chunks_.size(); ++c) {
+      // MTP layers need the embedding and the output layer too, and hold copies of them.
+      const bool copy = chunks_[c].mtp_layers > 0 && scope != ParamScope::kFinalNorm;
+      if (!(chunks_[c].*member) && !copy) continue;
+      SetListed({});
+      scope_.SetLayer(0);
+      for (const Param& param : family_.params) {
+        if (param.scope != scope) continue;
+        DW_RETURN_IF_ERROR(AddIf(param, {c, 0, 0, false}, 0, /*held=*/!(chunks_[c].*member)));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  Status Layer(const Place& at) {
+    scope_.Set("mtp", at.mtp);
+    SetListed(at);
+    scope_.SetLayer(at.mtp ? layers_ + at.layer : at.layer);
+    for (const Param& param : family_.params) {
+      if (param.scope == ParamScope::kLayer || (param.scope == ParamScope::kMtp && at.mtp)) {
+        DW_RETURN_IF_ERROR(AddIf(param, at, 0));
+      }
+    }
+    for (const Param& param : family_.params) {
+      if (param.scope == ParamScope::kExpert) DW_RETURN_IF_ERROR(AddExperts(param, at));
+    }
+    scope_.Set("mtp", 0);
+    return absl::OkStatus();
+  }
+
+  /// Finds the names of the MTP layers that the job lacks: they stay as the checkpoint has them.
+  Status LeaveMtp() {
+    const size_t slots = plan_.slots_.size(), tensors = tensors_.size();
+    for (uint32_t i = 0; i < left_mtp_layers_; ++i) {
+      DW_RETURN_IF_ERROR(Layer({0, i, i, true}));
+    }
+    plan_.slots_.resize(slots);
+    for (size_t i = tensors; i < tensors_.size(); ++i) {
+      index_.erase(tensors_[i].name);
+      left_.insert(std::move(tensors_[i].name));
+    }
+    tensors_.resize(tensors);
+    return absl::OkStatus();
+  }
+
+  StatusOr<bool> Holds(const Param& param) {
+    StatusOr<bool> holds = scope_.IsTrue(param.when);
+    if (!holds.ok()) return Annotate(holds.status(), param.source);
+    return holds;
+  }
+
+  Status AddIf(const Param& param, const Place& at, uint32_t expert, bool held = false) {
+    DW_ASSIGN_OR_RETURN(const bool holds, Holds(param));
+    if (!holds) return absl::OkStatus();
+    DW_ASSIGN_OR_RETURN(Slot slot, MakeSlot(param, at, expert, held));
+    plan_.slots_.push_back(std::move(slot));
+    return absl::OkStatus();
+  }
+
+  /// The expressions do not depend on the expert: they are evaluated for the first only.
+  Status AddExperts(const Param& param, const Place& at) {
+    DW_ASSIGN_OR_RETURN(const bool holds, Holds(param));
+    if (!holds || experts_ == 0) return absl::OkStatus();
+    DW_ASSIGN_OR_RETURN(const Slot first, MakeSlot(param, at, 0, false));
+    plan_.slots_.push_back(first);
+    for (uint32_t e = 1; e < experts_; ++e) {
+      Slot slot = first;
+      slot.expert = e;
+      for (size_t i = 0, p = 0; p < param.parts.size(); ++p) {
+        if (Absent(param, param.parts[p], at, e)) continue;
+        RowPart& part = slot.cut.parts[i++];
+        if (!param.packed.empty()) {
+          part.lead = e;
+        } else {
+          Tensor like = tensors_[part.tensor];
+          like.name = HfName(param, param.parts[p], at, e);
+          DW_ASSIGN_OR_RETURN(part.tensor, Intern(std::move(like)));
+        }
+      }
+      plan_.slots_.push_back(std::move(slot));
+    }
+    return absl::OkStatus();
+  }
+
+  /// Whether a part is for other checkpoints than this one.
+  bool Absent(const Param& param, const Part& part, const Place& at, uint32_t expert) const {
+    return part.only_listed &&
+           (listing_ == nullptr || !listing_->Find(HfName(param, part, at, expert)));
+  }
+
+  std::string HfName(const Param& param, const Part& part, const Place& at, uint32_t expert) const {
+    const Names& names = family_.names;
+    std::string name = part.hf;
+    if (param.scope == ParamScope::kLayer || param.scope == ParamScope::kExpert) {
+      name = (at.mtp ? names.mtp_hf : names.layer_hf) + name;
+    }
+    return Named(std::move(name), at, expert, root_);
+  }
+
+  /// `name` with its placeholders written out.
+  std::string Named(std::string name, const Place& at, uint32_t expert,
+                    const std::string& root) const {
+    if (name.find('{') == std::string::npos) return name;
+    name = Replace(std::move(name), "{root}", root);
+    name = Replace(std::move(name), "{n}", std::to_string(at.layer));
+    name = Replace(std::move(name), "{l}", std::to_string(at.mtp ? layers_ + at.layer : at.layer));
+    name = Replace(std::move(name), "{L}", std::to_string(layers_));
+    return Replace(std::move(name), "{e}", std::to_string(expert));
+  }
+
+  StatusOr<Slot> MakeSlot(const Param& param, const Place& at, uint32_t expert, bool held) {
+    Slot slot;
+    slot.param = &param;
+    slot.chunk = at.chunk;
+    slot.layer = at.layer;
+    slot.local = at.local;
+    slot.mtp = at.mtp;
+    slot.expert = expert;
+    slot.exported = !param.drop && !held;
+    slot.dtype = param.dtype.value_or(config_.dtype());
+    if (param.parts.empty()) return slot;
+    const Status cut = Cut(param, at, expert, &slot);
+    if (!cut.ok())
+      return Annotate(cut, fmt::format("{}: {}", param.source, param.mcore.forms[0][0]));
+    return slot;
+  }
+
+  Status Cut(const Param& param, const Place& at, uint32_t expert, Slot* slot) {
+    const ParallelConfig& p = plan_.parallel_;
+    ParamCut& cut = slot->cut;
+    const Spelling& split = param.split;
+    cut.split = SplitOf(split.Own(p.spec, p.experts).front());
+    slot->other_split = SplitOf(split.Other(p.spec, p.experts).front());
+    cut.world = plan_.World(*slot, cut.split);
+    cut.per_shard = param.per_shard;
+    cut.flat = param.cols.empty();
+    if (!cut.flat) {
+      DW_ASSIGN_OR_RETURN(cut.cols, scope_.Size(param.cols));
+    }
+    DW_ASSIGN_OR_RETURN(cut.groups, scope_.Size(param.groups));
+    DW_ASSIGN_OR_RETURN(cut.block, scope_.Size(param.block));
+    TensorView view;
+    view.cols = cut.cols;
+    view.transpose = param.transpose;
+    if (!param.packed.empty()) {
+      DW_ASSIGN_OR_RETURN(view.packed, scope_.Size(param.packed));
+    }
+    std::vector<uint64_t> shape;
+    for (const std::string& dim : param.shape) {
+      DW_ASSIGN_OR_RETURN(shape.emplace_back(), scope_.Size(dim));
+    }
+    for (const Part& part : param.parts) {
+      if (Absent(param, part, at, expert)) continue;
+      RowPart row;
+      DW_ASSIGN_OR_RETURN(row.rows, scope_.Size(part.rows));
+      DW_ASSIGN_OR_RETURN(row.at, scope_.Size(part.at));
+      DW_ASSIGN_OR_RETURN(const uint64_t runs, scope_.Size(part.runs));
+      if (!part.pitch.empty()) {
+        DW_ASSIGN_OR_RETURN(row.pitch, scope_.Size(part.pitch));
+      }
+      row.run = runs == 0 ? 0 : row.rows / runs;
+      row.lead = param.packed.empty() ? 0 : expert;
+      Tensor tensor{HfName(param, part, at, expert),
+                    part.dtype ? *part.dtype : slot->dtype,
+                    view,
+                    cut.flat,
+                    !param.packed.empty(),
+                    shape};
+      // A pitch covers every run, so its rows are known; else they grow with the parts.
+      tensor.view.pitch = row.pitch;
+      tensor.view.rows = row.pitch != 0 ? runs * row.pitch : row.at + row.rows;
+      DW_ASSIGN_OR_RETURN(row.tensor, Intern(std::move(tensor)));
+      cut.rows += row.rows;
+      cut.parts.push_back(row);
+    }
+    if (param.padded) cut.rows = padded_vocab_;
+    if (cut.parts.empty()) slot->exported = false;
+    return CheckCut(cut);
+  }
+
+  /// The index of a tensor, which is made at its first use and must be used alike ever after.
+  StatusOr<uint32_t> Intern(Tensor tensor) {
+    const auto [it, fresh] =
+        index_.try_emplace(tensor.name, static_cast<uint32_t>(tensors_.size()));
+    if (fresh) {
+      tensors_.push_back(std::move(tensor));
+      return it->second;
+    }
+    Tensor& known = tensors_[it->second];
+    if (known.view.cols != tensor.view.cols || known.view.pitch != tensor.view.pitch ||
+        known.view.packed != tensor.view.packed || known.view.transpose != tensor.view.transpose ||
+        known.dtype != tensor.dtype) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "parts of \"{}\" disagree on its columns, pitch, packing, orientation or dtype",
+                    tensor.name);
+    }
+    known.view.rows = std::max(known.view.rows, tensor.view.rows);
+    return it->second;
+  }
+
+  static std::vector<uint64_t> ShapeOf(const Tensor& t) {
+    if (!t.shape.empty()) return t.shape;
+    std::vector<uint64_t> shape;
+    if (t.packed) shape.push_back(t.view.packed);
+    if (t.flat) {
+      shape.push_back(t.view.rows);
+    } else if (t.view.transpose) {
+      shape.insert(shape.end(), {t.view.cols, t.view.rows});
+    } else {
+      shape.insert(shape.end(), {t.view.rows, t.view.cols});
+    }
+    return shape;
+  }
+
+  /// Copies of parameters of which only the checkpoint knows names and shapes.
+  Status PassThrough() {
+    if (listing_ == nullptr) return absl::OkStatus();
+    for (const Passthrough& pass : family_.passthrough) {
+      for (const TensorMeta& meta : listing_->tensors()) {
+        if (!meta.name.starts_with(pass.hf) || index_.contains(meta.name)) continue;
+        if (!plan_.parallel_.vision) {
+          left_.insert(meta.name);
+          continue;
+        }
+        uint64_t elements = 1;
+        for (const uint64_t n : meta.shape) elements *= n;
+        Tensor tensor{meta.name, meta.dtype, {}, false, false, meta.shape};
+        tensor.view.rows = elements;
+        Slot slot;
+        slot.param = nullptr;
+        slot.dtype = meta.dtype;
+        for (const std::string& prefix : pass.mcore) {
+          slot.pass.push_back(prefix + meta.name.substr(pass.hf.size()));
+        }
+        slot.cut.rows = elements;
+        slot.cut.flat = true;
+        RowPart part;
+        part.rows = part.run = elements;
+        DW_ASSIGN_OR_RETURN(part.tensor, Intern(std::move(tensor)));
+        slot.cut.parts = {part};
+        const auto first = std::find_if(chunks_.begin(), chunks_.end(),
+                                        [](const PipelineChunk& c) { return c.embedding; });
+        slot.chunk = static_cast<uint32_t>(first - chunks_.begin());
+        plan_.slots_.push_back(std::move(slot));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  /// Orders the tensors as the listing does, or as they were met, and compares the two.
+  Status FinishTensors() {
+    for (Tensor& t : tensors_) {
+      if (t.view.pitch == 0) t.view.pitch = std::max<uint64_t>(t.view.rows, 1);
+    }
+    if (listing_ == nullptr) {
+      std::vector<TensorMeta> metas;
+      metas.reserve(tensors_.size());
+      for (const Tensor& t : tensors_) metas.push_back({t.name, t.dtype, ShapeOf(t)});
+      DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(std::move(metas)));
+      plan_.layout_ = std::make_shared<const Layout>(std::move(layout));
+      for (const Tensor& t : tensors_) plan_.views_.push_back(t.view);
+      return absl::OkStatus();
+    }
+    return FollowListing();
+  }
+
+  Status FollowListing();
+
+  const Family& family_;
+  const HfConfig& config_;
+  const Layout* listing_;
+  Scope scope_;
+  Plan plan_;
+  std::vector<PipelineChunk> chunks_;
+  std::vector<Tensor> tensors_;
+  std::unordered_map<std::string, uint32_t> index_;
+  std::unordered_set<std::string> left_;  // not in the job: they stay as the checkpoint has them
+  uint32_t layers_ = 0, mtp_layers_ = 0, left_mtp_layers_ = 0, experts_ = 0;
+  uint64_t vocab_ = 0, padded_vocab_ = 0;
+  std::string root_;
+};
+
+Status Planner::FollowListing() {
+  plan_.layout_ = std::make_shared<const Layout>(*listing_);
+  plan_.views_.resize(listing_->size());
+  std::vector<uint32_t> place(tensors_.size(), 0);
+  std::vector<bool> made(listing_->size(), false);
+  uint32_t beyond = static_cast<uint32_t>(listing_->size());
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    const Tensor& t = tensors_[i];
+    const std::optional<size_t> found = listing_->Find(t.name);
+    if (!found) {
+      plan_.misshapen_.push_back(
+          fmt::format("{} is made by the family, but the checkpoint has no such tensor", t.name));
+      // It keeps a view, so that programs can be made, and lies outside of the layout.
+      place[i] = beyond++;
+      plan_.views_.push_back(t.view);
+      continue;
+    }
+    place[i] = static_cast<uint32_t>(*found);
+    made[*found] = true;
+    plan_.views_[*found] = t.view;
+    const TensorMeta& meta = listing_->tensor(*found);
+    const std::vector<uint64_t> want = ShapeOf(t);
+    if (meta.shape != want) {
+      plan_.misshapen_.push_back(fmt::format("{} is [{}] in the checkpoint, and [{}] by the family",
+                                             t.name, fmt::join(meta.shape, ", "),
+                                             fmt::join(want, ", ")));
+    }
+  }
+  for (Slot& slot : plan_.slots_) {
+    for (RowPart& part : slot.cut.parts) part.tensor = place[part.tensor];
+  }
+  for (size_t i = 0; i < made.size(); ++i) {
+    if (made[i]) continue;
+    const std::string& name = listing_->tensor(i).name;
+    const auto& patterns = family_.not_trained;
+    const bool known =
+        left_.contains(name) || std::any_of(patterns.begin(), patterns.end(),
+                                            [&](const auto& p) { return MatchesPattern(p, name); });
+    (known ? plan_.not_trained_ : plan_.unmade_).push_back(name);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Plan> Plan::Make(const Family& family, const HfConfig& config,
+                          const ParallelConfig& parallel, const Layout* listing) {
+  return Planner(family, config, parallel, listing).Make();
+}
+
+}  // namespace deltawire::mcore

@@ -1,0 +1,213 @@
+#include "sender/export/mcore/transfer.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "kernels/place_pieces.h"
+
+namespace deltawire::mcore {
+namespace {
+
+// Small enough that threads end together, large enough that a piece's set-up does not count.
+constexpr size_t kPieceBytes = size_t{2} << 20;
+constexpr size_t kMaxFindings = 10;
+
+kernels::Element ElementOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return kernels::Element::kBF16;
+    case DType::kF16:
+      return kernels::Element::kF16;
+    case DType::kF32:
+      return kernels::Element::kF32;
+    default:
+      return kernels::Element::kBytes;
+  }
+}
+
+/// Whether every value of `from` is one of `to`.
+bool Widens(DType from, DType to) {
+  return from == to || ((from == DType::kBF16 || from == DType::kF16) && to == DType::kF32);
+}
+
+std::string ShapeText(const std::vector<uint64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+/// Gathers what is wrong, to be told in one error.
+class Findings {
+ public:
+  void Add(std::string text) {
+    if (++count_ <= kMaxFindings) text_ += "\n  " + text;
+  }
+  Status ToStatus(uint32_t rank) const {
+    if (count_ == 0) return absl::OkStatus();
+    return Errorf(
+        StatusCode::kInvalidArgument,
+        "rank {}: {} parameters do not fit the plan (family, config.json, parallel "
+        "config):{}{}",
+        rank, count_, text_,
+        count_ > kMaxFindings ? fmt::format("\n  ... and {} more", count_ - kMaxFindings) : "");
+  }
+
+ private:
+  size_t count_ = 0;
+  std::string text_;
+};
+
+std::string Key(uint32_t chunk, std::string_view name) { return fmt::format("{}/{}", chunk, name); }
+
+bool SameElements(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
+  // A 1 more or less changes no place: [1, H] and [H], [C, 1, K] and [C, K].
+  const auto next = [](const std::vector<uint64_t>& s, size_t i) {
+    while (i < s.size() && s[i] == 1) ++i;
+    return i;
+  };
+  size_t i = next(a, 0), j = next(b, 0);
+  for (; i < a.size() && j < b.size(); i = next(a, i + 1), j = next(b, j + 1)) {
+    if (a[i] != b[j]) return false;
+  }
+  return i == a.size() && j == b.size();
+}
+
+bool PassesThrough(const Family& family, std::string_view name) {
+  for (const Passthrough& pass : family.passthrough) {
+    for (const std::string& prefix : pass.mcore) {
+      if (name.starts_with(prefix)) return true;
+    }
+  }
+  return false;
+}
+
+/// The cut under which a shard has `shape`.
+std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
+                              const std::vector<uint64_t>& shape) {
+  const Slot& slot = plan.slots()[shard.slot];
+  if (SameElements(shape, shard.shape)) return slot.cut.split;
+  if (slot.other_split == slot.cut.split) return std::nullopt;
+  if (SameElements(shape, plan.LocalShape(slot, slot.other_split))) return slot.other_split;
+  return std::nullopt;
+}
+
+}  // namespace
+
+StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
+                                    Split split, Direction direction, RowRange only) {
+  const Slot& slot = plan.slots()[shard.slot];
+  const int add = slot.param != nullptr ? slot.param->add : 0;
+  std::vector<Step> steps;
+  for (const Box& box : plan.Boxes(shard, split, only)) {
+    const DType hf = plan.layout().tensor(box.tensor).dtype;
+    if (!Widens(dtype, hf)) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "{} is {} and {} is {}: that would round its values; keep the parameter in {}, "
+                    "or register a checkpoint that has it in {}",
+                    shard.names.front(), DTypeName(dtype), plan.layout().tensor(box.tensor).name,
+                    DTypeName(hf), DTypeName(hf), DTypeName(dtype));
+    }
+    Step step;
+    step.tensor = box.tensor;
+    step.copy = CopyOf(box, plan.views()[box.tensor], DTypeBytes(dtype), DTypeBytes(hf));
+    const bool moves = dtype == hf && add == 0;
+    step.convert.from = moves ? kernels::Element::kBytes : ElementOf(dtype);
+    step.convert.to = moves ? kernels::Element::kBytes : ElementOf(hf);
+    step.convert.add = static_cast<int8_t>(add);
+    if (direction == Direction::kFromHf) {
+      step.copy = Reversed(step.copy, DTypeBytes(dtype), DTypeBytes(hf));
+      std::swap(step.convert.from, step.convert.to);
+      step.convert.add = static_cast<int8_t>(-add);
+    }
+    // Two columns in turn, transposed: alone, each would touch every cache line.
+    Step* const last = steps.empty() ? nullptr : &steps.back();
+    const TensorView& view = plan.views()[box.tensor];
+    if (last != nullptr && last->tensor == step.tensor && view.transpose && view.pitch < 16 &&
+        last->convert == step.convert && kernels::JoinCopies(last->copy, step.copy, &last->copy)) {
+      continue;
+    }
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
+                                       std::span<const LiveParam> live) {
+  std::vector<ShardParam> wanted = plan.Rank(rank);
+  std::unordered_multimap<std::string, size_t> by_name;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    for (const std::string& name : wanted[i].names) by_name.emplace(Key(wanted[i].chunk, name), i);
+  }
+  Findings findings;
+  std::vector<Match> matches;
+  std::vector<bool> met(wanted.size(), false);
+  const auto& ignored = plan.family().not_exported;
+  for (size_t i = 0; i < live.size(); ++i) {
+    const std::string_view name = StripWrappers(plan.family(), live[i].name);
+    const auto [begin, end] = by_name.equal_range(Key(live[i].chunk, name));
+    if (begin == end) {
+      const bool known =
+          std::any_of(ignored.begin(), ignored.end(),
+                      [&](const std::string& p) { return MatchesPattern(p, name); }) ||
+          (!plan.parallel().vision && PassesThrough(plan.family(), name));
+      if (!known) findings.Add(fmt::format("{} (chunk {}) is unknown here", name, live[i].chunk));
+    }
+    for (auto it = begin; it != end; ++it) {
+      const ShardParam& shard = wanted[it->second];
+      if (met[it->second]) {
+        findings.Add(fmt::format("{} (chunk {}) is there twice", name, live[i].chunk));
+        continue;
+      }
+      met[it->second] = true;
+      if (shard.optional) continue;
+      const std::optional<Split> split = SplitFor(plan, shard, live[i].shape);
+      if (!split) {
+        findings.Add(fmt::format("{} (chunk {}) is {}, wanted {}", name, live[i].chunk,
+                                 ShapeText(live[i].shape), ShapeText(shard.shape)));
+        continue;
+      }
+      matches.push_back({i, shard, *split});
+    }
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    if (met[i] || wanted[i].optional) continue;
+    findings.Add(fmt::format("{} (chunk {}, {}) is missing", wanted[i].names.front(),
+                             wanted[i].chunk, ShapeText(wanted[i].shape)));
+  }
+  DW_RETURN_IF_ERROR(findings.ToStatus(rank));
+  // A parameter that is whole on every rank is written by the first of them.
+  for (Match& match : matches) {
+    const Slot& slot = plan.slots()[match.shard.slot];
+    if (match.split == slot.cut.split) continue;
+    const RankPlace at = PlaceOf(plan.parallel(), rank);
+    match.shard.shard = match.split == Split::kNone ? 0 : at.tp;
+    match.shard.writes = at.cp == 0 && at.dp == 0 && (match.split != Split::kNone || at.tp == 0);
+  }
+  return matches;
+}
+
+void Transfer::Add(std::vector<Step> steps, MutableBytes shard) {
+  for (Step& step : steps) {
+    bytes_ += kernels::CopiedBytes(step.copy);
+    items_.push_back({step, shard});
+  }
+}
+
+void Transfer::Run(Direction direction, const TensorMemory& tensor, ThreadPool& pool) const {
+  std::vector<kernels::CopyPieces> pieces;
+  std::vector<std::pair<uint32_t, uint32_t>> tasks;  // item, piece
+  pieces.reserve(items_.size());
+  for (uint32_t i = 0; i < items_.size(); ++i) {
+    pieces.emplace_back(items_[i].step.copy, items_[i].step.convert, kPieceBytes);
+    for (uint32_t k = 0; k < pieces.back().count(); ++k) tasks.emplace_back(i, k);
+  }
+  const kernels::Backend& backend = kernels::Best();
+  pool.ParallelFor(tasks.size(), [&](size_t t) {
+    const auto [i, k] = tasks[t];
+    const Item& item = items_[i];
+    const MutableBytes hf = tensor(item.step.tensor);
+    const bool forth = direction == Direction::kToHf;
+    const MutableBytes src = forth ? item.shard : hf, dst = forth ? hf : item.shard;
+    backend.place_convert(pieces[i][k], item.step.convert, src, dst);
+  });
+}
+
+}  // namespace deltawire::mcore

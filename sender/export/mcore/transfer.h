@@ -1,0 +1,73 @@
+// Takes the parameters that a rank really holds to their HF places, or back, by the plan's
+// programs. A RankMatch is made once per rank and layout; Transfer runs any number of times.
+// Threads: none of its own but the pool's. Nothing is written before everything has been matched.
+// Errors name the parameter, what was wanted and what to do. Cost of Run: one pass over the bytes.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "sender/export/mcore/plan.h"
+
+namespace deltawire::mcore {
+
+/// A parameter or persistent buffer as the trainer lists it. Row-major.
+struct LiveParam {
+  uint32_t chunk = 0;  ///< virtual pipeline chunk
+  std::string name;    ///< wrappers' prefixes are stripped
+  DType dtype = DType::kBF16;
+  std::vector<uint64_t> shape;
+};
+
+/// One step of a program: a box of tensor `tensor`. The copy's destination offset counts from the
+/// tensor's first byte.
+struct Step {
+  uint32_t tensor = 0;
+  kernels::StridedCopy copy;
+  kernels::Convert convert;
+};
+
+enum class Direction : uint8_t { kToHf, kFromHf };
+
+/// The steps of one shard, or of some of its rows, whose bytes then begin at the source's first.
+/// Errors: kInvalidArgument where the trainer's elements hold more than HF's.
+StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
+                                    Split split, Direction direction, RowRange only = {});
+
+/// A live parameter and what the plan wants of it.
+struct Match {
+  size_t live = 0;  ///< index into the list that was matched
+  ShardParam shard;
+  Split split = Split::kNone;
+};
+
+/// Finds every parameter of `rank` among `live`. Errors list what is missing, unknown or of another
+/// shape or dtype (up to ten by name).
+StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
+                                       std::span<const LiveParam> live);
+
+/// Collects steps, and runs them on a pool in pieces of about equal size.
+class Transfer {
+ public:
+  /// Memory of an HF tensor.
+  using TensorMemory = std::function<MutableBytes(uint32_t tensor)>;
+
+  /// `shard` outlives Run. For kFromHf it is written.
+  void Add(std::vector<Step> steps, MutableBytes shard);
+  uint64_t bytes() const { return bytes_; }
+  void Run(Direction direction, const TensorMemory& tensor, ThreadPool& pool) const;
+
+ private:
+  struct Item {
+    Step step;
+    MutableBytes shard;
+  };
+  std::vector<Item> items_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace deltawire::mcore

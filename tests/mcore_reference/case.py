@@ -1,0 +1,34 @@
+"""One random case of the reference: everything follows from (family, seed)."""
+
+import random
+from dataclasses import dataclass
+
+from .families import random_config
+from .hub import HubFile, hf_tensors, random_hub_file
+from .model import Model
+from .parallel import Parallel, random_parallel
+from .shards import mcore_shards
+from .values import hf_values
+
+
+@dataclass
+class Case:
+    family: str
+    seed: int
+    config: dict
+    hub: HubFile
+    parallel: Parallel
+    hf: dict  # the expected HF checkpoint: name -> array
+    listed: dict  # name -> (shape, dtype)
+
+    def shards(self):
+        return mcore_shards(self.config, self.parallel, self.hf)
+
+
+def random_case(family, seed):
+    rng = random.Random(f"{family} {seed}")
+    config = random_config(family, rng)
+    hub = random_hub_file(config, rng)
+    parallel = random_parallel(Model(config), rng)
+    return Case(family, seed, config, hub, parallel, hf_values(config, rng, hub),
+                hf_tensors(config, hub))

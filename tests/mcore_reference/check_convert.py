@@ -1,0 +1,142 @@
+"""deltawire convert against the reference: shards to HF, HF to shards, over random combinations.
+
+usage: check_convert.py DELTAWIRE CASES [FIRST_SEED] [FAMILY...]
+Every case is one family, config, checkpoint and parallel layout, drawn from (family, seed), which is
+printed when the case fails. Three things must hold: the reference's shards become exactly the
+reference's HF tensors; those become the shards again, byte for byte (but for what is padding or a copy);
+and `deltawire plan` finds every byte written once.
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from mcore_reference.case import random_case
+from mcore_reference.families import FAMILIES
+from mcore_reference.values import PAD
+from mcore_reference.write import differences, read_hf, read_safetensors, write_hf, write_shards
+
+
+def deltawire(program, *args):
+    done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        raise AssertionError(f"deltawire {' '.join(map(str, args))}: exit {done.returncode}\n"
+                             f"{done.stderr[:3000]}")
+
+
+def one_spelling(name):
+    """Where trainers of several ages or makes name one parameter in several ways, all are read and one
+    is written."""
+    if name.startswith("visual."):
+        name = "vision_model." + name.removeprefix("visual.")
+    for one, other in (
+        (".mtp_model_layer.", ".transformer_layer."),
+        (".self_attention.linear_qkv_down_proj.layer_norm_weight", ".input_layernorm.weight"),
+        (".self_attention.linear_proj.post_layernorm.weight", ".post_attention_layernorm.weight"),
+        (".mlp.linear_fc2.post_layernorm.weight", ".post_feedforward_layernorm.weight"),
+    ):
+        name = name.replace(one, other)
+    return name
+
+
+def plus_one(array):
+    """bf16 or fp32 bits: one is added in fp32, and the sum rounded once, to nearest even."""
+    if array.dtype == np.uint32:
+        return (array.view(np.float32) + np.float32(1)).view(np.uint32)
+    total = ((array.astype(np.uint32) << 16).view(np.float32) + np.float32(1)).view(np.uint32)
+    return ((total + 0x7FFF + (total >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def shard_differences(wanted, folder):
+    """What our shards lack or hold otherwise. Padding is zero there; a held copy is in step."""
+    found = {}
+    for path in sorted(folder.glob("rank_*.safetensors")):
+        rank = int(path.stem.split("_")[1])
+        for name, array in read_safetensors(path).items():
+            chunk, name = name.split("/", 1)
+            found[rank, int(chunk.removeprefix("chunk")), one_spelling(name)] = array
+    problems = []
+    for (rank, chunk), params in wanted.items():
+        for name, array in params.items():
+            ours = found.pop((rank, chunk, one_spelling(name)), None)
+            where = f"rank {rank} chunk {chunk} {name}"
+            if ours is None:
+                problems.append(f"{where}: missing")
+            elif name.endswith("linear_qkv_down_proj.weight") and ours.shape != array.shape:
+                continue  # whole on every rank or cut: both are read, and whole is written
+            elif ours.shape != array.shape or ours.dtype != array.dtype:
+                problems.append(f"{where}: {ours.dtype}{ours.shape}, wanted "
+                                f"{array.dtype}{array.shape}")
+            elif name.endswith(("output_layer.weight", "word_embeddings.weight")):
+                # Padding, and copies that the reference makes stale on purpose.
+                stale = (ours ^ array) == 1
+                padding = (ours == 0) & ((array == PAD[array.dtype]) | (array ^ 1 == PAD[array.dtype]))
+                off = (ours != array) & ~padding & ~stale
+                if off.any():
+                    problems.append(f"{where}: {int(off.sum())} elements differ")
+            elif name.endswith("out_norm.weight"):
+                # HF holds this + 1 in bf16, from which the trainer's finer value does not come back.
+                if not np.array_equal(plus_one(ours), plus_one(array)):
+                    problems.append(f"{where}: makes other HF values")
+            elif not np.array_equal(ours, array):
+                problems.append(f"{where}: {int((ours != array).sum())} of {array.size} differ")
+    problems += [f"rank {k[0]} chunk {k[1]} {k[2]}: not the trainer's" for k in found]
+    return problems
+
+
+def check(program, family, seed, folder):
+    case = random_case(family, seed)
+    shards, back, out = folder / "shards", folder / "back", folder / "out"
+    wanted = case.shards()
+    write_hf(folder / "hf", case.config, case.hf)
+    write_shards(shards, case.parallel, wanted)
+    deltawire(program, "plan", "--hf", folder / "hf", "--parallel", parallel_text(shards))
+    deltawire(program, "convert", shards, out, "--hf", folder / "hf")
+    problems = differences(case.hf, read_hf(out))
+    if not problems:
+        deltawire(program, "convert", folder / "hf", back, "--parallel", parallel_text(shards))
+        problems = shard_differences(wanted, back)
+    return case, problems
+
+
+def parallel_text(shards):
+    fields = json.loads((shards / "parallel.json").read_text())
+    items = [f"{k}={str(v).lower() if isinstance(v, bool) else v}"
+             for k, v in fields.items() if v not in (0, "", False, None)]
+    return ",".join(items)
+
+
+def main():
+    program, cases = sys.argv[1], int(sys.argv[2])
+    first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    families = sys.argv[4:] or list(FAMILIES)
+    failed, seen = 0, set()
+    for i in range(cases):
+        family, seed = families[i % len(families)], first + i // len(families)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                case, problems = check(program, family, seed, pathlib.Path(folder))
+            except AssertionError as error:
+                case, problems = None, [str(error)]
+        if case is not None:
+            seen.add((family, str(case.parallel)))
+        if problems:
+            failed += 1
+            print(f"FAILED {family} seed {seed}: repeat with `check_convert.py DELTAWIRE 1 {seed} "
+                  f"{family}`")
+            for problem in problems[:8]:
+                print(f"  {problem}")
+    print(f"{cases - failed} of {cases} cases agree: {len(families)} families, "
+          f"{len(seen)} combinations of family and parallel layout")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

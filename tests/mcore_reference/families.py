@@ -1,0 +1,224 @@
+"""Small but awkward HF configs of every family: random_config(family, rng), rng a random.Random.
+
+Sizes are distinct and not square where the family lets them be; some keys that have a default are left
+out. Sizes are rich in factors of 2 and 3, so that many ways to split remain.
+"""
+
+FAMILIES = [
+    "llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v2",
+    "deepseek_v3", "moonlight", "kimi_k2", "glm4", "glm4_moe", "gpt_oss", "gemma2", "gemma3_text",
+    "gemma3", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe",
+    "qwen3_5_text", "qwen3_5_moe_text",
+]
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+    "moonlight": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM",
+    "glm4": "Glm4ForCausalLM", "glm4_moe": "Glm4MoeForCausalLM", "gpt_oss": "GptOssForCausalLM",
+    "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration", "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration", "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+}
+
+
+def random_config(family, rng):
+    layers = rng.choice([2, 3, 4, 4, 6, 6, 8])
+    c = {
+        "num_hidden_layers": layers,
+        "vocab_size": rng.choice([29, 37, 48, 61, 131]),
+        "intermediate_size": rng.choice([16, 28, 32, 48]),
+        "torch_dtype": "bfloat16",
+    }
+    c["num_attention_heads"], c["num_key_value_heads"] = rng.choice(
+        [(4, 1), (4, 2), (4, 4), (6, 2), (6, 3), (8, 2), (8, 4), (12, 2), (12, 4)])
+    c["hidden_size"] = c["num_attention_heads"] * rng.choice([3, 4, 5, 6])
+    c["head_dim"] = rng.choice([4, 6, 8])
+    _BY_FAMILY.get(family, lambda c, rng: None)(c, rng)
+    if family == "llama" and c["num_key_value_heads"] == c["num_attention_heads"]:
+        if rng.random() < 0.5:
+            del c["num_key_value_heads"]  # as in Llama 2; other families default to a number
+    model_type = {"moonlight": "deepseek_v3"}.get(family, family)
+    if family in ("llama", "qwen2", "qwen2_moe", "qwen2_vl"):
+        _derive_head_dim(c, rng)
+    _tie(family, c, rng)
+    if family in _NESTED or (family == "qwen2_vl" and rng.random() < 0.5):
+        c = _nest(family, c, rng)
+    return {"model_type": model_type, "architectures": [ARCHITECTURES[family]], **c}
+
+
+_NESTED = ("gemma3", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_TIED_ONLY = ("gemma2", "gemma3_text", "gemma3")
+_NEVER_TIED = ("deepseek_v2", "deepseek_v3", "moonlight", "kimi_k2", "gpt_oss")
+
+
+def _derive_head_dim(c, rng):
+    """head_dim absent or null: it is hidden_size / num_attention_heads."""
+    c["hidden_size"] = c["num_attention_heads"] * rng.choice([2, 4, 6])
+    if rng.random() < 0.5:
+        del c["head_dim"]
+    else:
+        c["head_dim"] = None
+
+
+def _tie(family, c, rng):
+    if family in _TIED_ONLY:
+        if rng.random() < 0.5:  # Gemma is tied where the key is absent
+            c["tie_word_embeddings"] = True
+        return
+    tied = family not in _NEVER_TIED and rng.random() < 0.4
+    vision = family in _NESTED or family == "qwen2_vl"
+    if tied or vision or rng.random() < 0.7:
+        c["tie_word_embeddings"] = tied
+
+
+def _nest(family, c, rng):
+    """Moves the language part's fields into text_config, with a flag there that is not meant."""
+    top = {key: c.pop(key) for key in ("tie_word_embeddings", "torch_dtype") if key in c}
+    if family.startswith("qwen3") and rng.random() < 0.5:
+        c["tie_word_embeddings"] = True  # Qwen2-VL's own reader would believe it
+    return {**top, "text_config": c, "vision_config": {}}
+
+
+def _llama(c, rng):
+    # mcore's add_bias_linear gives every linear a bias or none, so the two go together.
+    if rng.random() < 0.3:
+        c["attention_bias"] = c["mlp_bias"] = True
+
+
+def _moe_sizes(c, rng):
+    c["moe_intermediate_size"] = rng.choice([8, 12, 16, 24])
+    return rng.choice([4, 6, 8])
+
+
+def _qwen_moe(c, rng):
+    c["num_experts"] = _moe_sizes(c, rng)
+    c["num_experts_per_tok"] = 2
+    c["decoder_sparse_step"] = rng.choice([1, 1, 2])
+    c["mlp_only_layers"] = sorted(rng.sample(range(c["num_hidden_layers"]), rng.choice([0, 0, 1])))
+
+
+def _qwen2_moe(c, rng):
+    _qwen_moe(c, rng)
+    c["shared_expert_intermediate_size"] = rng.choice([12, 20, 24, 36])
+
+
+def _mixtral(c, rng):
+    c["num_local_experts"] = rng.choice([4, 6, 8])
+    c["num_experts_per_tok"] = 2
+    if rng.random() < 0.5:
+        _derive_head_dim(c, rng)
+
+
+def _deepseek_moe(c, rng):
+    c["n_routed_experts"] = _moe_sizes(c, rng)
+    c["num_experts_per_tok"] = 2
+    c["n_group"] = c["topk_group"] = 1
+    c["n_shared_experts"] = rng.choice([1, 2, 3])
+    c["first_k_dense_replace"] = rng.randint(0, c["num_hidden_layers"] - 1)
+
+
+def _mla(c, rng):
+    heads = c["num_attention_heads"]
+    c["num_key_value_heads"] = heads
+    del c["head_dim"]
+    c["q_lora_rank"], c["kv_lora_rank"] = rng.choice([12, 18, 24]), rng.choice([8, 16, 20])
+    c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"] = rng.choice(
+        [(6, 4, 8), (4, 2, 6), (8, 4, 4), (4, 4, 4)])
+    _deepseek_moe(c, rng)
+
+
+def _deepseek_v2(c, rng):
+    _mla(c, rng)
+    c["moe_layer_freq"], c["topk_method"] = 1, "greedy"
+    if rng.random() < 0.5:
+        c["q_lora_rank"] = None
+
+
+def _deepseek_v3(c, rng):
+    _mla(c, rng)
+    c["moe_layer_freq"], c["topk_method"], c["scoring_func"] = 1, "noaux_tc", "sigmoid"
+    c["num_nextn_predict_layers"] = rng.choice([0, 1, 1, 2])
+
+
+def _moonlight(c, rng):
+    _deepseek_v3(c, rng)
+    c["q_lora_rank"], c["num_nextn_predict_layers"] = None, 0
+
+
+def _kimi_k2(c, rng):
+    _deepseek_v3(c, rng)
+    c["num_nextn_predict_layers"] = 0
+
+
+def _glm4(c, rng):
+    c["attention_bias"] = rng.random() < 0.8
+
+
+def _glm4_moe(c, rng):
+    _deepseek_moe(c, rng)
+    c["attention_bias"] = rng.random() < 0.8
+    c["use_qk_norm"] = rng.random() < 0.5
+    c["num_nextn_predict_layers"] = rng.choice([0, 1])
+
+
+def _gpt_oss(c, rng):
+    c["num_local_experts"] = rng.choice([4, 6, 8])
+    c["num_experts_per_tok"] = 2
+    c["attention_bias"] = True
+    if rng.random() < 0.5:  # as published: square experts, where a transposition keeps the shape
+        c["intermediate_size"] = c["hidden_size"]
+
+
+def _qwen3_vl_moe(c, rng):
+    _qwen_moe(c, rng)
+    if rng.random() < 0.3:
+        c["moe_intermediate_size"] = c["hidden_size"] // 2  # gate_up_proj is square
+
+
+def _gdn(c, rng):
+    k_heads = rng.choice([2, 4, 6])
+    c["linear_num_key_heads"] = k_heads
+    c["linear_num_value_heads"] = k_heads * rng.choice([1, 2, 3])
+    c["linear_key_head_dim"], c["linear_value_head_dim"] = rng.choice([(4, 6), (6, 4), (4, 4)])
+    c["linear_conv_kernel_dim"] = rng.choice([3, 4])
+    interval = rng.choice([2, 3, 4])
+    if rng.random() < 0.5:
+        c["full_attention_interval"] = interval
+    else:
+        c["layer_types"] = ["linear_attention" if (i + 1) % interval else "full_attention"
+                            for i in range(c["num_hidden_layers"])]
+
+
+def _qwen3_next(c, rng):
+    _qwen2_moe(c, rng)
+    _gdn(c, rng)
+    c["num_nextn_predict_layers"] = rng.choice([0, 1])
+
+
+def _qwen3_5(c, rng):
+    _gdn(c, rng)
+    c["mtp_num_hidden_layers"] = rng.choice([0, 1])
+
+
+def _qwen3_5_moe(c, rng):
+    _qwen3_5(c, rng)
+    del c["intermediate_size"]
+    c["num_experts"] = _moe_sizes(c, rng)
+    c["num_experts_per_tok"] = 2
+    c["shared_expert_intermediate_size"] = rng.choice([12, 20, 24, 36])
+
+
+_BY_FAMILY = {
+    "llama": _llama, "qwen2_moe": _qwen2_moe, "qwen3_moe": _qwen_moe, "mixtral": _mixtral,
+    "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3, "moonlight": _moonlight,
+    "kimi_k2": _kimi_k2, "glm4": _glm4, "glm4_moe": _glm4_moe, "gpt_oss": _gpt_oss,
+    "qwen3_vl_moe": _qwen3_vl_moe, "qwen3_next": _qwen3_next, "qwen3_5": _qwen3_5,
+    "qwen3_5_text": _qwen3_5, "qwen3_5_moe": _qwen3_5_moe, "qwen3_5_moe_text": _qwen3_5_moe,
+}

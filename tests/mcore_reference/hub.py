@@ -1,0 +1,199 @@
+"""The tensors of a published HF checkpoint: names, shapes and dtypes as in the hub's files.
+
+hf_tensors(config, hub) gives name -> (shape, dtype), dtype "BF16" or "F32". HubFile holds what
+config.json does not tell but the file's own index does.
+"""
+
+from dataclasses import dataclass
+
+from .model import (DENSE, FULL, GDN, MLA, PACKED_IN_OUT, PACKED_INTERLEAVED, PACKED_OUT_IN,
+                    SEPARATE, SEPARATE_MIXTRAL, VISION_PREFIX, Model)
+
+
+@dataclass(frozen=True)
+class HubFile:
+    lists_tied_head: bool = False  # lm_head.weight is in the file though tied
+    mtp_copies: bool = False  # DeepSeek kind: the MTP layer repeats embed_tokens and the head
+    packed: bool = True  # Qwen3.5-MoE: packed experts; False: one tensor an expert and projection
+    mtp_packed: bool = False  # with packed: the MTP block's experts are packed too (Qwen3.6)
+    gdn_fp32: bool = False  # A_log, dt_bias and the GDN norm are F32
+
+
+def random_hub_file(config, rng):
+    coin = lambda: rng.random() < 0.5
+    return HubFile(coin(), coin(), rng.random() < 0.7, coin(), coin())
+
+
+def hf_tensors(config, hub=HubFile()):
+    m = Model(config)
+    out = {}
+    for name, shape in _language(m, hub):
+        assert name not in out, name
+        out[name] = (tuple(shape), _dtype(m, hub, name))
+    for name, shape in _vision(m):
+        out[name] = (tuple(shape), "BF16")
+    return out
+
+
+def _dtype(m, hub, name):
+    if name.endswith("e_score_correction_bias"):
+        return "F32"
+    fp32_names = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.norm.weight")
+    return "F32" if hub.gdn_fp32 and name.endswith(fp32_names) else "BF16"
+
+
+def _language(m, hub):
+    yield f"{m.hf_prefix}embed_tokens.weight", [m.vocab, m.hidden]
+    yield f"{m.hf_prefix}norm.weight", [m.hidden]
+    if not m.tied or hub.lists_tied_head:
+        yield "lm_head.weight", [m.vocab, m.hidden]
+    for layer in range(m.layers + m.mtp_layers):
+        yield from _block(m, hub, layer)
+    if m.mtp_layers and m.qwen_mtp:
+        yield "mtp.fc.weight", [m.hidden, 2 * m.hidden]
+        for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+            yield f"mtp.{name}.weight", [m.hidden]
+    elif m.mtp_layers:
+        for layer in range(m.layers, m.layers + m.mtp_layers):
+            prefix = m.hf_layer(layer)
+            yield prefix + "eh_proj.weight", [m.hidden, 2 * m.hidden]
+            for name in ("enorm", "hnorm", "shared_head.norm"):
+                yield f"{prefix}{name}.weight", [m.hidden]
+            if hub.mtp_copies:
+                yield prefix + "embed_tokens.weight", [m.vocab, m.hidden]
+                yield prefix + "shared_head.head.weight", [m.vocab, m.hidden]
+
+
+def _block(m, hub, layer):
+    prefix = m.hf_layer(layer)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if m.gemma_norms:
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+    if m.glm4_norms:
+        norms += ["post_self_attn_layernorm", "post_mlp_layernorm"]
+    for norm in norms:
+        yield f"{prefix}{norm}.weight", [m.hidden]
+    kind = m.attention(layer)
+    attention = {FULL: _full_attention, MLA: _mla, GDN: _gdn}[kind]
+    where = prefix + ("linear_attn." if kind == GDN else "self_attn.")
+    for name, shape in attention(m):
+        yield where + name, shape
+    if m.mlp(layer) == DENSE:
+        for name, shape in _dense_mlp(m):
+            yield f"{prefix}mlp.{name}", shape
+    else:
+        for name, shape in _moe(m, hub, layer):
+            yield f"{prefix}{m.moe_name}.{name}", shape
+
+
+def _full_attention(m):
+    q_rows = m.heads * m.head_dim * (2 if m.gated_attention else 1)
+    kv_rows = m.groups * m.head_dim
+    for name, rows in (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)):
+        yield name + ".weight", [rows, m.hidden]
+        if m.qkv_bias:
+            yield name + ".bias", [rows]
+    yield "o_proj.weight", [m.hidden, m.heads * m.head_dim]
+    if m.o_bias:
+        yield "o_proj.bias", [m.hidden]
+    if m.qk_norm:
+        yield "q_norm.weight", [m.head_dim]
+        yield "k_norm.weight", [m.head_dim]
+    if m.sinks:
+        yield "sinks", [m.heads]
+
+
+def _mla(m):
+    q_rows = m.heads * (m.nope + m.rope)
+    if m.q_lora is None:
+        yield "q_proj.weight", [q_rows, m.hidden]
+    else:
+        yield "q_a_proj.weight", [m.q_lora, m.hidden]
+        yield "q_a_layernorm.weight", [m.q_lora]
+        yield "q_b_proj.weight", [q_rows, m.q_lora]
+    yield "kv_a_proj_with_mqa.weight", [m.kv_lora + m.rope, m.hidden]
+    yield "kv_a_layernorm.weight", [m.kv_lora]
+    yield "kv_b_proj.weight", [m.heads * (m.nope + m.v_dim), m.kv_lora]
+    yield "o_proj.weight", [m.hidden, m.heads * m.v_dim]
+
+
+def _gdn(m):
+    keys, values = m.gdn_k_heads * m.gdn_k_dim, m.gdn_v_heads * m.gdn_v_dim
+    if m.kind == "qwen3_next":
+        yield "in_proj_qkvz.weight", [2 * keys + 2 * values, m.hidden]
+        yield "in_proj_ba.weight", [2 * m.gdn_v_heads, m.hidden]
+    else:
+        yield "in_proj_qkv.weight", [2 * keys + values, m.hidden]
+        yield "in_proj_z.weight", [values, m.hidden]
+        yield "in_proj_b.weight", [m.gdn_v_heads, m.hidden]
+        yield "in_proj_a.weight", [m.gdn_v_heads, m.hidden]
+    yield "conv1d.weight", [2 * keys + values, 1, m.gdn_kernel]
+    yield "A_log", [m.gdn_v_heads]
+    yield "dt_bias", [m.gdn_v_heads]
+    yield "norm.weight", [m.gdn_v_dim]
+    yield "out_proj.weight", [m.hidden, values]
+
+
+def _dense_mlp(m):
+    if m.fused_dense_gate_up:
+        yield "gate_up_proj.weight", [2 * m.ffn, m.hidden]
+        yield "down_proj.weight", [m.hidden, m.ffn]
+        return
+    for name, rows, columns in (("gate_proj", m.ffn, m.hidden), ("up_proj", m.ffn, m.hidden),
+                                ("down_proj", m.hidden, m.ffn)):
+        yield name + ".weight", [rows, columns]
+        if m.mlp_bias:
+            yield name + ".bias", [rows]
+
+
+def _moe(m, hub, layer):
+    experts, hidden, ffn = m.experts, m.hidden, m.expert_ffn
+    router = "router" if m.kind == "gpt_oss" else "gate"
+    yield router + ".weight", [experts, hidden]
+    if m.kind == "gpt_oss":
+        yield "router.bias", [experts]
+    if m.correction_bias:
+        yield "gate.e_score_correction_bias", [experts]
+    form = m.expert_form
+    if form == PACKED_OUT_IN and not (hub.packed and (layer < m.layers or hub.mtp_packed)):
+        form = SEPARATE
+    if form in (SEPARATE, SEPARATE_MIXTRAL):
+        gate, up, down = (("w1", "w3", "w2") if form == SEPARATE_MIXTRAL
+                          else ("gate_proj", "up_proj", "down_proj"))
+        for e in range(experts):
+            yield f"experts.{e}.{gate}.weight", [ffn, hidden]
+            yield f"experts.{e}.{up}.weight", [ffn, hidden]
+            yield f"experts.{e}.{down}.weight", [hidden, ffn]
+    elif form == PACKED_OUT_IN:
+        yield "experts.gate_up_proj", [experts, 2 * ffn, hidden]
+        yield "experts.down_proj", [experts, hidden, ffn]
+    else:
+        assert form in (PACKED_IN_OUT, PACKED_INTERLEAVED)
+        yield "experts.gate_up_proj", [experts, hidden, 2 * ffn]
+        yield "experts.down_proj", [experts, ffn, hidden]
+        if form == PACKED_INTERLEAVED:
+            yield "experts.gate_up_proj_bias", [experts, 2 * ffn]
+            yield "experts.down_proj_bias", [experts, hidden]
+    if m.shared_ffn:
+        yield m.shared_name + ".gate_proj.weight", [m.shared_ffn, hidden]
+        yield m.shared_name + ".up_proj.weight", [m.shared_ffn, hidden]
+        yield m.shared_name + ".down_proj.weight", [hidden, m.shared_ffn]
+        if m.shared_gate:
+            yield "shared_expert_gate.weight", [1, hidden]
+
+
+def _vision(m):
+    """Stand-ins for the vision part: they pass through unchanged, so only the names must be awkward.
+
+    A vision MLP has an fc1 too, which is no gate/up pair, and a fused qkv in another order.
+    """
+    for prefix in VISION_PREFIX.get(m.model_type, {}):
+        if prefix == "multi_modal_projector.":
+            yield prefix + "mm_input_projection_weight", [7, m.hidden]
+            continue
+        yield prefix + "patch_embed.proj.weight", [6, 3, 2, 2]
+        yield prefix + "blocks.0.attn.qkv.weight", [18, 6]
+        yield prefix + "blocks.0.mlp.linear_fc1.weight", [10, 6]
+        yield prefix + "blocks.0.mlp.linear_fc1.bias", [10]
+        yield prefix + "blocks.0.mlp.linear_fc2.weight", [6, 10]
+        yield prefix + "merger.norm.weight", [6]

@@ -1,0 +1,149 @@
+"""What the layout needs to know of a model, read from its HF config.json.
+
+One class, Model: sizes, which attention and which MLP each layer has, and the prefixes of both worlds'
+names. Nothing here depends on how the model is split over ranks.
+"""
+
+FULL, MLA, GDN = "full", "mla", "gdn"
+DENSE, MOE = "dense", "moe"
+
+MLA_TYPES = {"deepseek_v2", "deepseek_v3", "kimi_k2"}
+GDN_TYPES = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+GEMMA_TYPES = {"gemma2", "gemma3_text"}
+# A model with a vision part -> the model_type of its language part.
+LANGUAGE_PART = {
+    "gemma3": "gemma3_text",
+    "qwen2_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+HF_PREFIX = {  # of `layers.`, `embed_tokens.` and `norm.`
+    "gemma3": "language_model.model.",
+    "qwen3_vl": "model.language_model.",
+    "qwen3_vl_moe": "model.language_model.",
+    "qwen3_5": "model.language_model.",
+    "qwen3_5_moe": "model.language_model.",
+}
+# HF name prefix -> mcore name prefix of the parts that pass through unchanged.
+VISION_PREFIX = {
+    "gemma3": {"vision_tower.": "vision_tower.", "multi_modal_projector.": "multi_modal_projector."},
+    "qwen2_vl": {"visual.": "visual."},
+    "qwen3_vl": {"model.visual.": "vision_model."},
+    "qwen3_vl_moe": {"model.visual.": "vision_model."},
+    "qwen3_5": {"model.visual.": "vision_model."},
+    "qwen3_5_moe": {"model.visual.": "vision_model."},
+}
+# How the routed experts lie in the HF file (section 3.1).
+SEPARATE = "separate"  # experts.{e}.gate_proj.weight, ...
+SEPARATE_MIXTRAL = "separate_mixtral"  # block_sparse_moe.experts.{e}.w1.weight, ...
+PACKED_OUT_IN = "packed_out_in"  # [E, 2Im, H] and [E, H, Im]
+PACKED_IN_OUT = "packed_in_out"  # [E, H, 2Im], last axis [gate | up], and [E, Im, H]
+PACKED_INTERLEAVED = "packed_interleaved"  # [E, H, 2Im], last axis gate0 up0 gate1 up1 ..., with biases
+
+
+class Model:
+    def __init__(self, config):
+        self.config = config
+        self.model_type = config["model_type"]
+        self.has_vision = self.model_type in LANGUAGE_PART
+        self.text = text = config.get("text_config", config)
+        self.kind = kind = LANGUAGE_PART.get(self.model_type, self.model_type)
+
+        self.layers = text["num_hidden_layers"]
+        self.hidden = text["hidden_size"]
+        self.vocab = text["vocab_size"]
+        self.ffn = text.get("intermediate_size")
+        self.heads = text["num_attention_heads"]
+        self.groups = text.get("num_key_value_heads") or self.heads
+        self.head_dim = text.get("head_dim") or self.hidden // self.heads
+        # The flag of a model with vision stands at the top; what text_config says is not meant.
+        self.tied = config.get("tie_word_embeddings", kind in GEMMA_TYPES)
+
+        self.hf_prefix = HF_PREFIX.get(self.model_type, "model.")
+        self.mcore_prefix = "language_model." if self.has_vision else ""
+
+        # Attention.
+        self.mla = kind in MLA_TYPES
+        if self.mla:
+            self.q_lora = text.get("q_lora_rank")
+            self.kv_lora = text["kv_lora_rank"]
+            self.nope, self.rope = text["qk_nope_head_dim"], text["qk_rope_head_dim"]
+            self.v_dim = text["v_head_dim"]
+        self.gated_attention = kind in GDN_TYPES
+        self.qkv_bias = kind in ("qwen2", "qwen2_moe", "gpt_oss") or (
+            kind in ("llama", "glm4", "glm4_moe") and text.get("attention_bias", False))
+        # Llama's attention_bias reaches o_proj too; GLM's does not.
+        self.o_bias = kind == "gpt_oss" or (kind == "llama" and text.get("attention_bias", False))
+        self.mlp_bias = kind == "llama" and text.get("mlp_bias", False)
+        self.qk_norm = (kind in ("qwen3", "qwen3_moe", "gemma3_text") or kind in GDN_TYPES
+                        or (kind == "glm4_moe" and text.get("use_qk_norm", False)))
+        self.sinks = kind == "gpt_oss"
+        if kind in GDN_TYPES:
+            self.gdn_k_heads, self.gdn_v_heads = text["linear_num_key_heads"], text["linear_num_value_heads"]
+            self.gdn_k_dim, self.gdn_v_dim = text["linear_key_head_dim"], text["linear_value_head_dim"]
+            self.gdn_kernel = text["linear_conv_kernel_dim"]
+
+        # MLP.
+        self.experts = (text.get("n_routed_experts") or text.get("num_experts")
+                        or text.get("num_local_experts") or 0)
+        self.expert_ffn = self.ffn if kind in ("mixtral", "gpt_oss") else text.get("moe_intermediate_size")
+        self.correction_bias = kind in ("deepseek_v3", "kimi_k2", "glm4_moe")
+        self.shared_ffn = 0  # 0: there is no shared expert
+        if kind in MLA_TYPES or kind == "glm4_moe":
+            self.shared_ffn = (text.get("n_shared_experts") or 0) * self.expert_ffn
+        elif kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"):
+            self.shared_ffn = text["shared_expert_intermediate_size"]
+        self.shared_gate = self.shared_ffn > 0 and not (kind in MLA_TYPES or kind == "glm4_moe")
+        self.shared_name = "shared_expert" if self.shared_gate else "shared_experts"
+        self.expert_form = {
+            "mixtral": SEPARATE_MIXTRAL,
+            "gpt_oss": PACKED_INTERLEAVED,
+            "qwen3_5_moe_text": PACKED_OUT_IN,
+        }.get(kind, SEPARATE)
+        if self.model_type == "qwen3_vl_moe":
+            self.expert_form = PACKED_IN_OUT
+        self.moe_name = "block_sparse_moe" if kind == "mixtral" else "mlp"
+        self.fused_dense_gate_up = kind == "glm4"
+
+        self.gemma_norms = kind in GEMMA_TYPES
+        self.glm4_norms = kind == "glm4"
+        self.mtp_layers = text.get("mtp_num_hidden_layers", text.get("num_nextn_predict_layers")) or 0
+        # Qwen keeps its MTP block at the top level of the file, the DeepSeek kind as further layers.
+        self.qwen_mtp = kind in GDN_TYPES
+
+    def attention(self, layer):
+        """FULL, MLA or GDN of a decoder layer; layer >= self.layers: of an MTP block."""
+        if self.mla:
+            return MLA
+        if self.kind not in GDN_TYPES or layer >= self.layers:
+            return FULL
+        if self.text.get("layer_types"):
+            return FULL if self.text["layer_types"][layer] == "full_attention" else GDN
+        return FULL if (layer + 1) % self.text.get("full_attention_interval", 4) == 0 else GDN
+
+    def mlp(self, layer):
+        """DENSE or MOE of a decoder layer; layer >= self.layers: of an MTP block."""
+        if not self.experts:
+            return DENSE
+        if layer >= self.layers or self.kind in ("mixtral", "gpt_oss", "qwen3_5_moe_text"):
+            return MOE
+        if self.kind in MLA_TYPES or self.kind == "glm4_moe":
+            first = self.text["first_k_dense_replace"]
+            every = self.text.get("moe_layer_freq", 1)
+            return MOE if layer >= first and layer % every == 0 else DENSE
+        step = self.text.get("decoder_sparse_step", 1)
+        if layer in (self.text.get("mlp_only_layers") or []) or (layer + 1) % step != 0:
+            return DENSE
+        return MOE
+
+    def hf_layer(self, layer):
+        """The prefix of a layer's HF names; layer >= self.layers: of MTP block layer - self.layers."""
+        if layer >= self.layers and self.qwen_mtp:
+            return f"mtp.layers.{layer - self.layers}."
+        return f"{self.hf_prefix}layers.{layer}."
+
+    def fused_qkv_rows(self):
+        per_group = (2 if self.gated_attention else 1) * (self.heads // self.groups) + 2
+        return self.groups * per_group * self.head_dim

@@ -1,0 +1,92 @@
+"""The shape every mcore tensor must have on its rank, by name: a table of its own, from sizes alone."""
+
+import re
+
+# name pattern (without prefix and layer) -> shape; the letters are those of sizes() below.
+TABLE = [
+    (r"embedding\.word_embeddings\.weight|output_layer\.weight", "Vp/T, H"),
+    (r"decoder\.final_layernorm\.weight", "H"),
+    (r"mtp\.(enorm|hnorm|final_layernorm)\.weight", "H"),
+    (r"mtp\.eh_proj\.weight", "H/T, 2*H"),
+    (r"(input|pre_mlp|post_self_attn|post_mlp|post_attention|post_feedforward)_layernorm\.weight", "H"),
+    (r"self_attention\.linear_qkv\.weight", "qkv/T, H"),
+    (r"self_attention\.linear_qkv\.bias", "qkv/T"),
+    (r"self_attention\.(linear_qkv|in_proj|linear_qkv_down_proj)\.layer_norm_weight", "H"),
+    (r"self_attention\.linear_proj\.weight", "H, o/T"),
+    (r"self_attention\.linear_proj\.bias", "H"),
+    (r"(self_attention\.linear_proj|mlp\.linear_fc2)\.post_layernorm\.weight", "H"),
+    (r"self_attention\.core_attention\.softmax_offset", "nh/T"),
+    (r"self_attention\.linear_q_proj\.weight", "qh/T, H"),
+    (r"self_attention\.linear_q_up_proj\.weight", "qh/T, ql"),
+    (r"self_attention\.linear_kv_up_proj\.weight", "kvh/T, kvl"),
+    (r"self_attention\.linear_q_down_proj\.weight", "ql/D, H"),
+    (r"self_attention\.linear_kv_down_proj\.weight", "kvd/D, H"),
+    (r"self_attention\.linear_qkv_down_proj\.weight", "(ql+kvd)/D, H"),
+    (r"self_attention\.linear_q_up_proj\.layer_norm_weight", "ql"),
+    (r"self_attention\.linear_kv_up_proj\.layer_norm_weight|self_attention\.kv_layernorm\.weight", "kvl"),
+    (r"self_attention\.q_layernorm\.weight", "qn"),
+    (r"self_attention\.k_layernorm\.weight", "hd"),
+    (r"self_attention\.in_proj\.weight", "(2*gk+2*gv+2*nv)/T, H"),
+    (r"self_attention\.conv1d\.weight", "(2*gk+gv)/T, 1, K"),
+    (r"self_attention\.(A_log|dt_bias)", "nv/T"),
+    (r"self_attention\.out_norm\.weight", "dv"),
+    (r"self_attention\.out_proj\.weight", "H, gv/T"),
+    (r"mlp\.linear_fc1\.weight", "2*I/T, H"),
+    (r"mlp\.linear_fc1\.bias", "2*I/T"),
+    (r"mlp\.linear_fc1\.layer_norm_weight|mlp\.linear_fc2\.bias", "H"),
+    (r"mlp\.linear_fc2\.weight", "H, I/T"),
+    (r"mlp\.router\.weight", "E, H"),
+    (r"mlp\.router\.(bias|expert_bias)", "E"),
+    (r"mlp\.shared_experts\.linear_fc1\.weight", "2*Is/T, H"),
+    (r"mlp\.shared_experts\.linear_fc2\.weight", "H, Is/T"),
+    (r"mlp\.shared_experts\.gate_weight", "1, H"),
+    (r"mlp\.experts\.(local_experts\.\d+\.linear_fc1\.weight|linear_fc1\.weight\d+)", "2*Im/ET, H"),
+    (r"mlp\.experts\.(local_experts\.\d+\.linear_fc1\.bias|linear_fc1\.bias\d+)", "2*Im/ET"),
+    (r"mlp\.experts\.(local_experts\.\d+\.linear_fc2\.weight|linear_fc2\.weight\d+)", "H, Im/ET"),
+    (r"mlp\.experts\.(local_experts\.\d+\.linear_fc2\.bias|linear_fc2\.bias\d+)", "H"),
+]
+
+
+def sizes(config, parallel):
+    text = config.get("text_config", config)
+    get = lambda *keys: next((text[key] for key in keys if text.get(key) is not None), 0)
+    H, nh = text["hidden_size"], text["num_attention_heads"]
+    hd = get("head_dim") or H // nh
+    gated = "linear_num_key_heads" in text
+    unit = parallel.vocab_divisor * parallel.tp
+    split_down = parallel.spec == "local" or parallel.mla_fusion_sharded
+    gv = get("linear_num_value_heads") * get("linear_value_head_dim")
+    mla = "kv_lora_rank" in text
+    return {
+        "T": parallel.tp, "ET": parallel.etp, "D": parallel.tp if split_down else 1, "H": H,
+        "Vp": (text["vocab_size"] + unit - 1) // unit * unit, "nh": nh, "hd": hd,
+        "qkv": ((2 if gated else 1) * nh + 2 * (get("num_key_value_heads") or nh)) * hd,
+        "o": nh * (get("v_head_dim") if mla else hd),
+        "qh": nh * (get("qk_nope_head_dim") + get("qk_rope_head_dim")), "ql": get("q_lora_rank"),
+        "qn": get("q_lora_rank") if mla else hd,
+        "kvl": get("kv_lora_rank"), "kvd": get("kv_lora_rank") + get("qk_rope_head_dim"),
+        "kvh": nh * (get("qk_nope_head_dim") + get("v_head_dim")),
+        "gk": get("linear_num_key_heads") * get("linear_key_head_dim"), "gv": gv,
+        "nv": get("linear_num_value_heads"), "dv": get("linear_value_head_dim"),
+        "K": get("linear_conv_kernel_dim"), "I": get("intermediate_size"),
+        "E": get("n_routed_experts", "num_experts", "num_local_experts"),
+        "Im": get("moe_intermediate_size", "intermediate_size"),
+        "Is": get("shared_expert_intermediate_size")
+        or get("n_shared_experts") * get("moe_intermediate_size"),
+    }
+
+
+def expected_shape(name, numbers):
+    """The shape of a tensor by its mcore name; None for the vision part. Raises on unknown names."""
+    if name.startswith(("visual.", "vision_")) or name.startswith("multi_modal_projector."):
+        return None
+    name = name.removeprefix("language_model.")
+    name = re.sub(r"^decoder\.layers\.\d+\.", "", name)
+    name = re.sub(r"^mtp\.layers\.\d+\.(transformer_layer|mtp_model_layer)\.", "", name)
+    name = re.sub(r"^mtp\.layers\.\d+\.", "mtp.", name)
+    found = [shape for pattern, shape in TABLE if re.fullmatch(pattern, name)]
+    assert len(found) == 1, (name, found)
+    exact = [eval(part.replace("/", "//"), {}, numbers) for part in found[0].split(",")]  # own table
+    check = [eval(part, {}, numbers) for part in found[0].split(",")]
+    assert exact == check, (name, found[0], check)
+    return tuple(exact)

@@ -1,0 +1,296 @@
+"""What each Megatron rank holds of an HF checkpoint: mcore_shards(config, parallel, hf).
+
+Each mcore tensor is one expression over HF tensors and the row formulas of rows.py. Beside the copies
+that count, ranks hold what Megatron really has there and an export must leave alone: padding rows
+(values.PAD), and duplicates of embedding and head, given stale values here.
+"""
+
+import functools
+
+import numpy as np
+
+from .model import DENSE, FULL, GDN, MLA, VISION_PREFIX, Model
+from .parallel import Placement, padded_vocab
+from .rows import chunk_rows, component_rows, glu_rows, qkv_rows, qwen3_next_gdn_rows
+from .values import PAD, mcore_out_norm, stale
+
+
+def mcore_shards(config, parallel, hf):
+    """(rank, vpp chunk) -> {mcore's name within the chunk: array}, for every rank of the world.
+
+    hf holds the whole HF checkpoint, bf16 as uint16 and F32 as uint32. Ranks that hold the same
+    share the array, so treat them as read-only.
+    """
+    model = Model(config)
+    place, build = Placement(model, parallel), _Builder(model, parallel, hf)
+    out = {}
+    for rank in range(parallel.world):
+        t, _, _, p = parallel.dense_coordinates(rank)
+        et, e, _, same_p = parallel.expert_coordinates(rank)
+        assert p == same_p
+        for v in range(parallel.vpp):
+            tensors = {}
+            for local, layer in enumerate(place.layers[p, v]):
+                for name, array in build.layer(layer, t, et, e).items():
+                    tensors[f"decoder.layers.{local}.{name}"] = array
+            tensors |= _ends(model, place, build, (p, v), t)
+            if (p, v) == place.mtp:
+                tensors |= _mtp(model, parallel, build, t, et, e)
+            tensors = {model.mcore_prefix + name: array for name, array in tensors.items()}
+            if (p, v) == place.embedding:
+                tensors |= build.vision()
+            out[rank, v] = tensors
+    return out
+
+
+def _ends(model, place, build, chunk, t):
+    """Embedding, final norm and head of a chunk."""
+    out, embedding, head = {}, "embedding.word_embeddings.weight", "output_layer.weight"
+    if chunk == place.embedding:
+        out[embedding] = build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t)
+    elif chunk == place.mtp:
+        out[embedding] = stale(build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t))
+    if chunk == place.final_norm:
+        out["decoder.final_layernorm.weight"] = build.hf[f"{model.hf_prefix}norm.weight"]
+    if not model.tied:
+        if chunk == place.loss:
+            out[head] = build.vocabulary("lm_head.weight", t)
+    elif chunk in (place.loss, place.mtp) and chunk != place.embedding:
+        out[head] = stale(build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t))
+    return out
+
+
+def _mtp(model, parallel, build, t, et, e):
+    out = {}
+    for k in range(model.mtp_layers):
+        prefix, layer = f"mtp.layers.{k}.", model.layers + k
+        own = model.hf_layer(layer)
+        if model.qwen_mtp:
+            names = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+        else:
+            names = (own + "enorm", own + "hnorm", own + "eh_proj", own + "shared_head.norm")
+        enorm, hnorm, eh_proj, norm = (build.hf[name + ".weight"] for name in names)
+        out[prefix + "enorm.weight"], out[prefix + "hnorm.weight"] = enorm, hnorm
+        # Columns: both worlds have the embedding's first, then the hidden state's.
+        out[prefix + "eh_proj.weight"] = build.split_rows(eh_proj, t)
+        out[prefix + "final_layernorm.weight"] = norm
+        for name, array in build.layer(layer, t, et, e).items():
+            out[f"{prefix}{parallel.mtp_inner}.{name}"] = array
+    return out
+
+
+class _Builder:
+    def __init__(self, model, parallel, hf):
+        self.m, self.x, self.hf = model, parallel, hf
+        # Ranks differ only in these numbers, so each is worked out once.
+        self._dense_part = functools.lru_cache(None)(self._dense_part)
+        self._expert_part = functools.lru_cache(None)(self._expert_part)
+        self.vocabulary = functools.lru_cache(None)(self.vocabulary)
+
+    def split_rows(self, array, t):
+        return array[chunk_rows(array.shape[0], self.x.tp, t)]
+
+    def split_columns(self, array, t):
+        return array[:, chunk_rows(array.shape[1], self.x.tp, t)]
+
+    def vocabulary(self, name, t):
+        """Rank t's rows of the padded vocabulary."""
+        full = self.hf[name]
+        rows = chunk_rows(padded_vocab(full.shape[0], self.x), self.x.tp, t)
+        out = np.full((len(rows), full.shape[1]), PAD[full.dtype], full.dtype)
+        out[rows < full.shape[0]] = full[rows[rows < full.shape[0]]]
+        return out
+
+    def vision(self):
+        return {mcore + name[len(hf):]: array for name, array in self.hf.items()
+                for hf, mcore in VISION_PREFIX.get(self.m.model_type, {}).items()
+                if name.startswith(hf)}
+
+    def layer(self, layer, t, et, e):
+        return {**self._dense_part(layer, t), **self._expert_part(layer, et, e)}
+
+    # Everything of a layer but its routed experts: depends on the TP rank alone.
+
+    def _dense_part(self, layer, t):
+        m, prefix = self.m, self.m.hf_layer(layer)
+        kind = m.attention(layer)
+        attention = {FULL: self._full_attention, MLA: self._mla, GDN: self._gdn}[kind](prefix, t)
+        out = {f"self_attention.{name}": array for name, array in attention.items()}
+        for name, norm in self._norms(layer, kind).items():
+            out[name] = self.hf[f"{prefix}{norm}.weight"]
+        if m.mlp(layer) == DENSE:
+            out |= self._dense_mlp(f"{prefix}mlp.", t)
+        else:
+            out |= self._router_and_shared(f"{prefix}{m.moe_name}.", t)
+        return out
+
+    def _norms(self, layer, kind):
+        """mcore's name -> HF's name of the norms over the hidden size."""
+        m, x, te = self.m, self.x, self.x.spec == "te"
+        before_attention = "input_layernorm.weight"
+        if te and kind == FULL:
+            before_attention = "self_attention.linear_qkv.layer_norm_weight"
+        elif te and kind == GDN:
+            before_attention = "self_attention.in_proj.layer_norm_weight"
+        elif kind == MLA and x.mla_down_fusion and x.mla_fusion_sharded:
+            before_attention = "self_attention.linear_qkv_down_proj.layer_norm_weight"
+        before_mlp = "pre_mlp_layernorm.weight"
+        if te and m.mlp(layer) == DENSE:
+            before_mlp = "mlp.linear_fc1.layer_norm_weight"
+        out = {before_attention: "input_layernorm", before_mlp: "post_attention_layernorm"}
+        if m.gemma_norms:
+            out[before_mlp] = "pre_feedforward_layernorm"
+            if x.gemma_norms == "linear":
+                after = ("self_attention.linear_proj.post_layernorm", "mlp.linear_fc2.post_layernorm")
+            else:
+                after = ("post_attention_layernorm", "post_feedforward_layernorm")
+            out[after[0] + ".weight"] = "post_attention_layernorm"
+            out[after[1] + ".weight"] = "post_feedforward_layernorm"
+        if m.glm4_norms:
+            out["post_self_attn_layernorm.weight"] = "post_self_attn_layernorm"
+            out["post_mlp_layernorm.weight"] = "post_mlp_layernorm"
+        return out
+
+    def _full_attention(self, prefix, t):
+        m, hf, out = self.m, self.hf, {}
+        rows = qkv_rows(m.heads, m.groups, m.head_dim, m.gated_attention)
+        # Equal parts of the full fused rows, even where a part ends inside a group or a head.
+        mine = rows[chunk_rows(len(rows), self.x.tp, t)]
+        own = prefix + "self_attn."
+        for kind in ("weight", "bias") if m.qkv_bias else ("weight",):
+            stacked = np.concatenate([hf[f"{own}{name}_proj.{kind}"] for name in "qkv"])
+            assert len(stacked) == len(rows)
+            out[f"linear_qkv.{kind}"] = stacked[mine]
+        out["linear_proj.weight"] = self.split_columns(hf[own + "o_proj.weight"], t)
+        if m.o_bias:
+            out["linear_proj.bias"] = hf[own + "o_proj.bias"]
+        if m.qk_norm:
+            out["q_layernorm.weight"] = hf[own + "q_norm.weight"]
+            out["k_layernorm.weight"] = hf[own + "k_norm.weight"]
+        if m.sinks:
+            out["core_attention.softmax_offset"] = self.split_rows(hf[own + "sinks"], t)
+        return out
+
+    def _mla(self, prefix, t):
+        m, x, own = self.m, self.x, prefix + "self_attn."
+        hf = lambda name: self.hf[f"{own}{name}.weight"]
+        down = (lambda a: self.split_rows(a, t)) if x.spec == "local" else (lambda a: a)
+        norm = "{}_layernorm.weight" if x.spec == "local" else "linear_{}_up_proj.layer_norm_weight"
+        out = {}
+        if m.q_lora is None:
+            out["linear_q_proj.weight"] = self.split_rows(hf("q_proj"), t)
+        else:
+            out["linear_q_up_proj.weight"] = self.split_rows(hf("q_b_proj"), t)
+            out[norm.format("q")] = hf("q_a_layernorm")
+        out["linear_kv_up_proj.weight"] = self.split_rows(hf("kv_b_proj"), t)
+        out[norm.format("kv")] = hf("kv_a_layernorm")
+        if x.mla_down_fusion:
+            both = np.concatenate([hf("q_a_proj"), hf("kv_a_proj_with_mqa")])
+            if x.mla_fusion_sharded:
+                both = both[component_rows([m.q_lora, m.kv_lora + m.rope], x.tp, t)]
+            out["linear_qkv_down_proj.weight"] = both
+        else:
+            out["linear_kv_down_proj.weight"] = down(hf("kv_a_proj_with_mqa"))
+            if m.q_lora is not None:
+                out["linear_q_down_proj.weight"] = down(hf("q_a_proj"))
+        out["linear_proj.weight"] = self.split_columns(hf("o_proj"), t)
+        return out
+
+    def _gdn(self, prefix, t):
+        m, T, own = self.m, self.x.tp, prefix + "linear_attn."
+        hf = lambda name: self.hf[own + name]
+        keys, values = m.gdn_k_heads * m.gdn_k_dim, m.gdn_v_heads * m.gdn_v_dim
+        if m.kind == "qwen3_next":
+            stacked = np.concatenate([hf("in_proj_qkvz.weight"), hf("in_proj_ba.weight")])
+            by_component = stacked[qwen3_next_gdn_rows(m.gdn_k_heads, m.gdn_v_heads, m.gdn_k_dim,
+                                                       m.gdn_v_dim)]
+        else:
+            by_component = np.concatenate([hf(f"in_proj_{part}.weight") for part in ("qkv", "z", "b", "a")])
+        sizes = [keys, keys, values, values, m.gdn_v_heads, m.gdn_v_heads]  # q, k, v, z, b, a
+        return {
+            "in_proj.weight": by_component[component_rows(sizes, T, t)],
+            "conv1d.weight": hf("conv1d.weight")[component_rows(sizes[:3], T, t)],
+            "A_log": self.split_rows(_in_bf16(hf("A_log")), t),
+            "dt_bias": self.split_rows(_in_bf16(hf("dt_bias")), t),
+            "out_norm.weight": mcore_out_norm(hf("norm.weight")),
+            "out_proj.weight": self.split_columns(hf("out_proj.weight"), t),
+        }
+
+    def _dense_mlp(self, own, t):
+        m, hf, out = self.m, self.hf, {}
+        rows = glu_rows(m.ffn, self.x.tp, t)
+        if m.fused_dense_gate_up:
+            out["mlp.linear_fc1.weight"] = hf[own + "gate_up_proj.weight"][rows]
+        else:
+            for kind in ("weight", "bias") if m.mlp_bias else ("weight",):
+                stacked = np.concatenate([hf[f"{own}gate_proj.{kind}"], hf[f"{own}up_proj.{kind}"]])
+                out[f"mlp.linear_fc1.{kind}"] = stacked[rows]
+        out["mlp.linear_fc2.weight"] = self.split_columns(hf[own + "down_proj.weight"], t)
+        if m.mlp_bias:
+            out["mlp.linear_fc2.bias"] = hf[own + "down_proj.bias"]
+        return out
+
+    def _router_and_shared(self, own, t):
+        m, hf = self.m, self.hf
+        router = own + ("router" if m.kind == "gpt_oss" else "gate")
+        out = {"mlp.router.weight": hf[router + ".weight"]}  # all experts' rows on every rank
+        if m.kind == "gpt_oss":
+            out["mlp.router.bias"] = hf[router + ".bias"]
+        if m.correction_bias:
+            out["mlp.router.expert_bias"] = hf[router + ".e_score_correction_bias"]
+        if m.shared_ffn:
+            shared = f"{own}{m.shared_name}."
+            stacked = np.concatenate([hf[shared + "gate_proj.weight"], hf[shared + "up_proj.weight"]])
+            rows = glu_rows(m.shared_ffn, self.x.tp, t, self.x.shared_glu_interleave)
+            out["mlp.shared_experts.linear_fc1.weight"] = stacked[rows]
+            out["mlp.shared_experts.linear_fc2.weight"] = self.split_columns(
+                hf[shared + "down_proj.weight"], t)
+            if m.shared_gate:
+                out["mlp.shared_experts.gate_weight"] = hf[own + "shared_expert_gate.weight"]
+        return out
+
+    # The routed experts of a layer: depend on the expert grid alone.
+
+    def _expert_part(self, layer, et, ep):
+        m, x, out = self.m, self.x, {}
+        if m.mlp(layer) == DENSE:
+            return out
+        own = f"{m.hf_layer(layer)}{m.moe_name}.experts."
+        count = m.experts // x.ep
+        rows = glu_rows(m.expert_ffn, x.etp, et, x.glu_interleave)
+        columns = chunk_rows(m.expert_ffn, x.etp, et)
+        for i in range(count):
+            gate_up, down, gate_up_bias, down_bias = self._expert(own, ep * count + i)
+            if x.experts == "grouped":
+                name = f"mlp.experts.linear_{{}}.{{}}{i}"
+            else:
+                name = f"mlp.experts.local_experts.{i}.linear_{{}}.{{}}"
+            out[name.format("fc1", "weight")] = gate_up[rows]
+            out[name.format("fc2", "weight")] = down[:, columns]
+            if gate_up_bias is not None:
+                out[name.format("fc1", "bias")] = gate_up_bias[rows]
+                out[name.format("fc2", "bias")] = down_bias
+        return out
+
+    def _expert(self, own, e):
+        """One expert as ([gate; up] [2Im, H], down [H, Im], their biases or None)."""
+        hf, m = self.hf, self.m
+        if own + "gate_up_proj" not in hf:
+            mixtral = m.moe_name == "block_sparse_moe"
+            gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+            parts = [hf[f"{own}{e}.{name}.weight"] for name in (gate, up, down)]
+            return np.concatenate(parts[:2]), parts[2], None, None
+        gate_up, down = hf[own + "gate_up_proj"][e], hf[own + "down_proj"][e]
+        if m.kind == "gpt_oss":
+            # Column 2j is gate j, column 2j+1 is up j; HF has [in, out].
+            turns = np.concatenate([np.arange(0, 2 * m.expert_ffn, 2), np.arange(1, 2 * m.expert_ffn, 2)])
+            return (gate_up[:, turns].T, down.T, hf[own + "gate_up_proj_bias"][e][turns],
+                    hf[own + "down_proj_bias"][e])
+        if m.model_type == "qwen3_vl_moe":
+            return gate_up.T, down.T, None, None
+        return gate_up, down, None, None  # Qwen3.5: as mcore has it
+
+
+def _in_bf16(array):
+    """The bf16 parameter that HF keeps as F32."""
+    return (array >> 16).astype(np.uint16) if array.dtype == np.uint32 else array

@@ -1,0 +1,13 @@
+"""Runs a script again with the Python that has the trainer's packages, where the own one lacks them."""
+
+import os
+import sys
+
+
+def again_or_skip(error):
+    """Call when an import failed: replaces this process with DELTAWIRE_TRAINER_PYTHON, or skips."""
+    other = os.environ.get("DELTAWIRE_TRAINER_PYTHON")
+    if other and not os.environ.get("DELTAWIRE_TRAINER_TRIED"):
+        os.execve(other, [other, "-B", *sys.argv], {**os.environ, "DELTAWIRE_TRAINER_TRIED": "1"})
+    print(f"SKIPPED: {error}")
+    sys.exit(0)
