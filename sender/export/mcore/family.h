@@ -92,7 +92,7 @@ struct Passthrough {
 };
 
 /// An HF tensor that some checkpoints hold beside another as its copy; it is written where the
-/// checkpoint has it.
+/// checkpoint has it. One that names a layer, {l}, stands in every MTP layer.
 struct Copy {
   std::string of, hf;  ///< HF names as parts spell them
   std::string when = "1";

@@ -80,7 +80,7 @@ Status AddCopies(Family& family) {
   for (const Copy& copy : family.copies) {
     const size_t before = added.size();
     for (const Param& param : family.params) {
-      if (param.parts.size() != 1 || param.parts[0].hf != copy.of) continue;
+      if (param.drop || param.parts.size() != 1 || param.parts[0].hf != copy.of) continue;
       added.push_back(param);
       added.back().when = fmt::format("({}) && ({})", param.when, copy.when);
       added.back().parts[0].hf = copy.hf;

@@ -156,7 +156,14 @@ class Planner {
       scope_.SetLayer(0);
       for (const Param& param : family_.params) {
         if (param.scope != scope) continue;
-        DW_RETURN_IF_ERROR(AddIf(param, {c, 0, 0, false}, 0, /*held=*/!(chunks_[c].*member)));
+        // A copy that names a layer stands in every MTP layer.
+        const bool in_mtp =
+            !param.parts.empty() && param.parts[0].hf.find("{l}") != std::string::npos;
+        const uint32_t begin = in_mtp ? layers_ : 0;
+        const uint32_t end = in_mtp ? layers_ + mtp_layers_ + left_mtp_layers_ : 1;
+        for (uint32_t l = begin; l < end; ++l) {
+          DW_RETURN_IF_ERROR(AddIf(param, {c, l, 0, false}, 0, /*held=*/!(chunks_[c].*member)));
+        }
       }
     }
     return absl::OkStatus();
