@@ -55,9 +55,10 @@ class GpuBuffer {
 /// Copies between host and device memory, in any direction; done when it returns.
 GpuStatus GpuCopy(MutableBytes to, Bytes from);
 
-/// Runs the copies, each as Backend::place, between two pieces of device memory; done when it
+/// Runs the copies, each as Backend::place_convert, between two pieces of device memory; done when it
 /// returns. REQUIRES: no byte is written twice, none written is read.
-GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes dst);
+GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes dst,
+                   const Convert& convert = {});
 
 /// Pins host memory, so that copies run at the link's full rate and beside the kernels.
 class GpuPin {

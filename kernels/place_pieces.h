@@ -8,6 +8,10 @@
 
 namespace deltawire::kernels {
 
+/// A copy of so many destination bytes or more goes past the cache: whoever reads it next finds it
+/// in memory. Pieces of what as a whole is larger than the cache should not be smaller.
+inline constexpr size_t kStreamBytes = size_t{512} << 10;
+
 /// The pieces of one copy. They differ by at most one step of the dimension that is cut.
 class CopyPieces {
  public:

@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/payload.h"
 #include "kernels/cpu/place.h"
+#include "kernels/cpu/place_nest.h"
 #include "kernels/cpu/validate.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -18,6 +19,7 @@
 #include "kernels/cpu/digest-inl.h"
 #include "kernels/cpu/fold-inl.h"
 #include "kernels/cpu/pack-inl.h"
+#include "kernels/cpu/place-inl.h"
 #include "kernels/cpu/sparse_reader-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -205,8 +207,8 @@ const Backend* Table() {
       .negate = Negate,
       .tight_encode = EncodeTight,
       .tight_decode = DecodeTight,
-      .place = PlaceFast,
-      .place_convert = PlaceConvertNaive,
+      .place = Place,
+      .place_convert = PlaceConvert,
   };
   return &kTable;
 }

@@ -1,4 +1,4 @@
-// Strided copies: a naive loop nest, and one that merges dimensions and copies short runs by type.
+// The oracle of strided copies: a loop nest in the copy's own order, and the scalar conversions.
 // Own nothing, allocate nothing; thread-safe. Source and destination must not overlap.
 #pragma once
 
@@ -9,6 +9,5 @@ namespace deltawire::kernels {
 void PlaceNaive(const StridedCopy& copy, Bytes src, MutableBytes dst);
 void PlaceConvertNaive(const StridedCopy& copy, const Convert& convert, Bytes src,
                        MutableBytes dst);
-void PlaceFast(const StridedCopy& copy, Bytes src, MutableBytes dst);
 
 }  // namespace deltawire::kernels

@@ -68,13 +68,14 @@ GpuStatus GpuCopy(MutableBytes to, Bytes from) {
   return Check(cudaDeviceSynchronize(), "a copy");
 }
 
-GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes dst) {
+GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes dst,
+                   const Convert& convert) {
   const auto* from = reinterpret_cast<const uint8_t*>(src.data());
   auto* to = reinterpret_cast<uint8_t*>(dst.data());
   for (const StridedCopy& copy : copies) {
-    gpu::LaunchPlace(
-        gpu::PlanPlace(copy, reinterpret_cast<uintptr_t>(from), reinterpret_cast<uintptr_t>(to)),
-        from, to, nullptr);
+    gpu::LaunchPlace(gpu::PlanPlace(copy, convert, reinterpret_cast<uintptr_t>(from),
+                                    reinterpret_cast<uintptr_t>(to)),
+                     from, to, nullptr);
     DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting a strided copy"));
   }
   return Check(cudaDeviceSynchronize(), "a strided copy");

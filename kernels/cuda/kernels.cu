@@ -259,6 +259,15 @@ __global__ void __launch_bounds__(kPlaceThreads)
   }
 }
 
+__global__ void __launch_bounds__(kPlaceThreads)
+    ConvertKernel(PlacePlan plan, const uint8_t* src, uint8_t* dst) {
+  const uint64_t threads = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < plan.units; i += threads) {
+    const PlaceStep step = PlaceUnit(plan, i);
+    ConvertUnit(plan, src + step.src, dst + step.dst);
+  }
+}
+
 }  // namespace
 
 void LaunchEncode(const EncodeBatch& batch, cudaStream_t stream) {
@@ -286,6 +295,10 @@ void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaSt
   constexpr uint64_t kMostBlocks = 1 << 16;
   const auto blocks =
       static_cast<uint32_t>(Least((plan.units + kPlaceThreads - 1) / kPlaceThreads, kMostBlocks));
+  if (plan.from != Number::kNone) {
+    ConvertKernel<<<blocks, kPlaceThreads, 0, stream>>>(plan, src, dst);
+    return;
+  }
   switch (plan.unit) {
     case 16:
       PlaceKernel<uint4><<<blocks, kPlaceThreads, 0, stream>>>(plan, src, dst);

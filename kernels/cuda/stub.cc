@@ -14,7 +14,9 @@ GpuStatus FindGpu(int, GpuInfo*) { return NotBuilt(); }
 GpuStatus GpuBuffer::Create(size_t, std::unique_ptr<GpuBuffer>*) { return NotBuilt(); }
 GpuBuffer::~GpuBuffer() = default;
 GpuStatus GpuCopy(MutableBytes, Bytes) { return NotBuilt(); }
-GpuStatus GpuPlace(std::span<const StridedCopy>, Bytes, MutableBytes) { return NotBuilt(); }
+GpuStatus GpuPlace(std::span<const StridedCopy>, Bytes, MutableBytes, const Convert&) {
+  return NotBuilt();
+}
 GpuStatus GpuPin::Create(Bytes, std::unique_ptr<GpuPin>*) { return NotBuilt(); }
 GpuPin::~GpuPin() { (void)memory_; }
 

@@ -33,10 +33,10 @@ struct Step {
 
 enum class Direction : uint8_t { kToHf, kFromHf };
 
-/// The steps of one shard. Errors: kInvalidArgument where the trainer's elements hold more than
-/// HF's.
+/// The steps of one shard, or of some of its rows, whose bytes then begin at the source's first.
+/// Errors: kInvalidArgument where the trainer's elements hold more than HF's.
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
-                                    Split split, Direction direction);
+                                    Split split, Direction direction, RowRange only = {});
 
 /// A live parameter and what the plan wants of it.
 struct Match {

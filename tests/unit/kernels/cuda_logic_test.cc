@@ -190,7 +190,7 @@ TEST_CASE("CUDA place units cover what the oracle copies") {
     Buffer placed(static_cast<size_t>(dst));
     from.Fill(random);
     Scalar().place(copy, from, wanted);
-    const gpu::PlacePlan plan = gpu::PlanPlace(copy, 0, 0);
+    const gpu::PlacePlan plan = gpu::PlanPlace(copy, {}, 0, 0);
     CAPTURE(round, copy.run_bytes, copy.dims, plan.unit);
     for (uint64_t i = 0; i < plan.units; ++i) {
       const gpu::PlaceStep step = gpu::PlaceUnit(plan, i);
@@ -202,16 +202,55 @@ TEST_CASE("CUDA place units cover what the oracle copies") {
   }
 }
 
+TEST_CASE("CUDA conversions give the oracle's bytes aligned or not") {
+  const uint64_t seed = 10;
+  CAPTURE(seed);
+  Random random(seed);
+  static constexpr Element kNumbers[] = {Element::kBF16, Element::kF16, Element::kF32};
+  for (int round = 0; round < 270; ++round) {
+    const Convert convert{kNumbers[round % 3], kNumbers[round / 3 % 3],
+                          static_cast<int8_t>(round / 9 % 3 - 1)};
+    if (convert.moves_only()) continue;
+    const auto from = static_cast<int64_t>(WidthOf(convert.from));
+    const auto to = static_cast<int64_t>(WidthOf(convert.to));
+    // Rows that the destination holds in the reverse order, with gaps that are no whole elements.
+    const auto elements = static_cast<int64_t>(1 + random.Below(300));
+    const auto gap = static_cast<int64_t>(random.Below(4));
+    constexpr int64_t kRows = 17;
+    StridedCopy copy;
+    copy.run_bytes = static_cast<size_t>(elements * to);
+    copy.dims = 1;
+    copy.counts[0] = kRows;
+    copy.src_strides[0] = elements * from + gap;
+    copy.dst_strides[0] = -(elements * to + gap);
+    copy.dst_offset = -(kRows - 1) * copy.dst_strides[0];
+    Buffer src(static_cast<size_t>(kRows * copy.src_strides[0]));
+    Buffer wanted(static_cast<size_t>(-kRows * copy.dst_strides[0])), got(wanted.size());
+    src.Fill(random);
+    Scalar().place_convert(copy, convert, src, wanted);
+    const auto address = [](const Buffer& b) { return reinterpret_cast<uintptr_t>(b.data()); };
+    const gpu::PlacePlan plan = gpu::PlanPlace(copy, convert, address(src), address(got));
+    CAPTURE(round, plan.aligned);
+    REQUIRE(plan.units == static_cast<uint64_t>(kRows * elements));
+    for (uint64_t i = 0; i < plan.units; ++i) {
+      const gpu::PlaceStep step = gpu::PlaceUnit(plan, i);
+      gpu::ConvertUnit(plan, reinterpret_cast<const uint8_t*>(src.data()) + step.src,
+                       reinterpret_cast<uint8_t*>(got.data()) + step.dst);
+    }
+    REQUIRE(Equal(got, wanted));
+  }
+}
+
 TEST_CASE("CUDA place of nothing has no units") {
   StridedCopy copy;
   copy.run_bytes = 16;
   copy.dims = 1;
-  CHECK(gpu::PlanPlace(copy, 0, 0).units == 0);
+  CHECK(gpu::PlanPlace(copy, {}, 0, 0).units == 0);
   copy.counts[0] = 3;
   copy.src_strides[0] = copy.dst_strides[0] = 16;
-  CHECK(gpu::PlanPlace(copy, 0, 0).units == 3);
-  CHECK(gpu::PlanPlace(copy, 8, 0).unit == 8);
-  CHECK(gpu::PlanPlace(copy, 8, 0).units == 6);
+  CHECK(gpu::PlanPlace(copy, {}, 0, 0).units == 3);
+  CHECK(gpu::PlanPlace(copy, {}, 8, 0).unit == 8);
+  CHECK(gpu::PlanPlace(copy, {}, 8, 0).units == 6);
 }
 
 }  // namespace

@@ -189,7 +189,11 @@ void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaSt
   Of(stream).work.push_back([=] {
     for (uint64_t i = 0; i < plan.units; ++i) {
       const PlaceStep step = PlaceUnit(plan, i);
-      std::memcpy(dst + step.dst, src + step.src, plan.unit);
+      if (plan.from == Number::kNone) {
+        std::memcpy(dst + step.dst, src + step.src, plan.unit);
+      } else {
+        ConvertUnit(plan, src + step.src, dst + step.dst);
+      }
     }
   });
 }

@@ -204,6 +204,40 @@ TEST_CASE("GPU strided copies give the oracle's bytes") {
   }
 }
 
+TEST_CASE("GPU conversions give the oracle's bytes") {
+  if (NoDevice()) return;
+  const uint64_t seed = 39;
+  CAPTURE(seed);
+  Random random(seed);
+  static constexpr Element kNumbers[] = {Element::kBF16, Element::kF16, Element::kF32};
+  for (int round = 0; round < 54; ++round) {
+    const Convert convert{kNumbers[round % 3], kNumbers[round / 3 % 3],
+                          static_cast<int8_t>(round / 9 % 3 - 1)};
+    // A transposition, from an odd address every other time.
+    constexpr int64_t kRows = 70, kColumns = 129;
+    const auto from = static_cast<int64_t>(WidthOf(convert.from));
+    const auto to = static_cast<int64_t>(WidthOf(convert.to));
+    StridedCopy copy;
+    copy.src_offset = round % 2;
+    copy.run_bytes = static_cast<size_t>(to);
+    copy.dims = 2;
+    copy.counts[0] = kRows, copy.src_strides[0] = from, copy.dst_strides[0] = kColumns * to;
+    copy.counts[1] = kColumns, copy.src_strides[1] = kRows * from, copy.dst_strides[1] = to;
+    Buffer src(static_cast<size_t>(kRows * kColumns * from + 1));
+    Buffer wanted(static_cast<size_t>(kRows * kColumns * to)), placed(wanted.size());
+    src.Fill(random);
+    Scalar().place_convert(copy, convert, src, wanted);
+    std::unique_ptr<GpuBuffer> device_src, device_dst;
+    RequireOk(GpuBuffer::Create(src.size(), &device_src));
+    RequireOk(GpuBuffer::Create(wanted.size(), &device_dst));
+    RequireOk(GpuCopy(device_src->bytes(), src));
+    RequireOk(GpuPlace({&copy, 1}, device_src->bytes(), device_dst->bytes(), convert));
+    RequireOk(GpuCopy(placed, device_dst->bytes()));
+    CAPTURE(round);
+    REQUIRE(Equal(placed, wanted));
+  }
+}
+
 TEST_CASE("GPU calls that make no sense are refused") {
   if (NoDevice()) return;
   Random random(38);

@@ -14,10 +14,12 @@ THIRD_PARTY = {
     "catch2": ("catch2/",),
     "cli11": ("CLI/",),
     "fmt": ("fmt/", "spdlog/fmt/"),
+    "gloo": ("gloo/",),
     "grpc": ("grpc/", "grpcpp/", "grpc++/"),
     "hwy": ("hwy/",),
     "json": ("nlohmann/",),
     "muparser": ("muParser.h",),
+    "nccl": ("nccl.h",),
     "openssl": ("openssl/",),
     "prometheus": ("prometheus/",),
     "protobuf": ("google/protobuf/",),
@@ -55,7 +57,11 @@ ROOMS = {
     # Messages, and what every program shares of serving and translating them.
     "proto": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("grpc", "protobuf")),
     "sender": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
-    "sender/export": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
+    "sender/export": Room(
+        rooms=("common", "kernels", "proto"),
+        outside=DAEMON + ("cuda", "gloo", "nccl"),
+        never=("sender",),
+    ),
     # What is known of a trainer's layouts; pure but for reading files.
     "sender/export/mcore": Room(
         rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("json", "muparser", "tomlplusplus")

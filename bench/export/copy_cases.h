@@ -1,0 +1,25 @@
+// The kinds of copies that layout programs consist of, each as a few strided copies between two
+// buffers of about a given size. Pure values.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+
+namespace deltawire::bench {
+
+struct CopyCase {
+  std::string name;
+  std::vector<kernels::StridedCopy> copies;
+  kernels::Convert convert;
+  uint64_t src_bytes = 0;  ///< that the copies read
+  uint64_t dst_bytes = 0;  ///< that they write
+  uint64_t src_span = 0;   ///< the buffers' sizes
+  uint64_t dst_span = 0;
+};
+
+/// Every case, of about `bytes` of the destination.
+std::vector<CopyCase> CopyCases(uint64_t bytes);
+
+}  // namespace deltawire::bench

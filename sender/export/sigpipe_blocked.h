@@ -1,0 +1,41 @@
+// Keeps SIGPIPE from the process where a library writes to sockets without MSG_NOSIGNAL, as Gloo
+// does: the death of a peer would be the writer's. Owner: a scope. Threads: blocks the signal in
+// its own and in those that are started in the scope, for all their life. Cost: some system calls.
+#pragma once
+
+#include <signal.h>
+#include <time.h>
+
+#include <cerrno>
+
+namespace deltawire {
+
+class SigpipeBlocked {
+ public:
+  SigpipeBlocked() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    sigset_t pending;
+    sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGPIPE) == 1;
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  /// Takes a SIGPIPE that came meanwhile, and restores the thread's mask.
+  ~SigpipeBlocked() {
+    const timespec none{};
+    if (!was_pending_) {
+      while (sigtimedwait(&pipe_, nullptr, &none) == -1 && errno == EINTR) {
+      }
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SigpipeBlocked(const SigpipeBlocked&) = delete;
+  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
+
+ private:
+  sigset_t pipe_;
+  sigset_t before_;
+  bool was_pending_;
+};
+
+}  // namespace deltawire
