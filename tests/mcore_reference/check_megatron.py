@@ -49,13 +49,18 @@ from mcore_reference.model import GDN, MOE, Model  # noqa: E402
 from mcore_reference.parallel import Placement, layout_stages, padded_vocab  # noqa: E402
 from mcore_reference.te_stand_ins import instead_of_transformer_engine  # noqa: E402
 
-SEEDS, FIRST_SEED = 4, 0
+SEEDS, FIRST_SEED = 3, 0
 # Norms after attention and MLP are not mcore's own but added by those who train these models.
 NOT_BUILT = {"gemma2", "gemma3_text", "gemma3", "glm4"}
 
 
 def described(case):
     return f"family={case.family} seed={case.seed} {case.parallel} {case.config}"
+
+
+def divides_by_zero(x):
+    """A split that mcore's get_transformer_layer_offset fails on, though it is legal."""
+    return x.pp == 2 and x.vpp > 1 and x.first_stage_layers and x.last_stage_layers
 
 
 class Numbers(unittest.TestCase):
@@ -65,8 +70,8 @@ class Numbers(unittest.TestCase):
             for seed in range(FIRST_SEED, FIRST_SEED + 10 * SEEDS):
                 case = random_case(family, seed)
                 x, model = case.parallel, Model(case.config)
-                if x.pp == 1 or (x.pp == 2 and x.first_stage_layers and x.last_stage_layers and x.vpp > 1):
-                    continue  # the second: mcore divides by zero
+                if x.pp == 1 or divides_by_zero(x):
+                    continue
                 config = types.SimpleNamespace(
                     num_layers=model.layers, pipeline_model_parallel_size=x.pp,
                     virtual_pipeline_model_parallel_size=x.vpp if x.vpp > 1 else None,
@@ -124,7 +129,8 @@ def transformer_config(model, x):
         add_bias_linear=model.mlp_bias or model.kind == "gpt_oss", add_qkv_bias=model.qkv_bias,
         normalization="RMSNorm", bias_dropout_fusion=False, qk_layernorm=model.qk_norm or model.mla,
         tensor_model_parallel_size=x.tp, pipeline_model_parallel_size=x.pp,
-        virtual_pipeline_model_parallel_size=x.vpp if x.vpp > 1 else None, expert_model_parallel_size=x.ep, expert_tensor_parallel_size=x.etp,
+        virtual_pipeline_model_parallel_size=x.vpp if x.vpp > 1 else None,
+        expert_model_parallel_size=x.ep, expert_tensor_parallel_size=x.etp,
         num_layers_in_first_pipeline_stage=x.first_stage_layers or None,
         num_layers_in_last_pipeline_stage=x.last_stage_layers or None,
         account_for_embedding_in_pipeline_split=x.account_for_embedding,
@@ -259,7 +265,7 @@ class Models(unittest.TestCase):
             seed += 1
             x, m = case.parallel, Model(case.config)
             refused = m.kind == "gpt_oss" and x.etp > 1  # by mcore 0.16
-            newer = x.mla_down_fusion  # than mcore 0.16
+            newer = x.mla_down_fusion or divides_by_zero(x)  # than mcore 0.16, or too much for it
             last = m.layers - 1  # MTP blocks are made like it
             custom = m.mtp_layers and (m.attention(last), m.mlp(last)) != (
                 m.attention(m.layers), m.mlp(m.layers))
