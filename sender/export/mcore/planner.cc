@@ -72,7 +72,7 @@ class Planner {
     TensorView view;
     bool flat = false;
     bool packed = false;
-    std::vector<uint64_t> shape;  // where the family says it
+    std::optional<std::vector<uint64_t>> shape;  // where it is said
   };
 
   /// What HF names begin with: of several, the first that the checkpoint has layers under.
@@ -132,10 +132,6 @@ class Planner {
     if (!p.mtp) std::swap(mtp_layers_, left_mtp_layers_);
     if (layers_ == 0 || layers_ > 100'000) {
       return Errorf(StatusCode::kInvalidArgument, "config.json: {} layers", layers_);
-    }
-    if (experts_ > 0 && experts_ % p.ep != 0) {
-      return Errorf(StatusCode::kInvalidArgument, "{} experts cannot be cut into ep={}", experts_,
-                    p.ep);
     }
     const uint64_t unit = uint64_t{p.vocab_divisor} * p.tp;
     padded_vocab_ = p.padded_vocab != 0 ? p.padded_vocab : (vocab_ + unit - 1) / unit * unit;
@@ -218,6 +214,10 @@ class Planner {
   Status AddExperts(const Param& param, const Place& at) {
     DW_ASSIGN_OR_RETURN(const bool holds, Holds(param));
     if (!holds || experts_ == 0) return absl::OkStatus();
+    if (experts_ % plan_.parallel_.ep != 0) {
+      return Errorf(StatusCode::kInvalidArgument, "{} experts cannot be cut into ep={}", experts_,
+                    plan_.parallel_.ep);
+    }
     DW_ASSIGN_OR_RETURN(const Slot first, MakeSlot(param, at, 0, false));
     plan_.slots_.push_back(first);
     for (uint32_t e = 1; e < experts_; ++e) {
@@ -322,7 +322,7 @@ class Planner {
                     view,
                     cut.flat,
                     !param.packed.empty(),
-                    shape};
+                    param.shape.empty() ? std::nullopt : std::optional(shape)};
       // A pitch covers every run, so its rows are known; else they grow with the parts.
       tensor.view.pitch = row.pitch;
       tensor.view.rows = row.pitch != 0 ? runs * row.pitch : row.at + row.rows;
@@ -356,7 +356,7 @@ class Planner {
   }
 
   static std::vector<uint64_t> ShapeOf(const Tensor& t) {
-    if (!t.shape.empty()) return t.shape;
+    if (t.shape) return *t.shape;
     std::vector<uint64_t> shape;
     if (t.packed) shape.push_back(t.view.packed);
     if (t.flat) {

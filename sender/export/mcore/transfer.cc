@@ -85,6 +85,7 @@ std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
   const Slot& slot = plan.slots()[shard.slot];
   if (SameElements(shape, shard.shape)) return slot.cut.split;
   if (slot.other_split == slot.cut.split) return std::nullopt;
+  if (!CheckCut(plan.CutAs(slot, slot.other_split)).ok()) return std::nullopt;
   if (SameElements(shape, plan.LocalShape(slot, slot.other_split))) return slot.other_split;
   return std::nullopt;
 }
