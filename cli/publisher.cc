@@ -19,8 +19,8 @@ StatusOr<PublishedVersion> TryOnce(const PublishTarget& target, const Content& c
                                    uint64_t version, bool again, std::chrono::milliseconds timeout,
                                    ThreadPool& pool, Progress& progress) {
   TrainerClient client(target.socket, target.model, 0, 1, timeout);
-  DW_ASSIGN_OR_RETURN(const StateId published,
-                      client.Register(*content.layout, *content.side_files, target.replace));
+  DW_ASSIGN_OR_RETURN(const StateId published, client.Register(*content.layout, *content.side_files,
+                                                               {.replace = target.replace}));
   // The try before may have got through although its answer was lost.
   if (again && published.version == version) return client.WaitPublished(version);
   return WriteVersion(client, content, version, pool, progress);

@@ -28,6 +28,7 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool)
       model_options_{.delta_log_bytes = options.delta_log_bytes,
                      .scrub_bytes_per_s = options.scrub_bytes_per_s,
                      .grace = options.grace,
+                     .offload_timeout = options.offload_timeout,
                      .huge_pages = options.huge_pages,
                      .eager_diff = options.eager_diff,
                      .gpu = options.gpu},
@@ -82,7 +83,8 @@ Status Agent::RecoverModels() {
 
 StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
                                                  std::vector<TensorMeta> meta,
-                                                 std::vector<SideFile> side_files, bool replace) {
+                                                 std::vector<SideFile> side_files, bool replace,
+                                                 bool keep_side_files) {
   if (!ValidModelName(name)) {
     return Errorf(StatusCode::kInvalidArgument,
                   "model name \"{}\": use 1 to 128 of [A-Za-z0-9._-], not starting with a dot",
@@ -90,13 +92,15 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   }
   auto layout = Layout::Create(std::move(meta));
   if (!layout.ok()) return Annotate(layout.status(), fmt::format("model \"{}\"", name));
+  // Every rank of a trainer registers: the second finds what the first has made.
+  std::lock_guard one_at_a_time(register_mu_);
   std::shared_ptr<Model> old;
   {
     std::lock_guard lock(mu_);
     if (auto it = models_.find(name); it != models_.end()) old = it->second;
   }
   if (old != nullptr && old->layout().fingerprint() == layout->fingerprint()) {
-    DW_RETURN_IF_ERROR(old->SetSideFiles(std::move(side_files)));
+    if (!keep_side_files) DW_RETURN_IF_ERROR(old->SetSideFiles(std::move(side_files)));
     std::lock_guard lock(mu_);
     cv_.notify_all();
     return old;

@@ -75,7 +75,8 @@ class Agent : public net::PullSource {
   Status RecoverModels();
 
   StatusOr<std::shared_ptr<Model>> Register(const std::string& name, std::vector<TensorMeta> meta,
-                                            std::vector<SideFile> side_files, bool replace);
+                                            std::vector<SideFile> side_files, bool replace,
+                                            bool keep_side_files = false);
   StatusOr<std::shared_ptr<Model>> Find(const std::string& name) const;
   std::vector<std::shared_ptr<Model>> Models() const;
 
@@ -144,6 +145,7 @@ class Agent : public net::PullSource {
   ThreadPool& pool_;
   CoderRates coder_rates_;
 
+  std::mutex register_mu_;  // taken before mu_
   mutable std::mutex mu_;
   std::condition_variable cv_;
   bool stopping_ = false;

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -95,6 +96,7 @@ struct ModelOptions {
   uint64_t delta_log_bytes = uint64_t{2} << 30;
   uint64_t scrub_bytes_per_s = 0;
   std::chrono::milliseconds grace{250};
+  std::chrono::milliseconds offload_timeout{0};  ///< 0: none
   bool huge_pages = true;
   bool eager_diff = true;
   GpuUse gpu = GpuUse::kOff;
@@ -129,11 +131,21 @@ class Model {
 
   // Trainer.
   StatusOr<OffloadGrant> BeginOffload(uint64_t version, uint32_t rank, uint32_t world);
-  Status MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors);
+  /// kAborted unless that offload is under way and `rank` has begun it.
+  Status CheckAttendance(uint64_t lease, uint32_t rank) const;
+  /// Blocks until `rank` is ready (OK) or the offload is over (kAborted). When `gone` says so
+  /// before, the offload is abandoned.
+  Status Attend(uint64_t lease, uint32_t rank, const std::function<bool()>& gone);
+  Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
+  /// `sole`: the rank alone writes them, so that they may be diffed though others still write.
+  Status MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors, uint32_t rank,
+                     bool sole);
   /// True when this was the last rank and the publish has begun.
   StatusOr<bool> NotifyReady(const ReadyNotice& notice);
-  /// Waits in slices; gives up with kCancelled when `gone` says so.
-  StatusOr<VersionInfo> WaitPublished(uint64_t version, const std::function<bool()>& gone);
+  /// Waits in slices; gives up with kCancelled when `gone` says so, and with the reason when the
+  /// offload of `lease` (0: the last of `version`) was abandoned.
+  StatusOr<VersionInfo> WaitPublished(uint64_t version, uint64_t lease,
+                                      const std::function<bool()>& gone);
   StatusOr<VersionInfo> Rollback(uint64_t version);
 
   // Pulls.
@@ -167,8 +179,9 @@ class Model {
     std::set<uint32_t> begun;
     std::set<uint32_t> ready;
     std::vector<uint8_t> marks;  // per tensor: kWritten | kUnchanged
+    std::vector<uint32_t> sole;  // per tensor: 1 + the rank that alone writes it, or 0
     double waited = 0;
-    std::chrono::steady_clock::time_point granted;
+    std::chrono::steady_clock::time_point granted, deadline;
     std::shared_ptr<PublishJob> job;
   };
 
@@ -183,8 +196,17 @@ class Model {
   Status DrainInactive(std::unique_lock<std::mutex>& lock, double* waited);
   void StartJob();
   Status CheckComplete() const;
-  void AbandonOffload();
+  Status Mark(const ReadyNotice& notice);
+  void AbandonOffload(Status why);
+  /// Why an offload that is no longer under way ended; kAborted in general words when that is long
+  /// ago.
+  Status WhyOver(uint64_t lease) const;
+  std::string LateRanks() const;
+  bool Writing(uint64_t lease) const {
+    return phase_ == OffloadPhase::kWriting && offload_.lease == lease;
+  }
   void PublisherLoop();
+  void PublishOffload(std::unique_lock<std::mutex>& lock);
   void Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollback,
                double offload_seconds, int64_t ready_nanos, const std::vector<bool>& unchanged);
   void Install(StateId id, uint32_t half, VersionInfo info,
@@ -230,8 +252,11 @@ class Model {
   uint32_t readers_[2] = {0, 0};
   OffloadPhase phase_ = OffloadPhase::kIdle;
   Offload offload_;
-  uint64_t failed_version_ = 0;
-  Status failure_;
+  struct Failure {
+    uint64_t version = 0, lease = 0;
+    Status why;
+  };
+  std::deque<Failure> failures_;  // the newest at the back
   std::thread publisher_;
 };
 

@@ -16,6 +16,11 @@ constexpr uint8_t kUnchanged = 2;
 constexpr uint32_t kMaxWorld = 1 << 16;
 // A cut stream lets go as soon as its pending send returns; this only bounds a bug.
 constexpr std::chrono::seconds kCutTimeout{10};
+// How often a call looks whether its caller has gone.
+constexpr std::chrono::milliseconds kGoneSlice{50};
+constexpr size_t kFailuresKept = 16;
+constexpr size_t kMaxReason = 1024;
+constexpr size_t kNamed = 5;  // tensors or ranks that a message names
 
 using Clock = std::chrono::steady_clock;
 
@@ -49,13 +54,22 @@ StatusOr<OffloadGrant> Model::BeginOffload(uint64_t version, uint32_t rank, uint
   }
   const bool join = phase_ == OffloadPhase::kWriting && offload_.version == version &&
                     offload_.world == world && !offload_.begun.contains(rank);
+  if (phase_ == OffloadPhase::kWriting && version < offload_.version && offload_.world == world &&
+      !offload_.begun.contains(rank)) {
+    // A rank that comes late must not end what the others have gone on to.
+    return Errorf(
+        StatusCode::kAborted,
+        "model \"{}\": version {} was given up, and other ranks have begun version {}; go "
+        "on with that one",
+        name_, version, offload_.version);
+  }
   if (!join) {
     if (phase_ == OffloadPhase::kWriting) {
-      spdlog::warn(
-          "model {}: offload of version {} abandoned with {} of {} ranks ready: rank {} "
-          "begins version {}",
-          name_, offload_.version, offload_.ready.size(), offload_.world, rank, version);
-      AbandonOffload();
+      AbandonOffload(Errorf(StatusCode::kAborted,
+                            "model \"{}\": the offload of version {} was abandoned with {} of {} "
+                            "ranks ready, because rank {} began version {}",
+                            name_, offload_.version, offload_.ready.size(), offload_.world, rank,
+                            version));
     }
     phase_ = OffloadPhase::kDraining;
     double waited = 0;
@@ -70,8 +84,12 @@ StatusOr<OffloadGrant> Model::BeginOffload(uint64_t version, uint32_t rank, uint
     offload_.lease = next_lease_++;
     offload_.world = world;
     offload_.marks.resize(layout_.size());
+    offload_.sole.resize(layout_.size());
     offload_.waited = waited;
     offload_.granted = Clock::now();
+    offload_.deadline = options_.offload_timeout.count() == 0
+                            ? Clock::time_point::max()
+                            : offload_.granted + options_.offload_timeout;
     state_.BeginWrite(InactiveHalf());
     StartJob();
     phase_ = OffloadPhase::kWriting;
@@ -122,10 +140,10 @@ void Model::StartJob() {
   offload_.job = std::make_shared<PublishJob>(in);
 }
 
-void Model::AbandonOffload() {
-  failed_version_ = offload_.version;
-  failure_ = Errorf(StatusCode::kAborted, "model \"{}\": the offload of version {} was abandoned",
-                    name_, offload_.version);
+void Model::AbandonOffload(Status why) {
+  spdlog::warn("{}", MessageOf(why));
+  failures_.push_back({offload_.version, offload_.lease, std::move(why)});
+  if (failures_.size() > kFailuresKept) failures_.pop_front();
   // Early tasks only read the half; they end within a chunk.
   offload_.job->Cancel();
   offload_ = {};
@@ -133,7 +151,71 @@ void Model::AbandonOffload() {
   cv_.notify_all();
 }
 
-Status Model::MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors) {
+Status Model::WhyOver(uint64_t lease) const {
+  for (const Failure& f : failures_) {
+    if (f.lease == lease) return f.why;
+  }
+  return Errorf(StatusCode::kAborted,
+                "model \"{}\": that offload is not under way (it was abandoned, or published); "
+                "begin a new one",
+                name_);
+}
+
+std::string Model::LateRanks() const {
+  std::string text;
+  size_t late = 0;
+  for (uint32_t rank = 0; rank < offload_.world; ++rank) {
+    if (offload_.ready.contains(rank) || late++ >= kNamed) continue;
+    text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
+                        offload_.begun.contains(rank) ? "is not ready" : "has not begun");
+  }
+  return late > kNamed ? fmt::format("{}, and {} more", text, late - kNamed) : text;
+}
+
+Status Model::CheckAttendance(uint64_t lease, uint32_t rank) const {
+  std::lock_guard lock(mu_);
+  if (!Writing(lease)) return WhyOver(lease);
+  if (offload_.begun.contains(rank)) return absl::OkStatus();
+  return Errorf(StatusCode::kInvalidArgument, "model \"{}\", version {}: rank {} has not begun it",
+                name_, offload_.version, rank);
+}
+
+Status Model::Attend(uint64_t lease, uint32_t rank, const std::function<bool()>& gone) {
+  std::unique_lock lock(mu_);
+  while (true) {
+    if (stopping_) return absl::UnavailableError("the sender is stopping");
+    if (offload_.lease != lease) {
+      for (const Failure& f : failures_) {
+        if (f.lease == lease) return f.why;
+      }
+      return absl::OkStatus();  // published
+    }
+    if (offload_.ready.contains(rank)) return absl::OkStatus();
+    if (gone()) {
+      AbandonOffload(Errorf(StatusCode::kAborted,
+                            "model \"{}\": the offload of version {} was abandoned: rank {} of {} "
+                            "has gone before it was ready (its process died, or dropped the "
+                            "offload); offload again, as this version or a newer one",
+                            name_, offload_.version, rank, offload_.world));
+      return absl::CancelledError("the caller has gone");
+    }
+    cv_.wait_for(lock, kGoneSlice);
+  }
+}
+
+Status Model::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) {
+  std::lock_guard lock(mu_);
+  if (!Writing(lease)) return WhyOver(lease);
+  AbandonOffload(Errorf(
+      StatusCode::kAborted,
+      "model \"{}\": the offload of version {} was abandoned by rank {} of {}: {}", name_,
+      offload_.version, rank, offload_.world,
+      reason.empty() ? "it gave no reason" : std::string_view(reason).substr(0, kMaxReason)));
+  return absl::OkStatus();
+}
+
+Status Model::MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors, uint32_t rank,
+                          bool sole) {
   for (const uint32_t t : tensors) {
     if (t >= layout_.size()) {
       return Errorf(StatusCode::kInvalidArgument, "model \"{}\": tensor index {} is out of range",
@@ -143,27 +225,56 @@ Status Model::MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors) 
   std::shared_ptr<PublishJob> job;
   {
     std::lock_guard lock(mu_);
-    if (phase_ != OffloadPhase::kWriting || offload_.lease != lease) {
-      return Errorf(StatusCode::kAborted, "model \"{}\": that offload is no longer under way",
-                    name_);
+    if (!Writing(lease)) return WhyOver(lease);
+    for (const uint32_t t : tensors) {
+      if (!sole) break;
+      const uint32_t other = offload_.sole[t];
+      if ((other != 0 && other != rank + 1) || offload_.marks[t] != 0) {
+        AbandonOffload(Errorf(StatusCode::kFailedPrecondition,
+                              "model \"{}\", version {}: rank {} says that it alone writes tensor "
+                              "{}, which another rank has written or declared as well",
+                              name_, offload_.version, rank, layout_.tensor(t).name));
+        return failures_.back().why;
+      }
+      offload_.sole[t] = rank + 1;
     }
     // Of several ranks, none can know that the others have written their share of a tensor.
-    if (offload_.world == 1) job = offload_.job;
+    if (offload_.world == 1 || sole) job = offload_.job;
   }
   // Diffed early by the CPU, a chunk's base would have to travel to the GPU again.
   if (options_.eager_diff && gpu_ == nullptr && job != nullptr) job->MarkWritten(tensors, pool_);
   return absl::OkStatus();
 }
 
+Status Model::Mark(const ReadyNotice& n) {
+  const auto mark = [&](uint32_t t, uint8_t bit) -> Status {
+    if (t >= layout_.size()) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "model \"{}\", version {}: tensor index {} is out of range", name_, n.version,
+                    t);
+    }
+    const uint32_t sole = offload_.sole[t];
+    if (sole != 0 && sole != n.rank + 1) {
+      // It may have been diffed already, so this rank's bytes would be missing from the delta.
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "model \"{}\", version {}: rank {} says that it alone writes tensor {}, which "
+                    "rank {} has written or declared as well",
+                    name_, n.version, sole - 1, layout_.tensor(t).name, n.rank);
+    }
+    offload_.marks[t] |= bit;
+    return absl::OkStatus();
+  };
+  for (const uint32_t t : n.written) DW_RETURN_IF_ERROR(mark(t, kWritten));
+  for (const uint32_t t : n.unchanged) DW_RETURN_IF_ERROR(mark(t, kUnchanged));
+  for (uint32_t t = 0; n.wrote_all && t < layout_.size(); ++t) {
+    DW_RETURN_IF_ERROR(mark(t, kWritten));
+  }
+  return absl::OkStatus();
+}
+
 StatusOr<bool> Model::NotifyReady(const ReadyNotice& n) {
   std::unique_lock lock(mu_);
-  if (phase_ != OffloadPhase::kWriting || offload_.lease != n.lease ||
-      offload_.version != n.version) {
-    return Errorf(StatusCode::kAborted,
-                  "model \"{}\": the offload of version {} is not under way (it was abandoned, or "
-                  "this rank was ready before); begin it again",
-                  name_, n.version);
-  }
+  if (!Writing(n.lease) || offload_.version != n.version) return WhyOver(n.lease);
   if (n.world != offload_.world || !offload_.begun.contains(n.rank) ||
       offload_.ready.contains(n.rank)) {
     return Errorf(StatusCode::kInvalidArgument,
@@ -171,29 +282,19 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& n) {
                   "the world is not {}",
                   name_, n.version, n.rank, n.world, offload_.world);
   }
-  const auto mark = [&](const std::vector<uint32_t>& tensors, uint8_t bit) -> Status {
-    for (const uint32_t t : tensors) {
-      if (t >= layout_.size()) {
-        return Errorf(StatusCode::kInvalidArgument,
-                      "model \"{}\", version {}: tensor index {} is out of range", name_, n.version,
-                      t);
-      }
-      offload_.marks[t] |= bit;
-    }
-    return absl::OkStatus();
-  };
-  DW_RETURN_IF_ERROR(mark(n.written, kWritten));
-  DW_RETURN_IF_ERROR(mark(n.unchanged, kUnchanged));
-  if (n.wrote_all) {
-    for (uint8_t& m : offload_.marks) m |= kWritten;
+  const Status marked = Mark(n);
+  if (!marked.ok()) {
+    AbandonOffload(marked);
+    return marked;
   }
   offload_.ready.insert(n.rank);
-  if (offload_.ready.size() < offload_.world) return false;
-
+  if (offload_.ready.size() < offload_.world) {
+    cv_.notify_all();  // its attendance ends
+    return false;
+  }
   const Status complete = CheckComplete();
   if (!complete.ok()) {
-    AbandonOffload();
-    failure_ = complete;
+    AbandonOffload(complete);
     return complete;
   }
   phase_ = OffloadPhase::kPublishing;
@@ -204,7 +305,6 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& n) {
 Status Model::CheckComplete() const {
   std::string missing, both;
   size_t n_missing = 0, n_both = 0;
-  constexpr size_t kNamed = 5;
   const auto note = [&](std::string& list, size_t& count, size_t t) {
     if (count++ < kNamed)
       list += fmt::format("{}{}", list.empty() ? "" : ", ", layout_.tensor(t).name);
@@ -233,26 +333,37 @@ Status Model::CheckComplete() const {
 }
 
 void Model::PublisherLoop() {
+  constexpr auto kNever = Clock::time_point::max();
   std::unique_lock lock(mu_);
-  const auto wanted = [this] {
-    return stopping_ || (phase_ == OffloadPhase::kPublishing && offload_.lease != 0);
-  };
-  std::chrono::nanoseconds pause{0};
-  while (true) {
-    if (options_.scrub_bytes_per_s == 0) {
-      cv_.wait(lock, wanted);
-    } else if (!cv_.wait_for(lock, pause, wanted)) {
-      pause = ScrubSome(lock);
-      continue;
+  auto scrub_at = options_.scrub_bytes_per_s == 0 ? kNever : Clock::now();
+  while (!stopping_) {
+    const auto now = Clock::now();
+    const auto deadline = phase_ == OffloadPhase::kWriting ? offload_.deadline : kNever;
+    if (phase_ == OffloadPhase::kPublishing && offload_.lease != 0) {
+      PublishOffload(lock);
+    } else if (now >= deadline) {
+      AbandonOffload(
+          Errorf(StatusCode::kAborted,
+                 "model \"{}\": the offload of version {} was abandoned after {} ms "
+                 "(offload-timeout-ms): {}; see what these ranks wait for, or raise the option",
+                 name_, offload_.version, options_.offload_timeout.count(), LateRanks()));
+    } else if (now >= scrub_at) {
+      const auto pause = ScrubSome(lock);
+      scrub_at = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
+    } else if (const auto until = std::min(scrub_at, deadline); until == kNever) {
+      cv_.wait(lock);
+    } else {
+      cv_.wait_until(lock, until);
     }
-    if (stopping_) return;
-    const auto ready = Clock::now();
-    const uint64_t epoch = published_ == nullptr ? 1 : published_->info.id.epoch;
-    std::vector<bool> unchanged(layout_.size());
-    for (size_t t = 0; t < unchanged.size(); ++t) unchanged[t] = offload_.marks[t] == kUnchanged;
-    const double offload_seconds = std::chrono::duration<double>(ready - offload_.granted).count();
-    Publish(lock, {epoch, offload_.version}, false, offload_seconds, UnixNanos(), unchanged);
   }
+}
+
+void Model::PublishOffload(std::unique_lock<std::mutex>& lock) {
+  const uint64_t epoch = published_ == nullptr ? 1 : published_->info.id.epoch;
+  std::vector<bool> unchanged(layout_.size());
+  for (size_t t = 0; t < unchanged.size(); ++t) unchanged[t] = offload_.marks[t] == kUnchanged;
+  Publish(lock, {epoch, offload_.version}, false, SecondsSince(offload_.granted), UnixNanos(),
+          unchanged);
 }
 
 void Model::Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollback,
@@ -302,11 +413,15 @@ void Model::Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollbac
   lock.lock();
 }
 
-StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, const std::function<bool()>& gone) {
+StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, uint64_t lease,
+                                           const std::function<bool()>& gone) {
   std::unique_lock lock(mu_);
   while (true) {
     if (published_ != nullptr && published_->info.id.version >= version) return published_->info;
-    if (failed_version_ == version && offload_.version != version) return failure_;
+    for (const Failure& f : failures_) {
+      const bool again = offload_.version == version && offload_.lease != f.lease;
+      if (lease == 0 ? f.version == version && !again : f.lease == lease) return f.why;
+    }
     if (stopping_) return absl::UnavailableError("the sender is stopping");
     if (gone()) return absl::CancelledError("the caller has gone");
     cv_.wait_for(lock, std::chrono::milliseconds(100));

@@ -97,7 +97,8 @@ grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
   auto meta = deltawire::FromProto(request->tensors_meta());
   if (!meta.ok()) return ToGrpc(meta.status());
   auto model = agent_.Register(request->model(), std::move(*meta),
-                               deltawire::FromProto(request->side_files()), request->replace());
+                               deltawire::FromProto(request->side_files()), request->replace(),
+                               request->keep_side_files());
   if (!model.ok()) return ToGrpc(model.status());
   response->set_fingerprint((*model)->layout().fingerprint().Hex());
   deltawire::ToProto(InfoOf((*model)->published()).id, response->mutable_published());
@@ -111,6 +112,13 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext*,
                                               v1::BeginOffloadResponse* response) {
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
+  const std::string fingerprint = (*model)->layout().fingerprint().Hex();
+  if (!request->fingerprint().empty() && request->fingerprint() != fingerprint) {
+    return ToGrpc(Errorf(StatusCode::kFailedPrecondition,
+                         "model \"{}\" has been registered with another layout since; register it "
+                         "again before offloading",
+                         request->model()));
+  }
   auto grant = (*model)->BeginOffload(request->version(), request->rank(), request->world());
   if (!grant.ok()) return ToGrpc(grant.status());
   response->set_half_path(grant->half_path.string());
@@ -120,13 +128,33 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
+grpc::Status TrainerServiceImpl::AttendOffload(grpc::ServerContext* context,
+                                               const v1::AttendOffloadRequest* request,
+                                               grpc::ServerWriter<v1::AttendOffloadEvent>* writer) {
+  auto model = agent_.Find(request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  const Status here = (*model)->CheckAttendance(request->lease(), request->rank());
+  if (!here.ok()) return ToGrpc(here);
+  writer->Write(v1::AttendOffloadEvent());  // when it fails, Attend finds the rank gone
+  return ToGrpc((*model)->Attend(request->lease(), request->rank(), Gone(context)));
+}
+
+grpc::Status TrainerServiceImpl::AbandonOffload(grpc::ServerContext*,
+                                                const v1::AbandonOffloadRequest* request,
+                                                v1::AbandonOffloadResponse*) {
+  auto model = agent_.Find(request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  return ToGrpc((*model)->Abandon(request->lease(), request->rank(), request->reason()));
+}
+
 grpc::Status TrainerServiceImpl::MarkWritten(grpc::ServerContext*,
                                              const v1::MarkWrittenRequest* request,
                                              v1::MarkWrittenResponse*) {
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
   return ToGrpc((*model)->MarkWritten(request->lease(),
-                                      {request->tensors().begin(), request->tensors().end()}));
+                                      {request->tensors().begin(), request->tensors().end()},
+                                      request->rank(), request->sole()));
 }
 
 grpc::Status TrainerServiceImpl::NotifyBufferReady(grpc::ServerContext*,
@@ -153,7 +181,7 @@ grpc::Status TrainerServiceImpl::WaitPublished(grpc::ServerContext* context,
                                                v1::WaitPublishedResponse* response) {
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
-  auto info = (*model)->WaitPublished(request->version(), Gone(context));
+  auto info = (*model)->WaitPublished(request->version(), request->lease(), Gone(context));
   if (!info.ok()) return ToGrpc(info.status());
   ToProto(*info, response->mutable_info());
   return grpc::Status::OK;

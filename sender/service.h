@@ -17,6 +17,10 @@ class TrainerServiceImpl final : public v1::TrainerService::Service {
                              v1::RegisterModelResponse*) override;
   grpc::Status BeginOffload(grpc::ServerContext*, const v1::BeginOffloadRequest*,
                             v1::BeginOffloadResponse*) override;
+  grpc::Status AttendOffload(grpc::ServerContext*, const v1::AttendOffloadRequest*,
+                             grpc::ServerWriter<v1::AttendOffloadEvent>*) override;
+  grpc::Status AbandonOffload(grpc::ServerContext*, const v1::AbandonOffloadRequest*,
+                              v1::AbandonOffloadResponse*) override;
   grpc::Status MarkWritten(grpc::ServerContext*, const v1::MarkWrittenRequest*,
                            v1::MarkWrittenResponse*) override;
   grpc::Status NotifyBufferReady(grpc::ServerContext*, const v1::NotifyBufferReadyRequest*,

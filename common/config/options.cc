@@ -235,6 +235,9 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddScrub(app, &o.scrub_bytes_per_s);
   AddMillis(app, "--grace-ms", "A pull may hold up the trainer's next version for so long", 0,
             &o.grace);
+  AddMillis(app, "--offload-timeout-ms",
+            "An offload whose ranks are not all ready after so long is abandoned; 0: never", 0,
+            &o.offload_timeout);
   AddSwitch(app, "eager-diff",
             "Diff tensors as the trainer marks them written (not while a GPU diffs)",
             &o.eager_diff);

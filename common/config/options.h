@@ -44,8 +44,9 @@ struct SenderOptions {
   uint32_t history = 4;                             ///< deltas that `tight` may look back to, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each published model, when idle; 0: off
   std::chrono::milliseconds grace{250};             ///< a pull may hold up BeginOffload this long
-  std::chrono::milliseconds stream_timeout{30000};  ///< no progress on a bulk stream
-  uint32_t threads = 0;                             ///< CPU workers; 0: one per core
+  std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
+  std::chrono::milliseconds stream_timeout{30000};    ///< no progress on a bulk stream
+  uint32_t threads = 0;                               ///< CPU workers; 0: one per core
   bool huge_pages = true;
   bool eager_diff = true;  ///< diff tensors as they are marked written (not on a GPU)
   GpuUse gpu = GpuUse::kOff;

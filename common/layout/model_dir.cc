@@ -277,14 +277,18 @@ StatusOr<ModelDir> ModelDir::Open(const std::filesystem::path& dir) {
 }
 
 StatusOr<std::vector<SideFile>> ModelDir::ReadSideFiles() const {
-  std::vector<SideFile> files;
   std::error_code error;
-  if (fs::is_regular_file(path_, error)) return files;  // a model of one file has none
-  DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, VisibleNames(path_));
+  if (fs::is_regular_file(path_, error)) return std::vector<SideFile>();  // one file has none
+  return SideFilesOf(path_);
+}
+
+StatusOr<std::vector<SideFile>> SideFilesOf(const fs::path& dir) {
+  std::vector<SideFile> files;
+  DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, VisibleNames(dir));
   uint64_t total = 0;
   for (const std::string& name : names) {
     if (!IsSideFileName(name)) continue;
-    const fs::path path = path_ / name;
+    const fs::path path = dir / name;
     DW_ASSIGN_OR_RETURN(const fs::file_status status, StatusOf(path));
     if (!fs::is_regular_file(status)) continue;
     DW_ASSIGN_OR_RETURN(std::string content, ReadSideFile(path));
@@ -293,7 +297,7 @@ StatusOr<std::vector<SideFile>> ModelDir::ReadSideFiles() const {
       return Errorf(StatusCode::kResourceExhausted,
                     "{}: the files beside the weights have more than {} bytes together (reached "
                     "at {}): move those that the model does not need away",
-                    path_.string(), kMaxSideFilesTotal, Quoted(name));
+                    dir.string(), kMaxSideFilesTotal, Quoted(name));
     }
     files.push_back({name, std::move(content)});
   }

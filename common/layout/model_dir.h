@@ -28,6 +28,10 @@ inline constexpr uint64_t kMaxSideFilesTotal = 96ull << 20;
 /// weight or index file (*.safetensors, *.bin, *.pt, *.pth, *.gguf, *.safetensors.index.json).
 bool IsSideFileName(std::string_view name);
 
+/// Every small regular file of a directory that is not a weight file, with or without weights
+/// beside them. Fails beyond the limits above.
+StatusOr<std::vector<SideFile>> SideFilesOf(const std::filesystem::path& dir);
+
 class ModelDir {
  public:
   /// Tensors are ordered by shard file name, then by offset in the file. The index file, when
@@ -39,7 +43,7 @@ class ModelDir {
   Bytes data(size_t i) const { return data_[i]; }
   const std::filesystem::path& path() const { return path_; }
 
-  /// Reads every small regular file that is not a weight file. Fails beyond the limits above.
+  /// SideFilesOf its directory.
   StatusOr<std::vector<SideFile>> ReadSideFiles() const;
 
  private:

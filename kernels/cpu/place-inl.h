@@ -156,18 +156,19 @@ HWY_INLINE void TransposeSquare(const std::byte* const* from, size_t at, std::by
 #endif
 }
 
-/// A piece of a transposition that fits the first cache on both sides.
-template <typename T>
+/// A piece of a transposition that fits the first cache on both sides; its elements turn to
+/// kToWidth bytes on their way out of it.
+template <typename T, size_t kToWidth>
 class Tile {
  public:
   static constexpr size_t kRows = std::min<size_t>(128, 256 / sizeof(T));
-  static constexpr size_t kColumns = 128 / sizeof(T);
+  static constexpr size_t kColumns = 128 / std::min(sizeof(T), kToWidth);
   /// A line more than a row, so that the rows do not all fall on the same sets of the cache.
   static constexpr size_t kPitch = kColumns * sizeof(T) + kLine;
 
   /// Reads `rows` elements, `skip` bytes on, of each of the `columns` source rows at `from`, and
   /// sees to it that those `ahead` bytes further on will be at hand.
-  void Fill(const std::byte* const* from, size_t skip, size_t ahead, size_t rows, size_t columns) {
+  void Fill(const std::byte* const* from, size_t skip, int64_t ahead, size_t rows, size_t columns) {
     constexpr size_t kSide = 16 / sizeof(T);
     constexpr size_t kSquares = kLine / 16;  // in one line of a source row
     constexpr size_t kFetches = std::max<size_t>(kSide / kSquares, 1);
@@ -186,7 +187,8 @@ class Tile {
         const size_t row = std::min(r, rows - kSide);
         const size_t first = r / kSide % kSquares * kFetches;
         for (size_t i = 0; i < kFetches && first + i < kSide; ++i) {
-          hwy::Prefetch(from[column + first + i] + skip + ahead + r / kSide / kSquares * kLine);
+          hwy::Prefetch(from[column + first + i] + static_cast<int64_t>(skip) + ahead +
+                        r / kSide / kSquares * kLine);
         }
         TransposeSquare<T>(from + column, skip + row * sizeof(T), Row(row) + column * sizeof(T),
                            kPitch);
@@ -203,7 +205,7 @@ class Tile {
 /// One matrix of a transposition.
 template <typename T, typename Row>
 void TransposeMatrix(const Transposition& t, const std::byte* src, std::byte* dst, const Row& row) {
-  using Tiles = Tile<T>;
+  using Tiles = Tile<T, Row::kToWidth>;
   Tiles tile;
   const std::byte* from[Tiles::kColumns];
   std::byte* onto[Tiles::kRows];
@@ -215,10 +217,14 @@ void TransposeMatrix(const Transposition& t, const std::byte* src, std::byte* ds
     wide = std::min(wide, columns - c);
     for (size_t i = 0; i < wide; ++i, column.Next()) from[i] = src + column.src();
     std::byte* const to = dst + static_cast<int64_t>(c) * t.column_step;
+    const int64_t below = column.src() - (from[0] - src);  // where the next tiles' rows are
     Walker at(t.rows, 0);
     for (uint64_t r = 0; r < rows; r += Tiles::kRows) {
       const size_t high = std::min<uint64_t>(Tiles::kRows, rows - r);
-      tile.Fill(from, r * sizeof(T), Tiles::kRows * sizeof(T), high, wide);
+      const auto skip = static_cast<int64_t>(r * sizeof(T));
+      const bool last = r + Tiles::kRows >= rows;
+      const int64_t ahead = last ? below - skip : int64_t{Tiles::kRows * sizeof(T)};
+      tile.Fill(from, r * sizeof(T), ahead, high, wide);
       for (size_t i = 0; i < high; ++i, at.Next()) onto[i] = to + at.dst();
       for (size_t i = 0; i < high; ++i) row(onto[i], tile.Row(i), wide);
     }

@@ -83,13 +83,22 @@ Status SplitName(std::string_view stored, mcore::LiveParam* param) {
                 "tensor \"{}\": wanted chunk<v>/<parameter>, v the virtual pipeline chunk", stored);
 }
 
+/// What a parameter is called in a rank's file.
+std::string StoredName(const mcore::Plan& plan, const mcore::ShardParam& s) {
+  // Trainers wrap the language part of a model that sees.
+  const std::vector<std::string>& wrappers = plan.family().names.strip;
+  const bool wrapped = plan.slots()[s.slot].param != nullptr && !wrappers.empty();
+  return fmt::format("{}{}/{}{}", kChunkPrefix, s.chunk, wrapped ? wrappers.front() : "",
+                     s.names.front());
+}
+
 /// The tensors of one rank's file. A copy beside the one that counts is written too.
-StatusOr<Layout> RankLayout(const std::vector<mcore::ShardParam>& shards) {
+StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::ShardParam>& shards) {
   std::vector<TensorMeta> metas;
   std::unordered_map<std::string, size_t> seen;
   for (const mcore::ShardParam& s : shards) {
     if (s.shape.empty()) continue;
-    std::string name = fmt::format("{}{}/{}", kChunkPrefix, s.chunk, s.names.front());
+    std::string name = StoredName(plan, s);
     // One parameter may make several tensors; it is still one parameter.
     if (!seen.try_emplace(name, metas.size()).second) continue;
     metas.push_back({std::move(name), s.dtype, s.shape});
@@ -100,14 +109,14 @@ StatusOr<Layout> RankLayout(const std::vector<mcore::ShardParam>& shards) {
 Status WriteRank(const fs::path& path, const mcore::Plan& plan, uint32_t rank, const ModelDir& hf,
                  ThreadPool& pool) {
   const std::vector<mcore::ShardParam> shards = plan.Rank(rank);
-  DW_ASSIGN_OR_RETURN(const Layout layout, RankLayout(shards));
+  DW_ASSIGN_OR_RETURN(const Layout layout, RankLayout(plan, shards));
   DW_ASSIGN_OR_RETURN(BufferFile file,
                       BufferFile::Create(path, layout, {.huge_pages = false, .populate = false}));
   const MutableBytes data = file.data();
   mcore::Transfer transfer;
   for (const mcore::ShardParam& s : shards) {
     if (s.shape.empty()) continue;
-    const auto at = layout.Find(fmt::format("{}{}/{}", kChunkPrefix, s.chunk, s.names.front()));
+    const auto at = layout.Find(StoredName(plan, s));
     DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
                         mcore::StepsOf(plan, s, s.dtype, plan.slots()[s.slot].cut.split,
                                        mcore::Direction::kFromHf));

@@ -1,16 +1,18 @@
 #include "sender/export/trainer_client.h"
 
-#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <spdlog/fmt/ranges.h>
 
 #include <cstring>
+#include <filesystem>
 #include <mutex>
+#include <thread>
 
 #include "proto/convert.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
+#include "sender/export/attendance.h"
+#include "sender/export/half_mapping.h"
+#include "sender/export/strided_copy.h"
 
 namespace deltawire {
 namespace {
@@ -18,46 +20,54 @@ namespace {
 // Tensors are marked in batches of about this many bytes: early enough to overlap, few enough
 // calls.
 constexpr uint64_t kMarkBytes = uint64_t{64} << 20;
+constexpr size_t kCopyThreads = 4;  // a few fill a memory bus; a node has several ranks
 
-// A shared, writable mapping of one half.
-class HalfMapping {
- public:
-  static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path) {
-    const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (fd < 0) return ErrnoError("open " + path);
-    struct stat info {};
-    if (fstat(fd, &info) != 0) {
-      const Status error = ErrnoError("fstat " + path);
-      close(fd);
-      return error;
-    }
-    const auto size = static_cast<size_t>(info.st_size);
-    // Pages are there already; populating only fills this process's page tables, once per half.
-    void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
-    const int err = errno;
-    close(fd);
-    if (base == MAP_FAILED) return ErrnoError("mmap " + path, err);
-    auto mapping = std::shared_ptr<HalfMapping>(new HalfMapping);
-    mapping->bytes_ = {static_cast<std::byte*>(base), size};
-    mapping->inode_ = info.st_ino;
-    mapping->path_ = path;
-    return mapping;
+// "the shape [2, 3]" of what was given, in messages.
+std::string ShapeText(std::span<const uint64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// Row-major strides in bytes.
+std::vector<int64_t> DenseStrides(std::span<const uint64_t> shape, unsigned element) {
+  std::vector<int64_t> strides(shape.size());
+  auto stride = static_cast<int64_t>(element);
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= static_cast<int64_t>(shape[i]);
   }
-  ~HalfMapping() { munmap(bytes_.data(), bytes_.size()); }
+  return strides;
+}
 
-  MutableBytes bytes() const { return bytes_; }
-  /// Still the file that has this path (an agent may have made its halves anew).
-  bool Current(const std::string& path) const {
-    struct stat info {};
-    return path == path_ && stat(path.c_str(), &info) == 0 && info.st_ino == inode_;
+// What is wrong with putting `s` into a tensor of `meta`.
+Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
+  const unsigned element = DTypeBytes(meta.dtype);
+  bool fits = s.shape.size() == meta.shape.size();
+  for (size_t i = 0; fits && i < s.shape.size(); ++i) {
+    const uint64_t start = s.start.empty() ? 0 : s.start[i];
+    fits = start <= meta.shape[i] && s.shape[i] <= meta.shape[i] - start;
   }
+  if (s.element_bytes == element && fits &&
+      (s.strides.empty() || s.strides.size() == s.shape.size()) &&
+      (s.start.empty() || s.start.size() == s.shape.size())) {
+    return absl::OkStatus();
+  }
+  return Errorf(StatusCode::kInvalidArgument,
+                "tensor \"{}\" is {} {}; a block of shape {} with {} bytes an element, starting at "
+                "{}, does not fit into it",
+                meta.name, DTypeName(meta.dtype), ShapeText(meta.shape), ShapeText(s.shape),
+                s.element_bytes, ShapeText(s.start));
+}
 
- private:
-  HalfMapping() = default;
-  MutableBytes bytes_;
-  ino_t inode_ = 0;
-  std::string path_;
-};
+// A data directory stands for the socket in it, also before the sender has made either.
+std::string SocketOf(std::string endpoint) {
+  std::error_code ignored;
+  const std::filesystem::path path(endpoint);
+  const auto type = std::filesystem::status(path, ignored).type();
+  const bool directory =
+      type == std::filesystem::file_type::directory ||
+      (type == std::filesystem::file_type::not_found && path.extension() != ".sock");
+  return directory ? (path / "trainer.sock").string() : endpoint;
+}
 
 }  // namespace
 
@@ -68,6 +78,10 @@ struct TrainerClient::Impl {
   std::unique_ptr<v1::TrainerService::Stub> stub;
   std::optional<Layout> layout;
   std::vector<std::shared_ptr<HalfMapping>> mappings;
+  uint64_t last_version = 0, last_lease = 0;
+  size_t copy_threads = 0;
+  std::unique_ptr<ThreadPool> copiers;  // made when first used
+  std::once_flag copiers_made;
 
   void Prepare(grpc::ClientContext& context) const {
     context.set_deadline(std::chrono::system_clock::now() + timeout);
@@ -75,6 +89,14 @@ struct TrainerClient::Impl {
   }
   Status Check(const grpc::Status& status, std::string_view call) const {
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
+  }
+  ThreadPool* Copiers() {
+    std::call_once(copiers_made, [this] {
+      const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+      const size_t threads = copy_threads == 0 ? std::min(kCopyThreads, cores) : copy_threads;
+      if (threads > 1) copiers = std::make_unique<ThreadPool>(threads);
+    });
+    return copiers.get();
   }
   StatusOr<std::shared_ptr<HalfMapping>> MapHalf(const std::string& path) {
     std::erase_if(mappings, [](const auto& m) { return m == nullptr; });
@@ -92,19 +114,36 @@ struct TrainerClient::Offload::State {
   Impl* client = nullptr;
   uint64_t version = 0;
   uint64_t lease = 0;
-  uint64_t data_offset = 0;
+  MutableBytes data;
   double waited = 0;
   std::shared_ptr<HalfMapping> half;
+  std::unique_ptr<Attendance> attendance;
   std::mutex mu;
   std::vector<uint32_t> written, unchanged;
   std::vector<uint32_t> pending;  // written, not yet marked
   uint64_t pending_bytes = 0;
+
+  void TakePending(v1::MarkWrittenRequest& request) {
+    request.mutable_tensors()->Assign(pending.begin(), pending.end());
+    pending.clear();
+    pending_bytes = 0;
+  }
+  Status Mark(v1::MarkWrittenRequest& request) {
+    request.set_model(client->model);
+    request.set_lease(lease);
+    request.set_rank(client->rank);
+    request.set_sole(client->world > 1);
+    v1::MarkWrittenResponse response;
+    grpc::ClientContext context;
+    client->Prepare(context);
+    return client->Check(client->stub->MarkWritten(&context, request, &response), "MarkWritten");
+  }
 };
 
 TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t rank, uint32_t world,
                              std::chrono::milliseconds timeout)
     : impl_(std::make_unique<Impl>()) {
-  impl_->socket = std::move(socket);
+  impl_->socket = SocketOf(std::move(socket));
   impl_->model = std::move(model);
   impl_->rank = rank;
   impl_->world = world;
@@ -121,12 +160,14 @@ TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t ran
 TrainerClient::~TrainerClient() = default;
 
 StatusOr<StateId> TrainerClient::Register(const Layout& layout,
-                                          const std::vector<SideFile>& side_files, bool replace) {
+                                          const std::vector<SideFile>& side_files,
+                                          RegisterOptions options) {
   v1::RegisterModelRequest request;
   request.set_model(impl_->model);
   ToProto(layout, request.mutable_tensors_meta());
-  ToProto(side_files, request.mutable_side_files());
-  request.set_replace(replace);
+  if (!options.keep_side_files) ToProto(side_files, request.mutable_side_files());
+  request.set_replace(options.replace);
+  request.set_keep_side_files(options.keep_side_files);
   v1::RegisterModelResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
@@ -149,6 +190,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   request.set_version(version);
   request.set_rank(impl_->rank);
   request.set_world(impl_->world);
+  request.set_fingerprint(impl_->layout->fingerprint().Hex());
   v1::BeginOffloadResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
@@ -158,23 +200,38 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   state->client = impl_.get();
   state->version = version;
   state->lease = response.lease();
-  state->data_offset = response.data_offset();
   state->waited = response.waited_seconds();
   DW_ASSIGN_OR_RETURN(state->half, impl_->MapHalf(response.half_path()));
-  if (state->data_offset + impl_->layout->total_bytes() > state->half->bytes().size()) {
+  const MutableBytes file = state->half->bytes();
+  if (response.data_offset() + impl_->layout->total_bytes() > file.size()) {
     return Errorf(StatusCode::kInternal, "{} is smaller than the model; restart the sender",
                   response.half_path());
   }
+  state->data = file.subspan(response.data_offset(), impl_->layout->total_bytes());
+  state->attendance = std::make_unique<Attendance>();
+  DW_RETURN_IF_ERROR(
+      impl_->Check(state->attendance->Start(*impl_->stub, impl_->model, response.lease(),
+                                            impl_->rank, impl_->timeout),
+                   "AttendOffload"));
+  impl_->last_version = version;
+  impl_->last_lease = response.lease();
   return std::unique_ptr<Offload>(new Offload(std::move(state)));
 }
 
-StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version) {
+const std::optional<Layout>& TrainerClient::layout() const { return impl_->layout; }
+
+void TrainerClient::SetCopyThreads(size_t threads) { impl_->copy_threads = threads; }
+
+StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
+                                                        std::chrono::milliseconds timeout) {
   v1::WaitPublishedRequest request;
   request.set_model(impl_->model);
   request.set_version(version);
+  if (version == impl_->last_version) request.set_lease(impl_->last_lease);
   v1::WaitPublishedResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
+  if (timeout.count() != 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
   DW_RETURN_IF_ERROR(
       impl_->Check(impl_->stub->WaitPublished(&context, request, &response), "WaitPublished"));
   const v1::VersionInfo& info = response.info();
@@ -197,12 +254,14 @@ TrainerClient::Offload::~Offload() = default;
 
 double TrainerClient::Offload::waited_seconds() const { return state_->waited; }
 
+MutableBytes TrainerClient::Offload::data() { return state_->data; }
+
 MutableBytes TrainerClient::Offload::tensor(size_t t) {
   const Layout& layout = *state_->client->layout;
-  return state_->half->bytes().subspan(state_->data_offset + layout.offset(t), layout.bytes(t));
+  return state_->data.subspan(layout.offset(t), layout.bytes(t));
 }
 
-Status TrainerClient::Offload::Write(size_t t, Bytes data) {
+Status TrainerClient::Offload::Write(size_t t, Bytes data, Share share) {
   const MutableBytes to = tensor(t);
   if (data.size() != to.size()) {
     return Errorf(StatusCode::kInvalidArgument, "tensor \"{}\" has {} bytes, was given {}",
@@ -210,31 +269,38 @@ Status TrainerClient::Offload::Write(size_t t, Bytes data) {
   }
   std::memcpy(to.data(), data.data(), data.size());
   const auto index = static_cast<uint32_t>(t);
-  return Written({&index, 1});
+  return Written({&index, 1}, share);
 }
 
-Status TrainerClient::Offload::Written(std::span<const uint32_t> tensors) {
+Status TrainerClient::Offload::Copy(size_t t, const StridedSource& source) {
+  DW_RETURN_IF_ERROR(Check());
+  const TensorMeta& meta = state_->client->layout->tensor(t);
+  DW_RETURN_IF_ERROR(CheckSource(meta, source));
+  const std::vector<int64_t> to_strides = DenseStrides(meta.shape, source.element_bytes);
+  std::vector<int64_t> dense;
+  if (source.strides.empty()) dense = DenseStrides(source.shape, source.element_bytes);
+  std::byte* to = tensor(t).data();
+  for (size_t i = 0; i < source.start.size(); ++i) {
+    to += static_cast<int64_t>(source.start[i]) * to_strides[i];
+  }
+  CopyStrided(to, to_strides, source.data, source.strides.empty() ? dense : source.strides,
+              source.shape, source.element_bytes, state_->client->Copiers());
+  return absl::OkStatus();
+}
+
+Status TrainerClient::Offload::Written(std::span<const uint32_t> tensors, Share share) {
   v1::MarkWrittenRequest request;
   {
     std::lock_guard lock(state_->mu);
-    for (const uint32_t t : tensors) {
-      state_->written.push_back(t);
-      state_->pending.push_back(t);
-      state_->pending_bytes += state_->client->layout->bytes(t);
-    }
+    state_->written.insert(state_->written.end(), tensors.begin(), tensors.end());
     // With several ranks a tensor is final only when all have written their share of it.
-    if (state_->client->world > 1 || state_->pending_bytes < kMarkBytes) return absl::OkStatus();
-    request.mutable_tensors()->Assign(state_->pending.begin(), state_->pending.end());
-    state_->pending.clear();
-    state_->pending_bytes = 0;
+    if (state_->client->world > 1 && share == Share::kPart) return absl::OkStatus();
+    state_->pending.insert(state_->pending.end(), tensors.begin(), tensors.end());
+    for (const uint32_t t : tensors) state_->pending_bytes += state_->client->layout->bytes(t);
+    if (state_->pending_bytes < kMarkBytes) return absl::OkStatus();
+    state_->TakePending(request);
   }
-  request.set_model(state_->client->model);
-  request.set_lease(state_->lease);
-  v1::MarkWrittenResponse response;
-  grpc::ClientContext context;
-  state_->client->Prepare(context);
-  return state_->client->Check(state_->client->stub->MarkWritten(&context, request, &response),
-                               "MarkWritten");
+  return state_->Mark(request);
 }
 
 void TrainerClient::Offload::Unchanged(size_t t) {
@@ -242,13 +308,36 @@ void TrainerClient::Offload::Unchanged(size_t t) {
   state_->unchanged.push_back(static_cast<uint32_t>(t));
 }
 
+Status TrainerClient::Offload::Check() const {
+  return state_->client->Check(state_->attendance->status(), "offload");
+}
+
+void TrainerClient::Offload::Abandon(const std::string& reason) {
+  v1::AbandonOffloadRequest request;
+  request.set_model(state_->client->model);
+  request.set_lease(state_->lease);
+  request.set_rank(state_->client->rank);
+  request.set_reason(reason);
+  v1::AbandonOffloadResponse response;
+  grpc::ClientContext context;
+  state_->client->Prepare(context);
+  context.set_wait_for_ready(false);
+  // When it fails the offload is over already, or its end is told by the attendance's.
+  (void)state_->client->stub->AbandonOffload(&context, request, &response);
+  state_->attendance->End();
+}
+
 Status TrainerClient::Offload::Ready() {
   v1::NotifyBufferReadyRequest request;
+  v1::MarkWrittenRequest last;
   {
     std::lock_guard lock(state_->mu);
+    // What this rank claims for itself must be known before the others are ready.
+    if (state_->client->world > 1) state_->TakePending(last);
     request.mutable_written()->Assign(state_->written.begin(), state_->written.end());
     request.mutable_unchanged()->Assign(state_->unchanged.begin(), state_->unchanged.end());
   }
+  if (last.tensors_size() > 0) DW_RETURN_IF_ERROR(state_->Mark(last));
   request.set_model(state_->client->model);
   request.set_version(state_->version);
   request.set_rank(state_->client->rank);

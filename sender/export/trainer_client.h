@@ -1,12 +1,13 @@
 // The trainer's client: registers a model, writes versions into the inactive half, publishes them.
 // Owner: one per writing process (rank). Threads: one caller. Maps the half while an Offload lives.
-// Errors: the agent's, with the socket's path; an Offload that is dropped before Ready publishes
-// nothing. Cost of a write: one memcpy into shared memory.
+// Errors: the agent's, with the socket's path. An Offload that is dropped before Ready, or whose
+// process dies, is abandoned at once for all ranks. Cost of a write: one memcpy into shared memory.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,31 +33,67 @@ struct PublishedVersion {
   int64_t ready_unix_nanos = 0;
 };
 
+/// Who writes a tensor's bytes. kPart: other ranks may write parts of it too, so it is final when
+/// all ranks are ready. kWhole: this rank alone, and it is final now (the agent may diff it at
+/// once).
+enum class Share : uint8_t { kPart, kWhole };
+
+/// An n-dimensional block in the trainer's memory, and where in a tensor it belongs.
+struct StridedSource {
+  const std::byte* data = nullptr;
+  unsigned element_bytes = 0;        ///< must be the tensor's
+  std::span<const uint64_t> shape;   ///< as many dimensions as the tensor has
+  std::span<const int64_t> strides;  ///< bytes, any sign; empty: contiguous in row-major order
+  std::span<const uint64_t> start;   ///< of the block in the tensor; empty: its first element
+};
+
+struct RegisterOptions {
+  bool replace = false;          ///< drop a registered model of another layout
+  bool keep_side_files = false;  ///< leave those that are registered; the ones given are ignored
+};
+
 class TrainerClient {
  public:
-  /// `socket` is the agent's trainer socket. Connects lazily; calls wait up to `timeout` for it.
+  /// `socket` is the agent's trainer socket, or its data directory. Connects lazily; calls wait up
+  /// to `timeout` for it.
   TrainerClient(std::string socket, std::string model, uint32_t rank = 0, uint32_t world = 1,
                 std::chrono::milliseconds timeout = std::chrono::seconds(30));
   ~TrainerClient();
 
   /// Sizes the buffers. Returns what is published already (epoch 0: nothing).
   StatusOr<StateId> Register(const Layout& layout, const std::vector<SideFile>& side_files,
-                             bool replace = false);
+                             RegisterOptions options = {});
+  const std::optional<Layout>& layout() const;  ///< as registered
+  /// Threads that Copy uses, with its caller; 0: four, or the cores if there are fewer. Not while
+  /// an Offload lives.
+  void SetCopyThreads(size_t threads);
 
-  /// One version on its way. Write tensors in any order from any thread, then Ready.
+  /// One version on its way. Write tensors in any order from any thread, then Ready. The version is
+  /// published when all ranks are ready; they need not wait for one another.
   class Offload {
    public:
     ~Offload();
+    /// The whole data section, all ranks' alike: tensor `t` lies at layout.offset(t).
+    MutableBytes data();
     /// Memory of tensor `t`, to be written in place; say Written when it is done.
     MutableBytes tensor(size_t t);
     /// Copies `data` (of exactly the tensor's size) into place and says Written.
-    Status Write(size_t t, Bytes data);
-    /// The bytes of these tensors are final. The agent may diff them already.
-    Status Written(std::span<const uint32_t> tensors);
+    Status Write(size_t t, Bytes data, Share share = Share::kPart);
+    /// Copies a block into its place, on the client's copy threads; does not say Written.
+    Status Copy(size_t t, const StridedSource& source);
+    /// This rank has written its share of these tensors. One rank in all: the bytes are final and
+    /// the agent may diff them already.
+    Status Written(std::span<const uint32_t> tensors, Share share = Share::kPart);
     /// Carried over from the published version by the agent.
     void Unchanged(size_t t);
-    /// This rank is done; returns when the agent has taken note.
+    /// This rank is done; returns when the agent has taken note. kAborted with the reason when
+    /// another rank has died or given up meanwhile.
     Status Ready();
+    /// kAborted with the reason once the offload is over for all ranks; looks at what the agent has
+    /// said, without a call.
+    Status Check() const;
+    /// Gives the version up for all ranks; they are told the reason. Nothing is published.
+    void Abandon(const std::string& reason);
     /// Seconds that BeginOffload waited for the half.
     double waited_seconds() const;
 
@@ -69,7 +106,10 @@ class TrainerClient {
 
   /// REQUIRES: Register. The client outlives the offload.
   StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version);
-  StatusOr<PublishedVersion> WaitPublished(uint64_t version);
+  /// Waits up to the client's timeout, or `timeout` when it is given. kAborted, with the reason, as
+  /// soon as the offload that this client begun for `version` is abandoned.
+  StatusOr<PublishedVersion> WaitPublished(uint64_t version,
+                                           std::chrono::milliseconds timeout = {});
 
  private:
   struct Impl;

@@ -9,7 +9,7 @@ namespace deltawire::mcore {
 namespace {
 
 // Small enough that threads end together, large enough that a piece's set-up does not count.
-constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr size_t kPieceBytes = size_t{2} << 20;
 constexpr size_t kMaxFindings = 10;
 
 kernels::Element ElementOf(DType dtype) {

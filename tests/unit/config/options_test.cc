@@ -117,6 +117,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.advertise_host = "node";
   want.delta_log_bytes = 3 << 20;
   want.grace = milliseconds(4);
+  want.offload_timeout = milliseconds(7);
   want.stream_timeout = milliseconds(5);
   want.threads = 6;
   want.huge_pages = false;
@@ -128,12 +129,12 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.insecure_plaintext = true;
   want.metrics = "0.0.0.0:9";
   want.log_level = "debug";
-  const auto from_args =
-      Sender({"--data-dir=/d", "--trainer-socket=/s", "--control-listen=127.0.0.2:1",
-              "--bulk-listen=[::1]:2", "--advertise-host=node", "--delta-log=3MiB", "--grace-ms=4",
-              "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages", "--no-eager-diff",
-              "--insecure-plaintext", "--metrics-listen=0.0.0.0:9", "--log-level=debug",
-              "--codec=tight", "--gpu=host-staged", "--history=8", "--scrub-bytes-per-s=9kB"});
+  const auto from_args = Sender(
+      {"--data-dir=/d", "--trainer-socket=/s", "--control-listen=127.0.0.2:1",
+       "--bulk-listen=[::1]:2", "--advertise-host=node", "--delta-log=3MiB", "--grace-ms=4",
+       "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages", "--no-eager-diff",
+       "--insecure-plaintext", "--metrics-listen=0.0.0.0:9", "--log-level=debug", "--codec=tight",
+       "--gpu=host-staged", "--history=8", "--scrub-bytes-per-s=9kB", "--offload-timeout-ms=7"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
@@ -142,7 +143,8 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
       "stream-timeout-ms = '5'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
       "insecure-plaintext = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n"
-      "gpu = 'host-staged'\ncodec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n");
+      "gpu = 'host-staged'\ncodec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n"
+      "offload-timeout-ms = 7\n");
   const auto from_file = Sender({"--config", file.path()});
   CAPTURE(from_file.text);
   REQUIRE(from_file.run);

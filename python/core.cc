@@ -1,0 +1,404 @@
+// deltawire._core: the C ABI as Python classes. Memory comes in as addresses with shapes and
+// strides; deltawire/_tensors.py finds them in tensors of all kinds. Calls release the GIL.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "sender/export/deltawire_export.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Shape = std::vector<uint64_t>;
+using Strides = std::vector<int64_t>;
+
+/// Raises what deltawire/_errors.py makes of the code. REQUIRES: the GIL.
+void Check(int code, const std::string& text) {
+  if (code == DW_OK) return;
+  const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
+  PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
+  throw py::error_already_set();
+}
+
+/// Runs a call of the library without the GIL; the text is this thread's, so it is taken with it.
+template <typename Call>
+void Run(Call call) {
+  int code = DW_OK;
+  std::string text;
+  {
+    const py::gil_scoped_release release;
+    code = call();
+    if (code != DW_OK) text = dw_last_error();
+  }
+  Check(code, text);
+}
+
+struct TensorMeta {
+  std::string name, dtype;
+  Shape shape;
+};
+
+class Client;
+class Megatron;
+
+class Offload {
+ public:
+  Offload(std::shared_ptr<Client> client, dw_offload* offload)
+      : client_(std::move(client)), offload_(offload) {}
+  ~Offload() { Close(); }
+  Offload(const Offload&) = delete;
+  Offload& operator=(const Offload&) = delete;
+
+  void Write(uint32_t tensor, uintptr_t data, uint32_t element_bytes, const Shape& shape,
+             const std::optional<Strides>& strides, const std::optional<Shape>& start, int share) {
+    dw_block block{};
+    block.struct_size = sizeof block;
+    block.data = reinterpret_cast<const void*>(data);
+    block.element_bytes = element_bytes;
+    block.ndim = static_cast<uint32_t>(shape.size());
+    block.shape = shape.data();
+    if (strides && strides->size() == shape.size()) block.strides = strides->data();
+    if (start && start->size() == shape.size()) block.start = start->data();
+    Run([&] { return dw_offload_write(get(), tensor, &block, share); });
+  }
+  void MarkWritten(const std::vector<uint32_t>& tensors, int share) {
+    Run([&] { return dw_offload_mark_written(get(), tensors.data(), tensors.size(), share); });
+  }
+  void MarkUnchanged(const std::vector<uint32_t>& tensors) {
+    Run([&] { return dw_offload_mark_unchanged(get(), tensors.data(), tensors.size()); });
+  }
+  void Ready() {
+    Run([&] { return dw_offload_ready(get()); });
+  }
+  void CheckAlive() {
+    Run([&] { return dw_offload_check(get()); });
+  }
+  void Abandon(const std::string& reason) {
+    Run([&] { return dw_offload_abandon(get(), reason.c_str()); });
+  }
+  double WaitedSeconds() const { return dw_offload_waited_seconds(offload_); }
+  /// Address and size of a tensor's memory. It is unmapped some time after close().
+  std::pair<uintptr_t, uint64_t> Memory(uint32_t tensor) {
+    void* data = nullptr;
+    uint64_t bytes = 0;
+    Run([&] { return dw_offload_tensor(get(), tensor, &data, &bytes); });
+    return {reinterpret_cast<uintptr_t>(data), bytes};
+  }
+  void Close() {
+    if (offload_ == nullptr) return;
+    const py::gil_scoped_release release;
+    dw_offload_destroy(offload_);
+    offload_ = nullptr;
+  }
+
+ private:
+  friend class Megatron;
+  dw_offload* get() const { return offload_; }  // the library refuses NULL
+
+  std::shared_ptr<Client> client_;  // outlives the offload
+  dw_offload* offload_ = nullptr;
+};
+
+class Client : public std::enable_shared_from_this<Client> {
+ public:
+  Client(const std::string& endpoint, const std::string& model, uint32_t rank, uint32_t world,
+         uint32_t timeout_ms, uint32_t copy_threads) {
+    dw_client_options o{};
+    o.struct_size = sizeof o;
+    o.endpoint = endpoint.c_str();
+    o.model = model.c_str();
+    o.rank = rank;
+    o.world = world;
+    o.timeout_ms = timeout_ms;
+    o.copy_threads = copy_threads;
+    Run([&] { return dw_client_create(&o, &client_); });
+  }
+  ~Client() {
+    const py::gil_scoped_release release;
+    dw_client_destroy(client_);
+  }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  py::dict Register(const std::vector<std::tuple<std::string, std::string, Shape>>& tensors,
+                    const std::vector<std::pair<std::string, py::bytes>>& side_files,
+                    const std::optional<std::string>& hf_dir, bool replace, bool keep_side_files) {
+    std::vector<dw_tensor_meta> metas;
+    for (const auto& [name, dtype, shape] : tensors) {
+      metas.push_back({sizeof(dw_tensor_meta), name.c_str(), dtype.c_str(), shape.data(),
+                       static_cast<uint32_t>(shape.size())});
+    }
+    std::vector<dw_side_file> sides;
+    for (const auto& [name, content] : side_files) {
+      sides.push_back({sizeof(dw_side_file), name.c_str(), PyBytes_AS_STRING(content.ptr()),
+                       static_cast<uint64_t>(PyBytes_GET_SIZE(content.ptr()))});
+    }
+    dw_register_options o{};
+    o.struct_size = sizeof o;
+    o.tensors = metas.data();
+    o.tensor_count = metas.size();
+    o.side_files = sides.data();
+    o.side_file_count = sides.size();
+    o.hf_dir = hf_dir ? hf_dir->c_str() : nullptr;
+    o.replace = replace;
+    o.keep_side_files = keep_side_files;
+    dw_registered r{};
+    r.struct_size = sizeof r;
+    Run([&] { return dw_client_register(client_, &o, &r); });
+    py::dict result;
+    result["epoch"] = r.epoch;
+    result["version"] = r.version;
+    result["total_bytes"] = r.total_bytes;
+    result["fingerprint"] = r.fingerprint;
+    return result;
+  }
+
+  std::unique_ptr<Offload> Begin(uint64_t version) {
+    dw_offload* offload = nullptr;
+    Run([&] { return dw_offload_begin(client_, version, &offload); });
+    return std::make_unique<Offload>(shared_from_this(), offload);
+  }
+
+  dw_client* get() const { return client_; }
+
+  py::dict WaitPublished(uint64_t version, uint32_t timeout_ms) {
+    dw_published p{};
+    p.struct_size = sizeof p;
+    Run([&] { return dw_wait_published(client_, version, timeout_ms, &p); });
+    py::dict result;
+    result["epoch"] = p.epoch;
+    result["version"] = p.version;
+    result["model_bytes"] = p.model_bytes;
+    result["delta_bytes"] = p.delta_bytes;
+    result["full_bytes"] = p.full_bytes;
+    result["elements"] = p.elements;
+    result["changed_elements"] = p.changed_elements;
+    result["trainer_wait_seconds"] = p.trainer_wait_seconds;
+    result["offload_seconds"] = p.offload_seconds;
+    result["publish_seconds"] = p.publish_seconds;
+    result["ready_unix_nanos"] = p.ready_unix_nanos;
+    return result;
+  }
+
+ private:
+  dw_client* client_ = nullptr;
+};
+
+/// All ranks of a job, over Gloo.
+class Collective {
+ public:
+  Collective(uint32_t rank, uint32_t size, uint32_t root, const std::string& rendezvous,
+             const std::string& job, const std::string& interface, const std::string& address,
+             uint32_t timeout_ms) {
+    dw_collective_options o{};
+    o.struct_size = sizeof o;
+    o.rank = rank;
+    o.size = size;
+    o.root = root;
+    o.rendezvous = rendezvous.c_str();
+    o.job = job.c_str();
+    o.net_interface = interface.c_str();
+    o.address = address.c_str();
+    o.timeout_ms = timeout_ms;
+    Run([&] { return dw_collective_create(&o, &collective_); });
+  }
+  ~Collective() { Close(); }
+  Collective(const Collective&) = delete;
+  Collective& operator=(const Collective&) = delete;
+
+  void Close() {
+    const py::gil_scoped_release release;
+    dw_collective_destroy(collective_);
+    collective_ = nullptr;
+  }
+  dw_collective* get() const { return collective_; }
+
+ private:
+  dw_collective* collective_ = nullptr;
+};
+
+/// (chunk, name, dtype, shape, address).
+using Param = std::tuple<uint32_t, std::string, std::string, Shape, uintptr_t>;
+
+class Megatron {
+ public:
+  Megatron(const std::string& hf_dir, const std::string& parallel, const std::string& family,
+           const std::vector<std::string>& family_dirs, uint32_t threads) {
+    std::vector<const char*> dirs;
+    for (const std::string& dir : family_dirs) dirs.push_back(dir.c_str());
+    dw_megatron_options o{};
+    o.struct_size = sizeof o;
+    o.hf_dir = hf_dir.c_str();
+    o.parallel = parallel.c_str();
+    o.family = family.c_str();
+    o.family_dirs = dirs.data();
+    o.family_dir_count = dirs.size();
+    o.threads = threads;
+    Run([&] { return dw_megatron_create(&o, &megatron_); });
+  }
+  ~Megatron() {
+    const py::gil_scoped_release release;
+    dw_megatron_destroy(megatron_);
+  }
+  Megatron(const Megatron&) = delete;
+  Megatron& operator=(const Megatron&) = delete;
+
+  std::vector<std::tuple<std::string, std::string, Shape>> TensorsMeta() const {
+    std::vector<std::tuple<std::string, std::string, Shape>> out;
+    for (size_t i = 0; i < dw_megatron_tensor_count(megatron_); ++i) {
+      dw_tensor_meta t{};
+      t.struct_size = sizeof t;
+      Run([&] { return dw_megatron_tensor(megatron_, i, &t); });
+      out.emplace_back(t.name, t.dtype, Shape(t.shape, t.shape + t.ndim));
+    }
+    return out;
+  }
+  uint64_t Register(const Client& client, bool replace) const {
+    dw_registered r{};
+    r.struct_size = sizeof r;
+    Run([&] { return dw_megatron_register(megatron_, client.get(), replace, &r); });
+    return r.version;
+  }
+  void Check(uint32_t rank, const std::vector<Param>& params) const {
+    const std::vector<dw_param> list = List(params);
+    Run([&] { return dw_megatron_check(megatron_, rank, list.data(), list.size()); });
+  }
+  uint64_t Place(Offload& offload, uint32_t rank, const std::vector<Param>& params) {
+    const std::vector<dw_param> list = List(params);
+    uint64_t bytes = 0;
+    Run([&] {
+      return dw_megatron_place(megatron_, offload.get(), rank, list.data(), list.size(), &bytes);
+    });
+    return bytes;
+  }
+  py::dict Gather(Collective& collective, Offload* offload, uint32_t rank,
+                  const std::vector<Param>& params, uint64_t bucket_bytes) {
+    const std::vector<dw_param> list = List(params);
+    dw_gathered g{};
+    g.struct_size = sizeof g;
+    Run([&] {
+      return dw_megatron_gather(megatron_, collective.get(),
+                                offload == nullptr ? nullptr : offload->get(), rank, list.data(),
+                                list.size(), bucket_bytes, &g);
+    });
+    py::dict result;
+    result["buckets"] = g.buckets;
+    result["network_bytes"] = g.network_bytes;
+    result["peak_buffer_bytes"] = g.peak_buffer_bytes;
+    result["wait_seconds"] = g.wait_seconds;
+    result["place_seconds"] = g.place_seconds;
+    return result;
+  }
+
+ private:
+  static std::vector<dw_param> List(const std::vector<Param>& params) {
+    std::vector<dw_param> list;
+    for (const auto& [chunk, name, dtype, shape, address] : params) {
+      dw_param p{};
+      p.struct_size = sizeof p;
+      p.chunk = chunk;
+      p.name = name.c_str();
+      p.dtype = dtype.c_str();
+      p.shape = shape.data();
+      p.ndim = static_cast<uint32_t>(shape.size());
+      p.data = reinterpret_cast<const void*>(address);
+      list.push_back(p);
+    }
+    return list;
+  }
+
+  dw_megatron* megatron_ = nullptr;
+};
+
+// DLPack's in-memory form, which its specification fixes (version 0, the capsule "dltensor").
+struct DlTensor {
+  void* data;
+  int32_t device_type, device_id;
+  int32_t ndim;
+  uint8_t code, bits;
+  uint16_t lanes;
+  int64_t *shape, *strides;
+  uint64_t byte_offset;
+};
+
+/// (address, type code, bits, lanes, shape, strides in elements or None, device type) of a capsule,
+/// which must be kept while the address is used.
+py::tuple DescribeDlpack(const py::capsule& capsule) {
+  const char* name = capsule.name();
+  if (name == nullptr || std::string(name) != "dltensor") {
+    throw py::type_error(
+        "not a DLPack capsule named \"dltensor\" (used up, or of another version)");
+  }
+  const auto& t = *static_cast<const DlTensor*>(capsule.get_pointer());
+  const Strides shape(t.shape, t.shape + t.ndim);
+  py::object strides = py::none();
+  if (t.strides != nullptr) strides = py::cast(Strides(t.strides, t.strides + t.ndim));
+  return py::make_tuple(reinterpret_cast<uintptr_t>(t.data) + t.byte_offset, t.code, t.bits,
+                        t.lanes, shape, strides, t.device_type);
+}
+
+/// An object's buffer, held for as long as this lives.
+class BufferView {
+ public:
+  explicit BufferView(const py::buffer& buffer) : info_(buffer.request()) {}
+  uintptr_t address() const { return reinterpret_cast<uintptr_t>(info_.ptr); }
+  const std::string& format() const { return info_.format; }
+  int64_t itemsize() const { return info_.itemsize; }
+  Strides shape() const { return {info_.shape.begin(), info_.shape.end()}; }
+  Strides strides() const { return {info_.strides.begin(), info_.strides.end()}; }
+
+ private:
+  py::buffer_info info_;
+};
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The C ABI of deltawire's trainer library; use the deltawire package instead.";
+  m.attr("__version__") = dw_version();
+  m.attr("SHARE_NONE") = static_cast<int>(DW_SHARE_NONE);
+  m.attr("SHARE_PART") = static_cast<int>(DW_SHARE_PART);
+  m.attr("SHARE_WHOLE") = static_cast<int>(DW_SHARE_WHOLE);
+  m.def("describe_dlpack", &DescribeDlpack);
+  py::class_<BufferView>(m, "BufferView")
+      .def(py::init<const py::buffer&>())
+      .def_property_readonly("address", &BufferView::address)
+      .def_property_readonly("format", &BufferView::format)
+      .def_property_readonly("itemsize", &BufferView::itemsize)
+      .def_property_readonly("shape", &BufferView::shape)
+      .def_property_readonly("strides", &BufferView::strides);
+  py::class_<Offload>(m, "Offload")
+      .def("write", &Offload::Write)
+      .def("mark_written", &Offload::MarkWritten)
+      .def("mark_unchanged", &Offload::MarkUnchanged)
+      .def("ready", &Offload::Ready)
+      .def("check", &Offload::CheckAlive)
+      .def("abandon", &Offload::Abandon)
+      .def("memory", &Offload::Memory)
+      .def("close", &Offload::Close)
+      .def_property_readonly("waited_seconds", &Offload::WaitedSeconds);
+  py::class_<Client, std::shared_ptr<Client>>(m, "Client")
+      .def(py::init<const std::string&, const std::string&, uint32_t, uint32_t, uint32_t,
+                    uint32_t>())
+      .def("register", &Client::Register)
+      .def("begin", &Client::Begin)
+      .def("wait_published", &Client::WaitPublished);
+  py::class_<Collective>(m, "Collective")
+      .def(py::init<uint32_t, uint32_t, uint32_t, const std::string&, const std::string&,
+                    const std::string&, const std::string&, uint32_t>())
+      .def("close", &Collective::Close);
+  py::class_<Megatron>(m, "Megatron")
+      .def(py::init<const std::string&, const std::string&, const std::string&,
+                    const std::vector<std::string>&, uint32_t>())
+      .def("tensors_meta", &Megatron::TensorsMeta)
+      .def("register", &Megatron::Register)
+      .def("check", &Megatron::Check)
+      .def("place", &Megatron::Place)
+      .def("gather", &Megatron::Gather);
+}

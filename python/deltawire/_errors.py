@@ -1,0 +1,84 @@
+"""What can go wrong, by what to do about it."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Anything that deltawire refuses or cannot do. `code`: the status's name, e.g. "ABORTED"."""
+
+    code = "UNKNOWN"
+
+
+class UnavailableError(Error):
+    """No sender answers at the endpoint, or it is stopping."""
+
+    code = "UNAVAILABLE"
+
+
+class DeadlineError(Error):
+    """No answer within the time-out."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class AbandonedError(Error):
+    """The offload is over for all ranks: one died, hung or gave up. Offload again."""
+
+    code = "ABORTED"
+
+
+class RefusedError(Error):
+    """The sender's state does not allow it: another layout, an old version, missing tensors."""
+
+    code = "FAILED_PRECONDITION"
+
+
+class TensorError(Error):
+    """A tensor does not fit what was registered. `tensor`: its name (the first of several)."""
+
+    code = "INVALID_ARGUMENT"
+
+    def __init__(self, message: str, tensor: str = ""):
+        super().__init__(message)
+        self.tensor = tensor
+
+
+class MissingTensorError(TensorError):
+    """A registered tensor was neither given nor declared unchanged."""
+
+
+class ExtraTensorError(TensorError):
+    """A tensor was given that is not registered, or was given before."""
+
+
+class ShapeError(TensorError):
+    """A tensor has another shape than the registered one."""
+
+
+class DTypeError(TensorError):
+    """A tensor has another dtype than the registered one, or one that safetensors does not know."""
+
+
+_NAMES = {
+    1: "CANCELLED",
+    2: "UNKNOWN",
+    3: "INVALID_ARGUMENT",
+    5: "NOT_FOUND",
+    6: "ALREADY_EXISTS",
+    7: "PERMISSION_DENIED",
+    8: "RESOURCE_EXHAUSTED",
+    11: "OUT_OF_RANGE",
+    12: "UNIMPLEMENTED",
+    13: "INTERNAL",
+    15: "DATA_LOSS",
+}
+_CLASSES = {4: DeadlineError, 9: RefusedError, 10: AbandonedError, 14: UnavailableError}
+
+
+def from_status(code: int, message: str) -> Error:
+    """The exception for a code of the C ABI."""
+    if code in _CLASSES:
+        return _CLASSES[code](message)
+    error = Error(message)
+    error.code = _NAMES.get(code, "UNKNOWN")
+    return error

@@ -1,0 +1,607 @@
+"""WeightManager: registers a model, offloads versions of it, waits until they are published."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deltawire import _core
+from deltawire._errors import (
+    DTypeError,
+    Error,
+    ExtraTensorError,
+    MissingTensorError,
+    ShapeError,
+    TensorError,
+)
+from deltawire._fsdp import Place, place_of
+from deltawire._megatron import (
+    Gather,
+    Planned,
+    Sources,
+    job_rank,
+    live_tensors,
+    parallel_config,
+)
+from deltawire._tensors import (
+    TensorMeta,
+    is_cuda,
+    is_dtensor,
+    is_torch,
+    meta_of,
+    shape_text,
+    source_of,
+)
+
+NamedTensors = (
+    Mapping[str, Any] | Iterable[tuple[str, Any]] | Callable[[], Iterable[tuple[str, Any]]]
+)
+_NAMED = 5  # tensors that a message names
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that receivers can pull. Sizes in bytes, times in seconds."""
+
+    epoch: int
+    version: int
+    model_bytes: int
+    delta_bytes: int
+    full_bytes: int
+    elements: int
+    changed_elements: int
+    trainer_wait_seconds: float
+    offload_seconds: float
+    publish_seconds: float
+    ready_unix_nanos: int
+
+
+@dataclass(frozen=True)
+class Offloaded:
+    """What this rank has done for a version; `wait()` for its being published."""
+
+    version: int
+    tensors: int  # that this rank wrote all or part of
+    bytes_written: int
+    waited_seconds: float  # for readers of the memory, before the first write
+    seconds: float  # the whole call
+    _manager: WeightManager = field(repr=False)
+
+    def wait(self, timeout: float | None = None) -> Published:
+        """Blocks until the version, or a newer one, is published."""
+        return self._manager.wait_published(self.version, timeout)
+
+
+class WeightManager:
+    """One rank's way into the sender. Not thread-safe.
+
+    `endpoint`: the sender's trainer socket or its data directory. `rank` of `world`: the processes
+    that write a version together; it is published when all of them are ready. `timeout`: seconds
+    that a call waits for the sender. `copy_threads`: 0 takes a few. `ignore_extra`: True, or names
+    of given tensors that are no part of the model.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | os.PathLike[str] = "/dev/shm/deltawire",
+        model: str = "policy",
+        rank: int = 0,
+        world: int = 1,
+        timeout: float = 30.0,
+        copy_threads: int = 0,
+        ignore_extra: bool | Collection[str] = False,
+    ):
+        self._endpoint = os.fspath(endpoint)
+        self._options = (timeout, copy_threads)
+        self._client = _core.Client(
+            self._endpoint, model, rank, world, max(1, round(timeout * 1000)), copy_threads
+        )
+        self._model, self._rank, self._world = model, rank, world
+        self._ignore_extra = ignore_extra
+        self._metas: list[TensorMeta] = []
+        self._index: dict[str, int] = {}
+        self._tied: dict[str, str] = {}  # second name -> the one that is in the model
+        self._pending: _core.Offload | None = None  # written, not yet notified
+        self._adapters: dict[str, WeightManager] = {}
+        self._planned: Planned | None = None
+        self._collective: tuple[Gather, _core.Collective] | None = None
+
+    def __enter__(self) -> WeightManager:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Abandons what was written and not notified. The manager may be used again."""
+        if self._pending is not None:
+            self._pending.close()
+            self._pending = None
+        if self._collective is not None:
+            self._collective[1].close()
+            self._collective = None
+        for adapter in self._adapters.values():
+            adapter.close()
+
+    @property
+    def tensors_meta(self) -> tuple[TensorMeta, ...]:
+        """As registered, in the order that both ends lay them out; empty before."""
+        return tuple(self._metas)
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Second names of tied tensors, found when registering from tensors: they are left out."""
+        return dict(self._tied)
+
+    def register(
+        self,
+        tensors: NamedTensors | Iterable[TensorMeta | tuple[str, Any, Iterable[int]]],
+        side_files: Mapping[str, bytes | str] | None = None,
+        hf_dir: str | os.PathLike[str] | None = None,
+        replace: bool = False,
+    ) -> int:
+        """Sizes the sender's buffers; returns the version that is published already, or 0.
+
+        `tensors`: TensorMeta or (name, dtype, shape), or the tensors themselves with their names.
+        Of tensors that share their memory only the first name becomes part of the model, as in a
+        saved checkpoint. `side_files` (name -> content) and the small files of `hf_dir` are what
+        receivers put beside the weights; without either, those that the sender has stay.
+        `replace`: drop a model that is registered with another layout.
+        """
+        metas, tied = _metas_and_ties(tensors)
+        given = (side_files or {}).items()
+        files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
+        result = self._client.register(
+            [(m.name, m.dtype, m.shape) for m in metas],
+            files,
+            None if hf_dir is None else os.fspath(hf_dir),
+            replace,
+            not files and hf_dir is None,
+        )
+        self._metas, self._tied = metas, tied
+        self._index = {m.name: i for i, m in enumerate(metas)}
+        return result["version"]
+
+    def offload(
+        self,
+        named_tensors: NamedTensors,
+        version: int,
+        unchanged: Collection[str] = (),
+        notify: bool = True,
+    ) -> Offloaded:
+        """Writes a version: begin, copy, ready. Returns when this rank's part is done.
+
+        `named_tensors`: (HF name, tensor) pairs, a mapping, or a callable that gives either; one
+        tensor is held at a time. The first call registers the model from it if `register` was not
+        called, and then it must be iterable twice. `unchanged`: names that the sender carries over
+        from the published version; they may be left out. With `world` > 1 each rank gives the
+        tensors that it has, whole. `notify=False`: ready only with `notify()`.
+
+        Raises a TensorError that names the tensor when one is missing, unknown, or of another
+        shape or dtype, and then abandons the version for all ranks.
+        """
+        if not self._metas:
+            self.register(_twice(named_tensors))
+        share = _core.SHARE_WHOLE if self._world == 1 else _core.SHARE_PART
+
+        def place(name: str, tensor: Any) -> tuple[Place, int]:
+            if is_dtensor(tensor):
+                raise TensorError(
+                    f'tensor "{name}" is a DTensor; use offload_fsdp, or give its full_tensor()',
+                    name,
+                )
+            shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
+            return Place((), shape, True), share
+
+        pairs = _pairs(named_tensors)
+        return self._offload(pairs, version, unchanged, notify, place, partly=self._world > 1)
+
+    def offload_fsdp(
+        self,
+        module_or_state_dict: Any,
+        version: int,
+        unchanged: Collection[str] = (),
+        notify: bool = True,
+    ) -> Offloaded:
+        """Writes a version of a sharded model: every rank its own rows, without gathering.
+
+        Call it on every rank. A DTensor's shard (FSDP2, any dimension, uneven, 2-D meshes, HSDP)
+        goes to its place in the whole tensor; of replicas the first writes. Tensors that are no
+        DTensors (a full FSDP1 state dict, buffers) are written by rank 0 alone. The first call
+        registers the model with the whole tensors' shapes.
+        """
+        state = module_or_state_dict
+        if not isinstance(state, Mapping):
+            state = state.state_dict()
+        if not state:
+            raise Error(
+                f"rank {self._rank}: the state dict is empty; with rank0_only=True make the "
+                "WeightManager on rank 0 alone, with world=1, and use offload there"
+            )
+        if not self._metas:
+            self.register(state)
+
+        def place(name: str, tensor: Any) -> tuple[Place, int]:
+            shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
+            if not is_dtensor(tensor):
+                return Place((), shape, self._rank == 0), _core.SHARE_WHOLE
+            where = place_of(name, tensor)
+            whole = where.shape == shape or self._world == 1
+            return where, _core.SHARE_WHOLE if whole else _core.SHARE_PART
+
+        return self._offload(_pairs(state), version, unchanged, notify, place, partly=False)
+
+    def offload_megatron(
+        self,
+        models: Any,
+        parallel_state: Any,
+        hf_dir: str | os.PathLike[str],
+        version: int,
+        *,
+        parallel: Mapping[str, Any] | None = None,
+        family: str = "",
+        families: Sequence[str | os.PathLike[str]] = (),
+        gather: Gather | None = None,
+        notify: bool = True,
+    ) -> Offloaded:
+        """Writes a version of a Megatron job: every rank its shards, straight to their HF places.
+
+        Call it on every rank, with the manager's `rank` and `world` those of the job. `models`: the
+        model chunks, wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
+        that answers alike. `hf_dir`: the HF model directory; config.json is enough, and if it has
+        weights their names, order, shapes and dtypes count. `parallel`: settings that go before
+        what the models say (docs/model_families.md). `families`: directories of further families.
+        `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
+        talks to the sender (make its manager with rank 0 of world 1).
+
+        The first call plans, proves that the ranks' shards make up every byte exactly once, and
+        registers the model. Before the first byte each rank's parameters are compared with the plan;
+        an error names those that are missing, unknown or of another shape or dtype.
+        """
+        started = time.monotonic()
+        config = {**parallel_config(models, parallel_state), **(parallel or {})}
+        rank = job_rank(parallel_state, config)
+        root = gather is None or rank == gather.root
+        planned = self._plan(hf_dir, config, family, families, root)
+        sources = Sources(live_tensors(models))
+        planned.plan.check(rank, sources.params)
+        if gather is not None:
+            return self._gather(planned, sources, gather, rank, config, version, notify, started)
+        if self._world != 1 and self._rank != rank:
+            raise Error(f"the manager is rank {self._rank} of {self._world}, the job says {rank}")
+
+        def write(offload: _core.Offload) -> tuple[int, int]:
+            return len(sources.params), planned.plan.place(offload, rank, sources.params)
+
+        return self._offload_by(version, notify, started, write)
+
+    def notify(self) -> None:
+        """Says that this rank's part of the last offload (with `notify=False`) is written."""
+        if self._pending is None:
+            raise Error("nothing to notify: call offload(..., notify=False) first")
+        try:
+            self._pending.ready()
+        finally:
+            self._pending.close()
+            self._pending = None
+
+    def wait_published(self, version: int, timeout: float | None = None) -> Published:
+        """Blocks until `version` or a newer one is published; `timeout` in seconds.
+
+        Raises AbandonedError, with the reason, as soon as another rank dies, hangs or gives up.
+        """
+        millis = 0 if timeout is None else max(1, round(timeout * 1000))
+        return Published(**self._client.wait_published(version, millis))
+
+    def publish_lora(
+        self,
+        adapter_named_tensors: NamedTensors,
+        version: int,
+        model: str | None = None,
+        adapter_config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    ) -> Published:
+        """Publishes a LoRA adapter's tensors alone, as a small model of their own.
+
+        `model`: its name at the sender, "<this model>-lora" if not given. `adapter_config`: what
+        becomes adapter_config.json beside the weights, a mapping or a file's path. Call it on one
+        rank; that one gives all of the adapter. Returns when the version is published.
+        """
+        name = model or f"{self._model}-lora"
+        if name not in self._adapters:
+            timeout, threads = self._options
+            self._adapters[name] = WeightManager(
+                self._endpoint, name, timeout=timeout, copy_threads=threads
+            )
+        adapter = self._adapters[name]
+        tensors = _twice(adapter_named_tensors)
+        metas, _ = _metas_and_ties(tensors)
+        if adapter_config is not None or tuple(metas) != adapter.tensors_meta:
+            side = {}
+            if adapter_config is not None:
+                side["adapter_config.json"] = _json(adapter_config)
+            adapter.register(tensors, side_files=side, replace=True)
+        return adapter.offload(tensors, version).wait()
+
+    # A Megatron job's -------------------------------------------------------------------------
+
+    def _plan(
+        self,
+        hf_dir: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        family: str,
+        families: Sequence[str | os.PathLike[str]],
+        registers: bool,
+    ) -> Planned:
+        wanted = Planned.key_of(hf_dir, config, family)
+        if self._planned is None or self._planned.key != wanted:
+            dirs = [os.fspath(d) for d in families]
+            self._planned = Planned(hf_dir, config, family, dirs, self._options[1])
+            if registers:
+                self._planned.plan.register(self._client, False)
+                self._metas = [TensorMeta.of(t) for t in self._planned.plan.tensors_meta()]
+                self._index = {m.name: i for i, m in enumerate(self._metas)}
+        return self._planned
+
+    def _gather(
+        self,
+        planned: Planned,
+        sources: Sources,
+        gather: Gather,
+        rank: int,
+        config: Mapping[str, Any],
+        version: int,
+        notify: bool,
+        started: float,
+    ) -> Offloaded:
+        if self._collective is None or self._collective[0] != gather:
+            world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
+            meeting = _core.Collective(
+                rank,
+                world,
+                gather.root,
+                gather.rendezvous,
+                gather.job,
+                gather.interface,
+                gather.address,
+                max(1, round(gather.timeout * 1000)),
+            )
+            self._collective = (gather, meeting)
+        group = self._collective[1]
+
+        def run(offload: _core.Offload | None) -> tuple[int, int]:
+            done = planned.plan.gather(group, offload, rank, sources.params, gather.bucket_bytes)
+            return len(sources.params), done["network_bytes"]
+
+        if rank == gather.root:
+            return self._offload_by(version, notify, started, run)
+        tensors, sent = run(None)
+        return Offloaded(version, tensors, sent, 0.0, time.monotonic() - started, self)
+
+    def _offload_by(
+        self,
+        version: int,
+        notify: bool,
+        started: float,
+        write: Callable[[_core.Offload], tuple[int, int]],
+    ) -> Offloaded:
+        """Begin, `write`, ready; abandons the version for all ranks when that fails."""
+        if self._pending is not None:
+            self._pending.close()
+            self._pending = None
+        offload = self._client.begin(version)
+        try:
+            tensors, written = write(offload)
+            if notify:
+                offload.ready()
+        except BaseException as error:
+            # The other ranks are told why; an agent that is gone needs no telling.
+            try:
+                offload.abandon(f"{type(error).__name__}: {error}")
+            except Error:
+                pass
+            offload.close()
+            raise
+        waited = offload.waited_seconds
+        if notify:
+            offload.close()
+        else:
+            self._pending = offload
+        return Offloaded(version, tensors, written, waited, time.monotonic() - started, self)
+
+    # What every offload does ------------------------------------------------------------------
+
+    def _offload(
+        self,
+        named: Iterator[tuple[str, Any]],
+        version: int,
+        unchanged: Collection[str],
+        notify: bool,
+        place: Callable[[str, Any], tuple[Place, int]],
+        partly: bool,
+    ) -> Offloaded:
+        started = time.monotonic()
+        keep = set(unchanged)
+        for name in keep:
+            self._find(name)
+
+        def write(offload: _core.Offload) -> tuple[int, int]:
+            done = self._write(offload, named, keep, place, partly)
+            offload.mark_unchanged(sorted(self._index[n] for n in keep))
+            return done
+
+        return self._offload_by(version, notify, started, write)
+
+    def _write(
+        self,
+        offload: _core.Offload,
+        named: Iterator[tuple[str, Any]],
+        keep: set[str],
+        place: Callable[[str, Any], tuple[Place, int]],
+        partly: bool,
+    ) -> tuple[int, int]:
+        """Returns how many tensors this rank wrote of, and how many bytes."""
+        seen: set[str] = set()
+        tensors = written = 0
+        for name, tensor in named:
+            if name in keep or self._skips(name):
+                continue
+            index = self._find(name)
+            if name in seen:
+                raise ExtraTensorError(f'tensor "{name}" was given twice for one version', name)
+            seen.add(name)
+            _check(self._metas[index], tensor)
+            where, share = place(name, tensor)
+            if not where.writes:
+                continue
+            written += _copy(offload, index, self._metas[index], tensor, where, share)
+            tensors += 1
+            del tensor  # before the next one is made
+        missing = [m.name for m in self._metas if m.name not in seen and m.name not in keep]
+        if missing and not partly:  # with other ranks' tensors the sender looks
+            names = ", ".join(f'"{n}"' for n in missing[:_NAMED])
+            raise MissingTensorError(
+                f"{len(missing)} of {len(self._metas)} registered tensors were not given: "
+                f"{names}{', ...' if len(missing) > _NAMED else ''}; give "
+                "them, name them in `unchanged`, or register without them (replace=True)",
+                missing[0],
+            )
+        return tensors, written
+
+    def _skips(self, name: str) -> bool:
+        if name in self._index:
+            return False
+        extra = self._ignore_extra
+        return name in self._tied or (extra if isinstance(extra, bool) else name in extra)
+
+    def _find(self, name: str) -> int:
+        index = self._index.get(name)
+        if index is None:
+            raise ExtraTensorError(
+                f'tensor "{name}" is not registered with model "{self._model}"; register with it '
+                "(replace=True), leave it out, or name it in ignore_extra if it is a tied duplicate",
+                name,
+            )
+        return index
+
+
+def _check(meta: TensorMeta, tensor: Any) -> None:
+    given = meta_of(meta.name, tensor)
+    if given.shape != meta.shape:
+        raise ShapeError(
+            f'tensor "{meta.name}" has shape {shape_text(given.shape)}, registered is '
+            f"{shape_text(meta.shape)}; register again with replace=True if the model has changed",
+            meta.name,
+        )
+    if given.dtype != meta.dtype:
+        raise DTypeError(
+            f'tensor "{meta.name}" is {given.dtype}, registered is {meta.dtype}; cast it, or '
+            "register again with replace=True",
+            meta.name,
+        )
+
+
+def _copy(
+    offload: _core.Offload, index: int, meta: TensorMeta, tensor: Any, where: Place, share: int
+) -> int:
+    """Copies a tensor, or this rank's block of it, into its place; returns the bytes."""
+    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    if hasattr(local, "wait"):  # an AsyncCollectiveTensor
+        local = local.wait()
+    if is_cuda(local):
+        copied = copy_by_torch(offload, index, meta, local, where)
+        offload.mark_written([index], share)
+        return copied
+    source = source_of(meta.name, local)
+    start = where.start if len(where.start) == len(source.shape) else None
+    offload.write(
+        index, source.address, source.element_bytes, source.shape, source.strides, start, share
+    )
+    count = source.element_bytes
+    for n in source.shape:
+        count *= n
+    return count
+
+
+def copy_by_torch(
+    offload: _core.Offload, index: int, meta: TensorMeta, local: Any, where: Place
+) -> int:
+    """A tensor on another device: torch copies it, through its own staging, straight into place."""
+    import torch
+
+    if local.numel() == 0:
+        return 0
+    address, size = offload.memory(index)
+    memory = (ctypes.c_char * size).from_address(address)
+    place = torch.frombuffer(memory, dtype=local.dtype).reshape(meta.shape)
+    for dim, start in enumerate(where.start):
+        place = place.narrow(dim, start, where.shape[dim])
+    with torch.no_grad():
+        place.copy_(local)  # returns when the bytes are there
+    return local.numel() * local.element_size()
+
+
+def _pairs(named: Any) -> Iterator[tuple[str, Any]]:
+    if callable(named) and not isinstance(named, Mapping):
+        named = named()
+    if isinstance(named, Mapping):
+        named = named.items()
+    return iter(named)
+
+
+def _twice(named: NamedTensors) -> NamedTensors:
+    """Refuses what can be gone through only once: its tensors would be used up by registering."""
+    if isinstance(named, Iterator):
+        raise Error(
+            "a generator cannot register the model and then be written; call register first, or "
+            "give a mapping, a list or a callable that makes the generator"
+        )
+    return named
+
+
+def _metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str]]:
+    metas: list[TensorMeta] = []
+    tied: dict[str, str] = {}
+    places: dict[tuple[Any, ...], tuple[str, Any]] = {}
+    for entry in _pairs(tensors):
+        if isinstance(entry, TensorMeta) or len(entry) == 3:
+            metas.append(TensorMeta.of(entry))
+            continue
+        name, tensor = entry
+        meta = meta_of(name, tensor)
+        first = _same_memory(places, meta, tensor)
+        if first is None:
+            metas.append(meta)
+        else:
+            tied[name] = first
+    return metas, tied
+
+
+def _same_memory(
+    places: dict[tuple[Any, ...], tuple[str, Any]], meta: TensorMeta, tensor: Any
+) -> str | None:
+    """The name of an earlier tensor that has this one's memory, or None."""
+    if not is_torch(tensor):
+        return None
+    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    if local.numel() == 0 or local.data_ptr() == 0:
+        return None
+    key = (local.data_ptr(), local.device, meta.shape, meta.dtype, tuple(local.stride()))
+    first = places.get(key)
+    # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
+    if first is not None and first[1]() is not None:
+        return first[0]
+    places[key] = (meta.name, weakref.ref(tensor))
+    return None
+
+
+def _json(config: Any) -> str:
+    if isinstance(config, Mapping):
+        return json.dumps(dict(config), indent=2)
+    with open(config, encoding="utf-8") as file:
+        return file.read()

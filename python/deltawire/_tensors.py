@@ -1,0 +1,229 @@
+"""Finds the memory of tensors of all kinds, without copying it and without importing their library.
+
+A `Source` is an address with dtype, shape and byte strides; it keeps alive what it points into.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deltawire import _core
+from deltawire._errors import DTypeError, TensorError
+
+DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+}
+
+# By the names that torch, numpy and ml_dtypes give them.
+_BY_NAME = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+# By DLPack's type code and bits.
+_BY_DLPACK = {
+    (2, 64): "F64",
+    (2, 32): "F32",
+    (2, 16): "F16",
+    (4, 16): "BF16",
+    (0, 64): "I64",
+    (0, 32): "I32",
+    (0, 16): "I16",
+    (0, 8): "I8",
+    (1, 64): "U64",
+    (1, 32): "U32",
+    (1, 16): "U16",
+    (1, 8): "U8",
+    (6, 8): "BOOL",
+}
+_DLPACK_CPU = (1, 3)  # plain and pinned host memory
+# By the kind of a buffer's format character; with its item size.
+_FLOATS, _SIGNED, _UNSIGNED = "efd", "bhilqn", "BHILQN"
+
+
+@dataclass
+class Source:
+    """Elements in this process's memory; `strides` are in bytes, None: contiguous, row-major."""
+
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    owner: Any  # what must live while the address is used
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """One entry of tensors_meta: a name, a safetensors dtype, a shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise DTypeError(
+                f'tensor "{self.name}": "{self.dtype}" is no safetensors dtype; '
+                f"known are {', '.join(DTYPE_BYTES)}",
+                self.name,
+            )
+
+    @classmethod
+    def of(cls, entry: Any) -> TensorMeta:
+        """From a TensorMeta, or (name, dtype, shape) with a dtype of any library."""
+        if isinstance(entry, TensorMeta):
+            return entry
+        name, dtype, shape = entry
+        return cls(name, dtype_name(dtype, name), tuple(int(n) for n in shape))
+
+
+def dtype_name(dtype: Any, tensor: str) -> str:
+    """The safetensors name of a dtype of torch, numpy or ml_dtypes, or of a name of theirs."""
+    text = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    if text in DTYPE_BYTES:
+        return text
+    if text not in _BY_NAME:
+        raise DTypeError(
+            f'tensor "{tensor}" has dtype {dtype}, which safetensors has no name for; cast it first',
+            tensor,
+        )
+    return _BY_NAME[text]
+
+
+def is_torch(tensor: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(tensor, torch.Tensor)
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """A torch DTensor: only a program that has imported them has any."""
+    return is_torch(tensor) and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
+
+
+def meta_of(name: str, tensor: Any) -> TensorMeta:
+    """Name, dtype and (global) shape; touches no data."""
+    if is_torch(tensor):
+        return TensorMeta(name, dtype_name(tensor.dtype, name), tuple(tensor.shape))
+    source = source_of(name, tensor)
+    return TensorMeta(name, source.dtype, source.shape)
+
+
+def is_cuda(tensor: Any) -> bool:
+    return is_torch(tensor) and tensor.device.type != "cpu"
+
+
+def source_of(name: str, tensor: Any) -> Source:
+    """The memory of a tensor that lies in host memory."""
+    if is_torch(tensor):
+        return _of_torch(name, tensor)
+    if hasattr(tensor, "__array_interface__") and hasattr(tensor, "dtype"):
+        return _of_numpy(name, tensor)
+    if hasattr(tensor, "__dlpack__"):
+        return _of_dlpack(name, tensor)
+    try:
+        view = _core.BufferView(tensor)
+    except (TypeError, BufferError):
+        raise TensorError(
+            f'tensor "{name}" is a {type(tensor).__name__}; wanted is a torch tensor, a numpy '
+            "array, or something with DLPack or the buffer protocol",
+            name,
+        ) from None
+    return Source(
+        view.address, _buffer_dtype(name, view), tuple(view.shape), tuple(view.strides), view
+    )
+
+
+def _of_torch(name: str, tensor: Any) -> Source:
+    import torch
+
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TensorError(f'tensor "{name}" is sparse or quantized; make it dense first', name)
+    tensor = tensor.resolve_conj().resolve_neg()  # lazy bits become bytes; else nothing is copied
+    width = tensor.element_size()
+    return Source(
+        tensor.data_ptr(),
+        dtype_name(tensor.dtype, name),
+        tuple(tensor.shape),
+        tuple(s * width for s in tensor.stride()),
+        tensor,
+    )
+
+
+def _of_numpy(name: str, array: Any) -> Source:
+    if not array.dtype.isnative:
+        raise DTypeError(
+            f'tensor "{name}" is big-endian ({array.dtype}); swap its bytes first', name
+        )
+    address = array.__array_interface__["data"][0]
+    dtype = dtype_name(array.dtype, name)
+    return Source(address, dtype, tuple(array.shape), tuple(array.strides), array)
+
+
+def _of_dlpack(name: str, tensor: Any) -> Source:
+    capsule = tensor.__dlpack__()
+    address, code, bits, lanes, shape, strides, device = _core.describe_dlpack(capsule)
+    if device not in _DLPACK_CPU:
+        raise TensorError(
+            f'tensor "{name}" lies on another device (DLPack type {device}); hand it over as a '
+            "torch tensor, or copy it to the host first",
+            name,
+        )
+    dtype = _BY_DLPACK.get((code, bits))
+    if dtype is None or lanes != 1:
+        raise DTypeError(
+            f'tensor "{name}" has DLPack type {code} of {bits} bits and {lanes} lanes, which '
+            "safetensors has no name for",
+            name,
+        )
+    width = DTYPE_BYTES[dtype]
+    in_bytes = None if strides is None else tuple(s * width for s in strides)
+    return Source(address, dtype, tuple(shape), in_bytes, (tensor, capsule))
+
+
+def _buffer_dtype(name: str, view: Any) -> str:
+    kind = view.format.lstrip("@=<")
+    bits = view.itemsize * 8
+    if kind == "?":
+        return "BOOL"
+    for kinds, prefix in ((_FLOATS, "F"), (_SIGNED, "I"), (_UNSIGNED, "U")):
+        if kind in kinds and len(kind) == 1:
+            return f"{prefix}{bits}"
+    raise DTypeError(f'tensor "{name}" has buffer format "{view.format}", which is unknown', name)
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    return "[" + ", ".join(str(n) for n in shape) + "]"

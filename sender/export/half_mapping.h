@@ -1,0 +1,32 @@
+// A writable mapping of one of the agent's halves, kept from offload to offload.
+// Owner: shared by the client and the offload that writes it; unmapped with the last.
+// Threads: immutable. Errors name the file. Cost: page tables are filled once, at Map.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+
+namespace deltawire {
+
+class HalfMapping {
+ public:
+  static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path);
+  ~HalfMapping();
+
+  MutableBytes bytes() const { return bytes_; }
+  /// Still the file that has this path (an agent may have made its halves anew).
+  bool Current(const std::string& path) const;
+
+ private:
+  HalfMapping() = default;
+  MutableBytes bytes_;
+  ino_t inode_ = 0;
+  std::string path_;
+};
+
+}  // namespace deltawire

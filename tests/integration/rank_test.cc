@@ -1,0 +1,259 @@
+// Ranks of one trainer that die, hang, give up or disagree in the middle of an offload: the version
+// is not published, the others are told at once, and the next version goes through.
+#include <signal.h>
+
+#include <catch2/catch.hpp>
+#include <sstream>
+
+#include "common/layout/model_dir.h"
+#include "tests/support/daemons.h"
+#include "tests/support/rank_model.h"
+
+namespace deltawire::testing {
+namespace {
+
+constexpr const char* kModel = "m";
+// The ranks' calls may take 60 s; what ends them at once ends them far below that.
+constexpr double kPromptly = 10;
+
+/// trainer_rank as a child.
+class RankProcess {
+ public:
+  RankProcess(const SenderProcess& sender, uint32_t rank, uint64_t first, uint64_t last,
+              const std::vector<std::string>& hang = {})
+      : log_(sender.dir().parent_path() / fmt::format("rank{}-{}.log", rank, first)) {
+    std::vector<std::string> args = {sender.socket(),       kModel,
+                                     std::to_string(rank),  "2",
+                                     std::to_string(first), std::to_string(last)};
+    args.insert(args.end(), hang.begin(), hang.end());
+    child_ = std::make_unique<Child>("trainer_rank", args, log_);
+  }
+  Child& child() { return *child_; }
+  /// Waits for a line that starts so; "" when it does not come.
+  std::string Line(const std::string& start) {
+    std::string found;
+    Eventually([&] {
+      std::istringstream lines(ReadText(log_));
+      for (std::string line; std::getline(lines, line);) {
+        // A line still being written has no line feed, so the stream ended within it.
+        if (line.starts_with(start) && !lines.eof()) found = line;
+      }
+      return !found.empty();
+    });
+    INFO(ReadText(log_));
+    CHECK(found != "");
+    return found;
+  }
+
+ private:
+  const std::filesystem::path log_;
+  std::unique_ptr<Child> child_;
+};
+
+struct FailedLine {
+  double seconds = 0;
+  int code = 0;
+  std::string message;
+};
+FailedLine Failed(RankProcess& rank, uint64_t version) {
+  FailedLine failed;
+  std::istringstream line(rank.Line(fmt::format("failed {} ", version)));
+  std::string word;
+  uint64_t v = 0;
+  line >> word >> v >> failed.seconds >> failed.code;
+  std::getline(line, failed.message);
+  return failed;
+}
+
+bool Has(const std::string& text, const std::string& part) {
+  CAPTURE(text, part);
+  const bool has = text.find(part) != std::string::npos;
+  CHECK(has);
+  return has;
+}
+
+/// The receiver's bytes are version `version`'s, every one.
+void CheckContent(const ReceiverProcess& receiver, uint64_t version) {
+  const auto opened = ModelDir::Open(receiver.dir());
+  REQUIRE(opened.ok());
+  const Layout layout = RankLayout();
+  REQUIRE(opened->layout().fingerprint() == layout.fingerprint());
+  size_t wrong = 0;
+  for (size_t t = 0; t < layout.size(); ++t) {
+    for (uint64_t i = 0; i < layout.bytes(t); ++i) {
+      wrong += opened->data(t)[i] != RankByte(version, layout.offset(t) + i);
+    }
+  }
+  CHECK(wrong == 0);
+}
+
+std::unique_ptr<TrainerClient> Client(const SenderProcess& sender, uint32_t rank) {
+  auto client = std::make_unique<TrainerClient>(sender.socket(), kModel, rank, 2);
+  REQUIRE(client->Register(RankLayout(), {}).ok());
+  return client;
+}
+
+}  // namespace
+
+TEST_CASE("a rank killed in the middle of an offload ends it for all at once") {
+  const std::string point = GENERATE("begun", "half");
+  CAPTURE(point);
+  ShmDir root;
+  SenderProcess sender(root.path());
+  RankProcess zero(sender, 0, 1, 3);
+  RankProcess one(sender, 1, 1, 2, {point, "2"});
+  zero.Line("published 1");
+  one.Line("hanging 2");
+  zero.Line("ready 2");  // and waits for rank 1
+  one.child().Kill();
+  const FailedLine failed = Failed(zero, 2);
+  CHECK(failed.seconds < kPromptly);
+  CHECK(failed.code == static_cast<int>(StatusCode::kAborted));
+  Has(failed.message, "rank 1 of 2 has gone before it was ready");
+  Has(failed.message, "version 2");
+  CHECK(sender.Status(kModel).newest().id().version() == 1);
+
+  RankProcess again(sender, 1, 3, 3);
+  zero.Line("published 3");
+  again.Line("published 3");
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(3));
+  CheckContent(receiver, 3);
+}
+
+TEST_CASE("a rank that hangs is named after the offload's timeout") {
+  ShmDir root;
+  SenderProcess sender(root.path(), {"--offload-timeout-ms", "1500"});
+  RankProcess zero(sender, 0, 1, 3);
+  RankProcess one(sender, 1, 1, 2, {"half", "2"});
+  one.Line("hanging 2");
+  one.child().Signal(SIGSTOP);
+  const FailedLine failed = Failed(zero, 2);
+  CHECK(failed.seconds < kPromptly);
+  CHECK(failed.code == static_cast<int>(StatusCode::kAborted));
+  Has(failed.message, "rank 1 is not ready");
+  CHECK(sender.Status(kModel).newest().id().version() == 1);
+  one.child().Kill();
+  RankProcess again(sender, 1, 3, 3);
+  zero.Line("published 3");
+}
+
+TEST_CASE("a rank that never begins is named after the offload's timeout") {
+  ShmDir root;
+  SenderProcess sender(root.path(), {"--offload-timeout-ms", "200"});
+  const auto zero = Client(sender, 0);
+  const auto offload = zero->Begin(1);
+  REQUIRE(offload.ok());
+  REQUIRE((*offload)->Ready().ok());
+  const auto published = zero->WaitPublished(1);
+  CHECK(absl::IsAborted(published.status()));
+  Has(std::string(MessageOf(published.status())), "rank 1 has not begun");
+}
+
+TEST_CASE("a rank that was ready may die") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  RankProcess one(sender, 1, 1, 1, {"ready", "1"});
+  one.Line("hanging 1");
+  one.child().Kill();
+  RankProcess zero(sender, 0, 1, 1);
+  zero.Line("published 1");
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(1));
+  CheckContent(receiver, 1);
+}
+
+TEST_CASE("a rank that writes sees that another has given up, and why") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const auto zero = Client(sender, 0), one = Client(sender, 1);
+  const auto first = zero->Begin(7);
+  const auto second = one->Begin(7);
+  REQUIRE((first.ok() && second.ok()));
+  CHECK((*first)->Check().ok());
+  (*second)->Abandon("loss is not a number");
+  REQUIRE(Eventually([&] { return !(*first)->Check().ok(); }));
+  for (const Status& told : {(*first)->Check(), (*first)->Ready(), zero->WaitPublished(7).status(),
+                             one->WaitPublished(7).status()}) {
+    CHECK(absl::IsAborted(told));
+    Has(std::string(MessageOf(told)), "abandoned by rank 1 of 2: loss is not a number");
+  }
+  // The offload that was given up does not stand in the way of the same version.
+  const auto third = zero->Begin(7);
+  const auto fourth = one->Begin(7);
+  REQUIRE((third.ok() && fourth.ok()));
+  CHECK((*third)->Check().ok());
+}
+
+TEST_CASE("a rank that is late with an older version does not end the newer one") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const auto zero = Client(sender, 0), one = Client(sender, 1);
+  const auto newer = zero->Begin(5);
+  REQUIRE(newer.ok());
+  const auto older = one->Begin(4);
+  CHECK(absl::IsAborted(older.status()));
+  Has(std::string(MessageOf(older.status())), "begun version 5");
+  CHECK(one->Begin(5).ok());
+}
+
+TEST_CASE("two ranks that write a tensor which one claimed for itself are refused") {
+  const bool claim_first = GENERATE(true, false);
+  CAPTURE(claim_first);
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const auto zero = Client(sender, 0), one = Client(sender, 1);
+  const auto first = zero->Begin(1);
+  const auto second = one->Begin(1);
+  REQUIRE((first.ok() && second.ok()));
+  const std::vector<uint32_t> all = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+  const auto claim = [&]() -> Status {
+    DW_RETURN_IF_ERROR((*first)->Written(all, Share::kWhole));
+    return (*first)->Ready();
+  };
+  const auto write = [&]() -> Status {
+    DW_RETURN_IF_ERROR((*second)->Written(std::vector<uint32_t>{3}));
+    return (*second)->Ready();
+  };
+  CHECK((claim_first ? claim() : write()).ok());
+  const Status refused = claim_first ? write() : claim();
+  CHECK(absl::IsFailedPrecondition(refused));
+  Has(std::string(MessageOf(refused)), "layers.3.weight");
+  CHECK(absl::IsFailedPrecondition(zero->WaitPublished(1).status()));
+}
+
+TEST_CASE("tensors that one rank writes alone are published with the others' shares") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const auto zero = Client(sender, 0), one = Client(sender, 1);
+  const Layout layout = RankLayout();
+  for (uint64_t v = 1; v <= 3; ++v) {
+    const auto first = zero->Begin(v);
+    const auto second = one->Begin(v);
+    REQUIRE((first.ok() && second.ok()));
+    for (uint32_t t = 0; t < layout.size(); ++t) {
+      const auto& writer = t % 2 == 0 ? *first : *second;
+      std::vector<std::byte> content(layout.bytes(t));
+      for (size_t i = 0; i < content.size(); ++i) content[i] = RankByte(v, layout.offset(t) + i);
+      REQUIRE(writer->Write(t, content, Share::kWhole).ok());
+    }
+    REQUIRE((*first)->Ready().ok());
+    REQUIRE((*second)->Ready().ok());
+    REQUIRE(one->WaitPublished(v).ok());
+  }
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(3));
+  CheckContent(receiver, 3);
+}
+
+TEST_CASE("ranks that register at the same time get one model") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  std::vector<std::unique_ptr<RankProcess>> ranks;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.push_back(std::make_unique<RankProcess>(sender, rank, 1, 1));
+  }
+  for (const auto& rank : ranks) rank->Line("published 1");
+}
+
+}  // namespace deltawire::testing

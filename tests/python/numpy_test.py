@@ -1,0 +1,242 @@
+"""The Python package without torch: numpy, buffers, DLPack, and every refusal."""
+
+from __future__ import annotations
+
+import array
+import sys
+import unittest
+
+import support
+
+np = support.need("numpy")
+deltawire = support.need("deltawire")
+
+
+def weights(seed: int):
+    rng = np.random.default_rng(seed)
+    return {
+        "matrix": rng.standard_normal((301, 203), dtype=np.float32),
+        "half": rng.standard_normal((64, 3, 5)).astype(np.float16),
+        "counter": np.array(seed, dtype=np.int64),
+        "mask": rng.integers(0, 2, (17,)).astype(bool),
+        "empty": np.zeros((0, 4), dtype=np.uint8),
+    }
+
+
+class OnlyDlpack:
+    """Has DLPack and nothing else."""
+
+    def __init__(self, inner):
+        self._inner = inner
+
+    def __dlpack__(self, **kwargs):
+        return self._inner.__dlpack__(**kwargs)
+
+
+class NumpyTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(support.Cluster())
+
+    def manager(self, **options):
+        options.setdefault("model", self.id().rsplit(".", 1)[-1])
+        self.model = options["model"]
+        return deltawire.WeightManager(self.cluster.endpoint, **options)
+
+    def check(self, want):
+        got = self.cluster.content(self.model)
+        self.assertEqual(set(got), set(want))
+        for name, value in want.items():
+            self.assertEqual(got[name][1], np.shape(value), name)
+            self.assertEqual(got[name][2], np.asarray(value).tobytes(), name)
+
+    def test_nothing_heavy_is_imported(self):
+        self.assertNotIn("torch", sys.modules)
+
+    def test_versions_follow_one_another(self):
+        manager = self.manager()
+        for version in (1, 2, 5):
+            want = weights(version)
+            done = manager.offload(want.items(), version)
+            self.assertEqual(done.tensors, 5)
+            self.assertEqual(done.bytes_written, sum(v.nbytes for v in want.values()))
+            published = done.wait()
+            self.assertEqual((published.epoch, published.version), (1, version))
+            self.check(want)
+        self.assertEqual(manager.register(want), 5)
+
+    def test_unchanged_tensors_are_carried_over(self):
+        manager = self.manager()
+        old, new = weights(1), weights(2)
+        manager.offload(old, 1).wait()
+        new["half"] = old["half"]
+        given = {n: v for n, v in new.items() if n != "half"}
+        given["matrix"], kept = np.zeros_like(old["matrix"]), old["matrix"]
+        new["matrix"] = kept  # given, and declared unchanged: the sender's stays
+        published = manager.offload(given, 2, unchanged=["half", "matrix"]).wait()
+        self.check(new)
+        self.assertLess(published.changed_elements, 100)
+
+    def test_memory_of_any_order(self):
+        rng = np.random.default_rng(3)
+        cube = rng.integers(0, 255, (40, 50, 60), dtype=np.uint16)
+        want = {
+            "transposed": cube.T,
+            "swapped": cube.swapaxes(0, 1),
+            "reversed": cube[::-1, :, ::-2],
+            "column": cube[:, 3, 5],
+            "broadcast": np.broadcast_to(cube[0, 0], (7, 60)),
+            "fortran": np.asfortranarray(rng.standard_normal((2000, 1030))),
+        }
+        self.manager().offload(want, 1).wait()
+        self.check(want)
+
+    def test_buffers_and_dlpack(self):
+        matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
+        given = {
+            "bytes": b"abc",
+            "array": array.array("d", [1.5, 2.5]),
+            "view": memoryview(matrix)[1:],
+            "dlpack": OnlyDlpack(matrix.T),
+        }
+        self.manager().offload(given, 1).wait()
+        want = {
+            "bytes": np.frombuffer(b"abc", dtype=np.uint8),
+            "array": np.array([1.5, 2.5]),
+            "view": matrix[1:],
+            "dlpack": np.ascontiguousarray(matrix.T),
+        }
+        self.check(want)
+        self.assertEqual(self.cluster.content(self.model)["array"][0], "F64")
+
+    def test_a_generator_holds_one_tensor_at_a_time(self):
+        alive, most = set(), 0
+
+        class Counted(np.ndarray):
+            def __del__(self):
+                alive.discard(id(self))
+
+        def generate():
+            nonlocal most
+            for i in range(6):
+                value = np.full((100, 100), i, dtype=np.float32).view(Counted)
+                alive.add(id(value))
+                most = max(most, len(alive))
+                yield f"t{i}", value
+                del value
+
+        manager = self.manager()
+        with self.assertRaisesRegex(deltawire.Error, "register first"):
+            manager.offload(generate(), 1)
+        alive.clear()
+        most = 0
+        manager.register([(f"t{i}", "F32", (100, 100)) for i in range(6)])
+        manager.offload(generate(), 1).wait()
+        self.assertEqual(most, 1)
+        self.check({f"t{i}": np.full((100, 100), i, dtype=np.float32) for i in range(6)})
+
+    def test_every_refusal_names_the_tensor(self):
+        manager = self.manager()
+        good = weights(1)
+        manager.offload(good, 1).wait()
+        missing = {n: v for n, v in good.items() if n != "half"}
+        for error, tensor, bad in (
+            (deltawire.MissingTensorError, "half", missing),
+            (deltawire.ExtraTensorError, "surplus", good | {"surplus": np.zeros(3)}),
+            (deltawire.ExtraTensorError, "mask", [*good.items(), ("mask", good["mask"])]),
+            (deltawire.ShapeError, "matrix", good | {"matrix": good["matrix"].T}),
+            (deltawire.DTypeError, "half", good | {"half": good["half"].astype(np.float32)}),
+            (deltawire.DTypeError, "half", good | {"half": good["half"].astype(">f2")}),
+            (deltawire.DTypeError, "half", good | {"half": good["half"].astype(complex)}),
+            (deltawire.TensorError, "half", good | {"half": "text"}),
+        ):
+            with self.assertRaises(error) as caught:
+                manager.offload(bad, 2)
+            self.assertEqual(caught.exception.tensor, tensor)
+            self.assertIn(f'"{tensor}"', str(caught.exception))
+            self.assertNotIn("register first", str(caught.exception))
+        with self.assertRaises(deltawire.ExtraTensorError):
+            manager.offload(good, 2, unchanged=["surplus"])
+        self.check(good)  # none of them was published
+        with self.assertRaisesRegex(deltawire.AbandonedError, "TensorError.*half"):
+            manager.wait_published(2)
+        manager.offload(good, 2).wait()
+
+    def test_extra_tensors_may_be_ignored(self):
+        good = weights(1)
+        for extra in (True, {"tied"}):
+            manager = self.manager(ignore_extra=extra)
+            manager.register(good)
+            version = 1 if extra is True else 2
+            manager.offload(good | {"tied": np.zeros(3)}, version).wait()
+        with self.assertRaises(deltawire.ExtraTensorError):
+            manager.offload(good | {"untied": np.zeros(3)}, 3)
+
+    def test_another_layout_wants_replace(self):
+        manager = self.manager()
+        manager.offload({"a": np.zeros(3)}, 1).wait()
+        with self.assertRaises(deltawire.RefusedError):
+            manager.register({"b": np.zeros(4)})
+        manager.register({"b": np.zeros(4)}, replace=True)
+        manager.offload({"b": np.ones(4)}, 1).wait()
+        self.check({"b": np.ones(4)})
+
+    def test_side_files(self):
+        manager = self.manager()
+        manager.register({"a": np.zeros(3)}, side_files={"config.json": '{"x": 1}'})
+        manager.register({"a": np.zeros(3)})  # another rank: they stay
+        manager.offload({"a": np.zeros(3)}, 1).wait()
+        self.check({"a": np.zeros(3)})
+        self.assertEqual(self.cluster.side_file("config.json", self.model), '{"x": 1}')
+
+    def test_notify_comes_when_it_is_said(self):
+        with self.manager() as manager:
+            manager.offload({"a": np.zeros(3)}, 1, notify=False)
+            with self.assertRaises(deltawire.DeadlineError):
+                manager.wait_published(1, timeout=0.2)
+            manager.notify()
+            manager.wait_published(1)
+            with self.assertRaises(deltawire.Error):
+                manager.notify()
+            manager.offload({"a": np.ones(3)}, 2, notify=False)
+        with self.assertRaises(deltawire.AbandonedError):  # closed before it was notified
+            manager.wait_published(2)
+
+    def test_two_ranks_write_their_tensors(self):
+        layout = [("a", "F32", (3,)), ("b", "F32", (2,))]
+        a, b = (self.manager(rank=r, world=2) for r in range(2))
+        for manager in (a, b):
+            manager.register(layout)
+        values = {"a": np.arange(3, dtype=np.float32), "b": np.ones(2, dtype=np.float32)}
+        a.offload({"a": values["a"]}, 1)
+        b.offload({"b": values["b"]}, 1).wait()
+        a.wait_published(1)
+        self.check(values)
+        a.offload({"a": values["a"]}, 2)
+        with self.assertRaisesRegex(deltawire.RefusedError, "b"):
+            b.offload({}, 2)
+        with self.assertRaisesRegex(deltawire.RefusedError, "b"):
+            a.wait_published(2)
+
+    def test_a_lora_adapter_is_a_model_of_its_own(self):
+        manager = self.manager()
+        manager.offload(weights(1), 1).wait()
+        adapter = {"q.lora_A.weight": np.ones((4, 8)), "q.lora_B.weight": np.zeros((8, 4))}
+        for version in (1, 2):
+            adapter["q.lora_B.weight"] = adapter["q.lora_B.weight"] + version
+            published = manager.publish_lora(adapter, version, adapter_config={"r": 4})
+            self.assertEqual(published.version, version)
+            self.check(weights(1))
+            self.model += "-lora"
+            self.check(adapter)
+            self.assertIn('"r": 4', self.cluster.side_file("adapter_config.json", self.model))
+            self.model = self.model.removesuffix("-lora")
+
+    def test_no_sender(self):
+        manager = deltawire.WeightManager("/nowhere/trainer.sock", timeout=0.2)
+        with self.assertRaisesRegex(deltawire.Error, "/nowhere/trainer.sock"):
+            manager.register({"a": np.zeros(3)})
+
+
+if __name__ == "__main__":
+    unittest.main()

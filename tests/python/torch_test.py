@@ -1,0 +1,140 @@
+"""The Python package with torch tensors: every dtype, every memory order, ties, other devices."""
+
+from __future__ import annotations
+
+import unittest
+
+import support
+
+support.use_trainer_python()
+torch = support.need("torch")
+deltawire = support.need("deltawire")
+
+from deltawire import _manager  # noqa: E402
+from deltawire._fsdp import Place  # noqa: E402
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def raw(tensor) -> bytes:
+    """Row-major bytes, by torch."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+class TorchTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(support.Cluster())
+
+    def manager(self, **options):
+        self.model = self.id().rsplit(".", 1)[-1]
+        return deltawire.WeightManager(self.cluster.endpoint, model=self.model, **options)
+
+    def check(self, want):
+        got = self.cluster.content(self.model)
+        self.assertEqual(set(got), set(want))
+        for name, tensor in want.items():
+            self.assertEqual(got[name], (DTYPES[tensor.dtype], tuple(tensor.shape), raw(tensor)), name)
+
+    def test_every_dtype(self):
+        torch.manual_seed(1)
+        bits = torch.randint(0, 256, (24, 16), dtype=torch.uint8)
+        want = {
+            name: (bits & 1 if dtype == torch.bool else bits).view(dtype)
+            for dtype, name in DTYPES.items()
+        }
+        want["scalar"] = torch.tensor(1.5, dtype=torch.bfloat16)
+        want["empty"] = torch.zeros(0, 3)
+        self.manager().offload(want, 1).wait()
+        self.check(want)
+        with self.assertRaises(deltawire.DTypeError):
+            self.manager().register({"c": torch.zeros(2, dtype=torch.complex64)})
+
+    def test_every_memory_order(self):
+        torch.manual_seed(2)
+        base = torch.randn(60, 70, 80)
+        want = {
+            "transposed": base[0].T,
+            "big_transposed": torch.randn(1500, 1100).bfloat16().t(),
+            "permuted": base.permute(2, 0, 1),
+            "sliced": base[::3, 5:50, ::2],
+            "expanded": base[:1].expand(4, 70, 80),
+            "channels_last": torch.randn(2, 8, 9, 10).to(memory_format=torch.channels_last),
+            "parameter": torch.nn.Parameter(base[1]),
+            "conjugated": torch.view_as_real(torch.randn(5, dtype=torch.complex64).conj().resolve_conj()),
+            "negated": torch.randn(5, dtype=torch.complex64).conj().imag,
+        }
+        self.manager().offload(want, 1).wait()
+        self.check(want)
+
+    def test_a_module_with_tied_weights(self):
+        class Tied(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed = torch.nn.Embedding(50, 8)
+                self.head = torch.nn.Linear(8, 50, bias=False)
+                self.head.weight = self.embed.weight
+
+        module = Tied().bfloat16()
+        manager = self.manager()
+        for version in (1, 2):
+            manager.offload(module.state_dict().items(), version).wait()
+            self.check({"embed.weight": module.embed.weight})
+            with torch.no_grad():
+                module.embed.weight += 1
+        self.assertEqual(manager.tied, {"head.weight": "embed.weight"})
+
+    def test_temporaries_at_one_address_are_not_tied(self):
+        values = {f"t{i}": torch.full((1000,), float(i)) for i in range(8)}
+
+        def cast():  # each result may take the memory of the one before
+            for name, tensor in values.items():
+                yield name, tensor.to(torch.bfloat16)
+
+        manager = self.manager()
+        manager.offload(cast, 1).wait()
+        self.assertEqual(manager.tied, {})
+        self.check({n: v.to(torch.bfloat16) for n, v in values.items()})
+
+    def test_sparse_tensors_are_refused(self):
+        manager = self.manager()
+        manager.register([("a", "F32", (3, 3))])
+        with self.assertRaisesRegex(deltawire.TensorError, "sparse"):
+            manager.offload({"a": torch.eye(3).to_sparse()}, 1)
+
+    def test_what_torch_copies_for_other_devices(self):
+        """The path of tensors on a GPU; torch's copy_ is the same, the source is in host memory."""
+        manager = self.manager()
+        want = {"a": torch.randn(5, 6), "b": torch.randn(4, 4).to(torch.float8_e4m3fn)}
+        manager.register(want)
+        offload = manager._client.begin(1)
+        a, b = manager.tensors_meta
+        rows = [(Place((0, 0), (2, 6), True), want["a"][:2]), (Place((2, 0), (3, 6), True), want["a"][2:])]
+        for place, local in rows:
+            _manager.copy_by_torch(offload, 0, a, local, place)
+        _manager.copy_by_torch(offload, 1, b, want["b"], Place((), (4, 4), True))
+        offload.mark_written([0, 1], 2)
+        offload.ready()
+        manager.wait_published(1)
+        self.check(want)
+
+
+if __name__ == "__main__":
+    unittest.main()
