@@ -25,6 +25,7 @@ std::string_view StripWrappers(const Family& family, std::string_view name) {
   };
   for (bool again = true; again;) {
     again = strip("module.") || strip("_orig_mod.");
+    again = strip(family.names.mcore_root) || again;
     for (const std::string& prefix : family.names.strip) again = strip(prefix) || again;
   }
   return name;
@@ -61,7 +62,7 @@ std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
   std::vector<std::string> out;
   for (const std::string& spelling : spellings) {
     for (const std::string& prefix : prefixes) {
-      std::string name = prefix + spelling;
+      std::string name = names.mcore_root + prefix + spelling;
       if (name.find('{') != std::string::npos) {
         // An MTP layer's parts are numbered over the whole model; see docs/model_families.md.
         ReplaceNumber(name, "{n}", slot.layer);
