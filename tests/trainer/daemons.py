@@ -31,20 +31,24 @@ def _die_with_parent():
 class Daemons:
     """Their files are in `root`, which somebody else removes; they die with this process."""
 
-    def __init__(self, root, out):
+    def __init__(self, root, out, senders=1):
         root.mkdir()
         self._logs = root
         self._children = []
-        control, self._receiver = (f"127.0.0.1:{_free_port()}" for _ in range(2))
-        self._start("deltawire-sender", "--data-dir", str(root / "sender"), "--control-listen", control,
-                    "--bulk-listen", "127.0.0.1:0")
-        self._start("deltawire-receiver", "--sender", control, "--model", f"{MODEL}={out}",
+        self._receiver = f"127.0.0.1:{_free_port()}"
+        follow = []
+        for i in range(senders):
+            control = f"127.0.0.1:{_free_port()}"
+            follow += ["--sender", control]
+            self._start("deltawire-sender", "--data-dir", str(root / f"sender-{i}"),
+                        "--control-listen", control, "--bulk-listen", "127.0.0.1:0")
+        self._start("deltawire-receiver", *follow, "--model", f"{MODEL}={out}",
                     "--data-dir", str(root / "receiver"), "--control-listen", self._receiver,
                     "--no-follow")
 
     def _start(self, program, *options):
         command = [str(programs() / program), *options]
-        with open(self._logs / f"{program}.log", "w") as log:
+        with open(self._logs / f"{program}-{len(self._children)}.log", "w") as log:
             self._children.append(
                 subprocess.Popen(
                     command, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent

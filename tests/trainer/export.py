@@ -3,6 +3,7 @@
 `export(mode, ...)` is called by all ranks with this rank's model chunks, as a trainer holds them.
 When it returns, `out` is an HF directory that `transformers` can load.
 """
+import functools
 import importlib.util
 import pathlib
 import shutil
@@ -30,7 +31,8 @@ def export(mode, models, parallel_state, hf_config_dir, out, *, family, hf, layo
     why = available(mode)
     if why:
         raise NotImplementedError(why)
-    {"reference": _reference, "place": _deltawire, "gather": _gather}[mode](
+    write = _reference if mode == "reference" else functools.partial(_deltawire, mode)
+    write(
         models, parallel_state, pathlib.Path(hf_config_dir), pathlib.Path(out),
         family=family, hf=hf, layout=layout, version=version,
     )
@@ -51,41 +53,44 @@ def _reference(models, parallel_state, hf_config_dir, out, *, family, hf, layout
 class _Way:
     """This rank's way into a sender, kept from version to version; rank 0 has the daemons."""
 
-    def __init__(self, out, gather):
+    def __init__(self, out, mode):
         import deltawire
 
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         root = out.parent / "daemons"
-        self.daemons = daemons.Daemons(root, out) if rank == 0 else None
-        self.manager = deltawire.WeightManager(
-            root / "sender", daemons.MODEL, *((0, 1) if gather else (rank, world))
-        )
-        self.gather = None
-        if gather:
+        nodes = NODES if mode == "nodes" else 1
+        self.daemons = daemons.Daemons(root, out, nodes) if rank == 0 else None
+        # Pipeline ranks are the outermost, so a node has whole stages.
+        node = rank * nodes // world
+        mine = [r for r in range(world) if r * nodes // world == node]
+        place = (mine.index(rank), len(mine)) if mode != "gather" else (0, 1)
+        self.manager = deltawire.WeightManager(root / f"sender-{node}", daemons.MODEL, *place)
+        self.options = {}
+        if mode == "nodes":
+            self.options["node_ranks"] = mine
+        elif mode == "gather":
             # Buckets so small that several are needed, and two are under way at once.
-            self.gather = deltawire.Gather(
+            self.options["gather"] = deltawire.Gather(
                 f"file:{out.parent}", job="gather", interface="lo", bucket_bytes=64 << 10
             )
 
 
+NODES = 2
 _way = None
 
 
 def _deltawire(
-    models, parallel_state, hf_config_dir, out, *, family, hf, layout, version, gather=False
+    mode, models, parallel_state, hf_config_dir, out, *, family, hf, layout, version
 ):
     global _way
-    _way = _way or _Way(out, gather)
+    _way = _way or _Way(out, mode)
     done = _way.manager.offload_megatron(
-        models, parallel_state, hf_config_dir, version, gather=_way.gather
+        models, parallel_state, hf_config_dir, version, **_way.options
     )
+    torch.distributed.barrier()  # all ranks of all nodes are ready
     if _way.daemons is not None:
         done.wait()
         _way.daemons.bring(version)
-
-
-def _gather(*arguments, **named):
-    _deltawire(*arguments, **named, gather=True)
 
 
 def finish():

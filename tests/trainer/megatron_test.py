@@ -5,8 +5,8 @@ Both are the published packages, on CPU and Gloo: random models of each family r
 tensor, pipeline, virtual, expert and context parallelism, are exported into an HF directory, loaded
 by `transformers`, and must give the same logits.
 
-Usage: megatron_test.py [--mode reference|place|gather] SET|FAMILY[:LAYOUT]...
-Sets: short, gathered, wrong, bf16, long; --list names all families and layouts.
+Usage: megatron_test.py [--mode reference|place|gather|nodes] SET|FAMILY[:LAYOUT]...
+Sets: short, gathered, nodes, wrong, bf16, long; --list names all families and layouts.
 """
 import argparse
 import importlib.util
@@ -63,6 +63,14 @@ GATHERED = (
     ("deepseek-v3-mtp", EXPERTS),
     ("gpt-oss", EXPERTS),
 )
+# Two nodes that share no memory: whole stages, or with one stage whole experts, on each.
+NODES = (
+    ("llama", CHUNKS),
+    ("qwen3-tied", CUT),
+    ("qwen3-moe", EXPERTS),
+    ("qwen3-moe", Layout(dp=2, ep=2, etp=1)),
+    ("deepseek-v3-mtp", EXPERTS),
+)
 FEW_GROUPS = (Layout(tp=4), Layout(tp=4, pp=2))
 BF16 = (
     ("qwen2", Layout(tp=2, pp=2)),
@@ -87,6 +95,8 @@ def cases_of(what):
         return SHORT
     if what == "gathered":
         return GATHERED
+    if what == "nodes":
+        return NODES
     if what == "long":
         return [(name, layout) for name in FAMILIES for layout in layouts_of(name)]
     name, _, wanted = what.partition(":")
@@ -150,7 +160,7 @@ def run_wrong(checks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="*", default=["short"])
-    parser.add_argument("--mode", choices=("reference", "place", "gather"), default="reference")
+    parser.add_argument("--mode", choices=("reference", "place", "gather", "nodes"), default="reference")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()

@@ -130,6 +130,12 @@ std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split
   return ShardBoxes(CutAs(slot, *split), views_, shard.shard, only);
 }
 
+uint32_t Plan::Writer(const Slot& slot, uint32_t t) const {
+  const uint32_t p = slot.chunk % parallel_.pp;
+  if (!IsExpert(slot)) return parallel_.DensePrimary(t, p);
+  return parallel_.ExpertPrimary(t, slot.expert / (experts_ / parallel_.ep), p);
+}
+
 std::vector<uint64_t> Plan::BytesPerRank() const {
   std::vector<uint64_t> bytes(parallel_.world(), 0);
   for (const Slot& slot : slots_) {
@@ -140,14 +146,8 @@ std::vector<uint64_t> Plan::BytesPerRank() const {
       if (part.tensor >= layout_->size()) continue;
       total += part.rows * cut.cols * DTypeBytes(layout_->tensor(part.tensor).dtype);
     }
-    const uint32_t p = slot.chunk % parallel_.pp;
     const uint32_t world = cut.split == Split::kNone ? 1 : cut.world;
-    for (uint32_t t = 0; t < world; ++t) {
-      const uint32_t rank =
-          IsExpert(slot) ? parallel_.ExpertPrimary(t, slot.expert / (experts_ / parallel_.ep), p)
-                         : parallel_.DensePrimary(t, p);
-      bytes[rank] += total / world;
-    }
+    for (uint32_t t = 0; t < world; ++t) bytes[Writer(slot, t)] += total / world;
   }
   return bytes;
 }
