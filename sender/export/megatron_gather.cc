@@ -79,12 +79,8 @@ Status CheckComplete(const Plan& plan, std::span<const Sent> sent) {
         return Errorf(StatusCode::kFailedPrecondition,
                       "shard {} of {} of {} (layer {}) is held by {}; are the ranks numbered as in "
                       "the parallel config?",
-<<<<<<< HEAD
-                      t, world, slot.name(), slot.layer, twice ? "several ranks" : "no rank");
-=======
                       t, world, plan.LocalNames(slot).front(), slot.layer,
                       twice ? "several ranks" : "no rank");
->>>>>>> main
       }
     }
   }
@@ -156,11 +152,7 @@ StatusOr<GatherStats> GatherToHf(Collective& collective, const Plan& plan,
       mcore::ShardParam shard;
       shard.slot = s.slot;
       shard.shard = s.shard;
-<<<<<<< HEAD
-      shard.names = {plan.slots()[s.slot].name()};
-=======
       shard.names = plan.LocalNames(plan.slots()[s.slot]);
->>>>>>> main
       DW_ASSIGN_OR_RETURN(
           std::vector<mcore::Step> steps,
           StepsOf(plan, shard, s.dtype, s.split, mcore::Direction::kToHf, items.rows[item]));

@@ -31,26 +31,7 @@ def deltawire(program, *args):
                              f"{done.stderr[:3000]}")
 
 
-# Names that mean the same: all are read, the first is written.
-SPELLINGS = [
-    (".transformer_layer.", ".mtp_model_layer."),
-    (".input_layernorm.weight", ".self_attention.linear_qkv_down_proj.layer_norm_weight"),
-    (".self_attention.linear_proj.post_layernorm.weight", ".post_self_attn_layernorm.weight",
-     ".post_attention_layernorm.weight"),
-    (".mlp.linear_fc2.post_layernorm.weight", ".post_mlp_layernorm.weight",
-     ".post_feedforward_layernorm.weight"),
-    ("vision_model.", "visual."),
-    ("vision_tower.", "vision_model."),
-]
-
-
 def one_spelling(name):
-<<<<<<< HEAD
-    for first, *others in SPELLINGS:
-        for other in others:
-            if name.startswith(other) or (other[0] == "." and other in name):
-                name = name.replace(other, first)
-=======
     """Where trainers of several ages or makes name one parameter in several ways, all are read and one
     is written."""
     if name.startswith("visual."):
@@ -62,33 +43,15 @@ def one_spelling(name):
         (".mlp.linear_fc2.post_layernorm.weight", ".post_feedforward_layernorm.weight"),
     ):
         name = name.replace(one, other)
->>>>>>> main
     return name
 
 
 def plus_one(array):
-<<<<<<< HEAD
-    """bf16 bits of 1 + w, rounded to nearest even."""
-    wide = (array.astype(np.uint32) << 16).view(np.float32) + np.float32(1)
-    bits = wide.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def as_undetermined(name, ours, theirs):
-    """What HF does not tell: the bits of w that 1 + w loses, and whether a trainer with a fused MLA down
-    projection cuts it. Such shards are compared as far as HF says."""
-    if name.endswith("self_attention.out_norm.weight") and ours.dtype == np.uint16:
-        return plus_one(ours), plus_one(theirs)
-    if name.endswith("linear_qkv_down_proj.weight") and ours.shape != theirs.shape:
-        return theirs, theirs
-    return ours, theirs
-=======
     """bf16 or fp32 bits: one is added in fp32, and the sum rounded once, to nearest even."""
     if array.dtype == np.uint32:
         return (array.view(np.float32) + np.float32(1)).view(np.uint32)
     total = ((array.astype(np.uint32) << 16).view(np.float32) + np.float32(1)).view(np.uint32)
     return ((total + 0x7FFF + (total >> 16 & 1)) >> 16).astype(np.uint16)
->>>>>>> main
 
 
 def shard_differences(wanted, folder):
@@ -104,8 +67,6 @@ def shard_differences(wanted, folder):
         for name, array in params.items():
             ours = found.pop((rank, chunk, one_spelling(name)), None)
             where = f"rank {rank} chunk {chunk} {name}"
-            if ours is not None:
-                ours, array = as_undetermined(name, ours, array)
             if ours is None:
                 problems.append(f"{where}: missing")
             elif name.endswith("linear_qkv_down_proj.weight") and ours.shape != array.shape:
@@ -126,9 +87,7 @@ def shard_differences(wanted, folder):
                     problems.append(f"{where}: makes other HF values")
             elif not np.array_equal(ours, array):
                 problems.append(f"{where}: {int((ours != array).sum())} of {array.size} differ")
-    # A tied model's stage of MTP layers may hold an output layer that it does not use.
-    problems += [f"rank {k[0]} chunk {k[1]} {k[2]}: not the trainer's" for k in found
-                 if not k[2].endswith("output_layer.weight")]
+    problems += [f"rank {k[0]} chunk {k[1]} {k[2]}: not the trainer's" for k in found]
     return problems
 
 
