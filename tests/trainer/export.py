@@ -9,6 +9,7 @@ import shutil
 
 import torch
 
+import daemons
 import dump
 import reference_export
 
@@ -19,10 +20,8 @@ def available(mode):
         return None
     if importlib.util.find_spec("deltawire") is None:
         return "there is no Python module deltawire"
-    import deltawire
-
-    if not hasattr(deltawire, "offload_megatron"):
-        return "the Python module deltawire has no offload_megatron"
+    if daemons.programs() is None:
+        return "DELTAWIRE_BIN_DIR does not name the daemons"
     return None
 
 
@@ -31,7 +30,7 @@ def export(mode, models, parallel_state, hf_config_dir, out, *, family, hf, layo
     why = available(mode)
     if why:
         raise NotImplementedError(why)
-    {"reference": _reference, "deltawire": _deltawire}[mode](
+    {"reference": _reference, "place": _deltawire, "gather": _gather}[mode](
         models, parallel_state, pathlib.Path(hf_config_dir), pathlib.Path(out),
         family=family, hf=hf, layout=layout, version=version,
     )
@@ -49,11 +48,51 @@ def _reference(models, parallel_state, hf_config_dir, out, *, family, hf, layout
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def _deltawire(models, parallel_state, hf_config_dir, out, *, family, hf, layout, version):
-    import deltawire
+class _Way:
+    """This rank's way into a sender, kept from version to version; rank 0 has the daemons."""
 
-    # A copy of the base checkpoint, over which all versions are written.
-    if torch.distributed.get_rank() == 0 and not out.exists():
-        shutil.copytree(hf_config_dir, out)
-    torch.distributed.barrier()
-    deltawire.offload_megatron(models, parallel_state, str(out), version)
+    def __init__(self, out, gather):
+        import deltawire
+
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        root = out.parent / "daemons"
+        self.daemons = daemons.Daemons(root, out) if rank == 0 else None
+        self.manager = deltawire.WeightManager(
+            root / "sender", daemons.MODEL, *((0, 1) if gather else (rank, world))
+        )
+        self.gather = None
+        if gather:
+            # Buckets so small that several are needed, and two are under way at once.
+            self.gather = deltawire.Gather(
+                f"file:{out.parent}", job="gather", interface="lo", bucket_bytes=64 << 10
+            )
+
+
+_way = None
+
+
+def _deltawire(
+    models, parallel_state, hf_config_dir, out, *, family, hf, layout, version, gather=False
+):
+    global _way
+    _way = _way or _Way(out, gather)
+    done = _way.manager.offload_megatron(
+        models, parallel_state, hf_config_dir, version, gather=_way.gather
+    )
+    if _way.daemons is not None:
+        done.wait()
+        _way.daemons.bring(version)
+
+
+def _gather(*arguments, **named):
+    _deltawire(*arguments, **named, gather=True)
+
+
+def finish():
+    """After the last version."""
+    global _way
+    if _way is not None:
+        _way.manager.close()
+        if _way.daemons is not None:
+            _way.daemons.close()
+    _way = None
