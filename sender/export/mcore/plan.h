@@ -32,9 +32,6 @@ struct Slot {
   Split other_split = Split::kNone;  ///< under the other setting (Spelling)
   DType dtype = DType::kBF16;        ///< the trainer's, as far as the plan knows
   std::vector<std::string> pass;     ///< names of a parameter passed through; else empty
-
-  /// For messages: the same for every layer.
-  const std::string& name() const { return param ? param->mcore.forms[0][0] : pass.front(); }
 };
 
 /// One rank's shard of one parameter.
