@@ -156,7 +156,14 @@ class Planner {
       scope_.SetLayer(0);
       for (const Param& param : family_.params) {
         if (param.scope != scope) continue;
-        DW_RETURN_IF_ERROR(AddIf(param, {c, 0, 0, false}, 0, /*held=*/!(chunks_[c].*member)));
+        // A checkpoint may repeat it under every MTP layer, also where the job lacks those.
+        const bool repeated =
+            std::any_of(param.parts.begin(), param.parts.end(),
+                        [](const Part& part) { return part.hf.find("{l}") != std::string::npos; });
+        const uint32_t times = repeated ? mtp_layers_ + left_mtp_layers_ : 1;
+        for (uint32_t i = 0; i < times; ++i) {
+          DW_RETURN_IF_ERROR(AddIf(param, {c, i, 0, repeated}, 0, /*held=*/!(chunks_[c].*member)));
+        }
       }
     }
     return absl::OkStatus();
