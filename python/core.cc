@@ -45,6 +45,7 @@ struct TensorMeta {
 };
 
 class Client;
+class Megatron;
 
 class Offload {
  public:
@@ -97,6 +98,7 @@ class Offload {
   }
 
  private:
+  friend class Megatron;
   dw_offload* get() const { return offload_; }  // the library refuses NULL
 
   std::shared_ptr<Client> client_;  // outlives the offload
@@ -163,6 +165,8 @@ class Client : public std::enable_shared_from_this<Client> {
     return std::make_unique<Offload>(shared_from_this(), offload);
   }
 
+  dw_client* get() const { return client_; }
+
   py::dict WaitPublished(uint64_t version, uint32_t timeout_ms) {
     dw_published p{};
     p.struct_size = sizeof p;
@@ -184,6 +188,132 @@ class Client : public std::enable_shared_from_this<Client> {
 
  private:
   dw_client* client_ = nullptr;
+};
+
+/// All ranks of a job, over Gloo.
+class Collective {
+ public:
+  Collective(uint32_t rank, uint32_t size, uint32_t root, const std::string& rendezvous,
+             const std::string& job, const std::string& interface, const std::string& address,
+             uint32_t timeout_ms) {
+    dw_collective_options o{};
+    o.struct_size = sizeof o;
+    o.rank = rank;
+    o.size = size;
+    o.root = root;
+    o.rendezvous = rendezvous.c_str();
+    o.job = job.c_str();
+    o.net_interface = interface.c_str();
+    o.address = address.c_str();
+    o.timeout_ms = timeout_ms;
+    Run([&] { return dw_collective_create(&o, &collective_); });
+  }
+  ~Collective() { Close(); }
+  Collective(const Collective&) = delete;
+  Collective& operator=(const Collective&) = delete;
+
+  void Close() {
+    const py::gil_scoped_release release;
+    dw_collective_destroy(collective_);
+    collective_ = nullptr;
+  }
+  dw_collective* get() const { return collective_; }
+
+ private:
+  dw_collective* collective_ = nullptr;
+};
+
+/// (chunk, name, dtype, shape, address).
+using Param = std::tuple<uint32_t, std::string, std::string, Shape, uintptr_t>;
+
+class Megatron {
+ public:
+  Megatron(const std::string& hf_dir, const std::string& parallel, const std::string& family,
+           const std::vector<std::string>& family_dirs, uint32_t threads) {
+    std::vector<const char*> dirs;
+    for (const std::string& dir : family_dirs) dirs.push_back(dir.c_str());
+    dw_megatron_options o{};
+    o.struct_size = sizeof o;
+    o.hf_dir = hf_dir.c_str();
+    o.parallel = parallel.c_str();
+    o.family = family.c_str();
+    o.family_dirs = dirs.data();
+    o.family_dir_count = dirs.size();
+    o.threads = threads;
+    Run([&] { return dw_megatron_create(&o, &megatron_); });
+  }
+  ~Megatron() {
+    const py::gil_scoped_release release;
+    dw_megatron_destroy(megatron_);
+  }
+  Megatron(const Megatron&) = delete;
+  Megatron& operator=(const Megatron&) = delete;
+
+  std::vector<std::tuple<std::string, std::string, Shape>> TensorsMeta() const {
+    std::vector<std::tuple<std::string, std::string, Shape>> out;
+    for (size_t i = 0; i < dw_megatron_tensor_count(megatron_); ++i) {
+      dw_tensor_meta t{};
+      t.struct_size = sizeof t;
+      Run([&] { return dw_megatron_tensor(megatron_, i, &t); });
+      out.emplace_back(t.name, t.dtype, Shape(t.shape, t.shape + t.ndim));
+    }
+    return out;
+  }
+  uint64_t Register(const Client& client, bool replace) const {
+    dw_registered r{};
+    r.struct_size = sizeof r;
+    Run([&] { return dw_megatron_register(megatron_, client.get(), replace, &r); });
+    return r.version;
+  }
+  void Check(uint32_t rank, const std::vector<Param>& params) const {
+    const std::vector<dw_param> list = List(params);
+    Run([&] { return dw_megatron_check(megatron_, rank, list.data(), list.size()); });
+  }
+  uint64_t Place(Offload& offload, uint32_t rank, const std::vector<Param>& params) {
+    const std::vector<dw_param> list = List(params);
+    uint64_t bytes = 0;
+    Run([&] {
+      return dw_megatron_place(megatron_, offload.get(), rank, list.data(), list.size(), &bytes);
+    });
+    return bytes;
+  }
+  py::dict Gather(Collective& collective, Offload* offload, uint32_t rank,
+                  const std::vector<Param>& params, uint64_t bucket_bytes) {
+    const std::vector<dw_param> list = List(params);
+    dw_gathered g{};
+    g.struct_size = sizeof g;
+    Run([&] {
+      return dw_megatron_gather(megatron_, collective.get(),
+                                offload == nullptr ? nullptr : offload->get(), rank, list.data(),
+                                list.size(), bucket_bytes, &g);
+    });
+    py::dict result;
+    result["buckets"] = g.buckets;
+    result["network_bytes"] = g.network_bytes;
+    result["peak_buffer_bytes"] = g.peak_buffer_bytes;
+    result["wait_seconds"] = g.wait_seconds;
+    result["place_seconds"] = g.place_seconds;
+    return result;
+  }
+
+ private:
+  static std::vector<dw_param> List(const std::vector<Param>& params) {
+    std::vector<dw_param> list;
+    for (const auto& [chunk, name, dtype, shape, address] : params) {
+      dw_param p{};
+      p.struct_size = sizeof p;
+      p.chunk = chunk;
+      p.name = name.c_str();
+      p.dtype = dtype.c_str();
+      p.shape = shape.data();
+      p.ndim = static_cast<uint32_t>(shape.size());
+      p.data = reinterpret_cast<const void*>(address);
+      list.push_back(p);
+    }
+    return list;
+  }
+
+  dw_megatron* megatron_ = nullptr;
 };
 
 // DLPack's in-memory form, which its specification fixes (version 0, the capsule "dltensor").
@@ -259,4 +389,16 @@ PYBIND11_MODULE(_core, m) {
       .def("register", &Client::Register)
       .def("begin", &Client::Begin)
       .def("wait_published", &Client::WaitPublished);
+  py::class_<Collective>(m, "Collective")
+      .def(py::init<uint32_t, uint32_t, uint32_t, const std::string&, const std::string&,
+                    const std::string&, const std::string&, uint32_t>())
+      .def("close", &Collective::Close);
+  py::class_<Megatron>(m, "Megatron")
+      .def(py::init<const std::string&, const std::string&, const std::string&,
+                    const std::vector<std::string>&, uint32_t>())
+      .def("tensors_meta", &Megatron::TensorsMeta)
+      .def("register", &Megatron::Register)
+      .def("check", &Megatron::Check)
+      .def("place", &Megatron::Place)
+      .def("gather", &Megatron::Gather);
 }

@@ -44,7 +44,8 @@ Buffer::Buffer(fs::path dir, std::shared_ptr<DirLock> lock, Layout layout, Chunk
       updating_(state_.phase(0) != SlotPhase::kWhole) {}
 
 StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
-                                                  std::shared_ptr<DirLock> lock, bool huge_pages) {
+                                                  std::shared_ptr<DirLock> lock,
+                                                  const BufferOptions& options) {
   std::error_code ec;
   const bool named = fs::exists(dir / kWeights, ec);
   if (!fs::exists(dir / kState, ec) || (!named && !fs::exists(dir / kPartial, ec))) {
@@ -60,8 +61,7 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
     return Errorf(StatusCode::kDataLoss, "{}: state file and {} are of different layouts",
                   dir.string(), path.filename().string());
   }
-  DW_ASSIGN_OR_RETURN(BufferFile file,
-                      BufferFile::Open(path, layout, {.huge_pages = huge_pages, .populate = true}));
+  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Open(path, layout, options));
   std::unique_ptr<Buffer> buffer(new Buffer(dir, std::move(lock), std::move(layout),
                                             std::move(chunks), std::move(state), std::move(file)));
   // The phase is the truth; a kill between it and the rename left only the name behind.
@@ -72,7 +72,7 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
 
 StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::shared_ptr<DirLock> lock,
                                                  Layout layout, uint64_t digest_seed,
-                                                 bool huge_pages) {
+                                                 const BufferOptions& options) {
   DW_RETURN_IF_ERROR(RefuseForeignWeights(dir));
   DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
   std::error_code ignored;
@@ -86,9 +86,7 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::share
   fs::remove(dir / kWeights, ignored);
   fs::remove(dir / kPartial, ignored);
   fs::remove(dir / kState, ignored);
-  DW_ASSIGN_OR_RETURN(
-      BufferFile file,
-      BufferFile::Create(dir / kPartial, layout, {.huge_pages = huge_pages, .populate = true}));
+  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(dir / kPartial, layout, options));
   DW_ASSIGN_OR_RETURN(StateFile state,
                       StateFile::Create(dir / kState, {.chunks = chunks.size(),
                                                        .slots = 1,

@@ -30,12 +30,14 @@ class Buffer {
   /// Takes up what an earlier process left in `dir`, whatever moment it was killed at.
   /// kNotFound when there is nothing; kDataLoss when what is there does not fit together.
   static StatusOr<std::unique_ptr<Buffer>> Recover(const std::filesystem::path& dir,
-                                                   std::shared_ptr<DirLock> lock, bool huge_pages);
+                                                   std::shared_ptr<DirLock> lock,
+                                                   const BufferOptions& options);
   /// Makes a new one, dropping an earlier one of another layout. Refuses a directory that holds
   /// weight files which are not ours.
   static StatusOr<std::unique_ptr<Buffer>> Create(const std::filesystem::path& dir,
                                                   std::shared_ptr<DirLock> lock, Layout layout,
-                                                  uint64_t digest_seed, bool huge_pages);
+                                                  uint64_t digest_seed,
+                                                  const BufferOptions& options);
 
   const Layout& layout() const { return layout_; }
   const ChunkTable& chunks() const { return chunks_; }

@@ -35,7 +35,8 @@ StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
                                                   CoderRates& rates) {
   DW_ASSIGN_OR_RETURN(DirLock acquired, DirLock::Acquire(options.directory));
   auto lock = std::make_shared<DirLock>(std::move(acquired));
-  auto buffer = Buffer::Recover(options.directory, lock, options.huge_pages);
+  auto buffer =
+      Buffer::Recover(options.directory, lock, {.huge_pages = options.huge_pages, .pool = &pool});
   if (!buffer.ok() && !absl::IsNotFound(buffer.status())) {
     spdlog::warn("model {}: starting anew: {}", options.model, MessageOf(buffer.status()));
   }
@@ -145,7 +146,8 @@ Status Replica::PrepareBuffer(ModelDescription description) {
     const uint64_t bytes = description.layout.total_bytes();
     DW_ASSIGN_OR_RETURN(buffer_,
                         Buffer::Create(options_.directory, lock_, std::move(description.layout),
-                                       description.digest_seed, options_.huge_pages));
+                                       description.digest_seed,
+                                       {.huge_pages = options_.huge_pages, .pool = &pool_}));
     spdlog::info("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
                  options_.directory.string());
     side_files_hash_ = 0;

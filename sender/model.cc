@@ -120,7 +120,7 @@ StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, L
   fs::remove(dir / kStateName, ignored);
   for (int i = 0; i < 2; ++i) fs::remove(HalfPath(dir, i), ignored);
 
-  const BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true};
+  const BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = &pool};
   std::vector<BufferFile> halves;
   for (int i = 0; i < 2; ++i) {
     auto half = BufferFile::Create(HalfPath(dir, i), layout, buffer);
@@ -159,7 +159,7 @@ StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
       !(state.shape().fingerprint == layout.fingerprint())) {
     return Errorf(StatusCode::kDataLoss, "{}: the state file is of another layout", dir.string());
   }
-  const BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true};
+  const BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = &pool};
   std::vector<BufferFile> halves;
   for (int i = 0; i < 2; ++i) {
     DW_ASSIGN_OR_RETURN(BufferFile half, BufferFile::Open(HalfPath(dir, i), layout, buffer));

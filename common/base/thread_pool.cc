@@ -3,23 +3,44 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
+#include <span>
+#include <utility>
+
+#include "common/base/index_parts.h"
 
 namespace deltawire {
 namespace {
 
-size_t AvailableCores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+/// Fewer threads than nodes cannot each have one: then no thread is tied to any.
+CpuNodes NodesFor(size_t threads, CpuNodes nodes) {
+  if (threads == 0 || threads >= nodes.size()) return nodes;
+  for (size_t i = 1; i < nodes.size(); ++i) {
+    nodes[0].insert(nodes[0].end(), nodes[i].begin(), nodes[i].end());
+  }
+  nodes.resize(1);
+  return nodes;
+}
+
+size_t Cpus(const CpuNodes& nodes) {
+  size_t cpus = 0;
+  for (const auto& node : nodes) cpus += node.size();
+  return cpus;
 }
 
 }  // namespace
 
-ThreadPool::ThreadPool(size_t threads) {
-  if (threads == 0) threads = AvailableCores();
-  for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+ThreadPool::ThreadPool(size_t threads, CpuNodes nodes)
+    : nodes_(NodesFor(threads, std::move(nodes))), threads_of_node_(nodes_.size()) {
+  const size_t cpus = Cpus(nodes_);
+  if (threads == 0) threads = cpus;
+  // Thread i as processor i * cpus / threads would be: nodes get theirs by what they have.
+  size_t node = 0, end = nodes_[0].size();
+  for (size_t i = 0; i < threads; ++i) {
+    while (i * cpus / threads >= end) end += nodes_[++node].size();
+    ++threads_of_node_[node];
+    threads_.emplace_back([this, node] { Run(node); });
+  }
 }
 
 ThreadPool::~ThreadPool() {
@@ -39,7 +60,18 @@ void ThreadPool::Submit(std::function<void()> task) {
   cv_.notify_one();
 }
 
-void ThreadPool::Run() {
+size_t ThreadPool::NodeOfThisThread() const {
+  if (nodes_.size() == 1) return 0;
+  const int cpu = ::sched_getcpu();
+  for (size_t node = 0; node < nodes_.size(); ++node) {
+    const bool here = std::ranges::find(nodes_[node], cpu) != nodes_[node].end();
+    if (here && threads_of_node_[node] > 0) return node;
+  }
+  return 0;  // which has the first thread
+}
+
+void ThreadPool::Run(size_t node) {
+  if (nodes_.size() > 1) PinThisThread(nodes_[node]);
   std::unique_lock lock(mu_);
   while (true) {
     cv_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
@@ -57,15 +89,17 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
   if (n == 0) return;
   // Shared, because a helper task may start only after this call has returned.
   struct Shared {
-    std::atomic<size_t> next{0};
+    Shared(size_t n, std::span<const size_t> shares) : parts(n, shares) {}
+    IndexParts parts;
     std::mutex mu;
     std::condition_variable done;
     size_t finished = 0;
   };
-  auto shared = std::make_shared<Shared>();
-  auto work = [shared, n, &fn] {
+  auto shared = std::make_shared<Shared>(n, threads_of_node_);
+  auto work = [this, shared, n, &fn] {
+    const size_t node = NodeOfThisThread();
     size_t count = 0;
-    for (size_t i; (i = shared->next.fetch_add(1, std::memory_order_relaxed)) < n; ++count) fn(i);
+    for (; const auto i = shared->parts.Next(node); ++count) fn(*i);
     if (count == 0) return;
     std::lock_guard lock(shared->mu);
     shared->finished += count;

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <vector>
 
+#include "common/layout/chunks.h"
 #include "common/layout/safetensors.h"
 
 namespace deltawire {
@@ -28,13 +29,32 @@ void AdviseHugePages(const Mapping& map, const BufferOptions& options) {
   if (options.huge_pages) ::madvise(map.base(), map.bytes(), MADV_HUGEPAGE);
 }
 
-/// False when the pages could not be had.
-bool Populate(const Mapping& map) {
+/// False when the pages could not be had. `at` lies on a page's start.
+bool Populate(const Mapping& map, uint64_t at, uint64_t bytes) {
   int rc;
   do {
-    rc = ::madvise(map.base(), map.bytes(), MADV_POPULATE_WRITE);
+    rc = ::madvise(map.base() + at, bytes, MADV_POPULATE_WRITE);
   } while (rc != 0 && (errno == EINTR || errno == EAGAIN));
   return rc == 0;
+}
+
+/// The same for all pages: chunk by chunk on the pool, if there is one.
+bool PopulateAll(const Mapping& map, const Layout& layout, uint64_t data_offset, ThreadPool* pool) {
+  const auto table = ChunkTable::Create(layout);
+  if (pool == nullptr || !table.ok() || table->size() == 0) return Populate(map, 0, map.bytes());
+  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  // A page that two chunks share is the latter's; those before the first chunk are the first's.
+  const auto start = [&](size_t i) {
+    if (i == 0) return uint64_t{0};
+    if (i == table->size()) return map.bytes();
+    return (data_offset + (*table)[static_cast<uint32_t>(i)].offset) / page * page;
+  };
+  std::atomic<bool> all = true;
+  pool->ParallelFor(table->size(), [&](size_t i) {
+    if (all && start(i) < start(i + 1) && !Populate(map, start(i), start(i + 1) - start(i)))
+      all = false;
+  });
+  return all;
 }
 
 bool KernelPopulates(const Mapping& map) {
@@ -76,7 +96,10 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
   AdviseHugePages(buffer.map_, options);
   // Populate first: on a mount with huge=advise only a fault takes huge pages, fallocate does not.
   const bool kernel_populates = KernelPopulates(buffer.map_);
-  if (options.populate && kernel_populates && !Populate(buffer.map_)) return file.NoSpace();
+  if (options.populate && kernel_populates &&
+      !PopulateAll(buffer.map_, layout, header.size(), options.pool)) {
+    return file.NoSpace();
+  }
   DW_RETURN_IF_ERROR(file.Allocate());
   if (options.populate && !kernel_populates) TouchPages(buffer.map_);
   std::memcpy(buffer.map_.base(), header.data(), header.size());
@@ -117,7 +140,7 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
   if (options.populate) {
     if (!KernelPopulates(buffer.map_)) {
       TouchPages(buffer.map_);
-    } else if (!Populate(buffer.map_)) {
+    } else if (!PopulateAll(buffer.map_, layout, header_bytes, options.pool)) {
       return ErrnoError(fmt::format("fault in the {} bytes of {}", bytes, path.native()));
     }
   }

@@ -9,6 +9,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "common/base/thread_pool.h"
 #include "common/layout/layout.h"
 #include "common/shm/mapped_file.h"
 
@@ -17,6 +18,9 @@ namespace deltawire {
 struct BufferOptions {
   bool huge_pages = true;  ///< madvise(MADV_HUGEPAGE) where the mount offers them
   bool populate = true;    ///< fault all pages in at once, so that no later write pays for it
+  /// Whose threads fault in; null: the caller. A page then lies on the NUMA node whose threads a
+  /// ParallelFor over the chunks hands its chunk to.
+  ThreadPool* pool = nullptr;
 };
 
 class BufferFile {

@@ -155,9 +155,10 @@ BlockRow PackAs(const uint16_t* at, const uint64_t* d, size_t changed, size_t el
                 uint8_t* out) {
   Changes changes;
   for (size_t i = 0; i < changed; ++i) {
-    *changes.end() = at[i];
-    changes.Put<T>(static_cast<T>(d[i]));
+    changes.at()[i] = at[i];
+    changes.Put<T>(i, static_cast<T>(d[i]));
   }
+  changes.SetCount(changed);
   const auto fetch = [d](size_t change, size_t) { return static_cast<T>(d[change]); };
   const BlockRow row = changes.Pack<T>(elements, fetch, out);
   if (changed > 0 && row.IsRaw(elements, sizeof(T))) {

@@ -79,12 +79,15 @@ inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t si
 template <typename T>
 class BlockDigest {
  public:
-  BlockDigest(const DigestKey& key, size_t block) : key_(key), base_(block * kBlockElements) {}
+  BlockDigest(const DigestKey& key, size_t block)
+      : words_(key.words()),
+        multipliers_(key.multipliers() +
+                     block * kBlockElements * sizeof(T) / DigestKey::kBlockBytes) {}
 
   HWY_INLINE void Step(size_t i, T o, T n) {
-    const size_t at = (base_ + i) * sizeof(T);
-    const uint64_t* k = key_.words() + at / 4 % DigestKey::kWordsPerBlock;
-    const uint64_t multiplier = key_.multiplier(at / DigestKey::kBlockBytes);
+    const size_t at = i * sizeof(T);
+    const uint64_t* k = words_ + at / 4 % DigestKey::kWordsPerBlock;
+    const uint64_t multiplier = multipliers_[at / DigestKey::kBlockBytes];
     if constexpr (sizeof(T) == 8) {
       const uint64_t low = uint64_t{static_cast<uint32_t>(n)} - static_cast<uint32_t>(o);
       const uint64_t high = (n >> 32) - (o >> 32);
@@ -97,8 +100,9 @@ class BlockDigest {
   uint64_t Sum() const { return sum_; }
 
  private:
-  const DigestKey& key_;
-  size_t base_;
+  static_assert(kBlockElements * sizeof(T) % DigestKey::kBlockBytes == 0);
+  const uint64_t* words_;
+  const uint64_t* multipliers_;  // from this block of elements on
   uint64_t sum_ = 0;
 };
 

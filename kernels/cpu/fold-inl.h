@@ -33,18 +33,23 @@ struct FoldSink {
 template <typename T>
 void EncodeSums(FoldSink<T>& sink, size_t elements, PayloadWriter& writer) {
   Changes changes;
+  uint16_t* const places = changes.at();
+  size_t changed = 0;
   const size_t words = (elements + 63) / 64;
   for (size_t w = 0; w < words; ++w) {
     if (sink.touched[w] == 0) continue;
-    uint16_t* found = changes.end();
-    const size_t count = AppendPositions(sink.touched[w], static_cast<uint32_t>(w * 64), found);
+    const uint16_t* const found = places + changed;
+    const size_t count =
+        AppendPositions(sink.touched[w], static_cast<uint32_t>(w * 64), places + changed);
     for (size_t i = 0; i < count; ++i) {
-      const T d = LoadElement<T>(sink.sums, found[i]);
+      const uint16_t place = found[i];
+      const T d = LoadElement<T>(sink.sums, place);
       if (d == 0) continue;  // the changes undid one another
-      *changes.end() = found[i];
-      changes.Put<T>(d);
+      places[changed] = place;
+      changes.Put<T>(changed++, d);
     }
   }
+  changes.SetCount(changed);
   const BlockRow row = changes.Pack<T>(
       elements, [&](size_t, size_t at) { return LoadElement<T>(sink.sums, at); }, writer.cursor());
   if (row.IsRaw(elements, sizeof(T))) {

@@ -35,15 +35,18 @@ constexpr size_t kSegment = 512;
 /// Finds the changes of one block and brings its digest forward. `pace` changes are looked at after
 /// each segment, as long as there are so many: a loop over those of the segment would end where
 /// nobody can predict it, and each time stop the looking ahead in memory.
+/// Returns how much the digest grows. `digest` is a copy: behind a reference, it would have to be
+/// read anew after each store of a byte.
 template <typename T>
-void FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t pace,
-                 BlockDigest<T>& digest, Changes& changes) {
-  constexpr size_t kAhead = 8192;  // bytes
-  uint16_t* const found = changes.end();
+uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t pace,
+                     BlockDigest<T> digest, Changes& changes) {
+  constexpr size_t kAhead = 5120;  // bytes; more is slower where much changes, 4096 everywhere
+  uint16_t* const found = changes.at();
   size_t count = 0, taken = 0;
-  const auto take = [&](uint16_t at) {
+  const auto take = [&](size_t i) {
+    const size_t at = found[i];
     const T before = LoadElement<T>(o, at), after = LoadElement<T>(n, at);
-    changes.Put<T>(static_cast<T>(after - before));
+    changes.Put<T>(i, static_cast<T>(after - before));
     digest.Step(at, before, after);
   };
   for (size_t first = 0; first < elements; first += kSegment) {
@@ -62,9 +65,11 @@ void FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t pac
       count += LoadElement<T>(o, i) != LoadElement<T>(n, i);
     }
     if (count - taken < pace) continue;
-    for (const size_t stop = taken + pace; taken < stop; ++taken) take(found[taken]);
+    for (const size_t stop = taken + pace; taken < stop; ++taken) take(taken);
   }
-  for (; taken < count; ++taken) take(found[taken]);
+  for (; taken < count; ++taken) take(taken);
+  changes.SetCount(count);
+  return digest.Sum();
 }
 
 template <typename T>
@@ -79,9 +84,8 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
     const size_t block = BlockSize(elements, b);
     const uint8_t* o = Ptr(old_data) + offset;
     const uint8_t* n = Ptr(new_data) + offset;
-    BlockDigest<T> digest(key, b);
     Changes changes;
-    FindChanges<T>(o, n, block, pace, digest, changes);
+    digest_after += FindChanges<T>(o, n, block, pace, BlockDigest<T>(key, b), changes);
     pace = changes.count() / (kBlockElements / kSegment) + 1;  // the next block is much the same
     const auto fetch = [&](size_t, size_t at) {
       return static_cast<T>(LoadElement<T>(n, at) - LoadElement<T>(o, at));
@@ -89,7 +93,6 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
     const BlockRow row = changes.Pack<T>(block, fetch, writer.cursor());
     if (row.IsRaw(block, sizeof(T))) Subtract<T>(n, o, writer.cursor(), block);
     writer.Add(row);
-    digest_after += digest.Sum();
   }
   return {writer.changed(), digest_after, writer.Finish()};
 }

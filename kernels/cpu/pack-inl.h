@@ -1,5 +1,5 @@
 // The changes of one block, collected and then packed into its sparse stream; once per target.
-// Lives on the stack (about 330 KiB, of which a block touches what it changes). Trusted data only.
+// Lives on the stack (about 460 KiB, of which a block touches what it changes). Trusted data only.
 // Cost: 1 to 2 ns a change. The format: docs/delta_format.md, "fast".
 #include "hwy/highway.h"
 #include "kernels/cpu/payload.h"
@@ -85,6 +85,16 @@ HWY_INLINE uint64_t FourGaps(const uint16_t* at, size_t i) {
 }
 
 /// Gathers the lower k bits of four lanes, k <= 14.
+#if HWY_TARGET <= HWY_AVX3  // every processor with AVX-512 extracts bits in one step
+class FourLows {
+ public:
+  explicit FourLows(unsigned k) : lanes_(LowMask(k) * kEachOfFour) {}
+  HWY_INLINE uint64_t Of(uint64_t lanes) const { return _pext_u64(lanes, lanes_); }
+
+ private:
+  uint64_t lanes_;
+};
+#else
 class FourLows {
  public:
   explicit FourLows(unsigned k)
@@ -98,22 +108,55 @@ class FourLows {
   uint64_t even_, odd_;
   unsigned k_;
 };
+#endif
+
+#if HWY_TARGET <= HWY_AVX3
+/// The unary codes of the quotients of the gaps before at[i .. i + 7], i > 0.
+class QuotientsOfEight {
+ public:
+  HWY_INLINE QuotientsOfEight(const uint16_t* at, size_t i, unsigned k) {
+    const __m128i here = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i));
+    const __m128i before = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i - 1));
+    // A code ends one place behind the one before and its own zeros: sums, which fit 16 bits since
+    // places do.
+    __m128i sum = _mm_sub_epi16(_mm_sub_epi16(here, before), _mm_set1_epi16(1));
+    sum = _mm_srl_epi16(sum, _mm_cvtsi32_si128(static_cast<int>(k)));
+    sum = _mm_add_epi16(sum, _mm_set1_epi16(1));
+    sum = _mm_add_epi16(sum, _mm_slli_si128(sum, 2));
+    sum = _mm_add_epi16(sum, _mm_slli_si128(sum, 4));
+    ends_ = _mm_add_epi16(sum, _mm_slli_si128(sum, 8));
+  }
+  HWY_INLINE unsigned length() const { return static_cast<unsigned>(_mm_extract_epi16(ends_, 7)); }
+  /// REQUIRES: length() <= 64.
+  HWY_INLINE uint64_t Code() const {
+    const __m512i one = _mm512_set1_epi64(1);
+    const __m512i places = _mm512_sub_epi64(_mm512_cvtepu16_epi64(ends_), one);
+    return static_cast<uint64_t>(_mm512_reduce_or_epi64(_mm512_sllv_epi64(one, places)));
+  }
+
+ private:
+  __m128i ends_;
+};
+#endif
 
 /// A block's changes: where, and the differences as far as a byte holds them.
 class Changes {
  public:
-  static constexpr int kWide = 127;  ///< codes of this size stand for "look it up"
+  static constexpr uint8_t kWide = 127;  ///< codes of this size stand for "look it up"
 
-  uint16_t* end() { return at_ + count_; }
+  /// Where positions are put, in rising order.
+  uint16_t* at() { return at_; }
   const uint16_t* at() const { return at_; }
   uint32_t count() const { return count_; }
-  /// Takes in the next of the positions that were appended at end().
+  /// Notes the difference of change i.
   template <typename T>
-  HWY_INLINE void Put(T d) {
+  HWY_INLINE void Put(size_t i, T d) {
     using S = std::make_signed_t<T>;
     const S s = static_cast<S>(d);
-    code_[count_++] = static_cast<int8_t>(std::clamp<S>(s, -kWide, kWide));
+    code_[i] = static_cast<int8_t>(std::clamp<S>(s, -S{kWide}, S{kWide}));
   }
+  /// After all positions and differences were put.
+  void SetCount(size_t count) { count_ = static_cast<uint32_t>(count); }
 
   /// Packs the stream at `out` unless raw differences are no larger (row.bytes == raw then).
   /// `fetch(change, at)` is the difference of that change, of element `at` of the block.
@@ -124,6 +167,8 @@ class Changes {
   /// Finds the large changes and the bit lengths of their sizes.
   template <typename T, typename Fetch>
   void FindLarge(Fetch fetch);
+  template <typename T, typename Fetch>
+  void CountLengths(Fetch fetch);
   // A writer is passed by value: behind a reference, its bytes' stores would make it live in
   // memory.
   static WordWriter PutGaps(WordWriter bits, const uint16_t* at, size_t count, unsigned k);
@@ -132,10 +177,10 @@ class Changes {
   static uint64_t QuotientBits(const uint16_t* at, size_t count, unsigned k);
   template <typename T, typename Fetch>
   uint64_t Size(size_t large, Fetch fetch) const {
+    const uint64_t magnitude = magnitude_[large];
+    if (HWY_LIKELY(magnitude < kWide)) return magnitude - 2;
     const size_t i = large_[large];
-    const int code = std::abs(int{code_[i]});
-    return code < kWide ? static_cast<uint64_t>(code) - 2
-                        : uint64_t{Magnitude<T>(fetch(i, at_[i]))} - 2;
+    return uint64_t{Magnitude<T>(fetch(i, at_[i]))} - 2;
   }
 
   uint32_t count_ = 0;
@@ -144,27 +189,53 @@ class Changes {
   uint16_t at_[kBlockElements + 64];
   int8_t code_[kBlockElements + 64];
   uint16_t large_[kBlockElements + 64];
+  uint16_t magnitude_[kBlockElements + 64];  // of the large ones, at most kWide
 };
 
 template <typename T, typename Fetch>
 void Changes::FindLarge(Fetch fetch) {
-  const hn::CappedTag<int8_t, 64> d;
+  // Lane by lane into place, without a branch: where the large ones are, nobody can predict.
+  const hn::ScalableTag<int32_t> d;
+  const hn::Rebind<int8_t, decltype(d)> d8;
+  const hn::Rebind<uint16_t, decltype(d)> d16;
   const size_t lanes = hn::Lanes(d);
-  const auto one = hn::Set(d, int8_t{1});
+  const auto one = hn::Set(d, 1), step = hn::Set(d, static_cast<int32_t>(lanes));
+  auto index = hn::Iota(d, 0);
   std::memset(code_ + count_, 0, 64);
-  for (size_t i = 0; i < count_; i += 64) {
-    uint64_t mask = 0;
-    for (size_t j = 0; j < 64; j += lanes) {
-      uint64_t part = 0;
-      hn::StoreMaskBits(d, hn::Gt(hn::Abs(hn::LoadU(d, code_ + i + j)), one),
-                        reinterpret_cast<uint8_t*>(&part));
-      mask |= part << j;
-    }
-    if (mask == 0) continue;
-    large_count_ += static_cast<uint32_t>(
-        AppendPositions(mask, static_cast<uint32_t>(i), large_ + large_count_));
+  size_t large = 0;
+  for (size_t i = 0; i < count_; i += lanes) {
+    const auto magnitude = hn::Abs(hn::PromoteTo(d, hn::LoadU(d8, code_ + i)));
+    const auto mask = hn::Gt(magnitude, one);
+    hn::StoreU(hn::DemoteTo(d16, hn::Compress(index, mask)), d16, large_ + large);
+    hn::StoreU(hn::DemoteTo(d16, hn::Compress(magnitude, mask)), d16, magnitude_ + large);
+    large += hn::CountTrue(d, mask);
+    index = hn::Add(index, step);
   }
-  for (size_t l = 0; l < large_count_; ++l) ++lengths_[Bits(Size<T>(l, fetch))];
+  large_count_ = static_cast<uint32_t>(large);
+  CountLengths<T>(fetch);
+}
+
+template <typename T, typename Fetch>
+void Changes::CountLengths(Fetch fetch) {
+  // How many have a size v of l bits or more, that is, a magnitude of at least 2^(l-1) + 2.
+  constexpr size_t kBits = 7;
+  const hn::CappedTag<int16_t, 32> d;
+  const size_t lanes = hn::Lanes(d);
+  std::memset(magnitude_ + large_count_, 0, 64);
+  uint32_t reach[kBits + 2] = {large_count_};
+  for (size_t i = 0; i < large_count_; i += lanes) {
+    const auto m = hn::LoadU(d, reinterpret_cast<const int16_t*>(magnitude_ + i));
+    for (size_t l = 1; l <= kBits; ++l) {
+      const auto below = hn::Set(d, static_cast<int16_t>((1 << (l - 1)) + 1));
+      reach[l] += static_cast<uint32_t>(hn::CountTrue(d, hn::Gt(m, below)));
+    }
+    reach[kBits + 1] += static_cast<uint32_t>(hn::CountTrue(d, hn::Eq(m, hn::Set(d, kWide))));
+  }
+  for (size_t l = 0; l <= kBits; ++l) lengths_[l] = reach[l] - reach[l + 1];
+  if (HWY_LIKELY(reach[kBits + 1] == 0)) return;
+  for (size_t l = 0; l < large_count_; ++l) {
+    if (magnitude_[l] == kWide) ++lengths_[Bits(Size<T>(l, fetch))];
+  }
 }
 
 inline WordWriter Changes::PutGaps(WordWriter bits, const uint16_t* at, size_t count, unsigned k) {
@@ -211,6 +282,19 @@ inline WordWriter Changes::PutQuotients(WordWriter bits, const uint16_t* at, siz
            uint64_t{1} << (e >> 48 & 63);
   };
   size_t i = 0;
+#if HWY_TARGET <= HWY_AVX3
+  if (count >= 16) {
+    for (; i < 8; ++i) bits.PutUnary(GapBefore(at, i) >> k);
+    for (; i + 8 <= count; i += 8) {
+      const QuotientsOfEight quotients(at, i, k);
+      if (HWY_LIKELY(quotients.length() <= 56)) {
+        bits.Put(quotients.Code(), quotients.length());
+      } else {
+        for (size_t j = i; j < i + 8; ++j) bits.PutUnary(GapBefore(at, j) >> k);
+      }
+    }
+  }
+#endif
   for (; i + 8 <= count; i += 8) {
     const uint64_t first = ends(i), second = ends(i + 4);
     const auto middle = static_cast<unsigned>(first >> 48) + 1;

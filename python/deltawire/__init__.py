@@ -24,6 +24,7 @@ from deltawire._errors import (
     TensorError,
     UnavailableError,
 )
+from deltawire._megatron import Gather
 from deltawire._manager import Offloaded, Published, WeightManager
 from deltawire._tensors import TensorMeta
 
@@ -33,6 +34,7 @@ __all__ = [
     "DeadlineError",
     "Error",
     "ExtraTensorError",
+    "Gather",
     "MissingTensorError",
     "Offloaded",
     "Published",

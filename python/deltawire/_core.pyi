@@ -58,3 +58,41 @@ class Client:
     ) -> dict[str, Any]: ...
     def begin(self, version: int) -> Offload: ...
     def wait_published(self, version: int, timeout_ms: int) -> dict[str, Any]: ...
+
+Param = tuple[int, str, str, Sequence[int], int]
+
+class Collective:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        root: int,
+        rendezvous: str,
+        job: str,
+        interface: str,
+        address: str,
+        timeout_ms: int,
+    ) -> None: ...
+    def close(self) -> None: ...
+
+class Megatron:
+    def __init__(
+        self,
+        hf_dir: str,
+        parallel: str,
+        family: str,
+        family_dirs: Sequence[str],
+        threads: int,
+    ) -> None: ...
+    def tensors_meta(self) -> list[tuple[str, str, list[int]]]: ...
+    def register(self, client: Client, replace: bool) -> int: ...
+    def check(self, rank: int, params: Sequence[Param]) -> None: ...
+    def place(self, offload: Offload, rank: int, params: Sequence[Param]) -> int: ...
+    def gather(
+        self,
+        collective: Collective,
+        offload: Offload | None,
+        rank: int,
+        params: Sequence[Param],
+        bucket_bytes: int,
+    ) -> dict[str, Any]: ...

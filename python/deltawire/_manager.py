@@ -7,7 +7,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,14 @@ from deltawire._errors import (
     TensorError,
 )
 from deltawire._fsdp import Place, place_of
+from deltawire._megatron import (
+    Gather,
+    Planned,
+    Sources,
+    job_rank,
+    live_tensors,
+    parallel_config,
+)
 from deltawire._tensors import (
     TensorMeta,
     is_cuda,
@@ -101,6 +109,8 @@ class WeightManager:
         self._tied: dict[str, str] = {}  # second name -> the one that is in the model
         self._pending: _core.Offload | None = None  # written, not yet notified
         self._adapters: dict[str, WeightManager] = {}
+        self._planned: Planned | None = None
+        self._collective: tuple[Gather, _core.Collective] | None = None
 
     def __enter__(self) -> WeightManager:
         return self
@@ -113,6 +123,9 @@ class WeightManager:
         if self._pending is not None:
             self._pending.close()
             self._pending = None
+        if self._collective is not None:
+            self._collective[1].close()
+            self._collective = None
         for adapter in self._adapters.values():
             adapter.close()
 
@@ -224,6 +237,50 @@ class WeightManager:
 
         return self._offload(_pairs(state), version, unchanged, notify, place, partly=False)
 
+    def offload_megatron(
+        self,
+        models: Any,
+        parallel_state: Any,
+        hf_dir: str | os.PathLike[str],
+        version: int,
+        *,
+        parallel: Mapping[str, Any] | None = None,
+        family: str = "",
+        families: Sequence[str | os.PathLike[str]] = (),
+        gather: Gather | None = None,
+        notify: bool = True,
+    ) -> Offloaded:
+        """Writes a version of a Megatron job: every rank its shards, straight to their HF places.
+
+        Call it on every rank, with the manager's `rank` and `world` those of the job. `models`: the
+        model chunks, wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
+        that answers alike. `hf_dir`: the HF model directory; config.json is enough, and if it has
+        weights their names, order, shapes and dtypes count. `parallel`: settings that go before
+        what the models say (docs/model_families.md). `families`: directories of further families.
+        `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
+        talks to the sender (make its manager with rank 0 of world 1).
+
+        The first call plans, proves that the ranks' shards make up every byte exactly once, and
+        registers the model. Before the first byte each rank's parameters are compared with the plan;
+        an error names those that are missing, unknown or of another shape or dtype.
+        """
+        started = time.monotonic()
+        config = {**parallel_config(models, parallel_state), **(parallel or {})}
+        rank = job_rank(parallel_state, config)
+        root = gather is None or rank == gather.root
+        planned = self._plan(hf_dir, config, family, families, root)
+        sources = Sources(live_tensors(models))
+        planned.plan.check(rank, sources.params)
+        if gather is not None:
+            return self._gather(planned, sources, gather, rank, config, version, notify, started)
+        if self._world != 1 and self._rank != rank:
+            raise Error(f"the manager is rank {self._rank} of {self._world}, the job says {rank}")
+
+        def write(offload: _core.Offload) -> tuple[int, int]:
+            return len(sources.params), planned.plan.place(offload, rank, sources.params)
+
+        return self._offload_by(version, notify, started, write)
+
     def notify(self) -> None:
         """Says that this rank's part of the last offload (with `notify=False`) is written."""
         if self._pending is None:
@@ -271,26 +328,75 @@ class WeightManager:
             adapter.register(tensors, side_files=side, replace=True)
         return adapter.offload(tensors, version).wait()
 
-    # What every offload does ------------------------------------------------------------------
+    # A Megatron job's -------------------------------------------------------------------------
 
-    def _offload(
+    def _plan(
         self,
-        named: Iterator[tuple[str, Any]],
+        hf_dir: str | os.PathLike[str],
+        config: Mapping[str, Any],
+        family: str,
+        families: Sequence[str | os.PathLike[str]],
+        registers: bool,
+    ) -> Planned:
+        wanted = Planned.key_of(hf_dir, config, family)
+        if self._planned is None or self._planned.key != wanted:
+            dirs = [os.fspath(d) for d in families]
+            self._planned = Planned(hf_dir, config, family, dirs, self._options[1])
+            if registers:
+                self._planned.plan.register(self._client, False)
+                self._metas = [TensorMeta.of(t) for t in self._planned.plan.tensors_meta()]
+                self._index = {m.name: i for i, m in enumerate(self._metas)}
+        return self._planned
+
+    def _gather(
+        self,
+        planned: Planned,
+        sources: Sources,
+        gather: Gather,
+        rank: int,
+        config: Mapping[str, Any],
         version: int,
-        unchanged: Collection[str],
         notify: bool,
-        place: Callable[[str, Any], tuple[Place, int]],
-        partly: bool,
+        started: float,
     ) -> Offloaded:
-        started = time.monotonic()
-        self.close()
-        keep = set(unchanged)
-        for name in keep:
-            self._find(name)
+        if self._collective is None or self._collective[0] != gather:
+            world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
+            meeting = _core.Collective(
+                rank,
+                world,
+                gather.root,
+                gather.rendezvous,
+                gather.job,
+                gather.interface,
+                gather.address,
+                max(1, round(gather.timeout * 1000)),
+            )
+            self._collective = (gather, meeting)
+        group = self._collective[1]
+
+        def run(offload: _core.Offload | None) -> tuple[int, int]:
+            done = planned.plan.gather(group, offload, rank, sources.params, gather.bucket_bytes)
+            return len(sources.params), done["network_bytes"]
+
+        if rank == gather.root:
+            return self._offload_by(version, notify, started, run)
+        tensors, sent = run(None)
+        return Offloaded(version, tensors, sent, 0.0, time.monotonic() - started, self)
+
+    def _offload_by(
+        self,
+        version: int,
+        notify: bool,
+        started: float,
+        write: Callable[[_core.Offload], tuple[int, int]],
+    ) -> Offloaded:
+        """Begin, `write`, ready; abandons the version for all ranks when that fails."""
+        if self._pending is not None:
+            self._pending.close()
+            self._pending = None
         offload = self._client.begin(version)
         try:
-            tensors, written = self._write(offload, named, keep, place, partly)
-            offload.mark_unchanged(sorted(self._index[n] for n in keep))
+            tensors, written = write(offload)
             if notify:
                 offload.ready()
         except BaseException as error:
@@ -307,6 +413,29 @@ class WeightManager:
         else:
             self._pending = offload
         return Offloaded(version, tensors, written, waited, time.monotonic() - started, self)
+
+    # What every offload does ------------------------------------------------------------------
+
+    def _offload(
+        self,
+        named: Iterator[tuple[str, Any]],
+        version: int,
+        unchanged: Collection[str],
+        notify: bool,
+        place: Callable[[str, Any], tuple[Place, int]],
+        partly: bool,
+    ) -> Offloaded:
+        started = time.monotonic()
+        keep = set(unchanged)
+        for name in keep:
+            self._find(name)
+
+        def write(offload: _core.Offload) -> tuple[int, int]:
+            done = self._write(offload, named, keep, place, partly)
+            offload.mark_unchanged(sorted(self._index[n] for n in keep))
+            return done
+
+        return self._offload_by(version, notify, started, write)
 
     def _write(
         self,

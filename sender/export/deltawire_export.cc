@@ -1,10 +1,8 @@
 #include "sender/export/deltawire_export.h"
 
 #include <algorithm>
-#include <cstring>
-#include <new>
 
-#include "sender/export/trainer_client.h"
+#include "sender/export/c_abi.h"
 
 using deltawire::Annotate;
 using deltawire::Bytes;
@@ -15,74 +13,12 @@ using deltawire::Status;
 using deltawire::StatusCode;
 using deltawire::StatusOr;
 
-struct dw_client {
-  explicit dw_client(const dw_client_options& o)
-      : client(o.endpoint, o.model, o.rank, o.world == 0 ? 1 : o.world,
-               std::chrono::milliseconds(o.timeout_ms == 0 ? 30000 : o.timeout_ms)) {
-    client.SetCopyThreads(o.copy_threads);
-  }
-  deltawire::TrainerClient client;
-};
-
-struct dw_offload {
-  std::unique_ptr<deltawire::TrainerClient::Offload> offload;
-  size_t tensors = 0;
-};
+using namespace deltawire::c_abi;  // NOLINT(google-build-using-namespace): its other half
 
 namespace {
 
 static_assert(DW_ABORTED == static_cast<int>(StatusCode::kAborted));
 static_assert(DW_DATA_LOSS == static_cast<int>(StatusCode::kDataLoss));
-
-std::string& LastError() {
-  thread_local std::string text;
-  return text;
-}
-
-int Fail(const Status& status) {
-  LastError() = std::string(MessageOf(status));
-  return static_cast<int>(status.code());
-}
-
-/// Runs `call`; nothing is thrown beyond the C boundary.
-template <typename Call>
-int Guard(Call call) noexcept {
-  try {
-    LastError().clear();
-    const Status status = call();
-    return status.ok() ? DW_OK : Fail(status);
-  } catch (const std::bad_alloc&) {
-    return DW_RESOURCE_EXHAUSTED;
-  } catch (const std::exception& e) {
-    return Fail(Errorf(StatusCode::kInternal, "unexpected: {}", e.what()));
-  }
-}
-
-Status Invalid(const std::string& what) { return Status(StatusCode::kInvalidArgument, what); }
-
-/// The caller's struct, which may be of an older or a newer version of the header.
-template <typename T>
-StatusOr<T> Read(const T* in, size_t smallest, const char* name) {
-  if (in == nullptr) return Errorf(StatusCode::kInvalidArgument, "{} is NULL", name);
-  if (in->struct_size < smallest) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "{}.struct_size is {}, at least {} is wanted; set it to sizeof({})", name,
-                  in->struct_size, smallest, name);
-  }
-  T out{};
-  std::memcpy(&out, in, std::min(in->struct_size, sizeof out));
-  return out;
-}
-
-/// Fills as much of the caller's struct as it has.
-template <typename T>
-Status Fill(T value, size_t smallest, T* out, const char* name) {
-  if (out == nullptr) return {};
-  DW_ASSIGN_OR_RETURN(const T old, Read(out, smallest, name));
-  value.struct_size = old.struct_size;
-  std::memcpy(out, &value, std::min(old.struct_size, sizeof value));
-  return {};
-}
 
 // What version 1 of each struct has. They only ever grow.
 #define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
@@ -94,12 +30,6 @@ constexpr size_t kRegisteredSize = DW_SIZE_UP_TO(dw_registered, fingerprint);
 constexpr size_t kBlockSize = DW_SIZE_UP_TO(dw_block, start);
 constexpr size_t kPublishedSize = DW_SIZE_UP_TO(dw_published, ready_unix_nanos);
 #undef DW_SIZE_UP_TO
-
-/// Element `i` of an array whose elements have the size that the first one says.
-template <typename T>
-const T* At(const T* array, size_t i) {
-  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
-}
 
 StatusOr<deltawire::Layout> ReadLayout(const dw_register_options& o) {
   if (o.tensors == nullptr || o.tensor_count == 0) return Invalid("no tensors are given");
@@ -197,13 +127,7 @@ int dw_client_register(dw_client* client, const dw_register_options* options,
                         client->client.Register(layout, side_files,
                                                 {.replace = o.replace != 0,
                                                  .keep_side_files = o.keep_side_files != 0}));
-    dw_registered out{};
-    out.epoch = published.epoch;
-    out.version = published.version;
-    out.total_bytes = layout.total_bytes();
-    const std::string fingerprint = layout.fingerprint().Hex();
-    fingerprint.copy(out.fingerprint, sizeof out.fingerprint - 1);
-    return Fill(out, kRegisteredSize, result, "dw_registered");
+    return Fill(Registered(layout, published), kRegisteredSize, result, "dw_registered");
   });
 }
 

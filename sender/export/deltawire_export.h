@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 1
+#define DW_ABI_VERSION 2
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -178,6 +178,89 @@ typedef struct dw_published {
  * with the reason, as soon as this client's offload of it is abandoned. `result` may be NULL. */
 DW_API int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,
                              dw_published* result);
+
+/* ---- Megatron: shards of a parallel job to HF tensors -------------------------------------------
+ * Since DW_ABI_VERSION 2. docs/model_families.md says what a family and a parallel config are.
+ */
+
+typedef struct dw_megatron dw_megatron;
+typedef struct dw_collective dw_collective;
+
+typedef struct dw_megatron_options {
+  size_t struct_size;
+  const char* hf_dir;   /* config.json; its tensors, where there are any, fix the layout */
+  const char* parallel; /* "tp=4,pp=2,ep=8", or a JSON object of the same */
+  const char* family;   /* NULL: by config.json */
+  const char* const* family_dirs; /* directories of further families */
+  size_t family_dir_count;
+  uint32_t threads; /* that copy, with their caller; 0: one per core */
+} dw_megatron_options;
+
+/* Plans the export of a whole job from metadata, and proves that its ranks' shards make up every
+ * byte of the HF tensors exactly once: DW_FAILED_PRECONDITION names those that they do not. */
+DW_API int dw_megatron_create(const dw_megatron_options* options, dw_megatron** megatron);
+DW_API void dw_megatron_destroy(dw_megatron* megatron);
+
+/* tensors_meta: what the shards make. Texts and shapes live as long as the handle. */
+DW_API size_t dw_megatron_tensor_count(const dw_megatron* megatron);
+DW_API int dw_megatron_tensor(const dw_megatron* megatron, size_t tensor, dw_tensor_meta* meta);
+/* Sizes the sender's buffers for them, with the small files of hf_dir. `result` may be NULL. */
+DW_API int dw_megatron_register(const dw_megatron* megatron, dw_client* client, int replace,
+                                dw_registered* result);
+
+/* A parameter, or a persistent buffer, as the trainer has it: row-major, in host memory. */
+typedef struct dw_param {
+  size_t struct_size;
+  uint32_t chunk;   /* virtual pipeline chunk */
+  const char* name; /* Megatron's; "module." before it is ignored */
+  const char* dtype;
+  const uint64_t* shape;
+  uint32_t ndim;
+  const void* data;
+} dw_param;
+
+/* Whether these are what `rank` of the job holds. DW_INVALID_ARGUMENT names what is missing,
+ * unknown or of another shape or dtype. The calls below look at this first, and write nothing if it
+ * fails. */
+DW_API int dw_megatron_check(const dw_megatron* megatron, uint32_t rank, const dw_param* params,
+                             size_t count);
+/* Writes the shards that `rank` is the first to hold straight to their places, and marks them.
+ * Every rank of the node does it with an offload of its own; then dw_offload_ready. */
+DW_API int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
+                             const dw_param* params, size_t count, uint64_t* bytes);
+
+/* For ranks that share no memory with the sender: one TCP group of all of the job's ranks (Gloo,
+ * neither encrypted nor authenticated). */
+typedef struct dw_collective_options {
+  size_t struct_size;
+  uint32_t rank;
+  uint32_t size;
+  uint32_t root;
+  const char* rendezvous;    /* "file:DIR", a directory that all ranks see */
+  const char* job;           /* a word for this group, never used before in DIR */
+  const char* net_interface; /* to listen on; NULL: see address */
+  const char* address;       /* to listen on; NULL: what the host's name resolves to */
+  uint32_t timeout_ms;       /* to meet, and for every wait; 0: 120000 */
+} dw_collective_options;
+DW_API int dw_collective_create(const dw_collective_options* options, dw_collective** collective);
+DW_API void dw_collective_destroy(dw_collective* collective);
+
+typedef struct dw_gathered {
+  size_t struct_size;
+  uint64_t buckets;
+  uint64_t network_bytes;
+  uint64_t peak_buffer_bytes; /* of both buckets together */
+  double wait_seconds;
+  double place_seconds; /* on the root */
+} dw_gathered;
+
+/* Sends every rank's shards to the root, bucket by bucket, which writes them into `offload` (NULL
+ * on the other ranks) and marks them. Call it on every rank of the job; when a rank dies, the
+ * others get an error within the collective's time-out. `bucket_bytes` 0: 512 MiB. `result` may be
+ * NULL. */
+DW_API int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
+                              uint32_t rank, const dw_param* params, size_t count,
+                              uint64_t bucket_bytes, dw_gathered* result);
 
 #ifdef __cplusplus
 }

@@ -79,8 +79,8 @@ Status CheckComplete(const Plan& plan, std::span<const Sent> sent) {
         return Errorf(StatusCode::kFailedPrecondition,
                       "shard {} of {} of {} (layer {}) is held by {}; are the ranks numbered as in "
                       "the parallel config?",
-                      t, world, slot.param != nullptr ? slot.param->mcore.texts[0] : slot.pass,
-                      slot.layer, twice ? "several ranks" : "no rank");
+                      t, world, plan.LocalNames(slot).front(), slot.layer,
+                      twice ? "several ranks" : "no rank");
       }
     }
   }
@@ -152,9 +152,7 @@ StatusOr<GatherStats> GatherToHf(Collective& collective, const Plan& plan,
       mcore::ShardParam shard;
       shard.slot = s.slot;
       shard.shard = s.shard;
-      shard.names = {plan.slots()[s.slot].param != nullptr
-                         ? plan.slots()[s.slot].param->mcore.texts[0]
-                         : plan.slots()[s.slot].pass};
+      shard.names = plan.LocalNames(plan.slots()[s.slot]);
       DW_ASSIGN_OR_RETURN(
           std::vector<mcore::Step> steps,
           StepsOf(plan, shard, s.dtype, s.split, mcore::Direction::kToHf, items.rows[item]));

@@ -83,6 +83,8 @@ class Plan {
   /// `split`, where given, is the other spelling's.
   std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt,
                          RowRange only = {}) const;
+  /// What its ranks call a slot's parameter: as this config spells it, then other spellings.
+  std::vector<std::string> LocalNames(const Slot& slot) const;
   /// A slot's cut if it is cut as `split`.
   ParamCut CutAs(const Slot& slot, Split split) const;
   /// Shape of a shard if its parameter is cut as `split`.
@@ -93,7 +95,6 @@ class Plan {
   friend class CoverageProof;
   Plan() = default;
   uint32_t World(const Slot& slot, Split split) const;
-  std::vector<std::string> LocalNames(const Slot& slot) const;
 
   const Family* family_ = nullptr;
   ParallelConfig parallel_;

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <barrier>
 #include <catch2/catch.hpp>
+#include <functional>
 #include <future>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -63,6 +65,67 @@ TEST_CASE("a pool of one thread starts the calls in rising order") {
   pool.ParallelFor(100, [&](size_t i) { order.push_back(i); });
   REQUIRE(order.size() == 100);
   CHECK(std::is_sorted(order.begin(), order.end()));
+}
+
+/// What each thread was given, in order.
+std::vector<std::vector<size_t>> GivenByThread(ThreadPool& pool, size_t n) {
+  std::mutex mu;
+  std::map<std::thread::id, std::vector<size_t>> given;
+  pool.ParallelFor(n, [&](size_t i) {
+    std::lock_guard lock(mu);
+    given[std::this_thread::get_id()].push_back(i);
+  });
+  std::vector<std::vector<size_t>> result;
+  for (auto& [id, list] : given) result.push_back(std::move(list));
+  return result;
+}
+
+/// Rising indexes of [begin, end), then falling others.
+bool FollowsOrder(const std::vector<size_t>& list, size_t begin, size_t end) {
+  const auto own = [&](size_t i) { return i >= begin && i < end; };
+  const auto stolen = std::find_if_not(list.begin(), list.end(), own);
+  return std::is_sorted(list.begin(), stolen) && std::none_of(stolen, list.end(), own) &&
+         std::is_sorted(stolen, list.end(), std::greater<>());
+}
+
+TEST_CASE("with two nodes each thread rises through its node's part, then takes last ones") {
+  // Processors that need not exist: a thread that cannot be pinned still works for its node.
+  const CpuNodes nodes =
+      GENERATE(CpuNodes{{0}, {1}}, CpuNodes{{0}, {1000, 1001}}, CpuNodes{{1022}, {1023}});
+  ThreadPool pool(6, nodes);
+  const size_t n = 3000;
+  const size_t middle = nodes[1].size() == 2 ? 1000 : 1500;
+  for (int round = 0; round < 20; ++round) {
+    CAPTURE(round, nodes.size(), middle);
+    std::vector<size_t> all;
+    for (const auto& list : GivenByThread(pool, n)) {
+      CHECK((FollowsOrder(list, 0, middle) || FollowsOrder(list, middle, n)));
+      all.insert(all.end(), list.begin(), list.end());
+    }
+    std::sort(all.begin(), all.end());
+    REQUIRE(all.size() == n);
+    for (size_t i = 0; i < n; ++i) REQUIRE(all[i] == i);
+  }
+}
+
+TEST_CASE("a node whose threads are all held up has its part done by the other's") {
+  ThreadPool pool(2, {{0}, {1}});
+  std::atomic<int> calls = 0;
+  std::promise<void> release;
+  std::shared_future<void> released = release.get_future();
+  pool.ParallelFor(100, [&](size_t) {
+    if (calls++ == 0) return released.wait();  // until all others have run
+    if (calls == 100) release.set_value();
+  });
+  CHECK(calls == 100);
+}
+
+TEST_CASE("fewer threads than nodes start the calls in rising order") {
+  ThreadPool pool(1, {{0}, {1}, {2}});
+  const auto given = GivenByThread(pool, 100);
+  REQUIRE(given.size() == 1);
+  REQUIRE(given[0].size() == 100);
+  CHECK(std::is_sorted(given[0].begin(), given[0].end()));
 }
 
 TEST_CASE("ParallelFor inside ParallelFor does not wait for ever") {

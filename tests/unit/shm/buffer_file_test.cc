@@ -1,5 +1,6 @@
 #include "common/shm/buffer_file.h"
 
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
@@ -30,7 +31,9 @@ size_t FilesIn(const fs::path& dir) {
   return static_cast<size_t>(std::distance(fs::directory_iterator(dir), fs::directory_iterator()));
 }
 
-const BufferOptions kChoices[] = {{true, true}, {false, true}, {true, false}, {false, false}};
+ThreadPool populators(2);
+const BufferOptions kChoices[] = {
+    {true, true}, {false, true}, {true, false}, {false, false}, {true, true, &populators}};
 
 /// The system's temporary directory and, where there is one, tmpfs.
 std::vector<fs::path> Places(const TempDir& temp) {
@@ -88,6 +91,45 @@ TEST_CASE("what one mapping writes, a second Open and the file show, and Create 
   REQUIRE(fresh.ok());
   CHECK(fresh->data()[0] == std::byte{0});
   CHECK(first->data()[0] == std::byte{0x5a});  // the old file lives on in its mapping
+}
+
+/// Page faults of this thread while it writes to every page of the buffer.
+long FaultsOfWriting(BufferFile& buffer) {
+  constexpr size_t kPage = 4096;
+  struct rusage before, after;
+  REQUIRE(::getrusage(RUSAGE_THREAD, &before) == 0);
+  for (size_t at = 0; at < buffer.data().size(); at += kPage) buffer.data()[at] = std::byte{1};
+  REQUIRE(::getrusage(RUSAGE_THREAD, &after) == 0);
+  return after.ru_minflt - before.ru_minflt;
+}
+
+TEST_CASE("populating leaves no page to fault in, on the caller, on a pool, on two nodes") {
+  const TempDir temp;
+  // Tensors and chunks that end within pages, a page with several tensors, more than one chunk.
+  const Layout layout = *Layout::Create({{"a", DType::kU8, {5'000'001}},
+                                         {"b", DType::kU8, {3}},
+                                         {"c", DType::kU8, {100}},
+                                         {"d", DType::kU8, {4'300'000}}});
+  ThreadPool one(1), three(3), nodes(4, {{0}, {1}});
+  for (const fs::path& place : Places(temp)) {
+    CAPTURE(place);
+    auto bare = BufferFile::Create(place / "bare", layout, {false, false});
+    REQUIRE(bare.ok());
+    const long unpopulated = FaultsOfWriting(*bare);
+    CHECK(unpopulated > 100);
+    for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &one, &three, &nodes}) {
+      const size_t threads = pool == nullptr ? 0 : pool->size();
+      CAPTURE(threads);
+      auto made = BufferFile::Create(place / "a", layout, {false, true, pool});
+      REQUIRE(made.ok());
+      // On a disk, writing back makes pages read-only again, so that some may fault anew.
+      CHECK(FaultsOfWriting(*made) < unpopulated / 10);
+      auto opened = BufferFile::Open(place / "a", layout, {false, true, pool});
+      REQUIRE(opened.ok());
+      CHECK(FaultsOfWriting(*opened) < unpopulated / 10);
+    }
+    fs::remove_all(place);
+  }
 }
 
 TEST_CASE("a mapping survives a rename and a move of its owner") {

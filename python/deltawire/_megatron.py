@@ -1,0 +1,218 @@
+"""What a Megatron trainer holds, for WeightManager.offload_megatron: parameters, and where it stands.
+
+Nothing of megatron is imported: models and parallel_state are the caller's, and are only asked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deltawire import _core
+from deltawire._errors import Error, TensorError
+from deltawire._tensors import Source, is_cuda, source_of
+
+# Of a model's config (TransformerConfig), by the name that a parallel config has for it.
+_CONFIG = {
+    "first_stage_layers": "num_layers_in_first_pipeline_stage",
+    "last_stage_layers": "num_layers_in_last_pipeline_stage",
+    "account_for_embedding": "account_for_embedding_in_pipeline_split",
+    "account_for_loss": "account_for_loss_in_pipeline_split",
+    "glu_interleave": "moe_mlp_glu_interleave_size",
+    "shared_glu_interleave": "moe_shared_expert_glu_interleave_size",
+    "mla_down_fusion": "mla_down_proj_fusion",
+}
+# Stored in another form than plans know; refused rather than exported wrongly.
+_REFUSED = {
+    "gtp_weight_remat_size": "weights are cut once more",
+    "expert_gtp_weight_remat_size": "expert weights are cut once more",
+    "moe_single_grouped_weight": "all local experts are one parameter",
+    "fp8_param": "parameters are quantised",
+    "fp4_param": "parameters are quantised",
+}
+
+
+@dataclass(frozen=True)
+class Gather:
+    """How ranks that share no memory with the sender meet: by files in a directory that all see.
+
+    `job`: a word for this group of ranks, new each time that they meet anew. `interface` or
+    `address`: where to listen; neither: what the host's name resolves to. Plain TCP, for the
+    trainer's own network. `bucket_bytes`: at most two such buckets are alive on a rank. `root`: the
+    rank that has the sender. `timeout`: seconds that a rank waits for the others.
+    """
+
+    rendezvous: str
+    job: str
+    interface: str = ""
+    address: str = ""
+    bucket_bytes: int = 512 << 20
+    root: int = 0
+    timeout: float = 120.0
+
+
+@dataclass(frozen=True)
+class Live:
+    """A parameter or persistent buffer of one model chunk."""
+
+    chunk: int
+    name: str
+    tensor: Any
+
+
+def live_tensors(models: Any) -> Iterator[Live]:
+    """All parameters and persistent buffers of the model chunks, wrapped or not."""
+    chunks = models if isinstance(models, Sequence) else [models]
+    for chunk, model in enumerate(chunks):
+        for name, parameter in model.named_parameters():
+            yield Live(chunk, name, parameter)
+        seen = set()
+        for prefix, module in model.named_modules():
+            transient = getattr(module, "_non_persistent_buffers_set", ())
+            for name, buffer in getattr(module, "_buffers", {}).items():
+                full = f"{prefix}.{name}" if prefix else name
+                if buffer is None or name in transient or full in seen:
+                    continue
+                seen.add(full)
+                yield Live(chunk, full, buffer)
+
+
+def unwrapped(model: Any) -> Any:
+    """Below Megatron's wrappers (DDP, Float16Module), which keep the model in `.module`."""
+    while hasattr(model, "module") and hasattr(model.module, "named_parameters"):
+        model = model.module
+    return model
+
+
+def parallel_config(models: Any, parallel_state: Any) -> dict[str, Any]:
+    """The parallel config that a plan wants, from parallel_state and the models' own config."""
+    first = unwrapped(models[0] if isinstance(models, Sequence) else models)
+    config = getattr(first, "config", None)
+    state = parallel_state
+    out: dict[str, Any] = {
+        "tp": state.get_tensor_model_parallel_world_size(),
+        "pp": state.get_pipeline_model_parallel_world_size(),
+        "vpp": len(models) if isinstance(models, Sequence) else 1,
+        "cp": state.get_context_parallel_world_size(),
+        "ep": state.get_expert_model_parallel_world_size(),
+        "etp": state.get_expert_tensor_parallel_world_size(),
+        "dp": state.get_data_parallel_world_size(),
+    }
+    for key, name in _CONFIG.items():
+        value = getattr(config, name, None)
+        if value:
+            out[key] = value
+    for name, why in _REFUSED.items():
+        value = getattr(config, name, None)
+        if value and value != 1 or value is True:
+            raise Error(f"{name} is {value}: {why}, which is not taken apart yet; switch it off")
+    layout = getattr(config, "pipeline_model_parallel_layout", None)
+    if layout is not None:
+        out["layout"] = layout_text(layout)
+    padded = getattr(first, "vocab_size", None) or getattr(
+        getattr(first, "language_model", None), "vocab_size", None
+    )
+    if padded:
+        out["padded_vocab"] = int(padded)
+    out["spec"] = "te" if _has_te(models) else "local"
+    return out
+
+
+def layout_text(layout: Any) -> str:
+    """A pipeline layout as text: a string as it is, stages as lists of layer names by letter."""
+    text = getattr(layout, "input_data", layout)
+    if isinstance(text, str):
+        return text
+    stages = getattr(layout, "layout", text)
+    letters = {"embedding": "E", "decoder": "t", "transformer": "t", "mtp": "m", "loss": "L"}
+    if stages and stages[0] and isinstance(stages[0][0], (list, tuple)):
+        # [pipeline rank][virtual stage], as Megatron keeps what it has parsed.
+        stages = [rank[v] for v in range(len(stages[0])) for rank in stages]
+    return "|".join(
+        "".join(letters[str(getattr(layer, "name", layer)).lower()] for layer in stage)
+        for stage in stages
+    )
+
+
+def _has_te(models: Any) -> bool:
+    """Whether TransformerEngine built the layers: its fused norms are parameters of linears."""
+    chunks = models if isinstance(models, Sequence) else [models]
+    return any(
+        name.endswith(".layer_norm_weight") for model in chunks for name, _ in model.named_parameters()
+    )
+
+
+def job_rank(parallel_state: Any, config: Mapping[str, Any]) -> int:
+    """This process's rank in the job, as the plan numbers them; checked against the expert groups."""
+    state = parallel_state
+    tp, cp, dp = config["tp"], config["cp"], config["dp"]
+    rank = state.get_tensor_model_parallel_rank() + tp * (
+        state.get_context_parallel_rank()
+        + cp
+        * (
+            state.get_data_parallel_rank()
+            + dp * state.get_pipeline_model_parallel_rank()
+        )
+    )
+    etp, ep = config["etp"], config["ep"]
+    inside = rank % (tp * cp * dp)
+    expected = (inside % etp, inside // etp % ep)
+    found = (state.get_expert_tensor_parallel_rank(), state.get_expert_model_parallel_rank())
+    if expected != found:
+        raise Error(
+            f"rank {rank}: expert tensor and expert ranks are {found}, and {expected} by the order "
+            "tp-cp-ep-dp-pp, the only one that is known; initialise Megatron with that order"
+        )
+    return rank
+
+
+class Sources:
+    """The bytes of live tensors in host memory, row-major, held for as long as this lives."""
+
+    def __init__(self, live: Iterator[Live]):
+        self.params: list[Any] = []  # as _core.Megatron takes them
+        self._held: list[Source] = []
+        for item in live:
+            source = _contiguous(item)
+            address, shape = source.address, source.shape
+            self.params.append((item.chunk, item.name, source.dtype, shape, address))
+            self._held.append(source)
+
+
+def _contiguous(item: Live) -> Source:
+    tensor = item.tensor
+    if hasattr(tensor, "placements"):
+        raise TensorError(
+            f"{item.name} is a DTensor (Megatron-FSDP): use offload_fsdp for such models", item.name
+        )
+    if is_cuda(tensor):
+        tensor = tensor.detach().to("cpu")
+    elif hasattr(tensor, "is_contiguous") and not tensor.is_contiguous():
+        tensor = tensor.detach().contiguous()
+    return source_of(item.name, tensor)
+
+
+class Planned:
+    """A plan for one hf_dir and parallel config, kept from version to version."""
+
+    def __init__(
+        self,
+        hf_dir: str | os.PathLike[str],
+        parallel: Mapping[str, Any],
+        family: str,
+        families: Sequence[str],
+        threads: int,
+    ):
+        self.key = self.key_of(hf_dir, parallel, family)
+        self.plan = _core.Megatron(
+            os.fspath(hf_dir), json.dumps(dict(parallel)), family, list(families), threads
+        )
+
+    @staticmethod
+    def key_of(
+        hf_dir: str | os.PathLike[str], parallel: Mapping[str, Any], family: str
+    ) -> tuple[str, str, str]:
+        return os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family

@@ -1,0 +1,169 @@
+#include "sender/export/megatron_export.h"
+
+#include <algorithm>
+#include <set>
+
+namespace deltawire {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool HasWeights(const fs::path& dir) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    if (entry.path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
+StatusOr<mcore::ParallelConfig> ParseParallel(const std::string& text) {
+  const size_t first = text.find_first_not_of(" \n\t");
+  if (first != std::string::npos && text[first] == '{') {
+    return mcore::ParallelConfig::FromJson(text);
+  }
+  return mcore::ParallelConfig::Parse(text);
+}
+
+/// How many shards make each tensor: one that a single shard makes is final once that is written.
+std::vector<uint32_t> CountWriters(const mcore::Plan& plan) {
+  std::vector<uint32_t> writers(plan.layout().size(), 0);
+  for (const mcore::Slot& slot : plan.slots()) {
+    if (!slot.exported) continue;
+    std::set<uint32_t> tensors;
+    for (const mcore::RowPart& part : slot.cut.parts) tensors.insert(part.tensor);
+    for (const uint32_t t : tensors) {
+      writers[t] += slot.cut.split == mcore::Split::kNone ? 1 : slot.cut.world;
+    }
+  }
+  return writers;
+}
+
+std::vector<mcore::LiveParam> ParamsOf(std::span<const LiveTensor> live) {
+  std::vector<mcore::LiveParam> params;
+  params.reserve(live.size());
+  for (const LiveTensor& t : live) params.push_back(t.param);
+  return params;
+}
+
+Status CheckBytes(uint32_t rank, std::span<const LiveTensor> live) {
+  for (const LiveTensor& t : live) {
+    uint64_t bytes = DTypeBytes(t.param.dtype);
+    for (const uint64_t n : t.param.shape) bytes *= n;
+    if (bytes == t.data.size()) continue;
+    return Errorf(StatusCode::kInvalidArgument,
+                  "rank {}: {} (chunk {}) has {} bytes, its shape and dtype say {}", rank,
+                  t.param.name, t.param.chunk, t.data.size(), bytes);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<MegatronExport>> MegatronExport::Open(const MegatronOptions& o) {
+  auto made = std::unique_ptr<MegatronExport>(new MegatronExport(o.threads));
+  DW_ASSIGN_OR_RETURN(made->families_, mcore::FamilySet::Load(o.families));
+  DW_ASSIGN_OR_RETURN(const mcore::HfConfig config, mcore::HfConfig::Open(o.hf_dir));
+  DW_ASSIGN_OR_RETURN(const mcore::Family* const family, made->families_.Select(config, o.family));
+  DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel, ParseParallel(o.parallel));
+  const Layout* listing = nullptr;
+  if (HasWeights(o.hf_dir)) {
+    DW_ASSIGN_OR_RETURN(ModelDir checkpoint, ModelDir::Open(o.hf_dir));
+    made->checkpoint_.emplace(std::move(checkpoint));
+    listing = &made->checkpoint_->layout();
+  }
+  StatusOr<mcore::Plan> plan = mcore::Plan::Make(*family, config, parallel, listing);
+  if (!plan.ok()) return plan.status();
+  DW_RETURN_IF_ERROR(plan->Check().ToStatus());
+  made->plan_.emplace(std::move(*plan));
+  made->writers_ = CountWriters(*made->plan_);
+  DW_ASSIGN_OR_RETURN(made->side_files_, SideFilesOf(o.hf_dir));
+  return made;
+}
+
+StatusOr<std::vector<mcore::Match>> MegatronExport::Matched(
+    uint32_t rank, std::span<const LiveTensor> live) const {
+  if (rank >= plan_->parallel().world()) {
+    return Errorf(StatusCode::kInvalidArgument, "rank {}: the parallel config makes {} ranks", rank,
+                  plan_->parallel().world());
+  }
+  DW_RETURN_IF_ERROR(CheckBytes(rank, live));
+  return MatchRank(*plan_, rank, ParamsOf(live));
+}
+
+Status MegatronExport::Check(uint32_t rank, std::span<const LiveTensor> live) const {
+  DW_ASSIGN_OR_RETURN(const std::vector<mcore::Match> matches, Matched(rank, live));
+  for (const mcore::Match& match : matches) {
+    const auto steps = StepsOf(*plan_, match.shard, live[match.live].param.dtype, match.split,
+                               mcore::Direction::kToHf);
+    if (!steps.ok()) return steps.status();
+  }
+  return absl::OkStatus();
+}
+
+Status MegatronExport::CarryOver(TrainerClient::Offload& offload) const {
+  for (const std::string& name : plan_->not_trained()) {
+    const auto t = static_cast<uint32_t>(*plan_->layout().Find(name));
+    const Bytes bytes = checkpoint_->data(*checkpoint_->layout().Find(name));
+    DW_RETURN_IF_ERROR(offload.Write(t, bytes, Share::kWhole));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<uint64_t> MegatronExport::Place(TrainerClient::Offload& offload, uint32_t rank,
+                                         std::span<const LiveTensor> live) {
+  DW_ASSIGN_OR_RETURN(const std::vector<mcore::Match> matches, Matched(rank, live));
+  mcore::Transfer transfer;
+  std::set<uint32_t> written;
+  for (const mcore::Match& match : matches) {
+    if (!match.shard.writes) continue;
+    const LiveTensor& source = live[match.live];
+    DW_ASSIGN_OR_RETURN(
+        std::vector<mcore::Step> steps,
+        StepsOf(*plan_, match.shard, source.param.dtype, match.split, mcore::Direction::kToHf));
+    for (const mcore::Step& step : steps) written.insert(step.tensor);
+    // Read only in this direction.
+    transfer.Add(std::move(steps),
+                 {const_cast<std::byte*>(source.data.data()), source.data.size()});
+  }
+  transfer.Run(
+      mcore::Direction::kToHf, [&](uint32_t t) { return offload.tensor(t); }, pool_);
+  std::vector<uint32_t> whole, part;
+  for (const uint32_t t : written) (writers_[t] == 1 ? whole : part).push_back(t);
+  DW_RETURN_IF_ERROR(offload.Written(whole, Share::kWhole));
+  DW_RETURN_IF_ERROR(offload.Written(part, Share::kPart));
+  if (rank == 0) DW_RETURN_IF_ERROR(CarryOver(offload));
+  return transfer.bytes();
+}
+
+StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
+                                             TrainerClient::Offload* offload, uint32_t rank,
+                                             std::span<const LiveTensor> live,
+                                             const GatherOptions& options) {
+  const bool root = collective.rank() == collective.root();
+  if (root != (offload != nullptr) || static_cast<uint32_t>(collective.rank()) != rank) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "rank {} of the collective, rank {} of the job: they must be the same, and rank "
+                  "{} alone has an offload",
+                  collective.rank(), rank, collective.root());
+  }
+  StatusOr<std::vector<mcore::Match>> matches = Matched(rank, live);
+  if (!matches.ok()) {
+    collective.Abort(matches.status());
+    return matches.status();
+  }
+  DW_ASSIGN_OR_RETURN(
+      const GatherStats stats,
+      GatherToHf(
+          collective, *plan_, *matches, ParamsOf(live), [&](size_t i) { return live[i].data; },
+          [&](uint32_t t) { return offload->tensor(t); }, pool_, options));
+  if (!root) return stats;
+  std::vector<uint32_t> written;
+  for (uint32_t t = 0; t < writers_.size(); ++t) {
+    if (writers_[t] > 0) written.push_back(t);
+  }
+  DW_RETURN_IF_ERROR(offload->Written(written, Share::kWhole));
+  DW_RETURN_IF_ERROR(CarryOver(*offload));
+  return stats;
+}
+
+}  // namespace deltawire

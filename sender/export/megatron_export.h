@@ -1,0 +1,73 @@
+// A Megatron job's way into the sender: one plan, and every version's shards to their HF places.
+// Owner: one per rank; the checkpoint directory may go once it is open, unless it has tensors that
+// are not trained. Threads: one caller. Errors: what a plan refuses, before the first byte; after
+// one, abandon the offload.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/thread_pool.h"
+#include "common/layout/model_dir.h"
+#include "sender/export/megatron_gather.h"
+#include "sender/export/trainer_client.h"
+
+namespace deltawire {
+
+struct MegatronOptions {
+  std::filesystem::path hf_dir;  ///< config.json; its tensors, where there are any, fix the layout
+  std::string parallel;          ///< "tp=4,pp=2,...", or a JSON object
+  std::string family;            ///< empty: by config.json
+  std::vector<std::filesystem::path> families;  ///< directories of further families
+  size_t threads = 0;                           ///< that copy, with their caller; 0: one per core
+};
+
+/// A parameter and its bytes: host memory, row-major.
+struct LiveTensor {
+  mcore::LiveParam param;
+  Bytes data;
+};
+
+class MegatronExport {
+ public:
+  /// Plans, and proves that every byte is written exactly once.
+  static StatusOr<std::unique_ptr<MegatronExport>> Open(const MegatronOptions& options);
+
+  const mcore::Plan& plan() const { return *plan_; }
+  /// Small files of hf_dir, for whoever registers the model.
+  const std::vector<SideFile>& side_files() const { return side_files_; }
+
+  /// Whether these are `rank`'s parameters; what Place and Gather look at first.
+  Status Check(uint32_t rank, std::span<const LiveTensor> live) const;
+
+  /// Writes this rank's shards straight into the half, and says so. Other ranks do the same.
+  /// Returns how many bytes it wrote. REQUIRES: the model is registered with plan().layout().
+  StatusOr<uint64_t> Place(TrainerClient::Offload& offload, uint32_t rank,
+                           std::span<const LiveTensor> live);
+
+  /// Sends this rank's shards to the collective's root, which writes all into `offload`; null on
+  /// the other ranks. Call it on every rank.
+  StatusOr<GatherStats> Gather(Collective& collective, TrainerClient::Offload* offload,
+                               uint32_t rank, std::span<const LiveTensor> live,
+                               const GatherOptions& options);
+
+ private:
+  explicit MegatronExport(size_t threads) : pool_(threads) {}
+  StatusOr<std::vector<mcore::Match>> Matched(uint32_t rank,
+                                              std::span<const LiveTensor> live) const;
+  /// Tensors that no parameter makes, from the checkpoint.
+  Status CarryOver(TrainerClient::Offload& offload) const;
+
+  mcore::FamilySet families_;
+  std::optional<mcore::Plan> plan_;
+  std::optional<ModelDir> checkpoint_;
+  std::vector<SideFile> side_files_;
+  std::vector<uint32_t> writers_;  // shards that make each tensor
+  ThreadPool pool_;
+};
+
+}  // namespace deltawire

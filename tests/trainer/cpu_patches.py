@@ -1,0 +1,64 @@
+"""What megatron-core's Python takes for granted of CUDA, put right for a run on CPU and Gloo.
+
+Only the harness does this, in the processes that it starts; no weight and no layout is touched.
+`apply()` is called once in each process, after megatron is imported and before a model is built.
+"""
+import contextlib
+
+import torch
+
+
+def apply():
+    cpu = torch.device("cpu")
+
+    # `torch.empty(..., device=torch.cuda.current_device())` is how megatron-core makes the buffers
+    # of collectives, the router's buffers, the rotary tables and DDP's gradient buffers.
+    torch.cuda.current_device = lambda: cpu
+
+    # Tied embeddings across stages do `weight.data = weight.data.cuda()` before their all-reduce.
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self
+
+    # Barriers around process groups and pipelines wait for the GPU.
+    torch.cuda.synchronize = lambda *args, **kwargs: None
+
+    # Dropout (of probability 0 here) is computed under a forked CUDA random state; there is none.
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
+    CudaRNGStatesTracker.fork = lambda self, *args, **kwargs: contextlib.nullcontext()
+
+    # The sliding window's mask is made on device "cuda" by name.
+    from megatron.core.fusions import fused_softmax
+
+    def window_mask(rows, columns, window):
+        # True: not to be looked at. `window` says how many tokens back and ahead are.
+        ahead = torch.arange(columns).unsqueeze(0) - torch.arange(rows).unsqueeze(1)
+        ahead = ahead - (columns - rows)
+        return (ahead < -window[0]) | (ahead > window[1])
+
+    fused_softmax.get_sliding_window_causal_mask = window_mask
+
+    # The router asks whether transformer-engine has a GEMM for it by a name that is only defined
+    # where transformer-engine could be imported.
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+    # MLA tells its core attention the widths of keys and values, which only transformer-engine's
+    # takes. The local one needs that of values, and reads it from kv_channels.
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    constructor = DotProductAttention.__init__
+
+    def with_widths(self, config, *args, k_channels=None, v_channels=None, **kwargs):
+        assert v_channels in (None, config.kv_channels), "kv_channels must be the width of values"
+        constructor(self, config, *args, **kwargs)
+
+    DotProductAttention.__init__ = with_widths
+
+    # MLA takes transformer-engine for present where only megatron-core's wrapper of it imports, and
+    # then asks whether a layer is an instance of what is no class.
+    from megatron.core.transformer import multi_latent_attention
+
+    if not isinstance(multi_latent_attention.TELinear, type):
+        multi_latent_attention.HAVE_TE = False
