@@ -13,6 +13,7 @@
 #include "bench/harness/peak_memory.h"
 #include "bench/harness/scratch_dir.h"
 #include "bench/loopback/tcp_peer.h"
+#include "common/shm/buffer_file.h"
 #include "sender/export/gloo_collective.h"
 #include "sender/export/megatron_gather.h"
 
@@ -179,8 +180,8 @@ Status GatherCase(const MegatronJob& job, const std::string& name, const JobOpti
   DW_ASSIGN_OR_RETURN(const auto shm, ScratchDir::Create());
   DW_ASSIGN_OR_RETURN(const auto peer, TcpPeer::Start(shm->path() / "landed", sent, 1));
   const SecondRank second(plan, shm->path(), options.rounds.total());
-  DW_ASSIGN_OR_RETURN(const Mapping mapping, MapNewFile(shm->path() / "half", bytes));
-  const MutableBytes half(static_cast<std::byte*>(mapping.base()), bytes);
+  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(shm->path() / "half", plan.layout(), {}));
+  const MutableBytes half = file.data();
   DW_ASSIGN_OR_RETURN(GatheringRank root, GatheringRank::Meet(0, plan, shm->path()));
   {
     ThreadPool pool(1);

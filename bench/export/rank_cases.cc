@@ -7,6 +7,7 @@
 #include "bench/harness/machine.h"
 #include "bench/harness/peak_memory.h"
 #include "bench/harness/scratch_dir.h"
+#include "common/shm/buffer_file.h"
 
 namespace deltawire::bench {
 namespace {
@@ -21,7 +22,7 @@ double Since(Clock::time_point start) {
 }
 
 void AddMemory(const std::string& name, std::optional<uint64_t> bytes, double at_most,
-               Report& report) {
+               std::string note, Report& report) {
   if (!bytes) {
     report.NotMeasured(name + " memory", "the kernel does not reset the peak");
     return;
@@ -32,6 +33,7 @@ void AddMemory(const std::string& name, std::optional<uint64_t> bytes, double at
   row.unit = "MiB";
   row.value = Summarize({static_cast<double>(*bytes) / (1 << 20)});
   row.wanted.value_at_most = at_most;
+  row.note = std::move(note);
   report.Add(std::move(row));
 }
 
@@ -69,7 +71,7 @@ Status PlanCase(const MegatronJob& job, const std::string& name, const Rounds& r
                       }));
   AddSeconds(name, "plan and proof", series.Of("plan"), note, report);
   AddSeconds(name, "one rank", series.Of("rank"), fmt::format("of {}", world), report);
-  AddMemory(name, memory.Beyond(), 0, report);
+  AddMemory(name, memory.Beyond(), 0, "at its peak", report);
   return absl::OkStatus();
 }
 
@@ -78,9 +80,9 @@ std::string HalfPages() {
   std::ifstream in("/proc/self/smaps_rollup");
   for (std::string key; in >> key;) {
     uint64_t kib = 0;
-    if (key == "ShmemPmdMapped:" && in >> kib) return kib > 0 ? "huge" : "4 KiB";
+    if (key == "ShmemPmdMapped:" && in >> kib) return kib > 0 ? "huge pages" : "4 KiB pages";
   }
-  return "unknown";
+  return "pages of unknown size";
 }
 
 Status AddThroughput(const std::string& name, const JobOptions& options, const Planned& planned,
@@ -124,20 +126,20 @@ Status RankCase(const MegatronJob& job, const std::string& name, const JobOption
   std::vector<uint32_t> ranks(plan.parallel().world());
   for (uint32_t r = 0; r < ranks.size(); ++r) ranks[r] = r;
   DW_ASSIGN_OR_RETURN(const Shards shards, Shards::Make(plan, std::move(ranks)));
-  DW_ASSIGN_OR_RETURN(const Mapping mapping, MapNewFile(shm.path() / "half", bytes));
+  // As the sender makes it; its bytes go with the mapping.
+  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(shm.path() / "half", plan.layout(), {}));
   std::error_code ignored;
-  std::filesystem::remove(shm.path() / "half", ignored);  // goes with the mapping
-  const MutableBytes half(static_cast<std::byte*>(mapping.base()), bytes);
+  std::filesystem::remove(shm.path() / "half", ignored);
+  const MutableBytes half = file.data();
   {
     ThreadPool pool(1);
     DW_RETURN_IF_ERROR(shards.FillFrom(plan, half, pool));
   }
-  report.Common("half_pages", HalfPages());
+  const std::string pages = HalfPages();
   const PeakMemory memory;
   DW_ASSIGN_OR_RETURN(const auto programs, shards.Programs(plan, Direction::kToHf));
   DW_RETURN_IF_ERROR(AddThroughput(name, options, *planned, shards, programs, half, report));
-  AddMemory(name, memory.Beyond(), kMaxExtraMiB, report);
-  report.Common("half_pages", "");
+  AddMemory(name, memory.Beyond(), kMaxExtraMiB, "half in " + pages, report);
   if (FilledByPlace(half)) return absl::OkStatus();
   return Errorf(StatusCode::kInternal, "{}: the half does not hold the model's bytes", name);
 }
