@@ -1,11 +1,12 @@
 """The trainer's copy from Python: torch tensors on the CPU, offloaded while a receiver pulls.
 
 Started by bench_export (PYTHONPATH has the package); prints a JSON line for each row, or
-"SKIPPED: why". Reference: torch's copy_ of the same tensors into touched shared memory, by as many
-threads in this process, in turn with the offloads.
+"SKIPPED: why". Reference: torch's copy_ of the same tensors into touched shared memory, in pieces of
+8 MiB by as many threads of this process, in turn with the offloads.
 """
 
 import argparse
+import concurrent.futures
 import json
 import mmap
 import os
@@ -16,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 try:
@@ -26,6 +28,7 @@ except ImportError as error:
     sys.exit(0)
 
 MODEL = "policy"
+PIECE = 8 << 20
 
 
 def qwen3_tensors(tiny):
@@ -88,7 +91,7 @@ class Daemons:
 
 
 class Reference:
-    """Shared memory of the model's size, all of it touched, as one tensor for each of the model's."""
+    """Shared memory of the model's size, all of it touched."""
 
     def __init__(self, root, tensors):
         size = sum(t.nbytes for t in tensors.values())
@@ -97,16 +100,18 @@ class Reference:
             self.map = mmap.mmap(file.fileno(), size)
         whole = torch.frombuffer(self.map, dtype=torch.uint8)
         whole.fill_(1)
-        self.pairs, at = [], 0
+        self.pieces, at = [], 0
         for tensor in tensors.values():
-            to = whole[at:at + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            self.pairs.append((to, tensor))
+            from_ = tensor.view(-1).view(torch.uint8)
+            to = whole[at:at + tensor.nbytes]
+            self.pieces += zip(to.split(PIECE), from_.split(PIECE))
             at += tensor.nbytes
 
-    def seconds(self):
+    def seconds(self, pool):
+        """copy_ lets other threads of Python run."""
         start = time.perf_counter()
-        for to, tensor in self.pairs:
-            to.copy_(tensor)
+        for _ in pool.map(lambda piece: piece[0].copy_(piece[1]), self.pieces):
+            pass
         return time.perf_counter() - start
 
 
@@ -116,14 +121,39 @@ def step(tensors, seed):
         tensor.view(torch.int16).view(-1)[seed % 97::97] ^= 1
 
 
+def wait_received(path, tensors, seconds):
+    """Until the receiver's file holds the tensors, byte for byte."""
+    deadline = time.monotonic() + seconds
+    while not holds(path, tensors):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{path} does not hold the last version after {seconds} s")
+        threading.Event().wait(0.02)
+
+
+def holds(path, tensors):
+    try:
+        with open(path, "rb") as file:
+            raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        return False
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    for name, tensor in tensors.items():
+        begin, end = header[name]["data_offsets"]
+        there = torch.frombuffer(raw, dtype=torch.uint8, offset=start + begin, count=end - begin)
+        if not torch.equal(there, tensor.view(-1).view(torch.uint8)):
+            return False
+    return True
+
+
 def resident():
     status = pathlib.Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
 def measure(options, threads, tensors, reference, daemons, first_version):
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
     weights = deltawire.WeightManager(daemons.endpoint, MODEL, timeout=300, copy_threads=threads)
-    torch.set_num_threads(threads)
     size = sum(t.nbytes for t in tensors.values())
     rows = {"write": [], "wait": [], "copy": []}
     weights.offload(tensors, first_version).wait(300)  # registers, and maps the halves
@@ -132,9 +162,9 @@ def measure(options, threads, tensors, reference, daemons, first_version):
         version = first_version + 1 + i
         step(tensors, version)
         # The receiver pulls the version before, whichever comes first.
-        copied = reference.seconds() if i % 2 == 0 else None
+        copied = reference.seconds(pool) if i % 2 == 0 else None
         done = weights.offload(tensors, version)
-        copied = copied or reference.seconds()
+        copied = copied or reference.seconds(pool)
         done.wait(300)
         if i >= options.warmups:
             rows["write"].append(size / (done.seconds - done.waited_seconds) / 1e9)
@@ -158,6 +188,7 @@ def main():
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(1)
+    torch.set_num_threads(1)  # its own threads spin; the pool's take their place
     tensors = {name: torch.randn(shape, dtype=torch.bfloat16)
                for name, shape in qwen3_tensors(options.tiny)}
     shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -168,6 +199,7 @@ def main():
             version = 1
             for threads in options.threads or [1]:
                 version = measure(options, threads, tensors, reference, daemons, version)
+            wait_received(root / "received" / "model.safetensors", tensors, 120)
     except BaseException:
         for log in sorted(root.glob("*.log")):
             sys.stderr.write(f"--- {log.name}\n{log.read_text()[-2000:]}\n")
