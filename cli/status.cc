@@ -73,6 +73,11 @@ std::string SentText(const v1::SenderModelStatus& m) {
   return text;
 }
 
+// "[0, 3), [5, 12)" and how many more there are.
+std::string RangesText(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& ranges) {
+  return deltawire::ToString(FromProto(ranges));
+}
+
 void ShowChanges(const v1::SenderModelStatus& m, std::string& text) {
   constexpr Align kRight = Align::kRight;
   Table table({{"TENSOR"},
@@ -133,6 +138,11 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
   }
   text += models.Text();
   for (const v1::SenderModelStatus& m : r.models()) {
+    if (m.owned_chunks() < m.chunks()) {
+      text += fmt::format("  {}: owns {} of {} chunks, {} of {}: {}\n", m.model(), m.owned_chunks(),
+                          m.chunks(), HumanBytes(m.owned_bytes()), HumanBytes(m.model_bytes()),
+                          RangesText(m.owned()));
+    }
     if (const std::string sent = SentText(m); !sent.empty()) {
       text += fmt::format("  {}: sent {}\n", m.model(), sent);
     }
@@ -219,6 +229,13 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
   }
   text += models.Text();
   for (const v1::ReceiverModelStatus& m : r.models()) {
+    for (const v1::AgentStatus& a : m.agents()) {
+      if (m.agents_size() == 1) break;
+      text += fmt::format("  {}: agent {}{} has {} of {} in {} chunks, newest {}: {}\n", m.model(),
+                          a.sender(), a.attached() ? "" : " (not attached)",
+                          HumanBytes(a.owned_bytes()), HumanBytes(m.model_bytes()),
+                          a.owned_chunks(), VersionText(a.newest()), RangesText(a.owned()));
+    }
     if (!m.message().empty()) text += fmt::format("  {}:{}\n", m.model(), Note(m.message()));
   }
 }

@@ -55,8 +55,8 @@ class GpuBuffer {
 /// Copies between host and device memory, in any direction; done when it returns.
 GpuStatus GpuCopy(MutableBytes to, Bytes from);
 
-/// Runs the copies, each as Backend::place_convert, between two pieces of device memory; done when it
-/// returns. REQUIRES: no byte is written twice, none written is read.
+/// Runs the copies, each as Backend::place_convert, between two pieces of device memory; done when
+/// it returns. REQUIRES: no byte is written twice, none written is read.
 GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes dst,
                    const Convert& convert = {});
 

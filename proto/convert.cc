@@ -49,6 +49,20 @@ std::vector<SideFile> FromProto(const google::protobuf::RepeatedPtrField<v1::Sid
   return out;
 }
 
+void ToProto(const Coverage& coverage, google::protobuf::RepeatedPtrField<v1::ChunkRange>* out) {
+  for (const ChunkRange& r : coverage.ranges()) {
+    v1::ChunkRange* range = out->Add();
+    range->set_first(r.first);
+    range->set_last(r.last);
+  }
+}
+
+std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& in) {
+  std::vector<ChunkRange> out;
+  for (const v1::ChunkRange& r : in) out.push_back({r.first(), r.last()});
+  return out;
+}
+
 void ToProto(StateId id, v1::StateId* out) {
   out->set_epoch(id.epoch);
   out->set_version(id.version);

@@ -9,6 +9,7 @@
 
 #include "common/base/state_id.h"
 #include "common/base/status.h"
+#include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 #include "proto/deltawire/v1/common.pb.h"
@@ -27,6 +28,9 @@ StatusOr<std::vector<TensorMeta>> FromProto(
 void ToProto(const std::vector<SideFile>& files,
              google::protobuf::RepeatedPtrField<v1::SideFile>* out);
 std::vector<SideFile> FromProto(const google::protobuf::RepeatedPtrField<v1::SideFile>& in);
+
+void ToProto(const Coverage& coverage, google::protobuf::RepeatedPtrField<v1::ChunkRange>* out);
+std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& in);
 
 void ToProto(StateId id, v1::StateId* out);
 StateId FromProto(const v1::StateId& in);

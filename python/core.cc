@@ -259,10 +259,14 @@ class Megatron {
     }
     return out;
   }
-  uint64_t Register(const Client& client, bool replace) const {
+  uint64_t Register(const Client& client, const std::optional<std::vector<uint32_t>>& ranks,
+                    bool replace) const {
     dw_registered r{};
     r.struct_size = sizeof r;
-    Run([&] { return dw_megatron_register(megatron_, client.get(), replace, &r); });
+    Run([&] {
+      return dw_megatron_register(megatron_, client.get(), ranks ? ranks->data() : nullptr,
+                                  ranks ? ranks->size() : 0, replace, &r);
+    });
     return r.version;
   }
   void Check(uint32_t rank, const std::vector<Param>& params) const {

@@ -26,8 +26,11 @@ Status Daemon::Start() {
     o.scrub_bytes_per_s = options_.scrub_bytes_per_s;
     o.stream_timeout = options_.stream_timeout;
     o.huge_pages = options_.huge_pages;
-    auto replica =
-        Replica::Start(o, MakeGrpcUpstream(options_.sender, receiver_id_), io_, pool_, rates_);
+    std::vector<std::unique_ptr<Upstream>> upstreams;
+    for (const std::string& sender : options_.senders) {
+      upstreams.push_back(MakeGrpcUpstream(sender, receiver_id_));
+    }
+    auto replica = Replica::Start(o, std::move(upstreams), io_, pool_, rates_);
     if (!replica.ok()) {
       return Annotate(replica.status(), fmt::format("model \"{}\"", m.name));
     }

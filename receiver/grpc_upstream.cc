@@ -141,6 +141,8 @@ class GrpcUpstream : public Upstream {
 
   ~GrpcUpstream() override { Detach(); }
 
+  const std::string& address() const override { return sender_; }
+
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     v1::DescribeModelRequest request;
     request.set_model(model);
@@ -157,9 +159,25 @@ class GrpcUpstream : public Upstream {
                     "are both ends of the same release?",
                     sender_, model, response.fingerprint());
     }
+    DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(layout));
+    auto owned = Coverage::Create(deltawire::FromProto(response.owned()), chunks.size());
+    if (!owned.ok()) {
+      return Annotate(owned.status(),
+                      fmt::format("sender {}: model \"{}\", owned", sender_, model));
+    }
     return ModelDescription{std::move(layout), response.digest_seed(),
-                            deltawire::FromProto(response.side_files()),
-                            response.side_files_hash()};
+                            deltawire::FromProto(response.side_files()), response.side_files_hash(),
+                            std::move(*owned)};
+  }
+
+  StatusOr<StateId> Newest(const std::string& model) override {
+    v1::GetNewestRequest request;
+    request.set_model(model);
+    v1::GetNewestResponse response;
+    DW_RETURN_IF_ERROR(Call("GetNewest", [&](grpc::ClientContext* context) {
+      return stub_->GetNewest(context, request, &response);
+    }));
+    return deltawire::FromProto(response.newest());
   }
 
   StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
@@ -170,6 +188,8 @@ class GrpcUpstream : public Upstream {
     request.set_streams(wish.streams);
     request.set_tight_decode_bytes_per_s(wish.decode.tight);
     request.set_dense_decode_bytes_per_s(wish.decode.dense);
+    request.set_owned_hash(wish.owned_hash);
+    if (wish.at.epoch != 0) deltawire::ToProto(wish.at, request.mutable_at());
     v1::OpenPullResponse response;
     DW_RETURN_IF_ERROR(Call("OpenPull", [&](grpc::ClientContext* context) {
       return stub_->OpenPull(context, request, &response);

@@ -37,8 +37,8 @@ Status Run(const ReceiverOptions& options) {
         "listening beyond loopback WITHOUT encryption or authentication "
         "(--insecure-plaintext)");
   }
-  spdlog::info("control {}, sender {}, id {}, kernels {}", ToString(control_at), options.sender,
-               daemon.receiver_id(), kernels::Best().name);
+  spdlog::info("control {}, sender {}, id {}, kernels {}", ToString(control_at),
+               fmt::join(options.senders, ", "), daemon.receiver_id(), kernels::Best().name);
 
   const char* signal = WaitForTermination();
   spdlog::info("{}: stopping", signal);

@@ -81,6 +81,18 @@ void AddForms(const Statuses& all, const CoderRates& rates, std::vector<Sample>&
   }
 }
 
+void AddAgents(const Statuses& all, std::vector<Sample>& samples) {
+  for (const auto& [model, status] : all) {
+    for (const AgentView& agent : status.agents) {
+      samples.push_back({"deltawire_receiver_sender_version",
+                         "Newest version of each sender, as it last said",
+                         Kind::kGauge,
+                         {{"model", model}, {"sender", agent.address}},
+                         static_cast<double>(agent.newest.version)});
+    }
+  }
+}
+
 }  // namespace
 
 metrics::Collect Probe(const Daemon& daemon) {
@@ -93,6 +105,7 @@ metrics::Collect Probe(const Daemon& daemon) {
         samples.push_back({row.name, row.help, row.kind, {{"model", model}}, row.value(status)});
       }
     }
+    AddAgents(all, samples);
     AddForms(all, daemon.coder_rates(), samples);
     return samples;
   };

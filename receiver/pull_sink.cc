@@ -9,10 +9,12 @@
 namespace deltawire::receiver {
 
 PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates, LogView history,
-                   DeltaBuilder* record, std::function<void(uint64_t)> progress)
+                   DeltaBuilder* record, std::function<void(uint64_t)> progress,
+                   std::optional<Coverage> part)
     : buffer_(buffer),
       backend_(kernels::Best()),
       staging_limit_(staging_limit),
+      part_(std::move(part)),
       decoder_(buffer, rates, std::move(history)),
       record_(record),
       progress_(std::move(progress)),
@@ -33,6 +35,10 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
   if (header.chunk >= buffer_.chunks().size()) {
     return Errorf(StatusCode::kDataLoss, "the sender sent chunk {} of {}", header.chunk,
                   buffer_.chunks().size());
+  }
+  if (part_ && !part_->contains(header.chunk)) {
+    return Errorf(StatusCode::kDataLoss, "the sender sent chunk {}, which is another agent's",
+                  header.chunk);
   }
   {
     std::lock_guard lock(mu_);

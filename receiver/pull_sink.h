@@ -11,10 +11,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <vector>
 
 #include "common/base/thread_pool.h"
+#include "common/layout/coverage.h"
 #include "common/net/pull_client.h"
 #include "receiver/buffer.h"
 #include "receiver/payload_decoder.h"
@@ -25,9 +27,11 @@ namespace deltawire::receiver {
 class PullSink : public net::ChunkSink {
  public:
   /// `history`, `record`: what led to the buffer's bytes, and where to note what comes (or null).
-  /// `progress(bytes)` is called after each chunk with the payload bytes so far.
+  /// `progress(bytes)` is called after each chunk with the payload bytes so far. `part`: the chunks
+  /// that may come; without it all.
   PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates, LogView history,
-           DeltaBuilder* record, std::function<void(uint64_t)> progress);
+           DeltaBuilder* record, std::function<void(uint64_t)> progress,
+           std::optional<Coverage> part = std::nullopt);
 
   StatusOr<MutableBytes> Begin(const wire::FrameHeader& header) override;
   Status Finish(const wire::FrameHeader& header) override;
@@ -64,6 +68,7 @@ class PullSink : public net::ChunkSink {
   Buffer& buffer_;
   const kernels::Backend& backend_;
   const uint64_t staging_limit_;
+  const std::optional<Coverage> part_;
   const PayloadDecoder decoder_;
   DeltaBuilder* const record_;
   const std::function<void(uint64_t)> progress_;

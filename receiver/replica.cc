@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
+#include <map>
 
 #include "common/base/human.h"
 #include "receiver/pull_sink.h"
@@ -19,7 +19,6 @@ constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::milliseconds kFirstPause{50};
 constexpr std::chrono::milliseconds kLongestPause{2000};
 constexpr std::chrono::milliseconds kUnregisteredPause{200};
-constexpr int kMaxRepairRounds = 3;
 
 int64_t UnixNanos() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -30,7 +29,7 @@ int64_t UnixNanos() {
 }  // namespace
 
 StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
-                                                  std::unique_ptr<Upstream> upstream,
+                                                  std::vector<std::unique_ptr<Upstream>> upstreams,
                                                   net::IoThreads& io, ThreadPool& pool,
                                                   CoderRates& rates) {
   DW_ASSIGN_OR_RETURN(DirLock acquired, DirLock::Acquire(options.directory));
@@ -40,23 +39,28 @@ StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
   if (!buffer.ok() && !absl::IsNotFound(buffer.status())) {
     spdlog::warn("model {}: starting anew: {}", options.model, MessageOf(buffer.status()));
   }
-  std::unique_ptr<Replica> replica(new Replica(options, std::move(upstream), io, pool, rates, lock,
+  std::unique_ptr<Replica> replica(new Replica(options, std::move(upstreams), io, pool, rates, lock,
                                                buffer.ok() ? std::move(*buffer) : nullptr));
   replica->thread_ = std::thread([raw = replica.get()] { raw->Run(); });
   return replica;
 }
 
-Replica::Replica(const ReplicaOptions& options, std::unique_ptr<Upstream> upstream,
+Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
                  net::IoThreads& io, ThreadPool& pool, CoderRates& rates,
                  std::shared_ptr<DirLock> lock, std::unique_ptr<Buffer> buffer)
     : options_(options),
-      upstream_(std::move(upstream)),
+      agents_(upstreams.size()),
       io_(io),
       pool_(pool),
       rates_(rates),
       lock_(std::move(lock)),
       buffer_(std::move(buffer)),
-      history_(options.history_bytes) {
+      history_(options.history_bytes),
+      part_bytes_(upstreams.size()) {
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    agents_[i].upstream = std::move(upstreams[i]);
+    agents_[i].view.address = agents_[i].upstream->address();
+  }
   status_.phase = "starting";
   if (buffer_ == nullptr) return;
   status_.committed = buffer_->committed();
@@ -79,10 +83,10 @@ void Replica::Stop() {
   {
     std::lock_guard lock(mu_);
     stopping_ = true;
-    if (client_ != nullptr) client_->Cancel();
+    for (net::PullClient* client : clients_) client->Cancel();
     cv_.notify_all();
   }
-  upstream_->Cancel();
+  for (Agent& agent : agents_) agent.upstream->Cancel();
 }
 
 void Replica::Run() {
@@ -90,7 +94,7 @@ void Replica::Run() {
   while (true) {
     const auto start = Clock::now();
     const Status ended = Session();
-    upstream_->Detach();
+    for (Agent& agent : agents_) agent.upstream->Detach();
     std::unique_lock lock(mu_);
     if (stopping_) return;
     const std::string message(MessageOf(ended));
@@ -113,35 +117,76 @@ void Replica::Run() {
 }
 
 Status Replica::Session() {
-  DW_ASSIGN_OR_RETURN(ModelDescription description, upstream_->Describe(options_.model));
-  DW_RETURN_IF_ERROR(PrepareBuffer(std::move(description)));
+  DW_ASSIGN_OR_RETURN(std::vector<ModelDescription> descriptions, DescribeAll());
+  DW_RETURN_IF_ERROR(PrepareBuffer(std::move(descriptions)));
+  DW_RETURN_IF_ERROR(AttachAll());
+  return Follow();
+}
+
+StatusOr<std::vector<ModelDescription>> Replica::DescribeAll() {
+  std::vector<ModelDescription> descriptions;
+  std::vector<NamedCoverage> parts;
+  for (const Agent& agent : agents_) {
+    DW_ASSIGN_OR_RETURN(ModelDescription d, agent.upstream->Describe(options_.model));
+    parts.push_back({agent.upstream->address(), d.owned});
+    descriptions.push_back(std::move(d));
+    const Layout& first = descriptions.front().layout;
+    const Layout& layout = descriptions.back().layout;
+    if (layout.fingerprint() != first.fingerprint()) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "model \"{}\": agents {} and {} have different layouts: {}; register the same "
+                    "tensors_meta with every agent",
+                    options_.model, parts.front().name, parts.back().name,
+                    DescribeDifference(first, layout));
+    }
+  }
+  const Status partition = CheckPartition(parts);
+  if (!partition.ok()) return Annotate(partition, fmt::format("model \"{}\"", options_.model));
+  return descriptions;
+}
+
+Status Replica::AttachAll() {
   Report first;
   {
     std::lock_guard lock(mu_);
     attachment_ended_ = false;
+    for (Agent& agent : agents_) agent.view.newest = {};
     first = MakeReport("idle", 0);
   }
-  DW_RETURN_IF_ERROR(upstream_->Attach(
-      options_.model, first, [this](const UpstreamEvent& e) { OnEvent(e); },
-      [this](const Status& why) {
-        std::lock_guard lock(mu_);
-        attachment_ended_ = true;
-        if (!why.ok()) status_.message = std::string(MessageOf(why));
-        cv_.notify_all();
-      }));
-  return Follow();
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    {
+      std::lock_guard lock(mu_);
+      agents_[i].view.attached = true;
+    }
+    const auto ended = [this, i](const Status& why) {
+      std::lock_guard lock(mu_);
+      attachment_ended_ = true;
+      agents_[i].view.attached = false;
+      if (!why.ok()) status_.message = std::string(MessageOf(why));
+      cv_.notify_all();
+    };
+    const Status attached = agents_[i].upstream->Attach(
+        options_.model, first, [this, i](const UpstreamEvent& e) { OnEvent(i, e); }, ended);
+    if (attached.ok()) continue;
+    ended(attached);
+    return attached;
+  }
+  return absl::OkStatus();
 }
 
-Status Replica::PrepareBuffer(ModelDescription description) {
+Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
   std::lock_guard buffer_lock(buffer_mu_);
+  ModelDescription& description = descriptions.front();
   if (buffer_ != nullptr && buffer_->layout().fingerprint() != description.layout.fingerprint()) {
     spdlog::warn("model {}: the sender has another layout now: {}; starting anew", options_.model,
                  DescribeDifference(description.layout, buffer_->layout()));
+    kept_.clear();
     buffer_.reset();
     history_.Forget();
     std::lock_guard lock(mu_);
     suspects_.clear();
   }
+  bool side_files_new = false;
   if (buffer_ == nullptr) {
     const uint64_t bytes = description.layout.total_bytes();
     DW_ASSIGN_OR_RETURN(buffer_,
@@ -150,17 +195,40 @@ Status Replica::PrepareBuffer(ModelDescription description) {
                                        {.huge_pages = options_.huge_pages, .pool = &pool_}));
     spdlog::info("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
                  options_.directory.string());
-    side_files_hash_ = 0;
+    side_files_new = true;
   }
-  if (side_files_hash_ != description.side_files_hash) {
-    DW_RETURN_IF_ERROR(buffer_->WriteSideFiles(description.side_files));
-    side_files_hash_ = description.side_files_hash;
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    ModelDescription& d = descriptions[i];
+    agents_[i].owned_hash = d.owned.hash();
+    side_files_new |= agents_[i].side_files_hash != d.side_files_hash;
+    agents_[i].side_files = std::move(d.side_files);
+    agents_[i].side_files_hash = d.side_files_hash;
   }
+  if (side_files_new) DW_RETURN_IF_ERROR(WriteSideFiles());
   std::lock_guard lock(mu_);
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    agents_[i].view.owned_bytes = descriptions[i].owned.bytes(buffer_->chunks());
+    agents_[i].view.owned = std::move(descriptions[i].owned);
+  }
   status_.committed = buffer_->committed();
   status_.model_bytes = buffer_->layout().total_bytes();
   status_.fingerprint = buffer_->layout().fingerprint().Hex();
   return absl::OkStatus();
+}
+
+Status Replica::WriteSideFiles() {
+  // A file that several agents have is the first one's.
+  std::map<std::string, const SideFile*> files;
+  for (const Agent& agent : agents_) {
+    for (const SideFile& f : agent.side_files) files.emplace(f.name, &f);
+  }
+  std::vector<SideFile> all;
+  for (const auto& [name, file] : files) all.push_back(*file);
+  const Status written = buffer_->WriteSideFiles(all);
+  if (!written.ok()) {  // tried again with the next description
+    for (Agent& agent : agents_) agent.side_files_hash = 0;
+  }
+  return written;
 }
 
 bool Replica::PullWanted() const {
@@ -192,7 +260,7 @@ Status Replica::Follow() {
           fmt::format("the connection to the sender ended: {}", status_.message));
     }
     const uint64_t serving = sync_wanted_;
-    const std::vector<uint64_t> remote = std::exchange(remote_requests_, {});
+    const std::vector<Request> remote = std::exchange(remote_requests_, {});
     const bool force_full = std::exchange(force_full_, false);
     lock.unlock();
     const Status pulled = Pull(force_full);
@@ -201,49 +269,13 @@ Status Replica::Follow() {
     sync_status_ = pulled;
     if (!pulled.ok()) status_.message = std::string(MessageOf(pulled));
     cv_.notify_all();
-    for (const uint64_t request : remote) {
-      upstream_->Send(MakeReport(pulled.ok() ? "committed" : "failed", request));
+    for (const Request& r : remote) {
+      agents_[r.agent].upstream->Send(MakeReport(pulled.ok() ? "committed" : "failed", r.number));
     }
     if (!pulled.ok()) return pulled;
     status_.message.clear();
-    upstream_->Send(MakeReport("idle", 0));
+    SendAll(MakeReport("idle", 0));
   }
-}
-
-Status Replica::Pull(bool force_full) {
-  std::lock_guard buffer_lock(buffer_mu_);
-  const auto start = Clock::now();
-  PullStats stats;
-  StateId id;
-  std::vector<uint32_t> bad;
-  DW_RETURN_IF_ERROR(MarkSuspects());
-  auto last_frame = start;
-  for (int round = 0; round == 0 || !bad.empty(); ++round) {
-    if (round > kMaxRepairRounds) {
-      return Errorf(StatusCode::kDataLoss,
-                    "{} chunks still disagree with their digest after {} attempts: check this "
-                    "machine's memory",
-                    bad.size(), kMaxRepairRounds);
-    }
-    stats.repaired_chunks += bad.size();
-    SetPhase("pulling");
-    DW_ASSIGN_OR_RETURN(bad, PullOnce(force_full && round == 0, round > 0, stats, id));
-    if (round == 0)
-      last_frame = start + std::chrono::duration_cast<Clock::duration>(
-                               std::chrono::duration<double>(stats.transfer_seconds));
-  }
-  if (buffer_->committed() != id) {
-    DW_RETURN_IF_ERROR(buffer_->BeginUpdate());
-    DW_RETURN_IF_ERROR(buffer_->Commit(id));
-  }
-  history_.Commit(id);
-  stats.apply_seconds = SecondsSince(last_frame);
-  stats.seconds = SecondsSince(start);
-  const uint64_t moved = stats.chunks_full + stats.chunks_delta;
-  stats.chunks_unchanged =
-      buffer_->chunks().size() - std::min<uint64_t>(moved, buffer_->chunks().size());
-  Committed(id, stats);
-  return absl::OkStatus();
 }
 
 void Replica::Committed(StateId id, const PullStats& stats) {
@@ -275,112 +307,53 @@ void Replica::Committed(StateId id, const PullStats& stats) {
   cv_.notify_all();
 }
 
-wire::Have Replica::MakeHave(bool force_full) const {
-  wire::Have have = buffer_->have();
-  if (force_full) {
-    // Also the way to take an older version on purpose: nothing held, so nothing goes backwards.
-    have.epoch = have.version = 0;
-    for (auto& entry : have.chunks) entry = {};
-  } else if (buffer_->committed().epoch != 0) {
-    history_.Describe(have);
-  }
-  return have;
-}
-
-PullWish Replica::MakeWish() const {
-  // A pull's streams share the I/O threads, of which there is one per core.
-  const uint32_t threads =
-      std::min(std::max(1u, std::thread::hardware_concurrency()), options_.streams);
-  return {buffer_->layout().fingerprint(), options_.streams, rates_.DecodeSpeeds(threads)};
-}
-
-StatusOr<std::vector<uint32_t>> Replica::PullOnce(bool force_full, bool repair, PullStats& stats,
-                                                  StateId& id) {
-  const auto start = Clock::now();
-  DW_ASSIGN_OR_RETURN(PullGrant grant, upstream_->OpenPull(options_.model, MakeWish()));
-  if (grant.side_files_hash != side_files_hash_) {
-    DW_ASSIGN_OR_RETURN(ModelDescription description, upstream_->Describe(options_.model));
-    DW_RETURN_IF_ERROR(buffer_->WriteSideFiles(description.side_files));
-    side_files_hash_ = description.side_files_hash;
-  }
-  if (!repair) {
-    history_.BeginPull(force_full ? StateId{} : buffer_->committed(), grant.history);
-  }
-  const wire::Have have = MakeHave(force_full);
-  uint64_t expected = 0;
-  for (uint32_t i = 0; i < have.chunks.size(); ++i) {
-    if (have.chunks[i].version == kVersionUnknown) expected += buffer_->chunks()[i].bytes;
-  }
-  net::PullTarget target;
-  target.host = grant.host;
-  target.port = grant.port;
-  target.ticket = grant.ticket;
-  target.fingerprint = buffer_->layout().fingerprint();
-  target.streams = static_cast<uint16_t>(options_.streams);
-  target.stream_timeout = options_.stream_timeout;
-  net::PullClient client(io_, std::move(target));
-  {
-    std::lock_guard lock(mu_);
-    if (stopping_) return absl::CancelledError("stopping");
-    client_ = &client;
-    status_.bytes_done = 0;
-    status_.bytes_total = expected > 0 ? expected : newest_delta_bytes_;
-  }
-  PullSink sink(*buffer_, options_.staging_bytes, rates_, history_.view(), history_.recording(),
-                [this](uint64_t bytes) { OnProgress(bytes); });
-  auto end = client.Run(have, sink);
-  // Whatever it is that differs, it must not refuse the next pull's chunks too.
-  if (sink.history_misfit()) history_.Forget();
-  {
-    std::lock_guard lock(mu_);
-    client_ = nullptr;
-    if (sink.touched()) status_.committed = {};
-  }
-  if (!end.ok()) return end.status();
-  stats.transfer_seconds += SecondsSince(start);
-  SetPhase("applying");
-  DW_ASSIGN_OR_RETURN(std::vector<uint32_t> bad, sink.Apply(pool_));
-  sink.AddTo(stats);
-  id = *end;
-  return bad;
-}
-
-void Replica::OnProgress(uint64_t bytes) {
-  constexpr int64_t kEvery = 200'000'000;
-  const int64_t now = Clock::now().time_since_epoch().count();
-  int64_t last = last_progress_report_.load(std::memory_order_relaxed);
-  const bool report =
-      now - last > kEvery && last_progress_report_.compare_exchange_strong(last, now);
-  std::unique_lock lock(mu_);
-  status_.bytes_done = bytes;
-  if (!report) return;
-  const Report r = MakeReport("pulling", 0);
-  lock.unlock();
-  upstream_->Send(r);
-}
-
-void Replica::OnEvent(const UpstreamEvent& event) {
+void Replica::OnEvent(size_t agent, const UpstreamEvent& event) {
   std::lock_guard lock(mu_);
-  status_.newest = event.newest;
-  newest_delta_bytes_ = event.delta_bytes;
-  if (event.newest.epoch != 0 && event.newest < status_.committed) {
+  agents_[agent].view.newest = event.newest;
+  agents_[agent].delta_bytes = event.delta_bytes;
+  status_.newest = CommonNewest();
+  if (status_.newest.epoch != 0 && status_.newest < status_.committed) {
     status_.message = fmt::format(
         "the sender's newest is {}, older than the {} held here; waiting for a newer one "
         "(`deltawire sync --full` takes the older)",
-        ToString(event.newest), ToString(status_.committed));
+        agents_.size() == 1 ? ToString(status_.newest) : NewestOfEach(),
+        ToString(status_.committed));
     spdlog::warn("model {}: {}", options_.model, status_.message);
   }
   if (event.sync_request != 0) {
-    remote_requests_.push_back(event.sync_request);
+    remote_requests_.push_back({agent, event.sync_request});
     force_full_ |= event.force_full;
   }
   cv_.notify_all();
 }
 
+// What all have published. A version of one epoch is not that of another, whatever its number.
+StateId Replica::CommonNewest() const {
+  StateId common = agents_.front().view.newest;
+  for (const Agent& agent : agents_) {
+    if (agent.view.newest.epoch != common.epoch) return {};
+    common = std::min(common, agent.view.newest);
+  }
+  return common;
+}
+
+std::string Replica::NewestOfEach() const {
+  std::string text;
+  for (const Agent& agent : agents_) {
+    text += fmt::format("{}{} at {}", text.empty() ? "" : ", ", agent.view.address,
+                        ToString(agent.view.newest));
+  }
+  return text;
+}
+
+void Replica::SendAll(const Report& report) {
+  for (Agent& agent : agents_) agent.upstream->Send(report);
+}
+
 void Replica::SetPhase(std::string phase) {
   std::lock_guard lock(mu_);
   status_.phase = phase;
-  upstream_->Send(MakeReport(std::move(phase), 0));
+  SendAll(MakeReport(std::move(phase), 0));
   cv_.notify_all();
 }
 
@@ -400,6 +373,7 @@ ReplicaStatus Replica::status() const {
   std::lock_guard lock(mu_);
   ReplicaStatus s = status_;
   s.following = options_.follow && !paused_;
+  for (const Agent& agent : agents_) s.agents.push_back(agent.view);
   return s;
 }
 

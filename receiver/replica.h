@@ -1,8 +1,8 @@
-// One model on an inference node: keeps its Buffer in step with the sender. One thread drives it:
-//   connect -> describe -> (allocate) -> attach -> { wait for a version or a request -> pull ->
-//   verify -> apply -> commit } ; any error goes back to connect, with a pause that grows to 2 s.
-// Owner: the Daemon. Threads: public methods from any. Errors: kept in status() until the next
-// success; what was verified of a broken pull is kept and not fetched again.
+// One model on an inference node: keeps its Buffer in step with the sender, or with the agents that
+// each have a part of it. One thread drives it: connect -> describe -> (allocate) -> attach ->
+//   { wait for a version or a request -> pull -> verify -> apply -> commit }; an error: back to the
+// start after up to 2 s. Owner: the Daemon. Threads: public methods from any. Errors: kept in
+// status() until the next success; what was verified of a broken pull is not fetched again.
 #pragma once
 
 #include <atomic>
@@ -22,6 +22,7 @@
 #include "common/net/pull_client.h"
 #include "receiver/buffer.h"
 #include "receiver/history.h"
+#include "receiver/pull_sink.h"
 #include "receiver/pull_stats.h"
 #include "receiver/upstream.h"
 
@@ -39,11 +40,20 @@ struct ReplicaOptions {
   bool huge_pages = true;
 };
 
-struct ReplicaStatus {
+/// One agent of the trainer, as the replica sees it.
+struct AgentView {
+  std::string address;
+  StateId newest;
+  Coverage owned;
+  uint64_t owned_bytes = 0;
   bool attached = false;
+};
+
+struct ReplicaStatus {
+  bool attached = false;  ///< to every agent
   bool following = false;
   StateId committed;
-  StateId newest;
+  StateId newest;       ///< that all agents have published; epoch 0 while they agree on none
   std::string phase;    ///< "starting", "idle", "pulling", "applying", "paused", "failed"
   std::string message;  ///< of the last failure
   uint64_t model_bytes = 0;
@@ -60,6 +70,7 @@ struct ReplicaStatus {
   FormCounts forms;  ///< of all committed pulls
   PullStats last_pull;
   std::string fingerprint;
+  std::vector<AgentView> agents;
 };
 
 struct Commit {
@@ -82,8 +93,9 @@ struct VerifyResult {
 class Replica {
  public:
   /// Takes the directory's lock and takes up what it holds: kAlreadyExists names another owner.
+  /// `upstreams`: the sender, or every agent of a trainer that has several.
   static StatusOr<std::unique_ptr<Replica>> Start(const ReplicaOptions& options,
-                                                  std::unique_ptr<Upstream> upstream,
+                                                  std::vector<std::unique_ptr<Upstream>> upstreams,
                                                   net::IoThreads& io, ThreadPool& pool,
                                                   CoderRates& rates);
   ~Replica();
@@ -103,31 +115,67 @@ class Replica {
   void Stop();
 
  private:
-  Replica(const ReplicaOptions& options, std::unique_ptr<Upstream> upstream, net::IoThreads& io,
-          ThreadPool& pool, CoderRates& rates, std::shared_ptr<DirLock> lock,
+  struct Agent {
+    std::unique_ptr<Upstream> upstream;
+    // The replica's own thread's.
+    uint64_t owned_hash = 0;
+    std::vector<SideFile> side_files;
+    uint64_t side_files_hash = 0;
+    // Under mu_.
+    AgentView view;
+    uint64_t delta_bytes = 0;  // of its newest
+  };
+  /// One agent's share of a pull, and where it lands.
+  struct PartPull {
+    size_t agent = 0;
+    std::unique_ptr<PullSink> sink;
+    std::unique_ptr<net::PullClient> client;
+    StatusOr<StateId> end = absl::UnknownError("not run");
+  };
+  struct Request {
+    size_t agent = 0;
+    uint64_t number = 0;
+  };
+
+  Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
+          net::IoThreads& io, ThreadPool& pool, CoderRates& rates, std::shared_ptr<DirLock> lock,
           std::unique_ptr<Buffer> buffer);
 
   void Run();
   Status Session();
-  Status PrepareBuffer(ModelDescription description);
+  StatusOr<std::vector<ModelDescription>> DescribeAll();
+  Status PrepareBuffer(std::vector<ModelDescription> descriptions);
+  Status WriteSideFiles();
+  Status AttachAll();
   Status Follow();
   Status Pull(bool force_full);
-  StatusOr<std::vector<uint32_t>> PullOnce(bool force_full, bool repair, PullStats& stats,
-                                           StateId& id);
+  StatusOr<StateId> ChooseTarget(bool force_full);
+  StatusOr<std::vector<uint32_t>> PullOnce(bool force_full, const std::vector<uint32_t>& repair,
+                                           PullStats& stats, StateId& id);
+  std::vector<size_t> AgentsToAsk(const std::vector<uint32_t>& repair) const;
+  StatusOr<std::vector<PullGrant>> OpenPulls(const std::vector<size_t>& agents, StateId at);
+  std::vector<PartPull> MakeParts(const std::vector<size_t>& agents,
+                                  const std::vector<PullGrant>& grants);
+  Status RunParts(std::vector<PartPull>& parts, const wire::Have& have);
+  /// After a failure: what came whole is not fetched again, if it can be helped.
+  Status KeepFinished(std::vector<PartPull> parts, StateId target, bool force_full, Status why);
   Status MarkSuspects();
   void Committed(StateId id, const PullStats& stats);
   wire::Have MakeHave(bool force_full) const;
-  PullWish MakeWish() const;
+  PullWish MakeWish(const Agent& agent, StateId at) const;
   /// Compares some chunks with their digests; returns the pause after which to go on.
   std::chrono::nanoseconds ScrubSome();
   void SetPhase(std::string phase);
-  void OnEvent(const UpstreamEvent& event);
-  void OnProgress(uint64_t bytes);
+  void OnEvent(size_t agent, const UpstreamEvent& event);
+  void OnProgress(size_t agent, uint64_t bytes);
+  void SendAll(const Report& report);
   Report MakeReport(std::string phase, uint64_t sync_request) const;  // REQUIRES: mu_ held
   bool PullWanted() const;                                            // REQUIRES: mu_ held
+  StateId CommonNewest() const;                                       // REQUIRES: mu_ held
+  std::string NewestOfEach() const;                                   // REQUIRES: mu_ held
 
   const ReplicaOptions options_;
-  const std::unique_ptr<Upstream> upstream_;
+  std::vector<Agent> agents_;  // their number is fixed
   net::IoThreads& io_;
   ThreadPool& pool_;
   CoderRates& rates_;
@@ -136,9 +184,11 @@ class Replica {
   /// Held for as long as the buffer's bytes are read or changed as a whole: a pull, a verify.
   std::mutex buffer_mu_;
   std::unique_ptr<Buffer> buffer_;
-  uint64_t side_files_hash_ = 0;
   History history_;
   uint32_t scrub_next_ = 0;
+  /// Parts of `kept_target_` that are in, staged, while other agents' are not. The buffer is whole.
+  std::vector<PartPull> kept_;
+  StateId kept_target_;
 
   mutable std::mutex mu_;
   mutable std::condition_variable cv_;
@@ -146,14 +196,14 @@ class Replica {
   bool paused_ = false;
   bool attachment_ended_ = false;
   ReplicaStatus status_;
-  uint64_t newest_delta_bytes_ = 0;
   std::optional<Commit> last_commit_;
-  net::PullClient* client_ = nullptr;
+  std::vector<net::PullClient*> clients_;  // that run now
+  std::vector<uint64_t> part_bytes_;       // of the pull, by agent
   // Requests are numbered; the one that a pull began with is answered when it ends.
   uint64_t sync_wanted_ = 0, sync_done_ = 0;
   bool force_full_ = false;
   Status sync_status_;
-  std::vector<uint64_t> remote_requests_;
+  std::vector<Request> remote_requests_;
   std::set<uint32_t> suspects_;  // chunks that lost their digest: the next pull fetches them whole
   std::atomic<int64_t> last_progress_report_{0};
   std::thread thread_;

@@ -50,7 +50,7 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
     v1::ReceiverModelStatus* m = response->add_models();
     m->set_model(replica->options().model);
     m->set_directory(replica->options().directory.string());
-    m->set_sender(o.sender);
+    m->set_sender(fmt::format("{}", fmt::join(o.senders, ", ")));
     m->set_attached(s.attached);
     m->set_following(s.following);
     deltawire::ToProto(s.committed, m->mutable_committed());
@@ -70,6 +70,15 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
     m->set_scrub_mismatches(s.scrub_mismatches);
     m->set_history_deltas(static_cast<uint32_t>(s.history_deltas));
     m->set_history_bytes(s.history_bytes);
+    for (const AgentView& agent : s.agents) {
+      v1::AgentStatus* a = m->add_agents();
+      a->set_sender(agent.address);
+      deltawire::ToProto(agent.newest, a->mutable_newest());
+      a->set_owned_chunks(agent.owned.size());
+      a->set_owned_bytes(agent.owned_bytes);
+      deltawire::ToProto(agent.owned, a->mutable_owned());
+      a->set_attached(agent.attached);
+    }
   }
   return grpc::Status::OK;
 }

@@ -1,7 +1,8 @@
 // The sender, as a replica sees it. An interface so that the replica's logic knows no gRPC type;
 // receiver/grpc_upstream.cc implements it over PullService.
-// Owner: one per replica. Threads: one caller, but Report and Cancel from any; events come from the
-// implementation's own thread. Errors: gRPC's, with the sender's address and the call's name.
+// Owner: a replica, one per sender. Threads: one caller, but Report and Cancel from any; events
+// come from the implementation's own thread. Errors: gRPC's, with the sender's address and the
+// call's name.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "common/base/state_id.h"
 #include "common/base/status.h"
 #include "common/delta/codec_choice.h"
+#include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 #include "common/wire/messages.h"
@@ -26,12 +28,15 @@ struct ModelDescription {
   uint64_t digest_seed = 0;
   std::vector<SideFile> side_files;
   uint64_t side_files_hash = 0;
+  Coverage owned;  ///< the chunks that this sender has
 };
 
 struct PullWish {
   Hash128 fingerprint;  ///< of the layout here
   uint32_t streams = 1;
-  CoderSpeeds decode;  ///< of all streams together; 0: not known
+  CoderSpeeds decode;       ///< of all streams together; 0: not known
+  uint64_t owned_hash = 0;  ///< of the chunks that the sender is taken to have
+  StateId at;               ///< where the pull shall end; epoch 0: at the newest
 };
 
 struct PullGrant {
@@ -65,7 +70,11 @@ struct Report {
 class Upstream {
  public:
   virtual ~Upstream() = default;
+  /// What messages and status call it.
+  virtual const std::string& address() const = 0;
   virtual StatusOr<ModelDescription> Describe(const std::string& model) = 0;
+  /// Epoch 0: nothing is published.
+  virtual StatusOr<StateId> Newest(const std::string& model) = 0;
   virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
   /// Attaches; `event` is called until the stream ends, then `ended` once.
   virtual Status Attach(const std::string& model, const Report& first,

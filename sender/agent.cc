@@ -83,6 +83,7 @@ Status Agent::RecoverModels() {
 
 StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
                                                  std::vector<TensorMeta> meta,
+                                                 const std::vector<ChunkRange>& owned,
                                                  std::vector<SideFile> side_files, bool replace,
                                                  bool keep_side_files) {
   if (!ValidModelName(name)) {
@@ -92,6 +93,9 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   }
   auto layout = Layout::Create(std::move(meta));
   if (!layout.ok()) return Annotate(layout.status(), fmt::format("model \"{}\"", name));
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout));
+  const auto part = Coverage::Create(owned, chunks.size());
+  if (!part.ok()) return Annotate(part.status(), fmt::format("model \"{}\", owned", name));
   // Every rank of a trainer registers: the second finds what the first has made.
   std::lock_guard one_at_a_time(register_mu_);
   std::shared_ptr<Model> old;
@@ -100,10 +104,18 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
     if (auto it = models_.find(name); it != models_.end()) old = it->second;
   }
   if (old != nullptr && old->layout().fingerprint() == layout->fingerprint()) {
-    if (!keep_side_files) DW_RETURN_IF_ERROR(old->SetSideFiles(std::move(side_files)));
-    std::lock_guard lock(mu_);
-    cv_.notify_all();
-    return old;
+    if (*part != old->owned() && !replace) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "model \"{}\" is registered with another part of it: chunks {} instead of {}; "
+                    "register with `replace` to drop it, or use another name",
+                    name, ToString(old->owned().ranges()), ToString(part->ranges()));
+    }
+    if (*part == old->owned()) {
+      if (!keep_side_files) DW_RETURN_IF_ERROR(old->SetSideFiles(std::move(side_files)));
+      std::lock_guard lock(mu_);
+      cv_.notify_all();
+      return old;
+    }
   }
   if (old != nullptr && !replace) {
     return Errorf(StatusCode::kFailedPrecondition,
@@ -134,12 +146,13 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
     }
   }
   const auto dir = std::filesystem::path(options_.data_dir) / name;
-  DW_ASSIGN_OR_RETURN(
-      std::shared_ptr<Model> model,
-      Model::Create(name, dir, std::move(*layout), std::move(side_files), model_options_, pool_));
+  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
+                      Model::Create(name, dir, std::move(*layout), *part, std::move(side_files),
+                                    model_options_, pool_));
   Adopt(model);
-  spdlog::info("model {}: registered, {} tensors, {} per half in {}", name, model->layout().size(),
-               HumanBytes(model->layout().total_bytes()), dir.string());
+  spdlog::info("model {}: registered, {} tensors, {} of {} chunks, {} per half in {}", name,
+               model->layout().size(), model->owned().size(), model->chunks().size(),
+               HumanBytes(model->owned_bytes()), dir.string());
   return model;
 }
 

@@ -59,7 +59,9 @@ struct PullRequest {
   std::string receiver_id;
   std::string fingerprint;  ///< of its layout
   uint32_t streams = 0;
-  CoderSpeeds decode;  ///< of the receiver, all threads; 0: not said
+  CoderSpeeds decode;       ///< of the receiver, all threads; 0: not said
+  uint64_t owned_hash = 0;  ///< of the part that it takes this agent for; 0: the whole
+  StateId at;               ///< where the pull shall end; epoch 0: at the newest
 };
 struct PullTicket {
   wire::Ticket ticket{};
@@ -74,7 +76,9 @@ class Agent : public net::PullSource {
   /// Takes up every model that an earlier process left below data_dir.
   Status RecoverModels();
 
+  /// `owned`: the chunks that this agent publishes; empty: all.
   StatusOr<std::shared_ptr<Model>> Register(const std::string& name, std::vector<TensorMeta> meta,
+                                            const std::vector<ChunkRange>& owned,
                                             std::vector<SideFile> side_files, bool replace,
                                             bool keep_side_files = false);
   StatusOr<std::shared_ptr<Model>> Find(const std::string& name) const;

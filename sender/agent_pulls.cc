@@ -59,7 +59,7 @@ uint32_t Agent::HistoryWanted(const PullCoding& coding, const Published& now) {
 }
 
 StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
-  const auto& [name, receiver_id, fingerprint, streams, decode] = request;
+  const auto& [name, receiver_id, fingerprint, streams, decode, owned_hash, at] = request;
   DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(name));
   if (streams == 0 || streams > wire::kMaxStreams) {
     return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} streams; use 1 to {}", name,
@@ -80,10 +80,20 @@ StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
   if (published == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", name);
   }
+  if (owned_hash != model->owned().hash() && (owned_hash != 0 || !model->owned().all())) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": this agent has chunks {} of {}, and receiver {} expects others; "
+                  "describe the model again (a receiver needs --sender for every agent)",
+                  name, ToString(model->owned().ranges()), model->chunks().size(), receiver_id);
+  }
+  std::shared_ptr<const Published> pinned;
+  if (at.epoch != 0) {
+    DW_ASSIGN_OR_RETURN(pinned, model->At(at));
+  }
   DW_ASSIGN_OR_RETURN(wire::Ticket ticket, RandomTicket());
   const PullCoding coding = CodingFor(request);
-  auto session =
-      std::make_shared<PullSession>(model, receiver_id, static_cast<uint16_t>(streams), coding);
+  auto session = std::make_shared<PullSession>(model, receiver_id, static_cast<uint16_t>(streams),
+                                               coding, std::move(pinned));
   std::vector<std::shared_ptr<PullSession>> replaced;
   {
     std::lock_guard lock(mu_);

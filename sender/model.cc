@@ -6,18 +6,27 @@
 #include <system_error>
 
 #include "common/base/human.h"
+#include "sender/owned_file.h"
 
 namespace deltawire::sender {
 namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kStateName = ".deltawire.state";
+constexpr const char* kOwnedName = ".deltawire.owned";
 constexpr const char* kSideDir = "side";
 // Of chunks that were coded for the way; a version's deltas are much smaller as a rule.
 constexpr uint64_t kEncodedCacheBytes = uint64_t{256} << 20;
 
 fs::path HalfPath(const fs::path& dir, int i) {
   return dir / fmt::format("half-{}.safetensors", i);
+}
+
+BufferOptions HalfOptions(const ModelOptions& options, const Coverage& owned,
+                          const ChunkTable& chunks, ThreadPool& pool) {
+  BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = &pool};
+  if (!owned.all()) buffer.only = owned.ByteRanges(chunks);
+  return buffer;
 }
 
 uint64_t HashSideFiles(const std::vector<SideFile>& files) {
@@ -79,13 +88,15 @@ Status CheckSideFiles(const std::vector<SideFile>& files) {
 
 }  // namespace
 
-Model::Model(std::string name, fs::path dir, Layout layout, ChunkTable chunks, DirLock lock,
-             StateFile state, std::vector<BufferFile> halves, const ModelOptions& options,
-             ThreadPool& pool)
+Model::Model(std::string name, fs::path dir, Layout layout, ChunkTable chunks, Coverage owned,
+             DirLock lock, StateFile state, std::vector<BufferFile> halves,
+             const ModelOptions& options, ThreadPool& pool)
     : name_(std::move(name)),
       dir_(std::move(dir)),
       layout_(std::move(layout)),
       chunks_(std::move(chunks)),
+      owned_(std::move(owned)),
+      owned_bytes_(owned_.bytes(chunks_)),
       key_(layout_.fingerprint().lo),
       backend_(kernels::Best()),
       options_(options),
@@ -95,11 +106,17 @@ Model::Model(std::string name, fs::path dir, Layout layout, ChunkTable chunks, D
       halves_(std::move(halves)),
       side_files_(std::make_shared<SideFiles>()),
       log_(options.delta_log_bytes) {
-  for (size_t i = 0; i < layout_.size(); ++i) {
-    elements_ += layout_.bytes(i) / DTypeBytes(layout_.tensor(i).dtype);
+  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+    if (owned_.contains(c)) elements_ += chunks_[c].bytes / chunks_[c].width;
   }
   const Bytes halves_data[] = {halves_[0].data(), halves_[1].data()};
-  gpu_ = GpuDiff::Create(name_, options_.gpu, chunks_, key_, halves_data);
+  if (owned_.all()) {
+    gpu_ = GpuDiff::Create(name_, options_.gpu, chunks_, key_, halves_data);
+  } else if (options_.gpu != GpuUse::kOff) {
+    // Pinning a half would fill its holes.
+    spdlog::warn("model {}: gpu = \"{}\", but this agent owns a part of it: diffs run on the CPU",
+                 name_, ToString(options_.gpu));
+  }
   publisher_ = std::thread([this] { PublisherLoop(); });
 }
 
@@ -110,7 +127,7 @@ Model::~Model() {
 }
 
 StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, Layout layout,
-                                               std::vector<SideFile> side_files,
+                                               Coverage owned, std::vector<SideFile> side_files,
                                                const ModelOptions& options, ThreadPool& pool) {
   DW_RETURN_IF_ERROR(CheckSideFiles(side_files));
   DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
@@ -120,7 +137,8 @@ StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, L
   fs::remove(dir / kStateName, ignored);
   for (int i = 0; i < 2; ++i) fs::remove(HalfPath(dir, i), ignored);
 
-  const BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = &pool};
+  DW_RETURN_IF_ERROR(WriteOwnedFile(dir / kOwnedName, owned));
+  const BufferOptions buffer = HalfOptions(options, owned, chunks, pool);
   std::vector<BufferFile> halves;
   for (int i = 0; i < 2; ++i) {
     auto half = BufferFile::Create(HalfPath(dir, i), layout, buffer);
@@ -138,8 +156,8 @@ StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, L
                                                           .fingerprint = layout.fingerprint(),
                                                           .digest_seed = layout.fingerprint().lo}));
   std::shared_ptr<Model> model(new Model(std::move(name), std::move(dir), std::move(layout),
-                                         std::move(chunks), std::move(lock), std::move(state),
-                                         std::move(halves), options, pool));
+                                         std::move(chunks), std::move(owned), std::move(lock),
+                                         std::move(state), std::move(halves), options, pool));
   DW_RETURN_IF_ERROR(model->SetSideFiles(std::move(side_files)));
   return model;
 }
@@ -159,7 +177,8 @@ StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
       !(state.shape().fingerprint == layout.fingerprint())) {
     return Errorf(StatusCode::kDataLoss, "{}: the state file is of another layout", dir.string());
   }
-  const BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = &pool};
+  DW_ASSIGN_OR_RETURN(Coverage owned, ReadOwnedFile(dir / kOwnedName, chunks.size()));
+  const BufferOptions buffer = HalfOptions(options, owned, chunks, pool);
   std::vector<BufferFile> halves;
   for (int i = 0; i < 2; ++i) {
     DW_ASSIGN_OR_RETURN(BufferFile half, BufferFile::Open(HalfPath(dir, i), layout, buffer));
@@ -167,8 +186,8 @@ StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
   }
   DW_ASSIGN_OR_RETURN(std::vector<SideFile> side, ReadSideFiles(dir / kSideDir));
   std::shared_ptr<Model> model(new Model(std::move(name), std::move(dir), std::move(layout),
-                                         std::move(chunks), std::move(lock), std::move(state),
-                                         std::move(halves), options, pool));
+                                         std::move(chunks), std::move(owned), std::move(lock),
+                                         std::move(state), std::move(halves), options, pool));
   const uint64_t hash = HashSideFiles(side);
   model->side_files_ = std::make_shared<SideFiles>(SideFiles{std::move(side), hash});
   // A crash between the two words of a publish leaves both halves whole: the newer one is it.
@@ -185,7 +204,7 @@ StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
     }
     VersionInfo info;
     info.id = model->state_.id(*whole);
-    info.model_bytes = model->layout_.total_bytes();
+    info.model_bytes = model->owned_bytes_;
     info.elements = model->elements_;
     std::lock_guard guard(model->mu_);
     model->Install(info.id, *whole, info, std::move(digests), nullptr, {});
@@ -217,14 +236,16 @@ std::shared_ptr<const Published> Model::published() const {
 LeasedState Model::Lease() {
   std::lock_guard lock(mu_);
   if (published_ == nullptr) return {};
-  const uint32_t half = published_->half;
+  return {published_, LeaseLocked(published_->half)};
+}
+
+std::shared_ptr<const void> Model::LeaseLocked(uint32_t half) {
   ++readers_[half];
   // The deleter keeps no owner: a pull holds the Model for longer than any of its leases.
-  std::shared_ptr<const void> lease(this, [half](Model* self) {
-    std::lock_guard guard(self->mu_);
-    if (--self->readers_[half] == 0) self->cv_.notify_all();
-  });
-  return {published_, std::move(lease)};
+  return {this, [half](Model* self) {
+            std::lock_guard guard(self->mu_);
+            if (--self->readers_[half] == 0) self->cv_.notify_all();
+          }};
 }
 
 uint64_t Model::offloading_version() const {
@@ -246,19 +267,25 @@ void Model::Install(StateId id, uint32_t half, VersionInfo info,
                     std::shared_ptr<const std::vector<uint64_t>> digests,
                     std::shared_ptr<const std::vector<TensorChange>> tensors,
                     const std::vector<uint32_t>& damaged) {
-  auto next = std::make_shared<Published>();
+  auto next = MakeState(id, half);
   next->info = info;
   next->info.id = id;
   next->serial = next_serial_++;
-  next->half = half;
   next->digests = std::move(digests);
   next->log = log_.View();
   next->tensors = std::move(tensors);
-  next->encoded = std::make_shared<EncodedCache>(kEncodedCacheBytes);
-  next->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks_.size());
   for (const uint32_t c : damaged) next->damaged[c] = 1;
-  next->full_xxh3 = std::make_unique<std::atomic<uint64_t>[]>(chunks_.size());
   published_ = std::move(next);
+}
+
+std::shared_ptr<Published> Model::MakeState(StateId id, uint32_t half) const {
+  auto state = std::make_shared<Published>();
+  state->info.id = id;
+  state->half = half;
+  state->encoded = std::make_shared<EncodedCache>(kEncodedCacheBytes);
+  state->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks_.size());
+  state->full_xxh3 = std::make_unique<std::atomic<uint64_t>[]>(chunks_.size());
+  return state;
 }
 
 void Model::Stop() {

@@ -9,6 +9,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -21,6 +22,7 @@
 #include "common/base/thread_pool.h"
 #include "common/delta/delta_log.h"
 #include "common/layout/chunks.h"
+#include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 #include "common/shm/buffer_file.h"
@@ -105,8 +107,10 @@ struct ModelOptions {
 class Model {
  public:
   /// Makes `dir` and both halves for a new model.
+  /// `owned`, of the layout's chunks: what this agent publishes; only that takes memory.
   static StatusOr<std::shared_ptr<Model>> Create(std::string name, std::filesystem::path dir,
-                                                 Layout layout, std::vector<SideFile> side_files,
+                                                 Layout layout, Coverage owned,
+                                                 std::vector<SideFile> side_files,
                                                  const ModelOptions& options, ThreadPool& pool);
   /// Takes up what an earlier process left in `dir`. kNotFound when it is no sender's directory.
   static StatusOr<std::shared_ptr<Model>> Recover(std::string name, std::filesystem::path dir,
@@ -116,6 +120,9 @@ class Model {
   const std::string& name() const { return name_; }
   const Layout& layout() const { return layout_; }
   const ChunkTable& chunks() const { return chunks_; }
+  /// Chunks beyond it are holes in both halves: never read, diffed, sent or counted.
+  const Coverage& owned() const { return owned_; }
+  uint64_t owned_bytes() const { return owned_bytes_; }
   uint64_t digest_seed() const { return key_.seed(); }
   const kernels::DigestKey& key() const { return key_; }
   const kernels::Backend& backend() const { return backend_; }
@@ -153,6 +160,12 @@ class Model {
   /// Null state when nothing is published.
   LeasedState Lease();
   Bytes half(uint32_t i) const { return halves_[i].data(); }
+  /// What was published as `id`, rebuilt from the delta log where it is not the newest: digests and
+  /// the deltas that lead to it; its `half` is only to be read under a LeaseHalf. kAborted when it
+  /// is not kept any more, or not published yet.
+  StatusOr<std::shared_ptr<const Published>> At(StateId id);
+  /// The promise that `half` keeps the bytes of `id`; null when it has others or is the trainer's.
+  std::shared_ptr<const void> LeaseHalf(uint32_t half, StateId id);
   /// Called when the trainer has waited out the grace: close what still reads `half`.
   void SetCutter(std::function<void(uint32_t half)> cut) { cut_ = std::move(cut); }
   /// Called after each publish, without locks.
@@ -185,14 +198,17 @@ class Model {
     std::shared_ptr<PublishJob> job;
   };
 
-  Model(std::string name, std::filesystem::path dir, Layout layout, ChunkTable chunks, DirLock lock,
-        StateFile state, std::vector<BufferFile> halves, const ModelOptions& options,
-        ThreadPool& pool);
+  Model(std::string name, std::filesystem::path dir, Layout layout, ChunkTable chunks,
+        Coverage owned, DirLock lock, StateFile state, std::vector<BufferFile> halves,
+        const ModelOptions& options, ThreadPool& pool);
 
   static StatusOr<std::shared_ptr<Model>> Adopt(std::string name, std::filesystem::path dir,
                                                 DirLock lock, const ModelOptions& options,
                                                 ThreadPool& pool);
   uint32_t InactiveHalf() const;
+  std::shared_ptr<Published> MakeState(StateId id, uint32_t half) const;
+  std::shared_ptr<Published> Rebuild(StateId id) const;  // REQUIRES: mu_ held
+  std::shared_ptr<const void> LeaseLocked(uint32_t half);
   Status DrainInactive(std::unique_lock<std::mutex>& lock, double* waited);
   void StartJob();
   Status CheckComplete() const;
@@ -226,6 +242,8 @@ class Model {
   const std::filesystem::path dir_;
   const Layout layout_;
   const ChunkTable chunks_;
+  const Coverage owned_;
+  const uint64_t owned_bytes_;
   const kernels::DigestKey key_;
   const kernels::Backend& backend_;
   const ModelOptions options_;
@@ -243,6 +261,7 @@ class Model {
   bool stopping_ = false;
   std::shared_ptr<const SideFiles> side_files_;
   std::shared_ptr<const Published> published_;
+  std::map<StateId, std::weak_ptr<const Published>> earlier_;  // that pulls were pinned to
   DeltaLog log_;
   PublishTotals totals_;
   ScrubTotals scrub_;

@@ -126,6 +126,7 @@ Status Model::DrainInactive(std::unique_lock<std::mutex>& lock, double* waited) 
 void Model::StartJob() {
   PublishJob::Inputs in;
   in.chunks = &chunks_;
+  in.owned = &owned_;
   in.backend = &backend_;
   in.key = &key_;
   in.inactive = halves_[InactiveHalf()].data();
@@ -310,6 +311,9 @@ Status Model::CheckComplete() const {
       list += fmt::format("{}{}", list.empty() ? "" : ", ", layout_.tensor(t).name);
   };
   for (size_t t = 0; t < layout_.size(); ++t) {
+    if (!owned_.all() && !owned_.Meets({chunks_.first_of_tensor(t), chunks_.end_of_tensor(t)})) {
+      continue;
+    }
     const uint8_t m = offload_.marks[t];
     if (m == 0) note(missing, n_missing, t);
     if (m == (kWritten | kUnchanged)) note(both, n_both, t);
@@ -383,7 +387,7 @@ void Model::Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollbac
   lock.lock();
 
   VersionInfo info;
-  info.model_bytes = layout_.total_bytes();
+  info.model_bytes = owned_bytes_;
   info.elements = elements_;
   info.changed_elements = result.changed_elements;
   info.full_bytes = result.full_bytes;
@@ -482,7 +486,9 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
     state_.BeginWrite(half);
     std::vector<uint64_t> digests = *published_->digests;
     lock.unlock();
-    std::memcpy(halves_[half].data().data(), from.data(), from.size());
+    for (const ByteRange& r : owned_.ByteRanges(chunks_)) {
+      std::memcpy(halves_[half].data().data() + r.first, from.data() + r.first, r.last - r.first);
+    }
     undone = UndoInto(halves_[half].data(), log, first, digests);
     lock.lock();
     // Again: a scrub may have found it meanwhile, and the copy has what it found.

@@ -27,6 +27,7 @@ std::chrono::nanoseconds Model::ScrubSome(std::unique_lock<std::mutex>& lock) {
     const Bytes half = std::as_const(halves_[leased.state->half]).data();
     for (uint32_t n = 0; n < chunks_.size() && bytes < kBatchBytes; ++n) {
       const uint32_t c = scrub_next_++ % chunks_.size();
+      if (!owned_.contains(c)) continue;
       const Bytes now = half.subspan(chunks_[c].offset, chunks_[c].bytes);
       bytes += now.size();
       if (backend_.digest(key_, now) != (*leased.state->digests)[c]) {

@@ -28,7 +28,10 @@ PublishJob::PublishJob(Inputs inputs)
       builder_(in_.payload_limit),
       taken_(std::make_unique<std::atomic<uint8_t>[]>(n_)),
       digests_(std::make_shared<std::vector<uint64_t>>(n_)),
-      counts_(std::make_unique<Counts[]>(in_.chunks->tensors())) {}
+      counts_(std::make_unique<Counts[]>(in_.chunks->tensors())) {
+  // What others own counts as taken, so that nobody here touches it.
+  for (uint32_t i = 0; in_.owned != nullptr && i < n_; ++i) taken_[i] = !in_.owned->contains(i);
+}
 
 bool PublishJob::ActiveDamaged(uint32_t i) const {
   return in_.published != nullptr && in_.published->damaged[i] != 0;

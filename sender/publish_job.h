@@ -17,6 +17,7 @@
 #include "common/base/thread_pool.h"
 #include "common/delta/delta.h"
 #include "common/layout/chunks.h"
+#include "common/layout/coverage.h"
 #include "kernels/kernels.h"
 #include "sender/gpu_diff.h"
 #include "sender/version_info.h"
@@ -29,6 +30,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
  public:
   struct Inputs {
     const ChunkTable* chunks = nullptr;
+    const Coverage* owned = nullptr;  ///< null: all; other chunks are left alone, with digest 0
     const kernels::Backend* backend = nullptr;
     const kernels::DigestKey* key = nullptr;
     Bytes active;           ///< empty: nothing was published, all is new

@@ -28,10 +28,11 @@ CodecCounts& CodecCounts::operator+=(const CodecCounts& other) {
 }
 
 PullSession::PullSession(std::shared_ptr<Model> model, std::string receiver_id, uint16_t streams,
-                         PullCoding coding)
+                         PullCoding coding, std::shared_ptr<const Published> pinned)
     : model_(std::move(model)),
       receiver_id_(std::move(receiver_id)),
       coding_(std::move(coding)),
+      pinned_(std::move(pinned)),
       encoder_(*model_, *coding_.rates),
       created_(Clock::now()),
       streams_(streams) {}
@@ -73,7 +74,7 @@ void PullSession::StreamClosed(uint16_t stream, const Status& why) {
 }
 
 Status PullSession::Start(const wire::Have& have) {
-  const auto published = model_->published();
+  const auto published = pinned_ != nullptr ? pinned_ : model_->published();
   if (published == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
                   model_->name());
@@ -82,7 +83,7 @@ Status PullSession::Start(const wire::Have& have) {
   if (held > published->info.id) {
     return Errorf(
         StatusCode::kFailedPrecondition,
-        "model \"{}\": the receiver holds {}, the newest published is {}: versions do not "
+        "model \"{}\": the receiver holds {}, and this pull would end at {}: versions do not "
         "go backwards by themselves; publish a higher version, or run `deltawire sync "
         "--full` at the receiver to take the older one",
         model_->name(), ToString(held), ToString(published->info.id));
@@ -103,7 +104,7 @@ StatusOr<std::optional<net::OutFrame>> PullSession::Next(uint16_t index,
                                                          std::function<void()> wake) {
   while (true) {
     // Taken before our lock: the model's lock is never asked for under it.
-    const LeasedState leased = model_->Lease();
+    const LeasedState leased = Lease();
     std::optional<Task> task;
     {
       std::lock_guard lock(mu_);
@@ -114,7 +115,7 @@ StatusOr<std::optional<net::OutFrame>> PullSession::Next(uint16_t index,
       if (started_ && !end_) task = NextTask(s, *leased.state);
       if (task) {
         DW_RETURN_IF_ERROR(CheckDamage(*task, *leased.state));
-        s.reading = leased.state->half;
+        if (leased.lease != nullptr) s.reading = leased.state->half;
         if (!s.first_frame) s.first_frame = Clock::now();
       } else if (end_) {
         net::OutFrame frame;
@@ -136,9 +137,7 @@ StatusOr<std::optional<net::OutFrame>> PullSession::Next(uint16_t index,
       Stream& s = streams_[index];
       s.coding_seconds += SecondsSince(start);
       // A delta is sent from memory of its own: a trainer that wants the half need not cut it.
-      if (frame.ok() && *frame && (*frame)->header.type == wire::FrameType::kChunkDelta) {
-        s.reading.reset();
-      }
+      s.reading = task->half;
     }
     if (!frame.ok() || frame->has_value()) return frame;
   }
@@ -148,6 +147,7 @@ std::optional<PullSession::Task> PullSession::NextTask(Stream& s, const Publishe
   const ChunkTable& table = model_->chunks();
   while (cursor_ < table.size()) {
     const uint32_t c = cursor_++;
+    if (!model_->owned().contains(c)) continue;
     sent_serial_[c] = now.serial;
     s.chunks.push_back(c);
     ChunkPlan plan =
@@ -210,13 +210,20 @@ void PullSession::Count(size_t form, size_t bytes) {
   form_bytes_[form] += bytes;
 }
 
-StatusOr<std::optional<net::OutFrame>> PullSession::MakeFrame(const Task& task,
+LeasedState PullSession::Lease() const {
+  if (pinned_ == nullptr) return model_->Lease();
+  return {pinned_, model_->LeaseHalf(pinned_->half, pinned_->info.id)};
+}
+
+StatusOr<std::optional<net::OutFrame>> PullSession::MakeFrame(Task& task,
                                                               const LeasedState& leased) {
-  if (task.plan.kind == ChunkPlan::Kind::kFull) return MakeFull(task.chunk, leased);
+  if (task.plan.kind == ChunkPlan::Kind::kFull) return MakeFull(task, leased);
   return MakeDelta(task, leased);
 }
 
 Codec PullSession::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
+  // The other codecs are made from the old bytes, of which nothing is promised without a lease.
+  if (job.leased.lease == nullptr) return Codec::kFast;
   switch (coding_.policy) {
     case CodecPolicy::kFast:
       return Codec::kFast;
@@ -241,7 +248,7 @@ Codec PullSession::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const
   return ChooseCodec(in);
 }
 
-StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(const Task& task,
+StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(Task& task,
                                                               const LeasedState& leased) {
   const uint32_t chunk_bytes = model_->chunks()[task.chunk].bytes;
   const kernels::History history = task.history.First(task.history.depth());
@@ -252,7 +259,7 @@ StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(const Task& task,
   // A named codec is used where it fits; auto wants the smaller one.
   const bool larger = payload.bytes.size() >= fast.bytes.size();
   if (larger && coding_.policy == CodecPolicy::kAuto) payload = fast;
-  if (payload.bytes.size() >= chunk_bytes) return MakeFull(task.chunk, leased);
+  if (payload.bytes.size() >= chunk_bytes) return MakeFull(task, leased);
   net::OutFrame frame;
   frame.header.type = wire::FrameType::kChunkDelta;
   frame.header.chunk = task.chunk;
@@ -269,14 +276,39 @@ StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(const Task& task,
   return frame;
 }
 
-net::OutFrame PullSession::MakeFull(uint32_t chunk, const LeasedState& leased) {
+StatusOr<LeasedState> PullSession::LeaseElsewhere(uint32_t chunk) const {
+  LeasedState newest = model_->Lease();
+  if ((*newest.state->digests)[chunk] == (*pinned_->digests)[chunk] &&
+      newest.state->damaged[chunk] == 0) {
+    return newest;
+  }
+  return Errorf(StatusCode::kAborted,
+                "model \"{}\": the bytes of {} are gone since {} was published; pull a newer one",
+                model_->name(), ToString(pinned_->info.id), ToString(newest.state->info.id));
+}
+
+StatusOr<net::OutFrame> PullSession::MakeFull(Task& task, const LeasedState& leased) {
+  const uint32_t chunk = task.chunk;
   const Chunk& place = model_->chunks()[chunk];
+  LeasedState from = leased;
+  if (from.lease == nullptr) {
+    DW_ASSIGN_OR_RETURN(from, LeaseElsewhere(chunk));
+  }
   net::OutFrame frame;
-  frame.payload = model_->half(leased.state->half).subspan(place.offset, place.bytes);
+  frame.payload = model_->half(from.state->half).subspan(place.offset, place.bytes);
   // Hashed at most once per version and chunk, however many receivers ask.
-  std::atomic<uint64_t>& cached = leased.state->full_xxh3[chunk];
+  std::atomic<uint64_t>& cached = from.state->full_xxh3[chunk];
   uint64_t hash = cached.load(std::memory_order_relaxed);
   if (hash == 0) {
+    // A rebuilt state (serial 0) does not know what a scrub found when it was the newest.
+    if (from.state->serial == 0 &&
+        model_->backend().digest(model_->key(), frame.payload) != (*from.state->digests)[chunk]) {
+      return Errorf(StatusCode::kDataLoss,
+                    "model \"{}\", {}: chunk {} of tensor {} no longer has its digest in the "
+                    "sender's memory and is not sent; pull a newer version",
+                    model_->name(), ToString(from.state->info.id), chunk,
+                    model_->layout().tensor(place.tensor).name);
+    }
     hash = Xxh3(frame.payload);
     cached.store(hash, std::memory_order_relaxed);
   }
@@ -287,7 +319,8 @@ net::OutFrame PullSession::MakeFull(uint32_t chunk, const LeasedState& leased) {
   frame.header.version = leased.state->info.id.version;
   frame.header.digest_after = (*leased.state->digests)[chunk];
   frame.header.payload_xxh3 = hash;
-  frame.keep = leased.lease;
+  frame.keep = from.lease;
+  task.half = from.state->half;
   Count(0, frame.payload.size());
   return frame;
 }

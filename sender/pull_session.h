@@ -1,7 +1,7 @@
 // One receiver's pull: what it holds, what it was sent, and the next frame for each of its streams.
-// Chunks go to whichever stream asks next and then stay on that stream, so a chunk's frames arrive
-// in order. When a publish overtakes the pull, chunks not yet sent go out new and those already
-// sent are lifted by delta. Owner: the agent's pull table and the bulk streams, by shared_ptr.
+// A chunk stays on the stream that took it. When a publish overtakes the pull, chunks not yet sent
+// go out new and those sent are lifted by delta; a pinned pull ends where it was told to.
+// Owner: the agent's pull table and the bulk streams, by shared_ptr.
 // Threads: all methods from any. Cost: 36 bytes per chunk while it runs.
 #pragma once
 
@@ -43,8 +43,9 @@ struct CodecCounts {
 
 class PullSession : public net::PullSession {
  public:
+  /// `pinned`: the state to end at, from Model::At; null: the newest, whatever it is by then.
   PullSession(std::shared_ptr<Model> model, std::string receiver_id, uint16_t streams,
-              PullCoding coding);
+              PullCoding coding, std::shared_ptr<const Published> pinned);
 
   uint32_t chunks() const override { return model_->chunks().size(); }
   Status Start(const wire::Have& have) override;
@@ -87,13 +88,18 @@ class PullSession : public net::PullSession {
     uint32_t chunk = 0;
     ChunkPlan plan;
     ChunkHistory history;
+    std::optional<uint32_t> half = {};  // that its frame is sent from
   };
+  /// What the next frame is planned from. Pinned, the lease is null once the bytes are gone.
+  LeasedState Lease() const;
   /// Under the lock: the next chunk of this stream that needs bytes; sets end_ when none ever will.
   std::optional<Task> NextTask(Stream& stream, const Published& now);
   /// Without the lock, since hashing and folding take time. Empty when a fold cancels out.
-  StatusOr<std::optional<net::OutFrame>> MakeFrame(const Task& task, const LeasedState& leased);
-  StatusOr<std::optional<net::OutFrame>> MakeDelta(const Task& task, const LeasedState& leased);
-  net::OutFrame MakeFull(uint32_t chunk, const LeasedState& leased);
+  StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, const LeasedState& leased);
+  StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
+  StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
+  /// The bytes of a pinned state's chunk that no lease of its own half promises.
+  StatusOr<LeasedState> LeaseElsewhere(uint32_t chunk) const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
   ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
   Status CheckDamage(const Task& task, const Published& now) const;
@@ -104,6 +110,7 @@ class PullSession : public net::PullSession {
   const std::shared_ptr<Model> model_;
   const std::string receiver_id_;
   const PullCoding coding_;
+  const std::shared_ptr<const Published> pinned_;
   const ChunkEncoder encoder_;
   const std::chrono::steady_clock::time_point created_;
 

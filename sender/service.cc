@@ -96,9 +96,9 @@ grpc::Status TrainerServiceImpl::RegisterModel(grpc::ServerContext*,
                                                v1::RegisterModelResponse* response) {
   auto meta = deltawire::FromProto(request->tensors_meta());
   if (!meta.ok()) return ToGrpc(meta.status());
-  auto model = agent_.Register(request->model(), std::move(*meta),
-                               deltawire::FromProto(request->side_files()), request->replace(),
-                               request->keep_side_files());
+  auto model = agent_.Register(
+      request->model(), std::move(*meta), deltawire::FromProto(request->owned()),
+      deltawire::FromProto(request->side_files()), request->replace(), request->keep_side_files());
   if (!model.ok()) return ToGrpc(model.status());
   response->set_fingerprint((*model)->layout().fingerprint().Hex());
   deltawire::ToProto(InfoOf((*model)->published()).id, response->mutable_published());
@@ -239,6 +239,9 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext*,
     m->set_scrub_mismatches(scrub.mismatches);
     m->set_scrub_repaired(scrub.repaired);
     m->set_damaged_chunks(model->damaged_chunks());
+    deltawire::ToProto(model->owned(), m->mutable_owned());
+    m->set_owned_chunks(model->owned().size());
+    m->set_owned_bytes(model->owned_bytes());
     if (request->changes() && state != nullptr) ToProto(*model, *state, m->mutable_changes());
   }
   return grpc::Status::OK;
@@ -322,17 +325,28 @@ grpc::Status PullServiceImpl::DescribeModel(grpc::ServerContext*,
   response->set_fingerprint((*model)->layout().fingerprint().Hex());
   response->set_digest_seed((*model)->digest_seed());
   ToProto(InfoOf((*model)->published()), response->mutable_newest());
+  deltawire::ToProto((*model)->owned(), response->mutable_owned());
+  return grpc::Status::OK;
+}
+
+grpc::Status PullServiceImpl::GetNewest(grpc::ServerContext*, const v1::GetNewestRequest* request,
+                                        v1::GetNewestResponse* response) {
+  auto model = agent_.Find(request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  deltawire::ToProto(InfoOf((*model)->published()).id, response->mutable_newest());
   return grpc::Status::OK;
 }
 
 grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request,
                                        v1::OpenPullResponse* response) {
-  auto ticket = agent_.OpenPull({request->model(),
-                                 request->receiver_id(),
-                                 request->fingerprint(),
-                                 request->streams(),
-                                 {.tight = request->tight_decode_bytes_per_s(),
-                                  .dense = request->dense_decode_bytes_per_s()}});
+  auto ticket = agent_.OpenPull(
+      {request->model(),
+       request->receiver_id(),
+       request->fingerprint(),
+       request->streams(),
+       {.tight = request->tight_decode_bytes_per_s(), .dense = request->dense_decode_bytes_per_s()},
+       request->owned_hash(),
+       deltawire::FromProto(request->at())});
   if (!ticket.ok()) return ToGrpc(ticket.status());
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());

@@ -58,6 +58,8 @@ class PullServiceImpl final : public v1::PullService::Service {
   PullServiceImpl(Agent& agent, uint16_t bulk_port) : agent_(agent), bulk_port_(bulk_port) {}
   grpc::Status DescribeModel(grpc::ServerContext*, const v1::DescribeModelRequest*,
                              v1::DescribeModelResponse*) override;
+  grpc::Status GetNewest(grpc::ServerContext*, const v1::GetNewestRequest*,
+                         v1::GetNewestResponse*) override;
   grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*,
                         v1::OpenPullResponse*) override;
   grpc::Status Attach(grpc::ServerContext*,

@@ -18,6 +18,7 @@ constexpr uint32_t kMaxStreams = 64;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxHistory = 8;  // of the codec tight
 constexpr size_t kMaxReceiverId = 128;
+constexpr size_t kMaxSenders = 1024;
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
 
 /// "TYPE" or "TYPE [default]": how --help shows an option's value.
@@ -142,6 +143,18 @@ Status CheckSender(std::string& text) {
   return {};
 }
 
+Status AddSender(std::vector<std::string>* senders, std::string text) {
+  DW_RETURN_IF_ERROR(CheckSender(text));
+  if (std::find(senders->begin(), senders->end(), text) != senders->end()) {
+    return Errorf(StatusCode::kInvalidArgument, "{} is named twice", text);
+  }
+  if (senders->size() == kMaxSenders) {
+    return Errorf(StatusCode::kInvalidArgument, "more than {} senders", kMaxSenders);
+  }
+  senders->push_back(std::move(text));
+  return {};
+}
+
 Status CheckReceiverId(std::string& text) {
   const auto visible = [](char c) { return c > ' ' && c <= '~'; };
   if (text.size() <= kMaxReceiverId && std::all_of(text.begin(), text.end(), visible)) return {};
@@ -261,7 +274,19 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
   AddDataDir(app, &o.data_dir);
   AddSwitch(app, "follow", "Pull every new version; off: only when told to sync", &o.follow);
   app.option_defaults()->group("Network");
-  AddText(app, "--sender", "HOST:PORT", "The sender's control address", &o.sender, CheckSender);
+  const auto add_senders = [&o](const std::vector<std::string>& texts) {
+    o.senders.clear();
+    for (const std::string& text : texts) {
+      const Status status = AddSender(&o.senders, text);
+      if (!status.ok()) throw CLI::ValidationError("--sender", std::string(MessageOf(status)));
+    }
+  };
+  app.add_option_function<std::vector<std::string>>(
+         "--sender", add_senders,
+         "The sender's control address; again for each further agent of a trainer whose nodes each "
+         "publish a part of the model")
+      ->allow_extra_args(false)
+      ->option_text(Shown("HOST:PORT ...", o.senders.front()));
   AddText(app, "--receiver-id", "ID", "Name told to the sender; empty: HOSTNAME:CONTROL-PORT",
           &o.receiver_id, CheckReceiverId);
   AddListen(app, "--control-listen", "gRPC for orchestrators", &o.control);

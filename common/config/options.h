@@ -64,7 +64,8 @@ struct ReceiverModelOptions {
 
 struct ReceiverOptions {
   std::string data_dir = "/dev/shm/deltawire";
-  std::string sender = "127.0.0.1:7700";     ///< the sender's control address
+  /// The sender's control address; several: the agents of one trainer, each with a part.
+  std::vector<std::string> senders = {"127.0.0.1:7700"};
   std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
   std::string receiver_id;                   ///< empty: <hostname>:<control port>
   Endpoint control{"127.0.0.1", 7710};

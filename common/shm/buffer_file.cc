@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <vector>
@@ -15,10 +16,27 @@
 namespace deltawire {
 namespace {
 
-/// For kernels before 5.14. Leaves the bytes as they are, whoever else writes them.
-void TouchPages(const Mapping& map) {
+/// Which bytes of the file get memory: whole pages, in order, apart from each other.
+std::vector<ByteRange> PagesOf(const BufferOptions& options, uint64_t data_offset, uint64_t bytes) {
+  if (options.only.empty()) return {{0, bytes}};
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  for (uint64_t at = 0; at < map.bytes(); at += page) {
+  std::vector<ByteRange> pages = {{0, std::min(bytes, (data_offset + page - 1) / page * page)}};
+  for (const ByteRange& r : options.only) {
+    const uint64_t first = (data_offset + r.first) / page * page;
+    const uint64_t last = std::min(bytes, (data_offset + r.last + page - 1) / page * page);
+    if (first <= pages.back().last) {
+      pages.back().last = std::max(pages.back().last, last);
+    } else {
+      pages.push_back({first, last});
+    }
+  }
+  return pages;
+}
+
+/// For kernels before 5.14. Leaves the bytes as they are, whoever else writes them.
+void TouchPages(const Mapping& map, const ByteRange& range) {
+  const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+  for (uint64_t at = range.first; at < range.last; at += page) {
     std::atomic_ref<uint8_t>(reinterpret_cast<uint8_t&>(map.base()[at]))
         .fetch_or(0, std::memory_order_relaxed);
   }
@@ -29,19 +47,24 @@ void AdviseHugePages(const Mapping& map, const BufferOptions& options) {
   if (options.huge_pages) ::madvise(map.base(), map.bytes(), MADV_HUGEPAGE);
 }
 
-/// False when the pages could not be had. `at` lies on a page's start.
-bool Populate(const Mapping& map, uint64_t at, uint64_t bytes) {
+/// False when the pages could not be had. The range begins at a page's start.
+bool Populate(const Mapping& map, const ByteRange& range) {
   int rc;
   do {
-    rc = ::madvise(map.base() + at, bytes, MADV_POPULATE_WRITE);
+    rc = ::madvise(map.base() + range.first, range.last - range.first, MADV_POPULATE_WRITE);
   } while (rc != 0 && (errno == EINTR || errno == EAGAIN));
   return rc == 0;
 }
 
-/// The same for all pages: chunk by chunk on the pool, if there is one.
-bool PopulateAll(const Mapping& map, const Layout& layout, uint64_t data_offset, ThreadPool* pool) {
+/// The same for several ranges of pages, in rising order: chunk by chunk on the pool, if there is
+/// one.
+bool PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const Layout& layout,
+                 uint64_t data_offset, ThreadPool* pool) {
   const auto table = ChunkTable::Create(layout);
-  if (pool == nullptr || !table.ok() || table->size() == 0) return Populate(map, 0, map.bytes());
+  if (pool == nullptr || !table.ok() || table->size() == 0) {
+    return std::all_of(pages.begin(), pages.end(),
+                       [&](const ByteRange& p) { return Populate(map, p); });
+  }
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   // A page that two chunks share is the latter's; those before the first chunk are the first's.
   const auto start = [&](size_t i) {
@@ -51,8 +74,13 @@ bool PopulateAll(const Mapping& map, const Layout& layout, uint64_t data_offset,
   };
   std::atomic<bool> all = true;
   pool->ParallelFor(table->size(), [&](size_t i) {
-    if (all && start(i) < start(i + 1) && !Populate(map, start(i), start(i + 1) - start(i)))
-      all = false;
+    const uint64_t begin = start(i), end = start(i + 1);
+    auto p = std::lower_bound(pages.begin(), pages.end(), begin,
+                              [](const ByteRange& r, uint64_t at) { return r.last <= at; });
+    for (; all && p != pages.end() && p->first < end; ++p) {
+      const ByteRange both{std::max(begin, p->first), std::min(end, p->last)};
+      if (both.first < both.last && !Populate(map, both)) all = false;
+    }
   });
   return all;
 }
@@ -90,18 +118,23 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
                                         const BufferOptions& options) {
   const std::string header = BuildSafetensorsHeader(layout);
   const uint64_t bytes = header.size() + layout.total_bytes();
-  DW_ASSIGN_OR_RETURN(FileBuilder file, FileBuilder::Start(path, bytes));
+  const std::vector<ByteRange> pages = PagesOf(options, header.size(), bytes);
+  uint64_t needed = 0;
+  for (const ByteRange& p : pages) needed += p.last - p.first;
+  DW_ASSIGN_OR_RETURN(FileBuilder file, FileBuilder::Start(path, bytes, needed));
   BufferFile buffer;
   DW_ASSIGN_OR_RETURN(buffer.map_, Mapping::Map(file.fd(), bytes, true, path));
   AdviseHugePages(buffer.map_, options);
   // Populate first: on a mount with huge=advise only a fault takes huge pages, fallocate does not.
   const bool kernel_populates = KernelPopulates(buffer.map_);
   if (options.populate && kernel_populates &&
-      !PopulateAll(buffer.map_, layout, header.size(), options.pool)) {
+      !PopulateAll(buffer.map_, pages, layout, header.size(), options.pool)) {
     return file.NoSpace();
   }
-  DW_RETURN_IF_ERROR(file.Allocate());
-  if (options.populate && !kernel_populates) TouchPages(buffer.map_);
+  for (const ByteRange& p : pages) {
+    DW_RETURN_IF_ERROR(file.Allocate(p.first, p.last));
+    if (options.populate && !kernel_populates) TouchPages(buffer.map_, p);
+  }
   std::memcpy(buffer.map_.base(), header.data(), header.size());
   DW_RETURN_IF_ERROR(file.Publish());
   buffer.path_ = path;
@@ -132,17 +165,19 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
                   path.native(), buffer.map_.bytes(), bytes);
   }
   // A copy may have left holes, and writing into one can fail when the filesystem is full.
-  if (file.st_blocks * uint64_t{512} < bytes) {
-    const int err = ::posix_fallocate(fd.get(), 0, file.st_size);
-    if (err != 0) return ErrnoError(fmt::format("allocate {}", path.native()), err);
-  }
+  const bool holes = file.st_blocks * uint64_t{512} < bytes;
   AdviseHugePages(buffer.map_, options);
-  if (options.populate) {
-    if (!KernelPopulates(buffer.map_)) {
-      TouchPages(buffer.map_);
-    } else if (!PopulateAll(buffer.map_, layout, header_bytes, options.pool)) {
-      return ErrnoError(fmt::format("fault in the {} bytes of {}", bytes, path.native()));
-    }
+  const bool kernel_populates = KernelPopulates(buffer.map_);
+  const std::vector<ByteRange> pages = PagesOf(options, header_bytes, bytes);
+  for (const ByteRange& p : pages) {
+    const auto size = static_cast<off_t>(p.last - p.first);
+    const int err = holes ? ::posix_fallocate(fd.get(), static_cast<off_t>(p.first), size) : 0;
+    if (err != 0) return ErrnoError(fmt::format("allocate {}", path.native()), err);
+    if (options.populate && !kernel_populates) TouchPages(buffer.map_, p);
+  }
+  if (options.populate && kernel_populates &&
+      !PopulateAll(buffer.map_, pages, layout, header_bytes, options.pool)) {
+    return ErrnoError(fmt::format("fault in the {} bytes of {}", bytes, path.native()));
   }
   buffer.path_ = path;
   buffer.data_offset_ = header_bytes;

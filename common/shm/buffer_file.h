@@ -6,10 +6,12 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 #include "common/base/thread_pool.h"
+#include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/shm/mapped_file.h"
 
@@ -21,6 +23,9 @@ struct BufferOptions {
   /// Whose threads fault in; null: the caller. A page then lies on the NUMA node whose threads a
   /// ParallelFor over the chunks hands its chunk to.
   ThreadPool* pool = nullptr;
+  /// Not empty: only these bytes of the data section (and the header) get memory; the rest of the
+  /// file stays a hole that must be neither written nor, through a mapping, read.
+  std::vector<ByteRange> only = {};
 };
 
 class BufferFile {

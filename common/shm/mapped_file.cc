@@ -69,10 +69,12 @@ Mapping::~Mapping() {
   if (base_ != nullptr) ::munmap(base_, bytes_);
 }
 
-StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint64_t bytes) {
+StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint64_t bytes,
+                                         std::optional<uint64_t> needed) {
   FileBuilder builder;
   builder.path_ = path;
   builder.bytes_ = bytes;
+  builder.needed_ = needed.value_or(bytes);
   const std::filesystem::path hidden = HiddenName(path);
   if (::unlink(hidden.c_str()) != 0 && errno != ENOENT) {
     return ErrnoError(fmt::format("remove {}", hidden.native()));
@@ -81,16 +83,17 @@ StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint
   if (builder.fd() < 0) return ErrnoError(fmt::format("create {}", hidden.native()));
   builder.hidden_ = hidden;
 
-  if (bytes > FreeBytes(builder.fd())) return builder.NoSpace();
+  if (builder.needed_ > FreeBytes(builder.fd())) return builder.NoSpace();
   // tmpfs promises up to its size limit, whatever the machine has: without this check the kernel
   // would kill some process when the pages are taken.
   if (LivesInMemory(builder.fd())) {
     const uint64_t available = AvailableMemory();
-    if (bytes > available) {
+    if (builder.needed_ > available) {
       return Errorf(StatusCode::kResourceExhausted,
                     "{} needs {} ({} bytes) of memory, and the machine has {} ({} bytes) "
                     "available; stop other users of memory or use a smaller model",
-                    path.native(), HumanBytes(bytes), bytes, HumanBytes(available), available);
+                    path.native(), HumanBytes(builder.needed_), builder.needed_,
+                    HumanBytes(available), available);
     }
   }
   if (::ftruncate(builder.fd(), static_cast<off_t>(bytes)) != 0) {
@@ -104,20 +107,22 @@ FileBuilder::FileBuilder(FileBuilder&& other) noexcept
     : fd_(std::move(other.fd_)),
       path_(std::move(other.path_)),
       hidden_(std::exchange(other.hidden_, {})),
-      bytes_(other.bytes_) {}
+      bytes_(other.bytes_),
+      needed_(other.needed_) {}
 
 FileBuilder::~FileBuilder() {
   if (!hidden_.empty()) ::unlink(hidden_.c_str());
 }
 
-Status FileBuilder::Allocate() {
+Status FileBuilder::Allocate(uint64_t first, uint64_t last) {
   int err;
   do {
-    err = ::posix_fallocate(fd(), 0, static_cast<off_t>(bytes_));
+    err = ::posix_fallocate(fd(), static_cast<off_t>(first), static_cast<off_t>(last - first));
   } while (err == EINTR);
   if (err == 0) return {};
   if (err == ENOSPC || err == EFBIG || err == ENOMEM || err == EDQUOT) return NoSpace();
-  return ErrnoError(fmt::format("allocate {} for {}", HumanBytes(bytes_), path_.native()), err);
+  return ErrnoError(fmt::format("allocate {} for {}", HumanBytes(last - first), path_.native()),
+                    err);
 }
 
 Status FileBuilder::NoSpace() const {
@@ -127,7 +132,7 @@ Status FileBuilder::NoSpace() const {
   return Errorf(StatusCode::kResourceExhausted,
                 "{} needs {} ({} bytes), and its filesystem has {} ({} bytes) free; remove files "
                 "there, enlarge it (tmpfs: mount -o remount,size=...) or choose another directory",
-                path_.native(), HumanBytes(bytes_), bytes_, HumanBytes(free), free);
+                path_.native(), HumanBytes(needed_), needed_, HumanBytes(free), free);
 }
 
 Status FileBuilder::Publish() {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
@@ -54,15 +55,19 @@ class Mapping {
 class FileBuilder {
  public:
   /// A new file of `bytes` zeroes (sparse until Allocate), to become `path`. Refuses at once what
-  /// the filesystem, or for a filesystem in memory the machine, has no room for.
-  static StatusOr<FileBuilder> Start(const std::filesystem::path& path, uint64_t bytes);
+  /// the filesystem, or for a filesystem in memory the machine, has no room for. `needed`: of
+  /// `bytes` those that will be allocated, when the rest stays a hole.
+  static StatusOr<FileBuilder> Start(const std::filesystem::path& path, uint64_t bytes,
+                                     std::optional<uint64_t> needed = std::nullopt);
   FileBuilder(FileBuilder&&) noexcept;
   FileBuilder& operator=(FileBuilder&&) = delete;
   ~FileBuilder();
 
   int fd() const { return fd_.get(); }
   /// Takes every block, so that no later write through a mapping can fail with SIGBUS.
-  Status Allocate();
+  Status Allocate() { return Allocate(0, bytes_); }
+  /// The same for bytes first <= i < last alone.
+  Status Allocate(uint64_t first, uint64_t last);
   /// The error to return when the space ran out after all.
   Status NoSpace() const;
   /// Renames into place.
@@ -74,6 +79,7 @@ class FileBuilder {
   std::filesystem::path path_;
   std::filesystem::path hidden_;  // empty once published
   uint64_t bytes_ = 0;
+  uint64_t needed_ = 0;
 };
 
 }  // namespace deltawire

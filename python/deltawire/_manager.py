@@ -247,12 +247,16 @@ class WeightManager:
         parallel: Mapping[str, Any] | None = None,
         family: str = "",
         families: Sequence[str | os.PathLike[str]] = (),
+        node_ranks: Sequence[int] | None = None,
         gather: Gather | None = None,
         notify: bool = True,
     ) -> Offloaded:
         """Writes a version of a Megatron job: every rank its shards, straight to their HF places.
 
-        Call it on every rank, with the manager's `rank` and `world` those of the job. `models`: the
+        Call it on every rank, with the manager's `rank` and `world` those of the job, or with one
+        sender on each node: `node_ranks` are the ranks of this one, and the manager's `rank` and
+        `world` count them. A receiver then follows all senders. Nodes whose ranks hold copies only
+        need no sender: call it there with an empty list, or not at all. `models`: the
         model chunks, wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
         that answers alike. `hf_dir`: the HF model directory; config.json is enough, and if it has
         weights their names, order, shapes and dtypes count. `parallel`: settings that go before
@@ -268,13 +272,21 @@ class WeightManager:
         config = {**parallel_config(models, parallel_state), **(parallel or {})}
         rank = job_rank(parallel_state, config)
         root = gather is None or rank == gather.root
-        planned = self._plan(hf_dir, config, family, families, root)
+        if node_ranks is not None and len(node_ranks) == 0:
+            root = False
+        planned = self._plan(hf_dir, config, family, families, root, node_ranks)
         sources = Sources(live_tensors(models))
         planned.plan.check(rank, sources.params)
         if gather is not None:
             return self._gather(planned, sources, gather, rank, config, version, notify, started)
-        if self._world != 1 and self._rank != rank:
-            raise Error(f"the manager is rank {self._rank} of {self._world}, the job says {rank}")
+        if not root:
+            return Offloaded(version, len(sources.params), 0, 0.0, time.monotonic() - started, self)
+        here = rank if node_ranks is None else list(node_ranks).index(rank)
+        if self._rank != here or (node_ranks is not None and self._world != len(node_ranks)):
+            raise Error(
+                f"the manager is rank {self._rank} of {self._world}; this is rank {here} of those that "
+                "write to the sender (see node_ranks)"
+            )
 
         def write(offload: _core.Offload) -> tuple[int, int]:
             return len(sources.params), planned.plan.place(offload, rank, sources.params)
@@ -337,13 +349,15 @@ class WeightManager:
         family: str,
         families: Sequence[str | os.PathLike[str]],
         registers: bool,
+        node_ranks: Sequence[int] | None,
     ) -> Planned:
         wanted = Planned.key_of(hf_dir, config, family)
         if self._planned is None or self._planned.key != wanted:
             dirs = [os.fspath(d) for d in families]
             self._planned = Planned(hf_dir, config, family, dirs, self._options[1])
             if registers:
-                self._planned.plan.register(self._client, False)
+                ranks = None if node_ranks is None else list(node_ranks)
+                self._planned.plan.register(self._client, ranks, False)
                 self._metas = [TensorMeta.of(t) for t in self._planned.plan.tensors_meta()]
                 self._index = {m.name: i for i, m in enumerate(self._metas)}
         return self._planned

@@ -204,8 +204,12 @@ DW_API void dw_megatron_destroy(dw_megatron* megatron);
 /* tensors_meta: what the shards make. Texts and shapes live as long as the handle. */
 DW_API size_t dw_megatron_tensor_count(const dw_megatron* megatron);
 DW_API int dw_megatron_tensor(const dw_megatron* megatron, size_t tensor, dw_tensor_meta* meta);
-/* Sizes the sender's buffers for them, with the small files of hf_dir. `result` may be NULL. */
-DW_API int dw_megatron_register(const dw_megatron* megatron, dw_client* client, int replace,
+/* Sizes the sender's buffers for them, with the small files of hf_dir. `ranks`: those of the job
+ * that write to this sender, where the job's nodes have one each; NULL: all. The sender then owns
+ * what they write, and DW_FAILED_PRECONDITION names tensors that they share with others. Ranks that
+ * write nothing need no sender: DW_NOT_FOUND. `result` may be NULL. */
+DW_API int dw_megatron_register(const dw_megatron* megatron, dw_client* client,
+                                const uint32_t* ranks, size_t rank_count, int replace,
                                 dw_registered* result);
 
 /* A parameter, or a persistent buffer, as the trainer has it: row-major, in host memory. */

@@ -102,14 +102,19 @@ int dw_megatron_tensor(const dw_megatron* megatron, size_t tensor, dw_tensor_met
   });
 }
 
-int dw_megatron_register(const dw_megatron* megatron, dw_client* client, int replace,
-                         dw_registered* result) {
+int dw_megatron_register(const dw_megatron* megatron, dw_client* client, const uint32_t* ranks,
+                         size_t rank_count, int replace, dw_registered* result) {
   return Guard([&]() -> Status {
     if (megatron == nullptr || client == nullptr) return Invalid("an argument is NULL");
-    const deltawire::Layout& layout = megatron->megatron->plan().layout();
+    const deltawire::MegatronExport& job = *megatron->megatron;
+    deltawire::RegisterOptions options;
+    options.replace = replace != 0;
+    if (ranks != nullptr) {
+      DW_ASSIGN_OR_RETURN(options.owned, job.PartOf({ranks, rank_count}));
+    }
+    const deltawire::Layout& layout = job.plan().layout();
     DW_ASSIGN_OR_RETURN(const deltawire::StateId published,
-                        client->client.Register(layout, megatron->megatron->side_files(),
-                                                {.replace = replace != 0}));
+                        client->client.Register(layout, job.side_files(), options));
     return Fill(Registered(layout, published), kRegisteredSize, result, "dw_registered");
   });
 }

@@ -7,7 +7,7 @@
 
 namespace deltawire {
 
-StatusOr<std::shared_ptr<HalfMapping>> HalfMapping::Map(const std::string& path) {
+StatusOr<std::shared_ptr<HalfMapping>> HalfMapping::Map(const std::string& path, bool populate) {
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return ErrnoError("open " + path);
   struct stat info {};
@@ -18,7 +18,8 @@ StatusOr<std::shared_ptr<HalfMapping>> HalfMapping::Map(const std::string& path)
   }
   const auto size = static_cast<size_t>(info.st_size);
   // Pages are there already; populating only fills this process's page tables, once per half.
-  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
+  const int flags = MAP_SHARED | (populate ? MAP_POPULATE : 0);
+  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd, 0);
   const int err = errno;
   close(fd);
   if (base == MAP_FAILED) return ErrnoError("mmap " + path, err);

@@ -15,7 +15,8 @@ namespace deltawire {
 
 class HalfMapping {
  public:
-  static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path);
+  /// `populate`: the whole file, which must have no holes then (an agent that owns a part has).
+  static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path, bool populate = true);
   ~HalfMapping();
 
   MutableBytes bytes() const { return bytes_; }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "sender/export/mcore/node_part.h"
+
 namespace deltawire {
 namespace {
 
@@ -78,6 +80,15 @@ StatusOr<std::unique_ptr<MegatronExport>> MegatronExport::Open(const MegatronOpt
   made->writers_ = CountWriters(*made->plan_);
   DW_ASSIGN_OR_RETURN(made->side_files_, SideFilesOf(o.hf_dir));
   return made;
+}
+
+StatusOr<std::vector<ChunkRange>> MegatronExport::PartOf(std::span<const uint32_t> ranks) const {
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(plan_->layout()));
+  DW_ASSIGN_OR_RETURN(std::vector<ChunkRange> part, mcore::NodePart(*plan_, chunks, ranks));
+  if (!part.empty()) return part;
+  return Errorf(StatusCode::kNotFound,
+                "ranks {} hold copies only, which other ranks write; they need no sender",
+                fmt::join(ranks, ", "));
 }
 
 StatusOr<std::vector<mcore::Match>> MegatronExport::Matched(

@@ -41,6 +41,9 @@ class MegatronExport {
   /// Small files of hf_dir, for whoever registers the model.
   const std::vector<SideFile>& side_files() const { return side_files_; }
 
+  /// The chunks that `ranks` of the job write, for the agent that they share. kNotFound: none.
+  StatusOr<std::vector<ChunkRange>> PartOf(std::span<const uint32_t> ranks) const;
+
   /// Whether these are `rank`'s parameters; what Place and Gather look at first.
   Status Check(uint32_t rank, std::span<const LiveTensor> live) const;
 

@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <spdlog/fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <mutex>
@@ -77,6 +78,7 @@ struct TrainerClient::Impl {
   std::chrono::milliseconds timeout;
   std::unique_ptr<v1::TrainerService::Stub> stub;
   std::optional<Layout> layout;
+  std::vector<ByteRange> owned;  // of the data section; empty: all
   std::vector<std::shared_ptr<HalfMapping>> mappings;
   uint64_t last_version = 0, last_lease = 0;
   size_t copy_threads = 0;
@@ -104,7 +106,7 @@ struct TrainerClient::Impl {
       if (m->Current(path)) return m;
     }
     if (mappings.size() >= 2) mappings.clear();
-    DW_ASSIGN_OR_RETURN(std::shared_ptr<HalfMapping> fresh, HalfMapping::Map(path));
+    DW_ASSIGN_OR_RETURN(std::shared_ptr<HalfMapping> fresh, HalfMapping::Map(path, owned.empty()));
     mappings.push_back(fresh);
     return fresh;
   }
@@ -162,12 +164,15 @@ TrainerClient::~TrainerClient() = default;
 StatusOr<StateId> TrainerClient::Register(const Layout& layout,
                                           const std::vector<SideFile>& side_files,
                                           RegisterOptions options) {
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(layout));
+  DW_ASSIGN_OR_RETURN(const Coverage coverage, Coverage::Create(options.owned, chunks.size()));
   v1::RegisterModelRequest request;
   request.set_model(impl_->model);
   ToProto(layout, request.mutable_tensors_meta());
   if (!options.keep_side_files) ToProto(side_files, request.mutable_side_files());
   request.set_replace(options.replace);
   request.set_keep_side_files(options.keep_side_files);
+  if (!coverage.all()) ToProto(coverage, request.mutable_owned());
   v1::RegisterModelResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
@@ -180,6 +185,8 @@ StatusOr<StateId> TrainerClient::Register(const Layout& layout,
                   impl_->socket, response.fingerprint(), layout.fingerprint().Hex());
   }
   impl_->layout = layout;
+  impl_->owned.clear();
+  if (!coverage.all()) impl_->owned = coverage.ByteRanges(chunks);
   return FromProto(response.published());
 }
 
@@ -267,7 +274,17 @@ Status TrainerClient::Offload::Write(size_t t, Bytes data, Share share) {
     return Errorf(StatusCode::kInvalidArgument, "tensor \"{}\" has {} bytes, was given {}",
                   state_->client->layout->tensor(t).name, to.size(), data.size());
   }
-  std::memcpy(to.data(), data.data(), data.size());
+  const uint64_t begin = state_->client->layout->offset(t), end = begin + to.size();
+  const auto copy = [&](uint64_t first, uint64_t last) {
+    std::memcpy(to.data() + (first - begin), data.data() + (first - begin), last - first);
+  };
+  const std::vector<ByteRange>& owned = state_->client->owned;
+  if (owned.empty()) copy(begin, end);
+  auto range = std::upper_bound(owned.begin(), owned.end(), begin,
+                                [](uint64_t at, const ByteRange& r) { return at < r.last; });
+  for (; range != owned.end() && range->first < end; ++range) {
+    copy(std::max(begin, range->first), std::min(end, range->last));
+  }
   const auto index = static_cast<uint32_t>(t);
   return Written({&index, 1}, share);
 }

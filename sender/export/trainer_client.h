@@ -15,6 +15,7 @@
 #include "common/base/bytes.h"
 #include "common/base/state_id.h"
 #include "common/base/status.h"
+#include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 
@@ -50,6 +51,9 @@ struct StridedSource {
 struct RegisterOptions {
   bool replace = false;          ///< drop a registered model of another layout
   bool keep_side_files = false;  ///< leave those that are registered; the ones given are ignored
+  /// The layout's chunks that this agent publishes where other nodes' agents have the rest: sorted,
+  /// disjoint; empty: all. There is no memory behind other chunks: do not write them.
+  std::vector<ChunkRange> owned = {};
 };
 
 class TrainerClient {
@@ -77,9 +81,11 @@ class TrainerClient {
     MutableBytes data();
     /// Memory of tensor `t`, to be written in place; say Written when it is done.
     MutableBytes tensor(size_t t);
-    /// Copies `data` (of exactly the tensor's size) into place and says Written.
+    /// Copies `data` (of exactly the tensor's size) into place, what is owned of it, and says
+    /// Written.
     Status Write(size_t t, Bytes data, Share share = Share::kPart);
-    /// Copies a block into its place, on the client's copy threads; does not say Written.
+    /// Copies a block, all of it owned, into its place, on the client's copy threads; does not say
+    /// Written.
     Status Copy(size_t t, const StridedSource& source);
     /// This rank has written its share of these tensors. One rank in all: the bytes are final and
     /// the agent may diff them already.

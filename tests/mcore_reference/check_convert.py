@@ -87,7 +87,7 @@ def shard_differences(wanted, folder):
                     problems.append(f"{where}: makes other HF values")
             elif not np.array_equal(ours, array):
                 problems.append(f"{where}: {int((ours != array).sum())} of {array.size} differ")
-    # Some versions of Megatron have the output layer on the MTP stage too; it is read where it is there.
+    # A tied model's stage of MTP layers may hold an output layer that it does not use.
     problems += [f"rank {k[0]} chunk {k[1]} {k[2]}: not the trainer's" for k in found
                  if not k[2].endswith("output_layer.weight")]
     return problems

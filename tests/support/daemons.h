@@ -74,6 +74,11 @@ class SenderProcess {
     child_->Kill();
     Start();
   }
+  /// With other further arguments from now on.
+  void Restart(std::vector<std::string> extra) {
+    extra_ = std::move(extra);
+    Restart();
+  }
   Child& child() { return *child_; }
   const std::string& control() const { return control_; }
   uint16_t bulk_port() const { return bulk_port_; }
@@ -88,7 +93,7 @@ class SenderProcess {
   const std::filesystem::path dir_, log_;
   const std::string control_;
   const uint16_t bulk_port_;
-  const std::vector<std::string> extra_;
+  std::vector<std::string> extra_;
   std::unique_ptr<Child> child_;
   std::unique_ptr<v1::SenderService::Stub> orchestrator_;
   std::unique_ptr<v1::PullService::Stub> pulls_;

@@ -82,6 +82,7 @@ def train(rank, name, layout, seed, mode, base, out, bf16, distributed_optimizer
             dumps = dump.gather(wrapped, parallel_state)
             if rank == 0:
                 compare_bytes(reference_export.hf_tensors(dumps, family, hf, layout), out, version)
+    export.finish()
     return None if bf16 else models.logits(chunks, hf, layout, tokens_of(hf, seed))
 
 

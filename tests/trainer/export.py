@@ -3,12 +3,14 @@
 `export(mode, ...)` is called by all ranks with this rank's model chunks, as a trainer holds them.
 When it returns, `out` is an HF directory that `transformers` can load.
 """
+import functools
 import importlib.util
 import pathlib
 import shutil
 
 import torch
 
+import daemons
 import dump
 import reference_export
 
@@ -19,10 +21,8 @@ def available(mode):
         return None
     if importlib.util.find_spec("deltawire") is None:
         return "there is no Python module deltawire"
-    import deltawire
-
-    if not hasattr(deltawire, "offload_megatron"):
-        return "the Python module deltawire has no offload_megatron"
+    if daemons.programs() is None:
+        return "DELTAWIRE_BIN_DIR does not name the daemons"
     return None
 
 
@@ -31,7 +31,8 @@ def export(mode, models, parallel_state, hf_config_dir, out, *, family, hf, layo
     why = available(mode)
     if why:
         raise NotImplementedError(why)
-    {"reference": _reference, "deltawire": _deltawire}[mode](
+    write = _reference if mode == "reference" else functools.partial(_deltawire, mode)
+    write(
         models, parallel_state, pathlib.Path(hf_config_dir), pathlib.Path(out),
         family=family, hf=hf, layout=layout, version=version,
     )
@@ -49,11 +50,54 @@ def _reference(models, parallel_state, hf_config_dir, out, *, family, hf, layout
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
 
-def _deltawire(models, parallel_state, hf_config_dir, out, *, family, hf, layout, version):
-    import deltawire
+class _Way:
+    """This rank's way into a sender, kept from version to version; rank 0 has the daemons."""
 
-    # A copy of the base checkpoint, over which all versions are written.
-    if torch.distributed.get_rank() == 0 and not out.exists():
-        shutil.copytree(hf_config_dir, out)
-    torch.distributed.barrier()
-    deltawire.offload_megatron(models, parallel_state, str(out), version)
+    def __init__(self, out, mode):
+        import deltawire
+
+        rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        root = out.parent / "daemons"
+        nodes = NODES if mode == "nodes" else 1
+        self.daemons = daemons.Daemons(root, out, nodes) if rank == 0 else None
+        # Pipeline ranks are the outermost, so a node has whole stages.
+        node = rank * nodes // world
+        mine = [r for r in range(world) if r * nodes // world == node]
+        place = (mine.index(rank), len(mine)) if mode != "gather" else (0, 1)
+        self.manager = deltawire.WeightManager(root / f"sender-{node}", daemons.MODEL, *place)
+        self.options = {}
+        if mode == "nodes":
+            self.options["node_ranks"] = mine
+        elif mode == "gather":
+            # Buckets so small that several are needed, and two are under way at once.
+            self.options["gather"] = deltawire.Gather(
+                f"file:{out.parent}", job="gather", interface="lo", bucket_bytes=64 << 10
+            )
+
+
+NODES = 2
+_way = None
+
+
+def _deltawire(
+    mode, models, parallel_state, hf_config_dir, out, *, family, hf, layout, version
+):
+    global _way
+    _way = _way or _Way(out, mode)
+    done = _way.manager.offload_megatron(
+        models, parallel_state, hf_config_dir, version, **_way.options
+    )
+    torch.distributed.barrier()  # all ranks of all nodes are ready
+    if _way.daemons is not None:
+        done.wait()
+        _way.daemons.bring(version)
+
+
+def finish():
+    """After the last version."""
+    global _way
+    if _way is not None:
+        _way.manager.close()
+        if _way.daemons is not None:
+            _way.daemons.close()
+    _way = None

@@ -5,8 +5,8 @@ Both are the published packages, on CPU and Gloo: random models of each family r
 tensor, pipeline, virtual, expert and context parallelism, are exported into an HF directory, loaded
 by `transformers`, and must give the same logits.
 
-Usage: megatron_test.py [--mode reference|deltawire] SET|FAMILY[:LAYOUT]...
-Sets: short, wrong, bf16, long; --list names all families and layouts.
+Usage: megatron_test.py [--mode reference|place|gather|nodes] SET|FAMILY[:LAYOUT]...
+Sets: short, gathered, nodes, wrong, bf16, long; --list names all families and layouts.
 """
 import argparse
 import importlib.util
@@ -55,6 +55,22 @@ SHORT = (
     ("glm-4.5", EXPERTS),
     ("gpt-oss", EXPERTS),
 )
+# What is gathered instead of placed: one of each kind of layout.
+GATHERED = (
+    ("llama", CHUNKS),
+    ("qwen3-tied", UNEVEN),
+    ("qwen3-moe", EXPERTS),
+    ("deepseek-v3-mtp", EXPERTS),
+    ("gpt-oss", EXPERTS),
+)
+# Two nodes that share no memory: whole stages, or with one stage whole experts, on each.
+NODES = (
+    ("llama", CHUNKS),
+    ("qwen3-tied", CUT),
+    ("qwen3-moe", EXPERTS),
+    ("qwen3-moe", Layout(dp=2, ep=2, etp=1)),
+    ("deepseek-v3-mtp", EXPERTS),
+)
 FEW_GROUPS = (Layout(tp=4), Layout(tp=4, pp=2))
 BF16 = (
     ("qwen2", Layout(tp=2, pp=2)),
@@ -77,6 +93,10 @@ def cases_of(what):
 
     if what == "short":
         return SHORT
+    if what == "gathered":
+        return GATHERED
+    if what == "nodes":
+        return NODES
     if what == "long":
         return [(name, layout) for name in FAMILIES for layout in layouts_of(name)]
     name, _, wanted = what.partition(":")
@@ -140,11 +160,11 @@ def run_wrong(checks):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("what", nargs="*", default=["short"])
-    parser.add_argument("--mode", choices=("reference", "deltawire"), default="reference")
+    parser.add_argument("--mode", choices=("reference", "place", "gather", "nodes"), default="reference")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
-    if arguments.mode == "deltawire" and importlib.util.find_spec("deltawire") is None:
+    if arguments.mode != "reference" and importlib.util.find_spec("deltawire") is None:
         print("SKIPPED: there is no Python module deltawire")  # before torch's slow import
         return 0
     try:

@@ -92,7 +92,7 @@ struct Passthrough {
 };
 
 /// An HF tensor that some checkpoints hold beside another as its copy; it is written where the
-/// checkpoint has it.
+/// checkpoint has it. One that names a layer, {l}, stands in every MTP layer.
 struct Copy {
   std::string of, hf;  ///< HF names as parts spell them
   std::string when = "1";
@@ -108,7 +108,9 @@ struct Names {
   std::vector<std::string> mtp_inner;  ///< the inner layer's name in an MTP layer, and older ones
   std::vector<std::string> root;       ///< what HF names begin with: the first that the checkpoint
                                        ///< has layers under, and without a checkpoint the first
-  std::vector<std::string> strip;      ///< prefixes of trainer's names, besides "module."
+  std::string mcore_root;              ///< what trainer's names begin with, but for a tower's; they
+                                       ///< are known without it, too
+  std::vector<std::string> strip;      ///< wrappers' prefixes of trainer's names, besides "module."
 };
 Names DefaultNames();
 

@@ -220,6 +220,7 @@ void ReadNames(const toml::table& table, const std::string& file, Names* names, 
   in.String("mtp_mcore", &names->mtp_mcore);
   in.String("mtp_hf", &names->mtp_hf);
   in.Strings("root", &names->root);
+  in.String("mcore_root", &names->mcore_root);
   in.Strings("strip", &names->strip);
   in.RefuseOthers();
 }

@@ -37,6 +37,7 @@ Status Extend(const Family& parent, Family& child) {
   Inherit(child.names.mtp_hf, parent.names.mtp_hf);
   Inherit(child.names.mtp_inner, parent.names.mtp_inner);
   Inherit(child.names.root, parent.names.root);
+  Inherit(child.names.mcore_root, parent.names.mcore_root);
   Inherit(child.names.strip, parent.names.strip);
   child.dims.insert(parent.dims.begin(), parent.dims.end());
   child.texts.insert(parent.texts.begin(), parent.texts.end());
@@ -80,7 +81,7 @@ Status AddCopies(Family& family) {
   for (const Copy& copy : family.copies) {
     const size_t before = added.size();
     for (const Param& param : family.params) {
-      if (param.parts.size() != 1 || param.parts[0].hf != copy.of) continue;
+      if (param.drop || param.parts.size() != 1 || param.parts[0].hf != copy.of) continue;
       added.push_back(param);
       added.back().when = fmt::format("({}) && ({})", param.when, copy.when);
       added.back().parts[0].hf = copy.hf;

@@ -146,6 +146,12 @@ StatusOr<std::vector<PipelineChunk>> CutPipeline(const ParallelConfig& c, uint32
                                                  uint32_t mtp_layers) {
   std::vector<PipelineChunk> chunks(size_t{c.pp} * c.vpp);
   if (!c.layout.empty()) {
+    if (c.first_stage_layers != 0 || c.last_stage_layers != 0 || c.account_for_embedding ||
+        c.account_for_loss) {
+      return absl::InvalidArgumentError(
+          "a pipeline layout says all of it; drop first_stage_layers, last_stage_layers, "
+          "account_for_embedding and account_for_loss");
+    }
     DW_ASSIGN_OR_RETURN(chunks, FromLayout(c));
   } else {
     DW_ASSIGN_OR_RETURN(const std::vector<uint32_t> sizes, StageSizes(c, layers));

@@ -25,6 +25,7 @@ std::string_view StripWrappers(const Family& family, std::string_view name) {
   };
   for (bool again = true; again;) {
     again = strip("module.") || strip("_orig_mod.");
+    again = strip(family.names.mcore_root) || again;
     for (const std::string& prefix : family.names.strip) again = strip(prefix) || again;
   }
   return name;
@@ -61,7 +62,7 @@ std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
   std::vector<std::string> out;
   for (const std::string& spelling : spellings) {
     for (const std::string& prefix : prefixes) {
-      std::string name = prefix + spelling;
+      std::string name = names.mcore_root + prefix + spelling;
       if (name.find('{') != std::string::npos) {
         // An MTP layer's parts are numbered over the whole model; see docs/model_families.md.
         ReplaceNumber(name, "{n}", slot.layer);
@@ -129,6 +130,12 @@ std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split
   return ShardBoxes(CutAs(slot, *split), views_, shard.shard, only);
 }
 
+uint32_t Plan::Writer(const Slot& slot, uint32_t t) const {
+  const uint32_t p = slot.chunk % parallel_.pp;
+  if (!IsExpert(slot)) return parallel_.DensePrimary(t, p);
+  return parallel_.ExpertPrimary(t, slot.expert / (experts_ / parallel_.ep), p);
+}
+
 std::vector<uint64_t> Plan::BytesPerRank() const {
   std::vector<uint64_t> bytes(parallel_.world(), 0);
   for (const Slot& slot : slots_) {
@@ -139,14 +146,8 @@ std::vector<uint64_t> Plan::BytesPerRank() const {
       if (part.tensor >= layout_->size()) continue;
       total += part.rows * cut.cols * DTypeBytes(layout_->tensor(part.tensor).dtype);
     }
-    const uint32_t p = slot.chunk % parallel_.pp;
     const uint32_t world = cut.split == Split::kNone ? 1 : cut.world;
-    for (uint32_t t = 0; t < world; ++t) {
-      const uint32_t rank =
-          IsExpert(slot) ? parallel_.ExpertPrimary(t, slot.expert / (experts_ / parallel_.ep), p)
-                         : parallel_.DensePrimary(t, p);
-      bytes[rank] += total / world;
-    }
+    for (uint32_t t = 0; t < world; ++t) bytes[Writer(slot, t)] += total / world;
   }
   return bytes;
 }

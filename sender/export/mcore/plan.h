@@ -77,6 +77,8 @@ class Plan {
 
   /// Everything that `rank` holds.
   std::vector<ShardParam> Rank(uint32_t rank) const;
+  /// The rank whose copy of shard `t` is exported.
+  uint32_t Writer(const Slot& slot, uint32_t t) const;
   /// What rank writes of it, in bytes of HF tensors; of all ranks, index rank.
   std::vector<uint64_t> BytesPerRank() const;
 

@@ -72,7 +72,7 @@ class Planner {
     TensorView view;
     bool flat = false;
     bool packed = false;
-    std::vector<uint64_t> shape;  // where the family says it
+    std::optional<std::vector<uint64_t>> shape;  // where it is said
   };
 
   /// What HF names begin with: of several, the first that the checkpoint has layers under.
@@ -133,10 +133,6 @@ class Planner {
     if (layers_ == 0 || layers_ > 100'000) {
       return Errorf(StatusCode::kInvalidArgument, "config.json: {} layers", layers_);
     }
-    if (experts_ > 0 && experts_ % p.ep != 0) {
-      return Errorf(StatusCode::kInvalidArgument, "{} experts cannot be cut into ep={}", experts_,
-                    p.ep);
-    }
     const uint64_t unit = uint64_t{p.vocab_divisor} * p.tp;
     padded_vocab_ = p.padded_vocab != 0 ? p.padded_vocab : (vocab_ + unit - 1) / unit * unit;
     if (padded_vocab_ < vocab_) {
@@ -156,13 +152,13 @@ class Planner {
       scope_.SetLayer(0);
       for (const Param& param : family_.params) {
         if (param.scope != scope) continue;
-        // A checkpoint may repeat it under every MTP layer, also where the job lacks those.
-        const bool repeated =
-            std::any_of(param.parts.begin(), param.parts.end(),
-                        [](const Part& part) { return part.hf.find("{l}") != std::string::npos; });
-        const uint32_t times = repeated ? mtp_layers_ + left_mtp_layers_ : 1;
-        for (uint32_t i = 0; i < times; ++i) {
-          DW_RETURN_IF_ERROR(AddIf(param, {c, i, 0, repeated}, 0, /*held=*/!(chunks_[c].*member)));
+        // A copy that names a layer stands in every MTP layer.
+        const bool in_mtp =
+            !param.parts.empty() && param.parts[0].hf.find("{l}") != std::string::npos;
+        const uint32_t begin = in_mtp ? layers_ : 0;
+        const uint32_t end = in_mtp ? layers_ + mtp_layers_ + left_mtp_layers_ : 1;
+        for (uint32_t l = begin; l < end; ++l) {
+          DW_RETURN_IF_ERROR(AddIf(param, {c, l, 0, false}, 0, /*held=*/!(chunks_[c].*member)));
         }
       }
     }
@@ -218,6 +214,10 @@ class Planner {
   Status AddExperts(const Param& param, const Place& at) {
     DW_ASSIGN_OR_RETURN(const bool holds, Holds(param));
     if (!holds || experts_ == 0) return absl::OkStatus();
+    if (experts_ % plan_.parallel_.ep != 0) {
+      return Errorf(StatusCode::kInvalidArgument, "{} experts cannot be cut into ep={}", experts_,
+                    plan_.parallel_.ep);
+    }
     DW_ASSIGN_OR_RETURN(const Slot first, MakeSlot(param, at, 0, false));
     plan_.slots_.push_back(first);
     for (uint32_t e = 1; e < experts_; ++e) {
@@ -322,7 +322,7 @@ class Planner {
                     view,
                     cut.flat,
                     !param.packed.empty(),
-                    shape};
+                    param.shape.empty() ? std::nullopt : std::optional(shape)};
       // A pitch covers every run, so its rows are known; else they grow with the parts.
       tensor.view.pitch = row.pitch;
       tensor.view.rows = row.pitch != 0 ? runs * row.pitch : row.at + row.rows;
@@ -356,7 +356,7 @@ class Planner {
   }
 
   static std::vector<uint64_t> ShapeOf(const Tensor& t) {
-    if (!t.shape.empty()) return t.shape;
+    if (t.shape) return *t.shape;
     std::vector<uint64_t> shape;
     if (t.packed) shape.push_back(t.view.packed);
     if (t.flat) {

@@ -89,8 +89,9 @@ Status CheckCut(const ParamCut& cut) {
     if (part.pitch == 0 && part.run != part.rows) {
       return absl::InvalidArgumentError("several runs want a pitch");
     }
-    const uint64_t share = cut.per_shard ? part.rows / cut.world : part.rows;
-    if (cut.per_shard && part.rows % cut.world != 0) {
+    const bool own_share = cut.per_shard && cut.split == Split::kRows;
+    const uint64_t share = own_share ? part.rows / cut.world : part.rows;
+    if (own_share && part.rows % cut.world != 0) {
       return Indivisible("rows", part.rows, cut.world);
     }
     const uint64_t turn = cut.block != 0 ? cut.block : 1;

@@ -13,6 +13,17 @@ constexpr const char* kNameChars =
 double Remainder(double a, double b) { return std::fmod(a, b); }
 double Not(double a) { return a == 0 ? 1 : 0; }
 
+/// muParser assigns by "="; in a condition it is a slip of the pen that would always hold.
+bool Assigns(std::string_view expression) {
+  for (size_t at = expression.find('='); at != expression.npos; at = expression.find('=', at)) {
+    const bool compares =
+        at > 0 && std::string_view("<>!").find(expression[at - 1]) != expression.npos;
+    if (!compares && expression.substr(at, 2) != "==") return true;
+    at += compares ? 1 : 2;
+  }
+  return false;
+}
+
 }  // namespace
 
 /// One expression, and the names in it with a place for each one's value.
@@ -41,6 +52,10 @@ void Scope::SetLayer(uint32_t layer) {
 StatusOr<Scope::Compiled*> Scope::Compile(const std::string& expression) {
   auto& slot = compiled_[expression];
   if (slot != nullptr) return slot.get();
+  if (Assigns(expression)) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "expression \"{}\": \"=\" assigns; compare by ==", expression);
+  }
   auto fresh = std::make_unique<Compiled>();
   try {
     mu::Parser& parser = fresh->parser;

@@ -85,6 +85,7 @@ std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
   const Slot& slot = plan.slots()[shard.slot];
   if (SameElements(shape, shard.shape)) return slot.cut.split;
   if (slot.other_split == slot.cut.split) return std::nullopt;
+  if (!CheckCut(plan.CutAs(slot, slot.other_split)).ok()) return std::nullopt;
   if (SameElements(shape, plan.LocalShape(slot, slot.other_split))) return slot.other_split;
   return std::nullopt;
 }
@@ -143,7 +144,9 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
   std::vector<ShardParam> wanted = plan.Rank(rank);
   std::unordered_multimap<std::string, size_t> by_name;
   for (size_t i = 0; i < wanted.size(); ++i) {
-    for (const std::string& name : wanted[i].names) by_name.emplace(Key(wanted[i].chunk, name), i);
+    for (const std::string& name : wanted[i].names) {
+      by_name.emplace(Key(wanted[i].chunk, StripWrappers(plan.family(), name)), i);
+    }
   }
   Findings findings;
   std::vector<Match> matches;

@@ -108,6 +108,23 @@ TEST_CASE("the sample files name every option and hold exactly the defaults") {
   CHECK(files == 2);  // a further sample needs a test here
 }
 
+TEST_CASE("several senders are the agents of one trainer, each named once") {
+  const auto two = Receiver({"--model", "m", "--sender", "a:1", "--sender=[::1]:2"});
+  CAPTURE(two.text);
+  REQUIRE(two.run);
+  CHECK(two.options.senders == std::vector<std::string>{"a:1", "[::1]:2"});
+  const ConfigFile file("model = 'm'\nsender = ['a:1', 'b:2', 'c:3']\n");
+  const auto three = Receiver({"--config", file.path()});
+  CAPTURE(three.text);
+  REQUIRE(three.run);
+  CHECK(three.options.senders == std::vector<std::string>{"a:1", "b:2", "c:3"});
+  const ConfigFile one("model = 'm'\nsender = 'a:1'\n");
+  CHECK(Receiver({"--config", one.path()}).options.senders == std::vector<std::string>{"a:1"});
+  CheckError(Receiver({"--model", "m", "--sender", "a:1", "--sender", "a:1"}),
+             {"--sender", "a:1 is named twice"});
+  CheckError(Receiver({"--model", "m", "--sender", "a:1", "--sender", "b:0"}), {"port 0"});
+}
+
 TEST_CASE("every sender option can be set on the command line and in the file alike") {
   SenderOptions want;
   want.data_dir = "/d";
@@ -154,7 +171,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
 TEST_CASE("every receiver option can be set on the command line and in the file alike") {
   ReceiverOptions want;
   want.data_dir = "/d";
-  want.sender = "node:1";
+  want.senders = {"node:1"};
   want.models = {{"a", ""}, {"b", "/x=y"}};
   want.receiver_id = "me:1";
   want.control = {"localhost", 2};

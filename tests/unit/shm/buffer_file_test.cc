@@ -265,6 +265,40 @@ TEST_CASE("in memory, a buffer beyond the machine's memory is refused though tmp
   fs::remove_all(place);
 }
 
+TEST_CASE("a buffer of parts takes memory for these alone, and so does opening it again") {
+  const TempDir temp;
+  constexpr uint64_t kMiB = 1 << 20;
+  const auto layout = Layout::Create({{"w", DType::kU8, {64 * kMiB}}});
+  REQUIRE(layout.ok());
+  for (const fs::path& place : Places(temp)) {
+    const fs::path path = place / "half";
+    const std::vector<ByteRange> only = {
+        {6 * kMiB, 8 * kMiB}, {8 * kMiB, 9 * kMiB + 17}, {60 * kMiB, 64 * kMiB}};
+    for (const bool populate : {true, false}) {
+      CAPTURE(place, populate);
+      const BufferOptions options{.huge_pages = false, .populate = populate, .only = only};
+      const auto taken = [&] {
+        struct stat info;
+        REQUIRE(::stat(path.c_str(), &info) == 0);
+        return static_cast<uint64_t>(info.st_blocks) * 512;
+      };
+      auto made = BufferFile::Create(path, *layout, options);
+      REQUIRE(made.status() == absl::OkStatus());
+      CHECK(taken() >= 7 * kMiB + 17);
+      CHECK(taken() < 7 * kMiB + 17 + 5 * 4096);
+      std::memset(made->data().data() + 6 * kMiB, 1, 3 * kMiB + 17);
+      std::memset(made->data().data() + 60 * kMiB, 2, 4 * kMiB);
+      auto opened = BufferFile::Open(path, *layout, options);
+      REQUIRE(opened.status() == absl::OkStatus());
+      CHECK(taken() < 7 * kMiB + 17 + 5 * 4096);
+      CHECK(opened->data()[9 * kMiB + 16] == std::byte{1});
+      CHECK(opened->data().back() == std::byte{2});
+      CHECK(fs::file_size(path) == made->data_offset() + 64 * kMiB);
+    }
+    fs::remove_all(place);
+  }
+}
+
 TEST_CASE("what an earlier crash left under the hidden name is replaced") {
   const TempDir temp;
   std::ofstream(temp.path() / ".model.safetensors.new") << "half made";

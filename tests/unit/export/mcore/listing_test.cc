@@ -1,0 +1,130 @@
+// What a checkpoint's own tensors decide: copies, roots, packed experts, what stays as it is.
+#include "tests/unit/export/mcore/plans.h"
+
+namespace deltawire::mcore {
+namespace {
+
+using testing::Changed;
+using testing::Get;
+using testing::kTinyGlmMoe;
+using testing::kTinyLlama;
+using testing::Planned;
+using testing::PlanOf;
+using testing::TextOf;
+
+void CheckWhole(const Planned& p) {
+  const Status status = p.plan.Check().ToStatus();
+  CAPTURE(TextOf(status));
+  CHECK(status.ok());
+}
+
+TEST_CASE("listing: its order and dtypes count") {
+  const Layout own = PlanOf(kTinyLlama, "").plan.layout();
+  std::vector<TensorMeta> metas(own.tensors().rbegin(), own.tensors().rend());
+  metas[0].dtype = DType::kF32;
+  const Layout listing = Get(Layout::Create(metas));
+  const Planned p = PlanOf(kTinyLlama, "tp=4,pp=2", &listing);
+  CheckWhole(p);
+  CHECK(p.plan.layout().fingerprint() == listing.fingerprint());
+}
+
+TEST_CASE("listing: a tied output layer is written where the checkpoint has one") {
+  std::string config = kTinyLlama;
+  config.insert(1, "\"tie_word_embeddings\": true, ");
+  const Layout own = PlanOf(config, "").plan.layout();
+  CHECK_FALSE(own.Find("lm_head.weight").has_value());
+  const Layout listing = Changed(own, {}, {{"lm_head.weight", DType::kBF16, {19, 24}}});
+  CheckWhole(PlanOf(config, "tp=2,pp=2", &listing));
+  CheckWhole(PlanOf(config, "tp=2,pp=2", &own));
+}
+
+TEST_CASE("listing: copies of the embedding and the output layer in MTP layers") {
+  const Layout own = PlanOf(kTinyGlmMoe, "").plan.layout();
+  const Layout listing =
+      Changed(own, {},
+              {{"model.layers.3.embed_tokens.weight", DType::kBF16, {19, 24}},
+               {"model.layers.3.shared_head.head.weight", DType::kBF16, {19, 24}}});
+  CheckWhole(PlanOf(kTinyGlmMoe, "tp=2,ep=2,pp=3", &listing));
+  // Of a layer that the model does not have, they are made by nothing.
+  const Layout other =
+      Changed(own, {}, {{"model.layers.4.embed_tokens.weight", DType::kBF16, {19, 24}}});
+  CHECK(PlanOf(kTinyGlmMoe, "", &other).plan.Check().missing == 1);
+}
+
+TEST_CASE("listing: a job without MTP leaves the checkpoint's MTP tensors") {
+  const Layout listing = PlanOf(kTinyGlmMoe, "").plan.layout();
+  const Planned p = PlanOf(kTinyGlmMoe, "tp=2,mtp=false", &listing);
+  CheckWhole(p);
+  uint64_t mtp = 0;
+  for (const TensorMeta& t : listing.tensors()) mtp += t.name.starts_with("model.layers.3.");
+  CHECK(mtp > 0);
+  CHECK(p.plan.not_trained().size() == mtp);
+  for (const std::string& name : p.plan.not_trained()) {
+    CHECK(name.find("model.layers.3.") == 0);
+  }
+  for (const ShardParam& s : p.plan.Rank(0)) CHECK(s.names.front().find("mtp.") != 0);
+  // Without a checkpoint they do not exist.
+  CHECK(PlanOf(kTinyGlmMoe, "mtp=false").plan.layout().size() == listing.size() - mtp);
+}
+
+TEST_CASE("listing: experts are packed layer by layer as the checkpoint has them") {
+  const Layout apart = PlanOf(kTinyGlmMoe, "").plan.layout();
+  std::vector<std::string> gone;
+  for (const TensorMeta& t : apart.tensors()) {
+    if (t.name.starts_with("model.layers.2.mlp.experts.")) gone.push_back(t.name);
+  }
+  CHECK(gone.size() == 12);
+  const Layout mixed =
+      Changed(apart, gone,
+              {{"model.layers.2.mlp.experts.gate_up_proj", DType::kBF16, {4, 16, 24}},
+               {"model.layers.2.mlp.experts.down_proj", DType::kBF16, {4, 24, 8}}});
+  CheckWhole(PlanOf(kTinyGlmMoe, "", &mixed));
+  CheckWhole(PlanOf(kTinyGlmMoe, "tp=2,ep=2,etp=1", &mixed));
+  CheckWhole(PlanOf(kTinyGlmMoe, "tp=2,ep=2,etp=2,glu_interleave=2", &mixed));
+}
+
+constexpr const char* kGemma3 = R"({"model_type": "gemma3", "text_config": {"model_type":
+  "gemma3_text", "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1,
+  "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 6, "vocab_size": 19}})";
+
+TEST_CASE("listing: the root of HF names") {
+  const Layout first = PlanOf(kGemma3, "").plan.layout();
+  CHECK(first.Find("language_model.model.norm.weight").has_value());
+  std::vector<TensorMeta> metas = first.tensors();
+  for (TensorMeta& t : metas) t.name = "model.language_model." + t.name.substr(21);
+  const Layout renamed = Get(Layout::Create(metas));
+  CHECK(renamed.Find("model.language_model.norm.weight").has_value());
+  CheckWhole(PlanOf(kGemma3, "tp=2", &renamed));
+  CheckWhole(PlanOf(kGemma3, "tp=2", &first));
+}
+
+TEST_CASE("listing: a vision tower passes through, or stays as it is") {
+  const Layout listing = Changed(PlanOf(kGemma3, "").plan.layout(), {},
+                                 {{"vision_tower.a.fc1.weight", DType::kBF16, {3, 4, 5}},
+                                  {"multi_modal_projector.b", DType::kF32, {}}});
+  const Planned with = PlanOf(kGemma3, "tp=2,pp=1,cp=2", &listing);
+  CheckWhole(with);
+  CHECK(with.plan.not_trained().empty());
+  bool found = false;
+  for (const ShardParam& s : with.plan.Rank(1)) {
+    if (s.names.front() != "vision_tower.a.fc1.weight") continue;
+    found = true;
+    CHECK(s.names.back() == "vision_model.a.fc1.weight");
+    CHECK(s.shape == std::vector<uint64_t>{3, 4, 5});
+    CHECK_FALSE(s.writes);  // rank 0 does
+  }
+  CHECK(found);
+  const Planned without = PlanOf(kGemma3, "tp=2,vision=false", &listing);
+  CheckWhole(without);
+  CHECK(without.plan.not_trained().size() == 2);
+}
+
+TEST_CASE("listing: a root of several that the checkpoint has none of is the first") {
+  const Layout strange = Get(Layout::Create({{"x", DType::kBF16, {1}}}));
+  const Coverage c = PlanOf(kGemma3, "", &strange).plan.Check();
+  CHECK_FALSE(c.ok());
+  CHECK(c.findings.front().find("language_model.model.") == 0);
+}
+
+}  // namespace
+}  // namespace deltawire::mcore
