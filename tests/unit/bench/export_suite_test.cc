@@ -9,6 +9,7 @@
 
 #include "bench/export/copy_cases.h"
 #include "bench/export/job.h"
+#include "bench/harness/peak_memory.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::bench {
@@ -103,6 +104,22 @@ TEST_CASE("export suite: every job of its tables can be planned") {
       }
     }
   }
+}
+
+TEST_CASE("export suite: the peak of memory that is gone by now is seen") {
+  constexpr size_t kBytes = size_t{32} << 20;
+  const PeakMemory memory;
+  {
+    auto buffer = HugeBuffer::Create(kBytes);
+    REQUIRE(buffer.ok());
+    CHECK(buffer->data()[kBytes - 1] == std::byte{0});
+  }
+  if (!memory.Beyond()) {
+    WARN("SKIPPED: the kernel does not let the peak be reset");
+    return;
+  }
+  CHECK(*memory.Beyond() >= kBytes - (1 << 20));  // resident pages are counted in batches
+  CHECK(*PeakMemory().Beyond() < kBytes);
 }
 
 TEST_CASE("export suite: filled by place is noticed where it is not") {
