@@ -90,15 +90,6 @@ std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
   return std::nullopt;
 }
 
-/// What a parameter has by its family, where the trainer's elements hold less: HF may be wide
-/// enough for the values, which are other ones by then (Float16Module casts the router's fp32
-/// bias).
-std::optional<DType> RoundedDType(const Plan& plan, const ShardParam& shard, DType live) {
-  const Param* param = plan.slots()[shard.slot].param;
-  if (param == nullptr || !param->dtype || Widens(*param->dtype, live)) return std::nullopt;
-  return param->dtype;
-}
-
 }  // namespace
 
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
@@ -174,13 +165,6 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
       if (!split) {
         findings.Add(fmt::format("{} (chunk {}) is {}, wanted {}", name, live[i].chunk,
                                  ShapeText(live[i].shape), ShapeText(shard.shape)));
-        continue;
-      }
-      if (const auto rounded = RoundedDType(plan, shard, live[i].dtype)) {
-        findings.Add(
-            fmt::format("{} (chunk {}) is {}, wanted {}: a wrapper has rounded it; restore it "
-                        "before the export",
-                        name, live[i].chunk, DTypeName(live[i].dtype), DTypeName(*rounded)));
         continue;
       }
       matches.push_back({i, shard, *split});
