@@ -122,11 +122,12 @@ TEST_CASE("populating leaves no page to fault in, on the caller, on a pool, on t
       CAPTURE(threads);
       auto made = BufferFile::Create(place / "a", layout, {false, true, pool});
       REQUIRE(made.ok());
-      // On a disk, writing back makes pages read-only again, so that some may fault anew.
-      CHECK(FaultsOfWriting(*made) < unpopulated / 10);
+      // On a disk, writing back makes pages read-only again, so that some may fault anew; and under
+      // asan its shadow of the buffer faults in, an eighth of the size.
+      CHECK(FaultsOfWriting(*made) < unpopulated / 5);
       auto opened = BufferFile::Open(place / "a", layout, {false, true, pool});
       REQUIRE(opened.ok());
-      CHECK(FaultsOfWriting(*opened) < unpopulated / 10);
+      CHECK(FaultsOfWriting(*opened) < unpopulated / 5);
     }
     fs::remove_all(place);
   }
