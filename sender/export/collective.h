@@ -80,8 +80,8 @@ class Collective {
   /// Copies between any memory that sources and NewBuffer come from; done when it returns.
   virtual Status Copy(std::span<const CopyJob> jobs, Deadline deadline) = 0;
 
-  /// Whether sources may lie in device memory, which CanSendFrom, CanRead and Copy tell apart.
-  virtual bool TakesDeviceMemory() const { return false; }
+  /// The CUDA device that its buffers lie on and sources may lie on; -1: host memory only.
+  virtual int device() const { return -1; }
 
   /// Gives up, for every rank: the peers' waits end with an error that says `why` (not OK). Does
   /// nothing on a collective that is broken already.

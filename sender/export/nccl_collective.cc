@@ -233,7 +233,7 @@ class NcclCollective final : public Collective {
   int rank() const override { return comm_->control().rank(); }
   int size() const override { return comm_->control().size(); }
   int root() const override { return comm_->control().root(); }
-  bool TakesDeviceMemory() const override { return true; }
+  int device() const override { return comm_->device(); }
   Status Barrier(Deadline deadline) override { return AllGather({}, deadline).status(); }
   StatusOr<std::vector<std::vector<std::byte>>> AllGather(Bytes mine, Deadline deadline) override {
     DW_RETURN_IF_ERROR(comm_->broken());
