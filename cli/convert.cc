@@ -11,6 +11,7 @@
 #include "cli/output.h"
 #include "common/base/human.h"
 #include "common/shm/buffer_file.h"
+#include "sender/export/mcore/hf_model.h"
 #include "sender/export/shard_dir.h"
 
 namespace deltawire::cli {
@@ -24,51 +25,6 @@ struct ConvertOptions : Common {
   std::string from, to, hf, parallel, family;
   std::vector<std::string> families;
   size_t threads = 0;
-};
-
-bool HasWeights(const fs::path& dir) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(dir, error)) {
-    if (entry.path().extension() == ".safetensors") return true;
-  }
-  return false;
-}
-
-/// What both directions need: the family, the config and the order of the HF tensors.
-class Conversion {
- public:
-  static StatusOr<Conversion> Open(const ConvertOptions& o) {
-    Conversion c;
-    const std::vector<fs::path> dirs(o.families.begin(), o.families.end());
-    DW_ASSIGN_OR_RETURN(c.families_, mcore::FamilySet::Load(dirs));
-    const fs::path hf = o.hf.empty() ? o.from : o.hf;
-    DW_ASSIGN_OR_RETURN(mcore::HfConfig config, mcore::HfConfig::Open(hf));
-    c.config_.emplace(std::move(config));
-    DW_ASSIGN_OR_RETURN(c.family_, c.families_.Select(*c.config_, o.family));
-    if (!ShardDir::Is(hf) && HasWeights(hf)) {
-      DW_ASSIGN_OR_RETURN(ModelDir model, ModelDir::Open(hf));
-      c.checkpoint_.emplace(std::move(model));
-    }
-    return c;
-  }
-
-  const std::optional<ModelDir>& checkpoint() const { return checkpoint_; }
-
-  /// A plan that is proven to be whole.
-  StatusOr<mcore::Plan> PlanFor(const mcore::ParallelConfig& parallel,
-                                const Layout* listing) const {
-    StatusOr<mcore::Plan> plan = mcore::Plan::Make(*family_, *config_, parallel, listing);
-    if (!plan.ok()) return plan.status();
-    DW_RETURN_IF_ERROR(plan->Check().ToStatus());
-    return plan;
-  }
-
- private:
-  Conversion() = default;
-  mcore::FamilySet families_;
-  const mcore::Family* family_ = nullptr;
-  std::optional<mcore::HfConfig> config_;
-  std::optional<ModelDir> checkpoint_;
 };
 
 /// Tensors that no parameter makes come from the checkpoint that --hf names.
@@ -104,13 +60,11 @@ Status CopySideFiles(const fs::path& from, const fs::path& to) {
 }
 
 /// Shards to an HF directory.
-Status ExportShards(const ConvertOptions& o, const Conversion& conversion, const fs::path& to,
+Status ExportShards(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& to,
                     ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from));
-  const Layout* listing = conversion.checkpoint() ? &conversion.checkpoint()->layout()
-                          : shards.layout()       ? &*shards.layout()
-                                                  : nullptr;
-  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, conversion.PlanFor(shards.parallel(), listing));
+  const Layout* listing = shards.layout() ? &*shards.layout() : nullptr;
+  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(shards.parallel(), listing));
   std::error_code error;
   fs::create_directories(to, error);
   const fs::path hidden = to / (std::string(".") + kWeightFile);
@@ -122,7 +76,7 @@ Status ExportShards(const ConvertOptions& o, const Conversion& conversion, const
     return data.subspan(plan.layout().offset(t), plan.layout().bytes(t));
   };
   Status done = shards.ExportTo(plan, tensor, pool);
-  if (done.ok()) done = CarryOver(plan, conversion.checkpoint(), data);
+  if (done.ok()) done = CarryOver(plan, model.checkpoint(), data);
   if (done.ok()) done = CopySideFiles(o.hf.empty() ? o.from : o.hf, to);
   if (!done.ok()) {
     fs::remove(hidden, error);
@@ -131,12 +85,12 @@ Status ExportShards(const ConvertOptions& o, const Conversion& conversion, const
   return file.Rename(to / kWeightFile);
 }
 
-Status ShardModel(const ConvertOptions& o, const Conversion& conversion, const fs::path& from,
+Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& from,
                   ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel,
                       mcore::ParallelConfig::Parse(o.parallel));
   DW_ASSIGN_OR_RETURN(const ModelDir hf, ModelDir::Open(from));
-  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, conversion.PlanFor(parallel, &hf.layout()));
+  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(parallel, &hf.layout()));
   return ShardDir::Write(o.to, plan, hf, pool);
 }
 
@@ -164,17 +118,21 @@ StatusOr<Exit> Convert(const ConvertOptions& o) {
                   "shard it",
                   o.from, kParallelFile);
   }
-  DW_ASSIGN_OR_RETURN(const Conversion conversion, Conversion::Open(o));
+  const std::vector<fs::path> families(o.families.begin(), o.families.end());
+  const fs::path described = o.hf.empty() ? o.from : o.hf;
+  DW_ASSIGN_OR_RETURN(
+      const mcore::HfModel model,
+      mcore::HfModel::Open(described, o.family, families, !ShardDir::Is(described)));
   ThreadPool pool(o.threads);
   const fs::path to = fs::path(o.to).has_filename() ? fs::path(o.to) : fs::path(o.to).parent_path();
   if (!from_shards) {
-    DW_RETURN_IF_ERROR(ShardModel(o, conversion, o.from, pool));
+    DW_RETURN_IF_ERROR(ShardModel(o, model, o.from, pool));
   } else if (!to_shards) {
-    DW_RETURN_IF_ERROR(ExportShards(o, conversion, to, pool));
+    DW_RETURN_IF_ERROR(ExportShards(o, model, to, pool));
   } else {
     const ScratchBeside scratch(fs::absolute(to));
-    DW_RETURN_IF_ERROR(ExportShards(o, conversion, scratch.path(), pool));
-    DW_RETURN_IF_ERROR(ShardModel(o, conversion, scratch.path(), pool));
+    DW_RETURN_IF_ERROR(ExportShards(o, model, scratch.path(), pool));
+    DW_RETURN_IF_ERROR(ShardModel(o, model, scratch.path(), pool));
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

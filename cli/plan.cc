@@ -1,6 +1,4 @@
 // deltawire plan: what an export of a Megatron job would write, proven before the first byte.
-#include "sender/export/mcore/plan.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -10,7 +8,7 @@
 #include "cli/command.h"
 #include "cli/output.h"
 #include "common/base/human.h"
-#include "common/layout/model_dir.h"
+#include "sender/export/mcore/hf_model.h"
 
 namespace deltawire::cli {
 namespace {
@@ -24,18 +22,9 @@ struct PlanOptions : Common {
   bool tensors = false;
 };
 
-bool HasWeights(const fs::path& dir) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(dir, error)) {
-    if (entry.path().extension() == ".safetensors") return true;
-  }
-  return false;
-}
-
 struct Result {
-  const mcore::Family* family = nullptr;
-  mcore::HfConfig config;
-  std::optional<mcore::Plan> plan;
+  explicit Result(mcore::Plan made) : plan(std::move(made)) {}
+  mcore::Plan plan;
   mcore::Coverage coverage;
   bool listed = false;
   double seconds = 0;
@@ -60,7 +49,7 @@ Gathering GatheringOf(uint64_t bytes, uint64_t bucket) {
 }
 
 void Show(const Result& r, const PlanOptions& o) {
-  const mcore::Plan& plan = *r.plan;
+  const mcore::Plan& plan = r.plan;
   const mcore::ParallelConfig& p = plan.parallel();
   const Layout& layout = plan.layout();
   const std::vector<uint64_t> bytes = plan.BytesPerRank();
@@ -76,9 +65,9 @@ void Show(const Result& r, const PlanOptions& o) {
       steps += mcore::ShardBoxes(slot.cut, plan.views(), t).size();
     }
   }
-  std::printf("Model         family %s, %s tensors, %s parameters, %s%s\n", r.family->name.c_str(),
-              Grouped(layout.size()).c_str(), Grouped(Parameters(layout)).c_str(),
-              HumanBytes(layout.total_bytes()).c_str(),
+  std::printf("Model         family %s, %s tensors, %s parameters, %s%s\n",
+              r.plan.family().name.c_str(), Grouped(layout.size()).c_str(),
+              Grouped(Parameters(layout)).c_str(), HumanBytes(layout.total_bytes()).c_str(),
               r.listed ? "" : " (names and shapes by the family)");
   std::printf("Parallel      tp %u, pp %u, vpp %u, ep %u, etp %u, cp %u, dp %u: %s ranks\n", p.tp,
               p.pp, p.vpp, p.ep, p.etp, p.cp, p.dp, Grouped(p.world()).c_str());
@@ -100,7 +89,7 @@ void Show(const Result& r, const PlanOptions& o) {
 }
 
 void ShowJson(const Result& r, const PlanOptions& o) {
-  const mcore::Plan& plan = *r.plan;
+  const mcore::Plan& plan = r.plan;
   const Layout& layout = plan.layout();
   const Gathering gather = GatheringOf(layout.total_bytes(), o.bucket);
   Json tensors = Json::array();
@@ -109,7 +98,7 @@ void ShowJson(const Result& r, const PlanOptions& o) {
       tensors.push_back({{"name", t.name}, {"dtype", DTypeName(t.dtype)}, {"shape", t.shape}});
     }
   }
-  Json json = {{"family", r.family->name},
+  Json json = {{"family", r.plan.family().name},
                {"tensors", layout.size()},
                {"parameters", Parameters(layout)},
                {"model_bytes", layout.total_bytes()},
@@ -131,29 +120,21 @@ void ShowJson(const Result& r, const PlanOptions& o) {
 
 StatusOr<Exit> RunPlan(const PlanOptions& o) {
   const std::vector<fs::path> dirs(o.families.begin(), o.families.end());
-  DW_ASSIGN_OR_RETURN(const mcore::FamilySet families, mcore::FamilySet::Load(dirs));
-  DW_ASSIGN_OR_RETURN(const mcore::HfConfig config, mcore::HfConfig::Open(o.hf));
+  DW_ASSIGN_OR_RETURN(const mcore::HfModel model, mcore::HfModel::Open(o.hf, o.family, dirs));
   DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel,
                       mcore::ParallelConfig::Parse(o.parallel));
-  std::optional<ModelDir> model;
-  if (HasWeights(o.hf)) {
-    DW_ASSIGN_OR_RETURN(ModelDir opened, ModelDir::Open(o.hf));
-    model.emplace(std::move(opened));
-  }
   const auto start = std::chrono::steady_clock::now();
-  DW_ASSIGN_OR_RETURN(const mcore::Family* const family, families.Select(config, o.family));
-  StatusOr<mcore::Plan> plan =
-      mcore::Plan::Make(*family, config, parallel, model ? &model->layout() : nullptr);
+  StatusOr<mcore::Plan> plan = model.PlanFor(parallel);
   if (!plan.ok()) return plan.status();
-  Result result{family, config, std::move(*plan), {}, model.has_value(), 0};
-  result.coverage = result.plan->Check();
+  Result result(std::move(*plan));
+  result.coverage = result.plan.Check();
+  result.listed = model.checkpoint().has_value();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (o.json) {
     ShowJson(result, o);
-  } else {
-    Show(result, o);
+    return result.coverage.ok() ? Exit::kOk : Exit::kDiffers;
   }
-  if (o.json) return result.coverage.ok() ? Exit::kOk : Exit::kDiffers;
+  Show(result, o);
   std::fflush(stdout);
   DW_RETURN_IF_ERROR(result.coverage.ToStatus());
   return Exit::kOk;

@@ -1,0 +1,42 @@
+#include "sender/export/mcore/hf_model.h"
+
+namespace deltawire::mcore {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool HasWeights(const fs::path& dir) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(dir, error)) {
+    if (entry.path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+StatusOr<HfModel> HfModel::Open(const fs::path& dir, const std::string& family,
+                                std::span<const fs::path> families, bool weights) {
+  DW_ASSIGN_OR_RETURN(HfConfig config, HfConfig::Open(dir));
+  HfModel model(std::move(config));
+  DW_ASSIGN_OR_RETURN(model.families_, FamilySet::Load(families));
+  DW_ASSIGN_OR_RETURN(model.family_, model.families_.Select(model.config_, family));
+  if (weights && HasWeights(dir)) {
+    DW_ASSIGN_OR_RETURN(ModelDir checkpoint, ModelDir::Open(dir));
+    model.checkpoint_.emplace(std::move(checkpoint));
+  }
+  return model;
+}
+
+StatusOr<Plan> HfModel::PlanFor(const ParallelConfig& parallel, const Layout* listing) const {
+  if (checkpoint_) listing = &checkpoint_->layout();
+  return Plan::Make(*family_, config_, parallel, listing);
+}
+
+StatusOr<Plan> HfModel::ProvenPlan(const ParallelConfig& parallel, const Layout* listing) const {
+  StatusOr<Plan> plan = PlanFor(parallel, listing);
+  if (plan.ok()) DW_RETURN_IF_ERROR(plan->Check().ToStatus());
+  return plan;
+}
+
+}  // namespace deltawire::mcore

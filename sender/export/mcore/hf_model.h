@@ -1,0 +1,43 @@
+// A model directory as an export sees it: config.json, the family that fits, and the checkpoint's
+// tensors where there are any. Owner: whoever plans; plans point into it. Immutable; threads: any.
+// Errors name the directory or the family. Cost: opens files, maps weights, reads no tensor.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "common/base/status.h"
+#include "common/layout/model_dir.h"
+#include "sender/export/mcore/plan.h"
+
+namespace deltawire::mcore {
+
+class HfModel {
+ public:
+  /// `family` empty: by config.json. `families`: directories of further families. `weights` false:
+  /// config.json alone counts, whatever else is there.
+  static StatusOr<HfModel> Open(const std::filesystem::path& dir, const std::string& family,
+                                std::span<const std::filesystem::path> families,
+                                bool weights = true);
+
+  const Family& family() const { return *family_; }
+  /// The weights beside config.json, if there are any.
+  const std::optional<ModelDir>& checkpoint() const { return checkpoint_; }
+
+  /// A plan after the checkpoint, or after `listing` where there is no checkpoint; not yet checked.
+  /// REQUIRES: this outlives the plan.
+  StatusOr<Plan> PlanFor(const ParallelConfig& parallel, const Layout* listing = nullptr) const;
+  /// The same, with its coverage proven.
+  StatusOr<Plan> ProvenPlan(const ParallelConfig& parallel, const Layout* listing = nullptr) const;
+
+ private:
+  explicit HfModel(HfConfig config) : config_(std::move(config)) {}
+  FamilySet families_;
+  HfConfig config_;
+  const Family* family_ = nullptr;
+  std::optional<ModelDir> checkpoint_;
+};
+
+}  // namespace deltawire::mcore
