@@ -195,12 +195,12 @@ Status ShardDir::ExportTo(const mcore::Plan& plan, const mcore::Transfer::Tensor
     if (!matches.ok()) return Annotate(matches.status(), path.string());
     for (const mcore::Match& match : *matches) {
       if (!match.shard.writes) continue;
-      DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
-                          mcore::StepsOf(plan, match.shard, file.params()[match.live].dtype,
-                                         match.split, mcore::Direction::kToHf));
+      StatusOr<std::vector<mcore::Step>> steps = mcore::StepsOf(
+          plan, match.shard, file.params()[match.live].dtype, match.split, mcore::Direction::kToHf);
+      if (!steps.ok()) return Annotate(steps.status(), path.string());
       const Bytes bytes = file.data(match.live);
       // Read only in this direction.
-      transfer.Add(std::move(steps), {const_cast<std::byte*>(bytes.data()), bytes.size()});
+      transfer.Add(std::move(*steps), {const_cast<std::byte*>(bytes.data()), bytes.size()});
     }
     files.push_back(std::move(file));
   }

@@ -25,9 +25,11 @@ class Case:
         return mcore_shards(self.config, self.parallel, self.hf)
 
 
-def random_case(family, seed):
+def random_case(family, seed, change=lambda language: None):
+    """change: alters the language part of config.json before anything follows from it."""
     rng = random.Random(f"{family} {seed}")
     config = random_config(family, rng)
+    change(config.get("text_config", config))
     hub = random_hub_file(config, rng)
     parallel = random_parallel(Model(config), rng)
     return Case(family, seed, config, hub, parallel, hf_values(config, rng, hub),

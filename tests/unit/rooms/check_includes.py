@@ -92,11 +92,10 @@ def check_file(path: str, text: str) -> list[str]:
 
 
 def source_files(root: pathlib.Path) -> list[pathlib.Path]:
-    skipped = {"build", ".git", ".venv"}
     return sorted(
         p
         for top in root.iterdir()
-        if top.is_dir() and top.name not in skipped
+        if top.is_dir() and top.name != "build" and not top.name.startswith(".")
         for p in top.rglob("*")
         if p.suffix in SOURCES and p.is_file()
     )

@@ -1,0 +1,109 @@
+#include "bench/export/job.h"
+
+#include <cstring>
+#include <numeric>
+
+namespace deltawire::bench {
+namespace {
+
+constexpr uint64_t kAlignment = 512;  // of a trainer's allocator
+
+uint64_t SizeOf(const mcore::ShardParam& s) {
+  return std::accumulate(s.shape.begin(), s.shape.end(), uint64_t{DTypeBytes(s.dtype)},
+                         std::multiplies<>());
+}
+
+uint64_t Aligned(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+uint64_t NumberAt(uint64_t place) { return (place + 1) * 0x9e3779b97f4a7c15; }
+
+}  // namespace
+
+StatusOr<std::unique_ptr<Planned>> Planned::Make(const MegatronJob& job) {
+  auto made = std::make_unique<Planned>();
+  DW_ASSIGN_OR_RETURN(made->families_, mcore::FamilySet::Load({}));
+  DW_ASSIGN_OR_RETURN(mcore::HfConfig config, mcore::HfConfig::Parse(job.config));
+  made->config_.emplace(std::move(config));
+  DW_ASSIGN_OR_RETURN(const mcore::Family* family, made->families_.Select(*made->config_));
+  DW_ASSIGN_OR_RETURN(mcore::ParallelConfig parallel, mcore::ParallelConfig::Parse(job.parallel));
+  DW_ASSIGN_OR_RETURN(mcore::Plan plan, mcore::Plan::Make(*family, *made->config_, parallel));
+  DW_RETURN_IF_ERROR(plan.Check().ToStatus());
+  made->plan_.emplace(std::move(plan));
+  return made;
+}
+
+StatusOr<Shards> Shards::Make(const mcore::Plan& plan, std::vector<uint32_t> ranks) {
+  Shards out;
+  uint64_t size = 0;
+  for (const uint32_t rank : ranks) {
+    Rank& r = out.ranks_.emplace_back();
+    for (mcore::ShardParam& s : plan.Rank(rank)) {
+      if (!s.writes || s.shape.empty()) continue;
+      size += Aligned(SizeOf(s));
+      out.bytes_ += SizeOf(s);
+      r.live.push_back({s.chunk, s.names.front(), s.dtype, s.shape});
+      r.params.push_back(std::move(s));
+    }
+  }
+  DW_ASSIGN_OR_RETURN(out.memory_, HugeBuffer::Create(std::max<uint64_t>(size, 1)));
+  uint64_t at = 0;
+  for (Rank& r : out.ranks_) {
+    for (const mcore::ShardParam& s : r.params) {
+      r.data.push_back(out.memory_.data().subspan(at, SizeOf(s)));
+      at += Aligned(SizeOf(s));
+    }
+  }
+  return out;
+}
+
+StatusOr<std::vector<mcore::Transfer>> Shards::Programs(const mcore::Plan& plan,
+                                                        mcore::Direction direction) const {
+  std::vector<mcore::Transfer> out;
+  for (const Rank& r : ranks_) {
+    mcore::Transfer& transfer = out.emplace_back();
+    for (size_t i = 0; i < r.params.size(); ++i) {
+      const mcore::ShardParam& s = r.params[i];
+      DW_ASSIGN_OR_RETURN(
+          std::vector<mcore::Step> steps,
+          mcore::StepsOf(plan, s, s.dtype, plan.slots()[s.slot].cut.split, direction));
+      transfer.Add(std::move(steps), r.data[i]);
+    }
+  }
+  return out;
+}
+
+Status Shards::FillFrom(const mcore::Plan& plan, MutableBytes half, ThreadPool& pool) const {
+  FillByPlace(half);
+  DW_ASSIGN_OR_RETURN(const auto programs, Programs(plan, mcore::Direction::kFromHf));
+  RunAll(programs, mcore::Direction::kFromHf, plan, half, pool);
+  return absl::OkStatus();
+}
+
+void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction direction,
+            const mcore::Plan& plan, MutableBytes half, ThreadPool& pool) {
+  const auto tensor = [&](uint32_t t) {
+    return half.subspan(plan.layout().offset(t), plan.layout().bytes(t));
+  };
+  for (const mcore::Transfer& transfer : programs) transfer.Run(direction, tensor, pool);
+}
+
+void FillByPlace(MutableBytes half) {
+  for (size_t i = 0; i + 8 <= half.size(); i += 8) StoreLe<uint64_t>(&half[i], NumberAt(i));
+}
+
+bool FilledByPlace(Bytes half) {
+  for (size_t i = 0; i + 8 <= half.size(); i += 8) {
+    if (LoadLe<uint64_t>(&half[i]) != NumberAt(i)) return false;
+  }
+  return true;
+}
+
+void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool) {
+  const size_t threads = pool.size();
+  pool.ParallelFor(threads, [&](size_t i) {
+    const uint64_t first = from.size() * i / threads, end = from.size() * (i + 1) / threads;
+    std::memcpy(to.data() + first, from.data() + first, end - first);
+  });
+}
+
+}  // namespace deltawire::bench

@@ -1,0 +1,65 @@
+// A Megatron job in one process: its plan, and the shards of some of its ranks in memory.
+// Owner: a case. Threads: one caller; Run uses the pool. Errors: the plan's, and memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bench/export/models.h"
+#include "bench/harness/huge_buffer.h"
+#include "sender/export/mcore/transfer.h"
+
+namespace deltawire::bench {
+
+/// A plan that is proven to be whole, with what it refers to.
+class Planned {
+ public:
+  static StatusOr<std::unique_ptr<Planned>> Make(const MegatronJob& job);
+  const mcore::Plan& plan() const { return *plan_; }
+
+ private:
+  mcore::FamilySet families_;
+  std::optional<mcore::HfConfig> config_;
+  std::optional<mcore::Plan> plan_;
+};
+
+/// The shards that `ranks` write, one after the other.
+class Shards {
+ public:
+  static StatusOr<Shards> Make(const mcore::Plan& plan, std::vector<uint32_t> ranks);
+
+  uint64_t bytes() const { return bytes_; }
+  Bytes data() const { return memory_.data(); }
+  /// A rank's parameters as a trainer lists them, and their bytes.
+  const std::vector<mcore::LiveParam>& live(size_t i) const { return ranks_[i].live; }
+  Bytes param(size_t i, size_t live) const { return ranks_[i].data[live]; }
+
+  /// Gives the shards what belongs there of a half that is FilledByPlace, which is written first.
+  Status FillFrom(const mcore::Plan& plan, MutableBytes half, ThreadPool& pool) const;
+
+  /// Copies between the shards of all ranks and `half`, one rank after the other.
+  StatusOr<std::vector<mcore::Transfer>> Programs(const mcore::Plan& plan,
+                                                  mcore::Direction direction) const;
+
+ private:
+  struct Rank {
+    std::vector<mcore::ShardParam> params;
+    std::vector<mcore::LiveParam> live;
+    std::vector<MutableBytes> data;
+  };
+  HugeBuffer memory_;
+  std::vector<Rank> ranks_;
+  uint64_t bytes_ = 0;
+};
+
+void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction direction,
+            const mcore::Plan& plan, MutableBytes half, ThreadPool& pool);
+
+/// Numbers that follow from their place, and whether they are all there.
+void FillByPlace(MutableBytes half);
+bool FilledByPlace(Bytes half);
+
+/// As much as `from` has, in one call a thread.
+void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool);
+
+}  // namespace deltawire::bench

@@ -1,0 +1,25 @@
+// The models of the suite: config.json of published checkpoints, whole or cut down, and layouts.
+// Pure values.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace deltawire::bench {
+
+struct MegatronJob {
+  std::string_view name;      ///< as it stands in a case's name
+  std::string_view config;    ///< config.json
+  std::string_view parallel;  ///< as ParallelConfig::Parse takes it
+};
+
+// tiny: one job of some 100 KB on two ranks, to see that a case works.
+
+/// Published shapes, on as many ranks as such models are trained on.
+std::span<const MegatronJob> PlannedJobs(bool tiny);
+/// About 1 to 2.5 GB each: fewer layers and experts and a shorter vocabulary, widths as published.
+std::span<const MegatronJob> PlacedJobs(bool tiny);
+/// Of two ranks.
+std::span<const MegatronJob> GatheredJobs(bool tiny);
+
+}  // namespace deltawire::bench

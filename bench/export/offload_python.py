@@ -1,0 +1,212 @@
+"""The trainer's copy from Python: torch tensors on the CPU, offloaded while a receiver pulls.
+
+Started by bench_export (PYTHONPATH has the package); prints a JSON line for each row, or
+"SKIPPED: why". Reference: torch's copy_ of the same tensors into touched shared memory, in pieces of
+8 MiB by as many threads of this process, in turn with the offloads.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import mmap
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+try:
+    import deltawire
+    import torch
+except ImportError as error:
+    print(f"SKIPPED: {error}")
+    sys.exit(0)
+
+MODEL = "policy"
+PIECE = 8 << 20
+
+
+def qwen3_tensors(tiny):
+    """Names and shapes of Qwen3-0.6B; tiny: the same, narrow."""
+    layers, hidden, heads, groups, head, ffn, vocab = (
+        (2, 64, 4, 2, 16, 96, 300) if tiny else (28, 1024, 16, 8, 128, 3072, 151936))
+    yield "model.embed_tokens.weight", (vocab, hidden)
+    yield "model.norm.weight", (hidden,)
+    for i in range(layers):
+        p = f"model.layers.{i}."
+        yield p + "input_layernorm.weight", (hidden,)
+        yield p + "post_attention_layernorm.weight", (hidden,)
+        yield p + "self_attn.q_proj.weight", (heads * head, hidden)
+        yield p + "self_attn.k_proj.weight", (groups * head, hidden)
+        yield p + "self_attn.v_proj.weight", (groups * head, hidden)
+        yield p + "self_attn.o_proj.weight", (hidden, heads * head)
+        yield p + "self_attn.q_norm.weight", (head,)
+        yield p + "self_attn.k_norm.weight", (head,)
+        yield p + "mlp.gate_proj.weight", (ffn, hidden)
+        yield p + "mlp.up_proj.weight", (ffn, hidden)
+        yield p + "mlp.down_proj.weight", (hidden, ffn)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class Daemons:
+    """Both daemons, with all of their files below `root`; they end with this object."""
+
+    def __init__(self, programs, root):
+        control = f"127.0.0.1:{free_port()}"
+        self.root, self.processes = root, []
+        self.start(programs, "sender", "--data-dir", root / "sender", "--control-listen", control,
+                   "--bulk-listen", f"127.0.0.1:{free_port()}")
+        self.start(programs, "receiver", "--sender", control, "--model",
+                   f"{MODEL}={root / 'received'}", "--receiver-id", "bench", "--control-listen",
+                   f"127.0.0.1:{free_port()}")
+        self.endpoint = root / "sender" / "trainer.sock"
+
+    def start(self, programs, kind, *args):
+        log = open(self.root / f"{kind}.log", "wb")
+        self.processes.append(subprocess.Popen(
+            [programs / f"deltawire-{kind}", *map(str, args)], stdout=log, stderr=log))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+class Reference:
+    """Shared memory of the model's size, all of it touched."""
+
+    def __init__(self, root, tensors):
+        size = sum(t.nbytes for t in tensors.values())
+        with open(root / "reference", "w+b") as file:
+            file.truncate(size)
+            self.map = mmap.mmap(file.fileno(), size)
+        whole = torch.frombuffer(self.map, dtype=torch.uint8)
+        whole.fill_(1)
+        self.pieces, at = [], 0
+        for tensor in tensors.values():
+            from_ = tensor.view(-1).view(torch.uint8)
+            to = whole[at:at + tensor.nbytes]
+            self.pieces += zip(to.split(PIECE), from_.split(PIECE))
+            at += tensor.nbytes
+
+    def seconds(self, pool):
+        """copy_ lets other threads of Python run."""
+        start = time.perf_counter()
+        for _ in pool.map(lambda piece: piece[0].copy_(piece[1]), self.pieces):
+            pass
+        return time.perf_counter() - start
+
+
+def step(tensors, seed):
+    """One element in 97 moves by one representable value."""
+    for tensor in tensors.values():
+        tensor.view(torch.int16).view(-1)[seed % 97::97] ^= 1
+
+
+def wait_received(path, tensors, seconds):
+    """Until the receiver's file holds the tensors, byte for byte."""
+    deadline = time.monotonic() + seconds
+    while not holds(path, tensors):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{path} does not hold the last version after {seconds} s")
+        threading.Event().wait(0.02)
+
+
+def holds(path, tensors):
+    try:
+        with open(path, "rb") as file:
+            raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except FileNotFoundError:
+        return False
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    for name, tensor in tensors.items():
+        begin, end = header[name]["data_offsets"]
+        there = torch.frombuffer(raw, dtype=torch.uint8, offset=start + begin, count=end - begin)
+        if not torch.equal(there, tensor.view(-1).view(torch.uint8)):
+            return False
+    return True
+
+
+def resident():
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+
+
+def measure(options, threads, tensors, reference, daemons, first_version):
+    pool = concurrent.futures.ThreadPoolExecutor(threads)
+    weights = deltawire.WeightManager(daemons.endpoint, MODEL, timeout=300, copy_threads=threads)
+    size = sum(t.nbytes for t in tensors.values())
+    rows = {"write": [], "wait": [], "copy": []}
+    weights.offload(tensors, first_version).wait(300)  # registers, and maps the halves
+    before = resident()
+    for i in range(options.warmups + options.runs):
+        version = first_version + 1 + i
+        step(tensors, version)
+        # The receiver pulls the version before, whichever comes first.
+        copied = reference.seconds(pool) if i % 2 == 0 else None
+        done = weights.offload(tensors, version)
+        copied = copied or reference.seconds(pool)
+        done.wait(300)
+        if i >= options.warmups:
+            rows["write"].append(size / (done.seconds - done.waited_seconds) / 1e9)
+            rows["wait"].append(done.waited_seconds)
+            rows["copy"].append(size / copied / 1e9)
+    memory = max(0, resident() - before) / 2**20
+    say = lambda **row: print(json.dumps({"threads": threads, **row}), flush=True)
+    say(metric="throughput", unit="GB/s", runs=rows["write"], reference="torch copy_",
+        reference_runs=rows["copy"])
+    say(metric="waited before", unit="s", runs=rows["wait"], note="for readers of the half")
+    say(metric="memory", unit="MiB", runs=[memory], note="kept beyond the tensors")
+    return version + 1
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", type=pathlib.Path, required=True)
+    parser.add_argument("--warmups", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, action="append")
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    torch.manual_seed(1)
+    torch.set_num_threads(1)  # its own threads spin; the pool's take their place
+    tensors = {name: torch.randn(shape, dtype=torch.bfloat16)
+               for name, shape in qwen3_tensors(options.tiny)}
+    shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    root = pathlib.Path(tempfile.mkdtemp(prefix="deltawire-bench-", dir=shm))
+    try:
+        with Daemons(options.bin, root) as daemons:
+            reference = Reference(root, tensors)
+            version = 1
+            for threads in options.threads or [1]:
+                version = measure(options, threads, tensors, reference, daemons, version)
+            wait_received(root / "received" / "model.safetensors", tensors, 120)
+    except BaseException:
+        for log in sorted(root.glob("*.log")):
+            sys.stderr.write(f"--- {log.name}\n{log.read_text()[-2000:]}\n")
+        raise
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

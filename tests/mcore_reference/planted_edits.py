@@ -1,0 +1,244 @@
+"""Known export bugs as small edits of the family files: PLANTED, one entry each.
+
+An edit names a file of configs/models, the [[param]] it is in (texts that only that one has), and a text
+that stands there exactly once. `says`: what the refusal must contain; None: nothing tells but the
+result, which differs from the expected one. `shows(model, parallel)`: where the bug can
+show at all; everywhere there it must be caught. model.hub is the case's HubFile.
+"""
+
+from dataclasses import dataclass
+from typing import Callable
+
+from .parallel import Placement, padded_vocab
+
+REFUSED_SHAPE = "do not fit the plan"
+
+
+@dataclass(frozen=True)
+class Edit:
+    file: str
+    marks: tuple  # of the [[param]]; empty: anywhere in the file
+    old: str
+    new: str
+
+    def apply(self, text):
+        if not self.marks:
+            blocks, at = [text], 0
+        else:
+            blocks = text.split("[[param]]")
+            found = [i for i, block in enumerate(blocks) if all(mark in block for mark in self.marks)]
+            assert len(found) == 1, f"{self.file}.toml: {len(found)} parameters with {self.marks}"
+            at = found[0]
+        assert blocks[at].count(self.old) == 1, (
+            f"{self.file}.toml: {self.old!r} is there {blocks[at].count(self.old)} times")
+        blocks[at] = blocks[at].replace(self.old, self.new)
+        return "[[param]]".join(blocks)
+
+
+@dataclass(frozen=True)
+class Planted:
+    name: str
+    family: str  # of the case
+    edits: Callable  # model -> edits
+    says: str | None = None
+    shows: Callable = lambda m, x: True
+    change: Callable | None = None  # of the config
+    listing: bool = True  # the checkpoint's names, shapes and dtypes are known
+
+
+PLANTED = []
+
+
+def plant(name, family, *edits, **more):
+    make = edits[0] if callable(edits[0]) else lambda m: edits
+    PLANTED.append(Planted(name, family, make, **more))
+
+
+def in_param(file, *marks):
+    return lambda old, new="": Edit(file, marks, old, new)
+
+
+def anywhere(file, old, new=""):
+    return Edit(file, (), old, new)
+
+
+PER_SHARD = "per_shard = true\n"
+
+# ---- gate and up ----
+
+fc1 = in_param("llama", 'mcore = "mlp.linear_fc1.weight"')
+expert_fc1 = in_param("moe", "linear_fc1.weight{e}", "!packed")
+expert_fc2 = in_param("moe", "linear_fc2.weight{e}", "!packed")
+shared_fc1 = in_param("moe", 'mcore = "mlp.shared_experts.linear_fc1.weight"')
+has_dense = lambda m: any(m.mlp(i) == "dense" for i in range(m.layers))
+has_moe = lambda m: any(m.mlp(i) == "moe" for i in range(m.layers))
+
+plant("gate and up swapped", "qwen3",
+      fc1('gate_proj.weight", rows = "ffn" },\n  { hf = "mlp.up_proj',
+          'up_proj.weight", rows = "ffn" },\n  { hf = "mlp.gate_proj'))
+plant("gate and up of experts swapped", "qwen3_moe",
+      expert_fc1('{gate}.weight", rows = "expert_ffn" },\n  { hf = "{experts}{e}.{up}',
+                 '{up}.weight", rows = "expert_ffn" },\n  { hf = "{experts}{e}.{gate}'),
+      shows=lambda m, x: has_moe(m))
+plant("fc1 put together plainly", "qwen3", fc1(PER_SHARD), shows=lambda m, x: x.tp > 1)
+plant("experts' fc1 put together plainly", "qwen3_moe",
+      expert_fc1(PER_SHARD), expert_fc1('block = "glu_interleave"\n'),
+      shows=lambda m, x: x.etp > 1 and not x.glu_interleave and has_moe(m))
+plant("shared expert's fc1 put together plainly", "deepseek_v3",
+      shared_fc1(PER_SHARD), shared_fc1('block = "shared_glu_interleave"\n'),
+      shows=lambda m, x: x.tp > 1 and not x.shared_glu_interleave)
+plant("glu_interleave ignored", "qwen3_moe", expert_fc1('block = "glu_interleave"\n'),
+      shows=lambda m, x: 0 < x.glu_interleave < m.expert_ffn // x.etp and has_moe(m))
+plant("shared_glu_interleave ignored", "deepseek_v3",
+      shared_fc1('block = "shared_glu_interleave"\n'),
+      shows=lambda m, x: 0 < x.shared_glu_interleave < m.shared_ffn // x.tp)
+
+# ---- experts: orientation, order, expert TP ----
+
+
+def square(language):
+    """Down projections of [H, H]."""
+    key = "moe_intermediate_size" if "moe_intermediate_size" in language else "intermediate_size"
+    language[key] = language["hidden_size"]
+
+
+def square_gate_up(language):
+    """gate_up_proj of [H, H]."""
+    language["hidden_size"] = 2 * language["moe_intermediate_size"]
+
+
+plant("square down projections as Megatron has them", "gpt_oss",
+      in_param("gpt_oss", "linear_fc2.weight{e}")("transpose = true\n"), change=square)
+plant("square down projections as Megatron has them", "qwen3_vl_moe",
+      in_param("qwen3_vl_moe", "linear_fc2.weight{e}")("transpose = true\n"), change=square,
+      shows=lambda m, x: has_moe(m))
+plant("square gate_up as Megatron has it", "qwen3_vl_moe",
+      in_param("qwen3_vl_moe", "linear_fc1.weight{e}")("transpose = true\n"), change=square_gate_up,
+      shows=lambda m, x: has_moe(m))
+plant("down projections as Megatron has them", "gpt_oss",
+      in_param("gpt_oss", "linear_fc2.weight{e}")("transpose = true\n"),
+      says="in the checkpoint, and", shows=lambda m, x: m.hidden != m.expert_ffn)
+halves = in_param("gpt_oss", "linear_fc1.weight{e}")
+plant("columns of gate and up in turn read as halves", "gpt_oss",
+      halves(', runs = "expert_ffn", pitch = 2 }', " }"),
+      halves('runs = "expert_ffn", pitch = 2, at = 1 }', 'at = "expert_ffn" }'))
+plant("experts' fc1 of one expert-TP rank", "qwen3_moe",
+      expert_fc1('split = "rows"', 'split = "none"'), says=REFUSED_SHAPE,
+      shows=lambda m, x: x.etp > 1 and has_moe(m))
+plant("experts' fc2 of one expert-TP rank", "qwen3_moe",
+      expert_fc2('split = "columns"', 'split = "none"'), says=REFUSED_SHAPE,
+      shows=lambda m, x: x.etp > 1 and has_moe(m))
+plant("experts' fc2 cut by rows", "qwen3_moe",
+      expert_fc2('split = "columns"', 'split = "rows"'), says=REFUSED_SHAPE,
+      shows=lambda m, x: x.etp > 1 and m.hidden % x.etp == 0 and has_moe(m))
+
+# ---- attention ----
+
+plant("QKV as [all q; all k; all v]", "qwen3",
+      in_param("llama", 'mcore = "self_attention.linear_qkv.weight"')('groups = "kv_heads"\n'),
+      shows=lambda m, x: m.groups > 1)
+plant("QKV bias as [all q; all k; all v]", "qwen2",
+      in_param("llama", 'mcore = "self_attention.linear_qkv.bias"')('groups = "kv_heads"\n'),
+      shows=lambda m, x: m.groups > 1)
+gated = in_param("qwen3_next", 'mcore = "self_attention.linear_qkv.weight"')
+GATE = ('  { hf = "self_attn.q_proj.weight", rows = "heads * head_dim", runs = "heads", '
+        'pitch = "2 * head_dim", at = "head_dim" },\n')
+has_full = lambda m: any(m.attention(i) == "full" for i in range(m.layers))
+has_linear = lambda m: any(m.attention(i) == "gdn" for i in range(m.layers))
+plant("attention's output gate left out", "qwen3_next", gated(GATE),
+      says="are written by no rank", shows=lambda m, x: has_full(m))
+plant("q and its gate as [all q; all gates]", "qwen3_next",
+      gated(', runs = "heads", pitch = "2 * head_dim" }', " }"),
+      gated('runs = "heads", pitch = "2 * head_dim", at = "head_dim" }', 'at = "heads * head_dim" }'),
+      shows=lambda m, x: has_full(m) and m.heads > 1)
+for family, file in (("qwen3_next", "qwen3_next"), ("qwen3_5", "qwen3_5_text")):
+    plant("linear attention's in_proj put together plainly", family,
+          in_param(file, 'mcore = "self_attention.in_proj.weight"')(PER_SHARD),
+          shows=lambda m, x: x.tp > 1 and has_linear(m))
+plant("linear attention's conv1d put together plainly", "qwen3_next",
+      in_param("qwen3_next", 'mcore = "self_attention.conv1d.weight"')(PER_SHARD),
+      shows=lambda m, x: x.tp > 1 and has_linear(m))
+divides = lambda m, x: m.q_lora and m.q_lora % x.tp == 0 and (m.kv_lora + m.rope) % x.tp == 0
+for name in ("q_down", "kv_down"):
+    plant(f"MLA: {name} projection cut though whole", "deepseek_v2",
+          in_param("deepseek_v2", f'mcore = "self_attention.linear_{name}_proj.weight"')(
+              '{ te = "none", local = "rows" }', '"rows"'), says=REFUSED_SHAPE,
+          shows=lambda m, x: x.tp > 1 and x.spec == "te" and not x.mla_down_fusion and divides(m, x))
+    plant(f"MLA: {name} projection of one rank though cut", "deepseek_v2",
+          in_param("deepseek_v2", f'mcore = "self_attention.linear_{name}_proj.weight"')(
+              '{ te = "none", local = "rows" }', '"none"'), says=REFUSED_SHAPE,
+          shows=lambda m, x: x.tp > 1 and x.spec == "local" and m.q_lora)
+plant("MLA: fused down projection put together plainly", "deepseek_v2",
+      in_param("deepseek_v2", "linear_qkv_down_proj.weight")(PER_SHARD),
+      shows=lambda m, x: x.tp > 1 and x.mla_fusion_sharded)
+plant("sinks of one rank", "gpt_oss",
+      in_param("gpt_oss", "softmax_offset")('split = "rows"', 'split = "none"'),
+      says=REFUSED_SHAPE, shows=lambda m, x: x.tp > 1)
+
+# ---- norms ----
+
+plant("no + 1 on linear attention's norm", "qwen3_next",
+      in_param("qwen3_next", "out_norm.weight")("add = 1\n"), shows=lambda m, x: has_linear(m))
+plant("+ 1 on Gemma's norms", "gemma2",
+      in_param("gemma2", "linear_fc1.layer_norm_weight")('rows = "hidden"',
+                                                         'add = 1\nrows = "hidden"'))
+plant("+ 1 on Qwen3-Next's q norm", "qwen3_next",
+      in_param("llama", "q_layernorm.weight")('rows = "head_dim"', 'add = 1\nrows = "head_dim"'),
+      shows=lambda m, x: has_full(m))
+
+# ---- router ----
+
+bias = in_param("moe", 'mcore = "mlp.router.expert_bias"')
+has_bias = lambda m, x: m.correction_bias and has_moe(m)
+plant("correction bias written as bf16", "deepseek_v3", bias('dtype = "F32"', 'dtype = "BF16"'),
+      listing=False, says="would round its values", shows=has_bias)
+plant("no correction bias", "deepseek_v3",
+      anywhere("deepseek_v3", 'correction_bias = ["topk_method.is.noaux_tc", "1"]',
+               'correction_bias = "0"'), says="e_score_correction_bias", shows=has_bias)
+
+# ---- layers, vocabulary, ends ----
+
+plant("layers numbered within the stage", "qwen3",
+      anywhere("qwen3", 'extends = "llama"\n',
+               'extends = "llama"\nnames = { layer_hf = "{root}layers.{k}." }\n'),
+      says="{k} is neither in [texts]")
+plant("the trainer's layers numbered over the model", "qwen3",
+      anywhere("qwen3", 'extends = "llama"\n',
+               'extends = "llama"\nnames = { layer_mcore = "decoder.layers.{n}." }\n'),
+      says=REFUSED_SHAPE, shows=lambda m, x: x.pp > 1)
+for scope in ("embedding", "head"):
+    plant(f"padding of the vocabulary kept: {scope}", "qwen3",
+          in_param("llama", f'scope = "{scope}"', *(['"!tied"'] if scope == "head" else []))(
+              "padded = true\n"), says=REFUSED_SHAPE,
+          shows=lambda m, x: padded_vocab(m.vocab, x) != m.vocab and m.vocab % x.tp == 0 and
+          (scope == "embedding" or not m.tied))
+tied_head = in_param("llama", 'when = "tied && pp > 1"')
+plant("stale output layer written over the tied embedding", "qwen3", tied_head("drop = true\n"),
+      says="are written by more than one rank", shows=lambda m, x: m.tied and x.pp > 1)
+for listed, says in ((True, None), (False, "the checkpoint has no such tensor")):
+    plant(f"stale output layer written as lm_head{'' if listed else ', unlisted'}", "qwen3",
+          tied_head("drop = true\n"), tied_head("{root}embed_tokens.weight", "lm_head.weight"),
+          anywhere("llama", 'copies = [{ of = "{root}embed_tokens.weight", '
+                   'hf = "lm_head.weight", when = "tied" }]\n'), says=says,
+          shows=lambda m, x, listed=listed: (m.tied and x.pp > 1 and
+                                             m.hub.lists_tied_head == listed))
+embedding = in_param("llama", 'scope = "embedding"')
+on_last = lambda m, x: (m.mtp_layers and x.pp > 1 and
+                        Placement(m, x).mtp == Placement(m, x).loss)
+plant("embedding of the MTP stage", "glm4_moe", embedding('"embedding"', '"head"'),
+      says="embedding.word_embeddings.weight (chunk 0) is unknown", shows=on_last)
+plant("embedding of the MTP stage, the first stage's ignored", "glm4_moe",
+      embedding('"embedding"', '"head"'),
+      anywhere("llama", 'not_exported = [', 'not_exported = ["embedding.*", '), shows=on_last)
+plant("MTP layer one too far", "deepseek_v3",
+      lambda m: [anywhere("deepseek_v3", 'extends = "deepseek_v2"\n',
+                          'extends = "deepseek_v2"\nnames = { mtp_hf = "{root}layers.%d." }\n'
+                          % (m.layers + 1))],
+      says="the checkpoint has no such tensor", shows=lambda m, x: m.mtp_layers == 1)
+plant("MTP layer numbered from 0", "glm4_moe",
+      anywhere("glm4_moe", 'extends = "moe"\n',
+               'extends = "moe"\nnames = { mtp_hf = "{root}layers.{n}." }\n'),
+      says="would not be written exactly once", shows=lambda m, x: m.mtp_layers == 1)
+plant("eh_proj cut by columns", "glm4_moe",
+      in_param("moe", 'mcore = "eh_proj.weight"')('split = "rows"', 'split = "columns"'),
+      says=REFUSED_SHAPE, shows=lambda m, x: m.mtp_layers and x.tp > 1)
