@@ -11,6 +11,9 @@ install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 install(TARGETS deltawire_export EXPORT deltawireTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(TARGET deltawire_nccl)
+  install(TARGETS deltawire_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(FILES sender/export/deltawire_export.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/deltawire)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/deltawire)

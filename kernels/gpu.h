@@ -37,6 +37,9 @@ struct GpuInfo {
 /// Describes device `device` if this program can use it.
 GpuStatus FindGpu(int device, GpuInfo* info);
 
+/// Memory of device `device`, in bytes: what is free now, and all of it.
+GpuStatus GpuMemory(int device, uint64_t* free_bytes, uint64_t* total_bytes);
+
 /// Device memory. Its spans may stand wherever a GPU call takes bytes, and nowhere else.
 class GpuBuffer {
  public:
@@ -71,6 +74,33 @@ class GpuPin {
  private:
   explicit GpuPin(const void* memory) : memory_(memory) {}
   const void* memory_;
+};
+
+/// Work on one device, in order and beside whatever else runs there. The memory that it was given
+/// lives until Wait. Leaves the thread's current device as it was. Not run on a device yet.
+class GpuQueue {
+ public:
+  static GpuStatus Create(int device, std::unique_ptr<GpuQueue>* queue);
+  /// Waits for what is queued.
+  ~GpuQueue();
+  GpuQueue(const GpuQueue&) = delete;
+  GpuQueue& operator=(const GpuQueue&) = delete;
+
+  /// Pins `host` for this device, and says where kernels find it. kDevice: pinned, but out of their
+  /// reach.
+  GpuStatus Pin(MutableBytes host, std::unique_ptr<GpuPin>* pin);
+  GpuStatus Mapped(MutableBytes pinned, MutableBytes* mapped);
+  /// Queues a copy between host and this device's memory, in any direction.
+  GpuStatus Copy(MutableBytes to, Bytes from);
+  /// Queues a copy as Backend::place_convert, between memory of this device or Mapped memory.
+  GpuStatus Place(const StridedCopy& copy, Bytes src, MutableBytes dst, const Convert& convert);
+  /// Until all of it is done, also after an error; which is then told again.
+  GpuStatus Wait();
+
+ private:
+  struct Impl;
+  explicit GpuQueue(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
 };
 
 enum class GpuMode : uint8_t {

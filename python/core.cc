@@ -4,9 +4,11 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sender/export/deltawire_export.h"
@@ -190,12 +192,12 @@ class Client : public std::enable_shared_from_this<Client> {
   dw_client* client_ = nullptr;
 };
 
-/// All ranks of a job, over Gloo.
+/// All ranks of a job.
 class Collective {
  public:
   Collective(uint32_t rank, uint32_t size, uint32_t root, const std::string& rendezvous,
              const std::string& job, const std::string& interface, const std::string& address,
-             uint32_t timeout_ms) {
+             uint32_t timeout_ms, int32_t kind, int32_t device) {
     dw_collective_options o{};
     o.struct_size = sizeof o;
     o.rank = rank;
@@ -206,6 +208,8 @@ class Collective {
     o.net_interface = interface.c_str();
     o.address = address.c_str();
     o.timeout_ms = timeout_ms;
+    o.kind = kind;
+    o.device = device;
     Run([&] { return dw_collective_create(&o, &collective_); });
   }
   ~Collective() { Close(); }
@@ -223,8 +227,75 @@ class Collective {
   dw_collective* collective_ = nullptr;
 };
 
-/// (chunk, name, dtype, shape, address).
-using Param = std::tuple<uint32_t, std::string, std::string, Shape, uintptr_t>;
+/// (chunk, name, dtype, shape, address, dw_param's device, reader or None). A reader is called with
+/// an offset in bytes and the memory to fill.
+using Param = std::tuple<uint32_t, std::string, std::string, Shape, uintptr_t, int32_t, py::object>;
+
+/// Parameters as the library takes them. Lives, with the list that it is made from, during a call.
+class ParamList {
+ public:
+  explicit ParamList(const std::vector<Param>& params) : readings_(params.size()) {
+    for (size_t i = 0; i < params.size(); ++i) {
+      const auto& [chunk, name, dtype, shape, address, device, reader] = params[i];
+      dw_param p{};
+      p.struct_size = sizeof p;
+      p.chunk = chunk;
+      p.name = name.c_str();
+      p.dtype = dtype.c_str();
+      p.shape = shape.data();
+      p.ndim = static_cast<uint32_t>(shape.size());
+      p.data = reinterpret_cast<const void*>(address);
+      p.device = device;
+      if (!reader.is_none()) {
+        readings_[i] = {&reader, this};
+        p.read = &ParamList::Read;
+        p.read_context = &readings_[i];
+      }
+      list_.push_back(p);
+    }
+  }
+  ParamList(const ParamList&) = delete;
+  ParamList& operator=(const ParamList&) = delete;
+
+  const dw_param* data() const { return list_.data(); }
+  size_t size() const { return list_.size(); }
+
+  /// As the free Run; raises what a reader has raised.
+  template <typename Call>
+  void Run(Call call) {
+    int code = DW_OK;
+    std::string text;
+    {
+      const py::gil_scoped_release release;
+      code = call();
+      if (code != DW_OK) text = dw_last_error();
+    }
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    Check(code, text);
+  }
+
+ private:
+  struct Reading {
+    const py::object* reader = nullptr;
+    ParamList* owner = nullptr;
+  };
+
+  static int Read(void* context, uint64_t offset, uint64_t bytes, void* to) {
+    const auto& reading = *static_cast<Reading*>(context);
+    const py::gil_scoped_acquire acquire;
+    try {
+      (*reading.reader)(offset, py::memoryview::from_memory(to, static_cast<py::ssize_t>(bytes)));
+      return 0;
+    } catch (...) {
+      reading.owner->failure_ = std::current_exception();
+      return 1;
+    }
+  }
+
+  std::vector<dw_param> list_;
+  std::vector<Reading> readings_;
+  std::exception_ptr failure_;
+};
 
 class Megatron {
  public:
@@ -270,23 +341,23 @@ class Megatron {
     return r.version;
   }
   void Check(uint32_t rank, const std::vector<Param>& params) const {
-    const std::vector<dw_param> list = List(params);
-    Run([&] { return dw_megatron_check(megatron_, rank, list.data(), list.size()); });
+    ParamList list(params);
+    list.Run([&] { return dw_megatron_check(megatron_, rank, list.data(), list.size()); });
   }
   uint64_t Place(Offload& offload, uint32_t rank, const std::vector<Param>& params) {
-    const std::vector<dw_param> list = List(params);
+    ParamList list(params);
     uint64_t bytes = 0;
-    Run([&] {
+    list.Run([&] {
       return dw_megatron_place(megatron_, offload.get(), rank, list.data(), list.size(), &bytes);
     });
     return bytes;
   }
   py::dict Gather(Collective& collective, Offload* offload, uint32_t rank,
                   const std::vector<Param>& params, uint64_t bucket_bytes) {
-    const std::vector<dw_param> list = List(params);
+    ParamList list(params);
     dw_gathered g{};
     g.struct_size = sizeof g;
-    Run([&] {
+    list.Run([&] {
       return dw_megatron_gather(megatron_, collective.get(),
                                 offload == nullptr ? nullptr : offload->get(), rank, list.data(),
                                 list.size(), bucket_bytes, &g);
@@ -297,26 +368,11 @@ class Megatron {
     result["peak_buffer_bytes"] = g.peak_buffer_bytes;
     result["wait_seconds"] = g.wait_seconds;
     result["place_seconds"] = g.place_seconds;
+    result["bucket_bytes"] = g.bucket_bytes;
     return result;
   }
 
  private:
-  static std::vector<dw_param> List(const std::vector<Param>& params) {
-    std::vector<dw_param> list;
-    for (const auto& [chunk, name, dtype, shape, address] : params) {
-      dw_param p{};
-      p.struct_size = sizeof p;
-      p.chunk = chunk;
-      p.name = name.c_str();
-      p.dtype = dtype.c_str();
-      p.shape = shape.data();
-      p.ndim = static_cast<uint32_t>(shape.size());
-      p.data = reinterpret_cast<const void*>(address);
-      list.push_back(p);
-    }
-    return list;
-  }
-
   dw_megatron* megatron_ = nullptr;
 };
 
@@ -369,6 +425,10 @@ PYBIND11_MODULE(_core, m) {
   m.attr("SHARE_NONE") = static_cast<int>(DW_SHARE_NONE);
   m.attr("SHARE_PART") = static_cast<int>(DW_SHARE_PART);
   m.attr("SHARE_WHOLE") = static_cast<int>(DW_SHARE_WHOLE);
+  m.attr("COLLECTIVE_GLOO") = static_cast<int>(DW_COLLECTIVE_GLOO);
+  m.attr("COLLECTIVE_NCCL") = static_cast<int>(DW_COLLECTIVE_NCCL);
+  m.attr("BUCKET_AUTO") = py::int_(DW_BUCKET_AUTO);
+  m.def("gpu_available", [] { return dw_gpu_available() != 0; });
   m.def("describe_dlpack", &DescribeDlpack);
   py::class_<BufferView>(m, "BufferView")
       .def(py::init<const py::buffer&>())
@@ -395,7 +455,7 @@ PYBIND11_MODULE(_core, m) {
       .def("wait_published", &Client::WaitPublished);
   py::class_<Collective>(m, "Collective")
       .def(py::init<uint32_t, uint32_t, uint32_t, const std::string&, const std::string&,
-                    const std::string&, const std::string&, uint32_t>())
+                    const std::string&, const std::string&, uint32_t, int32_t, int32_t>())
       .def("close", &Collective::Close);
   py::class_<Megatron>(m, "Megatron")
       .def(py::init<const std::string&, const std::string&, const std::string&,

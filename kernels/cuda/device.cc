@@ -51,6 +51,16 @@ GpuStatus FindGpu(int device, GpuInfo* info) {
   return {};
 }
 
+GpuStatus GpuMemory(int device, uint64_t* free_bytes, uint64_t* total_bytes) {
+  const gpu::OnDevice here(device);
+  DW_GPU_RETURN_IF_ERROR(here.status());
+  size_t free_now = 0, total = 0;
+  DW_GPU_RETURN_IF_ERROR(Check(cudaMemGetInfo(&free_now, &total), "asking for free memory"));
+  *free_bytes = free_now;
+  *total_bytes = total;
+  return {};
+}
+
 GpuStatus GpuBuffer::Create(size_t bytes, std::unique_ptr<GpuBuffer>* buffer) {
   void* memory = nullptr;
   DW_GPU_RETURN_IF_ERROR(Check(cudaMalloc(&memory, bytes == 0 ? 1 : bytes), "device memory"));
@@ -83,8 +93,9 @@ GpuStatus GpuPlace(std::span<const StridedCopy> copies, Bytes src, MutableBytes 
 
 GpuStatus GpuPin::Create(Bytes memory, std::unique_ptr<GpuPin>* pin) {
   auto* data = const_cast<std::byte*>(memory.data());
-  DW_GPU_RETURN_IF_ERROR(
-      Check(cudaHostRegister(data, memory.size(), cudaHostRegisterPortable), "pinning memory"));
+  DW_GPU_RETURN_IF_ERROR(Check(
+      cudaHostRegister(data, memory.size(), cudaHostRegisterPortable | cudaHostRegisterMapped),
+      "pinning memory"));
   pin->reset(new GpuPin(data));
   return {};
 }

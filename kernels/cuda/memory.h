@@ -20,6 +20,23 @@ GpuStatus Check(cudaError_t error, const char* what);
       return dw_status;                                                            \
   } while (false)
 
+/// Makes `device` the thread's for a while: the trainer may use another one.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    (void)cudaGetDevice(&before_);
+    status_ = Check(cudaSetDevice(device), "choosing the device");
+  }
+  ~OnDevice() { (void)cudaSetDevice(before_); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  const GpuStatus& status() const { return status_; }
+
+ private:
+  int before_ = 0;
+  GpuStatus status_;
+};
+
 enum class Where { kDevice, kPinned };
 
 /// Uninitialized memory for `size` values.

@@ -11,6 +11,7 @@ GpuStatus NotBuilt() { return {GpuError::kNotBuilt, "this program was built with
 struct GpuDiffer::Impl {};
 
 GpuStatus FindGpu(int, GpuInfo*) { return NotBuilt(); }
+GpuStatus GpuMemory(int, uint64_t*, uint64_t*) { return NotBuilt(); }
 GpuStatus GpuBuffer::Create(size_t, std::unique_ptr<GpuBuffer>*) { return NotBuilt(); }
 GpuBuffer::~GpuBuffer() = default;
 GpuStatus GpuCopy(MutableBytes, Bytes) { return NotBuilt(); }
@@ -19,6 +20,18 @@ GpuStatus GpuPlace(std::span<const StridedCopy>, Bytes, MutableBytes, const Conv
 }
 GpuStatus GpuPin::Create(Bytes, std::unique_ptr<GpuPin>*) { return NotBuilt(); }
 GpuPin::~GpuPin() { (void)memory_; }
+
+struct GpuQueue::Impl {};
+GpuQueue::GpuQueue(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+GpuQueue::~GpuQueue() = default;
+GpuStatus GpuQueue::Create(int, std::unique_ptr<GpuQueue>*) { return NotBuilt(); }
+GpuStatus GpuQueue::Pin(MutableBytes, std::unique_ptr<GpuPin>*) { return NotBuilt(); }
+GpuStatus GpuQueue::Mapped(MutableBytes, MutableBytes*) { return NotBuilt(); }
+GpuStatus GpuQueue::Copy(MutableBytes, Bytes) { return NotBuilt(); }
+GpuStatus GpuQueue::Place(const StridedCopy&, Bytes, MutableBytes, const Convert&) {
+  return NotBuilt();
+}
+GpuStatus GpuQueue::Wait() { return NotBuilt(); }
 
 GpuDiffer::GpuDiffer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 GpuDiffer::~GpuDiffer() = default;

@@ -1,10 +1,15 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __version__: str
 SHARE_NONE: int
 SHARE_PART: int
 SHARE_WHOLE: int
+COLLECTIVE_GLOO: int
+COLLECTIVE_NCCL: int
+BUCKET_AUTO: int
+
+def gpu_available() -> bool: ...
 
 def describe_dlpack(
     capsule: Any,
@@ -59,7 +64,9 @@ class Client:
     def begin(self, version: int) -> Offload: ...
     def wait_published(self, version: int, timeout_ms: int) -> dict[str, Any]: ...
 
-Param = tuple[int, str, str, Sequence[int], int]
+Param = tuple[
+    int, str, str, Sequence[int], int, int, Callable[[int, memoryview], None] | None
+]
 
 class Collective:
     def __init__(
@@ -72,6 +79,8 @@ class Collective:
         interface: str,
         address: str,
         timeout_ms: int,
+        kind: int,
+        device: int,
     ) -> None: ...
     def close(self) -> None: ...
 

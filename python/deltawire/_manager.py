@@ -384,12 +384,14 @@ class WeightManager:
                 gather.interface,
                 gather.address,
                 max(1, round(gather.timeout * 1000)),
+                gather.kind_number(),
+                gather.cuda_device(),
             )
             self._collective = (gather, meeting)
         group = self._collective[1]
 
         def run(offload: _core.Offload | None) -> tuple[int, int]:
-            done = planned.plan.gather(group, offload, rank, sources.params, gather.bucket_bytes)
+            done = planned.plan.gather(group, offload, rank, sources.params, gather.bucket_size())
             return len(sources.params), done["network_bytes"]
 
         if rank == gather.root:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from deltawire import _core
 from deltawire._errors import Error, TensorError
-from deltawire._tensors import Source, is_cuda, source_of
+from deltawire._tensors import is_cuda, meta_of, source_of
 
 # Of a model's config (TransformerConfig), by the name that a parallel config has for it.
 _CONFIG = {
@@ -41,17 +42,43 @@ class Gather:
 
     `job`: a word for this group of ranks, new each time that they meet anew. `interface` or
     `address`: where to listen; neither: what the host's name resolves to. Plain TCP, for the
-    trainer's own network. `bucket_bytes`: at most two such buckets are alive on a rank. `root`: the
-    rank that has the sender. `timeout`: seconds that a rank waits for the others.
+    trainer's own network. `bucket_bytes`: at most two such buckets are alive on a rank; "auto": 512
+    MiB, or less where little memory is free. `root`: the rank that has the sender. `timeout`: seconds
+    that a rank waits for the others. `kind`: "gloo", or "nccl" between devices (ranks meet over Gloo
+    all the same; not run on devices yet), then with `device`, this rank's CUDA device; None: torch's
+    current one.
     """
 
     rendezvous: str
     job: str
     interface: str = ""
     address: str = ""
-    bucket_bytes: int = 512 << 20
+    bucket_bytes: int | str = 512 << 20
     root: int = 0
     timeout: float = 120.0
+    kind: str = "gloo"
+    device: int | None = None
+
+    def bucket_size(self) -> int:
+        if self.bucket_bytes == "auto":
+            return _core.BUCKET_AUTO
+        if isinstance(self.bucket_bytes, str):
+            raise Error(f'bucket_bytes is "{self.bucket_bytes}": give a number, or "auto"')
+        return self.bucket_bytes
+
+    def kind_number(self) -> int:
+        kinds = {"gloo": _core.COLLECTIVE_GLOO, "nccl": _core.COLLECTIVE_NCCL}
+        if self.kind not in kinds:
+            raise Error(f'kind is "{self.kind}": give {" or ".join(kinds)}')
+        return kinds[self.kind]
+
+    def cuda_device(self) -> int:
+        torch = sys.modules.get("torch")
+        if self.device is not None:
+            return self.device
+        if self.kind == "nccl" and torch is not None and torch.cuda.is_available():
+            return torch.cuda.current_device()
+        return 0
 
 
 @dataclass(frozen=True)
@@ -170,29 +197,63 @@ def job_rank(parallel_state: Any, config: Mapping[str, Any]) -> int:
 
 
 class Sources:
-    """The bytes of live tensors in host memory, row-major, held for as long as this lives."""
+    """Where the bytes of live tensors are, row-major; held for as long as this lives.
+
+    Tensors on a CUDA device go down as device memory if the library has CUDA; else, like those on
+    other devices, their bytes are copied to the host by torch when the library asks for them.
+    """
 
     def __init__(self, live: Iterator[Live]):
         self.params: list[Any] = []  # as _core.Megatron takes them
-        self._held: list[Source] = []
+        self._held: list[Any] = []
+        devices = set()
+        has_cuda = None
         for item in live:
-            source = _contiguous(item)
-            address, shape = source.address, source.shape
-            self.params.append((item.chunk, item.name, source.dtype, shape, address))
-            self._held.append(source)
+            tensor = _contiguous(item)
+            address, device, reader = 0, 0, None
+            if not is_cuda(tensor):
+                source = source_of(item.name, tensor)
+                address, dtype, shape = source.address, source.dtype, source.shape
+                self._held.append(source)
+            else:
+                meta = meta_of(item.name, tensor)
+                dtype, shape = meta.dtype, meta.shape
+                if has_cuda is None:
+                    has_cuda = _core.gpu_available()
+                if has_cuda and tensor.device.type == "cuda":
+                    address, device = tensor.data_ptr(), tensor.device.index + 1
+                    devices.add(tensor.device)
+                else:
+                    reader = DeviceReader(tensor)
+                self._held.append(tensor)
+            self.params.append((item.chunk, item.name, dtype, shape, address, device, reader))
+        for device in devices:
+            # What the library does is not in torch's streams.
+            sys.modules["torch"].cuda.current_stream(device).synchronize()
 
 
-def _contiguous(item: Live) -> Source:
+class DeviceReader:
+    """Copies some bytes of a contiguous torch tensor, on any device, to host memory."""
+
+    def __init__(self, tensor: Any):
+        self._tensor = tensor
+
+    def __call__(self, offset: int, to: memoryview) -> None:
+        import torch
+
+        flat = self._tensor.detach().reshape(-1).view(torch.uint8)
+        torch.frombuffer(to, dtype=torch.uint8).copy_(flat[offset : offset + len(to)])
+
+
+def _contiguous(item: Live) -> Any:
     tensor = item.tensor
     if hasattr(tensor, "placements"):
         raise TensorError(
             f"{item.name} is a DTensor (Megatron-FSDP): use offload_fsdp for such models", item.name
         )
-    if is_cuda(tensor):
-        tensor = tensor.detach().to("cpu")
-    elif hasattr(tensor, "is_contiguous") and not tensor.is_contiguous():
+    if hasattr(tensor, "is_contiguous") and not tensor.is_contiguous():
         tensor = tensor.detach().contiguous()
-    return source_of(item.name, tensor)
+    return tensor
 
 
 class Planned:

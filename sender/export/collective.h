@@ -80,6 +80,9 @@ class Collective {
   /// Copies between any memory that sources and NewBuffer come from; done when it returns.
   virtual Status Copy(std::span<const CopyJob> jobs, Deadline deadline) = 0;
 
+  /// The CUDA device that its buffers lie on and sources may lie on; -1: host memory only.
+  virtual int device() const { return -1; }
+
   /// Gives up, for every rank: the peers' waits end with an error that says `why` (not OK). Does
   /// nothing on a collective that is broken already.
   virtual void Abort(const Status& why) = 0;

@@ -212,7 +212,17 @@ DW_API int dw_megatron_register(const dw_megatron* megatron, dw_client* client,
                                 const uint32_t* ranks, size_t rank_count, int replace,
                                 dw_registered* result);
 
-/* A parameter, or a persistent buffer, as the trainer has it: row-major, in host memory. */
+/* Whether this library has CUDA code and this process a device that it can use: 0 or 1. */
+DW_API int dw_gpu_available(void);
+
+/* Copies bytes [offset, offset + bytes) of a parameter to `to`, in host memory; 0, or anything else
+ * when it cannot. Called on the thread of the call that got the parameter, and until that returns.
+ */
+typedef int (*dw_read_bytes)(void* context, uint64_t offset, uint64_t bytes, void* to);
+
+/* A parameter, or a persistent buffer, as the trainer has it: row-major. Its bytes are `data`, in
+ * host memory or on a device, where all work on them must be complete; or what `read` gives. Of
+ * what is not in host memory, at most two buckets there are used at a time. */
 typedef struct dw_param {
   size_t struct_size;
   uint32_t chunk;   /* virtual pipeline chunk */
@@ -221,6 +231,9 @@ typedef struct dw_param {
   const uint64_t* shape;
   uint32_t ndim;
   const void* data;
+  int32_t device;     /* 0: host memory; n: CUDA device n - 1, if dw_gpu_available() */
+  dw_read_bytes read; /* not NULL: it counts instead of data */
+  void* read_context;
 } dw_param;
 
 /* Whether these are what `rank` of the job holds. DW_INVALID_ARGUMENT names what is missing,
@@ -233,8 +246,16 @@ DW_API int dw_megatron_check(const dw_megatron* megatron, uint32_t rank, const d
 DW_API int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
                              const dw_param* params, size_t count, uint64_t* bytes);
 
-/* For ranks that share no memory with the sender: one TCP group of all of the job's ranks (Gloo,
- * neither encrypted nor authenticated). */
+/* What carries the shards. */
+typedef enum dw_collective_kind {
+  DW_COLLECTIVE_GLOO = 0, /* TCP, neither encrypted nor authenticated */
+  DW_COLLECTIVE_NCCL =
+      1 /* between devices; ranks still meet over Gloo, with the options below. Not
+         * run on devices yet. DW_UNIMPLEMENTED where libdeltawire_nccl.so, which
+         * lies beside this library if that was built with NCCL, cannot be loaded */
+} dw_collective_kind;
+
+/* For ranks that share no memory with the sender: one group of all of the job's ranks. */
 typedef struct dw_collective_options {
   size_t struct_size;
   uint32_t rank;
@@ -245,6 +266,8 @@ typedef struct dw_collective_options {
   const char* net_interface; /* to listen on; NULL: see address */
   const char* address;       /* to listen on; NULL: what the host's name resolves to */
   uint32_t timeout_ms;       /* to meet, and for every wait; 0: 120000 */
+  int32_t kind;              /* dw_collective_kind, the same on every rank */
+  int32_t device;            /* NCCL: this rank's CUDA device, from 0 */
 } dw_collective_options;
 DW_API int dw_collective_create(const dw_collective_options* options, dw_collective** collective);
 DW_API void dw_collective_destroy(dw_collective* collective);
@@ -255,13 +278,19 @@ typedef struct dw_gathered {
   uint64_t network_bytes;
   uint64_t peak_buffer_bytes; /* of both buckets together */
   double wait_seconds;
-  double place_seconds; /* on the root */
+  double place_seconds;  /* on the root */
+  uint64_t bucket_bytes; /* of one, as given or as DW_BUCKET_AUTO found it */
 } dw_gathered;
+
+/* Buckets as large as free memory allows: 512 MiB or, where that is less, 1/8 of what is free for
+ * the rank that has least, on its device with NCCL and of its share of the host; but a parameter's
+ * row at least. */
+#define DW_BUCKET_AUTO UINT64_MAX
 
 /* Sends every rank's shards to the root, bucket by bucket, which writes them into `offload` (NULL
  * on the other ranks) and marks them. Call it on every rank of the job; when a rank dies, the
- * others get an error within the collective's time-out. `bucket_bytes` 0: 512 MiB. `result` may be
- * NULL. */
+ * others get an error within the collective's time-out. `bucket_bytes`: a
+ * multiple of 64, the same on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
 DW_API int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
                               uint32_t rank, const dw_param* params, size_t count,
                               uint64_t bucket_bytes, dw_gathered* result);

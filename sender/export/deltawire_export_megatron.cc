@@ -1,7 +1,9 @@
 // The C ABI's Megatron part.
 #include "sender/export/c_abi.h"
 #include "sender/export/gloo_collective.h"
+#include "sender/export/gpu_status.h"
 #include "sender/export/megatron_export.h"
+#include "sender/export/nccl_plugin.h"
 
 using deltawire::Bytes;
 using deltawire::Errorf;
@@ -23,6 +25,7 @@ struct dw_collective {
 namespace {
 
 #define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
+// The smallest that were ever valid; what came later is zero where it is missing.
 constexpr size_t kMegatronOptionsSize = DW_SIZE_UP_TO(dw_megatron_options, threads);
 constexpr size_t kParamSize = DW_SIZE_UP_TO(dw_param, data);
 constexpr size_t kCollectiveOptionsSize = DW_SIZE_UP_TO(dw_collective_options, timeout_ms);
@@ -33,6 +36,26 @@ constexpr size_t kRegisteredSize = DW_SIZE_UP_TO(dw_registered, fingerprint);
 constexpr uint32_t kDefaultTimeoutMs = 120'000;
 
 std::string Text(const char* text) { return text == nullptr ? "" : text; }
+
+deltawire::ByteReader ReaderOf(const dw_param& param, const std::string& name) {
+  return [read = param.read, context = param.read_context, name](
+             uint64_t offset, deltawire::MutableBytes to) -> Status {
+    const int said = read(context, offset, to.size(), to.data());
+    if (said == 0) return {};
+    return Errorf(StatusCode::kCancelled, "the trainer's callback for bytes {} to {} returned {}",
+                  offset, offset + to.size(), said);
+  };
+}
+
+Status CheckDevice(int32_t device, const std::string& name) {
+  deltawire::kernels::GpuInfo info;
+  const Status found = deltawire::FromGpu(deltawire::kernels::FindGpu(device - 1, &info));
+  if (found.ok()) return found;
+  return deltawire::Annotate(
+      found, fmt::format("{} is said to lie on device {}; look at dw_gpu_available(), and give "
+                         "dw_param.read where it is 0",
+                         name, device - 1));
+}
 
 StatusOr<std::vector<LiveTensor>> ReadParams(const dw_param* params, size_t count) {
   std::vector<LiveTensor> out;
@@ -53,7 +76,14 @@ StatusOr<std::vector<LiveTensor>> ReadParams(const dw_param* params, size_t coun
       live.param.shape.push_back(in.shape[d]);
       bytes *= in.shape[d];
     }
-    live.data = Bytes(static_cast<const std::byte*>(in.data), in.data == nullptr ? 0 : bytes);
+    const bool there = in.data != nullptr || in.read != nullptr;
+    live.data = Bytes(static_cast<const std::byte*>(in.data), there ? bytes : 0);
+    if (in.read != nullptr) {
+      live.read = ReaderOf(in, live.param.name);
+    } else if (in.device != 0) {
+      DW_RETURN_IF_ERROR(CheckDevice(in.device, live.param.name));
+      live.device = in.device - 1;
+    }
     out.push_back(std::move(live));
   }
   return out;
@@ -62,6 +92,11 @@ StatusOr<std::vector<LiveTensor>> ReadParams(const dw_param* params, size_t coun
 }  // namespace
 
 extern "C" {
+
+int dw_gpu_available(void) {
+  deltawire::kernels::GpuInfo info;
+  return deltawire::kernels::FindGpu(0, &info).ok() ? 1 : 0;
+}
 
 int dw_megatron_create(const dw_megatron_options* options, dw_megatron** megatron) {
   return Guard([&]() -> Status {
@@ -159,9 +194,15 @@ int dw_collective_create(const dw_collective_options* options, dw_collective** c
     to.address = Text(o.address);
     auto made = std::make_unique<dw_collective>();
     made->timeout = std::chrono::milliseconds(o.timeout_ms == 0 ? kDefaultTimeoutMs : o.timeout_ms);
-    DW_ASSIGN_OR_RETURN(
-        made->collective,
-        deltawire::NewGlooCollective(to, deltawire::Collective::Clock::now() + made->timeout));
+    const auto deadline = deltawire::Collective::Clock::now() + made->timeout;
+    if (o.kind != DW_COLLECTIVE_GLOO && o.kind != DW_COLLECTIVE_NCCL) {
+      return Errorf(StatusCode::kInvalidArgument, "there is no collective of kind {}", o.kind);
+    }
+    DW_ASSIGN_OR_RETURN(made->collective, deltawire::NewGlooCollective(to, deadline));
+    if (o.kind == DW_COLLECTIVE_NCCL) {
+      DW_ASSIGN_OR_RETURN(made->collective, deltawire::LoadNcclCollective(
+                                                std::move(made->collective), o.device, deadline));
+    }
     *collective = made.release();
     return {};
   });
@@ -189,6 +230,7 @@ int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offl
     out.peak_buffer_bytes = stats.peak_buffer_bytes;
     out.wait_seconds = stats.wait_seconds;
     out.place_seconds = stats.consume_seconds;
+    out.bucket_bytes = stats.bucket_bytes;
     return Fill(out, kGatheredSize, result, "dw_gathered");
   });
 }

@@ -49,6 +49,7 @@ struct GatherStats {
   uint64_t own_bytes = 0;          // of the root, which did not travel
   uint64_t staged_bytes = 0;       // copied on this rank
   uint64_t peak_buffer_bytes = 0;  // of both buckets' memory together, at the worst moment
+  uint64_t bucket_bytes = 0;       // as agreed, where the caller had that done
   double wait_seconds = 0;         // for transfers
   double consume_seconds = 0;      // root only
 };

@@ -1,8 +1,13 @@
 #include "sender/export/megatron_export.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <set>
 
+#include "kernels/place_pieces.h"
+#include "sender/export/foreign_collective.h"
+#include "sender/export/half_mapping.h"
 #include "sender/export/mcore/node_part.h"
 
 namespace deltawire {
@@ -57,6 +62,16 @@ Status CheckBytes(uint32_t rank, std::span<const LiveTensor> live) {
                   t.param.name, t.param.chunk, t.data.size(), bytes);
   }
   return absl::OkStatus();
+}
+
+uint64_t LargestRow(const mcore::Plan& plan, std::span<const mcore::Match> matches,
+                    std::span<const LiveTensor> live) {
+  uint64_t most = 0;
+  for (const mcore::Match& m : matches) {
+    const mcore::ParamCut cut = plan.CutAs(plan.slots()[m.shard.slot], m.split);
+    most = std::max(most, cut.local_cols() * DTypeBytes(live[m.live].param.dtype));
+  }
+  return most;
 }
 
 }  // namespace
@@ -120,30 +135,61 @@ Status MegatronExport::CarryOver(TrainerClient::Offload& offload) const {
   return absl::OkStatus();
 }
 
-StatusOr<uint64_t> MegatronExport::Place(TrainerClient::Offload& offload, uint32_t rank,
-                                         std::span<const LiveTensor> live) {
-  DW_ASSIGN_OR_RETURN(const std::vector<mcore::Match> matches, Matched(rank, live));
+StatusOr<uint64_t> MegatronExport::PlaceShards(TrainerClient::Offload& offload,
+                                               std::span<const mcore::Match> matches,
+                                               std::span<const LiveTensor> live,
+                                               std::set<uint32_t>& written) {
   mcore::Transfer transfer;
-  std::set<uint32_t> written;
+  std::vector<DeviceShard> elsewhere;
+  uint64_t bytes = 0;
   for (const mcore::Match& match : matches) {
     if (!match.shard.writes) continue;
     const LiveTensor& source = live[match.live];
     DW_ASSIGN_OR_RETURN(
         std::vector<mcore::Step> steps,
         StepsOf(*plan_, match.shard, source.param.dtype, match.split, mcore::Direction::kToHf));
-    for (const mcore::Step& step : steps) written.insert(step.tensor);
+    for (const mcore::Step& step : steps) {
+      written.insert(step.tensor);
+      bytes += kernels::CopiedBytes(step.copy);
+    }
+    if (!source.on_host()) {
+      elsewhere.push_back({&match, &source});
+      continue;
+    }
     // Read only in this direction.
     transfer.Add(std::move(steps),
                  {const_cast<std::byte*>(source.data.data()), source.data.size()});
   }
-  transfer.Run(
-      mcore::Direction::kToHf, [&](uint32_t t) { return offload.tensor(t); }, pool_);
+  HalfMemory half;
+  half.tensor = [&](uint32_t t) { return offload.tensor(t); };
+  if (const std::shared_ptr<HalfMapping> mapping = offload.whole_mapping(); mapping != nullptr) {
+    half.mapped = mapping->bytes();
+    half.mapping = mapping;
+  }
+  transfer.Run(mcore::Direction::kToHf, half.tensor, pool_);
+  if (!elsewhere.empty()) {
+    DW_ASSIGN_OR_RETURN(const DevicePlaceStats stats,
+                        device_place_.Run(*plan_, elsewhere, half, pool_));
+    if (!stats.why_staged.empty() && !warned_) {
+      warned_ = true;
+      spdlog::warn("shards go over host memory instead of straight from the device: {}",
+                   stats.why_staged);
+    }
+  }
+  return bytes;
+}
+
+StatusOr<uint64_t> MegatronExport::Place(TrainerClient::Offload& offload, uint32_t rank,
+                                         std::span<const LiveTensor> live) {
+  DW_ASSIGN_OR_RETURN(const std::vector<mcore::Match> matches, Matched(rank, live));
+  std::set<uint32_t> written;
+  DW_ASSIGN_OR_RETURN(const uint64_t bytes, PlaceShards(offload, matches, live, written));
   std::vector<uint32_t> whole, part;
   for (const uint32_t t : written) (writers_[t] == 1 ? whole : part).push_back(t);
   DW_RETURN_IF_ERROR(offload.Written(whole, Share::kWhole));
   DW_RETURN_IF_ERROR(offload.Written(part, Share::kPart));
   if (rank == 0) DW_RETURN_IF_ERROR(CarryOver(offload));
-  return transfer.bytes();
+  return bytes;
 }
 
 StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
@@ -162,11 +208,23 @@ StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
     collective.Abort(matches.status());
     return matches.status();
   }
-  DW_ASSIGN_OR_RETURN(
-      const GatherStats stats,
-      GatherToHf(
-          collective, *plan_, *matches, ParamsOf(live), [&](size_t i) { return live[i].data; },
-          [&](uint32_t t) { return offload->tensor(t); }, pool_, options));
+  const auto run = [&]() -> StatusOr<GatherStats> {
+    GatherOptions agreed = options;
+    DW_ASSIGN_OR_RETURN(
+        agreed.bucket_bytes,
+        AgreeBucketBytes(
+            collective, options.bucket_bytes, LargestRow(*plan_, *matches, live),
+            std::min(options.deadline, Collective::Clock::now() + options.wait_timeout)));
+    DW_ASSIGN_OR_RETURN(const auto sources, ForeignCollective::Create(collective, live));
+    DW_ASSIGN_OR_RETURN(GatherStats stats,
+                        GatherToHf(
+                            *sources, *plan_, *matches, ParamsOf(live),
+                            [&](size_t i) { return sources->source(i); },
+                            [&](uint32_t t) { return offload->tensor(t); }, pool_, agreed));
+    stats.bucket_bytes = agreed.bucket_bytes;
+    return stats;
+  };
+  DW_ASSIGN_OR_RETURN(const GatherStats stats, run());
   if (!root) return stats;
   std::vector<uint32_t> written;
   for (uint32_t t = 0; t < writers_.size(); ++t) {

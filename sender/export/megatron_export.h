@@ -7,12 +7,16 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "common/base/thread_pool.h"
 #include "common/layout/model_dir.h"
+#include "sender/export/bucket_size.h"
+#include "sender/export/device_place.h"
+#include "sender/export/live_tensor.h"
 #include "sender/export/megatron_gather.h"
 #include "sender/export/trainer_client.h"
 
@@ -24,12 +28,6 @@ struct MegatronOptions {
   std::string family;            ///< empty: by config.json
   std::vector<std::filesystem::path> families;  ///< directories of further families
   size_t threads = 0;                           ///< that copy, with their caller; 0: one per core
-};
-
-/// A parameter and its bytes: host memory, row-major.
-struct LiveTensor {
-  mcore::LiveParam param;
-  Bytes data;
 };
 
 class MegatronExport {
@@ -48,12 +46,14 @@ class MegatronExport {
   Status Check(uint32_t rank, std::span<const LiveTensor> live) const;
 
   /// Writes this rank's shards straight into the half, and says so. Other ranks do the same.
-  /// Returns how many bytes it wrote. REQUIRES: the model is registered with plan().layout().
+  /// Shards on devices and behind callbacks go as DevicePlace says. Returns how many bytes it
+  /// wrote. REQUIRES: the model is registered with plan().layout().
   StatusOr<uint64_t> Place(TrainerClient::Offload& offload, uint32_t rank,
                            std::span<const LiveTensor> live);
 
   /// Sends this rank's shards to the collective's root, which writes all into `offload`; null on
-  /// the other ranks. Call it on every rank.
+  /// the other ranks. Call it on every rank, with the same options; their bucket_bytes may be
+  /// kAutoBucketBytes (AgreeBucketBytes).
   StatusOr<GatherStats> Gather(Collective& collective, TrainerClient::Offload* offload,
                                uint32_t rank, std::span<const LiveTensor> live,
                                const GatherOptions& options);
@@ -69,8 +69,15 @@ class MegatronExport {
   std::optional<mcore::Plan> plan_;
   std::optional<ModelDir> checkpoint_;
   std::vector<SideFile> side_files_;
+  /// Shards that `matches` say this rank writes, by how their bytes are reached.
+  StatusOr<uint64_t> PlaceShards(TrainerClient::Offload& offload,
+                                 std::span<const mcore::Match> matches,
+                                 std::span<const LiveTensor> live, std::set<uint32_t>& written);
+
   std::vector<uint32_t> writers_;  // shards that make each tensor
   ThreadPool pool_;
+  DevicePlace device_place_;
+  bool warned_ = false;
 };
 
 }  // namespace deltawire

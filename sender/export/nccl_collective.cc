@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/cuda/memory.h"
+#include "sender/export/gpu_status.h"
 
 namespace deltawire {
 namespace {
@@ -22,30 +23,9 @@ constexpr std::chrono::microseconds kLastPoll{1000};
 // How long a communicator without faults may take to end.
 constexpr std::chrono::seconds kFinalize{10};
 
-Status FromGpu(const kernels::GpuStatus& s) {
-  if (s.ok()) return absl::OkStatus();
-  const bool memory = s.error == kernels::GpuError::kMemory;
-  return Status(memory ? StatusCode::kResourceExhausted : StatusCode::kInternal, s.message);
-}
-
 Status FromCuda(cudaError_t error, const char* what) { return FromGpu(gpu::Check(error, what)); }
 
-// Makes `device` the thread's for a while: the trainer may use another one.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    (void)cudaGetDevice(&before_);
-    status_ = FromCuda(cudaSetDevice(device), "choosing the device");
-  }
-  ~OnDevice() { (void)cudaSetDevice(before_); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  const Status& status() const { return status_; }
-
- private:
-  int before_ = 0;
-  Status status_;
-};
+using gpu::OnDevice;
 
 class Event {
  public:
@@ -122,7 +102,7 @@ Communicator::~Communicator() {
 
 Status Communicator::Create(Deadline deadline) {
   const OnDevice here(device_);
-  Status ready = here.status();
+  Status ready = FromGpu(here.status());
   for (gpu::Stream* s : {&transfers, &from_device, &copies}) {
     if (ready.ok()) ready = FromGpu(s->Make());
   }
@@ -253,6 +233,7 @@ class NcclCollective final : public Collective {
   int rank() const override { return comm_->control().rank(); }
   int size() const override { return comm_->control().size(); }
   int root() const override { return comm_->control().root(); }
+  int device() const override { return comm_->device(); }
   Status Barrier(Deadline deadline) override { return AllGather({}, deadline).status(); }
   StatusOr<std::vector<std::vector<std::byte>>> AllGather(Bytes mine, Deadline deadline) override {
     DW_RETURN_IF_ERROR(comm_->broken());
@@ -339,7 +320,7 @@ StatusOr<std::unique_ptr<PendingGather>> NcclCollective::StartGather(
     uint32_t, Bytes mine, std::span<const MutableBytes> parts, Deadline deadline) {
   DW_RETURN_IF_ERROR(comm_->broken());
   const OnDevice here(comm_->device());
-  DW_RETURN_IF_ERROR(here.status());
+  DW_RETURN_IF_ERROR(FromGpu(here.status()));
   const bool root = comm_->is_root();
   if (root && parts.size() != static_cast<size_t>(size())) {
     return Errorf(StatusCode::kInvalidArgument, "a gather to {} places, but there are {} ranks",
@@ -359,7 +340,7 @@ StatusOr<std::unique_ptr<PendingGather>> NcclCollective::StartGather(
 StatusOr<std::unique_ptr<CollectiveBuffer>> NcclCollective::NewBuffer(BufferUse use,
                                                                       uint64_t bytes) {
   const OnDevice here(comm_->device());
-  DW_RETURN_IF_ERROR(here.status());
+  DW_RETURN_IF_ERROR(FromGpu(here.status()));
   auto buffer = std::make_unique<NcclBuffer>(comm_);
   DW_RETURN_IF_ERROR(buffer->Make(use, bytes));
   return std::unique_ptr<CollectiveBuffer>(std::move(buffer));
@@ -368,7 +349,7 @@ StatusOr<std::unique_ptr<CollectiveBuffer>> NcclCollective::NewBuffer(BufferUse 
 Status NcclCollective::Copy(std::span<const CopyJob> jobs, Deadline deadline) {
   DW_RETURN_IF_ERROR(comm_->broken());
   const OnDevice here(comm_->device());
-  DW_RETURN_IF_ERROR(here.status());
+  DW_RETURN_IF_ERROR(FromGpu(here.status()));
   for (const CopyJob& job : jobs) {
     DW_RETURN_IF_ERROR(
         FromGpu(comm_->copies.Copy(job.to.data(), job.from.data(), job.from.size())));

@@ -263,6 +263,10 @@ double TrainerClient::Offload::waited_seconds() const { return state_->waited; }
 
 MutableBytes TrainerClient::Offload::data() { return state_->data; }
 
+std::shared_ptr<HalfMapping> TrainerClient::Offload::whole_mapping() const {
+  return state_->client->owned.empty() ? state_->half : nullptr;
+}
+
 MutableBytes TrainerClient::Offload::tensor(size_t t) {
   const Layout& layout = *state_->client->layout;
   return state_->data.subspan(layout.offset(t), layout.bytes(t));

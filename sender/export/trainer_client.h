@@ -21,6 +21,8 @@
 
 namespace deltawire {
 
+class HalfMapping;
+
 struct PublishedVersion {
   StateId id;
   uint64_t model_bytes = 0;
@@ -79,6 +81,9 @@ class TrainerClient {
     ~Offload();
     /// The whole data section, all ranks' alike: tensor `t` lies at layout.offset(t).
     MutableBytes data();
+    /// The file that data() lies in, mapped for as long as this lives; kept from offload to
+    /// offload. Null where the agent owns a part: there is no memory behind the rest.
+    std::shared_ptr<HalfMapping> whole_mapping() const;
     /// Memory of tensor `t`, to be written in place; say Written when it is done.
     MutableBytes tensor(size_t t);
     /// Copies `data` (of exactly the tensor's size) into place, what is owned of it, and says

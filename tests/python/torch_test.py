@@ -12,6 +12,7 @@ deltawire = support.need("deltawire")
 
 from deltawire import _manager  # noqa: E402
 from deltawire._fsdp import Place  # noqa: E402
+from deltawire._megatron import DeviceReader  # noqa: E402
 
 DTYPES = {
     torch.float64: "F64",
@@ -134,6 +135,21 @@ class TorchTest(unittest.TestCase):
         offload.ready()
         manager.wait_published(1)
         self.check(want)
+
+    def test_what_the_library_reads_of_other_devices_in_pieces(self):
+        torch.manual_seed(5)
+        bits = torch.randint(0, 256, (24, 16), dtype=torch.uint8)
+        for dtype in DTYPES:
+            tensor = (bits & 1 if dtype == torch.bool else bits).view(dtype)
+            want = raw(tensor)
+            read = DeviceReader(tensor)
+            for offset, size in ((0, len(want)), (0, 1), (7, 64), (len(want) - 3, 3)):
+                got = bytearray(b"\xa5" * (size + 2))
+                read(offset, memoryview(got)[1 : size + 1])
+                self.assertEqual(got, b"\xa5" + want[offset : offset + size] + b"\xa5", dtype)
+        scalar = bytearray(4)
+        DeviceReader(torch.nn.Parameter(torch.tensor(2.5)))(0, memoryview(scalar))
+        self.assertEqual(bytes(scalar), raw(torch.tensor(2.5)))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-// A CUDA runtime that is not: "device" memory is the heap, filled with rubbish; what is queued on a
-// stream runs when somebody waits for it, and no sooner; kernels are the CPU emulation. It holds
-// the pipeline of kernels/cuda/differ.cc to its word where there is no device.
+// A CUDA runtime that is not: "device" memory is filled with rubbish, and nobody but queued work
+// can touch it; what is queued on a stream runs when somebody waits for it, and no sooner; kernels
+// are the CPU emulation, and strided copies write to host memory only where it is registered. It
+// holds what surrounds the kernels to its word where there is no device.
 #include "tests/unit/kernels/fake_cuda.h"
 
 #include <cuda_runtime_api.h>
+#include <sys/mman.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <set>
 #include <vector>
 
@@ -21,7 +25,9 @@ namespace deltawire::kernels::test {
 namespace {
 
 int fail_in = -1;
-int allocations = 0;
+int allocations = 0, placements = 0;
+bool refuse_pinning = false, refuse_mapping = false;
+std::map<const uint8_t*, size_t> device_memory, registered;
 std::set<CUstream_st*> streams;
 CUstream_st null_stream;
 
@@ -30,9 +36,39 @@ cudaError_t Outcome() { return fail_in >= 0 && fail_in-- == 0 ? cudaErrorUnknown
 
 CUstream_st& Of(cudaStream_t stream) { return stream == nullptr ? null_stream : *stream; }
 
+/// While it lives, device memory can be touched.
+class OnTheDevice {
+ public:
+  OnTheDevice() { Protect(PROT_READ | PROT_WRITE); }
+  ~OnTheDevice() { Protect(PROT_NONE); }
+
+ private:
+  static void Protect(int protection) {
+    for (const auto& [data, size] : device_memory) {
+      (void)mprotect(const_cast<uint8_t*>(data), size, protection);
+    }
+  }
+};
+
 void RunAll(CUstream_st& stream) {
+  if (stream.work.empty()) return;
+  const OnTheDevice here;
   for (const auto& step : stream.work) step();
   stream.work.clear();
+}
+
+bool Holds(const std::map<const uint8_t*, size_t>& blocks, const uint8_t* p, size_t bytes) {
+  auto after = blocks.upper_bound(p);
+  if (after == blocks.begin()) return false;
+  --after;
+  return p + bytes <= after->first + after->second;
+}
+
+/// What a kernel may not touch ends the test program.
+void CheckKernelMemory(const uint8_t* p, size_t bytes) {
+  if (Holds(device_memory, p, bytes) || Holds(registered, p, bytes)) return;
+  std::fputs("a kernel touches memory that is neither a device's nor registered\n", stderr);
+  std::abort();
 }
 
 cudaError_t Allocate(void** memory, size_t bytes) {
@@ -40,6 +76,29 @@ cudaError_t Allocate(void** memory, size_t bytes) {
   *memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   std::memset(*memory, 0xdb, bytes);
   ++allocations;
+  return cudaSuccess;
+}
+
+cudaError_t AllocateOnDevice(void** memory, size_t bytes) {
+  if (Outcome() != cudaSuccess) return cudaErrorMemoryAllocation;
+  constexpr size_t kPage = 4096;
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  void* made = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (made == MAP_FAILED) return cudaErrorMemoryAllocation;
+  std::memset(made, 0xdb, bytes);
+  (void)mprotect(made, bytes, PROT_NONE);
+  device_memory[static_cast<uint8_t*>(made)] = bytes;
+  *memory = made;
+  ++allocations;
+  return cudaSuccess;
+}
+
+cudaError_t FreeOnDevice(void* memory) {
+  const auto block = device_memory.find(static_cast<uint8_t*>(memory));
+  if (block == device_memory.end()) return memory == nullptr ? cudaSuccess : cudaErrorInvalidValue;
+  munmap(memory, block->second);
+  device_memory.erase(block);
+  --allocations;
   return cudaSuccess;
 }
 
@@ -156,7 +215,11 @@ void ApplyBlocks(const gpu::ApplyBatch& batch) {
 }  // namespace
 
 void FailCudaCallIn(int calls) { fail_in = calls; }
+void RefusePinning(bool refuse) { refuse_pinning = refuse; }
+void RefuseMapping(bool refuse) { refuse_mapping = refuse; }
 int CudaAllocations() { return allocations; }
+int CudaRegistrations() { return static_cast<int>(registered.size()); }
+int CudaPlacements() { return placements; }
 
 }  // namespace deltawire::kernels::test
 
@@ -187,8 +250,11 @@ void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key,
 }
 void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaStream_t stream) {
   Of(stream).work.push_back([=] {
+    ++placements;
     for (uint64_t i = 0; i < plan.units; ++i) {
       const PlaceStep step = PlaceUnit(plan, i);
+      CheckKernelMemory(src + step.src, plan.unit);
+      CheckKernelMemory(dst + step.dst, plan.dst_unit);
       if (plan.from == Number::kNone) {
         std::memcpy(dst + step.dst, src + step.src, plan.unit);
       } else {
@@ -212,16 +278,39 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = size_t{3} << 30;
+  *total_bytes = size_t{8} << 30;
+  return Outcome();
+}
 cudaError_t cudaGetLastError() { return Outcome(); }
 const char* cudaGetErrorString(cudaError_t) { return "made to fail"; }
 const char* cudaGetErrorName(cudaError_t) { return "cudaErrorUnknown"; }
 
-cudaError_t cudaMalloc(void** memory, size_t bytes) { return Allocate(memory, bytes); }
+cudaError_t cudaMalloc(void** memory, size_t bytes) { return AllocateOnDevice(memory, bytes); }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) { return Allocate(memory, bytes); }
-cudaError_t cudaFree(void* memory) { return Free(memory); }
+cudaError_t cudaFree(void* memory) { return FreeOnDevice(memory); }
 cudaError_t cudaFreeHost(void* memory) { return Free(memory); }
-cudaError_t cudaHostRegister(void*, size_t, unsigned) { return Outcome(); }
-cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  if (refuse_pinning) return cudaErrorMemoryAllocation;
+  if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
+  registered[static_cast<uint8_t*>(memory)] = bytes;
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* memory) {
+  return registered.erase(static_cast<uint8_t*>(memory)) == 1 ? cudaSuccess : cudaErrorInvalidValue;
+}
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  if (refuse_mapping || !Holds(registered, static_cast<uint8_t*>(host), 1)) {
+    return cudaErrorNotSupported;
+  }
+  *device = host;
+  return Outcome();
+}
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = new CUstream_st;
@@ -250,6 +339,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 }
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind) {
   if (const cudaError_t error = Outcome(); error != cudaSuccess) return error;
+  const OnTheDevice here;
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }

@@ -5,7 +5,13 @@ namespace deltawire::kernels::test {
 
 /// The call after the next `calls` ones that can fail does; negative: none. It fails once.
 void FailCudaCallIn(int calls);
+/// No host memory can be pinned; or it can, but no kernel reaches it.
+void RefusePinning(bool refuse);
+void RefuseMapping(bool refuse);
 /// Device and pinned memory that nobody has freed.
 int CudaAllocations();
+/// Host memory that is registered, and strided copies that have run, until now.
+int CudaRegistrations();
+int CudaPlacements();
 
 }  // namespace deltawire::kernels::test

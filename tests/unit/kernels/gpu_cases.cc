@@ -238,6 +238,44 @@ TEST_CASE("GPU conversions give the oracle's bytes") {
   }
 }
 
+TEST_CASE("A GPU queue writes placed and converted bytes straight into pinned host memory") {
+  if (NoDevice()) return;
+  const uint64_t seed = 40;
+  CAPTURE(seed);
+  Random random(seed);
+  std::unique_ptr<GpuQueue> queue;
+  RequireOk(GpuQueue::Create(0, &queue));
+  constexpr size_t kRows = 33, kColumns = 70, kCount = kRows * kColumns;
+  Buffer src(kCount * 2), wanted(kCount * 4), placed(kCount * 4);
+  src.Fill(random);
+  StridedCopy copy;  // transposed
+  copy.run_bytes = 4;
+  copy.dims = 2;
+  copy.counts[0] = kRows, copy.src_strides[0] = 2, copy.dst_strides[0] = kColumns * 4;
+  copy.counts[1] = kColumns, copy.src_strides[1] = kRows * 2, copy.dst_strides[1] = 4;
+  const Convert convert{Element::kBF16, Element::kF32, 1};
+  Scalar().place_convert(copy, convert, src, wanted);
+  std::unique_ptr<GpuBuffer> device;
+  RequireOk(GpuBuffer::Create(src.size(), &device));
+  std::unique_ptr<GpuPin> pin;
+  RequireOk(queue->Pin(placed, &pin));
+  MutableBytes mapped;
+  RequireOk(queue->Mapped(placed, &mapped));
+  RequireOk(queue->Copy(device->bytes(), src));
+  RequireOk(queue->Place(copy, device->bytes(), mapped, convert));
+  RequireOk(queue->Wait());
+  CHECK(Equal(placed, wanted));
+  CHECK(queue->Copy(device->bytes(), Bytes(src).first(2)).error == GpuError::kArgument);
+}
+
+TEST_CASE("GPU memory is told") {
+  if (NoDevice()) return;
+  uint64_t free_bytes = 0, total = 0;
+  RequireOk(GpuMemory(0, &free_bytes, &total));
+  CHECK(free_bytes > 0);
+  CHECK(free_bytes <= total);
+}
+
 TEST_CASE("GPU calls that make no sense are refused") {
   if (NoDevice()) return;
   Random random(38);

@@ -1,0 +1,237 @@
+"""Where a Megatron rank's bytes may be, without Megatron: host memory, and behind callbacks as tensors
+on a device are read without CUDA in the library. What a receiver holds is compared byte by byte."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import random
+import shutil
+import subprocess
+import sys
+import types
+import unittest
+from unittest import mock
+
+import support
+
+deltawire = support.need("deltawire")
+from deltawire import _core, _megatron  # noqa: E402
+
+CONFIG = {
+    "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "vocab_size": 384,
+    "num_experts": 4, "moe_intermediate_size": 32, "mlp_only_layers": [0],
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+QKV = 4 * 16 + 2 * 2 * 16
+# Megatron's parameters of that model on one rank, with TransformerEngine's names.
+SHAPES = {
+    "embedding.word_embeddings.weight": (384, 64),
+    "decoder.final_layernorm.weight": (64,),
+    "output_layer.weight": (384, 64),
+    "decoder.layers.0.mlp.linear_fc1.layer_norm_weight": (64,),
+    "decoder.layers.0.mlp.linear_fc1.weight": (192, 64),
+    "decoder.layers.0.mlp.linear_fc2.weight": (64, 96),
+    "decoder.layers.1.pre_mlp_layernorm.weight": (64,),
+    "decoder.layers.1.mlp.router.weight": (4, 64),
+}
+for _e in range(4):
+    SHAPES[f"decoder.layers.1.mlp.experts.linear_fc1.weight{_e}"] = (64, 64)
+    SHAPES[f"decoder.layers.1.mlp.experts.linear_fc2.weight{_e}"] = (64, 32)
+for _l in range(2):
+    _at = f"decoder.layers.{_l}.self_attention."
+    SHAPES[_at + "linear_qkv.layer_norm_weight"] = (64,)
+    SHAPES[_at + "linear_qkv.weight"] = (QKV, 64)
+    SHAPES[_at + "linear_proj.weight"] = (64, 64)
+    SHAPES[_at + "q_layernorm.weight"] = (16,)
+    SHAPES[_at + "k_layernorm.weight"] = (16,)
+
+
+class OtherDevice:
+    """A tensor that Python holds, on a device that the library knows nothing of."""
+
+    device = types.SimpleNamespace(type="other", index=0)
+
+    def __init__(self, content: bytes, shape):
+        self.content, self.shape = content, shape
+
+
+class Reader:
+    """In place of DeviceReader, which wants torch; counts what is asked for."""
+
+    asked: list[int] = []
+    fail_at = None
+
+    def __init__(self, tensor):
+        self._content = tensor.content
+
+    def __call__(self, offset, to):
+        if self.fail_at == len(self.asked):
+            raise ValueError("the device is gone")
+        self.asked.append(len(to))
+        to[:] = self._content[offset : offset + len(to)]
+
+
+class Model:
+    config = types.SimpleNamespace()
+
+    def __init__(self, tensors):
+        self._tensors = tensors
+
+    def named_parameters(self):
+        return self._tensors.items()
+
+    def named_modules(self):
+        return []
+
+
+class State:
+    """parallel_state of a single rank."""
+
+    def __getattr__(self, name):
+        return lambda: 1 if name.endswith("world_size") else 0
+
+
+class HostTensor:
+    """bf16 in host memory."""
+
+    def __init__(self, content, shape):
+        self.shape = shape
+        self._memory = ctypes.create_string_buffer(content, len(content))
+        self.address = ctypes.addressof(self._memory)
+
+
+def contents(seed: int) -> dict[str, bytes]:
+    rng = random.Random(seed)
+    return {name: rng.randbytes(2 * _product(shape)) for name, shape in SHAPES.items()}
+
+
+def _product(shape):
+    out = 1
+    for n in shape:
+        out *= n
+    return out
+
+
+def source_of(name, tensor):
+    return types.SimpleNamespace(address=tensor.address, dtype="BF16", shape=tensor.shape)
+
+
+def meta_of(name, tensor):
+    return types.SimpleNamespace(dtype="BF16", shape=tensor.shape)
+
+
+class SourcesTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(support.Cluster())
+        cls.hf = cls.cluster.root / "hf"
+        cls.hf.mkdir()
+        (cls.hf / "config.json").write_text(json.dumps(CONFIG))
+
+    def setUp(self):
+        Reader.asked, Reader.fail_at = [], None
+        for name, fake in {
+            "source_of": source_of,
+            "meta_of": meta_of,
+            "is_cuda": lambda t: isinstance(t, OtherDevice),
+            "DeviceReader": Reader,
+        }.items():
+            self.enterContext(mock.patch.object(_megatron, name, fake))
+        self.model = self.id().rsplit(".", 1)[-1]
+
+    def manager(self, model=None):
+        return deltawire.WeightManager(self.cluster.endpoint, model=model or self.model)
+
+    def offload(self, manager, seed, version, kind, **options):
+        made = {name: kind(content, SHAPES[name]) for name, content in contents(seed).items()}
+        options["parallel"] = {"spec": "te"}
+        return manager.offload_megatron(Model(made), State(), self.hf, version, **options)
+
+    def host_content(self, seed):
+        """What the way over host memory gives, from a model of its own."""
+        self.offload(self.manager("host-" + self.model), seed, seed, HostTensor)
+        return self.cluster.content("host-" + self.model)
+
+    def test_read_tensors_become_the_bytes_of_host_tensors(self):
+        manager = self.manager()
+        for seed in (1, 2):
+            done = self.offload(manager, seed, seed, OtherDevice)
+            self.assertEqual(done.tensors, len(SHAPES))
+            self.assertEqual(self.cluster.content(self.model), self.host_content(seed))
+        self.assertEqual(sum(Reader.asked), 2 * 2 * sum(map(_product, SHAPES.values())))
+        self.assertTrue(any(any(t[2]) for t in self.cluster.content(self.model).values()))
+
+    def test_what_a_reader_raises_is_raised_and_the_next_version_goes_through(self):
+        manager = self.manager()
+        Reader.fail_at = 5
+        with self.assertRaisesRegex(ValueError, "the device is gone"):
+            self.offload(manager, 1, 1, OtherDevice)
+        Reader.fail_at = None
+        self.offload(manager, 2, 2, OtherDevice)
+        self.assertEqual(self.cluster.content(self.model), self.host_content(2))
+
+    def test_a_gather_reads_by_buckets(self):
+        want = self.host_content(3)
+        for number, size in enumerate((4096, "auto")):
+            with self.subTest(size):
+                Reader.asked = []
+                group = deltawire.Gather(
+                    f"file:{self.cluster.root}", f"job-{number}", interface="lo", bucket_bytes=size
+                )
+                manager = self.manager(f"{self.model}-{number}")
+                self.offload(manager, 3, 3, OtherDevice, gather=group)
+                self.assertEqual(self.cluster.content(f"{self.model}-{number}"), want)
+                if size != "auto":
+                    self.assertLessEqual(max(Reader.asked), size)
+
+    def test_a_device_that_is_not_there_is_refused_by_name(self):
+        manager = self.manager()
+        self.offload(manager, 1, 1, HostTensor)
+        plan = manager._planned.plan
+        params = [
+            (0, name, "BF16", shape, 4096, 1_000_000, None) for name, shape in SHAPES.items()
+        ]
+        with self.assertRaisesRegex(deltawire.Error, "is said to lie on device 999999"):
+            plan.check(0, params)
+        self.assertIsInstance(_core.gpu_available(), bool)
+
+    def test_gathers_that_make_no_sense_are_refused(self):
+        where = f"file:{self.cluster.root}"
+        with self.assertRaisesRegex(deltawire.Error, "nvlink"):
+            deltawire.Gather(where, "job-k", kind="nvlink").kind_number()
+        with self.assertRaisesRegex(deltawire.Error, '"half"'):
+            deltawire.Gather(where, "job-b", bucket_bytes="half").bucket_size()
+        nccl = deltawire.Gather(where, "job-n", interface="lo", kind="nccl", device=1_000_000)
+        with self.assertRaisesRegex(deltawire.Error, "CUDA|no gather over NCCL here"):
+            self.offload(self.manager(), 1, 1, HostTensor, gather=nccl)
+
+    def test_without_the_plugin_nccl_is_said_to_be_missing(self):
+        # The library alone, elsewhere: what lies beside the one in the build is not found there.
+        maps = pathlib.Path("/proc/self/maps").read_text().split()
+        library = pathlib.Path(next(m for m in maps if "libdeltawire_export.so" in m))
+        alone = self.cluster.root / "alone"
+        alone.mkdir()
+        shutil.copy(library, alone / "libdeltawire_export.so.1")
+        code = (
+            "from deltawire import _core, Error\n"
+            "try:\n"
+            f"    _core.Collective(0, 1, 0, 'file:{alone}', 'job', 'lo', '', 20000,"
+            " _core.COLLECTIVE_NCCL, 0)\n"
+            "except Error as error:\n"
+            "    print(error)\n"
+        )
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(alone)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        )
+        self.assertIn("no gather over NCCL here", done.stdout, done.stderr)
+        self.assertIn(str(alone / "libdeltawire_nccl.so"), done.stdout)
+        self.assertIn("or gather over Gloo", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,78 @@
+// How large buckets become where memory decides.
+#include "sender/export/bucket_size.h"
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/support/temp_dir.h"
+#include "tests/unit/export/ranks.h"
+
+namespace deltawire::testing {
+namespace {
+
+constexpr uint64_t kGiB = 1ULL << 30;
+
+BucketNeeds Auto(uint64_t host, uint64_t host_free, uint64_t device_free = UINT64_MAX,
+                 uint64_t row = 64) {
+  return {kAutoBucketBytes, row, host, host_free, device_free};
+}
+
+TEST_CASE("buckets follow the rank that has least, and the ranks that share a host") {
+  const auto bytes = [](std::vector<BucketNeeds> ranks) { return BucketBytesFor(ranks).value(); };
+  CHECK(bytes({Auto(1, 64 * kGiB), Auto(2, 64 * kGiB)}) == kLargestAutoBucket);
+  CHECK(bytes({Auto(1, 64 * kGiB), Auto(2, kGiB)}) == kGiB / 8);
+  CHECK(bytes({Auto(1, kGiB), Auto(1, kGiB)}) == kGiB / 16);
+  CHECK(bytes({Auto(1, 64 * kGiB, 2 * kGiB), Auto(2, 64 * kGiB, kGiB)}) == kGiB / 8);
+  CHECK(bytes({Auto(1, 8 * 100)}) == 64);
+  CHECK(bytes({Auto(1, 8 * 200)}) == 192);
+  CHECK(bytes({Auto(1, 0)}) == 64);
+  CHECK(bytes({Auto(1, 0), Auto(2, kGiB, UINT64_MAX, 4097)}) == 4160);
+  CHECK(bytes({Auto(1, UINT64_MAX)}) == kLargestAutoBucket);
+}
+
+TEST_CASE("a size that is asked for is kept, and must be asked for everywhere") {
+  const BucketNeeds asks{4096, 9999, 0, 0, 0};
+  CHECK(BucketBytesFor(std::vector{asks, asks}).value() == 4096);
+  const auto status = BucketBytesFor(std::vector{asks, Auto(1, kGiB)}).status();
+  CHECK(status.code() == StatusCode::kFailedPrecondition);
+  CHECK_THAT(std::string(MessageOf(status)), Catch::Contains("rank 1"));
+}
+
+TEST_CASE("free host memory is what the machine and the control group leave") {
+  namespace fs = std::filesystem;
+  TempDir dir;
+  const fs::path proc = fs::path(dir.path()) / "proc", group = fs::path(dir.path()) / "group";
+  fs::create_directories(proc);
+  fs::create_directories(group);
+  const auto write = [](const fs::path& path, const char* text) { std::ofstream(path) << text; };
+  CHECK(FreeHostBytes(proc, group) == UINT64_MAX);
+  write(proc / "meminfo", "MemTotal:  900 kB\nMemFree:  1 kB\nMemAvailable:  500 kB\n");
+  CHECK(FreeHostBytes(proc, group) == 500 * 1024);
+  write(group / "memory.max", "max\n");
+  write(group / "memory.current", "1000\n");
+  CHECK(FreeHostBytes(proc, group) == 500 * 1024);
+  write(group / "memory.max", "3000\n");
+  CHECK(FreeHostBytes(proc, group) == 2000);
+  write(group / "memory.stat", "anon 5\ninactive_file 400\n");
+  CHECK(FreeHostBytes(proc, group) == 2400);
+  write(group / "memory.current", "9000\n");
+  CHECK(FreeHostBytes(proc, group) == 0);
+  CHECK(FreeHostBytes() > 0);
+}
+
+TEST_CASE("all ranks agree on one size") {
+  TempDir dir;
+  Ranks ranks(3, [&](int rank, const Line&) {
+    auto gloo = NewGlooCollective(Loopback(dir.path(), "job", rank, 3), Soon());
+    if (!gloo.ok()) return gloo.status().ToString();
+    const uint64_t row = rank == 1 ? kGiB + 1 : 64;
+    const auto bytes = AgreeBucketBytes(**gloo, kAutoBucketBytes, row, Soon());
+    const auto differ = AgreeBucketBytes(**gloo, rank == 2 ? 128 : 64, 1, Soon());
+    return std::to_string(bytes.value_or(0)) + " " + std::to_string(differ.ok());
+  });
+  for (int r = 0; r < 3; ++r) CHECK(ranks.Hear(r) == std::to_string(kGiB + 64) + " 0");
+}
+
+}  // namespace
+}  // namespace deltawire::testing

@@ -1,0 +1,104 @@
+// The C ABI's Megatron part where it meets callers of another age, and a gather that is not there.
+#include <catch2/catch.hpp>
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "sender/export/deltawire_export.h"
+#include "tests/support/temp_dir.h"
+
+namespace deltawire::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+dw_collective_options Alone(const std::string& rendezvous) {
+  dw_collective_options o{};
+  o.struct_size = sizeof o;
+  o.size = 1;
+  o.rendezvous = rendezvous.c_str();
+  o.job = "alone";
+  o.net_interface = "lo";
+  o.timeout_ms = 20'000;
+  return o;
+}
+
+TEST_CASE("a group over NCCL that cannot be is an error, and one of no kind as well") {
+  TempDir dir;
+  const std::string rendezvous = "file:" + dir.path().string();
+  dw_collective_options o = Alone(rendezvous);
+  dw_collective* collective = nullptr;
+  o.kind = DW_COLLECTIVE_NCCL;
+  o.device = 1'000'000;  // no machine has one of this number
+  CHECK(dw_collective_create(&o, &collective) != DW_OK);
+  const std::string said = dw_last_error();
+  CHECK_THAT(said, Catch::Contains("CUDA") || Catch::Contains("no gather over NCCL here"));
+  o.kind = 7;
+  CHECK(dw_collective_create(&o, &collective) == DW_INVALID_ARGUMENT);
+  CHECK(collective == nullptr);
+}
+
+TEST_CASE("options of before there were kinds make a group over Gloo") {
+  TempDir dir;
+  const std::string rendezvous = "file:" + dir.path().string();
+  dw_collective_options o = Alone(rendezvous);
+  o.struct_size = offsetof(dw_collective_options, kind);
+  o.kind = 7;  // beyond the struct's end
+  dw_collective* collective = nullptr;
+  CHECK(dw_collective_create(&o, &collective) == DW_OK);
+  INFO(dw_last_error());
+  CHECK(collective != nullptr);
+  dw_collective_destroy(collective);
+}
+
+struct OldParam {  // dw_param as it was
+  size_t struct_size;
+  uint32_t chunk;
+  const char* name;
+  const char* dtype;
+  const uint64_t* shape;
+  uint32_t ndim;
+  const void* data;
+};
+static_assert(sizeof(OldParam) < sizeof(dw_param));
+
+TEST_CASE("parameters of before there were devices are in host memory") {
+  TempDir dir;
+  std::ofstream(dir.path() / "config.json") << R"({"model_type": "qwen3_moe",
+    "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "head_dim": 4, "intermediate_size": 8, "vocab_size": 8, "num_experts": 2,
+    "moe_intermediate_size": 4, "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+  const std::string hf_dir = dir.path().string();
+  dw_megatron_options o{};
+  o.struct_size = sizeof o;
+  o.hf_dir = hf_dir.c_str();
+  o.parallel = "tp=1";
+  dw_megatron* megatron = nullptr;
+  const int made = dw_megatron_create(&o, &megatron);
+  INFO(dw_last_error());
+  REQUIRE(made == DW_OK);
+  const uint64_t shape[] = {2};
+  const uint16_t data[2] = {};
+  const OldParam params[] = {{sizeof(OldParam), 0, "first", "BF16", shape, 1, data},
+                             {sizeof(OldParam), 0, "second", "BF16", shape, 1, data}};
+  const auto* as_new = reinterpret_cast<const dw_param*>(params);
+  CHECK(dw_megatron_check(megatron, 0, as_new, 2) == DW_INVALID_ARGUMENT);
+  CHECK_THAT(std::string(dw_last_error()), Catch::Contains("first (chunk 0) is unknown") &&
+                                               Catch::Contains("second (chunk 0) is unknown"));
+  dw_param beyond{};
+  beyond.struct_size = sizeof beyond;
+  beyond.name = "first";
+  beyond.dtype = "BF16";
+  beyond.shape = shape;
+  beyond.ndim = 1;
+  beyond.data = data;
+  beyond.device = 1'000'001;
+  CHECK(dw_megatron_check(megatron, 0, &beyond, 1) != DW_OK);
+  CHECK_THAT(std::string(dw_last_error()),
+             Catch::Contains("first is said to lie on device 1000000"));
+  dw_megatron_destroy(megatron);
+}
+
+}  // namespace
+}  // namespace deltawire::testing

@@ -1,0 +1,207 @@
+// Shards on a device and behind callbacks, bit for bit against the CPU's way over the same plan.
+// Compiled with the pretended CUDA runtime, whose device memory nobody but queued work can touch.
+#include "sender/export/device_place.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+#include "tests/unit/export/device_rank.h"
+#include "tests/unit/kernels/fake_cuda.h"
+
+namespace deltawire::testing {
+namespace {
+
+using kernels::test::CudaAllocations;
+using kernels::test::CudaPlacements;
+using kernels::test::CudaRegistrations;
+using kernels::test::FailCudaCallIn;
+using kernels::test::RefuseMapping;
+using kernels::test::RefusePinning;
+using mcore::testing::TextOf;
+
+/// A half, mapped as the trainer's client keeps it. Its tensors begin behind a header.
+struct Half {
+  static constexpr size_t kHeader = 128;
+  std::shared_ptr<std::vector<std::byte>> memory;
+  HalfMemory half;
+
+  explicit Half(const Rank& rank)
+      : memory(std::make_shared<std::vector<std::byte>>(
+            kHeader + rank.planned.plan.layout().total_bytes(), std::byte{0x5a})) {
+    half.tensor = [this, &rank](uint32_t t) { return rank.Tensor(data(), t); };
+    half.mapped = *memory;
+    half.mapping = memory;
+  }
+  Half(const Half&) = delete;
+  MutableBytes data() const { return MutableBytes(*memory).subspan(kHeader); }
+  bool Holds(const std::vector<std::byte>& wanted) const {
+    return std::equal(wanted.begin(), wanted.end(), data().begin());
+  }
+  void Clear() { std::fill(memory->begin(), memory->end(), std::byte{0x5a}); }
+};
+
+/// Whatever a case set, the next one begins afresh.
+struct Knobs {
+  ~Knobs() {
+    FailCudaCallIn(-1);
+    RefusePinning(false);
+    RefuseMapping(false);
+  }
+};
+
+constexpr uint64_t kSeed = 71;
+
+TEST_CASE("a device writes its shards straight into the pinned half, converted or not") {
+  const char* dtype = GENERATE("bfloat16", "float32");
+  const char* parallel = GENERATE("tp=1", "tp=2,pp=1", "tp=2,ep=2,etp=1,experts=sequential");
+  CAPTURE(dtype, parallel, kSeed);
+  Rank rank(dtype, parallel, 0, kSeed);
+  rank.PutAll(Kind::kDevice);
+  Half a(rank), b(rank);
+  DevicePlace place;
+  const std::vector<std::byte> wanted = rank.Wanted();
+  for (int version = 0; version < 4; ++version) {
+    Half& half = version % 2 == 0 ? a : b;
+    half.Clear();
+    const int placements = CudaPlacements();
+    const auto stats = rank.Run(place, half.half);
+    INFO(TextOf(stats));
+    REQUIRE(stats.ok());
+    CHECK(stats->why_staged.empty());
+    CHECK(stats->staged_bytes == 0);
+    CHECK(stats->direct_bytes > 0);
+    CHECK(CudaPlacements() > placements);
+    CHECK(half.Holds(wanted));
+    CHECK(std::all_of(half.memory->begin(), half.memory->begin() + Half::kHeader,
+                      [](std::byte v) { return v == std::byte{0x5a}; }));
+    // Pinned once, and kept.
+    CHECK(CudaRegistrations() == (version == 0 ? 1 : 2));
+  }
+}
+
+TEST_CASE("a half that is mapped no more does not stay pinned") {
+  Rank rank("bfloat16", "tp=1", 0, kSeed);
+  rank.PutAll(Kind::kDevice);
+  DevicePlace place;
+  auto old = std::make_unique<Half>(rank);
+  REQUIRE(rank.Run(place, old->half).ok());
+  const std::weak_ptr<void> dropped = old->memory;
+  old.reset();
+  Half fresh(rank);
+  REQUIRE(rank.Run(place, fresh.half).ok());
+  CHECK(dropped.expired());
+  CHECK(CudaRegistrations() == 1);
+  CHECK(fresh.Holds(rank.Wanted()));
+}
+
+TEST_CASE("where the half cannot be pinned or reached, shards go over two buckets of whole rows") {
+  const Knobs knobs;
+  const int why = GENERATE(0, 1, 2);
+  const char* dtype = GENERATE("bfloat16", "float32");
+  const uint64_t bucket = GENERATE(64, 1000, 4096, 1 << 20);
+  CAPTURE(why, dtype, bucket, kSeed);
+  Rank rank(dtype, "tp=2,ep=2,etp=1", 1, kSeed);
+  rank.PutAll(Kind::kDevice);
+  Half half(rank);
+  if (why == 0) RefusePinning(true);
+  if (why == 1) RefuseMapping(true);
+  if (why == 2) half.half.mapping = nullptr;  // an agent that owns a part
+  DevicePlace place(bucket);
+  const int placements = CudaPlacements();
+  const std::vector<std::byte> wanted = rank.Wanted();
+  for (int version = 0; version < 2; ++version) {
+    half.Clear();
+    const auto stats = rank.Run(place, half.half);
+    INFO(TextOf(stats));
+    REQUIRE(stats.ok());
+    CHECK_FALSE(stats->why_staged.empty());
+    CHECK(stats->direct_bytes == 0);
+    CHECK(stats->staged_bytes > 0);
+    // The largest row here is of 160 bytes.
+    CHECK(stats->bucket_bytes <= 2 * std::max<uint64_t>(bucket, 160));
+    CHECK((bucket > 4096 || stats->buckets > 2));
+    CHECK(half.Holds(wanted));
+    CHECK(CudaPlacements() == placements);
+  }
+  if (why == 2) CHECK(CudaRegistrations() <= 2);  // the buckets, never the half
+}
+
+TEST_CASE("callbacks are asked for rows that fit a bucket, and mix with devices and the host") {
+  Rank rank("float32", "tp=2,ep=2,etp=1", 0, kSeed);
+  for (size_t i = 0; i < rank.live.size(); ++i) rank.Put(i, static_cast<Kind>(i % 3));
+  constexpr uint64_t kBucket = 512;
+  DevicePlace place(kBucket);
+  Half half(rank);
+  mcore::Transfer host;
+  for (const mcore::Match& m : rank.matches) {
+    if (!m.shard.writes || !rank.live[m.live].on_host()) continue;
+    host.Add(
+        Get(StepsOf(rank.planned.plan, m.shard, DType::kBF16, m.split, mcore::Direction::kToHf)),
+        rank.bytes[m.live]);
+  }
+  host.Run(mcore::Direction::kToHf, half.half.tensor, rank.pool);
+  const auto stats = rank.Run(place, half.half);
+  INFO(TextOf(stats));
+  REQUIRE(stats.ok());
+  CHECK(stats->why_staged.empty());
+  CHECK(stats->direct_bytes > 0);
+  CHECK(stats->staged_bytes > 0);
+  CHECK(rank.reads > 0);
+  CHECK(rank.largest_read <= kBucket);
+  CHECK(rank.LargestShard() > kBucket);
+  CHECK(half.Holds(rank.Wanted()));
+}
+
+TEST_CASE(
+    "a CUDA error anywhere leaves the right bytes or an error, and the next version is right") {
+  const Knobs knobs;
+  const bool direct = GENERATE(true, false);
+  CAPTURE(direct, kSeed);
+  Rank rank("float32", "tp=2,ep=2,etp=1", 0, kSeed);
+  rank.PutAll(Kind::kDevice);
+  const std::vector<std::byte> wanted = rank.Wanted();
+  const int before = CudaAllocations();
+  int fell_back = 0, errors = 0, at = 0;
+  for (bool reached = false; !reached; at += 1 + at / 6) {
+    CAPTURE(at);
+    Half half(rank);
+    if (!direct) half.half.mapping = nullptr;
+    DevicePlace place(1024);
+    FailCudaCallIn(at);
+    const auto stats = rank.Run(place, half.half);
+    // What has not failed by now would fail here.
+    reached = rank.Run(place, half.half).ok() && stats.ok() && at > 400;
+    FailCudaCallIn(-1);
+    if (stats.ok()) {
+      REQUIRE(half.Holds(wanted));
+      fell_back += direct && !stats->why_staged.empty();
+    } else {
+      ++errors;
+      CHECK_THAT(TextOf(stats), Catch::Contains("CUDA: "));
+    }
+    half.Clear();
+    const auto next = rank.Run(place, half.half);
+    INFO(TextOf(next));
+    REQUIRE(next.ok());
+    REQUIRE(half.Holds(wanted));
+  }
+  CHECK((direct ? fell_back : errors) > 5);
+  CHECK(CudaAllocations() == before);
+  CHECK(CudaRegistrations() == 0);
+}
+
+TEST_CASE("a callback's error names the parameter") {
+  Rank rank("bfloat16", "tp=1", 0, kSeed);
+  rank.PutAll(Kind::kCallback);
+  rank.fail_read = 7;
+  DevicePlace place(1024);
+  Half half(rank);
+  const auto stats = rank.Run(place, half.half);
+  REQUIRE_FALSE(stats.ok());
+  CHECK(stats.status().code() == StatusCode::kDataLoss);
+  CHECK_THAT(TextOf(stats), Catch::Contains("the trainer's copy failed") &&
+                                (Catch::Contains("weight") || Catch::Contains("bias")));
+}
+
+}  // namespace
+}  // namespace deltawire::testing

@@ -1,0 +1,124 @@
+// One Megatron rank's shards of random bytes on a pretended device, behind callbacks or on the
+// host. Owner: one test case. Threads: one. What must not fail is REQUIREd here.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "sender/export/device_place.h"
+#include "tests/unit/export/mcore/plans.h"
+
+namespace deltawire::testing {
+
+using mcore::testing::Get;
+
+// fp32 at HF, so that bf16 shards are converted on their way; with experts and tied sizes.
+inline constexpr const char* kConfig = R"({
+  "model_type": "qwen3_moe", "num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 6,
+  "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "vocab_size": 37,
+  "num_experts": 4, "moe_intermediate_size": 20, "mlp_only_layers": [1],
+  "tie_word_embeddings": false, "torch_dtype": "DTYPE"})";
+
+inline std::string Config(const char* dtype) {
+  std::string text = kConfig;
+  text.replace(text.find("DTYPE"), 5, dtype);
+  return text;
+}
+
+enum class Kind { kHost, kDevice, kCallback };
+
+/// One rank's shards of random bytes, reached in one way or another.
+struct Rank {
+  mcore::testing::Planned planned;
+  std::vector<mcore::ShardParam> wanted;
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<std::unique_ptr<kernels::GpuBuffer>> device;
+  std::vector<LiveTensor> live;
+  std::vector<mcore::Match> matches;
+  std::vector<DeviceShard> shards;
+  uint64_t reads = 0, largest_read = 0, fail_read = UINT64_MAX;
+  ThreadPool pool{2};
+
+  Rank(const char* hf_dtype, const std::string& parallel, uint32_t rank, uint64_t seed)
+      : planned(mcore::testing::PlanOf(Config(hf_dtype), parallel)) {
+    std::mt19937_64 random(seed);
+    std::vector<mcore::LiveParam> params;
+    for (const mcore::ShardParam& s : planned.plan.Rank(rank)) {
+      if (s.shape.empty()) continue;
+      uint64_t size = DTypeBytes(DType::kBF16);
+      for (const uint64_t n : s.shape) size *= n;
+      params.push_back({s.chunk, s.names.front(), DType::kBF16, s.shape});
+      bytes.emplace_back(size);
+      for (std::byte& b : bytes.back()) b = static_cast<std::byte>(random());
+    }
+    matches = Get(MatchRank(planned.plan, rank, params));
+    for (auto& p : params) live.push_back({std::move(p), {}});
+    for (size_t i = 0; i < live.size(); ++i) live[i].data = bytes[i];
+  }
+
+  void Put(size_t i, Kind kind) {
+    LiveTensor& t = live[i];
+    if (kind == Kind::kDevice) {
+      std::unique_ptr<kernels::GpuBuffer> buffer;
+      REQUIRE(kernels::GpuBuffer::Create(bytes[i].size(), &buffer).ok());
+      REQUIRE(kernels::GpuCopy(buffer->bytes(), bytes[i]).ok());
+      t.data = buffer->bytes();
+      t.device = 0;
+      device.push_back(std::move(buffer));
+    } else if (kind == Kind::kCallback) {
+      t.data = Bytes(static_cast<const std::byte*>(nullptr), bytes[i].size());
+      t.read = [this, i](uint64_t offset, MutableBytes to) -> Status {
+        if (reads++ == fail_read) return absl::DataLossError("the trainer's copy failed");
+        largest_read = std::max<uint64_t>(largest_read, to.size());
+        REQUIRE(offset + to.size() <= bytes[i].size());
+        std::memcpy(to.data(), bytes[i].data() + offset, to.size());
+        return absl::OkStatus();
+      };
+    }
+  }
+  void PutAll(Kind kind) {
+    for (size_t i = 0; i < live.size(); ++i) Put(i, kind);
+  }
+
+  /// To be run when every shard is where it belongs.
+  StatusOr<DevicePlaceStats> Run(DevicePlace& place, const HalfMemory& half) {
+    shards.clear();
+    for (const mcore::Match& m : matches) {
+      if (m.shard.writes && !live[m.live].on_host()) shards.push_back({&m, &live[m.live]});
+    }
+    return place.Run(planned.plan, shards, half, pool);
+  }
+
+  /// The CPU's way.
+  std::vector<std::byte> Wanted() {
+    std::vector<std::byte> hf(planned.plan.layout().total_bytes(), std::byte{0x5a});
+    WriteTo(hf);
+    return hf;
+  }
+  void WriteTo(MutableBytes hf) {
+    mcore::Transfer transfer;
+    for (const mcore::Match& m : matches) {
+      if (!m.shard.writes) continue;
+      transfer.Add(
+          Get(StepsOf(planned.plan, m.shard, DType::kBF16, m.split, mcore::Direction::kToHf)),
+          bytes[m.live]);
+    }
+    transfer.Run(
+        mcore::Direction::kToHf, [&](uint32_t t) { return Tensor(hf, t); }, pool);
+  }
+  MutableBytes Tensor(MutableBytes hf, uint32_t t) const {
+    const Layout& layout = planned.plan.layout();
+    return hf.subspan(layout.offset(t), layout.bytes(t));
+  }
+  uint64_t LargestShard() const {
+    uint64_t most = 0;
+    for (const auto& b : bytes) most = std::max<uint64_t>(most, b.size());
+    return most;
+  }
+};
+
+}  // namespace deltawire::testing
