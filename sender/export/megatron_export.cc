@@ -13,16 +13,6 @@
 namespace deltawire {
 namespace {
 
-namespace fs = std::filesystem;
-
-bool HasWeights(const fs::path& dir) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(dir, error)) {
-    if (entry.path().extension() == ".safetensors") return true;
-  }
-  return false;
-}
-
 StatusOr<mcore::ParallelConfig> ParseParallel(const std::string& text) {
   const size_t first = text.find_first_not_of(" \n\t");
   if (first != std::string::npos && text[first] == '{') {
@@ -78,20 +68,11 @@ uint64_t LargestRow(const mcore::Plan& plan, std::span<const mcore::Match> match
 
 StatusOr<std::unique_ptr<MegatronExport>> MegatronExport::Open(const MegatronOptions& o) {
   auto made = std::unique_ptr<MegatronExport>(new MegatronExport(o.threads));
-  DW_ASSIGN_OR_RETURN(made->families_, mcore::FamilySet::Load(o.families));
-  DW_ASSIGN_OR_RETURN(const mcore::HfConfig config, mcore::HfConfig::Open(o.hf_dir));
-  DW_ASSIGN_OR_RETURN(const mcore::Family* const family, made->families_.Select(config, o.family));
+  DW_ASSIGN_OR_RETURN(mcore::HfModel model, mcore::HfModel::Open(o.hf_dir, o.family, o.families));
+  made->model_.emplace(std::move(model));
   DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel, ParseParallel(o.parallel));
-  const Layout* listing = nullptr;
-  if (HasWeights(o.hf_dir)) {
-    DW_ASSIGN_OR_RETURN(ModelDir checkpoint, ModelDir::Open(o.hf_dir));
-    made->checkpoint_.emplace(std::move(checkpoint));
-    listing = &made->checkpoint_->layout();
-  }
-  StatusOr<mcore::Plan> plan = mcore::Plan::Make(*family, config, parallel, listing);
-  if (!plan.ok()) return plan.status();
-  DW_RETURN_IF_ERROR(plan->Check().ToStatus());
-  made->plan_.emplace(std::move(*plan));
+  DW_ASSIGN_OR_RETURN(mcore::Plan plan, made->model_->ProvenPlan(parallel));
+  made->plan_.emplace(std::move(plan));
   made->writers_ = CountWriters(*made->plan_);
   DW_ASSIGN_OR_RETURN(made->side_files_, SideFilesOf(o.hf_dir));
   return made;
@@ -129,7 +110,8 @@ Status MegatronExport::Check(uint32_t rank, std::span<const LiveTensor> live) co
 Status MegatronExport::CarryOver(TrainerClient::Offload& offload) const {
   for (const std::string& name : plan_->not_trained()) {
     const auto t = static_cast<uint32_t>(*plan_->layout().Find(name));
-    const Bytes bytes = checkpoint_->data(*checkpoint_->layout().Find(name));
+    const ModelDir& checkpoint = *model_->checkpoint();
+    const Bytes bytes = checkpoint.data(*checkpoint.layout().Find(name));
     DW_RETURN_IF_ERROR(offload.Write(t, bytes, Share::kWhole));
   }
   return absl::OkStatus();

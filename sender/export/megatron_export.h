@@ -17,6 +17,7 @@
 #include "sender/export/bucket_size.h"
 #include "sender/export/device_place.h"
 #include "sender/export/live_tensor.h"
+#include "sender/export/mcore/hf_model.h"
 #include "sender/export/megatron_gather.h"
 #include "sender/export/trainer_client.h"
 
@@ -65,9 +66,8 @@ class MegatronExport {
   /// Tensors that no parameter makes, from the checkpoint.
   Status CarryOver(TrainerClient::Offload& offload) const;
 
-  mcore::FamilySet families_;
+  std::optional<mcore::HfModel> model_;
   std::optional<mcore::Plan> plan_;
-  std::optional<ModelDir> checkpoint_;
   std::vector<SideFile> side_files_;
   /// Shards that `matches` say this rank writes, by how their bytes are reached.
   StatusOr<uint64_t> PlaceShards(TrainerClient::Offload& offload,
