@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from deltawire import _core
-from deltawire._errors import (
-    DTypeError,
-    Error,
-    ExtraTensorError,
-    MissingTensorError,
-    ShapeError,
-    TensorError,
-)
+from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError
 from deltawire._fsdp import Place, place_of
 from deltawire._megatron import (
     Gather,
@@ -29,19 +19,17 @@ from deltawire._megatron import (
     live_tensors,
     parallel_config,
 )
-from deltawire._tensors import (
-    TensorMeta,
-    is_cuda,
-    is_dtensor,
-    is_torch,
-    meta_of,
-    shape_text,
-    source_of,
+from deltawire._tensors import TensorMeta, is_dtensor
+from deltawire._writing import (
+    NamedTensors,
+    check,
+    copy,
+    json_text,
+    metas_and_ties,
+    pairs_of,
+    twice,
 )
 
-NamedTensors = (
-    Mapping[str, Any] | Iterable[tuple[str, Any]] | Callable[[], Iterable[tuple[str, Any]]]
-)
 _NAMED = 5  # tensors that a message names
 
 
@@ -154,7 +142,7 @@ class WeightManager:
         receivers put beside the weights; without either, those that the sender has stay.
         `replace`: drop a model that is registered with another layout.
         """
-        metas, tied = _metas_and_ties(tensors)
+        metas, tied = metas_and_ties(tensors)
         given = (side_files or {}).items()
         files = [(n, c.encode() if isinstance(c, str) else c) for n, c in given]
         result = self._client.register(
@@ -187,7 +175,7 @@ class WeightManager:
         shape or dtype, and then abandons the version for all ranks.
         """
         if not self._metas:
-            self.register(_twice(named_tensors))
+            self.register(twice(named_tensors))
         share = _core.SHARE_WHOLE if self._world == 1 else _core.SHARE_PART
 
         def place(name: str, tensor: Any) -> tuple[Place, int]:
@@ -199,7 +187,7 @@ class WeightManager:
             shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
             return Place((), shape, True), share
 
-        pairs = _pairs(named_tensors)
+        pairs = pairs_of(named_tensors)
         return self._offload(pairs, version, unchanged, notify, place, partly=self._world > 1)
 
     def offload_fsdp(
@@ -235,7 +223,7 @@ class WeightManager:
             whole = where.shape == shape or self._world == 1
             return where, _core.SHARE_WHOLE if whole else _core.SHARE_PART
 
-        return self._offload(_pairs(state), version, unchanged, notify, place, partly=False)
+        return self._offload(pairs_of(state), version, unchanged, notify, place, partly=False)
 
     def offload_megatron(
         self,
@@ -331,12 +319,12 @@ class WeightManager:
                 self._endpoint, name, timeout=timeout, copy_threads=threads
             )
         adapter = self._adapters[name]
-        tensors = _twice(adapter_named_tensors)
-        metas, _ = _metas_and_ties(tensors)
+        tensors = twice(adapter_named_tensors)
+        metas, _ = metas_and_ties(tensors)
         if adapter_config is not None or tuple(metas) != adapter.tensors_meta:
             side = {}
             if adapter_config is not None:
-                side["adapter_config.json"] = _json(adapter_config)
+                side["adapter_config.json"] = json_text(adapter_config)
             adapter.register(tensors, side_files=side, replace=True)
         return adapter.offload(tensors, version).wait()
 
@@ -471,11 +459,11 @@ class WeightManager:
             if name in seen:
                 raise ExtraTensorError(f'tensor "{name}" was given twice for one version', name)
             seen.add(name)
-            _check(self._metas[index], tensor)
+            check(self._metas[index], tensor)
             where, share = place(name, tensor)
             if not where.writes:
                 continue
-            written += _copy(offload, index, self._metas[index], tensor, where, share)
+            written += copy(offload, index, self._metas[index], tensor, where, share)
             tensors += 1
             del tensor  # before the next one is made
         missing = [m.name for m in self._metas if m.name not in seen and m.name not in keep]
@@ -504,120 +492,3 @@ class WeightManager:
                 name,
             )
         return index
-
-
-def _check(meta: TensorMeta, tensor: Any) -> None:
-    given = meta_of(meta.name, tensor)
-    if given.shape != meta.shape:
-        raise ShapeError(
-            f'tensor "{meta.name}" has shape {shape_text(given.shape)}, registered is '
-            f"{shape_text(meta.shape)}; register again with replace=True if the model has changed",
-            meta.name,
-        )
-    if given.dtype != meta.dtype:
-        raise DTypeError(
-            f'tensor "{meta.name}" is {given.dtype}, registered is {meta.dtype}; cast it, or '
-            "register again with replace=True",
-            meta.name,
-        )
-
-
-def _copy(
-    offload: _core.Offload, index: int, meta: TensorMeta, tensor: Any, where: Place, share: int
-) -> int:
-    """Copies a tensor, or this rank's block of it, into its place; returns the bytes."""
-    local = tensor.to_local() if is_dtensor(tensor) else tensor
-    if hasattr(local, "wait"):  # an AsyncCollectiveTensor
-        local = local.wait()
-    if is_cuda(local):
-        copied = copy_by_torch(offload, index, meta, local, where)
-        offload.mark_written([index], share)
-        return copied
-    source = source_of(meta.name, local)
-    start = where.start if len(where.start) == len(source.shape) else None
-    offload.write(
-        index, source.address, source.element_bytes, source.shape, source.strides, start, share
-    )
-    count = source.element_bytes
-    for n in source.shape:
-        count *= n
-    return count
-
-
-def copy_by_torch(
-    offload: _core.Offload, index: int, meta: TensorMeta, local: Any, where: Place
-) -> int:
-    """A tensor on another device: torch copies it, through its own staging, straight into place."""
-    import torch
-
-    if local.numel() == 0:
-        return 0
-    address, size = offload.memory(index)
-    memory = (ctypes.c_char * size).from_address(address)
-    place = torch.frombuffer(memory, dtype=local.dtype).reshape(meta.shape)
-    for dim, start in enumerate(where.start):
-        place = place.narrow(dim, start, where.shape[dim])
-    with torch.no_grad():
-        place.copy_(local)  # returns when the bytes are there
-    return local.numel() * local.element_size()
-
-
-def _pairs(named: Any) -> Iterator[tuple[str, Any]]:
-    if callable(named) and not isinstance(named, Mapping):
-        named = named()
-    if isinstance(named, Mapping):
-        named = named.items()
-    return iter(named)
-
-
-def _twice(named: NamedTensors) -> NamedTensors:
-    """Refuses what can be gone through only once: its tensors would be used up by registering."""
-    if isinstance(named, Iterator):
-        raise Error(
-            "a generator cannot register the model and then be written; call register first, or "
-            "give a mapping, a list or a callable that makes the generator"
-        )
-    return named
-
-
-def _metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str]]:
-    metas: list[TensorMeta] = []
-    tied: dict[str, str] = {}
-    places: dict[tuple[Any, ...], tuple[str, Any]] = {}
-    for entry in _pairs(tensors):
-        if isinstance(entry, TensorMeta) or len(entry) == 3:
-            metas.append(TensorMeta.of(entry))
-            continue
-        name, tensor = entry
-        meta = meta_of(name, tensor)
-        first = _same_memory(places, meta, tensor)
-        if first is None:
-            metas.append(meta)
-        else:
-            tied[name] = first
-    return metas, tied
-
-
-def _same_memory(
-    places: dict[tuple[Any, ...], tuple[str, Any]], meta: TensorMeta, tensor: Any
-) -> str | None:
-    """The name of an earlier tensor that has this one's memory, or None."""
-    if not is_torch(tensor):
-        return None
-    local = tensor.to_local() if is_dtensor(tensor) else tensor
-    if local.numel() == 0 or local.data_ptr() == 0:
-        return None
-    key = (local.data_ptr(), local.device, meta.shape, meta.dtype, tuple(local.stride()))
-    first = places.get(key)
-    # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
-    if first is not None and first[1]() is not None:
-        return first[0]
-    places[key] = (meta.name, weakref.ref(tensor))
-    return None
-
-
-def _json(config: Any) -> str:
-    if isinstance(config, Mapping):
-        return json.dumps(dict(config), indent=2)
-    with open(config, encoding="utf-8") as file:
-        return file.read()

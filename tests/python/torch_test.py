@@ -10,7 +10,7 @@ support.use_trainer_python()
 torch = support.need("torch")
 deltawire = support.need("deltawire")
 
-from deltawire import _manager  # noqa: E402
+from deltawire import _writing  # noqa: E402
 from deltawire._fsdp import Place  # noqa: E402
 from deltawire._megatron import DeviceReader  # noqa: E402
 
@@ -129,8 +129,8 @@ class TorchTest(unittest.TestCase):
         a, b = manager.tensors_meta
         rows = [(Place((0, 0), (2, 6), True), want["a"][:2]), (Place((2, 0), (3, 6), True), want["a"][2:])]
         for place, local in rows:
-            _manager.copy_by_torch(offload, 0, a, local, place)
-        _manager.copy_by_torch(offload, 1, b, want["b"], Place((), (4, 4), True))
+            _writing.copy_by_torch(offload, 0, a, local, place)
+        _writing.copy_by_torch(offload, 1, b, want["b"], Place((), (4, 4), True))
         offload.mark_written([0, 1], 2)
         offload.ready()
         manager.wait_published(1)

@@ -1,0 +1,143 @@
+"""How one tensor gets into the sender's memory, and what a list of named tensors says of a model."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from deltawire import _core
+from deltawire._errors import DTypeError, Error, ShapeError
+from deltawire._fsdp import Place
+from deltawire._tensors import (
+    TensorMeta,
+    is_cuda,
+    is_dtensor,
+    is_torch,
+    meta_of,
+    shape_text,
+    source_of,
+)
+
+NamedTensors = (
+    Mapping[str, Any] | Iterable[tuple[str, Any]] | Callable[[], Iterable[tuple[str, Any]]]
+)
+
+
+def check(meta: TensorMeta, tensor: Any) -> None:
+    given = meta_of(meta.name, tensor)
+    if given.shape != meta.shape:
+        raise ShapeError(
+            f'tensor "{meta.name}" has shape {shape_text(given.shape)}, registered is '
+            f"{shape_text(meta.shape)}; register again with replace=True if the model has changed",
+            meta.name,
+        )
+    if given.dtype != meta.dtype:
+        raise DTypeError(
+            f'tensor "{meta.name}" is {given.dtype}, registered is {meta.dtype}; cast it, or '
+            "register again with replace=True",
+            meta.name,
+        )
+
+
+def copy(
+    offload: _core.Offload, index: int, meta: TensorMeta, tensor: Any, where: Place, share: int
+) -> int:
+    """Copies a tensor, or this rank's block of it, into its place; returns the bytes."""
+    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    if hasattr(local, "wait"):  # an AsyncCollectiveTensor
+        local = local.wait()
+    if is_cuda(local):
+        copied = copy_by_torch(offload, index, meta, local, where)
+        offload.mark_written([index], share)
+        return copied
+    source = source_of(meta.name, local)
+    start = where.start if len(where.start) == len(source.shape) else None
+    offload.write(
+        index, source.address, source.element_bytes, source.shape, source.strides, start, share
+    )
+    count = source.element_bytes
+    for n in source.shape:
+        count *= n
+    return count
+
+
+def copy_by_torch(
+    offload: _core.Offload, index: int, meta: TensorMeta, local: Any, where: Place
+) -> int:
+    """A tensor on another device: torch copies it, through its own staging, straight into place."""
+    import torch
+
+    if local.numel() == 0:
+        return 0
+    address, size = offload.memory(index)
+    memory = (ctypes.c_char * size).from_address(address)
+    place = torch.frombuffer(memory, dtype=local.dtype).reshape(meta.shape)
+    for dim, start in enumerate(where.start):
+        place = place.narrow(dim, start, where.shape[dim])
+    with torch.no_grad():
+        place.copy_(local)  # returns when the bytes are there
+    return local.numel() * local.element_size()
+
+
+def pairs_of(named: Any) -> Iterator[tuple[str, Any]]:
+    if callable(named) and not isinstance(named, Mapping):
+        named = named()
+    if isinstance(named, Mapping):
+        named = named.items()
+    return iter(named)
+
+
+def twice(named: NamedTensors) -> NamedTensors:
+    """Refuses what can be gone through only once: its tensors would be used up by registering."""
+    if isinstance(named, Iterator):
+        raise Error(
+            "a generator cannot register the model and then be written; call register first, or "
+            "give a mapping, a list or a callable that makes the generator"
+        )
+    return named
+
+
+def metas_and_ties(tensors: Any) -> tuple[list[TensorMeta], dict[str, str]]:
+    metas: list[TensorMeta] = []
+    tied: dict[str, str] = {}
+    places: dict[tuple[Any, ...], tuple[str, Any]] = {}
+    for entry in pairs_of(tensors):
+        if isinstance(entry, TensorMeta) or len(entry) == 3:
+            metas.append(TensorMeta.of(entry))
+            continue
+        name, tensor = entry
+        meta = meta_of(name, tensor)
+        first = _same_memory(places, meta, tensor)
+        if first is None:
+            metas.append(meta)
+        else:
+            tied[name] = first
+    return metas, tied
+
+
+def _same_memory(
+    places: dict[tuple[Any, ...], tuple[str, Any]], meta: TensorMeta, tensor: Any
+) -> str | None:
+    """The name of an earlier tensor that has this one's memory, or None."""
+    if not is_torch(tensor):
+        return None
+    local = tensor.to_local() if is_dtensor(tensor) else tensor
+    if local.numel() == 0 or local.data_ptr() == 0:
+        return None
+    key = (local.data_ptr(), local.device, meta.shape, meta.dtype, tuple(local.stride()))
+    first = places.get(key)
+    # An address that was freed meanwhile says nothing: the earlier tensor must still be there.
+    if first is not None and first[1]() is not None:
+        return first[0]
+    places[key] = (meta.name, weakref.ref(tensor))
+    return None
+
+
+def json_text(config: Any) -> str:
+    if isinstance(config, Mapping):
+        return json.dumps(dict(config), indent=2)
+    with open(config, encoding="utf-8") as file:
+        return file.read()
