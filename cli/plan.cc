@@ -83,9 +83,9 @@ void Show(const Result& r, const PlanOptions& o) {
     std::printf("Not trained   %zu tensors stay as in the checkpoint, e.g. %s\n",
                 plan.not_trained().size(), plan.not_trained().front().c_str());
   }
-  if (r.coverage.ok()) {
-    std::printf("Coverage      every byte of every tensor is written exactly once\n");
-  }
+  std::printf("Coverage      %s\n", r.coverage.ok()
+                                        ? "every byte of every tensor is written exactly once"
+                                        : std::string(MessageOf(r.coverage.ToStatus())).c_str());
 }
 
 void ShowJson(const Result& r, const PlanOptions& o) {
@@ -132,12 +132,10 @@ StatusOr<Exit> RunPlan(const PlanOptions& o) {
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (o.json) {
     ShowJson(result, o);
-    return result.coverage.ok() ? Exit::kOk : Exit::kDiffers;
+  } else {
+    Show(result, o);
   }
-  Show(result, o);
-  std::fflush(stdout);
-  DW_RETURN_IF_ERROR(result.coverage.ToStatus());
-  return Exit::kOk;
+  return result.coverage.ok() ? Exit::kOk : Exit::kDiffers;
 }
 
 }  // namespace

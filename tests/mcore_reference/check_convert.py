@@ -32,7 +32,7 @@ def deltawire(program, *args):
     done = subprocess.run([program, *map(str, args)], capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
         raise AssertionError(f"deltawire {' '.join(map(str, args))}: exit {done.returncode}\n"
-                             f"{done.stderr[:3000]}")
+                             f"{done.stdout[:3000]}{done.stderr[:3000]}")
 
 
 def one_spelling(name):
