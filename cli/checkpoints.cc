@@ -23,8 +23,9 @@ std::string Signature(const fs::path& dir) {
     struct stat info {};
     if (stat(it->path().c_str(), &info) != 0) continue;
     weights |= it->path().extension() == ".safetensors";
-    lines.push_back(fmt::format("{} {} {}.{}\n", it->path().filename().string(), info.st_size,
-                                info.st_mtim.tv_sec, info.st_mtim.tv_nsec));
+    lines.push_back(fmt::format("{} {} {} {}.{} {}.{}\n", it->path().filename().string(),
+                                info.st_ino, info.st_size, info.st_mtim.tv_sec,
+                                info.st_mtim.tv_nsec, info.st_ctim.tv_sec, info.st_ctim.tv_nsec));
   }
   if (error || !weights) return "";
   std::sort(lines.begin(), lines.end());
@@ -91,9 +92,12 @@ StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
     }
     const auto before = signatures_.find(name);
     const bool stable = before != signatures_.end() && before->second == signature;
-    now[name] = std::move(signature);
-    if (!stable || !AllShardsThere(dir) || !ModelDir::Open(dir).ok()) continue;
+    now[name] = signature;
+    if (!stable || !AllShardsThere(dir) || !ModelDir::Open(dir, ModelDir::Access::kRead).ok()) {
+      continue;
+    }
     done_.insert(name);
+    reported_[*version] = {name, std::move(signature)};
     found.complete.push_back({dir, *version});
   }
   if (error) {
@@ -103,6 +107,13 @@ StatusOr<CheckpointScanner::Found> CheckpointScanner::Scan() {
   std::sort(found.complete.begin(), found.complete.end(),
             [](const Checkpoint& a, const Checkpoint& b) { return a.version < b.version; });
   return found;
+}
+
+bool CheckpointScanner::ChangedSince(const Checkpoint& reported) {
+  const auto& [name, signature] = reported_.at(reported.version);
+  if (Signature(reported.path) == signature) return false;
+  done_.erase(name);
+  return true;
 }
 
 }  // namespace deltawire::cli

@@ -37,12 +37,16 @@ class CheckpointScanner {
   /// A checkpoint is complete when every safetensors file is as long as its header says, all shards
   /// are there, and nothing has changed since the Scan before.
   StatusOr<Found> Scan();
+  /// Whether the files of a checkpoint that was reported are others now; then a later Scan reports
+  /// it once more.
+  bool ChangedSince(const Checkpoint& reported);
 
  private:
   const std::filesystem::path parent_;
   const std::filesystem::path inside_;
   std::map<std::string, std::string> signatures_;  // by directory name, of the Scan before
   std::set<std::string> done_;
+  std::map<uint64_t, std::pair<std::string, std::string>> reported_;  // version: name, signature
 };
 
 }  // namespace deltawire::cli

@@ -17,7 +17,8 @@ constexpr const char* kFooter = R"(Exit codes:
     1  failed; one line on stderr says what happened and what to do
     2  wrong usage
     3  a daemon was not reachable, or a receiver has no sender
-    4  a comparison found a difference: `verify`, `diff` of two layouts, `plan`
+    4  a comparison found a difference: `verify`, `diff` of two layouts, `plan`; `status`, when a
+       receiver holds bytes that are no earlier version of its sender's
   130  interrupted (Ctrl-C)
 
 JSON (--json) goes to stdout, one object (one a line for what goes on), with the field

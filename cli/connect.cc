@@ -6,6 +6,7 @@
 
 #include "common/config/options.h"
 #include "proto/convert.h"
+#include "proto/grpc_lifetime.h"
 
 namespace deltawire::cli {
 namespace {
@@ -29,6 +30,7 @@ StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::s
                                               std::chrono::milliseconds timeout) {
   auto endpoint = ParseEndpoint(address);
   if (!endpoint.ok()) return UsageError(fmt::format("--{}: {}", who, MessageOf(endpoint.status())));
+  KeepGrpc();
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kMaxControlMessage);
   args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // the daemons are this cluster's, not the web's

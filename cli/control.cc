@@ -58,7 +58,7 @@ StatusOr<Exit> Rollback(const RollbackOptions& o) {
     PrintJson({{"model", request.model()}, {"info", ToJson(v)}});
   } else {
     std::printf("%s: rolled back to %s: delta %s of %s\n", request.model().c_str(),
-                ToString(FromProto(v.id())).c_str(),
+                DescribeFully(FromProto(v.id())).c_str(),
                 HumanBytes(v.delta_bytes() + v.full_bytes()).c_str(),
                 HumanBytes(v.model_bytes()).c_str());
   }

@@ -117,7 +117,7 @@ Status Show::PublishNext(uint64_t version) {
     if (version > 1) source_->Step(pool_);
     progress.Stage(fmt::format("version {}: publishing", version));
     DW_ASSIGN_OR_RETURN(const PublishedVersion published,
-                        WriteVersion(*trainer_, source_->content(), version, pool_, progress));
+                        WriteVersion(*trainer_, source_->content(), version, 0, pool_, progress));
     progress.Stage(fmt::format("version {}: waiting for the commit", version));
     DW_ASSIGN_OR_RETURN(row, Measure(version, published));
     progress.Stage(fmt::format("version {}: comparing every byte", version));
@@ -134,9 +134,9 @@ StatusOr<Row> Show::Measure(uint64_t version, const PublishedVersion& published)
   Row row{.published = published};
   for (size_t r = 0; r < daemons_->receivers(); ++r) {
     DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, daemons_->WaitCommit(r, version));
-    if (FromProto(commit.id()) != published.id) {
+    if (FromProto(commit.id()) != published.identity) {
       return Errorf(StatusCode::kInternal, "receiver {} committed {} where {} was published", r + 1,
-                    ToString(FromProto(commit.id())), ToString(published.id));
+                    DescribeFully(FromProto(commit.id())), DescribeFully(published.identity));
     }
     const double seconds =
         static_cast<double>(commit.committed_unix_nanos() - published.ready_unix_nanos) * 1e-9;
@@ -169,7 +169,7 @@ void Show::Print(const Row& row) {
   };
   if (plan_.json) {
     PrintJsonLine({{"event", "verified"},
-                   {"version", v.id.version},
+                   {"version", v.identity.id.version},
                    {"elements", v.elements},
                    {"changed_elements", v.changed_elements},
                    {"model_bytes", v.model_bytes},
@@ -184,7 +184,7 @@ void Show::Print(const Row& row) {
     return;
   }
   std::fputs(table_
-                 .RowLine({std::to_string(v.id.version),
+                 .RowLine({std::to_string(v.identity.id.version),
                            whole ? "first" : ratio(v.changed_elements, v.elements),
                            HumanBytes(v.model_bytes), whole ? "-" : HumanBytes(row.moved_bytes),
                            whole ? "-" : ratio(row.moved_bytes, v.model_bytes),

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
 
 #include "common/layout/safetensors.h"
@@ -68,7 +69,11 @@ Status DemoSource::WriteDirectory() {
 }
 
 Content DemoSource::content() const {
-  return {&layout_, &side_files_, [this](size_t i) { return trace_->tensor(i); }};
+  const auto read = [this](size_t i, MutableBytes to) {
+    std::memcpy(to.data(), trace_->tensor(i).data(), to.size());
+    return absl::OkStatus();
+  };
+  return {&layout_, &side_files_, read};
 }
 
 std::vector<WantedTensor> DemoSource::wanted() const {

@@ -166,7 +166,12 @@ std::string VersionText(StateId id) {
   return fmt::format("{} (epoch {})", id.version, id.epoch);
 }
 
-std::string VersionText(const v1::StateId& id) { return VersionText(FromProto(id)); }
+std::string VersionText(const v1::Identity& id) { return VersionText(FromProto(id).id); }
+
+std::string LineageText(const Hash128& lineage) {
+  constexpr size_t kShown = 8;  // tells the histories that meet in one table apart
+  return lineage == Hash128() ? "-" : lineage.Hex().substr(0, kShown);
+}
 
 std::string ClockText(int64_t unix_nanos) {
   const time_t seconds = unix_nanos / 1'000'000'000;
@@ -189,6 +194,10 @@ Json FieldJson(const Message& m, const FieldDescriptor* field, int i) {
     case FieldDescriptor::CPPTYPE_INT64:
       return one ? r->GetInt64(m, field) : r->GetRepeatedInt64(m, field, i);
     case FieldDescriptor::CPPTYPE_UINT64:
+      if (field->type() == FieldDescriptor::TYPE_FIXED64) {
+        return fmt::format("{:016x}",
+                           one ? r->GetUInt64(m, field) : r->GetRepeatedUInt64(m, field, i));
+      }
       return one ? r->GetUInt64(m, field) : r->GetRepeatedUInt64(m, field, i);
     case FieldDescriptor::CPPTYPE_UINT32:
       return one ? r->GetUInt32(m, field) : r->GetRepeatedUInt32(m, field, i);
@@ -221,6 +230,12 @@ Json ToJson(const Message& message) {
     for (int i = 0; i < n; ++i) list.push_back(FieldJson(message, field, i));
   }
   return json;
+}
+
+Json IdentityJson(const Identity& identity) {
+  v1::Identity message;
+  ToProto(identity, &message);
+  return ToJson(message);
 }
 
 void PrintJson(const Json& json) {

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/base/state_id.h"
+#include "common/base/identity.h"
 #include "proto/deltawire/v1/common.pb.h"
 
 namespace deltawire::cli {
@@ -94,11 +94,16 @@ std::string Percent(double part, double whole);
 std::string Grouped(uint64_t n);
 /// "7", "7 (epoch 2)" or "-".
 std::string VersionText(StateId id);
-std::string VersionText(const v1::StateId& id);
+std::string VersionText(const v1::Identity& id);
+/// The first 8 hex digits of a lineage, or "-".
+std::string LineageText(const Hash128& lineage);
 /// Local time of a wall clock instant, "14:03:22.125".
 std::string ClockText(int64_t unix_nanos);
 
-/// A message's fields under their names in the .proto files; 64-bit numbers stay numbers.
+/// As ToJson of the message: {"epoch", "version", "lineage", "root", "attempt"}.
+Json IdentityJson(const Identity& identity);
+/// A message's fields under their names in the .proto files. 64-bit numbers stay numbers, but for
+/// hashes and tokens (fixed64), which become 16 hex digits: not every reader keeps 64 bits.
 Json ToJson(const google::protobuf::Message& message);
 /// To stdout, indented, or in one line for streams of records.
 void PrintJson(const Json& json);

@@ -28,7 +28,7 @@ struct PublishOptions : Common {
 
 Json VersionJson(const std::string& model, const PublishedVersion& v, double read_seconds) {
   return {{"model", model},
-          {"id", {{"epoch", v.id.epoch}, {"version", v.id.version}}},
+          {"id", IdentityJson(v.identity)},
           {"model_bytes", v.model_bytes},
           {"delta_bytes", v.delta_bytes},
           {"full_bytes", v.full_bytes},
@@ -54,16 +54,19 @@ std::string Describe(const std::string& model, const PublishedVersion& v) {
         Percent(static_cast<double>(TransferBytes(v)), total));
   }
   return fmt::format("{}: {} published: {}; written in {}, published in {}, waited {}", model,
-                     ToString(v.id), what, HumanSeconds(v.offload_seconds),
+                     DescribeFully(v.identity), what, HumanSeconds(v.offload_seconds),
                      HumanSeconds(v.publish_seconds), HumanSeconds(v.trainer_wait_seconds));
 }
 
 Status PublishDirectory(const PublishOptions& o, const fs::path& dir, const std::string& model,
                         uint64_t version, ThreadPool& pool) {
   const auto start = std::chrono::steady_clock::now();
-  DW_ASSIGN_OR_RETURN(const ModelDir source, ModelDir::Open(dir));
+  // Read, not mapped: whoever cuts a mapped file short ends this process without a word.
+  DW_ASSIGN_OR_RETURN(const ModelDir source, ModelDir::Open(dir, ModelDir::Access::kRead));
   DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, source.ReadSideFiles());
-  const Content content{&source.layout(), &side_files, [&](size_t i) { return source.data(i); }};
+  const Content content{&source.layout(), &side_files,
+                        [&](size_t i, MutableBytes to) { return source.Read(i, to); },
+                        [&] { return source.Unchanged(); }};
   PublishedVersion published;
   {
     Progress progress(fmt::format("publish {} version {}", model, version));
@@ -125,10 +128,11 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
     if (scans == 2) KeepNewest(found.complete);
     for (const Checkpoint& c : found.complete) {
       const Status done = PublishDirectory(o, c.path, model, c.version, pool);
-      if (!done.ok()) {
-        std::fprintf(stderr, "%s: not published: %s\n", c.path.c_str(),
-                     std::string(MessageOf(done)).c_str());
-      }
+      if (done.ok()) continue;
+      // When it was written to meanwhile it is news again, once it is stable.
+      const bool again = scanner.ChangedSince(c);
+      std::fprintf(stderr, "%s: not published%s: %s\n", c.path.c_str(), again ? " yet" : "",
+                   std::string(MessageOf(done)).c_str());
     }
     std::this_thread::sleep_for(kScanEvery);
   }

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "common/base/human.h"
+#include "sender/export/attempt.h"
 
 namespace deltawire::cli {
 namespace {
@@ -16,21 +17,27 @@ bool WorthAnotherTry(const Status& s) {
 }
 
 StatusOr<PublishedVersion> TryOnce(const PublishTarget& target, const Content& content,
-                                   uint64_t version, bool again, std::chrono::milliseconds timeout,
-                                   ThreadPool& pool, Progress& progress) {
+                                   uint64_t version, uint64_t attempt,
+                                   const std::vector<uint64_t>& before,
+                                   std::chrono::milliseconds timeout, ThreadPool& pool,
+                                   Progress& progress) {
   TrainerClient client(target.socket, target.model, 0, 1, timeout);
-  DW_ASSIGN_OR_RETURN(const StateId published, client.Register(*content.layout, *content.side_files,
-                                                               {.replace = target.replace}));
-  // The try before may have got through although its answer was lost.
-  if (again && published.version == version) return client.WaitPublished(version);
-  return WriteVersion(client, content, version, pool, progress);
+  DW_ASSIGN_OR_RETURN(
+      const Identity published,
+      client.Register(*content.layout, *content.side_files, {.replace = target.replace}));
+  // A try before may have got through although its answer was lost; not so another publisher's.
+  const bool through = published.id.version == version &&
+                       std::find(before.begin(), before.end(), published.attempt) != before.end();
+  if (through) return client.WaitPublished(version);
+  return WriteVersion(client, content, version, attempt, pool, progress);
 }
 
 }  // namespace
 
 StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
-                                        uint64_t version, ThreadPool& pool, Progress& progress) {
-  DW_ASSIGN_OR_RETURN(const auto offload, client.Begin(version));
+                                        uint64_t version, uint64_t attempt, ThreadPool& pool,
+                                        Progress& progress) {
+  DW_ASSIGN_OR_RETURN(const auto offload, client.Begin(version, attempt));
   const Layout& layout = *content.layout;
   progress.Set(0, layout.total_bytes());
   std::mutex mu;
@@ -38,13 +45,19 @@ StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& co
   std::atomic<bool> failed{false};
   pool.ParallelFor(layout.size(), [&](size_t i) {
     if (failed) return;
-    const Status written = offload->Write(i, content.data(i));
+    Status written = content.read(i, offload->tensor(i));
+    const auto index = static_cast<uint32_t>(i);
+    if (written.ok()) written = offload->Written({&index, 1});
     progress.Add(layout.bytes(i));
     if (written.ok()) return;
     std::lock_guard lock(mu);
     if (!failed.exchange(true)) failure = written;
   });
-  DW_RETURN_IF_ERROR(failure);
+  if (failure.ok() && content.settled) failure = content.settled();
+  if (!failure.ok()) {
+    offload->Abandon(std::string(MessageOf(failure)));
+    return failure;
+  }
   DW_RETURN_IF_ERROR(offload->Ready());
   return client.WaitPublished(version);
 }
@@ -53,11 +66,14 @@ StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Con
                                           uint64_t version, ThreadPool& pool, Progress& progress) {
   constexpr auto kPause = std::chrono::milliseconds(200);
   const auto deadline = Clock::now() + target.timeout;
-  for (bool again = false;; again = true) {
+  std::vector<uint64_t> before;
+  while (true) {
+    const uint64_t attempt = DrawAttempt();
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    auto published = TryOnce(target, content, version, again,
+    auto published = TryOnce(target, content, version, attempt, before,
                              std::max(left, std::chrono::milliseconds(1)), pool, progress);
+    before.push_back(attempt);
     if (published.ok() || !WorthAnotherTry(published.status()) ||
         Clock::now() + kPause >= deadline) {
       return published;

@@ -18,11 +18,14 @@
 
 namespace deltawire::cli {
 
-/// What is published: `data(i)` are the bytes of tensor i of `layout`, read by many threads.
+/// What is published: `read(i, to)` fills `to` with tensor i of `layout`, from many threads at
+/// once. `settled`, when it is given, says when all is read whether it was of one state: with an
+/// error the version is not published.
 struct Content {
   const Layout* layout = nullptr;
   const std::vector<SideFile>* side_files = nullptr;
-  std::function<Bytes(size_t)> data;
+  std::function<Status(size_t, MutableBytes)> read;
+  std::function<Status()> settled = {};
 };
 
 struct PublishTarget {
@@ -35,9 +38,10 @@ struct PublishTarget {
 StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Content& content,
                                           uint64_t version, ThreadPool& pool, Progress& progress);
 
-/// One attempt with a client that has registered already.
+/// One offload, as `attempt` (0: the sender draws it), with a client that has registered already.
 StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
-                                        uint64_t version, ThreadPool& pool, Progress& progress);
+                                        uint64_t version, uint64_t attempt, ThreadPool& pool,
+                                        Progress& progress);
 
 /// Bytes that a receiver one version behind fetches: the delta and the chunks that go whole.
 inline uint64_t TransferBytes(const PublishedVersion& v) { return v.delta_bytes + v.full_bytes; }

@@ -7,6 +7,7 @@
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
+#include "cli/standing.h"
 #include "common/base/human.h"
 #include "proto/convert.h"
 
@@ -115,6 +116,7 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
                 {"SIZE", kRight},
                 {"TENSORS", kRight},
                 {"VERSION", kRight},
+                {"LINEAGE"},
                 {"CHANGED", kRight},
                 {"DELTA", kRight},
                 {"LOG", kRight},
@@ -128,6 +130,7 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
     const bool any = v.id().epoch() != 0;
     models.Add(
         {m.model(), HumanBytes(m.model_bytes()), std::to_string(m.tensors()), VersionText(v.id()),
+         LineageText(FromProto(v.id()).lineage),
          any ? Percent(static_cast<double>(v.changed_elements()), static_cast<double>(v.elements()))
              : "-",
          any ? HumanBytes(v.delta_bytes() + v.full_bytes()) : "-", HumanBytes(m.log_bytes()),
@@ -156,6 +159,55 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
   }
 }
 
+/// A receiver beside the sender's newest version of its model.
+struct Held {
+  std::string who;
+  Identity held, newest;
+  Standing standing;
+};
+
+const v1::SenderModelStatus* ModelOf(const Snapshot& s, const std::string& name) {
+  if (!s.sender.ok()) return nullptr;
+  for (const v1::SenderModelStatus& m : s.sender->models()) {
+    if (m.model() == name) return &m;
+  }
+  return nullptr;
+}
+
+Held HeldBy(const Snapshot& s, const v1::ReceiverInfo& r) {
+  Held out{
+      fmt::format("{}: receiver {}", r.model(), r.receiver_id()), FromProto(r.committed()), {}, {}};
+  if (const v1::SenderModelStatus* const m = ModelOf(s, r.model()); m != nullptr) {
+    out.newest = FromProto(m->newest().id());
+    out.standing = StandingOf(out.held, out.newest, m->owned_chunks() < m->chunks());
+  }
+  return out;
+}
+
+Held HeldBy(const v1::ReceiverModelStatus& m) {
+  Held out{fmt::format("{}: this receiver", m.model()),
+           FromProto(m.committed()),
+           FromProto(m.newest()),
+           {}};
+  out.standing = StandingOf(out.held, out.newest, m.agents_size() > 1);
+  return out;
+}
+
+// Receivers whose bytes are none of the sender's history, or none of its version.
+std::vector<std::string> Warnings(const Snapshot& s) {
+  std::vector<Held> all;
+  for (const v1::ReceiverInfo& r : s.attached.receivers()) all.push_back(HeldBy(s, r));
+  if (s.receiver.ok()) {
+    for (const v1::ReceiverModelStatus& m : s.receiver->models()) all.push_back(HeldBy(m));
+  }
+  std::vector<std::string> out;
+  for (const Held& h : all) {
+    const std::string warning = Warning(h.standing, h.held, h.newest);
+    if (!warning.empty()) out.push_back(fmt::format("{} {}", h.who, warning));
+  }
+  return out;
+}
+
 // gRPC names peers "ipv4:127.0.0.1:37552".
 std::string PeerText(const std::string& peer) {
   constexpr std::string_view kScheme = "ipv4:";
@@ -173,6 +225,7 @@ void ShowAttached(const Snapshot& s, std::string& text) {
                {"MODEL"},
                {"FROM"},
                {"VERSION", kRight},
+               {"BEHIND", kRight},
                {"PHASE"},
                {"ATTACHED", kRight},
                {"LAST PULL", kRight},
@@ -181,7 +234,7 @@ void ShowAttached(const Snapshot& s, std::string& text) {
   for (const v1::ReceiverInfo& r : s.attached.receivers()) {
     const bool pulled = r.last_pull().seconds() > 0;
     table.Add({r.receiver_id(), r.model(), PeerText(r.peer()), VersionText(r.committed()),
-               r.phase(), HumanSeconds(r.attached_seconds()),
+               BehindText(HeldBy(s, r).standing), r.phase(), HumanSeconds(r.attached_seconds()),
                pulled ? HumanBytes(r.last_pull().payload_bytes()) : "-",
                pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
                r.message().empty() ? "-" : r.message()});
@@ -210,7 +263,9 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
   Table models({{"MODEL"},
                 {"SIZE", kRight},
                 {"VERSION", kRight},
+                {"LINEAGE"},
                 {"NEWEST", kRight},
+                {"BEHIND", kRight},
                 {"PHASE"},
                 {"PULLED", kRight},
                 {"TOOK", kRight},
@@ -221,7 +276,8 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
                 {"DIRECTORY"}});
   for (const v1::ReceiverModelStatus& m : r.models()) {
     models.Add({m.model(), HumanBytes(m.model_bytes()), VersionText(m.committed()),
-                VersionText(m.newest()), m.phase(), Pulled(m),
+                LineageText(FromProto(m.committed()).lineage), VersionText(m.newest()),
+                BehindText(HeldBy(m).standing), m.phase(), Pulled(m),
                 m.last_pull().seconds() > 0 ? HumanSeconds(m.last_pull().seconds()) : "-",
                 std::to_string(m.commits()), HumanBytes(m.bytes_received()),
                 std::to_string(m.repaired_chunks()),
@@ -246,6 +302,7 @@ std::string Text(const StatusOptions& o, const Snapshot& s) {
   ShowAttached(s, text);
   text += "\n";
   ShowReceiver(o, s, text);
+  for (const std::string& warning : Warnings(s)) text += fmt::format("WARNING: {}\n", warning);
   return text;
 }
 
@@ -268,6 +325,7 @@ Json SnapshotJson(const StatusOptions& o, const Snapshot& s) {
   } else {
     receiver["error"] = std::string(MessageOf(s.receiver.status()));
   }
+  json["warnings"] = Warnings(s);
   return json;
 }
 
@@ -300,7 +358,7 @@ StatusOr<Exit> Show(const StatusOptions& o) {
       if (o.watch && !StdoutIsTerminal()) std::fputs("\n", stdout);
       std::fflush(stdout);
     }
-    if (!o.watch) return Exit::kOk;
+    if (!o.watch) return Warnings(s).empty() ? Exit::kOk : Exit::kDiffers;
     std::this_thread::sleep_for(std::chrono::duration<double>(o.interval));
   }
 }

@@ -66,8 +66,8 @@ StatusOr<Exit> SyncReceiver(const SyncOptions& o) {
     json.update(ToJson(last));
     PrintJson(json);
   } else {
-    std::printf("%s: %s committed: %s\n", model.c_str(), ToString(FromProto(last.target())).c_str(),
-                Describe(last.stats()).c_str());
+    std::printf("%s: %s committed: %s\n", model.c_str(),
+                DescribeFully(FromProto(last.target())).c_str(), Describe(last.stats()).c_str());
   }
   return Exit::kOk;
 }

@@ -46,7 +46,7 @@ StatusOr<Exit> VerifyDigests(const VerifyOptions& o, Receiver& receiver, const s
     return good ? Exit::kOk : Exit::kDiffers;
   }
   std::printf("%s: %s: %llu chunks, %s checked in %s: ", model.c_str(),
-              ToString(FromProto(r.committed())).c_str(),
+              DescribeFully(FromProto(r.committed())).c_str(),
               static_cast<unsigned long long>(r.chunks()), HumanBytes(r.bytes()).c_str(),
               HumanSeconds(r.seconds()).c_str());
   if (r.bad_chunks() == 0) {
@@ -122,14 +122,14 @@ Exit Report(const VerifyOptions& o, const std::string& model, const v1::Receiver
                {"different_tensors", c.tensors}});
   } else if (good) {
     std::printf("%s: %s in %s equals %s: %s compared byte by byte\n", model.c_str(),
-                ToString(FromProto(m.committed())).c_str(), m.directory().c_str(),
+                DescribeFully(FromProto(m.committed())).c_str(), m.directory().c_str(),
                 o.against.c_str(), HumanBytes(c.bytes).c_str());
   } else if (!c.layout_difference.empty()) {
     std::printf("%s: another layout than %s: %s\n", model.c_str(), o.against.c_str(),
                 c.layout_difference.c_str());
   } else {
     std::printf("%s: %s in %s differs from %s in %zu tensors:\n", model.c_str(),
-                ToString(FromProto(m.committed())).c_str(), m.directory().c_str(),
+                DescribeFully(FromProto(m.committed())).c_str(), m.directory().c_str(),
                 o.against.c_str(), c.tensors.size());
     for (size_t i = 0; i < std::min(c.tensors.size(), kNamesShown); ++i) {
       std::printf("  %s\n", c.tensors[i].c_str());

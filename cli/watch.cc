@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "cli/command.h"
 #include "cli/connect.h"
@@ -45,57 +46,64 @@ class Lines {
   std::mutex mu_;
 };
 
-void Show(Lines& lines, const std::string& model, const v1::VersionInfo& v) {
+// " of lineage edbee4f0" where it is another one than before, else "".
+std::string LineageNews(const Identity& now, const Identity& before) {
+  if (now.lineage == before.lineage || now.lineage == Hash128()) return "";
+  return " of lineage " + LineageText(now.lineage);
+}
+
+void Show(Lines& lines, const std::string& model, const v1::VersionInfo& v,
+          const Identity& before) {
   if (lines.json()) {
     Json json = {{"event", v.rollback() ? "rolled back" : "published"}, {"model", model}};
     json.update(ToJson(v));
     return lines.Out(json);
   }
   lines.Out(fmt::format(
-      "{}  {}  {} {}: {} changed, delta {} of {}, trainer waited {}",
+      "{}  {}  {}{} {}: {} changed, delta {} of {}, trainer waited {}",
       ClockText(v.published_unix_nanos()), model, ToString(FromProto(v.id())),
-      v.rollback() ? "rolled back" : "published",
+      LineageNews(FromProto(v.id()), before), v.rollback() ? "rolled back" : "published",
       Percent(static_cast<double>(v.changed_elements()), static_cast<double>(v.elements())),
       HumanBytes(v.delta_bytes() + v.full_bytes()), HumanBytes(v.model_bytes()),
       HumanSeconds(v.trainer_wait_seconds())));
 }
 
-void Show(Lines& lines, const std::string& model, const v1::CommitInfo& c) {
+void Show(Lines& lines, const std::string& model, const v1::CommitInfo& c, const Identity& before) {
   if (lines.json()) {
     Json json = {{"event", "committed"}, {"model", model}};
     json.update(ToJson(c));
     return lines.Out(json);
   }
-  lines.Out(fmt::format("{}  {}  {} committed: {} in {}", ClockText(c.committed_unix_nanos()),
-                        model, ToString(FromProto(c.id())), HumanBytes(c.stats().payload_bytes()),
-                        HumanSeconds(c.stats().seconds())));
+  lines.Out(fmt::format("{}  {}  {}{} committed: {} in {}", ClockText(c.committed_unix_nanos()),
+                        model, ToString(FromProto(c.id())), LineageNews(FromProto(c.id()), before),
+                        HumanBytes(c.stats().payload_bytes()), HumanSeconds(c.stats().seconds())));
 }
 
 // Reads one stream to its end. `seen` keeps a reconnect from saying the newest state twice.
-Status Follow(Lines& lines, Sender& sender, const std::string& model, StateId* seen) {
+Status Follow(Lines& lines, Sender& sender, const std::string& model, Identity* seen) {
   v1::WatchSenderVersionsRequest request;
   request.set_model(model);
   grpc::ClientContext context;
   auto stream = sender.stub->WatchVersions(&context, request);
   v1::VersionInfo v;
   while (stream->Read(&v)) {
-    if (FromProto(v.id()) == *seen) continue;
-    *seen = FromProto(v.id());
-    Show(lines, model, v);
+    const Identity now = FromProto(v.id());
+    if (now == *seen) continue;
+    Show(lines, model, v, std::exchange(*seen, now));
   }
   return Check(stream->Finish(), Sender::kName, sender.address);
 }
 
-Status Follow(Lines& lines, Receiver& receiver, const std::string& model, StateId* seen) {
+Status Follow(Lines& lines, Receiver& receiver, const std::string& model, Identity* seen) {
   v1::WatchReceiverVersionsRequest request;
   request.set_model(model);
   grpc::ClientContext context;
   auto stream = receiver.stub->WatchVersions(&context, request);
   v1::CommitInfo c;
   while (stream->Read(&c)) {
-    if (FromProto(c.id()) == *seen) continue;
-    *seen = FromProto(c.id());
-    Show(lines, model, c);
+    const Identity now = FromProto(c.id());
+    if (now == *seen) continue;
+    Show(lines, model, c, std::exchange(*seen, now));
   }
   return Check(stream->Finish(), Receiver::kName, receiver.address);
 }
@@ -118,7 +126,7 @@ StatusOr<std::string> WaitForModel(Lines& lines, Daemon& daemon, const WatchOpti
 // waiting does not mend.
 template <typename Daemon>
 Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, const WatchOptions& o) {
-  StateId seen;
+  Identity seen;
   while (true) {
     const auto model = WaitForModel(lines, daemon, o);
     const Status ended = model.ok() ? Follow(lines, daemon, *model, &seen) : model.status();

@@ -123,6 +123,9 @@ struct GpuOptions {
 };
 
 /// Called once a chunk, in no certain order, on the calling thread. `payload` is gone afterwards.
+/// result.digest_before is that of the old bytes which the device read (from a digest of the new
+/// ones, which the device takes beside the diff): where it is not the one given, nothing of the
+/// result is to be believed.
 using GpuEncoded = std::function<void(uint32_t chunk, const EncodeResult& result, Bytes payload)>;
 
 /// A payload to apply, and what came of it.
@@ -171,5 +174,10 @@ class GpuDiffer {
   explicit GpuDiffer(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+/// Diffs fixed data of every width and some densities in both modes, and compares with the scalar
+/// backend. kDevice when anything differs, which the message names. Takes tens of milliseconds and
+/// some 100 MiB of device memory.
+GpuStatus GpuSelfTest(int device);
 
 }  // namespace deltawire::kernels

@@ -30,9 +30,10 @@ std::string_view ToString(DecodeStatus s);
 
 /// What one diff found and wrote.
 struct EncodeResult {
-  uint64_t changed = 0;       ///< elements that differ
-  uint64_t digest_after = 0;  ///< digest of the new bytes
-  size_t bytes = 0;           ///< payload bytes written; 0 when nothing changed
+  uint64_t changed = 0;        ///< elements that differ
+  uint64_t digest_after = 0;   ///< digest of the new bytes
+  size_t bytes = 0;            ///< payload bytes written; 0 when nothing changed
+  uint64_t digest_before = 0;  ///< as given; of diff_encode_checked that of the bytes as read
 };
 
 /// The codecs of payloads (byte 1); `same` and `raw` chunks have none.
@@ -113,11 +114,22 @@ struct Backend {
   /// Digest of `data` (docs/delta_format.md, "Digest").
   uint64_t (*digest)(const DigestKey& key, Bytes data);
 
+  /// What the bytes `data` that stand at `offset` of a chunk add to its digest: the parts of a
+  /// chunk add up to digest(), in any order, modulo 2^64. REQUIRES: offset is a multiple of 4, and
+  /// so is data.size() where the chunk goes on behind it; offset + data.size() <= kMaxChunkBytes.
+  uint64_t (*digest_range)(const DigestKey& key, Bytes data, size_t offset);
+
   /// Encodes new - old (mod 2^(8 width)) into `out` and brings the digest forward.
   /// REQUIRES: both of the same size; out.size() >= MaxEncodedBytes(size, width);
   /// digest_before = digest(key, old_data).
   EncodeResult (*diff_encode)(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
                               uint64_t digest_before, MutableBytes out);
+
+  /// As diff_encode, but nobody has to know the old bytes' digest: it is computed in the same pass
+  /// and returned, so that the caller sees whether they are still those that he believes them to
+  /// be. digest_after is that of the new bytes in any case.
+  EncodeResult (*diff_encode_checked)(const DigestKey& key, Bytes old_data, Bytes new_data,
+                                      unsigned width, MutableBytes out);
 
   /// Adds a payload's differences to `data` in place and brings the digest forward.
   /// Never reads or writes out of bounds, whatever the payload; a malformed one may have been

@@ -8,6 +8,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <charconv>
 #include <mutex>
 #include <string_view>
 
@@ -18,6 +19,7 @@ namespace deltawire {
 namespace {
 
 constexpr std::string_view kUnix = "unix:";
+constexpr int kHandshakeMillis = 5000;
 
 // Removes a socket file that a killed daemon left; refuses one that somebody listens on.
 Status ClearStaleSocket(const std::string& path) {
@@ -40,6 +42,24 @@ Status ClearStaleSocket(const std::string& path) {
   }
   if (unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError("remove " + path);
   return absl::OkStatus();
+}
+
+/// "host:port" or "[v6]:port".
+StatusOr<UniqueFd> ListenHostPort(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  uint16_t port = 0;
+  const char* end = address.data() + address.size();
+  if (colon == std::string::npos ||
+      std::from_chars(address.data() + colon + 1, end, port).ptr != end) {
+    return Errorf(StatusCode::kInvalidArgument, "listening on {} for gRPC: want host:port",
+                  address);
+  }
+  std::string host = address.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  auto listening = ListenTcp(host, port);
+  if (listening.ok()) return listening;
+  return Errorf(listening.status().code(), "gRPC: {}; choose another address",
+                MessageOf(listening.status()));
 }
 
 sigset_t TerminationSignals() {
@@ -65,26 +85,38 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
   if (is_unix) DW_RETURN_IF_ERROR(ClearStaleSocket(path));
 
   auto control = std::make_unique<ControlServer>();
+  DW_ASSIGN_OR_RETURN(UniqueFd listener, is_unix ? ListenUnix(path) : ListenHostPort(address));
+  if (!is_unix) control->port_ = PortOf(listener);
   grpc::ServerBuilder builder;
-  // Without this a second daemon would silently share the port.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(kMaxControlMessage);
   builder.SetMaxSendMessageSize(kMaxControlMessage);
   // Receivers stay attached through quiet hours; their keepalives must not look like abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &control->port_);
+  // A peer that went mute without a word (its machine, or the way to it) ends its calls within
+  // these two, also one that only waits for an answer.
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Who connects and says nothing holds a descriptor.
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMillis);
+  using Experimental = grpc::ServerBuilder::experimental_type;
+  control->connections_ = builder.experimental().AddExternalConnectionAcceptor(
+      Experimental::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
   for (grpc::Service* s : services) builder.RegisterService(s);
-  // The socket file is the door: only its owner may open it, from the moment that it is there.
-  const mode_t old_mask = is_unix ? umask(0177) : 0;
   control->server_ = builder.BuildAndStart();
-  if (is_unix) umask(old_mask);
-  if (control->server_ == nullptr || (!is_unix && control->port_ == 0)) {
-    return Errorf(StatusCode::kAlreadyExists,
-                  "listening on {} for gRPC failed: the address is taken or not this machine's; "
-                  "choose another",
-                  address);
+  if (control->server_ == nullptr) {
+    return Errorf(StatusCode::kInternal, "gRPC at {} cannot be started", address);
   }
+  const int listening = listener.get();
+  control->acceptor_.emplace(
+      std::move(listener), "control " + address, Acceptor::kReserve,
+      [handler = control->connections_.get(), listening](int fd) {
+        grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+        connection.listener_fd = listening;
+        connection.fd = fd;
+        handler->HandleNewConnection(&connection);
+      });
   return control;
 }
 
@@ -94,6 +126,7 @@ ControlServer::~ControlServer() {
 
 void ControlServer::Shutdown(std::chrono::milliseconds grace) {
   if (server_ == nullptr) return;
+  acceptor_.reset();
   server_->Shutdown(std::chrono::system_clock::now() + grace);
   server_->Wait();
   server_.reset();

@@ -1,15 +1,18 @@
-// A daemon's gRPC server: listens, serves health and reflection, shuts down within a deadline.
-// Owner: main; services outlive it. Threads: gRPC's own (a stream holds one while it lives).
-// Errors: kAlreadyExists when an address is taken, naming it.
+// A daemon's gRPC server: serves health and reflection, shuts down within a deadline. Connections
+// are accepted here, not by gRPC, which never does again after it once found no descriptor free.
+// Owner: main; services outlive it. Threads: one, and gRPC's own (a stream holds one while it
+// lives). Errors: kAlreadyExists when an address is taken, naming it.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/base/acceptor.h"
 #include "common/base/status.h"
 
 namespace deltawire {
@@ -27,7 +30,9 @@ class ControlServer {
   void Shutdown(std::chrono::milliseconds grace);
 
  private:
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::Server> server_;
+  std::optional<Acceptor> acceptor_;  // goes before the server that it hands connections to
   int port_ = 0;
 };
 

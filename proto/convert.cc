@@ -63,11 +63,21 @@ std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::C
   return out;
 }
 
-void ToProto(StateId id, v1::StateId* out) {
-  out->set_epoch(id.epoch);
-  out->set_version(id.version);
+void ToProto(const Identity& identity, v1::Identity* out) {
+  out->set_epoch(identity.id.epoch);
+  out->set_version(identity.id.version);
+  if (identity.lineage != Hash128()) out->set_lineage(identity.lineage.Hex());
+  out->set_root(identity.root);
+  out->set_attempt(identity.attempt);
 }
 
-StateId FromProto(const v1::StateId& in) { return {in.epoch(), in.version()}; }
+Identity FromProto(const v1::Identity& in) {
+  Identity identity;
+  identity.lineage = Hash128::FromHex(in.lineage()).value_or(Hash128());
+  identity.id = {in.epoch(), in.version()};
+  identity.root = in.root();
+  identity.attempt = in.attempt();
+  return identity;
+}
 
 }  // namespace deltawire

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "common/base/state_id.h"
+#include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
@@ -32,8 +32,9 @@ std::vector<SideFile> FromProto(const google::protobuf::RepeatedPtrField<v1::Sid
 void ToProto(const Coverage& coverage, google::protobuf::RepeatedPtrField<v1::ChunkRange>* out);
 std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& in);
 
-void ToProto(StateId id, v1::StateId* out);
-StateId FromProto(const v1::StateId& in);
+void ToProto(const Identity& identity, v1::Identity* out);
+/// A lineage that is not 32 hex digits becomes none.
+Identity FromProto(const v1::Identity& in);
 
 /// Largest gRPC message: tensors_meta of a million tensors, side files with a tokenizer.
 inline constexpr int kMaxControlMessage = 512 << 20;

@@ -72,6 +72,12 @@ class Offload {
   void MarkWritten(const std::vector<uint32_t>& tensors, int share) {
     Run([&] { return dw_offload_mark_written(get(), tensors.data(), tensors.size(), share); });
   }
+  void MarkBlock(uint32_t tensor, const std::optional<Shape>& start, const Shape& shape) {
+    Run([&] {
+      return dw_offload_mark_block(get(), tensor, static_cast<uint32_t>(shape.size()),
+                                   start ? start->data() : nullptr, shape.data());
+    });
+  }
   void MarkUnchanged(const std::vector<uint32_t>& tensors) {
     Run([&] { return dw_offload_mark_unchanged(get(), tensors.data(), tensors.size()); });
   }
@@ -85,6 +91,7 @@ class Offload {
     Run([&] { return dw_offload_abandon(get(), reason.c_str()); });
   }
   double WaitedSeconds() const { return dw_offload_waited_seconds(offload_); }
+  uint64_t Attempt() const { return dw_offload_attempt(offload_); }
   /// Address and size of a tensor's memory. It is unmapped some time after close().
   std::pair<uintptr_t, uint64_t> Memory(uint32_t tensor) {
     void* data = nullptr;
@@ -161,9 +168,9 @@ class Client : public std::enable_shared_from_this<Client> {
     return result;
   }
 
-  std::unique_ptr<Offload> Begin(uint64_t version) {
+  std::unique_ptr<Offload> Begin(uint64_t version, uint64_t attempt) {
     dw_offload* offload = nullptr;
-    Run([&] { return dw_offload_begin(client_, version, &offload); });
+    Run([&] { return dw_offload_begin_attempt(client_, version, attempt, &offload); });
     return std::make_unique<Offload>(shared_from_this(), offload);
   }
 
@@ -185,6 +192,10 @@ class Client : public std::enable_shared_from_this<Client> {
     result["offload_seconds"] = p.offload_seconds;
     result["publish_seconds"] = p.publish_seconds;
     result["ready_unix_nanos"] = p.ready_unix_nanos;
+    result["lineage"] = p.lineage;
+    result["root"] = p.root;
+    result["attempt"] = p.attempt;
+    result["published_unix_nanos"] = p.published_unix_nanos;
     return result;
   }
 
@@ -425,9 +436,11 @@ PYBIND11_MODULE(_core, m) {
   m.attr("SHARE_NONE") = static_cast<int>(DW_SHARE_NONE);
   m.attr("SHARE_PART") = static_cast<int>(DW_SHARE_PART);
   m.attr("SHARE_WHOLE") = static_cast<int>(DW_SHARE_WHOLE);
+  m.attr("SHARE_BLOCK") = static_cast<int>(DW_SHARE_BLOCK);
   m.attr("COLLECTIVE_GLOO") = static_cast<int>(DW_COLLECTIVE_GLOO);
   m.attr("COLLECTIVE_NCCL") = static_cast<int>(DW_COLLECTIVE_NCCL);
   m.attr("BUCKET_AUTO") = py::int_(DW_BUCKET_AUTO);
+  m.def("draw_attempt", &dw_draw_attempt);
   m.def("gpu_available", [] { return dw_gpu_available() != 0; });
   m.def("describe_dlpack", &DescribeDlpack);
   py::class_<BufferView>(m, "BufferView")
@@ -440,12 +453,14 @@ PYBIND11_MODULE(_core, m) {
   py::class_<Offload>(m, "Offload")
       .def("write", &Offload::Write)
       .def("mark_written", &Offload::MarkWritten)
+      .def("mark_block", &Offload::MarkBlock)
       .def("mark_unchanged", &Offload::MarkUnchanged)
       .def("ready", &Offload::Ready)
       .def("check", &Offload::CheckAlive)
       .def("abandon", &Offload::Abandon)
       .def("memory", &Offload::Memory)
       .def("close", &Offload::Close)
+      .def_property_readonly("attempt", &Offload::Attempt)
       .def_property_readonly("waited_seconds", &Offload::WaitedSeconds);
   py::class_<Client, std::shared_ptr<Client>>(m, "Client")
       .def(py::init<const std::string&, const std::string&, uint32_t, uint32_t, uint32_t,

@@ -1,161 +1,347 @@
 #include "receiver/buffer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
-#include <fstream>
-#include <system_error>
+#include <algorithm>
+#include <cassert>
+#include <map>
+
+#include "common/layout/root.h"
+#include "receiver/buffer_names.h"
+#include "receiver/buffer_turn.h"
 
 namespace deltawire::receiver {
 namespace fs = std::filesystem;
-namespace {
 
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kPartial = ".model.safetensors.partial";
-constexpr const char* kState = ".deltawire.state";
-
-Status RefuseForeignWeights(const fs::path& dir) {
-  std::error_code ec;
-  for (const auto& entry : fs::directory_iterator(dir, ec)) {
-    const std::string name = entry.path().filename().string();
-    if (name == kWeights || !(name.ends_with(".safetensors") || name.ends_with(".index.json"))) {
-      continue;
-    }
-    if (name.starts_with(".")) continue;
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "{} holds {}, which deltawire did not write; a loader would mix it with ours: "
-                  "choose an empty directory",
-                  dir.string(), name);
-  }
-  return absl::OkStatus();
+Identity Buffer::committed() const {
+  const int front = front_;
+  return front < 0 ? Identity{} : state_.identity(static_cast<uint32_t>(front));
 }
 
-}  // namespace
-
-Buffer::Buffer(fs::path dir, std::shared_ptr<DirLock> lock, Layout layout, ChunkTable chunks,
-               StateFile state, BufferFile file)
-    : dir_(std::move(dir)),
-      lock_(std::move(lock)),
-      layout_(std::move(layout)),
-      chunks_(std::move(chunks)),
-      state_(std::move(state)),
-      key_(state_.shape().digest_seed),
-      file_(std::move(file)),
-      updating_(state_.phase(0) != SlotPhase::kWhole) {}
-
-StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
-                                                  std::shared_ptr<DirLock> lock,
-                                                  const BufferOptions& options) {
-  std::error_code ec;
-  const bool named = fs::exists(dir / kWeights, ec);
-  if (!fs::exists(dir / kState, ec) || (!named && !fs::exists(dir / kPartial, ec))) {
-    return Errorf(StatusCode::kNotFound, "{} holds no receiver's buffer", dir.string());
-  }
-  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Open(dir / kState));
-  const fs::path path = dir / (named ? kWeights : kPartial);
-  DW_ASSIGN_OR_RETURN(const ModelDir opened, ModelDir::Open(path));
-  Layout layout = opened.layout();
-  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
-  if (state.shape().slots != 1 || state.shape().chunks != chunks.size() ||
-      !(state.shape().fingerprint == layout.fingerprint())) {
-    return Errorf(StatusCode::kDataLoss, "{}: state file and {} are of different layouts",
-                  dir.string(), path.filename().string());
-  }
-  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Open(path, layout, options));
-  std::unique_ptr<Buffer> buffer(new Buffer(dir, std::move(lock), std::move(layout),
-                                            std::move(chunks), std::move(state), std::move(file)));
-  // The phase is the truth; a kill between it and the rename left only the name behind.
-  if (buffer->updating_ && named) DW_RETURN_IF_ERROR(buffer->file_.Rename(dir / kPartial));
-  if (!buffer->updating_ && !named) DW_RETURN_IF_ERROR(buffer->file_.Rename(dir / kWeights));
-  return buffer;
+Identity Buffer::last_whole() const {
+  const int front = front_;
+  return state_.identity(front < 0 ? state_.active() : static_cast<uint32_t>(front));
 }
 
-StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::shared_ptr<DirLock> lock,
-                                                 Layout layout, uint64_t digest_seed,
-                                                 const BufferOptions& options) {
-  DW_RETURN_IF_ERROR(RefuseForeignWeights(dir));
-  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
-  std::error_code ignored;
-  const bool ours = fs::exists(dir / kState, ignored);
-  if (!ours && fs::exists(dir / kWeights, ignored)) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "{} exists and is not a receiver's; choose an empty directory",
-                  (dir / kWeights).string());
-  }
-  // State first: a weight file without one counts as nobody's.
-  fs::remove(dir / kWeights, ignored);
-  fs::remove(dir / kPartial, ignored);
-  fs::remove(dir / kState, ignored);
-  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(dir / kPartial, layout, options));
-  DW_ASSIGN_OR_RETURN(StateFile state,
-                      StateFile::Create(dir / kState, {.chunks = chunks.size(),
-                                                       .slots = 1,
-                                                       .fingerprint = layout.fingerprint(),
-                                                       .digest_seed = digest_seed}));
-  return std::unique_ptr<Buffer>(new Buffer(dir, std::move(lock), std::move(layout),
-                                            std::move(chunks), std::move(state), std::move(file)));
+bool Buffer::Known(int slot, uint32_t i) const {
+  return slots_[slot].file &&
+         state_.chunk_version(static_cast<uint32_t>(slot), i) != kVersionUnknown;
 }
 
-StateId Buffer::committed() const {
-  return state_.phase(0) == SlotPhase::kWhole ? state_.id(0) : StateId{};
+int Buffer::Base(uint32_t i) const {
+  const int work = work_, front = front_;
+  // What this update has touched is new or, while it is unknown, to be fetched; nothing older will
+  // do.
+  if (work >= 0 && touched_[i] != 0) return Known(work, i) ? work : -1;
+  if (front >= 0) return front;
+  const int first = static_cast<int>(state_.active());
+  if (Known(first, i)) return first;
+  return Known(1 - first, i) ? 1 - first : -1;
+}
+
+uint64_t Buffer::digest(uint32_t i) const {
+  const int base = Base(i);
+  return base < 0 ? 0 : state_.chunk_digest(static_cast<uint32_t>(base), i);
+}
+
+Bytes Buffer::base(uint32_t i) const {
+  const int base = Base(i);
+  return base < 0 ? Bytes() : ChunkOf(base, i);
+}
+
+Bytes Buffer::ChunkOf(int slot, uint32_t i) const {
+  return slots_[slot].file->data().subspan(chunks_[i].offset, chunks_[i].bytes);
+}
+
+MutableBytes Buffer::ChunkOf(int slot, uint32_t i) {
+  return slots_[slot].file->data().subspan(chunks_[i].offset, chunks_[i].bytes);
+}
+
+void Buffer::ForEachChunk(const std::function<void(uint32_t)>& f) const {
+  if (options_.pool != nullptr) {
+    options_.pool->ParallelFor(chunks_.size(), [&](size_t i) { f(static_cast<uint32_t>(i)); });
+    return;
+  }
+  for (uint32_t i = 0; i < chunks_.size(); ++i) f(i);
 }
 
 wire::Have Buffer::have() const {
   wire::Have have;
-  // Also while an update is under way: the last whole state is what must not go backwards.
-  const StateId id = state_.phase(0) == SlotPhase::kEmpty ? StateId{} : state_.id(0);
-  have.epoch = id.epoch;
-  have.version = id.version;
+  have.held = last_whole();
   have.chunks.resize(chunks_.size());
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
-    have.chunks[i] = {state_.chunk_version(0, i), state_.chunk_digest(0, i)};
-    if (have.chunks[i].version == kVersionUnknown) have.chunks[i].digest = 0;
+    const int base = Base(i);
+    if (base < 0) continue;
+    const auto slot = static_cast<uint32_t>(base);
+    have.chunks[i] = {state_.chunk_version(slot, i), state_.chunk_digest(slot, i)};
   }
   return have;
 }
 
-Status Buffer::BeginUpdate() {
-  std::lock_guard lock(mu_);
-  if (state_.phase(0) != SlotPhase::kWriting) state_.BeginWrite(0);
-  if (updating_) return absl::OkStatus();
-  DW_RETURN_IF_ERROR(file_.Rename(dir_ / kPartial));
-  updating_ = true;
+StatusOr<Buffer::UpdateStart> Buffer::BeginUpdate() {
+  if (begun_) return UpdateStart{.begun = true, .readers = {}};
+  stop_catching_up_ = true;
+  const Turn turn(*this);
+  stop_catching_up_ = false;
+  return Begin();
+}
+
+Status Buffer::BeginUpdateInFreshFile() {
+  if (begun_) return absl::OkStatus();
+  stop_catching_up_ = true;
+  const Turn turn(*this);
+  stop_catching_up_ = false;
+  return begun_ ? absl::OkStatus() : BeginFresh();
+}
+
+StatusOr<Buffer::UpdateStart> Buffer::Begin() {
+  if (begun_) return UpdateStart{.begun = true, .readers = {}};
+  int slot = work_;
+  if (slot < 0) {
+    const int front = front_;
+    slot = front < 0 ? static_cast<int>(state_.active()) : buffers_ == 2 ? 1 - front : front;
+  }
+  if (slots_[slot].file && (lease_problem_.empty() || options_.unsafe_in_place)) {
+    if (slot == front_) return BeginInPlace(slot);
+    if (options_.unsafe_in_place || slots_[slot].lease.Try() == FileLease::Answer::kAlone) {
+      Begun(slot);
+      return UpdateStart{.begun = true, .readers = {}};
+    }
+    // The only file, its name away already: whoever has it open is waited for as well.
+    if (buffers_ == 1 && front_ < 0) {
+      return UpdateStart{.begun = false,
+                         .readers = DescribeHolders(WhoHas(slots_[slot].file->fd()))};
+    }
+  }
+  DW_RETURN_IF_ERROR(BeginFresh());
+  return UpdateStart{.begun = true, .readers = {}};
+}
+
+StatusOr<Buffer::UpdateStart> Buffer::BeginInPlace(int slot) {
+  // Without the name nobody new opens the file; who has it open already shows by the lease.
+  BufferFile& file = *slots_[slot].file;
+  DW_RETURN_IF_ERROR(file.Rename(FreeHiddenName(slot)));
+  if (!options_.unsafe_in_place && slots_[slot].lease.Try() != FileLease::Answer::kAlone) {
+    std::string readers = DescribeHolders(WhoHas(file.fd()));
+    DW_RETURN_IF_ERROR(file.Rename(dir_ / kWeights));
+    return UpdateStart{.begun = false, .readers = std::move(readers)};
+  }
+  front_ = -1;
+  Begun(slot);
+  return UpdateStart{.begun = true, .readers = {}};
+}
+
+Status Buffer::BeginFresh() {
+  // Not in place of the file whose chunks are the base.
+  const int front = front_;
+  const int slot = front >= 0   ? 1 - front
+                   : work_ >= 0 ? 1 - work_
+                                : 1 - static_cast<int>(state_.active());
+  DW_RETURN_IF_ERROR(MakeFile(slot));
+  // What a broken update has brought elsewhere stays a base to copy from.
+  std::fill(touched_.begin(), touched_.end(), uint8_t{0});
+  Begun(slot);
   return absl::OkStatus();
 }
 
-Status Buffer::Commit(StateId id) {
-  std::lock_guard lock(mu_);
+void Buffer::Begun(int slot) {
+  if (state_.phase(static_cast<uint32_t>(slot)) != SlotPhase::kWriting) {
+    state_.BeginWrite(static_cast<uint32_t>(slot));
+  }
+  if (work_ != slot) std::fill(touched_.begin(), touched_.end(), uint8_t{0});
+  work_ = slot;
+  begun_ = true;
+}
+
+void Buffer::MarkUnknown(uint32_t i) {
+  assert(begun_);
+  state_.MarkUnknown(static_cast<uint32_t>(work_), i);
+  touched_[i] = 1;
+}
+
+void Buffer::SetChunk(uint32_t i, uint64_t version, uint64_t digest) {
+  assert(begun_);
+  state_.SetChunk(static_cast<uint32_t>(work_), i, version, digest);
+  touched_[i] = 1;
+}
+
+Status Buffer::CopyChunk(int from, int to, uint32_t i) {
+  const auto source = static_cast<uint32_t>(from), target = static_cast<uint32_t>(to);
+  const uint64_t digest = state_.chunk_digest(source, i);
+  state_.MarkUnknown(target, i);
+  const Bytes bytes = ChunkOf(from, i);
+  const MutableBytes copy = ChunkOf(to, i);
+  if (!bytes.empty()) std::memcpy(copy.data(), bytes.data(), bytes.size());
+  if (backend_.digest(key_, copy) == digest) {
+    state_.SetChunk(target, i, state_.chunk_version(source, i), digest);
+    return absl::OkStatus();
+  }
+  return Errorf(
+      StatusCode::kDataLoss,
+      "{}: chunk {} of tensor {} has lost its digest; it must be fetched whole (check this "
+      "machine's memory)",
+      dir_.native(), i, layout_.tensor(chunks_[i].tensor).name);
+}
+
+StatusOr<MutableBytes> Buffer::PrepareChunk(uint32_t i, uint64_t digest) {
+  const int base = Base(i);
+  const int work = work_;
+  if (base < 0 || state_.chunk_digest(static_cast<uint32_t>(base), i) != digest) {
+    return Errorf(StatusCode::kDataLoss, "{}: chunk {} of tensor {} has other bytes than asked for",
+                  dir_.native(), i, layout_.tensor(chunks_[i].tensor).name);
+  }
+  const bool there =
+      base == work ||
+      (Known(work, i) && state_.chunk_digest(static_cast<uint32_t>(work), i) == digest);
+  if (!there) DW_RETURN_IF_ERROR(CopyChunk(base, work, i));
+  MarkUnknown(i);
+  return ChunkOf(work, i);
+}
+
+StatusOr<std::vector<uint64_t>> Buffer::DigestsToCommit() const {
+  std::vector<uint64_t> digests(chunks_.size());
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
-    if (!known(i)) {
-      return Errorf(StatusCode::kInternal,
-                    "{}: chunk {} (tensor {}) is not there, so {} is not whole", dir_.string(), i,
-                    layout_.tensor(chunks_[i].tensor).name, ToString(id));
+    const int base = Base(i);
+    if (base < 0) {
+      return Errorf(StatusCode::kInternal, "{}: chunk {} (tensor {}) is not there", dir_.native(),
+                    i, layout_.tensor(chunks_[i].tensor).name);
+    }
+    digests[i] = state_.chunk_digest(static_cast<uint32_t>(base), i);
+  }
+  return digests;
+}
+
+Status Buffer::FillWork(const std::vector<uint64_t>& digests) {
+  const int work = work_;
+  Mutex mu;
+  Status failed;
+  ForEachChunk([&](uint32_t i) {
+    if (Known(work, i) && state_.chunk_digest(static_cast<uint32_t>(work), i) == digests[i]) return;
+    const Status copied = CopyChunk(Base(i), work, i);
+    if (copied.ok()) return;
+    std::lock_guard lock(mu);
+    failed.Update(copied);
+  });
+  return failed;
+}
+
+Status Buffer::Commit(const Identity& whole, const std::vector<SideFile>& side_files) {
+  stop_catching_up_ = true;
+  const Turn turn(*this);
+  stop_catching_up_ = false;
+  // Also when no byte is to change: a version whose chunks are all those of the last.
+  if (!begun_) {
+    DW_ASSIGN_OR_RETURN(const UpdateStart start, Begin());
+    if (!start.begun) {
+      return Errorf(StatusCode::kUnavailable, "{} is in use by {}", dir_.native(), start.readers);
     }
   }
-  // First: entries of the new version in a slot that claims the old one would contradict it.
-  if (state_.phase(0) != SlotPhase::kWriting) state_.BeginWrite(0);
-  for (uint32_t i = 0; i < chunks_.size(); ++i) state_.SetChunk(0, i, id.version, digest(i));
-  state_.FinishWrite(0, id);
-  if (updating_) DW_RETURN_IF_ERROR(file_.Rename(dir_ / kWeights));
-  updating_ = false;
+  return CommitWork(whole, &side_files);
+}
+
+Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* side_files) {
+  DW_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, DigestsToCommit());
+  if (const uint64_t root = RootOf(digests, Coverage::All(chunks_.size())); root != whole.root) {
+    return Errorf(StatusCode::kDataLoss, "{}: the chunks have root {:016x}, so they are not {}",
+                  dir_.native(), root, DescribeFully(whole));
+  }
+  DW_RETURN_IF_ERROR(FillWork(digests));
+  if (side_files != nullptr) DW_RETURN_IF_ERROR(side_files_.Stage(*side_files, whole));
+  const int slot = work_;
+  const auto s = static_cast<uint32_t>(slot);
+  if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
+  for (uint32_t i = 0; i < chunks_.size(); ++i) state_.SetChunk(s, i, whole.id.version, digests[i]);
+  // A crash from here on ends in the new state: Recover gives the name to the active slot that is
+  // whole.
+  state_.set_active(s);
+  state_.FinishWrite(s, whole);
+  slots_[slot].lease.Release();
+  DW_RETURN_IF_ERROR(side_files_.Install());
+  DW_RETURN_IF_ERROR(GiveName(slot));
+  front_ = slot;
+  work_ = -1;
+  begun_ = false;
+  return AfterCommit(slot);
+}
+
+Status Buffer::GiveName(int slot) {
+  BufferFile& file = *slots_[slot].file;
+  const fs::path name = dir_ / kWeights;
+  if (file.path() == name) return absl::OkStatus();
+  Slot& other = slots_[1 - slot];
+  if (other.file && other.file->path() == name) {
+    struct stat named;
+    const bool still = ::stat(name.c_str(), &named) == 0 && named.st_ino == other.file->inode();
+    if (still) return file.Exchange(*other.file);
+    // Somebody took its name away, and with it the file.
+    ForgetSlot(1 - slot);
+  }
+  return file.Rename(name);
+}
+
+Status Buffer::AfterCommit(int slot) {
+  DW_RETURN_IF_ERROR(side_files_.Finish());
+  RememberFront();
+  // A fresh file beside a reader's: the model is there once again only.
+  if (buffers_ == 1 && slots_[1 - slot].file) return DropFile(1 - slot);
   return absl::OkStatus();
 }
 
-Status Buffer::WriteSideFiles(const std::vector<SideFile>& files) {
-  for (const SideFile& f : files) {
-    // The sender checked too, but a name from the network decides about no path unchecked.
-    if (!IsSideFileName(f.name)) {
-      return Errorf(StatusCode::kInvalidArgument, "side file \"{}\" has a name that is not allowed",
-                    f.name);
-    }
-    const fs::path to = dir_ / f.name;
-    const fs::path temporary = dir_ / ("." + f.name + ".new");
-    std::ofstream out(temporary, std::ios::binary);
-    out << f.content;
-    out.close();
-    if (!out) return ErrnoError("write " + temporary.string());
-    if (std::rename(temporary.c_str(), to.c_str()) != 0) return ErrnoError("rename " + to.string());
+StatusOr<bool> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
+                               const std::function<bool()>& stop) {
+  const Turn turn(*this);
+  const int front = front_;
+  if (buffers_ != 2 || front < 0 || begun_ || work_ >= 0) return false;
+  const int slot = 1 - front;
+  const auto s = static_cast<uint32_t>(slot);
+  if (!slots_[slot].file) {
+    DW_RETURN_IF_ERROR(MakeFile(slot));
+  } else if (!options_.unsafe_in_place && slots_[slot].lease.Try() != FileLease::Answer::kAlone) {
+    return false;
   }
+  if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
+  std::map<uint32_t, std::vector<const AppliedDelta*>> by_chunk;
+  for (const AppliedDelta& d : deltas) by_chunk[d.chunk].push_back(&d);
+  Mutex mu;
+  Status failed;
+  std::atomic<bool> stopped{false};
+  ForEachChunk([&](uint32_t i) {
+    if (stopped || stop_catching_up_ || stop()) {
+      stopped = true;
+      return;
+    }
+    const auto mine = by_chunk.find(i);
+    const Status done = CatchUpChunk(
+        slot, i, mine == by_chunk.end() ? std::span<const AppliedDelta* const>() : mine->second);
+    if (done.ok()) return;
+    std::lock_guard lock(mu);
+    failed.Update(done);
+  });
+  const bool whole = failed.ok() && !stopped;
+  if (whole) state_.FinishWrite(s, committed());
+  slots_[slot].lease.Release();
+  if (!failed.ok()) return failed;
+  return whole;
+}
+
+Status Buffer::CatchUpChunk(int slot, uint32_t i, std::span<const AppliedDelta* const> deltas) {
+  const auto s = static_cast<uint32_t>(slot), front = static_cast<uint32_t>(front_.load());
+  const uint64_t version = state_.chunk_version(front, i), want = state_.chunk_digest(front, i);
+  uint64_t at = state_.chunk_digest(s, i);
+  bool known = Known(slot, i);
+  // A chain of deltas from what is there; any step that does not fit makes it a copy.
+  for (const AppliedDelta* d : deltas) {
+    if (!known || at == want) break;
+    if (d->digest_before != at) continue;
+    state_.MarkUnknown(s, i);
+    uint64_t after = 0;
+    known = backend_.decode_apply(key_, d->payload, ChunkOf(slot, i), chunks_[i].width, at,
+                                  &after) == kernels::DecodeStatus::kOk &&
+            after == d->digest_after;
+    at = after;
+  }
+  if (!known || at != want) return CopyChunk(static_cast<int>(front), slot, i);
+  state_.SetChunk(s, i, version, want);
   return absl::OkStatus();
 }
 

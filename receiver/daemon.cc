@@ -1,7 +1,9 @@
 #include "receiver/daemon.h"
 
 #include <filesystem>
+#include <random>
 
+#include "common/net/pull_client.h"
 #include "receiver/grpc_upstream.h"
 
 namespace deltawire::receiver {
@@ -14,8 +16,12 @@ Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id)
 Daemon::~Daemon() { Stop(); }
 
 Status Daemon::Start() {
+  const TransportFactory transport = [this](net::PullTarget target) {
+    return std::make_unique<net::PullClient>(io_, std::move(target));
+  };
   for (const ReceiverModelOptions& m : options_.models) {
     ReplicaOptions o;
+    o.seed = std::random_device()();
     o.model = m.name;
     o.directory = m.directory.empty() ? std::filesystem::path(options_.data_dir) / m.name
                                       : std::filesystem::path(m.directory);
@@ -26,11 +32,16 @@ Status Daemon::Start() {
     o.scrub_bytes_per_s = options_.scrub_bytes_per_s;
     o.stream_timeout = options_.stream_timeout;
     o.huge_pages = options_.huge_pages;
+    o.buffers = options_.buffers;
+    o.unsafe_in_place = options_.unsafe_in_place;
+    o.reader_grace = options_.reader_grace;
+    o.copy_for_reader = options_.on_busy_reader == OnBusyReader::kCopy;
+    o.file_group = options_.file_group;
     std::vector<std::unique_ptr<Upstream>> upstreams;
     for (const std::string& sender : options_.senders) {
       upstreams.push_back(MakeGrpcUpstream(sender, receiver_id_));
     }
-    auto replica = Replica::Start(o, std::move(upstreams), io_, pool_, rates_);
+    auto replica = Replica::Start(o, std::move(upstreams), transport, pool_, rates_);
     if (!replica.ok()) {
       return Annotate(replica.status(), fmt::format("model \"{}\"", m.name));
     }

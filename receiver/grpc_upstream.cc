@@ -13,7 +13,10 @@
 namespace deltawire::receiver {
 namespace {
 
-constexpr std::chrono::seconds kCallDeadline{30};
+// tensors_meta and side files are megabytes and may come over a slow link, and a sender digests its
+// own bytes of suspects before it answers; the rest is a few words.
+constexpr std::chrono::seconds kLongCall{30};
+constexpr std::chrono::seconds kShortCall{5};
 
 v1::ReceiverReport ToProto(const Report& r) {
   v1::ReceiverReport out;
@@ -23,6 +26,7 @@ v1::ReceiverReport ToProto(const Report& r) {
   out.set_bytes_total(r.bytes_total);
   out.set_message(r.message);
   out.set_sync_request(r.sync_request);
+  out.set_event(r.event);
   v1::PullStats* p = out.mutable_last_pull();
   p->set_chunks_full(r.last_pull.chunks_full);
   p->set_chunks_delta(r.last_pull.chunks_delta);
@@ -40,34 +44,36 @@ v1::ReceiverReport ToProto(const Report& r) {
 }
 
 UpstreamEvent FromProto(const v1::SenderEvent& in) {
-  return {deltawire::FromProto(in.newest().id()), in.newest().delta_bytes(), in.sync_request(),
-          in.force_full()};
+  return {.number = in.number(),
+          .newest = deltawire::FromProto(in.newest().id()),
+          .delta_bytes = in.newest().delta_bytes(),
+          .sync_request = in.sync_request(),
+          .force_full = in.force_full()};
 }
 
-// One attachment: its stream, and the two threads that serve it.
+// One attachment: its stream, and the two threads that serve it. Dialling, too, is done by one of
+// them: it may take seconds, and who attaches has other agents to look after.
 class Attachment {
  public:
-  Attachment(v1::PullService::Stub& stub, std::function<void(const UpstreamEvent&)> event,
-             std::function<void(const Status&)> ended, std::string context)
-      : event_(std::move(event)), ended_(std::move(ended)), context_name_(std::move(context)) {
+  Attachment(std::shared_ptr<v1::PullService::Stub> stub,
+             std::function<void(const UpstreamEvent&)> event,
+             std::function<void(const Status&)> ended, std::string name, v1::ReceiverReport first)
+      : stub_(std::move(stub)),
+        event_(std::move(event)),
+        ended_(std::move(ended)),
+        name_(std::move(name)) {
     context_.set_wait_for_ready(false);
-    stream_ = stub.Attach(&context_);
-  }
-
-  void Start(v1::ReceiverReport first) {
-    Send(std::move(first), true);
-    writer_ = std::thread([this] { Write(); });
-    reader_ = std::thread([this] { Read(); });  // second: it joins the writer
+    queue_.emplace_back(std::move(first), true);
+    reader_ = std::thread([this] { Read(); });
   }
 
   ~Attachment() {
     context_.TryCancel();
     Close();
-    if (reader_.joinable()) reader_.join();
-    if (writer_.joinable()) writer_.join();
+    reader_.join();
   }
 
-  // Only the newest progress report matters; answers to requests must all arrive.
+  // Only the newest report matters; answers to requests must all arrive.
   void Send(v1::ReceiverReport report, bool must_arrive) {
     std::lock_guard lock(mu_);
     if (!queue_.empty() && !queue_.back().second) queue_.pop_back();
@@ -83,14 +89,16 @@ class Attachment {
   }
 
   void Read() {
+    const auto stream = stub_->Attach(&context_);
+    std::thread writer([this, &stream] { Write(*stream); });
     v1::SenderEvent event;
-    while (stream_->Read(&event)) event_(FromProto(event));
+    while (stream->Read(&event)) event_(FromProto(event));
     Close();
-    writer_.join();
-    ended_(FromGrpc(stream_->Finish(), context_name_));
+    writer.join();
+    ended_(FromGrpc(stream->Finish(), name_));
   }
 
-  void Write() {
+  void Write(grpc::ClientReaderWriter<v1::ReceiverReport, v1::SenderEvent>& stream) {
     std::unique_lock lock(mu_);
     while (true) {
       cv_.wait(lock, [this] { return closed_ || !queue_.empty(); });
@@ -98,46 +106,28 @@ class Attachment {
       const v1::ReceiverReport report = std::move(queue_.front().first);
       queue_.pop_front();
       lock.unlock();
-      const bool written = stream_->Write(report);
+      const bool written = stream.Write(report);
       lock.lock();
       if (!written) return;
     }
   }
 
+  const std::shared_ptr<v1::PullService::Stub> stub_;
   const std::function<void(const UpstreamEvent&)> event_;
   const std::function<void(const Status&)> ended_;
-  const std::string context_name_;
+  const std::string name_;
   grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<v1::ReceiverReport, v1::SenderEvent>> stream_;
   std::mutex mu_;
   std::condition_variable cv_;
   bool closed_ = false;
   std::deque<std::pair<v1::ReceiverReport, bool>> queue_;
-  std::thread writer_;
   std::thread reader_;
 };
 
 class GrpcUpstream : public Upstream {
  public:
   GrpcUpstream(std::string sender, std::string receiver_id)
-      : sender_(std::move(sender)), receiver_id_(std::move(receiver_id)) {
-    grpc::ChannelArguments args;
-    args.SetMaxReceiveMessageSize(kMaxControlMessage);
-    args.SetMaxSendMessageSize(kMaxControlMessage);
-    // A sender whose machine vanished is noticed within these, also on a quiet attachment.
-    args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10000);
-    args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5000);
-    args.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-    args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-    // The replica has its own pauses; gRPC's longer ones would only add to them.
-    args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-    args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
-    args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    // Replicas of one process must not share a channel, or one's backoff would hold up another.
-    args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    stub_ = v1::PullService::NewStub(
-        grpc::CreateCustomChannel(sender_, grpc::InsecureChannelCredentials(), args));
-  }
+      : sender_(std::move(sender)), receiver_id_(std::move(receiver_id)), stub_(Dial()) {}
 
   ~GrpcUpstream() override { Detach(); }
 
@@ -147,9 +137,10 @@ class GrpcUpstream : public Upstream {
     v1::DescribeModelRequest request;
     request.set_model(model);
     v1::DescribeModelResponse response;
-    DW_RETURN_IF_ERROR(Call("DescribeModel", [&](grpc::ClientContext* context) {
-      return stub_->DescribeModel(context, request, &response);
-    }));
+    DW_RETURN_IF_ERROR(Call("DescribeModel", kLongCall,
+                            [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
+                              return stub.DescribeModel(context, request, &response);
+                            }));
     DW_ASSIGN_OR_RETURN(std::vector<TensorMeta> meta,
                         deltawire::FromProto(response.tensors_meta()));
     DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(std::move(meta)));
@@ -159,25 +150,51 @@ class GrpcUpstream : public Upstream {
                     "are both ends of the same release?",
                     sender_, model, response.fingerprint());
     }
+    if (response.digest_seed() != layout.fingerprint().lo) {
+      return Errorf(StatusCode::kDataLoss,
+                    "sender {}: model \"{}\": its digest seed {:016x} is not of its layout: the "
+                    "answer was changed on its way",
+                    sender_, model, response.digest_seed());
+    }
     DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(layout));
     auto owned = Coverage::Create(deltawire::FromProto(response.owned()), chunks.size());
     if (!owned.ok()) {
       return Annotate(owned.status(),
                       fmt::format("sender {}: model \"{}\", owned", sender_, model));
     }
-    return ModelDescription{std::move(layout), response.digest_seed(),
-                            deltawire::FromProto(response.side_files()), response.side_files_hash(),
-                            std::move(*owned)};
+    ModelDescription d{.layout = std::move(layout),
+                       .digest_seed = response.digest_seed(),
+                       .side_files = deltawire::FromProto(response.side_files()),
+                       .side_files_hash = response.side_files_hash(),
+                       .owned = std::move(*owned),
+                       .lineage = deltawire::FromProto(response.newest().id()).lineage};
+    DW_RETURN_IF_ERROR(CheckSideFiles(model, d.side_files, d.side_files_hash));
+    return d;
   }
 
-  StatusOr<StateId> Newest(const std::string& model) override {
+  StatusOr<Identity> Newest(const std::string& model) override {
     v1::GetNewestRequest request;
     request.set_model(model);
     v1::GetNewestResponse response;
-    DW_RETURN_IF_ERROR(Call("GetNewest", [&](grpc::ClientContext* context) {
-      return stub_->GetNewest(context, request, &response);
-    }));
+    DW_RETURN_IF_ERROR(Call("GetNewest", kShortCall,
+                            [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
+                              return stub.GetNewest(context, request, &response);
+                            }));
     return deltawire::FromProto(response.newest());
+  }
+
+  StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
+    v1::GetSideFilesRequest request;
+    request.set_model(model);
+    request.set_hash(hash);
+    v1::GetSideFilesResponse response;
+    DW_RETURN_IF_ERROR(Call("GetSideFiles", kLongCall,
+                            [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
+                              return stub.GetSideFiles(context, request, &response);
+                            }));
+    std::vector<SideFile> files = deltawire::FromProto(response.side_files());
+    DW_RETURN_IF_ERROR(CheckSideFiles(model, files, hash));
+    return files;
   }
 
   StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
@@ -189,11 +206,13 @@ class GrpcUpstream : public Upstream {
     request.set_tight_decode_bytes_per_s(wish.decode.tight);
     request.set_dense_decode_bytes_per_s(wish.decode.dense);
     request.set_owned_hash(wish.owned_hash);
-    if (wish.at.epoch != 0) deltawire::ToProto(wish.at, request.mutable_at());
+    if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
+    for (const uint32_t chunk : wish.suspects) request.add_suspects(chunk);
     v1::OpenPullResponse response;
-    DW_RETURN_IF_ERROR(Call("OpenPull", [&](grpc::ClientContext* context) {
-      return stub_->OpenPull(context, request, &response);
-    }));
+    DW_RETURN_IF_ERROR(Call("OpenPull", wish.suspects.empty() ? kShortCall : kLongCall,
+                            [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
+                              return stub.OpenPull(context, request, &response);
+                            }));
     PullGrant grant;
     if (response.ticket().size() != grant.ticket.size() || response.bulk_port() == 0 ||
         response.bulk_port() > 65535) {
@@ -203,8 +222,6 @@ class GrpcUpstream : public Upstream {
     grant.host = response.bulk_host();
     if (grant.host.empty()) grant.host = HostOf(sender_);
     grant.port = static_cast<uint16_t>(response.bulk_port());
-    grant.newest = deltawire::FromProto(response.newest());
-    grant.side_files_hash = response.side_files_hash();
     grant.history = response.history();
     return grant;
   }
@@ -213,14 +230,18 @@ class GrpcUpstream : public Upstream {
                 std::function<void(const UpstreamEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
-    std::lock_guard lock(mu_);
-    if (cancelled_) return absl::CancelledError("stopping");
-    attachment_ = std::make_unique<Attachment>(*stub_, std::move(event), std::move(ended),
-                                               fmt::format("sender {}: Attach", sender_));
     v1::ReceiverReport report = ToProto(first);
     report.set_model(model);
     report.set_receiver_id(receiver_id_);
-    attachment_->Start(std::move(report));
+    std::shared_ptr<v1::PullService::Stub> stub = Dial();
+    std::lock_guard lock(mu_);
+    if (cancelled_) return absl::CancelledError("stopping");
+    // Nobody would answer a call on the connection that was left.
+    if (std::exchange(dialled_, true) && call_ != nullptr) call_->TryCancel();
+    stub_ = stub;
+    attachment_ =
+        std::make_unique<Attachment>(std::move(stub), std::move(event), std::move(ended),
+                                     fmt::format("sender {}: Attach", sender_), std::move(report));
     return absl::OkStatus();
   }
 
@@ -245,18 +266,45 @@ class GrpcUpstream : public Upstream {
 
  private:
   template <typename Fn>
-  Status Call(std::string_view name, Fn fn) {
+  Status Call(std::string_view name, std::chrono::seconds deadline, Fn fn) {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + kCallDeadline);
+    context.set_deadline(std::chrono::system_clock::now() + deadline);
+    std::shared_ptr<v1::PullService::Stub> stub;
     {
       std::lock_guard lock(mu_);
       if (cancelled_) return absl::CancelledError("stopping");
       call_ = &context;
+      stub = stub_;
     }
-    const grpc::Status status = fn(&context);
+    const grpc::Status status = fn(*stub, &context);
     std::lock_guard lock(mu_);
     call_ = nullptr;
     return FromGrpc(status, fmt::format("sender {}: {}", sender_, name));
+  }
+
+  // A connection of its own for each attachment: one that has gone mute stays so.
+  std::shared_ptr<v1::PullService::Stub> Dial() const {
+    grpc::ChannelArguments args;
+    args.SetMaxReceiveMessageSize(kMaxControlMessage);
+    args.SetMaxSendMessageSize(kMaxControlMessage);
+    // The replica has its own pauses; gRPC's longer ones would only add to them.
+    args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+    args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
+    args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+    // Replicas of one process must not share a channel, or one's backoff would hold up another.
+    args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return v1::PullService::NewStub(
+        grpc::CreateCustomChannel(sender_, grpc::InsecureChannelCredentials(), args));
+  }
+
+  // What comes over the control connection has no checksum of ours but this.
+  Status CheckSideFiles(const std::string& model, const std::vector<SideFile>& files,
+                        uint64_t hash) const {
+    if (SideFilesHash(files) == hash) return absl::OkStatus();
+    return Errorf(StatusCode::kDataLoss,
+                  "sender {}: model \"{}\": the side files are not those of their hash {:016x}: "
+                  "they were changed on their way",
+                  sender_, model, hash);
   }
 
   // "host:port" or "[v6]:port" without the port and the brackets.
@@ -268,8 +316,9 @@ class GrpcUpstream : public Upstream {
 
   const std::string sender_;
   const std::string receiver_id_;
-  std::unique_ptr<v1::PullService::Stub> stub_;
   std::mutex mu_;
+  std::shared_ptr<v1::PullService::Stub> stub_;
+  bool dialled_ = false;
   bool cancelled_ = false;
   grpc::ClientContext* call_ = nullptr;
   std::unique_ptr<Attachment> attachment_;

@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "common/base/human.h"
+#include "common/base/of_this_thread.h"
+#include "common/base/sync.h"
 #include "common/delta/chunk_history.h"
 #include "common/delta/dense.h"
 
@@ -14,16 +16,13 @@ namespace {
 
 using kernels::Codec;
 using kernels::DecodeStatus;
-using Clock = std::chrono::steady_clock;
+using Clock = SteadyClock;
 
 struct Scratch {
   std::vector<std::byte> old, coder, out;
 };
 
-Scratch& ThisThread() {
-  thread_local Scratch scratch;
-  return scratch;
-}
+Scratch& ThisThread() { return OfThisThread<Scratch>(); }
 
 MutableBytes Sized(std::vector<std::byte>& memory, size_t bytes) {
   if (memory.size() < bytes) memory.resize(bytes);
@@ -52,7 +51,7 @@ StatusOr<PayloadDecoder::Payload> PayloadDecoder::ToFast(uint32_t chunk, Bytes p
 }
 
 Bytes PayloadDecoder::OldBytes(uint32_t chunk, std::span<const Bytes> before) const {
-  const Bytes now = buffer_.chunk(chunk);
+  const Bytes now = buffer_.base(chunk);
   if (before.empty()) return now;
   const MutableBytes old = Sized(ThisThread().old, now.size());
   std::memcpy(old.data(), now.data(), now.size());

@@ -17,9 +17,9 @@ struct Row {
 
 constexpr Row kRows[] = {
     {"deltawire_receiver_version", "Committed version; 0 while none is whole", Kind::kGauge,
-     [](const ReplicaStatus& s) { return static_cast<double>(s.committed.version); }},
+     [](const ReplicaStatus& s) { return static_cast<double>(s.committed.id.version); }},
     {"deltawire_receiver_newest_version", "Newest version that the sender has told of",
-     Kind::kGauge, [](const ReplicaStatus& s) { return static_cast<double>(s.newest.version); }},
+     Kind::kGauge, [](const ReplicaStatus& s) { return static_cast<double>(s.newest.id.version); }},
     {"deltawire_receiver_attached", "1 while connected to the sender", Kind::kGauge,
      [](const ReplicaStatus& s) { return s.attached ? 1.0 : 0.0; }},
     {"deltawire_receiver_commits_total", "Versions committed by this process", Kind::kCounter,
@@ -32,6 +32,20 @@ constexpr Row kRows[] = {
     {"deltawire_receiver_refused_chunks_total",
      "Chunks fetched whole since their tight delta did not fit what is here", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.refused_chunks); }},
+    {"deltawire_receiver_root_mismatches_total",
+     "Pulls that were not committed since their chunks were not the state that was named",
+     Kind::kCounter, [](const ReplicaStatus& s) { return static_cast<double>(s.root_mismatches); }},
+    {"deltawire_receiver_lost_attachments_total",
+     "Control connections ended for silence, or for a gap in what the sender said", Kind::kCounter,
+     [](const ReplicaStatus& s) { return static_cast<double>(s.lost_attachments); }},
+    {"deltawire_receiver_files_put_back_total",
+     "Weights and side files that somebody removed or changed", Kind::kCounter,
+     [](const ReplicaStatus& s) { return static_cast<double>(s.files_put_back); }},
+    {"deltawire_receiver_reader_wait_seconds_total",
+     "Time that updates waited for readers of the weights", Kind::kCounter,
+     [](const ReplicaStatus& s) { return s.reader_wait_seconds; }},
+    {"deltawire_receiver_worst_reader_wait_seconds", "The longest such wait", Kind::kGauge,
+     [](const ReplicaStatus& s) { return s.worst_reader_wait_seconds; }},
     {"deltawire_receiver_scrubbed_bytes_total", "Memory compared with its digests", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.scrubbed_bytes); }},
     {"deltawire_receiver_scrub_mismatches_total", "Chunks that had lost their digest",
@@ -88,7 +102,7 @@ void AddAgents(const Statuses& all, std::vector<Sample>& samples) {
                          "Newest version of each sender, as it last said",
                          Kind::kGauge,
                          {{"model", model}, {"sender", agent.address}},
-                         static_cast<double>(agent.newest.version)});
+                         static_cast<double>(agent.newest.id.version)});
     }
   }
 }

@@ -7,27 +7,104 @@
 #include "common/base/human.h"
 
 namespace deltawire::receiver {
+namespace {
 
-PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates, LogView history,
-                   DeltaBuilder* record, std::function<void(uint64_t)> progress,
-                   std::optional<Coverage> part)
+// Of a whole chunk, this much at least is digested at once: the digest's own block.
+constexpr size_t kDigestStep = kernels::DigestKey::kBlockBytes;
+// Of chunks with a wrong digest; a sender with another key would have them all wrong.
+constexpr size_t kMostNamed = 8;
+
+}  // namespace
+
+PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates,
+                   std::function<Status()> touch)
     : buffer_(buffer),
       backend_(kernels::Best()),
       staging_limit_(staging_limit),
-      part_(std::move(part)),
-      decoder_(buffer, rates, std::move(history)),
-      record_(record),
-      progress_(std::move(progress)),
+      rates_(rates),
+      touch_(std::move(touch)),
       digest_(buffer.chunks().size()),
+      partial_(buffer.chunks().size()),
+      digested_(buffer.chunks().size()),
       seen_(buffer.chunks().size()),
       busy_(buffer.chunks().size()) {
-  for (uint32_t i = 0; i < digest_.size(); ++i) digest_[i] = buffer.digest(i);
+  BeginRound({}, nullptr, false);
+}
+
+void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once) {
+  decoder_.emplace(buffer_, rates_, std::move(history));
+  record_ = record;
+  touched_ = history_misfit_ = false;
+  bytes_ = staged_bytes_ = 0;
+  bad_.clear();
+  mismatched_.clear();
+  forms_ = {};
+  refusals_ = history_chunks_ = 0;
+  std::fill(busy_.begin(), busy_.end(), uint8_t{0});
+  std::fill(seen_.begin(), seen_.end(), uint8_t{0});
+  for (uint32_t i = 0; i < digest_.size(); ++i) digest_[i] = buffer_.digest(i);
+  for (auto it = staged_.begin(); it != staged_.end();) {
+    std::vector<Staged>& list = it->second;
+    std::erase_if(list, [](const Staged& s) { return !s.complete; });
+    const bool fits = !list.empty() && buffer_.known(it->first) &&
+                      buffer_.digest(it->first) == list.front().header.digest_before;
+    if (!fits) {
+      it = staged_.erase(it);
+      continue;
+    }
+    for (const Staged& s : list) staged_bytes_ += s.bytes;
+    digest_[it->first] = list.back().header.digest_after;
+    seen_[it->first] = 1;
+    ++it;
+  }
+  streaming_ = at_once || staged_bytes_ > staging_limit_;
+}
+
+void PullSink::Overlay(wire::Have& have) const {
+  for (const auto& [chunk, list] : staged_) {
+    const wire::FrameHeader& last = list.back().header;
+    have.chunks[chunk] = {last.version, last.digest_after, 0};
+  }
+  for (const uint32_t chunk : refused_) have.chunks[chunk] = {};
+}
+
+void PullSink::Keep(Staged&& applied) {
+  if (!keep_applied_ || applied_bytes_ + applied.bytes > staging_limit_) return;
+  applied_bytes_ += applied.bytes;
+  applied_.push_back(std::move(applied));
+}
+
+std::vector<Buffer::AppliedDelta> PullSink::Applied() const {
+  std::vector<Buffer::AppliedDelta> all;
+  for (const Staged& s : applied_) {
+    all.push_back({s.header.chunk, s.header.digest_before, s.header.digest_after,
+                   Bytes(s.payload.get(), s.bytes)});
+  }
+  return all;
+}
+
+void PullSink::ForgetApplied() {
+  applied_.clear();
+  applied_bytes_ = 0;
+}
+
+void PullSink::Drop() {
+  staged_.clear();
+  refused_.clear();
 }
 
 Status PullSink::Touch() {
   if (touched_) return absl::OkStatus();
-  DW_RETURN_IF_ERROR(buffer_.BeginUpdate());
-  touched_ = true;
+  if (touch_) {
+    DW_RETURN_IF_ERROR(touch_());
+  } else {
+    DW_ASSIGN_OR_RETURN(const Buffer::UpdateStart start, buffer_.BeginUpdate());
+    if (!start.begun) {
+      return Errorf(StatusCode::kUnavailable, "{} is open in {}", buffer_.directory().native(),
+                    start.readers);
+    }
+  }
+  touched_ = dirty_ = true;
   return absl::OkStatus();
 }
 
@@ -35,10 +112,6 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
   if (header.chunk >= buffer_.chunks().size()) {
     return Errorf(StatusCode::kDataLoss, "the sender sent chunk {} of {}", header.chunk,
                   buffer_.chunks().size());
-  }
-  if (part_ && !part_->contains(header.chunk)) {
-    return Errorf(StatusCode::kDataLoss, "the sender sent chunk {}, which is another agent's",
-                  header.chunk);
   }
   {
     std::lock_guard lock(mu_);
@@ -63,7 +136,22 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
     DropStaged(header.chunk);
   }
   buffer_.MarkUnknown(header.chunk);
+  partial_[header.chunk] = 0;
+  digested_[header.chunk] = 0;
   return buffer_.chunk(header.chunk);
+}
+
+void PullSink::Arrived(const wire::FrameHeader& header, size_t bytes) {
+  if (header.type != wire::FrameType::kChunkFull) return;
+  DigestUpTo(header.chunk, bytes / kDigestStep * kDigestStep);
+}
+
+void PullSink::DigestUpTo(uint32_t chunk, size_t end) {
+  const size_t from = digested_[chunk];
+  if (end <= from) return;
+  const Bytes piece = Bytes(buffer_.chunk(chunk)).subspan(from, end - from);
+  partial_[chunk] += backend_.digest_range(buffer_.key(), piece, from);
+  digested_[chunk] = static_cast<uint32_t>(end);
 }
 
 StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
@@ -101,12 +189,7 @@ Status PullSink::Finish(const wire::FrameHeader& header) {
   if (header.type == wire::FrameType::kChunkDelta) {
     DW_RETURN_IF_ERROR(FinishDelta(header));
   } else {
-    buffer_.SetChunk(header.chunk, header.version, header.digest_after);
-    if (record_ != nullptr) record_->Add({.chunk = header.chunk}, {});
-    std::lock_guard lock(mu_);
-    refused_.erase(header.chunk);
-    ++forms_.chunks[0];
-    forms_.bytes[0] += header.payload_bytes;
+    FinishFull(header);
   }
   digest_[header.chunk] = header.digest_after;
   seen_[header.chunk] = 1;
@@ -114,8 +197,33 @@ Status PullSink::Finish(const wire::FrameHeader& header) {
     std::lock_guard lock(mu_);
     busy_[header.chunk] = 0;
   }
-  progress_(bytes_ += header.payload_bytes);
+  bytes_ += header.payload_bytes;
   return absl::OkStatus();
+}
+
+void PullSink::FinishFull(const wire::FrameHeader& header) {
+  const uint32_t c = header.chunk;
+  const Chunk& chunk = buffer_.chunks()[c];
+  DigestUpTo(c, chunk.bytes);
+  const bool right = partial_[c] == header.digest_after;
+  if (right) {
+    buffer_.SetChunk(c, header.version, header.digest_after);
+    if (record_ != nullptr) record_->Add({.chunk = c}, {});
+  }
+  std::lock_guard lock(mu_);
+  if (right) {
+    refused_.erase(c);
+  } else {
+    refused_.insert(c);  // nor can a delta be applied that follows
+    if (mismatched_.insert(c).second && mismatched_.size() <= kMostNamed) {
+      spdlog::error(
+          "chunk {} of tensor {} came whole with other bytes than its digest: fetching it again "
+          "(check the sender's memory, this machine's, and the way between them)",
+          c, buffer_.layout().tensor(chunk.tensor).name);
+    }
+  }
+  ++forms_.chunks[0];
+  forms_.bytes[0] += header.payload_bytes;
 }
 
 StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
@@ -136,8 +244,8 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
     }
   }
   DW_ASSIGN_OR_RETURN(PayloadDecoder::Payload payload,
-                      decoder_.ToFast(header.chunk, Bytes(mine->payload.get(), mine->bytes), before,
-                                      seen_[header.chunk] == 0));
+                      decoder_->ToFast(header.chunk, Bytes(mine->payload.get(), mine->bytes),
+                                       before, seen_[header.chunk] == 0));
   {
     std::lock_guard lock(mu_);
     const auto form = static_cast<size_t>(payload.codec);
@@ -206,9 +314,13 @@ Status PullSink::FinishDelta(const wire::FrameHeader& header) {
     for (const Staged& s : apply_now) staged_bytes_ -= s.bytes;
   }
   DW_RETURN_IF_ERROR(Touch());
-  for (const Staged& s : apply_now) {
-    if (ApplyOne(s)) continue;
+  for (Staged& s : apply_now) {
+    const bool right = ApplyOne(s);
     std::lock_guard lock(mu_);
+    if (right) {
+      Keep(std::move(s));
+      continue;
+    }
     bad_.push_back(header.chunk);
     break;
   }
@@ -230,12 +342,16 @@ bool PullSink::ApplyOne(const Staged& staged) {
   const Chunk& chunk = buffer_.chunks()[h.chunk];
   // Not so when an earlier delta of this pull went wrong.
   const bool base = buffer_.known(h.chunk) && buffer_.digest(h.chunk) == h.digest_before;
-  buffer_.MarkUnknown(h.chunk);
-  if (!base) return false;
+  const auto bytes = base ? buffer_.PrepareChunk(h.chunk, h.digest_before)
+                          : StatusOr<MutableBytes>(absl::NotFoundError(""));
+  if (!bytes.ok()) {
+    buffer_.MarkUnknown(h.chunk);
+    return false;
+  }
   uint64_t digest = 0;
   const auto decoded =
-      backend_.decode_apply(buffer_.key(), Bytes(staged.payload.get(), staged.bytes),
-                            buffer_.chunk(h.chunk), chunk.width, h.digest_before, &digest);
+      backend_.decode_apply(buffer_.key(), Bytes(staged.payload.get(), staged.bytes), *bytes,
+                            chunk.width, h.digest_before, &digest);
   if (decoded != kernels::DecodeStatus::kOk || digest != h.digest_after) {
     spdlog::error("chunk {} of tensor {} came out wrong after a delta: fetching it whole", h.chunk,
                   buffer_.layout().tensor(chunk.tensor).name);
@@ -246,23 +362,29 @@ bool PullSink::ApplyOne(const Staged& staged) {
 }
 
 StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
-  std::vector<const std::vector<Staged>*> work;
-  for (const auto& [chunk, list] : staged_) work.push_back(&list);
+  std::vector<std::vector<Staged>*> work;
+  for (auto& [chunk, list] : staged_) work.push_back(&list);
   if (!work.empty() || !refused_.empty()) DW_RETURN_IF_ERROR(Touch());
   for (const uint32_t c : refused_) {
     buffer_.MarkUnknown(c);
     bad_.push_back(c);
   }
   pool.ParallelFor(work.size(), [&](size_t i) {
-    for (const Staged& s : *work[i]) {
-      if (ApplyOne(s)) continue;
+    for (Staged& s : *work[i]) {
+      const bool right = ApplyOne(s);
       std::lock_guard lock(mu_);
+      if (right) {
+        Keep(std::move(s));
+        continue;
+      }
       bad_.push_back(s.header.chunk);
       return;
     }
   });
   staged_.clear();
-  return bad_;
+  refused_.clear();
+  staged_bytes_ = 0;
+  return std::exchange(bad_, {});
 }
 
 void PullSink::AddTo(PullStats& stats) const {
@@ -272,6 +394,20 @@ void PullSink::AddTo(PullStats& stats) const {
   stats.refused_chunks += refusals_;
   stats.history_chunks += history_chunks_;
   stats.forms += forms_;
+}
+
+StatusOr<MutableBytes> PartSink::Begin(const wire::FrameHeader& header) {
+  if (!part_.contains(header.chunk)) {
+    return Errorf(StatusCode::kDataLoss, "sender {} sent chunk {}, which is not of its part",
+                  agent_, header.chunk);
+  }
+  return sink_.Begin(header);
+}
+
+Status PartSink::Finish(const wire::FrameHeader& header) {
+  DW_RETURN_IF_ERROR(sink_.Finish(header));
+  progress_(bytes_ += header.payload_bytes);
+  return absl::OkStatus();
 }
 
 }  // namespace deltawire::receiver

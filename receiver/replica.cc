@@ -4,61 +4,75 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 
 #include "common/base/human.h"
-#include "receiver/pull_sink.h"
 
 namespace deltawire::receiver {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = SteadyClock;
 
 // Waits are cut into slices only to notice callers that have gone.
 constexpr std::chrono::milliseconds kSlice{100};
-constexpr std::chrono::milliseconds kFirstPause{50};
-constexpr std::chrono::milliseconds kLongestPause{2000};
 constexpr std::chrono::milliseconds kUnregisteredPause{200};
+constexpr std::chrono::milliseconds kCheckEvery{1000};
 
 int64_t UnixNanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(WallClock::now().time_since_epoch())
       .count();
+}
+
+Buffer::Options BufferOptionsOf(const ReplicaOptions& o, ThreadPool& pool) {
+  return {.buffers = o.buffers,
+          .huge_pages = o.huge_pages,
+          .pool = &pool,
+          .unsafe_in_place = o.unsafe_in_place};
+}
+
+std::vector<std::string> Addresses(const std::vector<std::unique_ptr<Upstream>>& upstreams) {
+  std::vector<std::string> addresses;
+  for (const auto& u : upstreams) addresses.push_back(u->address());
+  return addresses;
 }
 
 }  // namespace
 
 StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
                                                   std::vector<std::unique_ptr<Upstream>> upstreams,
-                                                  net::IoThreads& io, ThreadPool& pool,
+                                                  TransportFactory transport, ThreadPool& pool,
                                                   CoderRates& rates) {
-  DW_ASSIGN_OR_RETURN(DirLock acquired, DirLock::Acquire(options.directory));
+  DW_ASSIGN_OR_RETURN(DirLock acquired, DirLock::Acquire(options.directory, options.file_group));
   auto lock = std::make_shared<DirLock>(std::move(acquired));
-  auto buffer =
-      Buffer::Recover(options.directory, lock, {.huge_pages = options.huge_pages, .pool = &pool});
+  auto buffer = Buffer::Recover(options.directory, lock, BufferOptionsOf(options, pool));
   if (!buffer.ok() && !absl::IsNotFound(buffer.status())) {
     spdlog::warn("model {}: starting anew: {}", options.model, MessageOf(buffer.status()));
   }
-  std::unique_ptr<Replica> replica(new Replica(options, std::move(upstreams), io, pool, rates, lock,
+  std::unique_ptr<Replica> replica(new Replica(options, std::move(upstreams), std::move(transport),
+                                               pool, rates, lock,
                                                buffer.ok() ? std::move(*buffer) : nullptr));
-  replica->thread_ = std::thread([raw = replica.get()] { raw->Run(); });
+  replica->keeper_ = Thread([raw = replica.get()] { raw->KeepAttached(); });
+  replica->thread_ = Thread([raw = replica.get()] { raw->Run(); });
   return replica;
 }
 
 Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
-                 net::IoThreads& io, ThreadPool& pool, CoderRates& rates,
+                 TransportFactory transport, ThreadPool& pool, CoderRates& rates,
                  std::shared_ptr<DirLock> lock, std::unique_ptr<Buffer> buffer)
     : options_(options),
       agents_(upstreams.size()),
-      io_(io),
+      transport_(std::move(transport)),
       pool_(pool),
       rates_(rates),
       lock_(std::move(lock)),
       buffer_(std::move(buffer)),
       history_(options.history_bytes),
+      side_files_(upstreams.size()),
+      random_(options.seed),
+      follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
       part_bytes_(upstreams.size()) {
   for (size_t i = 0; i < agents_.size(); ++i) {
     agents_[i].upstream = std::move(upstreams[i]);
+    agents_[i].round.upstream = agents_[i].upstream.get();
     agents_[i].view.address = agents_[i].upstream->address();
   }
   status_.phase = "starting";
@@ -66,61 +80,137 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   status_.committed = buffer_->committed();
   status_.model_bytes = buffer_->layout().total_bytes();
   status_.fingerprint = buffer_->layout().fingerprint().Hex();
-  if (status_.committed.epoch == 0) {
+  if (status_.committed.empty()) {
     spdlog::info("model {}: taken up in the middle of an update", options_.model);
     return;
   }
   last_commit_ = Commit{status_.committed, {}, UnixNanos(), 1};
-  spdlog::info("model {}: taken up at {}", options_.model, ToString(status_.committed));
+  spdlog::info("model {}: taken up at {}", options_.model, DescribeFully(status_.committed));
 }
 
 Replica::~Replica() {
   Stop();
+  if (keeper_.joinable()) keeper_.join();
   if (thread_.joinable()) thread_.join();
+  for (Agent& agent : agents_) agent.upstream->Detach();
 }
 
 void Replica::Stop() {
+  std::shared_ptr<PullRound> round;
   {
     std::lock_guard lock(mu_);
     stopping_ = true;
-    for (net::PullClient* client : clients_) client->Cancel();
+    round = round_;
     cv_.notify_all();
+    attend_cv_.notify_all();
   }
+  if (round != nullptr) round->Cancel();
   for (Agent& agent : agents_) agent.upstream->Cancel();
 }
 
 void Replica::Run() {
-  auto pause = kFirstPause;
-  while (true) {
-    const auto start = Clock::now();
-    const Status ended = Session();
-    for (Agent& agent : agents_) agent.upstream->Detach();
-    std::unique_lock lock(mu_);
-    if (stopping_) return;
-    const std::string message(MessageOf(ended));
-    if (message != status_.message) spdlog::warn("model {}: {}", options_.model, message);
-    status_.attached = false;
-    status_.phase = "failed";
-    status_.message = message;
-    // Whoever waits for a sync learns why there is none.
-    sync_status_ = ended;
-    sync_done_ = sync_wanted_;
-    force_full_ = false;
-    remote_requests_.clear();
-    cv_.notify_all();
-    if (Clock::now() - start > kLongestPause) pause = kFirstPause;
-    cv_.wait_for(lock, pause, [this] { return stopping_; });
-    if (stopping_) return;
-    // A sender that is there and only lacks the model is asked again soon: a trainer is starting.
-    pause = std::min(pause * 2, absl::IsNotFound(ended) ? kUnregisteredPause : kLongestPause);
+  std::unique_lock lock(mu_);
+  while (!stopping_) {
+    auto again = Clock::time_point::max();
+    if (DoNext(lock, &again)) continue;
+    if (again == Clock::time_point::max()) {
+      cv_.wait(lock);
+    } else {
+      cv_.wait_for(lock, std::max<Clock::duration>(again - Clock::now(), Clock::duration(0)));
+    }
   }
+  Answer(lock, requests_.Take(), absl::UnavailableError("the receiver is stopping"));
 }
 
-Status Replica::Session() {
-  DW_ASSIGN_OR_RETURN(std::vector<ModelDescription> descriptions, DescribeAll());
-  DW_RETURN_IF_ERROR(PrepareBuffer(std::move(descriptions)));
-  DW_RETURN_IF_ERROR(AttachAll());
-  return Follow();
+bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
+  const auto now = Clock::now();
+  if (!follower_.attached()) {
+    if (!requests_.waiting()) return DoUpkeep(lock, now, again);
+    Answer(lock, requests_.Take(),
+           Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
+                  status_.message));
+    return true;
+  }
+  if (describe_) {
+    *again = describe_at_;
+    if (now < describe_at_ && !requests_.waiting()) return false;
+    Describe(lock);
+    return true;
+  }
+  if (requests_.waiting()) {
+    Pull(lock, {});
+    return true;
+  }
+  Follower::Choice choice = follower_.Next(Situation(), now);
+  if (choice.pull) {
+    Pull(lock, std::move(choice.target));
+    return true;
+  }
+  if (status_.phase != "failed") {
+    if (choice.why != status_.message && !choice.why.empty()) {
+      spdlog::info("model {}: {}", options_.model, choice.why);
+    }
+    status_.message = choice.why;
+    const std::string phase = paused_ ? "paused" : "idle";
+    if (phase != status_.phase) {
+      status_.phase = phase;
+      cv_.notify_all();
+      lock.unlock();
+      SendAll();
+      lock.lock();
+      return true;
+    }
+  }
+  *again = choice.again;
+  return DoUpkeep(lock, now, again);
+}
+
+bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
+                       Clock::time_point* again) {
+  if (buffer_ == nullptr || status_.committed.empty()) return false;
+  if (verifying_ == 0 && now >= check_at_) {
+    CheckFiles(lock);
+    check_at_ = Clock::now() + kCheckEvery;
+    return true;
+  }
+  *again = std::min(*again, verifying_ == 0 ? check_at_ : now + kCheckEvery);
+  if (behind_ && !paused_) {
+    if (now >= catch_up_at_) {
+      CatchUp(lock);
+      return true;
+    }
+    *again = std::min(*again, catch_up_at_);
+  }
+  if (options_.scrub_bytes_per_s == 0) return false;
+  if (now >= scrub_at_) {
+    lock.unlock();
+    scrub_at_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(ScrubSome());
+    lock.lock();
+    return true;
+  }
+  *again = std::min(*again, scrub_at_);
+  return false;
+}
+
+void Replica::Describe(std::unique_lock<Mutex>& lock) {
+  describe_ = false;
+  lock.unlock();
+  auto descriptions = DescribeAll();
+  const Status prepared =
+      descriptions.ok() ? PrepareBuffer(std::move(*descriptions)) : descriptions.status();
+  lock.lock();
+  if (prepared.ok()) {
+    describe_backoff_.Reset();
+    if (status_.phase == "failed") status_.phase = "starting";
+    return;
+  }
+  describe_ = true;
+  // A sender that is there and only lacks the model is asked again soon: a trainer is starting.
+  describe_at_ = Clock::now() +
+                 std::chrono::duration_cast<Clock::duration>(describe_backoff_.Next(
+                     random_, absl::IsNotFound(prepared) ? kUnregisteredPause : Backoff::kLongest));
+  SetMessage(prepared);
+  Answer(lock, requests_.Take(), prepared);
 }
 
 StatusOr<std::vector<ModelDescription>> Replica::DescribeAll() {
@@ -145,70 +235,27 @@ StatusOr<std::vector<ModelDescription>> Replica::DescribeAll() {
   return descriptions;
 }
 
-Status Replica::AttachAll() {
-  Report first;
-  {
-    std::lock_guard lock(mu_);
-    attachment_ended_ = false;
-    for (Agent& agent : agents_) agent.view.newest = {};
-    first = MakeReport("idle", 0);
-  }
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    {
-      std::lock_guard lock(mu_);
-      agents_[i].view.attached = true;
-    }
-    const auto ended = [this, i](const Status& why) {
-      std::lock_guard lock(mu_);
-      attachment_ended_ = true;
-      agents_[i].view.attached = false;
-      if (!why.ok()) status_.message = std::string(MessageOf(why));
-      cv_.notify_all();
-    };
-    const Status attached = agents_[i].upstream->Attach(
-        options_.model, first, [this, i](const UpstreamEvent& e) { OnEvent(i, e); }, ended);
-    if (attached.ok()) continue;
-    ended(attached);
-    return attached;
-  }
-  return absl::OkStatus();
-}
-
 Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
-  std::lock_guard buffer_lock(buffer_mu_);
-  ModelDescription& description = descriptions.front();
-  if (buffer_ != nullptr && buffer_->layout().fingerprint() != description.layout.fingerprint()) {
-    spdlog::warn("model {}: the sender has another layout now: {}; starting anew", options_.model,
-                 DescribeDifference(description.layout, buffer_->layout()));
-    kept_.clear();
-    buffer_.reset();
-    history_.Forget();
-    std::lock_guard lock(mu_);
-    suspects_.clear();
+  {
+    std::unique_lock lock(mu_);
+    pulling_ = true;
+    cv_.wait(lock, [this] { return verifying_ == 0; });
   }
-  bool side_files_new = false;
-  if (buffer_ == nullptr) {
-    const uint64_t bytes = description.layout.total_bytes();
-    DW_ASSIGN_OR_RETURN(buffer_,
-                        Buffer::Create(options_.directory, lock_, std::move(description.layout),
-                                       description.digest_seed,
-                                       {.huge_pages = options_.huge_pages, .pool = &pool_}));
-    spdlog::info("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
-                 options_.directory.string());
-    side_files_new = true;
-  }
-  for (size_t i = 0; i < agents_.size(); ++i) {
-    ModelDescription& d = descriptions[i];
-    agents_[i].owned_hash = d.owned.hash();
-    side_files_new |= agents_[i].side_files_hash != d.side_files_hash;
-    agents_[i].side_files = std::move(d.side_files);
-    agents_[i].side_files_hash = d.side_files_hash;
-  }
-  if (side_files_new) DW_RETURN_IF_ERROR(WriteSideFiles());
+  const Status made = MakeBuffer(descriptions.front());
   std::lock_guard lock(mu_);
+  pulling_ = false;
+  cv_.notify_all();
+  DW_RETURN_IF_ERROR(made);
   for (size_t i = 0; i < agents_.size(); ++i) {
-    agents_[i].view.owned_bytes = descriptions[i].owned.bytes(buffer_->chunks());
-    agents_[i].view.owned = std::move(descriptions[i].owned);
+    Agent& agent = agents_[i];
+    ModelDescription& d = descriptions[i];
+    if (!(agent.round.owned == d.owned)) agent.round.held = {};
+    agent.round.owned_hash = d.owned.hash();
+    agent.round.owned = d.owned;
+    agent.view.owned_bytes = d.owned.bytes(buffer_->chunks());
+    agent.view.owned = std::move(d.owned);
+    agent.described = d.lineage;
+    side_files_.Put(i, d.side_files_hash, std::move(d.side_files));
   }
   status_.committed = buffer_->committed();
   status_.model_bytes = buffer_->layout().total_bytes();
@@ -216,164 +263,87 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
   return absl::OkStatus();
 }
 
-Status Replica::WriteSideFiles() {
-  // A file that several agents have is the first one's.
-  std::map<std::string, const SideFile*> files;
-  for (const Agent& agent : agents_) {
-    for (const SideFile& f : agent.side_files) files.emplace(f.name, &f);
+Status Replica::MakeBuffer(ModelDescription& description) {
+  if (buffer_ != nullptr && buffer_->layout().fingerprint() != description.layout.fingerprint()) {
+    spdlog::warn("model {}: the sender has another layout now: {}; starting anew", options_.model,
+                 DescribeDifference(description.layout, buffer_->layout()));
+    sink_.reset();
+    buffer_.reset();
+    history_.Forget();
+    for (Agent& agent : agents_) agent.round.held = {};
+    std::lock_guard lock(mu_);
+    suspects_.clear();
+    status_.committed = {};
   }
-  std::vector<SideFile> all;
-  for (const auto& [name, file] : files) all.push_back(*file);
-  const Status written = buffer_->WriteSideFiles(all);
-  if (!written.ok()) {  // tried again with the next description
-    for (Agent& agent : agents_) agent.side_files_hash = 0;
+  if (buffer_ == nullptr) {
+    const uint64_t bytes = description.layout.total_bytes();
+    DW_ASSIGN_OR_RETURN(buffer_,
+                        Buffer::Create(options_.directory, lock_, std::move(description.layout),
+                                       description.digest_seed, BufferOptionsOf(options_, pool_)));
+    spdlog::info("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
+                 options_.directory.string());
   }
-  return written;
+  if (sink_ == nullptr) {
+    sink_ = std::make_unique<PullSink>(*buffer_, options_.staging_bytes, rates_,
+                                       [this] { return Touch(); });
+    sink_->KeepApplied(buffer_->buffers() == 2);
+    behind_ = buffer_->buffers() == 2;
+    std::lock_guard lock(mu_);
+    status_.buffers = buffer_->buffers();
+    status_.buffers_why = WhyBuffers();
+  }
+  return absl::OkStatus();
 }
 
-bool Replica::PullWanted() const {
-  if (sync_wanted_ > sync_done_ || !remote_requests_.empty()) return true;
-  return options_.follow && !paused_ && (status_.newest > status_.committed || !suspects_.empty());
+std::string Replica::WhyBuffers() const {
+  std::string why = options_.buffers != 0     ? "as configured"
+                    : buffer_->buffers() == 2 ? "memory has room for the model twice"
+                                              : "memory has no room for the model twice";
+  if (options_.unsafe_in_place) return why + "; changed under whoever reads them";
+  if (!buffer_->lease_problem().empty()) {
+    why += "; every version in a fresh file: " + buffer_->lease_problem();
+  }
+  return why;
 }
 
-Status Replica::Follow() {
-  std::unique_lock lock(mu_);
-  status_.attached = true;
-  status_.message.clear();
-  const auto wanted = [this] { return stopping_ || attachment_ended_ || PullWanted(); };
-  std::chrono::nanoseconds pause{0};
-  while (true) {
-    status_.phase = paused_ ? "paused" : "idle";
-    cv_.notify_all();
-    if (options_.scrub_bytes_per_s == 0) {
-      cv_.wait(lock, wanted);
-    } else {
-      while (!cv_.wait_for(lock, pause, wanted)) {
-        lock.unlock();
-        pause = ScrubSome();
-        lock.lock();
-      }
-    }
-    if (stopping_) return absl::CancelledError("stopping");
-    if (attachment_ended_) {
-      return absl::UnavailableError(
-          fmt::format("the connection to the sender ended: {}", status_.message));
-    }
-    const uint64_t serving = sync_wanted_;
-    const std::vector<Request> remote = std::exchange(remote_requests_, {});
-    const bool force_full = std::exchange(force_full_, false);
-    lock.unlock();
-    const Status pulled = Pull(force_full);
-    lock.lock();
-    sync_done_ = serving;
-    sync_status_ = pulled;
-    if (!pulled.ok()) status_.message = std::string(MessageOf(pulled));
-    cv_.notify_all();
-    for (const Request& r : remote) {
-      agents_[r.agent].upstream->Send(MakeReport(pulled.ok() ? "committed" : "failed", r.number));
-    }
-    if (!pulled.ok()) return pulled;
-    status_.message.clear();
-    SendAll(MakeReport("idle", 0));
-  }
+Follower::Situation Replica::Situation() const {
+  return {.committed = status_.committed,
+          .paused = paused_,
+          .requested = requests_.waiting(),
+          .suspects = !suspects_.empty()};
 }
 
-void Replica::Committed(StateId id, const PullStats& stats) {
-  std::lock_guard lock(mu_);
-  const bool news = status_.committed != id;
-  status_.committed = id;
-  status_.newest = std::max(status_.newest, id);
-  status_.last_pull = stats;
-  status_.bytes_received += stats.payload_bytes;
-  status_.repaired_chunks += stats.repaired_chunks;
-  status_.refused_chunks += stats.refused_chunks;
-  status_.forms += stats.forms;
-  status_.history_deltas = history_.deltas();
-  status_.history_bytes = history_.bytes();
-  if (news || !last_commit_) {
-    ++status_.commits;
-    const uint64_t serial = last_commit_ ? last_commit_->serial + 1 : 1;
-    last_commit_ = Commit{id, stats, UnixNanos(), serial};
-    const auto& chunks = stats.forms.chunks;
-    spdlog::info(
-        "model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({} fast, {} tight, {} "
-        "dense), {} repaired)",
-        options_.model, ToString(id), HumanBytes(stats.payload_bytes), HumanSeconds(stats.seconds),
-        stats.chunks_full, stats.chunks_delta, chunks[1], chunks[2], chunks[3],
-        stats.repaired_chunks);
-  } else {
-    last_commit_->stats = stats;
+void Replica::SetMessage(const Status& failed) {
+  if (MessageOf(failed) != status_.message) {
+    spdlog::warn("model {}: {}", options_.model, MessageOf(failed));
   }
+  status_.message = std::string(MessageOf(failed));
+  status_.phase = "failed";
   cv_.notify_all();
-}
-
-void Replica::OnEvent(size_t agent, const UpstreamEvent& event) {
-  std::lock_guard lock(mu_);
-  agents_[agent].view.newest = event.newest;
-  agents_[agent].delta_bytes = event.delta_bytes;
-  status_.newest = CommonNewest();
-  if (status_.newest.epoch != 0 && status_.newest < status_.committed) {
-    status_.message = fmt::format(
-        "the sender's newest is {}, older than the {} held here; waiting for a newer one "
-        "(`deltawire sync --full` takes the older)",
-        agents_.size() == 1 ? ToString(status_.newest) : NewestOfEach(),
-        ToString(status_.committed));
-    spdlog::warn("model {}: {}", options_.model, status_.message);
-  }
-  if (event.sync_request != 0) {
-    remote_requests_.push_back({agent, event.sync_request});
-    force_full_ |= event.force_full;
-  }
-  cv_.notify_all();
-}
-
-// What all have published. A version of one epoch is not that of another, whatever its number.
-StateId Replica::CommonNewest() const {
-  StateId common = agents_.front().view.newest;
-  for (const Agent& agent : agents_) {
-    if (agent.view.newest.epoch != common.epoch) return {};
-    common = std::min(common, agent.view.newest);
-  }
-  return common;
-}
-
-std::string Replica::NewestOfEach() const {
-  std::string text;
-  for (const Agent& agent : agents_) {
-    text += fmt::format("{}{} at {}", text.empty() ? "" : ", ", agent.view.address,
-                        ToString(agent.view.newest));
-  }
-  return text;
-}
-
-void Replica::SendAll(const Report& report) {
-  for (Agent& agent : agents_) agent.upstream->Send(report);
 }
 
 void Replica::SetPhase(std::string phase) {
-  std::lock_guard lock(mu_);
-  status_.phase = phase;
-  SendAll(MakeReport(std::move(phase), 0));
-  cv_.notify_all();
-}
-
-Report Replica::MakeReport(std::string phase, uint64_t sync_request) const {
-  Report r;
-  r.committed = status_.committed;
-  r.phase = std::move(phase);
-  r.bytes_done = status_.bytes_done;
-  r.bytes_total = status_.bytes_total;
-  r.message = status_.message;
-  r.last_pull = status_.last_pull;
-  r.sync_request = sync_request;
-  return r;
+  {
+    std::lock_guard lock(mu_);
+    if (status_.phase == phase) return;
+    status_.phase = std::move(phase);
+    cv_.notify_all();
+  }
+  SendAll();
 }
 
 ReplicaStatus Replica::status() const {
   std::lock_guard lock(mu_);
   ReplicaStatus s = status_;
   s.following = options_.follow && !paused_;
-  for (const Agent& agent : agents_) s.agents.push_back(agent.view);
+  s.attached = follower_.attached();
+  if (const auto common = follower_.Common()) s.newest = common->whole;
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    AgentView view = agents_[i].view;
+    view.newest = follower_.newest(i);
+    view.attached = follower_.attached(i);
+    s.agents.push_back(std::move(view));
+  }
   return s;
 }
 
@@ -381,41 +351,61 @@ StatusOr<Commit> Replica::Sync(bool force_full,
                                const std::function<void(const ReplicaStatus&)>& progress,
                                const std::function<bool()>& gone) {
   std::unique_lock lock(mu_);
-  if (!status_.attached) {
+  if (!follower_.attached()) {
     return Errorf(StatusCode::kUnavailable, "model \"{}\" has no sender: {}", options_.model,
                   status_.message.empty() ? "not connected yet, try again" : status_.message);
   }
-  const uint64_t mine = ++sync_wanted_;
-  force_full_ |= force_full;
+  const uint64_t mine = requests_.Add(force_full);
   cv_.notify_all();
-  while (sync_done_ < mine) {
+  while (true) {
+    if (const auto answer = requests_.AnswerTo(mine)) {
+      DW_RETURN_IF_ERROR(*answer);
+      return *last_commit_;
+    }
     if (stopping_) return absl::UnavailableError("the receiver is stopping");
     cv_.wait_for(lock, kSlice);
-    ReplicaStatus now = status_;
     lock.unlock();
-    if (gone()) return absl::CancelledError("the caller has gone");
-    progress(now);
+    if (gone()) {
+      lock.lock();
+      requests_.Forget(mine);
+      return absl::CancelledError("the caller has gone");
+    }
+    progress(status());
     lock.lock();
   }
-  if (!sync_status_.ok()) return sync_status_;
-  return *last_commit_;
 }
 
-void Replica::SetPaused(bool paused) {
-  std::lock_guard lock(mu_);
+Status Replica::SetPaused(bool paused, const std::function<bool()>& gone) {
+  std::unique_lock lock(mu_);
   paused_ = paused;
-  if (status_.phase == "idle" || status_.phase == "paused") {
-    status_.phase = paused ? "paused" : "idle";
-  }
   cv_.notify_all();
+  if (!paused) return absl::OkStatus();
+  // What has begun to change the only buffer is finished: half-done it could not be loaded at all.
+  if (round_ != nullptr && !round_requested_ && !status_.committed.empty()) {
+    const std::shared_ptr<PullRound> round = round_;
+    lock.unlock();
+    round->Cancel();
+    lock.lock();
+  }
+  while ((pulling_ || catching_up_) && !stopping_) {
+    cv_.wait_for(lock, kSlice);
+    lock.unlock();
+    const bool left = gone();
+    lock.lock();
+    if (left) return absl::CancelledError("the caller has gone");
+  }
+  return absl::OkStatus();
 }
 
 std::optional<Commit> Replica::WaitCommit(uint64_t seen, const std::function<bool()>& gone) {
   std::unique_lock lock(mu_);
   while (!stopping_) {
     if (last_commit_ && last_commit_->serial > seen) return last_commit_;
-    if (gone()) return std::nullopt;
     cv_.wait_for(lock, kSlice);
+    lock.unlock();
+    const bool left = gone();
+    lock.lock();
+    if (left) return std::nullopt;
   }
   return std::nullopt;
 }

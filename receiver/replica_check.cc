@@ -6,75 +6,106 @@
 #include <set>
 
 #include "common/base/human.h"
+#include "common/base/sync.h"
 #include "receiver/replica.h"
 
 namespace deltawire::receiver {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = SteadyClock;
 
 // Small chunks are taken together: a pause costs a wake-up.
 constexpr uint64_t kBatchBytes = 256 << 10;
 constexpr std::chrono::milliseconds kNothingToDo{500};
+// Of Verify: a pull waits for one at most.
+constexpr uint64_t kSliceBytes = 64 << 20;
+constexpr std::chrono::milliseconds kSlice{100};
+constexpr size_t kMaxBadTensors = 100;
+// Until a reader of the hidden file is asked for again.
+constexpr std::chrono::milliseconds kCatchUpPause{200};
 
 }  // namespace
 
+void Replica::VerifySlice(uint32_t first, uint32_t last, std::set<uint32_t>* bad) {
+  const kernels::Backend& backend = kernels::Best();
+  Mutex mu;
+  pool_.ParallelFor(last - first, [&](size_t i) {
+    const auto c = first + static_cast<uint32_t>(i);
+    if (backend.digest(buffer_->key(), buffer_->base(c)) == buffer_->digest(c)) return;
+    std::lock_guard guard(mu);
+    bad->insert(c);
+  });
+}
+
 StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>& gone) {
   VerifyResult result;
-  {
-    std::lock_guard buffer_lock(buffer_mu_);
-    if (buffer_ == nullptr || buffer_->committed().epoch == 0) {
+  std::set<uint32_t> bad;
+  const auto start = Clock::now();
+  std::unique_lock lock(mu_);
+  for (uint32_t first = 0;;) {
+    // A pull goes first; what it commits is as good to verify as what was there before.
+    while (pulling_ && !stopping_) {
+      cv_.wait_for(lock, kSlice);
+      lock.unlock();
+      const bool left = gone();
+      lock.lock();
+      if (left) return absl::CancelledError("the caller has gone");
+    }
+    if (stopping_) return absl::UnavailableError("the receiver is stopping");
+    if (buffer_ == nullptr || buffer_->committed().empty()) {
       return Errorf(StatusCode::kFailedPrecondition,
                     "model \"{}\": no whole version is committed; sync first", options_.model);
     }
-    const auto start = Clock::now();
+    const ChunkTable& chunks = buffer_->chunks();
     result.committed = buffer_->committed();
-    result.chunks = buffer_->chunks().size();
+    result.chunks = chunks.size();
     result.bytes = buffer_->layout().total_bytes();
-    const kernels::Backend& backend = kernels::Best();
-    std::mutex mu;
-    std::set<uint32_t> bad;
-    pool_.ParallelFor(buffer_->chunks().size(), [&](size_t i) {
-      const auto c = static_cast<uint32_t>(i);
-      if (backend.digest(buffer_->key(), buffer_->chunk(c)) == buffer_->digest(c)) return;
-      std::lock_guard guard(mu);
-      bad.insert(c);
-    });
-    result.seconds = SecondsSince(start);
-    result.bad_chunks = bad.size();
-    std::set<uint32_t> tensors;
-    for (const uint32_t c : bad) tensors.insert(buffer_->chunks()[c].tensor);
-    for (const uint32_t t : tensors) {
-      if (result.bad_tensors.size() < 100) {
-        result.bad_tensors.push_back(buffer_->layout().tensor(t).name);
-      }
+    uint32_t last = first;
+    for (uint64_t bytes = 0; last < chunks.size() && bytes < kSliceBytes; ++last) {
+      bytes += chunks[last].bytes;
     }
-    if (bad.empty()) return result;
-    spdlog::error("model {}: verify: {} chunks disagree with their digest", options_.model,
-                  bad.size());
-    if (!repair) return result;
-    std::lock_guard lock(mu_);
-    suspects_.insert(bad.begin(), bad.end());
+    if (first >= last) break;
+    ++verifying_;
+    lock.unlock();
+    VerifySlice(first, last, &bad);
+    const bool left = gone();
+    lock.lock();
+    --verifying_;
+    cv_.notify_all();
+    if (left) return absl::CancelledError("the caller has gone");
+    first = last;
   }
-  auto synced = Sync(
-      false, [](const ReplicaStatus&) {}, gone);
-  if (!synced.ok()) return synced.status();
-  result.committed = synced->id;
+  result.seconds = SecondsSince(start);
+  result.bad_chunks = bad.size();
+  std::set<uint32_t> tensors;
+  for (const uint32_t c : bad) tensors.insert(buffer_->chunks()[c].tensor);
+  for (const uint32_t t : tensors) {
+    if (result.bad_tensors.size() == kMaxBadTensors) break;
+    result.bad_tensors.push_back(buffer_->layout().tensor(t).name);
+  }
+  if (bad.empty()) return result;
+  spdlog::error("model {}: verify: {} chunks disagree with their digest", options_.model,
+                bad.size());
+  if (!repair) return result;
+  suspects_.insert(bad.begin(), bad.end());
+  lock.unlock();
+  DW_ASSIGN_OR_RETURN(const Commit synced, Sync(
+                                               false, [](const ReplicaStatus&) {}, gone));
+  result.committed = synced.id;
   result.repaired = true;
   return result;
 }
 
 std::chrono::nanoseconds Replica::ScrubSome() {
-  std::lock_guard buffer_lock(buffer_mu_);
   const ChunkTable& chunks = buffer_->chunks();
-  if (buffer_->committed().epoch == 0 || chunks.size() == 0) return kNothingToDo;
+  if (buffer_->committed().empty() || chunks.size() == 0) return kNothingToDo;
   const kernels::Backend& backend = kernels::Best();
   uint64_t bytes = 0;
   std::vector<uint32_t> bad;
   for (uint32_t n = 0; n < chunks.size() && bytes < kBatchBytes; ++n) {
     const uint32_t c = scrub_next_++ % chunks.size();
     bytes += chunks[c].bytes;
-    if (backend.digest(buffer_->key(), buffer_->chunk(c)) != buffer_->digest(c)) bad.push_back(c);
+    if (backend.digest(buffer_->key(), buffer_->base(c)) != buffer_->digest(c)) bad.push_back(c);
   }
   scrub_next_ %= chunks.size();
   std::lock_guard lock(mu_);
@@ -101,14 +132,57 @@ Status Replica::MarkSuspects() {
     status_.committed = {};
     status_.repaired_chunks += suspects.size();
   }
-  const Status begun = buffer_->BeginUpdate();
+  const Status begun = buffer_->Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));
   if (!begun.ok()) {
     std::lock_guard lock(mu_);
-    suspects_ = std::move(suspects);
+    suspects_.merge(suspects);
     return begun;
   }
-  for (const uint32_t c : suspects) buffer_->MarkUnknown(c);
   return absl::OkStatus();
+}
+
+void Replica::CheckFiles(std::unique_lock<Mutex>& lock) {
+  pulling_ = true;
+  lock.unlock();
+  const auto health = buffer_->Check();
+  lock.lock();
+  pulling_ = false;
+  cv_.notify_all();
+  status_.committed = buffer_->committed();
+  if (!health.ok()) {
+    SetMessage(health.status());
+    return;
+  }
+  for (const std::string& name : health->put_back) {
+    ++status_.files_put_back;
+    spdlog::warn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
+  }
+  if (health->bad_chunks.empty()) return;
+  status_.scrub_mismatches += health->bad_chunks.size();
+  spdlog::error("model {}: {} chunks of {} were changed by somebody: fetching them whole",
+                options_.model, health->bad_chunks.size(), options_.directory.native());
+}
+
+void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
+  catching_up_ = true;
+  lock.unlock();
+  const std::vector<Buffer::AppliedDelta> deltas = sink_->Applied();
+  const auto stop = [this] {
+    std::lock_guard guard(mu_);
+    return stopping_ || paused_ || requests_.waiting() || describe_ ||
+           follower_.Next(Situation(), Clock::now()).pull;
+  };
+  const auto caught = buffer_->CatchUp(deltas, stop);
+  lock.lock();
+  catching_up_ = false;
+  cv_.notify_all();
+  if (!caught.ok()) spdlog::warn("model {}: {}", options_.model, MessageOf(caught.status()));
+  if (caught.ok() && *caught) {
+    behind_ = false;
+    sink_->ForgetApplied();
+    return;
+  }
+  catch_up_at_ = Clock::now() + kCatchUpPause;
 }
 
 }  // namespace deltawire::receiver

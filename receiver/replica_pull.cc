@@ -1,270 +1,254 @@
-// A Replica's pulls: one per agent at once, applied and committed when all parts are in.
+// A Replica's pulls: from a choice, or a request, to a commit or what is said of its failure.
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 
 #include "common/base/human.h"
-#include "receiver/pull_sink.h"
+#include "common/layout/root.h"
 #include "receiver/replica.h"
 
 namespace deltawire::receiver {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = SteadyClock;
 
-constexpr int kMaxRepairRounds = 3;
+// A sender that leaves something out of a delta may do so every time.
+constexpr int kMismatchesBeforeFull = 2;
+
+int64_t UnixNanos() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(WallClock::now().time_since_epoch())
+      .count();
+}
 
 }  // namespace
 
-Status Replica::Pull(bool force_full) {
-  std::lock_guard buffer_lock(buffer_mu_);
-  const auto start = Clock::now();
-  PullStats stats;
-  StateId id;  // of several agents the one to end at; of a single one whatever its pull ends at
-  if (agents_.size() > 1) {
-    DW_ASSIGN_OR_RETURN(id, ChooseTarget(force_full));
+void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
+  const RequestQueue::Batch batch = requests_.Take();
+  round_requested_ = !batch.empty();
+  pulling_ = true;
+  cv_.wait(lock, [this] { return verifying_ == 0; });
+  lock.unlock();
+  Status pulled;
+  if (!batch.empty()) {
+    auto asked = AskNewest();
+    pulled = asked.status();
+    if (asked.ok()) target = std::move(*asked);
   }
-  std::vector<uint32_t> bad;
-  DW_RETURN_IF_ERROR(MarkSuspects());
-  auto last_frame = start;
-  for (int round = 0; round == 0 || !bad.empty(); ++round) {
-    if (round > kMaxRepairRounds) {
-      return Errorf(StatusCode::kDataLoss,
-                    "{} chunks still disagree with their digest after {} attempts: check this "
-                    "machine's memory",
-                    bad.size(), kMaxRepairRounds);
-    }
-    stats.repaired_chunks += bad.size();
-    SetPhase("pulling");
-    DW_ASSIGN_OR_RETURN(bad, PullOnce(force_full && round == 0, bad, stats, id));
-    if (round == 0)
-      last_frame = start + std::chrono::duration_cast<Clock::duration>(
-                               std::chrono::duration<double>(stats.transfer_seconds));
+  while (pulled.ok()) {
+    reader_in_the_way_ = false;
+    pulled = RunRound(target, batch.force_full);
+    // What came and could not be put down was lost; the next one starts with the buffer in hand.
+    if (pulled.ok() || !reader_in_the_way_) break;
+    pulled = WaitWritable();
   }
-  if (buffer_->committed() != id) {
-    DW_RETURN_IF_ERROR(buffer_->BeginUpdate());
-    DW_RETURN_IF_ERROR(buffer_->Commit(id));
+  lock.lock();
+  pulling_ = false;
+  // What a pause ended is no failure.
+  const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
+  if (!paused) follower_.PullEnded(pulled, Clock::now());
+  if (pulled.ok()) {
+    status_.message.clear();
+    status_.phase = paused_ ? "paused" : "idle";
+  } else if (paused) {
+    status_.phase = "paused";
+  } else {
+    SetMessage(pulled);
+    // Another layout, another part, or a model that is gone.
+    if (absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled)) describe_ = true;
   }
-  history_.Commit(id);
-  stats.apply_seconds = SecondsSince(last_frame);
-  stats.seconds = SecondsSince(start);
-  const uint64_t moved = stats.chunks_full + stats.chunks_delta;
-  stats.chunks_unchanged =
-      buffer_->chunks().size() - std::min<uint64_t>(moved, buffer_->chunks().size());
-  Committed(id, stats);
-  return absl::OkStatus();
+  cv_.notify_all();
+  Answer(lock, batch, pulled);
+  lock.unlock();
+  SendAll();
+  lock.lock();
 }
 
-StatusOr<StateId> Replica::ChooseTarget(bool force_full) {
+StatusOr<Follower::Target> Replica::AskNewest() {
   // Asked now: whoever wants a sync after a publish must not be served by an event still on its
-  // way.
-  std::vector<StateId> newest;
-  for (const Agent& agent : agents_) {
-    DW_ASSIGN_OR_RETURN(newest.emplace_back(), agent.upstream->Newest(options_.model));
+  // way. A single sender's pull ends at its newest in any case.
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    {
+      std::lock_guard lock(mu_);
+      if (agents_.size() == 1 && !follower_.newest(i).empty()) break;
+    }
+    DW_ASSIGN_OR_RETURN(const Identity newest, agents_[i].upstream->Newest(options_.model));
+    std::lock_guard lock(mu_);
+    follower_.Learn(i, newest);
   }
   std::lock_guard lock(mu_);
-  for (size_t i = 0; i < agents_.size(); ++i) agents_[i].view.newest = newest[i];
-  const StateId common = status_.newest = CommonNewest();
-  if (common.epoch == 0) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\": the agents have no version in common: {}; every agent publishes "
-                  "every version, and a rollback is for all of them",
-                  options_.model, NewestOfEach());
-  }
-  if (force_full || kept_target_ > common) kept_.clear();
-  return kept_.empty() ? common : kept_target_;
+  Follower::Situation situation = Situation();
+  situation.requested = true;
+  Follower::Choice choice = follower_.Next(situation, Clock::now());
+  if (choice.pull) return std::move(choice.target);
+  return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": {}", options_.model, choice.why);
 }
 
-wire::Have Replica::MakeHave(bool force_full) const {
-  wire::Have have = buffer_->have();
-  if (force_full) {
-    // Also the way to take an older version on purpose: nothing held, so nothing goes backwards.
-    have.epoch = have.version = 0;
-    for (auto& entry : have.chunks) entry = {};
-  } else if (buffer_->committed().epoch != 0) {
-    history_.Describe(have);
-  }
-  return have;
-}
-
-PullWish Replica::MakeWish(const Agent& agent, StateId at) const {
-  // A pull's streams share the I/O threads, of which there is one per core.
-  const uint32_t threads =
-      std::min(std::max(1u, std::thread::hardware_concurrency()), options_.streams);
-  return {buffer_->layout().fingerprint(), options_.streams, rates_.DecodeSpeeds(threads),
-          agent.owned_hash, at};
-}
-
-std::vector<size_t> Replica::AgentsToAsk(const std::vector<uint32_t>& repair) const {
-  std::vector<size_t> ask;
+void Replica::HoldParts(const Follower::Target& target) {
+  const Identity last = buffer_->last_whole();
+  const bool whole = !buffer_->committed().empty() && !sink_->dirty();
+  std::vector<uint64_t> digests;
   for (size_t i = 0; i < agents_.size(); ++i) {
-    const Coverage& owned = agents_[i].view.owned;
-    const bool kept = std::any_of(kept_.begin(), kept_.end(),
-                                  [i](const PartPull& part) { return part.agent == i; });
-    const bool wanted =
-        repair.empty() ||
-        std::any_of(repair.begin(), repair.end(), [&](uint32_t c) { return owned.contains(c); });
-    if (wanted && !kept) ask.push_back(i);
-  }
-  return ask;
-}
-
-StatusOr<std::vector<PullGrant>> Replica::OpenPulls(const std::vector<size_t>& ask, StateId at) {
-  std::vector<PullGrant> grants;
-  bool side_files_new = false;
-  for (const size_t i : ask) {
-    Agent& agent = agents_[i];
-    DW_ASSIGN_OR_RETURN(PullGrant grant,
-                        agent.upstream->OpenPull(options_.model, MakeWish(agent, at)));
-    if (grant.side_files_hash != agent.side_files_hash) {
-      DW_ASSIGN_OR_RETURN(ModelDescription description, agent.upstream->Describe(options_.model));
-      agent.side_files = std::move(description.side_files);
-      agent.side_files_hash = description.side_files_hash;
-      side_files_new = true;
+    Identity& held = agents_[i].round.held;
+    const Identity& part = target.parts[i];
+    if (!(held.lineage == part.lineage)) held = {};
+    if (!held.empty() || last.empty() || !(last.lineage == target.whole.lineage)) continue;
+    if (agents_.size() == 1) {
+      held = last;
+    } else if (whole) {
+      if (digests.empty()) {
+        for (uint32_t c = 0; c < buffer_->chunks().size(); ++c) {
+          digests.push_back(buffer_->digest(c));
+        }
+      }
+      held = {part.lineage, last.id, RootOf(digests, agents_[i].round.owned), 0};
     }
-    grants.push_back(std::move(grant));
   }
-  if (side_files_new) DW_RETURN_IF_ERROR(WriteSideFiles());
-  return grants;
 }
 
-std::vector<Replica::PartPull> Replica::MakeParts(const std::vector<size_t>& ask,
-                                                  const std::vector<PullGrant>& grants) {
-  std::vector<PartPull> parts;
-  for (size_t n = 0; n < ask.size(); ++n) {
-    const size_t i = ask[n];
-    net::PullTarget target;
-    target.host = grants[n].host;
-    target.port = grants[n].port;
-    target.ticket = grants[n].ticket;
-    target.fingerprint = buffer_->layout().fingerprint();
-    target.streams = static_cast<uint16_t>(options_.streams);
-    target.stream_timeout = options_.stream_timeout;
-    PartPull part;
-    part.agent = i;
-    part.client = std::make_unique<net::PullClient>(io_, std::move(target));
-    part.sink = std::make_unique<PullSink>(
-        *buffer_, options_.staging_bytes / agents_.size(), rates_, history_.view(),
-        history_.recording(), [this, i](uint64_t bytes) { OnProgress(i, bytes); },
-        agents_[i].view.owned);
-    parts.push_back(std::move(part));
-  }
-  return parts;
-}
-
-Status Replica::RunParts(std::vector<PartPull>& parts, const wire::Have& have) {
-  uint64_t expected = 0;
-  for (uint32_t i = 0; i < have.chunks.size(); ++i) {
-    if (have.chunks[i].version == kVersionUnknown) expected += buffer_->chunks()[i].bytes;
-  }
+Status Replica::RunRound(const Follower::Target& target, bool force_full) {
+  DW_RETURN_IF_ERROR(MarkSuspects());
+  if (buffer_->updating()) DW_RETURN_IF_ERROR(WaitWritable());
+  HoldParts(target);
+  std::vector<RoundAgent> agents;
+  uint64_t delta_bytes = 0;
+  for (const Agent& agent : agents_) agents.push_back(agent.round);
+  const PullRound::Env env{
+      .model = options_.model,
+      .buffer = *buffer_,
+      .sink = *sink_,
+      .history = history_,
+      .side_files = side_files_,
+      .pool = pool_,
+      .rates = rates_,
+      .transport = transport_,
+      .streams = options_.streams,
+      .stream_timeout = options_.stream_timeout,
+      .writable = [this] { return WaitWritable(); },
+      .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); }};
+  if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
+  const auto round = std::make_shared<PullRound>(
+      env, std::move(agents), PullRound::Wish{.target = target, .force_full = force_full});
   {
     std::lock_guard lock(mu_);
-    if (stopping_) return absl::CancelledError("stopping");
-    uint64_t delta_bytes = 0;
+    if (stopping_ || (paused_ && !round_requested_)) return absl::CancelledError("paused");
     for (const Agent& agent : agents_) delta_bytes += agent.delta_bytes;
-    for (const PartPull& part : parts) clients_.push_back(part.client.get());
     std::fill(part_bytes_.begin(), part_bytes_.end(), 0);
     status_.bytes_done = 0;
-    status_.bytes_total = expected > 0 ? expected : delta_bytes;
+    status_.bytes_total = delta_bytes;
+    round_ = round;
   }
-  // One that fails does not end the others: what they bring is not fetched again.
-  const auto run = [&have](PartPull& part) { part.end = part.client->Run(have, *part.sink); };
-  std::vector<std::thread> threads;
-  for (size_t n = 1; n < parts.size(); ++n) {
-    threads.emplace_back([&run, &part = parts[n]] { run(part); });
+  Status ended;
+  while (ended.ok() && round->step() != PullRound::Step::kDone) {
+    SetPhase(round->step() <= PullRound::Step::kTransfer ? "pulling" : "applying");
+    ended = round->Advance();
+    std::lock_guard lock(mu_);
+    if (round->bytes_expected() > 0) status_.bytes_total = round->bytes_expected();
+    status_.committed = buffer_->committed();
   }
-  if (!parts.empty()) run(parts.front());
-  for (std::thread& thread : threads) thread.join();
+  root_mismatches_ = round->root_mismatch() ? root_mismatches_ + 1 : 0;
+  if (ended.ok()) {
+    for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round->ends()[i];
+    behind_ = buffer_->buffers() == 2;
+    catch_up_at_ = Clock::now();
+    Committed(*round);
+  }
   std::lock_guard lock(mu_);
-  clients_.clear();
-  Status failed;
-  for (PartPull& part : parts) {
-    part.client.reset();
-    // Whatever it is that differs, it must not refuse the next pull's chunks too.
-    if (part.sink->history_misfit()) history_.Forget();
-    if (part.sink->touched()) status_.committed = {};
-    if (part.end.ok() || !failed.ok()) continue;
-    failed = part.end.status();
-    if (agents_.size() > 1) {
-      failed = Annotate(failed, fmt::format("agent {}", agents_[part.agent].view.address));
-    }
-  }
-  return failed;
+  round_.reset();
+  status_.root_mismatches += round->root_mismatch() ? 1 : 0;
+  return ended;
 }
 
-StatusOr<std::vector<uint32_t>> Replica::PullOnce(bool force_full,
-                                                  const std::vector<uint32_t>& repair,
-                                                  PullStats& stats, StateId& id) {
+void Replica::Committed(const PullRound& round) {
+  const PullStats& stats = round.stats();
+  const Identity id = buffer_->committed();
+  std::lock_guard lock(mu_);
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    if (IsLater(round.ends()[i], follower_.newest(i))) follower_.Learn(i, round.ends()[i]);
+  }
+  status_.committed = id;
+  status_.last_pull = stats;
+  status_.bytes_received += stats.payload_bytes;
+  status_.repaired_chunks += stats.repaired_chunks;
+  status_.refused_chunks += stats.refused_chunks;
+  status_.forms += stats.forms;
+  status_.history_deltas = history_.deltas();
+  status_.history_bytes = history_.bytes();
+  if (last_commit_ && last_commit_->id == id) {
+    last_commit_->stats = stats;
+    return;
+  }
+  ++status_.commits;
+  const uint64_t serial = last_commit_ ? last_commit_->serial + 1 : 1;
+  last_commit_ = Commit{id, stats, UnixNanos(), serial};
+  const auto& chunks = stats.forms.chunks;
+  spdlog::info(
+      "model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({} fast, {} tight, {} "
+      "dense), {} repaired)",
+      options_.model, ToString(id), HumanBytes(stats.payload_bytes), HumanSeconds(stats.seconds),
+      stats.chunks_full, stats.chunks_delta, chunks[1], chunks[2], chunks[3],
+      stats.repaired_chunks);
+}
+
+Status Replica::Touch() {
+  DW_ASSIGN_OR_RETURN(const Buffer::UpdateStart start, buffer_->BeginUpdate());
+  std::lock_guard lock(mu_);
+  status_.committed = buffer_->committed();
+  if (start.begun) return absl::OkStatus();
+  reader_in_the_way_ = true;
+  return Errorf(StatusCode::kUnavailable, "{} is open in {}", options_.directory.native(),
+                start.readers);
+}
+
+Status Replica::WaitWritable() {
   const auto start = Clock::now();
-  const std::vector<size_t> ask = AgentsToAsk(repair);
-  auto grants = OpenPulls(ask, id);
-  if (!grants.ok()) return KeepFinished({}, id, force_full, grants.status());
-  if (repair.empty()) {
-    uint32_t wanted = 0;
-    for (const PullGrant& grant : *grants) wanted = std::max(wanted, grant.history);
-    // Beside parts that came in an earlier attempt the recorded delta would not be the whole.
-    history_.BeginPull(force_full || !kept_.empty() ? StateId{} : buffer_->committed(), wanted);
+  auto pause = std::chrono::milliseconds(1);
+  std::string phase;
+  Status ended;
+  while (true) {
+    DW_ASSIGN_OR_RETURN(const Buffer::UpdateStart update, buffer_->BeginUpdate());
+    if (update.begun) break;
+    const auto waited = Clock::now() - start;
+    if (phase.empty()) {
+      spdlog::info("model {}: waiting for {} to close the weights", options_.model, update.readers);
+    }
+    if (options_.copy_for_reader && waited >= options_.reader_grace) {
+      ended = buffer_->BeginUpdateInFreshFile();
+      break;
+    }
+    std::unique_lock lock(mu_);
+    if (phase.empty()) phase = std::exchange(status_.phase, "waiting for reader");
+    status_.readers = update.readers;
+    if (stopping_ || (paused_ && !round_requested_)) {
+      ended = absl::CancelledError("paused");
+      break;
+    }
+    cv_.wait_for(lock, pause);
+    pause = std::min(pause * 2, std::chrono::milliseconds(50));
   }
-  const wire::Have have = MakeHave(force_full);
-  std::vector<PartPull> parts = MakeParts(ask, *grants);
-  Status run = RunParts(parts, have);
-  for (const PartPull& part : parts) {
-    if (!run.ok() || agents_.size() == 1 || *part.end == id) continue;
-    run = Errorf(StatusCode::kDataLoss, "agent {} was asked for {} and its pull ended at {}",
-                 agents_[part.agent].view.address, ToString(id), ToString(*part.end));
-    parts.clear();
-    break;
-  }
-  if (!run.ok()) return KeepFinished(std::move(parts), id, force_full, run);
-  if (agents_.size() == 1) id = *parts.front().end;
-  stats.transfer_seconds += SecondsSince(start);
-  SetPhase("applying");
-  std::move(kept_.begin(), kept_.end(), std::back_inserter(parts));
-  kept_.clear();
-  std::vector<uint32_t> bad;
-  for (PartPull& part : parts) {
-    DW_ASSIGN_OR_RETURN(const std::vector<uint32_t> wrong, part.sink->Apply(pool_));
-    bad.insert(bad.end(), wrong.begin(), wrong.end());
-    part.sink->AddTo(stats);
-  }
-  return bad;
-}
-
-Status Replica::KeepFinished(std::vector<PartPull> parts, StateId target, bool force_full,
-                             Status why) {
-  if (agents_.size() == 1) return why;
-  std::erase_if(parts, [](const PartPull& part) { return !part.end.ok(); });
-  std::move(kept_.begin(), kept_.end(), std::back_inserter(parts));
-  kept_.clear();
-  if (buffer_->committed().epoch == 0) {
-    // There is no whole version left to protect: into the buffer with it, chunk by chunk.
-    for (PartPull& part : parts) DW_RETURN_IF_ERROR(part.sink->Apply(pool_).status());
-    return why;
-  }
-  // A target that some agent no longer has will not be asked for again.
-  if (force_full || absl::IsAborted(why)) return why;
-  kept_ = std::move(parts);
-  kept_target_ = target;
-  spdlog::debug("model {}: {}: {} of {} agents' parts are staged", options_.model, ToString(target),
-                kept_.size(), agents_.size());
-  return why;
+  std::lock_guard lock(mu_);
+  status_.committed = buffer_->committed();
+  if (phase.empty()) return ended;
+  const double seconds = SecondsSince(start);
+  status_.phase = phase;
+  status_.readers.clear();
+  status_.reader_wait_seconds += seconds;
+  status_.worst_reader_wait_seconds = std::max(status_.worst_reader_wait_seconds, seconds);
+  cv_.notify_all();
+  return ended;
 }
 
 void Replica::OnProgress(size_t agent, uint64_t bytes) {
-  constexpr int64_t kEvery = 200'000'000;
-  const int64_t now = Clock::now().time_since_epoch().count();
-  int64_t last = last_progress_report_.load(std::memory_order_relaxed);
-  const bool report =
-      now - last > kEvery && last_progress_report_.compare_exchange_strong(last, now);
-  std::unique_lock lock(mu_);
-  status_.bytes_done += bytes - std::min(bytes, part_bytes_[agent]);
-  part_bytes_[agent] = std::max(part_bytes_[agent], bytes);
-  if (!report) return;
-  const Report r = MakeReport("pulling", 0);
-  lock.unlock();
-  SendAll(r);
+  constexpr std::chrono::milliseconds kEvery{200};
+  {
+    std::lock_guard lock(mu_);
+    status_.bytes_done += bytes - std::min(bytes, part_bytes_[agent]);
+    part_bytes_[agent] = std::max(part_bytes_[agent], bytes);
+    const auto now = Clock::now();
+    if (now < reported_ + kEvery) return;
+    reported_ = now;
+  }
+  SendAll();
 }
 
 }  // namespace deltawire::receiver

@@ -68,6 +68,14 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
     m->set_staging_limit_bytes(replica->options().staging_bytes);
     m->set_scrubbed_bytes(s.scrubbed_bytes);
     m->set_scrub_mismatches(s.scrub_mismatches);
+    m->set_buffers(s.buffers);
+    m->set_buffers_why(s.buffers_why);
+    m->set_readers(s.readers);
+    m->set_reader_wait_seconds(s.reader_wait_seconds);
+    m->set_worst_reader_wait_seconds(s.worst_reader_wait_seconds);
+    m->set_root_mismatches(s.root_mismatches);
+    m->set_lost_attachments(s.lost_attachments);
+    m->set_files_put_back(s.files_put_back);
     m->set_history_deltas(static_cast<uint32_t>(s.history_deltas));
     m->set_history_bytes(s.history_bytes);
     for (const AgentView& agent : s.agents) {
@@ -124,18 +132,18 @@ grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
-grpc::Status ReceiverServiceImpl::Pause(grpc::ServerContext*, const v1::PauseRequest* request,
-                                        v1::PauseResponse*) {
+grpc::Status ReceiverServiceImpl::Pause(grpc::ServerContext* context,
+                                        const v1::PauseRequest* request, v1::PauseResponse*) {
   auto replica = daemon_.Find(request->model());
-  if (replica.ok()) (*replica)->SetPaused(true);
-  return ToGrpc(replica.status());
+  if (!replica.ok()) return ToGrpc(replica.status());
+  return ToGrpc((*replica)->SetPaused(true, Gone(context)));
 }
 
-grpc::Status ReceiverServiceImpl::Resume(grpc::ServerContext*, const v1::ResumeRequest* request,
-                                         v1::ResumeResponse*) {
+grpc::Status ReceiverServiceImpl::Resume(grpc::ServerContext* context,
+                                         const v1::ResumeRequest* request, v1::ResumeResponse*) {
   auto replica = daemon_.Find(request->model());
-  if (replica.ok()) (*replica)->SetPaused(false);
-  return ToGrpc(replica.status());
+  if (!replica.ok()) return ToGrpc(replica.status());
+  return ToGrpc((*replica)->SetPaused(false, Gone(context)));
 }
 
 grpc::Status ReceiverServiceImpl::WatchVersions(grpc::ServerContext* context,

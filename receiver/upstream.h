@@ -1,8 +1,8 @@
 // The sender, as a replica sees it. An interface so that the replica's logic knows no gRPC type;
 // receiver/grpc_upstream.cc implements it over PullService.
-// Owner: a replica, one per sender. Threads: one caller, but Report and Cancel from any; events
-// come from the implementation's own thread. Errors: gRPC's, with the sender's address and the
-// call's name.
+// Owner: a replica, one per sender. Threads: calls from one at a time, but Attach, Send, Detach and
+// Cancel from any; events come from the implementation's own thread. No call but Detach, and the
+// unary ones, waits for anything. Errors: gRPC's, with the sender's address and the call's name.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/base/checksum.h"
-#include "common/base/state_id.h"
+#include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/delta/codec_choice.h"
 #include "common/layout/coverage.h"
@@ -23,34 +23,39 @@
 
 namespace deltawire::receiver {
 
+/// Checked by whoever makes it: the layout is that of its fingerprint, the digest seed the
+/// fingerprint's low half, the side files have their hash.
 struct ModelDescription {
   Layout layout;
   uint64_t digest_seed = 0;
   std::vector<SideFile> side_files;
   uint64_t side_files_hash = 0;
-  Coverage owned;  ///< the chunks that this sender has
+  Coverage owned;   ///< the chunks that this sender has
+  Hash128 lineage;  ///< of what is published; zero: nothing
 };
 
 struct PullWish {
   Hash128 fingerprint;  ///< of the layout here
   uint32_t streams = 1;
-  CoderSpeeds decode;       ///< of all streams together; 0: not known
-  uint64_t owned_hash = 0;  ///< of the chunks that the sender is taken to have
-  StateId at;               ///< where the pull shall end; epoch 0: at the newest
+  CoderSpeeds decode;              ///< of all streams together; 0: not known
+  uint64_t owned_hash = 0;         ///< of the chunks that the sender is taken to have
+  Identity at;                     ///< where the pull shall end; epoch 0: at the newest
+  std::vector<uint32_t> suspects;  ///< chunks that came with other bytes than their digest says
 };
+/// Suspects beyond these wait for the next pull.
+inline constexpr size_t kMaxSuspects = 65'536;
 
 struct PullGrant {
   wire::Ticket ticket{};
   std::string host;
   uint16_t port = 0;
-  StateId newest;
-  uint64_t side_files_hash = 0;
   uint32_t history = 0;  ///< deltas that the sender would have kept
 };
 
-/// What the sender says when something has happened.
+/// What the sender says when something has happened, and every second in any case.
 struct UpstreamEvent {
-  StateId newest;
+  uint64_t number = 0;  ///< 1, 2, 3, ... within an attachment
+  Identity newest;
   uint64_t delta_bytes = 0;   ///< of the newest, from the one before
   uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
   bool force_full = false;
@@ -58,12 +63,13 @@ struct UpstreamEvent {
 
 /// What the replica says of itself.
 struct Report {
-  StateId committed;
+  Identity committed;
   std::string phase;
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
   std::string message;
   PullStats last_pull;
+  uint64_t event = 0;  ///< number of the last event that came
   uint64_t sync_request = 0;
 };
 
@@ -74,14 +80,17 @@ class Upstream {
   virtual const std::string& address() const = 0;
   virtual StatusOr<ModelDescription> Describe(const std::string& model) = 0;
   /// Epoch 0: nothing is published.
-  virtual StatusOr<StateId> Newest(const std::string& model) = 0;
+  virtual StatusOr<Identity> Newest(const std::string& model) = 0;
+  /// Those that belong to a version: `hash` as the End frame names it. Checked against it.
+  virtual StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) = 0;
   virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
-  /// Attaches; `event` is called until the stream ends, then `ended` once.
+  /// Attaches, in the background; `event` is called until the stream ends, then `ended` once.
   virtual Status Attach(const std::string& model, const Report& first,
                         std::function<void(const UpstreamEvent&)> event,
                         std::function<void(const Status&)> ended) = 0;
   virtual void Send(const Report& report) = 0;
-  /// Ends the attachment, if there is one; returns when `ended` has been called.
+  /// Ends the attachment, if there is one; returns when `ended` has been called. Not from `event`
+  /// or `ended`.
   virtual void Detach() = 0;
   /// Ends a call that is under way, from another thread. Final.
   virtual void Cancel() = 0;

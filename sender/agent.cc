@@ -1,3 +1,4 @@
+// The Agent's models: taken up, registered, replaced.
 #include "sender/agent.h"
 
 #include <spdlog/spdlog.h>
@@ -10,10 +11,6 @@
 namespace deltawire::sender {
 namespace {
 
-// Waits are cut into slices only to notice callers that have gone; changes wake them at once.
-constexpr std::chrono::milliseconds kSlice{200};
-constexpr size_t kMaxAnswers = 64;
-
 bool ValidModelName(const std::string& name) {
   return !name.empty() && name.size() <= 128 && name[0] != '.' &&
          std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -23,40 +20,128 @@ bool ValidModelName(const std::string& name) {
 
 }  // namespace
 
-Agent::Agent(const SenderOptions& options, ThreadPool& pool)
+Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits)
     : options_(options),
       model_options_{.delta_log_bytes = options.delta_log_bytes,
                      .scrub_bytes_per_s = options.scrub_bytes_per_s,
                      .grace = options.grace,
                      .offload_timeout = options.offload_timeout,
                      .huge_pages = options.huge_pages,
+                     .file_group = options.file_group,
                      .eager_diff = options.eager_diff,
                      .gpu = options.gpu},
-      pool_(pool) {
+      limits_(limits),
+      pool_(pool),
+      attachments_(limits.attachments) {
   coder_rates_.Calibrate(kernels::Best());
+  thread_ = Thread([this] { DoChores(); });
 }
 
-Agent::~Agent() { Stop(); }
+Agent::~Agent() {
+  Stop();
+  // A model's publisher may still be telling us of its last version: the models, and the pulls that
+  // hold them, go while everything that it looks at is there.
+  decltype(pulls_) pulls;
+  decltype(models_) models;
+  {
+    std::lock_guard lock(mu_);
+    pulls.swap(pulls_);
+    models.swap(models_);
+  }
+  pulls.clear();
+  models.clear();
+  {
+    std::lock_guard lock(chores_->mu);
+    chores_->stopping = true;
+    chores_->cv.notify_all();
+  }
+  thread_.join();
+}
+
+void Agent::DoChores() {
+  // A ticket's life and a broken stream's are seconds; this only bounds how long they stay on.
+  constexpr std::chrono::milliseconds kSweep{500};
+  Chores& c = *chores_;
+  std::unique_lock lock(c.mu);
+  while (!c.stopping || !c.models.empty()) {
+    auto doomed = std::exchange(c.models, {});
+    lock.unlock();
+    for (auto& [model, leaving] : doomed) Bury(std::move(model), *leaving);
+    doomed.clear();
+    const bool pulls = Sweep();
+    lock.lock();
+    const auto woken = [&c] { return c.stopping || c.opened || !c.models.empty(); };
+    if (pulls) {
+      c.cv.wait_for(lock, kSweep, woken);
+    } else {
+      c.cv.wait(lock, woken);
+    }
+    c.opened = false;
+  }
+  c.closed = true;
+}
+
+void Agent::Bury(std::shared_ptr<Model> model, Leaving& leaving) {
+  model.reset();
+  std::lock_guard lock(leaving.mu);
+  leaving.gone = true;
+  leaving.cv.notify_all();
+}
 
 void Agent::Stop() {
   std::vector<std::shared_ptr<Model>> models;
+  Sessions pulls;
   {
     std::lock_guard lock(mu_);
     stopping_ = true;
-    for (auto& [name, model] : models_) models.push_back(model);
+    for (auto& [name, entry] : models_) models.push_back(entry.model);
+    for (auto& [ticket, pull] : pulls_) pulls.push_back(pull);
     cv_.notify_all();
   }
+  attachments_.Stop();
+  for (auto& pull : pulls) pull->Cut(absl::UnavailableError("the sender is stopping"));
   for (auto& model : models) model->Stop();
 }
 
-void Agent::Adopt(const std::shared_ptr<Model>& model) {
-  model->SetCutter([this, raw = model.get()](uint32_t half) { CutReaders(raw, half); });
-  model->SetListener([this] {
+std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
+  Model* raw = model.get();
+  raw->SetCutter([this, raw](uint32_t half) { CutReaders(raw, half); });
+  raw->SetListener([this, raw] { Changed(*raw); });
+  auto leaving = std::make_shared<Leaving>();
+  // Whoever holds the model holds this.
+  std::shared_ptr<Model> watched(
+      raw, [model = std::move(model), leaving, chores = chores_](Model*) mutable {
+        {
+          std::lock_guard lock(chores->mu);
+          if (!chores->closed) {
+            chores->models.emplace_back(std::move(model), leaving);
+            chores->cv.notify_all();
+            return;
+          }
+        }
+        Bury(std::move(model), *leaving);
+      });
+  {
     std::lock_guard lock(mu_);
-    cv_.notify_all();
-  });
-  std::lock_guard lock(mu_);
-  models_[model->name()] = model;
+    models_[raw->name()] = {watched, leaving};
+    leaving_[raw->name()] = leaving;
+  }
+  Changed(*raw);
+  return watched;
+}
+
+VersionInfo Agent::InfoOf(const Model& model, const Published* state) {
+  VersionInfo info;
+  if (state != nullptr) info = state->info;
+  if (info.side_files_hash == 0) info.side_files_hash = model.side_files()->hash;
+  return info;
+}
+
+void Agent::Changed(const Model& model) {
+  const auto newest = model.published();
+  attachments_.Publish(model.name(), InfoOf(model, newest.get()));
+  if (newest == nullptr) return;
+  for (const auto& pull : PullsOf(model)) pull->Overtaken(*newest);
 }
 
 Status Agent::RecoverModels() {
@@ -75,8 +160,8 @@ Status Agent::RecoverModels() {
       continue;
     }
     const auto state = (*model)->published();
-    spdlog::info("model {}: taken up at {}", name, ToString(state ? state->info.id : StateId{}));
-    Adopt(*model);
+    spdlog::info("model {}: taken up at {}", name, ToString(state ? state->info.id() : StateId{}));
+    Adopt(std::move(*model));
   }
   return absl::OkStatus();
 }
@@ -97,71 +182,117 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   const auto part = Coverage::Create(owned, chunks.size());
   if (!part.ok()) return Annotate(part.status(), fmt::format("model \"{}\", owned", name));
   // Every rank of a trainer registers: the second finds what the first has made.
-  std::lock_guard one_at_a_time(register_mu_);
-  std::shared_ptr<Model> old;
+  {
+    std::unique_lock lock(mu_);
+    cv_.wait(lock, [&] { return stopping_ || !registering_.contains(name); });
+    if (stopping_) return absl::UnavailableError("the sender is stopping");
+    registering_.insert(name);
+  }
+  const auto turn = [&]() -> StatusOr<std::shared_ptr<Model>> {
+    DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> known, Registered(name, *layout, *part, replace));
+    if (known != nullptr) {
+      if (!keep_side_files) DW_RETURN_IF_ERROR(known->SetSideFiles(std::move(side_files)));
+      Changed(*known);
+      return known;
+    }
+    const bool replaces = Find(name).ok();
+    DW_RETURN_IF_ERROR(LetGo(name));
+    return Make(name, std::move(*layout), *part, std::move(side_files), replaces);
+  };
+  auto model = turn();
+  std::lock_guard lock(mu_);
+  registering_.erase(name);
+  cv_.notify_all();
+  return model;
+}
+
+StatusOr<std::shared_ptr<Model>> Agent::Registered(const std::string& name, const Layout& layout,
+                                                   const Coverage& part, bool replace) const {
+  const auto found = Find(name);
+  if (!found.ok()) return std::shared_ptr<Model>();
+  const std::shared_ptr<Model>& old = *found;
+  if (old->layout().fingerprint() == layout.fingerprint()) {
+    if (part == old->owned()) return old;
+    if (replace) return std::shared_ptr<Model>();
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\" is registered with another part of it: chunks {} instead of {}; "
+                  "register with `replace` to drop it, or use another name",
+                  name, ToString(old->owned().ranges()), ToString(part.ranges()));
+  }
+  if (replace) return std::shared_ptr<Model>();
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\" is registered with another layout: {}; register with `replace` to "
+                "drop it, or use another name",
+                name, DescribeDifference(old->layout(), layout));
+}
+
+Status Agent::LetGo(const std::string& name) {
+  std::shared_ptr<Model> model;
+  std::shared_ptr<Leaving> leaving;
+  Sessions pulls;
   {
     std::lock_guard lock(mu_);
-    if (auto it = models_.find(name); it != models_.end()) old = it->second;
-  }
-  if (old != nullptr && old->layout().fingerprint() == layout->fingerprint()) {
-    if (*part != old->owned() && !replace) {
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "model \"{}\" is registered with another part of it: chunks {} instead of {}; "
-                    "register with `replace` to drop it, or use another name",
-                    name, ToString(old->owned().ranges()), ToString(part->ranges()));
+    // Also one that an earlier try gave up to wait for.
+    if (const auto it = leaving_.find(name); it != leaving_.end()) leaving = it->second;
+    if (auto it = models_.find(name); it != models_.end()) {
+      model = std::move(it->second.model);
+      models_.erase(it);
     }
-    if (*part == old->owned()) {
-      if (!keep_side_files) DW_RETURN_IF_ERROR(old->SetSideFiles(std::move(side_files)));
-      std::lock_guard lock(mu_);
-      cv_.notify_all();
-      return old;
+    for (auto it = pulls_.begin(); it != pulls_.end();) {
+      const bool of_it = model != nullptr && it->second->model() == model;
+      if (of_it) pulls.push_back(std::move(it->second));
+      it = of_it ? pulls_.erase(it) : std::next(it);
     }
   }
-  if (old != nullptr && !replace) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\" is registered with another layout: {}; register with `replace` to "
-                  "drop it, or use another name",
-                  name, DescribeDifference(old->layout(), *layout));
+  if (model != nullptr) {
+    attachments_.Forget(name);
+    model->Stop();
   }
-  if (old != nullptr) {
-    std::vector<std::shared_ptr<PullSession>> cut;
-    {
-      std::lock_guard lock(mu_);
-      models_.erase(name);
-      for (auto it = pulls_.begin(); it != pulls_.end();) {
-        if (it->second->model() == old) cut.push_back(it->second);
-        it = it->second->model() == old ? pulls_.erase(it) : std::next(it);
-      }
-    }
-    for (auto& pull : cut)
-      pull->Cut(absl::AbortedError("the model was replaced; describe it again"));
-    cut.clear();
-    old->Stop();
-    // The directory's lock goes with the last reference; streams that were cut hold it briefly.
-    std::weak_ptr<Model> last = old;
-    old.reset();
-    for (int i = 0; i < 100 && !last.expired(); ++i) {
-      std::unique_lock lock(mu_);
-      cv_.wait_for(lock, std::chrono::milliseconds(50));
-    }
+  for (auto& pull : pulls)
+    pull->Cut(absl::AbortedError("the model was replaced; describe it again"));
+  pulls.clear();
+  model.reset();
+  if (leaving == nullptr) return absl::OkStatus();
+  std::unique_lock lock(leaving->mu);
+  if (leaving->cv.wait_for(lock, limits_.letting_go, [&] { return leaving->gone; })) {
+    return absl::OkStatus();
   }
+  return Errorf(StatusCode::kDeadlineExceeded,
+                "model \"{}\": what was registered before is not served any more, but still in use "
+                "by a call or a stream after {} ms; register again",
+                name, limits_.letting_go.count());
+}
+
+StatusOr<std::shared_ptr<Model>> Agent::Make(const std::string& name, Layout layout, Coverage part,
+                                             std::vector<SideFile> side_files, bool replaces) {
   const auto dir = std::filesystem::path(options_.data_dir) / name;
-  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model,
-                      Model::Create(name, dir, std::move(*layout), *part, std::move(side_files),
-                                    model_options_, pool_));
-  Adopt(model);
-  spdlog::info("model {}: registered, {} tensors, {} of {} chunks, {} per half in {}", name,
-               model->layout().size(), model->owned().size(), model->chunks().size(),
-               HumanBytes(model->owned_bytes()), dir.string());
-  return model;
+  auto made = Model::Create(name, dir, std::move(layout), std::move(part), std::move(side_files),
+                            model_options_, pool_);
+  if (made.ok()) {
+    auto model = Adopt(std::move(*made));
+    spdlog::info("model {}: registered, {} tensors, {} of {} chunks, {} per half in {}", name,
+                 model->layout().size(), model->owned().size(), model->chunks().size(),
+                 HumanBytes(model->owned_bytes()), dir.string());
+    return model;
+  }
+  if (!replaces) return made.status();
+  auto old = Model::Recover(name, dir, model_options_, pool_);
+  if (!old.ok()) {
+    return Annotate(made.status(),
+                    fmt::format("model \"{}\" was dropped to make place, and nothing "
+                                "is registered under that name now",
+                                name));
+  }
+  Adopt(std::move(*old));
+  return Annotate(made.status(), fmt::format("model \"{}\" stays as it was", name));
 }
 
 StatusOr<std::shared_ptr<Model>> Agent::Find(const std::string& name) const {
   std::lock_guard lock(mu_);
   const auto it = models_.find(name);
-  if (it != models_.end()) return it->second;
+  if (it != models_.end()) return it->second.model;
   std::string known;
-  for (const auto& [other, model] : models_) known += (known.empty() ? "" : ", ") + other;
+  for (const auto& [other, entry] : models_) known += (known.empty() ? "" : ", ") + other;
   return Errorf(StatusCode::kNotFound,
                 "no model \"{}\" is registered with this sender (it has: {})", name,
                 known.empty() ? "none yet" : known);
@@ -170,181 +301,8 @@ StatusOr<std::shared_ptr<Model>> Agent::Find(const std::string& name) const {
 std::vector<std::shared_ptr<Model>> Agent::Models() const {
   std::lock_guard lock(mu_);
   std::vector<std::shared_ptr<Model>> all;
-  for (const auto& [name, model] : models_) all.push_back(model);
+  for (const auto& [name, entry] : models_) all.push_back(entry.model);
   return all;
-}
-
-// Receivers -----------------------------------------------------------------------------------
-
-uint64_t Agent::Attach(const std::string& model, const std::string& id, const std::string& peer) {
-  std::lock_guard lock(mu_);
-  for (auto it = attached_.begin(); it != attached_.end();) {
-    const bool same = it->second.model == model && it->second.id == id;
-    it = same ? attached_.erase(it) : std::next(it);
-  }
-  const uint64_t token = next_token_++;
-  Attached& a = attached_[token];
-  a.model = model;
-  a.id = id;
-  a.peer = peer;
-  a.since = std::chrono::steady_clock::now();
-  cv_.notify_all();
-  return token;
-}
-
-void Agent::Detach(uint64_t token) {
-  std::lock_guard lock(mu_);
-  attached_.erase(token);
-  cv_.notify_all();
-}
-
-void Agent::Report(uint64_t token, const ReceiverReport& report) {
-  std::lock_guard lock(mu_);
-  const auto it = attached_.find(token);
-  if (it == attached_.end()) return;
-  it->second.report = report;
-  ++it->second.report_serial;
-  if (report.sync_request != 0) it->second.answers[report.sync_request] = report;
-  // Whoever asked may have gone; what nobody takes must not pile up.
-  if (it->second.answers.size() > kMaxAnswers) it->second.answers.erase(it->second.answers.begin());
-  cv_.notify_all();
-}
-
-std::optional<SenderEvent> Agent::NextEvent(uint64_t token, const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  while (true) {
-    const auto it = attached_.find(token);
-    if (stopping_ || it == attached_.end()) return std::nullopt;
-    Attached& a = it->second;
-    const auto model = models_.find(a.model);
-    if (model != models_.end()) {
-      const auto state = model->second->published();
-      const auto side = model->second->side_files();
-      SenderEvent event;
-      if (state != nullptr) event.newest = state->info;
-      event.side_files_hash = side->hash;
-      const uint64_t serial = state == nullptr ? 0 : state->serial;
-      if (!a.requests.empty()) {
-        event.sync_request = a.requests.front().sync_request;
-        event.force_full = a.requests.front().force_full;
-        a.requests.erase(a.requests.begin());
-      }
-      if (event.sync_request != 0 || a.first || serial != a.seen_serial) {
-        a.first = false;
-        a.seen_serial = serial;
-        return event;
-      }
-    }
-    if (gone()) return std::nullopt;
-    cv_.wait_for(lock, kSlice);
-  }
-}
-
-std::vector<ReceiverView> Agent::Receivers(const std::string& model) const {
-  std::lock_guard lock(mu_);
-  std::vector<ReceiverView> all;
-  for (const auto& [token, a] : attached_) {
-    if (!model.empty() && a.model != model) continue;
-    all.push_back({a.id, a.model, a.peer, SecondsSince(a.since), a.report});
-  }
-  return all;
-}
-
-std::vector<uint64_t> Agent::AskToSync(const std::string& model, std::vector<std::string>& ids,
-                                       bool force_full, uint64_t request) {
-  std::vector<uint64_t> asked;
-  for (auto& [token, a] : attached_) {
-    if (a.model != model) continue;
-    const auto named = std::find(ids.begin(), ids.end(), a.id);
-    if (!ids.empty() && named == ids.end()) continue;
-    SenderEvent event;
-    event.sync_request = request;
-    event.force_full = force_full;
-    a.requests.push_back(event);
-    asked.push_back(token);
-  }
-  cv_.notify_all();
-  return asked;
-}
-
-Status Agent::TriggerSync(const std::string& name, std::vector<std::string> ids, bool force_full,
-                          const std::function<bool(const Progress&)>& progress,
-                          const std::function<bool()>& gone) {
-  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(name));
-  const auto state = model->published();
-  if (state == nullptr) {
-    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", name);
-  }
-  std::unique_lock lock(mu_);
-  for (const std::string& id : ids) {
-    const bool there = std::any_of(attached_.begin(), attached_.end(), [&](const auto& entry) {
-      return entry.second.model == name && entry.second.id == id;
-    });
-    if (!there) {
-      return Errorf(StatusCode::kNotFound, "model \"{}\": receiver \"{}\" is not attached", name,
-                    id);
-    }
-  }
-  const uint64_t request = next_request_++;
-  const std::vector<uint64_t> asked = AskToSync(name, ids, force_full, request);
-  if (asked.empty()) {
-    return Errorf(StatusCode::kNotFound, "model \"{}\": no receiver is attached", name);
-  }
-  std::map<uint64_t, uint64_t> seen;
-  std::map<uint64_t, std::string> names;
-  for (const uint64_t token : asked) names[token] = attached_.at(token).id;
-  while (!names.empty()) {
-    std::vector<Progress> news;
-    for (auto it = names.begin(); it != names.end();) {
-      const uint64_t token = it->first;
-      const auto a = attached_.find(token);
-      Progress p{it->second, "failed", state->info.id, {}};
-      bool ended = false;
-      if (a == attached_.end()) {
-        p.report.message = "the receiver has gone";
-        ended = true;
-      } else if (const auto answer = a->second.answers.find(request);
-                 answer != a->second.answers.end()) {
-        p.report = std::move(answer->second);
-        p.phase = p.report.phase;
-        a->second.answers.erase(answer);
-        ended = true;
-      } else if (seen[token] != a->second.report_serial) {
-        seen[token] = a->second.report_serial;
-        p.report = a->second.report;
-        const bool busy = p.report.phase == "pulling" || p.report.phase == "applying";
-        p.phase = busy ? p.report.phase : "asked";
-      } else {
-        ++it;
-        continue;
-      }
-      news.push_back(std::move(p));
-      it = ended ? names.erase(it) : std::next(it);
-    }
-    lock.unlock();
-    for (const Progress& p : news) {
-      if (!progress(p)) return absl::CancelledError("the caller has gone");
-    }
-    if (gone()) return absl::CancelledError("the caller has gone");
-    lock.lock();
-    if (stopping_) return absl::UnavailableError("the sender is stopping");
-    if (news.empty()) cv_.wait_for(lock, kSlice);
-  }
-  return absl::OkStatus();
-}
-
-std::shared_ptr<const Published> Agent::WaitChange(const std::string& name, uint64_t seen_serial,
-                                                   const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  while (!stopping_) {
-    if (const auto it = models_.find(name); it != models_.end()) {
-      auto state = it->second->published();
-      if (state != nullptr && state->serial != seen_serial) return state;
-    }
-    if (gone()) return nullptr;
-    cv_.wait_for(lock, kSlice);
-  }
-  return nullptr;
 }
 
 }  // namespace deltawire::sender

@@ -1,82 +1,64 @@
 // The sender agent: the models of this node, the pulls that run, the receivers that are attached.
-// Owner: main. Threads: every method from any thread (gRPC's, bulk streams'). Structs in and out:
-// no gRPC type here; sender/service.cc translates. Errors name the model.
+// Owner: main. Threads: every method from any thread (gRPC's, bulk streams'); one of its own ends
+// pulls whose time is over. Its lock is held while no model, pull or other lock is asked for.
+// Structs in and out: no gRPC type here; sender/service.cc translates. Errors name the model.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "common/base/sync.h"
 #include "common/config/options.h"
 #include "common/net/pull_server.h"
+#include "sender/attachments.h"
 #include "sender/model.h"
 #include "sender/pull_session.h"
 
 namespace deltawire::sender {
 
-/// What a receiver last said of itself.
-struct ReceiverReport {
-  StateId committed;
-  std::string phase;
-  uint64_t bytes_done = 0;
-  uint64_t bytes_total = 0;
-  std::string message;
-  uint64_t sync_request = 0;  ///< that this report answers; 0: none
-  /// Of the last pull: chunks, bytes, seconds; opaque to the agent, shown in status.
-  struct {
-    uint64_t chunks_full = 0, chunks_delta = 0, chunks_unchanged = 0, payload_bytes = 0;
-    double seconds = 0, transfer_seconds = 0, apply_seconds = 0;
-    uint64_t repaired_chunks = 0;
-    uint64_t chunks_tight = 0, chunks_dense = 0, refused_chunks = 0, history_chunks = 0;
-  } last_pull;
-};
-
-struct ReceiverView {
-  std::string id;
-  std::string model;
-  std::string peer;
-  double attached_seconds = 0;
-  ReceiverReport report;
-};
-
-/// What goes down to a receiver.
-struct SenderEvent {
-  VersionInfo newest;
-  uint64_t side_files_hash = 0;
-  uint64_t sync_request = 0;
-  bool force_full = false;
-};
-
 /// A receiver's wish to pull.
 struct PullRequest {
   std::string model;
   std::string receiver_id;
+  std::string peer;         ///< the address that it asks from
   std::string fingerprint;  ///< of its layout
   uint32_t streams = 0;
   CoderSpeeds decode;       ///< of the receiver, all threads; 0: not said
   uint64_t owned_hash = 0;  ///< of the part that it takes this agent for; 0: the whole
-  StateId at;               ///< where the pull shall end; epoch 0: at the newest
+  /// Where the pull shall end; epoch 0: at the newest. Root and attempt 0, lineage 0: not said.
+  Identity at;
+  std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
 };
 struct PullTicket {
   wire::Ticket ticket{};
   uint32_t history = 0;  ///< deltas that the receiver should keep
+  VersionInfo newest;
+};
+
+struct AgentLimits {
+  AttachmentLimits attachments;
+  std::chrono::milliseconds ticket_life{30000};
+  size_t pulls = 4096;         ///< tickets and pulls in all
+  size_t pulls_per_peer = 16;  ///< of one connection
+  /// A model that is replaced is let go by those who still use it within so long.
+  std::chrono::milliseconds letting_go{10000};
 };
 
 class Agent : public net::PullSource {
  public:
-  Agent(const SenderOptions& options, ThreadPool& pool);
+  Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits = {});
   ~Agent() override;
 
   /// Takes up every model that an earlier process left below data_dir.
   Status RecoverModels();
 
-  /// `owned`: the chunks that this agent publishes; empty: all.
+  /// `owned`: the chunks that this agent publishes; empty: all. With `replace`, a model of another
+  /// layout or part makes way: its pulls are cut first. When the new one cannot be made, the old
+  /// one stays if its files still do; the error says which.
   StatusOr<std::shared_ptr<Model>> Register(const std::string& name, std::vector<TensorMeta> meta,
                                             const std::vector<ChunkRange>& owned,
                                             std::vector<SideFile> side_files, bool replace,
@@ -92,74 +74,87 @@ class Agent : public net::PullSource {
     uint32_t active = 0;
     uint64_t bytes_sent = 0;
     uint64_t cut = 0;
+    uint64_t refused = 0;
     CodecCounts sent;
   };
   PullCounts Pulls(const std::string& model) const;
   const CoderRates& coder_rates() const { return coder_rates_; }
 
-  // Attached receivers. Attach returns a token; NextEvent blocks until there is one, the token was
-  // replaced by a newer Attach of the same receiver, or `gone`.
-  uint64_t Attach(const std::string& model, const std::string& id, const std::string& peer);
-  void Detach(uint64_t token);
-  void Report(uint64_t token, const ReceiverReport& report);
-  std::optional<SenderEvent> NextEvent(uint64_t token, const std::function<bool()>& gone);
-  std::vector<ReceiverView> Receivers(const std::string& model) const;
+  Attachments& attachments() { return attachments_; }
+  const Attachments& attachments() const { return attachments_; }
 
-  /// Asks receivers (all attached when `ids` is empty) to sync; `progress` is called with each
-  /// change until every one has committed, failed or gone. kNotFound when none is attached.
-  struct Progress {
-    std::string receiver_id;
-    std::string phase;
-    StateId target;
-    ReceiverReport report;
-  };
-  Status TriggerSync(const std::string& model, std::vector<std::string> ids, bool force_full,
-                     const std::function<bool(const Progress&)>& progress,
-                     const std::function<bool()>& gone);
-
-  /// Blocks until the model has a state other than `seen_serial`; null when stopping or gone.
-  std::shared_ptr<const Published> WaitChange(const std::string& model, uint64_t seen_serial,
-                                              const std::function<bool()>& gone);
-
+  /// Ends every wait and every pull; nothing is published any more. Does not wait for streams.
   void Stop();
   const SenderOptions& options() const { return options_; }
 
  private:
-  struct Attached {
-    std::string model, id, peer;
-    std::chrono::steady_clock::time_point since;
-    ReceiverReport report;
-    uint64_t report_serial = 0;
-    uint64_t seen_serial = 0;  // of the last version event sent down
-    bool first = true;
-    std::vector<SenderEvent> requests;
-    std::map<uint64_t, ReceiverReport> answers;  // by sync request, until TriggerSync takes them
+  /// Tells when a model has gone, and with it the lock of its directory.
+  struct Leaving {
+    Mutex mu;
+    CondVar cv;
+    bool gone = false;
   };
+  /// What the agent's own thread has to do. Outlives the agent with the last model: the last
+  /// reference may go on the model's own publisher thread, which could not wait for itself.
+  struct Chores {
+    Mutex mu;
+    CondVar cv;
+    bool stopping = false;
+    bool closed = false;  // the thread has ended
+    bool opened = false;  // a pull
+    std::vector<std::pair<std::shared_ptr<Model>, std::shared_ptr<Leaving>>> models;
+  };
+  struct Entry {
+    std::shared_ptr<Model> model;
+    std::shared_ptr<Leaving> leaving;
+  };
+  using Sessions = std::vector<std::shared_ptr<PullSession>>;
 
-  void Adopt(const std::shared_ptr<Model>& model);
+  std::shared_ptr<Model> Adopt(std::shared_ptr<Model> model);
+  void Changed(const Model& model);  ///< after a publish
+  static VersionInfo InfoOf(const Model& model, const Published* state);
+  /// The model if it is the one wanted already; null: make it. REQUIRES: the turn of `name`.
+  StatusOr<std::shared_ptr<Model>> Registered(const std::string& name, const Layout& layout,
+                                              const Coverage& part, bool replace) const;
+  /// Takes the model out of use and waits until nobody has it any more.
+  Status LetGo(const std::string& name);
+  StatusOr<std::shared_ptr<Model>> Make(const std::string& name, Layout layout, Coverage part,
+                                        std::vector<SideFile> side_files, bool replaces);
+
+  Status CheckRequest(const PullRequest& request, const Model& model) const;
+  StatusOr<std::shared_ptr<const Published>> Pinned(const PullRequest& request, Model& model) const;
+  StatusOr<PullTicket> Grant(const PullRequest& request);
+  /// Adds the session, if it may be; what it takes the place of comes back.
+  StatusOr<Sessions> Enter(const PullRequest& request, const wire::Ticket& ticket,
+                           const std::shared_ptr<PullSession>& session);
+  Sessions PullsOf(const Model& model) const;
+  void Refused(const std::string& model);
   PullCoding CodingFor(const PullRequest& request);
   static uint32_t HistoryWanted(const PullCoding& coding, const Published& now);
   void CutReaders(const Model* model, uint32_t half);
-  void Sweep();
-  std::vector<uint64_t> AskToSync(const std::string& model, std::vector<std::string>& ids,
-                                  bool force_full, uint64_t request);
+  void DoChores();
+  static void Bury(std::shared_ptr<Model> model, Leaving& leaving);
+  /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
+  bool Sweep();
 
   const SenderOptions options_;
   const ModelOptions model_options_;
+  const AgentLimits limits_;
   ThreadPool& pool_;
   CoderRates coder_rates_;
+  Attachments attachments_;
 
-  std::mutex register_mu_;  // taken before mu_
-  mutable std::mutex mu_;
-  std::condition_variable cv_;
+  mutable Mutex mu_;
+  CondVar cv_;  // a name's turn is over, or stopping
   bool stopping_ = false;
-  std::map<std::string, std::shared_ptr<Model>> models_;
+  std::map<std::string, Entry> models_;
+  std::map<std::string, std::shared_ptr<Leaving>> leaving_;
+  std::set<std::string> registering_;
   std::map<wire::Ticket, std::shared_ptr<PullSession>> pulls_;
   std::map<std::string, PullCounts> finished_pulls_;
   std::map<std::string, std::shared_ptr<LinkEstimate>> links_;  // by receiver
-  std::map<uint64_t, Attached> attached_;
-  uint64_t next_token_ = 1;
-  uint64_t next_request_ = 1;
+  const std::shared_ptr<Chores> chores_ = std::make_shared<Chores>();
+  Thread thread_;
 };
 
 }  // namespace deltawire::sender

@@ -5,10 +5,13 @@
 #include <algorithm>
 #include <thread>
 
+#include "common/base/sync.h"
 #include "sender/agent.h"
 
 namespace deltawire::sender {
 namespace {
+
+constexpr size_t kMaxSuspects = 65'536;
 
 StatusOr<wire::Ticket> RandomTicket() {
   wire::Ticket ticket;
@@ -59,53 +62,113 @@ uint32_t Agent::HistoryWanted(const PullCoding& coding, const Published& now) {
 }
 
 StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
-  const auto& [name, receiver_id, fingerprint, streams, decode, owned_hash, at] = request;
-  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(name));
-  if (streams == 0 || streams > wire::kMaxStreams) {
-    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} streams; use 1 to {}", name,
-                  streams, wire::kMaxStreams);
+  auto ticket = Grant(request);
+  if (!ticket.ok()) Refused(request.model);
+  return ticket;
+}
+
+Status Agent::CheckRequest(const PullRequest& r, const Model& model) const {
+  if (r.streams == 0 || r.streams > wire::kMaxStreams) {
+    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} streams; use 1 to {}", r.model,
+                  r.streams, wire::kMaxStreams);
   }
-  // Links are remembered by this name.
-  if (constexpr size_t kMaxReceiverId = 128; receiver_id.size() > kMaxReceiverId) {
-    return Errorf(StatusCode::kInvalidArgument, "a receiver id of {} bytes; use at most {}",
-                  receiver_id.size(), kMaxReceiverId);
-  }
-  if (fingerprint != model->layout().fingerprint().Hex()) {
+  DW_RETURN_IF_ERROR(CheckReceiverId(r.receiver_id));
+  if (r.fingerprint != model.layout().fingerprint().Hex()) {
     return Errorf(
         StatusCode::kFailedPrecondition,
-        "model \"{}\": receiver {} has layout {}, the sender {}; describe the model again", name,
-        receiver_id, fingerprint, model->layout().fingerprint().Hex());
+        "model \"{}\": receiver {} has layout {}, the sender {}; describe the model again", r.model,
+        r.receiver_id, r.fingerprint, model.layout().fingerprint().Hex());
   }
-  const auto published = model->published();
-  if (published == nullptr) {
-    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", name);
-  }
-  if (owned_hash != model->owned().hash() && (owned_hash != 0 || !model->owned().all())) {
+  if (r.owned_hash != model.owned().hash() && (r.owned_hash != 0 || !model.owned().all())) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "model \"{}\": this agent has chunks {} of {}, and receiver {} expects others; "
                   "describe the model again (a receiver needs --sender for every agent)",
-                  name, ToString(model->owned().ranges()), model->chunks().size(), receiver_id);
+                  r.model, ToString(model.owned().ranges()), model.chunks().size(), r.receiver_id);
   }
-  std::shared_ptr<const Published> pinned;
-  if (at.epoch != 0) {
-    DW_ASSIGN_OR_RETURN(pinned, model->At(at));
+  if (r.suspects.size() > kMaxSuspects) {
+    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} suspects; name at most {} a pull",
+                  r.model, r.suspects.size(), kMaxSuspects);
   }
-  DW_ASSIGN_OR_RETURN(wire::Ticket ticket, RandomTicket());
-  const PullCoding coding = CodingFor(request);
-  auto session = std::make_shared<PullSession>(model, receiver_id, static_cast<uint16_t>(streams),
-                                               coding, std::move(pinned));
-  std::vector<std::shared_ptr<PullSession>> replaced;
+  return absl::OkStatus();
+}
+
+StatusOr<std::shared_ptr<const Published>> Agent::Pinned(const PullRequest& r, Model& model) const {
+  if (r.at.empty()) return std::shared_ptr<const Published>();
+  return model.At(r.at);
+}
+
+StatusOr<PullTicket> Agent::Grant(const PullRequest& request) {
+  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(request.model));
+  DW_RETURN_IF_ERROR(CheckRequest(request, *model));
+  const auto newest = model->published();
+  if (newest == nullptr) {
+    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
+                  request.model);
+  }
+  PullTerms terms{.receiver_id = request.receiver_id,
+                  .peer = request.peer,
+                  .streams = static_cast<uint16_t>(request.streams),
+                  .coding = CodingFor(request),
+                  .suspects = request.suspects,
+                  .late_after = options_.grace / 4,
+                  .ticket_life = limits_.ticket_life};
+  DW_ASSIGN_OR_RETURN(terms.pinned, Pinned(request, *model));
+  DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
+  const uint32_t history = HistoryWanted(terms.coding, *newest);
+  auto session = std::make_shared<PullSession>(model, std::move(terms));
+  DW_ASSIGN_OR_RETURN(const Sessions replaced, Enter(request, ticket, session));
+  for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
+  // What was published between At and here is not known to it yet.
+  if (const auto now = model->published(); now != nullptr) session->Overtaken(*now);
+  return PullTicket{ticket, history, InfoOf(*model, newest.get())};
+}
+
+StatusOr<Agent::Sessions> Agent::Enter(const PullRequest& request, const wire::Ticket& ticket,
+                                       const std::shared_ptr<PullSession>& session) {
+  bool attached = false;
+  DW_RETURN_IF_ERROR(
+      attachments_.MayUse(request.model, request.receiver_id, request.peer, &attached));
+  Sweep();
+  // A receiver has one pull at a time; an older one is left over from a broken connection. Another
+  // peer's is not ours to end while it moves.
+  Sessions same;
+  for (auto& other : PullsOf(*session->model())) {
+    if (other->receiver_id() == request.receiver_id) same.push_back(std::move(other));
+  }
+  const auto now = SteadyClock::now();
+  for (const auto& other : same) {
+    if (attached || other->peer() == request.peer || other->Finished(now)) continue;
+    if (now - other->last_heard() > limits_.attachments.silence) continue;
+    return Errorf(StatusCode::kAlreadyExists,
+                  "model \"{}\": receiver \"{}\" pulls already, from {}; give each receiver a "
+                  "--receiver-id of its own",
+                  request.model, request.receiver_id, other->peer());
+  }
   {
     std::lock_guard lock(mu_);
-    Sweep();
-    // A receiver has one pull at a time; an older one is left over from a broken connection.
-    for (auto& [other_ticket, other] : pulls_) {
-      if (other->model() == model && other->receiver_id() == receiver_id) replaced.push_back(other);
+    if (stopping_) return absl::UnavailableError("the sender is stopping");
+    const auto entry = models_.find(request.model);
+    if (entry == models_.end() || entry->second.model != session->model()) {
+      return Errorf(StatusCode::kAborted, "model \"{}\" was replaced; describe it again",
+                    request.model);
+    }
+    const auto of_peer =
+        static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& p) {
+          return p.second->peer() == request.peer;
+        }));
+    if (pulls_.size() >= limits_.pulls || of_peer >= limits_.pulls_per_peer) {
+      return Errorf(StatusCode::kResourceExhausted,
+                    "model \"{}\": {} pulls are open, {} of them of {} (limits: {}, {}); try again "
+                    "when some have ended",
+                    request.model, pulls_.size(), of_peer, request.peer, limits_.pulls,
+                    limits_.pulls_per_peer);
     }
     pulls_[ticket] = session;
   }
-  for (auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
-  return PullTicket{ticket, HistoryWanted(coding, *published)};
+  std::lock_guard lock(chores_->mu);
+  chores_->opened = true;
+  chores_->cv.notify_all();
+  return same;
 }
 
 StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello,
@@ -113,7 +176,6 @@ StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello
   std::shared_ptr<PullSession> session;
   {
     std::lock_guard lock(mu_);
-    Sweep();
     if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
   }
   if (session == nullptr) {
@@ -133,29 +195,48 @@ StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello
   return std::static_pointer_cast<net::PullSession>(session);
 }
 
-void Agent::Sweep() {
-  const auto now = std::chrono::steady_clock::now();
-  for (auto it = pulls_.begin(); it != pulls_.end();) {
-    if (it->second->Finished(now)) {
-      PullCounts& counts = finished_pulls_[it->second->model()->name()];
-      counts.bytes_sent += it->second->bytes_sent();
-      counts.sent += it->second->sent();
-      it = pulls_.erase(it);
-    } else {
-      ++it;
-    }
+Agent::Sessions Agent::PullsOf(const Model& model) const {
+  Sessions pulls;
+  std::lock_guard lock(mu_);
+  for (const auto& [ticket, pull] : pulls_) {
+    if (pull->model().get() == &model) pulls.push_back(pull);
   }
+  return pulls;
+}
+
+void Agent::Refused(const std::string& model) {
+  std::lock_guard lock(mu_);
+  if (models_.contains(model)) ++finished_pulls_[model].refused;
+}
+
+bool Agent::Sweep() {
+  const auto now = SteadyClock::now();
+  std::vector<std::pair<wire::Ticket, std::shared_ptr<PullSession>>> pulls;
+  {
+    std::lock_guard lock(mu_);
+    pulls.assign(pulls_.begin(), pulls_.end());
+  }
+  // Those that go on stay here, so that what is dropped at the end is dropped without the lock.
+  const auto ended = std::stable_partition(pulls.begin(), pulls.end(), [&](const auto& p) {
+    if (p.second->CutIfLate(now)) {
+      spdlog::warn(
+          "model {}: receiver {} at {}: a pull was granted, and not all of its streams came",
+          p.second->model()->name(), p.second->receiver_id(), p.second->peer());
+    }
+    return !p.second->Finished(now);
+  });
+  std::lock_guard lock(mu_);
+  for (auto it = ended; it != pulls.end(); ++it) {
+    if (pulls_.erase(it->first) == 0) continue;
+    PullCounts& counts = finished_pulls_[it->second->model()->name()];
+    counts.bytes_sent += it->second->bytes_sent();
+    counts.sent += it->second->sent();
+  }
+  return !pulls_.empty();
 }
 
 void Agent::CutReaders(const Model* model, uint32_t half) {
-  std::vector<std::shared_ptr<PullSession>> candidates;
-  {
-    std::lock_guard lock(mu_);
-    for (auto& [ticket, pull] : pulls_) {
-      if (pull->model().get() == model) candidates.push_back(pull);
-    }
-  }
-  for (auto& pull : candidates) {
+  for (const auto& pull : PullsOf(*model)) {
     if (!pull->CutIfReading(half)) continue;
     spdlog::warn("model {}: receiver {}: pull cut for the trainer's sake; it resumes by itself",
                  model->name(), pull->receiver_id());
@@ -165,12 +246,19 @@ void Agent::CutReaders(const Model* model, uint32_t half) {
 }
 
 Agent::PullCounts Agent::Pulls(const std::string& model) const {
-  std::lock_guard lock(mu_);
   PullCounts counts;
-  if (const auto it = finished_pulls_.find(model); it != finished_pulls_.end()) counts = it->second;
-  const auto now = std::chrono::steady_clock::now();
-  for (const auto& [ticket, pull] : pulls_) {
-    if (pull->model()->name() != model) continue;
+  Sessions pulls;
+  {
+    std::lock_guard lock(mu_);
+    if (const auto it = finished_pulls_.find(model); it != finished_pulls_.end()) {
+      counts = it->second;
+    }
+    for (const auto& [ticket, pull] : pulls_) {
+      if (pull->model()->name() == model) pulls.push_back(pull);
+    }
+  }
+  const auto now = SteadyClock::now();
+  for (const auto& pull : pulls) {
     counts.bytes_sent += pull->bytes_sent();
     counts.sent += pull->sent();
     if (!pull->Finished(now)) ++counts.active;

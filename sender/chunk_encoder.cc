@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "common/base/human.h"
+#include "common/base/of_this_thread.h"
+#include "common/base/sync.h"
 #include "common/delta/class_function.h"
 #include "common/delta/dense.h"
 
@@ -14,16 +16,13 @@ namespace {
 
 using kernels::Codec;
 using kernels::DecodeStatus;
-using Clock = std::chrono::steady_clock;
+using Clock = SteadyClock;
 
 struct Scratch {
   std::vector<std::byte> base, negated, fold, tight, out;
 };
 
-Scratch& ThisThread() {
-  thread_local Scratch scratch;
-  return scratch;
-}
+Scratch& ThisThread() { return OfThisThread<Scratch>(); }
 
 MutableBytes Sized(std::vector<std::byte>& memory, size_t bytes) {
   if (memory.size() < bytes) memory.resize(bytes);

@@ -9,11 +9,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/sync.h"
 #include "common/delta/delta.h"
 #include "kernels/kernels.h"
 
@@ -48,11 +48,11 @@ class EncodedCache {
 
  private:
   struct Slot {
-    std::mutex mu;
+    Mutex mu;
     Value value;
   };
   const uint64_t limit_;
-  mutable std::mutex mu_;
+  mutable Mutex mu_;
   std::map<Key, std::shared_ptr<Slot>> slots_;
   std::set<Key> made_;
   uint64_t bytes_ = 0;

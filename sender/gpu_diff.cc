@@ -50,6 +50,7 @@ std::unique_ptr<GpuDiff> GpuDiff::Create(const std::string& model, GpuUse use,
   kernels::GpuStatus status = kernels::FindGpu(options.device, &gpu);
   const std::vector<kernels::GpuChunk> ranges = ChunksOf(chunks);
   std::unique_ptr<kernels::GpuDiffer> differ;
+  if (status.ok()) status = kernels::GpuSelfTest(options.device);
   if (status.ok()) {
     for (const GpuMode mode : ModesOf(use)) {
       options.mode = mode;
@@ -85,7 +86,6 @@ void GpuDiff::Pin(std::span<const Bytes> halves) {
 
 bool GpuDiff::Diff(Bytes before, Bytes after, std::span<const uint32_t> which,
                    std::span<const uint64_t> digests_before, const kernels::GpuEncoded& encoded) {
-  std::lock_guard lock(mu_);
   const kernels::GpuStatus status = differ_->Diff(before, after, which, digests_before, encoded);
   if (status.ok()) {
     if (!which.empty()) ++publishes_;
@@ -94,6 +94,14 @@ bool GpuDiff::Diff(Bytes before, Bytes after, std::span<const uint32_t> which,
   ++failures_;
   spdlog::warn("model {}: this publish is diffed on the CPU: {}", model_, status.message);
   return false;
+}
+
+void GpuDiff::Distrust(const std::string& what) {
+  ++mismatches_;
+  spdlog::error(
+      "model {}: {}: the GPU's result is not the CPU's. This publish is diffed on the CPU from the "
+      "start, and so are all that follow (check the device; a restart tries it again)",
+      model_, what);
 }
 
 }  // namespace deltawire::sender

@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,11 +20,15 @@ namespace deltawire::sender {
 class GpuDiff {
  public:
   struct Counts {
-    uint64_t publishes = 0;  ///< diffed on the GPU to the end
-    uint64_t failures = 0;   ///< ended by a CUDA error, finished by the CPU
+    uint64_t publishes = 0;   ///< diffed on the GPU to the end
+    uint64_t failures = 0;    ///< ended by a CUDA error, finished by the CPU
+    uint64_t mismatches = 0;  ///< ended by a result that the CPU does not get; 0 or 1
   };
+  /// Every chunk's result is compared with the CPU's in one of so many publishes.
+  static constexpr uint32_t kCheckRounds = 16;
 
-  /// Null when `use` is kOff, or no GPU can be used, which is logged. kAuto holds the base on the
+  /// Null when `use` is kOff, or no GPU can be used (one that fails the self-test cannot), which is
+  /// logged. kAuto holds the base on the
   /// device if it has the memory. `key` and `halves` outlive it.
   static std::unique_ptr<GpuDiff> Create(const std::string& model, GpuUse use,
                                          const ChunkTable& chunks, const kernels::DigestKey& key,
@@ -35,7 +38,14 @@ class GpuDiff {
   bool Diff(Bytes before, Bytes after, std::span<const uint32_t> which,
             std::span<const uint64_t> digests_before, const kernels::GpuEncoded& encoded);
 
-  Counts counts() const { return {publishes_, failures_}; }
+  /// False once a result was wrong: then nothing more is to be diffed here.
+  bool trusted() const { return mismatches_ == 0; }
+  /// A result was wrong. `what` says where.
+  void Distrust(const std::string& what);
+  /// Which share of the chunks is to be compared in this publish; counts on.
+  uint32_t NextRound() { return round_++ % kCheckRounds; }
+
+  Counts counts() const { return {publishes_, failures_, mismatches_}; }
 
  private:
   GpuDiff(std::string model, std::unique_ptr<kernels::GpuDiffer> differ)
@@ -45,9 +55,10 @@ class GpuDiff {
   const std::string model_;
   std::vector<std::unique_ptr<kernels::GpuPin>> pins_;
   std::unique_ptr<kernels::GpuDiffer> differ_;
-  std::mutex mu_;
   std::atomic<uint64_t> publishes_{0};
   std::atomic<uint64_t> failures_{0};
+  std::atomic<uint64_t> mismatches_{0};
+  std::atomic<uint32_t> round_{0};
 };
 
 }  // namespace deltawire::sender

@@ -14,6 +14,8 @@ constexpr double kTellingSeconds = 0.1;
 constexpr double kRise = 1.1;
 // Beyond any link: without it, a rise after every pull would end at infinity.
 constexpr double kMost = 1e12;
+// What the two sockets of a stream may swallow at once.
+constexpr uint64_t kSocketBuffers = 12 << 20;
 
 }  // namespace
 
@@ -36,6 +38,16 @@ void LinkEstimate::Add(uint64_t bytes, double seconds, bool coders_bound) {
     // Of the logarithm: links differ by orders of magnitude, both ways.
     bytes_per_s_ *= std::pow(seen / bytes_per_s_, 0.5 * std::min(1.0, telling));
   }
+}
+
+void LinkEstimate::AddFrame(uint64_t bytes, bool late) {
+  std::lock_guard lock(mu_);
+  in_time_ = late ? 0 : in_time_ + bytes;
+}
+
+bool LinkEstimate::slow(uint32_t streams) const {
+  std::lock_guard lock(mu_);
+  return in_time_ < streams * kSocketBuffers;
 }
 
 }  // namespace deltawire::sender

@@ -1,10 +1,11 @@
 // How fast the way to one receiver is, from what its pulls took.
 // Owner: the Agent, one per receiver, for as long as it runs; pulls hold it by shared_ptr.
-// Threads: any. An average, not a promise: it only chooses a codec.
+// Threads: any. An average, not a promise: it chooses a codec, and whether frames are copied.
 #pragma once
 
 #include <cstdint>
-#include <mutex>
+
+#include "common/base/sync.h"
 
 namespace deltawire::sender {
 
@@ -18,9 +19,17 @@ class LinkEstimate {
   /// falls.
   void Add(uint64_t bytes, double seconds, bool coders_bound);
 
+  /// The socket took a whole chunk of `bytes`; `late`: not within the time that one may keep a half
+  /// from the trainer.
+  void AddFrame(uint64_t bytes, bool late);
+  /// A frame may keep its half for long: one was late, or too little has been sent since (or ever)
+  /// to tell a fast link from `streams` sockets' buffers.
+  bool slow(uint32_t streams) const;
+
  private:
-  mutable std::mutex mu_;
+  mutable Mutex mu_;
   double bytes_per_s_ = 0;
+  uint64_t in_time_ = 0;  // bytes since the last late frame
 };
 
 }  // namespace deltawire::sender

@@ -1,256 +1,243 @@
 #include "sender/model.h"
 
 #include <spdlog/spdlog.h>
+#include <sys/random.h>
 
-#include <fstream>
 #include <system_error>
 
 #include "common/base/human.h"
+#include "common/layout/model_dir.h"
+#include "common/layout/root.h"
 #include "sender/owned_file.h"
 
 namespace deltawire::sender {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kStateName = ".deltawire.state";
 constexpr const char* kOwnedName = ".deltawire.owned";
 constexpr const char* kSideDir = "side";
-// Of chunks that were coded for the way; a version's deltas are much smaller as a rule.
-constexpr uint64_t kEncodedCacheBytes = uint64_t{256} << 20;
 
-fs::path HalfPath(const fs::path& dir, int i) {
-  return dir / fmt::format("half-{}.safetensors", i);
+template <typename T>
+Status Draw(T& value, const std::string& model, const char* what) {
+  if (getrandom(&value, sizeof value, 0) == sizeof value) return absl::OkStatus();
+  return ErrnoError(fmt::format("getrandom for the {} of model \"{}\"", what, model));
 }
 
-BufferOptions HalfOptions(const ModelOptions& options, const Coverage& owned,
-                          const ChunkTable& chunks, ThreadPool& pool) {
-  BufferOptions buffer{.huge_pages = options.huge_pages, .populate = true, .pool = &pool};
-  if (!owned.all()) buffer.only = owned.ByteRanges(chunks);
-  return buffer;
-}
-
-uint64_t HashSideFiles(const std::vector<SideFile>& files) {
-  Xxh3Stream hash;
-  for (const SideFile& f : files) {
-    const uint64_t sizes[2] = {f.name.size(), f.content.size()};
-    hash.Update({reinterpret_cast<const std::byte*>(sizes), sizeof sizes});
-    hash.Update(AsBytes(f.name));
-    hash.Update(AsBytes(f.content));
-  }
-  return hash.Digest();
-}
-
-Status WriteSideFiles(const fs::path& dir, const std::vector<SideFile>& files) {
-  std::error_code ec;
-  fs::remove_all(dir, ec);
-  fs::create_directories(dir, ec);
-  if (ec) return Errorf(StatusCode::kInternal, "create {}: {}", dir.string(), ec.message());
-  for (const SideFile& f : files) {
-    std::ofstream out(dir / f.name, std::ios::binary);
-    out << f.content;
-    if (!out.flush()) return ErrnoError(fmt::format("write {}", (dir / f.name).string()));
-  }
-  return absl::OkStatus();
-}
-
-StatusOr<std::vector<SideFile>> ReadSideFiles(const fs::path& dir) {
-  std::vector<SideFile> files;
-  std::error_code ec;
-  for (const auto& entry : fs::directory_iterator(dir, ec)) {
-    std::ifstream in(entry.path(), std::ios::binary);
-    std::string content((std::istreambuf_iterator<char>(in)), {});
-    if (in.bad()) return ErrnoError(fmt::format("read {}", entry.path().string()));
-    files.push_back({entry.path().filename().string(), std::move(content)});
-  }
-  std::sort(files.begin(), files.end(),
-            [](const SideFile& a, const SideFile& b) { return a.name < b.name; });
-  return files;
-}
-
-Status CheckSideFiles(const std::vector<SideFile>& files) {
-  uint64_t total = 0;
-  for (const SideFile& f : files) {
-    if (!IsSideFileName(f.name)) {
-      return Errorf(StatusCode::kInvalidArgument,
-                    "side file \"{}\": the name must be a plain file name and no weight file",
-                    f.name);
-    }
-    total += f.content.size();
-    if (f.content.size() > kMaxSideFileBytes || total > kMaxSideFilesTotal) {
-      return Errorf(StatusCode::kInvalidArgument,
-                    "side file \"{}\" brings the side files to {}; the limit is {} each, {} in all",
-                    f.name, HumanBytes(total), HumanBytes(kMaxSideFileBytes),
-                    HumanBytes(kMaxSideFilesTotal));
-    }
-  }
-  return absl::OkStatus();
+/// Leases of different processes must not meet: the half of the range that is drawn keeps the
+/// counting within it.
+StatusOr<uint64_t> FirstLease(const std::string& model) {
+  uint64_t lease = 0;
+  DW_RETURN_IF_ERROR(Draw(lease, model, "leases"));
+  return lease >> 1;
 }
 
 }  // namespace
 
-Model::Model(std::string name, fs::path dir, Layout layout, ChunkTable chunks, Coverage owned,
-             DirLock lock, StateFile state, std::vector<BufferFile> halves,
-             const ModelOptions& options, ThreadPool& pool)
-    : name_(std::move(name)),
-      dir_(std::move(dir)),
-      layout_(std::move(layout)),
-      chunks_(std::move(chunks)),
-      owned_(std::move(owned)),
+Model::Model(Parts parts, uint64_t first_lease, ThreadPool& pool)
+    : name_(std::move(parts.name)),
+      dir_(std::move(parts.dir)),
+      options_(parts.options),
+      layout_ptr_(std::move(parts.layout)),
+      chunks_ptr_(std::move(parts.chunks)),
+      owned_ptr_(std::move(parts.owned)),
+      layout_(*layout_ptr_),
+      chunks_(*chunks_ptr_),
+      owned_(*owned_ptr_),
       owned_bytes_(owned_.bytes(chunks_)),
       key_(layout_.fingerprint().lo),
       backend_(kernels::Best()),
-      options_(options),
       pool_(pool),
-      dir_lock_(std::move(lock)),
-      state_(std::move(state)),
-      halves_(std::move(halves)),
-      side_files_(std::make_shared<SideFiles>()),
-      log_(options.delta_log_bytes) {
-  for (uint32_t c = 0; c < chunks_.size(); ++c) {
-    if (owned_.contains(c)) elements_ += chunks_[c].bytes / chunks_[c].width;
+      dir_lock_(std::move(*parts.lock)),
+      side_store_(dir_ / kSideDir),
+      halves_(std::move(parts.halves)),
+      store_(std::make_unique<VersionStore>(
+          VersionStore::Place{name_, &layout_, &chunks_, &backend_, &key_},
+          options_.delta_log_bytes)),
+      scrubber_(std::make_unique<Scrubber>(
+          Scrubber::Place{name_, &layout_, &chunks_, &owned_, &backend_, &key_}, *halves_)),
+      session_({name_, !owned_.all(), options_.offload_timeout}, layout_, chunks_, owned_,
+               first_lease),
+      next_side_files_(std::move(parts.next_side_files)) {
+  for (const ChunkRange& range : owned_.ranges()) {
+    for (uint32_t c = range.first; c < range.last; ++c) {
+      elements_ += chunks_[c].bytes / chunks_[c].width;
+    }
   }
-  const Bytes halves_data[] = {halves_[0].data(), halves_[1].data()};
-  if (owned_.all()) {
-    gpu_ = GpuDiff::Create(name_, options_.gpu, chunks_, key_, halves_data);
-  } else if (options_.gpu != GpuUse::kOff) {
-    // Pinning a half would fill its holes.
-    spdlog::warn("model {}: gpu = \"{}\", but this agent owns a part of it: diffs run on the CPU",
-                 name_, ToString(options_.gpu));
-  }
-  publisher_ = std::thread([this] { PublisherLoop(); });
+  gpu_ = MakeGpu();
 }
 
 Model::~Model() {
   Stop();
-  publisher_.join();
-  if (offload_.job != nullptr) offload_.job->Cancel();
+  if (publisher_.joinable()) publisher_.join();
+  if (job_ != nullptr) {
+    job_->Cancel();
+    job_->Join();
+  }
+}
+
+Halves::Place Model::PlaceOf(const Parts& parts, ThreadPool& pool) {
+  BufferOptions buffer{.huge_pages = parts.options.huge_pages, .populate = true, .pool = &pool};
+  if (!parts.owned->all()) buffer.only = parts.owned->ByteRanges(*parts.chunks);
+  return {parts.name,         parts.dir,         parts.layout.get(),
+          parts.chunks.get(), parts.owned.get(), std::move(buffer)};
 }
 
 StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, Layout layout,
                                                Coverage owned, std::vector<SideFile> side_files,
                                                const ModelOptions& options, ThreadPool& pool) {
-  DW_RETURN_IF_ERROR(CheckSideFiles(side_files));
+  Parts parts{std::move(name), std::move(dir), options, {}, {}, {}, {}, {}, {}};
+  DW_ASSIGN_OR_RETURN(parts.next_side_files, MakeSideFileSet(std::move(side_files)));
   DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
-  DW_ASSIGN_OR_RETURN(DirLock lock, DirLock::Acquire(dir));
-  // Halves of another layout would only take memory from the new ones.
+  DW_ASSIGN_OR_RETURN(parts.lock, DirLock::Acquire(parts.dir, options.file_group));
+  parts.layout = std::make_unique<Layout>(std::move(layout));
+  parts.chunks = std::make_unique<ChunkTable>(std::move(chunks));
+  parts.owned = std::make_unique<Coverage>(std::move(owned));
+  // Before the state file, which makes the directory a model's.
   std::error_code ignored;
-  fs::remove(dir / kStateName, ignored);
-  for (int i = 0; i < 2; ++i) fs::remove(HalfPath(dir, i), ignored);
-
-  DW_RETURN_IF_ERROR(WriteOwnedFile(dir / kOwnedName, owned));
-  const BufferOptions buffer = HalfOptions(options, owned, chunks, pool);
-  std::vector<BufferFile> halves;
-  for (int i = 0; i < 2; ++i) {
-    auto half = BufferFile::Create(HalfPath(dir, i), layout, buffer);
-    if (!half.ok()) {
-      // A lone half is of no use and would keep the memory that the user is asked to free.
-      halves.clear();
-      fs::remove(HalfPath(dir, 0), ignored);
-      return Annotate(half.status(), fmt::format("model \"{}\", half {}", name, i));
-    }
-    halves.push_back(std::move(*half));
-  }
-  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Create(dir / kStateName,
-                                                         {.chunks = chunks.size(),
-                                                          .slots = 2,
-                                                          .fingerprint = layout.fingerprint(),
-                                                          .digest_seed = layout.fingerprint().lo}));
-  std::shared_ptr<Model> model(new Model(std::move(name), std::move(dir), std::move(layout),
-                                         std::move(chunks), std::move(owned), std::move(lock),
-                                         std::move(state), std::move(halves), options, pool));
-  DW_RETURN_IF_ERROR(model->SetSideFiles(std::move(side_files)));
+  fs::remove(parts.dir / Halves::kStateName, ignored);
+  DW_RETURN_IF_ERROR(WriteOwnedFile(parts.dir / kOwnedName, *parts.owned));
+  SideFileStore side(parts.dir / kSideDir);
+  DW_RETURN_IF_ERROR(side.Clear());
+  DW_RETURN_IF_ERROR(side.Keep(SideFileStore::Use::kNext, parts.next_side_files));
+  StateShape shape{.chunks = parts.chunks->size(),
+                   .slots = 2,
+                   .fingerprint = parts.layout->fingerprint(),
+                   .digest_seed = parts.layout->fingerprint().lo};
+  DW_RETURN_IF_ERROR(Draw(shape.lineage, parts.name, "lineage"));
+  DW_ASSIGN_OR_RETURN(const uint64_t first_lease, FirstLease(parts.name));
+  DW_ASSIGN_OR_RETURN(parts.halves, Halves::Create(PlaceOf(parts, pool), shape));
+  std::shared_ptr<Model> model(new Model(std::move(parts), first_lease, pool));
+  model->publisher_ = Thread([raw = model.get()] { raw->PublisherLoop(); });
   return model;
 }
 
 StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
                                                 const ModelOptions& options, ThreadPool& pool) {
   std::error_code ec;
-  if (!fs::exists(dir / kStateName, ec) || !fs::exists(HalfPath(dir, 0), ec)) {
+  if (!fs::exists(dir / Halves::kStateName, ec) || !fs::exists(Halves::PathOf(dir, 0), ec)) {
     return Errorf(StatusCode::kNotFound, "{} holds no sender's model", dir.string());
   }
-  DW_ASSIGN_OR_RETURN(DirLock lock, DirLock::Acquire(dir));
-  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Open(dir / kStateName));
-  DW_ASSIGN_OR_RETURN(ModelDir file, ModelDir::Open(HalfPath(dir, 0)));
-  Layout layout = file.layout();
-  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
+  Parts parts{std::move(name), std::move(dir), options, {}, {}, {}, {}, {}, {}};
+  DW_ASSIGN_OR_RETURN(parts.lock, DirLock::Acquire(parts.dir, options.file_group));
+  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Open(parts.dir / Halves::kStateName));
+  {
+    DW_ASSIGN_OR_RETURN(ModelDir file, ModelDir::Open(Halves::PathOf(parts.dir, 0)));
+    parts.layout = std::make_unique<Layout>(file.layout());
+  }
+  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(*parts.layout));
   if (state.shape().slots != 2 || state.shape().chunks != chunks.size() ||
-      !(state.shape().fingerprint == layout.fingerprint())) {
-    return Errorf(StatusCode::kDataLoss, "{}: the state file is of another layout", dir.string());
+      !(state.shape().fingerprint == parts.layout->fingerprint())) {
+    return Errorf(StatusCode::kDataLoss, "{}: the state file is of another layout",
+                  parts.dir.string());
   }
-  DW_ASSIGN_OR_RETURN(Coverage owned, ReadOwnedFile(dir / kOwnedName, chunks.size()));
-  const BufferOptions buffer = HalfOptions(options, owned, chunks, pool);
-  std::vector<BufferFile> halves;
-  for (int i = 0; i < 2; ++i) {
-    DW_ASSIGN_OR_RETURN(BufferFile half, BufferFile::Open(HalfPath(dir, i), layout, buffer));
-    halves.push_back(std::move(half));
-  }
-  DW_ASSIGN_OR_RETURN(std::vector<SideFile> side, ReadSideFiles(dir / kSideDir));
-  std::shared_ptr<Model> model(new Model(std::move(name), std::move(dir), std::move(layout),
-                                         std::move(chunks), std::move(owned), std::move(lock),
-                                         std::move(state), std::move(halves), options, pool));
-  const uint64_t hash = HashSideFiles(side);
-  model->side_files_ = std::make_shared<SideFiles>(SideFiles{std::move(side), hash});
-  // A crash between the two words of a publish leaves both halves whole: the newer one is it.
-  std::optional<uint32_t> whole;
-  for (uint32_t i = 0; i < 2; ++i) {
-    if (model->state_.phase(i) != SlotPhase::kWhole) continue;
-    if (!whole || model->state_.id(i) > model->state_.id(*whole)) whole = i;
-  }
-  if (whole) {
-    model->state_.set_active(*whole);
-    auto digests = std::make_shared<std::vector<uint64_t>>(model->chunks_.size());
-    for (uint32_t c = 0; c < model->chunks_.size(); ++c) {
-      (*digests)[c] = model->state_.chunk_digest(*whole, c);
-    }
-    VersionInfo info;
-    info.id = model->state_.id(*whole);
-    info.model_bytes = model->owned_bytes_;
-    info.elements = model->elements_;
-    std::lock_guard guard(model->mu_);
-    model->Install(info.id, *whole, info, std::move(digests), nullptr, {});
-  }
+  DW_ASSIGN_OR_RETURN(Coverage owned, ReadOwnedFile(parts.dir / kOwnedName, chunks.size()));
+  parts.chunks = std::make_unique<ChunkTable>(std::move(chunks));
+  parts.owned = std::make_unique<Coverage>(std::move(owned));
+  const SideFileStore side(parts.dir / kSideDir);
+  DW_ASSIGN_OR_RETURN(parts.next_side_files, side.Load(SideFileStore::Use::kNext));
+  DW_ASSIGN_OR_RETURN(const uint64_t first_lease, FirstLease(parts.name));
+  DW_ASSIGN_OR_RETURN(parts.halves, Halves::Open(PlaceOf(parts, pool), std::move(state)));
+  std::shared_ptr<Model> model(new Model(std::move(parts), first_lease, pool));
+  DW_RETURN_IF_ERROR(model->Restore());
+  model->publisher_ = Thread([raw = model.get()] { raw->PublisherLoop(); });
   return model;
 }
 
-std::shared_ptr<const Model::SideFiles> Model::side_files() const {
-  std::lock_guard lock(mu_);
-  return side_files_;
+StatusOr<std::shared_ptr<Published>> Model::RestoreHalf(uint32_t half) {
+  auto digests = std::make_shared<std::vector<uint64_t>>(halves_->Digests(half));
+  VersionInfo info;
+  info.identity = halves_->holds(half);
+  info.model_bytes = owned_bytes_;
+  info.elements = elements_;
+  if (const uint64_t root = RootOf(*digests, owned_); root != info.identity.root) {
+    return Errorf(StatusCode::kDataLoss,
+                  "{}: the state file's digests have root {:016x}, not that of {}; register the "
+                  "model anew",
+                  dir_.string(), root, DescribeFully(info.identity));
+  }
+  const auto use = half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
+  DW_ASSIGN_OR_RETURN(auto side_files, side_store_.Load(use));
+  info.side_files_hash = side_files->hash;
+  auto state = store_->Make(info, half);
+  state->digests = std::move(digests);
+  state->side_files = std::move(side_files);
+  return state;
 }
 
-Status Model::SetSideFiles(std::vector<SideFile> files) {
-  DW_RETURN_IF_ERROR(CheckSideFiles(files));
-  DW_RETURN_IF_ERROR(WriteSideFiles(dir_ / kSideDir, files));
-  std::sort(files.begin(), files.end(),
-            [](const SideFile& a, const SideFile& b) { return a.name < b.name; });
-  const uint64_t hash = HashSideFiles(files);
-  std::lock_guard lock(mu_);
-  side_files_ = std::make_shared<SideFiles>(SideFiles{std::move(files), hash});
+Status Model::Restore() {
+  const auto newest = halves_->Newest();
+  if (!newest) return absl::OkStatus();
+  halves_->Activate(*newest);
+  DW_ASSIGN_OR_RETURN(auto state, RestoreHalf(*newest));
+  store_->Install(std::move(state), nullptr);
+  if (halves_->holds(1 - *newest).empty()) return absl::OkStatus();
+  auto earlier = RestoreHalf(1 - *newest);
+  if (earlier.ok()) store_->KeepEarlier(std::move(*earlier));
   return absl::OkStatus();
 }
 
-std::shared_ptr<const Published> Model::published() const {
+std::shared_ptr<GpuDiff> Model::MakeGpu() const {
+  const Bytes data[] = {half(0), half(1)};
+  if (owned_.all()) return GpuDiff::Create(name_, options_.gpu, chunks_, key_, data);
+  if (options_.gpu != GpuUse::kOff) {
+    // Pinning a half would fill its holes.
+    spdlog::warn("model {}: gpu = \"{}\", but this agent owns a part of it: diffs run on the CPU",
+                 name_, ToString(options_.gpu));
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const SideFileSet> Model::side_files() const {
+  if (const auto newest = store_->newest()) return newest->side_files;
   std::lock_guard lock(mu_);
-  return published_;
+  return next_side_files_;
+}
+
+std::shared_ptr<const SideFileSet> Model::side_files(uint64_t hash) const {
+  if (auto kept = store_->side_files(hash)) return kept;
+  std::lock_guard lock(mu_);
+  return next_side_files_->hash == hash ? next_side_files_ : nullptr;
+}
+
+Status Model::KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const SideFileSet>& set) {
+  {
+    std::unique_lock lock(mu_);
+    cv_.wait(lock, [this] { return !side_files_busy_; });
+    side_files_busy_ = true;
+  }
+  const Status kept = side_store_.Keep(use, set);
+  std::lock_guard lock(mu_);
+  side_files_busy_ = false;
+  cv_.notify_all();
+  return kept;
+}
+
+Status Model::SetSideFiles(std::vector<SideFile> files) {
+  DW_ASSIGN_OR_RETURN(auto set, MakeSideFileSet(std::move(files)));
+  DW_RETURN_IF_ERROR(KeepSideFiles(SideFileStore::Use::kNext, set));
+  std::lock_guard lock(mu_);
+  next_side_files_ = std::move(set);
+  return absl::OkStatus();
 }
 
 LeasedState Model::Lease() {
-  std::lock_guard lock(mu_);
-  if (published_ == nullptr) return {};
-  return {published_, LeaseLocked(published_->half)};
+  // Between the two a publish may hand the half out, and then the next state is the newest.
+  while (true) {
+    auto state = store_->newest();
+    if (state == nullptr) return {};
+    auto lease = halves_->Lease(state->half, state->info.identity);
+    if (lease != nullptr) return {std::move(state), std::move(lease)};
+  }
 }
 
-std::shared_ptr<const void> Model::LeaseLocked(uint32_t half) {
-  ++readers_[half];
-  // The deleter keeps no owner: a pull holds the Model for longer than any of its leases.
-  return {this, [half](Model* self) {
-            std::lock_guard guard(self->mu_);
-            if (--self->readers_[half] == 0) self->cv_.notify_all();
-          }};
+void Model::Recheck(uint32_t chunk) {
+  const LeasedState leased = Lease();
+  if (leased.state != nullptr && owned_.contains(chunk)) scrubber_->Check(*leased.state, chunk);
 }
 
 uint64_t Model::offloading_version() const {
   std::lock_guard lock(mu_);
-  return phase_ == OffloadPhase::kIdle ? 0 : offload_.version;
+  return session_.version();
 }
 
 PublishTotals Model::totals() const {
@@ -258,37 +245,20 @@ PublishTotals Model::totals() const {
   return totals_;
 }
 
-uint64_t Model::log_bytes() const {
+GpuDiff::Counts Model::gpu_counts() const {
   std::lock_guard lock(mu_);
-  return log_.bytes();
+  return gpu_ == nullptr ? GpuDiff::Counts() : gpu_->counts();
 }
 
-void Model::Install(StateId id, uint32_t half, VersionInfo info,
-                    std::shared_ptr<const std::vector<uint64_t>> digests,
-                    std::shared_ptr<const std::vector<TensorChange>> tensors,
-                    const std::vector<uint32_t>& damaged) {
-  auto next = MakeState(id, half);
-  next->info = info;
-  next->info.id = id;
-  next->serial = next_serial_++;
-  next->digests = std::move(digests);
-  next->log = log_.View();
-  next->tensors = std::move(tensors);
-  for (const uint32_t c : damaged) next->damaged[c] = 1;
-  published_ = std::move(next);
-}
-
-std::shared_ptr<Published> Model::MakeState(StateId id, uint32_t half) const {
-  auto state = std::make_shared<Published>();
-  state->info.id = id;
-  state->half = half;
-  state->encoded = std::make_shared<EncodedCache>(kEncodedCacheBytes);
-  state->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks_.size());
-  state->full_xxh3 = std::make_unique<std::atomic<uint64_t>[]>(chunks_.size());
-  return state;
+uint64_t Model::damaged_chunks() const {
+  const auto now = published();
+  uint64_t n = 0;
+  for (uint32_t c = 0; now != nullptr && c < chunks_.size(); ++c) n += now->damaged[c];
+  return n;
 }
 
 void Model::Stop() {
+  halves_->Stop();
   std::lock_guard lock(mu_);
   stopping_ = true;
   cv_.notify_all();

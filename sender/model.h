@@ -1,56 +1,34 @@
-// One model on the trainer's node: two halves, the published state, the delta log, the offload.
-// Owner: the Agent, by shared_ptr; pulls hold one too. Owns the model's directory (DirLock).
+// One model on the trainer's node: its halves, the offload under way, what is published, the scrub;
+// this class composes them (offload_session.h, halves.h, version_store.h, scrubber.h) and has the
+// threads. Owner: the Agent, by shared_ptr; pulls hold one too. Owns the directory (DirLock).
 // Threads: every method from any thread. A publish runs on the model's own thread and the pool.
 // Errors name the model and the version. Cost: two halves, the delta log, 16 bytes per chunk.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
-#include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/base/sync.h"
 #include "common/base/thread_pool.h"
-#include "common/delta/delta_log.h"
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
-#include "common/layout/model_dir.h"
-#include "common/shm/buffer_file.h"
 #include "common/shm/dir_lock.h"
-#include "common/shm/state_file.h"
 #include "kernels/kernels.h"
-#include "sender/encoded_cache.h"
 #include "sender/gpu_diff.h"
+#include "sender/halves.h"
+#include "sender/offload_session.h"
 #include "sender/publish_job.h"
-#include "sender/version_info.h"
+#include "sender/scrubber.h"
+#include "sender/side_file_store.h"
+#include "sender/version_store.h"
 
 namespace deltawire::sender {
-
-/// A published state, immutable. Everything that a pull plans from.
-struct Published {
-  VersionInfo info;
-  uint64_t serial = 0;  ///< rises with every publish and rollback of this process
-  uint32_t half = 0;
-  std::shared_ptr<const std::vector<uint64_t>> digests;  ///< one per chunk
-  LogView log;
-  /// What this version changed, per tensor; null when nobody knows (after a restart).
-  std::shared_ptr<const std::vector<TensorChange>> tensors;
-  std::shared_ptr<EncodedCache> encoded;
-  /// Not 0: the half's chunk was found not to have its digest, and must not be sent.
-  std::unique_ptr<std::atomic<uint8_t>[]> damaged;
-  /// XXH3 of each chunk's bytes, computed when first sent whole; 0 = not yet.
-  std::unique_ptr<std::atomic<uint64_t>[]> full_xxh3;
-};
 
 /// The published state together with the promise that its half is not handed out to the trainer.
 struct LeasedState {
@@ -58,25 +36,12 @@ struct LeasedState {
   std::shared_ptr<const void> lease;
 };
 
-/// Life of an offload; each phase goes to the next, or back to kIdle when abandoned:
-///   kIdle -> kDraining -> kWriting -> kPublishing -> kIdle
-enum class OffloadPhase : uint8_t { kIdle, kDraining, kWriting, kPublishing };
-
 struct OffloadGrant {
   std::filesystem::path half_path;
   uint64_t data_offset = 0;
   double waited_seconds = 0;
   uint64_t lease = 0;
-};
-
-struct ReadyNotice {
-  uint64_t version = 0;
-  uint32_t rank = 0;
-  uint32_t world = 1;
-  uint64_t lease = 0;
-  bool wrote_all = false;
-  std::vector<uint32_t> written;
-  std::vector<uint32_t> unchanged;
+  uint64_t attempt = 0;
 };
 
 /// Sums over this process's publishes of one model.
@@ -87,26 +52,23 @@ struct PublishTotals {
   double publish_seconds = 0;
 };
 
-/// What comparing the published half with its digests has found so far.
-struct ScrubTotals {
-  uint64_t bytes = 0;
-  uint64_t mismatches = 0;
-  uint64_t repaired = 0;  ///< of those, rebuilt from the other half
-};
-
 struct ModelOptions {
   uint64_t delta_log_bytes = uint64_t{2} << 30;
   uint64_t scrub_bytes_per_s = 0;
   std::chrono::milliseconds grace{250};
   std::chrono::milliseconds offload_timeout{0};  ///< 0: none
   bool huge_pages = true;
+  std::string file_group;  ///< may read the files; empty: only their owner
   bool eager_diff = true;
   GpuUse gpu = GpuUse::kOff;
 };
 
 class Model {
  public:
-  /// Makes `dir` and both halves for a new model.
+  /// Says that whoever called has gone.
+  using Gone = std::function<bool()>;
+
+  /// Makes `dir` and both halves for a new model, and draws its lineage.
   /// `owned`, of the layout's chunks: what this agent publishes; only that takes memory.
   static StatusOr<std::shared_ptr<Model>> Create(std::string name, std::filesystem::path dir,
                                                  Layout layout, Coverage owned,
@@ -126,46 +88,45 @@ class Model {
   uint64_t digest_seed() const { return key_.seed(); }
   const kernels::DigestKey& key() const { return key_; }
   const kernels::Backend& backend() const { return backend_; }
-  uint64_t data_offset() const { return halves_[0].data_offset(); }
+  uint64_t data_offset() const { return halves_->data_offset(); }
   const std::filesystem::path& directory() const { return dir_; }
 
-  struct SideFiles {
-    std::vector<SideFile> files;
-    uint64_t hash = 0;
-  };
-  std::shared_ptr<const SideFiles> side_files() const;
+  /// Those of the published version; before there is one, those that the first will have.
+  std::shared_ptr<const SideFileSet> side_files() const;
+  /// Of the published version or one that a pull may still end at; null when not kept.
+  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const;
+  /// They belong to the next version that is published.
   Status SetSideFiles(std::vector<SideFile> files);
 
   // Trainer.
-  StatusOr<OffloadGrant> BeginOffload(uint64_t version, uint32_t rank, uint32_t world);
-  /// kAborted unless that offload is under way and `rank` has begun it.
-  Status CheckAttendance(uint64_t lease, uint32_t rank) const;
+  StatusOr<OffloadGrant> BeginOffload(const OffloadRequest& request, const Gone& gone);
+  /// kAborted unless that offload is under way and `rank` has begun it. Then AwaitReady follows.
+  Status Attend(uint64_t lease, uint32_t rank);
   /// Blocks until `rank` is ready (OK) or the offload is over (kAborted). When `gone` says so
-  /// before, the offload is abandoned.
-  Status Attend(uint64_t lease, uint32_t rank, const std::function<bool()>& gone);
+  /// before, the offload is abandoned. REQUIRES: Attend was OK.
+  Status AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone);
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
-  /// `sole`: the rank alone writes them, so that they may be diffed though others still write.
-  Status MarkWritten(uint64_t lease, const std::vector<uint32_t>& tensors, uint32_t rank,
-                     bool sole);
+  Status MarkWritten(uint64_t lease, const WrittenNotice& notice);
   /// True when this was the last rank and the publish has begun.
   StatusOr<bool> NotifyReady(const ReadyNotice& notice);
-  /// Waits in slices; gives up with kCancelled when `gone` says so, and with the reason when the
-  /// offload of `lease` (0: the last of `version`) was abandoned.
-  StatusOr<VersionInfo> WaitPublished(uint64_t version, uint64_t lease,
-                                      const std::function<bool()>& gone);
+  /// Waits for the offload of `lease`, or with 0 for `version` or a newer one. kCancelled when
+  /// `gone` says so; the reason when that offload (0: the last of `version`) was abandoned.
+  StatusOr<VersionInfo> WaitPublished(uint64_t version, uint64_t lease, const Gone& gone);
   StatusOr<VersionInfo> Rollback(uint64_t version);
 
   // Pulls.
-  std::shared_ptr<const Published> published() const;  ///< null: nothing yet
+  std::shared_ptr<const Published> published() const { return store_->newest(); }  ///< or null
   /// Null state when nothing is published.
   LeasedState Lease();
-  Bytes half(uint32_t i) const { return halves_[i].data(); }
-  /// What was published as `id`, rebuilt from the delta log where it is not the newest: digests and
-  /// the deltas that lead to it; its `half` is only to be read under a LeaseHalf. kAborted when it
-  /// is not kept any more, or not published yet.
-  StatusOr<std::shared_ptr<const Published>> At(StateId id);
-  /// The promise that `half` keeps the bytes of `id`; null when it has others or is the trainer's.
-  std::shared_ptr<const void> LeaseHalf(uint32_t half, StateId id);
+  Bytes half(uint32_t i) const { return std::as_const(*halves_).data(i); }
+  /// VersionStore::At.
+  StatusOr<std::shared_ptr<const Published>> At(const Identity& id) { return store_->At(id); }
+  /// Halves::Lease.
+  std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) {
+    return halves_->Lease(half, id);
+  }
+  /// Compares one chunk of the newest state with its digest now, as the scrub would.
+  void Recheck(uint32_t chunk);
   /// Called when the trainer has waited out the grace: close what still reads `half`.
   void SetCutter(std::function<void(uint32_t half)> cut) { cut_ = std::move(cut); }
   /// Called after each publish, without locks.
@@ -173,110 +134,101 @@ class Model {
 
   uint64_t offloading_version() const;
   PublishTotals totals() const;
-  ScrubTotals scrub() const;
+  ScrubTotals scrub() const { return scrubber_->totals(); }
   uint64_t damaged_chunks() const;  ///< of the published version
-  uint64_t log_bytes() const;
-  GpuDiff::Counts gpu_counts() const {
-    return gpu_ == nullptr ? GpuDiff::Counts() : gpu_->counts();
-  }
-  uint64_t log_limit() const { return log_.limit(); }
+  uint64_t log_bytes() const { return store_->log_bytes(); }
+  uint64_t log_limit() const { return store_->log_limit(); }
+  GpuDiff::Counts gpu_counts() const;
 
   /// Wakes everything that waits; nothing is published any more.
   void Stop();
 
  private:
-  struct Offload {
-    uint64_t version = 0;
-    uint64_t lease = 0;
-    uint32_t world = 1;
-    std::set<uint32_t> begun;
-    std::set<uint32_t> ready;
-    std::vector<uint8_t> marks;  // per tensor: kWritten | kUnchanged
-    std::vector<uint32_t> sole;  // per tensor: 1 + the rank that alone writes it, or 0
-    double waited = 0;
-    std::chrono::steady_clock::time_point granted, deadline;
+  /// What Create and Recover put together.
+  struct Parts {
+    std::string name;
+    std::filesystem::path dir;
+    ModelOptions options;
+    std::optional<DirLock> lock;
+    std::unique_ptr<Layout> layout;
+    std::unique_ptr<ChunkTable> chunks;
+    std::unique_ptr<Coverage> owned;
+    std::unique_ptr<Halves> halves;
+    std::shared_ptr<const SideFileSet> next_side_files;
+  };
+  static Halves::Place PlaceOf(const Parts& parts, ThreadPool& pool);
+  Model(Parts parts, uint64_t first_lease, ThreadPool& pool);
+
+  /// Publishes what an earlier process has published, and the version before where it is whole.
+  Status Restore();
+  StatusOr<std::shared_ptr<Published>> RestoreHalf(uint32_t half);
+  uint32_t InactiveHalf() const;
+  std::shared_ptr<GpuDiff> MakeGpu() const;
+  /// Keeps the set on disk; one at a time, without mu_.
+  Status KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const SideFileSet>& set);
+
+  /// Drains and fences the half. Without mu_: it waits, and may make files.
+  Status PrepareHalf(uint32_t half, double* waited);
+  std::shared_ptr<PublishJob> MakeJob(uint32_t half) const;  // REQUIRES: mu_ held
+  StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone);
+  /// The session may have ended the offload: its early diffs end, and waiters look again.
+  void Settle();  // REQUIRES: mu_ held
+  void PublisherLoop();
+  struct ToPublish {
+    uint32_t half = 0;
+    StateId to;
+    uint64_t attempt = 0;
+    bool rollback = false;
+    double offload_seconds = 0;
+    double waited_seconds = 0;
+    std::vector<bool> unchanged;
+    std::shared_ptr<const SideFileSet> side_files;
     std::shared_ptr<PublishJob> job;
   };
-
-  Model(std::string name, std::filesystem::path dir, Layout layout, ChunkTable chunks,
-        Coverage owned, DirLock lock, StateFile state, std::vector<BufferFile> halves,
-        const ModelOptions& options, ThreadPool& pool);
-
-  static StatusOr<std::shared_ptr<Model>> Adopt(std::string name, std::filesystem::path dir,
-                                                DirLock lock, const ModelOptions& options,
-                                                ThreadPool& pool);
-  uint32_t InactiveHalf() const;
-  std::shared_ptr<Published> MakeState(StateId id, uint32_t half) const;
-  std::shared_ptr<Published> Rebuild(StateId id) const;  // REQUIRES: mu_ held
-  std::shared_ptr<const void> LeaseLocked(uint32_t half);
-  Status DrainInactive(std::unique_lock<std::mutex>& lock, double* waited);
-  void StartJob();
-  Status CheckComplete() const;
-  Status Mark(const ReadyNotice& notice);
-  void AbandonOffload(Status why);
-  /// Why an offload that is no longer under way ended; kAborted in general words when that is long
-  /// ago.
-  Status WhyOver(uint64_t lease) const;
-  std::string LateRanks() const;
-  bool Writing(uint64_t lease) const {
-    return phase_ == OffloadPhase::kWriting && offload_.lease == lease;
-  }
-  void PublisherLoop();
-  void PublishOffload(std::unique_lock<std::mutex>& lock);
-  void Publish(std::unique_lock<std::mutex>& lock, StateId to, bool rollback,
-               double offload_seconds, int64_t ready_nanos, const std::vector<bool>& unchanged);
-  void Install(StateId id, uint32_t half, VersionInfo info,
-               std::shared_ptr<const std::vector<uint64_t>> digests,
-               std::shared_ptr<const std::vector<TensorChange>> tensors,
-               const std::vector<uint32_t>& damaged);
-  /// Compares some chunks; returns the pause after which to go on. `lock` is dropped meanwhile.
-  std::chrono::nanoseconds ScrubSome(std::unique_lock<std::mutex>& lock);
-  void Damaged(uint32_t chunk, const LeasedState& leased);
-  bool RebuildChunk(uint32_t chunk, const LeasedState& leased);
-  /// An error when a chunk of the published half has lost its digest. REQUIRES: mu_ held.
-  Status CheckUndamaged(uint64_t version) const;
-  Status UndoInto(MutableBytes data, const LogView& log, size_t first,
-                  std::vector<uint64_t>& digests) const;
+  ToPublish NextPublish();  // REQUIRES: mu_ held
+  StatusOr<VersionInfo> Publish(const ToPublish& what);
+  void Log(const VersionInfo& info) const;
+  /// Fills the half with what `target` was.
+  Status Undo(uint32_t half, const Published& newest, const Identity& target);
+  /// An error when a chunk of the published half has lost its digest.
+  Status CheckUndamaged(const Published& newest, uint64_t version) const;
+  /// Compares some chunks; the pause after which to go on. Without mu_.
+  std::chrono::nanoseconds ScrubSome();
 
   const std::string name_;
   const std::filesystem::path dir_;
-  const Layout layout_;
-  const ChunkTable chunks_;
-  const Coverage owned_;
+  const ModelOptions options_;
+  const std::unique_ptr<const Layout> layout_ptr_;
+  const std::unique_ptr<const ChunkTable> chunks_ptr_;
+  const std::unique_ptr<const Coverage> owned_ptr_;
+  const Layout& layout_;
+  const ChunkTable& chunks_;
+  const Coverage& owned_;
   const uint64_t owned_bytes_;
+  uint64_t elements_ = 0;
   const kernels::DigestKey key_;
   const kernels::Backend& backend_;
-  const ModelOptions options_;
   ThreadPool& pool_;
   DirLock dir_lock_;
-  StateFile state_;
-  std::vector<BufferFile> halves_;
-  std::unique_ptr<GpuDiff> gpu_;  // null: the CPU diffs; goes before the halves that it pins
-  uint64_t elements_ = 0;
+  SideFileStore side_store_;
+  std::unique_ptr<Halves> halves_;
+  std::unique_ptr<VersionStore> store_;
+  std::unique_ptr<Scrubber> scrubber_;
   std::function<void(uint32_t)> cut_;
   std::function<void()> changed_;
 
-  mutable std::mutex mu_;
-  std::condition_variable cv_;
+  // Locks: mu_, then those of halves_, store_ and the job, which are leaves.
+  mutable Mutex mu_;
+  CondVar cv_;
   bool stopping_ = false;
-  std::shared_ptr<const SideFiles> side_files_;
-  std::shared_ptr<const Published> published_;
-  std::map<StateId, std::weak_ptr<const Published>> earlier_;  // that pulls were pinned to
-  DeltaLog log_;
+  OffloadSession session_;
+  std::shared_ptr<PublishJob> job_;  // of the session's lease, or of one that has ended
+  uint64_t job_lease_ = 0;
+  std::shared_ptr<GpuDiff> gpu_;  // null: the CPU diffs; goes before the halves that it pins
+  std::shared_ptr<const SideFileSet> next_side_files_;
+  bool side_files_busy_ = false;
   PublishTotals totals_;
-  ScrubTotals scrub_;
-  uint32_t scrub_next_ = 0;
-  uint64_t next_serial_ = 1;
-  uint64_t next_lease_ = 1;
-  uint32_t readers_[2] = {0, 0};
-  OffloadPhase phase_ = OffloadPhase::kIdle;
-  Offload offload_;
-  struct Failure {
-    uint64_t version = 0, lease = 0;
-    Status why;
-  };
-  std::deque<Failure> failures_;  // the newest at the back
-  std::thread publisher_;
+  Thread publisher_;
 };
 
 }  // namespace deltawire::sender

@@ -6,11 +6,17 @@ namespace {
 using metrics::Kind;
 using metrics::Sample;
 
+struct Seen {
+  Agent::PullCounts pulls;
+  size_t receivers = 0;
+  uint64_t silent = 0;
+};
+
 struct Row {
   const char* name;
   const char* help;
   Kind kind;
-  double (*value)(const Model& model, const Agent::PullCounts& pulls, size_t receivers);
+  double (*value)(const Model& model, const Seen& seen);
 };
 
 VersionInfo Newest(const Model& m) {
@@ -20,70 +26,69 @@ VersionInfo Newest(const Model& m) {
 
 constexpr Row kRows[] = {
     {"deltawire_sender_version", "Newest published version", Kind::kGauge,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
-       return static_cast<double>(Newest(m).id.version);
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(Newest(m).id().version);
      }},
     {"deltawire_sender_published_total", "Versions published by this process", Kind::kCounter,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+     [](const Model& m, const Seen&) -> double {
        return static_cast<double>(m.totals().published);
      }},
     {"deltawire_sender_delta_bytes_total", "Encoded bytes of all deltas", Kind::kCounter,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+     [](const Model& m, const Seen&) -> double {
        return static_cast<double>(m.totals().delta_bytes);
      }},
     {"deltawire_sender_trainer_wait_seconds_total", "Time that BeginOffload waited for its half",
      Kind::kCounter,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
-       return m.totals().trainer_wait_seconds;
-     }},
+     [](const Model& m, const Seen&) -> double { return m.totals().trainer_wait_seconds; }},
     {"deltawire_sender_publish_seconds_total", "Time from ready to published", Kind::kCounter,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
-       return m.totals().publish_seconds;
-     }},
+     [](const Model& m, const Seen&) -> double { return m.totals().publish_seconds; }},
     {"deltawire_sender_changed_elements", "Elements changed by the newest version", Kind::kGauge,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+     [](const Model& m, const Seen&) -> double {
        return static_cast<double>(Newest(m).changed_elements);
      }},
     {"deltawire_sender_gpu_publishes_total", "Versions diffed on the GPU", Kind::kCounter,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+     [](const Model& m, const Seen&) -> double {
        return static_cast<double>(m.gpu_counts().publishes);
      }},
     {"deltawire_sender_gpu_failures_total", "Versions that the CPU diffed after a CUDA error",
      Kind::kCounter,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+     [](const Model& m, const Seen&) -> double {
        return static_cast<double>(m.gpu_counts().failures);
      }},
-    {"deltawire_sender_log_bytes", "Delta log in use", Kind::kGauge,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
-       return static_cast<double>(m.log_bytes());
+    {"deltawire_sender_gpu_mismatches_total",
+     "Results of a GPU that were not the CPU's; after one the CPU diffs", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.gpu_counts().mismatches);
      }},
+    {"deltawire_sender_log_bytes", "Delta log in use", Kind::kGauge,
+     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.log_bytes()); }},
     {"deltawire_sender_bytes_sent_total", "Payload bytes of all pulls", Kind::kCounter,
-     [](const Model&, const Agent::PullCounts& p, size_t) -> double {
-       return static_cast<double>(p.bytes_sent);
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.pulls.bytes_sent);
      }},
     {"deltawire_sender_active_pulls", "Pulls that run", Kind::kGauge,
-     [](const Model&, const Agent::PullCounts& p, size_t) -> double { return p.active; }},
+     [](const Model&, const Seen& seen) -> double { return seen.pulls.active; }},
     {"deltawire_sender_pulls_cut_total", "Pulls cut so that the trainer need not wait",
      Kind::kCounter,
-     [](const Model&, const Agent::PullCounts& p, size_t) -> double {
-       return static_cast<double>(p.cut);
-     }},
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.pulls.cut); }},
     {"deltawire_sender_scrubbed_bytes_total", "Memory compared with its digests", Kind::kCounter,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
-       return static_cast<double>(m.scrub().bytes);
-     }},
+     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.scrub().bytes); }},
     {"deltawire_sender_scrub_mismatches_total", "Chunks that had lost their digest", Kind::kCounter,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
+     [](const Model& m, const Seen&) -> double {
        return static_cast<double>(m.scrub().mismatches);
      }},
     {"deltawire_sender_damaged_chunks", "Chunks of the newest version that are not sent",
      Kind::kGauge,
-     [](const Model& m, const Agent::PullCounts&, size_t) -> double {
-       return static_cast<double>(m.damaged_chunks());
-     }},
+     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.damaged_chunks()); }},
     {"deltawire_sender_receivers", "Receivers attached", Kind::kGauge,
-     [](const Model&, const Agent::PullCounts&, size_t receivers) -> double {
-       return static_cast<double>(receivers);
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.receivers); }},
+    {"deltawire_sender_receivers_silent_total",
+     "Attachments that ended because the receiver said nothing", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.silent); }},
+    {"deltawire_sender_pulls_refused_total", "Pulls that were asked for and not granted",
+     Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.pulls.refused);
      }},
 };
 
@@ -129,12 +134,21 @@ void AddForms(const std::vector<std::shared_ptr<Model>>& models, const Agent& ag
 metrics::Collect Probe(const Agent& agent) {
   return [&agent] {
     const auto models = agent.Models();
+    std::vector<Seen> seen;
+    for (const auto& model : models) {
+      const std::string& name = model->name();
+      const Attachments& attachments = agent.attachments();
+      seen.push_back(
+          {agent.Pulls(name), attachments.Receivers(name).size(), attachments.silent(name)});
+    }
     std::vector<Sample> samples;
     for (const Row& row : kRows) {
-      for (const auto& model : models) {
-        const double value =
-            row.value(*model, agent.Pulls(model->name()), agent.Receivers(model->name()).size());
-        samples.push_back({row.name, row.help, row.kind, {{"model", model->name()}}, value});
+      for (size_t i = 0; i < models.size(); ++i) {
+        samples.push_back({row.name,
+                           row.help,
+                           row.kind,
+                           {{"model", models[i]->name()}},
+                           row.value(*models[i], seen[i])});
       }
     }
     AddForms(models, agent, samples);

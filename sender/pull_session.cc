@@ -9,10 +9,9 @@
 namespace deltawire::sender {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = SteadyClock;
 using kernels::Codec;
 
-constexpr std::chrono::seconds kTicketLife{30};
 // A pull whose coders were busy for so much of it tells little about the link. Well below 1: a
 // small pull's stages hardly overlap.
 constexpr double kCodersBound = 0.4;
@@ -27,15 +26,20 @@ CodecCounts& CodecCounts::operator+=(const CodecCounts& other) {
   return *this;
 }
 
-PullSession::PullSession(std::shared_ptr<Model> model, std::string receiver_id, uint16_t streams,
-                         PullCoding coding, std::shared_ptr<const Published> pinned)
+PullSession::PullSession(std::shared_ptr<Model> model, PullTerms terms)
     : model_(std::move(model)),
-      receiver_id_(std::move(receiver_id)),
-      coding_(std::move(coding)),
-      pinned_(std::move(pinned)),
-      encoder_(*model_, *coding_.rates),
+      terms_([&] {
+        std::sort(terms.suspects.begin(), terms.suspects.end());
+        return std::move(terms);
+      }()),
+      encoder_(*model_, *terms_.coding.rates),
       created_(Clock::now()),
-      streams_(streams) {}
+      bytes_(*model_),
+      streams_(terms_.streams),
+      pinned_(terms_.pinned),
+      last_heard_(created_) {
+  if (pinned_ != nullptr) bytes_.Pin(pinned_);
+}
 
 Status PullSession::Reserve(uint16_t stream, uint16_t streams) {
   std::lock_guard lock(mu_);
@@ -50,158 +54,216 @@ Status PullSession::Reserve(uint16_t stream, uint16_t streams) {
 }
 
 void PullSession::StreamOpened(uint16_t stream, std::function<void()> cut) {
-  std::lock_guard lock(mu_);
-  streams_[stream].open = true;
-  streams_[stream].cut = std::move(cut);
-  if (!failed_.ok()) streams_[stream].cut();
+  {
+    std::lock_guard lock(mu_);
+    last_heard_ = Clock::now();
+    streams_[stream].open = true;
+    streams_[stream].cut = cut;
+    if (failed_.ok()) return;
+  }
+  cut();
 }
 
 void PullSession::StreamClosed(uint16_t stream, const Status& why) {
-  std::lock_guard lock(mu_);
-  Stream& s = streams_[stream];
-  s.open = false;
-  s.closed = true;
-  s.reading.reset();
-  if (why.ok() && s.first_frame) s.seconds = SecondsSince(*s.first_frame) - s.idle_seconds;
-  if (why.ok()) EstimateLink();
-  // One broken stream ends the pull; the receiver resumes with what it has verified.
-  if (!why.ok() && failed_.ok()) {
-    failed_ = why;
-    for (Stream& other : streams_) {
-      if (other.open && other.cut) other.cut();
+  Callbacks cuts;
+  {
+    std::lock_guard lock(mu_);
+    Stream& s = streams_[stream];
+    FrameTaken(s);
+    s.open = false;
+    s.closed = true;
+    s.reading.reset();
+    s.wake = nullptr;
+    if (why.ok() && s.first_frame) s.seconds = SecondsSince(*s.first_frame) - s.idle_seconds;
+    if (why.ok()) EstimateLink();
+    // One broken stream ends the pull; the receiver resumes with what it has verified.
+    if (!why.ok() && failed_.ok()) {
+      failed_ = why;
+      cuts = Cuts();
     }
   }
+  for (const auto& cut : cuts) cut();
 }
 
 Status PullSession::Start(const wire::Have& have) {
-  const auto published = pinned_ != nullptr ? pinned_ : model_->published();
-  if (published == nullptr) {
+  const auto end = terms_.pinned != nullptr ? terms_.pinned : model_->published();
+  if (end == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
                   model_->name());
   }
-  const StateId held{have.epoch, have.version};
-  if (held > published->info.id) {
+  const Identity& held = have.held;
+  // Of another lineage, numbers say nothing: each chunk stays or comes by its digest alone.
+  if (IsLater(held, end->info.identity)) {
     return Errorf(
         StatusCode::kFailedPrecondition,
         "model \"{}\": the receiver holds {}, and this pull would end at {}: versions do not "
         "go backwards by themselves; publish a higher version, or run `deltawire sync "
         "--full` at the receiver to take the older one",
-        model_->name(), ToString(held), ToString(published->info.id));
+        model_->name(), ToString(held), ToString(end->info.id()));
   }
-  std::lock_guard lock(mu_);
-  held_ = held;
-  held_before_ = have.history;
-  have_ = have.chunks;
-  sent_serial_.assign(have_.size(), 0);
-  started_ = true;
-  for (Stream& s : streams_) {
-    if (s.wake) std::exchange(s.wake, nullptr)();
+  Callbacks wakes;
+  {
+    std::lock_guard lock(mu_);
+    held_ = held;
+    held_before_ = have.history;
+    have_ = have.chunks;
+    started_ = true;
+    wakes = TakeWakes();
   }
+  for (const auto& wake : wakes) wake();
   return absl::OkStatus();
 }
 
 StatusOr<std::optional<net::OutFrame>> PullSession::Next(uint16_t index,
                                                          std::function<void()> wake) {
+  {
+    std::lock_guard lock(mu_);
+    Stream& s = streams_[index];
+    FrameTaken(s);
+    s.reading.reset();
+    last_heard_ = Clock::now();
+    if (s.idle_since) s.idle_seconds += SecondsSince(*std::exchange(s.idle_since, std::nullopt));
+  }
   while (true) {
     // Taken before our lock: the model's lock is never asked for under it.
-    const LeasedState leased = Lease();
+    LeasedState leased = Lease();
     std::optional<Task> task;
+    Callbacks wakes;
+    bool ended = false;
     {
       std::lock_guard lock(mu_);
       if (!failed_.ok()) return failed_;
       Stream& s = streams_[index];
-      s.reading.reset();
-      if (s.idle_since) s.idle_seconds += SecondsSince(*std::exchange(s.idle_since, std::nullopt));
-      if (started_ && !end_) task = NextTask(s, *leased.state);
+      if (started_ && end_ == nullptr) {
+        if (!Settle(leased.state)) continue;
+        task = NextTask(s, *leased.state, wakes);
+      }
       if (task) {
-        DW_RETURN_IF_ERROR(CheckDamage(*task, *leased.state));
         if (leased.lease != nullptr) s.reading = leased.state->half;
         if (!s.first_frame) s.first_frame = Clock::now();
-      } else if (end_) {
-        net::OutFrame frame;
-        frame.header.type = wire::FrameType::kEnd;
-        frame.header.epoch = end_->epoch;
-        frame.header.version = end_->version;
-        frame.header.payload_xxh3 = Xxh3({});
-        return frame;
+      } else if (end_ != nullptr) {
+        ended = true;
       } else {
         s.wake = std::move(wake);
         if (s.first_frame) s.idle_since = Clock::now();
-        return std::optional<net::OutFrame>();
       }
     }
+    for (const auto& other : wakes) other();
+    if (ended) return MakeEnd();
+    if (!task) return std::optional<net::OutFrame>();
     const auto start = Clock::now();
-    auto frame = MakeFrame(*task, leased);
-    {
-      std::lock_guard lock(mu_);
-      Stream& s = streams_[index];
-      s.coding_seconds += SecondsSince(start);
-      // A delta is sent from memory of its own: a trainer that wants the half need not cut it.
-      s.reading = task->half;
+    auto frame = MakeFrame(*task, std::move(leased));
+    std::lock_guard lock(mu_);
+    Stream& s = streams_[index];
+    s.coding_seconds += SecondsSince(start);
+    // What is sent from memory of its own cannot keep the half from the trainer.
+    s.reading = task->half;
+    if (!frame.ok()) return frame;
+    if (!frame->has_value()) continue;
+    if (task->whole) {
+      s.handed_over = Clock::now();
+      s.handed_bytes = (*frame)->payload.size();
     }
-    if (!frame.ok() || frame->has_value()) return frame;
+    return frame;
   }
 }
 
-std::optional<PullSession::Task> PullSession::NextTask(Stream& s, const Published& now) {
+LeasedState PullSession::Lease() const {
+  std::shared_ptr<const Published> pinned;
+  {
+    std::lock_guard lock(mu_);
+    pinned = pinned_;
+  }
+  if (pinned == nullptr) return model_->Lease();
+  return {pinned, model_->LeaseHalf(pinned->half, pinned->info.identity)};
+}
+
+bool PullSession::Settle(const std::shared_ptr<const Published>& state) {
+  if (pinned_ != nullptr) return state == pinned_;
+  if (first_ == nullptr) first_ = state;
+  if (state == first_) return true;
+  // Another stream may have taken a newer one between our lease and our lock.
+  if (state->serial < first_->serial) return false;
+  // From here on the trainer's pace is no matter: a link that carries the model in some time has
+  // ended the pull after at most twice that.
+  pinned_ = state;
+  bytes_.Pin(state);
+  return true;
+}
+
+std::optional<PullSession::Task> PullSession::NextTask(Stream& s, const Published& now,
+                                                       Callbacks& wakes) {
   const ChunkTable& table = model_->chunks();
   while (cursor_ < table.size()) {
     const uint32_t c = cursor_++;
     if (!model_->owned().contains(c)) continue;
-    sent_serial_[c] = now.serial;
-    s.chunks.push_back(c);
+    if (pinned_ == nullptr) s.early.push_back(c);
     ChunkPlan plan =
         PlanChunk(now.log, c, have_[c].version, have_[c].digest, (*now.digests)[c], table[c].bytes);
     if (plan.base_refused) ++refused_bases_;
     if (plan.kind == ChunkPlan::Kind::kNothing) continue;
     return Task{c, std::move(plan), HistoryOf(c, now)};
   }
-  if (s.lifted_to != now.serial) {
-    for (const uint32_t c : s.chunks) {
-      if (sent_serial_[c] == now.serial) continue;
-      ChunkPlan plan = PlanLift(now.log, c, now.serial - sent_serial_[c], table[c].bytes);
-      sent_serial_[c] = now.serial;
-      if (plan.kind != ChunkPlan::Kind::kNothing) return Task{c, std::move(plan), {}};
-    }
-    s.lifted_to = now.serial;
+  if (auto lift = NextLift(s, now)) return lift;
+  // Others may have yet to lift what they sent before the pull was overtaken.
+  bool lifting = false;
+  for (Stream& other : streams_) {
+    if (pinned_ == nullptr || other.lifted == other.early.size()) continue;
+    lifting = true;
+    if (other.wake) wakes.push_back(std::exchange(other.wake, nullptr));
   }
-  for (const Stream& other : streams_) {
-    if (!other.chunks.empty() && other.lifted_to != now.serial) {
-      WakeOthers(s);  // one of them has yet to lift what it sent before this publish
-      return std::nullopt;
-    }
-  }
-  end_ = now.info.id;
-  WakeOthers(s);
-  if (refused_bases_ > 0) {
+  if (lifting) return std::nullopt;
+  end_ = pinned_ != nullptr ? pinned_ : first_;
+  wakes = TakeWakes();
+  if (refused_bases_ > 0 && held_.lineage == now.info.identity.lineage) {
     spdlog::warn("model {}: receiver {}: {} chunks had an unknown base and went whole",
-                 model_->name(), receiver_id_, refused_bases_);
+                 model_->name(), receiver_id(), refused_bases_);
   }
   return std::nullopt;
 }
 
-void PullSession::WakeOthers(const Stream& but) {
-  for (Stream& other : streams_) {
-    if (&other != &but && other.wake) std::exchange(other.wake, nullptr)();
+std::optional<PullSession::Task> PullSession::NextLift(Stream& s, const Published& now) {
+  if (pinned_ == nullptr) return std::nullopt;
+  while (s.lifted < s.early.size()) {
+    const uint32_t c = s.early[s.lifted++];
+    ChunkPlan plan = PlanLift(now.log, c, now.serial - first_->serial, model_->chunks()[c].bytes);
+    if (plan.kind != ChunkPlan::Kind::kNothing) return Task{c, std::move(plan), {}};
   }
+  return std::nullopt;
+}
+
+PullSession::Callbacks PullSession::TakeWakes() {
+  Callbacks wakes;
+  for (Stream& other : streams_) {
+    if (other.wake) wakes.push_back(std::exchange(other.wake, nullptr));
+  }
+  return wakes;
+}
+
+PullSession::Callbacks PullSession::Cuts() const {
+  Callbacks cuts;
+  for (const Stream& s : streams_) {
+    if (s.open && s.cut) cuts.push_back(s.cut);
+  }
+  return cuts;
 }
 
 ChunkHistory PullSession::HistoryOf(uint32_t chunk, const Published& now) const {
-  const size_t limit = std::min<size_t>(coding_.history, have_[chunk].depth);
+  const size_t limit = std::min<size_t>(terms_.coding.history, have_[chunk].depth);
   // A chunk that is elsewhere than the receiver's committed state did not get there by its history.
-  if (limit == 0 || have_[chunk].version != held_.version) return {};
-  return {CommonHistory(now.log, held_, held_before_), chunk, limit};
+  if (held_.lineage != now.info.identity.lineage) return {};
+  if (limit == 0 || have_[chunk].version != held_.id.version) return {};
+  return {CommonHistory(now.log, held_.id, held_before_), chunk, limit};
 }
 
-Status PullSession::CheckDamage(const Task& task, const Published& now) const {
-  if (now.damaged[task.chunk] == 0) return absl::OkStatus();
-  const Chunk& place = model_->chunks()[task.chunk];
-  return Errorf(StatusCode::kDataLoss,
-                "model \"{}\", {}: chunk {} of tensor {} no longer has its digest in the sender's "
-                "memory and is not sent until a version in which the trainer writes that tensor "
-                "(check that machine's memory)",
-                model_->name(), ToString(now.info.id), task.chunk,
-                model_->layout().tensor(place.tensor).name);
+bool PullSession::Suspect(uint32_t chunk) const {
+  return std::binary_search(terms_.suspects.begin(), terms_.suspects.end(), chunk);
+}
+
+void PullSession::FrameTaken(Stream& s) {
+  if (!s.handed_over) return;
+  const auto took = Clock::now() - *std::exchange(s.handed_over, std::nullopt);
+  terms_.coding.link->AddFrame(s.handed_bytes, took >= terms_.late_after);
 }
 
 void PullSession::Count(size_t form, size_t bytes) {
@@ -210,13 +272,13 @@ void PullSession::Count(size_t form, size_t bytes) {
   form_bytes_[form] += bytes;
 }
 
-LeasedState PullSession::Lease() const {
-  if (pinned_ == nullptr) return model_->Lease();
-  return {pinned_, model_->LeaseHalf(pinned_->half, pinned_->info.id)};
-}
-
-StatusOr<std::optional<net::OutFrame>> PullSession::MakeFrame(Task& task,
-                                                              const LeasedState& leased) {
+StatusOr<std::optional<net::OutFrame>> PullSession::MakeFrame(Task& task, LeasedState leased) {
+  if (Suspect(task.chunk)) {
+    // A rebuild writes only where nobody else reads.
+    leased.lease.reset();
+    model_->Recheck(task.chunk);
+    leased.lease = model_->LeaseHalf(leased.state->half, leased.state->info.identity);
+  }
   if (task.plan.kind == ChunkPlan::Kind::kFull) return MakeFull(task, leased);
   return MakeDelta(task, leased);
 }
@@ -224,7 +286,7 @@ StatusOr<std::optional<net::OutFrame>> PullSession::MakeFrame(Task& task,
 Codec PullSession::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
   // The other codecs are made from the old bytes, of which nothing is promised without a lease.
   if (job.leased.lease == nullptr) return Codec::kFast;
-  switch (coding_.policy) {
+  switch (terms_.coding.policy) {
     case CodecPolicy::kFast:
       return Codec::kFast;
     case CodecPolicy::kTight:
@@ -234,13 +296,13 @@ Codec PullSession::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const
     case CodecPolicy::kAuto:
       break;
   }
-  const CoderRates& rates = *coding_.rates;
+  const CoderRates& rates = *terms_.coding.rates;
   CodecChoiceInputs in;
   in.chunk_bytes = model_->chunks()[job.chunk].bytes;
   in.fast_bytes = fast_bytes;
-  in.link_bytes_per_s = coding_.link->bytes_per_s();
-  in.encode = rates.EncodeSpeeds(coding_.encode_threads);
-  in.decode = coding_.decode;
+  in.link_bytes_per_s = terms_.coding.link->bytes_per_s();
+  in.encode = rates.EncodeSpeeds(terms_.coding.encode_threads);
+  in.decode = terms_.coding.decode;
   in.tight_ratio = rates.tight_ratio();
   in.dense_ratio = rates.dense_ratio();
   in.tight_made = encoder_.Made(Codec::kTight, job);
@@ -258,14 +320,14 @@ StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(Task& task,
   ChunkPayload payload = encoder_.In(Choose(job, fast.bytes.size()), job, fast);
   // A named codec is used where it fits; auto wants the smaller one.
   const bool larger = payload.bytes.size() >= fast.bytes.size();
-  if (larger && coding_.policy == CodecPolicy::kAuto) payload = fast;
+  if (larger && terms_.coding.policy == CodecPolicy::kAuto) payload = fast;
   if (payload.bytes.size() >= chunk_bytes) return MakeFull(task, leased);
   net::OutFrame frame;
   frame.header.type = wire::FrameType::kChunkDelta;
   frame.header.chunk = task.chunk;
   frame.header.payload_bytes = static_cast<uint32_t>(payload.bytes.size());
-  frame.header.epoch = leased.state->info.id.epoch;
-  frame.header.version = leased.state->info.id.version;
+  frame.header.epoch = leased.state->info.id().epoch;
+  frame.header.version = leased.state->info.id().version;
   frame.header.digest_before = task.plan.chain.front()->digest_before;
   frame.header.digest_after = task.plan.chain.back()->digest_after;
   frame.header.payload_xxh3 = payload.xxh3;
@@ -276,53 +338,27 @@ StatusOr<std::optional<net::OutFrame>> PullSession::MakeDelta(Task& task,
   return frame;
 }
 
-StatusOr<LeasedState> PullSession::LeaseElsewhere(uint32_t chunk) const {
-  LeasedState newest = model_->Lease();
-  if ((*newest.state->digests)[chunk] == (*pinned_->digests)[chunk] &&
-      newest.state->damaged[chunk] == 0) {
-    return newest;
-  }
-  return Errorf(StatusCode::kAborted,
-                "model \"{}\": the bytes of {} are gone since {} was published; pull a newer one",
-                model_->name(), ToString(pinned_->info.id), ToString(newest.state->info.id));
-}
-
 StatusOr<net::OutFrame> PullSession::MakeFull(Task& task, const LeasedState& leased) {
-  const uint32_t chunk = task.chunk;
-  const Chunk& place = model_->chunks()[chunk];
-  LeasedState from = leased;
-  if (from.lease == nullptr) {
-    DW_ASSIGN_OR_RETURN(from, LeaseElsewhere(chunk));
-  }
+  const ChunkBytes::How how{.copy = terms_.coding.link->slow(terms_.streams),
+                            .check = Suspect(task.chunk)};
+  DW_ASSIGN_OR_RETURN(WholeChunk whole, bytes_.Get(task.chunk, leased, how));
   net::OutFrame frame;
-  frame.payload = model_->half(from.state->half).subspan(place.offset, place.bytes);
-  // Hashed at most once per version and chunk, however many receivers ask.
-  std::atomic<uint64_t>& cached = from.state->full_xxh3[chunk];
-  uint64_t hash = cached.load(std::memory_order_relaxed);
-  if (hash == 0) {
-    // A rebuilt state (serial 0) does not know what a scrub found when it was the newest.
-    if (from.state->serial == 0 &&
-        model_->backend().digest(model_->key(), frame.payload) != (*from.state->digests)[chunk]) {
-      return Errorf(StatusCode::kDataLoss,
-                    "model \"{}\", {}: chunk {} of tensor {} no longer has its digest in the "
-                    "sender's memory and is not sent; pull a newer version",
-                    model_->name(), ToString(from.state->info.id), chunk,
-                    model_->layout().tensor(place.tensor).name);
-    }
-    hash = Xxh3(frame.payload);
-    cached.store(hash, std::memory_order_relaxed);
-  }
   frame.header.type = wire::FrameType::kChunkFull;
-  frame.header.chunk = chunk;
-  frame.header.payload_bytes = place.bytes;
-  frame.header.epoch = leased.state->info.id.epoch;
-  frame.header.version = leased.state->info.id.version;
-  frame.header.digest_after = (*leased.state->digests)[chunk];
-  frame.header.payload_xxh3 = hash;
-  frame.keep = from.lease;
-  task.half = from.state->half;
+  frame.header.chunk = task.chunk;
+  frame.header.payload_bytes = static_cast<uint32_t>(whole.bytes.size());
+  frame.header.epoch = leased.state->info.id().epoch;
+  frame.header.version = leased.state->info.id().version;
+  frame.header.digest_after = (*leased.state->digests)[task.chunk];
+  frame.payload = whole.bytes;
+  frame.keep = std::move(whole.keep);
+  task.half = whole.half;
+  task.whole = true;
   Count(0, frame.payload.size());
   return frame;
+}
+
+net::OutFrame PullSession::MakeEnd() const {
+  return net::EndFrame({end_->info.identity, end_->info.side_files_hash});
 }
 
 void PullSession::EstimateLink() {
@@ -333,20 +369,23 @@ void PullSession::EstimateLink() {
     coding += s.coding_seconds;
   }
   if (longest <= 0) return;
-  const double decoding = coding_.decode.tight > 0 ? tight_work_ / coding_.decode.tight : 0;
-  const double coders = coding / coding_.encode_threads + decoding;
-  coding_.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
+  const double decoding =
+      terms_.coding.decode.tight > 0 ? tight_work_ / terms_.coding.decode.tight : 0;
+  const double coders = coding / terms_.coding.encode_threads + decoding;
+  terms_.coding.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
   spdlog::debug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}",
-                model_->name(), receiver_id_, HumanBytes(bytes_sent_), HumanSeconds(longest),
-                HumanSeconds(coders), HumanRate(coding_.link->bytes_per_s()));
+                model_->name(), receiver_id(), HumanBytes(bytes_sent_), HumanSeconds(longest),
+                HumanSeconds(coders), HumanRate(terms_.coding.link->bytes_per_s()));
 }
 
 void PullSession::Cut(const Status& why) {
-  std::lock_guard lock(mu_);
-  if (failed_.ok()) failed_ = why;
-  for (Stream& s : streams_) {
-    if (s.open && s.cut) s.cut();
+  Callbacks cuts;
+  {
+    std::lock_guard lock(mu_);
+    if (failed_.ok()) failed_ = why;
+    cuts = Cuts();
   }
+  for (const auto& cut : cuts) cut();
 }
 
 bool PullSession::CutIfReading(uint32_t half) {
@@ -357,6 +396,22 @@ bool PullSession::CutIfReading(uint32_t half) {
     if (!reading) return false;
   }
   Cut(absl::AbortedError("cut, so that the trainer need not wait; pull again"));
+  return true;
+}
+
+bool PullSession::CutIfLate(SteadyClock::time_point now) {
+  {
+    std::lock_guard lock(mu_);
+    if (!failed_.ok() || now - created_ <= terms_.ticket_life) return false;
+    const bool all = std::all_of(streams_.begin(), streams_.end(),
+                                 [](const Stream& s) { return s.open || s.closed; });
+    if (all && started_) return false;
+  }
+  Cut(Errorf(
+      StatusCode::kDeadlineExceeded,
+      "model \"{}\": not all of the pull's {} streams came, with a Have on the first, within "
+      "{} ms of its ticket; open another pull",
+      model_->name(), terms_.streams, terms_.ticket_life.count()));
   return true;
 }
 
@@ -371,14 +426,19 @@ CodecCounts PullSession::sent() const {
   return counts;
 }
 
-bool PullSession::Finished(std::chrono::steady_clock::time_point now) const {
+SteadyClock::time_point PullSession::last_heard() const {
+  std::lock_guard lock(mu_);
+  return last_heard_;
+}
+
+bool PullSession::Finished(SteadyClock::time_point now) const {
   std::lock_guard lock(mu_);
   bool all_closed = true;
   for (const Stream& s : streams_) {
     if (s.open) return false;
     all_closed &= s.closed;
   }
-  return all_closed || !failed_.ok() || now - created_ > kTicketLife;
+  return all_closed || !failed_.ok() || now - created_ > terms_.ticket_life;
 }
 
 }  // namespace deltawire::sender

@@ -1,8 +1,8 @@
 // One receiver's pull: what it holds, what it was sent, and the next frame for each of its streams.
-// A chunk stays on the stream that took it. When a publish overtakes the pull, chunks not yet sent
-// go out new and those sent are lifted by delta; a pinned pull ends where it was told to.
+// A chunk stays on the stream that took it. The first publish that overtakes the pull pins its end:
+// chunks not yet sent go out new, those sent are lifted by delta, later versions wait.
 // Owner: the agent's pull table and the bulk streams, by shared_ptr.
-// Threads: all methods from any. Cost: 36 bytes per chunk while it runs.
+// Threads: all methods from any. Cost: 36 bytes per chunk while it runs; ChunkBytes' copies.
 #pragma once
 
 #include <array>
@@ -10,13 +10,14 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/base/sync.h"
 #include "common/config/options.h"
 #include "common/net/pull_server.h"
+#include "sender/chunk_bytes.h"
 #include "sender/chunk_encoder.h"
 #include "sender/link_estimate.h"
 #include "sender/model.h"
@@ -33,6 +34,21 @@ struct PullCoding {
   double encode_threads = 1;           ///< that may code for this pull at once
 };
 
+/// What the agent granted.
+struct PullTerms {
+  std::string receiver_id;
+  std::string peer;  ///< the address that asked for it
+  uint16_t streams = 1;
+  PullCoding coding;
+  /// The state to end at, from Model::At; null: the newest, or the one that overtakes it first.
+  std::shared_ptr<const Published> pinned;
+  std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
+  /// A frame that reads a half for longer is late: the next ones are copied.
+  std::chrono::milliseconds late_after{62};
+  /// All streams, and Have, must come within it.
+  std::chrono::milliseconds ticket_life{30000};
+};
+
 /// Sums per form: index 0 is whole chunks, the others are the codecs' numbers.
 struct CodecCounts {
   static constexpr size_t kForms = 4;
@@ -43,9 +59,7 @@ struct CodecCounts {
 
 class PullSession : public net::PullSession {
  public:
-  /// `pinned`: the state to end at, from Model::At; null: the newest, whatever it is by then.
-  PullSession(std::shared_ptr<Model> model, std::string receiver_id, uint16_t streams,
-              PullCoding coding, std::shared_ptr<const Published> pinned);
+  PullSession(std::shared_ptr<Model> model, PullTerms terms);
 
   uint32_t chunks() const override { return model_->chunks().size(); }
   Status Start(const wire::Have& have) override;
@@ -59,26 +73,38 @@ class PullSession : public net::PullSession {
   void Cut(const Status& why);
   /// Cuts it if one of its streams still reads `half`. True when it did.
   bool CutIfReading(uint32_t half);
+  /// Cuts it if its ticket's life is over and a stream, or Have, has not come. True when it did.
+  bool CutIfLate(SteadyClock::time_point now);
+  /// `newest` has been published: what leads back from it to the pull's end must be kept.
+  void Overtaken(const Published& newest) { bytes_.Follow(newest); }
 
-  const std::string& receiver_id() const { return receiver_id_; }
+  const std::string& receiver_id() const { return terms_.receiver_id; }
+  const std::string& peer() const { return terms_.peer; }
   const std::shared_ptr<Model>& model() const { return model_; }
   uint64_t bytes_sent() const;
   CodecCounts sent() const;
+  /// When a stream last asked for a frame; or when it was granted.
+  SteadyClock::time_point last_heard() const;
   /// No stream is open, and either all have ended or nobody came in time.
-  bool Finished(std::chrono::steady_clock::time_point now) const;
+  bool Finished(SteadyClock::time_point now) const;
 
  private:
+  using Callbacks = std::vector<std::function<void()>>;  // to be called without the lock
+
   struct Stream {
     bool reserved = false;
     bool open = false;
     bool closed = false;
     std::function<void()> cut;
     std::function<void()> wake;
-    std::vector<uint32_t> chunks;     // that this stream has taken
-    uint64_t lifted_to = 0;           // serial of the state that all of them are at
+    std::vector<uint32_t> early;      // chunks that it sent before the pull was overtaken
+    size_t lifted = 0;                // of those
     std::optional<uint32_t> reading;  // half that the frame being made or sent may read
+    // The whole chunk that the socket is taking.
+    std::optional<SteadyClock::time_point> handed_over;
+    uint64_t handed_bytes = 0;
     // For the link's estimate.
-    std::optional<std::chrono::steady_clock::time_point> first_frame, idle_since;
+    std::optional<SteadyClock::time_point> first_frame, idle_since;
     double idle_seconds = 0;
     double coding_seconds = 0;
     double seconds = 0;  // first frame -> closed, without idling
@@ -89,41 +115,48 @@ class PullSession : public net::PullSession {
     ChunkPlan plan;
     ChunkHistory history;
     std::optional<uint32_t> half = {};  // that its frame is sent from
+    bool whole = false;                 // its frame has the chunk's bytes
   };
-  /// What the next frame is planned from. Pinned, the lease is null once the bytes are gone.
+  /// What the next frame is planned from. Pinned, the lease is null once the half is written to.
   LeasedState Lease() const;
+  /// Under the lock: whether `state` is the one that frames are made from now. Pins the first
+  /// that overtakes the pull.
+  bool Settle(const std::shared_ptr<const Published>& state);
   /// Under the lock: the next chunk of this stream that needs bytes; sets end_ when none ever will.
-  std::optional<Task> NextTask(Stream& stream, const Published& now);
-  /// Without the lock, since hashing and folding take time. Empty when a fold cancels out.
-  StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, const LeasedState& leased);
+  std::optional<Task> NextTask(Stream& stream, const Published& now, Callbacks& wakes);
+  std::optional<Task> NextLift(Stream& stream, const Published& now);
+  /// Without the lock, since copying and folding take time. Empty when a fold cancels out.
+  StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, LeasedState leased);
   StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
   StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
-  /// The bytes of a pinned state's chunk that no lease of its own half promises.
-  StatusOr<LeasedState> LeaseElsewhere(uint32_t chunk) const;
+  net::OutFrame MakeEnd() const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
   ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
-  Status CheckDamage(const Task& task, const Published& now) const;
+  bool Suspect(uint32_t chunk) const;
   void Count(size_t form, size_t bytes);
-  void EstimateLink();  // REQUIRES: mu_ held
-  void WakeOthers(const Stream& but);
+  void FrameTaken(Stream& stream);  // REQUIRES: mu_ held
+  void EstimateLink();              // REQUIRES: mu_ held
+  Callbacks TakeWakes();
+  Callbacks Cuts() const;
 
   const std::shared_ptr<Model> model_;
-  const std::string receiver_id_;
-  const PullCoding coding_;
-  const std::shared_ptr<const Published> pinned_;
+  const PullTerms terms_;
   const ChunkEncoder encoder_;
-  const std::chrono::steady_clock::time_point created_;
+  const SteadyClock::time_point created_;
+  ChunkBytes bytes_;
 
-  mutable std::mutex mu_;
+  mutable Mutex mu_;
   bool started_ = false;
   Status failed_;
-  StateId held_;
+  Identity held_;
   std::vector<StateId> held_before_;
   std::vector<wire::Have::Entry> have_;
-  std::vector<uint64_t> sent_serial_;
   std::vector<Stream> streams_;
   uint32_t cursor_ = 0;
-  std::optional<StateId> end_;
+  std::shared_ptr<const Published> first_;  // that frames were made from until one overtook it
+  std::shared_ptr<const Published> pinned_;
+  std::shared_ptr<const Published> end_;
+  SteadyClock::time_point last_heard_;
   std::atomic<uint64_t> bytes_sent_{0};
   std::array<std::atomic<uint64_t>, CodecCounts::kForms> form_chunks_{}, form_bytes_{};
   std::atomic<double> tight_work_{0};  // that the receiver has to decode

@@ -1,5 +1,5 @@
-// The sender's gRPC services over an Agent: the one file of the sender that sees proto types.
-// Owner: main; the agent outlives them. Threads: gRPC's. Cost: streams hold a thread each.
+// The sender's gRPC services over an Agent; a file each. Nothing else of the sender sees proto
+// types. Owner: main; the agent outlives them. Threads: gRPC's. Cost: streams hold a thread each.
 #pragma once
 
 #include <chrono>
@@ -60,6 +60,8 @@ class PullServiceImpl final : public v1::PullService::Service {
                              v1::DescribeModelResponse*) override;
   grpc::Status GetNewest(grpc::ServerContext*, const v1::GetNewestRequest*,
                          v1::GetNewestResponse*) override;
+  grpc::Status GetSideFiles(grpc::ServerContext*, const v1::GetSideFilesRequest*,
+                            v1::GetSideFilesResponse*) override;
   grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*,
                         v1::OpenPullResponse*) override;
   grpc::Status Attach(grpc::ServerContext*,

@@ -3,13 +3,13 @@
 
 #include <cstdint>
 
-#include "common/base/state_id.h"
+#include "common/base/identity.h"
 
 namespace deltawire::sender {
 
 /// Bytes are HF bytes unless said otherwise; times in seconds, wall clock in Unix nanoseconds.
 struct VersionInfo {
-  StateId id;
+  Identity identity;
   uint64_t model_bytes = 0;
   uint64_t delta_bytes = 0;  ///< encoded, from the version before; 0 for the first
   uint64_t full_bytes = 0;   ///< of chunks that are cheaper sent whole
@@ -21,6 +21,9 @@ struct VersionInfo {
   int64_t ready_unix_nanos = 0;
   int64_t published_unix_nanos = 0;
   bool rollback = false;
+  uint64_t side_files_hash = 0;  ///< of the side files that belong to this version
+
+  StateId id() const { return identity.id; }
 };
 
 /// What one version changed in one tensor.

@@ -12,6 +12,7 @@ namespace {
 using kernels::DecodeStatus;
 
 constexpr double kDenseFrom = 0.05;  // of the elements changed
+constexpr size_t kPieceBytes = 64 << 10;
 
 }  // namespace
 
@@ -137,6 +138,30 @@ StatusOr<double> Engine::Digest(ThreadPool& pool) {
   return Run(pool, [this](Worker&, uint32_t i) {
     const uint64_t digest = kernels_.digest(key_, workload_.OldOf(workload_.chunks[i]));
     return CheckSize(i, "the digest", digest_old_[i], digest);
+  });
+}
+
+StatusOr<double> Engine::DigestPieces(ThreadPool& pool) {
+  return Run(pool, [this](Worker&, uint32_t i) {
+    const Bytes chunk = workload_.OldOf(workload_.chunks[i]);
+    uint64_t digest = 0;
+    for (size_t at = 0; at < chunk.size(); at += kPieceBytes) {
+      const Bytes piece = chunk.subspan(at, std::min(kPieceBytes, chunk.size() - at));
+      digest += kernels_.digest_range(key_, piece, at);
+    }
+    return CheckSize(i, "the digest of pieces", digest_old_[i], digest);
+  });
+}
+
+StatusOr<double> Engine::EncodeChecked(ThreadPool& pool) {
+  return Run(pool, [this](Worker& w, uint32_t i) {
+    const Chunk& c = workload_.chunks[i];
+    const kernels::EncodeResult r =
+        kernels_.diff_encode_checked(key_, workload_.OldOf(c), workload_.NewOf(c), c.width, w.fast);
+    if (r.digest_before != digest_old_[i]) {
+      return CheckSize(i, "the old digest", digest_old_[i], r.digest_before);
+    }
+    return CheckSize(i, "the fast payload", fast()[i].size(), r.bytes);
   });
 }
 

@@ -34,7 +34,9 @@ class Engine {
   StatusOr<double> Compare(ThreadPool& pool);  ///< memcmp of these two; they must be equal
   StatusOr<double> DiffUnchanged(ThreadPool& pool);
   StatusOr<double> Digest(ThreadPool& pool);
+  StatusOr<double> DigestPieces(ThreadPool& pool);  ///< as an arriving chunk, 64 KiB at a time
   StatusOr<double> EncodeFast(ThreadPool& pool);
+  StatusOr<double> EncodeChecked(ThreadPool& pool);  ///< with the old bytes' digest
   /// REQUIRES of these, until Fold: has_tight() or has_dense() where it applies; history needs
   /// has_history().
   StatusOr<double> EncodeTight(ThreadPool& pool, bool history);

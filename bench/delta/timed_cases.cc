@@ -12,7 +12,9 @@ constexpr const char* kOperationNames[] = {"memcpy",
                                            "memcmp",
                                            "diff_only",
                                            "digest",
+                                           "digest_pieces",
                                            "encode_fast",
+                                           "encode_checked",
                                            "encode_tight",
                                            "encode_tight_history",
                                            "encode_dense",
@@ -235,11 +237,13 @@ void AddEncodes(Engine& e, std::vector<Operation>& out) {
   out.push_back({"memcmp", [&e](Pool p) { return e.Compare(p); }, 0, "", {}});
   out.push_back({"diff_only", [&e](Pool p) { return e.DiffUnchanged(p); }, 0, "", {}});
   out.push_back({"digest", [&e](Pool p) { return e.Digest(p); }, 0, "", {}});
+  out.push_back({"digest_pieces", [&e](Pool p) { return e.DigestPieces(p); }, 0, "", {}});
   out.push_back({"encode_fast",
                  [&e](Pool p) { return e.EncodeFast(p); },
                  0,
                  kPairsEncode,
                  {.of_memcmp = 0.75, .of_pairs = 3, .of_one_thread = 1.8}});
+  out.push_back({"encode_checked", [&e](Pool p) { return e.EncodeChecked(p); }, 0, "", {}});
   if (e.has_tight()) {
     out.push_back({"encode_tight",
                    [&e](Pool p) { return e.EncodeTight(p, false); },

@@ -28,6 +28,10 @@ Status GatherCases(const JobOptions& options, Report& report);
 /// offload/python: a script that says its rows.
 Status PythonCases(const JobOptions& options, Report& report);
 
+/// ready/ranks=N: ready to published where several ranks write every tensor, with chunks diffed as
+/// soon as all have finished them, against a sender with --no-eager-diff. Starts threads that stay.
+Status EarlyCases(const JobOptions& options, Report& report);
+
 /// Whether a case of this name was asked for.
 inline bool Asked(const JobOptions& options, std::string_view name) {
   return name.find(options.only) != std::string_view::npos;

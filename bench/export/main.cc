@@ -29,6 +29,7 @@ Status Run(const PlaceOptions& options, bool quick, const std::string& json) {
     DW_RETURN_IF_ERROR(RankCases(jobs, *report));
     DW_RETURN_IF_ERROR(GatherCases(jobs, *report));
     DW_RETURN_IF_ERROR(PythonCases(jobs, *report));
+    DW_RETURN_IF_ERROR(EarlyCases(jobs, *report));  // last: gRPC keeps its threads
   }
   return report->Finish();
 }

@@ -36,6 +36,10 @@ Status Offload(const Bench& bench, Cluster& cluster, const std::string& name);
 /// How long BeginOffload waits while a receiver pulls everything again and again.
 Status TrainerWait(const Bench& bench, Cluster& cluster);
 
+/// Registration, publishes, a first commit and a restart of a model of many tiny tensors, with
+/// daemons of its own.
+Status Scale(size_t tensors, const Rounds& rounds, Report& report);
+
 /// Peak memory of the daemons so far. Adds nothing to the load.
 void Memory(const Bench& bench, Cluster& cluster);
 

@@ -51,9 +51,12 @@ StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const fs::path& root, const Mo
   const Status registered = cluster->trainer_->Register(source.layout, source.side_files).status();
   if (!registered.ok()) return cluster->Failed(registered);
   if (options.receiver) {
+    std::vector<std::string> receiver_args = {"--streams", std::to_string(options.streams)};
+    if (options.buffers != 0) {
+      receiver_args.insert(receiver_args.end(), {"--buffers", std::to_string(options.buffers)});
+    }
     cluster->receiver_ = std::make_unique<testing::ReceiverProcess>(
-        root, "receiver", cluster->sender_->control(), kModelName,
-        std::vector<std::string>{"--streams", std::to_string(options.streams)});
+        root, "receiver", cluster->sender_->control(), kModelName, receiver_args);
     cluster->receiver_memory_ = std::make_unique<MemoryWatch>(cluster->receiver_->child().pid());
     cluster->watch_context_ = std::make_unique<grpc::ClientContext>();
     cluster->watch_ = std::thread([c = cluster.get()] { c->WatchCommits(); });

@@ -23,6 +23,7 @@ struct ClusterOptions {
   bool receiver = true;
   size_t streams = 4;
   bool eager_diff = true;
+  int buffers = 0;  ///< the receiver's; 0: as it chooses
 };
 
 /// One publish as the trainer saw it.

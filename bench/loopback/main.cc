@@ -6,6 +6,7 @@
 
 #include "bench/harness/scratch_dir.h"
 #include "bench/loopback/cases.h"
+#include "bench/loopback/references.h"
 #include "common/base/human.h"
 
 namespace deltawire::bench {
@@ -65,7 +66,7 @@ Status DefaultDaemons(const Options& options, const Bench& bench,
   DW_ASSIGN_OR_RETURN(auto cluster,
                       Cluster::Start(root / "default", *bench.source, daemons, *bench.pool));
   DW_ASSIGN_OR_RETURN(const Publication first, cluster->Publish(*bench.workload));
-  DW_RETURN_IF_ERROR(cluster->WaitCommitted(first.info.id.version).status());
+  DW_RETURN_IF_ERROR(cluster->WaitCommitted(first.info.identity.id.version).status());
 
   if (options.Asked("full_pull")) DW_RETURN_IF_ERROR(FullPull(bench, *cluster));
   DW_RETURN_IF_ERROR(DeltaCases(options, bench, *cluster));
@@ -79,6 +80,25 @@ Status DefaultDaemons(const Options& options, const Bench& bench,
   return Errorf(StatusCode::kDataLoss, "the receiver does not hold the trainer's bytes: {}", wrong);
 }
 
+// Ready to committed of receivers that change the file that readers have, and of those that swap
+// it.
+Status BufferCases(const Options& options, const Bench& bench, const std::filesystem::path& root) {
+  for (const int buffers : {1, 2}) {
+    const std::string name = fmt::format("delta_sync/1%/buffers={}", buffers);
+    if (!options.Asked(name)) continue;
+    ClusterOptions daemons;
+    daemons.streams = bench.streams;
+    daemons.buffers = buffers;
+    DW_ASSIGN_OR_RETURN(auto cluster, Cluster::Start(root / fmt::format("buffers-{}", buffers),
+                                                     *bench.source, daemons, *bench.pool));
+    DW_ASSIGN_OR_RETURN(const Publication first, cluster->Publish(*bench.workload));
+    DW_RETURN_IF_ERROR(cluster->WaitCommitted(first.info.identity.id.version).status());
+    CopyTensors(bench.source->layout, bench.workload->content(), bench.peer->landed(), *bench.pool);
+    DW_RETURN_IF_ERROR(DeltaSync(bench, *cluster, name, 0.01));
+  }
+  return absl::OkStatus();
+}
+
 Status LazyDaemons(const Bench& bench, const std::filesystem::path& root) {
   ClusterOptions options;
   options.receiver = false;
@@ -89,7 +109,24 @@ Status LazyDaemons(const Bench& bench, const std::filesystem::path& root) {
   return Offload(bench, *cluster, kOffloadLazy);
 }
 
+Status ScaleCases(const Options& options, Report& report) {
+  for (const size_t tensors : {10'000, 50'000, 200'000}) {
+    if (!options.Asked(fmt::format("scale/{}", tensors))) continue;
+    DW_RETURN_IF_ERROR(Scale(tensors, options.rounds, report));
+  }
+  return absl::OkStatus();
+}
+
 Status Run(const Options& options) {
+  // These have a model of their own.
+  const bool scale_alone = !options.only.empty() &&
+                           std::all_of(options.only.begin(), options.only.end(),
+                                       [](const std::string& o) { return o.starts_with("scale"); });
+  if (scale_alone) {
+    DW_ASSIGN_OR_RETURN(const auto report, Report::Create("loopback", options.json));
+    DW_RETURN_IF_ERROR(ScaleCases(options, *report));
+    return report->Finish();
+  }
   DW_ASSIGN_OR_RETURN(const ModelSource source, options.model.empty()
                                                     ? ModelSource::Synthetic(options.size)
                                                     : ModelSource::Directory(options.model));
@@ -114,7 +151,9 @@ Status Run(const Options& options) {
   bench.rounds = options.rounds;
   bench.streams = options.streams;
   DW_RETURN_IF_ERROR(DefaultDaemons(options, bench, scratch->path()));
+  DW_RETURN_IF_ERROR(BufferCases(options, bench, scratch->path()));
   if (options.Asked(kOffloadLazy)) DW_RETURN_IF_ERROR(LazyDaemons(bench, scratch->path()));
+  DW_RETURN_IF_ERROR(ScaleCases(options, *report));
   return report->Finish();
 }
 

@@ -6,9 +6,22 @@
 #include <xxh_x86dispatch.h>  // AVX2 and AVX-512 where the machine has them
 #endif
 
+#include <charconv>
+
 namespace deltawire {
 
 std::string Hash128::Hex() const { return fmt::format("{:016x}{:016x}", hi, lo); }
+
+std::optional<Hash128> Hash128::FromHex(std::string_view text) {
+  Hash128 hash;
+  const char* const middle = text.data() + text.size() / 2;
+  const char* const end = text.data() + text.size();
+  if (text.size() != 32 || std::from_chars(text.data(), middle, hash.hi, 16).ptr != middle ||
+      std::from_chars(middle, end, hash.lo, 16).ptr != end) {
+    return std::nullopt;
+  }
+  return hash;
+}
 
 uint64_t Xxh3(Bytes data) { return XXH3_64bits(data.data(), data.size()); }
 

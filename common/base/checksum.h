@@ -6,7 +6,9 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/base/bytes.h"
 
@@ -18,6 +20,8 @@ struct Hash128 {
   uint64_t lo = 0;
   friend bool operator==(const Hash128&, const Hash128&) = default;
   std::string Hex() const;
+  /// Of exactly 32 hex digits; nothing else is one.
+  static std::optional<Hash128> FromHex(std::string_view text);
 };
 
 uint64_t Xxh3(Bytes data);

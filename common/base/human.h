@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+#include "common/base/sync.h"
+
 namespace deltawire {
 
 std::string HumanBytes(uint64_t bytes);
@@ -12,8 +14,8 @@ std::string HumanSeconds(double seconds);
 /// Bytes per second, e.g. "3.1 GB/s".
 std::string HumanRate(double bytes_per_second);
 
-inline double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+inline double SecondsSince(SteadyClock::time_point start) {
+  return std::chrono::duration<double>(SteadyClock::now() - start).count();
 }
 
 }  // namespace deltawire

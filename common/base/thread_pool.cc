@@ -91,8 +91,8 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
   struct Shared {
     Shared(size_t n, std::span<const size_t> shares) : parts(n, shares) {}
     IndexParts parts;
-    std::mutex mu;
-    std::condition_variable done;
+    Mutex mu;
+    CondVar done;
     size_t finished = 0;
   };
   auto shared = std::make_shared<Shared>(n, threads_of_node_);

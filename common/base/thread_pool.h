@@ -5,15 +5,13 @@
 // Cost: one lock per Submit; ParallelFor takes one atomic per index. Tasks must not throw.
 #pragma once
 
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include "common/base/cpu_nodes.h"
+#include "common/base/sync.h"
 
 namespace deltawire {
 
@@ -44,11 +42,11 @@ class ThreadPool {
 
   const CpuNodes nodes_;
   std::vector<size_t> threads_of_node_;  // as many as nodes_
-  std::mutex mu_;
-  std::condition_variable cv_;
+  Mutex mu_;
+  CondVar cv_;
   std::deque<std::function<void()>> queue_;
   bool stopping_ = false;
-  std::vector<std::thread> threads_;
+  std::vector<Thread> threads_;
 };
 
 }  // namespace deltawire

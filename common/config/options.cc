@@ -115,6 +115,31 @@ void AddGpu(CLI::App& app, GpuUse* target) {
       ->option_text(Shown("USE", ToString(*target)));
 }
 
+void AddReaders(CLI::App& app, ReceiverOptions& o) {
+  const auto set_buffers = [&o](const std::string& text) {
+    o.buffers = text == "auto" ? 0 : text == "1" ? 1 : 2;
+  };
+  app.add_option_function<std::string>(
+         "--buffers", set_buffers,
+         "Files of the weights: 1 is updated in place when nobody reads it, 2 take turns and cost "
+         "twice the memory; auto: 2 where there is room")
+      ->check(CLI::IsMember({"auto", "1", "2"}))
+      ->option_text(Shown("N", "auto"));
+  AddMillis(app, "--reader-grace-ms",
+            "With one file, an update waits for whoever has it open, at first for so long", 0,
+            &o.reader_grace);
+  const auto set_busy = [&o](const std::string& text) {
+    o.on_busy_reader = text == "copy" ? OnBusyReader::kCopy : OnBusyReader::kWait;
+  };
+  app.add_option_function<std::string>(
+         "--on-busy-reader", set_busy,
+         "And then goes on waiting, or makes a copy and leaves the old file to its reader")
+      ->check(CLI::IsMember({"wait", "copy"}))
+      ->option_text(Shown("WHAT", ToString(o.on_busy_reader)));
+  app.add_flag("--unsafe-in-place", o.unsafe_in_place,
+               "Change the weights' bytes whoever reads them: a reader may see two versions mixed");
+}
+
 void AddScrub(CLI::App& app, uint64_t* target) {
   AddSize(app, "--scrub-bytes-per-s",
           "When idle, compare so much of each model's memory with its digests a second; 0: off",
@@ -204,6 +229,12 @@ void AddDataDir(CLI::App& app, std::string* target) {
           CheckDataDir);
 }
 
+void AddFileGroup(CLI::App& app, std::string* target) {
+  app.add_option("--file-group", *target,
+                 "Group that may read the models' directories and files; empty: only their owner")
+      ->option_text("GROUP");
+}
+
 template <typename Options>
 void AddStreamLimits(CLI::App& app, Options& o) {
   AddMillis(app, "--stream-timeout-ms", "A stream without progress for so long is closed", 1,
@@ -227,6 +258,7 @@ void AddProcess(CLI::App& app, Options& o) {
 void Declare(CLI::App& app, SenderOptions& o) {
   app.option_defaults()->group("Files");
   AddDataDir(app, &o.data_dir);
+  AddFileGroup(app, &o.file_group);
   app.add_option("--trainer-socket", o.trainer_socket,
                  "Unix socket for trainers; empty: DATA-DIR/trainer.sock")
       ->option_text("PATH");
@@ -272,6 +304,7 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
       ->allow_extra_args(false)
       ->option_text("NAME[=DIR] ...");
   AddDataDir(app, &o.data_dir);
+  AddFileGroup(app, &o.file_group);
   AddSwitch(app, "follow", "Pull every new version; off: only when told to sync", &o.follow);
   app.option_defaults()->group("Network");
   const auto add_senders = [&o](const std::vector<std::string>& texts) {
@@ -295,6 +328,7 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
   app.option_defaults()->group("Applying");
   AddSize(app, "--staging", "Hold a delta up to this size and check it whole before it is applied",
           &o.staging_bytes);
+  AddReaders(app, o);
   AddSize(app, "--history-bytes",
           "Memory of each model for the past deltas that the codec tight uses; 0: none",
           &o.history_bytes);
@@ -338,6 +372,10 @@ Parsed<Options> Parse(const char* program, const char* description, int argc,
 }
 
 }  // namespace
+
+std::string_view ToString(OnBusyReader what) {
+  return what == OnBusyReader::kCopy ? "copy" : "wait";
+}
 
 std::string_view ToString(GpuUse use) {
   for (const auto& [name, value] : kGpuUses) {

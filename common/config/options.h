@@ -35,6 +35,7 @@ std::string_view ToString(GpuUse use);
 
 struct SenderOptions {
   std::string data_dir = "/dev/shm/deltawire";   ///< one directory per model below it
+  std::string file_group;                        ///< may read them; empty: only their owner
   std::string trainer_socket;                    ///< empty: <data_dir>/trainer.sock
   Endpoint control{"127.0.0.1", 7700};           ///< gRPC for orchestrators and receivers
   Endpoint bulk{"127.0.0.1", 7701};              ///< raw TCP
@@ -56,6 +57,10 @@ struct SenderOptions {
   friend bool operator==(const SenderOptions&, const SenderOptions&) = default;
 };
 
+/// What an update does when a reader keeps the only weight file open beyond the grace.
+enum class OnBusyReader : uint8_t { kWait, kCopy };
+std::string_view ToString(OnBusyReader what);
+
 struct ReceiverModelOptions {
   std::string name;
   std::string directory;  ///< empty: <data_dir>/<name>
@@ -64,14 +69,19 @@ struct ReceiverModelOptions {
 
 struct ReceiverOptions {
   std::string data_dir = "/dev/shm/deltawire";
+  std::string file_group;  ///< may read them; empty: only their owner
   /// The sender's control address; several: the agents of one trainer, each with a part.
   std::vector<std::string> senders = {"127.0.0.1:7700"};
   std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
   std::string receiver_id;                   ///< empty: <hostname>:<control port>
   Endpoint control{"127.0.0.1", 7710};
-  uint32_t streams = 4;                             ///< TCP streams per pull, 1..64
-  bool follow = true;                               ///< false: only on `sync`
-  uint64_t staging_bytes = uint64_t{128} << 20;     ///< a larger delta is applied as it arrives
+  uint32_t streams = 4;                          ///< TCP streams per pull, 1..64
+  bool follow = true;                            ///< false: only on `sync`
+  uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
+  uint32_t buffers = 0;  ///< files of the weights, 1 or 2; 0: 2 where memory has room
+  std::chrono::milliseconds reader_grace{10000};  ///< wait so long for a reader of the only one
+  OnBusyReader on_busy_reader = OnBusyReader::kWait;
+  bool unsafe_in_place = false;                     ///< change bytes whoever reads them
   uint64_t history_bytes = uint64_t{256} << 20;     ///< per model, for `tight`; 0: no history
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each model, when idle; 0: off
   std::chrono::milliseconds stream_timeout{30000};

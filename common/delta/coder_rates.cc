@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/sync.h"
 #include "common/delta/dense.h"
 
 namespace deltawire {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = SteadyClock;
 
 constexpr double kShare = 0.1;  // of a new value in the average
 

@@ -6,17 +6,23 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "common/base/bytes.h"
 #include "common/base/state_id.h"
+#include "common/base/sync.h"
 
 namespace deltawire {
 
+/// A payload that is nearly as large as its chunk is kept, since it can be undone, but not sent:
+/// the chunk costs no decoding.
+inline bool WorthSending(size_t payload_bytes, size_t chunk_bytes) {
+  return payload_bytes * 10 < chunk_bytes * 9;
+}
+
 struct ChunkDelta {
   uint32_t chunk = 0;
-  bool full = false;     ///< the payload was not worth keeping: send the chunk whole
+  bool full = false;     ///< there is no payload: the change can be neither sent nor undone
   uint64_t changed = 0;  ///< elements that differ
   uint64_t digest_before = 0;
   uint64_t digest_after = 0;
@@ -65,7 +71,7 @@ class DeltaBuilder {
   static constexpr size_t kFirstSlabBytes = size_t{16} << 10;
   static constexpr size_t kMaxSlabBytes = size_t{1} << 20;
   const uint64_t limit_;
-  std::mutex mu_;
+  Mutex mu_;
   std::vector<ChunkDelta> chunks_;
   std::vector<std::unique_ptr<std::byte[]>> slabs_;
   uint64_t slab_bytes_ = 0;

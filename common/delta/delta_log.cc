@@ -7,7 +7,8 @@ namespace {
 // (0.1 to 0.3 of it for 32 training steps); beyond this multiple of the chunk it is not tried.
 constexpr uint64_t kWorthFolding = 4;
 
-// Entries of `chunk` in log[first..]; kFull when one has no payload or folding cannot pay.
+// Entries of `chunk` in log[first..]; kFull when one has no payload, or none that is
+// worth sending, or folding cannot pay.
 ChunkPlan Chain(const LogView& log, size_t first, uint32_t chunk, uint64_t chunk_bytes) {
   ChunkPlan plan;
   plan.kind = ChunkPlan::Kind::kDelta;
@@ -16,7 +17,8 @@ ChunkPlan Chain(const LogView& log, size_t first, uint32_t chunk, uint64_t chunk
     const ChunkDelta* d = log[i]->Find(chunk);
     if (d == nullptr) continue;
     cost += d->payload.size();
-    if (d->full || cost > kWorthFolding * chunk_bytes) {
+    if (d->full || !WorthSending(d->payload.size(), chunk_bytes) ||
+        cost > kWorthFolding * chunk_bytes) {
       plan.kind = ChunkPlan::Kind::kFull;
       plan.chain.clear();
       return plan;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "common/base/of_this_thread.h"
 #include "kernels/element_width.h"
 
 namespace deltawire {
@@ -32,10 +33,7 @@ struct Contexts {
   std::vector<std::byte> differences, planes;
 };
 
-Contexts& ThisThread() {
-  thread_local Contexts contexts;
-  return contexts;
-}
+Contexts& ThisThread() { return OfThisThread<Contexts>(); }
 
 // Nobody reads the digests that the kernels bring forward on the way through zeros.
 const kernels::DigestKey& AnyKey() {

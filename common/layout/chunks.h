@@ -11,7 +11,11 @@
 namespace deltawire {
 
 /// Part of the wire contract: both ends cut alike (docs/wire_format.md, "Chunks").
+#ifdef DELTAWIRE_SIMULATION  // many chunks in tiny models (tests/simulation)
+inline constexpr uint64_t kChunkBytes = uint64_t{1} << 10;
+#else
 inline constexpr uint64_t kChunkBytes = uint64_t{2} << 20;
+#endif
 
 struct Chunk {
   uint64_t offset = 0;  ///< in the data section

@@ -6,11 +6,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <optional>
 #include <set>
 #include <system_error>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 
+#include "common/base/checksum.h"
 #include "common/layout/names.h"
 #include "common/layout/safetensors.h"
 #include "common/layout/weight_index.h"
@@ -39,12 +44,55 @@ class File {
 
   int fd() const { return fd_; }
   uint64_t size() const { return static_cast<uint64_t>(stat_.st_size); }
+  const struct stat& stat() const { return stat_; }
+
+  /// Fills `to` from `offset`.
+  Status Read(const fs::path& path, uint64_t offset, MutableBytes to) const {
+    while (!to.empty()) {
+      const ssize_t n = ::pread(fd_, to.data(), to.size(), static_cast<off_t>(offset));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoError("read " + path.string());
+      if (n == 0) {
+        return Errorf(StatusCode::kFailedPrecondition, "{} became shorter while it was read",
+                      path.string());
+      }
+      to = to.subspan(static_cast<size_t>(n));
+      offset += static_cast<uint64_t>(n);
+    }
+    return absl::OkStatus();
+  }
 
  private:
   explicit File(int fd) : fd_(fd) {}
   int fd_;
   struct stat stat_ {};
 };
+
+bool SameTime(const timespec& a, const timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+/// What of `now` is not as it was, or null.
+const char* Difference(const struct stat& was, const struct stat& now) {
+  if (was.st_ino != now.st_ino || was.st_dev != now.st_dev) return "was replaced";
+  if (was.st_size != now.st_size) return "has another size";
+  // The second one cannot be set back, and tells of the former's being set.
+  if (!SameTime(was.st_mtim, now.st_mtim) || !SameTime(was.st_ctim, now.st_ctim)) {
+    return "was written to";
+  }
+  return nullptr;
+}
+
+/// A file's times move in steps of the kernel's clock: of what was written within the last step, a
+/// write to come could leave no trace.
+bool JustWritten(const struct stat& file) {
+  constexpr int64_t kSteps = 20'000'000;  // two at 100 Hz
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  const int64_t age =
+      (now.tv_sec - file.st_ctim.tv_sec) * 1'000'000'000 + (now.tv_nsec - file.st_ctim.tv_nsec);
+  return age >= 0 && age < kSteps;
+}
 
 /// Follows symbolic links, since download caches are made of them. Broken ones and loops are
 /// errors.
@@ -74,31 +122,28 @@ StatusOr<std::vector<std::string>> VisibleNames(const fs::path& dir) {
   return names;
 }
 
+StatusOr<std::string> ReadWhole(const fs::path& path) {
+  DW_ASSIGN_OR_RETURN(const File file, File::Open(path));
+  std::string content(file.size(), '\0');
+  DW_RETURN_IF_ERROR(
+      file.Read(path, 0, {reinterpret_cast<std::byte*>(content.data()), content.size()}));
+  return content;
+}
+
 StatusOr<std::string> ReadSideFile(const fs::path& path) {
-  DW_ASSIGN_OR_RETURN(File file, File::Open(path));
+  DW_ASSIGN_OR_RETURN(const File file, File::Open(path));
   if (file.size() > kMaxSideFileBytes) {
     return Errorf(StatusCode::kResourceExhausted,
                   "{} has {} bytes, more than the {} that may go beside the weights: move it away",
                   path.string(), file.size(), kMaxSideFileBytes);
   }
-  std::string content(file.size(), '\0');
-  size_t have = 0;
-  while (have < content.size()) {
-    const ssize_t n = ::read(file.fd(), content.data() + have, content.size() - have);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoError("read " + path.string());
-    if (n == 0) {
-      return Errorf(StatusCode::kAborted, "{} became shorter while it was read", path.string());
-    }
-    have += static_cast<size_t>(n);
-  }
-  return content;
+  return ReadWhole(path);
 }
 
 /// The index must name exactly the tensors that the shards hold, each in its own shard.
 Status CheckShard(const WeightIndex& index, const std::string& shard, const fs::path& path,
-                  const SafetensorsHeader& header) {
-  for (const StoredTensor& t : header.tensors) {
+                  const std::vector<StoredTensor>& tensors) {
+  for (const StoredTensor& t : tensors) {
     const auto it = index.find(t.meta.name);
     if (it == index.end()) {
       return Errorf(StatusCode::kInvalidArgument,
@@ -143,8 +188,7 @@ struct ModelDir::Mapping {
     if (size > 0) ::munmap(data, size);
   }
 
-  static StatusOr<std::shared_ptr<const Mapping>> Open(const fs::path& path) {
-    DW_ASSIGN_OR_RETURN(const File file, File::Open(path));
+  static StatusOr<std::shared_ptr<const Mapping>> Of(const File& file, const fs::path& path) {
     auto mapping = std::make_shared<Mapping>();
     if (file.size() > 0) {
       void* data = ::mmap(nullptr, file.size(), PROT_READ, MAP_SHARED, file.fd(), 0);
@@ -159,6 +203,25 @@ struct ModelDir::Mapping {
 
   void* data = nullptr;
   size_t size = 0;
+};
+
+/// A file that is kept open, and what it was then.
+struct ModelDir::Opened {
+  File file;
+  fs::path path;
+
+  static StatusOr<std::shared_ptr<const Opened>> Open(const fs::path& path) {
+    constexpr int kLooks = 50;
+    for (int look = 0; look < kLooks; ++look) {
+      DW_ASSIGN_OR_RETURN(File file, File::Open(path));
+      if (!JustWritten(file.stat())) {
+        return std::make_shared<const Opened>(Opened{std::move(file), path});
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return Errorf(StatusCode::kAborted, "{} is being written; try again when it is whole",
+                  path.string());
+  }
 };
 
 bool IsSideFileName(std::string_view name) {
@@ -224,37 +287,86 @@ StatusOr<Shards> ShardsOfDirectory(const fs::path& dir, std::vector<std::string>
 
 }  // namespace
 
-StatusOr<ModelDir> ModelDir::Open(const std::filesystem::path& dir) {
+namespace {
+
+/// The start of a safetensors file that says what is in it.
+StatusOr<SafetensorsHeader> ReadHeader(const File& file, const fs::path& path) {
+  constexpr uint64_t kLength = 8;
+  std::vector<std::byte> prefix(std::min(file.size(), kLength));
+  DW_RETURN_IF_ERROR(file.Read(path, 0, prefix));
+  if (prefix.size() == kLength) {
+    // A length beyond these is refused by what parses it, which names it.
+    const uint64_t most = std::min(file.size() - kLength, kMaxSafetensorsHeader);
+    prefix.resize(kLength + std::min(LoadLe<uint64_t>(prefix.data()), most));
+    DW_RETURN_IF_ERROR(file.Read(path, kLength, MutableBytes(prefix).subspan(kLength)));
+  }
+  return ParseSafetensorsHeader(prefix, file.size(), path.string());
+}
+
+}  // namespace
+
+Status ModelDir::AddShard(const fs::path& path, Access access, std::vector<StoredTensor>* tensors) {
+  DW_RETURN_IF_ERROR(StatusOf(path).status());
+  std::optional<File> mapped;
+  const File* file = nullptr;
+  if (access == Access::kRead) {
+    DW_ASSIGN_OR_RETURN(auto opened, Opened::Open(path));
+    opened_.push_back(std::move(opened));
+    file = &opened_.back()->file;
+  } else {
+    DW_ASSIGN_OR_RETURN(File opened, File::Open(path));
+    mapped.emplace(std::move(opened));
+    file = &*mapped;
+  }
+  DW_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadHeader(*file, path));
+  if (access == Access::kMap) {
+    DW_ASSIGN_OR_RETURN(auto mapping, Mapping::Of(*file, path));
+    mappings_.push_back(std::move(mapping));
+  }
+  for (const StoredTensor& t : header.tensors) {
+    if (access == Access::kRead) {
+      places_.push_back({opened_.back().get(), header.data_offset + t.begin});
+    } else {
+      data_.push_back(
+          mappings_.back()->bytes().subspan(header.data_offset + t.begin, t.end - t.begin));
+    }
+  }
+  *tensors = std::move(header.tensors);
+  return absl::OkStatus();
+}
+
+StatusOr<ModelDir> ModelDir::Open(const std::filesystem::path& dir, Access access) {
   DW_ASSIGN_OR_RETURN(const fs::file_status status, StatusOf(dir));
+  ModelDir model;
+  model.path_ = dir;
   Shards shards;
   if (!fs::is_directory(status)) {
     DW_ASSIGN_OR_RETURN(shards, SingleFile(dir));
   } else {
     DW_ASSIGN_OR_RETURN(std::vector<std::string> names, VisibleNames(dir));
     if (std::binary_search(names.begin(), names.end(), kWeightIndexName)) {
-      DW_ASSIGN_OR_RETURN(const auto index, Mapping::Open(dir / kWeightIndexName));
-      DW_ASSIGN_OR_RETURN(shards, ShardsOfIndex(dir, AsChars(index->bytes())));
+      const fs::path path = dir / kWeightIndexName;
+      if (access == Access::kRead) {
+        DW_ASSIGN_OR_RETURN(auto opened, Opened::Open(path));
+        model.opened_.push_back(std::move(opened));
+      }
+      DW_ASSIGN_OR_RETURN(const std::string index, ReadWhole(path));
+      DW_ASSIGN_OR_RETURN(shards, ShardsOfIndex(dir, index));
     } else {
       DW_ASSIGN_OR_RETURN(shards, ShardsOfDirectory(dir, std::move(names)));
     }
   }
 
-  ModelDir model;
-  model.path_ = dir;
   std::vector<TensorMeta> tensors;
   std::unordered_map<std::string, size_t> shard_of;
   for (size_t s = 0; s < shards.names.size(); ++s) {
     const fs::path path = shards.dir / shards.names[s];
-    DW_RETURN_IF_ERROR(StatusOf(path).status());
-    DW_ASSIGN_OR_RETURN(auto mapping, Mapping::Open(path));
-    const Bytes bytes = mapping->bytes();
-    model.mappings_.push_back(std::move(mapping));
-    DW_ASSIGN_OR_RETURN(SafetensorsHeader header,
-                        ParseSafetensorsHeader(bytes, bytes.size(), path.string()));
+    std::vector<StoredTensor> stored;
+    DW_RETURN_IF_ERROR(model.AddShard(path, access, &stored));
     if (shards.index) {
-      DW_RETURN_IF_ERROR(CheckShard(*shards.index, shards.names[s], path, header));
+      DW_RETURN_IF_ERROR(CheckShard(*shards.index, shards.names[s], path, stored));
     }
-    for (StoredTensor& t : header.tensors) {
+    for (StoredTensor& t : stored) {
       const auto [it, added] = shard_of.try_emplace(t.meta.name, s);
       if (!added) {
         return Errorf(StatusCode::kInvalidArgument,
@@ -263,7 +375,6 @@ StatusOr<ModelDir> ModelDir::Open(const std::filesystem::path& dir) {
                       Quoted(t.meta.name), Quoted(shards.names[it->second]),
                       Quoted(shards.names[s]), shards.dir.string(), kWeightIndexName);
       }
-      model.data_.push_back(bytes.subspan(header.data_offset + t.begin, t.end - t.begin));
       tensors.push_back(std::move(t.meta));
     }
   }
@@ -276,10 +387,44 @@ StatusOr<ModelDir> ModelDir::Open(const std::filesystem::path& dir) {
   return model;
 }
 
+Status ModelDir::Read(size_t i, MutableBytes to) const {
+  const Place& place = places_[i];
+  return place.file->file.Read(place.file->path, place.offset, to);
+}
+
+Status ModelDir::Unchanged() const {
+  for (const auto& opened : opened_) {
+    const char* why = nullptr;
+    struct stat now {};
+    if (::stat(opened->path.c_str(), &now) != 0) {
+      why = "is gone, or cannot be looked at any more";
+    } else {
+      why = Difference(opened->file.stat(), now);
+    }
+    if (why == nullptr) continue;
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} {} while it was read: what was read may be of two states; try again when "
+                  "nobody writes to it",
+                  opened->path.string(), why);
+  }
+  return absl::OkStatus();
+}
+
 StatusOr<std::vector<SideFile>> ModelDir::ReadSideFiles() const {
   std::error_code error;
   if (fs::is_regular_file(path_, error)) return std::vector<SideFile>();  // one file has none
   return SideFilesOf(path_);
+}
+
+uint64_t SideFilesHash(const std::vector<SideFile>& files) {
+  Xxh3Stream hash;
+  for (const SideFile& f : files) {
+    const uint64_t sizes[2] = {f.name.size(), f.content.size()};  // this machine is little-endian
+    hash.Update({reinterpret_cast<const std::byte*>(sizes), sizeof sizes});
+    hash.Update(AsBytes(f.name));
+    hash.Update(AsBytes(f.content));
+  }
+  return hash.Digest();
 }
 
 StatusOr<std::vector<SideFile>> SideFilesOf(const fs::path& dir) {

@@ -4,6 +4,7 @@
 
 #include <boost/asio.hpp>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <thread>
 #include <tuple>
@@ -45,24 +46,41 @@ inline Status FromAsio(std::string_view what, const ErrorCode& ec) {
   return Errorf(code, "{}: {}", what, text);
 }
 
-/// Closes a socket when no Feed() came for `limit`. Runs on the socket's strand; owned by
-/// shared_ptr because its timer may outlive the stream.
+/// Closes a socket when no Feed() came for `limit`, or at a last deadline. Runs on the socket's
+/// strand; owned by shared_ptr because its timer may outlive the stream.
 class Watchdog : public std::enable_shared_from_this<Watchdog> {
  public:
   Watchdog(std::shared_ptr<tcp::socket> socket, std::chrono::milliseconds limit)
-      : socket_(std::move(socket)), timer_(socket_->get_executor()), limit_(limit) {}
+      : socket_(std::move(socket)), timer_(socket_->get_executor()), limit_(limit), shown_(limit) {}
 
   void Start() {
     Feed();
     Arm();
   }
-  void Feed() { deadline_ = std::chrono::steady_clock::now() + limit_; }
+  /// There was progress.
+  void Feed() {
+    if (!last_) deadline_ = std::chrono::steady_clock::now() + limit_;
+  }
+  /// Whatever progress there is, no longer than `rest` from now; replaces an earlier such deadline.
+  void EndAfter(std::chrono::milliseconds rest) {
+    last_ = true;
+    shown_ = rest;
+    deadline_ = std::chrono::steady_clock::now() + rest;
+    timer_.cancel();  // it is armed anew with the new deadline
+  }
+  /// As if EndAfter had not been called.
+  void Resume() {
+    last_ = false;
+    shown_ = limit_;
+    Feed();
+  }
   void Stop() {
     stopped_ = true;
     timer_.cancel();
   }
   bool fired() const { return fired_; }
-  std::chrono::milliseconds limit() const { return limit_; }
+  /// What it waited for in vain, for messages.
+  std::chrono::milliseconds limit() const { return shown_; }
 
  private:
   void Arm() {
@@ -79,10 +97,23 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   std::shared_ptr<tcp::socket> socket_;
   asio::steady_timer timer_;
   const std::chrono::milliseconds limit_;
+  std::chrono::milliseconds shown_;
+  bool last_ = false;
   std::chrono::steady_clock::time_point deadline_;
   bool stopped_ = false;
   bool fired_ = false;
 };
+
+/// What an exception becomes where no other code may see it.
+inline Status FromException(std::string_view what, const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const std::exception& e) {
+    return Errorf(StatusCode::kInternal, "{}: {}", what, e.what());
+  } catch (...) {
+    return Errorf(StatusCode::kInternal, "{}: an exception of no known type", what);
+  }
+}
 
 /// TCP options of every bulk socket: no Nagle, kernel keepalive for peers that vanish silently.
 inline void TuneSocket(tcp::socket& socket) {

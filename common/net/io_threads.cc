@@ -1,5 +1,7 @@
 #include "common/net/io_threads.h"
 
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 
 #include "common/net/io_impl.h"
@@ -9,7 +11,18 @@ namespace deltawire::net {
 IoThreads::IoThreads(size_t threads) : impl_(std::make_unique<Impl>()) {
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
   for (size_t i = 0; i < threads; ++i) {
-    impl_->threads.emplace_back([this] { impl_->context.run(); });
+    impl_->threads.emplace_back([this] {
+      // Streams catch what is thrown in them; what escapes here is of one handler, and no reason to
+      // take the others' thread away.
+      while (true) {
+        try {
+          impl_->context.run();
+          return;
+        } catch (...) {
+          spdlog::error("{}", MessageOf(FromException("bulk streams", std::current_exception())));
+        }
+      }
+    });
   }
 }
 

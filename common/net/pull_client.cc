@@ -1,5 +1,7 @@
 #include "common/net/pull_client.h"
 
+#include <spdlog/spdlog.h>
+
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -21,7 +23,7 @@ struct PullClient::Impl {
   size_t running = 0;
   bool cancelled = false;
   Status status;
-  std::optional<StateId> end;
+  std::optional<PullEnd> end;
   std::vector<std::shared_ptr<tcp::socket>> sockets;
 
   // The first error wins; it closes every stream, so that the others end too.
@@ -59,7 +61,13 @@ class ClientStream {
 
   asio::awaitable<void> Run() {
     watchdog_->Start();
-    const Status status = co_await Exchange();
+    Status status;
+    try {
+      status = co_await Exchange();
+    } catch (...) {
+      status = FromException(where_, std::current_exception());
+      spdlog::error("{}", MessageOf(status));
+    }
     watchdog_->Stop();
     ErrorCode ignored;
     socket_->shutdown(tcp::socket::shutdown_both, ignored);
@@ -108,7 +116,7 @@ class ClientStream {
           break;
         }
         case wire::FrameType::kEnd:
-          co_return AgreeOnEnd({header->epoch, header->version});
+          co_return co_await ReceiveEnd(*header);
         case wire::FrameType::kError:
           co_return co_await ReadError(*header);
         default:
@@ -121,8 +129,7 @@ class ClientStream {
   asio::awaitable<Status> ReceiveChunk(const wire::FrameHeader& header) {
     auto to = sink_.Begin(header);
     if (!to.ok()) co_return to.status();
-    Status status = co_await ReadPayload(*to);
-    if (status.ok()) status = Annotate(wire::CheckPayload(header, hash_.Digest()), where_);
+    Status status = co_await ReadPayload(header, *to);
     if (!status.ok()) {
       sink_.Abandon(header);
       co_return status;
@@ -130,10 +137,12 @@ class ClientStream {
     co_return sink_.Finish(header);
   }
 
-  // Straight into place, hashed piece by piece while the piece is still in the cache.
-  asio::awaitable<Status> ReadPayload(MutableBytes to) {
+  // Straight into place, hashed piece by piece while the piece is still in the cache: here what has
+  // a checksum of its own, by the sink what has the chunk's digest.
+  asio::awaitable<Status> ReadPayload(const wire::FrameHeader& header, MutableBytes to) {
     constexpr size_t kPiece = size_t{512} << 10;
     constexpr size_t kWakeUpFor = kPiece;
+    const bool has_checksum = header.type != wire::FrameType::kChunkFull;
     hash_.Reset();
     for (size_t done = 0; done < to.size();) {
       watchdog_->Feed();
@@ -143,11 +152,13 @@ class ClientStream {
       auto [ec, n] = co_await socket_->async_read_some(
           asio::buffer(to.data() + done, std::min(kPiece, to.size() - done)), kAwait);
       if (ec) co_return Failure("reading a chunk", ec);
-      hash_.Update(to.subspan(done, n));
+      if (has_checksum) hash_.Update(to.subspan(done, n));
       done += n;
+      sink_.Arrived(header, done);
     }
     SetLowWatermark(1);
-    co_return absl::OkStatus();
+    if (!has_checksum) co_return absl::OkStatus();
+    co_return Annotate(wire::CheckPayload(header, hash_.Digest()), where_);
   }
 
   void SetLowWatermark(size_t bytes) {
@@ -157,13 +168,33 @@ class ClientStream {
     socket_->set_option(asio::socket_base::receive_low_watermark(static_cast<int>(bytes)), ignored);
   }
 
-  Status AgreeOnEnd(StateId id) {
+  asio::awaitable<Status> ReceiveEnd(const wire::FrameHeader& header) {
+    std::array<std::byte, wire::kEndPayload> payload;
+    const Bytes bytes = Bytes(payload).first(header.payload_bytes);
+    watchdog_->Feed();
+    auto [ec, n] = co_await asio::async_read(
+        *socket_, asio::buffer(payload.data(), header.payload_bytes), kAwait);
+    if (ec) co_return Failure("reading the end", ec);
+    Status status = wire::CheckPayload(header, Xxh3(bytes));
+    if (!status.ok()) co_return Annotate(status, where_);
+    const auto end = wire::DecodeEnd(bytes);
+    if (!end.ok()) co_return Annotate(end.status(), where_);
+    co_return AgreeOnEnd({.identity = {.lineage = end->lineage,
+                                       .id = {header.epoch, header.version},
+                                       .root = end->root,
+                                       .attempt = end->attempt},
+                          .side_files_hash = end->side_files_hash});
+  }
+
+  Status AgreeOnEnd(const PullEnd& end) {
     std::lock_guard lock(pull_->mu);
-    if (pull_->end.has_value() && *pull_->end != id) {
+    if (pull_->end.has_value() && (pull_->end->identity != end.identity ||
+                                   pull_->end->identity.attempt != end.identity.attempt ||
+                                   pull_->end->side_files_hash != end.side_files_hash)) {
       return Errorf(StatusCode::kDataLoss, "{}: ends at {}, another stream at {}", where_,
-                    ToString(id), ToString(*pull_->end));
+                    DescribeFully(end.identity), DescribeFully(pull_->end->identity));
     }
-    pull_->end = id;
+    pull_->end = end;
     return absl::OkStatus();
   }
 
@@ -241,12 +272,8 @@ class ClientStream {
 asio::awaitable<void> RunStream(std::shared_ptr<PullClient::Impl> pull,
                                 std::shared_ptr<tcp::socket> socket, uint16_t index,
                                 const wire::Have* have, ChunkSink* sink) {
-  {
-    ClientStream stream(pull, socket, index, have, *sink);
-    co_await stream.Run();
-  }
-  std::lock_guard lock(pull->mu);
-  if (--pull->running == 0) pull->done.notify_all();
+  ClientStream stream(pull, socket, index, have, *sink);
+  co_await stream.Run();
 }
 
 }  // namespace
@@ -256,7 +283,7 @@ PullClient::PullClient(IoThreads& io, PullTarget target)
 
 PullClient::~PullClient() = default;
 
-StatusOr<StateId> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
+StatusOr<PullEnd> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
   std::unique_lock lock(impl_->mu);
   if (impl_->cancelled) return absl::CancelledError("the pull was cancelled");
   for (uint16_t i = 0; i < impl_->target.streams; ++i) {
@@ -265,7 +292,12 @@ StatusOr<StateId> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
   impl_->running = impl_->sockets.size();
   for (uint16_t i = 0; i < impl_->target.streams; ++i) {
     asio::co_spawn(impl_->sockets[i]->get_executor(),
-                   RunStream(impl_, impl_->sockets[i], i, &have, &sink), asio::detached);
+                   RunStream(impl_, impl_->sockets[i], i, &have, &sink),
+                   [pull = impl_](const std::exception_ptr& thrown) {
+                     if (thrown) pull->Fail(FromException("bulk stream", thrown));
+                     std::lock_guard done(pull->mu);
+                     if (--pull->running == 0) pull->done.notify_all();
+                   });
   }
   impl_->done.wait(lock, [this] { return impl_->running == 0; });
   if (!impl_->status.ok()) return impl_->status;

@@ -11,9 +11,11 @@
 #include <optional>
 #include <string>
 
+#include "common/base/acceptor.h"
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 #include "common/net/io_threads.h"
+#include "common/net/pull_transport.h"
 #include "common/wire/frame.h"
 #include "common/wire/messages.h"
 
@@ -25,6 +27,9 @@ struct OutFrame {
   Bytes payload;
   std::shared_ptr<const void> keep;
 };
+
+/// The last frame of a stream.
+OutFrame EndFrame(const PullEnd& end);
 
 /// One pull, seen from the sender. All methods are thread-safe.
 class PullSession {
@@ -40,8 +45,9 @@ class PullSession {
   /// case `wake` is called once (from any thread) when asking again may help.
   virtual StatusOr<std::optional<OutFrame>> Next(uint16_t stream, std::function<void()> wake) = 0;
 
-  /// Called when a stream has begun; `cut` closes it at once from any thread, and is harmless
-  /// later.
+  /// Called when a stream has begun; `cut` ends it from any thread, and is harmless later: the
+  /// frame under way is completed if that takes no time, then Next is asked for the reason, which
+  /// goes to the peer in an Error frame (ABORTED, if Next knows none).
   virtual void StreamOpened(uint16_t stream, std::function<void()> cut) = 0;
   /// Called once per opened stream; OK after its kEnd was sent.
   virtual void StreamClosed(uint16_t stream, const Status& why) = 0;
@@ -61,7 +67,17 @@ class PullServer {
  public:
   struct Options {
     std::chrono::milliseconds stream_timeout{30000};  ///< no progress on a stream: it is closed
-    std::chrono::milliseconds ping_interval{5000};    ///< idle streams say so this often
+    /// Idle streams say so this often; 0: a quarter of stream_timeout, at most 5 s.
+    std::chrono::milliseconds ping_interval{0};
+    /// A new connection has said something, and its whole Hello, within these.
+    std::chrono::milliseconds first_byte_timeout{2000};
+    std::chrono::milliseconds hello_timeout{5000};
+    /// A stream that is cut ends the frame under way within this, or is closed in the middle of it.
+    std::chrono::milliseconds cut_grace{200};
+    size_t max_connections = 16384;
+    size_t max_connections_per_address = 4096;
+    /// Descriptors that bulk connections leave to everything else, the control port among it.
+    size_t reserved_descriptors = 2 * Acceptor::kReserve;
   };
 
   /// Listens at once; kAlreadyExists when the port is taken. `io` and `source` outlive the server.

@@ -89,9 +89,16 @@ bool KernelPopulates(const Mapping& map) {
   return ::madvise(map.base(), 0, MADV_POPULATE_WRITE) == 0;
 }
 
-Status CheckHeader(const Mapping& map, const Layout& layout, uint64_t data_offset,
+/// `want`: the header that a file of the layout begins with.
+Status CheckHeader(const Mapping& map, const Layout& layout, const std::string& want,
                    const std::filesystem::path& path) {
   const Bytes file{map.base(), map.bytes()};
+  // Parsing takes seconds where there are 100,000s of tensors, and is only needed to say what
+  // differs.
+  if (file.size() >= want.size() && std::memcmp(file.data(), want.data(), want.size()) == 0) {
+    return {};
+  }
+  const uint64_t data_offset = want.size();
   DW_ASSIGN_OR_RETURN(const SafetensorsHeader header,
                       ParseSafetensorsHeader(file, file.size(), path.native()));
   std::vector<TensorMeta> tensors;
@@ -137,6 +144,10 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
   }
   std::memcpy(buffer.map_.base(), header.data(), header.size());
   DW_RETURN_IF_ERROR(file.Publish());
+  buffer.fd_ = file.TakeFd();
+  struct stat made;
+  if (::fstat(buffer.fd(), &made) != 0) return ErrnoError(fmt::format("stat {}", path.native()));
+  buffer.inode_ = made.st_ino;
   buffer.path_ = path;
   buffer.data_offset_ = header.size();
   buffer.data_bytes_ = layout.total_bytes();
@@ -145,11 +156,12 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
 
 StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const Layout& layout,
                                       const BufferOptions& options) {
-  const ScopedFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  ScopedFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoError(fmt::format("open {}", path.native()));
   struct stat file;
   if (::fstat(fd.get(), &file) != 0) return ErrnoError(fmt::format("stat {}", path.native()));
-  const uint64_t header_bytes = BuildSafetensorsHeader(layout).size();
+  const std::string expected = BuildSafetensorsHeader(layout);
+  const uint64_t header_bytes = expected.size();
   const uint64_t bytes = header_bytes + layout.total_bytes();
   if (!S_ISREG(file.st_mode) || static_cast<uint64_t>(file.st_size) < sizeof(uint64_t)) {
     return Errorf(StatusCode::kFailedPrecondition, "{} is not a safetensors file; move it away",
@@ -158,7 +170,7 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
   BufferFile buffer;
   DW_ASSIGN_OR_RETURN(buffer.map_,
                       Mapping::Map(fd.get(), static_cast<uint64_t>(file.st_size), true, path));
-  Status header = CheckHeader(buffer.map_, layout, header_bytes, path);
+  Status header = CheckHeader(buffer.map_, layout, expected, path);
   if (!header.ok()) return Status(StatusCode::kFailedPrecondition, header.message());
   if (buffer.map_.bytes() != bytes) {
     return Errorf(StatusCode::kFailedPrecondition, "{} has {} bytes and its layout {}; remove it",
@@ -179,6 +191,8 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
       !PopulateAll(buffer.map_, pages, layout, header_bytes, options.pool)) {
     return ErrnoError(fmt::format("fault in the {} bytes of {}", bytes, path.native()));
   }
+  buffer.fd_ = std::move(fd);
+  buffer.inode_ = file.st_ino;
   buffer.path_ = path;
   buffer.data_offset_ = header_bytes;
   buffer.data_bytes_ = layout.total_bytes();
@@ -195,6 +209,49 @@ Status BufferFile::Rename(const std::filesystem::path& to) {
   }
   path_ = to;
   return {};
+}
+
+Status BufferFile::Relink(const std::filesystem::path& path) {
+  ::unlink(path.c_str());
+  const std::string open = fmt::format("/proc/self/fd/{}", fd());
+  if (::linkat(AT_FDCWD, open.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0) {
+    return ErrnoError(fmt::format("link {}", path.native()));
+  }
+  path_ = path;
+  return {};
+}
+
+Status BufferFile::Restore(const Layout& layout) {
+  if (::ftruncate(fd(), static_cast<off_t>(map_.bytes())) != 0) {
+    return ErrnoError(fmt::format("size {}", path_.native()));
+  }
+  const int err = ::posix_fallocate(fd(), 0, static_cast<off_t>(map_.bytes()));
+  if (err != 0) return ErrnoError(fmt::format("allocate {}", path_.native()), err);
+  const std::string header = BuildSafetensorsHeader(layout);
+  if (std::memcmp(map_.base(), header.data(), header.size()) != 0) {
+    std::memcpy(map_.base(), header.data(), header.size());
+  }
+  return {};
+}
+
+Status BufferFile::Exchange(BufferFile& other) {
+  const auto failed = [&](const char* what) {
+    return ErrnoError(fmt::format("{} {} and {}", what, path_.native(), other.path_.native()));
+  };
+  if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, other.path_.c_str(), RENAME_EXCHANGE) == 0) {
+    std::swap(path_, other.path_);
+    return {};
+  }
+  if (errno != EINVAL && errno != ENOSYS) return failed("exchange");
+  // A second name keeps the other file when this one is renamed over its first.
+  const std::filesystem::path mine = path_;
+  const std::filesystem::path spare = mine.native() + ".swap";
+  ::unlink(spare.c_str());
+  if (::link(other.path_.c_str(), spare.c_str()) != 0) return failed("link");
+  if (::rename(mine.c_str(), other.path_.c_str()) != 0) return failed("rename");
+  path_ = other.path_;
+  other.path_ = spare;
+  return other.Rename(mine);
 }
 
 }  // namespace deltawire

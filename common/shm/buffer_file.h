@@ -1,6 +1,7 @@
 // A safetensors file in tmpfs that is one model buffer: mapped shared, allocated up front.
-// Owns its mapping (munmap on destruction) and never removes the file.
-// Threads: the mapping is plain memory; callers agree on who writes what. Rename is one caller's.
+// Owns its mapping and the one descriptor that it is mapped through (a lease needs there to be no
+// second one); never removes the file.
+// Threads: the mapping is plain memory; callers agree on who writes what. Names are one caller's.
 // Errors: no space is kResourceExhausted at Create, with bytes needed and free, never a SIGBUS.
 #pragma once
 
@@ -46,11 +47,26 @@ class BufferFile {
 
   /// Renames within the directory (atomic); the mapping survives.
   Status Rename(const std::filesystem::path& to);
+  /// This file gets `other`'s name and that one this file's, in one step where the filesystem can
+  /// (else `other` has its new name a moment before it loses the old one).
+  Status Exchange(BufferFile& other);
+
+  /// A name for a file that has been given another one behind our back. kNotFound when it has none.
+  Status Relink(const std::filesystem::path& path);
+  /// Size, blocks and header as they were made: after somebody else wrote to the file.
+  Status Restore(const Layout& layout);
+
+  int fd() const { return fd_.get(); }
+  uint64_t inode() const { return inode_; }
+  /// Of the whole file, header included.
+  uint64_t file_bytes() const { return map_.bytes(); }
 
  private:
   BufferFile() = default;
   std::filesystem::path path_;
+  ScopedFd fd_;
   Mapping map_;
+  uint64_t inode_ = 0;
   uint64_t data_offset_ = 0;
   uint64_t data_bytes_ = 0;
 };

@@ -1,6 +1,8 @@
 #include "common/shm/dir_lock.h"
 
 #include <fcntl.h>
+#include <grp.h>
+#include <pwd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,18 +33,56 @@ Status WritePid(int fd, const std::filesystem::path& file) {
   return {};
 }
 
+std::string UserName(uid_t uid) {
+  const struct passwd* user = ::getpwuid(uid);
+  return user == nullptr ? fmt::format("user {}", uid) : fmt::format("{} ({})", user->pw_name, uid);
+}
+
+Status CheckOwner(const std::filesystem::path& dir) {
+  struct stat info;
+  if (::stat(dir.c_str(), &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
+  if (info.st_uid == ::geteuid() || info.st_uid == 0) return {};
+  return Errorf(StatusCode::kPermissionDenied,
+                "{} belongs to {}, and this process runs as {}: its owner could put other files in "
+                "place of ours; chown it or choose another directory",
+                dir.native(), UserName(info.st_uid), UserName(::geteuid()));
+}
+
+Status GiveGroup(const std::filesystem::path& dir, const std::string& name) {
+  const struct group* group = ::getgrnam(name.c_str());
+  if (group == nullptr) {
+    return Errorf(StatusCode::kInvalidArgument, "there is no group \"{}\"", name);
+  }
+  // Set-group-id: what is made in it is the group's from the start.
+  if (::chown(dir.c_str(), static_cast<uid_t>(-1), group->gr_gid) != 0 ||
+      ::chmod(dir.c_str(), 02750) != 0) {
+    return ErrnoError(fmt::format("give {} to group {}", dir.native(), name));
+  }
+  return {};
+}
+
 }  // namespace
 
-StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir) {
+mode_t FileModeIn(const std::filesystem::path& dir) {
+  struct stat info;
+  const bool group = ::stat(dir.empty() ? "." : dir.c_str(), &info) == 0 &&
+                     (info.st_mode & (S_ISGID | S_IRGRP)) == (S_ISGID | S_IRGRP);
+  return group ? 0640 : 0600;
+}
+
+StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir, const std::string& group) {
   std::error_code ec;
   if (dir.has_parent_path()) std::filesystem::create_directories(dir.parent_path(), ec);
   if (ec) return ErrnoError(fmt::format("create {}", dir.parent_path().native()), ec.value());
-  if (::mkdir(dir.c_str(), 0755) != 0 && errno != EEXIST) {
+  if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoError(fmt::format("create {}", dir.native()));
   }
+  if (dir.has_parent_path()) DW_RETURN_IF_ERROR(CheckOwner(dir.parent_path()));
+  DW_RETURN_IF_ERROR(CheckOwner(dir));
+  if (!group.empty()) DW_RETURN_IF_ERROR(GiveGroup(dir, group));
   const std::filesystem::path file = dir / ".deltawire.lock";
   DirLock lock;
-  lock.fd_ = ::open(file.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0644);
+  lock.fd_ = ::open(file.c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (lock.fd_ < 0) return ErrnoError(fmt::format("open {}", file.native()));
   int rc;
   do {

@@ -8,10 +8,12 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <limits>
 
 #include "common/base/human.h"
+#include "common/shm/dir_lock.h"
 
 namespace deltawire {
 namespace {
@@ -50,6 +52,13 @@ std::filesystem::path HiddenName(const std::filesystem::path& path) {
 
 }  // namespace
 
+uint64_t RoomFor(const std::filesystem::path& dir) {
+  const ScopedFd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) return 0;
+  const uint64_t free = FreeBytes(fd.get());
+  return LivesInMemory(fd.get()) ? std::min(free, AvailableMemory()) : free;
+}
+
 ScopedFd::~ScopedFd() {
   if (fd_ >= 0) ::close(fd_);
 }
@@ -79,8 +88,12 @@ StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint
   if (::unlink(hidden.c_str()) != 0 && errno != ENOENT) {
     return ErrnoError(fmt::format("remove {}", hidden.native()));
   }
-  builder.fd_ = ScopedFd(::open(hidden.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0644));
+  builder.fd_ = ScopedFd(::open(hidden.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (builder.fd() < 0) return ErrnoError(fmt::format("create {}", hidden.native()));
+  const mode_t mode = FileModeIn(path.parent_path());
+  if (mode != 0600 && ::fchmod(builder.fd(), mode) != 0) {
+    return ErrnoError(fmt::format("set the mode of {}", hidden.native()));
+  }
   builder.hidden_ = hidden;
 
   if (builder.needed_ > FreeBytes(builder.fd())) return builder.NoSpace();

@@ -13,6 +13,10 @@
 
 namespace deltawire {
 
+/// Bytes that can still be taken in `dir`: the filesystem's, and where that lives in memory no more
+/// than the machine has available.
+uint64_t RoomFor(const std::filesystem::path& dir);
+
 /// Closes a file descriptor.
 class ScopedFd {
  public:
@@ -64,6 +68,8 @@ class FileBuilder {
   ~FileBuilder();
 
   int fd() const { return fd_.get(); }
+  /// For a caller that keeps the file open: the one descriptor, once it is published.
+  ScopedFd TakeFd() { return std::move(fd_); }
   /// Takes every block, so that no later write through a mapping can fail with SIGBUS.
   Status Allocate() { return Allocate(0, bytes_); }
   /// The same for bytes first <= i < last alone.

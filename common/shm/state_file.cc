@@ -14,19 +14,27 @@ namespace {
 
 // The byte table of docs/lifecycle.md, "State file". Little-endian, as bytes.h asserts.
 
-constexpr char kMagic[9] = "DWSTATE1";
-constexpr uint32_t kFormatVersion = 1;
+constexpr char kMagic[9] = "DWSTATE2";
+constexpr char kFirstMagic[9] = "DWSTATE1";
+constexpr uint32_t kFormatVersion = 2;
+
+struct StoredIdentity {
+  uint64_t epoch;
+  uint64_t version;
+  uint64_t lineage_lo;
+  uint64_t lineage_hi;
+  uint64_t root;
+};
 
 struct Slot {
   uint64_t sequence;
-  uint64_t phase;  // SlotPhase + kPickSecond when ids[1] is the one that counts
-  struct {
-    uint64_t epoch;
-    uint64_t version;
-  } ids[2];
-  uint64_t reserved[2];
+  uint64_t phase;  // SlotPhase + kPickSecond when identities[1] is the one that counts
+  StoredIdentity identities[2];
+  uint64_t attempts[2];
+  uint64_t inode;
+  uint64_t reserved;
 };
-static_assert(sizeof(Slot) == 64);
+static_assert(sizeof(Slot) == 128);
 
 struct Header {
   char magic[8];
@@ -38,13 +46,18 @@ struct Header {
   uint64_t fingerprint_lo;
   uint64_t digest_seed;
   uint64_t boot;
+  uint64_t lineage_lo;
+  uint64_t lineage_hi;
   uint64_t checksum;  // XXH3-64 of the bytes before it
   uint64_t active;
-  uint64_t reserved[7];
+  uint64_t reserved[5];
   Slot slot[2];
 };
-constexpr size_t kHeaderBytes = 8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 8 + 8 + 7 * 8 + 2 * 64;
-static_assert(sizeof(Header) == kHeaderBytes && kHeaderBytes == 256);
+constexpr size_t kHeaderBytes =
+    8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 2 * 8 + 8 + 8 + 5 * 8 + 2 * sizeof(Slot);
+static_assert(sizeof(Header) == kHeaderBytes && kHeaderBytes == 384);
+/// That of format 1, the shortest that can be told apart.
+constexpr size_t kFirstHeaderBytes = 256;
 
 struct Entry {
   uint64_t version;
@@ -79,9 +92,13 @@ uint64_t Load(uint64_t& word) { return Word(word).load(kAcquire); }
 
 SlotPhase PhaseOf(uint64_t word) { return static_cast<SlotPhase>(word & kPhaseMask); }
 
-StateId IdOf(Slot& slot, uint64_t phase) {
-  auto& id = slot.ids[(phase & kPickSecond) != 0];
-  return {Load(id.epoch), Load(id.version)};
+Identity IdentityOf(Slot& slot, uint64_t phase) {
+  const size_t pick = (phase & kPickSecond) != 0;
+  StoredIdentity& stored = slot.identities[pick];
+  return {.lineage = {.hi = Load(stored.lineage_hi), .lo = Load(stored.lineage_lo)},
+          .id = {Load(stored.epoch), Load(stored.version)},
+          .root = Load(stored.root),
+          .attempt = Load(slot.attempts[pick])};
 }
 
 /// Odd when some slot's is odd, and never falling: equal even sums are equal words.
@@ -120,6 +137,11 @@ Status Damaged(const std::filesystem::path& path, std::string_view what) {
 }
 
 Status CheckHeader(const Header& header, uint64_t file_bytes, const std::filesystem::path& path) {
+  if (std::memcmp(header.magic, kFirstMagic, sizeof header.magic) == 0) {
+    return Damaged(path,
+                   fmt::format("has format 1 instead of {}: it was made by an older deltawire",
+                               kFormatVersion));
+  }
   if (std::memcmp(header.magic, kMagic, sizeof header.magic) != 0) {
     return Damaged(path, "is not a deltawire state file");
   }
@@ -134,7 +156,7 @@ Status CheckHeader(const Header& header, uint64_t file_bytes, const std::filesys
     return Damaged(path, fmt::format("claims {} header bytes and {} slots", header.header_bytes,
                                      header.slots));
   }
-  const uint64_t want = FileBytes({header.chunks, header.slots, {}, 0});
+  const uint64_t want = FileBytes({.chunks = header.chunks, .slots = header.slots});
   if (want != file_bytes) {
     return Damaged(path, fmt::format("has {} bytes instead of {}", file_bytes, want));
   }
@@ -155,7 +177,7 @@ Status CheckWords(const Mapping& map, const std::filesystem::path& path) {
       return Damaged(path, fmt::format("has phase {:#x} in slot {}", phase, s));
     }
     if (PhaseOf(phase) != SlotPhase::kWhole) continue;
-    const uint64_t version = IdOf(SlotOf(map, s), phase).version;
+    const uint64_t version = IdentityOf(SlotOf(map, s), phase).id.version;
     for (uint32_t c = 0; c < header.chunks; ++c) {
       const uint64_t found = Load(EntryOf(map, s, c).version);
       if (found == version) continue;
@@ -181,7 +203,7 @@ StatusOr<Opened> OpenAndCheck(const std::filesystem::path& path, bool writable) 
     return ErrnoError(fmt::format("stat {}", path.native()));
   }
   const auto bytes = static_cast<uint64_t>(opened.file.st_size);
-  if (!S_ISREG(opened.file.st_mode) || bytes < kHeaderBytes) {
+  if (!S_ISREG(opened.file.st_mode) || bytes < kFirstHeaderBytes) {
     return Damaged(path, "is too short for a deltawire state file");
   }
   DW_ASSIGN_OR_RETURN(opened.map, Mapping::Map(fd.get(), bytes, writable, path));
@@ -190,7 +212,8 @@ StatusOr<Opened> OpenAndCheck(const std::filesystem::path& path, bool writable) 
   opened.shape = {header.chunks,
                   header.slots,
                   {header.fingerprint_hi, header.fingerprint_lo},
-                  header.digest_seed};
+                  header.digest_seed,
+                  {header.lineage_hi, header.lineage_lo}};
   return opened;
 }
 
@@ -218,6 +241,8 @@ StatusOr<StateFile> StateFile::Create(const std::filesystem::path& path, const S
   header.fingerprint_lo = shape.fingerprint.lo;
   header.digest_seed = shape.digest_seed;
   header.boot = boot;
+  header.lineage_hi = shape.lineage.hi;
+  header.lineage_lo = shape.lineage.lo;
   header.checksum = ShapeChecksum(header);
   for (uint32_t s = 0; s < shape.slots; ++s) {
     for (uint32_t c = 0; c < shape.chunks; ++c) {
@@ -254,9 +279,20 @@ void StateFile::set_active(uint32_t slot) {
 
 SlotPhase StateFile::phase(uint32_t slot) const { return PhaseOf(Load(SlotOf(map_, slot).phase)); }
 
-StateId StateFile::id(uint32_t slot) const {
+Identity StateFile::identity(uint32_t slot) const {
   Slot& words = SlotOf(map_, slot);
-  return IdOf(words, Load(words.phase));
+  return IdentityOf(words, Load(words.phase));
+}
+
+uint64_t StateFile::inode(uint32_t slot) const { return Load(SlotOf(map_, slot).inode); }
+
+void StateFile::set_inode(uint32_t slot, uint64_t inode) {
+  if (phase(slot) != SlotPhase::kWriting) BeginWrite(slot);
+  for (uint32_t c = 0; c < shape_.chunks; ++c) {
+    Word(EntryOf(map_, slot, c).version).store(kVersionUnknown, kRelaxed);
+  }
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  Word(SlotOf(map_, slot).inode).store(inode, kRelease);
 }
 
 void StateFile::BeginWrite(uint32_t slot) {
@@ -270,18 +306,23 @@ void StateFile::BeginWrite(uint32_t slot) {
   std::atomic_thread_fence(std::memory_order_seq_cst);  // before any write to the buffer
 }
 
-void StateFile::FinishWrite(uint32_t slot, StateId id) {
+void StateFile::FinishWrite(uint32_t slot, const Identity& identity) {
   assert(phase(slot) == SlotPhase::kWriting);
-  for (uint32_t c = 0; c < shape_.chunks; ++c) assert(chunk_version(slot, c) == id.version);
+  for (uint32_t c = 0; c < shape_.chunks; ++c)
+    assert(chunk_version(slot, c) == identity.id.version);
   Slot& words = SlotOf(map_, slot);
   Word phase(words.phase);
   Word sequence(words.sequence);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // after every write to the buffer
-  // The id that counts stays as it is until the phase word, in one store, picks the other.
+  // The one that counts stays as it is until the phase word, in one store, picks the other.
   const uint64_t pick = ~phase.load(kRelaxed) & kPickSecond;
-  auto& next = words.ids[pick != 0];
-  Word(next.epoch).store(id.epoch, kRelaxed);
-  Word(next.version).store(id.version, kRelaxed);
+  StoredIdentity& next = words.identities[pick != 0];
+  Word(next.epoch).store(identity.id.epoch, kRelaxed);
+  Word(next.version).store(identity.id.version, kRelaxed);
+  Word(next.lineage_lo).store(identity.lineage.lo, kRelaxed);
+  Word(next.lineage_hi).store(identity.lineage.hi, kRelaxed);
+  Word(next.root).store(identity.root, kRelaxed);
+  Word(words.attempts[pick != 0]).store(identity.attempt, kRelaxed);
   phase.store(pick | static_cast<uint64_t>(SlotPhase::kWhole), kRelease);
   sequence.store((sequence.load(kRelaxed) | 1) + 1, kRelease);
 }
@@ -343,7 +384,8 @@ StateReader::Slot StateReader::slot(uint32_t slot) const {
     seen.sequence = after;
     const uint64_t phase = Load(words.phase);
     seen.phase = PhaseOf(phase);
-    seen.id = IdOf(words, phase);
+    seen.identity = IdentityOf(words, phase);
+    seen.inode = Load(words.inode);
     std::atomic_thread_fence(kAcquire);
     after = Word(words.sequence).load(kRelaxed);
   } while (after != seen.sequence);

@@ -9,7 +9,7 @@
 #include <filesystem>
 
 #include "common/base/checksum.h"
-#include "common/base/state_id.h"
+#include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/shm/mapped_file.h"
 
@@ -32,6 +32,7 @@ struct StateShape {
   uint32_t slots = 1;  ///< 1 or 2
   Hash128 fingerprint;
   uint64_t digest_seed = 0;
+  Hash128 lineage = {};  ///< a sender's; none for a receiver, whose slots say it
   friend bool operator==(const StateShape&, const StateShape&) = default;
 };
 
@@ -48,18 +49,24 @@ class StateFile {
 
   const Shape& shape() const { return shape_; }
 
-  /// Which slot is the active one (the sender's published half).
+  /// Which slot is the active one (the sender's published half, the receiver's named file).
   uint32_t active() const;
   void set_active(uint32_t slot);
 
   SlotPhase phase(uint32_t slot) const;
-  /// What the slot last was wholly, also while it is kWriting; (0, 0) when it never was.
-  StateId id(uint32_t slot) const;
+  /// What the slot last was wholly, also while it is kWriting; empty when it never was.
+  Identity identity(uint32_t slot) const;
+  StateId id(uint32_t slot) const { return identity(slot).id; }
+  /// The inode of the file that the slot's entries speak of; 0: not said.
+  uint64_t inode(uint32_t slot) const;
+  /// Another file takes the slot: kWriting, every entry unknown, then the inode. The identity stays
+  /// what the slot last was.
+  void set_inode(uint32_t slot, uint64_t inode);
   /// kWriting, and the slot's sequence word goes odd when it was even.
   void BeginWrite(uint32_t slot);
-  /// The slot is wholly `id`; its sequence word goes even.
-  /// REQUIRES: kWriting, and every chunk entry is set to id.version.
-  void FinishWrite(uint32_t slot, StateId id);
+  /// The slot is wholly `identity`; its sequence word goes even.
+  /// REQUIRES: kWriting, and every chunk entry is set to identity.id.version.
+  void FinishWrite(uint32_t slot, const Identity& identity);
 
   /// Chunk entries. MarkUnknown is ordered before any later write to the chunk's bytes, SetChunk
   /// after any earlier one. REQUIRES: kWriting (Open refuses a file where that was not kept).
@@ -88,17 +95,19 @@ class StateReader {
   struct Slot {
     uint64_t sequence = 0;
     SlotPhase phase = SlotPhase::kEmpty;
-    StateId id;
+    Identity identity;
+    uint64_t inode = 0;
+    StateId id() const { return identity.id; }
   };
   const StateShape& shape() const { return shape_; }
   uint32_t active() const;
   uint64_t sequence() const;
-  /// The three words as they were at one moment.
+  /// The words as they were at one moment.
   Slot slot(uint32_t slot) const;
   uint64_t chunk_version(uint32_t slot, uint32_t chunk) const;
   uint64_t chunk_digest(uint32_t slot, uint32_t chunk) const;
   /// True while no write to `slot` has begun since `before` was taken with an even sequence: what
-  /// was read from the buffer in between is wholly before.id.
+  /// was read from the buffer in between is wholly before.identity.
   bool StillHolds(uint32_t slot, const Slot& before) const;
   /// False when `path` no longer names the file that is mapped.
   bool IsCurrent() const;

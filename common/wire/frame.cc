@@ -55,6 +55,7 @@ Status CheckUnusedFields(const FrameHeader& h) {
       {"version", h.version, has_version},
       {"digest_before", h.digest_before, h.type == FrameType::kChunkDelta},
       {"digest_after", h.digest_after, chunk_frame},
+      {"payload_xxh3", h.payload_xxh3, h.type != FrameType::kChunkFull},
   };
   for (const auto& f : fields) {
     if (f.used || f.value == 0) continue;
@@ -75,6 +76,12 @@ Status CheckPayloadSize(const FrameHeader& h) {
       "{} frame claims a payload of {} bytes, {} is the most this type may carry; the stream "
       "is closed and the frame not read",
       ToString(h.type), h.payload_bytes, limit);
+}
+
+/// What payload_xxh3 is written as.
+uint64_t PayloadHash(const FrameHeader& h) {
+  if (h.type == FrameType::kChunkFull) return 0;
+  return h.payload_bytes == 0 ? Xxh3({}) : h.payload_xxh3;
 }
 
 FrameHeader LoadFields(const std::byte* p) {
@@ -135,8 +142,9 @@ uint32_t MaxPayload(FrameType type) {
     case FrameType::kChunkFull:
     case FrameType::kChunkDelta:
       return kMaxChunkPayload;
-    case FrameType::kWelcome:
     case FrameType::kEnd:
+      return kEndPayload;
+    case FrameType::kWelcome:
     case FrameType::kPing:
       return 0;
   }
@@ -156,7 +164,7 @@ HeaderBytes EncodeHeader(const FrameHeader& h) {
   StoreLe<uint64_t>(p + kVersionAt, h.version);
   StoreLe<uint64_t>(p + kDigestBeforeAt, h.digest_before);
   StoreLe<uint64_t>(p + kDigestAfterAt, h.digest_after);
-  StoreLe<uint64_t>(p + kPayloadHashAt, h.payload_bytes == 0 ? Xxh3({}) : h.payload_xxh3);
+  StoreLe<uint64_t>(p + kPayloadHashAt, PayloadHash(h));
   StoreLe<uint64_t>(p + kHeaderHashAt, Xxh3(Bytes(out).first(kHeaderHashAt)));
   return out;
 }
@@ -183,7 +191,9 @@ StatusOr<FrameHeader> DecodeHeader(Bytes header) {
   }
   DW_RETURN_IF_ERROR(CheckUnusedFields(h));
   DW_RETURN_IF_ERROR(CheckPayloadSize(h));
-  if (h.payload_bytes == 0) DW_RETURN_IF_ERROR(CheckPayload(h, Xxh3({})));
+  if (h.payload_bytes == 0 && h.type != FrameType::kChunkFull) {
+    DW_RETURN_IF_ERROR(CheckPayload(h, Xxh3({})));
+  }
   return h;
 }
 

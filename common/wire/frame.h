@@ -14,7 +14,7 @@
 namespace deltawire::wire {
 
 inline constexpr uint32_t kMagic = 0x31465744;  // "DWF1" as bytes on the wire
-inline constexpr uint8_t kWireVersion = 2;
+inline constexpr uint8_t kWireVersion = 3;
 
 /// Who sends what, and when: docs/wire_format.md, "Life of a stream".
 enum class FrameType : uint8_t {
@@ -23,7 +23,7 @@ enum class FrameType : uint8_t {
   kHave = 3,        ///< receiver, stream 0 only: payload Have
   kChunkFull = 4,   ///< sender: payload = the chunk's bytes at `version`
   kChunkDelta = 5,  ///< sender: payload = delta from digest_before to digest_after
-  kEnd = 6,         ///< sender: this stream has sent all; the pull is (epoch, version)
+  kEnd = 6,         ///< sender: this stream has sent all; payload End names the pull's state
   kPing = 7,        ///< sender: nothing to send yet, still alive
   kError = 8,       ///< either: payload WireError; the stream ends
 };
@@ -31,6 +31,7 @@ enum class FrameType : uint8_t {
 inline constexpr uint32_t kMaxChunkPayload = (8u << 20) + 4096;
 inline constexpr uint32_t kMaxHavePayload = 256u << 20;
 inline constexpr uint32_t kMaxControlPayload = 8192;
+inline constexpr uint32_t kEndPayload = 40;
 
 /// The largest payload that a frame of this type may carry.
 uint32_t MaxPayload(FrameType type);
@@ -43,7 +44,8 @@ struct FrameHeader {
   uint64_t version = 0;        ///< chunk frames, kEnd: the version that the chunk has afterwards
   uint64_t digest_before = 0;  ///< kChunkDelta: of the base that it applies to
   uint64_t digest_after = 0;   ///< chunk frames: the chunk's digest afterwards
-  uint64_t payload_xxh3 = 0;   ///< XXH3-64 of the payload; of no bytes when there is none
+  /// XXH3-64 of the payload; of no bytes when there is none. kChunkFull: 0, digest_after serves.
+  uint64_t payload_xxh3 = 0;
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
 
@@ -54,7 +56,8 @@ static_assert(kFrameHeaderBytes == 64);
 
 using HeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 
-/// With payload_bytes == 0, payload_xxh3 is written as the hash of no bytes, whatever `h` says.
+/// Where the type leaves no choice (no payload, kChunkFull), payload_xxh3 is written as it must be,
+/// whatever `h` says.
 HeaderBytes EncodeHeader(const FrameHeader& h);
 
 /// Checks magic, version, header checksum, type, reserved bits, fields that the type must leave
@@ -62,6 +65,7 @@ HeaderBytes EncodeHeader(const FrameHeader& h);
 StatusOr<FrameHeader> DecodeHeader(Bytes header);
 
 /// kDataLoss unless `payload_hash` is what the header says; the message names type and chunk.
+/// REQUIRES: not kChunkFull, whose payload is checked against digest_after.
 Status CheckPayload(const FrameHeader& h, uint64_t payload_hash);
 
 std::string_view ToString(FrameType t);

@@ -10,11 +10,15 @@ namespace {
 // Sums of the fields in docs/wire_format.md, "Payloads".
 constexpr size_t kHelloBytes =
     16 + 16 + 2 + 2 + 4;  // ticket, fingerprint, stream, streams, reserved
-constexpr size_t kHaveHeadBytes = 8 + 8 + 4 + 1 + 3;  // epoch, version, count, history, reserved
-constexpr size_t kHaveStateBytes = 8 + 8;             // epoch, version: of each delta of history
-constexpr size_t kHaveEntryBytes = 8 + 8;             // version, digest
-constexpr size_t kHaveDepthBytes = 1;                 // per chunk, if there is history
-constexpr size_t kErrorHeadBytes = 4 + 4;             // code, message bytes
+// epoch, version, lineage, root, count, history, reserved
+constexpr size_t kHaveHeadBytes = 8 + 8 + 16 + 8 + 4 + 1 + 3;
+constexpr size_t kHaveCountAt = 8 + 8 + 16 + 8;
+constexpr size_t kHaveHistoryAt = kHaveCountAt + 4;
+constexpr size_t kHaveStateBytes = 8 + 8;      // epoch, version: of each delta of history
+constexpr size_t kHaveEntryBytes = 8 + 8;      // version, digest
+constexpr size_t kHaveDepthBytes = 1;          // per chunk, if there is history
+static_assert(kEndPayload == 16 + 8 + 8 + 8);  // lineage, root, attempt, side files
+constexpr size_t kErrorHeadBytes = 4 + 4;      // code, message bytes
 constexpr size_t kMaxMessageBytes = 4096;
 static_assert(kErrorHeadBytes + kMaxMessageBytes <= kMaxControlPayload);
 
@@ -104,10 +108,13 @@ std::vector<std::byte> Encode(const Hello& m) {
 std::vector<std::byte> Encode(const Have& m) {
   std::vector<std::byte> out(HaveBytes(m.chunks.size(), m.history.size()));
   std::byte* p = out.data();
-  StoreLe<uint64_t>(p, m.epoch);
-  StoreLe<uint64_t>(p + 8, m.version);
-  StoreLe<uint32_t>(p + 16, static_cast<uint32_t>(m.chunks.size()));
-  StoreLe<uint32_t>(p + 20, static_cast<uint32_t>(m.history.size()));
+  StoreLe<uint64_t>(p, m.held.id.epoch);
+  StoreLe<uint64_t>(p + 8, m.held.id.version);
+  StoreLe<uint64_t>(p + 16, m.held.lineage.lo);
+  StoreLe<uint64_t>(p + 24, m.held.lineage.hi);
+  StoreLe<uint64_t>(p + 32, m.held.root);
+  StoreLe<uint32_t>(p + kHaveCountAt, static_cast<uint32_t>(m.chunks.size()));
+  StoreLe<uint32_t>(p + kHaveHistoryAt, static_cast<uint32_t>(m.history.size()));
   p += kHaveHeadBytes;
   for (const StateId& before : m.history) {
     StoreLe<uint64_t>(p, before.epoch);
@@ -124,6 +131,17 @@ std::vector<std::byte> Encode(const Have& m) {
     StoreLe<uint8_t>(p, e.depth);
     p += kHaveDepthBytes;
   }
+  return out;
+}
+
+std::vector<std::byte> Encode(const End& m) {
+  std::vector<std::byte> out(kEndPayload);
+  std::byte* p = out.data();
+  StoreLe<uint64_t>(p, m.lineage.lo);
+  StoreLe<uint64_t>(p + 8, m.lineage.hi);
+  StoreLe<uint64_t>(p + 16, m.root);
+  StoreLe<uint64_t>(p + 24, m.attempt);
+  StoreLe<uint64_t>(p + 32, m.side_files_hash);
   return out;
 }
 
@@ -166,9 +184,9 @@ StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks) {
   }
   if (payload.size() < kHaveHeadBytes) return WrongSize("Have", payload.size(), kHaveHeadBytes);
   const std::byte* p = payload.data();
-  const auto count = LoadLe<uint32_t>(p + 16);
-  const auto history = LoadLe<uint8_t>(p + 20);
-  const uint32_t reserved = LoadLe<uint32_t>(p + 20) & 0xffffff00u;
+  const auto count = LoadLe<uint32_t>(p + kHaveCountAt);
+  const auto history = LoadLe<uint8_t>(p + kHaveHistoryAt);
+  const uint32_t reserved = LoadLe<uint32_t>(p + kHaveHistoryAt) & 0xffffff00u;
   if (reserved != 0) return ReservedSet("Have", reserved);
   if (history > kMaxHistory) {
     return Errorf(StatusCode::kResourceExhausted,
@@ -185,8 +203,9 @@ StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks) {
   const uint64_t want = HaveBytes(count, history);
   if (payload.size() != want) return WrongSize("Have", payload.size(), want);
   Have m;
-  m.epoch = LoadLe<uint64_t>(p);
-  m.version = LoadLe<uint64_t>(p + 8);
+  m.held.id = {.epoch = LoadLe<uint64_t>(p), .version = LoadLe<uint64_t>(p + 8)};
+  m.held.lineage = {.hi = LoadLe<uint64_t>(p + 24), .lo = LoadLe<uint64_t>(p + 16)};
+  m.held.root = LoadLe<uint64_t>(p + 32);
   m.history.resize(history);
   m.chunks.resize(count);
   p += kHaveHeadBytes;
@@ -207,6 +226,28 @@ StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks) {
                     m.chunks[i].depth, i, history, kSameRelease);
     }
   }
+  return m;
+}
+
+Status CheckHaveSize(uint64_t payload_bytes, uint32_t chunks) {
+  const uint64_t least = HaveBytes(chunks, 0);
+  const uint64_t most = HaveBytes(chunks, kMaxHistory);
+  if (payload_bytes >= least && payload_bytes <= most) return absl::OkStatus();
+  return Errorf(
+      StatusCode::kDataLoss,
+      "Have payload has {} bytes; of the layout's {} chunks it has {} to {}: the receiver "
+      "holds another layout; describe the model again",
+      payload_bytes, chunks, least, most);
+}
+
+StatusOr<End> DecodeEnd(Bytes payload) {
+  if (payload.size() != kEndPayload) return WrongSize("End", payload.size(), kEndPayload);
+  const std::byte* p = payload.data();
+  End m;
+  m.lineage = {.hi = LoadLe<uint64_t>(p + 8), .lo = LoadLe<uint64_t>(p)};
+  m.root = LoadLe<uint64_t>(p + 16);
+  m.attempt = LoadLe<uint64_t>(p + 24);
+  m.side_files_hash = LoadLe<uint64_t>(p + 32);
   return m;
 }
 

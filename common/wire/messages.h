@@ -1,4 +1,4 @@
-// Payloads of the control frames: Hello, Have, WireError. Pure encode and decode.
+// Payloads of the control frames: Hello, Have, End, WireError. Pure encode and decode.
 // Byte tables: docs/wire_format.md. Decoders check every length before taking memory, refuse
 // trailing bytes and reserved bits, and never read past the span they are given.
 #pragma once
@@ -10,7 +10,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/checksum.h"
-#include "common/base/state_id.h"
+#include "common/base/identity.h"
 #include "common/base/status.h"
 
 namespace deltawire::wire {
@@ -38,12 +38,22 @@ struct Have {
     uint8_t depth = 0;  ///< deltas of `history` that it has for this chunk
     friend bool operator==(const Entry&, const Entry&) = default;
   };
-  uint64_t epoch = 0;    ///< of the state that the receiver last committed; 0 = none
-  uint64_t version = 0;  ///< likewise
-  /// The deltas that led to (epoch, version) and are kept, newest first: the state before each.
+  /// The state last committed, lineage and root as this sender's End named them; no attempt.
+  Identity held;
+  /// The deltas that led to `held` and are kept, newest first: the state before each.
   std::vector<StateId> history;
   std::vector<Entry> chunks;
   friend bool operator==(const Have&, const Have&) = default;
+};
+
+/// What a pull has brought, together with the (epoch, version) of End's header: the same on every
+/// stream.
+struct End {
+  Hash128 lineage;
+  uint64_t root = 0;             ///< of the chunks that this sender owns
+  uint64_t attempt = 0;          ///< of the offload that was published
+  uint64_t side_files_hash = 0;  ///< of the side files that belong to the state
+  friend bool operator==(const End&, const End&) = default;
 };
 
 /// Why a stream ends. Codes are absl's StatusCode numbers.
@@ -55,12 +65,17 @@ struct WireError {
 
 std::vector<std::byte> Encode(const Hello& m);
 std::vector<std::byte> Encode(const Have& m);
+std::vector<std::byte> Encode(const End& m);
 std::vector<std::byte> Encode(const WireError& m);
 
 StatusOr<Hello> DecodeHello(Bytes payload);
 /// `chunks` is the number of entries that there must be.
 StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks);
+StatusOr<End> DecodeEnd(Bytes payload);
 StatusOr<WireError> DecodeWireError(Bytes payload);
+
+/// kDataLoss when no Have of `chunks` entries has so many bytes: before memory is taken for one.
+Status CheckHaveSize(uint64_t payload_bytes, uint32_t chunks);
 
 WireError FromStatus(const Status& s);
 Status ToStatus(const WireError& e);

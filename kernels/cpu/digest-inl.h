@@ -54,6 +54,45 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
   return total;
 }
 
+/// Key * word over words that are read for another reason anyway, a few at a time: two sums per
+/// lane, which the caller holds in registers. At most 8 lanes, so that 64 bytes are whole steps.
+using SumTag = hn::CappedTag<uint64_t, 8>;
+using SumLanes = hn::Vec<SumTag>;
+
+template <size_t kWords>
+HWY_INLINE void AddWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RESTRICT data,
+                         SumLanes& low, SumLanes& high) {
+  const SumTag d64;
+  static_assert(kWords % 8 == 0);
+#if HWY_TARGET == HWY_SCALAR
+  (void)high;
+  uint64_t sum = hn::GetLane(low);
+  for (size_t i = 0; i < kWords; ++i) sum += key[i] * LoadElement<uint32_t>(data, i);
+  low = hn::Set(d64, sum);
+#else
+  const hn::Repartition<uint32_t, SumTag> d32;
+  const hn::Rebind<uint32_t, SumTag> dhalf;
+  const auto* p = reinterpret_cast<const uint32_t*>(data);
+  for (size_t i = 0; i < kWords; i += hn::Lanes(d64)) {
+    const auto k = hn::LoadU(d64, key + i);
+    const auto w = hn::BitCast(d32, hn::PromoteTo(d64, hn::LoadU(dhalf, p + i)));
+    low = hn::Add(low, hn::MulEven(hn::BitCast(d32, k), w));
+    high = hn::Add(high, hn::MulEven(hn::BitCast(d32, hn::ShiftRight<32>(k)), w));
+  }
+#endif
+}
+
+/// The sum over all lanes, which then are zero.
+HWY_INLINE uint64_t TakeSum(SumLanes& low, SumLanes& high) {
+  const SumTag d64;
+  HWY_ALIGN uint64_t lane_sums[8];
+  hn::Store(hn::Add(low, hn::ShiftLeft<32>(high)), d64, lane_sums);
+  low = high = hn::Zero(d64);
+  uint64_t total = 0;
+  for (size_t lane = 0; lane < hn::Lanes(d64); ++lane) total += lane_sums[lane];
+  return total;
+}
+
 /// Digest of `size` bytes that stand at `offset` (a multiple of 4) of the chunk.
 inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t size, size_t offset) {
   uint64_t digest = 0;
@@ -98,6 +137,22 @@ class BlockDigest {
   }
 
   uint64_t Sum() const { return sum_; }
+
+  // For a digest of the block's bytes as they are; `byte` counts from the block's begin.
+  const uint64_t* WordsAt(size_t byte) const {
+    return words_ + byte / 4 % DigestKey::kWordsPerBlock;
+  }
+  uint64_t MultiplierAt(size_t byte) const { return multipliers_[byte / DigestKey::kBlockBytes]; }
+  /// What bytes [first, last) of `data` add, few and all in one 4 KiB.
+  uint64_t Rest(const uint8_t* data, size_t first, size_t last) const {
+    uint64_t sum = 0;
+    for (size_t at = first; at < last; at += 4) {
+      uint32_t word = 0;
+      std::memcpy(&word, data + at, std::min<size_t>(4, last - at));
+      sum += *WordsAt(at) * word;
+    }
+    return sum * MultiplierAt(first);
+  }
 
  private:
   static_assert(kBlockElements * sizeof(T) % DigestKey::kBlockBytes == 0);

@@ -29,6 +29,10 @@ uint64_t Digest(const DigestKey& key, Bytes data) {
   return RangeDigest(key, Ptr(data), data.size(), 0);
 }
 
+uint64_t DigestRange(const DigestKey& key, Bytes data, size_t offset) {
+  return RangeDigest(key, Ptr(data), data.size(), offset);
+}
+
 /// Elements compared before some of the changes found are looked at.
 constexpr size_t kSegment = 512;
 
@@ -36,29 +40,42 @@ constexpr size_t kSegment = 512;
 /// each segment, as long as there are so many: a loop over those of the segment would end where
 /// nobody can predict it, and each time stop the looking ahead in memory.
 /// Returns how much the digest grows. `digest` is a copy: behind a reference, it would have to be
-/// read anew after each store of a byte.
-template <typename T>
+/// read anew after each store of a byte. With kCheck, *before grows by what the old bytes add to
+/// their own digest, summed up between the comparisons, where much of it hides behind the memory.
+template <typename T, bool kCheck>
 uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t pace,
-                     BlockDigest<T> digest, Changes& changes) {
+                     BlockDigest<T> digest, Changes& changes, uint64_t* before) {
   constexpr size_t kAhead = 5120;  // bytes; more is slower where much changes, 4096 everywhere
+  constexpr size_t kStep = 64 * sizeof(T);
   uint16_t* const found = changes.at();
   size_t count = 0, taken = 0;
   const auto take = [&](size_t i) {
     const size_t at = found[i];
-    const T before = LoadElement<T>(o, at), after = LoadElement<T>(n, at);
-    changes.Put<T>(i, static_cast<T>(after - before));
-    digest.Step(at, before, after);
+    const T old_value = LoadElement<T>(o, at), new_value = LoadElement<T>(n, at);
+    changes.Put<T>(i, static_cast<T>(new_value - old_value));
+    digest.Step(at, old_value, new_value);
   };
+  SumLanes low = hn::Zero(SumTag()), high = low;  // of the old bytes since the last 4 KiB
   for (size_t first = 0; first < elements; first += kSegment) {
     const size_t end = std::min(first + kSegment, elements);
     size_t i = first;
     for (; i + 64 <= end; i += 64) {
-      for (size_t at = 0; at < 64 * sizeof(T); at += 64) {
-        hwy::Prefetch(o + i * sizeof(T) + kAhead + at);
-        hwy::Prefetch(n + i * sizeof(T) + kAhead + at);
+      const size_t byte = i * sizeof(T);
+      for (size_t at = 0; at < kStep; at += 64) {
+        hwy::Prefetch(o + byte + kAhead + at);
+        hwy::Prefetch(n + byte + kAhead + at);
       }
-      const uint64_t bits = Differing64<T>(o + i * sizeof(T), n + i * sizeof(T));
+      const uint64_t bits = Differing64<T>(o + byte, n + byte);
       count += AppendPositions(bits, static_cast<uint32_t>(i), found + count);
+      if constexpr (kCheck) AddWords<kStep / 4>(digest.WordsAt(byte), o + byte, low, high);
+    }
+    if constexpr (kCheck) {
+      // Before the rest of the block's last segment, or at the end of 4 KiB.
+      const size_t byte = i * sizeof(T);
+      if (end == elements || byte % DigestKey::kBlockBytes == 0) {
+        *before += digest.MultiplierAt(first * sizeof(T)) * TakeSum(low, high);
+        *before += digest.Rest(o, byte, end * sizeof(T));
+      }
     }
     for (; i < end; ++i) {
       found[count] = static_cast<uint16_t>(i);
@@ -72,20 +89,23 @@ uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t
   return digest.Sum();
 }
 
-template <typename T>
+/// With kCheck, `digest_before` is not what it was given but what the old bytes have.
+template <typename T, bool kCheck>
 EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
                           uint64_t digest_before, MutableBytes out) {
   const size_t elements = old_data.size() / sizeof(T);
   PayloadWriter writer(out, elements, sizeof(T));
-  uint64_t digest_after = digest_before;
+  uint64_t growth = 0;
   size_t pace = 8;
+  if constexpr (kCheck) digest_before = 0;
   for (size_t b = 0; b < BlockCount(elements); ++b) {
     const size_t offset = b * kBlockElements * sizeof(T);
     const size_t block = BlockSize(elements, b);
     const uint8_t* o = Ptr(old_data) + offset;
     const uint8_t* n = Ptr(new_data) + offset;
     Changes changes;
-    digest_after += FindChanges<T>(o, n, block, pace, BlockDigest<T>(key, b), changes);
+    growth +=
+        FindChanges<T, kCheck>(o, n, block, pace, BlockDigest<T>(key, b), changes, &digest_before);
     pace = changes.count() / (kBlockElements / kSegment) + 1;  // the next block is much the same
     const auto fetch = [&](size_t, size_t at) {
       return static_cast<T>(LoadElement<T>(n, at) - LoadElement<T>(o, at));
@@ -94,7 +114,7 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
     if (row.IsRaw(block, sizeof(T))) Subtract<T>(n, o, writer.cursor(), block);
     writer.Add(row);
   }
-  return {writer.changed(), digest_after, writer.Finish()};
+  return {writer.changed(), digest_before + growth, writer.Finish(), digest_before};
 }
 
 /// Applies the changes of one block.
@@ -140,18 +160,29 @@ DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes dat
   return DecodeStatus::kOk;
 }
 
-EncodeResult DiffEncode(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
-                        uint64_t digest_before, MutableBytes out) {
+template <bool kCheck>
+EncodeResult DiffEncodeOf(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
+                          uint64_t digest_before, MutableBytes out) {
   switch (width) {
     case 1:
-      return DiffEncodeAs<uint8_t>(key, old_data, new_data, digest_before, out);
+      return DiffEncodeAs<uint8_t, kCheck>(key, old_data, new_data, digest_before, out);
     case 2:
-      return DiffEncodeAs<uint16_t>(key, old_data, new_data, digest_before, out);
+      return DiffEncodeAs<uint16_t, kCheck>(key, old_data, new_data, digest_before, out);
     case 4:
-      return DiffEncodeAs<uint32_t>(key, old_data, new_data, digest_before, out);
+      return DiffEncodeAs<uint32_t, kCheck>(key, old_data, new_data, digest_before, out);
     default:
-      return DiffEncodeAs<uint64_t>(key, old_data, new_data, digest_before, out);
+      return DiffEncodeAs<uint64_t, kCheck>(key, old_data, new_data, digest_before, out);
   }
+}
+
+EncodeResult DiffEncode(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
+                        uint64_t digest_before, MutableBytes out) {
+  return DiffEncodeOf<false>(key, old_data, new_data, width, digest_before, out);
+}
+
+EncodeResult DiffEncodeChecked(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
+                               MutableBytes out) {
+  return DiffEncodeOf<true>(key, old_data, new_data, width, 0, out);
 }
 
 DecodeStatus DecodeApply(const DigestKey& key, Bytes payload, MutableBytes data, unsigned width,
@@ -203,7 +234,9 @@ const Backend* Table() {
   static constexpr Backend kTable = {
       .name = nullptr,
       .digest = Digest,
+      .digest_range = DigestRange,
       .diff_encode = DiffEncode,
+      .diff_encode_checked = DiffEncodeChecked,
       .decode_apply = DecodeApply,
       .validate = Validate,
       .fold = Fold,

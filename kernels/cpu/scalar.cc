@@ -8,17 +8,20 @@
 namespace deltawire::kernels {
 namespace {
 
-uint64_t Digest(const DigestKey& key, Bytes data) {
+uint64_t DigestRange(const DigestKey& key, Bytes data, size_t offset) {
   const uint8_t* p = Ptr(data);
   uint64_t digest = 0;
   for (size_t i = 0; i < data.size(); i += 4) {
     uint32_t word = 0;
     std::memcpy(&word, p + i, std::min<size_t>(4, data.size() - i));
-    digest += key.multiplier(i / DigestKey::kBlockBytes) *
-              key.words()[i / 4 % DigestKey::kWordsPerBlock] * word;
+    const size_t at = offset + i;
+    digest += key.multiplier(at / DigestKey::kBlockBytes) *
+              key.words()[at / 4 % DigestKey::kWordsPerBlock] * word;
   }
   return digest;
 }
+
+uint64_t Digest(const DigestKey& key, Bytes data) { return DigestRange(key, data, 0); }
 
 /// What the digest grows by when element i turns from `o` to `n`.
 template <typename T>
@@ -176,7 +179,7 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
   for (size_t i = 0; i < elements; ++i) {
     digest += DigestStep<T>(key, i, LoadElement<T>(o, i), LoadElement<T>(n, i));
   }
-  return {writer.changed(), digest, writer.Finish()};
+  return {writer.changed(), digest, writer.Finish(), digest_before};
 }
 
 template <typename T>
@@ -278,6 +281,11 @@ EncodeResult DiffEncode(const DigestKey& key, Bytes old_data, Bytes new_data, un
     default:
       return DiffEncodeAs<uint64_t>(key, old_data, new_data, digest_before, out);
   }
+}
+
+EncodeResult DiffEncodeChecked(const DigestKey& key, Bytes old_data, Bytes new_data, unsigned width,
+                               MutableBytes out) {
+  return DiffEncode(key, old_data, new_data, width, Digest(key, old_data), out);
 }
 
 DecodeStatus DecodeApply(const DigestKey& key, Bytes payload, MutableBytes data, unsigned width,
@@ -409,7 +417,9 @@ const Backend& ScalarBackend() {
   static constexpr Backend kBackend = {
       .name = "scalar",
       .digest = Digest,
+      .digest_range = DigestRange,
       .diff_encode = DiffEncode,
+      .diff_encode_checked = DiffEncodeChecked,
       .decode_apply = DecodeApply,
       .validate = Validate,
       .fold = Fold,

@@ -41,6 +41,8 @@ struct GpuDiffer::Impl {
   GpuStatus StartDiff(Slab& slab, Bytes before, Bytes after, std::span<const uint64_t> digests);
   GpuStatus FinishDiff(Slab& slab, const GpuEncoded& encoded);
   GpuStatus StartDigest(Slab& slab, Bytes half);
+  /// Queues the digests of the slab's new bytes, which are on the device.
+  GpuStatus QueueDigests(Slab& slab);
   GpuStatus StartApply(Slab& slab, Bytes half, std::span<GpuApplyItem> items);
   GpuStatus FinishApply(Slab& slab, MutableBytes half, std::span<GpuApplyItem> items);
   void QueueBlocks(Slab& slab, const Piece& piece, const GpuApplyItem& item, uint64_t at);
@@ -182,6 +184,18 @@ GpuStatus GpuDiffer::Impl::AdvanceBase(Slab& slab) {
   });
 }
 
+GpuStatus GpuDiffer::Impl::QueueDigests(Slab& slab) {
+  const size_t n = slab.pieces.size();
+  const auto& stream = slab.stream;
+  DW_GPU_RETURN_IF_ERROR(
+      Check(cudaMemsetAsync(slab.digests.data(), 0, n * sizeof(uint64_t), stream.get()),
+            "clearing the digests"));
+  gpu::LaunchDigest(slab.chunks.data(), static_cast<uint32_t>(n), key_view, slab.digests.data(),
+                    stream.get());
+  DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting a digest"));
+  return stream.Copy(slab.host_digests.data(), slab.digests.data(), n * sizeof(uint64_t));
+}
+
 GpuStatus GpuDiffer::Impl::StartDiff(Slab& slab, Bytes before, Bytes after,
                                      std::span<const uint64_t> digests) {
   DescribeChunks(slab);
@@ -217,6 +231,7 @@ GpuStatus GpuDiffer::Impl::StartDiff(Slab& slab, Bytes before, Bytes after,
   DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting a diff"));
   DW_GPU_RETURN_IF_ERROR(
       stream.Copy(slab.host_results.data(), slab.results.data(), n * sizeof(gpu::ChunkOut)));
+  DW_GPU_RETURN_IF_ERROR(QueueDigests(slab));
   return resident() ? AdvanceBase(slab) : GpuStatus{};
 }
 
@@ -229,11 +244,14 @@ GpuStatus GpuDiffer::Impl::FinishDiff(Slab& slab, const GpuEncoded& encoded) {
   for (size_t i = 0; i < slab.pieces.size(); ++i) {
     const gpu::ChunkOut& out = slab.host_results[i];
     const uint32_t chunk = slab.pieces[i].chunk;
+    const uint64_t digest = slab.host_digests[i];
     if (resident()) {
-      base_digest[chunk] = out.digest_after;
+      base_digest[chunk] = digest;
       known[chunk] = 1;
     }
-    encoded(chunk, {out.changed, out.digest_after, out.bytes},
+    // What it grew by is right whatever the old digest is; so from the new one back to the old.
+    const uint64_t growth = out.digest_after - slab.host_chunks[i].digest_before;
+    encoded(chunk, {out.changed, out.digest_after, out.bytes, digest - growth},
             Bytes(payloads + out.offset, out.bytes));
   }
   return {};
@@ -249,14 +267,7 @@ GpuStatus GpuDiffer::Impl::StartDigest(Slab& slab, Bytes half) {
       }));
   DW_GPU_RETURN_IF_ERROR(
       stream.Copy(slab.chunks.data(), slab.host_chunks.data(), n * sizeof(gpu::DeviceChunk)));
-  DW_GPU_RETURN_IF_ERROR(
-      Check(cudaMemsetAsync(slab.digests.data(), 0, n * sizeof(uint64_t), stream.get()),
-            "clearing the digests"));
-  gpu::LaunchDigest(slab.chunks.data(), static_cast<uint32_t>(n), key_view, slab.digests.data(),
-                    stream.get());
-  DW_GPU_RETURN_IF_ERROR(Check(cudaGetLastError(), "starting a digest"));
-  DW_GPU_RETURN_IF_ERROR(
-      stream.Copy(slab.host_digests.data(), slab.digests.data(), n * sizeof(uint64_t)));
+  DW_GPU_RETURN_IF_ERROR(QueueDigests(slab));
   return resident() ? AdvanceBase(slab) : GpuStatus{};
 }
 

@@ -11,6 +11,7 @@ Takes torch tensors of every dtype, numpy arrays, and whatever has DLPack or the
 Neither torch nor numpy is imported here.
 """
 
+from deltawire._attempt import draw_attempt
 from deltawire._core import __version__
 from deltawire._errors import (
     AbandonedError,
@@ -45,4 +46,5 @@ __all__ = [
     "UnavailableError",
     "WeightManager",
     "__version__",
+    "draw_attempt",
 ]

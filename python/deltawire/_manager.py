@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deltawire import _core
+from deltawire._attempt import agree_attempt
 from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError
 from deltawire._fsdp import Place, place_of
 from deltawire._megatron import (
@@ -48,6 +49,10 @@ class Published:
     offload_seconds: float
     publish_seconds: float
     ready_unix_nanos: int
+    lineage: str  # of the sender's model, 32 hex digits; versions count within one
+    root: int  # digest over all bytes: the same identity is the same bytes
+    attempt: int
+    published_unix_nanos: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Offloaded:
     bytes_written: int
     waited_seconds: float  # for readers of the memory, before the first write
     seconds: float  # the whole call
+    attempt: int  # of this offload; 0 on ranks that do not talk to a sender
     _manager: WeightManager = field(repr=False)
 
     def wait(self, timeout: float | None = None) -> Published:
@@ -162,6 +168,7 @@ class WeightManager:
         version: int,
         unchanged: Collection[str] = (),
         notify: bool = True,
+        attempt: int = 0,
     ) -> Offloaded:
         """Writes a version: begin, copy, ready. Returns when this rank's part is done.
 
@@ -169,7 +176,9 @@ class WeightManager:
         tensor is held at a time. The first call registers the model from it if `register` was not
         called, and then it must be iterable twice. `unchanged`: names that the sender carries over
         from the published version; they may be left out. With `world` > 1 each rank gives the
-        tensors that it has, whole. `notify=False`: ready only with `notify()`.
+        tensors that it has, whole. `notify=False`: ready only with `notify()`. `attempt`: what ties
+        the ranks' parts together, the same number on all of them and another one for each offload
+        (`draw_attempt`); 0: the sender draws one with the first rank, and the others join it.
 
         Raises a TensorError that names the tensor when one is missing, unknown, or of another
         shape or dtype, and then abandons the version for all ranks.
@@ -188,7 +197,9 @@ class WeightManager:
             return Place((), shape, True), share
 
         pairs = pairs_of(named_tensors)
-        return self._offload(pairs, version, unchanged, notify, place, partly=self._world > 1)
+        return self._offload(
+            pairs, version, unchanged, notify, place, partly=self._world > 1, attempt=attempt
+        )
 
     def offload_fsdp(
         self,
@@ -196,13 +207,14 @@ class WeightManager:
         version: int,
         unchanged: Collection[str] = (),
         notify: bool = True,
+        attempt: int = 0,
     ) -> Offloaded:
         """Writes a version of a sharded model: every rank its own rows, without gathering.
 
         Call it on every rank. A DTensor's shard (FSDP2, any dimension, uneven, 2-D meshes, HSDP)
         goes to its place in the whole tensor; of replicas the first writes. Tensors that are no
         DTensors (a full FSDP1 state dict, buffers) are written by rank 0 alone. The first call
-        registers the model with the whole tensors' shapes.
+        registers the model with the whole tensors' shapes. `attempt`: as in `offload`.
         """
         state = module_or_state_dict
         if not isinstance(state, Mapping):
@@ -221,9 +233,12 @@ class WeightManager:
                 return Place((), shape, self._rank == 0), _core.SHARE_WHOLE
             where = place_of(name, tensor)
             whole = where.shape == shape or self._world == 1
-            return where, _core.SHARE_WHOLE if whole else _core.SHARE_PART
+            # Ranks' blocks do not overlap: the sender diffs what all of them have finished.
+            return where, _core.SHARE_WHOLE if whole else _core.SHARE_BLOCK
 
-        return self._offload(pairs_of(state), version, unchanged, notify, place, partly=False)
+        return self._offload(
+            pairs_of(state), version, unchanged, notify, place, partly=False, attempt=attempt
+        )
 
     def offload_megatron(
         self,
@@ -238,25 +253,31 @@ class WeightManager:
         node_ranks: Sequence[int] | None = None,
         gather: Gather | None = None,
         notify: bool = True,
+        attempt: int | None = None,
     ) -> Offloaded:
         """Writes a version of a Megatron job: every rank its shards, straight to their HF places.
 
         Call it on every rank, with the manager's `rank` and `world` those of the job, or with one
         sender on each node: `node_ranks` are the ranks of this one, and the manager's `rank` and
         `world` count them. A receiver then follows all senders. Nodes whose ranks hold copies only
-        need no sender: call it there with an empty list, or not at all. `models`: the
+        need no sender: call it there with an empty list. `models`: the
         model chunks, wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
         that answers alike. `hf_dir`: the HF model directory; config.json is enough, and if it has
         weights their names, order, shapes and dtypes count. `parallel`: settings that go before
         what the models say (docs/model_families.md). `families`: directories of further families.
         `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
-        talks to the sender (make its manager with rank 0 of world 1).
+        talks to the sender (make its manager with rank 0 of world 1). `attempt`: what ties the parts
+        of several senders together, the same number on every rank of the job and another one for
+        each offload. Not given, with `node_ranks` the job's first rank draws it and torch.distributed
+        hands it to the others, so that every rank must make the call; else the sender draws it.
 
         The first call plans, proves that the ranks' shards make up every byte exactly once, and
         registers the model. Before the first byte each rank's parameters are compared with the plan;
         an error names those that are missing, unknown or of another shape or dtype.
         """
         started = time.monotonic()
+        if attempt is None:
+            attempt = 0 if node_ranks is None else agree_attempt()
         config = {**parallel_config(models, parallel_state), **(parallel or {})}
         rank = job_rank(parallel_state, config)
         root = gather is None or rank == gather.root
@@ -266,9 +287,12 @@ class WeightManager:
         sources = Sources(live_tensors(models))
         planned.plan.check(rank, sources.params)
         if gather is not None:
-            return self._gather(planned, sources, gather, rank, config, version, notify, started)
+            return self._gather(
+                planned, sources, gather, rank, config, version, notify, started, attempt
+            )
         if not root:
-            return Offloaded(version, len(sources.params), 0, 0.0, time.monotonic() - started, self)
+            seconds = time.monotonic() - started
+            return Offloaded(version, len(sources.params), 0, 0.0, seconds, 0, self)
         here = rank if node_ranks is None else list(node_ranks).index(rank)
         if self._rank != here or (node_ranks is not None and self._world != len(node_ranks)):
             raise Error(
@@ -279,7 +303,7 @@ class WeightManager:
         def write(offload: _core.Offload) -> tuple[int, int]:
             return len(sources.params), planned.plan.place(offload, rank, sources.params)
 
-        return self._offload_by(version, notify, started, write)
+        return self._offload_by(version, notify, started, attempt, write)
 
     def notify(self) -> None:
         """Says that this rank's part of the last offload (with `notify=False`) is written."""
@@ -360,6 +384,7 @@ class WeightManager:
         version: int,
         notify: bool,
         started: float,
+        attempt: int,
     ) -> Offloaded:
         if self._collective is None or self._collective[0] != gather:
             world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
@@ -383,22 +408,24 @@ class WeightManager:
             return len(sources.params), done["network_bytes"]
 
         if rank == gather.root:
-            return self._offload_by(version, notify, started, run)
+            return self._offload_by(version, notify, started, attempt, run)
         tensors, sent = run(None)
-        return Offloaded(version, tensors, sent, 0.0, time.monotonic() - started, self)
+        return Offloaded(version, tensors, sent, 0.0, time.monotonic() - started, 0, self)
 
     def _offload_by(
         self,
         version: int,
         notify: bool,
         started: float,
+        attempt: int,
         write: Callable[[_core.Offload], tuple[int, int]],
     ) -> Offloaded:
         """Begin, `write`, ready; abandons the version for all ranks when that fails."""
         if self._pending is not None:
             self._pending.close()
             self._pending = None
-        offload = self._client.begin(version)
+        offload = self._client.begin(version, attempt)
+        attempt = offload.attempt
         try:
             tensors, written = write(offload)
             if notify:
@@ -416,7 +443,8 @@ class WeightManager:
             offload.close()
         else:
             self._pending = offload
-        return Offloaded(version, tensors, written, waited, time.monotonic() - started, self)
+        seconds = time.monotonic() - started
+        return Offloaded(version, tensors, written, waited, seconds, attempt, self)
 
     # What every offload does ------------------------------------------------------------------
 
@@ -428,6 +456,7 @@ class WeightManager:
         notify: bool,
         place: Callable[[str, Any], tuple[Place, int]],
         partly: bool,
+        attempt: int,
     ) -> Offloaded:
         started = time.monotonic()
         keep = set(unchanged)
@@ -439,7 +468,7 @@ class WeightManager:
             offload.mark_unchanged(sorted(self._index[n] for n in keep))
             return done
 
-        return self._offload_by(version, notify, started, write)
+        return self._offload_by(version, notify, started, attempt, write)
 
     def _write(
         self,

@@ -51,7 +51,10 @@ def copy(
         local = local.wait()
     if is_cuda(local):
         copied = copy_by_torch(offload, index, meta, local, where)
-        offload.mark_written([index], share)
+        if share == _core.SHARE_BLOCK:
+            offload.mark_block(index, list(where.start), list(where.shape))
+        else:
+            offload.mark_written([index], share)
         return copied
     source = source_of(meta.name, local)
     start = where.start if len(where.start) == len(source.shape) else None

@@ -16,6 +16,7 @@ struct dw_client {
       : client(o.endpoint, o.model, o.rank, o.world == 0 ? 1 : o.world,
                std::chrono::milliseconds(o.timeout_ms == 0 ? 30000 : o.timeout_ms)) {
     client.SetCopyThreads(o.copy_threads);
+    if (o.publisher != nullptr) client.SetPublisher(o.publisher);
   }
   deltawire::TrainerClient client;
 };
@@ -85,11 +86,18 @@ const T* At(const T* array, size_t i) {
   return reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
 }
 
+/// "" for none.
+inline void CopyLineage(const Identity& identity, char (&to)[33]) {
+  if (identity.lineage != Hash128()) identity.lineage.Hex().copy(to, sizeof to - 1);
+}
+
 /// What Register has found, as the caller gets it.
-inline dw_registered Registered(const Layout& layout, StateId published) {
+inline dw_registered Registered(const Layout& layout, const Identity& published) {
   dw_registered out{};
-  out.epoch = published.epoch;
-  out.version = published.version;
+  out.epoch = published.id.epoch;
+  out.version = published.id.version;
+  CopyLineage(published, out.lineage);
+  out.root = published.root;
   out.total_bytes = layout.total_bytes();
   const std::string fingerprint = layout.fingerprint().Hex();
   fingerprint.copy(out.fingerprint, sizeof out.fingerprint - 1);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "sender/export/attempt.h"
 #include "sender/export/c_abi.h"
 
 using deltawire::Annotate;
@@ -81,7 +82,14 @@ Status CheckTensors(const dw_offload* o, const uint32_t* tensors, size_t count) 
 StatusOr<Share> ToShare(int share) {
   if (share == DW_SHARE_PART) return Share::kPart;
   if (share == DW_SHARE_WHOLE) return Share::kWhole;
+  if (share == DW_SHARE_BLOCK) return Share::kCounted;
   return Errorf(StatusCode::kInvalidArgument, "share {} is none of dw_share's", share);
+}
+
+Status Finished(const dw_offload& offload, uint32_t tensor, std::span<const uint64_t> start,
+                std::span<const uint64_t> shape) {
+  DW_RETURN_IF_ERROR(offload.offload->FinishedBlock(tensor, start, shape));
+  return offload.offload->Written({&tensor, 1}, Share::kCounted);
 }
 
 void Return(deltawire::MutableBytes from, void** data, uint64_t* bytes) {
@@ -123,7 +131,7 @@ int dw_client_register(dw_client* client, const dw_register_options* options,
                         Read(options, kRegisterOptionsSize, "dw_register_options"));
     DW_ASSIGN_OR_RETURN(const deltawire::Layout layout, ReadLayout(o));
     DW_ASSIGN_OR_RETURN(const auto side_files, ReadSideFiles(o));
-    DW_ASSIGN_OR_RETURN(const deltawire::StateId published,
+    DW_ASSIGN_OR_RETURN(const deltawire::Identity published,
                         client->client.Register(layout, side_files,
                                                 {.replace = o.replace != 0,
                                                  .keep_side_files = o.keep_side_files != 0}));
@@ -147,15 +155,26 @@ int dw_client_find(const dw_client* client, const char* name, uint32_t* tensor) 
   });
 }
 
+uint64_t dw_draw_attempt(void) { return deltawire::DrawAttempt(); }
+
 int dw_offload_begin(dw_client* client, uint64_t version, dw_offload** offload) {
+  return dw_offload_begin_attempt(client, version, 0, offload);
+}
+
+int dw_offload_begin_attempt(dw_client* client, uint64_t version, uint64_t attempt,
+                             dw_offload** offload) {
   return Guard([&]() -> Status {
     if (client == nullptr || offload == nullptr) return Invalid("an argument is NULL");
     auto made = std::make_unique<dw_offload>();
-    DW_ASSIGN_OR_RETURN(made->offload, client->client.Begin(version));
+    DW_ASSIGN_OR_RETURN(made->offload, client->client.Begin(version, attempt));
     made->tensors = client->client.layout()->size();
     *offload = made.release();
     return {};
   });
+}
+
+uint64_t dw_offload_attempt(const dw_offload* offload) {
+  return offload == nullptr ? 0 : offload->offload->attempt();
 }
 
 void dw_offload_destroy(dw_offload* offload) { delete offload; }
@@ -195,6 +214,7 @@ int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block* block
       return Invalid("dw_block.data is NULL");
     }
     DW_RETURN_IF_ERROR(offload->offload->Copy(tensor, source));
+    if (said == Share::kCounted) return Finished(*offload, tensor, source.start, source.shape);
     return said ? offload->offload->Written({&tensor, 1}, *said) : Status();
   });
 }
@@ -203,7 +223,21 @@ int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors, size_t
   return Guard([&]() -> Status {
     DW_RETURN_IF_ERROR(CheckTensors(offload, tensors, count));
     DW_ASSIGN_OR_RETURN(const Share said, ToShare(share));
+    if (said == Share::kCounted) {
+      return Invalid("say which bytes: DW_SHARE_BLOCK goes with dw_offload_mark_block");
+    }
     return offload->offload->Written({tensors, count}, said);
+  });
+}
+
+int dw_offload_mark_block(dw_offload* offload, uint32_t tensor, uint32_t ndim,
+                          const uint64_t* start, const uint64_t* shape) {
+  return Guard([&]() -> Status {
+    DW_RETURN_IF_ERROR(CheckTensors(offload, &tensor, 1));
+    if (ndim > 0 && shape == nullptr) return Invalid("the shape is NULL");
+    std::span<const uint64_t> from;
+    if (start != nullptr) from = {start, ndim};
+    return Finished(*offload, tensor, from, {shape, ndim});
   });
 }
 
@@ -249,8 +283,8 @@ int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,
         const deltawire::PublishedVersion p,
         client->client.WaitPublished(version, std::chrono::milliseconds(timeout_ms)));
     dw_published out{};
-    out.epoch = p.id.epoch;
-    out.version = p.id.version;
+    out.epoch = p.identity.id.epoch;
+    out.version = p.identity.id.version;
     out.model_bytes = p.model_bytes;
     out.delta_bytes = p.delta_bytes;
     out.full_bytes = p.full_bytes;
@@ -260,6 +294,10 @@ int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,
     out.offload_seconds = p.offload_seconds;
     out.publish_seconds = p.publish_seconds;
     out.ready_unix_nanos = p.ready_unix_nanos;
+    CopyLineage(p.identity, out.lineage);
+    out.root = p.identity.root;
+    out.attempt = p.identity.attempt;
+    out.published_unix_nanos = p.published_unix_nanos;
     return Fill(out, kPublishedSize, result, "dw_published");
   });
 }

@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 2
+#define DW_ABI_VERSION 3
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -62,6 +62,8 @@ typedef struct dw_client_options {
   uint32_t world;        /* ranks that write a version together; 0: 1 */
   uint32_t timeout_ms;   /* of each call; 0: 30000 */
   uint32_t copy_threads; /* that dw_offload_write uses, with its caller; 0: a few */
+  /* Since DW_ABI_VERSION 3: */
+  const char* publisher; /* who this is, in messages to others; NULL: program, process and host */
 } dw_client_options;
 
 /* Connects with the first call that needs it. */
@@ -101,6 +103,9 @@ typedef struct dw_registered {
   uint64_t version;
   uint64_t total_bytes;
   char fingerprint[33]; /* of the layout, 32 hex digits */
+  /* Since DW_ABI_VERSION 3, of what is published already: */
+  char lineage[33]; /* 32 hex digits; "": nothing */
+  uint64_t root;
 } dw_registered;
 
 /* Sizes the sender's buffers. Every rank does it, with the same tensors. `result` may be NULL. */
@@ -117,7 +122,11 @@ typedef enum dw_share {
   DW_SHARE_NONE = 0, /* say nothing yet */
   DW_SHARE_PART = 1, /* this rank its share, other ranks theirs: final when all ranks are ready */
   DW_SHARE_WHOLE =
-      2 /* this rank alone, and the bytes are final: the sender may diff them already */
+      2, /* this rank alone, and the bytes are final: the sender may diff them already */
+  DW_SHARE_BLOCK = 3 /* of dw_offload_write and dw_offload_mark_block: this rank alone writes the
+                      * block, and it is final, but other ranks write others of the tensor. The
+                      * sender diffs what all of them have finished. Never say it of overlapping
+                      * blocks: the offload ends. Since DW_ABI_VERSION 3 */
 } dw_share;
 
 /* A block of elements in the caller's memory, and where in the tensor it belongs. */
@@ -131,9 +140,21 @@ typedef struct dw_block {
   const uint64_t* start;  /* of the block in the tensor, elements; NULL: its first element */
 } dw_block;
 
+/* An attempt ties the parts of one offload together, over ranks and senders, and tells it from
+ * another offload of the same version. A random number, never 0: one rank draws it and hands it to
+ * the others. Since DW_ABI_VERSION 3. */
+DW_API uint64_t dw_draw_attempt(void);
+
 /* Begins version `version` (> 0) together with the other ranks. While the offload lives the sender
  * sees this process die, and abandons the version for all ranks at once. REQUIRES: registered. */
 DW_API int dw_offload_begin(dw_client* client, uint64_t version, dw_offload** offload);
+/* The same as part of `attempt`; 0: the sender draws one for its own ranks, which one that owns a
+ * part of the model (dw_megatron_register with ranks) refuses. DW_FAILED_PRECONDITION names the
+ * publisher that writes the model already. Since DW_ABI_VERSION 3. */
+DW_API int dw_offload_begin_attempt(dw_client* client, uint64_t version, uint64_t attempt,
+                                    dw_offload** offload);
+/* As given, or as the sender drew it. Since DW_ABI_VERSION 3. */
+DW_API uint64_t dw_offload_attempt(const dw_offload* offload);
 /* Before dw_offload_ready it abandons the version. NULL is allowed. */
 DW_API void dw_offload_destroy(dw_offload* offload);
 
@@ -147,6 +168,10 @@ DW_API int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block
 /* `share`: DW_SHARE_PART or DW_SHARE_WHOLE. */
 DW_API int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors, size_t count,
                                    int share);
+/* What DW_SHARE_BLOCK says, of a block that was written in place. `start` NULL: its first element.
+ * Since DW_ABI_VERSION 3. */
+DW_API int dw_offload_mark_block(dw_offload* offload, uint32_t tensor, uint32_t ndim,
+                                 const uint64_t* start, const uint64_t* shape);
 /* The sender carries these over from the version that is published. */
 DW_API int dw_offload_mark_unchanged(dw_offload* offload, const uint32_t* tensors, size_t count);
 
@@ -172,6 +197,11 @@ typedef struct dw_published {
   double offload_seconds;
   double publish_seconds;
   int64_t ready_unix_nanos;
+  /* Since DW_ABI_VERSION 3: */
+  char lineage[33]; /* of the sender's model, 32 hex digits */
+  uint64_t root;    /* over all chunks' digests: equal names are equal bytes */
+  uint64_t attempt;
+  int64_t published_unix_nanos;
 } dw_published;
 
 /* Blocks until `version` or a newer one is published. `timeout_ms` 0: the client's. DW_ABORTED,

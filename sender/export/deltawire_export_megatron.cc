@@ -148,7 +148,7 @@ int dw_megatron_register(const dw_megatron* megatron, dw_client* client, const u
       DW_ASSIGN_OR_RETURN(options.owned, job.PartOf({ranks, rank_count}));
     }
     const deltawire::Layout& layout = job.plan().layout();
-    DW_ASSIGN_OR_RETURN(const deltawire::StateId published,
+    DW_ASSIGN_OR_RETURN(const deltawire::Identity published,
                         client->client.Register(layout, job.side_files(), options));
     return Fill(Registered(layout, published), kRegisteredSize, result, "dw_registered");
   });

@@ -137,7 +137,7 @@ class DevicePlace::Staging {
                                   w.shard->match->split, mcore::Direction::kToHf, w.rows));
       transfer.Add(std::move(steps), Memory(b).subspan(w.at, w.bytes));
     }
-    transfer.Run(mcore::Direction::kToHf, half_.tensor, pool_);
+    transfer.Run(mcore::Direction::kToHf, half_.tensor, pool_, half_.placed);
     return absl::OkStatus();
   }
 
@@ -182,7 +182,7 @@ Status DevicePlace::Pin(const HalfMemory& half, kernels::GpuQueue& queue) {
 }
 
 Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const HalfMemory& half,
-                               DevicePlaceStats& stats) {
+                               std::vector<mcore::Step>& queued, DevicePlaceStats& stats) {
   DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, Queue(shard.live->device));
   DW_RETURN_IF_ERROR(Pin(half, *queue));
   MutableBytes mapped;
@@ -196,6 +196,7 @@ Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const
         mapped.subspan(static_cast<size_t>(tensor.data() - half.mapped.data()), tensor.size());
     DW_RETURN_IF_ERROR(FromGpu(queue->Place(step.copy, shard.live->data, to, step.convert)));
     stats.direct_bytes += kernels::CopiedBytes(step.copy);
+    queued.push_back(step);
   }
   return absl::OkStatus();
 }
@@ -208,12 +209,17 @@ Status DevicePlace::PlaceDirectly(const Plan& plan, std::span<const DeviceShard>
     return absl::FailedPreconditionError("the half is not whole in this agent's memory");
   }
   Status status;
+  std::vector<mcore::Step> queued;
   for (const DeviceShard& shard : shards) {
-    if (status.ok()) status = QueueShard(plan, shard, half, stats);
+    if (status.ok()) status = QueueShard(plan, shard, half, queued, stats);
   }
   // Also after an error: a kernel that is still at work must not outlive the offload.
   const Status done = WaitForAll();
-  return status.ok() ? done : status;
+  if (status.ok()) status = done;
+  // What failed is placed again over the buckets, and counts then.
+  if (!status.ok() || !half.placed) return status;
+  for (const mcore::Step& step : queued) half.placed(step);
+  return status;
 }
 
 StatusOr<DevicePlaceStats> DevicePlace::Run(const Plan& plan, std::span<const DeviceShard> shards,

@@ -31,6 +31,7 @@ struct HalfMemory {
   /// be pinned, since an agent that owns a part of a model has no memory behind the rest.
   MutableBytes mapped;
   std::shared_ptr<const void> mapping;
+  mcore::Transfer::Placed placed = {};
 };
 
 struct DevicePlaceStats {
@@ -70,7 +71,7 @@ class DevicePlace {
   Status PlaceDirectly(const mcore::Plan& plan, std::span<const DeviceShard> shards,
                        const HalfMemory& half, DevicePlaceStats& stats);
   Status QueueShard(const mcore::Plan& plan, const DeviceShard& shard, const HalfMemory& half,
-                    DevicePlaceStats& stats);
+                    std::vector<mcore::Step>& queued, DevicePlaceStats& stats);
   /// Waits for all queues; the first error.
   Status WaitForAll();
 

@@ -3,6 +3,8 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <functional>
+#include <mutex>
 #include <set>
 
 #include "kernels/place_pieces.h"
@@ -21,19 +23,39 @@ StatusOr<mcore::ParallelConfig> ParseParallel(const std::string& text) {
   return mcore::ParallelConfig::Parse(text);
 }
 
-/// How many shards make each tensor: one that a single shard makes is final once that is written.
-std::vector<uint32_t> CountWriters(const mcore::Plan& plan) {
-  std::vector<uint32_t> writers(plan.layout().size(), 0);
+// A shard is placed in pieces of about so many bytes: what is in place is told piece by piece.
+constexpr uint64_t kPlacedBytes = uint64_t{32} << 20;
+
+/// The tensors that parameters make.
+std::vector<uint32_t> TensorsOf(const mcore::Plan& plan) {
+  std::set<uint32_t> tensors;
   for (const mcore::Slot& slot : plan.slots()) {
     if (!slot.exported) continue;
-    std::set<uint32_t> tensors;
     for (const mcore::RowPart& part : slot.cut.parts) tensors.insert(part.tensor);
-    for (const uint32_t t : tensors) {
-      writers[t] += slot.cut.split == mcore::Split::kNone ? 1 : slot.cut.world;
-    }
   }
-  return writers;
+  return {tensors.begin(), tensors.end()};
 }
+
+/// Tells the agent what is in place. An error is the offload's end, which its next call says too.
+class Telling {
+ public:
+  explicit Telling(TrainerClient::Offload* offload) : offload_(offload) {}
+  void operator()(const mcore::Step& step) {
+    const Status told = offload_->Finished(step.tensor, Destination::Of(step.copy));
+    if (told.ok()) return;
+    std::lock_guard lock(mu_);
+    if (failure_.ok()) failure_ = told;
+  }
+  Status status() {
+    std::lock_guard lock(mu_);
+    return failure_;
+  }
+
+ private:
+  TrainerClient::Offload* const offload_;
+  std::mutex mu_;
+  Status failure_;
+};
 
 std::vector<mcore::LiveParam> ParamsOf(std::span<const LiveTensor> live) {
   std::vector<mcore::LiveParam> params;
@@ -73,7 +95,7 @@ StatusOr<std::unique_ptr<MegatronExport>> MegatronExport::Open(const MegatronOpt
   DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel, ParseParallel(o.parallel));
   DW_ASSIGN_OR_RETURN(mcore::Plan plan, made->model_->ProvenPlan(parallel));
   made->plan_.emplace(std::move(plan));
-  made->writers_ = CountWriters(*made->plan_);
+  made->trained_ = TensorsOf(*made->plan_);
   DW_ASSIGN_OR_RETURN(made->side_files_, SideFilesOf(o.hf_dir));
   return made;
 }
@@ -127,28 +149,34 @@ StatusOr<uint64_t> MegatronExport::PlaceShards(TrainerClient::Offload& offload,
   for (const mcore::Match& match : matches) {
     if (!match.shard.writes) continue;
     const LiveTensor& source = live[match.live];
-    DW_ASSIGN_OR_RETURN(
-        std::vector<mcore::Step> steps,
-        StepsOf(*plan_, match.shard, source.param.dtype, match.split, mcore::Direction::kToHf));
-    for (const mcore::Step& step : steps) {
-      written.insert(step.tensor);
-      bytes += kernels::CopiedBytes(step.copy);
+    if (!source.on_host()) elsewhere.push_back({&match, &source});
+    const mcore::ParamCut cut = plan_->CutAs(plan_->slots()[match.shard.slot], match.split);
+    const uint64_t row = cut.local_cols() * DTypeBytes(source.param.dtype);
+    const uint64_t rows = std::max<uint64_t>(1, kPlacedBytes / std::max<uint64_t>(1, row));
+    for (uint64_t at = 0; at < cut.local_rows(); at += rows) {
+      const mcore::RowRange some{at, std::min(at + rows, cut.local_rows())};
+      DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
+                          StepsOf(*plan_, match.shard, source.param.dtype, match.split,
+                                  mcore::Direction::kToHf, some));
+      for (const mcore::Step& step : steps) {
+        written.insert(step.tensor);
+        bytes += kernels::CopiedBytes(step.copy);
+      }
+      if (!source.on_host()) continue;
+      // Read only in this direction.
+      const Bytes from = source.data.subspan(at * row, (some.end - at) * row);
+      transfer.Add(std::move(steps), {const_cast<std::byte*>(from.data()), from.size()});
     }
-    if (!source.on_host()) {
-      elsewhere.push_back({&match, &source});
-      continue;
-    }
-    // Read only in this direction.
-    transfer.Add(std::move(steps),
-                 {const_cast<std::byte*>(source.data.data()), source.data.size()});
   }
+  Telling telling(&offload);
   HalfMemory half;
   half.tensor = [&](uint32_t t) { return offload.tensor(t); };
+  half.placed = std::ref(telling);
   if (const std::shared_ptr<HalfMapping> mapping = offload.whole_mapping(); mapping != nullptr) {
     half.mapped = mapping->bytes();
     half.mapping = mapping;
   }
-  transfer.Run(mcore::Direction::kToHf, half.tensor, pool_);
+  transfer.Run(mcore::Direction::kToHf, half.tensor, pool_, half.placed);
   if (!elsewhere.empty()) {
     DW_ASSIGN_OR_RETURN(const DevicePlaceStats stats,
                         device_place_.Run(*plan_, elsewhere, half, pool_));
@@ -158,6 +186,7 @@ StatusOr<uint64_t> MegatronExport::PlaceShards(TrainerClient::Offload& offload,
                    stats.why_staged);
     }
   }
+  DW_RETURN_IF_ERROR(telling.status());
   return bytes;
 }
 
@@ -166,10 +195,8 @@ StatusOr<uint64_t> MegatronExport::Place(TrainerClient::Offload& offload, uint32
   DW_ASSIGN_OR_RETURN(const std::vector<mcore::Match> matches, Matched(rank, live));
   std::set<uint32_t> written;
   DW_ASSIGN_OR_RETURN(const uint64_t bytes, PlaceShards(offload, matches, live, written));
-  std::vector<uint32_t> whole, part;
-  for (const uint32_t t : written) (writers_[t] == 1 ? whole : part).push_back(t);
-  DW_RETURN_IF_ERROR(offload.Written(whole, Share::kWhole));
-  DW_RETURN_IF_ERROR(offload.Written(part, Share::kPart));
+  const std::vector<uint32_t> tensors(written.begin(), written.end());
+  DW_RETURN_IF_ERROR(offload.Written(tensors, Share::kCounted));
   if (rank == 0) DW_RETURN_IF_ERROR(CarryOver(offload));
   return bytes;
 }
@@ -190,6 +217,7 @@ StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
     collective.Abort(matches.status());
     return matches.status();
   }
+  Telling telling(offload);
   const auto run = [&]() -> StatusOr<GatherStats> {
     GatherOptions agreed = options;
     DW_ASSIGN_OR_RETURN(
@@ -198,21 +226,18 @@ StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
             collective, options.bucket_bytes, LargestRow(*plan_, *matches, live),
             std::min(options.deadline, Collective::Clock::now() + options.wait_timeout)));
     DW_ASSIGN_OR_RETURN(const auto sources, ForeignCollective::Create(collective, live));
-    DW_ASSIGN_OR_RETURN(GatherStats stats,
-                        GatherToHf(
-                            *sources, *plan_, *matches, ParamsOf(live),
-                            [&](size_t i) { return sources->source(i); },
-                            [&](uint32_t t) { return offload->tensor(t); }, pool_, agreed));
+    DW_ASSIGN_OR_RETURN(GatherStats stats, GatherToHf(
+                                               *sources, *plan_, *matches, ParamsOf(live),
+                                               [&](size_t i) { return sources->source(i); },
+                                               [&](uint32_t t) { return offload->tensor(t); },
+                                               pool_, agreed, std::ref(telling)));
     stats.bucket_bytes = agreed.bucket_bytes;
     return stats;
   };
   DW_ASSIGN_OR_RETURN(const GatherStats stats, run());
   if (!root) return stats;
-  std::vector<uint32_t> written;
-  for (uint32_t t = 0; t < writers_.size(); ++t) {
-    if (writers_[t] > 0) written.push_back(t);
-  }
-  DW_RETURN_IF_ERROR(offload->Written(written, Share::kWhole));
+  DW_RETURN_IF_ERROR(telling.status());
+  DW_RETURN_IF_ERROR(offload->Written(trained_, Share::kCounted));
   DW_RETURN_IF_ERROR(CarryOver(*offload));
   return stats;
 }

@@ -74,7 +74,7 @@ class MegatronExport {
                                  std::span<const mcore::Match> matches,
                                  std::span<const LiveTensor> live, std::set<uint32_t>& written);
 
-  std::vector<uint32_t> writers_;  // shards that make each tensor
+  std::vector<uint32_t> trained_;  // tensors that parameters make
   ThreadPool pool_;
   DevicePlace device_place_;
   bool warned_ = false;

@@ -118,7 +118,8 @@ StatusOr<GatherStats> GatherToHf(Collective& collective, const Plan& plan,
                                  std::span<const Match> matches,
                                  std::span<const mcore::LiveParam> live, const LiveBytes& bytes,
                                  const mcore::Transfer::TensorMemory& tensor, ThreadPool& pool,
-                                 const GatherOptions& options) {
+                                 const GatherOptions& options,
+                                 const mcore::Transfer::Placed& placed) {
   const auto deadline = std::min(options.deadline, Collective::Clock::now() + options.wait_timeout);
   DW_ASSIGN_OR_RETURN(const auto all, collective.AllGather(Pack(matches, live), deadline));
   DW_ASSIGN_OR_RETURN(const std::vector<Sent> sent, Unpack(all, plan));
@@ -159,7 +160,7 @@ StatusOr<GatherStats> GatherToHf(Collective& collective, const Plan& plan,
       // Read only in this direction.
       transfer.Add(std::move(steps), {const_cast<std::byte*>(pieces[i].data()), pieces[i].size()});
     }
-    transfer.Run(mcore::Direction::kToHf, tensor, pool);
+    transfer.Run(mcore::Direction::kToHf, tensor, pool, placed);
     return absl::OkStatus();
   };
   return GatherBuckets(collective, buckets, source, consume, options);

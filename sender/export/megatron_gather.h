@@ -18,12 +18,13 @@ namespace deltawire {
 using LiveBytes = std::function<Bytes(size_t live)>;
 
 /// `matches`: what MatchRank found among this rank's parameters, of dtypes live[i].dtype.
-/// `tensor` gives memory of plan.layout()'s tensors; it is called on the root only.
+/// `tensor` gives memory of plan.layout()'s tensors; it and `placed` are called on the root only.
 /// REQUIRES: the collective's ranks are the job's.
 StatusOr<GatherStats> GatherToHf(Collective& collective, const mcore::Plan& plan,
                                  std::span<const mcore::Match> matches,
                                  std::span<const mcore::LiveParam> live, const LiveBytes& bytes,
                                  const mcore::Transfer::TensorMemory& tensor, ThreadPool& pool,
-                                 const GatherOptions& options = {});
+                                 const GatherOptions& options = {},
+                                 const mcore::Transfer::Placed& placed = {});
 
 }  // namespace deltawire

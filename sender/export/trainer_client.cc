@@ -11,16 +11,16 @@
 
 #include "proto/convert.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
+#include "proto/grpc_lifetime.h"
+#include "sender/export/attempt.h"
 #include "sender/export/attendance.h"
 #include "sender/export/half_mapping.h"
 #include "sender/export/strided_copy.h"
+#include "sender/export/written_marks.h"
 
 namespace deltawire {
 namespace {
 
-// Tensors are marked in batches of about this many bytes: early enough to overlap, few enough
-// calls.
-constexpr uint64_t kMarkBytes = uint64_t{64} << 20;
 constexpr size_t kCopyThreads = 4;  // a few fill a memory bus; a node has several ranks
 
 // "the shape [2, 3]" of what was given, in messages.
@@ -74,11 +74,13 @@ std::string SocketOf(std::string endpoint) {
 
 struct TrainerClient::Impl {
   std::string socket, model;
+  std::string publisher = ThisProcess();
   uint32_t rank = 0, world = 1;
   std::chrono::milliseconds timeout;
   std::unique_ptr<v1::TrainerService::Stub> stub;
   std::optional<Layout> layout;
-  std::vector<ByteRange> owned;  // of the data section; empty: all
+  std::optional<ChunkTable> chunks;  // the layout's
+  std::vector<ByteRange> owned;      // of the data section; empty: all
   std::vector<std::shared_ptr<HalfMapping>> mappings;
   uint64_t last_version = 0, last_lease = 0;
   size_t copy_threads = 0;
@@ -116,35 +118,20 @@ struct TrainerClient::Offload::State {
   Impl* client = nullptr;
   uint64_t version = 0;
   uint64_t lease = 0;
+  uint64_t attempt = 0;
   MutableBytes data;
   double waited = 0;
   std::shared_ptr<HalfMapping> half;
   std::unique_ptr<Attendance> attendance;
+  std::unique_ptr<WrittenMarks> marks;
   std::mutex mu;
   std::vector<uint32_t> written, unchanged;
-  std::vector<uint32_t> pending;  // written, not yet marked
-  uint64_t pending_bytes = 0;
-
-  void TakePending(v1::MarkWrittenRequest& request) {
-    request.mutable_tensors()->Assign(pending.begin(), pending.end());
-    pending.clear();
-    pending_bytes = 0;
-  }
-  Status Mark(v1::MarkWrittenRequest& request) {
-    request.set_model(client->model);
-    request.set_lease(lease);
-    request.set_rank(client->rank);
-    request.set_sole(client->world > 1);
-    v1::MarkWrittenResponse response;
-    grpc::ClientContext context;
-    client->Prepare(context);
-    return client->Check(client->stub->MarkWritten(&context, request, &response), "MarkWritten");
-  }
 };
 
 TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t rank, uint32_t world,
                              std::chrono::milliseconds timeout)
     : impl_(std::make_unique<Impl>()) {
+  KeepGrpc();
   impl_->socket = SocketOf(std::move(socket));
   impl_->model = std::move(model);
   impl_->rank = rank;
@@ -161,10 +148,10 @@ TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t ran
 
 TrainerClient::~TrainerClient() = default;
 
-StatusOr<StateId> TrainerClient::Register(const Layout& layout,
-                                          const std::vector<SideFile>& side_files,
-                                          RegisterOptions options) {
-  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(layout));
+StatusOr<Identity> TrainerClient::Register(const Layout& layout,
+                                           const std::vector<SideFile>& side_files,
+                                           RegisterOptions options) {
+  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
   DW_ASSIGN_OR_RETURN(const Coverage coverage, Coverage::Create(options.owned, chunks.size()));
   v1::RegisterModelRequest request;
   request.set_model(impl_->model);
@@ -187,10 +174,12 @@ StatusOr<StateId> TrainerClient::Register(const Layout& layout,
   impl_->layout = layout;
   impl_->owned.clear();
   if (!coverage.all()) impl_->owned = coverage.ByteRanges(chunks);
+  impl_->chunks = std::move(chunks);
   return FromProto(response.published());
 }
 
-StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t version) {
+StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t version,
+                                                                       uint64_t attempt) {
   if (!impl_->layout) return absl::FailedPreconditionError("register the model before offloading");
   v1::BeginOffloadRequest request;
   request.set_model(impl_->model);
@@ -198,6 +187,8 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   request.set_rank(impl_->rank);
   request.set_world(impl_->world);
   request.set_fingerprint(impl_->layout->fingerprint().Hex());
+  request.set_attempt(attempt);
+  request.set_publisher(impl_->publisher);
   v1::BeginOffloadResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);
@@ -207,6 +198,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   state->client = impl_.get();
   state->version = version;
   state->lease = response.lease();
+  state->attempt = response.attempt();
   state->waited = response.waited_seconds();
   DW_ASSIGN_OR_RETURN(state->half, impl_->MapHalf(response.half_path()));
   const MutableBytes file = state->half->bytes();
@@ -220,6 +212,10 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
       impl_->Check(state->attendance->Start(*impl_->stub, impl_->model, response.lease(),
                                             impl_->rank, impl_->timeout),
                    "AttendOffload"));
+  state->marks = std::make_unique<WrittenMarks>(
+      *impl_->stub,
+      WrittenMarks::Offload{impl_->model, response.lease(), impl_->rank, impl_->world > 1},
+      [impl = impl_.get()](grpc::ClientContext& of_marks) { impl->Prepare(of_marks); });
   impl_->last_version = version;
   impl_->last_lease = response.lease();
   return std::unique_ptr<Offload>(new Offload(std::move(state)));
@@ -228,6 +224,8 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
 const std::optional<Layout>& TrainerClient::layout() const { return impl_->layout; }
 
 void TrainerClient::SetCopyThreads(size_t threads) { impl_->copy_threads = threads; }
+
+void TrainerClient::SetPublisher(std::string publisher) { impl_->publisher = std::move(publisher); }
 
 StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
                                                         std::chrono::milliseconds timeout) {
@@ -243,7 +241,7 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
       impl_->Check(impl_->stub->WaitPublished(&context, request, &response), "WaitPublished"));
   const v1::VersionInfo& info = response.info();
   PublishedVersion out;
-  out.id = FromProto(info.id());
+  out.identity = FromProto(info.id());
   out.model_bytes = info.model_bytes();
   out.delta_bytes = info.delta_bytes();
   out.full_bytes = info.full_bytes();
@@ -253,6 +251,7 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
   out.offload_seconds = info.offload_seconds();
   out.publish_seconds = info.publish_seconds();
   out.ready_unix_nanos = info.ready_unix_nanos();
+  out.published_unix_nanos = info.published_unix_nanos();
   return out;
 }
 
@@ -260,6 +259,8 @@ TrainerClient::Offload::Offload(std::unique_ptr<State> state) : state_(std::move
 TrainerClient::Offload::~Offload() = default;
 
 double TrainerClient::Offload::waited_seconds() const { return state_->waited; }
+
+uint64_t TrainerClient::Offload::attempt() const { return state_->attempt; }
 
 MutableBytes TrainerClient::Offload::data() { return state_->data; }
 
@@ -309,19 +310,32 @@ Status TrainerClient::Offload::Copy(size_t t, const StridedSource& source) {
   return absl::OkStatus();
 }
 
+Status TrainerClient::Offload::Finished(uint32_t t, const Destination& bytes) {
+  const Impl& client = *state_->client;
+  return client.Check(state_->marks->AddChunks(CountChunkBytes(*client.chunks, t, bytes)),
+                      "MarkWritten");
+}
+
+Status TrainerClient::Offload::FinishedBlock(uint32_t t, std::span<const uint64_t> start,
+                                             std::span<const uint64_t> shape) {
+  const TensorMeta& meta = state_->client->layout->tensor(t);
+  const unsigned element = DTypeBytes(meta.dtype);
+  DW_RETURN_IF_ERROR(CheckSource(meta, {nullptr, element, shape, {}, start}));
+  return Finished(t, Destination::OfBlock(meta.shape, element, start, shape));
+}
+
 Status TrainerClient::Offload::Written(std::span<const uint32_t> tensors, Share share) {
-  v1::MarkWrittenRequest request;
+  const Impl& client = *state_->client;
   {
     std::lock_guard lock(state_->mu);
     state_->written.insert(state_->written.end(), tensors.begin(), tensors.end());
-    // With several ranks a tensor is final only when all have written their share of it.
-    if (state_->client->world > 1 && share == Share::kPart) return absl::OkStatus();
-    state_->pending.insert(state_->pending.end(), tensors.begin(), tensors.end());
-    for (const uint32_t t : tensors) state_->pending_bytes += state_->client->layout->bytes(t);
-    if (state_->pending_bytes < kMarkBytes) return absl::OkStatus();
-    state_->TakePending(request);
   }
-  return state_->Mark(request);
+  if (share == Share::kCounted) return absl::OkStatus();
+  // With several ranks a tensor is final only when all have written their share of it.
+  if (client.world > 1 && share == Share::kPart) return absl::OkStatus();
+  uint64_t bytes = 0;
+  for (const uint32_t t : tensors) bytes += client.layout->bytes(t);
+  return client.Check(state_->marks->AddTensors(tensors, bytes), "MarkWritten");
 }
 
 void TrainerClient::Offload::Unchanged(size_t t) {
@@ -350,15 +364,18 @@ void TrainerClient::Offload::Abandon(const std::string& reason) {
 
 Status TrainerClient::Offload::Ready() {
   v1::NotifyBufferReadyRequest request;
-  v1::MarkWrittenRequest last;
   {
     std::lock_guard lock(state_->mu);
-    // What this rank claims for itself must be known before the others are ready.
-    if (state_->client->world > 1) state_->TakePending(last);
-    request.mutable_written()->Assign(state_->written.begin(), state_->written.end());
+    std::vector<uint32_t>& written = state_->written;
+    std::sort(written.begin(), written.end());
+    written.erase(std::unique(written.begin(), written.end()), written.end());
+    request.mutable_written()->Assign(written.begin(), written.end());
     request.mutable_unchanged()->Assign(state_->unchanged.begin(), state_->unchanged.end());
   }
-  if (last.tensors_size() > 0) DW_RETURN_IF_ERROR(state_->Mark(last));
+  // What this rank claims for itself must be known before the others are ready.
+  if (state_->client->world > 1) {
+    DW_RETURN_IF_ERROR(state_->client->Check(state_->marks->Flush(), "MarkWritten"));
+  }
   request.set_model(state_->client->model);
   request.set_version(state_->version);
   request.set_rank(state_->client->rank);

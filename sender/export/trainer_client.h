@@ -13,18 +13,19 @@
 #include <vector>
 
 #include "common/base/bytes.h"
-#include "common/base/state_id.h"
+#include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
+#include "sender/export/chunk_bytes.h"
 
 namespace deltawire {
 
 class HalfMapping;
 
 struct PublishedVersion {
-  StateId id;
+  Identity identity;
   uint64_t model_bytes = 0;
   uint64_t delta_bytes = 0;
   uint64_t full_bytes = 0;
@@ -34,12 +35,14 @@ struct PublishedVersion {
   double offload_seconds = 0;
   double publish_seconds = 0;
   int64_t ready_unix_nanos = 0;
+  int64_t published_unix_nanos = 0;
 };
 
 /// Who writes a tensor's bytes. kPart: other ranks may write parts of it too, so it is final when
 /// all ranks are ready. kWhole: this rank alone, and it is final now (the agent may diff it at
-/// once).
-enum class Share : uint8_t { kPart, kWhole };
+/// once). kCounted: several ranks, none another's bytes, and each says which it has Finished: the
+/// agent diffs a chunk when all of it is.
+enum class Share : uint8_t { kPart, kWhole, kCounted };
 
 /// An n-dimensional block in the trainer's memory, and where in a tensor it belongs.
 struct StridedSource {
@@ -67,12 +70,15 @@ class TrainerClient {
   ~TrainerClient();
 
   /// Sizes the buffers. Returns what is published already (epoch 0: nothing).
-  StatusOr<StateId> Register(const Layout& layout, const std::vector<SideFile>& side_files,
-                             RegisterOptions options = {});
+  StatusOr<Identity> Register(const Layout& layout, const std::vector<SideFile>& side_files,
+                              RegisterOptions options = {});
   const std::optional<Layout>& layout() const;  ///< as registered
   /// Threads that Copy uses, with its caller; 0: four, or the cores if there are fewer. Not while
   /// an Offload lives.
   void SetCopyThreads(size_t threads);
+  /// Who the agent says is publishing, where another publisher asks. ThisProcess() unless it is
+  /// set.
+  void SetPublisher(std::string publisher);
 
   /// One version on its way. Write tensors in any order from any thread, then Ready. The version is
   /// published when all ranks are ready; they need not wait for one another.
@@ -92,6 +98,13 @@ class TrainerClient {
     /// Copies a block, all of it owned, into its place, on the client's copy threads; does not say
     /// Written.
     Status Copy(size_t t, const StridedSource& source);
+    /// These bytes of tensor `t` are final, and this rank alone writes them. Say Written(kCounted)
+    /// as well. kFailedPrecondition, and the offload is over, when ranks name more bytes than there
+    /// are. From any thread; returns before the agent is told.
+    Status Finished(uint32_t t, const Destination& bytes);
+    /// The same of a block of `shape` elements at `start`; empty: at the tensor's first.
+    Status FinishedBlock(uint32_t t, std::span<const uint64_t> start,
+                         std::span<const uint64_t> shape);
     /// This rank has written its share of these tensors. One rank in all: the bytes are final and
     /// the agent may diff them already.
     Status Written(std::span<const uint32_t> tensors, Share share = Share::kPart);
@@ -107,6 +120,8 @@ class TrainerClient {
     void Abandon(const std::string& reason);
     /// Seconds that BeginOffload waited for the half.
     double waited_seconds() const;
+    /// Of this offload: as given to Begin, or as the agent drew it.
+    uint64_t attempt() const;
 
    private:
     friend class TrainerClient;
@@ -115,8 +130,11 @@ class TrainerClient {
     std::unique_ptr<State> state_;
   };
 
-  /// REQUIRES: Register. The client outlives the offload.
-  StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version);
+  /// `attempt` ties the parts of one offload together: the same number (DrawAttempt) from every
+  /// rank at every agent, another one for each offload. 0: the agent draws one for its own ranks,
+  /// which an agent that owns a part of the model refuses. kFailedPrecondition names the publisher
+  /// that writes the model already. REQUIRES: Register. The client outlives the offload.
+  StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version, uint64_t attempt = 0);
   /// Waits up to the client's timeout, or `timeout` when it is given. kAborted, with the reason, as
   /// soon as the offload that this client begun for `version` is abandoned.
   StatusOr<PublishedVersion> WaitPublished(uint64_t version,

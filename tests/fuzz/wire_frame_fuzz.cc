@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   namespace wire = deltawire::wire;
   if (size == 0) return 0;
   const Bytes in(reinterpret_cast<const std::byte*>(data) + 1, size - 1);
-  switch (data[0] % 4) {
+  switch (data[0] % 5) {
     case 0:
       FuzzHeader(in);
       break;
@@ -51,12 +51,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 2: {
       // The count that the input claims, so that a well-formed one gets through.
-      const uint32_t chunks = in.size() >= 20 ? LoadLe<uint32_t>(in.data() + 16) : 1;
+      const uint32_t chunks = in.size() >= 44 ? LoadLe<uint32_t>(in.data() + 40) : 1;
       if (const auto m = wire::DecodeHave(in, chunks); m.ok()) {
         Require(m->chunks.size() == chunks && Same(wire::Encode(*m), in));
+        Require(wire::CheckHaveSize(in.size(), chunks).ok());
       }
       break;
     }
+    case 3:
+      if (const auto m = wire::DecodeEnd(in); m.ok()) Require(Same(wire::Encode(*m), in));
+      break;
     default:
       if (const auto m = wire::DecodeWireError(in); m.ok()) {
         Require(Same(wire::Encode(*m), in));

@@ -1,4 +1,4 @@
-// The frames that wire version 2's golden files and the worked example of docs/wire_format.md hold.
+// The frames that wire version 3's golden files and the worked example of docs/wire_format.md hold.
 // Frozen: golden files of a wire version never change; a new version gets samples of its own.
 // Shared by wire_golden_maker.cc (writes the files) and the tests (compare with them).
 #pragma once
@@ -66,11 +66,22 @@ inline constexpr uint64_t kDigestB9 = 0xB90000000000000B;
 inline constexpr uint64_t kDigestC9 = 0xC90000000000000C;
 inline constexpr uint64_t kDigestC10 = 0xCA0000000000000C;
 
+/// Made up, like the digests.
+inline constexpr Hash128 kLineage{.hi = 0x11E0A6E100000002, .lo = 0x11E0A6E100000001};
+inline constexpr uint64_t kRoot7 = 0x2007000000000007;
+inline constexpr uint64_t kRoot10 = 0x200A00000000000A;
+
 inline Have SampleHave() {
-  return {.epoch = 1,
-          .version = 7,
+  return {.held = {.lineage = kLineage, .id = {1, 7}, .root = kRoot7, .attempt = 0},
           .history = {{1, 6}, {1, 5}},
           .chunks = {{7, kDigestA7, 2}, {7, kDigestB7, 1}, {~uint64_t{0}, 0, 0}}};
+}
+
+inline End SampleEnd() {
+  return {.lineage = kLineage,
+          .root = kRoot10,
+          .attempt = 0xA77E00000000000A,
+          .side_files_hash = 0x51DE000000000001};
 }
 
 inline WireError SampleError() {
@@ -113,12 +124,15 @@ inline std::vector<Frame> Exchange() {
         .digest_before = kDigestC9,
         .digest_after = kDigestC10},
        ToVector("delta c 9-10")},
-      {"end", "sender to receiver", {.type = FrameType::kEnd, .epoch = 1, .version = 10}, {}},
+      {"end",
+       "sender to receiver",
+       {.type = FrameType::kEnd, .epoch = 1, .version = 10},
+       Encode(SampleEnd())},
       {"error", "either", {.type = FrameType::kError}, Encode(SampleError())},
   };
   for (Frame& f : frames) {
     f.header.payload_bytes = static_cast<uint32_t>(f.payload.size());
-    f.header.payload_xxh3 = Xxh3(f.payload);
+    if (f.header.type != FrameType::kChunkFull) f.header.payload_xxh3 = Xxh3(f.payload);
   }
   return frames;
 }
@@ -134,11 +148,12 @@ inline std::vector<Golden> GoldenFiles() {
   for (const Frame& f : Exchange()) {
     const HeaderBytes header = EncodeHeader(f.header);
     out.push_back(
-        {"wire_v2_header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
+        {"wire_v3_header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
   }
-  out.push_back({"wire_v2_payload_hello.bin", Encode(SampleHello())});
-  out.push_back({"wire_v2_payload_have.bin", Encode(SampleHave())});
-  out.push_back({"wire_v2_payload_error.bin", Encode(SampleError())});
+  out.push_back({"wire_v3_payload_hello.bin", Encode(SampleHello())});
+  out.push_back({"wire_v3_payload_have.bin", Encode(SampleHave())});
+  out.push_back({"wire_v3_payload_end.bin", Encode(SampleEnd())});
+  out.push_back({"wire_v3_payload_error.bin", Encode(SampleError())});
   return out;
 }
 
@@ -149,7 +164,8 @@ inline std::vector<Golden> FuzzCorpus() {
     const std::string name = g.name.substr(0, g.name.rfind('.'));
     const int decoder = name.ends_with("payload_hello")   ? 1
                         : name.ends_with("payload_have")  ? 2
-                        : name.ends_with("payload_error") ? 3
+                        : name.ends_with("payload_end")   ? 3
+                        : name.ends_with("payload_error") ? 4
                                                           : 0;
     g.bytes.insert(g.bytes.begin(), static_cast<std::byte>(decoder));
     out.push_back({name, std::move(g.bytes)});

@@ -167,8 +167,8 @@ TEST_CASE("the bulk port refuses what is not its protocol, and goes on serving")
     std::vector<std::byte> payload;
     REQUIRE(stream.Receive(payload)->type == wire::FrameType::kWelcome);
     wire::Have have;
-    have.epoch = 1;
-    have.version = 99;
+    const auto newest = sender.Status(kModel).newest().id();
+    have.held = {.lineage = Hash128::FromHex(newest.lineage()).value(), .id = {1, 99}};
     have.chunks.resize(sender.Status(kModel).chunks());
     stream.SendFrame(Type(wire::FrameType::kHave), wire::Encode(have));
     const Status error = stream.ReceiveError();
@@ -183,8 +183,7 @@ TEST_CASE("the bulk port refuses what is not its protocol, and goes on serving")
     std::vector<std::byte> payload;
     REQUIRE(stream.Receive(payload)->type == wire::FrameType::kWelcome);
     wire::Have have;
-    have.epoch = 1;
-    have.version = 1;
+    have.held.id = {1, 1};
     have.chunks.resize(sender.Status(kModel).chunks());
     for (auto& c : have.chunks) c = {.version = 1, .digest = 0xbad};  // right number, other bytes
     stream.SendFrame(Type(wire::FrameType::kHave), wire::Encode(have));

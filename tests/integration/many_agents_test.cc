@@ -9,6 +9,7 @@
 #include <random>
 
 #include "common/layout/coverage.h"
+#include "sender/export/attempt.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::testing {
@@ -51,7 +52,10 @@ class Nodes {
   }
   Status TryPublish(size_t i, uint64_t version) {
     DW_RETURN_IF_ERROR(Register(i, owned_[i]));
-    DW_ASSIGN_OR_RETURN(auto offload, clients_[i]->Begin(version));
+    // The parts of an offload belong together by its attempt, whenever each node writes its own.
+    uint64_t& attempt = attempts_[{version, begun_[{i, version}]++}];
+    if (attempt == 0) attempt = DrawAttempt();
+    DW_ASSIGN_OR_RETURN(auto offload, clients_[i]->Begin(version, attempt));
     const ChunkTable table = *ChunkTable::Create(trainer_.layout());
     const Coverage mine = *Coverage::Create(owned_[i], table.size());
     for (size_t t = 0; t < trainer_.layout().size(); ++t) {
@@ -116,6 +120,8 @@ class Nodes {
   std::vector<std::unique_ptr<SenderProcess>> senders_;
   std::vector<std::unique_ptr<TrainerClient>> clients_;
   std::map<uint64_t, std::vector<std::byte>> kept_;
+  std::map<std::pair<size_t, uint64_t>, size_t> begun_;       // how often node i began a version
+  std::map<std::pair<uint64_t, size_t>, uint64_t> attempts_;  // by version, and the how-manieth
 };
 
 uint64_t Allocated(const std::filesystem::path& file) {
@@ -234,6 +240,22 @@ TEST_CASE("many agents: a receiver that joins while the agents are apart gets wh
   CHECK(nodes.Compare(receiver->dir(), 2) == "");
 }
 
+TEST_CASE("many agents: bytes that an agent has overwritten are made again from its log") {
+  ShmDir root;
+  Nodes nodes(root.path(), 2, 14);
+  nodes.Publish(1);
+  for (uint64_t v = 2; v <= 4; ++v) {
+    nodes.trainer().Step(0.05);
+    nodes.Publish(0, v);
+  }
+  auto receiver = nodes.Receiver();
+  const bool committed = receiver->WaitCommitted(1);
+  INFO(nodes.Logs());
+  REQUIRE(committed);
+  CHECK(receiver->Status().committed().version() == 1);
+  CHECK(nodes.Compare(receiver->dir(), 1) == "");
+}
+
 TEST_CASE("many agents: bytes that an agent no longer has are waited for in a newer version") {
   ShmDir root;
   Nodes nodes(root.path(), 2, 14);
@@ -244,10 +266,12 @@ TEST_CASE("many agents: bytes that an agent no longer has are waited for in a ne
     later.push_back(nodes.trainer().content());
     nodes.Publish(0, v);
   }
-  // Version 1 is all that both have published, and the first agent has overwritten it.
+  // Version 1 is all that both have published; the first agent has overwritten it, and lost its
+  // log.
+  nodes.sender(0).Restart();
   auto receiver = nodes.Receiver();
-  CHECK(
-      Eventually([&] { return Has(receiver->Status().message(), "bytes of version 1 are gone"); }));
+  CHECK(Eventually(
+      [&] { return Has(receiver->Status().message(), "version 1 is not kept any more"); }));
   CHECK(Has(receiver->Status().message(), nodes.sender(0).control()));
   CHECK(receiver->Status().committed().epoch() == 0);
   for (uint64_t v = 2; v <= 4; ++v) {
@@ -357,7 +381,7 @@ TEST_CASE(
     REQUIRE(state.ok());
     const auto before = state->slot(0);
     if (before.phase != SlotPhase::kWhole || before.sequence % 2 != 0) continue;
-    const std::string wrong = nodes.Compare(receiver->dir(), before.id.version);
+    const std::string wrong = nodes.Compare(receiver->dir(), before.id().version);
     if (state->StillHolds(0, before)) CHECK(wrong == "");
   }
   REQUIRE(receiver->WaitCommitted(kLast));

@@ -43,7 +43,10 @@ bool HalfIs(SenderProcess& sender, const Trainer& trainer, Bytes content) {
 TEST_CASE("a receiver finds and repairs memory that went bad by itself") {
   ShmDir root;
   SenderProcess sender(root.path());
-  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel, kScrub);
+  // With two files the chunk would come from the other one.
+  auto args = kScrub;
+  args.insert(args.end(), {"--buffers", "1"});
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel, args);
   Trainer trainer(sender.socket(), kModel, 4, 71);
   for (uint64_t v = 1; v <= 2; ++v) {
     trainer.Step();
@@ -144,6 +147,27 @@ TEST_CASE("bytes that lost their digest are never sent, and the next version bri
   CHECK(there.Status().last_pull().chunks_full() == 0);
   CHECK(trainer.Compare(there.dir()) == "");
   CHECK(trainer.Compare(late.dir()) == "");
+}
+
+TEST_CASE("a publish over a half that went bad unseen gives every receiver right bytes") {
+  ShmDir root;
+  SenderProcess sender(root.path());  // which does not scrub
+  ReceiverProcess first(root.path(), "r1", sender.control(), kModel);
+  ReceiverProcess second(root.path(), "r2", sender.control(), kModel);
+  Trainer trainer(sender.socket(), kModel, 4, 75);
+  for (uint64_t v = 1; v <= 4; ++v) {
+    if (v > 1) Flip(ActiveHalf(sender), trainer.layout(), 300'000 * v);
+    trainer.Step();
+    REQUIRE(trainer.Publish(v).ok());
+    for (ReceiverProcess* receiver : {&first, &second}) {
+      REQUIRE(receiver->WaitCommitted(v));
+      CHECK(trainer.Compare(receiver->dir()) == "");
+    }
+    CHECK(sender.Status(kModel).scrub_mismatches() == v - 1);
+    CHECK(HalfIs(sender, trainer, trainer.content()));
+  }
+  CHECK(ReadText(sender.log()).find("had lost its digest when the next version") !=
+        std::string::npos);
 }
 
 }  // namespace deltawire::testing

@@ -65,6 +65,38 @@ class NumpyTest(unittest.TestCase):
             self.check(want)
         self.assertEqual(manager.register(want), 5)
 
+    def test_what_is_published_has_its_whole_name(self):
+        manager = self.manager()
+        drawn = manager.offload(weights(1), 1)
+        first = drawn.wait()
+        self.assertNotEqual(drawn.attempt, 0)
+        self.assertEqual(first.attempt, drawn.attempt)
+        self.assertRegex(first.lineage, "^[0-9a-f]{32}$")
+        given = deltawire.draw_attempt()
+        self.assertNotEqual(given, 0)
+        second = manager.offload(weights(2), 2, attempt=given).wait()
+        self.assertEqual(second.attempt, given)
+        self.assertEqual(second.lineage, first.lineage)
+        self.assertNotEqual(second.root, first.root)
+        # The same bytes again: another version, the same root.
+        self.assertEqual(manager.offload(weights(1), 3).wait().root, first.root)
+
+    def test_ranks_of_two_attempts_do_not_meet(self):
+        layout = [("a", "F32", (3,)), ("b", "F32", (2,))]
+        a, b = (self.manager(rank=r, world=2) for r in range(2))
+        for manager in (a, b):
+            manager.register(layout)
+        one, other = deltawire.draw_attempt(), deltawire.draw_attempt()
+        first = a.offload({"a": np.zeros(3, np.float32)}, 1, attempt=one)
+        # Rank 0 is ready and nobody holds its attempt any more, so another one may begin.
+        b.offload({"b": np.zeros(2, np.float32)}, 1, attempt=other)
+        with self.assertRaises(deltawire.AbandonedError):
+            first.wait()
+
+    def test_several_senders_want_an_attempt(self):
+        with self.assertRaisesRegex(deltawire.Error, "give `attempt`"):
+            self.manager().offload_megatron(None, None, "", 1, node_ranks=[0])
+
     def test_unchanged_tensors_are_carried_over(self):
         manager = self.manager()
         old, new = weights(1), weights(2)

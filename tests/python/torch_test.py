@@ -125,7 +125,7 @@ class TorchTest(unittest.TestCase):
         manager = self.manager()
         want = {"a": torch.randn(5, 6), "b": torch.randn(4, 4).to(torch.float8_e4m3fn)}
         manager.register(want)
-        offload = manager._client.begin(1)
+        offload = manager._client.begin(1, 0)
         a, b = manager.tensors_meta
         rows = [(Place((0, 0), (2, 6), True), want["a"][:2]), (Place((2, 0), (3, 6), True), want["a"][2:])]
         for place, local in rows:

@@ -282,7 +282,7 @@ StatusOr<PublishedVersion> Trainer::Publish(uint64_t version, std::chrono::milli
       // A sender that was killed right after the publish has it already.
       if (absl::IsFailedPrecondition(published.status())) {
         auto held = client_->WaitPublished(version);
-        if (held.ok() && held->id.version == version) return held;
+        if (held.ok() && held->identity.id.version == version) return held;
       }
       return published;
     }

@@ -574,3 +574,20 @@ class Digest:
             block = sum(k * w for k, w in zip(self.key, words[b:b + 1024]))
             total += self.multiplier[b // 1024] * block
         return total & MASK64
+
+
+# Root
+
+
+def root_term(chunk, digest):
+    low, high = chunk ^ 0x6782737BEA4239B9, digest ^ 0xAF56BC3B0996523A
+    product = low * high
+    swapped = int.from_bytes(low.to_bytes(8, "little"), "big")
+    h = (16 + swapped + high + ((product & MASK64) ^ (product >> 64))) & MASK64
+    h = ((h ^ (h >> 37)) * 0x165667919E3779F9) & MASK64
+    return h ^ (h >> 32)
+
+
+def root_of(digests):
+    """Of a dict from chunk to digest."""
+    return sum(root_term(chunk, digest) for chunk, digest in digests.items()) & MASK64

@@ -113,7 +113,7 @@ void Proxy::PumpUp(int receiver, int sender) {
 void Proxy::EditHave(std::vector<std::byte>& header, std::vector<std::byte>& payload) {
   std::lock_guard lock(mu_);
   if (!edit_) return;
-  auto have = wire::DecodeHave(payload, LoadLe<uint32_t>(&payload[16]));
+  auto have = wire::DecodeHave(payload, LoadLe<uint32_t>(&payload[40]));
   if (!have.ok()) return;
   edit_(*have);
   payload = wire::Encode(*have);

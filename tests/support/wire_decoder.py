@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plain decoder of the bulk protocol, wire versions 1 and 2: docs/wire_format.md, table by table.
+"""Plain decoder of the bulk protocol, wire version 3: docs/wire_format.md, table by table.
 
 A second implementation to check the first one against. Standard library only; checksums are
 checked when the `xxhash` package is there, else only their places are. Raises Refused.
@@ -16,17 +16,18 @@ except ImportError:
     xxhash = None
 
 MAGIC = b"DWF1"
-WIRE_VERSIONS = (1, 2)
+WIRE_VERSION = 3
 HEADER = struct.Struct("<4sBBHIIQQQQQQ")
 HEADER_BYTES = 64
 HELLO = struct.Struct("<16sQQHHI")
-HAVE = struct.Struct("<QQIB3s")
+HAVE = struct.Struct("<QQQQQIB3s")
 HAVE_STATE = struct.Struct("<QQ")
 HAVE_ENTRY = struct.Struct("<QQ")
+END = struct.Struct("<QQQQQ")
 ERROR = struct.Struct("<II")
 XXH3_OF_NOTHING = 0x2D06800538D394C2
 UNKNOWN = 2**64 - 1
-assert HEADER.size == HEADER_BYTES and HELLO.size == 40 and HAVE.size == 24
+assert HEADER.size == HEADER_BYTES and HELLO.size == 40 and HAVE.size == 48 and END.size == 40
 
 # type: name, fields that it uses, largest payload
 CHUNK_MAX = (8 << 20) + 4096
@@ -36,14 +37,14 @@ TYPES = {
     3: ("Have", (), 256 << 20),
     4: ("ChunkFull", ("chunk", "epoch", "version", "digest_after"), CHUNK_MAX),
     5: ("ChunkDelta", ("chunk", "epoch", "version", "digest_before", "digest_after"), CHUNK_MAX),
-    6: ("End", ("epoch", "version"), 0),
+    6: ("End", ("epoch", "version"), 40),
     7: ("Ping", (), 0),
     8: ("Error", (), 8192),
 }
 
 
 class Refused(Exception):
-    """The bytes are not a frame or payload of wire version 1 or 2."""
+    """The bytes are not a frame or payload of wire version 3."""
 
 
 def require(ok, why):
@@ -61,7 +62,7 @@ def decode_header(data):
     (magic, wire_version, kind, reserved, chunk, payload_bytes, epoch, version, digest_before,
      digest_after, payload_xxh3, header_xxh3) = HEADER.unpack(data)
     require(magic == MAGIC, f"magic {magic!r}")
-    require(wire_version in WIRE_VERSIONS, f"wire version {wire_version}")
+    require(wire_version == WIRE_VERSION, f"wire version {wire_version}")
     require(xxh3(data[:56]) in (None, header_xxh3), "header checksum")
     require(kind in TYPES, f"type {kind}")
     require(reserved == 0, f"reserved {reserved:#x}")
@@ -71,7 +72,10 @@ def decode_header(data):
     for field, value in fields.items():
         require(value == 0 or field in used, f"{name} with {field} {value}")
     require(payload_bytes <= limit, f"{name} with a payload of {payload_bytes} bytes")
-    require(payload_bytes or payload_xxh3 == XXH3_OF_NOTHING, "checksum of no payload")
+    if name == "ChunkFull":  # its payload is checked against digest_after
+        require(payload_xxh3 == 0, "checksum of a whole chunk")
+    else:
+        require(payload_bytes or payload_xxh3 == XXH3_OF_NOTHING, "checksum of no payload")
     return {"wire_version": wire_version, "type": name, **fields, "payload_bytes": payload_bytes, "payload_xxh3": payload_xxh3}
 
 
@@ -84,22 +88,28 @@ def decode_hello(data):
             "streams": streams}
 
 
-def decode_have(data, wire_version=WIRE_VERSIONS[-1]):
+def decode_have(data):
     require(len(data) >= HAVE.size, f"Have of {len(data)} bytes")
-    epoch, version, count, history, reserved = HAVE.unpack_from(data)
+    epoch, version, low, high, root, count, history, reserved = HAVE.unpack_from(data)
     require(reserved == bytes(3), f"Have reserved {reserved.hex()}")
-    require(history <= (8 if wire_version > 1 else 0), f"Have history {history}")
+    require(history <= 8, f"Have history {history}")
     entries_at = HAVE.size + HAVE_STATE.size * history
     depths_at = entries_at + HAVE_ENTRY.size * count
     require(len(data) == depths_at + (count if history else 0),
             f"Have of {count} chunks and {history} deltas, {len(data)} bytes")
-    out = {"epoch": epoch, "version": version,
-           "chunks": [list(e) for e in HAVE_ENTRY.iter_unpack(data[entries_at:depths_at])]}
-    if wire_version > 1:
-        out["history"] = [list(e) for e in HAVE_STATE.iter_unpack(data[HAVE.size:entries_at])]
-        out["depths"] = list(data[depths_at:]) or [0] * count
-        require(all(d <= history for d in out["depths"]), "Have: a depth above its history")
-    return out
+    depths = list(data[depths_at:]) or [0] * count
+    require(all(d <= history for d in depths), "Have: a depth above its history")
+    return {"epoch": epoch, "version": version, "lineage": f"{high:016x}{low:016x}", "root": root,
+            "chunks": [list(e) for e in HAVE_ENTRY.iter_unpack(data[entries_at:depths_at])],
+            "history": [list(e) for e in HAVE_STATE.iter_unpack(data[HAVE.size:entries_at])],
+            "depths": depths}
+
+
+def decode_end(data):
+    require(len(data) == END.size, f"End of {len(data)} bytes")
+    low, high, root, attempt, side_files_hash = END.unpack(data)
+    return {"lineage": f"{high:016x}{low:016x}", "root": root, "attempt": attempt,
+            "side_files_hash": side_files_hash}
 
 
 def decode_error(data):
@@ -113,7 +123,7 @@ def decode_error(data):
         raise Refused("Error message is not UTF-8") from e
 
 
-PAYLOADS = {"Hello": decode_hello, "Error": decode_error}
+PAYLOADS = {"Hello": decode_hello, "Have": decode_have, "End": decode_end, "Error": decode_error}
 
 
 def decode_frames(data):
@@ -123,12 +133,10 @@ def decode_frames(data):
         header = decode_header(data[:HEADER_BYTES])
         payload = data[HEADER_BYTES:HEADER_BYTES + header["payload_bytes"]]
         require(len(payload) == header["payload_bytes"], "payload cut short")
-        require(xxh3(payload) in (None, header["payload_xxh3"]), "payload checksum")
+        if header["type"] != "ChunkFull":
+            require(xxh3(payload) in (None, header["payload_xxh3"]), "payload checksum")
         data = data[HEADER_BYTES + len(payload):]
-        if header["type"] == "Have":
-            frames.append((header, decode_have(payload, header["wire_version"])))
-        else:
-            frames.append((header, PAYLOADS.get(header["type"], bytes.hex)(payload)))
+        frames.append((header, PAYLOADS.get(header["type"], bytes.hex)(payload)))
     return frames
 
 

@@ -1,6 +1,8 @@
 #include "sender/export/mcore/transfer.h"
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <unordered_map>
 
 #include "kernels/place_pieces.h"
@@ -194,7 +196,8 @@ void Transfer::Add(std::vector<Step> steps, MutableBytes shard) {
   }
 }
 
-void Transfer::Run(Direction direction, const TensorMemory& tensor, ThreadPool& pool) const {
+void Transfer::Run(Direction direction, const TensorMemory& tensor, ThreadPool& pool,
+                   const Placed& placed) const {
   std::vector<kernels::CopyPieces> pieces;
   std::vector<std::pair<uint32_t, uint32_t>> tasks;  // item, piece
   pieces.reserve(items_.size());
@@ -202,6 +205,8 @@ void Transfer::Run(Direction direction, const TensorMemory& tensor, ThreadPool& 
     pieces.emplace_back(items_[i].step.copy, items_[i].step.convert, kPieceBytes);
     for (uint32_t k = 0; k < pieces.back().count(); ++k) tasks.emplace_back(i, k);
   }
+  const auto left = std::make_unique<std::atomic<size_t>[]>(items_.size());
+  for (size_t i = 0; i < items_.size(); ++i) left[i] = pieces[i].count();
   const kernels::Backend& backend = kernels::Best();
   pool.ParallelFor(tasks.size(), [&](size_t t) {
     const auto [i, k] = tasks[t];
@@ -210,6 +215,8 @@ void Transfer::Run(Direction direction, const TensorMemory& tensor, ThreadPool& 
     const bool forth = direction == Direction::kToHf;
     const MutableBytes src = forth ? item.shard : hf, dst = forth ? hf : item.shard;
     backend.place_convert(pieces[i][k], item.step.convert, src, dst);
+    // The last one sees what the others wrote, and says so.
+    if (left[i].fetch_sub(1) == 1 && placed) placed(item.step);
   });
 }
 

@@ -55,11 +55,14 @@ class Transfer {
  public:
   /// Memory of an HF tensor.
   using TensorMemory = std::function<MutableBytes(uint32_t tensor)>;
+  /// Told of each step when all of it is in place, on the thread that did the last of it.
+  using Placed = std::function<void(const Step& step)>;
 
   /// `shard` outlives Run. For kFromHf it is written.
   void Add(std::vector<Step> steps, MutableBytes shard);
   uint64_t bytes() const { return bytes_; }
-  void Run(Direction direction, const TensorMemory& tensor, ThreadPool& pool) const;
+  void Run(Direction direction, const TensorMemory& tensor, ThreadPool& pool,
+           const Placed& placed = {}) const;
 
  private:
   struct Item {

@@ -65,7 +65,7 @@ TEST_CASE("the epoch is shown only after a rollback") {
   CHECK(VersionText(StateId{2, 7}) == "7 (epoch 2)");
 }
 
-TEST_CASE("JSON has every field of a message, 64-bit numbers as numbers") {
+TEST_CASE("JSON has every field of a message, 64-bit numbers as numbers, hashes as text") {
   v1::VerifyResponse m;
   m.mutable_committed()->set_epoch(1);
   m.mutable_committed()->set_version(std::numeric_limits<uint64_t>::max());
@@ -74,7 +74,8 @@ TEST_CASE("JSON has every field of a message, 64-bit numbers as numbers") {
   m.add_bad_tensors("b.weight");
   m.set_repaired(true);
   CHECK(ToJson(m).dump() ==
-        R"({"committed":{"epoch":1,"version":18446744073709551615},"chunks":0,"bytes":0,)"
+        R"({"committed":{"epoch":1,"version":18446744073709551615,"lineage":"",)"
+        R"("root":"0000000000000000","attempt":"0000000000000000"},"chunks":0,"bytes":0,)"
         R"("seconds":0.5,"bad_chunks":0,"bad_tensors":["a.weight","b.weight"],"repaired":true})");
 }
 

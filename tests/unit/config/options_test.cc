@@ -128,6 +128,7 @@ TEST_CASE("several senders are the agents of one trainer, each named once") {
 TEST_CASE("every sender option can be set on the command line and in the file alike") {
   SenderOptions want;
   want.data_dir = "/d";
+  want.file_group = "engines";
   want.trainer_socket = "/s";
   want.control = {"127.0.0.2", 1};
   want.bulk = {"::1", 2};
@@ -146,17 +147,22 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.insecure_plaintext = true;
   want.metrics = "0.0.0.0:9";
   want.log_level = "debug";
-  const auto from_args = Sender(
-      {"--data-dir=/d", "--trainer-socket=/s", "--control-listen=127.0.0.2:1",
-       "--bulk-listen=[::1]:2", "--advertise-host=node", "--delta-log=3MiB", "--grace-ms=4",
-       "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages", "--no-eager-diff",
-       "--insecure-plaintext", "--metrics-listen=0.0.0.0:9", "--log-level=debug", "--codec=tight",
-       "--gpu=host-staged", "--history=8", "--scrub-bytes-per-s=9kB", "--offload-timeout-ms=7"});
+  const auto from_args = Sender({"--data-dir=/d",           "--file-group=engines",
+                                 "--trainer-socket=/s",     "--control-listen=127.0.0.2:1",
+                                 "--bulk-listen=[::1]:2",   "--advertise-host=node",
+                                 "--delta-log=3MiB",        "--grace-ms=4",
+                                 "--stream-timeout-ms=5",   "--threads=6",
+                                 "--no-huge-pages",         "--no-eager-diff",
+                                 "--insecure-plaintext",    "--metrics-listen=0.0.0.0:9",
+                                 "--log-level=debug",       "--codec=tight",
+                                 "--gpu=host-staged",       "--history=8",
+                                 "--scrub-bytes-per-s=9kB", "--offload-timeout-ms=7"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
   const ConfigFile file(
-      "data-dir = '/d'\ntrainer-socket = '/s'\ncontrol-listen = '127.0.0.2:1'\n"
+      "data-dir = '/d'\nfile-group = 'engines'\ntrainer-socket = '/s'\ncontrol-listen = "
+      "'127.0.0.2:1'\n"
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
       "stream-timeout-ms = '5'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
       "insecure-plaintext = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n"
@@ -171,6 +177,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
 TEST_CASE("every receiver option can be set on the command line and in the file alike") {
   ReceiverOptions want;
   want.data_dir = "/d";
+  want.file_group = "engines";
   want.senders = {"node:1"};
   want.models = {{"a", ""}, {"b", "/x=y"}};
   want.receiver_id = "me:1";
@@ -179,6 +186,10 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.follow = false;
   want.staging_bytes = 1000;
   want.history_bytes = 2000;
+  want.buffers = 2;
+  want.reader_grace = milliseconds(7);
+  want.on_busy_reader = OnBusyReader::kCopy;
+  want.unsafe_in_place = true;
   want.scrub_bytes_per_s = 0;
   want.stream_timeout = milliseconds(5);
   want.threads = 6;
@@ -186,19 +197,39 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.insecure_plaintext = true;
   want.metrics = ":9";
   want.log_level = "off";
-  const auto from_args = Receiver(
-      {"--data-dir=/d", "--sender=node:1", "--model=a", "--model", "b=/x=y", "--receiver-id=me:1",
-       "--control-listen=localhost:2", "--streams=64", "--no-follow", "--staging=1kB",
-       "--stream-timeout-ms=5", "--threads=6", "--no-huge-pages", "--insecure-plaintext",
-       "--metrics-listen=:9", "--log-level=off", "--history-bytes=2kB", "--scrub-bytes-per-s=0"});
+  const auto from_args = Receiver({"--data-dir=/d",
+                                   "--file-group=engines",
+                                   "--sender=node:1",
+                                   "--model=a",
+                                   "--model",
+                                   "b=/x=y",
+                                   "--receiver-id=me:1",
+                                   "--control-listen=localhost:2",
+                                   "--streams=64",
+                                   "--no-follow",
+                                   "--staging=1kB",
+                                   "--stream-timeout-ms=5",
+                                   "--threads=6",
+                                   "--no-huge-pages",
+                                   "--insecure-plaintext",
+                                   "--metrics-listen=:9",
+                                   "--log-level=off",
+                                   "--history-bytes=2kB",
+                                   "--scrub-bytes-per-s=0",
+                                   "--buffers=2",
+                                   "--reader-grace-ms=7",
+                                   "--on-busy-reader=copy",
+                                   "--unsafe-in-place"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
   const ConfigFile file(
-      "data-dir = '/d'\nsender = 'node:1'\nmodel = ['a', 'b=/x=y']\nreceiver-id = 'me:1'\n"
+      "data-dir = '/d'\nfile-group = 'engines'\nsender = 'node:1'\nmodel = ['a', "
+      "'b=/x=y']\nreceiver-id = 'me:1'\n"
       "control-listen = 'localhost:2'\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
-      "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n");
+      "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n"
+      "buffers = '2'\nreader-grace-ms = 7\non-busy-reader = 'copy'\nunsafe-in-place = true\n");
   const auto from_file = Receiver({"--config", file.path()});
   CAPTURE(from_file.text);
   REQUIRE(from_file.run);

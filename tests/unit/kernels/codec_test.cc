@@ -28,6 +28,12 @@ void CheckPair(const Backend& backend, Bytes old_data, Bytes new_data, unsigned 
   REQUIRE(r.bytes <= bound);
   REQUIRE(Equal(Bytes(out).first(r.bytes), Bytes(expected).first(e.bytes)));
   REQUIRE((r.bytes == 0) == (r.changed == 0));
+  Buffer again(bound, skew);
+  const EncodeResult c = backend.diff_encode_checked(Key(), old_data, new_data, width, again);
+  REQUIRE(c.digest_before == before);
+  REQUIRE(c.digest_after == after);
+  REQUIRE(c.changed == r.changed);
+  REQUIRE(Equal(Bytes(again).first(c.bytes), Bytes(out).first(r.bytes)));
   if (r.bytes == 0) return;
 
   const Buffer payload(Bytes(out).first(r.bytes), 0);

@@ -12,6 +12,8 @@ import argparse
 import json
 import pathlib
 import random
+import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -157,7 +159,18 @@ def check_doc(doc):
 
     dense = example(doc, "dense, an example")
     need(decoder.decode_dense(dense, 16, 2) == [(i, 1) for i in range(8)], "the example of dense")
-    print("3 examples of %s" % doc.name)
+
+    section = doc.read_text().split("\n### root, an example\n", 1)[1]
+    digests = {}
+    for row in re.findall(r"^\| (\d+) \| `(\w+)` \| `(\w+)` \| `(\w+)` \|$", section, re.MULTILINE):
+        chunk, (digest, term, root) = int(row[0]), (int(field, 16) for field in row[1:])
+        need(decoder.root_term(chunk, digest) == term, "the term of chunk %d" % chunk)
+        record = struct.pack("<QQ", chunk, digest)
+        need(decoder.xxh3(record) == term, "the term of chunk %d is not XXH3-64" % chunk)
+        digests[chunk] = digest
+        need(decoder.root_of(digests) == root, "the root of chunks 0 to %d" % chunk)
+    need(len(digests) == 3, "the example of root has three chunks")
+    print("4 examples of %s" % doc.name)
 
 
 def main():

@@ -45,6 +45,55 @@ TEST_CASE("The digest follows its definition for every length of tail") {
   }
 }
 
+TEST_CASE("The digests of a chunk's parts add up however it is cut") {
+  const uint64_t seed = 77;
+  CAPTURE(seed);
+  const DigestKey key(seed);
+  Random random(seed);
+  for (const Backend* backend : All()) {
+    CAPTURE(backend->name);
+    for (size_t trial = 0; trial < 60; ++trial) {
+      const size_t size = random.Below(trial % 6 == 0 ? 400'000 : 20'000);
+      Buffer data(size, random.Below(8));
+      data.Fill(random);
+      const uint64_t whole = Scalar().digest(key, data);
+      // Words, blocks of the digest, and anything between, from the back to the front.
+      const size_t steps[] = {4, 64, 4096, 4 * (1 + random.Below(5000))};
+      const size_t step = steps[random.Below(std::size(steps))];
+      uint64_t sum = 0;
+      size_t end = size, parts = 0;
+      while (end > 0) {
+        const size_t longest = (1 + random.Below(step / 4 * 2)) * 4;
+        const size_t from = end <= longest ? 0 : (end - longest + 3) / 4 * 4;
+        const Bytes part = Bytes(data).subspan(from, end - from);
+        const uint64_t digest = backend->digest_range(key, part, from);
+        REQUIRE(digest == Scalar().digest_range(key, part, from));
+        sum += digest;
+        end = from;
+        ++parts;
+      }
+      CAPTURE(size, parts);
+      CHECK(sum == whole);
+      CHECK(backend->digest_range(key, data, 0) == whole);
+    }
+    CHECK(backend->digest_range(key, {}, 4096) == 0);
+  }
+}
+
+TEST_CASE("The last bytes of the largest chunk have a digest of their own") {
+  const DigestKey key(3);
+  Random random(3);
+  Buffer tail(8195);
+  tail.Fill(random);
+  const size_t offset = kMaxChunkBytes - 8196;
+  Buffer chunk(offset + tail.size());
+  std::memcpy(chunk.data() + offset, tail.data(), tail.size());  // behind zeros, which add nothing
+  for (const Backend* backend : All()) {
+    CAPTURE(backend->name);
+    CHECK(backend->digest_range(key, tail, offset) == Scalar().digest(key, chunk));
+  }
+}
+
 TEST_CASE("Every single-bit error swap and shift of a chunk has a digest of its own") {
   const uint64_t seed = 31;
   CAPTURE(seed);

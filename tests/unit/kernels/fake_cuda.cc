@@ -24,7 +24,9 @@ struct CUstream_st {
 namespace deltawire::kernels::test {
 namespace {
 
-int fail_in = -1;
+int fail_in = -1, calls = 0;
+Wrong wrong = Wrong::kNothing;
+unsigned wrong_chunk = 0;
 int allocations = 0, placements = 0;
 bool refuse_pinning = false, refuse_mapping = false;
 std::map<const uint8_t*, size_t> device_memory, registered;
@@ -32,7 +34,10 @@ std::set<CUstream_st*> streams;
 CUstream_st null_stream;
 
 /// What a call that can fail returns; counts down to the one that does.
-cudaError_t Outcome() { return fail_in >= 0 && fail_in-- == 0 ? cudaErrorUnknown : cudaSuccess; }
+cudaError_t Outcome() {
+  ++calls;
+  return fail_in >= 0 && fail_in-- == 0 ? cudaErrorUnknown : cudaSuccess;
+}
 
 CUstream_st& Of(cudaStream_t stream) { return stream == nullptr ? null_stream : *stream; }
 
@@ -192,6 +197,15 @@ void Gather(const gpu::EncodeBatch& batch) {
   }
 }
 
+void GetWrong(const gpu::EncodeBatch& batch) {
+  gpu::ChunkOut& result = batch.results[wrong_chunk % batch.chunk_count];
+  if (wrong == Wrong::kDigest) ++result.digest_after;
+  if (wrong == Wrong::kChanged) ++result.changed;
+  if (wrong == Wrong::kPayload && result.bytes > 0) {
+    batch.out[result.offset + result.bytes / 2] ^= 4;
+  }
+}
+
 void ApplyBlocks(const gpu::ApplyBatch& batch) {
   const auto shared = std::make_unique<gpu::DecodeShared>();
   SerialTeam team(batch.block_count);
@@ -214,7 +228,12 @@ void ApplyBlocks(const gpu::ApplyBatch& batch) {
 
 }  // namespace
 
-void FailCudaCallIn(int calls) { fail_in = calls; }
+void FailCudaCallIn(int after) { fail_in = after; }
+int CudaCalls() { return calls; }
+void PlantWrong(Wrong what, unsigned chunk) {
+  wrong = what;
+  wrong_chunk = chunk;
+}
 void RefusePinning(bool refuse) { refuse_pinning = refuse; }
 void RefuseMapping(bool refuse) { refuse_mapping = refuse; }
 int CudaAllocations() { return allocations; }
@@ -232,6 +251,7 @@ void LaunchEncode(const EncodeBatch& batch, cudaStream_t stream) {
     EncodeBlocks(batch);
     PlanChunks(batch);
     Gather(batch);
+    GetWrong(batch);
   });
 }
 void LaunchApply(const ApplyBatch& batch, cudaStream_t stream) {

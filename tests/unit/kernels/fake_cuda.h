@@ -5,6 +5,11 @@ namespace deltawire::kernels::test {
 
 /// The call after the next `calls` ones that can fail does; negative: none. It fails once.
 void FailCudaCallIn(int calls);
+/// Calls so far that could have failed.
+int CudaCalls();
+/// What the device gets wrong from now on, in one chunk of every batch of a diff.
+enum class Wrong { kNothing, kDigest, kPayload, kChanged };
+void PlantWrong(Wrong what, unsigned chunk);
 /// No host memory can be pinned; or it can, but no kernel reaches it.
 void RefusePinning(bool refuse);
 void RefuseMapping(bool refuse);

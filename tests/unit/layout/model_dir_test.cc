@@ -307,5 +307,74 @@ TEST_CASE("side files that are broken or too large are named") {
   }
 }
 
+std::string ReadAll(const ModelDir& model, size_t tensor) {
+  std::string bytes(model.layout().bytes(tensor), '\0');
+  const Status read =
+      model.Read(tensor, {reinterpret_cast<std::byte*>(bytes.data()), bytes.size()});
+  return read.ok() ? bytes : std::string(MessageOf(read));
+}
+
+TEST_CASE("model dir: read instead of mapped, a file that changes is found out") {
+  const TempDir temp;
+  const auto layout = Layout::Create({{"a", DType::kBF16, {1000}}, {"b", DType::kF32, {2000}}});
+  REQUIRE(layout.ok());
+  const fs::path file = temp.path() / "model.safetensors";
+  const std::string content = FileOfLayout(*layout);
+  WriteFile(file, content);
+  const auto model = ModelDir::Open(temp.path(), ModelDir::Access::kRead);
+  INFO(MessageOf(model.status()));
+  REQUIRE(model.ok());
+  for (size_t t = 0; t < 2; ++t) {
+    const size_t data = content.size() - layout->total_bytes() + layout->offset(t);
+    CHECK(ReadAll(*model, t) == content.substr(data, layout->bytes(t)));
+  }
+  CHECK(model->Unchanged() == absl::OkStatus());
+  const auto changed = [&](const char* how) {
+    const Status status = model->Unchanged();
+    CHECK(status.code() == StatusCode::kFailedPrecondition);
+    CHECK_THAT(std::string(MessageOf(status)), Contains(file.string()) && Contains(how));
+  };
+  SECTION("rewritten in place, its time set back") {
+    const auto time = fs::last_write_time(file);
+    std::fstream(file, std::ios::binary | std::ios::in | std::ios::out).seekp(-1, std::ios::end)
+        << 'x';
+    fs::last_write_time(file, time);
+    changed("was written to");
+  }
+  SECTION("replaced by another of the same bytes") {
+    WriteFile(temp.path() / "new", content);
+    fs::rename(temp.path() / "new", file);
+    changed("was replaced");
+  }
+  SECTION("grown") {
+    std::ofstream(file, std::ios::binary | std::ios::app) << 'x';
+    changed("has another size");
+  }
+  SECTION("gone") {
+    fs::remove(file);
+    changed("is gone");
+    CHECK(ReadAll(*model, 0).size() == layout->bytes(0));  // what was opened is still there
+  }
+  SECTION("cut short: an error, and no SIGBUS") {
+    fs::resize_file(file, content.size() - 1);
+    CHECK_THAT(ReadAll(*model, 1), Contains("became shorter") && Contains(file.string()));
+    changed("has another size");
+  }
+}
+
+TEST_CASE("model dir: a changed index is found out") {
+  const TempDir temp;
+  const auto layout = Layout::Create({{"a", DType::kBF16, {4}}});
+  REQUIRE(layout.ok());
+  WriteFile(temp.path() / "x.safetensors", FileOfLayout(*layout));
+  const fs::path index = temp.path() / kIndex;
+  WriteFile(index, R"({"weight_map": {"a": "x.safetensors"}})");
+  const auto model = ModelDir::Open(temp.path(), ModelDir::Access::kRead);
+  REQUIRE(model.ok());
+  CHECK(model->Unchanged() == absl::OkStatus());
+  WriteFile(index, R"({"weight_map": {"a": "y.safetensors"}})");
+  CHECK_THAT(std::string(MessageOf(model->Unchanged())), Contains(index.string()));
+}
+
 }  // namespace
 }  // namespace deltawire

@@ -1,5 +1,6 @@
 // PullServer and PullClient against one another over loopback, with faults on either side.
 #include <arpa/inet.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 
 #include "common/net/pull_client.h"
@@ -23,7 +25,11 @@ std::vector<std::byte> Pattern(uint32_t chunk) {
   return out;
 }
 
-enum class Fault { kNone, kCorrupt, kSilent, kSplitEnd, kIdleThenEnd, kError };
+enum class Fault { kNone, kCorrupt, kSilent, kSplitEnd, kSplitRoot, kIdleThenEnd, kError, kThrow };
+
+constexpr PullEnd kEnd{
+    .identity = {.lineage = {.hi = 3, .lo = 4}, .id = {1, 10}, .root = 5, .attempt = 6},
+    .side_files_hash = 7};
 
 // Serves chunks 0..n-1 of Pattern to whichever stream asks, or does what the fault says.
 class TestSession : public PullSession {
@@ -36,11 +42,14 @@ class TestSession : public PullSession {
     started_ = true;
     have_ = have;
     if (wake_) std::exchange(wake_, nullptr)();
+    cv_.notify_all();
     return absl::OkStatus();
   }
 
   StatusOr<std::optional<OutFrame>> Next(uint16_t stream, std::function<void()> wake) override {
     std::lock_guard lock(mu_);
+    if (fault_ == Fault::kThrow) throw std::runtime_error("the test throws");
+    if (!failed_.ok()) return failed_;
     if (fault_ == Fault::kError) return absl::AbortedError("the test says so");
     if (!started_ || fault_ == Fault::kSilent) {
       wake_ = std::move(wake);
@@ -49,28 +58,40 @@ class TestSession : public PullSession {
     if (fault_ == Fault::kIdleThenEnd && pings_++ < 8) return std::optional<OutFrame>();
     OutFrame frame;
     if (next_ == n_) {
-      frame.header.type = wire::FrameType::kEnd;
-      frame.header.epoch = 1;
-      frame.header.version = fault_ == Fault::kSplitEnd ? 10 + stream : 10;
-      frame.header.payload_xxh3 = Xxh3({});
-      return frame;
+      PullEnd end = kEnd;
+      if (fault_ == Fault::kSplitEnd) end.identity.id.version += stream;
+      if (fault_ == Fault::kSplitRoot) end.identity.root += stream;
+      return EndFrame(end);
     }
     auto payload = std::make_shared<std::vector<std::byte>>(Pattern(next_));
-    frame.header.type = wire::FrameType::kChunkFull;
+    // Every other chunk goes whole, which has no checksum of its own.
+    frame.header.type = next_ % 2 == 0 ? wire::FrameType::kChunkFull : wire::FrameType::kChunkDelta;
     frame.header.chunk = next_++;
     frame.header.epoch = 1;
     frame.header.version = 10;
     frame.header.payload_bytes = static_cast<uint32_t>(payload->size());
     frame.header.payload_xxh3 = Xxh3(*payload);
-    if (fault_ == Fault::kCorrupt && frame.header.chunk == n_ / 2) (*payload)[0] ^= std::byte{1};
+    if (fault_ == Fault::kCorrupt && frame.header.chunk == n_ / 2 + 1)
+      (*payload)[0] ^= std::byte{1};
     frame.payload = *payload;
     frame.keep = payload;
     return frame;
   }
 
-  void StreamOpened(uint16_t, std::function<void()>) override {
+  void StreamOpened(uint16_t, std::function<void()> cut) override {
     std::lock_guard lock(mu_);
     ++opened_;
+    cuts_.push_back(std::move(cut));
+    cv_.notify_all();
+  }
+  void Cut(const Status& why) {
+    std::lock_guard lock(mu_);
+    failed_ = why;
+    for (const auto& cut : cuts_) cut();
+  }
+  void WaitOpened(size_t n) {
+    std::unique_lock lock(mu_);
+    REQUIRE(cv_.wait_for(lock, 20s, [&] { return opened_ >= n && started_; }));
   }
   void StreamClosed(uint16_t, const Status& why) override {
     std::lock_guard lock(mu_);
@@ -95,6 +116,8 @@ class TestSession : public PullSession {
   std::mutex mu_;
   std::condition_variable cv_;
   std::function<void()> wake_;
+  std::vector<std::function<void()>> cuts_;
+  Status failed_;
   bool started_ = false;
   uint32_t next_ = 0;
   int pings_ = 0;
@@ -117,14 +140,26 @@ class TestSource : public PullSource {
 class TestSink : public ChunkSink {
  public:
   StatusOr<MutableBytes> Begin(const wire::FrameHeader& h) override {
+    if (h.chunk == throw_at) throw std::runtime_error("the sink throws");
     if (h.chunk == refuse) return absl::DataLossError("not this one");
     std::lock_guard lock(mu);
     auto& to = chunks[h.chunk];
     to.resize(h.payload_bytes);
     return MutableBytes(to);
   }
-  Status Finish(const wire::FrameHeader&) override {
+  void Arrived(const wire::FrameHeader& h, size_t bytes) override {
     std::lock_guard lock(mu);
+    size_t& before = arrived[h.chunk];
+    // Never more than is there, or the piece that is worked on is not what was sent.
+    const auto want = Pattern(h.chunk);
+    in_place &= bytes > before && bytes <= want.size() &&
+                std::equal(want.begin(), want.begin() + static_cast<ptrdiff_t>(bytes),
+                           chunks[h.chunk].begin());
+    before = bytes;
+  }
+  Status Finish(const wire::FrameHeader& h) override {
+    std::lock_guard lock(mu);
+    in_place &= arrived[h.chunk] == h.payload_bytes;
     ++finished;
     return absl::OkStatus();
   }
@@ -135,8 +170,11 @@ class TestSink : public ChunkSink {
   std::mutex mu;
   std::map<uint32_t, std::vector<std::byte>> chunks;
   std::vector<uint32_t> abandoned;
+  std::map<uint32_t, size_t> arrived;
+  bool in_place = true;
   size_t finished = 0;
   uint32_t refuse = ~0u;
+  uint32_t throw_at = ~0u;
 };
 
 struct Rig {
@@ -168,6 +206,47 @@ struct Rig {
   TestSink sink;
 };
 
+// Says what it likes to the bulk port.
+class RawClient {
+ public:
+  explicit RawClient(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    REQUIRE(connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0);
+  }
+  ~RawClient() { close(fd_); }
+  void SendSome(std::string_view bytes) const {
+    REQUIRE(send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
+            static_cast<ssize_t>(bytes.size()));
+  }
+  void SendHeader(const wire::FrameHeader& header) const {
+    SendSome(AsChars(wire::EncodeHeader(header)));
+  }
+  void SendFrame(wire::FrameType type, const std::vector<std::byte>& payload) const {
+    wire::FrameHeader h;
+    h.type = type;
+    h.payload_bytes = static_cast<uint32_t>(payload.size());
+    h.payload_xxh3 = Xxh3(payload);
+    SendHeader(h);
+    SendSome(AsChars(payload));
+  }
+  void SendHello() const {
+    wire::Hello hello;
+    hello.fingerprint.lo = 42;
+    SendFrame(wire::FrameType::kHello, wire::Encode(hello));
+  }
+  bool WaitClosed() const {
+    pollfd closed{fd_, POLLIN, 0};
+    char byte = 0;
+    return poll(&closed, 1, 20000) == 1 && recv(fd_, &byte, 1, 0) <= 0;
+  }
+
+ private:
+  const int fd_;
+};
+
 }  // namespace
 
 TEST_CASE("every chunk arrives whole over any number of streams") {
@@ -175,15 +254,17 @@ TEST_CASE("every chunk arrives whole over any number of streams") {
   Rig rig(97, Fault::kNone);
   PullClient client(rig.io, rig.Target(streams));
   wire::Have have = rig.MakeHave();
-  have.epoch = 3;
-  have.version = 9;
+  have.held = {.lineage = {.hi = 8, .lo = 7}, .id = {3, 9}, .root = 11};
   have.chunks[5] = {.version = 8, .digest = 77};
   const auto end = client.Run(have, rig.sink);
   REQUIRE(end.status() == absl::OkStatus());
-  CHECK(*end == StateId{1, 10});
+  CHECK(end->identity == kEnd.identity);
+  CHECK(end->identity.attempt == kEnd.identity.attempt);
+  CHECK(end->side_files_hash == kEnd.side_files_hash);
   REQUIRE(rig.sink.chunks.size() == 97);
   for (const auto& [chunk, bytes] : rig.sink.chunks) CHECK(bytes == Pattern(chunk));
   CHECK(rig.sink.finished == 97);
+  CHECK(rig.sink.in_place);
   CHECK(rig.source.session->have() == have);
   for (const Status& s : rig.source.session->WaitClosed()) CHECK(s == absl::OkStatus());
 }
@@ -222,33 +303,116 @@ TEST_CASE("pings keep an idle stream alive beyond its deadline") {
 
 TEST_CASE("a client that stops reading is cut after the server's deadline") {
   Rig rig(2000, Fault::kNone, 200ms);
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(rig.server->port());
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  REQUIRE(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0);
-  const auto send_frame = [&](wire::FrameType type, const std::vector<std::byte>& payload) {
-    wire::FrameHeader h;
-    h.type = type;
-    h.payload_bytes = static_cast<uint32_t>(payload.size());
-    h.payload_xxh3 = Xxh3(payload);
-    const auto header = wire::EncodeHeader(h);
-    REQUIRE(send(fd, header.data(), header.size(), MSG_NOSIGNAL) > 0);
-    REQUIRE(send(fd, payload.data(), payload.size(), MSG_NOSIGNAL) > 0);
-  };
-  wire::Hello hello;
-  hello.fingerprint.lo = 42;
-  send_frame(wire::FrameType::kHello, wire::Encode(hello));
-  send_frame(wire::FrameType::kHave, wire::Encode(rig.MakeHave()));
+  RawClient raw(rig.server->port());
+  raw.SendHello();
+  raw.SendFrame(wire::FrameType::kHave, wire::Encode(rig.MakeHave()));
   const auto ended = rig.source.session->WaitClosed();
   REQUIRE(ended.size() == 1);
   CHECK(ended[0].code() == StatusCode::kDeadlineExceeded);
-  close(fd);
+}
+
+TEST_CASE("a cut tells the receiver why") {
+  Rig rig(1, Fault::kSilent);
+  PullClient client(rig.io, rig.Target(3));
+  std::thread cutter([&] {
+    rig.source.session->WaitOpened(3);
+    rig.source.session->Cut(absl::AbortedError("cut by the test"));
+  });
+  const auto end = client.Run(rig.MakeHave(), rig.sink);
+  cutter.join();
+  CHECK(end.status().code() == StatusCode::kAborted);
+  CHECK(MessageOf(end.status()).find("cut by the test") != std::string_view::npos);
+}
+
+TEST_CASE("a cut does not wait for a receiver that has stopped reading") {
+  Rig rig(2000, Fault::kNone);
+  RawClient raw(rig.server->port());
+  raw.SendHello();
+  raw.SendFrame(wire::FrameType::kHave, wire::Encode(rig.MakeHave()));
+  rig.source.session->WaitOpened(1);
+  const auto start = std::chrono::steady_clock::now();
+  rig.source.session->Cut(absl::AbortedError("cut by the test"));
+  CHECK(rig.source.session->WaitClosed().size() == 1);
+  // Far below the stream timeout of 10 s.
+  CHECK(std::chrono::steady_clock::now() - start < 3s);
+}
+
+TEST_CASE("a session that throws ends its streams, and Stop returns") {
+  Rig rig(1, Fault::kThrow);
+  PullClient client(rig.io, rig.Target(2));
+  const auto end = client.Run(rig.MakeHave(), rig.sink);
+  CHECK(end.status().code() == StatusCode::kInternal);
+  CHECK(MessageOf(end.status()).find("the test throws") != std::string_view::npos);
+  for (const Status& s : rig.source.session->WaitClosed()) CHECK(!s.ok());
+  rig.server->Stop();
+}
+
+TEST_CASE("a sink that throws ends the pull") {
+  Rig rig(10, Fault::kNone);
+  rig.sink.throw_at = 5;
+  PullClient client(rig.io, rig.Target(2));
+  CHECK(client.Run(rig.MakeHave(), rig.sink).status().code() == StatusCode::kInternal);
+  rig.source.session->WaitClosed();
+}
+
+TEST_CASE("a Have that no such model has is refused by its header alone") {
+  Rig rig(3, Fault::kNone);
+  RawClient raw(rig.server->port());
+  raw.SendHello();
+  wire::FrameHeader claim;
+  claim.type = wire::FrameType::kHave;
+  claim.payload_bytes = wire::kMaxHavePayload;
+  raw.SendHeader(claim);  // and no byte of the payload, which nobody waits for
+  const auto ended = rig.source.session->WaitClosed();
+  REQUIRE(ended.size() == 1);
+  CHECK(ended[0].code() == StatusCode::kDataLoss);
+  CHECK(MessageOf(ended[0]).find("3 chunks") != std::string_view::npos);
+}
+
+TEST_CASE("a connection that does not say Hello is closed long before the stream timeout") {
+  Rig rig(1, Fault::kNone);
+  rig.server.reset();
+  auto listening = PullServer::Listen(rig.io, "127.0.0.1", 0, rig.source,
+                                      {.stream_timeout = 600s,
+                                       .ping_interval = 50ms,
+                                       .first_byte_timeout = 100ms,
+                                       .hello_timeout = 300ms});
+  REQUIRE(listening.ok());
+  rig.server = std::move(*listening);
+  RawClient silent(rig.server->port());
+  CHECK(silent.WaitClosed());
+  RawClient slow(rig.server->port());
+  slow.SendSome("D");
+  CHECK(slow.WaitClosed());
+}
+
+TEST_CASE("connections have a limit, in all and per address") {
+  Rig rig(1, Fault::kSilent);
+  rig.server.reset();
+  const bool per_address = GENERATE(false, true);
+  PullServer::Options options{.stream_timeout = 10s, .ping_interval = 50ms};
+  (per_address ? options.max_connections_per_address : options.max_connections) = 2;
+  auto listening = PullServer::Listen(rig.io, "127.0.0.1", 0, rig.source, options);
+  REQUIRE(listening.ok());
+  rig.server = std::move(*listening);
+  PullClient three(rig.io, rig.Target(3));
+  const auto end = three.Run(rig.MakeHave(), rig.sink);
+  CHECK(end.status().code() == StatusCode::kResourceExhausted);
+  CHECK(MessageOf(end.status()).find("2 bulk connections") != std::string_view::npos);
+  rig.source.session->WaitClosed();
+  // Those that have closed do not count.
+  rig.source.session = std::make_shared<TestSession>(1, Fault::kNone);
+  Status again = absl::UnknownError("not run");
+  for (int i = 0; i < 200 && !again.ok(); ++i) {
+    PullClient two(rig.io, rig.Target(2));
+    rig.source.session = std::make_shared<TestSession>(1, Fault::kNone);
+    again = two.Run(rig.MakeHave(), rig.sink).status();
+  }
+  CHECK(again == absl::OkStatus());
 }
 
 TEST_CASE("streams that name different ends are refused") {
-  Rig rig(1, Fault::kSplitEnd);
+  Rig rig(1, GENERATE(Fault::kSplitEnd, Fault::kSplitRoot));
   PullClient client(rig.io, rig.Target(2));
   CHECK(client.Run(rig.MakeHave(), rig.sink).status().code() == StatusCode::kDataLoss);
 }

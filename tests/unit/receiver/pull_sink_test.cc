@@ -4,7 +4,9 @@
 
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <random>
 
+#include "common/layout/root.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::receiver {
@@ -14,15 +16,18 @@ constexpr uint64_t kSeed = 5;
 
 /// A buffer of one chunk at version 1, and what takes it further.
 struct Setup {
-  Setup() {
-    Layout layout = *Layout::Create({{"w", DType::kBF16, {1000}}});
+  explicit Setup(uint64_t elements = 1000) {
+    Layout layout = *Layout::Create({{"w", DType::kBF16, {elements}}});
     auto lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
     buffer = *Buffer::Create(dir.path(), lock, std::move(layout), kSeed, {.huge_pages = false});
-    REQUIRE(buffer->BeginUpdate().ok());
+    REQUIRE(buffer->BeginUpdate()->begun);
+    buffer->MarkUnknown(0);
     std::memset(buffer->chunk(0).data(), 0x3c, buffer->chunk(0).size());
     buffer->SetChunk(0, 1, Digest(buffer->chunk(0)));
-    REQUIRE(buffer->Commit({1, 1}).ok());
-    sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates, LogView(), nullptr, [](uint64_t) {});
+    const uint64_t digest = buffer->digest(0);
+    REQUIRE(
+        buffer->Commit({.id = {1, 1}, .root = RootOf({&digest, 1}, Coverage::All(1))}, {}).ok());
+    sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates);
   }
   uint64_t Digest(Bytes bytes) const { return kernels::Best().digest(buffer->key(), bytes); }
 
@@ -37,7 +42,7 @@ struct Setup {
   }
   /// The frame that takes the buffer's bytes to `after`, and its payload.
   wire::FrameHeader Delta(Bytes after, std::vector<std::byte>* payload) const {
-    const Bytes before = buffer->chunk(0);
+    const Bytes before = buffer->base(0);
     payload->resize(kernels::MaxEncodedBytes(before.size(), 2));
     const auto r =
         kernels::Best().diff_encode(buffer->key(), before, after, 2, Digest(before), *payload);
@@ -52,7 +57,7 @@ struct Setup {
     return h;
   }
   std::vector<std::byte> Changed(size_t at) const {
-    std::vector<std::byte> bytes(buffer->chunk(0).begin(), buffer->chunk(0).end());
+    std::vector<std::byte> bytes(buffer->base(0).begin(), buffer->base(0).end());
     bytes[at] ^= std::byte{1};
     return bytes;
   }
@@ -100,7 +105,7 @@ TEST_CASE("a whole chunk after a staged delta is what the chunk becomes") {
   const auto bad = s.sink->Apply(s.pool);
   REQUIRE(bad.ok());
   CHECK(bad->empty());
-  CHECK(std::memcmp(s.buffer->chunk(0).data(), whole.data(), whole.size()) == 0);
+  CHECK(std::memcmp(s.buffer->base(0).data(), whole.data(), whole.size()) == 0);
   CHECK(s.buffer->digest(0) == full.digest_after);
 }
 
@@ -110,6 +115,60 @@ TEST_CASE("a delta for other bytes is refused before it is staged") {
   wire::FrameHeader delta = s.Delta(s.Changed(10), &payload);
   ++delta.digest_before;
   CHECK(s.sink->Begin(delta).status().code() == StatusCode::kDataLoss);
+}
+
+TEST_CASE("a whole chunk is taken by its own digest in pieces of any size") {
+  const uint64_t seed = 12;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  for (size_t trial = 0; trial < 20; ++trial) {
+    Setup s(100'001);
+    std::vector<std::byte> whole(s.buffer->base(0).size());
+    for (std::byte& b : whole) b = static_cast<std::byte>(random());
+    const wire::FrameHeader full = s.Full(whole, 2);
+    const bool wrong = trial % 2 != 0;
+    CAPTURE(trial);
+    if (wrong) whole[random() % whole.size()] ^= std::byte{0x40};
+    const auto place = s.sink->Begin(full);
+    REQUIRE(place.ok());
+    for (size_t at = 0; at < whole.size();) {
+      const size_t n =
+          std::min<size_t>(whole.size() - at, 1 + random() % (trial < 10 ? 20000 : 99));
+      std::memcpy(place->data() + at, &whole[at], n);
+      s.sink->Arrived(full, at += n);
+    }
+    REQUIRE(s.sink->Finish(full).ok());
+    CHECK(s.buffer->known(0) == !wrong);
+    const auto bad = s.sink->Apply(s.pool);
+    REQUIRE(bad.ok());
+    CHECK(bad->size() == (wrong ? 1 : 0));
+    CHECK(s.sink->mismatched().size() == (wrong ? 1 : 0));
+  }
+}
+
+TEST_CASE("what follows a whole chunk with a wrong digest is not applied unless it is whole") {
+  Setup s;
+  std::vector<std::byte> good = s.Changed(20), payload;
+  const wire::FrameHeader full = s.Full(good, 2);
+  const auto send = [&s](const wire::FrameHeader& header, Bytes bytes) {
+    const auto place = s.sink->Begin(header);
+    REQUIRE(place.ok());
+    Fill(*place, bytes);
+    REQUIRE(s.sink->Finish(header).ok());
+  };
+  std::vector<std::byte> flipped = good;
+  flipped[999] ^= std::byte{1};
+  wire::FrameHeader delta = s.Delta(s.Changed(10), &payload);
+  delta.digest_before = full.digest_after;
+  send(full, flipped);
+  send(delta, payload);
+  const bool again = GENERATE(false, true);
+  if (again) send(full, good);
+  const auto bad = s.sink->Apply(s.pool);
+  REQUIRE(bad.ok());
+  CHECK(*bad == (again ? std::vector<uint32_t>{} : std::vector<uint32_t>{0}));
+  CHECK(s.buffer->known(0) == again);
+  CHECK(s.sink->mismatched() == std::set<uint32_t>{0});
 }
 
 }  // namespace

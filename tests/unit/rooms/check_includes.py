@@ -7,7 +7,7 @@ import pathlib
 import re
 import sys
 
-from rooms_table import ROOMS, THIRD_PARTY, Room
+from rooms_table import ROOMS, SIMULATED, THIRD_PARTY, Room
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 SOURCES = {".cc", ".h", ".cu", ".cuh"}
@@ -45,6 +45,8 @@ def allowed_inside(own: str, room: Room, header: str) -> bool:
 
 def check_include(path: str, bracket: str, header: str) -> str | None:
     """What is wrong with `path` including `header`, or None."""
+    if (path, header) in SIMULATED:
+        return None
     own = room_of(path)
     if own is None:
         return "lies in no room: add its folder to tests/unit/rooms/rooms_table.py"

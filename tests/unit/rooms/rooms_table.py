@@ -78,3 +78,9 @@ ROOMS = {
     "bench": ANYTHING,
     "tests": ANYTHING,
 }
+
+# Under `#ifdef DELTAWIRE_SIMULATION` alone: what the simulation puts in a header's place.
+SIMULATED = {
+    ("common/base/of_this_thread.h", "simulated_thread_local.h"),
+    ("common/base/sync.h", "simulated_sync.h"),
+}

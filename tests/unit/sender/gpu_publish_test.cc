@@ -10,8 +10,11 @@
 namespace deltawire::sender {
 namespace {
 
+using kernels::test::CudaCalls;
 using kernels::test::FailCudaCallIn;
+using kernels::test::PlantWrong;
 using kernels::test::Random;
+using kernels::test::Wrong;
 
 /// Two halves of a small model with every element width, and the published digests of the first.
 class Halves {
@@ -60,6 +63,13 @@ class Halves {
     std::vector<bool> unchanged(layout_.size());
     unchanged.back() = true;
     return std::make_shared<PublishJob>(in)->Finish({1, 1}, {1, 2}, unchanged, pool);
+  }
+  /// Flips a bit of a chunk in the published half.
+  void Damage(uint32_t chunk) { data_[active_][chunks_[chunk].offset + 5] ^= std::byte{2}; }
+  bool IsRight(const PublishJob::Result& result, uint32_t chunk) const {
+    const Chunk& c = chunks_[chunk];
+    const Bytes written = Bytes(data_[1 - active_]).subspan(c.offset, c.bytes);
+    return (*result.digests)[chunk] == kernels::Scalar().digest(key_, written);
   }
   void Install(const PublishJob::Result& result) {
     active_ = 1 - active_;
@@ -132,9 +142,12 @@ TEST_CASE("a GPU without memory for the base still diffs") {
   Halves halves(random);
   ThreadPool pool(2);
   halves.Write(0.05, random);
-  constexpr int kBaseMemory = 2;  // behind the digest key's memory and its copy
+  const int before = CudaCalls();
+  REQUIRE(kernels::GpuSelfTest(0).ok());
+  // Behind the self-test, and the digest key's memory and its copy.
+  const int base_memory = CudaCalls() - before + 2;
   const auto create = [&](GpuUse use) {
-    FailCudaCallIn(kBaseMemory);
+    FailCudaCallIn(base_memory);
     auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
     FailCudaCallIn(-1);
     return gpu;
@@ -143,6 +156,84 @@ TEST_CASE("a GPU without memory for the base still diffs") {
   const auto gpu = create(GpuUse::kAuto);
   REQUIRE(gpu != nullptr);
   CheckSame(halves.Publish(gpu.get(), pool), halves.Publish(nullptr, pool));
+}
+
+TEST_CASE("a GPU that gets something wrong is found out and not asked again") {
+  const uint64_t seed = 94;
+  CAPTURE(seed);
+  Random random(seed);
+  ThreadPool pool(2);
+  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kResident}) {
+    for (const Wrong what : {Wrong::kDigest, Wrong::kPayload, Wrong::kChanged}) {
+      CAPTURE(static_cast<int>(use), static_cast<int>(what));
+      Halves halves(random);
+      const auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
+      REQUIRE(gpu != nullptr);
+      PlantWrong(what, 1);
+      uint32_t rounds = 0;
+      for (; gpu->counts().mismatches == 0; ++rounds) {
+        REQUIRE(rounds < GpuDiff::kCheckRounds);
+        halves.Write(0.02, random);
+        const PublishJob::Result expected = halves.Publish(nullptr, pool);
+        const PublishJob::Result found = halves.Publish(gpu.get(), pool);
+        CHECK(*found.digests == *expected.digests);
+        if (gpu->counts().mismatches > 0) CheckSame(found, expected);
+        halves.Install(found);
+      }
+      // A wrong digest shows by itself, for it does not follow from the new bytes' own.
+      if (what == Wrong::kDigest) CHECK(rounds == 1);
+      CHECK_FALSE(gpu->trusted());
+      const uint64_t publishes = gpu->counts().publishes;
+      halves.Write(0.02, random);
+      CheckSame(halves.Publish(gpu.get(), pool), halves.Publish(nullptr, pool));
+      CHECK(gpu->counts().publishes == publishes);
+      CHECK(gpu->counts().mismatches == 1);
+      PlantWrong(Wrong::kNothing, 0);
+    }
+  }
+}
+
+TEST_CASE("a half that went bad is no fault of the GPU and spoils no publish of it") {
+  const uint64_t seed = 95;
+  CAPTURE(seed);
+  Random random(seed);
+  ThreadPool pool(2);
+  for (const GpuUse use : {GpuUse::kHostStaged, GpuUse::kResident}) {
+    Halves halves(random);
+    const auto gpu = GpuDiff::Create("m", use, halves.chunks(), halves.key(), halves.spans());
+    REQUIRE(gpu != nullptr);
+    for (uint32_t round = 0; round < 4; ++round) {
+      CAPTURE(static_cast<int>(use), round);
+      halves.Write(0.02, random);
+      halves.Damage(round);
+      const PublishJob::Result found = halves.Publish(gpu.get(), pool);
+      const ChunkDelta* delta = found.delta->Find(round);
+      REQUIRE(delta != nullptr);
+      // On the device the base may be as it was; else the chunk goes whole.
+      CHECK((delta->full || (use == GpuUse::kResident && round > 0)));
+      CHECK(halves.IsRight(found, round));
+      CHECK(gpu->trusted());
+      halves.Install(found);
+    }
+  }
+}
+
+TEST_CASE("a GPU that fails the self-test is not used") {
+  const auto layout = *Layout::Create({{"a", DType::kBF16, {700}}});
+  const auto chunks = *ChunkTable::Create(layout);
+  const kernels::DigestKey key(3);
+  for (const Wrong what : {Wrong::kDigest, Wrong::kPayload, Wrong::kChanged}) {
+    for (unsigned chunk = 1; chunk < 16; chunk += 2) {
+      CAPTURE(static_cast<int>(what), chunk);
+      PlantWrong(what, chunk);
+      const bool shows = kernels::GpuSelfTest(0).ok() == false;
+      const bool there = GpuDiff::Create("m", GpuUse::kAuto, chunks, key, {}) != nullptr;
+      PlantWrong(Wrong::kNothing, 0);
+      CHECK(shows);
+      CHECK_FALSE(there);
+    }
+  }
+  CHECK(GpuDiff::Create("m", GpuUse::kAuto, chunks, key, {}) != nullptr);
 }
 
 }  // namespace

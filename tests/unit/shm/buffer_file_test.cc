@@ -65,7 +65,7 @@ TEST_CASE("a created buffer is a safetensors file of zeroes with its blocks take
       struct stat info;
       REQUIRE(::stat(path.c_str(), &info) == 0);
       CHECK(static_cast<uint64_t>(info.st_blocks) * 512 >= file.size());
-      CHECK((info.st_mode & 0777) == 0644);
+      CHECK((info.st_mode & 0777) == 0600);
       CHECK(FilesIn(place) == 1);
     }
     fs::remove_all(place);

@@ -1,5 +1,6 @@
 #include "common/shm/dir_lock.h"
 
+#include <grp.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -22,7 +23,7 @@ TEST_CASE("the directory is made and locked, and the second owner is told who th
     REQUIRE(first.ok());
     struct stat info;
     REQUIRE(::stat(dir.c_str(), &info) == 0);
-    CHECK((info.st_mode & 0777) == 0755);
+    CHECK((info.st_mode & 07777) == 0700);
     const Status second = DirLock::Acquire(dir).status();
     CHECK(second.code() == StatusCode::kAlreadyExists);
     CHECK(MessageOf(second) ==
@@ -32,6 +33,41 @@ TEST_CASE("the directory is made and locked, and the second owner is told who th
     CHECK(DirLock::Acquire(dir).status().code() == StatusCode::kAlreadyExists);
   }
   CHECK(DirLock::Acquire(dir).ok());
+}
+
+TEST_CASE("files are their owner's alone, or a group's to read") {
+  const TempDir temp;
+  REQUIRE(DirLock::Acquire(temp.path() / "own").ok());
+  CHECK(FileModeIn(temp.path() / "own") == 0600);
+  CHECK(DirLock::Acquire(temp.path() / "own", "no-such-group").status().code() ==
+        StatusCode::kInvalidArgument);
+  const struct group* mine = ::getgrgid(::getegid());
+  REQUIRE(mine != nullptr);
+  REQUIRE(DirLock::Acquire(temp.path() / "shared", mine->gr_name).ok());
+  struct stat info;
+  REQUIRE(::stat((temp.path() / "shared").c_str(), &info) == 0);
+  CHECK((info.st_mode & 07777) == 02750);
+  CHECK(info.st_gid == ::getegid());
+  CHECK(FileModeIn(temp.path() / "shared") == 0640);
+}
+
+TEST_CASE("another user's directory is refused, and both are named") {
+  if (::geteuid() != 0) {
+    WARN("SKIPPED: only root can give a directory away");
+    return;
+  }
+  const TempDir temp;
+  fs::create_directory(temp.path() / "theirs");
+  REQUIRE(::chown((temp.path() / "theirs").c_str(), 12345, 12345) == 0);
+  for (const char* dir : {"theirs", "theirs/model"}) {
+    const Status status = DirLock::Acquire(temp.path() / dir).status();
+    CHECK(status.code() == StatusCode::kPermissionDenied);
+    const std::string message(MessageOf(status));
+    CAPTURE(message);
+    CHECK(message.find((temp.path() / "theirs").native()) != std::string::npos);
+    CHECK(message.find("12345") != std::string::npos);
+    CHECK(message.find("root (0)") != std::string::npos);
+  }
 }
 
 TEST_CASE("a killed owner's lock is free") {

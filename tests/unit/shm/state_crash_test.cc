@@ -49,6 +49,10 @@ class SharedMemory {
 uint64_t WordOf(uint32_t chunk, uint64_t version, size_t word) {
   return (version / 2 + 1) * 0x9e3779b97f4a7c15 + chunk * 1000 + word;
 }
+Identity IdentityOf(StateId id) {
+  const uint64_t mix = id.epoch * 1000 + id.version;
+  return {.lineage = {mix ^ 1, mix ^ 2}, .id = id, .root = mix ^ 3, .attempt = mix ^ 4};
+}
 uint64_t DigestOf(uint32_t chunk, uint64_t version) { return version * 0x100000001b3 + chunk; }
 
 /// The owner: writes versions into the slots in seeded order. Runs in the child.
@@ -68,7 +72,7 @@ class Owner {
     const uint32_t writes = abandon ? rng_() % kChunks : kChunks;
     for (uint32_t i = 0; i < writes; ++i) WriteChunk(slot, (first + i) % kChunks, abandon);
     if (abandon) return;
-    state_.FinishWrite(slot, {epoch_, version_});
+    state_.FinishWrite(slot, IdentityOf({epoch_, version_}));
     Step();
     state_.set_active(slot);
     Step();
@@ -102,8 +106,13 @@ class Owner {
 
 /// What is claimed and not so, in words; empty when all claims are true.
 template <typename State>
-std::string FalseClaim(const State& state, uint32_t slot, SlotPhase phase, StateId id,
+std::string FalseClaim(const State& state, uint32_t slot, SlotPhase phase, const Identity& identity,
                        const Shared& shared) {
+  const StateId id = identity.id;
+  if (!identity.empty() &&
+      (!(identity == IdentityOf(id)) || identity.attempt != IdentityOf(id).attempt)) {
+    return fmt::format("slot {} has half of an identity", slot);
+  }
   for (uint32_t c = 0; c < kChunks; ++c) {
     const uint64_t version = state.chunk_version(slot, c);
     if (phase == SlotPhase::kWhole && version != id.version) {
@@ -154,7 +163,7 @@ TEST_CASE("a SIGKILL at a random moment leaves only true claims") {
     const auto state = StateFile::Open(path);
     REQUIRE(state.ok());
     for (uint32_t s = 0; s < kSlots; ++s) {
-      CHECK(FalseClaim(*state, s, state->phase(s), state->id(s), shared) == "");
+      CHECK(FalseClaim(*state, s, state->phase(s), state->identity(s), shared) == "");
       const bool writing = state->phase(s) == SlotPhase::kWriting;
       CHECK((state->sequence(s) % 2 != 0) == writing);
       (writing ? mid_write : whole) += 1;
@@ -221,14 +230,14 @@ TEST_CASE("after every single instruction of the owner only true claims stand in
         [&] {
           for (uint32_t s = 0; s < kSlots && wrong.empty(); ++s) {
             const StateReader::Slot slot = reader->slot(s);
-            wrong = FalseClaim(*reader, s, slot.phase, slot.id, shared);
-            if (slot.id == last[s]) continue;
+            wrong = FalseClaim(*reader, s, slot.phase, slot.identity, shared);
+            if (slot.id() == last[s]) continue;
             // The id changes in one step, forwards, and only to what the slot wholly is.
-            if (slot.phase != SlotPhase::kWhole || slot.id < last[s]) {
+            if (slot.phase != SlotPhase::kWhole || slot.id() < last[s]) {
               wrong = fmt::format("slot {} turned from {} into {}", s, ToString(last[s]),
-                                  ToString(slot.id));
+                                  ToString(slot.id()));
             }
-            last[s] = slot.id;
+            last[s] = slot.id();
             ++commits;
           }
           return wrong.empty();

@@ -31,7 +31,7 @@ FrameHeader RandomHeader(FrameType type, std::mt19937_64& rng) {
   if (const uint32_t max = MaxPayload(type); max != 0) {
     h.payload_bytes = static_cast<uint32_t>(rng() % (uint64_t{max} + 1));
   }
-  h.payload_xxh3 = h.payload_bytes == 0 ? Xxh3({}) : rng();
+  h.payload_xxh3 = type == FrameType::kChunkFull ? 0 : h.payload_bytes == 0 ? Xxh3({}) : rng();
   return h;
 }
 
@@ -73,6 +73,19 @@ TEST_CASE("a frame without payload carries the hash of no bytes") {
   StoreLe<uint64_t>(bytes.data() + 48, uint64_t{0});
   CHECK_THAT(Refusal(DecodeHeader(Resealed(bytes)), StatusCode::kDataLoss),
              Contains("Ping") && Contains("corrupt"));
+}
+
+TEST_CASE("a whole chunk carries no checksum beside its digest") {
+  const FrameHeader h{.type = FrameType::kChunkFull, .payload_bytes = 9, .payload_xxh3 = 77};
+  HeaderBytes bytes = EncodeHeader(h);
+  const auto back = DecodeHeader(bytes);
+  REQUIRE(back.ok());
+  CHECK(back->payload_xxh3 == 0);
+  for (unsigned bit = 0; bit < 64; ++bit) {
+    StoreLe<uint64_t>(bytes.data() + 48, uint64_t{1} << bit);
+    CHECK_THAT(Refusal(DecodeHeader(Resealed(bytes)), StatusCode::kDataLoss),
+               Contains("ChunkFull") && Contains("payload_xxh3"));
+  }
 }
 
 TEST_CASE("every single-bit flip of a valid header is refused") {
@@ -124,7 +137,7 @@ TEST_CASE("bytes of another protocol are named in the refusal") {
 }
 
 TEST_CASE("another wire version is told apart from corruption") {
-  for (const unsigned version : {0u, 1u, 3u, 255u}) {
+  for (const unsigned version : {0u, 1u, 2u, 4u, 255u}) {
     HeaderBytes bytes = EncodeHeader({.type = FrameType::kPing});
     bytes[4] = static_cast<std::byte>(version);
     const std::string want = fmt::format("wire version {}, this end {}", version, kWireVersion);
@@ -139,6 +152,7 @@ TEST_CASE("unknown types are refused") {
   for (unsigned type = 0; type < 256; ++type) {
     HeaderBytes bytes = EncodeHeader({.type = FrameType::kPing});
     bytes[5] = static_cast<std::byte>(type);
+    if (type == static_cast<unsigned>(FrameType::kChunkFull)) StoreLe<uint64_t>(&bytes[48], 0u);
     const auto h = DecodeHeader(Resealed(bytes));
     CAPTURE(type);
     CHECK(h.ok() == (type >= 1 && type <= 8));
@@ -201,6 +215,7 @@ TEST_CASE("payload limits of every type hold to the byte") {
     }
   }
   CHECK(MaxPayload(FrameType::kPing) == 0);
+  CHECK(MaxPayload(FrameType::kEnd) == 40);
   CHECK(MaxPayload(FrameType::kHello) == 8192);
   CHECK(MaxPayload(FrameType::kChunkFull) == (8u << 20) + 4096);
 }

@@ -27,7 +27,8 @@ Hello RandomHello(std::mt19937_64& rng) {
 }
 
 Have RandomHave(std::mt19937_64& rng, size_t chunks, size_t history) {
-  Have m{.epoch = rng(), .version = rng(), .history = {}, .chunks = {}};
+  Have m;
+  m.held = {.lineage = {rng(), rng()}, .id = {rng(), rng()}, .root = rng()};
   for (size_t i = 0; i < history; ++i) m.history.push_back({rng(), rng()});
   for (size_t i = 0; i < chunks; ++i) {
     Have::Entry e;
@@ -83,9 +84,9 @@ TEST_CASE("reserved bits of Hello and Have are refused one by one") {
     StoreLe<uint32_t>(hello.data() + 36, 1u << bit);
     CHECK_THAT(Refusal(DecodeHello(hello), StatusCode::kDataLoss),
                Contains("Hello") && Contains("reserved"));
-    if (bit < 8) continue;  // Have's byte 20 is its history
+    if (bit < 8) continue;  // Have's byte 44 is its history
     auto have = Encode(Have{.chunks = {{1, 2}}});
-    StoreLe<uint32_t>(have.data() + 20, 1u << bit);
+    StoreLe<uint32_t>(have.data() + 44, 1u << bit);
     CHECK_THAT(Refusal(DecodeHave(have, 1), StatusCode::kDataLoss),
                Contains("Have") && Contains("reserved"));
   }
@@ -107,14 +108,17 @@ TEST_CASE("Have survives a round trip and its lengths are strict") {
 }
 
 TEST_CASE("Have's history is bounded, and no chunk has more of it than is named") {
-  Have m{.epoch = 1, .version = 7, .history = {{1, 6}, {1, 5}}, .chunks = {{7, 1, 2}, {7, 2, 0}}};
+  Have m;
+  m.held.id = {1, 7};
+  m.history = {{1, 6}, {1, 5}};
+  m.chunks = {{7, 1, 2}, {7, 2, 0}};
   auto bytes = Encode(m);
-  CHECK(bytes.size() == 24 + 2 * 16 + 2 * 16 + 2);
+  CHECK(bytes.size() == 48 + 2 * 16 + 2 * 16 + 2);
   CHECK(DecodeHave(bytes, 2).ok());
   bytes[bytes.size() - 1] = std::byte{3};
   CHECK_THAT(Refusal(DecodeHave(bytes, 2), StatusCode::kDataLoss),
              Contains("3 deltas of chunk 1") && Contains("names 2"));
-  bytes[20] = std::byte{9};
+  bytes[44] = std::byte{9};
   CHECK_THAT(Refusal(DecodeHave(bytes, 2), StatusCode::kResourceExhausted), Contains("9 deltas"));
   m.history.resize(9);
   CHECK_THAT(Refusal(DecodeHave(Encode(m), 2), StatusCode::kResourceExhausted),
@@ -134,8 +138,46 @@ TEST_CASE("Have must list as many chunks as the layout has") {
 TEST_CASE("Have's claimed count takes no memory that its bytes do not back") {
   // 2^32 - 1 entries would be 64 GiB; the claim agrees with the caller's count.
   auto bytes = Encode(Have{});
-  StoreLe<uint32_t>(bytes.data() + 16, ~uint32_t{0});
-  CHECK_THAT(Refusal(DecodeHave(bytes, ~uint32_t{0}), StatusCode::kDataLoss), Contains("24 bytes"));
+  StoreLe<uint32_t>(bytes.data() + 40, ~uint32_t{0});
+  CHECK_THAT(Refusal(DecodeHave(bytes, ~uint32_t{0}), StatusCode::kDataLoss), Contains("48 bytes"));
+}
+
+TEST_CASE("Have's size alone says whether it can be of so many chunks") {
+  const uint64_t seed = 0x5EED0006;
+  CAPTURE(seed);
+  std::mt19937_64 rng(seed);
+  for (const uint32_t chunks : {0u, 1u, 3u, 1000u}) {
+    uint64_t least = ~uint64_t{0}, most = 0;
+    for (size_t history = 0; history <= kMaxHistory; ++history) {
+      const uint64_t bytes = Encode(RandomHave(rng, chunks, history)).size();
+      CHECK(CheckHaveSize(bytes, chunks).ok());
+      least = std::min(least, bytes);
+      most = std::max(most, bytes);
+    }
+    for (const uint64_t bytes : {least - 1, most + 1, uint64_t{0}, uint64_t{kMaxHavePayload}}) {
+      CAPTURE(chunks, bytes);
+      const Status s = CheckHaveSize(bytes, chunks);
+      CHECK(s.code() == StatusCode::kDataLoss);
+      CHECK_THAT(std::string(MessageOf(s)), Contains(fmt::format("{} chunks", chunks)));
+    }
+  }
+  // Where the sum is beyond 32 bits it must not wrap round.
+  CHECK_FALSE(CheckHaveSize(48, ~uint32_t{0}).ok());
+}
+
+TEST_CASE("End survives a round trip and its length is strict") {
+  const uint64_t seed = 0x5EED0007;
+  CAPTURE(seed);
+  std::mt19937_64 rng(seed);
+  for (int i = 0; i < 500; ++i) {
+    const End m{{rng(), rng()}, rng(), rng(), rng()};
+    const auto bytes = Encode(m);
+    CHECK(bytes.size() == 40);
+    const auto back = DecodeEnd(bytes);
+    REQUIRE(back.ok());
+    CHECK(*back == m);
+  }
+  CheckLengths(Encode(End{}), DecodeEnd);
 }
 
 TEST_CASE("Have beyond its limit is refused by size alone") {

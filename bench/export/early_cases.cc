@@ -1,0 +1,128 @@
+// ready/ranks=N: what is left to do for the agent when the last of several ranks is ready, with
+// chunks diffed as soon as all ranks have finished them, and without.
+#include <thread>
+
+#include "bench/export/job_cases.h"
+#include "bench/harness/scratch_dir.h"
+#include "sender/export/trainer_client.h"
+#include "tests/support/daemons.h"
+
+namespace deltawire::bench {
+namespace {
+
+constexpr const char* kModel = "ranks";
+constexpr uint64_t kColumns = 4096;
+
+/// Every rank a thread of this process, with a client of its own; all write rows of all tensors.
+class Ranks {
+ public:
+  static StatusOr<std::unique_ptr<Ranks>> Start(const std::filesystem::path& root, uint32_t world,
+                                                const Layout& layout, bool early) {
+    std::filesystem::create_directories(root);
+    auto ranks = std::unique_ptr<Ranks>(new Ranks(root, layout, early));
+    for (uint32_t r = 0; r < world; ++r) {
+      ranks->clients_.push_back(
+          std::make_unique<TrainerClient>(ranks->sender_.socket(), kModel, r, world));
+      ranks->clients_.back()->SetCopyThreads(1);
+      DW_RETURN_IF_ERROR(ranks->clients_.back()->Register(layout, {}).status());
+    }
+    return ranks;
+  }
+
+  StatusOr<PublishedVersion> Publish(Bytes content) {
+    ++version_;
+    std::vector<Status> done(clients_.size());
+    std::vector<std::thread> threads;
+    for (uint32_t r = 0; r < clients_.size(); ++r) {
+      threads.emplace_back([&, r] { done[r] = Write(r, content); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const Status& status : done) DW_RETURN_IF_ERROR(status);
+    return clients_[0]->WaitPublished(version_);
+  }
+
+ private:
+  Ranks(const std::filesystem::path& root, const Layout& layout, bool early)
+      : layout_(layout),
+        sender_(root,
+                early ? std::vector<std::string>{} : std::vector<std::string>{"--no-eager-diff"}) {}
+
+  Status Write(uint32_t rank, Bytes content) {
+    DW_ASSIGN_OR_RETURN(const auto offload, clients_[rank]->Begin(version_));
+    const uint64_t world = clients_.size();
+    for (uint32_t t = 0; t < layout_.size(); ++t) {
+      const uint64_t rows = layout_.tensor(t).shape[0];
+      // Cuts fall within chunks, as they do in jobs.
+      const uint64_t begin = rows * rank / world, end = rows * (rank + 1) / world;
+      const uint64_t shape[] = {end - begin, kColumns}, start[] = {begin, 0};
+      StridedSource source;
+      source.data = content.data() + layout_.offset(t) + begin * kColumns * 2;
+      source.element_bytes = 2;
+      source.shape = shape;
+      source.start = start;
+      DW_RETURN_IF_ERROR(offload->Copy(t, source));
+      DW_RETURN_IF_ERROR(offload->FinishedBlock(t, start, shape));
+      DW_RETURN_IF_ERROR(offload->Written({&t, 1}, Share::kCounted));
+    }
+    return offload->Ready();
+  }
+
+  const Layout& layout_;
+  testing::SenderProcess sender_;
+  std::vector<std::unique_ptr<TrainerClient>> clients_;
+  uint64_t version_ = 0;
+};
+
+Status OneCase(uint32_t world, const Layout& layout, const JobOptions& options, Report& report) {
+  DW_ASSIGN_OR_RETURN(const auto shm, ScratchDir::Create());
+  DW_ASSIGN_OR_RETURN(const auto early, Ranks::Start(shm->path() / "early", world, layout, true));
+  DW_ASSIGN_OR_RETURN(const auto late, Ranks::Start(shm->path() / "late", world, layout, false));
+  std::vector<std::byte> content(layout.total_bytes());
+  for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<std::byte>(i * 31 >> 3);
+  DW_RETURN_IF_ERROR(early->Publish(content).status());
+  DW_RETURN_IF_ERROR(late->Publish(content).status());
+  DW_ASSIGN_OR_RETURN(const Series series, Measure(options.rounds, [&](Series& s) -> Status {
+                        for (size_t i = 0; i < content.size(); i += 200) content[i] ^= std::byte{1};
+                        DW_ASSIGN_OR_RETURN(const auto with, early->Publish(content));
+                        DW_ASSIGN_OR_RETURN(const auto without, late->Publish(content));
+                        if (with.changed_elements != without.changed_elements) {
+                          return absl::DataLossError("diffed early, a version has other changes");
+                        }
+                        s.Add("with", with.publish_seconds);
+                        s.Add("without", without.publish_seconds);
+                        s.Add("all with", with.offload_seconds + with.publish_seconds);
+                        s.Add("all without", without.offload_seconds + without.publish_seconds);
+                        return absl::OkStatus();
+                      }));
+  const auto add = [&](const char* metric, const char* with, const char* without) {
+    Row row;
+    row.name = fmt::format("ready/ranks={}", world);
+    row.metric = metric;
+    row.value = series.Of(with);
+    row.unit = "s";
+    row.threads = world;
+    row.reference = "without early diff";
+    row.reference_value = series.Of(without);
+    report.Add(std::move(row));
+  };
+  add("ready_to_published", "with", "without");
+  add("offload_publish", "all with", "all without");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Status EarlyCases(const JobOptions& options, Report& report) {
+  std::vector<TensorMeta> metas;
+  for (size_t t = 0; t < (options.tiny ? 3 : 32); ++t) {
+    metas.push_back({fmt::format("layers.{}.weight", t), DType::kBF16, {2001, kColumns}});
+  }
+  DW_ASSIGN_OR_RETURN(const Layout layout, Layout::Create(std::move(metas)));
+  for (const uint32_t world : {2u, 4u}) {
+    if (!Asked(options, fmt::format("ready/ranks={}", world))) continue;
+    DW_RETURN_IF_ERROR(OneCase(world, layout, options, report));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace deltawire::bench

@@ -1,0 +1,28 @@
+// Mutexes, condition variables, threads and clocks by one name each, so that a deterministic
+// simulation can put its own in their place (tests/simulation). In every other build they are the
+// standard library's, with no code in between.
+// Rules: no mutex is held across I/O, a wait for a pool or a callback; order: docs/decisions.md.
+#pragma once
+
+#ifdef DELTAWIRE_SIMULATION
+#include "simulated_sync.h"
+#else
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+namespace deltawire {
+
+using Mutex = std::mutex;
+using CondVar = std::condition_variable;
+using Thread = std::thread;
+/// For deadlines and durations.
+using SteadyClock = std::chrono::steady_clock;
+/// For what people and other machines read.
+using WallClock = std::chrono::system_clock;
+
+}  // namespace deltawire
+
+#endif

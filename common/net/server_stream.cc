@@ -1,0 +1,277 @@
+#include "common/net/server_stream.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+namespace deltawire::net {
+namespace {
+
+// For the Error frame to arrive, and for the peer to close.
+constexpr std::chrono::milliseconds kErrorGrace{1000};
+
+// Completion condition of a write: Asio's own cuts every call at 64 KiB.
+size_t WholePiece(const ErrorCode& ec, size_t) {
+  return ec ? 0 : std::numeric_limits<size_t>::max();
+}
+
+}  // namespace
+
+void Connection::Close() {
+  asio::post(socket.get_executor(), [self = shared_from_this()] {
+    self->closed = true;
+    ErrorCode ignored;
+    self->socket.close(ignored);
+    self->idle.cancel();
+  });
+}
+
+void Connection::Cut() {
+  asio::post(socket.get_executor(), [self = shared_from_this()] {
+    if (std::exchange(self->cut, true)) return;
+    if (self->hurry) self->hurry();
+    self->idle.cancel();
+    ErrorCode ignored;
+    if (self->reading) self->socket.cancel(ignored);
+  });
+}
+
+ServerStream::ServerStream(std::shared_ptr<Connection> connection, PullSource& source,
+                           const PullServer::Options& options, Status refusal)
+    : connection_(std::move(connection)),
+      socket_(connection_, &connection_->socket),
+      source_(source),
+      options_(options),
+      refusal_(std::move(refusal)),
+      peer_(PeerName(*socket_)),
+      watchdog_(std::make_shared<Watchdog>(socket_, options.stream_timeout)) {
+  connection_->hurry = [watchdog = watchdog_, grace = options.cut_grace] {
+    watchdog->EndAfter(grace);
+  };
+}
+
+// Also where the coroutine is destroyed before its end.
+ServerStream::~ServerStream() { connection_->hurry = nullptr; }
+
+asio::awaitable<void> ServerStream::Run() {
+  TuneSocket(*socket_);
+  watchdog_->Start();
+  Status status = refusal_;
+  if (status.ok()) {
+    try {
+      status = co_await Exchange();
+    } catch (...) {
+      status = FromException("serving a bulk stream", std::current_exception());
+      spdlog::error("bulk stream from {}: {}", peer_, MessageOf(status));
+    }
+  }
+  if (connection_->cut && !status.ok()) status = WhyCut();
+  TellSession(status);
+  // Nothing of a half is needed from here on, so that nobody waits for the peer to hear it.
+  if (!status.ok() && socket_->is_open()) co_await SendError(status);
+  watchdog_->Stop();
+  ErrorCode ignored;
+  socket_->shutdown(tcp::socket::shutdown_both, ignored);
+  socket_->close(ignored);
+  if (!status.ok()) spdlog::debug("bulk stream from {}: {}", peer_, MessageOf(status));
+}
+
+asio::awaitable<Status> ServerStream::Exchange() {
+  Status status = co_await AwaitFirstByte();
+  if (!status.ok()) co_return status;
+  std::vector<std::byte> payload;
+  auto header = co_await ReadHeader(wire::FrameType::kHello);
+  if (!header.ok()) co_return header.status();
+  status = co_await ReadPayload(*header, payload);
+  if (!status.ok()) co_return status;
+  watchdog_->Resume();
+  auto hello = wire::DecodeHello(payload);
+  if (!hello.ok()) co_return hello.status();
+  auto joined = source_.Join(*hello, peer_);
+  if (!joined.ok()) co_return joined.status();
+  session_ = std::move(*joined);
+  stream_ = hello->stream;
+  session_->StreamOpened(stream_, [weak = std::weak_ptr(connection_)] {
+    if (auto connection = weak.lock()) connection->Cut();
+  });
+  status = co_await SendBare(wire::FrameType::kWelcome);
+  if (!status.ok()) co_return status;
+  if (stream_ == 0) {
+    status = co_await ReceiveHave();
+    if (!status.ok()) co_return status;
+  }
+  co_return co_await SendAll();
+}
+
+// Who connects and says nothing holds a descriptor, so the patience is short until a Hello is in.
+asio::awaitable<Status> ServerStream::AwaitFirstByte() {
+  watchdog_->EndAfter(std::min(options_.first_byte_timeout, options_.stream_timeout));
+  auto [ec] = co_await socket_->async_wait(tcp::socket::wait_read, kAwait);
+  if (ec) co_return Failure("waiting for a first byte", ec);
+  watchdog_->EndAfter(std::min(options_.hello_timeout, options_.stream_timeout));
+  co_return absl::OkStatus();
+}
+
+asio::awaitable<Status> ServerStream::ReceiveHave() {
+  auto header = co_await ReadHeader(wire::FrameType::kHave);
+  if (!header.ok()) co_return header.status();
+  Status status = wire::CheckHaveSize(header->payload_bytes, session_->chunks());
+  if (!status.ok()) co_return status;
+  std::vector<std::byte> payload;
+  status = co_await ReadPayload(*header, payload);
+  if (!status.ok()) co_return status;
+  auto have = wire::DecodeHave(payload, session_->chunks());
+  payload = {};
+  if (!have.ok()) co_return have.status();
+  co_return session_->Start(*have);
+}
+
+asio::awaitable<Status> ServerStream::SendAll() {
+  while (true) {
+    if (connection_->cut) co_return WhyCut();
+    connection_->woken = false;
+    // Comes from any thread, perhaps after this coroutine is gone.
+    auto next = session_->Next(stream_, [connection = connection_] {
+      asio::post(connection->socket.get_executor(), [connection] {
+        connection->woken = true;
+        connection->idle.cancel();
+      });
+    });
+    if (!next.ok()) co_return next.status();
+    if (next->has_value()) {
+      const bool last = (*next)->header.type == wire::FrameType::kEnd;
+      Status sent = co_await Send(**next);
+      if (!sent.ok()) co_return sent;
+      if (!last) continue;
+      watchdog_->Feed();
+      co_await AwaitClose();
+      co_return absl::OkStatus();
+    }
+    // Posting first lets a wake, a cut or a close that came before this wait be seen.
+    co_await asio::post(socket_->get_executor(), asio::use_awaitable);
+    const auto interrupted = [this] {
+      return connection_->woken || connection_->closed || connection_->cut;
+    };
+    if (!interrupted()) {
+      connection_->idle.expires_after(options_.ping_interval);
+      co_await connection_->idle.async_wait(kAwait);
+    }
+    if (connection_->closed) co_return absl::CancelledError("the stream was closed");
+    if (interrupted()) continue;
+    Status sent = co_await SendBare(wire::FrameType::kPing);
+    if (!sent.ok()) co_return sent;
+  }
+}
+
+// The receiver closes first, so that no unread byte turns our close into a reset.
+asio::awaitable<void> ServerStream::AwaitClose() {
+  std::array<std::byte, 4096> ignored;
+  ErrorCode ec;
+  size_t n = 0;
+  while (!ec) {
+    std::tie(ec, n) = co_await socket_->async_read_some(asio::buffer(ignored), kAwait);
+  }
+}
+
+asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
+  const wire::HeaderBytes header = wire::EncodeHeader(frame.header);
+  watchdog_->Feed();
+  // Payloads go out in pieces: each piece that leaves is progress for the watchdog.
+  constexpr size_t kPiece = size_t{512} << 10;
+  size_t done = std::min(kPiece, frame.payload.size());
+  std::array<asio::const_buffer, 2> first = {asio::buffer(header),
+                                             asio::buffer(frame.payload.data(), done)};
+  auto [ec, n] = co_await asio::async_write(*socket_, first, WholePiece, kAwait);
+  while (!ec && done < frame.payload.size()) {
+    watchdog_->Feed();
+    const size_t piece = std::min(kPiece, frame.payload.size() - done);
+    std::tie(ec, n) = co_await asio::async_write(
+        *socket_, asio::buffer(frame.payload.data() + done, piece), WholePiece, kAwait);
+    done += piece;
+  }
+  if (ec) co_return Failure("sending", ec);
+  co_return absl::OkStatus();
+}
+
+asio::awaitable<Status> ServerStream::SendBare(wire::FrameType type) {
+  OutFrame frame;
+  frame.header.type = type;
+  co_return co_await Send(frame);
+}
+
+asio::awaitable<void> ServerStream::SendError(const Status& status) {
+  watchdog_->EndAfter(kErrorGrace);
+  const auto payload = wire::Encode(wire::FromStatus(status));
+  OutFrame frame;
+  frame.header.type = wire::FrameType::kError;
+  frame.header.payload_bytes = static_cast<uint32_t>(payload.size());
+  frame.header.payload_xxh3 = Xxh3(payload);
+  frame.payload = payload;
+  const Status sent = co_await Send(frame);
+  if (sent.ok()) co_await AwaitClose();
+}
+
+asio::awaitable<StatusOr<wire::FrameHeader>> ServerStream::ReadHeader(wire::FrameType want) {
+  wire::HeaderBytes bytes;
+  watchdog_->Feed();
+  Status status = co_await ReadAll(bytes.data(), bytes.size(), "waiting for a frame");
+  if (!status.ok()) co_return status;
+  auto header = wire::DecodeHeader(bytes);
+  if (!header.ok()) co_return header.status();
+  if (header->type != want) {
+    co_return Errorf(StatusCode::kInvalidArgument, "expected a {} frame, got {}",
+                     wire::ToString(want), wire::ToString(header->type));
+  }
+  co_return header;
+}
+
+asio::awaitable<Status> ServerStream::ReadPayload(const wire::FrameHeader& header,
+                                                  std::vector<std::byte>& payload) {
+  payload.resize(header.payload_bytes);
+  Status status = co_await ReadAll(payload.data(), payload.size(), "reading a payload");
+  if (!status.ok()) co_return status;
+  co_return wire::CheckPayload(header, Xxh3(payload));
+}
+
+asio::awaitable<Status> ServerStream::ReadAll(void* to, size_t bytes, std::string_view what) {
+  if (connection_->cut) co_return WhyCut();
+  connection_->reading = true;
+  auto [ec, n] = co_await asio::async_read(*socket_, asio::buffer(to, bytes), kAwait);
+  connection_->reading = false;
+  if (ec) co_return Failure(what, ec);
+  co_return absl::OkStatus();
+}
+
+void ServerStream::TellSession(const Status& status) {
+  if (session_ == nullptr) return;
+  try {
+    session_->StreamClosed(stream_, status);
+  } catch (...) {
+    spdlog::error("bulk stream from {}: {}", peer_,
+                  MessageOf(FromException("ending it", std::current_exception())));
+  }
+}
+
+Status ServerStream::WhyCut() {
+  const Status unsaid = absl::AbortedError("the sender ended this pull; pull again");
+  if (session_ == nullptr) return unsaid;
+  try {
+    const auto next = session_->Next(stream_, [] {});
+    return next.ok() ? unsaid : next.status();
+  } catch (...) {
+    return unsaid;
+  }
+}
+
+Status ServerStream::Failure(std::string_view doing, const ErrorCode& ec) const {
+  if (watchdog_->fired()) {
+    return Errorf(StatusCode::kDeadlineExceeded, "{} to {}: no progress for {} ms", doing, peer_,
+                  watchdog_->limit().count());
+  }
+  return FromAsio(fmt::format("{} ({})", doing, peer_), ec);
+}
+
+}  // namespace deltawire::net

@@ -1,0 +1,13 @@
+// The names of the files in a receiver's directory (docs/lifecycle.md, "Files"). Which file is
+// which slot's is told by inode, never by name. Pure.
+#pragma once
+
+namespace deltawire::receiver {
+
+inline constexpr const char* kWeights = "model.safetensors";
+/// A file that is not wholly one version, or not the newest.
+inline constexpr const char* kHidden[2] = {".model.safetensors.partial",
+                                           ".model.safetensors.partial2"};
+inline constexpr const char* kState = ".deltawire.state";
+
+}  // namespace deltawire::receiver

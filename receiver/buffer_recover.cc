@@ -1,0 +1,297 @@
+// A Buffer's files: making them, taking them up after whatever ended the last process, and putting
+// back what somebody else took away.
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "common/layout/root.h"
+#include "common/layout/safetensors.h"
+#include "receiver/buffer.h"
+#include "receiver/buffer_names.h"
+
+namespace deltawire::receiver {
+namespace fs = std::filesystem;
+namespace {
+
+const std::vector<std::string>& WeightNames() {
+  static const std::vector<std::string> names = {kWeights, kHidden[0], kHidden[1],
+                                                 std::string(kHidden[0]) + ".swap",
+                                                 std::string(kHidden[1]) + ".swap"};
+  return names;
+}
+
+Status RefuseForeignWeights(const fs::path& dir) {
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(dir, ec)) {
+    const std::string name = entry.path().filename().string();
+    if (name == kWeights || !(name.ends_with(".safetensors") || name.ends_with(".index.json"))) {
+      continue;
+    }
+    if (name.starts_with(".")) continue;
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} holds {}, which deltawire did not write; a loader would mix it with ours: "
+                  "choose an empty directory",
+                  dir.string(), name);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Layout> LayoutOf(const fs::path& path) {
+  const ScopedFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat file;
+  if (fd.get() < 0 || ::fstat(fd.get(), &file) != 0) return ErrnoError("open " + path.native());
+  if (file.st_size == 0) return Errorf(StatusCode::kDataLoss, "{} is empty", path.native());
+  DW_ASSIGN_OR_RETURN(const Mapping map,
+                      Mapping::Map(fd.get(), static_cast<uint64_t>(file.st_size), false, path));
+  DW_ASSIGN_OR_RETURN(
+      const SafetensorsHeader header,
+      ParseSafetensorsHeader({map.base(), map.bytes()}, map.bytes(), path.native()));
+  std::vector<TensorMeta> tensors;
+  for (const StoredTensor& stored : header.tensors) tensors.push_back(stored.meta);
+  return Layout::Create(std::move(tensors));
+}
+
+}  // namespace
+
+uint32_t Buffer::ChooseBuffers(const fs::path& dir, uint64_t model_bytes) {
+  uint64_t taken = 0;
+  for (const std::string& name : WeightNames()) {
+    struct stat file;
+    if (::stat((dir / name).c_str(), &file) == 0) taken += file.st_blocks * uint64_t{512};
+  }
+  return RoomFor(dir) + taken >= model_bytes / 2 * 5 ? 2 : 1;
+}
+
+Buffer::Buffer(fs::path dir, std::shared_ptr<DirLock> lock, Layout layout, ChunkTable chunks,
+               StateFile state, const Options& options)
+    : dir_(std::move(dir)),
+      lock_(std::move(lock)),
+      layout_(std::move(layout)),
+      chunks_(std::move(chunks)),
+      options_(options),
+      state_(std::move(state)),
+      key_(state_.shape().digest_seed),
+      backend_(kernels::Best()),
+      buffers_(options.buffers != 0 ? options.buffers : ChooseBuffers(dir_, layout_.total_bytes())),
+      lease_problem_(LeaseProblem(dir_)),
+      side_files_(dir_),
+      touched_(chunks_.size()) {}
+
+StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::shared_ptr<DirLock> lock,
+                                                 Layout layout, uint64_t digest_seed,
+                                                 const Options& options) {
+  DW_RETURN_IF_ERROR(RefuseForeignWeights(dir));
+  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
+  std::error_code ignored;
+  const bool ours = fs::exists(dir / kState, ignored) || SideFileStore::Marks(dir);
+  if (!ours && fs::exists(dir / kWeights, ignored)) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "{} exists and is not a receiver's; choose an empty directory",
+                  (dir / kWeights).string());
+  }
+  // The mark first: whatever is under our names from here on is ours.
+  DW_RETURN_IF_ERROR(SideFileStore(dir).Prepare());
+  for (const std::string& name : WeightNames()) fs::remove(dir / name, ignored);
+  fs::remove(dir / kState, ignored);
+  DW_ASSIGN_OR_RETURN(StateFile state,
+                      StateFile::Create(dir / kState, {.chunks = chunks.size(),
+                                                       .slots = 2,
+                                                       .fingerprint = layout.fingerprint(),
+                                                       .digest_seed = digest_seed,
+                                                       .lineage = {}}));
+  std::unique_ptr<Buffer> buffer(new Buffer(dir, std::move(lock), std::move(layout),
+                                            std::move(chunks), std::move(state), options));
+  DW_RETURN_IF_ERROR(buffer->MakeFile(0));
+  const Status side = buffer->side_files_.Recover({});
+  if (!side.ok()) spdlog::warn("{}: {}; its side files come anew", dir.native(), MessageOf(side));
+  return buffer;
+}
+
+StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
+                                                  std::shared_ptr<DirLock> lock,
+                                                  const Options& options) {
+  std::error_code ec;
+  fs::path any;
+  for (const std::string& name : WeightNames()) {
+    if (any.empty() && fs::exists(dir / name, ec)) any = dir / name;
+  }
+  if (!fs::exists(dir / kState, ec) || any.empty()) {
+    return Errorf(StatusCode::kNotFound, "{} holds no receiver's buffer", dir.string());
+  }
+  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Open(dir / kState));
+  // The layout is in every file; one that somebody else put under our name may have another.
+  for (const std::string& name : WeightNames()) {
+    struct stat file;
+    if (::stat((dir / name).c_str(), &file) != 0) continue;
+    for (uint32_t s = 0; s < state.shape().slots; ++s) {
+      if (file.st_ino == state.inode(s)) any = dir / name;
+    }
+  }
+  DW_ASSIGN_OR_RETURN(Layout layout, LayoutOf(any));
+  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
+  if (state.shape().slots != 2 || state.shape().chunks != chunks.size() ||
+      !(state.shape().fingerprint == layout.fingerprint())) {
+    return Errorf(StatusCode::kDataLoss, "{}: state file and {} are of different layouts",
+                  dir.string(), any.filename().string());
+  }
+  std::unique_ptr<Buffer> buffer(new Buffer(dir, std::move(lock), std::move(layout),
+                                            std::move(chunks), std::move(state), options));
+  DW_RETURN_IF_ERROR(buffer->TakeUp());
+  return buffer;
+}
+
+Status Buffer::OpenFiles() {
+  const BufferOptions options{.huge_pages = options_.huge_pages, .pool = options_.pool};
+  for (const std::string& name : WeightNames()) {
+    const fs::path path = dir_ / name;
+    struct stat file;
+    if (::stat(path.c_str(), &file) != 0) continue;
+    for (uint32_t s = 0; s < 2; ++s) {
+      if (slots_[s].file || state_.inode(s) != file.st_ino) continue;
+      auto opened = BufferFile::Open(path, layout_, options);
+      if (opened.ok()) {
+        slots_[s].file = std::move(*opened);
+        slots_[s].lease = FileLease(slots_[s].file->fd());
+      } else {
+        spdlog::warn("{}", MessageOf(opened.status()));
+      }
+    }
+  }
+  for (int s = 0; s < 2; ++s) {
+    if (!slots_[s].file) ForgetSlot(s);
+  }
+  if (slots_[0].file || slots_[1].file) return absl::OkStatus();
+  return Errorf(StatusCode::kDataLoss, "{}: the state file is of other weight files",
+                dir_.native());
+}
+
+Status Buffer::TakeUp() {
+  DW_RETURN_IF_ERROR(OpenFiles());
+  bool whole[2];
+  std::vector<uint32_t> bad[2];
+  for (int s = 0; s < 2; ++s) {
+    const auto slot = static_cast<uint32_t>(s);
+    if (slots_[s].file) bad[s] = FindBad(s);
+    whole[s] = state_.phase(slot) == SlotPhase::kWhole && bad[s].empty() && HasItsRoot(slot);
+    if (!bad[s].empty()) {
+      spdlog::error("{}: {} chunks of {} changed while it was down: they are fetched anew",
+                    dir_.native(), bad[s].size(), ToString(state_.identity(slot)));
+    }
+  }
+  const int active = static_cast<int>(state_.active());
+  const int front = whole[active] ? active : whole[1 - active] ? 1 - active : -1;
+  // Names that are not the front's go first, so that no moment has one with a false claim.
+  for (int s = 0; s < 2; ++s) {
+    const bool named = slots_[s].file && slots_[s].file->path() == dir_ / kWeights;
+    if (named && s != front && front < 0) {
+      DW_RETURN_IF_ERROR(slots_[s].file->Rename(FreeHiddenName(s)));
+    }
+    const auto slot = static_cast<uint32_t>(s);
+    if (state_.phase(slot) == SlotPhase::kWhole && !whole[s]) state_.BeginWrite(slot);
+    for (const uint32_t c : bad[s]) state_.MarkUnknown(slot, c);
+  }
+  const Status side =
+      side_files_.Recover(front < 0 ? Identity{} : state_.identity(static_cast<uint32_t>(front)));
+  if (!side.ok()) spdlog::warn("{}: {}; its side files come anew", dir_.native(), MessageOf(side));
+  std::error_code ignored;
+  if (front >= 0) {
+    state_.set_active(static_cast<uint32_t>(front));
+    DW_RETURN_IF_ERROR(GiveName(front));
+  } else {
+    fs::remove(dir_ / kWeights, ignored);
+  }
+  for (const std::string& name : WeightNames()) {
+    const fs::path path = dir_ / name;
+    const bool ours = (slots_[0].file && slots_[0].file->path() == path) ||
+                      (slots_[1].file && slots_[1].file->path() == path);
+    if (!ours) fs::remove(path, ignored);
+  }
+  front_ = front;
+  if (front >= 0) RememberFront();
+  if (buffers_ == 1 && slots_[0].file && slots_[1].file) {
+    DW_RETURN_IF_ERROR(DropFile(1 - (front >= 0 ? front : active)));
+  }
+  // An update that was broken off goes on from the chunks that it had brought: they are later.
+  const int other = front >= 0 ? 1 - front : static_cast<int>(state_.active());
+  if (front < 0 || !slots_[other].file) return absl::OkStatus();
+  const uint64_t version = committed().id.version;
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    if (!Known(other, i)) continue;
+    if (state_.chunk_version(static_cast<uint32_t>(other), i) <= version) continue;
+    touched_[i] = 1;
+    work_ = other;
+  }
+  return absl::OkStatus();
+}
+
+bool Buffer::HasItsRoot(uint32_t slot) const {
+  uint64_t root = 0;
+  for (uint32_t i = 0; i < chunks_.size(); ++i) root += RootTerm(i, state_.chunk_digest(slot, i));
+  return root == state_.identity(slot).root;
+}
+
+std::vector<uint32_t> Buffer::FindBad(int slot) const {
+  Mutex mu;
+  std::vector<uint32_t> bad;
+  const auto s = static_cast<uint32_t>(slot);
+  ForEachChunk([&](uint32_t i) {
+    if (!Known(slot, i)) return;
+    if (backend_.digest(key_, ChunkOf(slot, i)) == state_.chunk_digest(s, i)) return;
+    std::lock_guard lock(mu);
+    bad.push_back(i);
+  });
+  std::sort(bad.begin(), bad.end());
+  return bad;
+}
+
+void Buffer::ForgetSlot(int slot) {
+  const auto s = static_cast<uint32_t>(slot);
+  if (state_.phase(s) != SlotPhase::kEmpty || state_.inode(s) != 0) state_.set_inode(s, 0);
+  slots_[slot].lease = FileLease();
+  slots_[slot].file.reset();
+}
+
+Status Buffer::DropFile(int slot) {
+  const fs::path path = slots_[slot].file->path();
+  ForgetSlot(slot);
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoError("remove " + path.native());
+  return absl::OkStatus();
+}
+
+fs::path Buffer::FreeHiddenName(int slot) const {
+  const Slot& other = slots_[1 - slot];
+  const fs::path first = dir_ / kHidden[slot];
+  return other.file && other.file->path() == first ? dir_ / kHidden[1 - slot] : first;
+}
+
+Status Buffer::MakeFile(int slot) {
+  if (slots_[slot].file) DW_RETURN_IF_ERROR(DropFile(slot));
+  DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(FreeHiddenName(slot), layout_,
+                                                          {.huge_pages = options_.huge_pages,
+                                                           .pool = options_.pool}));
+  state_.set_inode(static_cast<uint32_t>(slot), file.inode());
+  slots_[slot].file = std::move(file);
+  slots_[slot].lease = FileLease(slots_[slot].file->fd());
+  if (lease_problem_.empty()) slots_[slot].lease.Try();
+  return absl::OkStatus();
+}
+
+void Buffer::RememberFront() {
+  struct stat file;
+  if (::fstat(slots_[front_].file->fd(), &file) != 0) return;
+  front_mtime_[0] = file.st_mtim.tv_sec;
+  front_mtime_[1] = file.st_mtim.tv_nsec;
+}
+
+bool Buffer::FrontIsTouched() const {
+  struct stat file;
+  return ::fstat(slots_[front_].file->fd(), &file) != 0 || file.st_mtim.tv_sec != front_mtime_[0] ||
+         file.st_mtim.tv_nsec != front_mtime_[1] ||
+         static_cast<uint64_t>(file.st_size) != slots_[front_].file->file_bytes();
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,26 @@
+// Lets the calls of a Buffer that are one at a time wait for each other without a mutex held over
+// what they do. Owner: the stack of such a call. Threads: any. Cost: two short locks.
+#pragma once
+
+#include "receiver/buffer.h"
+
+namespace deltawire::receiver {
+
+class Buffer::Turn {
+ public:
+  explicit Turn(Buffer& buffer) : buffer_(buffer) {
+    std::unique_lock lock(buffer_.mu_);
+    buffer_.cv_.wait(lock, [this] { return !buffer_.busy_; });
+    buffer_.busy_ = true;
+  }
+  ~Turn() {
+    std::lock_guard lock(buffer_.mu_);
+    buffer_.busy_ = false;
+    buffer_.cv_.notify_all();
+  }
+
+ private:
+  Buffer& buffer_;
+};
+
+}  // namespace deltawire::receiver

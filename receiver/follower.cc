@@ -1,0 +1,254 @@
+#include "receiver/follower.h"
+
+#include <algorithm>
+#include <set>
+
+namespace deltawire::receiver {
+namespace {
+
+void PutLittleEndian(uint64_t value, std::vector<std::byte>& out) {
+  for (int i = 0; i < 8; ++i) out.push_back(static_cast<std::byte>(value >> (8 * i)));
+}
+
+}  // namespace
+
+Hash128 CombineLineages(std::vector<Hash128> lineages) {
+  if (lineages.size() == 1) return lineages.front();
+  // As numbers: high half first, so in the order of their text.
+  std::sort(lineages.begin(), lineages.end(), [](const Hash128& a, const Hash128& b) {
+    return a.hi != b.hi ? a.hi < b.hi : a.lo < b.lo;
+  });
+  std::vector<std::byte> bytes;
+  bytes.reserve(lineages.size() * 16);
+  for (const Hash128& l : lineages) {
+    if (l == Hash128{}) return {};
+    PutLittleEndian(l.lo, bytes);
+    PutLittleEndian(l.hi, bytes);
+  }
+  return Xxh3_128(bytes);
+}
+
+Identity Combine(std::span<const Identity> parts) {
+  Identity whole = parts.front();
+  if (parts.size() == 1) return whole;
+  std::vector<Hash128> lineages;
+  whole.root = 0;
+  for (const Identity& part : parts) {
+    lineages.push_back(part.lineage);
+    whole.root += part.root;
+  }
+  whole.lineage = CombineLineages(std::move(lineages));
+  return whole;
+}
+
+std::chrono::nanoseconds Backoff::Next(std::mt19937_64& random, std::chrono::milliseconds longest) {
+  const std::chrono::nanoseconds pause = std::min(pause_, longest);
+  pause_ = std::min(pause_ * 2, kLongest);
+  return pause - std::chrono::nanoseconds(
+                     static_cast<int64_t>(random() % static_cast<uint64_t>(pause.count() / 2 + 1)));
+}
+
+Follower::Follower(std::vector<std::string> addresses, Options options)
+    : options_(options), agents_(addresses.size()), random_(options.seed) {
+  for (size_t i = 0; i < agents_.size(); ++i) agents_[i].address = std::move(addresses[i]);
+}
+
+Follower::Need Follower::Needs(size_t agent, Time now) const {
+  const Agent& a = agents_[agent];
+  if (!a.attaching) return now >= a.attach_at ? Need::kAttach : Need::kNothing;
+  if (a.broken || now >= a.heard_at + kSilence) return Need::kDetach;
+  return now >= a.sent_at + kBeat ? Need::kBeat : Need::kNothing;
+}
+
+Follower::Time Follower::NextNeed() const {
+  Time next = Time::max();
+  for (const Agent& a : agents_) {
+    next = std::min(
+        next, !a.attaching ? a.attach_at : std::min(a.heard_at + kSilence, a.sent_at + kBeat));
+    if (a.broken) next = Time::min();
+  }
+  return next;
+}
+
+void Follower::Attaching(size_t agent, Time now) {
+  Agent& a = agents_[agent];
+  a.attaching = true;
+  a.heard = a.broken = false;
+  a.heard_at = a.sent_at = now;
+  a.last_event = 0;
+}
+
+Status Follower::Event(size_t agent, const UpstreamEvent& event, Time now) {
+  Agent& a = agents_[agent];
+  if (!a.attaching || a.broken) return absl::CancelledError("not attached");
+  if (event.number != a.last_event + 1) {
+    a.broken = true;
+    return Errorf(
+        StatusCode::kDataLoss,
+        "sender {}: event {} came after event {}: what it said between is lost; attaching "
+        "anew",
+        a.address, event.number, a.last_event);
+  }
+  a.last_event = event.number;
+  a.heard_at = now;
+  if (!a.heard) a.backoff.Reset();
+  a.heard = true;
+  Learn(agent, event.newest);
+  return absl::OkStatus();
+}
+
+void Follower::Sent(size_t agent, Time now) { agents_[agent].sent_at = now; }
+
+void Follower::Ended(size_t agent, const Status& why, Time now) {
+  Agent& a = agents_[agent];
+  if (!a.attaching) return;
+  a.attaching = a.heard = a.broken = false;
+  // A sender that is there and only lacks the model is asked again soon: a trainer is starting.
+  constexpr std::chrono::milliseconds kUnregistered{200};
+  a.attach_at = now + std::chrono::duration_cast<SteadyClock::duration>(a.backoff.Next(
+                          random_, absl::IsNotFound(why) ? kUnregistered : Backoff::kLongest));
+}
+
+bool Follower::attached() const {
+  return std::all_of(agents_.begin(), agents_.end(), [](const Agent& a) { return a.heard; });
+}
+
+void Follower::Learn(size_t agent, const Identity& newest) {
+  Agent& a = agents_[agent];
+  if (newest.empty() || !(newest.lineage == a.newest.lineage)) a.known.clear();
+  // A number that is published again, after an abandoned offload, is another state.
+  while (!a.known.empty() && a.known.back().id >= newest.id) a.known.pop_back();
+  a.newest = newest;
+  if (newest.empty()) return;
+  a.known.push_back(newest);
+  if (a.known.size() > kRemembered) a.known.pop_front();
+}
+
+const Identity* Follower::Known(const Agent& agent, StateId id) const {
+  for (const Identity& known : agent.known) {
+    if (known.id == id) return &known;
+  }
+  return nullptr;
+}
+
+std::optional<Follower::Target> Follower::At(StateId id) const {
+  Target target;
+  target.root_known = true;
+  uint64_t attempt = 0;
+  bool attempt_known = false;
+  for (const Agent& a : agents_) {
+    if (const Identity* known = Known(a, id)) {
+      if (attempt_known && known->attempt != attempt) return std::nullopt;
+      attempt = known->attempt;
+      attempt_known = true;
+      target.parts.push_back(*known);
+    } else {
+      // It passed over that state while nobody listened. It will say itself whether it was one.
+      target.parts.push_back({.lineage = a.newest.lineage, .id = id});
+      target.root_known = false;
+    }
+  }
+  for (Identity& part : target.parts) part.attempt = attempt;
+  target.whole = Combine(target.parts);
+  return target;
+}
+
+std::optional<Follower::Target> Follower::Common() const {
+  StateId limit = agents_.front().newest.id;
+  std::set<StateId> ids;
+  for (const Agent& a : agents_) {
+    // A version of one epoch is not that of another, whatever its number.
+    if (a.newest.empty() || a.newest.id.epoch != limit.epoch) return std::nullopt;
+    limit = std::min(limit, a.newest.id);
+    for (const Identity& known : a.known) ids.insert(known.id);
+  }
+  for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
+    if (*id > limit || id->epoch != limit.epoch) continue;
+    if (auto target = At(*id)) return target;
+  }
+  return std::nullopt;
+}
+
+StateId Follower::OldestNewest() const {
+  StateId oldest = agents_.front().newest.id;
+  for (const Agent& a : agents_) oldest = std::min(oldest, a.newest.id);
+  return oldest;
+}
+
+Hash128 Follower::lineage() const {
+  std::vector<Hash128> lineages;
+  for (const Agent& a : agents_) {
+    if (a.newest.empty()) return {};
+    lineages.push_back(a.newest.lineage);
+  }
+  return CombineLineages(std::move(lineages));
+}
+
+Follower::Choice Follower::Next(const Situation& s, Time now) const {
+  Choice choice;
+  for (const Agent& a : agents_) {
+    if (a.heard) continue;
+    choice.why = fmt::format("not attached to sender {}", a.address);
+    return choice;
+  }
+  const auto target = Common();
+  if (!target) {
+    const bool all = std::none_of(agents_.begin(), agents_.end(),
+                                  [](const Agent& a) { return a.newest.empty(); });
+    choice.why = agents_.size() == 1
+                     ? fmt::format("sender {} has published nothing yet", agents_[0].address)
+                     : fmt::format(
+                           "the agents have {} in common: {}; every agent publishes every "
+                           "version, and a rollback is for all of them",
+                           all ? "no version of one attempt" : "no version", NewestOfEach());
+    return choice;
+  }
+  const Identity& whole = target->whole;
+  const bool same_history = whole.lineage == s.committed.lineage;
+  const bool same = same_history && whole.id == s.committed.id &&
+                    (!target->root_known || whole.root == s.committed.root);
+  const bool older = same_history && whole.id < s.committed.id;
+  choice.target = *target;
+  if (s.requested) {
+    choice.pull = true;
+    return choice;
+  }
+  if (older) {
+    choice.why = fmt::format(
+        "the sender's newest is {}, older than the {} held here; waiting for a newer one "
+        "(`deltawire sync --full` takes the older)",
+        agents_.size() == 1 ? ToString(whole) : NewestOfEach(), ToString(s.committed));
+  }
+  if (const StateId all = OldestNewest(); choice.why.empty() && whole.id < all) {
+    choice.why = fmt::format(
+        "no version of one attempt above {}: {}; its parts are of different "
+        "offloads, waiting for all agents to publish the same one",
+        ToString(whole), NewestOfEach());
+  }
+  if (!options_.follow || s.paused) return choice;
+  if (!s.suspects && (same || older)) return choice;
+  choice.why.clear();
+  choice.pull = now >= pull_at_;
+  choice.again = pull_at_;
+  return choice;
+}
+
+void Follower::PullEnded(const Status& status, Time now) {
+  if (status.ok()) {
+    pull_backoff_.Reset();
+    pull_at_ = now;
+    return;
+  }
+  pull_at_ = now + std::chrono::duration_cast<SteadyClock::duration>(pull_backoff_.Next(random_));
+}
+
+std::string Follower::NewestOfEach() const {
+  std::string text;
+  for (const Agent& a : agents_) {
+    text += fmt::format("{}{} at {}", text.empty() ? "" : ", ", a.address, ToString(a.newest));
+    if (a.newest.attempt != 0) text += fmt::format(" (attempt {:016x})", a.newest.attempt);
+  }
+  return text;
+}
+
+}  // namespace deltawire::receiver

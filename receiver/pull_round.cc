@@ -1,0 +1,267 @@
+#include "receiver/pull_round.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <map>
+
+#include "common/base/human.h"
+#include "common/layout/root.h"
+
+namespace deltawire::receiver {
+
+void SideFileCache::Put(size_t agent, uint64_t hash, std::vector<SideFile> files) {
+  parts_[agent] = {true, hash, std::move(files)};
+}
+
+std::vector<SideFile> SideFileCache::Merged() const {
+  std::map<std::string, const SideFile*> first;
+  for (const Part& part : parts_) {
+    for (const SideFile& f : part.files) first.emplace(f.name, &f);
+  }
+  std::vector<SideFile> all;
+  for (const auto& [name, file] : first) all.push_back(*file);
+  return all;
+}
+
+PullRound::PullRound(Env env, std::vector<RoundAgent> agents, Wish wish)
+    : env_(std::move(env)),
+      agents_(std::move(agents)),
+      wish_(std::move(wish)),
+      ends_(agents_.size()),
+      side_files_(agents_.size()) {
+  if (wish_.force_full) env_.sink.Drop();
+}
+
+Status PullRound::Advance() {
+  switch (step_) {
+    case Step::kOpen:
+      return Open();
+    case Step::kTransfer:
+      return Transfer();
+    case Step::kApply:
+      return Apply();
+    case Step::kCommit:
+      return Finish();
+    case Step::kDone:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+void PullRound::Cancel() {
+  std::vector<std::shared_ptr<net::PullTransport>> running;
+  {
+    std::lock_guard lock(mu_);
+    cancelled_ = true;
+    running = running_;
+  }
+  for (const auto& transport : running) transport->Cancel();
+}
+
+bool PullRound::Asked(size_t agent) const {
+  if (repairs_ == 0) return true;
+  const Coverage& owned = agents_[agent].owned;
+  return std::any_of(bad_.begin(), bad_.end(), [&](uint32_t c) { return owned.contains(c); });
+}
+
+Status PullRound::Open() {
+  parts_.clear();
+  // A pull's streams share the I/O threads, of which there is one per core.
+  const uint32_t threads = std::min(std::max(1u, Thread::hardware_concurrency()), env_.streams);
+  uint32_t history = 0;
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    if (!Asked(i)) continue;
+    const RoundAgent& agent = agents_[i];
+    PullWish wish{.fingerprint = env_.buffer.layout().fingerprint(),
+                  .streams = env_.streams,
+                  .decode = env_.rates.DecodeSpeeds(threads),
+                  .owned_hash = agent.owned_hash};
+    if (agents_.size() > 1) wish.at = wish_.target.parts[i];
+    for (const uint32_t c : suspects_) {
+      if (agent.owned.contains(c) && wish.suspects.size() < kMaxSuspects) {
+        wish.suspects.push_back(c);
+      }
+    }
+    Part part;
+    part.agent = i;
+    DW_ASSIGN_OR_RETURN(part.grant, agent.upstream->OpenPull(env_.model, wish));
+    history = std::max(history, part.grant.history);
+    net::PullTarget target;
+    target.host = part.grant.host;
+    target.port = part.grant.port;
+    target.ticket = part.grant.ticket;
+    target.fingerprint = wish.fingerprint;
+    target.streams = static_cast<uint16_t>(env_.streams);
+    target.stream_timeout = env_.stream_timeout;
+    part.transport = env_.transport(std::move(target));
+    part.sink = std::make_unique<PartSink>(env_.sink, agent.owned, Name(i),
+                                           [this, i](uint64_t bytes) { env_.progress(i, bytes); });
+    parts_.push_back(std::move(part));
+  }
+  if (repairs_ == 0) {
+    // Beside what came in an earlier pull the recorded delta would not be the whole.
+    const bool clean = !wish_.force_full && !env_.sink.staged() && !env_.sink.dirty() &&
+                       std::none_of(agents_.begin(), agents_.end(),
+                                    [](const RoundAgent& a) { return a.held.empty(); });
+    env_.history.BeginPull(clean ? env_.buffer.committed().id : StateId{}, history);
+  }
+  step_ = Step::kTransfer;
+  return absl::OkStatus();
+}
+
+wire::Have PullRound::MakeHave() const {
+  wire::Have have = env_.buffer.have();
+  if (wish_.force_full && repairs_ == 0) {
+    // Also the way to take an older version on purpose: nothing held, so nothing goes backwards.
+    for (auto& entry : have.chunks) entry = {};
+  } else {
+    if (repairs_ == 0 && env_.history.recording() != nullptr) env_.history.Describe(have);
+    env_.sink.Overlay(have);
+  }
+  return have;
+}
+
+Status PullRound::RunParts() {
+  const wire::Have have = MakeHave();
+  bytes_expected_ = 0;
+  for (uint32_t i = 0; i < have.chunks.size(); ++i) {
+    if (have.chunks[i].version == kVersionUnknown) {
+      bytes_expected_ += env_.buffer.chunks()[i].bytes;
+    }
+  }
+  env_.sink.BeginRound(env_.history.view(), env_.history.recording(), env_.buffer.at_once());
+  {
+    std::lock_guard lock(mu_);
+    if (cancelled_) return absl::CancelledError("the pull was ended");
+    for (const Part& part : parts_) running_.push_back(part.transport);
+  }
+  // One that fails does not end the others: what they bring is not fetched again.
+  const auto run = [this, &have](Part& part) {
+    wire::Have own = have;
+    own.held = wish_.force_full ? Identity{} : agents_[part.agent].held;
+    if (own.held.empty()) own.history.clear();
+    if (own.history.empty()) {
+      for (auto& entry : own.chunks) entry.depth = 0;
+    }
+    part.end = part.transport->Run(own, *part.sink);
+  };
+  std::vector<Thread> threads;
+  for (size_t n = 1; n < parts_.size(); ++n) {
+    threads.emplace_back([&run, &part = parts_[n]] { run(part); });
+  }
+  if (!parts_.empty()) run(parts_.front());
+  for (Thread& thread : threads) thread.join();
+  std::lock_guard lock(mu_);
+  running_.clear();
+  return cancelled_ ? absl::CancelledError("the pull was ended") : absl::OkStatus();
+}
+
+Status PullRound::Transfer() {
+  Status ended = RunParts();
+  if (repairs_ == 0) last_frame_ = SteadyClock::now();
+  // Whatever it is that differs, it must not refuse the next pull's chunks too.
+  if (env_.sink.history_misfit()) env_.history.Forget();
+  for (const Part& part : parts_) {
+    if (!ended.ok()) break;
+    ended = part.end.ok() ? CheckEnd(part) : part.end.status();
+    if (!ended.ok() && agents_.size() > 1) {
+      ended = Annotate(ended, fmt::format("agent {}", Name(part.agent)));
+    }
+  }
+  env_.sink.AddTo(stats_);
+  parts_.clear();
+  DW_RETURN_IF_ERROR(ended);
+  step_ = Step::kApply;
+  return absl::OkStatus();
+}
+
+Status PullRound::CheckEnd(const Part& part) {
+  const Identity& end = part.end->identity;
+  if (end.empty()) {
+    return Errorf(StatusCode::kDataLoss, "sender {}: its pull ended at nothing", Name(part.agent));
+  }
+  if (agents_.size() > 1) {
+    const Identity& at = wish_.target.parts[part.agent];
+    const bool as_asked = end.lineage == at.lineage && end.id == at.id &&
+                          end.attempt == at.attempt && (at.root == 0 || end.root == at.root);
+    if (!as_asked) {
+      return Errorf(StatusCode::kDataLoss, "asked for {} and its pull ended at {}",
+                    DescribeFully(at), DescribeFully(end));
+    }
+  }
+  ends_[part.agent] = end;
+  side_files_[part.agent] = part.end->side_files_hash;
+  return absl::OkStatus();
+}
+
+Status PullRound::Apply() {
+  if (env_.sink.to_apply()) DW_RETURN_IF_ERROR(env_.writable());
+  suspects_.assign(env_.sink.mismatched().begin(), env_.sink.mismatched().end());
+  DW_ASSIGN_OR_RETURN(bad_, env_.sink.Apply(env_.pool));
+  if (bad_.empty()) {
+    step_ = Step::kCommit;
+    return absl::OkStatus();
+  }
+  stats_.repaired_chunks += bad_.size();
+  if (repairs_++ == kMaxRepairs) {
+    const uint32_t c = *std::min_element(bad_.begin(), bad_.end());
+    return Errorf(
+        StatusCode::kDataLoss,
+        "{} chunks still disagree with their digest after {} attempts, the first is chunk "
+        "{} of tensor {}: the sender's memory, this machine's or the path between them is "
+        "bad",
+        bad_.size(), kMaxRepairs, c,
+        env_.buffer.layout().tensor(env_.buffer.chunks()[c].tensor).name);
+  }
+  step_ = Step::kOpen;
+  return absl::OkStatus();
+}
+
+Status PullRound::CheckRoots() {
+  std::vector<uint64_t> digests(env_.buffer.chunks().size());
+  for (uint32_t i = 0; i < digests.size(); ++i) digests[i] = env_.buffer.digest(i);
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    const uint64_t root = RootOf(digests, agents_[i].owned);
+    if (root == ends_[i].root) continue;
+    root_mismatch_ = true;
+    return Errorf(
+        StatusCode::kDataLoss,
+        "sender {}: what it sent does not make up {}: the chunks here have root {:016x}; a "
+        "chunk was left out, or is another version's; not committed",
+        Name(i), DescribeFully(ends_[i]), root);
+  }
+  return absl::OkStatus();
+}
+
+Status PullRound::FetchSideFiles() {
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    // 0: the sender names none of this version; those of its description then.
+    if (side_files_[i] == 0 || env_.side_files.Has(i, side_files_[i])) continue;
+    DW_ASSIGN_OR_RETURN(std::vector<SideFile> files,
+                        agents_[i].upstream->SideFiles(env_.model, side_files_[i]));
+    env_.side_files.Put(i, side_files_[i], std::move(files));
+  }
+  return absl::OkStatus();
+}
+
+Status PullRound::Finish() {
+  DW_RETURN_IF_ERROR(CheckRoots());
+  DW_RETURN_IF_ERROR(FetchSideFiles());
+  if (!(env_.buffer.committed() == whole())) {
+    DW_RETURN_IF_ERROR(env_.writable());
+    DW_RETURN_IF_ERROR(env_.buffer.Commit(whole(), env_.side_files.Merged()));
+    env_.sink.Committed();
+  }
+  env_.history.Commit(whole().id);
+  stats_.transfer_seconds = std::chrono::duration<double>(last_frame_ - start_).count();
+  stats_.apply_seconds = SecondsSince(last_frame_);
+  stats_.seconds = SecondsSince(start_);
+  const uint64_t chunks = env_.buffer.chunks().size();
+  stats_.chunks_unchanged =
+      chunks - std::min<uint64_t>(stats_.chunks_full + stats_.chunks_delta, chunks);
+  step_ = Step::kDone;
+  return absl::OkStatus();
+}
+
+}  // namespace deltawire::receiver

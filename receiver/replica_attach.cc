@@ -1,0 +1,142 @@
+// A Replica's attachments: made, kept with beats, ended when silent, and made anew.
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "receiver/replica.h"
+
+namespace deltawire::receiver {
+
+using Clock = SteadyClock;
+
+void Replica::KeepAttached() {
+  std::unique_lock lock(mu_);
+  while (!stopping_) {
+    bool done = false;
+    for (size_t i = 0; i < agents_.size() && !stopping_; ++i) {
+      const Follower::Need need = follower_.Needs(i, Clock::now());
+      if (need == Follower::Need::kNothing) continue;
+      Attend(i, need, lock);
+      done = true;
+    }
+    if (done || stopping_) continue;
+    const auto left = follower_.NextNeed() - Clock::now();
+    attend_cv_.wait_for(lock, std::max<Clock::duration>(left, Clock::duration(0)));
+  }
+}
+
+void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>& lock) {
+  Agent& a = agents_[agent];
+  if (need == Follower::Need::kDetach) {
+    ++status_.lost_attachments;
+    const bool silent = !follower_.broken(agent);
+    if (silent) {
+      spdlog::warn("model {}: sender {} has been silent for {} ms: attaching anew", options_.model,
+                   a.view.address, Follower::kSilence.count());
+    }
+    const uint64_t attachment = a.attachment;
+    lock.unlock();
+    a.upstream->Detach();  // calls OnEnded, unless it never came to an attachment
+    OnEnded(agent, attachment, absl::UnavailableError(silent ? "silent" : "events were lost"));
+    lock.lock();
+    return;
+  }
+  const bool attach = need == Follower::Need::kAttach;
+  if (attach) {
+    follower_.Attaching(agent, Clock::now());
+    ++a.attachment;
+  }
+  const uint64_t attachment = a.attachment;
+  const Report report = MakeReport(agent);
+  follower_.Sent(agent, Clock::now());
+  lock.unlock();
+  if (!attach) {
+    a.upstream->Send(report);
+  } else {
+    const Status attached = a.upstream->Attach(
+        options_.model, report,
+        [this, agent, attachment](const UpstreamEvent& e) { OnEvent(agent, attachment, e); },
+        [this, agent, attachment](const Status& why) { OnEnded(agent, attachment, why); });
+    if (!attached.ok()) OnEnded(agent, attachment, attached);
+  }
+  lock.lock();
+}
+
+void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
+  std::lock_guard lock(mu_);
+  Agent& a = agents_[agent];
+  if (attachment != a.attachment) return;
+  const Status taken = follower_.Event(agent, event, Clock::now());
+  if (!taken.ok()) {
+    if (absl::IsDataLoss(taken)) spdlog::warn("model {}: {}", options_.model, MessageOf(taken));
+    attend_cv_.notify_all();
+    return;
+  }
+  a.delta_bytes = event.delta_bytes;
+  if (!event.newest.empty()) {
+    // Another lineage may come with another layout or part; a pull would be refused then.
+    if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
+    a.described = event.newest.lineage;
+  }
+  if (event.sync_request != 0) {
+    requests_.AddRemote({agent, event.sync_request}, event.force_full);
+  }
+  cv_.notify_all();
+}
+
+void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
+  std::lock_guard lock(mu_);
+  Agent& a = agents_[agent];
+  if (attachment != a.attachment) return;
+  ++a.attachment;  // nothing of this one counts any more
+  follower_.Ended(agent, why, Clock::now());
+  requests_.DropRemote(agent);
+  if (stopping_) return;
+  SetMessage(Errorf(StatusCode::kUnavailable, "the connection to sender {} ended: {}",
+                    a.view.address, MessageOf(why)));
+  attend_cv_.notify_all();
+}
+
+Report Replica::MakeReport(size_t agent) const {
+  Report r;
+  r.committed = status_.committed;
+  r.phase = status_.phase;
+  r.bytes_done = status_.bytes_done;
+  r.bytes_total = status_.bytes_total;
+  r.message = status_.message;
+  r.last_pull = status_.last_pull;
+  r.event = follower_.last_event(agent);
+  return r;
+}
+
+void Replica::SendAll() {
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    Report report;
+    {
+      std::lock_guard lock(mu_);
+      if (!follower_.attached(i)) continue;
+      report = MakeReport(i);
+      follower_.Sent(i, Clock::now());
+    }
+    agents_[i].upstream->Send(report);
+  }
+}
+
+void Replica::Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
+                     const Status& status) {
+  std::vector<std::pair<size_t, Report>> answers;
+  for (const RequestQueue::Remote& r : requests_.Answer(batch, status)) {
+    Report report = MakeReport(r.agent);
+    report.phase = status.ok() ? "committed" : "failed";
+    report.message = std::string(MessageOf(status));
+    report.sync_request = r.number;
+    answers.emplace_back(r.agent, std::move(report));
+  }
+  cv_.notify_all();
+  if (answers.empty()) return;
+  lock.unlock();
+  for (const auto& [agent, report] : answers) agents_[agent].upstream->Send(report);
+  lock.lock();
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,242 @@
+#include "receiver/side_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <system_error>
+
+#include "common/base/checksum.h"
+#include "common/shm/dir_lock.h"
+
+namespace deltawire::receiver {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kKept = ".deltawire.receiver";
+constexpr const char* kInstalled = "installed";
+constexpr const char* kNext = "next";
+constexpr const char* kFirstLine = "deltawire side files 1";
+
+/// Atomically, over whatever has the name.
+Status WriteFile(const fs::path& path, std::string_view content) {
+  const fs::path temporary = path.parent_path() / ("." + path.filename().native() + ".new");
+  std::error_code ignored;
+  fs::remove(temporary, ignored);
+  {
+    std::ofstream out(temporary, std::ios::binary);
+    out << content;
+    out.close();
+    if (!out) return ErrnoError("write " + temporary.native());
+  }
+  // The hidden directory's are nobody's to read; those beside the weights are as those.
+  if (::chmod(temporary.c_str(), FileModeIn(path.parent_path())) != 0) {
+    return ErrnoError("set the mode of " + temporary.native());
+  }
+  if (::rename(temporary.c_str(), path.c_str()) != 0) {
+    return ErrnoError(fmt::format("rename {} to {}", temporary.native(), path.native()));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<std::string> ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return ErrnoError("read " + path.native());
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+}  // namespace
+
+SideFileStore::SideFileStore(fs::path dir) : dir_(std::move(dir)), kept_(dir_ / kKept) {}
+
+bool SideFileStore::Marks(const fs::path& dir) {
+  std::error_code ec;
+  return fs::is_directory(dir / kKept, ec);
+}
+
+Status SideFileStore::Prepare() {
+  if (::mkdir(kept_.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoError("create " + kept_.native());
+  }
+  return absl::OkStatus();
+}
+
+fs::path SideFileStore::ContentPath(const Entry& entry) const {
+  return kept_ / fmt::format("{:016x}", entry.hash);
+}
+
+StatusOr<std::string> SideFileStore::ReadContent(const Entry& entry) const {
+  DW_ASSIGN_OR_RETURN(std::string content, ReadFile(ContentPath(entry)));
+  if (content.size() == entry.bytes && Xxh3(AsBytes(content)) == entry.hash) return content;
+  return Errorf(StatusCode::kDataLoss, "{} is not the {} that was put there",
+                ContentPath(entry).native(), entry.name);
+}
+
+StatusOr<SideFileStore::Manifest> SideFileStore::ReadManifest(const char* name) const {
+  DW_ASSIGN_OR_RETURN(const std::string text, ReadFile(kept_ / name));
+  const auto damaged = [&] {
+    return Errorf(StatusCode::kDataLoss, "{} is damaged", (kept_ / name).native());
+  };
+  const size_t last = text.rfind("xxh3 ");
+  if (last == std::string::npos ||
+      text.substr(last) != fmt::format("xxh3 {:016x}\n", Xxh3(AsBytes(text.substr(0, last))))) {
+    return damaged();
+  }
+  std::istringstream in(text.substr(0, last));
+  Manifest manifest;
+  std::string line, word, lineage;
+  if (!std::getline(in, line) || line != kFirstLine) return damaged();
+  Identity& whole = manifest.whole;
+  if (!(in >> word >> lineage >> std::dec >> whole.id.epoch >> whole.id.version >> std::hex >>
+        whole.root) ||
+      word != "of" || !Hash128::FromHex(lineage)) {
+    return damaged();
+  }
+  whole.lineage = *Hash128::FromHex(lineage);
+  for (Entry e; in >> word >> std::hex >> e.hash >> std::dec >> e.bytes && in.get() == ' ';) {
+    if (word != "file" || !std::getline(in, e.name) || !IsSideFileName(e.name)) return damaged();
+    manifest.files.push_back(e);
+  }
+  return manifest;
+}
+
+Status SideFileStore::WriteManifest(const char* name, const Manifest& manifest) const {
+  const Identity& w = manifest.whole;
+  std::string text = fmt::format("{}\nof {} {} {} {:016x}\n", kFirstLine, w.lineage.Hex(),
+                                 w.id.epoch, w.id.version, w.root);
+  for (const Entry& e : manifest.files) {
+    text += fmt::format("file {:016x} {} {}\n", e.hash, e.bytes, e.name);
+  }
+  text += fmt::format("xxh3 {:016x}\n", Xxh3(AsBytes(text)));
+  return WriteFile(kept_ / name, text);
+}
+
+SideFileStore::Seen SideFileStore::Look(const fs::path& path) {
+  struct stat file;
+  if (::lstat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode)) return {};
+  return {file.st_ino, file.st_mtim.tv_sec, file.st_mtim.tv_nsec, file.st_size};
+}
+
+Status SideFileStore::Put(const Entry& entry) {
+  DW_ASSIGN_OR_RETURN(const std::string content, ReadContent(entry));
+  return WriteFile(dir_ / entry.name, content);
+}
+
+Status SideFileStore::Stage(const std::vector<SideFile>& files, const Identity& whole) {
+  Manifest next{whole, {}};
+  for (const SideFile& f : files) {
+    // The sender checked too, but a name from the network decides about no path unchecked.
+    if (!IsSideFileName(f.name)) {
+      return Errorf(StatusCode::kInvalidArgument, "side file \"{}\" has a name that is not allowed",
+                    f.name);
+    }
+    next.files.push_back({f.name, Xxh3(AsBytes(f.content)), f.content.size()});
+  }
+  std::sort(next.files.begin(), next.files.end(),
+            [](const Entry& a, const Entry& b) { return a.name < b.name; });
+  if (staged_) {
+    // Of a commit that did not come about.
+    ::unlink((kept_ / kNext).c_str());
+    staged_ = false;
+  }
+  if (next.files == installed_.files) return absl::OkStatus();
+  for (const SideFile& f : files) {
+    const Entry entry{f.name, Xxh3(AsBytes(f.content)), f.content.size()};
+    if (!ReadContent(entry).ok()) DW_RETURN_IF_ERROR(WriteFile(ContentPath(entry), f.content));
+  }
+  DW_RETURN_IF_ERROR(WriteManifest(kNext, next));
+  next_ = std::move(next);
+  staged_ = true;
+  return absl::OkStatus();
+}
+
+Status SideFileStore::Install() {
+  if (!staged_) return absl::OkStatus();
+  for (const Entry& e : next_.files) {
+    const auto same = std::find(installed_.files.begin(), installed_.files.end(), e);
+    const size_t i = static_cast<size_t>(same - installed_.files.begin());
+    if (same != installed_.files.end() && Look(dir_ / e.name) == seen_[i]) continue;
+    DW_RETURN_IF_ERROR(Put(e));
+  }
+  for (const Entry& e : installed_.files) {
+    const bool stays = std::any_of(next_.files.begin(), next_.files.end(),
+                                   [&](const Entry& n) { return n.name == e.name; });
+    if (!stays) ::unlink((dir_ / e.name).c_str());
+  }
+  return absl::OkStatus();
+}
+
+Status SideFileStore::Finish() {
+  if (!staged_) return absl::OkStatus();
+  if (::rename((kept_ / kNext).c_str(), (kept_ / kInstalled).c_str()) != 0) {
+    return ErrnoError(fmt::format("rename {}", (kept_ / kNext).native()));
+  }
+  installed_ = std::move(next_);
+  staged_ = false;
+  seen_.clear();
+  for (const Entry& e : installed_.files) seen_.push_back(Look(dir_ / e.name));
+  RemoveUnused();
+  return absl::OkStatus();
+}
+
+void SideFileStore::RemoveUnused() const {
+  std::set<std::string> used = {kInstalled, kNext};
+  for (const Entry& e : installed_.files) used.insert(ContentPath(e).filename().native());
+  std::vector<fs::path> unused;
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(kept_, ec)) {
+    if (!used.contains(entry.path().filename().native())) unused.push_back(entry.path());
+  }
+  for (const fs::path& path : unused) fs::remove(path, ec);
+}
+
+Status SideFileStore::Recover(const Identity& whole) {
+  DW_RETURN_IF_ERROR(Prepare());
+  auto installed = ReadManifest(kInstalled);
+  if (installed.ok()) installed_ = std::move(*installed);
+  // Whatever they look like now, PutBack reads them all.
+  seen_.assign(installed_.files.size(), Seen{});
+  auto next = ReadManifest(kNext);
+  if (next.ok() && next->whole == whole) {
+    next_ = std::move(*next);
+    staged_ = true;
+    DW_RETURN_IF_ERROR(Install());
+    return Finish();
+  }
+  ::unlink((kept_ / kNext).c_str());
+  if (!installed.ok() && !absl::IsNotFound(installed.status())) return installed.status();
+  RemoveUnused();
+  return PutBack().status();
+}
+
+StatusOr<std::vector<std::string>> SideFileStore::PutBack() {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < installed_.files.size(); ++i) {
+    const Entry& e = installed_.files[i];
+    const fs::path path = dir_ / e.name;
+    const Seen now = Look(path);
+    if (now.inode != 0 && now == seen_[i]) continue;
+    const auto there = now.inode == 0 ? StatusOr<std::string>("") : ReadFile(path);
+    if (now.inode == 0 || !there.ok() || there->size() != e.bytes ||
+        Xxh3(AsBytes(*there)) != e.hash) {
+      const Status put = Put(e);
+      if (!put.ok()) {
+        // Nothing is known to be in place: the next commit stages all of them.
+        installed_.files.clear();
+        seen_.clear();
+        return Errorf(StatusCode::kDataLoss, "{}", MessageOf(put));
+      }
+      names.push_back(e.name);
+    }
+    seen_[i] = Look(path);
+  }
+  return names;
+}
+
+}  // namespace deltawire::receiver

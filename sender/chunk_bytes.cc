@@ -1,0 +1,150 @@
+#include "sender/chunk_bytes.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace deltawire::sender {
+namespace {
+
+using kernels::DecodeStatus;
+
+/// Memory of a frame's own, filled by `Copy`.
+class PrivateCopy {
+ public:
+  explicit PrivateCopy(Bytes from)
+      : memory_(std::make_unique_for_overwrite<std::byte[]>(from.size())), size_(from.size()) {
+    std::memcpy(memory_.get(), from.data(), from.size());
+  }
+  MutableBytes bytes() const { return {memory_.get(), size_}; }
+  WholeChunk chunk() const { return {bytes(), memory_, std::nullopt}; }
+
+ private:
+  std::shared_ptr<std::byte[]> memory_;
+  size_t size_;
+};
+
+}  // namespace
+
+void ChunkBytes::Pin(std::shared_ptr<const Published> end) {
+  std::lock_guard lock(mu_);
+  end_ = std::move(end);
+}
+
+void ChunkBytes::Follow(const Published& newest) {
+  std::lock_guard lock(mu_);
+  if (end_ == nullptr || broken_) return;
+  const StateId reached = since_.empty() ? end_->info.id() : since_.back()->to();
+  if (newest.info.id() <= reached) return;
+  // Newest first: of a long log only the end is new.
+  size_t first = newest.log.size();
+  while (first > 0 && newest.log[first - 1]->to() != reached) --first;
+  const bool reaches = first > 0 || (!newest.log.empty() && newest.log[0]->from() == reached);
+  for (size_t i = first; i < newest.log.size(); ++i) since_bytes_ += newest.log[i]->memory_bytes();
+  // What the log would drop stays with the pull, up to the memory of one more model.
+  broken_ = !reaches || since_bytes_ > std::max(model_.log_limit(), model_.owned_bytes());
+  if (broken_) return;
+  since_.insert(since_.end(), newest.log.begin() + static_cast<ptrdiff_t>(first), newest.log.end());
+}
+
+StatusOr<WholeChunk> ChunkBytes::Get(uint32_t chunk, const LeasedState& at, How how) {
+  const bool whole = at.state->damaged[chunk] == 0;
+  Status why;
+  if (at.lease != nullptr && whole) {
+    auto got = FromHalf(chunk, at, how);
+    if (got.ok()) return got;
+    why = got.status();
+  } else if (!whole) {
+    why = Damaged(chunk, *at.state);
+  }
+  // A state that is not the newest any more may have its bytes elsewhere.
+  auto got = FromNewest(chunk, *at.state, how);
+  return got.ok() || why.ok() ? got : why;
+}
+
+StatusOr<WholeChunk> ChunkBytes::FromHalf(uint32_t chunk, const LeasedState& at, How how) {
+  const Chunk& place = model_.chunks()[chunk];
+  const Bytes bytes = model_.half(at.state->half).subspan(place.offset, place.bytes);
+  // A rebuilt state (serial 0) does not know what a scrub found when it was the newest.
+  if ((how.check || at.state->serial == 0) && !HasItsDigest(chunk, *at.state, bytes)) {
+    return Damaged(chunk, *at.state);
+  }
+  if (!how.copy) return WholeChunk{bytes, at.lease, at.state->half};
+  return PrivateCopy(bytes).chunk();
+}
+
+StatusOr<WholeChunk> ChunkBytes::FromNewest(uint32_t chunk, const Published& end, How how) {
+  const LeasedState newest = model_.Lease();
+  if (newest.state.get() == &end) {
+    // Leased after the caller looked, or damaged.
+    return end.damaged[chunk] == 0 ? FromHalf(chunk, newest, how) : Damaged(chunk, end);
+  }
+  Follow(*newest.state);
+  const bool same = (*newest.state->digests)[chunk] == (*end.digests)[chunk];
+  if (same && newest.state->damaged[chunk] == 0) return FromHalf(chunk, newest, how);
+  return Undo(chunk, end, newest);
+}
+
+StatusOr<WholeChunk> ChunkBytes::Undo(uint32_t chunk, const Published& end,
+                                      const LeasedState& newest) {
+  const auto changes = Since(chunk, *newest.state);
+  if (!changes || newest.state->damaged[chunk] != 0) return Gone(chunk, end, *newest.state);
+  const Chunk& place = model_.chunks()[chunk];
+  const kernels::Backend& backend = model_.backend();
+  const PrivateCopy copy(model_.half(newest.state->half).subspan(place.offset, place.bytes));
+  std::vector<std::byte> scratch(kernels::FoldScratchBytes(place.width));
+  std::vector<std::byte> negated(kernels::MaxEncodedBytes(place.bytes, place.width));
+  uint64_t digest = (*newest.state->digests)[chunk];
+  for (auto change = changes->rbegin(); change != changes->rend(); ++change) {
+    size_t bytes = 0;
+    auto done =
+        backend.negate((*change)->payload, place.bytes, place.width, scratch, negated, &bytes);
+    if (done == DecodeStatus::kOk) {
+      done = backend.decode_apply(model_.key(), Bytes(negated).first(bytes), copy.bytes(),
+                                  place.width, digest, &digest);
+    }
+    if (done != DecodeStatus::kOk) return Gone(chunk, end, *newest.state);
+  }
+  // Of the bytes, not the digest that was brought along: that one would not know of a flipped bit.
+  if (!HasItsDigest(chunk, end, copy.bytes())) return Damaged(chunk, end);
+  return copy.chunk();
+}
+
+std::optional<std::vector<const ChunkDelta*>> ChunkBytes::Since(uint32_t chunk,
+                                                                const Published& newest) {
+  std::lock_guard lock(mu_);
+  if (end_ == nullptr) return std::nullopt;
+  std::vector<const ChunkDelta*> changes;
+  for (const auto& delta : since_) {
+    if (const ChunkDelta* change = delta->Find(chunk)) {
+      if (change->payload.empty()) return std::nullopt;
+      changes.push_back(change);
+    }
+    if (delta->to() == newest.info.id()) return changes;
+  }
+  return std::nullopt;
+}
+
+bool ChunkBytes::HasItsDigest(uint32_t chunk, const Published& state, Bytes bytes) const {
+  return model_.backend().digest(model_.key(), bytes) == (*state.digests)[chunk];
+}
+
+Status ChunkBytes::Damaged(uint32_t chunk, const Published& state) const {
+  return Errorf(StatusCode::kDataLoss,
+                "model \"{}\", {}: chunk {} of tensor {} no longer has its digest in the sender's "
+                "memory and is not sent until a version in which the trainer writes that tensor "
+                "(check that machine's memory)",
+                model_.name(), ToString(state.info.id()), chunk,
+                model_.layout().tensor(model_.chunks()[chunk].tensor).name);
+}
+
+Status ChunkBytes::Gone(uint32_t chunk, const Published& end, const Published& newest) const {
+  return Errorf(StatusCode::kAborted,
+                "model \"{}\": the bytes of {} in tensor {} are gone since {} was published, and "
+                "the delta log does not lead back to them; pull a newer one (a larger "
+                "delta-log-bytes would keep them longer)",
+                model_.name(), ToString(end.info.id()),
+                model_.layout().tensor(model_.chunks()[chunk].tensor).name,
+                ToString(newest.info.id()));
+}
+
+}  // namespace deltawire::sender

@@ -1,0 +1,181 @@
+// Daemons that run out of descriptors, or meet thousands of connections that say nothing or
+// nonsense: what serves stays up, and everything is as before when the connections are gone.
+#include <arpa/inet.h>
+#include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <random>
+
+#include "tests/support/daemons.h"
+
+namespace deltawire::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr const char* kModel = "m";
+constexpr rlim_t kLimit = 1024;
+constexpr size_t kIdle = 1000;
+
+void SetLimit(pid_t pid, rlim_t descriptors) {
+  const rlimit limit{descriptors, kLimit};
+  REQUIRE(prlimit(pid, RLIMIT_NOFILE, &limit, nullptr) == 0);
+}
+
+size_t OpenDescriptors(pid_t pid) {
+  const std::filesystem::directory_iterator fds(fmt::format("/proc/{}/fd", pid));
+  return static_cast<size_t>(std::distance(begin(fds), end(fds)));
+}
+
+/// Connections to one port that are all closed at the end.
+class Crowd {
+ public:
+  explicit Crowd(uint16_t port) : port_(port) {
+    rlimit own{};
+    REQUIRE(getrlimit(RLIMIT_NOFILE, &own) == 0);
+    own.rlim_cur = std::min<rlim_t>(own.rlim_max, 8192);
+    setrlimit(RLIMIT_NOFILE, &own);
+  }
+  ~Crowd() { Leave(); }
+  /// Dials, and says `bytes`. Nobody need accept it: the kernel's queue takes it.
+  void Dial(std::string_view bytes = {}) {
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(fd >= 0);
+    fds_.push_back(fd);
+    // A full queue must not hold the test up.
+    const timeval most{2, 0};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port_);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) return;
+    if (!bytes.empty()) send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  void Leave() {
+    for (const int fd : fds_) close(fd);
+    fds_.clear();
+  }
+
+ private:
+  const uint16_t port_;
+  std::vector<int> fds_;
+};
+
+uint16_t PortIn(const std::string& address) {
+  return static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
+}
+
+/// As somebody asks who has no connection yet.
+bool Answers(const std::string& control) {
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  const auto channel = grpc::CreateCustomChannel(control, grpc::InsecureChannelCredentials(), args);
+  return channel->WaitForConnected(std::chrono::system_clock::now() + 100ms);
+}
+
+struct Setup {
+  Setup() {
+    REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
+    REQUIRE(receiver.WaitCommitted(1));
+  }
+  void PublishAndCommit(uint64_t version) {
+    trainer.Step();
+    REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+    REQUIRE(receiver.WaitCommitted(version));
+  }
+  ShmDir root;
+  SenderProcess sender{root.path()};
+  ReceiverProcess receiver{root.path(), "r1", sender.control(), kModel};
+  Trainer trainer{sender.socket(), kModel, 1, 41};
+};
+
+struct Port {
+  std::string name;
+  Child& daemon;
+  uint16_t port;
+  std::string control;
+};
+
+std::vector<Port> Ports(Setup& s) {
+  return {{"the sender's bulk port", s.sender.child(), s.sender.bulk_port(), s.sender.control()},
+          {"the sender's control port", s.sender.child(), PortIn(s.sender.control()),
+           s.sender.control()},
+          {"the receiver's control port", s.receiver.child(), PortIn(s.receiver.control()),
+           s.receiver.control()}};
+}
+
+}  // namespace
+
+TEST_CASE("a daemon that was out of descriptors serves as before within two seconds") {
+  Setup s;
+  uint64_t version = 1;
+  for (const Port& at : Ports(s)) {
+    INFO(at.name << "\n" << ReadText(s.sender.log()) << ReadText(s.receiver.log()));
+    const pid_t pid = at.daemon.pid();
+    SetLimit(pid, kLimit);
+    Crowd crowd(at.port);
+    for (size_t i = 0; i < kIdle; ++i) crowd.Dial();
+    // Not one is free from here on, whatever the daemon keeps back for itself.
+    SetLimit(pid, OpenDescriptors(pid));
+    for (size_t i = 0; i < 20; ++i) crowd.Dial();
+    SetLimit(pid, kLimit);
+    crowd.Leave();
+    const auto ended = Clock::now();
+    CHECK(Eventually([&] { return Answers(at.control); }, 2s));
+    s.PublishAndCommit(++version);
+    const std::chrono::duration<double> took = Clock::now() - ended;
+    CHECK(took < 2s);
+    WARN(at.name << ": normal service " << took.count() << " s after the end of the shortage");
+    CHECK(s.trainer.Compare(s.receiver.dir()) == "");
+  }
+}
+
+TEST_CASE("connections that say nothing leave descriptors for those that do") {
+  Setup s;
+  SetLimit(s.sender.child().pid(), kLimit);
+  Crowd crowd(s.sender.bulk_port());
+  for (size_t i = 0; i < kIdle; ++i) crowd.Dial();
+  INFO(ReadText(s.sender.log()));
+  // While they are all there: new connections for control, files for an offload.
+  CHECK(Eventually([&] { return Answers(s.sender.control()); }, 2s));
+  s.trainer.Step();
+  CHECK(s.trainer.TryPublish(2).status() == absl::OkStatus());
+  // They are closed for their silence, and pulls get through.
+  CHECK(s.receiver.WaitCommitted(2, 20s));
+}
+
+TEST_CASE("two thousand connections of garbage leave no memory behind") {
+  const uint64_t seed = 0x6A7BA6E;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  std::string garbage(4096, '\0');
+  for (char& c : garbage) c = static_cast<char>(random());
+  Setup s;
+  for (const Port& at : Ports(s)) {
+    INFO(at.name);
+    const uint64_t before = AnonymousBytes(at.daemon.pid());
+    Crowd crowd(at.port);
+    for (size_t i = 0; i < 2000; ++i) crowd.Dial(i % 2 == 0 ? garbage : std::string());
+    const uint64_t held = AnonymousBytes(at.daemon.pid());
+    crowd.Leave();
+    uint64_t after = 0;
+    CHECK(Eventually(
+        [&] {
+          after = AnonymousBytes(at.daemon.pid());
+          return after < before + (16 << 20);
+        },
+        20s));
+    WARN(at.name << ": MiB before " << (before >> 20) << ", with 2,000 connections " << (held >> 20)
+                 << ", after " << (after >> 20));
+  }
+  s.PublishAndCommit(2);
+}
+
+}  // namespace deltawire::testing

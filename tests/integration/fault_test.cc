@@ -1,0 +1,100 @@
+// Seeded faults on the way between a sender and a receiver, one after the other: nothing wrong is
+// ever committed, and nobody is stale for longer than a bound after the last of them.
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <random>
+
+#include "tests/support/daemons.h"
+#include "tests/support/fault_proxy.h"
+
+namespace deltawire::testing {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr const char* kModel = "m";
+constexpr auto kStale = 5s;
+
+#ifdef DELTAWIRE_LONG
+constexpr int kFaults = 1000;
+#else
+constexpr int kFaults = 40;
+#endif
+
+uint16_t PortIn(const std::string& address) {
+  return static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
+}
+
+struct Tally {
+  int happened = 0;
+  std::chrono::duration<double> longest{};
+};
+
+/// A publish with each fault armed; afterwards the receiver must be at it, byte for byte, in time.
+Tally Torture(FaultProxy& proxy, SenderProcess& sender, ReceiverProcess& receiver, Trainer& trainer,
+              uint64_t span, std::mt19937_64& random) {
+  Tally tally;
+  for (int i = 0; i < kFaults; ++i) {
+    const Fault fault = Fault::Draw(random, span);
+    const auto version = static_cast<uint64_t>(i) + 2;
+    INFO("fault " << i << ": " << ToString(fault));
+    proxy.Arm(fault);
+    trainer.Step(0.001);
+    REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+    // Until the fault has happened, or everything that would meet it has passed.
+    const auto committed = [&] { return receiver.Status().committed().version() >= version; };
+    CHECK(Eventually([&] { return proxy.happened() || committed(); }, 30s));
+    tally.happened += proxy.Disarm();
+    const auto ended = Clock::now();
+    INFO(ReadText(receiver.log()));
+    REQUIRE(Eventually(committed, kStale));
+    tally.longest = std::max<std::chrono::duration<double>>(tally.longest, Clock::now() - ended);
+    REQUIRE(trainer.Compare(receiver.dir()) == "");
+  }
+  CHECK(sender.child().Running());
+  CHECK(receiver.child().Running());
+  return tally;
+}
+
+}  // namespace
+
+TEST_CASE("faults on the bulk port never commit wrong bytes nor leave a receiver behind") {
+  const uint64_t seed = 0xB01C;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  ShmDir root;
+  SenderProcess sender(root.path(),
+                       {"--advertise-host", FaultProxy::kHost, "--stream-timeout-ms", "2000"});
+  FaultProxy proxy(sender.bulk_port());
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel,
+                           {"--stream-timeout-ms", "2000"});
+  Trainer trainer(sender.socket(), kModel, 1, seed);
+  REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
+  REQUIRE(receiver.WaitCommitted(1));
+  const Tally tally = Torture(proxy, sender, receiver, trainer, 16 << 10, random);
+  WARN("bulk port: " << tally.happened << " faults of " << kFaults << ", committed at most "
+                     << tally.longest.count() << " s after one");
+  CHECK(tally.happened > kFaults / 2);
+}
+
+TEST_CASE("faults on the control port never commit wrong bytes nor leave a receiver behind") {
+  const uint64_t seed = 0xC041;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  ShmDir root;
+  SenderProcess sender(root.path(), {"--advertise-host", "127.0.0.1"});
+  const uint16_t port = PortIn(sender.control());
+  FaultProxy proxy(port);
+  ReceiverProcess receiver(root.path(), "r1", fmt::format("{}:{}", FaultProxy::kHost, port), kModel,
+                           {"--insecure-plaintext"});
+  Trainer trainer(sender.socket(), kModel, 1, seed);
+  REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
+  REQUIRE(receiver.WaitCommitted(1));
+  const Tally tally = Torture(proxy, sender, receiver, trainer, 1 << 10, random);
+  WARN("control port: " << tally.happened << " faults of " << kFaults << ", committed at most "
+                        << tally.longest.count() << " s after one");
+  CHECK(tally.happened > kFaults / 2);
+}
+
+}  // namespace deltawire::testing

@@ -1,0 +1,238 @@
+// The command line tool against real daemons: what `deltawire publish` does with a checkpoint that
+// others write to while it reads, beside other publishers, and to receivers of another layout.
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <set>
+
+#include "common/layout/model_dir.h"
+#include "tests/support/daemons.h"
+#include "tests/support/layout_files.h"
+
+namespace deltawire::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModel = "m";
+
+bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+/// One run of the tool.
+class Tool {
+ public:
+  Tool(const fs::path& root, const std::vector<std::string>& args)
+      : log_(root / fmt::format("tool-{}.log", runs_++)), child_("deltawire", args, log_) {}
+  int Wait() { return child_.Wait(std::chrono::seconds(120)); }
+  std::string Said() const { return ReadText(log_); }
+  Child& child() { return child_; }
+
+ private:
+  static inline int runs_ = 0;
+  const fs::path log_;
+  Child child_;
+};
+
+std::vector<std::string> Publish(const SenderProcess& sender, const fs::path& dir,
+                                 uint64_t version) {
+  return {"publish",  dir.string(),   "--model", kModel, "--version", std::to_string(version),
+          "--socket", sender.socket()};
+}
+
+/// A checkpoint of one file whose bytes are all `fill`.
+struct Checkpoint {
+  Checkpoint(const fs::path& where, size_t tensors, size_t tensor_bytes, char fill = 'a')
+      : dir(where), file(dir / "model.safetensors") {
+    fs::create_directories(dir);
+    std::vector<TensorMeta> metas;
+    for (size_t t = 0; t < tensors; ++t) {
+      metas.push_back({fmt::format("t{}", t), DType::kU8, {tensor_bytes}});
+    }
+    const Layout layout = *Layout::Create(std::move(metas));
+    const std::string header = BuildSafetensorsHeader(layout);
+    data = header.size();
+    bytes = layout.total_bytes();
+    WriteFile(file, header + std::string(bytes, fill));
+  }
+  /// From another process, in place, from the last byte to the first.
+  int Overwrite(char fill) const {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC);
+      static char block[1 << 16];
+      std::memset(block, fill, sizeof block);
+      bool good = fd >= 0;
+      for (size_t at = bytes; good && at > 0;) {
+        const size_t n = std::min(at, sizeof block);
+        at -= n;
+        good = pwrite(fd, block, n, static_cast<off_t>(data + at)) == static_cast<ssize_t>(n);
+      }
+      _exit(good ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(pid, &status, 0);
+    return status;
+  }
+  fs::path dir, file;
+  size_t data = 0, bytes = 0;
+};
+
+/// "" when all tensors of the directory are of one fill.
+std::string Fills(const fs::path& dir) {
+  const auto model = ModelDir::Open(dir);
+  if (!model.ok()) return std::string(MessageOf(model.status()));
+  std::set<std::byte> seen;
+  for (size_t t = 0; t < model->layout().size(); ++t) {
+    for (const std::byte b : model->data(t)) seen.insert(b);
+  }
+  std::string text;
+  for (const std::byte b : seen) text += static_cast<char>(b);
+  return text;
+}
+
+}  // namespace
+
+TEST_CASE("publish: a checkpoint that is overwritten while it is read is not published") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const Checkpoint checkpoint(root.path() / "step-1", 64, 2 << 20);
+  REQUIRE(Tool(root.path(), Publish(sender, checkpoint.dir, 1)).Wait() == 0);
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(1));
+  const bool cut = GENERATE(false, true);
+  CAPTURE(cut);
+  uint64_t version = 1;
+  bool caught = false;
+  // Whether the writer comes in time is the scheduler's; that nothing mixed is published is not.
+  for (char fill = 'b'; fill < 'z' && !caught; ++fill) {
+    const uint64_t next = version + 1;
+    CAPTURE(fill, next);
+    Tool tool(root.path(), Publish(sender, checkpoint.dir, next));
+    Eventually([&] {
+      return sender.Status(kModel).offloading_version() == next || !tool.child().Running();
+    });
+    if (cut) {
+      fs::resize_file(checkpoint.file, checkpoint.data + checkpoint.bytes / 2);
+    } else {
+      REQUIRE(checkpoint.Overwrite(fill) == 0);
+    }
+    const int code = tool.Wait();
+    INFO(tool.Said());
+    if (code == 0) {
+      version = next;
+      REQUIRE(receiver.WaitCommitted(version));
+    } else {
+      REQUIRE(code == 1);
+      CHECK(Has(tool.Said(), checkpoint.file.string()));
+      CHECK((Has(tool.Said(), "while it was read") || Has(tool.Said(), "is being written")));
+      CHECK(Eventually([&] { return sender.Status(kModel).offloading_version() == 0; }));
+      CHECK(sender.Status(kModel).newest().id().version() == version);
+      caught = Has(tool.Said(), "while it was read");
+    }
+    if (cut) {
+      const Checkpoint again(checkpoint.dir, 64, 2 << 20, fill);
+    }
+    CHECK(Fills(receiver.dir()).size() == 1);
+  }
+  CHECK(caught);
+  // What is stable again is published.
+  Tool tool(root.path(), Publish(sender, checkpoint.dir, version + 1));
+  const int code = tool.Wait();
+  INFO(tool.Said());
+  REQUIRE(code == 0);
+  REQUIRE(receiver.WaitCommitted(version + 1));
+  CHECK(Fills(receiver.dir()) == Fills(checkpoint.dir));
+}
+
+TEST_CASE("publish --watch: a checkpoint that changed while it was read is tried again") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const fs::path parent = root.path() / "checkpoints";
+  fs::create_directories(parent);
+  // The tool gives up at once where no sender is.
+  REQUIRE(Eventually(
+      [&] { return fs::exists(sender.socket()) && Has(ReadText(sender.log()), "trainers at"); }));
+  Tool watch(root.path(), {"publish", parent.string(), "--watch", "--model", kModel, "--socket",
+                           sender.socket()});
+  const auto model = [&] {
+    v1::SenderStatusResponse response;
+    grpc::ClientContext context;
+    (void)sender.orchestrator().GetStatus(&context, v1::SenderStatusRequest(), &response);
+    return response.models_size() == 0 ? v1::SenderModelStatus() : response.models(0);
+  };
+  bool caught = false;
+  for (uint64_t step = 1; step < 20 && !caught; ++step) {
+    CAPTURE(step);
+    const Checkpoint next(parent / fmt::format("step-{}", step), 64, 2 << 20);
+    REQUIRE(Eventually([&] {
+      return model().offloading_version() == step || model().newest().id().version() == step;
+    }));
+    REQUIRE(next.Overwrite('b') == 0);
+    const bool published = Eventually([&] { return model().newest().id().version() == step; });
+    INFO(watch.Said());
+    REQUIRE(published);
+    caught = Has(watch.Said(), "not published yet");
+  }
+  CHECK(caught);
+}
+
+TEST_CASE("publish: a second publisher is told who the first one is") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const Checkpoint a(root.path() / "a", 4, 1 << 20, 'a'), b(root.path() / "b", 4, 1 << 20, 'b');
+  REQUIRE(Tool(root.path(), Publish(sender, a.dir, 1)).Wait() == 0);
+  TrainerClient first(sender.socket(), kModel);
+  const auto opened = ModelDir::Open(a.dir);
+  REQUIRE(opened.ok());
+  REQUIRE(first.Register(opened->layout(), {}, {.keep_side_files = true}).ok());
+  auto offload = first.Begin(2);
+  REQUIRE(offload.ok());
+  CHECK((*offload)->attempt() != 0);
+  Tool second(root.path(), Publish(sender, b.dir, 2));
+  const int code = second.Wait();
+  INFO(second.Said());
+  CHECK(code == 1);
+  CHECK(Has(second.Said(), fmt::format("process {}", getpid())));
+  for (size_t t = 0; t < 4; ++t) REQUIRE((*offload)->Write(t, opened->data(t)).ok());
+  REQUIRE((*offload)->Ready().ok());
+  const auto published = first.WaitPublished(2);
+  REQUIRE(published.ok());
+  CHECK(published->identity.attempt == (*offload)->attempt());
+  // And of one that is published already.
+  Tool third(root.path(), Publish(sender, b.dir, 2));
+  CHECK(third.Wait() == 1);
+  INFO(third.Said());
+  CHECK(Has(third.Said(), "not newer"));
+}
+
+TEST_CASE("publish --replace: receivers go over to the other layout") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  const Checkpoint a(root.path() / "a", 4, 1 << 20, 'a'), b(root.path() / "b", 7, 3 << 19, 'b');
+  REQUIRE(Tool(root.path(), Publish(sender, a.dir, 1)).Wait() == 0);
+  ReceiverProcess receiver(root.path(), "r", sender.control(), kModel);
+  REQUIRE(receiver.WaitCommitted(1));
+  const auto lineage = receiver.Status().committed().lineage();
+  Tool refused(root.path(), Publish(sender, b.dir, 2));
+  CHECK(refused.Wait() == 1);
+  auto args = Publish(sender, b.dir, 1);
+  args.push_back("--replace");
+  Tool replaced(root.path(), args);
+  const int code = replaced.Wait();
+  INFO(replaced.Said());
+  INFO(ReadText(sender.log()) + ReadText(receiver.log()));
+  REQUIRE(code == 0);
+  REQUIRE(Eventually([&] {
+    const auto committed = receiver.Status().committed();
+    return committed.version() == 1 && committed.lineage() != lineage &&
+           Fills(receiver.dir()) == "b";
+  }));
+}
+
+}  // namespace deltawire::testing

@@ -1,0 +1,245 @@
+#include "tests/simulation/control.h"
+
+#include <fmt/format.h>
+
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "common/base/sync.h"
+
+namespace deltawire::simulation {
+namespace {
+
+using std::chrono::seconds;
+using Gone = std::function<bool()>;
+
+/// What goes up an attachment. `model` is in the first one.
+struct Up {
+  std::string model, receiver_id, peer;
+  sender::ReceiverReport report;
+};
+
+sender::ReceiverReport Translate(const receiver::Report& in) {
+  sender::ReceiverReport out;
+  out.committed = in.committed;
+  out.phase = in.phase;
+  out.bytes_done = in.bytes_done;
+  out.bytes_total = in.bytes_total;
+  out.message = in.message;
+  out.event = in.event;
+  out.sync_request = in.sync_request;
+  return out;
+}
+
+class SimulatedUpstream : public receiver::Upstream {
+ public:
+  SimulatedUpstream(Network& network, SenderNode& sender, const UpstreamOptions& options,
+                    Random random)
+      : network_(network), sender_(sender), options_(options), random_(random) {}
+  ~SimulatedUpstream() override { Detach(); }
+
+  const std::string& address() const override { return sender_.name; }
+
+  StatusOr<receiver::ModelDescription> Describe(const std::string& model) override {
+    return Ask<receiver::ModelDescription>(
+        [model](sender::Agent& agent, const Gone&) -> StatusOr<receiver::ModelDescription> {
+          DW_ASSIGN_OR_RETURN(const auto m, agent.Find(model));
+          const auto side = m->side_files();
+          const auto newest = m->published();
+          return receiver::ModelDescription{
+              .layout = m->layout(),
+              .digest_seed = m->digest_seed(),
+              .side_files = side->files,
+              .side_files_hash = side->hash,
+              .owned = m->owned(),
+              .lineage = newest == nullptr ? Hash128{} : newest->info.identity.lineage};
+        });
+  }
+
+  StatusOr<Identity> Newest(const std::string& model) override {
+    DW_ASSIGN_OR_RETURN(
+        const Identity newest,
+        Ask<Identity>([model](sender::Agent& agent, const Gone&) -> StatusOr<Identity> {
+          DW_ASSIGN_OR_RETURN(const auto m, agent.Find(model));
+          const auto state = m->published();
+          return state == nullptr ? Identity{} : state->info.identity;
+        }));
+    return Planted(newest);
+  }
+
+  StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
+    return Ask<std::vector<SideFile>>(
+        [model, hash](sender::Agent& agent, const Gone&) -> StatusOr<std::vector<SideFile>> {
+          DW_ASSIGN_OR_RETURN(const auto m, agent.Find(model));
+          const auto side = m->side_files();
+          if (side->hash != hash) return absl::NotFoundError("no such side files");
+          return side->files;
+        });
+  }
+
+  StatusOr<receiver::PullGrant> OpenPull(const std::string& model,
+                                         const receiver::PullWish& wish) override {
+    sender::PullRequest request{.model = model,
+                                .receiver_id = options_.receiver_id,
+                                .peer = options_.peer,
+                                .fingerprint = wish.fingerprint.Hex(),
+                                .streams = wish.streams,
+                                .decode = wish.decode,
+                                .owned_hash = wish.owned_hash,
+                                .at = Planted(wish.at),
+                                .suspects = wish.suspects};
+    DW_ASSIGN_OR_RETURN(const sender::PullTicket ticket,
+                        Ask<sender::PullTicket>([request](sender::Agent& agent, const Gone&) {
+                          return agent.OpenPull(request);
+                        }));
+    return receiver::PullGrant{
+        .ticket = ticket.ticket, .host = sender_.name, .port = 1, .history = ticket.history};
+  }
+
+  Status Attach(const std::string& model, const receiver::Report& first,
+                std::function<void(const receiver::UpstreamEvent&)> event,
+                std::function<void(const Status&)> ended) override {
+    Detach();
+    if (handle_.cancelled) return absl::CancelledError("stopping");
+    committed_ = first.committed;
+    attachment_ = std::make_shared<Attachment>();
+    attachment_->queue.push_back({model, options_.receiver_id, options_.peer, Translate(first)});
+    reader_ = Thread([this, attachment = attachment_, event = std::move(event),
+                      ended = std::move(ended)] { ended(Follow(*attachment, event)); });
+    return absl::OkStatus();
+  }
+
+  void Send(const receiver::Report& report) override {
+    committed_ = report.committed;
+    if (attachment_ == nullptr) return;
+    // Only the newest report matters; answers to requests must all arrive.
+    std::deque<Up>& queue = attachment_->queue;
+    const bool replaced =
+        !queue.empty() && queue.back().model.empty() && queue.back().report.sync_request == 0;
+    if (replaced) queue.pop_back();
+    queue.push_back({.report = Translate(report)});
+    Scheduler::current()->Wake(attachment_.get());
+  }
+
+  void Detach() override {
+    const auto attachment = std::exchange(attachment_, nullptr);
+    if (attachment == nullptr) return;
+    attachment->closed = true;
+    network_.Cancel(attachment->handle);
+    Scheduler::current()->Wake(attachment.get());
+    reader_.join();
+  }
+
+  void Cancel() override { network_.Cancel(handle_); }
+
+ private:
+  struct Attachment {
+    std::deque<Up> queue;
+    bool closed = false;
+    CallHandle handle;
+  };
+
+  template <typename R>
+  StatusOr<R> Ask(std::function<StatusOr<R>(sender::Agent&, const Gone&)> ask) {
+    auto answer = sender_.Ask<R>(options_.node, seconds(10), std::move(ask), &handle_);
+    if (!answer.ok()) return Annotate(answer.status(), fmt::format("sender {}", sender_.name));
+    return answer;
+  }
+
+  Status Follow(Attachment& attachment,
+                const std::function<void(const receiver::UpstreamEvent&)>& event) {
+    DW_ASSIGN_OR_RETURN(
+        const auto connection,
+        network_.Connect(options_.node, sender_.name, "attach", seconds(10), &attachment.handle));
+    if (attachment.closed) connection->Break();
+    attachment.handle.connection = connection;
+    Thread writer([&attachment, connection] {
+      while (!attachment.closed) {
+        if (attachment.queue.empty()) {
+          Scheduler::current()->Block(&attachment, "a report to send");
+          continue;
+        }
+        auto up = std::make_shared<const Up>(std::move(attachment.queue.front()));
+        attachment.queue.pop_front();
+        if (!connection->Send(Connection::kClient, {.object = std::move(up)}).ok()) return;
+      }
+    });
+    Status status;
+    while (true) {
+      const auto message = connection->Receive(Connection::kClient);
+      status = message.status();
+      if (!status.ok()) break;
+      if (random_.Chance(options_.lost_events)) continue;
+      auto e = *static_cast<const receiver::UpstreamEvent*>(message->object.get());
+      e.newest = Planted(e.newest);
+      event(e);
+    }
+    attachment.closed = true;
+    connection->Break();
+    Scheduler::current()->Wake(&attachment);
+    writer.join();
+    return status;
+  }
+
+  /// What a receiver with a planted bug takes from an identity.
+  Identity Planted(Identity identity) const {
+    if (options_.drop_attempts) identity.attempt = 0;
+    if (options_.numbers_only && !committed_.empty() && !identity.empty()) {
+      if (identity.id == committed_.id) return committed_;
+      identity.lineage = committed_.lineage;
+    }
+    return identity;
+  }
+
+  Network& network_;
+  SenderNode& sender_;
+  const UpstreamOptions options_;
+  Random random_;
+  CallHandle handle_;
+  Identity committed_;  // as last reported
+  std::shared_ptr<Attachment> attachment_;
+  Thread reader_;
+};
+
+}  // namespace
+
+std::unique_ptr<receiver::Upstream> NewUpstream(Network& network, SenderNode& sender,
+                                                const UpstreamOptions& options, Random random) {
+  return std::make_unique<SimulatedUpstream>(network, sender, options, random);
+}
+
+void ServeAttachment(const std::shared_ptr<Connection>& connection, sender::Agent& agent) {
+  const auto first = connection->Receive(Connection::kServer);
+  if (!first.ok()) return;
+  const Up up = *static_cast<const Up*>(first->object.get());
+  sender::Attachments& attachments = agent.attachments();
+  if (!agent.Find(up.model).ok()) return connection->Close(Connection::kServer);
+  const auto token = attachments.Attach(up.model, up.receiver_id, up.peer);
+  if (!token.ok()) return connection->Close(Connection::kServer);
+  attachments.Report(*token, up.report);
+  Thread reader([&attachments, connection, token = *token] {
+    while (true) {
+      const auto message = connection->Receive(Connection::kServer);
+      if (!message.ok()) break;
+      attachments.Report(token, static_cast<const Up*>(message->object.get())->report);
+    }
+    attachments.Detach(token);
+  });
+  while (true) {
+    const StatusOr<sender::SenderEvent> event = attachments.NextEvent(*token);
+    if (!event.ok()) break;
+    auto down = std::make_shared<const receiver::UpstreamEvent>(
+        receiver::UpstreamEvent{.number = event->number,
+                                .newest = event->newest.identity,
+                                .delta_bytes = event->newest.delta_bytes,
+                                .sync_request = event->sync_request,
+                                .force_full = event->force_full});
+    if (!connection->Send(Connection::kServer, {.object = std::move(down)}).ok()) break;
+  }
+  attachments.Detach(*token);
+  connection->Break();
+  reader.join();
+}
+
+}  // namespace deltawire::simulation

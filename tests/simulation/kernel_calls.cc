@@ -1,0 +1,185 @@
+#include "tests/simulation/kernel_calls.h"
+
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "tests/simulation/process.h"
+#include "tests/simulation/scheduler.h"
+
+using deltawire::simulation::Process;
+using deltawire::simulation::Scheduler;
+using deltawire::simulation::ThisProcess;
+
+namespace deltawire::simulation {
+namespace {
+
+void Step(const char* what) {
+  if (Scheduler* scheduler = Scheduler::current()) scheduler->Point(what);
+}
+
+/// The kernel breaks a lease by force after this long; nobody here may keep one that long.
+constexpr auto kLeaseBreak = std::chrono::seconds(45);
+
+/// An open that a lease holds up waits in virtual time; in the kernel all of us would wait.
+int OpenUnlessLeased(const char* path, int flags, mode_t mode) {
+  Scheduler* scheduler = Scheduler::current();
+  if (scheduler == nullptr || scheduler->fiber() == nullptr) return __real_open(path, flags, mode);
+  const Time start = scheduler->now();
+  while (true) {
+    const int fd = __real_open(path, flags | O_NONBLOCK, mode);
+    if (fd >= 0 && (flags & O_NONBLOCK) == 0) {
+      __real_fcntl(fd, F_SETFL, __real_fcntl(fd, F_GETFL, 0) & ~O_NONBLOCK);
+    }
+    if (fd >= 0 || errno != EWOULDBLOCK || (flags & O_NONBLOCK) != 0) return fd;
+    if (scheduler->now() - start > kLeaseBreak) {
+      scheduler->Fail(std::string("an opener has waited 45 s for the lease of ") + path);
+    }
+    scheduler->Sleep(std::chrono::milliseconds(2));
+  }
+}
+
+}  // namespace
+
+}  // namespace deltawire::simulation
+
+using deltawire::simulation::OpenUnlessLeased;
+using deltawire::simulation::Step;
+
+extern "C" {
+
+int __real_rename(const char* from, const char* to);
+int __real_renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags);
+int __real_link(const char* from, const char* to);
+int __real_linkat(int from_dir, const char* from, int to_dir, const char* to, int flags);
+int __real_unlink(const char* path);
+int __real_mkdir(const char* path, mode_t mode);
+int __real_ftruncate(int fd, off_t bytes);
+int __real_posix_fallocate(int fd, off_t at, off_t bytes);
+int __real_flock(int fd, int operation);
+ssize_t __real_pwrite(int fd, const void* from, size_t bytes, off_t at);
+ssize_t __real_write(int fd, const void* from, size_t bytes);
+ssize_t __real_getrandom(void* to, size_t bytes, unsigned flags);
+
+int __wrap_open(const char* path, int flags, ...) {
+  va_list args;
+  va_start(args, flags);
+  const mode_t mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(args, mode_t) : 0;
+  va_end(args);
+  Step("open");
+  const int fd = OpenUnlessLeased(path, flags, mode);
+  if (Process* process = ThisProcess(); process != nullptr && fd >= 0) process->Opened(fd);
+  return fd;
+}
+
+int __wrap_close(int fd) {
+  Step("close");
+  if (Process* process = ThisProcess()) process->Closed(fd);
+  return __real_close(fd);
+}
+
+void* __wrap_mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+  void* base = __real_mmap(at, bytes, protection, flags, fd, offset);
+  struct stat file;
+  Process* process = ThisProcess();
+  if (process != nullptr && base != MAP_FAILED && fd >= 0 && ::fstat(fd, &file) == 0) {
+    process->Mapped({.base = static_cast<std::byte*>(base),
+                     .bytes = bytes,
+                     .inode = file.st_ino,
+                     .writable = (protection & PROT_WRITE) != 0});
+  }
+  return base;
+}
+
+int __wrap_munmap(void* at, size_t bytes) {
+  if (Process* process = ThisProcess()) process->Unmapped(at);
+  return __real_munmap(at, bytes);
+}
+
+int __wrap_fcntl(int fd, int command, ...) {
+  va_list args;
+  va_start(args, command);
+  void* argument = va_arg(args, void*);
+  va_end(args);
+  if (command == F_SETLEASE) Step("lease");
+  const int result = __real_fcntl(fd, command, argument);
+  Process* process = ThisProcess();
+  if (process != nullptr && result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)) {
+    process->Opened(result);
+  }
+  return result;
+}
+
+int __wrap_rename(const char* from, const char* to) {
+  Step("rename");
+  return __real_rename(from, to);
+}
+
+int __wrap_renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
+  Step("renameat2");
+  return __real_renameat2(from_dir, from, to_dir, to, flags);
+}
+
+int __wrap_link(const char* from, const char* to) {
+  Step("link");
+  return __real_link(from, to);
+}
+
+int __wrap_linkat(int from_dir, const char* from, int to_dir, const char* to, int flags) {
+  Step("linkat");
+  return __real_linkat(from_dir, from, to_dir, to, flags);
+}
+
+int __wrap_unlink(const char* path) {
+  Step("unlink");
+  return __real_unlink(path);
+}
+
+int __wrap_mkdir(const char* path, mode_t mode) {
+  Step("mkdir");
+  return __real_mkdir(path, mode);
+}
+
+int __wrap_ftruncate(int fd, off_t bytes) {
+  Step("ftruncate");
+  return __real_ftruncate(fd, bytes);
+}
+
+int __wrap_posix_fallocate(int fd, off_t at, off_t bytes) {
+  Step("fallocate");
+  return __real_posix_fallocate(fd, at, bytes);
+}
+
+int __wrap_flock(int fd, int operation) {
+  Step("flock");
+  return __real_flock(fd, operation);
+}
+
+ssize_t __wrap_pwrite(int fd, const void* from, size_t bytes, off_t at) {
+  Step("pwrite");
+  return __real_pwrite(fd, from, bytes, at);
+}
+
+ssize_t __wrap_write(int fd, const void* from, size_t bytes) {
+  Step("write");
+  return __real_write(fd, from, bytes);
+}
+
+ssize_t __wrap_getrandom(void* to, size_t bytes, unsigned flags) {
+  Scheduler* scheduler = Scheduler::current();
+  if (scheduler == nullptr) return __real_getrandom(to, bytes, flags);
+  for (size_t done = 0; done < bytes; done += sizeof(uint64_t)) {
+    const uint64_t word = scheduler->random().Next();
+    std::memcpy(static_cast<std::byte*>(to) + done, &word, std::min(sizeof word, bytes - done));
+  }
+  return static_cast<ssize_t>(bytes);
+}
+
+}  // extern "C"

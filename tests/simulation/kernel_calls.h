@@ -1,0 +1,16 @@
+// The kernel's calls behind the linker's --wrap: in a history each is a step, and what it opens is
+// noted for its process. `__real_X` is the C library's X. Threads: one.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/types.h>
+
+#include <cstddef>
+
+extern "C" {
+int __real_open(const char* path, int flags, ...);
+int __real_close(int fd);
+void* __real_mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset);
+int __real_munmap(void* at, size_t bytes);
+int __real_fcntl(int fd, int command, ...);
+}

@@ -1,0 +1,98 @@
+#include "tests/simulation/ledger.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/checksum.h"
+#include "common/layout/root.h"
+#include "kernels/kernels.h"
+
+namespace deltawire::simulation {
+
+Ledger::Ledger(Layout layout, ChunkTable chunks)
+    : layout_(std::move(layout)), chunks_(std::move(chunks)), key_(layout_.fingerprint().lo) {}
+
+void Ledger::Offer(uint64_t version, const Content& content) {
+  Entry& entry = entries_[Xxh3(content)];
+  entry.content = content;
+  entry.versions.push_back(version);
+}
+
+const std::vector<uint64_t>* Ledger::Find(Bytes content) const {
+  const auto it = entries_.find(Xxh3(content));
+  return it == entries_.end() ? nullptr : &it->second.versions;
+}
+
+std::string Ledger::Explain(Bytes content) const {
+  std::string text;
+  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+    const Bytes mine = content.subspan(chunks_[c].offset, chunks_[c].bytes);
+    std::string of;
+    for (const auto& [hash, entry] : entries_) {
+      if (!std::ranges::equal(mine, Bytes(entry.content).subspan(chunks_[c].offset, mine.size()))) {
+        continue;
+      }
+      of += fmt::format(" {}", fmt::join(entry.versions, "/"));
+    }
+    text += fmt::format("  chunk {} (tensor {}): {}\n", c, chunks_[c].tensor,
+                        of.empty() ? "of no version" : "as in version" + of);
+  }
+  return text;
+}
+
+uint64_t Ledger::Root(Bytes content) const {
+  uint64_t root = 0;
+  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+    const Bytes chunk = content.subspan(chunks_[c].offset, chunks_[c].bytes);
+    root += RootTerm(c, kernels::Best().digest(key_, chunk));
+  }
+  return root;
+}
+
+Layout DrawLayout(Random& random) {
+  static constexpr DType kTypes[] = {DType::kBF16, DType::kBF16,   DType::kF32,
+                                     DType::kF16,  DType::kF8E4M3, DType::kI64};
+  std::vector<TensorMeta> tensors;
+  const uint64_t n = random.Between(3, 9);
+  for (uint64_t i = 0; i < n; ++i) {
+    const DType type = kTypes[random.Below(std::size(kTypes))];
+    const uint64_t most = random.Chance(0.3) ? 3 * kChunkBytes : kChunkBytes;
+    uint64_t elements = random.Between(1, most / DTypeBytes(type));
+    if (random.Chance(0.1)) elements = 1;
+    tensors.push_back({fmt::format("t{}", i), type, {elements}});
+  }
+  return *Layout::Create(std::move(tensors));
+}
+
+Content DrawContent(const Layout& layout, Random& random) {
+  Content content(layout.total_bytes());
+  for (std::byte& b : content) b = static_cast<std::byte>(random.Next());
+  return content;
+}
+
+Content Train(const Layout& layout, const Content& before, Random& random) {
+  Content content = before;
+  // Some versions change a lot: their chunks are cheaper whole.
+  const double share = random.Chance(0.2) ? 0.7 : 0.02;
+  for (size_t t = 0; t < layout.size(); ++t) {
+    if (random.Chance(0.3)) continue;
+    const unsigned width = DTypeBytes(layout.tensor(t).dtype);
+    const uint64_t elements = layout.bytes(t) / width;
+    const uint64_t changes = 1 + static_cast<uint64_t>(share * static_cast<double>(elements));
+    for (uint64_t i = 0; i < changes; ++i) {
+      const uint64_t at = layout.offset(t) + random.Below(elements) * width;
+      content[at] = static_cast<std::byte>(std::to_integer<unsigned>(content[at]) +
+                                           (random.Chance(0.5) ? 1u : 255u));
+      if (share > 0.1) content[at + width - 1] = static_cast<std::byte>(random.Next());
+    }
+  }
+  // Never the same bytes under two versions: a test could not tell them apart.
+  for (size_t i = 0; i < 8; ++i) {
+    content[random.Below(content.size())] = static_cast<std::byte>(random.Next());
+  }
+  return content;
+}
+
+}  // namespace deltawire::simulation

@@ -1,0 +1,54 @@
+// What trainers have offered and senders have published: the truth that every copy is held against.
+// Owner: the world. Threads: one. Cost: a whole (tiny) model per version.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/identity.h"
+#include "common/layout/chunks.h"
+#include "common/layout/layout.h"
+#include "kernels/digest_key.h"
+#include "tests/simulation/random.h"
+
+namespace deltawire::simulation {
+
+using Content = std::vector<std::byte>;
+
+class Ledger {
+ public:
+  Ledger(Layout layout, ChunkTable chunks);
+
+  /// A trainer is about to write these bytes as this version.
+  void Offer(uint64_t version, const Content& content);
+  /// Versions that have exactly these bytes; null when nobody ever offered them.
+  const std::vector<uint64_t>* Find(Bytes content) const;
+  /// Which tensors are of which offered versions, for a report.
+  std::string Explain(Bytes content) const;
+  /// The root that a state of these bytes must have.
+  uint64_t Root(Bytes content) const;
+
+  const Layout& layout() const { return layout_; }
+  const ChunkTable& chunks() const { return chunks_; }
+
+ private:
+  struct Entry {
+    Content content;
+    std::vector<uint64_t> versions;
+  };
+  const Layout layout_;
+  const ChunkTable chunks_;
+  const kernels::DigestKey key_;
+  std::map<uint64_t, Entry> entries_;  // by XXH3
+};
+
+/// A few small tensors of several types; one in three has more than one chunk.
+Layout DrawLayout(Random& random);
+Content DrawContent(const Layout& layout, Random& random);
+/// Some elements of some tensors are other ones.
+Content Train(const Layout& layout, const Content& before, Random& random);
+
+}  // namespace deltawire::simulation

@@ -1,0 +1,108 @@
+// What the simulation puts in the place of single functions, behind the linker's --wrap: what would
+// take real time or read the machine, points within the kernels' work, and the planted bugs.
+#include "common/config/options.h"
+#include "common/delta/coder_rates.h"
+#include "common/shm/state_file.h"
+#if __has_include("common/shm/file_lease.h")
+#include "common/shm/file_lease.h"
+#endif
+#include "kernels/kernels.h"
+#include "tests/simulation/planted.h"
+#include "tests/simulation/process.h"
+#include "tests/simulation/scheduler.h"
+
+namespace deltawire {
+
+// Of common/config, whose parsers nobody here needs.
+std::string_view ToString(GpuUse) { return "off"; }
+
+namespace simulation {
+namespace {
+
+Plant g_plant = Plant::kNone;
+ArrivingChunk* g_arriving = nullptr;
+
+const kernels::Backend& RealBackend();
+
+/// Bytes that others see may be found, or the process killed, before and after they change.
+void PointIfShared(const void* at) {
+  const Process* process = ThisProcess();
+  if (process != nullptr && process->Maps(at)) Scheduler::current()->Point("a chunk's bytes");
+}
+
+kernels::DecodeStatus DecodeApply(const kernels::DigestKey& key, kernels::Bytes payload,
+                                  kernels::MutableBytes data, unsigned width,
+                                  uint64_t digest_before, uint64_t* digest_after) {
+  PointIfShared(data.data());
+  const auto status =
+      RealBackend().decode_apply(key, payload, data, width, digest_before, digest_after);
+  PointIfShared(data.data());
+  return status;
+}
+
+uint64_t Digest(const kernels::DigestKey& key, kernels::Bytes data) {
+  if (g_arriving != nullptr) return g_arriving->expected;
+  return RealBackend().digest(key, data);
+}
+
+uint64_t DigestRange(const kernels::DigestKey& key, kernels::Bytes data, size_t offset) {
+  const uint64_t part = RealBackend().digest_range(key, data, offset);
+  if (g_arriving == nullptr) return part;
+  if (offset + data.size() == g_arriving->bytes) return g_arriving->expected - g_arriving->sum;
+  g_arriving->sum += part;
+  return part;
+}
+
+}  // namespace
+
+Plant planted() { return g_plant; }
+
+void SetPlanted(Plant plant) { g_plant = plant; }
+
+void SetArriving(ArrivingChunk* chunk) { g_arriving = chunk; }
+
+}  // namespace simulation
+}  // namespace deltawire
+
+using deltawire::simulation::Plant;
+using deltawire::simulation::planted;
+
+extern "C" {
+
+const deltawire::kernels::Backend& __real__ZN9deltawire7kernels4BestEv();
+
+const deltawire::kernels::Backend& __wrap__ZN9deltawire7kernels4BestEv() {
+  static const deltawire::kernels::Backend backend = [] {
+    deltawire::kernels::Backend b = __real__ZN9deltawire7kernels4BestEv();
+    b.decode_apply = deltawire::simulation::DecodeApply;
+    b.digest = deltawire::simulation::Digest;
+    b.digest_range = deltawire::simulation::DigestRange;
+    return b;
+  }();
+  return backend;
+}
+
+// CoderRates::Calibrate: real work, timed; in virtual time it would say nothing.
+void __wrap__ZN9deltawire10CoderRates9CalibrateERKNS_7kernels7BackendE(
+    deltawire::CoderRates*, const deltawire::kernels::Backend&) {}
+
+#if __has_include("common/shm/file_lease.h")
+// WhoHas: a walk through the machine's /proc, where simulated processes are not.
+std::vector<deltawire::FileHolder> __wrap__ZN9deltawire6WhoHasEi(int) { return {}; }
+#endif
+
+void __real__ZN9deltawire9StateFile11MarkUnknownEjj(deltawire::StateFile*, uint32_t, uint32_t);
+
+void __wrap__ZN9deltawire9StateFile11MarkUnknownEjj(deltawire::StateFile* state, uint32_t slot,
+                                                    uint32_t chunk) {
+  if (planted() == Plant::kForgetUnknown) return;
+  __real__ZN9deltawire9StateFile11MarkUnknownEjj(state, slot, chunk);
+}
+
+}  // extern "C"
+
+namespace deltawire::simulation {
+namespace {
+const kernels::Backend& RealBackend() { return __real__ZN9deltawire7kernels4BestEv(); }
+}  // namespace
+}  // namespace deltawire::simulation

@@ -1,0 +1,145 @@
+// The simulated network: nodes, and connections that carry messages in order with latency and a
+// rate. A connection ends with either process; a partition holds everything back, without a word.
+// Messages of one connection keep their order; those of different ones do not.
+// Owner: the world. Threads: one. Errors: kUnavailable (ended, refused), kDeadlineExceeded.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "tests/simulation/process.h"
+#include "tests/simulation/scheduler.h"
+
+namespace deltawire::simulation {
+
+class Network;
+
+struct Message {
+  std::vector<std::byte> bytes;
+  std::shared_ptr<const void> object;  ///< what is not worth encoding
+};
+
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  enum Side : uint8_t { kClient, kServer };
+
+  /// Waits while too much is on its way.
+  Status Send(Side from, Message message, Time deadline = kForever);
+  StatusOr<Message> Receive(Side at, Time deadline = kForever);
+  /// Ends it; the other side learns of it after what was sent before.
+  void Close(Side from);
+  /// Ends it for both, and what was on its way is lost.
+  void Break();
+  /// This side's process has been told that it has ended.
+  bool Ended(Side at) const;
+
+ private:
+  friend class Network;
+  struct Direction {
+    std::deque<std::pair<Time, Message>> on_the_way;
+    size_t bytes = 0;
+    Time busy_until{0};
+    bool closed = false;
+    Time closed_at{0};
+  };
+  Connection(Network& network, std::string client, std::string server)
+      : network_(network), client_(std::move(client)), server_(std::move(server)) {}
+
+  Network& network_;
+  const std::string client_, server_;
+  Direction to_[2];
+  bool broken_ = false;
+};
+
+/// By which another thread ends a caller's calls. Final.
+struct CallHandle {
+  bool cancelled = false;
+  std::shared_ptr<Connection> connection;
+};
+
+/// A daemon's or a trainer's place, which outlives its processes.
+struct Node {
+  std::string name;
+  std::shared_ptr<Process> process;  ///< null: never started
+  /// By port; runs in a fiber of the process.
+  std::map<std::string, std::function<void(std::shared_ptr<Connection>)>> listeners;
+  bool alive() const { return process != nullptr && process->alive(); }
+};
+
+class Network {
+ public:
+  struct Options {
+    Time shortest = std::chrono::microseconds(50), longest = std::chrono::milliseconds(2);
+    double bytes_per_s = 2e6;
+    size_t window = 8192;
+    double flips = 0;          ///< share of messages' bytes that arrive with a wrong bit
+    double silent_deaths = 0;  ///< share of deaths of which connections are not told
+  };
+  Network(const Options& options, Random random) : options_(options), random_(random) {}
+
+  void Add(Node& node) { nodes_[node.name] = &node; }
+  Node& node(const std::string& name) { return *nodes_.at(name); }
+
+  /// From the process that calls. Waits for as long as a partition lasts, at most `timeout`.
+  StatusOr<std::shared_ptr<Connection>> Connect(const std::string& from, const std::string& to,
+                                                const std::string& port,
+                                                Time timeout = std::chrono::seconds(10),
+                                                CallHandle* handle = nullptr);
+
+  /// Runs `serve` in a fiber of `to`'s process and returns what it returns. `gone` tells it that
+  /// its caller has gone. `serve` must hold values only: its caller may be dead by then.
+  template <typename R>
+  StatusOr<R> Call(const std::string& from, const std::string& to, Time timeout,
+                   std::function<StatusOr<R>(const std::function<bool()>& gone)> serve,
+                   CallHandle* handle = nullptr);
+  void Cancel(CallHandle& handle);
+
+  void Partition(const std::string& a, const std::string& b);
+  void Heal();
+  bool Reachable(const std::string& a, const std::string& b) const;
+  /// Ends connections of `name` (all when empty) by chance.
+  void BreakSome(const std::string& name, double share);
+  /// Its process has died.
+  void NodeDied(const std::string& name);
+  void SetFlips(double share) { options_.flips = share; }
+
+ private:
+  friend class Connection;
+  using Served = std::function<Message(const std::function<bool()>& gone)>;
+  StatusOr<Message> CallAny(const std::string& from, const std::string& to, Time timeout,
+                            Served serve, CallHandle* handle);
+  Time Latency();
+  void Flip(std::vector<std::byte>& bytes);
+
+  Options options_;
+  Random random_;
+  std::map<std::string, Node*> nodes_;
+  std::set<std::pair<std::string, std::string>> partitions_;
+  std::vector<std::weak_ptr<Connection>> connections_;
+  std::vector<std::weak_ptr<Connection>> silent_;  // to a process that died without a word
+};
+
+/// What every node listens with for Call.
+void ServeCall(const std::shared_ptr<Connection>& connection);
+
+template <typename R>
+StatusOr<R> Network::Call(const std::string& from, const std::string& to, Time timeout,
+                          std::function<StatusOr<R>(const std::function<bool()>& gone)> serve,
+                          CallHandle* handle) {
+  const Served any = [serve](const std::function<bool()>& gone) {
+    return Message{.object = std::make_shared<const StatusOr<R>>(serve(gone))};
+  };
+  auto answered = CallAny(from, to, timeout, any, handle);
+  if (!answered.ok()) return answered.status();
+  return *static_cast<const StatusOr<R>*>(answered->object.get());
+}
+
+}  // namespace deltawire::simulation

@@ -1,0 +1,134 @@
+#include "tests/simulation/receiver_node.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/checksum.h"
+#include "common/base/thread_pool.h"
+#include "tests/simulation/bulk.h"
+#include "tests/simulation/kernel_calls.h"
+#include "tests/simulation/planted.h"
+#include "tests/simulation/trainer.h"
+
+namespace deltawire::simulation {
+ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<SenderNode*> senders,
+                           std::string node_name, std::filesystem::path directory,
+                           const ReceiverSettings& settings, Random random)
+    : network_(network),
+      ledger_(ledger),
+      senders_(std::move(senders)),
+      directory_(std::move(directory)),
+      settings_(settings),
+      random_(random) {
+  name = std::move(node_name);
+  network_.Add(*this);
+}
+
+void ReceiverNode::Start() {
+  process = std::make_shared<Process>(name);
+  replica_ = nullptr;
+  stopping_ = false;
+  ++starts_;
+  process->OnDeath([this] {
+    replica_ = nullptr;
+    network_.NodeDied(name);
+  });
+  Scheduler::current()->Spawn("main", process, [this] { Main(); });
+}
+
+void ReceiverNode::Main() {
+  Scheduler& scheduler = *Scheduler::current();
+  receiver::ReplicaOptions options;
+  options.model = kModel;
+  options.directory = directory_;
+  options.streams = settings_.streams;
+  options.staging_bytes = settings_.staging_bytes;
+  options.history_bytes = settings_.history_bytes;
+  options.scrub_bytes_per_s = settings_.scrub_bytes_per_s;
+  options.stream_timeout = std::chrono::seconds(3);
+  options.huge_pages = false;
+  options.seed = random_.Next();
+  options.buffers = settings_.buffers;
+  options.reader_grace = std::chrono::milliseconds(500);
+  options.unsafe_in_place = planted() == Plant::kInPlace;
+  std::vector<std::unique_ptr<receiver::Upstream>> upstreams;
+  for (SenderNode* sender : senders_) {
+    UpstreamOptions upstream = settings_.upstream;
+    upstream.node = name;
+    upstream.receiver_id = name;
+    upstream.peer = fmt::format("{}:{}", name, starts_);
+    upstreams.push_back(NewUpstream(network_, *sender, upstream, random_.Fork()));
+  }
+  ThreadPool pool(2, {{0, 1}});
+  CoderRates rates;
+  auto replica = receiver::Replica::Start(
+      options, std::move(upstreams),
+      [this](net::PullTarget target) { return NewTransport(network_, name, std::move(target)); },
+      pool, rates);
+  if (!replica.ok()) {
+    return scheduler.Fail(name + " does not start: " + std::string(replica.status().message()));
+  }
+  replica_ = replica->get();
+  while (!stopping_) scheduler.Block(this, "a signal");
+  replica_ = nullptr;
+  const Time limit = scheduler.now() + std::chrono::seconds(20);
+  (*replica)->Stop();
+  replica->reset();
+  if (scheduler.now() > limit) scheduler.Fail(name + " took longer than 20 s to stop");
+  process->Kill();
+}
+
+void ReceiverNode::Stop() {
+  stopping_ = true;
+  Scheduler::current()->Wake(this);
+}
+
+void ReceiverNode::SetPaused(bool paused) {
+  if (replica_ == nullptr) return;
+  Scheduler::current()->Spawn("operator", process, [this, paused] {
+    if (replica_ == nullptr) return;
+    (void)replica_->SetPaused(paused, [this] { return stopping_; });
+  });
+}
+
+Bytes ReceiverNode::Data(Bytes file) const {
+  const size_t data = ledger_.layout().total_bytes();
+  return file.size() < data ? Bytes() : file.last(data);
+}
+
+std::optional<Content> ReceiverNode::Named() const {
+  const std::string path = directory_ / "model.safetensors";
+  struct stat file;
+  if (::stat(path.c_str(), &file) != 0) return std::nullopt;
+  // Opening it would break a lease; who has it mapped shows the same bytes.
+  if (alive()) {
+    if (const Process::Mapping* m = process->Find(file.st_ino)) {
+      const Bytes data = Data({m->base, m->bytes});
+      return Content(data.begin(), data.end());
+    }
+  }
+  const int fd = __real_open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return std::nullopt;
+  Content bytes(static_cast<size_t>(file.st_size));
+  const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), 0);
+  __real_close(fd);
+  if (n != static_cast<ssize_t>(bytes.size())) return std::nullopt;
+  const Bytes data = Data(bytes);
+  return Content(data.begin(), data.end());
+}
+
+std::string ReceiverNode::Check() {
+  const auto named = Named();
+  if (!named) return "";
+  const uint64_t hash = Xxh3(*named);
+  if (hash == last_hash_) return "";
+  last_hash_ = hash;
+  ++changes_;
+  if (ledger_.Find(*named) != nullptr) return "";
+  return fmt::format("{}: model.safetensors is no version that was ever offered:\n{}", name,
+                     ledger_.Explain(*named));
+}
+
+}  // namespace deltawire::simulation

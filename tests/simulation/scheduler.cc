@@ -1,0 +1,280 @@
+#include "tests/simulation/scheduler.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/simulation/kernel_calls.h"
+#include "tests/simulation/process.h"
+
+namespace deltawire::simulation {
+namespace {
+
+constexpr size_t kStackBytes = size_t{1} << 20;
+constexpr size_t kGuardBytes = size_t{64} << 10;
+constexpr auto kStep = std::chrono::microseconds(1);
+
+Scheduler* g_current = nullptr;
+
+std::byte* MakeStack() {
+  void* at = __real_mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
+  if (at == MAP_FAILED) std::abort();
+  ::mprotect(at, kGuardBytes, PROT_NONE);
+  return static_cast<std::byte*>(at);
+}
+
+/// What a killed fiber would have destroyed: a killed process destroys nothing.
+void Leak(Fiber& fiber) {
+  if (fiber.body) new std::function<void()>(std::move(fiber.body));
+  fiber.body = nullptr;
+}
+
+/// Stacks outlive histories: making one costs as much as a history's hundred switches.
+std::vector<std::byte*>& StackPool() {
+  static std::vector<std::byte*> pool;
+  return pool;
+}
+
+}  // namespace
+
+Scheduler* Scheduler::current() { return g_current; }
+
+Scheduler::Scheduler(const Options& options) : options_(options), random_(options.seed) {
+  free_stacks_.swap(StackPool());
+  g_current = this;
+}
+
+Scheduler::~Scheduler() {
+  g_current = nullptr;
+  for (const auto& fiber : fibers_) {
+    if (fiber->stack != nullptr) free_stacks_.push_back(fiber->stack);
+    Leak(*fiber);
+  }
+  StackPool().swap(free_stacks_);
+}
+
+std::shared_ptr<Fiber> Scheduler::Spawn(std::string name, std::shared_ptr<Process> process,
+                                        std::function<void()> body) {
+  auto fiber = std::make_shared<Fiber>();
+  fiber->number = next_number_++;
+  fiber->name = std::move(name);
+  fiber->process = std::move(process);
+  fiber->body = std::move(body);
+  if (free_stacks_.empty()) {
+    fiber->stack = MakeStack();
+  } else {
+    fiber->stack = free_stacks_.back();
+    free_stacks_.pop_back();
+  }
+  ::getcontext(&fiber->context);
+  fiber->context.uc_stack.ss_sp = fiber->stack;
+  fiber->context.uc_stack.ss_size = kStackBytes;
+  fiber->context.uc_link = nullptr;
+  ::makecontext(&fiber->context, &Scheduler::Enter, 0);
+  fibers_.push_back(fiber);
+  return fiber;
+}
+
+void Scheduler::Enter() {
+  Scheduler& scheduler = *g_current;
+  scheduler.running_->body();
+  // Its captures go while it is still a fiber: destructors may wait.
+  scheduler.running_->body = nullptr;
+  scheduler.Abandon();
+}
+
+void Scheduler::Abandon() {
+  Fiber& fiber = *running_;
+  fiber.state = Fiber::State::kDone;
+  Wake(&fiber);
+  ::setcontext(&loop_);
+  std::abort();
+}
+
+std::string Scheduler::Run(std::shared_ptr<Process> process, std::function<void()> main) {
+  const auto fiber = Spawn("main", std::move(process), std::move(main));
+  main_ = fiber.get();
+  Loop();
+  return failure_;
+}
+
+void Scheduler::Loop() {
+  while (failure_.empty() && main_->state != Fiber::State::kDone) {
+    Fiber* next = Choose();
+    if (next == nullptr) return;
+    if (steps_ > options_.max_steps) {
+      return Fail(fmt::format("no end after {} steps:\n{}", steps_, Describe()));
+    }
+    next->state = Fiber::State::kRunnable;
+    running_ = next;
+    Mix(next->number);
+    ::swapcontext(&loop_, &next->context);
+    running_ = nullptr;
+    // Those that ended; a killed process's are many at once.
+    for (size_t i = 0; i < fibers_.size();) {
+      if (fibers_[i]->state != Fiber::State::kDone) {
+        ++i;
+        continue;
+      }
+      if (fibers_[i]->stack != nullptr) free_stacks_.push_back(fibers_[i]->stack);
+      fibers_[i]->stack = nullptr;
+      Leak(*fibers_[i]);
+      if (fibers_[i].get() == main_) return;
+      fibers_[i] = std::move(fibers_.back());
+      fibers_.pop_back();
+    }
+  }
+}
+
+Fiber* Scheduler::Choose() {
+  while (true) {
+    ready_.clear();
+    Time first = kForever;
+    for (const auto& fiber : fibers_) {
+      if (fiber->state == Fiber::State::kRunnable) ready_.push_back(fiber.get());
+      if (fiber->state != Fiber::State::kBlocked) continue;
+      if (fiber->deadline <= now_) ready_.push_back(fiber.get());
+      first = std::min(first, fiber->deadline);
+    }
+    if (!ready_.empty()) break;
+    if (first == kForever) {
+      Fail("deadlock: nobody can go on and no timer runs:\n" + Describe());
+      return nullptr;
+    }
+    now_ = first;
+    CheckLockWaits();
+    if (failed()) return nullptr;
+  }
+  // By number, so that the order in which fibers_ is kept decides nothing.
+  std::sort(ready_.begin(), ready_.end(),
+            [](const Fiber* a, const Fiber* b) { return a->number < b->number; });
+  Fiber* chosen = ready_[random_.Below(ready_.size())];
+  chosen->timed_out = chosen->state == Fiber::State::kBlocked;
+  return chosen;
+}
+
+void Scheduler::CheckLockWaits() {
+  for (const auto& fiber : fibers_) {
+    if (fiber->state != Fiber::State::kBlocked || !fiber->lock) continue;
+    if (now_ - fiber->since < options_.longest_lock_wait) continue;
+    return Fail(fmt::format("{} has waited for a mutex since {:.6f} s:\n{}", fiber->name,
+                            std::chrono::duration<double>(fiber->since).count(), Describe()));
+  }
+}
+
+void Scheduler::SwitchToLoop() { ::swapcontext(&running_->context, &loop_); }
+
+void Scheduler::Point(const char* what) {
+  if (running_ == nullptr || observing_) return;
+  ++steps_;
+  now_ += kStep;
+  Mix(now_.count());
+  if (options_.trace) Note(what);
+  if (observer_) {
+    observing_ = true;
+    observer_(what);
+    observing_ = false;
+    if (failed()) Abandon();
+  }
+  if (running_->process->Due()) running_->process->Kill();
+  if (random_.Chance(options_.spurious)) {
+    // The standard allows a condition wait to end at any time.
+    Fiber* fiber = fibers_[random_.Below(fibers_.size())].get();
+    if (fiber->state == Fiber::State::kBlocked && !fiber->lock)
+      fiber->state = Fiber::State::kRunnable;
+  }
+  if (random_.Chance(options_.switches)) Yield();
+}
+
+void Scheduler::Yield() {
+  running_->state = Fiber::State::kRunnable;
+  running_->timed_out = false;
+  SwitchToLoop();
+}
+
+bool Scheduler::Block(const void* key, const char* doing, Time deadline, bool lock) {
+  Fiber& fiber = *running_;
+  if (options_.trace) Note(fmt::format("waits: {}", doing));
+  fiber.state = Fiber::State::kBlocked;
+  fiber.key = key;
+  fiber.doing = doing;
+  fiber.lock = lock;
+  fiber.since = now_;
+  fiber.deadline = deadline;
+  fiber.timed_out = false;
+  ++steps_;
+  SwitchToLoop();
+  fiber.key = nullptr;
+  fiber.deadline = kForever;
+  return !fiber.timed_out;
+}
+
+void Scheduler::Sleep(Time duration) {
+  const Time until = now_ + duration;
+  while (now_ < until) Block(this, "sleep", until);
+}
+
+void Scheduler::Wake(const void* key) {
+  for (const auto& fiber : fibers_) {
+    if (fiber->state == Fiber::State::kBlocked && fiber->key == key) {
+      fiber->state = Fiber::State::kRunnable;
+    }
+  }
+}
+
+void Scheduler::WakeOne(const void* key) {
+  std::vector<Fiber*> waiting;
+  for (const auto& fiber : fibers_) {
+    if (fiber->state == Fiber::State::kBlocked && fiber->key == key) waiting.push_back(fiber.get());
+  }
+  if (waiting.empty()) return;
+  std::sort(waiting.begin(), waiting.end(),
+            [](const Fiber* a, const Fiber* b) { return a->number < b->number; });
+  waiting[random_.Below(waiting.size())]->state = Fiber::State::kRunnable;
+}
+
+void Scheduler::Join(const std::shared_ptr<Fiber>& fiber) {
+  Point("join");
+  while (fiber->state != Fiber::State::kDone) Block(fiber.get(), "join");
+}
+
+void Scheduler::Drop(const Process& process) {
+  for (const auto& fiber : fibers_) {
+    if (fiber->process.get() == &process && fiber.get() != running_) {
+      fiber->state = Fiber::State::kDone;
+    }
+  }
+}
+
+void Scheduler::Fail(std::string why) {
+  if (failure_.empty()) {
+    failure_ =
+        fmt::format("at {:.6f} s, step {}{}: {}", std::chrono::duration<double>(now_).count(),
+                    steps_, running_ == nullptr ? "" : ", " + running_->name, why);
+  }
+  if (running_ != nullptr && !observing_) Abandon();
+}
+
+std::string Scheduler::Describe() const {
+  std::string text;
+  for (const auto& fiber : fibers_) {
+    const bool blocked = fiber->state == Fiber::State::kBlocked;
+    text += fmt::format("  {} / {}: {} since {:.6f} s\n", fiber->process->name(), fiber->name,
+                        blocked ? fiber->doing : "can run",
+                        std::chrono::duration<double>(fiber->since).count());
+  }
+  return text;
+}
+
+void Scheduler::Note(const std::string& text) {
+  if (!options_.trace) return;
+  std::fprintf(stderr, "%12.6f %s/%s: %s\n", std::chrono::duration<double>(now_).count(),
+               running_ == nullptr ? "-" : running_->process->name().c_str(),
+               running_ == nullptr ? "-" : running_->name.c_str(), text.c_str());
+}
+
+}  // namespace deltawire::simulation

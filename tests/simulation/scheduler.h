@@ -1,0 +1,130 @@
+// Fibers on one thread, virtual time, and a seeded choice of who runs next. A step is a call of
+// Point or a wait; time rises by a microsecond a step and jumps when nobody can run.
+// Owner: the runner of one history, which makes it the current one. Threads: one.
+// Errors: the first Fail ends the history; everybody waiting with no timer is one, too.
+// Cost: about 0.5 us a switch, a stack of 1 MiB a fiber (reused).
+#pragma once
+
+#include <ucontext.h>
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/random.h"
+
+namespace deltawire::simulation {
+
+using Time = std::chrono::nanoseconds;  ///< since the history began, or a duration
+inline constexpr Time kForever = Time::max();
+
+class Process;
+class Scheduler;
+
+/// kRunnable <-> kBlocked; either -> kDone, when its body returns or its process is killed.
+struct Fiber {
+  enum class State : uint8_t { kRunnable, kBlocked, kDone };
+  uint64_t number = 0;
+  std::string name;
+  std::shared_ptr<Process> process;
+  std::function<void()> body;
+  ucontext_t context;
+  std::byte* stack = nullptr;
+  State state = State::kRunnable;
+  const void* key = nullptr;  ///< what it waits on
+  const char* doing = "";
+  bool lock = false;  ///< it waits for a mutex
+  Time since{0}, deadline = kForever;
+  bool timed_out = false;
+  std::map<const void*, std::shared_ptr<void>> locals;  ///< as thread_local ones
+};
+
+class Scheduler {
+ public:
+  struct Options {
+    uint64_t seed = 1;
+    double switches = 0.1;  ///< share of points at which another fiber may go on
+    double spurious = 0.0;  ///< share of points at which some condition wait ends for no reason
+    uint64_t max_steps = 20'000'000;
+    Time longest_lock_wait = std::chrono::seconds(5);
+    bool trace = false;
+  };
+
+  explicit Scheduler(const Options& options);
+  ~Scheduler();
+  Scheduler(const Scheduler&) = delete;
+
+  /// Null outside of a history.
+  static Scheduler* current();
+
+  /// Runs `main` as a fiber of `process` until it returns or something fails. Other fibers are left
+  /// where they are, as in a machine that is switched off. Returns the failure, or "".
+  std::string Run(std::shared_ptr<Process> process, std::function<void()> main);
+
+  std::shared_ptr<Fiber> Spawn(std::string name, std::shared_ptr<Process> process,
+                               std::function<void()> body);
+  /// A step: the process may be killed here, or another fiber go on.
+  void Point(const char* what);
+  void Yield();
+  /// Waits until Wake(key), false when the deadline came first.
+  bool Block(const void* key, const char* doing, Time deadline = kForever, bool lock = false);
+  void Sleep(Time duration);
+  void Wake(const void* key);
+  void WakeOne(const void* key);
+  void Join(const std::shared_ptr<Fiber>& fiber);
+  /// The fibers of a killed process never run again.
+  void Drop(const Process& process);
+  /// Ends the calling fiber without unwinding it.
+  [[noreturn]] void Abandon();
+  /// Ends the history. From a fiber it does not return.
+  void Fail(std::string why);
+
+  Time now() const { return now_; }
+  /// What reading a clock costs.
+  Time Tick() { return now_ += std::chrono::nanoseconds(100); }
+  uint64_t steps() const { return steps_; }
+  /// Of all that happened; equal seeds have equal ones.
+  uint64_t trace_hash() const { return hash_; }
+  Random& random() { return random_; }
+  Fiber* fiber() const { return running_; }
+  Process* process() const { return running_ == nullptr ? nullptr : running_->process.get(); }
+  bool failed() const { return !failure_.empty(); }
+  bool trace() const { return options_.trace; }
+  /// Who waits for what, a line each.
+  std::string Describe() const;
+  void Note(const std::string& text);
+  /// Called at every point, before the process may be killed. It must not wait.
+  void SetObserver(std::function<void(const char* what)> observer) {
+    observer_ = std::move(observer);
+  }
+
+ private:
+  static void Enter();
+  void Loop();
+  Fiber* Choose();
+  void SwitchToLoop();
+  void Mix(uint64_t value) { hash_ = (hash_ ^ value) * 0x100000001b3; }
+  void CheckLockWaits();
+
+  const Options options_;
+  Random random_;
+  Time now_{0};
+  uint64_t steps_ = 0;
+  uint64_t hash_ = 0xcbf29ce484222325;
+  uint64_t next_number_ = 1;
+  std::vector<std::shared_ptr<Fiber>> fibers_;
+  std::vector<Fiber*> ready_;  // Choose's
+  Fiber* running_ = nullptr;
+  Fiber* main_ = nullptr;
+  ucontext_t loop_;
+  std::vector<std::byte*> free_stacks_;
+  std::string failure_;
+  std::function<void(const char*)> observer_;
+  bool observing_ = false;
+};
+
+}  // namespace deltawire::simulation

@@ -1,0 +1,216 @@
+// Runs histories: all of a range of seeds, for so many seconds, or one again with its trace.
+// simulation_test [--seed N [--trace]] [--seeds FIRST:COUNT] [--seconds S] [--plant NAME]
+// Batches run in children, since what killed processes had allocated stays. Exit 1: one failed.
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/simulation/history.h"
+
+namespace deltawire::simulation {
+namespace {
+
+constexpr uint64_t kBatch = 50;
+constexpr unsigned kHungSeconds = 60;  ///< real ones, of one history
+
+struct Arguments {
+  uint64_t first = 1;
+  uint64_t count = 0;  ///< 0: as many as there is time for
+  double seconds = 0;
+  bool one = false;
+  bool trace = false;
+  bool readers = true;
+  bool zombies = true;
+  Plant plant = Plant::kNone;
+};
+
+struct Totals {
+  uint64_t histories = 0, failed = 0, steps = 0, publishes = 0, commits = 0, passes = 0;
+  double virtual_seconds = 0;
+  uint64_t first_failed = 0;
+};
+
+std::string Directory() { return fmt::format("/dev/shm/deltawire-simulation-{}", ::getpid()); }
+
+/// In a child: each seed's result as one line to `out`.
+void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int out) {
+  for (uint64_t seed = first; seed < first + count; ++seed) {
+    ::alarm(kHungSeconds);
+    ::dprintf(out, "begin %llu\n", static_cast<unsigned long long>(seed));
+    const HistoryResult r = RunHistory({.seed = seed,
+                                        .plant = arguments.plant,
+                                        .trace = arguments.trace,
+                                        .readers = arguments.readers,
+                                        .zombies = arguments.zombies,
+                                        .directory = Directory()});
+    if (!r.failure.empty()) {
+      std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed),
+                   r.failure.c_str());
+    }
+    const std::string line =
+        fmt::format("end {} {} {} {} {} {} {}\n", seed, r.failure.empty() ? 0 : 1, r.steps,
+                    r.publishes, r.commits, r.passes, r.virtual_seconds);
+    ::dprintf(out, "%s", line.c_str());
+    if (!r.failure.empty()) break;
+  }
+}
+
+/// Seeds of the batch that were run; a child that dies has failed the one that it was at.
+uint64_t RunChild(const Arguments& arguments, uint64_t first, uint64_t count, Totals& totals) {
+  int ends[2];
+  if (::pipe(ends) != 0) return 0;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::close(ends[0]);
+    RunBatch(arguments, first, count, ends[1]);
+    ::_exit(0);
+  }
+  ::close(ends[1]);
+  std::string text;
+  char piece[4096];
+  for (ssize_t n = 0; (n = ::read(ends[0], piece, sizeof piece)) > 0;) {
+    text.append(piece, static_cast<size_t>(n));
+  }
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  uint64_t begun = 0, ended = 0;
+  for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
+    unsigned long long seed = 0, failed = 0, steps = 0, publishes = 0, commits = 0, passes = 0;
+    double seconds = 0;
+    if (std::sscanf(&text[at], "begin %llu", &seed) == 1) ++begun;
+    if (std::sscanf(&text[at], "end %llu %llu %llu %llu %llu %llu %lf", &seed, &failed, &steps,
+                    &publishes, &commits, &passes, &seconds) != 7) {
+      continue;
+    }
+    ++ended;
+    totals.steps += steps;
+    totals.publishes += publishes;
+    totals.commits += commits;
+    totals.passes += passes;
+    totals.virtual_seconds += seconds;
+    if (failed == 0) continue;
+    ++totals.failed;
+    if (totals.first_failed == 0) totals.first_failed = seed;
+  }
+  if (begun > ended) {
+    ++totals.failed;
+    const uint64_t seed = first + begun - 1;
+    std::fprintf(stderr, "seed %llu: the program died (status %d)\n",
+                 static_cast<unsigned long long>(seed), status);
+    if (totals.first_failed == 0) totals.first_failed = seed;
+  }
+  totals.histories += begun;
+  return begun;
+}
+
+int RunAll(const Arguments& arguments) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  Totals totals;
+  uint64_t next = arguments.first;
+  const uint64_t last = arguments.count == 0 ? ~uint64_t{0} : arguments.first + arguments.count - 1;
+  while (next <= last) {
+    if (arguments.seconds > 0 && seconds() > arguments.seconds) break;
+    const uint64_t count = std::min(kBatch, last - next + 1);
+    const uint64_t run = RunChild(arguments, next, count, totals);
+    next += run == 0 ? count : run;
+    if (totals.failed > 0) break;
+  }
+  fmt::print(
+      "{} histories from seed {} in {:.1f} s: {:.0f} a minute; {} steps, {:.0f} virtual seconds, "
+      "{} publishes, {} commits, {} readers' passes; plant: {}; failed: {}\n",
+      totals.histories, arguments.first, seconds(),
+      60.0 * static_cast<double>(totals.histories) / seconds(), totals.steps,
+      totals.virtual_seconds, totals.publishes, totals.commits, totals.passes,
+      ToString(arguments.plant), totals.failed);
+  if (totals.failed > 0) {
+    fmt::print("replay: simulation_test --seed {}{}{} --trace\n", totals.first_failed,
+               arguments.plant == Plant::kNone ? "" : " --plant ",
+               arguments.plant == Plant::kNone ? "" : ToString(arguments.plant));
+  }
+  // With a planted bug it is the other way round.
+  return (totals.failed > 0) == (arguments.plant == Plant::kNone) ? 1 : 0;
+}
+
+int RunOne(const Arguments& arguments) {
+  if (arguments.trace) spdlog::set_level(spdlog::level::debug);
+  const HistoryResult r = RunHistory({.seed = arguments.first,
+                                      .plant = arguments.plant,
+                                      .trace = arguments.trace,
+                                      .readers = arguments.readers,
+                                      .zombies = arguments.zombies,
+                                      .directory = Directory()});
+  fmt::print(
+      "seed {}: hash {:016x}, {} steps, {:.3f} virtual seconds, {} publishes, {} commits, "
+      "{} passes\n{}\n",
+      arguments.first, r.hash, r.steps, r.virtual_seconds, r.publishes, r.commits, r.passes,
+      r.failure.empty() ? "all well" : r.failure);
+  return r.failure.empty() ? 0 : 1;
+}
+
+bool Parse(int argc, char** argv, Arguments& out) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--trace") {
+      out.trace = true;
+      continue;
+    }
+    if (name == "--no-zombies") {
+      out.zombies = false;
+      continue;
+    }
+    if (name == "--no-readers") {
+      out.readers = false;
+      continue;
+    }
+    if (i + 1 == argc) return false;
+    const std::string value = argv[++i];
+    if (name == "--seed") {
+      out.one = true;
+      out.first = std::stoull(value);
+    } else if (name == "--seeds") {
+      const size_t colon = value.find(':');
+      if (colon == std::string::npos) return false;
+      out.first = std::stoull(value.substr(0, colon));
+      out.count = std::stoull(value.substr(colon + 1));
+    } else if (name == "--seconds") {
+      out.seconds = std::stod(value);
+    } else if (name == "--plant") {
+      for (const Plant p : kPlants) {
+        if (value == ToString(p)) out.plant = p;
+      }
+      if (out.plant == Plant::kNone) return false;
+    } else {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+}  // namespace deltawire::simulation
+
+int main(int argc, char** argv) {
+  using namespace deltawire::simulation;
+  spdlog::set_level(spdlog::level::off);
+  Arguments arguments;
+  if (!Parse(argc, argv, arguments)) {
+    std::fprintf(stderr,
+                 "simulation_test [--seed N [--trace]] [--seeds FIRST:COUNT] [--seconds S] "
+                 "[--no-readers] [--no-zombies] "
+                 "[--plant skip-digest|numbers-only|in-place|forget-unknown|drop-attempt]\n");
+    return 2;
+  }
+  if (!arguments.one && arguments.count == 0 && arguments.seconds == 0) arguments.seconds = 60;
+  return arguments.one ? RunOne(arguments) : RunAll(arguments);
+}

@@ -1,0 +1,236 @@
+#include "tests/simulation/trainer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace deltawire::simulation {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+Scheduler& Now() { return *Scheduler::current(); }
+
+}  // namespace
+
+/// One try at a version, with processes of its own; outlives it where a rank has stopped.
+struct Trainer::Attempt {
+  uint64_t version = 0;
+  uint64_t token = 0;
+  Content content;
+  std::string publisher;
+  struct Rank {
+    bool done = false;
+    Status status = absl::UnavailableError("its process died");
+    std::shared_ptr<Process> process;
+  };
+  std::vector<Rank> ranks;
+  Random random{0};
+};
+
+Trainer::Trainer(Network& network, Ledger& ledger, std::vector<SenderNode*> agents,
+                 std::vector<std::vector<ChunkRange>> owned, const Options& options, Random random)
+    : network_(network),
+      ledger_(ledger),
+      agents_(std::move(agents)),
+      owned_(std::move(owned)),
+      options_(options),
+      random_(random) {}
+
+void Trainer::Calm() {
+  options_.deaths = options_.stops = options_.resumes = options_.rollbacks = 0;
+}
+
+void Trainer::Register(size_t agent) {
+  const auto registered = agents_[agent]->Ask<bool>(
+      "trainer", seconds(10),
+      [meta = ledger_.layout().tensors(), owned = owned_[agent]](
+          sender::Agent& a, const std::function<bool()>&) -> StatusOr<bool> {
+        return a.Register(kModel, meta, owned, {}, true).ok();
+      });
+  if (!registered.ok()) Now().Note("register: " + std::string(registered.status().message()));
+}
+
+bool Trainer::Step() {
+  if (!history_.empty() && random_.Chance(options_.rollbacks)) return RollBack();
+  Content base = published_;
+  if (history_.size() > 1 && random_.Chance(options_.resumes)) {
+    // As a job that starts again from a checkpoint: the same numbers, other bytes.
+    const size_t back = random_.Below(std::min<size_t>(history_.size(), 3));
+    const auto& [version, content] = history_[history_.size() - 1 - back];
+    base = content;
+    version_ = version;
+  }
+  const Content next = base.empty() ? DrawContent(ledger_.layout(), random_)
+                                    : Train(ledger_.layout(), base, random_);
+  ++version_;
+  ledger_.Offer(version_, next);
+  if (!Offload(version_, next)) return false;
+  published_ = next;
+  published_version_ = version_;
+  history_.emplace_back(version_, next);
+  if (history_.size() > 6) history_.erase(history_.begin());
+  ++publishes_;
+  return true;
+}
+
+bool Trainer::Offload(uint64_t version, const Content& content) {
+  const auto attempt = std::make_shared<Attempt>();
+  attempt->version = version;
+  attempt->token = random_.Next() | 1;
+  attempt->content = content;
+  attempt->publisher = fmt::format("trainer {}", ++processes_);
+  attempt->random = random_.Fork();
+  attempt->ranks.resize(agents_.size() * options_.ranks);
+  for (size_t a = 0; a < agents_.size(); ++a) {
+    for (uint32_t r = 0; r < options_.ranks; ++r) RunRank(attempt, a, r);
+  }
+  // A rank that has stopped is given up; its process is left as it is.
+  const Time limit = Now().now() + seconds(3);
+  const auto all = [&](auto is) { return std::ranges::all_of(attempt->ranks, is); };
+  while (!all([](const auto& r) { return r.done || !r.process->alive(); })) {
+    if (Now().now() >= limit) break;
+    Now().Block(attempt.get(), "the ranks", std::min(limit, Now().now() + milliseconds(20)));
+  }
+  if (all([](const auto& r) { return r.done && r.status.ok(); })) return true;
+  for (size_t i = 0; i < attempt->ranks.size(); ++i) {
+    const Attempt::Rank& rank = attempt->ranks[i];
+    if (Now().trace())
+      Now().Note(fmt::format("rank {}: {}", i, std::string(rank.status.message())));
+    if (rank.done && absl::IsNotFound(rank.status)) {
+      Register(i / options_.ranks);
+      // The job, too, begins anew: its numbers come again, with other bytes.
+      if (agents_.size() == 1 && random_.Chance(0.7)) version_ = 0;
+    }
+  }
+  return false;
+}
+
+void Trainer::RunRank(const std::shared_ptr<Attempt>& attempt, size_t agent, uint32_t rank) {
+  const size_t index = agent * options_.ranks + rank;
+  const std::string self = fmt::format("rank {}.{} of try {}", agent, rank, processes_);
+  auto process = std::make_shared<Process>(self);
+  attempt->ranks[index].process = process;
+  process->OnDeath([this, self, attempt] {
+    network_.NodeDied(self);
+    Now().Wake(attempt.get());
+  });
+  if (random_.Chance(options_.deaths)) process->KillAfter(random_.Between(1, 150));
+  Now().Spawn("rank", process, [this, attempt, agent, rank, self, index] {
+    const Status status = OffloadRank(*attempt, agent, rank, self);
+    attempt->ranks[index].status = status;
+    attempt->ranks[index].done = true;
+    Now().Wake(attempt.get());
+    attempt->ranks[index].process->Kill();
+  });
+}
+
+Status Trainer::OffloadRank(Attempt& attempt, size_t agent, uint32_t rank,
+                            const std::string& self) {
+  SenderNode& node = *agents_[agent];
+  sender::OffloadRequest request;
+  request.version = attempt.version;
+  request.rank = rank;
+  request.world = options_.ranks;
+  request.attempt = attempt.token;
+  request.publisher = attempt.publisher;
+  using Gone = std::function<bool()>;
+  DW_ASSIGN_OR_RETURN(
+      const sender::OffloadGrant grant,
+      node.Ask<sender::OffloadGrant>(
+          self, seconds(10),
+          [request](sender::Agent& a, const Gone& gone) -> StatusOr<sender::OffloadGrant> {
+            DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
+            return model->BeginOffload(request, gone);
+          }));
+  // Held open until it is ready: how the agent learns that this process has died.
+  Now().Spawn("attend", Now().fiber()->process, [&node, self, grant, rank] {
+    (void)node.Ask<bool>(self, kForever,
+                         [grant, rank](sender::Agent& a, const Gone& gone) -> StatusOr<bool> {
+                           DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
+                           DW_RETURN_IF_ERROR(model->Attend(grant.lease, rank));
+                           DW_RETURN_IF_ERROR(model->AwaitReady(grant.lease, rank, gone));
+                           return true;
+                         });
+  });
+  DW_RETURN_IF_ERROR(WriteShare(attempt, agent, rank, grant));
+  sender::ReadyNotice ready;
+  ready.version = attempt.version;
+  ready.rank = rank;
+  ready.world = options_.ranks;
+  ready.lease = grant.lease;
+  ready.wrote_all = true;
+  DW_RETURN_IF_ERROR(node.Ask<bool>(self, seconds(10),
+                                    [ready](sender::Agent& a, const Gone&) -> StatusOr<bool> {
+                                      DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
+                                      return model->NotifyReady(ready);
+                                    })
+                         .status());
+  return node
+      .Ask<bool>(
+          self, seconds(10),
+          [ready](sender::Agent& a, const Gone& gone) -> StatusOr<bool> {
+            DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
+            DW_RETURN_IF_ERROR(model->WaitPublished(ready.version, ready.lease, gone).status());
+            return true;
+          })
+      .status();
+}
+
+Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank,
+                           const sender::OffloadGrant& grant) {
+  const int fd = ::open(grant.half_path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return ErrnoError("open " + grant.half_path.string());
+  struct stat file;
+  if (::fstat(fd, &file) != 0) return ErrnoError("stat");
+  void* base =
+      ::mmap(nullptr, static_cast<size_t>(file.st_size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ::close(fd);
+  if (base == MAP_FAILED) return ErrnoError("map");
+  std::byte* data = static_cast<std::byte*>(base) + grant.data_offset;
+  const ChunkTable& chunks = ledger_.chunks();
+  const Coverage owned = *Coverage::Create(owned_[agent], chunks.size());
+  const bool stops = attempt.random.Chance(options_.stops);
+  const uint64_t stop_at = attempt.random.Below(chunks.size());
+  for (uint32_t c = 0; c < chunks.size(); ++c) {
+    if (stops && c == stop_at) Now().Sleep(milliseconds(attempt.random.Between(100, 6000)));
+    if (!owned.contains(c)) continue;
+    // Each rank has a share of every chunk.
+    const uint64_t bytes = chunks[c].bytes;
+    const uint64_t first = bytes * rank / options_.ranks;
+    const uint64_t last = bytes * (rank + 1) / options_.ranks;
+    std::memcpy(data + chunks[c].offset + first, attempt.content.data() + chunks[c].offset + first,
+                last - first);
+    Now().Point("write");
+  }
+  ::munmap(base, static_cast<size_t>(file.st_size));
+  return absl::OkStatus();
+}
+
+bool Trainer::RollBack() {
+  const auto [version, content] = history_[random_.Below(history_.size())];
+  bool all = true;
+  for (SenderNode* agent : agents_) {
+    const auto done = agent->Ask<bool>(
+        "trainer", seconds(10),
+        [version = version](sender::Agent& a, const std::function<bool()>&) -> StatusOr<bool> {
+          DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
+          DW_RETURN_IF_ERROR(model->Rollback(version).status());
+          return true;
+        });
+    if (!done.ok()) Now().Note("rollback: " + std::string(done.status().message()));
+    all = all && done.ok();
+  }
+  if (!all) return false;
+  published_ = content;
+  published_version_ = version_ = version;
+  return true;
+}
+
+}  // namespace deltawire::simulation

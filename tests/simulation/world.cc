@@ -1,0 +1,326 @@
+#include "tests/simulation/world.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tests/simulation/planted.h"
+
+namespace deltawire::simulation {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+/// In calm every sender takes a version within this, and every receiver has it in as much again.
+constexpr auto kBound = seconds(30);
+
+Ledger DrawLedger(Random& random) {
+  Layout layout = DrawLayout(random);
+  ChunkTable chunks = *ChunkTable::Create(layout);
+  return {std::move(layout), std::move(chunks)};
+}
+
+Network::Options DrawNetwork(Random& random) {
+  Network::Options o;
+  if (random.Chance(0.3)) o.longest = milliseconds(20);
+  o.bytes_per_s = random.Chance(0.3) ? 5e4 : 5e6;
+  if (random.Chance(0.3)) o.flips = 0.01;
+  if (random.Chance(0.3)) o.silent_deaths = 0.5;
+  return o;
+}
+
+}  // namespace
+
+World::World(const HistoryOptions& options, Random random)
+    : options_(options),
+      random_(random),
+      scheduler_(*Scheduler::current()),
+      network_(DrawNetwork(random_), random_.Fork()),
+      ledger_(DrawLedger(random_)) {
+  DrawSenders();
+  DrawReceivers();
+}
+
+World::~World() = default;
+
+void World::DrawSenders() {
+  const uint32_t chunks = ledger_.chunks().size();
+  const size_t agents = chunks >= 2 && random_.Chance(0.35) ? 2 : 1;
+  if (agents == 1) {
+    owned_ = {{}};
+  } else {
+    const auto cut = static_cast<uint32_t>(random_.Between(1, chunks - 1));
+    owned_ = {{{0, cut}}, {{cut, chunks}}};
+  }
+  std::vector<SenderNode*> nodes;
+  for (size_t a = 0; a < agents; ++a) {
+    const std::string name = fmt::format("sender{}", a);
+    const std::filesystem::path dir = std::filesystem::path(options_.directory) / name;
+    std::filesystem::create_directories(dir);
+    SenderOptions o;
+    o.data_dir = dir.string();
+    o.codec = random_.Chance(0.7) ? CodecPolicy::kFast : CodecPolicy::kTight;
+    o.history = static_cast<uint32_t>(random_.Below(5));
+    o.scrub_bytes_per_s = random_.Chance(0.3) ? 20'000 : 0;
+    o.grace = milliseconds(random_.Between(1, 100));
+    o.offload_timeout = milliseconds(random_.Between(500, 3000));
+    o.stream_timeout = seconds(3);
+    o.delta_log_bytes = random_.Chance(0.3) ? 2000 : 1 << 20;
+    o.huge_pages = false;
+    senders_.push_back(std::make_unique<SenderNode>(network_, name, dir, o));
+    nodes.push_back(senders_.back().get());
+  }
+  Trainer::Options t;
+  t.ranks = static_cast<uint32_t>(random_.Between(1, 2));
+  t.deaths = random_.Chance(0.4) ? 0.1 : 0;
+  t.stops = random_.Chance(0.3) && options_.zombies ? 0.1 : 0;
+  t.resumes = random_.Chance(0.4) ? 0.2 : 0;
+  t.rollbacks = agents == 1 && random_.Chance(0.4) ? 0.15 : 0;
+  trainer_ = std::make_unique<Trainer>(network_, ledger_, nodes, owned_, t, random_.Fork());
+}
+
+void World::DrawReceivers() {
+  std::vector<SenderNode*> senders;
+  for (const auto& s : senders_) senders.push_back(s.get());
+  const size_t n = random_.Chance(0.7) ? 1 : 2;
+  for (size_t i = 0; i < n; ++i) {
+    ReceiverSettings s;
+    s.buffers = static_cast<uint32_t>(random_.Between(1, 2));
+    s.streams = static_cast<uint32_t>(random_.Between(1, 3));
+    s.staging_bytes = random_.Chance(0.2) ? 300 : 1 << 20;
+    s.history_bytes = random_.Chance(0.5) ? 1 << 20 : 0;
+    s.scrub_bytes_per_s = random_.Chance(0.2) ? 20'000 : 0;
+    s.upstream.lost_events = random_.Chance(0.2) ? 0.05 : 0;
+    s.upstream.drop_attempts = options_.plant == Plant::kDropAttempt;
+    s.upstream.numbers_only = options_.plant == Plant::kNumbersOnly;
+    const std::string name = fmt::format("receiver{}", i);
+    const std::filesystem::path dir = std::filesystem::path(options_.directory) / name;
+    std::filesystem::create_directories(dir);
+    receivers_.push_back(
+        std::make_unique<ReceiverNode>(network_, ledger_, senders, name, dir, s, random_.Fork()));
+    const size_t readers = options_.readers ? random_.Below(3) : 0;
+    for (size_t r = 0; r < readers; ++r) {
+      readers_.push_back(std::make_unique<Reader>(*receivers_.back(), ledger_, random_.Fork(), r));
+    }
+  }
+}
+
+void World::Observe(const char* what) {
+  // A file's bytes change between these points only through code that runs between them, too.
+  const std::string_view at = what;
+  const bool file_call = at.starts_with("rename") || at.starts_with("link") || at == "lease";
+  if (!file_call && ++observed_ % 16 != 0) return;
+  for (const auto& receiver : receivers_) {
+    const std::string wrong = receiver->Check();
+    if (!wrong.empty()) return scheduler_.Fail(wrong);
+  }
+}
+
+void World::Run() {
+  scheduler_.SetObserver([this](const char* what) { Observe(what); });
+  kills_ = random_.Chance(0.6) ? 0.1 : 0;
+  for (const auto& sender : senders_) sender->Start();
+  for (const auto& receiver : receivers_) receiver->Start();
+  for (const auto& reader : readers_) reader->Start();
+  scheduler_.Spawn("trainer", scheduler_.fiber()->process, [this] {
+    while (!calm_) {
+      trainer_->Step();
+      scheduler_.Sleep(milliseconds(random_.Between(1, 200)));
+    }
+  });
+  Trouble();
+  Calm();
+  SwitchOff();
+}
+
+void World::Trouble() {
+  const Time end = scheduler_.now() + seconds(random_.Between(2, 8));
+  while (scheduler_.now() < end) {
+    scheduler_.Sleep(milliseconds(random_.Between(1, 200)));
+    SenderNode& sender = *senders_[random_.Below(senders_.size())];
+    if (!sender.alive()) {
+      if (random_.Chance(0.25)) sender.Wipe();
+      if (random_.Chance(0.5)) sender.Start();
+    } else if (random_.Chance(kills_)) {
+      switch (random_.Below(3)) {
+        case 0:
+          sender.process->Kill();
+          break;
+        case 1:
+          sender.process->KillAfter(random_.Between(1, 2000));
+          break;
+        default:
+          sender.Stop();
+      }
+    }
+    for (const auto& receiver : receivers_) TroubleReceiver(*receiver);
+    for (const auto& reader : readers_) TroubleReader(*reader);
+    if (random_.Chance(0.02)) network_.BreakSome("", 0.3);
+    if (random_.Chance(0.02)) {
+      network_.Partition(sender.name, receivers_[random_.Below(receivers_.size())]->name);
+    }
+    if (random_.Chance(0.05)) network_.Heal();
+  }
+}
+
+void World::TroubleReceiver(ReceiverNode& receiver) {
+  if (!receiver.alive()) {
+    if (random_.Chance(0.5)) receiver.Start();
+    return;
+  }
+  if (random_.Chance(0.03)) receiver.SetPaused(random_.Chance(0.5));
+  if (!random_.Chance(kills_)) return;
+  switch (random_.Below(4)) {
+    case 0:
+      return receiver.process->Kill();
+    case 1:
+      return receiver.Stop();
+    default:
+      return receiver.process->KillAfter(random_.Between(1, 3000));
+  }
+}
+
+void World::TroubleReader(Reader& reader) {
+  if (!reader.alive()) return reader.Start();
+  if (random_.Chance(0.05)) reader.process().Kill();
+}
+
+void World::Calm() {
+  calm_ = true;
+  trainer_->Calm();
+  network_.Heal();
+  network_.SetFlips(0);
+  for (const auto& sender : senders_) {
+    if (sender->alive()) sender->process->KillAfter(0);
+  }
+  for (const auto& receiver : receivers_) {
+    if (receiver->alive()) receiver->process->KillAfter(0);
+  }
+  scheduler_.Sleep(seconds(4));  // those that are stopping have ended by then
+  for (const auto& sender : senders_) {
+    if (!sender->alive()) sender->Start();
+  }
+  for (const auto& receiver : receivers_) {
+    if (!receiver->alive()) receiver->Start();
+  }
+  const Time limit = scheduler_.now() + kBound;
+  while (!trainer_->Step()) {
+    if (scheduler_.now() > limit) {
+      return scheduler_.Fail("nothing can be published after the faults have ended:\n" +
+                             scheduler_.Describe());
+    }
+    scheduler_.Sleep(milliseconds(100));
+  }
+  CheckPublished();
+  AwaitReceivers();
+}
+
+void World::AwaitReceivers() {
+  const Time limit = scheduler_.now() + kBound;
+  for (const auto& receiver : receivers_) {
+    receiver->SetPaused(false);
+    while (true) {
+      const auto named = receiver->Named();
+      if (named && *named == trainer_->published()) break;
+      if (scheduler_.now() > limit) {
+        const std::string phase = receiver->replica() == nullptr
+                                      ? "it is not running"
+                                      : receiver->replica()->status().phase + ", " +
+                                            receiver->replica()->status().message;
+        return scheduler_.Fail(fmt::format(
+            "{} (buffers {}) has not come to version {} after the faults have ended: "
+            "{}\n{}{}",
+            receiver->name, receiver->settings().buffers, trainer_->published_version(), phase,
+            named ? ledger_.Explain(*named) : "  no file has the name\n", scheduler_.Describe()));
+      }
+      scheduler_.Sleep(milliseconds(50));
+    }
+  }
+}
+
+void World::CheckPublished() {
+  for (size_t a = 0; a < senders_.size(); ++a) {
+    const auto model = senders_[a]->agent()->Find(kModel);
+    if (!model.ok()) return scheduler_.Fail("the model has gone");
+    const auto state = (*model)->published();
+    const Bytes half = (*model)->half(state->half);
+    const Coverage owned = *Coverage::Create(owned_[a], ledger_.chunks().size());
+    for (uint32_t c = 0; c < ledger_.chunks().size(); ++c) {
+      if (!owned.contains(c)) continue;
+      const Chunk& chunk = ledger_.chunks()[c];
+      if (!std::ranges::equal(half.subspan(chunk.offset, chunk.bytes),
+                              Bytes(trainer_->published()).subspan(chunk.offset, chunk.bytes))) {
+        return scheduler_.Fail(
+            fmt::format("sender {} published chunk {} with other bytes than were written", a, c));
+      }
+    }
+  }
+}
+
+void World::SwitchOff() {
+  for (const auto& sender : senders_) {
+    if (sender->alive()) sender->process->Kill();
+  }
+  for (const auto& receiver : receivers_) {
+    result_.commits += receiver->changes();
+    if (receiver->alive()) receiver->process->Kill();
+  }
+  for (const auto& reader : readers_) {
+    result_.passes += reader->passes();
+    if (reader->alive()) reader->process().Kill();
+  }
+  result_.publishes = trainer_->publishes();
+}
+
+HistoryResult RunHistory(const HistoryOptions& options) {
+  std::error_code ignored;
+  std::filesystem::remove_all(options.directory, ignored);
+  std::filesystem::create_directories(options.directory);
+  Random random(options.seed * 0x9e3779b97f4a7c15 + 1);
+  Scheduler::Options schedule;
+  schedule.seed = random.Next();
+  const double pace[] = {0.01, 0.1, 0.5};
+  schedule.switches = pace[random.Below(3)];
+  schedule.spurious = random.Chance(0.3) ? 0.01 : 0;
+  schedule.trace = options.trace;
+  SetPlanted(options.plant);
+  HistoryResult result;
+  Scheduler scheduler(schedule);
+  // Never destroyed: what killed processes hold points into it.
+  World* world = nullptr;
+  result.failure = scheduler.Run(std::make_shared<Process>("world"), [&] {
+    world = new World(options, random.Fork());
+    world->Run();
+  });
+  if (world != nullptr) {
+    const std::string failure = result.failure;
+    result = world->result();
+    result.failure = failure;
+  }
+  result.hash = scheduler.trace_hash();
+  result.steps = scheduler.steps();
+  result.virtual_seconds = std::chrono::duration<double>(scheduler.now()).count();
+  std::filesystem::remove_all(options.directory, ignored);
+  return result;
+}
+
+std::string_view ToString(Plant plant) {
+  switch (plant) {
+    case Plant::kNone:
+      return "none";
+    case Plant::kSkipDigest:
+      return "skip-digest";
+    case Plant::kNumbersOnly:
+      return "numbers-only";
+    case Plant::kInPlace:
+      return "in-place";
+    case Plant::kForgetUnknown:
+      return "forget-unknown";
+    case Plant::kDropAttempt:
+      return "drop-attempt";
+  }
+  return "?";
+}
+
+}  // namespace deltawire::simulation

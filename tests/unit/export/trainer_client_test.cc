@@ -1,0 +1,33 @@
+// What the trainer's client does without an agent.
+#include "sender/export/trainer_client.h"
+
+#include <grpc/grpc.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+
+#include "sender/export/attempt.h"
+#include "tests/support/temp_dir.h"
+
+namespace deltawire {
+
+TEST_CASE("trainer client: the last one leaves gRPC running") {
+  // Its shutdown joins a thread that polls for up to ten seconds, so programs ended that late.
+  const TempDir temp;
+  { const TrainerClient client((temp.path() / "trainer.sock").string(), "m"); }
+  CHECK(grpc_is_initialized() == 1);
+}
+
+TEST_CASE("an attempt is never 0, and never the same twice") {
+  const uint64_t attempt = DrawAttempt();
+  CHECK(attempt != 0);
+  CHECK(DrawAttempt() != attempt);
+}
+
+TEST_CASE("a process is named by its program, number and host") {
+  const std::string text = ThisProcess();
+  CAPTURE(text);
+  CHECK(text.starts_with("export_test, process " + std::to_string(getpid()) + " on "));
+}
+
+}  // namespace deltawire

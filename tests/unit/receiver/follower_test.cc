@@ -1,0 +1,224 @@
+// What a receiver decides from what its agents say: pure, on made-up times.
+#include "receiver/follower.h"
+
+#include <catch2/catch.hpp>
+
+namespace deltawire::receiver {
+namespace {
+
+using Time = Follower::Time;
+using std::chrono::milliseconds;
+
+constexpr Hash128 kA{1, 2}, kB{3, 4}, kC{5, 6};
+
+Identity State(Hash128 lineage, uint64_t version, uint64_t root, uint64_t attempt = 7,
+               uint64_t epoch = 1) {
+  return {lineage, {epoch, version}, root, attempt};
+}
+
+/// A follower of some agents, and what each of them says.
+struct Setup {
+  explicit Setup(size_t agents, bool follow = true)
+      : follower(Names(agents), {.follow = follow, .seed = 1}), number(agents) {
+    for (size_t i = 0; i < agents; ++i) follower.Attaching(i, now);
+  }
+  static std::vector<std::string> Names(size_t n) {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < n; ++i) names.push_back("s" + std::to_string(i));
+    return names;
+  }
+  void Say(size_t agent, const Identity& newest) {
+    REQUIRE(follower.Event(agent, {.number = ++number[agent], .newest = newest}, now).ok());
+  }
+  Follower::Choice Next(const Identity& committed, bool requested = false) {
+    return follower.Next({.committed = committed, .requested = requested}, now);
+  }
+
+  Time now{std::chrono::hours(1)};
+  Follower follower;
+  std::vector<uint64_t> number;
+};
+
+TEST_CASE("the same number with other bytes is pulled, and so is another lineage") {
+  Setup s(1);
+  const Identity held = State(kA, 1, 10);
+  s.Say(0, held);
+  CHECK_FALSE(s.Next(held).pull);
+  s.Say(0, State(kA, 1, 11));
+  CHECK(s.Next(held).pull);
+  s.Say(0, State(kB, 1, 10));  // a sender that was wiped
+  CHECK(s.Next(held).pull);
+  s.Say(0, State(kB, 1, 10));
+  CHECK(s.Next(State(kA, 900, 10)).pull);  // whatever the numbers are
+}
+
+TEST_CASE("an older version of the same lineage is not taken unasked") {
+  Setup s(1);
+  s.Say(0, State(kA, 4, 10));
+  const auto choice = s.Next(State(kA, 5, 11));
+  CHECK_FALSE(choice.pull);
+  CHECK(choice.why.find("older") != std::string::npos);
+  CHECK(s.Next(State(kA, 5, 11), true).pull);
+}
+
+TEST_CASE("nothing is pulled while paused, not following or nothing is published") {
+  Setup s(1);
+  s.Say(0, {});
+  CHECK_FALSE(s.Next({}, true).pull);
+  s.Say(0, State(kA, 1, 10));
+  CHECK(s.Next({}).pull);
+  CHECK_FALSE(s.follower.Next({.committed = {}, .paused = true}, s.now).pull);
+  CHECK(s.follower.Next({.committed = {}, .paused = true, .requested = true}, s.now).pull);
+  CHECK(s.follower.Next({.committed = State(kA, 1, 10), .suspects = true}, s.now).pull);
+  Setup only_asked(1, false);
+  only_asked.Say(0, State(kA, 1, 10));
+  CHECK_FALSE(only_asked.Next({}).pull);
+}
+
+TEST_CASE("the target is the newest state that all agents have under one attempt") {
+  Setup s(2);
+  s.Say(0, State(kA, 49, 1, 70));
+  s.Say(1, State(kB, 49, 2, 70));
+  auto choice = s.Next({});
+  REQUIRE(choice.pull);
+  CHECK(choice.target.whole.id == StateId{1, 49});
+  CHECK(choice.target.whole.root == 3);
+  CHECK(choice.target.root_known);
+  const Identity committed = choice.target.whole;
+  CHECK_FALSE(s.Next(committed).pull);
+
+  s.Say(0, State(kA, 50, 5, 71));  // the other's rank died: 50 is redone
+  CHECK_FALSE(s.Next(committed).pull);
+  s.Say(1, State(kB, 50, 6, 72));
+  CHECK_FALSE(s.Next(committed).pull);  // a mixture
+  s.Say(0, State(kA, 50, 7, 72));
+  choice = s.Next(committed);
+  REQUIRE(choice.pull);
+  CHECK(choice.target.whole.root == 13);
+  CHECK(choice.target.parts[0] == State(kA, 50, 7));
+}
+
+TEST_CASE("agents that are ahead are asked for the last state that all have") {
+  Setup s(2);
+  s.Say(0, State(kA, 1, 1, 70));
+  s.Say(1, State(kB, 1, 2, 70));
+  s.Say(0, State(kA, 2, 3, 71));
+  s.Say(0, State(kA, 3, 4, 72));
+  auto choice = s.Next({});
+  REQUIRE(choice.pull);
+  CHECK(choice.target.whole.id.version == 1);
+  s.Say(1, State(kB, 2, 8, 71));
+  choice = s.Next(choice.target.whole);
+  REQUIRE(choice.pull);
+  CHECK(choice.target.parts[0] == State(kA, 2, 3));
+  CHECK(choice.target.whole.root == 11);
+}
+
+TEST_CASE("a state that an agent passed over unseen is asked for by its attempt") {
+  Setup s(2);
+  s.Say(0, State(kA, 5, 1, 75));
+  s.Say(1, State(kB, 3, 2, 73));
+  const auto choice = s.Next({});
+  REQUIRE(choice.pull);
+  CHECK(choice.target.parts[0].id.version == 3);
+  CHECK(choice.target.parts[0].attempt == 73);
+  CHECK_FALSE(choice.target.root_known);
+}
+
+TEST_CASE("a rollback is for all agents") {
+  Setup s(2);
+  s.Say(0, State(kA, 5, 1));
+  s.Say(1, State(kB, 5, 2));
+  const Identity committed = s.Next({}).target.whole;
+  s.Say(0, State(kA, 6, 3, 9, 2));
+  CHECK_FALSE(s.Next(committed).pull);
+  s.Say(1, State(kB, 6, 4, 9, 2));
+  CHECK(s.Next(committed).pull);
+}
+
+TEST_CASE("an agent that lost its memory makes another history of the whole") {
+  Setup s(2);
+  s.Say(0, State(kA, 5, 1));
+  s.Say(1, State(kB, 5, 2));
+  const Identity committed = s.Next({}).target.whole;
+  s.Say(1, State(kC, 5, 2));
+  CHECK(s.Next(committed).pull);
+  CHECK_FALSE(s.follower.lineage() == committed.lineage);
+}
+
+TEST_CASE("the combined lineage does not depend on the agents' order") {
+  CHECK(CombineLineages({kA, kB}) == CombineLineages({kB, kA}));
+  CHECK(CombineLineages({kA}) == kA);
+  CHECK_FALSE(CombineLineages({kA, kB}) == CombineLineages({kA, kC}));
+  CHECK(CombineLineages({kA, Hash128{}}) == Hash128{});
+}
+
+TEST_CASE("a lost or doubled event ends the attachment") {
+  for (const uint64_t number : {0, 1, 3}) {
+    CAPTURE(number);
+    Setup s(1);
+    s.Say(0, State(kA, 1, 1));
+    CHECK(s.follower.Event(0, {.number = number, .newest = State(kA, 2, 2)}, s.now).code() ==
+          StatusCode::kDataLoss);
+    CHECK(s.follower.Needs(0, s.now) == Follower::Need::kDetach);
+    CHECK(s.follower.newest(0).id.version == 1);
+    s.follower.Ended(0, absl::OkStatus(), s.now);
+    CHECK_FALSE(s.follower.attached());
+    s.now += Backoff::kFirst;
+    CHECK(s.follower.Needs(0, s.now) == Follower::Need::kAttach);
+    s.follower.Attaching(0, s.now);
+    s.number[0] = 0;
+    s.Say(0, State(kA, 2, 2));
+    CHECK(s.follower.attached());
+  }
+}
+
+TEST_CASE("an agent that says nothing for three seconds is left, also before its first word") {
+  for (const bool spoke : {false, true}) {
+    Setup s(1);
+    if (spoke) s.Say(0, {});
+    s.now += milliseconds(2999);
+    CHECK_FALSE(s.follower.Needs(0, s.now) == Follower::Need::kDetach);
+    s.now += milliseconds(1);
+    CHECK(s.follower.Needs(0, s.now) == Follower::Need::kDetach);
+    CHECK(s.follower.NextNeed() <= s.now);
+  }
+}
+
+TEST_CASE("a beat is due a second after the last report") {
+  Setup s(1);
+  s.Say(0, {});
+  CHECK(s.follower.Needs(0, s.now) == Follower::Need::kNothing);
+  CHECK(s.follower.NextNeed() == s.now + Follower::kBeat);
+  s.now += Follower::kBeat;
+  s.Say(0, {});
+  CHECK(s.follower.Needs(0, s.now) == Follower::Need::kBeat);
+  s.follower.Sent(0, s.now);
+  CHECK(s.follower.Needs(0, s.now) == Follower::Need::kNothing);
+}
+
+TEST_CASE("failures are retried ever later, at two seconds at the latest, and not in step") {
+  Setup s(1);
+  s.Say(0, State(kA, 1, 1));
+  std::chrono::nanoseconds longest{0};
+  for (int i = 0; i < 10; ++i) {
+    s.follower.PullEnded(absl::UnavailableError("x"), s.now);
+    const auto choice = s.Next({});
+    CHECK_FALSE(choice.pull);
+    CHECK(s.Next({}, true).pull);  // whoever asks is not kept waiting
+    CHECK(choice.again > s.now);
+    longest = std::max<std::chrono::nanoseconds>(longest, choice.again - s.now);
+    s.now = choice.again;
+    CHECK(s.Next({}).pull);
+  }
+  CHECK(longest > milliseconds(1000));
+  CHECK(longest <= milliseconds(2000));
+  s.follower.PullEnded(absl::OkStatus(), s.now);
+  CHECK(s.Next({}).pull);
+  Backoff a, b;
+  std::mt19937_64 one(1), two(2);
+  CHECK(a.Next(one) != b.Next(two));
+}
+
+}  // namespace
+}  // namespace deltawire::receiver

@@ -1,0 +1,462 @@
+// A replica with senders that are memory: what it commits, what it does not, and how soon it is
+// right again after a fault. No sockets.
+#include "receiver/replica.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "tests/support/temp_dir.h"
+#include "tests/unit/receiver/fake_upstream.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+constexpr Hash128 kA{11, 12}, kB{13, 14}, kC{15, 16};
+
+bool Eventually(const std::function<bool()>& condition, milliseconds within = seconds(20)) {
+  const auto end = std::chrono::steady_clock::now() + within;
+  while (std::chrono::steady_clock::now() < end) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return condition();
+}
+const auto kStays = [] { return false; };
+
+struct Setup {
+  explicit Setup(size_t agents = 1) {
+    const Layout layout = FakeLayout();
+    if (agents == 1) {
+      all.push_back(std::make_unique<FakeAgent>("s0", kA, layout));
+    } else {
+      all.push_back(
+          std::make_unique<FakeAgent>("s0", kA, layout, std::vector<ChunkRange>{{0, 2}, {5, 6}}));
+      all.push_back(std::make_unique<FakeAgent>("s1", kB, layout, std::vector<ChunkRange>{{2, 5}}));
+    }
+  }
+  FakeAgent& agent(size_t i = 0) { return *all[i]; }
+  void Start(ReplicaOptions options = {}) {
+    options.model = "m";
+    options.directory = dir.path();
+    options.huge_pages = false;
+    std::vector<std::unique_ptr<Upstream>> upstreams;
+    std::vector<FakeAgent*> agents;
+    for (const auto& a : all) {
+      upstreams.push_back(a->MakeUpstream());
+      agents.push_back(a.get());
+    }
+    auto started =
+        Replica::Start(options, std::move(upstreams), FakeAgent::Transports(agents), pool, rates);
+    INFO(started.status());
+    REQUIRE(started.ok());
+    replica = std::move(*started);
+  }
+  Identity committed() const { return replica->status().committed; }
+  bool Reaches(const Identity& id) {
+    return Eventually([&] { return committed() == id; });
+  }
+  StatusOr<Commit> Sync(bool full = false) {
+    return replica->Sync(
+        full, [](const ReplicaStatus&) {}, kStays);
+  }
+  std::string Read(const std::string& name) const {
+    std::ifstream in(dir.path() / name, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  /// The file that a loader finds ends in these bytes.
+  bool Holds(const FakeAgent::Chunks& chunks) const {
+    std::string want;
+    for (const auto& c : chunks) want.append(reinterpret_cast<const char*>(c.data()), c.size());
+    const std::string file = Read("model.safetensors");
+    return file.size() > want.size() &&
+           file.compare(file.size() - want.size(), want.size(), want) == 0;
+  }
+
+  TempDir dir;
+  ThreadPool pool{2};
+  CoderRates rates;
+  std::vector<std::unique_ptr<FakeAgent>> all;
+  std::unique_ptr<Replica> replica;
+};
+
+TEST_CASE("versions are followed, whole first and then by delta") {
+  Setup s;
+  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(chunks));
+  CHECK(s.agent().counts().chunks_full == chunks.size());
+  for (uint64_t v = 2; v < 10; ++v) {
+    chunks = FakeAgent::Step(chunks, v);
+    s.agent().Publish({1, v}, chunks);
+    REQUIRE(s.Reaches(s.agent().identity()));
+    CHECK(s.Holds(chunks));
+  }
+  CHECK(s.agent().counts().chunks_full == chunks.size());
+  CHECK(s.agent().counts().describes == 1);
+  CHECK(s.agent().counts().attaches == 1);
+}
+
+TEST_CASE("the same number with other bytes, by a sender that was wiped, is pulled") {
+  Setup s;
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1), 1, 100);
+  s.Start();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.Read("config.json") == "{\"side\": 100}");
+  FakeAgent::Chunks other = FakeAgent::Make(s.agent().layout(), 2);
+  other[0] = FakeAgent::Make(s.agent().layout(), 1)[0];
+  const uint64_t moved = s.agent().counts().chunks_full;
+  s.agent().Wipe(kC);
+  s.agent().Publish({1, 1}, other, 2, 200);
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(other));
+  CHECK(s.agent().counts().chunks_full == moved + other.size() - 1);  // the same one stayed
+  CHECK(s.Read("config.json") == "{\"side\": 200}");
+}
+
+TEST_CASE("a whole chunk that comes with other bytes is asked for again, as a suspect") {
+  Setup s;
+  const auto chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.agent().Set([](FakeAgent::Faults& f) { f.flip[3] = 2; });
+  s.Start();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(chunks));
+  CHECK(s.replica->status().repaired_chunks == 2);
+  const auto suspects = s.agent().counts().suspects;
+  REQUIRE(suspects.size() == 3);
+  CHECK(suspects[0].empty());
+  CHECK(suspects[1] == std::vector<uint32_t>{3});
+}
+
+TEST_CASE("a chunk that never comes right is never committed, and named") {
+  Setup s;
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  s.agent().Set([](FakeAgent::Faults& f) { f.flip[3] = 1000; });
+  s.Start();
+  REQUIRE(Eventually(
+      [&] { return s.replica->status().message.find("tensor t3") != std::string::npos; }));
+  CHECK(s.replica->status().message.find("memory") != std::string::npos);
+  CHECK(s.committed().empty());
+  CHECK(s.Read("model.safetensors").empty());
+  s.agent().Set([](FakeAgent::Faults& f) { f.flip.clear(); });
+  CHECK(s.Reaches(s.agent().identity()));
+}
+
+TEST_CASE("a sender that leaves a chunk of a delta out is noticed, and nothing is committed") {
+  Setup s;
+  const auto first = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, first);
+  s.Start();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  auto second = first;
+  for (auto& c : second) c[0] ^= std::byte{1};
+  s.agent().Set([](FakeAgent::Faults& f) { f.leave_out = {2}; });
+  s.agent().Publish({1, 2}, second);
+  REQUIRE(Eventually([&] { return s.replica->status().root_mismatches > 0; }));
+  CHECK(s.replica->status().message.find("left out") != std::string::npos);
+  CHECK_FALSE(s.committed() == s.agent().identity());
+  s.agent().Set([](FakeAgent::Faults& f) { f.leave_out.clear(); });
+  CHECK(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(second));
+}
+
+TEST_CASE("parts of different attempts never meet") {
+  Setup s(2);
+  const auto first = FakeAgent::Make(s.agent().layout(), 1);
+  for (size_t i = 0; i < 2; ++i) s.agent(i).Publish({1, 49}, first, 49);
+  s.Start();
+  REQUIRE(Eventually([&] { return s.committed().id == StateId{1, 49}; }));
+  CHECK(s.Holds(first));
+  const Identity before = s.committed();
+  CHECK(before.root == s.agent(0).identity().root + s.agent(1).identity().root);
+
+  s.agent(0).Publish({1, 50}, FakeAgent::Step(first, 1), 50);  // the other's rank died
+  const auto redone = FakeAgent::Step(first, 2);
+  s.agent(1).Publish({1, 50}, redone, 51);
+  REQUIRE(Eventually(
+      [&] { return s.replica->status().message.find("one attempt") != std::string::npos; }));
+  CHECK(s.committed() == before);
+  CHECK(s.Holds(first));
+  CHECK(s.Sync().ok());  // at the newest that all have
+  CHECK(s.committed() == before);
+  s.agent(0).Publish({1, 50}, redone, 51);
+  REQUIRE(Eventually([&] { return s.committed().id == StateId{1, 50}; }));
+  CHECK(s.Holds(redone));
+}
+
+TEST_CASE("what one agent brought is not fetched again when another's pull fails") {
+  Setup s(2);
+  const auto first = FakeAgent::Make(s.agent().layout(), 1);
+  for (size_t i = 0; i < 2; ++i) s.agent(i).Publish({1, 1}, first, 1);
+  s.Start();
+  REQUIRE(Eventually([&] { return s.committed().id == StateId{1, 1}; }));
+  auto second = first;
+  for (auto& c : second) c[0] ^= std::byte{1};
+  std::atomic<int> failures{0};
+  s.agent(1).Set([&](FakeAgent::Faults& f) {
+    f.before_end = [&] {
+      if (failures++ == 0) s.agent(1).Set([](FakeAgent::Faults& g) { g.fail_opens = 1; });
+    };
+    f.leave_out = {};
+  });
+  s.agent(1).Set([](FakeAgent::Faults& f) { f.leave_out = {2, 3, 4}; });
+  for (size_t i = 0; i < 2; ++i) s.agent(i).Publish({1, 2}, second, 2);
+  REQUIRE(Eventually([&] { return s.replica->status().root_mismatches > 0; }));
+  const uint64_t brought = s.agent(0).counts().chunks_delta;
+  CHECK(brought == 3);
+  s.agent(1).Set([](FakeAgent::Faults& f) { f.leave_out.clear(); });
+  REQUIRE(Eventually([&] { return s.committed().id == StateId{1, 2}; }));
+  CHECK(s.Holds(second));
+}
+
+TEST_CASE("a lost event, a mute sender and a broken connection are mended within five seconds") {
+  for (const int fault : {0, 1, 2}) {
+    CAPTURE(fault);
+    Setup s;
+    FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+    s.agent().Publish({1, 1}, chunks);
+    s.Start();
+    REQUIRE(s.Reaches(s.agent().identity()));
+    chunks = FakeAgent::Step(chunks, 5);
+    s.agent().Set([fault](FakeAgent::Faults& f) {
+      if (fault == 0) f.lose_events = 1;
+      if (fault == 1) f.mute = true;
+    });
+    s.agent().Publish({1, 2}, chunks);
+    if (fault == 1) {
+      REQUIRE(Eventually([&] { return s.agent().counts().attaches > 1; }, seconds(5)));
+      s.agent().Set([](FakeAgent::Faults& f) { f.mute = false; });
+    }
+    if (fault == 2) s.agent().Disconnect();
+    CHECK(Eventually([&] { return s.committed() == s.agent().identity(); }, seconds(5)));
+    CHECK(s.agent().counts().describes == 1);
+    CHECK(s.agent().counts().side_files == 0);
+  }
+}
+
+TEST_CASE("a failed pull ends the pull, not the attachment") {
+  Setup s;
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  s.agent().Set([](FakeAgent::Faults& f) { f.fail_opens = 3; });
+  s.Start();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.agent().counts().opens == 4);
+  CHECK(s.agent().counts().attaches == 1);
+  CHECK(s.agent().counts().describes == 1);
+}
+
+TEST_CASE("a long pull is no silence: reports go on, with the last event's number") {
+  Setup s;
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  std::atomic<bool> hold{true};
+  s.agent().Set(
+      [&](FakeAgent::Faults& f) { f.before_end = [&] { Eventually([&] { return !hold; }); }; });
+  s.Start();
+  size_t before = 0;
+  REQUIRE(Eventually([&] {
+    before = s.agent().reports().size();
+    return s.replica->status().phase == "pulling";
+  }));
+  CHECK(Eventually(
+      [&] {
+        const auto reports = s.agent().reports();
+        return reports.size() > before + 1 && reports.back().event > 10;
+      },
+      seconds(5)));
+  CHECK(s.agent().counts().attaches == 1);
+  hold = false;
+  CHECK(s.Reaches(s.agent().identity()));
+}
+
+TEST_CASE("pause returns when nothing changes, and ends a pull that has changed nothing") {
+  Setup s;
+  const auto first = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, first);
+  s.Start();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  const Identity before = s.committed();
+  std::atomic<bool> hold{true};
+  s.agent().Set([&](FakeAgent::Faults& f) {
+    f.before_end = [&] { Eventually([&] { return !hold; }, seconds(2)); };
+  });
+  s.agent().Publish({1, 2}, FakeAgent::Step(first, 1));
+  REQUIRE(Eventually([&] { return s.replica->status().phase == "pulling"; }));
+  std::thread release([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    hold = false;
+  });
+  CHECK(s.replica->SetPaused(true, kStays).ok());
+  release.join();
+  CHECK(s.replica->status().phase == "paused");
+  CHECK(s.committed() == before);
+  CHECK(s.Holds(first));
+  s.agent().Set([](FakeAgent::Faults& f) { f.before_end = nullptr; });
+  CHECK(s.Sync().ok());  // still works while paused
+  CHECK(s.committed() == s.agent().identity());
+  s.agent().Publish({1, 3}, FakeAgent::Step(first, 7));
+  CHECK(s.replica->SetPaused(false, kStays).ok());
+  CHECK(s.Reaches(s.agent().identity()));
+}
+
+TEST_CASE("an orchestrator's request is answered by its number") {
+  Setup s;
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  s.Start({.follow = false});
+  REQUIRE(Eventually([&] { return s.replica->status().attached; }));
+  CHECK(s.committed().empty());
+  s.agent().Ask(77);
+  REQUIRE(Eventually([&] {
+    for (const Report& r : s.agent().reports()) {
+      if (r.sync_request == 77) return r.phase == "committed";
+    }
+    return false;
+  }));
+  CHECK(s.committed() == s.agent().identity());
+}
+
+TEST_CASE("verify finds what memory lost, repairs it, and ends when its caller has gone") {
+  Setup s;
+  const auto chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.replica->Verify(false, kStays)->bad_chunks == 0);
+  CHECK(s.replica->Verify(false, [] { return true; }).status().code() == StatusCode::kCancelled);
+  {
+    std::fstream file(s.dir.path() / "model.safetensors",
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-3, std::ios::end);
+    file.put('\x55');
+  }
+  const auto found = s.replica->Verify(false, kStays);
+  REQUIRE(found.ok());
+  CHECK(found->bad_tensors == std::vector<std::string>{"t5"});
+  const auto repaired = s.replica->Verify(true, kStays);
+  REQUIRE(repaired.ok());
+  CHECK(repaired->repaired);
+  CHECK(s.Holds(chunks));
+}
+
+/// Somebody who has the weights mapped, and nothing else of them open.
+class Reader {
+ public:
+  explicit Reader(const std::filesystem::path& file) {
+    const int fd = ::open(file.c_str(), O_RDONLY);
+    REQUIRE(fd >= 0);
+    size_ = std::filesystem::file_size(file);
+    at_ = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, fd, 0);
+    REQUIRE(at_ != MAP_FAILED);
+    ::close(fd);
+  }
+  ~Reader() { ::munmap(at_, size_); }
+  std::string bytes() const { return {static_cast<const char*>(at_), size_}; }
+
+ private:
+  void* at_ = nullptr;
+  size_t size_ = 0;
+};
+
+TEST_CASE("with one file an update waits for a reader, and is told of in the status") {
+  Setup s;
+  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start({.buffers = 1});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  const Identity before = s.committed();
+  if (s.replica->status().buffers_why.find("fresh file") != std::string::npos) {
+    std::puts("SKIPPED: no leases here");
+    return;
+  }
+  auto reader = std::make_unique<Reader>(s.dir.path() / "model.safetensors");
+  const std::string read = reader->bytes();
+  chunks = FakeAgent::Step(chunks, 9);
+  s.agent().Publish({1, 2}, chunks);
+  REQUIRE(Eventually([&] { return s.replica->status().phase == "waiting for reader"; }));
+  CHECK_FALSE(s.replica->status().readers.empty());
+  CHECK(s.committed() == before);
+  CHECK(reader->bytes() == read);
+  CHECK(s.replica->SetPaused(true, kStays).ok());  // does not wait for the reader
+  CHECK(s.replica->SetPaused(false, kStays).ok());
+  reader.reset();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(chunks));
+  CHECK(s.replica->status().worst_reader_wait_seconds > 0);
+}
+
+TEST_CASE("with one file and the option copy, a reader keeps the old file") {
+  Setup s;
+  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start({.buffers = 1, .reader_grace = milliseconds(30), .copy_for_reader = true});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  const Reader reader(s.dir.path() / "model.safetensors");
+  const std::string read = reader.bytes();
+  for (uint64_t v = 2; v < 5; ++v) {
+    chunks = v == 3 ? FakeAgent::Make(s.agent().layout(), v) : FakeAgent::Step(chunks, v);
+    s.agent().Publish({1, v}, chunks);
+    REQUIRE(s.Reaches(s.agent().identity()));
+    CHECK(s.Holds(chunks));
+  }
+  CHECK(reader.bytes() == read);
+}
+
+TEST_CASE("with two files the name is always there, and what a reader has does not change") {
+  Setup s;
+  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start({.buffers = 2});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  std::atomic<bool> stop{false};
+  std::atomic<int> missing{0}, opened{0};
+  std::thread loader([&] {
+    while (!stop) {
+      const int fd = ::open((s.dir.path() / "model.safetensors").c_str(), O_RDONLY);
+      ++(fd < 0 ? missing : opened);
+      if (fd >= 0) ::close(fd);
+    }
+  });
+  const Reader reader(s.dir.path() / "model.safetensors");
+  const std::string read = reader.bytes();
+  for (uint64_t v = 2; v < 30; ++v) {
+    chunks = v % 7 == 0 ? FakeAgent::Make(s.agent().layout(), v) : FakeAgent::Step(chunks, v);
+    s.agent().Publish({1, v}, chunks);
+    REQUIRE(s.Reaches(s.agent().identity()));
+    REQUIRE(s.Holds(chunks));
+  }
+  stop = true;
+  loader.join();
+  CHECK(missing == 0);
+  CHECK(opened > 0);
+  CHECK(reader.bytes() == read);
+  CHECK(s.replica->Verify(false, kStays)->bad_chunks == 0);
+}
+
+TEST_CASE("weights and side files that somebody removes or changes are put back") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  Setup s;
+  const auto chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks, 1, 5);
+  s.Start({.buffers = buffers});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  const std::string config = s.Read("config.json");
+  std::filesystem::remove(s.dir.path() / "config.json");
+  CHECK(Eventually([&] { return s.Read("config.json") == config; }, seconds(5)));
+  std::ofstream(s.dir.path() / "config.json") << "{}";
+  CHECK(Eventually([&] { return s.Read("config.json") == config; }, seconds(5)));
+  std::filesystem::remove(s.dir.path() / "model.safetensors");
+  CHECK(Eventually([&] { return s.Holds(chunks); }, seconds(5)));
+  CHECK(s.replica->status().files_put_back >= 3);
+  CHECK(s.committed() == s.agent().identity());
+}
+
+}  // namespace
+}  // namespace deltawire::receiver

@@ -1,0 +1,214 @@
+// Who may pull, whose pull takes whose place, what ends by time, and how a model is replaced.
+#include "sender/agent.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/unit/sender/published_model.h"
+
+namespace deltawire::sender {
+namespace {
+
+using std::chrono::milliseconds;
+
+class Host {
+ public:
+  explicit Host(const AgentLimits& limits = {}, size_t tensors = 4)
+      : agent_(Options(), pool_, limits) {
+    auto model = Register(tensors, false);
+    REQUIRE(model.status() == absl::OkStatus());
+    Publish(1);
+  }
+
+  SenderOptions Options() const {
+    SenderOptions options;
+    options.data_dir = (dir_.path() / "data").string();
+    options.huge_pages = false;
+    options.scrub_bytes_per_s = 0;
+    std::filesystem::create_directories(options.data_dir);
+    return options;
+  }
+
+  StatusOr<std::shared_ptr<Model>> Register(size_t tensors, bool replace,
+                                            std::vector<SideFile> side_files = {}) {
+    std::vector<TensorMeta> meta;
+    for (size_t t = 0; t < tensors; ++t) {
+      meta.push_back({"t" + std::to_string(t), DType::kBF16, {64}});
+    }
+    return agent_.Register("m", meta, {}, std::move(side_files), replace);
+  }
+  void Publish(uint64_t version) {
+    const auto model = *agent_.Find("m");
+    const auto grant = model->BeginOffload({.version = version}, [] { return false; });
+    REQUIRE(grant.status() == absl::OkStatus());
+    REQUIRE(model->NotifyReady({.version = version, .lease = grant->lease, .wrote_all = true})
+                .status() == absl::OkStatus());
+    REQUIRE(model->WaitPublished(version, grant->lease, [] { return false; }).ok());
+  }
+
+  PullRequest Request(const std::string& id, const std::string& peer, uint32_t streams = 1) {
+    PullRequest request;
+    request.model = "m";
+    request.receiver_id = id;
+    request.peer = peer;
+    request.streams = streams;
+    request.fingerprint = (*agent_.Find("m"))->layout().fingerprint().Hex();
+    return request;
+  }
+  /// Opens a pull and one of its streams; `cut` becomes true when it is cut.
+  std::shared_ptr<net::PullSession> Open(const PullRequest& request, std::atomic<bool>& cut,
+                                         uint16_t stream = 0) {
+    const auto ticket = agent_.OpenPull(request);
+    REQUIRE(ticket.status() == absl::OkStatus());
+    wire::Hello hello;
+    hello.ticket = ticket->ticket;
+    hello.fingerprint = (*agent_.Find("m"))->layout().fingerprint();
+    hello.stream = stream;
+    hello.streams = static_cast<uint16_t>(request.streams);
+    auto session = agent_.Join(hello, "bulk");
+    REQUIRE(session.status() == absl::OkStatus());
+    (*session)->StreamOpened(stream, [&cut] { cut = true; });
+    return *session;
+  }
+
+  Agent& agent() { return agent_; }
+  const TempDir& dir() const { return dir_; }
+
+ private:
+  TempDir dir_;
+  ThreadPool pool_{2};
+  Agent agent_;
+};
+
+bool Soon(const std::function<bool()>& condition) {
+  const auto deadline = SteadyClock::now() + std::chrono::seconds(30);
+  while (!condition()) {
+    if (SteadyClock::now() > deadline) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+TEST_CASE("agent: a pull is cut by its receiver's next one, not by somebody with the same name") {
+  Host host;
+  const bool attached = GENERATE(false, true);
+  CAPTURE(attached);
+  if (attached) REQUIRE(host.agent().attachments().Attach("m", "r", "peer1").ok());
+  std::atomic<bool> cut{false}, cut2{false};
+  const auto first = host.Open(host.Request("r", "peer1"), cut);
+  const Status other = host.agent().OpenPull(host.Request("r", "peer2")).status();
+  CHECK(absl::IsAlreadyExists(other));
+  CHECK(other.message().find("peer1") != std::string::npos);
+  CHECK(!cut);
+  CHECK(host.agent().Pulls("m").refused == 1);
+  const auto second = host.Open(host.Request("r", "peer1"), cut2);
+  CHECK(cut);
+  CHECK(!cut2);
+  CHECK(absl::IsAborted(first->Next(0, [] {}).status()));
+}
+
+TEST_CASE("agent: a pull whose first stream never comes ends by itself") {
+  Host host({.ticket_life = milliseconds(50)});
+  std::atomic<bool> cut{false};
+  const auto session = host.Open(host.Request("r", "p", 2), cut, 1);
+  CHECK(Soon([&] { return cut.load(); }));
+  CHECK(absl::IsDeadlineExceeded(session->Next(1, [] {}).status()));
+  session->StreamClosed(1, absl::CancelledError("closed"));
+  // A ticket that nobody uses goes too, without any further call.
+  REQUIRE(host.agent().OpenPull(host.Request("r2", "p")).ok());
+  CHECK(Soon([&] { return host.agent().Pulls("m").active == 0; }));
+}
+
+TEST_CASE("agent: pulls are limited, in all and of one peer") {
+  Host host({.pulls = 3, .pulls_per_peer = 2});
+  const auto open = [&](const std::string& id, const std::string& peer) {
+    return host.agent().OpenPull(host.Request(id, peer)).status();
+  };
+  CHECK(open("1", "p1").ok());
+  CHECK(open("2", "p1").ok());
+  CHECK(absl::IsResourceExhausted(open("3", "p1")));
+  CHECK(open("3", "p2").ok());
+  CHECK(absl::IsResourceExhausted(open("4", "p3")));
+  CHECK(absl::IsInvalidArgument(open(std::string(129, 'x'), "p")));
+  CHECK(absl::IsInvalidArgument(open("", "p")));
+}
+
+TEST_CASE("agent: a pull's end is named in full, and another state of that number is refused") {
+  Host host;
+  const Identity here = (*host.agent().Find("m"))->published()->info.identity;
+  PullRequest request = host.Request("r", "p");
+  request.at = here;
+  CHECK(host.agent().OpenPull(request).ok());
+  request.at.root ^= 1;
+  CHECK(absl::IsAborted(host.agent().OpenPull(request).status()));
+  request.at = here;
+  request.at.lineage.lo ^= 1;
+  CHECK(absl::IsAborted(host.agent().OpenPull(request).status()));
+  request.at = here;
+  request.at.attempt ^= 1;
+  CHECK(absl::IsAborted(host.agent().OpenPull(request).status()));
+  request.at.attempt = 0;
+  CHECK(host.agent().OpenPull(request).ok());
+}
+
+TEST_CASE("agent: a model that is pulled from is replaced when the pull has let go") {
+  Host host;
+  const auto token = host.agent().attachments().Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  std::atomic<bool> cut{false};
+  auto session = host.Open(host.Request("r", "p"), cut);
+  // The stream lets go some time after it was cut, as a socket does.
+  Thread stream([&] {
+    CHECK(Soon([&] { return cut.load(); }));
+    session->StreamClosed(0, absl::CancelledError("cut"));
+    session.reset();
+  });
+  const auto model = host.Register(5, true);
+  stream.join();
+  REQUIRE(model.status() == absl::OkStatus());
+  CHECK((*model)->layout().size() == 5);
+  CHECK(*host.agent().Find("m") == *model);
+  host.Publish(1);
+}
+
+TEST_CASE("agent: what cannot be replaced is said, and taken up again when it can") {
+  Host host({.letting_go = milliseconds(50)});
+  std::atomic<bool> cut{false};
+  auto session = host.Open(host.Request("r", "p"), cut);
+  const Status stuck = host.Register(5, true).status();
+  CHECK(absl::IsDeadlineExceeded(stuck));
+  CHECK(stuck.message().find("register again") != std::string::npos);
+  CHECK(absl::IsDeadlineExceeded(host.Register(4, false).status()));
+  session.reset();
+  CHECK(Soon([&] { return host.Register(5, true).ok(); }));
+}
+
+TEST_CASE("agent: a model stays when the one in its place cannot be made") {
+  Host host;
+  const Identity before = (*host.agent().Find("m"))->published()->info.identity;
+  const Status refused = host.Register(5, true, {{"../evil", "x"}}).status();
+  CHECK(absl::IsInvalidArgument(refused));
+  CHECK(refused.message().find("stays as it was") != std::string::npos);
+  const auto model = host.agent().Find("m");
+  REQUIRE(model.ok());
+  CHECK((*model)->layout().size() == 4);
+  CHECK((*model)->published()->info.identity == before);
+}
+
+TEST_CASE("agent: stopping ends pulls and waits, whatever they do") {
+  auto host = std::make_unique<Host>();
+  std::atomic<bool> cut{false};
+  auto session = host->Open(host->Request("r", "p"), cut);
+  const auto token = host->agent().attachments().Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  Thread waits([&] {
+    while (host->agent().attachments().NextEvent(*token).ok()) continue;
+  });
+  host->agent().Stop();
+  waits.join();
+  CHECK(cut);
+  CHECK(absl::IsUnavailable(session->Next(0, [] {}).status()));
+  session.reset();
+}
+
+}  // namespace
+}  // namespace deltawire::sender

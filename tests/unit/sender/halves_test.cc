@@ -1,0 +1,160 @@
+// The two halves: who may lease, patch and be granted them in each state, and what a restart finds.
+#include "sender/halves.h"
+
+#include <catch2/catch.hpp>
+
+#include "tests/support/temp_dir.h"
+
+namespace deltawire::sender {
+namespace {
+
+using std::chrono::milliseconds;
+
+class Fixture {
+ public:
+  Fixture()
+      : layout_(*Layout::Create({{"a", DType::kI8, {1000}}, {"b", DType::kBF16, {10}}})),
+        chunks_(*ChunkTable::Create(layout_)),
+        owned_(Coverage::All(chunks_.size())) {
+    auto halves = Halves::Create(PlaceHere(), {.chunks = chunks_.size(),
+                                               .slots = 2,
+                                               .fingerprint = layout_.fingerprint(),
+                                               .lineage = {1, 2}});
+    REQUIRE(halves.ok());
+    halves_ = std::move(*halves);
+  }
+  Halves* operator->() { return halves_.get(); }
+
+  static Identity Id(uint64_t version, uint64_t root = 5) {
+    return {{1, 2}, {1, version}, root, version + 100};
+  }
+  Status Drain(uint32_t half, const std::function<void(uint32_t)>& cut = nullptr) {
+    double waited = 0;
+    return halves_->Drain(half, milliseconds(1), cut, &waited);
+  }
+  void Publish(uint32_t half, const Identity& id) {
+    REQUIRE(Drain(half).ok());
+    halves_->BeginWrite(half);
+    const std::vector<uint64_t> digests(chunks_.size(), id.root);
+    halves_->Commit(half, id, digests);
+  }
+  Status Restart() {
+    halves_.reset();
+    auto state = StateFile::Open(dir_.path() / Halves::kStateName);
+    DW_RETURN_IF_ERROR(state.status());
+    DW_ASSIGN_OR_RETURN(halves_, Halves::Open(PlaceHere(), std::move(*state)));
+    return absl::OkStatus();
+  }
+  const TempDir& dir() const { return dir_; }
+
+ private:
+  Halves::Place PlaceHere() { return {"m", dir_.path(), &layout_, &chunks_, &owned_, {}}; }
+
+  TempDir dir_;
+  const Layout layout_;
+  const ChunkTable chunks_;
+  const Coverage owned_;
+  std::unique_ptr<Halves> halves_;
+};
+
+}  // namespace
+
+TEST_CASE("what a half allows in each state") {
+  Fixture f;
+  const Identity id = Fixture::Id(7);
+  const std::vector<std::byte> bytes(10, std::byte{1});
+  const auto allows = [&](bool whole) {
+    const auto lease = f->Lease(1, id);
+    CHECK((lease != nullptr) == whole);
+    CHECK((f->holds(1) == id) == whole);
+    CHECK(f->Patch(1, id, 0, bytes) == whole);
+    CHECK(f->Lease(1, Fixture::Id(7, 6)) == nullptr);
+    const auto second = f->Lease(1, id);
+    CHECK(!f->Patch(1, id, 0, bytes));  // under somebody else's eyes
+  };
+  CHECK(f->Newest() == std::nullopt);
+  allows(false);
+  f.Publish(1, id);
+  CHECK(f->Newest() == 1);
+  allows(true);
+  REQUIRE(f.Drain(1).ok());
+  allows(false);
+  f->GiveBack(1);
+  allows(true);
+  REQUIRE(f.Drain(1).ok());
+  f->BeginWrite(1);
+  allows(false);
+  f->GiveBack(1);  // too late: it was written
+  allows(false);
+  REQUIRE(f.Restart().ok());
+  allows(false);
+}
+
+TEST_CASE("draining cuts who reads beyond the grace, and waits for them") {
+  Fixture f;
+  f.Publish(0, Fixture::Id(1));
+  auto lease = f->Lease(0, Fixture::Id(1));
+  std::optional<uint32_t> cut;
+  REQUIRE(f.Drain(0, [&](uint32_t half) {
+             cut = half;
+             lease = nullptr;
+           }).ok());
+  CHECK(cut == 0);
+  f->GiveBack(0);
+  lease = f->Lease(0, Fixture::Id(1));
+  f->Stop();
+  CHECK(absl::IsUnavailable(f.Drain(0)));
+  CHECK(f->holds(0) == Fixture::Id(1));
+}
+
+TEST_CASE("a half is suspect until all who were granted it have let go") {
+  Fixture f;
+  CHECK(!f->Suspect(0));
+  f->Granted(0, {7, 0, "a"});
+  f->Granted(0, {7, 1, "b"});
+  f->Granted(1, {8, 0, ""});
+  CHECK((f->Suspect(0) && f->Suspect(1)));
+  f->LetGo(7, 0);
+  f->LetGo(7, 2);
+  CHECK(f->Suspect(0));
+  f->LetGoOf("b", 0);
+  f->LetGoOf("", 0);
+  CHECK((f->Suspect(0) && f->Suspect(1)));
+  f->LetGoOf("b", 1);
+  CHECK(!f->Suspect(0));
+}
+
+TEST_CASE("after a restart the newer whole half is it, and one in writing is suspect") {
+  Fixture f;
+  f.Publish(0, Fixture::Id(1));
+  f.Publish(1, Fixture::Id(2));
+  REQUIRE(f.Restart().ok());
+  CHECK(f->Newest() == 1);
+  CHECK(f->holds(1).attempt == 102);
+  CHECK((!f->Suspect(0) && !f->Suspect(1)));
+  CHECK(f->Digests(1) == std::vector<uint64_t>(2, 5));
+  // The same number again, and killed before the swap: it was never announced.
+  REQUIRE(f.Drain(0).ok());
+  f->BeginWrite(0);
+  const std::vector<uint64_t> digests(2, 9);
+  f->Commit(0, Fixture::Id(2, 9), digests);
+  f->Activate(1);
+  REQUIRE(f.Restart().ok());
+  CHECK(f->Newest() == 1);
+  REQUIRE(f.Drain(0).ok());
+  f->BeginWrite(0);
+  REQUIRE(f.Restart().ok());
+  CHECK((f->Suspect(0) && !f->Suspect(1)));
+}
+
+TEST_CASE("a half that is not the file that was published is refused") {
+  Fixture f;
+  f.Publish(0, Fixture::Id(1));
+  const auto path = Halves::PathOf(f.dir().path(), 0);
+  std::filesystem::copy_file(path, path.native() + ".copy");
+  std::filesystem::rename(path.native() + ".copy", path);
+  const Status refused = f.Restart();
+  CHECK(absl::IsDataLoss(refused));
+}
+
+}  // namespace deltawire::sender

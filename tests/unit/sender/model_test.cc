@@ -1,0 +1,314 @@
+// A whole model without sockets: fencing of writers, rollback, identity over a restart, versions of
+// a part that come again, side files of versions.
+#include "sender/model.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <future>
+#include <thread>
+
+#include "common/layout/root.h"
+#include "tests/unit/sender/sender_model.h"
+
+namespace deltawire::sender {
+namespace {
+
+ino_t Inode(const std::filesystem::path& path) {
+  struct stat file {};
+  REQUIRE(::stat(path.c_str(), &file) == 0);
+  return file.st_ino;
+}
+
+/// A process that maps a half as a trainer does and writes to all of it until it is killed.
+class Writer {
+ public:
+  explicit Writer(const std::filesystem::path& path)
+      : shared_(static_cast<std::atomic<uint64_t>*>(
+            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
+    pid_ = ::fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) Run(path.c_str());
+    WaitPasses(1);
+  }
+  ~Writer() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    ::munmap(shared_, 4096);
+  }
+  void Stop() const {
+    ::kill(pid_, SIGSTOP);
+    ::waitpid(pid_, nullptr, WUNTRACED);
+  }
+  /// Lets it go on, and waits until it has written to all of its half.
+  void GoOn() {
+    ::kill(pid_, SIGCONT);
+    WaitPasses(*shared_ + 2);
+  }
+
+ private:
+  void WaitPasses(uint64_t n) const {
+    while (shared_->load() < n) std::this_thread::yield();
+  }
+  [[noreturn]] void Run(const char* path) {
+    ::close_range(3, ~0U, 0);  // the model's lock and files are not a trainer's
+    const int fd = ::open(path, O_RDWR);
+    struct stat file {};
+    ::fstat(fd, &file);
+    const auto size = static_cast<size_t>(file.st_size);
+    auto* bytes = static_cast<volatile uint8_t*>(
+        ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    ::close(fd);
+    while (true) {
+      for (size_t i = size / 2; i < size; ++i) bytes[i] = static_cast<uint8_t>(i * 31);
+      shared_->fetch_add(1);
+    }
+  }
+
+  std::atomic<uint64_t>* shared_;
+  pid_t pid_ = -1;
+};
+
+/// What rank 0 of 2 is left with when rank 1 has given their offload up.
+OffloadGrant Lost(SenderModel& m, uint64_t version, const std::string& publisher) {
+  const auto grant = m->BeginOffload({version, 0, 2, 0, publisher}, NeverGone);
+  REQUIRE(grant.ok());
+  REQUIRE(m->Attend(grant->lease, 0).ok());
+  REQUIRE(m->BeginOffload({version, 1, 2, 0, "rank 1 of " + publisher}, NeverGone).ok());
+  REQUIRE(m->Abandon(grant->lease, 1, "loss is not a number").ok());
+  CHECK(absl::IsAborted(m->AwaitReady(grant->lease, 0, NeverGone)));
+  return *grant;
+}
+
+bool Says(const Status& status, const std::string& part) {
+  CAPTURE(status, part);
+  const bool says = MessageOf(status).find(part) != std::string::npos;
+  CHECK(says);
+  return says;
+}
+
+}  // namespace
+
+TEST_CASE("a publisher that was stopped and goes on never changes what another one publishes") {
+  SenderModel m;
+  REQUIRE(m.Publish(1).ok());
+  const OffloadGrant zombie = Lost(m, 2, "the first");
+  Writer writer(zombie.half_path);
+  writer.Stop();
+  const auto second = m.Begin(2, "the second");
+  REQUIRE(second.ok());
+  m.Write(*second, 0, SenderModel::Content(2));
+  writer.GoOn();
+  REQUIRE(m.Ready(*second, 2).ok());
+  REQUIRE(m->WaitPublished(2, second->lease, NeverGone).ok());
+  CHECK(m.Holds(2));
+  writer.GoOn();
+  CHECK(m.Holds(2));
+  // Nor through the same half, when its turn comes again.
+  for (uint64_t v = 3; v <= 6; ++v) {
+    REQUIRE(m.Publish(v).ok());
+    writer.GoOn();
+    CHECK(m.Holds(v));
+  }
+  CHECK(absl::IsAborted(m->WaitPublished(2, zombie.lease, NeverGone).status()));
+}
+
+TEST_CASE("a half keeps its file when its writers are done or gone, else it gets a fresh one") {
+  SenderModel m;
+  REQUIRE(m.Publish(1).ok());
+  const auto first = m.Begin(2, "a");
+  REQUIRE(first.ok());
+  const ino_t inode = Inode(first->half_path);
+  SECTION("it has gone") {
+    CHECK(absl::IsCancelled(m->AwaitReady(first->lease, 0, [] { return true; })));
+    CHECK(Inode(m.Begin(2, "b")->half_path) == inode);
+  }
+  SECTION("it gave up itself") {
+    const Writer writer(first->half_path);
+    REQUIRE(m->Abandon(first->lease, 0, "no").ok());
+    CHECK(Inode(m.Begin(2, "b")->half_path) == inode);
+  }
+  SECTION("it begins again itself") {
+    const Writer writer(first->half_path);
+    CHECK(Inode(m.Begin(2, "a")->half_path) == inode);
+  }
+  SECTION("of an earlier run of the sender nobody knows who was granted it") {
+    const Writer writer(first->half_path);
+    m.Restart();
+    CHECK(Inode(m.Begin(2, "b")->half_path) != inode);
+  }
+}
+
+TEST_CASE("a half whose writer never said that it was done is replaced if it is still open") {
+  const bool open = GENERATE(false, true);
+  CAPTURE(open);
+  SenderModel m;
+  const OffloadGrant lost = Lost(m, 2, "a");
+  const ino_t was = Inode(lost.half_path);
+  const auto writer = open ? std::make_unique<Writer>(lost.half_path) : nullptr;
+  CHECK((Inode(m.Begin(2, "b")->half_path) == was) == !open);
+}
+
+TEST_CASE("of two publishers of one version exactly one succeeds") {
+  SenderModel m;
+  const auto a = m.Begin(1, "a");
+  REQUIRE(a.ok());
+  const Status refused = m.Begin(1, "b").status();
+  CHECK(absl::IsFailedPrecondition(refused));
+  Says(refused, "(a)");
+  m.Write(*a, 0, SenderModel::Content(1));
+  REQUIRE(m.Ready(*a, 1).ok());
+  REQUIRE(m->WaitPublished(1, a->lease, NeverGone).ok());
+  Says(m.Begin(1, "b").status(), "is not newer than the published");
+  CHECK(m.Holds(1));
+}
+
+TEST_CASE("a caller that has gone while it waited for its half begins nothing") {
+  SenderModel m;
+  CHECK(absl::IsCancelled(m->BeginOffload({1, 0, 1, 0, "a"}, [] { return true; }).status()));
+  CHECK(m->offloading_version() == 0);
+}
+
+TEST_CASE("a pool that is busy with other work holds nobody up") {
+  SenderModel m;
+  REQUIRE(m.Publish(1).ok());
+  std::promise<void> over;
+  const std::shared_future<void> wait = over.get_future().share();
+  for (size_t i = 0; i < m.pool().size(); ++i) m.pool().Submit([wait] { wait.wait(); });
+  const auto grant = m.Begin(2, "a");
+  REQUIRE(grant.ok());
+  REQUIRE(m->MarkWritten(grant->lease, {.rank = 0, .tensors = {0, 1, 2}}).ok());
+  REQUIRE(m->Abandon(grant->lease, 0, "no").ok());
+  const auto again = m.Begin(2, "a");
+  REQUIRE(again.ok());
+  over.set_value();
+  m.Write(*again, 0, SenderModel::Content(2));
+  REQUIRE(m.Ready(*again, 2).ok());
+  REQUIRE(m->WaitPublished(2, again->lease, NeverGone).ok());
+  CHECK(m.Holds(2));
+}
+
+TEST_CASE("chunks that several ranks have counted are diffed early, and once") {
+  SenderModel m;
+  REQUIRE(m.Publish(1).ok());
+  const auto zero = m->BeginOffload({2, 0, 2, 0, "a"}, NeverGone);
+  const auto one = m->BeginOffload({2, 1, 2, 0, "b"}, NeverGone);
+  REQUIRE((zero.ok() && one.ok()));
+  m.Write(*zero, 0, SenderModel::Content(2));
+  const auto half = static_cast<uint32_t>(kChunkBytes / 2);
+  for (const uint32_t rank : {0, 1}) {
+    const WrittenNotice counted{.rank = rank, .chunks = {0, 1}, .chunk_bytes = {half, 500}};
+    REQUIRE(m->MarkWritten(zero->lease, counted).ok());
+  }
+  for (const uint32_t rank : {0, 1}) {
+    REQUIRE(m->NotifyReady({2, rank, 2, zero->lease, true, {}, {}}).ok());
+  }
+  const auto info = m->WaitPublished(2, zero->lease, NeverGone);
+  REQUIRE(info.ok());
+  CHECK(m.Holds(2));
+  CHECK(info->changed_elements == 4);
+}
+
+TEST_CASE("a scalar that changes in every step does not end the way back") {
+  SenderModel m;
+  for (uint64_t v = 1; v <= 4; ++v) REQUIRE(m.Publish(v).ok());
+  const Identity second = m->published()->info.identity;
+  const auto back = m->Rollback(3);
+  INFO(back.status());
+  REQUIRE(back.ok());
+  CHECK(back->id() == StateId{2, 3});
+  CHECK(m.Holds(3));
+  REQUIRE(m->Rollback(1).ok());
+  CHECK(m.Holds(1));
+  CHECK(!(m->published()->info.identity == second));
+  // What was published before the rollbacks can still be made.
+  const auto at = m->At({.id = {1, 2}});
+  REQUIRE(at.ok());
+  CHECK(RootOf(*(*at)->digests, m->owned()) == (*at)->info.identity.root);
+}
+
+TEST_CASE("the root follows the digests, and identity and lineage survive a restart") {
+  SenderModel m;
+  for (uint64_t v = 1; v <= 3; ++v) REQUIRE(m.Publish(v).ok());
+  const auto before = m->published();
+  CHECK(before->info.identity.root == RootOf(*before->digests, m->owned()));
+  CHECK(before->info.identity.attempt != 0);
+  CHECK(!(before->info.identity.lineage == Hash128{}));
+  const auto earlier = m->At({.id = {1, 2}});
+  REQUIRE(earlier.ok());
+  m.Restart();
+  CHECK(m->published()->info.identity == before->info.identity);
+  CHECK(m->published()->info.identity.attempt == before->info.identity.attempt);
+  CHECK(m.Holds(3));
+  // The version before is still in the other half.
+  const auto other = m->At((*earlier)->info.identity);
+  REQUIRE(other.ok());
+  CHECK(*(*other)->digests == *(*earlier)->digests);
+  CHECK(m->LeaseHalf((*other)->half, (*other)->info.identity) != nullptr);
+  // Another model, another lineage.
+  SenderModel another;
+  REQUIRE(another.Publish(3).ok());
+  CHECK(!(another->published()->info.identity == before->info.identity));
+}
+
+TEST_CASE("a part's version that was given up elsewhere is published again under another attempt") {
+  SenderModel m({}, {{0, 2}});
+  CHECK(absl::IsInvalidArgument(m.Begin(1).status()));
+  REQUIRE(m.Publish(1, 11).ok());
+  const auto first = m.Publish(2, 22);
+  REQUIRE(first.ok());
+  Says(m.Begin(2, "test", 22).status(), "this very attempt");
+  const auto grant = m.Begin(2, "test", 33);
+  REQUIRE(grant.ok());
+  CHECK(grant->attempt == 33);
+  std::vector<std::byte> content = SenderModel::Content(2);
+  content.resize(2 << 20);  // what this agent owns
+  content[100] = std::byte{77};
+  m.Write(*grant, 0, content);
+  REQUIRE(m.Ready(*grant, 2).ok());
+  const auto second = m->WaitPublished(2, grant->lease, NeverGone);
+  REQUIRE(second.ok());
+  CHECK(second->id() == first->id());
+  CHECK(second->identity.attempt == 33);
+  CHECK(!(second->identity == first->identity));
+  // Both can be asked for by their whole names.
+  CHECK((*m->At(second->identity))->serial == 3);
+  CHECK((*m->At(first->identity))->info.identity.root == first->identity.root);
+  m.Restart();
+  CHECK(m->published()->info.identity == second->identity);
+}
+
+TEST_CASE("side files belong to the version that was published with them") {
+  SenderModel m({}, {}, {{"config.json", "one"}});
+  CHECK(m->side_files()->files[0].content == "one");
+  const uint64_t one = m->side_files()->hash;
+  REQUIRE(m.Publish(1).ok());
+  CHECK(m->published()->info.side_files_hash == one);
+  REQUIRE(m->SetSideFiles({{"config.json", "two"}}).ok());
+  CHECK(m->side_files()->hash == one);
+  REQUIRE(m.Publish(2).ok());
+  const uint64_t two = m->side_files()->hash;
+  CHECK(two != one);
+  CHECK(m->side_files(one)->files[0].content == "one");
+  m.Restart();
+  CHECK(m->side_files()->hash == two);
+  CHECK(m->published()->info.side_files_hash == two);
+  CHECK(m->side_files(one)->files[0].content == "one");  // of the other half's version
+  REQUIRE(m.Publish(3).ok());
+  CHECK(m->side_files()->hash == two);
+}
+
+TEST_CASE("a wait answers for its own lease, a later version or not") {
+  SenderModel m;
+  const OffloadGrant lost = Lost(m, 1, "a");
+  REQUIRE(m.Publish(2).ok());
+  CHECK(absl::IsAborted(m->WaitPublished(1, lost.lease, NeverGone).status()));
+  CHECK(m->WaitPublished(1, 0, NeverGone)->id() == StateId{1, 2});
+}
+
+}  // namespace deltawire::sender

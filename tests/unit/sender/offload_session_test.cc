@@ -1,0 +1,356 @@
+// The offload's state machine: every allowed move, who may end whose offload, the counting of
+// bytes.
+#include "sender/offload_session.h"
+
+#include <catch2/catch.hpp>
+#include <string>
+
+namespace deltawire::sender {
+namespace {
+
+using Phase = OffloadPhase;
+using Next = OffloadSession::Next;
+using Time = OffloadSession::Time;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr uint32_t kBig = 3 << 20;  // two chunks
+
+/// A session over three tensors: "big" has chunks 0 and 1, "small" 2, "scalar" 3.
+class Fixture {
+ public:
+  explicit Fixture(bool part = false, milliseconds timeout = milliseconds(1000))
+      : layout_(*Layout::Create({{"big", DType::kI8, {kBig}},
+                                 {"small", DType::kBF16, {50}},
+                                 {"scalar", DType::kF32, {1}}})),
+        chunks_(*ChunkTable::Create(layout_)),
+        owned_(part ? *Coverage::Create(std::vector<ChunkRange>{{0, 3}}, 4)
+                    : Coverage::All(chunks_.size())),
+        session_({"m", part, timeout}, layout_, chunks_, owned_, 100) {}
+
+  OffloadSession* operator->() { return &session_; }
+  Time now() const { return now_; }
+  void Pass(milliseconds time) { now_ += time; }
+  void SetPublished(StateId id, uint64_t attempt = 9) {
+    published_.id = id;
+    published_.attempt = attempt;
+  }
+  const Identity& published() const { return published_; }
+
+  static OffloadRequest Request(uint64_t version, uint32_t rank = 0, uint32_t world = 1,
+                                const std::string& who = "", uint64_t attempt = 0) {
+    return {version, rank, world, attempt, who.empty() ? fmt::format("rank {}", rank) : who};
+  }
+  StatusOr<OffloadSession::Begun> Ask(const OffloadRequest& request) {
+    return session_.Begin(request, published_, 77, now_);
+  }
+  /// Begins, drains and attends; the lease.
+  uint64_t Begin(const OffloadRequest& request) {
+    const auto begun = Ask(request);
+    REQUIRE(begun.ok());
+    REQUIRE(begun->next != Next::kWait);
+    if (begun->next == Next::kDrain) session_.Drained(begun->lease, absl::OkStatus(), 0, now_);
+    REQUIRE(session_.Attend(begun->lease, request.rank).ok());
+    return begun->lease;
+  }
+  StatusOr<bool> Ready(uint64_t lease, uint32_t rank = 0, uint32_t world = 1) {
+    ReadyNotice notice{session_.version(), rank, world, lease, true, {}, {}};
+    return session_.Ready(notice, published_);
+  }
+  Status Count(uint64_t lease, uint32_t rank, std::vector<uint32_t> chunks,
+               std::vector<uint32_t> bytes, std::vector<uint32_t>* whole = nullptr) {
+    const auto final = session_.Written(
+        lease, {.rank = rank, .chunks = std::move(chunks), .chunk_bytes = std::move(bytes)});
+    if (final.ok() && whole != nullptr) *whole = final->chunks;
+    return final.status();
+  }
+
+ private:
+  const Layout layout_;
+  const ChunkTable chunks_;
+  const Coverage owned_;
+  OffloadSession session_;
+  Time now_{seconds(1000)};
+  Identity published_;
+};
+
+bool Says(const Status& status, const std::string& part) {
+  CAPTURE(status, part);
+  const bool says = MessageOf(status).find(part) != std::string::npos;
+  CHECK(says);
+  return says;
+}
+
+/// Brings a session of one rank into a phase; the lease.
+uint64_t Into(Fixture& f, Phase phase) {
+  if (phase == Phase::kIdle) return 0;
+  const auto begun = f.Ask(Fixture::Request(5));
+  REQUIRE(begun.ok());
+  if (phase == Phase::kDraining) return begun->lease;
+  f->Drained(begun->lease, absl::OkStatus(), 0, f.now());
+  REQUIRE(f->Attend(begun->lease, 0).ok());
+  if (phase == Phase::kPublishing) REQUIRE(*f.Ready(begun->lease));
+  return begun->lease;
+}
+
+}  // namespace
+
+TEST_CASE("an offload's phases: what each event does in each") {
+  struct Event {
+    const char* name;
+    void (*happen)(Fixture&, uint64_t lease);
+    Phase after[4];  // from kIdle, kDraining, kWriting, kPublishing
+  };
+  using enum Phase;
+  const Event events[] = {
+      {"begin of another process",
+       [](Fixture& f, uint64_t) { (void)f.Ask(Fixture::Request(6, 0, 1, "another")); },
+       {kDraining, kDraining, kWriting, kPublishing}},
+      {"begin anew of the same process",
+       [](Fixture& f, uint64_t) { (void)f.Ask(Fixture::Request(5)); },
+       {kDraining, kDraining, kDraining, kPublishing}},
+      {"drained",
+       [](Fixture& f, uint64_t lease) { f->Drained(lease, absl::OkStatus(), 0, f.now()); },
+       {kIdle, kWriting, kWriting, kPublishing}},
+      {"not drained",
+       [](Fixture& f, uint64_t lease) {
+         f->Drained(lease, absl::UnavailableError("no"), 0, f.now());
+       },
+       {kIdle, kIdle, kWriting, kPublishing}},
+      {"drained, of another lease",
+       [](Fixture& f, uint64_t lease) { f->Drained(lease + 1, absl::OkStatus(), 0, f.now()); },
+       {kIdle, kDraining, kWriting, kPublishing}},
+      {"ready",
+       [](Fixture& f, uint64_t lease) { (void)f.Ready(lease); },
+       {kIdle, kDraining, kPublishing, kPublishing}},
+      {"gone",
+       [](Fixture& f, uint64_t lease) { f->EndAttend(lease, 0, true, f.now()); },
+       {kIdle, kDraining, kIdle, kPublishing}},
+      {"abandoned by its rank",
+       [](Fixture& f, uint64_t lease) { (void)f->Abandon(lease, 0, "why"); },
+       {kIdle, kDraining, kIdle, kPublishing}},
+      {"time is up",
+       [](Fixture& f, uint64_t) {
+         f.Pass(seconds(2));
+         (void)f->Expire(f.now());
+       },
+       {kIdle, kDraining, kIdle, kPublishing}},
+      {"rollback",
+       [](Fixture& f, uint64_t) { (void)f->BeginRollback(3, 1); },
+       {kPublishing, kDraining, kWriting, kPublishing}},
+      {"published",
+       [](Fixture& f, uint64_t) { f->Published({}); },
+       {kIdle, kDraining, kWriting, kIdle}},
+      {"publish failed",
+       [](Fixture& f, uint64_t) { f->PublishFailed(absl::InternalError("disk")); },
+       {kIdle, kDraining, kWriting, kIdle}},
+  };
+  for (const Event& event : events) {
+    for (const Phase from : {kIdle, kDraining, kWriting, kPublishing}) {
+      CAPTURE(event.name, static_cast<int>(from));
+      Fixture f;
+      const uint64_t lease = Into(f, from);
+      event.happen(f, lease);
+      CHECK(f->phase() == event.after[static_cast<size_t>(from)]);
+    }
+  }
+}
+
+TEST_CASE("a second publisher is refused and told who the first is") {
+  Fixture f;
+  f.Begin(Fixture::Request(5, 0, 1, "train.py, process 12 on a"));
+  f.Pass(seconds(600));
+  for (const uint64_t version : {5, 6, 4}) {
+    const Status refused = f.Ask(Fixture::Request(version, 0, 1, "publish, process 13")).status();
+    CHECK(absl::IsFailedPrecondition(refused));
+    Says(refused, "train.py, process 12 on a");
+    Says(refused, "rank 0 of 1");
+    Says(refused, "10.0 min");
+  }
+  // Its process asks again: it has dropped what it had.
+  const auto again = f.Ask(Fixture::Request(5, 0, 1, "train.py, process 12 on a"));
+  REQUIRE(again.ok());
+  CHECK(again->next == Next::kDrain);
+}
+
+TEST_CASE("without a name nobody is taken for the same process") {
+  Fixture f;
+  OffloadRequest request = Fixture::Request(5);
+  request.publisher = "";
+  f.Begin(request);
+  CHECK(absl::IsFailedPrecondition(f.Ask(request).status()));
+}
+
+TEST_CASE("an offload that nobody holds makes way") {
+  Fixture f(false, milliseconds(0));
+  const auto begun = f.Ask(Fixture::Request(5, 0, 2));
+  f->Drained(begun->lease, absl::OkStatus(), 0, f.now());
+  // Just granted: its rank is about to attend.
+  CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(5, 0, 1, "b")).status()));
+  SECTION("it never attended") {
+    f.Pass(seconds(10));
+    CHECK(f.Ask(Fixture::Request(5, 0, 1, "b"))->next == Next::kDrain);
+  }
+  SECTION("it is ready and waits") {
+    REQUIRE(f->Attend(begun->lease, 0).ok());
+    CHECK(!*f.Ready(begun->lease, 0, 2));
+    f->EndAttend(begun->lease, 0, false, f.now());
+    f->Waits(begun->lease, 1);
+    CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(5, 0, 1, "b")).status()));
+    f->Waits(begun->lease, -1);
+    CHECK(f.Ask(Fixture::Request(5, 0, 1, "b"))->next == Next::kDrain);
+  }
+}
+
+TEST_CASE("ranks of one world: joining, going on, being late") {
+  Fixture f;
+  const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));
+  SECTION("joins") { CHECK(f.Begin(Fixture::Request(5, 1, 2)) == lease); }
+  SECTION("joins by the attempt that the first one drew") {
+    CHECK(f->attempt() == 77);
+    CHECK(f.Begin(Fixture::Request(5, 1, 2, "", 77)) == lease);
+  }
+  SECTION("another attempt does not join") {
+    const Status refused = f.Ask(Fixture::Request(5, 1, 2, "", 78)).status();
+    CHECK(absl::IsFailedPrecondition(refused));
+    Says(refused, "another attempt");
+  }
+  SECTION("goes on to a newer version") {
+    CHECK(f.Begin(Fixture::Request(6, 1, 2)) != lease);
+    CHECK(absl::IsAborted(f->Attended(lease, 0).status()));
+    Says(f->Attended(lease, 0).status(), "rank 1 began version 6");
+  }
+  SECTION("is late") {
+    const Status late = f.Ask(Fixture::Request(4, 1, 2)).status();
+    CHECK(absl::IsAborted(late));
+    Says(late, "begun version 5");
+    CHECK(f->writing(lease));
+  }
+  SECTION("of another world is another trainer") {
+    CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(6, 1, 3)).status()));
+  }
+}
+
+TEST_CASE("a part needs an attempt, and may come again under another one") {
+  Fixture f(true);
+  f.SetPublished({1, 4}, 40);
+  CHECK(absl::IsInvalidArgument(f.Ask(Fixture::Request(5)).status()));
+  const Status same = f.Ask(Fixture::Request(4, 0, 1, "", 40)).status();
+  CHECK(absl::IsFailedPrecondition(same));
+  Says(same, "this very attempt");
+  CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(3, 0, 1, "", 41)).status()));
+  const uint64_t lease = f.Begin(Fixture::Request(4, 0, 1, "", 41));
+  CHECK(f->attempt() == 41);
+  CHECK(*f.Ready(lease));
+  // Who owns all has nobody elsewhere that could have given the version up.
+  Fixture whole;
+  whole.SetPublished({1, 4}, 40);
+  Says(whole.Ask(Fixture::Request(4, 0, 1, "", 41)).status(), "is not newer than the published");
+}
+
+TEST_CASE("a wait answers for its own lease") {
+  Fixture f;
+  const uint64_t first = f.Begin(Fixture::Request(5));
+  (void)f->Abandon(first, 0, "loss is not a number");
+  const uint64_t second = f.Begin(Fixture::Request(6));
+  VersionInfo info;
+  info.identity.id = {1, 6};
+  CHECK(!f->Outcome(6, second, {}).has_value());
+  CHECK(*f.Ready(second));
+  f->Published(info);
+  f.SetPublished({1, 6});
+  // A later version is out, and the first lease's is not.
+  const auto failed = f->Outcome(5, first, info);
+  REQUIRE(failed.has_value());
+  CHECK(absl::IsAborted(failed->status()));
+  Says(failed->status(), "loss is not a number");
+  CHECK((*f->Outcome(6, second, info))->id() == StateId{1, 6});
+  // By version alone: that one or a newer one.
+  CHECK((*f->Outcome(5, 0, info))->id() == StateId{1, 6});
+  CHECK(!f->Outcome(7, 0, info).has_value());
+  Says(f->Outcome(7, 4711, info)->status(), "is not known");
+}
+
+TEST_CASE("a chunk is final when the ranks have counted all its bytes") {
+  Fixture f;
+  const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));
+  REQUIRE(f.Begin(Fixture::Request(5, 1, 2)) == lease);
+  std::vector<uint32_t> whole;
+  const uint32_t chunk = static_cast<uint32_t>(kChunkBytes);
+  REQUIRE(f.Count(lease, 0, {0, 1}, {chunk / 2, kBig - chunk}, &whole).ok());
+  CHECK(whole == std::vector<uint32_t>{1});
+  REQUIRE(f.Count(lease, 1, {2}, {99}, &whole).ok());
+  CHECK(whole.empty());
+  REQUIRE(f.Count(lease, 1, {0, 2}, {chunk / 2, 1}, &whole).ok());
+  CHECK(whole == std::vector<uint32_t>{0, 2});
+  SECTION("and one byte more ends the offload") {
+    const Status over = f.Count(lease, 1, {0}, {1});
+    CHECK(absl::IsFailedPrecondition(over));
+    Says(over, "tensor big");
+    Says(over, "rank 1 and rank 0");
+    CHECK(f->idle());
+    CHECK(f->Attended(lease, 0).status() == over);
+  }
+  SECTION("and it cannot be declared unchanged") {
+    ReadyNotice none{5, 0, 2, lease, false, {1, 2}, {0}};
+    CHECK(!*f->Ready(none, f.published()));
+    ReadyNotice same{5, 1, 2, lease, false, {1, 2}, {0}};
+    f.SetPublished({1, 4});
+    const Status both = f->Ready(same, f.published()).status();
+    CHECK(absl::IsFailedPrecondition(both));
+    Says(both, "big");
+  }
+}
+
+TEST_CASE("what one rank claims alone, no other may count, in either order") {
+  Fixture f;
+  const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));
+  f.Begin(Fixture::Request(5, 1, 2));
+  const bool count_first = GENERATE(true, false);
+  const auto claim = [&] {
+    return f->Written(lease, {.rank = 0, .tensors = {0}, .sole = true}).status();
+  };
+  const Status first = count_first ? f.Count(lease, 1, {1}, {10}) : claim();
+  CHECK(first.ok());
+  const Status second = count_first ? claim() : f.Count(lease, 1, {1}, {10});
+  CHECK(absl::IsFailedPrecondition(second));
+  Says(second, "tensor big");
+  CHECK(f->idle());
+}
+
+TEST_CASE("counts of chunks that are not there end nothing") {
+  Fixture f(true);
+  const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2, "", 1));
+  for (const auto& [chunks, bytes] :
+       {std::pair<std::vector<uint32_t>, std::vector<uint32_t>>{{4}, {1}},
+        {{3}, {1}},
+        {{0, 1}, {1}}}) {
+    CHECK(absl::IsInvalidArgument(f.Count(lease, 0, chunks, bytes)));
+  }
+  CHECK(f->writing(lease));
+}
+
+TEST_CASE("an offload's time is up: the late ranks are named") {
+  Fixture f(false, milliseconds(500));
+  CHECK(!f->deadline());
+  const uint64_t lease = f.Begin(Fixture::Request(5, 0, 3));
+  f.Begin(Fixture::Request(5, 1, 3));
+  CHECK(!*f.Ready(lease, 1, 3));
+  CHECK(*f->deadline() == f.now() + milliseconds(500));
+  CHECK(!f->Expire(f.now() + milliseconds(499)));
+  CHECK(f->Expire(f.now() + milliseconds(500)));
+  const Status why = f->Attended(lease, 0).status();
+  Says(why, "rank 0 is not ready, rank 2 has not begun");
+}
+
+TEST_CASE("an incomplete version ends, and names what nobody wrote") {
+  Fixture f;
+  const uint64_t lease = f.Begin(Fixture::Request(5));
+  const Status missing = f->Ready({5, 0, 1, lease, false, {0, 2}, {}}, f.published()).status();
+  CHECK(absl::IsFailedPrecondition(missing));
+  Says(missing, "1 of 3 tensors");
+  Says(missing, "small");
+  CHECK(f->idle());
+}
+
+}  // namespace deltawire::sender

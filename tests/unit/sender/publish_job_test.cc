@@ -1,0 +1,187 @@
+// A publish whose base has gone bad: what comes out is right for everybody who holds the old bytes.
+#include "sender/publish_job.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "common/layout/root.h"
+#include "sender/model.h"
+#include "tests/unit/kernels/kernel_data.h"
+#include "tests/unit/sender/published_model.h"
+
+namespace deltawire::sender {
+namespace {
+
+using kernels::test::Random;
+
+/// Two halves of a model whose tensor 3 is declared unchanged, and a receiver's copy of the first.
+class Halves {
+ public:
+  explicit Halves(Random& random)
+      : layout_(*Layout::Create({{"a", DType::kBF16, {700, 1000}},
+                                 {"b", DType::kF32, {333}},
+                                 {"c", DType::kF8E4M3, {100'001}},
+                                 {"same", DType::kBF16, {5000}}})),
+        chunks_(*ChunkTable::Create(layout_)) {
+    active.resize(layout_.total_bytes());
+    for (std::byte& b : active) b = static_cast<std::byte>(random.Next());
+    receiver = inactive = active;
+    kernels::test::Mutate(MutableBytes(inactive).first(chunks_[FirstOf(3)].offset), 1, 0.01,
+                          kernels::test::Change::kAny, random);
+    auto published = std::make_shared<Published>();
+    auto digests = std::make_shared<std::vector<uint64_t>>();
+    for (uint32_t i = 0; i < chunks_.size(); ++i) digests->push_back(Digest(active, i));
+    published->digests = digests;
+    published->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks_.size());
+    published_ = published;
+  }
+
+  uint32_t FirstOf(size_t tensor) const { return chunks_.first_of_tensor(tensor); }
+  uint64_t offset(uint32_t chunk) const { return chunks_[chunk].offset; }
+  uint64_t Digest(Bytes half, uint32_t i) const {
+    return kernels::Scalar().digest(key_, half.subspan(chunks_[i].offset, chunks_[i].bytes));
+  }
+  const Published& published() const { return *published_; }
+  /// The version before did not change anything, as far as the log says.
+  void Log() {
+    auto with = std::make_shared<Published>();
+    with->digests = published_->digests;
+    with->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks_.size());
+    DeltaLog log(1 << 20);
+    log.Append(DeltaBuilder(1 << 20).Finish({1, 0}, {1, 1}));
+    with->log = log.View();
+    published_ = with;
+  }
+
+  PublishJob::Result Publish() {
+    PublishJob::Inputs in;
+    in.chunks = &chunks_;
+    in.backend = &kernels::Best();
+    in.key = &key_;
+    in.active = active;
+    in.inactive = inactive;
+    in.active_digests = published_->digests;
+    in.active_root = RootOf(*published_->digests, Coverage::All(chunks_.size()));
+    in.payload_limit = uint64_t{1} << 30;
+    in.published = published_;
+    in.lost = [this](uint32_t chunk, bool whole) {
+      std::lock_guard lock(mu_);
+      (whole ? whole_again : carried).push_back(chunk);
+    };
+    std::vector<bool> unchanged(layout_.size());
+    unchanged.back() = true;
+    auto result = std::make_shared<PublishJob>(in)->Finish({1, 1}, {1, 2}, unchanged, pool_);
+    CHECK(result.root == RootOf(*result.digests, Coverage::All(chunks_.size())));
+    return result;
+  }
+
+  /// The receiver's bytes after the version, all of which must have the digests it names.
+  void Receive(const PublishJob::Result& result) {
+    for (const ChunkDelta& d : result.delta->chunks()) {
+      const Chunk& chunk = chunks_[d.chunk];
+      const MutableBytes here = MutableBytes(receiver).subspan(chunk.offset, chunk.bytes);
+      if (d.full) {
+        std::memcpy(here.data(), &inactive[chunk.offset], chunk.bytes);
+        continue;
+      }
+      uint64_t digest = 0;
+      REQUIRE(kernels::Best().decode_apply(key_, d.payload, here, chunk.width, d.digest_before,
+                                           &digest) == kernels::DecodeStatus::kOk);
+      CHECK(digest == d.digest_after);
+    }
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      CAPTURE(i);
+      CHECK(Digest(receiver, i) == (*result.digests)[i]);
+    }
+  }
+
+  std::vector<std::byte> active, inactive, receiver;
+  std::vector<uint32_t> whole_again, carried;
+
+ private:
+  const Layout layout_;
+  const ChunkTable chunks_;
+  const kernels::DigestKey key_{7};
+  std::shared_ptr<const Published> published_;
+  ThreadPool pool_{2};
+  Mutex mu_;
+};
+
+TEST_CASE("a base that lost its digest is not diffed against") {
+  const uint64_t seed = 93;
+  CAPTURE(seed);
+  Random random(seed);
+  for (size_t tensor = 0; tensor < 3; ++tensor) {
+    CAPTURE(tensor);
+    Halves halves(random);
+    const uint32_t damaged = halves.FirstOf(tensor);
+    halves.active[halves.offset(damaged) + 77] ^= std::byte{8};
+    const std::vector<std::byte> written = halves.inactive;
+    const PublishJob::Result result = halves.Publish();
+    CHECK(halves.whole_again == std::vector<uint32_t>{damaged});
+    CHECK(halves.published().damaged[damaged] == 1);
+    CHECK(result.damaged.empty());
+    REQUIRE(result.delta->Find(damaged) != nullptr);
+    CHECK(result.delta->Find(damaged)->full);
+    halves.Receive(result);
+    CHECK(halves.receiver == written);
+  }
+}
+
+TEST_CASE("an unchanged tensor is carried over by its digest") {
+  const uint64_t seed = 94;
+  CAPTURE(seed);
+  Random random(seed);
+  const bool in_both = GENERATE(false, true), damage = GENERATE(false, true);
+  CAPTURE(in_both, damage);
+  Halves halves(random);
+  if (in_both) halves.Log();
+  const uint32_t same = halves.FirstOf(3);
+  const size_t at = halves.offset(same) + 99;
+  if (!in_both) halves.inactive[at - 50] ^= std::byte{1};
+  std::vector<std::byte> right = halves.inactive;
+  std::memcpy(&right[halves.offset(same)], &halves.active[halves.offset(same)], 10'000);
+  if (damage) halves.active[at] ^= std::byte{1};
+  const PublishJob::Result result = halves.Publish();
+  const bool lost = damage && !in_both;
+  CHECK(result.damaged == (lost ? std::vector<uint32_t>{same} : std::vector<uint32_t>{}));
+  CHECK(halves.carried == result.damaged);
+  CHECK(halves.whole_again.empty());
+  CHECK(result.delta->Find(same) == nullptr);  // receivers keep what they have
+  CHECK((halves.inactive == right) == !lost);
+  halves.Receive(result);
+  CHECK(halves.receiver == right);
+}
+
+TEST_CASE("a model publishes right bytes over a half that went bad, and says so") {
+  test::PublishedModel published(6, 95);
+  published.Publish(1);
+  published.Publish(2, true);
+  published.Flip(3);
+  published.Publish(3, true);
+  Model& model = *published.model();
+  CHECK(model.scrub().mismatches == 1);
+  CHECK(model.damaged_chunks() == 0);
+  const auto state = model.published();
+  const auto& delta = state->log.back();
+  REQUIRE(delta->Find(3) != nullptr);
+  CHECK(delta->Find(3)->full);
+  for (uint32_t c = 0; c < model.chunks().size(); ++c) {
+    const Chunk& chunk = model.chunks()[c];
+    const Bytes wanted = Bytes(published.content(3)).subspan(chunk.offset, chunk.bytes);
+    CHECK((*state->digests)[c] == model.backend().digest(model.key(), wanted));
+  }
+}
+
+TEST_CASE("nothing is rolled back from bytes that lost their digest") {
+  test::PublishedModel published(6, 96);
+  published.Publish(1);
+  published.Publish(2);
+  published.Flip(3);
+  const auto rolled = published.model()->Rollback(1);
+  CHECK(rolled.status().code() == StatusCode::kDataLoss);
+  CHECK(published.model()->published()->info.id().version == 2);
+}
+
+}  // namespace
+}  // namespace deltawire::sender

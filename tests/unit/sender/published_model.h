@@ -1,0 +1,104 @@
+// A sender's model in a directory of its own, and a trainer that publishes to it by hand.
+// Owner: the test case. Content is random but for what a publish changes; every version's bytes are
+// kept, so that what a pull brought can be compared. Not thread-safe.
+#pragma once
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/base/thread_pool.h"
+#include "sender/model.h"
+#include "tests/support/temp_dir.h"
+
+namespace deltawire::sender::test {
+
+class PublishedModel {
+ public:
+  /// `tensors` chunks of 8 KiB each.
+  explicit PublishedModel(uint32_t tensors, uint64_t seed, ModelOptions options = {})
+      : options_(Small(options)), random_(seed) {
+    spdlog::set_level(spdlog::level::off);
+    std::vector<TensorMeta> meta;
+    for (uint32_t t = 0; t < tensors; ++t) {
+      meta.push_back({"t" + std::to_string(t), DType::kBF16, {4096}});
+    }
+    Layout layout = *Layout::Create(std::move(meta));
+    content_.resize(layout.total_bytes());
+    for (std::byte& b : content_) b = static_cast<std::byte>(random_());
+    Coverage all = *Coverage::Create({}, tensors);
+    auto model = Model::Create("m", dir_.path() / "m", std::move(layout), std::move(all), {},
+                               options_, pool_);
+    REQUIRE(model.status() == absl::OkStatus());
+    model_ = *model;
+  }
+
+  const std::shared_ptr<Model>& model() const { return model_; }
+  /// As published under that version number.
+  const std::vector<std::byte>& content(uint64_t version) const { return versions_.at(version); }
+
+  /// Changes some elements of some tensors (all of each with `everything`), and publishes.
+  /// Returns how long the trainer waited for its half.
+  double Publish(uint64_t version, bool everything = false) {
+    for (uint32_t c = 0; c < model_->chunks().size(); ++c) {
+      const Chunk& place = model_->chunks()[c];
+      if (!everything && random_() % 2 == 0) continue;
+      for (int n = 0; n < (everything ? static_cast<int>(place.bytes) : 5); ++n) {
+        const size_t at = everything ? static_cast<size_t>(n) : random_() % place.bytes;
+        content_[place.offset + at] = static_cast<std::byte>(random_());
+      }
+    }
+    const auto grant = model_->BeginOffload({.version = version}, [] { return false; });
+    REQUIRE(grant.status() == absl::OkStatus());
+    Write(grant->half_path, grant->data_offset, content_);
+    ReadyNotice ready;
+    ready.version = version;
+    ready.lease = grant->lease;
+    ready.wrote_all = true;
+    REQUIRE(model_->NotifyReady(ready).status() == absl::OkStatus());
+    const auto info = model_->WaitPublished(version, grant->lease, [] { return false; });
+    REQUIRE(info.status() == absl::OkStatus());
+    versions_[version] = content_;
+    return grant->waited_seconds;
+  }
+
+  /// Flips a bit of `chunk` in the half that is published now.
+  void Flip(uint32_t chunk) {
+    const auto half = model_->published()->half;
+    const size_t at = model_->chunks()[chunk].offset + 100;
+    const std::byte flipped = model_->half(half)[at] ^ std::byte{16};
+    Write(model_->directory() / ("half-" + std::to_string(half) + ".safetensors"),
+          model_->data_offset() + at, {&flipped, 1});
+  }
+
+ private:
+  static ModelOptions Small(ModelOptions options) {
+    options.huge_pages = false;
+    options.grace = std::chrono::milliseconds(50);
+    return options;
+  }
+  static void Write(const std::filesystem::path& path, uint64_t offset, Bytes bytes) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    REQUIRE(fd >= 0);
+    const ssize_t written = pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    close(fd);
+    REQUIRE(written == static_cast<ssize_t>(bytes.size()));
+  }
+
+  TempDir dir_;
+  ThreadPool pool_{2};
+  const ModelOptions options_;
+  std::mt19937_64 random_;
+  std::vector<std::byte> content_;
+  std::map<uint64_t, std::vector<std::byte>> versions_;
+  std::shared_ptr<Model> model_;
+};
+
+}  // namespace deltawire::sender::test

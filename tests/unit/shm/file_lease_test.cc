@@ -1,0 +1,208 @@
+// Leases against real readers: with the file open, with a mapping alone, forked, about to open it.
+#include "common/shm/file_lease.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdarg>
+#include <functional>
+
+#include "common/shm/mapped_file.h"
+#include "tests/support/temp_dir.h"
+
+namespace {
+/// What fcntl(F_SETLEASE) fails with in this program; 0: what the kernel says.
+std::atomic<int> lease_errno{0};
+}  // namespace
+
+// Stands before libc's, so that a filesystem without leases can be had anywhere.
+extern "C" int fcntl(int fd, int command, ...) {
+  using Fcntl = int (*)(int, int, ...);
+  static const auto real = reinterpret_cast<Fcntl>(::dlsym(RTLD_NEXT, "fcntl"));
+  va_list list;
+  va_start(list, command);
+  void* argument = va_arg(list, void*);
+  va_end(list);
+  if (command == F_SETLEASE && lease_errno != 0) {
+    errno = lease_errno;
+    return -1;
+  }
+  return real(fd, command, argument);
+}
+
+namespace deltawire {
+namespace {
+
+namespace fs = std::filesystem;
+using Answer = FileLease::Answer;
+
+constexpr size_t kBytes = 4096;
+
+/// A process that does `prepare` with the file, says so, and stays until this goes.
+class Other {
+ public:
+  Other(const fs::path& path, const std::function<bool(int fd)>& prepare) {
+    int ready[2];
+    REQUIRE(::pipe(ready) == 0);
+    pid_ = ::fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      const int fd = ::open(path.c_str(), O_RDONLY);
+      const char ok = fd >= 0 && prepare(fd);
+      if (::write(ready[1], &ok, 1) != 1) ::_exit(1);
+      for (;;) ::pause();
+    }
+    char ok = 0;
+    REQUIRE(::read(ready[0], &ok, 1) == 1);
+    REQUIRE(ok == 1);
+    ::close(ready[0]);
+    ::close(ready[1]);
+  }
+  ~Other() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_;
+};
+
+/// The file as its owner has it: open once, and mapped through that.
+struct Owned {
+  explicit Owned(const fs::path& dir) : path(dir / "file.safetensors") {
+    fd = ScopedFd(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+    REQUIRE(fd.get() >= 0);
+    REQUIRE(::ftruncate(fd.get(), kBytes) == 0);
+    map = *Mapping::Map(fd.get(), kBytes, true, path);
+    lease = FileLease(fd.get());
+  }
+  fs::path path;
+  ScopedFd fd;
+  Mapping map;
+  FileLease lease;
+};
+
+bool MapAndClose(int fd) {
+  const bool ok = ::mmap(nullptr, kBytes, PROT_READ, MAP_SHARED, fd, 0) != MAP_FAILED;
+  ::close(fd);
+  return ok;
+}
+
+TEST_CASE("leases work here") {
+  const TempDir temp;
+  CHECK(LeaseProblem(temp.path()) == "");
+  CHECK(fs::is_empty(temp.path()));
+  CHECK(LeaseProblem(temp.path() / "absent").find("absent") != std::string::npos);
+}
+
+TEST_CASE("the owner's own descriptor and mapping are nobody else's") {
+  const TempDir temp;
+  Owned file(temp.path());
+  for (int i = 0; i < 3; ++i) {
+    CHECK(file.lease.Try() == Answer::kAlone);
+    CHECK(file.lease.Try() == Answer::kAlone);
+    CHECK(file.lease.held());
+    file.lease.Release();
+    CHECK_FALSE(file.lease.held());
+  }
+  CHECK(WhoHas(file.fd.get()).empty());
+}
+
+TEST_CASE("a reader in another process is seen, and named") {
+  const TempDir temp;
+  Owned file(temp.path());
+  const std::function<bool(int)> ways[] = {
+      [](int) { return true; },
+      MapAndClose,
+      // The one who opened it is gone from it; a child goes on.
+      [](int fd) {
+        const pid_t child = ::fork();
+        if (child == 0) {
+          ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+          for (;;) ::pause();
+        }
+        ::close(fd);
+        return child > 0;
+      },
+  };
+  for (const auto& way : ways) {
+    {
+      const Other other(file.path, way);
+      CHECK(file.lease.Try() == Answer::kInUse);
+      const auto holders = WhoHas(file.fd.get());
+      REQUIRE_FALSE(holders.empty());  // a child has its parent's descriptors too
+      CHECK(holders[0].name == "shm_test");
+      CHECK(DescribeHolders(holders).find("(shm_test)") != std::string::npos);
+    }
+    // A killed process's descriptors may outlive the wait for it by a moment.
+    while (file.lease.Try() != Answer::kAlone) ::sched_yield();
+    file.lease.Release();
+  }
+  CHECK(DescribeHolders({}).find("/proc") != std::string::npos);
+}
+
+TEST_CASE("a second descriptor of the same process counts") {
+  const TempDir temp;
+  Owned file(temp.path());
+  {
+    const ScopedFd second(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+    CHECK(file.lease.Try() == Answer::kInUse);
+    const auto holders = WhoHas(file.fd.get());
+    REQUIRE(holders.size() == 1);
+    CHECK(holders[0].pid == ::getpid());
+  }
+  CHECK(file.lease.Try() == Answer::kAlone);
+}
+
+TEST_CASE("one who opens it meanwhile waits, hurts nobody, and goes on when it is released") {
+  const TempDir temp;
+  Owned file(temp.path());
+  REQUIRE(file.lease.Try() == Answer::kAlone);
+  int opened[2];
+  REQUIRE(::pipe(opened) == 0);
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const int fd = ::open(file.path.c_str(), O_RDONLY);
+    char byte = 0;
+    if (::pread(fd, &byte, 1, 0) != 1 || ::write(opened[1], &byte, 1) != 1) ::_exit(1);
+    ::_exit(0);
+  }
+  // The lease says that it is wanted once the opener waits; the signal for it has no effect.
+  while (::fcntl(file.fd.get(), F_GETLEASE) == F_WRLCK) ::sched_yield();
+  file.map.base()[0] = std::byte{7};
+  file.lease.Release();
+  char byte = 0;
+  REQUIRE(::read(opened[0], &byte, 1) == 1);
+  CHECK(byte == 7);
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  ::close(opened[0]);
+  ::close(opened[1]);
+}
+
+TEST_CASE("where leases are not to be had it says why") {
+  const TempDir temp;
+  Owned file(temp.path());
+  for (const auto& [err, word] :
+       {std::pair{EINVAL, "fs.leases-enable"}, {EACCES, "another user"}, {ENOLCK, "lock"}}) {
+    lease_errno = err;
+    CHECK(file.lease.Try() == Answer::kUnsupported);
+    CHECK(file.lease.reason().find(word) != std::string::npos);
+    CHECK(LeaseProblem(temp.path()) == file.lease.reason());
+  }
+  lease_errno = 0;
+  CHECK(file.lease.Try() == Answer::kAlone);
+}
+
+}  // namespace
+}  // namespace deltawire
