@@ -35,6 +35,7 @@ Identity Combine(std::span<const Identity> parts) {
   whole.root = 0;
   for (const Identity& part : parts) {
     lineages.push_back(part.lineage);
+    whole.id = std::max(whole.id, part.id);
     whole.root += part.root;
   }
   whole.lineage = CombineLineages(std::move(lineages));
@@ -124,47 +125,49 @@ void Follower::Learn(size_t agent, const Identity& newest) {
   if (a.known.size() > kRemembered) a.known.pop_front();
 }
 
-const Identity* Follower::Known(const Agent& agent, StateId id) const {
-  for (const Identity& known : agent.known) {
-    if (known.id == id) return &known;
+const Identity* Follower::Known(const Agent& agent, const Identity& part) const {
+  for (auto known = agent.known.rbegin(); known != agent.known.rend(); ++known) {
+    // One offload's parts belong together, in whatever epoch an agent counts them: one may have
+    // been rolled back more often than another. Without attempts the ids must do.
+    const bool same_offload = part.attempt != 0 && known->attempt == part.attempt &&
+                              known->id.version == part.id.version;
+    if (same_offload || (known->id == part.id && known->attempt == part.attempt)) return &*known;
   }
   return nullptr;
 }
 
-std::optional<Follower::Target> Follower::At(StateId id) const {
+std::optional<Follower::Target> Follower::At(const Identity& part) const {
   Target target;
   target.root_known = true;
-  uint64_t attempt = 0;
-  bool attempt_known = false;
   for (const Agent& a : agents_) {
-    if (const Identity* known = Known(a, id)) {
-      if (attempt_known && known->attempt != attempt) return std::nullopt;
-      attempt = known->attempt;
-      attempt_known = true;
+    if (const Identity* known = Known(a, part)) {
       target.parts.push_back(*known);
-    } else {
-      // It passed over that state while nobody listened. It will say itself whether it was one.
-      target.parts.push_back({.lineage = a.newest.lineage, .id = id});
-      target.root_known = false;
+      continue;
     }
+    // It may have passed over that state while nobody listened, and says itself whether it has.
+    const bool passed = a.newest.id.epoch == part.id.epoch && a.newest.id > part.id &&
+                        std::ranges::none_of(a.known, [&](const Identity& known) {
+                          return known.id == part.id;  // of another attempt
+                        });
+    if (!passed) return std::nullopt;
+    target.parts.push_back({.lineage = a.newest.lineage, .id = part.id, .attempt = part.attempt});
+    target.root_known = false;
   }
-  for (Identity& part : target.parts) part.attempt = attempt;
   target.whole = Combine(target.parts);
   return target;
 }
 
 std::optional<Follower::Target> Follower::Common() const {
-  StateId limit = agents_.front().newest.id;
-  std::set<StateId> ids;
+  std::vector<const Identity*> states;
   for (const Agent& a : agents_) {
-    // A version of one epoch is not that of another, whatever its number.
-    if (a.newest.empty() || a.newest.id.epoch != limit.epoch) return std::nullopt;
-    limit = std::min(limit, a.newest.id);
-    for (const Identity& known : a.known) ids.insert(known.id);
+    if (a.newest.empty()) return std::nullopt;
+    for (const Identity& known : a.known) states.push_back(&known);
   }
-  for (auto id = ids.rbegin(); id != ids.rend(); ++id) {
-    if (*id > limit || id->epoch != limit.epoch) continue;
-    if (auto target = At(*id)) return target;
+  // The first that all have is the newest: a whole has the greatest of its parts' ids.
+  std::ranges::stable_sort(states,
+                           [](const Identity* a, const Identity* b) { return a->id > b->id; });
+  for (const Identity* state : states) {
+    if (auto target = At(*state)) return target;
   }
   return std::nullopt;
 }

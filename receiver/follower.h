@@ -20,8 +20,9 @@
 
 namespace deltawire::receiver {
 
-/// The name of a whole model of which each agent has a part at the same id and attempt: lineage
-/// XXH3-128 over the sorted lineages (of one agent its own), root the sum of the parts'.
+/// The name of a whole model of which each agent has a part at the same version and attempt:
+/// lineage XXH3-128 over the sorted lineages (of one agent its own), id the greatest of the parts'
+/// (epochs may differ, where one agent was rolled back more often), root the sum of the parts'.
 Hash128 CombineLineages(std::vector<Hash128> lineages);
 Identity Combine(std::span<const Identity> parts);
 
@@ -112,8 +113,10 @@ class Follower {
     std::deque<Identity> known;  ///< of newest's lineage, by rising id; the last one is newest
     Backoff backoff;
   };
-  const Identity* Known(const Agent& agent, StateId id) const;
-  std::optional<Target> At(StateId id) const;
+  /// The agent's part of the offload that another agent's `part` is of; null: it is not known.
+  const Identity* Known(const Agent& agent, const Identity& part) const;
+  /// The whole that `part` belongs to.
+  std::optional<Target> At(const Identity& part) const;
   StateId OldestNewest() const;
 
   const Options options_;

@@ -140,7 +140,10 @@ Status PullRound::RunParts() {
   const auto run = [this, &have](Part& part) {
     wire::Have own = have;
     own.held = wish_.force_full ? Identity{} : agents_[part.agent].held;
-    if (own.held.empty()) own.history.clear();
+    const Follower::Target& target = wish_.target;
+    // Deltas are remembered by the whole's ids.
+    const bool own_ids = target.parts[part.agent].id.epoch == target.whole.id.epoch;
+    if (own.held.empty() || !own_ids) own.history.clear();
     if (own.history.empty()) {
       for (auto& entry : own.chunks) entry.depth = 0;
     }

@@ -93,6 +93,8 @@ void Replica::HoldParts(const Follower::Target& target) {
     const Identity& part = target.parts[i];
     if (!(held.lineage == part.lineage)) held = {};
     if (!held.empty() || last.empty() || !(last.lineage == target.whole.lineage)) continue;
+    // The whole's epoch is the part's own only where no agent was rolled back more often.
+    if (part.id.epoch != last.id.epoch) continue;
     if (agents_.size() == 1) {
       held = last;
     } else if (whole) {

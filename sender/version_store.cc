@@ -19,6 +19,8 @@ bool IsNamed(const Identity& known, const Identity& asked) {
          (asked.attempt == 0 || asked.attempt == known.attempt);
 }
 
+constexpr size_t kLastSideFiles = 4;
+
 }  // namespace
 
 std::shared_ptr<const Published> VersionStore::newest() const {
@@ -49,7 +51,13 @@ void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<cons
   while (steps_.size() > next->log.size()) steps_.pop_front();
   next->serial = next_serial_++;
   last = std::exchange(newest_, std::move(next));
-  if (last != nullptr) kept_ = nullptr;  // its half was written to
+  if (last == nullptr) return;
+  kept_ = nullptr;  // its half was written to
+  std::erase_if(held_, [](const auto& held) { return held.expired(); });
+  held_.push_back(last);
+  if (last->side_files->hash == newest_->side_files->hash) return;
+  last_side_files_.push_back(last->side_files);
+  if (last_side_files_.size() > kLastSideFiles) last_side_files_.pop_front();
 }
 
 void VersionStore::KeepEarlier(std::shared_ptr<const Published> state) {
@@ -176,6 +184,17 @@ std::shared_ptr<const SideFileSet> VersionStore::side_files(uint64_t hash) const
     if (step.side_files->hash == hash) return step.side_files;
   }
   if (kept_ != nullptr && kept_->side_files->hash == hash) return kept_->side_files;
+  for (const auto& weak : held_) {
+    const auto held = weak.lock();
+    if (held != nullptr && held->side_files->hash == hash) return held->side_files;
+  }
+  for (const auto& [id, weak] : made_) {
+    const auto made = weak.lock();
+    if (made != nullptr && made->side_files->hash == hash) return made->side_files;
+  }
+  for (const auto& set : last_side_files_) {
+    if (set->hash == hash) return set;
+  }
   return nullptr;
 }
 

@@ -70,7 +70,8 @@ class VersionStore {
   Status UndoInto(MutableBytes data, const Published& newest, const Identity& target,
                   std::vector<uint64_t>& digests) const;
 
-  /// Side files of the newest state or one that At can make; null when none has that hash.
+  /// Side files of the newest state, of one that At can make or a pull still holds, or of one of
+  /// the last that were replaced (a pull has just ended at it); null when none has that hash.
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const;
 
   uint64_t log_bytes() const;
@@ -96,6 +97,8 @@ class VersionStore {
   std::deque<Step> steps_;
   // What pulls were pinned to: several receivers share one, and with it what was coded for them.
   std::map<std::pair<StateId, uint64_t>, std::weak_ptr<const Published>> made_;
+  std::vector<std::weak_ptr<const Published>> held_;                // by pulls, after Install
+  std::deque<std::shared_ptr<const SideFileSet>> last_side_files_;  // that were replaced
   uint64_t next_serial_ = 1;
 };
 

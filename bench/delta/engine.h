@@ -23,6 +23,9 @@ class Engine {
                                                   const kernels::DigestKey& key, size_t threads,
                                                   ThreadPool& pool);
 
+  const Workload& workload() const { return workload_; }
+  const kernels::Backend& kernels() const { return kernels_; }
+  const kernels::DigestKey& key() const { return key_; }
   bool has_tight() const { return tight_; }
   /// Dense is for chunks of which a good part changed; elsewhere it is not tried.
   bool has_dense() const { return dense_; }

@@ -1,5 +1,6 @@
 #include "bench/delta/timed_cases.h"
 
+#include "bench/delta/publish_run.h"
 #include "bench/delta/references.h"
 
 namespace deltawire::bench {
@@ -15,6 +16,8 @@ constexpr const char* kOperationNames[] = {"memcpy",
                                            "digest_pieces",
                                            "encode_fast",
                                            "encode_checked",
+                                           "publish_unchecked",
+                                           "publish",
                                            "encode_tight",
                                            "encode_tight_history",
                                            "encode_dense",
@@ -101,7 +104,7 @@ void Plan::AddOperations() {
       const auto add = [&](const Operation& o) {
         steps_.push_back({Column(o.name, threads), threads, [&o, &p = *pool] { return o.run(p); }});
       };
-      if (!reference && op.targets.of_memcmp > 0) add(*compare);
+      if (!reference && op.targets.of_reference > 0 && op.reference == "memcmp") add(*compare);
       add(op);
     }
   }
@@ -175,10 +178,10 @@ void Plan::ReportOperation(const Series& series, const Operation& op, size_t thr
   Row row = MakeRow(column, "throughput", Rate(seconds, gigabytes), "GB/s", threads);
   row.detail = detail;
   if (targets && threads == 1) {
-    row.wanted.ratio_at_least = op.targets.of_memcmp;
+    row.wanted.ratio_at_least = op.targets.of_reference;
     row.wanted.value_at_least = op.targets.gb_per_second;
   }
-  AddRow(series, row, op.name == "memcmp" ? "" : Column("memcmp", threads), gigabytes);
+  AddRow(series, row, op.name == "memcmp" ? "" : Column(op.reference, threads), gigabytes);
   if (threads == 1 && op.targets.of_pairs > 0) {
     row.wanted = {};
     if (targets) row.wanted.ratio_at_least = op.targets.of_pairs;
@@ -232,6 +235,15 @@ void Plan::ReportAll(const Series& series) const {
 
 using Pool = ThreadPool&;
 
+void AddPublishes(Engine& e, std::vector<Operation>& out) {
+  const auto publish = std::make_shared<PublishRun>(e.workload(), e.kernels(), e.key());
+  const auto run = [publish](bool check) {
+    return [publish, check](Pool p) { return publish->Run(p, check); };
+  };
+  out.push_back({"publish_unchecked", run(false), 0, "", {}});
+  out.push_back({"publish", run(true), 0, "", {.of_reference = 0.95}, "publish_unchecked"});
+}
+
 void AddEncodes(Engine& e, std::vector<Operation>& out) {
   out.push_back({"memcpy", [&e](Pool p) { return e.CopyOld(p); }, 0, "", {}});
   out.push_back({"memcmp", [&e](Pool p) { return e.Compare(p); }, 0, "", {}});
@@ -242,14 +254,15 @@ void AddEncodes(Engine& e, std::vector<Operation>& out) {
                  [&e](Pool p) { return e.EncodeFast(p); },
                  0,
                  kPairsEncode,
-                 {.of_memcmp = 0.75, .of_pairs = 3, .of_one_thread = 1.8}});
+                 {.of_reference = 0.75, .of_pairs = 3, .of_one_thread = 1.8}});
   out.push_back({"encode_checked", [&e](Pool p) { return e.EncodeChecked(p); }, 0, "", {}});
+  AddPublishes(e, out);
   if (e.has_tight()) {
     out.push_back({"encode_tight",
                    [&e](Pool p) { return e.EncodeTight(p, false); },
                    0,
                    "",
-                   {.of_memcmp = 0.3, .gb_per_second = 2, .of_one_thread = 1.8}});
+                   {.of_reference = 0.3, .gb_per_second = 2, .of_one_thread = 1.8}});
   }
   if (e.has_tight() && e.has_history()) {
     out.push_back({"encode_tight_history",

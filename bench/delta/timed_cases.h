@@ -9,7 +9,7 @@ namespace deltawire::bench {
 
 /// What is aimed for; 0: nothing.
 struct OperationTargets {
-  double of_memcmp = 0;
+  double of_reference = 0;
   double of_pairs = 0;
   double gb_per_second = 0;
   double changes_per_second = 0;
@@ -22,6 +22,7 @@ struct Operation {
   uint64_t changes = 0;  ///< that it goes through; 0: not what it is measured by
   std::string pairs;     ///< the reference among pair lists: "pairs_encode", "pairs_apply" or none
   OperationTargets targets;
+  std::string reference = "memcmp";  ///< the operation beside whose rate its own is put
 };
 
 /// All that the engine can do with its workload.

@@ -16,6 +16,11 @@
 
 namespace deltawire::net {
 
+namespace {
+/// Refused connections that are still being told so.
+constexpr size_t kMostRefused = 256;
+}  // namespace
+
 struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   Impl(IoThreads& io_threads, PullSource& pull_source, const Options& opts)
       : io(io_threads.impl().context), source(pull_source), options(WithDefaults(opts)) {}
@@ -29,8 +34,9 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   std::mutex mu;
   std::condition_variable all_closed;
   bool stopped = false;
-  std::unordered_set<std::shared_ptr<Connection>> connections;
-  std::unordered_map<std::string, size_t> of_address;
+  std::unordered_set<std::shared_ptr<Connection>> connections;  ///< refused ones too
+  size_t admitted = 0;
+  std::unordered_map<std::string, size_t> of_address;  ///< admitted ones
 
   static Options WithDefaults(Options o) {
     constexpr std::chrono::milliseconds kMostIdle{5000};
@@ -38,7 +44,8 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
     return o;
   }
   void Take(int fd);
-  /// Not OK: the connection is there, and shall be told why it may not stay.
+  /// kResourceExhausted: the connection shall be told that it may not stay. kCancelled: it shall be
+  /// closed without a word.
   Status Admit(const std::shared_ptr<Connection>& connection);
   void Forget(const std::shared_ptr<Connection>& connection);
   asio::awaitable<void> Serve(std::shared_ptr<Connection> connection, Status refusal);
@@ -53,24 +60,36 @@ asio::awaitable<void> PullServer::Impl::Serve(std::shared_ptr<Connection> connec
 Status PullServer::Impl::Admit(const std::shared_ptr<Connection>& connection) {
   std::lock_guard lock(mu);
   if (stopped) return absl::CancelledError("stopping");
+  const auto same = of_address.find(connection->address);
+  const size_t from_there = same == of_address.end() ? 0 : same->second;
+  const bool per_address = from_there >= options.max_connections_per_address;
+  if (!per_address && admitted < options.max_connections) {
+    connections.insert(connection);
+    connection->admitted = true;
+    ++admitted;
+    ++of_address[connection->address];
+    return absl::OkStatus();
+  }
+  // Who is refused stays only to be told so and takes no place from others, but of those who do not
+  // listen only so many may stay.
+  if (connections.size() - admitted >= kMostRefused) return absl::CancelledError("too many");
   connections.insert(connection);
-  const size_t same = ++of_address[connection->address];
-  const bool per_address = same > options.max_connections_per_address;
-  if (!per_address && connections.size() <= options.max_connections) return absl::OkStatus();
   return Errorf(StatusCode::kResourceExhausted,
                 "the sender has {} bulk connections{}, which is the most: use fewer streams or "
                 "receivers, or try again later",
-                per_address ? same - 1 : connections.size() - 1,
+                per_address ? from_there : admitted,
                 per_address ? " from " + connection->address : "");
 }
 
 void PullServer::Impl::Forget(const std::shared_ptr<Connection>& connection) {
   std::lock_guard lock(mu);
   if (connections.erase(connection) == 0) return;
-  const auto at = of_address.find(connection->address);
-  if (at != of_address.end() && --at->second == 0) of_address.erase(at);
-  if (!connections.empty()) return;
-  all_closed.notify_all();
+  if (connection->admitted) {
+    --admitted;
+    const auto at = of_address.find(connection->address);
+    if (--at->second == 0) of_address.erase(at);
+  }
+  if (connections.empty()) all_closed.notify_all();
 }
 
 // On the acceptor's thread.
@@ -89,8 +108,8 @@ void PullServer::Impl::Take(int fd) {
   }
   owner.Release();
   connection->address = connection->socket.remote_endpoint(ec).address().to_string();
-  Status admitted = Admit(connection);
-  if (absl::IsCancelled(admitted)) return;
+  Status refusal = Admit(connection);
+  if (absl::IsCancelled(refusal)) return;
   const auto ended = [self = shared_from_this(), connection](const std::exception_ptr& thrown) {
     if (thrown) {
       spdlog::error("{}", MessageOf(FromException("bulk stream", thrown)));
@@ -100,7 +119,7 @@ void PullServer::Impl::Take(int fd) {
     self->Forget(connection);
   };
   try {
-    asio::co_spawn(connection->socket.get_executor(), Serve(connection, std::move(admitted)),
+    asio::co_spawn(connection->socket.get_executor(), Serve(connection, std::move(refusal)),
                    ended);
   } catch (...) {
     ended(std::current_exception());
@@ -128,6 +147,11 @@ StatusOr<std::unique_ptr<PullServer>> PullServer::Listen(IoThreads& io, const st
 }
 
 uint16_t PullServer::port() const { return impl_->port; }
+
+size_t PullServer::connections() const {
+  std::lock_guard lock(impl_->mu);
+  return impl_->admitted;
+}
 
 void PullServer::Stop() {
   {

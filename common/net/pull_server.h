@@ -87,6 +87,7 @@ class PullServer {
   ~PullServer();
 
   uint16_t port() const;
+  size_t connections() const;  ///< open now, without those that are only being refused
   void Stop();
 
   struct Impl;

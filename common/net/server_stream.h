@@ -25,7 +25,8 @@ struct Connection : std::enable_shared_from_this<Connection> {
 
   tcp::socket socket;
   asio::steady_timer idle;
-  std::string address;  ///< of the peer, without its port
+  std::string address;    ///< of the peer, without its port
+  bool admitted = false;  ///< counts against the server's limits; PullServer's mutex
   // On the strand:
   bool closed = false;
   bool cut = false;

@@ -72,8 +72,8 @@ class SimulatedUpstream : public receiver::Upstream {
     return Ask<std::vector<SideFile>>(
         [model, hash](sender::Agent& agent, const Gone&) -> StatusOr<std::vector<SideFile>> {
           DW_ASSIGN_OR_RETURN(const auto m, agent.Find(model));
-          const auto side = m->side_files();
-          if (side->hash != hash) return absl::NotFoundError("no such side files");
+          const auto side = m->side_files(hash);
+          if (side == nullptr) return absl::NotFoundError("no such side files");
           return side->files;
         });
   }

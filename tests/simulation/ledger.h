@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,13 +29,15 @@ class Ledger {
   const std::vector<uint64_t>* Find(Bytes content) const;
   /// Which tensors are of which offered versions, for a report.
   std::string Explain(Bytes content) const;
-  /// The root that a state of these bytes must have.
-  uint64_t Root(Bytes content) const;
+  /// Whether somebody has offered a state with this root.
+  bool HasRoot(uint64_t root) const { return roots_.contains(root); }
 
   const Layout& layout() const { return layout_; }
   const ChunkTable& chunks() const { return chunks_; }
 
  private:
+  uint64_t Root(Bytes content) const;
+
   struct Entry {
     Content content;
     std::vector<uint64_t> versions;
@@ -43,6 +46,7 @@ class Ledger {
   const ChunkTable chunks_;
   const kernels::DigestKey key_;
   std::map<uint64_t, Entry> entries_;  // by XXH3
+  std::set<uint64_t> roots_;
 };
 
 /// A few small tensors of several types; one in three has more than one chunk.

@@ -109,6 +109,7 @@ class Network {
   void BreakSome(const std::string& name, double share);
   /// Its process has died.
   void NodeDied(const std::string& name);
+  double bytes_per_s() const { return options_.bytes_per_s; }
   void SetFlips(double share) { options_.flips = share; }
 
  private:

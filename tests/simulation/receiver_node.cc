@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "common/base/checksum.h"
+#include "common/base/sync.h"
 #include "common/base/thread_pool.h"
 #include "tests/simulation/bulk.h"
 #include "tests/simulation/kernel_calls.h"
@@ -30,6 +31,7 @@ void ReceiverNode::Start() {
   process = std::make_shared<Process>(name);
   replica_ = nullptr;
   stopping_ = false;
+  calls_ = 0;
   ++starts_;
   process->OnDeath([this] {
     replica_ = nullptr;
@@ -51,6 +53,7 @@ void ReceiverNode::Main() {
   options.huge_pages = false;
   options.seed = random_.Next();
   options.buffers = settings_.buffers;
+  options.copy_for_reader = settings_.copies_for_readers;
   options.reader_grace = std::chrono::milliseconds(500);
   options.unsafe_in_place = planted() == Plant::kInPlace;
   std::vector<std::unique_ptr<receiver::Upstream>> upstreams;
@@ -71,10 +74,13 @@ void ReceiverNode::Main() {
     return scheduler.Fail(name + " does not start: " + std::string(replica.status().message()));
   }
   replica_ = replica->get();
+  Thread orchestrator([this, &replica] { WatchCommits(**replica); });
   while (!stopping_) scheduler.Block(this, "a signal");
   replica_ = nullptr;
   const Time limit = scheduler.now() + std::chrono::seconds(20);
   (*replica)->Stop();
+  orchestrator.join();
+  while (calls_ > 0 && scheduler.now() <= limit) scheduler.Sleep(std::chrono::milliseconds(1));
   replica->reset();
   if (scheduler.now() > limit) scheduler.Fail(name + " took longer than 20 s to stop");
   process->Kill();
@@ -85,11 +91,52 @@ void ReceiverNode::Stop() {
   Scheduler::current()->Wake(this);
 }
 
-void ReceiverNode::SetPaused(bool paused) {
+void ReceiverNode::WatchCommits(receiver::Replica& replica) {
+  uint64_t seen = 0;
+  while (const auto commit = replica.WaitCommit(seen, [this] { return stopping_; })) {
+    seen = commit->serial;
+    const Identity& id = commit->id;
+    if (!ledger_.HasRoot(id.root)) {
+      Scheduler::current()->Fail(fmt::format("{} committed {}, which nobody offered", name, ToString(id)));
+    }
+    if (IsLater(committed_, id)) {
+      Scheduler::current()->Fail(fmt::format("{} committed {} after {}", name, ToString(id), ToString(committed_)));
+    }
+    committed_ = id;
+    longest_gap_ = longest_gap();
+    last_commit_ = Scheduler::current()->now();
+  }
+}
+
+void ReceiverNode::Operate(std::function<void(receiver::Replica&)> call) {
   if (replica_ == nullptr) return;
-  Scheduler::current()->Spawn("operator", process, [this, paused] {
+  Scheduler::current()->Spawn("operator", process, [this, call = std::move(call)] {
     if (replica_ == nullptr) return;
-    (void)replica_->SetPaused(paused, [this] { return stopping_; });
+    ++calls_;
+    call(*replica_);
+    --calls_;
+  });
+}
+
+void ReceiverNode::SetPaused(bool paused) {
+  Operate([this, paused](receiver::Replica& replica) {
+    (void)replica.SetPaused(paused, [this] { return stopping_; });
+  });
+}
+
+void ReceiverNode::Sync(bool full) {
+  Operate([this, full](receiver::Replica& replica) {
+    (void)replica.Sync(full, [](const auto&) {}, [this] { return stopping_; });
+  });
+}
+
+void ReceiverNode::Verify(bool repair) {
+  Operate([this, repair](receiver::Replica& replica) {
+    const auto verified = replica.Verify(repair, [this] { return stopping_; });
+    if (verified.ok() && verified->bad_chunks > 0) {
+      Scheduler::current()->Fail(
+          fmt::format("{}: verify found {} bad chunks", name, verified->bad_chunks));
+    }
   });
 }
 
@@ -117,6 +164,15 @@ std::optional<Content> ReceiverNode::Named() const {
   if (n != static_cast<ssize_t>(bytes.size())) return std::nullopt;
   const Bytes data = Data(bytes);
   return Content(data.begin(), data.end());
+}
+
+std::string ReceiverNode::SideFile() const {
+  const int fd = __real_open((directory_ / kSideFile).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return "";
+  char text[64];
+  const ssize_t n = ::pread(fd, text, sizeof text, 0);
+  __real_close(fd);
+  return std::string(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
 }
 
 std::string ReceiverNode::Check() {

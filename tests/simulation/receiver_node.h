@@ -16,6 +16,7 @@ namespace deltawire::simulation {
 
 struct ReceiverSettings {
   uint32_t buffers = 1;
+  bool copies_for_readers = false;  ///< a reader in the way is waited for at most the grace
   uint32_t streams = 2;
   uint64_t staging_bytes = 1 << 20;
   uint64_t history_bytes = 0;
@@ -33,6 +34,9 @@ class ReceiverNode : public Node {
   /// In its own fiber, as by SIGTERM.
   void Stop();
   void SetPaused(bool paused);
+  /// An operator's `sync` (full or not) and `verify`, in fibers of the process.
+  void Sync(bool full);
+  void Verify(bool repair);
   const std::filesystem::path& directory() const { return directory_; }
   const ReceiverSettings& settings() const { return settings_; }
   receiver::Replica* replica() const { return replica_; }
@@ -41,10 +45,20 @@ class ReceiverNode : public Node {
   std::string Check();
   /// The bytes under the name; nothing when there is no name.
   std::optional<Content> Named() const;
+  /// What lies beside it, "" when there is nothing.
+  std::string SideFile() const;
+  /// From now on; the longest time without a commit since then.
+  void TimeCommits() { last_commit_ = Scheduler::current()->now(), longest_gap_ = Time(0); }
+  Time longest_gap() const {
+    return std::max(longest_gap_, Scheduler::current()->now() - last_commit_);
+  }
   uint64_t changes() const { return changes_; }  ///< of the named bytes
 
  private:
   void Main();
+  /// What an orchestrator sees: each commit is an offered state, and versions rise.
+  void WatchCommits(receiver::Replica& replica);
+  void Operate(std::function<void(receiver::Replica&)> call);
   Bytes Data(Bytes file) const;
 
   Network& network_;
@@ -56,6 +70,9 @@ class ReceiverNode : public Node {
   uint64_t starts_ = 0;
   receiver::Replica* replica_ = nullptr;
   bool stopping_ = false;
+  uint32_t calls_ = 0;  // of operators, that hold the replica
+  Identity committed_;  // as the orchestrator saw it last, over restarts
+  Time last_commit_{0}, longest_gap_{0};
   uint64_t last_hash_ = 0;
   uint64_t changes_ = 0;
 };

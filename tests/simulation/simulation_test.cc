@@ -1,15 +1,14 @@
 // Runs histories: all of a range of seeds, for so many seconds, or one again with its trace.
-// simulation_test [--seed N [--trace]] [--seeds FIRST:COUNT] [--seconds S] [--plant NAME]
 // Batches run in children, since what killed processes had allocated stays. Exit 1: one failed.
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <charconv>
+#include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -158,43 +157,24 @@ int RunOne(const Arguments& arguments) {
   return r.failure.empty() ? 0 : 1;
 }
 
-bool Parse(int argc, char** argv, Arguments& out) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    if (name == "--trace") {
-      out.trace = true;
-      continue;
-    }
-    if (name == "--no-zombies") {
-      out.zombies = false;
-      continue;
-    }
-    if (name == "--no-readers") {
-      out.readers = false;
-      continue;
-    }
-    if (i + 1 == argc) return false;
-    const std::string value = argv[++i];
-    if (name == "--seed") {
-      out.one = true;
-      out.first = std::stoull(value);
-    } else if (name == "--seeds") {
-      const size_t colon = value.find(':');
-      if (colon == std::string::npos) return false;
-      out.first = std::stoull(value.substr(0, colon));
-      out.count = std::stoull(value.substr(colon + 1));
-    } else if (name == "--seconds") {
-      out.seconds = std::stod(value);
-    } else if (name == "--plant") {
-      for (const Plant p : kPlants) {
-        if (value == ToString(p)) out.plant = p;
-      }
-      if (out.plant == Plant::kNone) return false;
-    } else {
-      return false;
-    }
-  }
-  return true;
+void Declare(CLI::App& app, Arguments& out) {
+  std::map<std::string, Plant> plants;
+  for (const Plant p : kPlants) plants[std::string(ToString(p))] = p;
+  auto* one = app.add_option("--seed", out.first, "One history");
+  app.add_flag("--trace", out.trace, "... step by step, on standard error")->needs(one);
+  auto* seeds = app.add_option_function<std::vector<uint64_t>>(
+      "--seeds",
+      [&out](const std::vector<uint64_t>& range) {
+        out.first = range[0];
+        out.count = range[1];
+      },
+      "FIRST:COUNT, all of these");
+  seeds->delimiter(':')->expected(2)->type_name("FIRST:COUNT")->excludes(one);
+  app.add_option("--seconds", out.seconds, "As many as that time allows; default: 60")->excludes(one);
+  app.add_option("--plant", out.plant, "Put a bug in, which is to be found")
+      ->transform(CLI::CheckedTransformer(plants, CLI::ignore_case));
+  app.add_flag("!--no-readers", out.readers, "No plain readers");
+  app.add_flag("!--no-zombies", out.zombies, "No ranks that stop and write on later");
 }
 
 }  // namespace
@@ -204,13 +184,10 @@ int main(int argc, char** argv) {
   using namespace deltawire::simulation;
   spdlog::set_level(spdlog::level::off);
   Arguments arguments;
-  if (!Parse(argc, argv, arguments)) {
-    std::fprintf(stderr,
-                 "simulation_test [--seed N [--trace]] [--seeds FIRST:COUNT] [--seconds S] "
-                 "[--no-readers] [--no-zombies] "
-                 "[--plant skip-digest|numbers-only|in-place|forget-unknown|drop-attempt]\n");
-    return 2;
-  }
+  CLI::App app("Histories of the real sender and receiver on virtual time.");
+  Declare(app, arguments);
+  CLI11_PARSE(app, argc, argv);
+  arguments.one = app.count("--seed") > 0;
   if (!arguments.one && arguments.count == 0 && arguments.seconds == 0) arguments.seconds = 60;
   return arguments.one ? RunOne(arguments) : RunAll(arguments);
 }

@@ -47,25 +47,41 @@ void Trainer::Calm() {
   options_.deaths = options_.stops = options_.resumes = options_.rollbacks = 0;
 }
 
-void Trainer::Register(size_t agent) {
+bool Trainer::Register(size_t agent, bool replace) {
   const auto registered = agents_[agent]->Ask<bool>(
       "trainer", seconds(10),
-      [meta = ledger_.layout().tensors(), owned = owned_[agent]](
-          sender::Agent& a, const std::function<bool()>&) -> StatusOr<bool> {
-        return a.Register(kModel, meta, owned, {}, true).ok();
+      [meta = ledger_.layout().tensors(), owned = owned_[agent],
+       side = std::vector<SideFile>{{kSideFile, std::to_string(side_number_)}},
+       replace](sender::Agent& a, const std::function<bool()>&) -> StatusOr<bool> {
+        DW_RETURN_IF_ERROR(a.Register(kModel, meta, owned, side, replace).status());
+        return true;
       });
   if (!registered.ok()) Now().Note("register: " + std::string(registered.status().message()));
+  return registered.ok();
+}
+
+void Trainer::Replace(size_t agent) { (void)Register(agent, true); }
+
+void Trainer::ChangeSideFile() {
+  if (random_.Chance(0.2)) {
+    ++side_number_;
+    side_file_.reset();
+  }
+  if (side_file_) return;
+  bool all = true;
+  for (size_t a = 0; a < agents_.size(); ++a) all = Register(a, false) && all;
+  if (all) side_file_ = std::to_string(side_number_);
 }
 
 bool Trainer::Step() {
   if (!history_.empty() && random_.Chance(options_.rollbacks)) return RollBack();
+  ChangeSideFile();
   Content base = published_;
   if (history_.size() > 1 && random_.Chance(options_.resumes)) {
     // As a job that starts again from a checkpoint: the same numbers, other bytes.
     const size_t back = random_.Below(std::min<size_t>(history_.size(), 3));
-    const auto& [version, content] = history_[history_.size() - 1 - back];
-    base = content;
-    version_ = version;
+    base = history_[history_.size() - 1 - back].content;
+    version_ = history_[history_.size() - 1 - back].version;
   }
   const Content next = base.empty() ? DrawContent(ledger_.layout(), random_)
                                     : Train(ledger_.layout(), base, random_);
@@ -74,7 +90,8 @@ bool Trainer::Step() {
   if (!Offload(version_, next)) return false;
   published_ = next;
   published_version_ = version_;
-  history_.emplace_back(version_, next);
+  published_side_file_ = side_file_;
+  history_.push_back({version_, next, side_file_});
   if (history_.size() > 6) history_.erase(history_.begin());
   ++publishes_;
   return true;
@@ -104,7 +121,7 @@ bool Trainer::Offload(uint64_t version, const Content& content) {
     if (Now().trace())
       Now().Note(fmt::format("rank {}: {}", i, std::string(rank.status.message())));
     if (rank.done && absl::IsNotFound(rank.status)) {
-      Register(i / options_.ranks);
+      (void)Register(i / options_.ranks, true);
       // The job, too, begins anew: its numbers come again, with other bytes.
       if (agents_.size() == 1 && random_.Chance(0.7)) version_ = 0;
     }
@@ -214,7 +231,7 @@ Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank,
 }
 
 bool Trainer::RollBack() {
-  const auto [version, content] = history_[random_.Below(history_.size())];
+  const auto [version, content, side_file] = history_[random_.Below(history_.size())];
   bool all = true;
   for (SenderNode* agent : agents_) {
     const auto done = agent->Ask<bool>(
@@ -229,6 +246,7 @@ bool Trainer::RollBack() {
   }
   if (!all) return false;
   published_ = content;
+  published_side_file_ = side_file;
   published_version_ = version_ = version;
   return true;
 }

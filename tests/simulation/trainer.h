@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 namespace deltawire::simulation {
 
 inline constexpr const char* kModel = "m";
+inline constexpr const char* kSideFile = "config.json";
 
 class Trainer {
  public:
@@ -36,6 +38,10 @@ class Trainer {
   /// What all agents published last.
   const Content& published() const { return published_; }
   uint64_t published_version() const { return published_version_; }
+  /// The side file that belongs to it, where that is known.
+  const std::optional<std::string>& published_side_file() const { return published_side_file_; }
+  /// An operator makes a sender's model anew: another lineage, with nothing published.
+  void Replace(size_t agent);
   uint64_t publishes() const { return publishes_; }
 
  private:
@@ -45,7 +51,8 @@ class Trainer {
   Status OffloadRank(Attempt& attempt, size_t agent, uint32_t rank, const std::string& self);
   Status WriteShare(Attempt& attempt, size_t agent, uint32_t rank,
                     const sender::OffloadGrant& grant);
-  void Register(size_t agent);
+  bool Register(size_t agent, bool replace);
+  void ChangeSideFile();
   bool RollBack();
 
   Network& network_;
@@ -59,7 +66,15 @@ class Trainer {
   uint64_t version_ = 0;  // the last one tried
   uint64_t published_version_ = 0;
   Content published_;
-  std::vector<std::pair<uint64_t, Content>> history_;  // the newest at the back
+  uint64_t side_number_ = 0;
+  // As every agent has it; nothing while some may have an older one.
+  std::optional<std::string> side_file_, published_side_file_;
+  struct Version {
+    uint64_t version = 0;
+    Content content;
+    std::optional<std::string> side_file;
+  };
+  std::vector<Version> history_;  // the newest at the back
 };
 
 }  // namespace deltawire::simulation

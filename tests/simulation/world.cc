@@ -14,6 +14,11 @@ using std::chrono::seconds;
 
 /// In calm every sender takes a version within this, and every receiver has it in as much again.
 constexpr auto kBound = seconds(30);
+/// Two transfers of the whole model are what a receiver may take for a commit under a trainer that
+/// never rests; this is for everything but the transfer: lost events, and the grace of readers.
+constexpr auto kPaceSlack = seconds(5);
+
+double Seconds(Time t) { return std::chrono::duration<double>(t).count(); }
 
 Ledger DrawLedger(Random& random) {
   Layout layout = DrawLayout(random);
@@ -67,6 +72,7 @@ void World::DrawSenders() {
     o.offload_timeout = milliseconds(random_.Between(500, 3000));
     o.stream_timeout = seconds(3);
     o.delta_log_bytes = random_.Chance(0.3) ? 2000 : 1 << 20;
+    short_logs_ = short_logs_ || o.delta_log_bytes == 2000;
     o.huge_pages = false;
     senders_.push_back(std::make_unique<SenderNode>(network_, name, dir, o));
     nodes.push_back(senders_.back().get());
@@ -76,7 +82,7 @@ void World::DrawSenders() {
   t.deaths = random_.Chance(0.4) ? 0.1 : 0;
   t.stops = random_.Chance(0.3) && options_.zombies ? 0.1 : 0;
   t.resumes = random_.Chance(0.4) ? 0.2 : 0;
-  t.rollbacks = agents == 1 && random_.Chance(0.4) ? 0.15 : 0;
+  t.rollbacks = random_.Chance(0.4) ? 0.15 : 0;
   trainer_ = std::make_unique<Trainer>(network_, ledger_, nodes, owned_, t, random_.Fork());
 }
 
@@ -87,6 +93,7 @@ void World::DrawReceivers() {
   for (size_t i = 0; i < n; ++i) {
     ReceiverSettings s;
     s.buffers = static_cast<uint32_t>(random_.Between(1, 2));
+    s.copies_for_readers = random_.Chance(0.5);
     s.streams = static_cast<uint32_t>(random_.Between(1, 3));
     s.staging_bytes = random_.Chance(0.2) ? 300 : 1 << 20;
     s.history_bytes = random_.Chance(0.5) ? 1 << 20 : 0;
@@ -120,6 +127,8 @@ void World::Observe(const char* what) {
 void World::Run() {
   scheduler_.SetObserver([this](const char* what) { Observe(what); });
   kills_ = random_.Chance(0.6) ? 0.1 : 0;
+  replaces_ = random_.Chance(0.2) ? 0.03 : 0;
+  rots_ = random_.Chance(0.2) ? 0.1 : 0;
   for (const auto& sender : senders_) sender->Start();
   for (const auto& receiver : receivers_) receiver->Start();
   for (const auto& reader : readers_) reader->Start();
@@ -154,6 +163,8 @@ void World::Trouble() {
           sender.Stop();
       }
     }
+    if (random_.Chance(replaces_)) trainer_->Replace(random_.Below(senders_.size()));
+    if (random_.Chance(rots_)) Rot(sender);
     for (const auto& receiver : receivers_) TroubleReceiver(*receiver);
     for (const auto& reader : readers_) TroubleReader(*reader);
     if (random_.Chance(0.02)) network_.BreakSome("", 0.3);
@@ -170,6 +181,8 @@ void World::TroubleReceiver(ReceiverNode& receiver) {
     return;
   }
   if (random_.Chance(0.03)) receiver.SetPaused(random_.Chance(0.5));
+  if (random_.Chance(0.02)) receiver.Sync(random_.Chance(0.5));
+  if (random_.Chance(0.02)) receiver.Verify(random_.Chance(0.5));
   if (!random_.Chance(kills_)) return;
   switch (random_.Below(4)) {
     case 0:
@@ -179,6 +192,21 @@ void World::TroubleReceiver(ReceiverNode& receiver) {
     default:
       return receiver.process->KillAfter(random_.Between(1, 3000));
   }
+}
+
+void World::Rot(SenderNode& sender) {
+  if (!sender.alive()) return;
+  (void)sender.Ask<bool>(
+      "operator", seconds(1),
+      [at = random_.Next(), bit = random_.Below(8)](
+          sender::Agent& agent, const std::function<bool()>&) -> StatusOr<bool> {
+        DW_ASSIGN_OR_RETURN(const auto model, agent.Find(kModel));
+        const auto state = model->published();
+        if (state == nullptr) return false;
+        const Bytes half = model->half(state->half);
+        const_cast<std::byte&>(half[at % half.size()]) ^= std::byte{1} << bit;
+        return true;
+      });
 }
 
 void World::TroubleReader(Reader& reader) {
@@ -214,6 +242,31 @@ void World::Calm() {
   }
   CheckPublished();
   AwaitReceivers();
+  if (scheduler_.failed() || !random_.Chance(0.1)) return;
+  // Several agents' pulls are of one version, which a log must hold until all of them are open.
+  if (senders_.size() > 1 && short_logs_) return;
+  KeepPace();
+  while (!scheduler_.failed() && !trainer_->Step()) scheduler_.Sleep(milliseconds(100));
+  AwaitReceivers();
+}
+
+void World::KeepPace() {
+  const double whole_s =
+      static_cast<double>(ledger_.layout().total_bytes()) / network_.bytes_per_s();
+  const Time bound = 2 * Time(static_cast<int64_t>(whole_s * 1e9)) + kPaceSlack;
+  const Time end = scheduler_.now() + 3 * bound;
+  for (const auto& receiver : receivers_) receiver->TimeCommits();
+  while (scheduler_.now() < end) {
+    trainer_->Step();
+    for (const auto& receiver : receivers_) {
+      const ReceiverSettings& settings = receiver->settings();
+      if (settings.buffers == 1 && !settings.copies_for_readers) continue;  // a reader may stay
+      const Time gap = receiver->longest_gap();
+      if (gap <= bound) continue;
+      return scheduler_.Fail(fmt::format("{} has committed nothing for {:.3f} s; its bound is {:.3f}",
+                                         receiver->name, Seconds(gap), Seconds(bound)));
+    }
+  }
 }
 
 void World::AwaitReceivers() {
@@ -222,7 +275,9 @@ void World::AwaitReceivers() {
     receiver->SetPaused(false);
     while (true) {
       const auto named = receiver->Named();
-      if (named && *named == trainer_->published()) break;
+      const auto& side_file = trainer_->published_side_file();
+      const bool side_right = !side_file || receiver->SideFile() == *side_file;
+      if (named && *named == trainer_->published() && side_right) break;
       if (scheduler_.now() > limit) {
         const std::string phase = receiver->replica() == nullptr
                                       ? "it is not running"
@@ -300,7 +355,7 @@ HistoryResult RunHistory(const HistoryOptions& options) {
   }
   result.hash = scheduler.trace_hash();
   result.steps = scheduler.steps();
-  result.virtual_seconds = std::chrono::duration<double>(scheduler.now()).count();
+  result.virtual_seconds = Seconds(scheduler.now());
   std::filesystem::remove_all(options.directory, ignored);
   return result;
 }

@@ -31,8 +31,13 @@ class World {
   /// After every step: what is named is whole.
   void Observe(const char* what);
   void TroubleReceiver(ReceiverNode& receiver);
+  /// A bit of what a sender has published turns over in its memory.
+  void Rot(SenderNode& sender);
   void TroubleReader(Reader& reader);
   void AwaitReceivers();
+  /// A trainer that publishes without a pause overtakes every pull, and keeps nobody from
+  /// committing.
+  void KeepPace();
   void Trouble();
   void Calm();
   void CheckPublished();
@@ -50,8 +55,9 @@ class World {
   std::vector<std::unique_ptr<ReceiverNode>> receivers_;
   std::vector<std::unique_ptr<Reader>> readers_;
   uint64_t observed_ = 0;
-  double kills_ = 0;
+  double kills_ = 0, replaces_ = 0, rots_ = 0;
   bool calm_ = false;
+  bool short_logs_ = false;  // some sender's holds a delta or two
   HistoryResult result_;
 };
 

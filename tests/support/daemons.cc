@@ -24,7 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // The short pause between two looks at a condition that no event announces.
-constexpr std::chrono::microseconds kPoll{500};
 
 Layout MixedLayout(size_t megabytes) {
   std::vector<TensorMeta> t;
@@ -83,15 +82,6 @@ uint16_t FreePort() {
   }
   close(fd);
   return ntohs(address.sin_port);
-}
-
-bool Eventually(const std::function<bool()>& condition, std::chrono::milliseconds deadline) {
-  const auto end = Clock::now() + deadline;
-  while (!condition()) {
-    if (Clock::now() > end) return false;
-    std::this_thread::sleep_for(kPoll);
-  }
-  return true;
 }
 
 Child::Child(const std::string& program, const std::vector<std::string>& args,

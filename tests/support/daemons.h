@@ -19,6 +19,7 @@
 #include "proto/deltawire/v1/receiver.grpc.pb.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 #include "sender/export/trainer_client.h"
+#include "tests/support/eventually.h"
 
 namespace deltawire::testing {
 
@@ -35,10 +36,6 @@ class ShmDir {
 
 /// A TCP port of 127.0.0.1 that nobody listens on right now.
 uint16_t FreePort();
-
-/// Polls `condition` until it holds; false when `deadline` passes first.
-bool Eventually(const std::function<bool()>& condition,
-                std::chrono::milliseconds deadline = std::chrono::seconds(60));
 
 class Child {
  public:

@@ -1,7 +1,5 @@
 #include "tests/support/fault_proxy.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <spdlog/fmt/fmt.h>
@@ -10,20 +8,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <stdexcept>
+
+#include "tests/support/tcp.h"
 
 namespace deltawire::testing {
 namespace {
 
 constexpr size_t kPiece = 64 << 10;
-
-sockaddr_in Address(const char* host, uint16_t port) {
-  sockaddr_in a{};
-  a.sin_family = AF_INET;
-  a.sin_port = htons(port);
-  inet_pton(AF_INET, host, &a.sin_addr);
-  return a;
-}
 
 bool WriteAll(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -54,13 +45,7 @@ std::string ToString(const Fault& f) {
 
 FaultProxy::FaultProxy(uint16_t port) : port_(port) {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int yes = 1;
-  setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  const sockaddr_in at = Address(kHost, port);
-  if (bind(listener_, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0 ||
-      listen(listener_, 64) != 0) {
-    throw std::runtime_error("the proxy cannot listen");
-  }
+  Listen(listener_, kHost, port);
   accepting_ = std::thread([this] { Accept(); });
 }
 

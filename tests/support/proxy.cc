@@ -1,16 +1,14 @@
 #include "tests/support/proxy.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
-#include <stdexcept>
 
 #include "common/base/checksum.h"
 #include "common/wire/frame.h"
+#include "tests/support/tcp.h"
 
 namespace deltawire::testing {
 namespace {
@@ -18,14 +16,6 @@ namespace {
 // Small, so that the sender soon notices that the way is slow.
 constexpr int kBuffer = 64 << 10;
 constexpr size_t kPiece = 8 << 10;
-
-sockaddr_in Address(const char* host, uint16_t port) {
-  sockaddr_in a{};
-  a.sin_family = AF_INET;
-  a.sin_port = htons(port);
-  inet_pton(AF_INET, host, &a.sin_addr);
-  return a;
-}
 
 bool ReadAll(int fd, MutableBytes to) {
   for (size_t done = 0; done < to.size();) {
@@ -49,14 +39,8 @@ bool WriteAll(int fd, Bytes from) {
 
 Proxy::Proxy(uint16_t port) : port_(port) {
   listener_ = socket(AF_INET, SOCK_STREAM, 0);
-  const int yes = 1;
-  setsockopt(listener_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   setsockopt(listener_, SOL_SOCKET, SO_SNDBUF, &kBuffer, sizeof kBuffer);
-  const sockaddr_in at = Address(kHost, port);
-  if (bind(listener_, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0 ||
-      listen(listener_, 64) != 0) {
-    throw std::runtime_error("the proxy cannot listen");
-  }
+  Listen(listener_, kHost, port);
   accepting_ = std::thread([this] { Accept(); });
 }
 

@@ -17,6 +17,7 @@
 #include <set>
 
 #include "common/layout/root.h"
+#include "tests/support/file_user.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::receiver {
@@ -108,37 +109,14 @@ std::string Torn(const fs::path& path, const Layout& layout, const ChunkTable& c
   return "no version";
 }
 
-/// A process with the weights open, or only mapped.
-class Reader {
- public:
-  Reader(const fs::path& path, bool close_it) {
-    int ready[2];
-    REQUIRE(::pipe(ready) == 0);
-    pid_ = ::fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ == 0) {
-      const int fd = ::open(path.c_str(), O_RDONLY);
-      const void* map = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
-      const char ok = fd >= 0 && map != MAP_FAILED;
-      if (close_it) ::close(fd);
-      if (::write(ready[1], &ok, 1) != 1) ::_exit(1);
-      for (;;) ::pause();
-    }
-    char ok = 0;
-    REQUIRE(::read(ready[0], &ok, 1) == 1);
-    REQUIRE(ok == 1);
-    ::close(ready[0]);
-    ::close(ready[1]);
-  }
-  ~Reader() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  pid_t pid() const { return pid_; }
-
- private:
-  pid_t pid_;
-};
+/// Maps the weights, and keeps them open or not.
+std::function<bool(int)> Maps(bool close_it) {
+  return [close_it](int fd) {
+    const void* map = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
+    if (close_it) ::close(fd);
+    return map != MAP_FAILED;
+  };
+}
 
 std::string ReadFile(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -160,7 +138,7 @@ TEST_CASE("one file: a reader keeps its bytes and the update waits, by name") {
     CHECK(s.buffer->committed() == Setup::At(*s.buffer, 1));
     const uint64_t inode = InodeOf(s.weights());
     {
-      const Reader reader(s.weights(), close_it);
+      const testing::FileUser reader(s.weights(), Maps(close_it));
       const auto start = s.buffer->BeginUpdate();
       REQUIRE(start.ok());
       CHECK_FALSE(start->begun);

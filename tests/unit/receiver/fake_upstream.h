@@ -43,6 +43,7 @@ class FakeAgent {
   };
   struct Counts {
     int describes = 0, opens = 0, side_files = 0, attaches = 0, newest = 0;
+    int cancels = 0;  // of pulls
     std::vector<std::vector<uint32_t>> suspects;
     uint64_t chunks_full = 0, chunks_delta = 0;
   };
@@ -313,7 +314,11 @@ class FakeAgent::Transport : public net::PullTransport {
     if (cancelled_) return absl::CancelledError("cancelled");
     return net::PullEnd{state.id, SideFilesHash(SideFilesOf(state.side))};
   }
-  void Cancel() override { cancelled_ = true; }
+  void Cancel() override {
+    cancelled_ = true;
+    std::lock_guard lock(a_.mu_);
+    ++a_.counts_.cancels;
+  }
 
  private:
   Status SendChunk(const State& state, uint32_t c, const wire::Have::Entry& held,

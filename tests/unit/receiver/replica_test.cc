@@ -9,6 +9,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
+#include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
 
@@ -17,16 +18,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using testing::Eventually;
 constexpr Hash128 kA{11, 12}, kB{13, 14}, kC{15, 16};
 
-bool Eventually(const std::function<bool()>& condition, milliseconds within = seconds(20)) {
-  const auto end = std::chrono::steady_clock::now() + within;
-  while (std::chrono::steady_clock::now() < end) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-  return condition();
-}
 const auto kStays = [] { return false; };
 
 struct Setup {
@@ -283,18 +277,17 @@ TEST_CASE("pause returns when nothing changes, and ends a pull that has changed 
   s.Start();
   REQUIRE(s.Reaches(s.agent().identity()));
   const Identity before = s.committed();
-  std::atomic<bool> hold{true};
+  std::atomic<bool> at_end{false}, ended{false};
   s.agent().Set([&](FakeAgent::Faults& f) {
-    f.before_end = [&] { Eventually([&] { return !hold; }, seconds(2)); };
+    f.before_end = [&] {
+      at_end = true;
+      ended = Eventually([&] { return s.agent().counts().cancels > 0; });
+    };
   });
   s.agent().Publish({1, 2}, FakeAgent::Step(first, 1));
-  REQUIRE(Eventually([&] { return s.replica->status().phase == "pulling"; }));
-  std::thread release([&] {
-    std::this_thread::sleep_for(milliseconds(50));
-    hold = false;
-  });
+  REQUIRE(Eventually([&] { return at_end.load(); }));
   CHECK(s.replica->SetPaused(true, kStays).ok());
-  release.join();
+  CHECK(ended);
   CHECK(s.replica->status().phase == "paused");
   CHECK(s.committed() == before);
   CHECK(s.Holds(first));

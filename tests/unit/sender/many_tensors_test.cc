@@ -87,14 +87,4 @@ TEST_CASE("a model's life is linear in its tensors") {
   }
 }
 
-TEST_CASE("a model of 200,000 tensors", "[.][long]") {
-  for (const size_t tensors : {10'000, 50'000, 200'000}) {
-    std::string text = fmt::format("{} tensors, CPU seconds:", tensors);
-    for (const auto& [what, seconds] : Measure(tensors)) {
-      text += fmt::format(" {} {:.3f}", what, seconds);
-    }
-    WARN(text);
-  }
-}
-
 }  // namespace deltawire::sender

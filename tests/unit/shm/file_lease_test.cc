@@ -15,6 +15,7 @@
 #include <functional>
 
 #include "common/shm/mapped_file.h"
+#include "tests/support/file_user.h"
 #include "tests/support/temp_dir.h"
 
 namespace {
@@ -44,36 +45,6 @@ namespace fs = std::filesystem;
 using Answer = FileLease::Answer;
 
 constexpr size_t kBytes = 4096;
-
-/// A process that does `prepare` with the file, says so, and stays until this goes.
-class Other {
- public:
-  Other(const fs::path& path, const std::function<bool(int fd)>& prepare) {
-    int ready[2];
-    REQUIRE(::pipe(ready) == 0);
-    pid_ = ::fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ == 0) {
-      const int fd = ::open(path.c_str(), O_RDONLY);
-      const char ok = fd >= 0 && prepare(fd);
-      if (::write(ready[1], &ok, 1) != 1) ::_exit(1);
-      for (;;) ::pause();
-    }
-    char ok = 0;
-    REQUIRE(::read(ready[0], &ok, 1) == 1);
-    REQUIRE(ok == 1);
-    ::close(ready[0]);
-    ::close(ready[1]);
-  }
-  ~Other() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  pid_t pid() const { return pid_; }
-
- private:
-  pid_t pid_;
-};
 
 /// The file as its owner has it: open once, and mapped through that.
 struct Owned {
@@ -135,7 +106,7 @@ TEST_CASE("a reader in another process is seen, and named") {
   };
   for (const auto& way : ways) {
     {
-      const Other other(file.path, way);
+      const testing::FileUser other(file.path, way);
       CHECK(file.lease.Try() == Answer::kInUse);
       const auto holders = WhoHas(file.fd.get());
       REQUIRE_FALSE(holders.empty());  // a child has its parent's descriptors too

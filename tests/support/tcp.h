@@ -1,0 +1,32 @@
+// IPv4 sockets of tests' proxies.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <stdexcept>
+
+namespace deltawire::testing {
+
+inline sockaddr_in Address(const char* host, uint16_t port) {
+  sockaddr_in a{};
+  a.sin_family = AF_INET;
+  a.sin_port = htons(port);
+  inet_pton(AF_INET, host, &a.sin_addr);
+  return a;
+}
+
+/// Binds a new socket and listens; throws where that fails.
+inline void Listen(int listener, const char* host, uint16_t port) {
+  const int yes = 1;
+  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+  const sockaddr_in at = Address(host, port);
+  if (bind(listener, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0 ||
+      listen(listener, 64) != 0) {
+    throw std::runtime_error("the proxy cannot listen");
+  }
+}
+
+}  // namespace deltawire::testing
