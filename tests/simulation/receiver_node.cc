@@ -21,6 +21,7 @@ ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<S
       ledger_(ledger),
       senders_(std::move(senders)),
       directory_(std::move(directory)),
+      weights_(directory_ / "model.safetensors"),
       settings_(settings),
       random_(random) {
   name = std::move(node_name);
@@ -145,25 +146,25 @@ Bytes ReceiverNode::Data(Bytes file) const {
   return file.size() < data ? Bytes() : file.last(data);
 }
 
-std::optional<Content> ReceiverNode::Named() const {
-  const std::string path = directory_ / "model.safetensors";
+void ReceiverNode::SeeNamed(const std::function<void(Bytes)>& see) const {
   struct stat file;
-  if (::stat(path.c_str(), &file) != 0) return std::nullopt;
+  if (::stat(weights_.c_str(), &file) != 0) return;
   // Opening it would break a lease; who has it mapped shows the same bytes.
   if (alive()) {
-    if (const Process::Mapping* m = process->Find(file.st_ino)) {
-      const Bytes data = Data({m->base, m->bytes});
-      return Content(data.begin(), data.end());
-    }
+    if (const Process::Mapping* m = process->Find(file.st_ino)) return see(Data({m->base, m->bytes}));
   }
-  const int fd = __real_open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return std::nullopt;
+  const int fd = __real_open(weights_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return;
   Content bytes(static_cast<size_t>(file.st_size));
   const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), 0);
   __real_close(fd);
-  if (n != static_cast<ssize_t>(bytes.size())) return std::nullopt;
-  const Bytes data = Data(bytes);
-  return Content(data.begin(), data.end());
+  if (n == static_cast<ssize_t>(bytes.size())) see(Data(bytes));
+}
+
+std::optional<Content> ReceiverNode::Named() const {
+  std::optional<Content> named;
+  SeeNamed([&](Bytes bytes) { named.emplace(bytes.begin(), bytes.end()); });
+  return named;
 }
 
 std::string ReceiverNode::SideFile() const {
@@ -176,15 +177,17 @@ std::string ReceiverNode::SideFile() const {
 }
 
 std::string ReceiverNode::Check() {
-  const auto named = Named();
-  if (!named) return "";
-  const uint64_t hash = Xxh3(*named);
-  if (hash == last_hash_) return "";
-  last_hash_ = hash;
-  ++changes_;
-  if (ledger_.Find(*named) != nullptr) return "";
-  return fmt::format("{}: model.safetensors is no version that was ever offered:\n{}", name,
-                     ledger_.Explain(*named));
+  std::string wrong;
+  SeeNamed([&](Bytes named) {
+    const uint64_t hash = Xxh3(named);
+    if (hash == last_hash_) return;
+    last_hash_ = hash;
+    ++changes_;
+    if (ledger_.Find(named) != nullptr) return;
+    wrong = fmt::format("{}: model.safetensors is no version that was ever offered:\n{}", name,
+                        ledger_.Explain(named));
+  });
+  return wrong;
 }
 
 }  // namespace deltawire::simulation

@@ -60,11 +60,14 @@ class ReceiverNode : public Node {
   void WatchCommits(receiver::Replica& replica);
   void Operate(std::function<void(receiver::Replica&)> call);
   Bytes Data(Bytes file) const;
+  /// Calls `see` with the bytes under the name, if there are any.
+  void SeeNamed(const std::function<void(Bytes)>& see) const;
 
   Network& network_;
   const Ledger& ledger_;
   const std::vector<SenderNode*> senders_;
   const std::filesystem::path directory_;
+  const std::string weights_;  // their path
   const ReceiverSettings settings_;
   Random random_;
   uint64_t starts_ = 0;

@@ -91,8 +91,7 @@ void Scheduler::Abandon() {
   Fiber& fiber = *running_;
   fiber.state = Fiber::State::kDone;
   Wake(&fiber);
-  ::setcontext(&loop_);
-  std::abort();
+  ::_longjmp(loop_, 1);
 }
 
 std::string Scheduler::Run(std::shared_ptr<Process> process, std::function<void()> main) {
@@ -112,7 +111,7 @@ void Scheduler::Loop() {
     next->state = Fiber::State::kRunnable;
     running_ = next;
     Mix(next->number);
-    ::swapcontext(&loop_, &next->context);
+    SwitchTo(*next);
     running_ = nullptr;
     // Those that ended; a killed process's are many at once.
     for (size_t i = 0; i < fibers_.size();) {
@@ -166,7 +165,19 @@ void Scheduler::CheckLockWaits() {
   }
 }
 
-void Scheduler::SwitchToLoop() { ::swapcontext(&running_->context, &loop_); }
+// A context is only good for making a fiber: to switch by one costs two system calls each time, for
+// signal masks that nobody here changes.
+void Scheduler::SwitchTo(Fiber& fiber) {
+  if (::_setjmp(loop_) != 0) return;
+  if (fiber.entered) ::_longjmp(fiber.place, 1);
+  fiber.entered = true;
+  ::setcontext(&fiber.context);
+  std::abort();
+}
+
+void Scheduler::SwitchToLoop() {
+  if (::_setjmp(running_->place) == 0) ::_longjmp(loop_, 1);
+}
 
 void Scheduler::Point(const char* what) {
   if (running_ == nullptr || observing_) return;

@@ -5,6 +5,7 @@
 // Cost: about 0.5 us a switch, a stack of 1 MiB a fiber (reused).
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <chrono>
@@ -32,7 +33,9 @@ struct Fiber {
   std::string name;
   std::shared_ptr<Process> process;
   std::function<void()> body;
-  ucontext_t context;
+  ucontext_t context;  ///< as far as its first switch; `place` later
+  jmp_buf place;
+  bool entered = false;
   std::byte* stack = nullptr;
   State state = State::kRunnable;
   const void* key = nullptr;  ///< what it waits on
@@ -106,6 +109,7 @@ class Scheduler {
   static void Enter();
   void Loop();
   Fiber* Choose();
+  void SwitchTo(Fiber& fiber);
   void SwitchToLoop();
   void Mix(uint64_t value) { hash_ = (hash_ ^ value) * 0x100000001b3; }
   void CheckLockWaits();
@@ -120,7 +124,7 @@ class Scheduler {
   std::vector<Fiber*> ready_;  // Choose's
   Fiber* running_ = nullptr;
   Fiber* main_ = nullptr;
-  ucontext_t loop_;
+  jmp_buf loop_;
   std::vector<std::byte*> free_stacks_;
   std::string failure_;
   std::function<void(const char*)> observer_;

@@ -242,7 +242,7 @@ void World::Calm() {
   }
   CheckPublished();
   AwaitReceivers();
-  if (scheduler_.failed() || !random_.Chance(0.1)) return;
+  if (scheduler_.failed() || !random_.Chance(0.03)) return;
   // Several agents' pulls are of one version, which a log must hold until all of them are open.
   if (senders_.size() > 1 && short_logs_) return;
   KeepPace();
@@ -254,7 +254,7 @@ void World::KeepPace() {
   const double whole_s =
       static_cast<double>(ledger_.layout().total_bytes()) / network_.bytes_per_s();
   const Time bound = 2 * Time(static_cast<int64_t>(whole_s * 1e9)) + kPaceSlack;
-  const Time end = scheduler_.now() + 3 * bound;
+  const Time end = scheduler_.now() + 2 * bound;
   for (const auto& receiver : receivers_) receiver->TimeCommits();
   while (scheduler_.now() < end) {
     trainer_->Step();

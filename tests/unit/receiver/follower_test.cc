@@ -136,6 +136,30 @@ TEST_CASE("a rollback is for all agents") {
   CHECK(s.Next(committed).pull);
 }
 
+TEST_CASE("one offload is one version though an agent was rolled back alone before it") {
+  Setup s(2);
+  s.Say(0, State(kA, 5, 1, 70));
+  s.Say(1, State(kB, 5, 2, 70));
+  const Identity before = s.Next({}).target.whole;
+  s.Say(0, State(kA, 4, 3, 9, 2));  // the other's rollback failed
+  CHECK_FALSE(s.Next(before).pull);
+  s.Say(0, State(kA, 6, 4, 71, 2));
+  s.Say(1, State(kB, 6, 5, 71, 1));
+  const auto choice = s.Next(before);
+  REQUIRE(choice.pull);
+  CHECK(choice.target.whole.id == StateId{2, 6});
+  CHECK(choice.target.parts[1] == State(kB, 6, 5, 71, 1));
+  CHECK(IsLater(choice.target.whole, before));
+  // The other catches up in epochs, and falls behind in versions: the whole's id still rises.
+  s.Say(1, State(kB, 3, 6, 8, 2));
+  CHECK_FALSE(s.Next(choice.target.whole).pull);
+  s.Say(0, State(kA, 4, 7, 72, 3));
+  s.Say(1, State(kB, 4, 8, 72, 2));
+  const auto last = s.Next(choice.target.whole);
+  REQUIRE(last.pull);
+  CHECK(IsLater(last.target.whole, choice.target.whole));
+}
+
 TEST_CASE("an agent that lost its memory makes another history of the whole") {
   Setup s(2);
   s.Say(0, State(kA, 5, 1));
