@@ -249,6 +249,20 @@ std::string Pulled(const v1::ReceiverModelStatus& m) {
   return m.last_pull().seconds() > 0 ? HumanBytes(m.last_pull().payload_bytes()) : "-";
 }
 
+// How the weights are kept, and who keeps an update from them.
+std::string BuffersText(const v1::ReceiverModelStatus& m) {
+  if (m.buffers() == 0) return "";
+  std::string text =
+      fmt::format("  {}: {} buffer{}", m.model(), m.buffers(), m.buffers() == 1 ? "" : "s");
+  if (!m.buffers_why().empty()) text += fmt::format(" ({})", m.buffers_why());
+  if (!m.readers().empty()) text += fmt::format("; waits for {}", m.readers());
+  if (m.worst_reader_wait_seconds() > 0) {
+    text +=
+        fmt::format("; waited for readers {} at most", HumanSeconds(m.worst_reader_wait_seconds()));
+  }
+  return text + "\n";
+}
+
 void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) {
   if (!s.receiver.ok()) {
     text += fmt::format("{}\n", MessageOf(s.receiver.status()));
@@ -292,6 +306,7 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
                           HumanBytes(a.owned_bytes()), HumanBytes(m.model_bytes()),
                           a.owned_chunks(), VersionText(a.newest()), RangesText(a.owned()));
     }
+    text += BuffersText(m);
     if (!m.message().empty()) text += fmt::format("  {}:{}\n", m.model(), Note(m.message()));
   }
 }

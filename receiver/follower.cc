@@ -116,7 +116,11 @@ bool Follower::attached() const {
 
 void Follower::Learn(size_t agent, const Identity& newest) {
   Agent& a = agents_[agent];
-  if (newest.empty() || !(newest.lineage == a.newest.lineage)) a.known.clear();
+  // What a rollback or a resumed trainer left behind is nothing to bring receivers to any more.
+  if (newest.empty() || !(newest.lineage == a.newest.lineage) ||
+      newest.id.epoch > a.newest.id.epoch) {
+    a.known.clear();
+  }
   // A number that is published again, after an abandoned offload, is another state.
   while (!a.known.empty() && a.known.back().id >= newest.id) a.known.pop_back();
   a.newest = newest;
@@ -129,8 +133,8 @@ const Identity* Follower::Known(const Agent& agent, const Identity& part) const 
   for (auto known = agent.known.rbegin(); known != agent.known.rend(); ++known) {
     // One offload's parts belong together, in whatever epoch an agent counts them: one may have
     // been rolled back more often than another. Without attempts the ids must do.
-    const bool same_offload = part.attempt != 0 && known->attempt == part.attempt &&
-                              known->id.version == part.id.version;
+    const bool same_offload =
+        part.attempt != 0 && known->attempt == part.attempt && known->id.version == part.id.version;
     if (same_offload || (known->id == part.id && known->attempt == part.attempt)) return &*known;
   }
   return nullptr;

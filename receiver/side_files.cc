@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <set>
 #include <sstream>
@@ -24,8 +25,10 @@ constexpr const char* kInstalled = "installed";
 constexpr const char* kNext = "next";
 constexpr const char* kFirstLine = "deltawire side files 1";
 
-/// Atomically, over whatever has the name.
-Status WriteFile(const fs::path& path, std::string_view content) {
+/// Atomically, over whatever has the name. `ready` is called with the path of what is about to get
+/// it.
+Status WriteFile(const fs::path& path, std::string_view content,
+                 const std::function<void(const fs::path&)>& ready = nullptr) {
   const fs::path temporary = path.parent_path() / ("." + path.filename().native() + ".new");
   std::error_code ignored;
   fs::remove(temporary, ignored);
@@ -39,6 +42,7 @@ Status WriteFile(const fs::path& path, std::string_view content) {
   if (::chmod(temporary.c_str(), FileModeIn(path.parent_path())) != 0) {
     return ErrnoError("set the mode of " + temporary.native());
   }
+  if (ready) ready(temporary);
   if (::rename(temporary.c_str(), path.c_str()) != 0) {
     return ErrnoError(fmt::format("rename {} to {}", temporary.native(), path.native()));
   }
@@ -123,9 +127,12 @@ SideFileStore::Seen SideFileStore::Look(const fs::path& path) {
   return {file.st_ino, file.st_mtim.tv_sec, file.st_mtim.tv_nsec, file.st_size};
 }
 
-Status SideFileStore::Put(const Entry& entry) {
+StatusOr<SideFileStore::Seen> SideFileStore::Put(const Entry& entry) {
   DW_ASSIGN_OR_RETURN(const std::string content, ReadContent(entry));
-  return WriteFile(dir_ / entry.name, content);
+  Seen seen;
+  DW_RETURN_IF_ERROR(
+      WriteFile(dir_ / entry.name, content, [&](const fs::path& path) { seen = Look(path); }));
+  return seen;
 }
 
 Status SideFileStore::Stage(const std::vector<SideFile>& files, const Identity& whole) {
@@ -158,11 +165,17 @@ Status SideFileStore::Stage(const std::vector<SideFile>& files, const Identity& 
 
 Status SideFileStore::Install() {
   if (!staged_) return absl::OkStatus();
+  next_seen_.clear();
   for (const Entry& e : next_.files) {
     const auto same = std::find(installed_.files.begin(), installed_.files.end(), e);
     const size_t i = static_cast<size_t>(same - installed_.files.begin());
-    if (same != installed_.files.end() && Look(dir_ / e.name) == seen_[i]) continue;
-    DW_RETURN_IF_ERROR(Put(e));
+    const Seen now = Look(dir_ / e.name);
+    if (same != installed_.files.end() && now.inode != 0 && now == seen_[i]) {
+      next_seen_.push_back(now);
+      continue;
+    }
+    DW_ASSIGN_OR_RETURN(const Seen seen, Put(e));
+    next_seen_.push_back(seen);
   }
   for (const Entry& e : installed_.files) {
     const bool stays = std::any_of(next_.files.begin(), next_.files.end(),
@@ -178,9 +191,8 @@ Status SideFileStore::Finish() {
     return ErrnoError(fmt::format("rename {}", (kept_ / kNext).native()));
   }
   installed_ = std::move(next_);
+  seen_ = std::move(next_seen_);
   staged_ = false;
-  seen_.clear();
-  for (const Entry& e : installed_.files) seen_.push_back(Look(dir_ / e.name));
   RemoveUnused();
   return absl::OkStatus();
 }
@@ -223,18 +235,20 @@ StatusOr<std::vector<std::string>> SideFileStore::PutBack() {
     const Seen now = Look(path);
     if (now.inode != 0 && now == seen_[i]) continue;
     const auto there = now.inode == 0 ? StatusOr<std::string>("") : ReadFile(path);
-    if (now.inode == 0 || !there.ok() || there->size() != e.bytes ||
-        Xxh3(AsBytes(*there)) != e.hash) {
-      const Status put = Put(e);
-      if (!put.ok()) {
-        // Nothing is known to be in place: the next commit stages all of them.
-        installed_.files.clear();
-        seen_.clear();
-        return Errorf(StatusCode::kDataLoss, "{}", MessageOf(put));
-      }
-      names.push_back(e.name);
+    if (now.inode != 0 && there.ok() && there->size() == e.bytes &&
+        Xxh3(AsBytes(*there)) == e.hash) {
+      seen_[i] = now;
+      continue;
     }
-    seen_[i] = Look(path);
+    const auto put = Put(e);
+    if (!put.ok()) {
+      // Nothing is known to be in place: the next commit stages all of them.
+      installed_.files.clear();
+      seen_.clear();
+      return Errorf(StatusCode::kDataLoss, "{}", MessageOf(put.status()));
+    }
+    seen_[i] = *put;
+    names.push_back(e.name);
   }
   return names;
 }

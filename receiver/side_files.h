@@ -62,7 +62,8 @@ class SideFileStore {
   StatusOr<std::string> ReadContent(const Entry& entry) const;
   StatusOr<Manifest> ReadManifest(const char* name) const;
   Status WriteManifest(const char* name, const Manifest& manifest) const;
-  Status Put(const Entry& entry);
+  /// What it looked like just before it had its name: who changes it after that is found out.
+  StatusOr<Seen> Put(const Entry& entry);
   void RemoveUnused() const;
   static Seen Look(const std::filesystem::path& path);
 
@@ -72,6 +73,7 @@ class SideFileStore {
   std::vector<Seen> seen_;  // of installed_.files
   bool staged_ = false;
   Manifest next_;
+  std::vector<Seen> next_seen_;
 };
 
 }  // namespace deltawire::receiver

@@ -19,8 +19,8 @@ struct Believed {
 };
 Believed g_believed;
 
-kernels::EncodeResult EncodeUnchecked(const kernels::DigestKey& key, Bytes old_data,
-                                      Bytes new_data, unsigned width, MutableBytes out) {
+kernels::EncodeResult EncodeUnchecked(const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
+                                      unsigned width, MutableBytes out) {
   const auto offset = static_cast<uint64_t>(old_data.data() - g_believed.old_data);
   uint32_t first = 0, last = g_believed.chunks->size();
   while (last - first > 1) {

@@ -32,7 +32,8 @@ StatusOr<std::unique_ptr<ScratchDir>> ScratchDir::Create() {
   std::error_code ec;
   const fs::path root = fs::is_directory("/dev/shm", ec) ? "/dev/shm" : fs::temp_directory_path();
   auto dir = std::unique_ptr<ScratchDir>(new ScratchDir);
-  dir->path_ = root / fmt::format("deltawire-bench-{}", getpid());
+  static std::atomic<int> made = 0;
+  dir->path_ = root / fmt::format("deltawire-bench-{}-{}", getpid(), made++);
   if (!fs::create_directory(dir->path_, ec)) {
     return Errorf(StatusCode::kAlreadyExists, "cannot create {}: {}", dir->path_.string(),
                   ec ? ec.message() : "it is there already; remove it");

@@ -119,8 +119,7 @@ void PullServer::Impl::Take(int fd) {
     self->Forget(connection);
   };
   try {
-    asio::co_spawn(connection->socket.get_executor(), Serve(connection, std::move(refusal)),
-                   ended);
+    asio::co_spawn(connection->socket.get_executor(), Serve(connection, std::move(refusal)), ended);
   } catch (...) {
     ended(std::current_exception());
   }

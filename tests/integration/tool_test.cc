@@ -39,8 +39,8 @@ class Tool {
   Child child_;
 };
 
-std::vector<std::string> Publish(const SenderProcess& sender, const fs::path& dir,
-                                 uint64_t version) {
+std::vector<std::string> Publish(SenderProcess& sender, const fs::path& dir, uint64_t version) {
+  (void)sender.Status(kModel);  // answers once the sender serves: the tool does not wait for one
   return {"publish",  dir.string(),   "--model", kModel, "--version", std::to_string(version),
           "--socket", sender.socket()};
 }

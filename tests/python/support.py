@@ -59,6 +59,30 @@ def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...]
     }
 
 
+class Follower:
+    """A receiver that follows, as `deltawire status` sees it."""
+
+    def __init__(self, programs: pathlib.Path, directory: pathlib.Path, model: str):
+        self.directory = directory
+        self.address = f"127.0.0.1:{free_port()}"
+        self._programs = programs
+        self._model = model
+
+    def status(self) -> dict:
+        """Of the model; {} while the receiver does not answer."""
+        command = [str(self._programs / "deltawire"), "status", "--json"]
+        command += ["--receiver", self.address]
+        done = subprocess.run(command, capture_output=True, text=True)
+        models = json.loads(done.stdout)["receiver"].get("models", []) if done.stdout else []
+        return next((m for m in models if m["model"] == self._model), {})
+
+    def await_version(self, version: int) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while int(self.status().get("committed", {}).get("version", 0)) < version:
+            if time.monotonic() > end:
+                raise RuntimeError(f"version {version} was not committed: {self.status()}")
+
+
 class Cluster:
     """A sender, and a receiver for each model that is asked for. A context manager."""
 
@@ -110,6 +134,15 @@ class Cluster:
                 return read_safetensors(directory / "model.safetensors")
             if time.monotonic() > end:  # the receiver may only just have started
                 raise RuntimeError(f"sync of {model} failed: {done.stdout}{done.stderr}")
+
+    def follow(self, model: str, *options: str) -> Follower:
+        """A receiver of `model` that follows."""
+        follower = Follower(self._bin, self.root / f"f-{model}", model)
+        self._start(
+            "deltawire-receiver", "--sender", self._control, "--control-listen", follower.address,
+            "--model", f"{model}={follower.directory}", *options,
+        )
+        return follower
 
     def side_file(self, name: str, model: str = "policy") -> str:
         return (self.root / f"r-{model}" / name).read_text()

@@ -98,10 +98,12 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
     seen = commit->serial;
     const Identity& id = commit->id;
     if (!ledger_.HasRoot(id.root)) {
-      Scheduler::current()->Fail(fmt::format("{} committed {}, which nobody offered", name, ToString(id)));
+      Scheduler::current()->Fail(
+          fmt::format("{} committed {}, which nobody offered", name, ToString(id)));
     }
     if (IsLater(committed_, id)) {
-      Scheduler::current()->Fail(fmt::format("{} committed {} after {}", name, ToString(id), ToString(committed_)));
+      Scheduler::current()->Fail(
+          fmt::format("{} committed {} after {}", name, ToString(id), ToString(committed_)));
     }
     committed_ = id;
     longest_gap_ = longest_gap();
@@ -127,7 +129,8 @@ void ReceiverNode::SetPaused(bool paused) {
 
 void ReceiverNode::Sync(bool full) {
   Operate([this, full](receiver::Replica& replica) {
-    (void)replica.Sync(full, [](const auto&) {}, [this] { return stopping_; });
+    (void)replica.Sync(
+        full, [](const auto&) {}, [this] { return stopping_; });
   });
 }
 
@@ -151,7 +154,8 @@ void ReceiverNode::SeeNamed(const std::function<void(Bytes)>& see) const {
   if (::stat(weights_.c_str(), &file) != 0) return;
   // Opening it would break a lease; who has it mapped shows the same bytes.
   if (alive()) {
-    if (const Process::Mapping* m = process->Find(file.st_ino)) return see(Data({m->base, m->bytes}));
+    if (const Process::Mapping* m = process->Find(file.st_ino))
+      return see(Data({m->base, m->bytes}));
   }
   const int fd = __real_open(weights_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;

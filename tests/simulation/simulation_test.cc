@@ -170,7 +170,8 @@ void Declare(CLI::App& app, Arguments& out) {
       },
       "FIRST:COUNT, all of these");
   seeds->delimiter(':')->expected(2)->type_name("FIRST:COUNT")->excludes(one);
-  app.add_option("--seconds", out.seconds, "As many as that time allows; default: 60")->excludes(one);
+  app.add_option("--seconds", out.seconds, "As many as that time allows; default: 60")
+      ->excludes(one);
   app.add_option("--plant", out.plant, "Put a bug in, which is to be found")
       ->transform(CLI::CheckedTransformer(plants, CLI::ignore_case));
   app.add_flag("!--no-readers", out.readers, "No plain readers");

@@ -196,17 +196,16 @@ void World::TroubleReceiver(ReceiverNode& receiver) {
 
 void World::Rot(SenderNode& sender) {
   if (!sender.alive()) return;
-  (void)sender.Ask<bool>(
-      "operator", seconds(1),
-      [at = random_.Next(), bit = random_.Below(8)](
-          sender::Agent& agent, const std::function<bool()>&) -> StatusOr<bool> {
-        DW_ASSIGN_OR_RETURN(const auto model, agent.Find(kModel));
-        const auto state = model->published();
-        if (state == nullptr) return false;
-        const Bytes half = model->half(state->half);
-        const_cast<std::byte&>(half[at % half.size()]) ^= std::byte{1} << bit;
-        return true;
-      });
+  (void)sender.Ask<bool>("operator", seconds(1),
+                         [at = random_.Next(), bit = random_.Below(8)](
+                             sender::Agent& agent, const std::function<bool()>&) -> StatusOr<bool> {
+                           DW_ASSIGN_OR_RETURN(const auto model, agent.Find(kModel));
+                           const auto state = model->published();
+                           if (state == nullptr) return false;
+                           const Bytes half = model->half(state->half);
+                           const_cast<std::byte&>(half[at % half.size()]) ^= std::byte{1} << bit;
+                           return true;
+                         });
 }
 
 void World::TroubleReader(Reader& reader) {
@@ -263,8 +262,9 @@ void World::KeepPace() {
       if (settings.buffers == 1 && !settings.copies_for_readers) continue;  // a reader may stay
       const Time gap = receiver->longest_gap();
       if (gap <= bound) continue;
-      return scheduler_.Fail(fmt::format("{} has committed nothing for {:.3f} s; its bound is {:.3f}",
-                                         receiver->name, Seconds(gap), Seconds(bound)));
+      return scheduler_.Fail(
+          fmt::format("{} has committed nothing for {:.3f} s; its bound is {:.3f}", receiver->name,
+                      Seconds(gap), Seconds(bound)));
     }
   }
 }

@@ -1,0 +1,44 @@
+"""A reader that knows nothing of deltawire: safetensors' own loader, which maps the file, in a loop.
+
+stock_reader.py DIRECTORY SEED: a line of output a pass, until it is killed:
+"read VERSION", "missing" (no such file), or "torn WHAT".
+"""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import sys
+import time
+
+import safetensors
+
+# Where a version writes its number: these elements of every tensor, and nothing else.
+STRIDE = 61
+
+
+def one_pass(path: pathlib.Path, rng: random.Random) -> str:
+    seen: dict[str, set[int]] = {}
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            for name in file.keys():
+                seen[name] = set(file.get_tensor(name)[::STRIDE].tolist())
+                if rng.random() < 0.05:
+                    time.sleep(rng.random() * 0.02)
+    except FileNotFoundError:
+        return "missing"
+    versions = set().union(*seen.values())
+    if len(versions) == 1:
+        return f"read {versions.pop()}"
+    return f"torn {({name: sorted(found) for name, found in seen.items()})}"
+
+
+def main() -> None:
+    path = pathlib.Path(sys.argv[1]) / "model.safetensors"
+    rng = random.Random(int(sys.argv[2]))
+    while True:
+        print(one_pass(path, rng), flush=True)
+
+
+if __name__ == "__main__":
+    main()
