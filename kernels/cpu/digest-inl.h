@@ -145,6 +145,7 @@ class BlockDigest {
   uint64_t MultiplierAt(size_t byte) const { return multipliers_[byte / DigestKey::kBlockBytes]; }
   /// What bytes [first, last) of `data` add, few and all in one 4 KiB.
   uint64_t Rest(const uint8_t* data, size_t first, size_t last) const {
+    if (first == last) return 0;  // at the end of the largest chunk there is no multiplier either
     uint64_t sum = 0;
     for (size_t at = first; at < last; at += 4) {
       uint32_t word = 0;
