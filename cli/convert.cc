@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "cli/command.h"
+#include "cli/new_directory.h"
 #include "cli/output.h"
 #include "common/base/human.h"
 #include "common/shm/buffer_file.h"
@@ -25,6 +26,7 @@ struct ConvertOptions : Common {
   std::string from, to, hf, parallel, family;
   std::vector<std::string> families;
   size_t threads = 0;
+  bool replace = false;
 };
 
 /// Tensors that no parameter makes come from the checkpoint that --hf names.
@@ -59,55 +61,32 @@ Status CopySideFiles(const fs::path& from, const fs::path& to) {
                 from.string(), to.string(), error.message());
 }
 
-/// Shards to an HF directory.
+/// Shards to an HF directory, which is there.
 Status ExportShards(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& to,
                     ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from));
   const Layout* listing = shards.layout() ? &*shards.layout() : nullptr;
   DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(shards.parallel(), listing));
-  std::error_code error;
-  fs::create_directories(to, error);
-  const fs::path hidden = to / (std::string(".") + kWeightFile);
-  DW_ASSIGN_OR_RETURN(
-      BufferFile file,
-      BufferFile::Create(hidden, plan.layout(), {.huge_pages = false, .populate = false}));
+  DW_ASSIGN_OR_RETURN(BufferFile file,
+                      BufferFile::Create(to / kWeightFile, plan.layout(),
+                                         {.huge_pages = false, .populate = false}));
   const MutableBytes data = file.data();
   const auto tensor = [&](uint32_t t) {
     return data.subspan(plan.layout().offset(t), plan.layout().bytes(t));
   };
-  Status done = shards.ExportTo(plan, tensor, pool);
-  if (done.ok()) done = CarryOver(plan, model.checkpoint(), data);
-  if (done.ok()) done = CopySideFiles(o.hf.empty() ? o.from : o.hf, to);
-  if (!done.ok()) {
-    fs::remove(hidden, error);
-    return done;
-  }
-  return file.Rename(to / kWeightFile);
+  DW_RETURN_IF_ERROR(shards.ExportTo(plan, tensor, pool));
+  DW_RETURN_IF_ERROR(CarryOver(plan, model.checkpoint(), data));
+  return CopySideFiles(o.hf.empty() ? o.from : o.hf, to);
 }
 
 Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& from,
-                  ThreadPool& pool) {
+                  const fs::path& to, ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel,
                       mcore::ParallelConfig::Parse(o.parallel));
   DW_ASSIGN_OR_RETURN(const ModelDir hf, ModelDir::Open(from));
   DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(parallel, &hf.layout()));
-  return ShardDir::Write(o.to, plan, hf, pool);
+  return ShardDir::Write(to, plan, hf, pool);
 }
-
-/// A directory beside `to` that is gone with this object.
-class ScratchBeside {
- public:
-  explicit ScratchBeside(const fs::path& to)
-      : path_(to.parent_path() / fmt::format(".{}.hf-{}", to.filename().string(), getpid())) {}
-  ~ScratchBeside() {
-    std::error_code error;
-    fs::remove_all(path_, error);
-  }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 StatusOr<Exit> Convert(const ConvertOptions& o) {
   const auto start = std::chrono::steady_clock::now();
@@ -124,16 +103,21 @@ StatusOr<Exit> Convert(const ConvertOptions& o) {
       const mcore::HfModel model,
       mcore::HfModel::Open(described, o.family, families, !ShardDir::Is(described)));
   ThreadPool pool(o.threads);
-  const fs::path to = fs::path(o.to).has_filename() ? fs::path(o.to) : fs::path(o.to).parent_path();
+  std::vector<fs::path> sources = families;
+  for (const fs::path& source : {fs::path(o.from), described}) sources.push_back(source);
+  DW_ASSIGN_OR_RETURN(NewDirectory made, NewDirectory::Create(o.to, o.replace, sources));
   if (!from_shards) {
-    DW_RETURN_IF_ERROR(ShardModel(o, model, o.from, pool));
+    DW_RETURN_IF_ERROR(ShardModel(o, model, o.from, made.path(), pool));
   } else if (!to_shards) {
-    DW_RETURN_IF_ERROR(ExportShards(o, model, to, pool));
+    DW_RETURN_IF_ERROR(ExportShards(o, model, made.path(), pool));
   } else {
-    const ScratchBeside scratch(fs::absolute(to));
-    DW_RETURN_IF_ERROR(ExportShards(o, model, scratch.path(), pool));
-    DW_RETURN_IF_ERROR(ShardModel(o, model, scratch.path(), pool));
+    // From one parallel layout to another by way of an HF directory, which is not kept.
+    DW_ASSIGN_OR_RETURN(const NewDirectory hf,
+                        NewDirectory::Create(fs::path(made.path()).concat("-hf"), false, {}));
+    DW_RETURN_IF_ERROR(ExportShards(o, model, hf.path(), pool));
+    DW_RETURN_IF_ERROR(ShardModel(o, model, hf.path(), made.path(), pool));
   }
+  DW_RETURN_IF_ERROR(made.Commit());
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::printf("%s: %s, in %s\n", o.to.c_str(), to_shards ? "Megatron shards" : "HF model directory",
@@ -151,7 +135,9 @@ void DeclareConvert(CLI::App& app, Run* run) {
       ->type_name("")
       ->required()
       ->check(Quiet(CLI::ExistingDirectory));
-  sub->add_option("TO", o->to, "Directory to make")->type_name("")->required();
+  sub->add_option("TO", o->to, "Directory to make; new or empty")->type_name("")->required();
+  sub->add_flag("--replace", o->replace,
+                "TO may hold something, all of which goes when the new is there");
   sub->add_option("--parallel", o->parallel,
                   "Make shards for this layout, e.g. tp=4,pp=2; default: make an HF directory")
       ->type_name("KEY=N,...");
