@@ -38,6 +38,7 @@ def main() -> None:
     rng = random.Random(int(sys.argv[2]))
     while True:
         print(one_pass(path, rng), flush=True)
+        time.sleep(rng.random() * 0.02)
 
 
 if __name__ == "__main__":
