@@ -1,11 +1,12 @@
 """A reader that knows nothing of deltawire: safetensors' own loader, which maps the file, in a loop.
 
-stock_reader.py DIRECTORY SEED: a line of output a pass, until it is killed:
+stock_reader.py DIRECTORY SEED: a line of output a pass, until it or who started it is killed:
 "read VERSION", "missing" (no such file), or "torn WHAT".
 """
 
 from __future__ import annotations
 
+import os
 import pathlib
 import random
 import sys
@@ -36,7 +37,8 @@ def one_pass(path: pathlib.Path, rng: random.Random) -> str:
 def main() -> None:
     path = pathlib.Path(sys.argv[1]) / "model.safetensors"
     rng = random.Random(int(sys.argv[2]))
-    while True:
+    starter = os.getppid()
+    while os.getppid() == starter:  # a test that was killed leaves no reader behind
         print(one_pass(path, rng), flush=True)
         time.sleep(rng.random() * 0.02)
 
