@@ -101,19 +101,22 @@ std::string ChildProcess::LogTail(size_t lines) const {
   return text;
 }
 
-StatusOr<uint16_t> FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return ErrnoError("socket");
+StatusOr<ReservedPort> ReservePort() {
+  ReservedPort port{UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
+  if (port.held.get() < 0) return ErrnoError("socket");
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
-  const bool ok = bind(fd, generic, size) == 0 && getsockname(fd, generic, &size) == 0;
-  const int err = errno;
-  close(fd);
-  if (!ok) return ErrnoError("finding a free port on 127.0.0.1", err);
-  return ntohs(address.sin_port);
+  const int yes = 1;
+  // Only once it is bound: two that are bound so could have the same port.
+  const bool ok = bind(port.held.get(), generic, size) == 0 &&
+                  getsockname(port.held.get(), generic, &size) == 0 &&
+                  setsockopt(port.held.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0;
+  if (!ok) return ErrnoError("finding a free port on 127.0.0.1");
+  port.number = ntohs(address.sin_port);
+  return port;
 }
 
 std::filesystem::path ProgramDirectory() {

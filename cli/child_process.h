@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/acceptor.h"
 #include "common/base/status.h"
 
 namespace deltawire::cli {
@@ -47,8 +48,13 @@ class ChildProcess {
   int exit_status_ = 0;
 };
 
-/// A port of the loopback interface that nobody listens on now.
-StatusOr<uint16_t> FreePort();
+/// A port of the loopback interface that the kernel gives to nobody else while this lives. Whoever
+/// is told of it can listen there with SO_REUSEADDR, as the daemons do.
+struct ReservedPort {
+  UniqueFd held;
+  uint16_t number = 0;
+};
+StatusOr<ReservedPort> ReservePort();
 
 /// The directory of this program's own file.
 std::filesystem::path ProgramDirectory();

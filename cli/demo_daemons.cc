@@ -68,7 +68,8 @@ Status DemoDaemons::StartReceivers(const DemoPlan& plan) {
 
 Status DemoDaemons::StartSender(const DemoPlan& plan) {
   DW_ASSIGN_OR_RETURN(const std::string program, Program("deltawire-sender"));
-  DW_ASSIGN_OR_RETURN(const uint16_t port, FreePort());
+  DW_ASSIGN_OR_RETURN(ports_.emplace_back(), ReservePort());
+  const uint16_t port = ports_.back().number;
   const std::filesystem::path data = plan.directory / "sender";
   sender_address_ = fmt::format("127.0.0.1:{}", port);
   socket_ = (data / "trainer.sock").string();
@@ -87,7 +88,8 @@ Status DemoDaemons::StartSender(const DemoPlan& plan) {
 
 Status DemoDaemons::StartReceiver(const DemoPlan& plan, uint32_t index) {
   DW_ASSIGN_OR_RETURN(const std::string program, Program("deltawire-receiver"));
-  DW_ASSIGN_OR_RETURN(const uint16_t port, FreePort());
+  DW_ASSIGN_OR_RETURN(ports_.emplace_back(), ReservePort());
+  const uint16_t port = ports_.back().number;
   const std::string name = fmt::format("receiver-{}", index + 1);
   const std::filesystem::path data = plan.directory / name;
   const std::string address = fmt::format("127.0.0.1:{}", port);

@@ -44,6 +44,7 @@ class DemoDaemons {
 
   const std::string model_;
   std::string socket_, sender_address_;
+  std::vector<ReservedPort> ports_;
   std::vector<Receiver> receivers_;
   std::vector<std::filesystem::path> directories_;
   std::vector<std::unique_ptr<ChildProcess>> children_;

@@ -25,8 +25,9 @@ target_compile_options(dw_flags INTERFACE -Wall -Wextra -Wshadow -Wno-missing-fi
 if(DELTAWIRE_WERROR)
   target_compile_options(dw_flags INTERFACE -Werror)
 endif()
-# As Protocol Buffers' target asks for it: targets that differ in it share no precompiled header.
-target_compile_options(dw_flags INTERFACE -pthread)
+# Targets that differ in one of these share no precompiled header. -pthread: as Protocol Buffers'
+# target asks for it. Position-independent: parts of all rooms go into the trainer's shared library.
+target_compile_options(dw_flags INTERFACE -pthread -fPIC -fno-semantic-interposition)
 target_include_directories(dw_flags INTERFACE "${PROJECT_SOURCE_DIR}")
 target_link_libraries(dw_flags INTERFACE Threads::Threads)
 if(DELTAWIRE_SANITIZE)
@@ -40,11 +41,15 @@ if(DELTAWIRE_SANITIZE)
   endif()
 endif()
 
-# dw_library(NAME SOURCES ... [DEPS ...])
+# dw_library(NAME SOURCES ... [DEPS ...] [PCH none|HEADER...]): with the shared precompiled header, none,
+# or one of its own that has these headers, too (DeltawirePch.cmake).
 function(dw_library name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PCH" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC dw_flags ${ARG_DEPS})
+  if(NOT ARG_PCH STREQUAL "none")
+    dw_precompile(${name} ${ARG_PCH})
+  endif()
 endfunction()
 
 # dw_executable(NAME SOURCES ... [DEPS ...])

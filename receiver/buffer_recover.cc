@@ -1,13 +1,13 @@
 // A Buffer's files: making them, taking them up after whatever ended the last process, and putting
 // back what somebody else took away.
 #include <fcntl.h>
-#include <spdlog/spdlog.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <system_error>
 
+#include "common/base/log.h"
 #include "common/layout/root.h"
 #include "common/layout/safetensors.h"
 #include "receiver/buffer.h"
@@ -107,7 +107,7 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::share
                                             std::move(chunks), std::move(state), options));
   DW_RETURN_IF_ERROR(buffer->MakeFile(0));
   const Status side = buffer->side_files_.Recover({});
-  if (!side.ok()) spdlog::warn("{}: {}; its side files come anew", dir.native(), MessageOf(side));
+  if (!side.ok()) LogWarn("{}: {}; its side files come anew", dir.native(), MessageOf(side));
   return buffer;
 }
 
@@ -157,7 +157,7 @@ Status Buffer::OpenFiles() {
         slots_[s].file = std::move(*opened);
         slots_[s].lease = FileLease(slots_[s].file->fd());
       } else {
-        spdlog::warn("{}", MessageOf(opened.status()));
+        LogWarn("{}", MessageOf(opened.status()));
       }
     }
   }
@@ -178,8 +178,8 @@ Status Buffer::TakeUp() {
     if (slots_[s].file) bad[s] = FindBad(s);
     whole[s] = state_.phase(slot) == SlotPhase::kWhole && bad[s].empty() && HasItsRoot(slot);
     if (!bad[s].empty()) {
-      spdlog::error("{}: {} chunks of {} changed while it was down: they are fetched anew",
-                    dir_.native(), bad[s].size(), ToString(state_.identity(slot)));
+      LogError("{}: {} chunks of {} changed while it was down: they are fetched anew",
+               dir_.native(), bad[s].size(), ToString(state_.identity(slot)));
     }
   }
   const int active = static_cast<int>(state_.active());
@@ -196,7 +196,7 @@ Status Buffer::TakeUp() {
   }
   const Status side =
       side_files_.Recover(front < 0 ? Identity{} : state_.identity(static_cast<uint32_t>(front)));
-  if (!side.ok()) spdlog::warn("{}: {}; its side files come anew", dir_.native(), MessageOf(side));
+  if (!side.ok()) LogWarn("{}: {}; its side files come anew", dir_.native(), MessageOf(side));
   std::error_code ignored;
   if (front >= 0) {
     state_.set_active(static_cast<uint32_t>(front));

@@ -33,15 +33,15 @@ Status Run(const ReceiverOptions& options) {
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   if (!IsLoopback(options.control)) {
-    spdlog::warn(
+    LogWarn(
         "listening beyond loopback WITHOUT encryption or authentication "
         "(--insecure-plaintext)");
   }
-  spdlog::info("control {}, sender {}, id {}, kernels {}", ToString(control_at),
-               fmt::join(options.senders, ", "), daemon.receiver_id(), kernels::Best().name);
+  LogInfo("control {}, sender {}, id {}, kernels {}", ToString(control_at),
+          fmt::join(options.senders, ", "), daemon.receiver_id(), kernels::Best().name);
 
   const char* signal = WaitForTermination();
-  spdlog::info("{}: stopping", signal);
+  LogInfo("{}: stopping", signal);
   metrics_server.reset();
   for (receiver::Replica* replica : daemon.Replicas()) replica->Stop();
   control->Shutdown(std::chrono::milliseconds(300));
@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
   Status status = InitLogging("deltawire-receiver", parsed.options.log_level);
   if (status.ok()) status = Run(parsed.options);
   if (!status.ok()) {
-    spdlog::error("{}", MessageOf(status));
+    LogError("{}", MessageOf(status));
     return 1;
   }
   return 0;

@@ -1,11 +1,10 @@
 #include "receiver/payload_decoder.h"
 
-#include <spdlog/spdlog.h>
-
 #include <chrono>
 #include <cstring>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/base/of_this_thread.h"
 #include "common/base/sync.h"
 #include "common/delta/chunk_history.h"
@@ -79,7 +78,7 @@ PayloadDecoder::Payload PayloadDecoder::Tight(uint32_t chunk, Bytes payload,
     if (out.fits) history = past.First(head.depth);
     out.fits = out.fits && (head.depth == 0 || history.context == head.context);
     if (!out.fits) {
-      spdlog::warn(
+      LogWarn(
           "chunk {} of tensor {}: its delta looks back to {} other deltas than those here: "
           "fetching it whole",
           chunk, tensor, head.depth);
@@ -99,7 +98,7 @@ PayloadDecoder::Payload PayloadDecoder::Tight(uint32_t chunk, Bytes payload,
     Keep(fast.first(bytes), out);
   } else {
     // Its checksum was right, so most likely the bytes here are not what their digest says.
-    spdlog::error(
+    LogError(
         "chunk {} of tensor {}: its tight delta does not fit the bytes here ({}): "
         "fetching it whole",
         chunk, tensor, kernels::ToString(decoded));

@@ -1,7 +1,5 @@
 #include "receiver/pull_round.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <map>
 

@@ -1,10 +1,9 @@
 #include "receiver/pull_sink.h"
 
-#include <spdlog/spdlog.h>
-
 #include <utility>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -178,8 +177,8 @@ StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
   staged_bytes_ += header.payload_bytes;
   if (staged_bytes_ > staging_limit_ && !streaming_) {
     streaming_ = true;
-    spdlog::info("a delta outgrows the staging bound of {}: applying the rest as it arrives",
-                 HumanBytes(staging_limit_));
+    LogInfo("a delta outgrows the staging bound of {}: applying the rest as it arrives",
+            HumanBytes(staging_limit_));
   }
   staged_[header.chunk].push_back(std::move(staged));
   return to;
@@ -216,7 +215,7 @@ void PullSink::FinishFull(const wire::FrameHeader& header) {
   } else {
     refused_.insert(c);  // nor can a delta be applied that follows
     if (mismatched_.insert(c).second && mismatched_.size() <= kMostNamed) {
-      spdlog::error(
+      LogError(
           "chunk {} of tensor {} came whole with other bytes than its digest: fetching it again "
           "(check the sender's memory, this machine's, and the way between them)",
           c, buffer_.layout().tensor(chunk.tensor).name);
@@ -353,8 +352,8 @@ bool PullSink::ApplyOne(const Staged& staged) {
       backend_.decode_apply(buffer_.key(), Bytes(staged.payload.get(), staged.bytes), *bytes,
                             chunk.width, h.digest_before, &digest);
   if (decoded != kernels::DecodeStatus::kOk || digest != h.digest_after) {
-    spdlog::error("chunk {} of tensor {} came out wrong after a delta: fetching it whole", h.chunk,
-                  buffer_.layout().tensor(chunk.tensor).name);
+    LogError("chunk {} of tensor {} came out wrong after a delta: fetching it whole", h.chunk,
+             buffer_.layout().tensor(chunk.tensor).name);
     return false;
   }
   buffer_.SetChunk(h.chunk, h.version, digest);

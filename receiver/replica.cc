@@ -1,11 +1,10 @@
 #include "receiver/replica.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -45,7 +44,7 @@ StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
   auto lock = std::make_shared<DirLock>(std::move(acquired));
   auto buffer = Buffer::Recover(options.directory, lock, BufferOptionsOf(options, pool));
   if (!buffer.ok() && !absl::IsNotFound(buffer.status())) {
-    spdlog::warn("model {}: starting anew: {}", options.model, MessageOf(buffer.status()));
+    LogWarn("model {}: starting anew: {}", options.model, MessageOf(buffer.status()));
   }
   std::unique_ptr<Replica> replica(new Replica(options, std::move(upstreams), std::move(transport),
                                                pool, rates, lock,
@@ -81,11 +80,11 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   status_.model_bytes = buffer_->layout().total_bytes();
   status_.fingerprint = buffer_->layout().fingerprint().Hex();
   if (status_.committed.empty()) {
-    spdlog::info("model {}: taken up in the middle of an update", options_.model);
+    LogInfo("model {}: taken up in the middle of an update", options_.model);
     return;
   }
   last_commit_ = Commit{status_.committed, {}, UnixNanos(), 1};
-  spdlog::info("model {}: taken up at {}", options_.model, DescribeFully(status_.committed));
+  LogInfo("model {}: taken up at {}", options_.model, DescribeFully(status_.committed));
 }
 
 Replica::~Replica() {
@@ -148,7 +147,7 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
   }
   if (status_.phase != "failed") {
     if (choice.why != status_.message && !choice.why.empty()) {
-      spdlog::info("model {}: {}", options_.model, choice.why);
+      LogInfo("model {}: {}", options_.model, choice.why);
     }
     status_.message = choice.why;
     const std::string phase = paused_ ? "paused" : "idle";
@@ -265,8 +264,8 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
 
 Status Replica::MakeBuffer(ModelDescription& description) {
   if (buffer_ != nullptr && buffer_->layout().fingerprint() != description.layout.fingerprint()) {
-    spdlog::warn("model {}: the sender has another layout now: {}; starting anew", options_.model,
-                 DescribeDifference(description.layout, buffer_->layout()));
+    LogWarn("model {}: the sender has another layout now: {}; starting anew", options_.model,
+            DescribeDifference(description.layout, buffer_->layout()));
     sink_.reset();
     buffer_.reset();
     history_.Forget();
@@ -280,8 +279,8 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     DW_ASSIGN_OR_RETURN(buffer_,
                         Buffer::Create(options_.directory, lock_, std::move(description.layout),
                                        description.digest_seed, BufferOptionsOf(options_, pool_)));
-    spdlog::info("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
-                 options_.directory.string());
+    LogInfo("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
+            options_.directory.string());
   }
   if (sink_ == nullptr) {
     sink_ = std::make_unique<PullSink>(*buffer_, options_.staging_bytes, rates_,
@@ -315,7 +314,7 @@ Follower::Situation Replica::Situation() const {
 
 void Replica::SetMessage(const Status& failed) {
   if (MessageOf(failed) != status_.message) {
-    spdlog::warn("model {}: {}", options_.model, MessageOf(failed));
+    LogWarn("model {}: {}", options_.model, MessageOf(failed));
   }
   status_.message = std::string(MessageOf(failed));
   status_.phase = "failed";

@@ -1,8 +1,7 @@
 // A Replica's attachments: made, kept with beats, ended when silent, and made anew.
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
+#include "common/base/log.h"
 #include "receiver/replica.h"
 
 namespace deltawire::receiver {
@@ -31,8 +30,8 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
     ++status_.lost_attachments;
     const bool silent = !follower_.broken(agent);
     if (silent) {
-      spdlog::warn("model {}: sender {} has been silent for {} ms: attaching anew", options_.model,
-                   a.view.address, Follower::kSilence.count());
+      LogWarn("model {}: sender {} has been silent for {} ms: attaching anew", options_.model,
+              a.view.address, Follower::kSilence.count());
     }
     const uint64_t attachment = a.attachment;
     lock.unlock();
@@ -68,7 +67,7 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
   if (attachment != a.attachment) return;
   const Status taken = follower_.Event(agent, event, Clock::now());
   if (!taken.ok()) {
-    if (absl::IsDataLoss(taken)) spdlog::warn("model {}: {}", options_.model, MessageOf(taken));
+    if (absl::IsDataLoss(taken)) LogWarn("model {}: {}", options_.model, MessageOf(taken));
     attend_cv_.notify_all();
     return;
   }

@@ -1,11 +1,10 @@
 // A Replica's memory against its digests: asked for (Verify), and little by little when idle.
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 #include <set>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/base/sync.h"
 #include "receiver/replica.h"
 
@@ -84,8 +83,7 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
     result.bad_tensors.push_back(buffer_->layout().tensor(t).name);
   }
   if (bad.empty()) return result;
-  spdlog::error("model {}: verify: {} chunks disagree with their digest", options_.model,
-                bad.size());
+  LogError("model {}: verify: {} chunks disagree with their digest", options_.model, bad.size());
   if (!repair) return result;
   suspects_.insert(bad.begin(), bad.end());
   lock.unlock();
@@ -113,7 +111,7 @@ std::chrono::nanoseconds Replica::ScrubSome() {
   for (const uint32_t c : bad) {
     if (!suspects_.insert(c).second) continue;
     ++status_.scrub_mismatches;
-    spdlog::error(
+    LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory)",
         options_.model, ToString(status_.committed), c,
         buffer_->layout().tensor(chunks[c].tensor).name,
@@ -155,12 +153,12 @@ void Replica::CheckFiles(std::unique_lock<Mutex>& lock) {
   }
   for (const std::string& name : health->put_back) {
     ++status_.files_put_back;
-    spdlog::warn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
+    LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);
   }
   if (health->bad_chunks.empty()) return;
   status_.scrub_mismatches += health->bad_chunks.size();
-  spdlog::error("model {}: {} chunks of {} were changed by somebody: fetching them whole",
-                options_.model, health->bad_chunks.size(), options_.directory.native());
+  LogError("model {}: {} chunks of {} were changed by somebody: fetching them whole",
+           options_.model, health->bad_chunks.size(), options_.directory.native());
 }
 
 void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
@@ -176,7 +174,7 @@ void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
   lock.lock();
   catching_up_ = false;
   cv_.notify_all();
-  if (!caught.ok()) spdlog::warn("model {}: {}", options_.model, MessageOf(caught.status()));
+  if (!caught.ok()) LogWarn("model {}: {}", options_.model, MessageOf(caught.status()));
   if (caught.ok() && *caught) {
     behind_ = false;
     sink_->ForgetApplied();

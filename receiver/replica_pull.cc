@@ -1,10 +1,9 @@
 // A Replica's pulls: from a choice, or a request, to a commit or what is said of its failure.
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/layout/root.h"
 #include "receiver/replica.h"
 
@@ -184,7 +183,7 @@ void Replica::Committed(const PullRound& round) {
   const uint64_t serial = last_commit_ ? last_commit_->serial + 1 : 1;
   last_commit_ = Commit{id, stats, UnixNanos(), serial};
   const auto& chunks = stats.forms.chunks;
-  spdlog::info(
+  LogInfo(
       "model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({} fast, {} tight, {} "
       "dense), {} repaired)",
       options_.model, ToString(id), HumanBytes(stats.payload_bytes), HumanSeconds(stats.seconds),
@@ -212,7 +211,7 @@ Status Replica::WaitWritable() {
     if (update.begun) break;
     const auto waited = Clock::now() - start;
     if (phase.empty()) {
-      spdlog::info("model {}: waiting for {} to close the weights", options_.model, update.readers);
+      LogInfo("model {}: waiting for {} to close the weights", options_.model, update.readers);
     }
     if (options_.copy_for_reader && waited >= options_.reader_grace) {
       ended = buffer_->BeginUpdateInFreshFile();

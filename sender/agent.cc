@@ -1,12 +1,11 @@
 // The Agent's models: taken up, registered, replaced.
 #include "sender/agent.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <filesystem>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 
 namespace deltawire::sender {
 namespace {
@@ -155,12 +154,12 @@ Status Agent::RecoverModels() {
     if (absl::IsNotFound(model.status())) continue;
     if (absl::IsAlreadyExists(model.status())) return model.status();
     if (!model.ok()) {
-      spdlog::warn("model {}: not taken up, a trainer must register it anew: {}", name,
-                   MessageOf(model.status()));
+      LogWarn("model {}: not taken up, a trainer must register it anew: {}", name,
+              MessageOf(model.status()));
       continue;
     }
     const auto state = (*model)->published();
-    spdlog::info("model {}: taken up at {}", name, ToString(state ? state->info.id() : StateId{}));
+    LogInfo("model {}: taken up at {}", name, ToString(state ? state->info.id() : StateId{}));
     Adopt(std::move(*model));
   }
   return absl::OkStatus();
@@ -270,9 +269,9 @@ StatusOr<std::shared_ptr<Model>> Agent::Make(const std::string& name, Layout lay
                             model_options_, pool_);
   if (made.ok()) {
     auto model = Adopt(std::move(*made));
-    spdlog::info("model {}: registered, {} tensors, {} of {} chunks, {} per half in {}", name,
-                 model->layout().size(), model->owned().size(), model->chunks().size(),
-                 HumanBytes(model->owned_bytes()), dir.string());
+    LogInfo("model {}: registered, {} tensors, {} of {} chunks, {} per half in {}", name,
+            model->layout().size(), model->owned().size(), model->chunks().size(),
+            HumanBytes(model->owned_bytes()), dir.string());
     return model;
   }
   if (!replaces) return made.status();

@@ -1,10 +1,10 @@
 // The Agent's pulls: who may pull, how their chunks are coded, what they have moved.
-#include <spdlog/spdlog.h>
 #include <sys/random.h>
 
 #include <algorithm>
 #include <thread>
 
+#include "common/base/log.h"
 #include "common/base/sync.h"
 #include "sender/agent.h"
 
@@ -179,7 +179,7 @@ StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello
     if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
   }
   if (session == nullptr) {
-    spdlog::warn("bulk stream from {}: its ticket is unknown or has expired", peer);
+    LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer);
     return absl::PermissionDeniedError(
         "the ticket is unknown or has expired; open a pull over gRPC first");
   }
@@ -219,9 +219,8 @@ bool Agent::Sweep() {
   // Those that go on stay here, so that what is dropped at the end is dropped without the lock.
   const auto ended = std::stable_partition(pulls.begin(), pulls.end(), [&](const auto& p) {
     if (p.second->CutIfLate(now)) {
-      spdlog::warn(
-          "model {}: receiver {} at {}: a pull was granted, and not all of its streams came",
-          p.second->model()->name(), p.second->receiver_id(), p.second->peer());
+      LogWarn("model {}: receiver {} at {}: a pull was granted, and not all of its streams came",
+              p.second->model()->name(), p.second->receiver_id(), p.second->peer());
     }
     return !p.second->Finished(now);
   });
@@ -238,8 +237,8 @@ bool Agent::Sweep() {
 void Agent::CutReaders(const Model* model, uint32_t half) {
   for (const auto& pull : PullsOf(*model)) {
     if (!pull->CutIfReading(half)) continue;
-    spdlog::warn("model {}: receiver {}: pull cut for the trainer's sake; it resumes by itself",
-                 model->name(), pull->receiver_id());
+    LogWarn("model {}: receiver {}: pull cut for the trainer's sake; it resumes by itself",
+            model->name(), pull->receiver_id());
     std::lock_guard lock(mu_);
     ++finished_pulls_[model->name()].cut;
   }

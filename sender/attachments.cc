@@ -1,7 +1,5 @@
 #include "sender/attachments.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
 namespace deltawire::sender {

@@ -1,11 +1,10 @@
 #include "sender/chunk_encoder.h"
 
-#include <spdlog/spdlog.h>
-
 #include <chrono>
 #include <cstring>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/base/of_this_thread.h"
 #include "common/base/sync.h"
 #include "common/delta/class_function.h"
@@ -105,7 +104,7 @@ Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {
                                 &digest);
   }
   if (done == DecodeStatus::kOk && digest == job.plan.chain.front()->digest_before) return base;
-  spdlog::error(
+  LogError(
       "model {}: chunk {} of tensor {}: the bytes before its delta do not have their digest; it is "
       "sent in the codec fast",
       model_.name(), job.chunk, model_.layout().tensor(place.tensor).name);

@@ -1,8 +1,7 @@
 #include "sender/gpu_diff.h"
 
-#include <spdlog/spdlog.h>
-
 #include "common/base/human.h"
+#include "common/base/log.h"
 
 namespace deltawire::sender {
 namespace {
@@ -59,12 +58,12 @@ std::unique_ptr<GpuDiff> GpuDiff::Create(const std::string& model, GpuUse use,
     }
   }
   if (differ == nullptr) {
-    spdlog::warn("model {}: gpu = \"{}\", but diffs run on the CPU: {}", model, ToString(use),
-                 status.message);
+    LogWarn("model {}: gpu = \"{}\", but diffs run on the CPU: {}", model, ToString(use),
+            status.message);
     return nullptr;
   }
-  spdlog::info("model {}: diffs run on {}, {}, with {} of its memory", model, gpu.name,
-               NameOf(options.mode), HumanBytes(differ->device_bytes()));
+  LogInfo("model {}: diffs run on {}, {}, with {} of its memory", model, gpu.name,
+          NameOf(options.mode), HumanBytes(differ->device_bytes()));
   std::unique_ptr<GpuDiff> diff(new GpuDiff(model, std::move(differ)));
   diff->Pin(halves);
   return diff;
@@ -76,8 +75,8 @@ void GpuDiff::Pin(std::span<const Bytes> halves) {
     std::unique_ptr<kernels::GpuPin> pin;
     const kernels::GpuStatus status = kernels::GpuPin::Create(half, &pin);
     if (!status.ok()) {
-      spdlog::warn("model {}: a half is not pinned, so copies to the GPU are slower: {}", model_,
-                   status.message);
+      LogWarn("model {}: a half is not pinned, so copies to the GPU are slower: {}", model_,
+              status.message);
       return;
     }
     pins_.push_back(std::move(pin));
@@ -92,13 +91,13 @@ bool GpuDiff::Diff(Bytes before, Bytes after, std::span<const uint32_t> which,
     return true;
   }
   ++failures_;
-  spdlog::warn("model {}: this publish is diffed on the CPU: {}", model_, status.message);
+  LogWarn("model {}: this publish is diffed on the CPU: {}", model_, status.message);
   return false;
 }
 
 void GpuDiff::Distrust(const std::string& what) {
   ++mismatches_;
-  spdlog::error(
+  LogError(
       "model {}: {}: the GPU's result is not the CPU's. This publish is diffed on the CPU from the "
       "start, and so are all that follow (check the device; a restart tries it again)",
       model_, what);

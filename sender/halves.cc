@@ -1,13 +1,12 @@
 #include "sender/halves.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <system_error>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/shm/file_lease.h"
 
 namespace deltawire::sender {
@@ -167,8 +166,8 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
   h.use = HalfUse::kTaken;
   const auto free = [&] { return stopping_ || h.readers == 0; };
   if (!cv_.wait_for(lock, grace, free)) {
-    spdlog::warn("model {}: cutting pulls that still read the inactive half after {} ms",
-                 place_.model, grace.count());
+    LogWarn("model {}: cutting pulls that still read the inactive half after {} ms", place_.model,
+            grace.count());
     lock.unlock();
     if (cut) cut(half);
     lock.lock();
@@ -202,7 +201,7 @@ Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
   const FileLease::Answer alone = lease.Try();
   lease.Release();
   if (alone != FileLease::Answer::kAlone) {
-    spdlog::warn(
+    LogWarn(
         "model {}: {} was granted {} and never said that it is done, and may still write there "
         "({}): a fresh file takes its place",
         place_.model, writers, path(half).native(),

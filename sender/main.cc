@@ -43,15 +43,15 @@ Status Run(const SenderOptions& options) {
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   if (!IsLoopback(options.control) || !IsLoopback(options.bulk)) {
-    spdlog::warn(
+    LogWarn(
         "listening beyond loopback WITHOUT encryption or authentication "
         "(--insecure-plaintext)");
   }
-  spdlog::info("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
-               ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
+  LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
+          ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
 
   const char* signal = WaitForTermination();
-  spdlog::info("{}: stopping", signal);
+  LogInfo("{}: stopping", signal);
   metrics_server.reset();
   agent.Stop();
   bulk->Stop();
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
   Status status = InitLogging("deltawire-sender", parsed.options.log_level);
   if (status.ok()) status = Run(parsed.options);
   if (!status.ok()) {
-    spdlog::error("{}", MessageOf(status));
+    LogError("{}", MessageOf(status));
     return 1;
   }
   return 0;

@@ -1,11 +1,11 @@
 #include "sender/model.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/random.h>
 
 #include <system_error>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/layout/model_dir.h"
 #include "common/layout/root.h"
 #include "sender/owned_file.h"
@@ -181,8 +181,8 @@ std::shared_ptr<GpuDiff> Model::MakeGpu() const {
   if (owned_.all()) return GpuDiff::Create(name_, options_.gpu, chunks_, key_, data);
   if (options_.gpu != GpuUse::kOff) {
     // Pinning a half would fill its holes.
-    spdlog::warn("model {}: gpu = \"{}\", but this agent owns a part of it: diffs run on the CPU",
-                 name_, ToString(options_.gpu));
+    LogWarn("model {}: gpu = \"{}\", but this agent owns a part of it: diffs run on the CPU", name_,
+            ToString(options_.gpu));
   }
   return nullptr;
 }

@@ -1,13 +1,12 @@
 // A Model's own thread: publishes what the ranks have written, rolls back, abandons what takes too
 // long, scrubs when idle.
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 
 #include "common/base/checksum.h"
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "sender/model.h"
 
 namespace deltawire::sender {
@@ -119,11 +118,11 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
     job_ = nullptr;
     Settle();
   }
-  spdlog::info("model {}: {} published: {:.2f}% changed, delta {}, in {}", name_, ToString(what.to),
-               elements_ == 0 ? 0.0
-                              : 100.0 * static_cast<double>(info.changed_elements) /
-                                    static_cast<double>(elements_),
-               HumanBytes(info.delta_bytes), HumanSeconds(info.publish_seconds));
+  LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {}", name_, ToString(what.to),
+          elements_ == 0
+              ? 0.0
+              : 100.0 * static_cast<double>(info.changed_elements) / static_cast<double>(elements_),
+          HumanBytes(info.delta_bytes), HumanSeconds(info.publish_seconds));
   if (changed_) changed_();
   return info;
 }

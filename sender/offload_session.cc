@@ -1,10 +1,9 @@
 #include "sender/offload_session.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/shm/state_file.h"
 
 namespace deltawire::sender {
@@ -213,7 +212,7 @@ void OffloadSession::Waits(uint64_t lease, int change) {
 // Writing -------------------------------------------------------------------------------------
 
 Status OffloadSession::End(Status why) {
-  spdlog::warn("{}", MessageOf(why));
+  LogWarn("{}", MessageOf(why));
   if (now_.lease != 0) Remember({now_.version, now_.lease, why, {}});
   now_ = {};
   phase_ = OffloadPhase::kIdle;

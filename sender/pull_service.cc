@@ -1,8 +1,7 @@
 // The receivers' service.
-#include <spdlog/spdlog.h>
-
 #include <thread>
 
+#include "common/base/log.h"
 #include "proto/convert.h"
 #include "sender/service.h"
 #include "sender/service_convert.h"
@@ -100,7 +99,7 @@ grpc::Status PullServiceImpl::Attach(
     out.set_force_full(event->force_full);
     if (!stream->Write(out)) break;
   }
-  if (absl::IsDeadlineExceeded(event.status())) spdlog::warn("{}", MessageOf(event.status()));
+  if (absl::IsDeadlineExceeded(event.status())) LogWarn("{}", MessageOf(event.status()));
   attachments.Detach(*token);
   context->TryCancel();  // ends the reader's Read
   reader.join();

@@ -1,10 +1,9 @@
 #include "sender/pull_session.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 
 namespace deltawire::sender {
 namespace {
@@ -216,8 +215,8 @@ std::optional<PullSession::Task> PullSession::NextTask(Stream& s, const Publishe
   end_ = pinned_ != nullptr ? pinned_ : first_;
   wakes = TakeWakes();
   if (refused_bases_ > 0 && held_.lineage == now.info.identity.lineage) {
-    spdlog::warn("model {}: receiver {}: {} chunks had an unknown base and went whole",
-                 model_->name(), receiver_id(), refused_bases_);
+    LogWarn("model {}: receiver {}: {} chunks had an unknown base and went whole", model_->name(),
+            receiver_id(), refused_bases_);
   }
   return std::nullopt;
 }
@@ -373,9 +372,9 @@ void PullSession::EstimateLink() {
       terms_.coding.decode.tight > 0 ? tight_work_ / terms_.coding.decode.tight : 0;
   const double coders = coding / terms_.coding.encode_threads + decoding;
   terms_.coding.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
-  spdlog::debug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}",
-                model_->name(), receiver_id(), HumanBytes(bytes_sent_), HumanSeconds(longest),
-                HumanSeconds(coders), HumanRate(terms_.coding.link->bytes_per_s()));
+  LogDebug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}", model_->name(),
+           receiver_id(), HumanBytes(bytes_sent_), HumanSeconds(longest), HumanSeconds(coders),
+           HumanRate(terms_.coding.link->bytes_per_s()));
 }
 
 void PullSession::Cut(const Status& why) {

@@ -1,8 +1,8 @@
 #include "sender/scrubber.h"
 
-#include <spdlog/spdlog.h>
-
 #include <vector>
+
+#include "common/base/log.h"
 
 namespace deltawire::sender {
 namespace {
@@ -42,12 +42,12 @@ void Scrubber::Damaged(const Published& state, uint32_t c) {
   const bool rebuilt = Rebuild(state, c);
   const std::string& tensor = place_.layout->tensor((*place_.chunks)[c].tensor).name;
   if (rebuilt) {
-    spdlog::error(
+    LogError(
         "model {}: {}: chunk {} of tensor {} had lost its digest; rebuilt from the "
         "version before (check this machine's memory)",
         place_.model, ToString(state.info.id()), c, tensor);
   } else if (!known) {
-    spdlog::error(
+    LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest; it is not sent any "
         "more until a version in which the trainer writes that tensor (check this machine's "
         "memory)",
@@ -59,7 +59,7 @@ void Scrubber::Damaged(const Published& state, uint32_t c) {
 
 void Scrubber::BaseLost(uint32_t c, bool whole) {
   ++mismatches_;
-  spdlog::error(
+  LogError(
       "model {}: chunk {} of tensor {} had lost its digest when the next version was made: {} "
       "(check this machine's memory)",
       place_.model, c, place_.layout->tensor((*place_.chunks)[c].tensor).name,

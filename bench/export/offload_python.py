@@ -52,10 +52,16 @@ def qwen3_tensors(tiny):
         yield p + "mlp.down_proj.weight", (hidden, ffn)
 
 
+_reserved = []
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that the kernel gives to nobody else while this process lives."""
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # once bound: the daemon may listen
+    _reserved.append(s)
+    return s.getsockname()[1]
 
 
 class Daemons:

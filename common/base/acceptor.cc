@@ -4,7 +4,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <spdlog/spdlog.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -15,6 +14,8 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
+
+#include "common/base/log.h"
 
 namespace deltawire {
 namespace {
@@ -165,7 +166,7 @@ bool Acceptor::MayKeep(int fd) const {
 }
 
 void Acceptor::Say(std::string_view what) {
-  if (!std::exchange(said_, true)) spdlog::warn("{}: accept: {}", name_, what);
+  if (!std::exchange(said_, true)) LogWarn("{}: accept: {}", name_, what);
 }
 
 }  // namespace deltawire

@@ -1,10 +1,28 @@
 #include "common/base/log.h"
 
 #include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
 
 #include <string>
 
 namespace deltawire {
+namespace {
+
+spdlog::level::level_enum ToSpdlog(LogLevel level) {
+  switch (level) {
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
+  }
+  return spdlog::level::err;
+}
+
+}  // namespace
 
 Status InitLogging(std::string_view program, std::string_view level) {
   const std::string name(level);
@@ -19,6 +37,11 @@ Status InitLogging(std::string_view program, std::string_view level) {
   logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
   return absl::OkStatus();
+}
+
+void LogLine(LogLevel level, fmt::string_view format, fmt::format_args args) {
+  const auto at = ToSpdlog(level);
+  if (spdlog::should_log(at)) spdlog::log(at, fmt::vformat(format, args));
 }
 
 }  // namespace deltawire

@@ -1,9 +1,8 @@
 #include "common/net/io_threads.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
+#include "common/base/log.h"
 #include "common/net/io_impl.h"
 
 namespace deltawire::net {
@@ -19,7 +18,7 @@ IoThreads::IoThreads(size_t threads) : impl_(std::make_unique<Impl>()) {
           impl_->context.run();
           return;
         } catch (...) {
-          spdlog::error("{}", MessageOf(FromException("bulk streams", std::current_exception())));
+          LogError("{}", MessageOf(FromException("bulk streams", std::current_exception())));
         }
       }
     });

@@ -1,12 +1,11 @@
 #include "common/net/pull_client.h"
 
-#include <spdlog/spdlog.h>
-
 #include <condition_variable>
 #include <mutex>
 #include <optional>
 #include <utility>
 
+#include "common/base/log.h"
 #include "common/net/io_impl.h"
 
 namespace deltawire::net {
@@ -66,7 +65,7 @@ class ClientStream {
       status = co_await Exchange();
     } catch (...) {
       status = FromException(where_, std::current_exception());
-      spdlog::error("{}", MessageOf(status));
+      LogError("{}", MessageOf(status));
     }
     watchdog_->Stop();
     ErrorCode ignored;

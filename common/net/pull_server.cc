@@ -1,6 +1,5 @@
 #include "common/net/pull_server.h"
 
-#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include <utility>
 
 #include "common/base/acceptor.h"
+#include "common/base/log.h"
 #include "common/net/server_stream.h"
 
 namespace deltawire::net {
@@ -103,7 +103,7 @@ void PullServer::Impl::Take(int fd) {
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&at), &size) != 0) return;
   connection->socket.assign(at.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd, ec);
   if (ec) {
-    spdlog::warn("bulk port {}: {}", port, ec.message());
+    LogWarn("bulk port {}: {}", port, ec.message());
     return;
   }
   owner.Release();
@@ -112,7 +112,7 @@ void PullServer::Impl::Take(int fd) {
   if (absl::IsCancelled(refusal)) return;
   const auto ended = [self = shared_from_this(), connection](const std::exception_ptr& thrown) {
     if (thrown) {
-      spdlog::error("{}", MessageOf(FromException("bulk stream", thrown)));
+      LogError("{}", MessageOf(FromException("bulk stream", thrown)));
       ErrorCode ignored;
       connection->socket.close(ignored);
     }
@@ -132,16 +132,15 @@ StatusOr<std::unique_ptr<PullServer>> PullServer::Listen(IoThreads& io, const st
   auto listening = ListenTcp(host, port);
   if (!listening.ok()) return Annotate(listening.status(), "bulk streams");
   impl->port = PortOf(*listening);
-  impl->acceptor.emplace(
-      std::move(*listening), fmt::format("bulk port {}", impl->port), options.reserved_descriptors,
-      [raw = impl.get()](int fd) {
-        try {
-          raw->Take(fd);
-        } catch (...) {
-          spdlog::error(
-              "{}", MessageOf(FromException("accepting a bulk stream", std::current_exception())));
-        }
-      });
+  impl->acceptor.emplace(std::move(*listening), fmt::format("bulk port {}", impl->port),
+                         options.reserved_descriptors, [raw = impl.get()](int fd) {
+                           try {
+                             raw->Take(fd);
+                           } catch (...) {
+                             LogError("{}", MessageOf(FromException("accepting a bulk stream",
+                                                                    std::current_exception())));
+                           }
+                         });
   return std::unique_ptr<PullServer>(new PullServer(std::move(impl)));
 }
 

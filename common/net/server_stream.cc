@@ -1,11 +1,11 @@
 #include "common/net/server_stream.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <limits>
 #include <tuple>
 #include <utility>
+
+#include "common/base/log.h"
 
 namespace deltawire::net {
 namespace {
@@ -65,7 +65,7 @@ asio::awaitable<void> ServerStream::Run() {
       status = co_await Exchange();
     } catch (...) {
       status = FromException("serving a bulk stream", std::current_exception());
-      spdlog::error("bulk stream from {}: {}", peer_, MessageOf(status));
+      LogError("bulk stream from {}: {}", peer_, MessageOf(status));
     }
   }
   if (connection_->cut && !status.ok()) status = WhyCut();
@@ -76,7 +76,7 @@ asio::awaitable<void> ServerStream::Run() {
   ErrorCode ignored;
   socket_->shutdown(tcp::socket::shutdown_both, ignored);
   socket_->close(ignored);
-  if (!status.ok()) spdlog::debug("bulk stream from {}: {}", peer_, MessageOf(status));
+  if (!status.ok()) LogDebug("bulk stream from {}: {}", peer_, MessageOf(status));
 }
 
 asio::awaitable<Status> ServerStream::Exchange() {
@@ -250,8 +250,8 @@ void ServerStream::TellSession(const Status& status) {
   try {
     session_->StreamClosed(stream_, status);
   } catch (...) {
-    spdlog::error("bulk stream from {}: {}", peer_,
-                  MessageOf(FromException("ending it", std::current_exception())));
+    LogError("bulk stream from {}: {}", peer_,
+             MessageOf(FromException("ending it", std::current_exception())));
   }
 }
 

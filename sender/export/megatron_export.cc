@@ -1,12 +1,11 @@
 #include "sender/export/megatron_export.h"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <functional>
 #include <mutex>
 #include <set>
 
+#include "common/base/log.h"
 #include "kernels/place_pieces.h"
 #include "sender/export/foreign_collective.h"
 #include "sender/export/half_mapping.h"
@@ -182,8 +181,8 @@ StatusOr<uint64_t> MegatronExport::PlaceShards(TrainerClient::Offload& offload,
                         device_place_.Run(*plan_, elsewhere, half, pool_));
     if (!stats.why_staged.empty() && !warned_) {
       warned_ = true;
-      spdlog::warn("shards go over host memory instead of straight from the device: {}",
-                   stats.why_staged);
+      LogWarn("shards go over host memory instead of straight from the device: {}",
+              stats.why_staged);
     }
   }
   DW_RETURN_IF_ERROR(telling.status());

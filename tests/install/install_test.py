@@ -33,10 +33,16 @@ def wait_for(condition, what):
         time.sleep(0.005)  # between two looks; nothing announces it
 
 
+_reserved = []
+
+
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that the kernel gives to nobody else while this process lives."""
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # once bound: the daemon may listen
+    _reserved.append(s)
+    return s.getsockname()[1]
 
 
 def read_safetensors(path):

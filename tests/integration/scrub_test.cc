@@ -72,7 +72,7 @@ TEST_CASE("a receiver that does not follow keeps its weights until it is told to
   ShmDir root;
   SenderProcess sender(root.path());
   auto args = kScrub;
-  args.push_back("--no-follow");
+  args.insert(args.end(), {"--no-follow", "--buffers", "1"});
   ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel, args);
   Trainer trainer(sender.socket(), kModel, 4, 72);
   REQUIRE(trainer.Publish(1).ok());

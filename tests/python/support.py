@@ -40,10 +40,16 @@ def need(module: str):
         skip(f"{sys.executable} cannot import {module}: {error}")
 
 
+_reserved = []
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that the kernel gives to nobody else while this process lives."""
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # once bound: the daemon may listen
+    _reserved.append(s)
+    return s.getsockname()[1]
 
 
 def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -23,8 +23,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The short pause between two looks at a condition that no event announces.
-
 Layout MixedLayout(size_t megabytes) {
   std::vector<TensorMeta> t;
   t.push_back({"model.embed_tokens.weight", DType::kBF16, {megabytes * 128, 1024}});
@@ -71,16 +69,17 @@ ShmDir::~ShmDir() {
 }
 
 uint16_t FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof address;
+  const int yes = 1;
   if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
+      setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) {
     throw std::runtime_error("no free port");
   }
-  close(fd);
   return ntohs(address.sin_port);
 }
 

@@ -17,10 +17,16 @@ def programs():
     return pathlib.Path(found) if found else None
 
 
+_reserved = []
+
+
 def _free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that the kernel gives to nobody else while this process lives."""
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # once bound: the daemon may listen
+    _reserved.append(s)
+    return s.getsockname()[1]
 
 
 def _die_with_parent():

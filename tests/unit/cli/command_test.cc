@@ -18,9 +18,9 @@ int RunTool(std::vector<std::string> arguments) {
 
 // A loopback address where nobody listens.
 std::string DeadAddress() {
-  const auto port = FreePort();
+  static const auto port = ReservePort();
   REQUIRE(port.ok());
-  return "127.0.0.1:" + std::to_string(*port);
+  return "127.0.0.1:" + std::to_string(port->number);
 }
 
 TEST_CASE("help and versions succeed") {
