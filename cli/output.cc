@@ -173,6 +173,10 @@ std::string LineageText(const Hash128& lineage) {
   return lineage == Hash128() ? "-" : lineage.Hex().substr(0, kShown);
 }
 
+std::string RootText(uint64_t root) {
+  return root == 0 ? "-" : fmt::format("{:016x}", root).substr(0, 8);
+}
+
 std::string ClockText(int64_t unix_nanos) {
   const time_t seconds = unix_nanos / 1'000'000'000;
   tm local{};

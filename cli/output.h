@@ -97,6 +97,8 @@ std::string VersionText(StateId id);
 std::string VersionText(const v1::Identity& id);
 /// The first 8 hex digits of a lineage, or "-".
 std::string LineageText(const Hash128& lineage);
+/// Its first hexadecimal digits, of which equal ones say: the same bytes; "-": nothing.
+std::string RootText(uint64_t root);
 /// Local time of a wall clock instant, "14:03:22.125".
 std::string ClockText(int64_t unix_nanos);
 

@@ -117,6 +117,7 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
                 {"TENSORS", kRight},
                 {"VERSION", kRight},
                 {"LINEAGE"},
+                {"ROOT"},
                 {"CHANGED", kRight},
                 {"DELTA", kRight},
                 {"LOG", kRight},
@@ -130,7 +131,7 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
     const bool any = v.id().epoch() != 0;
     models.Add(
         {m.model(), HumanBytes(m.model_bytes()), std::to_string(m.tensors()), VersionText(v.id()),
-         LineageText(FromProto(v.id()).lineage),
+         LineageText(FromProto(v.id()).lineage), RootText(v.id().root()),
          any ? Percent(static_cast<double>(v.changed_elements()), static_cast<double>(v.elements()))
              : "-",
          any ? HumanBytes(v.delta_bytes() + v.full_bytes()) : "-", HumanBytes(m.log_bytes()),
@@ -278,6 +279,7 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
                 {"SIZE", kRight},
                 {"VERSION", kRight},
                 {"LINEAGE"},
+                {"ROOT"},
                 {"NEWEST", kRight},
                 {"BEHIND", kRight},
                 {"PHASE"},
@@ -290,7 +292,8 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
                 {"DIRECTORY"}});
   for (const v1::ReceiverModelStatus& m : r.models()) {
     models.Add({m.model(), HumanBytes(m.model_bytes()), VersionText(m.committed()),
-                LineageText(FromProto(m.committed()).lineage), VersionText(m.newest()),
+                LineageText(FromProto(m.committed()).lineage), RootText(m.committed().root()),
+                VersionText(m.newest()),
                 BehindText(HeldBy(m).standing), m.phase(), Pulled(m),
                 m.last_pull().seconds() > 0 ? HumanSeconds(m.last_pull().seconds()) : "-",
                 std::to_string(m.commits()), HumanBytes(m.bytes_received()),

@@ -60,9 +60,10 @@ void Show(Lines& lines, const std::string& model, const v1::VersionInfo& v,
     return lines.Out(json);
   }
   lines.Out(fmt::format(
-      "{}  {}  {}{} {}: {} changed, delta {} of {}, trainer waited {}",
+      "{}  {}  {}{} {}, root {}: {} changed, delta {} of {}, trainer waited {}",
       ClockText(v.published_unix_nanos()), model, ToString(FromProto(v.id())),
       LineageNews(FromProto(v.id()), before), v.rollback() ? "rolled back" : "published",
+      RootText(v.id().root()),
       Percent(static_cast<double>(v.changed_elements()), static_cast<double>(v.elements())),
       HumanBytes(v.delta_bytes() + v.full_bytes()), HumanBytes(v.model_bytes()),
       HumanSeconds(v.trainer_wait_seconds())));
@@ -74,8 +75,9 @@ void Show(Lines& lines, const std::string& model, const v1::CommitInfo& c, const
     json.update(ToJson(c));
     return lines.Out(json);
   }
-  lines.Out(fmt::format("{}  {}  {}{} committed: {} in {}", ClockText(c.committed_unix_nanos()),
-                        model, ToString(FromProto(c.id())), LineageNews(FromProto(c.id()), before),
+  lines.Out(fmt::format("{}  {}  {}{} committed, root {}: {} in {}",
+                        ClockText(c.committed_unix_nanos()), model, ToString(FromProto(c.id())),
+                        LineageNews(FromProto(c.id()), before), RootText(c.id().root()),
                         HumanBytes(c.stats().payload_bytes()), HumanSeconds(c.stats().seconds())));
 }
 

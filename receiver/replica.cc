@@ -145,6 +145,7 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     Pull(lock, std::move(choice.target));
     return true;
   }
+  if (std::exchange(connection_failed_, false)) Recovered();
   if (status_.phase != "failed") {
     if (choice.why != status_.message && !choice.why.empty()) {
       LogInfo("model {}: {}", options_.model, choice.why);
@@ -287,9 +288,13 @@ Status Replica::MakeBuffer(ModelDescription& description) {
                                        [this] { return Touch(); });
     sink_->KeepApplied(buffer_->buffers() == 2);
     behind_ = buffer_->buffers() == 2;
+    const std::string why = WhyBuffers();
+    const bool leases = buffer_->lease_problem().empty() && !options_.unsafe_in_place;
+    LogLine(leases ? LogLevel::kInfo : LogLevel::kWarn, "model {}: {} of its weights: {}",
+            options_.model, buffer_->buffers() == 2 ? "two buffers" : "one buffer", why);
     std::lock_guard lock(mu_);
     status_.buffers = buffer_->buffers();
-    status_.buffers_why = WhyBuffers();
+    status_.buffers_why = why;
   }
   return absl::OkStatus();
 }
@@ -316,9 +321,16 @@ void Replica::SetMessage(const Status& failed) {
   if (MessageOf(failed) != status_.message) {
     LogWarn("model {}: {}", options_.model, MessageOf(failed));
   }
+  connection_failed_ = false;
   status_.message = std::string(MessageOf(failed));
   status_.phase = "failed";
   cv_.notify_all();
+}
+
+void Replica::Recovered() {
+  if (status_.phase != "failed") return;
+  status_.phase = "starting";
+  status_.message.clear();
 }
 
 void Replica::SetPhase(std::string phase) {

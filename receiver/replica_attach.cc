@@ -78,7 +78,7 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
     a.described = event.newest.lineage;
   }
   if (event.sync_request != 0) {
-    requests_.AddRemote({agent, event.sync_request}, event.force_full);
+    requests_.AddRemote({agent, event.sync_request, event.force_full});
   }
   cv_.notify_all();
 }
@@ -93,6 +93,7 @@ void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
   if (stopping_) return;
   SetMessage(Errorf(StatusCode::kUnavailable, "the connection to sender {} ended: {}",
                     a.view.address, MessageOf(why)));
+  connection_failed_ = true;
   attend_cv_.notify_all();
 }
 

@@ -149,8 +149,10 @@ void Replica::CheckFiles(std::unique_lock<Mutex>& lock) {
   status_.committed = buffer_->committed();
   if (!health.ok()) {
     SetMessage(health.status());
+    check_failed_ = true;
     return;
   }
+  if (std::exchange(check_failed_, false)) Recovered();
   for (const std::string& name : health->put_back) {
     ++status_.files_put_back;
     LogWarn("model {}: {} was removed or changed by somebody: put back", options_.model, name);

@@ -93,7 +93,7 @@ void Replica::HoldParts(const Follower::Target& target) {
     if (!(held.lineage == part.lineage)) held = {};
     if (!held.empty() || last.empty() || !(last.lineage == target.whole.lineage)) continue;
     // The whole's epoch is the part's own only where no agent was rolled back more often.
-    if (part.id.epoch != last.id.epoch) continue;
+    if (part.id.epoch != last.id.epoch || target.whole.id.epoch != last.id.epoch) continue;
     if (agents_.size() == 1) {
       held = last;
     } else if (whole) {

@@ -13,14 +13,12 @@ bool Contains(const std::vector<RequestQueue::Remote>& all, const RequestQueue::
 }  // namespace
 
 uint64_t RequestQueue::Add(bool force_full) {
-  force_full_ |= force_full;
-  local_[++last_];
+  local_[++last_].force_full = force_full;
   return last_;
 }
 
-void RequestQueue::AddRemote(const Remote& request, bool force_full) {
+void RequestQueue::AddRemote(const Remote& request) {
   if (Contains(remote_, request) || Contains(serving_, request)) return;
-  force_full_ |= force_full;
   remote_.push_back(request);
 }
 
@@ -41,10 +39,11 @@ RequestQueue::Batch RequestQueue::Take() {
   for (auto& [number, local] : local_) {
     if (local.answer || std::exchange(local.taken, true)) continue;
     batch.local.push_back(number);
+    batch.force_full |= local.force_full;
   }
+  for (const Remote& r : remote_) batch.force_full |= r.force_full;
   serving_.insert(serving_.end(), remote_.begin(), remote_.end());
   batch.remote = std::exchange(remote_, {});
-  batch.force_full = std::exchange(force_full_, false);
   return batch;
 }
 

@@ -17,6 +17,7 @@ class RequestQueue {
   struct Remote {
     size_t agent = 0;
     uint64_t number = 0;  ///< as the agent gave it; its answer names it
+    bool force_full = false;
     friend bool operator==(const Remote&, const Remote&) = default;
   };
   /// The requests that one pull serves.
@@ -30,7 +31,7 @@ class RequestQueue {
   /// A caller's request; the number is what it asks AnswerTo for.
   uint64_t Add(bool force_full);
   /// The same request twice, as after an attachment that was made anew, is one.
-  void AddRemote(const Remote& request, bool force_full);
+  void AddRemote(const Remote& request);
   /// The agent's attachment ended: nobody is left to answer.
   void DropRemote(size_t agent);
   /// The caller has gone.
@@ -49,6 +50,7 @@ class RequestQueue {
 
  private:
   struct Local {
+    bool force_full = false;
     bool taken = false;
     std::optional<Status> answer;
   };
@@ -56,7 +58,6 @@ class RequestQueue {
   std::map<uint64_t, Local> local_;
   std::vector<Remote> remote_;  // not taken yet
   std::vector<Remote> serving_;
-  bool force_full_ = false;
 };
 
 }  // namespace deltawire::receiver

@@ -1,7 +1,9 @@
 #include "sender/chunk_bytes.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <set>
 
 namespace deltawire::sender {
 namespace {
@@ -27,23 +29,67 @@ class PrivateCopy {
 
 void ChunkBytes::Pin(std::shared_ptr<const Published> end) {
   std::lock_guard lock(mu_);
+  from_ = end->info.id();
   end_ = std::move(end);
+}
+
+void ChunkBytes::Overtaken(const Published& newest) {
+  Follow(newest);
+  Compact();
 }
 
 void ChunkBytes::Follow(const Published& newest) {
   std::lock_guard lock(mu_);
   if (end_ == nullptr || broken_) return;
-  const StateId reached = since_.empty() ? end_->info.id() : since_.back()->to();
+  const StateId reached = since_.empty() ? from_ : since_.back()->to();
   if (newest.info.id() <= reached) return;
   // Newest first: of a long log only the end is new.
   size_t first = newest.log.size();
   while (first > 0 && newest.log[first - 1]->to() != reached) --first;
-  const bool reaches = first > 0 || (!newest.log.empty() && newest.log[0]->from() == reached);
-  for (size_t i = first; i < newest.log.size(); ++i) since_bytes_ += newest.log[i]->memory_bytes();
-  // What the log would drop stays with the pull, up to the memory of one more model.
-  broken_ = !reaches || since_bytes_ > std::max(model_.log_limit(), model_.owned_bytes());
+  broken_ = first == 0 && (newest.log.empty() || newest.log[0]->from() != reached);
   if (broken_) return;
-  since_.insert(since_.end(), newest.log.begin() + static_cast<ptrdiff_t>(first), newest.log.end());
+  for (size_t i = first; i < newest.log.size(); ++i) {
+    since_bytes_ += newest.log[i]->memory_bytes();
+    since_.push_back(newest.log[i]);
+  }
+}
+
+void ChunkBytes::Compact() {
+  // The newest half: nobody writes to it before it is the other one.
+  const LeasedState newest = model_.Lease();
+  LogView since;
+  {
+    std::lock_guard lock(mu_);
+    const uint64_t limit = std::max(model_.log_limit(), model_.owned_bytes());
+    if (end_ == nullptr || broken_ || compacting_ || since_bytes_ <= limit) return;
+    // Another call brings the rest.
+    if (newest.state->info.id() != since_.back()->to()) return;
+    compacting_ = true;
+    since = since_;
+  }
+  std::set<uint32_t> changed;
+  for (const auto& delta : since) {
+    for (const ChunkDelta& change : delta->chunks()) changed.insert(change.chunk);
+  }
+  const std::vector<uint32_t> chunks(changed.begin(), changed.end());
+  std::atomic<bool> failed{false};
+  model_.pool().ParallelFor(chunks.size(), [&](size_t i) {
+    if (failed || end_->kept->Find(chunks[i]).memory != nullptr) return;
+    auto made = Undo(chunks[i], *end_, newest);
+    if (made.ok() &&
+        end_->kept->Keep(chunks[i], {std::static_pointer_cast<const std::byte[]>(made->keep),
+                                     made->bytes.size()})) {
+      return;
+    }
+    failed = true;
+  });
+  std::lock_guard lock(mu_);
+  compacting_ = false;
+  broken_ = broken_ || failed;
+  since_bytes_ = 0;
+  since_.erase(since_.begin(), since_.begin() + static_cast<ptrdiff_t>(since.size()));
+  for (const auto& delta : since_) since_bytes_ += delta->memory_bytes();
+  from_ = newest.state->info.id();
 }
 
 StatusOr<WholeChunk> ChunkBytes::Get(uint32_t chunk, const LeasedState& at, How how) {
@@ -73,6 +119,11 @@ StatusOr<WholeChunk> ChunkBytes::FromHalf(uint32_t chunk, const LeasedState& at,
 }
 
 StatusOr<WholeChunk> ChunkBytes::FromNewest(uint32_t chunk, const Published& end, How how) {
+  if (const KeptChunks::Kept kept = end.kept->Find(chunk); kept.memory != nullptr) {
+    const Bytes bytes(kept.memory.get(), kept.bytes);
+    if (how.check && !HasItsDigest(chunk, end, bytes)) return Damaged(chunk, end);
+    return WholeChunk{bytes, kept.memory, std::nullopt};
+  }
   const LeasedState newest = model_.Lease();
   if (newest.state.get() == &end) {
     // Leased after the caller looked, or damaged.
@@ -94,7 +145,7 @@ StatusOr<WholeChunk> ChunkBytes::Undo(uint32_t chunk, const Published& end,
   std::vector<std::byte> scratch(kernels::FoldScratchBytes(place.width));
   std::vector<std::byte> negated(kernels::MaxEncodedBytes(place.bytes, place.width));
   uint64_t digest = (*newest.state->digests)[chunk];
-  for (auto change = changes->rbegin(); change != changes->rend(); ++change) {
+  for (auto change = changes->chain.rbegin(); change != changes->chain.rend(); ++change) {
     size_t bytes = 0;
     auto done =
         backend.negate((*change)->payload, place.bytes, place.width, scratch, negated, &bytes);
@@ -109,15 +160,16 @@ StatusOr<WholeChunk> ChunkBytes::Undo(uint32_t chunk, const Published& end,
   return copy.chunk();
 }
 
-std::optional<std::vector<const ChunkDelta*>> ChunkBytes::Since(uint32_t chunk,
-                                                                const Published& newest) {
+std::optional<ChunkBytes::Changes> ChunkBytes::Since(uint32_t chunk, const Published& newest) {
   std::lock_guard lock(mu_);
-  if (end_ == nullptr) return std::nullopt;
-  std::vector<const ChunkDelta*> changes;
+  if (end_ == nullptr || broken_) return std::nullopt;
+  Changes changes;
+  if (newest.info.id() == from_) return changes;
   for (const auto& delta : since_) {
     if (const ChunkDelta* change = delta->Find(chunk)) {
       if (change->payload.empty()) return std::nullopt;
-      changes.push_back(change);
+      changes.chain.push_back(change);
+      changes.keep.push_back(delta);
     }
     if (delta->to() == newest.info.id()) return changes;
   }

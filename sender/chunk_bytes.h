@@ -1,7 +1,7 @@
 // Where a pull's whole chunks come from: the half of its state, the newest half where the chunk has
-// not changed since, or that half's bytes with the deltas since undone.
-// Owner: a PullSession; the Model outlives it. Threads: any. Cost: a chunk's memory per copy, and
-// the deltas since the end was pinned, up to a log's or a model's size.
+// not changed since, that half's bytes with the deltas since undone, or what was made so and kept.
+// Owner: a PullSession; the Model outlives it. Threads: any. Cost: a chunk's memory per copy, the
+// deltas since the end was pinned up to a log's or a model's size, then the end's KeptChunks.
 // Errors: kAborted (the bytes are gone), kDataLoss (memory lost its digest), naming the tensor.
 #pragma once
 
@@ -30,8 +30,9 @@ class ChunkBytes {
   /// `end` is where the pull ends, whatever is published: from now on the deltas that lead away
   /// from it are kept, as far as Follow is told of them. At most once.
   void Pin(std::shared_ptr<const Published> end);
-  /// `newest` has been published. Cheap when nothing is pinned.
-  void Follow(const Published& newest);
+  /// `newest` has been published. Cheap when nothing is pinned; when the deltas since have become
+  /// too large, makes every chunk that they change again on the model's pool, and lets go of them.
+  void Overtaken(const Published& newest);
 
   struct How {
     bool copy = false;   ///< into memory of its own, so that nobody waits for the socket
@@ -45,8 +46,15 @@ class ChunkBytes {
   /// The same bytes in the newest half, or what Undo makes of those there.
   StatusOr<WholeChunk> FromNewest(uint32_t chunk, const Published& end, How how);
   StatusOr<WholeChunk> Undo(uint32_t chunk, const Published& end, const LeasedState& newest);
+  /// Takes the deltas that lead to `newest`.
+  void Follow(const Published& newest);
+  void Compact();
+  struct Changes {
+    LogView keep;
+    std::vector<const ChunkDelta*> chain;
+  };
   /// The changes of `chunk` from `end` to `newest`, oldest first; nothing when some are not kept.
-  std::optional<std::vector<const ChunkDelta*>> Since(uint32_t chunk, const Published& newest);
+  std::optional<Changes> Since(uint32_t chunk, const Published& newest);
   bool HasItsDigest(uint32_t chunk, const Published& state, Bytes bytes) const;
   Status Damaged(uint32_t chunk, const Published& state) const;
   Status Gone(uint32_t chunk, const Published& end, const Published& newest) const;
@@ -54,8 +62,10 @@ class ChunkBytes {
   Model& model_;
   Mutex mu_;
   std::shared_ptr<const Published> end_;
-  LogView since_;  // from end_ on; only grows, so that what Since hands out stays
+  StateId from_;   // where since_ begins: what has changed between end_ and this is kept by end_
+  LogView since_;
   uint64_t since_bytes_ = 0;
+  bool compacting_ = false;
   bool broken_ = false;  // since_ does not reach the newest state, and never will again
 };
 

@@ -23,6 +23,12 @@ class GpuDiff {
     uint64_t publishes = 0;   ///< diffed on the GPU to the end
     uint64_t failures = 0;    ///< ended by a CUDA error, finished by the CPU
     uint64_t mismatches = 0;  ///< ended by a result that the CPU does not get; 0 or 1
+    Counts& operator+=(const Counts& other) {
+      publishes += other.publishes;
+      failures += other.failures;
+      mismatches += other.mismatches;
+      return *this;
+    }
   };
   /// Every chunk's result is compared with the CPU's in one of so many publishes.
   static constexpr uint32_t kCheckRounds = 16;

@@ -133,12 +133,11 @@ void Halves::LetGo(uint64_t lease, uint32_t rank) {
   }
 }
 
-void Halves::LetGoOf(const std::string& publisher, uint32_t rank) {
-  if (publisher.empty()) return;
+void Halves::LetGoOf(uint64_t client, uint32_t rank) {
+  if (client == 0) return;
   std::lock_guard lock(mu_);
   for (Half& h : halves_) {
-    std::erase_if(h.writers,
-                  [&](const Writer& w) { return w.publisher == publisher && w.rank == rank; });
+    std::erase_if(h.writers, [&](const Writer& w) { return w.client == client && w.rank == rank; });
   }
 }
 

@@ -71,13 +71,14 @@ class Halves {
   struct Writer {
     uint64_t lease = 0;
     uint32_t rank = 0;
+    uint64_t client = 0;
     std::string publisher;
   };
   void Granted(uint32_t half, Writer writer);
   /// The rank says that it writes no more under that lease.
   void LetGo(uint64_t lease, uint32_t rank);
-  /// The process of that name asks for another grant, so it has dropped those before.
-  void LetGoOf(const std::string& publisher, uint32_t rank);
+  /// The client asks for another grant, so it has dropped those before; 0 is nobody.
+  void LetGoOf(uint64_t client, uint32_t rank);
   /// Whether the half must be fenced before it is granted.
   bool Suspect(uint32_t half) const;
 

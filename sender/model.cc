@@ -51,7 +51,7 @@ Model::Model(Parts parts, uint64_t first_lease, ThreadPool& pool)
       side_store_(dir_ / kSideDir),
       halves_(std::move(parts.halves)),
       store_(std::make_unique<VersionStore>(
-          VersionStore::Place{name_, &layout_, &chunks_, &backend_, &key_},
+          VersionStore::Place{name_, &layout_, &chunks_, &backend_, &key_, owned_bytes_},
           options_.delta_log_bytes)),
       scrubber_(std::make_unique<Scrubber>(
           Scrubber::Place{name_, &layout_, &chunks_, &owned_, &backend_, &key_}, *halves_)),
@@ -247,7 +247,9 @@ PublishTotals Model::totals() const {
 
 GpuDiff::Counts Model::gpu_counts() const {
   std::lock_guard lock(mu_);
-  return gpu_ == nullptr ? GpuDiff::Counts() : gpu_->counts();
+  GpuDiff::Counts counts = gpu_before_;
+  if (gpu_ != nullptr) counts += gpu_->counts();
+  return counts;
 }
 
 uint64_t Model::damaged_chunks() const {

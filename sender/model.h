@@ -85,6 +85,10 @@ class Model {
   /// Chunks beyond it are holes in both halves: never read, diffed, sent or counted.
   const Coverage& owned() const { return owned_; }
   uint64_t owned_bytes() const { return owned_bytes_; }
+  ThreadPool& pool() { return pool_; }
+  /// A pull that may have to go back from what is published while it runs, by the deltas: +1 when
+  /// it is made, -1 when it is gone.
+  void CountPull(int change) { pulls_ += change; }
   uint64_t digest_seed() const { return key_.seed(); }
   const kernels::DigestKey& key() const { return key_; }
   const kernels::Backend& backend() const { return backend_; }
@@ -209,6 +213,7 @@ class Model {
   const kernels::DigestKey key_;
   const kernels::Backend& backend_;
   ThreadPool& pool_;
+  std::atomic<int> pulls_{0};
   DirLock dir_lock_;
   SideFileStore side_store_;
   std::unique_ptr<Halves> halves_;
@@ -225,6 +230,7 @@ class Model {
   std::shared_ptr<PublishJob> job_;  // of the session's lease, or of one that has ended
   uint64_t job_lease_ = 0;
   std::shared_ptr<GpuDiff> gpu_;  // null: the CPU diffs; goes before the halves that it pins
+  GpuDiff::Counts gpu_before_;    // of those before it, on halves that were replaced
   std::shared_ptr<const SideFileSet> next_side_files_;
   bool side_files_busy_ = false;
   PublishTotals totals_;

@@ -52,8 +52,8 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
       cv_.wait_for(lock, kGoneSlice);
     }
   }
-  // A process that begins anew has dropped what it had begun before.
-  halves_->LetGoOf(request.publisher, request.rank);
+  // A client that begins anew has dropped what it had begun before.
+  halves_->LetGoOf(request.client, request.rank);
   if (begun.next == OffloadSession::Next::kDrain) {
     const uint32_t half = InactiveHalf();
     double waited = 0;
@@ -84,7 +84,7 @@ StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t leas
     return CallerGone();
   }
   const uint32_t half = InactiveHalf();
-  halves_->Granted(half, {lease, request.rank, request.publisher});
+  halves_->Granted(half, {lease, request.rank, request.client, request.publisher});
   return OffloadGrant{halves_->path(half), halves_->data_offset(), session_.waited_seconds(), lease,
                       session_.attempt()};
 }
@@ -105,13 +105,15 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
     std::shared_ptr<GpuDiff> pinned;  // goes without the lock
     std::lock_guard lock(mu_);
     pinned = std::exchange(gpu_, nullptr);
+    if (pinned != nullptr) gpu_before_ += pinned->counts();
     replaced = true;
   });
   if (!fenced.ok()) {
     halves_->GiveBack(half);
     return fenced;
   }
-  if (replaced) {
+  // The halves' memory is another one now. Trust that was lost stays so.
+  if (replaced && gpu_counts().mismatches == 0) {
     auto gpu = MakeGpu();
     std::lock_guard lock(mu_);
     gpu_ = std::move(gpu);
@@ -136,8 +138,10 @@ std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half) const {
     in.gpu = gpu_.get();
     in.lost = [this](uint32_t chunk, bool whole) { scrubber_->BaseLost(chunk, whole); };
   }
-  // No single delta may take more of the log than half, or the log would hold nothing else.
+  // No single delta may take more of the log than half, or the log would hold nothing else; but a
+  // running pull has no other way back to its end.
   in.payload_limit = options_.delta_log_bytes / 2;
+  if (pulls_ > 0) in.payload_limit = std::max(in.payload_limit, 2 * owned_bytes_);
   return std::make_shared<PublishJob>(in);
 }
 

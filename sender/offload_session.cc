@@ -85,7 +85,7 @@ const std::map<uint32_t, OffloadSession::Rank>::value_type* OffloadSession::Hold
 Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
   const auto mine = now_.ranks.find(r.rank);
   const bool begun = mine != now_.ranks.end();
-  if (begun && !r.publisher.empty() && mine->second.publisher == r.publisher) {
+  if (begun && r.client != 0 && mine->second.client == r.client) {
     return absl::OkStatus();  // it knows best that it has dropped what it had begun
   }
   if (!begun && r.world == now_.world && r.version != now_.version) {
@@ -113,7 +113,9 @@ StatusOr<OffloadSession::Begun> OffloadSession::Begin(const OffloadRequest& requ
                                                       Time now) {
   DW_RETURN_IF_ERROR(CheckRequest(request, published));
   if (phase_ == OffloadPhase::kDraining || phase_ == OffloadPhase::kPublishing) return Begun{};
-  Rank rank{.publisher = request.publisher.substr(0, kMaxPublisher), .begun = now};
+  Rank rank{.publisher = request.publisher.substr(0, kMaxPublisher),
+            .client = request.client,
+            .begun = now};
   if (Joins(request)) {
     now_.ranks.emplace(request.rank, std::move(rank));
     return Begun{Next::kJoined, now_.lease};

@@ -35,7 +35,8 @@ struct OffloadRequest {
   uint32_t rank = 0;
   uint32_t world = 1;
   uint64_t attempt = 0;   ///< 0: the agent's draw, or the one that the other ranks have
-  std::string publisher;  ///< who asks, the same for the life of its process; empty: not said
+  std::string publisher;  ///< who asks, for messages; empty: not said
+  uint64_t client = 0;    ///< of the one who asks, drawn at random; 0: not to be recognised
 };
 
 /// What a rank has finished before it is ready.
@@ -141,6 +142,7 @@ class OffloadSession {
  private:
   struct Rank {
     std::string publisher;
+    uint64_t client = 0;
     Time begun;
     bool ready = false;
     uint32_t attending = 0;

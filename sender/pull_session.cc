@@ -37,8 +37,11 @@ PullSession::PullSession(std::shared_ptr<Model> model, PullTerms terms)
       streams_(terms_.streams),
       pinned_(terms_.pinned),
       last_heard_(created_) {
+  model_->CountPull(1);
   if (pinned_ != nullptr) bytes_.Pin(pinned_);
 }
+
+PullSession::~PullSession() { model_->CountPull(-1); }
 
 Status PullSession::Reserve(uint16_t stream, uint16_t streams) {
   std::lock_guard lock(mu_);

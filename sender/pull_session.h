@@ -60,6 +60,7 @@ struct CodecCounts {
 class PullSession : public net::PullSession {
  public:
   PullSession(std::shared_ptr<Model> model, PullTerms terms);
+  ~PullSession() override;
 
   uint32_t chunks() const override { return model_->chunks().size(); }
   Status Start(const wire::Have& have) override;
@@ -76,7 +77,8 @@ class PullSession : public net::PullSession {
   /// Cuts it if its ticket's life is over and a stream, or Have, has not come. True when it did.
   bool CutIfLate(SteadyClock::time_point now);
   /// `newest` has been published: what leads back from it to the pull's end must be kept.
-  void Overtaken(const Published& newest) { bytes_.Follow(newest); }
+  /// Takes a while, and the model's pool, when the deltas since have become too many.
+  void Overtaken(const Published& newest) { bytes_.Overtaken(newest); }
 
   const std::string& receiver_id() const { return terms_.receiver_id; }
   const std::string& peer() const { return terms_.peer; }

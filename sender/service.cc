@@ -36,7 +36,7 @@ grpc::Status TrainerServiceImpl::BeginOffload(grpc::ServerContext* context,
   }
   auto grant = (*model)->BeginOffload(
       {request->version(), request->rank(), std::max<uint32_t>(1, request->world()),
-       request->attempt(), request->publisher()},
+       request->attempt(), request->publisher(), request->client()},
       Gone(context));
   if (!grant.ok()) return ToGrpc(grant.status());
   response->set_half_path(grant->half_path.string());

@@ -33,6 +33,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
   state->info = info;
   state->half = half;
   state->encoded = std::make_shared<EncodedCache>(kEncodedCacheBytes);
+  state->kept = std::make_shared<KeptChunks>(kept_chunks_);
   state->damaged = std::make_unique<std::atomic<uint8_t>[]>(place_.chunks->size());
   return state;
 }

@@ -19,6 +19,7 @@
 #include "common/layout/layout.h"
 #include "kernels/kernels.h"
 #include "sender/encoded_cache.h"
+#include "sender/kept_chunks.h"
 #include "sender/side_file_store.h"
 #include "sender/version_info.h"
 
@@ -37,6 +38,8 @@ struct Published {
   std::shared_ptr<EncodedCache> encoded;
   /// Not 0: the half's chunk was found not to have its digest, and must not be sent.
   std::unique_ptr<std::atomic<uint8_t>[]> damaged;
+  /// Its bytes, for pulls that end here, once newer versions have changed too much to go back.
+  std::shared_ptr<KeptChunks> kept;
 };
 
 class VersionStore {
@@ -47,8 +50,12 @@ class VersionStore {
     const ChunkTable* chunks = nullptr;
     const kernels::Backend* backend = nullptr;
     const kernels::DigestKey* key = nullptr;
+    uint64_t bytes = 0;  ///< of the chunks that are published here
   };
-  VersionStore(Place place, uint64_t log_bytes) : place_(std::move(place)), log_(log_bytes) {}
+  VersionStore(Place place, uint64_t log_bytes)
+      : place_(std::move(place)),
+        kept_chunks_(std::make_shared<KeptChunks::Budget>(place_.bytes)),
+        log_(log_bytes) {}
 
   std::shared_ptr<const Published> newest() const;  ///< null: nothing yet
   /// A state to fill in; its serial and log are set by Install.
@@ -90,6 +97,7 @@ class VersionStore {
   Status UndoChunk(const ChunkDelta& delta, MutableBytes bytes, uint64_t& digest) const;
 
   const Place place_;
+  const std::shared_ptr<KeptChunks::Budget> kept_chunks_;  // of all states; one model's bytes
   mutable Mutex mu_;
   std::shared_ptr<const Published> newest_;
   std::shared_ptr<const Published> kept_;  // of before a restart

@@ -39,7 +39,7 @@ Status InitLogging(std::string_view program, std::string_view level) {
   return absl::OkStatus();
 }
 
-void LogLine(LogLevel level, fmt::string_view format, fmt::format_args args) {
+void LogFormatted(LogLevel level, fmt::string_view format, fmt::format_args args) {
   const auto at = ToSpdlog(level);
   if (spdlog::should_log(at)) spdlog::log(at, fmt::vformat(format, args));
 }

@@ -16,23 +16,27 @@ Status InitLogging(std::string_view program, std::string_view level);
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 
-void LogLine(LogLevel level, fmt::string_view format, fmt::format_args args);
+void LogFormatted(LogLevel level, fmt::string_view format, fmt::format_args args);
 
 template <typename... Args>
+void LogLine(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {
+  LogFormatted(level, format, fmt::make_format_args(args...));
+}
+template <typename... Args>
 void LogDebug(fmt::format_string<Args...> format, Args&&... args) {
-  LogLine(LogLevel::kDebug, format, fmt::make_format_args(args...));
+  LogFormatted(LogLevel::kDebug, format, fmt::make_format_args(args...));
 }
 template <typename... Args>
 void LogInfo(fmt::format_string<Args...> format, Args&&... args) {
-  LogLine(LogLevel::kInfo, format, fmt::make_format_args(args...));
+  LogFormatted(LogLevel::kInfo, format, fmt::make_format_args(args...));
 }
 template <typename... Args>
 void LogWarn(fmt::format_string<Args...> format, Args&&... args) {
-  LogLine(LogLevel::kWarn, format, fmt::make_format_args(args...));
+  LogFormatted(LogLevel::kWarn, format, fmt::make_format_args(args...));
 }
 template <typename... Args>
 void LogError(fmt::format_string<Args...> format, Args&&... args) {
-  LogLine(LogLevel::kError, format, fmt::make_format_args(args...));
+  LogFormatted(LogLevel::kError, format, fmt::make_format_args(args...));
 }
 
 }  // namespace deltawire

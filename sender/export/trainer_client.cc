@@ -75,6 +75,7 @@ std::string SocketOf(std::string endpoint) {
 struct TrainerClient::Impl {
   std::string socket, model;
   std::string publisher = ThisProcess();
+  const uint64_t client = DrawAttempt();
   uint32_t rank = 0, world = 1;
   std::chrono::milliseconds timeout;
   std::unique_ptr<v1::TrainerService::Stub> stub;
@@ -189,6 +190,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
   request.set_fingerprint(impl_->layout->fingerprint().Hex());
   request.set_attempt(attempt);
   request.set_publisher(impl_->publisher);
+  request.set_client(impl_->client);
   v1::BeginOffloadResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);

@@ -24,7 +24,7 @@ struct Trainer::Attempt {
   uint64_t version = 0;
   uint64_t token = 0;
   Content content;
-  std::string publisher;
+  uint64_t client = 0;
   struct Rank {
     bool done = false;
     Status status = absl::UnavailableError("its process died");
@@ -102,7 +102,7 @@ bool Trainer::Offload(uint64_t version, const Content& content) {
   attempt->version = version;
   attempt->token = random_.Next() | 1;
   attempt->content = content;
-  attempt->publisher = fmt::format("trainer {}", ++processes_);
+  attempt->client = ++processes_;
   attempt->random = random_.Fork();
   attempt->ranks.resize(agents_.size() * options_.ranks);
   for (size_t a = 0; a < agents_.size(); ++a) {
@@ -156,7 +156,8 @@ Status Trainer::OffloadRank(Attempt& attempt, size_t agent, uint32_t rank,
   request.rank = rank;
   request.world = options_.ranks;
   request.attempt = attempt.token;
-  request.publisher = attempt.publisher;
+  request.publisher = "a trainer";  // all of them: a name is no promise
+  request.client = attempt.client;
   using Gone = std::function<bool()>;
   DW_ASSIGN_OR_RETURN(
       const sender::OffloadGrant grant,

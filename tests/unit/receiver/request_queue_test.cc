@@ -43,13 +43,13 @@ TEST_CASE("a caller that has gone is not waited for") {
 
 TEST_CASE("an orchestrator's request is served once, and dropped with its attachment") {
   RequestQueue q;
-  q.AddRemote({0, 5}, false);
-  q.AddRemote({0, 5}, false);  // said again
-  q.AddRemote({1, 5}, true);
+  q.AddRemote({0, 5, false});
+  q.AddRemote({0, 5, false});  // said again
+  q.AddRemote({1, 5, true});
   const auto batch = q.Take();
   CHECK(batch.remote.size() == 2);
   CHECK(batch.force_full);
-  q.AddRemote({0, 5}, false);  // and again while it is served
+  q.AddRemote({0, 5, false});  // and again while it is served
   CHECK_FALSE(q.waiting());
   q.DropRemote(1);
   CHECK(q.Answer(batch, absl::OkStatus()) == std::vector<RequestQueue::Remote>{{0, 5}});

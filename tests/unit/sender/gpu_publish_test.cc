@@ -6,6 +6,7 @@
 #include "sender/publish_job.h"
 #include "tests/unit/kernels/fake_cuda.h"
 #include "tests/unit/kernels/kernel_data.h"
+#include "tests/unit/sender/sender_model.h"
 
 namespace deltawire::sender {
 namespace {
@@ -191,6 +192,36 @@ TEST_CASE("a GPU that gets something wrong is found out and not asked again") {
       PlantWrong(Wrong::kNothing, 0);
     }
   }
+}
+
+TEST_CASE("a model whose half is replaced goes on with the GPU but never with one that was wrong") {
+  SenderModel m({.gpu = GpuUse::kHostStaged});
+  REQUIRE(m.Publish(1).ok());
+  REQUIRE(m.Publish(2).ok());
+  CHECK(m->gpu_counts().publishes == 1);
+  const bool wrong = GENERATE(false, true);
+  CAPTURE(wrong);
+  uint64_t version = 3;
+  if (wrong) {
+    PlantWrong(Wrong::kDigest, 1);
+    for (; m->gpu_counts().mismatches == 0; ++version) {
+      REQUIRE(version < 3 + GpuDiff::kCheckRounds);
+      REQUIRE(m.Publish(version).ok());
+    }
+    PlantWrong(Wrong::kNothing, 0);
+  }
+  const uint64_t publishes = m->gpu_counts().publishes;
+  // Somebody else has the half open and never says that it is done.
+  const auto grant = m->BeginOffload({version, 0, 2, 0, "a"}, NeverGone);
+  REQUIRE(grant.ok());
+  const std::ifstream open(grant->half_path);
+  REQUIRE(m->Abandon(grant->lease, 1, "its rank 1 gave up").ok());
+  for (const uint64_t end = version + 2; version < end; ++version) {
+    REQUIRE(m.Publish(version).ok());
+    CHECK(m.Holds(version));
+  }
+  CHECK(m->gpu_counts().mismatches == (wrong ? 1 : 0));
+  CHECK(m->gpu_counts().publishes == publishes + (wrong ? 0 : 2));
 }
 
 TEST_CASE("a half that went bad is no fault of the GPU and spoils no publish of it") {

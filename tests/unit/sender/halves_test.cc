@@ -110,17 +110,17 @@ TEST_CASE("draining cuts who reads beyond the grace, and waits for them") {
 TEST_CASE("a half is suspect until all who were granted it have let go") {
   Fixture f;
   CHECK(!f->Suspect(0));
-  f->Granted(0, {7, 0, "a"});
-  f->Granted(0, {7, 1, "b"});
-  f->Granted(1, {8, 0, ""});
+  f->Granted(0, {7, 0, 11, "a"});
+  f->Granted(0, {7, 1, 12, "b"});
+  f->Granted(1, {8, 0, 0, ""});
   CHECK((f->Suspect(0) && f->Suspect(1)));
   f->LetGo(7, 0);
   f->LetGo(7, 2);
   CHECK(f->Suspect(0));
-  f->LetGoOf("b", 0);
-  f->LetGoOf("", 0);
+  f->LetGoOf(12, 0);
+  f->LetGoOf(0, 0);
   CHECK((f->Suspect(0) && f->Suspect(1)));
-  f->LetGoOf("b", 1);
+  f->LetGoOf(12, 1);
   CHECK(!f->Suspect(0));
 }
 

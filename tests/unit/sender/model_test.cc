@@ -121,7 +121,7 @@ TEST_CASE("a publisher that was stopped and goes on never changes what another o
 TEST_CASE("a half keeps its file when its writers are done or gone, else it gets a fresh one") {
   SenderModel m;
   REQUIRE(m.Publish(1).ok());
-  const auto first = m.Begin(2, "a");
+  const auto first = m.Begin(2, "a", 0, 7);
   REQUIRE(first.ok());
   const ino_t inode = Inode(first->half_path);
   SECTION("it has gone") {
@@ -135,7 +135,14 @@ TEST_CASE("a half keeps its file when its writers are done or gone, else it gets
   }
   SECTION("it begins again itself") {
     const Writer writer(first->half_path);
-    CHECK(Inode(m.Begin(2, "a")->half_path) == inode);
+    CHECK(Inode(m.Begin(2, "another name", 0, 7)->half_path) == inode);
+  }
+  SECTION("somebody of its name begins while it hangs") {
+    const Writer writer(first->half_path);
+    CHECK(absl::IsFailedPrecondition(m.Begin(2, "a", 0, 8).status()));
+    CHECK(absl::IsFailedPrecondition(m.Begin(2, "a").status()));
+    CHECK(absl::IsCancelled(m->AwaitReady(first->lease, 0, [] { return true; })));
+    CHECK(Inode(m.Begin(2, "a", 0, 8)->half_path) != inode);
   }
   SECTION("of an earlier run of the sender nobody knows who was granted it") {
     const Writer writer(first->half_path);
@@ -151,7 +158,9 @@ TEST_CASE("a half whose writer never said that it was done is replaced if it is 
   const OffloadGrant lost = Lost(m, 2, "a");
   const ino_t was = Inode(lost.half_path);
   const auto writer = open ? std::make_unique<Writer>(lost.half_path) : nullptr;
-  CHECK((Inode(m.Begin(2, "b")->half_path) == was) == !open);
+  // A name is no promise: two processes can have the same.
+  const std::string name = GENERATE("a", "b");
+  CHECK((Inode(m.Begin(2, name)->half_path) == was) == !open);
 }
 
 TEST_CASE("of two publishers of one version exactly one succeeds") {

@@ -39,7 +39,8 @@ class Fixture {
 
   static OffloadRequest Request(uint64_t version, uint32_t rank = 0, uint32_t world = 1,
                                 const std::string& who = "", uint64_t attempt = 0) {
-    return {version, rank, world, attempt, who.empty() ? fmt::format("rank {}", rank) : who};
+    const std::string name = who.empty() ? fmt::format("rank {}", rank) : who;
+    return {version, rank, world, attempt, name, std::hash<std::string>()(name) | 1};
   }
   StatusOr<OffloadSession::Begun> Ask(const OffloadRequest& request) {
     return session_.Begin(request, published_, 77, now_);
@@ -167,16 +168,20 @@ TEST_CASE("a second publisher is refused and told who the first is") {
     Says(refused, "rank 0 of 1");
     Says(refused, "10.0 min");
   }
-  // Its process asks again: it has dropped what it had.
+  // Another one of that name is not the same.
+  OffloadRequest namesake = Fixture::Request(5, 0, 1, "train.py, process 12 on a");
+  namesake.client = 2;
+  CHECK(absl::IsFailedPrecondition(f.Ask(namesake).status()));
+  // The client asks again: it has dropped what it had.
   const auto again = f.Ask(Fixture::Request(5, 0, 1, "train.py, process 12 on a"));
   REQUIRE(again.ok());
   CHECK(again->next == Next::kDrain);
 }
 
-TEST_CASE("without a name nobody is taken for the same process") {
+TEST_CASE("without a number nobody is taken for the same client") {
   Fixture f;
   OffloadRequest request = Fixture::Request(5);
-  request.publisher = "";
+  request.client = 0;
   f.Begin(request);
   CHECK(absl::IsFailedPrecondition(f.Ask(request).status()));
 }

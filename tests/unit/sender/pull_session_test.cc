@@ -2,6 +2,7 @@
 #include "sender/pull_session.h"
 
 #include <catch2/catch.hpp>
+#include <deque>
 #include <set>
 
 #include "tests/unit/sender/published_model.h"
@@ -165,10 +166,66 @@ TEST_CASE("pull: what the log drops stays with the pull that needs it") {
     sender.Publish(version, version == 2);
     session.Overtaken(*sender.model()->published());
   }
-  const auto next = session.Next(0, [] {});
-  // No payload was kept of the version that changed everything, so nothing leads back.
-  CHECK(absl::IsAborted(next.status()));
-  CHECK(next.status().message().find("delta log does not lead back") != std::string::npos);
+  while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
+  CHECK(receiver.bytes() == sender.content(1));
+}
+
+TEST_CASE("pull: versions that change everything do not end the pulls that they overtake") {
+  const uint64_t seed = 56;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  PublishedModel sender(kChunks, seed, {.delta_log_bytes = 1});
+  sender.Publish(1);
+  CoderRates rates;
+  // Two receivers of the same state share what is kept for them; the third comes later.
+  std::deque<PullSession> sessions;
+  std::deque<Receiver> receivers;
+  const auto join = [&] {
+    sessions.emplace_back(sender.model(), Terms(rates, 1, sender.model()->published()));
+    receivers.emplace_back(*sender.model());
+    REQUIRE(sessions.back().Start(receivers.back().Have()).ok());
+  };
+  join();
+  join();
+  // Every few versions one chunk goes out: a link that is slower than the trainer.
+  uint64_t version = 1;
+  while (receivers[0].ends().empty() || receivers[1].ends().empty()) {
+    sender.Publish(++version, random() % 4 != 0);
+    for (PullSession& session : sessions) session.Overtaken(*sender.model()->published());
+    if (version % 3 != 0) continue;
+    for (size_t i : {0, 1}) {
+      if (receivers[i].ends().empty()) REQUIRE(receivers[i].Step(sessions[i], 0));
+    }
+  }
+  CHECK(version > 3 * kChunks);
+  for (size_t i : {0, 1}) {
+    CHECK(receivers[i].ends().front() == StateId{1, 1});
+    CHECK(receivers[i].bytes() == sender.content(1));
+  }
+}
+
+TEST_CASE("pull: what is kept for pulls is at most one more model") {
+  PublishedModel sender(kChunks, 57, {.delta_log_bytes = 1});
+  sender.Publish(1);
+  CoderRates rates;
+  std::deque<PullSession> sessions;
+  std::deque<Receiver> receivers;
+  uint64_t version = 1;
+  // Each of them ends at a state of its own.
+  for (int n = 0; n < 3; ++n) {
+    sessions.emplace_back(sender.model(), Terms(rates, 1, sender.model()->published()));
+    receivers.emplace_back(*sender.model());
+    REQUIRE(sessions.back().Start(receivers.back().Have()).ok());
+    for (int i = 0; i < 4; ++i) {
+      sender.Publish(++version, true);
+      for (PullSession& session : sessions) session.Overtaken(*sender.model()->published());
+    }
+  }
+  while (receivers[0].ends().empty()) REQUIRE(receivers[0].Step(sessions[0], 0));
+  CHECK(receivers[0].bytes() == sender.content(1));
+  const Status refused = sessions[1].Next(0, [] {}).status();
+  CHECK(absl::IsAborted(refused));
+  CHECK(refused.message().find("delta log does not lead back") != std::string::npos);
 }
 
 TEST_CASE("pull: over a link that is not known to be fast, no frame keeps the half") {

@@ -48,8 +48,8 @@ class SenderModel {
   }
 
   StatusOr<OffloadGrant> Begin(uint64_t version, const std::string& publisher = "test",
-                               uint64_t attempt = 0) {
-    auto grant = model_->BeginOffload({version, 0, 1, attempt, publisher}, NeverGone);
+                               uint64_t attempt = 0, uint64_t client = 0) {
+    auto grant = model_->BeginOffload({version, 0, 1, attempt, publisher, client}, NeverGone);
     if (grant.ok()) REQUIRE(model_->Attend(grant->lease, 0).ok());
     return grant;
   }
