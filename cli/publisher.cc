@@ -16,12 +16,10 @@ bool WorthAnotherTry(const Status& s) {
   return s.code() == StatusCode::kUnavailable || s.code() == StatusCode::kAborted;
 }
 
-StatusOr<PublishedVersion> TryOnce(const PublishTarget& target, const Content& content,
-                                   uint64_t version, uint64_t attempt,
-                                   const std::vector<uint64_t>& before,
-                                   std::chrono::milliseconds timeout, ThreadPool& pool,
+StatusOr<PublishedVersion> TryOnce(TrainerClient& client, const PublishTarget& target,
+                                   const Content& content, uint64_t version, uint64_t attempt,
+                                   const std::vector<uint64_t>& before, ThreadPool& pool,
                                    Progress& progress) {
-  TrainerClient client(target.socket, target.model, 0, 1, timeout);
   DW_ASSIGN_OR_RETURN(
       const Identity published,
       client.Register(*content.layout, *content.side_files, {.replace = target.replace}));
@@ -67,12 +65,14 @@ StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Con
   constexpr auto kPause = std::chrono::milliseconds(200);
   const auto deadline = Clock::now() + target.timeout;
   std::vector<uint64_t> before;
+  // One for all tries: the sender knows it again, so that a try takes the place of the last one.
+  TrainerClient client(target.socket, target.model);
   while (true) {
     const uint64_t attempt = DrawAttempt();
     const auto left =
         std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-    auto published = TryOnce(target, content, version, attempt, before,
-                             std::max(left, std::chrono::milliseconds(1)), pool, progress);
+    client.SetTimeout(std::max(left, std::chrono::milliseconds(1)));
+    auto published = TryOnce(client, target, content, version, attempt, before, pool, progress);
     before.push_back(attempt);
     if (published.ok() || !WorthAnotherTry(published.status()) ||
         Clock::now() + kPause >= deadline) {

@@ -293,8 +293,7 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
   for (const v1::ReceiverModelStatus& m : r.models()) {
     models.Add({m.model(), HumanBytes(m.model_bytes()), VersionText(m.committed()),
                 LineageText(FromProto(m.committed()).lineage), RootText(m.committed().root()),
-                VersionText(m.newest()),
-                BehindText(HeldBy(m).standing), m.phase(), Pulled(m),
+                VersionText(m.newest()), BehindText(HeldBy(m).standing), m.phase(), Pulled(m),
                 m.last_pull().seconds() > 0 ? HumanSeconds(m.last_pull().seconds()) : "-",
                 std::to_string(m.commits()), HumanBytes(m.bytes_received()),
                 std::to_string(m.repaired_chunks()),

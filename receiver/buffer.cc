@@ -78,57 +78,81 @@ wire::Have Buffer::have() const {
   return have;
 }
 
-StatusOr<Buffer::UpdateStart> Buffer::BeginUpdate() {
-  if (begun_) return UpdateStart{.begun = true, .readers = {}};
-  stop_catching_up_ = true;
+StatusOr<bool> Buffer::BeginUpdate() {
+  if (begun_) return true;
   const Turn turn(*this);
-  stop_catching_up_ = false;
   return Begin();
 }
 
 Status Buffer::BeginUpdateInFreshFile() {
   if (begun_) return absl::OkStatus();
-  stop_catching_up_ = true;
   const Turn turn(*this);
-  stop_catching_up_ = false;
   return begun_ ? absl::OkStatus() : BeginFresh();
 }
 
-StatusOr<Buffer::UpdateStart> Buffer::Begin() {
-  if (begun_) return UpdateStart{.begun = true, .readers = {}};
+StatusOr<bool> Buffer::Begin() {
+  if (begun_) return true;
   int slot = work_;
   if (slot < 0) {
     const int front = front_;
     slot = front < 0 ? static_cast<int>(state_.active()) : buffers_ == 2 ? 1 - front : front;
   }
-  if (slots_[slot].file && (lease_problem_.empty() || options_.unsafe_in_place)) {
+  // A file that somebody else removed or replaced cannot be given a name again.
+  if (slots_[slot].file && HasItsPath(slot) &&
+      (lease_problem_.empty() || options_.unsafe_in_place)) {
     if (slot == front_) return BeginInPlace(slot);
-    if (options_.unsafe_in_place || slots_[slot].lease.Try() == FileLease::Answer::kAlone) {
+    const auto alone =
+        options_.unsafe_in_place ? FileLease::Answer::kAlone : slots_[slot].lease.Try();
+    if (alone == FileLease::Answer::kAlone) {
       Begun(slot);
-      return UpdateStart{.begun = true, .readers = {}};
+      return true;
     }
     // The only file, its name away already: whoever has it open is waited for as well.
-    if (buffers_ == 1 && front_ < 0) {
-      return UpdateStart{.begun = false,
-                         .readers = DescribeHolders(WhoHas(slots_[slot].file->fd()))};
-    }
+    if (buffers_ == 1 && front_ < 0 && alone == FileLease::Answer::kInUse) return false;
   }
   DW_RETURN_IF_ERROR(BeginFresh());
-  return UpdateStart{.begun = true, .readers = {}};
+  return true;
 }
 
-StatusOr<Buffer::UpdateStart> Buffer::BeginInPlace(int slot) {
+StatusOr<bool> Buffer::BeginInPlace(int slot) {
   // Without the name nobody new opens the file; who has it open already shows by the lease.
   BufferFile& file = *slots_[slot].file;
   DW_RETURN_IF_ERROR(file.Rename(FreeHiddenName(slot)));
-  if (!options_.unsafe_in_place && slots_[slot].lease.Try() != FileLease::Answer::kAlone) {
-    std::string readers = DescribeHolders(WhoHas(file.fd()));
-    DW_RETURN_IF_ERROR(file.Rename(dir_ / kWeights));
-    return UpdateStart{.begun = false, .readers = std::move(readers)};
+  const auto alone =
+      options_.unsafe_in_place ? FileLease::Answer::kAlone : slots_[slot].lease.Try();
+  if (alone == FileLease::Answer::kAlone) {
+    front_ = -1;
+    Begun(slot);
+    return true;
   }
-  front_ = -1;
-  Begun(slot);
-  return UpdateStart{.begun = true, .readers = {}};
+  DW_RETURN_IF_ERROR(file.Rename(dir_ / kWeights));
+  if (alone == FileLease::Answer::kInUse) return false;
+  // Leases were to be had when this began (fs.leases-enable).
+  DW_RETURN_IF_ERROR(BeginFresh());
+  return true;
+}
+
+std::string Buffer::Readers() const {
+  const int front = front_;
+  const Slot& slot = slots_[front >= 0 ? front : static_cast<int>(state_.active())];
+  return slot.file ? DescribeHolders(WhoHas(slot.file->fd())) : "nobody";
+}
+
+bool Buffer::HasItsPath(int slot) const {
+  struct stat file;
+  const BufferFile& ours = *slots_[slot].file;
+  return ::stat(ours.path().c_str(), &file) == 0 && file.st_ino == ours.inode();
+}
+
+bool Buffer::HasItsDigest(int slot, uint32_t i) const {
+  return backend_.digest(key_, ChunkOf(slot, i)) ==
+         state_.chunk_digest(static_cast<uint32_t>(slot), i);
+}
+
+bool Buffer::Intact(uint32_t i) const {
+  const int front = front_, base = Base(i);
+  if (front >= 0 && !HasItsDigest(front, i)) return false;
+  return base < 0 || base == front || HasItsDigest(base, i);
 }
 
 Status Buffer::BeginFresh() {
@@ -215,26 +239,26 @@ Status Buffer::FillWork(const std::vector<uint64_t>& digests) {
   const int work = work_;
   Mutex mu;
   Status failed;
+  std::vector<uint32_t> lost;
   ForEachChunk([&](uint32_t i) {
     if (Known(work, i) && state_.chunk_digest(static_cast<uint32_t>(work), i) == digests[i]) return;
     const Status copied = CopyChunk(Base(i), work, i);
     if (copied.ok()) return;
     std::lock_guard lock(mu);
     failed.Update(copied);
+    lost.push_back(i);
   });
+  // Or every try would copy the same bad bytes.
+  if (!lost.empty()) DW_RETURN_IF_ERROR(Withdraw(lost));
   return failed;
 }
 
 Status Buffer::Commit(const Identity& whole, const std::vector<SideFile>& side_files) {
-  stop_catching_up_ = true;
   const Turn turn(*this);
-  stop_catching_up_ = false;
   // Also when no byte is to change: a version whose chunks are all those of the last.
-  if (!begun_) {
-    DW_ASSIGN_OR_RETURN(const UpdateStart start, Begin());
-    if (!start.begun) {
-      return Errorf(StatusCode::kUnavailable, "{} is in use by {}", dir_.native(), start.readers);
-    }
+  DW_ASSIGN_OR_RETURN(const bool begun, Begin());
+  if (!begun) {
+    return Errorf(StatusCode::kUnavailable, "{} is in use by {}", dir_.native(), Readers());
   }
   return CommitWork(whole, &side_files);
 }
@@ -255,18 +279,19 @@ Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* si
   // whole.
   state_.set_active(s);
   state_.FinishWrite(s, whole);
+  begun_ = false;  // whatever fails from here on: to be changed again it must be begun again
   slots_[slot].lease.Release();
   DW_RETURN_IF_ERROR(side_files_.Install());
   DW_RETURN_IF_ERROR(GiveName(slot));
   front_ = slot;
   work_ = -1;
-  begun_ = false;
   return AfterCommit(slot);
 }
 
 Status Buffer::GiveName(int slot) {
   BufferFile& file = *slots_[slot].file;
   const fs::path name = dir_ / kWeights;
+  if (!HasItsPath(slot)) DW_RETURN_IF_ERROR(file.Relink(FreeHiddenName(slot)));
   if (file.path() == name) return absl::OkStatus();
   Slot& other = slots_[1 - slot];
   if (other.file && other.file->path() == name) {
@@ -287,26 +312,26 @@ Status Buffer::AfterCommit(int slot) {
   return absl::OkStatus();
 }
 
-StatusOr<bool> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
-                               const std::function<bool()>& stop) {
+StatusOr<Buffer::CaughtUp> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
+                                           const std::function<bool()>& stop) {
   const Turn turn(*this);
   const int front = front_;
-  if (buffers_ != 2 || front < 0 || begun_ || work_ >= 0) return false;
+  if (buffers_ != 2 || front < 0 || begun_ || work_ >= 0) return CaughtUp{};
   const int slot = 1 - front;
   const auto s = static_cast<uint32_t>(slot);
   if (!slots_[slot].file) {
     DW_RETURN_IF_ERROR(MakeFile(slot));
   } else if (!options_.unsafe_in_place && slots_[slot].lease.Try() != FileLease::Answer::kAlone) {
-    return false;
+    return CaughtUp{};
   }
   if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
   std::map<uint32_t, std::vector<const AppliedDelta*>> by_chunk;
   for (const AppliedDelta& d : deltas) by_chunk[d.chunk].push_back(&d);
   Mutex mu;
-  Status failed;
+  CaughtUp caught;
   std::atomic<bool> stopped{false};
   ForEachChunk([&](uint32_t i) {
-    if (stopped || stop_catching_up_ || stop()) {
+    if (stopped || stop()) {
       stopped = true;
       return;
     }
@@ -315,13 +340,12 @@ StatusOr<bool> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
         slot, i, mine == by_chunk.end() ? std::span<const AppliedDelta* const>() : mine->second);
     if (done.ok()) return;
     std::lock_guard lock(mu);
-    failed.Update(done);
+    caught.lost_chunks.push_back(i);
   });
-  const bool whole = failed.ok() && !stopped;
-  if (whole) state_.FinishWrite(s, committed());
+  caught.whole = caught.lost_chunks.empty() && !stopped;
+  if (caught.whole) state_.FinishWrite(s, committed());
   slots_[slot].lease.Release();
-  if (!failed.ok()) return failed;
-  return whole;
+  return caught;
 }
 
 Status Buffer::CatchUpChunk(int slot, uint32_t i, std::span<const AppliedDelta* const> deltas) {

@@ -44,16 +44,16 @@ class Buffer {
     /// Change bytes whoever reads them.
     bool unsafe_in_place = false;
   };
-  struct UpdateStart {
-    bool begun = false;
-    std::string readers;  ///< when not begun: who has the file open
-  };
   /// A fast payload that took a chunk of the committed state before to the one of now.
   struct AppliedDelta {
     uint32_t chunk = 0;
     uint64_t digest_before = 0;
     uint64_t digest_after = 0;
     Bytes payload;
+  };
+  struct CaughtUp {
+    bool whole = false;                 ///< the hidden file is as the committed one
+    std::vector<uint32_t> lost_chunks;  ///< of the committed one, which lost their digest
   };
   struct Health {
     std::vector<std::string> put_back;  ///< names of files that were gone or changed, and are right
@@ -90,6 +90,10 @@ class Buffer {
   Identity last_whole() const;
   /// No file has the name.
   bool updating() const { return front_ < 0; }
+  /// Bytes have been changed since the last commit, or may have been.
+  bool begun() const { return begun_; }
+  /// An update was broken off; its file may be in use when it goes on.
+  bool interrupted() const { return work_ >= 0 && !begun_; }
   /// Bytes may be changed while a pull still runs, and nobody is kept from loading by it.
   bool at_once() const { return front_ < 0 || buffers_ == 2; }
   /// last_whole(), and each chunk's base: what an update that begins, or goes on, starts from.
@@ -100,10 +104,12 @@ class Buffer {
   uint64_t digest(uint32_t i) const;
   Bytes base(uint32_t i) const;
 
-  /// Makes a file ready to be changed. Idempotent until Commit. Not begun: others have it open; it
+  /// Makes a file ready to be changed. Idempotent until Commit. False: others have it open; it
   /// is as it was, name included. In two-file mode, and where leases are not to be had, a fresh
   /// file takes the place of one in use; kResourceExhausted when there is no room for it.
-  StatusOr<UpdateStart> BeginUpdate();
+  StatusOr<bool> BeginUpdate();
+  /// Who has the file open that BeginUpdate waits for. Looks at every process: not for each try.
+  std::string Readers() const;
   /// The same into a fresh file, whoever reads the old one.
   Status BeginUpdateInFreshFile();
 
@@ -117,18 +123,24 @@ class Buffer {
   /// After its bytes are whole and verified.
   void SetChunk(uint32_t i, uint64_t version, uint64_t digest);
   /// Every base is `whole` now: copies those that were not touched, puts the side files in place
-  /// and gives the name. kInternal when a chunk is unknown, kDataLoss when the root is another.
+  /// and gives the name. kInternal when a chunk is unknown, kDataLoss when the root is another, or
+  /// when chunks have lost their digest: these are unknown from then on, and their file has no
+  /// name.
   Status Commit(const Identity& whole, const std::vector<SideFile>& side_files);
 
   /// In two-file mode, between updates: brings the hidden file up to what is committed, by `deltas`
-  /// where they fit, else by copying. False when it is in use, or `stop` said so.
-  StatusOr<bool> CatchUp(std::span<const AppliedDelta> deltas, const std::function<bool()>& stop);
+  /// where they fit, else by copying. Not whole when it is in use, or `stop` said so.
+  StatusOr<CaughtUp> CatchUp(std::span<const AppliedDelta> deltas,
+                             const std::function<bool()>& stop);
 
   /// Cheap (a few stats); to be called about every second while no pull runs. Puts back a name or
   /// side file that is gone, and looks at bytes that somebody wrote.
   StatusOr<Health> Check();
-  /// These chunks of the committed file have other bytes than their digests say: takes its name
-  /// away and marks them unknown. The next commit gives it back.
+  /// Whether chunk i has its digest, in what readers open and in what an update would build on.
+  /// From any thread, between updates.
+  bool Intact(uint32_t i) const;
+  /// Marks those of `chunks` unknown that have not, wherever it is; the committed file loses its
+  /// name until the next commit if it has such a one.
   Status Distrust(std::span<const uint32_t> chunks);
 
  private:
@@ -159,11 +171,14 @@ class Buffer {
   MutableBytes ChunkOf(int slot, uint32_t i);
   void ForEachChunk(const std::function<void(uint32_t)>& f) const;
 
-  StatusOr<UpdateStart> Begin();
-  StatusOr<UpdateStart> BeginInPlace(int slot);
+  StatusOr<bool> Begin();
+  StatusOr<bool> BeginInPlace(int slot);
   Status BeginFresh();
   void Begun(int slot);
-  /// The front gives its name up; `chunks` of it are unknown.
+  /// The file's path still leads to it.
+  bool HasItsPath(int slot) const;
+  bool HasItsDigest(int slot, uint32_t i) const;
+  /// What Distrust does. REQUIRES: a Turn.
   Status Withdraw(std::span<const uint32_t> chunks);
   Status CopyChunk(int from, int to, uint32_t i);
   /// `side_files` null: those in place stay.
@@ -198,7 +213,6 @@ class Buffer {
   Mutex mu_;
   CondVar cv_;
   bool busy_ = false;
-  std::atomic<bool> stop_catching_up_{false};
 };
 
 }  // namespace deltawire::receiver

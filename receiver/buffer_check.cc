@@ -15,8 +15,7 @@ StatusOr<Buffer::Health> Buffer::Check() {
   const Turn turn(*this);
   Health health;
   const int front = front_;
-  // While an update runs its commit puts everything in place.
-  if (front < 0 || begun_) return health;
+  if (front < 0) return health;  // the next commit puts everything in place
   if (FrontIsTouched()) {
     // First the size: no byte beyond a shortened file's end can be read.
     DW_RETURN_IF_ERROR(slots_[front].file->Restore(layout_));
@@ -39,11 +38,15 @@ Status Buffer::PutNameBack(Health& health) {
   BufferFile& file = *slots_[front].file;
   struct stat named;
   if (::stat((dir_ / kWeights).c_str(), &named) == 0 && named.st_ino == file.inode()) return {};
+  if (file.Relink(FreeHiddenName(front)).ok()) {
+    health.put_back.emplace_back(kWeights);
+    return file.Rename(dir_ / kWeights);
+  }
+  // Its last name is gone, and the kernel gives such a file no new one: a copy takes its place, or
+  // what an update that has begun makes of it.
+  if (begun_ || work_ >= 0) return absl::OkStatus();
   health.put_back.emplace_back(kWeights);
-  if (file.Relink(FreeHiddenName(front)).ok()) return file.Rename(dir_ / kWeights);
-  // Its last name is gone, and the kernel gives such a file no new one: a copy takes its place.
   const Identity whole = committed();
-  std::fill(touched_.begin(), touched_.end(), uint8_t{0});
   if (buffers_ == 1) {
     DW_RETURN_IF_ERROR(BeginFresh());
   } else {
@@ -53,30 +56,27 @@ Status Buffer::PutNameBack(Health& health) {
 }
 
 Status Buffer::Distrust(std::span<const uint32_t> chunks) {
-  stop_catching_up_ = true;
   const Turn turn(*this);
-  stop_catching_up_ = false;
   return Withdraw(chunks);
 }
 
 Status Buffer::Withdraw(std::span<const uint32_t> chunks) {
-  const int front = front_;
-  const int slot = front >= 0 ? front : static_cast<int>(state_.active());
-  if (front >= 0) {
-    BufferFile& file = *slots_[slot].file;
-    struct stat named;
-    const fs::path name = dir_ / kWeights;
-    const bool ours = ::stat(name.c_str(), &named) == 0 && named.st_ino == file.inode();
-    if (ours) DW_RETURN_IF_ERROR(file.Rename(FreeHiddenName(slot)));
-    front_ = -1;
-    state_.BeginWrite(static_cast<uint32_t>(slot));
-  }
-  for (const uint32_t c : chunks) {
-    if (!Known(slot, c)) continue;
-    if (state_.phase(static_cast<uint32_t>(slot)) != SlotPhase::kWriting) {
-      state_.BeginWrite(static_cast<uint32_t>(slot));
+  for (const int slot : {0, 1}) {
+    std::vector<uint32_t> lost;
+    for (const uint32_t c : chunks) {
+      if (Known(slot, c) && !HasItsDigest(slot, c)) lost.push_back(c);
     }
-    state_.MarkUnknown(static_cast<uint32_t>(slot), c);
+    if (lost.empty()) continue;
+    if (slot == front_) {
+      if (HasItsPath(slot)) DW_RETURN_IF_ERROR(slots_[slot].file->Rename(FreeHiddenName(slot)));
+      front_ = -1;
+    }
+    const auto s = static_cast<uint32_t>(slot);
+    if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
+    for (const uint32_t c : lost) {
+      state_.MarkUnknown(s, c);
+      if (slot == work_) touched_[c] = 0;  // what the other file has is the base again
+    }
   }
   return absl::OkStatus();
 }

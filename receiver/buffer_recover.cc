@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 #include <system_error>
 
 #include "common/base/log.h"
@@ -22,6 +23,12 @@ const std::vector<std::string>& WeightNames() {
                                                  std::string(kHidden[0]) + ".swap",
                                                  std::string(kHidden[1]) + ".swap"};
   return names;
+}
+
+/// What a killed process was making would count as taken, and nobody else would remove it.
+void RemoveUnfinished(const fs::path& dir) {
+  std::error_code ignored;
+  for (const std::string& name : WeightNames()) fs::remove(dir / (name + ".new"), ignored);
 }
 
 Status RefuseForeignWeights(const fs::path& dir) {
@@ -95,6 +102,7 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::share
   }
   // The mark first: whatever is under our names from here on is ours.
   DW_RETURN_IF_ERROR(SideFileStore(dir).Prepare());
+  RemoveUnfinished(dir);
   for (const std::string& name : WeightNames()) fs::remove(dir / name, ignored);
   fs::remove(dir / kState, ignored);
   DW_ASSIGN_OR_RETURN(StateFile state,
@@ -122,6 +130,7 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
   if (!fs::exists(dir / kState, ec) || any.empty()) {
     return Errorf(StatusCode::kNotFound, "{} holds no receiver's buffer", dir.string());
   }
+  RemoveUnfinished(dir);
   DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Open(dir / kState));
   // The layout is in every file; one that somebody else put under our name may have another.
   for (const std::string& name : WeightNames()) {
@@ -156,6 +165,8 @@ Status Buffer::OpenFiles() {
       if (opened.ok()) {
         slots_[s].file = std::move(*opened);
         slots_[s].lease = FileLease(slots_[s].file->fd());
+      } else if (absl::IsResourceExhausted(opened.status()) || absl::IsInternal(opened.status())) {
+        return opened.status();  // of this process or machine, not of the file
       } else {
         LogWarn("{}", MessageOf(opened.status()));
       }
@@ -217,11 +228,14 @@ Status Buffer::TakeUp() {
   }
   // An update that was broken off goes on from the chunks that it had brought: they are later.
   const int other = front >= 0 ? 1 - front : static_cast<int>(state_.active());
-  if (front < 0 || !slots_[other].file) return absl::OkStatus();
-  const uint64_t version = committed().id.version;
+  const auto o = static_cast<uint32_t>(other);
+  if (front < 0 || !slots_[other].file || state_.phase(o) != SlotPhase::kWriting) {
+    return absl::OkStatus();
+  }
+  // Neither of what the file was before nor of what it was about to be brought up to.
+  const std::set<uint64_t> older = {state_.identity(o).id.version, committed().id.version};
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
-    if (!Known(other, i)) continue;
-    if (state_.chunk_version(static_cast<uint32_t>(other), i) <= version) continue;
+    if (!Known(other, i) || older.contains(state_.chunk_version(o, i))) continue;
     touched_[i] = 1;
     work_ = other;
   }

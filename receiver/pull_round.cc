@@ -249,7 +249,8 @@ Status PullRound::FetchSideFiles() {
 Status PullRound::Finish() {
   DW_RETURN_IF_ERROR(CheckRoots());
   DW_RETURN_IF_ERROR(FetchSideFiles());
-  if (!(env_.buffer.committed() == whole())) {
+  // Asked for whole, the same state has come again.
+  if (!(env_.buffer.committed() == whole()) || env_.buffer.begun()) {
     DW_RETURN_IF_ERROR(env_.writable());
     DW_RETURN_IF_ERROR(env_.buffer.Commit(whole(), env_.side_files.Merged()));
     env_.sink.Committed();

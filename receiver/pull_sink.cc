@@ -97,10 +97,10 @@ Status PullSink::Touch() {
   if (touch_) {
     DW_RETURN_IF_ERROR(touch_());
   } else {
-    DW_ASSIGN_OR_RETURN(const Buffer::UpdateStart start, buffer_.BeginUpdate());
-    if (!start.begun) {
-      return Errorf(StatusCode::kUnavailable, "{} is open in {}", buffer_.directory().native(),
-                    start.readers);
+    DW_ASSIGN_OR_RETURN(const bool begun, buffer_.BeginUpdate());
+    if (!begun) {
+      return Errorf(StatusCode::kUnavailable, "{} is in use by others",
+                    buffer_.directory().native());
     }
   }
   touched_ = dirty_ = true;

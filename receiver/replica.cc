@@ -43,6 +43,10 @@ StatusOr<std::unique_ptr<Replica>> Replica::Start(const ReplicaOptions& options,
   DW_ASSIGN_OR_RETURN(DirLock acquired, DirLock::Acquire(options.directory, options.file_group));
   auto lock = std::make_shared<DirLock>(std::move(acquired));
   auto buffer = Buffer::Recover(options.directory, lock, BufferOptionsOf(options, pool));
+  if (absl::IsResourceExhausted(buffer.status()) || absl::IsInternal(buffer.status())) {
+    return Annotate(buffer.status(),
+                    fmt::format("model {}: its buffer cannot be taken up", options.model));
+  }
   if (!buffer.ok() && !absl::IsNotFound(buffer.status())) {
     LogWarn("model {}: starting anew: {}", options.model, MessageOf(buffer.status()));
   }
@@ -174,7 +178,8 @@ bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
     return true;
   }
   *again = std::min(*again, verifying_ == 0 ? check_at_ : now + kCheckEvery);
-  if (behind_ && !paused_) {
+  // What it would copy from is to be fetched first.
+  if (behind_ && !paused_ && suspects_.empty()) {
     if (now >= catch_up_at_) {
       CatchUp(lock);
       return true;
@@ -282,6 +287,8 @@ Status Replica::MakeBuffer(ModelDescription& description) {
                                        description.digest_seed, BufferOptionsOf(options_, pool_)));
     LogInfo("model {}: {} allocated in {}", options_.model, HumanBytes(bytes),
             options_.directory.string());
+    std::lock_guard lock(mu_);
+    ++buffers_made_;
   }
   if (sink_ == nullptr) {
     sink_ = std::make_unique<PullSink>(*buffer_, options_.staging_bytes, rates_,

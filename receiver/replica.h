@@ -190,6 +190,10 @@ class Replica {
   // REQUIRES: mu_ held.
   Report MakeReport(size_t agent) const;
   void SetMessage(const Status& failed);
+  /// What failed last is over.
+  void Recovered();
+  /// The next pull looks at these chunks, and fetches them whole where they are bad.
+  void Doubt(const std::vector<uint32_t>& chunks);
   Follower::Situation Situation() const;
   std::string WhyBuffers() const;
 
@@ -228,6 +232,9 @@ class Replica {
   std::shared_ptr<PullRound> round_;  // that runs now
   bool round_requested_ = false;      // somebody waits for it
   bool catching_up_ = false;          // the hidden file is being changed
+  bool connection_failed_ = false;    // what status_ says failed; over with the next attachment
+  bool check_failed_ = false;         // of the files; over with the next one that does not
+  uint64_t buffers_made_ = 0;
   bool pulling_ = false;              // the buffer is a pull's, or being replaced, or soon will
   uint32_t verifying_ = 0;            // slices that read the buffer now
   std::vector<uint64_t> part_bytes_;  // of the pull, by agent

@@ -26,11 +26,10 @@ constexpr std::chrono::milliseconds kCatchUpPause{200};
 }  // namespace
 
 void Replica::VerifySlice(uint32_t first, uint32_t last, std::set<uint32_t>* bad) {
-  const kernels::Backend& backend = kernels::Best();
   Mutex mu;
   pool_.ParallelFor(last - first, [&](size_t i) {
     const auto c = first + static_cast<uint32_t>(i);
-    if (backend.digest(buffer_->key(), buffer_->base(c)) == buffer_->digest(c)) return;
+    if (buffer_->Intact(c)) return;
     std::lock_guard guard(mu);
     bad->insert(c);
   });
@@ -41,6 +40,7 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
   std::set<uint32_t> bad;
   const auto start = Clock::now();
   std::unique_lock lock(mu_);
+  uint64_t made = buffers_made_;
   for (uint32_t first = 0;;) {
     // A pull goes first; what it commits is as good to verify as what was there before.
     while (pulling_ && !stopping_) {
@@ -54,6 +54,11 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
     if (buffer_ == nullptr || buffer_->committed().empty()) {
       return Errorf(StatusCode::kFailedPrecondition,
                     "model \"{}\": no whole version is committed; sync first", options_.model);
+    }
+    if (std::exchange(made, buffers_made_) != buffers_made_) {
+      // The model was replaced by one of another layout.
+      first = 0;
+      bad.clear();
     }
     const ChunkTable& chunks = buffer_->chunks();
     result.committed = buffer_->committed();
@@ -97,28 +102,31 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
 std::chrono::nanoseconds Replica::ScrubSome() {
   const ChunkTable& chunks = buffer_->chunks();
   if (buffer_->committed().empty() || chunks.size() == 0) return kNothingToDo;
-  const kernels::Backend& backend = kernels::Best();
   uint64_t bytes = 0;
   std::vector<uint32_t> bad;
   for (uint32_t n = 0; n < chunks.size() && bytes < kBatchBytes; ++n) {
     const uint32_t c = scrub_next_++ % chunks.size();
     bytes += chunks[c].bytes;
-    if (backend.digest(buffer_->key(), buffer_->base(c)) != buffer_->digest(c)) bad.push_back(c);
+    if (!buffer_->Intact(c)) bad.push_back(c);
   }
   scrub_next_ %= chunks.size();
   std::lock_guard lock(mu_);
   status_.scrubbed_bytes += bytes;
-  for (const uint32_t c : bad) {
+  Doubt(bad);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(
+      static_cast<double>(bytes) / static_cast<double>(options_.scrub_bytes_per_s)));
+}
+
+void Replica::Doubt(const std::vector<uint32_t>& chunks) {
+  for (const uint32_t c : chunks) {
     if (!suspects_.insert(c).second) continue;
     ++status_.scrub_mismatches;
     LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory)",
         options_.model, ToString(status_.committed), c,
-        buffer_->layout().tensor(chunks[c].tensor).name,
+        buffer_->layout().tensor(buffer_->chunks()[c].tensor).name,
         options_.follow && !paused_ ? "fetching it whole" : "the next sync fetches it whole");
   }
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(
-      static_cast<double>(bytes) / static_cast<double>(options_.scrub_bytes_per_s)));
 }
 
 Status Replica::MarkSuspects() {
@@ -176,13 +184,15 @@ void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
   lock.lock();
   catching_up_ = false;
   cv_.notify_all();
-  if (!caught.ok()) LogWarn("model {}: {}", options_.model, MessageOf(caught.status()));
-  if (caught.ok() && *caught) {
-    behind_ = false;
-    sink_->ForgetApplied();
+  catch_up_at_ = Clock::now() + kCatchUpPause;
+  if (!caught.ok()) {
+    LogWarn("model {}: {}", options_.model, MessageOf(caught.status()));
     return;
   }
-  catch_up_at_ = Clock::now() + kCatchUpPause;
+  Doubt(caught->lost_chunks);
+  if (!caught->whole) return;
+  behind_ = false;
+  sink_->ForgetApplied();
 }
 
 }  // namespace deltawire::receiver

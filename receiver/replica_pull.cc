@@ -109,7 +109,9 @@ void Replica::HoldParts(const Follower::Target& target) {
 
 Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   DW_RETURN_IF_ERROR(MarkSuspects());
-  if (buffer_->updating()) DW_RETURN_IF_ERROR(WaitWritable());
+  // Also what was broken off: were its file in use, another one would take its place, and what the
+  // pull says that is here would not be.
+  if (buffer_->updating() || buffer_->interrupted()) DW_RETURN_IF_ERROR(WaitWritable());
   HoldParts(target);
   std::vector<RoundAgent> agents;
   uint64_t delta_bytes = 0;
@@ -192,26 +194,33 @@ void Replica::Committed(const PullRound& round) {
 }
 
 Status Replica::Touch() {
-  DW_ASSIGN_OR_RETURN(const Buffer::UpdateStart start, buffer_->BeginUpdate());
+  DW_ASSIGN_OR_RETURN(const bool begun, buffer_->BeginUpdate());
   std::lock_guard lock(mu_);
   status_.committed = buffer_->committed();
-  if (start.begun) return absl::OkStatus();
+  if (begun) return absl::OkStatus();
   reader_in_the_way_ = true;
-  return Errorf(StatusCode::kUnavailable, "{} is open in {}", options_.directory.native(),
-                start.readers);
+  return Errorf(StatusCode::kUnavailable, "{} is in use by others", options_.directory.native());
 }
 
 Status Replica::WaitWritable() {
+  // Each look goes through all processes.
+  constexpr std::chrono::seconds kLookEvery{1};
   const auto start = Clock::now();
+  auto look_at = start;
   auto pause = std::chrono::milliseconds(1);
-  std::string phase;
+  std::string phase, readers;
   Status ended;
   while (true) {
-    DW_ASSIGN_OR_RETURN(const Buffer::UpdateStart update, buffer_->BeginUpdate());
-    if (update.begun) break;
-    const auto waited = Clock::now() - start;
+    DW_ASSIGN_OR_RETURN(const bool begun, buffer_->BeginUpdate());
+    if (begun) break;
+    const auto now = Clock::now();
+    const auto waited = now - start;
+    if (now >= look_at) {
+      readers = buffer_->Readers();
+      look_at = Clock::now() + kLookEvery;
+    }
     if (phase.empty()) {
-      LogInfo("model {}: waiting for {} to close the weights", options_.model, update.readers);
+      LogInfo("model {}: waiting for {} to close the weights", options_.model, readers);
     }
     if (options_.copy_for_reader && waited >= options_.reader_grace) {
       ended = buffer_->BeginUpdateInFreshFile();
@@ -219,7 +228,7 @@ Status Replica::WaitWritable() {
     }
     std::unique_lock lock(mu_);
     if (phase.empty()) phase = std::exchange(status_.phase, "waiting for reader");
-    status_.readers = update.readers;
+    status_.readers = readers;
     if (stopping_ || (paused_ && !round_requested_)) {
       ended = absl::CancelledError("paused");
       break;

@@ -198,11 +198,13 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
     DW_RETURN_IF_ERROR(LetGo(name));
     return Make(name, std::move(*layout), *part, std::move(side_files), replaces);
   };
-  auto model = turn();
-  std::lock_guard lock(mu_);
-  registering_.erase(name);
-  cv_.notify_all();
-  return model;
+  // Whatever is thrown on the way (no thread, no memory), the name is free again.
+  const std::shared_ptr<void> done(nullptr, [&](void*) {
+    std::lock_guard lock(mu_);
+    registering_.erase(name);
+    cv_.notify_all();
+  });
+  return turn();
 }
 
 StatusOr<std::shared_ptr<Model>> Agent::Registered(const std::string& name, const Layout& layout,
@@ -239,7 +241,10 @@ Status Agent::LetGo(const std::string& name) {
     }
     for (auto it = pulls_.begin(); it != pulls_.end();) {
       const bool of_it = model != nullptr && it->second->model() == model;
-      if (of_it) pulls.push_back(std::move(it->second));
+      if (of_it) {
+        CountFinished(*it->second);
+        pulls.push_back(std::move(it->second));
+      }
       it = of_it ? pulls_.erase(it) : std::next(it);
     }
   }

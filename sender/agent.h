@@ -136,6 +136,7 @@ class Agent : public net::PullSource {
   static void Bury(std::shared_ptr<Model> model, Leaving& leaving);
   /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
   bool Sweep();
+  void CountFinished(const PullSession& pull);  // REQUIRES: mu_ held
 
   const SenderOptions options_;
   const ModelOptions model_options_;

@@ -226,12 +226,15 @@ bool Agent::Sweep() {
   });
   std::lock_guard lock(mu_);
   for (auto it = ended; it != pulls.end(); ++it) {
-    if (pulls_.erase(it->first) == 0) continue;
-    PullCounts& counts = finished_pulls_[it->second->model()->name()];
-    counts.bytes_sent += it->second->bytes_sent();
-    counts.sent += it->second->sent();
+    if (pulls_.erase(it->first) != 0) CountFinished(*it->second);
   }
   return !pulls_.empty();
+}
+
+void Agent::CountFinished(const PullSession& pull) {
+  PullCounts& counts = finished_pulls_[pull.model()->name()];
+  counts.bytes_sent += pull.bytes_sent();
+  counts.sent += pull.sent();
 }
 
 void Agent::CutReaders(const Model* model, uint32_t half) {

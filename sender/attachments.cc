@@ -11,6 +11,8 @@ using Clock = SteadyClock;
 constexpr std::chrono::milliseconds kGoneSlice{200};
 // Whoever asked may have gone; what nobody takes must not pile up.
 constexpr size_t kMaxPending = 64;
+constexpr size_t kMaxPhase = 64;
+constexpr size_t kMaxMessage = 4096;
 
 Status Stopping() { return absl::UnavailableError("the sender is stopping"); }
 
@@ -107,8 +109,12 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
   a.heard = Clock::now();
   if (report.event > a.report.event || report.event == a.number) a.acknowledged = a.heard;
   a.report = report;
+  // What a peer says is shown to operators, and kept: no more of it than they can read.
+  a.report.phase.resize(std::min(a.report.phase.size(), kMaxPhase));
+  a.report.message.resize(std::min(a.report.message.size(), kMaxMessage));
   ++a.report_serial;
-  if (report.sync_request != 0) a.answers[report.sync_request] = report;
+  // Of those that it was asked only.
+  if (a.asked.erase(report.sync_request) != 0) a.answers[report.sync_request] = a.report;
   if (a.answers.size() > kMaxPending) a.answers.erase(a.answers.begin());
   Wake();
 }
@@ -141,6 +147,8 @@ StatusOr<SenderEvent> Attachments::NextEvent(uint64_t token) {
         if (!a.requests.empty()) {
           event = a.requests.front();
           a.requests.erase(a.requests.begin());
+          a.asked.insert(event.sync_request);
+          if (a.asked.size() > kMaxPending) a.asked.erase(a.asked.begin());
         }
         event.number = ++a.number;
         event.newest = newest->second.info;

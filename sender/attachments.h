@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -127,6 +128,7 @@ class Attachments {
     uint64_t number = 0;  // of the last event
     SteadyClock::time_point sent;
     std::vector<SenderEvent> requests;
+    std::set<uint64_t> asked;                    // sync requests that were sent down
     std::map<uint64_t, ReceiverReport> answers;  // by sync request, until TriggerSync takes them
   };
 

@@ -29,7 +29,8 @@ class PrivateCopy {
 
 void ChunkBytes::Pin(std::shared_ptr<const Published> end) {
   std::lock_guard lock(mu_);
-  from_ = end->info.id();
+  if (!end->log.empty()) last_ = end->log.back();
+  from_serial_ = serial_ = end->serial;
   end_ = std::move(end);
 }
 
@@ -41,17 +42,20 @@ void ChunkBytes::Overtaken(const Published& newest) {
 void ChunkBytes::Follow(const Published& newest) {
   std::lock_guard lock(mu_);
   if (end_ == nullptr || broken_) return;
-  const StateId reached = since_.empty() ? from_ : since_.back()->to();
-  if (newest.info.id() <= reached) return;
+  if (newest.serial <= serial_) return;
+  const LogView& log = newest.log;
   // Newest first: of a long log only the end is new.
-  size_t first = newest.log.size();
-  while (first > 0 && newest.log[first - 1]->to() != reached) --first;
-  broken_ = first == 0 && (newest.log.empty() || newest.log[0]->from() != reached);
+  size_t first = log.size();
+  while (first > 0 && log[first - 1] != last_) --first;
+  const StateId reached = last_ == nullptr ? end_->info.id() : last_->to();
+  broken_ = first == 0 && (log.empty() || log[0]->from() != reached);
   if (broken_) return;
-  for (size_t i = first; i < newest.log.size(); ++i) {
-    since_bytes_ += newest.log[i]->memory_bytes();
-    since_.push_back(newest.log[i]);
+  for (; first < log.size(); ++first) {
+    since_bytes_ += log[first]->memory_bytes();
+    since_.push_back(log[first]);
+    last_ = log[first];
   }
+  serial_ = newest.serial;
 }
 
 void ChunkBytes::Compact() {
@@ -63,7 +67,7 @@ void ChunkBytes::Compact() {
     const uint64_t limit = std::max(model_.log_limit(), model_.owned_bytes());
     if (end_ == nullptr || broken_ || compacting_ || since_bytes_ <= limit) return;
     // Another call brings the rest.
-    if (newest.state->info.id() != since_.back()->to()) return;
+    if (newest.state->serial != serial_) return;
     compacting_ = true;
     since = since_;
   }
@@ -89,7 +93,7 @@ void ChunkBytes::Compact() {
   since_bytes_ = 0;
   since_.erase(since_.begin(), since_.begin() + static_cast<ptrdiff_t>(since.size()));
   for (const auto& delta : since_) since_bytes_ += delta->memory_bytes();
-  from_ = newest.state->info.id();
+  from_serial_ = newest.state->serial;
 }
 
 StatusOr<WholeChunk> ChunkBytes::Get(uint32_t chunk, const LeasedState& at, How how) {
@@ -164,14 +168,14 @@ std::optional<ChunkBytes::Changes> ChunkBytes::Since(uint32_t chunk, const Publi
   std::lock_guard lock(mu_);
   if (end_ == nullptr || broken_) return std::nullopt;
   Changes changes;
-  if (newest.info.id() == from_) return changes;
+  if (newest.serial == from_serial_) return changes;
   for (const auto& delta : since_) {
     if (const ChunkDelta* change = delta->Find(chunk)) {
       if (change->payload.empty()) return std::nullopt;
       changes.chain.push_back(change);
       changes.keep.push_back(delta);
     }
-    if (delta->to() == newest.info.id()) return changes;
+    if (delta == newest.log.back()) return changes;
   }
   return std::nullopt;
 }

@@ -62,8 +62,10 @@ class ChunkBytes {
   Model& model_;
   Mutex mu_;
   std::shared_ptr<const Published> end_;
-  StateId from_;   // where since_ begins: what has changed between end_ and this is kept by end_
-  LogView since_;
+  // Deltas are told apart by themselves: of a part, one number may be published twice.
+  LogView since_;  // what has changed between end_ and where it begins is kept by end_
+  std::shared_ptr<const Delta> last_;      // of since_, or before it; null: none is known
+  uint64_t from_serial_ = 0, serial_ = 0;  // of the states where since_ begins and ends
   uint64_t since_bytes_ = 0;
   bool compacting_ = false;
   bool broken_ = false;  // since_ does not reach the newest state, and never will again

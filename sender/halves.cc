@@ -24,7 +24,10 @@ fs::path Halves::PathOf(const fs::path& directory, uint32_t half) {
 }
 
 Halves::Halves(Place place, StateFile state, std::vector<BufferFile> files, bool fresh)
-    : place_(std::move(place)), state_(std::move(state)), files_(std::move(files)) {
+    : place_(std::move(place)),
+      state_(std::move(state)),
+      files_(std::move(files)),
+      data_offset_(files_[0].data_offset()) {
   for (uint32_t h = 0; h < 2; ++h) {
     const bool whole = state_.phase(h) == SlotPhase::kWhole;
     if (whole) halves_[h].holds = state_.identity(h);
@@ -65,6 +68,10 @@ StatusOr<std::unique_ptr<Halves>> Halves::Open(Place place, StateFile state) {
       return Errorf(StatusCode::kDataLoss,
                     "{} is another file than the one that was published; register the model anew",
                     file.path().native());
+    }
+    // A kill between a fresh file and its number in the state: it is as good as the one before.
+    if (state.phase(h) != SlotPhase::kWhole && state.inode(h) != file.inode()) {
+      state.set_inode(h, file.inode());
     }
     files.push_back(std::move(file));
   }

@@ -50,7 +50,7 @@ class Halves {
   MutableBytes writable(uint32_t half) { return files_[half].data(); }
   Bytes data(uint32_t half) const { return files_[half].data(); }
   const std::filesystem::path& path(uint32_t half) const { return files_[half].path(); }
-  uint64_t data_offset() const { return files_[0].data_offset(); }
+  uint64_t data_offset() const { return data_offset_; }
   const Hash128& lineage() const { return state_.shape().lineage; }
   /// Of the published half's entries, as the state file has them.
   std::vector<uint64_t> Digests(uint32_t half) const;
@@ -106,6 +106,7 @@ class Halves {
   const Place place_;
   StateFile state_;
   std::vector<BufferFile> files_;
+  const uint64_t data_offset_;  // of the data section, in any file of the layout
 
   mutable Mutex mu_;
   CondVar cv_;

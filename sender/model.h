@@ -231,6 +231,7 @@ class Model {
   uint64_t job_lease_ = 0;
   std::shared_ptr<GpuDiff> gpu_;  // null: the CPU diffs; goes before the halves that it pins
   GpuDiff::Counts gpu_before_;    // of those before it, on halves that were replaced
+  bool gpu_unpinned_ = false;     // by the thread that begins an offload: to be made anew
   std::shared_ptr<const SideFileSet> next_side_files_;
   bool side_files_busy_ = false;
   PublishTotals totals_;

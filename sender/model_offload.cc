@@ -100,20 +100,20 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
     last->Join();  // its early diffs read the half
   }
   DW_RETURN_IF_ERROR(halves_->Drain(half, options_.grace, cut_, waited));
-  bool replaced = false;
   const Status fenced = halves_->Fence(half, [&] {
     std::shared_ptr<GpuDiff> pinned;  // goes without the lock
     std::lock_guard lock(mu_);
     pinned = std::exchange(gpu_, nullptr);
-    if (pinned != nullptr) gpu_before_ += pinned->counts();
-    replaced = true;
+    if (pinned == nullptr) return;
+    gpu_before_ += pinned->counts();
+    gpu_unpinned_ = true;
   });
   if (!fenced.ok()) {
     halves_->GiveBack(half);
     return fenced;
   }
   // The halves' memory is another one now. Trust that was lost stays so.
-  if (replaced && gpu_counts().mismatches == 0) {
+  if (std::exchange(gpu_unpinned_, false) && gpu_counts().mismatches == 0) {
     auto gpu = MakeGpu();
     std::lock_guard lock(mu_);
     gpu_ = std::move(gpu);
@@ -183,7 +183,7 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
     if (!noted.ok()) return noted.status();
     final = std::move(*noted);
     // Diffed early by the CPU, a chunk's base would have to travel to the GPU again.
-    if (options_.eager_diff && gpu_ == nullptr) job = job_;
+    if (options_.eager_diff && (gpu_ == nullptr || !gpu_->trusted())) job = job_;
   }
   if (job != nullptr && !(final.tensors.empty() && final.chunks.empty())) {
     job->MarkWritten(final.tensors, final.chunks, pool_);

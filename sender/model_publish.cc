@@ -170,11 +170,11 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   uint64_t attempt = 0;
   {
     std::lock_guard lock(mu_);
-    if (session_.idle()) {
-      DW_ASSIGN_OR_RETURN(target, store_->Reach(version));
-      attempt = RollbackAttempt(target, store_->newest()->info.id().epoch + 1);
-    }
-    DW_RETURN_IF_ERROR(session_.BeginRollback(version, attempt));
+    DW_RETURN_IF_ERROR(session_.MayRollBack(SteadyClock::now()));
+    DW_ASSIGN_OR_RETURN(target, store_->Reach(version));
+    attempt = RollbackAttempt(target, store_->newest()->info.id().epoch + 1);
+    DW_RETURN_IF_ERROR(session_.BeginRollback(version, attempt, SteadyClock::now()));
+    Settle();
   }
   ToPublish what;
   what.half = InactiveHalf();

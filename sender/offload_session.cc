@@ -295,6 +295,11 @@ StatusOr<bool> OffloadSession::Count(uint32_t c, uint32_t bytes, uint32_t rank) 
 
 StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const WrittenNotice& n) {
   if (!writing(lease)) return Over(lease);
+  if (!now_.ranks.contains(n.rank)) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\", version {}: rank {} says what it has written and has not begun",
+                  options_.model, now_.version, n.rank);
+  }
   DW_RETURN_IF_ERROR(CheckTensors(n.tensors));
   bool fits = n.chunks.size() == n.chunk_bytes.size();
   for (const uint32_t c : n.chunks) fits &= c < chunks_.size() && owned_.contains(c);
@@ -415,11 +420,23 @@ void OffloadSession::PublishFailed(Status why) {
   if (phase_ == OffloadPhase::kPublishing) (void)End(std::move(why));
 }
 
-Status OffloadSession::BeginRollback(uint64_t version, uint64_t attempt) {
-  if (phase_ != OffloadPhase::kIdle) {
-    return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\": an offload of version {} is under way; roll back when it is done",
-                  options_.model, now_.version);
+Status OffloadSession::MayRollBack(Time now) const {
+  if (phase_ == OffloadPhase::kIdle) return absl::OkStatus();
+  const auto* holder = phase_ == OffloadPhase::kWriting ? Holder(now) : nullptr;
+  if (phase_ == OffloadPhase::kWriting && holder == nullptr) return absl::OkStatus();
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\": an offload of version {} is under way{}; roll back when it is done",
+                options_.model, now_.version,
+                holder == nullptr ? "" : fmt::format(" by {}", Describe(holder->first)));
+}
+
+Status OffloadSession::BeginRollback(uint64_t version, uint64_t attempt, Time now) {
+  DW_RETURN_IF_ERROR(MayRollBack(now));
+  if (phase_ == OffloadPhase::kWriting) {
+    (void)End(Errorf(StatusCode::kAborted,
+                     "model \"{}\": the offload of version {} was abandoned with {} of {} ranks "
+                     "ready, because of a rollback to version {}",
+                     options_.model, now_.version, now_.ready, now_.world, version));
   }
   now_ = {};
   now_.version = version;

@@ -117,7 +117,9 @@ class OffloadSession {
   void Published(const VersionInfo& info);
   void PublishFailed(Status why);
   /// kIdle -> kPublishing, as a version that no rank writes.
-  Status BeginRollback(uint64_t version, uint64_t attempt);
+  Status BeginRollback(uint64_t version, uint64_t attempt, Time now);
+  /// kFailedPrecondition while somebody holds an offload. One that nobody holds makes way.
+  Status MayRollBack(Time now) const;
 
   /// Abandons an offload whose time is up; true when it did.
   bool Expire(Time now);

@@ -224,8 +224,12 @@ struct ModelDir::Opened {
   }
 };
 
+// Short of the kernel's 255, so that files under way have room for more.
+constexpr size_t kMaxSideFileName = 240;
+
 bool IsSideFileName(std::string_view name) {
-  if (name.empty() || name.size() > 255 || name.front() == '.' || !IsUtf8(name)) return false;
+  if (name.empty() || name.size() > kMaxSideFileName || name.front() == '.' || !IsUtf8(name))
+    return false;
   for (const char c : name) {
     if (c == '/' || static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return false;
   }

@@ -25,8 +25,9 @@ struct SideFile {
 inline constexpr uint64_t kMaxSideFileBytes = 64ull << 20;
 inline constexpr uint64_t kMaxSideFilesTotal = 96ull << 20;
 
-/// True when `name` may be written into a model directory: plain, not hidden, no '/' or NUL, not a
-/// weight or index file (*.safetensors, *.bin, *.pt, *.pth, *.gguf, *.safetensors.index.json).
+/// True when `name` may be written into a model directory: plain, not hidden, at most 240 bytes of
+/// UTF-8 without '/' or control characters, not a weight or index file (*.safetensors, *.bin, *.pt,
+/// *.pth, *.gguf, *.safetensors.index.json).
 bool IsSideFileName(std::string_view name);
 
 /// Every small regular file of a directory that is not a weight file, with or without weights

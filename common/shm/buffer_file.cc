@@ -58,12 +58,14 @@ bool Populate(const Mapping& map, const ByteRange& range) {
 
 /// The same for several ranges of pages, in rising order: chunk by chunk on the pool, if there is
 /// one.
-bool PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const Layout& layout,
-                 uint64_t data_offset, ThreadPool* pool) {
+int PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const Layout& layout,
+                uint64_t data_offset, ThreadPool* pool) {
   const auto table = ChunkTable::Create(layout);
   if (pool == nullptr || !table.ok() || table->size() == 0) {
-    return std::all_of(pages.begin(), pages.end(),
-                       [&](const ByteRange& p) { return Populate(map, p); });
+    for (const ByteRange& p : pages) {
+      if (!Populate(map, p)) return errno;
+    }
+    return 0;
   }
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   // A page that two chunks share is the latter's; those before the first chunk are the first's.
@@ -72,17 +74,17 @@ bool PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const 
     if (i == table->size()) return map.bytes();
     return (data_offset + (*table)[static_cast<uint32_t>(i)].offset) / page * page;
   };
-  std::atomic<bool> all = true;
+  std::atomic<int> failed = 0;  // of the thread that it was
   pool->ParallelFor(table->size(), [&](size_t i) {
     const uint64_t begin = start(i), end = start(i + 1);
     auto p = std::lower_bound(pages.begin(), pages.end(), begin,
                               [](const ByteRange& r, uint64_t at) { return r.last <= at; });
-    for (; all && p != pages.end() && p->first < end; ++p) {
+    for (; failed == 0 && p != pages.end() && p->first < end; ++p) {
       const ByteRange both{std::max(begin, p->first), std::min(end, p->last)};
-      if (both.first < both.last && !Populate(map, both)) all = false;
+      if (both.first < both.last && !Populate(map, both)) failed = errno;
     }
   });
-  return all;
+  return failed;
 }
 
 bool KernelPopulates(const Mapping& map) {
@@ -135,7 +137,7 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
   // Populate first: on a mount with huge=advise only a fault takes huge pages, fallocate does not.
   const bool kernel_populates = KernelPopulates(buffer.map_);
   if (options.populate && kernel_populates &&
-      !PopulateAll(buffer.map_, pages, layout, header.size(), options.pool)) {
+      PopulateAll(buffer.map_, pages, layout, header.size(), options.pool) != 0) {
     return file.NoSpace();
   }
   for (const ByteRange& p : pages) {
@@ -187,9 +189,11 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
     if (err != 0) return ErrnoError(fmt::format("allocate {}", path.native()), err);
     if (options.populate && !kernel_populates) TouchPages(buffer.map_, p);
   }
-  if (options.populate && kernel_populates &&
-      !PopulateAll(buffer.map_, pages, layout, header_bytes, options.pool)) {
-    return ErrnoError(fmt::format("fault in the {} bytes of {}", bytes, path.native()));
+  const int failed = options.populate && kernel_populates
+                         ? PopulateAll(buffer.map_, pages, layout, header_bytes, options.pool)
+                         : 0;
+  if (failed != 0) {
+    return ErrnoError(fmt::format("fault in the {} bytes of {}", bytes, path.native()), failed);
   }
   buffer.fd_ = std::move(fd);
   buffer.inode_ = file.st_ino;

@@ -225,6 +225,8 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
 
 const std::optional<Layout>& TrainerClient::layout() const { return impl_->layout; }
 
+void TrainerClient::SetTimeout(std::chrono::milliseconds timeout) { impl_->timeout = timeout; }
+
 void TrainerClient::SetCopyThreads(size_t threads) { impl_->copy_threads = threads; }
 
 void TrainerClient::SetPublisher(std::string publisher) { impl_->publisher = std::move(publisher); }

@@ -72,7 +72,8 @@ class TrainerClient {
   /// Sizes the buffers. Returns what is published already (epoch 0: nothing).
   StatusOr<Identity> Register(const Layout& layout, const std::vector<SideFile>& side_files,
                               RegisterOptions options = {});
-  const std::optional<Layout>& layout() const;  ///< as registered
+  const std::optional<Layout>& layout() const;         ///< as registered
+  void SetTimeout(std::chrono::milliseconds timeout);  ///< of the calls from now on
   /// Threads that Copy uses, with its caller; 0: four, or the cores if there are fewer. Not while
   /// an Offload lives.
   void SetCopyThreads(size_t threads);

@@ -221,6 +221,9 @@ TEST_CASE("publish --replace: receivers go over to the other layout") {
   const auto lineage = receiver.Status().committed().lineage();
   Tool refused(root.path(), Publish(sender, b.dir, 2));
   CHECK(refused.Wait() == 1);
+  // Whoever looks on is no reason to keep the old one.
+  Tool watch(root.path(), {"watch", "--model", kModel, "--sender", sender.control()});
+  REQUIRE(Eventually([&] { return Has(watch.Said(), "published"); }));
   auto args = Publish(sender, b.dir, 1);
   args.push_back("--replace");
   Tool replaced(root.path(), args);

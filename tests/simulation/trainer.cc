@@ -60,17 +60,23 @@ bool Trainer::Register(size_t agent, bool replace) {
   return registered.ok();
 }
 
-void Trainer::Replace(size_t agent) { (void)Register(agent, true); }
+void Trainer::Replace(size_t agent) {
+  // Which side files are the model's is not known while somebody else registers it, too.
+  ++replacing_;
+  side_file_.reset();
+  (void)Register(agent, true);
+  --replacing_;
+}
 
 void Trainer::ChangeSideFile() {
   if (random_.Chance(0.2)) {
     ++side_number_;
     side_file_.reset();
   }
-  if (side_file_) return;
+  if (side_file_ || replacing_ > 0) return;
   bool all = true;
   for (size_t a = 0; a < agents_.size(); ++a) all = Register(a, false) && all;
-  if (all) side_file_ = std::to_string(side_number_);
+  if (all && replacing_ == 0) side_file_ = std::to_string(side_number_);
 }
 
 bool Trainer::Step() {

@@ -67,6 +67,7 @@ class Trainer {
   uint64_t published_version_ = 0;
   Content published_;
   uint64_t side_number_ = 0;
+  uint32_t replacing_ = 0;
   // As every agent has it; nothing while some may have an older one.
   std::optional<std::string> side_file_, published_side_file_;
   struct Version {

@@ -283,11 +283,15 @@ void World::AwaitReceivers() {
                                       ? "it is not running"
                                       : receiver->replica()->status().phase + ", " +
                                             receiver->replica()->status().message;
-        return scheduler_.Fail(fmt::format(
-            "{} (buffers {}) has not come to version {} after the faults have ended: "
-            "{}\n{}{}",
-            receiver->name, receiver->settings().buffers, trainer_->published_version(), phase,
-            named ? ledger_.Explain(*named) : "  no file has the name\n", scheduler_.Describe()));
+        return scheduler_.Fail(
+            fmt::format("{} (buffers {}) has not come to version {} after the faults have ended: "
+                        "{}\n{}{}{}",
+                        receiver->name, receiver->settings().buffers, trainer_->published_version(),
+                        phase, named ? ledger_.Explain(*named) : "  no file has the name\n",
+                        side_right ? ""
+                                   : fmt::format("  its side file is \"{}\", published is \"{}\"\n",
+                                                 receiver->SideFile(), *side_file),
+                        scheduler_.Describe()));
       }
       scheduler_.Sleep(milliseconds(50));
     }

@@ -34,8 +34,8 @@ class ShmDir {
   std::filesystem::path path_;
 };
 
-/// A TCP port of 127.0.0.1 that the kernel gives to nobody else while this process lives; who is told
-/// of it listens there with SO_REUSEADDR, as the daemons do.
+/// A TCP port of 127.0.0.1 that the kernel gives to nobody else while this process lives; who is
+/// told of it listens there with SO_REUSEADDR, as the daemons do.
 uint16_t FreePort();
 
 class Child {

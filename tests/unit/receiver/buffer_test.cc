@@ -73,8 +73,8 @@ struct Setup {
     b.SetChunk(i, version, DigestOf(b, i, version));
   }
   static Status Update(Buffer& b, uint64_t version, const std::vector<SideFile>& side = {}) {
-    DW_ASSIGN_OR_RETURN(const Buffer::UpdateStart start, b.BeginUpdate());
-    if (!start.begun) return absl::UnavailableError(start.readers);
+    DW_ASSIGN_OR_RETURN(const bool begun, b.BeginUpdate());
+    if (!begun) return absl::UnavailableError(b.Readers());
     for (uint32_t i = 0; i < kChunks; ++i) Bring(b, i, version);
     return b.Commit(At(b, version), side);
   }
@@ -139,10 +139,11 @@ TEST_CASE("one file: a reader keeps its bytes and the update waits, by name") {
     const uint64_t inode = InodeOf(s.weights());
     {
       const testing::FileUser reader(s.weights(), Maps(close_it));
-      const auto start = s.buffer->BeginUpdate();
-      REQUIRE(start.ok());
-      CHECK_FALSE(start->begun);
-      CHECK(start->readers.find(fmt::format("process {} (", reader.pid())) != std::string::npos);
+      const auto begun = s.buffer->BeginUpdate();
+      REQUIRE(begun.ok());
+      CHECK_FALSE(*begun);
+      CHECK(s.buffer->Readers().find(fmt::format("process {} (", reader.pid())) !=
+            std::string::npos);
       CHECK(InodeOf(s.weights()) == inode);
       CHECK(s.buffer->committed() == Setup::At(*s.buffer, 1));
     }
@@ -159,7 +160,7 @@ TEST_CASE("one file: a fresh copy leaves the old one to its reader, and the mode
   REQUIRE(s.Update(1) == absl::OkStatus());
   const int fd = ::open(s.weights().c_str(), O_RDONLY);
   const std::string before = ReadFile(s.weights());
-  CHECK_FALSE(s.buffer->BeginUpdate()->begun);
+  CHECK_FALSE(*s.buffer->BeginUpdate());
   REQUIRE(s.buffer->BeginUpdateInFreshFile() == absl::OkStatus());
   uint64_t version = 0;
   CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
@@ -184,9 +185,7 @@ TEST_CASE("two files: the name is always there, readers keep what they opened, o
   REQUIRE(s.Update(1) == absl::OkStatus());
   std::set<uint64_t> inodes;
   for (uint64_t v = 2; v < 12; ++v) {
-    const auto start = s.buffer->BeginUpdate();
-    REQUIRE(start.ok());
-    REQUIRE(start->begun);
+    REQUIRE(s.buffer->BeginUpdate().value());
     CHECK(s.buffer->committed() == Setup::At(*s.buffer, v - 1));
     uint64_t version = 0;
     CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
@@ -195,7 +194,7 @@ TEST_CASE("two files: the name is always there, readers keep what they opened, o
     CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
     CHECK(version == v);
     inodes.insert(InodeOf(s.weights()));
-    if (v % 2 == 0) CHECK(s.buffer->CatchUp({}, [] { return false; }).value());
+    if (v % 2 == 0) CHECK(s.buffer->CatchUp({}, [] { return false; })->whole);
   }
   CHECK(inodes.size() == 2);
   const int fd = ::open(s.weights().c_str(), O_RDONLY);
@@ -213,7 +212,7 @@ TEST_CASE("two files: the name is always there, readers keep what they opened, o
 TEST_CASE("two files: the deltas of a version bring the other file to it, or a copy does") {
   Setup s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(2) == absl::OkStatus());
-  REQUIRE(s.buffer->CatchUp({}, [] { return false; }).value());
+  REQUIRE(s.buffer->CatchUp({}, [] { return false; })->whole);
   const uint64_t before = s.buffer->digest(0);
   std::vector<std::byte> old(s.buffer->base(0).begin(), s.buffer->base(0).end()), now = old;
   Content(0, 3, now);
@@ -222,8 +221,8 @@ TEST_CASE("two files: the deltas of a version bring the other file to it, or a c
   payload.resize(encoded.bytes);
   REQUIRE(s.Update(3) == absl::OkStatus());
   const Buffer::AppliedDelta delta{0, before, encoded.digest_after, payload};
-  CHECK(s.buffer->CatchUp({&delta, 1}, [] { return false; }).value());
-  CHECK_FALSE(s.buffer->CatchUp({}, [] { return true; }).value());
+  CHECK(s.buffer->CatchUp({&delta, 1}, [] { return false; })->whole);
+  CHECK_FALSE(s.buffer->CatchUp({}, [] { return true; })->whole);
   // Nothing is left to copy, and so the other file is the same, byte for byte.
   const char* hidden[] = {".model.safetensors.partial", ".model.safetensors.partial2"};
   const bool second = fs::exists(s.dir.path() / hidden[1]);
@@ -234,7 +233,7 @@ TEST_CASE("two files: the deltas of a version bring the other file to it, or a c
 TEST_CASE("a delta's base is copied from the other file with a check") {
   Setup s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());
-  REQUIRE(s.buffer->BeginUpdate()->begun);
+  REQUIRE(*s.buffer->BeginUpdate());
   const uint64_t digest = s.buffer->digest(1);
   CHECK(s.buffer->PrepareChunk(1, digest + 1).status().code() == StatusCode::kDataLoss);
   const auto bytes = s.buffer->PrepareChunk(1, digest);
@@ -249,11 +248,127 @@ TEST_CASE("a delta's base is copied from the other file with a check") {
   CHECK(std::string(bad.message()).find("tensor a") != std::string::npos);
 }
 
+TEST_CASE("a chunk that lost its digest is unknown where it lost it, and only there") {
+  Setup s({.buffers = 2, .huge_pages = false});
+  REQUIRE(s.Update(7) == absl::OkStatus());
+  const auto flip = [&](Bytes bytes) { const_cast<std::byte&>(bytes[3]) ^= std::byte{4}; };
+  SECTION("in what an update has brought") {
+    REQUIRE(*s.buffer->BeginUpdate());
+    Setup::Bring(*s.buffer, 0, 8);
+    CHECK(s.buffer->Intact(0));
+    flip(s.buffer->base(0));
+    CHECK_FALSE(s.buffer->Intact(0));
+    REQUIRE(s.buffer->Distrust({{0, 1}}) == absl::OkStatus());
+    CHECK(s.buffer->committed() == Setup::At(*s.buffer, 7));
+    CHECK(s.buffer->digest(0) == Setup::DigestOf(*s.buffer, 0, 7));
+    CHECK(s.buffer->Intact(0));
+  }
+  SECTION("in what readers open, while an update has brought a newer one") {
+    const Bytes front = s.buffer->base(0);
+    REQUIRE(*s.buffer->BeginUpdate());
+    Setup::Bring(*s.buffer, 0, 8);
+    flip(front);
+    CHECK_FALSE(s.buffer->Intact(0));
+    REQUIRE(s.buffer->Distrust({{0}}) == absl::OkStatus());
+    CHECK(s.buffer->committed().empty());
+    CHECK_FALSE(fs::exists(s.weights()));
+    CHECK(s.buffer->digest(0) == Setup::DigestOf(*s.buffer, 0, 8));
+    CHECK(s.buffer->known(1));
+  }
+  for (uint32_t i = 0; i < kChunks; ++i) Setup::Bring(*s.buffer, i, 8);
+  REQUIRE(s.buffer->Commit(Setup::At(*s.buffer, 8), {}) == absl::OkStatus());
+  uint64_t version = 0;
+  CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
+  CHECK(version == 8);
+}
+
+TEST_CASE("a commit that meets a chunk which lost its digest fails once") {
+  Setup s({.buffers = 2, .huge_pages = false});
+  REQUIRE(s.Update(2) == absl::OkStatus());
+  const_cast<std::byte&>(s.buffer->base(0)[9]) ^= std::byte{1};
+  // Not to be copied on, either, when nothing has come yet.
+  const auto caught = s.buffer->CatchUp({}, [] { return false; });
+  REQUIRE(caught.ok());
+  CHECK_FALSE(caught->whole);
+  CHECK(caught->lost_chunks == std::vector<uint32_t>{0});
+  REQUIRE(*s.buffer->BeginUpdate());
+  Setup::Bring(*s.buffer, 1, 3);
+  Identity same = Setup::At(*s.buffer, 2);
+  for (uint32_t i = 0; i < kChunks; ++i) Setup::Bring(*s.buffer, i, 2);
+  const Status failed = s.buffer->Commit(same, {});
+  CHECK(failed.code() == StatusCode::kDataLoss);
+  CHECK_FALSE(s.buffer->known(0));
+  CHECK(s.Update(4) == absl::OkStatus());
+  CHECK(s.buffer->committed() == Setup::At(*s.buffer, 4));
+}
+
+TEST_CASE("a commit that fails behind its last byte leaves a state that can be taken up") {
+  for (const uint32_t buffers : {1, 2}) {
+    CAPTURE(buffers);
+    Setup s({.buffers = buffers, .huge_pages = false});
+    REQUIRE(s.Update(1) == absl::OkStatus());
+    // A directory of that name cannot be replaced by a file.
+    fs::create_directories(s.dir.path() / "config.json" / "full");
+    REQUIRE(s.Update(2, {{"config.json", "two"}}) != absl::OkStatus());
+    const bool restart = GENERATE(false, true);
+    CAPTURE(restart);
+    if (restart) {
+      s.Restart();
+    } else {
+      REQUIRE(*s.buffer->BeginUpdate());
+      s.buffer->MarkUnknown(0);
+    }
+    fs::remove_all(s.dir.path() / "config.json");
+    REQUIRE(s.Update(3, {{"config.json", "three"}}) == absl::OkStatus());
+    s.Restart();
+    CHECK(s.buffer->committed() == Setup::At(*s.buffer, 3));
+    CHECK(ReadFile(s.dir.path() / "config.json") == "three");
+  }
+}
+
+TEST_CASE("names that somebody else took or removed are never renamed for ours") {
+  Setup s({.buffers = 1, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  SECTION("another file lies under the name") {
+    std::ofstream(s.dir.path() / "theirs") << "not weights";
+    fs::rename(s.dir.path() / "theirs", s.weights());
+  }
+  SECTION("the name is gone") { fs::remove(s.weights()); }
+  REQUIRE(s.Update(2) == absl::OkStatus());
+  uint64_t version = 0;
+  CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
+  CHECK(version == 2);
+}
+
+TEST_CASE("two files: the hidden one may be removed at any time") {
+  Setup s({.buffers = 2, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  REQUIRE(s.Update(2) == absl::OkStatus());
+  const auto remove = [&] {
+    for (const char* name : {".model.safetensors.partial", ".model.safetensors.partial2"}) {
+      fs::remove(s.dir.path() / name);
+    }
+  };
+  const bool begun = GENERATE(false, true);
+  CAPTURE(begun);
+  if (!begun) remove();
+  REQUIRE(*s.buffer->BeginUpdate());
+  Setup::Bring(*s.buffer, 0, 3);
+  if (begun) remove();
+  for (uint32_t i = 0; i < kChunks; ++i) Setup::Bring(*s.buffer, i, 3);
+  // What was changed cannot get a name again: the next try has a file that can.
+  CHECK(s.buffer->Commit(Setup::At(*s.buffer, 3), {}).ok() == !begun);
+  REQUIRE(s.Update(4) == absl::OkStatus());
+  uint64_t version = 0;
+  CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
+  CHECK(version == 4);
+}
+
 TEST_CASE("what does not add up to the root is not committed") {
   for (const uint32_t buffers : {1, 2}) {
     Setup s({.buffers = buffers, .huge_pages = false});
     REQUIRE(s.Update(1) == absl::OkStatus());
-    REQUIRE(s.buffer->BeginUpdate()->begun);
+    REQUIRE(*s.buffer->BeginUpdate());
     Setup::Bring(*s.buffer, 0, 6);
     const Status status = s.buffer->Commit(Setup::At(*s.buffer, 6), {});
     CHECK(status.code() == StatusCode::kDataLoss);

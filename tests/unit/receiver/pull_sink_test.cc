@@ -20,7 +20,7 @@ struct Setup {
     Layout layout = *Layout::Create({{"w", DType::kBF16, {elements}}});
     auto lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
     buffer = *Buffer::Create(dir.path(), lock, std::move(layout), kSeed, {.huge_pages = false});
-    REQUIRE(buffer->BeginUpdate()->begun);
+    REQUIRE(*buffer->BeginUpdate());
     buffer->MarkUnknown(0);
     std::memset(buffer->chunk(0).data(), 0x3c, buffer->chunk(0).size());
     buffer->SetChunk(0, 1, Digest(buffer->chunk(0)));

@@ -56,6 +56,44 @@ TEST_CASE("attachments: a part with equal bytes under another attempt is news") 
   CHECK(a.NextEvent(*token)->newest.identity.attempt == 6);
 }
 
+TEST_CASE("attachments: of what a peer says as much is kept as somebody can read") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  a.Report(*token, {.phase = std::string(1000, 'p'), .message = std::string(1 << 20, 'm')});
+  REQUIRE(a.Receivers("m").size() == 1);
+  CHECK(a.Receivers("m")[0].report.phase.size() == 64);
+  CHECK(a.Receivers("m")[0].report.message.size() == 4096);
+}
+
+TEST_CASE("attachments: an answer that was not asked for is none") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  // A receiver that says beforehand that all of the next syncs have failed.
+  for (uint64_t n = 1; n < 100; ++n) a.Report(*token, {.phase = "failed", .sync_request = n});
+  Thread receiver([&] {
+    for (auto event = a.NextEvent(*token); event.ok(); event = a.NextEvent(*token)) {
+      if (event->sync_request == 0) continue;
+      a.Report(*token, {.committed = event->newest.identity,
+                        .phase = "committed",
+                        .sync_request = event->sync_request});
+    }
+  });
+  std::vector<std::string> phases;
+  const auto progress = [&](const Attachments::Progress& p) {
+    phases.push_back(p.phase);
+    return true;
+  };
+  CHECK(a.TriggerSync("m", {}, false, progress, [] { return false; }).ok());
+  REQUIRE_FALSE(phases.empty());
+  CHECK(phases.back() == "committed");
+  a.Stop();
+  receiver.join();
+}
+
 TEST_CASE("attachments: a receiver that falls silent is detached and counted") {
   Attachments a(kStrict);
   a.Publish("m", Version(1));

@@ -157,4 +157,27 @@ TEST_CASE("a half that is not the file that was published is refused") {
   CHECK(absl::IsDataLoss(refused));
 }
 
+TEST_CASE(
+    "a kill between a fresh half and its number in the state costs nothing that is published") {
+  Fixture f;
+  f.Publish(1, Fixture::Id(3));
+  REQUIRE(f.Drain(0).ok());
+  f->BeginWrite(0);
+  // The fresh file has the name; the state still knows the one before.
+  const auto path = f->path(0);
+  std::filesystem::copy_file(path, path.native() + ".fresh");
+  std::filesystem::rename(path.native() + ".fresh", path);
+  REQUIRE(f.Restart().ok());
+  CHECK(f->Newest() == 1);
+  double waited = 0;
+  REQUIRE(f->Drain(0, milliseconds(1), nullptr, &waited).ok());
+  REQUIRE(f->Fence(0, [] {}).ok());
+  f->BeginWrite(0);
+  const std::vector<uint64_t> digests(2, 5);
+  f->Commit(0, Fixture::Id(4), digests);
+  REQUIRE(f.Restart() == absl::OkStatus());
+  CHECK(f->Newest() == 0);
+  CHECK(f->holds(0) == Fixture::Id(4));
+}
+
 }  // namespace deltawire::sender

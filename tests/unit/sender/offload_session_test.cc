@@ -137,7 +137,7 @@ TEST_CASE("an offload's phases: what each event does in each") {
        },
        {kIdle, kDraining, kIdle, kPublishing}},
       {"rollback",
-       [](Fixture& f, uint64_t) { (void)f->BeginRollback(3, 1); },
+       [](Fixture& f, uint64_t) { (void)f->BeginRollback(3, 1, f.now()); },
        {kPublishing, kDraining, kWriting, kPublishing}},
       {"published",
        [](Fixture& f, uint64_t) { f->Published({}); },
@@ -333,6 +333,33 @@ TEST_CASE("counts of chunks that are not there end nothing") {
     CHECK(absl::IsInvalidArgument(f.Count(lease, 0, chunks, bytes)));
   }
   CHECK(f->writing(lease));
+}
+
+TEST_CASE("who has not begun writes nothing, whatever its number") {
+  Fixture f;
+  const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));
+  for (const uint32_t rank : {1u, 2u, ~0u}) {
+    CAPTURE(rank);
+    const auto written = f->Written(lease, {.rank = rank, .tensors = {0}, .sole = true});
+    CHECK(absl::IsInvalidArgument(written.status()));
+    Says(written.status(), "has not begun");
+  }
+  CHECK(f->phase() == Phase::kWriting);
+}
+
+TEST_CASE("a rollback takes the place of an offload that nobody holds") {
+  Fixture f(false, milliseconds(0));
+  const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));
+  const Status held = f->BeginRollback(3, 1, f.now());
+  CHECK(absl::IsFailedPrecondition(held));
+  Says(held, "rank 0");
+  // Rank 0 is ready and gone, rank 1 never came.
+  CHECK(!*f.Ready(lease, 0, 2));
+  f->EndAttend(lease, 0, false, f.now());
+  f.Pass(seconds(10));
+  REQUIRE(f->BeginRollback(3, 1, f.now()) == absl::OkStatus());
+  CHECK(f->phase() == Phase::kPublishing);
+  CHECK(absl::IsAborted(f->Attended(lease, 0).status()));
 }
 
 TEST_CASE("an offload's time is up: the late ranks are named") {

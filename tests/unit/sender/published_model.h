@@ -23,7 +23,8 @@ namespace deltawire::sender::test {
 class PublishedModel {
  public:
   /// `tensors` chunks of 8 KiB each.
-  explicit PublishedModel(uint32_t tensors, uint64_t seed, ModelOptions options = {})
+  explicit PublishedModel(uint32_t tensors, uint64_t seed, ModelOptions options = {},
+                          const std::vector<ChunkRange>& owned = {})
       : options_(Small(options)), random_(seed) {
     spdlog::set_level(spdlog::level::off);
     std::vector<TensorMeta> meta;
@@ -33,8 +34,8 @@ class PublishedModel {
     Layout layout = *Layout::Create(std::move(meta));
     content_.resize(layout.total_bytes());
     for (std::byte& b : content_) b = static_cast<std::byte>(random_());
-    Coverage all = *Coverage::Create({}, tensors);
-    auto model = Model::Create("m", dir_.path() / "m", std::move(layout), std::move(all), {},
+    Coverage part = *Coverage::Create(owned, tensors);
+    auto model = Model::Create("m", dir_.path() / "m", std::move(layout), std::move(part), {},
                                options_, pool_);
     REQUIRE(model.status() == absl::OkStatus());
     model_ = *model;
@@ -46,7 +47,7 @@ class PublishedModel {
 
   /// Changes some elements of some tensors (all of each with `everything`), and publishes.
   /// Returns how long the trainer waited for its half.
-  double Publish(uint64_t version, bool everything = false) {
+  double Publish(uint64_t version, bool everything = false, uint64_t attempt = 0) {
     for (uint32_t c = 0; c < model_->chunks().size(); ++c) {
       const Chunk& place = model_->chunks()[c];
       if (!everything && random_() % 2 == 0) continue;
@@ -55,7 +56,8 @@ class PublishedModel {
         content_[place.offset + at] = static_cast<std::byte>(random_());
       }
     }
-    const auto grant = model_->BeginOffload({.version = version}, [] { return false; });
+    const auto grant =
+        model_->BeginOffload({.version = version, .attempt = attempt}, [] { return false; });
     REQUIRE(grant.status() == absl::OkStatus());
     Write(grant->half_path, grant->data_offset, content_);
     ReadyNotice ready;

@@ -204,6 +204,37 @@ TEST_CASE("pull: versions that change everything do not end the pulls that they 
   }
 }
 
+TEST_CASE("pull: a part's number that was published twice leads back all the same") {
+  PublishedModel sender(kChunks, 58, {}, {{0, kChunks - 1}});
+  const bool late = GENERATE(false, true);
+  CAPTURE(late);
+  CoderRates rates;
+  std::optional<PullSession> session;
+  Receiver receiver(*sender.model());
+  const auto join = [&](const std::shared_ptr<const Published>& end) {
+    session.emplace(sender.model(), Terms(rates, 1, end));
+    REQUIRE(session->Start(receiver.Have()).ok());
+  };
+  sender.Publish(49, false, 1);
+  const auto end = sender.model()->published();
+  if (!late) join(end);
+  uint64_t attempt = 1;
+  for (const uint64_t version : {50, 50, 51}) {
+    sender.Publish(version, true, ++attempt);
+    if (!late) session->Overtaken(*sender.model()->published());
+  }
+  if (late) {
+    const auto again = sender.model()->At(end->info.identity);
+    REQUIRE(again.ok());
+    join(*again);
+    session->Overtaken(*sender.model()->published());
+  }
+  while (receiver.ends().empty()) REQUIRE(receiver.Step(*session, 0));
+  const size_t part = sender.model()->chunks()[kChunks - 1].offset;
+  CHECK(std::equal(receiver.bytes().begin(), receiver.bytes().begin() + part,
+                   sender.content(49).begin()));
+}
+
 TEST_CASE("pull: what is kept for pulls is at most one more model") {
   PublishedModel sender(kChunks, 57, {.delta_log_bytes = 1});
   sender.Publish(1);

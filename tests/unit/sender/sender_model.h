@@ -27,8 +27,8 @@ inline bool NeverGone() { return false; }
 class SenderModel {
  public:
   explicit SenderModel(ModelOptions options = {}, std::vector<ChunkRange> owned = {},
-                       std::vector<SideFile> side_files = {})
-      : options_(options) {
+                       std::vector<SideFile> side_files = {}, size_t threads = 2)
+      : pool_(threads), options_(options) {
     const Layout layout = TestLayout();
     auto model = Model::Create("m", dir_.path() / "m", layout,
                                *Coverage::Create(owned, ChunkTable::Create(layout)->size()),
@@ -89,7 +89,7 @@ class SenderModel {
 
  private:
   TempDir dir_;
-  ThreadPool pool_{2};
+  ThreadPool pool_;
   ModelOptions options_;
   std::shared_ptr<Model> model_;
 };
