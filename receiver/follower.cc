@@ -66,7 +66,7 @@ Follower::Time Follower::NextNeed() const {
   for (const Agent& a : agents_) {
     next = std::min(
         next, !a.attaching ? a.attach_at : std::min(a.heard_at + kSilence, a.sent_at + kBeat));
-    if (a.broken) next = Time::min();
+    if (a.broken) next = Time();
   }
   return next;
 }
@@ -180,15 +180,6 @@ StateId Follower::OldestNewest() const {
   StateId oldest = agents_.front().newest.id;
   for (const Agent& a : agents_) oldest = std::min(oldest, a.newest.id);
   return oldest;
-}
-
-Hash128 Follower::lineage() const {
-  std::vector<Hash128> lineages;
-  for (const Agent& a : agents_) {
-    if (a.newest.empty()) return {};
-    lineages.push_back(a.newest.lineage);
-  }
-  return CombineLineages(std::move(lineages));
 }
 
 Follower::Choice Follower::Next(const Situation& s, Time now) const {

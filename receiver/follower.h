@@ -96,8 +96,6 @@ class Follower {
   Choice Next(const Situation& situation, Time now) const;
   /// The newest state that all agents have under one attempt; null while there is none.
   std::optional<Target> Common() const;
-  /// Lineages of all agents' newest, combined; zero while one has published nothing.
-  Hash128 lineage() const;
   void PullEnded(const Status& status, Time now);
   std::string NewestOfEach() const;
 

@@ -1,7 +1,7 @@
 // The last deltas that a replica applied, one pull each, for the codec tight (docs/wire_format.md,
 // "History"). Memory only: a restarted receiver has none and gets payloads that need none.
-// Owner: a Replica, under its buffer lock; a sink records into the builder from many threads.
-// Cost: at most its limit, and half as much again while a pull runs.
+// Owner: a Replica, whose driving thread alone uses it; a sink records into the builder from many
+// threads. Cost: at most its limit, and half as much again while a pull runs.
 #pragma once
 
 #include <cstdint>

@@ -16,11 +16,6 @@ constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::milliseconds kUnregisteredPause{200};
 constexpr std::chrono::milliseconds kCheckEvery{1000};
 
-int64_t UnixNanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(WallClock::now().time_since_epoch())
-      .count();
-}
-
 Buffer::Options BufferOptionsOf(const ReplicaOptions& o, ThreadPool& pool) {
   return {.buffers = o.buffers,
           .huge_pages = o.huge_pages,

@@ -15,11 +15,6 @@ using Clock = SteadyClock;
 // A sender that leaves something out of a delta may do so every time.
 constexpr int kMismatchesBeforeFull = 2;
 
-int64_t UnixNanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(WallClock::now().time_since_epoch())
-      .count();
-}
-
 }  // namespace
 
 void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {

@@ -83,7 +83,8 @@ class Agent : public net::PullSource {
   Attachments& attachments() { return attachments_; }
   const Attachments& attachments() const { return attachments_; }
 
-  /// Ends every wait and every pull; nothing is published any more. Does not wait for streams.
+  /// Ends every wait and every pull; what is being published now is the last. Does not wait for
+  /// streams.
   void Stop();
   const SenderOptions& options() const { return options_; }
 

@@ -150,7 +150,7 @@ void Halves::LetGoOf(uint64_t client, uint32_t rank) {
 
 bool Halves::Suspect(uint32_t half) const {
   std::lock_guard lock(mu_);
-  return halves_[half].suspect || !halves_[half].writers.empty();
+  return IsSuspect(half);
 }
 
 std::string Halves::WritersOf(uint32_t half) const {
@@ -200,7 +200,7 @@ Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
   std::string writers;
   {
     std::lock_guard lock(mu_);
-    if (!halves_[half].suspect && halves_[half].writers.empty()) return absl::OkStatus();
+    if (!IsSuspect(half)) return absl::OkStatus();
     writers = WritersOf(half);
   }
   FileLease lease(files_[half].fd());

@@ -1,8 +1,8 @@
 // A model's two halves: the files, what each of them wholly is, who reads it (leases of pulls), and
 // who was granted it for writing. A writer that never said that it is done may write at any time,
 // so its half is granted again only when nobody else has the file open; else a fresh file takes its
-// place ("fencing", docs/lifecycle.md). Owner: the Model. Threads: any; PrepareWrite, Replace and
-// Commit by one at a time. Its lock is a leaf. Cost: two halves. Errors name model and file.
+// place ("fencing", docs/lifecycle.md). Owner: the Model. Threads: any; Drain to Commit by
+// one at a time. Its lock is a leaf. Cost: two halves. Errors name model and file.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@
 
 namespace deltawire::sender {
 
-/// What a half is; each state goes to the next, a failed Prepare back to where it was:
+/// What a half is; each state goes to the next, a failed Drain or Fence back to where it was:
 ///   kIdle -> kTaken (no new lease) -> kGranted (written) -> kIdle (whole)
 enum class HalfUse : uint8_t { kIdle, kTaken, kGranted };
 
@@ -101,7 +101,11 @@ class Halves {
  private:
   Halves(Place place, StateFile state, std::vector<BufferFile> files, bool fresh);
   Status Replace(uint32_t half);
-  std::string WritersOf(uint32_t half) const;  // REQUIRES: mu_ held
+  // REQUIRES: mu_ held.
+  std::string WritersOf(uint32_t half) const;
+  bool IsSuspect(uint32_t half) const {
+    return halves_[half].suspect || !halves_[half].writers.empty();
+  }
 
   const Place place_;
   StateFile state_;

@@ -144,7 +144,7 @@ class Model {
   uint64_t log_limit() const { return store_->log_limit(); }
   GpuDiff::Counts gpu_counts() const;
 
-  /// Wakes everything that waits; nothing is published any more.
+  /// Wakes everything that waits; what is being published now is the last.
   void Stop();
 
  private:

@@ -16,11 +16,6 @@ using Clock = SteadyClock;
 
 constexpr std::chrono::milliseconds kNothingToScrub{500};
 
-int64_t UnixNanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(WallClock::now().time_since_epoch())
-      .count();
-}
-
 /// Agents that roll back to the same version, published by the same attempt, get the same one, so
 /// that a receiver can put their parts together.
 uint64_t RollbackAttempt(const Identity& target, uint64_t epoch) {

@@ -1,5 +1,4 @@
 // The orchestrators' service.
-#include <thread>
 
 #include "common/base/human.h"
 #include "proto/convert.h"

@@ -26,3 +26,14 @@ using WallClock = std::chrono::system_clock;
 }  // namespace deltawire
 
 #endif
+
+#include <cstdint>
+
+namespace deltawire {
+
+inline int64_t UnixNanos() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(WallClock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace deltawire

@@ -1,7 +1,7 @@
 // One version's delta: for every changed chunk an encoded payload, or a note that it goes whole.
 // Immutable once built, held by shared_ptr: streams send straight from its memory, so eviction from
 // the log never pulls bytes from under a send. Built by many threads through DeltaBuilder.
-// Cost: payload bytes plus 48 per changed chunk. Payloads: docs/delta_format.md.
+// Cost: payload bytes plus 56 per changed chunk. Payloads: docs/delta_format.md.
 #pragma once
 
 #include <cstdint>

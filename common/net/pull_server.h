@@ -38,7 +38,7 @@ class PullSession {
 
   virtual uint32_t chunks() const = 0;  ///< entries that Have must carry
 
-  /// What the receiver holds; called once, before any Next.
+  /// What the receiver holds; called once. Other streams may ask for frames before: there are none.
   virtual Status Start(const wire::Have& have) = 0;
 
   /// The next frame of `stream`, kEnd included; nullopt when there is nothing to send yet, in which

@@ -1,6 +1,6 @@
 // How many bytes of each chunk a copy into a tensor writes: what ranks tell the agent, so that it
 // can diff a chunk as soon as all of it is there. Exact for boxes and for strided copies; the sums
-// over ranks whose parts tile a tensor are its chunks' sizes. Pure but for the counter's own sums.
+// over ranks whose parts tile a tensor are its chunks' sizes. Pure.
 // Threads: a ChunkBytes has one user at a time. Cost: some multiplications for each chunk touched.
 #pragma once
 

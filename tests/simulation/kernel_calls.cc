@@ -109,8 +109,13 @@ int __wrap_fcntl(int fd, int command, ...) {
   void* argument = va_arg(args, void*);
   va_end(args);
   if (command == F_SETLEASE) Step("lease");
-  const int result = __real_fcntl(fd, command, argument);
   Process* process = ThisProcess();
+  const bool wanted = command == F_SETLEASE && argument == reinterpret_cast<void*>(F_WRLCK);
+  if (wanted && process != nullptr && !process->leases()) {
+    errno = EINVAL;
+    return -1;
+  }
+  const int result = __real_fcntl(fd, command, argument);
   if (process != nullptr && result >= 0 && (command == F_DUPFD || command == F_DUPFD_CLOEXEC)) {
     process->Opened(result);
   }

@@ -37,6 +37,9 @@ class Process {
   void KillAfter(uint64_t points) { points_left_ = points; }
   /// True when this point is that one.
   bool Due() { return points_left_ != 0 && --points_left_ == 0; }
+  /// As fs.leases-enable: none is granted from now on.
+  void DenyLeases() { leases_ = false; }
+  bool leases() const { return leases_; }
   /// Called when it has been killed.
   void OnDeath(std::function<void()> then) { on_death_.push_back(std::move(then)); }
 
@@ -55,6 +58,7 @@ class Process {
   void ReleaseAll();
 
   const std::string name_;
+  bool leases_ = true;
   bool alive_ = true;
   uint64_t points_left_ = 0;
   std::set<int> fds_;

@@ -30,6 +30,7 @@ ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<S
 
 void ReceiverNode::Start() {
   process = std::make_shared<Process>(name);
+  if (!settings_.leases) process->DenyLeases();
   replica_ = nullptr;
   stopping_ = false;
   calls_ = 0;

@@ -21,6 +21,7 @@ struct ReceiverSettings {
   uint64_t staging_bytes = 1 << 20;
   uint64_t history_bytes = 0;
   uint64_t scrub_bytes_per_s = 0;
+  bool leases = true;  ///< the kernel tells who has a file open
   UpstreamOptions upstream;
 };
 
@@ -33,6 +34,11 @@ class ReceiverNode : public Node {
   void Start();
   /// In its own fiber, as by SIGTERM.
   void Stop();
+  /// From now on, also for those that come after it.
+  void DenyLeases() {
+    settings_.leases = false;
+    process->DenyLeases();
+  }
   void SetPaused(bool paused);
   /// An operator's `sync` (full or not) and `verify`, in fibers of the process.
   void Sync(bool full);
@@ -68,7 +74,7 @@ class ReceiverNode : public Node {
   const std::vector<SenderNode*> senders_;
   const std::filesystem::path directory_;
   const std::string weights_;  // their path
-  const ReceiverSettings settings_;
+  ReceiverSettings settings_;
   Random random_;
   uint64_t starts_ = 0;
   receiver::Replica* replica_ = nullptr;

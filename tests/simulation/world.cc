@@ -98,6 +98,7 @@ void World::DrawReceivers() {
     s.staging_bytes = random_.Chance(0.2) ? 300 : 1 << 20;
     s.history_bytes = random_.Chance(0.5) ? 1 << 20 : 0;
     s.scrub_bytes_per_s = random_.Chance(0.2) ? 20'000 : 0;
+    s.leases = !random_.Chance(0.05);
     s.upstream.lost_events = random_.Chance(0.2) ? 0.05 : 0;
     s.upstream.drop_attempts = options_.plant == Plant::kDropAttempt;
     s.upstream.numbers_only = options_.plant == Plant::kNumbersOnly;
@@ -183,6 +184,7 @@ void World::TroubleReceiver(ReceiverNode& receiver) {
   if (random_.Chance(0.03)) receiver.SetPaused(random_.Chance(0.5));
   if (random_.Chance(0.02)) receiver.Sync(random_.Chance(0.5));
   if (random_.Chance(0.02)) receiver.Verify(random_.Chance(0.5));
+  if (random_.Chance(0.002)) receiver.DenyLeases();
   if (!random_.Chance(kills_)) return;
   switch (random_.Below(4)) {
     case 0:
