@@ -61,12 +61,28 @@ void Agent::DoChores() {
   // A ticket's life and a broken stream's are seconds; this only bounds how long they stay on.
   constexpr std::chrono::milliseconds kSweep{500};
   Chores& c = *chores_;
+  std::vector<std::pair<Thread, std::shared_ptr<Leaving>>> burials;
   std::unique_lock lock(c.mu);
   while (!c.stopping || !c.models.empty()) {
     auto doomed = std::exchange(c.models, {});
     lock.unlock();
-    for (auto& [model, leaving] : doomed) Bury(std::move(model), *leaving);
+    for (auto& [model, leaving] : doomed) {
+      // One that is publishing goes when it has published; the others need not wait for it.
+      burials.emplace_back(Thread([model = model, leaving = leaving]() mutable {
+                             Bury(std::move(model), *leaving);
+                           }),
+                           leaving);
+      model.reset();
+    }
     doomed.clear();
+    std::erase_if(burials, [](auto& burial) {
+      {
+        std::lock_guard gone(burial.second->mu);
+        if (!burial.second->gone) return false;
+      }
+      burial.first.join();
+      return true;
+    });
     const bool pulls = Sweep();
     lock.lock();
     const auto woken = [&c] { return c.stopping || c.opened || !c.models.empty(); };
@@ -78,6 +94,8 @@ void Agent::DoChores() {
     c.opened = false;
   }
   c.closed = true;
+  lock.unlock();
+  for (auto& [thread, leaving] : burials) thread.join();
 }
 
 void Agent::Bury(std::shared_ptr<Model> model, Leaving& leaving) {
@@ -137,6 +155,11 @@ VersionInfo Agent::InfoOf(const Model& model, const Published* state) {
 }
 
 void Agent::Changed(const Model& model) {
+  {
+    std::lock_guard lock(mu_);
+    const auto it = models_.find(model.name());
+    if (it == models_.end() || it->second.model.get() != &model) return;  // replaced meanwhile
+  }
   const auto newest = model.published();
   attachments_.Publish(model.name(), InfoOf(model, newest.get()));
   if (newest == nullptr) return;

@@ -86,8 +86,8 @@ class Model {
   const Coverage& owned() const { return owned_; }
   uint64_t owned_bytes() const { return owned_bytes_; }
   ThreadPool& pool() { return pool_; }
-  /// A pull that may have to go back from what is published while it runs, by the deltas: +1 when
-  /// it is made, -1 when it is gone.
+  /// Pulls that end at a state whose half is written to while they run: they go back to it by the
+  /// deltas since, so these are kept whole, whatever their size.
   void CountPull(int change) { pulls_ += change; }
   uint64_t digest_seed() const { return key_.seed(); }
   const kernels::DigestKey& key() const { return key_; }

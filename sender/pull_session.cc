@@ -37,11 +37,26 @@ PullSession::PullSession(std::shared_ptr<Model> model, PullTerms terms)
       streams_(terms_.streams),
       pinned_(terms_.pinned),
       last_heard_(created_) {
-  model_->CountPull(1);
-  if (pinned_ != nullptr) bytes_.Pin(pinned_);
+  if (pinned_ == nullptr) return;
+  bytes_.Pin(pinned_);
+  NeedWayBack();
 }
 
-PullSession::~PullSession() { model_->CountPull(-1); }
+PullSession::~PullSession() {
+  if (needs_way_back_) model_->CountPull(-1);
+}
+
+void PullSession::NeedWayBack() {
+  if (!needs_way_back_.exchange(true)) model_->CountPull(1);
+}
+
+void PullSession::Overtaken(const Published& newest) {
+  {
+    std::lock_guard lock(mu_);
+    if (first_ != nullptr && end_ == nullptr && newest.serial > first_->serial) NeedWayBack();
+  }
+  bytes_.Overtaken(newest);
+}
 
 Status PullSession::Reserve(uint16_t stream, uint16_t streams) {
   std::lock_guard lock(mu_);

@@ -78,7 +78,7 @@ class PullSession : public net::PullSession {
   bool CutIfLate(SteadyClock::time_point now);
   /// `newest` has been published: what leads back from it to the pull's end must be kept.
   /// Takes a while, and the model's pool, when the deltas since have become too many.
-  void Overtaken(const Published& newest) { bytes_.Overtaken(newest); }
+  void Overtaken(const Published& newest);
 
   const std::string& receiver_id() const { return terms_.receiver_id; }
   const std::string& peer() const { return terms_.peer; }
@@ -134,6 +134,8 @@ class PullSession : public net::PullSession {
   net::OutFrame MakeEnd() const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
   ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
+  /// From here on this pull ends at a state whose bytes will be written over.
+  void NeedWayBack();
   bool Suspect(uint32_t chunk) const;
   void Count(size_t form, size_t bytes);
   void FrameTaken(Stream& stream);  // REQUIRES: mu_ held
@@ -159,6 +161,7 @@ class PullSession : public net::PullSession {
   std::shared_ptr<const Published> pinned_;
   std::shared_ptr<const Published> end_;
   SteadyClock::time_point last_heard_;
+  std::atomic<bool> needs_way_back_{false};
   std::atomic<uint64_t> bytes_sent_{0};
   std::array<std::atomic<uint64_t>, CodecCounts::kForms> form_chunks_{}, form_bytes_{};
   std::atomic<double> tight_work_{0};  // that the receiver has to decode

@@ -18,7 +18,7 @@ void Ledger::Offer(uint64_t version, const Content& content) {
   Entry& entry = entries_[Xxh3(content)];
   entry.content = content;
   entry.versions.push_back(version);
-  roots_.insert(Root(content));
+  roots_[Root(content)].insert(version);
 }
 
 const std::vector<uint64_t>* Ledger::Find(Bytes content) const {

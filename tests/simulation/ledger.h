@@ -29,15 +29,17 @@ class Ledger {
   const std::vector<uint64_t>* Find(Bytes content) const;
   /// Which tensors are of which offered versions, for a report.
   std::string Explain(Bytes content) const;
-  /// Whether somebody has offered a state with this root.
-  bool HasRoot(uint64_t root) const { return roots_.contains(root); }
+  /// Whether somebody has offered a state with this root under this number.
+  bool IsOffered(uint64_t version, uint64_t root) const {
+    const auto it = roots_.find(root);
+    return it != roots_.end() && it->second.contains(version);
+  }
+  uint64_t Root(Bytes content) const;
 
   const Layout& layout() const { return layout_; }
   const ChunkTable& chunks() const { return chunks_; }
 
  private:
-  uint64_t Root(Bytes content) const;
-
   struct Entry {
     Content content;
     std::vector<uint64_t> versions;
@@ -46,7 +48,7 @@ class Ledger {
   const ChunkTable chunks_;
   const kernels::DigestKey key_;
   std::map<uint64_t, Entry> entries_;  // by XXH3
-  std::set<uint64_t> roots_;
+  std::map<uint64_t, std::set<uint64_t>> roots_;  // and the versions that had them
 };
 
 /// A few small tensors of several types; one in three has more than one chunk.

@@ -98,9 +98,9 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
   while (const auto commit = replica.WaitCommit(seen, [this] { return stopping_; })) {
     seen = commit->serial;
     const Identity& id = commit->id;
-    if (!ledger_.HasRoot(id.root)) {
+    if (!ledger_.IsOffered(id.id.version, id.root)) {
       Scheduler::current()->Fail(
-          fmt::format("{} committed {}, which nobody offered", name, ToString(id)));
+          fmt::format("{} committed {}, which nobody offered", name, DescribeFully(id)));
     }
     if (IsLater(committed_, id)) {
       Scheduler::current()->Fail(
@@ -109,7 +109,24 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
     committed_ = id;
     longest_gap_ = longest_gap();
     last_commit_ = Scheduler::current()->now();
+    if (!ShowsWhatItSays(replica, id)) {
+      Scheduler::current()->Fail(
+          fmt::format("{} says that it holds {}, and its file has other bytes", name,
+                      DescribeFully(id)));
+    }
   }
+}
+
+bool ReceiverNode::ShowsWhatItSays(receiver::Replica& replica, const Identity& id) const {
+  // A newer version has the name for a moment before it is said.
+  for (int looks = 0; looks < 20; ++looks) {
+    if (!(replica.status().committed == id)) return true;
+    bool other = false;
+    SeeNamed([&](Bytes named) { other = ledger_.Root(named) != id.root; });
+    if (!other) return true;
+    Scheduler::current()->Sleep(std::chrono::milliseconds(50));
+  }
+  return false;
 }
 
 void ReceiverNode::Operate(std::function<void(receiver::Replica&)> call) {

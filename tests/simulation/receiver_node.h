@@ -64,6 +64,8 @@ class ReceiverNode : public Node {
   void Main();
   /// What an orchestrator sees: each commit is an offered state, and versions rise.
   void WatchCommits(receiver::Replica& replica);
+  /// Whether the file under the name is what the replica says it holds, or soon says another.
+  bool ShowsWhatItSays(receiver::Replica& replica, const Identity& id) const;
   void Operate(std::function<void(receiver::Replica&)> call);
   Bytes Data(Bytes file) const;
   /// Calls `see` with the bytes under the name, if there are any.
