@@ -5,21 +5,13 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
+#include "tests/support/bad_memory.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::testing {
 namespace {
 
 constexpr const char* kModel = "m";
-
-// The weight file's bytes, changed behind the receiver's back.
-void Corrupt(const std::filesystem::path& file, uint64_t offset) {
-  std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
-  f.seekg(static_cast<std::streamoff>(offset));
-  const char byte = static_cast<char>(f.get());
-  f.seekp(static_cast<std::streamoff>(offset));
-  f.put(static_cast<char>(byte ^ 0x10));
-}
 
 v1::VerifyResponse Verify(ReceiverProcess& receiver, bool repair) {
   v1::VerifyRequest request;
@@ -216,12 +208,13 @@ TEST_CASE("tensors declared unchanged are carried over") {
 TEST_CASE("memory that went bad is found by verify and repaired alone") {
   ShmDir root;
   SenderProcess sender(root.path());
-  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel);
+  // With two files the chunk would come from the other one.
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel, {"--buffers", "1"});
   Trainer trainer(sender.socket(), kModel, 16, 7);
   REQUIRE(trainer.Publish(1).ok());
   REQUIRE(receiver.WaitCommitted(1));
   const auto file = receiver.dir() / "model.safetensors";
-  Corrupt(file, 4096 + 3'000'000);
+  FlipByte(file, 4096 + 3'000'000);
   const auto found = Verify(receiver, false);
   CHECK(found.bad_chunks() == 1);
   REQUIRE(found.bad_tensors_size() == 1);
@@ -233,7 +226,7 @@ TEST_CASE("memory that went bad is found by verify and repaired alone") {
   CHECK(receiver.Status().last_pull().chunks_full() == 1);
 
   // A delta checks what it changes and not what it passes by; verify still finds the rest.
-  Corrupt(file, 4096 + 9'000'000);
+  FlipByte(file, 4096 + 9'000'000);
   trainer.Step();
   REQUIRE(trainer.Publish(2).ok());
   REQUIRE(receiver.WaitCommitted(2));

@@ -2,9 +2,9 @@
 #include <grpcpp/grpcpp.h>
 
 #include <catch2/catch.hpp>
-#include <fstream>
 
 #include "common/layout/model_dir.h"
+#include "tests/support/bad_memory.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::testing {
@@ -12,17 +12,6 @@ namespace {
 
 constexpr const char* kModel = "m";
 const std::vector<std::string> kScrub = {"--scrub-bytes-per-s", "10GB"};
-
-/// Flips a bit of the byte at `offset` of the data section, which ends the file.
-void Flip(const std::filesystem::path& file, const Layout& layout, uint64_t offset) {
-  std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
-  const auto at =
-      static_cast<std::streamoff>(offset) - static_cast<std::streamoff>(layout.total_bytes());
-  f.seekg(at, std::ios::end);
-  const char byte = static_cast<char>(f.get());
-  f.seekp(at, std::ios::end);
-  f.put(static_cast<char>(byte ^ 0x10));
-}
 
 std::filesystem::path ActiveHalf(SenderProcess& sender, bool other = false) {
   const auto dir = sender.dir() / kModel;

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "common/layout/model_dir.h"
+#include "tests/support/bad_memory.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::testing {
@@ -21,18 +22,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModel = "m";
 const char* const kWeights = "model.safetensors";
-
-/// Flips a bit of the byte at `offset` of the data section, which ends the file.
-void Flip(const fs::path& file, const Layout& layout, uint64_t offset) {
-  std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
-  const auto at =
-      static_cast<std::streamoff>(offset) - static_cast<std::streamoff>(layout.total_bytes());
-  f.seekg(at, std::ios::end);
-  const char byte = static_cast<char>(f.get());
-  f.seekp(at, std::ios::end);
-  f.put(static_cast<char>(byte ^ 0x10));
-  REQUIRE(f.flush());
-}
 
 fs::path ActiveHalf(SenderProcess& sender) {
   const auto dir = sender.dir() / kModel;

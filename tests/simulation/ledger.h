@@ -47,7 +47,7 @@ class Ledger {
   const Layout layout_;
   const ChunkTable chunks_;
   const kernels::DigestKey key_;
-  std::map<uint64_t, Entry> entries_;  // by XXH3
+  std::map<uint64_t, Entry> entries_;             // by XXH3
   std::map<uint64_t, std::set<uint64_t>> roots_;  // and the versions that had them
 };
 

@@ -110,9 +110,8 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
     longest_gap_ = longest_gap();
     last_commit_ = Scheduler::current()->now();
     if (!ShowsWhatItSays(replica, id)) {
-      Scheduler::current()->Fail(
-          fmt::format("{} says that it holds {}, and its file has other bytes", name,
-                      DescribeFully(id)));
+      Scheduler::current()->Fail(fmt::format(
+          "{} says that it holds {}, and its file has other bytes", name, DescribeFully(id)));
     }
   }
 }

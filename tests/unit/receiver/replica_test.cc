@@ -9,6 +9,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 
+#include "tests/support/bad_memory.h"
 #include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
@@ -323,12 +324,7 @@ TEST_CASE("verify finds what memory lost, repairs it, and ends when its caller h
   REQUIRE(s.Reaches(s.agent().identity()));
   CHECK(s.replica->Verify(false, kStays)->bad_chunks == 0);
   CHECK(s.replica->Verify(false, [] { return true; }).status().code() == StatusCode::kCancelled);
-  {
-    std::fstream file(s.dir.path() / "model.safetensors",
-                      std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(-3, std::ios::end);
-    file.put('\x55');
-  }
+  testing::FlipByte(s.dir.path() / "model.safetensors", -3);
   const auto found = s.replica->Verify(false, kStays);
   REQUIRE(found.ok());
   CHECK(found->bad_tensors == std::vector<std::string>{"t5"});
