@@ -223,7 +223,8 @@ TEST_CASE("memory that went bad is found by verify and repaired alone") {
   CHECK(repaired.repaired());
   CHECK(Verify(receiver, false).bad_chunks() == 0);
   CHECK(trainer.Compare(receiver.dir()) == "");
-  CHECK(receiver.Status().last_pull().chunks_full() == 1);
+  // Not what the last pull brought: the sync behind verify may find that following was faster.
+  CHECK(receiver.Status().repaired_chunks() == 1);
 
   // A delta checks what it changes and not what it passes by; verify still finds the rest.
   FlipByte(file, 4096 + 9'000'000);
