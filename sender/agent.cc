@@ -67,12 +67,12 @@ void Agent::DoChores() {
     auto doomed = std::exchange(c.models, {});
     lock.unlock();
     for (auto& [model, leaving] : doomed) {
-      // One that is publishing goes when it has published; the others need not wait for it.
-      burials.emplace_back(Thread([model = model, leaving = leaving]() mutable {
+      // One that is publishing goes when it has published; the others need not wait for it. The
+      // thread has the last reference: one kept here would outlive the word that it is gone.
+      burials.emplace_back(Thread([model = std::move(model), leaving = leaving]() mutable {
                              Bury(std::move(model), *leaving);
                            }),
                            leaving);
-      model.reset();
     }
     doomed.clear();
     std::erase_if(burials, [](auto& burial) {
