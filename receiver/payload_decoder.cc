@@ -18,15 +18,10 @@ using kernels::DecodeStatus;
 using Clock = SteadyClock;
 
 struct Scratch {
-  std::vector<std::byte> old, coder, out;
+  ScratchMemory old, coder, out;
 };
 
 Scratch& ThisThread() { return OfThisThread<Scratch>(); }
-
-MutableBytes Sized(std::vector<std::byte>& memory, size_t bytes) {
-  if (memory.size() < bytes) memory.resize(bytes);
-  return MutableBytes(memory).first(bytes);
-}
 
 void Keep(Bytes fast, PayloadDecoder::Payload& out) {
   out.decoded = std::make_unique_for_overwrite<std::byte[]>(fast.size());
@@ -52,7 +47,7 @@ StatusOr<PayloadDecoder::Payload> PayloadDecoder::ToFast(uint32_t chunk, Bytes p
 Bytes PayloadDecoder::OldBytes(uint32_t chunk, std::span<const Bytes> before) const {
   const Bytes now = buffer_.base(chunk);
   if (before.empty()) return now;
-  const MutableBytes old = Sized(ThisThread().old, now.size());
+  const MutableBytes old = ThisThread().old.Sized(now.size());
   std::memcpy(old.data(), now.data(), now.size());
   uint64_t ignored = 0;
   for (const Bytes& fast : before) {
@@ -86,11 +81,11 @@ PayloadDecoder::Payload PayloadDecoder::Tight(uint32_t chunk, Bytes payload,
     }
   }
   Scratch& s = ThisThread();
-  const MutableBytes fast = Sized(s.out, kernels::MaxEncodedBytes(place.bytes, place.width));
+  const MutableBytes fast = s.out.Sized(kernels::MaxEncodedBytes(place.bytes, place.width));
   size_t bytes = 0;
   if (decoded == DecodeStatus::kOk) {
     decoded = backend_.tight_decode(OldBytes(chunk, before), payload, place.width, history,
-                                    Sized(s.coder, kernels::kTightScratchBytes), fast, &bytes);
+                                    s.coder.Sized(kernels::kTightScratchBytes), fast, &bytes);
   }
   out.fits = decoded == DecodeStatus::kOk;
   if (out.fits) {
@@ -110,7 +105,7 @@ StatusOr<PayloadDecoder::Payload> PayloadDecoder::Dense(uint32_t chunk, Bytes pa
   const Chunk& place = buffer_.chunks()[chunk];
   const auto start = Clock::now();
   const MutableBytes fast =
-      Sized(ThisThread().out, kernels::MaxEncodedBytes(place.bytes, place.width));
+      ThisThread().out.Sized(kernels::MaxEncodedBytes(place.bytes, place.width));
   size_t bytes = 0;
   const auto decoded = DenseDecode(backend_, payload, place.bytes, place.width, fast, &bytes);
   rates_.dense_decode.Add(DenseWork(place.bytes), SecondsSince(start));

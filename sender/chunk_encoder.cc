@@ -18,15 +18,11 @@ using kernels::DecodeStatus;
 using Clock = SteadyClock;
 
 struct Scratch {
-  std::vector<std::byte> base, negated, fold, tight, out;
+  ScratchMemory base, negated, fold, tight, out;
+  std::vector<std::byte> dense;
 };
 
 Scratch& ThisThread() { return OfThisThread<Scratch>(); }
-
-MutableBytes Sized(std::vector<std::byte>& memory, size_t bytes) {
-  if (memory.size() < bytes) memory.resize(bytes);
-  return MutableBytes(memory).first(bytes);
-}
 
 EncodedCache::Value Keep(Codec codec, Bytes payload) {
   auto value = std::make_shared<Encoded>();
@@ -60,11 +56,11 @@ StatusOr<ChunkPayload> ChunkEncoder::Fast(const Job& job) const {
     std::vector<Bytes> parts;
     for (const ChunkDelta* d : job.plan.chain) parts.push_back(d->payload);
     Scratch& s = ThisThread();
-    const MutableBytes out = Sized(s.out, kernels::MaxEncodedBytes(place.bytes, place.width));
+    const MutableBytes out = s.out.Sized(kernels::MaxEncodedBytes(place.bytes, place.width));
     size_t bytes = 0;
     folded =
         model_.backend().fold(parts, place.bytes, place.width,
-                              Sized(s.fold, kernels::FoldScratchBytes(place.width)), out, &bytes);
+                              s.fold.Sized(kernels::FoldScratchBytes(place.width)), out, &bytes);
     return folded == DecodeStatus::kOk ? Keep(Codec::kFast, out.first(bytes)) : nullptr;
   });
   if (value == nullptr) {
@@ -91,14 +87,13 @@ Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {
   const kernels::Backend& backend = model_.backend();
   Scratch& s = ThisThread();
   const Bytes now = model_.half(job.leased.state->half).subspan(place.offset, place.bytes);
-  const MutableBytes base = Sized(s.base, place.bytes);
+  const MutableBytes base = s.base.Sized(place.bytes);
   std::memcpy(base.data(), now.data(), now.size());
-  const MutableBytes negated = Sized(s.negated, kernels::MaxEncodedBytes(place.bytes, place.width));
+  const MutableBytes negated = s.negated.Sized(kernels::MaxEncodedBytes(place.bytes, place.width));
   size_t bytes = 0;
   uint64_t digest = (*job.leased.state->digests)[job.chunk];
-  auto done =
-      backend.negate(fast, place.bytes, place.width,
-                     Sized(s.fold, kernels::FoldScratchBytes(place.width)), negated, &bytes);
+  auto done = backend.negate(fast, place.bytes, place.width,
+                             s.fold.Sized(kernels::FoldScratchBytes(place.width)), negated, &bytes);
   if (done == DecodeStatus::kOk) {
     done = backend.decode_apply(model_.key(), negated.first(bytes), base, place.width, digest,
                                 &digest);
@@ -117,11 +112,11 @@ EncodedCache::Value ChunkEncoder::MakeTight(const Job& job, Bytes fast) const {
   const Bytes base = BaseBytes(job, fast);
   if (base.empty()) return nullptr;
   Scratch& s = ThisThread();
-  const MutableBytes out = Sized(s.out, fast.size());
+  const MutableBytes out = s.out.Sized(fast.size());
   size_t bytes = 0;
   const auto done = model_.backend().tight_encode(
       base, fast, place.width, ClassFunctionOf(model_.layout().tensor(place.tensor).dtype),
-      job.history, Sized(s.tight, kernels::kTightScratchBytes), out, &bytes);
+      job.history, s.tight.Sized(kernels::kTightScratchBytes), out, &bytes);
   if (done != DecodeStatus::kOk) bytes = 0;
   rates_.tight_encode.Add(TightWork(place.bytes, fast.size()), SecondsSince(start));
   rates_.AddTightSize(fast.size(), bytes == 0 ? fast.size() : bytes);
@@ -131,7 +126,7 @@ EncodedCache::Value ChunkEncoder::MakeTight(const Job& job, Bytes fast) const {
 EncodedCache::Value ChunkEncoder::MakeDense(const Job& job, Bytes fast) const {
   const Chunk& place = model_.chunks()[job.chunk];
   const auto start = Clock::now();
-  std::vector<std::byte>& out = ThisThread().out;
+  std::vector<std::byte>& out = ThisThread().dense;
   const size_t bytes =
       DenseEncode(model_.backend(), fast, place.bytes, place.width, place.bytes, out);
   rates_.dense_encode.Add(DenseWork(place.bytes), SecondsSince(start));
