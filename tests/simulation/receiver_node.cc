@@ -33,7 +33,7 @@ void ReceiverNode::Start() {
   if (!settings_.leases) process->DenyLeases();
   replica_ = nullptr;
   stopping_ = false;
-  calls_ = 0;
+  calls_ = full_syncs_ = 0;
   ++starts_;
   process->OnDeath([this] {
     replica_ = nullptr;
@@ -102,11 +102,13 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which nobody offered", name, DescribeFully(id)));
     }
-    if (IsLater(committed_, id)) {
+    // Who asks for all of it takes what the agents have in common, be it older.
+    if (IsLater(committed_, id) && !may_go_back_) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {} after {}", name, ToString(id), ToString(committed_)));
     }
     committed_ = id;
+    if (full_syncs_ == 0) may_go_back_ = false;
     longest_gap_ = longest_gap();
     last_commit_ = Scheduler::current()->now();
     if (!ShowsWhatItSays(replica, id)) {
@@ -146,8 +148,10 @@ void ReceiverNode::SetPaused(bool paused) {
 
 void ReceiverNode::Sync(bool full) {
   Operate([this, full](receiver::Replica& replica) {
+    if (full) ++full_syncs_, may_go_back_ = true;
     (void)replica.Sync(
         full, [](const auto&) {}, [this] { return stopping_; });
+    if (full) --full_syncs_;
   });
 }
 

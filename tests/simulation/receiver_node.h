@@ -62,7 +62,8 @@ class ReceiverNode : public Node {
 
  private:
   void Main();
-  /// What an orchestrator sees: each commit is an offered state, and versions rise.
+  /// What an orchestrator sees: each commit is an offered state, and versions rise, but for an
+  /// operator's full sync.
   void WatchCommits(receiver::Replica& replica);
   /// Whether the file under the name is what the replica says it holds, or soon says another.
   bool ShowsWhatItSays(receiver::Replica& replica, const Identity& id) const;
@@ -82,6 +83,8 @@ class ReceiverNode : public Node {
   receiver::Replica* replica_ = nullptr;
   bool stopping_ = false;
   uint32_t calls_ = 0;  // of operators, that hold the replica
+  uint32_t full_syncs_ = 0;
+  bool may_go_back_ = false;  // a full sync goes on, or no commit was seen since
   Identity committed_;  // as the orchestrator saw it last, over restarts
   Time last_commit_{0}, longest_gap_{0};
   uint64_t last_hash_ = 0;
