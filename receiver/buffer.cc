@@ -331,7 +331,8 @@ StatusOr<Buffer::CaughtUp> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
   CaughtUp caught;
   std::atomic<bool> stopped{false};
   ForEachChunk([&](uint32_t i) {
-    if (stopped || stop()) {
+    // Who looked the name up while this file had it, and opens it only now, must find it whole.
+    if (stopped || (stop() && !slots_[slot].lease.wanted())) {
       stopped = true;
       return;
     }

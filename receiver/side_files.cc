@@ -241,6 +241,9 @@ StatusOr<std::vector<std::string>> SideFileStore::PutBack() {
       continue;
     }
     const auto put = Put(e);
+    if (!put.ok() && !absl::IsDataLoss(put.status()) && !absl::IsNotFound(put.status())) {
+      return put.status();  // no descriptor, no space: it is there to be put back the next time
+    }
     if (!put.ok()) {
       // Nothing is known to be in place: the next commit stages all of them.
       installed_.files.clear();

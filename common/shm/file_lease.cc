@@ -62,8 +62,11 @@ bool HasMapped(pid_t pid, const struct stat& file) {
 }  // namespace
 
 FileLease::Answer FileLease::Try() {
-  if (held_ && ::fcntl(fd_, F_GETLEASE) == F_WRLCK) return Answer::kAlone;
-  held_ = false;
+  if (wanted()) {
+    Release();  // or the opener would wait until the kernel breaks the lease
+    return Answer::kInUse;
+  }
+  if (held_) return Answer::kAlone;
   // SIGIO, which the kernel sends otherwise, would end the process.
   if (::fcntl(fd_, F_SETSIG, SIGURG) != 0 || ::fcntl(fd_, F_SETLEASE, F_WRLCK) != 0) {
     const int err = errno;
@@ -79,6 +82,8 @@ FileLease::Answer FileLease::Try() {
   Release();
   return Answer::kInUse;
 }
+
+bool FileLease::wanted() const { return held_ && ::fcntl(fd_, F_GETLEASE) != F_WRLCK; }
 
 void FileLease::Release() {
   if (!held_) return;

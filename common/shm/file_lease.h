@@ -39,6 +39,8 @@ class FileLease {
   /// Idempotent. Those who wait to open the file go on.
   void Release();
   bool held() const { return held_; }
+  /// It is held, and somebody waits for Release to open the file.
+  bool wanted() const;
   /// Why the last Try was kUnsupported.
   const std::string& reason() const { return reason_; }
 

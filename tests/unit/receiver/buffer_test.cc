@@ -2,6 +2,8 @@
 #include "receiver/buffer.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -13,10 +15,13 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "common/layout/root.h"
+#include "receiver/buffer_names.h"
 #include "tests/support/file_user.h"
 #include "tests/support/temp_dir.h"
 
@@ -207,6 +212,48 @@ TEST_CASE("two files: the name is always there, readers keep what they opened, o
   s.Restart();
   CHECK(s.buffer->committed() == Setup::At(*s.buffer, 14));
   REQUIRE(s.Update(15) == absl::OkStatus());
+}
+
+/// Whether somebody waits to open a file that another has a lease of.
+bool SomebodyWaits(const fs::path& path) {
+  struct stat file;
+  REQUIRE(::stat(path.c_str(), &file) == 0);
+  std::ifstream locks("/proc/locks");
+  for (std::string line; std::getline(locks, line);) {
+    const bool it = line.find(fmt::format(":{} ", file.st_ino)) != std::string::npos;
+    if (it && line.find("BREAKING") != std::string::npos) return true;
+  }
+  return false;
+}
+
+TEST_CASE("two files: the other one is brought up to its end when somebody waits to open it") {
+  Setup s({.buffers = 2, .huge_pages = false});
+  for (const uint64_t version : {2, 3}) {
+    REQUIRE(s.Update(version) == absl::OkStatus());
+    REQUIRE(s.buffer->CatchUp({}, [] { return false; })->whole);
+  }
+  REQUIRE(s.Update(4) == absl::OkStatus());
+  fs::path hidden = s.dir.path() / kHidden[0];
+  if (!fs::exists(hidden)) hidden = s.dir.path() / kHidden[1];
+  const fs::path copy = s.dir.path() / "seen";
+  std::thread opener;
+  std::once_flag once;
+  const auto caught = s.buffer->CatchUp({}, [&] {
+    // As one does who looked the name up before this file lost it.
+    std::call_once(once, [&] {
+      opener = std::thread([&] {
+        std::ofstream(copy, std::ios::binary) << std::ifstream(hidden, std::ios::binary).rdbuf();
+      });
+      while (!SomebodyWaits(hidden)) ::sched_yield();
+    });
+    return true;
+  });
+  opener.join();
+  REQUIRE(caught.ok());
+  CHECK(caught->whole);
+  uint64_t version = 0;
+  CHECK(Torn(copy, s.buffer->layout(), s.buffer->chunks(), &version) == "");
+  CHECK(version == 4);
 }
 
 TEST_CASE("two files: the deltas of a version bring the other file to it, or a copy does") {
@@ -403,6 +450,13 @@ TEST_CASE("side files come and go with their version, and are put back") {
     CHECK(s.Update(3, {{"../x", ""}}).code() == StatusCode::kInvalidArgument);
     CHECK(s.Update(3, {{"config.json", "three"}}) == absl::OkStatus());
     CHECK_FALSE(fs::exists(s.dir.path() / "new.json"));
+    // What is in its way may go: it is not forgotten meanwhile.
+    fs::remove(s.dir.path() / "config.json");
+    fs::create_directories(s.dir.path() / "config.json" / "in the way");
+    CHECK_FALSE(s.buffer->Check().ok());
+    fs::remove_all(s.dir.path() / "config.json");
+    CHECK(s.buffer->Check()->put_back == std::vector<std::string>{"config.json"});
+    CHECK(ReadFile(s.dir.path() / "config.json") == "three");
   }
 }
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdarg>
 #include <functional>
 
@@ -133,32 +134,61 @@ TEST_CASE("a second descriptor of the same process counts") {
   CHECK(file.lease.Try() == Answer::kAlone);
 }
 
+/// A process that opens the file, reads its first byte and says it.
+class Opener {
+ public:
+  explicit Opener(const fs::path& path) {
+    REQUIRE(::pipe(opened_) == 0);
+    child_ = ::fork();
+    REQUIRE(child_ >= 0);
+    if (child_ != 0) return;
+    const int fd = ::open(path.c_str(), O_RDONLY);
+    char byte = 0;
+    if (::pread(fd, &byte, 1, 0) != 1 || ::write(opened_[1], &byte, 1) != 1) ::_exit(1);
+    ::_exit(0);
+  }
+  ~Opener() {
+    int status = 0;
+    CHECK(::waitpid(child_, &status, 0) == child_);
+    CHECK(status == 0);
+    ::close(opened_[0]);
+    ::close(opened_[1]);
+  }
+  char Read() {
+    char byte = 0;
+    REQUIRE(::read(opened_[0], &byte, 1) == 1);
+    return byte;
+  }
+
+ private:
+  int opened_[2];
+  pid_t child_ = -1;
+};
+
 TEST_CASE("one who opens it meanwhile waits, hurts nobody, and goes on when it is released") {
   const TempDir temp;
   Owned file(temp.path());
   REQUIRE(file.lease.Try() == Answer::kAlone);
-  int opened[2];
-  REQUIRE(::pipe(opened) == 0);
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    const int fd = ::open(file.path.c_str(), O_RDONLY);
-    char byte = 0;
-    if (::pread(fd, &byte, 1, 0) != 1 || ::write(opened[1], &byte, 1) != 1) ::_exit(1);
-    ::_exit(0);
-  }
+  Opener opener(file.path);
   // The lease says that it is wanted once the opener waits; the signal for it has no effect.
   while (::fcntl(file.fd.get(), F_GETLEASE) == F_WRLCK) ::sched_yield();
   file.map.base()[0] = std::byte{7};
   file.lease.Release();
-  char byte = 0;
-  REQUIRE(::read(opened[0], &byte, 1) == 1);
-  CHECK(byte == 7);
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
-  ::close(opened[0]);
-  ::close(opened[1]);
+  CHECK(opener.Read() == 7);
+}
+
+TEST_CASE("asking again lets one go on who waits to open it") {
+  const TempDir temp;
+  Owned file(temp.path());
+  REQUIRE(file.lease.Try() == Answer::kAlone);
+  Opener opener(file.path);
+  while (::fcntl(file.fd.get(), F_GETLEASE) == F_WRLCK) ::sched_yield();
+  CHECK(file.lease.Try() == Answer::kInUse);
+  CHECK_FALSE(file.lease.held());
+  // Otherwise the kernel would break the lease, after fs.lease-break-time (45 s as a rule).
+  const auto start = std::chrono::steady_clock::now();
+  opener.Read();
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
 TEST_CASE("where leases are not to be had it says why") {
