@@ -82,7 +82,7 @@ Status ExportShards(const ConvertOptions& o, const mcore::HfModel& model, const 
 Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& from,
                   const fs::path& to, ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel,
-                      mcore::ParallelConfig::Parse(o.parallel));
+                      mcore::ParallelConfig::Open(o.parallel));
   DW_ASSIGN_OR_RETURN(const ModelDir hf, ModelDir::Open(from));
   DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(parallel, &hf.layout()));
   return ShardDir::Write(to, plan, hf, pool);

@@ -122,7 +122,7 @@ StatusOr<Exit> RunPlan(const PlanOptions& o) {
   const std::vector<fs::path> dirs(o.families.begin(), o.families.end());
   DW_ASSIGN_OR_RETURN(const mcore::HfModel model, mcore::HfModel::Open(o.hf, o.family, dirs));
   DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel,
-                      mcore::ParallelConfig::Parse(o.parallel));
+                      mcore::ParallelConfig::Open(o.parallel));
   const auto start = std::chrono::steady_clock::now();
   StatusOr<mcore::Plan> plan = model.PlanFor(parallel);
   if (!plan.ok()) return plan.status();

@@ -1,7 +1,7 @@
-// OfThisThread<T>(): one T for each thread, made when it first asks; ScratchMemory, what such a T is
-// made of. Apart from sync.h, which is everywhere. In a simulated build a thread is a fiber, and has
-// its own as well.
-// Owner: the thread. Cost: as thread_local; memory is made once for the largest that was asked for.
+// OfThisThread<T>(): one T for each thread, made when it first asks; ScratchMemory, what such a T
+// is made of. Apart from sync.h, which is everywhere. In a simulated build a thread is a fiber, and
+// has its own as well. Owner: the thread. Cost: as thread_local; memory is made once for the
+// largest that was asked for.
 #pragma once
 
 #include <memory>

@@ -14,14 +14,6 @@
 namespace deltawire {
 namespace {
 
-StatusOr<mcore::ParallelConfig> ParseParallel(const std::string& text) {
-  const size_t first = text.find_first_not_of(" \n\t");
-  if (first != std::string::npos && text[first] == '{') {
-    return mcore::ParallelConfig::FromJson(text);
-  }
-  return mcore::ParallelConfig::Parse(text);
-}
-
 // A shard is placed in pieces of about so many bytes: what is in place is told piece by piece.
 constexpr uint64_t kPlacedBytes = uint64_t{32} << 20;
 
@@ -91,7 +83,8 @@ StatusOr<std::unique_ptr<MegatronExport>> MegatronExport::Open(const MegatronOpt
   auto made = std::unique_ptr<MegatronExport>(new MegatronExport(o.threads));
   DW_ASSIGN_OR_RETURN(mcore::HfModel model, mcore::HfModel::Open(o.hf_dir, o.family, o.families));
   made->model_.emplace(std::move(model));
-  DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel, ParseParallel(o.parallel));
+  DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel,
+                      mcore::ParallelConfig::Parse(o.parallel));
   DW_ASSIGN_OR_RETURN(mcore::Plan plan, made->model_->ProvenPlan(parallel));
   made->plan_.emplace(std::move(plan));
   made->trained_ = TensorsOf(*made->plan_);

@@ -97,7 +97,7 @@ StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::Sh
   std::vector<TensorMeta> metas;
   std::unordered_map<std::string, size_t> seen;
   for (const mcore::ShardParam& s : shards) {
-    if (s.shape.empty()) continue;
+    if (s.shape.empty() || !s.made) continue;
     std::string name = StoredName(plan, s);
     // One parameter may make several tensors; it is still one parameter.
     if (!seen.try_emplace(name, metas.size()).second) continue;
@@ -115,7 +115,7 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, uint32_t rank, c
   const MutableBytes data = file.data();
   mcore::Transfer transfer;
   for (const mcore::ShardParam& s : shards) {
-    if (s.shape.empty()) continue;
+    if (s.shape.empty() || !s.made) continue;
     const auto at = layout.Find(StoredName(plan, s));
     DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
                         mcore::StepsOf(plan, s, s.dtype, plan.slots()[s.slot].cut.split,
@@ -169,12 +169,8 @@ bool ShardDir::Is(const fs::path& dir) {
 StatusOr<ShardDir> ShardDir::Open(const fs::path& dir) {
   ShardDir shards;
   shards.path_ = dir;
-  DW_ASSIGN_OR_RETURN(const std::string json, ReadText(dir / kParallelFile));
-  StatusOr<mcore::ParallelConfig> parallel = mcore::ParallelConfig::FromJson(json);
-  if (!parallel.ok()) {
-    return Annotate(parallel.status(), (dir / kParallelFile).string());
-  }
-  shards.parallel_ = std::move(*parallel);
+  DW_ASSIGN_OR_RETURN(shards.parallel_,
+                      mcore::ParallelConfig::Open((dir / kParallelFile).string()));
   const fs::path meta = dir / kTensorsMetaFile;
   std::error_code error;
   if (fs::is_regular_file(meta, error)) {

@@ -85,7 +85,7 @@ class ReceiverNode : public Node {
   uint32_t calls_ = 0;  // of operators, that hold the replica
   uint32_t full_syncs_ = 0;
   bool may_go_back_ = false;  // a full sync goes on, or no commit was seen since
-  Identity committed_;  // as the orchestrator saw it last, over restarts
+  Identity committed_;        // as the orchestrator saw it last, over restarts
   Time last_commit_{0}, longest_gap_{0};
   uint64_t last_hash_ = 0;
   uint64_t changes_ = 0;

@@ -7,7 +7,7 @@ import torch
 from families import PAD_TO, THETA
 
 
-def initialize(layout):
+def initialize(layout, **more):
     """Megatron's process groups for the running torch.distributed group. Collective."""
     from megatron.core import parallel_state
 
@@ -18,6 +18,7 @@ def initialize(layout):
         context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.expert_tp,
+        **more,
     )
     return parallel_state
 
@@ -91,10 +92,18 @@ def spec_of(family, config, vp_stage):
 
 
 def mtp_spec_of(config, spec, vp_stage):
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_mtp_block_spec
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_layer_specs,
+        get_gpt_mtp_block_spec,
+    )
 
     if not config.mtp_num_layers:
         return None
+    if not spec.layer_specs:
+        # A stage without decoder layers takes the last one's kind, as Megatron-LM's builder does.
+        spec = get_gpt_decoder_layer_specs(
+            config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
+        )[-1]
     return get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=vp_stage)
 
 

@@ -88,6 +88,7 @@ struct Param {
 /// Parameters that another part of the model owns and that are copied as they are.
 struct Passthrough {
   std::vector<std::string> mcore;  ///< what names begin with in the trainer: any of these
+  std::string newer;               ///< the same since CoreVersion::kNewNames; empty: as before
   std::string hf;                  ///< what they begin with in HF
 };
 
@@ -98,6 +99,12 @@ struct Copy {
   std::string when = "1";
 };
 
+/// What a trainer refuses at its start, and so does a plan.
+struct Rule {
+  std::string that;       ///< must be true
+  std::string otherwise;  ///< the message; {EXPRESSION} stands for its value
+};
+
 /// What names begin with; what is empty is the extended family's, in the end DefaultNames().
 /// {n}: the layer's number, for MTP from 0; {l}: the same, counted after the decoder's layers;
 /// {k}: within the pipeline chunk (trainer's names); {e}: the expert;
@@ -105,7 +112,7 @@ struct Copy {
 struct Names {
   std::string layer_mcore, layer_hf;
   std::string mtp_mcore, mtp_hf;
-  std::vector<std::string> mtp_inner;  ///< the inner layer's name in an MTP layer, and older ones
+  std::vector<std::string> mtp_inner;  ///< the inner layer's name in an MTP layer, newer ones last
   std::vector<std::string> root;       ///< what HF names begin with: the first that the checkpoint
                                        ///< has layers under, and without a checkpoint the first
   std::string mcore_root;              ///< what trainer's names begin with, but for a tower's; they
@@ -129,6 +136,7 @@ struct Family {
   std::vector<Param> params;
   std::vector<std::string> without;  ///< names of the extended family's that this one lacks
   std::vector<Copy> copies;
+  std::vector<Rule> rules;  ///< the extended family's first
   std::vector<Passthrough> passthrough;
   std::vector<std::string> not_trained;   ///< HF names (* is any text) that no parameter makes
   std::vector<std::string> not_exported;  ///< trainer's names (the same) that make no HF tensor

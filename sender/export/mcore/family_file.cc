@@ -296,6 +296,7 @@ StatusOr<Family> ParseFamily(std::string_view text, const std::string& file) {
     Passthrough pass;
     Reader keys(table, file, &status);
     keys.Strings("mcore", &pass.mcore);
+    keys.String("newer", &pass.newer);
     keys.String("hf", &pass.hf);
     keys.RefuseOthers();
     if (pass.mcore.empty() || pass.hf.empty()) in.Fail(table, "passthrough wants mcore and hf");
@@ -310,6 +311,18 @@ StatusOr<Family> ParseFamily(std::string_view text, const std::string& file) {
     keys.RefuseOthers();
     if (copy.of.empty() || copy.hf.empty()) in.Fail(table, "a copy wants of and hf");
     family.copies.push_back(std::move(copy));
+  });
+  EachTable(in, "rules", [&](const toml::table& table) {
+    Rule rule;
+    Reader keys(table, file, &status);
+    keys.Expression("that", &rule.that);
+    keys.String("otherwise", &rule.otherwise);
+    keys.RefuseOthers();
+    const auto open = std::count(rule.otherwise.begin(), rule.otherwise.end(), '{');
+    const auto closed = std::count(rule.otherwise.begin(), rule.otherwise.end(), '}');
+    if (rule.that.empty() || rule.otherwise.empty()) in.Fail(table, "a rule wants that, otherwise");
+    if (open != closed) in.Fail(table, "otherwise: braces do not match");
+    family.rules.push_back(std::move(rule));
   });
   in.Strings("without", &family.without);
   in.Strings("not_trained", &family.not_trained);

@@ -43,6 +43,7 @@ Status Extend(const Family& parent, Family& child) {
   child.texts.insert(parent.texts.begin(), parent.texts.end());
   child.listed.insert(parent.listed.begin(), parent.listed.end());
   Append(child.copies, parent.copies);
+  Append(child.rules, parent.rules);
   Append(child.passthrough, parent.passthrough);
   Append(child.not_trained, parent.not_trained);
   Append(child.not_exported, parent.not_exported);

@@ -1,9 +1,12 @@
 #include "sender/export/mcore/parallel.h"
 
 #include <charconv>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <variant>
 
 namespace deltawire::mcore {
@@ -18,7 +21,7 @@ struct Field {
   std::string_view key;
   std::variant<uint32_t ParallelConfig::*, uint64_t ParallelConfig::*, bool ParallelConfig::*,
                std::string ParallelConfig::*, Spec ParallelConfig::*,
-               ExpertModules ParallelConfig::*>
+               ExpertModules ParallelConfig::*, CoreVersion ParallelConfig::*>
       member;
 };
 
@@ -44,6 +47,7 @@ const Field kFields[] = {
     {"mla_down_fusion", &ParallelConfig::mla_down_fusion},
     {"mtp", &ParallelConfig::mtp},
     {"vision", &ParallelConfig::vision},
+    {"core_version", &ParallelConfig::core},
 };
 
 std::string KnownKeys() {
@@ -67,7 +71,7 @@ StatusOr<T> Number(std::string_view key, std::string_view text) {
   return value;
 }
 
-Status Set(ParallelConfig& config, const Field& field, std::string_view text) {
+Status SetField(ParallelConfig& config, const Field& field, std::string_view text) {
   return std::visit(
       [&](auto member) -> Status {
         using T = std::remove_reference_t<decltype(config.*member)>;
@@ -86,6 +90,8 @@ Status Set(ParallelConfig& config, const Field& field, std::string_view text) {
             return BadValue(field.key, text, "grouped or sequential");
           }
           config.*member = text == "grouped" ? ExpertModules::kGrouped : ExpertModules::kSequential;
+        } else if constexpr (std::is_same_v<T, CoreVersion>) {
+          DW_ASSIGN_OR_RETURN(config.*member, CoreVersion::Parse(text));
         } else {
           DW_ASSIGN_OR_RETURN(config.*member, Number<T>(field.key, text));
         }
@@ -94,19 +100,32 @@ Status Set(ParallelConfig& config, const Field& field, std::string_view text) {
       field.member);
 }
 
-/// Sets one option by its key. `world` is kept for when the others are known.
-Status SetByKey(ParallelConfig& config, std::string_view key, std::string_view value,
-                uint32_t* world) {
-  if (key == "world") {
-    DW_ASSIGN_OR_RETURN(*world, Number<uint32_t>(key, value));
-    return absl::OkStatus();
+/// Options by their keys, each once. `world` is kept for when the others are known.
+class Setter {
+ public:
+  explicit Setter(ParallelConfig& config) : config_(config) {}
+
+  Status Set(std::string_view key, std::string_view value) {
+    if (!seen_.emplace(key).second) {
+      return Errorf(StatusCode::kInvalidArgument, "parallel config: \"{}\" is given twice", key);
+    }
+    if (key == "world") {
+      DW_ASSIGN_OR_RETURN(world_, Number<uint32_t>(key, value));
+      return absl::OkStatus();
+    }
+    for (const Field& field : kFields) {
+      if (field.key == key) return SetField(config_, field, value);
+    }
+    return Errorf(StatusCode::kInvalidArgument, "parallel config: unknown key \"{}\"; known: {}",
+                  key, KnownKeys());
   }
-  for (const Field& field : kFields) {
-    if (field.key == key) return Set(config, field, value);
-  }
-  return Errorf(StatusCode::kInvalidArgument, "parallel config: unknown key \"{}\"; known: {}", key,
-                KnownKeys());
-}
+  uint32_t world() const { return world_; }
+
+ private:
+  ParallelConfig& config_;
+  std::set<std::string, std::less<>> seen_;
+  uint32_t world_ = 0;
+};
 
 Status SetWorld(ParallelConfig& config, uint32_t world) {
   if (world == 0) return absl::OkStatus();
@@ -124,11 +143,7 @@ Status SetWorld(ParallelConfig& config, uint32_t world) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-StatusOr<ParallelConfig> ParallelConfig::Parse(std::string_view text) {
-  ParallelConfig config;
-  uint32_t world = 0;
+Status SetByText(Setter& to, std::string_view text) {
   while (!text.empty()) {
     // A layout string has commas of its own, which mean nothing: it is taken up to the next key.
     size_t end = text.find(',');
@@ -145,27 +160,69 @@ StatusOr<ParallelConfig> ParallelConfig::Parse(std::string_view text) {
       return Errorf(StatusCode::kInvalidArgument,
                     "parallel config: \"{}\" is not KEY=VALUE, as in tp=4,pp=2,ep=8", item);
     }
-    DW_RETURN_IF_ERROR(SetByKey(config, item.substr(0, equals), item.substr(equals + 1), &world));
+    DW_RETURN_IF_ERROR(to.Set(item.substr(0, equals), item.substr(equals + 1)));
   }
-  DW_RETURN_IF_ERROR(SetWorld(config, world));
+  return absl::OkStatus();
+}
+
+Status SetByJson(Setter& to, std::string_view text) {
+  std::set<std::string> keys;
+  std::string twice;
+  const auto note_keys = [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::key && !keys.insert(parsed.get<std::string>()).second) {
+      twice = parsed.get<std::string>();
+    }
+    return true;
+  };
+  const Json tree = Json::parse(text, note_keys, /*allow_exceptions=*/false);
+  if (!tree.is_object()) {
+    return absl::InvalidArgumentError("parallel config: not a JSON object of keys and values");
+  }
+  if (!twice.empty()) {
+    return Errorf(StatusCode::kInvalidArgument, "parallel config: \"{}\" is given twice", twice);
+  }
+  for (const auto& [key, value] : tree.items()) {
+    if (value.is_null()) continue;
+    DW_RETURN_IF_ERROR(to.Set(key, value.is_string() ? value.get<std::string>() : value.dump()));
+  }
+  return absl::OkStatus();
+}
+
+bool IsJson(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \n\r\t");
+  return first != std::string_view::npos && (text[first] == '{' || text[first] == '[');
+}
+
+}  // namespace
+
+StatusOr<CoreVersion> CoreVersion::Parse(std::string_view text) {
+  CoreVersion version;
+  const char* end = text.data() + text.size();
+  if (text.starts_with("0.")) {
+    const auto [at, error] = std::from_chars(text.data() + 2, end, version.minor);
+    if (error == std::errc{} && (at == end || *at == '.')) return version;
+  }
+  return BadValue("core_version", text, "a version of megatron-core such as 0.16");
+}
+
+StatusOr<ParallelConfig> ParallelConfig::Parse(std::string_view text) {
+  ParallelConfig config;
+  Setter setter(config);
+  DW_RETURN_IF_ERROR(IsJson(text) ? SetByJson(setter, text) : SetByText(setter, text));
+  DW_RETURN_IF_ERROR(SetWorld(config, setter.world()));
   DW_RETURN_IF_ERROR(config.Complete());
   return config;
 }
 
-StatusOr<ParallelConfig> ParallelConfig::FromJson(std::string_view json) {
-  const Json tree = Json::parse(json, nullptr, /*allow_exceptions=*/false);
-  if (!tree.is_object()) {
-    return absl::InvalidArgumentError("parallel config: not a JSON object of keys and values");
+StatusOr<ParallelConfig> ParallelConfig::Open(const std::string& text_or_path) {
+  std::error_code error;
+  if (IsJson(text_or_path) || !std::filesystem::is_regular_file(text_or_path, error)) {
+    return Parse(text_or_path);
   }
-  ParallelConfig config;
-  uint32_t world = 0;
-  for (const auto& [key, value] : tree.items()) {
-    if (value.is_null()) continue;
-    const std::string text = value.is_string() ? value.get<std::string>() : value.dump();
-    DW_RETURN_IF_ERROR(SetByKey(config, key, text, &world));
-  }
-  DW_RETURN_IF_ERROR(SetWorld(config, world));
-  DW_RETURN_IF_ERROR(config.Complete());
+  std::ifstream in(text_or_path, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  auto config = in ? Parse(text) : absl::NotFoundError("cannot be read");
+  if (!config.ok()) return Annotate(config.status(), text_or_path);
   return config;
 }
 
@@ -180,6 +237,8 @@ std::string ParallelConfig::ToJson() const {
             tree[key] = this->*member == Spec::kLocal ? "local" : "te";
           } else if constexpr (std::is_same_v<T, ExpertModules>) {
             tree[key] = this->*member == ExpertModules::kGrouped ? "grouped" : "sequential";
+          } else if constexpr (std::is_same_v<T, CoreVersion>) {
+            tree[key] = fmt::format("0.{}", (this->*member).minor);
           } else {
             tree[key] = this->*member;
           }
@@ -201,6 +260,9 @@ Status ParallelConfig::Complete() {
     if (value == 0 || value > kMaxRanks) {
       return BadValue(key, std::to_string(value), fmt::format("1 to {}", kMaxRanks));
     }
+  }
+  if (vpp > 1 && pp == 1) {
+    return BadValue("vpp", std::to_string(vpp), "1 where there is one pipeline rank");
   }
   const uint64_t expert_ranks = uint64_t{etp} * ep, dense = uint64_t{tp} * cp;
   if (dp == 0) dp = static_cast<uint32_t>(expert_ranks / std::gcd(expert_ranks, dense));

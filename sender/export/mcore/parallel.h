@@ -17,6 +17,20 @@ enum class Spec : uint8_t { kTransformerEngine, kLocal };
 /// One parameter per local expert of a grouped module, or one module per expert.
 enum class ExpertModules : uint8_t { kGrouped, kSequential };
 
+/// Of megatron-core, 0.`minor`.
+struct CoreVersion {
+  /// From here on the stage of the MTP layers has an output layer only where it has the loss.
+  static constexpr uint32_t kMtpWithoutHead = 15;
+  /// From here on: mtp_model_layer., MLA's linear_q_proj.layer_norm_weight, Bridge's visual.
+  static constexpr uint32_t kNewNames = 19;
+
+  uint32_t minor = 16;  ///< the one that the tests run
+
+  /// From "0.16" or "0.16.1".
+  static StatusOr<CoreVersion> Parse(std::string_view text);
+  bool operator==(const CoreVersion&) const = default;
+};
+
 struct ParallelConfig {
   uint32_t tp = 1;   ///< tensor
   uint32_t pp = 1;   ///< pipeline
@@ -43,12 +57,14 @@ struct ParallelConfig {
   bool mtp =
       true;  ///< the job has the MTP layers that config.json says; else they stay as they are
   bool vision = true;  ///< the same of modules that a family passes through (vision towers)
+  CoreVersion core;    ///< names and the MTP stage's parameters differ between them
 
-  /// From "tp=4,pp=2,ep=8,world=64,spec=local". `world` sets dp. The keys are listed in the error
-  /// for an unknown one, and in docs/model_families.md.
+  /// From "tp=4,pp=2,ep=8,world=64,spec=local", or a JSON object with the same keys (as
+  /// `deltawire convert` writes beside shards). `world` sets dp. A key that comes twice is refused.
+  /// The keys are listed in the error for an unknown one, and in docs/model_families.md.
   static StatusOr<ParallelConfig> Parse(std::string_view text);
-  /// From a JSON object with the same keys (a file that `deltawire convert` writes beside shards).
-  static StatusOr<ParallelConfig> FromJson(std::string_view json);
+  /// The same, or the path of a file that holds the JSON.
+  static StatusOr<ParallelConfig> Open(const std::string& text_or_path);
   std::string ToJson() const;
 
   /// Fills in etp and dp, and checks that the dimensions fit one another.

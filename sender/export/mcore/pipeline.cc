@@ -48,17 +48,17 @@ StatusOr<std::vector<uint32_t>> StageSizes(const ParallelConfig& c, uint32_t lay
         "account_for_loss; drop one of them");
   }
   const uint32_t set = (first != 0 ? 1 : 0) + (last != 0 ? 1 : 0);
-  if (c.pp < 2 || first + last > layers) {
+  if (c.pp < set || first + last > layers) {
     return Errorf(
         StatusCode::kInvalidArgument,
         "first_stage_layers={} and last_stage_layers={} do not fit {} layers on {} stages", first,
         last, layers, c.pp);
   }
   const uint32_t middle = c.pp - set, left = layers - first - last;
-  if (middle == 0 ? left != 0 : left % middle != 0) {
+  if ((middle == 0) != (left == 0) || (middle != 0 && left % middle != 0)) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "the {} layers between the first and the last stage cannot be cut evenly over {} "
-                  "stages",
+                  "the {} layers beside the first and the last stage's cannot be cut evenly over "
+                  "{} stages",
                   left, middle);
   }
   std::fill(sizes.begin(), sizes.end(), middle == 0 ? 0 : left / middle);
@@ -73,12 +73,40 @@ StatusOr<std::vector<uint32_t>> StageSizes(const ParallelConfig& c, uint32_t lay
   return sizes;
 }
 
+/// megatron-core's rules for where layers may stand (pipeline_parallel_layer_layout.py,
+/// validate_layer_layout). Stage i is chunk i / pp of rank i % pp.
+Status CheckPlaces(const ParallelConfig& c, const std::vector<std::string>& stages) {
+  const std::string all = fmt::format("{}", fmt::join(stages, ""));
+  if (!all.starts_with('E')) return BadLayout(c.layout, "the first layer must be E, the embedding");
+  if (!all.ends_with('L')) return BadLayout(c.layout, "the last layer must be L, the output layer");
+  for (const char once : {'E', 'L'}) {
+    if (std::count(all.begin(), all.end(), once) == 1) continue;
+    return BadLayout(c.layout, fmt::format("{} must be there exactly once", once));
+  }
+  const size_t mtp = all.find('m');
+  if (mtp == std::string::npos) return absl::OkStatus();
+  if (all.find('t', mtp) != std::string::npos) {
+    return BadLayout(c.layout, "decoder layers (t) must stand before MTP layers (m)");
+  }
+  size_t with_mtp = 0;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    if (stages[i].find('m') == std::string::npos) continue;
+    ++with_mtp;
+    if (i / c.pp + 1 != c.vpp) {
+      return BadLayout(c.layout, "MTP layers must stand in the last virtual stage of their rank");
+    }
+  }
+  if (with_mtp > 1) return BadLayout(c.layout, "all MTP layers must stand in one stage");
+  return absl::OkStatus();
+}
+
 StatusOr<std::vector<PipelineChunk>> FromLayout(const ParallelConfig& c) {
   DW_ASSIGN_OR_RETURN(const std::vector<std::string> stages, ExpandLayout(c.layout));
   if (stages.size() != size_t{c.pp} * c.vpp) {
     return BadLayout(c.layout, fmt::format("has {} stages; pp * vpp is {}", stages.size(),
                                            size_t{c.pp} * c.vpp));
   }
+  DW_RETURN_IF_ERROR(CheckPlaces(c, stages));
   std::vector<PipelineChunk> chunks(stages.size());
   for (size_t i = 0; i < stages.size(); ++i) {
     for (const char letter : stages[i]) {

@@ -45,6 +45,8 @@ std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
     if (slot.mtp) {
       prefixes.clear();
       for (const std::string& inner : names.mtp_inner) prefixes.push_back(names.mtp_mcore + inner);
+      if (parallel_.core.minor >= CoreVersion::kNewNames)
+        std::reverse(prefixes.begin(), prefixes.end());
     } else {
       prefixes = {names.layer_mcore};
     }
@@ -100,6 +102,7 @@ std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
       shard.names = LocalNames(slot);
       shard.dtype = slot.dtype;
       shard.optional = !slot.exported;
+      shard.made = slot.made;
       const uint32_t peer = expert ? at.etp : at.tp;
       const bool cut = slot.cut.split != Split::kNone;
       shard.shard = cut ? peer : 0;

@@ -28,6 +28,7 @@ struct Slot {
   uint32_t expert = 0;   ///< over the whole model
   bool mtp = false;      ///< in an MTP layer
   bool exported = true;  ///< false: ranks hold it, HF does not
+  bool made = true;      ///< false: other core versions make it; taken where it is there
   ParamCut cut;
   Split other_split = Split::kNone;  ///< under the other setting (Spelling)
   DType dtype = DType::kBF16;        ///< the trainer's, as far as the plan knows
@@ -44,6 +45,7 @@ struct ShardParam {
   DType dtype = DType::kBF16;
   bool writes = false;    ///< this rank's copy is the one that is exported
   bool optional = false;  ///< may be absent
+  bool made = true;       ///< as the slot's
 };
 
 /// What is wrong with a plan, by name. Lists are cut at kMaxFindings; counts are not.

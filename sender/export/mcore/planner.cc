@@ -111,6 +111,7 @@ class Planner {
                                       {"glu_interleave", p.glu_interleave},
                                       {"shared_glu_interleave", p.shared_glu_interleave},
                                       {"mla_down_fusion", p.mla_down_fusion},
+                                      {"core", p.core.minor},
                                       {"mtp", 0}}) {
       scope_.Set(name, value);
     }
@@ -130,6 +131,7 @@ class Planner {
     plan_.experts_ = experts_;
     const ParallelConfig& p = plan_.parallel_;
     if (!p.mtp) std::swap(mtp_layers_, left_mtp_layers_);
+    DW_RETURN_IF_ERROR(CheckRules());
     if (layers_ == 0 || layers_ > 100'000) {
       return Errorf(StatusCode::kInvalidArgument, "config.json: {} layers", layers_);
     }
@@ -142,12 +144,32 @@ class Planner {
     return absl::OkStatus();
   }
 
+  /// What megatron-core asks of a model and its parallel config, by the family.
+  Status CheckRules() {
+    for (const Rule& rule : family_.rules) {
+      StatusOr<bool> holds = scope_.IsTrue(rule.that);
+      if (!holds.ok()) return Annotate(holds.status(), family_.source);
+      if (*holds) continue;
+      std::string why = rule.otherwise;
+      for (size_t at = why.find('{'); at != std::string::npos; at = why.find('{', at + 1)) {
+        const size_t end = why.find('}', at);
+        DW_ASSIGN_OR_RETURN(const uint64_t value, scope_.Size(why.substr(at + 1, end - at - 1)));
+        why.replace(at, end + 1 - at, std::to_string(value));
+      }
+      return absl::InvalidArgumentError(why);
+    }
+    return absl::OkStatus();
+  }
+
   /// Parameters that stand once in the model, on the chunk that `member` marks.
   Status Whole(ParamScope scope, bool PipelineChunk::*member) {
     for (uint32_t c = 0; c < chunks_.size(); ++c) {
-      // MTP layers need the embedding and the output layer too, and hold copies of them.
+      // The stage of the MTP layers holds a copy of the embedding, which they need; older versions
+      // gave it one of the output layer, too (gpt_model.py, setup_embeddings_and_output_layer).
       const bool copy = chunks_[c].mtp_layers > 0 && scope != ParamScope::kFinalNorm;
       if (!(chunks_[c].*member) && !copy) continue;
+      const bool made = chunks_[c].*member || scope != ParamScope::kHead ||
+                        plan_.parallel_.core.minor < CoreVersion::kMtpWithoutHead;
       SetListed({});
       scope_.SetLayer(0);
       for (const Param& param : family_.params) {
@@ -158,7 +180,9 @@ class Planner {
         const uint32_t begin = in_mtp ? layers_ : 0;
         const uint32_t end = in_mtp ? layers_ + mtp_layers_ + left_mtp_layers_ : 1;
         for (uint32_t l = begin; l < end; ++l) {
+          const size_t before = plan_.slots_.size();
           DW_RETURN_IF_ERROR(AddIf(param, {c, l, 0, false}, 0, /*held=*/!(chunks_[c].*member)));
+          if (plan_.slots_.size() > before) plan_.slots_.back().made = made;
         }
       }
     }
@@ -388,6 +412,11 @@ class Planner {
         slot.dtype = meta.dtype;
         for (const std::string& prefix : pass.mcore) {
           slot.pass.push_back(prefix + meta.name.substr(pass.hf.size()));
+        }
+        if (!pass.newer.empty()) {
+          const bool newer = plan_.parallel_.core.minor >= CoreVersion::kNewNames;
+          slot.pass.insert(newer ? slot.pass.begin() : slot.pass.end(),
+                           pass.newer + meta.name.substr(pass.hf.size()));
         }
         slot.cut.rows = elements;
         slot.cut.flat = true;

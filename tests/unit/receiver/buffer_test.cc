@@ -22,6 +22,7 @@
 
 #include "common/layout/root.h"
 #include "receiver/buffer_names.h"
+#include "tests/support/denied_leases.h"
 #include "tests/support/file_user.h"
 #include "tests/support/temp_dir.h"
 
@@ -576,6 +577,122 @@ void WriteVersions(const fs::path& dir, const Buffer::Options& options, uint64_t
     committed->store(v);
     if (rng() % 2 == 0 && !(*buffer)->CatchUp({}, [] { return false; }).ok()) ::_exit(6);
   }
+}
+
+/// A process's own look at a file, which no renaming takes away. The kernel sees it as a reader.
+class Opened {
+ public:
+  explicit Opened(const fs::path& path) : fd_(::open(path.c_str(), O_RDONLY)) {
+    REQUIRE(fd_ >= 0);
+    first_ = bytes();
+  }
+  ~Opened() { ::close(fd_); }
+  std::string bytes() const {
+    struct stat file;
+    REQUIRE(::fstat(fd_, &file) == 0);
+    std::string text(static_cast<size_t>(file.st_size), '\0');
+    REQUIRE(::pread(fd_, text.data(), text.size(), 0) == file.st_size);
+    return text;
+  }
+  bool changed() const { return bytes() != first_; }
+
+ private:
+  const int fd_;
+  std::string first_;
+};
+
+TEST_CASE("without leases every update goes to a fresh file, whoever reads and whoever does not") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  const bool from_the_start = GENERATE(true, false);  // or switched off meanwhile
+  const bool under_way = GENERATE(false, true);
+  CAPTURE(buffers, from_the_start, under_way);
+  std::optional<testing::DeniedLeases> denied;
+  if (from_the_start) denied.emplace(EINVAL);
+  Setup s({.buffers = buffers, .huge_pages = false});
+  CHECK(s.buffer->lease_problem().empty() != from_the_start);
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  if (under_way) {
+    // An update that was broken off by the end of its process.
+    REQUIRE(*s.buffer->BeginUpdate());
+    Setup::Bring(*s.buffer, 0, 2);
+    s.Restart();
+  }
+  if (!from_the_start) denied.emplace(EINVAL);
+  const bool named = fs::exists(s.weights());
+  CHECK(named == (buffers == 2 || from_the_start || !under_way));
+  std::vector<std::unique_ptr<Opened>> readers;
+  std::set<uint64_t> inodes;
+  for (uint64_t v = 2; v < 6; ++v) {
+    CAPTURE(v);
+    uint64_t version = 0;
+    REQUIRE(*s.buffer->BeginUpdate());
+    if (named || v > 2) {
+      // Nobody has to wait for a reader, so nobody needs the name away.
+      CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
+      CHECK(version == v - 1);
+    }
+    REQUIRE(s.Update(v) == absl::OkStatus());
+    CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
+    CHECK(version == v);
+    CHECK(s.buffer->CatchUp({}, [] { return false; }).ok());
+    readers.push_back(std::make_unique<Opened>(s.weights()));
+    inodes.insert(InodeOf(s.weights()));
+    for (const auto& reader : readers) CHECK_FALSE(reader->changed());
+  }
+  CHECK(inodes.size() == 4);
+  denied.reset();
+  s.Restart();
+  CHECK(s.buffer->committed() == Setup::At(*s.buffer, 5));
+  CHECK(s.buffer->lease_problem() == "");
+}
+
+TEST_CASE("in place by option: one file is changed under its reader and has no name meanwhile") {
+  const bool leases = GENERATE(true, false);
+  CAPTURE(leases);
+  std::optional<testing::DeniedLeases> denied;
+  if (!leases) denied.emplace(EINVAL);
+  Setup s({.buffers = 1, .huge_pages = false, .unsafe_in_place = true});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  const uint64_t inode = InodeOf(s.weights());
+  const Opened reader(s.weights());
+  const testing::FileUser other(s.weights(), Maps(true));
+  REQUIRE(*s.buffer->BeginUpdate());
+  CHECK(s.buffer->committed().empty());
+  CHECK_FALSE(fs::exists(s.weights()));
+  REQUIRE(s.Update(2) == absl::OkStatus());
+  CHECK(InodeOf(s.weights()) == inode);
+  CHECK(reader.changed());
+  CHECK((reader.bytes() == ReadFile(s.weights())));
+  CHECK(s.buffer->committed() == Setup::At(*s.buffer, 2));
+  s.Restart();
+  REQUIRE(s.Update(3) == absl::OkStatus());
+  CHECK(InodeOf(s.weights()) == inode);
+}
+
+TEST_CASE("in place by option: of two files the named one stays and the hidden one is changed") {
+  const bool leases = GENERATE(true, false);
+  CAPTURE(leases);
+  std::optional<testing::DeniedLeases> denied;
+  if (!leases) denied.emplace(EINVAL);
+  Setup s({.buffers = 2, .huge_pages = false, .unsafe_in_place = true});
+  std::vector<std::unique_ptr<Opened>> readers;
+  std::set<uint64_t> inodes;
+  for (uint64_t v = 1; v < 7; ++v) {
+    CAPTURE(v);
+    REQUIRE(*s.buffer->BeginUpdate());
+    for (uint32_t i = 0; i < kChunks; ++i) Setup::Bring(*s.buffer, i, v);
+    if (v > 1) CHECK_FALSE(readers.back()->changed());
+    if (v > 2) CHECK(readers[v - 3]->changed());
+    REQUIRE(s.Update(v) == absl::OkStatus());
+    uint64_t version = 0;
+    CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
+    CHECK(version == v);
+    readers.push_back(std::make_unique<Opened>(s.weights()));
+    inodes.insert(InodeOf(s.weights()));
+  }
+  CHECK(inodes.size() == 2);
+  CHECK(s.buffer->CatchUp({}, [] { return false; })->whole);
+  CHECK((readers[4]->bytes() == ReadFile(s.weights())));
 }
 
 TEST_CASE("a SIGKILL at a random moment leaves one whole version, or none by its name") {

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -376,6 +378,20 @@ inline TransportFactory FakeAgent::Transports(std::vector<FakeAgent*> agents) {
     }
     return nullptr;
   };
+}
+
+inline std::string ReadText(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+/// The file is there, and its last bytes are these.
+inline bool EndsIn(const std::filesystem::path& file, const FakeAgent::Chunks& chunks) {
+  std::string want;
+  for (const auto& c : chunks) want.append(reinterpret_cast<const char*>(c.data()), c.size());
+  const std::string text = ReadText(file);
+  return text.size() > want.size() &&
+         text.compare(text.size() - want.size(), want.size(), want) == 0;
 }
 
 }  // namespace deltawire::receiver

@@ -60,17 +60,10 @@ struct Setup {
     return replica->Sync(
         full, [](const ReplicaStatus&) {}, kStays);
   }
-  std::string Read(const std::string& name) const {
-    std::ifstream in(dir.path() / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string Read(const std::string& name) const { return ReadText(dir.path() / name); }
   /// The file that a loader finds ends in these bytes.
   bool Holds(const FakeAgent::Chunks& chunks) const {
-    std::string want;
-    for (const auto& c : chunks) want.append(reinterpret_cast<const char*>(c.data()), c.size());
-    const std::string file = Read("model.safetensors");
-    return file.size() > want.size() &&
-           file.compare(file.size() - want.size(), want.size(), want) == 0;
+    return EndsIn(dir.path() / "model.safetensors", chunks);
   }
 
   TempDir dir;

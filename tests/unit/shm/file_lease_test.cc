@@ -1,7 +1,6 @@
 // Leases against real readers: with the file open, with a mapping alone, forked, about to open it.
 #include "common/shm/file_lease.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -10,34 +9,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
-#include <cstdarg>
 #include <functional>
 
 #include "common/shm/mapped_file.h"
+#include "tests/support/denied_leases.h"
 #include "tests/support/file_user.h"
 #include "tests/support/temp_dir.h"
-
-namespace {
-/// What fcntl(F_SETLEASE) fails with in this program; 0: what the kernel says.
-std::atomic<int> lease_errno{0};
-}  // namespace
-
-// Stands before libc's, so that a filesystem without leases can be had anywhere.
-extern "C" int fcntl(int fd, int command, ...) {
-  using Fcntl = int (*)(int, int, ...);
-  static const auto real = reinterpret_cast<Fcntl>(::dlsym(RTLD_NEXT, "fcntl"));
-  va_list list;
-  va_start(list, command);
-  void* argument = va_arg(list, void*);
-  va_end(list);
-  if (command == F_SETLEASE && lease_errno != 0) {
-    errno = lease_errno;
-    return -1;
-  }
-  return real(fd, command, argument);
-}
 
 namespace deltawire {
 namespace {
@@ -196,12 +174,11 @@ TEST_CASE("where leases are not to be had it says why") {
   Owned file(temp.path());
   for (const auto& [err, word] :
        {std::pair{EINVAL, "fs.leases-enable"}, {EACCES, "another user"}, {ENOLCK, "lock"}}) {
-    lease_errno = err;
+    const testing::DeniedLeases denied(err);
     CHECK(file.lease.Try() == Answer::kUnsupported);
     CHECK(file.lease.reason().find(word) != std::string::npos);
     CHECK(LeaseProblem(temp.path()) == file.lease.reason());
   }
-  lease_errno = 0;
   CHECK(file.lease.Try() == Answer::kAlone);
 }
 

@@ -49,12 +49,12 @@ TEST_CASE("parallel: a layout keeps its commas") {
 TEST_CASE("parallel: JSON and back") {
   const ParallelConfig c = Get(ParallelConfig::Parse(
       "tp=2,pp=2,ep=4,etp=1,dp=2,first_stage_layers=3,spec=local,layout=Et|tL,mtp=false"));
-  const ParallelConfig again = Get(ParallelConfig::FromJson(c.ToJson()));
+  const ParallelConfig again = Get(ParallelConfig::Parse(c.ToJson()));
   CHECK(again.ToJson() == c.ToJson());
   CHECK(again.layout == "Et|tL");
   CHECK(again.spec == Spec::kLocal);
   CHECK_FALSE(again.mtp);
-  CHECK(Get(ParallelConfig::FromJson(R"({"tp": 2, "world": 8, "layout": null})")).dp == 4);
+  CHECK(Get(ParallelConfig::Parse(R"({"tp": 2, "world": 8, "layout": null})")).dp == 4);
 }
 
 TEST_CASE("parallel: what is refused") {
@@ -82,9 +82,9 @@ TEST_CASE("parallel: what is refused") {
     CAPTURE(TextOf(c));
     CHECK(TextOf(c).find(said) != std::string::npos);
   }
-  CHECK_FALSE(ParallelConfig::FromJson("[]").ok());
-  CHECK_FALSE(ParallelConfig::FromJson("{\"tp\": [1]}").ok());
-  CHECK_FALSE(ParallelConfig::FromJson("{").ok());
+  CHECK_FALSE(ParallelConfig::Parse("[]").ok());
+  CHECK_FALSE(ParallelConfig::Parse("{\"tp\": [1]}").ok());
+  CHECK_FALSE(ParallelConfig::Parse("{").ok());
 }
 
 TEST_CASE("parallel: ranks by the order tp-cp-ep-dp-pp") {

@@ -1,0 +1,460 @@
+// Where the bytes of a pull's end come from while publishes go on: right ones or an error, never
+// others, and how much memory that takes.
+#include "sender/chunk_bytes.h"
+
+#include <algorithm>
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <map>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "tests/support/bad_memory.h"
+#include "tests/support/eventually.h"
+#include "tests/unit/sender/published_model.h"
+
+namespace deltawire::sender {
+namespace {
+
+using test::PublishedModel;
+using testing::Eventually;
+using How = ChunkBytes::How;
+constexpr uint32_t kChunks = 16;
+
+class Sender : public PublishedModel {
+ public:
+  /// As while a pull runs that may need a way back: what changes is kept whole, whatever its size.
+  explicit Sender(uint64_t seed, uint64_t log_bytes = uint64_t{1} << 30)
+      : PublishedModel(kChunks, seed, {.delta_log_bytes = log_bytes}) {
+    model()->CountPull(1);
+  }
+  std::shared_ptr<const Published> Version(uint64_t version, bool everything = false) {
+    Publish(version, everything);
+    return model()->published();
+  }
+  Bytes Of(uint64_t version, uint32_t chunk) const {
+    const Chunk& place = model()->chunks()[chunk];
+    return Bytes(content(version)).subspan(place.offset, place.bytes);
+  }
+  LeasedState Leased(const std::shared_ptr<const Published>& state) const {
+    return {state, model()->LeaseHalf(state->half, state->info.identity)};
+  }
+  void FlipIn(uint32_t half, uint32_t chunk) const {
+    testing::Flip(Halves::PathOf(model()->directory(), half), model()->layout(),
+                  model()->chunks()[chunk].offset + 7);
+  }
+  uint64_t Kept(const Published& state) const {
+    uint64_t bytes = 0;
+    for (uint32_t c = 0; c < kChunks; ++c) bytes += state.kept->Find(c).bytes;
+    return bytes;
+  }
+};
+
+/// What became of all chunks of a state.
+struct Brought {
+  std::set<uint32_t> right, wrong;
+  std::map<uint32_t, Status> refused;
+};
+
+Brought GetAll(ChunkBytes& from, const Sender& sender, const LeasedState& at, How how = {}) {
+  Brought all;
+  const uint64_t version = at.state->info.id().version;
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    const auto got = from.Get(c, at, how);
+    if (!got.ok()) {
+      all.refused[c] = got.status();
+    } else {
+      (std::ranges::equal(got->bytes, sender.Of(version, c)) ? all.right : all.wrong).insert(c);
+    }
+  }
+  return all;
+}
+
+/// Chunks with the same digests in both.
+std::set<uint32_t> Same(const Published& a, const Published& b) {
+  std::set<uint32_t> same;
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    if ((*a.digests)[c] == (*b.digests)[c]) same.insert(c);
+  }
+  return same;
+}
+
+bool Says(const Status& status, const std::string& part) {
+  CAPTURE(status, part);
+  const bool says = MessageOf(status).find(part) != std::string::npos;
+  CHECK(says);
+  return says;
+}
+
+std::string TensorOf(uint32_t chunk) { return "tensor t" + std::to_string(chunk) + " "; }
+
+TEST_CASE("chunk bytes: straight from the half they hold it and a copy does not") {
+  Sender sender(70);
+  const auto state = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  const Bytes half = sender.model()->half(state->half);
+  const auto lies_in_half = [&](const WholeChunk& chunk) {
+    return chunk.bytes.data() >= half.data() && chunk.bytes.data() < half.data() + half.size();
+  };
+  std::optional<StatusOr<WholeChunk>> straight, copy;
+  {
+    const LeasedState at = sender.Leased(state);
+    straight = bytes.Get(3, at, {});
+    copy = bytes.Get(3, at, {.copy = true});
+  }
+  REQUIRE((straight->ok() && copy->ok()));
+  CHECK(lies_in_half(**straight));
+  CHECK((*straight)->half == state->half);
+  CHECK(!lies_in_half(**copy));
+  CHECK((*copy)->half == std::nullopt);
+  sender.Version(2, true);
+  std::optional<uint32_t> cut;
+  sender.model()->SetCutter([&](uint32_t drained) {
+    cut = drained;
+    CHECK(std::ranges::equal((*straight)->bytes, sender.Of(1, 3)));
+    straight.reset();
+  });
+  sender.Version(3, true);
+  CHECK(cut == state->half);
+  CHECK(std::ranges::equal((*copy)->bytes, sender.Of(1, 3)));
+}
+
+TEST_CASE("chunk bytes: without a pinned end there is what has not changed and nothing else") {
+  const uint64_t seed = GENERATE(71, 72, 73);
+  CAPTURE(seed);
+  Sender sender(seed);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  const auto newest = sender.Version(2);
+  bytes.Overtaken(*newest);
+  const Brought all = GetAll(bytes, sender, {end, nullptr});
+  CHECK(all.wrong.empty());
+  CHECK(all.right == Same(*end, *newest));
+  REQUIRE((!all.right.empty() && !all.refused.empty()));
+  for (const auto& [chunk, status] : all.refused) {
+    CHECK(absl::IsAborted(status));
+    Says(status, TensorOf(chunk));
+  }
+  // They lie in the newest half, which is what a cut has to know.
+  const auto same = bytes.Get(*all.right.begin(), {end, nullptr}, {});
+  REQUIRE(same.ok());
+  CHECK(same->half == newest->half);
+  CHECK(same->keep != nullptr);
+  // With its half, all of it is there.
+  CHECK(GetAll(bytes, sender, sender.Leased(end)).right.size() == kChunks);
+}
+
+TEST_CASE("chunk bytes: a pinned end comes whole whatever is published since") {
+  const uint64_t seed = GENERATE(range(80, 86));
+  // The small log has room for the newest delta only, so that the bytes are made and kept.
+  const uint64_t log_bytes = GENERATE(uint64_t{1}, uint64_t{1} << 30);
+  CAPTURE(seed, log_bytes);
+  Sender sender(seed, log_bytes);
+  std::mt19937_64 random(seed);
+  uint64_t version = 1;
+  sender.Version(version);
+  if (seed % 2 == 0) sender.Version(++version);  // an end that a log leads to
+  const auto end = sender.model()->published();
+  ChunkBytes bytes(*sender.model());
+  bytes.Pin(end);
+  for (int publishes = 0; publishes < 10; ++publishes) {
+    bytes.Overtaken(*sender.Version(++version, random() % 3 == 0));
+    CAPTURE(version);
+    const How how{.copy = random() % 2 == 0, .check = random() % 2 == 0};
+    const Brought all = GetAll(bytes, sender, {end, nullptr}, how);
+    CHECK(all.right.size() == kChunks);
+  }
+  CHECK((sender.Kept(*end) > 0) == (log_bytes == 1));
+}
+
+TEST_CASE("chunk bytes: what is kept for an end is bounded as deltas and as bytes") {
+  const uint64_t seed = GENERATE(90, 91);
+  CAPTURE(seed);
+  Sender sender(seed, 1);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  bytes.Pin(end);
+  std::vector<std::weak_ptr<const Delta>> deltas;
+  size_t most = 0;
+  for (uint64_t version = 2; version <= 16; ++version) {
+    CAPTURE(version);
+    const auto newest = sender.Version(version, version % 5 == 0);
+    bytes.Overtaken(*newest);
+    deltas.push_back(newest->log.back());
+    size_t number = 0;
+    // The model's own thread holds the version before until it has said that this one is there.
+    CHECK(Eventually([&] {
+      uint64_t held = number = 0;
+      for (const auto& weak : deltas) {
+        const auto delta = weak.lock();
+        if (delta == nullptr || delta == newest->log.back()) continue;
+        held += delta->memory_bytes();
+        ++number;
+      }
+      return held <= sender.model()->owned_bytes();
+    }));
+    CHECK(sender.Kept(*end) <= sender.model()->owned_bytes());
+    most = std::max(most, number);
+  }
+  // Deltas that are small are not let go of at once: making bytes of them costs a pass.
+  CHECK(most > 2);
+  CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);
+}
+
+TEST_CASE("chunk bytes: deltas that nobody told of are taken from the log as long as it has them") {
+  const uint64_t seed = 92;
+  const bool in_log = GENERATE(false, true), from_start = GENERATE(false, true);
+  CAPTURE(seed, in_log, from_start);
+  Sender sender(seed, in_log ? uint64_t{1} << 30 : 1);
+  sender.Version(1);
+  if (!from_start) sender.Version(2);
+  const auto end = sender.model()->published();
+  ChunkBytes bytes(*sender.model());
+  bytes.Pin(end);
+  sender.Version(3);
+  auto newest = sender.Version(4);
+  const auto check = [&] {
+    const Brought all = GetAll(bytes, sender, {end, nullptr});
+    CHECK(all.wrong.empty());
+    if (in_log) {
+      CHECK(all.right.size() == kChunks);
+      return;
+    }
+    CHECK(all.right == Same(*end, *newest));
+    REQUIRE(!all.refused.empty());
+    for (const auto& [chunk, status] : all.refused) {
+      CHECK(absl::IsAborted(status));
+      Says(status, TensorOf(chunk));
+    }
+  };
+  check();
+  // What is missing never comes back, whatever is told from here on.
+  for (uint64_t version = 5; version <= 7; ++version) {
+    newest = sender.Version(version);
+    bytes.Overtaken(*newest);
+    check();
+  }
+  CHECK(sender.Kept(*end) == 0);
+}
+
+TEST_CASE("chunk bytes: changes that are too large for a log without pulls end the way back") {
+  const uint64_t seed = 93;
+  CAPTURE(seed);
+  Sender sender(seed, 1);
+  sender.model()->CountPull(-1);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  bytes.Pin(end);
+  const auto newest = sender.Version(2);
+  bytes.Overtaken(*newest);
+  const Brought all = GetAll(bytes, sender, {end, nullptr});
+  CHECK(all.wrong.empty());
+  CHECK(all.right == Same(*end, *newest));
+  for (const auto& [chunk, status] : all.refused) CHECK(absl::IsAborted(status));
+}
+
+TEST_CASE("chunk bytes: pulls of one end share what was made for it") {
+  Sender sender(94, 1);
+  const auto end = sender.Version(1);
+  ChunkBytes one(*sender.model()), two(*sender.model());
+  one.Pin(end);
+  two.Pin(end);
+  for (uint64_t version = 2; version <= 3; ++version) {
+    const auto newest = sender.Version(version, true);
+    one.Overtaken(*newest);
+    two.Overtaken(*newest);
+  }
+  CHECK(sender.Kept(*end) == sender.model()->owned_bytes());
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    const auto a = one.Get(c, {end, nullptr}, {}), b = two.Get(c, {end, nullptr}, {.copy = true});
+    REQUIRE((a.ok() && b.ok()));
+    CHECK(a->bytes.data() == b->bytes.data());
+    CHECK(a->half == std::nullopt);
+    CHECK(std::ranges::equal(a->bytes, sender.Of(1, c)));
+  }
+}
+
+TEST_CASE(
+    "chunk bytes: of several ends none gets the bytes of another and all keep at most one model") {
+  const uint64_t seed = GENERATE(range(95, 100));
+  CAPTURE(seed);
+  Sender sender(seed, 1);
+  struct End {
+    std::shared_ptr<const Published> state;
+    std::unique_ptr<ChunkBytes> bytes;
+  };
+  std::vector<End> ends;
+  uint64_t version = 0;
+  const auto publish = [&](bool everything) {
+    const auto newest = sender.Version(++version, everything);
+    for (const End& end : ends) end.bytes->Overtaken(*newest);
+    uint64_t kept = 0;
+    for (const End& end : ends) kept += sender.Kept(*end.state);
+    CHECK(kept <= sender.model()->owned_bytes());
+  };
+  const auto join = [&] {
+    ends.push_back({sender.model()->published(), std::make_unique<ChunkBytes>(*sender.model())});
+    ends.back().bytes->Pin(ends.back().state);
+  };
+  publish(true);
+  for (int n = 0; n < 3; ++n) {
+    join();
+    for (int i = 0; i < 4; ++i) publish(seed % 2 == 0);
+  }
+  std::set<uint32_t> refused;
+  for (const End& end : ends) {
+    const Brought all = GetAll(*end.bytes, sender, {end.state, nullptr});
+    CHECK(all.wrong.empty());
+    for (const auto& [chunk, status] : all.refused) {
+      CHECK(absl::IsAborted(status));
+      refused.insert(chunk);
+    }
+  }
+  CHECK(GetAll(*ends[0].bytes, sender, {ends[0].state, nullptr}).right.size() == kChunks);
+  CHECK(!refused.empty());
+  // The memory of ends that have gone is there for the next.
+  ends.clear();
+  join();
+  for (int i = 0; i < 8; ++i) publish(i == 0);
+  CHECK(sender.Kept(*ends[0].state) > 0);
+  CHECK(GetAll(*ends[0].bytes, sender, {ends[0].state, nullptr}).right.size() == kChunks);
+}
+
+TEST_CASE("chunk bytes: bytes that lost their digest are not sent") {
+  const uint64_t seed = 110;
+  CAPTURE(seed);
+  const uint32_t bad = 5;
+  const bool copy = GENERATE(false, true);
+  CAPTURE(copy);
+  Sender sender(seed, 1);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  const auto refuses = [&](const LeasedState& at, bool check) {
+    const Status status = bytes.Get(bad, at, {.copy = copy, .check = check}).status();
+    CAPTURE(status);
+    CHECK(bytes.Get(bad - 1, at, {.copy = copy, .check = check}).ok());
+    return absl::IsDataLoss(status) && Says(status, TensorOf(bad));
+  };
+  SECTION("in a half that somebody doubts") {
+    sender.FlipIn(end->half, bad);
+    CHECK(refuses(sender.Leased(end), true));
+  }
+  SECTION("in a half where that is known") {
+    sender.FlipIn(end->half, bad);
+    sender.model()->Recheck(bad);
+    CHECK(refuses(sender.Leased(end), false));
+  }
+  SECTION("in the half of a version that is not the newest any more") {
+    sender.Version(2, true);
+    const auto made = sender.model()->At(end->info.identity);
+    REQUIRE(made.ok());
+    sender.FlipIn(end->half, bad);
+    CHECK(refuses(sender.Leased(*made), false));
+  }
+  SECTION("in the newest half, of which the end is made") {
+    bytes.Pin(end);
+    sender.FlipIn(sender.Version(2, true)->half, bad);
+    CHECK(refuses({end, nullptr}, false));
+  }
+  SECTION("in what was kept, and somebody doubts it") {
+    bytes.Pin(end);
+    for (uint64_t v = 2; v <= 3; ++v) bytes.Overtaken(*sender.Version(v, true));
+    const KeptChunks::Kept kept = end->kept->Find(bad);
+    REQUIRE(kept.memory != nullptr);
+    const_cast<std::byte&>(kept.memory[9]) ^= std::byte{4};
+    CHECK(refuses({end, nullptr}, true));
+  }
+}
+
+TEST_CASE("chunk bytes: nothing is made of a chunk that is known to be bad in the newest half") {
+  const uint64_t seed = 111;
+  CAPTURE(seed);
+  Sender sender(seed);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  bytes.Pin(end);
+  const auto newest = sender.Version(2);
+  for (uint32_t c = 0; c < kChunks; ++c) newest->damaged[c] = 1;
+  const Brought none = GetAll(bytes, sender, {end, nullptr});
+  CHECK(none.refused.size() == kChunks);
+  CHECK(GetAll(bytes, sender, sender.Leased(end)).right.size() == kChunks);
+}
+
+TEST_CASE("chunk bytes: a version that brings a lost chunk again serves the pulls before it") {
+  const uint64_t seed = 112;
+  CAPTURE(seed);
+  Sender sender(seed);
+  const auto end = sender.Version(1);
+  for (uint32_t c = 0; c < kChunks; ++c) {
+    sender.FlipIn(end->half, c);
+    sender.model()->Recheck(c);
+  }
+  ChunkBytes bytes(*sender.model());
+  bytes.Pin(end);
+  CHECK(GetAll(bytes, sender, sender.Leased(end)).refused.size() == kChunks);
+  const auto newest = sender.Version(2);
+  bytes.Overtaken(*newest);
+  const Brought all = GetAll(bytes, sender, sender.Leased(end));
+  CHECK(all.wrong.empty());
+  CHECK(all.right == Same(*end, *newest));
+  REQUIRE((!all.right.empty() && !all.refused.empty()));
+  for (const auto& [chunk, status] : all.refused) {
+    CHECK(absl::IsDataLoss(status));
+    Says(status, TensorOf(chunk));
+  }
+}
+
+TEST_CASE("chunk bytes: a pull beside a publisher gets its end and no other bytes") {
+  const uint64_t seed = 113;
+  CAPTURE(seed);
+  Sender sender(seed);
+  const auto end = sender.Version(1);
+  ChunkBytes bytes(*sender.model());
+  bytes.Pin(end);
+  const std::vector<std::byte> content = sender.content(1);
+  std::atomic<bool> over{false};
+  std::atomic<uint64_t> right{0}, other{0};
+  std::vector<std::thread> readers;
+  for (uint32_t n = 0; n < 2; ++n) {
+    readers.emplace_back([&, n] {
+      for (uint32_t c = n; !over; ++c) {
+        const LeasedState at = c % 3 == 0 ? sender.Leased(end) : LeasedState{end, nullptr};
+        const auto got = bytes.Get(c % kChunks, at, {.copy = c % 2 == 0});
+        const Chunk& place = sender.model()->chunks()[c % kChunks];
+        const Bytes wanted = Bytes(content).subspan(place.offset, place.bytes);
+        ++(got.ok() && std::ranges::equal(got->bytes, wanted) ? right : other);
+      }
+    });
+  }
+  for (uint64_t version = 2; version <= 20; ++version) bytes.Overtaken(*sender.Version(version));
+  while (right + other < 1000) std::this_thread::yield();
+  over = true;
+  for (std::thread& reader : readers) reader.join();
+  CHECK(other == 0);
+}
+
+TEST_CASE("chunk bytes: all states together keep what the budget has and give it back") {
+  const auto budget = std::make_shared<KeptChunks::Budget>(100);
+  const auto memory = [](size_t bytes) {
+    return KeptChunks::Kept{std::make_unique<std::byte[]>(bytes), bytes};
+  };
+  auto one = std::make_unique<KeptChunks>(budget);
+  KeptChunks two(budget);
+  const KeptChunks::Kept first = memory(60);
+  CHECK(one->Keep(7, first));
+  CHECK(!two.Keep(7, memory(41)));
+  CHECK(two.Find(7).memory == nullptr);
+  CHECK(two.Keep(7, memory(40)));
+  // What is there stays, and costs nothing again.
+  CHECK(one->Keep(7, memory(60)));
+  CHECK(one->Find(7).memory == first.memory);
+  CHECK(!one->Keep(8, memory(1)));
+  one = nullptr;
+  CHECK(!two.Keep(8, memory(61)));
+  CHECK(two.Keep(8, memory(60)));
+  CHECK(two.Find(7).bytes == 40);
+}
+
+}  // namespace
+}  // namespace deltawire::sender
