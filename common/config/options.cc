@@ -237,7 +237,7 @@ void AddFileGroup(CLI::App& app, std::string* target) {
 
 template <typename Options>
 void AddStreamLimits(CLI::App& app, Options& o) {
-  AddMillis(app, "--stream-timeout-ms", "A stream without progress for so long is closed", 1,
+  AddMillis(app, "--stream-timeout-ms", "A stream without progress for so long is closed", 1000,
             &o.stream_timeout);
   app.add_flag("--insecure-plaintext", o.insecure_plaintext,
                "Allow listening beyond loopback, unencrypted and unauthenticated");

@@ -39,8 +39,9 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   std::unordered_map<std::string, size_t> of_address;  ///< admitted ones
 
   static Options WithDefaults(Options o) {
-    constexpr std::chrono::milliseconds kMostIdle{5000};
-    if (o.ping_interval.count() == 0) o.ping_interval = std::min(kMostIdle, o.stream_timeout / 4);
+    if (o.ping_interval.count() == 0) {
+      o.ping_interval = std::clamp(o.stream_timeout / 4, kLeastPingInterval, kMostPingInterval);
+    }
     return o;
   }
   void Take(int fd);

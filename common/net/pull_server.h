@@ -65,9 +65,12 @@ class PullSource {
 
 class PullServer {
  public:
+  static constexpr std::chrono::milliseconds kLeastPingInterval{10}, kMostPingInterval{250};
+
   struct Options {
     std::chrono::milliseconds stream_timeout{30000};  ///< no progress on a stream: it is closed
-    /// Idle streams say so this often; 0: a quarter of stream_timeout, at most 5 s.
+    /// Idle streams say so this often; 0: a quarter of stream_timeout, between the two above. A
+    /// receiver's timeout is its own, and at least four of the longer (--stream-timeout-ms).
     std::chrono::milliseconds ping_interval{0};
     /// A new connection has said something, and its whole Hello, within these.
     std::chrono::milliseconds first_byte_timeout{2000};

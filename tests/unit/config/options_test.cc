@@ -136,7 +136,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.delta_log_bytes = 3 << 20;
   want.grace = milliseconds(4);
   want.offload_timeout = milliseconds(7);
-  want.stream_timeout = milliseconds(5);
+  want.stream_timeout = milliseconds(5000);
   want.threads = 6;
   want.huge_pages = false;
   want.eager_diff = false;
@@ -151,7 +151,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
                                  "--trainer-socket=/s",     "--control-listen=127.0.0.2:1",
                                  "--bulk-listen=[::1]:2",   "--advertise-host=node",
                                  "--delta-log=3MiB",        "--grace-ms=4",
-                                 "--stream-timeout-ms=5",   "--threads=6",
+                                 "--stream-timeout-ms=5000",   "--threads=6",
                                  "--no-huge-pages",         "--no-eager-diff",
                                  "--insecure-plaintext",    "--metrics-listen=0.0.0.0:9",
                                  "--log-level=debug",       "--codec=tight",
@@ -164,7 +164,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "data-dir = '/d'\nfile-group = 'engines'\ntrainer-socket = '/s'\ncontrol-listen = "
       "'127.0.0.2:1'\n"
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
-      "stream-timeout-ms = '5'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
+      "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
       "insecure-plaintext = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n"
       "gpu = 'host-staged'\ncodec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n"
       "offload-timeout-ms = 7\n");
@@ -191,7 +191,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.on_busy_reader = OnBusyReader::kCopy;
   want.unsafe_in_place = true;
   want.scrub_bytes_per_s = 0;
-  want.stream_timeout = milliseconds(5);
+  want.stream_timeout = milliseconds(5000);
   want.threads = 6;
   want.huge_pages = false;
   want.insecure_plaintext = true;
@@ -208,7 +208,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--streams=64",
                                    "--no-follow",
                                    "--staging=1kB",
-                                   "--stream-timeout-ms=5",
+                                   "--stream-timeout-ms=5000",
                                    "--threads=6",
                                    "--no-huge-pages",
                                    "--insecure-plaintext",
@@ -227,7 +227,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "data-dir = '/d'\nfile-group = 'engines'\nsender = 'node:1'\nmodel = ['a', "
       "'b=/x=y']\nreceiver-id = 'me:1'\n"
       "control-listen = 'localhost:2'\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
-      "stream-timeout-ms = 5\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
+      "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
       "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n"
       "buffers = '2'\nreader-grace-ms = 7\non-busy-reader = 'copy'\nunsafe-in-place = true\n");
   const auto from_file = Receiver({"--config", file.path()});
@@ -281,7 +281,7 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Sender({"--history=9"}), {"--history", "9"});
   CheckError(Sender({"--delta-log=2X"}), {"--delta-log: ", "x unit", "gib"});
   CheckError(Sender({"--grace-ms=-1"}), {"--grace-ms: "});
-  CheckError(Sender({"--stream-timeout-ms=0"}), {"--stream-timeout-ms: "});
+  CheckError(Sender({"--stream-timeout-ms=999"}), {"--stream-timeout-ms: "});
   CheckError(Sender({"--log-level=loud"}), {"--log-level: ", "loud", "debug"});
   CheckError(Sender({"--data-dir="}), {"--data-dir"});
   for (const char* streams : {"--streams=0", "--streams=65", "--streams=x"}) {

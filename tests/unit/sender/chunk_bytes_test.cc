@@ -184,7 +184,7 @@ TEST_CASE("chunk bytes: what is kept for an end is bounded as deltas and as byte
     deltas.push_back(newest->log.back());
     size_t number = 0;
     // The model's own thread holds the version before until it has said that this one is there.
-    CHECK(Eventually([&] {
+    REQUIRE(Eventually([&] {
       uint64_t held = number = 0;
       for (const auto& weak : deltas) {
         const auto delta = weak.lock();

@@ -1,6 +1,7 @@
 // The parallel config: reading it, and which rank is which.
 #include "sender/export/mcore/parallel.h"
 
+#include <fstream>
 #include <random>
 #include <set>
 
@@ -57,6 +58,20 @@ TEST_CASE("parallel: JSON and back") {
   CHECK(Get(ParallelConfig::Parse(R"({"tp": 2, "world": 8, "layout": null})")).dp == 4);
 }
 
+TEST_CASE("parallel: a file that holds JSON is as good as its text") {
+  const TempDir dir;
+  const std::string path = (dir.path() / "parallel.json").string();
+  std::ofstream(path) << "\n {\"tp\": 4, \"core_version\": \"0.19.2\"}\n";
+  for (const std::string& from : {path, std::string(R"({"tp": 4, "core_version": "0.19"})"),
+                                  std::string("tp=4,core_version=0.19")}) {
+    const ParallelConfig c = Get(ParallelConfig::Open(from));
+    CHECK(c.tp == 4);
+    CHECK(c.core.minor == 19);
+  }
+  std::ofstream(path) << "{";
+  CHECK(TextOf(ParallelConfig::Open(path)).find(path) != std::string::npos);
+}
+
 TEST_CASE("parallel: what is refused") {
   const std::pair<const char*, const char*> cases[] = {
       {"tp", "\"tp\" is not KEY=VALUE"},
@@ -74,6 +89,11 @@ TEST_CASE("parallel: what is refused") {
       {"tp=2,dp=2,world=8", "world=8 makes dp=4, not 2"},
       {"tp=2,dp=1,ep=4,etp=1", "tp * cp * dp = 2 is not a multiple of etp * ep = 4"},
       {"tp=1048576,pp=2", "ranks; the limit is"},
+      {"tp=2,pp=2,tp=4", "\"tp\" is given twice"},
+      {R"({"tp": 2, "tp": 2})", "\"tp\" is given twice"},
+      {"vpp=2", "vpp=2: wanted 1 where there is one pipeline rank"},
+      {"core_version=1.0", "core_version=1.0: wanted a version"},
+      {"core_version=0.", "core_version=0.: wanted a version"},
   };
   for (const auto& [text, said] : cases) {
     CAPTURE(text);
