@@ -47,8 +47,13 @@ void ChunkBytes::Follow(const Published& newest) {
   // Newest first: of a long log only the end is new.
   size_t first = log.size();
   while (first > 0 && log[first - 1] != last_) --first;
-  const StateId reached = last_ == nullptr ? end_->info.id() : last_->to();
-  broken_ = first == 0 && (log.empty() || log[0]->from() != reached);
+  if (first == 0) {
+    // A number that was published twice tells too little: every state since has its delta, or some
+    // have left the log. What was rebuilt for the pull has no serial.
+    const StateId reached = last_ == nullptr ? end_->info.id() : last_->to();
+    broken_ = log.empty() || log[0]->from() != reached ||
+              (serial_ != 0 && log.size() != newest.serial - serial_);
+  }
   if (broken_) return;
   for (; first < log.size(); ++first) {
     since_bytes_ += log[first]->memory_bytes();
@@ -107,7 +112,7 @@ StatusOr<WholeChunk> ChunkBytes::Get(uint32_t chunk, const LeasedState& at, How 
     why = Damaged(chunk, *at.state);
   }
   // A state that is not the newest any more may have its bytes elsewhere.
-  auto got = FromNewest(chunk, *at.state, how);
+  auto got = FromElsewhere(chunk, *at.state, how);
   return got.ok() || why.ok() ? got : why;
 }
 
@@ -122,12 +127,25 @@ StatusOr<WholeChunk> ChunkBytes::FromHalf(uint32_t chunk, const LeasedState& at,
   return PrivateCopy(bytes).chunk();
 }
 
+StatusOr<WholeChunk> ChunkBytes::FromElsewhere(uint32_t chunk, const Published& end, How how) {
+  if (auto kept = FromKept(chunk, end, how)) return *std::move(kept);
+  auto got = FromNewest(chunk, end, how);
+  if (got.ok()) return got;
+  // It may have been kept meanwhile, and with that the deltas that were to be undone have gone.
+  if (auto kept = FromKept(chunk, end, how)) return *std::move(kept);
+  return got;
+}
+
+std::optional<StatusOr<WholeChunk>> ChunkBytes::FromKept(uint32_t chunk, const Published& end,
+                                                         How how) const {
+  const KeptChunks::Kept kept = end.kept->Find(chunk);
+  if (kept.memory == nullptr) return std::nullopt;
+  const Bytes bytes(kept.memory.get(), kept.bytes);
+  if (how.check && !HasItsDigest(chunk, end, bytes)) return Damaged(chunk, end);
+  return WholeChunk{bytes, kept.memory, std::nullopt};
+}
+
 StatusOr<WholeChunk> ChunkBytes::FromNewest(uint32_t chunk, const Published& end, How how) {
-  if (const KeptChunks::Kept kept = end.kept->Find(chunk); kept.memory != nullptr) {
-    const Bytes bytes(kept.memory.get(), kept.bytes);
-    if (how.check && !HasItsDigest(chunk, end, bytes)) return Damaged(chunk, end);
-    return WholeChunk{bytes, kept.memory, std::nullopt};
-  }
   const LeasedState newest = model_.Lease();
   if (newest.state.get() == &end) {
     // Leased after the caller looked, or damaged.

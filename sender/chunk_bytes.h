@@ -43,6 +43,9 @@ class ChunkBytes {
 
  private:
   StatusOr<WholeChunk> FromHalf(uint32_t chunk, const LeasedState& at, How how);
+  /// What the end keeps, or FromNewest.
+  StatusOr<WholeChunk> FromElsewhere(uint32_t chunk, const Published& end, How how);
+  std::optional<StatusOr<WholeChunk>> FromKept(uint32_t chunk, const Published& end, How how) const;
   /// The same bytes in the newest half, or what Undo makes of those there.
   StatusOr<WholeChunk> FromNewest(uint32_t chunk, const Published& end, How how);
   StatusOr<WholeChunk> Undo(uint32_t chunk, const Published& end, const LeasedState& newest);

@@ -53,12 +53,15 @@ void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<cons
   next->serial = next_serial_++;
   last = std::exchange(newest_, std::move(next));
   if (last == nullptr) return;
-  kept_ = nullptr;  // its half was written to
   std::erase_if(held_, [](const auto& held) { return held.expired(); });
-  held_.push_back(last);
-  if (last->side_files->hash == newest_->side_files->hash) return;
-  last_side_files_.push_back(last->side_files);
-  if (last_side_files_.size() > kLastSideFiles) last_side_files_.pop_front();
+  // An earlier state's half was written to now.
+  for (const auto& gone : {std::exchange(kept_, nullptr), last}) {
+    if (gone == nullptr) continue;
+    held_.push_back(gone);
+    if (gone->side_files->hash == newest_->side_files->hash) continue;
+    last_side_files_.push_back(gone->side_files);
+    if (last_side_files_.size() > kLastSideFiles) last_side_files_.pop_front();
+  }
 }
 
 void VersionStore::KeepEarlier(std::shared_ptr<const Published> state) {

@@ -43,6 +43,7 @@ def one_spelling(name):
     for one, other in (
         (".mtp_model_layer.", ".transformer_layer."),
         (".self_attention.linear_qkv_down_proj.layer_norm_weight", ".input_layernorm.weight"),
+        (".self_attention.linear_q_proj.layer_norm_weight", ".input_layernorm.weight"),
         (".self_attention.linear_proj.post_layernorm.weight", ".post_attention_layernorm.weight"),
         (".mlp.linear_fc2.post_layernorm.weight", ".post_feedforward_layernorm.weight"),
     ):
@@ -58,15 +59,24 @@ def plus_one(array):
     return ((total + 0x7FFF + (total >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def shard_differences(wanted, folder):
+def of_another_version(name, parallel):
+    """Whether a written name is none of the core version that the parallel config states."""
+    newer = (".mtp_model_layer.", ".linear_q_proj.layer_norm_weight", "/visual.")
+    older = (".transformer_layer.", "/vision_model.")
+    return any(part in name for part in (older if parallel.minor >= 19 else newer))
+
+
+def shard_differences(wanted, folder, parallel):
     """What our shards lack or hold otherwise. Padding is zero there; a held copy is in step."""
     found = {}
+    problems = []
     for path in sorted(folder.glob("rank_*.safetensors")):
         rank = int(path.stem.split("_")[1])
         for name, array in read_safetensors(path).items():
+            if of_another_version(name, parallel):
+                problems.append(f"rank {rank} {name}: not a name of {parallel.core_version}")
             chunk, name = name.split("/", 1)
             found[rank, int(chunk.removeprefix("chunk")), one_spelling(name)] = array
-    problems = []
     for (rank, chunk), params in wanted.items():
         for name, array in params.items():
             ours = found.pop((rank, chunk, one_spelling(name)), None)
@@ -108,7 +118,7 @@ def check(program, family, seed, folder):
     problems = differences(case.hf, read_hf(out))
     if not problems:
         deltawire(program, "convert", folder / "hf", back, "--parallel", parallel_text(shards))
-        problems = shard_differences(wanted, back)
+        problems = shard_differences(wanted, back, case.parallel)
     if not problems:
         # From one parallel layout to another, without the checkpoint: the shards know it.
         whole, again = folder / "whole", folder / "again"

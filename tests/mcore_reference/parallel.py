@@ -28,6 +28,7 @@ class Parallel:
     glu_interleave: int = 0
     shared_glu_interleave: int = 0
     mla_down_fusion: bool = False
+    core_version: str = "0.16"  # whose names are written; all are read
     # Told by the shards' own names and shapes, so not in parallel.json:
     mtp_inner: str = "transformer_layer"  # or "mtp_model_layer"
     gemma_norms: str = "linear"  # post norms under the linear before them; or "layer"
@@ -38,6 +39,10 @@ class Parallel:
     def as_json(self):
         return {key: value for key, value in dataclasses.asdict(self).items()
                 if key not in self.NOT_IN_JSON}
+
+    @property
+    def minor(self):
+        return int(self.core_version.split(".")[1])
 
     @property
     def world(self):
@@ -227,7 +232,8 @@ def _draw(model, rng):
     x = dict(tp=tp, pp=pp, cp=rng.choice([1, 1, 1, 2]), dp=rng.choice([1, 1, 2, 3, 4]), etp=tp,
              vocab_divisor=rng.choice([1, 4, 16, 128]), spec=rng.choice(["te", "te", "local"]),
              mtp_inner=rng.choice(["transformer_layer", "mtp_model_layer"]),
-             gemma_norms=rng.choice(["linear", "layer"]))
+             gemma_norms=rng.choice(["linear", "layer"]),
+             core_version=rng.choice(["0.14", "0.16", "0.16", "0.16", "0.19"]))
     x["experts"] = "sequential" if x["spec"] == "local" else rng.choice(["grouped", "grouped", "sequential"])
     if model.experts:
         x["etp"], x["ep"] = rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 2, 2, 3, 4])

@@ -11,7 +11,7 @@ TABLE = [
     (r"(input|pre_mlp|post_self_attn|post_mlp|post_attention|post_feedforward)_layernorm\.weight", "H"),
     (r"self_attention\.linear_qkv\.weight", "qkv/T, H"),
     (r"self_attention\.linear_qkv\.bias", "qkv/T"),
-    (r"self_attention\.(linear_qkv|in_proj|linear_qkv_down_proj)\.layer_norm_weight", "H"),
+    (r"self_attention\.(linear_qkv|in_proj|linear_q_proj|linear_qkv_down_proj)\.layer_norm_weight", "H"),
     (r"self_attention\.linear_proj\.weight", "H, o/T"),
     (r"self_attention\.linear_proj\.bias", "H"),
     (r"(self_attention\.linear_proj|mlp\.linear_fc2)\.post_layernorm\.weight", "H"),

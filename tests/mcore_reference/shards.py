@@ -33,7 +33,7 @@ def mcore_shards(config, parallel, hf):
             for local, layer in enumerate(place.layers[p, v]):
                 for name, array in build.layer(layer, t, et, e).items():
                     tensors[f"decoder.layers.{local}.{name}"] = array
-            tensors |= _ends(model, place, build, (p, v), t)
+            tensors |= _ends(model, parallel, place, build, (p, v), t)
             if (p, v) == place.mtp:
                 tensors |= _mtp(model, parallel, build, t, et, e)
             tensors = {model.mcore_prefix + name: array for name, array in tensors.items()}
@@ -43,8 +43,10 @@ def mcore_shards(config, parallel, hf):
     return out
 
 
-def _ends(model, place, build, chunk, t):
-    """Embedding, final norm and head of a chunk."""
+def _ends(model, parallel, place, build, chunk, t):
+    """Embedding, final norm and head of a chunk. Since 0.15 the MTP blocks' has a head only where it
+    has the loss."""
+    heads = (place.loss, place.mtp) if parallel.minor < 15 else (place.loss,)
     out, embedding, head = {}, "embedding.word_embeddings.weight", "output_layer.weight"
     if chunk == place.embedding:
         out[embedding] = build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t)
@@ -55,7 +57,7 @@ def _ends(model, place, build, chunk, t):
     if not model.tied:
         if chunk == place.loss:
             out[head] = build.vocabulary("lm_head.weight", t)
-    elif chunk in (place.loss, place.mtp) and chunk != place.embedding:
+    elif chunk in heads and chunk != place.embedding:
         out[head] = stale(build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t))
     return out
 
@@ -134,6 +136,8 @@ class _Builder:
             before_attention = "self_attention.in_proj.layer_norm_weight"
         elif kind == MLA and x.mla_down_fusion and x.mla_fusion_sharded:
             before_attention = "self_attention.linear_qkv_down_proj.layer_norm_weight"
+        elif kind == MLA and te and m.q_lora is None and x.minor >= 19:
+            before_attention = "self_attention.linear_q_proj.layer_norm_weight"
         before_mlp = "pre_mlp_layernorm.weight"
         if te and m.mlp(layer) == DENSE:
             before_mlp = "mlp.linear_fc1.layer_norm_weight"

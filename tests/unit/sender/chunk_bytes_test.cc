@@ -456,5 +456,48 @@ TEST_CASE("chunk bytes: all states together keep what the budget has and give it
   CHECK(two.Find(7).bytes == 40);
 }
 
+TEST_CASE("chunk bytes: chunks that are just being kept are served all the while") {
+  std::atomic<uint64_t> served{0}, refused{0};
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    PublishedModel sender(2, seed, {.delta_log_bytes = 1});
+    Model& model = *sender.model();
+    model.CountPull(1);
+    sender.Publish(1);
+    const auto end = model.published();
+    ChunkBytes bytes(model);
+    bytes.Pin(end);
+    std::atomic<bool> over{false};
+    Thread reader([&] {
+      for (uint32_t c = 0; !over; ++c) {
+        ++(bytes.Get(c % 2, {end, nullptr}, {}).ok() ? served : refused);
+      }
+    });
+    for (uint64_t v = 2; v <= 5; ++v) {
+      sender.Publish(v, true);
+      bytes.Overtaken(*model.published());
+    }
+    over = true;
+    reader.join();
+  }
+  CHECK(refused == 0);
+  CHECK(served > 0);
+}
+
+TEST_CASE("chunk bytes: a delta that was missed is missed though its number came twice") {
+  PublishedModel sender(4, 5, {.delta_log_bytes = 1}, {{0, 3}});
+  Model& model = *sender.model();
+  model.CountPull(1);
+  sender.Publish(50, true, 1);
+  const auto end = model.published();
+  ChunkBytes bytes(model);
+  bytes.Pin(end);
+  // Nobody tells of either, and the log has room for one.
+  sender.Publish(50, true, 2);
+  sender.Publish(51, true, 3);
+  for (uint32_t c = 0; c < 3; ++c) {
+    CHECK(absl::IsAborted(bytes.Get(c, {end, nullptr}, {}).status()));
+  }
+}
+
 }  // namespace
 }  // namespace deltawire::sender

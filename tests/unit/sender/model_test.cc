@@ -318,6 +318,23 @@ TEST_CASE("a part's version that was given up elsewhere is published again under
   CHECK(m->published()->info.identity == second->identity);
 }
 
+TEST_CASE("side files of a state from before a restart stay as long as a pull holds it") {
+  SenderModel m({}, {}, {{"config.json", "one"}});
+  REQUIRE(m.Publish(1).ok());
+  const Identity first = m->published()->info.identity;
+  const uint64_t one = m->side_files()->hash;
+  REQUIRE(m->SetSideFiles({{"config.json", "two"}}).ok());
+  REQUIRE(m.Publish(2).ok());
+  m.Restart();
+  const auto pinned = m->At(first);
+  REQUIRE(pinned.ok());
+  for (uint64_t version = 3; version <= 9; ++version) {
+    REQUIRE(m.Publish(version).ok());
+    REQUIRE(m->side_files(one) != nullptr);
+    CHECK(m->side_files(one)->files[0].content == "one");
+  }
+}
+
 TEST_CASE("side files belong to the version that was published with them") {
   SenderModel m({}, {}, {{"config.json", "one"}});
   CHECK(m->side_files()->files[0].content == "one");

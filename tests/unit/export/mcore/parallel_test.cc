@@ -5,6 +5,7 @@
 #include <random>
 #include <set>
 
+#include "tests/support/temp_dir.h"
 #include "tests/unit/export/mcore/plans.h"
 
 namespace deltawire::mcore {
