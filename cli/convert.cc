@@ -11,7 +11,7 @@
 #include "cli/new_directory.h"
 #include "cli/output.h"
 #include "common/base/human.h"
-#include "common/shm/buffer_file.h"
+#include "sender/export/hf_dir.h"
 #include "sender/export/mcore/hf_model.h"
 #include "sender/export/shard_dir.h"
 
@@ -20,18 +20,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kWeightFile = "model.safetensors";
-
 struct ConvertOptions : Common {
-  std::string from, to, hf, parallel, family;
+  std::string from, to, hf, parallel, core_version, family;
   std::vector<std::string> families;
+  uint64_t max_shard_bytes = uint64_t{50} * 1000 * 1000 * 1000;
   size_t threads = 0;
-  bool replace = false;
+  bool replace = false, unmarked = false, round = false;
 };
 
 /// Tensors that no parameter makes come from the checkpoint that --hf names.
-Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpoint,
-                 MutableBytes data) {
+Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpoint, HfDir& to) {
   for (const std::string& name : plan.not_trained()) {
     const size_t i = *plan.layout().Find(name);
     const auto from = checkpoint ? checkpoint->layout().Find(name) : std::nullopt;
@@ -42,7 +40,7 @@ Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpo
                     name);
     }
     const Bytes bytes = checkpoint->data(*from);
-    std::copy(bytes.begin(), bytes.end(), data.begin() + plan.layout().offset(i));
+    std::copy(bytes.begin(), bytes.end(), to.tensor(i).begin());
   }
   return absl::OkStatus();
 }
@@ -64,28 +62,47 @@ Status CopySideFiles(const fs::path& from, const fs::path& to) {
 /// Shards to an HF directory, which is there.
 Status ExportShards(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& to,
                     ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from));
+  DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from, o.unmarked));
   const Layout* listing = shards.layout() ? &*shards.layout() : nullptr;
   DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(shards.parallel(), listing));
-  DW_ASSIGN_OR_RETURN(BufferFile file,
-                      BufferFile::Create(to / kWeightFile, plan.layout(),
-                                         {.huge_pages = false, .populate = false}));
-  const MutableBytes data = file.data();
-  const auto tensor = [&](uint32_t t) {
-    return data.subspan(plan.layout().offset(t), plan.layout().bytes(t));
-  };
-  DW_RETURN_IF_ERROR(shards.ExportTo(plan, tensor, pool));
-  DW_RETURN_IF_ERROR(CarryOver(plan, model.checkpoint(), data));
+  DW_ASSIGN_OR_RETURN(HfDir hf, HfDir::Create(to, plan.layout(), o.max_shard_bytes));
+  DW_RETURN_IF_ERROR(shards.ExportTo(
+      plan, [&](uint32_t t) { return hf.tensor(t); }, pool));
+  DW_RETURN_IF_ERROR(CarryOver(plan, model.checkpoint(), hf));
+  DW_RETURN_IF_ERROR(hf.Finish(pool));
   return CopySideFiles(o.hf.empty() ? o.from : o.hf, to);
+}
+
+/// "2 tensors, model.layers.0... first".
+std::string Some(const std::vector<std::string>& names) {
+  return fmt::format("{} tensor{}, {}{}", names.size(), names.size() == 1 ? "" : "s", names.front(),
+                     names.size() == 1 ? "" : " first");
 }
 
 Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& from,
                   const fs::path& to, ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig parallel,
-                      mcore::ParallelConfig::Open(o.parallel));
+  DW_ASSIGN_OR_RETURN(mcore::ParallelConfig parallel, mcore::ParallelConfig::Open(o.parallel));
+  if (!o.core_version.empty()) {
+    DW_ASSIGN_OR_RETURN(parallel.core, mcore::CoreVersion::Parse(o.core_version));
+  }
   DW_ASSIGN_OR_RETURN(const ModelDir hf, ModelDir::Open(from));
   DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(parallel, &hf.layout()));
-  return ShardDir::Write(to, plan, hf, pool);
+  const Rounding rounding = RoundingOf(plan, hf, pool);
+  if (!rounding.narrowed.empty() && !o.round) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "the trainer would hold {} in fewer bits than {} does: say --round to have the "
+                  "values rounded, or set dtype in config.json",
+                  Some(rounding.narrowed), from.string());
+  }
+  DW_RETURN_IF_ERROR(ShardDir::Write(to, plan, hf, pool));
+  if (!rounding.narrowed.empty()) {
+    std::printf("rounded to fewer bits: %s\n", Some(rounding.narrowed).c_str());
+  }
+  if (!rounding.shifted.empty()) {
+    std::printf("held as the value less one, rounded, so the way back differs in the last bit: %s\n",
+                Some(rounding.shifted).c_str());
+  }
+  return absl::OkStatus();
 }
 
 StatusOr<Exit> Convert(const ConvertOptions& o) {
@@ -140,7 +157,19 @@ void DeclareConvert(CLI::App& app, Run* run) {
                 "TO may hold something, all of which goes when the new is there");
   sub->add_option("--parallel", o->parallel,
                   "Make shards for this layout, e.g. tp=4,pp=2; default: make an HF directory")
-      ->type_name("KEY=N,...");
+      ->type_name("KEY=N,...|FILE");
+  sub->add_option("--core-version", o->core_version,
+                  "Of shards: the megatron-core that loads them, whose names they get [0.16]")
+      ->type_name("0.N");
+  sub->add_option("--max-shard-size", o->max_shard_bytes, "Of an HF directory: bytes per file")
+      ->type_name("SIZE")
+      ->transform(Quiet(CLI::AsSizeValue(/*kb_is_1000=*/true)))
+      ->check(Quiet(CLI::PositiveNumber))
+      ->default_str("50GB");
+  sub->add_flag("--unmarked", o->unmarked,
+                "Take rank files that do not say which rank they are for what they are called");
+  sub->add_flag("--round", o->round,
+                "Round values that the trainer holds in fewer bits than the checkpoint");
   sub->add_option(
          "--hf", o->hf,
          "HF directory whose config.json, and tensors where it has them, count; default: FROM")

@@ -149,7 +149,7 @@ void DeclarePlan(CLI::App& app, Run* run) {
       ->required()
       ->check(Quiet(CLI::ExistingDirectory));
   sub->add_option("--parallel", o->parallel, "e.g. tp=4,pp=2,ep=8,world=64; docs/model_families.md")
-      ->type_name("KEY=N,...");
+      ->type_name("KEY=N,...|FILE");
   sub->add_option("--family", o->family, "Model family; default: by config.json")
       ->type_name("NAME");
   sub->add_option("--families", o->families, "Directory of further families (*.toml)")

@@ -1,23 +1,21 @@
 #include "sender/export/shard_dir.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-
-#include <charconv>
+#include <cstring>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
+#include <unordered_map>
 
+#include "common/base/checksum.h"
 #include "common/layout/safetensors.h"
-#include "common/shm/buffer_file.h"
 
 namespace deltawire {
 namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-constexpr std::string_view kChunkPrefix = "chunk";
 
 StatusOr<std::string> ReadText(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -68,28 +66,12 @@ StatusOr<Layout> ParseLayout(const std::string& text, const fs::path& path) {
   return Layout::Create(std::move(metas));
 }
 
-/// "chunk1/decoder..." as chunk and name.
-Status SplitName(std::string_view stored, mcore::LiveParam* param) {
-  const size_t slash = stored.find('/');
-  if (stored.starts_with(kChunkPrefix) && slash != std::string_view::npos) {
-    const char* begin = stored.data() + kChunkPrefix.size();
-    const auto [end, error] = std::from_chars(begin, stored.data() + slash, param->chunk);
-    if (error == std::errc{} && end == stored.data() + slash) {
-      param->name = std::string(stored.substr(slash + 1));
-      return absl::OkStatus();
-    }
-  }
-  return Errorf(StatusCode::kInvalidArgument,
-                "tensor \"{}\": wanted chunk<v>/<parameter>, v the virtual pipeline chunk", stored);
-}
-
 /// What a parameter is called in a rank's file.
 std::string StoredName(const mcore::Plan& plan, const mcore::ShardParam& s) {
   // Trainers wrap the language part of a model that sees.
   const std::vector<std::string>& wrappers = plan.family().names.strip;
   const bool wrapped = plan.slots()[s.slot].param != nullptr && !wrappers.empty();
-  return fmt::format("{}{}/{}{}", kChunkPrefix, s.chunk, wrapped ? wrappers.front() : "",
-                     s.names.front());
+  return fmt::format("chunk{}/{}{}", s.chunk, wrapped ? wrappers.front() : "", s.names.front());
 }
 
 /// The tensors of one rank's file. A copy beside the one that counts is written too.
@@ -106,21 +88,29 @@ StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::Sh
   return Layout::Create(std::move(metas));
 }
 
-Status WriteRank(const fs::path& path, const mcore::Plan& plan, uint32_t rank, const ModelDir& hf,
+std::string OneLine(const std::string& json) { return Json::parse(json).dump(); }
+
+/// Names the weights of an HF model: XXH3-64 over that of every tensor, in the layout's order.
+std::string NameOf(const ModelDir& hf, ThreadPool& pool) {
+  std::vector<uint64_t> digests(hf.layout().size());
+  pool.ParallelFor(digests.size(), [&](size_t i) { digests[i] = Xxh3(hf.data(i)); });
+  return fmt::format("{:016x}", Xxh3(std::as_bytes(std::span(digests))));
+}
+
+Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks, const ModelDir& hf,
                  ThreadPool& pool) {
-  const std::vector<mcore::ShardParam> shards = plan.Rank(rank);
-  DW_ASSIGN_OR_RETURN(const Layout layout, RankLayout(plan, shards));
-  DW_ASSIGN_OR_RETURN(BufferFile file,
-                      BufferFile::Create(path, layout, {.huge_pages = false, .populate = false}));
-  const MutableBytes data = file.data();
+  const std::vector<mcore::ShardParam> shards = plan.Rank(marks.rank);
+  DW_ASSIGN_OR_RETURN(Layout layout, RankLayout(plan, shards));
+  DW_ASSIGN_OR_RETURN(WeightFile file,
+                      WeightFile::Create(path, std::move(layout), marks.ToMetadata()));
   mcore::Transfer transfer;
   for (const mcore::ShardParam& s : shards) {
     if (s.shape.empty() || !s.made) continue;
-    const auto at = layout.Find(StoredName(plan, s));
+    const auto at = file.layout().Find(StoredName(plan, s));
     DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
                         mcore::StepsOf(plan, s, s.dtype, plan.slots()[s.slot].cut.split,
                                        mcore::Direction::kFromHf));
-    transfer.Add(std::move(steps), data.subspan(layout.offset(*at), layout.bytes(*at)));
+    transfer.Add(std::move(steps), file.tensor(*at));
   }
   transfer.Run(
       mcore::Direction::kFromHf,
@@ -130,35 +120,62 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, uint32_t rank, c
         return MutableBytes(const_cast<std::byte*>(bytes.data()), bytes.size());
       },
       pool);
-  return absl::OkStatus();
+  marks.digest = file.Digest();
+  DW_RETURN_IF_ERROR(file.Mark(marks.ToMetadata()));
+  return file.Seal(marks.digest);
+}
+
+/// Whether a value is another one when it has been to the trainer's type, less `add`, and back.
+bool ChangesOnTheWay(Bytes values, DType hf, DType trainer, int8_t add) {
+  constexpr size_t kBlock = size_t{1} << 14;
+  const kernels::Element outer = mcore::ElementOf(hf), inner = mcore::ElementOf(trainer);
+  const size_t width = DTypeBytes(hf);
+  std::vector<std::byte> there(kBlock * DTypeBytes(trainer)), back(kBlock * width);
+  for (size_t at = 0; at < values.size(); at += kBlock * width) {
+    const Bytes block = values.subspan(at, std::min(kBlock * width, values.size() - at));
+    const size_t n = block.size() / width;
+    const MutableBytes narrow = MutableBytes(there).first(n * DTypeBytes(trainer));
+    const MutableBytes wide = MutableBytes(back).first(block.size());
+    kernels::StridedCopy all;
+    all.run_bytes = narrow.size();
+    kernels::Best().place_convert(all, {outer, inner, static_cast<int8_t>(-add)}, block, narrow);
+    all.run_bytes = wide.size();
+    kernels::Best().place_convert(all, {inner, outer, add}, narrow, wide);
+    if (std::memcmp(wide.data(), block.data(), block.size()) != 0) return true;
+  }
+  return false;
 }
 
 }  // namespace
 
-std::string RankFileName(uint32_t rank) { return fmt::format("rank_{:05}.safetensors", rank); }
-
-StatusOr<RankFile> RankFile::Open(const fs::path& path) {
-  const ScopedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (fd.get() < 0) return ErrnoError("open " + path.string());
-  struct stat info {};
-  if (fstat(fd.get(), &info) != 0) return ErrnoError("fstat " + path.string());
-  const auto size = static_cast<uint64_t>(info.st_size);
-  RankFile file;
-  if (size == 0) return Errorf(StatusCode::kInvalidArgument, "{} is empty", path.string());
-  DW_ASSIGN_OR_RETURN(file.map_, Mapping::Map(fd.get(), size, /*writable=*/false, path));
-  const Bytes all(file.map_.base(), size);
-  DW_ASSIGN_OR_RETURN(const SafetensorsHeader header,
-                      ParseSafetensorsHeader(all, size, path.string()));
-  for (const StoredTensor& t : header.tensors) {
-    mcore::LiveParam param;
-    const Status name = SplitName(t.meta.name, &param);
-    if (!name.ok()) return Annotate(name, path.string());
-    param.dtype = t.meta.dtype;
-    param.shape = t.meta.shape;
-    file.params_.push_back(std::move(param));
-    file.data_.push_back(all.subspan(header.data_offset + t.begin, t.end - t.begin));
+Rounding RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool) {
+  struct Way {
+    DType trainer = DType::kBF16;
+    int8_t add = 0;  // on the way to HF
+    bool narrows = false;
+    bool changes = false;
+  };
+  std::map<uint32_t, Way> by_tensor;
+  for (const mcore::Slot& slot : plan.slots()) {
+    const auto add = static_cast<int8_t>(slot.param != nullptr ? slot.param->add : 0);
+    for (const mcore::RowPart& part : slot.cut.parts) {
+      if (!slot.exported) continue;
+      const bool narrows =
+          DTypeBytes(plan.layout().tensor(part.tensor).dtype) > DTypeBytes(slot.dtype);
+      if (narrows || add != 0) by_tensor[part.tensor] = {slot.dtype, add, narrows, false};
+    }
   }
-  return file;
+  std::vector<std::pair<uint32_t, Way>> ways(by_tensor.begin(), by_tensor.end());
+  pool.ParallelFor(ways.size(), [&](size_t i) {
+    auto& [t, way] = ways[i];
+    way.changes = ChangesOnTheWay(hf.data(t), plan.layout().tensor(t).dtype, way.trainer, way.add);
+  });
+  Rounding rounding;
+  for (const auto& [t, way] : ways) {
+    if (!way.changes) continue;
+    (way.narrows ? rounding.narrowed : rounding.shifted).push_back(plan.layout().tensor(t).name);
+  }
+  return rounding;
 }
 
 bool ShardDir::Is(const fs::path& dir) {
@@ -166,9 +183,10 @@ bool ShardDir::Is(const fs::path& dir) {
   return fs::is_regular_file(dir / kParallelFile, error);
 }
 
-StatusOr<ShardDir> ShardDir::Open(const fs::path& dir) {
+StatusOr<ShardDir> ShardDir::Open(const fs::path& dir, bool unmarked) {
   ShardDir shards;
   shards.path_ = dir;
+  shards.unmarked_ = unmarked;
   DW_ASSIGN_OR_RETURN(shards.parallel_,
                       mcore::ParallelConfig::Open((dir / kParallelFile).string()));
   const fs::path meta = dir / kTensorsMetaFile;
@@ -180,13 +198,62 @@ StatusOr<ShardDir> ShardDir::Open(const fs::path& dir) {
   return shards;
 }
 
+Status ShardDir::CheckMarks(const mcore::Plan& plan, const std::vector<RankFile>& files,
+                            ThreadPool& pool) const {
+  const std::string parallel = OneLine(parallel_.ToJson());
+  for (uint32_t rank = 0; rank < files.size(); ++rank) {
+    const std::string file = files[rank].path().string();
+    if (!files[rank].marks()) {
+      if (unmarked_) continue;
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "{} does not say which rank it is, so `deltawire convert` has not written it; "
+                    "say --unmarked to take such files for what they are called",
+                    file);
+    }
+    const RankMarks& marks = *files[rank].marks();
+    const auto otherwise = [&](std::string_view what, const auto& says, const auto& wanted) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "{} says that it is {} {}, and {} is wanted here; put every file where it was "
+                    "written",
+                    file, what, says, wanted);
+    };
+    if (marks.rank != rank) return otherwise("of rank", marks.rank, rank);
+    if (marks.world != parallel_.world()) {
+      return otherwise("of a world of", marks.world, parallel_.world());
+    }
+    if (marks.family != plan.family().name) {
+      return otherwise("of the family", marks.family, plan.family().name);
+    }
+    DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig theirs,
+                        mcore::ParallelConfig::Parse(marks.parallel));
+    if (OneLine(theirs.ToJson()) != parallel) {
+      return otherwise("of the parallel config", marks.parallel,
+                       fmt::format("that of {}, {},", kParallelFile, parallel));
+    }
+    if (files[0].marks() && marks.model != files[0].marks()->model) {
+      return otherwise("cut from the weights", marks.model, files[0].marks()->model);
+    }
+  }
+  std::vector<Status> checked(files.size());
+  pool.ParallelFor(files.size(), [&](size_t i) {
+    if (files[i].marks()) checked[i] = files[i].CheckDigest();
+  });
+  for (const Status& status : checked) DW_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
 Status ShardDir::ExportTo(const mcore::Plan& plan, const mcore::Transfer::TensorMemory& tensor,
                           ThreadPool& pool) const {
   std::vector<RankFile> files;
-  mcore::Transfer transfer;
   for (uint32_t rank = 0; rank < parallel_.world(); ++rank) {
-    const fs::path path = path_ / RankFileName(rank);
-    DW_ASSIGN_OR_RETURN(RankFile file, RankFile::Open(path));
+    DW_ASSIGN_OR_RETURN(RankFile file, RankFile::Open(path_ / RankFileName(rank)));
+    files.push_back(std::move(file));
+  }
+  DW_RETURN_IF_ERROR(CheckMarks(plan, files, pool));
+  mcore::Transfer transfer;
+  for (uint32_t rank = 0; rank < files.size(); ++rank) {
+    const RankFile& file = files[rank];
+    const fs::path& path = file.path();
     StatusOr<std::vector<mcore::Match>> matches = MatchRank(plan, rank, file.params());
     if (!matches.ok()) return Annotate(matches.status(), path.string());
     for (const mcore::Match& match : *matches) {
@@ -198,7 +265,6 @@ Status ShardDir::ExportTo(const mcore::Plan& plan, const mcore::Transfer::Tensor
       // Read only in this direction.
       transfer.Add(std::move(*steps), {const_cast<std::byte*>(bytes.data()), bytes.size()});
     }
-    files.push_back(std::move(file));
   }
   transfer.Run(mcore::Direction::kToHf, tensor, pool);
   return absl::OkStatus();
@@ -211,8 +277,12 @@ Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const Model
   if (error) {
     return Errorf(StatusCode::kInternal, "{} cannot be made: {}", dir.string(), error.message());
   }
-  for (uint32_t rank = 0; rank < plan.parallel().world(); ++rank) {
-    DW_RETURN_IF_ERROR(WriteRank(dir / RankFileName(rank), plan, rank, hf, pool));
+  RankMarks marks{.world = plan.parallel().world(),
+                  .family = plan.family().name,
+                  .parallel = OneLine(plan.parallel().ToJson()),
+                  .model = NameOf(hf, pool)};
+  for (; marks.rank < marks.world; ++marks.rank) {
+    DW_RETURN_IF_ERROR(WriteRank(dir / RankFileName(marks.rank), plan, marks, hf, pool));
   }
   DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, hf.ReadSideFiles());
   for (const SideFile& file : side_files) {

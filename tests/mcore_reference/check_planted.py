@@ -74,7 +74,7 @@ class Runs:
     def convert(self, case, shards, hf, families=None):
         """(the refusal or None, what differs from the expected tensors)."""
         with tempfile.TemporaryDirectory(dir=self.folder) as out:
-            command = [self.program, "convert", shards, out, "--hf", hf]
+            command = [self.program, "convert", shards, out, "--hf", hf, "--unmarked"]
             if families is not None:
                 command += ["--families", families]
             done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=120)

@@ -14,19 +14,6 @@ namespace {
 constexpr size_t kPieceBytes = size_t{2} << 20;
 constexpr size_t kMaxFindings = 10;
 
-kernels::Element ElementOf(DType dtype) {
-  switch (dtype) {
-    case DType::kBF16:
-      return kernels::Element::kBF16;
-    case DType::kF16:
-      return kernels::Element::kF16;
-    case DType::kF32:
-      return kernels::Element::kF32;
-    default:
-      return kernels::Element::kBytes;
-  }
-}
-
 /// Whether every value of `from` is one of `to`.
 bool Widens(DType from, DType to) {
   return from == to || ((from == DType::kBF16 || from == DType::kF16) && to == DType::kF32);
@@ -93,6 +80,19 @@ std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
 }
 
 }  // namespace
+
+kernels::Element ElementOf(DType dtype) {
+  switch (dtype) {
+    case DType::kBF16:
+      return kernels::Element::kBF16;
+    case DType::kF16:
+      return kernels::Element::kF16;
+    case DType::kF32:
+      return kernels::Element::kF32;
+    default:
+      return kernels::Element::kBytes;
+  }
+}
 
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
                                     Split split, Direction direction, RowRange only) {

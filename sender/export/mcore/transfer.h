@@ -23,6 +23,9 @@ struct LiveParam {
   std::vector<uint64_t> shape;
 };
 
+/// A type's numbers as conversions know them; kBytes for those that only move.
+kernels::Element ElementOf(DType dtype);
+
 /// One step of a program: a box of tensor `tensor`. The copy's destination offset counts from the
 /// tensor's first byte.
 struct Step {

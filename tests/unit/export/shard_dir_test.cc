@@ -1,0 +1,254 @@
+// Shard directories and HF directories as they are written: what files say of themselves is
+// checked, and nothing that is not what it says is used.
+#include "sender/export/shard_dir.h"
+
+#include <cstring>
+#include <fstream>
+#include <map>
+
+#include "sender/export/hf_dir.h"
+#include "sender/export/mcore/hf_model.h"
+#include "tests/support/bad_memory.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/export/mcore/plans.h"
+
+namespace deltawire {
+namespace {
+
+namespace fs = std::filesystem;
+using mcore::testing::Get;
+using mcore::testing::TextOf;
+using Weights = std::map<std::string, std::vector<std::byte>>;
+
+constexpr const char* kConfig = R"({"model_type": "llama", "num_hidden_layers": 2,
+  "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 12,
+  "vocab_size": 24, "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
+
+/// A small model in a directory, with weights that follow from a seed and are no NaNs.
+struct Model {
+  explicit Model(const fs::path& to, uint32_t seed = 1, DType dtype = DType::kBF16) : dir(to) {
+    fs::create_directories(dir);
+    std::ofstream(dir / "config.json") << kConfig;
+    const auto plan = mcore::testing::PlanOf(kConfig, "");
+    std::vector<TensorMeta> metas = plan.plan.layout().tensors();
+    for (TensorMeta& meta : metas) meta.dtype = dtype;
+    const Layout layout = Get(Layout::Create(std::move(metas)));
+    HfDir hf = Get(HfDir::Create(dir, layout, uint64_t{1} << 30));
+    uint32_t state = seed;
+    for (size_t i = 0; i < layout.size(); ++i) {
+      for (std::byte& b : hf.tensor(i))
+        b = static_cast<std::byte>((state = state * 69069 + 1) >> 24 & 0xbf);
+    }
+    ThreadPool pool(2);
+    REQUIRE(hf.Finish(pool) == absl::OkStatus());
+  }
+  fs::path dir;
+};
+
+Weights Read(const fs::path& dir) {
+  const ModelDir hf = Get(ModelDir::Open(dir));
+  Weights all;
+  for (size_t i = 0; i < hf.layout().size(); ++i) {
+    all[hf.layout().tensor(i).name].assign(hf.data(i).begin(), hf.data(i).end());
+  }
+  return all;
+}
+
+struct Fixture {
+  void Shard(const fs::path& hf, const fs::path& to, const std::string& parallel) {
+    const auto model = Get(mcore::HfModel::Open(hf, "", {}));
+    const ModelDir weights = Get(ModelDir::Open(hf));
+    const auto plan = Get(model.ProvenPlan(Get(mcore::ParallelConfig::Parse(parallel))));
+    REQUIRE(ShardDir::Write(to, plan, weights, pool) == absl::OkStatus());
+  }
+  Status Export(const fs::path& shards, Weights* to, bool unmarked = false) {
+    const auto model = Get(mcore::HfModel::Open(shards, "", {}, /*weights=*/false));
+    DW_ASSIGN_OR_RETURN(const ShardDir dir, ShardDir::Open(shards, unmarked));
+    const auto plan = Get(model.ProvenPlan(dir.parallel(), &*dir.layout()));
+    to->clear();
+    for (size_t i = 0; i < plan.layout().size(); ++i) {
+      (*to)[plan.layout().tensor(i).name].resize(plan.layout().bytes(i));
+    }
+    return dir.ExportTo(
+        plan, [&](uint32_t t) { return MutableBytes((*to)[plan.layout().tensor(t).name]); }, pool);
+  }
+  std::string WhyNot(const fs::path& shards) {
+    Weights out;
+    const std::string why = TextOf(Export(shards, &out));
+    // Not a byte is used of what is refused.
+    for (const auto& [name, bytes] : out) {
+      for (const std::byte b : bytes) CHECK(b == std::byte{0});
+    }
+    return why;
+  }
+  /// The file's header with `change` made to its metadata; the data stay.
+  static void Rewrite(const fs::path& file,
+                      const std::function<void(std::map<std::string, std::string>&)>& change) {
+    std::ifstream in(file, std::ios::binary);
+    const std::string all(std::istreambuf_iterator<char>(in), {});
+    SafetensorsHeader header = Get(ParseSafetensorsHeader(AsBytes(all), all.size(), file.string()));
+    std::vector<TensorMeta> metas;
+    for (const StoredTensor& t : header.tensors) metas.push_back(t.meta);
+    change(header.metadata);
+    std::ofstream(file, std::ios::binary)
+        << BuildSafetensorsHeader(Get(Layout::Create(std::move(metas))), header.metadata)
+        << all.substr(header.data_offset);
+  }
+
+  TempDir temp;
+  ThreadPool pool{2};
+  fs::path hf = temp.path() / "hf", shards = temp.path() / "shards";
+};
+
+TEST_CASE("shards: files say what they are and become the same weights again") {
+  Fixture f;
+  const Model model(f.hf);
+  f.Shard(f.hf, f.shards, "tp=2,pp=2,vocab_divisor=16");
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    const RankFile file = Get(RankFile::Open(f.shards / RankFileName(rank)));
+    REQUIRE(file.marks());
+    CHECK(file.marks()->rank == rank);
+    CHECK(file.marks()->world == 4);
+    CHECK(file.marks()->family == "llama");
+    CHECK(Get(mcore::ParallelConfig::Parse(file.marks()->parallel)).tp == 2);
+    CHECK(file.CheckDigest() == absl::OkStatus());
+  }
+  Weights out;
+  CHECK(f.Export(f.shards, &out) == absl::OkStatus());
+  CHECK(out == Read(f.hf));
+}
+
+TEST_CASE("shards: rank files that were swapped are refused though every shape fits") {
+  Fixture f;
+  const Model model(f.hf);
+  f.Shard(f.hf, f.shards, "tp=2");
+  fs::rename(f.shards / RankFileName(0), f.temp.path() / "zero");
+  fs::rename(f.shards / RankFileName(1), f.shards / RankFileName(0));
+  fs::rename(f.temp.path() / "zero", f.shards / RankFileName(1));
+  CHECK(f.WhyNot(f.shards).find(
+            "rank_00000.safetensors says that it is of rank 1, and 0 is wanted") !=
+        std::string::npos);
+}
+
+TEST_CASE("shards: a file of other weights or of another cut is refused") {
+  Fixture f;
+  const Model model(f.hf), other(f.temp.path() / "other", 2);
+  f.Shard(f.hf, f.shards, "tp=2");
+  f.Shard(other.dir, f.temp.path() / "step2", "tp=2");
+  f.Shard(f.hf, f.temp.path() / "cp", "tp=2,cp=2");
+  const fs::path one = f.shards / RankFileName(1);
+  const auto swap_in = [&](const char* from) {
+    fs::copy_file(f.temp.path() / from / RankFileName(1), one,
+                  fs::copy_options::overwrite_existing);
+    return f.WhyNot(f.shards);
+  };
+  CHECK(swap_in("step2").find("says that it is cut from the weights") != std::string::npos);
+  CHECK(swap_in("cp").find("says that it is of a world of 4, and 2 is wanted") !=
+        std::string::npos);
+  Fixture::Rewrite(one, [](auto& marks) { marks["world"] = "2"; });
+  CHECK(f.WhyNot(f.shards).find("says that it is of the parallel config") != std::string::npos);
+  Fixture::Rewrite(one, [](auto& marks) { marks["family"] = "qwen2"; });
+  CHECK(f.WhyNot(f.shards).find("of the family qwen2, and llama is wanted") != std::string::npos);
+  Fixture::Rewrite(one, [](auto& marks) { marks["deltawire_shard"] = "2"; });
+  CHECK(f.WhyNot(f.shards).find("of shard format 2; this program knows format 1") !=
+        std::string::npos);
+  Fixture::Rewrite(one, [](auto& marks) { marks.erase("digest"), marks["deltawire_shard"] = "1"; });
+  CHECK(f.WhyNot(f.shards).find("its metadata lacks one of") != std::string::npos);
+}
+
+TEST_CASE("shards: a file that was changed after it was written is refused") {
+  Fixture f;
+  const Model model(f.hf);
+  f.Shard(f.hf, f.shards, "tp=2");
+  const fs::path one = f.shards / RankFileName(1);
+  testing::FlipByte(one, fs::file_size(one) - 1);
+  const std::string why = f.WhyNot(f.shards);
+  CHECK(why.find("rank_00001.safetensors") != std::string::npos);
+  CHECK(why.find("have not the digest that it states") != std::string::npos);
+}
+
+TEST_CASE("shards: files of another program are taken for their names only on a word") {
+  Fixture f;
+  const Model model(f.hf);
+  f.Shard(f.hf, f.shards, "tp=2");
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    Fixture::Rewrite(f.shards / RankFileName(rank), [](auto& marks) { marks.clear(); });
+  }
+  CHECK(f.WhyNot(f.shards).find("say --unmarked") != std::string::npos);
+  Weights out;
+  CHECK(f.Export(f.shards, &out, /*unmarked=*/true) == absl::OkStatus());
+  CHECK(out == Read(f.hf));
+}
+
+TEST_CASE("shards: tensors whose values are rounded on the way to a trainer are named") {
+  Fixture f;
+  const Model wide(f.hf, 1, DType::kF32), same(f.temp.path() / "same");
+  const auto rounding = [&](const fs::path& dir) {
+    const auto model = Get(mcore::HfModel::Open(dir, "", {}));
+    const auto plan = Get(model.ProvenPlan(Get(mcore::ParallelConfig::Parse("tp=2"))));
+    return RoundingOf(plan, *model.checkpoint(), f.pool);
+  };
+  const Rounding narrowed = rounding(f.hf);
+  CHECK(narrowed.narrowed.size() == Read(f.hf).size());
+  CHECK(narrowed.shifted.empty());
+  CHECK(rounding(same.dir).narrowed.empty());
+  // The same numbers in more bits are none the worse for it.
+  const ModelDir source = Get(ModelDir::Open(same.dir));
+  const fs::path widened = f.temp.path() / "widened";
+  const Model in_its_place(widened, 1, DType::kF32);
+  HfDir to = Get(HfDir::Create(widened, Get(ModelDir::Open(widened)).layout(), uint64_t{1} << 30));
+  for (size_t i = 0; i < source.layout().size(); ++i) {
+    const Bytes from = source.data(i);
+    for (size_t k = 0; k < from.size() / 2; ++k) {
+      std::memset(to.tensor(i).data() + 4 * k, 0, 2);
+      std::memcpy(to.tensor(i).data() + 4 * k + 2, from.data() + 2 * k, 2);
+    }
+  }
+  REQUIRE(to.Finish(f.pool) == absl::OkStatus());
+  CHECK(rounding(widened).narrowed.empty());
+}
+
+TEST_CASE("HF directories: weights are cut into files of a size and an index finds them") {
+  Fixture f;
+  const Model model(f.hf);
+  const Weights whole = Read(f.hf);
+  const ModelDir source = Get(ModelDir::Open(f.hf));
+  uint64_t largest = 0;
+  for (const auto& [name, bytes] : whole) largest = std::max<uint64_t>(largest, bytes.size());
+  for (const uint64_t limit : {uint64_t{1}, largest, 3 * largest}) {
+    CAPTURE(limit);
+    const fs::path to = f.temp.path() / std::to_string(limit);
+    fs::create_directories(to);
+    HfDir hf = Get(HfDir::Create(to, source.layout(), limit));
+    for (size_t i = 0; i < source.layout().size(); ++i) {
+      std::copy(source.data(i).begin(), source.data(i).end(), hf.tensor(i).begin());
+    }
+    REQUIRE(hf.Finish(f.pool) == absl::OkStatus());
+    CHECK(hf.files() == (limit == 1 ? whole.size() : hf.files()));
+    CHECK(hf.files() > 1);
+    CHECK(fs::exists(to / "model.safetensors.index.json"));
+    CHECK(fs::exists(to / fmt::format("model-00001-of-{:05}.safetensors", hf.files())));
+    CHECK(Read(to) == whole);
+    CHECK(Get(ModelDir::Open(to)).layout().fingerprint() == source.layout().fingerprint());
+  }
+  CHECK_FALSE(fs::exists(f.hf / "model.safetensors.index.json"));
+  std::ifstream in(f.hf / "model.safetensors", std::ios::binary);
+  const std::string all(std::istreambuf_iterator<char>(in), {});
+  CHECK(Get(ParseSafetensorsHeader(AsBytes(all), all.size(), "it")).metadata ==
+        std::map<std::string, std::string>{{"format", "pt"}});
+}
+
+TEST_CASE("weight files: what reads otherwise than it was filled is no success") {
+  const TempDir temp;
+  const Layout layout = Get(Layout::Create({{"a", DType::kU8, {5000}}}));
+  WeightFile file = Get(WeightFile::Create(temp.path() / "w", layout, {{"digest", "0000"}}));
+  CHECK_FALSE(file.Mark({{"digest", std::string(5000, '1')}}).ok());
+  CHECK(file.Mark({{"digest", "1234"}}) == absl::OkStatus());
+  file.tensor(0)[4999] = std::byte{7};
+  const uint64_t digest = file.Digest();
+  file.tensor(0)[4999] = std::byte{8};
+  CHECK(absl::IsDataLoss(file.Seal(digest)));
+}
+
+}  // namespace
+}  // namespace deltawire
