@@ -5,7 +5,10 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <sstream>
 
+#include "common/base/checksum.h"
+#include "common/layout/safetensors.h"
 #include "sender/export/hf_dir.h"
 #include "sender/export/mcore/hf_model.h"
 #include "tests/support/bad_memory.h"
@@ -236,6 +239,43 @@ TEST_CASE("HF directories: weights are cut into files of a size and an index fin
   const std::string all(std::istreambuf_iterator<char>(in), {});
   CHECK(Get(ParseSafetensorsHeader(AsBytes(all), all.size(), "it")).metadata ==
         std::map<std::string, std::string>{{"format", "pt"}});
+}
+
+/// The text between the fences of the document's only block of a language.
+std::string Block(const std::string& language) {
+  std::ifstream file(DELTAWIRE_SHARDS_DOC);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string fence = "```" + language + "\n";
+  const size_t begin = text.find(fence);
+  REQUIRE(begin != std::string::npos);
+  return text.substr(begin + fence.size(), text.find("```", begin + 3) - begin - fence.size());
+}
+
+TEST_CASE("shards: the document's worked example is a rank's file") {
+  const TempDir temp;
+  const fs::path path = temp.path() / RankFileName(1);
+  const std::string header = Block("json");
+  std::istringstream hex(Block("hex"));
+  std::string data;
+  for (unsigned byte = 0; hex >> std::hex >> byte;) data += static_cast<char>(byte);
+  std::string length(8, '\0');
+  StoreLe<uint64_t>(reinterpret_cast<std::byte*>(length.data()), header.size());
+  std::ofstream(path, std::ios::binary) << length << header << data;
+  const RankFile file = Get(RankFile::Open(path));
+  REQUIRE(file.marks());
+  CHECK(file.marks()->rank == 1);
+  CHECK(file.marks()->world == 2);
+  CHECK(Get(mcore::ParallelConfig::Parse(file.marks()->parallel)).pp == 2);
+  CHECK(file.params()[0].name == "decoder.final_layernorm.weight");
+  CHECK(file.CheckDigest() == absl::OkStatus());
+  CHECK(fmt::format("{:016x}", Xxh3(AsBytes(data))) == file.marks()->ToMetadata().at("digest"));
+  // Every key that is written is in the document's table.
+  std::ifstream in(DELTAWIRE_SHARDS_DOC);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  for (const auto& [key, value] : file.marks()->ToMetadata()) {
+    CAPTURE(key);
+    CHECK(text.find("\n| `" + key + "` |") != std::string::npos);
+  }
 }
 
 TEST_CASE("weight files: what reads otherwise than it was filled is no success") {
