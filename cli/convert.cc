@@ -99,8 +99,9 @@ Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs
     std::printf("rounded to fewer bits: %s\n", Some(rounding.narrowed).c_str());
   }
   if (!rounding.shifted.empty()) {
-    std::printf("held as the value less one, rounded, so the way back differs in the last bit: %s\n",
-                Some(rounding.shifted).c_str());
+    std::printf(
+        "held as the value less one, rounded, so the way back differs in the last bit: %s\n",
+        Some(rounding.shifted).c_str());
   }
   return absl::OkStatus();
 }

@@ -147,16 +147,26 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.insecure_plaintext = true;
   want.metrics = "0.0.0.0:9";
   want.log_level = "debug";
-  const auto from_args = Sender({"--data-dir=/d",           "--file-group=engines",
-                                 "--trainer-socket=/s",     "--control-listen=127.0.0.2:1",
-                                 "--bulk-listen=[::1]:2",   "--advertise-host=node",
-                                 "--delta-log=3MiB",        "--grace-ms=4",
-                                 "--stream-timeout-ms=5000",   "--threads=6",
-                                 "--no-huge-pages",         "--no-eager-diff",
-                                 "--insecure-plaintext",    "--metrics-listen=0.0.0.0:9",
-                                 "--log-level=debug",       "--codec=tight",
-                                 "--gpu=host-staged",       "--history=8",
-                                 "--scrub-bytes-per-s=9kB", "--offload-timeout-ms=7"});
+  const auto from_args = Sender({"--data-dir=/d",
+                                 "--file-group=engines",
+                                 "--trainer-socket=/s",
+                                 "--control-listen=127.0.0.2:1",
+                                 "--bulk-listen=[::1]:2",
+                                 "--advertise-host=node",
+                                 "--delta-log=3MiB",
+                                 "--grace-ms=4",
+                                 "--stream-timeout-ms=5000",
+                                 "--threads=6",
+                                 "--no-huge-pages",
+                                 "--no-eager-diff",
+                                 "--insecure-plaintext",
+                                 "--metrics-listen=0.0.0.0:9",
+                                 "--log-level=debug",
+                                 "--codec=tight",
+                                 "--gpu=host-staged",
+                                 "--history=8",
+                                 "--scrub-bytes-per-s=9kB",
+                                 "--offload-timeout-ms=7"});
   CAPTURE(from_args.text);
   REQUIRE(from_args.run);
   CHECK((from_args.options == want));
