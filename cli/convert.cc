@@ -59,12 +59,17 @@ Status CopySideFiles(const fs::path& from, const fs::path& to) {
                 from.string(), to.string(), error.message());
 }
 
+void Say(const mcore::Plan& plan) {
+  for (const std::string& note : plan.notes()) std::printf("%s\n", note.c_str());
+}
+
 /// Shards to an HF directory, which is there.
 Status ExportShards(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& to,
                     ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from, o.unmarked));
   const Layout* listing = shards.layout() ? &*shards.layout() : nullptr;
   DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(shards.parallel(), listing));
+  Say(plan);
   DW_ASSIGN_OR_RETURN(HfDir hf, HfDir::Create(to, plan.layout(), o.max_shard_bytes));
   DW_RETURN_IF_ERROR(shards.ExportTo(
       plan, [&](uint32_t t) { return hf.tensor(t); }, pool));
@@ -87,6 +92,7 @@ Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs
   }
   DW_ASSIGN_OR_RETURN(const ModelDir hf, ModelDir::Open(from));
   DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(parallel, &hf.layout()));
+  Say(plan);
   const Rounding rounding = RoundingOf(plan, hf, pool);
   if (!rounding.narrowed.empty() && !o.round) {
     return Errorf(StatusCode::kFailedPrecondition,

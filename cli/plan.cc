@@ -83,6 +83,7 @@ void Show(const Result& r, const PlanOptions& o) {
     std::printf("Not trained   %zu tensors stay as in the checkpoint, e.g. %s\n",
                 plan.not_trained().size(), plan.not_trained().front().c_str());
   }
+  for (const std::string& note : plan.notes()) std::printf("Note          %s\n", note.c_str());
   std::printf("Coverage      %s\n", r.coverage.ok()
                                         ? "every byte of every tensor is written exactly once"
                                         : std::string(MessageOf(r.coverage.ToStatus())).c_str());
@@ -112,6 +113,8 @@ void ShowJson(const Result& r, const PlanOptions& o) {
                {"missing", r.coverage.missing},
                {"doubled", r.coverage.doubled},
                {"misshapen", r.coverage.misshapen},
+               {"unlisted", r.coverage.unlisted},
+               {"notes", plan.notes()},
                {"findings", r.coverage.findings},
                {"plan_seconds", r.seconds}};
   if (o.tensors) json["tensors_meta"] = tensors;

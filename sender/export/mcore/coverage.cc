@@ -101,6 +101,10 @@ Coverage Plan::Check() const {
     ++result.misshapen;
     say(text);
   }
+  for (const std::string& text : unlisted_) {
+    ++result.unlisted;
+    say(text);
+  }
   std::vector<std::vector<Box>> shards;
   std::vector<std::vector<const Box*>> of_tensor(layout_->size());
   for (const Slot& slot : slots_) {

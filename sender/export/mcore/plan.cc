@@ -157,11 +157,19 @@ std::vector<uint64_t> Plan::BytesPerRank() const {
 
 Status Coverage::ToStatus() const {
   if (ok()) return absl::OkStatus();
-  std::string text = fmt::format(
-      "{} of {} HF tensors would not be written exactly once ({} missing, "
-      "{} written twice, {} of another shape or name)",
-      missing + doubled + misshapen, tensors, missing, doubled, misshapen);
+  std::string counts;
+  for (const auto& [n, what] : {std::pair{missing, "missing"},
+                                {doubled, "written twice"},
+                                {misshapen, "of another shape"},
+                                {unlisted, "not in the checkpoint"}}) {
+    if (n > 0) counts += fmt::format("{}{} {}", counts.empty() ? "" : ", ", n, what);
+  }
+  std::string text = fmt::format("{} of {} HF tensors would not be written exactly once ({})",
+                                 wrong(), tensors + unlisted, counts);
   for (const std::string& finding : findings) text += "\n  " + finding;
+  if (wrong() > findings.size()) {
+    text += fmt::format("\n  ... and {} more", wrong() - findings.size());
+  }
   return absl::FailedPreconditionError(text);
 }
 

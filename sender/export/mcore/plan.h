@@ -52,8 +52,10 @@ struct ShardParam {
 struct Coverage {
   static constexpr size_t kMaxFindings = 10;
   uint64_t tensors = 0, missing = 0, doubled = 0, misshapen = 0;
+  uint64_t unlisted = 0;  ///< made, and not in the checkpoint
   std::vector<std::string> findings;
-  bool ok() const { return missing == 0 && doubled == 0 && misshapen == 0; }
+  uint64_t wrong() const { return missing + doubled + misshapen + unlisted; }
+  bool ok() const { return wrong() == 0; }
   /// OK, or kFailedPrecondition with the findings.
   Status ToStatus() const;
 };
@@ -73,6 +75,9 @@ class Plan {
   std::span<const TensorView> views() const { return views_; }
   /// HF tensors that no parameter makes and that stay as they are in the checkpoint.
   const std::vector<std::string>& not_trained() const { return not_trained_; }
+
+  /// What was taken otherwise than config.json says; for people.
+  const std::vector<std::string>& notes() const { return notes_; }
 
   /// Proves that the programs of all ranks write every byte exactly once.
   Coverage Check() const;
@@ -107,7 +112,8 @@ class Plan {
   std::vector<TensorView> views_;
   std::vector<std::vector<uint32_t>> by_chunk_;  // slots of each pipeline chunk
   std::vector<std::string> not_trained_;
-  std::vector<std::string> misshapen_;  // found while planning, for Check
+  std::vector<std::string> misshapen_, unlisted_;  // found while planning, for Check
+  std::vector<std::string> notes_;
   std::vector<std::string> unmade_;     // tensors of the listing that no parameter makes
   uint32_t experts_ = 0;
 };

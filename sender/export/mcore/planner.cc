@@ -34,7 +34,9 @@ class Planner {
   StatusOr<Plan> Make() {
     FindRoot();
     Settings();
+    DW_RETURN_IF_ERROR(RefuseQuantised());
     DW_RETURN_IF_ERROR(Sizes());
+    DW_RETURN_IF_ERROR(TakeMtpFromListing());
     DW_ASSIGN_OR_RETURN(chunks_, CutPipeline(plan_.parallel_, layers_, mtp_layers_));
     DW_RETURN_IF_ERROR(Whole(ParamScope::kEmbedding, &PipelineChunk::embedding));
     for (uint32_t c = 0; c < chunks_.size(); ++c) {
@@ -205,18 +207,58 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// Finds the names of the MTP layers that the job lacks: they stay as the checkpoint has them.
-  Status LeaveMtp() {
+  /// The HF tensors that so many MTP layers make. The plan stays as it is.
+  StatusOr<std::vector<std::string>> MtpTensors(uint32_t layers) {
     const size_t slots = plan_.slots_.size(), tensors = tensors_.size();
-    for (uint32_t i = 0; i < left_mtp_layers_; ++i) {
+    for (uint32_t i = 0; i < layers; ++i) {
       DW_RETURN_IF_ERROR(Layer({0, i, i, true}));
     }
     plan_.slots_.resize(slots);
+    std::vector<std::string> names;
     for (size_t i = tensors; i < tensors_.size(); ++i) {
       index_.erase(tensors_[i].name);
-      left_.insert(std::move(tensors_[i].name));
+      names.push_back(std::move(tensors_[i].name));
     }
     tensors_.resize(tensors);
+    return names;
+  }
+
+  /// The MTP layers that the job lacks stay as the checkpoint has them.
+  Status LeaveMtp() {
+    DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, MtpTensors(left_mtp_layers_));
+    left_.insert(names.begin(), names.end());
+    return absl::OkStatus();
+  }
+
+  /// Re-saved checkpoints may have lost the MTP layers that config.json still states (transformers 5
+  /// does not load them): what the tensors say counts.
+  Status TakeMtpFromListing() {
+    if (listing_ == nullptr || mtp_layers_ == 0) return absl::OkStatus();
+    DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, MtpTensors(mtp_layers_));
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return listing_->Find(name).has_value(); })) {
+      return absl::OkStatus();
+    }
+    plan_.notes_.push_back(
+        fmt::format("config.json states {} MTP layers, and the checkpoint has none of their "
+                    "tensors: planned without (as with mtp=false)",
+                    mtp_layers_));
+    mtp_layers_ = 0;
+    return absl::OkStatus();
+  }
+
+  Status RefuseQuantised() const {
+    if (listing_ == nullptr) return absl::OkStatus();
+    for (const TensorMeta& t : listing_->tensors()) {
+      const bool eight_bits = t.dtype == DType::kF8E4M3 || t.dtype == DType::kF8E5M2;
+      if (!eight_bits && !t.name.ends_with("_scale_inv") && !t.name.ends_with("_proj_blocks")) {
+        continue;
+      }
+      return Errorf(StatusCode::kInvalidArgument,
+                    "the checkpoint is quantised ({} is {}), which no trainer's parameters make: "
+                    "use the model's bf16 checkpoint",
+                    t.name, DTypeName(t.dtype));
+    }
     return absl::OkStatus();
   }
 
@@ -476,7 +518,7 @@ Status Planner::FollowListing() {
     const Tensor& t = tensors_[i];
     const std::optional<size_t> found = listing_->Find(t.name);
     if (!found) {
-      plan_.misshapen_.push_back(
+      plan_.unlisted_.push_back(
           fmt::format("{} is made by the family, but the checkpoint has no such tensor", t.name));
       // It keeps a view, so that programs can be made, and lies outside of the layout.
       place[i] = beyond++;

@@ -26,6 +26,8 @@ std::string ShapeText(const std::vector<uint64_t>& shape) {
 /// Gathers what is wrong, to be told in one error.
 class Findings {
  public:
+  /// What a user may have meant, told once.
+  void Hint(const char* text) { hint_ = text; }
   void Add(std::string text) {
     if (++count_ <= kMaxFindings) text_ += "\n  " + text;
   }
@@ -34,14 +36,16 @@ class Findings {
     return Errorf(
         StatusCode::kInvalidArgument,
         "rank {}: {} parameters do not fit the plan (family, config.json, parallel "
-        "config):{}{}",
+        "config):{}{}{}",
         rank, count_, text_,
-        count_ > kMaxFindings ? fmt::format("\n  ... and {} more", count_ - kMaxFindings) : "");
+        count_ > kMaxFindings ? fmt::format("\n  ... and {} more", count_ - kMaxFindings) : "",
+        hint_);
   }
 
  private:
   size_t count_ = 0;
   std::string text_;
+  const char* hint_ = "";
 };
 
 std::string Key(uint32_t chunk, std::string_view name) { return fmt::format("{}/{}", chunk, name); }
@@ -64,6 +68,7 @@ bool PassesThrough(const Family& family, std::string_view name) {
     for (const std::string& prefix : pass.mcore) {
       if (name.starts_with(prefix)) return true;
     }
+    if (!pass.newer.empty() && name.starts_with(pass.newer)) return true;
   }
   return false;
 }
@@ -174,6 +179,12 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
   }
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (met[i] || wanted[i].optional) continue;
+    const Slot& slot = plan.slots()[wanted[i].slot];
+    if (slot.param == nullptr) {
+      findings.Hint("\n  (a job that does not hold the vision part: vision=false)");
+    } else if (slot.mtp || slot.param->scope == ParamScope::kMtp) {
+      findings.Hint("\n  (a job without MTP layers: mtp=false)");
+    }
     findings.Add(fmt::format("{} (chunk {}, {}) is missing", wanted[i].names.front(),
                              wanted[i].chunk, ShapeText(wanted[i].shape)));
   }

@@ -51,6 +51,39 @@ TEST_CASE("listing: copies of the embedding and the output layer in MTP layers")
   CHECK(PlanOf(kTinyGlmMoe, "", &other).plan.Check().missing == 1);
 }
 
+TEST_CASE("listing: MTP layers that config.json states and the checkpoint lacks are not planned") {
+  const Layout own = PlanOf(kTinyGlmMoe, "").plan.layout();
+  std::vector<std::string> mtp;
+  for (const TensorMeta& t : own.tensors()) {
+    if (t.name.starts_with("model.layers.3.")) mtp.push_back(t.name);
+  }
+  REQUIRE_FALSE(mtp.empty());
+  const Layout resaved = Changed(own, mtp);
+  const Planned p = PlanOf(kTinyGlmMoe, "tp=2,pp=3", &resaved);
+  CheckWhole(p);
+  REQUIRE(p.plan.notes().size() == 1);
+  CHECK(p.plan.notes()[0].find("states 1 MTP layers") != std::string::npos);
+  CHECK(p.plan.notes()[0].find("mtp=false") != std::string::npos);
+  // One that has some of them is incomplete, not without.
+  mtp.pop_back();
+  const Layout torn = Changed(own, mtp);
+  const Planned less = PlanOf(kTinyGlmMoe, "tp=2,pp=3", &torn);
+  CHECK(less.plan.Check().unlisted == mtp.size());
+  CHECK(less.plan.notes().empty());
+  CHECK(PlanOf(kTinyGlmMoe, "tp=2,pp=3", &own).plan.notes().empty());
+}
+
+TEST_CASE("listing: a quantised checkpoint is called one") {
+  std::vector<TensorMeta> metas = PlanOf(kTinyLlama, "").plan.layout().tensors();
+  metas[3].dtype = DType::kF8E4M3;
+  const Layout eight = Get(Layout::Create(metas));
+  const HfConfig config = Get(HfConfig::Parse(kTinyLlama));
+  const Family* family = Get(testing::Families().Select(config));
+  const std::string said = TextOf(Plan::Make(*family, config, {}, &eight));
+  CHECK(said.find("the checkpoint is quantised (" + metas[3].name + " is F8_E4M3)") !=
+        std::string::npos);
+}
+
 TEST_CASE("listing: a job without MTP leaves the checkpoint's MTP tensors") {
   const Layout listing = PlanOf(kTinyGlmMoe, "").plan.layout();
   const Planned p = PlanOf(kTinyGlmMoe, "tp=2,mtp=false", &listing);
