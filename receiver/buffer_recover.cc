@@ -48,7 +48,7 @@ Status RefuseForeignWeights(const fs::path& dir) {
 }
 
 StatusOr<Layout> LayoutOf(const fs::path& path) {
-  const ScopedFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   struct stat file;
   if (fd.get() < 0 || ::fstat(fd.get(), &file) != 0) return ErrnoError("open " + path.native());
   if (file.st_size == 0) return Errorf(StatusCode::kDataLoss, "{} is empty", path.native());

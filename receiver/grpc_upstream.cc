@@ -9,6 +9,7 @@
 
 #include "proto/convert.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
+#include "receiver/pull_stats_proto.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -27,19 +28,7 @@ v1::ReceiverReport ToProto(const Report& r) {
   out.set_message(r.message);
   out.set_sync_request(r.sync_request);
   out.set_event(r.event);
-  v1::PullStats* p = out.mutable_last_pull();
-  p->set_chunks_full(r.last_pull.chunks_full);
-  p->set_chunks_delta(r.last_pull.chunks_delta);
-  p->set_chunks_unchanged(r.last_pull.chunks_unchanged);
-  p->set_payload_bytes(r.last_pull.payload_bytes);
-  p->set_seconds(r.last_pull.seconds);
-  p->set_transfer_seconds(r.last_pull.transfer_seconds);
-  p->set_apply_seconds(r.last_pull.apply_seconds);
-  p->set_repaired_chunks(r.last_pull.repaired_chunks);
-  p->set_chunks_tight(r.last_pull.forms.chunks[2]);
-  p->set_chunks_dense(r.last_pull.forms.chunks[3]);
-  p->set_refused_chunks(r.last_pull.refused_chunks);
-  p->set_history_chunks(r.last_pull.history_chunks);
+  ToProto(r.last_pull, out.mutable_last_pull());
   return out;
 }
 

@@ -2,24 +2,10 @@
 
 #include "common/base/human.h"
 #include "proto/convert.h"
+#include "receiver/pull_stats_proto.h"
 
 namespace deltawire::receiver {
 namespace {
-
-void ToProto(const PullStats& in, v1::PullStats* out) {
-  out->set_chunks_full(in.chunks_full);
-  out->set_chunks_delta(in.chunks_delta);
-  out->set_chunks_unchanged(in.chunks_unchanged);
-  out->set_payload_bytes(in.payload_bytes);
-  out->set_seconds(in.seconds);
-  out->set_transfer_seconds(in.transfer_seconds);
-  out->set_apply_seconds(in.apply_seconds);
-  out->set_repaired_chunks(in.repaired_chunks);
-  out->set_chunks_tight(in.forms.chunks[2]);
-  out->set_chunks_dense(in.forms.chunks[3]);
-  out->set_refused_chunks(in.refused_chunks);
-  out->set_history_chunks(in.history_chunks);
-}
 
 std::function<bool()> Gone(grpc::ServerContext* context) {
   return [context] { return context->IsCancelled(); };

@@ -22,7 +22,7 @@ constexpr const char* kHidden = ".new";
 
 /// On a file system on disk the name must not be there before the bytes.
 Status WriteFile(const fs::path& path, std::string_view content) {
-  const ScopedFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
   while (!content.empty()) {
     const ssize_t n = ::write(fd.get(), content.data(), content.size());

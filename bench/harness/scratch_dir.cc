@@ -40,7 +40,7 @@ StatusOr<std::unique_ptr<ScratchDir>> ScratchDir::Create() {
   }
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError("pipe");
-  dir->alive_ = ScopedFd(ends[1]);
+  dir->alive_ = UniqueFd(ends[1]);
   const pid_t pid = fork();
   if (pid < 0) return ErrnoError("fork");
   if (pid == 0) {
@@ -56,7 +56,7 @@ ScratchDir::~ScratchDir() {
   if (janitor_ < 0) return;
   std::error_code ignored;
   fs::remove_all(path_, ignored);
-  alive_ = ScopedFd();
+  alive_ = UniqueFd();
   waitpid(janitor_, nullptr, 0);
 }
 

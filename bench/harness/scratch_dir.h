@@ -23,7 +23,7 @@ class ScratchDir {
  private:
   ScratchDir() = default;
   std::filesystem::path path_;
-  ScopedFd alive_;
+  UniqueFd alive_;
   pid_t janitor_ = -1;
 };
 

@@ -152,8 +152,8 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return ErrnoError("socketpair");
-  peer->control_ = ScopedFd(ends[0]);
-  const ScopedFd theirs(ends[1]);
+  peer->control_ = UniqueFd(ends[0]);
+  const UniqueFd theirs(ends[1]);
   const pid_t parent = getpid();
   peer->pid_ = fork();
   if (peer->pid_ < 0) return ErrnoError("fork");
@@ -172,7 +172,7 @@ Status TcpPeer::Connect(size_t streams) {
     return absl::UnavailableError("the bare TCP peer cannot listen on 127.0.0.1");
   }
   for (uint32_t i = 0; i < streams; ++i) {
-    ScopedFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const sockaddr_in address = Loopback(port);
     if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
       return ErrnoError("connect to the bare TCP peer");

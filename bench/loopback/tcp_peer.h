@@ -45,8 +45,8 @@ class TcpPeer {
   StatusOr<double> Command(char command, uint64_t size, const std::vector<Bytes>& parts);
 
   Mapping landed_;
-  ScopedFd control_;
-  std::vector<ScopedFd> streams_;
+  UniqueFd control_;
+  std::vector<UniqueFd> streams_;
   pid_t pid_ = -1;
 };
 

@@ -47,11 +47,6 @@ StatusOr<UniqueFd> BindAndListen(const addrinfo& at, const std::string& what) {
 
 }  // namespace
 
-void UniqueFd::Reset(int fd) {
-  if (fd_ >= 0) close(fd_);
-  fd_ = fd;
-}
-
 StatusOr<UniqueFd> ListenTcp(const std::string& host, uint16_t port) {
   const std::string what = fmt::format("listening on {}:{}", host, port);
   addrinfo hints{};

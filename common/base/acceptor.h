@@ -11,30 +11,11 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <utility>
 
 #include "common/base/status.h"
+#include "common/base/unique_fd.h"
 
 namespace deltawire {
-
-/// Owns a file descriptor.
-class UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  ~UniqueFd() { Reset(); }
-  UniqueFd(UniqueFd&& other) noexcept : fd_(other.Release()) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept {
-    Reset(other.Release());
-    return *this;
-  }
-  int get() const { return fd_; }
-  int Release() { return std::exchange(fd_, -1); }
-  void Reset(int fd = -1);
-
- private:
-  int fd_ = -1;
-};
 
 /// Listens at `host`:`port` (0: any), alone. kAlreadyExists when taken, kInvalidArgument when
 /// `host` is no address of this machine's.

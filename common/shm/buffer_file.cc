@@ -158,7 +158,7 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
 
 StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const Layout& layout,
                                       const BufferOptions& options) {
-  ScopedFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoError(fmt::format("open {}", path.native()));
   struct stat file;
   if (::fstat(fd.get(), &file) != 0) return ErrnoError(fmt::format("stat {}", path.native()));

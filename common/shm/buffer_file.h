@@ -64,7 +64,7 @@ class BufferFile {
  private:
   BufferFile() = default;
   std::filesystem::path path_;
-  ScopedFd fd_;
+  UniqueFd fd_;
   Mapping map_;
   uint64_t inode_ = 0;
   uint64_t data_offset_ = 0;

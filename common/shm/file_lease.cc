@@ -94,12 +94,12 @@ void FileLease::Release() {
 std::string LeaseProblem(const fs::path& dir) {
   const fs::path path = dir / ".deltawire.lease-probe";
   ::unlink(path.c_str());
-  const ScopedFd own(::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  const UniqueFd own(::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (own.get() < 0) return std::string(MessageOf(ErrnoError("create " + path.native())));
   const size_t bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   void* mapped = MAP_FAILED;
   if (::ftruncate(own.get(), static_cast<off_t>(bytes)) == 0) {
-    const ScopedFd other(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const UniqueFd other(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     mapped = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, other.get(), 0);
   }
   ::unlink(path.c_str());

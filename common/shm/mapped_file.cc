@@ -53,14 +53,10 @@ std::filesystem::path HiddenName(const std::filesystem::path& path) {
 }  // namespace
 
 uint64_t RoomFor(const std::filesystem::path& dir) {
-  const ScopedFd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (fd.get() < 0) return 0;
   const uint64_t free = FreeBytes(fd.get());
   return LivesInMemory(fd.get()) ? std::min(free, AvailableMemory()) : free;
-}
-
-ScopedFd::~ScopedFd() {
-  if (fd_ >= 0) ::close(fd_);
 }
 
 StatusOr<Mapping> Mapping::Map(int fd, uint64_t bytes, bool writable,
@@ -88,7 +84,7 @@ StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint
   if (::unlink(hidden.c_str()) != 0 && errno != ENOENT) {
     return ErrnoError(fmt::format("remove {}", hidden.native()));
   }
-  builder.fd_ = ScopedFd(::open(hidden.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+  builder.fd_ = UniqueFd(::open(hidden.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   if (builder.fd() < 0) return ErrnoError(fmt::format("create {}", hidden.native()));
   const mode_t mode = FileModeIn(path.parent_path());
   if (mode != 0600 && ::fchmod(builder.fd(), mode) != 0) {

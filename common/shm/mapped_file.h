@@ -7,31 +7,17 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "common/base/unique_fd.h"
 
 namespace deltawire {
 
 /// Bytes that can still be taken in `dir`: the filesystem's, and where that lives in memory no more
 /// than the machine has available.
 uint64_t RoomFor(const std::filesystem::path& dir);
-
-/// Closes a file descriptor.
-class ScopedFd {
- public:
-  explicit ScopedFd(int fd = -1) : fd_(fd) {}
-  ScopedFd(ScopedFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  ScopedFd& operator=(ScopedFd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~ScopedFd();
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 /// One MAP_SHARED mapping of a whole file; `bytes` > 0.
 class Mapping {
@@ -69,7 +55,7 @@ class FileBuilder {
 
   int fd() const { return fd_.get(); }
   /// For a caller that keeps the file open: the one descriptor, once it is published.
-  ScopedFd TakeFd() { return std::move(fd_); }
+  UniqueFd TakeFd() { return std::move(fd_); }
   /// Takes every block, so that no later write through a mapping can fail with SIGBUS.
   Status Allocate() { return Allocate(0, bytes_); }
   /// The same for bytes first <= i < last alone.
@@ -81,7 +67,7 @@ class FileBuilder {
 
  private:
   FileBuilder() = default;
-  ScopedFd fd_;
+  UniqueFd fd_;
   std::filesystem::path path_;
   std::filesystem::path hidden_;  // empty once published
   uint64_t bytes_ = 0;

@@ -196,7 +196,7 @@ struct Opened {
 };
 
 StatusOr<Opened> OpenAndCheck(const std::filesystem::path& path, bool writable) {
-  const ScopedFd fd(::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
+  const UniqueFd fd(::open(path.c_str(), (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoError(fmt::format("open {}", path.native()));
   Opened opened;
   if (::fstat(fd.get(), &opened.file) != 0) {

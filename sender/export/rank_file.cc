@@ -80,7 +80,7 @@ StatusOr<std::optional<RankMarks>> RankMarks::From(const WeightFile::Metadata& m
 }
 
 StatusOr<RankFile> RankFile::Open(const fs::path& path) {
-  const ScopedFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (fd.get() < 0) return ErrnoError("open " + path.string());
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) return ErrnoError("fstat " + path.string());

@@ -42,7 +42,7 @@ class WeightFile {
 
   std::filesystem::path path_;
   Layout layout_;
-  ScopedFd fd_;
+  UniqueFd fd_;
   Mapping map_;
   uint64_t header_bytes_ = 0;
 };

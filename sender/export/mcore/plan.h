@@ -114,7 +114,7 @@ class Plan {
   std::vector<std::string> not_trained_;
   std::vector<std::string> misshapen_, unlisted_;  // found while planning, for Check
   std::vector<std::string> notes_;
-  std::vector<std::string> unmade_;     // tensors of the listing that no parameter makes
+  std::vector<std::string> unmade_;  // tensors of the listing that no parameter makes
   uint32_t experts_ = 0;
 };
 

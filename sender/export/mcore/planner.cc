@@ -230,8 +230,8 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// Re-saved checkpoints may have lost the MTP layers that config.json still states (transformers 5
-  /// does not load them): what the tensors say counts.
+  /// Re-saved checkpoints may have lost the MTP layers that config.json still states (transformers
+  /// 5 does not load them): what the tensors say counts.
   Status TakeMtpFromListing() {
     if (listing_ == nullptr || mtp_layers_ == 0) return absl::OkStatus();
     DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, MtpTensors(mtp_layers_));

@@ -28,14 +28,14 @@ constexpr size_t kBytes = 4096;
 /// The file as its owner has it: open once, and mapped through that.
 struct Owned {
   explicit Owned(const fs::path& dir) : path(dir / "file.safetensors") {
-    fd = ScopedFd(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+    fd = UniqueFd(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
     REQUIRE(fd.get() >= 0);
     REQUIRE(::ftruncate(fd.get(), kBytes) == 0);
     map = *Mapping::Map(fd.get(), kBytes, true, path);
     lease = FileLease(fd.get());
   }
   fs::path path;
-  ScopedFd fd;
+  UniqueFd fd;
   Mapping map;
   FileLease lease;
 };
@@ -103,7 +103,7 @@ TEST_CASE("a second descriptor of the same process counts") {
   const TempDir temp;
   Owned file(temp.path());
   {
-    const ScopedFd second(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
+    const UniqueFd second(::open(file.path.c_str(), O_RDONLY | O_CLOEXEC));
     CHECK(file.lease.Try() == Answer::kInUse);
     const auto holders = WhoHas(file.fd.get());
     REQUIRE(holders.size() == 1);
