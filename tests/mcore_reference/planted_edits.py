@@ -234,7 +234,7 @@ plant("MTP layer one too far", "deepseek_v3",
       lambda m: [anywhere("deepseek_v3", 'extends = "deepseek_v2"\n',
                           'extends = "deepseek_v2"\nnames = { mtp_hf = "{root}layers.%d." }\n'
                           % (m.layers + 1))],
-      says="is made by no parameter", shows=lambda m, x: m.mtp_layers == 1)
+      says="the checkpoint has no such tensor", shows=lambda m, x: m.mtp_layers == 1)
 plant("MTP layer numbered from 0", "glm4_moe",
       anywhere("glm4_moe", 'extends = "moe"\n',
                'extends = "moe"\nnames = { mtp_hf = "{root}layers.{n}." }\n'),
