@@ -2,6 +2,8 @@
 // Streams run as coroutines on a strand each; a Watchdog closes a socket whose wait is too long.
 #pragma once
 
+#include <netinet/tcp.h>
+
 #include <boost/asio.hpp>
 #include <chrono>
 #include <exception>
@@ -116,10 +118,19 @@ inline Status FromException(std::string_view what, const std::exception_ptr& thr
 }
 
 /// TCP options of every bulk socket: no Nagle, kernel keepalive for peers that vanish silently.
+/// Where both ends are one host, little may be on its way: both copies of the kernel then find it
+/// in the second-level cache. Between hosts the kernel's own limits stand, since a small window
+/// is slow over a long way. An option that is refused costs speed only.
 inline void TuneSocket(tcp::socket& socket) {
-  ErrorCode ignored;
+  constexpr int kWindow = 768 << 10, kNotSent = 256 << 10;
+  ErrorCode ignored, local_ec, remote_ec;
   socket.set_option(tcp::no_delay(true), ignored);
   socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  const auto local = socket.local_endpoint(local_ec), remote = socket.remote_endpoint(remote_ec);
+  if (local_ec || remote_ec || local.address() != remote.address()) return;
+  // Asio has no names for these.
+  setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_WINDOW_CLAMP, &kWindow, sizeof kWindow);
+  setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSent, sizeof kNotSent);
 }
 
 /// "10.0.0.2:7701", or "?" when the peer is gone already.

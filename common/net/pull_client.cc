@@ -139,8 +139,8 @@ class ClientStream {
   // Straight into place, hashed piece by piece while the piece is still in the cache: here what has
   // a checksum of its own, by the sink what has the chunk's digest.
   asio::awaitable<Status> ReadPayload(const wire::FrameHeader& header, MutableBytes to) {
-    constexpr size_t kPiece = size_t{512} << 10;
-    constexpr size_t kWakeUpFor = kPiece;
+    constexpr size_t kPiece = size_t{1} << 20;
+    constexpr size_t kWakeUpFor = size_t{512} << 10;
     const bool has_checksum = header.type != wire::FrameType::kChunkFull;
     hash_.Reset();
     for (size_t done = 0; done < to.size();) {

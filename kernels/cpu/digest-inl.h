@@ -54,6 +54,59 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
   return total;
 }
 
+/// Blocks whose sums are made together, so that each vector of the key is loaded once for all.
+constexpr size_t kSumBlocks = 4;
+
+/// sums[b] = the sum of key * word over block b of kSumBlocks whole blocks that follow each other.
+inline void SumBlocks(const DigestKey& key, const uint8_t* HWY_RESTRICT data,
+                      uint64_t* HWY_RESTRICT sums) {
+#if HWY_TARGET == HWY_SCALAR
+  for (size_t b = 0; b < kSumBlocks; ++b) {
+    sums[b] = SumWords(key.words(), data + b * DigestKey::kBlockBytes, DigestKey::kWordsPerBlock);
+  }
+#else
+  const hn::ScalableTag<uint64_t> d64;
+  const hn::Repartition<uint32_t, decltype(d64)> d32;
+  const size_t lanes = hn::Lanes(d64);
+  using V = hn::Vec<decltype(d64)>;
+  V low0 = hn::Zero(d64), low1 = low0, low2 = low0, low3 = low0;
+  V high0 = low0, high1 = low0, high2 = low0, high3 = low0;
+  const auto* p = reinterpret_cast<const uint32_t*>(data);
+  for (size_t i = 0; i < DigestKey::kWordsPerBlock; i += 2 * lanes) {
+    const V k0 = hn::LoadU(d64, key.words() + i);
+    const V k1 = hn::LoadU(d64, key.words() + i + lanes);
+    // As words lie in memory: those at even places in the low halves, at odd ones in the high.
+    const auto even = hn::BitCast(d32, hn::ConcatEven(d64, k1, k0));
+    const auto odd = hn::BitCast(d32, hn::ConcatOdd(d64, k1, k0));
+    const auto even_high = hn::BitCast(d32, hn::ShiftRight<32>(hn::BitCast(d64, even)));
+    const auto odd_high = hn::BitCast(d32, hn::ShiftRight<32>(hn::BitCast(d64, odd)));
+    const auto add = [&](size_t block, V& low, V& high) HWY_ATTR {
+      const auto* at = p + block * DigestKey::kWordsPerBlock + i;
+      hwy::Prefetch(at + kSumBlocks * DigestKey::kWordsPerBlock);
+      const auto w = hn::LoadU(d32, at);
+      const auto w_odd = hn::BitCast(d32, hn::ShiftRight<32>(hn::BitCast(d64, w)));
+      low = hn::Add(low, hn::Add(hn::MulEven(even, w), hn::MulEven(odd, w_odd)));
+      high = hn::Add(high, hn::Add(hn::MulEven(even_high, w), hn::MulEven(odd_high, w_odd)));
+    };
+    add(0, low0, high0);
+    add(1, low1, high1);
+    add(2, low2, high2);
+    add(3, low3, high3);
+  }
+  const auto sum = [&](V low, V high) HWY_ATTR {
+    HWY_ALIGN uint64_t lane_sums[hn::MaxLanes(d64)];
+    hn::Store(hn::Add(low, hn::ShiftLeft<32>(high)), d64, lane_sums);
+    uint64_t total = 0;
+    for (size_t lane = 0; lane < lanes; ++lane) total += lane_sums[lane];
+    return total;
+  };
+  sums[0] = sum(low0, high0);
+  sums[1] = sum(low1, high1);
+  sums[2] = sum(low2, high2);
+  sums[3] = sum(low3, high3);
+#endif
+}
+
 /// Key * word over words that are read for another reason anyway, a few at a time: two sums per
 /// lane, which the caller holds in registers. At most 8 lanes, so that 64 bytes are whole steps.
 using SumTag = hn::CappedTag<uint64_t, 8>;
@@ -96,7 +149,19 @@ HWY_INLINE uint64_t TakeSum(SumLanes& low, SumLanes& high) {
 /// Digest of `size` bytes that stand at `offset` (a multiple of 4) of the chunk.
 inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t size, size_t offset) {
   uint64_t digest = 0;
+  constexpr size_t kTogether = kSumBlocks * DigestKey::kBlockBytes;
   while (size > 0) {
+    if (offset % DigestKey::kBlockBytes == 0 && size >= kTogether) {
+      uint64_t sums[kSumBlocks];
+      SumBlocks(key, data, sums);
+      for (size_t b = 0; b < kSumBlocks; ++b) {
+        digest += key.multiplier(offset / DigestKey::kBlockBytes + b) * sums[b];
+      }
+      data += kTogether;
+      offset += kTogether;
+      size -= kTogether;
+      continue;
+    }
     const size_t in_block = offset % DigestKey::kBlockBytes;
     const size_t part = std::min(size, DigestKey::kBlockBytes - in_block);
     const uint64_t* words = key.words() + in_block / 4;

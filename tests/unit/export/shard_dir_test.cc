@@ -36,14 +36,14 @@ struct Model {
     std::vector<TensorMeta> metas = plan.plan.layout().tensors();
     for (TensorMeta& meta : metas) meta.dtype = dtype;
     const Layout layout = Get(Layout::Create(std::move(metas)));
-    HfDir hf = Get(HfDir::Create(dir, layout, uint64_t{1} << 30));
+    HfDir made = Get(HfDir::Create(dir, layout, uint64_t{1} << 30));
     uint32_t state = seed;
     for (size_t i = 0; i < layout.size(); ++i) {
-      for (std::byte& b : hf.tensor(i))
+      for (std::byte& b : made.tensor(i))
         b = static_cast<std::byte>((state = state * 69069 + 1) >> 24 & 0xbf);
     }
     ThreadPool pool(2);
-    REQUIRE(hf.Finish(pool) == absl::OkStatus());
+    REQUIRE(made.Finish(pool) == absl::OkStatus());
   }
   fs::path dir;
 };
@@ -58,15 +58,15 @@ Weights Read(const fs::path& dir) {
 }
 
 struct Fixture {
-  void Shard(const fs::path& hf, const fs::path& to, const std::string& parallel) {
-    const auto model = Get(mcore::HfModel::Open(hf, "", {}));
-    const ModelDir weights = Get(ModelDir::Open(hf));
+  void Shard(const fs::path& from, const fs::path& to, const std::string& parallel) {
+    const auto model = Get(mcore::HfModel::Open(from, "", {}));
+    const ModelDir weights = Get(ModelDir::Open(from));
     const auto plan = Get(model.ProvenPlan(Get(mcore::ParallelConfig::Parse(parallel))));
     REQUIRE(ShardDir::Write(to, plan, weights, pool) == absl::OkStatus());
   }
-  Status Export(const fs::path& shards, Weights* to, bool unmarked = false) {
-    const auto model = Get(mcore::HfModel::Open(shards, "", {}, /*weights=*/false));
-    DW_ASSIGN_OR_RETURN(const ShardDir dir, ShardDir::Open(shards, unmarked));
+  Status Export(const fs::path& from, Weights* to, bool unmarked = false) {
+    const auto model = Get(mcore::HfModel::Open(from, "", {}, /*weights=*/false));
+    DW_ASSIGN_OR_RETURN(const ShardDir dir, ShardDir::Open(from, unmarked));
     const auto plan = Get(model.ProvenPlan(dir.parallel(), &*dir.layout()));
     to->clear();
     for (size_t i = 0; i < plan.layout().size(); ++i) {
@@ -75,9 +75,9 @@ struct Fixture {
     return dir.ExportTo(
         plan, [&](uint32_t t) { return MutableBytes((*to)[plan.layout().tensor(t).name]); }, pool);
   }
-  std::string WhyNot(const fs::path& shards) {
+  std::string WhyNot(const fs::path& from) {
     Weights out;
-    const std::string why = TextOf(Export(shards, &out));
+    const std::string why = TextOf(Export(from, &out));
     // Not a byte is used of what is refused.
     for (const auto& [name, bytes] : out) {
       for (const std::byte b : bytes) CHECK(b == std::byte{0});
@@ -222,15 +222,15 @@ TEST_CASE("HF directories: weights are cut into files of a size and an index fin
     CAPTURE(limit);
     const fs::path to = f.temp.path() / std::to_string(limit);
     fs::create_directories(to);
-    HfDir hf = Get(HfDir::Create(to, source.layout(), limit));
+    HfDir made = Get(HfDir::Create(to, source.layout(), limit));
     for (size_t i = 0; i < source.layout().size(); ++i) {
-      std::copy(source.data(i).begin(), source.data(i).end(), hf.tensor(i).begin());
+      std::copy(source.data(i).begin(), source.data(i).end(), made.tensor(i).begin());
     }
-    REQUIRE(hf.Finish(f.pool) == absl::OkStatus());
-    CHECK(hf.files() == (limit == 1 ? whole.size() : hf.files()));
-    CHECK(hf.files() > 1);
+    REQUIRE(made.Finish(f.pool) == absl::OkStatus());
+    if (limit == 1) CHECK(made.files() == whole.size());
+    CHECK(made.files() > 1);
     CHECK(fs::exists(to / "model.safetensors.index.json"));
-    CHECK(fs::exists(to / fmt::format("model-00001-of-{:05}.safetensors", hf.files())));
+    CHECK(fs::exists(to / fmt::format("model-00001-of-{:05}.safetensors", made.files())));
     CHECK(Read(to) == whole);
     CHECK(Get(ModelDir::Open(to)).layout().fingerprint() == source.layout().fingerprint());
   }
