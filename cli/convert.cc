@@ -11,9 +11,9 @@
 #include "cli/new_directory.h"
 #include "cli/output.h"
 #include "common/base/human.h"
-#include "sender/export/hf_dir.h"
 #include "sender/export/mcore/hf_model.h"
-#include "sender/export/shard_dir.h"
+#include "sender/export/shards/hf_dir.h"
+#include "sender/export/shards/shard_dir.h"
 
 namespace deltawire::cli {
 namespace {

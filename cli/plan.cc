@@ -25,7 +25,7 @@ struct PlanOptions : Common {
 struct Result {
   explicit Result(mcore::Plan made) : plan(std::move(made)) {}
   mcore::Plan plan;
-  mcore::Coverage coverage;
+  mcore::PlanFindings findings;
   bool listed = false;
   double seconds = 0;
 };
@@ -57,12 +57,12 @@ void Show(const Result& r, const PlanOptions& o) {
   const uint64_t most = *std::max_element(bytes.begin(), bytes.end());
   const Gathering gather = GatheringOf(layout.total_bytes(), o.bucket);
   uint64_t shards = 0, steps = 0;
-  for (const mcore::Slot& slot : plan.slots()) {
-    if (!slot.exported) continue;
-    const uint32_t world = slot.cut.split == mcore::Split::kNone ? 1 : slot.cut.world;
+  for (const mcore::PlannedParam& planned : plan.planned()) {
+    if (!planned.exported) continue;
+    const uint32_t world = planned.cut.split == mcore::Split::kNone ? 1 : planned.cut.world;
     shards += world;
     for (uint32_t t = 0; t < world; ++t) {
-      steps += mcore::ShardBoxes(slot.cut, plan.views(), t).size();
+      steps += mcore::ShardBoxes(planned.cut, plan.views(), t).size();
     }
   }
   std::printf("Model         family %s, %s tensors, %s parameters, %s%s\n",
@@ -84,9 +84,9 @@ void Show(const Result& r, const PlanOptions& o) {
                 plan.not_trained().size(), plan.not_trained().front().c_str());
   }
   for (const std::string& note : plan.notes()) std::printf("Note          %s\n", note.c_str());
-  std::printf("Coverage      %s\n", r.coverage.ok()
+  std::printf("Coverage      %s\n", r.findings.ok()
                                         ? "every byte of every tensor is written exactly once"
-                                        : std::string(MessageOf(r.coverage.ToStatus())).c_str());
+                                        : std::string(MessageOf(r.findings.ToStatus())).c_str());
 }
 
 void ShowJson(const Result& r, const PlanOptions& o) {
@@ -110,12 +110,12 @@ void ShowJson(const Result& r, const PlanOptions& o) {
                {"gather_buckets", gather.buckets},
                {"gather_peak_bytes", gather.peak_bytes},
                {"not_trained", plan.not_trained()},
-               {"missing", r.coverage.missing},
-               {"doubled", r.coverage.doubled},
-               {"misshapen", r.coverage.misshapen},
-               {"unlisted", r.coverage.unlisted},
+               {"missing", r.findings.missing},
+               {"doubled", r.findings.doubled},
+               {"misshapen", r.findings.misshapen},
+               {"unlisted", r.findings.unlisted},
                {"notes", plan.notes()},
-               {"findings", r.coverage.findings},
+               {"findings", r.findings.findings},
                {"plan_seconds", r.seconds}};
   if (o.tensors) json["tensors_meta"] = tensors;
   PrintJson(json);
@@ -130,7 +130,7 @@ StatusOr<Exit> RunPlan(const PlanOptions& o) {
   StatusOr<mcore::Plan> plan = model.PlanFor(parallel);
   if (!plan.ok()) return plan.status();
   Result result(std::move(*plan));
-  result.coverage = result.plan.Check();
+  result.findings = result.plan.Check();
   result.listed = model.checkpoint().has_value();
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (o.json) {
@@ -138,7 +138,7 @@ StatusOr<Exit> RunPlan(const PlanOptions& o) {
   } else {
     Show(result, o);
   }
-  return result.coverage.ok() ? Exit::kOk : Exit::kDiffers;
+  return result.findings.ok() ? Exit::kOk : Exit::kDiffers;
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "common/base/human.h"
-#include "sender/export/attempt.h"
+#include "sender/export/client/attempt.h"
 
 namespace deltawire::cli {
 namespace {

@@ -14,7 +14,7 @@
 #include "common/base/thread_pool.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
-#include "sender/export/trainer_client.h"
+#include "sender/export/client/trainer_client.h"
 
 namespace deltawire::cli {
 

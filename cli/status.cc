@@ -9,6 +9,7 @@
 #include "cli/output.h"
 #include "cli/standing.h"
 #include "common/base/human.h"
+#include "common/base/receiver_phase.h"
 #include "proto/convert.h"
 
 namespace deltawire::cli {
@@ -244,7 +245,7 @@ void ShowAttached(const Snapshot& s, std::string& text) {
 }
 
 std::string Pulled(const v1::ReceiverModelStatus& m) {
-  if (m.phase() == "pulling" && m.bytes_total() > 0) {
+  if (ParseReceiverPhase(m.phase()) == ReceiverPhase::kPulling && m.bytes_total() > 0) {
     return fmt::format("{} of {}", HumanBytes(m.bytes_done()), HumanBytes(m.bytes_total()));
   }
   return m.last_pull().seconds() > 0 ? HumanBytes(m.last_pull().payload_bytes()) : "-";

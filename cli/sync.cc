@@ -8,6 +8,7 @@
 #include "cli/connect.h"
 #include "cli/output.h"
 #include "common/base/human.h"
+#include "common/base/receiver_phase.h"
 #include "proto/convert.h"
 
 namespace deltawire::cli {
@@ -72,10 +73,14 @@ StatusOr<Exit> SyncReceiver(const SyncOptions& o) {
   return Exit::kOk;
 }
 
+bool Committed(const v1::SyncProgress& p) {
+  return ParseReceiverPhase(p.phase()) == ReceiverPhase::kCommitted;
+}
+
 void ShowReceivers(const std::map<std::string, v1::SyncProgress>& latest) {
   Table table({{"RECEIVER"}, {"VERSION", Align::kRight}, {"RESULT"}, {"MOVED"}});
   for (const auto& [id, p] : latest) {
-    const bool committed = p.phase() == "committed";
+    const bool committed = Committed(p);
     table.Add(
         {id, VersionText(p.target()), p.phase(), committed ? Describe(p.stats()) : p.message()});
   }
@@ -109,7 +114,7 @@ StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
   size_t failed = 0;
   Json list = Json::array();
   for (const auto& [id, p] : latest) {
-    failed += p.phase() != "committed";
+    failed += !Committed(p);
     list.push_back(ToJson(p));
   }
   if (o.json) {

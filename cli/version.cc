@@ -5,7 +5,7 @@
 #include "cli/command.h"
 #include "cli/output.h"
 #include "common/wire/frame.h"
-#include "kernels/cpu/payload.h"
+#include "kernels/format.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::cli {

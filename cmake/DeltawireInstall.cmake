@@ -14,7 +14,7 @@ install(TARGETS deltawire_export EXPORT deltawireTargets
 if(TARGET deltawire_nccl)
   install(TARGETS deltawire_nccl LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 endif()
-install(FILES sender/export/deltawire_export.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/deltawire)
+install(FILES sender/export/abi/deltawire_export.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/deltawire)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/deltawire)
 install(EXPORT deltawireTargets NAMESPACE deltawire:: DESTINATION ${package_dir})

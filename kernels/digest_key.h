@@ -7,14 +7,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/format.h"
+
 namespace deltawire::kernels {
 
 class DigestKey {
  public:
   // Small, so that all of it stays in the first-level cache beside the data of a sparse delta.
-  static constexpr size_t kBlockBytes = 4 * 1024;
-  static constexpr size_t kWordsPerBlock = kBlockBytes / 4;
-  static constexpr size_t kMaxBlocks = 2048;  // 8 MiB, the largest chunk
+  static constexpr size_t kBlockBytes = kDigestBlockBytes;
+  static constexpr size_t kWordsPerBlock = kDigestWords;
+  static constexpr size_t kMaxBlocks = kDigestBlocks;  // of the largest chunk
 
   explicit DigestKey(uint64_t seed);
 

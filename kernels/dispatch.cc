@@ -1,8 +1,8 @@
 #include <array>
 
-#include "kernels/cpu/highway.h"
+#include "kernels/cpu/highway/highway.h"
 #include "kernels/cpu/payload.h"
-#include "kernels/cpu/scalar.h"
+#include "kernels/cpu/scalar/scalar.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::kernels {

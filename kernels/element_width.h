@@ -1,14 +1,24 @@
 // From an element's width to its type: one switch for code that is written once for all widths.
-// A pure template; no cost beyond the branch.
+// A pure template, for device and CPU; no cost beyond the branch.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/host_device.h"
+
 namespace deltawire::kernels {
 
-/// fn(T{}) with the unsigned type of `width` bytes. REQUIRES: width is 1, 2, 4 or 8.
+/// True for a width that elements may have.
+DW_HD constexpr bool IsElementWidth(unsigned width) {
+  return width == 1 || width == 2 || width == 4 || width == 8;
+}
+
+/// fn(T{}) with the unsigned type of `width` bytes. REQUIRES: IsElementWidth(width).
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable  // a kernel's lambda is for the device alone
+#endif
 template <typename Fn>
-auto WithWidth(unsigned width, const Fn& fn) {
+DW_HD auto WithWidth(unsigned width, const Fn& fn) {
   switch (width) {
     case 1:
       return fn(uint8_t{});

@@ -2,9 +2,10 @@
 // Pure integer arithmetic but for the addition; device and CPU. The rules stand at struct Convert.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 
-#include "kernels/cuda/portable.h"
+#include "kernels/host_device.h"
 
 namespace deltawire::kernels {
 

@@ -11,19 +11,12 @@
 #include <string_view>
 
 #include "kernels/digest_key.h"
+#include "kernels/format.h"
 
 namespace deltawire::kernels {
 
 using Bytes = std::span<const std::byte>;
 using MutableBytes = std::span<std::byte>;
-
-/// Elements per independently coded block.
-inline constexpr size_t kBlockElements = 64 * 1024;
-/// No chunk may be larger; sizes the digest key (see digest_key.h).
-inline constexpr size_t kMaxChunkBytes = size_t{8} << 20;
-
-/// The deltas that `tight` may look back to.
-inline constexpr size_t kMaxHistory = 8;
 
 enum class DecodeStatus : uint8_t { kOk, kTruncated, kMalformed, kTooLarge };
 std::string_view ToString(DecodeStatus s);
@@ -34,19 +27,6 @@ struct EncodeResult {
   uint64_t digest_after = 0;   ///< digest of the new bytes
   size_t bytes = 0;            ///< payload bytes written; 0 when nothing changed
   uint64_t digest_before = 0;  ///< as given; of diff_encode_checked that of the bytes as read
-};
-
-/// The codecs of payloads (byte 1); `same` and `raw` chunks have none.
-enum class Codec : uint8_t { kFast = 1, kTight = 2, kDense = 3 };
-
-/// How an element's exponent is found in its bits; the numbers are the format's.
-enum class ClassFunction : uint8_t {
-  kNone = 0,
-  kBF16 = 1,
-  kF16 = 2,
-  kF32 = 3,
-  kF8E4M3 = 4,
-  kF8E5M2 = 5,
 };
 
 /// The deltas of a chunk that led to its old bytes, for `tight`.

@@ -1,5 +1,7 @@
 #include "proto/convert.h"
 
+#include <algorithm>
+
 namespace deltawire {
 
 grpc::Status ToGrpc(const Status& s) {
@@ -78,6 +80,39 @@ Identity FromProto(const v1::Identity& in) {
   identity.root = in.root();
   identity.attempt = in.attempt();
   return identity;
+}
+
+void ToProto(const PullStats& stats, v1::PullStats* out) {
+  out->set_chunks_full(stats.chunks_full);
+  out->set_chunks_delta(stats.chunks_delta);
+  out->set_chunks_unchanged(stats.chunks_unchanged);
+  out->set_payload_bytes(stats.payload_bytes);
+  out->set_seconds(stats.seconds);
+  out->set_transfer_seconds(stats.transfer_seconds);
+  out->set_apply_seconds(stats.apply_seconds);
+  out->set_repaired_chunks(stats.repaired_chunks);
+  out->set_chunks_tight(stats.forms.chunks[FormCounts::kTight]);
+  out->set_chunks_dense(stats.forms.chunks[FormCounts::kDense]);
+  out->set_refused_chunks(stats.refused_chunks);
+  out->set_history_chunks(stats.history_chunks);
+}
+
+PullStats FromProto(const v1::PullStats& in) {
+  PullStats stats{.chunks_full = in.chunks_full(),
+                  .chunks_delta = in.chunks_delta(),
+                  .chunks_unchanged = in.chunks_unchanged(),
+                  .payload_bytes = in.payload_bytes(),
+                  .seconds = in.seconds(),
+                  .transfer_seconds = in.transfer_seconds(),
+                  .apply_seconds = in.apply_seconds(),
+                  .repaired_chunks = in.repaired_chunks(),
+                  .refused_chunks = in.refused_chunks(),
+                  .history_chunks = in.history_chunks()};
+  // What a peer says need not add up.
+  const uint64_t by_class = in.chunks_tight() + in.chunks_dense();
+  stats.forms.chunks = {in.chunks_full(), in.chunks_delta() - std::min(by_class, in.chunks_delta()),
+                        in.chunks_tight(), in.chunks_dense()};
+  return stats;
 }
 
 }  // namespace deltawire

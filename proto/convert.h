@@ -1,5 +1,6 @@
 // Between gRPC and our own types, shared by both daemons, the CLI and the trainer's client:
-// status codes both ways and tensors_meta both ways. Pure functions.
+// status codes, tensors_meta, names of states and the figures of a pull, each both ways. Pure
+// functions.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -9,6 +10,7 @@
 
 #include "common/base/identity.h"
 #include "common/base/status.h"
+#include "common/delta/pull_stats.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
@@ -35,6 +37,10 @@ std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::C
 void ToProto(const Identity& identity, v1::Identity* out);
 /// A lineage that is not 32 hex digits becomes none.
 Identity FromProto(const v1::Identity& in);
+
+/// Of the forms a message has the chunks only.
+void ToProto(const PullStats& stats, v1::PullStats* out);
+PullStats FromProto(const v1::PullStats& in);
 
 /// Largest gRPC message: tensors_meta of a million tensors, side files with a tokenizer.
 inline constexpr int kMaxControlMessage = 512 << 20;

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "sender/export/deltawire_export.h"
+#include "sender/export/abi/deltawire_export.h"
 
 namespace py = pybind11;
 
@@ -439,6 +439,7 @@ PYBIND11_MODULE(_core, m) {
   m.attr("SHARE_BLOCK") = static_cast<int>(DW_SHARE_BLOCK);
   m.attr("COLLECTIVE_GLOO") = static_cast<int>(DW_COLLECTIVE_GLOO);
   m.attr("COLLECTIVE_NCCL") = static_cast<int>(DW_COLLECTIVE_NCCL);
+  m.attr("HOST_MEMORY") = DW_HOST_MEMORY;
   m.attr("BUCKET_AUTO") = py::int_(DW_BUCKET_AUTO);
   m.def("draw_attempt", &dw_draw_attempt);
   m.def("gpu_available", [] { return dw_gpu_available() != 0; });

@@ -9,7 +9,6 @@
 
 #include "proto/convert.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
-#include "receiver/pull_stats_proto.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -22,13 +21,13 @@ constexpr std::chrono::seconds kShortCall{5};
 v1::ReceiverReport ToProto(const Report& r) {
   v1::ReceiverReport out;
   deltawire::ToProto(r.committed, out.mutable_committed());
-  out.set_phase(r.phase);
+  out.set_phase(std::string(ToString(r.phase)));
   out.set_bytes_done(r.bytes_done);
   out.set_bytes_total(r.bytes_total);
   out.set_message(r.message);
   out.set_sync_request(r.sync_request);
   out.set_event(r.event);
-  ToProto(r.last_pull, out.mutable_last_pull());
+  deltawire::ToProto(r.last_pull, out.mutable_last_pull());
   return out;
 }
 

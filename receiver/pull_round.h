@@ -14,12 +14,12 @@
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
 #include "common/delta/coder_rates.h"
+#include "common/delta/pull_stats.h"
 #include "common/net/pull_transport.h"
 #include "receiver/buffer.h"
 #include "receiver/follower.h"
 #include "receiver/history.h"
 #include "receiver/pull_sink.h"
-#include "receiver/pull_stats.h"
 #include "receiver/upstream.h"
 
 namespace deltawire::receiver {

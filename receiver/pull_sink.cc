@@ -221,8 +221,8 @@ void PullSink::FinishFull(const wire::FrameHeader& header) {
           c, buffer_.layout().tensor(chunk.tensor).name);
     }
   }
-  ++forms_.chunks[0];
-  forms_.bytes[0] += header.payload_bytes;
+  ++forms_.chunks[FormCounts::kRaw];
+  forms_.bytes[FormCounts::kRaw] += header.payload_bytes;
 }
 
 StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
@@ -387,8 +387,9 @@ StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
 }
 
 void PullSink::AddTo(PullStats& stats) const {
-  stats.chunks_full += forms_.chunks[0];
-  for (size_t i = 1; i < FormCounts::kForms; ++i) stats.chunks_delta += forms_.chunks[i];
+  stats.chunks_full += forms_.chunks[FormCounts::kRaw];
+  for (size_t i = FormCounts::kFast; i < FormCounts::kForms; ++i)
+    stats.chunks_delta += forms_.chunks[i];
   stats.payload_bytes += bytes_;
   stats.refused_chunks += refusals_;
   stats.history_chunks += history_chunks_;

@@ -16,11 +16,11 @@
 
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
+#include "common/delta/pull_stats.h"
 #include "common/layout/coverage.h"
 #include "common/net/pull_client.h"
 #include "receiver/buffer.h"
 #include "receiver/payload_decoder.h"
-#include "receiver/pull_stats.h"
 
 namespace deltawire::receiver {
 

@@ -73,7 +73,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
     agents_[i].round.upstream = agents_[i].upstream.get();
     agents_[i].view.address = agents_[i].upstream->address();
   }
-  status_.phase = "starting";
+  status_.phase = ReceiverPhase::kStarting;
   if (buffer_ == nullptr) return;
   status_.committed = buffer_->committed();
   status_.model_bytes = buffer_->layout().total_bytes();
@@ -145,12 +145,12 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     return true;
   }
   if (std::exchange(connection_failed_, false)) Recovered();
-  if (status_.phase != "failed") {
+  if (status_.phase != ReceiverPhase::kFailed) {
     if (choice.why != status_.message && !choice.why.empty()) {
       LogInfo("model {}: {}", options_.model, choice.why);
     }
     status_.message = choice.why;
-    const std::string phase = paused_ ? "paused" : "idle";
+    const ReceiverPhase phase = paused_ ? ReceiverPhase::kPaused : ReceiverPhase::kIdle;
     if (phase != status_.phase) {
       status_.phase = phase;
       cv_.notify_all();
@@ -201,7 +201,7 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
   lock.lock();
   if (prepared.ok()) {
     describe_backoff_.Reset();
-    if (status_.phase == "failed") status_.phase = "starting";
+    if (status_.phase == ReceiverPhase::kFailed) status_.phase = ReceiverPhase::kStarting;
     return;
   }
   describe_ = true;
@@ -325,21 +325,21 @@ void Replica::SetMessage(const Status& failed) {
   }
   connection_failed_ = false;
   status_.message = std::string(MessageOf(failed));
-  status_.phase = "failed";
+  status_.phase = ReceiverPhase::kFailed;
   cv_.notify_all();
 }
 
 void Replica::Recovered() {
-  if (status_.phase != "failed") return;
-  status_.phase = "starting";
+  if (status_.phase != ReceiverPhase::kFailed) return;
+  status_.phase = ReceiverPhase::kStarting;
   status_.message.clear();
 }
 
-void Replica::SetPhase(std::string phase) {
+void Replica::SetPhase(ReceiverPhase phase) {
   {
     std::lock_guard lock(mu_);
     if (status_.phase == phase) return;
-    status_.phase = std::move(phase);
+    status_.phase = phase;
     cv_.notify_all();
   }
   SendAll();

@@ -14,15 +14,16 @@
 #include <string>
 #include <vector>
 
+#include "common/base/receiver_phase.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
 #include "common/delta/coder_rates.h"
+#include "common/delta/pull_stats.h"
 #include "receiver/buffer.h"
 #include "receiver/follower.h"
 #include "receiver/history.h"
 #include "receiver/pull_round.h"
 #include "receiver/pull_sink.h"
-#include "receiver/pull_stats.h"
 #include "receiver/request_queue.h"
 #include "receiver/upstream.h"
 
@@ -61,8 +62,8 @@ struct ReplicaStatus {
   bool attached = false;  ///< to every agent
   bool following = false;
   Identity committed;
-  Identity newest;      ///< that all agents have published; epoch 0 while they agree on none
-  std::string phase;    ///< "starting", "idle", "pulling", "applying", "paused", "failed", ...
+  Identity newest;  ///< that all agents have published; epoch 0 while they agree on none
+  ReceiverPhase phase = ReceiverPhase::kNone;
   std::string message;  ///< of the last failure
   uint64_t model_bytes = 0;
   uint64_t bytes_done = 0;
@@ -183,7 +184,7 @@ class Replica {
   void OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event);
   void OnEnded(size_t agent, uint64_t attachment, const Status& why);
 
-  void SetPhase(std::string phase);
+  void SetPhase(ReceiverPhase phase);
   void SendAll();
   void Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& batch,
               const Status& status);

@@ -127,7 +127,7 @@ void Replica::Answer(std::unique_lock<Mutex>& lock, const RequestQueue::Batch& b
   std::vector<std::pair<size_t, Report>> answers;
   for (const RequestQueue::Remote& r : requests_.Answer(batch, status)) {
     Report report = MakeReport(r.agent);
-    report.phase = status.ok() ? "committed" : "failed";
+    report.phase = status.ok() ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed;
     report.message = std::string(MessageOf(status));
     report.sync_request = r.number;
     answers.emplace_back(r.agent, std::move(report));

@@ -1,6 +1,7 @@
 // A Replica's pulls: from a choice, or a request, to a commit or what is said of its failure.
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "common/base/human.h"
 #include "common/base/log.h"
@@ -43,9 +44,9 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   if (!paused) follower_.PullEnded(pulled, Clock::now());
   if (pulled.ok()) {
     status_.message.clear();
-    status_.phase = paused_ ? "paused" : "idle";
+    status_.phase = paused_ ? ReceiverPhase::kPaused : ReceiverPhase::kIdle;
   } else if (paused) {
-    status_.phase = "paused";
+    status_.phase = ReceiverPhase::kPaused;
   } else {
     SetMessage(pulled);
     // Another layout, another part, or a model that is gone.
@@ -138,7 +139,8 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   }
   Status ended;
   while (ended.ok() && round->step() != PullRound::Step::kDone) {
-    SetPhase(round->step() <= PullRound::Step::kTransfer ? "pulling" : "applying");
+    SetPhase(round->step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
+                                                         : ReceiverPhase::kApplying);
     ended = round->Advance();
     std::lock_guard lock(mu_);
     if (round->bytes_expected() > 0) status_.bytes_total = round->bytes_expected();
@@ -184,8 +186,8 @@ void Replica::Committed(const PullRound& round) {
       "model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({} fast, {} tight, {} "
       "dense), {} repaired)",
       options_.model, ToString(id), HumanBytes(stats.payload_bytes), HumanSeconds(stats.seconds),
-      stats.chunks_full, stats.chunks_delta, chunks[1], chunks[2], chunks[3],
-      stats.repaired_chunks);
+      stats.chunks_full, stats.chunks_delta, chunks[FormCounts::kFast], chunks[FormCounts::kTight],
+      chunks[FormCounts::kDense], stats.repaired_chunks);
 }
 
 Status Replica::Touch() {
@@ -203,7 +205,8 @@ Status Replica::WaitWritable() {
   const auto start = Clock::now();
   auto look_at = start;
   auto pause = std::chrono::milliseconds(1);
-  std::string phase, readers;
+  std::optional<ReceiverPhase> before;
+  std::string readers;
   Status ended;
   while (true) {
     DW_ASSIGN_OR_RETURN(const bool begun, buffer_->BeginUpdate());
@@ -214,7 +217,7 @@ Status Replica::WaitWritable() {
       readers = buffer_->Readers();
       look_at = Clock::now() + kLookEvery;
     }
-    if (phase.empty()) {
+    if (!before) {
       LogInfo("model {}: waiting for {} to close the weights", options_.model, readers);
     }
     if (options_.copy_for_reader && waited >= options_.reader_grace) {
@@ -222,7 +225,7 @@ Status Replica::WaitWritable() {
       break;
     }
     std::unique_lock lock(mu_);
-    if (phase.empty()) phase = std::exchange(status_.phase, "waiting for reader");
+    if (!before) before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
     status_.readers = readers;
     if (stopping_ || (paused_ && !round_requested_)) {
       ended = absl::CancelledError("paused");
@@ -233,9 +236,9 @@ Status Replica::WaitWritable() {
   }
   std::lock_guard lock(mu_);
   status_.committed = buffer_->committed();
-  if (phase.empty()) return ended;
+  if (!before) return ended;
   const double seconds = SecondsSince(start);
-  status_.phase = phase;
+  status_.phase = *before;
   status_.readers.clear();
   status_.reader_wait_seconds += seconds;
   status_.worst_reader_wait_seconds = std::max(status_.worst_reader_wait_seconds, seconds);

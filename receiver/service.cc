@@ -2,7 +2,6 @@
 
 #include "common/base/human.h"
 #include "proto/convert.h"
-#include "receiver/pull_stats_proto.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -41,7 +40,7 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
     m->set_following(s.following);
     deltawire::ToProto(s.committed, m->mutable_committed());
     deltawire::ToProto(s.newest, m->mutable_newest());
-    m->set_phase(s.phase);
+    m->set_phase(std::string(ToString(s.phase)));
     m->set_message(s.message);
     m->set_model_bytes(s.model_bytes);
     m->set_bytes_done(s.bytes_done);
@@ -49,7 +48,7 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
     m->set_commits(s.commits);
     m->set_bytes_received(s.bytes_received);
     m->set_repaired_chunks(s.repaired_chunks);
-    ToProto(s.last_pull, m->mutable_last_pull());
+    deltawire::ToProto(s.last_pull, m->mutable_last_pull());
     m->set_fingerprint(s.fingerprint);
     m->set_staging_limit_bytes(replica->options().staging_bytes);
     m->set_scrubbed_bytes(s.scrubbed_bytes);
@@ -83,7 +82,7 @@ grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context, const v1::S
   if (!replica.ok()) return ToGrpc(replica.status());
   const auto progress = [writer](const ReplicaStatus& s) {
     v1::SyncUpdate update;
-    update.set_phase(s.phase);
+    update.set_phase(std::string(ToString(s.phase)));
     deltawire::ToProto(s.newest, update.mutable_target());
     update.set_bytes_done(s.bytes_done);
     update.set_bytes_total(s.bytes_total);
@@ -92,11 +91,11 @@ grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context, const v1::S
   auto commit = (*replica)->Sync(request->force_full(), progress, Gone(context));
   if (!commit.ok()) return ToGrpc(commit.status());
   v1::SyncUpdate update;
-  update.set_phase("committed");
+  update.set_phase(std::string(ToString(ReceiverPhase::kCommitted)));
   deltawire::ToProto(commit->id, update.mutable_target());
   update.set_bytes_done(commit->stats.payload_bytes);
   update.set_bytes_total(commit->stats.payload_bytes);
-  ToProto(commit->stats, update.mutable_stats());
+  deltawire::ToProto(commit->stats, update.mutable_stats());
   writer->Write(update);
   return grpc::Status::OK;
 }
@@ -142,7 +141,7 @@ grpc::Status ReceiverServiceImpl::WatchVersions(grpc::ServerContext* context,
     seen = commit->serial;
     v1::CommitInfo info;
     deltawire::ToProto(commit->id, info.mutable_id());
-    ToProto(commit->stats, info.mutable_stats());
+    deltawire::ToProto(commit->stats, info.mutable_stats());
     info.set_committed_unix_nanos(commit->unix_nanos);
     info.set_directory((*replica)->options().directory.string());
     if (!writer->Write(info)) break;

@@ -13,13 +13,14 @@
 
 #include "common/base/checksum.h"
 #include "common/base/identity.h"
+#include "common/base/receiver_phase.h"
 #include "common/base/status.h"
 #include "common/delta/codec_choice.h"
+#include "common/delta/pull_stats.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 #include "common/wire/messages.h"
-#include "receiver/pull_stats.h"
 
 namespace deltawire::receiver {
 
@@ -64,7 +65,7 @@ struct UpstreamEvent {
 /// What the replica says of itself.
 struct Report {
   Identity committed;
-  std::string phase;
+  ReceiverPhase phase = ReceiverPhase::kNone;
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
   std::string message;

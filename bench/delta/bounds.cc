@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 
+#include "kernels/element_width.h"
+
 namespace deltawire::bench {
 namespace {
 
@@ -56,22 +58,7 @@ void Bounds::operator+=(const Bounds& other) {
 }
 
 unsigned ExponentOf(kernels::ClassFunction f, uint64_t bits) {
-  using kernels::ClassFunction;
-  switch (f) {
-    case ClassFunction::kNone:
-      return 0;
-    case ClassFunction::kBF16:
-      return (bits >> 7) & 0xff;
-    case ClassFunction::kF16:
-      return (bits >> 10) & 0x1f;
-    case ClassFunction::kF32:
-      return (bits >> 23) & 0xff;
-    case ClassFunction::kF8E4M3:
-      return (bits >> 3) & 0x0f;
-    case ClassFunction::kF8E5M2:
-      return (bits >> 2) & 0x1f;
-  }
-  return 0;
+  return kernels::ExponentOf(bits, f);
 }
 
 uint8_t HistoryContext(unsigned age, bool up) {
@@ -81,16 +68,7 @@ uint8_t HistoryContext(unsigned age, bool up) {
 }
 
 uint64_t LoadElement(const std::byte* p, unsigned width) {
-  switch (width) {
-    case 1:
-      return LoadLe<uint8_t>(p);
-    case 2:
-      return LoadLe<uint16_t>(p);
-    case 4:
-      return LoadLe<uint32_t>(p);
-    default:
-      return LoadLe<uint64_t>(p);
-  }
+  return kernels::WithWidth(width, [&]<typename T>(T) { return uint64_t{LoadLe<T>(p)}; });
 }
 
 int64_t SignedDifference(uint64_t old_bits, uint64_t new_bits, unsigned width) {
@@ -145,16 +123,7 @@ void ChangeCounter::AddElements(Bytes old_data, Bytes new_data, std::span<const 
 }
 
 void ChangeCounter::Add(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts) {
-  switch (width_) {
-    case 1:
-      return AddElements<uint8_t>(old_data, new_data, contexts);
-    case 2:
-      return AddElements<uint16_t>(old_data, new_data, contexts);
-    case 4:
-      return AddElements<uint32_t>(old_data, new_data, contexts);
-    default:
-      return AddElements<uint64_t>(old_data, new_data, contexts);
-  }
+  kernels::WithWidth(width_, [&]<typename T>(T) { AddElements<T>(old_data, new_data, contexts); });
 }
 
 void ChangeCounter::AddBits(const Context& context, SplitBits& bits) {

@@ -1,5 +1,5 @@
 // The kernels and codecs alone, in memory, against memcmp, plain loops, what peers do, and entropy
-// bounds. See docs/benchmarks.md for what each case is.
+// bounds. See bench/README.md for what each case is.
 
 #include <CLI/CLI.hpp>
 

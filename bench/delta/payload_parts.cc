@@ -6,22 +6,27 @@
 #include <cmath>
 
 #include "bench/delta/bounds.h"
+#include "kernels/format.h"
 
 namespace deltawire::bench {
 namespace {
 
-constexpr std::byte kFormat{2};
-constexpr size_t kFastColumns = 3 + 1 + 4;            // head, reserved, elements
-constexpr size_t kFastHeader = kFastColumns + 3 * 4;  // and three columns
-constexpr size_t kTightHeader = 3 + 1 + 1 + 1;
-constexpr size_t kBlock = 65536;
-constexpr unsigned kClasses = 16;
-constexpr unsigned kRows = 5;
-constexpr double kOctave = 1 << 20;
-// Weights of a rate's levels (docs/delta_format.md, "Payload").
-constexpr std::array<uint32_t, 16> kLevelWeight = {
-    739,     11865,   46076,   109795,  210681,  356608,  561331,  824045,
-    1174692, 1632013, 2158872, 2869978, 3820826, 5304696, 6967419, 9402137};
+using kernels::kBlockElements;
+using kernels::kClasses;
+using kernels::kColumnBytes;
+using kernels::kContextBytes;
+using kernels::kFastColumns;
+using kernels::kHeaderBytes;
+using kernels::kHistoryRows;
+using kernels::kLevelBits;
+using kernels::kLevelCountBits;
+using kernels::kLevelWeight;
+using kernels::kRateCodeBits;
+using kernels::kTableOffset;
+using kernels::kTightHeadBytes;
+using kernels::RiceParameter;
+
+constexpr double kOctave = 1 << kernels::kOctaveBits;
 
 // Bits of a stream from their lowest; zeros beyond its end, and then `beyond`.
 class BitReader {
@@ -53,12 +58,13 @@ struct Column {
   unsigned width = 0;
   uint64_t min = 0;
   static Column Of(uint64_t description) {
-    return {static_cast<unsigned>(description & 31), description >> 5 & 0x3ffffff};
+    const auto word = static_cast<uint32_t>(description);
+    return {kernels::ColumnWidth(word), kernels::ColumnMin(word)};
   }
 };
 
 Status CheckHead(Bytes payload, size_t header, kernels::Codec codec) {
-  if (payload.size() < header || payload[0] != kFormat ||
+  if (payload.size() < header || payload[0] != std::byte{kernels::kFormat} ||
       payload[1] != std::byte{static_cast<uint8_t>(codec)}) {
     return absl::UnimplementedError("the payload is of another format or codec");
   }
@@ -66,13 +72,6 @@ Status CheckHead(Bytes payload, size_t header, kernels::Codec codec) {
 }
 
 Status Beyond() { return absl::DataLossError("the payload ends before its parts do"); }
-
-// rice(c, m) of the format.
-unsigned Rice(uint64_t c, uint64_t m) {
-  unsigned k = 0;
-  while (2000 * c << k < 481 * (2 * m - c)) ++k;
-  return k;
-}
 
 // Bits of c quotients in unary, from `bit` on: the place after the c-th one.
 StatusOr<size_t> Quotients(Bytes stream, size_t bit, uint64_t c) {
@@ -101,25 +100,25 @@ void PayloadParts::operator+=(const PayloadParts& other) {
 }
 
 StatusOr<PayloadParts> SplitFast(Bytes payload, size_t raw_bytes, unsigned width) {
-  DW_RETURN_IF_ERROR(CheckHead(payload, kFastHeader, kernels::Codec::kFast));
-  std::array<Column, 3> columns;
+  DW_RETURN_IF_ERROR(CheckHead(payload, kTableOffset, kernels::Codec::kFast));
+  std::array<Column, kFastColumns> columns;
   size_t row_bits = 0;
   for (size_t i = 0; i < columns.size(); ++i) {
-    columns[i] = Column::Of(LoadLe<uint32_t>(&payload[kFastColumns + 4 * i]));
+    columns[i] = Column::Of(LoadLe<uint32_t>(&payload[kHeaderBytes + kColumnBytes * i]));
     row_bits += columns[i].width;
   }
-  const size_t n = raw_bytes / width, blocks = (n + kBlock - 1) / kBlock;
-  size_t stream_at = kFastHeader + (row_bits * blocks + 7) / 8;
-  BitReader table(payload, kFastHeader * 8);
+  const size_t n = raw_bytes / width, blocks = (n + kBlockElements - 1) / kBlockElements;
+  size_t stream_at = kTableOffset + (row_bits * blocks + 7) / 8;
+  BitReader table(payload, kTableOffset * 8);
   PayloadParts out;
   out.rest = static_cast<double>(stream_at) * 8;
   for (size_t b = 0; b < blocks; ++b) {
-    std::array<uint64_t, 3> row{};
+    std::array<uint64_t, kFastColumns> row{};
     for (size_t i = 0; i < row.size(); ++i) {
       row[i] = columns[i].min + table.Take(columns[i].width);
     }
     const auto [changed, large, bytes] = row;
-    const size_t m = std::min(kBlock, n - b * kBlock);
+    const size_t m = std::min(kBlockElements, n - b * kBlockElements);
     if (table.beyond() || bytes > payload.size() - stream_at) return Beyond();
     const Bytes stream = payload.subspan(stream_at, bytes);
     stream_at += bytes;
@@ -128,7 +127,7 @@ StatusOr<PayloadParts> SplitFast(Bytes payload, size_t raw_bytes, unsigned width
       out.differences += static_cast<double>(bytes) * 8;
       continue;
     }
-    const size_t low = changed * Rice(changed, m);
+    const size_t low = changed * RiceParameter(changed, m);
     DW_ASSIGN_OR_RETURN(const size_t quotient, Quotients(stream, low + changed, changed));
     // The padding of the last byte counts as differences.
     out.positions += static_cast<double>(low + quotient);
@@ -142,47 +141,45 @@ namespace {
 struct TightModel {
   kernels::ClassFunction function = kernels::ClassFunction::kNone;
   unsigned base = 0;
-  double weight[kRows][kClasses] = {};  // in octaves
-  size_t parameter_bits = 0;            // group sizes included, padding as well
+  double weight[kHistoryRows][kClasses] = {};  // in octaves
+  size_t parameter_bits = 0;                   // group sizes included, padding as well
 };
 
-double RateWeight(unsigned code) {
-  return static_cast<double>(4 + (code - 1) % 4) * std::ldexp(1.0, (code - 1) / 4) / kOctave;
-}
+double RateWeight(unsigned code) { return kernels::CodeWeight(code) / kOctave; }
 
 void SkipLevels(BitReader& bits) {
-  const auto q = bits.Take(5);
-  bits.Skip(4 * q);
+  const auto q = bits.Take(kLevelCountBits);
+  bits.Skip(kLevelBits * q);
 }
 
 StatusOr<TightModel> ReadModel(Bytes payload, size_t elements) {
-  constexpr unsigned kHighestRow[9] = {0, 1, 2, 3, 3, 4, 4, 4, 4};
-  DW_RETURN_IF_ERROR(CheckHead(payload, kTightHeader, kernels::Codec::kTight));
+  DW_RETURN_IF_ERROR(CheckHead(payload, kTightHeadBytes, kernels::Codec::kTight));
   TightModel model;
   const auto byte3 = std::to_integer<unsigned>(payload[3]);
   model.function = static_cast<kernels::ClassFunction>(byte3 & 15);
   model.base = std::to_integer<unsigned>(payload[4]);
   const auto depth = std::to_integer<unsigned>(payload[5]);
   if (depth > kernels::kMaxHistory) return Beyond();
-  const size_t header = kTightHeader + (depth > 0 ? 4 : 0);
+  const size_t header = kTightHeadBytes + (depth > 0 ? kContextBytes : 0);
   BitReader bits(payload, header * 8);
-  for (unsigned row = 0; row <= kHighestRow[depth]; ++row) {
-    const uint64_t mask = bits.Take(16);
+  for (unsigned row = 0; row <= kernels::HighestRow(depth); ++row) {
+    const uint64_t mask = bits.Take(kClasses);
     for (unsigned c = 0; c < kClasses; ++c) {
       if ((mask >> c & 1) == 0) continue;
       if (row == 0) {
-        model.weight[row][c] = RateWeight(std::max(1u, static_cast<unsigned>(bits.Take(7))));
+        model.weight[row][c] =
+            RateWeight(std::max(1u, static_cast<unsigned>(bits.Take(kRateCodeBits))));
       } else {
-        model.weight[row][c] = kLevelWeight[bits.Take(4)] / kOctave;
-        bits.Skip(4);
+        model.weight[row][c] = kLevelWeight[bits.Take(kLevelBits)] / kOctave;
+        bits.Skip(kLevelBits);
       }
     }
   }
-  SkipLevels(bits);  // Q1
-  SkipLevels(bits);  // Q2
-  bits.Skip(4);      // M
+  SkipLevels(bits);       // Q1
+  SkipLevels(bits);       // Q2
+  bits.Skip(kLevelBits);  // M
   const Column sizes = Column::Of(bits.Take(32));
-  const size_t blocks = (elements + kBlock - 1) / kBlock;
+  const size_t blocks = (elements + kBlockElements - 1) / kBlockElements;
   const size_t per_group = size_t{1} << (byte3 >> 4 & 3);
   bits.Skip(sizes.width * ((blocks + per_group - 1) / per_group));
   if (bits.beyond() || bits.bit() > payload.size() * 8) return Beyond();
@@ -195,17 +192,16 @@ StatusOr<TightModel> ReadModel(Bytes payload, size_t elements) {
 StatusOr<PayloadParts> SplitTight(Bytes payload, Bytes old_data, Bytes new_data, unsigned width,
                                   std::span<const uint8_t> contexts) {
   DW_ASSIGN_OR_RETURN(const TightModel model, ReadModel(payload, old_data.size() / width));
-  uint64_t unchanged[kRows][kClasses] = {}, changed[kRows][kClasses] = {};
+  uint64_t unchanged[kHistoryRows][kClasses] = {}, changed[kHistoryRows][kClasses] = {};
   for (size_t i = 0; i < old_data.size() / width; ++i) {
     const uint64_t before = LoadElement(&old_data[i * width], width);
     const uint64_t after = LoadElement(&new_data[i * width], width);
-    const int e = static_cast<int>(ExponentOf(model.function, before));
-    const auto c = static_cast<size_t>(std::clamp(e - static_cast<int>(model.base), 0, 15));
+    const unsigned c = kernels::ClassOfExponent(ExponentOf(model.function, before), model.base);
     const size_t row = contexts.empty() || contexts[i] == 0 ? 0 : 1u + (contexts[i] - 1u) / 2;
     ++(before == after ? unchanged : changed)[row][c];
   }
   PayloadParts out;
-  for (size_t row = 0; row < kRows; ++row) {
+  for (size_t row = 0; row < kHistoryRows; ++row) {
     for (size_t c = 0; c < kClasses; ++c) {
       const double weight = model.weight[row][c];
       out.positions += static_cast<double>(unchanged[row][c]) * weight;

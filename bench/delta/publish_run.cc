@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "common/layout/root.h"
-#include "sender/publish_job.h"
+#include "sender/agent/publish_job.h"
 
 namespace deltawire::bench {
 namespace {

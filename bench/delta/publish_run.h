@@ -10,7 +10,7 @@
 #include "bench/delta/workload.h"
 #include "common/base/thread_pool.h"
 #include "kernels/kernels.h"
-#include "sender/version_store.h"
+#include "sender/agent/version_store.h"
 
 namespace deltawire::bench {
 

@@ -4,7 +4,7 @@
 
 #include "bench/export/job_cases.h"
 #include "bench/harness/scratch_dir.h"
-#include "sender/export/trainer_client.h"
+#include "sender/export/client/trainer_client.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::bench {

@@ -14,8 +14,8 @@
 #include "bench/harness/scratch_dir.h"
 #include "bench/loopback/tcp_peer.h"
 #include "common/shm/buffer_file.h"
-#include "sender/export/gloo_collective.h"
-#include "sender/export/megatron_gather.h"
+#include "sender/export/gather/gloo_collective.h"
+#include "sender/export/megatron/megatron_gather.h"
 
 namespace deltawire::bench {
 namespace {
@@ -67,7 +67,7 @@ class GatheringRank {
     std::vector<mcore::Match> out;
     for (mcore::ShardParam& s : plan_->Rank(rank)) {
       if (!s.writes || s.shape.empty()) continue;
-      const mcore::Split split = plan_->slots()[s.slot].cut.split;
+      const mcore::Split split = plan_->planned()[s.planned].cut.split;
       out.push_back({out.size(), std::move(s), split});
     }
     return out;

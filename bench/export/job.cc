@@ -65,7 +65,7 @@ StatusOr<std::vector<mcore::Transfer>> Shards::Programs(const mcore::Plan& plan,
       const mcore::ShardParam& s = r.params[i];
       DW_ASSIGN_OR_RETURN(
           std::vector<mcore::Step> steps,
-          mcore::StepsOf(plan, s, s.dtype, plan.slots()[s.slot].cut.split, direction));
+          mcore::StepsOf(plan, s, s.dtype, plan.planned()[s.planned].cut.split, direction));
       transfer.Add(std::move(steps), r.data[i]);
     }
   }

@@ -1,5 +1,5 @@
 // The trainer's side: copies by kind, plans, whole jobs, gathers, the Python package.
-// See docs/benchmarks.md for what each case is.
+// See bench/README.md for what each case is.
 
 #include <CLI/CLI.hpp>
 

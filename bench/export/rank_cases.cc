@@ -57,7 +57,7 @@ Status PlanCase(const MegatronJob& job, const std::string& name, const Rounds& r
                         size_t steps = 0;
                         for (const mcore::ShardParam& p : plan.Rank(0)) {
                           if (!p.writes || p.shape.empty()) continue;
-                          const mcore::Split split = plan.slots()[p.slot].cut.split;
+                          const mcore::Split split = plan.planned()[p.planned].cut.split;
                           DW_ASSIGN_OR_RETURN(
                               const auto made,
                               mcore::StepsOf(plan, p, p.dtype, split, Direction::kToHf));
@@ -66,7 +66,7 @@ Status PlanCase(const MegatronJob& job, const std::string& name, const Rounds& r
                         s.Add("rank", Since(start));
                         world = plan.parallel().world();
                         note = fmt::format("{} tensors, {} slots, {} copies on rank 0",
-                                           plan.layout().size(), plan.slots().size(), steps);
+                                           plan.layout().size(), plan.planned().size(), steps);
                         return absl::OkStatus();
                       }));
   AddSeconds(name, "plan and proof", series.Of("plan"), note, report);

@@ -1,5 +1,5 @@
 // The CUDA twins of the kernels: diff + encode, decode + apply, digest, place.
-// See docs/benchmarks.md for what each case is.
+// See bench/README.md for what each case is.
 
 #include <CLI/CLI.hpp>
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "common/base/human.h"
+#include "common/base/receiver_phase.h"
 #include "proto/convert.h"
 
 namespace deltawire::bench {
@@ -153,7 +154,7 @@ StatusOr<v1::PullStats> Cluster::Sync(bool force_full) {
   for (v1::SyncUpdate update; reader->Read(&update);) last = update;
   const Status status = FromGrpc(reader->Finish(), "receiver: Sync");
   if (!status.ok()) return Failed(status);
-  if (last.phase() != "committed") {
+  if (ParseReceiverPhase(last.phase()) != ReceiverPhase::kCommitted) {
     return Failed(Errorf(StatusCode::kInternal, "Sync ended in phase \"{}\"", last.phase()));
   }
   return last.stats();

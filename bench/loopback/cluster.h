@@ -12,7 +12,7 @@
 
 #include "bench/harness/machine.h"
 #include "bench/loopback/workload.h"
-#include "sender/export/trainer_client.h"
+#include "sender/export/client/trainer_client.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::bench {

@@ -1,5 +1,5 @@
 // Both daemons, a trainer and the references on one machine over loopback TCP.
-// See docs/benchmarks.md for what each case is.
+// See bench/README.md for what each case is.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

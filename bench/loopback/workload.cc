@@ -8,6 +8,7 @@
 #include "bench/synth/adam_trace.h"
 #include "bench/synth/model_maker.h"
 #include "common/base/human.h"
+#include "kernels/element_width.h"
 
 namespace deltawire::bench {
 namespace {
@@ -22,16 +23,7 @@ void AddOne(std::byte* at, bool up) {
 }
 
 void FlipElement(std::byte* at, unsigned width, bool up) {
-  switch (width) {
-    case 1:
-      return AddOne<uint8_t>(at, up);
-    case 2:
-      return AddOne<uint16_t>(at, up);
-    case 4:
-      return AddOne<uint32_t>(at, up);
-    default:
-      return AddOne<uint64_t>(at, up);
-  }
+  kernels::WithWidth(width, [&]<typename T>(T) { AddOne<T>(at, up); });
 }
 
 }  // namespace

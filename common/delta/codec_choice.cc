@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "common/delta/pull_stats.h"
+
 namespace deltawire {
 namespace {
 
@@ -12,6 +14,11 @@ constexpr double kWorthwhile = 0.95;
 double Seconds(double bytes, double per_second) {
   return per_second > 0 ? bytes / per_second : std::numeric_limits<double>::infinity();
 }
+
+// Whoever counts forms takes a codec's number for an index.
+static_assert(FormCounts::kFast == static_cast<size_t>(kernels::Codec::kFast));
+static_assert(FormCounts::kTight == static_cast<size_t>(kernels::Codec::kTight));
+static_assert(FormCounts::kDense == static_cast<size_t>(kernels::Codec::kDense));
 
 }  // namespace
 

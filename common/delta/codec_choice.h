@@ -1,6 +1,6 @@
 // Which codec a chunk's delta travels in: the one with the shortest time from ready to committed.
 // Coding, sending and decoding of a pull's chunks overlap, so a chunk costs what its slowest stage
-// takes. Pure functions of measured speeds (coder_rates.h, sender/link_estimate.h).
+// takes. Pure functions of measured speeds (coder_rates.h, sender/agent/link_estimate.h).
 #pragma once
 
 #include <cstddef>

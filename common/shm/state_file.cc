@@ -26,7 +26,7 @@ struct StoredIdentity {
   uint64_t root;
 };
 
-struct Slot {
+struct StoredSlot {
   uint64_t sequence;
   uint64_t phase;  // SlotPhase + kPickSecond when identities[1] is the one that counts
   StoredIdentity identities[2];
@@ -34,7 +34,7 @@ struct Slot {
   uint64_t inode;
   uint64_t reserved;
 };
-static_assert(sizeof(Slot) == 128);
+static_assert(sizeof(StoredSlot) == 128);
 
 struct Header {
   char magic[8];
@@ -51,10 +51,10 @@ struct Header {
   uint64_t checksum;  // XXH3-64 of the bytes before it
   uint64_t active;
   uint64_t reserved[5];
-  Slot slot[2];
+  StoredSlot slot[2];
 };
 constexpr size_t kHeaderBytes =
-    8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 2 * 8 + 8 + 8 + 5 * 8 + 2 * sizeof(Slot);
+    8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 2 * 8 + 8 + 8 + 5 * 8 + 2 * sizeof(StoredSlot);
 static_assert(sizeof(Header) == kHeaderBytes && kHeaderBytes == 384);
 /// That of format 1, the shortest that can be told apart.
 constexpr size_t kFirstHeaderBytes = 256;
@@ -76,7 +76,7 @@ constexpr auto kRelease = std::memory_order_release;
 
 Header& HeaderOf(const Mapping& map) { return *reinterpret_cast<Header*>(map.base()); }
 
-Slot& SlotOf(const Mapping& map, uint32_t slot) {
+StoredSlot& SlotOf(const Mapping& map, uint32_t slot) {
   assert(slot < HeaderOf(map).slots);
   return HeaderOf(map).slot[slot];
 }
@@ -92,7 +92,7 @@ uint64_t Load(uint64_t& word) { return Word(word).load(kAcquire); }
 
 SlotPhase PhaseOf(uint64_t word) { return static_cast<SlotPhase>(word & kPhaseMask); }
 
-Identity IdentityOf(Slot& slot, uint64_t phase) {
+Identity IdentityOf(StoredSlot& slot, uint64_t phase) {
   const size_t pick = (phase & kPickSecond) != 0;
   StoredIdentity& stored = slot.identities[pick];
   return {.lineage = {.hi = Load(stored.lineage_hi), .lo = Load(stored.lineage_lo)},
@@ -280,7 +280,7 @@ void StateFile::set_active(uint32_t slot) {
 SlotPhase StateFile::phase(uint32_t slot) const { return PhaseOf(Load(SlotOf(map_, slot).phase)); }
 
 Identity StateFile::identity(uint32_t slot) const {
-  Slot& words = SlotOf(map_, slot);
+  StoredSlot& words = SlotOf(map_, slot);
   return IdentityOf(words, Load(words.phase));
 }
 
@@ -296,7 +296,7 @@ void StateFile::set_inode(uint32_t slot, uint64_t inode) {
 }
 
 void StateFile::BeginWrite(uint32_t slot) {
-  Slot& words = SlotOf(map_, slot);
+  StoredSlot& words = SlotOf(map_, slot);
   Word sequence(words.sequence);
   Word phase(words.phase);
   sequence.store(sequence.load(kRelaxed) | 1, kRelaxed);
@@ -310,7 +310,7 @@ void StateFile::FinishWrite(uint32_t slot, const Identity& identity) {
   assert(phase(slot) == SlotPhase::kWriting);
   for (uint32_t c = 0; c < shape_.chunks; ++c)
     assert(chunk_version(slot, c) == identity.id.version);
-  Slot& words = SlotOf(map_, slot);
+  StoredSlot& words = SlotOf(map_, slot);
   Word phase(words.phase);
   Word sequence(words.sequence);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // after every write to the buffer

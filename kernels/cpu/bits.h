@@ -27,14 +27,6 @@ inline uint64_t Load64Within(const uint8_t* p, const uint8_t* end) {
   return v;
 }
 
-/// Rice parameter of c >= 1 events among m places ("Rice parameter" in the format).
-inline unsigned RiceParameter(uint64_t c, uint64_t m) {
-  unsigned k = 0;
-  const uint64_t wanted = 481 * (2 * m - c);
-  for (uint64_t have = 2000 * c; have < wanted; have *= 2) ++k;
-  return k;
-}
-
 /// Appends bits; what does not fit is counted but not written.
 class BitWriter {
  public:

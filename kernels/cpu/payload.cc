@@ -18,8 +18,8 @@ Column Column::Of(const uint32_t* values, size_t count, size_t stride) {
 }
 
 bool Column::FromWord(uint32_t word, Column* column) {
-  *column = {word >> 5 & 0x3ffffff, word & 31};
-  return word >> 31 == 0 && column->bits <= 26;
+  *column = {ColumnMin(word), ColumnWidth(word)};
+  return !ColumnReserved(word) && column->bits <= kColumnMinBits;
 }
 
 BlockRow PayloadView::Row(size_t block) const {
@@ -58,7 +58,7 @@ DecodeStatus PayloadView::CheckRows(size_t payload_bytes) {
 bool PayloadView::ReadHeader(Bytes payload, size_t raw_bytes, unsigned width) {
   const uint8_t* p = Ptr(payload);
   if (p[0] != kFormat || p[1] != static_cast<uint8_t>(Codec::kFast) || p[2] != width || p[3] != 0 ||
-      LoadU32(p + 4) != raw_bytes / width) {
+      LoadU32(p + kHeadBytes + 1) != raw_bytes / width) {
     return false;
   }
   base_ = p;
@@ -118,7 +118,7 @@ size_t PayloadWriter::Finish() {
   base_[1] = static_cast<uint8_t>(Codec::kFast);
   base_[2] = static_cast<uint8_t>(width_);
   base_[3] = 0;
-  StoreU32(base_ + 4, static_cast<uint32_t>(elements_));
+  StoreU32(base_ + kHeadBytes + 1, static_cast<uint32_t>(elements_));
   constexpr size_t kStride = sizeof(BlockRow) / sizeof(uint32_t);
   const Column columns[kFastColumns] = {Column::Of(&rows_[0].changed, block_, kStride),
                                         Column::Of(&rows_[0].large, block_, kStride),

@@ -9,21 +9,13 @@
 #include <type_traits>
 
 #include "kernels/cpu/bits.h"
+#include "kernels/element_width.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::kernels {
 
-inline constexpr uint8_t kFormat = 2;
-inline constexpr size_t kHeadBytes = 3;    // format codec width
-inline constexpr size_t kHeaderBytes = 8;  // of fast: head, reserved, elements
-inline constexpr size_t kColumnBytes = 4;
-inline constexpr size_t kFastColumns = 3;  // changed, large, bytes
-inline constexpr size_t kTableOffset = kHeaderBytes + kFastColumns * kColumnBytes;
-inline constexpr size_t kMaxRowBytes = 8;
-inline constexpr size_t kMaxBlocks = kMaxChunkBytes / kBlockElements;
 /// Encoders may store whole words past a stream's end.
 inline constexpr size_t kStoreSlack = 64;
-static_assert(kTableOffset == 20);
 
 inline uint32_t LoadU32(const uint8_t* p) {
   return uint32_t{p[0]} | uint32_t{p[1]} << 8 | uint32_t{p[2]} << 16 | uint32_t{p[3]} << 24;
@@ -48,22 +40,8 @@ inline void StoreElement(uint8_t* data, size_t i, T v) {
 inline const uint8_t* Ptr(Bytes b) { return reinterpret_cast<const uint8_t*>(b.data()); }
 inline uint8_t* Ptr(MutableBytes b) { return reinterpret_cast<uint8_t*>(b.data()); }
 
-/// True for a difference that reads as a negative number.
-template <typename T>
-inline bool IsNegative(T d) {
-  return (d >> (8 * sizeof(T) - 1)) != 0;
-}
-/// |d|, at most 2^(8w - 1).
-template <typename T>
-inline T Magnitude(T d) {
-  return IsNegative(d) ? static_cast<T>(T{0} - d) : d;
-}
-/// The largest magnitude, which only a negative difference has.
-template <typename T>
-inline constexpr T kLargestMagnitude = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
-
 /// The order of the exponential Golomb code, from how many sizes have each bit length.
-inline unsigned SizeOrder(const uint32_t* lengths, uint32_t large) {
+inline unsigned SizeOrder(const uint32_t (&lengths)[kBitLengths], uint32_t large) {
   uint32_t longer = large;
   for (unsigned j = 0;; ++j) {
     longer -= lengths[j];
@@ -84,7 +62,7 @@ struct Column {
   unsigned bits = 0;
 
   static Column Of(const uint32_t* values, size_t count, size_t stride);
-  uint32_t Word() const { return min << 5 | bits; }
+  uint32_t Word() const { return ColumnWord(min, bits); }
   /// False when the reserved bit is set or a value could leave 31 bits.
   static bool FromWord(uint32_t word, Column* column);
 };
@@ -176,8 +154,7 @@ class PayloadWriter {
 
 /// True when the sizes are ones that a chunk may have.
 inline bool SizesAllowed(size_t raw_bytes, unsigned width) {
-  return raw_bytes <= kMaxChunkBytes && (width == 1 || width == 2 || width == 4 || width == 8) &&
-         raw_bytes % width == 0;
+  return raw_bytes <= kMaxChunkBytes && IsElementWidth(width) && raw_bytes % width == 0;
 }
 
 }  // namespace deltawire::kernels

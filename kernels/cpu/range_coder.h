@@ -7,12 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace deltawire::kernels {
+#include "kernels/format.h"
 
-inline constexpr unsigned kEventBits = 31;     // intervals of events
-inline constexpr unsigned kDecisionBits = 16;  // probabilities of decisions
-inline constexpr unsigned kMaxRawBits = 16;
-inline constexpr uint64_t kLeastRange = uint64_t{1} << 48;
+namespace deltawire::kernels {
 
 /// How a group ends: the value that is written for [low, low + range), and in how many bytes.
 struct RangeEnd {

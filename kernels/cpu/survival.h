@@ -8,11 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace deltawire::kernels {
+#include "kernels/format.h"
 
-inline constexpr unsigned kOctaveBits = 20;  // weights are in units of 2^-20 octaves
-inline constexpr uint64_t kSkipAt = uint64_t{8} << kOctaveBits;
-inline constexpr uint64_t kCertain = uint64_t{1} << 31;
+namespace deltawire::kernels {
 
 namespace survival_internal {
 constexpr std::array<uint32_t, 1025> MakeTable() {

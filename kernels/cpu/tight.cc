@@ -9,8 +9,6 @@ namespace deltawire::kernels {
 namespace {
 
 constexpr auto kBad = DecodeStatus::kMalformed;
-constexpr size_t kTightHeadBytes = 6;
-constexpr size_t kContextBytes = 4;
 constexpr size_t kMaxGroups = kMaxBlocks;
 /// Head, parameters and sizes: what may stand before the streams.
 constexpr size_t kMaxFrontBytes = 1024;
@@ -28,7 +26,7 @@ struct LengthContext {
 LengthContext LengthContextOf(unsigned cls, unsigned j) {
   if (j == 1) return {true, static_cast<int>(cls)};
   const unsigned x = cls + j - 1;
-  return {false, x > 15 ? -1 : static_cast<int>(x) - 1};
+  return {false, x > kQ2 ? -1 : static_cast<int>(x) - 1};
 }
 
 /// A point that no element takes a sum to.

@@ -14,10 +14,10 @@ struct BlockOps {
   void (*classes)(const uint8_t* data, size_t elements, ClassFunction function, unsigned base,
                   uint8_t* classes);
   /// sums[i] = sum of weights of classes[8i..8i+8), for whole eights. Weights below 2^24.
-  void (*sums)(const uint8_t* classes, size_t elements, const uint32_t (&weights)[16],
+  void (*sums)(const uint8_t* classes, size_t elements, const uint32_t (&weights)[kClasses],
                uint64_t* sums);
   /// counts[c] += how many of `classes` are c.
-  void (*count)(const uint8_t* classes, size_t elements, uint32_t (&counts)[16]);
+  void (*count)(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]);
   /// A sparse block's changes; false when malformed. Room for row.changed of each.
   bool (*unpack)(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
                  unsigned width, uint16_t* at, uint64_t* d);
@@ -33,28 +33,7 @@ DecodeStatus TightDecode(const BlockOps& ops, Bytes old_data, Bytes tight, unsig
                          const History& history, MutableBytes scratch, MutableBytes out,
                          size_t* bytes);
 
-/// The exponent of an element's bits.
-inline unsigned ExponentOf(uint64_t bits, ClassFunction function) {
-  switch (function) {
-    case ClassFunction::kNone:
-      return 0;
-    case ClassFunction::kBF16:
-      return bits >> 7 & 0xff;
-    case ClassFunction::kF16:
-      return bits >> 10 & 0x1f;
-    case ClassFunction::kF32:
-      return bits >> 23 & 0xff;
-    case ClassFunction::kF8E4M3:
-      return bits >> 3 & 0xf;
-    case ClassFunction::kF8E5M2:
-      return bits >> 2 & 0x1f;
-  }
-  return 0;
-}
 /// The width that a class function is for; 0: any.
-inline unsigned WidthOf(ClassFunction function) {
-  constexpr unsigned kWidths[] = {0, 2, 2, 4, 1, 1};
-  return kWidths[static_cast<unsigned>(function)];
-}
+constexpr unsigned WidthOf(ClassFunction function) { return FieldOf(function).width; }
 
 }  // namespace deltawire::kernels

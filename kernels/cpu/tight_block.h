@@ -76,9 +76,9 @@ class TightChunk {
   bool weighted_ = false;
   PayloadView past_[kMaxHistory];
   bool changed_in_[kMaxHistory] = {};
-  uint32_t weights_[128] = {};  ///< by context without direction
-  uint32_t plain_[16] = {};     ///< those of row 0
-  size_t prepared_ = 0;         ///< elements of the prepared block
+  uint32_t weights_[128] = {};     ///< by context without direction
+  uint32_t plain_[kClasses] = {};  ///< those of row 0
+  size_t prepared_ = 0;            ///< elements of the prepared block
   BlockWork* work_;
 };
 

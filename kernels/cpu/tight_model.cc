@@ -7,16 +7,6 @@
 namespace deltawire::kernels {
 namespace {
 
-constexpr unsigned kRateCodes = 88;
-constexpr std::array<uint32_t, kLevels> kLevelWeight = {
-    739,     11865,   46076,   109795,  210681,  356608,  561331,  824045,
-    1174692, 1632013, 2158872, 2869978, 3820826, 5304696, 6967419, 9402137};
-constexpr std::array<uint16_t, kLevels - 1> kLevelLimit = {173,   1083,  3103,  6374,  10975,
-                                                           16901, 23843, 31444, 39388, 46643,
-                                                           52932, 58208, 62181, 64341, 65210};
-
-constexpr uint32_t CodeWeight(unsigned code) { return (4 + (code - 1) % 4) << (code - 1) / 4; }
-
 uint8_t ChooseRateCode(TightCounts::Share share) {
   for (unsigned code = 1; code < kRateCodes; ++code) {
     const uint64_t middle = (uint64_t{CodeWeight(code)} + CodeWeight(code + 1)) / 2;
@@ -30,7 +20,7 @@ uint8_t ChooseRateCode(TightCounts::Share share) {
 uint8_t ChooseLevel(TightCounts::Share share) {
   unsigned level = 0;
   while (level < kLevels - 1 &&
-         uint64_t{share.yes} << 16 > uint64_t{share.of} * kLevelLimit[level]) {
+         uint64_t{share.yes} << kDecisionBits > uint64_t{share.of} * kLevelLimit[level]) {
     ++level;
   }
   return static_cast<uint8_t>(level);
@@ -40,50 +30,46 @@ template <size_t N>
 void WriteLevels(const uint8_t (&levels)[N], BitWriter& bits) {
   unsigned count = N;
   while (count > 0 && levels[count - 1] == 0) --count;
-  bits.Put(count, 5);
-  for (unsigned i = 0; i < count; ++i) bits.Put(levels[i], 4);
+  bits.Put(count, kLevelCountBits);
+  for (unsigned i = 0; i < count; ++i) bits.Put(levels[i], kLevelBits);
 }
 
 template <size_t N>
 bool ReadLevels(BitReader& bits, uint8_t (&levels)[N]) {
-  const auto count = static_cast<unsigned>(bits.Get(5));
+  const auto count = static_cast<unsigned>(bits.Get(kLevelCountBits));
   if (count > N) return false;
-  for (unsigned i = 0; i < count; ++i) levels[i] = static_cast<uint8_t>(bits.Get(4));
+  for (unsigned i = 0; i < count; ++i) levels[i] = static_cast<uint8_t>(bits.Get(kLevelBits));
   return count == 0 || levels[count - 1] != 0;
 }
 
 }  // namespace
 
-const std::array<uint16_t, kLevels> kLevelProbability = {32,    512,   1966,  4588,  8520,  13763,
-                                                         20316, 27525, 35389, 43254, 49807, 55706,
-                                                         60293, 63570, 64881, 65405};
-
 void TightParameters::Write(BitWriter& bits) const {
   for (unsigned row = 0; row <= rows; ++row) {
-    bits.Put(mask[row], 16);
+    bits.Put(mask[row], kClasses);
     for (unsigned c = 0; c < kClasses; ++c) {
       if ((mask[row] >> c & 1) == 0) continue;
-      bits.Put(rate[row][c], row == 0 ? 7 : 4);
-      if (row > 0) bits.Put(same[row][c], 4);
+      bits.Put(rate[row][c], row == 0 ? kRateCodeBits : kLevelBits);
+      if (row > 0) bits.Put(same[row][c], kLevelBits);
     }
   }
   WriteLevels(q1, bits);
   WriteLevels(q2, bits);
-  bits.Put(m, 4);
+  bits.Put(m, kLevelBits);
 }
 
 bool TightParameters::Read(BitReader& bits) {
   for (unsigned row = 0; row <= rows; ++row) {
-    mask[row] = static_cast<uint16_t>(bits.Get(16));
+    mask[row] = static_cast<uint16_t>(bits.Get(kClasses));
     for (unsigned c = 0; c < kClasses; ++c) {
       if ((mask[row] >> c & 1) == 0) continue;
-      rate[row][c] = static_cast<uint8_t>(bits.Get(row == 0 ? 7 : 4));
-      if (row > 0) same[row][c] = static_cast<uint8_t>(bits.Get(4));
+      rate[row][c] = static_cast<uint8_t>(bits.Get(row == 0 ? kRateCodeBits : kLevelBits));
+      if (row > 0) same[row][c] = static_cast<uint8_t>(bits.Get(kLevelBits));
       if (row == 0 && (rate[row][c] < 1 || rate[row][c] > kRateCodes)) return false;
     }
   }
   if (!ReadLevels(bits, q1) || !ReadLevels(bits, q2)) return false;
-  m = static_cast<uint8_t>(bits.Get(4));
+  m = static_cast<uint8_t>(bits.Get(kLevelBits));
   return bits.ok();
 }
 

@@ -3,7 +3,6 @@
 // Source of every rule: docs/delta_format.md, "tight".
 #pragma once
 
-#include <array>
 #include <cstdint>
 
 #include "kernels/cpu/bits.h"
@@ -11,28 +10,13 @@
 
 namespace deltawire::kernels {
 
-inline constexpr unsigned kClasses = 16;
-inline constexpr unsigned kRows = 5;  // no history, and four ages of the last change
-inline constexpr unsigned kLevels = 16;
-inline constexpr unsigned kQ1 = 16, kQ2 = 15;
-inline constexpr unsigned kMaxGroupBits = 3;
-inline constexpr uint32_t kBeyondClasses = 4096;  // probability of "longer" where x > 15
-
-/// Highest row that can occur with so many deltas of history.
-constexpr unsigned HighestRow(unsigned depth) { return depth <= 2 ? depth : depth <= 4 ? 3 : 4; }
-/// Row of an element that last changed in delta `age` (1 is the newest).
-constexpr unsigned RowOfAge(unsigned age) { return HighestRow(age); }
-
-/// Probability out of 2^16 of a level.
-extern const std::array<uint16_t, kLevels> kLevelProbability;
-
 struct TightParameters {
   unsigned group_bits = 0;
   unsigned base = 0;
   unsigned rows = 0;  ///< the highest row
-  uint16_t mask[kRows] = {};
-  uint8_t rate[kRows][kClasses] = {};  ///< row 0: rate codes 1..88; others: levels
-  uint8_t same[kRows][kClasses] = {};  ///< levels; unused in row 0
+  uint16_t mask[kHistoryRows] = {};
+  uint8_t rate[kHistoryRows][kClasses] = {};  ///< row 0: rate codes 1..88; others: levels
+  uint8_t same[kHistoryRows][kClasses] = {};  ///< levels; unused in row 0
   uint8_t q1[kQ1] = {}, q2[kQ2] = {};
   uint8_t m = 0;
 
@@ -52,8 +36,8 @@ struct TightCounts {
       ++of;
     }
   };
-  Share rate[kRows][kClasses];  ///< elements that changed, of all
-  Share same[kRows][kClasses];  ///< changes in the direction of the last one
+  Share rate[kHistoryRows][kClasses];  ///< elements that changed, of all
+  Share same[kHistoryRows][kClasses];  ///< changes in the direction of the last one
   Share q1[kQ1], q2[kQ2], m;
 };
 

@@ -14,14 +14,14 @@ struct LengthSink {
     const T magnitude = Magnitude(d);
     if (magnitude > 1) ++lengths[Bits(static_cast<T>(magnitude - 2))];
   }
-  uint32_t lengths[65] = {};
+  uint32_t lengths[kBitLengths] = {};
 };
 
 /// Bits of the block's sparse form, from its dense differences.
 template <typename T>
 inline BlockRow MeasureSparse(const uint8_t* diffs, size_t elements) {
   BlockRow row;
-  uint32_t lengths[65] = {};
+  uint32_t lengths[kBitLengths] = {};
   for (size_t i = 0; i < elements; ++i) {
     const T magnitude = Magnitude(LoadElement<T>(diffs, i));
     row.changed += magnitude != 0;
@@ -34,7 +34,7 @@ inline BlockRow MeasureSparse(const uint8_t* diffs, size_t elements) {
   const unsigned kl = row.large > 0 ? RiceParameter(row.large, row.changed) : 0;
   const unsigned order = row.large > 0 ? SizeOrder(lengths, row.large) : 0;
   uint64_t bits = uint64_t{row.changed} * (k + 2);
-  if (row.large > 0) bits += uint64_t{row.large} * (kl + 1) + 6;
+  if (row.large > 0) bits += uint64_t{row.large} * (kl + 1) + kOrderBits;
   size_t next = 0, next_large = 0, change = 0;
   for (size_t i = 0; i < elements; ++i) {
     const T magnitude = Magnitude(LoadElement<T>(diffs, i));

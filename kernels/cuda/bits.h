@@ -7,14 +7,6 @@
 
 namespace deltawire::kernels::gpu {
 
-/// rice(c, m) of the format. REQUIRES: 1 <= c <= m <= 65536; so it is at most 15.
-DW_HD uint32_t RiceParameter(uint32_t c, uint32_t m) {
-  const uint64_t goal = uint64_t{481} * (2 * uint64_t{m} - c);
-  uint32_t k = 0;
-  for (uint64_t have = uint64_t{2000} * c; have < goal; have *= 2) ++k;
-  return k;
-}
-
 DW_HD uint64_t LowBits(uint64_t v, uint32_t n) {
   return n >= 64 ? v : v & ((uint64_t{1} << n) - 1);
 }

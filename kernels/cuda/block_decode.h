@@ -148,7 +148,7 @@ template <typename T>
 DW_HD Applied ApplyLane(const DecodeShared& s, const BitReader& in, uint32_t sign, uint32_t size,
                         uint32_t j, uint32_t rank, uint32_t large_rank, uint32_t lane, T* data,
                         uint32_t first_byte, const KeyView& key) {
-  constexpr uint64_t kLargest = uint64_t{1} << (8 * sizeof(T) - 1);
+  constexpr uint64_t kLargest = kLargestMagnitude<T>;
   Applied result;
   bool placed = false;
   uint32_t at = size;
@@ -216,8 +216,8 @@ DW_HD bool ApplySparse(Team& team, DecodeShared& s, const BlockIn& block, T* dat
     const uint32_t order =
         DecodeRice(team, s, in, {e, c, large_k, large_low, large_low + e * large_k}, s.large);
     if (order == 0) return false;
-    j = static_cast<uint32_t>(in.Load(order, 6));
-    size = order + 6;
+    j = static_cast<uint32_t>(in.Load(order, kOrderBits));
+    size = order + kOrderBits;
     if (SampleSizeCodes(team, s, in, e, size, j) == 0) return false;
   }
   typename Team::template PerLane<SumU32> rank, large_rank;

@@ -25,7 +25,7 @@ struct EncodeShared {
   uint32_t negative[kMapWords];
   uint32_t large[kMapWords];
   uint32_t stage[kStageWords];
-  uint32_t lengths[65];  ///< large changes by bits(abs(d) - 2)
+  uint32_t lengths[kBitLengths];  ///< large changes by bits(abs(d) - 2)
 };
 
 /// Bits of the parts whose length depends on the values.
@@ -56,13 +56,13 @@ DW_HD StreamPlan PlanStream(uint32_t c, uint32_t e, uint32_t m, uint32_t j, cons
   p.j = j;
   p.large_quotient = p.large_low + e * p.large_k;
   p.order = p.large_quotient + sum.large_quotient + e;
-  p.size = p.order + 6;
+  p.size = p.order + kOrderBits;
   p.bits = p.size + sum.size;
   return p;
 }
 
 /// The smallest j for which at most half of the sizes have more than j bits.
-DW_HD uint32_t SizeOrder(const uint32_t (&lengths)[65], uint32_t e, uint32_t longest) {
+DW_HD uint32_t SizeOrder(const uint32_t (&lengths)[kBitLengths], uint32_t e, uint32_t longest) {
   uint32_t above = 0, j = longest;
   while (j > 0 && above + lengths[j] <= e / 2) above += lengths[j--];
   return j;
@@ -83,7 +83,7 @@ DW_HD GroupBits LookAtGroup(EncodeShared& s, const T* o, const T* n, uint32_t gr
     const T before = o[element], after = n[element];
     const T d = static_cast<T>(after - before);
     const T size = Magnitude(d);
-    bits.negative |= static_cast<uint32_t>(Negative(d)) << b;
+    bits.negative |= static_cast<uint32_t>(IsNegative(d)) << b;
     if (size >= 2) {
       bits.large |= 1u << b;
       AtomicAdd(&s.lengths[BitLength(static_cast<uint64_t>(size) - 2)], 1);
@@ -206,7 +206,7 @@ DW_HD BlockOut EncodeBlock(Team& team, EncodeShared& s, const T* o, const T* n, 
   BlockOut result;
 
   team.Each([&](uint32_t lane) {
-    for (uint32_t i = lane; i < 65; i += kLanes) s.lengths[i] = 0;
+    for (uint32_t i = lane; i < kBitLengths; i += kLanes) s.lengths[i] = 0;
   });
   team.Each(
       [&](uint32_t lane) { digest[lane] = {MarkChanges(s, o, n, m, first_byte, key, lane)}; });
@@ -235,7 +235,7 @@ DW_HD BlockOut EncodeBlock(Team& team, EncodeShared& s, const T* o, const T* n, 
     for (uint32_t i = lane; i < words; i += kLanes) out[i] = 0;
   });
   team.Each([&](uint32_t lane) {
-    if (lane == 0 && all.large != 0) OrBits(out, plan.order, plan.j, 6);
+    if (lane == 0 && all.large != 0) OrBits(out, plan.order, plan.j, kOrderBits);
     EmitLane(s, o, n, plan, before[lane], bits[lane], lane, out);
   });
   if (out == slot) return result;

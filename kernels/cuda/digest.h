@@ -6,7 +6,6 @@
 
 namespace deltawire::kernels::gpu {
 
-inline constexpr uint32_t kDigestBlockBytes = kDigestWords * 4;
 inline constexpr uint32_t kSlices = 8;  ///< of a chunk: each takes every kSlices-th digest block
 inline constexpr uint32_t kDigestLanes = kDigestBlockBytes / 16;
 

@@ -3,30 +3,18 @@
 #pragma once
 
 #include "kernels/cuda/bits.h"
+#include "kernels/format.h"
 
 namespace deltawire::kernels::gpu {
 
-inline constexpr uint32_t kBlock = 64 * 1024;  ///< elements; kBlockElements for device code
+inline constexpr uint32_t kBlock = kBlockElements;  ///< in the 32 bits that device code counts with
 inline constexpr uint32_t kAlign = 16;
-inline constexpr uint32_t kDigestWords = 1024;  ///< of a digest block
-inline constexpr uint32_t kDigestBlockBits = 12;
-static_assert(kDigestWords * 4 == 1u << kDigestBlockBits);
 
 /// The digest key where device code can read it.
 struct KeyView {
   const uint64_t* words = nullptr;        ///< kDigestWords
-  const uint64_t* multipliers = nullptr;  ///< 2048
+  const uint64_t* multipliers = nullptr;  ///< kDigestBlocks
 };
-
-template <typename T>
-DW_HD bool Negative(T d) {
-  return (d >> (8 * sizeof(T) - 1)) != 0;
-}
-/// abs(d) as an unsigned number; 2^(8w-1) for the lowest d.
-template <typename T>
-DW_HD T Magnitude(T d) {
-  return Negative(d) ? static_cast<T>(T{0} - d) : d;
-}
 
 /// What the digest grows by when the element at byte `at` of the chunk turns from `o` to `n`.
 template <typename T>
@@ -40,7 +28,7 @@ DW_HD uint64_t DigestStep(const KeyView& key, uint32_t at, T o, T n) {
   } else {
     grown = k[0] * ((uint64_t{n} - uint64_t{o}) << 8 * (at & 3));
   }
-  return key.multipliers[at >> kDigestBlockBits] * grown;
+  return key.multipliers[at / kDigestBlockBytes] * grown;
 }
 
 /// Bit i is set where element i of the eight in `x` (old xor new, 2 * width words) is not zero.

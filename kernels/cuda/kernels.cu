@@ -3,6 +3,7 @@
 #include "kernels/cuda/block_team.cuh"
 #include "kernels/cuda/digest.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/element_width.h"
 
 namespace deltawire::kernels::gpu {
 namespace {
@@ -31,20 +32,9 @@ __global__ void __launch_bounds__(kLanes, 3) EncodeKernel(EncodeBatch batch) {
   const DeviceBlock block = batch.blocks[blockIdx.x];
   const DeviceChunk& chunk = batch.chunks[block.chunk];
   BlockOut row;
-  switch (chunk.width) {
-    case 1:
-      row = EncodeOne<uint8_t>(team, shared, chunk, block.index, batch.key);
-      break;
-    case 2:
-      row = EncodeOne<uint16_t>(team, shared, chunk, block.index, batch.key);
-      break;
-    case 4:
-      row = EncodeOne<uint32_t>(team, shared, chunk, block.index, batch.key);
-      break;
-    default:
-      row = EncodeOne<uint64_t>(team, shared, chunk, block.index, batch.key);
-      break;
-  }
+  WithWidth(chunk.width, [&]<typename T>(T) {
+    row = EncodeOne<T>(team, shared, chunk, block.index, batch.key);
+  });
   if (threadIdx.x == 0) batch.rows[blockIdx.x] = row;
 }
 
@@ -78,7 +68,7 @@ __global__ void PlanKernel(EncodeBatch batch) {
     if (b < chunk.blocks) batch.stream_at[chunk.first_block + b] = streams + inclusive - own;
     streams += __shfl_sync(kAllLanes, inclusive, kWarp - 1);
   }
-  for (uint32_t i = 0; i < kColumns; ++i) {
+  for (uint32_t i = 0; i < kFastColumns; ++i) {
     sum.least[i] = __reduce_min_sync(kAllLanes, sum.least[i]);
     sum.most[i] = __reduce_max_sync(kAllLanes, sum.most[i]);
   }
@@ -186,16 +176,7 @@ __global__ void __launch_bounds__(kGatherThreads) GatherKernel(EncodeBatch batch
     const uint32_t* slot = chunk.slot + block.index * (kBlock / 4 * chunk.width);
     return CopyOut(SlotBytes{slot}, row.bytes, out);
   }
-  switch (chunk.width) {
-    case 1:
-      return CopyRaw<uint8_t>(chunk, block.index, row.bytes, out);
-    case 2:
-      return CopyRaw<uint16_t>(chunk, block.index, row.bytes, out);
-    case 4:
-      return CopyRaw<uint32_t>(chunk, block.index, row.bytes, out);
-    default:
-      return CopyRaw<uint64_t>(chunk, block.index, row.bytes, out);
-  }
+  WithWidth(chunk.width, [&]<typename T>(T) { CopyRaw<T>(chunk, block.index, row.bytes, out); });
 }
 
 template <typename T>
@@ -217,20 +198,9 @@ __global__ void __launch_bounds__(kLanes, 2) ApplyKernel(ApplyBatch batch) {
   const BlockIn in{batch.payloads + block.stream_at, block.changed, block.large, block.bytes};
   uint64_t digest = 0;
   bool ok = false;
-  switch (chunk.width) {
-    case 1:
-      ok = ApplyOne<uint8_t>(team, shared, chunk, block.index, in, batch.key, &digest);
-      break;
-    case 2:
-      ok = ApplyOne<uint16_t>(team, shared, chunk, block.index, in, batch.key, &digest);
-      break;
-    case 4:
-      ok = ApplyOne<uint32_t>(team, shared, chunk, block.index, in, batch.key, &digest);
-      break;
-    default:
-      ok = ApplyOne<uint64_t>(team, shared, chunk, block.index, in, batch.key, &digest);
-      break;
-  }
+  WithWidth(chunk.width, [&]<typename T>(T) {
+    ok = ApplyOne<T>(team, shared, chunk, block.index, in, batch.key, &digest);
+  });
   if (threadIdx.x == 0) batch.results[blockIdx.x] = {digest, ok ? 1u : 0u};
 }
 

@@ -1,4 +1,4 @@
-// What device code and its emulation on the CPU share: function qualifiers, bit counts, atomics.
+// What device code and its emulation on the CPU share: bit counts, atomics.
 // Everything marked DW_HD runs on both sides; on the CPU the "atomics" are plain, because there the
 // lanes of a team run one after the other.
 #pragma once
@@ -6,11 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define DW_HD __host__ __device__ __forceinline__
-#else
-#define DW_HD inline
-#endif
+#include "kernels/host_device.h"
 
 namespace deltawire::kernels::gpu {
 

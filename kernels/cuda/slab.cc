@@ -13,8 +13,8 @@ uint32_t MostBlocks(size_t data_bytes) {
 GpuStatus Slab::Make(size_t data_bytes, bool two_halves) {
   capacity = data_bytes;
   const size_t most = MostBlocks(data_bytes);
-  const size_t table = 20 + kAlign, row = 8;  // of payloads: docs/delta_format.md, "fast"
-  const size_t out = data_bytes + kMaxBatchChunks * table + most * row + kSlack;
+  const size_t out =
+      data_bytes + kMaxBatchChunks * (kTableOffset + kAlign) + most * kMaxRowBytes + kSlack;
   DW_GPU_RETURN_IF_ERROR(stream.Make());
   DW_GPU_RETURN_IF_ERROR(after.Make(data_bytes + kSlack));
   DW_GPU_RETURN_IF_ERROR(before.Make(two_halves ? data_bytes + kSlack : 0));

@@ -7,24 +7,19 @@
 
 namespace deltawire::kernels::gpu {
 
-inline constexpr uint32_t kColumns = 3;
-inline constexpr uint32_t kFixedBytes = 3 + 1 + 4;  // as all payloads, reserved, elements
-inline constexpr uint32_t kTableBytes = kFixedBytes + 4 * kColumns;
-static_assert(kTableBytes == 20);
-
 DW_HD uint32_t ColumnValue(const BlockOut& row, uint32_t column) {
   return column == 0 ? row.changed : column == 1 ? row.large : row.bytes;
 }
 
 /// What a table needs to know of its rows.
 struct RowSummary {
-  uint32_t least[kColumns] = {~0u, ~0u, ~0u};
-  uint32_t most[kColumns] = {};
+  uint32_t least[kFastColumns] = {~0u, ~0u, ~0u};
+  uint32_t most[kFastColumns] = {};
   uint32_t changed = 0;
   uint32_t stream_bytes = 0;
 
   DW_HD void Add(const BlockOut& row) {
-    for (uint32_t c = 0; c < kColumns; ++c) {
+    for (uint32_t c = 0; c < kFastColumns; ++c) {
       const uint32_t v = ColumnValue(row, c);
       least[c] = Least(least[c], v);
       most[c] = v > most[c] ? v : most[c];
@@ -35,8 +30,8 @@ struct RowSummary {
 };
 
 struct TablePlan {
-  uint32_t least[kColumns] = {};
-  uint32_t width[kColumns] = {};  ///< bits
+  uint32_t least[kFastColumns] = {};
+  uint32_t width[kFastColumns] = {};  ///< bits
   uint32_t row_bits = 0;
   uint32_t bytes = 0;          ///< of header and columns: the first stream's offset
   uint32_t payload_bytes = 0;  ///< 0 when nothing changed
@@ -46,12 +41,12 @@ struct TablePlan {
 /// REQUIRES: blocks >= 1, all of them added.
 DW_HD TablePlan PlanTable(const RowSummary& sum, uint32_t blocks) {
   TablePlan plan;
-  for (uint32_t c = 0; c < kColumns; ++c) {
+  for (uint32_t c = 0; c < kFastColumns; ++c) {
     plan.least[c] = sum.least[c];
     plan.width[c] = BitLength(sum.most[c] - sum.least[c]);
     plan.row_bits += plan.width[c];
   }
-  plan.bytes = kTableBytes + (blocks * plan.row_bits + 7) / 8;
+  plan.bytes = kTableOffset + (blocks * plan.row_bits + 7) / 8;
   plan.changed = sum.changed;
   plan.payload_bytes = sum.changed == 0 ? 0 : plan.bytes + sum.stream_bytes;
   return plan;
@@ -60,19 +55,19 @@ DW_HD TablePlan PlanTable(const RowSummary& sum, uint32_t blocks) {
 /// Byte `i` < plan.bytes of header and columns.
 DW_HD uint8_t TableByte(const TablePlan& plan, const BlockOut* rows, uint32_t elements,
                         uint32_t element_width, uint32_t i) {
-  if (i < 4) {
-    const uint32_t head = 2 /* format */ | 1 /* codec */ << 8 | element_width << 16;
+  if (i <= kHeadBytes) {  // and a reserved one
+    const uint32_t head = kFormat | static_cast<uint32_t>(Codec::kFast) << 8 | element_width << 16;
     return static_cast<uint8_t>(head >> 8 * i);
   }
-  if (i < kFixedBytes) return static_cast<uint8_t>(elements >> 8 * (i % 4));
-  if (i < kTableBytes) {
-    const uint32_t c = (i - kFixedBytes) / 4;
-    return static_cast<uint8_t>((plan.width[c] | plan.least[c] << 5) >> 8 * (i % 4));
+  if (i < kHeaderBytes) return static_cast<uint8_t>(elements >> 8 * (i % 4));
+  if (i < kTableOffset) {
+    const uint32_t c = (i - kHeaderBytes) / kColumnBytes;
+    return static_cast<uint8_t>(ColumnWord(plan.least[c], plan.width[c]) >> 8 * (i % 4));
   }
   const uint32_t blocks = (elements + kBlock - 1) / kBlock;
   uint32_t byte = 0;
   for (uint32_t b = 0; b < 8; ++b) {
-    const uint32_t at = (i - kTableBytes) * 8 + b;
+    const uint32_t at = (i - kTableOffset) * 8 + b;
     const uint32_t row = at / plan.row_bits;
     if (row >= blocks) break;
     uint32_t bit = at - row * plan.row_bits, c = 0;

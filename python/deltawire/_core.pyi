@@ -8,6 +8,7 @@ SHARE_WHOLE: int
 SHARE_BLOCK: int
 COLLECTIVE_GLOO: int
 COLLECTIVE_NCCL: int
+HOST_MEMORY: int
 BUCKET_AUTO: int
 
 def draw_attempt() -> int: ...

@@ -45,7 +45,7 @@ class Gather:
     trainer's own network. `bucket_bytes`: at most two such buckets are alive on a rank; "auto": 512
     MiB, or less where little memory is free. `root`: the rank that has the sender. `timeout`: seconds
     that a rank waits for the others. `kind`: "gloo", or "nccl" between devices (ranks meet over Gloo
-    all the same; not run on devices yet), then with `device`, this rank's CUDA device; None: torch's
+    all the same), then with `device`, this rank's CUDA device; None: torch's
     current one.
     """
 
@@ -210,7 +210,7 @@ class Sources:
         has_cuda = None
         for item in live:
             tensor = _contiguous(item)
-            address, device, reader = 0, 0, None
+            address, device, reader = 0, _core.HOST_MEMORY, None
             if not is_cuda(tensor):
                 source = source_of(item.name, tensor)
                 address, dtype, shape = source.address, source.dtype, source.shape
@@ -221,7 +221,7 @@ class Sources:
                 if has_cuda is None:
                     has_cuda = _core.gpu_available()
                 if has_cuda and tensor.device.type == "cuda":
-                    address, device = tensor.data_ptr(), tensor.device.index + 1
+                    address, device = tensor.data_ptr(), tensor.device.index
                     devices.add(tensor.device)
                 else:
                     reader = DeviceReader(tensor)

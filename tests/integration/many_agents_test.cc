@@ -9,7 +9,7 @@
 #include <random>
 
 #include "common/layout/coverage.h"
-#include "sender/export/attempt.h"
+#include "sender/export/client/attempt.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::testing {

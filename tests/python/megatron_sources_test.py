@@ -215,7 +215,7 @@ class SourcesTest(unittest.TestCase):
         library = pathlib.Path(next(m for m in maps if "libdeltawire_export.so" in m))
         alone = self.cluster.root / "alone"
         alone.mkdir()
-        shutil.copy(library, alone / "libdeltawire_export.so.1")
+        shutil.copy(library, alone / "libdeltawire_export.so.2")
         code = (
             "from deltawire import _core, Error\n"
             "try:\n"

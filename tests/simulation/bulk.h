@@ -1,5 +1,5 @@
 // The bulk protocol over the simulated network: what PullClient and PullServer do over TCP, with
-// the real frames, the real PullSession behind one end and the real ChunkSink behind the other.
+// the real frames, the real ServedPull behind one end and the real ChunkSink behind the other.
 // Owner: a replica's pull; a sender's process. Threads: fibers. Errors: as PullClient's.
 #pragma once
 

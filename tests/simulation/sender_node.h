@@ -7,7 +7,7 @@
 #include <string>
 
 #include "common/config/options.h"
-#include "sender/agent.h"
+#include "sender/agent/agent.h"
 #include "tests/simulation/network.h"
 
 namespace deltawire::simulation {

@@ -281,10 +281,11 @@ void World::AwaitReceivers() {
       const bool side_right = !side_file || receiver->SideFile() == *side_file;
       if (named && *named == trainer_->published() && side_right) break;
       if (scheduler_.now() > limit) {
-        const std::string phase = receiver->replica() == nullptr
-                                      ? "it is not running"
-                                      : receiver->replica()->status().phase + ", " +
-                                            receiver->replica()->status().message;
+        std::string phase = "it is not running";
+        if (receiver->replica() != nullptr) {
+          const receiver::ReplicaStatus status = receiver->replica()->status();
+          phase = fmt::format("{}, {}", ToString(status.phase), status.message);
+        }
         return scheduler_.Fail(
             fmt::format("{} (buffers {}) has not come to version {} after the faults have ended: "
                         "{}\n{}{}{}",

@@ -18,7 +18,7 @@
 #include "common/shm/state_file.h"
 #include "proto/deltawire/v1/receiver.grpc.pb.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
-#include "sender/export/trainer_client.h"
+#include "sender/export/client/trainer_client.h"
 #include "tests/support/eventually.h"
 
 namespace deltawire::testing {

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/delta_v2_*_foreign*.bin: tight payloads of golden cases with parameters that no
+"""Writes tests/golden/delta_v2/*/foreign*.bin: tight payloads of golden cases with parameters that no
 encoder of ours chooses but every decoder must accept.
 
-    make_delta_foreign.py GOLDEN_DIR     after make_delta_golden; once for a format version
+    make_delta_foreign.py DIR     after make_delta_golden; once for a format version
 """
 
 import pathlib
@@ -24,7 +24,7 @@ def main(argv):
         payload = encoder.encode_tight(case.decode_fast(case.fast), case.old, case.width,
                                        case.entry["function"], case.past[:depth],
                                        random.Random(name + str(depth)))
-        (directory / ("delta_v2_%s_foreign%d.bin" % (name, depth))).write_bytes(payload)
+        (directory / name / ("foreign%d.bin" % depth)).write_bytes(payload)
     return 0
 
 

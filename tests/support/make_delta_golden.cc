@@ -1,8 +1,9 @@
-// Writes golden files of the delta format, delta_v2*, from the scalar oracle:
+// Writes golden files of the delta format (tests/golden/delta_v2) from the scalar oracle:
 //   make_delta_golden <directory>                     the frozen cases; once for a format version
 //   make_delta_golden <directory> --random SEED N     N others, for a check against the Python twin
-// The manifest delta_v2.json names the cases; tests/unit/kernels/golden_test.cc and
-// tests/unit/kernels/delta_golden_test.py read them.
+// manifest.json names the cases. Each has a folder: of its inputs base.bin (a pattern, repeated)
+// and past.bin (fast payloads, newest first, one behind the other), and a file for each payload.
+// tests/unit/kernels/golden_test.cc and tests/unit/kernels/delta_golden_test.py read them.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -35,19 +36,22 @@ class Writer {
            bool dense = false) {
     const Buffer fast = Encode(Scalar(), key_, c.old_data, c.new_data, c.width);
     const size_t elements = c.base.size() / c.width;
-    Write(c.name + "_base", Bytes(c.base).first(std::min(pattern, elements) * c.width));
-    Write(c.name + "_fast", fast);
+    std::filesystem::create_directories(dir_ / c.name);
+    Write(c.name, "base", Bytes(c.base).first(std::min(pattern, elements) * c.width));
+    Write(c.name, "fast", fast);
     nlohmann::json past = nlohmann::json::array(), tight = nlohmann::json::array();
-    for (size_t k = 0; k < c.past.size(); ++k) {
-      past.push_back(c.past[k].size());
-      if (c.past[k].size() != 0) Write(c.name + "_past" + std::to_string(k + 1), c.past[k]);
+    std::vector<std::byte> past_bytes;
+    for (const Buffer& delta : c.past) {
+      past.push_back(delta.size());
+      past_bytes.insert(past_bytes.end(), Bytes(delta).begin(), Bytes(delta).end());
     }
+    if (!c.past.empty()) Write(c.name, "past", past_bytes);
     for (const unsigned depth : depths) {
       const Buffer payload = EncodeTight(Scalar(), c, fast, depth);
       tight.push_back({{"depth", depth}, {"bytes", payload.size()}});
-      if (payload.size() != 0) Write(c.name + "_tight" + std::to_string(depth), payload);
+      if (payload.size() != 0) Write(c.name, "tight" + std::to_string(depth), payload);
     }
-    if (dense) Write(c.name + "_dense", EncodeDense(c, fast));
+    if (dense) Write(c.name, "dense", EncodeDense(c, fast));
     cases_.push_back({{"name", c.name},
                       {"width", c.width},
                       {"elements", elements},
@@ -62,12 +66,12 @@ class Writer {
 
   void Finish() {
     const nlohmann::json manifest = {{"format", 2}, {"key_seed", kKeySeed}, {"cases", cases_}};
-    std::ofstream(dir_ / "delta_v2.json") << manifest.dump(1) << "\n";
+    std::ofstream(dir_ / "manifest.json") << manifest.dump(1) << "\n";
   }
 
  private:
-  void Write(const std::string& part, Bytes bytes) {
-    const std::filesystem::path path = dir_ / ("delta_v2_" + part + ".bin");
+  void Write(const std::string& name, const std::string& part, Bytes bytes) {
+    const std::filesystem::path path = dir_ / name / (part + ".bin");
     std::ofstream file(path, std::ios::binary);
     file.write(reinterpret_cast<const char*>(bytes.data()),
                static_cast<std::streamsize>(bytes.size()));

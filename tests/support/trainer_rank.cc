@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "sender/export/trainer_client.h"
+#include "sender/export/client/trainer_client.h"
 #include "tests/support/rank_model.h"
 
 namespace deltawire::testing {

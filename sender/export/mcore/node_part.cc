@@ -48,12 +48,12 @@ struct Writers {
 
 std::vector<Writers> Sort(const Plan& plan, const std::vector<bool>& on_node) {
   std::vector<Writers> of_tensor(plan.layout().size());
-  for (const Slot& slot : plan.slots()) {
-    if (!slot.exported) continue;
-    const uint32_t world = slot.cut.split == Split::kNone ? 1 : slot.cut.world;
+  for (const PlannedParam& planned : plan.planned()) {
+    if (!planned.exported) continue;
+    const uint32_t world = planned.cut.split == Split::kNone ? 1 : planned.cut.world;
     for (uint32_t t = 0; t < world; ++t) {
-      const bool mine = on_node[plan.Writer(slot, t)];
-      for (const Box& box : ShardBoxes(slot.cut, plan.views(), t)) {
+      const bool mine = on_node[plan.Writer(planned, t)];
+      for (const Box& box : ShardBoxes(planned.cut, plan.views(), t)) {
         Writers& writers = of_tensor[box.tensor];
         if (mine) {
           writers.mine.push_back(box);

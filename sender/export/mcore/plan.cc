@@ -5,8 +5,8 @@
 namespace deltawire::mcore {
 namespace {
 
-bool IsExpert(const Slot& slot) {
-  return slot.param != nullptr && slot.param->scope == ParamScope::kExpert;
+bool IsExpert(const PlannedParam& planned) {
+  return planned.param != nullptr && planned.param->scope == ParamScope::kExpert;
 }
 
 void ReplaceNumber(std::string& text, std::string_view what, uint32_t number) {
@@ -31,18 +31,18 @@ std::string_view StripWrappers(const Family& family, std::string_view name) {
   return name;
 }
 
-uint32_t Plan::World(const Slot& slot, Split split) const {
+uint32_t Plan::World(const PlannedParam& planned, Split split) const {
   if (split == Split::kNone) return 1;
-  return IsExpert(slot) ? parallel_.etp : parallel_.tp;
+  return IsExpert(planned) ? parallel_.etp : parallel_.tp;
 }
 
-std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
-  if (slot.param == nullptr) return slot.pass;
-  const Param& param = *slot.param;
+std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
+  if (planned.param == nullptr) return planned.pass;
+  const Param& param = *planned.param;
   const Names& names = family_->names;
   std::vector<std::string> prefixes = {""};
   if (param.scope == ParamScope::kLayer || param.scope == ParamScope::kExpert) {
-    if (slot.mtp) {
+    if (planned.mtp) {
       prefixes.clear();
       for (const std::string& inner : names.mtp_inner) prefixes.push_back(names.mtp_mcore + inner);
       if (parallel_.core.minor >= CoreVersion::kNewNames)
@@ -60,15 +60,15 @@ std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
     spellings.insert(spellings.end(), other.begin(), other.end());
   }
   const uint32_t local_expert =
-      IsExpert(slot) ? slot.expert % (experts_ / parallel_.ep) : slot.expert;
+      IsExpert(planned) ? planned.expert % (experts_ / parallel_.ep) : planned.expert;
   std::vector<std::string> out;
   for (const std::string& spelling : spellings) {
     for (const std::string& prefix : prefixes) {
       std::string name = names.mcore_root + prefix + spelling;
       if (name.find('{') != std::string::npos) {
         // An MTP layer's parts are numbered over the whole model; see docs/model_families.md.
-        ReplaceNumber(name, "{n}", slot.layer);
-        ReplaceNumber(name, "{k}", slot.local);
+        ReplaceNumber(name, "{n}", planned.layer);
+        ReplaceNumber(name, "{k}", planned.local);
         ReplaceNumber(name, "{e}", local_expert);
       }
       out.push_back(std::move(name));
@@ -77,12 +77,12 @@ std::vector<std::string> Plan::LocalNames(const Slot& slot) const {
   return out;
 }
 
-std::vector<uint64_t> Plan::LocalShape(const Slot& slot, Split split) const {
-  const ParamCut cut = CutAs(slot, split);
-  if (slot.param == nullptr) return layout_->tensor(cut.parts[0].tensor).shape;
+std::vector<uint64_t> Plan::LocalShape(const PlannedParam& planned, Split split) const {
+  const ParamCut cut = CutAs(planned, split);
+  if (planned.param == nullptr) return layout_->tensor(cut.parts[0].tensor).shape;
   // A kernel's taps and the like, between rows and columns, are not cut and have one entry.
   if (cut.flat) return {cut.local_rows()};
-  if (slot.param->shape.size() == 3 && slot.param->packed.empty()) {
+  if (planned.param->shape.size() == 3 && planned.param->packed.empty()) {
     return {cut.local_rows(), 1, cut.local_cols()};
   }
   return {cut.local_rows(), cut.local_cols()};
@@ -93,21 +93,21 @@ std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
   std::vector<ShardParam> out;
   for (uint32_t v = 0; v < parallel_.vpp; ++v) {
     for (const uint32_t s : by_chunk_[size_t{v} * parallel_.pp + at.pp]) {
-      const Slot& slot = slots_[s];
-      const bool expert = IsExpert(slot);
-      if (expert && slot.expert / (experts_ / parallel_.ep) != at.ep) continue;
+      const PlannedParam& planned = planned_[s];
+      const bool expert = IsExpert(planned);
+      if (expert && planned.expert / (experts_ / parallel_.ep) != at.ep) continue;
       ShardParam shard;
-      shard.slot = s;
+      shard.planned = s;
       shard.chunk = v;
-      shard.names = LocalNames(slot);
-      shard.dtype = slot.dtype;
-      shard.optional = !slot.exported;
-      shard.made = slot.made;
+      shard.names = LocalNames(planned);
+      shard.dtype = planned.dtype;
+      shard.optional = !planned.exported;
+      shard.made = planned.made;
       const uint32_t peer = expert ? at.etp : at.tp;
-      const bool cut = slot.cut.split != Split::kNone;
+      const bool cut = planned.cut.split != Split::kNone;
       shard.shard = cut ? peer : 0;
-      if (!slot.cut.parts.empty()) shard.shape = LocalShape(slot, slot.cut.split);
-      if (slot.exported) {
+      if (!planned.cut.parts.empty()) shard.shape = LocalShape(planned, planned.cut.split);
+      if (planned.exported) {
         const bool first_copy = expert ? at.expert_dp == 0 : at.cp == 0 && at.dp == 0;
         shard.writes = first_copy && (cut || peer == 0);
       }
@@ -117,45 +117,45 @@ std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
   return out;
 }
 
-ParamCut Plan::CutAs(const Slot& slot, Split split) const {
-  ParamCut cut = slot.cut;
+ParamCut Plan::CutAs(const PlannedParam& planned, Split split) const {
+  ParamCut cut = planned.cut;
   cut.split = split;
-  cut.world = World(slot, split);
+  cut.world = World(planned, split);
   return cut;
 }
 
 std::vector<Box> Plan::Boxes(const ShardParam& shard, std::optional<Split> split,
                              RowRange only) const {
-  const Slot& slot = slots_[shard.slot];
-  if (!split || *split == slot.cut.split) {
-    return ShardBoxes(slot.cut, views_, shard.shard, only);
+  const PlannedParam& planned = planned_[shard.planned];
+  if (!split || *split == planned.cut.split) {
+    return ShardBoxes(planned.cut, views_, shard.shard, only);
   }
-  return ShardBoxes(CutAs(slot, *split), views_, shard.shard, only);
+  return ShardBoxes(CutAs(planned, *split), views_, shard.shard, only);
 }
 
-uint32_t Plan::Writer(const Slot& slot, uint32_t t) const {
-  const uint32_t p = slot.chunk % parallel_.pp;
-  if (!IsExpert(slot)) return parallel_.DensePrimary(t, p);
-  return parallel_.ExpertPrimary(t, slot.expert / (experts_ / parallel_.ep), p);
+uint32_t Plan::Writer(const PlannedParam& planned, uint32_t t) const {
+  const uint32_t p = planned.chunk % parallel_.pp;
+  if (!IsExpert(planned)) return parallel_.DensePrimary(t, p);
+  return parallel_.ExpertPrimary(t, planned.expert / (experts_ / parallel_.ep), p);
 }
 
 std::vector<uint64_t> Plan::BytesPerRank() const {
   std::vector<uint64_t> bytes(parallel_.world(), 0);
-  for (const Slot& slot : slots_) {
-    if (!slot.exported) continue;
-    const ParamCut& cut = slot.cut;
+  for (const PlannedParam& planned : planned_) {
+    if (!planned.exported) continue;
+    const ParamCut& cut = planned.cut;
     uint64_t total = 0;
     for (const RowPart& part : cut.parts) {
       if (part.tensor >= layout_->size()) continue;
       total += part.rows * cut.cols * DTypeBytes(layout_->tensor(part.tensor).dtype);
     }
     const uint32_t world = cut.split == Split::kNone ? 1 : cut.world;
-    for (uint32_t t = 0; t < world; ++t) bytes[Writer(slot, t)] += total / world;
+    for (uint32_t t = 0; t < world; ++t) bytes[Writer(planned, t)] += total / world;
   }
   return bytes;
 }
 
-Status Coverage::ToStatus() const {
+Status PlanFindings::ToStatus() const {
   if (ok()) return absl::OkStatus();
   std::string counts;
   for (const auto& [n, what] : {std::pair{missing, "missing"},

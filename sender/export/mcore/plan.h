@@ -20,7 +20,7 @@
 namespace deltawire::mcore {
 
 /// One parameter of the model (of one layer, one expert), all its shards together.
-struct Slot {
+struct PlannedParam {
   const Param* param = nullptr;
   uint32_t chunk = 0;    ///< of the pipeline, v * P + p
   uint32_t layer = 0;    ///< number of the decoder layer or the MTP layer, over the whole model
@@ -37,7 +37,7 @@ struct Slot {
 
 /// One rank's shard of one parameter.
 struct ShardParam {
-  uint32_t slot = 0;
+  uint32_t planned = 0;  ///< index in Plan::planned()
   uint32_t shard = 0;
   uint32_t chunk = 0;              ///< virtual pipeline chunk of the rank
   std::vector<std::string> names;  ///< as this config spells it, then other spellings
@@ -45,11 +45,11 @@ struct ShardParam {
   DType dtype = DType::kBF16;
   bool writes = false;    ///< this rank's copy is the one that is exported
   bool optional = false;  ///< may be absent
-  bool made = true;       ///< as the slot's
+  bool made = true;       ///< as its PlannedParam's
 };
 
 /// What is wrong with a plan, by name. Lists are cut at kMaxFindings; counts are not.
-struct Coverage {
+struct PlanFindings {
   static constexpr size_t kMaxFindings = 10;
   uint64_t tensors = 0, missing = 0, doubled = 0, misshapen = 0;
   uint64_t unlisted = 0;  ///< made, and not in the checkpoint
@@ -71,7 +71,7 @@ class Plan {
   const Family& family() const { return *family_; }
   const ParallelConfig& parallel() const { return parallel_; }
   const Layout& layout() const { return *layout_; }
-  std::span<const Slot> slots() const { return slots_; }
+  std::span<const PlannedParam> planned() const { return planned_; }
   std::span<const TensorView> views() const { return views_; }
   /// HF tensors that no parameter makes and that stay as they are in the checkpoint.
   const std::vector<std::string>& not_trained() const { return not_trained_; }
@@ -80,37 +80,36 @@ class Plan {
   const std::vector<std::string>& notes() const { return notes_; }
 
   /// Proves that the programs of all ranks write every byte exactly once.
-  Coverage Check() const;
+  PlanFindings Check() const;
 
   /// Everything that `rank` holds.
   std::vector<ShardParam> Rank(uint32_t rank) const;
   /// The rank whose copy of shard `t` is exported.
-  uint32_t Writer(const Slot& slot, uint32_t t) const;
+  uint32_t Writer(const PlannedParam& planned, uint32_t t) const;
   /// What rank writes of it, in bytes of HF tensors; of all ranks, index rank.
   std::vector<uint64_t> BytesPerRank() const;
 
   /// `split`, where given, is the other spelling's.
   std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt,
                          RowRange only = {}) const;
-  /// What its ranks call a slot's parameter: as this config spells it, then other spellings.
-  std::vector<std::string> LocalNames(const Slot& slot) const;
-  /// A slot's cut if it is cut as `split`.
-  ParamCut CutAs(const Slot& slot, Split split) const;
+  /// What its ranks call a parameter: as this config spells it, then other spellings.
+  std::vector<std::string> LocalNames(const PlannedParam& planned) const;
+  /// Its cut if it is cut as `split`.
+  ParamCut CutAs(const PlannedParam& planned, Split split) const;
   /// Shape of a shard if its parameter is cut as `split`.
-  std::vector<uint64_t> LocalShape(const Slot& slot, Split split) const;
+  std::vector<uint64_t> LocalShape(const PlannedParam& planned, Split split) const;
 
  private:
   friend class Planner;
-  friend class CoverageProof;
   Plan() = default;
-  uint32_t World(const Slot& slot, Split split) const;
+  uint32_t World(const PlannedParam& planned, Split split) const;
 
   const Family* family_ = nullptr;
   ParallelConfig parallel_;
   std::shared_ptr<const Layout> layout_;
-  std::vector<Slot> slots_;
+  std::vector<PlannedParam> planned_;
   std::vector<TensorView> views_;
-  std::vector<std::vector<uint32_t>> by_chunk_;  // slots of each pipeline chunk
+  std::vector<std::vector<uint32_t>> by_chunk_;  // index in planned_, of each pipeline chunk
   std::vector<std::string> not_trained_;
   std::vector<std::string> misshapen_, unlisted_;  // found while planning, for Check
   std::vector<std::string> notes_;

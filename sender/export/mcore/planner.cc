@@ -55,8 +55,8 @@ class Planner {
     DW_RETURN_IF_ERROR(PassThrough());
     DW_RETURN_IF_ERROR(FinishTensors());
     plan_.by_chunk_.resize(chunks_.size());
-    for (uint32_t s = 0; s < plan_.slots_.size(); ++s) {
-      plan_.by_chunk_[plan_.slots_[s].chunk].push_back(s);
+    for (uint32_t s = 0; s < plan_.planned_.size(); ++s) {
+      plan_.by_chunk_[plan_.planned_[s].chunk].push_back(s);
     }
     return std::move(plan_);
   }
@@ -182,9 +182,9 @@ class Planner {
         const uint32_t begin = in_mtp ? layers_ : 0;
         const uint32_t end = in_mtp ? layers_ + mtp_layers_ + left_mtp_layers_ : 1;
         for (uint32_t l = begin; l < end; ++l) {
-          const size_t before = plan_.slots_.size();
+          const size_t before = plan_.planned_.size();
           DW_RETURN_IF_ERROR(AddIf(param, {c, l, 0, false}, 0, /*held=*/!(chunks_[c].*member)));
-          if (plan_.slots_.size() > before) plan_.slots_.back().made = made;
+          if (plan_.planned_.size() > before) plan_.planned_.back().made = made;
         }
       }
     }
@@ -209,11 +209,11 @@ class Planner {
 
   /// The HF tensors that so many MTP layers make. The plan stays as it is.
   StatusOr<std::vector<std::string>> MtpTensors(uint32_t layers) {
-    const size_t slots = plan_.slots_.size(), tensors = tensors_.size();
+    const size_t planned = plan_.planned_.size(), tensors = tensors_.size();
     for (uint32_t i = 0; i < layers; ++i) {
       DW_RETURN_IF_ERROR(Layer({0, i, i, true}));
     }
-    plan_.slots_.resize(slots);
+    plan_.planned_.resize(planned);
     std::vector<std::string> names;
     for (size_t i = tensors; i < tensors_.size(); ++i) {
       index_.erase(tensors_[i].name);
@@ -271,8 +271,8 @@ class Planner {
   Status AddIf(const Param& param, const Place& at, uint32_t expert, bool held = false) {
     DW_ASSIGN_OR_RETURN(const bool holds, Holds(param));
     if (!holds) return absl::OkStatus();
-    DW_ASSIGN_OR_RETURN(Slot slot, MakeSlot(param, at, expert, held));
-    plan_.slots_.push_back(std::move(slot));
+    DW_ASSIGN_OR_RETURN(PlannedParam planned, MakePlanned(param, at, expert, held));
+    plan_.planned_.push_back(std::move(planned));
     return absl::OkStatus();
   }
 
@@ -284,14 +284,14 @@ class Planner {
       return Errorf(StatusCode::kInvalidArgument, "{} experts cannot be cut into ep={}", experts_,
                     plan_.parallel_.ep);
     }
-    DW_ASSIGN_OR_RETURN(const Slot first, MakeSlot(param, at, 0, false));
-    plan_.slots_.push_back(first);
+    DW_ASSIGN_OR_RETURN(const PlannedParam first, MakePlanned(param, at, 0, false));
+    plan_.planned_.push_back(first);
     for (uint32_t e = 1; e < experts_; ++e) {
-      Slot slot = first;
-      slot.expert = e;
+      PlannedParam planned = first;
+      planned.expert = e;
       for (size_t i = 0, p = 0; p < param.parts.size(); ++p) {
         if (Absent(param, param.parts[p], at, e)) continue;
-        RowPart& part = slot.cut.parts[i++];
+        RowPart& part = planned.cut.parts[i++];
         if (!param.packed.empty()) {
           part.lead = e;
         } else {
@@ -300,7 +300,7 @@ class Planner {
           DW_ASSIGN_OR_RETURN(part.tensor, Intern(std::move(like)));
         }
       }
-      plan_.slots_.push_back(std::move(slot));
+      plan_.planned_.push_back(std::move(planned));
     }
     return absl::OkStatus();
   }
@@ -331,30 +331,31 @@ class Planner {
     return Replace(std::move(name), "{e}", std::to_string(expert));
   }
 
-  StatusOr<Slot> MakeSlot(const Param& param, const Place& at, uint32_t expert, bool held) {
-    Slot slot;
-    slot.param = &param;
-    slot.chunk = at.chunk;
-    slot.layer = at.layer;
-    slot.local = at.local;
-    slot.mtp = at.mtp;
-    slot.expert = expert;
-    slot.exported = !param.drop && !held;
-    slot.dtype = param.dtype.value_or(config_.dtype());
-    if (param.parts.empty()) return slot;
-    const Status cut = Cut(param, at, expert, &slot);
+  StatusOr<PlannedParam> MakePlanned(const Param& param, const Place& at, uint32_t expert,
+                                     bool held) {
+    PlannedParam planned;
+    planned.param = &param;
+    planned.chunk = at.chunk;
+    planned.layer = at.layer;
+    planned.local = at.local;
+    planned.mtp = at.mtp;
+    planned.expert = expert;
+    planned.exported = !param.drop && !held;
+    planned.dtype = param.dtype.value_or(config_.dtype());
+    if (param.parts.empty()) return planned;
+    const Status cut = Cut(param, at, expert, &planned);
     if (!cut.ok())
       return Annotate(cut, fmt::format("{}: {}", param.source, param.mcore.forms[0][0]));
-    return slot;
+    return planned;
   }
 
-  Status Cut(const Param& param, const Place& at, uint32_t expert, Slot* slot) {
+  Status Cut(const Param& param, const Place& at, uint32_t expert, PlannedParam* planned) {
     const ParallelConfig& p = plan_.parallel_;
-    ParamCut& cut = slot->cut;
+    ParamCut& cut = planned->cut;
     const Spelling& split = param.split;
     cut.split = SplitOf(split.Own(p.spec, p.experts).front());
-    slot->other_split = SplitOf(split.Other(p.spec, p.experts).front());
-    cut.world = plan_.World(*slot, cut.split);
+    planned->other_split = SplitOf(split.Other(p.spec, p.experts).front());
+    cut.world = plan_.World(*planned, cut.split);
     cut.per_shard = param.per_shard;
     cut.flat = param.cols.empty();
     if (!cut.flat) {
@@ -384,7 +385,7 @@ class Planner {
       row.run = runs == 0 ? 0 : row.rows / runs;
       row.lead = param.packed.empty() ? 0 : expert;
       Tensor tensor{HfName(param, part, at, expert),
-                    part.dtype ? *part.dtype : slot->dtype,
+                    part.dtype ? *part.dtype : planned->dtype,
                     view,
                     cut.flat,
                     !param.packed.empty(),
@@ -397,7 +398,7 @@ class Planner {
       cut.parts.push_back(row);
     }
     if (param.padded) cut.rows = padded_vocab_;
-    if (cut.parts.empty()) slot->exported = false;
+    if (cut.parts.empty()) planned->exported = false;
     return CheckCut(cut);
   }
 
@@ -449,27 +450,27 @@ class Planner {
         for (const uint64_t n : meta.shape) elements *= n;
         Tensor tensor{meta.name, meta.dtype, {}, false, false, meta.shape};
         tensor.view.rows = elements;
-        Slot slot;
-        slot.param = nullptr;
-        slot.dtype = meta.dtype;
+        PlannedParam planned;
+        planned.param = nullptr;
+        planned.dtype = meta.dtype;
         for (const std::string& prefix : pass.mcore) {
-          slot.pass.push_back(prefix + meta.name.substr(pass.hf.size()));
+          planned.pass.push_back(prefix + meta.name.substr(pass.hf.size()));
         }
         if (!pass.newer.empty()) {
           const bool newer = plan_.parallel_.core.minor >= CoreVersion::kNewNames;
-          slot.pass.insert(newer ? slot.pass.begin() : slot.pass.end(),
-                           pass.newer + meta.name.substr(pass.hf.size()));
+          planned.pass.insert(newer ? planned.pass.begin() : planned.pass.end(),
+                              pass.newer + meta.name.substr(pass.hf.size()));
         }
-        slot.cut.rows = elements;
-        slot.cut.flat = true;
+        planned.cut.rows = elements;
+        planned.cut.flat = true;
         RowPart part;
         part.rows = part.run = elements;
         DW_ASSIGN_OR_RETURN(part.tensor, Intern(std::move(tensor)));
-        slot.cut.parts = {part};
+        planned.cut.parts = {part};
         const auto first = std::find_if(chunks_.begin(), chunks_.end(),
                                         [](const PipelineChunk& c) { return c.embedding; });
-        slot.chunk = static_cast<uint32_t>(first - chunks_.begin());
-        plan_.slots_.push_back(std::move(slot));
+        planned.chunk = static_cast<uint32_t>(first - chunks_.begin());
+        plan_.planned_.push_back(std::move(planned));
       }
     }
     return absl::OkStatus();
@@ -536,8 +537,8 @@ Status Planner::FollowListing() {
                                              fmt::join(want, ", ")));
     }
   }
-  for (Slot& slot : plan_.slots_) {
-    for (RowPart& part : slot.cut.parts) part.tensor = place[part.tensor];
+  for (PlannedParam& planned : plan_.planned_) {
+    for (RowPart& part : planned.cut.parts) part.tensor = place[part.tensor];
   }
   for (size_t i = 0; i < made.size(); ++i) {
     if (made[i]) continue;

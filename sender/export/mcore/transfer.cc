@@ -76,11 +76,12 @@ bool PassesThrough(const Family& family, std::string_view name) {
 /// The cut under which a shard has `shape`.
 std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
                               const std::vector<uint64_t>& shape) {
-  const Slot& slot = plan.slots()[shard.slot];
-  if (SameElements(shape, shard.shape)) return slot.cut.split;
-  if (slot.other_split == slot.cut.split) return std::nullopt;
-  if (!CheckCut(plan.CutAs(slot, slot.other_split)).ok()) return std::nullopt;
-  if (SameElements(shape, plan.LocalShape(slot, slot.other_split))) return slot.other_split;
+  const PlannedParam& planned = plan.planned()[shard.planned];
+  if (SameElements(shape, shard.shape)) return planned.cut.split;
+  if (planned.other_split == planned.cut.split) return std::nullopt;
+  if (!CheckCut(plan.CutAs(planned, planned.other_split)).ok()) return std::nullopt;
+  if (SameElements(shape, plan.LocalShape(planned, planned.other_split)))
+    return planned.other_split;
   return std::nullopt;
 }
 
@@ -101,8 +102,8 @@ kernels::Element ElementOf(DType dtype) {
 
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
                                     Split split, Direction direction, RowRange only) {
-  const Slot& slot = plan.slots()[shard.slot];
-  const int add = slot.param != nullptr ? slot.param->add : 0;
+  const PlannedParam& planned = plan.planned()[shard.planned];
+  const int add = planned.param != nullptr ? planned.param->add : 0;
   std::vector<Step> steps;
   for (const Box& box : plan.Boxes(shard, split, only)) {
     const DType hf = plan.layout().tensor(box.tensor).dtype;
@@ -179,10 +180,10 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
   }
   for (size_t i = 0; i < wanted.size(); ++i) {
     if (met[i] || wanted[i].optional) continue;
-    const Slot& slot = plan.slots()[wanted[i].slot];
-    if (slot.param == nullptr) {
+    const PlannedParam& planned = plan.planned()[wanted[i].planned];
+    if (planned.param == nullptr) {
       findings.Hint("\n  (a job that does not hold the vision part: vision=false)");
-    } else if (slot.mtp || slot.param->scope == ParamScope::kMtp) {
+    } else if (planned.mtp || planned.param->scope == ParamScope::kMtp) {
       findings.Hint("\n  (a job without MTP layers: mtp=false)");
     }
     findings.Add(fmt::format("{} (chunk {}, {}) is missing", wanted[i].names.front(),
@@ -191,8 +192,8 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
   DW_RETURN_IF_ERROR(findings.ToStatus(rank));
   // A parameter that is whole on every rank is written by the first of them.
   for (Match& match : matches) {
-    const Slot& slot = plan.slots()[match.shard.slot];
-    if (match.split == slot.cut.split) continue;
+    const PlannedParam& planned = plan.planned()[match.shard.planned];
+    if (match.split == planned.cut.split) continue;
     const RankPlace at = PlaceOf(plan.parallel(), rank);
     match.shard.shard = match.split == Split::kNone ? 0 : at.tp;
     match.shard.writes = at.cp == 0 && at.dp == 0 && (match.split != Split::kNone || at.tp == 0);

@@ -1,5 +1,5 @@
 // How large buckets become where memory decides.
-#include "sender/export/bucket_size.h"
+#include "sender/export/gather/bucket_size.h"
 
 #include <catch2/catch.hpp>
 #include <filesystem>

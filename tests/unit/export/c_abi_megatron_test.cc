@@ -5,7 +5,7 @@
 #include <fstream>
 #include <string>
 
-#include "sender/export/deltawire_export.h"
+#include "sender/export/abi/deltawire_export.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::testing {
@@ -52,18 +52,7 @@ TEST_CASE("options of before there were kinds make a group over Gloo") {
   dw_collective_destroy(collective);
 }
 
-struct OldParam {  // dw_param as it was
-  size_t struct_size;
-  uint32_t chunk;
-  const char* name;
-  const char* dtype;
-  const uint64_t* shape;
-  uint32_t ndim;
-  const void* data;
-};
-static_assert(sizeof(OldParam) < sizeof(dw_param));
-
-TEST_CASE("parameters of before there were devices are in host memory") {
+TEST_CASE("a parameter says where it lies: host memory, or a device counted from 0") {
   TempDir dir;
   std::ofstream(dir.path() / "config.json") << R"({"model_type": "qwen3_moe",
     "num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -80,23 +69,34 @@ TEST_CASE("parameters of before there were devices are in host memory") {
   REQUIRE(made == DW_OK);
   const uint64_t shape[] = {2};
   const uint16_t data[2] = {};
-  const OldParam params[] = {{sizeof(OldParam), 0, "first", "BF16", shape, 1, data},
-                             {sizeof(OldParam), 0, "second", "BF16", shape, 1, data}};
-  const auto* as_new = reinterpret_cast<const dw_param*>(params);
-  CHECK(dw_megatron_check(megatron, 0, as_new, 2) == DW_INVALID_ARGUMENT);
+  const auto param = [&](const char* name, int32_t device) {
+    dw_param made{};
+    made.struct_size = sizeof made;
+    made.name = name;
+    made.dtype = "BF16";
+    made.shape = shape;
+    made.ndim = 1;
+    made.data = data;
+    made.device = device;
+    return made;
+  };
+  const dw_param params[] = {param("first", DW_HOST_MEMORY), param("second", DW_HOST_MEMORY)};
+  CHECK(dw_megatron_check(megatron, 0, params, 2) == DW_INVALID_ARGUMENT);
   CHECK_THAT(std::string(dw_last_error()), Catch::Contains("first (chunk 0) is unknown") &&
                                                Catch::Contains("second (chunk 0) is unknown"));
-  dw_param beyond{};
-  beyond.struct_size = sizeof beyond;
-  beyond.name = "first";
-  beyond.dtype = "BF16";
-  beyond.shape = shape;
-  beyond.ndim = 1;
-  beyond.data = data;
-  beyond.device = 1'000'001;
+  const dw_param beyond = param("first", 1'000'000);  // no machine has one of this number
   CHECK(dw_megatron_check(megatron, 0, &beyond, 1) != DW_OK);
   CHECK_THAT(std::string(dw_last_error()),
              Catch::Contains("first is said to lie on device 1000000"));
+  if (dw_gpu_available() == 0) {
+    const dw_param first_device = param("first", 0);
+    CHECK(dw_megatron_check(megatron, 0, &first_device, 1) != DW_OK);
+    CHECK_THAT(std::string(dw_last_error()), Catch::Contains("first is said to lie on device 0"));
+  }
+  dw_param cut = param("first", DW_HOST_MEMORY);
+  cut.struct_size = offsetof(dw_param, device);
+  CHECK(dw_megatron_check(megatron, 0, &cut, 1) == DW_INVALID_ARGUMENT);
+  CHECK_THAT(std::string(dw_last_error()), Catch::Contains("dw_param.struct_size"));
   dw_megatron_destroy(megatron);
 }
 

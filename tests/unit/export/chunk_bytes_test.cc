@@ -1,6 +1,6 @@
 // Bytes per chunk of blocks and copies: against a count byte by byte, and their sums over ranks
 // that cut tensors at random, or as Megatron's plans do, against the chunk table.
-#include "sender/export/chunk_bytes.h"
+#include "sender/export/client/chunk_bytes.h"
 
 #include <catch2/catch.hpp>
 #include <random>
@@ -198,12 +198,12 @@ TEST_CASE("chunk bytes: the ranks of a Megatron job make up every chunk") {
     for (uint32_t rank = 0; rank < p.plan.parallel().world(); ++rank) {
       for (const mcore::ShardParam& shard : p.plan.Rank(rank)) {
         if (!shard.writes || shard.shape.empty()) continue;
-        const mcore::Slot& slot = p.plan.slots()[shard.slot];
-        const uint64_t rows = slot.cut.local_rows();
+        const mcore::PlannedParam& planned = p.plan.planned()[shard.planned];
+        const uint64_t rows = planned.cut.local_rows();
         // In windows of rows, as they are placed.
         for (uint64_t at = 0; at < rows; at += 700) {
           const auto steps = mcore::testing::Get(
-              mcore::StepsOf(p.plan, shard, shard.dtype, slot.cut.split, mcore::Direction::kToHf,
+              mcore::StepsOf(p.plan, shard, shard.dtype, planned.cut.split, mcore::Direction::kToHf,
                              {at, std::min(at + 700, rows)}));
           for (const mcore::Step& step : steps) {
             Add(chunks, step.tensor, Destination::Of(step.copy), sums);

@@ -1,6 +1,6 @@
 // Shards on a device and behind callbacks, bit for bit against the CPU's way over the same plan.
 // Compiled with the pretended CUDA runtime, whose device memory nobody but queued work can touch.
-#include "sender/export/device_place.h"
+#include "sender/export/device/device_place.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

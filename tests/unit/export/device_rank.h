@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "sender/export/device_place.h"
+#include "sender/export/device/device_place.h"
 #include "tests/unit/export/mcore/plans.h"
 
 namespace deltawire::testing {

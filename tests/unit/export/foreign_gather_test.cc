@@ -2,8 +2,8 @@
 // CUDA runtime of its own.
 #include <catch2/catch.hpp>
 
-#include "sender/export/foreign_collective.h"
-#include "sender/export/megatron_gather.h"
+#include "sender/export/device/foreign_collective.h"
+#include "sender/export/megatron/megatron_gather.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/device_rank.h"
 #include "tests/unit/export/ranks.h"

@@ -1,5 +1,5 @@
 // MakeBuckets and PlaceBucket: nothing lost, nothing above the bound, nothing cut that fits.
-#include "sender/export/gather_plan.h"
+#include "sender/export/gather/gather_plan.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>

@@ -1,5 +1,5 @@
 // A Megatron job's shards gathered to one rank over Gloo, between real processes.
-#include "sender/export/megatron_gather.h"
+#include "sender/export/megatron/megatron_gather.h"
 
 #include <catch2/catch.hpp>
 #include <random>
@@ -50,7 +50,7 @@ struct Shards {
       for (const uint64_t n : s.shape) elements *= n;
       bytes.emplace_back(elements * DTypeBytes(s.dtype));
       mcore::Transfer transfer;
-      transfer.Add(StepsOf(*job.plan, s, s.dtype, job.plan->slots()[s.slot].cut.split,
+      transfer.Add(StepsOf(*job.plan, s, s.dtype, job.plan->planned()[s.planned].cut.split,
                            mcore::Direction::kFromHf)
                        .value(),
                    bytes.back());

@@ -3,7 +3,7 @@
 #include <catch2/catch.hpp>
 #include <utility>
 
-#include "sender/export/nccl_collective.h"
+#include "sender/export/gather/nccl_collective.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/ranks.h"
 

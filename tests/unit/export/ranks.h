@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "sender/export/collective.h"
-#include "sender/export/gather.h"
-#include "sender/export/gloo_collective.h"
+#include "sender/export/gather/collective.h"
+#include "sender/export/gather/gather.h"
+#include "sender/export/gather/gloo_collective.h"
 
 namespace deltawire::testing {
 

@@ -1,6 +1,6 @@
 // Shard directories and HF directories as they are written: what files say of themselves is
 // checked, and nothing that is not what it says is used.
-#include "sender/export/shard_dir.h"
+#include "sender/export/shards/shard_dir.h"
 
 #include <cstring>
 #include <fstream>
@@ -9,8 +9,8 @@
 
 #include "common/base/checksum.h"
 #include "common/layout/safetensors.h"
-#include "sender/export/hf_dir.h"
 #include "sender/export/mcore/hf_model.h"
+#include "sender/export/shards/hf_dir.h"
 #include "tests/support/bad_memory.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/mcore/plans.h"

@@ -1,5 +1,5 @@
 // CopyStrided against a copy element by element, over random shapes, strides and widths.
-#include "sender/export/strided_copy.h"
+#include "sender/export/client/strided_copy.h"
 
 #include <catch2/catch.hpp>
 #include <cstring>

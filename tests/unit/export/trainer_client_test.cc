@@ -1,12 +1,12 @@
 // What the trainer's client does without an agent.
-#include "sender/export/trainer_client.h"
+#include "sender/export/client/trainer_client.h"
 
 #include <grpc/grpc.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 
-#include "sender/export/attempt.h"
+#include "sender/export/client/attempt.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire {

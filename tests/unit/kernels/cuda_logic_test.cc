@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 
 #include "kernels/cuda/place_plan.h"
+#include "kernels/element_width.h"
 #include "tests/unit/kernels/cuda_emulation.h"
 
 namespace deltawire::kernels::test {
@@ -12,25 +13,11 @@ const DigestKey& Key() {
   return key;
 }
 
-template <typename F>
-void WithType(unsigned width, F f) {
-  switch (width) {
-    case 1:
-      return f(uint8_t{});
-    case 2:
-      return f(uint16_t{});
-    case 4:
-      return f(uint32_t{});
-    default:
-      return f(uint64_t{});
-  }
-}
-
 void CheckPair(Bytes old_data, Bytes new_data, unsigned width, uint64_t seed) {
   const uint64_t before = Scalar().digest(Key(), old_data);
   const uint64_t after = Scalar().digest(Key(), new_data);
   const Buffer expected = Encode(Scalar(), Key(), old_data, new_data, width);
-  WithType(width, [&]<typename T>(T) {
+  WithWidth(width, [&]<typename T>(T) {
     const Emulated e = EmulateEncode<T>(Key(), old_data, new_data, before, seed);
     REQUIRE(e.changed == CountChanged(old_data, new_data, width));
     REQUIRE(e.digest_after == after);
@@ -135,7 +122,7 @@ TEST_CASE("CUDA decoding of damaged payloads stays within its block") {
     CAPTURE(round, width, elements, at);
     const bool valid =
         Scalar().validate(payload, old_data.size(), width, nullptr) == DecodeStatus::kOk;
-    WithType(width, [&]<typename T>(T) {
+    WithWidth(width, [&]<typename T>(T) {
       AlignedCopy data(old_data);
       uint64_t digest = 0;
       const bool ok = EmulateApply<T>(Key(), payload, data, Scalar().digest(Key(), old_data),

@@ -29,7 +29,7 @@ FOREIGN = [("bf16", 0), ("bf16", 8), ("fp32", 2), ("e4m3", 1), ("none_w8", 8), (
 
 
 def entry_of(directory, name):
-    manifest = json.loads((directory / "delta_v2.json").read_text())
+    manifest = json.loads((directory / "manifest.json").read_text())
     return next(entry for entry in manifest["cases"] if entry["name"] == name)
 
 
@@ -42,15 +42,18 @@ class Case:
         base = self.read("base")
         size = self.n * self.width
         self.old = (base * (size // len(base) + 1))[:size]
-        self.past = [self.read("past%d" % (k + 1)) if size else b""
-                     for k, size in enumerate(entry["past"])]
+        past, self.past = self.read("past") if entry["past"] else b"", []
+        for size in entry["past"]:  # newest first
+            self.past.append(past[:size])
+            past = past[size:]
+        need(not past, "past is longer than the manifest says")
         for payload in reversed(self.past):
             if payload:
                 self.old = decoder.apply(self.old, self.decode_fast(payload), self.width)
         self.fast = self.read("fast")
 
     def read(self, part):
-        return (self.directory / ("delta_v2_%s_%s.bin" % (self.name, part))).read_bytes()
+        return (self.directory / self.name / (part + ".bin")).read_bytes()
 
     def decode_fast(self, payload):
         return decoder.decode_fast(payload, self.n * self.width, self.width)
@@ -122,7 +125,7 @@ def expect_refused(action, what):
 
 
 def check_directory(directory, least):
-    manifest = json.loads((directory / "delta_v2.json").read_text())
+    manifest = json.loads((directory / "manifest.json").read_text())
     digest = decoder.Digest(manifest["key_seed"])
     need(manifest["format"] == 2 and len(manifest["cases"]) >= least, "manifest")
     failed = 0

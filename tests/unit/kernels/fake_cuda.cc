@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kernels/cuda/launch.h"
+#include "kernels/element_width.h"
 #include "tests/unit/kernels/cuda_emulation.h"
 
 struct CUstream_st {
@@ -111,20 +112,6 @@ cudaError_t Free(void* memory) {
   if (memory != nullptr) --allocations;
   std::free(memory);
   return cudaSuccess;
-}
-
-template <typename F>
-void WithWidth(uint32_t width, F f) {
-  switch (width) {
-    case 1:
-      return f(uint8_t{});
-    case 2:
-      return f(uint16_t{});
-    case 4:
-      return f(uint32_t{});
-    default:
-      return f(uint64_t{});
-  }
 }
 
 template <typename T>

@@ -11,10 +11,11 @@
 namespace deltawire::kernels::test {
 namespace {
 
-const std::string kDir = DELTAWIRE_GOLDEN_DIR;
+const std::string kDir = DELTAWIRE_GOLDEN_DIR "/delta_v2";
 
-Buffer ReadGolden(const std::string& name) {
-  const std::string path = kDir + "/delta_v2_" + name + ".bin";
+/// A part of a case: base, past, fast, dense, tight<depth> or foreign<depth>.
+Buffer ReadGolden(const std::string& name, const std::string& part) {
+  const std::string path = kDir + "/" + name + "/" + part + ".bin";
   std::ifstream file(path, std::ios::binary);
   CAPTURE(path);
   REQUIRE(file.good());
@@ -46,14 +47,20 @@ Golden ReadCase(const DigestKey& key, const nlohmann::json& entry) {
   g.changed = entry.at("changed").get<uint64_t>();
   g.digest_old = std::stoull(entry.at("digest_old").get<std::string>(), nullptr, 16);
   g.digest_new = std::stoull(entry.at("digest_new").get<std::string>(), nullptr, 16);
-  const Buffer pattern = ReadGolden(g.c.name + "_base");
+  const Buffer pattern = ReadGolden(g.c.name, "base");
   g.c.base = Buffer(entry.at("elements").get<size_t>() * g.c.width);
   for (size_t i = 0; i < g.c.base.size(); ++i) {
     g.c.base.data()[i] = pattern.data()[i % pattern.size()];
   }
-  for (size_t k = 0; k < entry.at("past").size(); ++k) {
-    const bool same = entry.at("past")[k].get<size_t>() == 0;
-    g.c.past.push_back(same ? Buffer(0) : ReadGolden(g.c.name + "_past" + std::to_string(k + 1)));
+  if (!entry.at("past").empty()) {
+    const Buffer past = ReadGolden(g.c.name, "past");
+    size_t at = 0;
+    for (const auto& bytes : entry.at("past")) {
+      REQUIRE(bytes.get<size_t>() <= past.size() - at);
+      g.c.past.emplace_back(Bytes(past).subspan(at, bytes.get<size_t>()), 0);
+      at += bytes.get<size_t>();
+    }
+    REQUIRE(at == past.size());
   }
   g.c.old_data = Buffer(g.c.base, 0);
   for (size_t k = g.c.past.size(); k-- > 0;) {
@@ -61,7 +68,7 @@ Golden ReadCase(const DigestKey& key, const nlohmann::json& entry) {
       g.c.old_data = Applied(key, g.c.old_data, g.c.past[k], g.c.width);
     }
   }
-  g.fast = ReadGolden(g.c.name + "_fast");
+  g.fast = ReadGolden(g.c.name, "fast");
   g.c.new_data = Applied(key, g.c.old_data, g.fast, g.c.width);
   for (const auto& t : entry.at("tight")) {
     g.tight.emplace_back(t.at("depth").get<unsigned>(), t.at("bytes").get<size_t>());
@@ -104,7 +111,7 @@ void CheckTight(const Backend& backend, const Golden& g, unsigned depth, size_t 
   const Buffer ours = EncodeTight(backend, g.c, g.fast, depth);
   REQUIRE(ours.size() == bytes);
   if (bytes == 0) return;  // no smaller than fast
-  const Buffer tight = ReadGolden(g.c.name + "_tight" + std::to_string(depth));
+  const Buffer tight = ReadGolden(g.c.name, "tight" + std::to_string(depth));
   CHECK(Equal(ours, tight));
   TightHead head;
   REQUIRE(ReadTightHead(tight, &head) == DecodeStatus::kOk);
@@ -116,7 +123,7 @@ void CheckTight(const Backend& backend, const Golden& g, unsigned depth, size_t 
 
 /// Read only: other versions of zstd write other bytes.
 void CheckDense(const Backend& backend, const Golden& g) {
-  const Buffer dense = ReadGolden(g.c.name + "_dense");
+  const Buffer dense = ReadGolden(g.c.name, "dense");
   const size_t raw = g.c.old_data.size();
   Buffer out(MaxEncodedBytes(raw, g.c.width));
   size_t bytes = 0;
@@ -125,7 +132,7 @@ void CheckDense(const Backend& backend, const Golden& g) {
 }
 
 TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
-  std::ifstream file(kDir + "/delta_v2.json");
+  std::ifstream file(kDir + "/manifest.json");
   REQUIRE(file.good());
   const nlohmann::json manifest = nlohmann::json::parse(file);
   const DigestKey key(manifest.at("key_seed").get<uint64_t>());
@@ -143,7 +150,7 @@ TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
       if (bytes == 0) continue;
       ++tight;
       ++groupings[static_cast<uint8_t>(
-                      ReadGolden(g.c.name + "_tight" + std::to_string(depth)).data()[3]) >>
+                      ReadGolden(g.c.name, "tight" + std::to_string(depth)).data()[3]) >>
                   4];
     }
   }
@@ -154,7 +161,7 @@ TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
 }
 
 TEST_CASE("Every backend reads tight payloads whose parameters no encoder of ours chooses") {
-  std::ifstream file(kDir + "/delta_v2.json");
+  std::ifstream file(kDir + "/manifest.json");
   REQUIRE(file.good());
   const nlohmann::json manifest = nlohmann::json::parse(file);
   const DigestKey key(manifest.at("key_seed").get<uint64_t>());
@@ -164,7 +171,7 @@ TEST_CASE("Every backend reads tight payloads whose parameters no encoder of our
     for (const auto& [name, depth] : payloads) {
       if (entry.at("name").get<std::string>() != name) continue;
       const Golden g = ReadCase(key, entry);
-      const Buffer tight = ReadGolden(name + "_foreign" + std::to_string(depth));
+      const Buffer tight = ReadGolden(name, "foreign" + std::to_string(depth));
       for (const Backend* backend : All()) {
         CAPTURE(backend->name, name, depth);
         CHECK(Equal(DecodeTight(*backend, g, tight, depth), g.fast));

@@ -251,7 +251,7 @@ TEST_CASE("a long pull is no silence: reports go on, with the last event's numbe
   size_t before = 0;
   REQUIRE(Eventually([&] {
     before = s.agent().reports().size();
-    return s.replica->status().phase == "pulling";
+    return s.replica->status().phase == ReceiverPhase::kPulling;
   }));
   CHECK(Eventually(
       [&] {
@@ -282,7 +282,7 @@ TEST_CASE("pause returns when nothing changes, and ends a pull that has changed 
   REQUIRE(Eventually([&] { return at_end.load(); }));
   CHECK(s.replica->SetPaused(true, kStays).ok());
   CHECK(ended);
-  CHECK(s.replica->status().phase == "paused");
+  CHECK(s.replica->status().phase == ReceiverPhase::kPaused);
   CHECK(s.committed() == before);
   CHECK(s.Holds(first));
   s.agent().Set([](FakeAgent::Faults& f) { f.before_end = nullptr; });
@@ -302,7 +302,7 @@ TEST_CASE("an orchestrator's request is answered by its number") {
   s.agent().Ask(77);
   REQUIRE(Eventually([&] {
     for (const Report& r : s.agent().reports()) {
-      if (r.sync_request == 77) return r.phase == "committed";
+      if (r.sync_request == 77) return r.phase == ReceiverPhase::kCommitted;
     }
     return false;
   }));
@@ -361,7 +361,8 @@ TEST_CASE("with one file an update waits for a reader, and is told of in the sta
   const std::string read = reader->bytes();
   chunks = FakeAgent::Step(chunks, 9);
   s.agent().Publish({1, 2}, chunks);
-  REQUIRE(Eventually([&] { return s.replica->status().phase == "waiting for reader"; }));
+  REQUIRE(
+      Eventually([&] { return s.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
   CHECK_FALSE(s.replica->status().readers.empty());
   CHECK(s.committed() == before);
   CHECK(reader->bytes() == read);

@@ -36,11 +36,11 @@ def third_party(header: str) -> str | None:
 
 
 def allowed_inside(own: str, room: Room, header: str) -> bool:
-    if room_of(header) == own or under(header, own) and own not in room.never:
+    if room_of(header) == own:
         return True
     if any(under(header, prefix) for prefix in room.never):
         return False
-    return any(under(header, prefix) for prefix in room.rooms)
+    return under(header, own) or any(under(header, prefix) for prefix in room.rooms)
 
 
 def check_include(path: str, bracket: str, header: str) -> str | None:

@@ -17,23 +17,30 @@ FORBIDDEN = [
     ("kernels/a.cc", '#include "common/base/bytes.h"'),
     ("kernels/a.cc", '#include "absl/status/status.h"'),
     ("kernels/a.cc", "#include <hwy/highway.h>"),
+    ("kernels/a.cc", '#include "kernels/cuda/portable.h"'),
     ("kernels/cpu/a.cc", "#include <grpc/grpc.h>"),
+    ("kernels/cpu/a.cc", "#include <hwy/highway.h>"),
+    ("kernels/cpu/a.cc", '#include "kernels/cuda/bits.h"'),
+    ("kernels/cpu/scalar/a.cc", '#include "kernels/cuda/bits.h"'),
+    ("kernels/cpu/highway/a.cc", '#include "kernels/cuda/bits.h"'),
     ("proto/a.cc", '#include "common/net/pull_client.h"'),
-    ("receiver/a.cc", '#include "sender/agent.h"'),
-    ("receiver/a.cc", '#include "sender/export/client.h"'),
-    ("sender/a.cc", '#include "receiver/apply.h"'),
-    ("sender/export/a.cc", '#include "sender/agent.h"'),
-    ("cli/a.cc", '#include "sender/agent.h"'),
+    ("receiver/a.cc", '#include "sender/agent/agent.h"'),
+    ("receiver/a.cc", '#include "sender/export/client/trainer_client.h"'),
+    ("sender/agent/a.cc", '#include "receiver/apply.h"'),
+    ("sender/export/client/a.cc", '#include "sender/agent/agent.h"'),
+    ("cli/a.cc", '#include "sender/agent/agent.h"'),
     ("cli/a.cc", '#include "bench/loopback.h"'),
+    ("cli/a.cc", '#include "kernels/cpu/payload.h"'),
+    ("cli/a.cc", '#include "kernels/cuda/launch.h"'),
     ("bench/synth/a.cc", '#include "bench/report.h"'),
     ("common/base/a.cc", '#include "tests/support/temp_dir.h"'),
-    ("sender/a.cc", '#include "bench/synth/trace.h"'),
+    ("sender/agent/a.cc", '#include "bench/synth/trace.h"'),
     ("common/base/a.cc", '  #  include "common/wire/frame.h"'),
     ("common/base/a.cc", '#include "bytes.h"'),
     ("common/base/a.cc", '#include "simulated_sync.h"'),
     ("common/base/a.cc", "#include <common/base/bytes.h>"),
     ("python/a.cc", '#include "proto/deltawire/v1/trainer.grpc.pb.h"'),
-    ("sender/export/a.cc", "#include <pybind11/pybind11.h>"),
+    ("sender/export/client/a.cc", "#include <pybind11/pybind11.h>"),
     ("nowhere/a.cc", "#include <vector>"),
 ]
 
@@ -44,17 +51,18 @@ ALLOWED = [
     ("common/delta/a.cc", '#include "kernels/kernels.h"'),
     ("common/config/a.cc", "#include <CLI/CLI.hpp>"),
     ("common/net/a.cc", "#include <boost/asio.hpp>"),
-    ("kernels/cpu/a.cc", "#include <hwy/highway.h>"),
+    ("kernels/cpu/highway/a.cc", "#include <hwy/highway.h>"),
+    ("kernels/cpu/highway/a.cc", '#include "kernels/cpu/scalar/place.h"'),
     ("kernels/cpu/a.cc", '#include "kernels/kernels.h"'),
-    ("kernels/a.cc", '#include "kernels/cpu/scalar.h"'),
-    ("sender/a.cc", '#include "sender/export/client.h"'),
-    ("sender/export/a.cc", '#include "sender/export/client.h"'),
-    ("sender/export/a.cc", '#include "proto/deltawire/v1/trainer.grpc.pb.h"'),
-    ("cli/a.cc", '#include "sender/export/client.h"'),
+    ("kernels/cuda/a.cc", '#include "kernels/cpu/payload.h"'),
+    ("kernels/a.cc", '#include "kernels/cpu/scalar/scalar.h"'),
+    ("sender/export/client/a.cc", '#include "sender/export/client/trainer_client.h"'),
+    ("sender/export/client/a.cc", '#include "proto/deltawire/v1/trainer.grpc.pb.h"'),
+    ("cli/a.cc", '#include "sender/export/client/trainer_client.h"'),
     ("cli/a.cc", '#include "bench/synth/trace.h"'),
     ("tests/unit/base/a.cc", '#include "receiver/apply.h"'),
-    ("bench/a.cc", '#include "sender/agent.h"'),
-    ("python/a.cc", '#include "sender/export/deltawire_export.h"'),
+    ("bench/a.cc", '#include "sender/agent/agent.h"'),
+    ("python/a.cc", '#include "sender/export/abi/deltawire_export.h"'),
     ("python/a.cc", "#include <pybind11/pybind11.h>"),
     ("common/base/a.cc", '// #include "common/wire/frame.h"'),
 ]
@@ -91,11 +99,11 @@ class CheckIncludesTest(unittest.TestCase):
 
     def test_line_numbers(self):
         text = OPENING + '\n#include "receiver/apply.h"\n'
-        self.assertTrue(check_file("sender/a.h", text)[0].startswith("sender/a.h:4: "))
+        self.assertTrue(check_file("sender/agent/a.h", text)[0].startswith("sender/agent/a.h:4: "))
 
     def test_longest_room_wins(self):
-        self.assertEqual(room_of("sender/export/a.h"), "sender/export")
-        self.assertEqual(room_of("sender/exporter.h"), "sender")
+        self.assertEqual(room_of("kernels/cpu/a.h"), "kernels/cpu")
+        self.assertEqual(room_of("kernels/cpus.h"), "kernels")
         self.assertIsNone(room_of("a.h"))
 
 

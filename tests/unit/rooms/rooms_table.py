@@ -40,7 +40,7 @@ class Room(NamedTuple):
 
 BASE = "common/base"
 GROUND = ("absl", "fmt", "spdlog")  # what common/base itself stands on
-DAEMON = GROUND + ("asio", "cli11", "grpc", "json", "openssl", "prometheus", "protobuf")
+DAEMON = GROUND + ("asio", "cli11", "grpc", "json", "prometheus", "protobuf")
 ANYTHING = Room(rooms=("",), outside=tuple(THIRD_PARTY))
 
 ROOMS = {
@@ -52,28 +52,46 @@ ROOMS = {
     "common/net": Room(rooms=(BASE, "common/wire"), outside=GROUND + ("asio", "openssl")),
     "common/config": Room(rooms=(BASE,), outside=GROUND + ("cli11",)),
     "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("prometheus",)),
-    "kernels": Room(),
-    "kernels/cpu": Room(rooms=("kernels",), outside=("hwy",)),
+    # What CPU and CUDA share stands at the top, so neither's folder is included from outside of it.
+    "kernels": Room(never=("kernels/cuda",)),
+    "kernels/cpu": Room(rooms=("kernels",), never=("kernels/cuda",)),
+    "kernels/cpu/highway": Room(rooms=("kernels",), outside=("hwy",), never=("kernels/cuda",)),
     "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",)),
     # Messages, and what every program shares of serving and translating them.
-    "proto": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("grpc", "protobuf")),
-    "sender": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
-    "sender/export": Room(
-        rooms=("common", "kernels", "proto"),
-        outside=DAEMON + ("cuda", "gloo", "nccl"),
-        never=("sender",),
+    "proto": Room(rooms=(BASE, "common/layout", "common/delta"), outside=GROUND + ("grpc", "protobuf")),
+    "sender/agent": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
+    "sender/export/client": Room(
+        rooms=("common", "kernels", "proto"), outside=GROUND + ("grpc", "protobuf")
     ),
     # What is known of a trainer's layouts; pure but for reading files.
     "sender/export/mcore": Room(
         rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("json", "muparser", "tomlplusplus")
     ),
+    "sender/export/shards": Room(
+        rooms=(BASE, "common/layout", "common/shm", "kernels", "sender/export/mcore"),
+        outside=GROUND + ("json",),
+    ),
+    "sender/export/gather": Room(
+        rooms=(BASE, "kernels"), outside=GROUND + ("cuda", "gloo", "nccl")
+    ),
+    "sender/export/device": Room(
+        rooms=(BASE, "common/layout", "kernels", "sender/export/gather", "sender/export/mcore"),
+        outside=GROUND + ("cuda",),
+    ),
+    # Where shards, ways to gather them and the agent's halves come together.
+    "sender/export/megatron": Room(
+        rooms=("common", "kernels", "sender/export"), outside=GROUND, never=("sender/export/abi",)
+    ),
+    "sender/export/abi": Room(rooms=("common", "kernels", "sender/export"), outside=GROUND),
     "receiver": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(
-        rooms=("common", "kernels", "proto", "sender/export", "bench/synth"), outside=DAEMON
+        rooms=("common", "kernels", "proto", "sender/export", "bench/synth"),
+        outside=DAEMON,
+        never=("kernels/cpu", "kernels/cuda"),
     ),
     # Over the C ABI alone: docs/decisions.md.
-    "python": Room(rooms=("sender/export",), outside=("pybind11",)),
+    "python": Room(rooms=("sender/export/abi",), outside=("pybind11",)),
     "bench/synth": Room(rooms=("common",), outside=GROUND + ("json",)),
     "bench": ANYTHING,
     "tests": ANYTHING,

@@ -1,5 +1,5 @@
 // Who may pull, whose pull takes whose place, what ends by time, and how a model is replaced.
-#include "sender/agent.h"
+#include "sender/agent/agent.h"
 
 #include <catch2/catch.hpp>
 

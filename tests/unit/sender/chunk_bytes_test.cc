@@ -1,6 +1,6 @@
 // Where the bytes of a pull's end come from while publishes go on: right ones or an error, never
 // others, and how much memory that takes.
-#include "sender/chunk_bytes.h"
+#include "sender/agent/chunk_bytes.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,5 +1,5 @@
 // Payloads are made once for all who ask, within a bound.
-#include "sender/encoded_cache.h"
+#include "sender/agent/encoded_cache.h"
 
 #include <atomic>
 #include <catch2/catch.hpp>

@@ -1,5 +1,5 @@
 // A sender that is to use a GPU where there may be none.
-#include "sender/gpu_diff.h"
+#include "sender/agent/gpu_diff.h"
 
 #include <catch2/catch.hpp>
 

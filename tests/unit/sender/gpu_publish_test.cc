@@ -2,8 +2,8 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 
-#include "sender/model.h"
-#include "sender/publish_job.h"
+#include "sender/agent/model.h"
+#include "sender/agent/publish_job.h"
 #include "tests/unit/kernels/fake_cuda.h"
 #include "tests/unit/kernels/kernel_data.h"
 #include "tests/unit/sender/sender_model.h"

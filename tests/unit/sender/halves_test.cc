@@ -1,5 +1,5 @@
 // The two halves: who may lease, patch and be granted them in each state, and what a restart finds.
-#include "sender/halves.h"
+#include "sender/agent/halves.h"
 
 #include <catch2/catch.hpp>
 

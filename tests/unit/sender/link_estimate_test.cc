@@ -1,5 +1,5 @@
 // What pulls tell of a link.
-#include "sender/link_estimate.h"
+#include "sender/agent/link_estimate.h"
 
 #include <catch2/catch.hpp>
 

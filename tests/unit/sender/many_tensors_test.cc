@@ -6,7 +6,7 @@
 #include <map>
 
 #include "common/base/thread_pool.h"
-#include "sender/model.h"
+#include "sender/agent/model.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::sender {

@@ -1,6 +1,6 @@
 // A whole model without sockets: fencing of writers, rollback, identity over a restart, versions of
 // a part that come again, side files of versions.
-#include "sender/model.h"
+#include "sender/agent/model.h"
 
 #include <fcntl.h>
 #include <signal.h>

@@ -1,6 +1,6 @@
 // The offload's state machine: every allowed move, who may end whose offload, the counting of
 // bytes.
-#include "sender/offload_session.h"
+#include "sender/agent/offload_session.h"
 
 #include <catch2/catch.hpp>
 #include <string>

@@ -1,4 +1,4 @@
-#include "sender/owned_file.h"
+#include "sender/agent/owned_file.h"
 
 #include <catch2/catch.hpp>
 #include <fstream>

@@ -1,11 +1,11 @@
 // A publish whose base has gone bad: what comes out is right for everybody who holds the old bytes.
-#include "sender/publish_job.h"
+#include "sender/agent/publish_job.h"
 
 #include <catch2/catch.hpp>
 #include <cstring>
 
 #include "common/layout/root.h"
-#include "sender/model.h"
+#include "sender/agent/model.h"
 #include "tests/unit/kernels/kernel_data.h"
 #include "tests/unit/sender/published_model.h"
 

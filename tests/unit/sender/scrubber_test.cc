@@ -1,6 +1,6 @@
 // Memory that goes bad under published versions: what is found, what is put right from which bytes,
 // and what is left alone because nobody can tell.
-#include "sender/scrubber.h"
+#include "sender/agent/scrubber.h"
 
 #include <catch2/catch.hpp>
 #include <thread>

@@ -1,5 +1,5 @@
 // Side files on disk: what is kept for whom, and that a SIGKILL at any moment leaves whole sets.
-#include "sender/side_file_store.h"
+#include "sender/agent/side_file_store.h"
 
 #include <signal.h>
 #include <sys/wait.h>

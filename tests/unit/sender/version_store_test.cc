@@ -1,6 +1,6 @@
 // What was published before the newest version: which of it can be named, how it is made again, and
 // what goes when nobody can need it any more.
-#include "sender/version_store.h"
+#include "sender/agent/version_store.h"
 
 #include <algorithm>
 #include <atomic>

@@ -154,7 +154,7 @@ TEST_CASE("listing: a vision tower passes through, or stays as it is") {
 
 TEST_CASE("listing: a root of several that the checkpoint has none of is the first") {
   const Layout strange = Get(Layout::Create({{"x", DType::kBF16, {1}}}));
-  const Coverage c = PlanOf(kGemma3, "", &strange).plan.Check();
+  const PlanFindings c = PlanOf(kGemma3, "", &strange).plan.Check();
   CHECK_FALSE(c.ok());
   CHECK(c.findings.front().find("language_model.model.") == 0);
 }

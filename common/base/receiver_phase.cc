@@ -1,0 +1,26 @@
+#include "common/base/receiver_phase.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace deltawire {
+namespace {
+
+// In the order of the enum.
+constexpr std::string_view kNames[] = {
+    "",       "unknown", "starting",           "idle",  "pulling",   "applying",
+    "paused", "failed",  "waiting for reader", "asked", "committed",
+};
+static_assert(std::size(kNames) == static_cast<size_t>(ReceiverPhase::kCommitted) + 1);
+
+}  // namespace
+
+std::string_view ToString(ReceiverPhase phase) { return kNames[static_cast<size_t>(phase)]; }
+
+ReceiverPhase ParseReceiverPhase(std::string_view name) {
+  const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
+  if (found == std::end(kNames)) return ReceiverPhase::kUnknown;
+  return static_cast<ReceiverPhase>(found - std::begin(kNames));
+}
+
+}  // namespace deltawire

@@ -1,0 +1,195 @@
+// What the tight codec does with every element: classes, sums of their weights, counts; once per
+// target. Pure; thread-safe; safe for unaligned data. Cost: 0.05 to 0.1 ns an element.
+#include "hwy/highway.h"
+#include "kernels/cpu/highway/pack-inl.h"
+#include "kernels/cpu/highway/sparse_reader-inl.h"
+#include "kernels/cpu/tight.h"
+
+#if defined(DELTAWIRE_KERNELS_CPU_HIGHWAY_CLASSES_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DELTAWIRE_KERNELS_CPU_HIGHWAY_CLASSES_INL_H_
+#undef DELTAWIRE_KERNELS_CPU_HIGHWAY_CLASSES_INL_H_
+#else
+#define DELTAWIRE_KERNELS_CPU_HIGHWAY_CLASSES_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace deltawire::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <typename T, ClassFunction kFunction>
+void ClassesAs(const uint8_t* data, size_t elements, unsigned base, uint8_t* classes) {
+  constexpr ExponentField kField = FieldOf(kFunction);
+  static_assert(kField.width == sizeof(T));
+  size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  using S = std::make_signed_t<T>;
+  const hn::ScalableTag<T> d;
+  const hn::RebindToSigned<decltype(d)> ds;
+  const hn::Rebind<uint8_t, decltype(d)> d8;
+  const size_t lanes = hn::Lanes(d);
+  const auto mask = hn::Set(d, static_cast<T>(LowMask(kField.bits)));
+  const auto lowest = hn::Set(ds, static_cast<S>(base));
+  for (; i + lanes <= elements; i += lanes) {
+    const auto v = hn::LoadU(d, reinterpret_cast<const T*>(data) + i);
+    const auto exponent = hn::BitCast(ds, hn::And(hn::ShiftRight<int{kField.shift}>(v), mask));
+    const auto above = hn::Max(hn::Sub(exponent, lowest), hn::Zero(ds));
+    const auto cls = hn::Min(above, hn::Set(ds, S{kClasses - 1}));
+    if constexpr (sizeof(T) == 1) {
+      hn::StoreU(hn::BitCast(d8, cls), d8, classes + i);
+    } else {
+      hn::StoreU(hn::DemoteTo(d8, cls), d8, classes + i);
+    }
+  }
+#endif
+  for (; i < elements; ++i) {
+    const unsigned exponent = ExponentOf(LoadElement<T>(data, i), kFunction);
+    classes[i] = static_cast<uint8_t>(ClassOfExponent(exponent, base));
+  }
+}
+
+inline void Classes(const uint8_t* data, size_t elements, ClassFunction function, unsigned base,
+                    uint8_t* classes) {
+  switch (function) {
+    case ClassFunction::kNone:
+      std::memset(classes, 0, elements);
+      return;
+    case ClassFunction::kBF16:
+      return ClassesAs<uint16_t, ClassFunction::kBF16>(data, elements, base, classes);
+    case ClassFunction::kF16:
+      return ClassesAs<uint16_t, ClassFunction::kF16>(data, elements, base, classes);
+    case ClassFunction::kF32:
+      return ClassesAs<uint32_t, ClassFunction::kF32>(data, elements, base, classes);
+    case ClassFunction::kF8E4M3:
+    case ClassFunction::kF8E5M2:
+      // A base beyond the exponent's range would not fit the signed lanes; nothing is above it.
+      if (base > 31) {
+        std::memset(classes, 0, elements);
+      } else if (function == ClassFunction::kF8E4M3) {
+        ClassesAs<uint8_t, ClassFunction::kF8E4M3>(data, elements, base, classes);
+      } else {
+        ClassesAs<uint8_t, ClassFunction::kF8E5M2>(data, elements, base, classes);
+      }
+      return;
+  }
+}
+
+inline void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&weights)[kClasses],
+                      uint64_t* sums) {
+  size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  // A table look-up gives bytes, so the weights go byte by byte.
+  HWY_ALIGN uint8_t bytes[3][kClasses];
+  for (size_t c = 0; c < kClasses; ++c) {
+    for (size_t b = 0; b < 3; ++b) bytes[b][c] = static_cast<uint8_t>(weights[c] >> 8 * b);
+  }
+  const hn::ScalableTag<uint8_t> d;
+  const hn::Repartition<uint64_t, decltype(d)> d64;
+  const size_t lanes = hn::Lanes(d);
+  const auto t0 = hn::LoadDup128(d, bytes[0]);
+  const auto t1 = hn::LoadDup128(d, bytes[1]);
+  const auto t2 = hn::LoadDup128(d, bytes[2]);
+  for (; i + lanes <= elements; i += lanes) {
+    const auto v = hn::LoadU(d, classes + i);
+    const auto s0 = hn::SumsOf8(hn::TableLookupBytes(t0, v));
+    const auto s1 = hn::SumsOf8(hn::TableLookupBytes(t1, v));
+    const auto s2 = hn::SumsOf8(hn::TableLookupBytes(t2, v));
+    const auto sum = hn::Add(hn::Add(s0, hn::ShiftLeft<8>(s1)), hn::ShiftLeft<16>(s2));
+    hn::StoreU(sum, d64, sums + i / 8);
+  }
+#endif
+  for (; i + 8 <= elements; i += 8) {
+    uint64_t sum = 0;
+    for (size_t j = 0; j < 8; ++j) sum += weights[classes[i + j]];
+    sums[i / 8] = sum;
+  }
+}
+
+inline void CountClasses(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]) {
+  size_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  const hn::ScalableTag<uint8_t> d;
+  const size_t lanes = hn::Lanes(d);
+  for (; i + lanes <= elements; i += lanes) {
+    const auto v = hn::LoadU(d, classes + i);
+    for (size_t c = 0; c < kClasses; ++c) {
+      counts[c] +=
+          static_cast<uint32_t>(hn::CountTrue(d, hn::Eq(v, hn::Set(d, static_cast<uint8_t>(c)))));
+    }
+  }
+#endif
+  for (; i < elements; ++i) ++counts[classes[i]];
+}
+
+/// Writes a block's changes into arrays.
+template <typename T>
+struct ListSink {
+  HWY_INLINE void Prefetch(uint32_t) const {}
+  HWY_INLINE void Change(uint32_t i, T d) {
+    at[count] = static_cast<uint16_t>(i);
+    differences[count++] = d;
+  }
+  uint16_t* at;
+  uint64_t* differences;
+  size_t count = 0;
+};
+
+template <typename T>
+bool UnpackAs(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
+              uint16_t* at, uint64_t* d) {
+  ListSink<T> sink{at, d};
+  if (!row.IsRaw(elements, sizeof(T))) {
+    SparseReader<T> reader(row, stream, end, elements);
+    return reader.Walk(sink);
+  }
+  for (size_t i = 0; i < elements; ++i) {
+    const T difference = LoadElement<T>(stream, i);
+    if (difference != 0) sink.Change(static_cast<uint32_t>(i), difference);
+  }
+  return true;
+}
+
+template <typename T>
+BlockRow PackAs(const uint16_t* at, const uint64_t* d, size_t changed, size_t elements,
+                uint8_t* out) {
+  Changes changes;
+  for (size_t i = 0; i < changed; ++i) {
+    changes.at()[i] = at[i];
+    changes.Put<T>(i, static_cast<T>(d[i]));
+  }
+  changes.SetCount(changed);
+  const auto fetch = [d](size_t change, size_t) { return static_cast<T>(d[change]); };
+  const BlockRow row = changes.Pack<T>(elements, fetch, out);
+  if (changed > 0 && row.IsRaw(elements, sizeof(T))) {
+    std::memset(out, 0, elements * sizeof(T));
+    for (size_t i = 0; i < changed; ++i) StoreElement<T>(out, at[i], static_cast<T>(d[i]));
+  }
+  return row;
+}
+
+inline bool Unpack(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
+                   unsigned width, uint16_t* at, uint64_t* d) {
+  return WithWidth(width,
+                   [&]<typename T>(T) { return UnpackAs<T>(row, stream, end, elements, at, d); });
+}
+
+inline BlockRow Pack(const uint16_t* at, const uint64_t* d, size_t changed, size_t elements,
+                     unsigned width, uint8_t*, uint8_t* out) {
+  return WithWidth(width, [&]<typename T>(T) { return PackAs<T>(at, d, changed, elements, out); });
+}
+
+inline constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack, Pack};
+
+inline DecodeStatus EncodeTight(Bytes old_data, Bytes payload, unsigned width,
+                                ClassFunction function, const History& history,
+                                MutableBytes scratch, MutableBytes out, size_t* bytes) {
+  return TightEncode(kBlockOps, old_data, payload, width, function, history, scratch, out, bytes);
+}
+inline DecodeStatus DecodeTight(Bytes old_data, Bytes tight, unsigned width, const History& history,
+                                MutableBytes scratch, MutableBytes out, size_t* bytes) {
+  return TightDecode(kBlockOps, old_data, tight, width, history, scratch, out, bytes);
+}
+
+}  // namespace deltawire::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // DELTAWIRE_KERNELS_CPU_HIGHWAY_CLASSES_INL_H_

@@ -1,0 +1,335 @@
+// The Agent's models: taken up, registered, replaced.
+#include "sender/agent/agent.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "common/base/human.h"
+#include "common/base/log.h"
+
+namespace deltawire::sender {
+namespace {
+
+bool ValidModelName(const std::string& name) {
+  return !name.empty() && name.size() <= 128 && name[0] != '.' &&
+         std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return std::isalnum(c) || c == '.' || c == '_' || c == '-';
+         });
+}
+
+}  // namespace
+
+Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits)
+    : options_(options),
+      model_options_{.delta_log_bytes = options.delta_log_bytes,
+                     .scrub_bytes_per_s = options.scrub_bytes_per_s,
+                     .grace = options.grace,
+                     .offload_timeout = options.offload_timeout,
+                     .huge_pages = options.huge_pages,
+                     .file_group = options.file_group,
+                     .eager_diff = options.eager_diff,
+                     .gpu = options.gpu},
+      limits_(limits),
+      pool_(pool),
+      attachments_(limits.attachments) {
+  coder_rates_.Calibrate(kernels::Best());
+  thread_ = Thread([this] { DoChores(); });
+}
+
+Agent::~Agent() {
+  Stop();
+  // A model's publisher may still be telling us of its last version: the models, and the pulls that
+  // hold them, go while everything that it looks at is there.
+  decltype(pulls_) pulls;
+  decltype(models_) models;
+  {
+    std::lock_guard lock(mu_);
+    pulls.swap(pulls_);
+    models.swap(models_);
+  }
+  pulls.clear();
+  models.clear();
+  {
+    std::lock_guard lock(chores_->mu);
+    chores_->stopping = true;
+    chores_->cv.notify_all();
+  }
+  thread_.join();
+}
+
+void Agent::DoChores() {
+  // A ticket's life and a broken stream's are seconds; this only bounds how long they stay on.
+  constexpr std::chrono::milliseconds kSweep{500};
+  Chores& c = *chores_;
+  std::vector<std::pair<Thread, std::shared_ptr<Leaving>>> burials;
+  std::unique_lock lock(c.mu);
+  while (!c.stopping || !c.models.empty()) {
+    auto doomed = std::exchange(c.models, {});
+    lock.unlock();
+    for (auto& [model, leaving] : doomed) {
+      // One that is publishing goes when it has published; the others need not wait for it. The
+      // thread has the last reference: one kept here would outlive the word that it is gone.
+      burials.emplace_back(Thread([model = std::move(model), leaving = leaving]() mutable {
+                             Bury(std::move(model), *leaving);
+                           }),
+                           leaving);
+    }
+    doomed.clear();
+    std::erase_if(burials, [](auto& burial) {
+      {
+        std::lock_guard gone(burial.second->mu);
+        if (!burial.second->gone) return false;
+      }
+      burial.first.join();
+      return true;
+    });
+    const bool pulls = Sweep();
+    lock.lock();
+    const auto woken = [&c] { return c.stopping || c.opened || !c.models.empty(); };
+    if (pulls) {
+      c.cv.wait_for(lock, kSweep, woken);
+    } else {
+      c.cv.wait(lock, woken);
+    }
+    c.opened = false;
+  }
+  c.closed = true;
+  lock.unlock();
+  for (auto& [thread, leaving] : burials) thread.join();
+}
+
+void Agent::Bury(std::shared_ptr<Model> model, Leaving& leaving) {
+  model.reset();
+  std::lock_guard lock(leaving.mu);
+  leaving.gone = true;
+  leaving.cv.notify_all();
+}
+
+void Agent::Stop() {
+  std::vector<std::shared_ptr<Model>> models;
+  ServedPulls pulls;
+  {
+    std::lock_guard lock(mu_);
+    stopping_ = true;
+    for (auto& [name, entry] : models_) models.push_back(entry.model);
+    for (auto& [ticket, pull] : pulls_) pulls.push_back(pull);
+    cv_.notify_all();
+  }
+  attachments_.Stop();
+  for (auto& pull : pulls) pull->Cut(absl::UnavailableError("the sender is stopping"));
+  for (auto& model : models) model->Stop();
+}
+
+std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
+  Model* raw = model.get();
+  raw->SetCutter([this, raw](uint32_t half) { CutReaders(raw, half); });
+  raw->SetListener([this, raw] { Changed(*raw); });
+  auto leaving = std::make_shared<Leaving>();
+  // Whoever holds the model holds this.
+  std::shared_ptr<Model> watched(
+      raw, [model = std::move(model), leaving, chores = chores_](Model*) mutable {
+        {
+          std::lock_guard lock(chores->mu);
+          if (!chores->closed) {
+            chores->models.emplace_back(std::move(model), leaving);
+            chores->cv.notify_all();
+            return;
+          }
+        }
+        Bury(std::move(model), *leaving);
+      });
+  {
+    std::lock_guard lock(mu_);
+    models_[raw->name()] = {watched, leaving};
+    leaving_[raw->name()] = leaving;
+  }
+  Changed(*raw);
+  return watched;
+}
+
+VersionInfo Agent::InfoOf(const Model& model, const Published* state) {
+  VersionInfo info;
+  if (state != nullptr) info = state->info;
+  if (info.side_files_hash == 0) info.side_files_hash = model.side_files()->hash;
+  return info;
+}
+
+void Agent::Changed(const Model& model) {
+  {
+    std::lock_guard lock(mu_);
+    const auto it = models_.find(model.name());
+    if (it == models_.end() || it->second.model.get() != &model) return;  // replaced meanwhile
+  }
+  const auto newest = model.published();
+  attachments_.Publish(model.name(), InfoOf(model, newest.get()));
+  if (newest == nullptr) return;
+  for (const auto& pull : PullsOf(model)) pull->Overtaken(*newest);
+}
+
+Status Agent::RecoverModels() {
+  std::error_code ec;
+  std::filesystem::create_directories(options_.data_dir, ec);
+  if (ec) return Errorf(StatusCode::kInternal, "create {}: {}", options_.data_dir, ec.message());
+  for (const auto& entry : std::filesystem::directory_iterator(options_.data_dir, ec)) {
+    const std::string name = entry.path().filename().string();
+    if (!entry.is_directory() || !ValidModelName(name)) continue;
+    auto model = Model::Recover(name, entry.path(), model_options_, pool_);
+    if (absl::IsNotFound(model.status())) continue;
+    if (absl::IsAlreadyExists(model.status())) return model.status();
+    if (!model.ok()) {
+      LogWarn("model {}: not taken up, a trainer must register it anew: {}", name,
+              MessageOf(model.status()));
+      continue;
+    }
+    const auto state = (*model)->published();
+    LogInfo("model {}: taken up at {}", name, ToString(state ? state->info.id() : StateId{}));
+    Adopt(std::move(*model));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
+                                                 std::vector<TensorMeta> meta,
+                                                 const std::vector<ChunkRange>& owned,
+                                                 std::vector<SideFile> side_files, bool replace,
+                                                 bool keep_side_files) {
+  if (!ValidModelName(name)) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model name \"{}\": use 1 to 128 of [A-Za-z0-9._-], not starting with a dot",
+                  name);
+  }
+  auto layout = Layout::Create(std::move(meta));
+  if (!layout.ok()) return Annotate(layout.status(), fmt::format("model \"{}\"", name));
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout));
+  const auto part = Coverage::Create(owned, chunks.size());
+  if (!part.ok()) return Annotate(part.status(), fmt::format("model \"{}\", owned", name));
+  // Every rank of a trainer registers: the second finds what the first has made.
+  {
+    std::unique_lock lock(mu_);
+    cv_.wait(lock, [&] { return stopping_ || !registering_.contains(name); });
+    if (stopping_) return absl::UnavailableError("the sender is stopping");
+    registering_.insert(name);
+  }
+  const auto turn = [&]() -> StatusOr<std::shared_ptr<Model>> {
+    DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> known, Registered(name, *layout, *part, replace));
+    if (known != nullptr) {
+      if (!keep_side_files) DW_RETURN_IF_ERROR(known->SetSideFiles(std::move(side_files)));
+      Changed(*known);
+      return known;
+    }
+    const bool replaces = Find(name).ok();
+    DW_RETURN_IF_ERROR(LetGo(name));
+    return Make(name, std::move(*layout), *part, std::move(side_files), replaces);
+  };
+  // Whatever is thrown on the way (no thread, no memory), the name is free again.
+  const std::shared_ptr<void> done(nullptr, [&](void*) {
+    std::lock_guard lock(mu_);
+    registering_.erase(name);
+    cv_.notify_all();
+  });
+  return turn();
+}
+
+StatusOr<std::shared_ptr<Model>> Agent::Registered(const std::string& name, const Layout& layout,
+                                                   const Coverage& part, bool replace) const {
+  const auto found = Find(name);
+  if (!found.ok()) return std::shared_ptr<Model>();
+  const std::shared_ptr<Model>& old = *found;
+  if (old->layout().fingerprint() == layout.fingerprint()) {
+    if (part == old->owned()) return old;
+    if (replace) return std::shared_ptr<Model>();
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\" is registered with another part of it: chunks {} instead of {}; "
+                  "register with `replace` to drop it, or use another name",
+                  name, ToString(old->owned().ranges()), ToString(part.ranges()));
+  }
+  if (replace) return std::shared_ptr<Model>();
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\" is registered with another layout: {}; register with `replace` to "
+                "drop it, or use another name",
+                name, DescribeDifference(old->layout(), layout));
+}
+
+Status Agent::LetGo(const std::string& name) {
+  std::shared_ptr<Model> model;
+  std::shared_ptr<Leaving> leaving;
+  ServedPulls pulls;
+  {
+    std::lock_guard lock(mu_);
+    // Also one that an earlier try gave up to wait for.
+    if (const auto it = leaving_.find(name); it != leaving_.end()) leaving = it->second;
+    if (auto it = models_.find(name); it != models_.end()) {
+      model = std::move(it->second.model);
+      models_.erase(it);
+    }
+    for (auto it = pulls_.begin(); it != pulls_.end();) {
+      const bool of_it = model != nullptr && it->second->model() == model;
+      if (of_it) {
+        CountFinished(*it->second);
+        pulls.push_back(std::move(it->second));
+      }
+      it = of_it ? pulls_.erase(it) : std::next(it);
+    }
+  }
+  if (model != nullptr) {
+    attachments_.Forget(name);
+    model->Stop();
+  }
+  for (auto& pull : pulls)
+    pull->Cut(absl::AbortedError("the model was replaced; describe it again"));
+  pulls.clear();
+  model.reset();
+  if (leaving == nullptr) return absl::OkStatus();
+  std::unique_lock lock(leaving->mu);
+  if (leaving->cv.wait_for(lock, limits_.letting_go, [&] { return leaving->gone; })) {
+    return absl::OkStatus();
+  }
+  return Errorf(StatusCode::kDeadlineExceeded,
+                "model \"{}\": what was registered before is not served any more, but still in use "
+                "by a call or a stream after {} ms; register again",
+                name, limits_.letting_go.count());
+}
+
+StatusOr<std::shared_ptr<Model>> Agent::Make(const std::string& name, Layout layout, Coverage part,
+                                             std::vector<SideFile> side_files, bool replaces) {
+  const auto dir = std::filesystem::path(options_.data_dir) / name;
+  auto made = Model::Create(name, dir, std::move(layout), std::move(part), std::move(side_files),
+                            model_options_, pool_);
+  if (made.ok()) {
+    auto model = Adopt(std::move(*made));
+    LogInfo("model {}: registered, {} tensors, {} of {} chunks, {} per half in {}", name,
+            model->layout().size(), model->owned().size(), model->chunks().size(),
+            HumanBytes(model->owned_bytes()), dir.string());
+    return model;
+  }
+  if (!replaces) return made.status();
+  auto old = Model::Recover(name, dir, model_options_, pool_);
+  if (!old.ok()) {
+    return Annotate(made.status(),
+                    fmt::format("model \"{}\" was dropped to make place, and nothing "
+                                "is registered under that name now",
+                                name));
+  }
+  Adopt(std::move(*old));
+  return Annotate(made.status(), fmt::format("model \"{}\" stays as it was", name));
+}
+
+StatusOr<std::shared_ptr<Model>> Agent::Find(const std::string& name) const {
+  std::lock_guard lock(mu_);
+  const auto it = models_.find(name);
+  if (it != models_.end()) return it->second.model;
+  std::string known;
+  for (const auto& [other, entry] : models_) known += (known.empty() ? "" : ", ") + other;
+  return Errorf(StatusCode::kNotFound,
+                "no model \"{}\" is registered with this sender (it has: {})", name,
+                known.empty() ? "none yet" : known);
+}
+
+std::vector<std::shared_ptr<Model>> Agent::Models() const {
+  std::lock_guard lock(mu_);
+  std::vector<std::shared_ptr<Model>> all;
+  for (const auto& [name, entry] : models_) all.push_back(entry.model);
+  return all;
+}
+
+}  // namespace deltawire::sender

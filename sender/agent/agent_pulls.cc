@@ -1,0 +1,271 @@
+// The Agent's pulls: who may pull, how their chunks are coded, what they have moved.
+#include <sys/random.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "common/base/log.h"
+#include "common/base/sync.h"
+#include "sender/agent/agent.h"
+
+namespace deltawire::sender {
+namespace {
+
+constexpr size_t kMaxSuspects = 65'536;
+
+StatusOr<wire::Ticket> RandomTicket() {
+  wire::Ticket ticket;
+  if (getrandom(ticket.data(), ticket.size(), 0) != static_cast<ssize_t>(ticket.size())) {
+    return ErrnoError("getrandom for a ticket");
+  }
+  return ticket;
+}
+
+}  // namespace
+
+PullCoding Agent::CodingFor(const PullRequest& request) {
+  PullCoding coding;
+  coding.policy = options_.codec;
+  coding.history = options_.history;
+  coding.rates = &coder_rates_;
+  // A pull's streams share the I/O threads, of which there is one per core.
+  coding.encode_threads =
+      std::min(std::max(1u, std::thread::hardware_concurrency()), request.streams);
+  const CoderSpeeds like_ours = coder_rates_.DecodeSpeeds(coding.encode_threads);
+  coding.decode.tight = request.decode.tight > 0 ? request.decode.tight : like_ours.tight;
+  coding.decode.dense = request.decode.dense > 0 ? request.decode.dense : like_ours.dense;
+  std::lock_guard lock(mu_);
+  constexpr size_t kMaxLinks = 4096;
+  if (links_.size() >= kMaxLinks) {  // those that no pull uses; they start anew when they come back
+    std::erase_if(links_, [](const auto& l) { return l.second.use_count() == 1; });
+  }
+  auto& link = links_[request.receiver_id];
+  if (link == nullptr) link = std::make_shared<LinkEstimate>();
+  coding.link = link;
+  return coding;
+}
+
+// What the receiver shall keep for later pulls: nothing where fast is the choice anyway.
+uint32_t Agent::HistoryWanted(const PullCoding& coding, const Published& now) {
+  if (coding.policy == CodecPolicy::kTight) return coding.history;
+  if (coding.policy != CodecPolicy::kAuto || now.log.empty()) return 0;
+  const Delta& newest = *now.log.back();
+  if (newest.chunks().empty()) return coding.history;  // nothing to judge by
+  CodecChoiceInputs in;
+  in.chunk_bytes = kChunkBytes;
+  in.fast_bytes = newest.payload_bytes() / newest.chunks().size();
+  in.link_bytes_per_s = coding.link->bytes_per_s();
+  in.encode = coding.rates->EncodeSpeeds(coding.encode_threads);
+  in.decode = coding.decode;
+  in.tight_ratio = coding.rates->tight_ratio();
+  return ChooseCodec(in) == kernels::Codec::kTight ? coding.history : 0;
+}
+
+StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
+  auto ticket = Grant(request);
+  if (!ticket.ok()) Refused(request.model);
+  return ticket;
+}
+
+Status Agent::CheckRequest(const PullRequest& r, const Model& model) const {
+  if (r.streams == 0 || r.streams > wire::kMaxStreams) {
+    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} streams; use 1 to {}", r.model,
+                  r.streams, wire::kMaxStreams);
+  }
+  DW_RETURN_IF_ERROR(CheckReceiverId(r.receiver_id));
+  if (r.fingerprint != model.layout().fingerprint().Hex()) {
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": receiver {} has layout {}, the sender {}; describe the model again", r.model,
+        r.receiver_id, r.fingerprint, model.layout().fingerprint().Hex());
+  }
+  if (r.owned_hash != model.owned().hash() && (r.owned_hash != 0 || !model.owned().all())) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": this agent has chunks {} of {}, and receiver {} expects others; "
+                  "describe the model again (a receiver needs --sender for every agent)",
+                  r.model, ToString(model.owned().ranges()), model.chunks().size(), r.receiver_id);
+  }
+  if (r.suspects.size() > kMaxSuspects) {
+    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} suspects; name at most {} a pull",
+                  r.model, r.suspects.size(), kMaxSuspects);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<std::shared_ptr<const Published>> Agent::Pinned(const PullRequest& r, Model& model) const {
+  if (r.at.empty()) return std::shared_ptr<const Published>();
+  return model.At(r.at);
+}
+
+StatusOr<PullTicket> Agent::Grant(const PullRequest& request) {
+  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(request.model));
+  DW_RETURN_IF_ERROR(CheckRequest(request, *model));
+  const auto newest = model->published();
+  if (newest == nullptr) {
+    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
+                  request.model);
+  }
+  PullTerms terms{.receiver_id = request.receiver_id,
+                  .peer = request.peer,
+                  .streams = static_cast<uint16_t>(request.streams),
+                  .coding = CodingFor(request),
+                  .suspects = request.suspects,
+                  .late_after = options_.grace / 4,
+                  .ticket_life = limits_.ticket_life};
+  DW_ASSIGN_OR_RETURN(terms.pinned, Pinned(request, *model));
+  DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
+  const uint32_t history = HistoryWanted(terms.coding, *newest);
+  auto session = std::make_shared<ServedPull>(model, std::move(terms));
+  DW_ASSIGN_OR_RETURN(const ServedPulls replaced, Enter(request, ticket, session));
+  for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
+  // What was published between At and here is not known to it yet.
+  if (const auto now = model->published(); now != nullptr) session->Overtaken(*now);
+  return PullTicket{ticket, history, InfoOf(*model, newest.get())};
+}
+
+StatusOr<Agent::ServedPulls> Agent::Enter(const PullRequest& request, const wire::Ticket& ticket,
+                                          const std::shared_ptr<ServedPull>& session) {
+  bool attached = false;
+  DW_RETURN_IF_ERROR(
+      attachments_.MayUse(request.model, request.receiver_id, request.peer, &attached));
+  Sweep();
+  // A receiver has one pull at a time; an older one is left over from a broken connection. Another
+  // peer's is not ours to end while it moves.
+  ServedPulls same;
+  for (auto& other : PullsOf(*session->model())) {
+    if (other->receiver_id() == request.receiver_id) same.push_back(std::move(other));
+  }
+  const auto now = SteadyClock::now();
+  for (const auto& other : same) {
+    if (attached || other->peer() == request.peer || other->Finished(now)) continue;
+    if (now - other->last_heard() > limits_.attachments.silence) continue;
+    return Errorf(StatusCode::kAlreadyExists,
+                  "model \"{}\": receiver \"{}\" pulls already, from {}; give each receiver a "
+                  "--receiver-id of its own",
+                  request.model, request.receiver_id, other->peer());
+  }
+  {
+    std::lock_guard lock(mu_);
+    if (stopping_) return absl::UnavailableError("the sender is stopping");
+    const auto entry = models_.find(request.model);
+    if (entry == models_.end() || entry->second.model != session->model()) {
+      return Errorf(StatusCode::kAborted, "model \"{}\" was replaced; describe it again",
+                    request.model);
+    }
+    const auto of_peer =
+        static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& p) {
+          return p.second->peer() == request.peer;
+        }));
+    if (pulls_.size() >= limits_.pulls || of_peer >= limits_.pulls_per_peer) {
+      return Errorf(StatusCode::kResourceExhausted,
+                    "model \"{}\": {} pulls are open, {} of them of {} (limits: {}, {}); try again "
+                    "when some have ended",
+                    request.model, pulls_.size(), of_peer, request.peer, limits_.pulls,
+                    limits_.pulls_per_peer);
+    }
+    pulls_[ticket] = session;
+  }
+  std::lock_guard lock(chores_->mu);
+  chores_->opened = true;
+  chores_->cv.notify_all();
+  return same;
+}
+
+StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello,
+                                                        const std::string& peer) {
+  std::shared_ptr<ServedPull> session;
+  {
+    std::lock_guard lock(mu_);
+    if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
+  }
+  if (session == nullptr) {
+    LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer);
+    return absl::PermissionDeniedError(
+        "the ticket is unknown or has expired; open a pull over gRPC first");
+  }
+  const Hash128& fingerprint = session->model()->layout().fingerprint();
+  if (!(hello.fingerprint == fingerprint)) {
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": the stream is for layout {}, the sender has {}; describe the model "
+        "again",
+        session->model()->name(), hello.fingerprint.Hex(), fingerprint.Hex());
+  }
+  DW_RETURN_IF_ERROR(session->Reserve(hello.stream, hello.streams));
+  return std::static_pointer_cast<net::PullSession>(session);
+}
+
+Agent::ServedPulls Agent::PullsOf(const Model& model) const {
+  ServedPulls pulls;
+  std::lock_guard lock(mu_);
+  for (const auto& [ticket, pull] : pulls_) {
+    if (pull->model().get() == &model) pulls.push_back(pull);
+  }
+  return pulls;
+}
+
+void Agent::Refused(const std::string& model) {
+  std::lock_guard lock(mu_);
+  if (models_.contains(model)) ++finished_pulls_[model].refused;
+}
+
+bool Agent::Sweep() {
+  const auto now = SteadyClock::now();
+  std::vector<std::pair<wire::Ticket, std::shared_ptr<ServedPull>>> pulls;
+  {
+    std::lock_guard lock(mu_);
+    pulls.assign(pulls_.begin(), pulls_.end());
+  }
+  // Those that go on stay here, so that what is dropped at the end is dropped without the lock.
+  const auto ended = std::stable_partition(pulls.begin(), pulls.end(), [&](const auto& p) {
+    if (p.second->CutIfLate(now)) {
+      LogWarn("model {}: receiver {} at {}: a pull was granted, and not all of its streams came",
+              p.second->model()->name(), p.second->receiver_id(), p.second->peer());
+    }
+    return !p.second->Finished(now);
+  });
+  std::lock_guard lock(mu_);
+  for (auto it = ended; it != pulls.end(); ++it) {
+    if (pulls_.erase(it->first) != 0) CountFinished(*it->second);
+  }
+  return !pulls_.empty();
+}
+
+void Agent::CountFinished(const ServedPull& pull) {
+  PullCounts& counts = finished_pulls_[pull.model()->name()];
+  counts.bytes_sent += pull.bytes_sent();
+  counts.sent += pull.sent();
+}
+
+void Agent::CutReaders(const Model* model, uint32_t half) {
+  for (const auto& pull : PullsOf(*model)) {
+    if (!pull->CutIfReading(half)) continue;
+    LogWarn("model {}: receiver {}: pull cut for the trainer's sake; it resumes by itself",
+            model->name(), pull->receiver_id());
+    std::lock_guard lock(mu_);
+    ++finished_pulls_[model->name()].cut;
+  }
+}
+
+Agent::PullCounts Agent::Pulls(const std::string& model) const {
+  PullCounts counts;
+  ServedPulls pulls;
+  {
+    std::lock_guard lock(mu_);
+    if (const auto it = finished_pulls_.find(model); it != finished_pulls_.end()) {
+      counts = it->second;
+    }
+    for (const auto& [ticket, pull] : pulls_) {
+      if (pull->model()->name() == model) pulls.push_back(pull);
+    }
+  }
+  const auto now = SteadyClock::now();
+  for (const auto& pull : pulls) {
+    counts.bytes_sent += pull->bytes_sent();
+    counts.sent += pull->sent();
+    if (!pull->Finished(now)) ++counts.active;
+  }
+  return counts;
+}
+
+}  // namespace deltawire::sender

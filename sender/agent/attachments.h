@@ -1,0 +1,155 @@
+// The receivers that are attached, what each last said, and the events that go down to them; also
+// what others wait for: a model's next version, and answers to sync requests.
+// Owner: the Agent. Threads: every method from any; its lock is a leaf. Nothing is polled: who
+// waits is woken by each change, and looks up in between only to notice a caller that has gone.
+// Errors name the model and the receiver.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/base/receiver_phase.h"
+#include "common/base/status.h"
+#include "common/base/sync.h"
+#include "common/delta/pull_stats.h"
+#include "sender/agent/version_info.h"
+
+namespace deltawire::sender {
+
+/// What a receiver last said of itself.
+struct ReceiverReport {
+  Identity committed;
+  ReceiverPhase phase = ReceiverPhase::kNone;
+  uint64_t bytes_done = 0;
+  uint64_t bytes_total = 0;
+  std::string message;
+  uint64_t event = 0;         ///< number of the last event that came
+  uint64_t sync_request = 0;  ///< that this report answers; 0: none
+  PullStats last_pull;        ///< only shown
+};
+
+struct ReceiverView {
+  std::string id;
+  std::string model;
+  std::string peer;
+  double attached_seconds = 0;
+  ReceiverReport report;
+};
+
+/// What goes down to a receiver: news, a request, or a beat that says again what is newest.
+struct SenderEvent {
+  uint64_t number = 0;  ///< 1, 2, 3, ... within the attachment
+  VersionInfo newest;
+  uint64_t sync_request = 0;
+  bool force_full = false;
+};
+
+struct AttachmentLimits {
+  std::chrono::milliseconds beat{500};      ///< an event goes down at least so often
+  std::chrono::milliseconds silence{3000};  ///< a receiver that says nothing for longer is detached
+  size_t most = 4096;                       ///< receivers
+};
+
+/// Links, pulls and messages go by this name.
+inline constexpr size_t kMaxReceiverId = 128;
+/// kInvalidArgument unless it has 1 .. kMaxReceiverId bytes.
+Status CheckReceiverId(const std::string& id);
+
+class Attachments {
+ public:
+  explicit Attachments(const AttachmentLimits& limits = {}) : limits_(limits) {}
+
+  /// `model` has published `info`, or is another one of the same name.
+  void Publish(const std::string& model, const VersionInfo& info);
+  /// There is no such model any more.
+  void Forget(const std::string& model);
+
+  /// A token for the calls below. Takes the place of the same peer's older attachment.
+  /// kAlreadyExists when another peer uses that id and was heard of within the silence.
+  StatusOr<uint64_t> Attach(const std::string& model, const std::string& id,
+                            const std::string& peer);
+  void Detach(uint64_t token);
+  void Report(uint64_t token, const ReceiverReport& report);
+  /// Blocks until there is an event. An error says why there is none any more: detached, silent,
+  /// replaced, stopping.
+  StatusOr<SenderEvent> NextEvent(uint64_t token);
+
+  std::vector<ReceiverView> Receivers(const std::string& model) const;
+  /// OK, or kAlreadyExists when another peer is attached with that id. `attached`, if not null:
+  /// whether this peer is.
+  Status MayUse(const std::string& model, const std::string& id, const std::string& peer,
+                bool* attached) const;
+  /// Attachments that ended by silence.
+  uint64_t silent(const std::string& model) const;
+
+  struct Progress {
+    std::string receiver_id;
+    ReceiverPhase phase = ReceiverPhase::kNone;
+    Identity target;
+    ReceiverReport report;
+  };
+  /// Asks receivers (all attached when `ids` is empty) to sync; `progress` is called with each
+  /// change until every one has committed, failed or gone. kNotFound when none is attached.
+  Status TriggerSync(const std::string& model, const std::vector<std::string>& ids, bool force_full,
+                     const std::function<bool(const Progress&)>& progress,
+                     const std::function<bool()>& gone);
+
+  struct Change {
+    uint64_t serial = 0;  ///< never 0; another one for each change
+    VersionInfo info;
+  };
+  /// Blocks until the model has a state, and another one than at `seen`; nothing when stopping, or
+  /// `gone` says so.
+  std::optional<Change> WaitChange(const std::string& model, uint64_t seen,
+                                   const std::function<bool()>& gone);
+
+  /// Ends every wait.
+  void Stop();
+
+ private:
+  struct Attached {
+    std::string model, id, peer;
+    // Its own: with hundreds of receivers a report of one must not wake the others' threads.
+    std::shared_ptr<CondVar> wake = std::make_shared<CondVar>();
+    SteadyClock::time_point since, heard, acknowledged;
+    ReceiverReport report;
+    uint64_t report_serial = 0;
+    uint64_t seen = 0;    // Change that was last sent down
+    uint64_t number = 0;  // of the last event
+    SteadyClock::time_point sent;
+    std::vector<SenderEvent> requests;
+    std::set<uint64_t> asked;                    // sync requests that were sent down
+    std::map<uint64_t, ReceiverReport> answers;  // by sync request, until TriggerSync takes them
+  };
+
+  void Wake();  // REQUIRES (all here): mu_ held. Those who wait for no event
+  using Place = std::map<uint64_t, Attached>::iterator;
+  Place Erase(Place place);
+  bool Silent(const Attached& a, SteadyClock::time_point now) const;
+  std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
+                            bool force_full, uint64_t request);
+  /// News of those asked since the last call; who has ended leaves `names`.
+  std::vector<Progress> Collect(uint64_t request, const Identity& target,
+                                std::map<uint64_t, std::string>& names,
+                                std::map<uint64_t, uint64_t>& seen);
+
+  const AttachmentLimits limits_;
+  mutable Mutex mu_;
+  CondVar cv_;  // for WaitChange and TriggerSync
+  bool stopping_ = false;
+  std::map<std::string, Change> newest_;
+  std::map<uint64_t, Attached> attached_;
+  std::map<std::string, uint64_t> silent_;
+  uint64_t changes_ = 0;
+  uint64_t next_serial_ = 1;
+  uint64_t next_token_ = 1;
+  uint64_t next_request_ = 1;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,264 @@
+#include "sender/agent/halves.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <system_error>
+
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/shm/file_lease.h"
+
+namespace deltawire::sender {
+namespace fs = std::filesystem;
+namespace {
+
+// A cut stream lets go as soon as its pending send returns; this only bounds a bug.
+constexpr std::chrono::seconds kCutTimeout{10};
+constexpr size_t kNamed = 5;
+
+}  // namespace
+
+fs::path Halves::PathOf(const fs::path& directory, uint32_t half) {
+  return directory / fmt::format("half-{}.safetensors", half);
+}
+
+Halves::Halves(Place place, StateFile state, std::vector<BufferFile> files, bool fresh)
+    : place_(std::move(place)),
+      state_(std::move(state)),
+      files_(std::move(files)),
+      data_offset_(files_[0].data_offset()) {
+  for (uint32_t h = 0; h < 2; ++h) {
+    const bool whole = state_.phase(h) == SlotPhase::kWhole;
+    if (whole) halves_[h].holds = state_.identity(h);
+    // A half that was published had all its writers ready; of another one nobody knows.
+    halves_[h].suspect = !fresh && state_.phase(h) == SlotPhase::kWriting;
+  }
+}
+
+StatusOr<std::unique_ptr<Halves>> Halves::Create(Place place, const StateShape& shape) {
+  // Halves of another layout would only take memory from the new ones.
+  std::error_code ignored;
+  fs::remove(place.directory / kStateName, ignored);
+  for (uint32_t h = 0; h < 2; ++h) fs::remove(PathOf(place.directory, h), ignored);
+  std::vector<BufferFile> files;
+  for (uint32_t h = 0; h < 2; ++h) {
+    auto file = BufferFile::Create(PathOf(place.directory, h), *place.layout, place.buffer);
+    if (!file.ok()) {
+      // A lone half is of no use and would keep the memory that the user is asked to free.
+      files.clear();
+      fs::remove(PathOf(place.directory, 0), ignored);
+      return Annotate(file.status(), fmt::format("model \"{}\", half {}", place.model, h));
+    }
+    files.push_back(std::move(*file));
+  }
+  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Create(place.directory / kStateName, shape));
+  for (uint32_t h = 0; h < 2; ++h) state.set_inode(h, files[h].inode());
+  return std::unique_ptr<Halves>(
+      new Halves(std::move(place), std::move(state), std::move(files), true));
+}
+
+StatusOr<std::unique_ptr<Halves>> Halves::Open(Place place, StateFile state) {
+  std::vector<BufferFile> files;
+  for (uint32_t h = 0; h < 2; ++h) {
+    DW_ASSIGN_OR_RETURN(BufferFile file,
+                        BufferFile::Open(PathOf(place.directory, h), *place.layout, place.buffer));
+    if (state.phase(h) == SlotPhase::kWhole && state.inode(h) != 0 &&
+        state.inode(h) != file.inode()) {
+      return Errorf(StatusCode::kDataLoss,
+                    "{} is another file than the one that was published; register the model anew",
+                    file.path().native());
+    }
+    // A kill between a fresh file and its number in the state: it is as good as the one before.
+    if (state.phase(h) != SlotPhase::kWhole && state.inode(h) != file.inode()) {
+      state.set_inode(h, file.inode());
+    }
+    files.push_back(std::move(file));
+  }
+  return std::unique_ptr<Halves>(
+      new Halves(std::move(place), std::move(state), std::move(files), false));
+}
+
+std::vector<uint64_t> Halves::Digests(uint32_t half) const {
+  std::vector<uint64_t> digests(place_.chunks->size());
+  for (uint32_t c = 0; c < digests.size(); ++c) digests[c] = state_.chunk_digest(half, c);
+  return digests;
+}
+
+std::optional<uint32_t> Halves::Newest() const {
+  // A crash between the two words of a publish leaves both halves whole: the newer one is it. Of
+  // one number, published twice, the later one was never announced.
+  std::optional<uint32_t> newest;
+  for (uint32_t h = 0; h < 2; ++h) {
+    if (state_.phase(h) != SlotPhase::kWhole) continue;
+    const bool later = !newest || state_.id(h) > state_.id(*newest) ||
+                       (state_.id(h) == state_.id(*newest) && state_.active() == h);
+    if (later) newest = h;
+  }
+  return newest;
+}
+
+// Readers -------------------------------------------------------------------------------------
+
+Identity Halves::holds(uint32_t half) const {
+  std::lock_guard lock(mu_);
+  return halves_[half].use == HalfUse::kIdle ? halves_[half].holds : Identity{};
+}
+
+std::shared_ptr<const void> Halves::Lease(uint32_t half, const Identity& id) {
+  std::lock_guard lock(mu_);
+  Half& h = halves_[half];
+  if (h.use != HalfUse::kIdle || h.holds.empty() || !(h.holds == id)) return nullptr;
+  ++h.readers;
+  // The deleter keeps no owner: whoever holds a lease holds the Model for longer.
+  return {this, [half](Halves* self) {
+            std::lock_guard guard(self->mu_);
+            if (--self->halves_[half].readers == 0) self->cv_.notify_all();
+          }};
+}
+
+bool Halves::Patch(uint32_t half, const Identity& id, uint64_t offset, Bytes bytes) {
+  // Under the lock, so that no reader comes meanwhile; a chunk takes well below a millisecond.
+  std::lock_guard lock(mu_);
+  const Half& h = halves_[half];
+  if (h.use != HalfUse::kIdle || !(h.holds == id) || h.readers != 1) return false;
+  std::memcpy(files_[half].data().data() + offset, bytes.data(), bytes.size());
+  return true;
+}
+
+// Writers -------------------------------------------------------------------------------------
+
+void Halves::Granted(uint32_t half, Writer writer) {
+  std::lock_guard lock(mu_);
+  halves_[half].writers.push_back(std::move(writer));
+}
+
+void Halves::LetGo(uint64_t lease, uint32_t rank) {
+  std::lock_guard lock(mu_);
+  for (Half& h : halves_) {
+    std::erase_if(h.writers, [&](const Writer& w) { return w.lease == lease && w.rank == rank; });
+  }
+}
+
+void Halves::LetGoOf(uint64_t client, uint32_t rank) {
+  if (client == 0) return;
+  std::lock_guard lock(mu_);
+  for (Half& h : halves_) {
+    std::erase_if(h.writers, [&](const Writer& w) { return w.client == client && w.rank == rank; });
+  }
+}
+
+bool Halves::Suspect(uint32_t half) const {
+  std::lock_guard lock(mu_);
+  return IsSuspect(half);
+}
+
+std::string Halves::WritersOf(uint32_t half) const {
+  std::string text;
+  const std::vector<Writer>& writers = halves_[half].writers;
+  for (size_t i = 0; i < std::min(kNamed, writers.size()); ++i) {
+    text += fmt::format("{}rank {}{}", text.empty() ? "" : ", ", writers[i].rank,
+                        writers[i].publisher.empty() ? "" : " (" + writers[i].publisher + ")");
+  }
+  if (writers.size() > kNamed) text += fmt::format(" and {} more", writers.size() - kNamed);
+  return text.empty() ? "a trainer of an earlier run of this sender" : text;
+}
+
+Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
+                     const std::function<void(uint32_t)>& cut, double* waited_seconds) {
+  const auto start = SteadyClock::now();
+  std::unique_lock lock(mu_);
+  Half& h = halves_[half];
+  h.use = HalfUse::kTaken;
+  const auto free = [&] { return stopping_ || h.readers == 0; };
+  if (!cv_.wait_for(lock, grace, free)) {
+    LogWarn("model {}: cutting pulls that still read the inactive half after {} ms", place_.model,
+            grace.count());
+    lock.unlock();
+    if (cut) cut(half);
+    lock.lock();
+    if (!cv_.wait_for(lock, kCutTimeout, free)) {
+      h.use = HalfUse::kIdle;
+      return Errorf(StatusCode::kDeadlineExceeded,
+                    "model \"{}\": {} reads of the inactive half did not end; this is a bug, "
+                    "restart the sender",
+                    place_.model, h.readers);
+    }
+  }
+  *waited_seconds = std::chrono::duration<double>(SteadyClock::now() - start).count();
+  if (!stopping_) return absl::OkStatus();
+  h.use = HalfUse::kIdle;
+  return absl::UnavailableError("the sender is stopping");
+}
+
+void Halves::GiveBack(uint32_t half) {
+  std::lock_guard lock(mu_);
+  if (halves_[half].use == HalfUse::kTaken) halves_[half].use = HalfUse::kIdle;
+}
+
+Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
+  std::string writers;
+  {
+    std::lock_guard lock(mu_);
+    if (!IsSuspect(half)) return absl::OkStatus();
+    writers = WritersOf(half);
+  }
+  FileLease lease(files_[half].fd());
+  const FileLease::Answer alone = lease.Try();
+  lease.Release();
+  if (alone != FileLease::Answer::kAlone) {
+    LogWarn(
+        "model {}: {} was granted {} and never said that it is done, and may still write there "
+        "({}): a fresh file takes its place",
+        place_.model, writers, path(half).native(),
+        alone == FileLease::Answer::kInUse ? DescribeHolders(WhoHas(files_[half].fd()))
+                                           : lease.reason());
+    replacing();
+    DW_RETURN_IF_ERROR(
+        Annotate(Replace(half), fmt::format("model \"{}\": a half that {} may still write into "
+                                            "cannot be replaced",
+                                            place_.model, writers)));
+  }
+  std::lock_guard lock(mu_);
+  halves_[half].suspect = false;
+  halves_[half].writers.clear();
+  return absl::OkStatus();
+}
+
+Status Halves::Replace(uint32_t half) {
+  // First: from here on a crash leaves a half that nobody takes for anything.
+  BeginWrite(half);
+  DW_ASSIGN_OR_RETURN(BufferFile fresh,
+                      BufferFile::Create(path(half), *place_.layout, place_.buffer));
+  state_.set_inode(half, fresh.inode());
+  files_[half] = std::move(fresh);
+  return absl::OkStatus();
+}
+
+void Halves::BeginWrite(uint32_t half) {
+  {
+    std::lock_guard lock(mu_);
+    halves_[half].use = HalfUse::kGranted;
+    halves_[half].holds = {};
+  }
+  state_.BeginWrite(half);
+}
+
+void Halves::Commit(uint32_t half, const Identity& id, std::span<const uint64_t> digests) {
+  for (uint32_t c = 0; c < digests.size(); ++c) {
+    state_.SetChunk(half, c, id.id.version, digests[c]);
+  }
+  state_.FinishWrite(half, id);
+  state_.set_active(half);
+  std::lock_guard lock(mu_);
+  halves_[half].use = HalfUse::kIdle;
+  halves_[half].holds = id;
+}
+
+void Halves::Stop() {
+  std::lock_guard lock(mu_);
+  stopping_ = true;
+  cv_.notify_all();
+}
+
+}  // namespace deltawire::sender

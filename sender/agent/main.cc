@@ -1,0 +1,82 @@
+// deltawire-sender: the trainer-side daemon. Options: common/config/options.h.
+#include <sys/stat.h>
+
+#include <cstdio>
+#include <filesystem>
+
+#include "common/base/log.h"
+#include "common/config/options.h"
+#include "common/net/io_threads.h"
+#include "common/net/pull_server.h"
+#include "proto/control_server.h"
+#include "sender/agent/agent.h"
+#include "sender/agent/probe.h"
+#include "sender/agent/service.h"
+
+namespace deltawire {
+namespace {
+
+Status Run(const SenderOptions& options) {
+  ThreadPool pool(options.threads);
+  net::IoThreads io;
+  sender::Agent agent(options, pool);
+  DW_RETURN_IF_ERROR(agent.RecoverModels());
+
+  const net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout};
+  DW_ASSIGN_OR_RETURN(auto bulk, net::PullServer::Listen(io, options.bulk.host, options.bulk.port,
+                                                         agent, bulk_options));
+  sender::TrainerServiceImpl trainer_service(agent);
+  sender::SenderServiceImpl sender_service(agent, bulk->port(), pool.size());
+  sender::PullServiceImpl pull_service(agent, bulk->port());
+
+  const std::string socket =
+      options.trainer_socket.empty() ? options.data_dir + "/trainer.sock" : options.trainer_socket;
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(socket).parent_path(), ignored);
+  DW_ASSIGN_OR_RETURN(auto trainer, ControlServer::Start("unix:" + socket, {&trainer_service}));
+  DW_ASSIGN_OR_RETURN(auto control, ControlServer::Start(ToString(options.control),
+                                                         {&sender_service, &pull_service}));
+  std::unique_ptr<metrics::Server> metrics_server;
+  if (!options.metrics.empty()) {
+    DW_ASSIGN_OR_RETURN(metrics_server,
+                        metrics::Server::Start(options.metrics, sender::Probe(agent)));
+  }
+  const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
+  if (!IsLoopback(options.control) || !IsLoopback(options.bulk)) {
+    LogWarn(
+        "listening beyond loopback WITHOUT encryption or authentication "
+        "(--insecure-plaintext)");
+  }
+  LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
+          ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
+
+  const char* signal = WaitForTermination();
+  LogInfo("{}: stopping", signal);
+  metrics_server.reset();
+  agent.Stop();
+  bulk->Stop();
+  trainer->Shutdown(std::chrono::milliseconds(300));
+  control->Shutdown(std::chrono::milliseconds(300));
+  io.Stop();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace deltawire
+
+int main(int argc, char** argv) {
+  using namespace deltawire;
+  const auto parsed = ParseSenderOptions(argc, argv);
+  if (!parsed.run) {
+    std::fputs(parsed.text.c_str(), parsed.exit_code == 0 ? stdout : stderr);
+    return parsed.exit_code;
+  }
+  BlockTerminationSignals();
+  Status status = InitLogging("deltawire-sender", parsed.options.log_level);
+  if (status.ok()) status = Run(parsed.options);
+  if (!status.ok()) {
+    LogError("{}", MessageOf(status));
+    return 1;
+  }
+  return 0;
+}

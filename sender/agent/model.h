@@ -1,0 +1,241 @@
+// One model on the trainer's node: its halves, the offload under way, what is published, the scrub;
+// this class composes them (offload_session.h, halves.h, version_store.h, scrubber.h) and has the
+// threads. Owner: the Agent, by shared_ptr; pulls hold one too. Owns the directory (DirLock).
+// Threads: every method from any thread. A publish runs on the model's own thread and the pool.
+// Errors name the model and the version. Cost: two halves, the delta log, 16 bytes per chunk.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/sync.h"
+#include "common/base/thread_pool.h"
+#include "common/layout/chunks.h"
+#include "common/layout/coverage.h"
+#include "common/layout/layout.h"
+#include "common/shm/dir_lock.h"
+#include "kernels/kernels.h"
+#include "sender/agent/gpu_diff.h"
+#include "sender/agent/halves.h"
+#include "sender/agent/offload_session.h"
+#include "sender/agent/publish_job.h"
+#include "sender/agent/scrubber.h"
+#include "sender/agent/side_file_store.h"
+#include "sender/agent/version_store.h"
+
+namespace deltawire::sender {
+
+/// The published state together with the promise that its half is not handed out to the trainer.
+struct LeasedState {
+  std::shared_ptr<const Published> state;
+  std::shared_ptr<const void> lease;
+};
+
+struct OffloadGrant {
+  std::filesystem::path half_path;
+  uint64_t data_offset = 0;
+  double waited_seconds = 0;
+  uint64_t lease = 0;
+  uint64_t attempt = 0;
+};
+
+/// Sums over this process's publishes of one model.
+struct PublishTotals {
+  uint64_t published = 0;
+  uint64_t delta_bytes = 0;
+  double trainer_wait_seconds = 0;
+  double publish_seconds = 0;
+};
+
+struct ModelOptions {
+  uint64_t delta_log_bytes = uint64_t{2} << 30;
+  uint64_t scrub_bytes_per_s = 0;
+  std::chrono::milliseconds grace{250};
+  std::chrono::milliseconds offload_timeout{0};  ///< 0: none
+  bool huge_pages = true;
+  std::string file_group;  ///< may read the files; empty: only their owner
+  bool eager_diff = true;
+  GpuUse gpu = GpuUse::kOff;
+};
+
+class Model {
+ public:
+  /// Says that whoever called has gone.
+  using Gone = std::function<bool()>;
+
+  /// Makes `dir` and both halves for a new model, and draws its lineage.
+  /// `owned`, of the layout's chunks: what this agent publishes; only that takes memory.
+  static StatusOr<std::shared_ptr<Model>> Create(std::string name, std::filesystem::path dir,
+                                                 Layout layout, Coverage owned,
+                                                 std::vector<SideFile> side_files,
+                                                 const ModelOptions& options, ThreadPool& pool);
+  /// Takes up what an earlier process left in `dir`. kNotFound when it is no sender's directory.
+  static StatusOr<std::shared_ptr<Model>> Recover(std::string name, std::filesystem::path dir,
+                                                  const ModelOptions& options, ThreadPool& pool);
+  ~Model();
+
+  const std::string& name() const { return name_; }
+  const Layout& layout() const { return layout_; }
+  const ChunkTable& chunks() const { return chunks_; }
+  /// Chunks beyond it are holes in both halves: never read, diffed, sent or counted.
+  const Coverage& owned() const { return owned_; }
+  uint64_t owned_bytes() const { return owned_bytes_; }
+  ThreadPool& pool() { return pool_; }
+  /// Pulls that end at a state whose half is written to while they run: they go back to it by the
+  /// deltas since, so these are kept whole, whatever their size.
+  void CountPull(int change) { pulls_ += change; }
+  uint64_t digest_seed() const { return key_.seed(); }
+  const kernels::DigestKey& key() const { return key_; }
+  const kernels::Backend& backend() const { return backend_; }
+  uint64_t data_offset() const { return halves_->data_offset(); }
+  const std::filesystem::path& directory() const { return dir_; }
+
+  /// Those of the published version; before there is one, those that the first will have.
+  std::shared_ptr<const SideFileSet> side_files() const;
+  /// Of the published version or one that a pull may still end at; null when not kept.
+  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const;
+  /// They belong to the next version that is published.
+  Status SetSideFiles(std::vector<SideFile> files);
+
+  // Trainer.
+  StatusOr<OffloadGrant> BeginOffload(const OffloadRequest& request, const Gone& gone);
+  /// kAborted unless that offload is under way and `rank` has begun it. Then AwaitReady follows.
+  Status Attend(uint64_t lease, uint32_t rank);
+  /// Blocks until `rank` is ready (OK) or the offload is over (kAborted). When `gone` says so
+  /// before, the offload is abandoned. REQUIRES: Attend was OK.
+  Status AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone);
+  Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
+  Status MarkWritten(uint64_t lease, const WrittenNotice& notice);
+  /// True when this was the last rank and the publish has begun.
+  StatusOr<bool> NotifyReady(const ReadyNotice& notice);
+  /// Waits for the offload of `lease`, or with 0 for `version` or a newer one. kCancelled when
+  /// `gone` says so; the reason when that offload (0: the last of `version`) was abandoned.
+  StatusOr<VersionInfo> WaitPublished(uint64_t version, uint64_t lease, const Gone& gone);
+  StatusOr<VersionInfo> Rollback(uint64_t version);
+
+  // Pulls.
+  std::shared_ptr<const Published> published() const { return store_->newest(); }  ///< or null
+  /// Null state when nothing is published.
+  LeasedState Lease();
+  Bytes half(uint32_t i) const { return std::as_const(*halves_).data(i); }
+  /// VersionStore::At.
+  StatusOr<std::shared_ptr<const Published>> At(const Identity& id) { return store_->At(id); }
+  /// Halves::Lease.
+  std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) {
+    return halves_->Lease(half, id);
+  }
+  /// Compares one chunk of the newest state with its digest now, as the scrub would.
+  void Recheck(uint32_t chunk);
+  /// Called when the trainer has waited out the grace: close what still reads `half`.
+  void SetCutter(std::function<void(uint32_t half)> cut) { cut_ = std::move(cut); }
+  /// Called after each publish, without locks.
+  void SetListener(std::function<void()> changed) { changed_ = std::move(changed); }
+
+  uint64_t offloading_version() const;
+  PublishTotals totals() const;
+  ScrubTotals scrub() const { return scrubber_->totals(); }
+  uint64_t damaged_chunks() const;  ///< of the published version
+  uint64_t log_bytes() const { return store_->log_bytes(); }
+  uint64_t log_limit() const { return store_->log_limit(); }
+  GpuDiff::Counts gpu_counts() const;
+
+  /// Wakes everything that waits; what is being published now is the last.
+  void Stop();
+
+ private:
+  /// What Create and Recover put together.
+  struct Parts {
+    std::string name;
+    std::filesystem::path dir;
+    ModelOptions options;
+    std::optional<DirLock> lock;
+    std::unique_ptr<Layout> layout;
+    std::unique_ptr<ChunkTable> chunks;
+    std::unique_ptr<Coverage> owned;
+    std::unique_ptr<Halves> halves;
+    std::shared_ptr<const SideFileSet> next_side_files;
+  };
+  static Halves::Place PlaceOf(const Parts& parts, ThreadPool& pool);
+  Model(Parts parts, uint64_t first_lease, ThreadPool& pool);
+
+  /// Publishes what an earlier process has published, and the version before where it is whole.
+  Status Restore();
+  StatusOr<std::shared_ptr<Published>> RestoreHalf(uint32_t half);
+  uint32_t InactiveHalf() const;
+  std::shared_ptr<GpuDiff> MakeGpu() const;
+  /// Keeps the set on disk; one at a time, without mu_.
+  Status KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const SideFileSet>& set);
+
+  /// Drains and fences the half. Without mu_: it waits, and may make files.
+  Status PrepareHalf(uint32_t half, double* waited);
+  std::shared_ptr<PublishJob> MakeJob(uint32_t half) const;  // REQUIRES: mu_ held
+  StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone);
+  /// The session may have ended the offload: its early diffs end, and waiters look again.
+  void Settle();  // REQUIRES: mu_ held
+  void PublisherLoop();
+  struct ToPublish {
+    uint32_t half = 0;
+    StateId to;
+    uint64_t attempt = 0;
+    bool rollback = false;
+    double offload_seconds = 0;
+    double waited_seconds = 0;
+    std::vector<bool> unchanged;
+    std::shared_ptr<const SideFileSet> side_files;
+    std::shared_ptr<PublishJob> job;
+  };
+  ToPublish NextPublish();  // REQUIRES: mu_ held
+  StatusOr<VersionInfo> Publish(const ToPublish& what);
+  void Log(const VersionInfo& info) const;
+  /// Fills the half with what `target` was.
+  Status Undo(uint32_t half, const Published& newest, const Identity& target);
+  /// An error when a chunk of the published half has lost its digest.
+  Status CheckUndamaged(const Published& newest, uint64_t version) const;
+  /// Compares some chunks; the pause after which to go on. Without mu_.
+  std::chrono::nanoseconds ScrubSome();
+
+  const std::string name_;
+  const std::filesystem::path dir_;
+  const ModelOptions options_;
+  const std::unique_ptr<const Layout> layout_ptr_;
+  const std::unique_ptr<const ChunkTable> chunks_ptr_;
+  const std::unique_ptr<const Coverage> owned_ptr_;
+  const Layout& layout_;
+  const ChunkTable& chunks_;
+  const Coverage& owned_;
+  const uint64_t owned_bytes_;
+  uint64_t elements_ = 0;
+  const kernels::DigestKey key_;
+  const kernels::Backend& backend_;
+  ThreadPool& pool_;
+  std::atomic<int> pulls_{0};
+  DirLock dir_lock_;
+  SideFileStore side_store_;
+  std::unique_ptr<Halves> halves_;
+  std::unique_ptr<VersionStore> store_;
+  std::unique_ptr<Scrubber> scrubber_;
+  std::function<void(uint32_t)> cut_;
+  std::function<void()> changed_;
+
+  // Locks: mu_, then those of halves_, store_ and the job, which are leaves.
+  mutable Mutex mu_;
+  CondVar cv_;
+  bool stopping_ = false;
+  OffloadSession session_;
+  std::shared_ptr<PublishJob> job_;  // of the session's lease, or of one that has ended
+  uint64_t job_lease_ = 0;
+  std::shared_ptr<GpuDiff> gpu_;  // null: the CPU diffs; goes before the halves that it pins
+  GpuDiff::Counts gpu_before_;    // of those before it, on halves that were replaced
+  bool gpu_unpinned_ = false;     // by the thread that begins an offload: to be made anew
+  std::shared_ptr<const SideFileSet> next_side_files_;
+  bool side_files_busy_ = false;
+  PublishTotals totals_;
+  Thread publisher_;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,219 @@
+// The trainer's side of a Model: the half is prepared and granted, ranks are watched and waited
+// for.
+#include <sys/random.h>
+
+#include <chrono>
+
+#include "sender/agent/model.h"
+
+namespace deltawire::sender {
+namespace {
+
+// How often a call looks whether its caller has gone. What it waits for wakes it at once.
+constexpr std::chrono::milliseconds kGoneSlice{50};
+
+uint64_t DrawAttempt() {
+  uint64_t attempt = 0;
+  while (attempt == 0 && getrandom(&attempt, sizeof attempt, 0) != sizeof attempt) {
+  }
+  return attempt;
+}
+
+Status Stopping() { return absl::UnavailableError("the sender is stopping"); }
+Status CallerGone() { return absl::CancelledError("the caller has gone"); }
+
+}  // namespace
+
+uint32_t Model::InactiveHalf() const {
+  const auto newest = store_->newest();
+  return newest == nullptr ? 0 : 1 - newest->half;
+}
+
+void Model::Settle() {
+  if (job_ != nullptr && job_lease_ != session_.lease()) job_->Cancel();
+  cv_.notify_all();
+}
+
+StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const Gone& gone) {
+  const uint64_t drawn = DrawAttempt();
+  OffloadSession::Begun begun;
+  {
+    std::unique_lock lock(mu_);
+    while (true) {
+      if (stopping_) return Stopping();
+      const auto newest = store_->newest();
+      auto step = session_.Begin(request, newest ? newest->info.identity : Identity{}, drawn,
+                                 SteadyClock::now());
+      Settle();
+      if (!step.ok()) return step.status();
+      begun = *step;
+      if (begun.next != OffloadSession::Next::kWait) break;
+      if (gone()) return CallerGone();
+      cv_.wait_for(lock, kGoneSlice);
+    }
+  }
+  // A client that begins anew has dropped what it had begun before.
+  halves_->LetGoOf(request.client, request.rank);
+  if (begun.next == OffloadSession::Next::kDrain) {
+    const uint32_t half = InactiveHalf();
+    double waited = 0;
+    const Status ready = PrepareHalf(half, &waited);
+    std::lock_guard lock(mu_);
+    session_.Drained(begun.lease, ready, waited, SteadyClock::now());
+    if (ready.ok()) {
+      job_ = MakeJob(half);
+      job_lease_ = begun.lease;
+    }
+    Settle();
+    if (!ready.ok()) return ready;
+  }
+  return Grant(request, begun.lease, gone);
+}
+
+StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t lease,
+                                    const Gone& gone) {
+  std::lock_guard lock(mu_);
+  if (!session_.writing(lease)) {
+    // Another rank has ended it since.
+    const auto over = session_.Attended(lease, request.rank);
+    return over.ok() ? Stopping() : over.status();
+  }
+  if (gone()) {
+    session_.EndAttend(lease, request.rank, true, SteadyClock::now());
+    Settle();
+    return CallerGone();
+  }
+  const uint32_t half = InactiveHalf();
+  halves_->Granted(half, {lease, request.rank, request.client, request.publisher});
+  return OffloadGrant{halves_->path(half), halves_->data_offset(), session_.waited_seconds(), lease,
+                      session_.attempt()};
+}
+
+Status Model::PrepareHalf(uint32_t half, double* waited) {
+  std::shared_ptr<PublishJob> last;
+  {
+    std::lock_guard lock(mu_);
+    last = std::exchange(job_, nullptr);
+  }
+  if (last != nullptr) {
+    last->Cancel();
+    last->Join();  // its early diffs read the half
+  }
+  DW_RETURN_IF_ERROR(halves_->Drain(half, options_.grace, cut_, waited));
+  const Status fenced = halves_->Fence(half, [&] {
+    std::shared_ptr<GpuDiff> pinned;  // goes without the lock
+    std::lock_guard lock(mu_);
+    pinned = std::exchange(gpu_, nullptr);
+    if (pinned == nullptr) return;
+    gpu_before_ += pinned->counts();
+    gpu_unpinned_ = true;
+  });
+  if (!fenced.ok()) {
+    halves_->GiveBack(half);
+    return fenced;
+  }
+  // The halves' memory is another one now. Trust that was lost stays so.
+  if (std::exchange(gpu_unpinned_, false) && gpu_counts().mismatches == 0) {
+    auto gpu = MakeGpu();
+    std::lock_guard lock(mu_);
+    gpu_ = std::move(gpu);
+  }
+  halves_->BeginWrite(half);
+  return absl::OkStatus();
+}
+
+std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half) const {
+  PublishJob::Inputs in;
+  in.chunks = &chunks_;
+  in.layout = &layout_;
+  in.owned = &owned_;
+  in.backend = &backend_;
+  in.key = &key_;
+  in.inactive = halves_->writable(half);
+  if (const auto newest = store_->newest()) {
+    in.active = this->half(newest->half);
+    in.active_digests = newest->digests;
+    in.active_root = newest->info.identity.root;
+    in.published = newest;
+    in.gpu = gpu_.get();
+    in.lost = [this](uint32_t chunk, bool whole) { scrubber_->BaseLost(chunk, whole); };
+  }
+  // No single delta may take more of the log than half, or the log would hold nothing else; but a
+  // running pull has no other way back to its end.
+  in.payload_limit = options_.delta_log_bytes / 2;
+  if (pulls_ > 0) in.payload_limit = std::max(in.payload_limit, 2 * owned_bytes_);
+  return std::make_shared<PublishJob>(in);
+}
+
+Status Model::Attend(uint64_t lease, uint32_t rank) {
+  std::lock_guard lock(mu_);
+  return session_.Attend(lease, rank);
+}
+
+Status Model::AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone) {
+  std::unique_lock lock(mu_);
+  while (true) {
+    if (stopping_) return Stopping();
+    const auto ready = session_.Attended(lease, rank);
+    const bool left = ready.ok() && !*ready && gone();
+    if (!ready.ok() || *ready || left) {
+      session_.EndAttend(lease, rank, left, SteadyClock::now());
+      Settle();
+      return left ? CallerGone() : ready.status();
+    }
+    cv_.wait_for(lock, kGoneSlice);
+  }
+}
+
+Status Model::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) {
+  halves_->LetGo(lease, rank);
+  std::lock_guard lock(mu_);
+  const Status done = session_.Abandon(lease, rank, reason);
+  Settle();
+  return done;
+}
+
+Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
+  std::shared_ptr<PublishJob> job;
+  OffloadSession::Final final;
+  {
+    std::lock_guard lock(mu_);
+    auto noted = session_.Written(lease, notice);
+    Settle();
+    if (!noted.ok()) return noted.status();
+    final = std::move(*noted);
+    // Diffed early by the CPU, a chunk's base would have to travel to the GPU again.
+    if (options_.eager_diff && (gpu_ == nullptr || !gpu_->trusted())) job = job_;
+  }
+  if (job != nullptr && !(final.tensors.empty() && final.chunks.empty())) {
+    job->MarkWritten(final.tensors, final.chunks, pool_);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
+  std::lock_guard lock(mu_);
+  const auto newest = store_->newest();
+  auto last = session_.Ready(notice, newest ? newest->info.identity : Identity{});
+  // Whatever came of it, the rank writes no more.
+  halves_->LetGo(notice.lease, notice.rank);
+  Settle();
+  return last;
+}
+
+StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, uint64_t lease, const Gone& gone) {
+  std::unique_lock lock(mu_);
+  session_.Waits(lease, 1);
+  while (true) {
+    const auto newest = store_->newest();
+    const auto outcome = session_.Outcome(version, lease, newest ? newest->info : VersionInfo{});
+    if (outcome) return *outcome;  // the offload is over, and with it who waits for it
+    if (stopping_ || gone()) {
+      session_.Waits(lease, -1);
+      return stopping_ ? Stopping() : CallerGone();
+    }
+    cv_.wait_for(lock, kGoneSlice);
+  }
+}
+
+}  // namespace deltawire::sender

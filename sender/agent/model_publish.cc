@@ -1,0 +1,210 @@
+// A Model's own thread: publishes what the ranks have written, rolls back, abandons what takes too
+// long, scrubs when idle.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "common/base/checksum.h"
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "sender/agent/model.h"
+
+namespace deltawire::sender {
+namespace {
+
+using Clock = SteadyClock;
+
+constexpr std::chrono::milliseconds kNothingToScrub{500};
+
+/// Agents that roll back to the same version, published by the same attempt, get the same one, so
+/// that a receiver can put their parts together.
+uint64_t RollbackAttempt(const Identity& target, uint64_t epoch) {
+  std::byte text[16];
+  StoreLe<uint64_t>(text, target.attempt);
+  StoreLe<uint64_t>(text + 8, epoch);
+  return std::max<uint64_t>(1, Xxh3(text));
+}
+
+}  // namespace
+
+void Model::PublisherLoop() {
+  constexpr auto kNever = Clock::time_point::max();
+  std::unique_lock lock(mu_);
+  auto scrub_at = options_.scrub_bytes_per_s == 0 ? kNever : Clock::now();
+  while (!stopping_) {
+    const auto now = Clock::now();
+    if (session_.phase() == OffloadPhase::kPublishing && session_.lease() != 0) {
+      const ToPublish what = NextPublish();
+      lock.unlock();
+      (void)Publish(what);
+      lock.lock();
+    } else if (session_.Expire(now)) {
+      Settle();
+    } else if (now >= scrub_at) {
+      lock.unlock();
+      const auto pause = ScrubSome();
+      lock.lock();
+      scrub_at = Clock::now() + std::chrono::duration_cast<Clock::duration>(pause);
+    } else if (const auto until = std::min(scrub_at, session_.deadline().value_or(kNever));
+               until == kNever) {
+      cv_.wait(lock);
+    } else {
+      cv_.wait_until(lock, until);
+    }
+  }
+}
+
+Model::ToPublish Model::NextPublish() {
+  const auto newest = store_->newest();
+  return {.half = InactiveHalf(),
+          .to = {newest == nullptr ? 1 : newest->info.id().epoch, session_.version()},
+          .attempt = session_.attempt(),
+          .rollback = false,
+          .offload_seconds = SecondsSince(session_.granted()),
+          .waited_seconds = session_.waited_seconds(),
+          .unchanged = session_.unchanged(),
+          .side_files = next_side_files_,
+          .job = job_};
+}
+
+StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
+  const auto start = Clock::now();
+  VersionInfo info;
+  info.ready_unix_nanos = UnixNanos();
+  // The base's bytes stay as they are: no scrub writes to it meanwhile.
+  const LeasedState base = Lease();
+  const StateId from = base.state == nullptr ? StateId{} : base.state->info.id();
+  PublishJob::Result result = what.job->Finish(from, what.to, what.unchanged, pool_);
+  const auto use = what.half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
+  const Status kept = KeepSideFiles(use, what.side_files);
+  if (!kept.ok()) {
+    std::lock_guard lock(mu_);
+    session_.PublishFailed(
+        Annotate(kept, fmt::format("model \"{}\", {}: not published", name_, ToString(what.to))));
+    Settle();
+    return kept;
+  }
+  info.identity = {halves_->lineage(), what.to, result.root, what.attempt};
+  halves_->Commit(what.half, info.identity, *result.digests);
+  info.model_bytes = owned_bytes_;
+  info.elements = elements_;
+  info.changed_elements = result.changed_elements;
+  info.full_bytes = result.full_bytes;
+  info.delta_bytes = result.delta_bytes;
+  info.trainer_wait_seconds = what.waited_seconds;
+  info.offload_seconds = what.offload_seconds;
+  info.publish_seconds = SecondsSince(start);
+  info.published_unix_nanos = UnixNanos();
+  info.rollback = what.rollback;
+  info.side_files_hash = what.side_files->hash;
+  auto state = store_->Make(info, what.half);
+  state->digests = std::move(result.digests);
+  state->tensors = std::move(result.tensors);
+  state->side_files = what.side_files;
+  for (const uint32_t c : result.damaged) state->damaged[c] = 1;
+  {
+    std::lock_guard lock(mu_);
+    store_->Install(std::move(state), std::move(result.delta));
+    ++totals_.published;
+    totals_.delta_bytes += info.delta_bytes;
+    totals_.trainer_wait_seconds += info.trainer_wait_seconds;
+    totals_.publish_seconds += info.publish_seconds;
+    session_.Published(info);
+    job_ = nullptr;
+    Settle();
+  }
+  LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {}", name_, ToString(what.to),
+          elements_ == 0
+              ? 0.0
+              : 100.0 * static_cast<double>(info.changed_elements) / static_cast<double>(elements_),
+          HumanBytes(info.delta_bytes), HumanSeconds(info.publish_seconds));
+  if (changed_) changed_();
+  return info;
+}
+
+// Rolling back --------------------------------------------------------------------------------
+
+Status Model::CheckUndamaged(const Published& newest, uint64_t version) const {
+  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+    if (newest.damaged[c] == 0) continue;
+    return Errorf(StatusCode::kDataLoss,
+                  "model \"{}\": tensor {} no longer has its digest in memory, so nothing can be "
+                  "made from it; offload version {} again as a new one",
+                  name_, layout_.tensor(chunks_[c].tensor).name, version);
+  }
+  return absl::OkStatus();
+}
+
+Status Model::Undo(uint32_t half, const Published& newest, const Identity& target) {
+  const uint64_t version = target.id.version;
+  DW_RETURN_IF_ERROR(CheckUndamaged(newest, version));
+  const Bytes from = this->half(newest.half);
+  const MutableBytes to = halves_->writable(half);
+  for (const ByteRange& r : owned_.ByteRanges(chunks_)) {
+    std::memcpy(to.data() + r.first, from.data() + r.first, r.last - r.first);
+  }
+  std::vector<uint64_t> digests = *newest.digests;
+  DW_RETURN_IF_ERROR(store_->UndoInto(to, newest, target, digests));
+  // Steps from wrong bytes to wrong bytes have the right digests too.
+  for (uint32_t c = 0; c < chunks_.size(); ++c) {
+    const Chunk& chunk = chunks_[c];
+    if (!owned_.contains(c)) continue;
+    if (backend_.digest(key_, to.subspan(chunk.offset, chunk.bytes)) == digests[c]) continue;
+    return Errorf(StatusCode::kDataLoss,
+                  "model \"{}\": tensor {} no longer has its digest in memory, so it cannot be "
+                  "rolled back; nothing was published, offload the version again",
+                  name_, layout_.tensor(chunk.tensor).name);
+  }
+  // Again: a scrub may have found it meanwhile, and the copy has what it found.
+  return CheckUndamaged(newest, version);
+}
+
+StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
+  const auto start = Clock::now();
+  Identity target;
+  uint64_t attempt = 0;
+  {
+    std::lock_guard lock(mu_);
+    DW_RETURN_IF_ERROR(session_.MayRollBack(SteadyClock::now()));
+    DW_ASSIGN_OR_RETURN(target, store_->Reach(version));
+    attempt = RollbackAttempt(target, store_->newest()->info.id().epoch + 1);
+    DW_RETURN_IF_ERROR(session_.BeginRollback(version, attempt, SteadyClock::now()));
+    Settle();
+  }
+  ToPublish what;
+  what.half = InactiveHalf();
+  what.attempt = attempt;
+  what.rollback = true;
+  what.unchanged.resize(layout_.size());
+  const LeasedState base = Lease();
+  Status undone = PrepareHalf(what.half, &what.waited_seconds);
+  if (undone.ok()) undone = Undo(what.half, *base.state, target);
+  auto was = undone.ok() ? store_->At(target) : undone;
+  std::unique_lock lock(mu_);
+  if (!was.ok()) {
+    session_.PublishFailed(was.status());
+    Settle();
+    return was.status();
+  }
+  what.to = {base.state->info.id().epoch + 1, version};
+  what.side_files = (*was)->side_files;
+  what.job = job_ = MakeJob(what.half);
+  job_lease_ = session_.lease();
+  lock.unlock();
+  what.offload_seconds = SecondsSince(start);
+  return Publish(what);
+}
+
+std::chrono::nanoseconds Model::ScrubSome() {
+  {
+    std::lock_guard lock(mu_);
+    if (!session_.idle()) return kNothingToScrub;
+  }
+  const LeasedState leased = Lease();
+  if (leased.state == nullptr || chunks_.size() == 0) return kNothingToScrub;
+  const uint64_t bytes = scrubber_->Some(*leased.state);
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(
+      static_cast<double>(bytes) / static_cast<double>(options_.scrub_bytes_per_s)));
+}
+
+}  // namespace deltawire::sender

@@ -1,0 +1,497 @@
+#include "sender/agent/offload_session.h"
+
+#include <algorithm>
+
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/shm/state_file.h"
+
+namespace deltawire::sender {
+namespace {
+
+constexpr uint8_t kWritten = 1;
+constexpr uint8_t kUnchanged = 2;
+constexpr uint8_t kEarly = 4;  // some of it may have been diffed already
+constexpr uint32_t kMaxWorld = 1 << 16;
+// A rank opens its attendance right after its grant; one that has not by then is not coming.
+constexpr std::chrono::seconds kAttendGrace{5};
+constexpr size_t kEndedKept = 64;
+constexpr size_t kMaxReason = 1024;
+constexpr size_t kMaxPublisher = 256;
+constexpr size_t kNamed = 5;  // tensors or ranks that a message names
+
+}  // namespace
+
+OffloadSession::OffloadSession(Options options, const Layout& layout, const ChunkTable& chunks,
+                               const Coverage& owned, uint64_t first_lease)
+    : options_(std::move(options)),
+      layout_(layout),
+      chunks_(chunks),
+      owned_(owned),
+      next_lease_(std::max<uint64_t>(1, first_lease)) {}
+
+std::string OffloadSession::Describe(uint32_t rank) const {
+  const auto it = now_.ranks.find(rank);
+  const bool named = it != now_.ranks.end() && !it->second.publisher.empty();
+  return fmt::format("rank {} of {}{}", rank, now_.world,
+                     named ? fmt::format(" ({})", it->second.publisher) : "");
+}
+
+// Beginning -----------------------------------------------------------------------------------
+
+Status OffloadSession::CheckRequest(const OffloadRequest& r, const Identity& published) const {
+  if (r.version == 0 || r.version == kVersionUnknown || r.world > kMaxWorld || r.world == 0 ||
+      r.rank >= r.world) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\": version {}, rank {} of {}: versions start at 1, ranks at 0",
+                  options_.model, r.version, r.rank, r.world);
+  }
+  if (options_.part && r.attempt == 0) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\", version {}: this agent owns a part of the model, and an offload "
+                  "without an attempt cannot be told from another one of the same version at the "
+                  "other agents; let one rank draw a random number and give it to all",
+                  options_.model, r.version);
+  }
+  if (r.version > published.id.version) return absl::OkStatus();
+  if (r.version == published.id.version && options_.part) {
+    // Given up elsewhere, a version comes again, and then the part that is out here is of no use.
+    if (r.attempt != published.attempt) return absl::OkStatus();
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": version {} is published already, from this very attempt; offload "
+                  "it under another attempt, or a higher version",
+                  options_.model, r.version);
+  }
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\": version {} is not newer than the published {}; offload a higher "
+                "version, or roll back first",
+                options_.model, r.version, ToString(published.id));
+}
+
+bool OffloadSession::Joins(const OffloadRequest& r) const {
+  return phase_ == OffloadPhase::kWriting && now_.version == r.version && now_.world == r.world &&
+         (r.attempt == 0 || r.attempt == now_.attempt) && !now_.ranks.contains(r.rank);
+}
+
+const std::map<uint32_t, OffloadSession::Rank>::value_type* OffloadSession::Holder(Time now) const {
+  for (const auto& entry : now_.ranks) {
+    const Rank& rank = entry.second;
+    const bool coming = !rank.attended && !rank.ready && now - rank.begun < kAttendGrace;
+    if (rank.attending > 0 || coming || (rank.ready && now_.waiting > 0)) return &entry;
+  }
+  return nullptr;
+}
+
+Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
+  const auto mine = now_.ranks.find(r.rank);
+  const bool begun = mine != now_.ranks.end();
+  if (begun && r.client != 0 && mine->second.client == r.client) {
+    return absl::OkStatus();  // it knows best that it has dropped what it had begun
+  }
+  if (!begun && r.world == now_.world && r.version != now_.version) {
+    if (r.version > now_.version) return absl::OkStatus();
+    // A rank that comes late must not end what the others have gone on to.
+    return Errorf(StatusCode::kAborted,
+                  "model \"{}\": version {} was given up, and other ranks have begun version {}; "
+                  "go on with that one",
+                  options_.model, r.version, now_.version);
+  }
+  const auto* holder = Holder(now);
+  if (holder == nullptr) return absl::OkStatus();
+  const bool other_attempt = r.version == now_.version && r.world == now_.world && !begun;
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\": version {} is being offloaded by {}, which began {} ago{}; rank {} "
+                "of {}{} cannot begin version {} before that is published or given up",
+                options_.model, now_.version, Describe(holder->first),
+                HumanSeconds(std::chrono::duration<double>(now - holder->second.begun).count()),
+                other_attempt ? ", under another attempt" : "", r.rank, r.world,
+                r.publisher.empty() ? "" : fmt::format(" ({})", r.publisher), r.version);
+}
+
+StatusOr<OffloadSession::Begun> OffloadSession::Begin(const OffloadRequest& request,
+                                                      const Identity& published, uint64_t drawn,
+                                                      Time now) {
+  DW_RETURN_IF_ERROR(CheckRequest(request, published));
+  if (phase_ == OffloadPhase::kDraining || phase_ == OffloadPhase::kPublishing) return Begun{};
+  Rank rank{.publisher = request.publisher.substr(0, kMaxPublisher),
+            .client = request.client,
+            .begun = now};
+  if (Joins(request)) {
+    now_.ranks.emplace(request.rank, std::move(rank));
+    return Begun{Next::kJoined, now_.lease};
+  }
+  if (phase_ == OffloadPhase::kWriting) {
+    DW_RETURN_IF_ERROR(MayTakeOver(request, now));
+    (void)End(Errorf(StatusCode::kAborted,
+                     "model \"{}\": the offload of version {} was abandoned with {} of {} ranks "
+                     "ready, because rank {} began version {}",
+                     options_.model, now_.version, now_.ready, now_.world, request.rank,
+                     request.version));
+  }
+  now_ = {};
+  now_.version = request.version;
+  now_.lease = next_lease_++;
+  now_.attempt = request.attempt == 0 ? drawn : request.attempt;
+  now_.world = request.world;
+  now_.ranks.emplace(request.rank, std::move(rank));
+  phase_ = OffloadPhase::kDraining;
+  return Begun{Next::kDrain, now_.lease};
+}
+
+void OffloadSession::Drained(uint64_t lease, const Status& drained, double waited_seconds,
+                             Time now) {
+  if (phase_ != OffloadPhase::kDraining || now_.lease != lease) return;
+  if (!drained.ok()) {
+    (void)End(drained);
+    return;
+  }
+  now_.marks.resize(layout_.size());
+  now_.sole.resize(layout_.size());
+  now_.waited = waited_seconds;
+  now_.granted = now;
+  for (auto& [rank, state] : now_.ranks) state.begun = now;
+  phase_ = OffloadPhase::kWriting;
+}
+
+// Attending -----------------------------------------------------------------------------------
+
+Status OffloadSession::Over(uint64_t lease) const {
+  for (const Ended& e : ended_) {
+    if (e.lease == lease && !e.why.ok()) return e.why;
+  }
+  return Errorf(StatusCode::kAborted,
+                "model \"{}\": that offload is not under way (it was abandoned, or published); "
+                "begin a new one",
+                options_.model);
+}
+
+Status OffloadSession::Attend(uint64_t lease, uint32_t rank) {
+  if (!writing(lease)) return Over(lease);
+  const auto it = now_.ranks.find(rank);
+  if (it == now_.ranks.end()) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\", version {}: rank {} has not begun it", options_.model,
+                  now_.version, rank);
+  }
+  it->second.attended = true;
+  ++it->second.attending;
+  return absl::OkStatus();
+}
+
+StatusOr<bool> OffloadSession::Attended(uint64_t lease, uint32_t rank) const {
+  if (lease == 0 || now_.lease != lease) {
+    for (const Ended& e : ended_) {
+      if (e.lease != lease) continue;
+      if (!e.why.ok()) return e.why;
+      return true;
+    }
+    return Over(lease);
+  }
+  const auto it = now_.ranks.find(rank);
+  return it != now_.ranks.end() && it->second.ready;
+}
+
+void OffloadSession::EndAttend(uint64_t lease, uint32_t rank, bool gone, Time now) {
+  if (!writing(lease)) return;
+  const auto it = now_.ranks.find(rank);
+  if (it == now_.ranks.end()) return;
+  if (it->second.attending > 0) --it->second.attending;
+  if (!gone || it->second.ready || it->second.attending > 0) return;
+  (void)End(Errorf(
+      StatusCode::kAborted,
+      "model \"{}\": the offload of version {} was abandoned: rank {} of {} has gone before it was "
+      "ready, {} after it began{} (its process died, or dropped the offload); offload again, as "
+      "this version or a newer one",
+      options_.model, now_.version, rank, now_.world,
+      HumanSeconds(std::chrono::duration<double>(now - it->second.begun).count()),
+      it->second.publisher.empty() ? "" : " as " + it->second.publisher));
+}
+
+void OffloadSession::Waits(uint64_t lease, int change) {
+  if (lease != 0 && now_.lease == lease) now_.waiting += static_cast<uint32_t>(change);
+}
+
+// Writing -------------------------------------------------------------------------------------
+
+Status OffloadSession::End(Status why) {
+  LogWarn("{}", MessageOf(why));
+  if (now_.lease != 0) Remember({now_.version, now_.lease, why, {}});
+  now_ = {};
+  phase_ = OffloadPhase::kIdle;
+  return why;
+}
+
+void OffloadSession::Remember(Ended ended) {
+  ended_.push_back(std::move(ended));
+  if (ended_.size() > kEndedKept) ended_.pop_front();
+}
+
+Status OffloadSession::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) {
+  if (!writing(lease)) return Over(lease);
+  (void)End(Errorf(
+      StatusCode::kAborted,
+      "model \"{}\": the offload of version {} was abandoned by rank {} of {}: {}", options_.model,
+      now_.version, rank, now_.world,
+      reason.empty() ? "it gave no reason" : std::string_view(reason).substr(0, kMaxReason)));
+  return absl::OkStatus();
+}
+
+Status OffloadSession::CheckTensors(const std::vector<uint32_t>& tensors) const {
+  for (const uint32_t t : tensors) {
+    if (t < layout_.size()) continue;
+    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": tensor index {} is out of range",
+                  options_.model, t);
+  }
+  return absl::OkStatus();
+}
+
+Status OffloadSession::ClaimSole(uint32_t t, uint32_t rank) {
+  bool others = (now_.sole[t] != 0 && now_.sole[t] != rank + 1) ||
+                (now_.marks[t] & (kWritten | kUnchanged)) != 0;
+  for (uint32_t c = chunks_.first_of_tensor(t); !now_.counted.empty() && !others; ++c) {
+    if (c == chunks_.end_of_tensor(t)) break;
+    const Counted& counted = now_.counted[c];
+    others = counted.bytes > 0 && (counted.several || counted.first_rank != rank);
+  }
+  if (others) {
+    return End(Errorf(StatusCode::kFailedPrecondition,
+                      "model \"{}\", version {}: rank {} says that it alone writes tensor {}, "
+                      "which another rank has written or declared as well",
+                      options_.model, now_.version, rank, layout_.tensor(t).name));
+  }
+  now_.sole[t] = rank + 1;
+  return absl::OkStatus();
+}
+
+StatusOr<bool> OffloadSession::Count(uint32_t c, uint32_t bytes, uint32_t rank) {
+  const uint32_t tensor = chunks_[c].tensor;
+  const uint32_t sole = now_.sole[tensor];
+  if (sole != 0 && sole != rank + 1) {
+    return End(Errorf(StatusCode::kFailedPrecondition,
+                      "model \"{}\", version {}: rank {} says that it alone writes tensor {}, of "
+                      "which rank {} has written {} bytes as well",
+                      options_.model, now_.version, sole - 1, layout_.tensor(tensor).name, rank,
+                      bytes));
+  }
+  Counted& counted = now_.counted[c];
+  const uint64_t sum = uint64_t{counted.bytes} + bytes;
+  if (sum > chunks_[c].bytes) {
+    const bool alone = !counted.several && (counted.bytes == 0 || counted.first_rank == rank);
+    return End(Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\", version {}: rank {}{} wrote {} bytes of chunk {} of tensor {}, which has "
+        "{}; who writes what is to be cut anew",
+        options_.model, now_.version, rank,
+        alone ? ""
+              : fmt::format(" and rank {}{} together", counted.first_rank,
+                            counted.several ? " and others" : ""),
+        sum, c, layout_.tensor(tensor).name, chunks_[c].bytes));
+  }
+  if (counted.bytes == 0) counted.first_rank = rank;
+  counted.several |= counted.first_rank != rank;
+  counted.bytes = static_cast<uint32_t>(sum);
+  return bytes > 0 && sum == chunks_[c].bytes;
+}
+
+StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const WrittenNotice& n) {
+  if (!writing(lease)) return Over(lease);
+  if (!now_.ranks.contains(n.rank)) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\", version {}: rank {} says what it has written and has not begun",
+                  options_.model, now_.version, n.rank);
+  }
+  DW_RETURN_IF_ERROR(CheckTensors(n.tensors));
+  bool fits = n.chunks.size() == n.chunk_bytes.size();
+  for (const uint32_t c : n.chunks) fits &= c < chunks_.size() && owned_.contains(c);
+  if (!fits) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\", version {}: rank {} counts bytes of chunks that this agent does "
+                  "not have, or not one number for each",
+                  options_.model, now_.version, n.rank);
+  }
+  Final final;
+  for (const uint32_t t : n.tensors) {
+    if (n.sole) DW_RETURN_IF_ERROR(ClaimSole(t, n.rank));
+    // Of several ranks, none can know that the others have written their share of a tensor.
+    if (now_.world > 1 && !n.sole) continue;
+    now_.marks[t] |= kEarly;
+    final.tensors.push_back(t);
+  }
+  if (!n.chunks.empty() && now_.counted.empty()) now_.counted.resize(chunks_.size());
+  for (size_t i = 0; i < n.chunks.size(); ++i) {
+    DW_ASSIGN_OR_RETURN(const bool whole, Count(n.chunks[i], n.chunk_bytes[i], n.rank));
+    if (!whole) continue;
+    now_.marks[chunks_[n.chunks[i]].tensor] |= kEarly;
+    final.chunks.push_back(n.chunks[i]);
+  }
+  return final;
+}
+
+Status OffloadSession::Mark(const ReadyNotice& n) {
+  DW_RETURN_IF_ERROR(CheckTensors(n.written));
+  DW_RETURN_IF_ERROR(CheckTensors(n.unchanged));
+  const auto mark = [&](uint32_t t, uint8_t bit) -> Status {
+    const uint32_t sole = now_.sole[t];
+    if (sole != 0 && sole != n.rank + 1) {
+      // It may have been diffed already, so this rank's bytes would be missing from the delta.
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "model \"{}\", version {}: rank {} says that it alone writes tensor {}, which "
+                    "rank {} has written or declared as well",
+                    options_.model, n.version, sole - 1, layout_.tensor(t).name, n.rank);
+    }
+    now_.marks[t] |= bit;
+    return absl::OkStatus();
+  };
+  for (const uint32_t t : n.written) DW_RETURN_IF_ERROR(mark(t, kWritten));
+  for (const uint32_t t : n.unchanged) DW_RETURN_IF_ERROR(mark(t, kUnchanged));
+  for (uint32_t t = 0; n.wrote_all && t < layout_.size(); ++t) {
+    DW_RETURN_IF_ERROR(mark(t, kWritten));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<bool> OffloadSession::Ready(const ReadyNotice& n, const Identity& published) {
+  if (!writing(n.lease) || now_.version != n.version) return Over(n.lease);
+  const auto it = now_.ranks.find(n.rank);
+  if (n.world != now_.world || it == now_.ranks.end() || it->second.ready) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "model \"{}\", version {}: rank {} of {} has not begun, or was ready before, or "
+                  "the world is not {}",
+                  options_.model, n.version, n.rank, n.world, now_.world);
+  }
+  const Status marked = Mark(n);
+  if (!marked.ok()) return End(marked);
+  it->second.ready = true;
+  if (++now_.ready < now_.world) return false;
+  const Status complete = CheckComplete(published);
+  if (!complete.ok()) return End(complete);
+  phase_ = OffloadPhase::kPublishing;
+  return true;
+}
+
+Status OffloadSession::CheckComplete(const Identity& published) const {
+  std::string missing, both;
+  size_t n_missing = 0, n_both = 0;
+  const auto note = [&](std::string& list, size_t& count, size_t t) {
+    if (count++ < kNamed)
+      list += fmt::format("{}{}", list.empty() ? "" : ", ", layout_.tensor(t).name);
+  };
+  for (size_t t = 0; t < layout_.size(); ++t) {
+    if (!owned_.all() && !owned_.Meets({chunks_.first_of_tensor(t), chunks_.end_of_tensor(t)})) {
+      continue;
+    }
+    const uint8_t m = now_.marks[t];
+    if ((m & (kWritten | kUnchanged)) == 0) note(missing, n_missing, t);
+    if ((m & kUnchanged) != 0 && (m & (kWritten | kEarly)) != 0) note(both, n_both, t);
+    if (m == kUnchanged && published.empty()) note(missing, n_missing, t);
+  }
+  if (n_missing > 0) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\", version {}: {} of {} tensors were neither written nor (with a "
+                  "version to carry over from) declared unchanged: {}{}; {} stays published",
+                  options_.model, now_.version, n_missing, layout_.size(), missing,
+                  n_missing > kNamed ? ", ..." : "", ToString(published.id));
+  }
+  if (n_both > 0) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\", version {}: {} tensors were both written and declared unchanged, "
+                  "by one rank or two: {}{}",
+                  options_.model, now_.version, n_both, both, n_both > kNamed ? ", ..." : "");
+  }
+  return absl::OkStatus();
+}
+
+std::vector<bool> OffloadSession::unchanged() const {
+  std::vector<bool> unchanged(layout_.size());
+  for (size_t t = 0; t < now_.marks.size(); ++t) unchanged[t] = now_.marks[t] == kUnchanged;
+  return unchanged;
+}
+
+// The end -------------------------------------------------------------------------------------
+
+void OffloadSession::Published(const VersionInfo& info) {
+  if (phase_ != OffloadPhase::kPublishing) return;
+  if (now_.lease != 0) Remember({now_.version, now_.lease, absl::OkStatus(), info});
+  now_ = {};
+  phase_ = OffloadPhase::kIdle;
+}
+
+void OffloadSession::PublishFailed(Status why) {
+  if (phase_ == OffloadPhase::kPublishing) (void)End(std::move(why));
+}
+
+Status OffloadSession::MayRollBack(Time now) const {
+  if (phase_ == OffloadPhase::kIdle) return absl::OkStatus();
+  const auto* holder = phase_ == OffloadPhase::kWriting ? Holder(now) : nullptr;
+  if (phase_ == OffloadPhase::kWriting && holder == nullptr) return absl::OkStatus();
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\": an offload of version {} is under way{}; roll back when it is done",
+                options_.model, now_.version,
+                holder == nullptr ? "" : fmt::format(" by {}", Describe(holder->first)));
+}
+
+Status OffloadSession::BeginRollback(uint64_t version, uint64_t attempt, Time now) {
+  DW_RETURN_IF_ERROR(MayRollBack(now));
+  if (phase_ == OffloadPhase::kWriting) {
+    (void)End(Errorf(StatusCode::kAborted,
+                     "model \"{}\": the offload of version {} was abandoned with {} of {} ranks "
+                     "ready, because of a rollback to version {}",
+                     options_.model, now_.version, now_.ready, now_.world, version));
+  }
+  now_ = {};
+  now_.version = version;
+  now_.attempt = attempt;
+  phase_ = OffloadPhase::kPublishing;
+  return absl::OkStatus();
+}
+
+std::optional<OffloadSession::Time> OffloadSession::deadline() const {
+  if (phase_ != OffloadPhase::kWriting || options_.timeout.count() == 0) return std::nullopt;
+  return now_.granted + options_.timeout;
+}
+
+bool OffloadSession::Expire(Time now) {
+  const auto until = deadline();
+  if (!until || now < *until) return false;
+  (void)End(Errorf(StatusCode::kAborted,
+                   "model \"{}\": the offload of version {} was abandoned after {} ms "
+                   "(offload-timeout-ms): {}; see what these ranks wait for, or raise the option",
+                   options_.model, now_.version, options_.timeout.count(), LateRanks()));
+  return true;
+}
+
+std::string OffloadSession::LateRanks() const {
+  std::string text;
+  size_t late = 0;
+  for (uint32_t rank = 0; rank < now_.world; ++rank) {
+    const auto it = now_.ranks.find(rank);
+    if (it != now_.ranks.end() && it->second.ready) continue;
+    if (late++ >= kNamed) continue;
+    text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
+                        it != now_.ranks.end() ? "is not ready" : "has not begun");
+  }
+  return late > kNamed ? fmt::format("{}, and {} more", text, late - kNamed) : text;
+}
+
+std::optional<StatusOr<VersionInfo>> OffloadSession::Outcome(uint64_t version, uint64_t lease,
+                                                             const VersionInfo& published) const {
+  if (lease != 0) {
+    if (now_.lease == lease) return std::nullopt;
+    for (const Ended& e : ended_) {
+      if (e.lease != lease) continue;
+      return e.why.ok() ? StatusOr<VersionInfo>(e.info) : StatusOr<VersionInfo>(e.why);
+    }
+    return Errorf(StatusCode::kAborted,
+                  "model \"{}\", version {}: that offload is not known (it ended long ago, or the "
+                  "sender was started anew since); published is {}",
+                  options_.model, version, ToString(published.id()));
+  }
+  if (published.id().version >= version) return published;
+  if (now_.version == version) return std::nullopt;
+  for (auto e = ended_.rbegin(); e != ended_.rend(); ++e) {
+    if (e->version == version && !e->why.ok()) return e->why;
+  }
+  return std::nullopt;
+}
+
+}  // namespace deltawire::sender

@@ -1,0 +1,135 @@
+// The orchestrators' service.
+
+#include "common/base/human.h"
+#include "proto/convert.h"
+#include "sender/agent/service.h"
+#include "sender/agent/service_convert.h"
+
+namespace deltawire::sender {
+
+SenderServiceImpl::SenderServiceImpl(Agent& agent, uint16_t bulk_port, size_t pool_threads)
+    : agent_(agent),
+      bulk_port_(bulk_port),
+      pool_threads_(pool_threads),
+      started_(std::chrono::steady_clock::now()) {}
+
+grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext*,
+                                          const v1::SenderStatusRequest* request,
+                                          v1::SenderStatusResponse* response) {
+  std::vector<std::shared_ptr<Model>> models;
+  if (request->model().empty()) {
+    models = agent_.Models();
+  } else {
+    auto model = agent_.Find(request->model());
+    if (!model.ok()) return ToGrpc(model.status());
+    models.push_back(*model);
+  }
+  const SenderOptions& o = agent_.options();
+  response->set_program_version(DELTAWIRE_VERSION);
+  response->set_uptime_seconds(SecondsSince(started_));
+  response->set_plaintext_exposed(!IsLoopback(o.control) || !IsLoopback(o.bulk));
+  response->set_bulk_address(ToString(Endpoint{o.bulk.host, bulk_port_}));
+  response->set_kernels(fmt::format("{}, {} threads", kernels::Best().name, pool_threads_));
+  for (const auto& model : models) {
+    const auto state = model->published();
+    const Agent::PullCounts pulls = agent_.Pulls(model->name());
+    v1::SenderModelStatus* m = response->add_models();
+    m->set_model(model->name());
+    m->set_fingerprint(model->layout().fingerprint().Hex());
+    m->set_tensors(static_cast<uint32_t>(model->layout().size()));
+    m->set_chunks(model->chunks().size());
+    m->set_model_bytes(model->layout().total_bytes());
+    ToProto(InfoOf(state), m->mutable_newest());
+    m->set_offloading_version(model->offloading_version());
+    m->set_log_bytes(model->log_bytes());
+    m->set_log_limit_bytes(model->log_limit());
+    if (state != nullptr && !state->log.empty()) {
+      m->set_oldest_base(state->log.front()->from().version);
+    }
+    m->set_receivers(static_cast<uint32_t>(agent_.attachments().Receivers(model->name()).size()));
+    m->set_active_pulls(pulls.active);
+    m->set_bytes_sent(pulls.bytes_sent);
+    m->set_pulls_cut(pulls.cut);
+    m->set_pulls_refused(pulls.refused);
+    m->set_receivers_silent(agent_.attachments().silent(model->name()));
+    m->set_directory(model->directory().string());
+    ToProto(pulls.sent, m->mutable_sent());
+    const ScrubTotals scrub = model->scrub();
+    m->set_scrubbed_bytes(scrub.bytes);
+    m->set_scrub_mismatches(scrub.mismatches);
+    m->set_scrub_repaired(scrub.repaired);
+    m->set_damaged_chunks(model->damaged_chunks());
+    deltawire::ToProto(model->owned(), m->mutable_owned());
+    m->set_owned_chunks(model->owned().size());
+    m->set_owned_bytes(model->owned_bytes());
+    if (request->changes() && state != nullptr) ToProto(*model, *state, m->mutable_changes());
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext*,
+                                              const v1::ListReceiversRequest* request,
+                                              v1::ListReceiversResponse* response) {
+  for (const ReceiverView& view : agent_.attachments().Receivers(request->model())) {
+    v1::ReceiverInfo* r = response->add_receivers();
+    r->set_receiver_id(view.id);
+    r->set_model(view.model);
+    r->set_peer(view.peer);
+    r->set_attached_seconds(view.attached_seconds);
+    deltawire::ToProto(view.report.committed, r->mutable_committed());
+    r->set_phase(std::string(ToString(view.report.phase)));
+    r->set_message(view.report.message);
+    deltawire::ToProto(view.report.last_pull, r->mutable_last_pull());
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status SenderServiceImpl::WatchVersions(grpc::ServerContext* context,
+                                              const v1::WatchSenderVersionsRequest* request,
+                                              grpc::ServerWriter<v1::VersionInfo>* writer) {
+  auto model = agent_.Find(request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  model->reset();  // whoever watches must not keep it from being replaced
+  uint64_t seen = 0;
+  while (auto change = agent_.attachments().WaitChange(request->model(), seen, Gone(context))) {
+    seen = change->serial;
+    v1::VersionInfo info;
+    ToProto(change->info, &info);
+    if (!writer->Write(info)) break;
+  }
+  return context->IsCancelled()
+             ? grpc::Status::CANCELLED
+             : grpc::Status(grpc::StatusCode::UNAVAILABLE, "the sender is stopping");
+}
+
+grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
+                                            const v1::TriggerSyncRequest* request,
+                                            grpc::ServerWriter<v1::SyncProgress>* writer) {
+  const auto write = [writer](const Attachments::Progress& p) {
+    v1::SyncProgress out;
+    out.set_receiver_id(p.receiver_id);
+    const bool committed = p.phase == ReceiverPhase::kCommitted;
+    out.set_phase(std::string(ToString(p.phase)));
+    deltawire::ToProto(committed ? p.report.committed : p.target, out.mutable_target());
+    out.set_bytes_done(p.report.bytes_done);
+    out.set_bytes_total(p.report.bytes_total);
+    out.set_message(p.report.message);
+    if (committed) deltawire::ToProto(p.report.last_pull, out.mutable_stats());
+    return writer->Write(out);
+  };
+  return ToGrpc(agent_.attachments().TriggerSync(
+      request->model(), {request->receiver_ids().begin(), request->receiver_ids().end()},
+      request->force_full(), write, Gone(context)));
+}
+
+grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext*, const v1::RollbackRequest* request,
+                                         v1::RollbackResponse* response) {
+  auto model = agent_.Find(request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  auto info = (*model)->Rollback(request->version());
+  if (!info.ok()) return ToGrpc(info.status());
+  ToProto(*info, response->mutable_info());
+  return grpc::Status::OK;
+}
+
+}  // namespace deltawire::sender

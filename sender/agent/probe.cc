@@ -1,0 +1,159 @@
+#include "sender/agent/probe.h"
+
+namespace deltawire::sender {
+namespace {
+
+using metrics::Kind;
+using metrics::Sample;
+
+struct Seen {
+  Agent::PullCounts pulls;
+  size_t receivers = 0;
+  uint64_t silent = 0;
+};
+
+struct Row {
+  const char* name;
+  const char* help;
+  Kind kind;
+  double (*value)(const Model& model, const Seen& seen);
+};
+
+VersionInfo Newest(const Model& m) {
+  const auto state = m.published();
+  return state == nullptr ? VersionInfo{} : state->info;
+}
+
+constexpr Row kRows[] = {
+    {"deltawire_sender_version", "Newest published version", Kind::kGauge,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(Newest(m).id().version);
+     }},
+    {"deltawire_sender_published_total", "Versions published by this process", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.totals().published);
+     }},
+    {"deltawire_sender_delta_bytes_total", "Encoded bytes of all deltas", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.totals().delta_bytes);
+     }},
+    {"deltawire_sender_trainer_wait_seconds_total", "Time that BeginOffload waited for its half",
+     Kind::kCounter,
+     [](const Model& m, const Seen&) -> double { return m.totals().trainer_wait_seconds; }},
+    {"deltawire_sender_publish_seconds_total", "Time from ready to published", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double { return m.totals().publish_seconds; }},
+    {"deltawire_sender_changed_elements", "Elements changed by the newest version", Kind::kGauge,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(Newest(m).changed_elements);
+     }},
+    {"deltawire_sender_gpu_publishes_total", "Versions diffed on the GPU", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.gpu_counts().publishes);
+     }},
+    {"deltawire_sender_gpu_failures_total", "Versions that the CPU diffed after a CUDA error",
+     Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.gpu_counts().failures);
+     }},
+    {"deltawire_sender_gpu_mismatches_total",
+     "Results of a GPU that were not the CPU's; after one the CPU diffs", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.gpu_counts().mismatches);
+     }},
+    {"deltawire_sender_log_bytes", "Delta log in use", Kind::kGauge,
+     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.log_bytes()); }},
+    {"deltawire_sender_bytes_sent_total", "Payload bytes of all pulls", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.pulls.bytes_sent);
+     }},
+    {"deltawire_sender_active_pulls", "Pulls that run", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double { return seen.pulls.active; }},
+    {"deltawire_sender_pulls_cut_total", "Pulls cut so that the trainer need not wait",
+     Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.pulls.cut); }},
+    {"deltawire_sender_scrubbed_bytes_total", "Memory compared with its digests", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.scrub().bytes); }},
+    {"deltawire_sender_scrub_mismatches_total", "Chunks that had lost their digest", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.scrub().mismatches);
+     }},
+    {"deltawire_sender_damaged_chunks", "Chunks of the newest version that are not sent",
+     Kind::kGauge,
+     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.damaged_chunks()); }},
+    {"deltawire_sender_receivers", "Receivers attached", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.receivers); }},
+    {"deltawire_sender_receivers_silent_total",
+     "Attachments that ended because the receiver said nothing", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.silent); }},
+    {"deltawire_sender_pulls_refused_total", "Pulls that were asked for and not granted",
+     Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.pulls.refused);
+     }},
+};
+
+struct FormRow {
+  const char* name;
+  const char* help;
+  std::array<uint64_t, FormCounts::kForms> FormCounts::*counts;
+};
+constexpr FormRow kFormRows[] = {
+    {"deltawire_sender_codec_chunks_total", "Chunks of all pulls, by the form they travelled in",
+     &FormCounts::chunks},
+    {"deltawire_sender_codec_bytes_total", "Payload bytes of all pulls, by form",
+     &FormCounts::bytes},
+};
+
+void AddForms(const std::vector<std::shared_ptr<Model>>& models, const Agent& agent,
+              std::vector<Sample>& samples) {
+  for (const FormRow& row : kFormRows) {
+    for (const auto& model : models) {
+      const FormCounts sent = agent.Pulls(model->name()).sent;
+      for (size_t i = 0; i < FormCounts::kForms; ++i) {
+        samples.push_back({row.name,
+                           row.help,
+                           Kind::kCounter,
+                           {{"model", model->name()}, {"codec", FormCounts::kNames[i]}},
+                           static_cast<double>((sent.*row.counts)[i])});
+      }
+    }
+  }
+  const CoderRates& rates = agent.coder_rates();
+  for (const auto& [codec, rate] :
+       {std::pair{"tight", &rates.tight_encode}, {"dense", &rates.dense_encode}}) {
+    samples.push_back({"deltawire_sender_encode_seconds_total",
+                       "CPU time that making tight and dense payloads took, all models",
+                       Kind::kCounter,
+                       {{"codec", codec}},
+                       rate->total_seconds()});
+  }
+}
+
+}  // namespace
+
+metrics::Collect Probe(const Agent& agent) {
+  return [&agent] {
+    const auto models = agent.Models();
+    std::vector<Seen> seen;
+    for (const auto& model : models) {
+      const std::string& name = model->name();
+      const Attachments& attachments = agent.attachments();
+      seen.push_back(
+          {agent.Pulls(name), attachments.Receivers(name).size(), attachments.silent(name)});
+    }
+    std::vector<Sample> samples;
+    for (const Row& row : kRows) {
+      for (size_t i = 0; i < models.size(); ++i) {
+        samples.push_back({row.name,
+                           row.help,
+                           row.kind,
+                           {{"model", models[i]->name()}},
+                           row.value(*models[i], seen[i])});
+      }
+    }
+    AddForms(models, agent, samples);
+    return samples;
+  };
+}
+
+}  // namespace deltawire::sender

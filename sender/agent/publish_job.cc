@@ -1,0 +1,299 @@
+#include "sender/agent/publish_job.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/checksum.h"
+#include "common/base/of_this_thread.h"
+#include "common/layout/root.h"
+
+namespace deltawire::sender {
+namespace {
+
+// What is copied stays in the first-level cache until its digest is taken.
+constexpr size_t kCopyStep = 16 << 10;
+
+struct Scratch {
+  std::unique_ptr<std::byte[]> memory;
+  size_t size = 0;
+};
+
+MutableBytes EncodeScratch(size_t bytes) {
+  auto& [memory, size] = OfThisThread<Scratch>();
+  if (size < bytes) {
+    memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    size = bytes;
+  }
+  return {memory.get(), size};
+}
+
+}  // namespace
+
+PublishJob::PublishJob(Inputs inputs)
+    : in_(std::move(inputs)),
+      n_(in_.chunks->size()),
+      taken_(std::make_unique<std::atomic<uint8_t>[]>(n_)),
+      digests_(std::make_shared<std::vector<uint64_t>>(n_)) {
+  StartOver();
+}
+
+void PublishJob::StartOver() {
+  std::unique_lock lock(mu_);
+  marked_.clear();
+  cv_.wait(lock, [this] { return running_ == 0; });
+  damaged_.clear();
+  builder_.emplace(in_.payload_limit);
+  counts_ = std::make_unique<Counts[]>(in_.chunks->tensors());
+  root_ = in_.active_root;
+  for (uint32_t i = 0; i < n_; ++i) {
+    (*digests_)[i] = 0;
+    // What others own counts as taken, so that nobody here touches it.
+    taken_[i] = in_.owned != nullptr && !in_.owned->contains(i);
+  }
+}
+
+bool PublishJob::ActiveDamaged(uint32_t i) const {
+  return in_.published != nullptr && in_.published->damaged[i] != 0;
+}
+
+void PublishJob::Count(const Chunk& chunk, uint64_t changed, uint64_t delta_bytes, bool full) {
+  Counts& c = counts_[chunk.tensor];
+  c.changed.fetch_add(changed, std::memory_order_relaxed);
+  c.delta_bytes.fetch_add(delta_bytes, std::memory_order_relaxed);
+  if (full) c.full_bytes.fetch_add(chunk.bytes, std::memory_order_relaxed);
+}
+
+void PublishJob::SetDigest(uint32_t i, uint64_t digest) {
+  (*digests_)[i] = digest;
+  uint64_t change = RootTerm(i, digest);
+  if (!in_.active.empty()) {
+    const uint64_t before = (*in_.active_digests)[i];
+    if (before == digest) return;
+    change -= RootTerm(i, before);
+  }
+  root_.fetch_add(change, std::memory_order_relaxed);
+}
+
+bool PublishJob::Diff(uint32_t i) {
+  if (taken_[i].exchange(1, std::memory_order_acq_rel) != 0) return false;
+  const Chunk& chunk = (*in_.chunks)[i];
+  const MutableBytes now = in_.inactive.subspan(chunk.offset, chunk.bytes);
+  if (in_.active.empty()) {
+    SetDigest(i, in_.backend->digest(*in_.key, now));
+    Count(chunk, chunk.bytes / chunk.width, 0, true);
+    return true;
+  }
+  const Bytes before = in_.active.subspan(chunk.offset, chunk.bytes);
+  const MutableBytes out = EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
+  const uint64_t digest_before = (*in_.active_digests)[i];
+  if (ActiveDamaged(i)) {
+    DigestAnew(i, digest_before);
+    return true;
+  }
+  const auto r = in_.backend->diff_encode_checked(*in_.key, before, now, chunk.width, out);
+  if (r.digest_before == digest_before) {
+    Record(i, r, out.first(r.bytes));
+  } else {
+    Lost(i, true);
+    DigestAnew(i, digest_before);
+  }
+  return true;
+}
+
+void PublishJob::Lost(uint32_t i, bool whole) {
+  // Nobody is to be sent it any more, nor anything to be made from it.
+  if (in_.published != nullptr) in_.published->damaged[i] = 1;
+  if (in_.lost) in_.lost(i, whole);
+}
+
+void PublishJob::Record(uint32_t i, const kernels::EncodeResult& found, Bytes payload) {
+  const Chunk& chunk = (*in_.chunks)[i];
+  SetDigest(i, found.digest_after);
+  if (found.changed == 0) return;
+  const bool sent = WorthSending(payload.size(), chunk.bytes);
+  Count(chunk, found.changed, sent ? payload.size() : 0, !sent);
+  ChunkDelta entry;
+  entry.chunk = i;
+  entry.changed = found.changed;
+  entry.digest_before = (*in_.active_digests)[i];
+  entry.digest_after = found.digest_after;
+  builder_->Add(entry, payload);
+}
+
+void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool) {
+  if (in_.gpu == nullptr || !in_.gpu->trusted() || in_.active.empty()) return;
+  std::vector<uint32_t> which;
+  for (uint32_t i = 0; i < n_; ++i) {
+    if (unchanged[(*in_.chunks)[i].tensor] || ActiveDamaged(i)) continue;
+    if (taken_[i].exchange(1, std::memory_order_acq_rel) == 0) which.push_back(i);
+  }
+  std::vector<uint8_t> done(n_);
+  std::vector<GpuClaim> claims;
+  const uint32_t rounds = std::min(GpuDiff::kCheckRounds, n_), round = in_.gpu->NextRound();
+  in_.gpu->Diff(in_.active, in_.inactive, which, *in_.active_digests,
+                [&](uint32_t i, const kernels::EncodeResult& found, Bytes payload) {
+                  // Where not, either the base is another one or the GPU wrong: the CPU will tell.
+                  const bool base = found.digest_before == (*in_.active_digests)[i];
+                  if (!base || (i + round) % rounds == 0) {
+                    claims.push_back({i, found, Xxh3(payload)});
+                  }
+                  if (!base) return;
+                  Record(i, found, payload);
+                  done[i] = 1;
+                });
+  std::atomic<uint32_t> wrong{n_};
+  pool.ParallelFor(claims.size(), [&](size_t i) {
+    if (!CpuAgrees(claims[i])) wrong = claims[i].chunk;
+  });
+  if (wrong < n_) {
+    const size_t tensor = (*in_.chunks)[wrong].tensor;
+    in_.gpu->Distrust(fmt::format(
+        "chunk {} of tensor {}", wrong.load(),
+        in_.layout == nullptr ? std::to_string(tensor) : in_.layout->tensor(tensor).name));
+    StartOver();
+    return;
+  }
+  for (const uint32_t i : which) {
+    if (done[i] == 0) taken_[i].store(0, std::memory_order_release);
+  }
+}
+
+bool PublishJob::CpuAgrees(const GpuClaim& claim) {
+  const Chunk& chunk = (*in_.chunks)[claim.chunk];
+  const uint64_t digest_before = (*in_.active_digests)[claim.chunk];
+  const MutableBytes out = EncodeScratch(kernels::MaxEncodedBytes(chunk.bytes, chunk.width));
+  const auto r = in_.backend->diff_encode_checked(
+      *in_.key, in_.active.subspan(chunk.offset, chunk.bytes),
+      Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes), chunk.width, out);
+  const kernels::EncodeResult& found = claim.result;
+  if (r.digest_before != digest_before) {
+    // The half is damaged. From it the GPU could get nothing else, and the diff will find it again;
+    // a base of the device's own may have been right.
+    if (found.digest_before != digest_before) return true;
+    Lost(claim.chunk, true);
+    builder_->Add(
+        {.chunk = claim.chunk, .digest_before = digest_before, .digest_after = found.digest_after},
+        {});
+    return found.digest_after == r.digest_after;
+  }
+  return found.digest_before == r.digest_before && found.digest_after == r.digest_after &&
+         found.changed == r.changed && claim.payload_xxh3 == Xxh3(out.first(r.bytes));
+}
+
+void PublishJob::DigestAnew(uint32_t i, uint64_t digest_before) {
+  const Chunk& chunk = (*in_.chunks)[i];
+  const Bytes now = in_.inactive.subspan(chunk.offset, chunk.bytes);
+  SetDigest(i, in_.backend->digest(*in_.key, now));
+  Count(chunk, 0, 0, true);
+  ChunkDelta entry;
+  entry.chunk = i;
+  entry.digest_before = digest_before;
+  entry.digest_after = (*digests_)[i];
+  builder_->Add(entry, {});
+}
+
+void PublishJob::CarryOver(uint32_t i) {
+  if (taken_[i].exchange(1, std::memory_order_acq_rel) != 0) return;
+  const Chunk& chunk = (*in_.chunks)[i];
+  const uint64_t digest = (*digests_)[i] = (*in_.active_digests)[i];
+  const Bytes there = Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes);
+  // One read instead of a copy; and right bytes stay, should those of the active half be damaged.
+  if (MayHaveBytes(i) && in_.backend->digest(*in_.key, there) == digest) return;
+  if (CopyOver(chunk) == digest) return;
+  if (!ActiveDamaged(i)) Lost(i, false);
+  std::lock_guard lock(mu_);
+  damaged_.push_back(i);
+}
+
+bool PublishJob::MayHaveBytes(uint32_t i) const {
+  if (in_.published == nullptr) return false;
+  const LogView& log = in_.published->log;
+  return !log.empty() && log.back()->Find(i) == nullptr;
+}
+
+uint64_t PublishJob::CopyOver(const Chunk& chunk) {
+  uint64_t digest = 0;
+  for (size_t at = 0; at < chunk.bytes; at += kCopyStep) {
+    const size_t bytes = std::min<size_t>(kCopyStep, chunk.bytes - at);
+    std::byte* const to = in_.inactive.data() + chunk.offset + at;
+    std::memcpy(to, in_.active.data() + chunk.offset + at, bytes);
+    digest += in_.backend->digest_range(*in_.key, {to, bytes}, at);
+  }
+  return digest;
+}
+
+void PublishJob::MarkWritten(std::span<const uint32_t> tensors, std::span<const uint32_t> chunks,
+                             ThreadPool& pool) {
+  constexpr uint32_t kBatch = 8;
+  const size_t most = std::max<size_t>(1, pool.size() / 2);
+  std::lock_guard lock(mu_);
+  if (cancelled_) return;
+  for (const uint32_t t : tensors) {
+    const uint32_t end = in_.chunks->end_of_tensor(t);
+    for (uint32_t first = in_.chunks->first_of_tensor(t); first < end; first += kBatch) {
+      marked_.emplace_back(first, std::min(end, first + kBatch));
+    }
+  }
+  for (const uint32_t c : chunks) marked_.emplace_back(c, c + 1);
+  while (early_threads_ < std::min(most, marked_.size())) {
+    ++early_threads_;
+    pool.Submit([self = shared_from_this()] { self->DiffMarked(); });
+  }
+}
+
+void PublishJob::DiffMarked() {
+  std::unique_lock lock(mu_);
+  while (!cancelled_ && !marked_.empty()) {
+    const auto [first, last] = marked_.front();
+    marked_.pop_front();
+    ++running_;
+    lock.unlock();
+    for (uint32_t i = first; i < last; ++i) Diff(i);
+    lock.lock();
+    if (--running_ == 0) cv_.notify_all();
+  }
+  --early_threads_;
+}
+
+PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
+                                      ThreadPool& pool) {
+  DiffOnGpu(unchanged, pool);
+  pool.ParallelFor(n_, [&](size_t i) {
+    const auto c = static_cast<uint32_t>(i);
+    if (unchanged[(*in_.chunks)[c].tensor]) {
+      CarryOver(c);
+    } else {
+      Diff(c);
+    }
+  });
+  // Every chunk is taken; early threads may still be in their last.
+  Cancel();
+  Join();
+  Result result;
+  if (!in_.active.empty()) result.delta = builder_->Finish(from, to);
+  result.digests = digests_;
+  result.root = root_;
+  auto tensors = std::make_shared<std::vector<TensorChange>>();
+  for (size_t t = 0; t < in_.chunks->tensors(); ++t) {
+    tensors->push_back({counts_[t].changed, counts_[t].delta_bytes, counts_[t].full_bytes});
+    result.changed_elements += counts_[t].changed;
+    result.delta_bytes += counts_[t].delta_bytes;
+    result.full_bytes += counts_[t].full_bytes;
+  }
+  result.tensors = std::move(tensors);
+  result.damaged = std::move(damaged_);
+  return result;
+}
+
+void PublishJob::Cancel() {
+  std::lock_guard lock(mu_);
+  cancelled_ = true;
+  marked_.clear();
+}
+
+void PublishJob::Join() {
+  std::unique_lock lock(mu_);
+  cv_.wait(lock, [this] { return running_ == 0; });
+}
+
+}  // namespace deltawire::sender

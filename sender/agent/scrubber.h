@@ -1,0 +1,57 @@
+// A model's memory against its digests: a chunk that has lost its own is taken out of use and,
+// where the version before and the newest delta can tell, put right. Owner: the Model. Threads:
+// any; Some by one. Cost: one read of what it compares. No errors: what it finds is logged, counted
+// and marked in the published state.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "common/layout/coverage.h"
+#include "sender/agent/halves.h"
+#include "sender/agent/version_store.h"
+
+namespace deltawire::sender {
+
+/// What comparing the published half with its digests has found so far, when idle or in a publish.
+struct ScrubTotals {
+  uint64_t bytes = 0;
+  uint64_t mismatches = 0;
+  uint64_t repaired = 0;  ///< of those, rebuilt from the other half
+};
+
+class Scrubber {
+ public:
+  struct Place {
+    std::string model;
+    const Layout* layout = nullptr;
+    const ChunkTable* chunks = nullptr;
+    const Coverage* owned = nullptr;
+    const kernels::Backend* backend = nullptr;
+    const kernels::DigestKey* key = nullptr;
+  };
+  Scrubber(Place place, Halves& halves) : place_(std::move(place)), halves_(halves) {}
+
+  /// Compares some chunks, in turn; the bytes that it read.
+  /// REQUIRES (here and below): the caller holds a lease of state.half.
+  uint64_t Some(const Published& state);
+  /// Compares one.
+  void Check(const Published& state, uint32_t chunk);
+
+  /// A publish found a chunk of the published half without its digest; `whole`: the next version
+  /// brings it whole.
+  void BaseLost(uint32_t chunk, bool whole);
+
+  ScrubTotals totals() const { return {bytes_, mismatches_, repaired_}; }
+
+ private:
+  void Damaged(const Published& state, uint32_t chunk);
+  bool Rebuild(const Published& state, uint32_t chunk);
+
+  const Place place_;
+  Halves& halves_;
+  uint32_t next_ = 0;
+  std::atomic<uint64_t> bytes_{0}, mismatches_{0}, repaired_{0};
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,164 @@
+// One receiver's pull: what it holds, what it was sent, and the next frame for each of its streams.
+// A chunk stays on the stream that took it. The first publish that overtakes the pull pins its end:
+// chunks not yet sent go out new, those sent are lifted by delta, later versions wait.
+// Owner: the agent's pull table and the bulk streams, by shared_ptr.
+// Threads: all methods from any. Cost: 36 bytes per chunk while it runs; ChunkBytes' copies.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/sync.h"
+#include "common/config/options.h"
+#include "common/delta/pull_stats.h"
+#include "common/net/pull_server.h"
+#include "sender/agent/chunk_bytes.h"
+#include "sender/agent/chunk_encoder.h"
+#include "sender/agent/link_estimate.h"
+#include "sender/agent/model.h"
+
+namespace deltawire::sender {
+
+/// How a pull's chunks are coded.
+struct PullCoding {
+  CodecPolicy policy = CodecPolicy::kFast;
+  uint32_t history = 0;
+  CoderRates* rates = nullptr;         ///< of this process
+  std::shared_ptr<LinkEstimate> link;  ///< to this receiver
+  CoderSpeeds decode;                  ///< of the receiver, all threads; 0: like this sender's
+  double encode_threads = 1;           ///< that may code for this pull at once
+};
+
+/// What the agent granted.
+struct PullTerms {
+  std::string receiver_id;
+  std::string peer;  ///< the address that asked for it
+  uint16_t streams = 1;
+  PullCoding coding;
+  /// The state to end at, from Model::At; null: the newest, or the one that overtakes it first.
+  std::shared_ptr<const Published> pinned;
+  std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
+  /// A frame that reads a half for longer is late: the next ones are copied.
+  std::chrono::milliseconds late_after{62};
+  /// All streams, and Have, must come within it.
+  std::chrono::milliseconds ticket_life{30000};
+};
+
+class ServedPull : public net::PullSession {
+ public:
+  ServedPull(std::shared_ptr<Model> model, PullTerms terms);
+  ~ServedPull() override;
+
+  uint32_t chunks() const override { return model_->chunks().size(); }
+  Status Start(const wire::Have& have) override;
+  StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream, std::function<void()> wake) override;
+  void StreamOpened(uint16_t stream, std::function<void()> cut) override;
+  void StreamClosed(uint16_t stream, const Status& why) override;
+
+  /// kInvalidArgument when the stream is out of range or was there before.
+  Status Reserve(uint16_t stream, uint16_t streams);
+  /// Ends the pull: its streams are closed.
+  void Cut(const Status& why);
+  /// Cuts it if one of its streams still reads `half`. True when it did.
+  bool CutIfReading(uint32_t half);
+  /// Cuts it if its ticket's life is over and a stream, or Have, has not come. True when it did.
+  bool CutIfLate(SteadyClock::time_point now);
+  /// `newest` has been published: what leads back from it to the pull's end must be kept.
+  /// Takes a while, and the model's pool, when the deltas since have become too many.
+  void Overtaken(const Published& newest);
+
+  const std::string& receiver_id() const { return terms_.receiver_id; }
+  const std::string& peer() const { return terms_.peer; }
+  const std::shared_ptr<Model>& model() const { return model_; }
+  uint64_t bytes_sent() const;
+  FormCounts sent() const;
+  /// When a stream last asked for a frame; or when it was granted.
+  SteadyClock::time_point last_heard() const;
+  /// No stream is open, and either all have ended or nobody came in time.
+  bool Finished(SteadyClock::time_point now) const;
+
+ private:
+  using Callbacks = std::vector<std::function<void()>>;  // to be called without the lock
+
+  struct Stream {
+    bool reserved = false;
+    bool open = false;
+    bool closed = false;
+    std::function<void()> cut;
+    std::function<void()> wake;
+    std::vector<uint32_t> early;      // chunks that it sent before the pull was overtaken
+    size_t lifted = 0;                // of those
+    std::optional<uint32_t> reading;  // half that the frame being made or sent may read
+    // The whole chunk that the socket is taking.
+    std::optional<SteadyClock::time_point> handed_over;
+    uint64_t handed_bytes = 0;
+    // For the link's estimate.
+    std::optional<SteadyClock::time_point> first_frame, idle_since;
+    double idle_seconds = 0;
+    double coding_seconds = 0;
+    double seconds = 0;  // first frame -> closed, without idling
+  };
+
+  struct Task {
+    uint32_t chunk = 0;
+    ChunkPlan plan;
+    ChunkHistory history;
+    std::optional<uint32_t> half = {};  // that its frame is sent from
+    bool whole = false;                 // its frame has the chunk's bytes
+  };
+  /// What the next frame is planned from. Pinned, the lease is null once the half is written to.
+  LeasedState Lease() const;
+  /// Under the lock: whether `state` is the one that frames are made from now. Pins the first
+  /// that overtakes the pull.
+  bool Settle(const std::shared_ptr<const Published>& state);
+  /// Under the lock: the next chunk of this stream that needs bytes; sets end_ when none ever will.
+  std::optional<Task> NextTask(Stream& stream, const Published& now, Callbacks& wakes);
+  std::optional<Task> NextLift(Stream& stream, const Published& now);
+  /// Without the lock, since copying and folding take time. Empty when a fold cancels out.
+  StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, LeasedState leased);
+  StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
+  StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
+  net::OutFrame MakeEnd() const;
+  kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
+  ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
+  /// From here on this pull ends at a state whose bytes will be written over.
+  void NeedWayBack();
+  bool Suspect(uint32_t chunk) const;
+  void Count(size_t form, size_t bytes);
+  void FrameTaken(Stream& stream);  // REQUIRES: mu_ held
+  void EstimateLink();              // REQUIRES: mu_ held
+  Callbacks TakeWakes();
+  Callbacks Cuts() const;
+
+  const std::shared_ptr<Model> model_;
+  const PullTerms terms_;
+  const ChunkEncoder encoder_;
+  const SteadyClock::time_point created_;
+  ChunkBytes bytes_;
+
+  mutable Mutex mu_;
+  bool started_ = false;
+  Status failed_;
+  Identity held_;
+  std::vector<StateId> held_before_;
+  std::vector<wire::Have::Entry> have_;
+  std::vector<Stream> streams_;
+  uint32_t cursor_ = 0;
+  std::shared_ptr<const Published> first_;  // that frames were made from until one overtook it
+  std::shared_ptr<const Published> pinned_;
+  std::shared_ptr<const Published> end_;
+  SteadyClock::time_point last_heard_;
+  std::atomic<bool> needs_way_back_{false};
+  std::atomic<uint64_t> bytes_sent_{0};
+  std::array<std::atomic<uint64_t>, FormCounts::kForms> form_chunks_{}, form_bytes_{};
+  std::atomic<double> tight_work_{0};  // that the receiver has to decode
+  uint64_t refused_bases_ = 0;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,75 @@
+// The sender's gRPC services over an Agent; a file each. Nothing else of the sender sees proto
+// types. Owner: main; the agent outlives them. Threads: gRPC's. Cost: streams hold a thread each.
+#pragma once
+
+#include <chrono>
+
+#include "proto/deltawire/v1/sender.grpc.pb.h"
+#include "proto/deltawire/v1/trainer.grpc.pb.h"
+#include "sender/agent/agent.h"
+
+namespace deltawire::sender {
+
+class TrainerServiceImpl final : public v1::TrainerService::Service {
+ public:
+  explicit TrainerServiceImpl(Agent& agent) : agent_(agent) {}
+  grpc::Status RegisterModel(grpc::ServerContext*, const v1::RegisterModelRequest*,
+                             v1::RegisterModelResponse*) override;
+  grpc::Status BeginOffload(grpc::ServerContext*, const v1::BeginOffloadRequest*,
+                            v1::BeginOffloadResponse*) override;
+  grpc::Status AttendOffload(grpc::ServerContext*, const v1::AttendOffloadRequest*,
+                             grpc::ServerWriter<v1::AttendOffloadEvent>*) override;
+  grpc::Status AbandonOffload(grpc::ServerContext*, const v1::AbandonOffloadRequest*,
+                              v1::AbandonOffloadResponse*) override;
+  grpc::Status MarkWritten(grpc::ServerContext*, const v1::MarkWrittenRequest*,
+                           v1::MarkWrittenResponse*) override;
+  grpc::Status NotifyBufferReady(grpc::ServerContext*, const v1::NotifyBufferReadyRequest*,
+                                 v1::NotifyBufferReadyResponse*) override;
+  grpc::Status WaitPublished(grpc::ServerContext*, const v1::WaitPublishedRequest*,
+                             v1::WaitPublishedResponse*) override;
+
+ private:
+  Agent& agent_;
+};
+
+class SenderServiceImpl final : public v1::SenderService::Service {
+ public:
+  SenderServiceImpl(Agent& agent, uint16_t bulk_port, size_t pool_threads);
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::SenderStatusRequest*,
+                         v1::SenderStatusResponse*) override;
+  grpc::Status ListReceivers(grpc::ServerContext*, const v1::ListReceiversRequest*,
+                             v1::ListReceiversResponse*) override;
+  grpc::Status WatchVersions(grpc::ServerContext*, const v1::WatchSenderVersionsRequest*,
+                             grpc::ServerWriter<v1::VersionInfo>*) override;
+  grpc::Status TriggerSync(grpc::ServerContext*, const v1::TriggerSyncRequest*,
+                           grpc::ServerWriter<v1::SyncProgress>*) override;
+  grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest*,
+                        v1::RollbackResponse*) override;
+
+ private:
+  Agent& agent_;
+  const uint16_t bulk_port_;
+  const size_t pool_threads_;
+  const std::chrono::steady_clock::time_point started_;
+};
+
+class PullServiceImpl final : public v1::PullService::Service {
+ public:
+  PullServiceImpl(Agent& agent, uint16_t bulk_port) : agent_(agent), bulk_port_(bulk_port) {}
+  grpc::Status DescribeModel(grpc::ServerContext*, const v1::DescribeModelRequest*,
+                             v1::DescribeModelResponse*) override;
+  grpc::Status GetNewest(grpc::ServerContext*, const v1::GetNewestRequest*,
+                         v1::GetNewestResponse*) override;
+  grpc::Status GetSideFiles(grpc::ServerContext*, const v1::GetSideFilesRequest*,
+                            v1::GetSideFilesResponse*) override;
+  grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*,
+                        v1::OpenPullResponse*) override;
+  grpc::Status Attach(grpc::ServerContext*,
+                      grpc::ServerReaderWriter<v1::SenderEvent, v1::ReceiverReport>*) override;
+
+ private:
+  Agent& agent_;
+  const uint16_t bulk_port_;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,175 @@
+#include "sender/agent/side_file_store.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <optional>
+#include <system_error>
+
+#include "common/base/checksum.h"
+#include "common/base/human.h"
+#include "common/shm/mapped_file.h"
+
+namespace deltawire::sender {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kUseNames[] = {"half-0", "half-1", "next"};
+constexpr const char* kFirstLine = "deltawire side 1";
+constexpr const char* kHidden = ".new";
+
+/// On a file system on disk the name must not be there before the bytes.
+Status WriteFile(const fs::path& path, std::string_view content) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
+  while (!content.empty()) {
+    const ssize_t n = ::write(fd.get(), content.data(), content.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoError(fmt::format("write {}", path.native()));
+    content.remove_prefix(static_cast<size_t>(n));
+  }
+  if (::fsync(fd.get()) != 0) return ErrnoError(fmt::format("fsync {}", path.native()));
+  return absl::OkStatus();
+}
+
+Status Rename(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  return ErrnoError(fmt::format("rename {} to {}", from.native(), to.native()));
+}
+
+StatusOr<std::string> ReadFile(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return ErrnoError(fmt::format("open {}", path.native()));
+  std::string content((std::istreambuf_iterator<char>(in)), {});
+  if (in.bad()) return ErrnoError(fmt::format("read {}", path.native()));
+  return content;
+}
+
+std::string Hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
+
+std::string UseText(uint64_t hash) {
+  std::string text = fmt::format("{}\n{}\n", kFirstLine, Hex(hash));
+  return text + fmt::format("xxh3 {}\n", Hex(Xxh3(AsBytes(text))));
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<const SideFileSet>> MakeSideFileSet(std::vector<SideFile> files) {
+  std::sort(files.begin(), files.end(),
+            [](const SideFile& a, const SideFile& b) { return a.name < b.name; });
+  uint64_t total = 0;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const SideFile& f = files[i];
+    if (!IsSideFileName(f.name) || (i > 0 && files[i - 1].name == f.name)) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "side file \"{}\": the name must be a plain file name, no weight file, and "
+                    "occur once",
+                    f.name);
+    }
+    total += f.content.size();
+    if (f.content.size() > kMaxSideFileBytes || total > kMaxSideFilesTotal) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "side file \"{}\" brings the side files to {}; the limit is {} each, {} in all",
+                    f.name, HumanBytes(total), HumanBytes(kMaxSideFileBytes),
+                    HumanBytes(kMaxSideFilesTotal));
+    }
+  }
+  auto set = std::make_shared<SideFileSet>();
+  set->hash = SideFilesHash(files);
+  set->files = std::move(files);
+  return set;
+}
+
+fs::path SideFileStore::PathOf(uint64_t hash) const { return directory_ / Hex(hash); }
+
+Status SideFileStore::Clear() {
+  std::error_code ec;
+  fs::remove_all(directory_, ec);
+  return ec ? Errorf(StatusCode::kInternal, "remove {}: {}", directory_.native(), ec.message())
+            : absl::OkStatus();
+}
+
+Status SideFileStore::Write(const SideFileSet& set) const {
+  std::error_code ec;
+  const fs::path to = PathOf(set.hash), hidden = directory_ / (kHidden + Hex(set.hash));
+  if (fs::is_directory(to, ec)) return absl::OkStatus();  // by its name it was whole once
+  fs::remove_all(hidden, ec);
+  fs::create_directories(hidden, ec);
+  if (ec) return Errorf(StatusCode::kInternal, "create {}: {}", hidden.native(), ec.message());
+  for (const SideFile& f : set.files) {
+    DW_RETURN_IF_ERROR(WriteFile(hidden / f.name, f.content));
+  }
+  return Rename(hidden, to);
+}
+
+Status SideFileStore::Keep(Use use, const std::shared_ptr<const SideFileSet>& set) {
+  const fs::path name = directory_ / kUseNames[static_cast<size_t>(use)];
+  const std::string text = UseText(set->hash);
+  std::error_code ec;
+  if (fs::is_directory(PathOf(set->hash), ec)) {
+    // As a rule a version has the side files of the one before, and nothing changes here.
+    if (auto now = ReadFile(name); now.ok() && *now == text) return absl::OkStatus();
+  }
+  DW_RETURN_IF_ERROR(Write(*set));
+  const fs::path hidden = directory_ / (std::string(kHidden) + kUseNames[static_cast<size_t>(use)]);
+  DW_RETURN_IF_ERROR(WriteFile(hidden, text));
+  DW_RETURN_IF_ERROR(Rename(hidden, name));
+  RemoveUnused();
+  return absl::OkStatus();
+}
+
+void SideFileStore::RemoveUnused() const {
+  std::vector<std::string> used;
+  for (const char* use : kUseNames) {
+    used.emplace_back(use);
+    std::ifstream in(directory_ / use);
+    std::string line, hash;
+    if (std::getline(in, line) && std::getline(in, hash)) used.push_back(hash);
+  }
+  std::vector<fs::path> unused;
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator(directory_, ec)) {
+    const std::string name = entry.path().filename().string();
+    if (std::find(used.begin(), used.end(), name) == used.end()) unused.push_back(entry.path());
+  }
+  for (fs::path path : unused) {
+    // Under its own name a directory is whole, so it loses that before its first file.
+    const std::string name = path.filename().string();
+    if (!name.starts_with('.')) {
+      const fs::path hidden = directory_ / (kHidden + name);
+      fs::remove_all(hidden, ec);
+      if (!Rename(path, hidden).ok()) continue;
+      path = hidden;
+    }
+    fs::remove_all(path, ec);
+  }
+}
+
+StatusOr<std::shared_ptr<const SideFileSet>> SideFileStore::Load(Use use) const {
+  const fs::path name = directory_ / kUseNames[static_cast<size_t>(use)];
+  std::error_code ec;
+  if (!fs::exists(name, ec)) return MakeSideFileSet({});
+  DW_ASSIGN_OR_RETURN(const std::string text, ReadFile(name));
+  uint64_t hash = 0;
+  const size_t at = std::string_view(kFirstLine).size() + 1;
+  if (text.size() > at + 16) hash = std::strtoull(text.substr(at, 16).c_str(), nullptr, 16);
+  if (text != UseText(hash)) {
+    return Errorf(StatusCode::kDataLoss, "{} does not match its checksum; register the model anew",
+                  name.native());
+  }
+  std::vector<SideFile> files;
+  for (const auto& entry : fs::directory_iterator(PathOf(hash), ec)) {
+    DW_ASSIGN_OR_RETURN(std::string content, ReadFile(entry.path()));
+    files.push_back({entry.path().filename().string(), std::move(content)});
+  }
+  DW_ASSIGN_OR_RETURN(auto set, MakeSideFileSet(std::move(files)));
+  if (set->hash == hash) return set;
+  return Errorf(StatusCode::kDataLoss,
+                "{} does not have the files that it had when it was written; register the model "
+                "anew",
+                PathOf(hash).native());
+}
+
+}  // namespace deltawire::sender

@@ -1,0 +1,332 @@
+// The trainer's library as a stable C ABI: writes versions of a model into the sender's memory.
+// Handles are the caller's: destroy each. Threads: a client has one caller at a time; of an
+// offload, dw_offload_write, _data and _tensor may run at once. Structs begin with their size, so
+// that they can grow. Errors: a call returns DW_OK or a code, and dw_last_error() says what
+// happened and what to do. Cost of a write: one copy.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define DW_API __attribute__((visibility("default")))
+#else
+#define DW_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Rises when functions or fields are added. What was there keeps its meaning for as long as the
+ * library's SOVERSION stays. */
+#define DW_ABI_VERSION 4
+
+/* Every function that can fail returns one of these (the numbers are gRPC's). */
+typedef enum dw_status {
+  DW_OK = 0,
+  DW_CANCELLED = 1,
+  DW_UNKNOWN = 2,
+  DW_INVALID_ARGUMENT = 3,
+  DW_DEADLINE_EXCEEDED = 4, /* no answer within the time-out */
+  DW_NOT_FOUND = 5,
+  DW_ALREADY_EXISTS = 6,
+  DW_PERMISSION_DENIED = 7,
+  DW_RESOURCE_EXHAUSTED = 8,  /* memory is short, at the sender or here */
+  DW_FAILED_PRECONDITION = 9, /* e.g. another layout is registered; tensors are missing */
+  DW_ABORTED = 10,            /* the offload was abandoned: a rank died, hung or gave up */
+  DW_OUT_OF_RANGE = 11,
+  DW_UNIMPLEMENTED = 12,
+  DW_INTERNAL = 13,
+  DW_UNAVAILABLE = 14, /* no sender at the endpoint, or it is stopping */
+  DW_DATA_LOSS = 15
+} dw_status;
+
+typedef struct dw_client dw_client;
+typedef struct dw_offload dw_offload;
+
+/* Text of this thread's last error, "" when there was none. Valid until this thread's next call. */
+DW_API const char* dw_last_error(void);
+/* DW_ABI_VERSION and the release of the library that is loaded. */
+DW_API uint32_t dw_abi_version(void);
+DW_API const char* dw_version(void);
+
+/* ---- Client: one per rank ------------------------------------------------------------------ */
+
+typedef struct dw_client_options {
+  size_t struct_size;    /* sizeof(dw_client_options) */
+  const char* endpoint;  /* the sender's trainer socket, or its data directory */
+  const char* model;     /* [A-Za-z0-9._-]+ */
+  uint32_t rank;         /* 0 .. world-1 */
+  uint32_t world;        /* ranks that write a version together; 0: 1 */
+  uint32_t timeout_ms;   /* of each call; 0: 30000 */
+  uint32_t copy_threads; /* that dw_offload_write uses, with its caller; 0: a few */
+  /* Since DW_ABI_VERSION 3: */
+  const char* publisher; /* who this is, in messages to others; NULL: program, process and host */
+} dw_client_options;
+
+/* Connects with the first call that needs it. */
+DW_API int dw_client_create(const dw_client_options* options, dw_client** client);
+/* NULL is allowed. REQUIRES: its offloads are destroyed. */
+DW_API void dw_client_destroy(dw_client* client);
+
+typedef struct dw_tensor_meta {
+  size_t struct_size;    /* sizeof(dw_tensor_meta), in every element of an array */
+  const char* name;      /* the HF name, UTF-8 */
+  const char* dtype;     /* as in safetensors: "BF16", "F32", "F8_E4M3", ... */
+  const uint64_t* shape; /* elements; NULL when ndim is 0 */
+  uint32_t ndim;         /* at most 16; 0: a scalar */
+} dw_tensor_meta;
+
+typedef struct dw_side_file {
+  size_t struct_size;
+  const char* name;    /* a plain file name, e.g. "config.json" */
+  const void* content; /* bytes */
+  uint64_t bytes;
+} dw_side_file;
+
+typedef struct dw_register_options {
+  size_t struct_size;
+  const dw_tensor_meta* tensors; /* the order counts: a tensor's index is its place here */
+  size_t tensor_count;
+  const dw_side_file* side_files;
+  size_t side_file_count;
+  const char* hf_dir;  /* a HF model directory whose small files become side files; or NULL */
+  int replace;         /* not 0: drop a model that is registered with another layout */
+  int keep_side_files; /* not 0: those that are registered stay; side_files, hf_dir are ignored */
+} dw_register_options;
+
+typedef struct dw_registered {
+  size_t struct_size;
+  uint64_t epoch; /* of what is published already; 0: nothing */
+  uint64_t version;
+  uint64_t total_bytes;
+  char fingerprint[33]; /* of the layout, 32 hex digits */
+  /* Since DW_ABI_VERSION 3, of what is published already: */
+  char lineage[33]; /* 32 hex digits; "": nothing */
+  uint64_t root;
+} dw_registered;
+
+/* Sizes the sender's buffers. Every rank does it, with the same tensors. `result` may be NULL. */
+DW_API int dw_client_register(dw_client* client, const dw_register_options* options,
+                              dw_registered* result);
+/* The index of a tensor; DW_NOT_FOUND when `name` was not registered. */
+DW_API int dw_client_find(const dw_client* client, const char* name, uint32_t* tensor);
+
+/* ---- Offload: one version on its way ------------------------------------------------------- */
+
+/* Who writes a tensor's bytes. */
+typedef enum dw_share {
+  DW_SHARE_NONE = 0, /* say nothing yet */
+  DW_SHARE_PART = 1, /* this rank its share, other ranks theirs: final when all ranks are ready */
+  DW_SHARE_WHOLE =
+      2, /* this rank alone, and the bytes are final: the sender may diff them already */
+  DW_SHARE_BLOCK = 3 /* of dw_offload_write and dw_offload_mark_block: this rank alone writes the
+                      * block, and it is final, but other ranks write others of the tensor. The
+                      * sender diffs what all of them have finished. Never say it of overlapping
+                      * blocks: the offload ends. Since DW_ABI_VERSION 3 */
+} dw_share;
+
+/* A block of elements in the caller's memory, and where in the tensor it belongs. */
+typedef struct dw_block {
+  size_t struct_size;
+  const void* data;       /* of the first element */
+  uint32_t element_bytes; /* must be the tensor's */
+  uint32_t ndim;          /* must be the tensor's */
+  const uint64_t* shape;  /* of the block, elements */
+  const int64_t* strides; /* bytes, any sign; NULL: contiguous in row-major order */
+  const uint64_t* start;  /* of the block in the tensor, elements; NULL: its first element */
+} dw_block;
+
+/* An attempt ties the parts of one offload together, over ranks and senders, and tells it from
+ * another offload of the same version. A random number, never 0: one rank draws it and hands it to
+ * the others. Since DW_ABI_VERSION 3. */
+DW_API uint64_t dw_draw_attempt(void);
+
+/* Begins version `version` (> 0) together with the other ranks. While the offload lives the sender
+ * sees this process die, and abandons the version for all ranks at once. REQUIRES: registered. */
+DW_API int dw_offload_begin(dw_client* client, uint64_t version, dw_offload** offload);
+/* The same as part of `attempt`; 0: the sender draws one for its own ranks, which one that owns a
+ * part of the model (dw_megatron_register with ranks) refuses. DW_FAILED_PRECONDITION names the
+ * publisher that writes the model already. Since DW_ABI_VERSION 3. */
+DW_API int dw_offload_begin_attempt(dw_client* client, uint64_t version, uint64_t attempt,
+                                    dw_offload** offload);
+/* As given, or as the sender drew it. Since DW_ABI_VERSION 3. */
+DW_API uint64_t dw_offload_attempt(const dw_offload* offload);
+/* Before dw_offload_ready it abandons the version. NULL is allowed. */
+DW_API void dw_offload_destroy(dw_offload* offload);
+
+/* The memory to write into: of one tensor, row-major, or of all tensors, tightly packed in their
+ * order. Say dw_offload_mark_written when the bytes are there. */
+DW_API int dw_offload_tensor(dw_offload* offload, uint32_t tensor, void** data, uint64_t* bytes);
+DW_API int dw_offload_data(dw_offload* offload, void** data, uint64_t* bytes);
+
+/* Copies a block into its place, on several threads, and marks the tensor by `share`. */
+DW_API int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block* block, int share);
+/* `share`: DW_SHARE_PART or DW_SHARE_WHOLE. */
+DW_API int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors, size_t count,
+                                   int share);
+/* What DW_SHARE_BLOCK says, of a block that was written in place. `start` NULL: its first element.
+ * Since DW_ABI_VERSION 3. */
+DW_API int dw_offload_mark_block(dw_offload* offload, uint32_t tensor, uint32_t ndim,
+                                 const uint64_t* start, const uint64_t* shape);
+/* The sender carries these over from the version that is published. */
+DW_API int dw_offload_mark_unchanged(dw_offload* offload, const uint32_t* tensors, size_t count);
+
+/* This rank is done. When all ranks are, the version is checked for completeness and published. */
+DW_API int dw_offload_ready(dw_offload* offload);
+/* DW_OK while the offload goes on; DW_ABORTED once it is over for all ranks. Makes no call. */
+DW_API int dw_offload_check(const dw_offload* offload);
+/* Gives the version up for all ranks, which are told `reason`. */
+DW_API int dw_offload_abandon(dw_offload* offload, const char* reason);
+/* Seconds that dw_offload_begin waited for readers of the memory. */
+DW_API double dw_offload_waited_seconds(const dw_offload* offload);
+
+typedef struct dw_published {
+  size_t struct_size;
+  uint64_t epoch;
+  uint64_t version;
+  uint64_t model_bytes;
+  uint64_t delta_bytes; /* of the version's delta, as encoded */
+  uint64_t full_bytes;  /* of tensors' bytes that go whole in it */
+  uint64_t elements;
+  uint64_t changed_elements;
+  double trainer_wait_seconds;
+  double offload_seconds;
+  double publish_seconds;
+  int64_t ready_unix_nanos;
+  /* Since DW_ABI_VERSION 3: */
+  char lineage[33]; /* of the sender's model, 32 hex digits */
+  uint64_t root;    /* over all chunks' digests: equal names are equal bytes */
+  uint64_t attempt;
+  int64_t published_unix_nanos;
+} dw_published;
+
+/* Blocks until `version` or a newer one is published. `timeout_ms` 0: the client's. DW_ABORTED,
+ * with the reason, as soon as this client's offload of it is abandoned. `result` may be NULL. */
+DW_API int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,
+                             dw_published* result);
+
+/* ---- Megatron: shards of a parallel job to HF tensors --------------------------------------- */
+
+/* docs/model_families.md says what a family and a parallel config are. */
+
+typedef struct dw_megatron dw_megatron;
+typedef struct dw_collective dw_collective;
+
+typedef struct dw_megatron_options {
+  size_t struct_size;
+  const char* hf_dir;   /* config.json; its tensors, where there are any, fix the layout */
+  const char* parallel; /* "tp=4,pp=2,ep=8", or a JSON object of the same */
+  const char* family;   /* NULL: by config.json */
+  const char* const* family_dirs; /* directories of further families */
+  size_t family_dir_count;
+  uint32_t threads; /* that copy, with their caller; 0: one per core */
+} dw_megatron_options;
+
+/* Plans the export of a whole job from metadata, and proves that its ranks' shards make up every
+ * byte of the HF tensors exactly once: DW_FAILED_PRECONDITION names those that they do not. */
+DW_API int dw_megatron_create(const dw_megatron_options* options, dw_megatron** megatron);
+DW_API void dw_megatron_destroy(dw_megatron* megatron);
+
+/* tensors_meta: what the shards make. Texts and shapes live as long as the handle. */
+DW_API size_t dw_megatron_tensor_count(const dw_megatron* megatron);
+DW_API int dw_megatron_tensor(const dw_megatron* megatron, size_t tensor, dw_tensor_meta* meta);
+/* Sizes the sender's buffers for them, with the small files of hf_dir. `ranks`: those of the job
+ * that write to this sender, where the job's nodes have one each; NULL: all. The sender then owns
+ * what they write, and DW_FAILED_PRECONDITION names tensors that they share with others. Ranks that
+ * write nothing need no sender: DW_NOT_FOUND. `result` may be NULL. */
+DW_API int dw_megatron_register(const dw_megatron* megatron, dw_client* client,
+                                const uint32_t* ranks, size_t rank_count, int replace,
+                                dw_registered* result);
+
+/* Whether this library has CUDA code and this process a device that it can use: 0 or 1. */
+DW_API int dw_gpu_available(void);
+
+/* Copies bytes [offset, offset + bytes) of a parameter to `to`, in host memory; 0, or anything else
+ * when it cannot. Called on the thread of the call that got the parameter, and until that returns.
+ */
+typedef int (*dw_read_bytes)(void* context, uint64_t offset, uint64_t bytes, void* to);
+
+/* In the place of a device's number. Devices count from 0, as CUDA's do. */
+#define DW_HOST_MEMORY (-1)
+
+/* A parameter, or a persistent buffer, as the trainer has it: row-major. Its bytes are `data`, in
+ * host memory or on a device, where all work on them must be complete; or what `read` gives. Of
+ * what is not in host memory, at most two buckets there are used at a time. */
+typedef struct dw_param {
+  size_t struct_size;
+  uint32_t chunk;   /* virtual pipeline chunk */
+  const char* name; /* Megatron's; "module." before it is ignored */
+  const char* dtype;
+  const uint64_t* shape;
+  uint32_t ndim;
+  const void* data;
+  int32_t device;     /* DW_HOST_MEMORY, or the CUDA device of `data`, if dw_gpu_available() */
+  dw_read_bytes read; /* not NULL: it counts instead of data */
+  void* read_context;
+} dw_param;
+
+/* Whether these are what `rank` of the job holds. DW_INVALID_ARGUMENT names what is missing,
+ * unknown or of another shape or dtype. The calls below look at this first, and write nothing if it
+ * fails. */
+DW_API int dw_megatron_check(const dw_megatron* megatron, uint32_t rank, const dw_param* params,
+                             size_t count);
+/* Writes the shards that `rank` is the first to hold straight to their places, and marks them.
+ * Every rank of the node does it with an offload of its own; then dw_offload_ready. */
+DW_API int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
+                             const dw_param* params, size_t count, uint64_t* bytes);
+
+/* What carries the shards. */
+typedef enum dw_collective_kind {
+  /* TCP, neither encrypted nor authenticated. */
+  DW_COLLECTIVE_GLOO = 0,
+  /* Between devices; ranks still meet over Gloo, with the options below. DW_UNIMPLEMENTED where
+   * libdeltawire_nccl.so cannot be loaded: it lies beside this library if that was built with
+   * NCCL. */
+  DW_COLLECTIVE_NCCL = 1,
+} dw_collective_kind;
+
+/* For ranks that share no memory with the sender: one group of all of the job's ranks. */
+typedef struct dw_collective_options {
+  size_t struct_size;
+  uint32_t rank;
+  uint32_t size;
+  uint32_t root;
+  const char* rendezvous;    /* "file:DIR", a directory that all ranks see */
+  const char* job;           /* a word for this group, never used before in DIR */
+  const char* net_interface; /* to listen on; NULL: see address */
+  const char* address;       /* to listen on; NULL: what the host's name resolves to */
+  uint32_t timeout_ms;       /* to meet, and for every wait; 0: 120000 */
+  int32_t kind;              /* dw_collective_kind, the same on every rank */
+  int32_t device;            /* NCCL: this rank's CUDA device */
+} dw_collective_options;
+DW_API int dw_collective_create(const dw_collective_options* options, dw_collective** collective);
+DW_API void dw_collective_destroy(dw_collective* collective);
+
+typedef struct dw_gathered {
+  size_t struct_size;
+  uint64_t buckets;
+  uint64_t network_bytes;
+  uint64_t peak_buffer_bytes; /* of both buckets together */
+  double wait_seconds;
+  double place_seconds;  /* on the root */
+  uint64_t bucket_bytes; /* of one, as given or as DW_BUCKET_AUTO found it */
+} dw_gathered;
+
+/* Buckets as large as free memory allows: 512 MiB or, where that is less, 1/8 of what is free for
+ * the rank that has least, on its device with NCCL and of its share of the host; but a parameter's
+ * row at least. */
+#define DW_BUCKET_AUTO UINT64_MAX
+
+/* Sends every rank's shards to the root, bucket by bucket, which writes them into `offload` (NULL
+ * on the other ranks) and marks them. Call it on every rank of the job; when a rank dies, the
+ * others get an error within the collective's time-out. `bucket_bytes`: a
+ * multiple of 64, the same on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
+DW_API int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
+                              uint32_t rank, const dw_param* params, size_t count,
+                              uint64_t bucket_bytes, dw_gathered* result);
+
+#ifdef __cplusplus
+}
+#endif

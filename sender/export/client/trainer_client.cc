@@ -1,0 +1,395 @@
+#include "sender/export/client/trainer_client.h"
+
+#include <grpcpp/grpcpp.h>
+#include <spdlog/fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <thread>
+
+#include "proto/convert.h"
+#include "proto/deltawire/v1/trainer.grpc.pb.h"
+#include "proto/grpc_lifetime.h"
+#include "sender/export/client/attempt.h"
+#include "sender/export/client/attendance.h"
+#include "sender/export/client/half_mapping.h"
+#include "sender/export/client/strided_copy.h"
+#include "sender/export/client/written_marks.h"
+
+namespace deltawire {
+namespace {
+
+constexpr size_t kCopyThreads = 4;  // a few fill a memory bus; a node has several ranks
+
+// "the shape [2, 3]" of what was given, in messages.
+std::string ShapeText(std::span<const uint64_t> shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// Row-major strides in bytes.
+std::vector<int64_t> DenseStrides(std::span<const uint64_t> shape, unsigned element) {
+  std::vector<int64_t> strides(shape.size());
+  auto stride = static_cast<int64_t>(element);
+  for (size_t i = shape.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= static_cast<int64_t>(shape[i]);
+  }
+  return strides;
+}
+
+// What is wrong with putting `s` into a tensor of `meta`.
+Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
+  const unsigned element = DTypeBytes(meta.dtype);
+  bool fits = s.shape.size() == meta.shape.size();
+  for (size_t i = 0; fits && i < s.shape.size(); ++i) {
+    const uint64_t start = s.start.empty() ? 0 : s.start[i];
+    fits = start <= meta.shape[i] && s.shape[i] <= meta.shape[i] - start;
+  }
+  if (s.element_bytes == element && fits &&
+      (s.strides.empty() || s.strides.size() == s.shape.size()) &&
+      (s.start.empty() || s.start.size() == s.shape.size())) {
+    return absl::OkStatus();
+  }
+  return Errorf(StatusCode::kInvalidArgument,
+                "tensor \"{}\" is {} {}; a block of shape {} with {} bytes an element, starting at "
+                "{}, does not fit into it",
+                meta.name, DTypeName(meta.dtype), ShapeText(meta.shape), ShapeText(s.shape),
+                s.element_bytes, ShapeText(s.start));
+}
+
+// A data directory stands for the socket in it, also before the sender has made either.
+std::string SocketOf(std::string endpoint) {
+  std::error_code ignored;
+  const std::filesystem::path path(endpoint);
+  const auto type = std::filesystem::status(path, ignored).type();
+  const bool directory =
+      type == std::filesystem::file_type::directory ||
+      (type == std::filesystem::file_type::not_found && path.extension() != ".sock");
+  return directory ? (path / "trainer.sock").string() : endpoint;
+}
+
+}  // namespace
+
+struct TrainerClient::Impl {
+  std::string socket, model;
+  std::string publisher = ThisProcess();
+  const uint64_t client = DrawAttempt();
+  uint32_t rank = 0, world = 1;
+  std::chrono::milliseconds timeout;
+  std::unique_ptr<v1::TrainerService::Stub> stub;
+  std::optional<Layout> layout;
+  std::optional<ChunkTable> chunks;  // the layout's
+  std::vector<ByteRange> owned;      // of the data section; empty: all
+  std::vector<std::shared_ptr<HalfMapping>> mappings;
+  uint64_t last_version = 0, last_lease = 0;
+  size_t copy_threads = 0;
+  std::unique_ptr<ThreadPool> copiers;  // made when first used
+  std::once_flag copiers_made;
+
+  void Prepare(grpc::ClientContext& context) const {
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
+    context.set_wait_for_ready(true);
+  }
+  Status Check(const grpc::Status& status, std::string_view call) const {
+    return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
+  }
+  ThreadPool* Copiers() {
+    std::call_once(copiers_made, [this] {
+      const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+      const size_t threads = copy_threads == 0 ? std::min(kCopyThreads, cores) : copy_threads;
+      if (threads > 1) copiers = std::make_unique<ThreadPool>(threads);
+    });
+    return copiers.get();
+  }
+  StatusOr<std::shared_ptr<HalfMapping>> MapHalf(const std::string& path) {
+    std::erase_if(mappings, [](const auto& m) { return m == nullptr; });
+    for (auto& m : mappings) {
+      if (m->Current(path)) return m;
+    }
+    if (mappings.size() >= 2) mappings.clear();
+    DW_ASSIGN_OR_RETURN(std::shared_ptr<HalfMapping> fresh, HalfMapping::Map(path, owned.empty()));
+    mappings.push_back(fresh);
+    return fresh;
+  }
+};
+
+struct TrainerClient::Offload::State {
+  Impl* client = nullptr;
+  uint64_t version = 0;
+  uint64_t lease = 0;
+  uint64_t attempt = 0;
+  MutableBytes data;
+  double waited = 0;
+  std::shared_ptr<HalfMapping> half;
+  std::unique_ptr<Attendance> attendance;
+  std::unique_ptr<WrittenMarks> marks;
+  std::mutex mu;
+  std::vector<uint32_t> written, unchanged;
+};
+
+TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t rank, uint32_t world,
+                             std::chrono::milliseconds timeout)
+    : impl_(std::make_unique<Impl>()) {
+  KeepGrpc();
+  impl_->socket = SocketOf(std::move(socket));
+  impl_->model = std::move(model);
+  impl_->rank = rank;
+  impl_->world = world;
+  impl_->timeout = timeout;
+  grpc::ChannelArguments args;
+  args.SetMaxReceiveMessageSize(kMaxControlMessage);
+  args.SetMaxSendMessageSize(kMaxControlMessage);
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
+  impl_->stub = v1::TrainerService::NewStub(
+      grpc::CreateCustomChannel("unix:" + impl_->socket, grpc::InsecureChannelCredentials(), args));
+}
+
+TrainerClient::~TrainerClient() = default;
+
+StatusOr<Identity> TrainerClient::Register(const Layout& layout,
+                                           const std::vector<SideFile>& side_files,
+                                           RegisterOptions options) {
+  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
+  DW_ASSIGN_OR_RETURN(const Coverage coverage, Coverage::Create(options.owned, chunks.size()));
+  v1::RegisterModelRequest request;
+  request.set_model(impl_->model);
+  ToProto(layout, request.mutable_tensors_meta());
+  if (!options.keep_side_files) ToProto(side_files, request.mutable_side_files());
+  request.set_replace(options.replace);
+  request.set_keep_side_files(options.keep_side_files);
+  if (!coverage.all()) ToProto(coverage, request.mutable_owned());
+  v1::RegisterModelResponse response;
+  grpc::ClientContext context;
+  impl_->Prepare(context);
+  DW_RETURN_IF_ERROR(
+      impl_->Check(impl_->stub->RegisterModel(&context, request, &response), "RegisterModel"));
+  if (response.fingerprint() != layout.fingerprint().Hex()) {
+    return Errorf(StatusCode::kInternal,
+                  "sender at {} computes another fingerprint ({} against {}); "
+                  "are both of the same release?",
+                  impl_->socket, response.fingerprint(), layout.fingerprint().Hex());
+  }
+  impl_->layout = layout;
+  impl_->owned.clear();
+  if (!coverage.all()) impl_->owned = coverage.ByteRanges(chunks);
+  impl_->chunks = std::move(chunks);
+  return FromProto(response.published());
+}
+
+StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t version,
+                                                                       uint64_t attempt) {
+  if (!impl_->layout) return absl::FailedPreconditionError("register the model before offloading");
+  v1::BeginOffloadRequest request;
+  request.set_model(impl_->model);
+  request.set_version(version);
+  request.set_rank(impl_->rank);
+  request.set_world(impl_->world);
+  request.set_fingerprint(impl_->layout->fingerprint().Hex());
+  request.set_attempt(attempt);
+  request.set_publisher(impl_->publisher);
+  request.set_client(impl_->client);
+  v1::BeginOffloadResponse response;
+  grpc::ClientContext context;
+  impl_->Prepare(context);
+  DW_RETURN_IF_ERROR(
+      impl_->Check(impl_->stub->BeginOffload(&context, request, &response), "BeginOffload"));
+  auto state = std::make_unique<Offload::State>();
+  state->client = impl_.get();
+  state->version = version;
+  state->lease = response.lease();
+  state->attempt = response.attempt();
+  state->waited = response.waited_seconds();
+  DW_ASSIGN_OR_RETURN(state->half, impl_->MapHalf(response.half_path()));
+  const MutableBytes file = state->half->bytes();
+  if (response.data_offset() + impl_->layout->total_bytes() > file.size()) {
+    return Errorf(StatusCode::kInternal, "{} is smaller than the model; restart the sender",
+                  response.half_path());
+  }
+  state->data = file.subspan(response.data_offset(), impl_->layout->total_bytes());
+  state->attendance = std::make_unique<Attendance>();
+  DW_RETURN_IF_ERROR(
+      impl_->Check(state->attendance->Start(*impl_->stub, impl_->model, response.lease(),
+                                            impl_->rank, impl_->timeout),
+                   "AttendOffload"));
+  state->marks = std::make_unique<WrittenMarks>(
+      *impl_->stub,
+      WrittenMarks::Offload{impl_->model, response.lease(), impl_->rank, impl_->world > 1},
+      [impl = impl_.get()](grpc::ClientContext& of_marks) { impl->Prepare(of_marks); });
+  impl_->last_version = version;
+  impl_->last_lease = response.lease();
+  return std::unique_ptr<Offload>(new Offload(std::move(state)));
+}
+
+const std::optional<Layout>& TrainerClient::layout() const { return impl_->layout; }
+
+void TrainerClient::SetTimeout(std::chrono::milliseconds timeout) { impl_->timeout = timeout; }
+
+void TrainerClient::SetCopyThreads(size_t threads) { impl_->copy_threads = threads; }
+
+void TrainerClient::SetPublisher(std::string publisher) { impl_->publisher = std::move(publisher); }
+
+StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
+                                                        std::chrono::milliseconds timeout) {
+  v1::WaitPublishedRequest request;
+  request.set_model(impl_->model);
+  request.set_version(version);
+  if (version == impl_->last_version) request.set_lease(impl_->last_lease);
+  v1::WaitPublishedResponse response;
+  grpc::ClientContext context;
+  impl_->Prepare(context);
+  if (timeout.count() != 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
+  DW_RETURN_IF_ERROR(
+      impl_->Check(impl_->stub->WaitPublished(&context, request, &response), "WaitPublished"));
+  const v1::VersionInfo& info = response.info();
+  PublishedVersion out;
+  out.identity = FromProto(info.id());
+  out.model_bytes = info.model_bytes();
+  out.delta_bytes = info.delta_bytes();
+  out.full_bytes = info.full_bytes();
+  out.elements = info.elements();
+  out.changed_elements = info.changed_elements();
+  out.trainer_wait_seconds = info.trainer_wait_seconds();
+  out.offload_seconds = info.offload_seconds();
+  out.publish_seconds = info.publish_seconds();
+  out.ready_unix_nanos = info.ready_unix_nanos();
+  out.published_unix_nanos = info.published_unix_nanos();
+  return out;
+}
+
+TrainerClient::Offload::Offload(std::unique_ptr<State> state) : state_(std::move(state)) {}
+TrainerClient::Offload::~Offload() = default;
+
+double TrainerClient::Offload::waited_seconds() const { return state_->waited; }
+
+uint64_t TrainerClient::Offload::attempt() const { return state_->attempt; }
+
+MutableBytes TrainerClient::Offload::data() { return state_->data; }
+
+std::shared_ptr<HalfMapping> TrainerClient::Offload::whole_mapping() const {
+  return state_->client->owned.empty() ? state_->half : nullptr;
+}
+
+MutableBytes TrainerClient::Offload::tensor(size_t t) {
+  const Layout& layout = *state_->client->layout;
+  return state_->data.subspan(layout.offset(t), layout.bytes(t));
+}
+
+Status TrainerClient::Offload::Write(size_t t, Bytes data, Share share) {
+  const MutableBytes to = tensor(t);
+  if (data.size() != to.size()) {
+    return Errorf(StatusCode::kInvalidArgument, "tensor \"{}\" has {} bytes, was given {}",
+                  state_->client->layout->tensor(t).name, to.size(), data.size());
+  }
+  const uint64_t begin = state_->client->layout->offset(t), end = begin + to.size();
+  const auto copy = [&](uint64_t first, uint64_t last) {
+    std::memcpy(to.data() + (first - begin), data.data() + (first - begin), last - first);
+  };
+  const std::vector<ByteRange>& owned = state_->client->owned;
+  if (owned.empty()) copy(begin, end);
+  auto range = std::upper_bound(owned.begin(), owned.end(), begin,
+                                [](uint64_t at, const ByteRange& r) { return at < r.last; });
+  for (; range != owned.end() && range->first < end; ++range) {
+    copy(std::max(begin, range->first), std::min(end, range->last));
+  }
+  const auto index = static_cast<uint32_t>(t);
+  return Written({&index, 1}, share);
+}
+
+Status TrainerClient::Offload::Copy(size_t t, const StridedSource& source) {
+  DW_RETURN_IF_ERROR(Check());
+  const TensorMeta& meta = state_->client->layout->tensor(t);
+  DW_RETURN_IF_ERROR(CheckSource(meta, source));
+  const std::vector<int64_t> to_strides = DenseStrides(meta.shape, source.element_bytes);
+  std::vector<int64_t> dense;
+  if (source.strides.empty()) dense = DenseStrides(source.shape, source.element_bytes);
+  std::byte* to = tensor(t).data();
+  for (size_t i = 0; i < source.start.size(); ++i) {
+    to += static_cast<int64_t>(source.start[i]) * to_strides[i];
+  }
+  CopyStrided(to, to_strides, source.data, source.strides.empty() ? dense : source.strides,
+              source.shape, source.element_bytes, state_->client->Copiers());
+  return absl::OkStatus();
+}
+
+Status TrainerClient::Offload::Finished(uint32_t t, const Destination& bytes) {
+  const Impl& client = *state_->client;
+  return client.Check(state_->marks->AddChunks(CountChunkBytes(*client.chunks, t, bytes)),
+                      "MarkWritten");
+}
+
+Status TrainerClient::Offload::FinishedBlock(uint32_t t, std::span<const uint64_t> start,
+                                             std::span<const uint64_t> shape) {
+  const TensorMeta& meta = state_->client->layout->tensor(t);
+  const unsigned element = DTypeBytes(meta.dtype);
+  DW_RETURN_IF_ERROR(CheckSource(meta, {nullptr, element, shape, {}, start}));
+  return Finished(t, Destination::OfBlock(meta.shape, element, start, shape));
+}
+
+Status TrainerClient::Offload::Written(std::span<const uint32_t> tensors, Share share) {
+  const Impl& client = *state_->client;
+  {
+    std::lock_guard lock(state_->mu);
+    state_->written.insert(state_->written.end(), tensors.begin(), tensors.end());
+  }
+  if (share == Share::kCounted) return absl::OkStatus();
+  // With several ranks a tensor is final only when all have written their share of it.
+  if (client.world > 1 && share == Share::kPart) return absl::OkStatus();
+  uint64_t bytes = 0;
+  for (const uint32_t t : tensors) bytes += client.layout->bytes(t);
+  return client.Check(state_->marks->AddTensors(tensors, bytes), "MarkWritten");
+}
+
+void TrainerClient::Offload::Unchanged(size_t t) {
+  std::lock_guard lock(state_->mu);
+  state_->unchanged.push_back(static_cast<uint32_t>(t));
+}
+
+Status TrainerClient::Offload::Check() const {
+  return state_->client->Check(state_->attendance->status(), "offload");
+}
+
+void TrainerClient::Offload::Abandon(const std::string& reason) {
+  v1::AbandonOffloadRequest request;
+  request.set_model(state_->client->model);
+  request.set_lease(state_->lease);
+  request.set_rank(state_->client->rank);
+  request.set_reason(reason);
+  v1::AbandonOffloadResponse response;
+  grpc::ClientContext context;
+  state_->client->Prepare(context);
+  context.set_wait_for_ready(false);
+  // When it fails the offload is over already, or its end is told by the attendance's.
+  (void)state_->client->stub->AbandonOffload(&context, request, &response);
+  state_->attendance->End();
+}
+
+Status TrainerClient::Offload::Ready() {
+  v1::NotifyBufferReadyRequest request;
+  {
+    std::lock_guard lock(state_->mu);
+    std::vector<uint32_t>& written = state_->written;
+    std::sort(written.begin(), written.end());
+    written.erase(std::unique(written.begin(), written.end()), written.end());
+    request.mutable_written()->Assign(written.begin(), written.end());
+    request.mutable_unchanged()->Assign(state_->unchanged.begin(), state_->unchanged.end());
+  }
+  // What this rank claims for itself must be known before the others are ready.
+  if (state_->client->world > 1) {
+    DW_RETURN_IF_ERROR(state_->client->Check(state_->marks->Flush(), "MarkWritten"));
+  }
+  request.set_model(state_->client->model);
+  request.set_version(state_->version);
+  request.set_rank(state_->client->rank);
+  request.set_world(state_->client->world);
+  request.set_lease(state_->lease);
+  v1::NotifyBufferReadyResponse response;
+  grpc::ClientContext context;
+  state_->client->Prepare(context);
+  return state_->client->Check(
+      state_->client->stub->NotifyBufferReady(&context, request, &response), "NotifyBufferReady");
+}
+
+}  // namespace deltawire

@@ -1,0 +1,84 @@
+#include "sender/export/client/written_marks.h"
+
+#include <utility>
+
+namespace deltawire {
+namespace {
+
+// Told in batches of about this many bytes: early enough to overlap, few enough calls.
+constexpr uint64_t kBatchBytes = uint64_t{64} << 20;
+// Tensors may be tiny; a message may not grow without bound.
+constexpr size_t kBatchEntries = size_t{1} << 16;
+
+}  // namespace
+
+WrittenMarks::WrittenMarks(v1::TrainerService::Stub& stub, Offload offload, Prepare prepare)
+    : stub_(stub), offload_(std::move(offload)), prepare_(std::move(prepare)) {}
+
+WrittenMarks::~WrittenMarks() {
+  std::unique_lock lock(mu_);
+  tensors_.clear();
+  chunks_.clear();
+  if (call_ != nullptr) call_->context.TryCancel();
+  cv_.wait(lock, [this] { return call_ == nullptr; });
+}
+
+grpc::Status WrittenMarks::AddTensors(std::span<const uint32_t> tensors, uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  tensors_.insert(tensors_.end(), tensors.begin(), tensors.end());
+  bytes_ += bytes;
+  SendSome(false);
+  return failure_;
+}
+
+grpc::Status WrittenMarks::AddChunks(std::span<const ChunkBytes> chunks) {
+  std::lock_guard lock(mu_);
+  for (const ChunkBytes& c : chunks) {
+    chunks_[c.chunk] += c.bytes;
+    bytes_ += c.bytes;
+  }
+  SendSome(false);
+  return failure_;
+}
+
+grpc::Status WrittenMarks::Flush() {
+  std::unique_lock lock(mu_);
+  flushing_ = true;
+  SendSome(true);
+  cv_.wait(lock, [this] { return call_ == nullptr; });
+  flushing_ = false;
+  return failure_;
+}
+
+void WrittenMarks::SendSome(bool all) {
+  const size_t entries = tensors_.size() + chunks_.size();
+  const bool enough = bytes_ >= kBatchBytes || entries >= kBatchEntries || (all && entries > 0);
+  if (call_ != nullptr || !enough || !failure_.ok()) return;
+  call_ = std::make_unique<Call>();
+  v1::MarkWrittenRequest& request = call_->request;
+  request.set_model(offload_.model);
+  request.set_lease(offload_.lease);
+  request.set_rank(offload_.rank);
+  request.set_sole(offload_.sole);
+  request.mutable_tensors()->Assign(tensors_.begin(), tensors_.end());
+  for (const auto& [chunk, bytes] : chunks_) {
+    request.add_chunks(chunk);
+    request.add_chunk_bytes(bytes);
+  }
+  tensors_.clear();
+  chunks_.clear();
+  bytes_ = 0;
+  prepare_(call_->context);
+  stub_.async()->MarkWritten(&call_->context, &request, &call_->response,
+                             [this](const grpc::Status& status) { Done(status); });
+}
+
+void WrittenMarks::Done(const grpc::Status& status) {
+  std::lock_guard lock(mu_);
+  call_.reset();
+  if (failure_.ok()) failure_ = status;
+  SendSome(flushing_);
+  cv_.notify_all();
+}
+
+}  // namespace deltawire

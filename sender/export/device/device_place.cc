@@ -1,0 +1,253 @@
+#include "sender/export/device/device_place.h"
+
+#include <algorithm>
+
+#include "kernels/place_pieces.h"
+#include "sender/export/gather/gpu_status.h"
+
+namespace deltawire {
+namespace {
+
+using mcore::Plan;
+
+constexpr uint64_t kAlignment = 64;
+
+/// Some rows of a shard, and where in a bucket they lie.
+struct Window {
+  const DeviceShard* shard = nullptr;
+  mcore::RowRange rows;
+  uint64_t from = 0;  // bytes into the shard
+  uint64_t bytes = 0;
+  uint64_t at = 0;
+};
+
+using Windows = std::vector<Window>;
+
+struct Rows {
+  uint64_t count = 0, bytes = 0;  // of one
+};
+
+Rows RowsOf(const Plan& plan, const DeviceShard& shard) {
+  const mcore::ParamCut cut =
+      plan.CutAs(plan.planned()[shard.match->shard.planned], shard.match->split);
+  return {cut.local_rows(), cut.local_cols() * DTypeBytes(shard.live->param.dtype)};
+}
+
+/// All rows in order, in buckets of at most `bucket_bytes`. REQUIRES: no row is larger.
+std::vector<Windows> Cut(const Plan& plan, std::span<const DeviceShard> shards,
+                         uint64_t bucket_bytes) {
+  std::vector<Windows> buckets;
+  uint64_t used = bucket_bytes;
+  for (const DeviceShard& shard : shards) {
+    const Rows rows = RowsOf(plan, shard);
+    for (uint64_t at = 0; at < rows.count && rows.bytes > 0;) {
+      used = (used + kAlignment - 1) / kAlignment * kAlignment;
+      if (used >= bucket_bytes || bucket_bytes - used < rows.bytes) {
+        buckets.emplace_back();
+        used = 0;
+      }
+      const uint64_t n = std::min(rows.count - at, (bucket_bytes - used) / rows.bytes);
+      buckets.back().push_back({&shard, {at, at + n}, at * rows.bytes, n * rows.bytes, used});
+      used += n * rows.bytes;
+      at += n;
+    }
+  }
+  return buckets;
+}
+
+uint64_t LargestUse(const std::vector<Windows>& buckets) {
+  uint64_t most = 0;
+  for (const Windows& windows : buckets) {
+    most = std::max(most, windows.back().at + windows.back().bytes);
+  }
+  return most;
+}
+
+}  // namespace
+
+DevicePlace::~DevicePlace() = default;
+
+/// One Run's way over the buckets: while the CPU places one, devices fill the other.
+class DevicePlace::Staging {
+ public:
+  Staging(DevicePlace& owner, const Plan& plan, std::vector<Windows> buckets,
+          const HalfMemory& half, ThreadPool& pool)
+      : owner_(owner), plan_(plan), buckets_(std::move(buckets)), half_(half), pool_(pool) {}
+
+  Status Run(DevicePlaceStats& stats) {
+    DW_RETURN_IF_ERROR(TakeMemory(stats));
+    Status status = Fill(0);
+    for (size_t b = 0; b < buckets_.size() && status.ok(); ++b) {
+      status = owner_.WaitForAll();
+      if (status.ok() && b + 1 < buckets_.size()) status = Fill(b + 1);
+      if (status.ok()) status = Place(b);
+      ++stats.buckets;
+    }
+    // Nothing may be on its way into buckets that others use next.
+    if (!status.ok()) owner_.WaitForAll().IgnoreError();
+    return status;
+  }
+
+ private:
+  Status TakeMemory(DevicePlaceStats& stats) {
+    const uint64_t wanted = LargestUse(buckets_);
+    kernels::GpuQueue* const queue =
+        owner_.queues_.empty() ? nullptr : owner_.queues_.begin()->second.get();
+    const size_t count = std::min<size_t>(buckets_.size(), 2);
+    for (size_t i = 0; i < count; ++i) {
+      Bucket& bucket = owner_.ring_[i];
+      if (bucket.bytes < wanted) {
+        bucket = Bucket();
+        bucket.memory = std::make_unique_for_overwrite<std::byte[]>(wanted + kAlignment);
+        bucket.bytes = wanted;
+      }
+      // Unpinned, copies are slower and do not run beside the CPU's work, and that is all.
+      if (bucket.pin == nullptr && queue != nullptr) (void)queue->Pin(Memory(i), &bucket.pin);
+    }
+    for (const Bucket& bucket : owner_.ring_) stats.bucket_bytes += bucket.bytes;
+    return absl::OkStatus();
+  }
+
+  MutableBytes Memory(size_t b) {
+    Bucket& bucket = owner_.ring_[b % 2];
+    const auto address = reinterpret_cast<uintptr_t>(bucket.memory.get());
+    return {bucket.memory.get() + (kAlignment - address % kAlignment) % kAlignment, bucket.bytes};
+  }
+
+  Status Fill(size_t b) {
+    for (const Window& w : buckets_[b]) {
+      const LiveTensor& live = *w.shard->live;
+      const MutableBytes to = Memory(b).subspan(w.at, w.bytes);
+      Status status;
+      if (live.read) {
+        status = live.read(w.from, to);
+      } else {
+        DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, owner_.Queue(live.device));
+        status = FromGpu(queue->Copy(to, live.data.subspan(w.from, w.bytes)));
+      }
+      if (!status.ok()) return Annotate(status, live.param.name);
+    }
+    return absl::OkStatus();
+  }
+
+  Status Place(size_t b) {
+    mcore::Transfer transfer;
+    for (const Window& w : buckets_[b]) {
+      DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
+                          StepsOf(plan_, w.shard->match->shard, w.shard->live->param.dtype,
+                                  w.shard->match->split, mcore::Direction::kToHf, w.rows));
+      transfer.Add(std::move(steps), Memory(b).subspan(w.at, w.bytes));
+    }
+    transfer.Run(mcore::Direction::kToHf, half_.tensor, pool_, half_.placed);
+    return absl::OkStatus();
+  }
+
+  DevicePlace& owner_;
+  const Plan& plan_;
+  const std::vector<Windows> buckets_;
+  const HalfMemory& half_;
+  ThreadPool& pool_;
+};
+
+StatusOr<kernels::GpuQueue*> DevicePlace::Queue(int device) {
+  std::unique_ptr<kernels::GpuQueue>& queue = queues_[device];
+  if (queue == nullptr) {
+    const Status made = FromGpu(kernels::GpuQueue::Create(device, &queue));
+    if (!made.ok()) {
+      queues_.erase(device);
+      return made;
+    }
+  }
+  return queue.get();
+}
+
+Status DevicePlace::WaitForAll() {
+  Status first;
+  for (const auto& [device, queue] : queues_) {
+    const Status status = FromGpu(queue->Wait());
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+/// Pins the half once for as long as it is mapped. One that could not be is not tried again.
+Status DevicePlace::Pin(const HalfMemory& half, kernels::GpuQueue& queue) {
+  for (const PinnedHalf& known : pinned_) {
+    if (known.mapping == half.mapping) return known.refused;
+  }
+  PinnedHalf made;
+  made.mapping = half.mapping;
+  made.refused = FromGpu(queue.Pin(half.mapped, &made.pin));
+  pinned_.push_back(std::move(made));
+  return pinned_.back().refused;
+}
+
+Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const HalfMemory& half,
+                               std::vector<mcore::Step>& queued, DevicePlaceStats& stats) {
+  DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, Queue(shard.live->device));
+  DW_RETURN_IF_ERROR(Pin(half, *queue));
+  MutableBytes mapped;
+  DW_RETURN_IF_ERROR(FromGpu(queue->Mapped(half.mapped, &mapped)));
+  DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> steps,
+                      StepsOf(plan, shard.match->shard, shard.live->param.dtype, shard.match->split,
+                              mcore::Direction::kToHf));
+  for (const mcore::Step& step : steps) {
+    const MutableBytes tensor = half.tensor(step.tensor);
+    const MutableBytes to =
+        mapped.subspan(static_cast<size_t>(tensor.data() - half.mapped.data()), tensor.size());
+    DW_RETURN_IF_ERROR(FromGpu(queue->Place(step.copy, shard.live->data, to, step.convert)));
+    stats.direct_bytes += kernels::CopiedBytes(step.copy);
+    queued.push_back(step);
+  }
+  return absl::OkStatus();
+}
+
+Status DevicePlace::PlaceDirectly(const Plan& plan, std::span<const DeviceShard> shards,
+                                  const HalfMemory& half, DevicePlaceStats& stats) {
+  // A mapping that nobody else has is of a half that is gone.
+  std::erase_if(pinned_, [](const PinnedHalf& p) { return p.mapping.use_count() == 1; });
+  if (half.mapping == nullptr) {
+    return absl::FailedPreconditionError("the half is not whole in this agent's memory");
+  }
+  Status status;
+  std::vector<mcore::Step> queued;
+  for (const DeviceShard& shard : shards) {
+    if (status.ok()) status = QueueShard(plan, shard, half, queued, stats);
+  }
+  // Also after an error: a kernel that is still at work must not outlive the offload.
+  const Status done = WaitForAll();
+  if (status.ok()) status = done;
+  // What failed is placed again over the buckets, and counts then.
+  if (!status.ok() || !half.placed) return status;
+  for (const mcore::Step& step : queued) half.placed(step);
+  return status;
+}
+
+StatusOr<DevicePlaceStats> DevicePlace::Run(const Plan& plan, std::span<const DeviceShard> shards,
+                                            const HalfMemory& half, ThreadPool& pool) {
+  DevicePlaceStats stats;
+  std::vector<DeviceShard> direct, staged;
+  for (const DeviceShard& s : shards) (s.live->read ? staged : direct).push_back(s);
+  if (!direct.empty()) {
+    const Status placed = PlaceDirectly(plan, direct, half, stats);
+    if (!placed.ok()) {
+      stats.why_staged = std::string(MessageOf(placed));
+      stats.direct_bytes = 0;
+      staged.insert(staged.end(), direct.begin(), direct.end());
+    }
+  }
+  if (staged.empty()) return stats;
+  uint64_t bucket = bucket_bytes_;
+  for (const DeviceShard& s : staged) {
+    bucket = std::max(bucket, RowsOf(plan, s).bytes);
+    stats.staged_bytes += s.live->data.size();
+  }
+  Staging staging(*this, plan, Cut(plan, staged, bucket), half, pool);
+  const Status ran = staging.Run(stats);
+  if (ran.ok()) return stats;
+  if (stats.why_staged.empty()) return ran;
+  return Annotate(
+      ran, "over host memory, after writing from the device failed (" + stats.why_staged + ")");
+}
+
+}  // namespace deltawire

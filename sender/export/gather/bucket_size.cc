@@ -1,0 +1,116 @@
+#include "sender/export/gather/bucket_size.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "common/base/checksum.h"
+#include "kernels/gpu.h"
+#include "sender/export/gather/gather_plan.h"
+
+namespace deltawire {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kFraction = 8;
+constexpr size_t kFields = 5;
+
+/// The number after `key` in a file of "key number" lines.
+std::optional<uint64_t> NumberAfter(const fs::path& path, const std::string& key) {
+  std::ifstream file(path);
+  for (std::string word; file >> word;) {
+    uint64_t number = 0;
+    if (word == key && file >> number) return number;
+  }
+  return std::nullopt;
+}
+
+std::optional<uint64_t> NumberIn(const fs::path& path) {
+  std::ifstream file(path);
+  uint64_t number = 0;
+  if (file >> number) return number;
+  return std::nullopt;  // or "max"
+}
+
+/// Tells machines apart, also where containers have names of their own.
+uint64_t HostNumber() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return Xxh3_128(std::as_bytes(std::span(id))).lo;
+}
+
+std::array<std::byte, kFields * sizeof(uint64_t)> Pack(const BucketNeeds& needs) {
+  std::array<std::byte, kFields * sizeof(uint64_t)> out;
+  const std::array<uint64_t, kFields> fields = {needs.wanted, needs.largest_row, needs.host,
+                                                needs.host_free, needs.device_free};
+  for (size_t i = 0; i < kFields; ++i) StoreLe(out.data() + i * sizeof(uint64_t), fields[i]);
+  return out;
+}
+
+}  // namespace
+
+StatusOr<uint64_t> BucketBytesFor(std::span<const BucketNeeds> ranks) {
+  std::map<uint64_t, uint64_t> on_host;
+  for (const BucketNeeds& r : ranks) ++on_host[r.host];
+  uint64_t bytes = kLargestAutoBucket, least = kGatherAlignment;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const BucketNeeds& r = ranks[i];
+    if (r.wanted != ranks[0].wanted) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "rank {} asks for another bucket size than rank 0; give every rank the same",
+                    i);
+    }
+    bytes = std::min({bytes, r.host_free / on_host[r.host] / kFraction, r.device_free / kFraction});
+    least = std::max(least,
+                     (r.largest_row + kGatherAlignment - 1) / kGatherAlignment * kGatherAlignment);
+  }
+  if (!ranks.empty() && ranks[0].wanted != kAutoBucketBytes) return ranks[0].wanted;
+  return std::max(bytes / kGatherAlignment * kGatherAlignment, least);
+}
+
+StatusOr<uint64_t> AgreeBucketBytes(Collective& collective, uint64_t wanted, uint64_t largest_row,
+                                    Collective::Deadline deadline) {
+  BucketNeeds mine{wanted, largest_row};
+  if (wanted == kAutoBucketBytes) {
+    mine.host = HostNumber();
+    mine.host_free = FreeHostBytes();
+    uint64_t device_free = 0, total = 0;
+    if (collective.device() >= 0 &&
+        kernels::GpuMemory(collective.device(), &device_free, &total).ok()) {
+      mine.device_free = device_free;
+    }
+  }
+  DW_ASSIGN_OR_RETURN(const auto all, collective.AllGather(Pack(mine), deadline));
+  std::vector<BucketNeeds> ranks;
+  for (const std::vector<std::byte>& record : all) {
+    if (record.size() != kFields * sizeof(uint64_t)) {
+      return absl::FailedPreconditionError(
+          "a rank does not speak of bucket sizes as this one does; run one release on all ranks");
+    }
+    std::array<uint64_t, kFields> f;
+    for (size_t i = 0; i < kFields; ++i) f[i] = LoadLe<uint64_t>(record.data() + i * 8);
+    ranks.push_back({f[0], f[1], f[2], f[3], f[4]});
+  }
+  return BucketBytesFor(ranks);
+}
+
+uint64_t FreeHostBytes(const fs::path& proc, const fs::path& cgroup) {
+  uint64_t bytes = UINT64_MAX;
+  if (const auto kib = NumberAfter(proc / "meminfo", "MemAvailable:")) bytes = *kib * 1024;
+  const auto most = NumberIn(cgroup / "memory.max");
+  const auto used = NumberIn(cgroup / "memory.current");
+  if (most && used) {
+    // Cached files give way.
+    const uint64_t cached = NumberAfter(cgroup / "memory.stat", "inactive_file").value_or(0);
+    const uint64_t needed = *used - std::min(*used, cached);
+    bytes = std::min(bytes, *most - std::min(*most, needed));
+  }
+  return bytes;
+}
+
+}  // namespace deltawire

@@ -1,0 +1,93 @@
+// Gloo connections between the root and every other rank, with waits that end.
+// Owner: what shares it (a collective and its handles). Threads: one caller; Gloo's I/O thread and
+// a watch run beside it. Cost: the watch looks 50 times a second, while somebody waits. Errors:
+// Gloo's exceptions end here. The first failure closes all connections and stays.
+#pragma once
+
+#include <gloo/transport/context.h>
+#include <gloo/transport/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "sender/export/gather/collective.h"
+#include "sender/export/gather/gloo_collective.h"
+#include "sender/export/gather/rendezvous_dir.h"
+
+namespace deltawire {
+
+class GlooStar {
+ public:
+  using Deadline = Collective::Deadline;
+  using Buffer = std::unique_ptr<gloo::transport::UnboundBuffer>;
+
+  GlooStar(const GlooOptions& options, RendezvousDir dir);
+  ~GlooStar();
+  GlooStar(const GlooStar&) = delete;
+  GlooStar& operator=(const GlooStar&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int root() const { return root_; }
+  bool is_root() const { return rank_ == root_; }
+  /// OK until the first failure.
+  const Status& broken() const { return broken_; }
+
+  Status Connect(const GlooOptions& options, Deadline deadline);
+
+  /// Begin a message, which lasts until its wait; the memory must, too. Messages between two ranks
+  /// meet by slot, in order. REQUIRES: the sizes are the same on both ends; one end is the root.
+  StatusOr<Buffer> Send(int to, uint64_t slot, Bytes from);
+  StatusOr<Buffer> Receive(int from, uint64_t slot, MutableBytes to);
+  Status WaitSent(gloo::transport::UnboundBuffer& buffer, int to, Deadline deadline);
+  Status WaitReceived(gloo::transport::UnboundBuffer& buffer, int from, Deadline deadline);
+
+  /// Ends everything: leaves `why` for the others and closes the connections. Nothing is read into
+  /// or sent from anybody's memory after it. Returns what broke it first.
+  Status Break(Status why);
+
+ private:
+  // Who waits, for the watch.
+  struct Waiting {
+    std::function<void()> interrupt;  // empty: nobody
+    int peer = 0;
+    Deadline deadline;
+  };
+
+  Status ConnectRoot(Deadline deadline);
+  Status ConnectOther(Deadline deadline);
+  void StartProbe(int peer);
+  bool IsConnected(int peer);
+  void RunWatch();
+  Status Begin(int peer, const char* what, const std::function<void()>& gloo_call);
+  Status Wait(int peer, Deadline deadline, const char* what, std::function<void()> interrupt,
+              const std::function<bool(std::chrono::milliseconds)>& gloo_wait);
+  Status PeerGone(int peer, const char* what, const char* gloo_says);
+  void Close();
+
+  const int rank_, size_, root_;
+  RendezvousDir dir_;
+  std::shared_ptr<gloo::transport::Device> device_;
+  std::shared_ptr<gloo::transport::Context> context_;
+  Status broken_;
+
+  // By peer, a receive of what is never sent: it fails when the connection does.
+  std::vector<Buffer> probes_;
+  std::byte unsent_{};
+
+  std::mutex mu_;
+  std::condition_variable cv_;
+  Waiting waiting_;        // guarded by mu_
+  bool stopping_ = false;  // guarded by mu_
+  std::thread watch_;
+};
+
+}  // namespace deltawire

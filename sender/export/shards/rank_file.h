@@ -1,0 +1,60 @@
+// One rank's file of a shard directory (docs/shard_format.md): its parameters, and what it says of
+// itself, which is checked before a byte of it is used.
+// Immutable once open; mapped, not read. Threads: any. Cost: CheckDigest is a pass over the file.
+// Errors name the file, what it says and what was wanted.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/shm/mapped_file.h"
+#include "sender/export/mcore/transfer.h"
+#include "sender/export/shards/weight_file.h"
+
+namespace deltawire {
+
+/// "rank_00007.safetensors".
+std::string RankFileName(uint32_t rank);
+
+/// What a rank's file says of itself, under "__metadata__".
+struct RankMarks {
+  uint32_t rank = 0;
+  uint32_t world = 1;
+  std::string family;
+  std::string parallel;  ///< JSON, on one line
+  std::string
+      model;  ///< 16 hex digits: the HF weights that all files of the directory are cut from
+  uint64_t digest = 0;  ///< XXH3-64 of the data section
+
+  WeightFile::Metadata ToMetadata() const;
+  /// Nothing where a file has none; kInvalidArgument for marks of another version, or incomplete.
+  static StatusOr<std::optional<RankMarks>> From(const WeightFile::Metadata& metadata);
+};
+
+class RankFile {
+ public:
+  static StatusOr<RankFile> Open(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  /// Nothing: written by another program.
+  const std::optional<RankMarks>& marks() const { return marks_; }
+  const std::vector<mcore::LiveParam>& params() const { return params_; }
+  /// Bytes of params()[i]. Mapped for reading only.
+  Bytes data(size_t i) const { return data_[i]; }
+  /// kDataLoss when the data are not those that the marks were made for. REQUIRES: marks().
+  Status CheckDigest() const;
+
+ private:
+  RankFile() = default;
+  std::filesystem::path path_;
+  Mapping map_;
+  uint64_t data_offset_ = 0;
+  std::optional<RankMarks> marks_;
+  std::vector<mcore::LiveParam> params_;
+  std::vector<Bytes> data_;
+};
+
+}  // namespace deltawire

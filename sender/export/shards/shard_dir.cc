@@ -1,0 +1,296 @@
+#include "sender/export/shards/shard_dir.h"
+
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <sstream>
+#include <unordered_map>
+
+#include "common/base/checksum.h"
+#include "common/layout/safetensors.h"
+
+namespace deltawire {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+StatusOr<std::string> ReadText(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) return Errorf(StatusCode::kNotFound, "{} cannot be read", path.string());
+  return text.str();
+}
+
+Status WriteText(const fs::path& path, std::string_view text) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out.write(text.data(), static_cast<std::streamsize>(text.size()));
+  out.close();
+  if (!out) return Errorf(StatusCode::kInternal, "{} cannot be written", path.string());
+  return absl::OkStatus();
+}
+
+std::string LayoutJson(const Layout& layout) {
+  Json list = Json::array();
+  for (const TensorMeta& t : layout.tensors()) {
+    list.push_back({{"name", t.name}, {"dtype", DTypeName(t.dtype)}, {"shape", t.shape}});
+  }
+  return list.dump();
+}
+
+StatusOr<Layout> ParseLayout(const std::string& text, const fs::path& path) {
+  const auto bad = [&](std::string_view what) {
+    return Errorf(StatusCode::kInvalidArgument, "{}: {}", path.string(), what);
+  };
+  const Json list = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!list.is_array()) return bad("not a JSON list of name, dtype and shape");
+  std::vector<TensorMeta> metas;
+  for (const Json& item : list) {
+    const auto name = item.find("name"), dtype = item.find("dtype"), shape = item.find("shape");
+    if (!item.is_object() || name == item.end() || !name->is_string() || dtype == item.end() ||
+        !dtype->is_string() || shape == item.end() || !shape->is_array()) {
+      return bad("an entry without name, dtype or shape");
+    }
+    TensorMeta meta;
+    meta.name = name->get<std::string>();
+    DW_ASSIGN_OR_RETURN(meta.dtype, ParseDType(dtype->get_ref<const std::string&>()));
+    for (const Json& n : *shape) {
+      if (!n.is_number_unsigned()) return bad("a dimension is not a whole number");
+      meta.shape.push_back(n.get<uint64_t>());
+    }
+    metas.push_back(std::move(meta));
+  }
+  return Layout::Create(std::move(metas));
+}
+
+/// What a parameter is called in a rank's file.
+std::string StoredName(const mcore::Plan& plan, const mcore::ShardParam& s) {
+  // Trainers wrap the language part of a model that sees.
+  const std::vector<std::string>& wrappers = plan.family().names.strip;
+  const bool wrapped = plan.planned()[s.planned].param != nullptr && !wrappers.empty();
+  return fmt::format("chunk{}/{}{}", s.chunk, wrapped ? wrappers.front() : "", s.names.front());
+}
+
+/// The tensors of one rank's file. A copy beside the one that counts is written too.
+StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::ShardParam>& shards) {
+  std::vector<TensorMeta> metas;
+  std::unordered_map<std::string, size_t> seen;
+  for (const mcore::ShardParam& s : shards) {
+    if (s.shape.empty() || !s.made) continue;
+    std::string name = StoredName(plan, s);
+    // One parameter may make several tensors; it is still one parameter.
+    if (!seen.try_emplace(name, metas.size()).second) continue;
+    metas.push_back({std::move(name), s.dtype, s.shape});
+  }
+  return Layout::Create(std::move(metas));
+}
+
+std::string OneLine(const std::string& json) { return Json::parse(json).dump(); }
+
+/// Names the weights of an HF model: XXH3-64 over that of every tensor, in the layout's order.
+std::string NameOf(const ModelDir& hf, ThreadPool& pool) {
+  std::vector<uint64_t> digests(hf.layout().size());
+  pool.ParallelFor(digests.size(), [&](size_t i) { digests[i] = Xxh3(hf.data(i)); });
+  return fmt::format("{:016x}", Xxh3(std::as_bytes(std::span(digests))));
+}
+
+Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks, const ModelDir& hf,
+                 ThreadPool& pool) {
+  const std::vector<mcore::ShardParam> shards = plan.Rank(marks.rank);
+  DW_ASSIGN_OR_RETURN(Layout layout, RankLayout(plan, shards));
+  DW_ASSIGN_OR_RETURN(WeightFile file,
+                      WeightFile::Create(path, std::move(layout), marks.ToMetadata()));
+  mcore::Transfer transfer;
+  for (const mcore::ShardParam& s : shards) {
+    if (s.shape.empty() || !s.made) continue;
+    const auto at = file.layout().Find(StoredName(plan, s));
+    DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
+                        mcore::StepsOf(plan, s, s.dtype, plan.planned()[s.planned].cut.split,
+                                       mcore::Direction::kFromHf));
+    transfer.Add(std::move(steps), file.tensor(*at));
+  }
+  transfer.Run(
+      mcore::Direction::kFromHf,
+      [&](uint32_t t) {
+        const Bytes bytes = hf.data(t);
+        // Read only in this direction.
+        return MutableBytes(const_cast<std::byte*>(bytes.data()), bytes.size());
+      },
+      pool);
+  marks.digest = file.Digest();
+  DW_RETURN_IF_ERROR(file.Mark(marks.ToMetadata()));
+  return file.Seal(marks.digest);
+}
+
+/// Whether a value is another one when it has been to the trainer's type, less `add`, and back.
+bool ChangesOnTheWay(Bytes values, DType hf, DType trainer, int8_t add) {
+  constexpr size_t kBlock = size_t{1} << 14;
+  const kernels::Element outer = mcore::ElementOf(hf), inner = mcore::ElementOf(trainer);
+  const size_t width = DTypeBytes(hf);
+  std::vector<std::byte> there(kBlock * DTypeBytes(trainer)), back(kBlock * width);
+  for (size_t at = 0; at < values.size(); at += kBlock * width) {
+    const Bytes block = values.subspan(at, std::min(kBlock * width, values.size() - at));
+    const size_t n = block.size() / width;
+    const MutableBytes narrow = MutableBytes(there).first(n * DTypeBytes(trainer));
+    const MutableBytes wide = MutableBytes(back).first(block.size());
+    kernels::StridedCopy all;
+    all.run_bytes = narrow.size();
+    kernels::Best().place_convert(all, {outer, inner, static_cast<int8_t>(-add)}, block, narrow);
+    all.run_bytes = wide.size();
+    kernels::Best().place_convert(all, {inner, outer, add}, narrow, wide);
+    if (std::memcmp(wide.data(), block.data(), block.size()) != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Rounding RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool) {
+  struct Way {
+    DType trainer = DType::kBF16;
+    int8_t add = 0;  // on the way to HF
+    bool narrows = false;
+    bool changes = false;
+  };
+  std::map<uint32_t, Way> by_tensor;
+  for (const mcore::PlannedParam& planned : plan.planned()) {
+    const auto add = static_cast<int8_t>(planned.param != nullptr ? planned.param->add : 0);
+    for (const mcore::RowPart& part : planned.cut.parts) {
+      if (!planned.exported) continue;
+      const bool narrows =
+          DTypeBytes(plan.layout().tensor(part.tensor).dtype) > DTypeBytes(planned.dtype);
+      if (narrows || add != 0) by_tensor[part.tensor] = {planned.dtype, add, narrows, false};
+    }
+  }
+  std::vector<std::pair<uint32_t, Way>> ways(by_tensor.begin(), by_tensor.end());
+  pool.ParallelFor(ways.size(), [&](size_t i) {
+    auto& [t, way] = ways[i];
+    way.changes = ChangesOnTheWay(hf.data(t), plan.layout().tensor(t).dtype, way.trainer, way.add);
+  });
+  Rounding rounding;
+  for (const auto& [t, way] : ways) {
+    if (!way.changes) continue;
+    (way.narrows ? rounding.narrowed : rounding.shifted).push_back(plan.layout().tensor(t).name);
+  }
+  return rounding;
+}
+
+bool ShardDir::Is(const fs::path& dir) {
+  std::error_code error;
+  return fs::is_regular_file(dir / kParallelFile, error);
+}
+
+StatusOr<ShardDir> ShardDir::Open(const fs::path& dir, bool unmarked) {
+  ShardDir shards;
+  shards.path_ = dir;
+  shards.unmarked_ = unmarked;
+  DW_ASSIGN_OR_RETURN(shards.parallel_,
+                      mcore::ParallelConfig::Open((dir / kParallelFile).string()));
+  const fs::path meta = dir / kTensorsMetaFile;
+  std::error_code error;
+  if (fs::is_regular_file(meta, error)) {
+    DW_ASSIGN_OR_RETURN(const std::string text, ReadText(meta));
+    DW_ASSIGN_OR_RETURN(shards.layout_, ParseLayout(text, meta));
+  }
+  return shards;
+}
+
+Status ShardDir::CheckMarks(const mcore::Plan& plan, const std::vector<RankFile>& files,
+                            ThreadPool& pool) const {
+  const std::string parallel = OneLine(parallel_.ToJson());
+  for (uint32_t rank = 0; rank < files.size(); ++rank) {
+    const std::string file = files[rank].path().string();
+    if (!files[rank].marks()) {
+      if (unmarked_) continue;
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "{} does not say which rank it is, so `deltawire convert` has not written it; "
+                    "say --unmarked to take such files for what they are called",
+                    file);
+    }
+    const RankMarks& marks = *files[rank].marks();
+    const auto otherwise = [&](std::string_view what, const auto& says, const auto& wanted) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "{} says that it is {} {}, and {} is wanted here; put every file where it was "
+                    "written",
+                    file, what, says, wanted);
+    };
+    if (marks.rank != rank) return otherwise("of rank", marks.rank, rank);
+    if (marks.world != parallel_.world()) {
+      return otherwise("of a world of", marks.world, parallel_.world());
+    }
+    if (marks.family != plan.family().name) {
+      return otherwise("of the family", marks.family, plan.family().name);
+    }
+    DW_ASSIGN_OR_RETURN(const mcore::ParallelConfig theirs,
+                        mcore::ParallelConfig::Parse(marks.parallel));
+    if (OneLine(theirs.ToJson()) != parallel) {
+      return otherwise("of the parallel config", marks.parallel,
+                       fmt::format("that of {}, {},", kParallelFile, parallel));
+    }
+    if (files[0].marks() && marks.model != files[0].marks()->model) {
+      return otherwise("cut from the weights", marks.model, files[0].marks()->model);
+    }
+  }
+  std::vector<Status> checked(files.size());
+  pool.ParallelFor(files.size(), [&](size_t i) {
+    if (files[i].marks()) checked[i] = files[i].CheckDigest();
+  });
+  for (const Status& status : checked) DW_RETURN_IF_ERROR(status);
+  return absl::OkStatus();
+}
+
+Status ShardDir::ExportTo(const mcore::Plan& plan, const mcore::Transfer::TensorMemory& tensor,
+                          ThreadPool& pool) const {
+  std::vector<RankFile> files;
+  for (uint32_t rank = 0; rank < parallel_.world(); ++rank) {
+    DW_ASSIGN_OR_RETURN(RankFile file, RankFile::Open(path_ / RankFileName(rank)));
+    files.push_back(std::move(file));
+  }
+  DW_RETURN_IF_ERROR(CheckMarks(plan, files, pool));
+  mcore::Transfer transfer;
+  for (uint32_t rank = 0; rank < files.size(); ++rank) {
+    const RankFile& file = files[rank];
+    const fs::path& path = file.path();
+    StatusOr<std::vector<mcore::Match>> matches = MatchRank(plan, rank, file.params());
+    if (!matches.ok()) return Annotate(matches.status(), path.string());
+    for (const mcore::Match& match : *matches) {
+      if (!match.shard.writes) continue;
+      StatusOr<std::vector<mcore::Step>> steps = mcore::StepsOf(
+          plan, match.shard, file.params()[match.live].dtype, match.split, mcore::Direction::kToHf);
+      if (!steps.ok()) return Annotate(steps.status(), path.string());
+      const Bytes bytes = file.data(match.live);
+      // Read only in this direction.
+      transfer.Add(std::move(*steps), {const_cast<std::byte*>(bytes.data()), bytes.size()});
+    }
+  }
+  transfer.Run(mcore::Direction::kToHf, tensor, pool);
+  return absl::OkStatus();
+}
+
+Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const ModelDir& hf,
+                       ThreadPool& pool) {
+  std::error_code error;
+  fs::create_directories(dir, error);
+  if (error) {
+    return Errorf(StatusCode::kInternal, "{} cannot be made: {}", dir.string(), error.message());
+  }
+  RankMarks marks{.world = plan.parallel().world(),
+                  .family = plan.family().name,
+                  .parallel = OneLine(plan.parallel().ToJson()),
+                  .model = NameOf(hf, pool)};
+  for (; marks.rank < marks.world; ++marks.rank) {
+    DW_RETURN_IF_ERROR(WriteRank(dir / RankFileName(marks.rank), plan, marks, hf, pool));
+  }
+  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, hf.ReadSideFiles());
+  for (const SideFile& file : side_files) {
+    DW_RETURN_IF_ERROR(WriteText(dir / file.name, file.content));
+  }
+  DW_RETURN_IF_ERROR(WriteText(dir / kTensorsMetaFile, LayoutJson(plan.layout())));
+  // Last: a directory without it is no directory of shards.
+  return WriteText(dir / kParallelFile, plan.parallel().ToJson() + "\n");
+}
+
+}  // namespace deltawire

@@ -1,0 +1,81 @@
+#include "sender/export/shards/weight_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "common/base/checksum.h"
+#include "common/layout/safetensors.h"
+
+namespace deltawire {
+
+StatusOr<WeightFile> WeightFile::Create(const std::filesystem::path& path, Layout layout,
+                                        const Metadata& metadata) {
+  WeightFile file(path, std::move(layout));
+  const std::string header = BuildSafetensorsHeader(file.layout_, metadata);
+  const uint64_t bytes = header.size() + file.layout_.total_bytes();
+  DW_ASSIGN_OR_RETURN(FileBuilder builder, FileBuilder::Start(path, bytes));
+  DW_ASSIGN_OR_RETURN(file.map_, Mapping::Map(builder.fd(), bytes, /*writable=*/true, path));
+  DW_RETURN_IF_ERROR(builder.Allocate());
+  std::memcpy(file.map_.base(), header.data(), header.size());
+  DW_RETURN_IF_ERROR(builder.Publish());
+  file.fd_ = builder.TakeFd();
+  file.header_bytes_ = header.size();
+  return file;
+}
+
+uint64_t WeightFile::Digest() const {
+  return Xxh3({map_.base() + header_bytes_, layout_.total_bytes()});
+}
+
+Status WeightFile::Mark(const Metadata& metadata) {
+  const std::string header = BuildSafetensorsHeader(layout_, metadata);
+  if (header.size() != header_bytes_) {
+    return Errorf(StatusCode::kInternal, "{}: a header of {} bytes where {} were reserved",
+                  path_.native(), header.size(), header_bytes_);
+  }
+  std::memcpy(map_.base(), header.data(), header.size());
+  return absl::OkStatus();
+}
+
+Status WeightFile::Seal(uint64_t digest) {
+  const auto failed = [&](const char* what) {
+    return ErrnoError(fmt::format("{} {}", what, path_.native()));
+  };
+  const std::string header(reinterpret_cast<const char*>(map_.base()), header_bytes_);
+  if (::msync(map_.base(), map_.bytes(), MS_SYNC) != 0) return failed("write");
+  if (::fsync(fd_.get()) != 0) return failed("write");
+  map_ = Mapping();
+  // What is read below shall come from the disk and not from where it was just put.
+  ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
+
+  std::vector<std::byte> block(size_t{4} << 20);
+  const uint64_t end = header_bytes_ + layout_.total_bytes();
+  Xxh3Stream data;
+  for (uint64_t at = 0; at < end;) {
+    // The header first, by itself.
+    const uint64_t stop = at < header_bytes_ ? header_bytes_ : end;
+    const ssize_t n = ::pread(fd_.get(), block.data(), std::min<uint64_t>(block.size(), stop - at),
+                              static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return failed("read back");
+    const Bytes got = Bytes(block).first(static_cast<size_t>(n));
+    const bool same = n > 0 && (at >= header_bytes_ ||
+                                std::memcmp(got.data(), header.data() + at, got.size()) == 0);
+    if (!same) {
+      return Errorf(StatusCode::kDataLoss, "{} reads otherwise than it was written; check the disk",
+                    path_.native());
+    }
+    if (at >= header_bytes_) data.Update(got);
+    at += got.size();
+  }
+  if (data.Digest() == digest) return absl::OkStatus();
+  return Errorf(StatusCode::kDataLoss, "{} reads otherwise than it was written; check the disk",
+                path_.native());
+}
+
+}  // namespace deltawire

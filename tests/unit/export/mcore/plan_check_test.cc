@@ -1,0 +1,176 @@
+// Plan::Check finds what is planted: gaps, overlaps, other shapes, tensors that nothing makes.
+#include "tests/unit/export/mcore/plans.h"
+
+namespace deltawire::mcore {
+namespace {
+
+using testing::Changed;
+using testing::Get;
+using testing::kTinyLlama;
+using testing::PlanOf;
+using testing::TextOf;
+
+/// A family whose only layer parameter is as `param` says, on 1 layer.
+PlanFindings CheckOf(const std::string& param, const std::string& parallel,
+                     const std::vector<TensorMeta>& listed = {}) {
+  const Family family = Get(ParseFamily(R"(family = "f"
+[dims]
+layers = 1
+vocab = 8
+experts = 0
+mtp_layers = 0
+tied = 1
+[names]
+layer_mcore = "l.{k}."
+layer_hf = "l.{n}."
+root = "r."
+)" + param,
+                                        "f.toml"));
+  const HfConfig config = Get(HfConfig::Parse("{}"));
+  const ParallelConfig p = Get(ParallelConfig::Parse(parallel));
+  if (listed.empty()) return Get(Plan::Make(family, config, p)).Check();
+  const Layout layout = Get(Layout::Create(listed));
+  return Get(Plan::Make(family, config, p, &layout)).Check();
+}
+
+bool Says(const PlanFindings& c, const std::string& text) {
+  for (const std::string& finding : c.findings) {
+    if (finding.find(text) != std::string::npos) return true;
+  }
+  UNSCOPED_INFO(fmt::format("{}", fmt::join(c.findings, "\n")));
+  return false;
+}
+
+TEST_CASE("coverage: what tiles a tensor passes") {
+  const PlanFindings c = CheckOf(R"([[param]]
+mcore = "m"
+split = "rows"
+cols = 3
+groups = 2
+parts = [{ hf = "a", rows = 8 }, { hf = "b", rows = 4 }]
+)",
+                                 "tp=3");
+  CHECK(c.ok());
+  CHECK(c.tensors == 2);
+  CHECK(c.ToStatus().ok());
+}
+
+TEST_CASE("coverage: a gap between two parts") {
+  const PlanFindings c = CheckOf(R"([[param]]
+mcore = "m"
+split = "rows"
+per_shard = true
+cols = 4
+parts = [{ hf = "a", rows = 8 }, { hf = "a", rows = 8, at = 10 }]
+)",
+                                 "tp=2");
+  CHECK_FALSE(c.ok());
+  CHECK(c.missing == 1);
+  CHECK(c.doubled == 0);
+  CHECK(Says(c, "l.0.a: 16 B of 144 B are written by no rank"));
+  CHECK(TextOf(c.ToStatus()).find("1 of 1 HF tensors") == 0);
+}
+
+TEST_CASE("coverage: an overlap of two parts") {
+  const PlanFindings c = CheckOf(R"([[param]]
+mcore = "m"
+split = "columns"
+cols = 4
+parts = [{ hf = "a", rows = 8 }, { hf = "a", rows = 8, at = 6 }]
+)",
+                                 "tp=2");
+  CHECK(c.doubled == 1);
+  CHECK(c.missing == 0);
+  CHECK(Says(c, "l.0.a: 16 B are written by more than one rank"));
+}
+
+TEST_CASE("coverage: gaps between runs, and a column of a transposed tensor") {
+  const char* param = R"([[param]]
+mcore = "m"
+transpose = true
+cols = 5
+parts = [{ hf = "a", rows = 6, runs = 3, pitch = 4 }, { hf = "a", rows = 6, runs = 3, pitch = 4, at = AT }]
+)";
+  const auto with = [&](const char* at) {
+    std::string text = param;
+    return CheckOf(text.replace(text.find("AT"), 2, at), "");
+  };
+  CHECK(with("2").ok());
+  const PlanFindings c = with("1");
+  CHECK(Says(c, "l.0.a: 30 B of 120 B are written by no rank"));
+  CHECK(Says(c, "l.0.a: 30 B are written by more than one rank"));
+}
+
+TEST_CASE("coverage: one tensor made by two parameters") {
+  const PlanFindings c = CheckOf(R"([[param]]
+mcore = "m"
+rows = 4
+hf = "a"
+[[param]]
+mcore = "n"
+rows = 4
+hf = "a"
+)",
+                                 "");
+  CHECK(Says(c, "l.0.a: 8 B are written by more than one rank"));
+}
+
+TEST_CASE("coverage: against a checkpoint") {
+  const char* param = "[[param]]\nmcore = \"m\"\nrows = 4\ncols = 3\nhf = \"a\"\n";
+  CHECK(CheckOf(param, "", {{"l.0.a", DType::kBF16, {4, 3}}}).ok());
+  // The checkpoint's dtype counts.
+  CHECK(CheckOf(param, "", {{"l.0.a", DType::kF32, {4, 3}}}).ok());
+  const PlanFindings shape = CheckOf(param, "", {{"l.0.a", DType::kBF16, {3, 4}}});
+  CHECK(Says(shape, "l.0.a is [3, 4] in the checkpoint, and [4, 3] by the family"));
+  const PlanFindings size = CheckOf(param, "", {{"l.0.a", DType::kBF16, {5, 3}}});
+  CHECK_FALSE(size.ok());
+  const PlanFindings more =
+      CheckOf(param, "", {{"l.0.a", DType::kBF16, {4, 3}}, {"l.0.b", DType::kBF16, {2}}});
+  CHECK(more.missing == 1);
+  CHECK(Says(more, "l.0.b is made by no parameter"));
+  const PlanFindings less = CheckOf(param, "", {{"l.1.a", DType::kBF16, {4, 3}}});
+  CHECK(Says(less, "l.0.a is made by the family, but the checkpoint has no such tensor"));
+  CHECK(Says(less, "l.1.a is made by no parameter"));
+}
+
+TEST_CASE("coverage: ten findings are named and all are counted") {
+  const Layout layout = PlanOf(kTinyLlama, "").plan.layout();
+  std::vector<TensorMeta> more;
+  for (int i = 0; i < 25; ++i) more.push_back({fmt::format("extra.{}", i), DType::kBF16, {1}});
+  const Layout listing = Changed(layout, {}, more);
+  const PlanFindings c = PlanOf(kTinyLlama, "tp=2", &listing).plan.Check();
+  CHECK(c.missing == 25);
+  CHECK(c.findings.size() == PlanFindings::kMaxFindings);
+}
+
+TEST_CASE("coverage: what cannot be planned") {
+  const auto refusal = [](const std::string& param, const std::string& parallel) {
+    const Family family = Get(ParseFamily(
+        "family = \"f\"\n[dims]\nlayers = 1\nvocab = 8\nexperts = 6\nmtp_layers = 0\ntied = 1\n"
+        "[names]\nlayer_mcore = \"l.\"\nlayer_hf = \"l.\"\nroot = \"r.\"\n[[param]]\nmcore = "
+        "\"m\"\n" +
+            param,
+        "f.toml"));
+    const StatusOr<Plan> plan =
+        Plan::Make(family, Get(HfConfig::Parse("{}")), Get(ParallelConfig::Parse(parallel)));
+    REQUIRE_FALSE(plan.ok());
+    return TextOf(plan);
+  };
+  CHECK(refusal("rows = 5\nsplit = \"rows\"\nhf = \"a\"\n", "tp=2") ==
+        "f.toml:12: m: 5 rows cannot be cut into 2");
+  CHECK(refusal("rows = \"height\"\nhf = \"a\"\n", "")
+            .find("f.toml:12: m: config.json has no field \"height\"") == 0);
+  CHECK(refusal("rows = 4\nwhen = \"height\"\nhf = \"a\"\n", "")
+            .find("f.toml:12: config.json has no field \"height\"") == 0);
+  CHECK(refusal("scope = \"expert\"\nrows = 5\nhf = \"a{e}\"\n", "ep=4") ==
+        "6 experts cannot be cut into ep=4");
+  CHECK(refusal("cols = 2\nparts = [{ hf = \"a\", rows = 2 }, { hf = \"a\", rows = 2, at = 2, "
+                "dtype = \"F32\" }]\n",
+                "")
+            .find("disagree on its columns") != std::string::npos);
+  CHECK(refusal("rows = 5\nhf = \"a\"\n", "padded_vocab=7") ==
+        "padded_vocab=7 is less than the vocabulary of 8");
+}
+
+}  // namespace
+}  // namespace deltawire::mcore

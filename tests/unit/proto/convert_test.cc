@@ -1,0 +1,74 @@
+#include "proto/convert.h"
+
+#include <google/protobuf/util/message_differencer.h>
+
+#include <catch2/catch.hpp>
+
+namespace deltawire {
+namespace {
+
+using google::protobuf::util::MessageDifferencer;
+
+/// Every field another, set by reflection: one that is added to the message is in it as well.
+v1::PullStats Numbered(uint64_t first) {
+  v1::PullStats stats;
+  const auto* fields = v1::PullStats::descriptor();
+  for (int i = 0; i < fields->field_count(); ++i) {
+    const auto* field = fields->field(i);
+    if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) {
+      stats.GetReflection()->SetDouble(&stats, field, static_cast<double>(first + i) / 8);
+    } else {
+      stats.GetReflection()->SetUInt64(&stats, field, first + i);
+    }
+  }
+  return stats;
+}
+
+TEST_CASE("a pull's figures come back from their struct as they were") {
+  for (const uint64_t first : {uint64_t{1}, uint64_t{1} << 40, ~uint64_t{0} - 100}) {
+    const v1::PullStats in = Numbered(first);
+    v1::PullStats out;
+    ToProto(FromProto(in), &out);
+    CHECK(MessageDifferencer::Equals(in, out));
+  }
+}
+
+TEST_CASE("a pull's figures: each of the message is the struct's of that name") {
+  v1::PullStats in;
+  in.set_chunks_full(1);
+  in.set_chunks_delta(20);
+  in.set_chunks_unchanged(3);
+  in.set_payload_bytes(4);
+  in.set_seconds(5.5);
+  in.set_transfer_seconds(6.5);
+  in.set_apply_seconds(7.5);
+  in.set_repaired_chunks(8);
+  in.set_chunks_tight(9);
+  in.set_chunks_dense(10);
+  in.set_refused_chunks(11);
+  in.set_history_chunks(12);
+  FormCounts forms;
+  forms.chunks = {1, 1, 9, 10};
+  CHECK(FromProto(in) == PullStats{.chunks_full = 1,
+                                   .chunks_delta = 20,
+                                   .chunks_unchanged = 3,
+                                   .payload_bytes = 4,
+                                   .seconds = 5.5,
+                                   .transfer_seconds = 6.5,
+                                   .apply_seconds = 7.5,
+                                   .repaired_chunks = 8,
+                                   .refused_chunks = 11,
+                                   .history_chunks = 12,
+                                   .forms = forms});
+}
+
+TEST_CASE("a pull's figures that do not add up count no chunk below zero") {
+  v1::PullStats in;
+  in.set_chunks_delta(5);
+  in.set_chunks_tight(4);
+  in.set_chunks_dense(4);
+  CHECK(FromProto(in).forms.chunks[FormCounts::kFast] == 0);
+}
+
+}  // namespace
+}  // namespace deltawire

@@ -1,0 +1,383 @@
+// Pulls stepped frame by frame, without sockets: where they end, what they bring, what they hold.
+#include "sender/agent/served_pull.h"
+
+#include <catch2/catch.hpp>
+#include <deque>
+#include <set>
+
+#include "tests/unit/sender/published_model.h"
+
+namespace deltawire::sender {
+namespace {
+
+using test::PublishedModel;
+constexpr uint32_t kChunks = 8;
+
+PullTerms Terms(CoderRates& rates, uint16_t streams, std::shared_ptr<const Published> pinned = {}) {
+  PullTerms terms;
+  terms.receiver_id = "r";
+  terms.streams = streams;
+  terms.coding.rates = &rates;
+  terms.coding.link = std::make_shared<LinkEstimate>();
+  terms.pinned = std::move(pinned);
+  return terms;
+}
+
+/// What a receiver makes of the frames.
+class Receiver {
+ public:
+  explicit Receiver(const Model& model)
+      : model_(model), bytes_(model.layout().total_bytes()), have_(Have()) {}
+
+  wire::Have Have() const {
+    wire::Have have;
+    have.chunks.resize(model_.chunks().size());
+    return have;
+  }
+
+  /// One frame of `stream`: true when there was one, or the stream's end.
+  bool Step(ServedPull& session, uint16_t stream) {
+    auto next = session.Next(stream, [this, stream] { woken_.insert(stream); });
+    REQUIRE(next.status() == absl::OkStatus());
+    if (!next->has_value()) return false;
+    Apply(**next);
+    return true;
+  }
+
+  void Apply(const net::OutFrame& frame) {
+    const wire::FrameHeader& h = frame.header;
+    if (h.type == wire::FrameType::kEnd) {
+      ends_.push_back({h.epoch, h.version});
+      return;
+    }
+    const Chunk& place = model_.chunks()[h.chunk];
+    const MutableBytes to = MutableBytes(bytes_).subspan(place.offset, place.bytes);
+    uint64_t digest = 0;
+    if (h.type == wire::FrameType::kChunkFull) {
+      ++whole_;
+      REQUIRE(frame.payload.size() == to.size());
+      std::memcpy(to.data(), frame.payload.data(), to.size());
+    } else {
+      REQUIRE(h.type == wire::FrameType::kChunkDelta);
+      CHECK(Digest(to) == h.digest_before);
+      REQUIRE(model_.backend().decode_apply(model_.key(), frame.payload, to, place.width,
+                                            h.digest_before,
+                                            &digest) == kernels::DecodeStatus::kOk);
+    }
+    CHECK(Digest(to) == h.digest_after);
+  }
+
+  uint64_t Digest(Bytes bytes) const { return model_.backend().digest(model_.key(), bytes); }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+  const std::vector<StateId>& ends() const { return ends_; }
+  size_t whole() const { return whole_; }
+  std::set<uint16_t>& woken() { return woken_; }
+
+ private:
+  const Model& model_;
+  std::vector<std::byte> bytes_;
+  wire::Have have_;
+  std::vector<StateId> ends_;
+  std::set<uint16_t> woken_;
+  size_t whole_ = 0;
+};
+
+TEST_CASE("pull: the first publish that overtakes it pins its end, and later ones wait") {
+  const uint64_t seed = GENERATE(1, 2, 3);
+  CAPTURE(seed);
+  PublishedModel sender(kChunks, seed);
+  sender.Publish(1);
+  CoderRates rates;
+  ServedPull session(sender.model(), Terms(rates, 1));
+  Receiver receiver(*sender.model());
+  REQUIRE(session.Start(receiver.Have()).ok());
+  // A publish for every frame: without an end that stays, the lifts would go on for ever.
+  uint64_t version = 1;
+  while (receiver.ends().empty() && version < 100) {
+    REQUIRE(receiver.Step(session, 0));
+    sender.Publish(++version);
+    session.Overtaken(*sender.model()->published());
+  }
+  REQUIRE(receiver.ends() == std::vector<StateId>{{1, 2}});
+  CHECK(receiver.bytes() == sender.content(2));
+}
+
+TEST_CASE("pull: whatever publishes come in between, it brings one version") {
+  const uint64_t seed = GENERATE(range(10, 40));
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  PublishedModel sender(kChunks, seed);
+  sender.Publish(1);
+  uint64_t version = 1;
+  CoderRates rates;
+  const uint16_t streams = 1 + random() % 4;
+  ServedPull session(sender.model(), Terms(rates, streams));
+  Receiver receiver(*sender.model());
+  REQUIRE(session.Start(receiver.Have()).ok());
+  std::set<uint16_t> open;
+  for (uint16_t s = 0; s < streams; ++s) open.insert(s);
+  for (int steps = 0; !open.empty(); ++steps) {
+    REQUIRE(steps < 10'000);
+    if (random() % 4 == 0) {
+      ++version;
+      sender.Publish(version, version == 2 && seed % 2 == 0);  // so that lifts go whole
+      session.Overtaken(*sender.model()->published());
+      continue;
+    }
+    auto stream = open.begin();
+    std::advance(stream, random() % open.size());
+    const size_t ends = receiver.ends().size();
+    receiver.Step(session, *stream);
+    if (receiver.ends().size() > ends) open.erase(stream);
+  }
+  const StateId end = receiver.ends().front();
+  for (const StateId other : receiver.ends()) CHECK(other == end);
+  CHECK(end.version <= version);
+  CHECK(receiver.bytes() == sender.content(end.version));
+}
+
+TEST_CASE("pull: the bytes of its end are made from the newest ones when their half is gone") {
+  PublishedModel sender(kChunks, 50);
+  sender.Publish(1);
+  const auto first = sender.model()->published();
+  CoderRates rates;
+  ServedPull session(sender.model(), Terms(rates, 1, first));
+  Receiver receiver(*sender.model());
+  REQUIRE(session.Start(receiver.Have()).ok());
+  for (uint64_t version = 2; version <= 6; ++version) {
+    sender.Publish(version);
+    session.Overtaken(*sender.model()->published());
+  }
+  while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
+  CHECK(receiver.whole() == kChunks);
+  CHECK(receiver.ends().front() == StateId{1, 1});
+  CHECK(receiver.bytes() == sender.content(1));
+}
+
+TEST_CASE("pull: what the log drops stays with the pull that needs it") {
+  // The log has room for the newest delta only.
+  PublishedModel sender(kChunks, 51, {.delta_log_bytes = 1});
+  sender.Publish(1);
+  CoderRates rates;
+  ServedPull session(sender.model(), Terms(rates, 1, sender.model()->published()));
+  Receiver receiver(*sender.model());
+  REQUIRE(session.Start(receiver.Have()).ok());
+  for (uint64_t version = 2; version <= 3; ++version) {
+    sender.Publish(version, version == 2);
+    session.Overtaken(*sender.model()->published());
+  }
+  while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
+  CHECK(receiver.bytes() == sender.content(1));
+}
+
+TEST_CASE("pull: versions that change everything do not end the pulls that they overtake") {
+  const uint64_t seed = 56;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  PublishedModel sender(kChunks, seed, {.delta_log_bytes = 1});
+  sender.Publish(1);
+  CoderRates rates;
+  // Two receivers of the same state share what is kept for them; the third comes later.
+  std::deque<ServedPull> sessions;
+  std::deque<Receiver> receivers;
+  const auto join = [&] {
+    sessions.emplace_back(sender.model(), Terms(rates, 1, sender.model()->published()));
+    receivers.emplace_back(*sender.model());
+    REQUIRE(sessions.back().Start(receivers.back().Have()).ok());
+  };
+  join();
+  join();
+  // Every few versions one chunk goes out: a link that is slower than the trainer.
+  uint64_t version = 1;
+  while (receivers[0].ends().empty() || receivers[1].ends().empty()) {
+    sender.Publish(++version, random() % 4 != 0);
+    for (ServedPull& session : sessions) session.Overtaken(*sender.model()->published());
+    if (version % 3 != 0) continue;
+    for (size_t i : {0, 1}) {
+      if (receivers[i].ends().empty()) REQUIRE(receivers[i].Step(sessions[i], 0));
+    }
+  }
+  CHECK(version > 3 * kChunks);
+  for (size_t i : {0, 1}) {
+    CHECK(receivers[i].ends().front() == StateId{1, 1});
+    CHECK(receivers[i].bytes() == sender.content(1));
+  }
+}
+
+TEST_CASE("pull: a part's number that was published twice leads back all the same") {
+  PublishedModel sender(kChunks, 58, {}, {{0, kChunks - 1}});
+  const bool late = GENERATE(false, true);
+  CAPTURE(late);
+  CoderRates rates;
+  std::optional<ServedPull> session;
+  Receiver receiver(*sender.model());
+  const auto join = [&](const std::shared_ptr<const Published>& end) {
+    session.emplace(sender.model(), Terms(rates, 1, end));
+    REQUIRE(session->Start(receiver.Have()).ok());
+  };
+  sender.Publish(49, false, 1);
+  const auto end = sender.model()->published();
+  if (!late) join(end);
+  uint64_t attempt = 1;
+  for (const uint64_t version : {50, 50, 51}) {
+    sender.Publish(version, true, ++attempt);
+    if (!late) session->Overtaken(*sender.model()->published());
+  }
+  if (late) {
+    const auto again = sender.model()->At(end->info.identity);
+    REQUIRE(again.ok());
+    join(*again);
+    session->Overtaken(*sender.model()->published());
+  }
+  while (receiver.ends().empty()) REQUIRE(receiver.Step(*session, 0));
+  const size_t part = sender.model()->chunks()[kChunks - 1].offset;
+  CHECK(std::equal(receiver.bytes().begin(), receiver.bytes().begin() + part,
+                   sender.content(49).begin()));
+}
+
+TEST_CASE("pull: what is kept for pulls is at most one more model") {
+  PublishedModel sender(kChunks, 57, {.delta_log_bytes = 1});
+  sender.Publish(1);
+  CoderRates rates;
+  std::deque<ServedPull> sessions;
+  std::deque<Receiver> receivers;
+  uint64_t version = 1;
+  // Each of them ends at a state of its own.
+  for (int n = 0; n < 3; ++n) {
+    sessions.emplace_back(sender.model(), Terms(rates, 1, sender.model()->published()));
+    receivers.emplace_back(*sender.model());
+    REQUIRE(sessions.back().Start(receivers.back().Have()).ok());
+    for (int i = 0; i < 4; ++i) {
+      sender.Publish(++version, true);
+      for (ServedPull& session : sessions) session.Overtaken(*sender.model()->published());
+    }
+  }
+  while (receivers[0].ends().empty()) REQUIRE(receivers[0].Step(sessions[0], 0));
+  CHECK(receivers[0].bytes() == sender.content(1));
+  const Status refused = sessions[1].Next(0, [] {}).status();
+  CHECK(absl::IsAborted(refused));
+  CHECK(refused.message().find("delta log does not lead back") != std::string::npos);
+}
+
+TEST_CASE("pull: over a link that is not known to be fast, no frame keeps the half") {
+  PublishedModel sender(kChunks, 52);
+  sender.Publish(1);
+  sender.Publish(2);
+  bool cut = false;
+  sender.model()->SetCutter([&](uint32_t) { cut = true; });
+  CoderRates rates;
+  PullTerms terms = Terms(rates, 1);
+  const bool fast = GENERATE(false, true);
+  CAPTURE(fast);
+  if (fast) terms.coding.link->AddFrame(uint64_t{1} << 30, false);
+  ServedPull session(sender.model(), terms);
+  if (fast) {
+    sender.model()->SetCutter([&](uint32_t half) { cut = session.CutIfReading(half); });
+  }
+  Receiver receiver(*sender.model());
+  REQUIRE(session.Start(receiver.Have()).ok());
+  session.StreamOpened(0, [] {});
+  auto frame = session.Next(0, [] {});
+  REQUIRE(frame.ok());
+  REQUIRE((*frame)->header.type == wire::FrameType::kChunkFull);
+  sender.Publish(3);
+  if (fast) {
+    // The socket still has the frame, in version 2's half.
+    session.StreamOpened(0, [&] { frame = absl::CancelledError("cut"); });
+    sender.Publish(4);
+    CHECK(cut);
+    CHECK(absl::IsAborted(session.Next(0, [] {}).status()));
+  } else {
+    sender.Publish(4);
+    CHECK(!cut);
+    receiver.Apply(**frame);  // its bytes are still those of version 2
+    while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
+    CHECK(receiver.bytes() == sender.content(receiver.ends().front().version));
+  }
+}
+
+TEST_CASE("pull: a late frame makes the next ones copies, and many in time end that") {
+  LinkEstimate link;
+  CHECK(link.slow(1));
+  link.AddFrame(uint64_t{1} << 30, false);
+  CHECK(!link.slow(4));
+  link.AddFrame(2 << 20, true);
+  CHECK(link.slow(1));
+  link.AddFrame(2 << 20, false);
+  CHECK(link.slow(1));
+  for (int i = 0; i < 16; ++i) link.AddFrame(2 << 20, false);
+  CHECK(!link.slow(1));
+  CHECK(link.slow(4));  // perhaps only the buffers of four sockets took them
+}
+
+TEST_CASE("pull: a chunk that a receiver doubts is looked at before it is sent") {
+  PublishedModel sender(kChunks, 53);
+  sender.Publish(1);
+  const bool rebuilt = GENERATE(false, true);
+  CAPTURE(rebuilt);
+  if (rebuilt) sender.Publish(2);
+  const uint32_t chunk = 3;
+  sender.Flip(chunk);
+  CoderRates rates;
+  PullTerms terms = Terms(rates, 1);
+  terms.suspects = {chunk};
+  ServedPull session(sender.model(), terms);
+  Receiver receiver(*sender.model());
+  REQUIRE(session.Start(receiver.Have()).ok());
+  if (rebuilt) {
+    while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
+    CHECK(receiver.bytes() == sender.content(2));
+    CHECK(sender.model()->scrub().repaired == 1);
+    return;
+  }
+  for (uint32_t c = 0; c < chunk; ++c) REQUIRE(receiver.Step(session, 0));
+  const Status status = session.Next(0, [] {}).status();
+  CHECK(absl::IsDataLoss(status));
+  CHECK(status.message().find("tensor t3 ") != std::string::npos);
+  CHECK(sender.model()->damaged_chunks() == 1);
+}
+
+TEST_CASE("pull: idle streams are woken when there is something for them, and not before") {
+  PublishedModel sender(kChunks, 54);
+  sender.Publish(1);
+  CoderRates rates;
+  ServedPull session(sender.model(), Terms(rates, 3));
+  Receiver receiver(*sender.model());
+  CHECK(!receiver.Step(session, 1));
+  CHECK(receiver.woken().empty());
+  REQUIRE(session.Start(receiver.Have()).ok());
+  CHECK(receiver.woken() == std::set<uint16_t>{1});
+  for (uint32_t c = 0; c < kChunks; ++c) REQUIRE(receiver.Step(session, 0));
+  receiver.woken().clear();
+  sender.Publish(2, true);
+  // Stream 0 has lifts to send, the others wait for them; they must not wake each other meanwhile.
+  CHECK(!receiver.Step(session, 1));
+  CHECK(!receiver.Step(session, 2));
+  CHECK(!receiver.Step(session, 1));
+  CHECK(receiver.woken().empty());
+  while (receiver.ends().empty()) REQUIRE(receiver.Step(session, 0));
+  CHECK(receiver.woken() == std::set<uint16_t>{1, 2});
+  CHECK(receiver.Step(session, 1));
+  CHECK(receiver.Step(session, 2));
+  CHECK(receiver.bytes() == sender.content(2));
+}
+
+TEST_CASE("pull: a stream that never comes ends the others with the ticket's life") {
+  PublishedModel sender(kChunks, 55);
+  sender.Publish(1);
+  CoderRates rates;
+  ServedPull session(sender.model(), Terms(rates, 2));
+  REQUIRE(session.Reserve(1, 2).ok());
+  bool cut = false;
+  session.StreamOpened(1, [&] { cut = true; });
+  const auto now = SteadyClock::now();
+  CHECK(!session.CutIfLate(now));
+  CHECK(session.CutIfLate(now + std::chrono::seconds(60)));
+  CHECK(cut);
+  CHECK(absl::IsDeadlineExceeded(session.Next(1, [] {}).status()));
+  session.StreamClosed(1, absl::CancelledError("closed"));
+  CHECK(session.Finished(now));
+}
+
+}  // namespace
+}  // namespace deltawire::sender
