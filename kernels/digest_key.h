@@ -26,10 +26,9 @@ class DigestKey {
   uint64_t multiplier(size_t block) const { return multipliers_[block]; }
 
  private:
-  // A vector of the key that crosses a cache line costs two loads, and half of the digest's speed.
-  alignas(64) std::array<uint64_t, kWordsPerBlock> words_;
-  std::array<uint64_t, kMaxBlocks> multipliers_;
   uint64_t seed_;
+  std::array<uint64_t, kWordsPerBlock> words_;
+  std::array<uint64_t, kMaxBlocks> multipliers_;
 };
 
 }  // namespace deltawire::kernels

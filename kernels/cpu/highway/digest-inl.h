@@ -16,6 +16,16 @@ HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+/// Lane by lane: GCC's AVX-512 reduction adds signed numbers, which must not overflow.
+template <class D>
+HWY_INLINE uint64_t AddUpLanes(D d64, hn::VFromD<D> v) {
+  HWY_ALIGN uint64_t lanes[hn::MaxLanes(d64)];
+  hn::Store(v, d64, lanes);
+  uint64_t total = 0;
+  for (size_t lane = 0; lane < hn::Lanes(d64); ++lane) total += lanes[lane];
+  return total;
+}
+
 /// Sum of key * word over `words` whole words.
 inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RESTRICT data,
                          size_t words) {
@@ -44,11 +54,7 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
     high0 = hn::Add(high0, hn::MulEven(hn::BitCast(d32, hn::ShiftRight<32>(k0)), w0));
     high1 = hn::Add(high1, hn::MulEven(hn::BitCast(d32, hn::ShiftRight<32>(k1)), w1));
   }
-  const auto sum = hn::Add(hn::Add(low0, low1), hn::ShiftLeft<32>(hn::Add(high0, high1)));
-  // Lane by lane: GCC's AVX-512 reduction adds signed numbers, which must not overflow.
-  HWY_ALIGN uint64_t lane_sums[hn::MaxLanes(d64)];
-  hn::Store(sum, d64, lane_sums);
-  for (size_t lane = 0; lane < lanes; ++lane) total += lane_sums[lane];
+  total = AddUpLanes(d64, hn::Add(hn::Add(low0, low1), hn::ShiftLeft<32>(hn::Add(high0, high1))));
 #endif
   for (; i < words; ++i) total += key[i] * LoadElement<uint32_t>(data, i);
   return total;
@@ -93,13 +99,8 @@ inline void SumBlocks(const DigestKey& key, const uint8_t* HWY_RESTRICT data,
     add(2, low2, high2);
     add(3, low3, high3);
   }
-  const auto sum = [&](V low, V high) HWY_ATTR {
-    HWY_ALIGN uint64_t lane_sums[hn::MaxLanes(d64)];
-    hn::Store(hn::Add(low, hn::ShiftLeft<32>(high)), d64, lane_sums);
-    uint64_t total = 0;
-    for (size_t lane = 0; lane < lanes; ++lane) total += lane_sums[lane];
-    return total;
-  };
+  const auto sum = [&](V low, V high)
+                       HWY_ATTR { return AddUpLanes(d64, hn::Add(low, hn::ShiftLeft<32>(high))); };
   sums[0] = sum(low0, high0);
   sums[1] = sum(low1, high1);
   sums[2] = sum(low2, high2);
@@ -138,11 +139,8 @@ HWY_INLINE void AddWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
 /// The sum over all lanes, which then are zero.
 HWY_INLINE uint64_t TakeSum(SumLanes& low, SumLanes& high) {
   const SumTag d64;
-  HWY_ALIGN uint64_t lane_sums[8];
-  hn::Store(hn::Add(low, hn::ShiftLeft<32>(high)), d64, lane_sums);
+  const uint64_t total = AddUpLanes(d64, hn::Add(low, hn::ShiftLeft<32>(high)));
   low = high = hn::Zero(d64);
-  uint64_t total = 0;
-  for (size_t lane = 0; lane < hn::Lanes(d64); ++lane) total += lane_sums[lane];
   return total;
 }
 
