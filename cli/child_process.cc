@@ -56,10 +56,10 @@ StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Spawn(const std::string& n
 ChildProcess::ChildProcess(std::string name, std::filesystem::path log, pid_t pid)
     : name_(std::move(name)), log_(std::move(log)), pid_(pid) {}
 
-ChildProcess::~ChildProcess() { Stop(std::chrono::seconds(5)); }
+ChildProcess::~ChildProcess() { Kill(); }
 
-Status ChildProcess::Running() {
-  if (Wait(std::chrono::milliseconds(0)) < 0) return absl::OkStatus();
+Status ChildProcess::CheckRunning() {
+  if (Running()) return absl::OkStatus();
   return Errorf(StatusCode::kInternal, "{} has ended with status {}", name_, exit_status_);
 }
 
@@ -78,10 +78,17 @@ int ChildProcess::Wait(std::chrono::milliseconds timeout) {
   return exit_status_;
 }
 
+void ChildProcess::Signal(int signal) const {
+  if (!ended_) kill(pid_, signal);  // once it is waited for, the number may be another's
+}
+
 void ChildProcess::Stop(std::chrono::milliseconds grace) {
+  Signal(SIGTERM);
+  if (Wait(grace) < 0) Kill();
+}
+
+void ChildProcess::Kill() {
   if (ended_) return;
-  kill(pid_, SIGTERM);
-  if (Wait(grace) >= 0) return;
   kill(pid_, SIGKILL);
   int status = 0;
   waitpid(pid_, &status, 0);

@@ -1,5 +1,5 @@
 // A child process whose output goes to a file, and which cannot outlive its parent.
-// Owner: the demo. The destructor ends it: SIGTERM, then SIGKILL after a grace.
+// Owner: the demo, or a test. The destructor kills it.
 // Threads: one; it must be spawned by a thread that lives as long as the child may.
 // Errors: a program that cannot be started is only seen as one that has exited at once.
 #pragma once
@@ -28,12 +28,19 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
+  pid_t pid() const { return pid_; }
+  bool Running() { return Wait(std::chrono::milliseconds(0)) < 0; }
   /// Ok while it runs, else how it ended.
-  Status Running();
+  Status CheckRunning();
   /// Waits for its end; -1 when it still runs after `timeout`, else its exit status (128 + N for
   /// signal N).
   int Wait(std::chrono::milliseconds timeout);
+  /// Nothing happens where it has ended.
+  void Signal(int signal) const;
+  /// SIGTERM, then SIGKILL after the grace; returns when it has ended.
   void Stop(std::chrono::milliseconds grace);
+  /// SIGKILL; returns when it has ended.
+  void Kill();
 
   const std::string& name() const { return name_; }
   /// The last lines of the log, each indented.

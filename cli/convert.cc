@@ -142,10 +142,8 @@ StatusOr<Exit> Convert(const ConvertOptions& o) {
     DW_RETURN_IF_ERROR(ShardModel(o, model, hf.path(), made.path(), pool));
   }
   DW_RETURN_IF_ERROR(made.Commit());
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::printf("%s: %s, in %s\n", o.to.c_str(), to_shards ? "Megatron shards" : "HF model directory",
-              HumanSeconds(seconds).c_str());
+              HumanSeconds(SecondsSince(start)).c_str());
   return Exit::kOk;
 }
 

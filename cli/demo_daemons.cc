@@ -31,7 +31,7 @@ Status UntilReady(ChildProcess& child, const std::function<bool(grpc::ClientCont
     context.set_wait_for_ready(true);
     SetDeadline(context, kSlice);
     if (ask(context)) return absl::OkStatus();
-    if (child.Wait(kPause) >= 0) return child.Running();
+    if (child.Wait(kPause) >= 0) return child.CheckRunning();
     if (std::chrono::steady_clock::now() > deadline) {
       return Errorf(StatusCode::kDeadlineExceeded, "{} is not ready after {} s", child.name(),
                     kStartLimit.count());
@@ -141,7 +141,7 @@ void DemoDaemons::Stop() {
 Status DemoDaemons::WithLogs(const Status& s) {
   std::string text(MessageOf(s));
   for (const auto& child : children_) {
-    const Status running = child->Running();
+    const Status running = child->CheckRunning();
     text += fmt::format("\n  {}; its last lines:\n{}",
                         running.ok() ? child->name() + " runs" : std::string(MessageOf(running)),
                         child->LogTail(kLogLines));

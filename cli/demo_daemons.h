@@ -16,6 +16,7 @@ namespace deltawire::cli {
 
 class DemoDaemons {
  public:
+  ~DemoDaemons() { Stop(); }
   /// Starts the sender alone.
   static StatusOr<std::unique_ptr<DemoDaemons>> Start(const DemoPlan& plan,
                                                       const std::string& model);

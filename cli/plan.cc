@@ -132,7 +132,7 @@ StatusOr<Exit> RunPlan(const PlanOptions& o) {
   Result result(std::move(*plan));
   result.findings = result.plan.Check();
   result.listed = model.checkpoint().has_value();
-  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  result.seconds = SecondsSince(start);
   if (o.json) {
     ShowJson(result, o);
   } else {

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <thread>
 
+#include "common/base/attempt.h"
 #include "common/base/human.h"
-#include "sender/export/client/attempt.h"
 
 namespace deltawire::cli {
 namespace {

@@ -17,6 +17,11 @@ inline constexpr uint32_t kHeadBytes = 3;  // format codec width
 
 /// The codecs of payloads (byte 1); `same` and `raw` chunks have none.
 enum class Codec : uint8_t { kFast = 1, kTight = 2, kDense = 3 };
+/// The forms in which chunks travel, by the codec's number; 0 stands for a chunk that goes whole.
+inline constexpr const char* kFormNames[] = {"raw", "fast", "tight", "dense"};
+inline constexpr size_t kForms = sizeof(kFormNames) / sizeof(kFormNames[0]);
+constexpr size_t FormOf(Codec codec) { return static_cast<size_t>(codec); }
+constexpr const char* NameOf(Codec codec) { return kFormNames[FormOf(codec)]; }
 
 /// No chunk may be larger; sizes the digest key (see digest_key.h).
 inline constexpr size_t kMaxChunkBytes = size_t{8} << 20;
@@ -160,6 +165,10 @@ inline constexpr uint64_t kCertain = uint64_t{1} << kEventBits;
 inline constexpr unsigned kDecisionBits = 16;  // probabilities of decisions
 inline constexpr unsigned kMaxRawBits = 16;
 inline constexpr uint64_t kLeastRange = uint64_t{1} << 48;
+
+// --- dense ---
+
+inline constexpr uint32_t kDenseHeadBytes = kHeadBytes + 1;  // reserved
 
 // --- digest ---
 

@@ -86,6 +86,14 @@ struct Convert {
   friend constexpr bool operator==(const Convert&, const Convert&) = default;
 };
 
+/// What a payload changes in one block of a chunk.
+struct BlockChanges {
+  size_t first = 0;                       ///< element of the chunk with which the block begins
+  std::span<const uint16_t> at;           ///< elements, counted from `first`, rising
+  std::span<const uint64_t> differences;  ///< mod 2^(8 width), zero-extended; none is zero
+};
+using ChangeVisitor = void (*)(void* context, const BlockChanges& changes);
+
 /// Every `width` is 1, 2, 4 or 8 and divides the data's size; sizes are <= kMaxChunkBytes.
 /// Payloads are of the codec fast where nothing else is said.
 struct Backend {
@@ -119,6 +127,13 @@ struct Backend {
 
   /// Full structural check of a payload for `raw_bytes` of data; `changed` may be null.
   DecodeStatus (*validate)(Bytes payload, size_t raw_bytes, unsigned width, uint64_t* changed);
+
+  /// Hands every change of a payload to `visit`, blocks without any left out. For elements that do
+  /// not lie side by side in memory. `scratch`: caller's, aligned to 8 bytes, at least
+  /// kChangesScratchBytes. What was visited before an error is the caller's to undo, so callers
+  /// validate first.
+  DecodeStatus (*changes)(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
+                          ChangeVisitor visit, void* context);
 
   /// Sum of `payloads` (each for the same chunk, in any order: addition commutes) into `out`.
   /// `scratch` is caller's memory of at least FoldScratchBytes(width).
@@ -156,6 +171,9 @@ struct Backend {
   void (*place_convert)(const StridedCopy& copy, const Convert& convert, Bytes src,
                         MutableBytes dst);
 };
+
+/// Scratch for changes, of any width.
+inline constexpr size_t kChangesScratchBytes = kBlockElements * (sizeof(uint64_t) + 2);
 
 /// Scratch for fold and negate: one block of elements.
 size_t FoldScratchBytes(unsigned width);

@@ -82,6 +82,24 @@ Identity FromProto(const v1::Identity& in) {
   return identity;
 }
 
+namespace {
+
+using google::protobuf::FieldDescriptor;
+
+// Null for whole and fast chunks, which follow from the other figures.
+const FieldDescriptor* ChunksField(size_t form) {
+  return v1::PullStats::descriptor()->FindFieldByName(
+      fmt::format("chunks_{}", kernels::kFormNames[form]));
+}
+
+// Null for fast, which needs no decoding.
+const FieldDescriptor* DecodeField(size_t form) {
+  return v1::OpenPullRequest::descriptor()->FindFieldByName(
+      fmt::format("{}_decode_bytes_per_s", kernels::kFormNames[form]));
+}
+
+}  // namespace
+
 void ToProto(const PullStats& stats, v1::PullStats* out) {
   out->set_chunks_full(stats.chunks_full);
   out->set_chunks_delta(stats.chunks_delta);
@@ -91,8 +109,11 @@ void ToProto(const PullStats& stats, v1::PullStats* out) {
   out->set_transfer_seconds(stats.transfer_seconds);
   out->set_apply_seconds(stats.apply_seconds);
   out->set_repaired_chunks(stats.repaired_chunks);
-  out->set_chunks_tight(stats.forms.chunks[FormCounts::kTight]);
-  out->set_chunks_dense(stats.forms.chunks[FormCounts::kDense]);
+  for (size_t form = 0; form < kernels::kForms; ++form) {
+    if (const auto* field = ChunksField(form)) {
+      out->GetReflection()->SetUInt64(out, field, stats.forms.chunks[form]);
+    }
+  }
   out->set_refused_chunks(stats.refused_chunks);
   out->set_history_chunks(stats.history_chunks);
 }
@@ -108,11 +129,34 @@ PullStats FromProto(const v1::PullStats& in) {
                   .repaired_chunks = in.repaired_chunks(),
                   .refused_chunks = in.refused_chunks(),
                   .history_chunks = in.history_chunks()};
-  // What a peer says need not add up.
-  const uint64_t by_class = in.chunks_tight() + in.chunks_dense();
-  stats.forms.chunks = {in.chunks_full(), in.chunks_delta() - std::min(by_class, in.chunks_delta()),
-                        in.chunks_tight(), in.chunks_dense()};
+  stats.forms.chunks[FormCounts::kRaw] = in.chunks_full();
+  uint64_t& fast = stats.forms.chunks[kernels::FormOf(kernels::Codec::kFast)];
+  fast = in.chunks_delta();
+  for (size_t form = 0; form < kernels::kForms; ++form) {
+    const auto* field = ChunksField(form);
+    if (field == nullptr) continue;
+    stats.forms.chunks[form] = in.GetReflection()->GetUInt64(in, field);
+    fast -= std::min(fast, stats.forms.chunks[form]);  // what a peer says need not add up
+  }
   return stats;
+}
+
+void SetDecodeSpeeds(const CoderSpeeds& speeds, v1::OpenPullRequest* out) {
+  for (size_t form = FormCounts::kRaw + 1; form < kernels::kForms; ++form) {
+    if (const auto* field = DecodeField(form)) {
+      out->GetReflection()->SetDouble(out, field, speeds[static_cast<kernels::Codec>(form)]);
+    }
+  }
+}
+
+CoderSpeeds DecodeSpeeds(const v1::OpenPullRequest& in) {
+  CoderSpeeds speeds;
+  for (size_t form = FormCounts::kRaw + 1; form < kernels::kForms; ++form) {
+    if (const auto* field = DecodeField(form)) {
+      speeds[static_cast<kernels::Codec>(form)] = in.GetReflection()->GetDouble(in, field);
+    }
+  }
+  return speeds;
 }
 
 }  // namespace deltawire

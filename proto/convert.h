@@ -1,6 +1,6 @@
 // Between gRPC and our own types, shared by both daemons, the CLI and the trainer's client:
-// status codes, tensors_meta, names of states and the figures of a pull, each both ways. Pure
-// functions.
+// status codes, tensors_meta, names of states, the figures of a pull and its coders, each both
+// ways. Pure functions.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -10,11 +10,13 @@
 
 #include "common/base/identity.h"
 #include "common/base/status.h"
+#include "common/delta/codec_choice.h"
 #include "common/delta/pull_stats.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 #include "proto/deltawire/v1/common.pb.h"
+#include "proto/deltawire/v1/sender.pb.h"
 
 namespace deltawire {
 
@@ -38,9 +40,14 @@ void ToProto(const Identity& identity, v1::Identity* out);
 /// A lineage that is not 32 hex digits becomes none.
 Identity FromProto(const v1::Identity& in);
 
-/// Of the forms a message has the chunks only.
+/// Of the forms a message has the chunks only. Its fields for codecs, here and below, are found by
+/// the codecs' names.
 void ToProto(const PullStats& stats, v1::PullStats* out);
 PullStats FromProto(const v1::PullStats& in);
+
+/// What a receiver says of its coders; a codec without a field is not spoken of.
+void SetDecodeSpeeds(const CoderSpeeds& speeds, v1::OpenPullRequest* out);
+CoderSpeeds DecodeSpeeds(const v1::OpenPullRequest& in);
 
 /// Largest gRPC message: tensors_meta of a million tensors, side files with a tokenizer.
 inline constexpr int kMaxControlMessage = 512 << 20;

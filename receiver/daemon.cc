@@ -29,6 +29,7 @@ Status Daemon::Start() {
     o.follow = options_.follow;
     o.staging_bytes = options_.staging_bytes;
     o.history_bytes = options_.history_bytes;
+    o.delta_file_bytes = options_.delta_file_bytes;
     o.scrub_bytes_per_s = options_.scrub_bytes_per_s;
     o.stream_timeout = options_.stream_timeout;
     o.huge_pages = options_.huge_pages;

@@ -191,8 +191,7 @@ class GrpcUpstream : public Upstream {
     request.set_receiver_id(receiver_id_);
     request.set_fingerprint(wish.fingerprint.Hex());
     request.set_streams(wish.streams);
-    request.set_tight_decode_bytes_per_s(wish.decode.tight);
-    request.set_dense_decode_bytes_per_s(wish.decode.dense);
+    deltawire::SetDecodeSpeeds(wish.decode, &request);
     request.set_owned_hash(wish.owned_hash);
     if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
     for (const uint32_t chunk : wish.suspects) request.add_suspects(chunk);

@@ -8,17 +8,15 @@
 #include "common/base/of_this_thread.h"
 #include "common/base/sync.h"
 #include "common/delta/chunk_history.h"
-#include "common/delta/dense.h"
 
 namespace deltawire::receiver {
 namespace {
 
-using kernels::Codec;
 using kernels::DecodeStatus;
 using Clock = SteadyClock;
 
 struct Scratch {
-  ScratchMemory old, coder, out;
+  ScratchMemory old, out;
 };
 
 Scratch& ThisThread() { return OfThisThread<Scratch>(); }
@@ -34,16 +32,6 @@ void Keep(Bytes fast, PayloadDecoder::Payload& out) {
 PayloadDecoder::PayloadDecoder(Buffer& buffer, CoderRates& rates, LogView history)
     : buffer_(buffer), backend_(kernels::Best()), rates_(rates), history_(std::move(history)) {}
 
-StatusOr<PayloadDecoder::Payload> PayloadDecoder::ToFast(uint32_t chunk, Bytes payload,
-                                                         std::span<const Bytes> before,
-                                                         bool first) const {
-  if (HasCodec(payload, Codec::kTight)) return Tight(chunk, payload, before, first);
-  if (HasCodec(payload, Codec::kDense)) return Dense(chunk, payload);
-  Payload out;
-  out.bytes = payload.size();
-  return out;
-}
-
 Bytes PayloadDecoder::OldBytes(uint32_t chunk, std::span<const Bytes> before) const {
   const Bytes now = buffer_.base(chunk);
   if (before.empty()) return now;
@@ -56,66 +44,52 @@ Bytes PayloadDecoder::OldBytes(uint32_t chunk, std::span<const Bytes> before) co
   return old;
 }
 
-PayloadDecoder::Payload PayloadDecoder::Tight(uint32_t chunk, Bytes payload,
-                                              std::span<const Bytes> before, bool first) const {
+StatusOr<PayloadDecoder::Payload> PayloadDecoder::ToFast(uint32_t chunk, Bytes payload,
+                                                         std::span<const Bytes> before,
+                                                         bool first) const {
+  Payload out;
+  out.bytes = payload.size();
+  const Coder* coder = CoderOf(payload);
+  if (coder == nullptr) return out;  // fast, or refused when it is validated as that
+  out.codec = coder->codec;
   const Chunk& place = buffer_.chunks()[chunk];
   const std::string& tensor = buffer_.layout().tensor(place.tensor).name;
-  Payload out;
-  out.codec = Codec::kTight;
   const auto start = Clock::now();
-  kernels::TightHead head;
-  auto decoded = kernels::ReadTightHead(payload, &head);
-  out.depth = head.depth;
-  const ChunkHistory past = first ? ChunkHistory(history_, chunk, head.depth) : ChunkHistory();
-  kernels::History history;
-  if (decoded == DecodeStatus::kOk) {
-    out.fits = past.depth() >= head.depth;
-    if (out.fits) history = past.First(head.depth);
-    out.fits = out.fits && (head.depth == 0 || history.context == head.context);
-    if (!out.fits) {
-      LogWarn(
-          "chunk {} of tensor {}: its delta looks back to {} other deltas than those here: "
-          "fetching it whole",
-          chunk, tensor, head.depth);
-      return out;
-    }
-  }
-  Scratch& s = ThisThread();
-  const MutableBytes fast = s.out.Sized(kernels::MaxEncodedBytes(place.bytes, place.width));
-  size_t bytes = 0;
-  if (decoded == DecodeStatus::kOk) {
-    decoded = backend_.tight_decode(OldBytes(chunk, before), payload, place.width, history,
-                                    s.coder.Sized(kernels::kTightScratchBytes), fast, &bytes);
-  }
-  out.fits = decoded == DecodeStatus::kOk;
-  if (out.fits) {
-    rates_.tight_decode.Add(TightWork(place.bytes, bytes), SecondsSince(start));
-    Keep(fast.first(bytes), out);
-  } else {
-    // Its checksum was right, so most likely the bytes here are not what their digest says.
-    LogError(
-        "chunk {} of tensor {}: its tight delta does not fit the bytes here ({}): "
+  HistoryNeed need;
+  auto decoded = coder->read_need ? coder->read_need(payload, &need) : DecodeStatus::kOk;
+  out.depth = need.depth;
+  const ChunkHistory past = first ? ChunkHistory(history_, chunk, need.depth) : ChunkHistory();
+  CodedChunk coded{backend_, place.bytes, place.width};
+  coded.history = past.First(past.depth());
+  if (decoded == DecodeStatus::kOk &&
+      (past.depth() != need.depth || coded.history.context != need.context)) {
+    LogWarn(
+        "chunk {} of tensor {}: its delta looks back to {} other deltas than those here: "
         "fetching it whole",
-        chunk, tensor, kernels::ToString(decoded));
+        chunk, tensor, need.depth);
+    out.fits = false;
+    return out;
   }
-  return out;
-}
-
-StatusOr<PayloadDecoder::Payload> PayloadDecoder::Dense(uint32_t chunk, Bytes payload) const {
-  const Chunk& place = buffer_.chunks()[chunk];
-  const auto start = Clock::now();
   const MutableBytes fast =
       ThisThread().out.Sized(kernels::MaxEncodedBytes(place.bytes, place.width));
-  size_t bytes = 0;
-  const auto decoded = DenseDecode(backend_, payload, place.bytes, place.width, fast, &bytes);
-  rates_.dense_decode.Add(DenseWork(place.bytes), SecondsSince(start));
-  if (decoded != DecodeStatus::kOk) {
-    return Errorf(StatusCode::kDataLoss, "the dense delta for chunk {} of tensor {} is not one: {}",
-                  chunk, buffer_.layout().tensor(place.tensor).name, kernels::ToString(decoded));
+  if (decoded == DecodeStatus::kOk) {
+    if (coder->needs_old) coded.old_data = OldBytes(chunk, before);
+    decoded = coder->decode(coded, payload, fast, &out.bytes);
   }
-  Payload out;
-  out.codec = Codec::kDense;
-  Keep(fast.first(bytes), out);
+  if (decoded == DecodeStatus::kOk) {
+    rates_.decode[coder->codec].Add(coder->work(place.bytes, out.bytes), SecondsSince(start));
+    Keep(fast.first(out.bytes), out);
+  } else if (coder->needs_old) {
+    // Its checksum was right, so most likely the bytes here are not what their digest says.
+    LogError(
+        "chunk {} of tensor {}: its {} delta does not fit the bytes here ({}): "
+        "fetching it whole",
+        chunk, tensor, kernels::NameOf(coder->codec), kernels::ToString(decoded));
+    out.fits = false;
+  } else {
+    return Errorf(StatusCode::kDataLoss, "the {} delta for chunk {} of tensor {} is not one: {}",
+                  kernels::NameOf(coder->codec), chunk, tensor, kernels::ToString(decoded));
+  }
   return out;
 }
 

@@ -1,6 +1,6 @@
 // Turns a chunk's payload, whatever its codec, into the fast one that is checked, kept and applied.
 // Owner: a PullSink; buffer, rates and history outlive it. Threads: any, for different chunks.
-// Cost: fast nothing; tight and dense some passes over the chunk and megabytes of the thread's
+// Cost: fast nothing; other codecs some passes over the chunk and megabytes of the thread's
 // scratch.
 #pragma once
 
@@ -21,7 +21,7 @@ class PayloadDecoder {
   struct Payload {
     kernels::Codec codec = kernels::Codec::kFast;
     unsigned depth = 0;  ///< of history that it needed
-    bool fits = true;    ///< false: tight, but not for these bytes or this history
+    bool fits = true;    ///< false: not for these bytes (Coder::needs_old), or this history
     std::unique_ptr<std::byte[]> decoded;  ///< the fast payload, unless it was one
     size_t bytes = 0;
   };
@@ -32,8 +32,6 @@ class PayloadDecoder {
                            bool first) const;
 
  private:
-  Payload Tight(uint32_t chunk, Bytes payload, std::span<const Bytes> before, bool first) const;
-  StatusOr<Payload> Dense(uint32_t chunk, Bytes payload) const;
   Bytes OldBytes(uint32_t chunk, std::span<const Bytes> before) const;
 
   Buffer& buffer_;

@@ -62,7 +62,7 @@ constexpr Row kRows[] = {
 struct FormRow {
   const char* name;
   const char* help;
-  std::array<uint64_t, FormCounts::kForms> FormCounts::*counts;
+  std::array<uint64_t, kernels::kForms> FormCounts::*counts;
 };
 constexpr FormRow kFormRows[] = {
     {"deltawire_receiver_codec_chunks_total", "Chunks of committed pulls, by the form they came in",
@@ -76,22 +76,21 @@ using Statuses = std::vector<std::pair<std::string, ReplicaStatus>>;
 void AddForms(const Statuses& all, const CoderRates& rates, std::vector<Sample>& samples) {
   for (const FormRow& row : kFormRows) {
     for (const auto& [model, status] : all) {
-      for (size_t i = 0; i < FormCounts::kForms; ++i) {
+      for (size_t i = 0; i < kernels::kForms; ++i) {
         samples.push_back({row.name,
                            row.help,
                            Kind::kCounter,
-                           {{"model", model}, {"codec", FormCounts::kNames[i]}},
+                           {{"model", model}, {"codec", kernels::kFormNames[i]}},
                            static_cast<double>((status.forms.*row.counts)[i])});
       }
     }
   }
-  for (const auto& [codec, rate] :
-       {std::pair{"tight", &rates.tight_decode}, {"dense", &rates.dense_decode}}) {
+  for (const Coder& coder : Coders()) {
     samples.push_back({"deltawire_receiver_decode_seconds_total",
-                       "CPU time that decoding tight and dense payloads took, all models",
+                       "CPU time that decoding payloads of codecs but fast took, all models",
                        Kind::kCounter,
-                       {{"codec", codec}},
-                       rate->total_seconds()});
+                       {{"codec", kernels::NameOf(coder.codec)}},
+                       rates.decode[coder.codec].total_seconds()});
   }
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "common/base/human.h"
+#include "common/base/log.h"
 #include "common/layout/root.h"
 
 namespace deltawire::receiver {
@@ -77,7 +78,7 @@ Status PullRound::Open() {
                   .owned_hash = agent.owned_hash};
     if (agents_.size() > 1) wish.at = wish_.target.parts[i];
     for (const uint32_t c : suspects_) {
-      if (agent.owned.contains(c) && wish.suspects.size() < kMaxSuspects) {
+      if (agent.owned.contains(c) && wish.suspects.size() < wire::kMaxSuspects) {
         wish.suspects.push_back(c);
       }
     }
@@ -252,6 +253,11 @@ Status PullRound::Finish() {
   // Asked for whole, the same state has come again.
   if (!(env_.buffer.committed() == whole()) || env_.buffer.begun()) {
     DW_RETURN_IF_ERROR(env_.writable());
+    // Before the commit, so that whoever sees the new state finds the way to it.
+    const Status left = env_.delta_files.Put(env_.buffer, whole(), env_.sink.Applied());
+    if (!left.ok()) {
+      LogWarn("model {}: engines have to read this version whole: {}", env_.model, MessageOf(left));
+    }
     DW_RETURN_IF_ERROR(env_.buffer.Commit(whole(), env_.side_files.Merged()));
     env_.sink.Committed();
   }

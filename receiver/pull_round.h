@@ -17,6 +17,7 @@
 #include "common/delta/pull_stats.h"
 #include "common/net/pull_transport.h"
 #include "receiver/buffer.h"
+#include "receiver/delta_files.h"
 #include "receiver/follower.h"
 #include "receiver/history.h"
 #include "receiver/pull_sink.h"
@@ -67,6 +68,7 @@ class PullRound {
     PullSink& sink;
     History& history;
     SideFileCache& side_files;
+    DeltaFiles& delta_files;
     ThreadPool& pool;
     CoderRates& rates;
     const TransportFactory& transport;

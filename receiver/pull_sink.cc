@@ -247,7 +247,7 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
                                        before, seen_[header.chunk] == 0));
   {
     std::lock_guard lock(mu_);
-    const auto form = static_cast<size_t>(payload.codec);
+    const size_t form = kernels::FormOf(payload.codec);
     ++forms_.chunks[form];
     forms_.bytes[form] += header.payload_bytes;
     history_chunks_ += payload.depth > 0;
@@ -388,8 +388,8 @@ StatusOr<std::vector<uint32_t>> PullSink::Apply(ThreadPool& pool) {
 
 void PullSink::AddTo(PullStats& stats) const {
   stats.chunks_full += forms_.chunks[FormCounts::kRaw];
-  for (size_t i = FormCounts::kFast; i < FormCounts::kForms; ++i)
-    stats.chunks_delta += forms_.chunks[i];
+  for (const uint64_t chunks : forms_.chunks) stats.chunks_delta += chunks;
+  stats.chunks_delta -= forms_.chunks[FormCounts::kRaw];
   stats.payload_bytes += bytes_;
   stats.refused_chunks += refusals_;
   stats.history_chunks += history_chunks_;

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
+#include "common/shm/delta_file.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -65,6 +67,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
       buffer_(std::move(buffer)),
       history_(options.history_bytes),
       side_files_(upstreams.size()),
+      delta_files_(options.directory / kDeltaFolder, options.delta_file_bytes),
       random_(options.seed),
       follower_(Addresses(upstreams), {.follow = options.follow, .seed = options.seed}),
       part_bytes_(upstreams.size()) {
@@ -117,7 +120,7 @@ void Replica::Run() {
       cv_.wait_for(lock, std::max<Clock::duration>(again - Clock::now(), Clock::duration(0)));
     }
   }
-  Answer(lock, requests_.Take(), absl::UnavailableError("the receiver is stopping"));
+  Answer(lock, requests_.Take(), Stopping("receiver"));
 }
 
 bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
@@ -288,7 +291,10 @@ Status Replica::MakeBuffer(ModelDescription& description) {
   if (sink_ == nullptr) {
     sink_ = std::make_unique<PullSink>(*buffer_, options_.staging_bytes, rates_,
                                        [this] { return Touch(); });
-    sink_->KeepApplied(buffer_->buffers() == 2);
+    sink_->KeepApplied(buffer_->buffers() == 2 || delta_files_.enabled());
+    if (const Status taken = delta_files_.Start(*buffer_); !taken.ok()) {
+      LogWarn("model {}: {}", options_.model, MessageOf(taken));
+    }
     behind_ = buffer_->buffers() == 2;
     const std::string why = WhyBuffers();
     const bool leases = buffer_->lease_problem().empty() && !options_.unsafe_in_place;
@@ -375,13 +381,13 @@ StatusOr<Commit> Replica::Sync(bool force_full,
       DW_RETURN_IF_ERROR(*answer);
       return *last_commit_;
     }
-    if (stopping_) return absl::UnavailableError("the receiver is stopping");
+    if (stopping_) return Stopping("receiver");
     cv_.wait_for(lock, kSlice);
     lock.unlock();
     if (gone()) {
       lock.lock();
       requests_.Forget(mine);
-      return absl::CancelledError("the caller has gone");
+      return CallerGone();
     }
     progress(status());
     lock.lock();
@@ -405,7 +411,7 @@ Status Replica::SetPaused(bool paused, const std::function<bool()>& gone) {
     lock.unlock();
     const bool left = gone();
     lock.lock();
-    if (left) return absl::CancelledError("the caller has gone");
+    if (left) return CallerGone();
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@
 #include "common/delta/coder_rates.h"
 #include "common/delta/pull_stats.h"
 #include "receiver/buffer.h"
+#include "receiver/delta_files.h"
 #include "receiver/follower.h"
 #include "receiver/history.h"
 #include "receiver/pull_round.h"
@@ -36,6 +37,7 @@ struct ReplicaOptions {
   bool follow = true;
   uint64_t staging_bytes = uint64_t{128} << 20;
   uint64_t history_bytes = 0;
+  uint64_t delta_file_bytes = 0;  ///< of committed deltas kept for engines; 0: none
   uint64_t scrub_bytes_per_s = 0;
   std::chrono::milliseconds stream_timeout{30000};
   bool huge_pages = true;
@@ -210,6 +212,7 @@ class Replica {
   std::unique_ptr<PullSink> sink_;  // of buffer_
   History history_;
   SideFileCache side_files_;
+  DeltaFiles delta_files_;
   uint32_t scrub_next_ = 0;
   int root_mismatches_ = 0;  // in a row
   std::mt19937_64 random_;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <set>
 
+#include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/base/sync.h"
@@ -48,9 +49,9 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
       lock.unlock();
       const bool left = gone();
       lock.lock();
-      if (left) return absl::CancelledError("the caller has gone");
+      if (left) return CallerGone();
     }
-    if (stopping_) return absl::UnavailableError("the receiver is stopping");
+    if (stopping_) return Stopping("receiver");
     if (buffer_ == nullptr || buffer_->committed().empty()) {
       return Errorf(StatusCode::kFailedPrecondition,
                     "model \"{}\": no whole version is committed; sync first", options_.model);
@@ -76,7 +77,7 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
     lock.lock();
     --verifying_;
     cv_.notify_all();
-    if (left) return absl::CancelledError("the caller has gone");
+    if (left) return CallerGone();
     first = last;
   }
   result.seconds = SecondsSince(start);

@@ -16,6 +16,16 @@ using Clock = SteadyClock;
 // A sender that leaves something out of a delta may do so every time.
 constexpr int kMismatchesBeforeFull = 2;
 
+// "5 fast, 3 tight, 0 dense".
+std::string CodecsText(const FormCounts& forms) {
+  std::string text;
+  for (size_t i = FormCounts::kRaw + 1; i < kernels::kForms; ++i) {
+    text +=
+        fmt::format("{}{} {}", text.empty() ? "" : ", ", forms.chunks[i], kernels::kFormNames[i]);
+  }
+  return text;
+}
+
 }  // namespace
 
 void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
@@ -118,6 +128,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
       .sink = *sink_,
       .history = history_,
       .side_files = side_files_,
+      .delta_files = delta_files_,
       .pool = pool_,
       .rates = rates_,
       .transport = transport_,
@@ -150,6 +161,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   if (ended.ok()) {
     for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round->ends()[i];
     behind_ = buffer_->buffers() == 2;
+    if (!behind_) sink_->ForgetApplied();
     catch_up_at_ = Clock::now();
     Committed(*round);
   }
@@ -181,13 +193,10 @@ void Replica::Committed(const PullRound& round) {
   ++status_.commits;
   const uint64_t serial = last_commit_ ? last_commit_->serial + 1 : 1;
   last_commit_ = Commit{id, stats, UnixNanos(), serial};
-  const auto& chunks = stats.forms.chunks;
-  LogInfo(
-      "model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({} fast, {} tight, {} "
-      "dense), {} repaired)",
-      options_.model, ToString(id), HumanBytes(stats.payload_bytes), HumanSeconds(stats.seconds),
-      stats.chunks_full, stats.chunks_delta, chunks[FormCounts::kFast], chunks[FormCounts::kTight],
-      chunks[FormCounts::kDense], stats.repaired_chunks);
+  LogInfo("model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({}), {} repaired)",
+          options_.model, ToString(id), HumanBytes(stats.payload_bytes),
+          HumanSeconds(stats.seconds), stats.chunks_full, stats.chunks_delta,
+          CodecsText(stats.forms), stats.repaired_chunks);
 }
 
 Status Replica::Touch() {

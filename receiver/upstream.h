@@ -38,13 +38,12 @@ struct ModelDescription {
 struct PullWish {
   Hash128 fingerprint;  ///< of the layout here
   uint32_t streams = 1;
-  CoderSpeeds decode;              ///< of all streams together; 0: not known
-  uint64_t owned_hash = 0;         ///< of the chunks that the sender is taken to have
-  Identity at;                     ///< where the pull shall end; epoch 0: at the newest
-  std::vector<uint32_t> suspects;  ///< chunks that came with other bytes than their digest says
+  CoderSpeeds decode;       ///< of all streams together; 0: not known
+  uint64_t owned_hash = 0;  ///< of the chunks that the sender is taken to have
+  Identity at;              ///< where the pull shall end; epoch 0: at the newest
+  /// Chunks that came with other bytes than their digest says; at most wire::kMaxSuspects.
+  std::vector<uint32_t> suspects;
 };
-/// Suspects beyond these wait for the next pull.
-inline constexpr size_t kMaxSuspects = 65'536;
 
 struct PullGrant {
   wire::Ticket ticket{};

@@ -51,10 +51,9 @@ double KtBits(uint64_t changed, uint64_t elements) {
 void Bounds::operator+=(const Bounds& other) {
   elements += other.elements;
   changed += other.changed;
-  for (SplitBits Bounds::*part : {&Bounds::iid, &Bounds::exponent, &Bounds::history}) {
-    (this->*part).positions += (other.*part).positions;
-    (this->*part).differences += (other.*part).differences;
-  }
+  iid += other.iid;
+  exponent += other.exponent;
+  history += other.history;
 }
 
 unsigned ExponentOf(kernels::ClassFunction f, uint64_t bits) {
@@ -76,59 +75,35 @@ int64_t SignedDifference(uint64_t old_bits, uint64_t new_bits, unsigned width) {
   return static_cast<int64_t>((new_bits - old_bits) << unused) >> unused;
 }
 
-void ChangeCounter::Differences::operator+=(const Differences& other) {
-  for (size_t i = 0; i < small.size(); ++i) small[i] += other.small[i];
-  for (const auto& [difference, count] : other.large) large[difference] += count;
-}
-
-double ChangeCounter::Differences::Bits(bool one_more) const {
-  std::vector<uint64_t> counts;
-  for (const uint64_t count : small) {
-    if (count != 0) counts.push_back(count);
-  }
-  for (const auto& [difference, count] : large) counts.push_back(count);
-  if (one_more) counts.push_back(0);
-  return KtBits(counts);
-}
-
 void ChangeCounter::Context::operator+=(const Context& other) {
   elements += other.elements;
   changed += other.changed;
-  if (other.differences == nullptr) return;
-  if (differences == nullptr) differences = std::make_unique<Differences>();
-  *differences += *other.differences;
+  for (const auto& [difference, count] : other.differences) differences[difference] += count;
+}
+
+SplitBits ChangeCounter::Context::Bits(bool unseen) const {
+  std::vector<uint64_t> counts;
+  for (const auto& [difference, count] : differences) counts.push_back(count);
+  if (unseen && !counts.empty()) counts.push_back(0);
+  return {KtBits(changed, elements), KtBits(counts)};
 }
 
 ChangeCounter::ChangeCounter(kernels::ClassFunction function, unsigned width)
     : function_(function), width_(width), contexts_(kExponents * kHistoryContexts) {}
 
-template <typename T>
-void ChangeCounter::AddElements(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts) {
-  for (size_t i = 0; i < old_data.size() / sizeof(T); ++i) {
-    const T before = LoadLe<T>(&old_data[i * sizeof(T)]);
-    const T after = LoadLe<T>(&new_data[i * sizeof(T)]);
-    const size_t history = contexts.empty() ? 0 : contexts[i];
-    Context& c = contexts_[ExponentOf(function_, before) * kHistoryContexts + history];
-    ++c.elements;
-    if (before == after) continue;
-    ++c.changed;
-    if (c.differences == nullptr) c.differences = std::make_unique<Differences>();
-    const int64_t d = SignedDifference(before, after, sizeof(T));
-    if (-kSmall <= d && d <= kSmall) {
-      ++c.differences->small[static_cast<size_t>(d + kSmall)];
-    } else {
-      ++c.differences->large[d];
-    }
-  }
-}
-
 void ChangeCounter::Add(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts) {
-  kernels::WithWidth(width_, [&]<typename T>(T) { AddElements<T>(old_data, new_data, contexts); });
-}
-
-void ChangeCounter::AddBits(const Context& context, SplitBits& bits) {
-  bits.positions += KtBits(context.changed, context.elements);
-  if (context.differences != nullptr) bits.differences += context.differences->Bits(true);
+  kernels::WithWidth(width_, [&]<typename T>(T) {
+    for (size_t i = 0; i < old_data.size() / sizeof(T); ++i) {
+      const T before = LoadLe<T>(&old_data[i * sizeof(T)]);
+      const T after = LoadLe<T>(&new_data[i * sizeof(T)]);
+      const size_t history = contexts.empty() ? 0 : contexts[i];
+      Context& c = contexts_[ExponentOf(function_, before) * kHistoryContexts + history];
+      ++c.elements;
+      if (before == after) continue;
+      ++c.changed;
+      ++c.differences[SignedDifference(before, after, sizeof(T))];
+    }
+  });
 }
 
 Bounds ChangeCounter::Finish() const {
@@ -139,17 +114,16 @@ Bounds ChangeCounter::Finish() const {
     for (size_t h = 0; h < kHistoryContexts; ++h) {
       const Context& c = contexts_[e * kHistoryContexts + h];
       if (c.elements == 0) continue;
-      AddBits(c, out.history);
+      out.history += c.Bits(true);
       of_exponent += c;
     }
     if (of_exponent.elements == 0) continue;
-    AddBits(of_exponent, out.exponent);
+    out.exponent += of_exponent.Bits(true);
     all += of_exponent;
   }
   out.elements = all.elements;
   out.changed = all.changed;
-  out.iid.positions = KtBits(all.changed, all.elements);
-  if (all.differences != nullptr) out.iid.differences = all.differences->Bits(false);
+  out.iid = all.Bits(false);
   return out;
 }
 

@@ -1,12 +1,10 @@
 // What the changed elements of a tensor cost under models that learn as they go: adaptive code
 // lengths (Krichevsky-Trofimov, alpha 1/2), so that learning is paid for and nothing is known
 // before. A ChangeCounter belongs to one tensor and one thread; merge its results, not its counts.
-// Cost: one pass with one increment an element, a hash probe for a large difference.
+// Cost: one pass with one increment an element and a hash probe a change.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -27,6 +25,10 @@ struct SplitBits {
   double positions = 0;
   double differences = 0;
   double total() const { return positions + differences; }
+  void operator+=(const SplitBits& other) {
+    positions += other.positions;
+    differences += other.differences;
+  }
 };
 
 /// Bits for all changes; sums over tensors are the bounds of a model.
@@ -60,23 +62,15 @@ class ChangeCounter {
   Bounds Finish() const;
 
  private:
-  // Differences are small nearly always; the others go through a hash table.
-  static constexpr int64_t kSmall = 32;
-  struct Differences {
-    std::array<uint64_t, 2 * kSmall + 1> small{};
-    std::unordered_map<int64_t, uint64_t> large;
-    void operator+=(const Differences& other);
-    double Bits(bool one_more) const;
-  };
+  using Differences = std::unordered_map<int64_t, uint64_t>;
   struct Context {
     uint64_t elements = 0;
     uint64_t changed = 0;
-    std::unique_ptr<Differences> differences;  // null: none changed
+    Differences differences;
     void operator+=(const Context& other);
+    /// `unseen`: another difference may come, which is paid for.
+    SplitBits Bits(bool unseen) const;
   };
-  static void AddBits(const Context& context, SplitBits& bits);
-  template <typename T>
-  void AddElements(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts);
 
   kernels::ClassFunction function_;
   unsigned width_;

@@ -5,101 +5,113 @@
 // Errors: kInternal when a kernel refuses its own payload; kDataLoss for wrong bytes or digests.
 #pragma once
 
-#include <functional>
+#include <array>
 #include <memory>
 #include <vector>
 
 #include "bench/delta/workload.h"
-#include "common/base/thread_pool.h"
-#include "kernels/kernels.h"
 
 namespace deltawire::bench {
+
+/// The forms of a delta. kTightHistory: tight, given the last 8 deltas.
+enum Form : size_t { kFast, kTight, kTightHistory, kDense };
+inline constexpr Form kForms[] = {kFast, kTight, kTightHistory, kDense};
+inline constexpr const char* kFormNames[] = {"fast", "tight", "tight_history", "dense"};
+
+class Engine;
+
+/// What is aimed for, of traces of AdamW; 0: nothing.
+struct OperationTargets {
+  double of_reference = 0;
+  double of_pairs = 0;
+  double gb_per_second = 0;
+  double changes_per_second = 0;
+  double of_one_thread = 0;
+};
+
+/// An operation over all chunks. What it needs follows from its fields.
+struct Operation {
+  /// What is done with one chunk by one thread, and an argument; null: a whole publish.
+  using ChunkFunction = Status (Engine::*)(struct Worker&, uint32_t chunk, size_t argument);
+  const char* name;
+  ChunkFunction chunk;
+  size_t argument = 0;     ///< a form, a number of deltas, or whether to check the base
+  size_t deltas = 0;       ///< whose changes it goes through: also in changes per second
+  bool of_form = false;    ///< the argument is a form, which the engine must have
+  bool applies = false;    ///< makes the new bytes in the work buffer: old to be put back
+  const char* pairs = "";  ///< the pair list's side beside which it is put
+  OperationTargets targets = {};
+  const char* reference = "memcmp";  ///< the operation beside whose rate its own is put
+};
+
+/// All of them, as they are run.
+std::span<const Operation> AllOperations();
+
+/// One thread's memory.
+struct Worker {
+  std::vector<std::byte> fast, coded, scratch;
+  Status status;
+};
 
 class Engine {
  public:
   /// Encodes everything once. `threads`: the most that any pool given later has.
-  static StatusOr<std::unique_ptr<Engine>> Create(const Workload& w,
-                                                  const kernels::Backend& kernels,
-                                                  const kernels::DigestKey& key, size_t threads,
+  static StatusOr<std::unique_ptr<Engine>> Create(const Workload& w, size_t threads,
                                                   ThreadPool& pool);
 
-  const Workload& workload() const { return workload_; }
-  const kernels::Backend& kernels() const { return kernels_; }
-  const kernels::DigestKey& key() const { return key_; }
-  bool has_tight() const { return tight_; }
-  /// Dense is for chunks of which a good part changed; elsewhere it is not tried.
-  bool has_dense() const { return dense_; }
+  bool CanRun(const Operation& operation) const;
+  /// Seconds of one run over all chunks. REQUIRES: CanRun.
+  StatusOr<double> Run(const Operation& operation, ThreadPool& pool);
+
+  /// Tight needs kernels, its history past deltas; dense is for much that changed.
+  bool has(Form form) const;
   bool has_history() const { return workload_.deltas.size() > 1; }
-  size_t max_fold() const { return workload_.deltas.size(); }
-
-  /// Seconds of one run over all chunks.
-  StatusOr<double> CopyOld(ThreadPool& pool);  ///< memcpy of the old bytes to the work buffer
-  StatusOr<double> Compare(ThreadPool& pool);  ///< memcmp of these two; they must be equal
-  StatusOr<double> DiffUnchanged(ThreadPool& pool);
-  StatusOr<double> Digest(ThreadPool& pool);
-  StatusOr<double> DigestPieces(ThreadPool& pool);  ///< as an arriving chunk, 64 KiB at a time
-  StatusOr<double> EncodeFast(ThreadPool& pool);
-  StatusOr<double> EncodeChecked(ThreadPool& pool);  ///< with the old bytes' digest
-  /// REQUIRES of these, until Fold: has_tight() or has_dense() where it applies; history needs
-  /// has_history().
-  StatusOr<double> EncodeTight(ThreadPool& pool, bool history);
-  StatusOr<double> EncodeDense(ThreadPool& pool);
-  StatusOr<double> ValidateFast(ThreadPool& pool);
-  /// Old to new in the work buffer, which is the old version again afterwards (not in the time).
-  StatusOr<double> ApplyFast(ThreadPool& pool);
-  StatusOr<double> ApplyTight(ThreadPool& pool, bool history);
-  StatusOr<double> ApplyDense(ThreadPool& pool);
-  /// Sum of the last `n` deltas. REQUIRES: n <= max_fold().
-  StatusOr<double> Fold(ThreadPool& pool, size_t n);
-
-  /// The work buffer: the old bytes, between runs.
-  MutableBytes work() { return work_.data(); }
-
-  /// Changes in the last `n` deltas together.
-  uint64_t ChangesOf(size_t n) const;
-
-  // What Create made, for sizes.
-  const Delta& fast() const { return workload_.deltas[0]; }
-  const Delta& tight(bool history) const { return tight_payloads_[history ? 1 : 0]; }
-  const Delta& dense() const { return dense_payloads_; }
+  /// Made by Create; empty where the form would be no smaller than fast (dense: than raw).
+  const Delta& payloads(Form form) const {
+    return form == kFast ? workload_.deltas[0] : payloads_[form];
+  }
   /// Past deltas of a chunk, newest first, without deltas[0].
   const std::vector<Bytes>& PastOf(uint32_t chunk) const { return past_[chunk]; }
 
- private:
-  struct Worker {
-    std::vector<std::byte> fast, tight, dense, scratch;
-    Status status;
-  };
-  using ChunkFunction = std::function<Status(Worker&, uint32_t)>;
+  /// The work buffer: the old bytes, between runs, for which Restore sees.
+  MutableBytes work() { return work_.data(); }
+  Status Restore(ThreadPool& pool);
+  /// Changes in the last `n` deltas together.
+  uint64_t ChangesOf(size_t n) const;
 
-  Engine(const Workload& w, const kernels::Backend& kernels, const kernels::DigestKey& key)
-      : workload_(w), kernels_(kernels), key_(key) {}
-  Status Prepare(size_t threads, ThreadPool& pool);
-  Status CheckSize(uint32_t chunk, std::string_view what, size_t want, size_t got) const;
-  Status Error(uint32_t chunk, std::string_view what, kernels::DecodeStatus status) const;
-  kernels::History HistoryOf(uint32_t chunk, bool wanted) const;
-  Status TightOf(Worker& worker, uint32_t chunk, Bytes payload, bool history, size_t* bytes) const;
-  Status ApplyTo(uint32_t chunk, Bytes payload);
-  StatusOr<double> Run(ThreadPool& pool, const ChunkFunction& fn);
-  /// Run, then a check of the work buffer's bytes and CopyOld.
-  StatusOr<double> RunApply(ThreadPool& pool, const ChunkFunction& fn);
+  // Operation::chunk
+  Status CopyOld(Worker& worker, uint32_t chunk, size_t);
+  Status Compare(Worker& worker, uint32_t chunk, size_t);
+  Status DiffUnchanged(Worker& worker, uint32_t chunk, size_t);
+  Status Digest(Worker& worker, uint32_t chunk, size_t piece_bytes);
+  Status Encode(Worker& worker, uint32_t chunk, size_t form);
+  Status EncodeChecked(Worker& worker, uint32_t chunk, size_t);
+  Status ValidateFast(Worker& worker, uint32_t chunk, size_t);
+  Status Apply(Worker& worker, uint32_t chunk, size_t form);
+  Status Fold(Worker& worker, uint32_t chunk, size_t deltas);
+
+ private:
+  explicit Engine(const Workload& w) : workload_(w) {}
+  Status Prepare(Worker& worker, uint32_t chunk, size_t);
+  Status CheckNew(Worker& worker, uint32_t chunk, size_t);
+  StatusOr<double> RunChunks(ThreadPool& pool, Operation::ChunkFunction fn, size_t argument);
+  StatusOr<double> Publish(ThreadPool& pool, bool check_base);
+  /// The chunk's fast payload in another form, in worker.coded: its size.
+  StatusOr<size_t> Recode(Worker& worker, uint32_t chunk, Bytes fast, Form form) const;
+  /// And back, in worker.fast.
+  StatusOr<size_t> Decode(Worker& worker, uint32_t chunk, Bytes payload, Form form);
+  kernels::History HistoryOf(uint32_t chunk, Form form) const;
+  Status Same(uint32_t chunk, std::string_view what, size_t want, size_t got) const;
+  Status Ok(uint32_t chunk, std::string_view what, kernels::DecodeStatus status) const;
   MutableBytes WorkOf(const Chunk& c) { return work_.data().subspan(c.offset, c.bytes); }
 
   const Workload& workload_;
-  const kernels::Backend& kernels_;
-  const kernels::DigestKey& key_;
-  bool tight_ = false;
-  bool dense_ = false;
   HugeBuffer work_;
   std::vector<Worker> workers_;
   std::vector<uint64_t> digest_old_, digest_new_;
-  Delta tight_payloads_[2];
-  Delta dense_payloads_;
-  std::vector<std::vector<Bytes>> past_;  // of a chunk, newest first
-  std::vector<uint32_t> context_;         // of its first kMaxHistory
+  std::array<Delta, std::size(kForms)> payloads_;  // but kFast's
+  std::vector<std::vector<Bytes>> past_;           // of a chunk, newest first
+  std::vector<uint32_t> context_;                  // check of its first kMaxHistory
 };
-
-/// The check of past deltas that a tight payload carries (docs/delta_format.md, "History").
-uint32_t HistoryCheck(std::span<const Bytes> deltas);
 
 }  // namespace deltawire::bench

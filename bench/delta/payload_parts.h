@@ -1,5 +1,5 @@
-// Where a payload's bits go: positions, differences, the rest. A small reader of format 2 of its
-// own (docs/delta_format.md), for payloads that the kernels made: it checks bounds, not validity.
+// Where a payload's bits go: positions, differences, the rest, for payloads that the kernels made.
+// Reads them as the kernels do (docs/delta_format.md).
 // Pure functions, thread-safe. Errors: kUnimplemented for another format, kDataLoss beyond bounds.
 #pragma once
 

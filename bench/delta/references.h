@@ -5,49 +5,54 @@
 #pragma once
 
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "bench/delta/workload.h"
 
 namespace deltawire::bench {
 
+/// Two lists of one entry a change: where it is, and what stands there now.
+struct Lists {
+  std::vector<std::byte> where, what;
+};
+
 class Reference {
  public:
   virtual ~Reference() = default;
-  virtual std::string_view name() const = 0;
-  /// What it is, for people.
-  virtual std::string_view about() const = 0;
-  /// Encodes one tensor into `out`; the size is exact, capacity is kept.
-  virtual Status Encode(Bytes old_data, Bytes new_data, unsigned width,
-                        std::vector<std::byte>& out) = 0;
-  virtual Status Apply(Bytes payload, unsigned width, MutableBytes data) = 0;
+  /// Encodes one tensor into `out`; sizes are exact, capacity is kept.
+  virtual Status Encode(Bytes old_data, Bytes new_data, unsigned width, Lists& out) = 0;
+  virtual Status Apply(const Lists& lists, unsigned width, MutableBytes data) = 0;
 };
 
-/// u32 index and new value of every change, as two arrays. One loop, one store a change.
-std::unique_ptr<Reference> MakePairs();
-/// Gaps of one byte (255: go on), then new values; both through zstd level 1.
-std::unique_ptr<Reference> MakeByteGaps();
-/// Gaps of 16 bits (65535: go on), then old XOR new of the changed elements; both through zstd 1.
-std::unique_ptr<Reference> MakeXor();
+struct ReferenceKind {
+  const char* name;
+  const char* about;  ///< for people
+  std::unique_ptr<Reference> (*make)();
+};
+
+/// `pairs`: u32 index and new value of every change.
+/// `gaps_zstd`: gaps of one byte (255: go on), and new values; both through zstd level 1.
+/// `xor_zstd`: gaps of 16 bits (65535: go on), and old XOR new of what changed; the same.
+std::span<const ReferenceKind> AllReferences();
 
 /// Runs one reference over a workload.
 class ReferenceRunner {
  public:
-  ReferenceRunner(const Workload& w, std::unique_ptr<Reference> reference);
-  std::string_view name() const { return reference_->name(); }
-  std::string_view about() const { return reference_->about(); }
+  ReferenceRunner(const Workload& w, const ReferenceKind& kind)
+      : workload_(w), kind_(kind), reference_(kind.make()), lists_(w.layout.size()) {}
+  const ReferenceKind& kind() const { return kind_; }
 
   StatusOr<double> Encode();  ///< seconds
   /// Seconds from old to new bytes in `work`, which is checked but not put back.
   /// REQUIRES: Encode ran; work holds the old bytes.
   StatusOr<double> Apply(MutableBytes work);
-  uint64_t bytes() const;  ///< of all payloads
+  uint64_t bytes() const;  ///< of all lists
 
  private:
   const Workload& workload_;
-  std::unique_ptr<Reference> reference_;
-  std::vector<std::vector<std::byte>> payloads_;  // of a tensor
+  const ReferenceKind& kind_;
+  const std::unique_ptr<Reference> reference_;
+  std::vector<Lists> lists_;  // of a tensor
 };
 
 }  // namespace deltawire::bench

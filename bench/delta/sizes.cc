@@ -1,31 +1,78 @@
 #include "bench/delta/sizes.h"
 
+#include <map>
 #include <mutex>
+
+#include "bench/delta/bounds.h"
+#include "bench/delta/payload_parts.h"
 
 namespace deltawire::bench {
 namespace {
 
 using kernels::DecodeStatus;
 
+constexpr double kFastAboveIid = 0.3;      // bits per change
+constexpr double kTightOfExponent = 1.04;  // of the bound given the exponent
+constexpr double kOfRaw = 1.001;
+
+struct FormSize {
+  uint64_t bytes = 0;
+  PayloadParts parts;
+  std::string no_parts;  ///< why a payload could not be read apart, if one could not
+
+  void operator+=(const FormSize& other) {
+    bytes += other.bytes;
+    parts += other.parts;
+    if (!other.no_parts.empty()) no_parts = other.no_parts;
+  }
+};
+
+/// Of all deltas of a workload that has several.
+struct FoldSize {
+  uint64_t fold = 0;     ///< bytes of one payload for all steps
+  uint64_t singles = 0;  ///< bytes of the steps' own payloads
+};
+
+struct Sizes {
+  Bounds bounds;
+  FormSize forms[std::size(kForms)];
+  FoldSize folds[2];                       ///< kFast and kTight
+  uint64_t best = 0;                       ///< the smallest of all forms and raw, chunk by chunk
+  std::map<std::string, uint64_t> chosen;  ///< changed chunks, by their smallest form
+
+  void operator+=(const Sizes& other) {
+    bounds += other.bounds;
+    for (const Form form : kForms) forms[form] += other.forms[form];
+    for (const Form form : {kFast, kTight}) {
+      folds[form].fold += other.folds[form].fold;
+      folds[form].singles += other.folds[form].singles;
+    }
+    best += other.best;
+    for (const auto& [name, count] : other.chosen) chosen[name] += count;
+  }
+};
+
 // One tensor's share: chunk after chunk, on one thread.
 class TensorSizes {
  public:
-  TensorSizes(const Workload& w, const Engine& engine, const kernels::Backend& kernels,
-              const kernels::DigestKey& key, size_t tensor)
+  TensorSizes(const Workload& w, const Engine& engine, size_t tensor)
       : w_(w),
         engine_(engine),
-        kernels_(kernels),
-        key_(key),
         counter_(ClassFunctionOf(w.layout.tensor(tensor).dtype),
-                 DTypeBytes(w.layout.tensor(tensor).dtype)) {
-    if (engine.has_tight()) sizes_.tight.emplace();
-    if (engine.has_tight() && engine.has_history()) sizes_.tight_history.emplace();
-    if (engine.has_dense()) sizes_.dense = 0;
-    if (engine.has_history()) sizes_.fold_fast.emplace();
-    if (engine.has_history() && engine.has_tight()) sizes_.fold_tight.emplace();
-  }
+                 DTypeBytes(w.layout.tensor(tensor).dtype)) {}
 
-  Status Add(uint32_t chunk);
+  Status Add(uint32_t chunk) {
+    const Chunk& c = w_.chunks[chunk];
+    DW_RETURN_IF_ERROR(MakeContexts(chunk));
+    counter_.Add(w_.OldOf(c), w_.NewOf(c), contexts_);
+    if (!engine_.payloads(kFast)[chunk].empty()) {
+      for (const Form form : kForms) {
+        if (engine_.has(form)) sizes_.forms[form] += SizeOf(chunk, form);
+      }
+      AddBest(chunk);
+    }
+    return engine_.has_history() ? AddFold(chunk) : absl::OkStatus();
+  }
   Sizes Finish() {
     sizes_.bounds = counter_.Finish();
     return std::move(sizes_);
@@ -37,20 +84,24 @@ class TensorSizes {
     return Errorf(StatusCode::kInternal, "{}: {} of chunk {}: {}", w_.name, what, chunk,
                   kernels::ToString(status));
   }
+  Status ApplyToData(uint32_t chunk, Bytes payload) {
+    uint64_t digest = 0;
+    return Check(
+        chunk, "decode_apply",
+        kernels::Best().decode_apply(w_.key, payload, data_, w_.chunks[chunk].width, 0, &digest));
+  }
   Status MakeContexts(uint32_t chunk);
-  void AddCodec(const StatusOr<PayloadParts>& parts, Bytes payload, CodecSize& size) const;
+  FormSize SizeOf(uint32_t chunk, Form form) const;
   void AddBest(uint32_t chunk);
   Status AddFold(uint32_t chunk);
-  StatusOr<size_t> TightBytes(uint32_t chunk, Bytes old_data, Bytes payload);
+  StatusOr<size_t> TightBytes(uint32_t chunk, Bytes payload);
 
   const Workload& w_;
   const Engine& engine_;
-  const kernels::Backend& kernels_;
-  const kernels::DigestKey& key_;
   ChangeCounter counter_;
   Sizes sizes_;
   std::vector<uint8_t> contexts_;
-  std::vector<std::byte> data_, payload_, negated_;
+  std::vector<std::byte> data_, payload_, other_payload_;
   std::vector<std::byte> scratch_ =
       std::vector<std::byte>(std::max(kernels::kTightScratchBytes, kernels::FoldScratchBytes(8)));
 };
@@ -58,17 +109,13 @@ class TensorSizes {
 // A delta applied to zeros is its differences; the newest is written last.
 Status TensorSizes::MakeContexts(uint32_t chunk) {
   const Chunk& c = w_.chunks[chunk];
-  const size_t n = c.bytes / c.width;
   const auto& past = engine_.PastOf(chunk);
-  contexts_.assign(n, 0);
+  contexts_.assign(c.bytes / c.width, 0);
   for (size_t age = std::min(kernels::kMaxHistory, past.size()); age > 0; --age) {
     if (past[age - 1].empty()) continue;
     data_.assign(c.bytes, std::byte{0});
-    uint64_t digest = 0;
-    DW_RETURN_IF_ERROR(
-        Check(chunk, "decode_apply",
-              kernels_.decode_apply(key_, past[age - 1], data_, c.width, 0, &digest)));
-    for (size_t i = 0; i < n; ++i) {
+    DW_RETURN_IF_ERROR(ApplyToData(chunk, past[age - 1]));
+    for (size_t i = 0; i < contexts_.size(); ++i) {
       const uint64_t difference = LoadElement(&data_[i * c.width], c.width);
       if (difference == 0) continue;
       const bool up = SignedDifference(0, difference, c.width) > 0;
@@ -78,68 +125,41 @@ Status TensorSizes::MakeContexts(uint32_t chunk) {
   return absl::OkStatus();
 }
 
-void TensorSizes::AddCodec(const StatusOr<PayloadParts>& parts, Bytes payload,
-                           CodecSize& size) const {
-  size.bytes += payload.size();
-  if (parts.ok()) {
-    size.parts += *parts;
-  } else {
-    size.no_parts = MessageOf(parts.status());
-  }
+FormSize TensorSizes::SizeOf(uint32_t chunk, Form form) const {
+  const Chunk& c = w_.chunks[chunk];
+  const Bytes payload = engine_.payloads(form)[chunk];
+  if (form == kDense) return {.bytes = payload.empty() ? c.bytes : payload.size()};
+  if (payload.empty()) return SizeOf(chunk, kFast);  // which is sent then
+  const std::span<const uint8_t> contexts = contexts_;
+  const StatusOr<PayloadParts> parts =
+      form == kFast ? SplitFast(payload, c.bytes, c.width)
+                    : SplitTight(payload, w_.OldOf(c), w_.NewOf(c), c.width,
+                                 form == kTightHistory ? contexts : contexts.first(0));
+  if (parts.ok()) return {.bytes = payload.size(), .parts = *parts};
+  return {.bytes = payload.size(), .no_parts = std::string(MessageOf(parts.status()))};
 }
 
 void TensorSizes::AddBest(uint32_t chunk) {
   size_t best = w_.chunks[chunk].bytes;
   const char* name = "raw";
-  const auto offer = [&](const char* codec, const std::vector<std::byte>& payload) {
-    if (payload.empty() || payload.size() >= best) return;
+  for (const Form form : kForms) {
+    const auto& payload = engine_.payloads(form)[chunk];
+    if (payload.empty() || payload.size() >= best) continue;
     best = payload.size();
-    name = codec;
-  };
-  offer("fast", engine_.fast()[chunk]);
-  offer("tight", engine_.tight(false)[chunk]);
-  offer("dense", engine_.dense()[chunk]);
-  offer("tight with history", engine_.tight(true)[chunk]);
+    name = kFormNames[form];
+  }
   sizes_.best += best;
   ++sizes_.chosen[name];
 }
 
-Status TensorSizes::Add(uint32_t chunk) {
+// Of a payload that applies to data_.
+StatusOr<size_t> TensorSizes::TightBytes(uint32_t chunk, Bytes payload) {
   const Chunk& c = w_.chunks[chunk];
-  DW_RETURN_IF_ERROR(MakeContexts(chunk));
-  counter_.Add(w_.OldOf(c), w_.NewOf(c), contexts_);
-  const Bytes fast = engine_.fast()[chunk];
-  if (!fast.empty()) {
-    const StatusOr<PayloadParts> fast_parts = SplitFast(fast, c.bytes, c.width);
-    AddCodec(fast_parts, fast, sizes_.fast);
-    for (const bool history : {false, true}) {
-      auto& size = history ? sizes_.tight_history : sizes_.tight;
-      if (!size) continue;
-      const Bytes tight = engine_.tight(history)[chunk];
-      if (tight.empty()) {  // no smaller than fast, which is sent then
-        AddCodec(fast_parts, fast, *size);
-        continue;
-      }
-      const std::span<const uint8_t> contexts = contexts_;
-      AddCodec(SplitTight(tight, w_.OldOf(c), w_.NewOf(c), c.width,
-                          history ? contexts : contexts.first(0)),
-               tight, *size);
-    }
-    const size_t dense = engine_.dense()[chunk].size();
-    if (sizes_.dense) *sizes_.dense += dense == 0 ? c.bytes : dense;
-    AddBest(chunk);
-  }
-  return sizes_.fold_fast ? AddFold(chunk) : absl::OkStatus();
-}
-
-StatusOr<size_t> TensorSizes::TightBytes(uint32_t chunk, Bytes old_data, Bytes payload) {
-  const Chunk& c = w_.chunks[chunk];
-  std::vector<std::byte>& out = negated_;  // not needed any more by now
-  if (out.size() < payload.size()) out.resize(payload.size());
+  other_payload_.resize(std::max(other_payload_.size(), payload.size()));
   size_t bytes = 0;
   DW_RETURN_IF_ERROR(Check(chunk, "tight_encode",
-                           kernels_.tight_encode(old_data, payload, c.width, w_.function(c), {},
-                                                 scratch_, out, &bytes)));
+                           kernels::Best().tight_encode(data_, payload, c.width, w_.function(c), {},
+                                                        scratch_, other_payload_, &bytes)));
   return bytes == 0 ? payload.size() : bytes;
 }
 
@@ -152,81 +172,42 @@ Status TensorSizes::AddFold(uint32_t chunk) {
   }
   if (steps.empty()) return absl::OkStatus();
   payload_.resize(kernels::MaxEncodedBytes(c.bytes, c.width));
-  negated_.resize(payload_.size());
+  other_payload_.resize(payload_.size());
   size_t fold_bytes = 0, negated_bytes = 0;
-  uint64_t digest = 0;
-  DW_RETURN_IF_ERROR(Check(
-      chunk, "fold", kernels_.fold(steps, c.bytes, c.width, scratch_, payload_, &fold_bytes)));
-  const Bytes new_data = w_.NewOf(c);
+  DW_RETURN_IF_ERROR(
+      Check(chunk, "fold",
+            kernels::Best().fold(steps, c.bytes, c.width, scratch_, payload_, &fold_bytes)));
+  const Bytes new_data = w_.NewOf(c), fold = Bytes(payload_).first(fold_bytes);
   data_.assign(new_data.begin(), new_data.end());
-  const Bytes fold = Bytes(payload_).first(fold_bytes);
   if (fold_bytes > 0) {
-    DW_RETURN_IF_ERROR(
-        Check(chunk, "negate",
-              kernels_.negate(fold, c.bytes, c.width, scratch_, negated_, &negated_bytes)));
-    DW_RETURN_IF_ERROR(Check(chunk, "decode_apply",
-                             kernels_.decode_apply(key_, Bytes(negated_).first(negated_bytes),
-                                                   data_, c.width, 0, &digest)));
+    DW_RETURN_IF_ERROR(Check(
+        chunk, "negate",
+        kernels::Best().negate(fold, c.bytes, c.width, scratch_, other_payload_, &negated_bytes)));
+    DW_RETURN_IF_ERROR(ApplyToData(chunk, Bytes(other_payload_).first(negated_bytes)));
   }
-  sizes_.fold_fast->fold += fold_bytes;
-  if (sizes_.fold_tight && fold_bytes > 0) {
-    DW_ASSIGN_OR_RETURN(const size_t bytes, TightBytes(chunk, data_, fold));
-    sizes_.fold_tight->fold += bytes;
-  }
+  const auto count = [&](uint64_t FoldSize::*sum, Bytes payload) -> Status {
+    sizes_.folds[kFast].*sum += payload.size();
+    if (!engine_.has(kTight) || payload.empty()) return absl::OkStatus();
+    DW_ASSIGN_OR_RETURN(const size_t bytes, TightBytes(chunk, payload));
+    sizes_.folds[kTight].*sum += bytes;
+    return absl::OkStatus();
+  };
+  DW_RETURN_IF_ERROR(count(&FoldSize::fold, fold));
   for (size_t i = steps.size(); i-- > 0;) {
-    sizes_.fold_fast->singles += steps[i].size();
-    if (sizes_.fold_tight) {
-      DW_ASSIGN_OR_RETURN(const size_t bytes, TightBytes(chunk, data_, steps[i]));
-      sizes_.fold_tight->singles += bytes;
-    }
-    DW_RETURN_IF_ERROR(Check(chunk, "decode_apply",
-                             kernels_.decode_apply(key_, steps[i], data_, c.width, 0, &digest)));
+    DW_RETURN_IF_ERROR(count(&FoldSize::singles, steps[i]));
+    DW_RETURN_IF_ERROR(ApplyToData(chunk, steps[i]));
   }
-  if (std::equal(data_.begin(), data_.end(), new_data.begin())) return absl::OkStatus();
+  if (std::ranges::equal(data_, new_data)) return absl::OkStatus();
   return Errorf(StatusCode::kDataLoss, "{}: the fold of chunk {} is not the sum of its deltas",
                 w_.name, chunk);
 }
 
-void AddTo(CodecSize& sum, const CodecSize& part) {
-  sum.bytes += part.bytes;
-  sum.parts += part.parts;
-  if (!part.no_parts.empty()) sum.no_parts = part.no_parts;
-}
-
-void AddTo(FoldSize& sum, const FoldSize& part) {
-  sum.fold += part.fold;
-  sum.singles += part.singles;
-}
-
-template <typename T>
-void AddTo(std::optional<T>& sum, const std::optional<T>& part) {
-  if (!part) return;
-  if (!sum) sum.emplace();
-  AddTo(*sum, *part);
-}
-
-void AddTo(Sizes& sum, const Sizes& part) {
-  sum.bounds += part.bounds;
-  AddTo(sum.fast, part.fast);
-  AddTo(sum.tight, part.tight);
-  AddTo(sum.tight_history, part.tight_history);
-  if (part.dense) sum.dense = sum.dense.value_or(0) + *part.dense;
-  sum.best += part.best;
-  for (const auto& [name, count] : part.chosen) sum.chosen[name] += count;
-  AddTo(sum.fold_fast, part.fold_fast);
-  AddTo(sum.fold_tight, part.fold_tight);
-}
-
-}  // namespace
-
-StatusOr<Sizes> MeasureSizes(const Workload& w, const Engine& engine,
-                             const kernels::Backend& kernels, const kernels::DigestKey& key,
-                             ThreadPool& pool) {
+StatusOr<Sizes> MeasureSizes(const Workload& w, const Engine& engine, ThreadPool& pool) {
   std::mutex mu;
   Sizes sum;
   Status first_error;
   pool.ParallelFor(w.layout.size(), [&](size_t t) {
-    TensorSizes tensor(w, engine, kernels, key, t);
+    TensorSizes tensor(w, engine, t);
     Status status;
     for (uint32_t i = w.chunks.first_of_tensor(t); i < w.chunks.end_of_tensor(t); ++i) {
       status = tensor.Add(i);
@@ -235,10 +216,145 @@ StatusOr<Sizes> MeasureSizes(const Workload& w, const Engine& engine,
     const Sizes sizes = tensor.Finish();
     std::lock_guard lock(mu);
     first_error.Update(status);
-    AddTo(sum, sizes);
+    sum += sizes;
   });
   DW_RETURN_IF_ERROR(first_error);
   return sum;
+}
+
+/// What a row is held against, if anything.
+struct Against {
+  const char* name = nullptr;
+  double value = 0;
+};
+
+// Rows of one workload; all values per change are in bits.
+class SizeRows {
+ public:
+  SizeRows(Bench& bench, const Workload& w, const Sizes& sizes)
+      : bench_(bench), w_(w), sizes_(sizes) {}
+  void AddBounds() const;
+  void AddForm(Form form) const;
+  void AddFold(Form form) const;
+  void AddBest() const;
+
+ private:
+  double PerChange(double bits) const { return bits / static_cast<double>(w_.changed); }
+  double OfRaw(uint64_t bytes) const {
+    return static_cast<double>(bytes) / static_cast<double>(w_.bytes());
+  }
+  void Add(const std::string& name, const char* metric, double value, const char* unit,
+           Against against = {}, double at_most = 0, std::string note = "") const;
+
+  Bench& bench_;
+  const Workload& w_;
+  const Sizes& sizes_;
+};
+
+void SizeRows::Add(const std::string& name, const char* metric, double value, const char* unit,
+                   Against against, double at_most, std::string note) const {
+  Row row{
+      .name = name + "/" + w_.name, .metric = metric, .value = Summarize({value}), .unit = unit};
+  if (!bench_.Asked(row.name)) return;
+  row.wanted.value_at_most = at_most;
+  row.note = std::move(note);
+  if (against.name != nullptr && value > 0) {  // nothing cannot be so many times as good
+    row.reference = against.name;
+    row.reference_value = Summarize({against.value});
+  }
+  bench_.report().Add(std::move(row));
+}
+
+void SizeRows::AddBounds() const {
+  const Bounds& b = sizes_.bounds;
+  const double iid = PerChange(b.iid.total()), exponent = PerChange(b.exponent.total());
+  Add("bits/bounds", "density", static_cast<double>(b.changed) / static_cast<double>(b.elements),
+      "");
+  Add("bits/bounds", "iid", iid, "bits");
+  Add("bits/bounds", "exponent", exponent, "bits", {"iid", iid});
+  if (w_.deltas.size() < 2) return;
+  Add("bits/bounds", "history", PerChange(b.history.total()), "bits", {"exponent", exponent});
+}
+
+void SizeRows::AddForm(Form form) const {
+  struct Kind {
+    const char* bound;
+    SplitBits Bounds::*bits;
+  };
+  static constexpr Kind kKinds[] = {{"iid bound", &Bounds::iid},
+                                    {"exponent bound", &Bounds::exponent},
+                                    {"history bound", &Bounds::history},
+                                    {"iid bound", &Bounds::iid}};
+  const std::string name = std::string("bits/") + kFormNames[form];
+  const FormSize& size = sizes_.forms[form];
+  const SplitBits& bound = sizes_.bounds.*kKinds[form].bits;
+  const char* const reference = kKinds[form].bound;
+  const double bits = PerChange(static_cast<double>(size.bytes) * 8);
+  const double exponent = PerChange(sizes_.bounds.exponent.total());
+  double at_most = 0;
+  if (w_.targets.adam && form == kFast) at_most = PerChange(bound.total()) + kFastAboveIid;
+  if (w_.targets.adam && form == kTight) at_most = kTightOfExponent * exponent;
+  Add(name, "per_change", bits, "bits", {reference, PerChange(bound.total())}, at_most);
+  if (form == kTightHistory) {
+    Add(name, "per_change", bits, "bits", {"exponent bound", exponent},
+        w_.targets.history * exponent);
+  } else {
+    Add(std::string("size/") + kFormNames[form], "of_raw", OfRaw(size.bytes), "", {}, kOfRaw);
+  }
+  if (form == kDense) return;
+  if (!size.no_parts.empty()) {
+    return bench_.report().NotMeasured(name + "/" + w_.name + " parts", size.no_parts);
+  }
+  Add(name, "positions", PerChange(size.parts.positions), "bits",
+      {reference, PerChange(bound.positions)});
+  Add(name, "differences", PerChange(size.parts.differences), "bits",
+      {reference, PerChange(bound.differences)});
+  Add(name, "rest", PerChange(size.parts.rest), "bits");
+}
+
+void SizeRows::AddFold(Form form) const {
+  const FoldSize& size = sizes_.folds[form];
+  if (size.singles == 0) return;
+  Add(std::string("fold_size/") + kFormNames[form], "of_singles",
+      static_cast<double>(size.fold) / static_cast<double>(size.singles), "", {},
+      w_.targets.fold_of_32, fmt::format("{} steps", w_.deltas.size()));
+}
+
+void SizeRows::AddBest() const {
+  std::string chosen;
+  for (const auto& [name, count] : sizes_.chosen) {
+    chosen += fmt::format("{}{} {}", chosen.empty() ? "" : ", ", count, name);
+  }
+  Add("size/best", "of_raw", OfRaw(sizes_.best), "", {}, kOfRaw, chosen);
+}
+
+}  // namespace
+
+std::vector<std::string> SizeCaseNames(const std::string& workload) {
+  std::vector<std::string> out;
+  for (const std::string name : {"bits/bounds", "bits/fast", "bits/tight", "bits/tight_history",
+                                 "bits/dense", "fold_size/fast", "fold_size/tight", "size/fast",
+                                 "size/tight", "size/dense", "size/best"}) {
+    out.push_back(name + "/" + workload);
+  }
+  return out;
+}
+
+Status SizeCases(Bench& bench, const Workload& w, const Engine& engine, ThreadPool& pool) {
+  if (!bench.AnyAsked(SizeCaseNames(w.name))) return absl::OkStatus();
+  if (w.changed == 0) {
+    bench.report().NotMeasured("bits/" + w.name, "nothing changed between the two versions");
+    return absl::OkStatus();
+  }
+  DW_ASSIGN_OR_RETURN(const Sizes sizes, MeasureSizes(w, engine, pool));
+  const SizeRows rows(bench, w, sizes);
+  rows.AddBounds();
+  for (const Form form : kForms) {
+    if (engine.has(form)) rows.AddForm(form);
+  }
+  for (const Form form : {kFast, kTight}) rows.AddFold(form);
+  rows.AddBest();
+  return absl::OkStatus();
 }
 
 }  // namespace deltawire::bench

@@ -1,10 +1,14 @@
 #include "bench/delta/workload.h"
 
+#include <fcntl.h>
+
 #include <atomic>
 #include <bit>
 #include <random>
 
+#include "bench/synth/adam_trace.h"
 #include "bench/synth/model_maker.h"
+#include "common/layout/model_dir.h"
 
 namespace deltawire::bench {
 namespace {
@@ -23,205 +27,223 @@ StatusOr<Layout> MakeLayout(uint64_t mib) {
   shape.kv_heads = shape.heads / 2;
   shape.head_dim = small ? 64 : 128;
   shape.ffn = shape.hidden * 3;
-  shape.layers = 1;
-  DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(synth::MakeTensors(shape)));
-  const uint64_t one = layout.total_bytes();
-  shape.layers = 2;
-  DW_ASSIGN_OR_RETURN(layout, Layout::Create(synth::MakeTensors(shape)));
-  const uint64_t layer = layout.total_bytes() - one;
-  const uint64_t wanted = mib << 20;
-  shape.layers = 1 + (wanted > one ? (wanted - one) / layer : 0);
-  return Layout::Create(synth::MakeTensors(shape));
+  const auto with_layers = [&](uint64_t layers) {
+    shape.layers = layers;
+    return Layout::Create(synth::MakeTensors(shape));
+  };
+  DW_ASSIGN_OR_RETURN(const Layout one, with_layers(1));
+  DW_ASSIGN_OR_RETURN(const Layout two, with_layers(2));
+  const uint64_t layer = two.total_bytes() - one.total_bytes(), wanted = mib << 20;
+  return with_layers(1 + (wanted - std::min(wanted, one.total_bytes())) / layer);
 }
 
-// The payloads that take the old bytes to the new ones.
-Delta EncodeAll(const Workload& w, const kernels::Backend& kernels, const kernels::DigestKey& key,
-                ThreadPool& pool) {
-  Delta delta(w.chunks.size());
-  pool.ParallelFor(w.chunks.size(), [&](size_t i) {
-    const Chunk& c = w.chunks[static_cast<uint32_t>(i)];
-    std::vector<std::byte> room(kernels::MaxEncodedBytes(c.bytes, c.width));
-    const kernels::EncodeResult r =
-        kernels.diff_encode(key, w.OldOf(c), w.NewOf(c), c.width, 0, room);
-    delta[i].assign(room.begin(), room.begin() + static_cast<ptrdiff_t>(r.bytes));
-  });
-  return delta;
-}
-
-void CopyTensors(const synth::AdamTrace& trace, const Layout& layout, MutableBytes to,
-                 ThreadPool& pool) {
-  pool.ParallelFor(layout.size(), [&](size_t t) {
-    std::memcpy(to.data() + layout.offset(t), trace.tensor(t).data(), layout.bytes(t));
-  });
-}
-
-void CountChanges(Workload& w, ThreadPool& pool) {
-  std::atomic<uint64_t> changed = 0, elements = 0;
-  pool.ParallelFor(w.chunks.size(), [&](size_t i) {
-    const Chunk& c = w.chunks[static_cast<uint32_t>(i)];
-    const Bytes before = w.OldOf(c), after = w.NewOf(c);
-    uint64_t here = 0;
-    for (size_t at = 0; at < c.bytes; at += c.width) {
-      here += static_cast<uint64_t>(std::memcmp(&before[at], &after[at], c.width) != 0);
-    }
-    changed += here;
-    elements += c.bytes / c.width;
-  });
-  w.changed = changed;
-  w.elements = elements;
-}
-
-struct AdamKind {
-  const char* name;
-  synth::Master master;
-  float lr;
-  Targets targets;
-};
-
-StatusOr<Workload> MakeAdam(const AdamKind& kind, const WorkloadOptions& options,
-                            const kernels::Backend& kernels, const kernels::DigestKey& key,
-                            ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(Layout layout, MakeLayout(options.mib));
-  DW_ASSIGN_OR_RETURN(Workload w, EmptyWorkload(kind.name, std::move(layout)));
-  w.targets = kind.targets;
-  synth::AdamOptions adam;
-  adam.seed = options.seed;
-  adam.lr = kind.lr;
-  adam.master = kind.master;
-  DW_ASSIGN_OR_RETURN(auto trace, synth::AdamTrace::Create(w.layout.tensors(), adam, pool));
-  for (int i = 0; i < kAdamWarmup; ++i) trace.Step(pool);
-  CopyTensors(trace, w.layout, w.new_data.data(), pool);
-  for (size_t s = 0; s < kAdamSteps; ++s) {
-    std::swap(w.old_data, w.new_data);
-    trace.Step(pool);
-    CopyTensors(trace, w.layout, w.new_data.data(), pool);
-    w.deltas.insert(w.deltas.begin(), EncodeAll(w, kernels, key, pool));
-  }
-  FinishWorkload(w, kernels, key, pool);
-  return w;
-}
-
-// How changed elements of a synthetic workload change.
-enum class Change : uint8_t {
-  kSteps,    // by +-1 mostly, geometrically more
-  kNormal,   // by a normal number of steps, sigma 16: what a large learning rate does
-  kRedrawn,  // to another weight: the worst case
-};
-
-struct DensityKind {
-  const char* name;
-  double density;
-  Change change;
-};
-
-uint16_t RandomWeight(std::mt19937_64& random) {
-  std::normal_distribution<float> normal(0, 0.02f);
-  return static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
-}
-
-uint16_t Changed(uint16_t before, Change change, std::mt19937_64& random) {
-  if (change == Change::kRedrawn) return RandomWeight(random);
-  int step = 0;
-  if (change == Change::kSteps) {
-    step = 1 + std::countr_zero(random() | uint64_t{1} << 40) / 2;
-    if ((random() & 1) != 0) step = -step;
-  } else {
-    std::normal_distribution<float> normal(0, 16);
-    while (step == 0) step = static_cast<int>(normal(random));
-  }
-  return static_cast<uint16_t>(before + step);
-}
-
-StatusOr<Workload> MakeRandom(const DensityKind& kind, const WorkloadOptions& options,
-                              const kernels::Backend& kernels, const kernels::DigestKey& key,
-                              ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(Layout layout, MakeLayout(options.mib));
-  DW_ASSIGN_OR_RETURN(Workload w, EmptyWorkload(kind.name, std::move(layout)));
-  const uint64_t elements = w.bytes() / 2;
-  const MutableBytes before = w.old_data.data(), after = w.new_data.data();
-  pool.ParallelFor((elements + kFillElements - 1) / kFillElements, [&](size_t block) {
-    std::mt19937_64 random(options.seed * 0x9e3779b97f4a7c15 + block);
-    std::bernoulli_distribution changes(kind.density);
-    const uint64_t end = std::min(elements, (block + 1) * kFillElements);
-    for (uint64_t i = block * kFillElements; i < end; ++i) {
-      const uint16_t value = RandomWeight(random);
-      StoreLe<uint16_t>(&before[2 * i], value);
-      StoreLe<uint16_t>(&after[2 * i],
-                        changes(random) ? Changed(value, kind.change, random) : value);
-    }
-  });
-  FinishWorkload(w, kernels, key, pool);
-  return w;
-}
-
-}  // namespace
-
-kernels::ClassFunction ClassFunctionOf(DType dtype) {
-  using kernels::ClassFunction;
-  switch (dtype) {
-    case DType::kBF16:
-      return ClassFunction::kBF16;
-    case DType::kF16:
-      return ClassFunction::kF16;
-    case DType::kF32:
-      return ClassFunction::kF32;
-    case DType::kF8E4M3:
-      return ClassFunction::kF8E4M3;
-    case DType::kF8E5M2:
-      return ClassFunction::kF8E5M2;
-    default:
-      return ClassFunction::kNone;
-  }
-}
-
-StatusOr<Workload> EmptyWorkload(std::string name, Layout layout) {
+// Buffers of zeros and no deltas.
+StatusOr<Workload> Empty(std::string name, Layout layout, uint64_t seed) {
   if (layout.total_bytes() == 0) {
     return Errorf(StatusCode::kInvalidArgument, "{} has no tensor data", name);
   }
   DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
   DW_ASSIGN_OR_RETURN(HugeBuffer old_data, HugeBuffer::Create(layout.total_bytes()));
   DW_ASSIGN_OR_RETURN(HugeBuffer new_data, HugeBuffer::Create(layout.total_bytes()));
-  return Workload{std::move(name),
-                  std::move(layout),
-                  std::move(chunks),
-                  std::move(old_data),
-                  std::move(new_data),
-                  {},
-                  {}};
+  return Workload{std::move(name),          std::move(layout),   std::move(chunks),
+                  kernels::DigestKey(seed), std::move(old_data), std::move(new_data)};
 }
 
-void FinishWorkload(Workload& w, const kernels::Backend& kernels, const kernels::DigestKey& key,
-                    ThreadPool& pool) {
-  if (w.deltas.empty()) w.deltas.push_back(EncodeAll(w, kernels, key, pool));
-  CountChanges(w, pool);
+// Puts the delta that takes the old bytes to the new ones before the past ones.
+void AddDelta(Workload& w, ThreadPool& pool) {
+  Delta delta(w.chunks.size());
+  std::atomic<uint64_t> changed = 0, elements = 0;
+  pool.ParallelFor(w.chunks.size(), [&](size_t i) {
+    const Chunk& c = w.chunks[static_cast<uint32_t>(i)];
+    std::vector<std::byte> room(kernels::MaxEncodedBytes(c.bytes, c.width));
+    const kernels::EncodeResult r =
+        kernels::Best().diff_encode(w.key, w.OldOf(c), w.NewOf(c), c.width, 0, room);
+    delta[i].assign(room.begin(), room.begin() + static_cast<ptrdiff_t>(r.bytes));
+    changed += r.changed;
+    elements += c.bytes / c.width;
+  });
+  w.deltas.insert(w.deltas.begin(), std::move(delta));
+  w.changed = changed;
+  w.elements = elements;
+}
+
+StatusOr<Workload> MakeAdam(const char* name, const synth::AdamOptions& adam, Targets targets,
+                            uint64_t mib, ThreadPool& pool) {
+  DW_ASSIGN_OR_RETURN(Layout layout, MakeLayout(mib));
+  DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), adam.seed));
+  w.targets = targets;
+  DW_ASSIGN_OR_RETURN(auto trace, synth::AdamTrace::Create(w.layout.tensors(), adam, pool));
+  const auto copy_to_new = [&] {
+    const MutableBytes to = w.new_data.data();
+    pool.ParallelFor(w.layout.size(), [&](size_t t) {
+      std::memcpy(to.data() + w.layout.offset(t), trace.tensor(t).data(), w.layout.bytes(t));
+    });
+  };
+  for (int i = 0; i < kAdamWarmup; ++i) trace.Step(pool);
+  copy_to_new();
+  for (size_t s = 0; s < kAdamSteps; ++s) {
+    std::swap(w.old_data, w.new_data);
+    trace.Step(pool);
+    copy_to_new();
+    AddDelta(w, pool);
+  }
+  return w;
+}
+
+uint16_t RandomWeight(std::mt19937_64& random) {
+  std::normal_distribution<float> normal(0, 0.02f);
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
+}
+
+// How a changed element of a random workload changes.
+using Change = std::function<uint16_t(uint16_t before, std::mt19937_64& random)>;
+
+uint16_t ByGeometricStep(uint16_t before, std::mt19937_64& random) {
+  const int step = 1 + std::countr_zero(random() | uint64_t{1} << 40) / 2;
+  return static_cast<uint16_t>((random() & 1) != 0 ? before - step : before + step);
+}
+// What a large learning rate does.
+uint16_t ByNormalStep(uint16_t before, std::mt19937_64& random) {
+  std::normal_distribution<float> normal(0, 16);
+  int step = 0;
+  while (step == 0) step = static_cast<int>(normal(random));
+  return static_cast<uint16_t>(before + step);
+}
+// The worst case.
+uint16_t Redrawn(uint16_t, std::mt19937_64& random) { return RandomWeight(random); }
+
+StatusOr<Workload> MakeRandom(const std::string& name, double density, const Change& change,
+                              const WorkloadOptions& options, ThreadPool& pool) {
+  DW_ASSIGN_OR_RETURN(Layout layout, MakeLayout(options.mib));
+  DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), options.seed));
+  const uint64_t elements = w.bytes() / 2;
+  const MutableBytes before = w.old_data.data(), after = w.new_data.data();
+  pool.ParallelFor((elements + kFillElements - 1) / kFillElements, [&](size_t block) {
+    std::mt19937_64 random(options.seed * 0x9e3779b97f4a7c15 + block);
+    std::bernoulli_distribution changes(density);
+    const uint64_t end = std::min(elements, (block + 1) * kFillElements);
+    for (uint64_t i = block * kFillElements; i < end; ++i) {
+      const uint16_t value = RandomWeight(random);
+      StoreLe<uint16_t>(&before[2 * i], value);
+      StoreLe<uint16_t>(&after[2 * i], changes(random) ? change(value, random) : value);
+    }
+  });
+  AddDelta(w, pool);
+  return w;
+}
+
+// One version of the user's own: a raw file is a model of one tensor.
+struct Version {
+  Layout layout;
+  std::function<Bytes(size_t tensor)> data;
+};
+
+StatusOr<Version> OpenRaw(const std::filesystem::path& path, DType dtype) {
+  std::error_code ec;
+  const uint64_t size = std::filesystem::file_size(path, ec), width = DTypeBytes(dtype);
+  if (ec) return Errorf(StatusCode::kNotFound, "{}: {}", path.string(), ec.message());
+  if (size == 0 || size % width != 0) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "{} has {} bytes, which are no whole elements of {} bytes: name their type",
+                  path.string(), size, width);
+  }
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return ErrnoError("open " + path.string());
+  DW_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Map(fd.get(), size, false, path));
+  DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create({{"raw", dtype, {size / width}}}));
+  return Version{std::move(layout),
+                 [shared = std::make_shared<Mapping>(std::move(mapping))](size_t) {
+                   return Bytes{shared->base(), shared->bytes()};
+                 }};
+}
+
+StatusOr<Version> OpenVersion(const std::filesystem::path& path, DType dtype) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored) && path.extension() != ".safetensors") {
+    return OpenRaw(path, dtype);
+  }
+  DW_ASSIGN_OR_RETURN(const ModelDir model, ModelDir::Open(path));
+  return Version{model.layout(), [model](size_t t) { return model.data(t); }};
+}
+
+void CopyTo(const Version& version, const Layout& layout, MutableBytes to) {
+  for (size_t t = 0; t < layout.size(); ++t) {
+    // The same tensors may lie in another order in the other version's files.
+    const Bytes data = version.data(*version.layout.Find(layout.tensor(t).name));
+    if (!data.empty()) std::memcpy(to.data() + layout.offset(t), data.data(), data.size());
+  }
+}
+
+}  // namespace
+
+Source RandomSource(std::string name, double density, const WorkloadOptions& options) {
+  return {name, [=](ThreadPool& pool) {
+            return MakeRandom(name, density, ByGeometricStep, options, pool);
+          }};
 }
 
 std::vector<Source> SyntheticSources(const WorkloadOptions& options) {
   using synth::Master;
-  static constexpr AdamKind kAdam[] = {
+  struct Adam {
+    const char* name;
+    Master master;
+    float lr;
+    Targets targets;
+  };
+  static constexpr Adam kAdam[] = {
       {"adam_fp32_lr1e-6", Master::kFp32, 1e-6f, {true, 0.97, 0.32}},
       {"adam_fp32_lr2e-6", Master::kFp32, 2e-6f, {true, 0.97, 0.32}},
       {"adam_grid", Master::kGrid, 1e-6f, {true, 0.97, 0.27}},
       {"adam_bf16", Master::kBf16, 1e-6f, {true, 0.78, 0.12}},
   };
-  static constexpr DensityKind kRandom[] = {
-      {"random_0.1%", 0.001, Change::kSteps}, {"random_1%", 0.01, Change::kSteps},
-      {"random_3%", 0.03, Change::kSteps},    {"random_8%", 0.08, Change::kSteps},
-      {"random_50%", 0.5, Change::kNormal},   {"random_100%", 1, Change::kNormal},
-      {"redrawn_100%", 1, Change::kRedrawn},
+  struct Random {
+    const char* name;
+    double density;
+    Change change;
+  };
+  const Random random[] = {
+      {"random_0.1%", 0.001, ByGeometricStep},
+      {"random_1%", 0.01, ByGeometricStep},
+      {"random_3%", 0.03, ByGeometricStep},
+      {"random_8%", 0.08, ByGeometricStep},
+      {"random_50%", 0.5, ByNormalStep},
+      {"random_100%", 1, ByNormalStep},
+      {"redrawn_100%", 1, Redrawn},
   };
   std::vector<Source> out;
-  for (const AdamKind& kind : kAdam) {
-    out.push_back({kind.name, [kind, options](const auto& kernels, const auto& key, auto& pool) {
-                     return MakeAdam(kind, options, kernels, key, pool);
+  for (const Adam& a : kAdam) {
+    out.push_back({a.name, [a, options](ThreadPool& pool) {
+                     const synth::AdamOptions adam{
+                         .seed = options.seed, .lr = a.lr, .master = a.master};
+                     return MakeAdam(a.name, adam, a.targets, options.mib, pool);
                    }});
   }
-  for (const DensityKind& kind : kRandom) {
-    out.push_back({kind.name, [kind, options](const auto& kernels, const auto& key, auto& pool) {
-                     return MakeRandom(kind, options, kernels, key, pool);
+  for (const Random& r : random) {
+    out.push_back({r.name, [r, options](ThreadPool& pool) {
+                     return MakeRandom(r.name, r.density, r.change, options, pool);
                    }});
   }
   return out;
+}
+
+StatusOr<Source> PairSource(const std::filesystem::path& old_path,
+                            const std::filesystem::path& new_path, DType dtype, uint64_t seed) {
+  DW_ASSIGN_OR_RETURN(Version before, OpenVersion(old_path, dtype));
+  DW_ASSIGN_OR_RETURN(Version after, OpenVersion(new_path, dtype));
+  const std::string difference = DescribeDifference(before.layout, after.layout);
+  if (!difference.empty()) {
+    return Errorf(StatusCode::kInvalidArgument, "{} and {} are no two versions of one model: {}",
+                  old_path.string(), new_path.string(), difference);
+  }
+  return Source{"pair",
+                [before = std::move(before), after = std::move(after),
+                 seed](ThreadPool& pool) -> StatusOr<Workload> {
+                  DW_ASSIGN_OR_RETURN(Workload w, Empty("pair", before.layout, seed));
+                  CopyTo(before, w.layout, w.old_data.data());
+                  CopyTo(after, w.layout, w.new_data.data());
+                  AddDelta(w, pool);
+                  return w;
+                }};
 }
 
 }  // namespace deltawire::bench

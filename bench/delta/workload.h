@@ -6,28 +6,23 @@
 
 #include <filesystem>
 #include <functional>
-#include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "bench/harness/huge_buffer.h"
-#include "bench/synth/adam_trace.h"
+#include "bench/harness/buffers.h"
 #include "common/base/thread_pool.h"
+#include "common/delta/class_function.h"
 #include "common/layout/chunks.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::bench {
 
-/// Fast payloads of one delta, one a chunk, empty where it did not change.
+/// Payloads of one delta, one a chunk, empty where it did not change.
 using Delta = std::vector<std::vector<std::byte>>;
-
-/// How the exponent of this dtype is found.
-kernels::ClassFunction ClassFunctionOf(DType dtype);
 
 /// What is aimed for; 0: nothing.
 struct Targets {
-  bool adam = false;      ///< the bounds on bits hold
+  bool adam = false;      ///< the bounds on bits and the marks on speed hold
   double history = 0;     ///< bits of tight with history / exponent bound, at most
   double fold_of_32 = 0;  ///< bytes of the fold / sum of the 32, at most
 };
@@ -36,10 +31,10 @@ struct Workload {
   std::string name;
   Layout layout;
   ChunkTable chunks;
-  HugeBuffer old_data;
-  HugeBuffer new_data;
-  std::vector<Delta> deltas;  ///< deltas[0]: old to new; deltas[i]: the i-th before, to the old
-  Targets targets;
+  kernels::DigestKey key;
+  HugeBuffer old_data, new_data;
+  Targets targets = {};
+  std::vector<Delta> deltas = {};  ///< fast; [0]: old to new; [i]: the i-th before, to the old
   uint64_t elements = 0;
   uint64_t changed = 0;  ///< of them, by deltas[0]
 
@@ -59,21 +54,15 @@ struct WorkloadOptions {
 /// A workload that is made when its turn comes.
 struct Source {
   std::string name;
-  std::function<StatusOr<Workload>(const kernels::Backend&, const kernels::DigestKey&, ThreadPool&)>
-      make;
+  std::function<StatusOr<Workload>(ThreadPool&)> make;
 };
 
 /// AdamW traces, then random changes of 0.1% to 100% of the elements.
 std::vector<Source> SyntheticSources(const WorkloadOptions& options);
-
+/// `density` of the elements move by one step or, geometrically rarer, more.
+Source RandomSource(std::string name, double density, const WorkloadOptions& options);
 /// Two raw files of `dtype`, two safetensors files or two model directories.
 StatusOr<Source> PairSource(const std::filesystem::path& old_path,
-                            const std::filesystem::path& new_path, DType dtype);
-
-/// For sources: buffers of zeros and no deltas; kInvalidArgument without tensor data.
-StatusOr<Workload> EmptyWorkload(std::string name, Layout layout);
-/// For sources: encodes the filled buffers' delta, if there is none yet, and counts the changes.
-void FinishWorkload(Workload& w, const kernels::Backend& kernels, const kernels::DigestKey& key,
-                    ThreadPool& pool);
+                            const std::filesystem::path& new_path, DType dtype, uint64_t seed);
 
 }  // namespace deltawire::bench

@@ -41,8 +41,6 @@ CopyCase Dense(std::string name, std::vector<StridedCopy> copies, const Convert&
   c.convert = convert;
   for (const StridedCopy& copy : c.copies) c.dst_bytes += kernels::CopiedBytes(copy);
   c.src_bytes = c.dst_bytes / WidthOf(convert.to) * WidthOf(convert.from);
-  c.src_span = c.src_bytes;
-  c.dst_span = c.dst_bytes;
   return c;
 }
 
@@ -97,19 +95,16 @@ std::vector<StridedCopy> GateUp(uint64_t bytes, bool back) {
   const auto experts = std::max<uint64_t>(1, bytes / kExpert);
   std::vector<StridedCopy> copies;
   for (int64_t half = 0; half < 2; ++half) {
-    if (back) {
-      copies.push_back(Copy(kBF16,
-                            {{experts, kExpert, kExpert},
-                             {kInner, 2 * kBF16, kModel * kBF16},
-                             {kModel, 2 * kInner * kBF16, kBF16}},
-                            half * kBF16, half * kHalf));
-    } else {
-      copies.push_back(Copy(kBF16,
+    StridedCopy copy = Copy(kBF16,
                             {{experts, kExpert, kExpert},
                              {kInner, kModel * kBF16, 2 * kBF16},
                              {kModel, kBF16, 2 * kInner * kBF16}},
-                            half * kHalf, half * kBF16));
+                            half * kHalf, half * kBF16);
+    if (back) {
+      std::swap(copy.src_offset, copy.dst_offset);
+      std::swap(copy.src_strides, copy.dst_strides);
     }
+    copies.push_back(copy);
   }
   return copies;
 }

@@ -13,10 +13,8 @@ struct CopyCase {
   std::string name;
   std::vector<kernels::StridedCopy> copies;
   kernels::Convert convert;
-  uint64_t src_bytes = 0;  ///< that the copies read
-  uint64_t dst_bytes = 0;  ///< that they write
-  uint64_t src_span = 0;   ///< the buffers' sizes
-  uint64_t dst_span = 0;
+  uint64_t src_bytes = 0;  ///< that the copies read: all of a dense buffer
+  uint64_t dst_bytes = 0;  ///< that they write, the same
 };
 
 /// Every case, of about `bytes` of the destination.

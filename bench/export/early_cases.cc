@@ -2,8 +2,8 @@
 // chunks diffed as soon as all ranks have finished them, and without.
 #include <thread>
 
-#include "bench/export/job_cases.h"
-#include "bench/harness/scratch_dir.h"
+#include "bench/export/cases.h"
+#include "bench/harness/buffers.h"
 #include "sender/export/client/trainer_client.h"
 #include "tests/support/daemons.h"
 
@@ -73,7 +73,7 @@ class Ranks {
   uint64_t version_ = 0;
 };
 
-Status OneCase(uint32_t world, const Layout& layout, const JobOptions& options, Report& report) {
+Status OneCase(uint32_t world, const Layout& layout, const std::string& name, Bench& bench) {
   DW_ASSIGN_OR_RETURN(const auto shm, ScratchDir::Create());
   DW_ASSIGN_OR_RETURN(const auto early, Ranks::Start(shm->path() / "early", world, layout, true));
   DW_ASSIGN_OR_RETURN(const auto late, Ranks::Start(shm->path() / "late", world, layout, false));
@@ -81,46 +81,36 @@ Status OneCase(uint32_t world, const Layout& layout, const JobOptions& options, 
   for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<std::byte>(i * 31 >> 3);
   DW_RETURN_IF_ERROR(early->Publish(content).status());
   DW_RETURN_IF_ERROR(late->Publish(content).status());
-  DW_ASSIGN_OR_RETURN(const Series series, Measure(options.rounds, [&](Series& s) -> Status {
-                        for (size_t i = 0; i < content.size(); i += 200) content[i] ^= std::byte{1};
-                        DW_ASSIGN_OR_RETURN(const auto with, early->Publish(content));
-                        DW_ASSIGN_OR_RETURN(const auto without, late->Publish(content));
-                        if (with.changed_elements != without.changed_elements) {
-                          return absl::DataLossError("diffed early, a version has other changes");
-                        }
-                        s.Add("with", with.publish_seconds);
-                        s.Add("without", without.publish_seconds);
-                        s.Add("all with", with.offload_seconds + with.publish_seconds);
-                        s.Add("all without", without.offload_seconds + without.publish_seconds);
-                        return absl::OkStatus();
-                      }));
-  const auto add = [&](const char* metric, const char* with, const char* without) {
-    Row row;
-    row.name = fmt::format("ready/ranks={}", world);
-    row.metric = metric;
-    row.value = series.Of(with);
-    row.unit = "s";
-    row.threads = world;
-    row.reference = "without early diff";
-    row.reference_value = series.Of(without);
-    report.Add(std::move(row));
-  };
-  add("ready_to_published", "with", "without");
-  add("offload_publish", "all with", "all without");
+  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
+    for (size_t i = 0; i < content.size(); i += 200) content[i] ^= std::byte{1};
+    DW_ASSIGN_OR_RETURN(const auto with, early->Publish(content));
+    DW_ASSIGN_OR_RETURN(const auto without, late->Publish(content));
+    if (with.changed_elements != without.changed_elements) {
+      return absl::DataLossError("diffed early, a version has other changes");
+    }
+    s.Add("with", with.publish_seconds);
+    s.Add("without", without.publish_seconds);
+    s.Add("all with", with.offload_seconds + with.publish_seconds);
+    s.Add("all without", without.offload_seconds + without.publish_seconds);
+    return absl::OkStatus();
+  }));
+  bench.Add(name, world, series,
+            {Value("ready_to_published", "with").Against("without", "without early diff"),
+             Value("offload_publish", "all with").Against("all without", "without early diff")});
   return absl::OkStatus();
 }
 
 }  // namespace
 
-Status EarlyCases(const JobOptions& options, Report& report) {
+Status EarlyCases(Bench& bench) {
   std::vector<TensorMeta> metas;
-  for (size_t t = 0; t < (options.tiny ? 3 : 32); ++t) {
+  for (size_t t = 0; t < (bench.quick ? 3 : 32); ++t) {
     metas.push_back({fmt::format("layers.{}.weight", t), DType::kBF16, {2001, kColumns}});
   }
   DW_ASSIGN_OR_RETURN(const Layout layout, Layout::Create(std::move(metas)));
   for (const uint32_t world : {2u, 4u}) {
-    if (!Asked(options, fmt::format("ready/ranks={}", world))) continue;
-    DW_RETURN_IF_ERROR(OneCase(world, layout, options, report));
+    const std::string name = fmt::format("ready/ranks={}", world);
+    if (bench.Asked(name)) DW_RETURN_IF_ERROR(OneCase(world, layout, name, bench));
   }
   return absl::OkStatus();
 }

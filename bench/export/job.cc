@@ -32,15 +32,25 @@ StatusOr<std::unique_ptr<Planned>> Planned::Make(const MegatronJob& job) {
   return made;
 }
 
+std::vector<mcore::ShardParam> WrittenParams(const mcore::Plan& plan, uint32_t rank) {
+  std::vector<mcore::ShardParam> params = plan.Rank(rank);
+  std::erase_if(params, [](const mcore::ShardParam& s) { return !s.writes || s.shape.empty(); });
+  return params;
+}
+
+StatusOr<std::vector<mcore::Step>> StepsFor(const mcore::Plan& plan, const mcore::ShardParam& param,
+                                            mcore::Direction direction) {
+  return mcore::StepsOf(plan, param, param.dtype, plan.planned()[param.planned].cut.split,
+                        direction);
+}
+
 StatusOr<Shards> Shards::Make(const mcore::Plan& plan, std::vector<uint32_t> ranks) {
   Shards out;
   uint64_t size = 0;
   for (const uint32_t rank : ranks) {
     Rank& r = out.ranks_.emplace_back();
-    for (mcore::ShardParam& s : plan.Rank(rank)) {
-      if (!s.writes || s.shape.empty()) continue;
+    for (mcore::ShardParam& s : WrittenParams(plan, rank)) {
       size += Aligned(SizeOf(s));
-      out.bytes_ += SizeOf(s);
       r.live.push_back({s.chunk, s.names.front(), s.dtype, s.shape});
       r.params.push_back(std::move(s));
     }
@@ -62,17 +72,15 @@ StatusOr<std::vector<mcore::Transfer>> Shards::Programs(const mcore::Plan& plan,
   for (const Rank& r : ranks_) {
     mcore::Transfer& transfer = out.emplace_back();
     for (size_t i = 0; i < r.params.size(); ++i) {
-      const mcore::ShardParam& s = r.params[i];
-      DW_ASSIGN_OR_RETURN(
-          std::vector<mcore::Step> steps,
-          mcore::StepsOf(plan, s, s.dtype, plan.planned()[s.planned].cut.split, direction));
+      DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps, StepsFor(plan, r.params[i], direction));
       transfer.Add(std::move(steps), r.data[i]);
     }
   }
   return out;
 }
 
-Status Shards::FillFrom(const mcore::Plan& plan, MutableBytes half, ThreadPool& pool) const {
+Status Shards::FillFrom(const mcore::Plan& plan, MutableBytes half) const {
+  ThreadPool pool(1);
   FillByPlace(half);
   DW_ASSIGN_OR_RETURN(const auto programs, Programs(plan, mcore::Direction::kFromHf));
   RunAll(programs, mcore::Direction::kFromHf, plan, half, pool);
@@ -96,6 +104,11 @@ bool FilledByPlace(Bytes half) {
     if (LoadLe<uint64_t>(&half[i]) != NumberAt(i)) return false;
   }
   return true;
+}
+
+Status CheckFilled(const std::string& name, Bytes half) {
+  if (FilledByPlace(half)) return absl::OkStatus();
+  return Errorf(StatusCode::kInternal, "{}: the half does not hold the model's bytes", name);
 }
 
 void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "bench/export/models.h"
-#include "bench/harness/huge_buffer.h"
+#include "bench/harness/buffers.h"
 #include "sender/export/mcore/transfer.h"
 
 namespace deltawire::bench {
@@ -23,19 +23,23 @@ class Planned {
   std::optional<mcore::Plan> plan_;
 };
 
+/// What a rank writes, and the steps of one such parameter.
+std::vector<mcore::ShardParam> WrittenParams(const mcore::Plan& plan, uint32_t rank);
+StatusOr<std::vector<mcore::Step>> StepsFor(const mcore::Plan& plan, const mcore::ShardParam& param,
+                                            mcore::Direction direction);
+
 /// The shards that `ranks` write, one after the other.
 class Shards {
  public:
   static StatusOr<Shards> Make(const mcore::Plan& plan, std::vector<uint32_t> ranks);
 
-  uint64_t bytes() const { return bytes_; }
   Bytes data() const { return memory_.data(); }
   /// A rank's parameters as a trainer lists them, and their bytes.
   const std::vector<mcore::LiveParam>& live(size_t i) const { return ranks_[i].live; }
   Bytes param(size_t i, size_t live) const { return ranks_[i].data[live]; }
 
   /// Gives the shards what belongs there of a half that is FilledByPlace, which is written first.
-  Status FillFrom(const mcore::Plan& plan, MutableBytes half, ThreadPool& pool) const;
+  Status FillFrom(const mcore::Plan& plan, MutableBytes half) const;
 
   /// Copies between the shards of all ranks and `half`, one rank after the other.
   StatusOr<std::vector<mcore::Transfer>> Programs(const mcore::Plan& plan,
@@ -49,7 +53,6 @@ class Shards {
   };
   HugeBuffer memory_;
   std::vector<Rank> ranks_;
-  uint64_t bytes_ = 0;
 };
 
 void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction direction,
@@ -58,6 +61,8 @@ void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction directio
 /// Numbers that follow from their place, and whether they are all there.
 void FillByPlace(MutableBytes half);
 bool FilledByPlace(Bytes half);
+/// kInternal where they are not, in the name of a case.
+Status CheckFilled(const std::string& name, Bytes half);
 
 /// As much as `from` has, in one call a thread.
 void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool);

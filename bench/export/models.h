@@ -2,24 +2,24 @@
 // Pure values.
 #pragma once
 
-#include <span>
-#include <string_view>
+#include <string>
+#include <vector>
 
 namespace deltawire::bench {
 
 struct MegatronJob {
-  std::string_view name;      ///< as it stands in a case's name
-  std::string_view config;    ///< config.json
-  std::string_view parallel;  ///< as ParallelConfig::Parse takes it
+  std::string name;      ///< as it stands in a case's name
+  std::string config;    ///< config.json
+  std::string parallel;  ///< as ParallelConfig::Parse takes it
 };
 
 // tiny: one job of some 100 KB on two ranks, to see that a case works.
 
 /// Published shapes, on as many ranks as such models are trained on.
-std::span<const MegatronJob> PlannedJobs(bool tiny);
+std::vector<MegatronJob> PlannedJobs(bool tiny);
 /// About 1 to 2.5 GB each: fewer layers and experts and a shorter vocabulary, widths as published.
-std::span<const MegatronJob> PlacedJobs(bool tiny);
+std::vector<MegatronJob> PlacedJobs(bool tiny);
 /// Of two ranks.
-std::span<const MegatronJob> GatheredJobs(bool tiny);
+std::vector<MegatronJob> GatheredJobs(bool tiny);
 
 }  // namespace deltawire::bench

@@ -11,14 +11,13 @@ import json
 import mmap
 import os
 import pathlib
-import shutil
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "support"))
+
+from daemons import Daemons  # noqa: E402
 
 try:
     import deltawire
@@ -52,50 +51,6 @@ def qwen3_tensors(tiny):
         yield p + "mlp.down_proj.weight", (hidden, ffn)
 
 
-_reserved = []
-
-
-def free_port():
-    """A port that the kernel gives to nobody else while this process lives."""
-    s = socket.socket()
-    s.bind(("127.0.0.1", 0))
-    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # once bound: the daemon may listen
-    _reserved.append(s)
-    return s.getsockname()[1]
-
-
-class Daemons:
-    """Both daemons, with all of their files below `root`; they end with this object."""
-
-    def __init__(self, programs, root):
-        control = f"127.0.0.1:{free_port()}"
-        self.root, self.processes = root, []
-        self.start(programs, "sender", "--data-dir", root / "sender", "--control-listen", control,
-                   "--bulk-listen", f"127.0.0.1:{free_port()}")
-        self.start(programs, "receiver", "--sender", control, "--model",
-                   f"{MODEL}={root / 'received'}", "--receiver-id", "bench", "--control-listen",
-                   f"127.0.0.1:{free_port()}")
-        self.endpoint = root / "sender" / "trainer.sock"
-
-    def start(self, programs, kind, *args):
-        log = open(self.root / f"{kind}.log", "wb")
-        self.processes.append(subprocess.Popen(
-            [programs / f"deltawire-{kind}", *map(str, args)], stdout=log, stderr=log))
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *unused):
-        for process in self.processes:
-            process.send_signal(signal.SIGTERM)
-        for process in self.processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
 class Reference:
     """Shared memory of the model's size, all of it touched."""
 
@@ -127,29 +82,13 @@ def step(tensors, seed):
         tensor.view(torch.int16).view(-1)[seed % 97::97] ^= 1
 
 
-def wait_received(path, tensors, seconds):
-    """Until the receiver's file holds the tensors, byte for byte."""
-    deadline = time.monotonic() + seconds
-    while not holds(path, tensors):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{path} does not hold the last version after {seconds} s")
-        threading.Event().wait(0.02)
-
-
-def holds(path, tensors):
-    try:
-        with open(path, "rb") as file:
-            raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        return False
-    start = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:start])
+def check_received(receiver, tensors):
+    """Brings the receiver to the newest version, which is the tensors, byte for byte."""
+    receiver.sync()
+    there = receiver.content()
     for name, tensor in tensors.items():
-        begin, end = header[name]["data_offsets"]
-        there = torch.frombuffer(raw, dtype=torch.uint8, offset=start + begin, count=end - begin)
-        if not torch.equal(there, tensor.view(-1).view(torch.uint8)):
-            return False
-    return True
+        if there[name][2] != tensor.view(-1).view(torch.uint8).numpy().tobytes():
+            raise RuntimeError(f"{name} of the receiver is not the last version's")
 
 
 def resident():
@@ -157,9 +96,9 @@ def resident():
     return int(status.split("RssAnon:")[1].split()[0]) * 1024
 
 
-def measure(options, threads, tensors, reference, daemons, first_version):
+def measure(options, threads, tensors, reference, endpoint, first_version):
     pool = concurrent.futures.ThreadPoolExecutor(threads)
-    weights = deltawire.WeightManager(daemons.endpoint, MODEL, timeout=300, copy_threads=threads)
+    weights = deltawire.WeightManager(endpoint, MODEL, timeout=300, copy_threads=threads)
     size = sum(t.nbytes for t in tensors.values())
     rows = {"write": [], "wait": [], "copy": []}
     weights.offload(tensors, first_version).wait(300)  # registers, and maps the halves
@@ -198,20 +137,16 @@ def main():
     tensors = {name: torch.randn(shape, dtype=torch.bfloat16)
                for name, shape in qwen3_tensors(options.tiny)}
     shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    root = pathlib.Path(tempfile.mkdtemp(prefix="deltawire-bench-", dir=shm))
-    try:
-        with Daemons(options.bin, root) as daemons:
+    with tempfile.TemporaryDirectory(prefix="deltawire-bench-", dir=shm) as directory:
+        root = pathlib.Path(directory)
+        with Daemons(root, options.bin) as daemons:
+            control = daemons.start_sender(root / "sender")
+            receiver = daemons.start_receiver([control], MODEL, root / "received")
             reference = Reference(root, tensors)
             version = 1
             for threads in options.threads or [1]:
-                version = measure(options, threads, tensors, reference, daemons, version)
-            wait_received(root / "received" / "model.safetensors", tensors, 120)
-    except BaseException:
-        for log in sorted(root.glob("*.log")):
-            sys.stderr.write(f"--- {log.name}\n{log.read_text()[-2000:]}\n")
-        raise
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+                version = measure(options, threads, tensors, reference, root / "sender", version)
+            check_received(receiver, tensors)
 
 
 if __name__ == "__main__":

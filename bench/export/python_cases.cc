@@ -1,9 +1,10 @@
 // offload/python: runs the script, which says its rows as JSON lines, and reports them.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "bench/export/job_cases.h"
+#include "bench/export/cases.h"
 
 namespace deltawire::bench {
 namespace {
@@ -23,7 +24,7 @@ std::string Quoted(std::string_view text) {
   return out;
 }
 
-std::string Command(const JobOptions& options) {
+std::string Command(const ExportOptions& options, const Bench& bench) {
   const char* named = std::getenv("DELTAWIRE_TRAINER_PYTHON");
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
   std::string threads;
@@ -31,8 +32,8 @@ std::string Command(const JobOptions& options) {
   return fmt::format("PYTHONPATH={} {} -B {} --bin {} --warmups {} --runs {}{}{}",
                      Quoted(DELTAWIRE_BENCH_PYTHONPATH), Quoted(python),
                      Quoted(DELTAWIRE_BENCH_OFFLOAD), Quoted(DELTAWIRE_BENCH_BIN),
-                     options.rounds.warmups, options.rounds.runs, threads,
-                     options.tiny ? " --tiny" : "");
+                     bench.rounds.warmups, bench.rounds.runs, threads,
+                     bench.quick ? " --tiny" : "");
 }
 
 Row RowOf(const json& line) {
@@ -52,32 +53,30 @@ Row RowOf(const json& line) {
 
 }  // namespace
 
-Status PythonCases(const JobOptions& options, Report& report) {
-  if (!Asked(options, kName)) return absl::OkStatus();
-  const std::string command = Command(options);
+Status PythonCases(const ExportOptions& options, Bench& bench) {
+  if (!bench.Asked(kName)) return absl::OkStatus();
+  const std::string command = Command(options, bench);
   std::fflush(stdout);
   FILE* const out = popen(command.c_str(), "r");
   if (out == nullptr) return ErrnoError("popen");
   size_t rows = 0;
-  bool skipped = false;
-  std::string text;
-  for (int c = fgetc(out); c != EOF; c = fgetc(out)) {
-    if (c != '\n') {
-      text += static_cast<char>(c);
+  char* text = nullptr;
+  size_t room = 0;
+  while (getline(&text, &room, out) > 0) {
+    const std::string_view said(text, std::strcspn(text, "\n"));
+    const json line = json::parse(said, nullptr, /*allow_exceptions=*/false);
+    if (said.starts_with(kSkipped)) {
+      bench.report().NotMeasured(kName, said.substr(kSkipped.size()));
+    } else if (line.is_object()) {
+      bench.report().Add(RowOf(line));
+    } else {
       continue;
     }
-    const json line = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (text.starts_with(kSkipped)) {
-      report.NotMeasured(kName, text.substr(kSkipped.size()));
-      skipped = true;
-    } else if (line.is_object()) {
-      report.Add(RowOf(line));
-      ++rows;
-    }
-    text.clear();
+    ++rows;
   }
+  std::free(text);
   const int status = pclose(out);
-  if (status == 0 && (rows > 0 || skipped)) return absl::OkStatus();
+  if (status == 0 && rows > 0) return absl::OkStatus();
   return Errorf(StatusCode::kInternal, "{}: status {} after {} rows of\n{}", kName, status, rows,
                 command);
 }

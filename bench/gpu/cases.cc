@@ -1,34 +1,21 @@
 #include "bench/gpu/cases.h"
 
-#include <chrono>
 #include <cstring>
+#include <numeric>
 
 namespace deltawire::bench {
 namespace {
 
-using kernels::Bytes;
 using kernels::GpuBuffer;
 using kernels::GpuDiffer;
 using kernels::GpuMode;
-using kernels::MutableBytes;
 
 constexpr const char* kDeviceCopy = "device copy";
 constexpr const char* kLinkCopy = "host link copy";
 
-/// Seconds of one GPU call.
-template <typename F>
-StatusOr<double> Timed(F call) {
-  const auto start = std::chrono::steady_clock::now();
-  DW_RETURN_IF_ERROR(FromGpu(call()));
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-/// Times `call` into the series.
-template <typename F>
-Status Time(Series& series, std::string_view name, F call) {
-  DW_ASSIGN_OR_RETURN(const double seconds, Timed(call));
-  series.Add(name, seconds);
-  return absl::OkStatus();
+Status Time(Series& series, std::string_view name,
+            const std::function<kernels::GpuStatus()>& call) {
+  return series.Time(name, [&] { return FromGpu(call()); });
 }
 
 StatusOr<std::unique_ptr<GpuBuffer>> OnDevice(Bytes bytes) {
@@ -38,171 +25,187 @@ StatusOr<std::unique_ptr<GpuBuffer>> OnDevice(Bytes bytes) {
   return buffer;
 }
 
-StatusOr<std::unique_ptr<GpuDiffer>> MakeDiffer(const GpuCases& cases, GpuMode mode) {
-  kernels::GpuOptions options = cases.options;
-  options.mode = mode;
-  std::unique_ptr<GpuDiffer> differ;
-  DW_RETURN_IF_ERROR(
-      FromGpu(GpuDiffer::Create(options, cases.pair->key(), cases.pair->chunks(), &differ)));
-  return differ;
-}
+/// One of the pair's versions, and what the CPU says of it.
+struct Half {
+  Bytes bytes;
+  std::vector<uint64_t> digests;
+  Delta to_other;  ///< payloads, one a chunk
+  std::unique_ptr<GpuBuffer> on_device;
+};
 
 /// Everything that the codec cases run on.
-struct Bench {
-  const Pair& pair;
+struct Rig {
+  std::vector<kernels::GpuChunk> chunks;
+  std::vector<uint32_t> all;
+  Half halves[2];
   std::unique_ptr<GpuDiffer> staged, resident;
-  std::unique_ptr<GpuBuffer> halves[2];  ///< both versions, on the device
   std::unique_ptr<GpuBuffer> copy;
-  std::unique_ptr<PinnedHalf> host;
+  HugeBuffer host;  ///< a half that is changed; version 0 between rounds that come in pairs
+  std::unique_ptr<kernels::GpuPin> pin;
 
-  kernels::GpuStatus Diff(GpuDiffer& differ, size_t from, Bytes before, Bytes after) const {
-    return differ.Diff(before, after, pair.all(), pair.digests(from),
-                       [](uint32_t, const kernels::EncodeResult&, Bytes) {});
-  }
   std::vector<kernels::GpuApplyItem> Items(size_t from) const {
     std::vector<kernels::GpuApplyItem> items;
-    for (const uint32_t i : pair.all()) {
-      const auto& payload = pair.deltas(from).payloads[i];
-      if (!payload.empty()) items.push_back({i, payload, pair.digests(from)[i]});
+    for (const uint32_t i : all) {
+      const auto& payload = halves[from].to_other[i];
+      if (!payload.empty()) items.push_back({i, payload, halves[from].digests[i]});
     }
     return items;
   }
 };
 
-StatusOr<Bench> MakeBench(const GpuCases& cases) {
-  Bench bench{*cases.pair, nullptr, nullptr, {}, nullptr, nullptr};
-  DW_ASSIGN_OR_RETURN(bench.staged, MakeDiffer(cases, GpuMode::kHostStaged));
-  DW_ASSIGN_OR_RETURN(bench.resident, MakeDiffer(cases, GpuMode::kResident));
-  for (size_t v = 0; v < 2; ++v) {
-    DW_ASSIGN_OR_RETURN(bench.halves[v], OnDevice(cases.pair->half(v)));
-  }
-  DW_ASSIGN_OR_RETURN(bench.copy, OnDevice(cases.pair->half(0)));
-  bench.host = std::make_unique<PinnedHalf>(cases.pair->size());
-  std::memcpy(bench.host->bytes().data(), cases.pair->half(0).data(), cases.pair->size());
-  return bench;
+void Describe(Half& half, Bytes other, const Workload& pair, ThreadPool& pool) {
+  const kernels::Backend& backend = kernels::Best();
+  half.digests.resize(pair.chunks.size());
+  half.to_other.resize(pair.chunks.size());
+  pool.ParallelFor(pair.chunks.size(), [&](size_t i) {
+    const Chunk& c = pair.chunks[static_cast<uint32_t>(i)];
+    const Bytes before = half.bytes.subspan(c.offset, c.bytes);
+    std::vector<std::byte> out(kernels::MaxEncodedBytes(c.bytes, c.width));
+    half.digests[i] = backend.digest(pair.key, before);
+    const kernels::EncodeResult r = backend.diff_encode(
+        pair.key, before, other.subspan(c.offset, c.bytes), c.width, half.digests[i], out);
+    half.to_other[i].assign(out.begin(), out.begin() + static_cast<ptrdiff_t>(r.bytes));
+  });
 }
 
-Status CheckDiff(const Bench& bench, GpuDiffer& differ, size_t from) {
+StatusOr<std::unique_ptr<GpuDiffer>> MakeDiffer(const Rig& rig, const Workload& pair,
+                                                GpuMode mode) {
+  std::unique_ptr<GpuDiffer> differ;
+  DW_RETURN_IF_ERROR(FromGpu(GpuDiffer::Create({.mode = mode}, pair.key, rig.chunks, &differ)));
+  return differ;
+}
+
+StatusOr<Rig> MakeRig(const Workload& pair, ThreadPool& pool) {
+  Rig rig;
+  for (uint32_t i = 0; i < pair.chunks.size(); ++i) {
+    const Chunk& c = pair.chunks[i];
+    rig.chunks.push_back({c.offset, c.bytes, c.width});
+  }
+  rig.all.resize(rig.chunks.size());
+  std::iota(rig.all.begin(), rig.all.end(), 0);
+  rig.halves[0].bytes = pair.old_data.data();
+  rig.halves[1].bytes = pair.new_data.data();
+  for (const size_t v : {0, 1}) {
+    Describe(rig.halves[v], rig.halves[1 - v].bytes, pair, pool);
+    DW_ASSIGN_OR_RETURN(rig.halves[v].on_device, OnDevice(rig.halves[v].bytes));
+  }
+  DW_ASSIGN_OR_RETURN(rig.staged, MakeDiffer(rig, pair, GpuMode::kHostStaged));
+  DW_ASSIGN_OR_RETURN(rig.resident, MakeDiffer(rig, pair, GpuMode::kResident));
+  DW_ASSIGN_OR_RETURN(rig.copy, OnDevice(rig.halves[0].bytes));
+  DW_ASSIGN_OR_RETURN(rig.host, HugeBuffer::Create(pair.bytes()));
+  std::memcpy(rig.host.data().data(), rig.halves[0].bytes.data(), pair.bytes());
+  (void)kernels::GpuPin::Create(rig.host.data(), &rig.pin);
+  return rig;
+}
+
+Status CheckDiff(const Rig& rig, GpuDiffer& differ, size_t from) {
+  const Half &before = rig.halves[from], &after = rig.halves[1 - from];
   size_t wrong = 0;
-  DW_RETURN_IF_ERROR(FromGpu(differ.Diff(
-      bench.pair.half(from), bench.pair.half(1 - from), bench.pair.all(), bench.pair.digests(from),
-      [&](uint32_t i, const kernels::EncodeResult& r, Bytes payload) {
-        const auto& expected = bench.pair.deltas(from).payloads[i];
-        wrong += r.digest_after != bench.pair.digests(1 - from)[i] ||
-                 payload.size() != expected.size() ||
-                 (!expected.empty() &&
-                  std::memcmp(payload.data(), expected.data(), expected.size()) != 0);
-      })));
+  DW_RETURN_IF_ERROR(
+      FromGpu(differ.Diff(before.bytes, after.bytes, rig.all, before.digests,
+                          [&](uint32_t i, const kernels::EncodeResult& r, Bytes payload) {
+                            wrong += r.digest_after != after.digests[i] ||
+                                     !std::ranges::equal(payload, before.to_other[i]);
+                          })));
   if (wrong == 0) return absl::OkStatus();
   return Errorf(StatusCode::kInternal, "diff_encode: {} chunks differ from the CPU's", wrong);
 }
 
-Status CheckApply(const Bench& bench, GpuDiffer& differ, bool resident, size_t from) {
-  auto items = bench.Items(from);
-  DW_RETURN_IF_ERROR(FromGpu(differ.Apply(bench.host->bytes(), items)));
-  size_t wrong = 0;
-  for (const auto& item : items) {
-    wrong += item.status != kernels::DecodeStatus::kOk ||
-             item.digest_after != bench.pair.digests(1 - from)[item.chunk];
-  }
-  if (resident) {
-    DW_RETURN_IF_ERROR(FromGpu(differ.ReadBase(bench.host->bytes(), bench.pair.all())));
-  }
-  const bool same = std::memcmp(bench.host->bytes().data(), bench.pair.half(1 - from).data(),
-                                bench.pair.size()) == 0;
-  if (wrong == 0 && same) return absl::OkStatus();
+Status CheckApply(Rig& rig, GpuDiffer& differ, bool resident, size_t from) {
+  const Half& after = rig.halves[1 - from];
+  auto items = rig.Items(from);
+  DW_RETURN_IF_ERROR(FromGpu(differ.Apply(rig.host.data(), items)));
+  const auto wrong = std::ranges::count_if(items, [&](const kernels::GpuApplyItem& item) {
+    return item.status != kernels::DecodeStatus::kOk ||
+           item.digest_after != after.digests[item.chunk];
+  });
+  if (resident) DW_RETURN_IF_ERROR(FromGpu(differ.ReadBase(rig.host.data(), rig.all)));
+  if (wrong == 0 && std::ranges::equal(rig.host.data(), after.bytes)) return absl::OkStatus();
   return Errorf(StatusCode::kInternal, "decode_apply: {} chunks differ from the CPU's", wrong);
 }
 
-Status CheckAll(const Bench& bench) {
-  const Pair& pair = bench.pair;
-  std::vector<uint64_t> digests(pair.all().size());
-  DW_RETURN_IF_ERROR(FromGpu(bench.resident->Digest(pair.half(0), pair.all(), digests)));
-  if (digests != pair.digests(0)) {
+Status CheckAll(Rig& rig) {
+  std::vector<uint64_t> digests(rig.all.size());
+  DW_RETURN_IF_ERROR(FromGpu(rig.resident->Digest(rig.halves[0].bytes, rig.all, digests)));
+  if (digests != rig.halves[0].digests) {
     return Errorf(StatusCode::kInternal, "digest: not the CPU's");
   }
   for (const size_t from : {0, 1}) {
-    DW_RETURN_IF_ERROR(CheckDiff(bench, *bench.staged, from));
-    DW_RETURN_IF_ERROR(CheckDiff(bench, *bench.resident, from));
+    DW_RETURN_IF_ERROR(CheckDiff(rig, *rig.staged, from));
+    DW_RETURN_IF_ERROR(CheckDiff(rig, *rig.resident, from));
   }
-  for (const size_t from : {0, 1}) {
-    DW_RETURN_IF_ERROR(CheckApply(bench, *bench.staged, false, from));
-  }
-  for (const size_t from : {0, 1}) {
-    DW_RETURN_IF_ERROR(CheckApply(bench, *bench.resident, true, from));
+  for (const bool resident : {false, true}) {
+    GpuDiffer& differ = resident ? *rig.resident : *rig.staged;
+    for (const size_t from : {0, 1}) DW_RETURN_IF_ERROR(CheckApply(rig, differ, resident, from));
   }
   return absl::OkStatus();
 }
 
-Status References(const Bench& bench, Series& series) {
-  DW_RETURN_IF_ERROR(Time(series, kDeviceCopy, [&] {
-    return kernels::GpuCopy(bench.copy->bytes(), bench.halves[0]->bytes());
-  }));
-  return Time(series, kLinkCopy,
-              [&] { return kernels::GpuCopy(bench.copy->bytes(), bench.pair.half(0)); });
-}
-
 /// The resident base alternates between the versions; `from` is where it stands.
-Status Round(const Bench& bench, size_t from, Series& series) {
-  const Pair& pair = bench.pair;
-  const size_t to = 1 - from;
-  DW_RETURN_IF_ERROR(References(bench, series));
-  DW_RETURN_IF_ERROR(Time(series, "diff_encode/host-staged", [&] {
-    return bench.Diff(*bench.staged, from, pair.half(from), pair.half(to));
-  }));
-  DW_RETURN_IF_ERROR(Time(series, "diff_encode/resident", [&] {
-    return bench.Diff(*bench.resident, from, pair.half(from), pair.half(to));
-  }));
-  DW_RETURN_IF_ERROR(Time(series, "diff_encode/on-device", [&] {
-    return bench.Diff(*bench.resident, to, bench.halves[to]->bytes(), bench.halves[from]->bytes());
-  }));
-  auto items = bench.Items(from);
+Status OneRound(Rig& rig, size_t from, Series& series) {
+  const Half &before = rig.halves[from], &after = rig.halves[1 - from];
+  const auto diff = [&](GpuDiffer& differ, const Half& base, Bytes old_half, Bytes new_half) {
+    return [&, old_half, new_half] {
+      return differ.Diff(old_half, new_half, rig.all, base.digests,
+                         [](uint32_t, const kernels::EncodeResult&, Bytes) {});
+    };
+  };
+  const auto device_before = before.on_device->bytes(), device_after = after.on_device->bytes();
+  DW_RETURN_IF_ERROR(Time(series, kDeviceCopy,
+                          [&] { return kernels::GpuCopy(rig.copy->bytes(), device_before); }));
   DW_RETURN_IF_ERROR(
-      Time(series, "decode_apply/resident", [&] { return bench.resident->Apply({}, items); }));
-  items = bench.Items(from);
+      Time(series, kLinkCopy, [&] { return kernels::GpuCopy(rig.copy->bytes(), before.bytes); }));
+  DW_RETURN_IF_ERROR(Time(series, "diff_encode/host-staged",
+                          diff(*rig.staged, before, before.bytes, after.bytes)));
+  DW_RETURN_IF_ERROR(
+      Time(series, "diff_encode/resident", diff(*rig.resident, before, before.bytes, after.bytes)));
+  DW_RETURN_IF_ERROR(Time(series, "diff_encode/on-device",
+                          diff(*rig.resident, after, device_after, device_before)));
+  auto items = rig.Items(from), again = items;
+  DW_RETURN_IF_ERROR(
+      Time(series, "decode_apply/resident", [&] { return rig.resident->Apply({}, items); }));
   DW_RETURN_IF_ERROR(Time(series, "decode_apply/host-staged",
-                          [&] { return bench.staged->Apply(bench.host->bytes(), items); }));
-  std::vector<uint64_t> digests(pair.all().size());
+                          [&] { return rig.staged->Apply(rig.host.data(), again); }));
+  std::vector<uint64_t> digests(rig.all.size());
   return Time(series, "digest/on-device",
-              [&] { return bench.staged->Digest(bench.halves[0]->bytes(), pair.all(), digests); });
+              [&] { return rig.staged->Digest(device_before, rig.all, digests); });
 }
 
-void Add(const GpuCases& cases, const Series& series, const char* name, const char* reference) {
-  const double gigabytes = static_cast<double>(cases.pair->size()) / 1e9;
-  Row row;
-  row.name = std::string(name) + "/" + cases.trace;
-  row.metric = "throughput";
-  row.unit = "GB/s";
-  row.value = Rate(series.Of(name), gigabytes);
-  row.reference = reference;
-  row.reference_value = Rate(series.Of(reference), gigabytes);
-  cases.report->Add(std::move(row));
+void AddRow(Bench& bench, const Workload& pair, const Series& series, const std::string& name,
+            const char* reference) {
+  bench.Add(name + "/" + pair.name, 1, series, {Throughput(name, pair.bytes()).Against(reference)});
 }
 
 }  // namespace
 
-Status CodecCases(const GpuCases& cases) {
-  DW_ASSIGN_OR_RETURN(const Bench bench, MakeBench(cases));
-  DW_RETURN_IF_ERROR(CheckAll(bench));
+Status FromGpu(const kernels::GpuStatus& status) {
+  if (status.ok()) return absl::OkStatus();
+  return Errorf(StatusCode::kInternal, "{}", status.message);
+}
+
+Status CodecCases(Bench& bench, const Workload& pair, ThreadPool& pool) {
+  DW_ASSIGN_OR_RETURN(Rig rig, MakeRig(pair, pool));
+  DW_RETURN_IF_ERROR(CheckAll(rig));
   size_t from = 0;
-  DW_ASSIGN_OR_RETURN(const Series series, Measure(cases.rounds, [&](Series& s) {
-                        const Status status = Round(bench, from, s);
-                        from = 1 - from;
-                        return status;
-                      }));
-  Add(cases, series, "diff_encode/host-staged", kLinkCopy);
-  Add(cases, series, "diff_encode/resident", kLinkCopy);
-  Add(cases, series, "diff_encode/on-device", kDeviceCopy);
-  Add(cases, series, "decode_apply/host-staged", kLinkCopy);
-  Add(cases, series, "decode_apply/resident", kDeviceCopy);
-  Add(cases, series, "digest/on-device", kDeviceCopy);
+  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) {
+    const Status status = OneRound(rig, from, s);
+    from = 1 - from;
+    return status;
+  }));
+  for (const auto& [name, reference] : {std::pair("diff_encode/host-staged", kLinkCopy),
+                                        {"diff_encode/resident", kLinkCopy},
+                                        {"diff_encode/on-device", kDeviceCopy},
+                                        {"decode_apply/host-staged", kLinkCopy},
+                                        {"decode_apply/resident", kDeviceCopy},
+                                        {"digest/on-device", kDeviceCopy}}) {
+    AddRow(bench, pair, series, name, reference);
+  }
   return absl::OkStatus();
 }
 
-Status PlaceCases(const GpuCases& cases) {
+Status PlaceCases(Bench& bench, const Workload& pair) {
   constexpr size_t kRun = 2048;  // a row of one shard
-  const Pair& pair = *cases.pair;
-  const size_t rows = pair.size() / (2 * kRun), bytes = rows * 2 * kRun;
+  const size_t rows = pair.bytes() / (2 * kRun), bytes = rows * 2 * kRun;
   if (rows == 0) return absl::OkStatus();
   const auto shard = static_cast<int64_t>(rows * kRun);
   kernels::StridedCopy copy;
@@ -211,34 +214,34 @@ Status PlaceCases(const GpuCases& cases) {
   copy.counts[0] = 2, copy.src_strides[0] = shard, copy.dst_strides[0] = kRun;
   copy.counts[1] = rows, copy.src_strides[1] = kRun, copy.dst_strides[1] = 2 * kRun;
 
-  const Bytes src = pair.half(0).first(bytes);
-  PinnedHalf wanted(bytes), placed(bytes);
-  kernels::Best().place(copy, src, wanted.bytes());
+  const Bytes src = pair.old_data.data().first(bytes);
+  DW_ASSIGN_OR_RETURN(HugeBuffer wanted, HugeBuffer::Create(bytes));
+  DW_ASSIGN_OR_RETURN(HugeBuffer placed, HugeBuffer::Create(bytes));
+  std::unique_ptr<kernels::GpuPin> pin;
+  (void)kernels::GpuPin::Create(placed.data(), &pin);
+  kernels::Best().place(copy, src, wanted.data());
   DW_ASSIGN_OR_RETURN(const auto from, OnDevice(src));
   DW_ASSIGN_OR_RETURN(const auto to, OnDevice(src));
+  const auto resident = [&] { return kernels::GpuPlace({&copy, 1}, from->bytes(), to->bytes()); };
   const auto staged = [&]() -> kernels::GpuStatus {
     auto status = kernels::GpuCopy(from->bytes(), src);
-    if (status.ok()) status = kernels::GpuPlace({&copy, 1}, from->bytes(), to->bytes());
-    if (status.ok()) status = kernels::GpuCopy(placed.bytes(), to->bytes());
+    if (status.ok()) status = resident();
+    if (status.ok()) status = kernels::GpuCopy(placed.data(), to->bytes());
     return status;
   };
   DW_RETURN_IF_ERROR(FromGpu(staged()));
-  if (std::memcmp(placed.bytes().data(), wanted.bytes().data(), bytes) != 0) {
+  if (!std::ranges::equal(placed.data(), wanted.data())) {
     return Errorf(StatusCode::kInternal, "place: not the CPU's bytes");
   }
-  DW_ASSIGN_OR_RETURN(const Series series, Measure(cases.rounds, [&](Series& s) -> Status {
-                        DW_RETURN_IF_ERROR(Time(s, kDeviceCopy, [&] {
-                          return kernels::GpuCopy(to->bytes(), from->bytes());
-                        }));
-                        DW_RETURN_IF_ERROR(Time(
-                            s, kLinkCopy, [&] { return kernels::GpuCopy(from->bytes(), src); }));
-                        DW_RETURN_IF_ERROR(Time(s, "place/resident", [&] {
-                          return kernels::GpuPlace({&copy, 1}, from->bytes(), to->bytes());
-                        }));
-                        return Time(s, "place/host-staged", staged);
-                      }));
-  Add(cases, series, "place/resident", kDeviceCopy);
-  Add(cases, series, "place/host-staged", kLinkCopy);
+  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
+    DW_RETURN_IF_ERROR(
+        Time(s, kDeviceCopy, [&] { return kernels::GpuCopy(to->bytes(), from->bytes()); }));
+    DW_RETURN_IF_ERROR(Time(s, kLinkCopy, [&] { return kernels::GpuCopy(from->bytes(), src); }));
+    DW_RETURN_IF_ERROR(Time(s, "place/resident", resident));
+    return Time(s, "place/host-staged", staged);
+  }));
+  AddRow(bench, pair, series, "place/resident", kDeviceCopy);
+  AddRow(bench, pair, series, "place/host-staged", kLinkCopy);
   return absl::OkStatus();
 }
 

@@ -3,24 +3,19 @@
 // Errors: CUDA's, or kInternal where the GPU's bytes are not the CPU's.
 #pragma once
 
-#include "bench/gpu/pair.h"
-#include "bench/harness/report.h"
-#include "bench/harness/sample.h"
+#include "bench/delta/workload.h"
+#include "bench/harness/bench.h"
+#include "kernels/gpu.h"
 
 namespace deltawire::bench {
 
-struct GpuCases {
-  const Pair* pair = nullptr;
-  Report* report = nullptr;
-  Rounds rounds;
-  std::string trace;  ///< of a case's name: what the pair is
-  kernels::GpuOptions options;
-};
+/// kOk, or what CUDA said.
+Status FromGpu(const kernels::GpuStatus& status);
 
-/// diff_encode, decode_apply and digest, resident and host-staged.
-Status CodecCases(const GpuCases& cases);
+/// diff_encode, decode_apply and digest, resident and host-staged. Cases end in the pair's name.
+Status CodecCases(Bench& bench, const Workload& pair, ThreadPool& pool);
 
 /// Two column shards into one matrix.
-Status PlaceCases(const GpuCases& cases);
+Status PlaceCases(Bench& bench, const Workload& pair);
 
 }  // namespace deltawire::bench

@@ -1,78 +1,23 @@
 // The CUDA twins of the kernels: diff + encode, decode + apply, digest, place.
 // See bench/README.md for what each case is.
-
 #include <CLI/CLI.hpp>
 
 #include "bench/gpu/cases.h"
-#include "common/base/human.h"
 
 namespace deltawire::bench {
 namespace {
 
+constexpr uint64_t kQuickMib = 16;
+
 struct Options {
-  uint64_t mebibytes = 2048;
+  uint64_t mib = 2048;
   std::vector<double> densities = {0.001, 0.01, 0.03, 0.08, 0.5};
   std::vector<std::string> pair;
   unsigned width = 2;
-  int device = 0;
-  uint64_t slab_mebibytes = 32;
-  size_t slabs = 3;
-  Rounds rounds;
-  uint64_t seed = 1;
-  std::string json;
 };
 
-GpuCases Cases(const Options& options, const Pair& pair, Report& report, std::string trace) {
-  GpuCases cases;
-  cases.pair = &pair;
-  cases.report = &report;
-  cases.rounds = options.rounds;
-  cases.trace = std::move(trace);
-  cases.options.device = options.device;
-  cases.options.slab_bytes = options.slab_mebibytes << 20;
-  cases.options.slabs = options.slabs;
-  return cases;
-}
-
-Status Run(const Options& options) {
-  kernels::GpuInfo gpu;
-  const kernels::GpuStatus found = kernels::FindGpu(options.device, &gpu);
-  const bool none = found.error == kernels::GpuError::kNotBuilt ||
-                    (found.error == kernels::GpuError::kNoDevice && options.device == 0);
-  if (!found.ok() && !none) return absl::UnavailableError(found.message);
-  if (none) {
-    fmt::print("not measured: no CUDA device ({})\n", found.message);
-    return absl::OkStatus();
-  }
-  DW_ASSIGN_OR_RETURN(const auto report, Report::Create("gpu", options.json));
-  ThreadPool pool;
-  fmt::print("gpu: {} ({}), seed {}, slabs of {} MiB x {}, {} runs after {} warm-up\n\n", gpu.name,
-             HumanBytes(gpu.memory_bytes), options.seed, options.slab_mebibytes, options.slabs,
-             options.rounds.runs, options.rounds.warmups);
-  report->Common("gpu", gpu.name);
-  report->Common("seed", options.seed);
-  if (!options.pair.empty()) {
-    DW_ASSIGN_OR_RETURN(const auto pair,
-                        Pair::FromFiles(options.pair[0], options.pair[1], options.width, pool));
-    const GpuCases cases = Cases(options, *pair, *report, "pair");
-    DW_RETURN_IF_ERROR(CodecCases(cases));
-    DW_RETURN_IF_ERROR(PlaceCases(cases));
-    return report->Finish();
-  }
-  for (const double density : options.densities) {
-    const auto pair = Pair::Drawn(options.mebibytes << 20, density, options.seed, pool);
-    if (!pair->pinned()) fmt::print("the halves could not be pinned: links are slower so\n");
-    const GpuCases cases = Cases(options, *pair, *report, fmt::format("bf16/d={}", density));
-    DW_RETURN_IF_ERROR(CodecCases(cases));
-    if (density == options.densities.front()) DW_RETURN_IF_ERROR(PlaceCases(cases));
-  }
-  return report->Finish();
-}
-
-int Main(int argc, char** argv) {
-  Options options;
-  CLI::App app("The CUDA kernels, against the device's own copy and the host link's.", "bench_gpu");
-  app.add_option("--mib", options.mebibytes, "Size of a half")
+void Declare(CLI::App& app, Options& options) {
+  app.add_option("--mib", options.mib, "Size of a half")
       ->check(CLI::Range(1, 1 << 17))
       ->capture_default_str();
   app.add_option("--density", options.densities, "Shares of elements that change")
@@ -84,26 +29,65 @@ int Main(int argc, char** argv) {
   app.add_option("--width", options.width, "Bytes per element of these files")
       ->check(CLI::IsMember({1, 2, 4, 8}))
       ->capture_default_str();
-  app.add_option("--device", options.device, "Which GPU")->capture_default_str();
-  app.add_option("--slab-mib", options.slab_mebibytes, "A step of the pipeline")
-      ->check(CLI::Range(8, 4096))
-      ->capture_default_str();
-  app.add_option("--slabs", options.slabs, "Steps under way at once")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
-  app.add_option("--runs", options.rounds.runs, "Runs of each case")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--seed", options.seed, "Seed of weights and changes")->capture_default_str();
-  app.add_option("--json", options.json, "Write JSON lines to this file");
-  CLI11_PARSE(app, argc, argv);
-  const Status status = Run(options);
-  if (status.ok()) return 0;
-  fmt::print(stderr, "bench_gpu: {}\n", MessageOf(status));
-  return 1;
+}
+
+StatusOr<std::vector<Source>> Sources(const Options& options, const Bench& bench) {
+  std::vector<Source> out;
+  if (!options.pair.empty()) {
+    const DType dtype = options.width == 1   ? DType::kU8
+                        : options.width == 2 ? DType::kU16
+                        : options.width == 4 ? DType::kU32
+                                             : DType::kU64;
+    DW_ASSIGN_OR_RETURN(Source pair,
+                        PairSource(options.pair[0], options.pair[1], dtype, bench.seed));
+    out.push_back(std::move(pair));
+    return out;
+  }
+  const WorkloadOptions workload{bench.quick ? kQuickMib : options.mib, bench.seed};
+  for (const double density : options.densities) {
+    out.push_back(RandomSource(fmt::format("bf16/d={}", density), density, workload));
+  }
+  return out;
+}
+
+/// Pins the pair's halves for as long as `pins` live; without, links are slower.
+void Pin(const Workload& pair, std::unique_ptr<kernels::GpuPin> (&pins)[2]) {
+  if (!kernels::GpuPin::Create(pair.old_data.data(), &pins[0]).ok() ||
+      !kernels::GpuPin::Create(pair.new_data.data(), &pins[1]).ok()) {
+    fmt::print("the halves could not be pinned: links are slower so\n");
+  }
+}
+
+Status Run(const Options& options, Bench& bench) {
+  kernels::GpuInfo gpu;
+  const kernels::GpuStatus found = kernels::FindGpu(0, &gpu);
+  if (found.error == kernels::GpuError::kNotBuilt || found.error == kernels::GpuError::kNoDevice) {
+    fmt::print("not measured: no CUDA device ({})\n", found.message);
+    return absl::OkStatus();
+  }
+  DW_RETURN_IF_ERROR(FromGpu(found));
+  fmt::print("     {} ({})\n\n", gpu.name, HumanBytes(gpu.memory_bytes));
+  bench.report().Common("gpu", gpu.name);
+  DW_ASSIGN_OR_RETURN(const std::vector<Source> sources, Sources(options, bench));
+  ThreadPool pool;
+  for (const Source& source : sources) {
+    DW_ASSIGN_OR_RETURN(const Workload pair, source.make(pool));
+    std::unique_ptr<kernels::GpuPin> pins[2];
+    Pin(pair, pins);
+    DW_RETURN_IF_ERROR(CodecCases(bench, pair, pool));
+    if (&source == &sources.front()) DW_RETURN_IF_ERROR(PlaceCases(bench, pair));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace deltawire::bench
 
-int main(int argc, char** argv) { return deltawire::bench::Main(argc, argv); }
+int main(int argc, char** argv) {
+  using namespace deltawire::bench;
+  Options options;
+  const Suite suite{"gpu", "The CUDA kernels, against the device's own copy and the host link's.",
+                    [&](CLI::App& app) { Declare(app, options); },
+                    [&](Bench& bench) { return Run(options, bench); }};
+  return SuiteMain(suite, argc, argv);
+}

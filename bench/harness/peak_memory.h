@@ -1,13 +1,20 @@
-// How much resident memory this process has taken, at the worst moment, since the object was made.
-// Counts shared pages too: touch buffers before. One at a time; the kernel keeps the number, so
-// that nothing is missed between samples.
+// The most memory that a process had at once.
+// A PeakMemory has the kernel count for this process, and nothing is missed
+// between samples: one at a time. A MemoryWatch samples any process every 5 ms,
+// from a thread of its own.
 #pragma once
 
+#include <sys/types.h>
+
+#include <atomic>
 #include <cstdint>
 #include <optional>
+#include <thread>
 
 namespace deltawire::bench {
 
+/// How much resident memory this process has taken since the object was made.
+/// Counts shared pages too: touch buffers before.
 class PeakMemory {
  public:
   PeakMemory();
@@ -17,6 +24,20 @@ class PeakMemory {
  private:
   uint64_t start_ = 0;
   bool reset_ = false;
+};
+
+/// The most anonymous memory of a process: what it has beyond buffers in tmpfs
+/// files.
+class MemoryWatch {
+ public:
+  explicit MemoryWatch(pid_t pid);
+  ~MemoryWatch();
+  uint64_t peak() const { return peak_; }
+
+ private:
+  std::atomic<uint64_t> peak_{0};
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
 };
 
 }  // namespace deltawire::bench

@@ -1,5 +1,6 @@
 #include "bench/harness/report.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "bench/harness/machine.h"
@@ -38,14 +39,20 @@ std::string Wish(const Row& row) {
 
 }  // namespace
 
-bool LessIsBetter(std::string_view unit) {
-  return unit == "s" || unit == "s/GB" || unit == "MiB" || unit == "bits";
+Sample Summarize(std::vector<double> runs) {
+  std::vector<double> sorted = runs;
+  std::ranges::sort(sorted);
+  const size_t half = sorted.size() / 2;
+  const double median =
+      sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+  return {median, sorted.front(), sorted.back(), std::move(runs)};
 }
 
 double Row::Ratio() const {
   if (!reference_value) return 0;
-  const double value_of = value.median, reference_of = reference_value->median;
-  return LessIsBetter(unit) ? reference_of / value_of : value_of / reference_of;
+  const bool less_is_better = unit == "s" || unit == "s/GB" || unit == "MiB" || unit == "bits";
+  return less_is_better ? reference_value->median / value.median
+                        : value.median / reference_value->median;
 }
 
 bool Row::Met() const {
@@ -55,18 +62,9 @@ bool Row::Met() const {
          (wanted.value_at_least != 0 && value.median >= wanted.value_at_least);
 }
 
-struct Report::Fields {
-  nlohmann::ordered_json fields;
-};
-
-Report::Report() : common_(std::make_unique<Fields>()) {}
-Report::~Report() = default;
-
 StatusOr<std::unique_ptr<Report>> Report::Create(std::string suite,
                                                  const std::filesystem::path& json, Table table) {
-  auto report = std::unique_ptr<Report>(new Report);
-  report->table_ = table;
-  report->suite_ = std::move(suite);
+  auto report = std::unique_ptr<Report>(new Report(std::move(suite), table));
   report->json_path_ = json;
   if (!json.empty()) {
     report->json_.open(json, std::ios::trunc);
@@ -78,9 +76,11 @@ StatusOr<std::unique_ptr<Report>> Report::Create(std::string suite,
 }
 
 void Report::Common(const std::string& key, const std::string& value) {
-  common_->fields[key] = value;
+  common_[key] = nlohmann::json(value).dump();
 }
-void Report::Common(const std::string& key, uint64_t value) { common_->fields[key] = value; }
+void Report::Common(const std::string& key, uint64_t value) {
+  common_[key] = std::to_string(value);
+}
 
 void Report::PrintHeading() {
   if (heading_printed_) return;
@@ -112,30 +112,31 @@ void Report::Print(const Row& row) {
   std::fflush(stdout);
 }
 
+void Report::Write(const Row& row) {
+  nlohmann::ordered_json line = {{"suite", suite_},
+                                 {"case", row.name},
+                                 {"metric", row.metric},
+                                 {"value", row.value.median},
+                                 {"unit", row.unit}};
+  if (row.reference_value) {
+    line["reference"] = row.reference;
+    line["reference_value"] = row.reference_value->median;
+    line["ratio"] = row.Ratio();
+    line["reference_runs"] = row.reference_value->runs;
+  }
+  if (!row.note.empty()) line["note"] = row.note;
+  line["min"] = row.value.min;
+  line["max"] = row.value.max;
+  line["runs"] = row.value.runs;
+  line["threads"] = row.threads;
+  for (const auto& [key, value] : common_) line[key] = nlohmann::json::parse(value);
+  json_ << line.dump() << '\n';
+}
+
 void Report::Add(Row row) {
   PrintHeading();
   Print(row);
-  const bool compared = row.reference_value.has_value();
-  if (json_.is_open()) {
-    nlohmann::ordered_json line = {{"suite", suite_},
-                                   {"case", row.name},
-                                   {"metric", row.metric},
-                                   {"value", row.value.median},
-                                   {"unit", row.unit}};
-    if (compared) {
-      line["reference"] = row.reference;
-      line["reference_value"] = row.reference_value->median;
-      line["ratio"] = row.Ratio();
-      line["reference_runs"] = row.reference_value->runs;
-    }
-    if (!row.note.empty()) line["note"] = row.note;
-    line["min"] = row.value.min;
-    line["max"] = row.value.max;
-    line["runs"] = row.value.runs;
-    line["threads"] = row.threads;
-    line.update(common_->fields);
-    json_ << line.dump() << '\n';
-  }
+  if (json_.is_open()) Write(row);
   if (row.wanted.any()) wanted_.push_back(std::move(row));
 }
 
@@ -145,27 +146,18 @@ void Report::NotMeasured(std::string_view name, std::string_view why) {
 }
 
 void Report::PrintWanted() const {
-  size_t width = 38, missed = 0;
-  const auto what = [](const Row& row) { return row.name + " " + row.metric; };
-  const auto shown = [this](const Row& row) { return table_ == Table::kFull || !row.Met(); };
-  for (const Row& row : wanted_) {
-    if (!row.Met()) ++missed;
-    if (shown(row)) width = std::max(width, what(row).size());
-  }
   if (wanted_.empty()) return;
-  if (table_ == Table::kFull) {
-    fmt::print("\nwanted\n");
-  } else {
-    fmt::print("\nwanted: {} of {} met\n", wanted_.size() - missed, wanted_.size());
-  }
+  const auto missed = std::ranges::count_if(wanted_, [](const Row& row) { return !row.Met(); });
+  fmt::print("\nwanted: {} of {} met\n", static_cast<ptrdiff_t>(wanted_.size()) - missed,
+             wanted_.size());
   for (const Row& row : wanted_) {
-    if (!shown(row)) continue;
+    if (table_ == Table::kBrief && row.Met()) continue;
     const bool by_ratio = row.wanted.ratio_at_least != 0;
     const std::string against = row.reference.empty() || !by_ratio ? "" : " of " + row.reference;
     const double value = row.wanted.value_at_most != 0 ? row.value.max : row.value.median;
-    const std::string is = by_ratio ? Number(row.Ratio()) : Human(value, row.unit);
-    fmt::print("  {:<{}} wanted {:<14} {:>9}{}  {}\n", what(row), width, Wish(row) + ":", is,
-               against, row.Met() ? "ok" : "MISSED");
+    fmt::print("  {:<46} wanted {:<14} {:>9}{}  {}\n", row.name + " " + row.metric, Wish(row) + ":",
+               by_ratio ? Number(row.Ratio()) : Human(value, row.unit), against,
+               row.Met() ? "ok" : "MISSED");
   }
 }
 

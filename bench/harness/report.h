@@ -1,27 +1,31 @@
 // Results of a suite: an aligned table on stdout for people, JSON lines in a file for programs.
-// Owner: the suite's main. One thread. Rows are printed as they come; Finish repeats those that
-// have a wanted value (a brief table: that miss it). A mark is no verdict: exit codes never depend
-// on times.
-// Errors: a JSON file that cannot be written is reported by Create and Finish.
+// Owner: the suite's run. One thread. Rows are printed as they come; Finish repeats those that have
+// a wanted value (a brief table: that miss it). A mark is no verdict: exit codes never depend on
+// times. Errors: a JSON file that cannot be written is reported by Create and Finish.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "bench/harness/sample.h"
 #include "common/base/status.h"
 
 namespace deltawire::bench {
 
-/// "GB/s", "s" and "MiB" are scaled for people (milliseconds, GiB); other units are printed as
-/// they are, "" for plain numbers. Of "s", "s/GB", "MiB" and "bits" less is better.
-bool LessIsBetter(std::string_view unit);
+struct Sample {
+  double median = 0;
+  double min = 0;
+  double max = 0;
+  std::vector<double> runs;  ///< as they came
+};
+/// REQUIRES: at least one run.
+Sample Summarize(std::vector<double> runs);
 
 /// 0: none. One of ratio_at_least and value_at_least is enough.
 struct Wanted {
@@ -35,6 +39,8 @@ struct Row {
   std::string name;  ///< the case
   std::string metric;
   Sample value;
+  /// "s" is scaled for people; other units are printed as they are, "" for
+  /// plain numbers. Of "s", "s/GB", "MiB" and "bits" less is better.
   std::string unit;
   size_t threads = 1;
   std::string reference;  ///< empty: none
@@ -43,8 +49,9 @@ struct Row {
   std::string note;     ///< a few words that go with the value, in the place of a reference
   bool detail = false;  ///< left out of a brief table
 
-  /// How many times as good as the reference: value / reference for rates, the reverse for what
-  /// is better when less. Of the medians. 0 without a reference.
+  /// How many times as good as the reference: value / reference for rates, the
+  /// reverse for what is better when less. Of the medians. 0 without a
+  /// reference.
   double Ratio() const;
   bool Met() const;
 };
@@ -53,7 +60,8 @@ class Report {
  public:
   enum class Table : uint8_t {
     kFull,   ///< every row, with the range of its runs
-    kBrief,  ///< for suites of many rows: no ranges, wish and mark beside the value
+    kBrief,  ///< for suites of many rows: no ranges, wish and mark beside the
+             ///< value
   };
   /// `json` empty: only the table. The file is made anew.
   static StatusOr<std::unique_ptr<Report>> Create(std::string suite,
@@ -70,21 +78,17 @@ class Report {
   Status Finish();
 
  private:
-  struct Fields;
-  Report();
-
- public:
-  ~Report();
-
- private:
+  Report(std::string suite, Table table) : suite_(std::move(suite)), table_(table) {}
   void PrintHeading();
   void Print(const Row& row);
+  void Write(const Row& row);
   void PrintWanted() const;
-  std::string suite_;
-  Table table_ = Table::kFull;
+
+  const std::string suite_;
+  const Table table_;
   std::filesystem::path json_path_;
   std::ofstream json_;
-  std::unique_ptr<Fields> common_;
+  std::map<std::string, std::string> common_;  // values as JSON
   std::vector<Row> wanted_;
   bool heading_printed_ = false;
 };

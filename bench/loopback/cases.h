@@ -1,46 +1,43 @@
-// The cases of the loopback suite. Each measures through a cluster and reports rows.
-// A Bench bundles what they share; all its pointers outlive the calls. One thread.
-// Invariant between cases: the peer's mapping holds what the workload holds.
+// The cases of the loopback suite. Each measures through a cluster and adds its rows.
+// A Rig bundles what they share; all its pointers outlive the calls. One thread.
+// Invariant between cases: the peer's mapping holds what the trainer's weights hold.
 #pragma once
 
-#include "bench/harness/report.h"
-#include "bench/harness/sample.h"
+#include "bench/harness/bench.h"
 #include "bench/loopback/cluster.h"
 #include "bench/loopback/tcp_peer.h"
-#include "bench/loopback/workload.h"
 
 namespace deltawire::bench {
 
-struct Bench {
-  const ModelSource* source = nullptr;
-  Workload* workload = nullptr;
-  TcpPeer* peer = nullptr;
-  ThreadPool* pool = nullptr;
-  Report* report = nullptr;
-  Rounds rounds;
+struct Rig {
+  Bench& bench;
+  const ModelSource& source;
+  Weights& weights;
+  TcpPeer& peer;
+  ThreadPool& pool;
   size_t streams = 4;
-  uint64_t bytes() const { return source->layout.total_bytes(); }
+  uint64_t bytes() const { return source.layout.total_bytes(); }
 };
 
 /// The first full pull of a version, and one more of it (its chunks' checksums are known by then),
 /// against bare TCP from memory to memory.
-Status FullPull(const Bench& bench, Cluster& cluster);
+Status FullPull(const Rig& rig, Cluster& cluster);
 
 /// Publishes that change `density` of the elements (0: recorded Adam steps) to a receiver that
 /// follows; against a full sync of the same version, memcmp + apply, and a naive pair list.
-Status DeltaSync(const Bench& bench, Cluster& cluster, const std::string& name, double density);
+Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, double density);
 
 /// The trainer's copy into the half, against memcpy.
-Status Offload(const Bench& bench, Cluster& cluster, const std::string& name);
+Status Offload(const Rig& rig, Cluster& cluster, const std::string& name);
 
 /// How long BeginOffload waits while a receiver pulls everything again and again.
-Status TrainerWait(const Bench& bench, Cluster& cluster);
-
-/// Registration, publishes, a first commit and a restart of a model of many tiny tensors, with
-/// daemons of its own.
-Status Scale(size_t tensors, const Rounds& rounds, Report& report);
+Status TrainerWait(const Rig& rig, Cluster& cluster);
 
 /// Peak memory of the daemons so far. Adds nothing to the load.
-void Memory(const Bench& bench, Cluster& cluster);
+void Memory(const Rig& rig, Cluster& cluster);
+
+/// scale/N: registration, publishes, a first commit and a restart of a model of many tiny tensors,
+/// with daemons of its own.
+Status ScaleCases(Bench& bench);
 
 }  // namespace deltawire::bench

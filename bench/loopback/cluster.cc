@@ -1,10 +1,11 @@
 #include "bench/loopback/cluster.h"
 
 #include <grpcpp/grpcpp.h>
-#include <sys/stat.h>
 
 #include <algorithm>
+#include <mutex>
 
+#include "bench/harness/machine.h"
 #include "common/base/human.h"
 #include "common/base/receiver_phase.h"
 #include "proto/convert.h"
@@ -14,60 +15,45 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::chrono::seconds kPatience{300};  // for one version, however slow the machine
-constexpr size_t kLogTail = 2000;
-
-std::string Tail(const fs::path& log) {
-  const std::string text = testing::ReadText(log);
-  return text.size() <= kLogTail ? text : "..." + text.substr(text.size() - kLogTail);
-}
-
-uint64_t FilesBeyond(const fs::path& dir, uint64_t buffers) {
-  uint64_t bytes = 0;
-  std::error_code ec;
-  for (const auto& entry : fs::recursive_directory_iterator(dir, ec)) {
-    struct stat info {};
-    if (lstat(entry.path().c_str(), &info) == 0 && S_ISREG(info.st_mode)) {
-      bytes += static_cast<uint64_t>(info.st_blocks) * 512;
-    }
-  }
-  return bytes - std::min(bytes, buffers);
-}
+constexpr std::chrono::hours kLongestRun{6};    // of all cases with one pair of daemons
+constexpr size_t kLogLines = 20;
 
 }  // namespace
-
-Cluster::Cluster(fs::path root, const ModelSource& source, ThreadPool& pool)
-    : root_(std::move(root)), source_(source), pool_(pool) {}
 
 StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const fs::path& root, const ModelSource& source,
                                                   const ClusterOptions& options, ThreadPool& pool) {
   auto cluster = std::unique_ptr<Cluster>(new Cluster(root, source, pool));
-  std::error_code ec;
-  fs::create_directories(root, ec);
+  fs::create_directories(root);
   std::vector<std::string> sender_args;
   if (!options.eager_diff) sender_args.push_back("--no-eager-diff");
   cluster->sender_ = std::make_unique<testing::SenderProcess>(root, sender_args);
   cluster->sender_memory_ = std::make_unique<MemoryWatch>(cluster->sender_->child().pid());
   cluster->trainer_ =
-      std::make_unique<TrainerClient>(cluster->sender_->socket(), kModelName, 0, 1, kPatience);
-  const Status registered = cluster->trainer_->Register(source.layout, source.side_files).status();
-  if (!registered.ok()) return cluster->Failed(registered);
-  if (options.receiver) {
-    std::vector<std::string> receiver_args = {"--streams", std::to_string(options.streams)};
-    if (options.buffers != 0) {
-      receiver_args.insert(receiver_args.end(), {"--buffers", std::to_string(options.buffers)});
-    }
-    cluster->receiver_ = std::make_unique<testing::ReceiverProcess>(
-        root, "receiver", cluster->sender_->control(), kModelName, receiver_args);
-    cluster->receiver_memory_ = std::make_unique<MemoryWatch>(cluster->receiver_->child().pid());
-    cluster->watch_context_ = std::make_unique<grpc::ClientContext>();
-    cluster->watch_ = std::thread([c = cluster.get()] { c->WatchCommits(); });
-  }
+      std::make_unique<TrainerClient>(cluster->sender_->socket(), kModel, 0, 1, kPatience);
+  const Status status = cluster->trainer_->Register(source.layout, source.side_files).status();
+  if (!status.ok()) return cluster->Failed(status);
+  if (options.receiver) cluster->StartReceiver(options);
   return cluster;
 }
 
+void Cluster::StartReceiver(const ClusterOptions& options) {
+  std::vector<std::string> args = {"--streams", std::to_string(options.streams)};
+  if (options.buffers != 0) {
+    args.insert(args.end(), {"--buffers", std::to_string(options.buffers)});
+  }
+  receiver_ = std::make_unique<testing::ReceiverProcess>(root_, "receiver", sender_->control(),
+                                                         kModel, args);
+  receiver_memory_ = std::make_unique<MemoryWatch>(receiver_->child().pid());
+  v1::WatchReceiverVersionsRequest request;
+  request.set_model(kModel);
+  watch_context_.set_wait_for_ready(true);
+  watch_context_.set_deadline(std::chrono::system_clock::now() + kLongestRun);
+  commits_ = receiver_->stub().WatchVersions(&watch_context_, request);
+}
+
 Cluster::~Cluster() {
-  if (watch_context_) watch_context_->TryCancel();
-  if (watch_.joinable()) watch_.join();
+  watch_context_.TryCancel();
+  commits_.reset();
   sender_memory_.reset();
   receiver_memory_.reset();
   receiver_.reset();
@@ -78,73 +64,47 @@ Cluster::~Cluster() {
 }
 
 Status Cluster::Failed(const Status& status) const {
-  std::string text =
-      fmt::format("{}\n--- sender's log\n{}", MessageOf(status), Tail(sender_->log()));
-  if (receiver_) text += "\n--- receiver's log\n" + Tail(receiver_->log());
+  std::string text = fmt::format("{}\n--- sender's log\n{}", MessageOf(status),
+                                 sender_->child().LogTail(kLogLines));
+  if (receiver_) text += "\n--- receiver's log\n" + receiver_->child().LogTail(kLogLines);
   return Status(status.code(), text);
 }
 
-void Cluster::WatchCommits() {
-  v1::WatchReceiverVersionsRequest request;
-  request.set_model(kModelName);
-  watch_context_->set_wait_for_ready(true);
-  const auto reader = receiver_->stub().WatchVersions(watch_context_.get(), request);
-  for (v1::CommitInfo info; reader->Read(&info);) {
-    std::lock_guard lock(mu_);
-    commits_.push_back(info);
-    committed_.notify_all();
-  }
-  std::lock_guard lock(mu_);
-  watch_ended_ = true;
-  committed_.notify_all();
-}
-
-StatusOr<Publication> Cluster::Publish(const Workload& workload) {
+StatusOr<Publication> Cluster::Publish(const Weights& weights) {
   const uint64_t version = ++version_;
   Publication out;
-  {
-    const auto begin = std::chrono::steady_clock::now();
-    auto offload = trainer_->Begin(version);
-    if (!offload.ok()) return Failed(offload.status());
-    out.begin_seconds = SecondsSince(begin);
-    const auto start = std::chrono::steady_clock::now();
-    std::mutex mu;
-    Status failure;
-    pool_.ParallelFor(source_.layout.size(), [&](size_t t) {
-      const Status written = (*offload)->Write(t, workload.tensor(t));
-      std::lock_guard lock(mu);
-      if (!written.ok()) failure = written;
-    });
-    out.write_seconds = SecondsSince(start);
-    if (failure.ok()) failure = (*offload)->Ready();
-    if (!failure.ok()) return Failed(failure);
-  }
+  auto start = SteadyClock::now();
+  auto offload = trainer_->Begin(version);
+  if (!offload.ok()) return Failed(offload.status());
+  out.begin_seconds = SecondsSince(start);
+  start = SteadyClock::now();
+  std::mutex mu;
+  Status failure;
+  pool_.ParallelFor(source_.layout.size(), [&](size_t t) {
+    const Status written = (*offload)->Write(t, weights.tensor(t));
+    std::lock_guard lock(mu);
+    failure.Update(written);
+  });
+  out.write_seconds = SecondsSince(start);
+  if (failure.ok()) failure = (*offload)->Ready();
+  if (!failure.ok()) return Failed(failure);
+  offload->reset();
   auto published = trainer_->WaitPublished(version);
   if (!published.ok()) return Failed(published.status());
   out.info = *published;
   return out;
 }
 
-StatusOr<v1::CommitInfo> Cluster::WaitCommitted(uint64_t version) {
-  std::unique_lock lock(mu_);
-  const auto end = std::chrono::steady_clock::now() + kPatience;
-  while (true) {
-    while (!commits_.empty()) {
-      const v1::CommitInfo info = commits_.front();
-      commits_.pop_front();
-      if (info.id().version() >= version) return info;
-    }
-    if (watch_ended_) return Failed(absl::UnavailableError("the receiver's WatchVersions ended"));
-    if (committed_.wait_until(lock, end) == std::cv_status::timeout) {
-      return Failed(Errorf(StatusCode::kDeadlineExceeded, "version {} was not committed in {} s",
-                           version, kPatience.count()));
-    }
+StatusOr<v1::CommitInfo> Cluster::WaitCommitted() {
+  for (v1::CommitInfo info; commits_->Read(&info);) {
+    if (info.id().version() >= version_) return info;
   }
+  return Failed(absl::UnavailableError("the receiver's WatchVersions ended"));
 }
 
 StatusOr<v1::PullStats> Cluster::Sync(bool force_full) {
   v1::SyncRequest request;
-  request.set_model(kModelName);
+  request.set_model(kModel);
   request.set_force_full(force_full);
   grpc::ClientContext context;
   context.set_wait_for_ready(true);
@@ -165,23 +125,23 @@ Status Cluster::Follow(bool follow) {
   context.set_wait_for_ready(true);
   if (follow) {
     v1::ResumeRequest request;
-    request.set_model(kModelName);
+    request.set_model(kModel);
     v1::ResumeResponse response;
     return FromGrpc(receiver_->stub().Resume(&context, request, &response), "receiver: Resume");
   }
   v1::PauseRequest request;
-  request.set_model(kModelName);
+  request.set_model(kModel);
   v1::PauseResponse response;
   return FromGrpc(receiver_->stub().Pause(&context, request, &response), "receiver: Pause");
 }
 
-std::string Cluster::Compare(const Workload& workload) const {
+std::string Cluster::Compare(const Weights& weights) const {
   const auto opened = ModelDir::Open(receiver_->dir());
   if (!opened.ok()) return std::string(MessageOf(opened.status()));
   const std::string difference = DescribeDifference(source_.layout, opened->layout());
   if (!difference.empty()) return difference;
   for (size_t t = 0; t < source_.layout.size(); ++t) {
-    if (!std::ranges::equal(workload.tensor(t), opened->data(t))) {
+    if (!std::ranges::equal(weights.tensor(t), opened->data(t))) {
       return source_.layout.tensor(t).name;
     }
   }
@@ -190,13 +150,6 @@ std::string Cluster::Compare(const Workload& workload) const {
 
 double Cluster::CpuSeconds() const {
   return bench::CpuSeconds(sender_->child().pid()) + bench::CpuSeconds(receiver_->child().pid());
-}
-
-uint64_t Cluster::SenderFilesBeyond(uint64_t buffers) const {
-  return FilesBeyond(sender_->dir(), buffers);
-}
-uint64_t Cluster::ReceiverFilesBeyond(uint64_t buffers) const {
-  return FilesBeyond(receiver_->dir(), buffers);
 }
 
 }  // namespace deltawire::bench

@@ -3,21 +3,15 @@
 // run on the pool. Errors: the daemons' own, with the end of their logs.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <filesystem>
 #include <memory>
-#include <mutex>
-#include <thread>
 
-#include "bench/harness/machine.h"
-#include "bench/loopback/workload.h"
+#include "bench/harness/peak_memory.h"
+#include "bench/loopback/weights.h"
 #include "sender/export/client/trainer_client.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::bench {
-
-inline constexpr const char* kModelName = "bench";
 
 struct ClusterOptions {
   bool receiver = true;
@@ -40,29 +34,30 @@ class Cluster {
                                                   const ClusterOptions& options, ThreadPool& pool);
   ~Cluster();
 
-  /// Writes all of `workload` with the pool's threads and publishes it as the next version.
-  StatusOr<Publication> Publish(const Workload& workload);
-  /// Waits until the receiver has committed `version`.
-  StatusOr<v1::CommitInfo> WaitCommitted(uint64_t version);
+  /// Writes all of `weights` with the pool's threads and publishes them as the next version.
+  StatusOr<Publication> Publish(const Weights& weights);
+  /// Waits until the receiver has committed the version that was published last.
+  StatusOr<v1::CommitInfo> WaitCommitted();
   StatusOr<v1::PullStats> Sync(bool force_full);
   /// Whether the receiver pulls new versions by itself.
   Status Follow(bool follow);
 
-  /// "" when the receiver's directory holds `workload`, else the first tensor that differs.
-  std::string Compare(const Workload& workload) const;
-  v1::SenderModelStatus SenderStatus() { return sender_->Status(kModelName); }
+  /// "" when the receiver's directory holds `weights`, else the first tensor that differs.
+  std::string Compare(const Weights& weights) const;
+  v1::SenderModelStatus SenderStatus() { return sender_->Status(kModel); }
   uint64_t sender_peak() const { return sender_memory_->peak(); }
   uint64_t receiver_peak() const { return receiver_memory_->peak(); }
   /// CPU time of both daemons so far.
   double CpuSeconds() const;
-  /// Files of a daemon on tmpfs beyond `buffers` (state, side files).
-  uint64_t SenderFilesBeyond(uint64_t buffers) const;
-  uint64_t ReceiverFilesBeyond(uint64_t buffers) const;
+  std::filesystem::path sender_dir() const { return sender_->dir(); }
+  std::filesystem::path receiver_dir() const { return receiver_->dir(); }
 
  private:
-  Cluster(std::filesystem::path root, const ModelSource& source, ThreadPool& pool);
+  static constexpr const char* kModel = "bench";
+  Cluster(std::filesystem::path root, const ModelSource& source, ThreadPool& pool)
+      : root_(std::move(root)), source_(source), pool_(pool) {}
   Status Failed(const Status& status) const;  // with the logs' ends
-  void WatchCommits();
+  void StartReceiver(const ClusterOptions& options);
 
   const std::filesystem::path root_;
   const ModelSource& source_;
@@ -72,13 +67,8 @@ class Cluster {
   std::unique_ptr<MemoryWatch> sender_memory_, receiver_memory_;
   std::unique_ptr<TrainerClient> trainer_;
   uint64_t version_ = 0;
-
-  std::mutex mu_;
-  std::condition_variable committed_;
-  std::deque<v1::CommitInfo> commits_;  // guarded by mu_
-  bool watch_ended_ = false;            // guarded by mu_
-  std::unique_ptr<grpc::ClientContext> watch_context_;
-  std::thread watch_;
+  grpc::ClientContext watch_context_;
+  std::unique_ptr<grpc::ClientReader<v1::CommitInfo>> commits_;
 };
 
 }  // namespace deltawire::bench

@@ -1,13 +1,10 @@
 // Both daemons, a trainer and the references on one machine over loopback TCP.
 // See bench/README.md for what each case is.
-
 #include <CLI/CLI.hpp>
-#include <algorithm>
 
-#include "bench/harness/scratch_dir.h"
+#include "bench/harness/buffers.h"
 #include "bench/loopback/cases.h"
 #include "bench/loopback/references.h"
-#include "common/base/human.h"
 
 namespace deltawire::bench {
 namespace {
@@ -19,154 +16,14 @@ constexpr const char* kOffloadLazy = "offload/no_eager";
 struct Options {
   std::string size = "0.6b";
   std::string model;
-  std::string json;
-  Rounds rounds;
   size_t streams = 4;
   size_t threads = 0;
-  uint64_t seed = 1;
-  std::vector<std::string> only;
-
-  /// Whether a case of this name was asked for.
-  bool Asked(std::string_view name) const {
-    return only.empty() || std::any_of(only.begin(), only.end(), [&](const std::string& prefix) {
-             return name.starts_with(prefix);
-           });
-  }
 };
 
-void Describe(const Options& options, const ModelSource& source, size_t threads, Report& report) {
-  fmt::print(
-      "loopback: {} ({}), {} streams, {} threads, seed {}, {} runs after {} warm-up\n"
-      "          {} with {} cores\n\n",
-      source.name, HumanBytes(source.layout.total_bytes()), options.streams, threads, options.seed,
-      options.rounds.runs, options.rounds.warmups, CpuName(), Cores());
-  report.Common("model", source.name);
-  report.Common("model_bytes", source.layout.total_bytes());
-  report.Common("streams", options.streams);
-  report.Common("seed", options.seed);
-}
-
-Status DeltaCases(const Options& options, const Bench& bench, Cluster& cluster) {
-  for (const auto& [name, density] : {std::pair("delta_sync/1%", 0.01), {"delta_sync/3%", 0.03}}) {
-    if (options.Asked(name)) DW_RETURN_IF_ERROR(DeltaSync(bench, cluster, name, density));
-  }
-  if (!options.Asked(kAdam)) return absl::OkStatus();
-  if (bench.workload->adam_steps_left() >= bench.rounds.total()) {
-    return DeltaSync(bench, cluster, kAdam, 0);
-  }
-  bench.report->NotMeasured(kAdam, bench.workload->why_no_adam());
-  return absl::OkStatus();
-}
-
-// All cases with the daemons as they are by default.
-Status DefaultDaemons(const Options& options, const Bench& bench,
-                      const std::filesystem::path& root) {
-  ClusterOptions daemons;
-  daemons.streams = bench.streams;
-  DW_ASSIGN_OR_RETURN(auto cluster,
-                      Cluster::Start(root / "default", *bench.source, daemons, *bench.pool));
-  DW_ASSIGN_OR_RETURN(const Publication first, cluster->Publish(*bench.workload));
-  DW_RETURN_IF_ERROR(cluster->WaitCommitted(first.info.identity.id.version).status());
-
-  if (options.Asked("full_pull")) DW_RETURN_IF_ERROR(FullPull(bench, *cluster));
-  DW_RETURN_IF_ERROR(DeltaCases(options, bench, *cluster));
-  DW_RETURN_IF_ERROR(cluster->Follow(false));
-  if (options.Asked(kOffloadEager)) DW_RETURN_IF_ERROR(Offload(bench, *cluster, kOffloadEager));
-  if (options.Asked("trainer_wait")) DW_RETURN_IF_ERROR(TrainerWait(bench, *cluster));
-  DW_RETURN_IF_ERROR(cluster->Sync(false).status());
-  Memory(bench, *cluster);
-  const std::string wrong = cluster->Compare(*bench.workload);
-  if (wrong.empty()) return absl::OkStatus();
-  return Errorf(StatusCode::kDataLoss, "the receiver does not hold the trainer's bytes: {}", wrong);
-}
-
-// Ready to committed of receivers that change the file that readers have, and of those that swap
-// it.
-Status BufferCases(const Options& options, const Bench& bench, const std::filesystem::path& root) {
-  for (const int buffers : {1, 2}) {
-    const std::string name = fmt::format("delta_sync/1%/buffers={}", buffers);
-    if (!options.Asked(name)) continue;
-    ClusterOptions daemons;
-    daemons.streams = bench.streams;
-    daemons.buffers = buffers;
-    DW_ASSIGN_OR_RETURN(auto cluster, Cluster::Start(root / fmt::format("buffers-{}", buffers),
-                                                     *bench.source, daemons, *bench.pool));
-    DW_ASSIGN_OR_RETURN(const Publication first, cluster->Publish(*bench.workload));
-    DW_RETURN_IF_ERROR(cluster->WaitCommitted(first.info.identity.id.version).status());
-    CopyTensors(bench.source->layout, bench.workload->content(), bench.peer->landed(), *bench.pool);
-    DW_RETURN_IF_ERROR(DeltaSync(bench, *cluster, name, 0.01));
-  }
-  return absl::OkStatus();
-}
-
-Status LazyDaemons(const Bench& bench, const std::filesystem::path& root) {
-  ClusterOptions options;
-  options.receiver = false;
-  options.eager_diff = false;
-  DW_ASSIGN_OR_RETURN(auto cluster,
-                      Cluster::Start(root / "lazy", *bench.source, options, *bench.pool));
-  DW_RETURN_IF_ERROR(cluster->Publish(*bench.workload).status());
-  return Offload(bench, *cluster, kOffloadLazy);
-}
-
-Status ScaleCases(const Options& options, Report& report) {
-  for (const size_t tensors : {10'000, 50'000, 200'000}) {
-    if (!options.Asked(fmt::format("scale/{}", tensors))) continue;
-    DW_RETURN_IF_ERROR(Scale(tensors, options.rounds, report));
-  }
-  return absl::OkStatus();
-}
-
-Status Run(const Options& options) {
-  // These have a model of their own.
-  const bool scale_alone = !options.only.empty() &&
-                           std::all_of(options.only.begin(), options.only.end(),
-                                       [](const std::string& o) { return o.starts_with("scale"); });
-  if (scale_alone) {
-    DW_ASSIGN_OR_RETURN(const auto report, Report::Create("loopback", options.json));
-    DW_RETURN_IF_ERROR(ScaleCases(options, *report));
-    return report->Finish();
-  }
-  DW_ASSIGN_OR_RETURN(const ModelSource source, options.model.empty()
-                                                    ? ModelSource::Synthetic(options.size)
-                                                    : ModelSource::Directory(options.model));
-  DW_ASSIGN_OR_RETURN(const auto report, Report::Create("loopback", options.json));
-  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  const uint64_t bytes = source.layout.total_bytes();
-  DW_ASSIGN_OR_RETURN(const auto peer,
-                      TcpPeer::Start(scratch->path() / "peer", bytes, options.streams));
-  ThreadPool pool(options.threads);  // no process forks without exec from here on
-  Describe(options, source, pool.size(), *report);
-  DW_ASSIGN_OR_RETURN(const auto workload,
-                      Workload::Create(source, scratch->path() / "trainer", options.seed,
-                                       options.Asked(kAdam) ? options.rounds.total() : 0, pool));
-  std::memcpy(peer->landed().data(), workload->content().data(), bytes);
-
-  Bench bench;
-  bench.source = &source;
-  bench.workload = workload.get();
-  bench.peer = peer.get();
-  bench.pool = &pool;
-  bench.report = report.get();
-  bench.rounds = options.rounds;
-  bench.streams = options.streams;
-  DW_RETURN_IF_ERROR(DefaultDaemons(options, bench, scratch->path()));
-  DW_RETURN_IF_ERROR(BufferCases(options, bench, scratch->path()));
-  if (options.Asked(kOffloadLazy)) DW_RETURN_IF_ERROR(LazyDaemons(bench, scratch->path()));
-  DW_RETURN_IF_ERROR(ScaleCases(options, *report));
-  return report->Finish();
-}
-
-int Main(int argc, char** argv) {
-  Options options;
-  CLI::App app("Both daemons over loopback, against bare TCP, memcpy and memcmp.",
-               "bench_loopback");
+void Declare(CLI::App& app, Options& options) {
   app.add_option("--size", options.size, "Synthetic model: tiny, 0.6b or 1.7b")
       ->capture_default_str();
   app.add_option("--model", options.model, "A model directory of your own instead");
-  app.add_option("--runs", options.rounds.runs, "Runs of each case")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
   app.add_option("--streams", options.streams, "TCP streams")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -174,18 +31,104 @@ int Main(int argc, char** argv) {
                  "The trainer's and the references' threads; 0: cores")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "Seed of weights and changes")->capture_default_str();
-  app.add_option("--json", options.json, "Write JSON lines to this file");
-  app.add_option("--only", options.only, "Only cases whose names begin so, e.g. delta_sync")
-      ->delimiter(',');
-  CLI11_PARSE(app, argc, argv);
-  const Status status = Run(options);
-  if (status.ok()) return 0;
-  fmt::print(stderr, "bench_loopback: {}\n", MessageOf(status));
-  return 1;
+}
+
+std::string BuffersCase(int buffers) { return fmt::format("delta_sync/1%/buffers={}", buffers); }
+
+/// Every case but scale/N, which has a model of its own.
+bool AnyOfTheModel(const Bench& bench) {
+  return bench.AnyAsked({"full_pull/first", "full_pull/again", "delta_sync/1%", "delta_sync/3%",
+                         BuffersCase(1), BuffersCase(2), kAdam, kOffloadEager, kOffloadLazy,
+                         "trainer_wait", "memory"});
+}
+
+/// Daemons with the first version committed.
+StatusOr<std::unique_ptr<Cluster>> StartCommitted(const Rig& rig, const std::filesystem::path& root,
+                                                  ClusterOptions daemons) {
+  daemons.streams = rig.streams;
+  DW_ASSIGN_OR_RETURN(auto cluster, Cluster::Start(root, rig.source, daemons, rig.pool));
+  DW_RETURN_IF_ERROR(cluster->Publish(rig.weights).status());
+  if (daemons.receiver) DW_RETURN_IF_ERROR(cluster->WaitCommitted().status());
+  CopyTensors(rig.source.layout, rig.weights.content(), rig.peer.landed(), rig.pool);
+  return cluster;
+}
+
+// All cases with the daemons as they are by default.
+Status DefaultDaemons(const Rig& rig, const std::filesystem::path& root) {
+  const Bench& bench = rig.bench;
+  DW_ASSIGN_OR_RETURN(const auto cluster, StartCommitted(rig, root, {}));
+  if (bench.AnyAsked({"full_pull/first", "full_pull/again"})) {
+    DW_RETURN_IF_ERROR(FullPull(rig, *cluster));
+  }
+  for (const auto& [name, density] : {std::pair("delta_sync/1%", 0.01), {"delta_sync/3%", 0.03}}) {
+    if (bench.Asked(name)) DW_RETURN_IF_ERROR(DeltaSync(rig, *cluster, name, density));
+  }
+  if (bench.Asked(kAdam)) {
+    if (rig.weights.adam_steps_left() >= bench.rounds.total()) {
+      DW_RETURN_IF_ERROR(DeltaSync(rig, *cluster, kAdam, 0));
+    } else {
+      rig.bench.report().NotMeasured(kAdam, rig.weights.why_no_adam());
+    }
+  }
+  DW_RETURN_IF_ERROR(cluster->Follow(false));
+  if (bench.Asked(kOffloadEager)) DW_RETURN_IF_ERROR(Offload(rig, *cluster, kOffloadEager));
+  if (bench.Asked("trainer_wait")) DW_RETURN_IF_ERROR(TrainerWait(rig, *cluster));
+  DW_RETURN_IF_ERROR(cluster->Sync(false).status());
+  Memory(rig, *cluster);
+  const std::string wrong = cluster->Compare(rig.weights);
+  if (wrong.empty()) return absl::OkStatus();
+  return Errorf(StatusCode::kDataLoss, "the receiver does not hold the trainer's bytes: {}", wrong);
+}
+
+Status ModelCases(const Rig& rig, const std::filesystem::path& root) {
+  DW_RETURN_IF_ERROR(DefaultDaemons(rig, root / "default"));
+  // Receivers that change the file that readers have, and those that swap it.
+  for (const int buffers : {1, 2}) {
+    const std::string name = BuffersCase(buffers);
+    if (!rig.bench.Asked(name)) continue;
+    DW_ASSIGN_OR_RETURN(const auto cluster,
+                        StartCommitted(rig, root / "buffers", {.buffers = buffers}));
+    DW_RETURN_IF_ERROR(DeltaSync(rig, *cluster, name, 0.01));
+  }
+  if (!rig.bench.Asked(kOffloadLazy)) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const auto cluster,
+                      StartCommitted(rig, root / "lazy", {.receiver = false, .eager_diff = false}));
+  return Offload(rig, *cluster, kOffloadLazy);
+}
+
+Status Run(const Options& options, Bench& bench) {
+  if (AnyOfTheModel(bench)) {
+    const std::string size = bench.quick ? "tiny" : options.size;
+    DW_ASSIGN_OR_RETURN(const ModelSource source, options.model.empty()
+                                                      ? ModelSource::Synthetic(size)
+                                                      : ModelSource::Directory(options.model));
+    DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
+    const uint64_t bytes = source.layout.total_bytes();
+    DW_ASSIGN_OR_RETURN(const auto peer,
+                        TcpPeer::Start(scratch->path() / "peer", bytes, options.streams));
+    ThreadPool pool(options.threads);  // no process forks without exec from here on
+    fmt::print("          {} ({}), {} streams, {} threads\n\n", source.name, HumanBytes(bytes),
+               options.streams, pool.size());
+    bench.report().Common("model", source.name);
+    bench.report().Common("model_bytes", bytes);
+    bench.report().Common("streams", options.streams);
+    const size_t adam_steps = bench.Asked(kAdam) ? bench.rounds.total() : 0;
+    DW_ASSIGN_OR_RETURN(const auto weights, Weights::Create(source, scratch->path() / "trainer",
+                                                            bench.seed, adam_steps, pool));
+    const Rig rig{bench, source, *weights, *peer, pool, options.streams};
+    DW_RETURN_IF_ERROR(ModelCases(rig, scratch->path()));
+  }
+  return ScaleCases(bench);
 }
 
 }  // namespace
 }  // namespace deltawire::bench
 
-int main(int argc, char** argv) { return deltawire::bench::Main(argc, argv); }
+int main(int argc, char** argv) {
+  using namespace deltawire::bench;
+  Options options;
+  const Suite suite{"loopback", "Both daemons over loopback, against bare TCP, memcpy and memcmp.",
+                    [&](CLI::App& app) { Declare(app, options); },
+                    [&](Bench& bench) { return Run(options, bench); }};
+  return SuiteMain(suite, argc, argv);
+}

@@ -10,23 +10,19 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <thread>
 
+#include "bench/harness/buffers.h"
 #include "bench/harness/machine.h"
-#include "bench/harness/scratch_dir.h"
 #include "common/base/human.h"
 
 namespace deltawire::bench {
 namespace {
 
 constexpr size_t kMaxCall = size_t{4} << 20;  // bytes per send or recv
-constexpr char kAll = 'a', kPairs = 'p', kDone = 'd';
-
-struct Order {
-  char command = 0;
-  uint64_t size = 0;
-};
+// What the peer is told on the control socket: bytes of pairs that will come, or this. It answers
+// with the same when all is in its mapping.
+constexpr uint64_t kEverything = ~uint64_t{0};
 
 bool SendFully(int fd, Bytes data) {
   while (!data.empty()) {
@@ -72,14 +68,6 @@ void Tune(int fd) {
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-sockaddr_in Loopback(uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = port;
-  return address;
-}
-
 // ---- the peer's process ---------------------------------------------------------------------
 
 void ApplyPairs(Bytes pairs, MutableBytes to) {
@@ -101,44 +89,25 @@ bool ReceiveAll(const std::vector<int>& streams, MutableBytes to) {
   return ok;
 }
 
-std::vector<int> AcceptStreams(int control, size_t count) {
-  std::vector<int> streams(count, -1);
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = Loopback(0);
-  socklen_t size = sizeof address;
-  if (bind(listener, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      listen(listener, static_cast<int>(count)) != 0 ||
-      getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
-      !SendValue(control, address.sin_port)) {
-    return {};
-  }
-  for (size_t i = 0; i < count; ++i) {
-    const int fd = accept(listener, nullptr, nullptr);
-    uint32_t which = 0;
-    if (fd < 0 || !ReceiveValue(fd, which) || which >= count) return {};
-    Tune(fd);
-    streams[which] = fd;
-  }
-  close(listener);
-  return streams;
-}
-
-[[noreturn]] void RunPeer(int control, MutableBytes to, size_t stream_count) {
+[[noreturn]] void RunPeer(int control, int listener, MutableBytes to, size_t stream_count) {
   // This process's page tables; the pages are there.
   madvise(to.data(), to.size(), MADV_POPULATE_WRITE);
-  const std::vector<int> streams = AcceptStreams(control, stream_count);
+  std::vector<int> streams;  // in the order in which they were connected
+  for (size_t i = 0; i < stream_count; ++i) {
+    streams.push_back(accept(listener, nullptr, nullptr));
+    Tune(streams.back());
+  }
   std::vector<std::byte> pairs;
-  Order order;
-  while (!streams.empty() && ReceiveValue(control, order)) {
-    bool ok = false;
-    if (order.command == kAll) {
-      ok = ReceiveAll(streams, to);
-    } else if (order.command == kPairs) {
-      pairs.resize(order.size);
-      ok = ReceiveFully(streams[0], pairs);
-      if (ok) ApplyPairs(pairs, to);
+  uint64_t order = 0;
+  while (ReceiveValue(control, order)) {
+    if (order == kEverything) {
+      if (!ReceiveAll(streams, to)) break;
+    } else {
+      pairs.resize(order);
+      if (!ReceiveFully(streams[0], pairs)) break;
+      ApplyPairs(pairs, to);
     }
-    if (!ok || !SendValue(control, kDone)) break;
+    if (!SendValue(control, order)) break;
   }
   _exit(0);
 }
@@ -149,9 +118,18 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
                                                   size_t streams) {
   auto peer = std::unique_ptr<TcpPeer>(new TcpPeer);
   DW_ASSIGN_OR_RETURN(peer->landed_, MapNewFile(file, bytes));
+  const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{.sin_family = AF_INET};
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const name = reinterpret_cast<sockaddr*>(&address);
   int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
-    return ErrnoError("socketpair");
+  if (bind(listener.get(), name, size) != 0 ||
+      listen(listener.get(), static_cast<int>(streams)) != 0 ||
+      getsockname(listener.get(), name, &size) != 0 ||
+      socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    return ErrnoError("sockets for the bare TCP peer");
+  }
   peer->control_ = UniqueFd(ends[0]);
   const UniqueFd theirs(ends[1]);
   const pid_t parent = getpid();
@@ -160,28 +138,16 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
   if (peer->pid_ == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(0);
-    RunPeer(ends[1], peer->landed(), streams);
+    RunPeer(ends[1], listener.get(), peer->landed(), streams);
   }
-  DW_RETURN_IF_ERROR(peer->Connect(streams));
-  return peer;
-}
-
-Status TcpPeer::Connect(size_t streams) {
-  in_port_t port = 0;
-  if (!ReceiveValue(control_.get(), port)) {
-    return absl::UnavailableError("the bare TCP peer cannot listen on 127.0.0.1");
-  }
-  for (uint32_t i = 0; i < streams; ++i) {
-    UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const sockaddr_in address = Loopback(port);
-    if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+  for (size_t i = 0; i < streams; ++i) {
+    peer->streams_.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (connect(peer->streams_.back().get(), name, size) != 0) {
       return ErrnoError("connect to the bare TCP peer");
     }
-    Tune(fd.get());
-    if (!SendValue(fd.get(), i)) return ErrnoError("send to the bare TCP peer");
-    streams_.push_back(std::move(fd));
+    Tune(peer->streams_.back().get());
   }
-  return absl::OkStatus();
+  return peer;
 }
 
 TcpPeer::~TcpPeer() {
@@ -190,9 +156,9 @@ TcpPeer::~TcpPeer() {
   waitpid(pid_, nullptr, 0);
 }
 
-StatusOr<double> TcpPeer::Command(char command, uint64_t size, const std::vector<Bytes>& parts) {
-  const auto start = std::chrono::steady_clock::now();
-  std::atomic<bool> ok = SendValue(control_.get(), Order{command, size});
+StatusOr<double> TcpPeer::Send(uint64_t order, const std::vector<Bytes>& parts) {
+  const auto start = SteadyClock::now();
+  std::atomic<bool> ok = SendValue(control_.get(), order);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < parts.size(); ++i) {
     threads.emplace_back([&, i] {
@@ -200,8 +166,7 @@ StatusOr<double> TcpPeer::Command(char command, uint64_t size, const std::vector
     });
   }
   for (std::thread& t : threads) t.join();
-  char answer = 0;
-  if (!ok || !ReceiveValue(control_.get(), answer) || answer != kDone) {
+  if (!ok || !ReceiveValue(control_.get(), order)) {
     return absl::UnavailableError("the bare TCP peer is gone; was it killed for memory?");
   }
   return SecondsSince(start);
@@ -210,11 +175,11 @@ StatusOr<double> TcpPeer::Command(char command, uint64_t size, const std::vector
 StatusOr<double> TcpPeer::SendAll(Bytes source) {
   std::vector<Bytes> parts;
   for (size_t i = 0; i < streams_.size(); ++i) parts.push_back(Part(source, i, streams_.size()));
-  return Command(kAll, source.size(), parts);
+  return Send(kEverything, parts);
 }
 
-double TcpPeer::CpuSeconds() const { return bench::CpuSeconds(getpid()) + bench::CpuSeconds(pid_); }
+StatusOr<double> TcpPeer::SendPairs(Bytes pairs) { return Send(pairs.size(), {pairs}); }
 
-StatusOr<double> TcpPeer::SendPairs(Bytes pairs) { return Command(kPairs, pairs.size(), {pairs}); }
+double TcpPeer::CpuSeconds() const { return bench::CpuSeconds(getpid()) + bench::CpuSeconds(pid_); }
 
 }  // namespace deltawire::bench

@@ -41,8 +41,7 @@ class TcpPeer {
 
  private:
   TcpPeer() = default;
-  Status Connect(size_t streams);
-  StatusOr<double> Command(char command, uint64_t size, const std::vector<Bytes>& parts);
+  StatusOr<double> Send(uint64_t order, const std::vector<Bytes>& parts);
 
   Mapping landed_;
   UniqueFd control_;

@@ -3,8 +3,8 @@
 #include <sys/un.h>
 
 #include <algorithm>
-#include <regex>
 
+#include "common/base/model_name.h"
 #include "common/config/command_line.h"
 
 namespace deltawire {
@@ -78,22 +78,21 @@ void AddSwitch(CLI::App& app, const std::string& name, const std::string& help, 
                fmt::format("{} [{}]", help, *target ? "on" : "off"));
 }
 
-constexpr std::pair<const char*, CodecPolicy> kCodecs[] = {{"auto", CodecPolicy::kAuto},
-                                                           {"fast", CodecPolicy::kFast},
-                                                           {"tight", CodecPolicy::kTight},
-                                                           {"dense", CodecPolicy::kDense}};
-
-void AddCodec(CLI::App& app, CodecPolicy* target) {
+void AddCodec(CLI::App& app, std::optional<kernels::Codec>* target) {
+  std::vector<std::string> codecs(kernels::kFormNames + 1, std::end(kernels::kFormNames));
+  const std::string help =
+      fmt::format("Codec of deltas on the way: {}; or auto, the one that is committed soonest",
+                  fmt::join(codecs, ", "));
   const auto set = [target](const std::string& text) {
-    for (const auto& [name, policy] : kCodecs) {
-      if (text == name) *target = policy;
+    target->reset();
+    for (size_t form = 1; form < kernels::kForms; ++form) {
+      if (text == kernels::kFormNames[form]) *target = static_cast<kernels::Codec>(form);
     }
   };
-  app.add_option_function<std::string>(
-         "--codec", set,
-         "Form of deltas on the way: auto (committed soonest), fast, tight (slow links) or dense")
-      ->check(CLI::IsMember({"auto", "fast", "tight", "dense"}))
-      ->option_text(Shown("NAME", ToString(*target)));
+  codecs.emplace_back("auto");
+  app.add_option_function<std::string>("--codec", set, help)
+      ->check(CLI::IsMember(codecs))
+      ->option_text(Shown("NAME", *target ? kernels::NameOf(**target) : "auto"));
 }
 
 constexpr std::pair<const char*, GpuUse> kGpuUses[] = {{"off", GpuUse::kOff},
@@ -192,13 +191,7 @@ Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& te
   ReceiverModelOptions model;
   const size_t equals = text.find('=');
   model.name = text.substr(0, equals);
-  static const std::regex safe_as_directory("[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}");
-  if (!std::regex_match(model.name, safe_as_directory)) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "\"{}\" is not a model name: 1 to 128 of the characters A-Z a-z 0-9 . _ -, the "
-                  "first not '.'",
-                  model.name);
-  }
+  DW_RETURN_IF_ERROR(CheckModelName(model.name));
   if (equals != std::string::npos) model.directory = text.substr(equals + 1);
   if (equals + 1 == text.size()) {
     return Errorf(StatusCode::kInvalidArgument, "\"{}\" names no directory after '='", text);
@@ -332,6 +325,9 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
   AddSize(app, "--history-bytes",
           "Memory of each model for the past deltas that the codec tight uses; 0: none",
           &o.history_bytes);
+  AddSize(app, "--delta-files",
+          "Keep each model's last committed deltas beside its weights, for engines; 0: none",
+          &o.delta_file_bytes);
   AddScrub(app, &o.scrub_bytes_per_s);
   AddProcess(app, o);
 }
@@ -380,13 +376,6 @@ std::string_view ToString(OnBusyReader what) {
 std::string_view ToString(GpuUse use) {
   for (const auto& [name, value] : kGpuUses) {
     if (value == use) return name;
-  }
-  return "?";
-}
-
-std::string_view ToString(CodecPolicy p) {
-  for (const auto& [name, policy] : kCodecs) {
-    if (policy == p) return name;
   }
   return "?";
 }

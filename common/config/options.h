@@ -5,11 +5,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "common/base/status.h"
+#include "kernels/format.h"
 
 namespace deltawire {
 
@@ -24,11 +26,6 @@ std::string ToString(const Endpoint& e);
 /// True for 127.0.0.0/8, ::1 and "localhost".
 bool IsLoopback(const Endpoint& e);
 
-/// The form in which a chunk's delta travels (docs/delta_format.md, "Codecs"); kAuto: whichever is
-/// committed soonest.
-enum class CodecPolicy : uint8_t { kAuto, kFast, kTight, kDense };
-std::string_view ToString(CodecPolicy p);
-
 /// Where a sender diffs; kAuto: on a GPU if there is one, with the base there if it fits.
 enum class GpuUse : uint8_t { kOff, kAuto, kHostStaged, kResident };
 std::string_view ToString(GpuUse use);
@@ -41,8 +38,8 @@ struct SenderOptions {
   Endpoint bulk{"127.0.0.1", 7701};              ///< raw TCP
   std::string advertise_host;                    ///< bulk host told to receivers; empty: as dialled
   uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model
-  CodecPolicy codec = CodecPolicy::kAuto;
-  uint32_t history = 4;                             ///< deltas that `tight` may look back to, 0..8
+  std::optional<kernels::Codec> codec;           ///< none: whichever is committed soonest
+  uint32_t history = 4;                          ///< deltas that `tight` may look back to, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each published model, when idle; 0: off
   std::chrono::milliseconds grace{250};             ///< a pull may hold up BeginOffload this long
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
@@ -83,6 +80,7 @@ struct ReceiverOptions {
   OnBusyReader on_busy_reader = OnBusyReader::kWait;
   bool unsafe_in_place = false;                     ///< change bytes whoever reads them
   uint64_t history_bytes = uint64_t{256} << 20;     ///< per model, for `tight`; 0: no history
+  uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each model, when idle; 0: off
   std::chrono::milliseconds stream_timeout{30000};
   uint32_t threads = 0;

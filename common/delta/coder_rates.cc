@@ -7,7 +7,6 @@
 
 #include "common/base/bytes.h"
 #include "common/base/sync.h"
-#include "common/delta/dense.h"
 
 namespace deltawire {
 namespace {
@@ -28,6 +27,14 @@ double Since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+CoderSpeeds Speeds(const PerCodec<CoderRate>& rates, double threads) {
+  CoderSpeeds speeds;
+  for (const Coder& coder : Coders()) {
+    speeds[coder.codec] = rates[coder.codec].per_s() * threads;
+  }
+  return speeds;
+}
+
 }  // namespace
 
 void CoderRate::Add(double work, double seconds) {
@@ -45,18 +52,18 @@ double CoderRate::per_s() const {
 
 double CoderRate::total_seconds() const { return 1e-9 * static_cast<double>(nanos_.load()); }
 
-void CoderRates::Average(std::atomic<double>& ratio, size_t fast, size_t other) {
+CoderRates::CoderRates() {
+  for (const Coder& coder : Coders()) ratio_[coder.codec] = coder.usual_ratio;
+}
+
+void CoderRates::AddSize(kernels::Codec codec, size_t fast, size_t other) {
   if (fast == 0) return;
-  Update(ratio, static_cast<double>(other) / static_cast<double>(fast), false);
+  Update(ratio_[codec], static_cast<double>(other) / static_cast<double>(fast), false);
 }
 
-CoderSpeeds CoderRates::EncodeSpeeds(double threads) const {
-  return {tight_encode.per_s() * threads, dense_encode.per_s() * threads};
-}
+CoderSpeeds CoderRates::EncodeSpeeds(double threads) const { return Speeds(encode, threads); }
 
-CoderSpeeds CoderRates::DecodeSpeeds(double threads) const {
-  return {tight_decode.per_s() * threads, dense_decode.per_s() * threads};
-}
+CoderSpeeds CoderRates::DecodeSpeeds(double threads) const { return Speeds(decode, threads); }
 
 void CoderRates::Calibrate(const kernels::Backend& backend) {
   constexpr size_t kBytes = 512 << 10;
@@ -64,7 +71,7 @@ void CoderRates::Calibrate(const kernels::Backend& backend) {
   // bf16 weights of the usual size, a few percent of the smaller ones off by one.
   std::mt19937_64 random(1);
   std::normal_distribution<float> weight(0, 0.02f);
-  std::vector<std::byte> before(kBytes), after, zeros(kBytes);
+  std::vector<std::byte> before(kBytes), after;
   for (size_t i = 0; i < kBytes; i += kWidth) {
     const float value = weight(random);
     std::memcpy(&before[i], reinterpret_cast<const char*>(&value) + 2, kWidth);
@@ -77,26 +84,20 @@ void CoderRates::Calibrate(const kernels::Backend& backend) {
     StoreLe<uint16_t>(&after[i], static_cast<uint16_t>(random() % 2 == 0 ? bits + 1 : bits - 1));
   }
   const kernels::DigestKey key(0);
-  std::vector<std::byte> fast(kernels::MaxEncodedBytes(kBytes, kWidth)), back(fast.size()), dense;
+  std::vector<std::byte> fast(kernels::MaxEncodedBytes(kBytes, kWidth)), back(fast.size());
   fast.resize(backend.diff_encode(key, before, after, kWidth, 0, fast).bytes);
-  size_t bytes = 0;
-  auto start = Clock::now();
-  const size_t made = DenseEncode(backend, fast, kBytes, kWidth, kBytes, dense);
-  dense_encode.Add(DenseWork(kBytes), Since(start));
-  start = Clock::now();
-  DenseDecode(backend, kernels::Bytes(dense).first(made), kBytes, kWidth, back, &bytes);
-  dense_decode.Add(DenseWork(kBytes), Since(start));
-  std::vector<std::byte> scratch(kernels::kTightScratchBytes), tight(fast.size());
-  start = Clock::now();
-  backend.tight_encode(before, fast, kWidth, kernels::ClassFunction::kBF16, {}, scratch, tight,
-                       &bytes);
-  tight_encode.Add(TightWork(kBytes, fast.size()), Since(start));
-  start = Clock::now();
-  backend.tight_decode(before, kernels::Bytes(tight).first(bytes), kWidth, {}, scratch, back,
-                       &bytes);
-  tight_decode.Add(TightWork(kBytes, fast.size()), Since(start));
-  for (CoderRate* r : {&tight_encode, &tight_decode, &dense_encode, &dense_decode}) {
-    r->ForgetTotals();
+  const CodedChunk chunk{backend, kBytes, kWidth, kernels::ClassFunction::kBF16, before, {}};
+  for (const Coder& coder : Coders()) {
+    const double work = coder.work(kBytes, fast.size());
+    auto start = Clock::now();
+    const Bytes payload = coder.encode(chunk, fast, coder.limit(kBytes, fast.size()));
+    encode[coder.codec].Add(work, Since(start));
+    start = Clock::now();
+    size_t bytes = 0;
+    coder.decode(chunk, payload, back, &bytes);
+    decode[coder.codec].Add(work, Since(start));
+    encode[coder.codec].ForgetTotals();
+    decode[coder.codec].ForgetTotals();
   }
 }
 

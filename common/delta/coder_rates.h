@@ -15,7 +15,7 @@ namespace deltawire {
 /// An exponential average of what was measured, and its sums.
 class CoderRate {
  public:
-  /// `work` as TightWork and DenseWork count it.
+  /// `work` as Coder::work counts it.
   void Add(double work, double seconds);
   /// Work per second of one thread; 0 before the first Add.
   double per_s() const;
@@ -30,13 +30,14 @@ class CoderRate {
 
 class CoderRates {
  public:
-  CoderRate tight_encode, tight_decode, dense_encode, dense_decode;
+  CoderRates();
+
+  PerCodec<CoderRate> encode, decode;
 
   /// Payload bytes against the fast payload's.
-  void AddTightSize(size_t fast, size_t tight) { Average(tight_ratio_, fast, tight); }
-  void AddDenseSize(size_t fast, size_t dense) { Average(dense_ratio_, fast, dense); }
-  double tight_ratio() const { return tight_ratio_; }
-  double dense_ratio() const { return dense_ratio_; }
+  void AddSize(kernels::Codec codec, size_t fast, size_t other);
+  /// The average of these sizes; 0 for fast.
+  double ratio(kernels::Codec codec) const { return ratio_[codec]; }
 
   CoderSpeeds EncodeSpeeds(double threads) const;
   CoderSpeeds DecodeSpeeds(double threads) const;
@@ -45,12 +46,7 @@ class CoderRates {
   void Calibrate(const kernels::Backend& backend);
 
  private:
-  static void Average(std::atomic<double>& ratio, size_t fast, size_t other);
-
-  // Until measured: what a training step's deltas showed on average (docs/delta_format.md names no
-  // figure; these only decide the first choices).
-  std::atomic<double> tight_ratio_{0.65};
-  std::atomic<double> dense_ratio_{0.9};
+  PerCodec<std::atomic<double>> ratio_;
 };
 
 }  // namespace deltawire

@@ -17,10 +17,10 @@ namespace {
 using kernels::Bytes;
 using kernels::Codec;
 using kernels::DecodeStatus;
+using kernels::kDenseHeadBytes;
+using kernels::kFormat;
 using kernels::MutableBytes;
 
-constexpr uint8_t kFormat = 2;
-constexpr size_t kHeadBytes = 1 + 1 + 1 + 1;  // format, codec, width, reserved
 constexpr int kLevel = 1;
 
 struct Contexts {
@@ -79,12 +79,12 @@ bool JoinPlanes(const std::byte* planes, size_t n, std::byte* differences) {
 
 DecodeStatus CheckHead(Bytes dense, size_t raw_bytes, unsigned width) {
   if (raw_bytes > kernels::kMaxChunkBytes) return DecodeStatus::kTooLarge;
-  if (dense.size() < kHeadBytes) return DecodeStatus::kTruncated;
-  if (!HasCodec(dense, Codec::kDense) || static_cast<uint8_t>(dense[2]) != width ||
-      dense[3] != std::byte{0}) {
+  if (dense.size() < kDenseHeadBytes) return DecodeStatus::kTruncated;
+  if (dense[0] != std::byte{kFormat} || dense[1] != static_cast<std::byte>(Codec::kDense) ||
+      dense[2] != static_cast<std::byte>(width) || dense[3] != std::byte{0}) {
     return DecodeStatus::kMalformed;
   }
-  const Bytes frame = dense.subspan(kHeadBytes);
+  const Bytes frame = dense.subspan(kDenseHeadBytes);
   const size_t frame_bytes = ZSTD_findFrameCompressedSize(frame.data(), frame.size());
   if (ZSTD_isError(frame_bytes)) {
     return ZSTD_getErrorCode(frame_bytes) == ZSTD_error_srcSize_wrong ? DecodeStatus::kTruncated
@@ -98,14 +98,9 @@ DecodeStatus CheckHead(Bytes dense, size_t raw_bytes, unsigned width) {
 
 }  // namespace
 
-bool HasCodec(Bytes payload, Codec codec) {
-  return payload.size() >= 2 && payload[0] == std::byte{kFormat} &&
-         payload[1] == static_cast<std::byte>(codec);
-}
-
 size_t DenseEncode(const kernels::Backend& backend, Bytes fast, size_t raw_bytes, unsigned width,
                    size_t limit, std::vector<std::byte>& out) {
-  if (limit <= kHeadBytes) return 0;
+  if (limit <= kDenseHeadBytes) return 0;
   Contexts& t = ThisThread();
   // A delta added to zeros is its differences.
   t.differences.assign(raw_bytes, std::byte{0});
@@ -118,23 +113,24 @@ size_t DenseEncode(const kernels::Backend& backend, Bytes fast, size_t raw_bytes
     SplitPlanes<decltype(zero)>(t.differences.data(), raw_bytes / width, t.planes.data());
   });
   // Always the same room: zstd's output depends on it.
-  const size_t room = kHeadBytes + ZSTD_compressBound(raw_bytes);
+  const size_t room = kDenseHeadBytes + ZSTD_compressBound(raw_bytes);
   if (out.size() < room) out.resize(room);
-  const size_t frame = ZSTD_compressCCtx(t.compress.get(), out.data() + kHeadBytes,
-                                         room - kHeadBytes, t.planes.data(), raw_bytes, kLevel);
-  if (ZSTD_isError(frame) || kHeadBytes + frame >= limit) return 0;
+  const size_t frame =
+      ZSTD_compressCCtx(t.compress.get(), out.data() + kDenseHeadBytes, room - kDenseHeadBytes,
+                        t.planes.data(), raw_bytes, kLevel);
+  if (ZSTD_isError(frame) || kDenseHeadBytes + frame >= limit) return 0;
   out[0] = std::byte{kFormat};
   out[1] = static_cast<std::byte>(Codec::kDense);
   out[2] = static_cast<std::byte>(width);
   out[3] = std::byte{0};
-  return kHeadBytes + frame;
+  return kDenseHeadBytes + frame;
 }
 
 DecodeStatus DenseDecode(const kernels::Backend& backend, Bytes dense, size_t raw_bytes,
                          unsigned width, MutableBytes out, size_t* bytes) {
   *bytes = 0;
   if (const DecodeStatus s = CheckHead(dense, raw_bytes, width); s != DecodeStatus::kOk) return s;
-  const Bytes frame = dense.subspan(kHeadBytes);
+  const Bytes frame = dense.subspan(kDenseHeadBytes);
   Contexts& t = ThisThread();
   t.planes.resize(raw_bytes);
   const size_t got = ZSTD_decompressDCtx(t.decompress.get(), t.planes.data(), raw_bytes,

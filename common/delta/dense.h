@@ -11,9 +11,6 @@
 
 namespace deltawire {
 
-/// Payload byte 1. False for what is shorter than a payload's first bytes, or of another format.
-bool HasCodec(kernels::Bytes payload, kernels::Codec codec);
-
 /// Encodes the differences of `fast`, a valid payload for `raw_bytes` in elements of `width`.
 /// Returns the payload's size; 0 when it would not be smaller than `limit` bytes.
 /// `out` grows as needed; what it holds beyond the payload means nothing.

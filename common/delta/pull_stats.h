@@ -6,16 +6,16 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/format.h"
+
 namespace deltawire {
 
-/// Sums per form in which chunks travel: whole, or by a codec, whose number (docs/delta_format.md)
-/// is the index.
+/// Sums per form in which chunks travel (kernels::kFormNames).
 struct FormCounts {
-  enum Form : size_t { kRaw, kFast, kTight, kDense, kForms };
-  static constexpr const char* kNames[kForms] = {"raw", "fast", "tight", "dense"};
-  std::array<uint64_t, kForms> chunks{}, bytes{};
+  static constexpr size_t kRaw = 0;  ///< whole chunks; the other forms are codecs' numbers
+  std::array<uint64_t, kernels::kForms> chunks{}, bytes{};
   FormCounts& operator+=(const FormCounts& other) {
-    for (size_t i = 0; i < kForms; ++i) {
+    for (size_t i = 0; i < kernels::kForms; ++i) {
       chunks[i] += other.chunks[i];
       bytes[i] += other.bytes[i];
     }

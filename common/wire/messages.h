@@ -28,6 +28,8 @@ struct Hello {
 inline constexpr uint16_t kMaxStreams = 64;
 /// Deltas that Have may name.
 inline constexpr size_t kMaxHistory = 8;
+/// Chunks that a receiver may name as suspects of a pull, when it asks for its ticket.
+inline constexpr size_t kMaxSuspects = 65'536;
 
 /// What the receiver holds, one entry per chunk: the base travels in the pull itself.
 /// version = ~0 (unknown content) asks for the chunk whole.

@@ -1,24 +1,14 @@
 // The Agent's models: taken up, registered, replaced.
 #include "sender/agent/agent.h"
 
-#include <algorithm>
 #include <filesystem>
 
+#include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
+#include "common/base/model_name.h"
 
 namespace deltawire::sender {
-namespace {
-
-bool ValidModelName(const std::string& name) {
-  return !name.empty() && name.size() <= 128 && name[0] != '.' &&
-         std::all_of(name.begin(), name.end(), [](unsigned char c) {
-           return std::isalnum(c) || c == '.' || c == '_' || c == '-';
-         });
-}
-
-}  // namespace
-
 Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits)
     : options_(options),
       model_options_{.delta_log_bytes = options.delta_log_bytes,
@@ -116,7 +106,7 @@ void Agent::Stop() {
     cv_.notify_all();
   }
   attachments_.Stop();
-  for (auto& pull : pulls) pull->Cut(absl::UnavailableError("the sender is stopping"));
+  for (auto& pull : pulls) pull->Cut(Stopping("sender"));
   for (auto& model : models) model->Stop();
 }
 
@@ -172,7 +162,7 @@ Status Agent::RecoverModels() {
   if (ec) return Errorf(StatusCode::kInternal, "create {}: {}", options_.data_dir, ec.message());
   for (const auto& entry : std::filesystem::directory_iterator(options_.data_dir, ec)) {
     const std::string name = entry.path().filename().string();
-    if (!entry.is_directory() || !ValidModelName(name)) continue;
+    if (!entry.is_directory() || !CheckModelName(name).ok()) continue;
     auto model = Model::Recover(name, entry.path(), model_options_, pool_);
     if (absl::IsNotFound(model.status())) continue;
     if (absl::IsAlreadyExists(model.status())) return model.status();
@@ -193,11 +183,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
                                                  const std::vector<ChunkRange>& owned,
                                                  std::vector<SideFile> side_files, bool replace,
                                                  bool keep_side_files) {
-  if (!ValidModelName(name)) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "model name \"{}\": use 1 to 128 of [A-Za-z0-9._-], not starting with a dot",
-                  name);
-  }
+  DW_RETURN_IF_ERROR(CheckModelName(name));
   auto layout = Layout::Create(std::move(meta));
   if (!layout.ok()) return Annotate(layout.status(), fmt::format("model \"{}\"", name));
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout));
@@ -207,7 +193,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   {
     std::unique_lock lock(mu_);
     cv_.wait(lock, [&] { return stopping_ || !registering_.contains(name); });
-    if (stopping_) return absl::UnavailableError("the sender is stopping");
+    if (stopping_) return Stopping("sender");
     registering_.insert(name);
   }
   const auto turn = [&]() -> StatusOr<std::shared_ptr<Model>> {

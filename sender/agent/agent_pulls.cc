@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <thread>
 
+#include "common/base/call_end.h"
 #include "common/base/log.h"
 #include "common/base/sync.h"
 #include "sender/agent/agent.h"
 
 namespace deltawire::sender {
 namespace {
-
-constexpr size_t kMaxSuspects = 65'536;
 
 StatusOr<wire::Ticket> RandomTicket() {
   wire::Ticket ticket;
@@ -25,15 +24,17 @@ StatusOr<wire::Ticket> RandomTicket() {
 
 PullCoding Agent::CodingFor(const PullRequest& request) {
   PullCoding coding;
-  coding.policy = options_.codec;
+  coding.codec = options_.codec;
   coding.history = options_.history;
   coding.rates = &coder_rates_;
   // A pull's streams share the I/O threads, of which there is one per core.
   coding.encode_threads =
       std::min(std::max(1u, std::thread::hardware_concurrency()), request.streams);
   const CoderSpeeds like_ours = coder_rates_.DecodeSpeeds(coding.encode_threads);
-  coding.decode.tight = request.decode.tight > 0 ? request.decode.tight : like_ours.tight;
-  coding.decode.dense = request.decode.dense > 0 ? request.decode.dense : like_ours.dense;
+  for (const Coder& coder : Coders()) {
+    const double said = request.decode[coder.codec];
+    coding.decode[coder.codec] = said > 0 ? said : like_ours[coder.codec];
+  }
   std::lock_guard lock(mu_);
   constexpr size_t kMaxLinks = 4096;
   if (links_.size() >= kMaxLinks) {  // those that no pull uses; they start anew when they come back
@@ -45,10 +46,15 @@ PullCoding Agent::CodingFor(const PullRequest& request) {
   return coding;
 }
 
-// What the receiver shall keep for later pulls: nothing where fast is the choice anyway.
+// What the receiver shall keep for later pulls: nothing where a codec without history is the choice
+// anyway.
 uint32_t Agent::HistoryWanted(const PullCoding& coding, const Published& now) {
-  if (coding.policy == CodecPolicy::kTight) return coding.history;
-  if (coding.policy != CodecPolicy::kAuto || now.log.empty()) return 0;
+  const auto wanted = [&](kernels::Codec codec) {
+    const Coder* coder = CoderOf(codec);
+    return coder != nullptr && coder->read_need != nullptr ? coding.history : 0;
+  };
+  if (coding.codec) return wanted(*coding.codec);
+  if (now.log.empty()) return 0;
   const Delta& newest = *now.log.back();
   if (newest.chunks().empty()) return coding.history;  // nothing to judge by
   CodecChoiceInputs in;
@@ -57,8 +63,10 @@ uint32_t Agent::HistoryWanted(const PullCoding& coding, const Published& now) {
   in.link_bytes_per_s = coding.link->bytes_per_s();
   in.encode = coding.rates->EncodeSpeeds(coding.encode_threads);
   in.decode = coding.decode;
-  in.tight_ratio = coding.rates->tight_ratio();
-  return ChooseCodec(in) == kernels::Codec::kTight ? coding.history : 0;
+  for (const Coder& coder : Coders()) {
+    if (coder.read_need != nullptr) in.ratio[coder.codec] = coding.rates->ratio(coder.codec);
+  }
+  return wanted(ChooseCodec(in));
 }
 
 StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
@@ -85,9 +93,9 @@ Status Agent::CheckRequest(const PullRequest& r, const Model& model) const {
                   "describe the model again (a receiver needs --sender for every agent)",
                   r.model, ToString(model.owned().ranges()), model.chunks().size(), r.receiver_id);
   }
-  if (r.suspects.size() > kMaxSuspects) {
+  if (r.suspects.size() > wire::kMaxSuspects) {
     return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} suspects; name at most {} a pull",
-                  r.model, r.suspects.size(), kMaxSuspects);
+                  r.model, r.suspects.size(), wire::kMaxSuspects);
   }
   return absl::OkStatus();
 }
@@ -146,7 +154,7 @@ StatusOr<Agent::ServedPulls> Agent::Enter(const PullRequest& request, const wire
   }
   {
     std::lock_guard lock(mu_);
-    if (stopping_) return absl::UnavailableError("the sender is stopping");
+    if (stopping_) return Stopping("sender");
     const auto entry = models_.find(request.model);
     if (entry == models_.end() || entry->second.model != session->model()) {
       return Errorf(StatusCode::kAborted, "model \"{}\" was replaced; describe it again",

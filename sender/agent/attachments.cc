@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "common/base/call_end.h"
+#include "common/base/human.h"
+
 namespace deltawire::sender {
 namespace {
 
@@ -12,8 +15,6 @@ constexpr std::chrono::milliseconds kGoneSlice{200};
 // Whoever asked may have gone; what nobody takes must not pile up.
 constexpr size_t kMaxPending = 64;
 constexpr size_t kMaxMessage = 4096;
-
-Status Stopping() { return absl::UnavailableError("the sender is stopping"); }
 
 Status Taken(const std::string& model, const std::string& id, const std::string& peer) {
   return Errorf(StatusCode::kAlreadyExists,
@@ -74,7 +75,7 @@ StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::stri
                                        const std::string& peer) {
   DW_RETURN_IF_ERROR(CheckReceiverId(id));
   std::lock_guard lock(mu_);
-  if (stopping_) return Stopping();
+  if (stopping_) return Stopping("sender");
   const auto now = Clock::now();
   for (auto it = attached_.begin(); it != attached_.end();) {
     const Attached& a = it->second;
@@ -120,7 +121,7 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
 StatusOr<SenderEvent> Attachments::NextEvent(uint64_t token) {
   std::unique_lock lock(mu_);
   while (true) {
-    if (stopping_) return Stopping();
+    if (stopping_) return Stopping("sender");
     const auto it = attached_.find(token);
     if (it == attached_.end()) {
       return absl::AbortedError("this attachment has ended, or a newer one took its place");
@@ -168,8 +169,7 @@ std::vector<ReceiverView> Attachments::Receivers(const std::string& model) const
   std::vector<ReceiverView> all;
   for (const auto& [token, a] : attached_) {
     if (!model.empty() && a.model != model) continue;
-    const std::chrono::duration<double> attached = Clock::now() - a.since;
-    all.push_back({a.id, a.model, a.peer, attached.count(), a.report});
+    all.push_back({a.id, a.model, a.peer, SecondsSince(a.since), a.report});
   }
   return all;
 }
@@ -277,11 +277,11 @@ Status Attachments::TriggerSync(const std::string& model, const std::vector<std:
     const std::vector<Progress> news = Collect(request, target, names, seen);
     lock.unlock();
     for (const Progress& p : news) {
-      if (!progress(p)) return absl::CancelledError("the caller has gone");
+      if (!progress(p)) return CallerGone();
     }
-    if (gone()) return absl::CancelledError("the caller has gone");
+    if (gone()) return CallerGone();
     lock.lock();
-    if (stopping_) return Stopping();
+    if (stopping_) return Stopping("sender");
     if (news.empty()) cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
   }
   return absl::OkStatus();

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <set>
 
+#include "sender/agent/undo.h"
+
 namespace deltawire::sender {
 namespace {
 
@@ -162,19 +164,11 @@ StatusOr<WholeChunk> ChunkBytes::Undo(uint32_t chunk, const Published& end,
   const auto changes = Since(chunk, *newest.state);
   if (!changes || newest.state->damaged[chunk] != 0) return Gone(chunk, end, *newest.state);
   const Chunk& place = model_.chunks()[chunk];
-  const kernels::Backend& backend = model_.backend();
   const PrivateCopy copy(model_.half(newest.state->half).subspan(place.offset, place.bytes));
-  std::vector<std::byte> scratch(kernels::FoldScratchBytes(place.width));
-  std::vector<std::byte> negated(kernels::MaxEncodedBytes(place.bytes, place.width));
   uint64_t digest = (*newest.state->digests)[chunk];
   for (auto change = changes->chain.rbegin(); change != changes->chain.rend(); ++change) {
-    size_t bytes = 0;
-    auto done =
-        backend.negate((*change)->payload, place.bytes, place.width, scratch, negated, &bytes);
-    if (done == DecodeStatus::kOk) {
-      done = backend.decode_apply(model_.key(), Bytes(negated).first(bytes), copy.bytes(),
-                                  place.width, digest, &digest);
-    }
+    const auto done = UndoDelta(model_.backend(), model_.key(), (*change)->payload, place.width,
+                                copy.bytes(), digest);
     if (done != DecodeStatus::kOk) return Gone(chunk, end, *newest.state);
   }
   // Of the bytes, not the digest that was brought along: that one would not know of a flipped bit.

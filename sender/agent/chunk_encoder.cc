@@ -8,7 +8,7 @@
 #include "common/base/of_this_thread.h"
 #include "common/base/sync.h"
 #include "common/delta/class_function.h"
-#include "common/delta/dense.h"
+#include "sender/agent/undo.h"
 
 namespace deltawire::sender {
 namespace {
@@ -18,8 +18,7 @@ using kernels::DecodeStatus;
 using Clock = SteadyClock;
 
 struct Scratch {
-  ScratchMemory base, negated, fold, tight, out;
-  std::vector<std::byte> dense;
+  ScratchMemory base, fold, out;
 };
 
 Scratch& ThisThread() { return OfThisThread<Scratch>(); }
@@ -38,7 +37,8 @@ ChunkPayload Payload(const EncodedCache::Value& value) {
 
 EncodedCache::Key KeyOf(Codec codec, const ChunkEncoder::Job& job) {
   const ChunkDelta* first = job.plan.chain.front();
-  if (codec != Codec::kTight) return {first, codec};
+  const Coder* coder = CoderOf(codec);
+  if (coder == nullptr || coder->read_need == nullptr) return {first, codec};
   return {first, codec, job.history.deltas.size(), job.history.context};
 }
 
@@ -75,29 +75,20 @@ bool ChunkEncoder::Made(Codec codec, const Job& job) const {
 }
 
 ChunkPayload ChunkEncoder::In(Codec codec, const Job& job, ChunkPayload fast) const {
-  if (codec == Codec::kFast) return fast;
-  const auto value = job.leased.state->encoded->Get(KeyOf(codec, job), [&] {
-    return codec == Codec::kTight ? MakeTight(job, fast.bytes) : MakeDense(job, fast.bytes);
-  });
+  const Coder* coder = CoderOf(codec);
+  if (coder == nullptr) return fast;
+  const auto value = job.leased.state->encoded->Get(KeyOf(codec, job),
+                                                    [&] { return Make(*coder, job, fast.bytes); });
   return value == nullptr || value->bytes.empty() ? fast : Payload(value);
 }
 
 Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {
   const Chunk& place = model_.chunks()[job.chunk];
-  const kernels::Backend& backend = model_.backend();
-  Scratch& s = ThisThread();
   const Bytes now = model_.half(job.leased.state->half).subspan(place.offset, place.bytes);
-  const MutableBytes base = s.base.Sized(place.bytes);
+  const MutableBytes base = ThisThread().base.Sized(place.bytes);
   std::memcpy(base.data(), now.data(), now.size());
-  const MutableBytes negated = s.negated.Sized(kernels::MaxEncodedBytes(place.bytes, place.width));
-  size_t bytes = 0;
   uint64_t digest = (*job.leased.state->digests)[job.chunk];
-  auto done = backend.negate(fast, place.bytes, place.width,
-                             s.fold.Sized(kernels::FoldScratchBytes(place.width)), negated, &bytes);
-  if (done == DecodeStatus::kOk) {
-    done = backend.decode_apply(model_.key(), negated.first(bytes), base, place.width, digest,
-                                &digest);
-  }
+  const auto done = UndoDelta(model_.backend(), model_.key(), fast, place.width, base, digest);
   if (done == DecodeStatus::kOk && digest == job.plan.chain.front()->digest_before) return base;
   LogError(
       "model {}: chunk {} of tensor {}: the bytes before its delta do not have their digest; it is "
@@ -106,32 +97,21 @@ Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {
   return {};
 }
 
-EncodedCache::Value ChunkEncoder::MakeTight(const Job& job, Bytes fast) const {
+EncodedCache::Value ChunkEncoder::Make(const Coder& coder, const Job& job, Bytes fast) const {
   const Chunk& place = model_.chunks()[job.chunk];
   const auto start = Clock::now();
-  const Bytes base = BaseBytes(job, fast);
-  if (base.empty()) return nullptr;
-  Scratch& s = ThisThread();
-  const MutableBytes out = s.out.Sized(fast.size());
-  size_t bytes = 0;
-  const auto done = model_.backend().tight_encode(
-      base, fast, place.width, ClassFunctionOf(model_.layout().tensor(place.tensor).dtype),
-      job.history, s.tight.Sized(kernels::kTightScratchBytes), out, &bytes);
-  if (done != DecodeStatus::kOk) bytes = 0;
-  rates_.tight_encode.Add(TightWork(place.bytes, fast.size()), SecondsSince(start));
-  rates_.AddTightSize(fast.size(), bytes == 0 ? fast.size() : bytes);
-  return Keep(Codec::kTight, out.first(bytes));
-}
-
-EncodedCache::Value ChunkEncoder::MakeDense(const Job& job, Bytes fast) const {
-  const Chunk& place = model_.chunks()[job.chunk];
-  const auto start = Clock::now();
-  std::vector<std::byte>& out = ThisThread().dense;
-  const size_t bytes =
-      DenseEncode(model_.backend(), fast, place.bytes, place.width, place.bytes, out);
-  rates_.dense_encode.Add(DenseWork(place.bytes), SecondsSince(start));
-  rates_.AddDenseSize(fast.size(), bytes == 0 ? place.bytes : bytes);
-  return Keep(Codec::kDense, Bytes(out).first(bytes));
+  CodedChunk chunk{model_.backend(), place.bytes, place.width,
+                   ClassFunctionOf(model_.layout().tensor(place.tensor).dtype)};
+  chunk.history = job.history;
+  if (coder.needs_old) {
+    chunk.old_data = BaseBytes(job, fast);
+    if (chunk.old_data.empty()) return nullptr;
+  }
+  const size_t limit = coder.limit(place.bytes, fast.size());
+  const Bytes payload = coder.encode(chunk, fast, limit);
+  rates_.encode[coder.codec].Add(coder.work(place.bytes, fast.size()), SecondsSince(start));
+  rates_.AddSize(coder.codec, fast.size(), payload.empty() ? limit : payload.size());
+  return Keep(coder.codec, payload);
 }
 
 }  // namespace deltawire::sender

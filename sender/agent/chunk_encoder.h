@@ -1,7 +1,7 @@
-// Makes the payload that one chunk travels in: fast (as published, or folded), tight, dense.
+// Makes the payload that one chunk travels in: fast (as published, or folded), or another codec's.
 // Owner: a ServedPull; Model and CoderRates outlive it. Threads: any. What is made is shared
-// through the published state's cache. Cost: fast of one version nothing, a fold its parts; tight
-// and dense some passes over the chunk, on the caller's thread, and megabytes of its scratch.
+// through the published state's cache. Cost: fast of one version nothing, a fold its parts;
+// other codecs some passes over the chunk, on the caller's thread, and megabytes of its scratch.
 #pragma once
 
 #include <memory>
@@ -34,13 +34,12 @@ class ChunkEncoder {
   };
   /// Empty when the changes undid one another. kInternal when a fold fails.
   StatusOr<ChunkPayload> Fast(const Job& job) const;
-  /// `fast` in another codec; `fast` itself when that is not smaller (dense: than the chunk).
+  /// `fast` in another codec; `fast` itself when that is not smaller than Coder::limit.
   ChunkPayload In(kernels::Codec codec, const Job& job, ChunkPayload fast) const;
   bool Made(kernels::Codec codec, const Job& job) const;
 
  private:
-  EncodedCache::Value MakeTight(const Job& job, Bytes fast) const;
-  EncodedCache::Value MakeDense(const Job& job, Bytes fast) const;
+  EncodedCache::Value Make(const Coder& coder, const Job& job, Bytes fast) const;
   /// The bytes that the job starts from, in this thread's scratch; empty when they do not have
   /// their digest.
   Bytes BaseBytes(const Job& job, Bytes fast) const;

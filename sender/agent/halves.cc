@@ -5,6 +5,7 @@
 #include <optional>
 #include <system_error>
 
+#include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/shm/file_lease.h"
@@ -185,10 +186,10 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
                     place_.model, h.readers);
     }
   }
-  *waited_seconds = std::chrono::duration<double>(SteadyClock::now() - start).count();
+  *waited_seconds = SecondsSince(start);
   if (!stopping_) return absl::OkStatus();
   h.use = HalfUse::kIdle;
-  return absl::UnavailableError("the sender is stopping");
+  return Stopping("sender");
 }
 
 void Halves::GiveBack(uint32_t half) {

@@ -114,8 +114,10 @@ class Model {
   /// True when this was the last rank and the publish has begun.
   StatusOr<bool> NotifyReady(const ReadyNotice& notice);
   /// Waits for the offload of `lease`, or with 0 for `version` or a newer one. kCancelled when
-  /// `gone` says so; the reason when that offload (0: the last of `version`) was abandoned.
-  StatusOr<VersionInfo> WaitPublished(uint64_t version, uint64_t lease, const Gone& gone);
+  /// `gone` says so; the reason when that offload (0: the last of `version`) was abandoned. A lease
+  /// of an earlier process is known by its `attempt`, if that is what is published.
+  StatusOr<VersionInfo> WaitPublished(uint64_t version, uint64_t lease, const Gone& gone,
+                                      uint64_t attempt = 0);
   StatusOr<VersionInfo> Rollback(uint64_t version);
 
   // Pulls.

@@ -1,9 +1,9 @@
 // The trainer's side of a Model: the half is prepared and granted, ranks are watched and waited
 // for.
-#include <sys/random.h>
-
 #include <chrono>
 
+#include "common/base/attempt.h"
+#include "common/base/call_end.h"
 #include "sender/agent/model.h"
 
 namespace deltawire::sender {
@@ -11,16 +11,6 @@ namespace {
 
 // How often a call looks whether its caller has gone. What it waits for wakes it at once.
 constexpr std::chrono::milliseconds kGoneSlice{50};
-
-uint64_t DrawAttempt() {
-  uint64_t attempt = 0;
-  while (attempt == 0 && getrandom(&attempt, sizeof attempt, 0) != sizeof attempt) {
-  }
-  return attempt;
-}
-
-Status Stopping() { return absl::UnavailableError("the sender is stopping"); }
-Status CallerGone() { return absl::CancelledError("the caller has gone"); }
 
 }  // namespace
 
@@ -40,7 +30,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
   {
     std::unique_lock lock(mu_);
     while (true) {
-      if (stopping_) return Stopping();
+      if (stopping_) return Stopping("sender");
       const auto newest = store_->newest();
       auto step = session_.Begin(request, newest ? newest->info.identity : Identity{}, drawn,
                                  SteadyClock::now());
@@ -76,7 +66,7 @@ StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t leas
   if (!session_.writing(lease)) {
     // Another rank has ended it since.
     const auto over = session_.Attended(lease, request.rank);
-    return over.ok() ? Stopping() : over.status();
+    return over.ok() ? Stopping("sender") : over.status();
   }
   if (gone()) {
     session_.EndAttend(lease, request.rank, true, SteadyClock::now());
@@ -153,7 +143,7 @@ Status Model::Attend(uint64_t lease, uint32_t rank) {
 Status Model::AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone) {
   std::unique_lock lock(mu_);
   while (true) {
-    if (stopping_) return Stopping();
+    if (stopping_) return Stopping("sender");
     const auto ready = session_.Attended(lease, rank);
     const bool left = ready.ok() && !*ready && gone();
     if (!ready.ok() || *ready || left) {
@@ -201,16 +191,18 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
   return last;
 }
 
-StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, uint64_t lease, const Gone& gone) {
+StatusOr<VersionInfo> Model::WaitPublished(uint64_t version, uint64_t lease, const Gone& gone,
+                                           uint64_t attempt) {
   std::unique_lock lock(mu_);
   session_.Waits(lease, 1);
   while (true) {
     const auto newest = store_->newest();
-    const auto outcome = session_.Outcome(version, lease, newest ? newest->info : VersionInfo{});
+    const auto outcome =
+        session_.Outcome(version, lease, newest ? newest->info : VersionInfo{}, attempt);
     if (outcome) return *outcome;  // the offload is over, and with it who waits for it
     if (stopping_ || gone()) {
       session_.Waits(lease, -1);
-      return stopping_ ? Stopping() : CallerGone();
+      return stopping_ ? Stopping("sender") : CallerGone();
     }
     cv_.wait_for(lock, kGoneSlice);
   }

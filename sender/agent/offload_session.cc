@@ -474,12 +474,18 @@ std::string OffloadSession::LateRanks() const {
 }
 
 std::optional<StatusOr<VersionInfo>> OffloadSession::Outcome(uint64_t version, uint64_t lease,
-                                                             const VersionInfo& published) const {
+                                                             const VersionInfo& published,
+                                                             uint64_t attempt) const {
   if (lease != 0) {
     if (now_.lease == lease) return std::nullopt;
     for (const Ended& e : ended_) {
       if (e.lease != lease) continue;
       return e.why.ok() ? StatusOr<VersionInfo>(e.info) : StatusOr<VersionInfo>(e.why);
+    }
+    // A sender that was killed between its publish and its answer has the version.
+    if (attempt != 0 && published.identity.attempt == attempt &&
+        published.id().version == version) {
+      return published;
     }
     return Errorf(StatusCode::kAborted,
                   "model \"{}\", version {}: that offload is not known (it ended long ago, or the "

@@ -126,9 +126,11 @@ class OffloadSession {
   std::optional<Time> deadline() const;
 
   /// How a wait for `version` or a newer one stands: the info, an error, or nothing yet. With a
-  /// lease, of that offload only.
+  /// lease, of that offload only; one that is not known is what is published if that came of
+  /// `attempt`.
   std::optional<StatusOr<VersionInfo>> Outcome(uint64_t version, uint64_t lease,
-                                               const VersionInfo& published) const;
+                                               const VersionInfo& published,
+                                               uint64_t attempt = 0) const;
 
   OffloadPhase phase() const { return phase_; }
   bool idle() const { return phase_ == OffloadPhase::kIdle; }

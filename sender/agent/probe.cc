@@ -95,7 +95,7 @@ constexpr Row kRows[] = {
 struct FormRow {
   const char* name;
   const char* help;
-  std::array<uint64_t, FormCounts::kForms> FormCounts::*counts;
+  std::array<uint64_t, kernels::kForms> FormCounts::*counts;
 };
 constexpr FormRow kFormRows[] = {
     {"deltawire_sender_codec_chunks_total", "Chunks of all pulls, by the form they travelled in",
@@ -109,23 +109,22 @@ void AddForms(const std::vector<std::shared_ptr<Model>>& models, const Agent& ag
   for (const FormRow& row : kFormRows) {
     for (const auto& model : models) {
       const FormCounts sent = agent.Pulls(model->name()).sent;
-      for (size_t i = 0; i < FormCounts::kForms; ++i) {
+      for (size_t i = 0; i < kernels::kForms; ++i) {
         samples.push_back({row.name,
                            row.help,
                            Kind::kCounter,
-                           {{"model", model->name()}, {"codec", FormCounts::kNames[i]}},
+                           {{"model", model->name()}, {"codec", kernels::kFormNames[i]}},
                            static_cast<double>((sent.*row.counts)[i])});
       }
     }
   }
   const CoderRates& rates = agent.coder_rates();
-  for (const auto& [codec, rate] :
-       {std::pair{"tight", &rates.tight_encode}, {"dense", &rates.dense_encode}}) {
+  for (const Coder& coder : Coders()) {
     samples.push_back({"deltawire_sender_encode_seconds_total",
-                       "CPU time that making tight and dense payloads took, all models",
+                       "CPU time that making payloads of codecs but fast took, all models",
                        Kind::kCounter,
-                       {{"codec", codec}},
-                       rate->total_seconds()});
+                       {{"codec", kernels::NameOf(coder.codec)}},
+                       rates.encode[coder.codec].total_seconds()});
   }
 }
 

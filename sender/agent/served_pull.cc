@@ -295,16 +295,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::MakeFrame(Task& task, LeasedS
 Codec ServedPull::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
   // The other codecs are made from the old bytes, of which nothing is promised without a lease.
   if (job.leased.lease == nullptr) return Codec::kFast;
-  switch (terms_.coding.policy) {
-    case CodecPolicy::kFast:
-      return Codec::kFast;
-    case CodecPolicy::kTight:
-      return Codec::kTight;
-    case CodecPolicy::kDense:
-      return Codec::kDense;
-    case CodecPolicy::kAuto:
-      break;
-  }
+  if (terms_.coding.codec) return *terms_.coding.codec;
   const CoderRates& rates = *terms_.coding.rates;
   CodecChoiceInputs in;
   in.chunk_bytes = model_->chunks()[job.chunk].bytes;
@@ -312,10 +303,10 @@ Codec ServedPull::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const 
   in.link_bytes_per_s = terms_.coding.link->bytes_per_s();
   in.encode = rates.EncodeSpeeds(terms_.coding.encode_threads);
   in.decode = terms_.coding.decode;
-  in.tight_ratio = rates.tight_ratio();
-  in.dense_ratio = rates.dense_ratio();
-  in.tight_made = encoder_.Made(Codec::kTight, job);
-  in.dense_made = encoder_.Made(Codec::kDense, job);
+  for (const Coder& coder : Coders()) {
+    in.ratio[coder.codec] = rates.ratio(coder.codec);
+    in.made[coder.codec] = encoder_.Made(coder.codec, job);
+  }
   return ChooseCodec(in);
 }
 
@@ -329,7 +320,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::MakeDelta(Task& task,
   ChunkPayload payload = encoder_.In(Choose(job, fast.bytes.size()), job, fast);
   // A named codec is used where it fits; auto wants the smaller one.
   const bool larger = payload.bytes.size() >= fast.bytes.size();
-  if (larger && terms_.coding.policy == CodecPolicy::kAuto) payload = fast;
+  if (larger && !terms_.coding.codec) payload = fast;
   if (payload.bytes.size() >= chunk_bytes) return MakeFull(task, leased);
   net::OutFrame frame;
   frame.header.type = wire::FrameType::kChunkDelta;
@@ -342,8 +333,11 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::MakeDelta(Task& task,
   frame.header.payload_xxh3 = payload.xxh3;
   frame.payload = payload.bytes;
   frame.keep = payload.keep;
-  if (payload.codec == Codec::kTight) tight_work_ += TightWork(chunk_bytes, fast.bytes.size());
-  Count(static_cast<size_t>(payload.codec), payload.bytes.size());
+  if (const Coder* coder = CoderOf(payload.codec); coder != nullptr) {
+    const double speed = terms_.coding.decode[coder->codec];
+    if (speed > 0) decode_seconds_ += coder->work(chunk_bytes, fast.bytes.size()) / speed;
+  }
+  Count(kernels::FormOf(payload.codec), payload.bytes.size());
   return frame;
 }
 
@@ -378,9 +372,7 @@ void ServedPull::EstimateLink() {
     coding += s.coding_seconds;
   }
   if (longest <= 0) return;
-  const double decoding =
-      terms_.coding.decode.tight > 0 ? tight_work_ / terms_.coding.decode.tight : 0;
-  const double coders = coding / terms_.coding.encode_threads + decoding;
+  const double coders = coding / terms_.coding.encode_threads + decode_seconds_;
   terms_.coding.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
   LogDebug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}", model_->name(),
            receiver_id(), HumanBytes(bytes_sent_), HumanSeconds(longest), HumanSeconds(coders),
@@ -428,7 +420,7 @@ uint64_t ServedPull::bytes_sent() const { return bytes_sent_; }
 
 FormCounts ServedPull::sent() const {
   FormCounts counts;
-  for (size_t i = 0; i < FormCounts::kForms; ++i) {
+  for (size_t i = 0; i < kernels::kForms; ++i) {
     counts.chunks[i] = form_chunks_[i];
     counts.bytes[i] = form_bytes_[i];
   }

@@ -27,7 +27,7 @@ namespace deltawire::sender {
 
 /// How a pull's chunks are coded.
 struct PullCoding {
-  CodecPolicy policy = CodecPolicy::kFast;
+  std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
   uint32_t history = 0;
   CoderRates* rates = nullptr;         ///< of this process
   std::shared_ptr<LinkEstimate> link;  ///< to this receiver
@@ -156,8 +156,8 @@ class ServedPull : public net::PullSession {
   SteadyClock::time_point last_heard_;
   std::atomic<bool> needs_way_back_{false};
   std::atomic<uint64_t> bytes_sent_{0};
-  std::array<std::atomic<uint64_t>, FormCounts::kForms> form_chunks_{}, form_bytes_{};
-  std::atomic<double> tight_work_{0};  // that the receiver has to decode
+  std::array<std::atomic<uint64_t>, kernels::kForms> form_chunks_{}, form_bytes_{};
+  std::atomic<double> decode_seconds_{0};  // of the receiver, all threads, by what it said
   uint64_t refused_bases_ = 0;
 };
 

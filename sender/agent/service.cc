@@ -102,7 +102,8 @@ grpc::Status TrainerServiceImpl::WaitPublished(grpc::ServerContext* context,
                                                v1::WaitPublishedResponse* response) {
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
-  auto info = (*model)->WaitPublished(request->version(), request->lease(), Gone(context));
+  auto info = (*model)->WaitPublished(request->version(), request->lease(), Gone(context),
+                                      request->attempt());
   if (!info.ok()) return ToGrpc(info.status());
   ToProto(*info, response->mutable_info());
   return grpc::Status::OK;

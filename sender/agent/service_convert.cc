@@ -37,9 +37,9 @@ void ToProto(const Model& model, const Published& state,
 }
 
 void ToProto(const FormCounts& in, google::protobuf::RepeatedPtrField<v1::CodecCount>* out) {
-  for (size_t i = 0; i < FormCounts::kForms; ++i) {
+  for (size_t i = 0; i < kernels::kForms; ++i) {
     v1::CodecCount* to = out->Add();
-    to->set_codec(FormCounts::kNames[i]);
+    to->set_codec(kernels::kFormNames[i]);
     to->set_chunks(in.chunks[i]);
     to->set_bytes(in.bytes[i]);
   }

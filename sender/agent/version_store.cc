@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "sender/agent/undo.h"
+
 namespace deltawire::sender {
 namespace {
 
@@ -126,16 +128,9 @@ LogView VersionStore::Since(const Published& newest, const Identity& id) const {
 
 Status VersionStore::UndoChunk(const ChunkDelta& d, MutableBytes bytes, uint64_t& digest) const {
   const Chunk& chunk = (*place_.chunks)[d.chunk];
-  thread_local std::vector<std::byte> negated, scratch(kernels::FoldScratchBytes(8));
-  negated.resize(std::max(negated.size(), kernels::MaxEncodedBytes(chunk.bytes, chunk.width)));
-  size_t size = 0;
-  auto decoded =
-      place_.backend->negate(d.payload, chunk.bytes, chunk.width, scratch, negated, &size);
-  if (decoded == kernels::DecodeStatus::kOk) {
-    decoded = place_.backend->decode_apply(*place_.key, Bytes(negated).first(size), bytes,
-                                           chunk.width, digest, &digest);
-  }
-  if (decoded == kernels::DecodeStatus::kOk && digest == d.digest_before) return absl::OkStatus();
+  const auto undone =
+      UndoDelta(*place_.backend, *place_.key, d.payload, chunk.width, bytes, digest);
+  if (undone == kernels::DecodeStatus::kOk && digest == d.digest_before) return absl::OkStatus();
   return Errorf(StatusCode::kDataLoss,
                 "model \"{}\": undoing a delta of tensor {} disagrees with its digest; nothing was "
                 "published, offload the version again",

@@ -304,8 +304,7 @@ TEST_CASE("daemons that cannot start say why and exit") {
   const auto log = root.path() / "second.log";
   const auto run = [&](const std::string& program, std::vector<std::string> args) {
     std::filesystem::remove(log);
-    Child child(program, args, log);
-    const int code = child.Wait(std::chrono::seconds(20));
+    const int code = Spawn(program, std::move(args), log)->Wait(std::chrono::seconds(20));
     return std::pair<int, std::string>(code, ReadText(log));
   };
   const auto fails_with = [&](const std::string& program, std::vector<std::string> args,

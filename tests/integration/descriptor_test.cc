@@ -98,7 +98,7 @@ struct Setup {
 
 struct Port {
   std::string name;
-  Child& daemon;
+  cli::ChildProcess& daemon;
   uint16_t port;
   std::string control;
 };

@@ -103,6 +103,18 @@ void KillOnce(uint64_t seed) {
 
 }  // namespace
 
+TEST_CASE("a trainer whose sender was killed after the publish learns that its version is out") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 12, 1);
+  REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
+  sender.Restart();
+  // The lease went with the process; the attempt did not.
+  const auto again = trainer.client().WaitPublished(1);
+  REQUIRE(again.status() == absl::OkStatus());
+  CHECK(again->identity.id.version == 1);
+}
+
 TEST_CASE("fifty seeded SIGKILLs end in a verified newest version") {
   // DELTAWIRE_SEED repeats one of them.
   if (const char* one = std::getenv("DELTAWIRE_SEED")) return KillOnce(std::stoull(one));

@@ -8,8 +8,8 @@
 #include <map>
 #include <random>
 
+#include "common/base/attempt.h"
 #include "common/layout/coverage.h"
-#include "sender/export/client/attempt.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::testing {

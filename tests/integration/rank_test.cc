@@ -26,9 +26,9 @@ class RankProcess {
                                      std::to_string(rank),  "2",
                                      std::to_string(first), std::to_string(last)};
     args.insert(args.end(), hang.begin(), hang.end());
-    child_ = std::make_unique<Child>("trainer_rank", args, log_);
+    child_ = Spawn("trainer_rank", args, log_);
   }
-  Child& child() { return *child_; }
+  cli::ChildProcess& child() { return *child_; }
   /// Waits for a line that starts so; "" when it does not come.
   std::string Line(const std::string& start) {
     std::string found;
@@ -47,7 +47,7 @@ class RankProcess {
 
  private:
   const std::filesystem::path log_;
-  std::unique_ptr<Child> child_;
+  std::unique_ptr<cli::ChildProcess> child_;
 };
 
 struct FailedLine {

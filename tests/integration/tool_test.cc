@@ -2,7 +2,6 @@
 // others write to while it reads, beside other publishers, and to receivers of another layout.
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -11,6 +10,7 @@
 
 #include "common/layout/model_dir.h"
 #include "tests/support/daemons.h"
+#include "tests/support/forked.h"
 #include "tests/support/layout_files.h"
 
 namespace deltawire::testing {
@@ -28,15 +28,15 @@ bool Has(const std::string& text, const std::string& part) {
 class Tool {
  public:
   Tool(const fs::path& root, const std::vector<std::string>& args)
-      : log_(root / fmt::format("tool-{}.log", runs_++)), child_("deltawire", args, log_) {}
-  int Wait() { return child_.Wait(std::chrono::seconds(120)); }
+      : log_(root / fmt::format("tool-{}.log", runs_++)), child_(Spawn("deltawire", args, log_)) {}
+  int Wait() { return child_->Wait(std::chrono::seconds(120)); }
   std::string Said() const { return ReadText(log_); }
-  Child& child() { return child_; }
+  cli::ChildProcess& child() { return *child_; }
 
  private:
   static inline int runs_ = 0;
   const fs::path log_;
-  Child child_;
+  std::unique_ptr<cli::ChildProcess> child_;
 };
 
 std::vector<std::string> Publish(SenderProcess& sender, const fs::path& dir, uint64_t version) {
@@ -62,8 +62,7 @@ struct Checkpoint {
   }
   /// From another process, in place, from the last byte to the first.
   int Overwrite(char fill) const {
-    const pid_t pid = fork();
-    if (pid == 0) {
+    Forked writer([this, fill] {
       const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC);
       static char block[1 << 16];
       std::memset(block, fill, sizeof block);
@@ -73,11 +72,9 @@ struct Checkpoint {
         at -= n;
         good = pwrite(fd, block, n, static_cast<off_t>(data + at)) == static_cast<ssize_t>(n);
       }
-      _exit(good ? 0 : 1);
-    }
-    int status = -1;
-    waitpid(pid, &status, 0);
-    return status;
+      if (!good) _exit(1);
+    });
+    return writer.Wait();
   }
   fs::path dir, file;
   size_t data = 0, bytes = 0;

@@ -62,9 +62,9 @@ void SenderNode::Main() {
     agent_ = &daemon.agent;
     while (!stopping_) scheduler.Block(this, "a signal");
     daemon.agent.Stop();
-    network_.BreakSome(name, 1.0);
     const Time limit = scheduler.now() + std::chrono::seconds(20);
-    while (serving_ > 0) {
+    // As gRPC's shutdown does: also calls that come while it ends the others.
+    for (network_.BreakSome(name, 1.0); serving_ > 0; network_.BreakSome(name, 1.0)) {
       if (scheduler.now() > limit) scheduler.Fail(name + ": its calls do not end at a stop");
       scheduler.Sleep(std::chrono::milliseconds(1));
     }

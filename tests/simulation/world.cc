@@ -65,7 +65,7 @@ void World::DrawSenders() {
     std::filesystem::create_directories(dir);
     SenderOptions o;
     o.data_dir = dir.string();
-    o.codec = random_.Chance(0.7) ? CodecPolicy::kFast : CodecPolicy::kTight;
+    o.codec = random_.Chance(0.7) ? kernels::Codec::kFast : kernels::Codec::kTight;
     o.history = static_cast<uint32_t>(random_.Below(5));
     o.scrub_bytes_per_s = random_.Chance(0.3) ? 20'000 : 0;
     o.grace = milliseconds(random_.Between(1, 100));

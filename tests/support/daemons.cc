@@ -1,19 +1,12 @@
 #include "tests/support/daemons.h"
 
-#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
-#include <netinet/in.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
 #include <fstream>
 #include <stdexcept>
-#include <thread>
 
 #include "common/layout/model_dir.h"
 
@@ -69,65 +62,18 @@ ShmDir::~ShmDir() {
 }
 
 uint16_t FreePort() {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const int yes = 1;
-  if (bind(fd, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0 ||
-      setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0) {
-    throw std::runtime_error("no free port");
-  }
-  return ntohs(address.sin_port);
+  static std::vector<cli::ReservedPort> reserved;
+  auto port = cli::ReservePort();
+  if (!port.ok()) throw std::runtime_error(std::string(MessageOf(port.status())));
+  return reserved.emplace_back(*std::move(port)).number;
 }
 
-Child::Child(const std::string& program, const std::vector<std::string>& args,
-             const fs::path& log) {
-  const std::string path = std::string(DELTAWIRE_BIN_DIR) + "/" + program;
-  std::vector<char*> argv{const_cast<char*>(path.c_str())};
-  for (const std::string& a : args) argv.push_back(const_cast<char*>(a.c_str()));
-  argv.push_back(nullptr);
-  const pid_t parent = getpid();
-  pid_ = fork();
-  if (pid_ == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(127);
-    const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
-    dup2(fd, STDOUT_FILENO);
-    dup2(fd, STDERR_FILENO);
-    execv(path.c_str(), argv.data());
-    _exit(127);
-  }
-}
-
-Child::~Child() { Kill(); }
-
-void Child::Signal(int signal) const {
-  if (pid_ > 0 && code_ < 0) kill(pid_, signal);
-}
-
-int Child::Wait(std::chrono::milliseconds deadline) {
-  if (code_ >= 0) return code_;
-  Eventually([this] { return !Running(); }, deadline);
-  return code_;
-}
-
-bool Child::Running() {
-  if (code_ >= 0) return false;
-  int status = 0;
-  if (waitpid(pid_, &status, WNOHANG) != pid_) return true;
-  code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return false;
-}
-
-void Child::Kill() {
-  if (code_ >= 0) return;
-  kill(pid_, SIGKILL);
-  int status = 0;
-  waitpid(pid_, &status, 0);
-  code_ = 128 + SIGKILL;
+std::unique_ptr<cli::ChildProcess> Spawn(const std::string& program, std::vector<std::string> args,
+                                         const fs::path& log) {
+  args.insert(args.begin(), cli::ProgramDirectory() / program);
+  auto child = cli::ChildProcess::Spawn(program, std::move(args), log);
+  if (!child.ok()) throw std::runtime_error(std::string(MessageOf(child.status())));
+  return *std::move(child);
 }
 
 std::string ReadText(const fs::path& path) {
@@ -158,7 +104,7 @@ void SenderProcess::Start() {
                                    "--control-listen", control_,
                                    "--bulk-listen",    fmt::format("127.0.0.1:{}", bulk_port_)};
   args.insert(args.end(), extra_.begin(), extra_.end());
-  child_ = std::make_unique<Child>("deltawire-sender", args, log_);
+  child_ = Spawn("deltawire-sender", args, log_);
   const auto channel = Channel(control_);
   orchestrator_ = v1::SenderService::NewStub(channel);
   pulls_ = v1::PullService::NewStub(channel);
@@ -194,7 +140,7 @@ void ReceiverProcess::Start() {
       "--sender", sender_control_,    "--model", model_ + "=" + dir_.string(), "--receiver-id",
       id_,        "--control-listen", control_};
   args.insert(args.end(), extra_.begin(), extra_.end());
-  child_ = std::make_unique<Child>("deltawire-receiver", args, log_);
+  child_ = Spawn("deltawire-receiver", args, log_);
   stub_ = v1::ReceiverService::NewStub(Channel(control_));
 }
 

@@ -4,8 +4,6 @@
 // Waits are on conditions with a deadline; a missed deadline fails the test with the daemons' logs.
 #pragma once
 
-#include <sys/types.h>
-
 #include <chrono>
 #include <filesystem>
 #include <functional>
@@ -14,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/child_process.h"
 #include "common/layout/layout.h"
 #include "common/shm/state_file.h"
 #include "proto/deltawire/v1/receiver.grpc.pb.h"
@@ -38,26 +37,9 @@ class ShmDir {
 /// told of it listens there with SO_REUSEADDR, as the daemons do.
 uint16_t FreePort();
 
-class Child {
- public:
-  /// Runs `program` from the build's bin directory; output goes to `log` (appended).
-  Child(const std::string& program, const std::vector<std::string>& args,
-        const std::filesystem::path& log);
-  ~Child();
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
-
-  pid_t pid() const { return pid_; }
-  void Signal(int signal) const;
-  /// Waits for the end; returns the exit code, or 128 + signal. -1 when it did not end in time.
-  int Wait(std::chrono::milliseconds deadline = std::chrono::seconds(30));
-  void Kill();  ///< SIGKILL and reap
-  bool Running();
-
- private:
-  pid_t pid_ = -1;
-  int code_ = -1;
-};
+/// Runs `program`, which lies beside this one; throws where that fails.
+std::unique_ptr<cli::ChildProcess> Spawn(const std::string& program, std::vector<std::string> args,
+                                         const std::filesystem::path& log);
 
 std::string ReadText(const std::filesystem::path& path);
 /// Peak resident set of a live process in bytes that is not shared memory (VmHWM counts all).
@@ -77,7 +59,7 @@ class SenderProcess {
     extra_ = std::move(extra);
     Restart();
   }
-  Child& child() { return *child_; }
+  cli::ChildProcess& child() { return *child_; }
   const std::string& control() const { return control_; }
   uint16_t bulk_port() const { return bulk_port_; }
   std::string socket() const { return (dir_ / "trainer.sock").string(); }
@@ -92,7 +74,7 @@ class SenderProcess {
   const std::string control_;
   const uint16_t bulk_port_;
   std::vector<std::string> extra_;
-  std::unique_ptr<Child> child_;
+  std::unique_ptr<cli::ChildProcess> child_;
   std::unique_ptr<v1::SenderService::Stub> orchestrator_;
   std::unique_ptr<v1::PullService::Stub> pulls_;
 };
@@ -107,7 +89,7 @@ class ReceiverProcess {
     child_->Kill();
     Start();
   }
-  Child& child() { return *child_; }
+  cli::ChildProcess& child() { return *child_; }
   const std::string& control() const { return control_; }
   std::filesystem::path dir() const { return dir_; }  ///< of the model
   std::filesystem::path log() const { return log_; }
@@ -122,7 +104,7 @@ class ReceiverProcess {
   const std::filesystem::path dir_, log_;
   const std::string control_;
   const std::vector<std::string> extra_;
-  std::unique_ptr<Child> child_;
+  std::unique_ptr<cli::ChildProcess> child_;
   std::unique_ptr<v1::ReceiverService::Stub> stub_;
 };
 

@@ -3,46 +3,27 @@
 #pragma once
 
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <catch2/catch.hpp>
 #include <filesystem>
 #include <functional>
+
+#include "tests/support/forked.h"
 
 namespace deltawire::testing {
 
 class FileUser {
  public:
   /// Opens the file for reading and calls `prepare`; it is there when that has returned true.
-  FileUser(const std::filesystem::path& path, const std::function<bool(int fd)>& prepare) {
-    int ready[2];
-    REQUIRE(::pipe(ready) == 0);
-    pid_ = ::fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ == 0) {
-      const int fd = ::open(path.c_str(), O_RDONLY);
-      const char ok = fd >= 0 && prepare(fd);
-      if (::write(ready[1], &ok, 1) != 1) ::_exit(1);
-      for (;;) ::pause();
-    }
-    char ok = 0;
-    REQUIRE(::read(ready[0], &ok, 1) == 1);
-    REQUIRE(ok == 1);
-    ::close(ready[0]);
-    ::close(ready[1]);
-  }
-  ~FileUser() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-  }
-  FileUser(const FileUser&) = delete;
+  FileUser(const std::filesystem::path& path, const std::function<bool(int fd)>& prepare)
+      : holder_([&] {
+          const int fd = ::open(path.c_str(), O_RDONLY);
+          return fd >= 0 && prepare(fd);
+        }) {}
 
-  pid_t pid() const { return pid_; }
+  pid_t pid() const { return holder_.pid(); }
 
  private:
-  pid_t pid_;
+  Holder holder_;
 };
 
 }  // namespace deltawire::testing

@@ -7,12 +7,19 @@ import functools
 import importlib.util
 import pathlib
 import shutil
+import sys
 
 import torch
 
-import daemons
 import dump
 import reference_export
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+
+import daemons  # noqa: E402
+
+MODEL = "policy"
+NODES = 2
 
 
 def available(mode):
@@ -59,12 +66,19 @@ class _Way:
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
         root = out.parent / "daemons"
         nodes = NODES if mode == "nodes" else 1
-        self.daemons = daemons.Daemons(root, out, nodes) if rank == 0 else None
+        self.daemons = None
+        if rank == 0:
+            root.mkdir()
+            self.daemons = daemons.Daemons(root)
+            senders = [self.daemons.start_sender(root / f"sender-{i}") for i in range(nodes)]
+            self.receiver = self.daemons.start_receiver(
+                senders, MODEL, out, "--data-dir", str(root / "receiver"), "--no-follow"
+            )
         # Pipeline ranks are the outermost, so a node has whole stages.
         node = rank * nodes // world
         mine = [r for r in range(world) if r * nodes // world == node]
         place = (mine.index(rank), len(mine)) if mode != "gather" else (0, 1)
-        self.manager = deltawire.WeightManager(root / f"sender-{node}", daemons.MODEL, *place)
+        self.manager = deltawire.WeightManager(root / f"sender-{node}", MODEL, *place)
         self.options = {}
         if mode == "nodes":
             self.options["node_ranks"] = mine
@@ -75,7 +89,6 @@ class _Way:
             )
 
 
-NODES = 2
 _way = None
 
 
@@ -90,7 +103,10 @@ def _deltawire(
     torch.distributed.barrier()  # all ranks of all nodes are ready
     if _way.daemons is not None:
         done.wait()
-        _way.daemons.bring(version)
+        try:
+            _way.receiver.sync()
+        except RuntimeError as error:
+            raise RuntimeError(f"version {version}: {error}{_way.daemons.logs()}") from error
 
 
 def finish():

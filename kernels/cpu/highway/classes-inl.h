@@ -1,6 +1,7 @@
 // What the tight codec does with every element: classes, sums of their weights, counts; once per
 // target. Pure; thread-safe; safe for unaligned data. Cost: 0.05 to 0.1 ns an element.
 #include "hwy/highway.h"
+#include "kernels/cpu/changes.h"
 #include "kernels/cpu/highway/pack-inl.h"
 #include "kernels/cpu/highway/sparse_reader-inl.h"
 #include "kernels/cpu/tight.h"
@@ -178,6 +179,11 @@ inline BlockRow Pack(const uint16_t* at, const uint64_t* d, size_t changed, size
 }
 
 inline constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack, Pack};
+
+inline DecodeStatus Changed(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
+                            ChangeVisitor visit, void* context) {
+  return VisitChanges(kBlockOps, payload, raw_bytes, width, scratch, visit, context);
+}
 
 inline DecodeStatus EncodeTight(Bytes old_data, Bytes payload, unsigned width,
                                 ClassFunction function, const History& history,

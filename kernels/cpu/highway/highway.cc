@@ -215,6 +215,7 @@ const Backend* Table() {
       .diff_encode_checked = DiffEncodeChecked,
       .decode_apply = DecodeApply,
       .validate = Validate,
+      .changes = Changed,
       .fold = Fold,
       .negate = Negate,
       .tight_encode = EncodeTight,

@@ -1,5 +1,6 @@
 #include "kernels/cpu/scalar/scalar.h"
 
+#include "kernels/cpu/changes.h"
 #include "kernels/cpu/payload.h"
 #include "kernels/cpu/scalar/place.h"
 #include "kernels/cpu/tight.h"
@@ -348,6 +349,11 @@ BlockRow Pack(const uint16_t* at, const uint64_t* d, size_t changed, size_t elem
 
 constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack, Pack};
 
+DecodeStatus Changed(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
+                     ChangeVisitor visit, void* context) {
+  return VisitChanges(kBlockOps, payload, raw_bytes, width, scratch, visit, context);
+}
+
 DecodeStatus EncodeTight(Bytes old_data, Bytes payload, unsigned width, ClassFunction function,
                          const History& history, MutableBytes scratch, MutableBytes out,
                          size_t* bytes) {
@@ -370,6 +376,7 @@ const Backend& ScalarBackend() {
       .diff_encode_checked = DiffEncodeChecked,
       .decode_apply = DecodeApply,
       .validate = Validate,
+      .changes = Changed,
       .fold = Fold,
       .negate = Negate,
       .tight_encode = EncodeTight,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -26,7 +27,14 @@ struct dw_offload {
   size_t tensors = 0;
 };
 
+// The size of a struct that ends with `field`: what the library asks of a caller at least, since
+// structs only ever grow.
+#define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
+
 namespace deltawire::c_abi {
+
+constexpr size_t kTensorMetaSize = DW_SIZE_UP_TO(dw_tensor_meta, ndim);
+constexpr size_t kRegisteredSize = DW_SIZE_UP_TO(dw_registered, fingerprint);
 
 inline std::string& LastError() {
   thread_local std::string text;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/attempt.h"
 #include "sender/export/abi/c_abi.h"
-#include "sender/export/client/attempt.h"
 
 using deltawire::Annotate;
 using deltawire::Bytes;
@@ -21,16 +21,12 @@ namespace {
 static_assert(DW_ABORTED == static_cast<int>(StatusCode::kAborted));
 static_assert(DW_DATA_LOSS == static_cast<int>(StatusCode::kDataLoss));
 
-// What version 1 of each struct has. They only ever grow.
-#define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
+// What version 1 of each struct has.
 constexpr size_t kClientOptionsSize = DW_SIZE_UP_TO(dw_client_options, copy_threads);
-constexpr size_t kTensorMetaSize = DW_SIZE_UP_TO(dw_tensor_meta, ndim);
 constexpr size_t kSideFileSize = DW_SIZE_UP_TO(dw_side_file, bytes);
 constexpr size_t kRegisterOptionsSize = DW_SIZE_UP_TO(dw_register_options, keep_side_files);
-constexpr size_t kRegisteredSize = DW_SIZE_UP_TO(dw_registered, fingerprint);
 constexpr size_t kBlockSize = DW_SIZE_UP_TO(dw_block, start);
 constexpr size_t kPublishedSize = DW_SIZE_UP_TO(dw_published, ready_unix_nanos);
-#undef DW_SIZE_UP_TO
 
 StatusOr<deltawire::Layout> ReadLayout(const dw_register_options& o) {
   if (o.tensors == nullptr || o.tensor_count == 0) return Invalid("no tensors are given");

@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 4
+#define DW_ABI_VERSION 5
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -303,6 +303,9 @@ typedef struct dw_collective_options {
 } dw_collective_options;
 DW_API int dw_collective_create(const dw_collective_options* options, dw_collective** collective);
 DW_API void dw_collective_destroy(dw_collective* collective);
+/* An attempt (dw_draw_attempt) that the root draws, on every rank. Call it on every rank of the
+ * group. Since DW_ABI_VERSION 5. */
+DW_API int dw_collective_agree_attempt(dw_collective* collective, uint64_t* attempt);
 
 typedef struct dw_gathered {
   size_t struct_size;

@@ -1,4 +1,6 @@
 // The C ABI's Megatron part.
+#include "common/base/attempt.h"
+#include "common/base/bytes.h"
 #include "sender/export/abi/c_abi.h"
 #include "sender/export/abi/nccl_plugin.h"
 #include "sender/export/gather/gloo_collective.h"
@@ -24,15 +26,11 @@ struct dw_collective {
 
 namespace {
 
-#define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
 // The smallest that were ever valid; what came later is zero where it is missing.
 constexpr size_t kMegatronOptionsSize = DW_SIZE_UP_TO(dw_megatron_options, threads);
 constexpr size_t kParamSize = DW_SIZE_UP_TO(dw_param, read_context);
 constexpr size_t kCollectiveOptionsSize = DW_SIZE_UP_TO(dw_collective_options, timeout_ms);
 constexpr size_t kGatheredSize = DW_SIZE_UP_TO(dw_gathered, place_seconds);
-constexpr size_t kTensorMetaSize = DW_SIZE_UP_TO(dw_tensor_meta, ndim);
-constexpr size_t kRegisteredSize = DW_SIZE_UP_TO(dw_registered, fingerprint);
-#undef DW_SIZE_UP_TO
 constexpr uint32_t kDefaultTimeoutMs = 120'000;
 
 std::string Text(const char* text) { return text == nullptr ? "" : text; }
@@ -209,6 +207,26 @@ int dw_collective_create(const dw_collective_options* options, dw_collective** c
 }
 
 void dw_collective_destroy(dw_collective* collective) { delete collective; }
+
+int dw_collective_agree_attempt(dw_collective* collective, uint64_t* attempt) {
+  return Guard([&]() -> Status {
+    if (collective == nullptr || attempt == nullptr) return Invalid("an argument is NULL");
+    deltawire::Collective& group = *collective->collective;
+    std::vector<std::byte> mine;
+    if (group.rank() == group.root()) {
+      mine.resize(sizeof(uint64_t));
+      deltawire::StoreLe<uint64_t>(mine.data(), deltawire::DrawAttempt());
+    }
+    const auto deadline = deltawire::Collective::Clock::now() + collective->timeout;
+    DW_ASSIGN_OR_RETURN(const auto drawn, group.AllGather(mine, deadline));
+    const std::vector<std::byte>& word = drawn[static_cast<size_t>(group.root())];
+    if (word.size() != sizeof(uint64_t)) {
+      return absl::InternalError("the root gave no attempt: its ranks make different calls");
+    }
+    *attempt = deltawire::LoadLe<uint64_t>(word.data());
+    return {};
+  });
+}
 
 int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
                        uint32_t rank, const dw_param* params, size_t count, uint64_t bucket_bytes,

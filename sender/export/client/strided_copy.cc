@@ -8,6 +8,8 @@
 #include <cstring>
 #include <vector>
 
+#include "kernels/element_width.h"
+
 namespace deltawire {
 namespace {
 
@@ -172,18 +174,9 @@ void CopyStrided(std::byte* to, std::span<const int64_t> to_strides, const std::
     dims.pop_back();
     return CopyRuns(to, from, dims, run, pool);
   }
-  switch (element) {
-    case 1:
-      return CopyTiles<uint8_t>(to, from, std::move(dims), pool);
-    case 2:
-      return CopyTiles<uint16_t>(to, from, std::move(dims), pool);
-    case 4:
-      return CopyTiles<uint32_t>(to, from, std::move(dims), pool);
-    case 8:
-      return CopyTiles<uint64_t>(to, from, std::move(dims), pool);
-    default:
-      return CopyTiles<Wide>(to, from, std::move(dims), pool);
-  }
+  if (!kernels::IsElementWidth(element)) return CopyTiles<Wide>(to, from, std::move(dims), pool);
+  kernels::WithWidth(
+      element, [&](auto zero) { CopyTiles<decltype(zero)>(to, from, std::move(dims), pool); });
 }
 
 }  // namespace deltawire

@@ -9,13 +9,14 @@
 #include <mutex>
 #include <thread>
 
+#include "common/base/attempt.h"
 #include "proto/convert.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
 #include "proto/grpc_lifetime.h"
-#include "sender/export/client/attempt.h"
 #include "sender/export/client/attendance.h"
 #include "sender/export/client/half_mapping.h"
 #include "sender/export/client/strided_copy.h"
+#include "sender/export/client/this_process.h"
 #include "sender/export/client/written_marks.h"
 
 namespace deltawire {
@@ -83,7 +84,7 @@ struct TrainerClient::Impl {
   std::optional<ChunkTable> chunks;  // the layout's
   std::vector<ByteRange> owned;      // of the data section; empty: all
   std::vector<std::shared_ptr<HalfMapping>> mappings;
-  uint64_t last_version = 0, last_lease = 0;
+  uint64_t last_version = 0, last_lease = 0, last_attempt = 0;
   size_t copy_threads = 0;
   std::unique_ptr<ThreadPool> copiers;  // made when first used
   std::once_flag copiers_made;
@@ -220,6 +221,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
       [impl = impl_.get()](grpc::ClientContext& of_marks) { impl->Prepare(of_marks); });
   impl_->last_version = version;
   impl_->last_lease = response.lease();
+  impl_->last_attempt = state->attempt;
   return std::unique_ptr<Offload>(new Offload(std::move(state)));
 }
 
@@ -236,7 +238,10 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
   v1::WaitPublishedRequest request;
   request.set_model(impl_->model);
   request.set_version(version);
-  if (version == impl_->last_version) request.set_lease(impl_->last_lease);
+  if (version == impl_->last_version) {
+    request.set_lease(impl_->last_lease);
+    request.set_attempt(impl_->last_attempt);
+  }
   v1::WaitPublishedResponse response;
   grpc::ClientContext context;
   impl_->Prepare(context);

@@ -4,15 +4,13 @@
 #include <string>
 #include <utility>
 
+#include "common/base/human.h"
+
 namespace deltawire {
 namespace {
 
 using Clock = Collective::Clock;
 using Deadline = Collective::Deadline;
-
-double SecondsSince(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // One call of GatherBuckets on one rank.
 class Gather {

@@ -1,8 +1,8 @@
 // Plan::Make: evaluates a family's expressions for every layer and gives every HF tensor its place.
 #include <algorithm>
-#include <unordered_map>
 #include <unordered_set>
 
+#include "sender/export/mcore/hf_tensors.h"
 #include "sender/export/mcore/plan.h"
 
 namespace deltawire::mcore {
@@ -67,16 +67,6 @@ class Planner {
     uint32_t chunk = 0, layer = 0, local = 0;
     bool mtp = false;
   };
-  /// An HF tensor as the parameters say it is.
-  struct Tensor {
-    std::string name;
-    DType dtype = DType::kBF16;
-    TensorView view;
-    bool flat = false;
-    bool packed = false;
-    std::optional<std::vector<uint64_t>> shape;  // where it is said
-  };
-
   /// What HF names begin with: of several, the first that the checkpoint has layers under.
   void FindRoot() {
     root_ = family_.names.root.front();
@@ -214,13 +204,7 @@ class Planner {
       DW_RETURN_IF_ERROR(Layer({0, i, i, true}));
     }
     plan_.planned_.resize(planned);
-    std::vector<std::string> names;
-    for (size_t i = tensors; i < tensors_.size(); ++i) {
-      index_.erase(tensors_[i].name);
-      names.push_back(std::move(tensors_[i].name));
-    }
-    tensors_.resize(tensors);
-    return names;
+    return tensors_.Shrink(tensors);
   }
 
   /// The MTP layers that the job lacks stay as the checkpoint has them.
@@ -295,9 +279,9 @@ class Planner {
         if (!param.packed.empty()) {
           part.lead = e;
         } else {
-          Tensor like = tensors_[part.tensor];
+          HfTensor like = tensors_[part.tensor];
           like.name = HfName(param, param.parts[p], at, e);
-          DW_ASSIGN_OR_RETURN(part.tensor, Intern(std::move(like)));
+          DW_ASSIGN_OR_RETURN(part.tensor, tensors_.Intern(std::move(like)));
         }
       }
       plan_.planned_.push_back(std::move(planned));
@@ -384,16 +368,16 @@ class Planner {
       }
       row.run = runs == 0 ? 0 : row.rows / runs;
       row.lead = param.packed.empty() ? 0 : expert;
-      Tensor tensor{HfName(param, part, at, expert),
-                    part.dtype ? *part.dtype : planned->dtype,
-                    view,
-                    cut.flat,
-                    !param.packed.empty(),
-                    param.shape.empty() ? std::nullopt : std::optional(shape)};
+      HfTensor tensor{HfName(param, part, at, expert),
+                      part.dtype ? *part.dtype : planned->dtype,
+                      view,
+                      cut.flat,
+                      !param.packed.empty(),
+                      param.shape.empty() ? std::nullopt : std::optional(shape)};
       // A pitch covers every run, so its rows are known; else they grow with the parts.
       tensor.view.pitch = row.pitch;
       tensor.view.rows = row.pitch != 0 ? runs * row.pitch : row.at + row.rows;
-      DW_ASSIGN_OR_RETURN(row.tensor, Intern(std::move(tensor)));
+      DW_ASSIGN_OR_RETURN(row.tensor, tensors_.Intern(std::move(tensor)));
       cut.rows += row.rows;
       cut.parts.push_back(row);
     }
@@ -402,53 +386,19 @@ class Planner {
     return CheckCut(cut);
   }
 
-  /// The index of a tensor, which is made at its first use and must be used alike ever after.
-  StatusOr<uint32_t> Intern(Tensor tensor) {
-    const auto [it, fresh] =
-        index_.try_emplace(tensor.name, static_cast<uint32_t>(tensors_.size()));
-    if (fresh) {
-      tensors_.push_back(std::move(tensor));
-      return it->second;
-    }
-    Tensor& known = tensors_[it->second];
-    if (known.view.cols != tensor.view.cols || known.view.pitch != tensor.view.pitch ||
-        known.view.packed != tensor.view.packed || known.view.transpose != tensor.view.transpose ||
-        known.dtype != tensor.dtype) {
-      return Errorf(StatusCode::kInvalidArgument,
-                    "parts of \"{}\" disagree on its columns, pitch, packing, orientation or dtype",
-                    tensor.name);
-    }
-    known.view.rows = std::max(known.view.rows, tensor.view.rows);
-    return it->second;
-  }
-
-  static std::vector<uint64_t> ShapeOf(const Tensor& t) {
-    if (t.shape) return *t.shape;
-    std::vector<uint64_t> shape;
-    if (t.packed) shape.push_back(t.view.packed);
-    if (t.flat) {
-      shape.push_back(t.view.rows);
-    } else if (t.view.transpose) {
-      shape.insert(shape.end(), {t.view.cols, t.view.rows});
-    } else {
-      shape.insert(shape.end(), {t.view.rows, t.view.cols});
-    }
-    return shape;
-  }
-
   /// Copies of parameters of which only the checkpoint knows names and shapes.
   Status PassThrough() {
     if (listing_ == nullptr) return absl::OkStatus();
     for (const Passthrough& pass : family_.passthrough) {
       for (const TensorMeta& meta : listing_->tensors()) {
-        if (!meta.name.starts_with(pass.hf) || index_.contains(meta.name)) continue;
+        if (!meta.name.starts_with(pass.hf) || tensors_.contains(meta.name)) continue;
         if (!plan_.parallel_.vision) {
           left_.insert(meta.name);
           continue;
         }
         uint64_t elements = 1;
         for (const uint64_t n : meta.shape) elements *= n;
-        Tensor tensor{meta.name, meta.dtype, {}, false, false, meta.shape};
+        HfTensor tensor{meta.name, meta.dtype, {}, false, false, meta.shape};
         tensor.view.rows = elements;
         PlannedParam planned;
         planned.param = nullptr;
@@ -465,7 +415,7 @@ class Planner {
         planned.cut.flat = true;
         RowPart part;
         part.rows = part.run = elements;
-        DW_ASSIGN_OR_RETURN(part.tensor, Intern(std::move(tensor)));
+        DW_ASSIGN_OR_RETURN(part.tensor, tensors_.Intern(std::move(tensor)));
         planned.cut.parts = {part};
         const auto first = std::find_if(chunks_.begin(), chunks_.end(),
                                         [](const PipelineChunk& c) { return c.embedding; });
@@ -478,22 +428,41 @@ class Planner {
 
   /// Orders the tensors as the listing does, or as they were met, and compares the two.
   Status FinishTensors() {
-    for (Tensor& t : tensors_) {
-      if (t.view.pitch == 0) t.view.pitch = std::max<uint64_t>(t.view.rows, 1);
-    }
-    if (listing_ == nullptr) {
-      std::vector<TensorMeta> metas;
-      metas.reserve(tensors_.size());
-      for (const Tensor& t : tensors_) metas.push_back({t.name, t.dtype, ShapeOf(t)});
-      DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(std::move(metas)));
-      plan_.layout_ = std::make_shared<const Layout>(std::move(layout));
-      for (const Tensor& t : tensors_) plan_.views_.push_back(t.view);
+    tensors_.Finish();
+    if (listing_ != nullptr) {
+      FollowListing();
       return absl::OkStatus();
     }
-    return FollowListing();
+    std::vector<TensorMeta> metas;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      const HfTensor& t = tensors_[i];
+      metas.push_back({t.name, t.dtype, t.Shape()});
+      plan_.views_.push_back(t.view);
+    }
+    DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(std::move(metas)));
+    plan_.layout_ = std::make_shared<const Layout>(std::move(layout));
+    return absl::OkStatus();
   }
 
-  Status FollowListing();
+  void FollowListing() {
+    HfTensors::Listed listed = tensors_.Among(*listing_);
+    plan_.layout_ = std::make_shared<const Layout>(*listing_);
+    plan_.views_ = std::move(listed.views);
+    plan_.unlisted_ = std::move(listed.unlisted);
+    plan_.misshapen_ = std::move(listed.misshapen);
+    for (PlannedParam& planned : plan_.planned_) {
+      for (RowPart& part : planned.cut.parts) part.tensor = listed.place[part.tensor];
+    }
+    const auto& patterns = family_.not_trained;
+    for (size_t i = 0; i < listed.made.size(); ++i) {
+      if (listed.made[i]) continue;
+      const std::string& name = listing_->tensor(i).name;
+      const bool known = left_.contains(name) ||
+                         std::any_of(patterns.begin(), patterns.end(),
+                                     [&](const auto& p) { return MatchesPattern(p, name); });
+      (known ? plan_.not_trained_ : plan_.unmade_).push_back(name);
+    }
+  }
 
   const Family& family_;
   const HfConfig& config_;
@@ -501,56 +470,12 @@ class Planner {
   Scope scope_;
   Plan plan_;
   std::vector<PipelineChunk> chunks_;
-  std::vector<Tensor> tensors_;
-  std::unordered_map<std::string, uint32_t> index_;
+  HfTensors tensors_;
   std::unordered_set<std::string> left_;  // not in the job: they stay as the checkpoint has them
   uint32_t layers_ = 0, mtp_layers_ = 0, left_mtp_layers_ = 0, experts_ = 0;
   uint64_t vocab_ = 0, padded_vocab_ = 0;
   std::string root_;
 };
-
-Status Planner::FollowListing() {
-  plan_.layout_ = std::make_shared<const Layout>(*listing_);
-  plan_.views_.resize(listing_->size());
-  std::vector<uint32_t> place(tensors_.size(), 0);
-  std::vector<bool> made(listing_->size(), false);
-  uint32_t beyond = static_cast<uint32_t>(listing_->size());
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    const Tensor& t = tensors_[i];
-    const std::optional<size_t> found = listing_->Find(t.name);
-    if (!found) {
-      plan_.unlisted_.push_back(
-          fmt::format("{} is made by the family, but the checkpoint has no such tensor", t.name));
-      // It keeps a view, so that programs can be made, and lies outside of the layout.
-      place[i] = beyond++;
-      plan_.views_.push_back(t.view);
-      continue;
-    }
-    place[i] = static_cast<uint32_t>(*found);
-    made[*found] = true;
-    plan_.views_[*found] = t.view;
-    const TensorMeta& meta = listing_->tensor(*found);
-    const std::vector<uint64_t> want = ShapeOf(t);
-    if (meta.shape != want) {
-      plan_.misshapen_.push_back(fmt::format("{} is [{}] in the checkpoint, and [{}] by the family",
-                                             t.name, fmt::join(meta.shape, ", "),
-                                             fmt::join(want, ", ")));
-    }
-  }
-  for (PlannedParam& planned : plan_.planned_) {
-    for (RowPart& part : planned.cut.parts) part.tensor = place[part.tensor];
-  }
-  for (size_t i = 0; i < made.size(); ++i) {
-    if (made[i]) continue;
-    const std::string& name = listing_->tensor(i).name;
-    const auto& patterns = family_.not_trained;
-    const bool known =
-        left_.contains(name) || std::any_of(patterns.begin(), patterns.end(),
-                                            [&](const auto& p) { return MatchesPattern(p, name); });
-    (known ? plan_.not_trained_ : plan_.unmade_).push_back(name);
-  }
-  return absl::OkStatus();
-}
 
 StatusOr<Plan> Plan::Make(const Family& family, const HfConfig& config,
                           const ParallelConfig& parallel, const Layout* listing) {

@@ -68,7 +68,7 @@ TEST_CASE("a child's end is seen with its status, and its output kept") {
                                    dir.path() / "log");
   REQUIRE(child.ok());
   CHECK((*child)->Wait(std::chrono::seconds(30)) == 7);
-  CHECK_FALSE((*child)->Running().ok());
+  CHECK_FALSE((*child)->CheckRunning().ok());
   CHECK((*child)->LogTail(1) == "    last\n");
   CHECK((*child)->LogTail(9) == "    first\n    last\n");
 }
@@ -79,7 +79,7 @@ TEST_CASE("a child that does not heed SIGTERM is killed") {
       "sh", {"sh", "-c", "trap '' TERM; echo up; while :; do read x; done </dev/zero"},
       dir.path() / "log");
   REQUIRE(child.ok());
-  while ((*child)->LogTail(1).empty()) REQUIRE((*child)->Running().ok());
+  while ((*child)->LogTail(1).empty()) REQUIRE((*child)->Running());
   (*child)->Stop(std::chrono::milliseconds(1));
   CHECK((*child)->Wait(std::chrono::milliseconds(0)) == 128 + 9);
 }

@@ -140,7 +140,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.threads = 6;
   want.huge_pages = false;
   want.eager_diff = false;
-  want.codec = CodecPolicy::kTight;
+  want.codec = kernels::Codec::kTight;
   want.gpu = GpuUse::kHostStaged;
   want.history = 8;
   want.scrub_bytes_per_s = 9000;
@@ -196,6 +196,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.follow = false;
   want.staging_bytes = 1000;
   want.history_bytes = 2000;
+  want.delta_file_bytes = 3000;
   want.buffers = 2;
   want.reader_grace = milliseconds(7);
   want.on_busy_reader = OnBusyReader::kCopy;
@@ -225,6 +226,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--metrics-listen=:9",
                                    "--log-level=off",
                                    "--history-bytes=2kB",
+                                   "--delta-files=3kB",
                                    "--scrub-bytes-per-s=0",
                                    "--buffers=2",
                                    "--reader-grace-ms=7",
@@ -239,7 +241,8 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "control-listen = 'localhost:2'\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
       "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n"
-      "buffers = '2'\nreader-grace-ms = 7\non-busy-reader = 'copy'\nunsafe-in-place = true\n");
+      "delta-files = 3000\nbuffers = '2'\nreader-grace-ms = 7\non-busy-reader = "
+      "'copy'\nunsafe-in-place = true\n");
   const auto from_file = Receiver({"--config", file.path()});
   CAPTURE(from_file.text);
   REQUIRE(from_file.run);

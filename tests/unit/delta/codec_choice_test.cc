@@ -17,9 +17,10 @@ CodecChoiceInputs Typical(double link) {
   in.chunk_bytes = 2 << 20;
   in.fast_bytes = 25'000;
   in.link_bytes_per_s = link;
-  in.encode = in.decode = {.tight = 2.7e6, .dense = 400e6};
-  in.tight_ratio = 0.65;
-  in.dense_ratio = 0.9;
+  in.encode[Codec::kTight] = in.decode[Codec::kTight] = 2.7e6;
+  in.encode[Codec::kDense] = in.decode[Codec::kDense] = 400e6;
+  in.ratio[Codec::kTight] = 0.65;
+  in.ratio[Codec::kDense] = 0.9;
   return in;
 }
 
@@ -35,31 +36,31 @@ TEST_CASE("tight is for links slower than its coders") {
 
 TEST_CASE("each stage can be the slow one, and what is made already costs nothing to make") {
   auto in = Typical(10e6);
-  in.encode.tight = 1e8;
+  in.encode[Codec::kTight] = 1e8;
   CHECK(ChooseCodec(in) == Codec::kFast);  // decoding
-  in.decode.tight = 1e8;
+  in.decode[Codec::kTight] = 1e8;
   CHECK(ChooseCodec(in) == Codec::kTight);
-  in.encode.tight = 1e6;
+  in.encode[Codec::kTight] = 1e6;
   CHECK(ChooseCodec(in) == Codec::kFast);
-  in.tight_made = true;
+  in.made[Codec::kTight] = true;
   CHECK(ChooseCodec(in) == Codec::kTight);
-  in.decode.tight = 0;  // a receiver that cannot say
+  in.decode[Codec::kTight] = 0;  // a receiver that cannot say
   CHECK(ChooseCodec(in) == Codec::kFast);
 }
 
 TEST_CASE("a codec that does not shrink, or is not there, is not chosen") {
   auto in = Typical(1e3);
-  in.tight_ratio = 0.96;
+  in.ratio[Codec::kTight] = 0.96;
   CHECK(ChooseCodec(in) == Codec::kFast);
-  in.tight_ratio = 0;
+  in.ratio[Codec::kTight] = 0;
   CHECK(ChooseCodec(in) == Codec::kFast);
 }
 
 TEST_CASE("dense is for chunks in which much changed") {
   auto in = Typical(50e6);
   in.fast_bytes = 1'500'000;
-  in.tight_ratio = 0.9;
-  in.dense_ratio = 0.5;
+  in.ratio[Codec::kTight] = 0.9;
+  in.ratio[Codec::kDense] = 0.5;
   CHECK(ChooseCodec(in) == Codec::kDense);
   in.fast_bytes = 400'000;
   in.link_bytes_per_s = 1e6;
@@ -78,15 +79,15 @@ TEST_CASE("rates are averages of chunks that tell something") {
   CHECK(rate.per_s() == Approx(5e7).epsilon(0.01));
 
   CoderRates rates;
-  for (int i = 0; i < 100; ++i) rates.AddTightSize(1000, 500);
-  CHECK(rates.tight_ratio() == Approx(0.5).epsilon(0.01));
+  for (int i = 0; i < 100; ++i) rates.AddSize(Codec::kTight, 1000, 500);
+  CHECK(rates.ratio(Codec::kTight) == Approx(0.5).epsilon(0.01));
   rates.Calibrate(kernels::Best());
-  CHECK(rates.dense_encode.per_s() > 1e6);
-  CHECK(rates.dense_decode.per_s() > 1e6);
-  CHECK(rates.tight_encode.per_s() > 1e5);
-  CHECK(rates.tight_decode.per_s() > 1e5);
-  CHECK(rates.dense_encode.total_seconds() == 0);
-  CHECK(rates.EncodeSpeeds(2).dense == Approx(2 * rates.dense_encode.per_s()));
+  CHECK(rates.encode[Codec::kDense].per_s() > 1e6);
+  CHECK(rates.decode[Codec::kDense].per_s() > 1e6);
+  CHECK(rates.encode[Codec::kTight].per_s() > 1e5);
+  CHECK(rates.decode[Codec::kTight].per_s() > 1e5);
+  CHECK(rates.encode[Codec::kDense].total_seconds() == 0);
+  CHECK(rates.EncodeSpeeds(2)[Codec::kDense] == Approx(2 * rates.encode[Codec::kDense].per_s()));
 }
 
 TEST_CASE("classes are by dtype") {

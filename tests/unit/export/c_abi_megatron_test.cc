@@ -1,9 +1,12 @@
-// The C ABI's Megatron part where it meets callers of another age, and a gather that is not there.
+// The C ABI's Megatron part where it meets callers of another age, a gather that is not there, and
+// what the ranks of a group agree on.
 #include <catch2/catch.hpp>
 #include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "sender/export/abi/deltawire_export.h"
 #include "tests/support/temp_dir.h"
@@ -52,6 +55,36 @@ TEST_CASE("options of before there were kinds make a group over Gloo") {
   dw_collective_destroy(collective);
 }
 
+TEST_CASE("all ranks of a group get the attempt that its root has drawn, another one every time") {
+  constexpr uint32_t kRanks = 3;
+  TempDir dir;
+  const std::string rendezvous = "file:" + dir.path().string();
+  uint64_t attempts[kRanks][2] = {};
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < kRanks; ++r) {
+    ranks.emplace_back([&, r] {
+      dw_collective_options o = Alone(rendezvous);
+      o.rank = r;
+      o.size = kRanks;
+      o.root = 1;
+      dw_collective* collective = nullptr;
+      if (dw_collective_create(&o, &collective) != DW_OK) return;
+      for (uint64_t& attempt : attempts[r]) dw_collective_agree_attempt(collective, &attempt);
+      dw_collective_destroy(collective);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (uint32_t r = 0; r < kRanks; ++r) {
+    CAPTURE(r);
+    CHECK(attempts[r][0] != 0);
+    CHECK(attempts[r][1] != 0);
+    CHECK(attempts[r][0] == attempts[1][0]);
+    CHECK(attempts[r][1] == attempts[1][1]);
+  }
+  CHECK(attempts[1][0] != attempts[1][1]);
+  CHECK(dw_collective_agree_attempt(nullptr, &attempts[0][0]) == DW_INVALID_ARGUMENT);
+}
+
 TEST_CASE("a parameter says where it lies: host memory, or a device counted from 0") {
   TempDir dir;
   std::ofstream(dir.path() / "config.json") << R"({"model_type": "qwen3_moe",
@@ -70,15 +103,15 @@ TEST_CASE("a parameter says where it lies: host memory, or a device counted from
   const uint64_t shape[] = {2};
   const uint16_t data[2] = {};
   const auto param = [&](const char* name, int32_t device) {
-    dw_param made{};
-    made.struct_size = sizeof made;
-    made.name = name;
-    made.dtype = "BF16";
-    made.shape = shape;
-    made.ndim = 1;
-    made.data = data;
-    made.device = device;
-    return made;
+    dw_param described{};
+    described.struct_size = sizeof described;
+    described.name = name;
+    described.dtype = "BF16";
+    described.shape = shape;
+    described.ndim = 1;
+    described.data = data;
+    described.device = device;
+    return described;
   };
   const dw_param params[] = {param("first", DW_HOST_MEMORY), param("second", DW_HOST_MEMORY)};
   CHECK(dw_megatron_check(megatron, 0, params, 2) == DW_INVALID_ARGUMENT);

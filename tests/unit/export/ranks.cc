@@ -2,9 +2,7 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,35 +33,25 @@ void Line::AwaitGo() const {
 }
 
 Ranks::Ranks(int n, const Body& body) {
-  const pid_t parent = getpid();
   for (int r = 0; r < n; ++r) {
     int fds[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) != 0) {
       throw std::runtime_error("socketpair");
     }
-    const pid_t pid = fork();
-    if (pid < 0) throw std::runtime_error("fork");
-    if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      if (getppid() != parent) _exit(1);
+    auto child = std::make_unique<Forked>([&] {
       // As in a program that leaves SIGPIPE alone: it ends the process.
       signal(SIGPIPE, SIG_DFL);
       close(fds[0]);
       const Line line(fds[1]);
       line.Say(body(r, line));
-      _exit(0);
-    }
+    });
     close(fds[1]);
-    children_.push_back({pid, fds[0], {}});
+    children_.push_back({std::move(child), fds[0], {}});
   }
 }
 
 Ranks::~Ranks() {
-  for (Child& c : children_) kill(c.pid, SIGKILL);
-  for (Child& c : children_) {
-    waitpid(c.pid, nullptr, 0);
-    close(c.fd);
-  }
+  for (const Child& c : children_) close(c.fd);
 }
 
 std::string Ranks::Hear(int rank) {
@@ -87,7 +75,7 @@ void Ranks::Go(int rank) {
   if (send(children_[rank].fd, "g", 1, MSG_NOSIGNAL) != 1) throw std::runtime_error("Go");
 }
 
-void Ranks::Signal(int rank, int signal) { kill(children_[rank].pid, signal); }
+void Ranks::Signal(int rank, int signal) { children_[rank].process->Signal(signal); }
 
 Collective::Deadline In(std::chrono::milliseconds time) { return Collective::Clock::now() + time; }
 

@@ -3,8 +3,6 @@
 // Threads: one. Errors: what does not come in time is reported as text that no test expects.
 #pragma once
 
-#include <sys/types.h>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,6 +11,7 @@
 #include "sender/export/gather/collective.h"
 #include "sender/export/gather/gather.h"
 #include "sender/export/gather/gloo_collective.h"
+#include "tests/support/forked.h"
 
 namespace deltawire::testing {
 
@@ -44,7 +43,7 @@ class Ranks {
 
  private:
   struct Child {
-    pid_t pid;
+    std::unique_ptr<Forked> process;
     int fd;
     std::string read;
   };

@@ -6,7 +6,7 @@
 
 #include <catch2/catch.hpp>
 
-#include "sender/export/client/attempt.h"
+#include "sender/export/client/this_process.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire {
@@ -16,12 +16,6 @@ TEST_CASE("trainer client: the last one leaves gRPC running") {
   const TempDir temp;
   { const TrainerClient client((temp.path() / "trainer.sock").string(), "m"); }
   CHECK(grpc_is_initialized() == 1);
-}
-
-TEST_CASE("an attempt is never 0, and never the same twice") {
-  const uint64_t attempt = DrawAttempt();
-  CHECK(attempt != 0);
-  CHECK(DrawAttempt() != attempt);
 }
 
 TEST_CASE("a process is named by its program, number and host") {

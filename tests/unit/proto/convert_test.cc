@@ -67,7 +67,32 @@ TEST_CASE("a pull's figures that do not add up count no chunk below zero") {
   in.set_chunks_delta(5);
   in.set_chunks_tight(4);
   in.set_chunks_dense(4);
-  CHECK(FromProto(in).forms.chunks[FormCounts::kFast] == 0);
+  CHECK(FromProto(in).forms.chunks[kernels::FormOf(kernels::Codec::kFast)] == 0);
+}
+
+TEST_CASE("each codec's chunks have a field, but for fast, whose are the rest") {
+  PullStats stats{.chunks_full = 2, .chunks_delta = 100};
+  stats.forms.chunks[FormCounts::kRaw] = 2;
+  for (size_t form = kernels::FormOf(kernels::Codec::kFast) + 1; form < kernels::kForms; ++form) {
+    stats.forms.chunks[form] = form;
+    stats.forms.chunks[kernels::FormOf(kernels::Codec::kFast)] = 100 - form;
+    v1::PullStats message;
+    ToProto(stats, &message);
+    CHECK(FromProto(message) == stats);
+    stats.forms.chunks[form] = 0;
+  }
+}
+
+TEST_CASE("speeds of decoding go to the fields of their codecs") {
+  CoderSpeeds speeds;
+  speeds[kernels::Codec::kTight] = 5;
+  speeds[kernels::Codec::kDense] = 6;
+  v1::OpenPullRequest request;
+  SetDecodeSpeeds(speeds, &request);
+  CHECK(request.tight_decode_bytes_per_s() == 5);
+  CHECK(request.dense_decode_bytes_per_s() == 6);
+  CHECK(DecodeSpeeds(request)[kernels::Codec::kTight] == 5);
+  CHECK(DecodeSpeeds(request)[kernels::Codec::kDense] == 6);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/shm/delta_file.h"
 #include "receiver/pull_round.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
@@ -148,6 +149,7 @@ struct RoundRig {
         .sink = *sink,
         .history = history,
         .side_files = files,
+        .delta_files = delta_files,
         .pool = pool,
         .rates = rates,
         .transport = transport,
@@ -196,6 +198,7 @@ struct RoundRig {
   CoderRates rates;
   History history{1 << 20};
   SideFileCache files;
+  DeltaFiles delta_files{dir.path() / kDeltaFolder, 1 << 20};
   std::vector<std::unique_ptr<Station>> stations;
   std::vector<std::unique_ptr<Upstream>> upstreams;
   TransportFactory transport;

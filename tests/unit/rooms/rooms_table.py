@@ -50,7 +50,7 @@ ROOMS = {
     "common/wire": Room(rooms=(BASE, "common/layout"), outside=GROUND),
     "common/shm": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("json",)),
     "common/net": Room(rooms=(BASE, "common/wire"), outside=GROUND + ("asio", "openssl")),
-    "common/config": Room(rooms=(BASE,), outside=GROUND + ("cli11",)),
+    "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
     "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("prometheus",)),
     # What CPU and CUDA share stands at the top, so neither's folder is included from outside of it.
     "kernels": Room(never=("kernels/cuda",)),
@@ -84,14 +84,21 @@ ROOMS = {
     ),
     "sender/export/abi": Room(rooms=("common", "kernels", "sender/export"), outside=GROUND),
     "receiver": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
+    # What runs in an engine's process: nothing that opens a socket.
+    "receiver/engine_client": Room(
+        rooms=(BASE, "common/layout", "common/delta", "common/shm", "kernels"), outside=GROUND
+    ),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(
         rooms=("common", "kernels", "proto", "sender/export", "bench/synth"),
         outside=DAEMON,
         never=("kernels/cpu", "kernels/cuda"),
     ),
-    # Over the C ABI alone: docs/decisions.md.
-    "python": Room(rooms=("sender/export/abi",), outside=("pybind11",)),
+    # The trainer's side over the C ABI alone: docs/decisions.md.
+    "python": Room(
+        rooms=("sender/export/abi", "receiver/engine_client", BASE, "common/layout", "kernels"),
+        outside=GROUND + ("pybind11",),
+    ),
     "bench/synth": Room(rooms=("common",), outside=GROUND + ("json",)),
     "bench": ANYTHING,
     "tests": ANYTHING,

@@ -3,10 +3,8 @@
 #include "sender/agent/model.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -14,6 +12,7 @@
 #include <thread>
 
 #include "common/layout/root.h"
+#include "tests/support/forked.h"
 #include "tests/unit/sender/sender_model.h"
 
 namespace deltawire::sender {
@@ -30,24 +29,18 @@ class Writer {
  public:
   explicit Writer(const std::filesystem::path& path)
       : shared_(static_cast<std::atomic<uint64_t>*>(
-            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {
-    pid_ = ::fork();
-    REQUIRE(pid_ >= 0);
-    if (pid_ == 0) Run(path.c_str());
+            ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))),
+        child_([&] { Run(path.c_str()); }) {
     WaitPasses(1);
   }
   ~Writer() {
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
+    child_.Kill();
     ::munmap(shared_, 4096);
   }
-  void Stop() const {
-    ::kill(pid_, SIGSTOP);
-    ::waitpid(pid_, nullptr, WUNTRACED);
-  }
+  void Stop() const { child_.Stop(); }
   /// Lets it go on, and waits until it has written to all of its half.
   void GoOn() {
-    ::kill(pid_, SIGCONT);
+    child_.Signal(SIGCONT);
     WaitPasses(*shared_ + 2);
   }
 
@@ -71,7 +64,7 @@ class Writer {
   }
 
   std::atomic<uint64_t>* shared_;
-  pid_t pid_ = -1;
+  testing::Forked child_;
 };
 
 /// What rank 0 of 2 is left with when rank 1 has given their offload up.

@@ -276,6 +276,19 @@ TEST_CASE("a wait answers for its own lease") {
   Says(f->Outcome(7, 4711, info)->status(), "is not known");
 }
 
+TEST_CASE("a sender that was started anew answers for the attempt whose version it still has") {
+  Fixture f;
+  VersionInfo info;
+  info.identity.id = {1, 6};
+  info.identity.attempt = 40;
+  CHECK((*f->Outcome(6, 4711, info, 40))->id() == StateId{1, 6});
+  // Another attempt's version of that number, another number of the same attempt, no attempt.
+  Says(f->Outcome(6, 4711, info, 41)->status(), "is not known");
+  Says(f->Outcome(7, 4711, info, 40)->status(), "is not known");
+  info.identity.attempt = 0;
+  Says(f->Outcome(6, 4711, info, 0)->status(), "is not known");
+}
+
 TEST_CASE("a chunk is final when the ranks have counted all its bytes") {
   Fixture f;
   const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));

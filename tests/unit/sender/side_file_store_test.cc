@@ -1,14 +1,13 @@
 // Side files on disk: what is kept for whom, and that a SIGKILL at any moment leaves whole sets.
 #include "sender/agent/side_file_store.h"
 
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <random>
 
+#include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::sender {
@@ -78,17 +77,14 @@ TEST_CASE("a SIGKILL while sets are kept leaves each use one whole set") {
   std::mt19937_64 random(seed);
   for (int round = 0; round < 60; ++round) {
     CAPTURE(round);
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
+    testing::Forked child([&] {
       SideFileStore store(dir);
       for (uint64_t i = 0;; ++i) {
         (void)store.Keep(kAll[i % 3], Set(fmt::format("set {}", i % 5), 1 + i % 4));
       }
-    }
+    });
     ::usleep(static_cast<useconds_t>(200 + random() % 4000));
-    ::kill(child, SIGKILL);
-    ::waitpid(child, nullptr, 0);
+    child.Kill();
     const SideFileStore store(dir);
     for (const Use use : kAll) {
       const auto loaded = store.Load(use);

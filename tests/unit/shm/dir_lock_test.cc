@@ -1,13 +1,12 @@
 #include "common/shm/dir_lock.h"
 
 #include <grp.h>
-#include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
 
+#include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire {
@@ -72,27 +71,17 @@ TEST_CASE("another user's directory is refused, and both are named") {
 
 TEST_CASE("a killed owner's lock is free") {
   const TempDir temp;
-  int ready[2];
-  REQUIRE(::pipe(ready) == 0);
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    auto lock = DirLock::Acquire(temp.path());
-    const char ok = lock.ok() ? 1 : 0;
-    if (::write(ready[1], &ok, 1) != 1) ::_exit(1);
-    for (;;) ::pause();
-  }
-  char ok = 0;
-  REQUIRE(::read(ready[0], &ok, 1) == 1);
-  REQUIRE(ok == 1);
+  std::optional<StatusOr<DirLock>> lock;
+  std::optional<testing::Holder> owner(std::in_place, [&] {
+    lock = DirLock::Acquire(temp.path());
+    return lock->ok();
+  });
   const Status held = DirLock::Acquire(temp.path()).status();
   CHECK(held.code() == StatusCode::kAlreadyExists);
-  CHECK(std::string(MessageOf(held)).find(fmt::format("process {};", child)) != std::string::npos);
-  REQUIRE(::kill(child, SIGKILL) == 0);
-  REQUIRE(::waitpid(child, nullptr, 0) == child);
+  CHECK(std::string(MessageOf(held)).find(fmt::format("process {};", owner->pid())) !=
+        std::string::npos);
+  owner.reset();
   CHECK(DirLock::Acquire(temp.path()).ok());
-  ::close(ready[0]);
-  ::close(ready[1]);
 }
 
 TEST_CASE("an owner that has not written its pid yet is not given a wrong one") {

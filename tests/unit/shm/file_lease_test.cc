@@ -3,18 +3,18 @@
 
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <functional>
+#include <optional>
 
 #include "common/shm/mapped_file.h"
 #include "tests/support/denied_leases.h"
 #include "tests/support/file_user.h"
+#include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire {
@@ -117,18 +117,14 @@ class Opener {
  public:
   explicit Opener(const fs::path& path) {
     REQUIRE(::pipe(opened_) == 0);
-    child_ = ::fork();
-    REQUIRE(child_ >= 0);
-    if (child_ != 0) return;
-    const int fd = ::open(path.c_str(), O_RDONLY);
-    char byte = 0;
-    if (::pread(fd, &byte, 1, 0) != 1 || ::write(opened_[1], &byte, 1) != 1) ::_exit(1);
-    ::_exit(0);
+    child_.emplace([&] {
+      const int fd = ::open(path.c_str(), O_RDONLY);
+      char byte = 0;
+      if (::pread(fd, &byte, 1, 0) != 1 || ::write(opened_[1], &byte, 1) != 1) ::_exit(1);
+    });
   }
   ~Opener() {
-    int status = 0;
-    CHECK(::waitpid(child_, &status, 0) == child_);
-    CHECK(status == 0);
+    CHECK(child_->Wait() == 0);
     ::close(opened_[0]);
     ::close(opened_[1]);
   }
@@ -140,7 +136,7 @@ class Opener {
 
  private:
   int opened_[2];
-  pid_t child_ = -1;
+  std::optional<testing::Forked> child_;
 };
 
 TEST_CASE("one who opens it meanwhile waits, hurts nobody, and goes on when it is released") {

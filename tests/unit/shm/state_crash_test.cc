@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/shm/state_file.h"
+#include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire {
@@ -143,20 +144,17 @@ TEST_CASE("a SIGKILL at a random moment leaves only true claims") {
     Shared& shared = *memory;
     REQUIRE(StateFile::Create(path, {kChunks, kSlots, {}, 0}).ok());
     const uint64_t kill_after = 1 + std::mt19937_64(seed)() % 4000;
-    const pid_t child = ::fork();
-    REQUIRE(child >= 0);
-    if (child == 0) {
+    testing::Forked child([&] {
       auto state = StateFile::Open(path);
       if (!state.ok()) ::_exit(1);
       Owner owner(*state, shared, seed);
       for (;;) owner.OneVersion();
-    }
-    int status = 0;
+    });
     while (shared.steps.load(std::memory_order_relaxed) < kill_after) {
-      if (::waitpid(child, &status, WNOHANG) != 0) FAIL("the owner ended by itself");
+      if (child.Ended()) FAIL("the owner ended by itself");
     }
-    REQUIRE(::kill(child, SIGKILL) == 0);
-    REQUIRE(::waitpid(child, &status, 0) == child);
+    child.Kill();
+    const int status = child.Wait();
     REQUIRE(WIFSIGNALED(status));
     REQUIRE(WTERMSIG(status) == SIGKILL);
 

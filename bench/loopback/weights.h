@@ -30,14 +30,13 @@ struct ModelSource {
   static StatusOr<ModelSource> Directory(const std::filesystem::path& dir);
 };
 
-class Workload {
+class Weights {
  public:
   /// `adam_steps` are recorded here, before anything else takes memory. None are when the model is
   /// the user's or memory is too short for the trace: adam_steps_left() and why_no_adam().
-  static StatusOr<std::unique_ptr<Workload>> Create(const ModelSource& source,
-                                                    const std::filesystem::path& file,
-                                                    uint64_t seed, size_t adam_steps,
-                                                    ThreadPool& pool);
+  static StatusOr<std::unique_ptr<Weights>> Create(const ModelSource& source,
+                                                   const std::filesystem::path& file, uint64_t seed,
+                                                   size_t adam_steps, ThreadPool& pool);
 
   Bytes content() const { return {mapping_.base(), layout_->total_bytes()}; }
   Bytes tensor(size_t t) const { return content().subspan(layout_->offset(t), layout_->bytes(t)); }
@@ -54,7 +53,7 @@ class Workload {
     std::vector<uint32_t> index;   // of u16 words of the model
     std::vector<uint16_t> change;  // new - old
   };
-  Workload() = default;
+  Weights() = default;
   Status Record(const ModelSource& source, size_t steps, ThreadPool& pool);
   void FillRandom(ThreadPool& pool);
   MutableBytes writable() { return {mapping_.base(), layout_->total_bytes()}; }

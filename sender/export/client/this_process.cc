@@ -1,10 +1,9 @@
-#include "sender/export/client/attempt.h"
+#include "sender/export/client/this_process.h"
 
 #include <spdlog/fmt/fmt.h>
 #include <unistd.h>
 
 #include <fstream>
-#include <random>
 #include <vector>
 
 namespace deltawire {
@@ -27,13 +26,6 @@ std::string Program() {
 }
 
 }  // namespace
-
-uint64_t DrawAttempt() {
-  std::random_device random;
-  uint64_t attempt = 0;
-  while (attempt == 0) attempt = (uint64_t{random()} << 32) | random();
-  return attempt;
-}
 
 std::string ThisProcess() {
   char host[256] = {};

@@ -1,17 +1,21 @@
-#include "bench/harness/scratch_dir.h"
+#include "bench/harness/buffers.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
+#include <atomic>
 #include <cstring>
 
 namespace deltawire::bench {
 namespace fs = std::filesystem;
 namespace {
 
-// Blocks until every copy of the other end is closed, then removes the directory.
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+// Blocks until every copy of the other end is closed, then removes the
+// directory.
 [[noreturn]] void RunJanitor(int fd, const fs::path& dir) {
   setsid();  // a Ctrl-C at the terminal is for the others
   char byte;
@@ -28,6 +32,21 @@ namespace {
 
 }  // namespace
 
+uint64_t HugeBuffer::resident() const { return (bytes_ + kHugePage - 1) / kHugePage * kHugePage; }
+
+StatusOr<HugeBuffer> HugeBuffer::Create(uint64_t bytes) {
+  HugeBuffer out;
+  out.bytes_ = bytes;
+  out.base_.reset(static_cast<std::byte*>(std::aligned_alloc(kHugePage, out.resident())));
+  if (out.base_ == nullptr) {
+    return Errorf(StatusCode::kResourceExhausted, "no memory for a buffer of {} bytes", bytes);
+  }
+  madvise(out.base_.get(), out.resident(),
+          MADV_HUGEPAGE);  // a wish; HugePageShare tells the rest
+  std::memset(out.base_.get(), 0, out.resident());
+  return out;
+}
+
 StatusOr<std::unique_ptr<ScratchDir>> ScratchDir::Create() {
   std::error_code ec;
   const fs::path root = fs::is_directory("/dev/shm", ec) ? "/dev/shm" : fs::temp_directory_path();
@@ -41,23 +60,21 @@ StatusOr<std::unique_ptr<ScratchDir>> ScratchDir::Create() {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoError("pipe");
   dir->alive_ = UniqueFd(ends[1]);
-  const pid_t pid = fork();
-  if (pid < 0) return ErrnoError("fork");
-  if (pid == 0) {
+  dir->janitor_ = fork();
+  if (dir->janitor_ < 0) return ErrnoError("fork");
+  if (dir->janitor_ == 0) {
     close(ends[1]);
     RunJanitor(ends[0], dir->path_);
   }
   close(ends[0]);
-  dir->janitor_ = pid;
   return dir;
 }
 
 ScratchDir::~ScratchDir() {
-  if (janitor_ < 0) return;
   std::error_code ignored;
   fs::remove_all(path_, ignored);
   alive_ = UniqueFd();
-  waitpid(janitor_, nullptr, 0);
+  if (janitor_ > 0) waitpid(janitor_, nullptr, 0);
 }
 
 StatusOr<Mapping> MapNewFile(const fs::path& path, uint64_t bytes) {

@@ -1,10 +1,10 @@
-#include "bench/loopback/workload.h"
+#include "bench/loopback/weights.h"
 
 #include <cmath>
 #include <limits>
 
+#include "bench/harness/buffers.h"
 #include "bench/harness/machine.h"
-#include "bench/harness/scratch_dir.h"
 #include "bench/synth/adam_trace.h"
 #include "bench/synth/model_maker.h"
 #include "common/base/human.h"
@@ -17,13 +17,10 @@ constexpr int kAdamWarmup = 3;        // steps before the first that is recorded
 constexpr uint64_t kTraceBytes = 10;  // of AdamTrace, per element
 constexpr float kDeviation = 0.02f;   // of weights that no trace draws
 
-template <typename Word>
-void AddOne(std::byte* at, bool up) {
-  StoreLe<Word>(at, static_cast<Word>(LoadLe<Word>(at) + (up ? Word{1} : static_cast<Word>(-1))));
-}
-
 void FlipElement(std::byte* at, unsigned width, bool up) {
-  kernels::WithWidth(width, [&]<typename T>(T) { AddOne<T>(at, up); });
+  kernels::WithWidth(width, [&]<typename T>(T) {
+    StoreLe<T>(at, static_cast<T>(up ? LoadLe<T>(at) + 1 : LoadLe<T>(at) - 1));
+  });
 }
 
 }  // namespace
@@ -44,11 +41,10 @@ StatusOr<ModelSource> ModelSource::Directory(const std::filesystem::path& dir) {
   return ModelSource{dir.string(), std::move(layout), std::move(files), std::move(model)};
 }
 
-StatusOr<std::unique_ptr<Workload>> Workload::Create(const ModelSource& source,
-                                                     const std::filesystem::path& file,
-                                                     uint64_t seed, size_t adam_steps,
-                                                     ThreadPool& pool) {
-  auto out = std::unique_ptr<Workload>(new Workload);
+StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSource& source,
+                                                   const std::filesystem::path& file, uint64_t seed,
+                                                   size_t adam_steps, ThreadPool& pool) {
+  auto out = std::unique_ptr<Weights>(new Weights);
   out->layout_ = &source.layout;
   out->random_.seed(seed);
   out->seed_ = seed;
@@ -79,7 +75,7 @@ StatusOr<std::unique_ptr<Workload>> Workload::Create(const ModelSource& source,
   return out;
 }
 
-void Workload::FillRandom(ThreadPool& pool) {
+void Weights::FillRandom(ThreadPool& pool) {
   constexpr size_t kBlock = size_t{8} << 20;
   const MutableBytes to = writable();
   pool.ParallelFor((to.size() + kBlock - 1) / kBlock, [&](size_t block) {
@@ -87,13 +83,13 @@ void Workload::FillRandom(ThreadPool& pool) {
     std::normal_distribution<float> normal(0, kDeviation);
     const size_t end = std::min(to.size(), (block + 1) * kBlock);
     for (size_t i = block * kBlock; i + 2 <= end; i += 2) {
-      const auto bits = std::bit_cast<uint32_t>(normal(random));
-      StoreLe<uint16_t>(&to[i], static_cast<uint16_t>(bits >> 16));
+      StoreLe<uint16_t>(&to[i],
+                        static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16));
     }
   });
 }
 
-Status Workload::Record(const ModelSource& source, size_t steps, ThreadPool& pool) {
+Status Weights::Record(const ModelSource& source, size_t steps, ThreadPool& pool) {
   synth::AdamOptions options;
   options.seed = seed_;
   DW_ASSIGN_OR_RETURN(synth::AdamTrace trace,
@@ -126,13 +122,13 @@ Status Workload::Record(const ModelSource& source, size_t steps, ThreadPool& poo
   return absl::OkStatus();
 }
 
-void Workload::AdamStep() {
+void Weights::AdamStep() {
   Step step = std::move(steps_[next_step_++]);  // its memory is not needed again
   const auto words = reinterpret_cast<uint16_t*>(mapping_.base());
   for (size_t i = 0; i < step.index.size(); ++i) words[step.index[i]] += step.change[i];
 }
 
-void Workload::Flip(double fraction) {
+void Weights::Flip(double fraction) {
   // Gaps between changed elements are geometric; the remainder carries over from tensor to tensor.
   const double scale = 1 / std::log1p(-fraction);
   std::uniform_real_distribution<double> uniform(std::numeric_limits<double>::min(), 1);

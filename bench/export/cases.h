@@ -1,0 +1,34 @@
+// The cases of the suite `export`: copies by kind, planning, every rank's copies into a half,
+// gathering over Gloo, the Python package, several ranks at one sender. Each adds its rows; nothing
+// is kept between them. REQUIRES: no other thread runs (some fork).
+// Errors: memory, processes, and results that are not the model's bytes.
+#pragma once
+
+#include <vector>
+
+#include "bench/harness/bench.h"
+
+namespace deltawire::bench {
+
+struct ExportOptions {
+  uint64_t mib = 256;  ///< of each destination of place/KIND, about
+  std::vector<size_t> threads = {1, 2};
+  bool shm = false;       ///< place/KIND in tmpfs, as halves are, not in huge pages
+  bool cpu_time = false;  ///< of the threads instead of the clock's: for machines with other work
+};
+
+/// place/KIND: one kind of copy against memcpy of as many bytes with as many threads.
+Status PlaceCases(const ExportOptions& options, Bench& bench);
+/// plan/MODEL: plan and proof, one rank's programs, and the memory of both.
+Status PlanCases(Bench& bench);
+/// place/MODEL/LAYOUT: shards of all ranks to a half in tmpfs, against memcpy.
+Status RankCases(const ExportOptions& options, Bench& bench);
+/// gather/MODEL/LAYOUT: two processes, against bare TCP.
+Status GatherCases(Bench& bench);
+/// offload/python: a script that says its rows.
+Status PythonCases(const ExportOptions& options, Bench& bench);
+/// ready/ranks=N: ready to published where several ranks write every tensor, with chunks diffed as
+/// soon as all have finished them, against a sender with --no-eager-diff. Starts threads that stay.
+Status EarlyCases(Bench& bench);
+
+}  // namespace deltawire::bench

@@ -1,0 +1,150 @@
+// One run of a suite: its command line, the cases asked for, their rounds, and
+// their rows. A case is measured beside its references in the same rounds (A,
+// B, A, B ...), so that what disturbs a machine for a while disturbs all sides
+// alike; figures say which rows follow from it. Owner: SuiteMain, for one run.
+// One thread. Errors: those of the suite's own code; a slow result is none.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <regex>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "bench/harness/report.h"
+#include "common/base/human.h"
+
+namespace CLI {
+class App;
+}
+
+namespace deltawire::bench {
+
+inline constexpr double kGb = 1e9;
+inline constexpr double kMiB = 1024.0 * 1024.0;
+
+/// Named columns of numbers, one value per round.
+class Series {
+ public:
+  void Add(std::string_view name, double value) { values_[std::string(name)].push_back(value); }
+  /// Adds the seconds that `work` takes, which returns a Status or nothing.
+  template <typename Work>
+  Status Time(std::string_view name, const Work& work);
+  bool Has(std::string_view name) const { return values_.count(std::string(name)) != 0; }
+  /// REQUIRES: Has(name).
+  const std::vector<double>& Of(std::string_view name) const {
+    return values_.at(std::string(name));
+  }
+
+ private:
+  std::map<std::string, std::vector<double>> values_;
+};
+
+struct Rounds {
+  size_t warmups = 1;
+  size_t runs = 5;
+  size_t total() const { return warmups + runs; }
+};
+
+using Round = std::function<Status(Series&)>;
+
+/// One row of a case: a column of its series, and the column that it is held against.
+struct Figure {
+  std::string metric;
+  std::string unit;
+  std::string column;
+  double rate = 0;             ///< not 0: the value is `rate` / column
+  std::string against = "";    ///< a column; one that was not measured is left out, as is its wish
+  std::string reference = "";  ///< what people call it; empty: as the column
+  double reference_rate = 0;   ///< 0: as `rate`
+  Wanted wanted = {};
+  std::string note = "";
+  bool detail = false;
+
+  Figure& Against(std::string its_column, std::string called = "") {
+    against = std::move(its_column);
+    reference = std::move(called);
+    return *this;
+  }
+  /// The reference's own, where it moves other bytes.
+  Figure& AgainstBytes(uint64_t bytes) {
+    reference_rate = static_cast<double>(bytes) / kGb;
+    return *this;
+  }
+  Figure& AtLeast(double ratio) {
+    wanted.ratio_at_least = ratio;
+    return *this;
+  }
+  Figure& Note(std::string text) {
+    note = std::move(text);
+    return *this;
+  }
+};
+
+/// Throughput of `bytes` in the column's seconds.
+inline Figure Throughput(std::string column, uint64_t bytes, std::string metric = "throughput") {
+  return {std::move(metric), "GB/s", std::move(column), static_cast<double>(bytes) / kGb};
+}
+/// A column as it is, seconds most often.
+inline Figure Value(std::string metric, std::string column, std::string unit = "s") {
+  return {std::move(metric), std::move(unit), std::move(column)};
+}
+
+class Bench {
+ public:
+  Rounds rounds;
+  uint64_t seed = 1;
+  bool quick = false;  ///< small data, once: does it still work?
+
+  /// Whether a case of this name was asked for.
+  bool Asked(const std::string& name) const;
+  bool AnyAsked(const std::vector<std::string>& names) const;
+
+  /// Calls `round` for each warm-up (its values are dropped) and each run, to
+  /// the first error.
+  StatusOr<Series> Measure(const Round& round) const;
+  /// Rows of a case that was measured; none when nobody asked for it.
+  void Add(const std::string& name, size_t threads, const Series& series,
+           const std::vector<Figure>& figures);
+  /// The same, of one number.
+  void AddValue(const std::string& name, std::string metric, double value, std::string unit,
+                double at_most = 0, std::string note = "", size_t threads = 1);
+  /// The growth of memory in MiB; nothing where the kernel did not tell.
+  void AddMemory(const std::string& name, std::optional<uint64_t> bytes, double at_most,
+                 std::string note = "");
+  Report& report() { return *report_; }
+
+ private:
+  friend int SuiteMain(const struct Suite& suite, int argc, char** argv);
+  std::vector<std::regex> only_;
+  std::unique_ptr<Report> report_;
+};
+
+struct Suite {
+  std::string name;
+  std::string about;
+  std::function<void(CLI::App&)> declare;  ///< adds the suite's own options
+  std::function<Status(Bench&)> run;
+  Report::Table table = Report::Table::kFull;
+};
+
+/// A whole program: the options that all suites have (--runs, --only, --seed, --quick, --json) and
+/// the suite's own, the run, the report. The exit status: 1 when something did not work.
+int SuiteMain(const Suite& suite, int argc, char** argv);
+
+template <typename Work>
+Status Series::Time(std::string_view name, const Work& work) {
+  const auto start = SteadyClock::now();
+  if constexpr (std::is_void_v<std::invoke_result_t<const Work&>>) {
+    work();
+  } else {
+    DW_RETURN_IF_ERROR(work());
+  }
+  Add(name, SecondsSince(start));
+  return absl::OkStatus();
+}
+
+}  // namespace deltawire::bench

@@ -1,0 +1,15 @@
+#include "common/base/attempt.h"
+
+#include <sys/random.h>
+
+namespace deltawire {
+
+uint64_t DrawAttempt() {
+  uint64_t attempt = 0;
+  // A short answer is one that a signal cut off.
+  while (getrandom(&attempt, sizeof attempt, 0) != sizeof attempt || attempt == 0) {
+  }
+  return attempt;
+}
+
+}  // namespace deltawire

@@ -1,0 +1,12 @@
+// An attempt ties the parts of one offload together, over ranks and agents, and tells it from
+// another offload of the same version. Stateless; any thread. Errors: none.
+#pragma once
+
+#include <cstdint>
+
+namespace deltawire {
+
+/// A random number, never 0. One rank draws it and hands it to the others.
+uint64_t DrawAttempt();
+
+}  // namespace deltawire

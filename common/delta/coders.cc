@@ -1,0 +1,106 @@
+#include "common/delta/coders.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "common/base/of_this_thread.h"
+#include "common/delta/dense.h"
+
+namespace deltawire {
+namespace {
+
+using kernels::Bytes;
+using kernels::Codec;
+using kernels::DecodeStatus;
+using kernels::MutableBytes;
+
+struct Scratch {
+  ScratchMemory tight, out;
+  std::vector<std::byte> dense;
+};
+
+Scratch& ThisThread() { return OfThisThread<Scratch>(); }
+
+// The kernel keeps to the limit, which is the fast payload's size, by itself.
+Bytes EncodeTight(const CodedChunk& c, Bytes fast, size_t) {
+  Scratch& s = ThisThread();
+  const MutableBytes out = s.out.Sized(fast.size());
+  size_t bytes = 0;
+  const auto done = c.backend.tight_encode(c.old_data, fast, c.width, c.function, c.history,
+                                           s.tight.Sized(kernels::kTightScratchBytes), out, &bytes);
+  return done == DecodeStatus::kOk ? out.first(bytes) : Bytes();
+}
+
+DecodeStatus DecodeTight(const CodedChunk& c, Bytes payload, MutableBytes out, size_t* bytes) {
+  return c.backend.tight_decode(c.old_data, payload, c.width, c.history,
+                                ThisThread().tight.Sized(kernels::kTightScratchBytes), out, bytes);
+}
+
+DecodeStatus ReadTightNeed(Bytes payload, HistoryNeed* need) {
+  kernels::TightHead head;
+  const DecodeStatus s = kernels::ReadTightHead(payload, &head);
+  *need = {head.depth, head.context};
+  return s;
+}
+
+// For each change, and a little (so much, as measured) for each element.
+double TightWork(size_t chunk_bytes, size_t fast_bytes) {
+  return static_cast<double>(fast_bytes) + static_cast<double>(chunk_bytes) / 1024;
+}
+
+Bytes EncodeDense(const CodedChunk& c, Bytes fast, size_t limit) {
+  std::vector<std::byte>& out = ThisThread().dense;
+  const size_t bytes = DenseEncode(c.backend, fast, c.bytes, c.width, limit, out);
+  return Bytes(out).first(bytes);
+}
+
+DecodeStatus DecodeDense(const CodedChunk& c, Bytes payload, MutableBytes out, size_t* bytes) {
+  return DenseDecode(c.backend, payload, c.bytes, c.width, out, bytes);
+}
+
+double ChunkWork(size_t chunk_bytes, size_t) { return static_cast<double>(chunk_bytes); }
+
+constexpr Coder kCoders[] = {
+    {.codec = Codec::kTight,
+     .encode = EncodeTight,
+     .decode = DecodeTight,
+     .needs_old = true,
+     .read_need = ReadTightNeed,
+     .work = TightWork,
+     .usual_ratio = 0.65},
+    // Gaps are cheaper than planes of zeros, so it wants a part of the chunk changed.
+    {.codec = Codec::kDense,
+     .encode = EncodeDense,
+     .decode = DecodeDense,
+     .may_outgrow_fast = true,
+     .work = ChunkWork,
+     .usual_ratio = 0.9,
+     .from_share = 0.25},
+};
+
+constexpr size_t kFirst = kernels::FormOf(Codec::kFast) + 1;
+
+// Every codec but fast has its row, where CoderOf looks for it.
+constexpr bool RowsByNumber() {
+  for (size_t i = 0; i < std::size(kCoders); ++i) {
+    if (kernels::FormOf(kCoders[i].codec) != kFirst + i) return false;
+  }
+  return kFirst + std::size(kCoders) == kernels::kForms;
+}
+static_assert(RowsByNumber());
+
+}  // namespace
+
+std::span<const Coder> Coders() { return kCoders; }
+
+const Coder* CoderOf(Codec codec) {
+  return codec == Codec::kFast ? nullptr : &kCoders[kernels::FormOf(codec) - kFirst];
+}
+
+const Coder* CoderOf(Bytes payload) {
+  if (payload.size() < 2 || payload[0] != std::byte{kernels::kFormat}) return nullptr;
+  const auto form = static_cast<size_t>(payload[1]);
+  return form < kFirst || form >= kernels::kForms ? nullptr : &kCoders[form - kFirst];
+}
+
+}  // namespace deltawire

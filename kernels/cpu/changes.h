@@ -1,0 +1,14 @@
+// Hands on what a fast payload changes, block by block, for callers whose elements do not lie side
+// by side. Pure; scratch is the caller's. Cost: that of decode_apply without its memory accesses.
+#pragma once
+
+#include "kernels/cpu/tight.h"
+#include "kernels/kernels.h"
+
+namespace deltawire::kernels {
+
+/// kernels::Backend::changes over a backend's own block reader.
+DecodeStatus VisitChanges(const BlockOps& ops, Bytes payload, size_t raw_bytes, unsigned width,
+                          MutableBytes scratch, ChangeVisitor visit, void* context);
+
+}  // namespace deltawire::kernels

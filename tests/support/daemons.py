@@ -1,0 +1,146 @@
+"""Daemons as child processes of a test, and what a receiver holds, read by a reader of our own.
+
+They write below one directory, which somebody else removes, and die with this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+DEADLINE_S = 120
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # loaded before any fork
+_reserved = []
+
+
+def programs() -> pathlib.Path | None:
+    """The directory of the daemons, as the environment names it."""
+    found = os.environ.get("DELTAWIRE_BIN_DIR")
+    return pathlib.Path(found) if found else None
+
+
+def free_port() -> int:
+    """A port that the kernel gives to nobody else while this process lives."""
+    s = socket.socket()
+    s.bind(("127.0.0.1", 0))
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # once bound: the daemon may listen
+    _reserved.append(s)
+    return s.getsockname()[1]
+
+
+def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """name -> (dtype, shape, bytes), by a reader that shares nothing with what is tested."""
+    content = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", content)
+    header = json.loads(content[8 : 8 + length])
+    header.pop("__metadata__", None)
+    data = memoryview(content)[8 + length :]
+    return {
+        name: (t["dtype"], tuple(t["shape"]), bytes(data[slice(*t["data_offsets"])]))
+        for name, t in header.items()
+    }
+
+
+def die_with_parent() -> None:
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Receiver:
+    """A receiver of one model, as the command line sees it."""
+
+    def __init__(self, tool: pathlib.Path, model: str, directory: pathlib.Path):
+        self.directory = directory
+        self.address = f"127.0.0.1:{free_port()}"
+        self._tool = tool
+        self._model = model
+
+    def status(self) -> dict:
+        """Of the model; {} while the receiver does not answer."""
+        command = [str(self._tool), "status", "--json", "--receiver", self.address]
+        done = subprocess.run(command, capture_output=True, text=True)
+        models = json.loads(done.stdout)["receiver"].get("models", []) if done.stdout else []
+        return next((m for m in models if m["model"] == self._model), {})
+
+    def await_version(self, version: int) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while int(self.status().get("committed", {}).get("version", 0)) < version:
+            if time.monotonic() > end:
+                raise RuntimeError(f"version {version} was not committed: {self.status()}")
+
+    def sync(self) -> None:
+        """Returns when it holds the newest version, wholly and verified."""
+        command = [str(self._tool), "sync", "--model", self._model, "--receiver", self.address]
+        end = time.monotonic() + DEADLINE_S
+        while True:  # the receiver may only just have started
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode == 0:
+                return
+            if time.monotonic() > end:
+                raise RuntimeError(f"sync of {self._model} failed: {done.stdout}{done.stderr}")
+
+    def content(self) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+        return read_safetensors(self.directory / "model.safetensors")
+
+
+class Daemons:
+    """Senders and receivers, with their logs in `root`. A context manager: prints the logs where an
+    error leaves it."""
+
+    def __init__(self, root: pathlib.Path, where: pathlib.Path | None = None):
+        """`where`: the programs' directory, if it is not the environment's."""
+        self.root = root
+        self._programs = where or programs()
+        self._children: list[subprocess.Popen] = []
+
+    def start_sender(self, directory: pathlib.Path, *options: str) -> str:
+        """Its control address."""
+        control = f"127.0.0.1:{free_port()}"
+        self._start(
+            "deltawire-sender", "--data-dir", str(directory), "--control-listen", control,
+            "--bulk-listen", "127.0.0.1:0", *options,
+        )
+        return control
+
+    def start_receiver(
+        self, senders: list[str], model: str, directory: pathlib.Path, *options: str
+    ) -> Receiver:
+        receiver = Receiver(self._programs / "deltawire", model, directory)
+        follow = [option for sender in senders for option in ("--sender", sender)]
+        self._start(
+            "deltawire-receiver", *follow, "--model", f"{model}={directory}",
+            "--control-listen", receiver.address, *options,
+        )
+        return receiver
+
+    def _start(self, program: str, *options: str) -> None:
+        command = [str(self._programs / program), *options]
+        with open(self.root / f"{program}-{len(self._children)}.log", "w") as log:
+            self._children.append(
+                subprocess.Popen(
+                    command, stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
+                )
+            )
+
+    def logs(self) -> str:
+        return "".join(f"\n--- {p.name}\n{p.read_text()}" for p in sorted(self.root.glob("*.log")))
+
+    def close(self) -> None:
+        for child in self._children:
+            child.kill()
+            child.wait()
+
+    def __enter__(self) -> Daemons:
+        return self
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is not None:
+            print(self.logs(), flush=True)
+        self.close()

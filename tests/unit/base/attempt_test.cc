@@ -1,0 +1,13 @@
+#include "common/base/attempt.h"
+
+#include <catch2/catch.hpp>
+
+namespace deltawire {
+
+TEST_CASE("an attempt is never 0, and never the same twice") {
+  const uint64_t attempt = DrawAttempt();
+  CHECK(attempt != 0);
+  CHECK(DrawAttempt() != attempt);
+}
+
+}  // namespace deltawire
