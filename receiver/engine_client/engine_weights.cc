@@ -1,0 +1,476 @@
+#include "receiver/engine_client/engine_weights.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "common/layout/root.h"
+#include "kernels/element_width.h"
+
+namespace deltawire::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kState = ".deltawire.state";
+constexpr std::chrono::milliseconds kLookEvery{2};
+
+/// Finds the places of rising positions of one box; most of them are in the run of the last one.
+class Finder {
+ public:
+  Finder(const OrderedBox& box, std::byte* memory) : box_(box), memory_(memory) {}
+  /// Null where the box does not have the tensor's byte `at`. REQUIRES: `at` never falls.
+  std::byte* At(uint64_t at) {
+    if (at >= run_.tensor_offset + run_.bytes && !done_) {
+      run_ = box_.RunAt(at);
+      done_ = run_.bytes == 0;
+    }
+    if (done_ || at < run_.tensor_offset) return nullptr;
+    return memory_ + run_.storage_offset + (at - run_.tensor_offset);
+  }
+
+ private:
+  const OrderedBox& box_;
+  std::byte* memory_;
+  Run run_;
+  bool done_ = false;
+};
+
+thread_local std::vector<uint64_t> t_scratch;
+
+MutableBytes ChangesScratch() {
+  t_scratch.resize(kernels::kChangesScratchBytes / sizeof(uint64_t));
+  return std::as_writable_bytes(std::span(t_scratch));
+}
+
+}  // namespace
+
+/// One way from a state to another.
+struct EngineWeights::Prepared {
+  UpdateInfo info;
+  std::vector<DeltaFile> files;
+  std::optional<HeldBuffer> buffer;        // while chunks are read from it
+  std::vector<uint32_t> from_buffer;       // in rising order
+  std::vector<std::vector<Bytes>> deltas;  // payloads by entry of delta_chunks, in order
+  std::vector<uint32_t> delta_chunks;      // in rising order
+  std::vector<uint64_t> digests_before, digests_after;
+  std::vector<std::vector<std::byte>> old;  // of from_buffer, once applied
+};
+
+EngineWeights::EngineWeights(fs::path directory, StateReader state, Layout layout,
+                             ChunkTable chunks, size_t threads)
+    : directory_(std::move(directory)),
+      state_(std::move(state)),
+      layout_(std::move(layout)),
+      chunks_(std::move(chunks)),
+      key_(state_.shape().digest_seed),
+      backend_(kernels::Best()),
+      pool_(threads) {}
+
+EngineWeights::~EngineWeights() = default;
+
+StatusOr<std::unique_ptr<EngineWeights>> EngineWeights::Open(const fs::path& directory,
+                                                             size_t threads) {
+  DW_ASSIGN_OR_RETURN(StateReader state, StateReader::Open(directory / kState));
+  DW_ASSIGN_OR_RETURN(const HeldBuffer held, HeldBuffer::Open(directory, state));
+  DW_ASSIGN_OR_RETURN(Layout layout, held.ReadLayout());
+  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
+  if (chunks.size() != state.shape().chunks ||
+      !(layout.fingerprint() == state.shape().fingerprint)) {
+    return Errorf(StatusCode::kDataLoss, "{}: the weights and the state file are of two models",
+                  directory.native());
+  }
+  return std::unique_ptr<EngineWeights>(new EngineWeights(
+      directory, std::move(state), std::move(layout), std::move(chunks), threads));
+}
+
+Identity EngineWeights::committed() const {
+  const StateReader::Slot slot = state_.slot(state_.active());
+  return slot.phase == SlotPhase::kWhole && state_.IsCurrent() ? slot.identity : Identity{};
+}
+
+StatusOr<Identity> EngineWeights::WaitForOther(const Identity& known,
+                                               std::chrono::milliseconds limit,
+                                               const std::function<bool()>& gone) const {
+  const auto end = SteadyClock::now() + limit;
+  while (true) {
+    if (!state_.IsCurrent()) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "{}: the receiver has made its buffer anew, for another model or layout; open "
+                    "it again",
+                    directory_.native());
+    }
+    const Identity now = committed();
+    if (!now.empty() && !(now == known)) return now;
+    if (gone && gone()) return absl::CancelledError("nobody waits any longer");
+    if (SteadyClock::now() >= end) {
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: nothing newer than {} was committed",
+                    directory_.native(), ToString(known));
+    }
+    std::this_thread::sleep_for(kLookEvery);
+  }
+}
+
+Status EngineWeights::Bind(const Binding& binding) {
+  if (binding.memory.size() != binding.storages.size()) {
+    return Errorf(StatusCode::kInvalidArgument, "{} storages and {} addresses",
+                  binding.storages.size(), binding.memory.size());
+  }
+  DW_ASSIGN_OR_RETURN(LayoutProgram program,
+                      LayoutProgram::Create(layout_, binding.storages, binding.boxes));
+  program_.emplace(std::move(program));
+  memory_ = binding.memory;
+  held_ = {};
+  prepared_.reset();
+  applied_.reset();
+  return absl::OkStatus();
+}
+
+template <typename Fn>
+void EngineWeights::ForEachRun(uint32_t chunk, const Fn& fn) const {
+  const Chunk& c = chunks_[chunk];
+  const uint64_t begin = c.offset - layout_.offset(c.tensor);
+  const uint64_t end = begin + c.bytes;
+  for (const OrderedBox& box : program_->boxes(c.tensor)) {
+    if (box.first() >= end || box.last() <= begin) continue;
+    for (Run run = box.RunAt(begin); run.bytes > 0 && run.tensor_offset < end;
+         run = box.RunAt(run.tensor_offset + run.bytes)) {
+      const uint64_t first = std::max(run.tensor_offset, begin);
+      const uint64_t last = std::min(run.tensor_offset + run.bytes, end);
+      std::byte* at = memory_[box.storage()] + run.storage_offset + (first - run.tensor_offset);
+      fn(first - begin, MutableBytes(at, last - first));
+    }
+  }
+}
+
+StatusOr<Comparison> EngineWeights::Adopt() {
+  if (!program_) return absl::FailedPreconditionError("no memory is bound");
+  DW_ASSIGN_OR_RETURN(const HeldBuffer held, HeldBuffer::Open(directory_, state_));
+  const Bytes data = held.data();
+  if (data.size() < layout_.total_bytes()) {
+    return Errorf(StatusCode::kDataLoss, "{}: the weights are cut short", directory_.native());
+  }
+  std::atomic<uint64_t> bytes{0};
+  std::vector<uint8_t> bad(chunks_.size(), 0);
+  pool_.ParallelFor(chunks_.size(), [&](size_t i) {
+    uint64_t mine = 0;
+    ForEachRun(static_cast<uint32_t>(i), [&](uint64_t at, MutableBytes live) {
+      const std::byte* want = data.data() + chunks_[static_cast<uint32_t>(i)].offset + at;
+      if (std::memcmp(live.data(), want, live.size()) != 0) bad[i] = 1;
+      mine += live.size();
+    });
+    bytes += mine;
+  });
+  if (!held.StillHolds()) return absl::UnavailableError("another version was committed meanwhile");
+  Comparison found{.identity = held.identity(), .bytes = bytes, .different = {}};
+  std::set<uint32_t> tensors;
+  for (uint32_t i = 0; i < bad.size(); ++i) {
+    if (bad[i] != 0) tensors.insert(chunks_[i].tensor);
+  }
+  for (const uint32_t t : tensors) found.different.push_back(layout_.tensor(t).name);
+  if (!found.different.empty()) return found;
+  digests_.resize(chunks_.size());
+  for (uint32_t i = 0; i < chunks_.size(); ++i) digests_[i] = held.digest(i);
+  held_ = held.identity();
+  prepared_.reset();
+  applied_.reset();
+  return found;
+}
+
+StatusOr<std::vector<fs::path>> EngineWeights::FindChain(const Identity& to) const {
+  struct Link {
+    fs::path path;
+    Identity from, to;
+  };
+  std::vector<Link> links;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory_ / kDeltaFolder, error)) {
+    // A file may go between being listed and being read; a half-made one has a hidden name.
+    const auto head = DeltaFile::Peek(entry.path());
+    if (!head.ok() || !(head->fingerprint == layout_.fingerprint())) continue;
+    links.push_back({entry.path(), head->from, head->to});
+  }
+  // Newest first: of two ways to one state (after a rollback) the later one.
+  std::sort(links.begin(), links.end(),
+            [](const Link& a, const Link& b) { return a.path > b.path; });
+  std::vector<fs::path> chain;
+  Identity at = to;
+  while (!(at == held_)) {
+    const auto link =
+        std::find_if(links.begin(), links.end(), [&](const Link& l) { return l.to == at; });
+    if (link == links.end()) return absl::NotFoundError("no chain of deltas leads there");
+    chain.insert(chain.begin(), link->path);
+    at = link->from;
+    // Each link once: a rollback and its return would be a circle.
+    links.erase(link);
+  }
+  return chain;
+}
+
+Status EngineWeights::CheckChain(Prepared& p) const {
+  std::map<uint32_t, std::vector<Bytes>> deltas;
+  std::set<uint32_t> whole;
+  p.digests_after = digests_;
+  for (const DeltaFile& file : p.files) {
+    for (const DeltaFileEntry& e : file.entries()) {
+      uint64_t& digest = p.digests_after[e.chunk];
+      if (digest != e.digest_before) {
+        return Errorf(StatusCode::kDataLoss, "a delta of chunk {} is for other bytes", e.chunk);
+      }
+      digest = e.digest_after;
+      if (e.whole() || whole.contains(e.chunk)) {
+        whole.insert(e.chunk);
+        deltas.erase(e.chunk);
+        continue;
+      }
+      deltas[e.chunk].push_back(e.payload);
+    }
+  }
+  for (auto& [chunk, payloads] : deltas) {
+    p.delta_chunks.push_back(chunk);
+    p.deltas.push_back(std::move(payloads));
+  }
+  p.from_buffer.assign(whole.begin(), whole.end());
+
+  std::atomic<uint64_t> changes{0}, bytes{0};
+  std::atomic<uint32_t> bad{~0u};
+  pool_.ParallelFor(p.delta_chunks.size(), [&](size_t i) {
+    const Chunk& c = chunks_[p.delta_chunks[i]];
+    for (const Bytes payload : p.deltas[i]) {
+      uint64_t changed = 0;
+      if (backend_.validate(payload, c.bytes, c.width, &changed) != kernels::DecodeStatus::kOk) {
+        bad = p.delta_chunks[i];
+      }
+      changes += changed;
+      bytes += payload.size();
+    }
+  });
+  if (bad != ~0u) {
+    return Errorf(StatusCode::kDataLoss, "the delta of chunk {} is malformed", bad.load());
+  }
+  p.info.deltas = p.files.size();
+  p.info.changes = changes;
+  p.info.payload_bytes = bytes;
+  p.info.chunks_by_delta = p.delta_chunks.size();
+  return absl::OkStatus();
+}
+
+Status EngineWeights::CheckBuffer(Prepared& p) const {
+  DW_ASSIGN_OR_RETURN(p.buffer, HeldBuffer::Open(directory_, state_));
+  const HeldBuffer& buffer = *p.buffer;
+  if (!(buffer.identity() == p.info.to)) {
+    return absl::UnavailableError("another version was committed meanwhile");
+  }
+  if (buffer.data().size() < layout_.total_bytes()) {
+    return Errorf(StatusCode::kDataLoss, "{}: the weights are cut short", directory_.native());
+  }
+  std::atomic<uint32_t> bad{~0u};
+  pool_.ParallelFor(p.from_buffer.size(), [&](size_t i) {
+    const Chunk& c = chunks_[p.from_buffer[i]];
+    const uint64_t digest = backend_.digest(key_, buffer.data().subspan(c.offset, c.bytes));
+    if (digest != p.digests_after[p.from_buffer[i]]) bad = p.from_buffer[i];
+  });
+  if (bad != ~0u) {
+    return Errorf(StatusCode::kDataLoss,
+                  "chunk {} of tensor {} has lost its digest in the receiver's buffer", bad.load(),
+                  layout_.tensor(chunks_[bad].tensor).name);
+  }
+  p.info.chunks_whole = p.from_buffer.size();
+  return absl::OkStatus();
+}
+
+StatusOr<UpdateInfo> EngineWeights::Prepare() {
+  if (held_.empty()) {
+    return absl::FailedPreconditionError(
+        "what the engine's memory holds is not known; compare it with the buffer first (Adopt)");
+  }
+  prepared_.reset();
+  applied_.reset();
+  auto p = std::make_unique<Prepared>();
+  p->info.from = held_;
+  p->info.to = committed();
+  if (p->info.to.empty()) {
+    return Errorf(StatusCode::kUnavailable, "{}: no version is committed now", directory_.native());
+  }
+  p->digests_before = digests_;
+  bool by_delta = false;
+  if (const auto chain = FindChain(p->info.to); chain.ok()) {
+    by_delta = true;
+    for (const fs::path& path : *chain) {
+      auto file = DeltaFile::Open(path);
+      by_delta = by_delta && file.ok() && file->head().chunks == chunks_.size();
+      if (!by_delta) break;
+      p->files.push_back(*std::move(file));
+    }
+    by_delta = by_delta && CheckChain(*p).ok() &&
+               RootOf(p->digests_after, Coverage::All(chunks_.size())) == p->info.to.root;
+  }
+  if (!by_delta) {
+    // The buffer has every chunk, and says which are others than the engine's.
+    DW_ASSIGN_OR_RETURN(const HeldBuffer buffer, HeldBuffer::Open(directory_, state_));
+    auto from_buffer = std::make_unique<Prepared>();
+    from_buffer->info = {.from = held_, .to = buffer.identity()};
+    from_buffer->digests_before = digests_;
+    from_buffer->digests_after.resize(chunks_.size());
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      from_buffer->digests_after[i] = buffer.digest(i);
+      if (buffer.digest(i) != digests_[i]) from_buffer->from_buffer.push_back(i);
+    }
+    if (!buffer.StillHolds() || RootOf(from_buffer->digests_after, Coverage::All(chunks_.size())) !=
+                                    buffer.identity().root) {
+      return absl::UnavailableError("another version was committed meanwhile");
+    }
+    p = std::move(from_buffer);
+  }
+  if (!p->from_buffer.empty()) DW_RETURN_IF_ERROR(CheckBuffer(*p));
+  prepared_ = std::move(p);
+  return prepared_->info;
+}
+
+void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way) const {
+  const Chunk& c = chunks_[chunk];
+  const uint64_t begin = c.offset - layout_.offset(c.tensor);
+  const uint64_t end = begin + c.bytes;
+  kernels::WithWidth(c.width, [&]<typename T>(T) {
+    struct Context {
+      std::vector<Finder> finders;
+      uint64_t begin;
+      T sign;
+    } context{{}, begin, static_cast<T>(static_cast<int>(way))};
+    for (const OrderedBox& box : program_->boxes(c.tensor)) {
+      if (box.first() >= end || box.last() <= begin) continue;
+      context.finders.emplace_back(box, memory_[box.storage()]);
+    }
+    if (context.finders.empty()) return;
+    const auto add = [](void* raw, const kernels::BlockChanges& changes) {
+      auto& ctx = *static_cast<Context*>(raw);
+      for (Finder& finder : ctx.finders) {
+        for (size_t i = 0; i < changes.at.size(); ++i) {
+          std::byte* at = finder.At(ctx.begin + (changes.first + changes.at[i]) * sizeof(T));
+          if (at == nullptr) continue;
+          T value;
+          std::memcpy(&value, at, sizeof value);
+          value = static_cast<T>(value + static_cast<T>(changes.differences[i]) * ctx.sign);
+          std::memcpy(at, &value, sizeof value);
+        }
+      }
+    };
+    // Prepare has validated it.
+    (void)backend_.changes(payload, c.bytes, c.width, ChangesScratch(), add, &context);
+  });
+}
+
+void EngineWeights::Copy(uint32_t chunk, Bytes bytes) const {
+  ForEachRun(chunk, [&](uint64_t at, MutableBytes live) {
+    std::memcpy(live.data(), bytes.data() + at, live.size());
+  });
+}
+
+void EngineWeights::SaveOld(uint32_t chunk, std::vector<std::byte>* old) const {
+  ForEachRun(chunk, [&](uint64_t, MutableBytes live) {
+    old->insert(old->end(), live.begin(), live.end());
+  });
+}
+
+void EngineWeights::Restore(uint32_t chunk, Bytes old) const {
+  size_t at = 0;
+  ForEachRun(chunk, [&](uint64_t, MutableBytes live) {
+    std::memcpy(live.data(), old.data() + at, live.size());
+    at += live.size();
+  });
+}
+
+Status EngineWeights::Apply() {
+  if (prepared_ == nullptr) return absl::FailedPreconditionError("no update is prepared");
+  applied_ = std::move(prepared_);
+  Prepared& p = *applied_;
+  // Whatever ends this process in the middle of these loops ends the engine's memory with it.
+  p.old.resize(p.from_buffer.size());
+  pool_.ParallelFor(p.from_buffer.size(), [&](size_t i) {
+    const Chunk& c = chunks_[p.from_buffer[i]];
+    SaveOld(p.from_buffer[i], &p.old[i]);
+    Copy(p.from_buffer[i], p.buffer->data().subspan(c.offset, c.bytes));
+  });
+  pool_.ParallelFor(p.delta_chunks.size(), [&](size_t i) {
+    for (const Bytes payload : p.deltas[i]) Scatter(p.delta_chunks[i], payload, Way::kForwards);
+  });
+  const bool held_still = !p.buffer || p.buffer->StillHolds();
+  p.buffer.reset();
+  digests_ = p.digests_after;
+  held_ = p.info.to;
+  if (held_still) return absl::OkStatus();
+  // Only where the file system has no leases, or somebody else wrote to the file.
+  DW_RETURN_IF_ERROR(Rollback());
+  return absl::UnavailableError("the buffer was changed while it was read; taken back");
+}
+
+Status EngineWeights::Rollback() {
+  if (applied_ == nullptr) return absl::FailedPreconditionError("no update was applied");
+  const auto p = std::move(applied_);
+  pool_.ParallelFor(p->delta_chunks.size(), [&](size_t i) {
+    const auto& payloads = p->deltas[i];
+    for (auto payload = payloads.rbegin(); payload != payloads.rend(); ++payload) {
+      Scatter(p->delta_chunks[i], *payload, Way::kBackwards);
+    }
+  });
+  pool_.ParallelFor(p->from_buffer.size(),
+                    [&](size_t i) { Restore(p->from_buffer[i], p->old[i]); });
+  digests_ = p->digests_before;
+  held_ = p->info.from;
+  return absl::OkStatus();
+}
+
+StatusOr<Comparison> EngineWeights::Check(std::vector<PartialDigest>* parts) const {
+  if (held_.empty()) return absl::FailedPreconditionError("what the memory holds is not known");
+  std::mutex mu;
+  Comparison found{.identity = held_, .bytes = 0, .different = {}};
+  std::set<uint32_t> tensors;
+  pool_.ParallelFor(chunks_.size(), [&](size_t n) {
+    const auto i = static_cast<uint32_t>(n);
+    const Chunk& c = chunks_[i];
+    thread_local std::vector<std::byte> gathered;
+    gathered.assign(c.bytes, std::byte{0});
+    uint64_t bytes = 0;
+    bool differ = false;
+    std::vector<bool> seen(program_->several(c.tensor) ? c.bytes / c.width : 0);
+    ForEachRun(i, [&](uint64_t at, MutableBytes live) {
+      std::byte* mine = gathered.data() + at;
+      if (!seen.empty()) {
+        const auto first = seen.begin() + static_cast<ptrdiff_t>(at / c.width);
+        const auto last = first + static_cast<ptrdiff_t>(live.size() / c.width);
+        // Of a tensor that stands in several places the first one speaks for it, and the others
+        // must agree. Runs of two boxes may overlap in part, so they are taken apart.
+        if (std::find(first, last, true) != last) {
+          for (size_t e = 0; e < live.size() / c.width; ++e) {
+            const size_t byte = e * c.width;
+            if (first[static_cast<ptrdiff_t>(e)]) {
+              differ |= std::memcmp(mine + byte, live.data() + byte, c.width) != 0;
+            } else {
+              std::memcpy(mine + byte, live.data() + byte, c.width);
+              bytes += c.width;
+            }
+          }
+          std::fill(first, last, true);
+          return;
+        }
+        std::fill(first, last, true);
+      }
+      std::memcpy(mine, live.data(), live.size());
+      bytes += live.size();
+    });
+    if (bytes == 0) return;
+    const uint64_t digest = backend_.digest(key_, gathered);
+    if (bytes == c.bytes) differ = differ || digest != digests_[i];
+    const std::lock_guard lock(mu);
+    found.bytes += bytes;
+    if (differ) tensors.insert(c.tensor);
+    if (bytes != c.bytes && parts != nullptr) parts->push_back({i, bytes, digest});
+  });
+  for (const uint32_t t : tensors) found.different.push_back(layout_.tensor(t).name);
+  return found;
+}
+
+}  // namespace deltawire::engine

@@ -1,0 +1,199 @@
+// An engine's memory beside a real receiver's directory: adopted, brought forward by deltas, by
+// chunks and from far behind, rolled back, and checked.
+#include "receiver/engine_client/engine_weights.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "tests/unit/engine_client/engine_memory.h"
+#include "tests/unit/receiver/round_rig.h"
+
+namespace deltawire::engine {
+namespace {
+
+using receiver::FakeAgent;
+using receiver::RoundRig;
+
+/// A receiver that has committed version 1, and an engine that has loaded it.
+struct Pair {
+  explicit Pair(uint32_t buffers = 2) : rig(1, buffers) {
+    rig.sink->KeepApplied(true);
+    REQUIRE(rig.delta_files.Start(*rig.buffer) == absl::OkStatus());
+    Publish(FakeAgent::Make(rig.layout, 1));
+    auto opened = EngineWeights::Open(rig.dir.path(), 2);
+    REQUIRE(opened.ok());
+    weights = *std::move(opened);
+    engine.Load(now);
+    REQUIRE(weights->Bind(engine.binding()) == absl::OkStatus());
+    const auto adopted = weights->Adopt();
+    REQUIRE(adopted.ok());
+    REQUIRE(adopted->different.empty());
+  }
+  void Publish(FakeAgent::Chunks chunks, bool force_full = false) {
+    now = std::move(chunks);
+    rig.Publish({1, ++version}, now);
+    const auto round = rig.Round(rig.Newest(), force_full);
+    REQUIRE(rig.Run(*round) == absl::OkStatus());
+    if (rig.buffer->buffers() == 2) {
+      REQUIRE(rig.buffer->CatchUp(rig.sink->Applied(), [] { return false; }).ok());
+    }
+    rig.sink->ForgetApplied();
+  }
+  UpdateInfo Update() {
+    const auto info = weights->Prepare();
+    CAPTURE(info.status());
+    REQUIRE(info.ok());
+    REQUIRE(weights->Apply() == absl::OkStatus());
+    return *info;
+  }
+
+  RoundRig rig;
+  EngineMemory engine;
+  std::unique_ptr<EngineWeights> weights;
+  FakeAgent::Chunks now;
+  uint64_t version = 0;
+};
+
+TEST_CASE("engine weights: memory that holds the committed bytes is adopted, other memory named") {
+  Pair p;
+  CHECK(p.weights->held() == p.rig.buffer->committed());
+  p.engine.memory[2][104] ^= std::byte{1};  // a column of t3
+  const auto other = p.weights->Adopt();
+  REQUIRE(other.ok());
+  CHECK(other->different == std::vector<std::string>{"t3"});
+  CHECK(other->bytes == 1000 + 1000 + 1000 + 400 + 1000 + 100);
+}
+
+TEST_CASE("engine weights: the changes of each delta reach every place that the engine has") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  Pair p(buffers);
+  for (uint64_t v = 2; v < 30; ++v) {
+    CAPTURE(v);
+    const auto before = p.now;
+    p.Publish(FakeAgent::Step(p.now, v));
+    const UpdateInfo info = p.Update();
+    CHECK(info.deltas == 1);
+    CHECK(info.chunks_whole == 0);
+    CHECK(info.to.id.version == v);
+    REQUIRE(p.engine.Holds(p.now));
+    CHECK(p.weights->held() == p.rig.buffer->committed());
+    if (v % 5 != 0) continue;
+    REQUIRE(p.weights->Rollback() == absl::OkStatus());
+    REQUIRE(p.engine.Holds(before));
+    CHECK(p.weights->held() == info.from);
+    CHECK(p.weights->Rollback().code() == StatusCode::kFailedPrecondition);
+    p.Update();
+    REQUIRE(p.engine.Holds(p.now));
+  }
+}
+
+TEST_CASE("engine weights: one that fell behind takes all deltas at once, and back again") {
+  Pair p;
+  const auto first = p.now;
+  for (uint64_t v = 2; v < 12; ++v) p.Publish(FakeAgent::Step(p.now, v));
+  const UpdateInfo info = p.Update();
+  CHECK(info.deltas == 10);
+  REQUIRE(p.engine.Holds(p.now));
+  REQUIRE(p.weights->Rollback() == absl::OkStatus());
+  CHECK(p.engine.Holds(first));
+}
+
+TEST_CASE("engine weights: without a chain of deltas the changed chunks come from the buffer") {
+  Pair p;
+  const auto first = p.now;
+  for (uint64_t v = 2; v < 5; ++v) p.Publish(FakeAgent::Step(p.now, v));
+  std::filesystem::remove(*std::filesystem::directory_iterator(p.rig.dir.path() / kDeltaFolder));
+  uint64_t changed = 0;
+  for (size_t i = 0; i < first.size(); ++i) changed += first[i] != p.now[i];
+  const UpdateInfo info = p.Update();
+  CHECK(info.deltas == 0);
+  CHECK(info.chunks_whole == changed);
+  REQUIRE(p.engine.Holds(p.now));
+  REQUIRE(p.weights->Rollback() == absl::OkStatus());
+  CHECK(p.engine.Holds(first));
+}
+
+TEST_CASE("engine weights: chunks that came whole are read from the buffer, the others by delta") {
+  Pair p;
+  p.rig.at().agent.Set([](FakeAgent::Faults&) {});
+  p.Publish(FakeAgent::Make(p.rig.layout, 77), true);
+  const UpdateInfo info = p.Update();
+  CHECK(info.chunks_whole == 6);
+  CHECK(info.chunks_by_delta == 0);
+  REQUIRE(p.engine.Holds(p.now));
+}
+
+TEST_CASE("engine weights: a delta file that is torn, or of another past, is passed over") {
+  Pair p;
+  p.Publish(FakeAgent::Step(p.now, 2));
+  const std::filesystem::path file =
+      *std::filesystem::directory_iterator(p.rig.dir.path() / kDeltaFolder);
+  SECTION("a byte of it is another") {
+    std::fstream f(file, std::ios::in | std::ios::out | std::ios::binary);
+    f.seekp(-1, std::ios::end);
+    f.put('x');
+  }
+  SECTION("it was cut") { std::filesystem::resize_file(file, 200); }
+  SECTION("it is no file") {
+    std::filesystem::remove(file);
+    std::filesystem::create_directory(file);
+  }
+  const UpdateInfo info = p.Update();
+  CHECK(info.deltas == 0);
+  CHECK(p.engine.Holds(p.now));
+}
+
+TEST_CASE("engine weights: nothing is prepared for memory whose state is not known") {
+  Pair p;
+  REQUIRE(p.weights->Bind(p.engine.binding()) == absl::OkStatus());
+  CHECK(p.weights->Prepare().status().code() == StatusCode::kFailedPrecondition);
+  CHECK(p.weights->Apply().code() == StatusCode::kFailedPrecondition);
+  p.engine.memory[0][0] ^= std::byte{1};
+  REQUIRE(p.weights->Adopt().ok());
+  CHECK(p.weights->held().empty());
+}
+
+TEST_CASE("engine weights: drift in the engine's memory is found and named") {
+  Pair p;
+  p.Publish(FakeAgent::Step(p.now, 2));
+  p.Update();
+  std::vector<PartialDigest> parts;
+  auto checked = p.weights->Check(&parts);
+  REQUIRE(checked.ok());
+  CHECK(checked->different.empty());
+  // Of t3 this rank has columns; what the other ranks have makes up the rest of its digest.
+  REQUIRE(parts.size() == 1);
+  CHECK(parts[0].chunk == 3);
+  CHECK(parts[0].bytes == 400);
+  auto others = p.now[3];
+  ForEachRunOf(p.engine.boxes[3].copy, [&](uint64_t src, uint64_t) {
+    std::fill_n(others.begin() + static_cast<ptrdiff_t>(src), 20, std::byte{0});
+  });
+  const kernels::DigestKey key(p.rig.layout.fingerprint().lo);
+  CHECK(parts[0].digest + kernels::Best().digest(key, others) == p.weights->digest(3));
+
+  SECTION("in a transposed tensor") { p.engine.memory[1][40] ^= std::byte{4}; }
+  SECTION("in the second copy of a tensor") { p.engine.memory[0][2210] ^= std::byte{4}; }
+  checked = p.weights->Check(nullptr);
+  REQUIRE(checked.ok());
+  CHECK(checked->different.size() == 1);
+}
+
+TEST_CASE("engine weights: a wait ends with a commit, a time limit, or its caller") {
+  using std::chrono::milliseconds;
+  Pair p;
+  const Identity one = p.weights->held();
+  CHECK(p.weights->WaitForOther(one, milliseconds(5), nullptr).status().code() ==
+        StatusCode::kDeadlineExceeded);
+  CHECK(p.weights->WaitForOther(one, milliseconds(60000), [] { return true; }).status().code() ==
+        StatusCode::kCancelled);
+  p.Publish(FakeAgent::Step(p.now, 2));
+  const auto two = p.weights->WaitForOther(one, milliseconds(60000), nullptr);
+  REQUIRE(two.ok());
+  CHECK(two->id.version == 2);
+}
+
+}  // namespace
+}  // namespace deltawire::engine
