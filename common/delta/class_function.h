@@ -1,4 +1,4 @@
-// Which of the delta format's class functions fits a dtype (docs/delta_format.md, "Class").
+// Which of the delta format's class functions fits a dtype (docs/delta_format.md, "Class"). Pure.
 #pragma once
 
 #include "common/layout/dtype.h"

@@ -8,14 +8,15 @@
 namespace deltawire {
 namespace {
 
-// Estimates are not that good: another codec must promise a gain, or chunks would flutter.
+// The estimates are rough, so a codec must promise at least this gain over fast; otherwise chunks
+// would switch back and forth.
 constexpr double kWorthwhile = 0.95;
 
 double Seconds(double bytes, double per_second) {
   return per_second > 0 ? bytes / per_second : std::numeric_limits<double>::infinity();
 }
 
-// Whoever counts forms takes a codec's number for an index.
+// Code that counts forms uses a codec's number as the index.
 static_assert(FormCounts::kFast == static_cast<size_t>(kernels::Codec::kFast));
 static_assert(FormCounts::kTight == static_cast<size_t>(kernels::Codec::kTight));
 static_assert(FormCounts::kDense == static_cast<size_t>(kernels::Codec::kDense));

@@ -1,7 +1,7 @@
-// How fast this process codes chunks, and how small they become: running averages of real work,
-// begun with a short calibration, and the sums that the metrics show.
-// Owner: the daemon; outlives all that code. Threads: all methods from any. Cost: a few atomics per
-// chunk; Calibrate some milliseconds.
+// How fast this process codes chunks, and how small they become: running averages of real work that
+// start from a short calibration, and the sums that the metrics show.
+// Owner: the daemon; outlives every user. Threads: any thread may call any method.
+// Cost: a few atomics per chunk; Calibrate takes some milliseconds.
 #pragma once
 
 #include <atomic>
@@ -12,15 +12,15 @@
 
 namespace deltawire {
 
-/// An exponential average of what was measured, and its sums.
+/// An exponential average of the measured speeds, and the total time.
 class CoderRate {
  public:
-  /// `work` as TightWork and DenseWork count it.
+  /// `work` is in the unit of TightWork or DenseWork (codec_choice.h).
   void Add(double work, double seconds);
   /// Work per second of one thread; 0 before the first Add.
   double per_s() const;
   double total_seconds() const;
-  /// Of calibration: the average stays, the sums are of real work.
+  /// After calibration: keeps the average, but clears the sums, which count only real work.
   void ForgetTotals() { nanos_ = 0; }
 
  private:
@@ -32,7 +32,7 @@ class CoderRates {
  public:
   CoderRate tight_encode, tight_decode, dense_encode, dense_decode;
 
-  /// Payload bytes against the fast payload's.
+  /// Records a payload's bytes in relation to the fast payload's.
   void AddTightSize(size_t fast, size_t tight) { Average(tight_ratio_, fast, tight); }
   void AddDenseSize(size_t fast, size_t dense) { Average(dense_ratio_, fast, dense); }
   double tight_ratio() const { return tight_ratio_; }
@@ -41,14 +41,14 @@ class CoderRates {
   CoderSpeeds EncodeSpeeds(double threads) const;
   CoderSpeeds DecodeSpeeds(double threads) const;
 
-  /// Codes one made-up chunk each way, so that the first choices are not blind.
+  /// Encodes and decodes a made-up chunk, so that the first choices rest on measured speeds.
   void Calibrate(const kernels::Backend& backend);
 
  private:
   static void Average(std::atomic<double>& ratio, size_t fast, size_t other);
 
-  // Until measured: what a training step's deltas showed on average (docs/delta_format.md names no
-  // figure; these only decide the first choices).
+  // The initial values are averages measured on a training step's deltas. They only decide the
+  // first choices.
   std::atomic<double> tight_ratio_{0.65};
   std::atomic<double> dense_ratio_{0.9};
 };
