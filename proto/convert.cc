@@ -108,7 +108,7 @@ PullStats FromProto(const v1::PullStats& in) {
                   .repaired_chunks = in.repaired_chunks(),
                   .refused_chunks = in.refused_chunks(),
                   .history_chunks = in.history_chunks()};
-  // What a peer says need not add up.
+  // A peer's numbers need not add up.
   const uint64_t by_class = in.chunks_tight() + in.chunks_dense();
   stats.forms.chunks = {in.chunks_full(), in.chunks_delta() - std::min(by_class, in.chunks_delta()),
                         in.chunks_tight(), in.chunks_dense()};

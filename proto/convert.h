@@ -1,6 +1,6 @@
-// Between gRPC and our own types, shared by both daemons, the CLI and the trainer's client:
-// status codes, tensors_meta, names of states and the figures of a pull, each both ways. Pure
-// functions.
+// Converts between gRPC's and our own types, both ways: status codes, tensors_meta, side files,
+// coverage, names of states and the figures of a pull. Shared by both daemons, the CLI and the
+// trainer's client. Pure functions.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -18,9 +18,10 @@
 
 namespace deltawire {
 
-/// absl's and gRPC's codes are the same numbers by design.
+/// Keeps the code: absl's and gRPC's codes have the same numbers by design.
 grpc::Status ToGrpc(const Status& s);
-/// `context` says who was asked for what, e.g. "sender 127.0.0.1:7700: OpenPull".
+/// `context` says who was asked for what, e.g. "sender 127.0.0.1:7700: OpenPull"; it begins the
+/// message.
 Status FromGrpc(const grpc::Status& s, std::string_view context);
 
 void ToProto(const Layout& layout, google::protobuf::RepeatedPtrField<v1::TensorMeta>* out);
@@ -35,14 +36,15 @@ void ToProto(const Coverage& coverage, google::protobuf::RepeatedPtrField<v1::Ch
 std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& in);
 
 void ToProto(const Identity& identity, v1::Identity* out);
-/// A lineage that is not 32 hex digits becomes none.
+/// A lineage that is not 32 hex digits becomes zero.
 Identity FromProto(const v1::Identity& in);
 
-/// Of the forms a message has the chunks only.
+/// Of PullStats::forms a message carries only the numbers of chunks, not their bytes.
 void ToProto(const PullStats& stats, v1::PullStats* out);
 PullStats FromProto(const v1::PullStats& in);
 
-/// Largest gRPC message: tensors_meta of a million tensors, side files with a tokenizer.
+/// Limit of one gRPC message in bytes. It leaves room for tensors_meta of a million tensors, and
+/// for side files with a tokenizer.
 inline constexpr int kMaxControlMessage = 512 << 20;
 
 }  // namespace deltawire
