@@ -92,7 +92,7 @@ PayloadDecoder::Payload PayloadDecoder::Tight(uint32_t chunk, Bytes payload,
     rates_.tight_decode.Add(TightWork(place.bytes, bytes), SecondsSince(start));
     Keep(fast.first(bytes), out);
   } else {
-    // Its checksum was right, so most likely the bytes here are not what their digest says.
+    // The payload's checksum was right, so most likely the receiver's bytes lack their digest.
     LogError(
         "chunk {} of tensor {}: its tight delta does not fit the bytes here ({}): "
         "fetching it whole",
