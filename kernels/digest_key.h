@@ -13,8 +13,7 @@ namespace deltawire::kernels {
 
 class DigestKey {
  public:
-  // Blocks are small, so that the whole key stays in the first-level cache beside the data of a
-  // sparse delta.
+  // Small, so that the whole key stays in the first-level cache beside a sparse delta's data.
   static constexpr size_t kBlockBytes = kDigestBlockBytes;
   static constexpr size_t kWordsPerBlock = kDigestWords;
   static constexpr size_t kMaxBlocks = kDigestBlocks;  // of the largest chunk

@@ -76,9 +76,9 @@ class GpuPin {
   const void* memory_;
 };
 
-/// A queue of work on one device, done in order and in parallel with other work there. REQUIRES:
-/// the memory passed to it lives until Wait. Leaves the thread's current device as it was. It has
-/// not been run on a device yet (docs/benchmarks.md, "Not run on a device").
+/// A queue of work on one device, done in order and in parallel with other work there. Leaves the
+/// thread's current device as it was. REQUIRES: the memory passed to it lives until Wait. Like all
+/// CUDA code here, not run on a device yet (docs/benchmarks.md, "Not run on a device").
 class GpuQueue {
  public:
   static GpuStatus Create(int device, std::unique_ptr<GpuQueue>* queue);

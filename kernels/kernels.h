@@ -47,8 +47,7 @@ struct TightHead {
 /// payload is not checked.
 DecodeStatus ReadTightHead(Bytes payload, TightHead* head);
 
-/// The most bytes that a fast payload can have for `raw_bytes` of data in elements of `width`
-/// bytes.
+/// The most bytes of a fast payload for `raw_bytes` of data in elements of `width` bytes.
 size_t MaxEncodedBytes(size_t raw_bytes, unsigned width);
 
 /// One strided copy: runs of `run_bytes` in a loop nest of `dims` dimensions, outermost first, with
@@ -110,8 +109,7 @@ struct Backend {
                               uint64_t digest_before, MutableBytes out);
 
   /// As diff_encode, but computes the old bytes' digest in the same pass and returns it, so that
-  /// the caller can check whether they are the bytes that it expects. digest_after is right in any
-  /// case.
+  /// the caller can check that they are as expected. digest_after is right in any case.
   EncodeResult (*diff_encode_checked)(const DigestKey& key, Bytes old_data, Bytes new_data,
                                       unsigned width, MutableBytes out);
 

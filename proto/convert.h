@@ -20,8 +20,8 @@ namespace deltawire {
 
 /// Keeps the code: absl's and gRPC's codes have the same numbers by design.
 grpc::Status ToGrpc(const Status& s);
-/// `context` says who was asked for what, e.g. "sender 127.0.0.1:7700: OpenPull"; it begins the
-/// message.
+/// `context` says who was asked for what, e.g. "sender 127.0.0.1:7700: OpenPull"; the message
+/// begins with it.
 Status FromGrpc(const grpc::Status& s, std::string_view context);
 
 void ToProto(const Layout& layout, google::protobuf::RepeatedPtrField<v1::TensorMeta>* out);

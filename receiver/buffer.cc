@@ -275,8 +275,7 @@ Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* si
   const auto s = static_cast<uint32_t>(slot);
   if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
   for (uint32_t i = 0; i < chunks_.size(); ++i) state_.SetChunk(s, i, whole.id.version, digests[i]);
-  // A crash from here on ends in the new state: Recover gives the name to the active slot that is
-  // whole.
+  // A crash from here on ends in the new state: Recover gives the name to the active, whole slot.
   state_.set_active(s);
   state_.FinishWrite(s, whole);
   begun_ = false;  // if a later step fails, changing the file again needs a new BeginUpdate
@@ -307,8 +306,8 @@ Status Buffer::GiveName(int slot) {
 Status Buffer::AfterCommit(int slot) {
   DW_RETURN_IF_ERROR(side_files_.Finish());
   RememberFront();
-  // A fresh file has replaced one that others read; dropping the old file frees its memory once
-  // they close it.
+  // A fresh file has replaced one that others read; the dropped file's memory is free once they
+  // close it.
   if (buffers_ == 1 && slots_[1 - slot].file) return DropFile(1 - slot);
   return absl::OkStatus();
 }

@@ -44,8 +44,7 @@ class Buffer {
     /// Change bytes even while others read them.
     bool unsafe_in_place = false;
   };
-  /// A fast payload that was applied to a chunk on the way from the previous committed state to the
-  /// current one.
+  /// A fast payload that was applied to a chunk since the previous committed state.
   struct AppliedDelta {
     uint32_t chunk = 0;
     uint64_t digest_before = 0;
@@ -97,8 +96,7 @@ class Buffer {
   bool interrupted() const { return work_ >= 0 && !begun_; }
   /// True when a pull may change bytes while it still runs, because that keeps nobody from loading.
   bool at_once() const { return front_ < 0 || buffers_ == 2; }
-  /// last_whole() and every chunk's base, that is, the bytes from which an update starts or goes
-  /// on.
+  /// last_whole() and every chunk's base: the bytes from which an update starts or goes on.
   wire::Have have() const;
 
   /// Whether chunk i has a base, and the base's digest and bytes. The bytes are read-only, and

@@ -104,7 +104,7 @@ void Follower::Ended(size_t agent, const Status& why, Time now) {
   Agent& a = agents_[agent];
   if (!a.attaching) return;
   a.attaching = a.heard = a.broken = false;
-  // A sender that runs but does not have the model yet is asked again soon: its trainer is probably
+  // A sender that runs but does not have the model yet is asked again soon: its trainer may be
   // starting.
   constexpr std::chrono::milliseconds kUnregistered{200};
   a.attach_at = now + std::chrono::duration_cast<SteadyClock::duration>(a.backoff.Next(

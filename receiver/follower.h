@@ -96,8 +96,7 @@ class Follower {
     Time again = Time::max();  ///< when to ask again, if nothing happens before
   };
   Choice Next(const Situation& situation, Time now) const;
-  /// The newest state that all agents have published under one attempt; nullopt while there is
-  /// none.
+  /// The newest state that all agents have published under one attempt; nullopt: none.
   std::optional<Target> Common() const;
   void PullEnded(const Status& status, Time now);
   std::string NewestOfEach() const;

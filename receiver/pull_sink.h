@@ -33,8 +33,8 @@ class PullSink : public net::ChunkSink {
 
   /// To be called before a round's frames come: drops frames that the last round left incomplete,
   /// and starts the counters anew. `history` has the deltas that led to the buffer's bytes,
-  /// `record` records what comes (or is null), `at_once` allows to change the buffer before the
-  /// round ends.
+  /// `record` records what comes (or is null), `at_once` lets the buffer change before the round
+  /// ends.
   void BeginRound(LogView history, DeltaBuilder* record, bool at_once);
   /// Changes `have` from what the buffer holds to what it will hold once Apply has run.
   void Overlay(wire::Have& have) const;
@@ -89,8 +89,8 @@ class PullSink : public net::ChunkSink {
   void FinishFull(const wire::FrameHeader& header);
   /// Digests a whole chunk's bytes from where the last call stopped up to `end`.
   void DigestUpTo(uint32_t chunk, size_t end);
-  /// Turns the frame's payload into the fast one. False when the payload does not fit; the chunk is
-  /// refused then.
+  /// Turns the frame's payload into the fast one. False when the payload does not fit and the chunk
+  /// was refused.
   StatusOr<bool> Decode(const wire::FrameHeader& header);
   void Refuse(uint32_t chunk);
   void Keep(Staged&& applied);      // REQUIRES: mu_ held

@@ -205,7 +205,7 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
     return;
   }
   describe_ = true;
-  // A sender that runs but does not have the model yet is asked again soon: its trainer is probably
+  // A sender that runs but does not have the model yet is asked again soon: its trainer may be
   // starting.
   describe_at_ = Clock::now() +
                  std::chrono::duration_cast<Clock::duration>(describe_backoff_.Next(

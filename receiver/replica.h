@@ -42,8 +42,7 @@ struct ReplicaOptions {
   uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: as memory allows
   bool unsafe_in_place = false;
   /// With one file: how long an update waits for readers of it, if copy_for_reader is set. Then the
-  /// update goes to a fresh file, and the readers keep the old one. Otherwise it waits without
-  /// limit.
+  /// update goes to a fresh file, and the readers keep the old one. Else it waits without limit.
   std::chrono::milliseconds reader_grace{10000};
   bool copy_for_reader = false;
   uint64_t seed = 0;       ///< seed of the random part of pauses
@@ -210,8 +209,7 @@ class Replica {
   CoderRates& rates_;
   const std::shared_ptr<DirLock> lock_;
 
-  // Used by the driving thread only, except that Verify reads the buffer while it counts in
-  // verifying_.
+  // Used by the driving thread only, but Verify reads the buffer while it counts in verifying_.
   std::unique_ptr<Buffer> buffer_;
   std::unique_ptr<PullSink> sink_;  // of buffer_
   History history_;

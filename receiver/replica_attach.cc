@@ -1,5 +1,4 @@
-// How a Replica makes its attachments, keeps them alive with beats, ends silent ones, and makes
-// them anew.
+// How a Replica makes its attachments, keeps them alive with beats, and replaces silent ones.
 #include <algorithm>
 
 #include "common/base/log.h"

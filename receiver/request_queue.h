@@ -33,8 +33,7 @@ class RequestQueue {
   uint64_t Add(bool force_full);
   /// Adds an orchestrator's request. One that comes again, as after a new attachment, counts once.
   void AddRemote(const Remote& request);
-  /// Drops the requests that came through `agent`: its attachment has ended, so nobody is left to
-  /// answer.
+  /// Drops the requests that came through `agent`: its attachment has ended, so nobody waits.
   void DropRemote(size_t agent);
   /// Drops a local request whose caller has gone.
   void Forget(uint64_t number) { local_.erase(number); }
@@ -47,8 +46,7 @@ class RequestQueue {
   /// the caller must now answer.
   std::vector<Remote> Answer(const Batch& batch, const Status& status);
 
-  /// The answer to a local request; nullopt until there is one. Forgets the request with its
-  /// answer.
+  /// The answer to a local request; nullopt until there is one. Forgets an answered request.
   std::optional<Status> AnswerTo(uint64_t number);
 
  private:

@@ -38,8 +38,7 @@ Status WriteFile(const fs::path& path, std::string_view content,
     out.close();
     if (!out) return ErrnoError("write " + temporary.native());
   }
-  // Files in the hidden directory are for their owner only; files beside the weights get the
-  // weights' mode.
+  // Files in the hidden directory are for their owner only; all others get the weights' mode.
   if (::chmod(temporary.c_str(), FileModeIn(path.parent_path())) != 0) {
     return ErrnoError("set the mode of " + temporary.native());
   }
@@ -247,8 +246,7 @@ StatusOr<std::vector<std::string>> SideFileStore::PutBack() {
       return put.status();  // e.g. no descriptor or no space: the next call tries again
     }
     if (!put.ok()) {
-      // The content to restore is lost. With no file counted as installed, the next commit stages
-      // all of them.
+      // The content to restore is lost. Counting none as installed makes the next commit stage all.
       installed_.files.clear();
       seen_.clear();
       return Errorf(StatusCode::kDataLoss, "{}", MessageOf(put.status()));

@@ -34,8 +34,7 @@ class SideFileStore {
   /// Puts the staged files in place and removes installed files that no longer belong: a rename or
   /// an unlink for each file that differs.
   Status Install();
-  /// Records the staged files as the installed ones. To be called after the weights have their
-  /// name.
+  /// Records the staged files as installed. To be called after the weights have their name.
   Status Finish();
 
   /// Puts back files that are no longer as installed, and returns their names. kDataLoss when a

@@ -17,9 +17,8 @@
 
 namespace deltawire {
 
-/// Listens at `host`:`port` (0: any free port), which no other socket may then share.
-/// kAlreadyExists when the port is taken, kInvalidArgument when `host` is not one of this machine's
-/// addresses.
+/// Listens at `host`:`port` (0: any free port), which no other socket can share. kAlreadyExists
+/// when the port is taken, kInvalidArgument when `host` is no address of this machine.
 StatusOr<UniqueFd> ListenTcp(const std::string& host, uint16_t port);
 /// Listens at the socket file `path`, which must not exist yet and has mode 0600 from the start.
 StatusOr<UniqueFd> ListenUnix(const std::string& path);
@@ -41,8 +40,7 @@ class Acceptor {
   Acceptor& operator=(const Acceptor&) = delete;
 
   int listener() const { return listener_.get(); }
-  /// After it returns no further connection is handed over. Idempotent. REQUIRES: calls come from
-  /// one thread.
+  /// After it returns no connection is handed over. Idempotent. REQUIRES: only one thread calls it.
   void Stop();
 
  private:

@@ -13,8 +13,7 @@ namespace deltawire {
 /// The processors of each node, nodes in rising order; no node is empty.
 using CpuNodes = std::vector<std::vector<int>>;
 
-/// The processors of a list as the kernel writes it ("0-3,8,10-11\n"); nullopt when `list` is not
-/// such a list.
+/// The processors of a list as the kernel writes it ("0-3,8,10-11\n"); nullopt for any other text.
 std::optional<std::vector<int>> ParseCpuList(std::string_view list);
 
 /// The processors that this thread may run on, by node. `sysfs` is a folder of node*/cpulist.

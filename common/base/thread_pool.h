@@ -19,8 +19,8 @@ class ThreadPool {
  public:
   /// `threads` 0 means one thread per core that this process may run on.
   explicit ThreadPool(size_t threads = 0) : ThreadPool(threads, AvailableCpuNodes()) {}
-  /// Takes the nodes from the caller instead of the machine. REQUIRES: at least one node, none of
-  /// them empty.
+  /// Takes the nodes from the caller instead of the machine. REQUIRES: at least one node, none
+  /// empty.
   ThreadPool(size_t threads, CpuNodes nodes);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

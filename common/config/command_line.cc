@@ -59,8 +59,8 @@ class OptionFile : public CLI::ConfigTOML {
     return CLI::ConfigTOML::from_config(checked);
   }
 
-  /// Turns a leading "--key: " of `message` into "file:line: key: " if the value of that key came
-  /// from the file.
+  /// Turns a leading "--key: " of `message` into "file:line: key: " if that key's value is the
+  /// file's.
   std::string NameSource(const std::string& message) const {
     const auto key = sources_.find(message.substr(0, message.find(": ")));
     if (key == sources_.end() || key->second.empty()) return message;

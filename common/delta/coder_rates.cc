@@ -32,8 +32,7 @@ double Since(Clock::time_point start) {
 
 void CoderRate::Add(double work, double seconds) {
   nanos_ += static_cast<uint64_t>(seconds * 1e9);
-  // The last chunk of a tensor may have a few bytes only; its time is all overhead and says nothing
-  // about speed.
+  // The last chunk of a tensor may have a few bytes only; its time is all overhead.
   constexpr double kTelling = 1 << 10;
   if (work < kTelling) return;
   Update(seconds_per_work_, seconds / work, true);

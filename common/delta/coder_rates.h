@@ -47,8 +47,8 @@ class CoderRates {
  private:
   static void Average(std::atomic<double>& ratio, size_t fast, size_t other);
 
-  // The initial values are averages measured on a training step's deltas. They only decide the
-  // first choices.
+  // The initial values are averages measured on a training step's deltas. They affect only the
+  // first choices, until payloads have been made here.
   std::atomic<double> tight_ratio_{0.65};
   std::atomic<double> dense_ratio_{0.9};
 };

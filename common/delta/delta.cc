@@ -15,8 +15,7 @@ const ChunkDelta* Delta::Find(uint32_t chunk) const {
 
 namespace {
 
-// Merges several entries of one chunk into a single full one. REQUIRES: `chunks` is sorted by
-// chunk.
+// Merges several entries of one chunk into one full entry. REQUIRES: `chunks` is sorted by chunk.
 void MergeRepeated(std::vector<ChunkDelta>& chunks) {
   size_t kept = 0;
   for (size_t i = 0; i < chunks.size(); ++i) {

@@ -1,7 +1,7 @@
 // The bounded log of a model's newest deltas, and the choice of what to send a receiver for a
 // chunk. The publisher owns the DeltaLog and locks it; a LogView is an immutable copy of its
 // pointers, which pulls read without a lock. Cost: a view copies one pointer per delta; planning a
-// chunk is a binary search per delta. Errors: none; a chunk that no delta can serve is planned as
+// chunk is a binary search per delta. Errors: none; a chunk that no delta can serve is planned
 // full.
 #pragma once
 
@@ -39,8 +39,7 @@ class DeltaLog {
   explicit DeltaLog(uint64_t limit_bytes, size_t limit_deltas = ~size_t{0})
       : limit_(limit_bytes), limit_deltas_(limit_deltas) {}
 
-  /// Appends, then drops the oldest deltas until the log fits both of its limits. The newest delta
-  /// always stays.
+  /// Appends, then drops the oldest deltas until the log fits both limits. The newest always stays.
   void Append(std::shared_ptr<const Delta> delta);
   void Clear();
   /// Takes effect at the next Append.

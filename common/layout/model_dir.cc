@@ -94,8 +94,8 @@ bool JustWritten(const struct stat& file) {
   return age >= 0 && age < kSteps;
 }
 
-/// Follows symbolic links, since download caches consist of them. A broken link or a loop is an
-/// error.
+/// Follows symbolic links, since download caches consist of them. Broken links and loops are
+/// errors.
 StatusOr<fs::file_status> StatusOf(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);

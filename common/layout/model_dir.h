@@ -1,8 +1,7 @@
 // A HuggingFace model directory, read-only: its safetensors shards (mapped or read) and side files.
-// Owns its files; spans handed out live as long as the ModelDir. Immutable, so thread-safe.
-// Uses model.safetensors.index.json if there is one, else every *.safetensors in the directory.
-// Cost: Open maps or opens the files but does not read tensors. Errors name the file and the
-// tensor.
+// Owns its files; spans handed out live as long as the ModelDir. Immutable, so thread-safe. Uses
+// model.safetensors.index.json if there is one, else every *.safetensors in the directory. Cost:
+// Open maps or opens files, but reads no tensors. Errors name file and tensor.
 #pragma once
 
 #include <filesystem>

@@ -15,8 +15,8 @@ size_t Utf8SequenceLength(std::string_view s);
 
 bool IsUtf8(std::string_view s);
 
-/// `s` in quotes for messages, with control characters and broken UTF-8 as \xNN, cut after about
-/// 160 bytes.
+/// Quotes `s` for messages: control characters and broken UTF-8 become \xNN, and a long text is cut
+/// after about 160 bytes.
 std::string Quoted(std::string_view s);
 
 /// Appends `s` as a JSON string. Bytes that are not UTF-8 become U+FFFD.

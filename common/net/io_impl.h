@@ -64,8 +64,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   void Feed() {
     if (!last_) deadline_ = std::chrono::steady_clock::now() + limit_;
   }
-  /// Closes the socket `rest` from now, whatever progress there is; replaces an earlier such
-  /// deadline.
+  /// Closes the socket `rest` from now, whatever progress there is; replaces an earlier one.
   void EndAfter(std::chrono::milliseconds rest) {
     last_ = true;
     shown_ = rest;

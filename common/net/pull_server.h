@@ -39,8 +39,8 @@ class PullSession {
 
   virtual uint32_t chunks() const = 0;  ///< number of entries that Have must carry
 
-  /// Receives what the receiver holds; called once. Other streams may call Next before, and then
-  /// get nullopt.
+  /// Receives what the receiver holds; called once. Other streams may call Next before, and get
+  /// nullopt.
   virtual Status Start(const wire::Have& have) = 0;
 
   /// The next frame of `stream`, kEnd included; nullopt when there is nothing to send yet. The
@@ -49,8 +49,7 @@ class PullSession {
 
   /// Called when a stream has begun. `cut` may be called from any thread, at any later time, to end
   /// the stream: the frame under way is completed if that takes at most Options::cut_grace, and the
-  /// error that Next then returns goes to the peer in an Error frame (ABORTED if Next returns
-  /// none).
+  /// error that Next then returns goes to the peer in an Error frame (else ABORTED).
   virtual void StreamOpened(uint16_t stream, std::function<void()> cut) = 0;
   /// Called once per opened stream; `why` is OK after the stream's kEnd was sent.
   virtual void StreamClosed(uint16_t stream, const Status& why) = 0;

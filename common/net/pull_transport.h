@@ -42,8 +42,7 @@ struct PullTarget {
   wire::Ticket ticket{};
   Hash128 fingerprint;
   uint16_t streams = 4;
-  std::chrono::milliseconds stream_timeout{
-      30000};  ///< the longest silence; pings are more frequent
+  std::chrono::milliseconds stream_timeout{30000};  ///< longest silence; pings come more often
 };
 
 /// The state that a pull has brought, as its End frames name it.

@@ -151,8 +151,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
       co_await AwaitClose();
       co_return absl::OkStatus();
     }
-    // A wake, a cut or a close may have been posted already; posting here runs them before the
-    // wait.
+    // A wake, a cut or a close may have been posted already; posting here runs them first.
     co_await asio::post(socket_->get_executor(), asio::use_awaitable);
     const auto interrupted = [this] {
       return connection_->woken || connection_->closed || connection_->cut;

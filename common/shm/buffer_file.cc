@@ -47,8 +47,7 @@ void AdviseHugePages(const Mapping& map, const BufferOptions& options) {
   if (options.huge_pages) ::madvise(map.base(), map.bytes(), MADV_HUGEPAGE);
 }
 
-/// False, with errno set, when there is no memory for the pages. REQUIRES: `range` begins at a
-/// page.
+/// False, with errno set, when there is no memory for the pages. REQUIRES: `range` starts a page.
 bool Populate(const Mapping& map, const ByteRange& range) {
   int rc;
   do {
@@ -96,8 +95,7 @@ bool KernelPopulates(const Mapping& map) {
 Status CheckHeader(const Mapping& map, const Layout& layout, const std::string& want,
                    const std::filesystem::path& path) {
   const Bytes file{map.base(), map.bytes()};
-  // Parsing takes seconds for hundreds of thousands of tensors, and is only needed to say what
-  // differs.
+  // Parsing 100,000s of tensors takes seconds, and is only needed to say what differs.
   if (file.size() >= want.size() && std::memcmp(file.data(), want.data(), want.size()) == 0) {
     return {};
   }

@@ -55,8 +55,7 @@ class StateFile {
   void set_active(uint32_t slot);
 
   SlotPhase phase(uint32_t slot) const;
-  /// The identity that the slot last was wholly, also while it is kWriting; empty when there was
-  /// none.
+  /// The identity that the slot last was wholly, also while it is kWriting; empty: none.
   Identity identity(uint32_t slot) const;
   StateId id(uint32_t slot) const { return identity(slot).id; }
   /// The inode of the buffer file that the slot's entries describe; 0: not set.

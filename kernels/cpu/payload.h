@@ -40,8 +40,7 @@ inline void StoreElement(uint8_t* data, size_t i, T v) {
 inline const uint8_t* Ptr(Bytes b) { return reinterpret_cast<const uint8_t*>(b.data()); }
 inline uint8_t* Ptr(MutableBytes b) { return reinterpret_cast<uint8_t*>(b.data()); }
 
-/// The order of the exponential Golomb code; lengths[l] is how many of the `large` sizes have l
-/// bits.
+/// The order of the exponential Golomb code; lengths[l] of the `large` sizes have l bits.
 inline unsigned SizeOrder(const uint32_t (&lengths)[kBitLengths], uint32_t large) {
   uint32_t longer = large;
   for (unsigned j = 0;; ++j) {

@@ -140,8 +140,7 @@ class RangeDecoder {
     Normalise();
     return true;
   }
-  /// To be called after the last symbol: true when the bytes are those that RangeEncoder writes for
-  /// these symbols.
+  /// To be called after the last symbol: true when RangeEncoder writes the same bytes for them.
   bool AtEnd() const {
     const RangeEnd end(low_, range_);
     const size_t written = taken_ - 8 + end.bytes;  // before trailing zeros are dropped

@@ -1,6 +1,5 @@
 // The survival function G of the tight codec and its inverse, in integers, so that every machine
-// computes the same bits. Immutable tables, made by the compiler. Thread-safe. Cost: a few ns per
-// call.
+// computes the same bits. Immutable tables, made by the compiler. Thread-safe. Cost: a few ns.
 // Source of the definition: docs/delta_format.md, "Survival function".
 #pragma once
 

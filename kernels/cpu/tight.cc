@@ -87,8 +87,8 @@ class TightEncoder {
   TightEncoder(TightChunk& chunk, const PayloadView& view) : chunk_(chunk), view_(view) {}
 
   bool Choose(unsigned rows);
-  /// Writes all groups' streams to `out` and returns their bytes; more than `capacity` when they do
-  /// not fit.
+  /// Writes all groups' streams to `out` and returns their bytes; more than `capacity`: they do not
+  /// fit.
   size_t PutGroups(uint8_t* out, size_t capacity);
   size_t PutFront(ClassFunction function, unsigned depth, uint32_t context, uint8_t* out) const;
   bool ok() const { return ok_; }

@@ -9,8 +9,7 @@
 
 namespace deltawire::kernels {
 
-/// An element's context is a byte: class in bits 0-3, row in bits 4-6, direction (1: down) in
-/// bit 7.
+/// An element's context: class in bits 0-3, row in bits 4-6, direction (1: down) in bit 7.
 constexpr unsigned ClassOf(uint8_t context) { return context & 15; }
 constexpr unsigned RowOf(uint8_t context) { return context >> 4 & 7; }
 constexpr bool WentDown(uint8_t context) { return context >> 7 != 0; }

@@ -23,8 +23,7 @@ struct TightParameters {
   void Write(BitWriter& bits) const;
   /// Reads everything but group_bits and base, which the payload's head has. REQUIRES: rows is set.
   bool Read(BitReader& bits);
-  /// The hazard of an element of this row and class, in units of 2^-20 octaves; 0 if it cannot
-  /// change.
+  /// The hazard of an element, in units of 2^-20 octaves; 0 if it cannot change.
   uint32_t Weight(unsigned row, unsigned cls) const;
 };
 

@@ -95,8 +95,8 @@ DW_HD GroupBits LookAtGroup(EncodeShared& s, const T* o, const T* n, uint32_t gr
   return bits;
 }
 
-/// One lane's part of the diff: every kLanes-th group of eight elements. Returns the growth of the
-/// digest.
+/// One lane's part of the diff: every kLanes-th group of eight elements. Returns the digest's
+/// growth.
 template <typename T>
 DW_HD uint64_t MarkChanges(EncodeShared& s, const T* o, const T* n, uint32_t m, uint32_t first_byte,
                            const KeyView& key, uint32_t lane) {

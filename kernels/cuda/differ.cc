@@ -1,5 +1,5 @@
-// GpuDiffer: a ring of slabs of chunks; each slab runs its copies in, kernels and copies out on its
-// own stream.
+// GpuDiffer: a ring of slabs of chunks; each has its copies in, kernels and copies out on one
+// stream.
 #include <algorithm>
 
 #include "kernels/cpu/payload.h"
@@ -30,8 +30,7 @@ struct GpuDiffer::Impl {
   GpuStatus Make(const DigestKey& digest_key);
   GpuStatus CheckCall(size_t half_bytes, uint32_t chunk) const;
 
-  /// Sends items 0..count through the slabs: `start` queues a slab's work, `finish` collects the
-  /// results.
+  /// Sends items 0..count through the slabs: `start` queues a slab's work, `finish` takes results.
   template <typename ChunkOf, typename Start, typename Finish>
   GpuStatus Run(size_t count, ChunkOf chunk_of, Start start, Finish finish);
 

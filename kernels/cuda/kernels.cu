@@ -154,8 +154,7 @@ __device__ void CopyRaw(const DeviceChunk& chunk, uint32_t index, uint32_t bytes
           bytes, out);
 }
 
-/// One thread block per block copies its stream to the payload; the chunk's first also writes the
-/// table.
+/// One thread block per block copies its stream to the payload; the first also writes the table.
 __global__ void __launch_bounds__(kGatherThreads) GatherKernel(EncodeBatch batch) {
   const DeviceBlock block = batch.blocks[blockIdx.x];
   const DeviceChunk& chunk = batch.chunks[block.chunk];

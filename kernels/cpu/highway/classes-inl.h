@@ -61,8 +61,8 @@ inline void Classes(const uint8_t* data, size_t elements, ClassFunction function
       return ClassesAs<uint32_t, ClassFunction::kF32>(data, elements, base, classes);
     case ClassFunction::kF8E4M3:
     case ClassFunction::kF8E5M2:
-      // No exponent is above 31, so with such a base every class is 0; and it might not fit the
-      // signed lanes.
+      // No exponent is above 31, so with such a base every class is 0. The vector code below cannot
+      // be used: its signed lanes might not hold the base.
       if (base > 31) {
         std::memset(classes, 0, elements);
       } else if (function == ClassFunction::kF8E4M3) {

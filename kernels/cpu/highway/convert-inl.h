@@ -94,8 +94,7 @@ class Converter {
   /// Number of elements that one step converts.
   static size_t Step() { return 2 * hn::Lanes(U32Tag()); }
 
-  /// With `stream` the result goes past the cache. REQUIRES then: `dst` is aligned to whole
-  /// vectors.
+  /// With `stream` the result goes past the cache. REQUIRES then: `dst` is aligned to vectors.
   void Run(std::byte* dst, const std::byte* src, size_t elements, bool stream) const {
     if (adds_) return RunAs<true>(dst, src, elements, stream);
     RunAs<false>(dst, src, elements, stream);

@@ -11,8 +11,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/highway/highway.cc"
 #include "hwy/foreach_target.h"
-// The includes below must follow foreach_target.h, which includes this file once per instruction
-// set.
+// These must follow foreach_target.h, which includes this file once per instruction set.
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/highway/block-inl.h"

@@ -20,8 +20,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 HWY_INLINE size_t AppendPositions(uint64_t bits, uint32_t base, uint16_t* out) {
   const auto count = static_cast<size_t>(std::popcount(bits));
   const auto next = [&bits] {
-    // Bit 63 is set so that the argument is never 0; testing for 0 would be an unpredictable
-    // branch.
+    // Bit 63 is set so that the argument is never 0; a test for 0 would be an unpredictable branch.
     const auto at = static_cast<uint64_t>(__builtin_ctzll(bits | uint64_t{1} << 63));
     bits &= bits - 1;
     return at;

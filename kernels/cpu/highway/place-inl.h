@@ -164,8 +164,8 @@ class Tile {
  public:
   static constexpr size_t kRows = std::min<size_t>(128, 256 / sizeof(T));
   static constexpr size_t kColumns = 128 / std::min(sizeof(T), kToWidth);
-  /// Rows are a cache line farther apart than needed, so that they do not all map to the same sets
-  /// of the cache.
+  /// Rows are a cache line farther apart than needed, so that they do not all map to the same cache
+  /// sets.
   static constexpr size_t kPitch = kColumns * sizeof(T) + kLine;
 
   /// Reads `rows` elements, starting at byte `skip`, of each of the `columns` source rows at
