@@ -1,6 +1,6 @@
-// Key material of the incremental chunk digest: one 64-bit word per 32-bit data word of a block
-// of 4 KiB, and one odd multiplier per such block of a chunk. Expanded from a 64-bit seed.
-// Immutable after construction, so shared by threads freely. Cost: 24 KiB, a few us to make.
+// The key of the incremental chunk digest, expanded from a 64-bit seed: one 64-bit word per 32-bit
+// data word of a block of 4 KiB, and one odd multiplier per such block of a chunk.
+// Immutable after construction, so threads may share it. Cost: 24 KiB, a few us to make.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace deltawire::kernels {
 
 class DigestKey {
  public:
-  // Small, so that all of it stays in the first-level cache beside the data of a sparse delta.
+  // Small, so that the whole key stays in the first-level cache beside a sparse delta's data.
   static constexpr size_t kBlockBytes = kDigestBlockBytes;
   static constexpr size_t kWordsPerBlock = kDigestWords;
   static constexpr size_t kMaxBlocks = kDigestBlocks;  // of the largest chunk

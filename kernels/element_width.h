@@ -1,5 +1,5 @@
-// From an element's width to its type: one switch for code that is written once for all widths.
-// A pure template, for device and CPU; no cost beyond the branch.
+// Turns an element's width into its type, for code that is written once for all widths.
+// A pure template, for device and CPU; costs only the branch.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ DW_HD constexpr bool IsElementWidth(unsigned width) {
   return width == 1 || width == 2 || width == 4 || width == 8;
 }
 
-/// fn(T{}) with the unsigned type of `width` bytes. REQUIRES: IsElementWidth(width).
+/// Returns fn(T{}) with T the unsigned type of `width` bytes. REQUIRES: IsElementWidth(width).
 #if defined(__CUDACC__)
-#pragma nv_exec_check_disable  // a kernel's lambda is for the device alone
+#pragma nv_exec_check_disable  // a kernel's lambda exists on the device only
 #endif
 template <typename Fn>
 DW_HD auto WithWidth(unsigned width, const Fn& fn) {

@@ -1,5 +1,5 @@
-// bf16, fp16 and fp32 by their bits: the conversions of kernels.h, one element at a time.
-// Pure integer arithmetic but for the addition; device and CPU. The rules stand at struct Convert.
+// The conversions of kernels.h between bf16, fp16 and fp32, one element at a time, on their bits.
+// Pure; integer arithmetic but for the addition; device and CPU. The rules are at struct Convert.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,8 @@ DW_HD uint32_t F32FromBF16(uint16_t v) { return uint32_t{v} << 16; }
 
 DW_HD uint16_t BF16FromF32(uint32_t f) {
   if (IsNaN32(f)) return static_cast<uint16_t>((f | kF32Quiet) >> 16);
-  // Half of the last place kept, and a tie goes to the even one.
+  // Adds just under half of the last place kept, and one more if that place is odd: rounds to
+  // nearest, ties to even.
   return static_cast<uint16_t>((f + 0x7fff + (f >> 16 & 1)) >> 16);
 }
 
@@ -31,7 +32,7 @@ DW_HD uint32_t F32FromF16(uint16_t v) {
   constexpr uint32_t kRebias = 127 - 15;
   if (rest >= 0x0400) return sign | ((rest << 13) + (kRebias << 23));
   if (rest == 0) return sign;
-  uint32_t exponent = kRebias + 1;  // subnormal: shifted until the leading bit is the hidden one
+  uint32_t exponent = kRebias + 1;  // subnormal: shift until its leading bit is the hidden bit
   for (; rest < 0x0400; rest <<= 1) --exponent;
   return sign | exponent << 23 | (rest & 0x03ff) << 13;
 }
@@ -48,19 +49,19 @@ DW_HD uint16_t F16FromF32(uint32_t f) {
     half = 0x1000;
   } else {
     const uint32_t exponent = rest >> 23;
-    if (exponent < 102) return static_cast<uint16_t>(sign);  // below half of the smallest one
+    if (exponent < 102) return static_cast<uint16_t>(sign);  // below half of the smallest number
     const uint32_t shift = 126 - exponent;                   // 14 .. 24
     const uint32_t significand = (rest & 0x007fffff) | 0x00800000;
     kept = significand >> shift;
     half = uint32_t{1} << (shift - 1);
     cut = significand & (2 * half - 1);
   }
-  // A carry runs into the exponent, and from the largest number into infinity, as it should.
+  // A carry runs into the exponent, and turns the largest number into infinity, as it should.
   if (cut > half || (cut == half && (kept & 1) != 0)) ++kept;
   return static_cast<uint16_t>(sign | kept);
 }
 
-/// f + summand in fp32; a NaN only turns quiet. REQUIRES: summand is a number.
+/// f + summand in fp32; a NaN only becomes quiet. REQUIRES: summand is not a NaN.
 DW_HD uint32_t F32Plus(uint32_t f, float summand) {
   if (IsNaN32(f)) return f | kF32Quiet;
   float number;

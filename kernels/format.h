@@ -1,6 +1,6 @@
-// The numbers of docs/delta_format.md, written down once for the scalar, Highway and CUDA coders.
+// The constants of docs/delta_format.md, in one place for the scalar, Highway and CUDA coders.
 // Constants and tiny pure functions; includes nothing that device code could not use.
-// What device code counts with has 32 bits.
+// Constants that device code uses have 32 bits.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ namespace deltawire::kernels {
 inline constexpr uint8_t kFormat = 2;
 inline constexpr uint32_t kHeadBytes = 3;  // format codec width
 
-/// The codecs of payloads (byte 1); `same` and `raw` chunks have none.
+/// The codecs of payloads (byte 1); `same` and `raw` chunks have no payload.
 enum class Codec : uint8_t { kFast = 1, kTight = 2, kDense = 3 };
 /// The forms in which chunks travel, by the codec's number; 0 stands for a chunk that goes whole.
 inline constexpr const char* kFormNames[] = {"raw", "fast", "tight", "dense"};
@@ -23,13 +23,13 @@ inline constexpr size_t kForms = sizeof(kFormNames) / sizeof(kFormNames[0]);
 constexpr size_t FormOf(Codec codec) { return static_cast<size_t>(codec); }
 constexpr const char* NameOf(Codec codec) { return kFormNames[FormOf(codec)]; }
 
-/// No chunk may be larger; sizes the digest key (see digest_key.h).
+/// The largest size of a chunk; it determines the digest key's size (digest_key.h).
 inline constexpr size_t kMaxChunkBytes = size_t{8} << 20;
 /// Elements per independently coded block.
 inline constexpr size_t kBlockElements = 64 * 1024;
-inline constexpr size_t kMaxBlocks = kMaxChunkBytes / kBlockElements;  // of elements of a byte
+inline constexpr size_t kMaxBlocks = kMaxChunkBytes / kBlockElements;  // for elements of one byte
 
-/// True for a difference that reads as a negative number.
+/// True when a difference, read as a signed number, is negative.
 template <typename T>
 DW_HD constexpr bool IsNegative(T d) {
   return (d >> (8 * sizeof(T) - 1)) != 0;
@@ -39,7 +39,7 @@ template <typename T>
 DW_HD constexpr T Magnitude(T d) {
   return IsNegative(d) ? static_cast<T>(T{0} - d) : d;
 }
-/// The largest magnitude, which only a negative difference has.
+/// The largest magnitude, which only a negative difference can have.
 template <typename T>
 inline constexpr T kLargestMagnitude = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
 
@@ -68,11 +68,11 @@ inline constexpr uint32_t kHeaderBytes = kHeadBytes + 1 + 4;  // reserved, eleme
 inline constexpr uint32_t kFastColumns = 3;                   // changed, large, bytes
 inline constexpr uint32_t kTableOffset = kHeaderBytes + kFastColumns * kColumnBytes;
 inline constexpr uint32_t kMaxRowBytes = 8;
-inline constexpr uint32_t kOrderBits = 6;    // of the sizes' code
+inline constexpr uint32_t kOrderBits = 6;    // bits of the order of the sizes' code
 inline constexpr uint32_t kBitLengths = 65;  // bits(v) is 0..64
 static_assert(kTableOffset == 20);
 
-/// rice(c, m): for c >= 1 events among m places.
+/// The format's rice(c, m), for c events among m places. REQUIRES: c >= 1.
 DW_HD constexpr unsigned RiceParameter(uint64_t c, uint64_t m) {
   const uint64_t wanted = 481 * (2 * m - c);
   unsigned k = 0;
@@ -82,7 +82,7 @@ DW_HD constexpr unsigned RiceParameter(uint64_t c, uint64_t m) {
 
 // --- tight: classes ---
 
-/// How an element's exponent is found in its bits; the numbers are the format's.
+/// Selects where an element's exponent is found in its bits; the values are the format's.
 enum class ClassFunction : uint8_t {
   kNone = 0,
   kBF16 = 1,
@@ -92,7 +92,7 @@ enum class ClassFunction : uint8_t {
   kF8E5M2 = 5,
 };
 
-/// Where a class function finds the exponent.
+/// The bits in which a class function finds the exponent.
 struct ExponentField {
   unsigned width = 0;  ///< bytes of the element; 0: any
   unsigned shift = 0;
@@ -119,13 +119,13 @@ constexpr unsigned ClassOfExponent(unsigned exponent, unsigned base) {
 
 // --- tight: history ---
 
-/// The deltas that `tight` may look back to.
+/// The most past deltas that `tight` may use.
 inline constexpr size_t kMaxHistory = 8;
-inline constexpr unsigned kHistoryRows = 5;  // no change, and four ages of the last one
+inline constexpr unsigned kHistoryRows = 5;  // no change, and four ages of the last change
 
-/// Highest row that can occur with so many deltas of history.
+/// The highest row that can occur with `depth` deltas of history.
 constexpr unsigned HighestRow(unsigned depth) { return depth <= 2 ? depth : depth <= 4 ? 3 : 4; }
-/// Row of an element that last changed in delta `age` (1 is the newest).
+/// The row of an element that last changed in delta `age` (1 is the newest).
 constexpr unsigned RowOfAge(unsigned age) { return HighestRow(age); }
 
 // --- tight: payload and parameters ---
@@ -138,22 +138,22 @@ inline constexpr unsigned kRateCodeBits = 7;
 inline constexpr unsigned kLevels = 16;
 inline constexpr unsigned kLevelBits = 4;
 inline constexpr unsigned kLevelCountBits = 5;
-inline constexpr unsigned kQ1 = 16, kQ2 = 15;     // levels at most
+inline constexpr unsigned kQ1 = 16, kQ2 = 15;     // largest numbers of levels
 inline constexpr uint32_t kBeyondClasses = 4096;  // probability of "longer" where x > 15
 
-/// Probability out of 2^16 of a level (P).
+/// P[l] of the format: the probability of level l, out of 2^16.
 inline constexpr uint16_t kLevelProbability[kLevels] = {32,    512,   1966,  4588,  8520,  13763,
                                                         20316, 27525, 35389, 43254, 49807, 55706,
                                                         60293, 63570, 64881, 65405};
-/// Weight of a level where it is a rate (H).
+/// H[l] of the format: the weight of level l where it stands for a rate.
 inline constexpr uint32_t kLevelWeight[kLevels] = {
     739,     11865,   46076,   109795,  210681,  356608,  561331,  824045,
     1174692, 1632013, 2158872, 2869978, 3820826, 5304696, 6967419, 9402137};
-/// The largest probability out of 2^16 for which an encoder takes a level (t).
+/// t[l] of the format: the largest probability, out of 2^16, for which an encoder chooses level l.
 inline constexpr uint16_t kLevelLimit[kLevels - 1] = {173,   1083,  3103,  6374,  10975,
                                                       16901, 23843, 31444, 39388, 46643,
                                                       52932, 58208, 62181, 64341, 65210};
-/// Weight of a rate code.
+/// The weight of a rate code.
 constexpr uint32_t CodeWeight(unsigned code) { return (4 + (code - 1) % 4) << (code - 1) / 4; }
 
 // --- tight: coder ---
@@ -173,7 +173,7 @@ inline constexpr uint32_t kDenseHeadBytes = kHeadBytes + 1;  // reserved
 // --- digest ---
 
 inline constexpr uint32_t kDigestBlockBytes = 4 * 1024;
-inline constexpr uint32_t kDigestWords = kDigestBlockBytes / 4;  // of a block, and key words
+inline constexpr uint32_t kDigestWords = kDigestBlockBytes / 4;  // words of a block, and of the key
 inline constexpr uint32_t kDigestBlocks = kMaxChunkBytes / kDigestBlockBytes;  // multipliers
 static_assert(kDigestBlocks == 2048);
 

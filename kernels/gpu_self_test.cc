@@ -1,4 +1,5 @@
-// A device is believed only after it gave the CPU's bytes for data of every kind that diffs meet.
+// The test that a device must pass before it is used: it must give the CPU's bytes for every kind
+// of data that diffs meet.
 #include <algorithm>
 #include <cstring>
 
@@ -9,10 +10,10 @@ namespace {
 
 constexpr unsigned kWidths[] = {1, 2, 4, 8};
 constexpr double kDensities[] = {0, 0.001, 0.05, 1};
-// More than a block of narrow elements; few of wide ones, which differ in width alone.
+// Narrow elements fill more than one block. Wide ones are few: they add only their width.
 constexpr size_t kManyElements = kBlockElements + 777, kFewElements = 5001;
 
-/// A fixed sequence: the same data on every machine.
+/// A fixed pseudo-random sequence, so that every machine tests the same data.
 class Sequence {
  public:
   uint64_t Next() {
@@ -27,7 +28,7 @@ class Sequence {
   uint64_t state_ = 1;
 };
 
-/// What the scalar backend makes of a chunk.
+/// The scalar backend's result for a chunk.
 struct Expected {
   EncodeResult result;
   std::vector<std::byte> payload;
@@ -62,7 +63,7 @@ class Fixture {
     options.slabs = 1;
     std::unique_ptr<GpuDiffer> differ;
     GpuStatus status = GpuDiffer::Create(options, key_, chunks_, &differ);
-    // The second step of the resident mode starts from what the first one left on the device.
+    // In resident mode the second step starts from the base that the first one left on the device.
     for (size_t step = 0; status.ok() && step < kSteps; ++step) status = RunStep(*differ, step);
     return status;
   }
@@ -91,7 +92,7 @@ class Fixture {
     }
   }
 
-  /// Small steps up and down, and now and then another value altogether.
+  /// Makes mostly steps of one up or down, and sometimes a random value.
   void Change(const GpuChunk& chunk, double density, std::byte* data) {
     for (size_t i = 0; i < chunk.bytes / chunk.width; ++i) {
       if (!sequence_.Chance(density)) continue;

@@ -1,5 +1,5 @@
-// DW_HD: a function that runs on the GPU as well as on the CPU, and is compiled for both.
-// Only a qualifier; so that what CPU and GPU share does not stand in either's folder.
+// DW_HD marks a function that is compiled for, and runs on, both the GPU and the CPU.
+// A header of its own, so that code which CPU and GPU share need not lie in either's folder.
 #pragma once
 
 #if defined(__CUDACC__)

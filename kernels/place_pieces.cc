@@ -6,8 +6,8 @@
 namespace deltawire::kernels {
 namespace {
 
-/// Cuts through a dimension of single elements leave at least so many to each piece: a tile of a
-/// transposition should not be narrower than a few cache lines.
+/// A cut through a dimension of single elements leaves at least this many in each piece, so that a
+/// transposition's tile is not narrower than a few cache lines.
 constexpr uint64_t kElementsTogether = 128;
 
 constexpr uint64_t kRunStep = 64;  // bytes of the destination: a cache line
@@ -27,7 +27,7 @@ CopyPieces::CopyPieces(const StridedCopy& copy, const Convert& convert, size_t t
   const uint64_t wanted = bytes / std::max<uint64_t>(target_bytes, 1);
   count_ = 1;
   if (wanted <= 1) return;
-  // The outermost dimension that is long enough; else the longest thing there is.
+  // Cuts the outermost dimension that is long enough, else the longest of dimensions and run.
   const bool elements = copy.run_bytes <= 8;
   uint64_t best = 0;
   for (size_t i = 0; i <= copy.dims && best < wanted; ++i) {
@@ -78,7 +78,7 @@ bool JoinCopies(const StridedCopy& a, const StridedCopy& b, StridedCopy* joined)
     return false;
   }
   StridedCopy both = a;
-  // Innermost, so that cutting the outermost dimension does not part them again.
+  // The new dimension is the innermost, so that cutting the outermost does not separate them again.
   both.counts[both.dims] = 2;
   both.src_strides[both.dims] = b.src_offset - a.src_offset;
   both.dst_strides[both.dims] = b.dst_offset - a.dst_offset;

@@ -21,7 +21,7 @@ namespace {
 constexpr std::string_view kUnix = "unix:";
 constexpr int kHandshakeMillis = 5000;
 
-// Removes a socket file that a killed daemon left; refuses one that somebody listens on.
+// Removes a socket file that a killed daemon left; an error if somebody listens on it.
 Status ClearStaleSocket(const std::string& path) {
   sockaddr_un address{};
   if (path.size() >= sizeof address.sun_path) {
@@ -74,7 +74,7 @@ sigset_t TerminationSignals() {
 
 StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
     const std::string& address, std::vector<grpc::Service*> services) {
-  // Both are process-wide in gRPC and must come before the first builder.
+  // In gRPC both settings are process-wide and must be made before the first builder.
   static std::once_flag once;
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
@@ -90,15 +90,15 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxControlMessage);
   builder.SetMaxSendMessageSize(kMaxControlMessage);
-  // Receivers stay attached through quiet hours; their keepalives must not look like abuse.
+  // Receivers stay attached through quiet hours; gRPC must not take their keepalives for abuse.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
-  // A peer that went mute without a word (its machine, or the way to it) ends its calls within
-  // these two, also one that only waits for an answer.
+  // When a peer's machine or network fails silently, its calls end after these two times together,
+  // even a call that only waits for an answer.
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 5000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 3000);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Who connects and says nothing holds a descriptor.
+  // A connection that never speaks would hold a descriptor.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMillis);
   using Experimental = grpc::ServerBuilder::experimental_type;
   control->connections_ = builder.experimental().AddExternalConnectionAcceptor(

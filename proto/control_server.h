@@ -1,7 +1,7 @@
-// A daemon's gRPC server: serves health and reflection, shuts down within a deadline. Connections
-// are accepted here, not by gRPC, which never does again after it once found no descriptor free.
-// Owner: main; services outlive it. Threads: one, and gRPC's own (a stream holds one while it
-// lives). Errors: kAlreadyExists when an address is taken, naming it.
+// A daemon's gRPC server: serves health and reflection as well, and shuts down within a deadline.
+// It accepts connections itself, because gRPC stops accepting for good once it has found no
+// descriptor free. Owner: main; the services outlive it. Threads: one, and gRPC's own (each stream
+// holds one while it lives). Errors: kAlreadyExists names an address that is taken.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -19,24 +19,25 @@ namespace deltawire {
 
 class ControlServer {
  public:
-  /// `address` is "host:port" or "unix:/path". Port 0: see port(). A stale socket file is replaced
-  /// when nobody listens on it, and gets mode 0600.
+  /// `address` is "host:port" or "unix:/path". With port 0 the kernel chooses, and port() says
+  /// which. A socket file that nobody listens on is replaced. Socket files have mode 0600.
   static StatusOr<std::unique_ptr<ControlServer>> Start(const std::string& address,
                                                         std::vector<grpc::Service*> services);
   ~ControlServer();
 
   int port() const { return port_; }
-  /// Streams that still run after `grace` are cancelled.
+  /// Stops the server; calls that still run after `grace` are cancelled.
   void Shutdown(std::chrono::milliseconds grace);
 
  private:
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
   std::unique_ptr<grpc::Server> server_;
-  std::optional<Acceptor> acceptor_;  // goes before the server that it hands connections to
+  std::optional<Acceptor> acceptor_;  // declared last, so destroyed before the server it feeds
   int port_ = 0;
 };
 
-/// Blocks SIGINT and SIGTERM for this thread and those it starts; call before any is started.
+/// Blocks SIGINT and SIGTERM in this thread and in threads that it starts, and ignores SIGPIPE.
+/// REQUIRES: no other thread has been started.
 void BlockTerminationSignals();
 /// Waits for SIGINT or SIGTERM; returns its name.
 const char* WaitForTermination();

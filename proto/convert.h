@@ -1,6 +1,6 @@
-// Between gRPC and our own types, shared by both daemons, the CLI and the trainer's client:
-// status codes, tensors_meta, names of states, the figures of a pull and its coders, each both
-// ways. Pure functions.
+// Converts between gRPC's and our own types, both ways: status codes, tensors_meta, side files,
+// coverage, names of states and the figures of a pull. Shared by both daemons, the CLI and the
+// trainer's client. Pure functions.
 #pragma once
 
 #include <google/protobuf/repeated_field.h>
@@ -20,9 +20,10 @@
 
 namespace deltawire {
 
-/// absl's and gRPC's codes are the same numbers by design.
+/// Keeps the code: absl's and gRPC's codes have the same numbers by design.
 grpc::Status ToGrpc(const Status& s);
-/// `context` says who was asked for what, e.g. "sender 127.0.0.1:7700: OpenPull".
+/// `context` says who was asked for what, e.g. "sender 127.0.0.1:7700: OpenPull"; the message
+/// begins with it.
 Status FromGrpc(const grpc::Status& s, std::string_view context);
 
 void ToProto(const Layout& layout, google::protobuf::RepeatedPtrField<v1::TensorMeta>* out);
@@ -37,7 +38,7 @@ void ToProto(const Coverage& coverage, google::protobuf::RepeatedPtrField<v1::Ch
 std::vector<ChunkRange> FromProto(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& in);
 
 void ToProto(const Identity& identity, v1::Identity* out);
-/// A lineage that is not 32 hex digits becomes none.
+/// A lineage that is not 32 hex digits becomes zero.
 Identity FromProto(const v1::Identity& in);
 
 /// Of the forms a message has the chunks only. Its fields for codecs, here and below, are found by

@@ -6,7 +6,7 @@ namespace deltawire {
 
 void KeepGrpc() {
   [[maybe_unused]] static const bool kept = [] {
-    grpc_init();  // and never grpc_shutdown
+    grpc_init();  // grpc_shutdown is deliberately never called
     return true;
   }();
 }

@@ -1,11 +1,12 @@
 // Keeps gRPC initialised for as long as the process lives.
-// Call it before the first channel is made. Any thread, any number of times. No errors.
+// Threads: any, any number of times. No errors.
 #pragma once
 
 namespace deltawire {
 
-/// Without it the last channel that goes shuts gRPC down, and waits for gRPC's background poller,
-/// which nobody wakes: a program stands still for up to ten seconds at its end.
+/// Call it before the first channel is made. Otherwise closing the last channel shuts gRPC down and
+/// waits for its background poller, which nobody wakes: the program would hang for up to ten
+/// seconds at its end.
 void KeepGrpc();
 
 }  // namespace deltawire

@@ -30,8 +30,8 @@ bool Buffer::Known(int slot, uint32_t i) const {
 
 int Buffer::Base(uint32_t i) const {
   const int work = work_, front = front_;
-  // What this update has touched is new or, while it is unknown, to be fetched; nothing older will
-  // do.
+  // A chunk that this update has touched is either new, or unknown and must be fetched whole; the
+  // older bytes in the other file are not its base.
   if (work >= 0 && touched_[i] != 0) return Known(work, i) ? work : -1;
   if (front >= 0) return front;
   const int first = static_cast<int>(state_.active());
@@ -97,7 +97,7 @@ StatusOr<bool> Buffer::Begin() {
     const int front = front_;
     slot = front < 0 ? static_cast<int>(state_.active()) : buffers_ == 2 ? 1 - front : front;
   }
-  // A file that somebody else removed or replaced cannot be given a name again.
+  // A file whose path somebody removed or replaced is not reused: it might not get a name again.
   if (slots_[slot].file && HasItsPath(slot) &&
       (lease_problem_.empty() || options_.unsafe_in_place)) {
     if (slot == front_) return BeginInPlace(slot);
@@ -107,7 +107,7 @@ StatusOr<bool> Buffer::Begin() {
       Begun(slot);
       return true;
     }
-    // The only file, its name away already: whoever has it open is waited for as well.
+    // The only file has lost its name already; the update waits for processes that have it open.
     if (buffers_ == 1 && front_ < 0 && alone == FileLease::Answer::kInUse) return false;
   }
   DW_RETURN_IF_ERROR(BeginFresh());
@@ -115,7 +115,7 @@ StatusOr<bool> Buffer::Begin() {
 }
 
 StatusOr<bool> Buffer::BeginInPlace(int slot) {
-  // Without the name nobody new opens the file; who has it open already shows by the lease.
+  // Once the name is gone nobody opens the file anew, and the lease shows who has it open already.
   BufferFile& file = *slots_[slot].file;
   DW_RETURN_IF_ERROR(file.Rename(FreeHiddenName(slot)));
   const auto alone =
@@ -127,7 +127,7 @@ StatusOr<bool> Buffer::BeginInPlace(int slot) {
   }
   DW_RETURN_IF_ERROR(file.Rename(dir_ / kWeights));
   if (alone == FileLease::Answer::kInUse) return false;
-  // Leases were to be had when this began (fs.leases-enable).
+  // Leases worked when the receiver started, but do not now (fs.leases-enable).
   DW_RETURN_IF_ERROR(BeginFresh());
   return true;
 }
@@ -156,13 +156,13 @@ bool Buffer::Intact(uint32_t i) const {
 }
 
 Status Buffer::BeginFresh() {
-  // Not in place of the file whose chunks are the base.
+  // The fresh file must not replace the file whose chunks are the base.
   const int front = front_;
   const int slot = front >= 0   ? 1 - front
                    : work_ >= 0 ? 1 - work_
                                 : 1 - static_cast<int>(state_.active());
   DW_RETURN_IF_ERROR(MakeFile(slot));
-  // What a broken update has brought elsewhere stays a base to copy from.
+  // Chunks that a broken update brought into the other file remain a base to copy from.
   std::fill(touched_.begin(), touched_.end(), uint8_t{0});
   Begun(slot);
   return absl::OkStatus();
@@ -248,14 +248,14 @@ Status Buffer::FillWork(const std::vector<uint64_t>& digests) {
     failed.Update(copied);
     lost.push_back(i);
   });
-  // Or every try would copy the same bad bytes.
+  // Otherwise every retry would copy the same bad bytes.
   if (!lost.empty()) DW_RETURN_IF_ERROR(Withdraw(lost));
   return failed;
 }
 
 Status Buffer::Commit(const Identity& whole, const std::vector<SideFile>& side_files) {
   const Turn turn(*this);
-  // Also when no byte is to change: a version whose chunks are all those of the last.
+  // Begins even if no pull has changed a byte: the new version may have the same chunks.
   DW_ASSIGN_OR_RETURN(const bool begun, Begin());
   if (!begun) {
     return Errorf(StatusCode::kUnavailable, "{} is in use by {}", dir_.native(), Readers());
@@ -275,11 +275,10 @@ Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* si
   const auto s = static_cast<uint32_t>(slot);
   if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
   for (uint32_t i = 0; i < chunks_.size(); ++i) state_.SetChunk(s, i, whole.id.version, digests[i]);
-  // A crash from here on ends in the new state: Recover gives the name to the active slot that is
-  // whole.
+  // A crash from here on ends in the new state: Recover gives the name to the active, whole slot.
   state_.set_active(s);
   state_.FinishWrite(s, whole);
-  begun_ = false;  // whatever fails from here on: to be changed again it must be begun again
+  begun_ = false;  // if a later step fails, changing the file again needs a new BeginUpdate
   slots_[slot].lease.Release();
   DW_RETURN_IF_ERROR(side_files_.Install());
   DW_RETURN_IF_ERROR(GiveName(slot));
@@ -298,7 +297,7 @@ Status Buffer::GiveName(int slot) {
     struct stat named;
     const bool still = ::stat(name.c_str(), &named) == 0 && named.st_ino == other.file->inode();
     if (still) return file.Exchange(*other.file);
-    // Somebody took its name away, and with it the file.
+    // Somebody removed or replaced the other file's name, so that file is given up.
     ForgetSlot(1 - slot);
   }
   return file.Rename(name);
@@ -307,7 +306,8 @@ Status Buffer::GiveName(int slot) {
 Status Buffer::AfterCommit(int slot) {
   DW_RETURN_IF_ERROR(side_files_.Finish());
   RememberFront();
-  // A fresh file beside a reader's: the model is there once again only.
+  // A fresh file has replaced one that others read; the dropped file's memory is free once they
+  // close it.
   if (buffers_ == 1 && slots_[1 - slot].file) return DropFile(1 - slot);
   return absl::OkStatus();
 }
@@ -331,7 +331,8 @@ StatusOr<Buffer::CaughtUp> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
   CaughtUp caught;
   std::atomic<bool> stopped{false};
   ForEachChunk([&](uint32_t i) {
-    // Who looked the name up while this file had it, and opens it only now, must find it whole.
+    // A process may have looked up the name while this file had it, and be waiting to open it now;
+    // it must find the file whole, so the catch-up does not stop then.
     if (stopped || (stop() && !slots_[slot].lease.wanted())) {
       stopped = true;
       return;
@@ -354,7 +355,8 @@ Status Buffer::CatchUpChunk(int slot, uint32_t i, std::span<const AppliedDelta* 
   const uint64_t version = state_.chunk_version(front, i), want = state_.chunk_digest(front, i);
   uint64_t at = state_.chunk_digest(s, i);
   bool known = Known(slot, i);
-  // A chain of deltas from what is there; any step that does not fit makes it a copy.
+  // Applies the chain of deltas that starts at the hidden file's bytes; if any step does not fit,
+  // the chunk is copied.
   for (const AppliedDelta* d : deltas) {
     if (!known || at == want) break;
     if (d->digest_before != at) continue;

@@ -1,8 +1,8 @@
-// The receiver's buffer of one model: a HF model directory whose weight file can be opened by its
-// name only while it is one whole version, and whose bytes never change under a reader: one file or
-// two that take turns (docs/lifecycle.md). Owner: a Replica. Threads: chunk calls from any, for
-// different chunks; committed(), status calls and BeginUpdate from any; the rest from one.
-// Errors name the directory. Cost: 1x or 2x the model, 32 bytes per chunk.
+// The receiver's buffer of one model: a HF model directory. Its weight file has its name only while
+// it is one whole version, and its bytes never change under a reader. One file, or two that take
+// turns (docs/lifecycle.md). Owner: a Replica. Threads: chunk calls from any, for different chunks;
+// committed(), status calls and BeginUpdate from any; the rest from one. Errors name the directory.
+// Cost: the model's size once or twice, and 32 bytes per chunk.
 #pragma once
 
 #include <atomic>
@@ -35,16 +35,16 @@ namespace deltawire::receiver {
 class Buffer {
  public:
   struct Options {
-    /// 1: updated in place, when nobody reads. 2: the named file is always whole, updates go to the
-    /// other. 0: 2 where the memory is enough (ChooseBuffers).
+    /// 1: one file, updated in place when nobody reads it. 2: two files; the named one is always
+    /// whole, and updates go to the other. 0: 2 if the memory is enough (ChooseBuffers), else 1.
     uint32_t buffers = 1;
     bool huge_pages = true;
     ThreadPool* pool =
         nullptr;  ///< for populating, checking and copying; null: the caller's thread
-    /// Change bytes whoever reads them.
+    /// Change bytes even while others read them.
     bool unsafe_in_place = false;
   };
-  /// A fast payload that took a chunk of the committed state before to the one of now.
+  /// A fast payload that was applied to a chunk since the previous committed state.
   struct AppliedDelta {
     uint32_t chunk = 0;
     uint64_t digest_before = 0;
@@ -52,27 +52,27 @@ class Buffer {
     Bytes payload;
   };
   struct CaughtUp {
-    bool whole = false;                 ///< the hidden file is as the committed one
-    std::vector<uint32_t> lost_chunks;  ///< of the committed one, which lost their digest
+    bool whole = false;                 ///< the hidden file equals the committed one
+    std::vector<uint32_t> lost_chunks;  ///< chunks whose committed bytes lack their digest
   };
   struct Health {
-    std::vector<std::string> put_back;  ///< names of files that were gone or changed, and are right
-    std::vector<uint32_t> bad_chunks;   ///< lost their bytes: unknown now, to be fetched
+    std::vector<std::string> put_back;  ///< names of files that were gone or changed, now restored
+    std::vector<uint32_t> bad_chunks;   ///< chunks with changed bytes: now unknown, to be fetched
   };
 
-  /// Takes up what an earlier process left in `dir`, whatever moment it was killed at, and compares
-  /// every known chunk with its digest (at memory speed, on the pool). kNotFound when there is
-  /// nothing; kDataLoss when what is there does not fit together.
+  /// Takes up the files that an earlier process left in `dir`, at whatever moment it was killed,
+  /// and compares every known chunk with its digest (at memory speed, on the pool). kNotFound when
+  /// `dir` has no buffer; kDataLoss when its files do not fit together.
   static StatusOr<std::unique_ptr<Buffer>> Recover(const std::filesystem::path& dir,
                                                    std::shared_ptr<DirLock> lock,
                                                    const Options& options);
-  /// Makes a new one, dropping an earlier one, also one without its state file. Refuses a directory
-  /// that holds weight files which are not a receiver's.
+  /// Makes a new buffer and drops an earlier one, even one without its state file. An error if
+  /// `dir` holds weight files that are not a receiver's.
   static StatusOr<std::unique_ptr<Buffer>> Create(const std::filesystem::path& dir,
                                                   std::shared_ptr<DirLock> lock, Layout layout,
                                                   uint64_t digest_seed, const Options& options);
-  /// 2 when the filesystem (and for one in memory the machine) has room for two and a half models,
-  /// what is taken by this buffer already included; else 1.
+  /// 2 when the filesystem (and the machine, if the filesystem lives in memory) has room for two
+  /// and a half models, counting what this buffer's files already take; else 1.
   static uint32_t ChooseBuffers(const std::filesystem::path& dir, uint64_t model_bytes);
 
   const Layout& layout() const { return layout_; }
@@ -80,67 +80,72 @@ class Buffer {
   const kernels::DigestKey& key() const { return key_; }
   const std::filesystem::path& directory() const { return dir_; }
   uint32_t buffers() const { return buffers_; }
-  /// Empty where leases work; else why not, and every update goes to a fresh file (or, by option,
-  /// changes bytes whoever reads them).
+  /// Empty where leases work, else the reason why not. Without leases every update goes to a fresh
+  /// file (or, with unsafe_in_place, changes bytes that others may be reading).
   const std::string& lease_problem() const { return lease_problem_; }
 
-  /// Of the file that has the name; empty when none has.
+  /// The identity of the file that has the weights' name; empty when no file has it.
   Identity committed() const;
-  /// What it last was wholly, also while the only file is being changed.
+  /// The identity that the buffer last was wholly, also while the only file is being changed.
   Identity last_whole() const;
-  /// No file has the name.
+  /// True while no file has the weights' name.
   bool updating() const { return front_ < 0; }
-  /// Bytes have been changed since the last commit, or may have been.
+  /// True after BeginUpdate and before Commit: bytes may have been changed.
   bool begun() const { return begun_; }
-  /// An update was broken off; its file may be in use when it goes on.
+  /// True when an update was broken off. Others may have opened its file before it goes on.
   bool interrupted() const { return work_ >= 0 && !begun_; }
-  /// Bytes may be changed while a pull still runs, and nobody is kept from loading by it.
+  /// True when a pull may change bytes while it still runs, because that keeps nobody from loading.
   bool at_once() const { return front_ < 0 || buffers_ == 2; }
-  /// last_whole(), and each chunk's base: what an update that begins, or goes on, starts from.
+  /// last_whole() and every chunk's base: the bytes from which an update starts or goes on.
   wire::Have have() const;
 
-  /// Of chunk i's base. The bytes are for reading, and stay until the chunk is prepared or marked.
+  /// Whether chunk i has a base, and the base's digest and bytes. The bytes are read-only, and
+  /// valid until PrepareChunk(i) or MarkUnknown(i).
   bool known(uint32_t i) const { return Base(i) >= 0; }
   uint64_t digest(uint32_t i) const;
   Bytes base(uint32_t i) const;
 
-  /// Makes a file ready to be changed. Idempotent until Commit. False: others have it open; it
-  /// is as it was, name included. In two-file mode, and where leases are not to be had, a fresh
-  /// file takes the place of one in use; kResourceExhausted when there is no room for it.
+  /// Makes a file ready to be changed. Idempotent until Commit. Returns false when others have the
+  /// file open; the file then is as it was, name included. With two files, and where leases do not
+  /// work, a fresh file replaces one in use; kResourceExhausted when there is no room for it.
   StatusOr<bool> BeginUpdate();
-  /// Who has the file open that BeginUpdate waits for. Looks at every process: not for each try.
+  /// The processes that have the file open for which BeginUpdate returned false. Inspects every
+  /// process of the machine, so it is too slow to be called at each retry.
   std::string Readers() const;
-  /// The same into a fresh file, whoever reads the old one.
+  /// BeginUpdate with a fresh file, even while others read the old one.
   Status BeginUpdateInFreshFile();
 
   // REQUIRES for all of these: an update has begun.
-  /// Makes chunk i's bytes in the file that is changed those with `digest` (copying them, checked,
-  /// from the other file), and marks the chunk unknown. kDataLoss when the base has other bytes.
+  /// Ensures that chunk i of the file being updated has the bytes with `digest` (if needed by a
+  /// checked copy from the other file), marks the chunk unknown and returns its bytes. kDataLoss
+  /// when the base has another digest, or other bytes than its digest.
   StatusOr<MutableBytes> PrepareChunk(uint32_t i, uint64_t digest);
-  /// Chunk i in the file that is changed, to be written whole. REQUIRES: MarkUnknown(i) before.
+  /// Chunk i of the file being updated, to be written whole. REQUIRES: MarkUnknown(i) before.
   MutableBytes chunk(uint32_t i) { return ChunkOf(work_, i); }
   void MarkUnknown(uint32_t i);
-  /// After its bytes are whole and verified.
+  /// Records chunk i's new version and digest. REQUIRES: its bytes are whole and verified.
   void SetChunk(uint32_t i, uint64_t version, uint64_t digest);
-  /// Every base is `whole` now: copies those that were not touched, puts the side files in place
-  /// and gives the name. kInternal when a chunk is unknown, kDataLoss when the root is another, or
-  /// when chunks have lost their digest: these are unknown from then on, and their file has no
-  /// name.
+  /// Commits `whole`: copies the chunks that the update did not touch, puts the side files in place
+  /// and gives the file its name. kInternal when a chunk is unknown. kDataLoss when the chunks have
+  /// another root, or when bytes to be copied lack their digest; such chunks become unknown, and
+  /// their file loses its name. kUnavailable when others have the file open.
   Status Commit(const Identity& whole, const std::vector<SideFile>& side_files);
 
-  /// In two-file mode, between updates: brings the hidden file up to what is committed, by `deltas`
-  /// where they fit, else by copying. Not whole when it is in use, or `stop` said so.
+  /// In two-file mode, between updates: brings the hidden file up to the committed state, by
+  /// `deltas` where they fit, else by copying. The result is not whole when others have the hidden
+  /// file open, or when `stop` returned true.
   StatusOr<CaughtUp> CatchUp(std::span<const AppliedDelta> deltas,
                              const std::function<bool()>& stop);
 
-  /// Cheap (a few stats); to be called about every second while no pull runs. Puts back a name or
-  /// side file that is gone, and looks at bytes that somebody wrote.
+  /// Puts back a name or a side file that somebody removed or changed, and checks the bytes of a
+  /// weight file that somebody wrote to. Cheap (a few stats) when nothing changed; to be called
+  /// about every second while no pull runs.
   StatusOr<Health> Check();
-  /// Whether chunk i has its digest, in what readers open and in what an update would build on.
-  /// From any thread, between updates.
+  /// Whether chunk i has its digest, in the named file and in the base of the next update. From any
+  /// thread, between updates.
   bool Intact(uint32_t i) const;
-  /// Marks those of `chunks` unknown that have not, wherever it is; the committed file loses its
-  /// name until the next commit if it has such a one.
+  /// Checks `chunks` in both files and marks those unknown that lack their digest. If the committed
+  /// file has such a chunk, it loses its name until the next commit.
   Status Distrust(std::span<const uint32_t> chunks);
 
  private:
@@ -148,7 +153,7 @@ class Buffer {
     std::optional<BufferFile> file;
     FileLease lease;
   };
-  /// One of the calls that are one at a time; no mutex is held meanwhile.
+  /// Serialises calls of which only one may run at a time (buffer_turn.h).
   class Turn;
 
   Buffer(std::filesystem::path dir, std::shared_ptr<DirLock> lock, Layout layout, ChunkTable chunks,
@@ -164,7 +169,7 @@ class Buffer {
   Status MakeFile(int slot);
   std::filesystem::path FreeHiddenName(int slot) const;
 
-  /// The slot with chunk i's base, -1: none.
+  /// The slot with chunk i's base; -1 when the chunk has none.
   int Base(uint32_t i) const;
   bool Known(int slot, uint32_t i) const;
   Bytes ChunkOf(int slot, uint32_t i) const;
@@ -175,13 +180,13 @@ class Buffer {
   StatusOr<bool> BeginInPlace(int slot);
   Status BeginFresh();
   void Begun(int slot);
-  /// The file's path still leads to it.
+  /// True when the file's path still leads to that file.
   bool HasItsPath(int slot) const;
   bool HasItsDigest(int slot, uint32_t i) const;
-  /// What Distrust does. REQUIRES: a Turn.
+  /// Distrust for a caller that holds a Turn.
   Status Withdraw(std::span<const uint32_t> chunks);
   Status CopyChunk(int from, int to, uint32_t i);
-  /// `side_files` null: those in place stay.
+  /// With `side_files` null the installed ones stay.
   Status CommitWork(const Identity& whole, const std::vector<SideFile>* side_files);
   StatusOr<std::vector<uint64_t>> DigestsToCommit() const;
   Status FillWork(const std::vector<uint64_t>& digests);
@@ -204,10 +209,10 @@ class Buffer {
   std::string lease_problem_;
   SideFileStore side_files_;
   Slot slots_[2];
-  std::atomic<int> front_{-1};  // its file has the name and is whole
-  std::atomic<int> work_{-1};   // what an update changes, also one that a crash broke off
+  std::atomic<int> front_{-1};  // the slot whose file has the name and is whole; -1: none
+  std::atomic<int> work_{-1};   // the slot that an update changes, or was changing at a crash
   std::atomic<bool> begun_{false};
-  std::vector<uint8_t> touched_;  // by the update in work_
+  std::vector<uint8_t> touched_;  // chunks that the update in work_ has touched
   int64_t front_mtime_[2] = {0, 0};
 
   Mutex mu_;

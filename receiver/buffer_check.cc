@@ -1,4 +1,4 @@
-// What a living Buffer does about files that somebody else removed or wrote to.
+// How a running Buffer repairs files that somebody else removed or wrote to.
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -17,7 +17,7 @@ StatusOr<Buffer::Health> Buffer::Check() {
   const int front = front_;
   if (front < 0) return health;  // the next commit puts everything in place
   if (FrontIsTouched()) {
-    // First the size: no byte beyond a shortened file's end can be read.
+    // Restores the size first: reading beyond the end of a shortened file would give SIGBUS.
     DW_RETURN_IF_ERROR(slots_[front].file->Restore(layout_));
     const std::vector<uint32_t> bad = FindBad(front);
     if (bad.empty()) {
@@ -42,8 +42,8 @@ Status Buffer::PutNameBack(Health& health) {
     health.put_back.emplace_back(kWeights);
     return file.Rename(dir_ / kWeights);
   }
-  // Its last name is gone, and the kernel gives such a file no new one: a copy takes its place, or
-  // what an update that has begun makes of it.
+  // The file's last name is gone, and the kernel gives such a file no new name. The file of an
+  // update that has begun will take its place; without one, a copy does.
   if (begun_ || work_ >= 0) return absl::OkStatus();
   health.put_back.emplace_back(kWeights);
   const Identity whole = committed();
@@ -75,7 +75,7 @@ Status Buffer::Withdraw(std::span<const uint32_t> chunks) {
     if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);
     for (const uint32_t c : lost) {
       state_.MarkUnknown(s, c);
-      if (slot == work_) touched_[c] = 0;  // what the other file has is the base again
+      if (slot == work_) touched_[c] = 0;  // the other file's bytes are the base again
     }
   }
   return absl::OkStatus();

@@ -1,11 +1,11 @@
-// The names of the files in a receiver's directory (docs/lifecycle.md, "Files"). Which file is
-// which slot's is told by inode, never by name. Pure.
+// The names of the files in a receiver's directory (docs/lifecycle.md, "Files"). A name does not
+// say which slot a file belongs to; only its inode does. Constants.
 #pragma once
 
 namespace deltawire::receiver {
 
 inline constexpr const char* kWeights = "model.safetensors";
-/// A file that is not wholly one version, or not the newest.
+/// Names of a file that is not wholly one version, or not the newest.
 inline constexpr const char* kHidden[2] = {".model.safetensors.partial",
                                            ".model.safetensors.partial2"};
 inline constexpr const char* kState = ".deltawire.state";

@@ -1,5 +1,4 @@
-// A Buffer's files: making them, taking them up after whatever ended the last process, and putting
-// back what somebody else took away.
+// A Buffer's files: how they are made, taken up after a restart or crash, and replaced.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,7 +24,7 @@ const std::vector<std::string>& WeightNames() {
   return names;
 }
 
-/// What a killed process was making would count as taken, and nobody else would remove it.
+/// Removes files that a killed process was making: they take memory, and nobody else removes them.
 void RemoveUnfinished(const fs::path& dir) {
   std::error_code ignored;
   for (const std::string& name : WeightNames()) fs::remove(dir / (name + ".new"), ignored);
@@ -100,7 +99,7 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::share
                   "{} exists and is not a receiver's; choose an empty directory",
                   (dir / kWeights).string());
   }
-  // The mark first: whatever is under our names from here on is ours.
+  // The mark comes first: from here on any file under our names counts as the receiver's.
   DW_RETURN_IF_ERROR(SideFileStore(dir).Prepare());
   RemoveUnfinished(dir);
   for (const std::string& name : WeightNames()) fs::remove(dir / name, ignored);
@@ -132,7 +131,8 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Recover(const fs::path& dir,
   }
   RemoveUnfinished(dir);
   DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Open(dir / kState));
-  // The layout is in every file; one that somebody else put under our name may have another.
+  // Every weight file's header has the layout. Prefer a file that the state file names by inode:
+  // somebody else may have put another file under our name.
   for (const std::string& name : WeightNames()) {
     struct stat file;
     if (::stat((dir / name).c_str(), &file) != 0) continue;
@@ -166,7 +166,7 @@ Status Buffer::OpenFiles() {
         slots_[s].file = std::move(*opened);
         slots_[s].lease = FileLease(slots_[s].file->fd());
       } else if (absl::IsResourceExhausted(opened.status()) || absl::IsInternal(opened.status())) {
-        return opened.status();  // of this process or machine, not of the file
+        return opened.status();  // a fault of this process or machine, not of the file
       } else {
         LogWarn("{}", MessageOf(opened.status()));
       }
@@ -195,7 +195,8 @@ Status Buffer::TakeUp() {
   }
   const int active = static_cast<int>(state_.active());
   const int front = whole[active] ? active : whole[1 - active] ? 1 - active : -1;
-  // Names that are not the front's go first, so that no moment has one with a false claim.
+  // The weights' name is taken from a file that is not whole before anything else changes, so that
+  // no loader finds a wrong file under it.
   for (int s = 0; s < 2; ++s) {
     const bool named = slots_[s].file && slots_[s].file->path() == dir_ / kWeights;
     if (named && s != front && front < 0) {
@@ -226,13 +227,14 @@ Status Buffer::TakeUp() {
   if (buffers_ == 1 && slots_[0].file && slots_[1].file) {
     DW_RETURN_IF_ERROR(DropFile(1 - (front >= 0 ? front : active)));
   }
-  // An update that was broken off goes on from the chunks that it had brought: they are later.
+  // An interrupted update goes on from the chunks that it has brought.
   const int other = front >= 0 ? 1 - front : static_cast<int>(state_.active());
   const auto o = static_cast<uint32_t>(other);
   if (front < 0 || !slots_[other].file || state_.phase(o) != SlotPhase::kWriting) {
     return absl::OkStatus();
   }
-  // Neither of what the file was before nor of what it was about to be brought up to.
+  // Chunks at one of these versions are not from the update: the file's previous version, and the
+  // committed one, to which CatchUp was bringing the file.
   const std::set<uint64_t> older = {state_.identity(o).id.version, committed().id.version};
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     if (!Known(other, i) || older.contains(state_.chunk_version(o, i))) continue;

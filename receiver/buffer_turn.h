@@ -1,5 +1,6 @@
-// Lets the calls of a Buffer that are one at a time wait for each other without a mutex held over
-// what they do. Owner: the stack of such a call. Threads: any. Cost: two short locks.
+// Serialises the calls of a Buffer of which only one may run at a time. They do I/O, so a flag says
+// that one runs, and no mutex is held meanwhile. Owner: the stack of such a call. Threads: any.
+// Cost: two short locks.
 #pragma once
 
 #include "receiver/buffer.h"

@@ -52,7 +52,7 @@ Status Daemon::Start() {
 }
 
 void Daemon::Stop() {
-  // All are told first, so that their ends overlap.
+  // Every replica is told to stop before any is destroyed, so that they stop in parallel.
   for (auto& [name, replica] : replicas_) replica->Stop();
   replicas_.clear();
   io_.Stop();

@@ -1,5 +1,5 @@
-// The receiver daemon: its replicas and what they share (CPU workers, bulk stream threads).
-// Owner: main. Threads: methods from any after Start. Errors name the model.
+// The receiver daemon: its replicas, and the CPU workers and bulk stream threads that they share.
+// Owner: main. Threads: after Start, methods may be called from any thread. Errors name the model.
 #pragma once
 
 #include <map>
@@ -16,7 +16,7 @@ namespace deltawire::receiver {
 
 class Daemon {
  public:
-  /// `receiver_id` is what the sender lists it as.
+  /// `receiver_id` is the name under which senders list this daemon.
   Daemon(const ReceiverOptions& options, std::string receiver_id);
   ~Daemon();
 

@@ -14,7 +14,7 @@ void PutLittleEndian(uint64_t value, std::vector<std::byte>& out) {
 
 Hash128 CombineLineages(std::vector<Hash128> lineages) {
   if (lineages.size() == 1) return lineages.front();
-  // As numbers: high half first, so in the order of their text.
+  // Sorted as 128-bit numbers, which is also the order of their texts.
   std::sort(lineages.begin(), lineages.end(), [](const Hash128& a, const Hash128& b) {
     return a.hi != b.hi ? a.hi < b.hi : a.lo < b.lo;
   });
@@ -104,7 +104,8 @@ void Follower::Ended(size_t agent, const Status& why, Time now) {
   Agent& a = agents_[agent];
   if (!a.attaching) return;
   a.attaching = a.heard = a.broken = false;
-  // A sender that is there and only lacks the model is asked again soon: a trainer is starting.
+  // A sender that runs but does not have the model yet is asked again soon: its trainer may be
+  // starting.
   constexpr std::chrono::milliseconds kUnregistered{200};
   a.attach_at = now + std::chrono::duration_cast<SteadyClock::duration>(a.backoff.Next(
                           random_, absl::IsNotFound(why) ? kUnregistered : Backoff::kLongest));
@@ -116,12 +117,13 @@ bool Follower::attached() const {
 
 void Follower::Learn(size_t agent, const Identity& newest) {
   Agent& a = agents_[agent];
-  // What a rollback or a resumed trainer left behind is nothing to bring receivers to any more.
+  // After a rollback, or with a new lineage, receivers must not be brought to the older states.
   if (newest.empty() || !(newest.lineage == a.newest.lineage) ||
       newest.id.epoch > a.newest.id.epoch) {
     a.known.clear();
   }
-  // A number that is published again, after an abandoned offload, is another state.
+  // A version number may be published again after another agent abandoned its offload; that is a
+  // new state and replaces the old one.
   while (!a.known.empty() && a.known.back().id >= newest.id) a.known.pop_back();
   a.newest = newest;
   if (newest.empty()) return;
@@ -131,8 +133,8 @@ void Follower::Learn(size_t agent, const Identity& newest) {
 
 const Identity* Follower::Known(const Agent& agent, const Identity& part) const {
   for (auto known = agent.known.rbegin(); known != agent.known.rend(); ++known) {
-    // One offload's parts belong together, in whatever epoch an agent counts them: one may have
-    // been rolled back more often than another. Without attempts the ids must do.
+    // Parts of one offload belong together even if agents count different epochs, because one was
+    // rolled back more often. Without attempts the ids must be equal.
     const bool same_offload =
         part.attempt != 0 && known->attempt == part.attempt && known->id.version == part.id.version;
     if (same_offload || (known->id == part.id && known->attempt == part.attempt)) return &*known;
@@ -148,10 +150,11 @@ std::optional<Follower::Target> Follower::At(const Identity& part) const {
       target.parts.push_back(*known);
       continue;
     }
-    // It may have passed over that state while nobody listened, and says itself whether it has.
+    // The agent may have published that state while this receiver was not attached. The pull will
+    // find out: an agent that did not publish it refuses.
     const bool passed = a.newest.id.epoch == part.id.epoch && a.newest.id > part.id &&
                         std::ranges::none_of(a.known, [&](const Identity& known) {
-                          return known.id == part.id;  // of another attempt
+                          return known.id == part.id;  // known under another attempt
                         });
     if (!passed) return std::nullopt;
     target.parts.push_back({.lineage = a.newest.lineage, .id = part.id, .attempt = part.attempt});
@@ -167,7 +170,8 @@ std::optional<Follower::Target> Follower::Common() const {
     if (a.newest.empty()) return std::nullopt;
     for (const Identity& known : a.known) states.push_back(&known);
   }
-  // The first that all have is the newest: a whole has the greatest of its parts' ids.
+  // A whole has the greatest id of its parts, so with ids falling the first state that all agents
+  // have is the newest.
   std::ranges::stable_sort(states,
                            [](const Identity* a, const Identity* b) { return a->id > b->id; });
   for (const Identity* state : states) {

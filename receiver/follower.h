@@ -1,7 +1,7 @@
-// What a receiver knows of its agents, and what follows from it: whom to attach to, whom to send a
-// beat, who has fallen silent, what to pull next or why nothing. Pure: functions of events and
-// time. Owner: a Replica, under its lock. Cost: O(agents * states remembered) a decision. Errors:
-// an event out of sequence is kDataLoss and is to end its attachment.
+// What a receiver knows of its agents, and the decisions that follow from it: whom to attach to or
+// send a beat, who has fallen silent, and what to pull next or why to wait. Pure: a function of
+// events and time. Owner: a Replica, under its lock. Cost: O(agents * states remembered) per
+// decision. Errors: an event out of sequence is kDataLoss, and its attachment must then be ended.
 #pragma once
 
 #include <chrono>
@@ -20,14 +20,14 @@
 
 namespace deltawire::receiver {
 
-/// The name of a whole model of which each agent has a part at the same version and attempt:
-/// lineage XXH3-128 over the sorted lineages (of one agent its own), id the greatest of the parts'
-/// (epochs may differ, where one agent was rolled back more often), root the sum of the parts'.
+/// The identity of a whole model of which each agent has a part at the same version and attempt.
+/// Lineage: XXH3-128 over the agents' sorted lineages (for one agent its own). Id: the greatest of
+/// the parts' (epochs differ if one agent was rolled back more often). Root: the sum of the parts'.
 Hash128 CombineLineages(std::vector<Hash128> lineages);
 Identity Combine(std::span<const Identity> parts);
 
-/// A pause that doubles from kFirst to kLongest with each failure, less up to half of it by chance,
-/// so that receivers that failed together do not come back together.
+/// A pause that doubles from kFirst to kLongest with each failure, less a random part of up to
+/// half, so that receivers which failed together do not all come back at once.
 class Backoff {
  public:
   static constexpr std::chrono::milliseconds kFirst{50}, kLongest{2000};
@@ -42,59 +42,61 @@ class Backoff {
 class Follower {
  public:
   using Time = SteadyClock::time_point;
-  /// Each end of an attachment says something as often, ...
+  /// Each end of an attachment sends something at least this often.
   static constexpr std::chrono::milliseconds kBeat{1000};
-  /// ... and who has heard nothing for so long ends it.
+  /// An end that has heard nothing for this long ends the attachment.
   static constexpr std::chrono::milliseconds kSilence{3000};
-  /// States of an agent that are remembered: those that it may still serve to a straggler's parts.
+  /// How many of an agent's latest states are remembered. The agent may still serve one of them
+  /// when another agent lags behind.
   static constexpr size_t kRemembered = 64;
 
   struct Options {
     bool follow = true;
-    uint64_t seed = 0;  ///< of the jitter
+    uint64_t seed = 0;  ///< seed of the random part of pauses
   };
   Follower(std::vector<std::string> addresses, Options options);
 
   // Attachments.
   enum class Need : uint8_t { kNothing, kAttach, kBeat, kDetach };
-  /// kDetach: it has been silent, or said something out of sequence (broken()).
+  /// What the attachment to `agent` needs now. kDetach: the agent has been silent for kSilence, or
+  /// has sent an event out of sequence (broken()).
   Need Needs(size_t agent, Time now) const;
-  /// When some agent will need something, if nothing happens before.
+  /// When some agent will next need something, if no event comes before.
   Time NextNeed() const;
   void Attaching(size_t agent, Time now);
-  /// kDataLoss when events were lost. What it says is remembered in any other case.
+  /// Remembers what the event says; kDataLoss instead when events before it were lost.
   Status Event(size_t agent, const UpstreamEvent& event, Time now);
   void Sent(size_t agent, Time now);
   void Ended(size_t agent, const Status& why, Time now);
   bool attached(size_t agent) const { return agents_[agent].heard; }
   bool attached() const;
-  /// It has said something out of sequence.
+  /// True when the agent has sent an event out of sequence.
   bool broken(size_t agent) const { return agents_[agent].broken; }
   uint64_t last_event(size_t agent) const { return agents_[agent].last_event; }
-  /// What a unary call or a pull's end said.
+  /// Takes note of an agent's newest state, as an event, a unary call or a pull's end named it.
   void Learn(size_t agent, const Identity& newest);
   const Identity& newest(size_t agent) const { return agents_[agent].newest; }
 
   // Pulls.
   struct Target {
-    Identity whole;  ///< root: the sum of those known
-    bool root_known = false;
-    std::vector<Identity> parts;  ///< by agent; root 0 when it passed over it unseen
+    Identity whole;               ///< its root is the sum of the parts' roots
+    bool root_known = false;      ///< every part's root is known
+    std::vector<Identity> parts;  ///< by agent; root 0 for a state that was never reported here
   };
   struct Situation {
-    Identity committed;  ///< of the whole; epoch 0: none
+    Identity committed;  ///< of the whole model; epoch 0: none
     bool paused = false;
-    bool requested = false;  ///< somebody waits for a sync
-    bool suspects = false;   ///< chunks lost their digest, or files their name
+    bool requested = false;  ///< a caller waits for a sync
+    bool suspects = false;   ///< chunks were found bad and must be fetched again
   };
   struct Choice {
     bool pull = false;
-    Target target;             ///< if `pull`
-    std::string why;           ///< else; empty: all is as it should be
-    Time again = Time::max();  ///< not before then, if nothing happens
+    Target target;             ///< what to pull, if `pull`
+    std::string why;           ///< if not `pull`: what is waited for; empty: the newest is held
+    Time again = Time::max();  ///< when to ask again, if nothing happens before
   };
   Choice Next(const Situation& situation, Time now) const;
-  /// The newest state that all agents have under one attempt; null while there is none.
+  /// The newest state that all agents have published under one attempt; nullopt: none.
   std::optional<Target> Common() const;
   void PullEnded(const Status& status, Time now);
   std::string NewestOfEach() const;
@@ -102,18 +104,19 @@ class Follower {
  private:
   struct Agent {
     std::string address;
-    bool attaching = false;  ///< or attached
-    bool heard = false;      ///< since then
-    bool broken = false;     ///< said something out of sequence
+    bool attaching = false;  ///< attaching or attached
+    bool heard = false;      ///< an event has come since attaching
+    bool broken = false;     ///< an event came out of sequence
     Time heard_at{}, sent_at{}, attach_at{};
     uint64_t last_event = 0;
     Identity newest;
-    std::deque<Identity> known;  ///< of newest's lineage, by rising id; the last one is newest
+    std::deque<Identity> known;  ///< states of newest's lineage and epoch, rising; newest is last
     Backoff backoff;
   };
-  /// The agent's part of the offload that another agent's `part` is of; null: it is not known.
+  /// The state of `agent` that is of the same offload as `part`, which is another agent's; null if
+  /// no such state is known.
   const Identity* Known(const Agent& agent, const Identity& part) const;
-  /// The whole that `part` belongs to.
+  /// The whole model's state to which `part` belongs; nullopt if some agent does not have it.
   std::optional<Target> At(const Identity& part) const;
   StateId OldestNewest() const;
 

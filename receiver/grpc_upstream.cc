@@ -13,8 +13,8 @@
 namespace deltawire::receiver {
 namespace {
 
-// tensors_meta and side files are megabytes and may come over a slow link, and a sender digests its
-// own bytes of suspects before it answers; the rest is a few words.
+// tensors_meta and side files have megabytes and may come over a slow link, and an OpenPull with
+// suspects makes the sender digest their bytes before it answers. All other calls are short.
 constexpr std::chrono::seconds kLongCall{30};
 constexpr std::chrono::seconds kShortCall{5};
 
@@ -39,8 +39,8 @@ UpstreamEvent FromProto(const v1::SenderEvent& in) {
           .force_full = in.force_full()};
 }
 
-// One attachment: its stream, and the two threads that serve it. Dialling, too, is done by one of
-// them: it may take seconds, and who attaches has other agents to look after.
+// One attachment: its stream, and the two threads that serve it. The reading thread also dials:
+// that may take seconds, in which the caller has other agents to look after.
 class Attachment {
  public:
   Attachment(std::shared_ptr<v1::PullService::Stub> stub,
@@ -61,7 +61,7 @@ class Attachment {
     reader_.join();
   }
 
-  // Only the newest report matters; answers to requests must all arrive.
+  // Of progress reports only the newest matters; every answer to a request must arrive.
   void Send(v1::ReceiverReport report, bool must_arrive) {
     std::lock_guard lock(mu_);
     if (!queue_.empty() && !queue_.back().second) queue_.pop_back();
@@ -223,7 +223,7 @@ class GrpcUpstream : public Upstream {
     std::shared_ptr<v1::PullService::Stub> stub = Dial();
     std::lock_guard lock(mu_);
     if (cancelled_) return absl::CancelledError("stopping");
-    // Nobody would answer a call on the connection that was left.
+    // A call on the old connection would get no answer.
     if (std::exchange(dialled_, true) && call_ != nullptr) call_->TryCancel();
     stub_ = stub;
     attachment_ =
@@ -269,22 +269,22 @@ class GrpcUpstream : public Upstream {
     return FromGrpc(status, fmt::format("sender {}: {}", sender_, name));
   }
 
-  // A connection of its own for each attachment: one that has gone mute stays so.
+  // Each attachment gets a new connection, because one that has gone mute stays mute.
   std::shared_ptr<v1::PullService::Stub> Dial() const {
     grpc::ChannelArguments args;
     args.SetMaxReceiveMessageSize(kMaxControlMessage);
     args.SetMaxSendMessageSize(kMaxControlMessage);
-    // The replica has its own pauses; gRPC's longer ones would only add to them.
+    // The replica itself pauses between attempts; gRPC's longer pauses would only add to that.
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
     args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    // Replicas of one process must not share a channel, or one's backoff would hold up another.
+    // With a channel shared by several replicas, the backoff of one would hold up the others.
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     return v1::PullService::NewStub(
         grpc::CreateCustomChannel(sender_, grpc::InsecureChannelCredentials(), args));
   }
 
-  // What comes over the control connection has no checksum of ours but this.
+  // The control connection has no checksum of ours, so side files are compared with their hash.
   Status CheckSideFiles(const std::string& model, const std::vector<SideFile>& files,
                         uint64_t hash) const {
     if (SideFilesHash(files) == hash) return absl::OkStatus();
@@ -294,7 +294,7 @@ class GrpcUpstream : public Upstream {
                   sender_, model, hash);
   }
 
-  // "host:port" or "[v6]:port" without the port and the brackets.
+  // The host of "host:port" or "[v6]:port", without brackets.
   static std::string HostOf(const std::string& endpoint) {
     std::string host = endpoint.substr(0, endpoint.rfind(':'));
     if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);

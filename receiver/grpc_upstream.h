@@ -1,6 +1,6 @@
 // Upstream over gRPC: the receiver's client of the sender's PullService.
-// Owner: a Replica. Threads: as Upstream says; an attachment has a reading and a writing thread, so
-// Send never blocks its caller (a newer progress report replaces one that was not sent yet).
+// Owner: a Replica. Threads: as upstream.h says. An attachment has a reading and a writing thread,
+// so Send never blocks its caller; a newer progress report replaces one that was not sent yet.
 #pragma once
 
 #include <memory>

@@ -7,7 +7,8 @@
 namespace deltawire::receiver {
 namespace {
 
-// A Have with history must stay below wire::kMaxHavePayload; models of so many chunks do without.
+// A Have with history must stay below wire::kMaxHavePayload, so models with more chunks than this
+// use no history.
 constexpr size_t kMaxChunks = 15'000'000;
 
 }  // namespace

@@ -1,7 +1,7 @@
-// The last deltas that a replica applied, one pull each, for the codec tight (docs/wire_format.md,
-// "History"). Memory only: a restarted receiver has none and gets payloads that need none.
-// Owner: a Replica, whose driving thread alone uses it; a sink records into the builder from many
-// threads. Cost: at most its limit, and half as much again while a pull runs.
+// The last deltas that a replica applied, one per pull, for the codec tight (docs/wire_format.md,
+// "History"). In memory only: a restarted receiver has none, and gets payloads that need none.
+// Owner: a Replica, of which only the driving thread uses it; a sink records into the builder from
+// many threads. Cost: memory up to its limit, and half as much again while a pull runs.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,18 @@ class History {
  public:
   explicit History(uint64_t limit_bytes);
 
-  /// A pull begins, and the sender asks for `wanted` deltas. `committed`: what the buffer wholly
-  /// is; with epoch 0 nothing that follows is one delta, so all is forgotten.
+  /// A pull begins, and the sender asks to keep `wanted` deltas. `committed` is the state that the
+  /// buffer wholly is. With epoch 0 it is none, so the pull is not a delta between two states, and
+  /// the history is forgotten.
   void BeginPull(StateId committed, uint32_t wanted);
-  /// Where the pull's chunks are to be noted: a delta with its fast payload, a whole chunk without.
-  /// Null when nothing is kept.
+  /// Records the running pull's chunks: a delta with its fast payload, a whole chunk without one.
+  /// Null when nothing is recorded.
   DeltaBuilder* recording() { return builder_.get(); }
-  /// The pull ended in `to`, committed.
+  /// The pull has committed state `to`.
   void Commit(StateId to);
   void Forget();
 
-  /// Adds to `have` which deltas are here. REQUIRES: have is of the committed state.
+  /// Adds to `have` which deltas are kept. REQUIRES: `have` describes the committed state.
   void Describe(wire::Have& have) const;
   LogView view() const { return log_.View(); }
   size_t deltas() const { return log_.View().size(); }

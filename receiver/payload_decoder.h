@@ -1,7 +1,7 @@
-// Turns a chunk's payload, whatever its codec, into the fast one that is checked, kept and applied.
-// Owner: a PullSink; buffer, rates and history outlive it. Threads: any, for different chunks.
-// Cost: fast nothing; other codecs some passes over the chunk and megabytes of the thread's
-// scratch.
+// Turns a chunk's payload of any codec into the fast payload, which is checked, kept and applied.
+// Owner: a PullSink; buffer and rates outlive it. Threads: any, for different chunks.
+// Cost: nothing for fast; for tight and dense a few passes over the chunk, and megabytes of scratch
+// memory per thread. Errors: kDataLoss names chunk and tensor.
 #pragma once
 
 #include <memory>
@@ -15,19 +15,19 @@ namespace deltawire::receiver {
 
 class PayloadDecoder {
  public:
-  /// `history`: the deltas that led to what the buffer's chunks were when the pull began.
+  /// `history` has the deltas that led to the buffer's state when the pull began.
   PayloadDecoder(Buffer& buffer, CoderRates& rates, LogView history);
 
   struct Payload {
     kernels::Codec codec = kernels::Codec::kFast;
-    unsigned depth = 0;  ///< of history that it needed
-    bool fits = true;    ///< false: not for these bytes (Coder::needs_old), or this history
-    std::unique_ptr<std::byte[]> decoded;  ///< the fast payload, unless it was one
+    unsigned depth = 0;  ///< how many deltas of the history it needed
+    bool fits = true;    ///< false: a tight payload for other bytes or another history
+    std::unique_ptr<std::byte[]> decoded;  ///< the fast payload; null if the payload was fast
     size_t bytes = 0;
   };
-  /// `before`: valid fast payloads that are still to be applied to the chunk, oldest first.
-  /// `first`: the chunk's first frame of the pull, so that the history is that of its bytes.
-  /// kDataLoss when the payload cannot be one.
+  /// `before` has the valid fast payloads that will be applied to the chunk first, oldest first.
+  /// `first` says that this is the chunk's first frame of the pull: only then does the history
+  /// belong to the chunk's bytes. kDataLoss when the payload is malformed.
   StatusOr<Payload> ToFast(uint32_t chunk, Bytes payload, std::span<const Bytes> before,
                            bool first) const;
 

@@ -1,4 +1,5 @@
-// The receiver's metrics, read from its replicas when scraped. The daemon outlives the callback.
+// The receiver's metrics, read from the replicas' status at each scrape.
+// Owner: the metrics server keeps the callback; the daemon outlives it. Threads: any. No errors.
 #pragma once
 
 #include "common/metrics/metrics.h"

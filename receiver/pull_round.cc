@@ -66,7 +66,7 @@ bool PullRound::Asked(size_t agent) const {
 
 Status PullRound::Open() {
   parts_.clear();
-  // A pull's streams share the I/O threads, of which there is one per core.
+  // A pull's streams share the I/O threads, one per core, so at most that many decode at once.
   const uint32_t threads = std::min(std::max(1u, Thread::hardware_concurrency()), env_.streams);
   uint32_t history = 0;
   for (size_t i = 0; i < agents_.size(); ++i) {
@@ -99,7 +99,7 @@ Status PullRound::Open() {
     parts_.push_back(std::move(part));
   }
   if (repairs_ == 0) {
-    // Beside what came in an earlier pull the recorded delta would not be the whole.
+    // If chunks came in an earlier, broken pull, recording this one would miss their changes.
     const bool clean = !wish_.force_full && !env_.sink.staged() && !env_.sink.dirty() &&
                        std::none_of(agents_.begin(), agents_.end(),
                                     [](const RoundAgent& a) { return a.held.empty(); });
@@ -112,7 +112,8 @@ Status PullRound::Open() {
 wire::Have PullRound::MakeHave() const {
   wire::Have have = env_.buffer.have();
   if (wish_.force_full && repairs_ == 0) {
-    // Also the way to take an older version on purpose: nothing held, so nothing goes backwards.
+    // A receiver that holds nothing may also be given an older version, so this is the way to take
+    // one on purpose.
     for (auto& entry : have.chunks) entry = {};
   } else {
     if (repairs_ == 0 && env_.history.recording() != nullptr) env_.history.Describe(have);
@@ -135,12 +136,12 @@ Status PullRound::RunParts() {
     if (cancelled_) return absl::CancelledError("the pull was ended");
     for (const Part& part : parts_) running_.push_back(part.transport);
   }
-  // One that fails does not end the others: what they bring is not fetched again.
+  // A failing part does not end the others, since what they bring is not fetched again.
   const auto run = [this, &have](Part& part) {
     wire::Have own = have;
     own.held = wish_.force_full ? Identity{} : agents_[part.agent].held;
     const Follower::Target& target = wish_.target;
-    // Deltas are remembered by the whole's ids.
+    // The history names deltas by the whole's ids, which only an agent with the same epoch knows.
     const bool own_ids = target.parts[part.agent].id.epoch == target.whole.id.epoch;
     if (own.held.empty() || !own_ids) own.history.clear();
     if (own.history.empty()) {
@@ -162,7 +163,7 @@ Status PullRound::RunParts() {
 Status PullRound::Transfer() {
   Status ended = RunParts();
   if (repairs_ == 0) last_frame_ = SteadyClock::now();
-  // Whatever it is that differs, it must not refuse the next pull's chunks too.
+  // A history that differs from the sender's must not make the next pull's chunks unusable as well.
   if (env_.sink.history_misfit()) env_.history.Forget();
   for (const Part& part : parts_) {
     if (!ended.ok()) break;
@@ -238,7 +239,7 @@ Status PullRound::CheckRoots() {
 
 Status PullRound::FetchSideFiles() {
   for (size_t i = 0; i < agents_.size(); ++i) {
-    // 0: the sender names none of this version; those of its description then.
+    // 0: the sender names no side files for this version; those of its description stay.
     if (side_files_[i] == 0 || env_.side_files.Has(i, side_files_[i])) continue;
     DW_ASSIGN_OR_RETURN(std::vector<SideFile> files,
                         agents_[i].upstream->SideFiles(env_.model, side_files_[i]));
@@ -250,7 +251,7 @@ Status PullRound::FetchSideFiles() {
 Status PullRound::Finish() {
   DW_RETURN_IF_ERROR(CheckRoots());
   DW_RETURN_IF_ERROR(FetchSideFiles());
-  // Asked for whole, the same state has come again.
+  // After a forced full pull the state may be the committed one, with no byte changed.
   if (!(env_.buffer.committed() == whole()) || env_.buffer.begun()) {
     DW_RETURN_IF_ERROR(env_.writable());
     // Before the commit, so that whoever sees the new state finds the way to it.

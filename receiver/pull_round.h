@@ -1,8 +1,8 @@
-// One pull: asks every agent for its part, lets the parts land, applies them, asks again for chunks
-// that came out wrong, checks each part's root and the whole's, and commits. A machine of steps:
+// One pull: receives every agent's part, applies the parts, asks again for chunks that came out
+// wrong, checks each part's root and the whole's, and commits. A state machine:
 //   kOpen -> kTransfer -> kApply -> kCommit -> kDone;  kApply -> kOpen while chunks are bad
-// Owner: a Replica, whose thread drives it; Cancel from any. An error (it names the agent) ends it,
-// and what landed stays in sink and buffer for the next. Nothing is committed but by kCommit.
+// Owner: a Replica, whose thread drives it; Cancel from any thread. Errors name the agent and end
+// the pull; chunks received so far stay in sink and buffer for the next. Only kCommit commits.
 #pragma once
 
 #include <chrono>
@@ -27,16 +27,17 @@ namespace deltawire::receiver {
 
 using TransportFactory = std::function<std::unique_ptr<net::PullTransport>(net::PullTarget)>;
 
-/// An agent as a pull needs it.
+/// What a pull needs to know of an agent.
 struct RoundAgent {
   Upstream* upstream = nullptr;
   Coverage owned;
   uint64_t owned_hash = 0;
-  /// What the buffer last was wholly, as this agent named it: its lineage, the root of its part.
+  /// The state that the buffer last was wholly, as this agent named it: with the agent's lineage
+  /// and the root of its part. Empty: no such state is known.
   Identity held;
 };
 
-/// Side files of the agents, kept over pulls so that they travel only when they change.
+/// The agents' side files, kept across pulls so that they travel only when they change.
 class SideFileCache {
  public:
   explicit SideFileCache(size_t agents) : parts_(agents) {}
@@ -44,7 +45,7 @@ class SideFileCache {
   bool Has(size_t agent, uint64_t hash) const {
     return parts_[agent].known && parts_[agent].hash == hash;
   }
-  /// A file that several agents have is the first one's.
+  /// The side files of all agents. Where several have a file of one name, the first agent's counts.
   std::vector<SideFile> Merged() const;
 
  private:
@@ -61,7 +62,7 @@ class PullRound {
   enum class Step : uint8_t { kOpen, kTransfer, kApply, kCommit, kDone };
   static constexpr int kMaxRepairs = 3;
 
-  /// What it works with; all of it outlives the round.
+  /// The objects that the round works with; they outlive it.
   struct Env {
     const std::string& model;
     Buffer& buffer;
@@ -74,33 +75,33 @@ class PullRound {
     const TransportFactory& transport;
     uint32_t streams = 4;
     std::chrono::milliseconds stream_timeout{30000};
-    /// Returns when the buffer's bytes may be changed, however long a reader holds them. Called
-    /// between steps, on the thread that drives the round.
+    /// Waits until no reader keeps the buffer's bytes from being changed. Called between steps, on
+    /// the thread that drives the round.
     std::function<Status()> writable;
     std::function<void(size_t agent, uint64_t bytes)> progress;
   };
   struct Wish {
     Follower::Target target;
-    /// Hold nothing against the agents: every chunk comes whole.
+    /// Tell the agents that nothing is held, so that every chunk comes whole.
     bool force_full = false;
   };
 
-  /// `agents`: in the target's order. One of several is asked for the target, a single one for the
-  /// newest that it has by then.
+  /// `agents` are in the target's order. Several agents are asked for exactly the target, a single
+  /// agent for its newest state.
   PullRound(Env env, std::vector<RoundAgent> agents, Wish wish);
 
   Step step() const { return step_; }
   Status Advance();
-  /// Ends a transfer that runs, and fails every later one.
+  /// Ends a running transfer, and makes every later one fail.
   void Cancel();
 
-  // After kTransfer: what the buffer is becoming, and by agent.
+  // After kTransfer: the state that the buffer will have, as a whole and by agent.
   Identity whole() const { return Combine(ends_); }
   const std::vector<Identity>& ends() const { return ends_; }
   const PullStats& stats() const { return stats_; }
-  /// The error was that the chunks which came do not make up the state that an agent named.
+  /// True when the error was that the received chunks are not the state that an agent named.
   bool root_mismatch() const { return root_mismatch_; }
-  /// Chunks of the transfer that are known to be fetched whole, for progress; 0: not known.
+  /// Bytes of the chunks that are sure to come whole, to show progress; 0: not known.
   uint64_t bytes_expected() const { return bytes_expected_; }
 
  private:
@@ -132,9 +133,9 @@ class PullRound {
   SteadyClock::time_point last_frame_ = start_;
   int repairs_ = 0;
   std::vector<uint32_t> bad_, suspects_;
-  std::vector<Part> parts_;  // of the transfer that comes or runs
+  std::vector<Part> parts_;  // of the next or running transfer
   std::vector<Identity> ends_;
-  std::vector<uint64_t> side_files_;  // hashes that the ends named
+  std::vector<uint64_t> side_files_;  // hashes that the End frames named
   PullStats stats_;
   bool root_mismatch_ = false;
   uint64_t bytes_expected_ = 0;

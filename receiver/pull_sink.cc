@@ -8,9 +8,9 @@
 namespace deltawire::receiver {
 namespace {
 
-// Of a whole chunk, this much at least is digested at once: the digest's own block.
+// Whole chunks are digested in multiples of the digest's block.
 constexpr size_t kDigestStep = kernels::DigestKey::kBlockBytes;
-// Of chunks with a wrong digest; a sender with another key would have them all wrong.
+// Limits the log lines about chunks with a wrong digest: with a wrong key every chunk has one.
 constexpr size_t kMostNamed = 8;
 
 }  // namespace
@@ -115,7 +115,7 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
   {
     std::lock_guard lock(mu_);
     if (std::exchange(busy_[header.chunk], uint8_t{1}) != 0) {
-      // Every error ends the pull, so nobody else has to clear the mark.
+      // An error ends the pull, and the next BeginRound clears the mark.
       return Errorf(StatusCode::kDataLoss,
                     "the sender sent two frames of chunk {} at once, on different streams",
                     header.chunk);
@@ -130,7 +130,7 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
   }
   DW_RETURN_IF_ERROR(Touch());
   {
-    // What was staged for the chunk was for bytes that are no more.
+    // Deltas staged for the chunk applied to the bytes that this frame replaces.
     std::lock_guard lock(mu_);
     DropStaged(header.chunk);
   }
@@ -213,7 +213,7 @@ void PullSink::FinishFull(const wire::FrameHeader& header) {
   if (right) {
     refused_.erase(c);
   } else {
-    refused_.insert(c);  // nor can a delta be applied that follows
+    refused_.insert(c);  // deltas that follow cannot be applied either
     if (mismatched_.insert(c).second && mismatched_.size() <= kMostNamed) {
       LogError(
           "chunk {} of tensor {} came whole with other bytes than its digest: fetching it again "
@@ -231,13 +231,13 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
   std::vector<Bytes> before;
   {
     std::lock_guard lock(mu_);
-    // Stable while this frame is the chunk's only one that comes in.
+    // The list's elements stay where they are: busy_ lets in only one frame per chunk at a time.
     std::vector<Staged>& list = staged_.at(header.chunk);
     mine = &list.back();
     for (size_t i = 0; i + 1 < list.size(); ++i) {
       before.emplace_back(list[i].payload.get(), list[i].bytes);
     }
-    if (refused_.contains(header.chunk)) {  // nothing that follows can be applied either
+    if (refused_.contains(header.chunk)) {  // an earlier frame failed, so this cannot be applied
       DropStaged(header.chunk);
       return false;
     }
@@ -339,7 +339,7 @@ void PullSink::Abandon(const wire::FrameHeader& header) {
 bool PullSink::ApplyOne(const Staged& staged) {
   const wire::FrameHeader& h = staged.header;
   const Chunk& chunk = buffer_.chunks()[h.chunk];
-  // Not so when an earlier delta of this pull went wrong.
+  // The base is wrong when an earlier delta of this pull failed.
   const bool base = buffer_.known(h.chunk) && buffer_.digest(h.chunk) == h.digest_before;
   const auto bytes = base ? buffer_.PrepareChunk(h.chunk, h.digest_before)
                           : StatusOr<MutableBytes>(absl::NotFoundError(""));

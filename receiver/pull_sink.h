@@ -1,8 +1,8 @@
-// Where the chunks of a pull land, of all agents and over all rounds until the commit. Whole chunks
-// go straight into the buffer; deltas are made fast, checked and staged, and touch it in Apply, or
-// as they arrive where they outgrow the staging bound or nobody loads the buffer. What is staged
-// when a pull breaks off stays for the next. Owner: a Replica. Threads: frames from IoThreads
-// (different chunks at once), the rest from one.
+// Receives the chunks of a pull, from all agents and in all rounds until the commit. Whole chunks
+// go straight into the buffer. Deltas are turned into fast ones, checked and staged until Apply, or
+// applied on arrival if they outgrow the staging bound or nobody can be loading the buffer. Staged
+// deltas of a broken pull stay for the next. Owner: a Replica. Threads: frames come from IoThreads
+// (different chunks at once), other calls from one. Errors: kDataLoss names chunk and tensor.
 #pragma once
 
 #include <atomic>
@@ -26,58 +26,59 @@ namespace deltawire::receiver {
 
 class PullSink : public net::ChunkSink {
  public:
-  /// `touch` is called before the first byte of a round is changed, from any thread; an error of it
-  /// ends the pull.
+  /// `touch` is called, from any thread, before a round changes its first byte; its error ends the
+  /// pull. Null: Buffer::BeginUpdate is called instead.
   PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates,
            std::function<Status()> touch = nullptr);
 
-  /// Before frames come: drops what the last round left incomplete, and begins to count anew.
-  /// `history`, `record`: what led to the buffer's bytes, and where to note what comes (or null).
-  /// `at_once`: the buffer may be changed before all is in.
+  /// To be called before a round's frames come: drops frames that the last round left incomplete,
+  /// and starts the counters anew. `history` has the deltas that led to the buffer's bytes,
+  /// `record` records what comes (or is null), `at_once` lets the buffer change before the round
+  /// ends.
   void BeginRound(LogView history, DeltaBuilder* record, bool at_once);
-  /// `have` is of the buffer: becomes that of the buffer with all that is staged applied.
+  /// Changes `have` from what the buffer holds to what it will hold once Apply has run.
   void Overlay(wire::Have& have) const;
-  /// Deltas are staged.
+  /// True when deltas are staged.
   bool staged() const { return !staged_.empty(); }
-  /// Apply will change the buffer.
+  /// True when Apply will change the buffer.
   bool to_apply() const { return !staged_.empty() || !refused_.empty(); }
-  /// Forgets what is staged: everything is to come anew.
+  /// Forgets all staged deltas.
   void Drop();
-  /// The buffer was touched since it was last committed.
+  /// True when the buffer was touched since it was last committed.
   bool dirty() const { return dirty_; }
   void Committed() { dirty_ = false; }
-  /// Deltas that were applied since ForgetApplied, in order of application within a chunk; those
-  /// beyond the staging bound are not kept. The payloads live until then.
+  /// Applied() has the deltas applied since ForgetApplied, in order of application within a chunk;
+  /// deltas beyond the staging bound are not kept. Their payloads live until ForgetApplied.
   void KeepApplied(bool keep) { keep_applied_ = keep; }
   std::vector<Buffer::AppliedDelta> Applied() const;
   void ForgetApplied();
 
   StatusOr<MutableBytes> Begin(const wire::FrameHeader& header) override;
-  /// The first `bytes` of the payload are in place: a whole chunk's are digested while they are in
-  /// cache. Pieces may have any size, and not to be told costs nothing but the cache.
+  /// Digests the new bytes of a whole chunk while they are in the cache. Pieces may have any size;
+  /// bytes that no call announces are digested in Finish.
   void Arrived(const wire::FrameHeader& header, size_t bytes) override;
   /// A whole chunk whose bytes have another digest than the header says is not an error: the chunk
-  /// stays unknown and Apply names it.
+  /// stays unknown, and Apply returns it.
   Status Finish(const wire::FrameHeader& header) override;
   void Abandon(const wire::FrameHeader& header) override;
 
-  /// Applies what is staged, in parallel. Returns the chunks whose digest came out wrong or whose
-  /// delta did not fit: they are unknown now and must be fetched whole.
+  /// Applies the staged deltas, in parallel. Returns the chunks whose digest came out wrong or
+  /// whose delta did not fit; they are unknown now and must be fetched whole.
   StatusOr<std::vector<uint32_t>> Apply(ThreadPool& pool);
-  /// Chunks that came whole and had another digest, also where a later frame was right: the sender
-  /// should look at its own bytes. Stable once the pull has ended.
+  /// Chunks that came whole with another digest, even if a later frame was right: the sender should
+  /// check its own bytes. Stable once the pull has ended.
   const std::set<uint32_t>& mismatched() const { return mismatched_; }
 
   uint64_t bytes() const { return bytes_; }
-  /// A delta looked back to others than those that `history` has.
+  /// True when a tight delta did not fit the receiver's history or bytes.
   bool history_misfit() const { return history_misfit_; }
-  /// Adds what the round has counted.
+  /// Adds the round's counters to `stats`.
   void AddTo(PullStats& stats) const;
 
  private:
   struct Staged {
     wire::FrameHeader header;
-    std::unique_ptr<std::byte[]> payload;  ///< as it came; once complete, the fast one
+    std::unique_ptr<std::byte[]> payload;  ///< as received; once complete, the fast payload
     size_t bytes = 0;
     bool complete = false;
   };
@@ -88,12 +89,13 @@ class PullSink : public net::ChunkSink {
   void FinishFull(const wire::FrameHeader& header);
   /// Digests a whole chunk's bytes from where the last call stopped up to `end`.
   void DigestUpTo(uint32_t chunk, size_t end);
-  /// Its payload becomes the fast one; false when it does not fit and the chunk was refused.
+  /// Turns the frame's payload into the fast one. False when the payload does not fit and the chunk
+  /// was refused.
   StatusOr<bool> Decode(const wire::FrameHeader& header);
   void Refuse(uint32_t chunk);
   void Keep(Staged&& applied);      // REQUIRES: mu_ held
   void DropStaged(uint32_t chunk);  // REQUIRES: mu_ held
-  /// False when the digest came out wrong; the chunk is unknown then.
+  /// False when the base or the resulting digest is wrong; the chunk is unknown then.
   bool ApplyOne(const Staged& staged);
 
   Buffer& buffer_;
@@ -103,12 +105,12 @@ class PullSink : public net::ChunkSink {
   const std::function<Status()> touch_;
   std::optional<PayloadDecoder> decoder_;
   DeltaBuilder* record_ = nullptr;
-  /// What each chunk's digest will be once what is staged for it is applied.
+  /// Each chunk's digest as it will be once its staged deltas are applied.
   std::vector<uint64_t> digest_;
-  /// Of a whole chunk that comes in: the digest of its first digested_ bytes.
+  /// For a whole chunk that is arriving: the digest of its first digested_ bytes.
   std::vector<uint64_t> partial_;
   std::vector<uint32_t> digested_;
-  /// Chunks that had a frame since the buffer was last wholly one version.
+  /// Chunks that have had a frame in this round, or have staged deltas from an earlier one.
   std::vector<uint8_t> seen_;
   std::atomic<bool> touched_{false};
   std::atomic<bool> dirty_{false};
@@ -116,7 +118,7 @@ class PullSink : public net::ChunkSink {
   std::atomic<uint64_t> bytes_{0};
 
   Mutex mu_;
-  /// Chunks with a frame coming in: its memory must stay where it is until it is finished.
+  /// Chunks of which a frame is arriving. Its memory must not move until the frame is finished.
   std::vector<uint8_t> busy_;
   uint64_t staged_bytes_ = 0;
   bool streaming_ = false;
@@ -132,7 +134,8 @@ class PullSink : public net::ChunkSink {
   FormCounts forms_;
 };
 
-/// One agent's way into the sink: its own part of the model only, and its progress.
+/// Passes one agent's frames to the PullSink, refuses chunks that are not in the agent's part, and
+/// reports its progress.
 class PartSink : public net::ChunkSink {
  public:
   /// `progress(bytes)` is called after each chunk with this part's payload bytes so far.

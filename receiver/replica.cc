@@ -13,7 +13,7 @@ namespace {
 
 using Clock = SteadyClock;
 
-// Waits are cut into slices only to notice callers that have gone.
+// Waits are cut into slices of this length to notice callers that have gone.
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr std::chrono::milliseconds kUnregisteredPause{200};
 constexpr std::chrono::milliseconds kCheckEvery{1000};
@@ -176,7 +176,7 @@ bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
     return true;
   }
   *again = std::min(*again, verifying_ == 0 ? check_at_ : now + kCheckEvery);
-  // What it would copy from is to be fetched first.
+  // CatchUp copies from the committed file, so its bad chunks must be fetched first.
   if (behind_ && !paused_ && suspects_.empty()) {
     if (now >= catch_up_at_) {
       CatchUp(lock);
@@ -208,7 +208,8 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
     return;
   }
   describe_ = true;
-  // A sender that is there and only lacks the model is asked again soon: a trainer is starting.
+  // A sender that runs but does not have the model yet is asked again soon: its trainer may be
+  // starting.
   describe_at_ = Clock::now() +
                  std::chrono::duration_cast<Clock::duration>(describe_backoff_.Next(
                      random_, absl::IsNotFound(prepared) ? kUnregisteredPause : Backoff::kLongest));
@@ -399,7 +400,8 @@ Status Replica::SetPaused(bool paused, const std::function<bool()>& gone) {
   paused_ = paused;
   cv_.notify_all();
   if (!paused) return absl::OkStatus();
-  // What has begun to change the only buffer is finished: half-done it could not be loaded at all.
+  // A pull that has begun to change the only file (then `committed` is empty) is not cancelled: a
+  // half-updated file could not be loaded at all.
   if (round_ != nullptr && !round_requested_ && !status_.committed.empty()) {
     const std::shared_ptr<PullRound> round = round_;
     lock.unlock();

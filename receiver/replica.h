@@ -1,8 +1,8 @@
 // One model on an inference node: keeps its Buffer in step with the sender, or with the agents that
-// each have a part of it. Follower says what to do, RequestQueue who waits, PullRound pulls; a
-// thread drives them, and a second one keeps the attachments (so that a pull that is long, or
-// stuck, is no silence). Owner: the Daemon. Threads: public methods from any. Errors: kept in
-// status() until the next success; what was verified of a broken pull is not fetched again.
+// each own a part. Follower decides what to do, RequestQueue knows who waits, PullRound pulls. One
+// thread drives them; a second keeps the attachments alive, so that a long or stuck pull is no
+// silence. Owner: the Daemon. Threads: public methods from any. Errors: shown in status() until the
+// next success; chunks of a broken pull that were verified are not fetched again.
 #pragma once
 
 #include <atomic>
@@ -41,14 +41,14 @@ struct ReplicaOptions {
   uint64_t scrub_bytes_per_s = 0;
   std::chrono::milliseconds stream_timeout{30000};
   bool huge_pages = true;
-  uint32_t buffers = 0;  ///< files of the weights, 1 or 2; 0: as memory allows
+  uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: as memory allows
   bool unsafe_in_place = false;
-  /// With one file: a reader is waited for so long, and then, or never, given the old file for
-  /// good.
+  /// With one file: how long an update waits for readers of it, if copy_for_reader is set. Then the
+  /// update goes to a fresh file, and the readers keep the old one. Else it waits without limit.
   std::chrono::milliseconds reader_grace{10000};
   bool copy_for_reader = false;
-  uint64_t seed = 0;       ///< of the jitter in pauses
-  std::string file_group;  ///< may read the files; empty: only their owner
+  uint64_t seed = 0;       ///< seed of the random part of pauses
+  std::string file_group;  ///< group that may read the files; empty: only their owner
 };
 
 /// One agent of the trainer, as the replica sees it.
@@ -61,12 +61,12 @@ struct AgentView {
 };
 
 struct ReplicaStatus {
-  bool attached = false;  ///< to every agent
+  bool attached = false;  ///< attached to every agent
   bool following = false;
   Identity committed;
-  Identity newest;  ///< that all agents have published; epoch 0 while they agree on none
+  Identity newest;  ///< newest state that all agents have published; epoch 0: none
   ReceiverPhase phase = ReceiverPhase::kNone;
-  std::string message;  ///< of the last failure
+  std::string message;  ///< the last failure, or what is waited for
   uint64_t model_bytes = 0;
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
@@ -74,18 +74,18 @@ struct ReplicaStatus {
   uint64_t bytes_received = 0;
   uint64_t repaired_chunks = 0;
   uint64_t refused_chunks = 0;
-  uint64_t root_mismatches = 0;   ///< pulls whose chunks were not the state that was named
-  uint64_t lost_attachments = 0;  ///< ended for silence or a gap in the events
+  uint64_t root_mismatches = 0;   ///< pulls whose chunks were not the state that the sender named
+  uint64_t lost_attachments = 0;  ///< attachments ended because of silence or lost events
   uint64_t scrubbed_bytes = 0;
   uint64_t scrub_mismatches = 0;
   uint64_t files_put_back = 0;  ///< weights and side files that somebody removed or changed
   uint32_t buffers = 0;
   std::string buffers_why;
-  std::string readers;  ///< that are waited for now
+  std::string readers;  ///< processes that hold up an update now
   double reader_wait_seconds = 0, worst_reader_wait_seconds = 0;
   size_t history_deltas = 0;
   uint64_t history_bytes = 0;
-  FormCounts forms;  ///< of all committed pulls
+  FormCounts forms;  ///< totals of all committed pulls
   PullStats last_pull;
   std::string fingerprint;
   std::vector<AgentView> agents;
@@ -110,9 +110,9 @@ struct VerifyResult {
 
 class Replica {
  public:
-  /// Takes the directory's lock and takes up what it holds: kAlreadyExists names another owner.
-  /// `upstreams`: the sender, or every agent of a trainer that has several. `transport` makes what
-  /// carries a pull's bytes.
+  /// Locks the directory, takes up the buffer that it holds, and starts both threads.
+  /// kAlreadyExists names another owner of the directory. `upstreams` are the sender, or every
+  /// agent of a trainer with several; `transport` makes the transport of each pull.
   static StatusOr<std::unique_ptr<Replica>> Start(const ReplicaOptions& options,
                                                   std::vector<std::unique_ptr<Upstream>> upstreams,
                                                   TransportFactory transport, ThreadPool& pool,
@@ -122,17 +122,21 @@ class Replica {
   const ReplicaOptions& options() const { return options_; }
   ReplicaStatus status() const;
 
-  /// Brings the buffer to the newest version; `progress` is called now and then. Waits at most
-  /// for one pull that runs already and one of its own.
+  // `gone` returns true once the caller has gone; the calls below then return early.
+
+  /// Brings the buffer to the newest version; calls `progress` about every 100 ms. Waits at most
+  /// for a pull that already runs and one of its own.
   StatusOr<Commit> Sync(bool force_full, const std::function<void(const ReplicaStatus&)>& progress,
                         const std::function<bool()>& gone);
-  /// kCancelled when the caller has gone. A pull waits for one slice of it at most.
+  /// Compares every chunk with its digest; with `repair` a sync then fetches bad ones. Works in
+  /// slices, so that a pull waits for one slice at most. kCancelled when the caller has gone.
   StatusOr<VerifyResult> Verify(bool repair, const std::function<bool()>& gone);
-  /// Pausing returns when nothing is being changed: a pull that follows is ended, or finished once
-  /// it has begun to change the buffer. kCancelled when the caller has gone; it is paused then,
-  /// too.
+  /// Pausing returns when nothing is being changed: it ends a pull that follows, or lets the pull
+  /// finish if it has begun to change the only weight file. kCancelled when the caller has gone;
+  /// the replica is paused all the same.
   Status SetPaused(bool paused, const std::function<bool()>& gone);
-  /// Blocks until a commit with a serial above `seen` (an earlier process's commit has serial 1).
+  /// Blocks until a commit has a serial above `seen`; a commit taken up at the start has serial 1.
+  /// nullopt when the caller has gone or the replica stops.
   std::optional<Commit> WaitCommit(uint64_t seen, const std::function<bool()>& gone);
 
   void Stop();
@@ -140,22 +144,22 @@ class Replica {
  private:
   struct Agent {
     std::unique_ptr<Upstream> upstream;
-    // The driving thread's.
+    // Used by the driving thread only.
     RoundAgent round;
     // Under mu_.
     AgentView view;
-    Hash128 described;         // the lineage that the description was of; zero: not known
-    uint64_t delta_bytes = 0;  // of its newest
-    uint64_t attachment = 0;   // counts them, so that a late end is not the next one's
+    Hash128 described;         // the lineage at the last description; zero: not known
+    uint64_t delta_bytes = 0;  // of the agent's newest version
+    uint64_t attachment = 0;   // number of the attachment, so that late events of an older one show
   };
 
   Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upstream>> upstreams,
           TransportFactory transport, ThreadPool& pool, CoderRates& rates,
           std::shared_ptr<DirLock> lock, std::unique_ptr<Buffer> buffer);
 
-  // The driving thread (replica.cc), which alone uses what is not under mu_.
+  // The driving thread (replica.cc). Only this thread uses the members that are not under mu_.
   void Run();
-  /// What there is to do now, done without mu_; false: nothing, until the time in `again`.
+  /// Does what is due now, without holding mu_ meanwhile. False: nothing is due before `*again`.
   bool DoNext(std::unique_lock<Mutex>& lock, SteadyClock::time_point* again);
   void Describe(std::unique_lock<Mutex>& lock);
   StatusOr<std::vector<ModelDescription>> DescribeAll();
@@ -164,7 +168,7 @@ class Replica {
   // Pulls (replica_pull.cc).
   void Pull(std::unique_lock<Mutex>& lock, Follower::Target target);
   StatusOr<Follower::Target> AskNewest();
-  /// What is held, as each agent names it.
+  /// Sets each agent's RoundAgent::held.
   void HoldParts(const Follower::Target& target);
   Status RunRound(const Follower::Target& target, bool force_full);
   void Committed(const PullRound& round);
@@ -172,12 +176,12 @@ class Replica {
   Status Touch();
   Status WaitWritable();
   void OnProgress(size_t agent, uint64_t bytes);
-  // Memory and files against what they should be (replica_check.cc).
+  // Checks of memory and files (replica_check.cc).
   bool DoUpkeep(std::unique_lock<Mutex>& lock, SteadyClock::time_point now,
                 SteadyClock::time_point* again);
   void CheckFiles(std::unique_lock<Mutex>& lock);
   void CatchUp(std::unique_lock<Mutex>& lock);
-  /// Compares some chunks with their digests; returns the pause after which to go on.
+  /// Compares some chunks with their digests; returns the pause before the next call.
   std::chrono::nanoseconds ScrubSome();
   void VerifySlice(uint32_t first, uint32_t last, std::set<uint32_t>* bad);
   // The thread that keeps the attachments (replica_attach.cc).
@@ -193,56 +197,56 @@ class Replica {
   // REQUIRES: mu_ held.
   Report MakeReport(size_t agent) const;
   void SetMessage(const Status& failed);
-  /// What failed last is over.
+  /// Clears the failed phase: its cause is over.
   void Recovered();
-  /// The next pull looks at these chunks, and fetches them whole where they are bad.
+  /// The next pull checks these chunks again, and fetches the bad ones whole.
   void Doubt(const std::vector<uint32_t>& chunks);
   Follower::Situation Situation() const;
   std::string WhyBuffers() const;
 
   const ReplicaOptions options_;
-  std::vector<Agent> agents_;  // their number is fixed
+  std::vector<Agent> agents_;  // the number of agents is fixed
   const TransportFactory transport_;
   ThreadPool& pool_;
   CoderRates& rates_;
   const std::shared_ptr<DirLock> lock_;
 
-  // The driving thread's; Verify reads the buffer where `verifying_` says so.
+  // Used by the driving thread only, but Verify reads the buffer while it counts in verifying_.
   std::unique_ptr<Buffer> buffer_;
   std::unique_ptr<PullSink> sink_;  // of buffer_
   History history_;
   SideFileCache side_files_;
   DeltaFiles delta_files_;
   uint32_t scrub_next_ = 0;
-  int root_mismatches_ = 0;  // in a row
+  int root_mismatches_ = 0;  // consecutive ones
   std::mt19937_64 random_;
   Backoff describe_backoff_;
-  bool behind_ = false;  // the hidden file, of two
+  bool behind_ = false;  // the hidden one of two files is not at the committed version
   std::atomic<bool> reader_in_the_way_{false};
   SteadyClock::time_point describe_at_{}, scrub_at_{}, check_at_{}, catch_up_at_{};
 
   mutable Mutex mu_;
-  /// Anything below has changed.
+  /// Notified when a member below changes.
   mutable CondVar cv_;
   /// The same, for the thread that keeps the attachments.
   CondVar attend_cv_;
   bool stopping_ = false;
   bool paused_ = false;
-  bool describe_ = true;  // anew, before the next pull
+  bool describe_ = true;  // ask the agents for layout and part before the next pull
   Follower follower_;
   RequestQueue requests_;
   ReplicaStatus status_;
   std::optional<Commit> last_commit_;
-  std::shared_ptr<PullRound> round_;  // that runs now
-  bool round_requested_ = false;      // somebody waits for it
+  std::shared_ptr<PullRound> round_;  // the running round; null: none
+  bool round_requested_ = false;      // a caller waits for the running pull
   bool catching_up_ = false;          // the hidden file is being changed
-  bool connection_failed_ = false;    // what status_ says failed; over with the next attachment
-  bool check_failed_ = false;         // of the files; over with the next one that does not
+  bool connection_failed_ = false;    // status_ shows a lost connection; the next one clears it
+  bool check_failed_ = false;         // status_ shows a failed Check; the next success clears it
   uint64_t buffers_made_ = 0;
-  bool pulling_ = false;              // the buffer is a pull's, or being replaced, or soon will
-  uint32_t verifying_ = 0;            // slices that read the buffer now
-  std::vector<uint64_t> part_bytes_;  // of the pull, by agent
-  std::set<uint32_t> suspects_;  // chunks that lost their digest: the next pull fetches them whole
+  bool pulling_ = false;              // a pull, a check or a replacement uses the buffer, or will
+  uint32_t verifying_ = 0;            // number of Verify slices that read the buffer now
+  std::vector<uint64_t> part_bytes_;  // payload bytes of the pull so far, by agent
+  std::set<uint32_t> suspects_;  // chunks that lack their digest: the next pull fetches them whole
   SteadyClock::time_point reported_{};
   Thread thread_;
   Thread keeper_;

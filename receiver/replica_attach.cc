@@ -1,4 +1,4 @@
-// A Replica's attachments: made, kept with beats, ended when silent, and made anew.
+// How a Replica makes its attachments, keeps them alive with beats, and replaces silent ones.
 #include <algorithm>
 
 #include "common/base/log.h"
@@ -35,7 +35,7 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
     }
     const uint64_t attachment = a.attachment;
     lock.unlock();
-    a.upstream->Detach();  // calls OnEnded, unless it never came to an attachment
+    a.upstream->Detach();  // calls OnEnded, unless there was no attachment
     OnEnded(agent, attachment, absl::UnavailableError(silent ? "silent" : "events were lost"));
     lock.lock();
     return;
@@ -73,7 +73,8 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
   }
   a.delta_bytes = event.delta_bytes;
   if (!event.newest.empty()) {
-    // Another lineage may come with another layout or part; a pull would be refused then.
+    // A new lineage may come with another layout or part, for which a pull would be refused; so the
+    // agent must be asked for them first.
     if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
     a.described = event.newest.lineage;
   }
@@ -87,7 +88,7 @@ void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
   std::lock_guard lock(mu_);
   Agent& a = agents_[agent];
   if (attachment != a.attachment) return;
-  ++a.attachment;  // nothing of this one counts any more
+  ++a.attachment;  // later calls for this attachment are ignored
   follower_.Ended(agent, why, Clock::now());
   requests_.DropRemote(agent);
   if (stopping_) return;

@@ -1,4 +1,5 @@
-// A Replica's memory against its digests: asked for (Verify), and little by little when idle.
+// A Replica's checks: memory against digests, on request (Verify) and little by little when idle
+// (scrubbing); files that somebody changed; and the catch-up of the hidden file.
 #include <algorithm>
 #include <chrono>
 #include <set>
@@ -14,14 +15,14 @@ namespace {
 
 using Clock = SteadyClock;
 
-// Small chunks are taken together: a pause costs a wake-up.
+// Small chunks are scrubbed together, since each pause costs a wake-up.
 constexpr uint64_t kBatchBytes = 256 << 10;
 constexpr std::chrono::milliseconds kNothingToDo{500};
-// Of Verify: a pull waits for one at most.
+// Size of a slice of Verify; a pull waits for one slice at most.
 constexpr uint64_t kSliceBytes = 64 << 20;
 constexpr std::chrono::milliseconds kSlice{100};
 constexpr size_t kMaxBadTensors = 100;
-// Until a reader of the hidden file is asked for again.
+// Pause before the next attempt to update the hidden file, which a reader may have open.
 constexpr std::chrono::milliseconds kCatchUpPause{200};
 
 }  // namespace
@@ -43,7 +44,7 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
   std::unique_lock lock(mu_);
   uint64_t made = buffers_made_;
   for (uint32_t first = 0;;) {
-    // A pull goes first; what it commits is as good to verify as what was there before.
+    // A pull goes first. Chunks that it commits are verified in place of the older ones.
     while (pulling_ && !stopping_) {
       cv_.wait_for(lock, kSlice);
       lock.unlock();
@@ -57,7 +58,7 @@ StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>&
                     "model \"{}\": no whole version is committed; sync first", options_.model);
     }
     if (std::exchange(made, buffers_made_) != buffers_made_) {
-      // The model was replaced by one of another layout.
+      // A model of another layout has replaced this one, so verification starts over.
       first = 0;
       bad.clear();
     }

@@ -1,4 +1,4 @@
-// A Replica's pulls: from a choice, or a request, to a commit or what is said of its failure.
+// A Replica's pulls, from the choice or the request of a state to the commit or the reported error.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -13,7 +13,8 @@ namespace {
 
 using Clock = SteadyClock;
 
-// A sender that leaves something out of a delta may do so every time.
+// After so many root mismatches in a row every chunk is fetched: a sender that leaves a chunk out
+// of its delta may do so every time.
 constexpr int kMismatchesBeforeFull = 2;
 
 // "5 fast, 3 tight, 0 dense".
@@ -43,13 +44,14 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   while (pulled.ok()) {
     reader_in_the_way_ = false;
     pulled = RunRound(target, batch.force_full);
-    // What came and could not be put down was lost; the next one starts with the buffer in hand.
+    // A reader kept the buffer from being changed, so a whole chunk that had arrived was lost. The
+    // next round starts only when the buffer may be changed.
     if (pulled.ok() || !reader_in_the_way_) break;
     pulled = WaitWritable();
   }
   lock.lock();
   pulling_ = false;
-  // What a pause ended is no failure.
+  // A pull that a pause ended has not failed.
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   if (!paused) follower_.PullEnded(pulled, Clock::now());
   if (pulled.ok()) {
@@ -59,7 +61,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
     status_.phase = ReceiverPhase::kPaused;
   } else {
     SetMessage(pulled);
-    // Another layout, another part, or a model that is gone.
+    // The sender may have another layout or part now, or no longer have the model.
     if (absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled)) describe_ = true;
   }
   cv_.notify_all();
@@ -70,8 +72,8 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
 }
 
 StatusOr<Follower::Target> Replica::AskNewest() {
-  // Asked now: whoever wants a sync after a publish must not be served by an event still on its
-  // way. A single sender's pull ends at its newest in any case.
+  // Several agents are asked now: their last events may be older than a publish that the caller of
+  // Sync knows of. A single sender's pull ends at its newest state in any case.
   for (size_t i = 0; i < agents_.size(); ++i) {
     {
       std::lock_guard lock(mu_);
@@ -98,7 +100,8 @@ void Replica::HoldParts(const Follower::Target& target) {
     const Identity& part = target.parts[i];
     if (!(held.lineage == part.lineage)) held = {};
     if (!held.empty() || last.empty() || !(last.lineage == target.whole.lineage)) continue;
-    // The whole's epoch is the part's own only where no agent was rolled back more often.
+    // `last` has the epoch of the whole. It is this part's epoch too unless another agent was
+    // rolled back more often.
     if (part.id.epoch != last.id.epoch || target.whole.id.epoch != last.id.epoch) continue;
     if (agents_.size() == 1) {
       held = last;
@@ -115,8 +118,8 @@ void Replica::HoldParts(const Follower::Target& target) {
 
 Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   DW_RETURN_IF_ERROR(MarkSuspects());
-  // Also what was broken off: were its file in use, another one would take its place, and what the
-  // pull says that is here would not be.
+  // An interrupted update must begin again before the pull says what is held: if others had its
+  // file open, a fresh file would replace it, without the chunks that the pull has named.
   if (buffer_->updating() || buffer_->interrupted()) DW_RETURN_IF_ERROR(WaitWritable());
   HoldParts(target);
   std::vector<RoundAgent> agents;
@@ -209,7 +212,7 @@ Status Replica::Touch() {
 }
 
 Status Replica::WaitWritable() {
-  // Each look goes through all processes.
+  // Finding the readers inspects all processes, so it is done seldom.
   constexpr std::chrono::seconds kLookEvery{1};
   const auto start = Clock::now();
   auto look_at = start;

@@ -1,6 +1,7 @@
-// Who waits for a sync: callers here, by number, and orchestrators that asked through an agent.
-// Those that are there when a pull begins are answered when it ends, each once; those that come
-// meanwhile wait for the next. Owner: a Replica, under its lock; pure. Cost: O(log waiting).
+// The requests that wait for a sync: from local callers, by number, and from orchestrators that
+// asked through an agent. A pull serves the requests that exist when it begins, and answers each
+// once when it ends; later requests wait for the next pull. Owner: a Replica, under its lock; pure.
+// Cost: O(log requests). No errors.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ class RequestQueue {
  public:
   struct Remote {
     size_t agent = 0;
-    uint64_t number = 0;  ///< as the agent gave it; its answer names it
+    uint64_t number = 0;  ///< chosen by the agent; the answer repeats it
     bool force_full = false;
     friend bool operator==(const Remote&, const Remote&) = default;
   };
@@ -28,24 +29,24 @@ class RequestQueue {
     bool empty() const { return local.empty() && remote.empty(); }
   };
 
-  /// A caller's request; the number is what it asks AnswerTo for.
+  /// Adds a local caller's request and returns its number, for AnswerTo.
   uint64_t Add(bool force_full);
-  /// The same request twice, as after an attachment that was made anew, is one.
+  /// Adds an orchestrator's request. One that comes again, as after a new attachment, counts once.
   void AddRemote(const Remote& request);
-  /// The agent's attachment ended: nobody is left to answer.
+  /// Drops the requests that came through `agent`: its attachment has ended, so nobody waits.
   void DropRemote(size_t agent);
-  /// The caller has gone.
+  /// Drops a local request whose caller has gone.
   void Forget(uint64_t number) { local_.erase(number); }
 
-  /// Somebody waits whom no pull serves yet.
+  /// True when a request waits that no pull serves yet.
   bool waiting() const;
-  /// All of those. They are served until Answer.
+  /// Takes all such requests for one pull, which serves them until Answer.
   Batch Take();
-  /// Gives the batch's callers `status`, and returns the orchestrators' requests that are still
-  /// to be answered.
+  /// Stores `status` for the batch's local callers, and returns the orchestrators' requests that
+  /// the caller must now answer.
   std::vector<Remote> Answer(const Batch& batch, const Status& status);
 
-  /// Once: null while nothing is known; the number is forgotten with the answer.
+  /// The answer to a local request; nullopt until there is one. Forgets an answered request.
   std::optional<Status> AnswerTo(uint64_t number);
 
  private:

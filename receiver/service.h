@@ -1,5 +1,6 @@
 // The receiver's gRPC service over a Daemon. Owner: main; the daemon outlives it.
-// Threads: gRPC's. Cost: Sync, Verify and WatchVersions hold a thread each while they run.
+// Threads: gRPC's. Cost: Sync, Verify, Pause and WatchVersions hold a thread each while they run.
+// Errors: those of the Replica, as gRPC codes.
 #pragma once
 
 #include <chrono>

@@ -25,8 +25,8 @@ constexpr const char* kInstalled = "installed";
 constexpr const char* kNext = "next";
 constexpr const char* kFirstLine = "deltawire side files 1";
 
-/// Atomically, over whatever has the name. `ready` is called with the path of what is about to get
-/// it.
+/// Writes a file atomically, replacing an existing one. `ready` is called with the path of the
+/// temporary file just before it gets its name.
 Status WriteFile(const fs::path& path, std::string_view content,
                  const std::function<void(const fs::path&)>& ready = nullptr) {
   const fs::path temporary = path.parent_path() / ("." + path.filename().native() + ".new");
@@ -38,7 +38,7 @@ Status WriteFile(const fs::path& path, std::string_view content,
     out.close();
     if (!out) return ErrnoError("write " + temporary.native());
   }
-  // The hidden directory's are nobody's to read; those beside the weights are as those.
+  // Files in the hidden directory are for their owner only; all others get the weights' mode.
   if (::chmod(temporary.c_str(), FileModeIn(path.parent_path())) != 0) {
     return ErrnoError("set the mode of " + temporary.native());
   }
@@ -138,7 +138,8 @@ StatusOr<SideFileStore::Seen> SideFileStore::Put(const Entry& entry) {
 Status SideFileStore::Stage(const std::vector<SideFile>& files, const Identity& whole) {
   Manifest next{whole, {}};
   for (const SideFile& f : files) {
-    // The sender checked too, but a name from the network decides about no path unchecked.
+    // The sender checked the name too, but a name from the network must not become a path
+    // unchecked.
     if (!IsSideFileName(f.name)) {
       return Errorf(StatusCode::kInvalidArgument, "side file \"{}\" has a name that is not allowed",
                     f.name);
@@ -148,7 +149,7 @@ Status SideFileStore::Stage(const std::vector<SideFile>& files, const Identity& 
   std::sort(next.files.begin(), next.files.end(),
             [](const Entry& a, const Entry& b) { return a.name < b.name; });
   if (staged_) {
-    // Of a commit that did not come about.
+    // An earlier commit staged its files and then failed.
     ::unlink((kept_ / kNext).c_str());
     staged_ = false;
   }
@@ -212,7 +213,7 @@ Status SideFileStore::Recover(const Identity& whole) {
   DW_RETURN_IF_ERROR(Prepare());
   auto installed = ReadManifest(kInstalled);
   if (installed.ok()) installed_ = std::move(*installed);
-  // Whatever they look like now, PutBack reads them all.
+  // Empty entries equal no file's, so PutBack reads every file.
   seen_.assign(installed_.files.size(), Seen{});
   auto next = ReadManifest(kNext);
   if (next.ok() && next->whole == whole) {
@@ -242,10 +243,10 @@ StatusOr<std::vector<std::string>> SideFileStore::PutBack() {
     }
     const auto put = Put(e);
     if (!put.ok() && !absl::IsDataLoss(put.status()) && !absl::IsNotFound(put.status())) {
-      return put.status();  // no descriptor, no space: it is there to be put back the next time
+      return put.status();  // e.g. no descriptor or no space: the next call tries again
     }
     if (!put.ok()) {
-      // Nothing is known to be in place: the next commit stages all of them.
+      // The content to restore is lost. Counting none as installed makes the next commit stage all.
       installed_.files.clear();
       seen_.clear();
       return Errorf(StatusCode::kDataLoss, "{}", MessageOf(put.status()));

@@ -1,8 +1,8 @@
-// The side files (config.json, tokenizer) of the version that a directory's weights are: staged
-// before the commit, put in place with it, removed when a later version has them no more, and put
-// back when somebody changes them. Kept, by content, in a hidden directory of their own, which also
-// marks the directory as a receiver's. Owner: a Buffer. Threads: one at a time. Cost: their size
-// twice on the filesystem, once in memory. Byte table and order of steps: docs/lifecycle.md.
+// The side files (config.json, tokenizer) of the version that a directory's weights have: staged
+// before the commit, put in place with it, removed when a later version lacks them, and put back
+// when somebody changes them. A hidden directory keeps their contents, and marks the model's
+// directory as a receiver's. Owner: a Buffer. Threads: one at a time. Cost: twice their size on the
+// filesystem. Format and order of steps: docs/lifecycle.md.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +20,25 @@ class SideFileStore {
  public:
   explicit SideFileStore(std::filesystem::path dir);
 
-  /// `dir` has been a receiver's before.
+  /// True when `dir` has been a receiver's before.
   static bool Marks(const std::filesystem::path& dir);
   /// Makes the hidden directory.
   Status Prepare();
 
-  /// Reads what an earlier process left. A change that was staged for `whole` is finished, one for
-  /// another state dropped. kDataLoss when a content is gone: all are to be staged anew.
+  /// Reads what an earlier process left. Finishes a change that was staged for `whole`, and drops
+  /// one for another state. kDataLoss when a file's content is lost: all must be staged anew.
   Status Recover(const Identity& whole);
-  /// Keeps `files` beside what is in place; a crash later than this and a commit of `whole` ends in
-  /// Recover finishing it. Nothing is written where nothing changes.
+  /// Keeps `files` beside the installed ones. If `whole` is then committed and the process crashes,
+  /// Recover finishes the change. Writes nothing if `files` are the installed ones.
   Status Stage(const std::vector<SideFile>& files, const Identity& whole);
-  /// Puts in place what is staged and removes what is ours and no longer belongs: a rename or an
-  /// unlink for each file that differs.
+  /// Puts the staged files in place and removes installed files that no longer belong: a rename or
+  /// an unlink for each file that differs.
   Status Install();
-  /// After the weights have their name: what was staged is what is there.
+  /// Records the staged files as installed. To be called after the weights have their name.
   Status Finish();
 
-  /// Names of files that were not as installed, and have been put back.
+  /// Puts back files that are no longer as installed, and returns their names. kDataLoss when a
+  /// file's content is lost.
   StatusOr<std::vector<std::string>> PutBack();
 
  private:
@@ -51,7 +52,7 @@ class SideFileStore {
     Identity whole;
     std::vector<Entry> files;  // by name
   };
-  /// As a file was when it was put in place.
+  /// Inode, time and size of a file when it was put in place.
   struct Seen {
     uint64_t inode = 0;
     int64_t seconds = 0, nanos = 0, bytes = 0;
@@ -62,7 +63,8 @@ class SideFileStore {
   StatusOr<std::string> ReadContent(const Entry& entry) const;
   StatusOr<Manifest> ReadManifest(const char* name) const;
   Status WriteManifest(const char* name, const Manifest& manifest) const;
-  /// What it looked like just before it had its name: who changes it after that is found out.
+  /// Puts the file in place, and returns how it looked just before it got its name, so that any
+  /// later change shows.
   StatusOr<Seen> Put(const Entry& entry);
   void RemoveUnused() const;
   static Seen Look(const std::filesystem::path& path);

@@ -1,8 +1,8 @@
-// The sender, as a replica sees it. An interface so that the replica's logic knows no gRPC type;
-// receiver/grpc_upstream.cc implements it over PullService.
-// Owner: a replica, one per sender. Threads: calls from one at a time, but Attach, Send, Detach and
-// Cancel from any; events come from the implementation's own thread. No call but Detach, and the
-// unary ones, waits for anything. Errors: gRPC's, with the sender's address and the call's name.
+// The sender, as a replica sees it: an interface, so that the replica's logic knows no gRPC type.
+// grpc_upstream.cc implements it over PullService. Owner: a replica, one per sender.
+// Threads: Attach, Send, Detach and Cancel from any, other calls from one at a time; events come
+// from the implementation's own thread. Only Detach and the unary calls block.
+// Errors: gRPC's, with the sender's address and the call's name.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +24,19 @@
 
 namespace deltawire::receiver {
 
-/// Checked by whoever makes it: the layout is that of its fingerprint, the digest seed the
-/// fingerprint's low half, the side files have their hash.
+/// Whoever makes a description has checked it: the layout has the stated fingerprint, the digest
+/// seed is the fingerprint's low half, and the side files have their hash.
 struct ModelDescription {
   Layout layout;
   uint64_t digest_seed = 0;
   std::vector<SideFile> side_files;
   uint64_t side_files_hash = 0;
-  Coverage owned;   ///< the chunks that this sender has
-  Hash128 lineage;  ///< of what is published; zero: nothing
+  Coverage owned;   ///< the chunks that this sender publishes
+  Hash128 lineage;  ///< of the published state; zero: nothing is published
 };
 
 struct PullWish {
-  Hash128 fingerprint;  ///< of the layout here
+  Hash128 fingerprint;  ///< of the receiver's layout
   uint32_t streams = 1;
   CoderSpeeds decode;       ///< of all streams together; 0: not known
   uint64_t owned_hash = 0;  ///< of the chunks that the sender is taken to have
@@ -49,19 +49,19 @@ struct PullGrant {
   wire::Ticket ticket{};
   std::string host;
   uint16_t port = 0;
-  uint32_t history = 0;  ///< deltas that the sender would have kept
+  uint32_t history = 0;  ///< number of deltas that the sender asks the receiver to keep
 };
 
-/// What the sender says when something has happened, and every second in any case.
+/// What the sender reports when something has happened, and at least every second.
 struct UpstreamEvent {
   uint64_t number = 0;  ///< 1, 2, 3, ... within an attachment
   Identity newest;
-  uint64_t delta_bytes = 0;   ///< of the newest, from the one before
+  uint64_t delta_bytes = 0;   ///< size of the delta to `newest` from the version before
   uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
   bool force_full = false;
 };
 
-/// What the replica says of itself.
+/// What the replica reports of itself.
 struct Report {
   Identity committed;
   ReceiverPhase phase = ReceiverPhase::kNone;
@@ -69,30 +69,31 @@ struct Report {
   uint64_t bytes_total = 0;
   std::string message;
   PullStats last_pull;
-  uint64_t event = 0;  ///< number of the last event that came
+  uint64_t event = 0;  ///< number of the last event that arrived
   uint64_t sync_request = 0;
 };
 
 class Upstream {
  public:
   virtual ~Upstream() = default;
-  /// What messages and status call it.
+  /// The sender's name in messages and status.
   virtual const std::string& address() const = 0;
   virtual StatusOr<ModelDescription> Describe(const std::string& model) = 0;
-  /// Epoch 0: nothing is published.
+  /// The newest state; epoch 0 when nothing is published.
   virtual StatusOr<Identity> Newest(const std::string& model) = 0;
-  /// Those that belong to a version: `hash` as the End frame names it. Checked against it.
+  /// The side files with `hash`, which a pull's End frame names. The implementation has checked
+  /// that they have this hash.
   virtual StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) = 0;
   virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
-  /// Attaches, in the background; `event` is called until the stream ends, then `ended` once.
+  /// Attaches in the background; `event` is called until the stream ends, then `ended` once.
   virtual Status Attach(const std::string& model, const Report& first,
                         std::function<void(const UpstreamEvent&)> event,
                         std::function<void(const Status&)> ended) = 0;
   virtual void Send(const Report& report) = 0;
-  /// Ends the attachment, if there is one; returns when `ended` has been called. Not from `event`
-  /// or `ended`.
+  /// Ends the attachment, if there is one, and returns when `ended` has been called. REQUIRES: not
+  /// called from `event` or `ended`.
   virtual void Detach() = 0;
-  /// Ends a call that is under way, from another thread. Final.
+  /// Ends a running call, and makes all later calls fail.
   virtual void Cancel() = 0;
 };
 

@@ -20,11 +20,12 @@
 namespace deltawire {
 namespace {
 
-// How long a shortage of descriptors lasts at most after its end: nothing announces that.
+// While descriptors are short, accept is tried again this often: nothing announces a free one.
 constexpr int kRetryMillis = 100;
 constexpr int kBacklog = 4096;  // the kernel cuts it to net.core.somaxconn
 
-/// Of one connection that is gone already; anything else is of the listener or of this process.
+/// True for errors of one connection, which is already gone; any other error concerns the listener
+/// or this process.
 bool IsOfConnection(int err) { return err == EINTR || err == ECONNABORTED || err == EPROTO; }
 
 StatusOr<UniqueFd> BindAndListen(const addrinfo& at, const std::string& what) {
@@ -53,7 +54,7 @@ StatusOr<UniqueFd> ListenTcp(const std::string& host, uint16_t port) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  // The IPv4 one, whatever a resolver puts first: that is what others dial.
+  // A resolver may put ::1 first, but others dial the IPv4 address.
   const std::string name = host == "localhost" ? "127.0.0.1" : host;
   const int err = getaddrinfo(name.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (err != 0) {
@@ -82,7 +83,7 @@ StatusOr<UniqueFd> ListenUnix(const std::string& path) {
   at.ai_socktype = SOCK_STREAM;
   at.ai_addr = reinterpret_cast<sockaddr*>(&address);
   at.ai_addrlen = sizeof address;
-  // The socket file is the door: only its owner may open it.
+  // Whoever can open the socket file can give orders, so only its owner may.
   const mode_t old_mask = umask(0177);
   auto listening = BindAndListen(at, "listening on " + path);
   umask(old_mask);
@@ -122,7 +123,7 @@ void Acceptor::Stop() {
 
 void Acceptor::Run() {
   while (!stopping_) {
-    // While descriptors are short the listener stays readable: not asking for it is not spinning.
+    // During a shortage the listener stays readable, so polling it too would spin.
     pollfd fds[2] = {{wake_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
     const bool wait_only = std::exchange(short_of_descriptors_, false);
     const bool timed = wait_only || wake_.get() < 0;

@@ -1,7 +1,7 @@
-// Accepts the connections of one listening socket and hands their descriptors over, and outlives a
-// shortage of descriptors: it waits until there are some again, and keeps a reserve free for
-// others. Owner: a server; `on_connection` is called from the acceptor's own thread and owns the
-// descriptor. Cost: one thread, and one descriptor beside the socket.
+// Accepts the connections of one listening socket and hands each descriptor to a callback. It
+// survives a shortage of descriptors: it tries again until some are free, and keeps a reserve free
+// for the rest of the process. Owner: a server. Threads: `on_connection` runs on the acceptor's own
+// thread and owns the descriptor. Cost: one thread, and one descriptor beside the socket.
 #pragma once
 
 #include <atomic>
@@ -17,21 +17,22 @@
 
 namespace deltawire {
 
-/// Listens at `host`:`port` (0: any), alone. kAlreadyExists when taken, kInvalidArgument when
-/// `host` is no address of this machine's.
+/// Listens at `host`:`port` (0: any free port), which no other socket can share. kAlreadyExists
+/// when the port is taken, kInvalidArgument when `host` is no address of this machine.
 StatusOr<UniqueFd> ListenTcp(const std::string& host, uint16_t port);
-/// Listens at a socket file that does not exist yet, with mode 0600 from the first moment.
+/// Listens at the socket file `path`, which must not exist yet and has mode 0600 from the start.
 StatusOr<UniqueFd> ListenUnix(const std::string& path);
-/// The port that a TCP socket listens at.
+/// The port that a listening TCP socket is bound to.
 uint16_t PortOf(const UniqueFd& listener);
 
 class Acceptor {
  public:
-  /// Descriptors that connections leave to the rest of the process; a small process' quarter.
+  /// Default number of descriptors that connections leave to the rest of the process. A process
+  /// with a low limit keeps at most a quarter of that limit in reserve.
   static constexpr size_t kReserve = 64;
 
-  /// `name`: what listens, for the log. `on_connection` gets non-blocking descriptors and must not
-  /// throw.
+  /// `name` says in the log what is listening. `on_connection` gets non-blocking descriptors and
+  /// must not throw.
   Acceptor(UniqueFd listener, std::string name, size_t reserve,
            std::function<void(int fd)> on_connection);
   ~Acceptor();
@@ -39,15 +40,15 @@ class Acceptor {
   Acceptor& operator=(const Acceptor&) = delete;
 
   int listener() const { return listener_.get(); }
-  /// No further connection is handed over. Idempotent; from one thread.
+  /// After it returns no connection is handed over. Idempotent. REQUIRES: only one thread calls it.
   void Stop();
 
  private:
   void Run();
   void AcceptAll();
-  /// False when taking `fd` would eat into the reserve.
+  /// False when keeping `fd` would eat into the reserve.
   bool MayKeep(int fd) const;
-  /// Once per shortage, not once per connection.
+  /// Logs `what` once per shortage, not once per connection.
   void Say(std::string_view what);
 
   UniqueFd listener_;
@@ -56,7 +57,7 @@ class Acceptor {
   const size_t reserve_;
   const std::function<void(int)> on_connection_;
   std::atomic<bool> stopping_{false};
-  bool short_of_descriptors_ = false;  // accept failed: look again soon
+  bool short_of_descriptors_ = false;  // accept failed: try again after kRetryMillis
   bool said_ = false;
   std::thread thread_;
 };

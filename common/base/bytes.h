@@ -1,6 +1,6 @@
-// Byte spans and explicit little-endian loads and stores.
-// Views own nothing. Loads and stores are unaligned-safe and cost one instruction.
-// REQUIRES of every load/store: the range has room for the value.
+// Byte spans and explicit little-endian loads and stores. Spans own nothing. Pure functions.
+// Cost: one instruction per load or store, at any alignment.
+// REQUIRES, for every load and store: the range has room for the value.
 #pragma once
 
 #include <bit>

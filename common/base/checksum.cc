@@ -31,7 +31,7 @@ Hash128 Xxh3_128(Bytes data) {
 }
 
 struct Xxh3Stream::State {
-  XXH3_state_t* xxh = XXH3_createState();  // opaque without static linking, and aligned
+  XXH3_state_t* xxh = XXH3_createState();  // only the library knows its size and alignment
   ~State() { XXH3_freeState(xxh); }
 };
 

@@ -1,5 +1,5 @@
 // XXH3 checksums (64 and 128 bits) of byte ranges, one-shot and incremental.
-// Not keyed: they guard against accidents, not against an adversary.
+// The hashes have no secret key, so they guard against accidents, not against an adversary.
 // Thread-safe; a Xxh3Stream belongs to one thread. Cost: 10+ GB/s, no allocation per call.
 #pragma once
 
@@ -14,13 +14,13 @@
 
 namespace deltawire {
 
-/// 128-bit hash; `hi`/`lo` as XXH3 defines them. Text form: 32 hex digits, hi first.
+/// 128-bit hash; `hi` and `lo` as XXH3 defines them. Text form: 32 hex digits, hi first.
 struct Hash128 {
   uint64_t hi = 0;
   uint64_t lo = 0;
   friend bool operator==(const Hash128&, const Hash128&) = default;
   std::string Hex() const;
-  /// Of exactly 32 hex digits; nothing else is one.
+  /// Reads exactly 32 hex digits; nullopt for any other text.
   static std::optional<Hash128> FromHex(std::string_view text);
 };
 

@@ -1,6 +1,6 @@
-// The NUMA nodes of this machine, as far as this process may run on them.
-// Plain values; pure functions but for what they read from sysfs. Thread-safe; cheap.
-// Errors: none. A machine that does not tell its nodes counts as one node.
+// The NUMA nodes of this machine, limited to the processors that this process may run on.
+// Plain values and functions, thread-safe. Cost: reads a few small files of sysfs.
+// Errors: none. A machine that does not say which nodes it has counts as one node.
 #pragma once
 
 #include <filesystem>
@@ -10,17 +10,17 @@
 
 namespace deltawire {
 
-/// For each node, in rising order, its processors; no node is empty.
+/// The processors of each node, nodes in rising order; no node is empty.
 using CpuNodes = std::vector<std::vector<int>>;
 
-/// Processors of a list as the kernel writes it ("0-3,8,10-11\n"); nullopt when it is none.
+/// The processors of a list as the kernel writes it ("0-3,8,10-11\n"); nullopt for any other text.
 std::optional<std::vector<int>> ParseCpuList(std::string_view list);
 
-/// The processors that this thread may run on, by node. `sysfs` is a folder of node*/cpulist;
-/// processors that no node claims are in the first.
+/// The processors that this thread may run on, by node. `sysfs` is a folder of node*/cpulist.
+/// Processors that no node lists count to the first node.
 CpuNodes AvailableCpuNodes(const std::filesystem::path& sysfs = "/sys/devices/system/node");
 
-/// Keeps the calling thread on these processors. Where the kernel refuses, it runs as before.
+/// Keeps the calling thread on these processors. If the kernel refuses, the thread stays unpinned.
 void PinThisThread(const std::vector<int>& cpus);
 
 }  // namespace deltawire

@@ -1,4 +1,5 @@
-// Numbers as people read them: "1.19 GB", "84 ms". Decimal units (1 GB = 1e9 bytes).
+// Numbers as people read them: "1.19 GB", "84 ms". Units are decimal (1 GB = 1e9 bytes).
+// Pure functions, for logs and the command line; no errors.
 #pragma once
 
 #include <chrono>

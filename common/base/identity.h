@@ -1,5 +1,6 @@
-// The whole name of a published state. A number names no bytes: a sender that starts anew, or a
-// trainer that resumes, uses version numbers again. Lineage and root tell such states apart.
+// The whole name of a published state. A version number alone does not identify bytes: a restarted
+// sender or a resumed trainer uses numbers again. Lineage and root tell such states apart.
+// A plain value; no errors.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +11,16 @@
 
 namespace deltawire {
 
-/// (lineage, epoch, version, root), and the attempt that the parts of one offload share.
+/// (lineage, epoch, version, root), beside the attempt that all parts of one offload share.
 struct Identity {
-  /// 128 random bits, drawn when a sender makes a model: whose history `id` counts in.
+  /// 128 random bits, drawn when a sender first makes the model's files. They name the history in
+  /// which `id` counts.
   Hash128 lineage;
-  /// Rises within a lineage; means nothing beside another lineage. Epoch 0: nothing.
+  /// Rises within a lineage; ids of different lineages cannot be compared. Epoch 0: no state.
   StateId id;
-  /// Of all chunk digests by position (common/layout/root.h).
+  /// One number over all chunk digests and their positions (common/layout/root.h).
   uint64_t root = 0;
-  /// Of the offload that was published; 0: not known. No part of the name.
+  /// The random number of the offload that was published; 0: not known. Not part of the name.
   uint64_t attempt = 0;
 
   bool empty() const { return id.epoch == 0; }
@@ -27,15 +29,15 @@ struct Identity {
   }
 };
 
-/// A later state of the same history.
+/// True when `a` is a later state than `than` in the same history.
 inline bool IsLater(const Identity& a, const Identity& than) {
   return a.lineage == than.lineage && a.id > than.id;
 }
 
-/// As of a StateId; where versions of several lineages meet, DescribeFully.
+/// The text of the StateId alone. Use DescribeFully where versions of several lineages can meet.
 inline std::string ToString(const Identity& identity) { return ToString(identity.id); }
 
-/// "version 7 (lineage edbee4f0, root 0f3c…)": enough to tell two apart, in one line.
+/// "version 7 (lineage edbee4f0, root 0f3c…)": enough to tell two states apart.
 std::string DescribeFully(const Identity& identity);
 
 }  // namespace deltawire

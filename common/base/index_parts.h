@@ -1,6 +1,6 @@
-// The indexes [0, n) in contiguous parts, handed out one by one, each exactly once.
+// Cuts the indexes [0, n) into contiguous parts and hands each index out exactly once.
 // Owner: one call of ParallelFor. Threads: Next from any. Cost: one atomic per index.
-// Errors: none; n < 2^32.
+// Errors: none. REQUIRES: n < 2^32.
 #pragma once
 
 #include <atomic>
@@ -14,17 +14,17 @@ namespace deltawire {
 
 class IndexParts {
  public:
-  /// One part for each of `shares` (at least one, with a sum > 0), in proportion to them: equal n
-  /// and shares make equal parts.
+  /// Makes one part per entry of `shares`, of a size in proportion to it. Equal `n` and `shares`
+  /// always give equal parts. REQUIRES: the sum of `shares` is > 0.
   IndexParts(size_t n, std::span<const size_t> shares);
 
-  /// The next index of `part`, in rising order; once it is empty, the last index of the fullest
-  /// other part. nullopt when all were handed out.
+  /// The next index of `part`, in rising order; once `part` is empty, the last index of the fullest
+  /// other part. nullopt when every index was handed out.
   std::optional<size_t> Next(size_t part);
 
  private:
-  /// Bounds of what is left, in one word so that both ends are taken from at once: begin in the
-  /// lower half, end in the upper. Alone in its cache line.
+  /// The range that is left: its begin in the lower half of the word, its end in the upper. One
+  /// atomic word holds both, since threads take from both ends. Alone in its cache line.
   struct alignas(64) Part {
     std::atomic<uint64_t> left{0};
   };

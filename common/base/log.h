@@ -1,7 +1,7 @@
-// The process's log: one spdlog logger to stderr, one line per event, which names the model and
-// version it is about. Thread-safe after InitLogging. Cost: a level that is off costs one compare;
-// lines are formatted out of line, for spdlog's own templates compile fmt into every file (5 s
-// each).
+// The process's log: one spdlog logger to stderr. One line per event names the model and version
+// that the event concerns. Thread-safe after InitLogging. Cost: a level that is off costs one
+// compare. Lines are formatted in log.cc, because spdlog's own templates would compile fmt into
+// every file that logs (5 s each).
 #pragma once
 
 #include <string_view>

@@ -1,7 +1,7 @@
-// OfThisThread<T>(): one T for each thread, made when it first asks; ScratchMemory, what such a T
-// is made of. Apart from sync.h, which is everywhere. In a simulated build a thread is a fiber, and
-// has its own as well. Owner: the thread. Cost: as thread_local; memory is made once for the
-// largest that was asked for.
+// OfThisThread<T>() gives each thread its own T, made at the thread's first call; ScratchMemory is
+// what such a T holds. In a simulated build each fiber counts as a thread. Owner: the thread.
+// Cost: that of thread_local; scratch memory grows to the largest size asked for. Not part of
+// sync.h, because nearly every file includes that.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ namespace deltawire {
 
 class ScratchMemory {
  public:
-  /// `bytes` of memory with whatever is in it, until the next call.
+  /// `bytes` of memory with undefined content, valid until the next call.
   MutableBytes Sized(size_t bytes) {
     if (size_ < bytes) {
       memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);

@@ -6,7 +6,7 @@
 namespace deltawire {
 namespace {
 
-// In the order of the enum.
+// Indexed by the enum's value.
 constexpr std::string_view kNames[] = {
     "",       "unknown", "starting",           "idle",  "pulling",   "applying",
     "paused", "failed",  "waiting for reader", "asked", "committed",

@@ -1,5 +1,5 @@
-// What a receiver is at, as it says it to senders and operators, and how a sync ends for it.
-// A value; threads: any. Messages and the CLI have its name, which ToString alone knows.
+// What a receiver is doing, as it reports it to senders and operators, and how a sync of it ends.
+// A plain value. Messages and the CLI carry the phase by name; only ToString defines the names.
 #pragma once
 
 #include <cstdint>
@@ -7,12 +7,12 @@
 
 namespace deltawire {
 
-/// A replica begins as kStarting, and from any of its phases may go to kIdle, kPulling, kPaused or
-/// kFailed. Besides: kPulling -> kApplying -> kIdle; any -> kWaitingForReader -> what it was
-/// before; kFailed -> kStarting once it has recovered.
+/// A replica begins as kStarting. From any phase it may go to kIdle, kPulling, kPaused or kFailed.
+/// Further transitions: kPulling -> kApplying -> kIdle; any -> kWaitingForReader -> the phase
+/// before; kFailed -> kStarting once the replica has recovered.
 enum class ReceiverPhase : uint8_t {
-  kNone,     ///< nothing was said yet
-  kUnknown,  ///< said by a receiver of another release
+  kNone,     ///< nothing was reported yet
+  kUnknown,  ///< reported by a receiver of another release, under a name unknown here
   kStarting,
   kIdle,
   kPulling,
@@ -20,14 +20,14 @@ enum class ReceiverPhase : uint8_t {
   kPaused,
   kFailed,
   kWaitingForReader,
-  // Of a sync only; it ends as kCommitted or kFailed.
+  // Only for a sync: asked for, then ended as kCommitted or kFailed.
   kAsked,
   kCommitted,
 };
 
-/// Its name in messages: "pulling", "waiting for reader"; of kNone "".
+/// The phase's name in messages, e.g. "waiting for reader"; "" for kNone.
 std::string_view ToString(ReceiverPhase phase);
-/// The phase of that name; kUnknown when there is none.
+/// The phase called `name`; kUnknown when no phase is.
 ReceiverPhase ParseReceiverPhase(std::string_view name);
 
 }  // namespace deltawire

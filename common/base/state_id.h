@@ -1,4 +1,5 @@
-// The name of a published state: versions rise within an epoch, a rollback starts the next epoch.
+// The number of a published state: versions rise within an epoch, and a rollback starts the next
+// epoch. A plain value; it identifies bytes only within one lineage (identity.h).
 #pragma once
 
 #include <spdlog/fmt/fmt.h>
@@ -9,14 +10,14 @@
 
 namespace deltawire {
 
-/// Epoch 0 means "nothing"; published states have epoch >= 1.
+/// Epoch 0 means "no state"; published states have epoch >= 1.
 struct StateId {
   uint64_t epoch = 0;
   uint64_t version = 0;
   friend auto operator<=>(const StateId&, const StateId&) = default;
 };
 
-/// "version 7", with the epoch only after a rollback made it worth saying.
+/// "version 7", or after a rollback "version 7 (epoch 2)"; "nothing" for epoch 0.
 inline std::string ToString(StateId id) {
   if (id.epoch == 0) return "nothing";
   if (id.epoch == 1) return fmt::format("version {}", id.version);

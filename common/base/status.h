@@ -1,7 +1,7 @@
 // The one error vocabulary: absl::Status and StatusOr, with fmt-formatted messages.
 // A message says what happened, to which file/tensor/peer/version, and what to do.
 // Cost: nothing on success. Other libraries' errors are converted at one seam each
-// (Asio in common/net/asio_status.h, gRPC in each daemon's service file).
+// (Asio in common/net/io_impl.h, gRPC in proto/convert.h).
 #pragma once
 
 #include <spdlog/fmt/fmt.h>
@@ -21,7 +21,8 @@ using absl::Status;
 using absl::StatusCode;
 using absl::StatusOr;
 
-/// Debian's abseil has its own string_view type; fmt and std know only this one.
+/// The message as std::string_view: Debian's abseil has a string_view type of its own, which
+/// neither fmt nor std accepts.
 inline std::string_view MessageOf(const Status& s) {
   return {s.message().data(), s.message().size()};
 }
@@ -38,7 +39,7 @@ inline Status Annotate(const Status& s, std::string_view context) {
   return Status(s.code(), fmt::format("{}: {}", context, MessageOf(s)));
 }
 
-/// Status for a failed system call: `what` is "open /path"; `err` defaults to errno.
+/// The status of a failed system call; `what` names the call, e.g. "open /path".
 inline Status ErrnoError(std::string_view what, int err = errno) {
   StatusCode code = StatusCode::kInternal;
   switch (err) {

@@ -1,7 +1,8 @@
 // Mutexes, condition variables, threads and clocks by one name each, so that a deterministic
-// simulation can put its own in their place (tests/simulation). In every other build they are the
-// standard library's, with no code in between.
-// Rules: no mutex is held across I/O, a wait for a pool or a callback; order: docs/decisions.md.
+// simulation can substitute its own (tests/simulation). In every other build they are the standard
+// library's, with no code in between.
+// Rules: no mutex is held across I/O, a wait for the pool, or a callback. Lock order:
+// docs/decisions.md.
 #pragma once
 
 #ifdef DELTAWIRE_SIMULATION
@@ -20,7 +21,7 @@ using CondVar = std::condition_variable;
 using Thread = std::thread;
 /// For deadlines and durations.
 using SteadyClock = std::chrono::steady_clock;
-/// For what people and other machines read.
+/// For times that people and other machines read.
 using WallClock = std::chrono::system_clock;
 
 }  // namespace deltawire

@@ -12,7 +12,8 @@
 namespace deltawire {
 namespace {
 
-/// Fewer threads than nodes cannot each have one: then no thread is tied to any.
+/// With fewer threads than nodes some node would have no thread, so all nodes count as one and no
+/// thread is pinned.
 CpuNodes NodesFor(size_t threads, CpuNodes nodes) {
   if (threads == 0 || threads >= nodes.size()) return nodes;
   for (size_t i = 1; i < nodes.size(); ++i) {
@@ -34,7 +35,8 @@ ThreadPool::ThreadPool(size_t threads, CpuNodes nodes)
     : nodes_(NodesFor(threads, std::move(nodes))), threads_of_node_(nodes_.size()) {
   const size_t cpus = Cpus(nodes_);
   if (threads == 0) threads = cpus;
-  // Thread i as processor i * cpus / threads would be: nodes get theirs by what they have.
+  // Thread i joins the node of processor number i * cpus / threads, so that every node gets threads
+  // in proportion to its processors.
   size_t node = 0, end = nodes_[0].size();
   for (size_t i = 0; i < threads; ++i) {
     while (i * cpus / threads >= end) end += nodes_[++node].size();
@@ -67,7 +69,7 @@ size_t ThreadPool::NodeOfThisThread() const {
     const bool here = std::ranges::find(nodes_[node], cpu) != nodes_[node].end();
     if (here && threads_of_node_[node] > 0) return node;
   }
-  return 0;  // which has the first thread
+  return 0;  // node 0 always has a thread
 }
 
 void ThreadPool::Run(size_t node) {

@@ -1,7 +1,7 @@
 // A fixed set of worker threads for CPU-bound work over chunks.
-// Owner: one per daemon; outlives all that submit to it. The destructor finishes queued work.
+// Owner: one pool per daemon, which outlives its users; the destructor finishes queued work.
 // Threads: all methods may be called from any thread; ParallelFor also runs on the caller. On a
-// machine with several NUMA nodes each thread stays on the processors of one.
+// machine with several NUMA nodes each thread stays on the processors of one node.
 // Cost: one lock per Submit; ParallelFor takes one atomic per index. Tasks must not throw.
 #pragma once
 
@@ -17,9 +17,10 @@ namespace deltawire {
 
 class ThreadPool {
  public:
-  /// `threads` 0 means one per core that this process may run on.
+  /// `threads` 0 means one thread per core that this process may run on.
   explicit ThreadPool(size_t threads = 0) : ThreadPool(threads, AvailableCpuNodes()) {}
-  /// With other nodes than the machine says. REQUIRES: at least one, none of them empty.
+  /// Takes the nodes from the caller instead of the machine. REQUIRES: at least one node, none
+  /// empty.
   ThreadPool(size_t threads, CpuNodes nodes);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -29,15 +30,16 @@ class ThreadPool {
 
   void Submit(std::function<void()> task);
 
-  /// Calls fn(i) for every i in [0, n), n < 2^32, on up to size() threads of which the caller is
-  /// one; returns when all calls have returned. Calls start in rising order. With several NUMA
-  /// nodes each has a contiguous part of [0, n), the same one for the same n: its threads start
-  /// that part in rising order, and when it is done take the last of the fullest other part.
+  /// Calls fn(i) for every i in [0, n) on up to size() threads, one of them the caller, and returns
+  /// when all calls have returned. Calls start in rising order. With several NUMA nodes each node
+  /// gets a contiguous part of [0, n), the same part for the same n. Its threads start that part in
+  /// rising order, and then take indexes from the end of the fullest other part.
+  /// REQUIRES: n < 2^32.
   void ParallelFor(size_t n, const std::function<void(size_t)>& fn);
 
  private:
   void Run(size_t node);
-  /// Of the thread that runs this: its own, or where it happens to run if it is no pool's.
+  /// The calling thread's node; for a thread outside of the pool, the node it currently runs on.
   size_t NodeOfThisThread() const;
 
   const CpuNodes nodes_;

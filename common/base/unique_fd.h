@@ -1,5 +1,5 @@
-// A file descriptor's one owner, which closes it. Movable. Threads: one at a time.
-// Cost: an int. Errors: of close there are none to tell.
+// The one owner of a file descriptor, which closes it in the destructor. Movable.
+// Threads: one at a time. Cost: an int. Errors: those of close are ignored.
 #pragma once
 
 #include <unistd.h>

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kUsageError = 2;
 constexpr size_t kHelpColumn = 34;
-constexpr size_t kMaxEntryBytes = 4096;  // std::regex recurses once a character
+constexpr size_t kMaxEntryBytes = 4096;  // std::regex recurses once per character
 
 /// CLI11's help with a switch as "--[no-]name" and one blank line between groups, not two.
 class HelpFormatter : public CLI::Formatter {
@@ -34,8 +34,8 @@ std::string WithoutComment(const std::string& line) {
   return CLI::detail::trim_copy(line.substr(0, line.find('#')));
 }
 
-/// CLI11's TOML reader behind a check of each line: by itself it takes a malformed line for a flag
-/// or for part of a value, and ignores a key that comes again.
+/// CLI11's TOML reader behind a check of each line. Without the check CLI11 would take a malformed
+/// line for a flag or for part of a value, and would ignore a key that is set twice.
 class OptionFile : public CLI::ConfigTOML {
  public:
   explicit OptionFile(const CLI::App& app) : app_(app) {}
@@ -59,7 +59,8 @@ class OptionFile : public CLI::ConfigTOML {
     return CLI::ConfigTOML::from_config(checked);
   }
 
-  /// `message` with a leading "--key: " as "file:line: key: " where the file's value is in force.
+  /// Turns a leading "--key: " of `message` into "file:line: key: " if that key's value is the
+  /// file's.
   std::string NameSource(const std::string& message) const {
     const auto key = sources_.find(message.substr(0, message.find(": ")));
     if (key == sources_.end() || key->second.empty()) return message;
@@ -94,7 +95,8 @@ class OptionFile : public CLI::ConfigTOML {
                                          is_switch ? "true or false" : "a string or number",
                                          match.str(2)));
     }
-    // The command line has been read by now; CLI11 leaves an option alone that was given there.
+    // The command line was read before the file, and CLI11 keeps what it said; so the file is the
+    // source of a value only if the option is still empty.
     if (!sources_.emplace("--" + key, option->empty() ? source : "").second) {
       throw CLI::ConfigError(fmt::format("{}{}: is set again", source, key));
     }

@@ -1,6 +1,6 @@
 // What the daemons add to CLI11: tidy help, an option file that is read strictly, and errors that
 // name where a value came from: "--streams: ..." or "receiver.toml:12: streams: ...".
-// Used for the length of one parse. Not thread-safe.
+// Lives for one parse. Not thread-safe.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,8 +19,8 @@ struct CommandLineOutcome {
   std::string text;
   int exit_code = 0;
 };
-/// Reads the command line and, below it, the file of --config into the options' targets; then runs
-/// `check`, whose messages begin with "--name: " where a single option is to blame.
+/// Reads the command line and the file of --config into the options' targets (the command line
+/// wins), then runs `check`. A message of `check` about a single option begins with "--name: ".
 CommandLineOutcome ParseCommandLine(CLI::App& app, int argc, const char* const* argv,
                                     const std::function<Status()>& check);
 

@@ -28,7 +28,7 @@ std::string Shown(std::string_view type, const T& value) {
   return text.empty() ? std::string(type) : fmt::format("{} [{}]", type, text);
 }
 
-/// Declares a string that `check` accepts, or brings into its final form.
+/// Declares a string option. `check` refuses a value or brings it into its final form.
 void AddText(CLI::App& app, const std::string& name, std::string_view type, const std::string& help,
              std::string* target, Status (*check)(std::string& text)) {
   const auto run = [check](std::string& text) { return std::string(MessageOf(check(text))); };
@@ -204,7 +204,7 @@ Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& te
   return {};
 }
 
-/// Refuses an address beyond loopback unless that was asked for.
+/// Refuses an address that other machines can reach unless `allowed`.
 Status CheckExposure(std::string_view option, const Endpoint& endpoint, bool allowed) {
   if (allowed || IsLoopback(endpoint)) return {};
   return Errorf(StatusCode::kInvalidArgument,
@@ -215,7 +215,7 @@ Status CheckExposure(std::string_view option, const Endpoint& endpoint, bool all
                 option, ToString(endpoint));
 }
 
-// What both daemons have, with the same words and limits.
+// The options of both daemons, declared once so that they have the same words and limits.
 
 void AddDataDir(CLI::App& app, std::string* target) {
   AddText(app, "--data-dir", "DIR", "Where models live, one directory each; best on tmpfs", target,

@@ -1,6 +1,6 @@
 // Every option of the two daemons, read once at start into const structs.
-// Sources, strongest first: command line, TOML file (--config), defaults here. No environment.
-// Errors: the parse functions return kInvalidArgument with the option's or file's name.
+// Sources, strongest first: command line, TOML file (--config), defaults here. The environment is
+// not read. Errors: a parse that fails says in `text` which option, or which line of the file.
 #pragma once
 
 #include <chrono>
@@ -31,19 +31,19 @@ enum class GpuUse : uint8_t { kOff, kAuto, kHostStaged, kResident };
 std::string_view ToString(GpuUse use);
 
 struct SenderOptions {
-  std::string data_dir = "/dev/shm/deltawire";   ///< one directory per model below it
-  std::string file_group;                        ///< may read them; empty: only their owner
-  std::string trainer_socket;                    ///< empty: <data_dir>/trainer.sock
-  Endpoint control{"127.0.0.1", 7700};           ///< gRPC for orchestrators and receivers
-  Endpoint bulk{"127.0.0.1", 7701};              ///< raw TCP
-  std::string advertise_host;                    ///< bulk host told to receivers; empty: as dialled
+  std::string data_dir = "/dev/shm/deltawire";  ///< one directory per model below it
+  std::string file_group;                       ///< group that may read models; empty: none
+  std::string trainer_socket;                   ///< empty: <data_dir>/trainer.sock
+  Endpoint control{"127.0.0.1", 7700};          ///< gRPC for orchestrators and receivers
+  Endpoint bulk{"127.0.0.1", 7701};             ///< raw TCP
+  std::string advertise_host;  ///< bulk host told to receivers; empty: the host they dialled
   uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model
   std::optional<kernels::Codec> codec;           ///< none: whichever is committed soonest
   uint32_t history = 4;                          ///< deltas that `tight` may look back to, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each published model, when idle; 0: off
-  std::chrono::milliseconds grace{250};             ///< a pull may hold up BeginOffload this long
+  std::chrono::milliseconds grace{250};             ///< pulls may delay BeginOffload this long
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
-  std::chrono::milliseconds stream_timeout{30000};    ///< no progress on a bulk stream
+  std::chrono::milliseconds stream_timeout{30000};    ///< closes a bulk stream without progress
   uint32_t threads = 0;                               ///< CPU workers; 0: one per core
   bool huge_pages = true;
   bool eager_diff = true;  ///< diff tensors as they are marked written (not on a GPU)
@@ -66,19 +66,20 @@ struct ReceiverModelOptions {
 
 struct ReceiverOptions {
   std::string data_dir = "/dev/shm/deltawire";
-  std::string file_group;  ///< may read them; empty: only their owner
-  /// The sender's control address; several: the agents of one trainer, each with a part.
+  std::string file_group;  ///< group that may read models; empty: none
+  /// Control address of the sender; several addresses are the agents of one trainer, each of which
+  /// owns a part of the model.
   std::vector<std::string> senders = {"127.0.0.1:7700"};
   std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
   std::string receiver_id;                   ///< empty: <hostname>:<control port>
   Endpoint control{"127.0.0.1", 7710};
   uint32_t streams = 4;                          ///< TCP streams per pull, 1..64
-  bool follow = true;                            ///< false: only on `sync`
+  bool follow = true;                            ///< pull new versions; false: only on `sync`
   uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
-  uint32_t buffers = 0;  ///< files of the weights, 1 or 2; 0: 2 where memory has room
-  std::chrono::milliseconds reader_grace{10000};  ///< wait so long for a reader of the only one
+  uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: 2 if memory has room for both
+  std::chrono::milliseconds reader_grace{10000};  ///< wait this long for readers of the only file
   OnBusyReader on_busy_reader = OnBusyReader::kWait;
-  bool unsafe_in_place = false;                     ///< change bytes whoever reads them
+  bool unsafe_in_place = false;                     ///< change bytes even while others read them
   uint64_t history_bytes = uint64_t{256} << 20;     ///< per model, for `tight`; 0: no history
   uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each model, when idle; 0: off
@@ -91,8 +92,8 @@ struct ReceiverOptions {
   friend bool operator==(const ReceiverOptions&, const ReceiverOptions&) = default;
 };
 
-/// Outcome of reading a command line: run with `options`, or print `text` (to stdout when the code
-/// is 0: help or version; else an error for stderr) and exit with `exit_code` (2 for errors).
+/// Outcome of reading a command line: run with `options`, or print `text` and exit with
+/// `exit_code`. Code 0: help or version, for stdout; code 2: an error, for stderr.
 template <typename Options>
 struct Parsed {
   bool run = false;

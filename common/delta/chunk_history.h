@@ -1,6 +1,6 @@
-// The deltas that led to a chunk's bytes, as the codec tight wants them, taken out of a log.
-// Points into the view's deltas, which must outlive it. Pure; cost: a binary search per delta.
-// Both ends build it: the sender from its log, the receiver from the deltas that it kept.
+// The past deltas that led to a chunk's bytes, taken out of a log in the form the codec tight
+// needs. The sender builds it from its log, the receiver from the deltas that it kept. Points into
+// the log's deltas, which must outlive it. Pure; cost: a binary search per delta.
 #pragma once
 
 #include <array>
@@ -15,12 +15,12 @@ namespace deltawire {
 class ChunkHistory {
  public:
   ChunkHistory() = default;
-  /// The newest deltas of `log`, which lead to the bytes that its last one ends at: at most
-  /// `limit`, and none before one that `chunk` went whole in.
+  /// Takes the newest deltas of `log`, at most `limit`. It stops before the first one, going back,
+  /// in which `chunk` has no payload (ChunkDelta::full).
   ChunkHistory(std::span<const std::shared_ptr<const Delta>> log, uint32_t chunk, size_t limit);
 
   size_t depth() const { return depth_; }
-  /// Of the `depth` newest deltas. REQUIRES: depth <= depth().
+  /// The history of the `depth` newest deltas. REQUIRES: depth <= depth().
   kernels::History First(size_t depth) const;
 
  private:
@@ -29,9 +29,9 @@ class ChunkHistory {
   std::array<uint64_t, kernels::kMaxHistory> hashes_{};
 };
 
-/// The deltas of `log` that led to state `held`, if the receiver's own (`before[i]`: the state
-/// before its delta i, newest first) are the same: a part of `log` that ends at `held`, perhaps
-/// empty.
+/// The deltas that both ends have kept: the part of `log` that ends at state `held` and goes back
+/// as far as the receiver's own deltas do; perhaps empty. `before[i]` is the state before the
+/// receiver's delta i, newest first.
 std::span<const std::shared_ptr<const Delta>> CommonHistory(const LogView& log, StateId held,
                                                             std::span<const StateId> before);
 

@@ -1,4 +1,5 @@
-// Which of the delta format's class functions fits a dtype (docs/delta_format.md, "Class").
+// Chooses the delta format's class function for a dtype (docs/delta_format.md, "Class").
+// Pure; no errors: a dtype without an exponent gets kNone.
 #pragma once
 
 #include "common/layout/dtype.h"

@@ -6,7 +6,8 @@
 namespace deltawire {
 namespace {
 
-// Estimates are not that good: another codec must promise a gain, or chunks would flutter.
+// The estimates are rough, so a codec must promise at least this gain over fast; otherwise chunks
+// would switch back and forth.
 constexpr double kWorthwhile = 0.95;
 
 double Seconds(double bytes, double per_second) {

@@ -13,7 +13,7 @@ namespace {
 
 using Clock = SteadyClock;
 
-constexpr double kShare = 0.1;  // of a new value in the average
+constexpr double kShare = 0.1;  // weight of a new value in the average
 
 void Update(std::atomic<double>& average, double value, bool first) {
   double old = average.load(std::memory_order_relaxed);
@@ -39,7 +39,7 @@ CoderSpeeds Speeds(const PerCodec<CoderRate>& rates, double threads) {
 
 void CoderRate::Add(double work, double seconds) {
   nanos_ += static_cast<uint64_t>(seconds * 1e9);
-  // The last chunk of a tensor may be a few bytes: its time is all overhead.
+  // The last chunk of a tensor may have a few bytes only; its time is all overhead.
   constexpr double kTelling = 1 << 10;
   if (work < kTelling) return;
   Update(seconds_per_work_, seconds / work, true);
@@ -68,7 +68,7 @@ CoderSpeeds CoderRates::DecodeSpeeds(double threads) const { return Speeds(decod
 void CoderRates::Calibrate(const kernels::Backend& backend) {
   constexpr size_t kBytes = 512 << 10;
   constexpr unsigned kWidth = 2;
-  // bf16 weights of the usual size, a few percent of the smaller ones off by one.
+  // bf16 weights of the usual magnitude; 1 in 32 of the small ones changes by one.
   std::mt19937_64 random(1);
   std::normal_distribution<float> weight(0, 0.02f);
   std::vector<std::byte> before(kBytes), after;

@@ -1,7 +1,7 @@
-// How fast this process codes chunks, and how small they become: running averages of real work,
-// begun with a short calibration, and the sums that the metrics show.
-// Owner: the daemon; outlives all that code. Threads: all methods from any. Cost: a few atomics per
-// chunk; Calibrate some milliseconds.
+// How fast this process codes chunks, and how small they become: running averages of real work that
+// start from a short calibration, and the sums that the metrics show.
+// Owner: the daemon; outlives every user. Threads: any thread may call any method.
+// Cost: a few atomics per chunk; Calibrate takes some milliseconds.
 #pragma once
 
 #include <atomic>
@@ -12,15 +12,15 @@
 
 namespace deltawire {
 
-/// An exponential average of what was measured, and its sums.
+/// An exponential average of the measured speeds, and the total time.
 class CoderRate {
  public:
-  /// `work` as Coder::work counts it.
+  /// `work` is in the unit of TightWork or DenseWork (codec_choice.h).
   void Add(double work, double seconds);
   /// Work per second of one thread; 0 before the first Add.
   double per_s() const;
   double total_seconds() const;
-  /// Of calibration: the average stays, the sums are of real work.
+  /// After calibration: keeps the average, but clears the sums, which count only real work.
   void ForgetTotals() { nanos_ = 0; }
 
  private:
@@ -42,7 +42,7 @@ class CoderRates {
   CoderSpeeds EncodeSpeeds(double threads) const;
   CoderSpeeds DecodeSpeeds(double threads) const;
 
-  /// Codes one made-up chunk each way, so that the first choices are not blind.
+  /// Encodes and decodes a made-up chunk, so that the first choices rest on measured speeds.
   void Calibrate(const kernels::Backend& backend);
 
  private:

@@ -15,7 +15,7 @@ const ChunkDelta* Delta::Find(uint32_t chunk) const {
 
 namespace {
 
-// Of several entries of one chunk one stays, as full. `chunks` is sorted by chunk.
+// Merges several entries of one chunk into one full entry. REQUIRES: `chunks` is sorted by chunk.
 void MergeRepeated(std::vector<ChunkDelta>& chunks) {
   size_t kept = 0;
   for (size_t i = 0; i < chunks.size(); ++i) {

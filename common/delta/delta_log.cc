@@ -4,11 +4,12 @@ namespace deltawire {
 namespace {
 
 // A chain is folded into one payload before it is sent, and the fold is much smaller than the sum
-// (0.1 to 0.3 of it for 32 training steps); beyond this multiple of the chunk it is not tried.
+// (0.1 to 0.3 of it for 32 training steps). A chain whose sum exceeds this multiple of the chunk is
+// not folded; the chunk goes whole.
 constexpr uint64_t kWorthFolding = 4;
 
-// Entries of `chunk` in log[first..]; kFull when one has no payload, or none that is
-// worth sending, or folding cannot pay.
+// The plan from the entries of `chunk` in log[first..]. kFull when an entry has no payload or one
+// not worth sending, or when folding cannot pay.
 ChunkPlan Chain(const LogView& log, size_t first, uint32_t chunk, uint64_t chunk_bytes) {
   ChunkPlan plan;
   plan.kind = ChunkPlan::Kind::kDelta;
@@ -45,7 +46,8 @@ ChunkPlan PlanChunk(const LogView& log, uint32_t chunk, uint64_t held_version, u
   if (held_digest == digest) {
     return {.kind = ChunkPlan::Kind::kNothing, .base_refused = false, .chain = {}};
   }
-  // Newest first: after a rollback a version number may occur twice; the digest tells them apart.
+  // After a rollback a version number may occur twice; the digest tells the two apart. The search
+  // begins with the newest.
   for (size_t i = log.size(); i-- > 0;) {
     if (log[i]->from().version != held_version) continue;
     if (FirstDigestBefore(log, i, chunk, digest) == held_digest) {

@@ -35,13 +35,13 @@ struct Contexts {
 
 Contexts& ThisThread() { return OfThisThread<Contexts>(); }
 
-// Nobody reads the digests that the kernels bring forward on the way through zeros.
+// The kernels below update a digest as well, which nobody reads here, so any key will do.
 const kernels::DigestKey& AnyKey() {
   static const kernels::DigestKey key(0);
   return key;
 }
 
-// z of the format, 0, 1, 2, ... for 0, -1, 1, ...
+// The format's code z of a difference: 0, 1, 2, ... for 0, -1, 1, ...
 template <typename T>
 T Zigzag(T d) {
   return static_cast<T>(static_cast<T>(d << 1) ^ static_cast<T>(-(d >> (8 * sizeof(T) - 1))));
@@ -91,7 +91,7 @@ DecodeStatus CheckHead(Bytes dense, size_t raw_bytes, unsigned width) {
                                                                       : DecodeStatus::kMalformed;
   }
   const bool whole = frame_bytes == frame.size();
-  // Also refuses skippable frames (0) and frames that keep their size to themselves.
+  // This also refuses skippable frames (size 0) and frames that do not state their content size.
   const bool sized = ZSTD_getFrameContentSize(frame.data(), frame.size()) == raw_bytes;
   return whole && sized && raw_bytes > 0 ? DecodeStatus::kOk : DecodeStatus::kMalformed;
 }
@@ -102,7 +102,7 @@ size_t DenseEncode(const kernels::Backend& backend, Bytes fast, size_t raw_bytes
                    size_t limit, std::vector<std::byte>& out) {
   if (limit <= kDenseHeadBytes) return 0;
   Contexts& t = ThisThread();
-  // A delta added to zeros is its differences.
+  // Applying a delta to zeros gives its differences.
   t.differences.assign(raw_bytes, std::byte{0});
   uint64_t digest = 0;
   if (backend.decode_apply(AnyKey(), fast, t.differences, width, 0, &digest) != DecodeStatus::kOk) {
@@ -136,7 +136,7 @@ DecodeStatus DenseDecode(const kernels::Backend& backend, Bytes dense, size_t ra
   const size_t got = ZSTD_decompressDCtx(t.decompress.get(), t.planes.data(), raw_bytes,
                                          frame.data(), frame.size());
   if (ZSTD_isError(got) || got != raw_bytes) return DecodeStatus::kMalformed;
-  // Zeros before, differences after: their diff is the fast payload.
+  // The diff from zeros to the differences is the fast payload.
   t.differences.resize(raw_bytes);
   const bool any = kernels::WithWidth(width, [&](auto zero) {
     return JoinPlanes<decltype(zero)>(t.planes.data(), raw_bytes / width, t.differences.data());

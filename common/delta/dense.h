@@ -1,7 +1,7 @@
 // The codec dense (docs/delta_format.md, "dense"): every difference of a chunk, byte planes, zstd.
-// Made from a fast payload for the way and turned back into it on arrival. Pure functions; each
-// thread keeps a zstd context and two chunks' worth of memory. Cost: about ten passes over the
-// chunk. Errors: DecodeStatus of the decoder; an encoder's input must be a valid fast payload.
+// The sender makes it from a fast payload, and the receiver turns it back into that payload. Pure
+// functions; each thread keeps a zstd context and two chunks' worth of memory. Cost: about ten
+// passes over the chunk. Errors: the decoder's DecodeStatus.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,9 @@ namespace deltawire {
 size_t DenseEncode(const kernels::Backend& backend, kernels::Bytes fast, size_t raw_bytes,
                    unsigned width, size_t limit, std::vector<std::byte>& out);
 
-/// The fast payload of a dense one, wholly checked. REQUIRES: raw_bytes <= kMaxChunkBytes, a
-/// multiple of width; out.size() >= MaxEncodedBytes(raw_bytes, width). *bytes = its size.
+/// Checks `dense` wholly and writes the equivalent fast payload to `out`, its size to `*bytes`.
+/// REQUIRES: raw_bytes <= kMaxChunkBytes, a multiple of width;
+/// out.size() >= MaxEncodedBytes(raw_bytes, width).
 kernels::DecodeStatus DenseDecode(const kernels::Backend& backend, kernels::Bytes dense,
                                   size_t raw_bytes, unsigned width, kernels::MutableBytes out,
                                   size_t* bytes);

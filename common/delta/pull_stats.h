@@ -1,5 +1,5 @@
-// What a pull moved and took, as both of its ends count it, and a status shows it.
-// Plain values; threads: any. Times in seconds, bytes as counted on the wire without headers.
+// How much a pull moved and how long it took, as each end counts it and as the status shows it.
+// Plain values. Times are in seconds, bytes as on the wire without headers.
 #pragma once
 
 #include <array>
@@ -10,7 +10,8 @@
 
 namespace deltawire {
 
-/// Sums per form in which chunks travel (kernels::kFormNames).
+/// Sums per form in which chunks travel: index 0 for whole chunks, otherwise the codec's number
+/// (docs/delta_format.md).
 struct FormCounts {
   static constexpr size_t kRaw = 0;  ///< whole chunks; the other forms are codecs' numbers
   std::array<uint64_t, kernels::kForms> chunks{}, bytes{};
@@ -29,13 +30,13 @@ struct PullStats {
   uint64_t chunks_delta = 0;
   uint64_t chunks_unchanged = 0;
   uint64_t payload_bytes = 0;
-  double seconds = 0;           ///< pull opened -> committed
-  double transfer_seconds = 0;  ///< pull opened -> last frame in
-  double apply_seconds = 0;     ///< last frame in -> committed
+  double seconds = 0;           ///< from pull opened to committed
+  double transfer_seconds = 0;  ///< from pull opened to last frame received
+  double apply_seconds = 0;     ///< from last frame received to committed
   uint64_t repaired_chunks = 0;
-  uint64_t refused_chunks = 0;  ///< tight payloads that did not fit what is here
-  uint64_t history_chunks = 0;  ///< tight payloads that looked back to past deltas
-  /// At the receiver. Messages carry no more of it than the chunks, so a sender has no bytes here.
+  uint64_t refused_chunks = 0;  ///< tight payloads that did not fit the receiver's bytes or history
+  uint64_t history_chunks = 0;  ///< tight payloads that used past deltas
+  /// Counted by the receiver. Its messages carry only the chunk counts, so at a sender bytes are 0.
   FormCounts forms;
   friend bool operator==(const PullStats&, const PullStats&) = default;
 };

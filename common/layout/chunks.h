@@ -10,7 +10,7 @@
 
 namespace deltawire {
 
-/// Part of the wire contract: both ends cut alike (docs/wire_format.md, "Chunks").
+/// Part of the wire contract: both ends cut tensors alike (docs/wire_format.md, "Chunks").
 #ifdef DELTAWIRE_SIMULATION  // many chunks in tiny models (tests/simulation)
 inline constexpr uint64_t kChunkBytes = uint64_t{1} << 10;
 #else
@@ -18,7 +18,7 @@ inline constexpr uint64_t kChunkBytes = uint64_t{2} << 20;
 #endif
 
 struct Chunk {
-  uint64_t offset = 0;  ///< in the data section
+  uint64_t offset = 0;  ///< bytes from the start of the data section
   uint32_t bytes = 0;   ///< > 0; a multiple of width
   uint32_t tensor = 0;  ///< index into tensors_meta
   uint8_t width = 1;    ///< bytes per element
@@ -26,13 +26,13 @@ struct Chunk {
 
 class ChunkTable {
  public:
-  /// Tensors without bytes have no chunk. Fails beyond 2^32 - 1 chunks.
+  /// A tensor of 0 bytes has no chunk. kInvalidArgument beyond 2^32 - 1 chunks.
   static StatusOr<ChunkTable> Create(const Layout& layout);
 
   uint32_t size() const { return static_cast<uint32_t>(chunks_.size()); }
   const Chunk& operator[](uint32_t i) const { return chunks_[i]; }
   size_t tensors() const { return first_.size() - 1; }
-  /// Chunks [first, last) of tensor `t`.
+  /// Tensor `t` has the chunks [first_of_tensor(t), end_of_tensor(t)).
   uint32_t first_of_tensor(size_t t) const { return first_[t]; }
   uint32_t end_of_tensor(size_t t) const { return first_[t + 1]; }
 

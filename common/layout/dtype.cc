@@ -13,7 +13,7 @@ struct Entry {
   unsigned bytes;
 };
 
-// In the order of the enum, so that an enumerator is its own index.
+// In the order of the enum, so that an enumerator's value is its index.
 constexpr std::array<Entry, 15> kTable = {{
     {DType::kF64, "F64", 8},
     {DType::kF32, "F32", 4},

@@ -1,4 +1,4 @@
-// Element types of safetensors files: names, widths, and the width that diffs work in.
+// Element types of safetensors files: their names and widths. Pure functions.
 // Source of the names: the safetensors format (F64 ... F8_E5M2, I64 ... U8, BOOL, BF16).
 #pragma once
 
@@ -29,8 +29,8 @@ enum class DType : uint8_t {
 };
 
 std::string_view DTypeName(DType t);           ///< e.g. "BF16"
-unsigned DTypeBytes(DType t);                  ///< bytes per element: 1, 2, 4 or 8; the diff width
-StatusOr<DType> ParseDType(std::string_view);  ///< error lists the known names
+unsigned DTypeBytes(DType t);                  ///< bytes per element: 1, 2, 4 or 8; diffs use it
+StatusOr<DType> ParseDType(std::string_view);  ///< the error lists the known names
 std::span<const DType> AllDTypes();
 
 }  // namespace deltawire

@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned kMaxDepth = 16;
 
-/// nlohmann's SAX callbacks turned into JsonEvents; `false` ends the parse.
+/// Turns nlohmann's SAX callbacks into JsonEvents; returning `false` ends the parse.
 class Adapter {
  public:
   using Json = nlohmann::json;
@@ -34,7 +34,7 @@ class Adapter {
   bool key(std::string& v) { return Keep(events_.Key(v)); }
 
   bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& e) {
-    // The rest of the text quotes the input, which may be long and need not be UTF-8.
+    // After "; last read" the message quotes the input, which may be long and need not be UTF-8.
     std::string_view what = e.what();
     what = what.substr(0, what.find("; last read"));
     if (const size_t at = what.find(": "); at != what.npos) what.remove_prefix(at + 2);
@@ -67,7 +67,7 @@ class Adapter {
 }  // namespace
 
 Status ReadJson(std::string_view text, JsonEvents& events) {
-  // The parser takes a raw NUL for the end of its input and would ignore what follows.
+  // The parser takes a raw NUL for the end of its input and would ignore the bytes after it.
   if (const size_t nul = text.find('\0'); nul != text.npos) {
     return Errorf(StatusCode::kInvalidArgument, "malformed JSON at byte {}: NUL byte", nul + 1);
   }

@@ -1,6 +1,7 @@
-// A JSON text as a stream of events, for input from outside: no tree, no recursion, bounded depth.
-// A reader derives from JsonEvents, keeps its place as a state, and refuses what does not fit it.
-// Costs one pass; memory is that of the longest string. The first error ends the pass.
+// Reads JSON from outside as a stream of events: no tree, no recursion, bounded depth.
+// A reader derives from JsonEvents, tracks its position in the document as a state, and refuses
+// events that do not fit there. Cost: one pass; memory for the longest string.
+// Errors: the first one ends the pass.
 #pragma once
 
 #include <cstdint>

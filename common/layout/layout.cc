@@ -11,7 +11,7 @@
 namespace deltawire {
 namespace {
 
-// Sizes stay below 2^63, so they fit off_t and sums of two cannot wrap.
+// Sizes stay below 2^63, so they fit off_t and the sum of two sizes cannot wrap.
 constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
 
 Status CheckTensor(const TensorMeta& t, size_t place) {
@@ -56,8 +56,8 @@ void AppendLe(T value, std::string& out) {
 //   u8      rank (0 for a scalar)
 //   u64-LE  each dimension, outermost first
 //
-// with nothing before, between or after. Every field has a length in front of it or a fixed width,
-// so two different lists cannot give the same bytes. A layout without tensors hashes no bytes.
+// and no other bytes. Every field has a fixed width or its length in front of it, so two different
+// lists cannot give the same bytes. The fingerprint of a layout without tensors hashes no bytes.
 Hash128 Fingerprint(const std::vector<TensorMeta>& tensors) {
   std::string text;
   for (const TensorMeta& t : tensors) {
@@ -174,7 +174,7 @@ std::string DescribeDifference(const Layout& want, const Layout& got, size_t lim
       findings.Add("tensor {} ({}) is not expected", Quoted(g.name), Describe(g));
   }
   if (findings.count() > 0) return findings.Text();
-  // The same tensors: only their order can differ.
+  // Both have the same tensors, so only the order can differ.
   for (size_t i = 0; i < want.size(); ++i) {
     if (want.tensor(i).name == got.tensor(i).name) continue;
     findings.Add("tensor {} is number {} instead of number {}", Quoted(want.tensor(i).name),

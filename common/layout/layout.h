@@ -1,4 +1,4 @@
-// A model's HF layout: the ordered `tensors_meta` with every tensor's place in the data section.
+// A model's HF layout: the ordered `tensors_meta` with every tensor's offset in the data section.
 // Immutable value, shared by threads; make it once per model and pass it by shared_ptr or const&.
 // Tensors are tightly packed in tensors_meta order, so offsets follow from shapes and dtypes.
 // Errors name the tensor. Cost: one pass; lookups by name are a hash probe.
@@ -25,7 +25,7 @@ struct TensorMeta {
   friend bool operator==(const TensorMeta&, const TensorMeta&) = default;
 };
 
-/// Bytes of one tensor, or an error that names it when the product overflows 2^63.
+/// The tensor's size in bytes, or an error that names the tensor when the size is 2^63 or more.
 StatusOr<uint64_t> TensorBytes(const TensorMeta& t);
 
 class Layout {
@@ -40,7 +40,7 @@ class Layout {
   size_t size() const { return tensors_.size(); }
   const TensorMeta& tensor(size_t i) const { return tensors_[i]; }
   const std::vector<TensorMeta>& tensors() const { return tensors_; }
-  uint64_t offset(size_t i) const { return offsets_[i]; }  ///< in the data section
+  uint64_t offset(size_t i) const { return offsets_[i]; }  ///< bytes into the data section
   uint64_t bytes(size_t i) const { return offsets_[i + 1] - offsets_[i]; }
   uint64_t total_bytes() const { return offsets_.back(); }
   std::optional<size_t> Find(std::string_view name) const;
@@ -56,8 +56,8 @@ class Layout {
   Hash128 fingerprint_;
 };
 
-/// What differs between two layouts, in words a user can act on ("tensor X is missing, ...");
-/// empty when equal. At most `limit` findings are spelt out.
+/// Says what differs between two layouts in words that a user can act on ("tensor X is missing,
+/// ..."); empty when they are equal. At most `limit` findings are spelt out.
 std::string DescribeDifference(const Layout& want, const Layout& got, size_t limit = 5);
 
 }  // namespace deltawire

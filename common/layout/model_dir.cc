@@ -27,7 +27,7 @@ namespace {
 class File {
  public:
   static StatusOr<File> Open(const fs::path& path) {
-    // Non-blocking, so that a FIFO of this name cannot hang us before it is refused.
+    // Non-blocking, so that opening a FIFO returns and the check below can refuse it.
     File file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (file.fd_ < 0) return ErrnoError("open " + path.string());
     if (::fstat(file.fd_, &file.stat_) != 0) return ErrnoError("stat " + path.string());
@@ -72,21 +72,21 @@ bool SameTime(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-/// What of `now` is not as it was, or null.
+/// Says how the file of `now` differs from `was`; null if it does not.
 const char* Difference(const struct stat& was, const struct stat& now) {
   if (was.st_ino != now.st_ino || was.st_dev != now.st_dev) return "was replaced";
   if (was.st_size != now.st_size) return "has another size";
-  // The second one cannot be set back, and tells of the former's being set.
+  // A program can set mtime back, but that itself changes ctime, which no program can set.
   if (!SameTime(was.st_mtim, now.st_mtim) || !SameTime(was.st_ctim, now.st_ctim)) {
     return "was written to";
   }
   return nullptr;
 }
 
-/// A file's times move in steps of the kernel's clock: of what was written within the last step, a
-/// write to come could leave no trace.
+/// True for a file written within the last clock step. The kernel's file times move in such steps,
+/// so a further write could leave the times as they are and go unnoticed.
 bool JustWritten(const struct stat& file) {
-  constexpr int64_t kSteps = 20'000'000;  // two at 100 Hz
+  constexpr int64_t kSteps = 20'000'000;  // nanoseconds: two steps at 100 Hz
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   const int64_t age =
@@ -94,7 +94,7 @@ bool JustWritten(const struct stat& file) {
   return age >= 0 && age < kSteps;
 }
 
-/// Follows symbolic links, since download caches are made of them. Broken ones and loops are
+/// Follows symbolic links, since download caches consist of them. Broken links and loops are
 /// errors.
 StatusOr<fs::file_status> StatusOf(const fs::path& path) {
   std::error_code error;
@@ -178,8 +178,8 @@ Status CheckIndexIsCovered(const WeightIndex& index, const Layout& layout, const
 
 }  // namespace
 
-/// A whole file, mapped read-only at the size it had when it was opened. A file that is cut short
-/// later gives SIGBUS on access, as any mapping does: model files are replaced, not rewritten.
+/// A whole file, mapped read-only at the size it had when it was opened. If the file is cut short
+/// later, access gives SIGBUS; so model files must be replaced, not rewritten.
 struct ModelDir::Mapping {
   Mapping() = default;
   Mapping(const Mapping&) = delete;
@@ -205,7 +205,7 @@ struct ModelDir::Mapping {
   size_t size = 0;
 };
 
-/// A file that is kept open, and what it was then.
+/// A file that is kept open, with its inode, size and times at opening.
 struct ModelDir::Opened {
   File file;
   fs::path path;
@@ -224,7 +224,7 @@ struct ModelDir::Opened {
   }
 };
 
-// Short of the kernel's 255, so that files under way have room for more.
+// Shorter than the kernel's 255, so that ".NAME.new" fits too.
 constexpr size_t kMaxSideFileName = 240;
 
 bool IsSideFileName(std::string_view name) {
@@ -293,13 +293,13 @@ StatusOr<Shards> ShardsOfDirectory(const fs::path& dir, std::vector<std::string>
 
 namespace {
 
-/// The start of a safetensors file that says what is in it.
+/// Reads and parses the header of a safetensors file.
 StatusOr<SafetensorsHeader> ReadHeader(const File& file, const fs::path& path) {
   constexpr uint64_t kLength = 8;
   std::vector<std::byte> prefix(std::min(file.size(), kLength));
   DW_RETURN_IF_ERROR(file.Read(path, 0, prefix));
   if (prefix.size() == kLength) {
-    // A length beyond these is refused by what parses it, which names it.
+    // A stated length beyond `most` is cut here, and then refused, with its value, by the parser.
     const uint64_t most = std::min(file.size() - kLength, kMaxSafetensorsHeader);
     prefix.resize(kLength + std::min(LoadLe<uint64_t>(prefix.data()), most));
     DW_RETURN_IF_ERROR(file.Read(path, kLength, MutableBytes(prefix).subspan(kLength)));
@@ -416,7 +416,7 @@ Status ModelDir::Unchanged() const {
 
 StatusOr<std::vector<SideFile>> ModelDir::ReadSideFiles() const {
   std::error_code error;
-  if (fs::is_regular_file(path_, error)) return std::vector<SideFile>();  // one file has none
+  if (fs::is_regular_file(path_, error)) return std::vector<SideFile>();  // a lone weight file
   return SideFilesOf(path_);
 }
 

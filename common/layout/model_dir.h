@@ -1,7 +1,7 @@
-// A HuggingFace model directory, read-only: safetensors shards mapped or read, side files listed.
-// Owns its files; spans handed out live as long as the ModelDir. Immutable, so thread-safe.
-// Reads model.safetensors.index.json when there is one, else every *.safetensors in the directory.
-// Errors name the file and the tensor. Cost: maps or opens, does not read the data.
+// A HuggingFace model directory, read-only: its safetensors shards (mapped or read) and side files.
+// Owns its files; spans handed out live as long as the ModelDir. Immutable, so thread-safe. Uses
+// model.safetensors.index.json if there is one, else every *.safetensors in the directory. Cost:
+// Open maps or opens files, but reads no tensors. Errors name file and tensor.
 #pragma once
 
 #include <filesystem>
@@ -25,45 +25,45 @@ struct SideFile {
 inline constexpr uint64_t kMaxSideFileBytes = 64ull << 20;
 inline constexpr uint64_t kMaxSideFilesTotal = 96ull << 20;
 
-/// True when `name` may be written into a model directory: plain, not hidden, at most 240 bytes of
-/// UTF-8 without '/' or control characters, not a weight or index file (*.safetensors, *.bin, *.pt,
-/// *.pth, *.gguf, *.safetensors.index.json).
+/// True when `name` may be a side file's: not hidden, at most 240 bytes of UTF-8 without '/' or
+/// control characters, and not a weight or index file (*.safetensors, *.bin, *.pt, *.pth, *.gguf,
+/// *.safetensors.index.json).
 bool IsSideFileName(std::string_view name);
 
-/// Every small regular file of a directory that is not a weight file, with or without weights
-/// beside them. Fails beyond the limits above.
+/// Every regular file of a directory that IsSideFileName allows, whether or not weights lie beside
+/// them. An error if they exceed the limits above.
 StatusOr<std::vector<SideFile>> SideFilesOf(const std::filesystem::path& dir);
 
-/// Names a set of side files: XXH3-64 over each file's two lengths (8 bytes, little-endian), name
-/// and content, in the order given.
+/// Identifies a set of side files: XXH3-64 over, for each file in the order given, the lengths of
+/// name and content (8 bytes each, little-endian), then name and content.
 uint64_t SideFilesHash(const std::vector<SideFile>& files);
 
 class ModelDir {
  public:
-  /// kMap: tensors as memory; files must be replaced, not rewritten, or access gives SIGBUS.
-  /// kRead: tensors by Read, and Unchanged says whether they were of one state of the files.
+  /// kMap: tensors are memory, by data(); whoever updates the files must replace, not rewrite them,
+  /// or access may give SIGBUS. kRead: tensors come by Read, and Unchanged says whether all reads
+  /// saw one state of the files.
   enum class Access : uint8_t { kMap, kRead };
 
-  /// Tensors are ordered by shard file name, then by offset in the file. The index file, when
-  /// present, must agree with the shards (a tensor missing from its shard is an error).
-  /// kAborted, with kRead: a file has been written to within the last milliseconds, and still is
-  /// after a second.
+  /// Orders tensors by shard file name, then by offset in the file. The index file, when present,
+  /// must agree with the shards (a tensor missing from its shard is an error). With kRead, kAborted
+  /// when a file keeps being written to for about a second.
   static StatusOr<ModelDir> Open(const std::filesystem::path& dir, Access access = Access::kMap);
 
   const Layout& layout() const { return *layout_; }
   /// Bytes of tensor `i` of layout(). REQUIRES: kMap.
   Bytes data(size_t i) const { return data_[i]; }
-  /// Reads tensor `i` into `to`, which has its size. A file that has become shorter is an error.
-  /// REQUIRES: kRead.
+  /// Reads tensor `i` into `to`; an error if the file has become shorter.
+  /// REQUIRES: kRead; `to` has the tensor's size.
   Status Read(size_t i, MutableBytes to) const;
-  /// Whether every weight file and the index still are what was opened, by inode, size and times:
-  /// then all that was read before is of one state. kFailedPrecondition names a file that is not.
-  /// Writes through a mapping are seen only where the file system notes their time (tmpfs does
-  /// not). REQUIRES: kRead.
+  /// OK when every weight file and the index still have the inode, size and times they had when
+  /// opened; then everything read so far belongs to one state. Otherwise kFailedPrecondition names
+  /// a changed file. Writes through a mapping go unnoticed where the file system does not record
+  /// their time, as on tmpfs. REQUIRES: kRead.
   Status Unchanged() const;
   const std::filesystem::path& path() const { return path_; }
 
-  /// SideFilesOf its directory.
+  /// SideFilesOf(path()); none if path() is a single file.
   StatusOr<std::vector<SideFile>> ReadSideFiles() const;
 
  private:

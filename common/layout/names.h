@@ -1,6 +1,6 @@
 // Text rules for names that come from files and peers: UTF-8, and quoting them in messages.
-// Pure functions, linear in the text. Quoted text is always valid UTF-8 and bounded, so it is
-// safe in a log line and in a protobuf string.
+// Pure functions, linear in the text; no errors. Quoted text is always valid UTF-8 and bounded, so
+// it is safe in a log line and in a protobuf string.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,13 @@
 namespace deltawire {
 
 /// Length in bytes of the well-formed UTF-8 sequence at the start of `s` (no overlong forms, no
-/// surrogates, nothing above U+10FFFF); 0 when there is none.
+/// surrogates, nothing above U+10FFFF); 0 when `s` does not start with one.
 size_t Utf8SequenceLength(std::string_view s);
 
 bool IsUtf8(std::string_view s);
 
-/// `"s"` for messages: control characters and broken UTF-8 as \xNN, cut after about 160 bytes.
+/// Quotes `s` for messages: control characters and broken UTF-8 become \xNN, and a long text is cut
+/// after about 160 bytes.
 std::string Quoted(std::string_view s);
 
 /// Appends `s` as a JSON string. Bytes that are not UTF-8 become U+FFFD.

@@ -1,6 +1,6 @@
-// The root of a state: one number over the digests of all its chunks, by position. A sum of one
-// term per chunk, so that it follows a publish in O(changed chunks) and the roots of a model's
-// parts add up to the whole's. Definition: docs/delta_format.md, "Root". Pure.
+// The root of a state: one number over the digests and positions of all its chunks. It is a sum of
+// one term per chunk, so a publish updates it in O(changed chunks), and the roots of a model's
+// parts add up to the root of the whole. Definition: docs/delta_format.md, "Root". Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace deltawire {
 /// What one chunk adds to the root, modulo 2^64.
 uint64_t RootTerm(uint32_t chunk, uint64_t digest);
 
-/// The root of chunks `part` of a model with these digests.
+/// The root of the chunks of `part`. REQUIRES: one digest for every chunk of the model.
 uint64_t RootOf(std::span<const uint64_t> digests, const Coverage& part);
 
 }  // namespace deltawire

@@ -1,7 +1,7 @@
-// The safetensors header: parse one of any origin, write ours (padded so that data starts on a
-// page). Pure functions over bytes; nothing is allocated on a claim the file's size does not back.
-// Source of the rules: the safetensors format (u64-LE header length, JSON, then the data section).
-// Errors name the file and, where there is one, the tensor. Cost: one JSON pass.
+// The safetensors header: parses a header of any origin, and writes ours, padded so that the data
+// starts on a page. Pure functions over bytes; no memory is taken for a size that the file cannot
+// back. Source of the rules: the safetensors format (u64-LE header length, JSON, data section).
+// Cost: one JSON pass. Errors name the file and, where there is one, the tensor.
 #pragma once
 
 #include <cstdint>
@@ -28,13 +28,13 @@ struct StoredTensor {
 struct SafetensorsHeader {
   std::vector<StoredTensor> tensors;            ///< in rising order of offset
   std::map<std::string, std::string> metadata;  ///< "__metadata__"
-  uint64_t data_offset = 0;                     ///< of the data section in the file
+  uint64_t data_offset = 0;                     ///< where the data section starts in the file
 };
 
-/// `prefix` is the start of the file (at least the 8 bytes and the JSON), `file_size` its whole
-/// size. Refuses: a length beyond the file or the limit, JSON that is malformed, too deep or has
-/// duplicate keys, unknown dtypes, overflowing shapes, offsets that overlap, leave holes, run out
-/// of the file or disagree with the shape.
+/// `prefix` is the start of the file (at least the 8 bytes of length and the JSON), `file_size` the
+/// size of the whole file. Refuses a length beyond the file or the limit; JSON that is malformed,
+/// nested too deeply or has duplicate keys; unknown dtypes; shapes that overflow; offsets that
+/// overlap, leave holes, point beyond the file or disagree with the shape.
 StatusOr<SafetensorsHeader> ParseSafetensorsHeader(Bytes prefix, uint64_t file_size,
                                                    std::string_view file);
 

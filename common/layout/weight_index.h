@@ -1,5 +1,5 @@
 // model.safetensors.index.json: which shard file of a model directory holds which tensor.
-// A pure function over the file's text; nothing is read or allocated beyond what the text backs.
+// A pure function over the file's text; memory is bounded by the text's size.
 // Errors name the file and, where there is one, the tensor.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace deltawire {
 
 inline constexpr std::string_view kWeightIndexName = "model.safetensors.index.json";
 
-/// Tensor name to shard file name. The shard names are plain: never a path, never hidden.
+/// Maps a tensor name to a shard file name, which is plain: never a path, never hidden.
 using WeightIndex = std::unordered_map<std::string, std::string>;
 
 /// Reads "weight_map" and skips everything else. Refuses duplicate tensors and shard names that

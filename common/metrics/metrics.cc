@@ -51,7 +51,7 @@ Server::~Server() = default;
 StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Collect collect) {
   auto impl = std::make_unique<Impl>();
   impl->collector = std::make_shared<Collector>(std::move(collect));
-  // The library's only way to say that it cannot listen is to throw.
+  // The library throws when it cannot listen.
   try {
     impl->exposer = std::make_unique<prometheus::Exposer>(address, 1);
   } catch (const std::exception& e) {

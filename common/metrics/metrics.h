@@ -1,7 +1,8 @@
 // Prometheus exposition of a daemon: GET /metrics on its own port, off unless asked for.
-// Values are taken from the daemon's own counters when scraped, so there is one truth.
-// Owner: main; what the callback reads outlives it. Threads: the callback comes from the server's.
-// Errors: kAlreadyExists when the address is taken.
+// Each scrape reads the daemon's own counters, so metrics keep no second copy of a value.
+// Owner: main; the data that the callback reads must outlive the Server.
+// Threads: the server's own thread calls the callback.
+// Errors: kAlreadyExists when the address is taken or not this machine's.
 #pragma once
 
 #include <functional>
@@ -16,7 +17,7 @@ namespace deltawire::metrics {
 
 enum class Kind : uint8_t { kCounter, kGauge };
 
-/// One value. Samples of one name stand next to each other and agree in help and kind.
+/// One value. REQUIRES: samples of one name are adjacent and agree in help and kind.
 struct Sample {
   std::string name;  ///< e.g. "deltawire_sender_published_total"
   std::string help;

@@ -1,4 +1,4 @@
-// Apart from pull_server.cc, which has sockets in it: the simulation sends this frame, too.
+// Not in pull_server.cc, because the simulation uses this function and cannot link sockets.
 #include "common/net/pull_server.h"
 
 namespace deltawire::net {

@@ -1,5 +1,6 @@
-// Private to common/net: what the .cc files share of Asio. Not included elsewhere.
-// Streams run as coroutines on a strand each; a Watchdog closes a socket whose wait is too long.
+// Private to common/net: the Asio code that its .cc files share.
+// Threads: each stream is a coroutine on its own strand. A Watchdog closes a socket on which one
+// wait takes too long. Errors: FromAsio and FromException turn them into Status.
 #pragma once
 
 #include <netinet/tcp.h>
@@ -21,7 +22,7 @@ namespace asio = boost::asio;
 using tcp = asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
 
-/// Completion token of every wait: errors come back as values, nothing throws.
+/// Completion token of every wait: it returns errors as values instead of throwing them.
 inline constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 
 struct IoThreads::Impl {
@@ -30,7 +31,7 @@ struct IoThreads::Impl {
   std::vector<std::thread> threads;
 };
 
-/// The one place where Asio's errors become ours. `what` names the peer and the action.
+/// The one place where Asio's errors become a Status. `what` names the peer and the action.
 inline Status FromAsio(std::string_view what, const ErrorCode& ec) {
   StatusCode code = StatusCode::kUnavailable;
   std::string text = ec.message();
@@ -48,8 +49,8 @@ inline Status FromAsio(std::string_view what, const ErrorCode& ec) {
   return Errorf(code, "{}: {}", what, text);
 }
 
-/// Closes a socket when no Feed() came for `limit`, or at a last deadline. Runs on the socket's
-/// strand; owned by shared_ptr because its timer may outlive the stream.
+/// Closes a socket after `limit` without a Feed(), or at the deadline that EndAfter sets. Runs on
+/// the socket's strand; owned by shared_ptr because its timer may outlive the stream.
 class Watchdog : public std::enable_shared_from_this<Watchdog> {
  public:
   Watchdog(std::shared_ptr<tcp::socket> socket, std::chrono::milliseconds limit)
@@ -59,18 +60,18 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
     Feed();
     Arm();
   }
-  /// There was progress.
+  /// Reports progress, which starts the time limit anew.
   void Feed() {
     if (!last_) deadline_ = std::chrono::steady_clock::now() + limit_;
   }
-  /// Whatever progress there is, no longer than `rest` from now; replaces an earlier such deadline.
+  /// Closes the socket `rest` from now, whatever progress there is; replaces an earlier one.
   void EndAfter(std::chrono::milliseconds rest) {
     last_ = true;
     shown_ = rest;
     deadline_ = std::chrono::steady_clock::now() + rest;
-    timer_.cancel();  // it is armed anew with the new deadline
+    timer_.cancel();  // its handler arms it anew, with the new deadline
   }
-  /// As if EndAfter had not been called.
+  /// Undoes EndAfter: the limit counts from now on.
   void Resume() {
     last_ = false;
     shown_ = limit_;
@@ -81,7 +82,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
     timer_.cancel();
   }
   bool fired() const { return fired_; }
-  /// What it waited for in vain, for messages.
+  /// The time that passed without progress when it fired, for messages.
   std::chrono::milliseconds limit() const { return shown_; }
 
  private:
@@ -106,7 +107,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   bool fired_ = false;
 };
 
-/// What an exception becomes where no other code may see it.
+/// Turns an exception into a kInternal status, so that it goes no further.
 inline Status FromException(std::string_view what, const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
@@ -117,10 +118,11 @@ inline Status FromException(std::string_view what, const std::exception_ptr& thr
   }
 }
 
-/// TCP options of every bulk socket: no Nagle, kernel keepalive for peers that vanish silently.
-/// Where both ends are one host, little may be on its way: both copies of the kernel then find it
-/// in the second-level cache. Between hosts the kernel's own limits stand, since a small window
-/// is slow over a long way. An option that is refused costs speed only.
+/// Sets the TCP options of every bulk socket: no Nagle, and the kernel's keepalive for peers that
+/// vanish silently. If both ends are on one host, only little data may be in flight, so that the
+/// kernel's copies in and out find it in the second-level cache. Between hosts the kernel's own
+/// limits stay, since a small window is slow over a long distance. An option that the kernel
+/// refuses costs speed only.
 inline void TuneSocket(tcp::socket& socket) {
   constexpr int kWindow = 768 << 10, kNotSent = 256 << 10;
   ErrorCode ignored, local_ec, remote_ec;

@@ -11,8 +11,8 @@ IoThreads::IoThreads(size_t threads) : impl_(std::make_unique<Impl>()) {
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
   for (size_t i = 0; i < threads; ++i) {
     impl_->threads.emplace_back([this] {
-      // Streams catch what is thrown in them; what escapes here is of one handler, and no reason to
-      // take the others' thread away.
+      // Streams catch their own exceptions. One that arrives here comes from a single handler, so
+      // the thread goes on serving the other streams.
       while (true) {
         try {
           impl_->context.run();

@@ -1,6 +1,6 @@
-// The threads that run all of a process's bulk streams: one Asio io_context behind a firewall, so
-// that no other room includes Asio. Owner: one per daemon; outlives every PullServer and
-// PullClient. Threads: fixed number, started at construction, joined by Stop or the destructor.
+// The threads that run all bulk streams of a process. It hides one Asio io_context, so that no
+// other room includes Asio. Owner: the daemon has one, which outlives every PullServer and
+// PullClient. Threads: a fixed number, started at construction, joined by Stop or the destructor.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class IoThreads {
   IoThreads(const IoThreads&) = delete;
   IoThreads& operator=(const IoThreads&) = delete;
 
-  /// Aborts whatever still waits and joins. Idempotent.
+  /// Ends all streams, even those that still wait, and joins the threads. Idempotent.
   void Stop();
 
   struct Impl;

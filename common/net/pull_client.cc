@@ -10,7 +10,7 @@
 
 namespace deltawire::net {
 
-// Shared by the caller of Run and the coroutines; the last of them frees it.
+// Shared by the caller of Run and the coroutines; whichever ends last frees it.
 struct PullClient::Impl {
   Impl(asio::io_context& context, PullTarget t) : io(context), target(std::move(t)) {}
 
@@ -136,8 +136,8 @@ class ClientStream {
     co_return sink_.Finish(header);
   }
 
-  // Straight into place, hashed piece by piece while the piece is still in the cache: here what has
-  // a checksum of its own, by the sink what has the chunk's digest.
+  // Reads a payload straight into place and hashes each piece while it is still in the cache. A
+  // delta's checksum is computed here; a whole chunk has none, and the sink computes its digest.
   asio::awaitable<Status> ReadPayload(const wire::FrameHeader& header, MutableBytes to) {
     constexpr size_t kPiece = size_t{1} << 20;
     constexpr size_t kWakeUpFor = size_t{512} << 10;
@@ -145,8 +145,8 @@ class ClientStream {
     hash_.Reset();
     for (size_t done = 0; done < to.size();) {
       watchdog_->Feed();
-      // A wake-up costs as much as copying tens of kilobytes, so one for few bytes is not worth
-      // it. Never for more than are still to come, or the last of a stream would not wake us.
+      // A wake-up costs as much as copying tens of kilobytes, so the kernel shall wait until more
+      // bytes are there, but never for more than the payload still lacks, which would never come.
       SetLowWatermark(std::min(kWakeUpFor, to.size() - done));
       auto [ec, n] = co_await socket_->async_read_some(
           asio::buffer(to.data() + done, std::min(kPiece, to.size() - done)), kAwait);
@@ -222,7 +222,8 @@ class ClientStream {
         asio::buffer(bytes), asio::buffer(payload.data(), payload.size())};
     watchdog_->Feed();
     auto [ec, n] = co_await asio::async_write(*socket_, buffers, kAwait);
-    // A server that refuses may close before it has read all; its Error frame says why.
+    // A server that refuses the stream may close it before reading everything. The error is then in
+    // its Error frame, which is read next.
     if (ec && ec != asio::error::broken_pipe && ec != asio::error::connection_reset) {
       co_return Failure("sending", ec);
     }

@@ -1,7 +1,7 @@
 // The receiving end of the bulk protocol: dials N streams for one pull and hands frames to a sink.
-// A blocking call for the thread that drives a replica; the streams run on IoThreads.
+// Run blocks the thread that drives a replica; the streams run on IoThreads.
 // Owner: one PullClient per pull. Run once; Cancel from any thread makes Run return kCancelled.
-// Errors: the first one of any stream ends all; frames that were handed over before stay valid.
+// Errors: the first error of any stream ends all streams; frames handed over before stay valid.
 #pragma once
 
 #include <memory>

@@ -17,7 +17,7 @@
 namespace deltawire::net {
 
 namespace {
-/// Refused connections that are still being told so.
+/// The most refused connections that may stay open until they have got their Error frame.
 constexpr size_t kMostRefused = 256;
 }  // namespace
 
@@ -34,9 +34,9 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   std::mutex mu;
   std::condition_variable all_closed;
   bool stopped = false;
-  std::unordered_set<std::shared_ptr<Connection>> connections;  ///< refused ones too
+  std::unordered_set<std::shared_ptr<Connection>> connections;  ///< admitted and refused
   size_t admitted = 0;
-  std::unordered_map<std::string, size_t> of_address;  ///< admitted ones
+  std::unordered_map<std::string, size_t> of_address;  ///< admitted connections per peer address
 
   static Options WithDefaults(Options o) {
     if (o.ping_interval.count() == 0) {
@@ -45,8 +45,8 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
     return o;
   }
   void Take(int fd);
-  /// kResourceExhausted: the connection shall be told that it may not stay. kCancelled: it shall be
-  /// closed without a word.
+  /// kResourceExhausted: the peer shall get this error before the connection is closed. kCancelled:
+  /// the connection shall be closed at once.
   Status Admit(const std::shared_ptr<Connection>& connection);
   void Forget(const std::shared_ptr<Connection>& connection);
   asio::awaitable<void> Serve(std::shared_ptr<Connection> connection, Status refusal);
@@ -71,8 +71,8 @@ Status PullServer::Impl::Admit(const std::shared_ptr<Connection>& connection) {
     ++of_address[connection->address];
     return absl::OkStatus();
   }
-  // Who is refused stays only to be told so and takes no place from others, but of those who do not
-  // listen only so many may stay.
+  // A refused connection stays open only for its Error frame and does not count as admitted. Peers
+  // that never read that frame could pile up, so their number is limited too.
   if (connections.size() - admitted >= kMostRefused) return absl::CancelledError("too many");
   connections.insert(connection);
   return Errorf(StatusCode::kResourceExhausted,
@@ -93,14 +93,14 @@ void PullServer::Impl::Forget(const std::shared_ptr<Connection>& connection) {
   if (connections.empty()) all_closed.notify_all();
 }
 
-// On the acceptor's thread.
+// Runs on the acceptor's thread.
 void PullServer::Impl::Take(int fd) {
   UniqueFd owner(fd);
   auto connection = std::make_shared<Connection>(asio::make_strand(io));
   sockaddr_storage at{};
   socklen_t size = sizeof at;
   ErrorCode ec;
-  // One that is gone already fails here.
+  // Fails for a connection that is already gone.
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&at), &size) != 0) return;
   connection->socket.assign(at.ss_family == AF_INET6 ? tcp::v6() : tcp::v4(), fd, ec);
   if (ec) {

@@ -1,6 +1,7 @@
-// What a receiver needs of the bulk protocol, whatever carries it: where a pull's chunks go, and
-// one pull. PullClient (pull_client.h) carries it over TCP; the simulation has a transport of its
-// own. Owner: one PullTransport per pull. Run once, blocking; Cancel from any thread ends Run.
+// What a receiver needs of the bulk protocol, independent of the carrier: the sink for a pull's
+// chunks, and the pull itself. PullClient (pull_client.h) carries it over TCP; the simulation has
+// its own transport. Owner: one PullTransport per pull. Run is called once and blocks; Cancel, from
+// any thread, ends it.
 #pragma once
 
 #include <chrono>
@@ -16,19 +17,20 @@
 
 namespace deltawire::net {
 
-/// Where chunk frames go. Calls for different streams come at the same time from several threads;
-/// those for one chunk come in the order sent. An error return ends the pull.
+/// Where chunk frames go. Calls for different streams come from several threads at once; calls for
+/// one chunk come in the order in which its frames were sent. An error return ends the pull.
 class ChunkSink {
  public:
   virtual ~ChunkSink() = default;
 
-  /// A chunk frame's header is in: where shall its payload_bytes go? Refuse here what cannot be.
+  /// A chunk frame's header has arrived. Returns the memory for its payload_bytes, or an error for
+  /// a frame that cannot be right.
   virtual StatusOr<MutableBytes> Begin(const wire::FrameHeader& header) = 0;
-  /// The first `bytes` of the payload are in place, so that they can be worked on while they are
-  /// still in the cache. Rises to payload_bytes before Finish.
+  /// The first `bytes` of the payload are in place and can be processed while they are still in the
+  /// cache. `bytes` rises with each call and reaches payload_bytes before Finish.
   virtual void Arrived(const wire::FrameHeader& /*header*/, size_t /*bytes*/) {}
-  /// The payload is in. A delta's checksum is right; a whole chunk's bytes are the sink's to
-  /// compare with digest_after, nobody else has.
+  /// The whole payload has arrived. A delta's checksum has been checked; a whole chunk's bytes have
+  /// not: the sink itself must compare them with digest_after.
   virtual Status Finish(const wire::FrameHeader& header) = 0;
   /// The payload did not arrive whole or did not match its checksum.
   virtual void Abandon(const wire::FrameHeader& header) = 0;
@@ -40,12 +42,12 @@ struct PullTarget {
   wire::Ticket ticket{};
   Hash128 fingerprint;
   uint16_t streams = 4;
-  std::chrono::milliseconds stream_timeout{30000};  ///< silence of the sender; it pings more often
+  std::chrono::milliseconds stream_timeout{30000};  ///< longest silence; pings come more often
 };
 
-/// What a pull has brought, as its End frames name it.
+/// The state that a pull has brought, as its End frames name it.
 struct PullEnd {
-  Identity identity;  ///< the root is of the chunks that the sender owns
+  Identity identity;  ///< its root covers the chunks that the sender owns
   uint64_t side_files_hash = 0;
 };
 
@@ -53,7 +55,7 @@ class PullTransport {
  public:
   virtual ~PullTransport() = default;
 
-  /// Sends `have`, receives until every stream has ended.
+  /// Sends `have` and receives until every stream has ended.
   virtual StatusOr<PullEnd> Run(const wire::Have& have, ChunkSink& sink) = 0;
   virtual void Cancel() = 0;
 };

@@ -10,10 +10,10 @@
 namespace deltawire::net {
 namespace {
 
-// For the Error frame to arrive, and for the peer to close.
+// Time for the Error frame to arrive and for the peer to close.
 constexpr std::chrono::milliseconds kErrorGrace{1000};
 
-// Completion condition of a write: Asio's own cuts every call at 64 KiB.
+// Completion condition of a write. Asio's default one splits a write into calls of 64 KiB.
 size_t WholePiece(const ErrorCode& ec, size_t) {
   return ec ? 0 : std::numeric_limits<size_t>::max();
 }
@@ -53,7 +53,7 @@ ServerStream::ServerStream(std::shared_ptr<Connection> connection, PullSource& s
   };
 }
 
-// Also where the coroutine is destroyed before its end.
+// In the destructor, since a coroutine may be destroyed before its end.
 ServerStream::~ServerStream() { connection_->hurry = nullptr; }
 
 asio::awaitable<void> ServerStream::Run() {
@@ -70,7 +70,8 @@ asio::awaitable<void> ServerStream::Run() {
   }
   if (connection_->cut && !status.ok()) status = WhyCut();
   TellSession(status);
-  // Nothing of a half is needed from here on, so that nobody waits for the peer to hear it.
+  // The session is told before SendError: the stream needs the half no longer, so a trainer that
+  // waits for it need not wait until the peer has read the error.
   if (!status.ok() && socket_->is_open()) co_await SendError(status);
   watchdog_->Stop();
   ErrorCode ignored;
@@ -106,7 +107,7 @@ asio::awaitable<Status> ServerStream::Exchange() {
   co_return co_await SendAll();
 }
 
-// Who connects and says nothing holds a descriptor, so the patience is short until a Hello is in.
+// A silent connection occupies a descriptor, so the timeouts are short until its Hello has arrived.
 asio::awaitable<Status> ServerStream::AwaitFirstByte() {
   watchdog_->EndAfter(std::min(options_.first_byte_timeout, options_.stream_timeout));
   auto [ec] = co_await socket_->async_wait(tcp::socket::wait_read, kAwait);
@@ -133,7 +134,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
   while (true) {
     if (connection_->cut) co_return WhyCut();
     connection_->woken = false;
-    // Comes from any thread, perhaps after this coroutine is gone.
+    // The session may call this from any thread, even after this coroutine is gone.
     auto next = session_->Next(stream_, [connection = connection_] {
       asio::post(connection->socket.get_executor(), [connection] {
         connection->woken = true;
@@ -150,7 +151,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
       co_await AwaitClose();
       co_return absl::OkStatus();
     }
-    // Posting first lets a wake, a cut or a close that came before this wait be seen.
+    // A wake, a cut or a close may have been posted already; posting here runs them first.
     co_await asio::post(socket_->get_executor(), asio::use_awaitable);
     const auto interrupted = [this] {
       return connection_->woken || connection_->closed || connection_->cut;
@@ -166,7 +167,7 @@ asio::awaitable<Status> ServerStream::SendAll() {
   }
 }
 
-// The receiver closes first, so that no unread byte turns our close into a reset.
+// The receiver shall close first: closing while a byte of it is unread would send a reset.
 asio::awaitable<void> ServerStream::AwaitClose() {
   std::array<std::byte, 4096> ignored;
   ErrorCode ec;
@@ -179,7 +180,7 @@ asio::awaitable<void> ServerStream::AwaitClose() {
 asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   const wire::HeaderBytes header = wire::EncodeHeader(frame.header);
   watchdog_->Feed();
-  // Payloads go out in pieces: each piece that leaves is progress for the watchdog.
+  // Payloads go out in pieces, so that the watchdog sees progress.
   constexpr size_t kPiece = size_t{512} << 10;
   size_t done = std::min(kPiece, frame.payload.size());
   std::array<asio::const_buffer, 2> first = {asio::buffer(header),

@@ -1,6 +1,6 @@
 // Private to common/net: one accepted connection of a PullServer, from its first byte to its close.
-// Owner: the coroutine that runs it; its Connection is shared with PullServer and with cuts.
-// Threads: a strand of IoThreads; Connection's Close and Cut from any.
+// Owner: the coroutine that runs it; PullServer and Cut share its Connection.
+// Threads: one strand of IoThreads; Connection's Close and Cut may be called from any thread.
 // Errors go to the peer as an Error frame and to the session; exceptions become INTERNAL.
 #pragma once
 
@@ -14,30 +14,31 @@
 
 namespace deltawire::net {
 
-/// What Stop and a cut reach of a stream from other threads.
+/// The part of a stream that other threads may reach, to stop or to cut it.
 struct Connection : std::enable_shared_from_this<Connection> {
   explicit Connection(asio::any_io_executor executor) : socket(executor), idle(executor) {}
 
-  /// At once, without a word.
+  /// Closes at once, without telling the peer why.
   void Close();
-  /// Between two frames if the one under way ends soon; the peer is told why.
+  /// Ends the stream after the frame under way and tells the peer why; closes it in the middle of
+  /// that frame if cut_grace is over first.
   void Cut();
 
   tcp::socket socket;
   asio::steady_timer idle;
-  std::string address;    ///< of the peer, without its port
-  bool admitted = false;  ///< counts against the server's limits; PullServer's mutex
-  // On the strand:
+  std::string address;    ///< the peer's, without its port
+  bool admitted = false;  ///< counts against the server's limits; guarded by PullServer's mutex
+  // Used on the strand only:
   bool closed = false;
   bool cut = false;
   bool woken = false;
-  bool reading = false;         ///< nothing is half sent: a cut may interrupt
-  std::function<void()> hurry;  ///< bounds what the stream does from now on
+  bool reading = false;         ///< no frame is half sent, so a cut may interrupt at once
+  std::function<void()> hurry;  ///< limits the stream's remaining time to cut_grace
 };
 
 class ServerStream {
  public:
-  /// With a `refusal` nothing is read: the peer is told, and the connection closed.
+  /// If `refusal` is an error, Run reads nothing, sends the error to the peer, and closes.
   ServerStream(std::shared_ptr<Connection> connection, PullSource& source,
                const PullServer::Options& options, Status refusal);
   ~ServerStream();
@@ -60,7 +61,7 @@ class ServerStream {
                                       std::vector<std::byte>& payload);
   asio::awaitable<Status> ReadAll(void* to, size_t bytes, std::string_view what);
   void TellSession(const Status& status);
-  /// Why the session has ended this stream.
+  /// The session's reason for cutting this stream.
   Status WhyCut();
   Status Failure(std::string_view doing, const ErrorCode& ec) const;
 

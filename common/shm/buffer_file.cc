@@ -16,7 +16,7 @@
 namespace deltawire {
 namespace {
 
-/// Which bytes of the file get memory: whole pages, in order, apart from each other.
+/// The bytes of the file that get memory, as ranges of whole pages: sorted, disjoint, not adjacent.
 std::vector<ByteRange> PagesOf(const BufferOptions& options, uint64_t data_offset, uint64_t bytes) {
   if (options.only.empty()) return {{0, bytes}};
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
@@ -33,7 +33,7 @@ std::vector<ByteRange> PagesOf(const BufferOptions& options, uint64_t data_offse
   return pages;
 }
 
-/// For kernels before 5.14. Leaves the bytes as they are, whoever else writes them.
+/// Populates on kernels before 5.14. It changes no byte, even while others write them.
 void TouchPages(const Mapping& map, const ByteRange& range) {
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   for (uint64_t at = range.first; at < range.last; at += page) {
@@ -43,11 +43,11 @@ void TouchPages(const Mapping& map, const ByteRange& range) {
 }
 
 void AdviseHugePages(const Mapping& map, const BufferOptions& options) {
-  // Refused where the mount or the kernel has none; then the buffer has small pages.
+  // Where the mount or the kernel has no huge pages this fails, and the buffer has small pages.
   if (options.huge_pages) ::madvise(map.base(), map.bytes(), MADV_HUGEPAGE);
 }
 
-/// False when the pages could not be had. The range begins at a page's start.
+/// False, with errno set, when there is no memory for the pages. REQUIRES: `range` starts a page.
 bool Populate(const Mapping& map, const ByteRange& range) {
   int rc;
   do {
@@ -56,8 +56,8 @@ bool Populate(const Mapping& map, const ByteRange& range) {
   return rc == 0;
 }
 
-/// The same for several ranges of pages, in rising order: chunk by chunk on the pool, if there is
-/// one.
+/// Populates several ranges of pages, chunk by chunk on `pool` if there is one. Returns 0 or an
+/// errno. REQUIRES: `pages` is in rising order.
 int PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const Layout& layout,
                 uint64_t data_offset, ThreadPool* pool) {
   const auto table = ChunkTable::Create(layout);
@@ -68,13 +68,13 @@ int PopulateAll(const Mapping& map, const std::vector<ByteRange>& pages, const L
     return 0;
   }
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
-  // A page that two chunks share is the latter's; those before the first chunk are the first's.
+  // A page that two chunks share counts to the later one; pages before the first chunk count to it.
   const auto start = [&](size_t i) {
     if (i == 0) return uint64_t{0};
     if (i == table->size()) return map.bytes();
     return (data_offset + (*table)[static_cast<uint32_t>(i)].offset) / page * page;
   };
-  std::atomic<int> failed = 0;  // of the thread that it was
+  std::atomic<int> failed = 0;  // errno of a thread that failed
   pool->ParallelFor(table->size(), [&](size_t i) {
     const uint64_t begin = start(i), end = start(i + 1);
     auto p = std::lower_bound(pages.begin(), pages.end(), begin,
@@ -91,12 +91,11 @@ bool KernelPopulates(const Mapping& map) {
   return ::madvise(map.base(), 0, MADV_POPULATE_WRITE) == 0;
 }
 
-/// `want`: the header that a file of the layout begins with.
+/// `want` is the header that a file of this layout must begin with.
 Status CheckHeader(const Mapping& map, const Layout& layout, const std::string& want,
                    const std::filesystem::path& path) {
   const Bytes file{map.base(), map.bytes()};
-  // Parsing takes seconds where there are 100,000s of tensors, and is only needed to say what
-  // differs.
+  // Parsing 100,000s of tensors takes seconds, and is only needed to say what differs.
   if (file.size() >= want.size() && std::memcmp(file.data(), want.data(), want.size()) == 0) {
     return {};
   }
@@ -134,7 +133,8 @@ StatusOr<BufferFile> BufferFile::Create(const std::filesystem::path& path, const
   BufferFile buffer;
   DW_ASSIGN_OR_RETURN(buffer.map_, Mapping::Map(file.fd(), bytes, true, path));
   AdviseHugePages(buffer.map_, options);
-  // Populate first: on a mount with huge=advise only a fault takes huge pages, fallocate does not.
+  // Populate before Allocate: on a mount with huge=advise only a fault takes huge pages, and
+  // fallocate would take small ones.
   const bool kernel_populates = KernelPopulates(buffer.map_);
   if (options.populate && kernel_populates &&
       PopulateAll(buffer.map_, pages, layout, header.size(), options.pool) != 0) {
@@ -178,7 +178,7 @@ StatusOr<BufferFile> BufferFile::Open(const std::filesystem::path& path, const L
     return Errorf(StatusCode::kFailedPrecondition, "{} has {} bytes and its layout {}; remove it",
                   path.native(), buffer.map_.bytes(), bytes);
   }
-  // A copy may have left holes, and writing into one can fail when the filesystem is full.
+  // A copied file may have holes, and writing into a hole fails when the filesystem is full.
   const bool holes = file.st_blocks * uint64_t{512} < bytes;
   AdviseHugePages(buffer.map_, options);
   const bool kernel_populates = KernelPopulates(buffer.map_);
@@ -247,7 +247,7 @@ Status BufferFile::Exchange(BufferFile& other) {
     return {};
   }
   if (errno != EINVAL && errno != ENOSYS) return failed("exchange");
-  // A second name keeps the other file when this one is renamed over its first.
+  // The spare name keeps `other` alive when this file is renamed over its name.
   const std::filesystem::path mine = path_;
   const std::filesystem::path spare = mine.native() + ".swap";
   ::unlink(spare.c_str());

@@ -13,7 +13,7 @@
 namespace deltawire {
 namespace {
 
-/// "process 1234", or what can be said when the owner has not written its pid yet.
+/// "process 1234", or another description while the owner has not written its pid yet.
 std::string DescribeOwner(int fd) {
   char text[32];
   const ssize_t n = ::pread(fd, text, sizeof text, 0);
@@ -53,7 +53,7 @@ Status GiveGroup(const std::filesystem::path& dir, const std::string& name) {
   if (group == nullptr) {
     return Errorf(StatusCode::kInvalidArgument, "there is no group \"{}\"", name);
   }
-  // Set-group-id: what is made in it is the group's from the start.
+  // The set-group-id bit gives new files in it to the group from the start.
   if (::chown(dir.c_str(), static_cast<uid_t>(-1), group->gr_gid) != 0 ||
       ::chmod(dir.c_str(), 02750) != 0) {
     return ErrnoError(fmt::format("give {} to group {}", dir.native(), name));
@@ -91,7 +91,7 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir, const std::
   if (rc != 0) {
     const int err = errno;
     const std::string owner = DescribeOwner(lock.fd_);
-    ::close(std::exchange(lock.fd_, -1));  // before the destructor takes the file for ours
+    ::close(std::exchange(lock.fd_, -1));  // else the destructor would empty the owner's file
     if (err != EWOULDBLOCK) return ErrnoError(fmt::format("lock {}", file.native()), err);
     return Errorf(StatusCode::kAlreadyExists,
                   "{} is owned by {}; stop it or choose another directory", dir.native(), owner);
@@ -109,7 +109,7 @@ DirLock& DirLock::operator=(DirLock&& other) noexcept {
 
 DirLock::~DirLock() {
   if (fd_ < 0) return;
-  // The file stays: removing it could remove a lock that somebody else has just taken.
+  // The file stays: removing it could remove a file that another process has just locked.
   [[maybe_unused]] const int rc = ::ftruncate(fd_, 0);
   ::close(fd_);
 }

@@ -1,7 +1,7 @@
-// One owner at a time for a model's directory: flock on its `.deltawire.lock`, which holds the pid.
-// Held until destruction or process end (the kernel drops it, also on SIGKILL).
-// Also says who may read what is in it. Errors: kAlreadyExists names the owner's pid and the
-// directory, kPermissionDenied the directory and both users.
+// Ensures that a model's directory has one owner at a time: a flock on its `.deltawire.lock`, which
+// holds the owner's pid. Held until destruction or process end (the kernel releases it, also on
+// SIGKILL). Also sets who may read the directory. Errors: kAlreadyExists names the owner's pid and
+// the directory, kPermissionDenied the directory and both users.
 #pragma once
 
 #include <sys/types.h>
@@ -13,14 +13,15 @@
 
 namespace deltawire {
 
-/// What a file that is made in `dir` is to have: 0600, or 0640 where Acquire was given a group.
+/// The mode for new files in `dir`: 0600, or 0640 where Acquire was given a group.
 mode_t FileModeIn(const std::filesystem::path& dir);
 
 class DirLock {
  public:
-  /// Creates `dir` if needed (mode 0700; with a `group`, which may read then, 02750) and takes its
-  /// lock without waiting. kPermissionDenied when the directory, or the one it is in, is neither
-  /// this process's user's nor root's: its owner could put other files in place of ours.
+  /// Creates `dir` if needed and takes its lock without waiting. The directory's mode is 0700, or
+  /// 02750 with a `group`, whose members may then read it. kPermissionDenied when the directory or
+  /// its parent belongs neither to this process's user nor to root: such an owner could put other
+  /// files in place of ours.
   static StatusOr<DirLock> Acquire(const std::filesystem::path& dir, const std::string& group = "");
   DirLock(DirLock&&) noexcept;
   DirLock& operator=(DirLock&&) noexcept;

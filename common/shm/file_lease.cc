@@ -50,7 +50,7 @@ bool HasMapped(pid_t pid, const struct stat& file) {
     unsigned major = 0, minor = 0;
     unsigned long inode = 0;
     if (std::sscanf(line.c_str(), "%*s %*s %*s %x:%x %lu", &major, &minor, &inode) != 3) continue;
-    // Overlay filesystems show another device here; then the number alone has to do.
+    // Overlay filesystems show another device number here; then inode and file suffix must do.
     const bool device = major == ::major(file.st_dev) && minor == ::minor(file.st_dev);
     if (inode == file.st_ino && (device || line.find(".safetensors") != std::string::npos)) {
       return true;
@@ -63,11 +63,11 @@ bool HasMapped(pid_t pid, const struct stat& file) {
 
 FileLease::Answer FileLease::Try() {
   if (wanted()) {
-    Release();  // or the opener would wait until the kernel breaks the lease
+    Release();  // otherwise the opener would wait until the kernel breaks the lease
     return Answer::kInUse;
   }
   if (held_) return Answer::kAlone;
-  // SIGIO, which the kernel sends otherwise, would end the process.
+  // The kernel's default signal, SIGIO, would end the process.
   if (::fcntl(fd_, F_SETSIG, SIGURG) != 0 || ::fcntl(fd_, F_SETLEASE, F_WRLCK) != 0) {
     const int err = errno;
     if (err == EAGAIN) return Answer::kInUse;
@@ -77,7 +77,8 @@ FileLease::Answer FileLease::Try() {
     return Answer::kUnsupported;
   }
   held_ = true;
-  // One who had looked the name up before it was taken away is about to open the file.
+  // A process may have looked up the file's name before it was taken away, and be opening the file
+  // now; the kernel then already wants the lease back.
   if (::fcntl(fd_, F_GETLEASE) == F_WRLCK) return Answer::kAlone;
   Release();
   return Answer::kInUse;

@@ -1,6 +1,6 @@
-// Whether anybody else has a file open or mapped, by the kernel's word: a write lease (fcntl
-// F_SETLEASE) is granted only to the sole opener, mappings whose descriptor is closed included.
-// Owner: whoever has the descriptor, which must be the only one of its process and outlive this.
+// Asks the kernel whether anybody else has a file open or mapped: a write lease (fcntl F_SETLEASE)
+// is refused while another descriptor, or a mapping of one that is closed by now, exists.
+// Owner: whoever owns the descriptor, which must be its process's only one and outlive the lease.
 // Threads: one at a time. Cost: one system call, about 2 us; WhoHas reads /proc, milliseconds.
 // Errors: a kernel or filesystem without leases is kUnsupported, with reason().
 #pragma once
@@ -17,9 +17,9 @@ namespace deltawire {
 class FileLease {
  public:
   enum class Answer : uint8_t {
-    kAlone,        ///< held now: whoever opens the file waits for Release (or lease-break-time)
-    kInUse,        ///< somebody else has it open or mapped, or is just opening it
-    kUnsupported,  ///< not to be had: nothing is known about others
+    kAlone,        ///< held; an opener of the file now waits for Release (or lease-break-time)
+    kInUse,        ///< somebody else has the file open or mapped, or is just opening it
+    kUnsupported,  ///< no lease is available, so nothing is known about other users
   };
 
   explicit FileLease(int fd = -1) : fd_(fd) {}
@@ -33,15 +33,15 @@ class FileLease {
   }
   ~FileLease() { Release(); }
 
-  /// Asks for the lease; kAlone again while it is held. Breaking it sends SIGURG, which is ignored
-  /// unless somebody asks for it.
+  /// Asks for the lease; kAlone again while it is held. When somebody else opens the file, the
+  /// kernel sends SIGURG to this process, which ignores it unless it has a handler.
   Answer Try();
-  /// Idempotent. Those who wait to open the file go on.
+  /// Gives the lease back; processes that wait to open the file go on. Idempotent.
   void Release();
   bool held() const { return held_; }
-  /// It is held, and somebody waits for Release to open the file.
+  /// True when the lease is held and somebody waits for Release to open the file.
   bool wanted() const;
-  /// Why the last Try was kUnsupported.
+  /// Why Try last returned kUnsupported.
   const std::string& reason() const { return reason_; }
 
  private:
@@ -50,19 +50,20 @@ class FileLease {
   std::string reason_;
 };
 
-/// Empty where leases in `dir` tell of openers and of mappings alike, else why not. Tries it with a
-/// file of its own.
+/// Tests, with a file of its own, whether leases in `dir` reveal openers as well as mappings.
+/// Returns "" if they do, else the reason.
 std::string LeaseProblem(const std::filesystem::path& dir);
 
 struct FileHolder {
   pid_t pid = 0;
-  std::string name;  ///< of the process, as in /proc/PID/comm
+  std::string name;  ///< the process's, as in /proc/PID/comm
 };
 
-/// Who has the file of `fd` open or mapped, `fd` itself and this process's own mappings left out.
-/// Best effort: what /proc shows of other users and of other containers depends on the machine.
+/// The processes (at most 8) that have the file of `fd` open or mapped; `fd` itself and this
+/// process's mappings do not count. Best effort: it depends on the machine whether /proc shows
+/// processes of other users and containers.
 std::vector<FileHolder> WhoHas(int fd);
-/// "process 12 (python), process 77 (vllm)", or that /proc does not show who.
+/// "process 12 (python), process 77 (vllm)", or "a process that /proc does not show".
 std::string DescribeHolders(const std::vector<FileHolder>& holders);
 
 }  // namespace deltawire

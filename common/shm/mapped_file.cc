@@ -42,8 +42,8 @@ uint64_t FreeBytes(int fd) {
   return static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
 }
 
-/// In the file's own directory, so that the rename is atomic; fixed, so that what a crash left is
-/// found and removed by the next attempt.
+/// The hidden name lies in the file's own directory, so that the rename is atomic. It is always the
+/// same, so that the next attempt finds and removes what a crash left.
 std::filesystem::path HiddenName(const std::filesystem::path& path) {
   std::string name = path.filename().native();
   if (!name.starts_with('.')) name.insert(name.begin(), '.');
@@ -93,8 +93,8 @@ StatusOr<FileBuilder> FileBuilder::Start(const std::filesystem::path& path, uint
   builder.hidden_ = hidden;
 
   if (builder.needed_ > FreeBytes(builder.fd())) return builder.NoSpace();
-  // tmpfs promises up to its size limit, whatever the machine has: without this check the kernel
-  // would kill some process when the pages are taken.
+  // tmpfs reports free space up to its size limit, whatever memory the machine has. Without this
+  // check the kernel would kill some process once the pages are taken.
   if (LivesInMemory(builder.fd())) {
     const uint64_t available = AvailableMemory();
     if (builder.needed_ > available) {

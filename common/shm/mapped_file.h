@@ -1,7 +1,7 @@
-// A file under construction and a shared mapping of one: what the buffer and state files are
-// made of. FileBuilder writes under a hidden name and removes it again unless Publish renamed it
-// into place, so `path` is never seen half made. Not thread-safe.
-// Errors: no space is kResourceExhausted with bytes needed and free.
+// The parts that buffer and state files are made of: a file under construction, and a shared
+// mapping of a file. FileBuilder builds under a hidden name, which Publish renames into place and
+// the destructor otherwise removes, so `path` is never seen half made. Not thread-safe.
+// Errors: too little space is kResourceExhausted with bytes needed and free.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace deltawire {
 
-/// Bytes that can still be taken in `dir`: the filesystem's, and where that lives in memory no more
-/// than the machine has available.
+/// Bytes that can still be allocated in `dir`: what the filesystem has free and, if it lives in
+/// memory, no more than the machine's available memory.
 uint64_t RoomFor(const std::filesystem::path& dir);
 
 /// One MAP_SHARED mapping of a whole file; `bytes` > 0.
@@ -44,9 +44,9 @@ class Mapping {
 
 class FileBuilder {
  public:
-  /// A new file of `bytes` zeroes (sparse until Allocate), to become `path`. Refuses at once what
-  /// the filesystem, or for a filesystem in memory the machine, has no room for. `needed`: of
-  /// `bytes` those that will be allocated, when the rest stays a hole.
+  /// Starts a file of `bytes` zeroes (sparse until Allocate) that becomes `path`. `needed` says how
+  /// many of them will be allocated if the rest stays a hole. kResourceExhausted at once when the
+  /// filesystem, or the machine if the filesystem lives in memory, has no room for that many.
   static StatusOr<FileBuilder> Start(const std::filesystem::path& path, uint64_t bytes,
                                      std::optional<uint64_t> needed = std::nullopt);
   FileBuilder(FileBuilder&&) noexcept;
@@ -54,15 +54,15 @@ class FileBuilder {
   ~FileBuilder();
 
   int fd() const { return fd_.get(); }
-  /// For a caller that keeps the file open: the one descriptor, once it is published.
+  /// Hands the file's only descriptor to a caller that keeps the file open, after Publish.
   UniqueFd TakeFd() { return std::move(fd_); }
-  /// Takes every block, so that no later write through a mapping can fail with SIGBUS.
+  /// Allocates every block, so that no later write through a mapping can fail with SIGBUS.
   Status Allocate() { return Allocate(0, bytes_); }
-  /// The same for bytes first <= i < last alone.
+  /// The same for the bytes first <= i < last only.
   Status Allocate(uint64_t first, uint64_t last);
-  /// The error to return when the space ran out after all.
+  /// The error to return when space runs out although Start found enough.
   Status NoSpace() const;
-  /// Renames into place.
+  /// Renames the file to `path`.
   Status Publish();
 
  private:

@@ -28,7 +28,7 @@ struct StoredIdentity {
 
 struct StoredSlot {
   uint64_t sequence;
-  uint64_t phase;  // SlotPhase + kPickSecond when identities[1] is the one that counts
+  uint64_t phase;  // a SlotPhase, plus kPickSecond when identities[1] counts
   StoredIdentity identities[2];
   uint64_t attempts[2];
   uint64_t inode;
@@ -56,7 +56,7 @@ struct Header {
 constexpr size_t kHeaderBytes =
     8 + 4 + 4 + 4 + 4 + 8 + 8 + 8 + 8 + 2 * 8 + 8 + 8 + 5 * 8 + 2 * sizeof(StoredSlot);
 static_assert(sizeof(Header) == kHeaderBytes && kHeaderBytes == 384);
-/// That of format 1, the shortest that can be told apart.
+/// The header size of format 1. A file needs this many bytes for its format to be recognised.
 constexpr size_t kFirstHeaderBytes = 256;
 
 struct Entry {
@@ -101,7 +101,8 @@ Identity IdentityOf(StoredSlot& slot, uint64_t phase) {
           .attempt = Load(slot.attempts[pick])};
 }
 
-/// Odd when some slot's is odd, and never falling: equal even sums are equal words.
+/// Odd when any slot's sequence is odd. It never falls, so two equal even values mean that no slot
+/// changed in between.
 uint64_t CombinedSequence(const Mapping& map) {
   uint64_t settled = 0;
   uint64_t odd = 0;
@@ -259,7 +260,8 @@ StatusOr<StateFile> StateFile::Open(const std::filesystem::path& path) {
   StateFile state;
   state.map_ = std::move(opened.map);
   state.shape_ = opened.shape;
-  // A crash between the phase and the sequence word leaves them apart; the phase is the truth.
+  // A crash between the stores of the phase and of the sequence word leaves them in disagreement;
+  // the phase is right.
   for (uint32_t s = 0; s < state.shape_.slots; ++s) {
     const uint64_t sequence = state.sequence(s);
     const bool writing = state.phase(s) == SlotPhase::kWriting;
@@ -314,7 +316,7 @@ void StateFile::FinishWrite(uint32_t slot, const Identity& identity) {
   Word phase(words.phase);
   Word sequence(words.sequence);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // after every write to the buffer
-  // The one that counts stays as it is until the phase word, in one store, picks the other.
+  // The identity that counts stays untouched until one store of the phase word picks the other.
   const uint64_t pick = ~phase.load(kRelaxed) & kPickSecond;
   StoredIdentity& next = words.identities[pick != 0];
   Word(next.epoch).store(identity.id.epoch, kRelaxed);
@@ -336,11 +338,11 @@ void StateFile::MarkUnknown(uint32_t slot, uint32_t chunk) {
 void StateFile::SetChunk(uint32_t slot, uint32_t chunk, uint64_t version, uint64_t digest) {
   assert(phase(slot) == SlotPhase::kWriting);
   Entry& entry = EntryOf(map_, slot, chunk);
-  // seq_cst, for the copy and apply kernels may use non-temporal stores, which release does not
+  // seq_cst, because the copy and apply kernels may use non-temporal stores, which release does not
   // order.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (Word(entry.digest).load(kRelaxed) != digest) {
-    // Never the old version beside the new digest.
+    // The old version must never stand beside the new digest.
     Word(entry.version).store(kVersionUnknown, kRelaxed);
     std::atomic_thread_fence(kRelease);
     Word(entry.digest).store(digest, kRelaxed);
@@ -361,7 +363,7 @@ uint64_t StateFile::sequence(uint32_t slot) const { return Load(SlotOf(map_, slo
 uint64_t StateFile::sequence() const { return CombinedSequence(map_); }
 
 StatusOr<StateReader> StateReader::Open(const std::filesystem::path& path) {
-  // Not CheckWords: the owner may be in the middle of a write.
+  // CheckWords is left out: the owner may be in the middle of a write.
   DW_ASSIGN_OR_RETURN(Opened opened, OpenAndCheck(path, false));
   StateReader reader;
   reader.path_ = path;

@@ -1,7 +1,8 @@
-// The small file beside the buffers that says what is true of them, after a crash at any point.
-// A mapped file; every field that is a claim is one atomic 64-bit word written after what it
-// claims. One owner process writes (under DirLock); any process may map it read-only (StateReader).
-// Byte table and order of writes: docs/lifecycle.md. Cost: 16 bytes per chunk and slot.
+// The small file beside the buffers that says what they hold, and is right after a crash at any
+// point: it is mapped, and each claim in it is one atomic 64-bit word, written only once the claim
+// is true. One owner process writes it (under DirLock); any process may map it read-only
+// (StateReader). Byte table and order of writes: docs/lifecycle.md.
+// Cost: 16 bytes per chunk and slot.
 #pragma once
 
 #include <atomic>
@@ -22,17 +23,17 @@ inline constexpr uint64_t kVersionUnknown = ~uint64_t{0};
 ///   kEmpty -> kWriting -> kWhole -> kWriting -> ...
 enum class SlotPhase : uint64_t {
   kEmpty = 0,    ///< nothing usable
-  kWriting = 1,  ///< some chunks may differ from `version`; the chunk table says which are known
-  kWhole = 2,    ///< every chunk is `version`
+  kWriting = 1,  ///< chunks may differ from the identity; the entries say which are known
+  kWhole = 2,    ///< every chunk is at the identity's version
 };
 
-/// What never changes in a state file.
+/// The fields of a state file that never change.
 struct StateShape {
   uint32_t chunks = 0;
   uint32_t slots = 1;  ///< 1 or 2
   Hash128 fingerprint;
   uint64_t digest_seed = 0;
-  Hash128 lineage = {};  ///< a sender's; none for a receiver, whose slots say it
+  Hash128 lineage = {};  ///< a sender's; 0 for a receiver, whose slots name lineages
   friend bool operator==(const StateShape&, const StateShape&) = default;
 };
 
@@ -41,10 +42,10 @@ class StateFile {
  public:
   using Shape = StateShape;
 
-  /// Makes a new file (replacing what is there): all slots kEmpty, all chunks kVersionUnknown.
+  /// Makes a new file, replacing an existing one: all slots kEmpty, all chunks kVersionUnknown.
   static StatusOr<StateFile> Create(const std::filesystem::path& path, const Shape& shape);
-  /// Maps an existing one. kNotFound when absent; kDataLoss when it is not whole, not ours, or
-  /// older than the machine's last start (a disk may have kept its words and lost the data).
+  /// Maps an existing file. kNotFound when absent; kDataLoss when it is not whole, not ours, or
+  /// older than the machine's last start (a disk may have kept the claims and lost the data).
   static StatusOr<StateFile> Open(const std::filesystem::path& path);
 
   const Shape& shape() const { return shape_; }
@@ -54,29 +55,29 @@ class StateFile {
   void set_active(uint32_t slot);
 
   SlotPhase phase(uint32_t slot) const;
-  /// What the slot last was wholly, also while it is kWriting; empty when it never was.
+  /// The identity that the slot last was wholly, also while it is kWriting; empty: none.
   Identity identity(uint32_t slot) const;
   StateId id(uint32_t slot) const { return identity(slot).id; }
-  /// The inode of the file that the slot's entries speak of; 0: not said.
+  /// The inode of the buffer file that the slot's entries describe; 0: not set.
   uint64_t inode(uint32_t slot) const;
-  /// Another file takes the slot: kWriting, every entry unknown, then the inode. The identity stays
-  /// what the slot last was.
+  /// Gives the slot another file: sets kWriting, marks every entry unknown, then sets the inode.
+  /// The identity stays.
   void set_inode(uint32_t slot, uint64_t inode);
-  /// kWriting, and the slot's sequence word goes odd when it was even.
+  /// Sets kWriting, and makes the slot's sequence word odd.
   void BeginWrite(uint32_t slot);
-  /// The slot is wholly `identity`; its sequence word goes even.
+  /// Sets kWhole with `identity`, and makes the slot's sequence word even.
   /// REQUIRES: kWriting, and every chunk entry is set to identity.id.version.
   void FinishWrite(uint32_t slot, const Identity& identity);
 
   /// Chunk entries. MarkUnknown is ordered before any later write to the chunk's bytes, SetChunk
-  /// after any earlier one. REQUIRES: kWriting (Open refuses a file where that was not kept).
+  /// after any earlier one. REQUIRES: kWriting.
   void MarkUnknown(uint32_t slot, uint32_t chunk);
   void SetChunk(uint32_t slot, uint32_t chunk, uint64_t version, uint64_t digest);
   uint64_t chunk_version(uint32_t slot, uint32_t chunk) const;
   uint64_t chunk_digest(uint32_t slot, uint32_t chunk) const;
 
-  /// Odd while a buffer changes; a reader that sees the same even value before and after a read
-  /// has read one version. Without `slot`: of all slots together.
+  /// Odd while the slot's buffer changes. A reader that sees the same even value before and after a
+  /// read has read one version. Without `slot`: covers all slots.
   uint64_t sequence(uint32_t slot) const;
   uint64_t sequence() const;
 
@@ -86,8 +87,8 @@ class StateFile {
   Mapping map_;
 };
 
-/// Another process's side: a read-only mapping, valid while it lives, also when the owner is gone.
-/// The owner replaces the file when the model's layout changes; IsCurrent() tells.
+/// The side of other processes: a read-only mapping, which stays valid even when the owner is gone.
+/// When the model's layout changes the owner replaces the file, and IsCurrent() becomes false.
 class StateReader {
  public:
   static StatusOr<StateReader> Open(const std::filesystem::path& path);
@@ -102,12 +103,12 @@ class StateReader {
   const StateShape& shape() const { return shape_; }
   uint32_t active() const;
   uint64_t sequence() const;
-  /// The words as they were at one moment.
+  /// All words of a slot, as they were at one moment.
   Slot slot(uint32_t slot) const;
   uint64_t chunk_version(uint32_t slot, uint32_t chunk) const;
   uint64_t chunk_digest(uint32_t slot, uint32_t chunk) const;
-  /// True while no write to `slot` has begun since `before` was taken with an even sequence: what
-  /// was read from the buffer in between is wholly before.identity.
+  /// True if `before` is kWhole and no write to `slot` has begun since `before` was taken. Bytes
+  /// read from the buffer in between are then wholly before.identity.
   bool StillHolds(uint32_t slot, const Slot& before) const;
   /// False when `path` no longer names the file that is mapped.
   bool IsCurrent() const;

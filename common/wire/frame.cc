@@ -27,7 +27,7 @@ bool IsKnownType(uint8_t t) {
 
 bool IsChunkFrame(FrameType t) { return t == FrameType::kChunkFull || t == FrameType::kChunkDelta; }
 
-/// What a peer that is no deltawire bulk peer most likely is, judged by its first bytes.
+/// Says what a peer that does not speak our protocol probably is, judged by its first bytes.
 std::string_view GuessPeer(Bytes header) {
   const std::string_view head = AsChars(header.first(4));
   if (head == "PRI ") return "the peer speaks gRPC: this is the bulk port, dial the gRPC port";
@@ -78,7 +78,7 @@ Status CheckPayloadSize(const FrameHeader& h) {
       ToString(h.type), h.payload_bytes, limit);
 }
 
-/// What payload_xxh3 is written as.
+/// The value of payload_xxh3 in the encoded header.
 uint64_t PayloadHash(const FrameHeader& h) {
   if (h.type == FrameType::kChunkFull) return 0;
   return h.payload_bytes == 0 ? Xxh3({}) : h.payload_xxh3;
@@ -111,7 +111,7 @@ Status CheckEnvelope(Bytes header) {
                   "not a deltawire frame (magic {:#010x}, want {:#010x}): {}", magic, kMagic,
                   GuessPeer(header));
   }
-  // Before the checksum: another version may place it elsewhere.
+  // Checked before the checksum, which another version may place elsewhere.
   const auto version = static_cast<uint8_t>(p[kWireVersionAt]);
   if (version != kWireVersion) {
     return Errorf(StatusCode::kUnimplemented,

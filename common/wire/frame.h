@@ -1,7 +1,7 @@
 // The 64-byte frame header of the bulk protocol: encode, decode, check. Pure, no I/O.
 // Byte table and worked example: docs/wire_format.md. All integers little-endian.
-// Errors: kDataLoss (not a frame, corrupt), kUnimplemented (version), kResourceExhausted (limit);
-// limits are checked here, before anybody takes memory for the payload.
+// Errors: kDataLoss (not a frame, corrupt), kUnimplemented (another wire version),
+// kResourceExhausted (over a limit; checked here, before memory is taken for the payload).
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ enum class FrameType : uint8_t {
   kChunkFull = 4,   ///< sender: payload = the chunk's bytes at `version`
   kChunkDelta = 5,  ///< sender: payload = delta from digest_before to digest_after
   kEnd = 6,         ///< sender: this stream has sent all; payload End names the pull's state
-  kPing = 7,        ///< sender: nothing to send yet, still alive
+  kPing = 7,        ///< sender: alive, but nothing to send yet
   kError = 8,       ///< either: payload WireError; the stream ends
 };
 
@@ -42,9 +42,10 @@ struct FrameHeader {
   uint32_t payload_bytes = 0;
   uint64_t epoch = 0;          ///< chunk frames, kEnd
   uint64_t version = 0;        ///< chunk frames, kEnd: the version that the chunk has afterwards
-  uint64_t digest_before = 0;  ///< kChunkDelta: of the base that it applies to
+  uint64_t digest_before = 0;  ///< kChunkDelta: digest of the base that it applies to
   uint64_t digest_after = 0;   ///< chunk frames: the chunk's digest afterwards
-  /// XXH3-64 of the payload; of no bytes when there is none. kChunkFull: 0, digest_after serves.
+  /// XXH3-64 of the payload (of no bytes when there is none). kChunkFull: 0, since digest_after
+  /// checks the payload.
   uint64_t payload_xxh3 = 0;
   friend bool operator==(const FrameHeader&, const FrameHeader&) = default;
 };
@@ -56,12 +57,12 @@ static_assert(kFrameHeaderBytes == 64);
 
 using HeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 
-/// Where the type leaves no choice (no payload, kChunkFull), payload_xxh3 is written as it must be,
-/// whatever `h` says.
+/// For frames without payload and for kChunkFull the function ignores h.payload_xxh3 and writes the
+/// only value that the format allows.
 HeaderBytes EncodeHeader(const FrameHeader& h);
 
-/// Checks magic, version, header checksum, type, reserved bits, fields that the type must leave
-/// zero, and payload_bytes against MaxPayload.
+/// Checks magic, version, header checksum, type, reserved bits, that fields which the type does not
+/// use are zero, and payload_bytes against MaxPayload.
 StatusOr<FrameHeader> DecodeHeader(Bytes header);
 
 /// kDataLoss unless `payload_hash` is what the header says; the message names type and chunk.

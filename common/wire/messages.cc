@@ -40,7 +40,7 @@ Status ReservedSet(std::string_view what, uint32_t bits) {
                 kSameRelease);
 }
 
-/// Bytes of the well-formed UTF-8 sequence that `s` begins with; 0 when there is none.
+/// Length of the well-formed UTF-8 sequence that `s` begins with; 0 when `s` begins with none.
 /// Source: the Unicode standard, table 3-7 (no overlong forms, no surrogates, at most U+10FFFF).
 size_t SequenceLength(std::string_view s) {
   const auto at = [s](size_t i) { return static_cast<uint8_t>(s[i]); };
@@ -60,8 +60,8 @@ size_t SequenceLength(std::string_view s) {
   return length;
 }
 
-/// What fits of `text` without cutting a character; bytes that are no UTF-8 (a file name, say)
-/// become '?', so that an error about them still arrives.
+/// As much of `text` as fits without cutting a character. Bytes that are not UTF-8 (e.g. of a file
+/// name) become '?', so that an error about them still arrives.
 std::string FitMessage(std::string_view text) {
   std::string out;
   out.reserve(std::min(text.size(), kMaxMessageBytes));
@@ -277,7 +277,7 @@ StatusOr<WireError> DecodeWireError(Bytes payload) {
 }
 
 WireError FromStatus(const Status& s) {
-  // An Error frame always means failure, even when a caller has none to give.
+  // An Error frame always means failure, even when a caller passes an OK status.
   if (s.ok()) return {static_cast<uint32_t>(StatusCode::kUnknown), "error frame without an error"};
   const auto code = static_cast<uint32_t>(s.code());
   return {IsCode(code) ? code : static_cast<uint32_t>(StatusCode::kUnknown),

@@ -1,6 +1,6 @@
 // Payloads of the control frames: Hello, Have, End, WireError. Pure encode and decode.
-// Byte tables: docs/wire_format.md. Decoders check every length before taking memory, refuse
-// trailing bytes and reserved bits, and never read past the span they are given.
+// Byte tables: docs/wire_format.md. Decoders check every length before taking memory and never read
+// past their span. Errors: kDataLoss, also for trailing bytes and for reserved bits that are set.
 #pragma once
 
 #include <array>
@@ -21,38 +21,40 @@ using Ticket = std::array<std::byte, 16>;
 struct Hello {
   Ticket ticket{};
   Hash128 fingerprint;   ///< of the receiver's layout
-  uint16_t stream = 0;   ///< index, 0 .. streams-1
-  uint16_t streams = 1;  ///< of this pull, 1 .. kMaxStreams
+  uint16_t stream = 0;   ///< this stream's index, 0 .. streams-1
+  uint16_t streams = 1;  ///< number of the pull's streams, 1 .. kMaxStreams
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 inline constexpr uint16_t kMaxStreams = 64;
-/// Deltas that Have may name.
+/// The most deltas that Have may name.
 inline constexpr size_t kMaxHistory = 8;
 /// Chunks that a receiver may name as suspects of a pull, when it asks for its ticket.
 inline constexpr size_t kMaxSuspects = 65'536;
 
-/// What the receiver holds, one entry per chunk: the base travels in the pull itself.
-/// version = ~0 (unknown content) asks for the chunk whole.
+/// What the receiver holds, one entry per chunk, so that each pull itself says which bytes its
+/// deltas apply to. version = ~0 (unknown content) asks for the chunk whole.
 struct Have {
   struct Entry {
     uint64_t version = ~uint64_t{0};
     uint64_t digest = 0;
-    uint8_t depth = 0;  ///< deltas of `history` that it has for this chunk
+    uint8_t depth = 0;  ///< how many deltas of `history` the receiver has for this chunk
     friend bool operator==(const Entry&, const Entry&) = default;
   };
-  /// The state last committed, lineage and root as this sender's End named them; no attempt.
+  /// The state last committed, with lineage and root as this sender's End named them; the attempt
+  /// is not sent.
   Identity held;
-  /// The deltas that led to `held` and are kept, newest first: the state before each.
+  /// The deltas that led to `held` and that the receiver keeps, newest first; each is named by the
+  /// state before it.
   std::vector<StateId> history;
   std::vector<Entry> chunks;
   friend bool operator==(const Have&, const Have&) = default;
 };
 
-/// What a pull has brought, together with the (epoch, version) of End's header: the same on every
-/// stream.
+/// The state that a pull has brought, together with the epoch and version in the End frame's
+/// header. Every stream of a pull ends with the same.
 struct End {
   Hash128 lineage;
-  uint64_t root = 0;             ///< of the chunks that this sender owns
+  uint64_t root = 0;             ///< over the chunks that this sender owns
   uint64_t attempt = 0;          ///< of the offload that was published
   uint64_t side_files_hash = 0;  ///< of the side files that belong to the state
   friend bool operator==(const End&, const End&) = default;
@@ -71,12 +73,13 @@ std::vector<std::byte> Encode(const End& m);
 std::vector<std::byte> Encode(const WireError& m);
 
 StatusOr<Hello> DecodeHello(Bytes payload);
-/// `chunks` is the number of entries that there must be.
+/// `chunks` is the required number of entries.
 StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks);
 StatusOr<End> DecodeEnd(Bytes payload);
 StatusOr<WireError> DecodeWireError(Bytes payload);
 
-/// kDataLoss when no Have of `chunks` entries has so many bytes: before memory is taken for one.
+/// kDataLoss when no Have of `chunks` entries can have `payload_bytes`. For use before memory is
+/// taken for the payload.
 Status CheckHaveSize(uint64_t payload_bytes, uint32_t chunks);
 
 WireError FromStatus(const Status& s);

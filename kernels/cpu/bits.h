@@ -1,6 +1,6 @@
-// Bit streams of docs/delta_format.md: numbers from their lowest bit, bytes from theirs.
+// Bit streams of docs/delta_format.md: numbers and bytes are both filled from their lowest bit.
 // A writer or reader points into the caller's memory and never leaves it. Not thread-safe; cheap.
-// Errors: a writer that is full and a reader past its end say so and go on with zeros.
+// Errors: a full writer only counts further bytes; a reader past its end returns zeros and !ok().
 #pragma once
 
 #include <bit>
@@ -10,13 +10,13 @@
 
 namespace deltawire::kernels {
 
-/// Bit length of x: 0 for 0.
+/// Bit length of x; 0 for x = 0.
 inline unsigned Bits(uint64_t x) { return static_cast<unsigned>(std::bit_width(x)); }
 
 /// The lowest n bits set, n <= 64.
 inline uint64_t LowMask(unsigned n) { return n >= 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
-/// Eight bytes at p as a number; those from `end` on read as zero.
+/// The eight bytes at p as a number; bytes at `end` and beyond count as zero.
 inline uint64_t Load64Within(const uint8_t* p, const uint8_t* end) {
   uint64_t v = 0;
   if (end - p >= 8) {
@@ -27,12 +27,12 @@ inline uint64_t Load64Within(const uint8_t* p, const uint8_t* end) {
   return v;
 }
 
-/// Appends bits; what does not fit is counted but not written.
+/// Appends bits; bytes that do not fit are counted but not written.
 class BitWriter {
  public:
   BitWriter(uint8_t* out, size_t capacity) : out_(out), capacity_(capacity) {}
 
-  /// The lowest `bits` (0..64) of `value`.
+  /// Appends the lowest `bits` (0..64) bits of `value`.
   void Put(uint64_t value, unsigned bits) {
     if (bits > 32) {
       Put(value & 0xffffffff, 32);
@@ -47,7 +47,7 @@ class BitWriter {
     for (; count > 32; count -= 32) Put(0, 32);
     Put(0, static_cast<unsigned>(count));
   }
-  /// `zeros` zeros and a one.
+  /// Appends `zeros` zeros and a one.
   void PutUnary(uint64_t zeros) {
     PutZeros(zeros);
     Put(1, 1);
@@ -73,7 +73,7 @@ class BitWriter {
   unsigned filled_ = 0;
 };
 
-/// Takes bits; past the end they are zeros and ok() turns false.
+/// Takes bits; past the end bits are zeros and ok() turns false.
 class BitReader {
  public:
   BitReader(const uint8_t* data, size_t size) : data_(data), end_(data + size) {}
@@ -88,12 +88,13 @@ class BitReader {
     at_ += bits;
     return v;
   }
-  /// Zeros before the next one, which is taken too. Stops at `most` zeros (not ok).
+  /// Takes zeros up to and including the next one, and returns how many zeros. More than `most`
+  /// zeros are an error: the reader is no longer ok().
   uint64_t GetUnary(uint64_t most) {
     uint64_t zeros = 0;
     while (zeros <= most && ok()) {
       const uint64_t window = Peek();
-      const unsigned have = 57;  // of the window, whatever the bit offset
+      const unsigned have = 57;  // bits that the window holds at any bit offset
       const auto run = static_cast<unsigned>(std::countr_zero(window | uint64_t{1} << have));
       if (run < have) {
         at_ += run + 1;
@@ -110,7 +111,7 @@ class BitReader {
   void Skip(uint64_t bits) { at_ += bits; }
   uint64_t position() const { return at_; }
   bool ok() const { return !failed_ && at_ <= static_cast<uint64_t>(end_ - data_) * 8; }
-  /// True at the end of the last byte, padded with zeros.
+  /// True when only the last byte's zero padding is left.
   bool AtPaddedEnd() {
     const uint64_t bits = static_cast<uint64_t>(end_ - data_) * 8;
     return ok() && bits - at_ < 8 && Peek() == 0;

@@ -71,7 +71,7 @@ bool PayloadView::ReadHeader(Bytes payload, size_t raw_bytes, unsigned width) {
     row_bits_ += columns_[c].bits;
   }
   streams_ = p + kTableOffset + (blocks() * row_bits_ + 7) / 8;
-  return row_bits_ <= 8 * kMaxRowBytes - 7;  // so that a row is one load
+  return row_bits_ <= 8 * kMaxRowBytes - 7;  // so that one 64-bit load reads a row
 }
 
 DecodeStatus PayloadView::Parse(Bytes payload, size_t raw_bytes, unsigned width,

@@ -1,6 +1,6 @@
-// The shared grammar of docs/delta_format.md: heads, packed columns, fast payloads' tables, bounds.
-// A PayloadView points into the caller's payload, which must outlive it.
-// Pure functions; no allocation. Only Parse meets untrusted bytes.
+// The parts of docs/delta_format.md that all coders share: heads, packed columns, tables of fast
+// payloads, bounds. A PayloadView points into the caller's payload, which must outlive it.
+// Pure functions; no allocation. Only Parse reads untrusted bytes.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ inline void StoreElement(uint8_t* data, size_t i, T v) {
 inline const uint8_t* Ptr(Bytes b) { return reinterpret_cast<const uint8_t*>(b.data()); }
 inline uint8_t* Ptr(MutableBytes b) { return reinterpret_cast<uint8_t*>(b.data()); }
 
-/// The order of the exponential Golomb code, from how many sizes have each bit length.
+/// The order of the exponential Golomb code; lengths[l] of the `large` sizes have l bits.
 inline unsigned SizeOrder(const uint32_t (&lengths)[kBitLengths], uint32_t large) {
   uint32_t longer = large;
   for (unsigned j = 0;; ++j) {
@@ -67,7 +67,7 @@ struct Column {
   static bool FromWord(uint32_t word, Column* column);
 };
 
-/// What a fast payload's table says of a block.
+/// A block's row in a fast payload's table.
 struct BlockRow {
   uint32_t changed = 0;
   uint32_t large = 0;
@@ -76,10 +76,10 @@ struct BlockRow {
   bool IsRaw(size_t elements, size_t width) const { return bytes == elements * width; }
 };
 
-/// A fast payload whose header and table were checked (not its streams).
+/// A fast payload whose header and table, but not streams, were checked.
 class PayloadView {
  public:
-  /// kOk, or why header and table are refused. REQUIRES: width divides raw_bytes.
+  /// Checks header and table; kOk, or why they are refused.
   static DecodeStatus Parse(Bytes payload, size_t raw_bytes, unsigned width, PayloadView* view);
 
   /// The view of a payload that Parse has accepted before.
@@ -91,13 +91,13 @@ class PayloadView {
   size_t BlockElements(size_t block) const { return BlockSize(elements_, block); }
   BlockRow Row(size_t block) const;
   const uint8_t* streams() const { return streams_; }
-  /// Where the block's stream starts: a sum over the table before it.
+  /// The start of the block's stream. Cost: a sum over the rows before it.
   const uint8_t* StreamOf(size_t block) const;
   /// The payload's end: no read may pass it.
   const uint8_t* end() const { return end_; }
 
  private:
-  /// Reads the header; false when it is not one of a fast payload of this size.
+  /// Reads the header; false when it is not that of a fast payload for this size.
   bool ReadHeader(Bytes payload, size_t raw_bytes, unsigned width);
   DecodeStatus CheckRows(size_t payload_bytes);
   const uint8_t* base_ = nullptr;
@@ -130,15 +130,16 @@ class BlockCursor {
   size_t block_ = 0;
 };
 
-/// Writes a fast payload around streams that the caller writes at cursor().
+/// Writes a fast payload; the caller writes each block's stream at cursor().
 class PayloadWriter {
  public:
-  /// REQUIRES: out has room for MaxEncodedBytes.
+  /// REQUIRES: out has at least MaxEncodedBytes.
   PayloadWriter(MutableBytes out, size_t elements, unsigned width);
   uint8_t* cursor() const { return cursor_; }
-  /// Notes the next block, whose streams the caller has written at cursor().
+  /// Adds the next block, whose stream the caller has written at cursor().
   void Add(const BlockRow& row);
-  /// Writes the table and closes the gap behind it. Bytes of the payload; 0 when nothing changed.
+  /// Writes the table, moves the streams up to its end, and returns the payload's bytes; 0 when
+  /// nothing changed.
   size_t Finish();
   uint64_t changed() const { return changed_; }
 
@@ -152,7 +153,7 @@ class PayloadWriter {
   BlockRow rows_[kMaxBlocks];
 };
 
-/// True when the sizes are ones that a chunk may have.
+/// True when a chunk may have this size and element width.
 inline bool SizesAllowed(size_t raw_bytes, unsigned width) {
   return raw_bytes <= kMaxChunkBytes && IsElementWidth(width) && raw_bytes % width == 0;
 }

@@ -1,7 +1,7 @@
 // The arithmetic coder of the tight codec: one long binary fraction per group of blocks.
-// Coders point into the caller's memory. Not thread-safe. Cost: 2 to 6 ns a symbol.
-// Errors: an encoder that is full goes on counting; a decoder says at the end whether its bytes are
-// the ones that an encoder writes. Source of every step: docs/delta_format.md, "Arithmetic coder".
+// Coders point into the caller's memory. Not thread-safe. Cost: 2 to 6 ns per symbol.
+// Errors: a full encoder only counts further bytes; a decoder says at the end whether its bytes are
+// those that an encoder writes. Source of every step: docs/delta_format.md, "Arithmetic coder".
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace deltawire::kernels {
 
-/// How a group ends: the value that is written for [low, low + range), and in how many bytes.
+/// The end of a group: the value that is written for [low, low + range), and its number of bytes.
 struct RangeEnd {
   RangeEnd(uint64_t low, uint64_t range) {
     for (; bytes <= 8; ++bytes) {
@@ -24,7 +24,7 @@ struct RangeEnd {
   }
   unsigned bytes = 0;
   uint64_t value = 0;
-  uint64_t offset = 0;  ///< of value from low
+  uint64_t offset = 0;  ///< value - low
   bool carry = false;
 };
 
@@ -32,7 +32,7 @@ class RangeEncoder {
  public:
   RangeEncoder(uint8_t* out, size_t capacity) : out_(out), capacity_(capacity) {}
 
-  /// Interval [start, start + size) of 2^31, size >= 1.
+  /// Codes the interval [start, start + size) out of 2^31, size >= 1.
   void PutEvent(uint64_t start, uint64_t size) {
     const uint64_t unit = range_ >> kEventBits;
     Add(unit * start);
@@ -49,13 +49,13 @@ class RangeEncoder {
     }
     Normalise();
   }
-  /// The lowest `bits` (up to kMaxRawBits) of value.
+  /// Codes the lowest `bits` (up to kMaxRawBits) bits of `value`, which has no higher ones.
   void PutRaw(uint64_t value, unsigned bits) {
     range_ >>= bits;
     Add(range_ * value);
     Normalise();
   }
-  /// Ends the group. Bytes of its stream; more than the capacity when it did not fit.
+  /// Ends the group and returns its stream's bytes; more than the capacity when it did not fit.
   size_t Finish() {
     const RangeEnd end(low_, range_);
     if (end.carry) Carry();
@@ -72,7 +72,7 @@ class RangeEncoder {
   }
   void Carry() {
     for (size_t i = size_; i-- > 0;) {
-      if (i >= capacity_) return;  // lost anyway
+      if (i >= capacity_) return;  // the stream did not fit, so its bytes are not used
       if (++out_[i] != 0) return;
     }
   }
@@ -101,9 +101,9 @@ class RangeDecoder {
     for (int i = 0; i < 8; ++i) offset_ = offset_ << 8 | NextByte();
   }
 
-  /// The point of 2^31 that the next event's interval holds; 2^31 or more when malformed.
+  /// The point out of 2^31 that lies in the next event's interval; 2^31 or more when malformed.
   uint64_t Point() const { return offset_ / (range_ >> kEventBits); }
-  /// Takes the event. REQUIRES: its interval holds Point().
+  /// Takes the event with this interval. REQUIRES: the interval holds Point().
   void TakeEvent(uint64_t start, uint64_t size) {
     const uint64_t unit = range_ >> kEventBits;
     Subtract(unit * start);
@@ -122,12 +122,12 @@ class RangeDecoder {
     Normalise();
     return yes;
   }
-  /// GetRaw of one bit; without a division.
+  /// GetRaw of one bit without a division. Malformed input shows in AtEnd.
   bool GetBit() {
     range_ >>= 1;
     const bool one = offset_ >= range_;
     if (one) Subtract(range_);
-    failed_ |= offset_ >= range_;  // the unit that halving an odd range leaves over
+    failed_ |= offset_ >= range_;  // halving an odd range leaves a unit that no encoder uses
     Normalise();
     return one;
   }
@@ -140,7 +140,7 @@ class RangeDecoder {
     Normalise();
     return true;
   }
-  /// After the last symbol: true when the bytes are what RangeEncoder writes for these symbols.
+  /// To be called after the last symbol: true when RangeEncoder writes the same bytes for them.
   bool AtEnd() const {
     const RangeEnd end(low_, range_);
     const size_t written = taken_ - 8 + end.bytes;  // before trailing zeros are dropped
@@ -166,7 +166,7 @@ class RangeDecoder {
   size_t size_;
   size_t taken_ = 0;
   uint64_t low_ = 0;
-  uint64_t offset_ = 0;  ///< of the coded number from low
+  uint64_t offset_ = 0;  ///< the coded number minus low
   uint64_t range_ = ~uint64_t{0};
   bool failed_ = false;
 };

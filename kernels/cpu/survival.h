@@ -1,5 +1,5 @@
 // The survival function G of the tight codec and its inverse, in integers, so that every machine
-// has the same bits. Immutable tables, built once. Thread-safe. Cost: a few ns a call.
+// computes the same bits. Immutable tables, made by the compiler. Thread-safe. Cost: a few ns.
 // Source of the definition: docs/delta_format.md, "Survival function".
 #pragma once
 
@@ -26,14 +26,14 @@ constexpr std::array<uint32_t, 1025> MakeTable() {
 inline constexpr std::array<uint32_t, 1025> kTable = MakeTable();
 static_assert(kTable[1] == 2146030504 && kTable[512] == 1518500249 && kTable[1023] == 1074468887);
 
-/// For the upper ten bits below the highest of z in (2^30, 2^31]: an index at or before the last
-/// one whose table entry is >= z.
+/// Start values of the search in LargestSum. hints[h] is for every z in (2^30, 2^31] whose ten bits
+/// below the highest are h: an index not behind the last table entry that is >= z.
 constexpr std::array<uint16_t, 1025> MakeHints() {
   std::array<uint16_t, 1025> hints{};
   size_t i = 1024;
   for (size_t h = 0; h <= 1024; ++h) {
-    // Every z of this slot is below the next slot's first, so the entry >= that one is early
-    // enough.
+    // Every z of slot h is below the next slot's first z, `most`, so the last entry >= `most` is
+    // not too late for any of them.
     const uint64_t most = (uint64_t{1} << 30) + ((h + 1) << 20);
     while (i > 0 && kTable[i] < most) --i;
     hints[h] = static_cast<uint16_t>(i);
@@ -43,7 +43,7 @@ constexpr std::array<uint16_t, 1025> MakeHints() {
 inline constexpr std::array<uint16_t, 1025> kHints = MakeHints();
 }  // namespace survival_internal
 
-/// 2^31 times the probability that nothing changes over a sum of weights. 0 from 31 octaves on.
+/// 2^31 times the probability that nothing changes over a sum of weights; 0 above 31 octaves.
 inline uint64_t Survival(uint64_t sum) {
   const uint64_t octave = sum >> kOctaveBits;
   if (octave > 31) return 0;
@@ -55,14 +55,14 @@ inline uint64_t Survival(uint64_t sum) {
 
 /// The largest sum with Survival(sum) >= survivors. REQUIRES: 1 <= survivors <= 2^31.
 inline uint64_t LargestSum(uint64_t survivors) {
-  // The octave whose first value, 2^31 >> octave, is the last one that is >= survivors.
+  // The last octave whose first value, 2^31 >> octave, is still >= survivors.
   const unsigned octave = 31 - static_cast<unsigned>(std::bit_width(survivors - 1));
   const uint64_t z = survivors << octave;  // in (2^30, 2^31]
   uint64_t i = survival_internal::kHints[(z - (uint64_t{1} << 30)) >> 20];
   while (i < 1023 && survival_internal::kTable[i + 1] >= z) ++i;
   const uint64_t a = survival_internal::kTable[i];
   const uint64_t b = survival_internal::kTable[i + 1];
-  // floor((a - b) r / 2^10) <= a - z for the r sought.
+  // The largest r with floor((a - b) r / 2^10) <= a - z.
   const uint32_t r = static_cast<uint32_t>(((a - z + 1) << 10) - 1) / static_cast<uint32_t>(a - b);
   return uint64_t{octave} << kOctaveBits | i << 10 | (r < 1023 ? r : 1023);
 }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kBad = DecodeStatus::kMalformed;
 constexpr size_t kMaxGroups = kMaxBlocks;
-/// Head, parameters and sizes: what may stand before the streams.
+/// Upper bound of everything before the streams: head, parameters and group sizes.
 constexpr size_t kMaxFrontBytes = 1024;
 
 uint64_t MagnitudeOf(uint64_t d, unsigned width) {
@@ -18,7 +18,8 @@ uint64_t MagnitudeOf(uint64_t d, unsigned width) {
   return d >> (8 * width - 1) != 0 ? (0 - d) & mask : d;
 }
 
-/// Which parameter the decision "longer than j bits" has; -1 where x is beyond the classes.
+/// The parameter of the decision "longer than j bits": q1[index] if `first`, else q2[index]; index
+/// -1 where x is beyond the classes.
 struct LengthContext {
   bool first;
   int index;
@@ -29,18 +30,18 @@ LengthContext LengthContextOf(unsigned cls, unsigned j) {
   return {false, x > kQ2 ? -1 : static_cast<int>(x) - 1};
 }
 
-/// A point that no element takes a sum to.
+/// A point that no sum of weights reaches.
 constexpr uint64_t kNoPoint = uint64_t{1} << 62;
 
-/// The way through a group: where it stands in a block, and the weights passed since the last
-/// event. The sum at element i is Before(i) - origin(), in 64 bits that may wrap.
+/// The coder's position in a group: the element in the current block, and the sum of weights since
+/// the last event. The sum at element i is Before(i) - origin_, in 64 bits that may wrap.
 class Passage {
  public:
   explicit Passage(const TightChunk& chunk) : chunk_(&chunk) {}
 
   size_t at() const { return at_; }
   uint64_t sum() const { return sum_; }
-  /// Starts the next block with the sum of the one before.
+  /// Starts the next block, and carries the sum over from the block before.
   void StartBlock() {
     at_ = 0;
     origin_ = 0 - sum_;
@@ -50,16 +51,16 @@ class Passage {
     at_ = i;
     sum_ = chunk_->Before(i) - origin_;
   }
-  /// The first element from at() on whose weight takes the sum above `point`, or the first whose
-  /// sum asks for a skip before it; the block's elements if neither.
+  /// Moves to the first element from at() on whose weight takes the sum above `point`, or before
+  /// which a skip is due; to the block's end if there is neither.
   void Seek(size_t elements, uint64_t point) {
     if (sum_ >= kSkipAt) return;
     const TightChunk::Found found = chunk_->Find(at_, origin_ + std::min(point, kSkipAt - 1));
     at_ = found.at;
     sum_ = found.before - origin_;
     if (point < kSkipAt || at_ == elements) return;
-    // The element that takes the sum to kSkipAt: unless it takes it above the point as well, the
-    // skip is due at the next one.
+    // This element takes the sum to kSkipAt. Unless it also takes the sum above the point, the skip
+    // is due at the next element.
     if (sum_ + chunk_->WeightAt(at_) <= point) MoveTo(at_ + 1);
   }
   void Skip() {
@@ -86,7 +87,8 @@ class TightEncoder {
   TightEncoder(TightChunk& chunk, const PayloadView& view) : chunk_(chunk), view_(view) {}
 
   bool Choose(unsigned rows);
-  /// Bytes of all groups' streams at `out`; more than `capacity` when they do not fit.
+  /// Writes all groups' streams to `out` and returns their bytes; more than `capacity`: they do not
+  /// fit.
   size_t PutGroups(uint8_t* out, size_t capacity);
   size_t PutFront(ClassFunction function, unsigned depth, uint32_t context, uint8_t* out) const;
   bool ok() const { return ok_; }
@@ -104,7 +106,7 @@ class TightEncoder {
   TightCounts counts_;
   uint32_t group_sizes_[kMaxGroups] = {};
   size_t groups_ = 0;
-  uint32_t changed_ = 0;  ///< in the block that was read last
+  uint32_t changed_ = 0;  ///< changes of the block that was read last
   bool ok_ = true;
 };
 
@@ -201,7 +203,7 @@ void TightEncoder::PutBlock(size_t block, Passage& passage, RangeEncoder& coder)
 void TightEncoder::PutSkips(size_t elements, size_t stop, Passage& passage, RangeEncoder& coder) {
   for (;;) {
     if (passage.sum() >= kSkipAt) {
-      if (passage.at() == elements) return;  // due at the next block's first element
+      if (passage.at() == elements) return;  // the skip is due at the next block's first element
       const uint64_t left = Survival(passage.sum());
       coder.PutEvent(kCertain - left, left);
       passage.Skip();
@@ -268,7 +270,7 @@ class TightDecoder {
   DecodeStatus GetGroups(Bytes tight, PayloadWriter& writer);
 
  private:
-  /// The changes of one block into the work; false when malformed.
+  /// Decodes the changes of one block into chunk_.work(); false when malformed.
   bool GetBlock(size_t block, Passage& passage, RangeDecoder& coder);
   bool GetDifference(uint8_t context, RangeDecoder& coder, uint64_t* d);
   bool ReadPoint(RangeDecoder& coder);
@@ -277,9 +279,9 @@ class TightDecoder {
   TightParameters parameters_;
   uint32_t group_sizes_[kMaxGroups] = {};
   size_t groups_ = 0;
-  size_t streams_ = 0;    ///< where they start
-  uint32_t changed_ = 0;  ///< in the block that was decoded last
-  uint64_t point_ = 0;    ///< the sum that the next event's coded point stands for
+  size_t streams_ = 0;    ///< offset of the first stream in the payload
+  uint32_t changed_ = 0;  ///< changes of the block that was decoded last
+  uint64_t point_ = 0;    ///< the largest sum of weights that the next event's point allows
 };
 
 DecodeStatus TightDecoder::ReadFront(Bytes tight, size_t front) {
@@ -360,7 +362,7 @@ bool TightDecoder::GetBlock(size_t block, Passage& passage, RangeDecoder& coder)
   for (;;) {
     passage.Seek(elements, point_);
     const size_t at = passage.at();
-    if (at == elements) return true;  // the group's end, or on with the next block
+    if (at == elements) return true;  // the group ends, or its next block follows
     const uint64_t before = Survival(passage.sum());
     if (passage.sum() >= kSkipAt) {
       coder.TakeEvent(kCertain - before, before);
@@ -432,7 +434,7 @@ DecodeStatus TightEncode(const BlockOps& ops, Bytes old_data, Bytes payload, uns
   TightChunk chunk(ops, old_data, width, function, history, depth, scratch);
   TightEncoder encoder(chunk, view);
   if (!encoder.Choose(HighestRow(depth))) return kBad;
-  // What stands before the streams is known after them.
+  // Head and group sizes stand before the streams, but are known only once the streams are written.
   const size_t capacity = payload.size();
   const size_t stream_bytes = encoder.PutGroups(Ptr(out), capacity);
   if (!encoder.ok()) return kBad;

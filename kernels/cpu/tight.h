@@ -1,6 +1,7 @@
-// The tight codec over whichever way of doing a block's dense work; the backends' tight_encode and
-// tight_decode. Works in the caller's scratch; thread-safe; no allocation.
-// Cost: two passes over the old bytes, and 20 to 60 ns a change. Errors: as Backend says.
+// The tight codec, behind the backends' tight_encode and tight_decode. A backend passes its own
+// functions for the dense work on a block. Works in the caller's scratch; thread-safe; no
+// allocation. Cost: two passes over the old bytes, and 20 to 60 ns per change.
+// Errors: those of Backend::tight_encode and tight_decode.
 #pragma once
 
 #include "kernels/cpu/payload.h"
@@ -13,12 +14,14 @@ struct BlockOps {
   /// classes[i] = class of element i.
   void (*classes)(const uint8_t* data, size_t elements, ClassFunction function, unsigned base,
                   uint8_t* classes);
-  /// sums[i] = sum of weights of classes[8i..8i+8), for whole eights. Weights below 2^24.
+  /// sums[i] = sum of the weights of classes[8i..8i+8), for complete groups of eight elements.
+  /// REQUIRES: weights < 2^24.
   void (*sums)(const uint8_t* classes, size_t elements, const uint32_t (&weights)[kClasses],
                uint64_t* sums);
-  /// counts[c] += how many of `classes` are c.
+  /// counts[c] += number of elements of class c.
   void (*count)(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]);
-  /// A sparse block's changes; false when malformed. Room for row.changed of each.
+  /// Reads a block's changes into `at` and `d`, which have room for row.changed each; false when
+  /// the stream is malformed.
   bool (*unpack)(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
                  unsigned width, uint16_t* at, uint64_t* d);
   /// Writes a block with these changes; `dense` is scratch of one block of elements.
@@ -33,7 +36,7 @@ DecodeStatus TightDecode(const BlockOps& ops, Bytes old_data, Bytes tight, unsig
                          const History& history, MutableBytes scratch, MutableBytes out,
                          size_t* bytes);
 
-/// The width that a class function is for; 0: any.
+/// The element width that a class function is for; 0: any.
 constexpr unsigned WidthOf(ClassFunction function) { return FieldOf(function).width; }
 
 }  // namespace deltawire::kernels

@@ -48,11 +48,11 @@ bool TightChunk::Prepare(size_t block, TightCounts* counts) {
     ops_.count(work_->contexts, elements, found);
     for (unsigned c = 0; c < kClasses; ++c) counts->rate[0][c].of += found[c];
   }
-  // Sums of eights first, at their places plus one.
+  // before8[i + 1] first gets the sum of eight elements i; the loop below adds them up.
   if (weighted_) ops_.sums(work_->contexts, elements, plain_, work_->before8 + 1);
   if (!Overlay(block, counts)) return false;
   if (!weighted_) return true;
-  // Whoever reads on in eights finds elements of no weight.
+  // Before and Find read eight contexts at a time; those behind the last element weigh nothing.
   std::memset(work_->contexts + elements, kNoWeight, 8);
   const size_t eights = elements / 8;
   uint64_t sum = work_->before8[0] = 0;
@@ -64,7 +64,7 @@ uint64_t TightChunk::Before(size_t i) const {
   uint64_t contexts;
   std::memcpy(&contexts, work_->contexts + i / 8 * 8, 8);
   uint64_t sum = work_->before8[i / 8];
-  // All seven, needed or not: cheaper than a loop whose length nobody can predict.
+  // Always looks at seven elements: that is cheaper than a loop of unpredictable length.
   for (size_t j = 0; j < 7; ++j) {
     const uint64_t weight = weights_[contexts >> 8 * j & 0x7f];
     sum += j < i % 8 ? weight : 0;
@@ -73,7 +73,8 @@ uint64_t TightChunk::Before(size_t i) const {
 }
 
 TightChunk::Found TightChunk::Find(size_t from, uint64_t sum) const {
-  // The eight: the last whose running sum is not above. Near first, then in doubling steps.
+  // Finds the last group of eight elements whose sum before it is not above `sum`: with steps that
+  // double, since it is usually near, and then halve.
   const uint64_t* before = work_->before8;
   const size_t eights = prepared_ / 8;
   size_t low = from / 8, step = 8;

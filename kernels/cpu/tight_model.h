@@ -1,5 +1,5 @@
-// The tight codec's parameters: how they are chosen from counts, and their bits in the payload.
-// Plain values; no allocation; thread-safe. Errors: Read is false for what the format refuses.
+// The tight codec's parameters: their choice from counts, and their bits in the payload.
+// Plain values; no allocation; thread-safe. Errors: Read is false for bits that the format refuses.
 // Source of every rule: docs/delta_format.md, "tight".
 #pragma once
 
@@ -21,13 +21,13 @@ struct TightParameters {
   uint8_t m = 0;
 
   void Write(BitWriter& bits) const;
-  /// Everything but group_bits and base, which stand before. REQUIRES: rows is set.
+  /// Reads everything but group_bits and base, which the payload's head has. REQUIRES: rows is set.
   bool Read(BitReader& bits);
-  /// Hazard of an element, in units of 2^-20 octaves; 0 if it cannot change.
+  /// The hazard of an element, in units of 2^-20 octaves; 0 if it cannot change.
   uint32_t Weight(unsigned row, unsigned cls) const;
 };
 
-/// What an encoder counts over a chunk before it chooses.
+/// The counts over a chunk from which an encoder chooses the parameters.
 struct TightCounts {
   struct Share {
     uint32_t yes = 0, of = 0;
@@ -36,16 +36,15 @@ struct TightCounts {
       ++of;
     }
   };
-  Share rate[kHistoryRows][kClasses];  ///< elements that changed, of all
-  Share same[kHistoryRows][kClasses];  ///< changes in the direction of the last one
+  Share rate[kHistoryRows][kClasses];  ///< of all elements, those that changed
+  Share same[kHistoryRows][kClasses];  ///< of all changes, those in the last change's direction
   Share q1[kQ1], q2[kQ2], m;
 };
 
-/// The smallest exponent that does not share its class with lower ones, from how many changed
-/// elements have each.
+/// The format's `base`. exponents[E] is how many of the `changed` elements have exponent E.
 unsigned ChooseBase(const uint32_t (&exponents)[256], uint32_t changed);
 unsigned ChooseGroupBits(uint64_t changed, uint64_t blocks);
-/// Fills in all but group_bits and base. REQUIRES: rows is set.
+/// Sets every parameter but group_bits and base. REQUIRES: rows is set.
 void ChooseParameters(const TightCounts& counts, TightParameters* parameters);
 
 }  // namespace deltawire::kernels

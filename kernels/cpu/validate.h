@@ -1,12 +1,12 @@
-// The full structural check of a fast payload, over whichever reader of sparse blocks.
-// Pure; no allocation; reads untrusted bytes. Cost: that of the reader, and 1 ns a large change.
+// The full structural check of a fast payload; each backend passes its reader of sparse blocks.
+// Pure; no allocation; reads untrusted bytes. Cost: that of the reader, and 1 ns per large change.
 #pragma once
 
 #include "kernels/cpu/payload.h"
 
 namespace deltawire::kernels {
 
-/// Counts the sizes' bit lengths, from which their order follows.
+/// Counts the sizes' bit lengths, which determine the order of their code.
 template <typename T>
 struct LengthSink {
   void Prefetch(uint32_t) const {}
@@ -17,7 +17,7 @@ struct LengthSink {
   uint32_t lengths[kBitLengths] = {};
 };
 
-/// Bits of the block's sparse form, from its dense differences.
+/// The row that the block's sparse form would have, from its dense differences.
 template <typename T>
 inline BlockRow MeasureSparse(const uint8_t* diffs, size_t elements) {
   BlockRow row;
@@ -53,8 +53,8 @@ inline BlockRow MeasureSparse(const uint8_t* diffs, size_t elements) {
   return row;
 }
 
-/// `walk(row, stream, elements, sink, &order)` hands a sparse block's changes to the sink and says
-/// which order its sizes have; false when the stream is malformed.
+/// Checks every block's stream. `walk(row, stream, elements, sink, &order)` passes a sparse block's
+/// changes to the sink and sets the order of its sizes' code; false when the stream is malformed.
 template <typename T, typename Walk>
 DecodeStatus ValidateStreams(const PayloadView& view, Walk walk) {
   BlockCursor cursor(view);

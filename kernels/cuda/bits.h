@@ -1,6 +1,6 @@
 // The bits of format 2's fast streams (docs/delta_format.md, "fast"): reading and writing at any
-// bit, Rice's parameter, Golomb's code for sizes. Pure functions for device and CPU; bounds are
-// kept on reading (beyond the end stand zeros), the caller's on writing.
+// bit, and the Golomb code of sizes. Pure functions for device and CPU. Reads check their bounds
+// (beyond the end all bits are zero); for writes the caller must.
 #pragma once
 
 #include "kernels/cuda/portable.h"
@@ -11,7 +11,8 @@ DW_HD uint64_t LowBits(uint64_t v, uint32_t n) {
   return n >= 64 ? v : v & ((uint64_t{1} << n) - 1);
 }
 
-/// Ors the low `n` <= 64 bits of `v` into a zeroed bit stream of words. Lanes may share words.
+/// Ors the low `n` <= 64 bits of `v` into a zeroed bit stream of words, at bit `at`. Several lanes
+/// may write to one word.
 DW_HD void OrBits(uint32_t* words, uint32_t at, uint64_t v, uint32_t n) {
   v = LowBits(v, n);
   uint32_t* word = words + (at >> 5);
@@ -25,7 +26,7 @@ DW_HD void OrBits(uint32_t* words, uint32_t at, uint64_t v, uint32_t n) {
   }
 }
 
-/// A bit stream that starts at any byte; its memory must be readable in whole 32-bit words.
+/// A bit stream that may start at any byte. REQUIRES: its memory can be read in whole 32-bit words.
 class BitReader {
  public:
   DW_HD BitReader(const uint8_t* data, uint32_t bytes) : bits_(bytes * 8) {
@@ -36,7 +37,7 @@ class BitReader {
   }
   DW_HD uint32_t bits() const { return bits_; }
 
-  /// The 32 bits from bit `at`, zeros beyond the end.
+  /// The 32 bits from bit `at` on; bits beyond the end are zero.
   DW_HD uint32_t Load32(uint32_t at) const {
     if (at >= bits_) return 0;
     const uint32_t word = (skew_bits_ + at) >> 5, shift = (skew_bits_ + at) & 31;
@@ -45,7 +46,7 @@ class BitReader {
     const uint32_t left = bits_ - at;
     return static_cast<uint32_t>(LowBits(two >> shift, Least(left, 32u)));
   }
-  /// `n` <= 64 bits from bit `at`.
+  /// The `n` <= 64 bits from bit `at` on.
   DW_HD uint64_t Load(uint32_t at, uint32_t n) const {
     uint64_t v = Load32(at);
     if (n > 32) v |= uint64_t{Load32(at + 32)} << 32;
@@ -70,11 +71,11 @@ DW_HD void OrSizeCode(uint32_t* words, uint32_t at, uint64_t v, uint32_t j) {
 
 struct SizeCode {
   uint64_t v = 0;
-  uint32_t end = 0;  ///< bit behind the code; the stream's end when there is no code
+  uint32_t end = 0;  ///< first bit behind the code; the stream's end when there is no code
   bool valid = false;
 };
 
-/// Bit behind the size code that starts at `at`. Always moves on, whatever the bits.
+/// The first bit behind the size code that starts at `at`. It always advances, whatever the bits.
 DW_HD uint32_t SizeCodeEnd(const BitReader& in, uint32_t at, uint32_t j) {
   uint32_t zeros = 0;
   uint32_t word = in.Load32(at);

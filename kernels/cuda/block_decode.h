@@ -1,15 +1,15 @@
-// decode + apply + digest of one block by a team of lanes; device and CPU (see team.h).
-// Unary codes are found by counting ones, size codes by letting every lane start somewhere and
-// pass on where it ended until nothing moves. Never reads or writes outside of what it was given,
-// whatever the stream; not every malformed one is noticed, so callers validate first.
+// decode + apply + digest of one block by a team of lanes, on device and CPU (see team.h). Unary
+// codes are found by counting ones. To find size codes, every lane starts at some bit and tells the
+// next lane where its codes end, until no start moves any more. Never reads or writes out of
+// bounds, whatever the stream; not every malformed stream is noticed, so validate first.
 #pragma once
 
 #include "kernels/cuda/team.h"
 
 namespace deltawire::kernels::gpu {
 
-inline constexpr uint32_t kWindowBits = 256;  ///< of size codes per lane and round
-inline constexpr uint32_t kSampleEvery = 16;  ///< size codes
+inline constexpr uint32_t kWindowBits = 256;  ///< bits of size codes per lane and round
+inline constexpr uint32_t kSampleEvery = 16;  ///< size codes from one sample to the next
 
 struct BlockIn {
   const uint8_t* stream = nullptr;
@@ -19,8 +19,8 @@ struct BlockIn {
 };
 
 struct DecodeShared {
-  alignas(16) uint32_t changed[kMapWords];  ///< by element
-  uint32_t large[kMapWords];                ///< by rank among the changes
+  alignas(16) uint32_t changed[kMapWords];  ///< bitmap by element
+  uint32_t large[kMapWords];                ///< bitmap by rank among the changes
   uint32_t samples[kBlock / kSampleEvery];  ///< first bit of every kSampleEvery-th size code
   uint32_t start[kLanes];
   uint32_t entry;
@@ -29,7 +29,8 @@ struct DecodeShared {
   uint32_t moved;
 };
 
-/// Where a part that codes `count` gaps among `places` lies.
+/// A part that codes `count` gaps among `places`: `low` and `quotient` are the first bits of its
+/// lower bits and of its quotients.
 struct RicePart {
   uint32_t count, places, k, low, quotient;
 };
@@ -59,7 +60,7 @@ DW_HD uint32_t DecodeRice(Team& team, DecodeShared& s, const BitReader& in, cons
            rest &= rest - 1, ++r) {
         const uint32_t bit = at + 32 * lane + LowestBit(rest);
         sum += static_cast<uint32_t>(in.Load(part.low + r * part.k, part.k));
-        // Ones stand for themselves, zeros for 2^k places each.
+        // Each zero before this one counts for 2^k places, each earlier one for the place itself.
         const uint64_t place = (uint64_t{bit - part.quotient - r} << part.k) + sum + r;
         if (place < part.places) {
           AtomicOr(&marks[place >> 5], 1u << (place & 31));
@@ -77,8 +78,8 @@ DW_HD uint32_t DecodeRice(Team& team, DecodeShared& s, const BitReader& in, cons
   return ranks < part.count || team.Share(s.bad) != 0 ? 0 : end;
 }
 
-/// Finds the first bit of every kSampleEvery-th of `count` size codes. Returns the bit behind the
-/// last; 0 when there are fewer.
+/// Finds the first bit of every kSampleEvery-th of `count` size codes. Returns the first bit behind
+/// the last code; 0 when there are fewer codes.
 template <typename Team>
 DW_HD uint32_t SampleSizeCodes(Team& team, DecodeShared& s, const BitReader& in, uint32_t count,
                                uint32_t first_bit, uint32_t j) {
@@ -89,7 +90,7 @@ DW_HD uint32_t SampleSizeCodes(Team& team, DecodeShared& s, const BitReader& in,
       s.start[lane] = lane == 0 ? entry : Least(base + lane * kWindowBits, in.bits());
     });
     uint32_t moved = 1;
-    typename Team::template PerLane<SumU32> done;  // the start that the lane's end belongs to
+    typename Team::template PerLane<SumU32> done;  // the start from which the lane has counted
     team.Each([&](uint32_t lane) { done[lane] = {0}; });
     while (moved != 0) {
       team.Each([&](uint32_t lane) {
@@ -127,7 +128,7 @@ DW_HD uint32_t SampleSizeCodes(Team& team, DecodeShared& s, const BitReader& in,
   return ranks < count ? 0 : team.Share(s.end);
 }
 
-/// Set bits of `map` in [first, last).
+/// The number of set bits of `map` in [first, last).
 DW_HD uint32_t CountBits(const uint32_t* map, uint32_t first, uint32_t last) {
   uint32_t n = 0;
   while (first < last) {
@@ -143,7 +144,7 @@ struct Applied {
   bool ok = true;
 };
 
-/// One lane's changes of a sparse block.
+/// Applies one lane's changes of a sparse block.
 template <typename T>
 DW_HD Applied ApplyLane(const DecodeShared& s, const BitReader& in, uint32_t sign, uint32_t size,
                         uint32_t j, uint32_t rank, uint32_t large_rank, uint32_t lane, T* data,
@@ -181,7 +182,7 @@ DW_HD Applied ApplyLane(const DecodeShared& s, const BitReader& in, uint32_t sig
   return result;
 }
 
-/// Adds the differences of a raw block; every kLanes-th element is the lane's.
+/// Adds one lane's differences of a raw block: those of every kLanes-th element.
 template <typename T>
 DW_HD uint64_t ApplyRawLane(const BitReader& in, uint32_t m, uint32_t lane, T* data,
                             uint32_t first_byte, const KeyView& key) {
@@ -244,8 +245,8 @@ DW_HD bool ApplySparse(Team& team, DecodeShared& s, const BlockIn& block, T* dat
   return team.Share(s.bad) == 0;
 }
 
-/// The whole block; false when the stream was seen to be malformed (then `data` may have changed
-/// in part). `data` are the block's elements, `first_byte` its place in the chunk.
+/// Applies the whole block. False when the stream was found to be malformed; part of `data` may
+/// have changed by then. `data` are the block's elements, `first_byte` is its offset in the chunk.
 template <typename T, typename Team>
 DW_HD bool ApplyBlock(Team& team, DecodeShared& s, const BlockIn& block, T* data, uint32_t m,
                       uint32_t first_byte, const KeyView& key, uint64_t* digest) {

@@ -1,6 +1,6 @@
 // diff + encode (fast) + digest of one block of 64Ki elements by a team of lanes; device and CPU.
 // A Team (block_team.cuh, or the tests' emulation) runs phases over its lanes with a barrier after
-// each. Positions are kept as bitmaps, so old and new bytes are read once.
+// each. Positions are kept as bitmaps, so old and new bytes are read from memory only once.
 // Owner of `shared`: the team. Errors: none; the output is that of the scalar oracle, bit for bit.
 #pragma once
 
@@ -11,13 +11,13 @@ namespace deltawire::kernels::gpu {
 inline constexpr uint32_t kStageWords = 4096;
 static_assert(kBlock % (16 * kLanes) == 0);
 
-/// What a block's row of the table says, and its part of the digest.
+/// A block's row of the table, and its part of the digest.
 struct BlockOut {
-  uint64_t digest = 0;  ///< what the chunk's digest grows by
+  uint64_t digest = 0;  ///< by how much the block makes the chunk's digest grow
   uint32_t changed = 0;
   uint32_t large = 0;
   uint32_t bytes = 0;
-  uint32_t raw = 0;  ///< 1: no stream was written, the differences are the stream
+  uint32_t raw = 0;  ///< 1: no stream was written; the raw differences are the stream
 };
 
 struct EncodeShared {
@@ -25,10 +25,10 @@ struct EncodeShared {
   uint32_t negative[kMapWords];
   uint32_t large[kMapWords];
   uint32_t stage[kStageWords];
-  uint32_t lengths[kBitLengths];  ///< large changes by bits(abs(d) - 2)
+  uint32_t lengths[kBitLengths];  ///< number of large changes by bits(abs(d) - 2)
 };
 
-/// Bits of the parts whose length depends on the values.
+/// Lengths in bits of the parts whose length depends on the values.
 struct PartBits {
   uint32_t quotient = 0;        ///< zeros only
   uint32_t large_quotient = 0;  ///< zeros only
@@ -38,7 +38,7 @@ struct PartBits {
   }
 };
 
-/// First bits of a stream's parts.
+/// The first bit of each part of a stream.
 struct StreamPlan {
   uint32_t k = 0, large_k = 0, j = 0;
   uint32_t sign = 0, quotient = 0, large_low = 0, large_quotient = 0, order = 0, size = 0;
@@ -72,12 +72,13 @@ struct GroupBits {
   uint32_t negative = 0, large = 0;
 };
 
-/// The changes `mask` of one group of eight: their kinds, lengths and the digest.
+/// Looks at the changes `mask` of one group of eight elements: finds their kinds, and counts their
+/// lengths and digest.
 template <typename T>
 DW_HD GroupBits LookAtGroup(EncodeShared& s, const T* o, const T* n, uint32_t group, uint32_t mask,
                             uint32_t first_byte, const KeyView& key, uint64_t* digest) {
   GroupBits bits;
-  // The elements are read again, from the nearest cache: indexing registers would cost more.
+  // Reads the elements again, from the nearest cache: indexing registers would cost more.
   for (; mask != 0; mask &= mask - 1) {
     const uint32_t b = LowestBit(mask), element = group * 8 + b;
     const T before = o[element], after = n[element];
@@ -94,7 +95,8 @@ DW_HD GroupBits LookAtGroup(EncodeShared& s, const T* o, const T* n, uint32_t gr
   return bits;
 }
 
-/// One lane's part of the diff: every kLanes-th group of eight elements. Returns its digest part.
+/// One lane's part of the diff: every kLanes-th group of eight elements. Returns the digest's
+/// growth.
 template <typename T>
 DW_HD uint64_t MarkChanges(EncodeShared& s, const T* o, const T* n, uint32_t m, uint32_t first_byte,
                            const KeyView& key, uint32_t lane) {
@@ -102,7 +104,7 @@ DW_HD uint64_t MarkChanges(EncodeShared& s, const T* o, const T* n, uint32_t m, 
   auto* changed = reinterpret_cast<uint8_t*>(s.changed);
   auto* negative = reinterpret_cast<uint8_t*>(s.negative);
   auto* large = reinterpret_cast<uint8_t*>(s.large);
-  // Two groups' loads are under way before the first is looked at.
+  // The loads of two groups are in flight before the first group is looked at.
   for (uint32_t g = lane; g < kBlock / 8; g += 2 * kLanes) {
     uint32_t masks[2];
     for (uint32_t i = 0; i < 2; ++i) {
@@ -120,7 +122,7 @@ DW_HD uint64_t MarkChanges(EncodeShared& s, const T* o, const T* n, uint32_t m, 
   return digest;
 }
 
-/// The lane's own kPerLane elements as a stretch.
+/// Summarizes the lane's own kPerLane elements.
 DW_HD Stretch Summarize(const EncodeShared& s, uint32_t lane) {
   Stretch all;
   for (uint32_t w = lane * kWordsPerLane; w < (lane + 1) * kWordsPerLane; ++w) {
@@ -195,8 +197,8 @@ DW_HD void EmitLane(const EncodeShared& s, const T* o, const T* n, const StreamP
                 });
 }
 
-/// The whole block. `slot` has room for m * sizeof(T) bytes, rounded up to 4, and gets the stream
-/// of a sparse block. `first_byte` is the block's place in its chunk.
+/// Encodes the whole block. `slot` has room for m * sizeof(T) bytes, rounded up to 4, and gets the
+/// stream of a sparse block. `first_byte` is the block's offset in its chunk.
 template <typename T, typename Team>
 DW_HD BlockOut EncodeBlock(Team& team, EncodeShared& s, const T* o, const T* n, uint32_t m,
                            uint32_t first_byte, const KeyView& key, uint32_t* slot) {
@@ -228,7 +230,8 @@ DW_HD BlockOut EncodeBlock(Team& team, EncodeShared& s, const T* o, const T* n, 
   }
   result.large = all.large;
 
-  // Lanes share words: on chip that costs little, and the stream leaves it once, in order.
+  // Lanes write to the same words. In shared memory that costs little, and the finished stream is
+  // then copied to the slot once, in order.
   const uint32_t words = (result.bytes + 3) / 4;
   uint32_t* out = words <= kStageWords ? s.stage : slot;
   team.Each([&](uint32_t lane) {

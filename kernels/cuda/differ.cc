@@ -1,4 +1,5 @@
-// GpuDiffer: slabs of chunks go round, each with copies in, kernels and copies out on its stream.
+// GpuDiffer: a ring of slabs of chunks; each has its copies in, kernels and copies out on one
+// stream.
 #include <algorithm>
 
 #include "kernels/cpu/payload.h"
@@ -18,7 +19,7 @@ struct GpuDiffer::Impl {
   gpu::KeyView key_view;
   std::vector<std::unique_ptr<Slab>> slabs;
 
-  // Resident mode: chunk i's base stands at base_at[i]; it has digest base_digest[i] if known[i].
+  // Resident mode: chunk i's base is at base_at[i] in `base`, and has base_digest[i] if known[i].
   gpu::DeviceArray<uint8_t> base;
   std::vector<uint64_t> base_at;
   std::vector<uint64_t> base_digest;
@@ -29,12 +30,12 @@ struct GpuDiffer::Impl {
   GpuStatus Make(const DigestKey& digest_key);
   GpuStatus CheckCall(size_t half_bytes, uint32_t chunk) const;
 
-  /// Sends items 0..count through the slabs: `start` queues a slab's work, `finish` takes it in.
+  /// Sends items 0..count through the slabs: `start` queues a slab's work, `finish` takes results.
   template <typename ChunkOf, typename Start, typename Finish>
   GpuStatus Run(size_t count, ChunkOf chunk_of, Start start, Finish finish);
 
-  /// Stretches of pieces that lie behind one another everywhere: f(host offset, slab offset, base
-  /// offset, bytes).
+  /// Calls f(host offset, slab offset, base offset, bytes) for each stretch of pieces that are
+  /// adjacent on the host, in the slab and in the base.
   template <typename F>
   GpuStatus ForEachStretch(const std::vector<Piece>& pieces, F f) const;
 
@@ -117,7 +118,7 @@ GpuStatus GpuDiffer::Impl::Run(size_t count, ChunkOf chunk_of, Start start, Fini
   };
   GpuStatus status = work();
   if (status.ok()) return status;
-  // Nothing may be under way any more, and what stands in the base is anybody's guess.
+  // After an error all queued work must end, and the content of the base is unknown.
   for (const auto& slab : slabs) {
     (void)slab->stream.Wait();
     slab->Clear();
@@ -248,7 +249,8 @@ GpuStatus GpuDiffer::Impl::FinishDiff(Slab& slab, const GpuEncoded& encoded) {
       base_digest[chunk] = digest;
       known[chunk] = 1;
     }
-    // What it grew by is right whatever the old digest is; so from the new one back to the old.
+    // The growth of the digest is right even if the given old digest is wrong. So subtracting it
+    // from the new bytes' digest gives the digest of the old bytes that the device read.
     const uint64_t growth = out.digest_after - slab.host_chunks[i].digest_before;
     encoded(chunk, {out.changed, out.digest_after, out.bytes, digest - growth},
             Bytes(payloads + out.offset, out.bytes));

@@ -1,19 +1,19 @@
-// The digest of whole chunks, shared out so that a key word is read once and used for every block
-// of the chunk; device and CPU. Pure; the sum of all lanes of all slices is the chunk's digest.
+// The digest of whole chunks, distributed so that a lane reads its key words once for all blocks of
+// the chunk; device and CPU. Pure; the sum over all lanes of all slices is the chunk's digest.
 #pragma once
 
 #include "kernels/cuda/elements.h"
 
 namespace deltawire::kernels::gpu {
 
-inline constexpr uint32_t kSlices = 8;  ///< of a chunk: each takes every kSlices-th digest block
+inline constexpr uint32_t kSlices = 8;  ///< slices of a chunk; each has every kSlices-th block
 inline constexpr uint32_t kDigestLanes = kDigestBlockBytes / 16;
 
 struct Quad {
   uint32_t w[4];
 };
 
-/// 16 bytes from `at`, zeros from `bytes` on.
+/// The 16 bytes from `at` on; bytes from `bytes` on count as zero.
 DW_HD Quad LoadQuad(const uint8_t* data, uint32_t at, uint32_t bytes) {
   Quad q = {};
   if (at + 16 <= bytes) {

@@ -1,5 +1,5 @@
-// Elements, their differences, and what a change does to the digest; for device and CPU.
-// Data must start at a multiple of 16 bytes (the arenas see to that). Pure functions.
+// Elements, their differences, and the effect of a change on the digest; for device and CPU.
+// Pure functions. REQUIRES: data starts at a multiple of 16 bytes (Slab aligns it).
 #pragma once
 
 #include "kernels/cuda/bits.h"
@@ -7,16 +7,16 @@
 
 namespace deltawire::kernels::gpu {
 
-inline constexpr uint32_t kBlock = kBlockElements;  ///< in the 32 bits that device code counts with
+inline constexpr uint32_t kBlock = kBlockElements;  ///< in 32 bits, with which device code counts
 inline constexpr uint32_t kAlign = 16;
 
-/// The digest key where device code can read it.
+/// The digest key, in memory that device code can read.
 struct KeyView {
   const uint64_t* words = nullptr;        ///< kDigestWords
   const uint64_t* multipliers = nullptr;  ///< kDigestBlocks
 };
 
-/// What the digest grows by when the element at byte `at` of the chunk turns from `o` to `n`.
+/// By how much the digest grows when the element at byte `at` of the chunk changes from `o` to `n`.
 template <typename T>
 DW_HD uint64_t DigestStep(const KeyView& key, uint32_t at, T o, T n) {
   const uint64_t* k = key.words + ((at >> 2) & (kDigestWords - 1));
@@ -31,7 +31,7 @@ DW_HD uint64_t DigestStep(const KeyView& key, uint32_t at, T o, T n) {
   return key.multipliers[at / kDigestBlockBytes] * grown;
 }
 
-/// Bit i is set where element i of the eight in `x` (old xor new, 2 * width words) is not zero.
+/// Bit i of the result is set where element i of the eight in `x` (old xor new) is not zero.
 template <uint32_t kWidth>
 DW_HD uint32_t NonzeroOfEight(const uint32_t (&x)[2 * kWidth]) {
   uint32_t mask = 0;
@@ -54,7 +54,7 @@ DW_HD uint32_t NonzeroOfEight(const uint32_t (&x)[2 * kWidth]) {
   return mask;
 }
 
-/// Eight elements that start at a multiple of eight, as words.
+/// Loads eight elements as words. REQUIRES: they start at a multiple of eight elements.
 template <uint32_t kWidth>
 DW_HD void LoadEight(const uint8_t* p, uint32_t (&words)[2 * kWidth]) {
 #if defined(__CUDA_ARCH__)
@@ -74,7 +74,8 @@ DW_HD void LoadEight(const uint8_t* p, uint32_t (&words)[2 * kWidth]) {
 #endif
 }
 
-/// Which of elements [first, first + 8) of a block of `m` differ. REQUIRES: first % 8 == 0.
+/// A mask of the elements [first, first + 8) of a block of `m` elements that differ.
+/// REQUIRES: first % 8 == 0.
 template <typename T>
 DW_HD uint32_t ChangedOfEight(const T* o, const T* n, uint32_t first, uint32_t m) {
   constexpr uint32_t kWidth = sizeof(T);

@@ -43,7 +43,7 @@ __device__ uint64_t WarpSum(uint64_t v) {
   return v;
 }
 
-/// One warp a chunk: the table's plan, where its streams go, the digest.
+/// One warp per chunk plans the table, finds the streams' places and sums up the digest.
 __global__ void PlanKernel(EncodeBatch batch) {
   const uint32_t c = (blockIdx.x * blockDim.x + threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
   if (c >= batch.chunk_count) return;
@@ -51,7 +51,7 @@ __global__ void PlanKernel(EncodeBatch batch) {
   const BlockOut* rows = batch.rows + chunk.first_block;
   RowSummary sum;
   uint64_t digest = 0;
-  uint32_t streams = 0;  // bytes of the streams before
+  uint32_t streams = 0;  // bytes of the streams of all earlier blocks
   for (uint32_t base = 0; base < chunk.blocks; base += kWarp) {
     const uint32_t b = base + lane;
     uint32_t inclusive = 0, own = 0;
@@ -85,7 +85,7 @@ __global__ void PlanKernel(EncodeBatch batch) {
   batch.results[c] = result;
 }
 
-/// One thread a chunk: payloads one behind the other.
+/// One thread per chunk places the payloads one behind the other.
 __global__ void OffsetKernel(EncodeBatch batch) {
   __shared__ uint64_t ends[kMaxBatchChunks];
   const uint32_t c = threadIdx.x;
@@ -108,7 +108,7 @@ struct SlotBytes {
   __device__ uint8_t Byte(uint32_t i) const {
     return static_cast<uint8_t>(words[i / 4] >> 8 * (i % 4));
   }
-  /// Four bytes, all of which are the stream's.
+  /// Four bytes of the stream. REQUIRES: the stream has all four.
   __device__ uint32_t Word(uint32_t i) const {
     if (i % 4 == 0) return words[i / 4];
     return __funnelshift_r(words[i / 4], words[i / 4 + 1], 8 * (i % 4));
@@ -132,7 +132,7 @@ struct DifferenceBytes {
   }
 };
 
-/// A thread block copies `bytes` to any address.
+/// Copies `bytes` to any address, with all threads of a thread block.
 template <typename Source>
 __device__ void CopyOut(const Source& source, uint32_t bytes, uint8_t* out) {
   const uint32_t skew = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(out) & 3);
@@ -154,7 +154,7 @@ __device__ void CopyRaw(const DeviceChunk& chunk, uint32_t index, uint32_t bytes
           bytes, out);
 }
 
-/// One thread block a block: its stream, and the table where it is the chunk's first.
+/// One thread block per block copies its stream to the payload; the first also writes the table.
 __global__ void __launch_bounds__(kGatherThreads) GatherKernel(EncodeBatch batch) {
   const DeviceBlock block = batch.blocks[blockIdx.x];
   const DeviceChunk& chunk = batch.chunks[block.chunk];

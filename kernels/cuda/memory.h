@@ -1,6 +1,6 @@
-// CUDA's memory and streams with an owner, and its errors as GpuStatus.
-// An Array, on the device or pinned on the host, lives as long as its owner; one thread at a time.
-// Errors: Make and Check return what was tried and what CUDA said; CUDA's own record is cleared.
+// Owners of CUDA memory and streams, and CUDA's errors as GpuStatus.
+// An Array owns device memory or pinned host memory and frees it. Threads: one at a time.
+// Errors: Make and Check say what was tried and what CUDA answered; CUDA's own record is cleared.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +20,8 @@ GpuStatus Check(cudaError_t error, const char* what);
       return dw_status;                                                            \
   } while (false)
 
-/// Makes `device` the thread's for a while: the trainer may use another one.
+/// Makes `device` the thread's current device for the object's lifetime, then restores the previous
+/// one: the trainer may use another device.
 class OnDevice {
  public:
   explicit OnDevice(int device) {

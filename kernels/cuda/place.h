@@ -1,6 +1,6 @@
-// One strided copy cut into units that a thread moves on its own, up to 16 bytes, or converts, one
-// element; device and CPU.
-// Pure. REQUIRES of the copy: as kernels.h says; and that it writes no byte twice.
+// One strided copy, cut into units that one thread handles: up to 16 bytes to move, or one element
+// to convert; device and CPU. Pure.
+// REQUIRES of the copy: what kernels.h requires, and that it writes no byte twice.
 #pragma once
 
 #include "kernels/cuda/portable.h"
@@ -8,21 +8,21 @@
 
 namespace deltawire::kernels::gpu {
 
-/// The Elements of kernels.h, by the same numbers.
+/// The values of Element in kernels.h, with the same numbers.
 enum class Number : uint8_t { kNone = 0, kBF16 = 1, kF16 = 2, kF32 = 3 };
 
 struct PlacePlan {
   static constexpr uint32_t kMaxDims = 6;
-  int64_t src = 0, dst = 0;   ///< bytes
-  uint64_t counts[kMaxDims];  ///< outermost first; missing ones are 1
+  int64_t src = 0, dst = 0;   ///< offsets in bytes
+  uint64_t counts[kMaxDims];  ///< outermost first; 1 for dimensions that the copy lacks
   int64_t src_strides[kMaxDims];
   int64_t dst_strides[kMaxDims];
   uint64_t units_per_run = 0;
-  uint32_t unit = 1;                                ///< bytes of the source: 1, 2, 4, 8 or 16
-  uint32_t dst_unit = 1;                            ///< the same unless converted
-  uint64_t units = 0;                               ///< in all
+  uint32_t unit = 1;                                ///< source bytes: 1, 2, 4, 8 or 16
+  uint32_t dst_unit = 1;                            ///< destination bytes; `unit` unless converted
+  uint64_t units = 0;                               ///< number of units of the whole copy
   Number from = Number::kNone, to = Number::kNone;  ///< kNone: units only move
-  bool aligned = true;                              ///< each unit to its size, on its side
+  bool aligned = true;                              ///< every unit is aligned to its size
   int32_t add = 0;
 };
 
@@ -30,7 +30,7 @@ struct PlaceStep {
   int64_t src, dst;  ///< offsets in bytes
 };
 
-/// Where unit `i` comes from and goes to.
+/// The source and destination offsets of unit `i`.
 DW_HD PlaceStep PlaceUnit(const PlacePlan& plan, uint64_t i) {
   uint64_t run = i / plan.units_per_run;
   const auto within = static_cast<int64_t>(i - run * plan.units_per_run);
@@ -46,7 +46,7 @@ DW_HD PlaceStep PlaceUnit(const PlacePlan& plan, uint64_t i) {
   return step;
 }
 
-/// A T from or to any address.
+/// Load a T from, and store it to, any address; `aligned` promises that the address is aligned.
 template <typename T>
 DW_HD T LoadUnit(const uint8_t* p, bool aligned) {
   if (aligned) return *reinterpret_cast<const T*>(p);
@@ -63,7 +63,7 @@ DW_HD void StoreUnit(uint8_t* p, T v, bool aligned) {
   }
 }
 
-/// Converts one unit of a plan whose `from` is a number.
+/// Converts one unit. REQUIRES: plan.from is not kNone.
 DW_HD void ConvertUnit(const PlacePlan& plan, const uint8_t* src, uint8_t* dst) {
   uint32_t f;
   if (plan.from == Number::kF32) {

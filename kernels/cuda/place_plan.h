@@ -1,5 +1,5 @@
-// A StridedCopy as device code runs it: the largest unit that run, strides and addresses allow.
-// Pure; on the CPU.
+// Turns a StridedCopy into the PlacePlan that device code runs, with the largest unit that run,
+// strides and addresses allow. Pure functions, for the CPU only.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@ static_assert(static_cast<uint8_t>(Number::kBF16) == static_cast<uint8_t>(Elemen
               static_cast<uint8_t>(Number::kF16) == static_cast<uint8_t>(Element::kF16) &&
               static_cast<uint8_t>(Number::kF32) == static_cast<uint8_t>(Element::kF32));
 
-/// Turns a plan that moves bytes into one that converts elements; `src_bits` and `dst_bits` are
-/// the addresses and strides of either side, or'ed.
+/// Turns a plan that moves bytes into one that converts elements. `src_bits` and `dst_bits` are the
+/// bitwise or of the address and all strides of a side, from which the alignment follows.
 inline void PlanConversion(const StridedCopy& copy, const Convert& convert, uint64_t runs,
                            uint64_t src_bits, uint64_t dst_bits, PlacePlan* plan) {
   plan->from = static_cast<Number>(convert.from);
@@ -27,7 +27,7 @@ inline void PlanConversion(const StridedCopy& copy, const Convert& convert, uint
   plan->aligned = src_bits % plan->unit == 0 && dst_bits % plan->dst_unit == 0;
 }
 
-/// `src_address` and `dst_address` are the buffers' addresses, which decide alignment as well.
+/// `src_address` and `dst_address` are the buffers' addresses, on which the alignment also depends.
 inline PlacePlan PlanPlace(const StridedCopy& copy, const Convert& convert, uint64_t src_address,
                            uint64_t dst_address) {
   static_assert(PlacePlan::kMaxDims == StridedCopy::kMaxDims);

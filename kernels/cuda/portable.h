@@ -1,6 +1,6 @@
-// What device code and its emulation on the CPU share: bit counts, atomics.
-// Everything marked DW_HD runs on both sides; on the CPU the "atomics" are plain, because there the
-// lanes of a team run one after the other.
+// Bit counts and atomics for device code and its emulation on the CPU. Functions marked DW_HD run
+// on both. On the CPU the "atomics" are plain operations, because there the lanes of a team run one
+// after the other. Pure but for the atomics.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// GpuQueue of kernels/gpu.h.
+// Implements GpuQueue of kernels/gpu.h.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/place_plan.h"

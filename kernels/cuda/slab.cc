@@ -3,7 +3,7 @@
 namespace deltawire::kernels::gpu {
 namespace {
 
-/// Blocks beyond those of full chunks: each chunk's last may be short.
+/// The most blocks that a slab can hold: the last block of each chunk may be a short one.
 uint32_t MostBlocks(size_t data_bytes) {
   return static_cast<uint32_t>(data_bytes / kBlock) + kMaxBatchChunks;
 }

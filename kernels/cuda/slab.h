@@ -1,6 +1,6 @@
-// One step of a GpuDiffer's pipeline: a stream, and the memory for as many chunks as fit.
-// Owner: the differ. One thread at a time; Free only after its stream was waited for.
-// Cost: about four times the slab's bytes on the device, the slab's once more pinned on the host.
+// One step of a GpuDiffer's pipeline: a stream, and memory for as many chunks as fit.
+// Owner: the differ. Threads: one at a time; destroy or Clear it only after waiting for its stream.
+// Cost: about four times the slab's bytes on the device, and once its bytes pinned on the host.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -11,27 +11,27 @@ namespace deltawire::kernels::gpu {
 /// A chunk in a slab.
 struct Piece {
   uint32_t chunk = 0;
-  uint64_t at = 0;  ///< in the slab's data
-  size_t item = 0;  ///< which of the call's
+  uint64_t at = 0;  ///< offset in the slab's data
+  size_t item = 0;  ///< number of the item in the call
 };
 
 struct Slab {
-  static constexpr size_t kSlack = 64;  ///< words are read and written whole
+  static constexpr size_t kSlack = 64;  ///< extra bytes, since whole words are read and written
 
-  /// `two_halves`: old bytes travel as well.
+  /// With `two_halves` there is room for the old bytes too, which then travel as well.
   GpuStatus Make(size_t data_bytes, bool two_halves);
 
   bool HasRoom(const GpuChunk& chunk) const;
-  /// Takes the chunk in. REQUIRES: HasRoom.
+  /// Adds the chunk. REQUIRES: HasRoom.
   void Take(uint32_t index, size_t item, const GpuChunk& chunk);
   bool empty() const { return pieces.empty(); }
   void Clear();
   uint64_t device_bytes() const;
 
-  size_t capacity = 0;  ///< of data
+  size_t capacity = 0;  ///< bytes of data
   Stream stream;
   std::vector<Piece> pieces;
-  uint64_t used = 0;  ///< of data, a multiple of kAlign
+  uint64_t used = 0;  ///< bytes of data in use, a multiple of kAlign
   uint32_t blocks_used = 0;
 
   // On the device.
@@ -46,7 +46,7 @@ struct Slab {
   DeviceArray<ApplyBlockOut> apply_out;
   DeviceArray<uint64_t> digests;
 
-  // Their other ends.
+  // Their counterparts on the host.
   PinnedArray<uint8_t> host_payloads;
   PinnedArray<DeviceChunk> host_chunks;
   PinnedArray<DeviceBlock> host_blocks;
@@ -56,7 +56,7 @@ struct Slab {
   PinnedArray<uint64_t> host_digests;
 };
 
-/// Blocks of a chunk.
+/// Number of blocks of a chunk.
 inline uint32_t BlocksOf(const GpuChunk& chunk) {
   return (chunk.bytes / chunk.width + kBlock - 1) / kBlock;
 }

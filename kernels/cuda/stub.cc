@@ -1,4 +1,4 @@
-// kernels/gpu.h where no CUDA compiler was found.
+// Implements kernels/gpu.h for builds without a CUDA compiler.
 #include "kernels/gpu.h"
 
 namespace deltawire::kernels {

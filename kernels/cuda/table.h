@@ -1,6 +1,6 @@
-// Header and packed columns of a fast payload (docs/delta_format.md, "fast"), written by device or
-// CPU from the blocks' rows. Reading them is the CPU's work alone (kernels/cpu/payload.h).
-// Pure; the caller's memory.
+// Writes the header and packed columns of a fast payload (docs/delta_format.md, "fast") from the
+// blocks' rows, on device or CPU. Only the CPU reads them (kernels/cpu/payload.h).
+// Pure functions on the caller's memory.
 #pragma once
 
 #include "kernels/cuda/block_encode.h"
@@ -11,7 +11,7 @@ DW_HD uint32_t ColumnValue(const BlockOut& row, uint32_t column) {
   return column == 0 ? row.changed : column == 1 ? row.large : row.bytes;
 }
 
-/// What a table needs to know of its rows.
+/// The figures over all rows that a table's plan needs.
 struct RowSummary {
   uint32_t least[kFastColumns] = {~0u, ~0u, ~0u};
   uint32_t most[kFastColumns] = {};
@@ -31,14 +31,14 @@ struct RowSummary {
 
 struct TablePlan {
   uint32_t least[kFastColumns] = {};
-  uint32_t width[kFastColumns] = {};  ///< bits
+  uint32_t width[kFastColumns] = {};  ///< in bits
   uint32_t row_bits = 0;
-  uint32_t bytes = 0;          ///< of header and columns: the first stream's offset
+  uint32_t bytes = 0;          ///< of header and columns; also the first stream's offset
   uint32_t payload_bytes = 0;  ///< 0 when nothing changed
   uint32_t changed = 0;
 };
 
-/// REQUIRES: blocks >= 1, all of them added.
+/// REQUIRES: blocks >= 1, and `sum` has all their rows.
 DW_HD TablePlan PlanTable(const RowSummary& sum, uint32_t blocks) {
   TablePlan plan;
   for (uint32_t c = 0; c < kFastColumns; ++c) {
@@ -52,10 +52,10 @@ DW_HD TablePlan PlanTable(const RowSummary& sum, uint32_t blocks) {
   return plan;
 }
 
-/// Byte `i` < plan.bytes of header and columns.
+/// Byte `i` of header and columns. REQUIRES: i < plan.bytes.
 DW_HD uint8_t TableByte(const TablePlan& plan, const BlockOut* rows, uint32_t elements,
                         uint32_t element_width, uint32_t i) {
-  if (i <= kHeadBytes) {  // and a reserved one
+  if (i <= kHeadBytes) {  // the head, and the reserved byte behind it
     const uint32_t head = kFormat | static_cast<uint32_t>(Codec::kFast) << 8 | element_width << 16;
     return static_cast<uint8_t>(head >> 8 * i);
   }

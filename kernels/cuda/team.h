@@ -1,8 +1,8 @@
-// How a block's elements are shared out among the lanes that work on it, and what lanes sum up.
-// A Team has Each(f): f(lane) for every lane, then a barrier; PerLane<T>: a value a lane;
-// ExclusiveScan(values): each becomes the Combine of those before it, returns that of all; and
-// Share(x): reads what a phase has left in shared memory, safe against the next phase.
-// Shared memory is written in Each only, and never read there by another lane in the same phase.
+// How a block's elements are divided among the lanes of a Team. A Team has Each(f), a phase:
+// f(lane) for every lane, then a barrier; PerLane<T>, one value per lane; ExclusiveScan(values),
+// which replaces each value by the Combine of all before it and returns that of all; Share(x),
+// which reads x from shared memory before the next phase changes it. Shared memory is written only
+// in Each, and in the same phase no other lane reads what a lane has written.
 #pragma once
 
 #include "kernels/cuda/elements.h"
@@ -10,12 +10,12 @@
 namespace deltawire::kernels::gpu {
 
 inline constexpr uint32_t kLanes = 512;
-inline constexpr uint32_t kMapWords = kBlock / 32;  ///< of a bitmap over a block
+inline constexpr uint32_t kMapWords = kBlock / 32;  ///< words of a bitmap over a block
 inline constexpr uint32_t kWordsPerLane = kMapWords / kLanes;
-inline constexpr uint32_t kPerLane = kBlock / kLanes;  ///< elements
+inline constexpr uint32_t kPerLane = kBlock / kLanes;  ///< elements per lane
 static_assert(kWordsPerLane * kLanes == kMapWords);
 
-/// A stretch of elements as the stretches behind it need to know it. Combine is associative.
+/// A summary of a stretch of elements, as the stretches behind it need it. Combine is associative.
 struct Stretch {
   uint32_t changed = 0;
   uint32_t large = 0;

@@ -1,5 +1,5 @@
-// Dense differences of a block and where two differ, at memory speed; compiled once per target.
-// Pure; thread-safe; safe for unaligned data.
+// Dense differences of a block, and the places where two blocks differ; compiled once per target.
+// Pure; thread-safe; safe for unaligned data. Cost: memory speed.
 #include "hwy/highway.h"
 #include "kernels/cpu/payload.h"
 
@@ -14,7 +14,7 @@ HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// out[i] = a[i] - b[i]; returns how many differ.
+/// out[i] = a[i] - b[i]; returns how many elements differ.
 template <typename T>
 inline uint32_t Subtract(const uint8_t* a, const uint8_t* b, uint8_t* out, size_t elements) {
   const hn::ScalableTag<T> d;
@@ -51,7 +51,7 @@ inline void AddAll(const uint8_t* diffs, uint8_t* data, size_t elements) {
   }
 }
 
-/// One bit per element of 64: set where a and b differ.
+/// Bit i of the result is set where element i of 64 differs between a and b.
 template <typename T>
 HWY_INLINE uint64_t Differing64(const uint8_t* a, const uint8_t* b) {
   const hn::CappedTag<T, 64> d;

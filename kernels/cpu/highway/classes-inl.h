@@ -1,5 +1,5 @@
-// What the tight codec does with every element: classes, sums of their weights, counts; once per
-// target. Pure; thread-safe; safe for unaligned data. Cost: 0.05 to 0.1 ns an element.
+// The tight codec's work on every element: classes, sums of their weights, counts; compiled once
+// per target. Pure; thread-safe; safe for unaligned data. Cost: 0.05 to 0.1 ns per element.
 #include "hwy/highway.h"
 #include "kernels/cpu/changes.h"
 #include "kernels/cpu/highway/pack-inl.h"
@@ -62,7 +62,8 @@ inline void Classes(const uint8_t* data, size_t elements, ClassFunction function
       return ClassesAs<uint32_t, ClassFunction::kF32>(data, elements, base, classes);
     case ClassFunction::kF8E4M3:
     case ClassFunction::kF8E5M2:
-      // A base beyond the exponent's range would not fit the signed lanes; nothing is above it.
+      // No exponent is above 31, so with such a base every class is 0. The vector code below cannot
+      // be used: its signed lanes might not hold the base.
       if (base > 31) {
         std::memset(classes, 0, elements);
       } else if (function == ClassFunction::kF8E4M3) {
@@ -78,7 +79,7 @@ inline void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&
                       uint64_t* sums) {
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
-  // A table look-up gives bytes, so the weights go byte by byte.
+  // A table look-up gives bytes, so the weights are looked up byte by byte.
   HWY_ALIGN uint8_t bytes[3][kClasses];
   for (size_t c = 0; c < kClasses; ++c) {
     for (size_t b = 0; b < 3; ++b) bytes[b][c] = static_cast<uint8_t>(weights[c] >> 8 * b);
@@ -121,7 +122,7 @@ inline void CountClasses(const uint8_t* classes, size_t elements, uint32_t (&cou
   for (; i < elements; ++i) ++counts[classes[i]];
 }
 
-/// Writes a block's changes into arrays.
+/// Collects a block's changes in arrays.
 template <typename T>
 struct ListSink {
   HWY_INLINE void Prefetch(uint32_t) const {}

@@ -1,5 +1,6 @@
-// bf16, fp16 and fp32 into one another, a run at a time; once per target. Bit for bit what
-// kernels/float_bits.h does. Pure; thread-safe; safe for unaligned data. Cost: memory speed.
+// Converts bf16, fp16 and fp32 into one another, a run at a time; compiled once per target. The
+// results equal those of kernels/float_bits.h bit for bit. Pure; thread-safe; safe for unaligned
+// data. Cost: memory speed.
 #include <cstring>
 
 #include "hwy/highway.h"
@@ -27,7 +28,8 @@ using U16 = hn::Vec<U16Tag>;
 
 HWY_INLINE U32 MagnitudeOf(U32 f) { return hn::And(f, hn::Set(U32Tag(), ~kF32Sign)); }
 
-/// Signed: magnitudes have no sign bit, and not every target compares unsigned numbers as fast.
+/// magnitude > limit, by lane. Compares signed numbers, which some targets do faster; magnitudes
+/// have no sign bit.
 HWY_INLINE hn::Mask<U32Tag> Above(U32 magnitude, uint32_t limit) {
   const hn::RebindToSigned<U32Tag> ds;
   const hn::RebindToFloat<U32Tag> df;
@@ -61,7 +63,8 @@ HWY_INLINE U32 NarrowToF16(U32 f) {
   const U32 odd = hn::And(hn::ShiftRight<13>(rest), hn::Set(d, 1));
   U32 normal = hn::Add(rest, hn::Add(odd, hn::Set(d, 0x0fff - ((127u - 15) << 23))));
   normal = hn::ShiftRight<13>(normal);
-  // The last place of [0.5, 1) is that of fp16's subnormal numbers: the addition rounds.
+  // In [0.5, 1) the last place of an fp32 is worth the same as that of a subnormal fp16, so adding
+  // 0.5 rounds to it.
   const auto half = hn::Set(df, 0.5f);
   const U32 subnormal =
       hn::Sub(hn::BitCast(d, hn::Add(hn::BitCast(df, rest), half)), hn::BitCast(d, half));
@@ -88,10 +91,10 @@ class Converter {
 
   explicit Converter(int add) : adds_(add != 0), summand_(static_cast<float>(add)) {}
 
-  /// Elements of one step.
+  /// Number of elements that one step converts.
   static size_t Step() { return 2 * hn::Lanes(U32Tag()); }
 
-  /// `stream`: `dst` is aligned to whole vectors, and its lines are not worth a place in the cache.
+  /// With `stream` the result goes past the cache. REQUIRES then: `dst` is aligned to vectors.
   void Run(std::byte* dst, const std::byte* src, size_t elements, bool stream) const {
     if (adds_) return RunAs<true>(dst, src, elements, stream);
     RunAs<false>(dst, src, elements, stream);
@@ -112,7 +115,7 @@ class Converter {
       }
     }
     if (i == elements) return;
-    // One step on a copy: what does not fill a vector.
+    // The rest does not fill a step and is converted in copies.
     std::byte in[2 * HWY_MAX_BYTES] = {};
     std::byte out[2 * HWY_MAX_BYTES];
     std::memcpy(in, src + i * kFromWidth, (elements - i) * kFromWidth);

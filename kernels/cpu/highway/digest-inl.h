@@ -1,10 +1,10 @@
-// The vector digest of a range and the digest's step for one element; compiled once per target.
-// Pure; thread-safe. Cost: memory speed (the key stays in the first-level cache).
+// The digest of a range, in vectors, and the digest's change for one element; compiled once per
+// target. Pure; thread-safe. Cost: memory speed (the key stays in the first-level cache).
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/payload.h"
 
-// Highway includes this once per instruction set; the toggle is its idiom for a guard.
+// Highway includes this file once per instruction set; the toggle is its idiom of include guard.
 #if defined(DELTAWIRE_KERNELS_CPU_HIGHWAY_DIGEST_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTAWIRE_KERNELS_CPU_HIGHWAY_DIGEST_INL_H_
 #undef DELTAWIRE_KERNELS_CPU_HIGHWAY_DIGEST_INL_H_
@@ -16,7 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Lane by lane: GCC's AVX-512 reduction adds signed numbers, which must not overflow.
+/// The sum of all lanes, added one by one: GCC's AVX-512 reduction adds signed numbers, whose
+/// overflow would be undefined behaviour.
 template <class D>
 HWY_INLINE uint64_t AddUpLanes(D d64, hn::VFromD<D> v) {
   HWY_ALIGN uint64_t lanes[hn::MaxLanes(d64)];
@@ -31,7 +32,7 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
                          size_t words) {
   uint64_t total = 0;
   size_t i = 0;
-#if HWY_TARGET != HWY_SCALAR  // which has no 32 x 32 multiplication
+#if HWY_TARGET != HWY_SCALAR  // HWY_SCALAR has no 32 x 32 multiplication
   const hn::ScalableTag<uint64_t> d64;
   const hn::Repartition<uint32_t, decltype(d64)> d32;
   const hn::Rebind<uint32_t, decltype(d64)> dhalf;
@@ -40,8 +41,8 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
   // fast everywhere; the shift is done once, at the end.
   auto low0 = hn::Zero(d64), low1 = hn::Zero(d64), high0 = hn::Zero(d64), high1 = hn::Zero(d64);
   const auto* p = reinterpret_cast<const uint32_t*>(data);
-  // Far beyond what the hardware looks ahead: data not in cache come in at more than twice the
-  // rate.
+  // Farther ahead than the hardware prefetches: this more than doubles the rate of data that are
+  // not in the cache.
   constexpr size_t kAheadWords = 2048;
   for (; i + 2 * lanes <= words; i += 2 * lanes) {
     hwy::Prefetch(p + i + kAheadWords);
@@ -60,10 +61,10 @@ inline uint64_t SumWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
   return total;
 }
 
-/// Blocks whose sums are made together, so that each vector of the key is loaded once for all.
+/// Number of blocks that are summed together, so that each vector of the key is loaded only once.
 constexpr size_t kSumBlocks = 4;
 
-/// sums[b] = the sum of key * word over block b of kSumBlocks whole blocks that follow each other.
+/// sums[b] = sum of key * word over block b, for kSumBlocks whole consecutive blocks.
 inline void SumBlocks(const DigestKey& key, const uint8_t* HWY_RESTRICT data,
                       uint64_t* HWY_RESTRICT sums) {
 #if HWY_TARGET == HWY_SCALAR
@@ -81,7 +82,8 @@ inline void SumBlocks(const DigestKey& key, const uint8_t* HWY_RESTRICT data,
   for (size_t i = 0; i < DigestKey::kWordsPerBlock; i += 2 * lanes) {
     const V k0 = hn::LoadU(d64, key.words() + i);
     const V k1 = hn::LoadU(d64, key.words() + i + lanes);
-    // As words lie in memory: those at even places in the low halves, at odd ones in the high.
+    // A 64-bit lane of data holds an even word in its low half and the next, odd word in its high
+    // half. The keys are split likewise, so that both fit the lanes of the data.
     const auto even = hn::BitCast(d32, hn::ConcatEven(d64, k1, k0));
     const auto odd = hn::BitCast(d32, hn::ConcatOdd(d64, k1, k0));
     const auto even_high = hn::BitCast(d32, hn::ShiftRight<32>(hn::BitCast(d64, even)));
@@ -108,8 +110,8 @@ inline void SumBlocks(const DigestKey& key, const uint8_t* HWY_RESTRICT data,
 #endif
 }
 
-/// Key * word over words that are read for another reason anyway, a few at a time: two sums per
-/// lane, which the caller holds in registers. At most 8 lanes, so that 64 bytes are whole steps.
+/// Sums of key * word for a caller that reads the words for another reason anyway, a few at a time.
+/// It holds two sums per lane in registers. At most 8 lanes, so that 64 bytes are whole steps.
 using SumTag = hn::CappedTag<uint64_t, 8>;
 using SumLanes = hn::Vec<SumTag>;
 
@@ -136,7 +138,7 @@ HWY_INLINE void AddWords(const uint64_t* HWY_RESTRICT key, const uint8_t* HWY_RE
 #endif
 }
 
-/// The sum over all lanes, which then are zero.
+/// Returns the sum over all lanes and sets them to zero.
 HWY_INLINE uint64_t TakeSum(SumLanes& low, SumLanes& high) {
   const SumTag d64;
   const uint64_t total = AddUpLanes(d64, hn::Add(low, hn::ShiftLeft<32>(high)));
@@ -144,7 +146,7 @@ HWY_INLINE uint64_t TakeSum(SumLanes& low, SumLanes& high) {
   return total;
 }
 
-/// Digest of `size` bytes that stand at `offset` (a multiple of 4) of the chunk.
+/// Digest of the `size` bytes at `offset` of the chunk. REQUIRES: `offset` is a multiple of 4.
 inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t size, size_t offset) {
   uint64_t digest = 0;
   constexpr size_t kTogether = kSumBlocks * DigestKey::kBlockBytes;
@@ -177,7 +179,7 @@ inline uint64_t RangeDigest(const DigestKey& key, const uint8_t* data, size_t si
   return digest;
 }
 
-/// Follows the digest of one block of elements, change by change.
+/// Sums up by how much the digest grows over the changes of one block of elements.
 template <typename T>
 class BlockDigest {
  public:
@@ -201,14 +203,14 @@ class BlockDigest {
 
   uint64_t Sum() const { return sum_; }
 
-  // For a digest of the block's bytes as they are; `byte` counts from the block's begin.
+  // The key for digesting the block's bytes themselves; `byte` counts from the block's begin.
   const uint64_t* WordsAt(size_t byte) const {
     return words_ + byte / 4 % DigestKey::kWordsPerBlock;
   }
   uint64_t MultiplierAt(size_t byte) const { return multipliers_[byte / DigestKey::kBlockBytes]; }
-  /// What bytes [first, last) of `data` add, few and all in one 4 KiB.
+  /// What bytes [first, last) of `data` add to the digest. REQUIRES: they lie in one digest block.
   uint64_t Rest(const uint8_t* data, size_t first, size_t last) const {
-    if (first == last) return 0;  // at the end of the largest chunk there is no multiplier either
+    if (first == last) return 0;  // at the end of the largest chunk MultiplierAt would overrun
     uint64_t sum = 0;
     for (size_t at = first; at < last; at += 4) {
       uint32_t word = 0;
@@ -221,7 +223,7 @@ class BlockDigest {
  private:
   static_assert(kBlockElements * sizeof(T) % DigestKey::kBlockBytes == 0);
   const uint64_t* words_;
-  const uint64_t* multipliers_;  // from this block of elements on
+  const uint64_t* multipliers_;  // starting at this block of elements
   uint64_t sum_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Fold and negate, touching only what the payloads touch; compiled once per target.
+// Fold and negate, touching only elements that the payloads change; compiled once per target.
 // Scratch is one block of elements, kept zero between blocks. Payloads are not trusted.
 #include "hwy/highway.h"
 #include "kernels/cpu/highway/pack-inl.h"
@@ -15,7 +15,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 
-/// Adds changes, times `sign` (1 or -1), to the dense scratch and marks where.
+/// Adds changes, times `sign` (1 or -1), to the dense scratch and marks their places.
 template <typename T>
 struct FoldSink {
   HWY_INLINE void Prefetch(uint32_t) const {}
@@ -92,7 +92,7 @@ bool FoldBlock(std::span<const Bytes> payloads, size_t raw_bytes, size_t b, Fold
     only = &payload;
     ++changing;
   }
-  if (changing == 1 && sink.sign == 1) {  // canonical already
+  if (changing == 1 && sink.sign == 1) {  // the one payload's stream is the sum's encoding already
     const PayloadView view = PayloadView::Parsed(*only, raw_bytes, sizeof(T));
     const BlockRow row = view.Row(b);
     std::memcpy(writer.cursor(), view.StreamOf(b), row.bytes);
@@ -109,7 +109,7 @@ bool FoldBlock(std::span<const Bytes> payloads, size_t raw_bytes, size_t b, Fold
   return true;
 }
 
-/// What fold and negate ask of their arguments before any byte is written.
+/// Checks the arguments of fold and negate before any byte is written.
 template <typename T>
 DecodeStatus CheckSum(std::span<const Bytes> payloads, size_t raw_bytes, MutableBytes scratch,
                       MutableBytes out) {

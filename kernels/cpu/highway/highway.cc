@@ -33,19 +33,19 @@ uint64_t DigestRange(const DigestKey& key, Bytes data, size_t offset) {
   return RangeDigest(key, Ptr(data), data.size(), offset);
 }
 
-/// Elements compared before some of the changes found are looked at.
+/// Number of elements that are compared before some of the changes found are processed.
 constexpr size_t kSegment = 512;
 
-/// Finds the changes of one block and brings its digest forward. `pace` changes are looked at after
-/// each segment, as long as there are so many: a loop over those of the segment would end where
-/// nobody can predict it, and each time stop the looking ahead in memory.
-/// Returns how much the digest grows. `digest` is a copy: behind a reference, it would have to be
-/// read anew after each store of a byte. With kCheck, *before grows by what the old bytes add to
-/// their own digest, summed up between the comparisons, where much of it hides behind the memory.
+/// Finds the changes of one block and returns by how much they make the digest grow. After each
+/// segment `pace` changes are processed, if there are as many: a loop over exactly the segment's
+/// changes would have an unpredictable end, and each misprediction would stall the prefetching.
+/// `digest` is a copy, since a reference would have to be read again after each store of a byte.
+/// With kCheck, *before grows by the digest of the old bytes. It is summed up between the
+/// comparisons, where much of its cost hides behind the memory's.
 template <typename T, bool kCheck>
 uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t pace,
                      BlockDigest<T> digest, Changes& changes, uint64_t* before) {
-  constexpr size_t kAhead = 5120;  // bytes; more is slower where much changes, 4096 everywhere
+  constexpr size_t kAhead = 5120;  // bytes; more is slower where much changes, 4096 always slower
   constexpr size_t kStep = 64 * sizeof(T);
   uint16_t* const found = changes.at();
   size_t count = 0, taken = 0;
@@ -55,7 +55,7 @@ uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t
     changes.Put<T>(i, static_cast<T>(new_value - old_value));
     digest.Step(at, old_value, new_value);
   };
-  SumLanes low = hn::Zero(SumTag()), high = low;  // of the old bytes since the last 4 KiB
+  SumLanes low = hn::Zero(SumTag()), high = low;  // old bytes since the last digest block's begin
   for (size_t first = 0; first < elements; first += kSegment) {
     const size_t end = std::min(first + kSegment, elements);
     size_t i = first;
@@ -70,7 +70,7 @@ uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t
       if constexpr (kCheck) AddWords<kStep / 4>(digest.WordsAt(byte), o + byte, low, high);
     }
     if constexpr (kCheck) {
-      // Before the rest of the block's last segment, or at the end of 4 KiB.
+      // At the end of a digest block of 4 KiB, and before the remainder of the last segment.
       const size_t byte = i * sizeof(T);
       if (end == elements || byte % DigestKey::kBlockBytes == 0) {
         *before += digest.MultiplierAt(first * sizeof(T)) * TakeSum(low, high);
@@ -89,7 +89,7 @@ uint64_t FindChanges(const uint8_t* o, const uint8_t* n, size_t elements, size_t
   return digest.Sum();
 }
 
-/// With kCheck, `digest_before` is not what it was given but what the old bytes have.
+/// With kCheck, the argument `digest_before` is ignored and computed from the old bytes instead.
 template <typename T, bool kCheck>
 EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
                           uint64_t digest_before, MutableBytes out) {
@@ -106,7 +106,7 @@ EncodeResult DiffEncodeAs(const DigestKey& key, Bytes old_data, Bytes new_data,
     Changes changes;
     growth +=
         FindChanges<T, kCheck>(o, n, block, pace, BlockDigest<T>(key, b), changes, &digest_before);
-    pace = changes.count() / (kBlockElements / kSegment) + 1;  // the next block is much the same
+    pace = changes.count() / (kBlockElements / kSegment) + 1;  // the next block is probably alike
     const auto fetch = [&](size_t, size_t at) {
       return static_cast<T>(LoadElement<T>(n, at) - LoadElement<T>(o, at));
     };
@@ -239,7 +239,7 @@ HWY_EXPORT(Table);
 class Registry {
  public:
   Registry() {
-    // Narrowing what Highway may dispatch to is its own way to reach every compiled target.
+    // To reach every compiled target, Highway must be told one by one which target to dispatch to.
     for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {
       const int64_t target = left & -left;  // a lower bit is a better target
       hwy::GetChosenTarget().Update(target);
@@ -264,7 +264,7 @@ class Registry {
 }  // namespace
 
 std::span<const Backend* const> HighwayBackends() {
-  // Never destroyed: threads may still use its tables while the program exits.
+  // The registry is never destroyed: threads may still use its tables while the program exits.
   static const Registry& registry = *new Registry;
   return registry.tables();
 }

@@ -10,7 +10,7 @@ namespace deltawire::kernels {
 
 /// The table of the best instruction set of this machine.
 const Backend& HighwayBackend();
-/// The tables of every instruction set that this machine runs, best first.
+/// The tables of every instruction set that this machine can run, best first.
 std::span<const Backend* const> HighwayBackends();
 
 }  // namespace deltawire::kernels

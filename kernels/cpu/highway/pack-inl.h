@@ -1,6 +1,6 @@
-// The changes of one block, collected and then packed into its sparse stream; once per target.
-// Lives on the stack (about 460 KiB, of which a block touches what it changes). Trusted data only.
-// Cost: 1 to 2 ns a change. The format: docs/delta_format.md, "fast".
+// Collects the changes of one block and packs them into its sparse stream; compiled once per
+// target. Lives on the stack (about 460 KiB, of which a block touches a part in proportion to its
+// changes). Trusted data only. Cost: 1 to 2 ns per change. Format: docs/delta_format.md, "fast".
 #include "hwy/highway.h"
 #include "kernels/cpu/payload.h"
 
@@ -15,17 +15,19 @@ HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Appends the positions of `bits`' ones to `out` (room for 64) and returns how many.
+/// Appends `base` plus the position of each set bit of `bits` to `out`, which has room for 64, and
+/// returns how many bits are set.
 HWY_INLINE size_t AppendPositions(uint64_t bits, uint32_t base, uint16_t* out) {
   const auto count = static_cast<size_t>(std::popcount(bits));
   const auto next = [&bits] {
-    // With a bit for certain: a test for none would be a branch that nobody can predict.
+    // Bit 63 is set so that the argument is never 0; a test for 0 would be an unpredictable branch.
     const auto at = static_cast<uint64_t>(__builtin_ctzll(bits | uint64_t{1} << 63));
     bits &= bits - 1;
     return at;
   };
-  // Four at a time, needed or not: cheaper than a branch per bit. As one number, because compilers
-  // make slow vectors of four stores; what a position that is none carries over spoils only others.
+  // Positions are made four at a time, even beyond `count`: that is cheaper than a branch per bit.
+  // They are stored as one 64-bit number, because compilers turn four stores into slow vector code.
+  // Lanes beyond `count` are garbage, and a carry out of one reaches only lanes beyond it.
   for (size_t i = 0;; i += 4) {
     uint64_t four = next();
     four |= next() << 16;
@@ -37,7 +39,7 @@ HWY_INLINE size_t AppendPositions(uint64_t bits, uint32_t base, uint16_t* out) {
   }
 }
 
-/// Appends bits to memory that has eight bytes of room past the stream's end.
+/// Appends bits. REQUIRES: the memory has eight bytes of room past the stream's end.
 class WordWriter {
  public:
   explicit WordWriter(uint8_t* out) : at_(out) {}
@@ -59,7 +61,7 @@ class WordWriter {
     for (; zeros > 55; zeros -= 55) Put(0, 55);
     Put(uint64_t{1} << zeros, static_cast<unsigned>(zeros) + 1);
   }
-  /// One past the last byte.
+  /// Returns the address one past the last byte.
   uint8_t* Finish() const { return at_ + (filled_ > 0); }
 
  private:
@@ -68,14 +70,14 @@ class WordWriter {
   unsigned filled_ = 0;
 };
 
-/// Times a number of 16 bits: that number in each of four lanes.
+/// A 16-bit number times this factor is that number in each of four 16-bit lanes.
 inline constexpr uint64_t kEachOfFour = 0x0001000100010001;
 
-/// Places between at[i] and the one before.
+/// The number of places between at[i - 1] and at[i].
 HWY_INLINE uint64_t GapBefore(const uint16_t* at, size_t i) {
   return i == 0 ? at[0] : uint64_t{at[i]} - at[i - 1] - 1;
 }
-/// The gaps before at[i .. i + 3], 16 bits each. Places ascend, so no lane borrows from the next.
+/// The gaps before at[i .. i + 3], 16 bits each. Places rise, so no lane borrows from the next.
 HWY_INLINE uint64_t FourGaps(const uint16_t* at, size_t i) {
   uint64_t here, before;
   std::memcpy(&here, at + i, 8);
@@ -84,8 +86,8 @@ HWY_INLINE uint64_t FourGaps(const uint16_t* at, size_t i) {
   return here - before - kEachOfFour;
 }
 
-/// Gathers the lower k bits of four lanes, k <= 14.
-#if HWY_TARGET <= HWY_AVX3  // every processor with AVX-512 extracts bits in one step
+/// Gathers the lower k bits of each of four 16-bit lanes, k <= 14.
+#if HWY_TARGET <= HWY_AVX3  // every processor with AVX-512 also has pext, which does it in one step
 class FourLows {
  public:
   explicit FourLows(unsigned k) : lanes_(LowMask(k) * kEachOfFour) {}
@@ -117,8 +119,8 @@ class QuotientsOfEight {
   HWY_INLINE QuotientsOfEight(const uint16_t* at, size_t i, unsigned k) {
     const __m128i here = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i));
     const __m128i before = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + i - 1));
-    // A code ends one place behind the one before and its own zeros: sums, which fit 16 bits since
-    // places do.
+    // The end of each code is the sum of all codes' lengths up to it, and a length is quotient + 1.
+    // The sums fit 16 bits, because places do.
     __m128i sum = _mm_sub_epi16(_mm_sub_epi16(here, before), _mm_set1_epi16(1));
     sum = _mm_srl_epi16(sum, _mm_cvtsi32_si128(static_cast<int>(k)));
     sum = _mm_add_epi16(sum, _mm_set1_epi16(1));
@@ -139,27 +141,28 @@ class QuotientsOfEight {
 };
 #endif
 
-/// A block's changes: where, and the differences as far as a byte holds them.
+/// A block's changes: their places, and their differences clamped to a byte.
 class Changes {
  public:
-  static constexpr uint8_t kWide = 127;  ///< codes of this size stand for "look it up"
+  static constexpr uint8_t kWide = 127;  ///< a code of this magnitude means "call fetch"
 
-  /// Where positions are put, in rising order.
+  /// The array for the changes' places, to be filled in rising order.
   uint16_t* at() { return at_; }
   const uint16_t* at() const { return at_; }
   uint32_t count() const { return count_; }
-  /// Notes the difference of change i.
+  /// Sets the difference of change i.
   template <typename T>
   HWY_INLINE void Put(size_t i, T d) {
     using S = std::make_signed_t<T>;
     const S s = static_cast<S>(d);
     code_[i] = static_cast<int8_t>(std::clamp<S>(s, -S{kWide}, S{kWide}));
   }
-  /// After all positions and differences were put.
+  /// To be called once all places and differences are set.
   void SetCount(size_t count) { count_ = static_cast<uint32_t>(count); }
 
-  /// Packs the stream at `out` unless raw differences are no larger (row.bytes == raw then).
-  /// `fetch(change, at)` is the difference of that change, of element `at` of the block.
+  /// Packs the stream at `out`. If raw differences would be no larger, writes nothing and returns
+  /// their size in row.bytes. `fetch(change, at)` returns the difference of change number `change`,
+  /// which is that of element `at` of the block.
   template <typename T, typename Fetch>
   BlockRow Pack(size_t elements, Fetch fetch, uint8_t* out);
 
@@ -169,8 +172,8 @@ class Changes {
   void FindLarge(Fetch fetch);
   template <typename T, typename Fetch>
   void CountLengths(Fetch fetch);
-  // A writer is passed by value: behind a reference, its bytes' stores would make it live in
-  // memory.
+  // Writers are passed by value: behind a reference their members would have to live in memory,
+  // because the stores of bytes might alias them.
   static WordWriter PutGaps(WordWriter bits, const uint16_t* at, size_t count, unsigned k);
   WordWriter PutSigns(WordWriter bits) const;
   static WordWriter PutQuotients(WordWriter bits, const uint16_t* at, size_t count, unsigned k);
@@ -189,12 +192,12 @@ class Changes {
   uint16_t at_[kBlockElements + 64];
   int8_t code_[kBlockElements + 64];
   uint16_t large_[kBlockElements + 64];
-  uint16_t magnitude_[kBlockElements + 64];  // of the large ones, at most kWide
+  uint16_t magnitude_[kBlockElements + 64];  // of the large changes, at most kWide
 };
 
 template <typename T, typename Fetch>
 void Changes::FindLarge(Fetch fetch) {
-  // Lane by lane into place, without a branch: where the large ones are, nobody can predict.
+  // Compresses lanes instead of branching, because it is unpredictable which changes are large.
   const hn::ScalableTag<int32_t> d;
   const hn::Rebind<int8_t, decltype(d)> d8;
   const hn::Rebind<uint16_t, decltype(d)> d16;
@@ -217,7 +220,7 @@ void Changes::FindLarge(Fetch fetch) {
 
 template <typename T, typename Fetch>
 void Changes::CountLengths(Fetch fetch) {
-  // How many have a size v of l bits or more, that is, a magnitude of at least 2^(l-1) + 2.
+  // reach[l] counts changes whose size v has l bits or more, i.e. a magnitude >= 2^(l-1) + 2.
   constexpr size_t kBits = 7;
   const hn::CappedTag<int16_t, 32> d;
   const size_t lanes = hn::Lanes(d);
@@ -273,7 +276,8 @@ inline WordWriter Changes::PutSigns(WordWriter bits) const {
 inline WordWriter Changes::PutQuotients(WordWriter bits, const uint16_t* at, size_t count,
                                         unsigned k) {
   const uint64_t lane = LowMask(16 - k) * kEachOfFour;
-  // Where four ones stand: the multiplication adds up the lanes before, and each has a one.
+  // The places of four codes' ones: the multiplication adds to each lane the quotients before it,
+  // and the constant adds the ones of the codes before.
   const auto ends = [&](size_t i) {
     return (FourGaps(at, i) >> k & lane) * kEachOfFour + 0x0003000200010000;
   };
@@ -324,7 +328,7 @@ BlockRow Changes::Pack(size_t elements, Fetch fetch, uint8_t* out) {
   const unsigned kl = e > 0 ? RiceParameter(e, c) : 0;
   const unsigned order = e > 0 ? SizeOrder(lengths_, e) : 0;
   const size_t raw = elements * sizeof(T);
-  // Never less than the true size, and nearly always enough to say that the stream is small.
+  // An upper bound, which nearly always suffices to show that the stream is smaller than raw.
   uint64_t bound =
       uint64_t{c} * (k + 2) + (elements >> k) + uint64_t{e} * (kl + 1) + (c >> kl) + kOrderBits;
   for (unsigned l = 0; l < kBitLengths; ++l) {

@@ -1,6 +1,6 @@
-// Strided copies at memory speed: runs, transpositions through a tile in the cache, conversions on
-// the way; once per target. Pure; thread-safe; safe for unaligned data; up to 48 KiB of stack.
-// A copy of kStreamBytes or more is written past the cache.
+// Strided copies at memory speed: of runs, of transpositions through a tile in the cache, and with
+// conversions; compiled once per target. Pure; thread-safe; safe for unaligned data; up to 48 KiB
+// of stack. A copy of kStreamBytes or more is written past the cache.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -43,7 +43,7 @@ HWY_INLINE void StreamLines(std::byte* dst, const std::byte* src, size_t bytes) 
 #endif
 }
 
-/// Elements of kWidth bytes, moved as they are.
+/// Moves a row of elements of kWidth bytes unchanged.
 template <size_t kWidth>
 class MoveRow {
  public:
@@ -95,7 +95,7 @@ class ConvertRow {
 };
 #endif
 
-/// Rows whose elements stand `step` bytes apart in the destination.
+/// Writes rows whose elements lie `step` bytes apart in the destination.
 template <typename Row>
 class SpreadRow {
  public:
@@ -127,7 +127,7 @@ auto UnsignedOf() {
   if constexpr (kWidth == 8) return uint64_t{};
 }
 
-/// Transposes a square of one vector's lanes to a side; `from` are its source rows.
+/// Transposes a square whose side is one vector's number of lanes; `from` are its source rows.
 template <typename T>
 HWY_INLINE void TransposeSquare(const std::byte* const* from, size_t at, std::byte* to,
                                 size_t pitch) {
@@ -142,7 +142,8 @@ HWY_INLINE void TransposeSquare(const std::byte* const* from, size_t at, std::by
   const hn::FixedTag<T, kSide> d;
   hn::Vec<decltype(d)> a[kSide], b[kSide];
   for (size_t i = 0; i < kSide; ++i) a[i] = hn::LoadU(d, reinterpret_cast<const T*>(from[i] + at));
-  // Each pass shuffles the rows like a deck of cards; after log2(side) of them row i is column i.
+  // Each pass interleaves the upper and lower half of the rows. After log2(side) passes row i is
+  // what was column i.
   for (size_t pass = 1; pass < kSide; pass *= 2) {
     for (size_t i = 0; i < kSide / 2; ++i) {
       b[2 * i] = hn::InterleaveLower(d, a[i], a[i + kSide / 2]);
@@ -156,21 +157,22 @@ HWY_INLINE void TransposeSquare(const std::byte* const* from, size_t at, std::by
 #endif
 }
 
-/// A piece of a transposition that fits the first cache on both sides; its elements turn to
-/// kToWidth bytes on their way out of it.
+/// A piece of a transposition whose source and destination lines fit the first-level cache. Its
+/// elements get kToWidth bytes when they leave it.
 template <typename T, size_t kToWidth>
 class Tile {
  public:
   static constexpr size_t kRows = std::min<size_t>(128, 256 / sizeof(T));
   static constexpr size_t kColumns = 128 / std::min(sizeof(T), kToWidth);
-  /// A line more than a row, so that the rows do not all fall on the same sets of the cache.
+  /// Rows are a cache line farther apart than needed, so that they do not all map to the same cache
+  /// sets.
   static constexpr size_t kPitch = kColumns * sizeof(T) + kLine;
 
-  /// Reads `rows` elements, `skip` bytes on, of each of the `columns` source rows at `from`, and
-  /// sees to it that those `ahead` bytes further on will be at hand.
+  /// Reads `rows` elements, starting at byte `skip`, of each of the `columns` source rows at
+  /// `from`, and prefetches the bytes that lie `ahead` bytes further on.
   void Fill(const std::byte* const* from, size_t skip, int64_t ahead, size_t rows, size_t columns) {
     constexpr size_t kSide = 16 / sizeof(T);
-    constexpr size_t kSquares = kLine / 16;  // in one line of a source row
+    constexpr size_t kSquares = kLine / 16;  // squares that one line of a source row feeds
     constexpr size_t kFetches = std::max<size_t>(kSide / kSquares, 1);
     if (rows < kSide || columns < kSide) {
       for (size_t c = 0; c < columns; ++c) {
@@ -180,7 +182,7 @@ class Tile {
       }
       return;
     }
-    // The last squares overlap those before where the sides are no multiples.
+    // Where a side is not a multiple of kSide, the last square overlaps the one before.
     for (size_t c = 0; c < columns; c += kSide) {
       const size_t column = std::min(c, columns - kSide);
       for (size_t r = 0; r < rows; r += kSide) {
@@ -202,7 +204,7 @@ class Tile {
   alignas(kLine) std::byte bytes_[kRows * kPitch];
 };
 
-/// One matrix of a transposition.
+/// Copies one matrix of a transposition.
 template <typename T, typename Row>
 void TransposeMatrix(const Transposition& t, const std::byte* src, std::byte* dst, const Row& row) {
   using Tiles = Tile<T, Row::kToWidth>;
@@ -211,13 +213,13 @@ void TransposeMatrix(const Transposition& t, const std::byte* src, std::byte* ds
   std::byte* onto[Tiles::kRows];
   const uint64_t rows = t.rows.count(), columns = t.columns.count();
   Walker column(t.columns, 0);
-  // A first tile that ends where a line of the destination does.
+  // The first tile may be narrower, so that later ones begin at a cache line of the destination.
   uint64_t wide = Tiles::kColumns - (kLine - ToNextLine(dst)) % kLine / Row::kToWidth;
   for (uint64_t c = 0; c < columns; c += wide, wide = Tiles::kColumns) {
     wide = std::min(wide, columns - c);
     for (size_t i = 0; i < wide; ++i, column.Next()) from[i] = src + column.src();
     std::byte* const to = dst + static_cast<int64_t>(c) * t.column_step;
-    const int64_t below = column.src() - (from[0] - src);  // where the next tiles' rows are
+    const int64_t below = column.src() - (from[0] - src);  // offset of the next tiles' source rows
     Walker at(t.rows, 0);
     for (uint64_t r = 0; r < rows; r += Tiles::kRows) {
       const size_t high = std::min<uint64_t>(Tiles::kRows, rows - r);
@@ -231,8 +233,8 @@ void TransposeMatrix(const Transposition& t, const std::byte* src, std::byte* ds
   }
 }
 
-/// How far ahead of a run the next ones should be on their way into the cache; 0 for runs that are
-/// long enough for the machine to see by itself where they go.
+/// How many bytes ahead of a run the source should be prefetched; 0 for runs that are long enough
+/// for the hardware's own prefetching.
 inline int64_t FetchDistance(const Nest& nest, size_t run_bytes) {
   constexpr size_t kLong = 16 << 10, kAhead = 4096;
   if (nest.dims == 0 || run_bytes >= kLong) return 0;
@@ -267,7 +269,7 @@ void PlaceRows(const Nest& nest, const std::byte* src, std::byte* dst, const Row
   }
 }
 
-/// Runs whose length the compiler knows: one or a few moves.
+/// Copies runs of a length that the compiler knows, so that each takes one or a few moves.
 template <size_t kBytes>
 void PlaceShort(const Nest& nest, const std::byte* src, std::byte* dst) {
   ForEachRunNearby(nest, kBytes,

@@ -6,18 +6,19 @@
 namespace deltawire::kernels {
 namespace {
 
-/// Below this many elements along either side a plain walk is as good.
+/// With fewer elements than this along either side a plain walk is as fast.
 constexpr uint64_t kLeastSide = 8;
-/// Columns further apart than this many elements of the destination share no cache line worth it.
+/// If columns lie further apart than this many destination elements, too few share a cache line for
+/// a transposition to pay.
 constexpr int64_t kWidestGap = 8;
 
-/// True when `outer` goes on where `inner` ends.
+/// True when a step of `outer` continues where `inner` ends, so that both are one axis.
 bool Continues(const Axis& outer, const Axis& inner) {
   const auto count = static_cast<int64_t>(inner.count);
   return outer.src == inner.src * count && outer.dst == inner.dst * count;
 }
 
-/// Merges one axis into the run or into another one; false when there is none to merge.
+/// Merges one axis into the run or into another axis; false when none can be merged.
 bool MergeOne(Nest& nest, size_t src_width, size_t dst_width) {
   const auto run = static_cast<int64_t>(nest.run);
   for (size_t i = 0; i < nest.dims; ++i) {
@@ -38,7 +39,7 @@ bool MergeOne(Nest& nest, size_t src_width, size_t dst_width) {
   return false;
 }
 
-/// Takes the axis whose stride on one side is `stride` out of `nest`; false when there is none.
+/// Takes the axis whose stride on one side is `stride` out of `nest`; false when none has it.
 bool Take(Nest& nest, int64_t Axis::*side, int64_t stride, Axis* taken) {
   for (size_t i = nest.dims; i-- > 0;) {
     if (nest.axes[i].*side != stride) continue;
@@ -71,7 +72,7 @@ Nest Normalized(const StridedCopy& copy, size_t src_width, size_t dst_width) {
     Axis axis{copy.counts[i], copy.src_strides[i], copy.dst_strides[i]};
     if (axis.count == 0) nest.run = 0;
     if (axis.count <= 1) continue;
-    if (axis.dst < 0) {  // the other way round: each run is copied all the same
+    if (axis.dst < 0) {  // walked backwards instead: it copies the same runs
       const auto steps = static_cast<int64_t>(axis.count - 1);
       nest.src += steps * axis.src;
       nest.dst += steps * axis.dst;
@@ -107,7 +108,7 @@ bool FindTransposition(const Nest& nest, size_t src_width, size_t dst_width, Tra
   }
   const auto rows = static_cast<int64_t>(t.rows.inner.count);
   const auto columns = static_cast<int64_t>(t.columns.inner.count);
-  // An axis may go on with either side; the shorter one needs it more.
+  // An axis may continue either rows or columns; the shorter side gets it first.
   if (rows < columns) Take(t.outer, &Axis::src, from_width * rows, &t.rows.outer);
   Take(t.outer, &Axis::dst, t.column_step * columns, &t.columns.outer);
   if (t.rows.outer.count == 1) Take(t.outer, &Axis::src, from_width * rows, &t.rows.outer);

@@ -1,6 +1,6 @@
-// A strided copy in the one form that kernels look at: dimensions merged and sorted, strides of the
-// destination positive; and whether it is a transposition. Pure values; no allocation.
-// Cost: about 100 ns a copy.
+// A strided copy in the normal form that kernels work on: dimensions merged and sorted, strides of
+// the destination positive. Also finds out whether a copy is a transposition. Pure values; no
+// allocation. Cost: about 100 ns per copy.
 #pragma once
 
 #include <algorithm>
@@ -16,30 +16,31 @@ struct Axis {
   int64_t dst = 0;
 };
 
-/// A copy of runs of `run` elements. Axes by falling destination stride, none of count 1, no two
-/// that one would do for.
+/// A copy of runs of `run` elements. Its axes are sorted by falling destination stride; none has
+/// count 1, and no two could be merged into one.
 struct Nest {
   int64_t src = 0, dst = 0;  ///< offsets of the first run
   uint64_t run = 0;          ///< elements; 0: nothing to copy
   size_t dims = 0;
   Axis axes[StridedCopy::kMaxDims];
 
-  /// To its place by destination stride. REQUIRES: dims < kMaxDims.
+  /// Inserts the axis at its place by destination stride. REQUIRES: dims < kMaxDims.
   void Insert(const Axis& axis);
   void Drop(size_t axis);
 };
 
-/// Elements have `src_width` and `dst_width` bytes; `copy.run_bytes` counts the destination's.
+/// The normal form of `copy`, whose elements have `src_width` bytes in the source and `dst_width`
+/// in the destination; `copy.run_bytes` counts destination bytes.
 Nest Normalized(const StridedCopy& copy, size_t src_width, size_t dst_width);
 
-/// Up to two axes as one index: i is the step i % axes[0].count of the first and i / count of the
-/// second one.
+/// Up to two axes walked with one index i: step i % inner.count of the inner axis and step
+/// i / inner.count of the outer one.
 struct JoinedAxis {
   Axis inner, outer;
   uint64_t count() const { return inner.count * outer.count; }
 };
 
-/// Walks a JoinedAxis: divisions would take longer than the copying.
+/// Walks a JoinedAxis step by step, since divisions would take longer than the copying.
 class Walker {
  public:
   Walker(const JoinedAxis& axis, uint64_t start)
@@ -68,15 +69,15 @@ class Walker {
   int64_t src_, dst_;
 };
 
-/// A nest of single elements, those of `rows` side by side in the source, those of `columns` side
-/// by side in the destination or a few elements apart.
+/// A nest of single elements. Elements along `rows` are adjacent in the source; elements along
+/// `columns` are adjacent, or a few elements apart, in the destination.
 struct Transposition {
   JoinedAxis rows, columns;
   int64_t column_step = 0;  ///< bytes of the destination from one column to the next
-  Nest outer;               ///< what is left
+  Nest outer;               ///< the remaining axes
 };
 
-/// False when `nest` is no transposition, or too small a one to be worth it.
+/// False when `nest` is not a transposition, or is too small to be treated as one.
 bool FindTransposition(const Nest& nest, size_t src_width, size_t dst_width, Transposition* found);
 
 /// The axis with the smallest step in the source. REQUIRES: nest.dims > 0.
@@ -88,7 +89,7 @@ void ForEachRun(const Nest& nest, const Run& run) {
   const Axis inner = nest.dims == 0 ? Axis{} : nest.axes[nest.dims - 1];
   const size_t outer = nest.dims == 0 ? 0 : nest.dims - 1;
   uint64_t at[StridedCopy::kMaxDims] = {};
-  // Offsets, not pointers, are stepped: past the last run they may point outside of the span.
+  // Steps offsets instead of pointers: past the last run a pointer could lie outside of its span.
   int64_t src = nest.src, dst = nest.dst;
   for (;;) {
     int64_t from = src, to = dst;
@@ -106,9 +107,9 @@ void ForEachRun(const Nest& nest, const Run& run) {
   }
 }
 
-/// The same in an order that suits runs of `run_bytes`: short ones go in squares of the two axes
-/// along which they lie closest, so that what one leaves of a cache line is still there for the
-/// next.
+/// The same in an order that suits runs of `run_bytes`. Short runs are visited in squares over the
+/// two axes along which they lie closest in source and destination, so that a cache line that one
+/// run has touched is still in the cache for the next.
 template <typename Run>
 void ForEachRunNearby(const Nest& nest, uint64_t run_bytes, const Run& run) {
   constexpr uint64_t kShort = 64, kSide = 32;

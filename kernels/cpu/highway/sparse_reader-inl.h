@@ -1,6 +1,6 @@
-// Reads one sparse block of a fast payload: all positions first, so that the elements they name can
-// be fetched into the cache while the rest is decoded. About 260 KiB of stack.
-// A reader points into the payload; not thread-safe. Cost: 1 to 2 ns a change and the sink's own.
+// Reads one sparse block of a fast payload. It decodes all positions first, so that the elements
+// there can be prefetched while the rest is decoded. Uses about 260 KiB of stack. A reader points
+// into the payload; not thread-safe. Cost: 1 to 2 ns per change, plus the sink's work.
 // Errors: Walk is false for a malformed stream; it never reads past `end`.
 #include "hwy/highway.h"
 #include "kernels/cpu/payload.h"
@@ -18,12 +18,13 @@ namespace deltawire::kernels::HWY_NAMESPACE {
 template <typename T>
 class SparseReader {
  public:
-  /// `end`: of the whole payload. REQUIRES: a row that PayloadView::Parse accepted, changed > 0.
+  /// `end` is the end of the whole payload. REQUIRES: `row` is from a payload that
+  /// PayloadView::Parse accepted, and row.changed > 0.
   SparseReader(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements)
       : row_(row), stream_(stream), end_(end), elements_(elements) {}
 
-  /// Hands every change to `sink`: Change(i, d) in order, each some time after Prefetch(i).
-  /// False when the stream is malformed; some changes may have been handed on by then, but never an
+  /// Calls sink.Change(i, d) for every change in order, each some time after sink.Prefetch(i).
+  /// False when the stream is malformed; the sink may have got some changes by then, but never an
   /// index outside of the block.
   template <typename Sink>
   bool Walk(Sink& sink) {
@@ -65,11 +66,11 @@ class SparseReader {
     return sizes.AtPaddedEnd();
   }
 
-  /// The order of the sizes' code; after Walk.
+  /// The order of the sizes' code. REQUIRES: Walk was called.
   unsigned order() const { return order_; }
 
  private:
-  /// Changes between an element's being asked for and its being changed.
+  /// Number of changes between the prefetch of an element and its change.
   static constexpr size_t kAhead = 64;
 
   uint64_t StreamBits() const { return uint64_t{row_.bytes} * 8; }
@@ -79,8 +80,9 @@ class SparseReader {
     return static_cast<T>(1 - 2 * static_cast<int>(SignBit(bit)));
   }
 
-  /// `count` Rice codes: k lower bits each at bit `low`, quotients in unary at bit *at, which moves
-  /// behind them. Gaps only ever add up, so the last position speaks for all.
+  /// Reads `count` Rice codes, whose lower k bits start at bit `low` and whose unary quotients
+  /// start at bit *at; moves *at behind the quotients. False when malformed. Positions only rise,
+  /// so it is enough to check the last one.
   bool ReadPositions(uint64_t low, uint64_t* at, size_t count, unsigned k, size_t places,
                      uint16_t* positions) const {
     const uint64_t start = *at;
@@ -102,7 +104,7 @@ class SparseReader {
         sum += Load64Within(stream_ + lower / 8, end_) >> lower % 8 & mask;
         position = ((zeros + bit) << k) + sum + i;
         positions[i] = static_cast<uint16_t>(position);
-        --zeros;  // this one is not a zero
+        --zeros;  // the code's own one is not a zero
         *at = base + bit + 1;
       }
     }

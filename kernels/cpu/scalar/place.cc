@@ -32,7 +32,7 @@ void NaiveRuns(const StridedCopy& copy, Bytes src, MutableBytes dst, const Run& 
   }
 }
 
-/// An element as fp32, by its bits.
+/// The bits of the element as an fp32.
 uint32_t LoadNumber(Element e, const std::byte* p) {
   if (e == Element::kF32) {
     uint32_t v;

@@ -1,5 +1,5 @@
 // The oracle of strided copies: a loop nest in the copy's own order, and the scalar conversions.
-// Own nothing, allocate nothing; thread-safe. Source and destination must not overlap.
+// Pure functions; no allocation; thread-safe. REQUIRES: source and destination do not overlap.
 #pragma once
 
 #include "kernels/kernels.h"

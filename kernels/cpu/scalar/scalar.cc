@@ -39,7 +39,7 @@ uint64_t DigestStep(const DigestKey& key, size_t i, T o, T n) {
   }
 }
 
-/// Writes the sparse form of a block, or as much of it as is smaller than `raw` bytes.
+/// Writes the sparse form of a block, or its first `raw` bytes if it is not smaller than that.
 template <typename T, typename Difference>
 BlockRow WriteSparse(size_t elements, Difference difference, uint8_t* out, size_t raw) {
   BlockRow row;
@@ -112,7 +112,7 @@ BlockRow EncodeBlock(size_t elements, Difference difference, uint8_t* out) {
 }
 
 /// Calls change(i, d) for every changed element of a block; false when the stream is malformed.
-/// Part by part, as the format lays it out, with one reader for each.
+/// Each part of the stream has its own reader.
 template <typename T, typename Change>
 bool DecodeBlock(const BlockRow& row, const uint8_t* stream, size_t elements, Change change,
                  unsigned* order_used = nullptr) {
@@ -208,7 +208,7 @@ DecodeStatus DecodeApplyAs(const DigestKey& key, Bytes payload, MutableBytes dat
   return DecodeStatus::kOk;
 }
 
-/// Encodes sign * (sum of payloads) by way of one dense block at a time.
+/// Encodes sign * (sum of payloads), making one dense block at a time.
 template <typename T>
 DecodeStatus SumAs(std::span<const Bytes> payloads, size_t raw_bytes, T sign, MutableBytes scratch,
                    MutableBytes out, size_t* bytes) {
@@ -299,7 +299,7 @@ DecodeStatus Negate(Bytes payload, size_t raw_bytes, unsigned width, MutableByte
   return Sum({&payload, 1}, raw_bytes, width, -1, scratch, out, bytes);
 }
 
-// --- what the tight codec asks for, element by element ---
+// --- the tight codec's BlockOps, element by element ---
 
 void Classes(const uint8_t* data, size_t elements, ClassFunction function, unsigned base,
              uint8_t* classes) {

@@ -1,4 +1,4 @@
-// The plain backend: docs/delta_format.md written down element by element, the oracle of the
+// The plain backend: it follows docs/delta_format.md element by element, and is the oracle of the
 // others. Stateless and thread-safe; slow on purpose wherever plainness costs speed.
 #pragma once
 
