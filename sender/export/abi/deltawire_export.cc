@@ -21,7 +21,7 @@ namespace {
 static_assert(DW_ABORTED == static_cast<int>(StatusCode::kAborted));
 static_assert(DW_DATA_LOSS == static_cast<int>(StatusCode::kDataLoss));
 
-// What version 1 of each struct has. They only ever grow.
+// Sizes of the structs in ABI version 1. Structs only ever grow.
 #define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
 constexpr size_t kClientOptionsSize = DW_SIZE_UP_TO(dw_client_options, copy_threads);
 constexpr size_t kTensorMetaSize = DW_SIZE_UP_TO(dw_tensor_meta, ndim);
@@ -63,7 +63,7 @@ StatusOr<std::vector<deltawire::SideFile>> ReadSideFiles(const dw_register_optio
       return Errorf(StatusCode::kInvalidArgument, "side file {} has no name or content", i);
     }
     const std::string name = in.name;
-    std::erase_if(files, [&](const auto& f) { return f.name == name; });  // the caller's wins
+    std::erase_if(files, [&](const auto& f) { return f.name == name; });  // the caller's file wins
     files.push_back({name, std::string(static_cast<const char*>(in.content), in.bytes)});
   }
   return files;

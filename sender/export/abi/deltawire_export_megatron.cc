@@ -25,7 +25,7 @@ struct dw_collective {
 namespace {
 
 #define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
-// The smallest that were ever valid; what came later is zero where it is missing.
+// The smallest sizes that were ever valid; later fields are zero where a struct lacks them.
 constexpr size_t kMegatronOptionsSize = DW_SIZE_UP_TO(dw_megatron_options, threads);
 constexpr size_t kParamSize = DW_SIZE_UP_TO(dw_param, read_context);
 constexpr size_t kCollectiveOptionsSize = DW_SIZE_UP_TO(dw_collective_options, timeout_ms);

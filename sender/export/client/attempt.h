@@ -1,6 +1,6 @@
-// What names an offload and who makes it. An attempt ties the parts of one offload together, over
-// ranks and agents, and tells it from another offload of the same version. Stateless; any thread.
-// Errors: none.
+// The attempt, which names an offload, and the text that names its publisher. An attempt ties the
+// parts of one offload together, over ranks and agents, and tells it from another offload of the
+// same version. Free functions without state. Threads: any. Cost: some system calls. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ namespace deltawire {
 /// A random number, never 0. One rank draws it and hands it to the others.
 uint64_t DrawAttempt();
 
-/// "python train.py, process 4711 on node7": for those who are refused because of this process.
+/// "python train.py, process 4711 on node7": names this process to publishers that are refused
+/// because of it.
 std::string ThisProcess();
 
 }  // namespace deltawire

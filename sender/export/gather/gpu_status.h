@@ -1,4 +1,4 @@
-// kernels/gpu.h's errors as Status. Pure.
+// Translates the errors of kernels/gpu.h into Status. Pure function. Threads: any. Cost: a copy.
 #pragma once
 
 #include "common/base/status.h"

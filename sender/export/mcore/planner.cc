@@ -62,22 +62,22 @@ class Planner {
   }
 
  private:
-  /// Where a parameter of a layer is.
+  /// The place of a layer's parameter.
   struct Place {
     uint32_t chunk = 0, layer = 0, local = 0;
     bool mtp = false;
   };
-  /// An HF tensor as the parameters say it is.
+  /// An HF tensor as the parameters describe it.
   struct Tensor {
     std::string name;
     DType dtype = DType::kBF16;
     TensorView view;
     bool flat = false;
     bool packed = false;
-    std::optional<std::vector<uint64_t>> shape;  // where it is said
+    std::optional<std::vector<uint64_t>> shape;  // if the family gives it
   };
 
-  /// What HF names begin with: of several, the first that the checkpoint has layers under.
+  /// Finds how HF names begin: the first root under which the checkpoint has layers.
   void FindRoot() {
     root_ = family_.names.root.front();
     if (listing_ == nullptr) return;
@@ -92,7 +92,8 @@ class Planner {
     }
   }
 
-  /// Sets the expressions' "listed.NAME"; without a checkpoint they are missing, like fields.
+  /// Sets the expressions' "listed.NAME". Without a checkpoint they are missing, like absent
+  /// fields.
   void SetListed(const Place& at) {
     if (listing_ == nullptr) return;
     for (const auto& [key, pattern] : family_.listed) {
@@ -146,7 +147,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// What megatron-core asks of a model and its parallel config, by the family.
+  /// Checks the family's rules: megatron-core's demands on a model and its parallel config.
   Status CheckRules() {
     for (const Rule& rule : family_.rules) {
       StatusOr<bool> holds = scope_.IsTrue(rule.that);
@@ -163,11 +164,11 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// Parameters that stand once in the model, on the chunk that `member` marks.
+  /// Adds parameters that occur once in the model, on the chunk that `member` marks.
   Status Whole(ParamScope scope, bool PipelineChunk::*member) {
     for (uint32_t c = 0; c < chunks_.size(); ++c) {
-      // The stage of the MTP layers holds a copy of the embedding, which they need; older versions
-      // gave it one of the output layer, too (gpt_model.py, setup_embeddings_and_output_layer).
+      // The MTP layers' stage holds a copy of the embedding, which they need; older versions also
+      // gave it one of the output layer (gpt_model.py, setup_embeddings_and_output_layer).
       const bool copy = chunks_[c].mtp_layers > 0 && scope != ParamScope::kFinalNorm;
       if (!(chunks_[c].*member) && !copy) continue;
       const bool made = chunks_[c].*member || scope != ParamScope::kHead ||
@@ -176,7 +177,7 @@ class Planner {
       scope_.SetLayer(0);
       for (const Param& param : family_.params) {
         if (param.scope != scope) continue;
-        // A copy that names a layer stands in every MTP layer.
+        // A Copy whose name has {l} occurs in every MTP layer.
         const bool in_mtp =
             !param.parts.empty() && param.parts[0].hf.find("{l}") != std::string::npos;
         const uint32_t begin = in_mtp ? layers_ : 0;
@@ -207,7 +208,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// The HF tensors that so many MTP layers make. The plan stays as it is.
+  /// The names of the HF tensors that `layers` MTP layers make. Does not change the plan.
   StatusOr<std::vector<std::string>> MtpTensors(uint32_t layers) {
     const size_t planned = plan_.planned_.size(), tensors = tensors_.size();
     for (uint32_t i = 0; i < layers; ++i) {
@@ -223,7 +224,7 @@ class Planner {
     return names;
   }
 
-  /// The MTP layers that the job lacks stay as the checkpoint has them.
+  /// MTP layers that the job lacks stay as they are in the checkpoint.
   Status LeaveMtp() {
     DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, MtpTensors(left_mtp_layers_));
     left_.insert(names.begin(), names.end());
@@ -231,7 +232,7 @@ class Planner {
   }
 
   /// Re-saved checkpoints may have lost the MTP layers that config.json still states (transformers
-  /// 5 does not load them): what the tensors say counts.
+  /// 5 does not load them), so the tensors decide.
   Status TakeMtpFromListing() {
     if (listing_ == nullptr || mtp_layers_ == 0) return absl::OkStatus();
     DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, MtpTensors(mtp_layers_));
@@ -276,7 +277,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// The expressions do not depend on the expert: they are evaluated for the first only.
+  /// Expressions do not depend on the expert, so they are evaluated for the first only.
   Status AddExperts(const Param& param, const Place& at) {
     DW_ASSIGN_OR_RETURN(const bool holds, Holds(param));
     if (!holds || experts_ == 0) return absl::OkStatus();
@@ -305,7 +306,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// Whether a part is for other checkpoints than this one.
+  /// Whether this checkpoint lacks the part's tensor, and the part is optional.
   bool Absent(const Param& param, const Part& part, const Place& at, uint32_t expert) const {
     return part.only_listed &&
            (listing_ == nullptr || !listing_->Find(HfName(param, part, at, expert)));
@@ -320,7 +321,7 @@ class Planner {
     return Named(std::move(name), at, expert, root_);
   }
 
-  /// `name` with its placeholders written out.
+  /// `name` with its placeholders replaced.
   std::string Named(std::string name, const Place& at, uint32_t expert,
                     const std::string& root) const {
     if (name.find('{') == std::string::npos) return name;
@@ -390,7 +391,7 @@ class Planner {
                     cut.flat,
                     !param.packed.empty(),
                     param.shape.empty() ? std::nullopt : std::optional(shape)};
-      // A pitch covers every run, so its rows are known; else they grow with the parts.
+      // With a pitch the number of rows is known; without, it grows with the parts.
       tensor.view.pitch = row.pitch;
       tensor.view.rows = row.pitch != 0 ? runs * row.pitch : row.at + row.rows;
       DW_ASSIGN_OR_RETURN(row.tensor, Intern(std::move(tensor)));
@@ -402,7 +403,7 @@ class Planner {
     return CheckCut(cut);
   }
 
-  /// The index of a tensor, which is made at its first use and must be used alike ever after.
+  /// The index of a tensor. The first use makes it; later uses must describe it alike.
   StatusOr<uint32_t> Intern(Tensor tensor) {
     const auto [it, fresh] =
         index_.try_emplace(tensor.name, static_cast<uint32_t>(tensors_.size()));
@@ -436,7 +437,7 @@ class Planner {
     return shape;
   }
 
-  /// Copies of parameters of which only the checkpoint knows names and shapes.
+  /// Adds parameters of which only the checkpoint knows names and shapes; they are copied.
   Status PassThrough() {
     if (listing_ == nullptr) return absl::OkStatus();
     for (const Passthrough& pass : family_.passthrough) {
@@ -476,7 +477,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// Orders the tensors as the listing does, or as they were met, and compares the two.
+  /// Orders the tensors as the listing does, or by first use, and compares both.
   Status FinishTensors() {
     for (Tensor& t : tensors_) {
       if (t.view.pitch == 0) t.view.pitch = std::max<uint64_t>(t.view.rows, 1);
@@ -503,7 +504,7 @@ class Planner {
   std::vector<PipelineChunk> chunks_;
   std::vector<Tensor> tensors_;
   std::unordered_map<std::string, uint32_t> index_;
-  std::unordered_set<std::string> left_;  // not in the job: they stay as the checkpoint has them
+  std::unordered_set<std::string> left_;  // tensors of layers that the job lacks
   uint32_t layers_ = 0, mtp_layers_ = 0, left_mtp_layers_ = 0, experts_ = 0;
   uint64_t vocab_ = 0, padded_vocab_ = 0;
   std::string root_;
@@ -521,7 +522,7 @@ Status Planner::FollowListing() {
     if (!found) {
       plan_.unlisted_.push_back(
           fmt::format("{} is made by the family, but the checkpoint has no such tensor", t.name));
-      // It keeps a view, so that programs can be made, and lies outside of the layout.
+      // The tensor keeps a view, so that programs can be made, but is outside the layout.
       place[i] = beyond++;
       plan_.views_.push_back(t.view);
       continue;
