@@ -92,8 +92,7 @@ class Planner {
     }
   }
 
-  /// Sets the expressions' "listed.NAME". Without a checkpoint they are missing, like absent
-  /// fields.
+  /// Sets "listed.NAME" for expressions. Without a checkpoint it is missing, like an absent field.
   void SetListed(const Place& at) {
     if (listing_ == nullptr) return;
     for (const auto& [key, pattern] : family_.listed) {
