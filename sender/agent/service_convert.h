@@ -1,5 +1,6 @@
-// Translates between the sender's structs and the messages of its services. Free functions without
-// state (Gone's result must not outlive its context). Threads: any. Cost: a copy. Errors: none.
+// Translates between the sender's structs and the messages of its services. Owner: none; free
+// functions (the function that Gone returns must not outlive its context). Threads: any. Cost: a
+// copy. Errors: none.
 #pragma once
 
 #include <grpcpp/server_context.h>

@@ -1,5 +1,6 @@
-// Another process that has a file open or mapped, to test what a lease sees of it.
-// Owner: the test case; the process dies with the object. Fails the test where it cannot start.
+// Another process that has a file open or mapped, to test what leases reveal of it. Owner: the test
+// case; the process dies with the object. Threads: one. Cost: a fork. Errors: fails the test if the
+// process cannot start.
 #pragma once
 
 #include <fcntl.h>
@@ -15,7 +16,8 @@ namespace deltawire::testing {
 
 class FileUser {
  public:
-  /// Opens the file for reading and calls `prepare`; it is there when that has returned true.
+  /// Starts the process, which opens the file for reading and calls `prepare`. Returns after
+  /// `prepare` returned true.
   FileUser(const std::filesystem::path& path, const std::function<bool(int fd)>& prepare) {
     int ready[2];
     REQUIRE(::pipe(ready) == 0);

@@ -1,7 +1,7 @@
 // Copies an n-dimensional block of elements between two memories of any strides, on several
 // threads: contiguous runs by memcpy, a transposed source in tiles that stay in cache, without a
-// temporary. A free function; the caller owns both memories. Threads: any. Cost: one read and one
-// write of the block. Errors: none.
+// temporary. Owner: none; a free function. Threads: any. Cost: one read and one write of the block.
+// Errors: none.
 #pragma once
 
 #include <cstdint>

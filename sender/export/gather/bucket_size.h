@@ -1,5 +1,5 @@
-// Chooses the size of a gather's buckets from the memory that is free on its ranks. Free functions
-// without state. Threads: any; AgreeBucketBytes from one caller, on every rank. Cost: reads /proc
+// Chooses the size of a gather's buckets from the memory that is free on its ranks. Owner: none;
+// free functions. Threads: any; AgreeBucketBytes from one caller, on every rank. Cost: reads /proc
 // and asks the device; one AllGather. Errors: kFailedPrecondition, on every rank, where ranks ask
 // for different sizes.
 #pragma once

@@ -1,7 +1,7 @@
 // The plan of a gather, that is, the bytes that it moves in each step: items of known size on known
-// ranks, put into buckets. Plain data and pure functions: every rank makes the same plan from the
-// same items. Threads: any. Cost: linear in the number of items and pieces. Errors:
-// kInvalidArgument.
+// ranks, put into buckets. Every rank makes the same plan from the same items. Owner: the caller;
+// plain data and pure functions. Threads: any. Cost: linear in the number of items and pieces.
+// Errors: kInvalidArgument.
 #pragma once
 
 #include <cstdint>

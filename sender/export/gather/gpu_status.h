@@ -1,4 +1,5 @@
-// Translates the errors of kernels/gpu.h into Status. Pure function. Threads: any. Cost: a copy.
+// Translates the errors of kernels/gpu.h into Status. Owner: none; a pure function. Threads: any.
+// Cost: a copy. Errors: the translated ones.
 #pragma once
 
 #include "common/base/status.h"
