@@ -140,7 +140,7 @@ class WeightManager:
         hf_dir: str | os.PathLike[str] | None = None,
         replace: bool = False,
     ) -> int:
-        """Registers the model, which sizes the sender's buffers; returns its published version, or 0.
+        """Registers the model, which sizes the sender's buffers; returns its published version or 0.
 
         `tensors`: TensorMeta or (name, dtype, shape), or the tensors themselves with their names.
         Of tensors that share their memory only the first name becomes part of the model, as in a
@@ -260,12 +260,12 @@ class WeightManager:
         """Writes a version of a Megatron job: every rank copies its shards to their HF places.
 
         Call it on every rank, with the manager's `rank` and `world` those of the job, or with one
-        sender on each node: then `node_ranks` are the job's ranks on this node, the manager's `rank`
-        and `world` count these ranks, and a receiver follows all senders. A node whose ranks hold
-        only copies needs no sender: give an empty list there. `models`: the model chunks, wrapped or
-        not. `parallel_state`: megatron.core.parallel_state, or an object
-        with the same methods. `hf_dir`: the HF model directory; config.json is enough, and if it has
-        weights, their names, order, shapes and dtypes are used. `parallel`: settings that override
+        sender on each node: then `node_ranks` are the job's ranks on this node, the manager's
+        `rank` and `world` count these ranks, and a receiver follows all senders. A node whose ranks
+        hold only copies needs no sender: give an empty list there. `models`: the model chunks,
+        wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
+        with the same methods. `hf_dir`: the HF model directory; config.json is enough, and if it
+        has weights, their names, order, shapes and dtypes are used. `parallel`: settings that override
         those of the models (docs/model_families.md). `families`: directories of further families.
         `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
         talks to the sender (make its manager with rank 0 of world 1). `attempt`: a number that ties
@@ -334,9 +334,10 @@ class WeightManager:
     ) -> Published:
         """Publishes a LoRA adapter's tensors alone, as a small model of their own.
 
-        `model`: the adapter's name at the sender, "<this model>-lora" if not given. `adapter_config`:
-        the content of adapter_config.json beside the weights, as a mapping or a file's path. Call it
-        on one rank, with all of the adapter's tensors. Returns when the version is published.
+        `model`: the adapter's name at the sender, "<this model>-lora" if not given.
+        `adapter_config`: the content of adapter_config.json beside the weights, as a mapping or a
+        file's path. Call it on one rank, with all of the adapter's tensors. Returns when the
+        version is published.
         """
         name = model or f"{self._model}-lora"
         if name not in self._adapters:

@@ -1,6 +1,6 @@
 // The attempt, which names an offload, and the text that names its publisher. An attempt ties the
 // parts of one offload together, over ranks and agents, and tells it from another offload of the
-// same version. Free functions without state. Threads: any. Cost: some system calls. Errors: none.
+// same version. Owner: none; free functions. Threads: any. Cost: some system calls. Errors: none.
 #pragma once
 
 #include <cstdint>
