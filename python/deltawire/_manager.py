@@ -140,7 +140,7 @@ class WeightManager:
         hf_dir: str | os.PathLike[str] | None = None,
         replace: bool = False,
     ) -> int:
-        """Registers the model and so sizes the sender's buffers; returns its published version or 0.
+        """Registers the model, which sizes the sender's buffers; returns the version published, or 0.
 
         `tensors`: TensorMeta or (name, dtype, shape), or the tensors themselves with their names.
         Of tensors that share their memory only the first name becomes part of the model, as in a
@@ -266,7 +266,8 @@ class WeightManager:
         wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
         with the same methods. `hf_dir`: the HF model directory; config.json is enough, and if it
         has weights, their names, order, shapes and dtypes are used. `parallel`: settings that
-        override those of the models (docs/model_families.md). `families`: directories of further families.
+        override those of the models (docs/model_families.md). `families`: directories of further
+        families.
         `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
         talks to the sender (make its manager with rank 0 of world 1). `attempt`: a number that ties
         the parts of several senders together, the same on every rank of the job and different for
