@@ -140,7 +140,7 @@ class WeightManager:
         hf_dir: str | os.PathLike[str] | None = None,
         replace: bool = False,
     ) -> int:
-        """Registers the model, which sizes the sender's buffers; returns the version published, or 0.
+        """Registers the model, sizing the sender's buffers; returns its published version, or 0.
 
         `tensors`: TensorMeta or (name, dtype, shape), or the tensors themselves with their names.
         Of tensors that share their memory only the first name becomes part of the model, as in a
