@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-// Names, sizes and times of the files in `dir`; empty when there are no weights.
+// Names, sizes and times of the files in `dir`; empty when it has no weights.
 std::string Signature(const fs::path& dir) {
   std::vector<std::string> lines;
   bool weights = false;
@@ -34,7 +34,7 @@ std::string Signature(const fs::path& dir) {
   return all;
 }
 
-// "model-00002-of-00004.safetensors" stands for four shards.
+// The number of shards that a file's name states: 4 for "model-00002-of-00004.safetensors".
 uint64_t ShardsPromised(const std::string& stem) {
   const size_t of = stem.rfind("-of-");
   if (of == std::string::npos) return 0;
@@ -52,7 +52,7 @@ bool AllShardsThere(const fs::path& dir) {
   return there >= promised;
 }
 
-// Trainers write under such names and rename when they are done.
+// Trainers write under such names and rename the directory when they are done.
 bool IsTemporaryName(std::string_view name) {
   return name.starts_with('.') || name.starts_with("tmp") || name.ends_with(".tmp");
 }

@@ -1,6 +1,6 @@
-// Finds checkpoint directories that a training run writes, and tells when one is complete.
-// Owner: `publish --watch`. One thread. Cost of a Scan: one stat per file of new directories.
-// Errors: only for a parent that cannot be read; an incomplete checkpoint is just not there yet.
+// Finds checkpoint directories that a training run writes, and tells when one is complete. Owner:
+// `publish --watch`. Threads: one. Cost of a Scan: one stat per file of new directories. Errors:
+// only for a parent that cannot be read; an incomplete checkpoint is simply not reported.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@
 
 namespace deltawire::cli {
 
-/// The version that a checkpoint's name ends in: "step-120", "checkpoint-500", "global_step_7" or
-/// "12". Nothing for a name without trailing digits, for 0, and beyond 2^64 - 1.
+/// The version at the end of a checkpoint's name: "step-120", "checkpoint-500", "global_step_7" or
+/// "12". nullopt for a name without trailing digits, for 0, and beyond 2^64 - 1.
 std::optional<uint64_t> VersionFromName(std::string_view name);
 
 struct Checkpoint {
-  std::filesystem::path path;  ///< of the weights: <parent>/<name>/<inside>
+  std::filesystem::path path;  ///< directory of the weights: <parent>/<name>/<inside>
   uint64_t version = 0;
 };
 
 class CheckpointScanner {
  public:
-  /// `inside` is where the weights lie in each checkpoint directory, often empty.
+  /// `inside`: path of the weights within each checkpoint directory, often empty.
   CheckpointScanner(std::filesystem::path parent, std::filesystem::path inside);
 
   struct Found {
@@ -35,16 +35,16 @@ class CheckpointScanner {
     std::vector<std::string> unnamed;  ///< directories with weights but no version; once each
   };
   /// A checkpoint is complete when every safetensors file is as long as its header says, all shards
-  /// are there, and nothing has changed since the Scan before.
+  /// exist, and nothing has changed since the previous Scan.
   StatusOr<Found> Scan();
-  /// Whether the files of a checkpoint that was reported are others now; then a later Scan reports
-  /// it once more.
+  /// Whether the files of a reported checkpoint have changed since; if so, a later Scan reports it
+  /// again.
   bool ChangedSince(const Checkpoint& reported);
 
  private:
   const std::filesystem::path parent_;
   const std::filesystem::path inside_;
-  std::map<std::string, std::string> signatures_;  // by directory name, of the Scan before
+  std::map<std::string, std::string> signatures_;  // by directory name, from the previous Scan
   std::set<std::string> done_;
   std::map<uint64_t, std::pair<std::string, std::string>> reported_;  // version: name, signature
 };

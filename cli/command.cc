@@ -73,7 +73,7 @@ int Main(int argc, char** argv) {
   app.set_version_flag("--version", "deltawire " DELTAWIRE_VERSION);
   Run run;
   for (const Declare declare : kCommands) declare(app, &run);
-  app.footer(kFooter);  // after the subcommands, which would take it over
+  app.footer(kFooter);  // after the subcommands are declared; they would inherit it
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version

@@ -1,6 +1,6 @@
-// What every subcommand is made of: its place in the table, common options, exit codes.
-// A command declares its options on a CLI::App and leaves a callable that does the work.
-// Errors: a Status; Finish prints it in one line and chooses the exit code.
+// The parts of every subcommand: its entry in the table, common options, exit codes. A command
+// declares its options on a CLI::App and sets a callable that does the work. Owner: Main. Threads:
+// one. Cost: none. Errors: a Status; Finish prints it in one line and chooses the exit code.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,7 +12,7 @@
 
 namespace deltawire::cli {
 
-/// Documented in `deltawire --help`.
+/// Exit codes, documented in `deltawire --help`.
 enum class Exit : int {
   kOk = 0,
   kFailed = 1,
@@ -22,7 +22,7 @@ enum class Exit : int {
   kInterrupted = 130,
 };
 
-/// A command's work; runs after all options were read.
+/// A command's work; Main calls it after all options were read.
 using Run = std::function<StatusOr<Exit>()>;
 
 /// Declares one subcommand (or a few that belong together) on `app` and sets `*run` when chosen.
@@ -41,10 +41,10 @@ void DeclareConvert(CLI::App& app, Run* run);  // convert.cc
 void DeclareDemo(CLI::App& app, Run* run);     // demo.cc
 void DeclareVersion(CLI::App& app, Run* run);  // version.cc
 
-/// A check without the text that CLI11 would put into --help for it.
+/// The same check, but without the text that CLI11 would add to --help.
 inline CLI::Validator Quiet(CLI::Validator check) { return check.description(""); }
 
-/// Options that several commands share; a command declares those that it uses.
+/// Options that several commands share; a command adds those that it uses.
 struct Common {
   std::string sender = "127.0.0.1:7700";
   std::string receiver = "127.0.0.1:7710";

@@ -33,7 +33,8 @@ StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::s
   KeepGrpc();
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kMaxControlMessage);
-  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);  // the daemons are this cluster's, not the web's
+  // A proxy for the web does not reach this cluster's daemons.
+  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   auto channel =
       grpc::CreateCustomChannel(ToString(*endpoint), grpc::InsecureChannelCredentials(), args);
   if (timeout.count() == 0) timeout = std::chrono::seconds(10);

@@ -1,6 +1,6 @@
-// Connections to the two daemons, and the errors that a user can act on.
-// A Daemon is one dialled channel and its stub; one command's, one thread's at a time.
-// Errors: UnreachableError (exit code 3) when nobody answers, else the daemon's own words.
+// Connections to the two daemons, with errors that a user can act on. Owner: one command, of each
+// dialled channel and its stub. Threads: one at a time. Cost: a TCP connection. Errors:
+// UnreachableError (exit code 3) when nobody answers, else the daemon's message.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -16,7 +16,7 @@
 
 namespace deltawire::cli {
 
-/// A status that ends the tool with exit code 3, or 2.
+/// Statuses that end the tool with exit code 3 (unreachable) or 2 (usage).
 Status UnreachableError(std::string message);
 Status UsageError(std::string message);
 bool IsUnreachable(const Status& s);
@@ -36,7 +36,7 @@ struct Receiver {
   std::unique_ptr<Stub> stub;
 };
 
-/// Dials and waits until the connection stands: fails at once when it is refused, else after
+/// Dials and waits until connected: fails at once when the connection is refused, else after
 /// `timeout` (0: 10 s).
 StatusOr<Sender> DialSender(const std::string& address, std::chrono::milliseconds timeout);
 StatusOr<Receiver> DialReceiver(const std::string& address, std::chrono::milliseconds timeout);
@@ -47,16 +47,17 @@ Status ProbeSocket(const std::string& path);
 /// Sets the deadline; 0 sets none.
 void SetDeadline(grpc::ClientContext& context, std::chrono::milliseconds timeout);
 
-/// A daemon's answer as our Status, prefixed with who was asked. A lost connection is unreachable.
+/// A daemon's answer as our Status, prefixed with the daemon's name and address. A lost connection
+/// becomes UnreachableError.
 Status Check(const grpc::Status& s, std::string_view who, const std::string& address);
 
-/// `name` when given, else the only model of the daemon; an error lists what there is.
+/// `name` if not empty, else the daemon's only model; otherwise an error lists its models.
 StatusOr<std::string> ChooseModel(Sender& sender, const std::string& name,
                                   std::chrono::milliseconds timeout);
 StatusOr<std::string> ChooseModel(Receiver& receiver, const std::string& name,
                                   std::chrono::milliseconds timeout);
 
-/// `changes`: also what the newest version changed per tensor.
+/// `changes`: also ask what the newest version changed in each tensor.
 StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& model,
                                              std::chrono::milliseconds timeout,
                                              bool changes = false);

@@ -28,7 +28,7 @@ struct ConvertOptions : Common {
   bool replace = false, unmarked = false, round = false;
 };
 
-/// Tensors that no parameter makes come from the checkpoint that --hf names.
+/// Copies tensors that no parameter makes from the checkpoint that --hf names.
 Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpoint, HfDir& to) {
   for (const std::string& name : plan.not_trained()) {
     const size_t i = *plan.layout().Find(name);
@@ -63,7 +63,7 @@ void Say(const mcore::Plan& plan) {
   for (const std::string& note : plan.notes()) std::printf("%s\n", note.c_str());
 }
 
-/// Shards to an HF directory, which is there.
+/// Exports shards into the HF directory `to`, which exists.
 Status ExportShards(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& to,
                     ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from, o.unmarked));
@@ -135,7 +135,7 @@ StatusOr<Exit> Convert(const ConvertOptions& o) {
   } else if (!to_shards) {
     DW_RETURN_IF_ERROR(ExportShards(o, model, made.path(), pool));
   } else {
-    // From one parallel layout to another by way of an HF directory, which is not kept.
+    // Converts between parallel layouts through an HF directory, which is not kept.
     DW_ASSIGN_OR_RETURN(const NewDirectory hf,
                         NewDirectory::Create(fs::path(made.path()).concat("-hf"), false, {}));
     DW_RETURN_IF_ERROR(ExportShards(o, model, hf.path(), pool));

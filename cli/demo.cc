@@ -1,5 +1,5 @@
-// deltawire demo. This process only guards: the show runs in a child, so that whatever ends it
-// (success, an error, a crash, Ctrl-C) the daemons are gone and the directory is removed after it.
+// deltawire demo. This process is only a guard: a child runs the demo, so that however the child
+// ends (success, an error, a crash, Ctrl-C), the daemons are stopped and the directory is removed.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -58,8 +58,8 @@ sigset_t GuardedSignals() {
   _exit(shown.ok() ? 0 : 1);
 }
 
-// Waits for the show's end, or ends it on a signal. Its daemons die with it, come to this process
-// as orphans and are waited for, so that nobody writes into the directory any more.
+// Waits for the child's end, or ends it on a signal. Its daemons die with it, become orphans of
+// this process and are waited for, so that nobody writes into the directory any more.
 Exit Guard(pid_t show) {
   const sigset_t signals = GuardedSignals();
   bool interrupted = false;
@@ -101,7 +101,7 @@ StatusOr<Exit> Demo(DemoOptions& o) {
     fs::remove_all(o.plan.directory, ignored);
     return fits;
   }
-  // Inherited by the show: only the guard answers to the terminal.
+  // The child inherits the mask: only the guard reacts to signals from the terminal.
   const sigset_t signals = GuardedSignals();
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   prctl(PR_SET_CHILD_SUBREAPER, 1);

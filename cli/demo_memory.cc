@@ -14,7 +14,7 @@
 namespace deltawire::cli {
 namespace {
 
-// The number behind `key` in a file of "key number" lines; `missing` when there is none.
+// The number after `key` in a file of "key number" lines; `missing` if there is none.
 uint64_t Field(const char* file, const std::string& key, uint64_t missing) {
   std::ifstream in(file);
   std::string word;
@@ -31,7 +31,7 @@ uint64_t CgroupRoom() {
   const uint64_t limit = Field("/sys/fs/cgroup/memory.max", "", kUnlimited);
   if (limit == kUnlimited) return kUnlimited;
   const uint64_t current = Field("/sys/fs/cgroup/memory.current", "", 0);
-  // The page cache of real files gives way; that of tmpfs is on neither list.
+  // The kernel can drop the page cache of real files; tmpfs pages are in neither of these numbers.
   const uint64_t cache = Field("/sys/fs/cgroup/memory.stat", "active_file ", 0) +
                          Field("/sys/fs/cgroup/memory.stat", "inactive_file ", 0);
   const uint64_t held = current - std::min(current, cache);
@@ -74,7 +74,8 @@ DemoNeed NeedOf(const synth::ModelShape& shape, uint32_t receivers) {
   const uint64_t elements = model / 2;  // bf16
   DemoNeed need;
   need.files = model * (1 + 2 + receivers);
-  need.memory = kTraceBytesPerElement * elements + model / 5 + kProcesses;  // a fifth: delta log
+  // A fifth for the delta log.
+  need.memory = kTraceBytesPerElement * elements + model / 5 + kProcesses;
   return need;
 }
 
@@ -89,7 +90,7 @@ Status CheckFits(const synth::ModelShape& shape, uint32_t receivers,
   const DemoNeed need = NeedOf(shape, receivers);
   if (Fits(need, room)) return absl::OkStatus();
   std::string advice = "close something else";
-  for (const synth::ModelShape& other : synth::AllModelShapes()) {  // rising
+  for (const synth::ModelShape& other : synth::AllModelShapes()) {  // by rising size
     if (Fits(NeedOf(other, receivers), room)) {
       advice = fmt::format("try --size {}", other.name);
     }

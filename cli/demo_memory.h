@@ -1,6 +1,6 @@
-// What a demo of some size needs, and what this machine has.
-// Pure but for reading /proc, the cgroup and the file system once. No ownership.
-// Errors: kResourceExhausted, with a size that fits.
+// The memory that a demo of some size needs, and that this machine has. Owner: none; free
+// functions. Threads: any. Cost: reads /proc, the cgroup and the file system once. Errors:
+// kResourceExhausted, with a size that fits.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 namespace deltawire::cli {
 
 struct DemoNeed {
-  uint64_t files = 0;   ///< below the demo's directory: source, two halves, receivers
-  uint64_t memory = 0;  ///< beside the files: the trace, the delta log, mappings' overhead
+  uint64_t files = 0;   ///< in the demo's directory: source, two halves, receivers
+  uint64_t memory = 0;  ///< besides the files: the trace, the delta log, mappings' overhead
 };
 
 DemoNeed NeedOf(const synth::ModelShape& shape, uint32_t receivers);
 
-/// Memory that this process may still take, by the machine and its cgroup.
+/// Bytes that this process may still take, according to the machine and its cgroup.
 uint64_t AvailableMemory();
 
-/// Ok when `shape` fits into memory with its files in `dir`.
+/// OK when the demo of `shape` fits into memory, with its files in `dir`.
 Status CheckFits(const synth::ModelShape& shape, uint32_t receivers,
                  const std::filesystem::path& dir);
 

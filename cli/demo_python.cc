@@ -10,7 +10,7 @@ namespace {
 constexpr auto kLimit = std::chrono::minutes(5);
 constexpr int kNoPackage = 77;
 
-// deserialize() hands out raw bytes, so bf16 needs no numpy type of its own.
+// deserialize() returns raw bytes, so bf16 needs no numpy type.
 constexpr const char* kScript = R"(
 import hashlib, sys
 try:

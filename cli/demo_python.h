@@ -1,5 +1,6 @@
-// Reads the receiver's directory with the published safetensors package, when Python has it.
-// Nothing of ours is involved in that reading. One process, run to its end.
+// Reads the receiver's directory with the published safetensors package, if Python has it, so
+// without any code of ours. Owner: none; one process, run to its end. Threads: one caller. Cost:
+// one reading of both directories. Errors: in PythonCheck::text.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +15,7 @@ struct PythonCheck {
 };
 
 /// Compares both directories' model.safetensors tensor by tensor. The interpreter is
-/// $DELTAWIRE_PYTHON, else python3. `scratch` takes the output.
+/// $DELTAWIRE_PYTHON, else python3. `scratch`: a file for its output.
 PythonCheck CheckWithPython(const std::filesystem::path& received,
                             const std::filesystem::path& source,
                             const std::filesystem::path& scratch);

@@ -18,11 +18,11 @@ namespace {
 
 constexpr auto kTrainerTimeout = std::chrono::seconds(60);
 
-/// One row: what a version took, from all ends.
+/// One row: figures of a version from trainer, sender and receivers.
 struct Row {
   PublishedVersion published;
-  uint64_t moved_bytes = 0;      // by the receiver that committed last
-  double committed_seconds = 0;  // ready -> committed, likewise
+  uint64_t moved_bytes = 0;      // of the receiver that committed last
+  double committed_seconds = 0;  // from ready to committed, of the same receiver
   double verify_seconds = 0;
 };
 
@@ -227,7 +227,7 @@ void Show::Summarize() const {
   std::fflush(stdout);
 }
 
-// The trace is given back first: the reader takes twice the model's memory.
+// Drops the trace first, since the reader takes twice the model's memory.
 Status Show::SecondReader() {
   PythonCheck check;
   {

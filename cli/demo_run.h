@@ -1,6 +1,6 @@
-// The demo's show: a trainer, a sender and receivers on this machine, one table row per version.
-// Runs in the process that demo.cc guards: whatever happens here, the guard cleans up.
-// Errors: the first that ends the show; a version that is not verified is one.
+// The demo itself: a trainer, a sender and receivers on this machine, one table row per version.
+// Owner: the child process of demo.cc, whose guard cleans up after it. Threads: one caller. Cost:
+// demo_memory.h. Errors: the first error ends the demo; an unverified version is one.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct DemoPlan {
   uint64_t seed = 1;
   bool json = false;
   bool keep = false;
-  std::filesystem::path directory;  ///< empty, ours alone
+  std::filesystem::path directory;  ///< empty, used by nobody else
 };
 
 Status RunDemo(const DemoPlan& plan);

@@ -1,6 +1,6 @@
-// The demo's trainer: weights that move like AdamW's, and their HF directory.
-// Owner: the demo. One thread drives it; tensor bytes may be read by many between steps.
-// Cost: 10 bytes a parameter, and the directory. Errors: memory and files, by name.
+// The demo's trainer: weights that change like AdamW's, and their HF directory. Owner: the demo.
+// Threads: one drives it; many may read tensor bytes between steps. Cost: 10 bytes per parameter,
+// and the directory. Errors: of memory and files, naming them.
 #pragma once
 
 #include <filesystem>
@@ -21,14 +21,15 @@ namespace deltawire::cli {
 
 class DemoSource {
  public:
-  /// Draws the weights and writes the directory. AdamW: fp32 masters, lr 1e-6.
+  /// Draws the weights and writes the directory. The trace is AdamW's with fp32 masters and lr
+  /// 1e-6.
   static StatusOr<std::unique_ptr<DemoSource>> Create(const synth::ModelShape& shape, uint64_t seed,
                                                       std::filesystem::path directory,
                                                       ThreadPool& pool);
   void Step(ThreadPool& pool) { trace_->Step(pool); }
-  /// The directory's weights become the trace's.
+  /// Writes the trace's present weights into the directory.
   Status WriteDirectory();
-  /// Gives the trace's memory back; only the directory is left.
+  /// Frees the trace; only the directory remains.
   void DropTrace() { trace_.reset(); }
 
   const Layout& layout() const { return layout_; }

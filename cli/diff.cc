@@ -34,7 +34,7 @@ std::byte* Scratch(size_t bytes) {
   return memory.data();
 }
 
-// What the sender would make of this chunk; it sends one whole when the payload is not smaller.
+// Encodes the chunk as the sender would, which sends a chunk whole if the payload is not smaller.
 void DiffChunk(const kernels::DigestKey& key, const Chunk& chunk, Bytes before, Bytes after,
                TensorDiff& out) {
   const size_t most = kernels::MaxEncodedBytes(chunk.bytes, chunk.width);
@@ -88,7 +88,7 @@ void Sort(std::vector<Row>& rows, const std::string& by) {
   });
 }
 
-// Equal but for the order in the files, which is no difference.
+// Compares tensors without regard to their order in the files.
 bool SameTensors(const Layout& a, const Layout& b) {
   if (a.size() != b.size()) return false;
   for (const TensorMeta& t : b.tensors()) {

@@ -1,4 +1,4 @@
-// deltawire inspect: what a HF model directory holds.
+// deltawire inspect: shows the contents of a HF model directory.
 #include <cstdio>
 #include <map>
 #include <memory>

@@ -19,7 +19,7 @@ bool IsIn(const fs::path& inner, const fs::path& outer) {
   return std::mismatch(b.begin(), b.end(), a.begin(), a.end()).first == b.end();
 }
 
-/// Nothing is there, or a directory without anything in it.
+/// Whether `path` does not exist, or is an empty directory.
 bool IsFree(const fs::path& path) {
   std::error_code ec;
   if (!fs::exists(fs::symlink_status(path, ec))) return true;
@@ -30,7 +30,7 @@ bool IsFree(const fs::path& path) {
 
 StatusOr<NewDirectory> NewDirectory::Create(const fs::path& to, bool replace,
                                             const std::vector<fs::path>& sources) {
-  // As given it may end in a slash.
+  // `to` may end in a slash.
   const fs::path named = fs::absolute(to.has_filename() ? to : to.parent_path());
   for (const fs::path& source : sources) {
     if (!IsIn(source, named)) continue;
@@ -64,14 +64,14 @@ NewDirectory::~NewDirectory() {
 }
 
 Status NewDirectory::Commit() {
-  // Over an empty directory, too.
+  // Rename also replaces an empty directory.
   if (::rename(hidden_.c_str(), to_.c_str()) == 0) {
     hidden_.clear();
     return absl::OkStatus();
   }
   if (!replace_) return ErrnoError(fmt::format("give {} its name", to_.native()));
   if (::renameat2(AT_FDCWD, hidden_.c_str(), AT_FDCWD, to_.c_str(), RENAME_EXCHANGE) != 0) {
-    // A filesystem that cannot exchange names: for a moment there is none.
+    // This filesystem cannot exchange names, so for a moment the name does not exist.
     const fs::path old = fs::path(hidden_).concat("-old");
     if (::rename(to_.c_str(), old.c_str()) != 0 || ::rename(hidden_.c_str(), to_.c_str()) != 0) {
       return ErrnoError(fmt::format("put {} in the place of {}", hidden_.native(), to_.native()));

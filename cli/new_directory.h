@@ -1,6 +1,6 @@
-// A directory that comes into being whole or not at all: it is written hidden beside its place, and
-// gets its name by one rename, so that no reader finds old files beside new ones.
-// Owner: one command. Threads: one. Errors name the directory and what to do.
+// A directory that appears whole or not at all: it is written under a hidden name beside its place,
+// and one rename gives it its name, so that no reader finds old files beside new ones. Owner: one
+// command. Threads: one. Cost: a rename. Errors name the directory and what to do.
 #pragma once
 
 #include <filesystem>
@@ -13,18 +13,18 @@ namespace deltawire::cli {
 
 class NewDirectory {
  public:
-  /// `to` must not be there, or be empty; with `replace` it may hold anything but one of `sources`
-  /// (what the command reads). kAlreadyExists, kInvalidArgument.
+  /// `to` must not exist, or be empty; with `replace` it may contain anything except one of
+  /// `sources`, which the command reads. kAlreadyExists, kInvalidArgument.
   static StatusOr<NewDirectory> Create(const std::filesystem::path& to, bool replace,
                                        const std::vector<std::filesystem::path>& sources);
   NewDirectory(NewDirectory&& other) noexcept;
   NewDirectory& operator=(NewDirectory&&) = delete;
-  /// Without Commit nothing is left.
+  /// Removes the directory unless Commit succeeded.
   ~NewDirectory();
 
-  /// To be written to.
+  /// The directory to write to, before Commit.
   const std::filesystem::path& path() const { return hidden_; }
-  /// Gives it its name. What was there with `replace` goes.
+  /// Renames the directory to `to`. With `replace`, the old directory is removed.
   Status Commit();
 
  private:

@@ -127,7 +127,7 @@ void Progress::Run() {
   constexpr auto kEvery = std::chrono::milliseconds(100);
   std::unique_lock lock(mu_);
   bool drawn = false;
-  // The first pause comes before the first line: what is quick shows nothing.
+  // Waits before the first line, so that quick work shows no progress.
   while (!cv_.wait_for(lock, kEvery, [this] { return stopping_; })) {
     const std::string text =
         ProgressText(label_, done_, total_, SecondsSince(start_), TerminalWidth() - 1);
@@ -169,7 +169,7 @@ std::string VersionText(StateId id) {
 std::string VersionText(const v1::Identity& id) { return VersionText(FromProto(id).id); }
 
 std::string LineageText(const Hash128& lineage) {
-  constexpr size_t kShown = 8;  // tells the histories that meet in one table apart
+  constexpr size_t kShown = 8;  // enough to tell lineages in one table apart
   return lineage == Hash128() ? "-" : lineage.Hex().substr(0, kShown);
 }
 
@@ -190,7 +190,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// One value of `field`: element `i` of a repeated one, or the only one when i < 0.
+// One value of `field`: element `i` of a repeated field, or the single value when i < 0.
 Json FieldJson(const Message& m, const FieldDescriptor* field, int i) {
   const auto* r = m.GetReflection();
   const bool one = i < 0;

@@ -1,6 +1,7 @@
-// What the tool prints: aligned tables, one-line errors, JSON, and a progress line on terminals.
-// Owner: one command. Threads: Progress may be fed from any; the rest belongs to one thread.
-// Tables go to stdout, progress and errors to stderr. No errors of its own.
+// The tool's output: aligned tables, one-line errors, JSON, and a progress line on terminals.
+// Tables go to stdout, progress and errors to stderr. Owner: one command. Threads: Progress may be
+// fed from any; the rest belongs to one thread. Cost: Progress has a thread. Errors: none of its
+// own.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -29,7 +30,7 @@ enum class Align { kLeft, kRight };
 struct Column {
   std::string title;
   Align align = Align::kLeft;
-  size_t min_width = 0;  ///< for tables whose rows are printed before the next is known
+  size_t min_width = 0;  ///< for tables that print a row before they know the next
 };
 
 /// Columns two spaces apart; the last one is not padded on its right.
@@ -41,7 +42,7 @@ class Table {
   size_t rows() const { return rows_.size(); }
   /// Title line and rows, each ended by a newline.
   std::string Text() const;
-  /// Title line alone, and one row alone, both at min_width: for live tables.
+  /// The title line or one row alone, both at min_width: for live tables.
   std::string TitleLine() const;
   std::string RowLine(const std::vector<std::string>& row) const;
 
@@ -52,7 +53,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// Columns that UTF-8 text takes on a terminal, one per code point.
+/// How many columns UTF-8 text takes on a terminal: one per code point.
 size_t DisplayWidth(std::string_view text);
 
 /// The text of a progress line, `width` columns at most: "label  [####....]  45%  0.5 of 1.2 GB".
@@ -60,8 +61,8 @@ size_t DisplayWidth(std::string_view text);
 std::string ProgressText(std::string_view label, uint64_t done, uint64_t total, double seconds,
                          size_t width);
 
-/// One line on stderr that is redrawn ten times a second by a thread of its own; only on a
-/// terminal. It is gone after destruction.
+/// One line on stderr that a thread redraws ten times a second; only on a terminal. The destructor
+/// erases the line.
 class Progress {
  public:
   explicit Progress(std::string label, uint64_t total = 0);
@@ -71,7 +72,7 @@ class Progress {
 
   void Add(uint64_t bytes) { done_.fetch_add(bytes, std::memory_order_relaxed); }
   void Set(uint64_t done, uint64_t total);
-  /// The next stage: another label, counted from nothing.
+  /// Begins the next stage: with another label, and counting from zero.
   void Stage(std::string label);
 
  private:
@@ -83,12 +84,12 @@ class Progress {
   std::string label_;
   std::chrono::steady_clock::time_point start_;
   bool stopping_ = false;
-  std::thread thread_;  // not running where there is no terminal
+  std::thread thread_;  // not running without a terminal
 };
 
 bool StdoutIsTerminal();
 
-/// Part of a whole as people read it: "1.08 %"; "-" when there is no whole.
+/// A part of a whole: "1.08 %"; "-" when the whole is zero.
 std::string Percent(double part, double whole);
 /// 1234567 as "1,234,567".
 std::string Grouped(uint64_t n);
@@ -97,17 +98,18 @@ std::string VersionText(StateId id);
 std::string VersionText(const v1::Identity& id);
 /// The first 8 hex digits of a lineage, or "-".
 std::string LineageText(const Hash128& lineage);
-/// Its first hexadecimal digits, of which equal ones say: the same bytes; "-": nothing.
+/// The root's first hexadecimal digits: equal ones mean equal bytes. "-" for no root.
 std::string RootText(uint64_t root);
 /// Local time of a wall clock instant, "14:03:22.125".
 std::string ClockText(int64_t unix_nanos);
 
-/// As ToJson of the message: {"epoch", "version", "lineage", "root", "attempt"}.
+/// Like ToJson of the message: {"epoch", "version", "lineage", "root", "attempt"}.
 Json IdentityJson(const Identity& identity);
-/// A message's fields under their names in the .proto files. 64-bit numbers stay numbers, but for
-/// hashes and tokens (fixed64), which become 16 hex digits: not every reader keeps 64 bits.
+/// A message's fields under their names in the .proto files. 64-bit numbers stay numbers, except
+/// hashes and tokens (fixed64), which become 16 hex digits, since not every JSON reader keeps 64
+/// bits.
 Json ToJson(const google::protobuf::Message& message);
-/// To stdout, indented, or in one line for streams of records.
+/// Print to stdout: indented, or in one line for streams of records.
 void PrintJson(const Json& json);
 void PrintJsonLine(const Json& json);
 

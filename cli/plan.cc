@@ -1,4 +1,4 @@
-// deltawire plan: what an export of a Megatron job would write, proven before the first byte.
+// deltawire plan: shows what an export of a Megatron job would write, and proves it from metadata.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -38,7 +38,7 @@ uint64_t Parameters(const Layout& layout) {
   return n;
 }
 
-/// What gathering to one rank per bucket takes; the last bucket may be short.
+/// The cost of gathering to one rank, for a size of buckets; the last bucket may be smaller.
 struct Gathering {
   uint64_t buckets = 0;
   uint64_t peak_bytes = 0;

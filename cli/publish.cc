@@ -61,7 +61,8 @@ std::string Describe(const std::string& model, const PublishedVersion& v) {
 Status PublishDirectory(const PublishOptions& o, const fs::path& dir, const std::string& model,
                         uint64_t version, ThreadPool& pool) {
   const auto start = std::chrono::steady_clock::now();
-  // Read, not mapped: whoever cuts a mapped file short ends this process without a word.
+  // Reads the files instead of mapping them: if a mapped file is cut short, SIGBUS kills this
+  // process.
   DW_ASSIGN_OR_RETURN(const ModelDir source, ModelDir::Open(dir, ModelDir::Access::kRead));
   DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, source.ReadSideFiles());
   const Content content{&source.layout(), &side_files,
@@ -104,7 +105,7 @@ StatusOr<Exit> PublishOne(const PublishOptions& o) {
   return Exit::kOk;
 }
 
-// What lies there at the start is history but for the newest, which is published when it is news.
+// Of the checkpoints found at the start, only the newest is published; the others are history.
 void KeepNewest(std::vector<Checkpoint>& found) {
   if (found.size() > 1) found.erase(found.begin(), found.end() - 1);
 }
@@ -124,12 +125,12 @@ StatusOr<Exit> PublishWatching(const PublishOptions& o) {
     for (const std::string& name : found.unnamed) {
       std::fprintf(stderr, "%s: skipped, its name does not end in a version\n", name.c_str());
     }
-    // The second scan is the first that can call anything complete.
+    // A checkpoint can be complete in the second scan at the earliest.
     if (scans == 2) KeepNewest(found.complete);
     for (const Checkpoint& c : found.complete) {
       const Status done = PublishDirectory(o, c.path, model, c.version, pool);
       if (done.ok()) continue;
-      // When it was written to meanwhile it is news again, once it is stable.
+      // A checkpoint that was written to meanwhile is reported again, once it is stable.
       const bool again = scanner.ChangedSince(c);
       std::fprintf(stderr, "%s: not published%s: %s\n", c.path.c_str(), again ? " yet" : "",
                    std::string(MessageOf(done)).c_str());

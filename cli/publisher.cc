@@ -23,7 +23,8 @@ StatusOr<PublishedVersion> TryOnce(TrainerClient& client, const PublishTarget& t
   DW_ASSIGN_OR_RETURN(
       const Identity published,
       client.Register(*content.layout, *content.side_files, {.replace = target.replace}));
-  // A try before may have got through although its answer was lost; not so another publisher's.
+  // An earlier try of ours may have succeeded although its answer was lost. Attempts tell it from
+  // another publisher's version of the same number.
   const bool through = published.id.version == version &&
                        std::find(before.begin(), before.end(), published.attempt) != before.end();
   if (through) return client.WaitPublished(version);
@@ -65,7 +66,7 @@ StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Con
   constexpr auto kPause = std::chrono::milliseconds(200);
   const auto deadline = Clock::now() + target.timeout;
   std::vector<uint64_t> before;
-  // One for all tries: the sender knows it again, so that a try takes the place of the last one.
+  // One client for all tries: the sender recognises it and lets a try replace the previous one.
   TrainerClient client(target.socket, target.model);
   while (true) {
     const uint64_t attempt = DrawAttempt();

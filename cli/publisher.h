@@ -1,6 +1,7 @@
 // Plays the trainer for one version: registers, writes every tensor, waits until it is published.
-// Used by `publish` and `demo`. One caller; writes on the pool's threads.
-// Errors: the sender's. A sender that restarts in the middle is tried again within the timeout.
+// Used by `publish` and `demo`. Owner: the caller. Threads: one caller; writes on the pool's. Cost:
+// one copy of the model. Errors: the sender's; after a sender's restart it tries again until
+// timeout.
 #pragma once
 
 #include <chrono>
@@ -18,9 +19,9 @@
 
 namespace deltawire::cli {
 
-/// What is published: `read(i, to)` fills `to` with tensor i of `layout`, from many threads at
-/// once. `settled`, when it is given, says when all is read whether it was of one state: with an
-/// error the version is not published.
+/// The content to publish: `read(i, to)` fills `to` with tensor i of `layout`, from many threads at
+/// once. `settled`, if set, is called when all is read: an error means that the tensors were not
+/// all of one state, and the version is not published.
 struct Content {
   const Layout* layout = nullptr;
   const std::vector<SideFile>* side_files = nullptr;
@@ -32,13 +33,14 @@ struct PublishTarget {
   std::string socket;
   std::string model;
   std::chrono::milliseconds timeout{0};
-  bool replace = false;  ///< drop what is registered when its layout is another
+  bool replace = false;  ///< drop a registered model of another layout
 };
 
 StatusOr<PublishedVersion> PublishVersion(const PublishTarget& target, const Content& content,
                                           uint64_t version, ThreadPool& pool, Progress& progress);
 
-/// One offload, as `attempt` (0: the sender draws it), with a client that has registered already.
+/// Makes one offload with a client that has registered already, as `attempt` (0: drawn by the
+/// sender).
 StatusOr<PublishedVersion> WriteVersion(TrainerClient& client, const Content& content,
                                         uint64_t version, uint64_t attempt, ThreadPool& pool,
                                         Progress& progress);

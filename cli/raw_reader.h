@@ -1,6 +1,6 @@
-// A second reader of safetensors files: its own mmap, its own reading of the header. It shares no
-// code with common/layout on purpose, so that what the demo calls verified was read independently.
-// Owner: the caller; owns its mapping. Immutable, so thread-safe. Errors name the file.
+// A second reader of safetensors files, with its own mmap and header parser. It deliberately shares
+// no code with common/layout, so that the demo's verification is independent. Owner: the caller; it
+// owns its mapping. Threads: any, since immutable. Cost: page faults. Errors name the file.
 #pragma once
 
 #include <filesystem>
@@ -37,7 +37,7 @@ class RawModelFile {
   std::map<std::string, Tensor> tensors_;
 };
 
-/// What a tensor must be.
+/// A tensor's expected properties and bytes.
 struct WantedTensor {
   std::string name;
   std::string dtype;
@@ -45,7 +45,7 @@ struct WantedTensor {
   std::span<const std::byte> bytes;
 };
 
-/// Ok when `file` holds exactly these tensors, bit for bit; else names the first that is not so.
+/// OK when `file` has exactly these tensors, bit for bit; else names the first difference.
 Status CheckEqual(const RawModelFile& file, const std::vector<WantedTensor>& wanted,
                   ThreadPool& pool);
 

@@ -1,5 +1,5 @@
-// How what a receiver holds stands to what its sender has: behind, of another history, other bytes.
-// Pure functions over identities, for status. No errors.
+// Compares a receiver's state with its sender's: behind, of another history, other bytes. Owner:
+// none; pure functions over identities, for status. Threads: any. Cost: constant. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -10,26 +10,26 @@
 namespace deltawire::cli {
 
 enum class Relation : uint8_t {
-  kUnknown,       ///< one of them has nothing
+  kUnknown,       ///< one of them has no version
   kSame,          ///< the same bytes
   kBehind,        ///< an earlier state of the same history
-  kAhead,         ///< a later one: the sender has lost what it had published
-  kOtherLineage,  ///< of a sender that began anew; the receiver will fetch what differs
-  kOtherBytes,    ///< the same number, and not the same bytes: this must not be
+  kAhead,         ///< a later state: the sender lost one that it had published
+  kOtherLineage,  ///< the sender began anew; the receiver will fetch what differs
+  kOtherBytes,    ///< the same number but other bytes: this must never happen
 };
 
 struct Standing {
   Relation relation = Relation::kUnknown;
-  uint64_t versions = 0;  ///< behind or ahead by so much, within an epoch
+  uint64_t versions = 0;  ///< how many versions behind or ahead, within an epoch
 };
 
-/// `part`: the sender has a part of the model, so roots and lineages are not the receiver's. An
-/// identity without a lineage or root, of an older daemon, is taken by its number.
+/// `part`: the sender has a part of the model, so its root and lineage differ from the receiver's.
+/// An identity without a lineage or root, from an older daemon, is compared by number only.
 Standing StandingOf(const Identity& held, const Identity& newest, bool part = false);
 
 /// For a table: "0", "3", "epoch", "ahead", "lineage", "BYTES" or "-".
 std::string BehindText(const Standing& standing);
-/// What to say of it, or "" when a receiver on its way looks so.
+/// A warning for the user, or "" when a receiver that is catching up looks like this.
 std::string Warning(const Standing& standing, const Identity& held, const Identity& newest);
 
 }  // namespace deltawire::cli

@@ -1,4 +1,4 @@
-// deltawire status: what the two daemons hold and do.
+// deltawire status: shows the state and activity of the two daemons.
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -23,7 +23,7 @@ struct StatusOptions : Common {
   bool receiver_named = false;
 };
 
-/// What was found; an error where a daemon did not answer.
+/// The daemons' answers, or an error for a daemon that did not answer.
 struct Snapshot {
   StatusOr<v1::SenderStatusResponse> sender = absl::UnknownError("not asked");
   v1::ListReceiversResponse attached;
@@ -64,7 +64,7 @@ void Exposed(std::string& text, bool exposed) {
 
 std::string Note(const std::string& message) { return message.empty() ? "" : "  " + message; }
 
-// By which form chunks travelled: "raw 1.2 MB in 21 chunks, fast 80 kB in 7 chunks".
+// The forms in which chunks were sent: "raw 1.2 MB in 21 chunks, fast 80 kB in 7 chunks".
 std::string SentText(const v1::SenderModelStatus& m) {
   std::string text;
   for (const v1::CodecCount& c : m.sent()) {
@@ -75,7 +75,7 @@ std::string SentText(const v1::SenderModelStatus& m) {
   return text;
 }
 
-// "[0, 3), [5, 12)" and how many more there are.
+// "[0, 3), [5, 12)", and how many more ranges there are.
 std::string RangesText(const google::protobuf::RepeatedPtrField<v1::ChunkRange>& ranges) {
   return deltawire::ToString(FromProto(ranges));
 }
@@ -161,7 +161,7 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
   }
 }
 
-/// A receiver beside the sender's newest version of its model.
+/// A receiver's state beside the sender's newest version of the model.
 struct Held {
   std::string who;
   Identity held, newest;
@@ -195,7 +195,7 @@ Held HeldBy(const v1::ReceiverModelStatus& m) {
   return out;
 }
 
-// Receivers whose bytes are none of the sender's history, or none of its version.
+// Warnings about receivers with another history than the sender's, or other bytes for a version.
 std::vector<std::string> Warnings(const Snapshot& s) {
   std::vector<Held> all;
   for (const v1::ReceiverInfo& r : s.attached.receivers()) all.push_back(HeldBy(s, r));
@@ -251,7 +251,7 @@ std::string Pulled(const v1::ReceiverModelStatus& m) {
   return m.last_pull().seconds() > 0 ? HumanBytes(m.last_pull().payload_bytes()) : "-";
 }
 
-// How the weights are kept, and who keeps an update from them.
+// The receiver's number of buffers, and the readers that delay an update.
 std::string BuffersText(const v1::ReceiverModelStatus& m) {
   if (m.buffers() == 0) return "";
   std::string text =
@@ -347,7 +347,7 @@ Json SnapshotJson(const StatusOptions& o, const Snapshot& s) {
   return json;
 }
 
-// Neither daemon, or one that was asked for by name, is missing.
+// An error if no daemon answered, or if one that was asked for by name did not.
 std::optional<Status> Failure(const StatusOptions& o, const Snapshot& s) {
   if (o.sender_named && !s.sender.ok()) return s.sender.status();
   if (o.receiver_named && !s.receiver.ok()) return s.receiver.status();

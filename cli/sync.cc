@@ -27,7 +27,7 @@ std::string Describe(const v1::PullStats& s) {
                      s.chunks_delta(), s.repaired_chunks());
 }
 
-// One call of Sync; `last` is the final update when it succeeds.
+// One call of Sync; on success `last` is its final update.
 Status SyncOnce(const SyncOptions& o, Receiver& receiver, const std::string& model,
                 Progress& progress, v1::SyncUpdate* last) {
   v1::SyncRequest request;
@@ -45,7 +45,7 @@ Status SyncOnce(const SyncOptions& o, Receiver& receiver, const std::string& mod
 }
 
 StatusOr<Exit> SyncReceiver(const SyncOptions& o) {
-  // A receiver that was started a moment ago, or whose sender was, attaches within seconds.
+  // A receiver attaches within seconds after its own or its sender's start.
   constexpr auto kAttachGrace = std::chrono::seconds(5);
   DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
   DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));

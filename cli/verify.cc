@@ -1,4 +1,4 @@
-// deltawire verify: a receiver's memory against its digests, or its directory against another.
+// deltawire verify: compares a receiver's memory with its digests, or its directory with another.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -65,14 +65,14 @@ StatusOr<Exit> VerifyDigests(const VerifyOptions& o, Receiver& receiver, const s
   return good ? Exit::kOk : Exit::kDiffers;
 }
 
-/// What a comparison of two directories found.
+/// The result of comparing two directories.
 struct Comparison {
   std::string layout_difference;
-  std::vector<std::string> tensors;  // that differ, in stored order
+  std::vector<std::string> tensors;  // tensors that differ, in stored order
   uint64_t bytes = 0;
 };
 
-// Order in the files does not matter: shards are one order, a receiver's file another.
+// Ignores the order in the files: shards have one order, a receiver's file another.
 std::string LayoutDifference(const Layout& want, const Layout& got) {
   bool same = want.size() == got.size();
   for (size_t i = 0; i < want.size() && same; ++i) {
@@ -161,7 +161,7 @@ StatusOr<Exit> VerifyAgainst(const VerifyOptions& o, Receiver& receiver, const s
     } else {
       compared = got.status();
     }
-    // What was read counts only when the receiver held the same version all the while.
+    // The comparison is valid only if the receiver held the same version all the while.
     DW_ASSIGN_OR_RETURN(const auto after, GetStatus(receiver, model, std::chrono::seconds(10)));
     if (FromProto(after.models(0).committed()) != FromProto(m.committed()) ||
         after.models(0).commits() != m.commits()) {

@@ -1,4 +1,4 @@
-// deltawire watch: one line for each new version of a sender, each commit of a receiver.
+// deltawire watch: prints one line for each new version of a sender and each commit of a receiver.
 #include <cstdio>
 #include <functional>
 #include <memory>
@@ -22,7 +22,7 @@ struct WatchOptions : Common {
   bool receiver_named = false;
 };
 
-/// Lines from two streams, each whole.
+/// Prints lines from two streams, each line whole.
 class Lines {
  public:
   explicit Lines(bool json) : json_(json) {}
@@ -46,7 +46,7 @@ class Lines {
   std::mutex mu_;
 };
 
-// " of lineage edbee4f0" where it is another one than before, else "".
+// " of lineage edbee4f0" if the lineage has changed, else "".
 std::string LineageNews(const Identity& now, const Identity& before) {
   if (now.lineage == before.lineage || now.lineage == Hash128()) return "";
   return " of lineage " + LineageText(now.lineage);
@@ -81,7 +81,7 @@ void Show(Lines& lines, const std::string& model, const v1::CommitInfo& c, const
                         HumanBytes(c.stats().payload_bytes()), HumanSeconds(c.stats().seconds())));
 }
 
-// Reads one stream to its end. `seen` keeps a reconnect from saying the newest state twice.
+// Reads one stream to its end. `seen`: the last state printed, not printed again after a reconnect.
 Status Follow(Lines& lines, Sender& sender, const std::string& model, Identity* seen) {
   v1::WatchSenderVersionsRequest request;
   request.set_model(model);
@@ -113,7 +113,7 @@ Status Follow(Lines& lines, Receiver& receiver, const std::string& model, Identi
 template <typename Daemon>
 using Dial = std::function<StatusOr<Daemon>()>;
 
-// `o.model`, or the only one as soon as there is one.
+// `o.model` if given; else waits until the daemon has a model, and takes its only one.
 template <typename Daemon>
 StatusOr<std::string> WaitForModel(Lines& lines, Daemon& daemon, const WatchOptions& o) {
   for (bool said = false;; said = true) {
@@ -124,8 +124,8 @@ StatusOr<std::string> WaitForModel(Lines& lines, Daemon& daemon, const WatchOpti
   }
 }
 
-// Follows for good: a daemon that goes away is dialled again. Returns only with an error that
-// waiting does not mend.
+// Follows for ever: dials again if a daemon goes away. Returns only with an error that waiting does
+// not mend.
 template <typename Daemon>
 Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, const WatchOptions& o) {
   Identity seen;
@@ -146,7 +146,7 @@ Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, cons
 StatusOr<Exit> Watch(const WatchOptions& o) {
   const Dial<Sender> dial_sender = [&o] { return DialSender(o.sender, o.timeout()); };
   const Dial<Receiver> dial_receiver = [&o] { return DialReceiver(o.receiver, o.timeout()); };
-  // Those that were named must answer; when none was, one is enough.
+  // Daemons that were named must answer; if none was named, one is enough.
   const bool named = o.sender_named || o.receiver_named;
   StatusOr<Sender> sender = absl::UnknownError("not asked");
   StatusOr<Receiver> receiver = absl::UnknownError("not asked");

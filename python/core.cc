@@ -1,4 +1,4 @@
-// deltawire._core: the C ABI as Python classes. Memory comes in as addresses with shapes and
+// deltawire._core: the C ABI as Python classes. Memory is passed as addresses with shapes and
 // strides; deltawire/_tensors.py finds them in tensors of all kinds. Calls release the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -20,7 +20,7 @@ namespace {
 using Shape = std::vector<uint64_t>;
 using Strides = std::vector<int64_t>;
 
-/// Raises what deltawire/_errors.py makes of the code. REQUIRES: the GIL.
+/// Raises the exception that deltawire/_errors.py makes for `code`. REQUIRES: the GIL.
 void Check(int code, const std::string& text) {
   if (code == DW_OK) return;
   const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
@@ -28,7 +28,8 @@ void Check(int code, const std::string& text) {
   throw py::error_already_set();
 }
 
-/// Runs a call of the library without the GIL; the text is this thread's, so it is taken with it.
+/// Runs a call of the library without the GIL. dw_last_error belongs to this thread, so its text is
+/// taken before another call.
 template <typename Call>
 void Run(Call call) {
   int code = DW_OK;
@@ -92,7 +93,7 @@ class Offload {
   }
   double WaitedSeconds() const { return dw_offload_waited_seconds(offload_); }
   uint64_t Attempt() const { return dw_offload_attempt(offload_); }
-  /// Address and size of a tensor's memory. It is unmapped some time after close().
+  /// Address and size of a tensor's memory; valid until close().
   std::pair<uintptr_t, uint64_t> Memory(uint32_t tensor) {
     void* data = nullptr;
     uint64_t bytes = 0;
@@ -203,7 +204,7 @@ class Client : public std::enable_shared_from_this<Client> {
   dw_client* client_ = nullptr;
 };
 
-/// All ranks of a job.
+/// A dw_collective: the group of all ranks of a job.
 class Collective {
  public:
   Collective(uint32_t rank, uint32_t size, uint32_t root, const std::string& rendezvous,
@@ -242,7 +243,7 @@ class Collective {
 /// an offset in bytes and the memory to fill.
 using Param = std::tuple<uint32_t, std::string, std::string, Shape, uintptr_t, int32_t, py::object>;
 
-/// Parameters as the library takes them. Lives, with the list that it is made from, during a call.
+/// Parameters as dw_param structs. Lives during one call, and points into the list given to it.
 class ParamList {
  public:
   explicit ParamList(const std::vector<Param>& params) : readings_(params.size()) {
@@ -271,7 +272,7 @@ class ParamList {
   const dw_param* data() const { return list_.data(); }
   size_t size() const { return list_.size(); }
 
-  /// As the free Run; raises what a reader has raised.
+  /// Like the free Run, but an exception of a reader takes precedence.
   template <typename Call>
   void Run(Call call) {
     int code = DW_OK;
@@ -387,7 +388,7 @@ class Megatron {
   dw_megatron* megatron_ = nullptr;
 };
 
-// DLPack's in-memory form, which its specification fixes (version 0, the capsule "dltensor").
+// DLPack's memory layout, fixed by its specification (version 0, the capsule "dltensor").
 struct DlTensor {
   void* data;
   int32_t device_type, device_id;
@@ -398,8 +399,8 @@ struct DlTensor {
   uint64_t byte_offset;
 };
 
-/// (address, type code, bits, lanes, shape, strides in elements or None, device type) of a capsule,
-/// which must be kept while the address is used.
+/// (address, type code, bits, lanes, shape, strides in elements or None, device type) of a capsule.
+/// The caller keeps the capsule while it uses the address.
 py::tuple DescribeDlpack(const py::capsule& capsule) {
   const char* name = capsule.name();
   if (name == nullptr || std::string(name) != "dltensor") {
@@ -414,7 +415,7 @@ py::tuple DescribeDlpack(const py::capsule& capsule) {
                         t.lanes, shape, strides, t.device_type);
 }
 
-/// An object's buffer, held for as long as this lives.
+/// An object's buffer, held while this lives.
 class BufferView {
  public:
   explicit BufferView(const py::buffer& buffer) : info_(buffer.request()) {}

@@ -7,8 +7,8 @@
         train()
         weights.offload(model.state_dict().items(), version=step)
 
-Takes torch tensors of every dtype, numpy arrays, and whatever has DLPack or the buffer protocol.
-Neither torch nor numpy is imported here.
+Takes torch tensors of every dtype, numpy arrays, and any object with DLPack or the buffer protocol.
+Imports neither torch nor numpy.
 """
 
 from deltawire._attempt import draw_attempt

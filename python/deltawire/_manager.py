@@ -31,7 +31,7 @@ from deltawire._writing import (
     twice,
 )
 
-_NAMED = 5  # tensors that a message names
+_NAMED = 5  # how many tensors a message names
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,20 @@ class Published:
     offload_seconds: float
     publish_seconds: float
     ready_unix_nanos: int
-    lineage: str  # of the sender's model, 32 hex digits; versions count within one
-    root: int  # digest over all bytes: the same identity is the same bytes
+    lineage: str  # of the sender's model, 32 hex digits; versions rise within a lineage
+    root: int  # digest over all bytes: equal identities mean equal bytes
     attempt: int
     published_unix_nanos: int
 
 
 @dataclass(frozen=True)
 class Offloaded:
-    """What this rank has done for a version; `wait()` for its being published."""
+    """What this rank has written of a version. `wait()` returns when the version is published."""
 
     version: int
-    tensors: int  # that this rank wrote all or part of
+    tensors: int  # tensors of which this rank wrote all or part
     bytes_written: int
-    waited_seconds: float  # for readers of the memory, before the first write
+    waited_seconds: float  # until nobody read the memory, before the first write
     seconds: float  # the whole call
     attempt: int  # of this offload; 0 on ranks that do not talk to a sender
     _manager: WeightManager = field(repr=False)
@@ -73,12 +73,12 @@ class Offloaded:
 
 
 class WeightManager:
-    """One rank's way into the sender. Not thread-safe.
+    """Writes one rank's tensors into the sender's memory. Not thread-safe.
 
     `endpoint`: the sender's trainer socket or its data directory. `rank` of `world`: the processes
     that write a version together; it is published when all of them are ready. `timeout`: seconds
-    that a call waits for the sender. `copy_threads`: 0 takes a few. `ignore_extra`: True, or names
-    of given tensors that are no part of the model.
+    that a call waits for the sender. `copy_threads`: 0: a few. `ignore_extra`: True, or names of
+    given tensors that are not part of the model and are left out.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class WeightManager:
         self._ignore_extra = ignore_extra
         self._metas: list[TensorMeta] = []
         self._index: dict[str, int] = {}
-        self._tied: dict[str, str] = {}  # second name -> the one that is in the model
-        self._pending: _core.Offload | None = None  # written, not yet notified
+        self._tied: dict[str, str] = {}  # second name -> the name in the model
+        self._pending: _core.Offload | None = None  # written, but notify() is due
         self._adapters: dict[str, WeightManager] = {}
         self._planned: Planned | None = None
         self._collective: tuple[Gather, _core.Collective] | None = None
@@ -113,7 +113,7 @@ class WeightManager:
         self.close()
 
     def close(self) -> None:
-        """Abandons what was written and not notified. The manager may be used again."""
+        """Abandons an offload that awaits notify(). The manager may be used again."""
         if self._pending is not None:
             self._pending.close()
             self._pending = None
@@ -125,12 +125,12 @@ class WeightManager:
 
     @property
     def tensors_meta(self) -> tuple[TensorMeta, ...]:
-        """As registered, in the order that both ends lay them out; empty before."""
+        """The registered tensors, in the order of their memory at both ends; empty before."""
         return tuple(self._metas)
 
     @property
     def tied(self) -> Mapping[str, str]:
-        """Second names of tied tensors, found when registering from tensors: they are left out."""
+        """Names left out, since their tensor has another name too -> that name in the model."""
         return dict(self._tied)
 
     def register(
@@ -140,12 +140,12 @@ class WeightManager:
         hf_dir: str | os.PathLike[str] | None = None,
         replace: bool = False,
     ) -> int:
-        """Sizes the sender's buffers; returns the version that is published already, or 0.
+        """Registers the model, sizing the sender's buffers; returns its published version, or 0.
 
         `tensors`: TensorMeta or (name, dtype, shape), or the tensors themselves with their names.
         Of tensors that share their memory only the first name becomes part of the model, as in a
-        saved checkpoint. `side_files` (name -> content) and the small files of `hf_dir` are what
-        receivers put beside the weights; without either, those that the sender has stay.
+        saved checkpoint. Receivers put `side_files` (name -> content) and the small files of
+        `hf_dir` beside the weights; if neither is given, the sender keeps those that it has.
         `replace`: drop a model that is registered with another layout.
         """
         metas, tied = metas_and_ties(tensors)
@@ -176,9 +176,10 @@ class WeightManager:
         tensor is held at a time. The first call registers the model from it if `register` was not
         called, and then it must be iterable twice. `unchanged`: names that the sender carries over
         from the published version; they may be left out. With `world` > 1 each rank gives the
-        tensors that it has, whole. `notify=False`: ready only with `notify()`. `attempt`: what ties
-        the ranks' parts together, the same number on all of them and another one for each offload
-        (`draw_attempt`); 0: the sender draws one with the first rank, and the others join it.
+        tensors that it has, each of them whole. `notify=False`: this rank is ready only after
+        `notify()`. `attempt`: a number that ties the ranks' parts together, the same on all ranks
+        and different for each offload (`draw_attempt`); 0: the sender draws it for the first rank,
+        and the others join that offload.
 
         Raises a TensorError that names the tensor when one is missing, unknown, or of another
         shape or dtype, and then abandons the version for all ranks.
@@ -209,11 +210,11 @@ class WeightManager:
         notify: bool = True,
         attempt: int = 0,
     ) -> Offloaded:
-        """Writes a version of a sharded model: every rank its own rows, without gathering.
+        """Writes a version of a sharded model: every rank writes its own rows, without gathering.
 
         Call it on every rank. A DTensor's shard (FSDP2, any dimension, uneven, 2-D meshes, HSDP)
-        goes to its place in the whole tensor; of replicas the first writes. Tensors that are no
-        DTensors (a full FSDP1 state dict, buffers) are written by rank 0 alone. The first call
+        goes to its place in the whole tensor; the first of several replicas writes. Rank 0 alone
+        writes tensors that are not DTensors (a full FSDP1 state dict, buffers). The first call
         registers the model with the whole tensors' shapes. `attempt`: as in `offload`.
         """
         state = module_or_state_dict
@@ -233,7 +234,8 @@ class WeightManager:
                 return Place((), shape, self._rank == 0), _core.SHARE_WHOLE
             where = place_of(name, tensor)
             whole = where.shape == shape or self._world == 1
-            # Ranks' blocks do not overlap: the sender diffs what all of them have finished.
+            # Ranks' blocks do not overlap, so the sender diffs a chunk when its blocks are
+            # finished.
             return where, _core.SHARE_WHOLE if whole else _core.SHARE_BLOCK
 
         return self._offload(
@@ -255,21 +257,22 @@ class WeightManager:
         notify: bool = True,
         attempt: int | None = None,
     ) -> Offloaded:
-        """Writes a version of a Megatron job: every rank its shards, straight to their HF places.
+        """Writes a version of a Megatron job: every rank copies its shards to their HF places.
 
         Call it on every rank, with the manager's `rank` and `world` those of the job, or with one
-        sender on each node: `node_ranks` are the ranks of this one, and the manager's `rank` and
-        `world` count them. A receiver then follows all senders. Nodes whose ranks hold copies only
-        need no sender: call it there with an empty list. `models`: the
-        model chunks, wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
-        that answers alike. `hf_dir`: the HF model directory; config.json is enough, and if it has
-        weights their names, order, shapes and dtypes count. `parallel`: settings that go before
-        what the models say (docs/model_families.md). `families`: directories of further families.
+        sender on each node: then `node_ranks` are the job's ranks on this node, the manager's
+        `rank` and `world` count these ranks, and a receiver follows all senders. A node whose ranks
+        hold only copies needs no sender: give an empty list there. `models`: the model chunks,
+        wrapped or not. `parallel_state`: megatron.core.parallel_state, or an object
+        with the same methods. `hf_dir`: the HF model directory; config.json is enough, and if it
+        has weights, their names, order, shapes and dtypes are used. `parallel`: settings that
+        override those of the models (docs/model_families.md). `families`: directories of further
+        families.
         `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
-        talks to the sender (make its manager with rank 0 of world 1). `attempt`: what ties the parts
-        of several senders together, the same number on every rank of the job and another one for
-        each offload. Not given, with `node_ranks` the job's first rank draws it and torch.distributed
-        hands it to the others, so that every rank must make the call; else the sender draws it.
+        talks to the sender (make its manager with rank 0 of world 1). `attempt`: a number that ties
+        the parts of several senders together, the same on every rank of the job and different for
+        each offload. Without it, the sender draws one; but with `node_ranks` the job's first rank
+        draws it and torch.distributed hands it to the others, so every rank must make the call.
 
         The first call plans, proves that the ranks' shards make up every byte exactly once, and
         registers the model. Before the first byte each rank's parameters are compared with the plan;
@@ -306,7 +309,7 @@ class WeightManager:
         return self._offload_by(version, notify, started, attempt, write)
 
     def notify(self) -> None:
-        """Says that this rank's part of the last offload (with `notify=False`) is written."""
+        """Tells the sender that this rank's part of the last `notify=False` offload is written."""
         if self._pending is None:
             raise Error("nothing to notify: call offload(..., notify=False) first")
         try:
@@ -332,9 +335,10 @@ class WeightManager:
     ) -> Published:
         """Publishes a LoRA adapter's tensors alone, as a small model of their own.
 
-        `model`: its name at the sender, "<this model>-lora" if not given. `adapter_config`: what
-        becomes adapter_config.json beside the weights, a mapping or a file's path. Call it on one
-        rank; that one gives all of the adapter. Returns when the version is published.
+        `model`: the adapter's name at the sender, "<this model>-lora" if not given.
+        `adapter_config`: the content of adapter_config.json beside the weights, as a mapping or a
+        file's path. Call it on one rank, with all of the adapter's tensors. Returns when the
+        version is published.
         """
         name = model or f"{self._model}-lora"
         if name not in self._adapters:
@@ -352,7 +356,7 @@ class WeightManager:
             adapter.register(tensors, side_files=side, replace=True)
         return adapter.offload(tensors, version).wait()
 
-    # A Megatron job's -------------------------------------------------------------------------
+    # Megatron jobs -----------------------------------------------------------------------------
 
     def _plan(
         self,
@@ -420,7 +424,7 @@ class WeightManager:
         attempt: int,
         write: Callable[[_core.Offload], tuple[int, int]],
     ) -> Offloaded:
-        """Begin, `write`, ready; abandons the version for all ranks when that fails."""
+        """Begins, calls `write`, gets ready; if one of these fails, abandons for all ranks."""
         if self._pending is not None:
             self._pending.close()
             self._pending = None
@@ -431,7 +435,7 @@ class WeightManager:
             if notify:
                 offload.ready()
         except BaseException as error:
-            # The other ranks are told why; an agent that is gone needs no telling.
+            # The other ranks get the reason; if the agent is gone, there is nobody to tell.
             try:
                 offload.abandon(f"{type(error).__name__}: {error}")
             except Error:
@@ -446,7 +450,7 @@ class WeightManager:
         seconds = time.monotonic() - started
         return Offloaded(version, tensors, written, waited, seconds, attempt, self)
 
-    # What every offload does ------------------------------------------------------------------
+    # Steps of every offload -------------------------------------------------------------------
 
     def _offload(
         self,
@@ -478,7 +482,7 @@ class WeightManager:
         place: Callable[[str, Any], tuple[Place, int]],
         partly: bool,
     ) -> tuple[int, int]:
-        """Returns how many tensors this rank wrote of, and how many bytes."""
+        """Returns how many tensors this rank wrote (or parts of them), and how many bytes."""
         seen: set[str] = set()
         tensors = written = 0
         for name, tensor in named:
@@ -494,9 +498,9 @@ class WeightManager:
                 continue
             written += copy(offload, index, self._metas[index], tensor, where, share)
             tensors += 1
-            del tensor  # before the next one is made
+            del tensor  # frees it before the next one is made
         missing = [m.name for m in self._metas if m.name not in seen and m.name not in keep]
-        if missing and not partly:  # with other ranks' tensors the sender looks
+        if missing and not partly:  # else the sender checks over all ranks
             names = ", ".join(f'"{n}"' for n in missing[:_NAMED])
             raise MissingTensorError(
                 f"{len(missing)} of {len(self._metas)} registered tensors were not given: "

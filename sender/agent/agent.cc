@@ -1,4 +1,4 @@
-// The Agent's models: taken up, registered, replaced.
+// Agent: takes up, registers and replaces models.
 #include "sender/agent/agent.h"
 
 #include <filesystem>
@@ -28,8 +28,8 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
 
 Agent::~Agent() {
   Stop();
-  // A model's publisher may still be telling us of its last version: the models, and the pulls that
-  // hold them, go while everything that it looks at is there.
+  // A model's publisher thread may still be calling Changed for its last version, so the models,
+  // and the pulls that hold them, are destroyed while all that Changed reads still exists.
   decltype(pulls_) pulls;
   decltype(models_) models;
   {
@@ -48,7 +48,8 @@ Agent::~Agent() {
 }
 
 void Agent::DoChores() {
-  // A ticket's life and a broken stream's are seconds; this only bounds how long they stay on.
+  // A ticket lives for seconds, and so may a broken stream; this only bounds for how long they stay
+  // in the table afterwards.
   constexpr std::chrono::milliseconds kSweep{500};
   Chores& c = *chores_;
   std::vector<std::pair<Thread, std::shared_ptr<Leaving>>> burials;
@@ -57,8 +58,9 @@ void Agent::DoChores() {
     auto doomed = std::exchange(c.models, {});
     lock.unlock();
     for (auto& [model, leaving] : doomed) {
-      // One that is publishing goes when it has published; the others need not wait for it. The
-      // thread has the last reference: one kept here would outlive the word that it is gone.
+      // A model that is publishing is destroyed when it has published; the others need not wait for
+      // it. The thread must hold the last reference: a copy kept here would keep the model alive
+      // after the thread reports it as gone.
       burials.emplace_back(Thread([model = std::move(model), leaving = leaving]() mutable {
                              Bury(std::move(model), *leaving);
                            }),
@@ -115,7 +117,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
   raw->SetCutter([this, raw](uint32_t half) { CutReaders(raw, half); });
   raw->SetListener([this, raw] { Changed(*raw); });
   auto leaving = std::make_shared<Leaving>();
-  // Whoever holds the model holds this.
+  // Every holder of the model holds `watched`, so its deleter runs when the last reference goes.
   std::shared_ptr<Model> watched(
       raw, [model = std::move(model), leaving, chores = chores_](Model*) mutable {
         {
@@ -189,7 +191,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout));
   const auto part = Coverage::Create(owned, chunks.size());
   if (!part.ok()) return Annotate(part.status(), fmt::format("model \"{}\", owned", name));
-  // Every rank of a trainer registers: the second finds what the first has made.
+  // Every rank of a trainer registers, so one at a time: the second rank finds what the first made.
   {
     std::unique_lock lock(mu_);
     cv_.wait(lock, [&] { return stopping_ || !registering_.contains(name); });
@@ -207,7 +209,7 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
     DW_RETURN_IF_ERROR(LetGo(name));
     return Make(name, std::move(*layout), *part, std::move(side_files), replaces);
   };
-  // Whatever is thrown on the way (no thread, no memory), the name is free again.
+  // Even if an exception is thrown (no thread, no memory), the name leaves registering_.
   const std::shared_ptr<void> done(nullptr, [&](void*) {
     std::lock_guard lock(mu_);
     registering_.erase(name);
@@ -242,7 +244,7 @@ Status Agent::LetGo(const std::string& name) {
   ServedPulls pulls;
   {
     std::lock_guard lock(mu_);
-    // Also one that an earlier try gave up to wait for.
+    // The old model may also be one that an earlier try gave up waiting for.
     if (const auto it = leaving_.find(name); it != leaving_.end()) leaving = it->second;
     if (auto it = models_.find(name); it != models_.end()) {
       model = std::move(it->second.model);

@@ -1,7 +1,8 @@
 // The sender agent: the models of this node, the pulls that run, the receivers that are attached.
-// Owner: main. Threads: every method from any thread (gRPC's, bulk streams'); one of its own ends
-// pulls whose time is over. Its lock is held while no model, pull or other lock is asked for.
-// Structs in and out: no gRPC type here; sender/agent/service.cc translates. Errors name the model.
+// Owner: main. Threads: every method from any; the agent's own thread ends pulls whose time is
+// over. While it holds its lock it calls into no model or pull. Cost: one thread, 4096 pulls at
+// most. It takes and returns structs without gRPC types (sender/agent/service.cc translates them).
+// Errors name the model.
 #pragma once
 
 #include <chrono>
@@ -20,31 +21,31 @@
 
 namespace deltawire::sender {
 
-/// A receiver's wish to pull.
+/// A receiver's request to pull.
 struct PullRequest {
   std::string model;
   std::string receiver_id;
-  std::string peer;         ///< the address that it asks from
-  std::string fingerprint;  ///< of its layout
+  std::string peer;         ///< the address that the receiver asks from
+  std::string fingerprint;  ///< of the receiver's layout
   uint32_t streams = 0;
-  CoderSpeeds decode;       ///< of the receiver, all threads; 0: not said
-  uint64_t owned_hash = 0;  ///< of the part that it takes this agent for; 0: the whole
-  /// Where the pull shall end; epoch 0: at the newest. Root and attempt 0, lineage 0: not said.
+  CoderSpeeds decode;       ///< of the receiver, all its threads; 0: not said
+  uint64_t owned_hash = 0;  ///< of the part that the receiver expects here; 0: the whole
+  /// The state to end at; epoch 0: the newest. A root, attempt or lineage of 0 is not compared.
   Identity at;
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
 };
 struct PullTicket {
   wire::Ticket ticket{};
-  uint32_t history = 0;  ///< deltas that the receiver should keep
+  uint32_t history = 0;  ///< how many deltas the receiver should keep
   VersionInfo newest;
 };
 
 struct AgentLimits {
   AttachmentLimits attachments;
   std::chrono::milliseconds ticket_life{30000};
-  size_t pulls = 4096;         ///< tickets and pulls in all
-  size_t pulls_per_peer = 16;  ///< of one connection
-  /// A model that is replaced is let go by those who still use it within so long.
+  size_t pulls = 4096;         ///< tickets and running pulls of all models
+  size_t pulls_per_peer = 16;  ///< tickets and running pulls of one peer
+  /// How long a replacement waits until every call and stream has dropped the old model.
   std::chrono::milliseconds letting_go{10000};
 };
 
@@ -56,9 +57,9 @@ class Agent : public net::PullSource {
   /// Takes up every model that an earlier process left below data_dir.
   Status RecoverModels();
 
-  /// `owned`: the chunks that this agent publishes; empty: all. With `replace`, a model of another
-  /// layout or part makes way: its pulls are cut first. When the new one cannot be made, the old
-  /// one stays if its files still do; the error says which.
+  /// `owned`: the chunks that this agent publishes; empty: all. With `replace`, a registered model
+  /// of another layout or part is dropped: its pulls are cut first. When the new model cannot be
+  /// made, the old one is registered again if its files still exist; the error says whether it was.
   StatusOr<std::shared_ptr<Model>> Register(const std::string& name, std::vector<TensorMeta> meta,
                                             const std::vector<ChunkRange>& owned,
                                             std::vector<SideFile> side_files, bool replace,
@@ -83,26 +84,27 @@ class Agent : public net::PullSource {
   Attachments& attachments() { return attachments_; }
   const Attachments& attachments() const { return attachments_; }
 
-  /// Ends every wait and every pull; what is being published now is the last. Does not wait for
-  /// streams.
+  /// Ends every wait and every pull; a publish that is running finishes, and no other begins. Does
+  /// not wait for streams.
   void Stop();
   const SenderOptions& options() const { return options_; }
 
  private:
-  /// Tells when a model has gone, and with it the lock of its directory.
+  /// Tells when a model is destroyed, and the lock of its directory released.
   struct Leaving {
     Mutex mu;
     CondVar cv;
     bool gone = false;
   };
-  /// What the agent's own thread has to do. Outlives the agent with the last model: the last
-  /// reference may go on the model's own publisher thread, which could not wait for itself.
+  /// What the agent's own thread has to do. Shared with the models, since the last one may outlive
+  /// the agent: the last reference to a model may be dropped on that model's own publisher thread,
+  /// which cannot wait for itself, so the model is handed to this thread.
   struct Chores {
     Mutex mu;
     CondVar cv;
     bool stopping = false;
     bool closed = false;  // the thread has ended
-    bool opened = false;  // a pull
+    bool opened = false;  // a pull was opened
     std::vector<std::pair<std::shared_ptr<Model>, std::shared_ptr<Leaving>>> models;
   };
   struct Entry {
@@ -114,10 +116,11 @@ class Agent : public net::PullSource {
   std::shared_ptr<Model> Adopt(std::shared_ptr<Model> model);
   void Changed(const Model& model);  ///< after a publish
   static VersionInfo InfoOf(const Model& model, const Published* state);
-  /// The model if it is the one wanted already; null: make it. REQUIRES: the turn of `name`.
+  /// The registered model if its layout and part are these; null: make the model. REQUIRES: the
+  /// caller has `name` in registering_.
   StatusOr<std::shared_ptr<Model>> Registered(const std::string& name, const Layout& layout,
                                               const Coverage& part, bool replace) const;
-  /// Takes the model out of use and waits until nobody has it any more.
+  /// Takes the model out of use and waits until nobody holds a reference to it.
   Status LetGo(const std::string& name);
   StatusOr<std::shared_ptr<Model>> Make(const std::string& name, Layout layout, Coverage part,
                                         std::vector<SideFile> side_files, bool replaces);
@@ -125,7 +128,7 @@ class Agent : public net::PullSource {
   Status CheckRequest(const PullRequest& request, const Model& model) const;
   StatusOr<std::shared_ptr<const Published>> Pinned(const PullRequest& request, Model& model) const;
   StatusOr<PullTicket> Grant(const PullRequest& request);
-  /// Adds the session, if it may be; what it takes the place of comes back.
+  /// Adds the session to the table, if the limits allow it; returns the pulls that it replaces.
   StatusOr<ServedPulls> Enter(const PullRequest& request, const wire::Ticket& ticket,
                               const std::shared_ptr<ServedPull>& session);
   ServedPulls PullsOf(const Model& model) const;
@@ -147,7 +150,7 @@ class Agent : public net::PullSource {
   Attachments attachments_;
 
   mutable Mutex mu_;
-  CondVar cv_;  // a name's turn is over, or stopping
+  CondVar cv_;  // a name left registering_, or the agent stops
   bool stopping_ = false;
   std::map<std::string, Entry> models_;
   std::map<std::string, std::shared_ptr<Leaving>> leaving_;

@@ -1,4 +1,4 @@
-// The Agent's pulls: who may pull, how their chunks are coded, what they have moved.
+// Agent: grants and ends pulls, chooses their codecs, counts what they moved.
 #include <sys/random.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ PullCoding Agent::CodingFor(const PullRequest& request) {
   }
   std::lock_guard lock(mu_);
   constexpr size_t kMaxLinks = 4096;
-  if (links_.size() >= kMaxLinks) {  // those that no pull uses; they start anew when they come back
+  if (links_.size() >= kMaxLinks) {  // drop unused estimates; they start anew on return
     std::erase_if(links_, [](const auto& l) { return l.second.use_count() == 1; });
   }
   auto& link = links_[request.receiver_id];
@@ -46,8 +46,7 @@ PullCoding Agent::CodingFor(const PullRequest& request) {
   return coding;
 }
 
-// What the receiver shall keep for later pulls: nothing where a codec without history is the choice
-// anyway.
+// How many deltas the receiver shall keep for later pulls; none where fast is the choice anyway.
 uint32_t Agent::HistoryWanted(const PullCoding& coding, const Published& now) {
   const auto wanted = [&](kernels::Codec codec) {
     const Coder* coder = CoderOf(codec);
@@ -56,7 +55,7 @@ uint32_t Agent::HistoryWanted(const PullCoding& coding, const Published& now) {
   if (coding.codec) return wanted(*coding.codec);
   if (now.log.empty()) return 0;
   const Delta& newest = *now.log.back();
-  if (newest.chunks().empty()) return coding.history;  // nothing to judge by
+  if (newest.chunks().empty()) return coding.history;  // no payload sizes to judge by
   CodecChoiceInputs in;
   in.chunk_bytes = kChunkBytes;
   in.fast_bytes = newest.payload_bytes() / newest.chunks().size();
@@ -126,7 +125,7 @@ StatusOr<PullTicket> Agent::Grant(const PullRequest& request) {
   auto session = std::make_shared<ServedPull>(model, std::move(terms));
   DW_ASSIGN_OR_RETURN(const ServedPulls replaced, Enter(request, ticket, session));
   for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
-  // What was published between At and here is not known to it yet.
+  // The session was not in the table yet when versions after Pinned were published.
   if (const auto now = model->published(); now != nullptr) session->Overtaken(*now);
   return PullTicket{ticket, history, InfoOf(*model, newest.get())};
 }
@@ -137,8 +136,8 @@ StatusOr<Agent::ServedPulls> Agent::Enter(const PullRequest& request, const wire
   DW_RETURN_IF_ERROR(
       attachments_.MayUse(request.model, request.receiver_id, request.peer, &attached));
   Sweep();
-  // A receiver has one pull at a time; an older one is left over from a broken connection. Another
-  // peer's is not ours to end while it moves.
+  // A receiver has one pull at a time; an older one is left over from a broken connection. But
+  // another peer's pull under the same id is not ended while it moves bytes.
   ServedPulls same;
   for (auto& other : PullsOf(*session->model())) {
     if (other->receiver_id() == request.receiver_id) same.push_back(std::move(other));
@@ -224,7 +223,7 @@ bool Agent::Sweep() {
     std::lock_guard lock(mu_);
     pulls.assign(pulls_.begin(), pulls_.end());
   }
-  // Those that go on stay here, so that what is dropped at the end is dropped without the lock.
+  // Pulls that have ended go to the back and are destroyed at the end, without the lock.
   const auto ended = std::stable_partition(pulls.begin(), pulls.end(), [&](const auto& p) {
     if (p.second->CutIfLate(now)) {
       LogWarn("model {}: receiver {} at {}: a pull was granted, and not all of its streams came",

@@ -10,9 +10,9 @@ namespace {
 
 using Clock = SteadyClock;
 
-// Only to notice callers that have gone; changes wake at once.
+// How often waits check whether their caller has gone; changes wake them at once.
 constexpr std::chrono::milliseconds kGoneSlice{200};
-// Whoever asked may have gone; what nobody takes must not pile up.
+// Limit of requests and answers per receiver, since a caller that has gone never takes its own.
 constexpr size_t kMaxPending = 64;
 constexpr size_t kMaxMessage = 4096;
 
@@ -34,9 +34,10 @@ Status CheckReceiverId(const std::string& id) {
 void Attachments::Publish(const std::string& model, const VersionInfo& info) {
   std::lock_guard lock(mu_);
   Change& newest = newest_[model];
-  // Two publishes may come here in the other order.
+  // Two publishes may arrive here in reverse order.
   if (newest.serial != 0 && IsLater(newest.info.identity, info.identity)) return;
-  // A part with equal bytes may be published again under another attempt, which the others have.
+  // A part with equal bytes may be published again under another attempt, which is news for
+  // receivers of several agents.
   if (newest.serial != 0 && newest.info.identity == info.identity &&
       newest.info.identity.attempt == info.identity.attempt &&
       newest.info.side_files_hash == info.side_files_hash) {
@@ -67,7 +68,7 @@ Attachments::Place Attachments::Erase(Place place) {
 }
 
 bool Attachments::Silent(const Attached& a, Clock::time_point now) const {
-  // Reports that come without taking note of what went down are as good as none.
+  // A receiver whose reports echo no new event does not get the events, so it counts as silent too.
   return now - std::min(a.heard, a.acknowledged) > limits_.silence;
 }
 
@@ -109,10 +110,10 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
   a.heard = Clock::now();
   if (report.event > a.report.event || report.event == a.number) a.acknowledged = a.heard;
   a.report = report;
-  // What a peer says is shown to operators, and kept: no more of it than they can read.
+  // A peer's message is shown to operators and kept, so its length is limited.
   a.report.message.resize(std::min(a.report.message.size(), kMaxMessage));
   ++a.report_serial;
-  // Of those that it was asked only.
+  // Answers to requests that this receiver was not sent are ignored.
   if (a.asked.erase(report.sync_request) != 0) a.answers[report.sync_request] = a.report;
   if (a.answers.size() > kMaxPending) a.answers.erase(a.answers.begin());
   Wake();
@@ -158,7 +159,7 @@ StatusOr<SenderEvent> Attachments::NextEvent(uint64_t token) {
     }
     const auto due = std::min(a.heard, a.acknowledged) + limits_.silence;
     const auto beat = newest == newest_.end() ? due : a.sent + limits_.beat;
-    // Past it by a little: silence is what is longer than the limit.
+    // One millisecond more, since silence must exceed the limit.
     const std::shared_ptr<CondVar> wake = a.wake;  // outlives the attachment
     wake->wait_until(lock, std::min(due, beat) + std::chrono::milliseconds(1));
   }

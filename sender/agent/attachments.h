@@ -1,7 +1,7 @@
-// The receivers that are attached, what each last said, and the events that go down to them; also
-// what others wait for: a model's next version, and answers to sync requests.
-// Owner: the Agent. Threads: every method from any; its lock is a leaf. Nothing is polled: who
-// waits is woken by each change, and looks up in between only to notice a caller that has gone.
+// The receivers that are attached, what each last reported, and the events that go down to them;
+// also the waits for a model's next version and for the answers to sync requests.
+// Owner: the Agent. Threads: every method from any; its lock is a leaf. Cost: each change wakes the
+// waiting calls; between changes they wake only to notice a caller that has gone.
 // Errors name the model and the receiver.
 #pragma once
 
@@ -29,9 +29,9 @@ struct ReceiverReport {
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
   std::string message;
-  uint64_t event = 0;         ///< number of the last event that came
-  uint64_t sync_request = 0;  ///< that this report answers; 0: none
-  PullStats last_pull;        ///< only shown
+  uint64_t event = 0;         ///< number of the last event that the receiver got
+  uint64_t sync_request = 0;  ///< the sync request that this report answers; 0: none
+  PullStats last_pull;        ///< for status displays only
 };
 
 struct ReceiverView {
@@ -42,7 +42,8 @@ struct ReceiverView {
   ReceiverReport report;
 };
 
-/// What goes down to a receiver: news, a request, or a beat that says again what is newest.
+/// What goes down to a receiver: a new version, a request, or a beat that repeats the newest
+/// version.
 struct SenderEvent {
   uint64_t number = 0;  ///< 1, 2, 3, ... within the attachment
   VersionInfo newest;
@@ -51,12 +52,12 @@ struct SenderEvent {
 };
 
 struct AttachmentLimits {
-  std::chrono::milliseconds beat{500};      ///< an event goes down at least so often
+  std::chrono::milliseconds beat{500};      ///< the longest time between two events
   std::chrono::milliseconds silence{3000};  ///< a receiver that says nothing for longer is detached
-  size_t most = 4096;                       ///< receivers
+  size_t most = 4096;                       ///< attached receivers of all models
 };
 
-/// Links, pulls and messages go by this name.
+/// Limit of a receiver's id in bytes. Link estimates, pulls and messages are keyed by the id.
 inline constexpr size_t kMaxReceiverId = 128;
 /// kInvalidArgument unless it has 1 .. kMaxReceiverId bytes.
 Status CheckReceiverId(const std::string& id);
@@ -65,24 +66,24 @@ class Attachments {
  public:
   explicit Attachments(const AttachmentLimits& limits = {}) : limits_(limits) {}
 
-  /// `model` has published `info`, or is another one of the same name.
+  /// `model` has published `info`, or a new model has taken that name.
   void Publish(const std::string& model, const VersionInfo& info);
-  /// There is no such model any more.
+  /// `model` is not registered any more.
   void Forget(const std::string& model);
 
-  /// A token for the calls below. Takes the place of the same peer's older attachment.
+  /// Returns a token for the calls below. Replaces an older attachment of the same peer and id.
   /// kAlreadyExists when another peer uses that id and was heard of within the silence.
   StatusOr<uint64_t> Attach(const std::string& model, const std::string& id,
                             const std::string& peer);
   void Detach(uint64_t token);
   void Report(uint64_t token, const ReceiverReport& report);
-  /// Blocks until there is an event. An error says why there is none any more: detached, silent,
+  /// Blocks until there is an event. An error says why there will be none: detached, silent,
   /// replaced, stopping.
   StatusOr<SenderEvent> NextEvent(uint64_t token);
 
   std::vector<ReceiverView> Receivers(const std::string& model) const;
-  /// OK, or kAlreadyExists when another peer is attached with that id. `attached`, if not null:
-  /// whether this peer is.
+  /// OK, or kAlreadyExists when another peer is attached with that id. `attached`, if not null, is
+  /// set to whether this peer is attached with it.
   Status MayUse(const std::string& model, const std::string& id, const std::string& peer,
                 bool* attached) const;
   /// Attachments that ended by silence.
@@ -94,18 +95,18 @@ class Attachments {
     Identity target;
     ReceiverReport report;
   };
-  /// Asks receivers (all attached when `ids` is empty) to sync; `progress` is called with each
-  /// change until every one has committed, failed or gone. kNotFound when none is attached.
+  /// Asks receivers (all attached ones when `ids` is empty) to sync; `progress` is called with each
+  /// change until every receiver has committed, failed or gone. kNotFound when none is attached.
   Status TriggerSync(const std::string& model, const std::vector<std::string>& ids, bool force_full,
                      const std::function<bool(const Progress&)>& progress,
                      const std::function<bool()>& gone);
 
   struct Change {
-    uint64_t serial = 0;  ///< never 0; another one for each change
+    uint64_t serial = 0;  ///< never 0; different for each change
     VersionInfo info;
   };
-  /// Blocks until the model has a state, and another one than at `seen`; nothing when stopping, or
-  /// `gone` says so.
+  /// Blocks until the model has a published state whose serial is not `seen`; nullopt when
+  /// stopping, or when `gone` returns true.
   std::optional<Change> WaitChange(const std::string& model, uint64_t seen,
                                    const std::function<bool()>& gone);
 
@@ -115,26 +116,27 @@ class Attachments {
  private:
   struct Attached {
     std::string model, id, peer;
-    // Its own: with hundreds of receivers a report of one must not wake the others' threads.
+    // One per receiver: with hundreds of them, a report of one must not wake the others' threads.
     std::shared_ptr<CondVar> wake = std::make_shared<CondVar>();
     SteadyClock::time_point since, heard, acknowledged;
     ReceiverReport report;
     uint64_t report_serial = 0;
-    uint64_t seen = 0;    // Change that was last sent down
-    uint64_t number = 0;  // of the last event
+    uint64_t seen = 0;    // serial of the Change that was last sent down
+    uint64_t number = 0;  // of the last event that was sent down
     SteadyClock::time_point sent;
     std::vector<SenderEvent> requests;
     std::set<uint64_t> asked;                    // sync requests that were sent down
     std::map<uint64_t, ReceiverReport> answers;  // by sync request, until TriggerSync takes them
   };
 
-  void Wake();  // REQUIRES (all here): mu_ held. Those who wait for no event
+  void Wake();  // wakes WaitChange and TriggerSync. REQUIRES (here and below): mu_ held
   using Place = std::map<uint64_t, Attached>::iterator;
   Place Erase(Place place);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
                             bool force_full, uint64_t request);
-  /// News of those asked since the last call; who has ended leaves `names`.
+  /// What the asked receivers did since the last call. Receivers that ended are removed from
+  /// `names`.
   std::vector<Progress> Collect(uint64_t request, const Identity& target,
                                 std::map<uint64_t, std::string>& names,
                                 std::map<uint64_t, uint64_t>& seen);

@@ -12,7 +12,7 @@ namespace {
 
 using kernels::DecodeStatus;
 
-/// Memory of a frame's own, filled by `Copy`.
+/// A copy of a chunk's bytes in memory of its own.
 class PrivateCopy {
  public:
   explicit PrivateCopy(Bytes from)
@@ -46,12 +46,13 @@ void ChunkBytes::Follow(const Published& newest) {
   if (end_ == nullptr || broken_) return;
   if (newest.serial <= serial_) return;
   const LogView& log = newest.log;
-  // Newest first: of a long log only the end is new.
+  // Searches from the newest: only the end of a long log is new.
   size_t first = log.size();
   while (first > 0 && log[first - 1] != last_) --first;
   if (first == 0) {
-    // A number that was published twice tells too little: every state since has its delta, or some
-    // have left the log. What was rebuilt for the pull has no serial.
+    // last_ is not in the log: either every later state has its delta there, or some deltas have
+    // left the log. Version numbers alone cannot tell, since one may be published twice, so serials
+    // are counted as well (a state that was rebuilt for the pull has none).
     const StateId reached = last_ == nullptr ? end_->info.id() : last_->to();
     broken_ = log.empty() || log[0]->from() != reached ||
               (serial_ != 0 && log.size() != newest.serial - serial_);
@@ -66,14 +67,14 @@ void ChunkBytes::Follow(const Published& newest) {
 }
 
 void ChunkBytes::Compact() {
-  // The newest half: nobody writes to it before it is the other one.
+  // Nobody writes to the newest half before the next publish makes it the inactive one.
   const LeasedState newest = model_.Lease();
   LogView since;
   {
     std::lock_guard lock(mu_);
     const uint64_t limit = std::max(model_.log_limit(), model_.owned_bytes());
     if (end_ == nullptr || broken_ || compacting_ || since_bytes_ <= limit) return;
-    // Another call brings the rest.
+    // A newer version was published since Follow; its own call to Overtaken compacts.
     if (newest.state->serial != serial_) return;
     compacting_ = true;
     since = since_;
@@ -113,7 +114,7 @@ StatusOr<WholeChunk> ChunkBytes::Get(uint32_t chunk, const LeasedState& at, How 
   } else if (!whole) {
     why = Damaged(chunk, *at.state);
   }
-  // A state that is not the newest any more may have its bytes elsewhere.
+  // If the state is not the newest any more, its bytes may exist elsewhere.
   auto got = FromElsewhere(chunk, *at.state, how);
   return got.ok() || why.ok() ? got : why;
 }
@@ -121,7 +122,7 @@ StatusOr<WholeChunk> ChunkBytes::Get(uint32_t chunk, const LeasedState& at, How 
 StatusOr<WholeChunk> ChunkBytes::FromHalf(uint32_t chunk, const LeasedState& at, How how) {
   const Chunk& place = model_.chunks()[chunk];
   const Bytes bytes = model_.half(at.state->half).subspan(place.offset, place.bytes);
-  // A rebuilt state (serial 0) does not know what a scrub found when it was the newest.
+  // A rebuilt state (serial 0) has no marks of damage that a scrub found when the state was newest.
   if ((how.check || at.state->serial == 0) && !HasItsDigest(chunk, *at.state, bytes)) {
     return Damaged(chunk, *at.state);
   }
@@ -133,7 +134,7 @@ StatusOr<WholeChunk> ChunkBytes::FromElsewhere(uint32_t chunk, const Published& 
   if (auto kept = FromKept(chunk, end, how)) return *std::move(kept);
   auto got = FromNewest(chunk, end, how);
   if (got.ok()) return got;
-  // It may have been kept meanwhile, and with that the deltas that were to be undone have gone.
+  // Compact may have kept the chunk meanwhile and dropped the deltas that Undo needed.
   if (auto kept = FromKept(chunk, end, how)) return *std::move(kept);
   return got;
 }
@@ -150,7 +151,7 @@ std::optional<StatusOr<WholeChunk>> ChunkBytes::FromKept(uint32_t chunk, const P
 StatusOr<WholeChunk> ChunkBytes::FromNewest(uint32_t chunk, const Published& end, How how) {
   const LeasedState newest = model_.Lease();
   if (newest.state.get() == &end) {
-    // Leased after the caller looked, or damaged.
+    // The half became available after the caller looked, or the chunk is damaged.
     return end.damaged[chunk] == 0 ? FromHalf(chunk, newest, how) : Damaged(chunk, end);
   }
   Follow(*newest.state);
@@ -171,7 +172,7 @@ StatusOr<WholeChunk> ChunkBytes::Undo(uint32_t chunk, const Published& end,
                                 copy.bytes(), digest);
     if (done != DecodeStatus::kOk) return Gone(chunk, end, *newest.state);
   }
-  // Of the bytes, not the digest that was brought along: that one would not know of a flipped bit.
+  // Digests the bytes: the digest that was carried along the chain would not show a flipped bit.
   if (!HasItsDigest(chunk, end, copy.bytes())) return Damaged(chunk, end);
   return copy.chunk();
 }

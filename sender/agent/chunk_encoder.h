@@ -1,7 +1,8 @@
-// Makes the payload that one chunk travels in: fast (as published, or folded), or another codec's.
-// Owner: a ServedPull; Model and CoderRates outlive it. Threads: any. What is made is shared
-// through the published state's cache. Cost: fast of one version nothing, a fold its parts;
-// other codecs some passes over the chunk, on the caller's thread, and megabytes of its scratch.
+// Makes the payload of one chunk's frame: fast (as published, or folded), tight or dense. Owner: a
+// ServedPull; Model and CoderRates outlive it. Threads: any. Payloads are shared through the
+// published state's cache. Cost: nothing for one version's fast payload, a fold reads its deltas;
+// tight and dense take passes over the chunk on the caller's thread, and megabytes of its scratch.
+// Errors: kInternal.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,7 @@
 
 namespace deltawire::sender {
 
-/// What a frame is made of. `bytes` live as long as `keep`.
+/// A frame's payload. `bytes` live as long as `keep`.
 struct ChunkPayload {
   kernels::Codec codec = kernels::Codec::kFast;
   Bytes bytes;
@@ -32,9 +33,11 @@ class ChunkEncoder {
     const LeasedState& leased;
     const kernels::History& history;  ///< of the bytes that the plan starts from
   };
-  /// Empty when the changes undid one another. kInternal when a fold fails.
+  /// The folded delta in the fast codec; empty when the changes cancel out. kInternal when a fold
+  /// fails.
   StatusOr<ChunkPayload> Fast(const Job& job) const;
-  /// `fast` in another codec; `fast` itself when that is not smaller than Coder::limit.
+  /// `fast` re-encoded in `codec`; `fast` itself when tight is not smaller than `fast`, or dense
+  /// not smaller than the chunk.
   ChunkPayload In(kernels::Codec codec, const Job& job, ChunkPayload fast) const;
   bool Made(kernels::Codec codec, const Job& job) const;
 

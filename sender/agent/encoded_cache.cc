@@ -16,7 +16,7 @@ EncodedCache::Value EncodedCache::Get(const Key& key, const std::function<Value(
   std::lock_guard lock(mu_);
   const uint64_t bytes = entry->value == nullptr ? 0 : entry->value->bytes.size();
   if (entry->value == nullptr || bytes_ + bytes > limit_) {
-    entries_.erase(key);  // those who wait for this entry still get it
+    entries_.erase(key);  // threads that wait for this entry still get its value
   } else {
     bytes_ += bytes;
     made_.insert(key);

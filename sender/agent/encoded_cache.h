@@ -1,7 +1,7 @@
-// Chunks of one published version in the form that they travel in, made once for many receivers.
-// Owner: the Published state; pulls hold what they send by shared_ptr. Threads: any; who asks for
-// what another thread is making waits for it. Cost: payload bytes up to a limit; beyond it payloads
-// are made again for each receiver.
+// Encoded payloads of one published version's chunks, made once for many receivers.
+// Owner: the Published state; pulls hold payloads by shared_ptr. Threads: any; a thread that asks
+// for a payload which another thread is making waits for it. Cost: payload bytes up to a limit;
+// beyond it payloads are made again for each receiver. Errors: none of its own.
 #pragma once
 
 #include <compare>
@@ -19,7 +19,8 @@
 
 namespace deltawire::sender {
 
-/// One payload. Without bytes: this codec does not make it smaller (fast: the changes cancelled).
+/// One payload. Empty `bytes`: this codec would not make the chunk smaller (fast: the changes
+/// cancel out).
 struct Encoded {
   kernels::Codec codec = kernels::Codec::kFast;
   std::vector<std::byte> bytes;
@@ -28,22 +29,24 @@ struct Encoded {
 
 class EncodedCache {
  public:
-  /// Names the payload from the state before `first`, a delta of the published state's log.
+  /// Names the payload that leads to the published state from the state before `first`, a delta of
+  /// the published state's log.
   struct Key {
     const ChunkDelta* first = nullptr;
     kernels::Codec codec = kernels::Codec::kFast;
-    size_t depth = 0;      ///< of history
-    uint32_t context = 0;  ///< its check: receivers at other versions have another one
+    size_t depth = 0;  ///< deltas of history that the payload refers to
+    /// Check value of that history: it differs between receivers at different versions.
+    uint32_t context = 0;
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   using Value = std::shared_ptr<const Encoded>;
 
   explicit EncodedCache(uint64_t limit_bytes) : limit_(limit_bytes) {}
 
-  /// The payload of `key`; `make` is called, without locks of others, when there is none. A null
-  /// from `make` is handed on and not kept.
+  /// The payload of `key`. If there is none, `make` is called, without the cache's lock. A null
+  /// from `make` is returned and not kept.
   Value Get(const Key& key, const std::function<Value()>& make);
-  /// Whether Get would not need to make it.
+  /// Whether Get would find the payload.
   bool Has(const Key& key) const;
 
  private:

@@ -1,7 +1,7 @@
-// A model's diffs on a GPU, where the options ask for one and one is there; else there is no
-// GpuDiff and the CPU does the work. Owner: the Model; the halves outlive it (they stay pinned so
-// long). Threads: Diff by one at a time; counts from any. Cost: see kernels/gpu.h; pinning takes
-// seconds for large halves. Errors: logged and counted; what was not diffed is the caller's to do.
+// A model's diffs on a GPU. Exists only where the options ask for a GPU and a usable one is found;
+// otherwise the CPU diffs. Owner: the Model; the halves outlive it, since it pins their memory.
+// Threads: Diff by one thread at a time; counts from any. Cost: see kernels/gpu.h; pinning takes
+// seconds for large halves. Errors: logged and counted; the caller diffs the chunks that are left.
 #pragma once
 
 #include <atomic>
@@ -20,9 +20,9 @@ namespace deltawire::sender {
 class GpuDiff {
  public:
   struct Counts {
-    uint64_t publishes = 0;   ///< diffed on the GPU to the end
-    uint64_t failures = 0;    ///< ended by a CUDA error, finished by the CPU
-    uint64_t mismatches = 0;  ///< ended by a result that the CPU does not get; 0 or 1
+    uint64_t publishes = 0;   ///< diffed wholly on the GPU
+    uint64_t failures = 0;    ///< stopped by a CUDA error, finished by the CPU
+    uint64_t mismatches = 0;  ///< stopped by a result that the CPU does not confirm; 0 or 1
     Counts& operator+=(const Counts& other) {
       publishes += other.publishes;
       failures += other.failures;
@@ -30,25 +30,26 @@ class GpuDiff {
       return *this;
     }
   };
-  /// Every chunk's result is compared with the CPU's in one of so many publishes.
+  /// In so many publishes, every chunk's result is compared with the CPU's once.
   static constexpr uint32_t kCheckRounds = 16;
 
-  /// Null when `use` is kOff, or no GPU can be used (one that fails the self-test cannot), which is
-  /// logged. kAuto holds the base on the
-  /// device if it has the memory. `key` and `halves` outlive it.
+  /// Null when `use` is kOff, or when no GPU can be used (this is logged; a GPU that fails the
+  /// self-test cannot). kAuto holds the base on the device if the device has the memory. `key` and
+  /// `halves` outlive the GpuDiff.
   static std::unique_ptr<GpuDiff> Create(const std::string& model, GpuUse use,
                                          const ChunkTable& chunks, const kernels::DigestKey& key,
                                          std::span<const Bytes> halves);
 
-  /// GpuDiffer::Diff; false after an error: the chunks that were not handed to `encoded` remain.
+  /// Calls GpuDiffer::Diff. False after an error: the chunks that were not handed to `encoded`
+  /// remain.
   bool Diff(Bytes before, Bytes after, std::span<const uint32_t> which,
             std::span<const uint64_t> digests_before, const kernels::GpuEncoded& encoded);
 
-  /// False once a result was wrong: then nothing more is to be diffed here.
+  /// False once a result was wrong: the caller must not diff here any more.
   bool trusted() const { return mismatches_ == 0; }
-  /// A result was wrong. `what` says where.
+  /// Records that a result was wrong; `what` says where.
   void Distrust(const std::string& what);
-  /// Which share of the chunks is to be compared in this publish; counts on.
+  /// Which share of the chunks to compare in this publish, 0 .. kCheckRounds - 1; advances by one.
   uint32_t NextRound() { return round_++ % kCheckRounds; }
 
   Counts counts() const { return {publishes_, failures_, mismatches_}; }

@@ -14,7 +14,8 @@ namespace deltawire::sender {
 namespace fs = std::filesystem;
 namespace {
 
-// A cut stream lets go as soon as its pending send returns; this only bounds a bug.
+// A cut stream drops its lease as soon as its pending send returns; this bounds the wait in case of
+// a bug.
 constexpr std::chrono::seconds kCutTimeout{10};
 constexpr size_t kNamed = 5;
 
@@ -32,13 +33,14 @@ Halves::Halves(Place place, StateFile state, std::vector<BufferFile> files, bool
   for (uint32_t h = 0; h < 2; ++h) {
     const bool whole = state_.phase(h) == SlotPhase::kWhole;
     if (whole) halves_[h].holds = state_.identity(h);
-    // A half that was published had all its writers ready; of another one nobody knows.
+    // All writers of a published half were ready; about the writers of another half nothing is
+    // known.
     halves_[h].suspect = !fresh && state_.phase(h) == SlotPhase::kWriting;
   }
 }
 
 StatusOr<std::unique_ptr<Halves>> Halves::Create(Place place, const StateShape& shape) {
-  // Halves of another layout would only take memory from the new ones.
+  // Old halves would take memory that the new ones need.
   std::error_code ignored;
   fs::remove(place.directory / kStateName, ignored);
   for (uint32_t h = 0; h < 2; ++h) fs::remove(PathOf(place.directory, h), ignored);
@@ -46,7 +48,7 @@ StatusOr<std::unique_ptr<Halves>> Halves::Create(Place place, const StateShape& 
   for (uint32_t h = 0; h < 2; ++h) {
     auto file = BufferFile::Create(PathOf(place.directory, h), *place.layout, place.buffer);
     if (!file.ok()) {
-      // A lone half is of no use and would keep the memory that the user is asked to free.
+      // A lone half is useless, and would occupy the memory that the user is asked to free.
       files.clear();
       fs::remove(PathOf(place.directory, 0), ignored);
       return Annotate(file.status(), fmt::format("model \"{}\", half {}", place.model, h));
@@ -70,7 +72,8 @@ StatusOr<std::unique_ptr<Halves>> Halves::Open(Place place, StateFile state) {
                     "{} is another file than the one that was published; register the model anew",
                     file.path().native());
     }
-    // A kill between a fresh file and its number in the state: it is as good as the one before.
+    // A kill may fall between a fresh file and its inode's entry in the state; the half is not
+    // whole, so any file will do.
     if (state.phase(h) != SlotPhase::kWhole && state.inode(h) != file.inode()) {
       state.set_inode(h, file.inode());
     }
@@ -87,8 +90,8 @@ std::vector<uint64_t> Halves::Digests(uint32_t half) const {
 }
 
 std::optional<uint32_t> Halves::Newest() const {
-  // A crash between the two words of a publish leaves both halves whole: the newer one is it. Of
-  // one number, published twice, the later one was never announced.
+  // A crash between the two words of a publish leaves both halves whole: the newer one counts. Of
+  // one number published twice, the second was never announced, so the active one counts.
   std::optional<uint32_t> newest;
   for (uint32_t h = 0; h < 2; ++h) {
     if (state_.phase(h) != SlotPhase::kWhole) continue;
@@ -111,7 +114,7 @@ std::shared_ptr<const void> Halves::Lease(uint32_t half, const Identity& id) {
   Half& h = halves_[half];
   if (h.use != HalfUse::kIdle || h.holds.empty() || !(h.holds == id)) return nullptr;
   ++h.readers;
-  // The deleter keeps no owner: whoever holds a lease holds the Model for longer.
+  // The deleter needs no shared ownership: every holder of a lease holds the Model for longer.
   return {this, [half](Halves* self) {
             std::lock_guard guard(self->mu_);
             if (--self->halves_[half].readers == 0) self->cv_.notify_all();
@@ -119,7 +122,8 @@ std::shared_ptr<const void> Halves::Lease(uint32_t half, const Identity& id) {
 }
 
 bool Halves::Patch(uint32_t half, const Identity& id, uint64_t offset, Bytes bytes) {
-  // Under the lock, so that no reader comes meanwhile; a chunk takes well below a millisecond.
+  // Under the lock, so that no reader comes meanwhile; copying a chunk takes well below a
+  // millisecond.
   std::lock_guard lock(mu_);
   const Half& h = halves_[half];
   if (h.use != HalfUse::kIdle || !(h.holds == id) || h.readers != 1) return false;
@@ -227,7 +231,7 @@ Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
 }
 
 Status Halves::Replace(uint32_t half) {
-  // First: from here on a crash leaves a half that nobody takes for anything.
+  // Before the file changes, so that after a crash the half does not count as whole.
   BeginWrite(half);
   DW_ASSIGN_OR_RETURN(BufferFile fresh,
                       BufferFile::Create(path(half), *place_.layout, place_.buffer));

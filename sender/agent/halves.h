@@ -1,8 +1,8 @@
-// A model's two halves: the files, what each of them wholly is, who reads it (leases of pulls), and
-// who was granted it for writing. A writer that never said that it is done may write at any time,
-// so its half is granted again only when nobody else has the file open; else a fresh file takes its
-// place ("fencing", docs/lifecycle.md). Owner: the Model. Threads: any; Drain to Commit by
-// one at a time. Its lock is a leaf. Cost: two halves. Errors name model and file.
+// A model's two halves: the files, the version that each holds, the pulls that read it (by lease),
+// and the ranks that were granted it. A rank that never said it was done may still write, so its
+// half is granted again only if nobody else has the file open; else a fresh file takes its place
+// ("Fencing", docs/lifecycle.md). Owner: the Model. Threads: any; Drain to Commit by one at a time.
+// Its lock is a leaf. Cost: two halves. Errors name model and file.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,8 @@
 
 namespace deltawire::sender {
 
-/// What a half is; each state goes to the next, a failed Drain or Fence back to where it was:
+/// Use of a half. Each state goes to the next; a failed Drain or Fence goes back to the state
+/// before:
 ///   kIdle -> kTaken (no new lease) -> kGranted (written) -> kIdle (whole)
 enum class HalfUse : uint8_t { kIdle, kTaken, kGranted };
 
@@ -52,19 +53,21 @@ class Halves {
   const std::filesystem::path& path(uint32_t half) const { return files_[half].path(); }
   uint64_t data_offset() const { return data_offset_; }
   const Hash128& lineage() const { return state_.shape().lineage; }
-  /// Of the published half's entries, as the state file has them.
+  /// The chunks' digests as the state file has them. REQUIRES: the half is whole.
   std::vector<uint64_t> Digests(uint32_t half) const;
-  /// The newest half that is whole; none after a first start.
+  /// The newest half that is whole; nullopt after a first start.
   std::optional<uint32_t> Newest() const;
-  /// After a crash between the two words of a publish.
+  /// Makes `half` the active one in the state file, after a crash between the two words of a
+  /// publish.
   void Activate(uint32_t half) { state_.set_active(half); }
 
-  /// What the half wholly is; empty while it is none, or handed out.
+  /// The version that the half wholly holds; empty while it holds none, or is handed out.
   Identity holds(uint32_t half) const;
-  /// The promise that `half` keeps the bytes of `id`; null when it has others or is handed out.
+  /// A lease: while the caller holds it, `half` keeps the bytes of `id`. Null when the half has
+  /// other bytes or is handed out.
   std::shared_ptr<const void> Lease(uint32_t half, const Identity& id);
-  /// Puts right what memory has lost. False when it is not `id` any more, or others than the
-  /// caller, who holds one lease, read it.
+  /// Overwrites damaged bytes at `offset`. False when `half` does not hold `id` any more, or when
+  /// anybody besides the caller, who holds one lease, reads it.
   bool Patch(uint32_t half, const Identity& id, uint64_t offset, Bytes bytes);
 
   // Writers.
@@ -75,25 +78,25 @@ class Halves {
     std::string publisher;
   };
   void Granted(uint32_t half, Writer writer);
-  /// The rank says that it writes no more under that lease.
+  /// The rank has said that it writes no more under that lease.
   void LetGo(uint64_t lease, uint32_t rank);
-  /// The client asks for another grant, so it has dropped those before; 0 is nobody.
+  /// The client asks for another grant, so it has dropped those before; `client` 0 is ignored.
   void LetGoOf(uint64_t client, uint32_t rank);
   /// Whether the half must be fenced before it is granted.
   bool Suspect(uint32_t half) const;
 
   /// Waits until nobody reads `half`: for `grace`, then calls `cut` and waits for its effect.
-  /// From here on nothing is promised of it. kUnavailable after Stop.
+  /// From here on Lease refuses the half. kUnavailable after Stop.
   Status Drain(uint32_t half, std::chrono::milliseconds grace,
                const std::function<void(uint32_t)>& cut, double* waited_seconds);
-  /// Undoes a Drain after which nobody wrote.
+  /// Undoes a Drain. REQUIRES: nobody has written to the half since.
   void GiveBack(uint32_t half);
-  /// Puts a fresh file in the half's place if somebody may still write into this one. `replacing`
-  /// is called before the old mapping goes. REQUIRES: drained.
+  /// Puts a fresh file in the half's place if somebody may still write into the present one.
+  /// `replacing` is called before the old mapping is dropped. REQUIRES: drained.
   Status Fence(uint32_t half, const std::function<void()>& replacing);
-  /// REQUIRES: drained. The half is nothing whole from here on.
+  /// From here on the half holds no version. REQUIRES: drained.
   void BeginWrite(uint32_t half);
-  /// The half is `id`, with these digests, and the active one.
+  /// Records that the half holds `id`, with these digests, and makes it the active one.
   void Commit(uint32_t half, const Identity& id, std::span<const uint64_t> digests);
 
   void Stop();
@@ -119,7 +122,7 @@ class Halves {
     HalfUse use = HalfUse::kIdle;
     Identity holds;
     uint32_t readers = 0;
-    std::vector<Writer> writers;  // that have not let go
+    std::vector<Writer> writers;  // granted, and not let go since
     bool suspect = false;         // an earlier process may have granted it
   };
   Half halves_[2];

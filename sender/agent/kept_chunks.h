@@ -1,6 +1,6 @@
-// Chunks of an earlier state, made again from newer bytes for the pulls that end there, which share
-// them. Owner: the Published state. Threads: any. Cost: the chunks' memory, for all states of a
-// model together at most its budget.
+// Chunks of an earlier state, rebuilt from newer bytes and shared by the pulls that end at it.
+// Owner: the Published state. Threads: any. Cost: the chunks' memory, for all states of a model
+// together at most its budget. Errors: none; a chunk beyond the budget is not kept.
 #pragma once
 
 #include <atomic>

@@ -6,15 +6,15 @@
 namespace deltawire::sender {
 namespace {
 
-// A pull of less is mostly round trips.
+// A pull of fewer bytes measures round trips rather than the link.
 constexpr uint64_t kTelling = 64 << 10;
-// A pull of so many bytes, or of so long, moves the estimate half the way to what it saw.
+// A pull of so many bytes or seconds moves the estimate half the way to the measured speed.
 constexpr double kTellingBytes = 4 << 20;
 constexpr double kTellingSeconds = 0.1;
 constexpr double kRise = 1.1;
-// Beyond any link: without it, a rise after every pull would end at infinity.
+// Faster than any link: without this limit, a rise after every pull would end at infinity.
 constexpr double kMost = 1e12;
-// What the two sockets of a stream may swallow at once.
+// Bytes that the two socket buffers of a stream may take at once.
 constexpr uint64_t kSocketBuffers = 12 << 20;
 
 }  // namespace
@@ -35,7 +35,7 @@ void LinkEstimate::Add(uint64_t bytes, double seconds, bool coders_bound) {
   } else {
     const double telling =
         std::max(static_cast<double>(bytes) / kTellingBytes, seconds / kTellingSeconds);
-    // Of the logarithm: links differ by orders of magnitude, both ways.
+    // Averages logarithms, since links differ by orders of magnitude in both directions.
     bytes_per_s_ *= std::pow(seen / bytes_per_s_, 0.5 * std::min(1.0, telling));
   }
 }

@@ -1,6 +1,6 @@
-// How fast the way to one receiver is, from what its pulls took.
-// Owner: the Agent, one per receiver, for as long as it runs; pulls hold it by shared_ptr.
-// Threads: any. An average, not a promise: it chooses a codec, and whether frames are copied.
+// Estimated speed of the link to one receiver, from the durations of its pulls. An average, not a
+// promise: it chooses a codec, and whether frames are copied. Owner: the Agent, one per receiver;
+// pulls hold it by shared_ptr. Threads: any. Cost: constant. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,14 @@ class LinkEstimate {
   double bytes_per_s() const;
 
   /// A pull moved `bytes` in `seconds`. `coders_bound`: encoding or decoding took about as long, so
-  /// the link may be faster than that: then the estimate rises, a little each time, but never
-  /// falls.
+  /// the link may be faster than the pull was; the estimate then rises a little and never falls.
   void Add(uint64_t bytes, double seconds, bool coders_bound);
 
-  /// The socket took a whole chunk of `bytes`; `late`: not within the time that one may keep a half
-  /// from the trainer.
+  /// The socket took a whole chunk of `bytes`; `late`: the socket took longer than a frame may keep
+  /// a half from the trainer.
   void AddFrame(uint64_t bytes, bool late);
-  /// A frame may keep its half for long: one was late, or too little has been sent since (or ever)
-  /// to tell a fast link from `streams` sockets' buffers.
+  /// Whether a frame may occupy its half for long: the last frames were late, or too few bytes have
+  /// been sent since to tell a fast link from the buffers of `streams` sockets.
   bool slow(uint32_t streams) const;
 
  private:

@@ -23,8 +23,8 @@ Status Draw(T& value, const std::string& model, const char* what) {
   return ErrnoError(fmt::format("getrandom for the {} of model \"{}\"", what, model));
 }
 
-/// Leases of different processes must not meet: the half of the range that is drawn keeps the
-/// counting within it.
+/// Draws the first lease at random, since leases of different processes must not coincide. Half of
+/// the range leaves room to count upwards.
 StatusOr<uint64_t> FirstLease(const std::string& model) {
   uint64_t lease = 0;
   DW_RETURN_IF_ERROR(Draw(lease, model, "leases"));
@@ -92,7 +92,7 @@ StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, L
   parts.layout = std::make_unique<Layout>(std::move(layout));
   parts.chunks = std::make_unique<ChunkTable>(std::move(chunks));
   parts.owned = std::make_unique<Coverage>(std::move(owned));
-  // Before the state file, which makes the directory a model's.
+  // The state file is removed first and made last, since it makes the directory a model's.
   std::error_code ignored;
   fs::remove(parts.dir / Halves::kStateName, ignored);
   DW_RETURN_IF_ERROR(WriteOwnedFile(parts.dir / kOwnedName, *parts.owned));
@@ -221,7 +221,7 @@ Status Model::SetSideFiles(std::vector<SideFile> files) {
 }
 
 LeasedState Model::Lease() {
-  // Between the two a publish may hand the half out, and then the next state is the newest.
+  // Between the two calls a publish may hand out the half; then the next state is the newest.
   while (true) {
     auto state = store_->newest();
     if (state == nullptr) return {};

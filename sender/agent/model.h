@@ -1,8 +1,8 @@
-// One model on the trainer's node: its halves, the offload under way, what is published, the scrub;
-// this class composes them (offload_session.h, halves.h, version_store.h, scrubber.h) and has the
-// threads. Owner: the Agent, by shared_ptr; pulls hold one too. Owns the directory (DirLock).
-// Threads: every method from any thread. A publish runs on the model's own thread and the pool.
-// Errors name the model and the version. Cost: two halves, the delta log, 16 bytes per chunk.
+// One model on the trainer's node: its halves, the offload under way, what is published, the scrub.
+// Composes their classes (offload_session.h, halves.h, version_store.h, scrubber.h) and owns the
+// thread and the directory (DirLock). Owner: the Agent, by shared_ptr; pulls hold one too. Threads:
+// every method from any thread; a publish runs on the model's own thread and the pool.
+// Cost: two halves, the delta log, 16 bytes per chunk. Errors name the model and the version.
 #pragma once
 
 #include <chrono>
@@ -65,16 +65,17 @@ struct ModelOptions {
 
 class Model {
  public:
-  /// Says that whoever called has gone.
+  /// Returns true once the caller has gone.
   using Gone = std::function<bool()>;
 
-  /// Makes `dir` and both halves for a new model, and draws its lineage.
-  /// `owned`, of the layout's chunks: what this agent publishes; only that takes memory.
+  /// Makes `dir` and both halves for a new model, and draws its lineage. `owned`: the chunks of the
+  /// layout that this agent publishes; only these take memory.
   static StatusOr<std::shared_ptr<Model>> Create(std::string name, std::filesystem::path dir,
                                                  Layout layout, Coverage owned,
                                                  std::vector<SideFile> side_files,
                                                  const ModelOptions& options, ThreadPool& pool);
-  /// Takes up what an earlier process left in `dir`. kNotFound when it is no sender's directory.
+  /// Takes up what an earlier process left in `dir`. kNotFound when `dir` is not a sender's
+  /// directory.
   static StatusOr<std::shared_ptr<Model>> Recover(std::string name, std::filesystem::path dir,
                                                   const ModelOptions& options, ThreadPool& pool);
   ~Model();
@@ -82,12 +83,13 @@ class Model {
   const std::string& name() const { return name_; }
   const Layout& layout() const { return layout_; }
   const ChunkTable& chunks() const { return chunks_; }
-  /// Chunks beyond it are holes in both halves: never read, diffed, sent or counted.
+  /// The chunks that this agent publishes. All others are holes in both halves: never read, diffed,
+  /// sent or counted.
   const Coverage& owned() const { return owned_; }
   uint64_t owned_bytes() const { return owned_bytes_; }
   ThreadPool& pool() { return pool_; }
-  /// Pulls that end at a state whose half is written to while they run: they go back to it by the
-  /// deltas since, so these are kept whole, whatever their size.
+  /// Counts pulls that end at a state whose half is being written to. They reach that state by
+  /// undoing the later deltas, so while there are any, deltas are kept whole, whatever their size.
   void CountPull(int change) { pulls_ += change; }
   uint64_t digest_seed() const { return key_.seed(); }
   const kernels::DigestKey& key() const { return key_; }
@@ -95,19 +97,21 @@ class Model {
   uint64_t data_offset() const { return halves_->data_offset(); }
   const std::filesystem::path& directory() const { return dir_; }
 
-  /// Those of the published version; before there is one, those that the first will have.
+  /// Side files of the published version; before there is one, those that the first will have.
   std::shared_ptr<const SideFileSet> side_files() const;
-  /// Of the published version or one that a pull may still end at; null when not kept.
+  /// The set of that hash, if it belongs to the published version or to one that a pull may still
+  /// end at; else null.
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const;
-  /// They belong to the next version that is published.
+  /// `files` will belong to the next version that is published.
   Status SetSideFiles(std::vector<SideFile> files);
 
   // Trainer.
   StatusOr<OffloadGrant> BeginOffload(const OffloadRequest& request, const Gone& gone);
-  /// kAborted unless that offload is under way and `rank` has begun it. Then AwaitReady follows.
+  /// The rank's AttendOffload call begins; the caller then calls AwaitReady. kAborted unless that
+  /// offload is under way and `rank` has begun it.
   Status Attend(uint64_t lease, uint32_t rank);
-  /// Blocks until `rank` is ready (OK) or the offload is over (kAborted). When `gone` says so
-  /// before, the offload is abandoned. REQUIRES: Attend was OK.
+  /// Blocks until `rank` is ready (OK) or the offload is over (kAborted). When `gone` returns true
+  /// before, the offload is abandoned. REQUIRES: Attend returned OK.
   Status AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone);
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
   Status MarkWritten(uint64_t lease, const WrittenNotice& notice);
@@ -121,21 +125,23 @@ class Model {
   StatusOr<VersionInfo> Rollback(uint64_t version);
 
   // Pulls.
-  std::shared_ptr<const Published> published() const { return store_->newest(); }  ///< or null
-  /// Null state when nothing is published.
+  /// Null: nothing yet.
+  std::shared_ptr<const Published> published() const { return store_->newest(); }
+  /// The published state with a lease of its half; null state when nothing is published.
   LeasedState Lease();
   Bytes half(uint32_t i) const { return std::as_const(*halves_).data(i); }
-  /// VersionStore::At.
+  /// See VersionStore::At.
   StatusOr<std::shared_ptr<const Published>> At(const Identity& id) { return store_->At(id); }
-  /// Halves::Lease.
+  /// See Halves::Lease.
   std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) {
     return halves_->Lease(half, id);
   }
-  /// Compares one chunk of the newest state with its digest now, as the scrub would.
+  /// Compares one chunk of the newest state with its digest at once, as the scrub would.
   void Recheck(uint32_t chunk);
-  /// Called when the trainer has waited out the grace: close what still reads `half`.
+  /// Sets what is called when the trainer has waited out the grace; `cut` ends the pulls that still
+  /// read `half`.
   void SetCutter(std::function<void(uint32_t half)> cut) { cut_ = std::move(cut); }
-  /// Called after each publish, without locks.
+  /// Sets what is called after each publish. The model holds no locks then.
   void SetListener(std::function<void()> changed) { changed_ = std::move(changed); }
 
   uint64_t offloading_version() const;
@@ -146,7 +152,7 @@ class Model {
   uint64_t log_limit() const { return store_->log_limit(); }
   GpuDiff::Counts gpu_counts() const;
 
-  /// Wakes everything that waits; what is being published now is the last.
+  /// Wakes everything that waits. A publish that is running finishes, and no other begins.
   void Stop();
 
  private:
@@ -165,19 +171,20 @@ class Model {
   static Halves::Place PlaceOf(const Parts& parts, ThreadPool& pool);
   Model(Parts parts, uint64_t first_lease, ThreadPool& pool);
 
-  /// Publishes what an earlier process has published, and the version before where it is whole.
+  /// Publishes the version that an earlier process had published, and keeps the version before it
+  /// if its half is whole.
   Status Restore();
   StatusOr<std::shared_ptr<Published>> RestoreHalf(uint32_t half);
   uint32_t InactiveHalf() const;
   std::shared_ptr<GpuDiff> MakeGpu() const;
-  /// Keeps the set on disk; one at a time, without mu_.
+  /// Keeps the set on disk. REQUIRES: one call at a time, mu_ not held.
   Status KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const SideFileSet>& set);
 
-  /// Drains and fences the half. Without mu_: it waits, and may make files.
+  /// Drains and fences the half. REQUIRES: mu_ not held, since this waits and may make files.
   Status PrepareHalf(uint32_t half, double* waited);
   std::shared_ptr<PublishJob> MakeJob(uint32_t half) const;  // REQUIRES: mu_ held
   StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone);
-  /// The session may have ended the offload: its early diffs end, and waiters look again.
+  /// Called when the session may have ended the offload: cancels its early diffs and wakes waiters.
   void Settle();  // REQUIRES: mu_ held
   void PublisherLoop();
   struct ToPublish {
@@ -194,11 +201,11 @@ class Model {
   ToPublish NextPublish();  // REQUIRES: mu_ held
   StatusOr<VersionInfo> Publish(const ToPublish& what);
   void Log(const VersionInfo& info) const;
-  /// Fills the half with what `target` was.
+  /// Fills the half with the bytes of `target`.
   Status Undo(uint32_t half, const Published& newest, const Identity& target);
   /// An error when a chunk of the published half has lost its digest.
   Status CheckUndamaged(const Published& newest, uint64_t version) const;
-  /// Compares some chunks; the pause after which to go on. Without mu_.
+  /// Compares some chunks; returns the pause before the next call. REQUIRES: mu_ not held.
   std::chrono::nanoseconds ScrubSome();
 
   const std::string name_;
@@ -229,11 +236,11 @@ class Model {
   CondVar cv_;
   bool stopping_ = false;
   OffloadSession session_;
-  std::shared_ptr<PublishJob> job_;  // of the session's lease, or of one that has ended
+  std::shared_ptr<PublishJob> job_;  // of the session's offload, or of one that has ended
   uint64_t job_lease_ = 0;
-  std::shared_ptr<GpuDiff> gpu_;  // null: the CPU diffs; goes before the halves that it pins
-  GpuDiff::Counts gpu_before_;    // of those before it, on halves that were replaced
-  bool gpu_unpinned_ = false;     // by the thread that begins an offload: to be made anew
+  std::shared_ptr<GpuDiff> gpu_;  // null: the CPU diffs; destroyed before the halves that it pins
+  GpuDiff::Counts gpu_before_;    // of earlier GpuDiffs, whose halves were replaced
+  bool gpu_unpinned_ = false;     // set by the thread that begins an offload: make gpu_ anew
   std::shared_ptr<const SideFileSet> next_side_files_;
   bool side_files_busy_ = false;
   PublishTotals totals_;

@@ -9,7 +9,7 @@
 namespace deltawire::sender {
 namespace {
 
-// How often a call looks whether its caller has gone. What it waits for wakes it at once.
+// How often a waiting call checks whether its caller has gone; other events wake it at once.
 constexpr std::chrono::milliseconds kGoneSlice{50};
 
 }  // namespace
@@ -64,7 +64,7 @@ StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t leas
                                     const Gone& gone) {
   std::lock_guard lock(mu_);
   if (!session_.writing(lease)) {
-    // Another rank has ended it since.
+    // Another rank has ended the offload since.
     const auto over = session_.Attended(lease, request.rank);
     return over.ok() ? Stopping("sender") : over.status();
   }
@@ -91,7 +91,7 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
   }
   DW_RETURN_IF_ERROR(halves_->Drain(half, options_.grace, cut_, waited));
   const Status fenced = halves_->Fence(half, [&] {
-    std::shared_ptr<GpuDiff> pinned;  // goes without the lock
+    std::shared_ptr<GpuDiff> pinned;  // destroyed without the lock
     std::lock_guard lock(mu_);
     pinned = std::exchange(gpu_, nullptr);
     if (pinned == nullptr) return;
@@ -102,7 +102,7 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
     halves_->GiveBack(half);
     return fenced;
   }
-  // The halves' memory is another one now. Trust that was lost stays so.
+  // A half has other memory now, so it must be pinned anew. A GPU that was wrong once stays unused.
   if (std::exchange(gpu_unpinned_, false) && gpu_counts().mismatches == 0) {
     auto gpu = MakeGpu();
     std::lock_guard lock(mu_);
@@ -128,8 +128,8 @@ std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half) const {
     in.gpu = gpu_.get();
     in.lost = [this](uint32_t chunk, bool whole) { scrubber_->BaseLost(chunk, whole); };
   }
-  // No single delta may take more of the log than half, or the log would hold nothing else; but a
-  // running pull has no other way back to its end.
+  // No single delta may take more than half of the log, or the log would hold nothing else. But
+  // running pulls need every delta whole to get back to their ends.
   in.payload_limit = options_.delta_log_bytes / 2;
   if (pulls_ > 0) in.payload_limit = std::max(in.payload_limit, 2 * owned_bytes_);
   return std::make_shared<PublishJob>(in);
@@ -172,7 +172,8 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
     Settle();
     if (!noted.ok()) return noted.status();
     final = std::move(*noted);
-    // Diffed early by the CPU, a chunk's base would have to travel to the GPU again.
+    // Early diffs run on the CPU. With a GPU they do not pay: the chunks' base would have to be
+    // copied to the GPU again.
     if (options_.eager_diff && (gpu_ == nullptr || !gpu_->trusted())) job = job_;
   }
   if (job != nullptr && !(final.tensors.empty() && final.chunks.empty())) {
@@ -185,7 +186,7 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
   std::lock_guard lock(mu_);
   const auto newest = store_->newest();
   auto last = session_.Ready(notice, newest ? newest->info.identity : Identity{});
-  // Whatever came of it, the rank writes no more.
+  // Whether or not Ready failed, the rank writes no more.
   halves_->LetGo(notice.lease, notice.rank);
   Settle();
   return last;

@@ -1,5 +1,5 @@
-// A Model's own thread: publishes what the ranks have written, rolls back, abandons what takes too
-// long, scrubs when idle.
+// A Model's own thread: publishes what the ranks have written, rolls back, abandons offloads that
+// take too long, scrubs when idle.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -16,8 +16,8 @@ using Clock = SteadyClock;
 
 constexpr std::chrono::milliseconds kNothingToScrub{500};
 
-/// Agents that roll back to the same version, published by the same attempt, get the same one, so
-/// that a receiver can put their parts together.
+/// Agents that roll back to the same version of the same attempt get the same result, so that a
+/// receiver can put their parts together.
 uint64_t RollbackAttempt(const Identity& target, uint64_t epoch) {
   std::byte text[16];
   StoreLe<uint64_t>(text, target.attempt);
@@ -71,7 +71,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   const auto start = Clock::now();
   VersionInfo info;
   info.ready_unix_nanos = UnixNanos();
-  // The base's bytes stay as they are: no scrub writes to it meanwhile.
+  // The lease keeps the base's bytes unchanged: a scrub patches nothing that others read.
   const LeasedState base = Lease();
   const StateId from = base.state == nullptr ? StateId{} : base.state->info.id();
   PublishJob::Result result = what.job->Finish(from, what.to, what.unchanged, pool_);
@@ -145,7 +145,7 @@ Status Model::Undo(uint32_t half, const Published& newest, const Identity& targe
   }
   std::vector<uint64_t> digests = *newest.digests;
   DW_RETURN_IF_ERROR(store_->UndoInto(to, newest, target, digests));
-  // Steps from wrong bytes to wrong bytes have the right digests too.
+  // The digests carried along the deltas are right even if the bytes were wrong from the start.
   for (uint32_t c = 0; c < chunks_.size(); ++c) {
     const Chunk& chunk = chunks_[c];
     if (!owned_.contains(c)) continue;
@@ -155,7 +155,7 @@ Status Model::Undo(uint32_t half, const Published& newest, const Identity& targe
                   "rolled back; nothing was published, offload the version again",
                   name_, layout_.tensor(chunk.tensor).name);
   }
-  // Again: a scrub may have found it meanwhile, and the copy has what it found.
+  // A scrub may have found damage after the first check, and the copy contains it.
   return CheckUndamaged(newest, version);
 }
 

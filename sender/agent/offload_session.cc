@@ -11,9 +11,9 @@ namespace {
 
 constexpr uint8_t kWritten = 1;
 constexpr uint8_t kUnchanged = 2;
-constexpr uint8_t kEarly = 4;  // some of it may have been diffed already
+constexpr uint8_t kEarly = 4;  // parts may have been diffed already
 constexpr uint32_t kMaxWorld = 1 << 16;
-// A rank opens its attendance right after its grant; one that has not by then is not coming.
+// A rank opens its attendance right after its grant; after this time it counts as not coming.
 constexpr std::chrono::seconds kAttendGrace{5};
 constexpr size_t kEndedKept = 64;
 constexpr size_t kMaxReason = 1024;
@@ -55,7 +55,8 @@ Status OffloadSession::CheckRequest(const OffloadRequest& r, const Identity& pub
   }
   if (r.version > published.id.version) return absl::OkStatus();
   if (r.version == published.id.version && options_.part) {
-    // Given up elsewhere, a version comes again, and then the part that is out here is of no use.
+    // Another agent gave the version up, so it is offloaded again, and this agent's part is of no
+    // use.
     if (r.attempt != published.attempt) return absl::OkStatus();
     return Errorf(StatusCode::kFailedPrecondition,
                   "model \"{}\": version {} is published already, from this very attempt; offload "
@@ -86,11 +87,11 @@ Status OffloadSession::MayTakeOver(const OffloadRequest& r, Time now) const {
   const auto mine = now_.ranks.find(r.rank);
   const bool begun = mine != now_.ranks.end();
   if (begun && r.client != 0 && mine->second.client == r.client) {
-    return absl::OkStatus();  // it knows best that it has dropped what it had begun
+    return absl::OkStatus();  // the client itself has dropped what it had begun
   }
   if (!begun && r.world == now_.world && r.version != now_.version) {
     if (r.version > now_.version) return absl::OkStatus();
-    // A rank that comes late must not end what the others have gone on to.
+    // A late rank must not end the newer offload that the other ranks have begun.
     return Errorf(StatusCode::kAborted,
                   "model \"{}\": version {} was given up, and other ranks have begun version {}; "
                   "go on with that one",
@@ -312,7 +313,7 @@ StatusOr<OffloadSession::Final> OffloadSession::Written(uint64_t lease, const Wr
   Final final;
   for (const uint32_t t : n.tensors) {
     if (n.sole) DW_RETURN_IF_ERROR(ClaimSole(t, n.rank));
-    // Of several ranks, none can know that the others have written their share of a tensor.
+    // With several ranks, none knows whether the others have written their shares of a tensor.
     if (now_.world > 1 && !n.sole) continue;
     now_.marks[t] |= kEarly;
     final.tensors.push_back(t);
@@ -333,7 +334,8 @@ Status OffloadSession::Mark(const ReadyNotice& n) {
   const auto mark = [&](uint32_t t, uint8_t bit) -> Status {
     const uint32_t sole = now_.sole[t];
     if (sole != 0 && sole != n.rank + 1) {
-      // It may have been diffed already, so this rank's bytes would be missing from the delta.
+      // The tensor may have been diffed already; then this rank's bytes would be missing from the
+      // delta.
       return Errorf(StatusCode::kFailedPrecondition,
                     "model \"{}\", version {}: rank {} says that it alone writes tensor {}, which "
                     "rank {} has written or declared as well",

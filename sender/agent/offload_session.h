@@ -1,8 +1,8 @@
-// One model's offload as a state machine: who writes which version, what each rank has said, and
-// how it ends. Pure: no thread, file or clock in it; calls say what happened and when, answers what
-// is to be done. Owner: the Model, under its lock. Errors name model, version, ranks, publishers.
-// Cost: 5 bytes per tensor and 12 per chunk while an offload is under way; events are O(their
-// size).
+// One model's offload as a state machine: which ranks write which version, what each has said, and
+// how the offload ends. Pure, with no thread, file or clock: each call says what happened and when,
+// and returns what is to be done. Owner: the Model, under its lock. Errors name model, version,
+// ranks and publishers. Cost: 5 bytes per tensor and 12 per chunk during an offload; a call costs
+// as much as its notice is long.
 #pragma once
 
 #include <chrono>
@@ -29,22 +29,23 @@ namespace deltawire::sender {
 ///   kIdle -> kPublishing                       (a rollback: the agent writes the half itself)
 enum class OffloadPhase : uint8_t { kIdle, kDraining, kWriting, kPublishing };
 
-/// A rank's wish to write its part of a version.
+/// A rank's request to write its part of a version.
 struct OffloadRequest {
   uint64_t version = 0;
   uint32_t rank = 0;
   uint32_t world = 1;
-  uint64_t attempt = 0;   ///< 0: the agent's draw, or the one that the other ranks have
-  std::string publisher;  ///< who asks, for messages; empty: not said
-  uint64_t client = 0;    ///< of the one who asks, drawn at random; 0: not to be recognised
+  uint64_t attempt = 0;   ///< 0: drawn by the agent, or that of the ranks before
+  std::string publisher;  ///< the rank's process, for messages; empty: not said
+  /// Random number of the trainer's client; 0: none, so it is never recognised.
+  uint64_t client = 0;
 };
 
-/// What a rank has finished before it is ready.
+/// The tensors and chunks that a rank has finished so far.
 struct WrittenNotice {
   uint32_t rank = 0;
   std::vector<uint32_t> tensors;
   bool sole = false;  ///< no other rank writes any part of `tensors`
-  /// Bytes of chunks that this rank has finished since it last said so; equally long.
+  /// Chunks, and how many bytes of each this rank has finished since its last notice; equally long.
   std::vector<uint32_t> chunks, chunk_bytes;
 };
 
@@ -68,66 +69,69 @@ class OffloadSession {
     std::chrono::milliseconds timeout{0};  ///< from the grant until all are ready; 0: none
   };
   /// `layout`, `chunks` and `owned` outlive the session. `first_lease`: random, so that a lease of
-  /// an earlier process names nothing here.
+  /// an earlier process does not match a lease of this one.
   OffloadSession(Options options, const Layout& layout, const ChunkTable& chunks,
                  const Coverage& owned, uint64_t first_lease);
 
-  /// What the caller of Begin has to do.
+  /// What the caller of Begin has to do next.
   enum class Next : uint8_t {
-    kWait,    ///< the phase must change first; ask again then
-    kDrain,   ///< get the half ready for new writers, then say Drained
-    kJoined,  ///< write: the half is there
+    kWait,    ///< wait until the phase changes, then call Begin again
+    kDrain,   ///< get the half ready for new writers, then call Drained
+    kJoined,  ///< write: the half is ready
   };
   struct Begun {
     Next next = Next::kWait;
     uint64_t lease = 0;
   };
-  /// `drawn`: the attempt to use when nobody gave one. An offload that is in the way and that
-  /// nobody holds is abandoned; one that is held refuses the request and names its publishers.
+  /// `drawn`: the attempt to use when no rank gave one. If another offload is in the way, it is
+  /// abandoned unless somebody holds it; then the request is refused, naming the holder's
+  /// publisher.
   StatusOr<Begun> Begin(const OffloadRequest& request, const Identity& published, uint64_t drawn,
                         Time now);
   /// kDraining -> kWriting, or -> kIdle when `drained` is an error.
   void Drained(uint64_t lease, const Status& drained, double waited_seconds, Time now);
 
-  /// Attending: a call that a rank keeps open until it is ready.
+  /// Begins an attendance: the call that a rank keeps open until it is ready.
   Status Attend(uint64_t lease, uint32_t rank);
-  /// OK and true: the rank is ready, or the version published. An error: the offload is over.
+  /// True: the rank is ready, or the version published. False: neither yet. An error: the offload
+  /// is over.
   StatusOr<bool> Attended(uint64_t lease, uint32_t rank) const;
-  /// The call has ended, for whatever reason, or never came. `gone`: its caller went before the
+  /// An attendance has ended for whatever reason, or never came. `gone`: its caller went before the
   /// rank was ready, which abandons the offload.
   void EndAttend(uint64_t lease, uint32_t rank, bool gone, Time now);
-  /// Somebody waits for the offload to be published: it is not to be taken for forgotten.
+  /// Adds `change` to the callers that wait for the publish. While there are any, the offload is
+  /// held.
   void Waits(uint64_t lease, int change);
 
   Status Abandon(uint64_t lease, uint32_t rank, const std::string& reason);
 
-  /// What may be diffed now though others still write.
+  /// What may be diffed now although other ranks still write.
   struct Final {
     std::vector<uint32_t> tensors;
     std::vector<uint32_t> chunks;
   };
   StatusOr<Final> Written(uint64_t lease, const WrittenNotice& notice);
-  /// True when this was the last rank: kWriting -> kPublishing. An error that is not about this
-  /// call alone has abandoned the offload.
+  /// True when this was the last rank: kWriting -> kPublishing. An error that concerns more than
+  /// this one call has abandoned the offload.
   StatusOr<bool> Ready(const ReadyNotice& notice, const Identity& published);
-  /// Per tensor: declared unchanged. REQUIRES: kPublishing.
+  /// Per tensor, whether the ranks declared it unchanged. REQUIRES: kPublishing.
   std::vector<bool> unchanged() const;
 
   /// kPublishing -> kIdle.
   void Published(const VersionInfo& info);
   void PublishFailed(Status why);
-  /// kIdle -> kPublishing, as a version that no rank writes.
+  /// kIdle -> kPublishing, for a version that no rank writes.
   Status BeginRollback(uint64_t version, uint64_t attempt, Time now);
-  /// kFailedPrecondition while somebody holds an offload. One that nobody holds makes way.
+  /// kFailedPrecondition while somebody holds an offload; an offload that nobody holds is no
+  /// hindrance.
   Status MayRollBack(Time now) const;
 
-  /// Abandons an offload whose time is up; true when it did.
+  /// Abandons the offload if its time is up; returns whether it did.
   bool Expire(Time now);
   std::optional<Time> deadline() const;
 
-  /// How a wait for `version` or a newer one stands: the info, an error, or nothing yet. With a
-  /// lease, of that offload only; one that is not known is what is published if that came of
-  /// `attempt`.
+  /// The outcome for a caller that waits for the offload of `lease`, or with lease 0 for `version`
+  /// or a newer one: the info, an error, or nullopt when the caller must wait on.
   std::optional<StatusOr<VersionInfo>> Outcome(uint64_t version, uint64_t lease,
                                                const VersionInfo& published,
                                                uint64_t attempt = 0) const;
@@ -150,7 +154,7 @@ class OffloadSession {
     Time begun;
     bool ready = false;
     uint32_t attending = 0;
-    bool attended = false;  // at any time
+    bool attended = false;  // attended at some time
   };
   /// Bytes of a chunk that ranks have counted so far.
   struct Counted {
@@ -163,7 +167,7 @@ class OffloadSession {
     uint64_t lease = 0;
     uint64_t attempt = 0;
     uint32_t world = 1;
-    std::map<uint32_t, Rank> ranks;  // that have begun
+    std::map<uint32_t, Rank> ranks;  // ranks that have begun
     uint32_t ready = 0;
     uint32_t waiting = 0;
     std::vector<uint8_t> marks;    // per tensor: kWritten | kUnchanged | kEarly
@@ -182,12 +186,13 @@ class OffloadSession {
   std::string Describe(uint32_t rank) const;
   Status CheckRequest(const OffloadRequest& request, const Identity& published) const;
   bool Joins(const OffloadRequest& request) const;
-  /// A rank that stands for the offload being alive; null when nobody does.
+  /// A rank by which the offload counts as held (docs/lifecycle.md, "Who may begin"); null when
+  /// there is none.
   const std::map<uint32_t, Rank>::value_type* Holder(Time now) const;
-  /// Why a request that does not join may not end the offload that is under way; OK if it may.
+  /// The reason why a request that does not join may not end the present offload; OK if it may.
   Status MayTakeOver(const OffloadRequest& request, Time now) const;
   Status Over(uint64_t lease) const;
-  /// Ends it as failed, and returns why.
+  /// Ends the offload as failed, and returns `why`.
   Status End(Status why);
   void Remember(Ended ended);
   Status CheckTensors(const std::vector<uint32_t>& tensors) const;

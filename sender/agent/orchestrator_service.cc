@@ -1,4 +1,4 @@
-// The orchestrators' service.
+// SenderServiceImpl: the service for orchestrators.
 
 #include "common/base/human.h"
 #include "proto/convert.h"
@@ -89,7 +89,7 @@ grpc::Status SenderServiceImpl::WatchVersions(grpc::ServerContext* context,
                                               grpc::ServerWriter<v1::VersionInfo>* writer) {
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
-  model->reset();  // whoever watches must not keep it from being replaced
+  model->reset();  // a watcher must not keep the model from being replaced
   uint64_t seen = 0;
   while (auto change = agent_.attachments().WaitChange(request->model(), seen, Gone(context))) {
     seen = change->serial;

@@ -1,6 +1,7 @@
-// The file beside a model's state that says which chunks the agent owns, when it is not all of them
-// (docs/lifecycle.md, "A part of a model"). No owner; not thread-safe for one path.
-// Errors: kDataLoss for a file that is not whole or not of this model, naming it.
+// The file beside a model's state that says which chunks the agent owns, unless it owns all of them
+// (docs/lifecycle.md, "A part of a model"). Owner: the Model's directory. Threads: one at a time
+// for one path. Cost: one small file. Errors: kDataLoss, naming a file that is damaged or of
+// another model.
 #pragma once
 
 #include <filesystem>

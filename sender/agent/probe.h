@@ -1,4 +1,6 @@
-// The sender's metrics, read from the agent when scraped. The agent outlives the callback.
+// The sender's metrics. Owner of the returned callback: the metrics endpoint; the agent outlives
+// it.
+// Threads: any. Cost: each scrape reads the status of every model. Errors: none.
 #pragma once
 
 #include "common/metrics/metrics.h"

@@ -10,7 +10,7 @@
 namespace deltawire::sender {
 namespace {
 
-// What is copied stays in the first-level cache until its digest is taken.
+// Copies in steps that stay in the first-level cache until their digest is taken.
 constexpr size_t kCopyStep = 16 << 10;
 
 struct Scratch {
@@ -47,7 +47,7 @@ void PublishJob::StartOver() {
   root_ = in_.active_root;
   for (uint32_t i = 0; i < n_; ++i) {
     (*digests_)[i] = 0;
-    // What others own counts as taken, so that nobody here touches it.
+    // Chunks that other agents own count as taken, so that no thread touches them.
     taken_[i] = in_.owned != nullptr && !in_.owned->contains(i);
   }
 }
@@ -101,7 +101,7 @@ bool PublishJob::Diff(uint32_t i) {
 }
 
 void PublishJob::Lost(uint32_t i, bool whole) {
-  // Nobody is to be sent it any more, nor anything to be made from it.
+  // The chunk must not be sent any more, nor serve as a base.
   if (in_.published != nullptr) in_.published->damaged[i] = 1;
   if (in_.lost) in_.lost(i, whole);
 }
@@ -132,7 +132,8 @@ void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool)
   const uint32_t rounds = std::min(GpuDiff::kCheckRounds, n_), round = in_.gpu->NextRound();
   in_.gpu->Diff(in_.active, in_.inactive, which, *in_.active_digests,
                 [&](uint32_t i, const kernels::EncodeResult& found, Bytes payload) {
-                  // Where not, either the base is another one or the GPU wrong: the CPU will tell.
+                  // If the digests differ, either the base is damaged or the GPU wrong: the CPU
+                  // tells which.
                   const bool base = found.digest_before == (*in_.active_digests)[i];
                   if (!base || (i + round) % rounds == 0) {
                     claims.push_back({i, found, Xxh3(payload)});
@@ -167,8 +168,8 @@ bool PublishJob::CpuAgrees(const GpuClaim& claim) {
       Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes), chunk.width, out);
   const kernels::EncodeResult& found = claim.result;
   if (r.digest_before != digest_before) {
-    // The half is damaged. From it the GPU could get nothing else, and the diff will find it again;
-    // a base of the device's own may have been right.
+    // The half is damaged. A GPU that read this half found the same, and Diff will handle the
+    // chunk; a GPU with a base of its own may have diffed against the right bytes.
     if (found.digest_before != digest_before) return true;
     Lost(claim.chunk, true);
     builder_->Add(
@@ -197,7 +198,7 @@ void PublishJob::CarryOver(uint32_t i) {
   const Chunk& chunk = (*in_.chunks)[i];
   const uint64_t digest = (*digests_)[i] = (*in_.active_digests)[i];
   const Bytes there = Bytes(in_.inactive).subspan(chunk.offset, chunk.bytes);
-  // One read instead of a copy; and right bytes stay, should those of the active half be damaged.
+  // Saves the copy, and keeps right bytes in case those of the active half are damaged.
   if (MayHaveBytes(i) && in_.backend->digest(*in_.key, there) == digest) return;
   if (CopyOver(chunk) == digest) return;
   if (!ActiveDamaged(i)) Lost(i, false);
@@ -266,7 +267,7 @@ PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vecto
       Diff(c);
     }
   });
-  // Every chunk is taken; early threads may still be in their last.
+  // All chunks are taken, but early threads may still be diffing their last ones.
   Cancel();
   Join();
   Result result;

@@ -1,7 +1,8 @@
 // The diff of one offload: inactive half against active half, chunk by chunk, on many threads.
-// Chunks may be diffed early, while the trainer still writes others (MarkWritten); Finish does the
-// rest. Owner: the Model, by shared_ptr (tasks in the pool hold one); the halves outlive it.
-// Threads: MarkWritten and Cancel from any; Finish once. Cost: one read of both halves.
+// Chunks may be diffed early, while the trainer writes others (MarkWritten); Finish does the rest.
+// Owner: the Model, by shared_ptr (tasks in the pool hold one); the halves outlive it. Threads:
+// MarkWritten and Cancel from any; Finish once. Cost: one read of both halves.
+// Errors: damaged chunks are reported through Inputs::lost and Result::damaged.
 #pragma once
 
 #include <atomic>
@@ -29,31 +30,34 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
  public:
   struct Inputs {
     const ChunkTable* chunks = nullptr;
-    const Layout* layout = nullptr;   ///< for tensors' names in messages; null: numbers
-    const Coverage* owned = nullptr;  ///< null: all; other chunks are left alone, with digest 0
+    const Layout* layout = nullptr;  ///< for tensors' names in messages; null: numbers instead
+    /// Null: all chunks; chunks of others are skipped and get digest 0.
+    const Coverage* owned = nullptr;
     const kernels::Backend* backend = nullptr;
     const kernels::DigestKey* key = nullptr;
-    Bytes active;           ///< empty: nothing was published, all is new
+    Bytes active;           ///< empty: nothing was published, every chunk is new
     MutableBytes inactive;  ///< written only for unchanged tensors (carried over)
     std::shared_ptr<const std::vector<uint64_t>> active_digests;  ///< null when active is empty
     uint64_t active_root = 0;                                     ///< over active_digests
     uint64_t payload_limit = 0;
-    std::shared_ptr<const Published> published;  ///< that `active` is; null when empty
-    GpuDiff* gpu = nullptr;                      ///< null: the CPU diffs everything
-    /// Told of each chunk of `active` that no longer has its digest; `whole`: this version brings
-    /// it whole (else it was carried over, damaged). From any thread, under no lock.
+    /// The state in `active`; null when `active` is empty.
+    std::shared_ptr<const Published> published;
+    GpuDiff* gpu = nullptr;  ///< null: the CPU diffs everything
+    /// Called for each chunk of `active` that no longer has its digest. `whole`: this version sends
+    /// the chunk whole; otherwise the chunk was carried over, damaged. Called from any thread,
+    /// under no lock.
     std::function<void(uint32_t chunk, bool whole)> lost;
   };
 
   struct Result {
     std::shared_ptr<const Delta> delta;  ///< null for the first version
     std::shared_ptr<std::vector<uint64_t>> digests;
-    uint64_t root = 0;  ///< of them (common/layout/root.h)
+    uint64_t root = 0;  ///< of the digests (common/layout/root.h)
     uint64_t changed_elements = 0;
     uint64_t full_bytes = 0;
-    uint64_t delta_bytes = 0;  ///< of payloads that are worth sending
+    uint64_t delta_bytes = 0;  ///< of payloads that are smaller than their chunks
     std::shared_ptr<const std::vector<TensorChange>> tensors;
-    std::vector<uint32_t> damaged;  ///< chunks carried over without having their digest
+    std::vector<uint32_t> damaged;  ///< chunks carried over although they lack their digest
   };
 
   explicit PublishJob(Inputs inputs);
@@ -66,37 +70,40 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   /// Diffs what is left; `unchanged[t]` tensors are copied from the active half instead.
   Result Finish(StateId from, StateId to, const std::vector<bool>& unchanged, ThreadPool& pool);
 
-  /// No further chunk is begun. Does not wait.
+  /// No further chunk is begun. Does not wait for the chunks that are being diffed.
   void Cancel();
-  /// Waits until no thread is in a chunk, however busy the pool is with other work.
+  /// Waits until no early thread is diffing a chunk; tasks still queued in the pool do not delay
+  /// it.
   /// REQUIRES: Cancel, or Finish has returned.
   void Join();
 
  private:
-  /// Takes the chunk if nobody has; true when this call did it.
+  /// Diffs the chunk unless another thread has taken it; returns whether this call did.
   bool Diff(uint32_t chunk);
-  /// Diffs on the GPU what nobody has taken; after an error the rest is as if never taken.
+  /// Diffs on the GPU the chunks that no thread has taken; after an error, those without a result
+  /// are free to be taken again.
   void DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool);
-  /// What the GPU said of a chunk, to be compared with what the CPU finds.
+  /// The GPU's result for a chunk, to be compared with the CPU's.
   struct GpuClaim {
     uint32_t chunk = 0;
     kernels::EncodeResult result;
     uint64_t payload_xxh3 = 0;
   };
   bool CpuAgrees(const GpuClaim& claim);
-  /// Forgets all that was found, by whomever: no chunk is taken any more.
+  /// Forgets all results, the CPU's too: afterwards no chunk is taken.
   void StartOver();
-  /// Takes in what a chunk's diff found.
+  /// Stores the result of a chunk's diff.
   void Record(uint32_t chunk, const kernels::EncodeResult& found, Bytes payload);
   void CarryOver(uint32_t chunk);
-  /// Copies the chunk from the active half; the digest of what then stands there.
+  /// Copies the chunk from the active half; returns the digest of the copy.
   uint64_t CopyOver(const Chunk& chunk);
-  /// True when the other half may have the chunk's bytes since the version before.
+  /// True when the inactive half may still have the chunk's bytes, since the last version did not
+  /// change the chunk.
   bool MayHaveBytes(uint32_t chunk) const;
   void Lost(uint32_t chunk, bool whole);
-  /// A chunk whose old bytes cannot be trusted: digest anew, whole on the way.
+  /// For a chunk whose old bytes cannot be trusted: takes its new digest, and has it sent whole.
   void DigestAnew(uint32_t chunk, uint64_t digest_before);
-  /// A chunk's digest, and the root with it.
+  /// Stores a chunk's digest and updates the root.
   void SetDigest(uint32_t chunk, uint64_t digest);
   void Count(const Chunk& chunk, uint64_t changed, uint64_t delta_bytes, bool full);
   bool ActiveDamaged(uint32_t chunk) const;
@@ -111,13 +118,14 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
     std::atomic<uint64_t> changed{0}, delta_bytes{0}, full_bytes{0};
   };
   std::unique_ptr<Counts[]> counts_;  // per tensor
-  std::atomic<uint64_t> root_;        // of the active half, and of chunks as they are taken in
+  std::atomic<uint64_t> root_;        // starts as the active half's root; SetDigest updates it
   bool cancelled_ = false;
   Mutex mu_;
   CondVar cv_;
-  std::deque<std::pair<uint32_t, uint32_t>> marked_;  // ranges of chunks, in the order marked
-  size_t early_threads_ = 0;                          // asked of the pool and not ended
-  size_t running_ = 0;                                // of them, those that are in a chunk
+  // Ranges of chunks [first, last), in the order marked.
+  std::deque<std::pair<uint32_t, uint32_t>> marked_;
+  size_t early_threads_ = 0;  // tasks given to the pool that have not ended
+  size_t running_ = 0;        // early threads that are diffing a chunk
   std::vector<uint32_t> damaged_;
 };
 

@@ -1,4 +1,4 @@
-// The receivers' service.
+// PullServiceImpl: the service for receivers.
 #include <thread>
 
 #include "common/base/log.h"

@@ -7,7 +7,7 @@
 namespace deltawire::sender {
 namespace {
 
-// Small chunks are taken together: a pause costs a wake-up.
+// Small chunks are compared in batches, since each pause costs a wake-up.
 constexpr uint64_t kBatchBytes = 256 << 10;
 
 }  // namespace
@@ -37,7 +37,7 @@ void Scrubber::Check(const Published& state, uint32_t c) {
 }
 
 void Scrubber::Damaged(const Published& state, uint32_t c) {
-  // First: nobody sends it any more, nor diffs against it.
+  // Before the rebuild, so that from here on nobody sends the chunk or diffs against it.
   const bool known = state.damaged[c].exchange(1) != 0;
   const bool rebuilt = Rebuild(state, c);
   const std::string& tensor = place_.layout->tensor((*place_.chunks)[c].tensor).name;

@@ -1,7 +1,7 @@
-// A model's memory against its digests: a chunk that has lost its own is taken out of use and,
-// where the version before and the newest delta can tell, put right. Owner: the Model. Threads:
-// any; Some by one. Cost: one read of what it compares. No errors: what it finds is logged, counted
-// and marked in the published state.
+// Compares a model's memory with its digests. A damaged chunk is taken out of use, and rebuilt from
+// the other half and the newest delta where they suffice. Owner: the Model. Threads: any; Some by
+// one at a time. Cost: one read of the compared bytes. Errors: none returned; damage is logged,
+// counted and marked in the published state.
 #pragma once
 
 #include <atomic>
@@ -13,11 +13,11 @@
 
 namespace deltawire::sender {
 
-/// What comparing the published half with its digests has found so far, when idle or in a publish.
+/// Results so far of comparing the published half with its digests, when idle or in a publish.
 struct ScrubTotals {
   uint64_t bytes = 0;
   uint64_t mismatches = 0;
-  uint64_t repaired = 0;  ///< of those, rebuilt from the other half
+  uint64_t repaired = 0;  ///< mismatches that were rebuilt from the other half
 };
 
 class Scrubber {
@@ -32,14 +32,14 @@ class Scrubber {
   };
   Scrubber(Place place, Halves& halves) : place_(std::move(place)), halves_(halves) {}
 
-  /// Compares some chunks, in turn; the bytes that it read.
+  /// Compares the next few chunks, in turn; returns how many bytes it read.
   /// REQUIRES (here and below): the caller holds a lease of state.half.
   uint64_t Some(const Published& state);
-  /// Compares one.
+  /// Compares one chunk.
   void Check(const Published& state, uint32_t chunk);
 
-  /// A publish found a chunk of the published half without its digest; `whole`: the next version
-  /// brings it whole.
+  /// A publish found that a chunk of the published half lacks its digest; `whole`: the next version
+  /// sends the chunk whole.
   void BaseLost(uint32_t chunk, bool whole);
 
   ScrubTotals totals() const { return {bytes_, mismatches_, repaired_}; }

@@ -11,8 +11,8 @@ namespace {
 using Clock = SteadyClock;
 using kernels::Codec;
 
-// A pull whose coders were busy for so much of it tells little about the link. Well below 1: a
-// small pull's stages hardly overlap.
+// A pull whose coders were busy for this share of its time tells little about the link. Well below
+// 1, since a small pull's stages hardly overlap.
 constexpr double kCodersBound = 0.4;
 
 }  // namespace
@@ -101,7 +101,8 @@ Status ServedPull::Start(const wire::Have& have) {
                   model_->name());
   }
   const Identity& held = have.held;
-  // Of another lineage, numbers say nothing: each chunk stays or comes by its digest alone.
+  // Between two lineages numbers cannot be compared (IsLater is false): digests alone decide which
+  // chunks stay.
   if (IsLater(held, end->info.identity)) {
     return Errorf(
         StatusCode::kFailedPrecondition,
@@ -134,7 +135,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     if (s.idle_since) s.idle_seconds += SecondsSince(*std::exchange(s.idle_since, std::nullopt));
   }
   while (true) {
-    // Taken before our lock: the model's lock is never asked for under it.
+    // Before mu_, since the model's lock is never taken under it.
     LeasedState leased = Lease();
     std::optional<Task> task;
     Callbacks wakes;
@@ -165,7 +166,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     std::lock_guard lock(mu_);
     Stream& s = streams_[index];
     s.coding_seconds += SecondsSince(start);
-    // What is sent from memory of its own cannot keep the half from the trainer.
+    // A frame sent from memory of its own does not occupy the half.
     s.reading = task->half;
     if (!frame.ok()) return frame;
     if (!frame->has_value()) continue;
@@ -191,10 +192,11 @@ bool ServedPull::Settle(const std::shared_ptr<const Published>& state) {
   if (pinned_ != nullptr) return state == pinned_;
   if (first_ == nullptr) first_ = state;
   if (state == first_) return true;
-  // Another stream may have taken a newer one between our lease and our lock.
+  // Another stream may have seen a newer state between our lease and our lock.
   if (state->serial < first_->serial) return false;
-  // From here on the trainer's pace is no matter: a link that carries the model in some time has
-  // ended the pull after at most twice that.
+  // Pinned, the pull no longer depends on the trainer's pace: at most, chunks are sent once before
+  // and once after this point, so the pull ends within twice the time that the model takes on the
+  // link.
   pinned_ = state;
   bytes_.Pin(state);
   return true;
@@ -214,7 +216,7 @@ std::optional<ServedPull::Task> ServedPull::NextTask(Stream& s, const Published&
     return Task{c, std::move(plan), HistoryOf(c, now)};
   }
   if (auto lift = NextLift(s, now)) return lift;
-  // Others may have yet to lift what they sent before the pull was overtaken.
+  // Other streams may still have to lift chunks that they sent before the pull was overtaken.
   bool lifting = false;
   for (Stream& other : streams_) {
     if (pinned_ == nullptr || other.lifted == other.early.size()) continue;
@@ -259,7 +261,8 @@ ServedPull::Callbacks ServedPull::Cuts() const {
 
 ChunkHistory ServedPull::HistoryOf(uint32_t chunk, const Published& now) const {
   const size_t limit = std::min<size_t>(terms_.coding.history, have_[chunk].depth);
-  // A chunk that is elsewhere than the receiver's committed state did not get there by its history.
+  // A chunk at another version than the receiver's committed state did not get there by its
+  // history.
   if (held_.lineage != now.info.identity.lineage) return {};
   if (limit == 0 || have_[chunk].version != held_.id.version) return {};
   return {CommonHistory(now.log, held_.id, held_before_), chunk, limit};
@@ -283,7 +286,7 @@ void ServedPull::Count(size_t form, size_t bytes) {
 
 StatusOr<std::optional<net::OutFrame>> ServedPull::MakeFrame(Task& task, LeasedState leased) {
   if (Suspect(task.chunk)) {
-    // A rebuild writes only where nobody else reads.
+    // A rebuild only writes to a half that nobody else reads.
     leased.lease.reset();
     model_->Recheck(task.chunk);
     leased.lease = model_->LeaseHalf(leased.state->half, leased.state->info.identity);
@@ -293,7 +296,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::MakeFrame(Task& task, LeasedS
 }
 
 Codec ServedPull::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
-  // The other codecs are made from the old bytes, of which nothing is promised without a lease.
+  // The other codecs read the old bytes from the half, which may change without a lease.
   if (job.leased.lease == nullptr) return Codec::kFast;
   if (terms_.coding.codec) return *terms_.coding.codec;
   const CoderRates& rates = *terms_.coding.rates;
@@ -316,9 +319,9 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::MakeDelta(Task& task,
   const kernels::History history = task.history.First(task.history.depth());
   const ChunkEncoder::Job job{task.chunk, task.plan, leased, history};
   DW_ASSIGN_OR_RETURN(const ChunkPayload fast, encoder_.Fast(job));
-  if (fast.bytes.empty()) return std::optional<net::OutFrame>();  // the changes undid one another
+  if (fast.bytes.empty()) return std::optional<net::OutFrame>();  // the changes cancel out
   ChunkPayload payload = encoder_.In(Choose(job, fast.bytes.size()), job, fast);
-  // A named codec is used where it fits; auto wants the smaller one.
+  // A codec that the options name is used if the chunk shrinks; auto takes the smaller payload.
   const bool larger = payload.bytes.size() >= fast.bytes.size();
   if (larger && !terms_.coding.codec) payload = fast;
   if (payload.bytes.size() >= chunk_bytes) return MakeFull(task, leased);

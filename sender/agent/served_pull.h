@@ -1,8 +1,8 @@
-// One receiver's pull: what it holds, what it was sent, and the next frame for each of its streams.
+// One receiver's pull: what the receiver holds, what it was sent, and each stream's next frame.
 // A chunk stays on the stream that took it. The first publish that overtakes the pull pins its end:
-// chunks not yet sent go out new, those sent are lifted by delta, later versions wait.
-// Owner: the agent's pull table and the bulk streams, by shared_ptr.
-// Threads: all methods from any. Cost: 36 bytes per chunk while it runs; ChunkBytes' copies.
+// unsent chunks go out at that version, sent ones are lifted to it by delta, later versions wait.
+// Owner: the agent's pull table and the bulk streams, by shared_ptr. Threads: all methods from any.
+// Cost: 36 bytes per chunk while it runs; ChunkBytes' copies. Errors name model and receiver.
 #pragma once
 
 #include <array>
@@ -29,24 +29,25 @@ namespace deltawire::sender {
 struct PullCoding {
   std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
   uint32_t history = 0;
-  CoderRates* rates = nullptr;         ///< of this process
-  std::shared_ptr<LinkEstimate> link;  ///< to this receiver
-  CoderSpeeds decode;                  ///< of the receiver, all threads; 0: like this sender's
-  double encode_threads = 1;           ///< that may code for this pull at once
+  CoderRates* rates = nullptr;         ///< the coders' speeds in this process
+  std::shared_ptr<LinkEstimate> link;  ///< the link to this receiver
+  CoderSpeeds decode;                  ///< of the receiver, all threads; 0: unknown
+  double encode_threads = 1;           ///< threads that may code for this pull at once
 };
 
-/// What the agent granted.
+/// The terms under which the agent granted a pull.
 struct PullTerms {
   std::string receiver_id;
   std::string peer;  ///< the address that asked for it
   uint16_t streams = 1;
   PullCoding coding;
-  /// The state to end at, from Model::At; null: the newest, or the one that overtakes it first.
+  /// The state to end at, from Model::At; null: the newest state at the start, or the first one
+  /// that overtakes the pull.
   std::shared_ptr<const Published> pinned;
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
-  /// A frame that reads a half for longer is late: the next ones are copied.
+  /// A frame that reads a half for longer is late; then the next frames are copied.
   std::chrono::milliseconds late_after{62};
-  /// All streams, and Have, must come within it.
+  /// All streams, and Have, must arrive within this time.
   std::chrono::milliseconds ticket_life{30000};
 };
 
@@ -65,12 +66,13 @@ class ServedPull : public net::PullSession {
   Status Reserve(uint16_t stream, uint16_t streams);
   /// Ends the pull: its streams are closed.
   void Cut(const Status& why);
-  /// Cuts it if one of its streams still reads `half`. True when it did.
+  /// Cuts the pull if one of its streams still reads `half`; returns whether it did.
   bool CutIfReading(uint32_t half);
-  /// Cuts it if its ticket's life is over and a stream, or Have, has not come. True when it did.
+  /// Cuts the pull if its ticket's life is over and a stream, or Have, has not arrived; returns
+  /// whether it did.
   bool CutIfLate(SteadyClock::time_point now);
-  /// `newest` has been published: what leads back from it to the pull's end must be kept.
-  /// Takes a while, and the model's pool, when the deltas since have become too many.
+  /// `newest` has been published: keeps the deltas that lead back from it to the pull's end. Takes
+  /// a while, and the model's pool, when these deltas have become too large.
   void Overtaken(const Published& newest);
 
   const std::string& receiver_id() const { return terms_.receiver_id; }
@@ -78,9 +80,10 @@ class ServedPull : public net::PullSession {
   const std::shared_ptr<Model>& model() const { return model_; }
   uint64_t bytes_sent() const;
   FormCounts sent() const;
-  /// When a stream last asked for a frame; or when it was granted.
+  /// When a stream was last opened or asked for a frame; before that, when the pull was granted.
   SteadyClock::time_point last_heard() const;
-  /// No stream is open, and either all have ended or nobody came in time.
+  /// True when no stream is open, and either all have ended, the pull failed, or its ticket's life
+  /// is over.
   bool Finished(SteadyClock::time_point now) const;
 
  private:
@@ -92,42 +95,46 @@ class ServedPull : public net::PullSession {
     bool closed = false;
     std::function<void()> cut;
     std::function<void()> wake;
-    std::vector<uint32_t> early;      // chunks that it sent before the pull was overtaken
-    size_t lifted = 0;                // of those
-    std::optional<uint32_t> reading;  // half that the frame being made or sent may read
-    // The whole chunk that the socket is taking.
+    std::vector<uint32_t> early;      // chunks that it took before the pull was overtaken
+    size_t lifted = 0;                // how many of `early` were lifted
+    std::optional<uint32_t> reading;  // half that its present frame may read
+    // For a whole chunk that the socket is taking: since when, and its bytes.
     std::optional<SteadyClock::time_point> handed_over;
     uint64_t handed_bytes = 0;
     // For the link's estimate.
     std::optional<SteadyClock::time_point> first_frame, idle_since;
     double idle_seconds = 0;
     double coding_seconds = 0;
-    double seconds = 0;  // first frame -> closed, without idling
+    double seconds = 0;  // from the first frame to the close, without idle time
   };
 
   struct Task {
     uint32_t chunk = 0;
     ChunkPlan plan;
     ChunkHistory history;
-    std::optional<uint32_t> half = {};  // that its frame is sent from
-    bool whole = false;                 // its frame has the chunk's bytes
+    std::optional<uint32_t> half = {};  // the half that its frame is sent from
+    bool whole = false;                 // its frame carries the whole chunk
   };
-  /// What the next frame is planned from. Pinned, the lease is null once the half is written to.
+  /// The state that the next frame is planned from. Of a pinned pull, the lease is null once the
+  /// half is written to.
   LeasedState Lease() const;
-  /// Under the lock: whether `state` is the one that frames are made from now. Pins the first
-  /// that overtakes the pull.
+  /// Whether frames are made from `state` now. Pins the first state that overtakes the pull.
+  /// REQUIRES: mu_ held.
   bool Settle(const std::shared_ptr<const Published>& state);
-  /// Under the lock: the next chunk of this stream that needs bytes; sets end_ when none ever will.
+  /// The next chunk of this stream that needs bytes; sets end_ when no stream has any left.
+  /// REQUIRES: mu_ held.
   std::optional<Task> NextTask(Stream& stream, const Published& now, Callbacks& wakes);
   std::optional<Task> NextLift(Stream& stream, const Published& now);
-  /// Without the lock, since copying and folding take time. Empty when a fold cancels out.
+  /// Makes the task's frame; nullopt when a fold cancels out. REQUIRES: mu_ not held, since copying
+  /// and folding take time.
   StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, LeasedState leased);
   StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
   StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
   net::OutFrame MakeEnd() const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
   ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
-  /// From here on this pull ends at a state whose bytes will be written over.
+  /// From here on this pull ends at a state whose half may be written over, so the model must keep
+  /// the deltas that lead back to it.
   void NeedWayBack();
   bool Suspect(uint32_t chunk) const;
   void Count(size_t form, size_t bytes);
@@ -150,7 +157,7 @@ class ServedPull : public net::PullSession {
   std::vector<wire::Have::Entry> have_;
   std::vector<Stream> streams_;
   uint32_t cursor_ = 0;
-  std::shared_ptr<const Published> first_;  // that frames were made from until one overtook it
+  std::shared_ptr<const Published> first_;  // state that frames were made from before pinned_
   std::shared_ptr<const Published> pinned_;
   std::shared_ptr<const Published> end_;
   SteadyClock::time_point last_heard_;

@@ -1,4 +1,4 @@
-// The trainers' service.
+// TrainerServiceImpl: the service for trainers.
 #include "sender/agent/service.h"
 
 #include "proto/convert.h"
@@ -54,7 +54,7 @@ grpc::Status TrainerServiceImpl::AttendOffload(grpc::ServerContext* context,
   if (!model.ok()) return ToGrpc(model.status());
   const Status here = (*model)->Attend(request->lease(), request->rank());
   if (!here.ok()) return ToGrpc(here);
-  writer->Write(v1::AttendOffloadEvent());  // when it fails, AwaitReady finds the rank gone
+  writer->Write(v1::AttendOffloadEvent());  // if it fails, AwaitReady finds the rank gone
   return ToGrpc((*model)->AwaitReady(request->lease(), request->rank(), Gone(context)));
 }
 

@@ -1,5 +1,6 @@
-// The sender's gRPC services over an Agent; a file each. Nothing else of the sender sees proto
-// types. Owner: main; the agent outlives them. Threads: gRPC's. Cost: streams hold a thread each.
+// The sender's gRPC services over an Agent, one source file each. No other part of the sender uses
+// proto types, except service_convert.h. Owner: main; the agent outlives them. Threads: gRPC's.
+// Cost: each open stream holds a thread. Errors: the agent's, translated by ToGrpc.
 #pragma once
 
 #include <chrono>

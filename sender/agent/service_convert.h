@@ -1,4 +1,6 @@
-// Between the sender's structs and the messages of its services. Pure functions.
+// Translates between the sender's structs and the messages of its services. Owner: none; free
+// functions (the function that Gone returns must not outlive its context). Threads: any. Cost: a
+// copy. Errors: none.
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -14,17 +16,17 @@
 namespace deltawire::sender {
 
 void ToProto(const VersionInfo& in, v1::VersionInfo* out);
-/// Of the tensors that changed.
+/// Appends one entry for each tensor that `state` changed.
 void ToProto(const Model& model, const Published& state,
              google::protobuf::RepeatedPtrField<v1::TensorChange>* out);
 void ToProto(const FormCounts& in, google::protobuf::RepeatedPtrField<v1::CodecCount>* out);
 
 ReceiverReport FromProto(const v1::ReceiverReport& in);
 
-/// Empty when nothing is published.
+/// An empty VersionInfo when `state` is null, that is, nothing is published.
 VersionInfo InfoOf(const std::shared_ptr<const Published>& state);
 
-/// Whether the caller has gone; for waits that take slices.
+/// A function that returns whether the caller has gone, for waits that check it now and then.
 std::function<bool()> Gone(grpc::ServerContext* context);
 
 }  // namespace deltawire::sender

@@ -20,7 +20,7 @@ constexpr const char* kUseNames[] = {"half-0", "half-1", "next"};
 constexpr const char* kFirstLine = "deltawire side 1";
 constexpr const char* kHidden = ".new";
 
-/// On a file system on disk the name must not be there before the bytes.
+/// Syncs the content, since on a disk's file system a rename may else be stored before the bytes.
 Status WriteFile(const fs::path& path, std::string_view content) {
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
@@ -94,7 +94,7 @@ Status SideFileStore::Clear() {
 Status SideFileStore::Write(const SideFileSet& set) const {
   std::error_code ec;
   const fs::path to = PathOf(set.hash), hidden = directory_ / (kHidden + Hex(set.hash));
-  if (fs::is_directory(to, ec)) return absl::OkStatus();  // by its name it was whole once
+  if (fs::is_directory(to, ec)) return absl::OkStatus();  // it was whole when it got this name
   fs::remove_all(hidden, ec);
   fs::create_directories(hidden, ec);
   if (ec) return Errorf(StatusCode::kInternal, "create {}: {}", hidden.native(), ec.message());
@@ -109,7 +109,7 @@ Status SideFileStore::Keep(Use use, const std::shared_ptr<const SideFileSet>& se
   const std::string text = UseText(set->hash);
   std::error_code ec;
   if (fs::is_directory(PathOf(set->hash), ec)) {
-    // As a rule a version has the side files of the one before, and nothing changes here.
+    // Most versions have the side files of the version before, and then nothing changes here.
     if (auto now = ReadFile(name); now.ok() && *now == text) return absl::OkStatus();
   }
   DW_RETURN_IF_ERROR(Write(*set));
@@ -135,7 +135,7 @@ void SideFileStore::RemoveUnused() const {
     if (std::find(used.begin(), used.end(), name) == used.end()) unused.push_back(entry.path());
   }
   for (fs::path path : unused) {
-    // Under its own name a directory is whole, so it loses that before its first file.
+    // A directory that has its own name must be whole, so it is renamed before its first file goes.
     const std::string name = path.filename().string();
     if (!name.starts_with('.')) {
       const fs::path hidden = directory_ / (kHidden + name);

@@ -1,7 +1,7 @@
-// A model's side files on disk, one directory per content, so that each version keeps its own: what
-// a crash at any point leaves is whole (docs/lifecycle.md, "Side files"). Owner: the Model.
-// Threads: one at a time; a SideFileSet is immutable. Cost: the files, on disk and in memory.
-// Errors name the file.
+// A model's side files on disk, one directory per content, so that each version keeps its own set;
+// after a crash at any point every set is whole (docs/lifecycle.md, "Side files").
+// Owner: the Model. Threads: one at a time; a SideFileSet is immutable. Cost: the files, on disk
+// and in memory. Errors name the file.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +22,24 @@ struct SideFileSet {
   uint64_t hash = 0;
 };
 
-/// kInvalidArgument: a name that is no plain file name, names a weight file or occurs twice; too
+/// kInvalidArgument: a name that is not a plain file name, names a weight file or occurs twice; too
 /// many bytes.
 StatusOr<std::shared_ptr<const SideFileSet>> MakeSideFileSet(std::vector<SideFile> files);
 
 class SideFileStore {
  public:
-  /// Whose set a name stands for: the halves', and that of the next version.
+  /// Who uses a set: one of the halves, or the next version.
   enum class Use : uint8_t { kHalf0 = 0, kHalf1 = 1, kNext = 2 };
 
   explicit SideFileStore(std::filesystem::path directory) : directory_(std::move(directory)) {}
 
   /// Removes everything.
   Status Clear();
-  /// Keeps `set` for `use` from here on; what no use needs any more is removed. A crash leaves the
-  /// old set or the new one.
+  /// Keeps `set` for `use` from here on, and removes sets that no use needs any more. A crash
+  /// leaves the old set or the new one.
   Status Keep(Use use, const std::shared_ptr<const SideFileSet>& set);
-  /// What was kept, checked against its hash; an empty set when nothing was. kDataLoss when it is
-  /// not what it was.
+  /// The set that was kept for `use`, checked against its hash; an empty set when none was.
+  /// kDataLoss when its files have changed.
   StatusOr<std::shared_ptr<const SideFileSet>> Load(Use use) const;
 
  private:

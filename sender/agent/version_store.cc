@@ -8,7 +8,7 @@
 namespace deltawire::sender {
 namespace {
 
-// Of chunks that were coded for the way; a version's deltas are much smaller as a rule.
+// Limit of encoded payloads per state; a version's deltas are usually much smaller.
 constexpr uint64_t kEncodedCacheBytes = uint64_t{256} << 20;
 
 bool IsOf(const Identity& known, const Hash128& lineage) {
@@ -41,7 +41,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
 }
 
 void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<const Delta> delta) {
-  std::shared_ptr<const Published> last;  // may be large, and goes without the lock
+  std::shared_ptr<const Published> last;  // may be large, so it is destroyed without the lock
   std::lock_guard lock(mu_);
   if (delta != nullptr && newest_ != nullptr) {
     log_.Append(std::move(delta));
@@ -56,7 +56,7 @@ void VersionStore::Install(std::shared_ptr<Published> next, std::shared_ptr<cons
   last = std::exchange(newest_, std::move(next));
   if (last == nullptr) return;
   std::erase_if(held_, [](const auto& held) { return held.expired(); });
-  // An earlier state's half was written to now.
+  // The next offload writes to the half of an earlier state, so nothing here refers to it any more.
   for (const auto& gone : {std::exchange(kept_, nullptr), last}) {
     if (gone == nullptr) continue;
     held_.push_back(gone);

@@ -26,7 +26,7 @@ class FrameStream {
     return connection_->Send(side_, {.bytes = {bytes.begin(), bytes.end()}}, Deadline());
   }
 
-  /// Each piece is read when it is sent, as a socket would.
+  /// Each piece is read from memory when it is sent, as a socket does.
   Status SendPayload(Bytes payload) {
     for (size_t done = 0; done < payload.size(); done += kPieceBytes) {
       const Bytes piece = payload.subspan(done, std::min(kPieceBytes, payload.size() - done));
@@ -50,7 +50,7 @@ class FrameStream {
     return wire::DecodeHeader(message.bytes);
   }
 
-  /// `arrived(bytes)` after each piece.
+  /// Calls `arrived(bytes)` after each piece.
   template <typename Arrived>
   Status ReceivePayload(MutableBytes to, Arrived arrived) {
     for (size_t done = 0; done < to.size();) {
@@ -207,7 +207,7 @@ class Transport : public net::PullTransport {
   std::optional<net::PullEnd> end_;
 };
 
-/// What a cut or a wake from elsewhere reaches of a stream that is served.
+/// The state of a served stream that a cut or a wake from another fiber changes.
 struct Served {
   bool cut = false;
   bool woken = false;
@@ -286,7 +286,7 @@ class ServerStream {
 
   Status SendPayload(Bytes payload) {
     for (size_t done = 0; done < payload.size(); done += kPieceBytes) {
-      // The cut's promise: after it nobody reads the half for this stream.
+      // A cut promises that afterwards nobody reads the half for this stream.
       if (served_->cut) return absl::AbortedError("the pull was cut; pull again");
       DW_RETURN_IF_ERROR(
           stream_.SendPayload(payload.subspan(done, std::min(kPieceBytes, payload.size() - done))));

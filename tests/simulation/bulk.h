@@ -1,6 +1,7 @@
-// The bulk protocol over the simulated network: what PullClient and PullServer do over TCP, with
-// the real frames, the real ServedPull behind one end and the real ChunkSink behind the other.
-// Owner: a replica's pull; a sender's process. Threads: fibers. Errors: as PullClient's.
+// The bulk protocol over the simulated network, in place of PullClient and PullServer over TCP:
+// with the real frames, the real ServedPull behind one end and the real ChunkSink behind the other.
+// Owner: a replica's pull; a sender's process. Threads: fibers. Cost: a message per kPieceBytes.
+// Errors: as PullClient's.
 #pragma once
 
 #include <memory>
@@ -12,14 +13,14 @@
 
 namespace deltawire::simulation {
 
-/// Bytes of one message: a chunk arrives in pieces, between which anything may happen.
+/// Bytes of one message: a chunk arrives in pieces, between which other fibers and faults may act.
 inline constexpr size_t kPieceBytes = 384;
 
-/// `target.host` is the sender's node.
+/// A transport whose `target.host` is the name of the sender's node.
 std::unique_ptr<net::PullTransport> NewTransport(Network& network, std::string self,
                                                  net::PullTarget target);
 
-/// One accepted stream of a sender.
+/// Serves one stream that a sender accepted, until it ends.
 void ServeBulk(const std::shared_ptr<Connection>& connection, net::PullSource& source,
                const net::PullServer::Options& options);
 

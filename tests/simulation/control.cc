@@ -14,7 +14,7 @@ namespace {
 using std::chrono::seconds;
 using Gone = std::function<bool()>;
 
-/// What goes up an attachment. `model` is in the first one.
+/// A message from receiver to sender. Only the first of an attachment has `model`.
 struct Up {
   std::string model, receiver_id, peer;
   sender::ReceiverReport report;
@@ -182,7 +182,7 @@ class SimulatedUpstream : public receiver::Upstream {
     return status;
   }
 
-  /// What a receiver with a planted bug takes from an identity.
+  /// The identity as a receiver with the planted bug takes it.
   Identity Planted(Identity identity) const {
     if (options_.drop_attempts) identity.attempt = 0;
     if (options_.numbers_only && !committed_.empty() && !identity.empty()) {

@@ -1,6 +1,6 @@
-// The control connection over the simulated network: what grpc_upstream.cc and the sender's service
-// do over gRPC, without the messages' encoding.
-// Owner: a replica; a sender's process. Threads: fibers. Errors: as gRPC's.
+// The control connection over the simulated network, in place of grpc_upstream.cc and the sender's
+// service over gRPC, without encoding of messages. Owner: a replica; a sender's process. Threads:
+// fibers. Cost: none but messages. Errors: as gRPC's.
 #pragma once
 
 #include <memory>
@@ -12,18 +12,19 @@
 namespace deltawire::simulation {
 
 struct UpstreamOptions {
-  std::string node;  ///< the receiver's
+  std::string node;  ///< the receiver's node
   std::string receiver_id;
-  std::string peer;            ///< as the sender sees it; another one after a restart
+  std::string peer;            ///< the peer that the sender sees; changes with a restart
   double lost_events = 0;      ///< share of events that never arrive
-  bool drop_attempts = false;  ///< planted: attempts are not handed on
-  bool numbers_only = false;   ///< planted: a state with the numbers of the committed one is it
+  bool drop_attempts = false;  ///< planted: attempts are not passed on
+  /// Planted: any state with the committed (epoch, version) counts as committed.
+  bool numbers_only = false;
 };
 
 std::unique_ptr<receiver::Upstream> NewUpstream(Network& network, SenderNode& sender,
                                                 const UpstreamOptions& options, Random random);
 
-/// One attachment at the sender's end.
+/// Serves one attachment at the sender's end.
 void ServeAttachment(const std::shared_ptr<Connection>& connection, sender::Agent& agent);
 
 }  // namespace deltawire::simulation

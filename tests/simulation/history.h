@@ -1,7 +1,8 @@
 // One history: a world drawn from a seed (senders, a trainer, receivers, readers, faults), a few
-// virtual seconds of trouble, then calm, in which everybody must come to the newest version.
-// Deterministic: a seed and the same program give the same history. Threads: one.
-// Cost: some 10 to 60 ms; memory of killed processes stays, so run histories in children.
+// virtual seconds of faults, then calm, in which all receivers must come to the newest version.
+// Deterministic: a seed and the same program give the same history. Owner: the caller of
+// RunHistory. Threads: one. Cost: 10 to 60 ms; memory of killed processes is never freed, so run
+// histories in child processes. Errors: HistoryResult::failure.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +11,14 @@
 
 namespace deltawire::simulation {
 
-/// Bugs to be found, put in from outside (planted.cc).
+/// Bugs that the simulation must find, planted from outside (planted.h).
 enum class Plant : uint8_t {
   kNone,
-  kSkipDigest,     ///< a chunk that arrives is taken whatever its digest
-  kNumbersOnly,    ///< a follower compares (epoch, version) and no more
-  kInPlace,        ///< the buffer is changed while a reader has it
-  kForgetUnknown,  ///< a chunk is not withdrawn before it is changed
-  kDropAttempt,    ///< parts of different attempts are taken for one version
+  kSkipDigest,     ///< an arriving chunk is accepted whatever its digest
+  kNumbersOnly,    ///< a follower compares only (epoch, version)
+  kInPlace,        ///< the buffer changes while a reader has it open
+  kForgetUnknown,  ///< a chunk is not marked unknown before it changes
+  kDropAttempt,    ///< parts of different attempts are combined into one version
 };
 inline constexpr Plant kPlants[] = {Plant::kSkipDigest, Plant::kNumbersOnly, Plant::kInPlace,
                                     Plant::kForgetUnknown, Plant::kDropAttempt};
@@ -27,19 +28,19 @@ struct HistoryOptions {
   uint64_t seed = 1;
   Plant plant = Plant::kNone;
   bool trace = false;
-  bool readers = true;    ///< plain ones, beside receivers
-  bool zombies = true;    ///< ranks that stop, and write on when others have begun anew
-  std::string directory;  ///< on tmpfs, emptied
+  bool readers = true;    ///< plain readers of the receivers' files
+  bool zombies = true;    ///< ranks that stop, and write on after others have begun anew
+  std::string directory;  ///< on tmpfs; it is emptied
 };
 
 struct HistoryResult {
   std::string failure;  ///< empty: all went well
-  uint64_t hash = 0;    ///< of everything that happened
+  uint64_t hash = 0;    ///< over all events
   uint64_t steps = 0;
   double virtual_seconds = 0;
   uint64_t publishes = 0;
   uint64_t commits = 0;
-  uint64_t passes = 0;  ///< of plain readers, whole ones
+  uint64_t passes = 0;  ///< complete readings by plain readers
 };
 
 HistoryResult RunHistory(const HistoryOptions& options);

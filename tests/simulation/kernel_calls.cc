@@ -25,10 +25,12 @@ void Step(const char* what) {
   if (Scheduler* scheduler = Scheduler::current()) scheduler->Point(what);
 }
 
-/// The kernel breaks a lease by force after this long; nobody here may keep one that long.
+/// The kernel breaks a lease by force after this time; no process of a history may hold one so
+/// long.
 constexpr auto kLeaseBreak = std::chrono::seconds(45);
 
-/// An open that a lease holds up waits in virtual time; in the kernel all of us would wait.
+/// An open that must wait for a lease waits in virtual time; in the kernel it would stop all
+/// fibers.
 int OpenUnlessLeased(const char* path, int flags, mode_t mode) {
   Scheduler* scheduler = Scheduler::current();
   if (scheduler == nullptr || scheduler->fiber() == nullptr) return __real_open(path, flags, mode);

@@ -1,5 +1,6 @@
-// The kernel's calls behind the linker's --wrap: in a history each is a step, and what it opens is
-// noted for its process. `__real_X` is the C library's X. Threads: one.
+// System calls replaced by the linker's --wrap: in a history each is a step, and descriptors and
+// mappings are recorded for the calling process. `__real_X` is the C library's X. Owner: none; free
+// functions. Threads: one. Cost: the call. Errors: errno.
 #pragma once
 
 #include <fcntl.h>

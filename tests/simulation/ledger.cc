@@ -75,7 +75,7 @@ Content DrawContent(const Layout& layout, Random& random) {
 
 Content Train(const Layout& layout, const Content& before, Random& random) {
   Content content = before;
-  // Some versions change a lot: their chunks are cheaper whole.
+  // Some versions change so much that their chunks are cheaper to send whole.
   const double share = random.Chance(0.2) ? 0.7 : 0.02;
   for (size_t t = 0; t < layout.size(); ++t) {
     if (random.Chance(0.3)) continue;
@@ -89,7 +89,7 @@ Content Train(const Layout& layout, const Content& before, Random& random) {
       if (share > 0.1) content[at + width - 1] = static_cast<std::byte>(random.Next());
     }
   }
-  // Never the same bytes under two versions: a test could not tell them apart.
+  // No two versions may have the same bytes, since checks could not tell them apart.
   for (size_t i = 0; i < 8; ++i) {
     content[random.Below(content.size())] = static_cast<std::byte>(random.Next());
   }

@@ -1,5 +1,5 @@
-// What trainers have offered and senders have published: the truth that every copy is held against.
-// Owner: the world. Threads: one. Cost: a whole (tiny) model per version.
+// A record of what trainers offered and senders published, with which every copy is compared.
+// Owner: the world. Threads: one. Cost: a whole (tiny) model per version. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +23,13 @@ class Ledger {
  public:
   Ledger(Layout layout, ChunkTable chunks);
 
-  /// A trainer is about to write these bytes as this version.
+  /// Records that a trainer is about to write these bytes as this version.
   void Offer(uint64_t version, const Content& content);
-  /// Versions that have exactly these bytes; null when nobody ever offered them.
+  /// Versions that have exactly these bytes; null when nobody offered them.
   const std::vector<uint64_t>* Find(Bytes content) const;
-  /// Which tensors are of which offered versions, for a report.
+  /// For a failure's report: the offered versions from which each tensor of `content` comes.
   std::string Explain(Bytes content) const;
-  /// Whether somebody has offered a state with this root under this number.
+  /// Whether a state with this root was offered under this number.
   bool IsOffered(uint64_t version, uint64_t root) const {
     const auto it = roots_.find(root);
     return it != roots_.end() && it->second.contains(version);
@@ -48,13 +48,13 @@ class Ledger {
   const ChunkTable chunks_;
   const kernels::DigestKey key_;
   std::map<uint64_t, Entry> entries_;             // by XXH3
-  std::map<uint64_t, std::set<uint64_t>> roots_;  // and the versions that had them
+  std::map<uint64_t, std::set<uint64_t>> roots_;  // versions by root
 };
 
 /// A few small tensors of several types; one in three has more than one chunk.
 Layout DrawLayout(Random& random);
 Content DrawContent(const Layout& layout, Random& random);
-/// Some elements of some tensors are other ones.
+/// `before` with some elements of some tensors changed.
 Content Train(const Layout& layout, const Content& before, Random& random);
 
 }  // namespace deltawire::simulation

@@ -1,5 +1,5 @@
-// What the simulation puts in the place of single functions, behind the linker's --wrap: what would
-// take real time or read the machine, points within the kernels' work, and the planted bugs.
+// Single functions that the simulation replaces by the linker's --wrap: those that would take real
+// time or read the machine, points within the kernels' work, and the planted bugs.
 #include "common/config/options.h"
 #include "common/delta/coder_rates.h"
 #include "common/shm/state_file.h"
@@ -13,7 +13,7 @@
 
 namespace deltawire {
 
-// Of common/config, whose parsers nobody here needs.
+// Replaces common/config's ToString, since its parsers are not linked.
 std::string_view ToString(GpuUse) { return "off"; }
 
 namespace simulation {
@@ -24,7 +24,8 @@ ArrivingChunk* g_arriving = nullptr;
 
 const kernels::Backend& RealBackend();
 
-/// Bytes that others see may be found, or the process killed, before and after they change.
+/// A step before and after bytes change that other processes see: others may look, or the process
+/// die.
 void PointIfShared(const void* at) {
   const Process* process = ThisProcess();
   if (process != nullptr && process->Maps(at)) Scheduler::current()->Point("a chunk's bytes");
@@ -82,12 +83,12 @@ const deltawire::kernels::Backend& __wrap__ZN9deltawire7kernels4BestEv() {
   return backend;
 }
 
-// CoderRates::Calibrate: real work, timed; in virtual time it would say nothing.
+// CoderRates::Calibrate measures real work, which takes no virtual time.
 void __wrap__ZN9deltawire10CoderRates9CalibrateERKNS_7kernels7BackendE(
     deltawire::CoderRates*, const deltawire::kernels::Backend&) {}
 
 #if __has_include("common/shm/file_lease.h")
-// WhoHas: a walk through the machine's /proc, where simulated processes are not.
+// WhoHas reads the machine's /proc, which does not show simulated processes.
 std::vector<deltawire::FileHolder> __wrap__ZN9deltawire6WhoHasEi(int) { return {}; }
 #endif
 

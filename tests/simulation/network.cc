@@ -168,7 +168,7 @@ void Network::Heal() {
   for (const auto& weak : connections_) {
     if (const auto connection = weak.lock()) Now().Wake(connection.get());
   }
-  // The machine is back, and knows nothing of those connections.
+  // The machine is reachable again, and resets connections that it does not know.
   for (const auto& weak : std::exchange(silent_, {})) {
     if (const auto connection = weak.lock()) connection->Break();
   }

@@ -1,7 +1,7 @@
-// The simulated network: nodes, and connections that carry messages in order with latency and a
-// rate. A connection ends with either process; a partition holds everything back, without a word.
-// Messages of one connection keep their order; those of different ones do not.
-// Owner: the world. Threads: one. Errors: kUnavailable (ended, refused), kDeadlineExceeded.
+// The simulated network: nodes, and connections that carry messages with latency and a rate.
+// Messages of one connection keep their order. A connection ends with either process; a partition
+// holds all messages back and tells nobody. Owner: the world. Threads: one. Cost: a queue per
+// connection. Errors: kUnavailable (ended, refused), kDeadlineExceeded.
 #pragma once
 
 #include <deque>
@@ -24,21 +24,21 @@ class Network;
 
 struct Message {
   std::vector<std::byte> bytes;
-  std::shared_ptr<const void> object;  ///< what is not worth encoding
+  std::shared_ptr<const void> object;  ///< content that is passed without encoding
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   enum Side : uint8_t { kClient, kServer };
 
-  /// Waits while too much is on its way.
+  /// Waits while more than the window is under way.
   Status Send(Side from, Message message, Time deadline = kForever);
   StatusOr<Message> Receive(Side at, Time deadline = kForever);
-  /// Ends it; the other side learns of it after what was sent before.
+  /// Ends the connection; the other side learns of it after all earlier messages.
   void Close(Side from);
-  /// Ends it for both, and what was on its way is lost.
+  /// Ends the connection for both sides; messages under way are lost.
   void Break();
-  /// This side's process has been told that it has ended.
+  /// Whether this side's process has learned that the connection has ended.
   bool Ended(Side at) const;
 
  private:
@@ -59,17 +59,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
   bool broken_ = false;
 };
 
-/// By which another thread ends a caller's calls. Final.
+/// Lets another thread cancel a caller's calls, for good.
 struct CallHandle {
   bool cancelled = false;
   std::shared_ptr<Connection> connection;
 };
 
-/// A daemon's or a trainer's place, which outlives its processes.
+/// A machine of a daemon or trainer, which outlives its processes.
 struct Node {
   std::string name;
   std::shared_ptr<Process> process;  ///< null: never started
-  /// By port; runs in a fiber of the process.
+  /// By port: called in a fiber of the process for each connection.
   std::map<std::string, std::function<void(std::shared_ptr<Connection>)>> listeners;
   bool alive() const { return process != nullptr && process->alive(); }
 };
@@ -80,22 +80,22 @@ class Network {
     Time shortest = std::chrono::microseconds(50), longest = std::chrono::milliseconds(2);
     double bytes_per_s = 2e6;
     size_t window = 8192;
-    double flips = 0;          ///< share of messages' bytes that arrive with a wrong bit
-    double silent_deaths = 0;  ///< share of deaths of which connections are not told
+    double flips = 0;          ///< share of messages in which a bit flips
+    double silent_deaths = 0;  ///< share of deaths of which the peers are not told
   };
   Network(const Options& options, Random random) : options_(options), random_(random) {}
 
   void Add(Node& node) { nodes_[node.name] = &node; }
   Node& node(const std::string& name) { return *nodes_.at(name); }
 
-  /// From the process that calls. Waits for as long as a partition lasts, at most `timeout`.
+  /// Connects from the calling process. Waits while a partition lasts, at most `timeout`.
   StatusOr<std::shared_ptr<Connection>> Connect(const std::string& from, const std::string& to,
                                                 const std::string& port,
                                                 Time timeout = std::chrono::seconds(10),
                                                 CallHandle* handle = nullptr);
 
-  /// Runs `serve` in a fiber of `to`'s process and returns what it returns. `gone` tells it that
-  /// its caller has gone. `serve` must hold values only: its caller may be dead by then.
+  /// Runs `serve` in a fiber of `to`'s process and returns its result. `gone` tells `serve` that
+  /// its caller has gone. `serve` must capture by value: its caller may be dead by then.
   template <typename R>
   StatusOr<R> Call(const std::string& from, const std::string& to, Time timeout,
                    std::function<StatusOr<R>(const std::function<bool()>& gone)> serve,
@@ -105,9 +105,9 @@ class Network {
   void Partition(const std::string& a, const std::string& b);
   void Heal();
   bool Reachable(const std::string& a, const std::string& b) const;
-  /// Ends connections of `name` (all when empty) by chance.
+  /// Breaks each connection of `name` (all connections if empty) with probability `share`.
   void BreakSome(const std::string& name, double share);
-  /// Its process has died.
+  /// Tells the network that the process of `name` has died.
   void NodeDied(const std::string& name);
   double bytes_per_s() const { return options_.bytes_per_s; }
   void SetFlips(double share) { options_.flips = share; }
@@ -125,10 +125,10 @@ class Network {
   std::map<std::string, Node*> nodes_;
   std::set<std::pair<std::string, std::string>> partitions_;
   std::vector<std::weak_ptr<Connection>> connections_;
-  std::vector<std::weak_ptr<Connection>> silent_;  // to a process that died without a word
+  std::vector<std::weak_ptr<Connection>> silent_;  // to processes that died without notice
 };
 
-/// What every node listens with for Call.
+/// The listener with which every node serves Call.
 void ServeCall(const std::shared_ptr<Connection>& connection);
 
 template <typename R>

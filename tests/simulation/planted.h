@@ -1,5 +1,5 @@
-// Bugs that the simulation must find, put in from outside: nothing in the sources knows of them.
-// Owner: RunHistory sets one for a history. Threads: one.
+// Bugs that the simulation must find, planted from outside: the sources have no code for them.
+// Owner: RunHistory, which sets one for a history. Threads: one. Cost: none. Errors: none.
 #pragma once
 
 #include <cstddef>
@@ -12,12 +12,12 @@ namespace deltawire::simulation {
 Plant planted();
 void SetPlanted(Plant plant);
 
-/// What the kernels' digests say while a whole chunk arrives, with kSkipDigest planted: that its
-/// bytes are right. Set by the transport around its calls of the sink.
+/// With kSkipDigest planted, the kernels' digests say of an arriving whole chunk that its bytes are
+/// right. Set by the transport around its calls of the sink.
 struct ArrivingChunk {
   uint64_t expected = 0;
   size_t bytes = 0;
-  uint64_t sum = 0;  ///< of the parts so far
+  uint64_t sum = 0;  ///< of the digests of its parts so far
 };
 void SetArriving(ArrivingChunk* chunk);
 

@@ -1,6 +1,6 @@
-// A simulated process: a name, its fibers, and what the kernel would take back from it. Its files
-// are real ones; kernel_calls.cc notes every descriptor and mapping that its fibers open.
-// Owner: by shared_ptr, its fibers and the world. Threads: one.
+// A simulated process: a name, its fibers, and the descriptors and mappings that a kernel would
+// release at its death (kernel_calls.cc records them; the files are real). Owner: its fibers and
+// the world, by shared_ptr. Threads: one. Cost: small. Errors: none.
 #pragma once
 
 #include <sys/types.h>
@@ -29,26 +29,26 @@ class Process {
 
   const std::string& name() const { return name_; }
   bool alive() const { return alive_; }
-  /// As SIGKILL: its fibers stop where they are, its descriptors are closed (locks and leases go
-  /// with them), its mappings go; memory stays allocated. When the caller is one of its fibers it
-  /// does not return.
+  /// Like SIGKILL: its fibers stop where they are, its descriptors are closed (locks and leases go
+  /// with them), its mappings are unmapped; its memory stays allocated. Does not return if called
+  /// from one of its own fibers.
   void Kill();
-  /// Killed at its n-th point from now on; 0: not.
+  /// Kills the process at its n-th point from now on; 0: does not.
   void KillAfter(uint64_t points) { points_left_ = points; }
-  /// True when this point is that one.
+  /// Counts a point; true when the process is to be killed there.
   bool Due() { return points_left_ != 0 && --points_left_ == 0; }
-  /// As fs.leases-enable: none is granted from now on.
+  /// Like fs.leases-enable = 0: no lease is granted from now on.
   void DenyLeases() { leases_ = false; }
   bool leases() const { return leases_; }
-  /// Called when it has been killed.
+  /// Adds a function that is called after the process was killed.
   void OnDeath(std::function<void()> then) { on_death_.push_back(std::move(then)); }
 
   /// The mapping of a file, or null.
   const Mapping* Find(ino_t inode) const;
-  /// `at` lies in a file that it has mapped.
+  /// Whether `at` lies in a file that the process has mapped.
   bool Maps(const void* at) const;
 
-  // Of kernel_calls.cc.
+  // For kernel_calls.cc.
   void Opened(int fd) { fds_.insert(fd); }
   void Closed(int fd) { fds_.erase(fd); }
   void Mapped(const Mapping& mapping) { mappings_.push_back(mapping); }
@@ -66,7 +66,7 @@ class Process {
   std::vector<std::function<void()>> on_death_;
 };
 
-/// The process of the fiber that runs; null outside.
+/// The process of the running fiber; null outside of fibers.
 Process* ThisProcess();
 
 }  // namespace deltawire::simulation

@@ -1,5 +1,5 @@
-// The one source of chance in a history: a seeded generator (SplitMix64), the same on every
-// machine. Owner: whoever draws; a plain value. Threads: one. Cost: a few ns a draw.
+// The only source of chance in a history: a seeded generator (SplitMix64), the same on every
+// machine. Owner: the holder; a plain value. Threads: one. Cost: a few ns a draw. Errors: none.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class Random {
   uint64_t Between(uint64_t first, uint64_t last) { return first + Below(last - first + 1); }
   double Share() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
   bool Chance(double p) { return Share() < p; }
-  /// A generator of its own for a part that must not shift what others draw.
+  /// A separate generator, so that one part's draws do not shift the draws of others.
   Random Fork() { return Random(Next()); }
 
  private:

@@ -49,7 +49,7 @@ void Reader::Pass() {
   ::fstat(fd, &file);
   const auto size = static_cast<size_t>(file.st_size);
   void* base = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
-  // As safetensors' loader does: the mapping lives on.
+  // Closes the file as safetensors' loader does; the mapping stays.
   if (random_.Chance(0.5)) {
     ::close(fd);
     fd = -1;

@@ -1,6 +1,7 @@
-// A plain reader, which knows nothing of deltawire: opens model.safetensors by name, maps it, reads
-// it slowly, and goes. What it has read must be one version, whatever happened meanwhile.
-// Owner: the world. Threads: a fiber in a process of its own.
+// A plain reader, which knows nothing of deltawire: it opens model.safetensors by name, maps it and
+// reads it slowly. The bytes that it reads must be of one version, whatever happens meanwhile.
+// Owner: the world. Threads: a fiber in a process of its own. Cost: a copy of the (tiny) model.
+// Errors: Scheduler::Fail.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,8 @@ class Reader {
  public:
   Reader(const ReceiverNode& receiver, const Ledger& ledger, Random random, uint64_t number);
 
-  /// Until Stop, or its process is killed; Start then begins anew.
+  /// Reads again and again until Stop, or until its process is killed; then Start may be called
+  /// again.
   void Start();
   void Stop() { stopping_ = true; }
   bool alive() const { return process_ != nullptr && process_->alive(); }

@@ -102,7 +102,7 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which nobody offered", name, DescribeFully(id)));
     }
-    // Who asks for all of it takes what the agents have in common, be it older.
+    // A full sync takes the version that the agents have in common, even an older one.
     if (IsLater(committed_, id) && !may_go_back_) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {} after {}", name, ToString(id), ToString(committed_)));
@@ -119,7 +119,7 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
 }
 
 bool ReceiverNode::ShowsWhatItSays(receiver::Replica& replica, const Identity& id) const {
-  // A newer version has the name for a moment before it is said.
+  // The file of a newer version has the name a moment before the replica reports the commit.
   for (int looks = 0; looks < 20; ++looks) {
     if (!(replica.status().committed == id)) return true;
     bool other = false;
@@ -173,7 +173,8 @@ Bytes ReceiverNode::Data(Bytes file) const {
 void ReceiverNode::SeeNamed(const std::function<void(Bytes)>& see) const {
   struct stat file;
   if (::stat(weights_.c_str(), &file) != 0) return;
-  // Opening it would break a lease; who has it mapped shows the same bytes.
+  // Opening the file would break a lease, so this looks at the process's own mapping of the same
+  // bytes.
   if (alive()) {
     if (const Process::Mapping* m = process->Find(file.st_ino))
       return see(Data({m->base, m->bytes}));

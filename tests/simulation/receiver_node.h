@@ -1,5 +1,6 @@
-// A receiver's machine: a directory and the process that keeps it in step, with the real Replica.
-// Owner: the world. Threads: one. Check() holds the directory against the ledger, at any step.
+// A receiver's machine: a directory and the process that keeps it up to date, with the real
+// Replica. Check() compares the directory with the ledger, at any step. Owner: the world. Threads:
+// one. Cost: a model's files. Errors: Scheduler::Fail, Check's text.
 #pragma once
 
 #include <filesystem>
@@ -16,12 +17,13 @@ namespace deltawire::simulation {
 
 struct ReceiverSettings {
   uint32_t buffers = 1;
-  bool copies_for_readers = false;  ///< a reader in the way is waited for at most the grace
+  /// On-busy-reader = copy: a reader delays an update by the grace at most.
+  bool copies_for_readers = false;
   uint32_t streams = 2;
   uint64_t staging_bytes = 1 << 20;
   uint64_t history_bytes = 0;
   uint64_t scrub_bytes_per_s = 0;
-  bool leases = true;  ///< the kernel tells who has a file open
+  bool leases = true;  ///< the kernel grants leases
   UpstreamOptions upstream;
 };
 
@@ -32,40 +34,40 @@ class ReceiverNode : public Node {
                const ReceiverSettings& settings, Random random);
 
   void Start();
-  /// In its own fiber, as by SIGTERM.
+  /// Stops the process in a fiber of its own, like SIGTERM.
   void Stop();
-  /// From now on, also for those that come after it.
+  /// Denies leases from now on, also to later processes of this node.
   void DenyLeases() {
     settings_.leases = false;
     process->DenyLeases();
   }
   void SetPaused(bool paused);
-  /// An operator's `sync` (full or not) and `verify`, in fibers of the process.
+  /// Run an operator's `sync` (full or not) and `verify` in fibers of the process.
   void Sync(bool full);
   void Verify(bool repair);
   const std::filesystem::path& directory() const { return directory_; }
   const ReceiverSettings& settings() const { return settings_; }
   receiver::Replica* replica() const { return replica_; }
 
-  /// Empty, or what is wrong: a named file must be one offered version, at any time.
+  /// An error's text, or "". Checks that a named file is exactly one offered version, at any time.
   std::string Check();
-  /// The bytes under the name; nothing when there is no name.
+  /// The bytes of the named file; nullopt when no file has the name.
   std::optional<Content> Named() const;
-  /// What lies beside it, "" when there is nothing.
+  /// The content of the side file; "" when there is none.
   std::string SideFile() const;
-  /// From now on; the longest time without a commit since then.
+  /// Starts measuring the longest time without a commit.
   void TimeCommits() { last_commit_ = Scheduler::current()->now(), longest_gap_ = Time(0); }
   Time longest_gap() const {
     return std::max(longest_gap_, Scheduler::current()->now() - last_commit_);
   }
-  uint64_t changes() const { return changes_; }  ///< of the named bytes
+  uint64_t changes() const { return changes_; }  ///< how often the named bytes changed
 
  private:
   void Main();
-  /// What an orchestrator sees: each commit is an offered state, and versions rise, but for an
-  /// operator's full sync.
+  /// Checks what an orchestrator sees: each commit is an offered state, and versions rise, except
+  /// after an operator's full sync.
   void WatchCommits(receiver::Replica& replica);
-  /// Whether the file under the name is what the replica says it holds, or soon says another.
+  /// Whether the named file has the committed state, or the replica soon reports another one.
   bool ShowsWhatItSays(receiver::Replica& replica, const Identity& id) const;
   void Operate(std::function<void(receiver::Replica&)> call);
   Bytes Data(Bytes file) const;
@@ -76,16 +78,16 @@ class ReceiverNode : public Node {
   const Ledger& ledger_;
   const std::vector<SenderNode*> senders_;
   const std::filesystem::path directory_;
-  const std::string weights_;  // their path
+  const std::string weights_;  // path of the weights
   ReceiverSettings settings_;
   Random random_;
   uint64_t starts_ = 0;
   receiver::Replica* replica_ = nullptr;
   bool stopping_ = false;
-  uint32_t calls_ = 0;  // of operators, that hold the replica
+  uint32_t calls_ = 0;  // running operators' calls, which hold the replica
   uint32_t full_syncs_ = 0;
-  bool may_go_back_ = false;  // a full sync goes on, or no commit was seen since
-  Identity committed_;        // as the orchestrator saw it last, over restarts
+  bool may_go_back_ = false;  // a full sync runs, or no commit was seen since
+  Identity committed_;        // as the orchestrator last saw it, across restarts
   Time last_commit_{0}, longest_gap_{0};
   uint64_t last_hash_ = 0;
   uint64_t changes_ = 0;

@@ -1,4 +1,4 @@
-// The simulation's own ground: fibers, virtual time, killed processes, replay.
+// Tests of the simulation's runtime: fibers, virtual time, killed processes, replay.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
@@ -138,8 +138,8 @@ TEST_CASE("a killed process loses its locks, descriptors and mappings, and keeps
     const int fd = ::open(path.c_str(), O_RDWR);
     REQUIRE(fd >= 0);
     CHECK(::flock(fd, LOCK_EX | LOCK_NB) != 0);
-    std::signal(SIGIO, SIG_IGN);  // what the kernel would tell a lease's holder
-    // As long as another process has it open there is no lease.
+    std::signal(SIGIO, SIG_IGN);  // the signal by which the kernel tells a lease's holder
+    // While another process has the file open, no lease is granted.
     CHECK(::fcntl(fd, F_SETLEASE, F_WRLCK) != 0);
     struct stat file;
     CHECK(::fstat(fd, &file) == 0);
@@ -151,7 +151,7 @@ TEST_CASE("a killed process loses its locks, descriptors and mappings, and keeps
     CHECK(::pread(fd, &byte, 1, 0) == 1);
     CHECK(byte == 'x');
     CHECK(::fcntl(fd, F_SETLEASE, F_WRLCK) == 0);
-    // Whoever opens it now waits, in virtual time, until the lease is given back.
+    // An open now waits, in virtual time, until the lease is released.
     bool opened = false;
     Thread reader([&] {
       const int mine = ::open(path.c_str(), O_RDONLY);

@@ -27,13 +27,13 @@ std::byte* MakeStack() {
   return static_cast<std::byte*>(at);
 }
 
-/// What a killed fiber would have destroyed: a killed process destroys nothing.
+/// Leaks what the fiber would destroy: a killed process destroys nothing.
 void Leak(Fiber& fiber) {
   if (fiber.body) new std::function<void()>(std::move(fiber.body));
   fiber.body = nullptr;
 }
 
-/// Stacks outlive histories: making one costs as much as a history's hundred switches.
+/// Stacks are kept between histories: making one costs as much as a hundred switches.
 std::vector<std::byte*>& StackPool() {
   static std::vector<std::byte*> pool;
   return pool;
@@ -82,7 +82,7 @@ std::shared_ptr<Fiber> Scheduler::Spawn(std::string name, std::shared_ptr<Proces
 void Scheduler::Enter() {
   Scheduler& scheduler = *g_current;
   scheduler.running_->body();
-  // Its captures go while it is still a fiber: destructors may wait.
+  // Destroys the captures while this is still a fiber, since destructors may wait.
   scheduler.running_->body = nullptr;
   scheduler.Abandon();
 }
@@ -113,7 +113,7 @@ void Scheduler::Loop() {
     Mix(next->number);
     SwitchTo(*next);
     running_ = nullptr;
-    // Those that ended; a killed process's are many at once.
+    // Removes fibers that ended; of a killed process these are many at once.
     for (size_t i = 0; i < fibers_.size();) {
       if (fibers_[i]->state != Fiber::State::kDone) {
         ++i;
@@ -148,7 +148,7 @@ Fiber* Scheduler::Choose() {
     CheckLockWaits();
     if (failed()) return nullptr;
   }
-  // By number, so that the order in which fibers_ is kept decides nothing.
+  // Sorted by number, so that the order of fibers_ has no influence.
   std::sort(ready_.begin(), ready_.end(),
             [](const Fiber* a, const Fiber* b) { return a->number < b->number; });
   Fiber* chosen = ready_[random_.Below(ready_.size())];
@@ -165,8 +165,8 @@ void Scheduler::CheckLockWaits() {
   }
 }
 
-// A context is only good for making a fiber: to switch by one costs two system calls each time, for
-// signal masks that nobody here changes.
+// The context is used only to start a fiber: each switch by context would cost two system calls for
+// signal masks, which never change here.
 void Scheduler::SwitchTo(Fiber& fiber) {
   if (::_setjmp(loop_) != 0) return;
   if (fiber.entered) ::_longjmp(fiber.place, 1);
@@ -193,7 +193,7 @@ void Scheduler::Point(const char* what) {
   }
   if (running_->process->Due()) running_->process->Kill();
   if (random_.Chance(options_.spurious)) {
-    // The standard allows a condition wait to end at any time.
+    // The standard allows spurious wake-ups.
     Fiber* fiber = fibers_[random_.Below(fibers_.size())].get();
     if (fiber->state == Fiber::State::kBlocked && !fiber->lock)
       fiber->state = Fiber::State::kRunnable;

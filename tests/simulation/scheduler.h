@@ -1,8 +1,8 @@
 // Fibers on one thread, virtual time, and a seeded choice of who runs next. A step is a call of
-// Point or a wait; time rises by a microsecond a step and jumps when nobody can run.
-// Owner: the runner of one history, which makes it the current one. Threads: one.
-// Errors: the first Fail ends the history; everybody waiting with no timer is one, too.
-// Cost: about 0.5 us a switch, a stack of 1 MiB a fiber (reused).
+// Point or a wait; time rises by a microsecond a step and jumps when no fiber can run. Owner: the
+// runner of one history, which makes it the current one. Threads: one. Errors: the first Fail ends
+// the history; so does a deadlock (all fibers wait without a deadline). Cost: about 0.5 us a
+// switch, a stack of 1 MiB a fiber (reused).
 #pragma once
 
 #include <setjmp.h>
@@ -20,38 +20,38 @@
 
 namespace deltawire::simulation {
 
-using Time = std::chrono::nanoseconds;  ///< since the history began, or a duration
+using Time = std::chrono::nanoseconds;  ///< since the history's beginning, or a duration
 inline constexpr Time kForever = Time::max();
 
 class Process;
 class Scheduler;
 
-/// kRunnable <-> kBlocked; either -> kDone, when its body returns or its process is killed.
+/// kRunnable <-> kBlocked; either -> kDone, when the body returns or the process is killed.
 struct Fiber {
   enum class State : uint8_t { kRunnable, kBlocked, kDone };
   uint64_t number = 0;
   std::string name;
   std::shared_ptr<Process> process;
   std::function<void()> body;
-  ucontext_t context;  ///< as far as its first switch; `place` later
+  ucontext_t context;  ///< used for the first switch; afterwards `place`
   jmp_buf place;
   bool entered = false;
   std::byte* stack = nullptr;
   State state = State::kRunnable;
-  const void* key = nullptr;  ///< what it waits on
+  const void* key = nullptr;  ///< the object that it waits for
   const char* doing = "";
   bool lock = false;  ///< it waits for a mutex
   Time since{0}, deadline = kForever;
   bool timed_out = false;
-  std::map<const void*, std::shared_ptr<void>> locals;  ///< as thread_local ones
+  std::map<const void*, std::shared_ptr<void>> locals;  ///< the fiber's thread_local objects
 };
 
 class Scheduler {
  public:
   struct Options {
     uint64_t seed = 1;
-    double switches = 0.1;  ///< share of points at which another fiber may go on
-    double spurious = 0.0;  ///< share of points at which some condition wait ends for no reason
+    double switches = 0.1;  ///< share of points at which another fiber may run
+    double spurious = 0.0;  ///< share of points at which some condition wait ends spuriously
     uint64_t max_steps = 20'000'000;
     Time longest_lock_wait = std::chrono::seconds(5);
     bool trace = false;
@@ -61,19 +61,19 @@ class Scheduler {
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
 
-  /// Null outside of a history.
+  /// The scheduler of the running history; null outside of one.
   static Scheduler* current();
 
-  /// Runs `main` as a fiber of `process` until it returns or something fails. Other fibers are left
-  /// where they are, as in a machine that is switched off. Returns the failure, or "".
+  /// Runs `main` as a fiber of `process` until it returns or a failure. The other fibers stay where
+  /// they are, as in a machine that is switched off. Returns the failure, or "".
   std::string Run(std::shared_ptr<Process> process, std::function<void()> main);
 
   std::shared_ptr<Fiber> Spawn(std::string name, std::shared_ptr<Process> process,
                                std::function<void()> body);
-  /// A step: the process may be killed here, or another fiber go on.
+  /// A step: here the process may be killed, or another fiber may run.
   void Point(const char* what);
   void Yield();
-  /// Waits until Wake(key), false when the deadline came first.
+  /// Waits until Wake(key); false when the deadline came first.
   bool Block(const void* key, const char* doing, Time deadline = kForever, bool lock = false);
   void Sleep(Time duration);
   void Wake(const void* key);
@@ -87,17 +87,17 @@ class Scheduler {
   void Fail(std::string why);
 
   Time now() const { return now_; }
-  /// What reading a clock costs.
+  /// Advances time by the cost of reading a clock, and returns it.
   Time Tick() { return now_ += std::chrono::nanoseconds(100); }
   uint64_t steps() const { return steps_; }
-  /// Of all that happened; equal seeds have equal ones.
+  /// A hash over all events; equal seeds give equal hashes.
   uint64_t trace_hash() const { return hash_; }
   Random& random() { return random_; }
   Fiber* fiber() const { return running_; }
   Process* process() const { return running_ == nullptr ? nullptr : running_->process.get(); }
   bool failed() const { return !failure_.empty(); }
   bool trace() const { return options_.trace; }
-  /// Who waits for what, a line each.
+  /// One line per fiber: what it waits for.
   std::string Describe() const;
   void Note(const std::string& text);
   /// Called at every point, before the process may be killed. It must not wait.
@@ -121,7 +121,7 @@ class Scheduler {
   uint64_t hash_ = 0xcbf29ce484222325;
   uint64_t next_number_ = 1;
   std::vector<std::shared_ptr<Fiber>> fibers_;
-  std::vector<Fiber*> ready_;  // Choose's
+  std::vector<Fiber*> ready_;  // scratch memory of Choose
   Fiber* running_ = nullptr;
   Fiber* main_ = nullptr;
   jmp_buf loop_;

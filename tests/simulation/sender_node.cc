@@ -17,7 +17,7 @@ SenderNode::SenderNode(Network& network, std::string node_name, std::filesystem:
     : network_(network), directory_(std::move(directory)), options_(options) {
   name = std::move(node_name);
   network_.Add(*this);
-  // The count is what a stop waits for: calls hold the agent.
+  // Stop waits until the count is zero, since calls hold the agent.
   listeners["call"] = [this](const std::shared_ptr<Connection>& c) {
     ++serving_;
     ServeCall(c);

@@ -1,5 +1,6 @@
-// A sender's machine: a directory, and the process that serves from it, with the real Agent.
-// Owner: the world. Threads: one. Restart takes up what the last process left.
+// A sender's machine: a directory, and the process that serves from it, with the real Agent. A
+// restart takes up what the last process left. Owner: the world. Threads: one. Cost: a model's
+// files. Errors: kUnavailable while no agent runs.
 #pragma once
 
 #include <filesystem>
@@ -19,15 +20,15 @@ class SenderNode : public Node {
 
   /// REQUIRES: no process is alive.
   void Start();
-  /// In its own fiber: everything is closed and destroyed, as by SIGTERM.
+  /// Stops the process in a fiber of its own: all is closed and destroyed, as by SIGTERM.
   void Stop();
-  /// As a machine that is set up anew. REQUIRES: no process is alive.
+  /// Empties the directory, like a machine that is set up anew. REQUIRES: no process is alive.
   void Wipe();
-  /// Of the process that is alive; null while there is none, or it is starting.
+  /// The agent of the live process; null when there is none, or it is starting.
   sender::Agent* agent() const { return agent_; }
   const std::filesystem::path& directory() const { return directory_; }
 
-  /// A call of the model's, from `from`, in this node's process.
+  /// Calls the agent from node `from`, in a fiber of this node's process.
   template <typename R>
   StatusOr<R> Ask(const std::string& from, Time timeout,
                   std::function<StatusOr<R>(sender::Agent&, const std::function<bool()>&)> ask,

@@ -13,7 +13,7 @@ using simulation::Scheduler;
 
 namespace {
 
-/// Owner of a mutex that is locked outside of any fiber.
+/// Stands for the owner of a mutex that is locked outside of any fiber.
 constexpr int kOutside = 0;
 
 const void* Self() {
@@ -87,7 +87,8 @@ std::cv_status CondVar::WaitUntil(std::unique_lock<Mutex>& lock, SteadyClock::ti
   const bool forever = until == SteadyClock::time_point::max();
   const simulation::Time deadline = forever ? simulation::kForever : until.time_since_epoch();
   lock.unlock();
-  // Between the two nobody else runs: as the real one, it lets go and waits in one step.
+  // No other fiber runs between the two calls, so unlocking and waiting are one step, as they must
+  // be.
   const bool woken = scheduler->Block(this, "a condition", deadline);
   lock.lock();
   return woken ? std::cv_status::no_timeout : std::cv_status::timeout;

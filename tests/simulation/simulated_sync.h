@@ -1,6 +1,7 @@
-// What common/base/sync.h is in a simulated build: mutexes, condition variables, threads and clocks
-// over the fibers and the virtual time of tests/simulation/scheduler.h.
-// Owner: as the standard library's. Threads: one, with many fibers. Every lock and wait is a step.
+// Replaces common/base/sync.h in a simulated build: mutexes, condition variables, threads and
+// clocks over the fibers and the virtual time of tests/simulation/scheduler.h. Owner: as the
+// standard library's. Threads: one, with many fibers. Cost: every lock and wait is a step. Errors:
+// none.
 #pragma once
 
 #include <chrono>
@@ -17,7 +18,7 @@ namespace simulation {
 struct Fiber;
 }
 
-/// Virtual; the history begins at zero.
+/// Virtual time; the history begins at zero.
 struct SteadyClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
@@ -27,7 +28,7 @@ struct SteadyClock {
   static time_point now() noexcept;
 };
 
-/// Virtual, too: the same instant, so many years after 1970.
+/// Virtual time too: SteadyClock's, plus a fixed number of years since 1970.
 struct WallClock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
@@ -102,7 +103,7 @@ class Thread {
   Thread() = default;
   template <typename F, typename... Args>
   requires(!std::is_same_v<std::remove_cvref_t<F>, Thread>) explicit Thread(F&& f, Args&&... args) {
-    // Shared, since what a thread is given may only be moved.
+    // Shared, since std::function needs a copyable callable and the arguments may be move-only.
     auto call = std::make_shared<decltype(std::bind_front(std::forward<F>(f),
                                                           std::forward<Args>(args)...))>(
         std::bind_front(std::forward<F>(f), std::forward<Args>(args)...));

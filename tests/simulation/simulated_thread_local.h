@@ -1,12 +1,12 @@
-// What common/base/of_this_thread.h is in a simulated build: one T for each fiber.
-// Owner: the fiber. Threads: one. Cost: a map's look-up.
+// Replaces common/base/of_this_thread.h in a simulated build: one T for each fiber. Owner: the
+// fiber. Threads: one. Cost: a map's look-up. Errors: none.
 #pragma once
 
 #include <memory>
 
 namespace deltawire {
 namespace simulation {
-/// What the fiber that runs keeps under `key`; null at first.
+/// The running fiber's object under `key`; null at first.
 std::shared_ptr<void>& OfThisFiber(const void* key);
 }  // namespace simulation
 

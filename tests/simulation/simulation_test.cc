@@ -1,5 +1,6 @@
-// Runs histories: all of a range of seeds, for so many seconds, or one again with its trace.
-// Batches run in children, since what killed processes had allocated stays. Exit 1: one failed.
+// Runs histories: a range of seeds, as many as fit into a time, or one again with its trace.
+// Batches run in child processes, since memory of killed processes is never freed. Exit 1: a
+// history failed.
 #include <fmt/format.h>
 #include <malloc.h>
 #include <spdlog/spdlog.h>
@@ -19,11 +20,11 @@ namespace deltawire::simulation {
 namespace {
 
 constexpr uint64_t kBatch = 50;
-constexpr unsigned kHungSeconds = 60;  ///< real ones, of one history
+constexpr unsigned kHungSeconds = 60;  ///< real seconds for one history
 
 struct Arguments {
   uint64_t first = 1;
-  uint64_t count = 0;  ///< 0: as many as there is time for
+  uint64_t count = 0;  ///< 0: as many as the time allows
   double seconds = 0;
   bool one = false;
   bool trace = false;
@@ -40,7 +41,7 @@ struct Totals {
 
 std::string Directory() { return fmt::format("/dev/shm/deltawire-simulation-{}", ::getpid()); }
 
-/// In a child: each seed's result as one line to `out`.
+/// Runs in a child: writes each seed's result as one line to `out`.
 void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int out) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
     ::alarm(kHungSeconds);
@@ -63,7 +64,8 @@ void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int ou
   }
 }
 
-/// Seeds of the batch that were run; a child that dies has failed the one that it was at.
+/// Returns how many seeds of the batch were run. A child's death counts as a failure of its last
+/// seed.
 uint64_t RunChild(const Arguments& arguments, uint64_t first, uint64_t count, Totals& totals) {
   int ends[2];
   if (::pipe(ends) != 0) return 0;
@@ -138,7 +140,7 @@ int RunAll(const Arguments& arguments) {
                arguments.plant == Plant::kNone ? "" : " --plant ",
                arguments.plant == Plant::kNone ? "" : ToString(arguments.plant));
   }
-  // With a planted bug it is the other way round.
+  // With a planted bug, a failure is a success.
   return (totals.failed > 0) == (arguments.plant == Plant::kNone) ? 1 : 0;
 }
 
@@ -185,8 +187,8 @@ void Declare(CLI::App& app, Arguments& out) {
 int main(int argc, char** argv) {
   using namespace deltawire::simulation;
   spdlog::set_level(spdlog::level::off);
-  // Each fiber has scratch memory of its own; giving it back to the kernel each time, and faulting
-  // it in again, took a sixth of a history's time.
+  // Each fiber has scratch memory. Returning it to the kernel each time, and faulting it in again,
+  // took a sixth of a history's time.
   ::mallopt(M_MMAP_THRESHOLD, 64 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 512 << 20);
   Arguments arguments;

@@ -19,7 +19,7 @@ Scheduler& Now() { return *Scheduler::current(); }
 
 }  // namespace
 
-/// One try at a version, with processes of its own; outlives it where a rank has stopped.
+/// One try at a version, with processes of its own; a stopped rank keeps it alive.
 struct Trainer::Attempt {
   uint64_t version = 0;
   uint64_t token = 0;
@@ -61,7 +61,7 @@ bool Trainer::Register(size_t agent, bool replace) {
 }
 
 void Trainer::Replace(size_t agent) {
-  // Which side files are the model's is not known while somebody else registers it, too.
+  // While somebody else registers the model too, its side files are unknown.
   ++replacing_;
   side_file_.reset();
   (void)Register(agent, true);
@@ -84,7 +84,7 @@ bool Trainer::Step() {
   ChangeSideFile();
   Content base = published_;
   if (history_.size() > 1 && random_.Chance(options_.resumes)) {
-    // As a job that starts again from a checkpoint: the same numbers, other bytes.
+    // Like a job that resumes from a checkpoint: the same numbers with other bytes.
     const size_t back = random_.Below(std::min<size_t>(history_.size(), 3));
     base = history_[history_.size() - 1 - back].content;
     version_ = history_[history_.size() - 1 - back].version;
@@ -114,7 +114,7 @@ bool Trainer::Offload(uint64_t version, const Content& content) {
   for (size_t a = 0; a < agents_.size(); ++a) {
     for (uint32_t r = 0; r < options_.ranks; ++r) RunRank(attempt, a, r);
   }
-  // A rank that has stopped is given up; its process is left as it is.
+  // Waits only so long for a stopped rank; its process is left as it is.
   const Time limit = Now().now() + seconds(3);
   const auto all = [&](auto is) { return std::ranges::all_of(attempt->ranks, is); };
   while (!all([](const auto& r) { return r.done || !r.process->alive(); })) {
@@ -128,7 +128,7 @@ bool Trainer::Offload(uint64_t version, const Content& content) {
       Now().Note(fmt::format("rank {}: {}", i, std::string(rank.status.message())));
     if (rank.done && absl::IsNotFound(rank.status)) {
       (void)Register(i / options_.ranks, true);
-      // The job, too, begins anew: its numbers come again, with other bytes.
+      // The job may begin anew as well: its numbers return with other bytes.
       if (agents_.size() == 1 && random_.Chance(0.7)) version_ = 0;
     }
   }
@@ -162,7 +162,7 @@ Status Trainer::OffloadRank(Attempt& attempt, size_t agent, uint32_t rank,
   request.rank = rank;
   request.world = options_.ranks;
   request.attempt = attempt.token;
-  request.publisher = "a trainer";  // all of them: a name is no promise
+  request.publisher = "a trainer";  // the same for all, since nothing may rely on it
   request.client = attempt.client;
   using Gone = std::function<bool()>;
   DW_ASSIGN_OR_RETURN(
@@ -173,7 +173,8 @@ Status Trainer::OffloadRank(Attempt& attempt, size_t agent, uint32_t rank,
             DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
             return model->BeginOffload(request, gone);
           }));
-  // Held open until it is ready: how the agent learns that this process has died.
+  // This call stays open until the rank is ready; by its end the agent learns of the process's
+  // death.
   Now().Spawn("attend", Now().fiber()->process, [&node, self, grant, rank] {
     (void)node.Ask<bool>(self, kForever,
                          [grant, rank](sender::Agent& a, const Gone& gone) -> StatusOr<bool> {
@@ -225,7 +226,7 @@ Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank,
   for (uint32_t c = 0; c < chunks.size(); ++c) {
     if (stops && c == stop_at) Now().Sleep(milliseconds(attempt.random.Between(100, 6000)));
     if (!owned.contains(c)) continue;
-    // Each rank has a share of every chunk.
+    // Each rank writes a share of every chunk.
     const uint64_t bytes = chunks[c].bytes;
     const uint64_t first = bytes * rank / options_.ranks;
     const uint64_t last = bytes * (rank + 1) / options_.ranks;

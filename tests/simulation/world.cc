@@ -12,10 +12,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-/// In calm every sender takes a version within this, and every receiver has it in as much again.
+/// In calm every sender publishes a version within this time, and every receiver has it within the
+/// same time again.
 constexpr auto kBound = seconds(30);
-/// Two transfers of the whole model are what a receiver may take for a commit under a trainer that
-/// never rests; this is for everything but the transfer: lost events, and the grace of readers.
+/// Under a trainer that never rests, a commit may take two transfers of the whole model, and this
+/// much for the rest: lost events, and the grace of readers.
 constexpr auto kPaceSlack = seconds(5);
 
 double Seconds(Time t) { return std::chrono::duration<double>(t).count(); }
@@ -115,7 +116,8 @@ void World::DrawReceivers() {
 }
 
 void World::Observe(const char* what) {
-  // A file's bytes change between these points only through code that runs between them, too.
+  // A check is slow, so it runs at every 16th point, and at each call that changes a name or a
+  // lease.
   const std::string_view at = what;
   const bool file_call = at.starts_with("rename") || at.starts_with("link") || at == "lease";
   if (!file_call && ++observed_ % 16 != 0) return;
@@ -226,7 +228,7 @@ void World::Calm() {
   for (const auto& receiver : receivers_) {
     if (receiver->alive()) receiver->process->KillAfter(0);
   }
-  scheduler_.Sleep(seconds(4));  // those that are stopping have ended by then
+  scheduler_.Sleep(seconds(4));  // stopping processes have ended by then
   for (const auto& sender : senders_) {
     if (!sender->alive()) sender->Start();
   }
@@ -244,7 +246,8 @@ void World::Calm() {
   CheckPublished();
   AwaitReceivers();
   if (scheduler_.failed() || !random_.Chance(0.03)) return;
-  // Several agents' pulls are of one version, which a log must hold until all of them are open.
+  // The pulls from several agents have one version as target, which every log must hold until all
+  // pulls are open.
   if (senders_.size() > 1 && short_logs_) return;
   KeepPace();
   while (!scheduler_.failed() && !trainer_->Step()) scheduler_.Sleep(milliseconds(100));
@@ -261,7 +264,8 @@ void World::KeepPace() {
     trainer_->Step();
     for (const auto& receiver : receivers_) {
       const ReceiverSettings& settings = receiver->settings();
-      if (settings.buffers == 1 && !settings.copies_for_readers) continue;  // a reader may stay
+      // A reader may block the update for ever.
+      if (settings.buffers == 1 && !settings.copies_for_readers) continue;
       const Time gap = receiver->longest_gap();
       if (gap <= bound) continue;
       return scheduler_.Fail(
@@ -349,7 +353,7 @@ HistoryResult RunHistory(const HistoryOptions& options) {
   SetPlanted(options.plant);
   HistoryResult result;
   Scheduler scheduler(schedule);
-  // Never destroyed: what killed processes hold points into it.
+  // Never destroyed, since objects of killed processes point into it.
   World* world = nullptr;
   result.failure = scheduler.Run(std::make_shared<Process>("world"), [&] {
     world = new World(options, random.Fork());

@@ -1,5 +1,5 @@
-// Everything of one history, and what must hold in it after every step.
-// Owner: RunHistory. Threads: fibers of one. Errors: Scheduler::Fail, with the seed to the reader.
+// All objects of one history, and the conditions that are checked after every step. Owner:
+// RunHistory. Threads: fibers of one. Cost: see history.h. Errors: Scheduler::Fail.
 #pragma once
 
 #include <filesystem>
@@ -28,20 +28,20 @@ class World {
  private:
   void DrawSenders();
   void DrawReceivers();
-  /// After every step: what is named is whole.
+  /// Called after every step: checks that named files are whole versions.
   void Observe(const char* what);
   void TroubleReceiver(ReceiverNode& receiver);
-  /// A bit of what a sender has published turns over in its memory.
+  /// Flips a bit of a published version in a sender's memory.
   void Rot(SenderNode& sender);
   void TroubleReader(Reader& reader);
   void AwaitReceivers();
-  /// A trainer that publishes without a pause overtakes every pull, and keeps nobody from
-  /// committing.
+  /// Checks that a trainer that publishes without a pause, and so overtakes every pull, does not
+  /// keep receivers from committing.
   void KeepPace();
   void Trouble();
   void Calm();
   void CheckPublished();
-  /// The processes of every node are killed: files and mappings go.
+  /// Kills the processes of every node, which releases files and mappings.
   void SwitchOff();
 
   const HistoryOptions options_;
@@ -57,7 +57,7 @@ class World {
   uint64_t observed_ = 0;
   double kills_ = 0, replaces_ = 0, rots_ = 0;
   bool calm_ = false;
-  bool short_logs_ = false;  // some sender's holds a delta or two
+  bool short_logs_ = false;  // some sender's log holds only a delta or two
   HistoryResult result_;
 };
 

@@ -1,5 +1,6 @@
-// Memory that goes bad, played by a bit of a file that flips. The file's times stay as they are:
-// one that somebody wrote to is noticed by them, too, and sooner.
+// Simulates bad memory: flips a bit of a file. The file's times are restored, since a daemon would
+// notice a changed time sooner. Owner: none; free functions. Threads: any. Cost: a few system
+// calls. Errors: fail the test.
 #pragma once
 
 #include <fcntl.h>
@@ -14,7 +15,7 @@
 
 namespace deltawire::testing {
 
-/// The byte at `at`; negative: so many before the file's end.
+/// Flips a bit of the byte at `at`; a negative `at` counts from the file's end.
 inline void FlipByte(const std::filesystem::path& file, int64_t at) {
   const int fd = ::open(file.c_str(), O_RDWR | O_CLOEXEC);
   struct stat before;
@@ -29,7 +30,7 @@ inline void FlipByte(const std::filesystem::path& file, int64_t at) {
   ::close(fd);
 }
 
-/// The byte at `offset` of the data section, which ends the file.
+/// Flips a bit of the byte at `offset` of the data section, which ends the file.
 inline void Flip(const std::filesystem::path& file, const Layout& layout, uint64_t offset) {
   FlipByte(file, static_cast<int64_t>(offset) - static_cast<int64_t>(layout.total_bytes()));
 }

@@ -1,6 +1,7 @@
-// Chunks with a past, for golden files, cross checks and fuzzing of the tight codec: old bytes that
-// look like weights, the deltas that led to them, and one more. Everything follows from a seed.
-// A case owns its bytes. Not for production.
+// Chunks with a history, for golden files, cross checks and fuzzing of the tight codec: old bytes
+// that look like weights, the deltas that led to them, and one more delta. A seed determines
+// everything. Owner: a case owns its bytes. Threads: one. Cost: a few copies of the chunk. Errors:
+// none.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +16,8 @@
 
 namespace deltawire::kernels::test {
 
-/// The check of a history (docs/delta_format.md, "History"); empty: the chunk did not change.
+/// The check value of a history (docs/delta_format.md, "History"); an empty delta: the chunk did
+/// not change.
 inline uint32_t ContextOf(std::span<const Bytes> deltas) {
   std::vector<uint64_t> checks;
   for (const Bytes delta : deltas) checks.push_back(delta.empty() ? 0 : Xxh3(delta));
@@ -38,10 +40,10 @@ struct DeltaCase {
   std::string name;
   ClassFunction function = ClassFunction::kNone;
   unsigned width = 2;
-  Buffer base{0};            ///< before all of `past`
-  Buffer old_data{0};        ///< after it
-  Buffer new_data{0};        ///< after the delta that is coded
-  std::vector<Buffer> past;  ///< fast payloads, newest first, empty where nothing changed
+  Buffer base{0};            ///< the bytes before `past`
+  Buffer old_data{0};        ///< the bytes after `past`
+  Buffer new_data{0};        ///< the bytes after the delta to encode
+  std::vector<Buffer> past;  ///< fast payloads, newest first; empty where nothing changed
 
   /// The newest `depth` deltas.
   std::vector<Bytes> Deltas(unsigned depth) const {
@@ -49,20 +51,20 @@ struct DeltaCase {
   }
 };
 
-/// How a case's deltas look.
+/// Properties of a case's deltas.
 struct CaseShape {
   std::string name;
   ClassFunction function = ClassFunction::kNone;
   unsigned width = 2;
   size_t elements = 0;
   double density = 0.01;  ///< share that changes; with a class function, of the second exponent
-  double any = 0.1;       ///< share of changes that are not by one
-  unsigned depth = 0;     ///< of the past
+  double any = 0.1;       ///< share of changes other than by one
+  unsigned depth = 0;     ///< deltas in the past
 };
 
 namespace internal {
 
-/// Where a number's exponent lies, and the largest one that the weights have.
+/// The position of a number's exponent, and the largest exponent of the weights.
 struct NumberFormat {
   unsigned mantissa_bits, top_exponent;
 
@@ -84,7 +86,7 @@ struct NumberFormat {
   }
 };
 
-/// Something like a weight: from one exponent to the next below, half as many.
+/// A number like a weight: each exponent is half as frequent as the next higher one.
 inline uint64_t Weight(const CaseShape& s, Random& random) {
   if (s.function == ClassFunction::kNone) return random.Next();
   const NumberFormat f = NumberFormat::Of(s.function);
@@ -94,8 +96,8 @@ inline uint64_t Weight(const CaseShape& s, Random& random) {
          random.Below(uint64_t{1} << f.mantissa_bits);
 }
 
-/// One step: from one exponent to the next below, twice as many elements change; those that just
-/// did change again most, and most of these back.
+/// One step of training: of each exponent, twice as large a share changes as of the next higher
+/// one. Elements that changed in the last step change most often, and mostly back.
 inline void Step(const CaseShape& s, MutableBytes data, std::vector<int8_t>& last, Random& random) {
   const NumberFormat f = NumberFormat::Of(s.function);
   for (size_t i = 0; i < data.size() / s.width; ++i) {
@@ -119,7 +121,7 @@ inline void Step(const CaseShape& s, MutableBytes data, std::vector<int8_t>& las
 
 }  // namespace internal
 
-/// `pattern` elements repeat over the chunk, so that a file of them says all of `base`.
+/// `pattern` elements repeat over the chunk, so that a file of `pattern` elements describes `base`.
 inline DeltaCase MakeDeltaCase(const CaseShape& s, size_t pattern, uint64_t seed) {
   Random random(seed);
   const DigestKey key(seed);
@@ -134,7 +136,7 @@ inline DeltaCase MakeDeltaCase(const CaseShape& s, size_t pattern, uint64_t seed
   c.old_data = Buffer(c.base, 0);
   for (unsigned k = 0; k < s.depth; ++k) {
     const Buffer before(c.old_data, 0);
-    // One delta of a long past does not touch the chunk.
+    // One delta of a long past leaves the chunk unchanged.
     if (k != 3) internal::Step(s, c.old_data, last, random);
     c.past.insert(c.past.begin(), Encode(Scalar(), key, before, c.old_data, s.width));
   }
@@ -143,7 +145,7 @@ inline DeltaCase MakeDeltaCase(const CaseShape& s, size_t pattern, uint64_t seed
   return c;
 }
 
-/// The tight payload of a case with the newest `depth` deltas; empty where it would not be smaller.
+/// The tight payload of a case with the newest `depth` deltas; empty if it would not be smaller.
 inline Buffer EncodeTight(const Backend& backend, const DeltaCase& c, Bytes fast, unsigned depth) {
   const std::vector<Bytes> deltas = c.Deltas(depth);
   const History history{deltas, ContextOf(deltas)};

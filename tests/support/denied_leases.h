@@ -1,6 +1,6 @@
-// A filesystem, or a kernel, without leases, anywhere: this fcntl stands before libc's for the
-// whole program. Included by one source of a program. Owner: the test case, which sets lease_errno
-// and sets it back.
+// Simulates a filesystem or kernel without leases: this fcntl replaces libc's in the whole program.
+// Include it in one source of a program. Owner: the test case, which sets lease_errno and resets
+// it. Threads: any. Cost: one more call. Errors: none.
 #pragma once
 
 #include <dlfcn.h>
@@ -11,10 +11,10 @@
 #include <cstdarg>
 
 namespace deltawire::testing {
-/// What fcntl(F_SETLEASE) fails with in this program; 0: what the kernel says.
+/// The error with which fcntl(F_SETLEASE) fails in this program; 0: the call goes to the kernel.
 inline std::atomic<int> lease_errno{0};
 
-/// While it lives, leases are denied.
+/// Denies leases while it lives.
 struct DeniedLeases {
   explicit DeniedLeases(int error) { lease_errno = error; }
   ~DeniedLeases() { lease_errno = 0; }

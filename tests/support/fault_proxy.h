@@ -1,6 +1,7 @@
-// A TCP proxy that does one fault at a time, of a kind and at a place that a seed decides: before a
-// sender's bulk port or its control port. It knows no protocol. It listens at the same port of
-// another loopback address. Owner: the test case; threads of its own, joined at the end.
+// A TCP proxy before a sender's bulk or control port that causes one fault at a time; a seed
+// chooses its kind and place. It knows no protocol. It listens at the same port of another loopback
+// address. Owner: the test case. Threads: its own, joined by the destructor. Cost: a thread per
+// connection. Errors: an exception if it cannot listen.
 #pragma once
 
 #include <array>
@@ -20,19 +21,19 @@ namespace deltawire::testing {
 
 struct Fault {
   enum class Kind : uint8_t {
-    kFlip,   ///< one bit
-    kZero,   ///< some bytes become zero
-    kSwap,   ///< two neighbouring runs of bytes change places
-    kDrop,   ///< some bytes are left out
-    kStall,  ///< from here on the connection says nothing more, in this direction
-    kCut,    ///< the connection is closed
+    kFlip,   ///< flips one bit
+    kZero,   ///< sets some bytes to zero
+    kSwap,   ///< exchanges two neighbouring runs of bytes
+    kDrop,   ///< omits some bytes
+    kStall,  ///< delivers nothing more on the connection in this direction
+    kCut,    ///< closes the connection
   };
   Kind kind = Kind::kFlip;
   bool towards_receiver = true;
-  uint64_t offset = 0;  ///< bytes in that direction, of all connections, before it
-  uint32_t bytes = 1;   ///< that it concerns
+  uint64_t offset = 0;  ///< bytes in that direction, over all connections, before the fault
+  uint32_t bytes = 1;   ///< number of bytes that it affects
 
-  /// Offsets are spread evenly over the magnitudes below `span`.
+  /// Draws a fault. Offsets are spread evenly over the orders of magnitude below `span`.
   static Fault Draw(std::mt19937_64& random, uint64_t span);
 };
 std::string ToString(const Fault& fault);
@@ -41,13 +42,13 @@ class FaultProxy {
  public:
   static constexpr const char* kHost = "127.0.0.2";
 
-  /// From kHost:port to 127.0.0.1:port.
+  /// Forwards from kHost:port to 127.0.0.1:port.
   explicit FaultProxy(uint16_t port);
   ~FaultProxy();
 
-  /// The next fault; counting begins now.
+  /// Sets the next fault; `offset` counts from now on.
   void Arm(const Fault& fault);
-  /// It is not to happen any more. True when it has happened.
+  /// Removes the fault; returns whether it has happened.
   bool Disarm();
   bool happened() const { return happened_; }
 
@@ -61,7 +62,7 @@ class FaultProxy {
 
   void Accept();
   void Pump(Connection& connection);
-  /// What becomes of these bytes on their way; false when the connection ends here.
+  /// Applies the fault to these bytes; false when the connection ends here.
   bool Pass(Connection& connection, bool towards_receiver, std::string& bytes);
   void Reap(bool all);
 
@@ -71,7 +72,7 @@ class FaultProxy {
   std::atomic<bool> happened_{false};
   std::mutex mu_;
   std::optional<Fault> fault_;
-  uint64_t passed_ = 0;  // in the fault's direction since Arm
+  uint64_t passed_ = 0;  // bytes in the fault's direction since Arm
   std::list<Connection> connections_;
   std::thread accepting_;
 };

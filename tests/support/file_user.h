@@ -1,5 +1,6 @@
-// Another process that has a file open or mapped, to test what a lease sees of it.
-// Owner: the test case; the process dies with the object. Fails the test where it cannot start.
+// Another process that has a file open or mapped, to test what leases reveal of it. Owner: the test
+// case; the process dies with the object. Threads: one. Cost: a fork. Errors: fails the test if the
+// process cannot start.
 #pragma once
 
 #include <fcntl.h>

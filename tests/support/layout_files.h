@@ -1,4 +1,5 @@
-// Builders of safetensors files and random layouts for tests. Header-only, nothing kept.
+// Builders of safetensors files and random layouts for tests. Owner: none; free functions. Threads:
+// any. Cost: the file in memory. Errors: std::runtime_error for files.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,7 @@
 
 namespace deltawire {
 
-/// A safetensors file of any JSON: the length, the text as it is, `data_bytes` bytes of data.
+/// A safetensors file with any text as JSON: its length, the text, and `data_bytes` bytes of data.
 inline std::string FileOfJson(std::string_view json, size_t data_bytes = 0) {
   std::string file(8, '\0');
   StoreLe<uint64_t>(reinterpret_cast<std::byte*>(file.data()), json.size());

@@ -1,5 +1,5 @@
-// Writes a safetensors file with every dtype, odd names, scalars and empty tensors, and beside it
-// (PATH.expected) what a reader must find: one line a tensor, "name-in-hex dtype shape index".
+// Writes a safetensors file with every dtype, odd names, scalars and empty tensors, and
+// PATH.expected with what a reader must find: a line "name-in-hex dtype shape index" per tensor.
 // Usage: layout_write_sample PATH
 #include <spdlog/fmt/fmt.h>
 

@@ -1,9 +1,9 @@
-// Writes golden files of the delta format (tests/golden/delta_v2) from the scalar oracle:
-//   make_delta_golden <directory>                     the frozen cases; once for a format version
-//   make_delta_golden <directory> --random SEED N     N others, for a check against the Python twin
-// manifest.json names the cases. Each has a folder: of its inputs base.bin (a pattern, repeated)
-// and past.bin (fast payloads, newest first, one behind the other), and a file for each payload.
-// tests/unit/kernels/golden_test.cc and tests/unit/kernels/delta_golden_test.py read them.
+// Writes golden files of the delta format (tests/golden/delta_v2) with the scalar oracle:
+//   make_delta_golden <directory>                     the frozen cases; once per format version
+//   make_delta_golden <directory> --random SEED N     N others, to compare with the Python twin
+// manifest.json names the cases. Each has a folder with the inputs base.bin (a pattern that
+// repeats) and past.bin (fast payloads one after the other, newest first), and a file for each
+// payload. tests/unit/kernels/golden_test.cc and tests/unit/kernels/delta_golden_test.py read them.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -31,7 +31,7 @@ class Writer {
  public:
   explicit Writer(std::filesystem::path dir) : dir_(std::move(dir)) {}
 
-  /// Everything of one case; `pattern` elements of its base are written and repeat.
+  /// Writes the files of one case. Of its base `pattern` elements are written; they repeat.
   void Add(const DeltaCase& c, size_t pattern, std::initializer_list<unsigned> depths,
            bool dense = false) {
     const Buffer fast = Encode(Scalar(), key_, c.old_data, c.new_data, c.width);
@@ -99,7 +99,7 @@ DeltaCase Pair(std::string name, unsigned width, const Buffer& a, const Buffer& 
   return c;
 }
 
-/// Gaps and differences of every length class, the extreme ones among them.
+/// Adds gaps and differences of every length class, including the extreme ones.
 void AddBorders(Writer& writer, unsigned width) {
   Random random(width);
   const size_t elements = 2400 / width + 1100;
@@ -130,7 +130,7 @@ void AddRaw(Writer& writer, unsigned width) {
   writer.Add(Pair("raw_w" + std::to_string(width), width, a, b), elements, {0});
 }
 
-/// Blocks: sparse, same, raw.
+/// Adds a sparse, an unchanged and a raw block.
 void AddBlocks(Writer& writer) {
   Buffer a(2 * kBlockElements + 50), b(a.size());
   Random random(200);
@@ -141,7 +141,7 @@ void AddBlocks(Writer& writer) {
   writer.Add(Pair("blocks", 1, a, b), 1, {0});
 }
 
-/// Most elements change, by little: what dense is for.
+/// Adds a case in which most elements change by little, as dense expects.
 void AddDense(Writer& writer, unsigned width) {
   CaseShape s{"dense_w" + std::to_string(width), ClassFunction::kNone, width, 2000, 0.4, 0.3, 0};
   writer.Add(MakeDeltaCase(s, 2000, 20 + width), 2000, {0}, true);
@@ -163,7 +163,8 @@ void WriteFrozen(Writer& writer) {
   add({"none_w2", F::kNone, 2, 3000, 0.05, 0.1, 8}, 3000, 6);
   add({"none_w8", F::kNone, 8, 8000, 0.05, 0, 8}, 500, 7);
   for (const unsigned width : kWidths) AddDense(writer, width);
-  // Four groups of a block each; two groups, of four blocks and of one; one group of two blocks.
+  // Adds cases with four groups of one block, two groups of four blocks and one, one group of two
+  // blocks.
   add({"groups4", F::kF8E4M3, 1, 3 * kBlockElements + 500, 0.017, 0.1, 8}, 2000, 8);
   add({"groups2", F::kBF16, 2, 4 * kBlockElements + 77, 0.003, 0.1, 8}, 2000, 9);
   add({"groups1", F::kBF16, 2, kBlockElements + 77, 0.0003, 0.1, 8}, 2000, 10);

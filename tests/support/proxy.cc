@@ -13,7 +13,7 @@
 namespace deltawire::testing {
 namespace {
 
-// Small, so that the sender soon notices that the way is slow.
+// Small, so that the sender soon notices a slow link.
 constexpr int kBuffer = 64 << 10;
 constexpr size_t kPiece = 8 << 10;
 
@@ -47,7 +47,7 @@ Proxy::Proxy(uint16_t port) : port_(port) {
 Proxy::~Proxy() {
   stopping_ = true;
   shutdown(listener_, SHUT_RDWR);
-  accepting_.join();  // no further thread is added now
+  accepting_.join();  // from here on no thread is added
   {
     std::lock_guard lock(mu_);
     for (const int fd : sockets_) shutdown(fd, SHUT_RDWR);

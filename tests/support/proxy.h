@@ -1,7 +1,7 @@
-// A TCP proxy before a sender's bulk port that is slow, or tells the sender other things than the
-// receiver said. It listens at the same port of another loopback address, which the sender
-// advertises. Owner: the test case; threads of its own, joined at the end.
-// The sleeps in it are the link's speed: nothing waits for them to have passed.
+// A TCP proxy before a sender's bulk port that limits the speed, or changes what the receiver says
+// that it has. It listens at the same port of another loopback address, which the sender
+// advertises. Owner: the test case. Threads: its own, joined by the destructor. Cost: its sleeps
+// are the link's speed; no test waits for them to pass. Errors: an exception if it cannot listen.
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,13 @@ class Proxy {
  public:
   static constexpr const char* kHost = "127.0.0.2";
 
-  /// From kHost:port to 127.0.0.1:port.
+  /// Forwards from kHost:port to 127.0.0.1:port.
   explicit Proxy(uint16_t port);
   ~Proxy();
 
   /// Bytes per second towards the receiver, all connections together; 0: no limit.
   void set_rate(uint64_t bytes_per_s) { rate_ = bytes_per_s; }
-  /// What the sender is told that the receiver has. Called from the proxy's threads.
+  /// Changes the Have that the sender gets. `edit` is called from the proxy's threads.
   void set_edit(std::function<void(wire::Have&)> edit);
 
  private:

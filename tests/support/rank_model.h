@@ -1,5 +1,6 @@
-// The model that the ranks of tests/integration/rank_test.cc write together, and its content.
-// Pure functions. Byte i of the data section in version v is RankByte(v, i).
+// The model that the ranks of tests/integration/rank_test.cc write together, and its content: byte
+// i of the data section in version v is RankByte(v, i). Owner: none; pure functions. Threads: any.
+// Cost: constant. Errors: none.
 #pragma once
 
 #include <string>
@@ -21,7 +22,8 @@ inline std::byte RankByte(uint64_t version, uint64_t i) {
   return static_cast<std::byte>((i * 2654435761u >> 13) + (i % 97 == 0 ? version : 0));
 }
 
-/// First byte of rank `rank`'s share of a tensor of `bytes` bytes; its end is the next rank's.
+/// First byte of rank `rank`'s share of a tensor of `bytes` bytes; the share ends where the next
+/// begins.
 inline uint64_t ShareBegin(uint64_t bytes, uint32_t rank, uint32_t world) {
   return bytes * rank / world;
 }

@@ -1,4 +1,5 @@
-// IPv4 sockets of tests' proxies.
+// IPv4 sockets for the tests' proxies. Owner: none; free functions. Threads: any. Cost: system
+// calls. Errors: std::runtime_error.
 #pragma once
 
 #include <arpa/inet.h>
@@ -18,7 +19,7 @@ inline sockaddr_in Address(const char* host, uint16_t port) {
   return a;
 }
 
-/// Binds a new socket and listens; throws where that fails.
+/// Binds the new socket `listener` and listens; throws if that fails.
 inline void Listen(int listener, const char* host, uint16_t port) {
   const int yes = 1;
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);

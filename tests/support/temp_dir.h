@@ -1,5 +1,6 @@
-// A fresh directory below the system's temporary directory, removed with all it holds on scope
-// exit. Owner: one test case. Not copied. Errors: a directory that cannot be made ends the test.
+// A fresh directory below the system's temporary directory; the destructor removes it with its
+// contents. Owner: one test case; not copyable. Threads: one. Cost: two file operations. Errors:
+// std::runtime_error if the directory cannot be made.
 #pragma once
 
 #include <cerrno>

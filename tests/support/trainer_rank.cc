@@ -1,10 +1,10 @@
-// One rank of a trainer: writes its share of every tensor, version after version, and says on
-// stdout what happens, a line each:
+// One rank of a trainer: writes its share of every tensor, version after version, and prints one
+// line per event on stdout:
 //   begun V | hanging V | ready V | published V | failed V SECONDS CODE MESSAGE
 //
 //   trainer_rank SOCKET MODEL RANK WORLD FIRST LAST [begun|half|ready V]
-// With the last two it stops for good at that point of version V. SECONDS: from the call that
-// failed to its answer.
+// With the last two arguments it stops for good at that point of version V. SECONDS: from the
+// failed call to its answer.
 #include <unistd.h>
 
 #include <chrono>
@@ -31,7 +31,7 @@ struct Rank {
     while (true) pause();
   }
 
-  /// "" or which call failed.
+  /// Writes and publishes one version. `called`: when the last call, so a failed one, began.
   Status Write(uint64_t version, Clock::time_point& called) {
     called = Clock::now();
     auto offload = client.Begin(version);

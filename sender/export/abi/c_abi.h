@@ -1,5 +1,6 @@
-// What the files behind the C ABI share: its handles, errors, and structs that may be of another
-// age. Internal to the library. Threads: as the functions that use it.
+// Shared by the C ABI's source files, internal to the library: its handles, its errors, and reading
+// structs of other versions of the header. Owner of a handle: the caller of the C ABI. Threads: as
+// the C functions that use it. Cost: small copies. Errors: Fail keeps the text for dw_last_error.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +47,7 @@ inline int Fail(const Status& status) {
   return static_cast<int>(status.code());
 }
 
-/// Runs `call`; nothing is thrown beyond the C boundary.
+/// Runs `call` and returns its code; no exception crosses the C boundary.
 template <typename Call>
 int Guard(Call call) noexcept {
   try {
@@ -64,7 +65,8 @@ inline Status Invalid(const std::string& what) {
   return Status(StatusCode::kInvalidArgument, what);
 }
 
-/// The caller's struct, which may be of an older or a newer version of the header.
+/// A copy of the caller's struct, which may come from an older or a newer version of the header: of
+/// an older one the missing fields are zero.
 template <typename T>
 StatusOr<T> Read(const T* in, size_t smallest, const char* name) {
   if (in == nullptr) return Errorf(StatusCode::kInvalidArgument, "{} is NULL", name);
@@ -78,7 +80,7 @@ StatusOr<T> Read(const T* in, size_t smallest, const char* name) {
   return out;
 }
 
-/// Fills as much of the caller's struct as it has.
+/// Fills those fields of the caller's struct that its struct_size covers.
 template <typename T>
 Status Fill(T value, size_t smallest, T* out, const char* name) {
   if (out == nullptr) return {};
@@ -88,18 +90,18 @@ Status Fill(T value, size_t smallest, T* out, const char* name) {
   return {};
 }
 
-/// Element `i` of an array whose elements have the size that the first one says.
+/// Element `i` of an array whose elements all have the size that the first one states.
 template <typename T>
 const T* At(const T* array, size_t i) {
   return reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
 }
 
-/// "" for none.
+/// Writes 32 hex digits and a NUL; "" for no lineage.
 inline void CopyLineage(const Identity& identity, char (&to)[33]) {
   if (identity.lineage != Hash128()) identity.lineage.Hex().copy(to, sizeof to - 1);
 }
 
-/// What Register has found, as the caller gets it.
+/// The result of Register, as the C struct.
 inline dw_registered Registered(const Layout& layout, const Identity& published) {
   dw_registered out{};
   out.epoch = published.id.epoch;

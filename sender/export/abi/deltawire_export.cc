@@ -59,7 +59,7 @@ StatusOr<std::vector<deltawire::SideFile>> ReadSideFiles(const dw_register_optio
       return Errorf(StatusCode::kInvalidArgument, "side file {} has no name or content", i);
     }
     const std::string name = in.name;
-    std::erase_if(files, [&](const auto& f) { return f.name == name; });  // the caller's wins
+    std::erase_if(files, [&](const auto& f) { return f.name == name; });  // the caller's file wins
     files.push_back({name, std::string(static_cast<const char*>(in.content), in.bytes)});
   }
   return files;

@@ -1,8 +1,8 @@
 // The trainer's library as a stable C ABI: writes versions of a model into the sender's memory.
-// Handles are the caller's: destroy each. Threads: a client has one caller at a time; of an
-// offload, dw_offload_write, _data and _tensor may run at once. Structs begin with their size, so
-// that they can grow. Errors: a call returns DW_OK or a code, and dw_last_error() says what
-// happened and what to do. Cost of a write: one copy.
+// Structs begin with their size, so that they can grow. Owner of handles: the caller, who destroys
+// each. Threads: a client has one caller at a time; of an offload, dw_offload_write, _data and
+// _tensor may run at once. Cost of a write: one copy. Errors: a call returns DW_OK or a code, and
+// dw_last_error() says what happened and what to do.
 #pragma once
 
 #include <stddef.h>
@@ -28,7 +28,7 @@ typedef enum dw_status {
   DW_CANCELLED = 1,
   DW_UNKNOWN = 2,
   DW_INVALID_ARGUMENT = 3,
-  DW_DEADLINE_EXCEEDED = 4, /* no answer within the time-out */
+  DW_DEADLINE_EXCEEDED = 4, /* no answer in time */
   DW_NOT_FOUND = 5,
   DW_ALREADY_EXISTS = 6,
   DW_PERMISSION_DENIED = 7,
@@ -45,9 +45,9 @@ typedef enum dw_status {
 typedef struct dw_client dw_client;
 typedef struct dw_offload dw_offload;
 
-/* Text of this thread's last error, "" when there was none. Valid until this thread's next call. */
+/* Text of this thread's last error; "" if its last call had none. Valid until its next call. */
 DW_API const char* dw_last_error(void);
-/* DW_ABI_VERSION and the release of the library that is loaded. */
+/* DW_ABI_VERSION, and the release, of the loaded library. */
 DW_API uint32_t dw_abi_version(void);
 DW_API const char* dw_version(void);
 
@@ -60,14 +60,14 @@ typedef struct dw_client_options {
   uint32_t rank;         /* 0 .. world-1 */
   uint32_t world;        /* ranks that write a version together; 0: 1 */
   uint32_t timeout_ms;   /* of each call; 0: 30000 */
-  uint32_t copy_threads; /* that dw_offload_write uses, with its caller; 0: a few */
+  uint32_t copy_threads; /* of dw_offload_write, its caller included; 0: a few */
   /* Since DW_ABI_VERSION 3: */
-  const char* publisher; /* who this is, in messages to others; NULL: program, process and host */
+  const char* publisher; /* name in messages to others; NULL: program, process and host */
 } dw_client_options;
 
-/* Connects with the first call that needs it. */
+/* Makes a client; it connects when the first call needs the sender. */
 DW_API int dw_client_create(const dw_client_options* options, dw_client** client);
-/* NULL is allowed. REQUIRES: its offloads are destroyed. */
+/* NULL is allowed. REQUIRES: the client's offloads are destroyed. */
 DW_API void dw_client_destroy(dw_client* client);
 
 typedef struct dw_tensor_meta {
@@ -87,27 +87,28 @@ typedef struct dw_side_file {
 
 typedef struct dw_register_options {
   size_t struct_size;
-  const dw_tensor_meta* tensors; /* the order counts: a tensor's index is its place here */
+  const dw_tensor_meta* tensors; /* a tensor's index is its place here */
   size_t tensor_count;
   const dw_side_file* side_files;
   size_t side_file_count;
   const char* hf_dir;  /* a HF model directory whose small files become side files; or NULL */
   int replace;         /* not 0: drop a model that is registered with another layout */
-  int keep_side_files; /* not 0: those that are registered stay; side_files, hf_dir are ignored */
+  int keep_side_files; /* not 0: keep the registered ones; ignore side_files and hf_dir's */
 } dw_register_options;
 
 typedef struct dw_registered {
   size_t struct_size;
-  uint64_t epoch; /* of what is published already; 0: nothing */
+  uint64_t epoch; /* of the published version; 0: none */
   uint64_t version;
   uint64_t total_bytes;
   char fingerprint[33]; /* of the layout, 32 hex digits */
-  /* Since DW_ABI_VERSION 3, of what is published already: */
-  char lineage[33]; /* 32 hex digits; "": nothing */
+  /* Since DW_ABI_VERSION 3, of the published version: */
+  char lineage[33]; /* 32 hex digits; "": none */
   uint64_t root;
 } dw_registered;
 
-/* Sizes the sender's buffers. Every rank does it, with the same tensors. `result` may be NULL. */
+/* Registers the model, which sizes the sender's buffers. Every rank calls it, with the same
+ * tensors. `result` may be NULL. */
 DW_API int dw_client_register(dw_client* client, const dw_register_options* options,
                               dw_registered* result);
 /* The index of a tensor; DW_NOT_FOUND when `name` was not registered. */
@@ -115,16 +116,17 @@ DW_API int dw_client_find(const dw_client* client, const char* name, uint32_t* t
 
 /* ---- Offload: one version on its way ------------------------------------------------------- */
 
-/* Who writes a tensor's bytes. */
+/* Which ranks write a tensor's bytes. */
 typedef enum dw_share {
-  DW_SHARE_NONE = 0, /* say nothing yet */
-  DW_SHARE_PART = 1, /* this rank its share, other ranks theirs: final when all ranks are ready */
-  DW_SHARE_WHOLE =
-      2, /* this rank alone, and the bytes are final: the sender may diff them already */
-  DW_SHARE_BLOCK = 3 /* of dw_offload_write and dw_offload_mark_block: this rank alone writes the
-                      * block, and it is final, but other ranks write others of the tensor. The
-                      * sender diffs what all of them have finished. Never say it of overlapping
-                      * blocks: the offload ends. Since DW_ABI_VERSION 3 */
+  DW_SHARE_NONE = 0, /* no mark yet */
+  DW_SHARE_PART = 1, /* several ranks write shares of it: final when all ranks are ready */
+  /* This rank alone writes it, and the bytes are final: the sender may diff them already. */
+  DW_SHARE_WHOLE = 2,
+  /* For dw_offload_write and dw_offload_mark_block: this rank alone writes the block, and the block
+   * is final, but other ranks write other blocks of the tensor. The sender diffs a chunk when its
+   * blocks are all finished. Never use it for overlapping blocks: the offload would end. Since
+   * DW_ABI_VERSION 3. */
+  DW_SHARE_BLOCK = 3
 } dw_share;
 
 /* A block of elements in the caller's memory, and where in the tensor it belongs. */
@@ -135,29 +137,30 @@ typedef struct dw_block {
   uint32_t ndim;          /* must be the tensor's */
   const uint64_t* shape;  /* of the block, elements */
   const int64_t* strides; /* bytes, any sign; NULL: contiguous in row-major order */
-  const uint64_t* start;  /* of the block in the tensor, elements; NULL: its first element */
+  const uint64_t* start;  /* of the block in the tensor, elements; NULL: all 0 */
 } dw_block;
 
-/* An attempt ties the parts of one offload together, over ranks and senders, and tells it from
- * another offload of the same version. A random number, never 0: one rank draws it and hands it to
- * the others. Since DW_ABI_VERSION 3. */
+/* Draws an attempt: a random number, never 0, that ties the parts of one offload together, over
+ * ranks and senders, and tells it from another offload of the same version. One rank draws it and
+ * hands it to the others. Since DW_ABI_VERSION 3. */
 DW_API uint64_t dw_draw_attempt(void);
 
-/* Begins version `version` (> 0) together with the other ranks. While the offload lives the sender
- * sees this process die, and abandons the version for all ranks at once. REQUIRES: registered. */
+/* Begins version `version` (> 0) together with the other ranks. If this process dies while the
+ * offload exists, the sender notices and abandons the version for all ranks at once. REQUIRES:
+ * dw_client_register. */
 DW_API int dw_offload_begin(dw_client* client, uint64_t version, dw_offload** offload);
-/* The same as part of `attempt`; 0: the sender draws one for its own ranks, which one that owns a
- * part of the model (dw_megatron_register with ranks) refuses. DW_FAILED_PRECONDITION names the
- * publisher that writes the model already. Since DW_ABI_VERSION 3. */
+/* The same as part of `attempt`; 0: the sender draws one for its own ranks, but a sender that owns
+ * a part of the model (dw_megatron_register with ranks) refuses 0. DW_FAILED_PRECONDITION names the
+ * publisher that already writes the model. Since DW_ABI_VERSION 3. */
 DW_API int dw_offload_begin_attempt(dw_client* client, uint64_t version, uint64_t attempt,
                                     dw_offload** offload);
-/* As given, or as the sender drew it. Since DW_ABI_VERSION 3. */
+/* The offload's attempt, as given or as the sender drew it. Since DW_ABI_VERSION 3. */
 DW_API uint64_t dw_offload_attempt(const dw_offload* offload);
-/* Before dw_offload_ready it abandons the version. NULL is allowed. */
+/* Abandons the version if called before dw_offload_ready. NULL is allowed. */
 DW_API void dw_offload_destroy(dw_offload* offload);
 
 /* The memory to write into: of one tensor, row-major, or of all tensors, tightly packed in their
- * order. Say dw_offload_mark_written when the bytes are there. */
+ * order. Call dw_offload_mark_written when the bytes are in place. */
 DW_API int dw_offload_tensor(dw_offload* offload, uint32_t tensor, void** data, uint64_t* bytes);
 DW_API int dw_offload_data(dw_offload* offload, void** data, uint64_t* bytes);
 
@@ -166,20 +169,21 @@ DW_API int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block
 /* `share`: DW_SHARE_PART or DW_SHARE_WHOLE. */
 DW_API int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors, size_t count,
                                    int share);
-/* What DW_SHARE_BLOCK says, of a block that was written in place. `start` NULL: its first element.
- * Since DW_ABI_VERSION 3. */
+/* Marks a block that was written in place as DW_SHARE_BLOCK does. `start` NULL: the tensor's first
+ * element. Since DW_ABI_VERSION 3. */
 DW_API int dw_offload_mark_block(dw_offload* offload, uint32_t tensor, uint32_t ndim,
                                  const uint64_t* start, const uint64_t* shape);
-/* The sender carries these over from the version that is published. */
+/* The sender shall carry these tensors over from the published version. */
 DW_API int dw_offload_mark_unchanged(dw_offload* offload, const uint32_t* tensors, size_t count);
 
 /* This rank is done. When all ranks are, the version is checked for completeness and published. */
 DW_API int dw_offload_ready(dw_offload* offload);
-/* DW_OK while the offload goes on; DW_ABORTED once it is over for all ranks. Makes no call. */
+/* DW_OK while the offload goes on; DW_ABORTED once it is over for all ranks. Does not call the
+ * sender. */
 DW_API int dw_offload_check(const dw_offload* offload);
-/* Gives the version up for all ranks, which are told `reason`. */
+/* Gives the version up for all ranks, which get `reason`. */
 DW_API int dw_offload_abandon(dw_offload* offload, const char* reason);
-/* Seconds that dw_offload_begin waited for readers of the memory. */
+/* Seconds that dw_offload_begin waited until nobody read the memory any more. */
 DW_API double dw_offload_waited_seconds(const dw_offload* offload);
 
 typedef struct dw_published {
@@ -187,8 +191,8 @@ typedef struct dw_published {
   uint64_t epoch;
   uint64_t version;
   uint64_t model_bytes;
-  uint64_t delta_bytes; /* of the version's delta, as encoded */
-  uint64_t full_bytes;  /* of tensors' bytes that go whole in it */
+  uint64_t delta_bytes; /* of the encoded delta */
+  uint64_t full_bytes;  /* of chunks that are sent whole */
   uint64_t elements;
   uint64_t changed_elements;
   double trainer_wait_seconds;
@@ -197,13 +201,14 @@ typedef struct dw_published {
   int64_t ready_unix_nanos;
   /* Since DW_ABI_VERSION 3: */
   char lineage[33]; /* of the sender's model, 32 hex digits */
-  uint64_t root;    /* over all chunks' digests: equal names are equal bytes */
+  uint64_t root;    /* over all chunks' digests; with the fields above it names the bytes */
   uint64_t attempt;
   int64_t published_unix_nanos;
 } dw_published;
 
 /* Blocks until `version` or a newer one is published. `timeout_ms` 0: the client's. DW_ABORTED,
- * with the reason, as soon as this client's offload of it is abandoned. `result` may be NULL. */
+ * with the reason, as soon as this client's offload of `version` is abandoned. `result` may be
+ * NULL. */
 DW_API int dw_wait_published(dw_client* client, uint64_t version, uint32_t timeout_ms,
                              dw_published* result);
 
@@ -216,74 +221,75 @@ typedef struct dw_collective dw_collective;
 
 typedef struct dw_megatron_options {
   size_t struct_size;
-  const char* hf_dir;   /* config.json; its tensors, where there are any, fix the layout */
-  const char* parallel; /* "tp=4,pp=2,ep=8", or a JSON object of the same */
-  const char* family;   /* NULL: by config.json */
+  const char* hf_dir;             /* with config.json; tensors, if any, fix the layout */
+  const char* parallel;           /* "tp=4,pp=2,ep=8", or a JSON object of the same */
+  const char* family;             /* NULL: by config.json */
   const char* const* family_dirs; /* directories of further families */
   size_t family_dir_count;
-  uint32_t threads; /* that copy, with their caller; 0: one per core */
+  uint32_t threads; /* that copy, the caller included; 0: one per core */
 } dw_megatron_options;
 
-/* Plans the export of a whole job from metadata, and proves that its ranks' shards make up every
- * byte of the HF tensors exactly once: DW_FAILED_PRECONDITION names those that they do not. */
+/* Plans the export of a whole job from metadata, and proves that its ranks' shards write every byte
+ * of the HF tensors exactly once: DW_FAILED_PRECONDITION names the tensors where they do not. */
 DW_API int dw_megatron_create(const dw_megatron_options* options, dw_megatron** megatron);
 DW_API void dw_megatron_destroy(dw_megatron* megatron);
 
-/* tensors_meta: what the shards make. Texts and shapes live as long as the handle. */
+/* tensors_meta of the HF tensors that the shards make. Texts and shapes live as long as the handle.
+ */
 DW_API size_t dw_megatron_tensor_count(const dw_megatron* megatron);
 DW_API int dw_megatron_tensor(const dw_megatron* megatron, size_t tensor, dw_tensor_meta* meta);
-/* Sizes the sender's buffers for them, with the small files of hf_dir. `ranks`: those of the job
- * that write to this sender, where the job's nodes have one each; NULL: all. The sender then owns
- * what they write, and DW_FAILED_PRECONDITION names tensors that they share with others. Ranks that
- * write nothing need no sender: DW_NOT_FOUND. `result` may be NULL. */
+/* Registers these tensors, with the small files of hf_dir, as dw_client_register does. `ranks`: the
+ * ranks that write to this sender, if each of the job's nodes has a sender of its own; NULL: all.
+ * The sender then owns the chunks that they write; DW_FAILED_PRECONDITION names tensors that they
+ * share with other ranks. DW_NOT_FOUND: these ranks write nothing, and need no sender. `result` may
+ * be NULL. */
 DW_API int dw_megatron_register(const dw_megatron* megatron, dw_client* client,
                                 const uint32_t* ranks, size_t rank_count, int replace,
                                 dw_registered* result);
 
-/* Whether this library has CUDA code and this process a device that it can use: 0 or 1. */
+/* 1 if this library has CUDA code and this process has a device that it can use; else 0. */
 DW_API int dw_gpu_available(void);
 
-/* Copies bytes [offset, offset + bytes) of a parameter to `to`, in host memory; 0, or anything else
- * when it cannot. Called on the thread of the call that got the parameter, and until that returns.
- */
+/* Copies bytes [offset, offset + bytes) of a parameter to `to`, in host memory; returns 0, or
+ * another number if it fails. Called on the thread of the call that got the parameter, before that
+ * call returns. */
 typedef int (*dw_read_bytes)(void* context, uint64_t offset, uint64_t bytes, void* to);
 
-/* In the place of a device's number. Devices count from 0, as CUDA's do. */
+/* Used instead of a CUDA device's number, which counts from 0. */
 #define DW_HOST_MEMORY (-1)
 
 /* A parameter, or a persistent buffer, as the trainer has it: row-major. Its bytes are `data`, in
- * host memory or on a device, where all work on them must be complete; or what `read` gives. Of
- * what is not in host memory, at most two buckets there are used at a time. */
+ * host memory or on a device, where all work on them must be complete; or `read` returns them.
+ * Bytes outside host memory are copied over at most two buckets in host memory at a time. */
 typedef struct dw_param {
   size_t struct_size;
   uint32_t chunk;   /* virtual pipeline chunk */
-  const char* name; /* Megatron's; "module." before it is ignored */
+  const char* name; /* Megatron's; a leading "module." is ignored */
   const char* dtype;
   const uint64_t* shape;
   uint32_t ndim;
   const void* data;
   int32_t device;     /* DW_HOST_MEMORY, or the CUDA device of `data`, if dw_gpu_available() */
-  dw_read_bytes read; /* not NULL: it counts instead of data */
+  dw_read_bytes read; /* not NULL: used instead of data */
   void* read_context;
 } dw_param;
 
-/* Whether these are what `rank` of the job holds. DW_INVALID_ARGUMENT names what is missing,
- * unknown or of another shape or dtype. The calls below look at this first, and write nothing if it
- * fails. */
+/* Checks that these are the parameters of `rank`. DW_INVALID_ARGUMENT names those that are missing,
+ * unknown or of another shape or dtype. The calls below make this check first, and write nothing if
+ * it fails. */
 DW_API int dw_megatron_check(const dw_megatron* megatron, uint32_t rank, const dw_param* params,
                              size_t count);
-/* Writes the shards that `rank` is the first to hold straight to their places, and marks them.
- * Every rank of the node does it with an offload of its own; then dw_offload_ready. */
+/* Writes the shards of which `rank` is the first holder straight to their places, and marks them.
+ * Every rank of the node calls it with an offload of its own, then dw_offload_ready. */
 DW_API int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
                              const dw_param* params, size_t count, uint64_t* bytes);
 
-/* What carries the shards. */
+/* The library that carries the shards. */
 typedef enum dw_collective_kind {
   /* TCP, neither encrypted nor authenticated. */
   DW_COLLECTIVE_GLOO = 0,
-  /* Between devices; ranks still meet over Gloo, with the options below. DW_UNIMPLEMENTED where
-   * libdeltawire_nccl.so cannot be loaded: it lies beside this library if that was built with
-   * NCCL. */
+  /* Between devices; ranks still meet over Gloo, with the options below. DW_UNIMPLEMENTED if
+   * libdeltawire_nccl.so cannot be loaded. A build with NCCL puts it beside this library. */
   DW_COLLECTIVE_NCCL = 1,
 } dw_collective_kind;
 
@@ -294,10 +300,10 @@ typedef struct dw_collective_options {
   uint32_t size;
   uint32_t root;
   const char* rendezvous;    /* "file:DIR", a directory that all ranks see */
-  const char* job;           /* a word for this group, never used before in DIR */
+  const char* job;           /* a word for this group, not used before in DIR */
   const char* net_interface; /* to listen on; NULL: see address */
-  const char* address;       /* to listen on; NULL: what the host's name resolves to */
-  uint32_t timeout_ms;       /* to meet, and for every wait; 0: 120000 */
+  const char* address;       /* to listen on; NULL: of this host's name */
+  uint32_t timeout_ms;       /* of the meeting, and of every wait; 0: 120000 */
   int32_t kind;              /* dw_collective_kind, the same on every rank */
   int32_t device;            /* NCCL: this rank's CUDA device */
 } dw_collective_options;
@@ -314,18 +320,18 @@ typedef struct dw_gathered {
   uint64_t peak_buffer_bytes; /* of both buckets together */
   double wait_seconds;
   double place_seconds;  /* on the root */
-  uint64_t bucket_bytes; /* of one, as given or as DW_BUCKET_AUTO found it */
+  uint64_t bucket_bytes; /* of one bucket, as given or as DW_BUCKET_AUTO chose */
 } dw_gathered;
 
-/* Buckets as large as free memory allows: 512 MiB or, where that is less, 1/8 of what is free for
- * the rank that has least, on its device with NCCL and of its share of the host; but a parameter's
- * row at least. */
+/* Buckets as large as free memory allows: at most 512 MiB, and at most 1/8 of the free memory of
+ * the rank with the least (on its device with NCCL, and in its share of the host), but at least a
+ * parameter's row. */
 #define DW_BUCKET_AUTO UINT64_MAX
 
-/* Sends every rank's shards to the root, bucket by bucket, which writes them into `offload` (NULL
+/* Sends every rank's shards, bucket by bucket, to the root, which writes them into `offload` (NULL
  * on the other ranks) and marks them. Call it on every rank of the job; when a rank dies, the
- * others get an error within the collective's time-out. `bucket_bytes`: a
- * multiple of 64, the same on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
+ * others get an error within the collective's time-out. `bucket_bytes`: a multiple of 64, the same
+ * on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
 DW_API int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
                               uint32_t rank, const dw_param* params, size_t count,
                               uint64_t bucket_bytes, dw_gathered* result);

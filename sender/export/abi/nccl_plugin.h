@@ -1,6 +1,7 @@
-// Loads the gather over NCCL when somebody asks for it, so that programs without NCCL load the
-// rest. The plugin stays loaded. Threads: any. Errors: kUnimplemented with the loader's words where
-// it is missing, of another release, or its libraries are; every rank gets it.
+// Loads the gather over NCCL on request, so that the rest also loads where NCCL is missing. Owner:
+// the process, which keeps the plugin loaded. Threads: any. Cost: one dlopen. Errors:
+// kUnimplemented, on every rank, with the loader's message: the plugin or one of its libraries is
+// missing, or the plugin is of another release.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,13 @@
 
 namespace deltawire {
 
-/// NewNcclCollective (nccl_collective.h), out of libdeltawire_nccl.so beside the library or program
-/// that this is part of.
+/// Calls NewNcclCollective (nccl_collective.h) in libdeltawire_nccl.so, which lies beside the
+/// library or program that contains this code.
 StatusOr<std::unique_ptr<Collective>> LoadNcclCollective(std::unique_ptr<Collective> control,
                                                          int device, Collective::Deadline deadline);
 
-/// What passes between the two, which are built together: DELTAWIRE_VERSION is compared first.
-/// C++ objects cross here, made by one compiler from one tree.
+/// Passed from the loader to the plugin. C++ objects may cross here, since both sides are built
+/// from one tree by one compiler: the loader compares DELTAWIRE_VERSION first.
 struct NcclRequest {
   std::unique_ptr<Collective> control;
   int device = 0;

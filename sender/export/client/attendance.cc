@@ -14,7 +14,7 @@ grpc::Status Attendance::Start(v1::TrainerService::Stub& stub, const std::string
   StartCall();
   std::unique_lock lock(mu_);
   started_ = true;
-  // The stream itself has no deadline: a version may take as long as it takes.
+  // The stream itself has no deadline, since writing a version may take any time.
   if (!cv_.wait_for(lock, timeout, [this] { return watched_ || done_; })) {
     return {grpc::StatusCode::DEADLINE_EXCEEDED, "the sender did not answer; is it running?"};
   }

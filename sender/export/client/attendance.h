@@ -1,6 +1,7 @@
-// The stream that tells the agent that this rank lives while it writes (AttendOffload).
-// Owner: the Offload. Threads: gRPC's call the reactor; the others from any thread. Dropping it
-// ends the stream, and with it the offload if the rank was not ready. No thread of its own.
+// The stream that tells the agent that this rank lives while it writes (AttendOffload). Dropping it
+// ends the stream, and with it the offload if the rank was not ready. Owner: the Offload. Threads:
+// gRPC's threads call the reactor; the other methods from any. Cost: no thread of its own. Errors:
+// Start and status return the agent's.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -21,10 +22,10 @@ class Attendance : public grpc::ClientReadReactor<v1::AttendOffloadEvent> {
   Attendance(const Attendance&) = delete;
   Attendance& operator=(const Attendance&) = delete;
 
-  /// Returns when the agent watches this rank, or with why it does not. Call once.
+  /// Returns OK when the agent watches this rank, otherwise the reason why it does not. Call once.
   grpc::Status Start(v1::TrainerService::Stub& stub, const std::string& model, uint64_t lease,
                      uint32_t rank, std::chrono::milliseconds timeout);
-  /// OK while the offload goes on and when it was published; else why it is over.
+  /// OK while the offload goes on and when it was published; otherwise the reason why it is over.
   grpc::Status status() const;
   /// Ends the stream and waits for its end.
   void End();

@@ -6,8 +6,8 @@
 namespace deltawire {
 namespace {
 
-// Bytes from the first that dimensions [d, ..) and the run reach to the last, and how many are
-// written of them.
+// Of dimensions [d, ..) and the run: the distance from the first byte to behind the last, and how
+// many bytes in between are written.
 struct Extent {
   uint64_t span = 0, bytes = 0;
 };
@@ -21,13 +21,14 @@ Extent ExtentFrom(const Destination& to, size_t d) {
   return extent;
 }
 
-// Of what dimensions [d, ..) and the run write from 0 on, the bytes below `limit`.
+// Of the bytes that dimensions [d, ..) and the run write from offset 0 on, how many lie below
+// `limit`.
 uint64_t Below(const Destination& to, size_t d, uint64_t limit) {
   if (d == to.dims.size()) return std::min(limit, to.run_bytes);
   const auto [count, stride] = to.dims[d];
   const Extent inner = ExtentFrom(to, d + 1);
-  // Steps that lie wholly below, then those that the limit cuts, which are one as a rule: only
-  // steps that interleave overlap in extent.
+  // First the steps that lie wholly below the limit, then those that it cuts. It usually cuts one;
+  // it cuts several only where steps interleave.
   uint64_t step = limit < inner.span ? 0 : std::min(count, (limit - inner.span) / stride + 1);
   uint64_t bytes = step * inner.bytes;
   for (; step < count && step * stride < limit; ++step) {
@@ -59,7 +60,7 @@ Destination Destination::OfBlock(std::span<const uint64_t> tensor, unsigned elem
   return to;
 }
 
-// Outer dimensions first, and what lies side by side as one run.
+// Sorts the outer dimensions first, and merges neighbouring runs into one.
 void Destination::Tidy() {
   if (std::any_of(dims.begin(), dims.end(), [](const auto& d) { return d.count == 0; })) {
     run_bytes = 0;
@@ -88,7 +89,8 @@ std::vector<ChunkBytes> CountChunkBytes(const ChunkTable& chunks, uint32_t t,
   std::vector<ChunkBytes> counted;
   const uint64_t all = to.bytes();
   const uint32_t first = chunks.first_of_tensor(t), end = chunks.end_of_tensor(t);
-  // A program has many small boxes of a large tensor: begin at the first chunk that this one meets.
+  // A layout program has many small boxes in a large tensor, so this skips to the first chunk that
+  // the box meets.
   const auto table = std::views::iota(first, end);
   const auto met = std::ranges::partition_point(table, [&](uint32_t c) {
     return chunks[c].offset - chunks[first].offset + chunks[c].bytes <= to.offset;

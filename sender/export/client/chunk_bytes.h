@@ -1,7 +1,7 @@
-// How many bytes of each chunk a copy into a tensor writes: what ranks tell the agent, so that it
-// can diff a chunk as soon as all of it is there. Exact for boxes and for strided copies; the sums
-// over ranks whose parts tile a tensor are its chunks' sizes. Pure.
-// Threads: a ChunkBytes has one user at a time. Cost: some multiplications for each chunk touched.
+// Counts how many bytes of each chunk a copy into a tensor writes. Ranks tell the agent, which
+// diffs a chunk as soon as all its bytes are counted. Exact for boxes and strided copies: over
+// ranks whose parts tile a tensor, the counts add up to the chunks' sizes. Owner: the caller; plain
+// values. Threads: one per value. Cost: some multiplications per chunk touched. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -20,33 +20,35 @@ struct DestinationDim {
   uint64_t stride = 1;
 };
 
-/// Runs of `run_bytes` at `offset` plus every combination of steps. No two of them overlap.
+/// Runs of `run_bytes`, one at `offset` plus each combination of steps. No two runs overlap.
 struct Destination {
   uint64_t offset = 0;
   uint64_t run_bytes = 0;
   std::vector<DestinationDim> dims;
 
-  /// Where a copy to HF writes. REQUIRES: its destination strides are positive.
+  /// The bytes that `copy` writes. REQUIRES: its destination strides are positive.
   static Destination Of(const kernels::StridedCopy& copy);
-  /// A block of `shape` elements at `start` in a row-major tensor. `start` empty: at its first.
+  /// A block of `shape` elements at `start` in a row-major tensor; empty `start`: at its first
+  /// element.
   static Destination OfBlock(std::span<const uint64_t> tensor, unsigned element_bytes,
                              std::span<const uint64_t> start, std::span<const uint64_t> shape);
 
   uint64_t bytes() const;
-  /// Those of its bytes that lie below `limit`.
+  /// How many of its bytes have an offset below `limit`.
   uint64_t BytesBelow(uint64_t limit) const;
 
  private:
   void Tidy();
 };
 
-/// Bytes of some chunks.
+/// A number of bytes of one chunk.
 struct ChunkBytes {
   uint32_t chunk = 0;
   uint32_t bytes = 0;
 };
 
-/// What `to` writes of tensor `t`, by chunk, rising; chunks that it does not touch are left out.
+/// How many bytes `to` writes of each chunk of tensor `t`, chunks rising; untouched chunks are left
+/// out.
 std::vector<ChunkBytes> CountChunkBytes(const ChunkTable& chunks, uint32_t t,
                                         const Destination& to);
 

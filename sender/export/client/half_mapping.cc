@@ -17,7 +17,7 @@ StatusOr<std::shared_ptr<HalfMapping>> HalfMapping::Map(const std::string& path,
     return error;
   }
   const auto size = static_cast<size_t>(info.st_size);
-  // Pages are there already; populating only fills this process's page tables, once per half.
+  // The agent allocated the pages; populating only fills this process's page tables, once per half.
   const int flags = MAP_SHARED | (populate ? MAP_POPULATE : 0);
   void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, flags, fd, 0);
   const int err = errno;

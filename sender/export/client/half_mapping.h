@@ -15,12 +15,13 @@ namespace deltawire {
 
 class HalfMapping {
  public:
-  /// `populate`: the whole file, which must have no holes then (an agent that owns a part has).
+  /// `populate`: fill the page tables of the whole file. REQUIRES then: the file has no holes (the
+  /// half of an agent that owns a part has holes).
   static StatusOr<std::shared_ptr<HalfMapping>> Map(const std::string& path, bool populate = true);
   ~HalfMapping();
 
   MutableBytes bytes() const { return bytes_; }
-  /// Still the file that has this path (an agent may have made its halves anew).
+  /// Whether `path` still names the mapped file (an agent may have made its halves anew).
   bool Current(const std::string& path) const;
 
  private:

@@ -13,15 +13,15 @@
 namespace deltawire {
 namespace {
 
-// What a thread takes at a time: enough to pay for the hand-over, little enough to share evenly.
+// Bytes that a thread takes at a time: enough to pay for the hand-over, few enough to share evenly.
 constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
 constexpr uint64_t kTile = 64;  // elements; a tile of both sides stays in the first-level cache
 
-// Shorter ones may well be read again while they are in the cache.
+// Copies shorter than this go through the cache, since they may well be read again soon.
 constexpr uint64_t kStreamBytes = uint64_t{256} << 10;
 
-// memcpy, for what nobody reads again soon: large pieces go past the cache, which saves reading the
-// lines that are about to be overwritten. Any alignment.
+// Memcpy for bytes that nobody reads again soon: large pieces go past the cache, which saves
+// reading the lines that are about to be overwritten. Any alignment.
 void CopyLarge(std::byte* to, const std::byte* from, uint64_t bytes) {
 #if defined(__SSE2__)
   constexpr uint64_t kLine = 64;
@@ -35,7 +35,7 @@ void CopyLarge(std::byte* to, const std::byte* from, uint64_t bytes) {
         _mm_stream_si128(reinterpret_cast<__m128i*>(to + at + i), v);
       }
     }
-    _mm_sfence();  // streamed stores are ordered by nothing else
+    _mm_sfence();  // only this orders streamed stores
     to += at, from += at, bytes -= at;
   }
 #endif
@@ -47,7 +47,8 @@ struct Dim {
   int64_t to = 0, from = 0;  // strides in bytes
 };
 
-// Without dimensions of one element, and with neighbours that are one in both memories merged.
+// Drops dimensions of one element, and merges neighbouring dimensions that are contiguous in both
+// memories.
 std::vector<Dim> Simplify(std::span<const int64_t> to, std::span<const int64_t> from,
                           std::span<const uint64_t> shape) {
   std::vector<Dim> dims;
@@ -63,7 +64,7 @@ std::vector<Dim> Simplify(std::span<const int64_t> to, std::span<const int64_t> 
   return dims;
 }
 
-// Where step `index` of the loops over `dims` lies.
+// Moves `to` and `from` to step `index` of the loops over `dims`.
 void Locate(std::span<const Dim> dims, uint64_t index, std::byte*& to, const std::byte*& from) {
   for (size_t i = dims.size(); i-- > 0;) {
     const auto at = static_cast<int64_t>(index % dims[i].size);
@@ -84,7 +85,7 @@ void ForEach(uint64_t n, uint64_t bytes, ThreadPool* pool, const std::function<v
   for (uint64_t i = 0; i < n; ++i) fn(i);
 }
 
-// `run` bytes lie together in both memories, once for each step of `outer`.
+// Copies when `run` bytes are contiguous in both memories, once for each step of `outer`.
 void CopyRuns(std::byte* to, const std::byte* from, std::span<const Dim> outer, uint64_t run,
               ThreadPool* pool) {
   const uint64_t runs = Steps(outer);
@@ -115,7 +116,8 @@ struct Wide {
   uint64_t halves[2];
 };
 
-// A tile of rows x columns elements; the source's rows are the nearer ones.
+// Copies a tile of rows x columns elements; in the source, elements along `row` lie nearer
+// together.
 template <typename T>
 void CopyTile(std::byte* to, const std::byte* from, const Dim& row, const Dim& column,
               uint64_t rows, uint64_t columns) {
@@ -130,7 +132,7 @@ void CopyTile(std::byte* to, const std::byte* from, const Dim& row, const Dim& c
   }
 }
 
-// The source's elements do not lie together along the last dimension.
+// Copies when the source's elements are not contiguous along the last dimension.
 template <typename T>
 void CopyTiles(std::byte* to, const std::byte* from, std::vector<Dim> dims, ThreadPool* pool) {
   const Dim column = dims.back();

@@ -1,6 +1,7 @@
 // Copies an n-dimensional block of elements between two memories of any strides, on several
-// threads. Pure function; owns nothing. Contiguous runs are memcpy'd, a transposed source goes in
-// tiles that stay in cache. No temporary copy. Cost: one read and one write of the block.
+// threads: contiguous runs by memcpy, a transposed source in tiles that stay in cache, without a
+// temporary. Owner: none; a free function. Threads: any. Cost: one read and one write of the block.
+// Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,9 @@
 namespace deltawire {
 
 /// Strides are in bytes, of any sign, one per dimension of `shape`; no dimensions: one element.
-/// `pool` null: on the caller alone, as are small blocks.
+/// With a null `pool`, and for small blocks, the caller alone copies.
 /// REQUIRES: element is 1, 2, 4, 8 or 16; every element addressed lies in its memory; the elements
-/// of `to` do not overlap one another, nor those of `from`.
+/// of `to` overlap neither one another nor those of `from`.
 void CopyStrided(std::byte* to, std::span<const int64_t> to_strides, const std::byte* from,
                  std::span<const int64_t> from_strides, std::span<const uint64_t> shape,
                  unsigned element, ThreadPool* pool);

@@ -11,8 +11,8 @@ namespace {
 
 std::string BaseName(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
-// The program; for an interpreter also what it runs, which says more. No further arguments: they
-// may hold what is nobody's business.
+// The program's name, and for an interpreter also the script. Further arguments are left out, since
+// they may be secret.
 std::string Program() {
   std::ifstream in("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> words;

@@ -22,9 +22,9 @@
 namespace deltawire {
 namespace {
 
-constexpr size_t kCopyThreads = 4;  // a few fill a memory bus; a node has several ranks
+constexpr size_t kCopyThreads = 4;  // a few saturate a memory bus, and a node has several ranks
 
-// "the shape [2, 3]" of what was given, in messages.
+// "[2, 3]", for messages.
 std::string ShapeText(std::span<const uint64_t> shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
@@ -40,7 +40,7 @@ std::vector<int64_t> DenseStrides(std::span<const uint64_t> shape, unsigned elem
   return strides;
 }
 
-// What is wrong with putting `s` into a tensor of `meta`.
+// An error if `s` does not fit into a tensor of `meta`.
 Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
   const unsigned element = DTypeBytes(meta.dtype);
   bool fits = s.shape.size() == meta.shape.size();
@@ -60,7 +60,8 @@ Status CheckSource(const TensorMeta& meta, const StridedSource& s) {
                 s.element_bytes, ShapeText(s.start));
 }
 
-// A data directory stands for the socket in it, also before the sender has made either.
+// The socket's path: a data directory stands for the socket in it, even before the sender has made
+// either.
 std::string SocketOf(std::string endpoint) {
   std::error_code ignored;
   const std::filesystem::path path(endpoint);
@@ -81,8 +82,8 @@ struct TrainerClient::Impl {
   std::chrono::milliseconds timeout;
   std::unique_ptr<v1::TrainerService::Stub> stub;
   std::optional<Layout> layout;
-  std::optional<ChunkTable> chunks;  // the layout's
-  std::vector<ByteRange> owned;      // of the data section; empty: all
+  std::optional<ChunkTable> chunks;  // of the layout
+  std::vector<ByteRange> owned;      // in the data section; empty: all
   std::vector<std::shared_ptr<HalfMapping>> mappings;
   uint64_t last_version = 0, last_lease = 0, last_attempt = 0;
   size_t copy_threads = 0;
@@ -340,7 +341,7 @@ Status TrainerClient::Offload::Written(std::span<const uint32_t> tensors, Share 
     state_->written.insert(state_->written.end(), tensors.begin(), tensors.end());
   }
   if (share == Share::kCounted) return absl::OkStatus();
-  // With several ranks a tensor is final only when all have written their share of it.
+  // With several ranks a tensor is final only when all have written their shares of it.
   if (client.world > 1 && share == Share::kPart) return absl::OkStatus();
   uint64_t bytes = 0;
   for (const uint32_t t : tensors) bytes += client.layout->bytes(t);
@@ -366,7 +367,7 @@ void TrainerClient::Offload::Abandon(const std::string& reason) {
   grpc::ClientContext context;
   state_->client->Prepare(context);
   context.set_wait_for_ready(false);
-  // When it fails the offload is over already, or its end is told by the attendance's.
+  // If this call fails, the offload is over already, or the end of the attendance tells the agent.
   (void)state_->client->stub->AbandonOffload(&context, request, &response);
   state_->attendance->End();
 }
@@ -381,7 +382,7 @@ Status TrainerClient::Offload::Ready() {
     request.mutable_written()->Assign(written.begin(), written.end());
     request.mutable_unchanged()->Assign(state_->unchanged.begin(), state_->unchanged.end());
   }
-  // What this rank claims for itself must be known before the others are ready.
+  // The agent must know this rank's claims (kWhole) before the other ranks are ready.
   if (state_->client->world > 1) {
     DW_RETURN_IF_ERROR(state_->client->Check(state_->marks->Flush(), "MarkWritten"));
   }

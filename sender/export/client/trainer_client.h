@@ -38,10 +38,10 @@ struct PublishedVersion {
   int64_t published_unix_nanos = 0;
 };
 
-/// Who writes a tensor's bytes. kPart: other ranks may write parts of it too, so it is final when
-/// all ranks are ready. kWhole: this rank alone, and it is final now (the agent may diff it at
-/// once). kCounted: several ranks, none another's bytes, and each says which it has Finished: the
-/// agent diffs a chunk when all of it is.
+/// Which ranks write a tensor's bytes. kPart: other ranks may write parts of the tensor too, so it
+/// is final when all ranks are ready. kWhole: this rank alone, and the bytes are final now (the
+/// agent may diff them at once). kCounted: several ranks write disjoint bytes, and each reports its
+/// own by Finished; the agent diffs a chunk when all its bytes are reported.
 enum class Share : uint8_t { kPart, kWhole, kCounted };
 
 /// An n-dimensional block in the trainer's memory, and where in a tensor it belongs.
@@ -50,14 +50,14 @@ struct StridedSource {
   unsigned element_bytes = 0;        ///< must be the tensor's
   std::span<const uint64_t> shape;   ///< as many dimensions as the tensor has
   std::span<const int64_t> strides;  ///< bytes, any sign; empty: contiguous in row-major order
-  std::span<const uint64_t> start;   ///< of the block in the tensor; empty: its first element
+  std::span<const uint64_t> start;   ///< of the block in the tensor, elements; empty: 0
 };
 
 struct RegisterOptions {
   bool replace = false;          ///< drop a registered model of another layout
-  bool keep_side_files = false;  ///< leave those that are registered; the ones given are ignored
-  /// The layout's chunks that this agent publishes where other nodes' agents have the rest: sorted,
-  /// disjoint; empty: all. There is no memory behind other chunks: do not write them.
+  bool keep_side_files = false;  ///< keep the registered ones, ignore those given
+  /// The layout's chunks that this agent publishes where other nodes' agents publish the rest:
+  /// sorted, disjoint; empty: all. Do not write to other chunks: there is no memory behind them.
   std::vector<ChunkRange> owned = {};
 };
 
@@ -72,13 +72,12 @@ class TrainerClient {
   /// Sizes the buffers. Returns what is published already (epoch 0: nothing).
   StatusOr<Identity> Register(const Layout& layout, const std::vector<SideFile>& side_files,
                               RegisterOptions options = {});
-  const std::optional<Layout>& layout() const;         ///< as registered
-  void SetTimeout(std::chrono::milliseconds timeout);  ///< of the calls from now on
-  /// Threads that Copy uses, with its caller; 0: four, or the cores if there are fewer. Not while
-  /// an Offload lives.
+  const std::optional<Layout>& layout() const;         ///< the registered one
+  void SetTimeout(std::chrono::milliseconds timeout);  ///< for the calls from now on
+  /// Threads that Copy uses, its caller included; 0: four, or one per core if there are fewer.
+  /// REQUIRES: no Offload lives.
   void SetCopyThreads(size_t threads);
-  /// Who the agent says is publishing, where another publisher asks. ThisProcess() unless it is
-  /// set.
+  /// The name by which the agent tells other publishers who is publishing. Default: ThisProcess().
   void SetPublisher(std::string publisher);
 
   /// One version on its way. Write tensors in any order from any thread, then Ready. The version is
@@ -86,42 +85,43 @@ class TrainerClient {
   class Offload {
    public:
     ~Offload();
-    /// The whole data section, all ranks' alike: tensor `t` lies at layout.offset(t).
+    /// The whole data section, for all ranks: tensor `t` lies at layout.offset(t).
     MutableBytes data();
-    /// The file that data() lies in, mapped for as long as this lives; kept from offload to
-    /// offload. Null where the agent owns a part: there is no memory behind the rest.
+    /// The file that contains data(), mapped at least as long as this lives, and kept for later
+    /// offloads. Null where the agent owns a part: there is no memory behind the rest.
     std::shared_ptr<HalfMapping> whole_mapping() const;
-    /// Memory of tensor `t`, to be written in place; say Written when it is done.
+    /// Memory of tensor `t`, to be written in place; call Written afterwards.
     MutableBytes tensor(size_t t);
-    /// Copies `data` (of exactly the tensor's size) into place, what is owned of it, and says
+    /// Copies the owned bytes of `data` (of exactly the tensor's size) into place, and calls
     /// Written.
     Status Write(size_t t, Bytes data, Share share = Share::kPart);
-    /// Copies a block, all of it owned, into its place, on the client's copy threads; does not say
-    /// Written.
+    /// Copies a block into its place, on the client's copy threads. Does not call Written.
+    /// REQUIRES: all of the block is owned.
     Status Copy(size_t t, const StridedSource& source);
-    /// These bytes of tensor `t` are final, and this rank alone writes them. Say Written(kCounted)
-    /// as well. kFailedPrecondition, and the offload is over, when ranks name more bytes than there
-    /// are. From any thread; returns before the agent is told.
+    /// These bytes of tensor `t` are final, and no other rank writes them. Call Written(kCounted)
+    /// as well. kFailedPrecondition, and the offload is over, when the ranks report more bytes than
+    /// there are. From any thread; returns before the agent is told.
     Status Finished(uint32_t t, const Destination& bytes);
-    /// The same of a block of `shape` elements at `start`; empty: at the tensor's first.
+    /// The same for a block of `shape` elements at `start`; empty `start`: at the tensor's first
+    /// element.
     Status FinishedBlock(uint32_t t, std::span<const uint64_t> start,
                          std::span<const uint64_t> shape);
-    /// This rank has written its share of these tensors. One rank in all: the bytes are final and
-    /// the agent may diff them already.
+    /// This rank has written its share of these tensors. With a single rank the bytes are final,
+    /// and the agent may diff them already.
     Status Written(std::span<const uint32_t> tensors, Share share = Share::kPart);
-    /// Carried over from the published version by the agent.
+    /// The agent shall carry the tensor over from the published version.
     void Unchanged(size_t t);
-    /// This rank is done; returns when the agent has taken note. kAborted with the reason when
+    /// This rank is done; returns when the agent has recorded it. kAborted with the reason when
     /// another rank has died or given up meanwhile.
     Status Ready();
-    /// kAborted with the reason once the offload is over for all ranks; looks at what the agent has
-    /// said, without a call.
+    /// kAborted with the reason once the offload is over for all ranks. Makes no call: it looks at
+    /// what the agent has reported so far.
     Status Check() const;
-    /// Gives the version up for all ranks; they are told the reason. Nothing is published.
+    /// Gives the version up for all ranks, which get `reason`. Nothing is published.
     void Abandon(const std::string& reason);
     /// Seconds that BeginOffload waited for the half.
     double waited_seconds() const;
-    /// Of this offload: as given to Begin, or as the agent drew it.
+    /// The offload's attempt, as given to Begin or as the agent drew it.
     uint64_t attempt() const;
 
    private:
@@ -131,13 +131,13 @@ class TrainerClient {
     std::unique_ptr<State> state_;
   };
 
-  /// `attempt` ties the parts of one offload together: the same number (DrawAttempt) from every
-  /// rank at every agent, another one for each offload. 0: the agent draws one for its own ranks,
-  /// which an agent that owns a part of the model refuses. kFailedPrecondition names the publisher
-  /// that writes the model already. REQUIRES: Register. The client outlives the offload.
+  /// `attempt` ties the parts of one offload together: every rank gives every agent the same number
+  /// (DrawAttempt), and each offload another one. 0: the agent draws one for its own ranks; an
+  /// agent that owns a part of the model refuses 0. kFailedPrecondition names the publisher that
+  /// already writes the model. REQUIRES: Register. The client outlives the offload.
   StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version, uint64_t attempt = 0);
-  /// Waits up to the client's timeout, or `timeout` when it is given. kAborted, with the reason, as
-  /// soon as the offload that this client begun for `version` is abandoned.
+  /// Waits up to the client's timeout, or `timeout` if given. kAborted, with the reason, as soon as
+  /// this client's offload of `version` is abandoned.
   StatusOr<PublishedVersion> WaitPublished(uint64_t version,
                                            std::chrono::milliseconds timeout = {});
 

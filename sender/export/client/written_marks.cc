@@ -5,9 +5,9 @@
 namespace deltawire {
 namespace {
 
-// Told in batches of about this many bytes: early enough to overlap, few enough calls.
+// Size of a batch: small enough to overlap with the copying, large enough to make few calls.
 constexpr uint64_t kBatchBytes = uint64_t{64} << 20;
-// Tensors may be tiny; a message may not grow without bound.
+// Tensors may be tiny, so a message's entries are limited as well.
 constexpr size_t kBatchEntries = size_t{1} << 16;
 
 }  // namespace

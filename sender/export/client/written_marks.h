@@ -1,7 +1,7 @@
-// What a rank has written and not yet told the agent, and the calls that tell it (MarkWritten): one
-// at a time, beside the copying, in batches large enough that calls do not count.
-// Owner: the Offload. Threads: any; gRPC's call back. Dropping it ends a call that is under way.
-// Errors: of a call that failed, from every later one. Cost: 8 bytes per chunk that is waiting.
+// Tensors and chunks that a rank has written but not yet told the agent, and the MarkWritten calls
+// that tell it: one at a time, beside the copying, in batches so large that calls cost little.
+// Owner: the Offload; dropping this ends a running call. Threads: any; gRPC's call back. Cost: 8
+// bytes per waiting chunk. Errors: once a call failed, every later function returns its error.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -27,9 +27,9 @@ class WrittenMarks {
     std::string model;
     uint64_t lease = 0;
     uint32_t rank = 0;
-    bool sole = false;  ///< the tensors added are this rank's alone, of several
+    bool sole = false;  ///< of several ranks, this one alone writes the added tensors
   };
-  /// Makes ready a call: its deadline.
+  /// Prepares a call, e.g. sets its deadline.
   using Prepare = std::function<void(grpc::ClientContext&)>;
 
   WrittenMarks(v1::TrainerService::Stub& stub, Offload offload, Prepare prepare);
@@ -37,11 +37,11 @@ class WrittenMarks {
   WrittenMarks(const WrittenMarks&) = delete;
   WrittenMarks& operator=(const WrittenMarks&) = delete;
 
-  /// Whole tensors, of so many bytes together. Returns before they are told.
+  /// Adds whole tensors, of `bytes` together. Returns before the agent is told.
   grpc::Status AddTensors(std::span<const uint32_t> tensors, uint64_t bytes);
-  /// Bytes of chunks. Returns before they are told.
+  /// Adds bytes of chunks. Returns before the agent is told.
   grpc::Status AddChunks(std::span<const ChunkBytes> chunks);
-  /// Tells the rest, and returns when the agent knows all of it.
+  /// Sends the rest, and returns when the agent knows everything added.
   grpc::Status Flush();
 
  private:
@@ -50,7 +50,7 @@ class WrittenMarks {
     v1::MarkWrittenRequest request;
     v1::MarkWrittenResponse response;
   };
-  /// Starts a call when there is enough to tell, or anything at all. REQUIRES: mu_ held.
+  /// Starts a call if a batch is full, or with `all` if anything is waiting. REQUIRES: mu_ held.
   void SendSome(bool all);
   void Done(const grpc::Status& status);
 

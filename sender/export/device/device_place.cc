@@ -24,7 +24,7 @@ struct Window {
 using Windows = std::vector<Window>;
 
 struct Rows {
-  uint64_t count = 0, bytes = 0;  // of one
+  uint64_t count = 0, bytes = 0;  // of one row
 };
 
 Rows RowsOf(const Plan& plan, const DeviceShard& shard) {
@@ -33,7 +33,8 @@ Rows RowsOf(const Plan& plan, const DeviceShard& shard) {
   return {cut.local_rows(), cut.local_cols() * DTypeBytes(shard.live->param.dtype)};
 }
 
-/// All rows in order, in buckets of at most `bucket_bytes`. REQUIRES: no row is larger.
+/// Distributes all rows, in order, over buckets of at most `bucket_bytes`. REQUIRES: no row is
+/// larger.
 std::vector<Windows> Cut(const Plan& plan, std::span<const DeviceShard> shards,
                          uint64_t bucket_bytes) {
   std::vector<Windows> buckets;
@@ -67,7 +68,7 @@ uint64_t LargestUse(const std::vector<Windows>& buckets) {
 
 DevicePlace::~DevicePlace() = default;
 
-/// One Run's way over the buckets: while the CPU places one, devices fill the other.
+/// The copies of one Run over the buckets: while the CPU places one, devices fill the other.
 class DevicePlace::Staging {
  public:
   Staging(DevicePlace& owner, const Plan& plan, std::vector<Windows> buckets,
@@ -83,7 +84,7 @@ class DevicePlace::Staging {
       if (status.ok()) status = Place(b);
       ++stats.buckets;
     }
-    // Nothing may be on its way into buckets that others use next.
+    // No copy may still be writing into buckets that the next user fills.
     if (!status.ok()) owner_.WaitForAll().IgnoreError();
     return status;
   }
@@ -101,7 +102,8 @@ class DevicePlace::Staging {
         bucket.memory = std::make_unique_for_overwrite<std::byte[]>(wanted + kAlignment);
         bucket.bytes = wanted;
       }
-      // Unpinned, copies are slower and do not run beside the CPU's work, and that is all.
+      // A failure to pin is ignored: unpinned copies are only slower and do not overlap the CPU's
+      // work.
       if (bucket.pin == nullptr && queue != nullptr) (void)queue->Pin(Memory(i), &bucket.pin);
     }
     for (const Bucket& bucket : owner_.ring_) stats.bucket_bytes += bucket.bytes;
@@ -170,7 +172,7 @@ Status DevicePlace::WaitForAll() {
   return first;
 }
 
-/// Pins the half once for as long as it is mapped. One that could not be is not tried again.
+/// Pins the half once for as long as it is mapped; after a failure it does not try again.
 Status DevicePlace::Pin(const HalfMemory& half, kernels::GpuQueue& queue) {
   for (const PinnedHalf& known : pinned_) {
     if (known.mapping == half.mapping) return known.refused;
@@ -204,7 +206,7 @@ Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const
 
 Status DevicePlace::PlaceDirectly(const Plan& plan, std::span<const DeviceShard> shards,
                                   const HalfMemory& half, DevicePlaceStats& stats) {
-  // A mapping that nobody else has is of a half that is gone.
+  // If nobody else holds a mapping, its half is not in use any more.
   std::erase_if(pinned_, [](const PinnedHalf& p) { return p.mapping.use_count() == 1; });
   if (half.mapping == nullptr) {
     return absl::FailedPreconditionError("the half is not whole in this agent's memory");
@@ -214,10 +216,10 @@ Status DevicePlace::PlaceDirectly(const Plan& plan, std::span<const DeviceShard>
   for (const DeviceShard& shard : shards) {
     if (status.ok()) status = QueueShard(plan, shard, half, queued, stats);
   }
-  // Also after an error: a kernel that is still at work must not outlive the offload.
+  // Waits after an error too: a running kernel must not outlive the offload.
   const Status done = WaitForAll();
   if (status.ok()) status = done;
-  // What failed is placed again over the buckets, and counts then.
+  // After an error all is placed again over the buckets, and is reported then.
   if (!status.ok() || !half.placed) return status;
   for (const mcore::Step& step : queued) half.placed(step);
   return status;

@@ -1,7 +1,7 @@
 // A Collective whose sources the CPU cannot read: device memory, or bytes behind a callback. They
-// reach the transfers over the buckets, so memory stays at two of these.
-// Owner: one gather's; the collective under it and the tensors outlive it. Threads: one caller.
-// Errors: as Collective, and what a copy or callback says, with the parameter's name.
+// reach the transfers over the gather's buckets. Owner: one gather; the collective under it and the
+// tensors outlive it. Threads: one caller. Cost: no memory but those two buckets. Errors: the
+// Collective's, and those of a copy or callback, with the parameter's name.
 #pragma once
 
 #include <map>
@@ -21,8 +21,8 @@ class ForeignCollective final : public Collective {
                                                              std::span<const LiveTensor> live);
   ~ForeignCollective() override;
 
-  /// What stands for tensor `i` as a source. Addresses of callbacks' bytes are of no memory:
-  /// whoever reads them ends the program.
+  /// The range that stands for tensor `i` as a source. For a callback it is reserved address space
+  /// without memory: a program that reads it crashes.
   Bytes source(size_t i) const { return sources_[i]; }
 
   int rank() const override { return inner_.rank(); }
@@ -52,7 +52,7 @@ class ForeignCollective final : public Collective {
 
  private:
   explicit ForeignCollective(Collective& inner) : inner_(inner) {}
-  /// The tensor that the inner collective cannot take and that has these bytes.
+  /// The tensor that contains these bytes, if the inner collective cannot take it; else null.
   const LiveTensor* Find(Bytes bytes) const;
   Status CopyOne(const LiveTensor& live, const CopyJob& job, Deadline deadline);
 
@@ -60,7 +60,7 @@ class ForeignCollective final : public Collective {
   std::vector<Bytes> sources_;
   std::map<const std::byte*, std::pair<Bytes, const LiveTensor*>> foreign_;  // by first byte
   std::map<int, std::unique_ptr<kernels::GpuQueue>> queues_;
-  void* reserved_ = nullptr;  // addresses for what callbacks read
+  void* reserved_ = nullptr;  // address space that stands for callbacks' bytes
   size_t reserved_bytes_ = 0;
 };
 

@@ -1,5 +1,6 @@
 // A trainer's parameter and where its bytes are: host memory, a CUDA device, or behind a callback.
-// A view: the trainer's memory outlives it, and all work on device memory is complete.
+// A view. Owner of the bytes: the trainer, whose memory outlives it; all work on device memory is
+// complete. Threads: as any value. Cost: none. Errors: a reader's.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +14,16 @@ namespace deltawire {
 
 inline constexpr int kHostMemory = -1;
 
-/// Copies bytes [offset, offset + to.size()) of a parameter to host memory; done when it returns.
-/// Called on the caller's own thread.
+/// Copies bytes [offset, offset + to.size()) of a parameter to host memory before it returns.
+/// Called on the thread of the call that got the parameter.
 using ByteReader = std::function<Status(uint64_t offset, MutableBytes to)>;
 
-/// Row-major.
+/// A row-major parameter.
 struct LiveTensor {
   mcore::LiveParam param;
-  Bytes data;                ///< with `read`, only the size counts
+  Bytes data;                ///< if `read` is set, only the size is used
   int device = kHostMemory;  ///< or the number of the CUDA device that `data` lies on
-  ByteReader read = {};      ///< where set, the only way to the bytes
+  ByteReader read = {};      ///< if set, the only way to the bytes
 
   bool on_host() const { return device == kHostMemory && !read; }
 };

@@ -33,10 +33,10 @@ std::optional<uint64_t> NumberIn(const fs::path& path) {
   std::ifstream file(path);
   uint64_t number = 0;
   if (file >> number) return number;
-  return std::nullopt;  // or "max"
+  return std::nullopt;  // no such file, or "max"
 }
 
-/// Tells machines apart, also where containers have names of their own.
+/// A number per machine, the same in all its containers, whatever their host names.
 uint64_t HostNumber() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -105,7 +105,7 @@ uint64_t FreeHostBytes(const fs::path& proc, const fs::path& cgroup) {
   const auto most = NumberIn(cgroup / "memory.max");
   const auto used = NumberIn(cgroup / "memory.current");
   if (most && used) {
-    // Cached files give way.
+    // The kernel drops cached files when memory is short, so they count as free.
     const uint64_t cached = NumberAfter(cgroup / "memory.stat", "inactive_file").value_or(0);
     const uint64_t needed = *used - std::min(*used, cached);
     bytes = std::min(bytes, *most - std::min(*most, needed));

@@ -1,6 +1,7 @@
-// How large a gather's buckets may be, from the memory that is free on the ranks that share it.
-// Pure but for reading /proc and asking the device. Threads: any; AgreeBucketBytes one caller, on
-// every rank. Errors: kFailedPrecondition, on every rank, where ranks ask for different sizes.
+// Chooses the size of a gather's buckets from the memory that is free on its ranks. Owner: none;
+// free functions. Threads: any; AgreeBucketBytes from one caller, on every rank. Cost: reads /proc
+// and asks the device; one AllGather. Errors: kFailedPrecondition, on every rank, where ranks ask
+// for different sizes.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +13,13 @@
 
 namespace deltawire {
 
-/// Asks for a size that fits: at most kLargestAutoBucket, and at most 1/8 of what is free for the
-/// rank that has least, on its device where buckets lie there, and of its share of the host.
+/// Asks for a size that fits: at most kLargestAutoBucket, and at most 1/8 of the memory that is
+/// free for the rank with the least: on its device if buckets lie there, and of its share of the
+/// host.
 inline constexpr uint64_t kAutoBucketBytes = UINT64_MAX;
 inline constexpr uint64_t kLargestAutoBucket = 512ULL << 20;
 
-/// What one rank has.
+/// One rank's wish and free memory.
 struct BucketNeeds {
   uint64_t wanted = 0;       ///< bytes, or kAutoBucketBytes
   uint64_t largest_row = 0;  ///< bytes; no bucket is smaller
@@ -26,15 +28,15 @@ struct BucketNeeds {
   uint64_t device_free = UINT64_MAX;  ///< UINT64_MAX: unknown, or no device
 };
 
-/// A multiple of 64.
+/// The size to use in bytes, a multiple of 64.
 StatusOr<uint64_t> BucketBytesFor(std::span<const BucketNeeds> ranks);
 
-/// BucketBytesFor what all ranks have; the same on every rank.
+/// Collects all ranks' needs and returns BucketBytesFor them: the same on every rank.
 StatusOr<uint64_t> AgreeBucketBytes(Collective& collective, uint64_t wanted, uint64_t largest_row,
                                     Collective::Deadline deadline);
 
-/// What this process can still take of the host's memory and of its control group's (version 2);
-/// UINT64_MAX where neither says.
+/// Bytes that this process can still take of the host's memory and of its control group's (version
+/// 2); UINT64_MAX where neither is known.
 uint64_t FreeHostBytes(const std::filesystem::path& proc = "/proc",
                        const std::filesystem::path& cgroup = "/sys/fs/cgroup");
 

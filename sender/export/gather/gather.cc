@@ -30,7 +30,7 @@ class Gather {
   const GatherStats& stats() const { return stats_; }
 
  private:
-  // A bucket under way: its transfer, and on the root where its pieces will be.
+  // A bucket under way: its transfer, and on the root the places of its pieces.
   struct Flight {
     std::unique_ptr<PendingGather> pending;
     std::vector<Bytes> pieces;
@@ -58,7 +58,7 @@ class Gather {
   GatherStats stats_;
 };
 
-// Compares what must be equal before the first byte moves.
+// Checks, before the first byte moves, that the ranks have the same plan and bucket size.
 Status Gather::Agree() {
   const Hash128 hash = HashPlan(plan_);
   std::array<std::byte, 4 * sizeof(uint64_t)> mine;
@@ -78,7 +78,7 @@ Status Gather::Agree() {
       differ, collective_.root());
 }
 
-// The plan is the same everywhere by now, so that every rank comes to the same verdict.
+// After Agree the plan is the same on every rank, so every rank comes to the same result.
 Status Gather::Validate() const {
   for (size_t b = 0; b < plan_.size(); ++b) {
     uint64_t left = options_.bucket_bytes;
@@ -118,8 +118,8 @@ StatusOr<Bytes> Gather::Source(const GatherPiece& piece) const {
   return item->subspan(piece.offset, piece.bytes);
 }
 
-// Memory for a bucket, which is large enough for any later one as well: it is allocated once, or
-// twice where the root finds late that its own pieces need room too.
+// Memory for a bucket, large enough for any later one too. It is allocated once, or twice if the
+// root finds later that its own pieces need room too.
 StatusOr<MutableBytes> Gather::Buffer(size_t bucket, uint64_t bytes, bool with_own) {
   if (bytes == 0) return MutableBytes();
   std::unique_ptr<CollectiveBuffer>& buffer = buffers_.buckets[bucket % 2];
@@ -213,7 +213,7 @@ Status Gather::StartElsewhere(size_t bucket) {
   return absl::OkStatus();
 }
 
-// Waits for the bucket's transfer; on the root, consumes it.
+// Waits for the bucket's transfer, and consumes the bucket on the root.
 Status Gather::Finish(size_t bucket) {
   Flight& flight = flights_[bucket % 2];
   if (flight.pending != nullptr) {
@@ -237,7 +237,7 @@ Status Gather::Run() {
     if (b + 1 < plan_.size()) DW_RETURN_IF_ERROR(Start(b + 1));
     DW_RETURN_IF_ERROR(Finish(b));
   }
-  // The root comes here when it has consumed everything.
+  // The root reaches the barrier when it has consumed everything.
   return collective_.Barrier(WaitDeadline());
 }
 
@@ -251,7 +251,7 @@ StatusOr<GatherStats> GatherBuckets(Collective& collective, std::span<const Gath
   DW_RETURN_IF_ERROR(gather.Validate());
   const Status ran = gather.Run();
   if (!ran.ok()) {
-    collective.Abort(ran);  // nobody waits for this rank in vain
+    collective.Abort(ran);  // so that no peer waits for this rank
     return ran;
   }
   return gather.stats();

@@ -1,6 +1,7 @@
-// Which bytes a gather moves in which step: items of known size on known ranks, put into buckets.
-// Plain data and pure functions: every rank makes the same plan from the same items.
-// Cost: linear in the number of items and pieces.
+// The plan of a gather, that is, the bytes that it moves in each step: items of known size on known
+// ranks, put into buckets. Every rank makes the same plan from the same items. Owner: the caller;
+// plain data and pure functions. Threads: any. Cost: linear in the number of items and pieces.
+// Errors: kInvalidArgument.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace deltawire {
 
-/// Pieces begin at multiples of this in a bucket, and items are cut at multiples of it: no element
-/// is split or misaligned.
+/// Pieces begin at multiples of this in a bucket, and items are cut at multiples of it, so that no
+/// element is split or misaligned.
 inline constexpr uint64_t kGatherAlignment = 64;
 
 /// `bytes` bytes in the memory of `rank`.
@@ -33,22 +34,21 @@ struct GatherPiece {
 
 using GatherBucket = std::vector<GatherPiece>;
 
-/// All items in their order, in buckets of at most `bucket_bytes`, each piece counted as if it were
-/// a multiple of kGatherAlignment. An item is cut only if it is larger than a bucket. Empty items
-/// are there as empty pieces. kInvalidArgument: bucket_bytes is zero or no multiple of
-/// kGatherAlignment.
+/// All items in their order, in buckets of at most `bucket_bytes`, where each piece counts as a
+/// multiple of kGatherAlignment. Only an item larger than a bucket is cut. An empty item becomes an
+/// empty piece. kInvalidArgument: bucket_bytes is zero or not a multiple of kGatherAlignment.
 StatusOr<std::vector<GatherBucket>> MakeBuckets(std::span<const GatherItem> items,
                                                 uint64_t bucket_bytes);
 
-/// Where the pieces of one bucket lie on the root: each rank's pieces are one range, ranks rise,
-/// and the root's own range is the last.
+/// The places of one bucket's pieces on the root: each rank's pieces form one range; the ranges are
+/// in the order of ranks, but the root's own comes last.
 struct BucketPlaces {
   struct Range {
     uint64_t offset = 0;
     uint64_t bytes = 0;
   };
   std::vector<uint64_t> piece_offset;  // by piece, from the bucket's beginning
-  std::vector<Range> rank;             // by rank; a single piece's range is that piece exactly
+  std::vector<Range> rank;             // by rank; the range of a single piece is exactly that piece
   uint64_t others_bytes = 0;           // without the root's own range
   uint64_t all_bytes = 0;
 };

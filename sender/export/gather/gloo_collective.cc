@@ -29,7 +29,8 @@ class GlooGather final : public PendingGather {
       : star_(std::move(star)), transfers_(std::move(transfers)) {}
   ~GlooGather() override {
     if (transfers_.empty()) return;
-    // Connections first: a buffer that goes in the middle of a message would stall its connection.
+    // Closes connections first: destroying a buffer in the middle of a message would block on its
+    // connection.
     star_->Break(absl::CancelledError("a gather was dropped before its end")).IgnoreError();
   }
 
@@ -130,7 +131,7 @@ StatusOr<GlooCollective::Blobs> GlooCollective::AllGather(Bytes mine, Deadline d
   return star_->is_root() ? AllGatherOnRoot(mine, deadline) : AllGatherElsewhere(mine, deadline);
 }
 
-// Collects every rank's bytes, and answers each with all of them behind a table of their sizes.
+// Collects every rank's bytes, then sends every rank a table of sizes followed by all the bytes.
 StatusOr<GlooCollective::Blobs> GlooCollective::AllGatherOnRoot(Bytes mine, Deadline deadline) {
   Blobs all(size());
   all[rank()].assign(mine.begin(), mine.end());
@@ -227,7 +228,7 @@ StatusOr<std::unique_ptr<Collective>> NewGlooCollective(const GlooOptions& optio
   auto star = std::make_shared<GlooStar>(options, std::move(dir));
   if (Status s = star->Connect(options, deadline); !s.ok()) return star->Break(std::move(s));
   auto collective = std::make_unique<GlooCollective>(std::move(star));
-  // The last to connect is here: everybody is, or nobody goes on.
+  // Returns only after every rank has connected; otherwise all fail.
   DW_RETURN_IF_ERROR(collective->Barrier(deadline));
   return std::unique_ptr<Collective>(std::move(collective));
 }

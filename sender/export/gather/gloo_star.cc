@@ -21,15 +21,15 @@ using gloo::transport::UnboundBuffer;
 using std::chrono::milliseconds;
 
 constexpr uint64_t kProbeSlot = 1ULL << 63;
-// Between two looks of the watch.
+// Time between two checks of the watch.
 constexpr milliseconds kLook{20};
-// Gloo closes all connections when a wait of its own runs out. The watch ends waits, so these do
-// not.
+// Gloo closes all connections when one of its own waits times out. The watch ends waits instead, so
+// Gloo's must not time out.
 constexpr milliseconds kForEver = std::chrono::hours(10'000);
-// How long the root's last word is waited for once it has closed: it may be just about to say it.
+// How long to wait for the note of a root that has closed: it may be just about to write one.
 constexpr milliseconds kNoteWait{1000};
 
-// At least 1: zero and less mean "for ever" to Gloo.
+// At least 1, since Gloo takes zero and less for "for ever".
 std::chrono::milliseconds MillisecondsUntil(Deadline deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
   return std::clamp(left, std::chrono::milliseconds(1),
@@ -38,7 +38,7 @@ std::chrono::milliseconds MillisecondsUntil(Deadline deadline) {
 
 std::vector<char> Chars(const std::string& s) { return {s.begin(), s.end()}; }
 
-// Gloo would crash on a name that resolves to nothing.
+// Checked here because Gloo crashes on a name that does not resolve.
 Status CheckResolves(const GlooOptions& options) {
   std::string name = options.address;
   if (!options.interface.empty()) return absl::OkStatus();
@@ -92,7 +92,7 @@ Status GlooStar::Connect(const GlooOptions& options, Deadline deadline) {
                   options.interface, options.address, e.what());
   }
   try {
-    // Gloo waits five times as long for a connection.
+    // Gloo waits up to five times its timeout for a connection.
     context_->setTimeout(std::max(MillisecondsUntil(deadline) / 5, std::chrono::milliseconds(1)));
     DW_RETURN_IF_ERROR(is_root() ? ConnectRoot(deadline) : ConnectOther(deadline));
     watch_ = std::thread([this] { RunWatch(); });
@@ -104,7 +104,7 @@ Status GlooStar::Connect(const GlooOptions& options, Deadline deadline) {
   }
 }
 
-// The root listens once for every other rank and says where, all in one entry.
+// The root opens one listening address per other rank, and publishes them all in one entry.
 Status GlooStar::ConnectRoot(Deadline deadline) {
   std::vector<char> addresses;
   for (int r = 0; r < size_; ++r) {
@@ -149,8 +149,8 @@ void GlooStar::StartProbe(int peer) {
   probes_[peer]->recv(peer, kProbeSlot);
 }
 
-// Gloo tells of a connection's end those messages that have not begun, such as the probe, and not
-// one of which a part has passed.
+// When a connection ends, Gloo fails messages that have not begun, such as the probe, but not one
+// of which a part has passed. So the probe is checked.
 bool GlooStar::IsConnected(int peer) {
   try {
     probes_[peer]->abortWaitRecv();
@@ -238,7 +238,7 @@ Status GlooStar::Wait(int peer, Deadline deadline, const char* what,
                           "slower than the deadline allows",
                           peer, peer == root_ ? " (the root)" : "", what));
     }
-    // The peer has closed. It may have done so after this message, which is then whole.
+    // The peer has closed, but it may have sent this message completely before.
     if (gloo_wait(milliseconds(1))) return absl::OkStatus();
     return PeerGone(peer, what, "the connection ended");
   } catch (const std::exception& e) {
@@ -249,7 +249,7 @@ Status GlooStar::Wait(int peer, Deadline deadline, const char* what,
 
 Status GlooStar::PeerGone(int peer, const char* what, const char* gloo_says) {
   const char* root = peer == root_ ? " (the root)" : "";
-  // A peer that left on purpose says why, in general before it closes.
+  // A peer that left on purpose writes the reason, usually before it closes.
   const auto note = dir_.WaitForAll({fmt::format("left {}", peer)},
                                     Clock::now() + (is_root() ? milliseconds(0) : kNoteWait));
   if (note.ok()) {
@@ -270,9 +270,9 @@ Status GlooStar::Break(Status why) {
   return broken_;
 }
 
-// A broken star's connections are reset at once, and nothing is received any more into memory whose
-// owner is about to free it; a whole one's are left to the destructors, which let sent bytes
-// arrive.
+// Resets a broken star's connections at once, so that nothing is received any more into memory
+// whose owner is about to free it. An intact star's are left to the destructors, which deliver sent
+// bytes.
 void GlooStar::Close() {
   if (context_ == nullptr || broken_.ok()) return;
   const SigpipeBlocked no_sigpipe;
@@ -281,7 +281,7 @@ void GlooStar::Close() {
       if (auto& pair = context_->getPair(r)) pair->close();
     }
   } catch (const std::exception&) {
-    // What cannot be closed now is closed by its destructor.
+    // A connection that cannot be closed now is closed by its destructor.
   }
 }
 

@@ -1,7 +1,7 @@
-// Gloo connections between the root and every other rank, with waits that end.
-// Owner: what shares it (a collective and its handles). Threads: one caller; Gloo's I/O thread and
-// a watch run beside it. Cost: the watch looks 50 times a second, while somebody waits. Errors:
-// Gloo's exceptions end here. The first failure closes all connections and stays.
+// Gloo connections between the root and every other rank, with waits that end. Owner: shared by a
+// collective and its handles. Threads: one caller; Gloo's I/O thread and a watch thread run beside
+// it. Cost: the watch checks 50 times a second while the caller waits. Errors: Gloo's exceptions
+// are caught. The first failure closes all connections and is returned ever after.
 #pragma once
 
 #include <gloo/transport/context.h>
@@ -43,21 +43,22 @@ class GlooStar {
 
   Status Connect(const GlooOptions& options, Deadline deadline);
 
-  /// Begin a message, which lasts until its wait; the memory must, too. Messages between two ranks
-  /// meet by slot, in order. REQUIRES: the sizes are the same on both ends; one end is the root.
+  /// Send and Receive begin a message that lasts until its wait; so must the memory. Messages
+  /// between two ranks are matched by slot, in order. REQUIRES: both ends give the same size; one
+  /// end is the root.
   StatusOr<Buffer> Send(int to, uint64_t slot, Bytes from);
   StatusOr<Buffer> Receive(int from, uint64_t slot, MutableBytes to);
   Status WaitSent(gloo::transport::UnboundBuffer& buffer, int to, Deadline deadline);
   Status WaitReceived(gloo::transport::UnboundBuffer& buffer, int from, Deadline deadline);
 
-  /// Ends everything: leaves `why` for the others and closes the connections. Nothing is read into
-  /// or sent from anybody's memory after it. Returns what broke it first.
+  /// Ends everything: leaves `why` for the other ranks and closes the connections. Afterwards no
+  /// memory is read from or received into. Returns the first error that broke the star.
   Status Break(Status why);
 
  private:
-  // Who waits, for the watch.
+  // The wait that the watch thread observes.
   struct Waiting {
-    std::function<void()> interrupt;  // empty: nobody
+    std::function<void()> interrupt;  // empty: no wait
     int peer = 0;
     Deadline deadline;
   };
@@ -79,7 +80,7 @@ class GlooStar {
   std::shared_ptr<gloo::transport::Context> context_;
   Status broken_;
 
-  // By peer, a receive of what is never sent: it fails when the connection does.
+  // By peer, a receive of a message that is never sent: it fails when the connection does.
   std::vector<Buffer> probes_;
   std::byte unsent_{};
 

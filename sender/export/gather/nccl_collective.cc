@@ -20,7 +20,7 @@ using Deadline = Collective::Deadline;
 
 constexpr std::chrono::microseconds kFirstPoll{50};
 constexpr std::chrono::microseconds kLastPoll{1000};
-// How long a communicator without faults may take to end.
+// How long an intact communicator may take to end.
 constexpr std::chrono::seconds kFinalize{10};
 
 Status FromCuda(cudaError_t error, const char* what) { return FromGpu(gpu::Check(error, what)); }
@@ -45,7 +45,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-// What handles and buffers share with the collective.
+// State that handles and buffers share with the collective.
 class Communicator {
  public:
   Communicator(std::unique_ptr<Collective> control, int device)
@@ -53,9 +53,9 @@ class Communicator {
   ~Communicator();
 
   Status Create(Deadline deadline);
-  // Polls until CUDA has come to `event`.
+  // Polls until CUDA has reached `event`.
   Status WaitFor(const Event& event, Deadline deadline);
-  // Polls until NCCL has taken what was asked of it.
+  // Polls until NCCL has accepted the last call.
   Status WaitUntilTaken(Deadline deadline);
   Status Nccl(ncclResult_t result, const char* what);
   Status Break(Status why);
@@ -67,7 +67,7 @@ class Communicator {
   ncclComm_t get() const { return comm_; }
 
   gpu::Stream transfers, from_device, copies;
-  // The root's buffers: where in device memory lies what is to reach this host memory.
+  // Of the root's buffers: the device memory whose bytes are to reach `host`.
   struct Mirror {
     MutableBytes host;
     std::byte* device;
@@ -88,7 +88,7 @@ class Communicator {
 Communicator::~Communicator() {
   if (comm_ == nullptr) return;
   const OnDevice here(device_);
-  // Every rank ends it: nobody may be waited for longer than this.
+  // Finalizing needs every rank, so it must not wait longer than this for one of them.
   if (broken_.ok() && pending == 0) {
     const ncclResult_t begun = ncclCommFinalize(comm_);
     if ((begun == ncclSuccess || begun == ncclInProgress) &&
@@ -302,7 +302,7 @@ Status NcclCollective::Exchange(Bytes mine, std::span<const MutableBytes> parts,
   return comm_->WaitUntilTaken(deadline);
 }
 
-// Behind the transfers, on a stream of its own: the next bucket's transfers go on beside it.
+// Runs after the transfers, on a stream of its own, so that the next bucket's transfers overlap.
 Status NcclCollective::BringToHost(std::span<const MutableBytes> parts, Event& done) {
   Event received;
   DW_RETURN_IF_ERROR(received.Record(comm_->transfers));

@@ -1,8 +1,8 @@
 // Collective over NCCL: from device memory to device memory, and on the root on to pinned memory.
-// Small messages and last words stay with another Collective. Not run on devices yet.
-// Threads: one caller. Memory on the root: each buffer twice, on the device and on the host.
-// Errors: as Collective; NCCL does not name ranks, and one that it does not miss by itself is
-// missed at the deadline. Built without CUDA or NCCL, there is only the error.
+// Small messages and reasons of failure go over another Collective. Owner: one per rank. Threads:
+// one caller. Cost: on the root each buffer twice, on the device and on the host. Errors: as
+// Collective, but NCCL does not name ranks, and a dead rank may be noticed only at the deadline.
+// Without CUDA or NCCL every call fails. Not run on devices yet.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,11 @@
 
 namespace deltawire {
 
-/// `control` connects the same ranks (NewGlooCollective); rank, size and root are its own. `device`
-/// is this process's CUDA device, another one for each rank of a machine. Sources may be in device
-/// memory, where all work on them must be complete, or in host memory. Ranks start their gathers in
-/// the same order, whatever the slots. kUnimplemented: this program was built without NCCL.
+/// `control` connects the same ranks (NewGlooCollective); its rank, size and root are used.
+/// `device` is this process's CUDA device, a different one for each rank of a machine. Sources may
+/// be in device memory, where all work on them must be complete, or in host memory. Ranks start
+/// their gathers in the same order, whatever the slots. kUnimplemented: this program was built
+/// without NCCL.
 StatusOr<std::unique_ptr<Collective>> NewNcclCollective(std::unique_ptr<Collective> control,
                                                         int device, Collective::Deadline deadline);
 

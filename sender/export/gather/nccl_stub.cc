@@ -1,4 +1,4 @@
-// In place of nccl_collective.cc where CUDA or NCCL is missing.
+// Replaces nccl_collective.cc where CUDA or NCCL is missing.
 #include "sender/export/gather/nccl_collective.h"
 
 namespace deltawire {

@@ -18,7 +18,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kFilePrefix = "file:";
 constexpr size_t kMissingNamed = 8;
-// Between two looks. Not inotify, which sees nothing of other machines.
+// Time between two checks. inotify would not report changes made by other machines.
 constexpr std::chrono::milliseconds kPoll{5};
 
 bool IsWord(const std::string& job) {
@@ -60,7 +60,7 @@ Status RendezvousDir::Set(const std::string& key, std::span<const char> value) {
   out.write(value.data(), static_cast<std::streamsize>(value.size()));
   out.close();
   if (!out) return ErrnoError("write " + unfinished.string());
-  // Appears whole, and never in another's place.
+  // With link the entry appears whole and never replaces another rank's.
   const int linked = link(unfinished.c_str(), path.c_str());
   const int error = errno;
   unlink(unfinished.c_str());

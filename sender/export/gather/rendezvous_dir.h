@@ -1,7 +1,7 @@
 // A directory that all ranks of a trainer see, in which they leave one another small entries.
-// Owner: one rank's Collective. Threads: one caller. Cost: a file an entry; waiting polls (over
-// NFS, an entry may be seen late: mount with lookupcache=positive). Entries are written once,
-// appear whole, and stay. Errors: those of the file system, with the path.
+// Entries are written once, appear whole, and stay. Owner: one rank's Collective. Threads: one
+// caller. Cost: a file per entry; waits poll (over NFS an entry may be seen late: mount with
+// lookupcache=positive). Errors: those of the file system, with the path.
 #pragma once
 
 #include <chrono>
@@ -18,14 +18,14 @@ namespace deltawire {
 
 class RendezvousDir {
  public:
-  /// `where` is "file:DIR" with DIR there already; entries go to DIR/`job`, which is one path
-  /// component of letters, digits, '.', '_' and '-'. kInvalidArgument if they are not.
+  /// `where` is "file:DIR", and DIR exists; entries go to DIR/`job`, one path component of letters,
+  /// digits, '.', '_' and '-'. Otherwise kInvalidArgument.
   static StatusOr<RendezvousDir> Open(const std::string& where, const std::string& job);
 
-  /// kAlreadyExists if the entry is there: the job's name was used before.
+  /// kAlreadyExists if the entry exists, so an earlier group has used the job's name.
   Status Set(const std::string& key, std::span<const char> value);
 
-  /// The values of all keys, in order. kDeadlineExceeded with the first of those that are missing.
+  /// The values of all keys, in order. kDeadlineExceeded names the first missing keys.
   StatusOr<std::vector<std::string>> WaitForAll(const std::vector<std::string>& keys,
                                                 std::chrono::steady_clock::time_point deadline);
 

@@ -1,6 +1,7 @@
-// Keeps SIGPIPE from the process where a library writes to sockets without MSG_NOSIGNAL, as Gloo
-// does: the death of a peer would be the writer's. Owner: a scope. Threads: blocks the signal in
-// its own and in those that are started in the scope, for all their life. Cost: some system calls.
+// Blocks SIGPIPE where a library writes to sockets without MSG_NOSIGNAL, as Gloo does: otherwise a
+// peer's death would kill this process. Owner: a scope. Threads: blocks the signal in its own
+// thread, and for good in threads that start within the scope. Cost: some system calls. Errors:
+// none.
 #pragma once
 
 #include <signal.h>
@@ -20,7 +21,7 @@ class SigpipeBlocked {
     was_pending_ = sigismember(&pending, SIGPIPE) == 1;
     pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
   }
-  /// Takes a SIGPIPE that came meanwhile, and restores the thread's mask.
+  /// Discards a SIGPIPE that arrived meanwhile, and restores the thread's mask.
   ~SigpipeBlocked() {
     const timespec none{};
     if (!was_pending_) {

@@ -1,6 +1,7 @@
 // A model family as data: how a trainer's parameters make up HF tensors (docs/model_families.md).
-// Plain values, read from TOML by family_file.cc; expressions are texts, evaluated by Scope.
-// A FamilySet is immutable once loaded; threads: any. Errors name the file, the line and the key.
+// Plain values, read from TOML by family_file.cc; expressions are texts, evaluated by Scope. Owner:
+// an HfModel or a test; a FamilySet is immutable once loaded. Threads: any. Cost: Load parses every
+// family's file. Errors name the file, the line and the key.
 #pragma once
 
 #include <filesystem>
@@ -18,28 +19,28 @@
 
 namespace deltawire::mcore {
 
-/// Where in the model a parameter is, which says which ranks hold it and what its names begin with.
+/// Where in the model a parameter is, which decides which ranks hold it and how its names begin.
 enum class ParamScope : uint8_t {
   kLayer,      ///< every decoder layer, and the inner layer of every MTP layer
-  kExpert,     ///< the same, for every routed expert
+  kExpert,     ///< every routed expert of those layers
   kEmbedding,  ///< the first pipeline chunk
   kFinalNorm,
   kHead,  ///< the last pipeline chunk
-  kMtp,   ///< every MTP layer, outside of its inner layer
+  kMtp,   ///< every MTP layer, except for its inner layer
 };
 
 /// How a parameter is cut over tensor-parallel (experts: expert-tensor-parallel) ranks.
 enum class Split : uint8_t { kNone, kRows, kColumns };
 
-/// A text, or two that go by a setting: of TransformerEngine's and the local spec ("te", "local"),
-/// or of grouped and sequential experts ("grouped", "sequential"). `forms` has one or two entries;
-/// each is a text, or several that mean the same.
+/// A text, or two between which a setting chooses: TransformerEngine's or the local spec ("te",
+/// "local"), grouped or sequential experts ("grouped", "sequential"). `forms` has one or two
+/// entries; each is a text, or several texts with the same meaning.
 struct Spelling {
   enum class By : uint8_t { kNothing, kSpec, kExperts };
   By by = By::kNothing;
   std::vector<std::vector<std::string>> forms;
 
-  /// The form that a setting asks for; the other one, or the same where there is one for both.
+  /// The form for these settings. Other: the other form, or the same if there is only one.
   const std::vector<std::string>& Own(Spec spec, ExpertModules experts) const {
     return Second(spec, experts) ? forms.back() : forms.front();
   }
@@ -57,67 +58,71 @@ struct Spelling {
 /// A run of a parameter's rows, and where they go. Expressions count rows of the whole parameter.
 struct Part {
   std::string hf;          ///< the HF tensor's name
-  std::string rows;        ///< how many of the parameter's rows
-  std::string at = "0";    ///< the HF row of the first
+  std::string rows;        ///< number of the parameter's rows that go there
+  std::string at = "0";    ///< the HF row of the first of them
   std::string runs = "1";  ///< cut into this many equal runs ...
   std::string pitch;       ///< ... that begin this many HF rows apart; empty: one run
   std::optional<DType> dtype;
-  bool only_listed = false;  ///< only where the checkpoint has this tensor
+  bool only_listed = false;  ///< only if the checkpoint has this tensor
 };
 
 struct Param {
-  Spelling mcore;  ///< relative to its layer where the scope has layers
+  Spelling mcore;  ///< relative to its layer if the scope has layers
   ParamScope scope = ParamScope::kLayer;
   std::string when = "1";
   Spelling split;    ///< "none", "rows" or "columns"
   std::string cols;  ///< empty: the parameter has one dimension
   std::vector<Part> parts;
   std::string groups = "1";  ///< rows come in this many groups, each with a share of every part
-  bool per_shard = false;   ///< every shard has a share of every part, instead of a cut through all
-  std::string block = "0";  ///< per_shard: the parts take turns in blocks of this many rows
-  bool padded = false;      ///< rows are padded as the vocabulary is
+  /// Every shard has a share of every part; else the parts are cut as one.
+  bool per_shard = false;
+  std::string block = "0";  ///< per_shard: the parts alternate in blocks of this many rows
+  bool padded = false;      ///< rows are padded like the vocabulary
   std::string packed;       ///< experts: number of them in one HF tensor, along its first dimension
   bool transpose = false;   ///< HF holds rows and columns exchanged
-  std::vector<std::string> shape;  ///< of the HF tensor, where rows and cols do not say it
-  std::optional<DType> dtype;      ///< the trainer's; also HF's where the part says none
+  std::vector<std::string> shape;  ///< of the HF tensor, if rows and cols do not give it
+  std::optional<DType> dtype;      ///< the trainer's; also HF's if the part states none
   int add = 0;                     ///< added on the way to HF, in fp32
-  bool drop = false;   ///< a copy: filled from HF, never exported; without parts, of no shape
+  /// A copy: filled from HF, never exported; without parts it has no known shape.
+  bool drop = false;
   std::string source;  ///< file and line, for messages
 };
 
-/// Parameters that another part of the model owns and that are copied as they are.
+/// Parameters of another part of the model, which are copied unchanged.
 struct Passthrough {
-  std::vector<std::string> mcore;  ///< what names begin with in the trainer: any of these
-  std::string newer;               ///< the same since CoreVersion::kNewNames; empty: as before
-  std::string hf;                  ///< what they begin with in HF
+  std::vector<std::string> mcore;  ///< how names begin in the trainer: any of these
+  std::string newer;               ///< the same since CoreVersion::kNewNames; empty: unchanged
+  std::string hf;                  ///< how they begin in HF
 };
 
-/// An HF tensor that some checkpoints hold beside another as its copy; it is written where the
-/// checkpoint has it. One that names a layer, {l}, stands in every MTP layer.
+/// An HF tensor that some checkpoints contain as a copy of another; it is written if the checkpoint
+/// has it. A copy whose name has {l} exists in every MTP layer.
 struct Copy {
   std::string of, hf;  ///< HF names as parts spell them
   std::string when = "1";
 };
 
-/// What a trainer refuses at its start, and so does a plan.
+/// A condition that trainers check at their start, and that a plan checks too.
 struct Rule {
   std::string that;       ///< must be true
   std::string otherwise;  ///< the message; {EXPRESSION} stands for its value
 };
 
-/// What names begin with; what is empty is the extended family's, in the end DefaultNames().
-/// {n}: the layer's number, for MTP from 0; {l}: the same, counted after the decoder's layers;
-/// {k}: within the pipeline chunk (trainer's names); {e}: the expert;
-/// {L}: the number of decoder layers; {root}: as below.
+/// How names begin. An empty entry takes the extended family's, in the end that of DefaultNames().
+/// {n}: the layer's number, for MTP from 0; {l}: the same, counted on after the decoder's layers;
+/// {k}: within the pipeline chunk (trainer's names); {e}: the expert; {L}: the number of decoder
+/// layers; {root}: as below.
 struct Names {
   std::string layer_mcore, layer_hf;
   std::string mtp_mcore, mtp_hf;
-  std::vector<std::string> mtp_inner;  ///< the inner layer's name in an MTP layer, newer ones last
-  std::vector<std::string> root;       ///< what HF names begin with: the first that the checkpoint
-                                       ///< has layers under, and without a checkpoint the first
-  std::string mcore_root;              ///< what trainer's names begin with, but for a tower's; they
-                                       ///< are known without it, too
-  std::vector<std::string> strip;      ///< wrappers' prefixes of trainer's names, besides "module."
+  std::vector<std::string> mtp_inner;  ///< the inner layer's name in an MTP layer; newer names last
+  /// How HF names begin: the first under which the checkpoint has layers; without a checkpoint the
+  /// first.
+  std::vector<std::string> root;
+  /// How trainer's names begin, except a tower's; names without it are accepted too.
+  std::string mcore_root;
+  /// Prefixes of wrappers in trainer's names, besides "module.".
+  std::vector<std::string> strip;
 };
 Names DefaultNames();
 
@@ -126,20 +131,20 @@ struct Family {
   std::string extends;
   std::vector<std::string> model_types;    ///< match: any of these, ...
   std::vector<std::string> architectures;  ///< ... and any of these, ...
-  std::string when;                        ///< ... and this; what is empty is not asked
+  std::string when;                        ///< ... and this; empty conditions are skipped
   std::map<std::string, Alternatives> dims;
   Names names;
-  std::map<std::string, std::string> texts;  ///< {NAME} in names, besides those of Names
-  /// What "listed.NAME" asks for: whether the checkpoint has this tensor in the layer at hand.
-  /// {layer}: what the layer's HF names begin with.
+  std::map<std::string, std::string> texts;  ///< values of {NAME} in names, besides those of Names
+  /// For "listed.NAME": the tensor that the checkpoint must have in the present layer. {layer}: how
+  /// the layer's HF names begin.
   std::map<std::string, std::string> listed;
   std::vector<Param> params;
-  std::vector<std::string> without;  ///< names of the extended family's that this one lacks
+  std::vector<std::string> without;  ///< parameters of the extended family that this one lacks
   std::vector<Copy> copies;
   std::vector<Rule> rules;  ///< the extended family's first
   std::vector<Passthrough> passthrough;
   std::vector<std::string> not_trained;   ///< HF names (* is any text) that no parameter makes
-  std::vector<std::string> not_exported;  ///< trainer's names (the same) that make no HF tensor
+  std::vector<std::string> not_exported;  ///< trainer's names (with * too) that make no HF tensor
   std::string source;
 };
 
@@ -148,12 +153,12 @@ inline constexpr const char* kRequiredDims[] = {"layers", "vocab", "experts", "m
 
 class FamilySet {
  public:
-  /// The families that came with this program (configs/models), and every *.toml of `dirs`; a
-  /// family of a later directory replaces one of the same name. Inheritance is resolved here.
+  /// The families built into this program (configs/models), and every *.toml of `dirs`; a family of
+  /// a later directory replaces one of the same name. Resolves inheritance.
   static StatusOr<FamilySet> Load(std::span<const std::filesystem::path> dirs);
 
-  /// The family called `name`, or, where that is empty, the most specific one that fits `config`:
-  /// the one with more conditions; of two with as many, the one that extends the other.
+  /// The family called `name`. Empty `name`: of the families that fit `config`, the most specific
+  /// one, with the most conditions; of two with equally many, the one that extends the other.
   StatusOr<const Family*> Select(const HfConfig& config, const std::string& name = {}) const;
 
   const std::map<std::string, Family>& families() const { return families_; }
@@ -162,16 +167,16 @@ class FamilySet {
   std::map<std::string, Family> families_;
 };
 
-/// The files of configs/models as they were when this program was built: name and text.
+/// A file of configs/models as it was when this program was built: name and text.
 struct BuiltinFamily {
   std::string_view file, text;
 };
 std::span<const BuiltinFamily> BuiltinFamilies();
 
-/// `text` matches `pattern`, in which * is any text.
+/// Whether `text` matches `pattern`, in which * stands for any text.
 bool MatchesPattern(std::string_view pattern, std::string_view text);
 
-/// One family's file; inheritance is not resolved. `text` is TOML.
+/// Parses one family's file, the TOML `text`. Inheritance is not resolved.
 StatusOr<Family> ParseFamily(std::string_view text, const std::string& file);
 
 }  // namespace deltawire::mcore

@@ -1,4 +1,4 @@
-// Reads a family's TOML. What a key means stands in docs/model_families.md.
+// Reads a family's TOML. docs/model_families.md explains the keys.
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class Reader {
       Fail(*node, fmt::format("{} wants a text", key));
     }
   }
-  /// A text, a whole number or a truth value, as the text of an expression.
+  /// A text, a whole number or a boolean, as the text of an expression.
   void Expression(std::string_view key, std::string* to) {
     if (const toml::node* node = Find(key)) *to = ExpressionText(key, *node);
   }
@@ -54,7 +54,7 @@ class Reader {
       Fail(*node, fmt::format("{} wants true or false", key));
     }
   }
-  /// A list of texts, or one.
+  /// A list of texts, or a single text.
   void Strings(std::string_view key, std::vector<std::string>* to) {
     if (const toml::node* node = Find(key)) *to = StringList(key, *node);
   }
@@ -99,7 +99,7 @@ class Reader {
     Fail(*node,
          fmt::format("{} wants a text, a list, {{te, local}} or {{grouped, sequential}}", key));
   }
-  /// Names a key that nothing asked for: most likely a slip of the pen.
+  /// Reports a key that was never asked for: most likely a typing error.
   void RefuseOthers() const {
     for (const auto& [key, node] : table_) {
       if (std::find(known_.begin(), known_.end(), key.str()) == known_.end()) {

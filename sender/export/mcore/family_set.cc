@@ -1,4 +1,4 @@
-// Loads directories of families, resolves inheritance, and finds the one that a config wants.
+// Loads directories of families, resolves inheritance, and selects the family for a config.
 #include <algorithm>
 #include <fstream>
 #include <set>
@@ -22,14 +22,14 @@ bool SameParam(const Param& a, const Param& b) {
   return a.scope == b.scope && NameOf(a) == NameOf(b);
 }
 
-/// The parent's entries, then the child's own.
+/// Puts the parent's entries before the child's own.
 template <typename T>
 void Append(std::vector<T>& own, const std::vector<T>& parent) {
   own.insert(own.begin(), parent.begin(), parent.end());
 }
 
-/// Fills in what `child` leaves to `parent`. A parameter of the child stands for all of the
-/// parent's of the same name, at the place of the first.
+/// Fills in what `child` takes from `parent`. A parameter of the child replaces all of the parent's
+/// of the same name, at the place of the first.
 Status Extend(const Family& parent, Family& child) {
   Inherit(child.names.layer_mcore, parent.names.layer_mcore);
   Inherit(child.names.layer_hf, parent.names.layer_hf);
@@ -76,7 +76,7 @@ Status Extend(const Family& parent, Family& child) {
   return absl::OkStatus();
 }
 
-/// A copy is a parameter of its own that makes the other tensor from the same rows.
+/// Turns each Copy into a parameter that makes the other tensor from the same rows.
 Status AddCopies(Family& family) {
   std::vector<Param> added;
   for (const Copy& copy : family.copies) {
@@ -98,7 +98,7 @@ Status AddCopies(Family& family) {
   return absl::OkStatus();
 }
 
-/// Writes out the family's own {NAME}s, and refuses those that nothing knows.
+/// Replaces the family's own {NAME}s by their texts, and refuses unknown ones.
 class TextExpander {
  public:
   explicit TextExpander(Family& family) : family_(family) {}

@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Where vision-language and audio models keep what belongs to the language model.
+// Where vision-language and audio models keep the language model's fields.
 constexpr const char* kTextConfigs[] = {"text_config", "llm_config", "language_config"};
 constexpr size_t kMaxConfigBytes = 16 << 20;
 
@@ -29,7 +29,7 @@ std::optional<double> AsNumber(const Json& value) {
   return std::nullopt;
 }
 
-/// Splits "X.suffix"; the suffix is empty where it is none of those that Field knows.
+/// Splits "X.suffix"; the suffix is empty unless Field knows it.
 std::pair<std::string_view, std::string_view> SplitSuffix(std::string_view name) {
   if (const size_t is = name.find(".is."); is != std::string_view::npos) {
     return {name.substr(0, is), name.substr(is + 1)};
@@ -45,7 +45,7 @@ std::pair<std::string_view, std::string_view> SplitSuffix(std::string_view name)
 
 struct HfConfig::Tree {
   Json top;
-  const Json* text = nullptr;  // in top, or top itself
+  const Json* text = nullptr;  // within `top`, or `top` itself
 
   /// Null where the field is absent.
   const Json* Find(std::string_view name) const {

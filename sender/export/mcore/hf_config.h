@@ -1,6 +1,6 @@
-// A model's config.json as numbers that a family's expressions can ask for.
-// Immutable value. Threads: any. Errors name the field.
-// A nested text config (vision-language models) comes before the top level; "top.X" asks the top.
+// A model's config.json as numbers that a family's expressions can use. A nested text config
+// (vision-language models) takes precedence over the top level; "top.X" reads the top level. Owner:
+// the holder; an immutable value. Threads: any. Cost: one parse. Errors name the field.
 #pragma once
 
 #include <filesystem>
@@ -27,8 +27,8 @@ class HfConfig {
   /// dtype or torch_dtype; bf16 where neither is given.
   DType dtype() const { return dtype_; }
 
-  /// The value of a field as expressions see it, for decoder layer `layer`; nothing when the config
-  /// lacks it (or says null). docs/model_families.md, "Fields":
+  /// The value of a field as expressions see it, for decoder layer `layer`; nullopt when the config
+  /// lacks it (or it is null). docs/model_families.md, "Fields":
   ///   X            a number, true (1) or false (0)
   ///   X.given      1 when X is there and not null, else 0; never missing
   ///   X.is.WORD    1 when X, or X[layer] of a list, is the text WORD; 0 beyond a list's end

@@ -1,6 +1,6 @@
 // A model directory as an export sees it: config.json, the family that fits, and the checkpoint's
-// tensors where there are any. Owner: whoever plans; plans point into it. Immutable; threads: any.
-// Errors name the directory or the family. Cost: opens files, maps weights, reads no tensor.
+// tensors if there are any. Owner: the planning code; plans point into it. Immutable. Threads: any.
+// Cost: opens files, maps weights, reads no tensor. Errors name the directory or the family.
 #pragma once
 
 #include <filesystem>
@@ -16,8 +16,8 @@ namespace deltawire::mcore {
 
 class HfModel {
  public:
-  /// `family` empty: by config.json. `families`: directories of further families. `weights` false:
-  /// config.json alone counts, whatever else is there.
+  /// `family` empty: chosen by config.json. `families`: directories of further families. `weights`
+  /// false: use config.json alone, even if there are tensors.
   static StatusOr<HfModel> Open(const std::filesystem::path& dir, const std::string& family,
                                 std::span<const std::filesystem::path> families,
                                 bool weights = true);
@@ -26,8 +26,8 @@ class HfModel {
   /// The weights beside config.json, if there are any.
   const std::optional<ModelDir>& checkpoint() const { return checkpoint_; }
 
-  /// A plan after the checkpoint, or after `listing` where there is no checkpoint; not yet checked.
-  /// REQUIRES: this outlives the plan.
+  /// A plan for the checkpoint's tensors, or for `listing` if there is no checkpoint; not yet
+  /// checked. REQUIRES: this outlives the plan.
   StatusOr<Plan> PlanFor(const ParallelConfig& parallel, const Layout* listing = nullptr) const;
   /// The same, with its coverage proven.
   StatusOr<Plan> ProvenPlan(const ParallelConfig& parallel, const Layout* listing = nullptr) const;

@@ -7,11 +7,11 @@ namespace {
 
 constexpr size_t kMaxNamed = 5;
 
-/// Adds `box`'s bytes to `owned`, which counts bytes of each of the tensor's chunks.
+/// Adds `box`'s bytes to `owned`, which counts the bytes of each of the tensor's chunks.
 void CountBytes(const Box& box, const TensorView& tensor, unsigned width, uint64_t chunk_bytes,
                 std::vector<uint64_t>& owned) {
   const View view = tensor.view();
-  // Dimensions that the box spans wholly make its runs longer.
+  // Innermost dimensions that the box spans wholly join into one run.
   size_t inner = 4;
   uint64_t run = width;
   while (inner > 0 && box.n[inner - 1] == view[inner - 1]) run *= view[--inner];
@@ -40,7 +40,7 @@ void CountBytes(const Box& box, const TensorView& tensor, unsigned width, uint64
   }
 }
 
-/// The boxes of one tensor, and whether the node writes each.
+/// One tensor's boxes that the node writes, and whether other nodes write any.
 struct Writers {
   std::vector<Box> mine;
   bool others = false;

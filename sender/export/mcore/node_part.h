@@ -1,6 +1,7 @@
-// Which chunks of HF space a node's ranks write: what its agent owns where several share a model.
-// Pure function over a plan. Errors: kFailedPrecondition names tensors of which ranks of different
-// nodes write one chunk. Cost: one pass over the boxes of tensors that several nodes write.
+// Finds the chunks of HF space that a node's ranks write, for an agent that shares a model with
+// other agents. Pure function over a plan; nothing is owned. Threads: any. Cost: one pass over the
+// boxes of tensors that several nodes write. Errors: kFailedPrecondition names tensors of which
+// ranks of different nodes write one chunk.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace deltawire::mcore {
 
-/// `ranks`: those of the job that are on the node. Tensors that are not trained are rank 0's.
-/// Ranges are as Coverage wants them; none at all where the node's ranks write nothing.
+/// `ranks`: the job's ranks on this node. Tensors that are not trained belong to rank 0. Returns
+/// sorted, disjoint ranges, as Coverage requires them; none if the node's ranks write nothing.
 StatusOr<std::vector<ChunkRange>> NodePart(const Plan& plan, const ChunkTable& chunks,
                                            std::span<const uint32_t> ranks);
 

@@ -100,7 +100,7 @@ Status SetField(ParallelConfig& config, const Field& field, std::string_view tex
       field.member);
 }
 
-/// Options by their keys, each once. `world` is kept for when the others are known.
+/// Sets options by their keys, each once. Keeps `world` until all others are known.
 class Setter {
  public:
   explicit Setter(ParallelConfig& config) : config_(config) {}
@@ -145,7 +145,7 @@ Status SetWorld(ParallelConfig& config, uint32_t world) {
 
 Status SetByText(Setter& to, std::string_view text) {
   while (!text.empty()) {
-    // A layout string has commas of its own, which mean nothing: it is taken up to the next key.
+    // A layout string contains commas itself, so it extends up to the next "key=".
     size_t end = text.find(',');
     while (end != std::string_view::npos) {
       const std::string_view rest = text.substr(end + 1);

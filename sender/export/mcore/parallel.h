@@ -1,6 +1,7 @@
-// How a Megatron job is cut: sizes of the parallel dimensions, which rank is which, which layers
-// each pipeline chunk holds. Plain values. Errors name the field and say what would be legal.
-// Source of the rules: Megatron-LM's rank order "tp-cp-ep-dp-pp" and its layer offsets.
+// How a Megatron job is cut: the sizes of the parallel dimensions, each rank's place, the layers of
+// each pipeline chunk. Source of the rules: Megatron-LM's rank order "tp-cp-ep-dp-pp" and its layer
+// offsets. Owner: the holder; plain values. Threads: any. Cost: small. Errors name the field and
+// say what would be legal.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +18,15 @@ enum class Spec : uint8_t { kTransformerEngine, kLocal };
 /// One parameter per local expert of a grouped module, or one module per expert.
 enum class ExpertModules : uint8_t { kGrouped, kSequential };
 
-/// Of megatron-core, 0.`minor`.
+/// A version of megatron-core: 0.`minor`.
 struct CoreVersion {
-  /// From here on the stage of the MTP layers has an output layer only where it has the loss.
+  /// Since this version the MTP layers' stage has an output layer only if it also computes the
+  /// loss.
   static constexpr uint32_t kMtpWithoutHead = 15;
-  /// From here on: mtp_model_layer., MLA's linear_q_proj.layer_norm_weight, Bridge's visual.
+  /// Since this version: mtp_model_layer., MLA's linear_q_proj.layer_norm_weight, Bridge's visual.
   static constexpr uint32_t kNewNames = 19;
 
-  uint32_t minor = 16;  ///< the one that the tests run
+  uint32_t minor = 16;  ///< the version that the tests run
 
   /// From "0.16" or "0.16.1".
   static StatusOr<CoreVersion> Parse(std::string_view text);
@@ -36,9 +38,9 @@ struct ParallelConfig {
   uint32_t pp = 1;   ///< pipeline
   uint32_t vpp = 1;  ///< chunks (virtual stages) per pipeline rank
   uint32_t ep = 1;   ///< expert
-  uint32_t etp = 0;  ///< expert tensor; 0: as tp, which is Megatron's default
+  uint32_t etp = 0;  ///< expert tensor; 0: the same as tp, Megatron's default
   uint32_t cp = 1;   ///< context; holds copies
-  uint32_t dp = 0;   ///< data; holds copies; 0: the smallest that the others allow
+  uint32_t dp = 0;   ///< data; holds copies; 0: the smallest possible
 
   uint32_t first_stage_layers = 0;  ///< num_layers_in_first_pipeline_stage; 0: not set
   uint32_t last_stage_layers = 0;   ///< num_layers_in_last_pipeline_stage; 0: not set
@@ -54,20 +56,19 @@ struct ParallelConfig {
   uint32_t glu_interleave = 0;         ///< moe_mlp_glu_interleave_size; 0: off
   uint32_t shared_glu_interleave = 0;  ///< moe_shared_expert_glu_interleave_size; 0: off
   bool mla_down_fusion = false;        ///< mla_down_proj_fusion
-  bool mtp =
-      true;  ///< the job has the MTP layers that config.json says; else they stay as they are
-  bool vision = true;  ///< the same of modules that a family passes through (vision towers)
-  CoreVersion core;    ///< names and the MTP stage's parameters differ between them
+  bool mtp = true;     ///< the job has config.json's MTP layers; false: they stay unchanged
+  bool vision = true;  ///< the same for modules that a family passes through (vision towers)
+  CoreVersion core;    ///< names and the MTP stage's parameters depend on it
 
-  /// From "tp=4,pp=2,ep=8,world=64,spec=local", or a JSON object with the same keys (as
-  /// `deltawire convert` writes beside shards). `world` sets dp. A key that comes twice is refused.
-  /// The keys are listed in the error for an unknown one, and in docs/model_families.md.
+  /// From "tp=4,pp=2,ep=8,world=64,spec=local", or a JSON object with the same keys (`deltawire
+  /// convert` writes one beside shards). `world` sets dp. A repeated key is refused. The keys are
+  /// listed in the error for an unknown one, and in docs/model_families.md.
   static StatusOr<ParallelConfig> Parse(std::string_view text);
-  /// The same, or the path of a file that holds the JSON.
+  /// The same, or the path of a file with the JSON object.
   static StatusOr<ParallelConfig> Open(const std::string& text_or_path);
   std::string ToJson() const;
 
-  /// Fills in etp and dp, and checks that the dimensions fit one another.
+  /// Fills in etp and dp, and checks that the dimensions are compatible.
   Status Complete();
 
   uint32_t world() const { return tp * cp * dp * pp; }  ///< REQUIRES: Complete
@@ -75,7 +76,7 @@ struct ParallelConfig {
 
   /// The rank that writes the dense shard `t` of pipeline rank `p`: the first of its copies.
   uint32_t DensePrimary(uint32_t t, uint32_t p) const { return t + tp * cp * dp * p; }
-  /// The same for shard `et` of the experts of `e`.
+  /// The same for shard `et` of the experts of expert-parallel rank `e`.
   uint32_t ExpertPrimary(uint32_t et, uint32_t e, uint32_t p) const {
     return et + etp * (e + ep * expert_dp() * p);
   }
@@ -88,7 +89,7 @@ struct RankPlace {
 };
 RankPlace PlaceOf(const ParallelConfig& config, uint32_t rank);
 
-/// What one chunk (v of V) of one pipeline rank (p of P) holds.
+/// The contents of chunk v (of V) of pipeline rank p (of P).
 struct PipelineChunk {
   uint32_t first_layer = 0;  ///< number of its first decoder layer, over the whole model
   uint32_t layers = 0;
@@ -100,11 +101,11 @@ struct PipelineChunk {
 };
 
 /// All chunks, at index v * P + p: the order in which layers run. `layers` and `mtp_layers` are the
-/// model's. Errors: sizes that do not divide, or a layout string that does not count up.
+/// model's. Errors: sizes that do not divide, or a layout string with other numbers of layers.
 StatusOr<std::vector<PipelineChunk>> CutPipeline(const ParallelConfig& config, uint32_t layers,
                                                  uint32_t mtp_layers);
 
-/// A layout string's stages with all repetition written out, e.g. {"Ett", "tt", "mL"}.
+/// A layout string's stages with all repetition expanded, e.g. {"Ett", "tt", "mL"}.
 StatusOr<std::vector<std::string>> ExpandLayout(std::string_view layout);
 
 }  // namespace deltawire::mcore

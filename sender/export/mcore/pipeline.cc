@@ -1,4 +1,4 @@
-// The pipeline's part of parallel.h: which layers each chunk holds.
+// The pipeline's part of parallel.h: the layers of each chunk.
 #include <algorithm>
 #include <charconv>
 #include <numeric>
@@ -14,7 +14,7 @@ Status BadLayout(std::string_view layout, std::string_view why) {
   return Errorf(StatusCode::kInvalidArgument, "pipeline layout \"{}\": {}", layout, why);
 }
 
-/// Reads "*n" at `at` and steps past it; 1 where there is none, 0 where it is malformed.
+/// Reads "*n" at `at` and moves past it; 1 if there is none, 0 if it is malformed.
 uint32_t Repeats(std::string_view text, size_t* at) {
   if (*at >= text.size() || text[*at] != '*') return 1;
   uint32_t n = 0;
@@ -25,7 +25,7 @@ uint32_t Repeats(std::string_view text, size_t* at) {
   return n;
 }
 
-/// Layers of each pipeline rank where no layout string says them.
+/// The number of layers of each pipeline rank, if no layout string is given.
 StatusOr<std::vector<uint32_t>> StageSizes(const ParallelConfig& c, uint32_t layers) {
   const uint32_t first = c.first_stage_layers, last = c.last_stage_layers;
   std::vector<uint32_t> sizes(c.pp, 0);
@@ -73,7 +73,7 @@ StatusOr<std::vector<uint32_t>> StageSizes(const ParallelConfig& c, uint32_t lay
   return sizes;
 }
 
-/// megatron-core's rules for where layers may stand (pipeline_parallel_layer_layout.py,
+/// Checks megatron-core's rules for the places of layers (pipeline_parallel_layer_layout.py,
 /// validate_layer_layout). Stage i is chunk i / pp of rank i % pp.
 Status CheckPlaces(const ParallelConfig& c, const std::vector<std::string>& stages) {
   const std::string all = fmt::format("{}", fmt::join(stages, ""));
@@ -137,7 +137,7 @@ StatusOr<std::vector<std::string>> ExpandLayout(std::string_view layout) {
   std::string text(layout);
   std::erase_if(text, [](char c) { return c == ',' || c == ' '; });
   const auto too_long = [&] { return BadLayout(layout, "is too long when written out"); };
-  // Innermost groups first.
+  // Expands innermost groups first.
   for (size_t close; (close = text.find(')')) != std::string::npos;) {
     const size_t open = text.rfind('(', close);
     if (open == std::string::npos) return BadLayout(layout, "has a ')' without '('");
@@ -184,7 +184,7 @@ StatusOr<std::vector<PipelineChunk>> CutPipeline(const ParallelConfig& c, uint32
   } else {
     DW_ASSIGN_OR_RETURN(const std::vector<uint32_t> sizes, StageSizes(c, layers));
     for (size_t i = 0; i < chunks.size(); ++i) chunks[i].layers = sizes[i % c.pp] / c.vpp;
-    // The embedding and the loss take the place of a layer where they are counted as one.
+    // Where the embedding and the loss count as layers, each takes the place of one.
     const auto take = [&](PipelineChunk& chunk) {
       if (chunk.layers > 0) --chunk.layers;
     };
@@ -212,8 +212,8 @@ StatusOr<std::vector<PipelineChunk>> CutPipeline(const ParallelConfig& c, uint32
                   next, next_mtp, count(&PipelineChunk::embedding), count(&PipelineChunk::head),
                   layers, mtp_layers);
   }
-  // Without MTP the norm stands before the output layer. With it, it is where the last decoder
-  // layer is, because the MTP layers take the normed states.
+  // Without MTP the final norm is before the output layer. With MTP it is on the last decoder
+  // layer's chunk, because the MTP layers read the normed states.
   for (PipelineChunk& chunk : chunks) {
     chunk.final_norm = mtp_layers == 0
                            ? chunk.head

@@ -53,7 +53,7 @@ std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
   } else if (param.scope == ParamScope::kMtp) {
     prefixes = {names.mtp_mcore};
   }
-  // As this job spells it, then as others do.
+  // This job's spelling first, then the others.
   std::vector<std::string> spellings = param.mcore.Own(parallel_.spec, parallel_.experts);
   if (param.mcore.forms.size() > 1) {
     const auto& other = param.mcore.Other(parallel_.spec, parallel_.experts);
@@ -66,7 +66,7 @@ std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
     for (const std::string& prefix : prefixes) {
       std::string name = names.mcore_root + prefix + spelling;
       if (name.find('{') != std::string::npos) {
-        // An MTP layer's parts are numbered over the whole model; see docs/model_families.md.
+        // The parts of an MTP layer are numbered over the whole model; see docs/model_families.md.
         ReplaceNumber(name, "{n}", planned.layer);
         ReplaceNumber(name, "{k}", planned.local);
         ReplaceNumber(name, "{e}", local_expert);
@@ -80,7 +80,7 @@ std::vector<std::string> Plan::LocalNames(const PlannedParam& planned) const {
 std::vector<uint64_t> Plan::LocalShape(const PlannedParam& planned, Split split) const {
   const ParamCut cut = CutAs(planned, split);
   if (planned.param == nullptr) return layout_->tensor(cut.parts[0].tensor).shape;
-  // A kernel's taps and the like, between rows and columns, are not cut and have one entry.
+  // A middle dimension (a kernel's taps) is not cut and has size 1.
   if (cut.flat) return {cut.local_rows()};
   if (planned.param->shape.size() == 3 && planned.param->packed.empty()) {
     return {cut.local_rows(), 1, cut.local_cols()};

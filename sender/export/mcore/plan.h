@@ -1,8 +1,8 @@
-// The plan of an export: every parameter that every rank of a Megatron job holds, and the program
-// that takes each to its HF tensors. Made from metadata alone; proves that all programs together
-// write every byte of tensors_meta exactly once.
-// Immutable once made; threads: any. Cost: time and memory follow the number of shards, not of
-// bytes.
+// The plan of an export: every parameter that each rank of a Megatron job holds, and the program
+// that takes it to its HF tensors. Made from metadata alone; proves that all programs together
+// write every byte of tensors_meta exactly once. Owner: the exporter; the family outlives it.
+// Immutable. Threads: any. Cost: time and memory follow the number of shards, not of bytes. Errors
+// name tensors and parameters.
 #pragma once
 
 #include <memory>
@@ -22,17 +22,17 @@ namespace deltawire::mcore {
 /// One parameter of the model (of one layer, one expert), all its shards together.
 struct PlannedParam {
   const Param* param = nullptr;
-  uint32_t chunk = 0;    ///< of the pipeline, v * P + p
-  uint32_t layer = 0;    ///< number of the decoder layer or the MTP layer, over the whole model
-  uint32_t local = 0;    ///< the same within the chunk
+  uint32_t chunk = 0;    ///< pipeline chunk, v * P + p
+  uint32_t layer = 0;    ///< decoder or MTP layer, over the whole model
+  uint32_t local = 0;    ///< the layer's number within the chunk
   uint32_t expert = 0;   ///< over the whole model
   bool mtp = false;      ///< in an MTP layer
-  bool exported = true;  ///< false: ranks hold it, HF does not
-  bool made = true;      ///< false: other core versions make it; taken where it is there
+  bool exported = true;  ///< false: ranks hold it, but HF does not
+  bool made = true;      ///< false: only other core versions create it; used if present
   ParamCut cut;
   Split other_split = Split::kNone;  ///< under the other setting (Spelling)
   DType dtype = DType::kBF16;        ///< the trainer's, as far as the plan knows
-  std::vector<std::string> pass;     ///< names of a parameter passed through; else empty
+  std::vector<std::string> pass;     ///< names of a parameter that is passed through; else empty
 };
 
 /// One rank's shard of one parameter.
@@ -40,19 +40,19 @@ struct ShardParam {
   uint32_t planned = 0;  ///< index in Plan::planned()
   uint32_t shard = 0;
   uint32_t chunk = 0;              ///< virtual pipeline chunk of the rank
-  std::vector<std::string> names;  ///< as this config spells it, then other spellings
-  std::vector<uint64_t> shape;     ///< empty: any will do, it is not exported
+  std::vector<std::string> names;  ///< the name under this config, then other spellings
+  std::vector<uint64_t> shape;     ///< empty: not checked, since it is not exported
   DType dtype = DType::kBF16;
   bool writes = false;    ///< this rank's copy is the one that is exported
-  bool optional = false;  ///< may be absent
-  bool made = true;       ///< as its PlannedParam's
+  bool optional = false;  ///< the rank may lack it
+  bool made = true;       ///< as in its PlannedParam
 };
 
-/// What is wrong with a plan, by name. Lists are cut at kMaxFindings; counts are not.
+/// Errors of a plan, by name. Lists end at kMaxFindings; counts are complete.
 struct PlanFindings {
   static constexpr size_t kMaxFindings = 10;
   uint64_t tensors = 0, missing = 0, doubled = 0, misshapen = 0;
-  uint64_t unlisted = 0;  ///< made, and not in the checkpoint
+  uint64_t unlisted = 0;  ///< made by the family, but not in the checkpoint
   std::vector<std::string> findings;
   uint64_t wrong() const { return missing + doubled + misshapen + unlisted; }
   bool ok() const { return wrong() == 0; }
@@ -62,9 +62,10 @@ struct PlanFindings {
 
 class Plan {
  public:
-  /// `listing`: tensors_meta of the checkpoint that the engines load, where there is one: its
-  /// names, order, shapes and dtypes count then. Without, they follow from the family. Errors: what
-  /// config.json lacks, what does not divide, by parameter. `family` outlives the plan.
+  /// `listing`: tensors_meta of the checkpoint that the engines load, if there is one; then its
+  /// names, order, shapes and dtypes are used. Without it they follow from the family. Errors, by
+  /// parameter: fields that config.json lacks, sizes that do not divide. `family` outlives the
+  /// plan.
   static StatusOr<Plan> Make(const Family& family, const HfConfig& config,
                              const ParallelConfig& parallel, const Layout* listing = nullptr);
 
@@ -76,27 +77,28 @@ class Plan {
   /// HF tensors that no parameter makes and that stay as they are in the checkpoint.
   const std::vector<std::string>& not_trained() const { return not_trained_; }
 
-  /// What was taken otherwise than config.json says; for people.
+  /// Where the plan deviates from config.json, for people to read.
   const std::vector<std::string>& notes() const { return notes_; }
 
   /// Proves that the programs of all ranks write every byte exactly once.
   PlanFindings Check() const;
 
-  /// Everything that `rank` holds.
+  /// All parameters that `rank` holds.
   std::vector<ShardParam> Rank(uint32_t rank) const;
   /// The rank whose copy of shard `t` is exported.
   uint32_t Writer(const PlannedParam& planned, uint32_t t) const;
-  /// What rank writes of it, in bytes of HF tensors; of all ranks, index rank.
+  /// How many bytes of HF tensors each rank writes, by rank.
   std::vector<uint64_t> BytesPerRank() const;
 
-  /// `split`, where given, is the other spelling's.
+  /// The shard's boxes, or those of the rows `only`. `split`: set if the rank uses the other
+  /// spelling's split.
   std::vector<Box> Boxes(const ShardParam& shard, std::optional<Split> split = std::nullopt,
                          RowRange only = {}) const;
-  /// What its ranks call a parameter: as this config spells it, then other spellings.
+  /// A parameter's names on its ranks: the name under this config, then other spellings.
   std::vector<std::string> LocalNames(const PlannedParam& planned) const;
-  /// Its cut if it is cut as `split`.
+  /// The parameter's cut under `split`.
   ParamCut CutAs(const PlannedParam& planned, Split split) const;
-  /// Shape of a shard if its parameter is cut as `split`.
+  /// Shape of a shard when its parameter is cut as `split`.
   std::vector<uint64_t> LocalShape(const PlannedParam& planned, Split split) const;
 
  private:
@@ -109,7 +111,7 @@ class Plan {
   std::shared_ptr<const Layout> layout_;
   std::vector<PlannedParam> planned_;
   std::vector<TensorView> views_;
-  std::vector<std::vector<uint32_t>> by_chunk_;  // index in planned_, of each pipeline chunk
+  std::vector<std::vector<uint32_t>> by_chunk_;  // indexes into planned_, by pipeline chunk
   std::vector<std::string> not_trained_;
   std::vector<std::string> misshapen_, unlisted_;  // found while planning, for Check
   std::vector<std::string> notes_;

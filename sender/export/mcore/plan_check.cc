@@ -7,7 +7,8 @@
 namespace deltawire::mcore {
 namespace {
 
-// A tensor cut so finely is no cut of Megatron's; the proof would take memory, so it says no.
+// No job of Megatron's cuts a tensor into more cells. The proof would take too much memory, so it
+// fails.
 constexpr uint64_t kMaxCells = uint64_t{1} << 26;
 
 uint64_t Volume(const View& n) { return n[0] * n[1] * n[2] * n[3]; }

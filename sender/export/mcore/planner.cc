@@ -62,7 +62,7 @@ class Planner {
   }
 
  private:
-  /// Where a parameter of a layer is.
+  /// The place of a layer's parameter.
   struct Place {
     uint32_t chunk = 0, layer = 0, local = 0;
     bool mtp = false;
@@ -82,7 +82,7 @@ class Planner {
     }
   }
 
-  /// Sets the expressions' "listed.NAME"; without a checkpoint they are missing, like fields.
+  /// Sets "listed.NAME" for expressions. Without a checkpoint it is missing, like an absent field.
   void SetListed(const Place& at) {
     if (listing_ == nullptr) return;
     for (const auto& [key, pattern] : family_.listed) {
@@ -136,7 +136,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// What megatron-core asks of a model and its parallel config, by the family.
+  /// Checks the family's rules: megatron-core's demands on a model and its parallel config.
   Status CheckRules() {
     for (const Rule& rule : family_.rules) {
       StatusOr<bool> holds = scope_.IsTrue(rule.that);
@@ -153,11 +153,11 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// Parameters that stand once in the model, on the chunk that `member` marks.
+  /// Adds parameters that occur once in the model, on the chunk that `member` marks.
   Status Whole(ParamScope scope, bool PipelineChunk::*member) {
     for (uint32_t c = 0; c < chunks_.size(); ++c) {
-      // The stage of the MTP layers holds a copy of the embedding, which they need; older versions
-      // gave it one of the output layer, too (gpt_model.py, setup_embeddings_and_output_layer).
+      // The MTP layers' stage holds a copy of the embedding, which they need; older versions also
+      // gave it one of the output layer (gpt_model.py, setup_embeddings_and_output_layer).
       const bool copy = chunks_[c].mtp_layers > 0 && scope != ParamScope::kFinalNorm;
       if (!(chunks_[c].*member) && !copy) continue;
       const bool made = chunks_[c].*member || scope != ParamScope::kHead ||
@@ -166,7 +166,7 @@ class Planner {
       scope_.SetLayer(0);
       for (const Param& param : family_.params) {
         if (param.scope != scope) continue;
-        // A copy that names a layer stands in every MTP layer.
+        // A Copy whose name has {l} occurs in every MTP layer.
         const bool in_mtp =
             !param.parts.empty() && param.parts[0].hf.find("{l}") != std::string::npos;
         const uint32_t begin = in_mtp ? layers_ : 0;
@@ -197,7 +197,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// The HF tensors that so many MTP layers make. The plan stays as it is.
+  /// The names of the HF tensors that `layers` MTP layers make. Does not change the plan.
   StatusOr<std::vector<std::string>> MtpTensors(uint32_t layers) {
     const size_t planned = plan_.planned_.size(), tensors = tensors_.size();
     for (uint32_t i = 0; i < layers; ++i) {
@@ -207,7 +207,7 @@ class Planner {
     return tensors_.Shrink(tensors);
   }
 
-  /// The MTP layers that the job lacks stay as the checkpoint has them.
+  /// MTP layers that the job lacks stay as they are in the checkpoint.
   Status LeaveMtp() {
     DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, MtpTensors(left_mtp_layers_));
     left_.insert(names.begin(), names.end());
@@ -215,7 +215,7 @@ class Planner {
   }
 
   /// Re-saved checkpoints may have lost the MTP layers that config.json still states (transformers
-  /// 5 does not load them): what the tensors say counts.
+  /// 5 does not load them), so the tensors decide.
   Status TakeMtpFromListing() {
     if (listing_ == nullptr || mtp_layers_ == 0) return absl::OkStatus();
     DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, MtpTensors(mtp_layers_));
@@ -260,7 +260,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// The expressions do not depend on the expert: they are evaluated for the first only.
+  /// Expressions do not depend on the expert, so they are evaluated for the first only.
   Status AddExperts(const Param& param, const Place& at) {
     DW_ASSIGN_OR_RETURN(const bool holds, Holds(param));
     if (!holds || experts_ == 0) return absl::OkStatus();
@@ -289,7 +289,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// Whether a part is for other checkpoints than this one.
+  /// Whether this checkpoint lacks the part's tensor, and the part is optional.
   bool Absent(const Param& param, const Part& part, const Place& at, uint32_t expert) const {
     return part.only_listed &&
            (listing_ == nullptr || !listing_->Find(HfName(param, part, at, expert)));
@@ -304,7 +304,7 @@ class Planner {
     return Named(std::move(name), at, expert, root_);
   }
 
-  /// `name` with its placeholders written out.
+  /// `name` with its placeholders replaced.
   std::string Named(std::string name, const Place& at, uint32_t expert,
                     const std::string& root) const {
     if (name.find('{') == std::string::npos) return name;
@@ -426,7 +426,7 @@ class Planner {
     return absl::OkStatus();
   }
 
-  /// Orders the tensors as the listing does, or as they were met, and compares the two.
+  /// Orders the tensors as the listing does, or by first use, and compares both.
   Status FinishTensors() {
     tensors_.Finish();
     if (listing_ != nullptr) {

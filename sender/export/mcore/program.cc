@@ -26,7 +26,7 @@ class Emitter {
       count -= taken;
       return taken;
     };
-    // The rest of a run, whole runs, and the beginning of one.
+    // First the rest of a run, then whole runs, then the beginning of one.
     if (const uint64_t into = row % part.run; into != 0) {
       const uint64_t from = local, run = row / part.run;
       Add(part, from, run, 1, into, upto(part.run - into));
@@ -109,7 +109,7 @@ std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> vie
   Emitter out(cut, views, t);
   const bool own_share = cut.per_shard && cut.split == Split::kRows;
   const uint64_t shards = own_share ? cut.world : 1;
-  // This shard's window on the rows as the parts make them up.
+  // This shard's window on the rows that the parts form together.
   const uint64_t first_row = own_share || cut.split != Split::kRows ? 0 : t * cut.local_rows();
   const uint64_t begin = first_row + only.begin;
   const uint64_t end = first_row + std::min(only.end, cut.local_rows());
@@ -144,8 +144,8 @@ kernels::StridedCopy CopyOf(const Box& box, const TensorView& tensor, unsigned s
   for (size_t d = 0; d < 4; ++d) first += box.lo[d] * dst_stride[d];
   copy.src_offset = static_cast<int64_t>(box.src * src_width);
   copy.dst_offset = static_cast<int64_t>(first * dst_width);
-  // A run is one element where the shard's elements do not follow one another along the last
-  // dimension, and else all of it.
+  // The innermost run has all elements if they are contiguous in the shard along the last
+  // dimension, otherwise one.
   const bool run = box.src_stride[3] == 1;
   copy.run_bytes = (run ? box.n[3] : 1) * dst_width;
   for (size_t d = 0; d < (run ? 3u : 4u); ++d) {

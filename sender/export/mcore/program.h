@@ -1,7 +1,8 @@
-// A layout program: the strided copies between one shard of a parameter and HF tensors.
-// Pure functions over plain values. The same list, run forwards, exports; run backwards, it shards.
-// Units are elements until Copies, which gives bytes. Errors name what does not divide.
-// Source of the rules: docs/model_families.md.
+// A layout program: the strided copies between one shard of a parameter and HF tensors. Run
+// forwards, the list exports; run backwards, the same list shards. Rules: docs/model_families.md.
+// Units are elements, except for the bytes of CopyOf. Owner: the caller; pure functions over plain
+// values. Threads: any. Cost: follows the number of boxes. Errors name the size that does not
+// divide.
 #pragma once
 
 #include <array>
@@ -14,11 +15,12 @@
 
 namespace deltawire::mcore {
 
-/// An HF tensor as programs see it: [packed][rows / pitch][pitch][cols], or, when transposed,
-/// [packed][cols][rows / pitch][pitch]. Row-major, so it is the tensor's own memory.
+/// The sizes of an HF tensor's dimensions as programs see it: [packed][rows / pitch][pitch][cols],
+/// or, when transposed, [packed][cols][rows / pitch][pitch]. Row-major, like the tensor's own
+/// memory.
 using View = std::array<uint64_t, 4>;
 
-/// What a program needs to know of an HF tensor.
+/// An HF tensor's properties that a program needs.
 struct TensorView {
   uint64_t packed = 1;
   uint64_t rows = 0;   ///< of one packed matrix
@@ -32,7 +34,7 @@ struct TensorView {
   }
 };
 
-/// Part::rows and the like as numbers, of one parameter of one layer.
+/// A Part with its expressions evaluated, for one parameter of one layer.
 struct RowPart {
   uint32_t tensor = 0;  ///< index into the plan's tensors
   uint64_t rows = 0;
@@ -52,37 +54,37 @@ struct ParamCut {
   bool per_shard = false;
   bool flat = false;  ///< the trainer's tensor has one dimension
   Split split = Split::kNone;
-  uint32_t world = 1;  ///< shards; 1 where it is not split
+  uint32_t world = 1;  ///< number of shards; 1 if it is not split
 
   uint64_t local_rows() const { return split == Split::kRows ? rows / world : rows; }
   uint64_t local_cols() const { return split == Split::kColumns ? cols / world : cols; }
 };
 
-/// Checks that everything divides. The message lacks the parameter's name.
+/// Checks that all sizes divide. The message lacks the parameter's name.
 Status CheckCut(const ParamCut& cut);
 
-/// A box of an HF tensor's view, and where its elements lie in a shard.
+/// A box of an HF tensor's view, and the places of its elements in a shard.
 struct Box {
   uint32_t tensor = 0;
   View lo{}, n{};
-  uint64_t src = 0;   ///< of the first element
-  View src_stride{};  ///< along each dimension of the view
+  uint64_t src = 0;   ///< index of the first element
+  View src_stride{};  ///< step along each dimension of the view
 };
 
-/// Some of a shard's rows.
+/// Rows [begin, end) of a shard.
 struct RowRange {
   uint64_t begin = 0, end = UINT64_MAX;
 };
 
-/// The boxes of shard `t`, or of the rows `only` of it; then sources count from the first of them.
-/// `views[i]` describes tensor i. REQUIRES: CheckCut(cut).ok().
+/// The boxes of shard `t`, or of its rows `only`; then sources are counted from the first of these
+/// rows. `views[i]` describes tensor i. REQUIRES: CheckCut(cut).ok().
 std::vector<Box> ShardBoxes(const ParamCut& cut, std::span<const TensorView> views, uint32_t t,
                             RowRange only = {});
 
 /// The box as a copy from a shard of elements of `src_width` bytes into a tensor of `dst_width`.
 kernels::StridedCopy CopyOf(const Box& box, const TensorView& view, unsigned src_width,
                             unsigned dst_width);
-/// The way back. The widths are those that `copy` was made with.
+/// The copy in the opposite direction. The widths are those given to CopyOf.
 kernels::StridedCopy Reversed(const kernels::StridedCopy& copy, unsigned src_width,
                               unsigned dst_width);
 

@@ -13,7 +13,7 @@ constexpr const char* kNameChars =
 double Remainder(double a, double b) { return std::fmod(a, b); }
 double Not(double a) { return a == 0 ? 1 : 0; }
 
-/// muParser assigns by "="; in a condition it is a slip of the pen that would always hold.
+/// In muParser "=" assigns; in a condition it is a typing error that would always be true.
 bool Assigns(std::string_view expression) {
   for (size_t at = expression.find('='); at != expression.npos; at = expression.find('=', at)) {
     const bool compares =
@@ -26,7 +26,7 @@ bool Assigns(std::string_view expression) {
 
 }  // namespace
 
-/// One expression, and the names in it with a place for each one's value.
+/// A parsed expression, and its names with the memory of each name's value.
 struct Scope::Compiled {
   mu::Parser parser;
   std::vector<std::pair<std::string, std::unique_ptr<double>>> names;
@@ -97,7 +97,7 @@ StatusOr<double> Scope::Lookup(const std::string& name) {
   {
     const Value& known = values_[name];
     if (known.fixed || (known.stamp == layer_stamp_ && !known.pending)) return known.value;
-    // A definition that names itself means the config's field.
+    // A definition that uses its own name means the config's field.
     own_field = known.pending;
   }
   const auto definition = definitions_.find(name);

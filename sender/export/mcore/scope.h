@@ -1,6 +1,7 @@
-// What a family's expressions see: the config's fields, the family's definitions, settings, a
-// layer. Owner: one planning pass; not thread-safe. Expressions are compiled once and evaluated
-// with muParser. Errors name the expression, and the field that the config lacks.
+// Evaluates a family's expressions, which can use the config's fields, the family's definitions,
+// set values and the present layer. Owner: one planning pass. Threads: one. Cost: each expression
+// is compiled once, by muParser; values are cached per layer. Errors name the expression, and the
+// field that the config lacks.
 #pragma once
 
 #include <map>
@@ -15,36 +16,36 @@
 
 namespace deltawire::mcore {
 
-/// An expression, or several of which the first counts whose fields are all there.
+/// An expression, or several: the first whose fields all exist is used.
 using Alternatives = std::vector<std::string>;
 
 class Scope {
  public:
-  /// `definitions`: name to expression; they may name one another, in any order. One
-  /// that names itself means the config's field of that name.
+  /// `definitions`: name to expressions, which may use one another's names in any order. A
+  /// definition that uses its own name means the config's field of that name.
   Scope(const HfConfig& config, std::map<std::string, Alternatives> definitions);
   ~Scope();
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
 
-  /// A value that is neither in the config nor defined, e.g. "tp". Comes before both.
+  /// Sets a value from outside, e.g. "tp". It takes precedence over definitions and config.
   void Set(const std::string& name, double value);
   /// Moves to a decoder layer (numbers from 0; MTP layers follow the last). Also sets "layer".
   void SetLayer(uint32_t layer);
 
   StatusOr<bool> IsTrue(const std::string& expression);
-  /// A whole number >= 0.
+  /// The expression's value, a whole number >= 0; else kInvalidArgument.
   StatusOr<uint64_t> Size(const std::string& expression);
-  /// A definition's value as a size.
+  /// The same for a definition.
   StatusOr<uint64_t> SizeOf(const Alternatives& alternatives);
 
  private:
   struct Compiled;
-  /// A name's value, as long as the layer has not moved on.
+  /// A name's value; valid while the scope stays at one layer.
   struct Value {
     double value = 0;
-    uint64_t stamp = 0;    // of the layer that it was computed for
-    bool fixed = false;    // set from outside
+    uint64_t stamp = 0;    // layer_stamp_ at its computation
+    bool fixed = false;    // by Set
     bool pending = false;  // being computed
   };
   StatusOr<double> Evaluate(const std::string& expression);

@@ -10,11 +10,11 @@
 namespace deltawire::mcore {
 namespace {
 
-// Small enough that threads end together, large enough that a piece's set-up does not count.
+// Small enough that threads finish together, large enough that a piece's set-up costs little.
 constexpr size_t kPieceBytes = size_t{2} << 20;
 constexpr size_t kMaxFindings = 10;
 
-/// Whether every value of `from` is one of `to`.
+/// Whether `to` can represent every value of `from`.
 bool Widens(DType from, DType to) {
   return from == to || ((from == DType::kBF16 || from == DType::kF16) && to == DType::kF32);
 }
@@ -23,10 +23,10 @@ std::string ShapeText(const std::vector<uint64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-/// Gathers what is wrong, to be told in one error.
+/// Collects findings for one error.
 class Findings {
  public:
-  /// What a user may have meant, told once.
+  /// Sets the advice at the end of the error.
   void Hint(const char* text) { hint_ = text; }
   void Add(std::string text) {
     if (++count_ <= kMaxFindings) text_ += "\n  " + text;
@@ -51,7 +51,7 @@ class Findings {
 std::string Key(uint32_t chunk, std::string_view name) { return fmt::format("{}/{}", chunk, name); }
 
 bool SameElements(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b) {
-  // A 1 more or less changes no place: [1, H] and [H], [C, 1, K] and [C, K].
+  // Dimensions of size 1 do not matter: [1, H] and [H], [C, 1, K] and [C, K].
   const auto next = [](const std::vector<uint64_t>& s, size_t i) {
     while (i < s.size() && s[i] == 1) ++i;
     return i;
@@ -73,7 +73,7 @@ bool PassesThrough(const Family& family, std::string_view name) {
   return false;
 }
 
-/// The cut under which a shard has `shape`.
+/// The split under which a shard has `shape`.
 std::optional<Split> SplitFor(const Plan& plan, const ShardParam& shard,
                               const std::vector<uint64_t>& shape) {
   const PlannedParam& planned = plan.planned()[shard.planned];
@@ -126,7 +126,7 @@ StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, D
       std::swap(step.convert.from, step.convert.to);
       step.convert.add = static_cast<int8_t>(-add);
     }
-    // Two columns in turn, transposed: alone, each would touch every cache line.
+    // Joins two transposed columns that alternate: separately, each would touch every cache line.
     Step* const last = steps.empty() ? nullptr : &steps.back();
     const TensorView& view = plan.views()[box.tensor];
     if (last != nullptr && last->tensor == step.tensor && view.transpose && view.pitch < 16 &&
@@ -190,7 +190,7 @@ StatusOr<std::vector<Match>> MatchRank(const Plan& plan, uint32_t rank,
                              wanted[i].chunk, ShapeText(wanted[i].shape)));
   }
   DW_RETURN_IF_ERROR(findings.ToStatus(rank));
-  // A parameter that is whole on every rank is written by the first of them.
+  // If the parameter is whole on every rank, the first rank writes it.
   for (Match& match : matches) {
     const PlannedParam& planned = plan.planned()[match.shard.planned];
     if (match.split == planned.cut.split) continue;
@@ -227,7 +227,7 @@ void Transfer::Run(Direction direction, const TensorMemory& tensor, ThreadPool& 
     const bool forth = direction == Direction::kToHf;
     const MutableBytes src = forth ? item.shard : hf, dst = forth ? hf : item.shard;
     backend.place_convert(pieces[i][k], item.step.convert, src, dst);
-    // The last one sees what the others wrote, and says so.
+    // The thread that ends last sees what the others wrote, and reports the step.
     if (left[i].fetch_sub(1) == 1 && placed) placed(item.step);
   });
 }

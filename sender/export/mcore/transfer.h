@@ -1,7 +1,7 @@
-// Takes the parameters that a rank really holds to their HF places, or back, by the plan's
-// programs. A RankMatch is made once per rank and layout; Transfer runs any number of times.
-// Threads: none of its own but the pool's. Nothing is written before everything has been matched.
-// Errors name the parameter, what was wanted and what to do. Cost of Run: one pass over the bytes.
+// Copies the parameters that a rank really holds to their HF places, or back, by the plan's
+// programs. Nothing is written before all parameters are matched. Owner: the caller; the memory
+// outlives Run. Threads: one caller; Run uses the pool. Cost of Run: one pass over the bytes.
+// Errors name the parameter, what was wanted and what to do.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ struct LiveParam {
   std::vector<uint64_t> shape;
 };
 
-/// A type's numbers as conversions know them; kBytes for those that only move.
+/// The element type for conversions; kBytes for dtypes that are only moved.
 kernels::Element ElementOf(DType dtype);
 
 /// One step of a program: a box of tensor `tensor`. The copy's destination offset counts from the
@@ -36,12 +36,12 @@ struct Step {
 
 enum class Direction : uint8_t { kToHf, kFromHf };
 
-/// The steps of one shard, or of some of its rows, whose bytes then begin at the source's first.
-/// Errors: kInvalidArgument where the trainer's elements hold more than HF's.
+/// The steps of one shard, or of its rows `only`, which are then at the source's beginning. Errors:
+/// kInvalidArgument if the trainer's dtype has values that HF's lacks.
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
                                     Split split, Direction direction, RowRange only = {});
 
-/// A live parameter and what the plan wants of it.
+/// A live parameter and the plan's shard for it.
 struct Match {
   size_t live = 0;  ///< index into the list that was matched
   ShardParam shard;
@@ -58,10 +58,10 @@ class Transfer {
  public:
   /// Memory of an HF tensor.
   using TensorMemory = std::function<MutableBytes(uint32_t tensor)>;
-  /// Told of each step when all of it is in place, on the thread that did the last of it.
+  /// Called for each step when all its bytes are in place, on the thread that finished it.
   using Placed = std::function<void(const Step& step)>;
 
-  /// `shard` outlives Run. For kFromHf it is written.
+  /// Adds steps of one shard. `shard` outlives Run, which writes to it for kFromHf.
   void Add(std::vector<Step> steps, MutableBytes shard);
   uint64_t bytes() const { return bytes_; }
   void Run(Direction direction, const TensorMemory& tensor, ThreadPool& pool,

@@ -14,7 +14,7 @@
 namespace deltawire {
 namespace {
 
-// A shard is placed in pieces of about so many bytes: what is in place is told piece by piece.
+// Size of the pieces in which a shard is placed; each piece is reported when it is in place.
 constexpr uint64_t kPlacedBytes = uint64_t{32} << 20;
 
 /// The tensors that parameters make.
@@ -27,7 +27,8 @@ std::vector<uint32_t> TensorsOf(const mcore::Plan& plan) {
   return {tensors.begin(), tensors.end()};
 }
 
-/// Tells the agent what is in place. An error is the offload's end, which its next call says too.
+/// Tells the agent which bytes are in place. An error means that the offload is over, which the
+/// next call of the offload reports too.
 class Telling {
  public:
   explicit Telling(TrainerClient::Offload* offload) : offload_(offload) {}
@@ -155,7 +156,7 @@ StatusOr<uint64_t> MegatronExport::PlaceShards(TrainerClient::Offload& offload,
         bytes += kernels::CopiedBytes(step.copy);
       }
       if (!source.on_host()) continue;
-      // Read only in this direction.
+      // The const_cast is safe: this direction only reads.
       const Bytes from = source.data.subspan(at * row, (some.end - at) * row);
       transfer.Add(std::move(steps), {const_cast<std::byte*>(from.data()), from.size()});
     }

@@ -1,7 +1,7 @@
-// A Megatron job's way into the sender: one plan, and every version's shards to their HF places.
-// Owner: one per rank; the checkpoint directory may go once it is open, unless it has tensors that
-// are not trained. Threads: one caller. Errors: what a plan refuses, before the first byte; after
-// one, abandon the offload.
+// Exports a Megatron job: one plan, by which each version's shards are written to their HF places.
+// Owner: one per rank; the checkpoint directory may be removed after Open, unless it has tensors
+// that are not trained. Threads: one caller. Cost: the plan; one copy of the shards per version.
+// Errors: the plan's, before the first byte; after an error, abandon the offload.
 #pragma once
 
 #include <filesystem>
@@ -28,7 +28,8 @@ struct MegatronOptions {
   std::string parallel;          ///< "tp=4,pp=2,...", or a JSON object
   std::string family;            ///< empty: by config.json
   std::vector<std::filesystem::path> families;  ///< directories of further families
-  size_t threads = 0;                           ///< that copy, with their caller; 0: one per core
+  /// That copy, their caller included; 0: one per core.
+  size_t threads = 0;
 };
 
 class MegatronExport {
@@ -37,24 +38,25 @@ class MegatronExport {
   static StatusOr<std::unique_ptr<MegatronExport>> Open(const MegatronOptions& options);
 
   const mcore::Plan& plan() const { return *plan_; }
-  /// Small files of hf_dir, for whoever registers the model.
+  /// The small files of hf_dir, to be given to TrainerClient::Register.
   const std::vector<SideFile>& side_files() const { return side_files_; }
 
-  /// The chunks that `ranks` of the job write, for the agent that they share. kNotFound: none.
+  /// The chunks that `ranks` of the job write, for the agent that they share. kNotFound: they write
+  /// none.
   StatusOr<std::vector<ChunkRange>> PartOf(std::span<const uint32_t> ranks) const;
 
-  /// Whether these are `rank`'s parameters; what Place and Gather look at first.
+  /// An error unless `live` are exactly `rank`'s parameters. Place and Gather check this first.
   Status Check(uint32_t rank, std::span<const LiveTensor> live) const;
 
-  /// Writes this rank's shards straight into the half, and says so. Other ranks do the same.
-  /// Shards on devices and behind callbacks go as DevicePlace says. Returns how many bytes it
+  /// Writes this rank's shards straight into the half, and marks them as written. Every rank calls
+  /// it. Shards on devices and behind callbacks go through DevicePlace. Returns how many bytes it
   /// wrote. REQUIRES: the model is registered with plan().layout().
   StatusOr<uint64_t> Place(TrainerClient::Offload& offload, uint32_t rank,
                            std::span<const LiveTensor> live);
 
-  /// Sends this rank's shards to the collective's root, which writes all into `offload`; null on
-  /// the other ranks. Call it on every rank, with the same options; their bucket_bytes may be
-  /// kAutoBucketBytes (AgreeBucketBytes).
+  /// Sends this rank's shards to the collective's root, which writes them all into `offload` (null
+  /// on the other ranks). Call it on every rank, with the same options; bucket_bytes may be
+  /// kAutoBucketBytes (see AgreeBucketBytes).
   StatusOr<GatherStats> Gather(Collective& collective, TrainerClient::Offload* offload,
                                uint32_t rank, std::span<const LiveTensor> live,
                                const GatherOptions& options);
@@ -63,18 +65,19 @@ class MegatronExport {
   explicit MegatronExport(size_t threads) : pool_(threads) {}
   StatusOr<std::vector<mcore::Match>> Matched(uint32_t rank,
                                               std::span<const LiveTensor> live) const;
-  /// Tensors that no parameter makes, from the checkpoint.
+  /// Copies tensors that no parameter makes from the checkpoint.
   Status CarryOver(TrainerClient::Offload& offload) const;
 
   std::optional<mcore::HfModel> model_;
   std::optional<mcore::Plan> plan_;
   std::vector<SideFile> side_files_;
-  /// Shards that `matches` say this rank writes, by how their bytes are reached.
+  /// Writes the shards that this rank writes according to `matches`, in the way that suits where
+  /// their bytes are.
   StatusOr<uint64_t> PlaceShards(TrainerClient::Offload& offload,
                                  std::span<const mcore::Match> matches,
                                  std::span<const LiveTensor> live, std::set<uint32_t>& written);
 
-  std::vector<uint32_t> trained_;  // tensors that parameters make
+  std::vector<uint32_t> trained_;  // tensors that are made from parameters
   ThreadPool pool_;
   DevicePlace device_place_;
   bool warned_ = false;

@@ -10,7 +10,7 @@ namespace {
 using mcore::Match;
 using mcore::Plan;
 
-/// One shard that some rank will send: what every rank must know of it.
+/// A shard that some rank will send, as every rank must know it.
 struct Sent {
   uint32_t planned = 0;
   uint32_t shard = 0;
@@ -55,14 +55,14 @@ StatusOr<std::vector<Sent>> Unpack(const std::vector<std::vector<std::byte>>& al
       sent.push_back(s);
     }
   }
-  // In the order of the model, so that a bucket comes from several ranks at once.
+  // In the model's order, so that a bucket comes from several ranks at once.
   std::sort(sent.begin(), sent.end(), [](const Sent& a, const Sent& b) {
     return std::tie(a.planned, a.shard, a.rank) < std::tie(b.planned, b.shard, b.rank);
   });
   return sent;
 }
 
-/// Every shard of every parameter, once.
+/// Checks that every shard of every parameter is sent exactly once.
 Status CheckComplete(const Plan& plan, std::span<const Sent> sent) {
   size_t next = 0;
   for (uint32_t s = 0; s < plan.planned().size(); ++s) {
@@ -89,10 +89,10 @@ Status CheckComplete(const Plan& plan, std::span<const Sent> sent) {
                 sent[next].rank);
 }
 
-/// A shard cut into items of whole rows, none larger than a bucket where a row is not.
+/// Shards cut into items of whole rows. No item is larger than a bucket unless one row is.
 struct Items {
   std::vector<GatherItem> items;
-  std::vector<size_t> sent;           // by item
+  std::vector<size_t> sent;           // index into the list of shards, by item
   std::vector<mcore::RowRange> rows;  // by item
 };
 
@@ -157,7 +157,7 @@ StatusOr<GatherStats> GatherToHf(Collective& collective, const Plan& plan,
       DW_ASSIGN_OR_RETURN(
           std::vector<mcore::Step> steps,
           StepsOf(plan, shard, s.dtype, s.split, mcore::Direction::kToHf, items.rows[item]));
-      // Read only in this direction.
+      // The const_cast is safe: this direction only reads.
       transfer.Add(std::move(steps), {const_cast<std::byte*>(pieces[i].data()), pieces[i].size()});
     }
     transfer.Run(mcore::Direction::kToHf, tensor, pool, placed);

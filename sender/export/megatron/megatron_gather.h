@@ -1,7 +1,8 @@
-// Takes a Megatron job's shards to HF tensors on one rank, for nodes that share no memory.
-// Call on every rank, in the same order, with its own live parameters. Threads: the caller's, and
-// the pool's on the root. Memory: at most two buckets a rank. Errors: as GatherBuckets; before the
-// first byte, kFailedPrecondition names what no rank holds or what several would write.
+// Gathers a Megatron job's shards into HF tensors on one rank, for nodes that share no memory. Call
+// it on every rank, in the same order, with the rank's own parameters. Owner: the caller, of
+// everything. Threads: the caller's, and the pool's on the root. Cost: at most two buckets of
+// memory a rank. Errors: as GatherBuckets; before the first byte, kFailedPrecondition names
+// parameters that no rank holds or several would write.
 #pragma once
 
 #include <functional>
@@ -14,11 +15,11 @@
 
 namespace deltawire {
 
-/// The bytes of a rank's live parameter `live` (Match::live), whole and row-major.
+/// Returns the bytes of a rank's parameter number `live` (Match::live), whole and row-major.
 using LiveBytes = std::function<Bytes(size_t live)>;
 
-/// `matches`: what MatchRank found among this rank's parameters, of dtypes live[i].dtype.
-/// `tensor` gives memory of plan.layout()'s tensors; it and `placed` are called on the root only.
+/// `matches`: MatchRank's result for this rank's parameters; their dtypes are live[i].dtype.
+/// `tensor` returns memory of plan.layout()'s tensors; it and `placed` are called on the root only.
 /// REQUIRES: the collective's ranks are the job's.
 StatusOr<GatherStats> GatherToHf(Collective& collective, const mcore::Plan& plan,
                                  std::span<const mcore::Match> matches,

@@ -31,7 +31,7 @@ StatusOr<HfDir> HfDir::Create(const fs::path& dir, const Layout& layout, uint64_
         cut.size() == 1 ? "model.safetensors"
                         : fmt::format("model-{:05}-of-{:05}.safetensors", k + 1, cut.size());
     DW_ASSIGN_OR_RETURN(Layout part, Layout::Create(std::move(cut[k])));
-    // Loaders ask for this word.
+    // Some loaders refuse files without this entry.
     DW_ASSIGN_OR_RETURN(WeightFile file,
                         WeightFile::Create(dir / name, std::move(part), {{"format", "pt"}}));
     made.files_.push_back(std::move(file));

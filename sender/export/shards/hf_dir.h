@@ -1,7 +1,6 @@
-// An HF directory's weights as they are written: one model.safetensors, or several of at most so
-// many bytes with model.safetensors.index.json, as `save_pretrained` names them.
-// Owner: one command. Threads: the mappings are plain memory; Finish uses the pool.
-// Errors: WeightFile's, naming the file. Cost: WeightFile's.
+// Writes an HF directory's weights: one model.safetensors, or several files of limited size with
+// model.safetensors.index.json, named as `save_pretrained` does. Owner: one command. Threads: the
+// mappings are plain memory; Finish uses the pool. Cost and errors: WeightFile's, naming the file.
 #pragma once
 
 #include <filesystem>
@@ -15,15 +14,15 @@ namespace deltawire {
 
 class HfDir {
  public:
-  /// Tensors in the layout's order, each whole in one file; one above `max_file_bytes` has a file
-  /// of its own.
+  /// Puts the tensors into files in the layout's order, each whole in one file. A tensor above
+  /// `max_file_bytes` gets a file of its own.
   static StatusOr<HfDir> Create(const std::filesystem::path& dir, const Layout& layout,
                                 uint64_t max_file_bytes);
 
   /// Memory of the layout's tensor i.
   MutableBytes tensor(size_t i) { return files_[places_[i].file].tensor(places_[i].index); }
   size_t files() const { return files_.size(); }
-  /// Brings all of it to the disk, reads it back, and writes the index.
+  /// Flushes all files to disk, reads them back, and writes the index.
   Status Finish(ThreadPool& pool);
 
  private:

@@ -17,7 +17,7 @@ constexpr std::string_view kChunkPrefix = "chunk";
 constexpr const char* kVersionKey = "deltawire_shard";
 constexpr const char* kVersion = "1";
 
-/// "chunk1/decoder..." as chunk and name.
+/// Splits "chunk1/decoder..." into chunk and name.
 Status SplitName(std::string_view stored, mcore::LiveParam* param) {
   const size_t slash = stored.find('/');
   if (stored.starts_with(kChunkPrefix) && slash != std::string_view::npos) {

@@ -1,7 +1,7 @@
-// One rank's file of a shard directory (docs/shard_format.md): its parameters, and what it says of
-// itself, which is checked before a byte of it is used.
-// Immutable once open; mapped, not read. Threads: any. Cost: CheckDigest is a pass over the file.
-// Errors name the file, what it says and what was wanted.
+// One rank's file of a shard directory (docs/shard_format.md): the rank's parameters, and the
+// file's marks, which are checked before a byte of it is used. Owner: a ShardDir's call; immutable
+// once open; mapped, not read. Threads: any. Cost: CheckDigest is a pass over the file. Errors name
+// the file, the values found and the values wanted.
 #pragma once
 
 #include <filesystem>
@@ -19,18 +19,19 @@ namespace deltawire {
 /// "rank_00007.safetensors".
 std::string RankFileName(uint32_t rank);
 
-/// What a rank's file says of itself, under "__metadata__".
+/// A rank's file's description of itself, under "__metadata__".
 struct RankMarks {
   uint32_t rank = 0;
   uint32_t world = 1;
   std::string family;
   std::string parallel;  ///< JSON, on one line
-  std::string
-      model;  ///< 16 hex digits: the HF weights that all files of the directory are cut from
+  /// 16 hex digits: the HF weights that all files of the directory are cut from.
+  std::string model;
   uint64_t digest = 0;  ///< XXH3-64 of the data section
 
   WeightFile::Metadata ToMetadata() const;
-  /// Nothing where a file has none; kInvalidArgument for marks of another version, or incomplete.
+  /// nullopt where a file has no marks; kInvalidArgument for marks of another version, or
+  /// incomplete ones.
   static StatusOr<std::optional<RankMarks>> From(const WeightFile::Metadata& metadata);
 };
 
@@ -39,12 +40,12 @@ class RankFile {
   static StatusOr<RankFile> Open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return path_; }
-  /// Nothing: written by another program.
+  /// nullopt: another program wrote the file.
   const std::optional<RankMarks>& marks() const { return marks_; }
   const std::vector<mcore::LiveParam>& params() const { return params_; }
   /// Bytes of params()[i]. Mapped for reading only.
   Bytes data(size_t i) const { return data_[i]; }
-  /// kDataLoss when the data are not those that the marks were made for. REQUIRES: marks().
+  /// kDataLoss unless the data section has the digest in the marks. REQUIRES: marks().
   Status CheckDigest() const;
 
  private:

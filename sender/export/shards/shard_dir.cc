@@ -66,22 +66,22 @@ StatusOr<Layout> ParseLayout(const std::string& text, const fs::path& path) {
   return Layout::Create(std::move(metas));
 }
 
-/// What a parameter is called in a rank's file.
+/// A parameter's name in a rank's file.
 std::string StoredName(const mcore::Plan& plan, const mcore::ShardParam& s) {
-  // Trainers wrap the language part of a model that sees.
+  // Trainers of vision-language models wrap the language part.
   const std::vector<std::string>& wrappers = plan.family().names.strip;
   const bool wrapped = plan.planned()[s.planned].param != nullptr && !wrappers.empty();
   return fmt::format("chunk{}/{}{}", s.chunk, wrapped ? wrappers.front() : "", s.names.front());
 }
 
-/// The tensors of one rank's file. A copy beside the one that counts is written too.
+/// The tensors of one rank's file, including copies that are not exported.
 StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::ShardParam>& shards) {
   std::vector<TensorMeta> metas;
   std::unordered_map<std::string, size_t> seen;
   for (const mcore::ShardParam& s : shards) {
     if (s.shape.empty() || !s.made) continue;
     std::string name = StoredName(plan, s);
-    // One parameter may make several tensors; it is still one parameter.
+    // One parameter may make several tensors but is stored once.
     if (!seen.try_emplace(name, metas.size()).second) continue;
     metas.push_back({std::move(name), s.dtype, s.shape});
   }
@@ -90,7 +90,7 @@ StatusOr<Layout> RankLayout(const mcore::Plan& plan, const std::vector<mcore::Sh
 
 std::string OneLine(const std::string& json) { return Json::parse(json).dump(); }
 
-/// Names the weights of an HF model: XXH3-64 over that of every tensor, in the layout's order.
+/// A name for the weights of an HF model: XXH3-64 over each tensor's, in the layout's order.
 std::string NameOf(const ModelDir& hf, ThreadPool& pool) {
   std::vector<uint64_t> digests(hf.layout().size());
   pool.ParallelFor(digests.size(), [&](size_t i) { digests[i] = Xxh3(hf.data(i)); });
@@ -116,7 +116,7 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
       mcore::Direction::kFromHf,
       [&](uint32_t t) {
         const Bytes bytes = hf.data(t);
-        // Read only in this direction.
+        // The const_cast is safe: this direction only reads.
         return MutableBytes(const_cast<std::byte*>(bytes.data()), bytes.size());
       },
       pool);
@@ -125,7 +125,7 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
   return file.Seal(marks.digest);
 }
 
-/// Whether a value is another one when it has been to the trainer's type, less `add`, and back.
+/// Whether some value changes on the way to the trainer's type, less `add`, and back.
 bool ChangesOnTheWay(Bytes values, DType hf, DType trainer, int8_t add) {
   constexpr size_t kBlock = size_t{1} << 14;
   const kernels::Element outer = mcore::ElementOf(hf), inner = mcore::ElementOf(trainer);
@@ -151,7 +151,7 @@ bool ChangesOnTheWay(Bytes values, DType hf, DType trainer, int8_t add) {
 Rounding RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool) {
   struct Way {
     DType trainer = DType::kBF16;
-    int8_t add = 0;  // on the way to HF
+    int8_t add = 0;  // added on the way to HF
     bool narrows = false;
     bool changes = false;
   };
@@ -262,7 +262,7 @@ Status ShardDir::ExportTo(const mcore::Plan& plan, const mcore::Transfer::Tensor
           plan, match.shard, file.params()[match.live].dtype, match.split, mcore::Direction::kToHf);
       if (!steps.ok()) return Annotate(steps.status(), path.string());
       const Bytes bytes = file.data(match.live);
-      // Read only in this direction.
+      // The const_cast is safe: this direction only reads.
       transfer.Add(std::move(*steps), {const_cast<std::byte*>(bytes.data()), bytes.size()});
     }
   }
@@ -289,7 +289,7 @@ Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const Model
     DW_RETURN_IF_ERROR(WriteText(dir / file.name, file.content));
   }
   DW_RETURN_IF_ERROR(WriteText(dir / kTensorsMetaFile, LayoutJson(plan.layout())));
-  // Last: a directory without it is no directory of shards.
+  // Written last: without this file the directory does not count as a directory of shards.
   return WriteText(dir / kParallelFile, plan.parallel().ToJson() + "\n");
 }
 

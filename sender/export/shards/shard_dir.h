@@ -1,8 +1,7 @@
-// A directory of Megatron shards, one safetensors file per rank, and the way to and from HF
-// (docs/shard_format.md).
-// Immutable once open; files are mapped, not read. Threads: the pool's.
+// A directory of Megatron shards, one safetensors file per rank, and the conversion to and from HF
+// (docs/shard_format.md). Owner: one command; immutable once open; files are mapped, not read.
+// Threads: the pool's. Cost: ExportTo and Write make one pass over the bytes, and one for digests.
 // Errors name the file and the parameter; nothing is written before everything has been checked.
-// Cost: of ExportTo and Write one pass over the bytes, and one more for digests.
 #pragma once
 
 #include <filesystem>
@@ -22,39 +21,41 @@ namespace deltawire {
 inline constexpr const char* kParallelFile = "parallel.json";
 inline constexpr const char* kTensorsMetaFile = "tensors_meta.json";
 
-/// HF tensors of which some value is another one after the way to shards and back.
+/// HF tensors that have some value which the way to shards and back changes.
 struct Rounding {
-  std::vector<std::string> narrowed;  ///< held by the trainer in fewer bits than by the checkpoint
-  std::vector<std::string>
-      shifted;  ///< held by the trainer as the value less one, which is rounded
+  /// The trainer holds these in fewer bits than the checkpoint does.
+  std::vector<std::string> narrowed;
+  /// The trainer holds the value minus one, which is rounded.
+  std::vector<std::string> shifted;
 };
-/// Tries it on every value that is converted at all. `hf` has plan.layout() as its layout.
+/// Tries the conversion on every value that is converted at all. REQUIRES: `hf` has plan.layout()
+/// as its layout.
 Rounding RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool);
 
 class ShardDir {
  public:
   static bool Is(const std::filesystem::path& dir);
-  /// `unmarked`: files that do not say which rank they are count as what they are called.
+  /// `unmarked`: accept files without marks, and take their rank from their name.
   static StatusOr<ShardDir> Open(const std::filesystem::path& dir, bool unmarked = false);
 
   const std::filesystem::path& path() const { return path_; }
   const mcore::ParallelConfig& parallel() const { return parallel_; }
-  /// What tensors_meta.json says, if it is there.
+  /// The layout in tensors_meta.json; nullopt if there is no such file.
   const std::optional<Layout>& layout() const { return layout_; }
 
-  /// Takes every parameter of every rank to its HF place. `tensor(i)` is memory of plan.layout()'s
-  /// tensor i. Nothing is written when a rank's parameters do not fit the plan.
+  /// Copies every parameter of every rank to its HF place. `tensor(i)` returns memory of
+  /// plan.layout()'s tensor i. Nothing is written when a rank's parameters do not fit the plan.
   Status ExportTo(const mcore::Plan& plan, const mcore::Transfer::TensorMemory& tensor,
                   ThreadPool& pool) const;
 
-  /// Makes `dir` from an HF model, and reads back what it has written. What the plan pads is zero.
-  /// `hf` has plan.layout() as its layout. Values are rounded where RoundingOf says so.
+  /// Makes `dir` from an HF model, and reads back the written files. Padding of the plan is zero.
+  /// Values are rounded where RoundingOf says so. REQUIRES: `hf` has plan.layout() as its layout.
   static Status Write(const std::filesystem::path& dir, const mcore::Plan& plan, const ModelDir& hf,
                       ThreadPool& pool);
 
  private:
   ShardDir() = default;
-  /// That each file is the rank's that it is called after, of this layout, family and model.
+  /// Checks that each file is of the rank in its name, and of this layout, family and model.
   Status CheckMarks(const mcore::Plan& plan, const std::vector<RankFile>& files,
                     ThreadPool& pool) const;
 

@@ -50,14 +50,14 @@ Status WeightFile::Seal(uint64_t digest) {
   if (::msync(map_.base(), map_.bytes(), MS_SYNC) != 0) return failed("write");
   if (::fsync(fd_.get()) != 0) return failed("write");
   map_ = Mapping();
-  // What is read below shall come from the disk and not from where it was just put.
+  // Drops cached pages, so that the bytes below are read from the disk.
   ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
 
   std::vector<std::byte> block(size_t{4} << 20);
   const uint64_t end = header_bytes_ + layout_.total_bytes();
   Xxh3Stream data;
   for (uint64_t at = 0; at < end;) {
-    // The header first, by itself.
+    // Reads the header by itself first.
     const uint64_t stop = at < header_bytes_ ? header_bytes_ : end;
     const ssize_t n = ::pread(fd_.get(), block.data(), std::min<uint64_t>(block.size(), stop - at),
                               static_cast<off_t>(at));

@@ -1,8 +1,8 @@
-// A safetensors file that is written once: room for all of it is taken first, it is filled through
-// a mapping, and Seal brings it to the disk and reads it back.
-// Owner: one command; a file that is not sealed may hold anything. Threads: the mapping is plain
-// memory. Cost: one pass for Digest, one of reading for Seal.
-// Errors: no space is kResourceExhausted at Create; what is read back otherwise is kDataLoss.
+// A safetensors file that is written once: Create allocates all its space, the caller fills it
+// through a mapping, Seal flushes it to disk and reads it back. Owner: one command; an unsealed
+// file may hold anything. Threads: the mapping is plain memory. Cost: one pass for Digest, one of
+// reading for Seal. Errors: kResourceExhausted at Create if space is short; kDataLoss if other
+// bytes are read back.
 #pragma once
 
 #include <filesystem>
@@ -18,7 +18,7 @@ namespace deltawire {
 
 class WeightFile {
  public:
-  /// What a safetensors header has under "__metadata__".
+  /// The entries of a safetensors header under "__metadata__".
   using Metadata = std::map<std::string, std::string>;
 
   static StatusOr<WeightFile> Create(const std::filesystem::path& path, Layout layout,
@@ -31,9 +31,10 @@ class WeightFile {
   }
   /// XXH3-64 of the data section as it is now.
   uint64_t Digest() const;
-  /// Other values for the keys that it was made with, as long as those.
+  /// Sets other values for the keys given to Create. REQUIRES: they are as long as the old ones.
   Status Mark(const Metadata& metadata);
-  /// `digest`: Digest() when it was filled. Nothing is written through the mapping any more.
+  /// `digest`: Digest() of the complete file. REQUIRES: nothing is written through the mapping any
+  /// more.
   Status Seal(uint64_t digest);
 
  private:
