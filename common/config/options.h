@@ -37,9 +37,9 @@ struct SenderOptions {
   Endpoint control{"127.0.0.1", 7700};          ///< gRPC for orchestrators and receivers
   Endpoint bulk{"127.0.0.1", 7701};             ///< raw TCP
   std::string advertise_host;  ///< bulk host told to receivers; empty: the host they dialled
-  uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model
-  std::optional<kernels::Codec> codec;           ///< none: whichever is committed soonest
-  uint32_t history = 4;                          ///< deltas that `tight` may look back to, 0..8
+  uint64_t delta_log_bytes = uint64_t{2} << 30;     ///< per model
+  std::optional<kernels::Codec> codec;              ///< none: whichever is committed soonest
+  uint32_t history = 4;                             ///< deltas that `tight` may look back to, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each published model, when idle; 0: off
   std::chrono::milliseconds grace{250};             ///< pulls may delay BeginOffload this long
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/human.h"
 #include "common/base/sync.h"
 
 namespace deltawire {
@@ -21,10 +22,6 @@ void Update(std::atomic<double>& average, double value, bool first) {
   do {
     next = first && old == 0 ? value : old + kShare * (value - old);
   } while (!average.compare_exchange_weak(old, next, std::memory_order_relaxed));
-}
-
-double Since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 CoderSpeeds Speeds(const PerCodec<CoderRate>& rates, double threads) {
@@ -91,11 +88,11 @@ void CoderRates::Calibrate(const kernels::Backend& backend) {
     const double work = coder.work(kBytes, fast.size());
     auto start = Clock::now();
     const Bytes payload = coder.encode(chunk, fast, coder.limit(kBytes, fast.size()));
-    encode[coder.codec].Add(work, Since(start));
+    encode[coder.codec].Add(work, SecondsSince(start));
     start = Clock::now();
     size_t bytes = 0;
     coder.decode(chunk, payload, back, &bytes);
-    decode[coder.codec].Add(work, Since(start));
+    decode[coder.codec].Add(work, SecondsSince(start));
     encode[coder.codec].ForgetTotals();
     decode[coder.codec].ForgetTotals();
   }

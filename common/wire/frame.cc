@@ -35,10 +35,9 @@ std::string_view GuessPeer(Bytes header) {
     return "the peer speaks HTTP: check which port it was given";
   }
   if (head[0] == 0x16 && head[1] == 0x03) {
-    return "the peer speaks TLS: turn TLS on at both ends or at neither";
+    return "the peer speaks TLS, which this port does not: check which port it was given";
   }
-  return "check that the peer is a deltawire bulk port and that TLS is on at both ends or at "
-         "neither";
+  return "check that the peer is a deltawire bulk port";
 }
 
 /// kDataLoss when a field that this type does not use is not zero.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/layout/names.h"
 #include "common/wire/frame.h"
 
 namespace deltawire::wire {
@@ -40,33 +41,13 @@ Status ReservedSet(std::string_view what, uint32_t bits) {
                 kSameRelease);
 }
 
-/// Length of the well-formed UTF-8 sequence that `s` begins with; 0 when `s` begins with none.
-/// Source: the Unicode standard, table 3-7 (no overlong forms, no surrogates, at most U+10FFFF).
-size_t SequenceLength(std::string_view s) {
-  const auto at = [s](size_t i) { return static_cast<uint8_t>(s[i]); };
-  const uint8_t lead = at(0);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xC2 && lead <= 0xDF   ? 2
-                        : lead >= 0xE0 && lead <= 0xEF ? 3
-                        : lead >= 0xF0 && lead <= 0xF4 ? 4
-                                                       : 0;
-  if (length == 0 || s.size() < length) return 0;
-  const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
-  const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
-  if (at(1) < low || at(1) > high) return 0;
-  for (size_t i = 2; i < length; ++i) {
-    if (at(i) < 0x80 || at(i) > 0xBF) return 0;
-  }
-  return length;
-}
-
 /// As much of `text` as fits without cutting a character. Bytes that are not UTF-8 (e.g. of a file
 /// name) become '?', so that an error about them still arrives.
 std::string FitMessage(std::string_view text) {
   std::string out;
   out.reserve(std::min(text.size(), kMaxMessageBytes));
   while (!text.empty()) {
-    const size_t n = SequenceLength(text);
+    const size_t n = Utf8SequenceLength(text);
     if (out.size() + std::max<size_t>(n, 1) > kMaxMessageBytes) break;
     if (n == 0) {
       out += '?';
@@ -80,7 +61,7 @@ std::string FitMessage(std::string_view text) {
 
 bool IsUtf8(std::string_view s) {
   while (!s.empty()) {
-    const size_t n = SequenceLength(s);
+    const size_t n = Utf8SequenceLength(s);
     if (n == 0) return false;
     s.remove_prefix(n);
   }

@@ -1,0 +1,199 @@
+// A committed delta into an engine's memory, against the same payloads applied to a plain copy of
+// the model, and against a copy of the whole model. See bench/README.md.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+
+#include "bench/harness/bench.h"
+#include "bench/harness/buffers.h"
+#include "bench/loopback/cluster.h"
+#include "kernels/kernels.h"
+#include "receiver/engine_client/engine_weights.h"
+
+namespace deltawire::bench {
+namespace {
+
+using engine::Binding;
+using engine::EngineWeights;
+
+struct Options {
+  std::string size = "0.6b";
+  size_t threads = 1;
+  double density = 0.01;
+};
+
+void Declare(CLI::App& app, Options& options) {
+  app.add_option("--size", options.size, "Synthetic model: tiny, 0.6b or 1.7b")
+      ->capture_default_str();
+  app.add_option("--threads", options.threads, "Of the engine's client and its references")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--density", options.density, "Share of elements that a version changes")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+}
+
+/// How a rank holds the tensors: all of each, or half of the columns of each matrix, as a rank of
+/// two does where the input dimension is cut (the hardest of the usual cuts: short runs).
+enum class Share { kWhole, kHalfOfColumns };
+
+/// A rank's memory, one storage for each tensor, in `memory`.
+Binding BindingOf(const Layout& layout, Share share, MutableBytes memory) {
+  Binding binding;
+  uint64_t at = 0;
+  for (uint32_t t = 0; t < layout.size(); ++t) {
+    const TensorMeta& tensor = layout.tensor(t);
+    engine::Box box{.tensor = t, .storage = t, .copy = {}};
+    const bool cut = share == Share::kHalfOfColumns && tensor.shape.size() == 2;
+    const uint64_t row = cut ? tensor.shape[1] * DTypeBytes(tensor.dtype) : layout.bytes(t);
+    const uint64_t rows = layout.bytes(t) / row;
+    box.copy.run_bytes = cut ? row / 2 : row;
+    if (cut) {
+      box.copy.dims = 1;
+      box.copy.counts[0] = rows;
+      box.copy.src_strides[0] = static_cast<int64_t>(row);
+      box.copy.dst_strides[0] = static_cast<int64_t>(row / 2);
+    }
+    const uint64_t bytes = rows * box.copy.run_bytes;
+    binding.storages.push_back({tensor.name, bytes});
+    binding.memory.push_back(memory.data() + at);
+    binding.boxes.push_back(box);
+    at += bytes;
+  }
+  return binding;
+}
+
+void Load(const Layout& layout, const Binding& binding, Bytes content) {
+  for (const engine::Box& box : binding.boxes) {
+    const Bytes from = content.subspan(layout.offset(box.tensor), layout.bytes(box.tensor));
+    kernels::Best().place(box.copy, from,
+                          {binding.memory[box.storage], binding.storages[box.storage].bytes});
+  }
+}
+
+/// The newest delta, applied to a plain copy of the model: decoded, added and digested.
+class PlainCopy {
+ public:
+  static StatusOr<PlainCopy> Create(const Layout& layout, Bytes content) {
+    DW_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Create(content.size()));
+    DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
+    std::memcpy(buffer.data().data(), content.data(), content.size());
+    return PlainCopy(std::move(buffer), std::move(chunks));
+  }
+  Status Apply(const DeltaFile& file, ThreadPool& pool) {
+    const kernels::DigestKey key(file.head().digest_seed);
+    std::atomic<bool> wrong{false};
+    pool.ParallelFor(file.entries().size(), [&](size_t i) {
+      const DeltaFileEntry& e = file.entries()[i];
+      const Chunk& c = chunks_[e.chunk];
+      uint64_t after = 0;
+      const auto decoded =
+          kernels::Best().decode_apply(key, e.payload, buffer_.data().subspan(c.offset, c.bytes),
+                                       c.width, e.digest_before, &after);
+      if (decoded != kernels::DecodeStatus::kOk || after != e.digest_after) wrong = true;
+    });
+    if (wrong) return absl::DataLossError("the reference came out wrong");
+    return absl::OkStatus();
+  }
+  MutableBytes data() { return buffer_.data(); }
+
+ private:
+  PlainCopy(HugeBuffer buffer, ChunkTable chunks)
+      : buffer_(std::move(buffer)), chunks_(std::move(chunks)) {}
+  HugeBuffer buffer_;
+  ChunkTable chunks_;
+};
+
+StatusOr<DeltaFile> NewestDelta(const std::filesystem::path& directory) {
+  std::filesystem::path newest;
+  for (const auto& entry : std::filesystem::directory_iterator(directory / kDeltaFolder)) {
+    newest = std::max(newest, entry.path());
+  }
+  return DeltaFile::Open(newest);
+}
+
+struct Rank {
+  std::string name;
+  Share share;
+  std::unique_ptr<EngineWeights> weights;
+  HugeBuffer memory;
+};
+
+StatusOr<Rank> MakeRank(std::string name, Share share, const Cluster& cluster, const Layout& layout,
+                        Bytes content, size_t threads) {
+  DW_ASSIGN_OR_RETURN(auto weights, EngineWeights::Open(cluster.receiver_dir(), threads));
+  DW_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Create(content.size()));
+  const Binding binding = BindingOf(layout, share, memory.data());
+  Load(layout, binding, content);
+  DW_RETURN_IF_ERROR(weights->Bind(binding));
+  DW_ASSIGN_OR_RETURN(const engine::Comparison adopted, weights->Adopt());
+  if (!adopted.different.empty()) {
+    return Errorf(StatusCode::kDataLoss, "{} differs after the load", adopted.different.front());
+  }
+  return Rank{std::move(name), share, std::move(weights), std::move(memory)};
+}
+
+Status Run(const Options& options, Bench& bench) {
+  DW_ASSIGN_OR_RETURN(const ModelSource source,
+                      ModelSource::Synthetic(bench.quick ? "tiny" : options.size));
+  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
+  ThreadPool pool(0), own(options.threads);
+  DW_ASSIGN_OR_RETURN(const auto weights,
+                      Weights::Create(source, scratch->path() / "trainer", bench.seed, 0, pool));
+  DW_ASSIGN_OR_RETURN(const auto cluster,
+                      Cluster::Start(scratch->path() / "daemons", source, {.buffers = 1}, pool));
+  DW_RETURN_IF_ERROR(cluster->Publish(*weights).status());
+  DW_RETURN_IF_ERROR(cluster->WaitCommitted().status());
+  const uint64_t bytes = source.layout.total_bytes();
+  fmt::print("          {} ({}), {:.1f} % changed a version, {} threads\n\n", source.name,
+             HumanBytes(bytes), 100 * options.density, options.threads);
+  bench.report().Common("model", source.name);
+  bench.report().Common("model_bytes", bytes);
+
+  DW_ASSIGN_OR_RETURN(PlainCopy plain, PlainCopy::Create(source.layout, weights->content()));
+  DW_ASSIGN_OR_RETURN(PlainCopy copied, PlainCopy::Create(source.layout, weights->content()));
+  std::vector<Rank> ranks;
+  for (const auto& [name, share] : {std::pair("apply/whole", Share::kWhole),
+                                    {"apply/half_of_columns", Share::kHalfOfColumns}}) {
+    if (!bench.Asked(name)) continue;
+    DW_ASSIGN_OR_RETURN(Rank rank, MakeRank(name, share, *cluster, source.layout,
+                                            weights->content(), options.threads));
+    ranks.push_back(std::move(rank));
+  }
+  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
+    weights->Flip(options.density);
+    DW_RETURN_IF_ERROR(cluster->Publish(*weights).status());
+    DW_RETURN_IF_ERROR(cluster->WaitCommitted().status());
+    DW_ASSIGN_OR_RETURN(const DeltaFile delta, NewestDelta(cluster->receiver_dir()));
+    DW_RETURN_IF_ERROR(s.Time("decode + apply", [&] { return plain.Apply(delta, own); }));
+    for (Rank& rank : ranks) {
+      DW_RETURN_IF_ERROR(
+          s.Time(rank.name + " prepare", [&] { return rank.weights->Prepare().status(); }));
+      DW_RETURN_IF_ERROR(s.Time(rank.name, [&] { return rank.weights->Apply(); }));
+    }
+    return s.Time("memcpy", [&] { std::memcpy(copied.data().data(), plain.data().data(), bytes); });
+  }));
+  for (const Rank& rank : ranks) {
+    bench.Add(
+        rank.name, options.threads, series,
+        {Value("apply", rank.name).Against("decode + apply", "decode + apply").AtLeast(0.7),
+         Value("apply", rank.name).Against("memcpy"), Value("prepare", rank.name + " prepare")});
+    DW_ASSIGN_OR_RETURN(const engine::Comparison checked, rank.weights->Check(nullptr));
+    if (!checked.different.empty()) {
+      return Errorf(StatusCode::kDataLoss, "{}: {} is wrong", rank.name, checked.different.front());
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace deltawire::bench
+
+int main(int argc, char** argv) {
+  using namespace deltawire::bench;
+  Options options;
+  const Suite suite{"engine", "A committed delta into a running engine's memory.",
+                    [&](CLI::App& app) { Declare(app, options); },
+                    [&](Bench& bench) { return Run(options, bench); }};
+  return SuiteMain(suite, argc, argv);
+}
