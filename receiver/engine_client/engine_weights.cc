@@ -347,14 +347,24 @@ void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way) const {
     if (context.finders.empty()) return;
     const auto add = [](void* raw, const kernels::BlockChanges& changes) {
       auto& ctx = *static_cast<Context*>(raw);
+      // Places first and then sums, so that the memory of a whole batch is on its way at once.
+      constexpr size_t kBatch = 64;
+      std::byte* places[kBatch];
       for (Finder& finder : ctx.finders) {
-        for (size_t i = 0; i < changes.at.size(); ++i) {
-          std::byte* at = finder.At(ctx.begin + (changes.first + changes.at[i]) * sizeof(T));
-          if (at == nullptr) continue;
-          T value;
-          std::memcpy(&value, at, sizeof value);
-          value = static_cast<T>(value + static_cast<T>(changes.differences[i]) * ctx.sign);
-          std::memcpy(at, &value, sizeof value);
+        for (size_t from = 0; from < changes.at.size(); from += kBatch) {
+          const size_t n = std::min(kBatch, changes.at.size() - from);
+          for (size_t i = 0; i < n; ++i) {
+            places[i] = finder.At(ctx.begin + (changes.first + changes.at[from + i]) * sizeof(T));
+            if (places[i] != nullptr) __builtin_prefetch(places[i], 1);
+          }
+          for (size_t i = 0; i < n; ++i) {
+            if (places[i] == nullptr) continue;
+            T value;
+            std::memcpy(&value, places[i], sizeof value);
+            const T step = static_cast<T>(static_cast<T>(changes.differences[from + i]) * ctx.sign);
+            value = static_cast<T>(value + step);
+            std::memcpy(places[i], &value, sizeof value);
+          }
         }
       }
     };
