@@ -71,6 +71,15 @@ TEST_CASE("delta file: states, chunks and payloads are read as they were written
   CHECK(DeltaFile::Open(path).status().code() == StatusCode::kNotFound);
 }
 
+TEST_CASE("delta file: the bytes are those of the document's example") {
+  const TempDir dir;
+  const fs::path path = dir.path() / "1";
+  REQUIRE(WriteDeltaFile(path, kHead, Sample().entries) == absl::OkStatus());
+  const std::string golden = Read(fs::path(DELTAWIRE_GOLDEN_DIR) / "delta_file_v1.bin");
+  REQUIRE(golden.size() == 368);
+  CHECK(Read(path) == golden);
+}
+
 TEST_CASE("delta file: one in which any byte is another, or any is missing, is refused") {
   const TempDir dir;
   const fs::path path = dir.path() / "1";
