@@ -1,0 +1,240 @@
+"""deltawire.engine with torch: a model that loads as inference engines' do, in every usual way.
+
+The model stands in for an engine; its loader uses the same operations on parameters as vLLM's and
+SGLang's do (tests/engines has the real ones). Daemons and files are real.
+"""
+
+from __future__ import annotations
+
+import unittest
+
+import support
+
+support.use_trainer_python()
+torch = support.need("torch")
+deltawire = support.need("deltawire")
+
+from deltawire.engine import EngineClient  # noqa: E402
+
+HIDDEN, ROWS, VOCAB, EXPERTS = 48, 40, 30, 3
+
+
+def checkpoint(seed: int) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape, dtype=torch.bfloat16):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    weights = {
+        "embed": draw(VOCAB, HIDDEN),
+        "norm": draw(HIDDEN, dtype=torch.float32),
+        "o": draw(HIDDEN, 2 * ROWS),
+        "q": draw(ROWS, HIDDEN),
+        "k": draw(ROWS, HIDDEN),
+    }
+    for e in range(EXPERTS):
+        weights[f"expert.{e}.up"] = draw(ROWS, HIDDEN)
+    return weights
+
+
+class Engine(torch.nn.Module):
+    """One rank of two: fused q and k, half of o's columns, stacked and transposed experts, a
+    vocabulary padded by zeros, and a head tied to the embedding."""
+
+    def __init__(self, rank: int = 0):
+        super().__init__()
+        self.rank = rank
+
+        def parameter(*shape, dtype=torch.bfloat16):
+            # What was there before a load is none of the checkpoint's.
+            return torch.nn.Parameter(torch.full(shape, 7.0, dtype=dtype), requires_grad=False)
+
+        self.embed = parameter(64, HIDDEN)
+        self.head = self.embed
+        self.qk = parameter(2 * ROWS, HIDDEN)
+        self.o = parameter(HIDDEN, ROWS)
+        self.experts = parameter(EXPERTS, HIDDEN, ROWS)
+        self.norm = parameter(HIDDEN, dtype=torch.float32)
+
+    def load_weights(self, pairs):
+        for name, value in pairs:
+            self.load_one(name, value)
+
+    def load_one(self, name, value):
+        if name == "embed":
+            self.embed[: value.shape[0]].data.copy_(value)
+            self.embed[value.shape[0] :].data.fill_(0)
+        elif name in ("q", "k"):
+            self.qk.data.narrow(0, ROWS * (name == "k"), ROWS).copy_(value)
+        elif name == "o":
+            self.o.data.copy_(value.narrow(1, self.rank * ROWS, ROWS))
+        elif name == "norm":
+            self.norm.data.copy_(value)
+        else:
+            self.experts.data[int(name.split(".")[1])].copy_(value.t())
+
+
+def state(model) -> dict:
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+class EngineTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = cls.enterClassContext(support.Cluster())
+
+    def start(self, weights):
+        """A trainer and the receiver's directory, with version 1 committed."""
+        model = self.id().rsplit(".", 1)[-1]
+        self.trainer = deltawire.WeightManager(self.cluster.endpoint, model=model)
+        self.version = 0
+        self.receiver = None
+        self.trainer.register(weights.items())
+        self.publish(weights, model)
+        return self.receiver.directory
+
+    def publish(self, weights, model=""):
+        self.version += 1
+        self.trainer.offload(weights.items(), version=self.version)
+        if self.receiver is None:
+            self.receiver = self.cluster.follow(model)
+        self.receiver.await_version(self.version)
+
+    def attached(self, directory, rank=0, weights=None):
+        model = Engine(rank)
+        model.load_weights(weights.items())
+        client = EngineClient(directory)
+        outcome = client.attach(model, model.load_weights)
+        self.assertTrue(outcome, outcome.reason)
+        return model, client, outcome
+
+    def test_both_ranks_follow_every_version(self):
+        weights = checkpoint(1)
+        directory = self.start(weights)
+        ranks = [self.attached(directory, rank, weights) for rank in (0, 1)]
+        for model, client, outcome in ranks:
+            self.assertEqual(client.held.version, 1)
+            # The padded rows of the embedding are the loader's, not the checkpoint's.
+            self.assertEqual(outcome.unmapped, [("embed, head", (64 - VOCAB) * HIDDEN * 2)])
+        generator = torch.Generator().manual_seed(2)
+        for version in range(2, 8):
+            for tensor in weights.values():
+                hit = torch.rand(tensor.shape, generator=generator) < 0.05
+                tensor += (hit * 0.5).to(tensor.dtype)
+            self.publish(weights)
+            for model, client, _ in ranks:
+                before = state(model)
+                prepared = client.prepare()
+                self.assertTrue(prepared, prepared.reason)
+                self.assertEqual(prepared.update.deltas, 1)
+                self.assertGreater(prepared.update.changes, 0)
+                self.assertEqual(state(model).keys(), before.keys())
+                for name, value in state(model).items():
+                    self.assertTrue(torch.equal(value, before[name]), f"{name} before the apply")
+                self.assertTrue(client.apply())
+                self.assertEqual(client.held.version, version)
+                fresh = Engine(model.rank)
+                fresh.load_weights(weights.items())
+                for name, value in state(fresh).items():
+                    self.assertTrue(torch.equal(value, state(model)[name]), f"{name} at {version}")
+                self.assertTrue(client.check())
+
+    def test_rollback_and_drift(self):
+        weights = checkpoint(3)
+        directory = self.start(weights)
+        model, client, _ = self.attached(directory, weights=weights)
+        before = state(model)
+        weights["k"][5] += 1
+        self.publish(weights)
+        self.assertTrue(client.prepare() and client.apply())
+        self.assertFalse(torch.equal(model.qk, before["qk"]))
+        self.assertTrue(client.rollback())
+        for name, value in before.items():
+            self.assertTrue(torch.equal(value, state(model)[name]), name)
+        again = client.rollback()
+        self.assertFalse(again)
+        self.assertIn("no update was applied", again.reason)
+        model.experts.data[1, 2, 3] += 1
+        found = client.check()
+        self.assertFalse(found)
+        self.assertIn("expert.1.up", found.reason)
+
+    def test_other_weights_are_not_adopted(self):
+        weights = checkpoint(4)
+        directory = self.start(weights)
+        model = Engine()
+        model.load_weights(checkpoint(5).items())
+        client = EngineClient(directory)
+        outcome = client.attach(model, model.load_weights)
+        self.assertFalse(outcome)
+        self.assertIn("8 tensors have other bytes", outcome.reason)
+        self.assertFalse(client.held)
+        self.assertFalse(client.prepare())
+
+    def refused(self, load_one):
+        """The reason for which a loader is refused; no parameter may have changed."""
+        weights = checkpoint(6)
+        directory = self.start(weights)
+        model = Engine()
+        model.load_weights(weights.items())
+        before = state(model)
+
+        def load(pairs):
+            for name, value in pairs:
+                if not load_one(model, name, value):
+                    model.load_one(name, value)
+
+        addresses = {n: p.data_ptr() for n, p in model.named_parameters()}
+        outcome = EngineClient(directory).attach(model, load)
+        self.assertFalse(outcome)
+        for name, value in before.items():
+            self.assertTrue(torch.equal(value, state(model)[name]), name)
+        self.assertEqual(addresses, {n: p.data_ptr() for n, p in model.named_parameters()})
+        return outcome.reason
+
+    def test_a_loader_that_computes_is_refused(self):
+        def negated(model, name, value):
+            if name == "norm":
+                model.norm.data.copy_(-torch.exp(value))
+            return name == "norm"
+
+        self.assertIn("norm: ", self.refused(negated))
+
+    def test_a_loader_that_casts_is_refused(self):
+        def cast(model, name, value):
+            if name == "q":
+                model.norm.data.narrow(0, 0, HIDDEN).copy_(value[0])
+            return name == "q"
+
+        self.assertIn("a cast from torch.bfloat16 to torch.float32", self.refused(cast))
+
+    def test_a_loader_that_replaces_memory_is_refused_and_undone(self):
+        def replaced(model, name, value):
+            if name == "norm":
+                model.norm.data = torch.zeros(HIDDEN)
+            return name == "norm"
+
+        self.assertIn("replaced a parameter's memory", self.refused(replaced))
+
+    def test_a_loader_that_fails_is_refused(self):
+        def failing(model, name, value):
+            del model, value
+            if name == "o":
+                raise ValueError("no such layer")
+            return False
+
+        self.assertIn("o: no such layer", self.refused(failing))
+
+    def test_a_layout_that_moves_after_the_load_is_refused(self):
+        weights = checkpoint(7)
+        directory = self.start(weights)
+        model = Engine()
+        model.load_weights(weights.items())
+        model.experts.data.copy_(model.experts.data.flip(2))  # as packing for a kernel does
+        outcome = EngineClient(directory).attach(model, model.load_weights)
+        self.assertFalse(outcome)
+        self.assertIn("it moves or changes them after loading", outcome.reason)
+
+
+if __name__ == "__main__":
+    unittest.main()
