@@ -27,8 +27,8 @@ class DeltaFiles {
   /// Takes up the files of an earlier process. `buffer` is what Put will be about: its committed
   /// state is the first delta's base.
   Status Start(const Buffer& buffer);
-  /// Before `buffer`, whose chunks are all those of `to`, is committed: writes what changed since
-  /// the last state that was put, from `applied` where that leads there, else as whole chunks.
+  /// After `buffer` was committed as `to`: writes what changed since the last state that was put,
+  /// from `applied` where that leads there, else as whole chunks.
   Status Put(const Buffer& buffer, const Identity& to,
              std::span<const Buffer::AppliedDelta> applied);
 

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "common/base/human.h"
-#include "common/base/log.h"
 #include "common/layout/root.h"
 
 namespace deltawire::receiver {
@@ -254,11 +253,6 @@ Status PullRound::Finish() {
   // After a forced full pull the state may be the committed one, with no byte changed.
   if (!(env_.buffer.committed() == whole()) || env_.buffer.begun()) {
     DW_RETURN_IF_ERROR(env_.writable());
-    // Before the commit, so that whoever sees the new state finds the way to it.
-    const Status left = env_.delta_files.Put(env_.buffer, whole(), env_.sink.Applied());
-    if (!left.ok()) {
-      LogWarn("model {}: engines have to read this version whole: {}", env_.model, MessageOf(left));
-    }
     DW_RETURN_IF_ERROR(env_.buffer.Commit(whole(), env_.side_files.Merged()));
     env_.sink.Committed();
   }

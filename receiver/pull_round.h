@@ -17,7 +17,6 @@
 #include "common/delta/pull_stats.h"
 #include "common/net/pull_transport.h"
 #include "receiver/buffer.h"
-#include "receiver/delta_files.h"
 #include "receiver/follower.h"
 #include "receiver/history.h"
 #include "receiver/pull_sink.h"
@@ -69,7 +68,6 @@ class PullRound {
     PullSink& sink;
     History& history;
     SideFileCache& side_files;
-    DeltaFiles& delta_files;
     ThreadPool& pool;
     CoderRates& rates;
     const TransportFactory& transport;

@@ -172,6 +172,8 @@ class Replica {
   void HoldParts(const Follower::Target& target);
   Status RunRound(const Follower::Target& target, bool force_full);
   void Committed(const PullRound& round);
+  /// Keeps what the last pull applied as a file for engines.
+  void LeaveDelta();
   Status MarkSuspects();
   Status Touch();
   Status WaitWritable();

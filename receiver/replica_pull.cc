@@ -68,7 +68,18 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   Answer(lock, batch, pulled);
   lock.unlock();
   SendAll();
+  // Nobody who waits for the commit waits for this.
+  if (pulled.ok()) LeaveDelta();
   lock.lock();
+}
+
+void Replica::LeaveDelta() {
+  const Status left = delta_files_.Put(*buffer_, buffer_->committed(), sink_->Applied());
+  if (!left.ok()) {
+    LogWarn("model {}: engines have to read this version whole: {}", options_.model,
+            MessageOf(left));
+  }
+  if (buffer_->buffers() == 1) sink_->ForgetApplied();
 }
 
 StatusOr<Follower::Target> Replica::AskNewest() {
@@ -131,7 +142,6 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
       .sink = *sink_,
       .history = history_,
       .side_files = side_files_,
-      .delta_files = delta_files_,
       .pool = pool_,
       .rates = rates_,
       .transport = transport_,
@@ -164,7 +174,6 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   if (ended.ok()) {
     for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round->ends()[i];
     behind_ = buffer_->buffers() == 2;
-    if (!behind_) sink_->ForgetApplied();
     catch_up_at_ = Clock::now();
     Committed(*round);
   }

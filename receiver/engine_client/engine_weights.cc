@@ -17,6 +17,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kState = ".deltawire.state";
 constexpr std::chrono::milliseconds kLookEvery{2};
+/// A receiver commits first and then writes the delta's file, a copy of the delta's size.
+constexpr std::chrono::milliseconds kFileGrace{100};
 
 /// Finds the places of rising positions of one box; most of them are in the run of the last one.
 class Finder {
@@ -201,13 +203,27 @@ StatusOr<std::vector<fs::path>> EngineWeights::FindChain(const Identity& to) con
   while (!(at == held_)) {
     const auto link =
         std::find_if(links.begin(), links.end(), [&](const Link& l) { return l.to == at; });
-    if (link == links.end()) return absl::NotFoundError("no chain of deltas leads there");
+    if (link == links.end()) {
+      // Only the last link can be one that is still being written.
+      return Errorf(at == to ? StatusCode::kNotFound : StatusCode::kOutOfRange,
+                    "no chain of deltas leads there");
+    }
     chain.insert(chain.begin(), link->path);
     at = link->from;
     // Each link once: a rollback and its return would be a circle.
     links.erase(link);
   }
   return chain;
+}
+
+StatusOr<std::vector<fs::path>> EngineWeights::AwaitChain(const Identity& to) const {
+  const auto end = SteadyClock::now() + kFileGrace;
+  while (true) {
+    auto chain = FindChain(to);
+    const bool last = SteadyClock::now() >= end || !fs::exists(directory_ / kDeltaFolder);
+    if (chain.ok() || last || chain.status().code() != StatusCode::kNotFound) return chain;
+    std::this_thread::sleep_for(kLookEvery);
+  }
 }
 
 Status EngineWeights::CheckChain(Prepared& p) const {
@@ -297,7 +313,7 @@ StatusOr<UpdateInfo> EngineWeights::Prepare() {
   }
   p->digests_before = digests_;
   bool by_delta = false;
-  if (const auto chain = FindChain(p->info.to); chain.ok()) {
+  if (const auto chain = AwaitChain(p->info.to); chain.ok()) {
     by_delta = true;
     for (const fs::path& path : *chain) {
       auto file = DeltaFile::Open(path);

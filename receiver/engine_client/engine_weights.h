@@ -106,6 +106,7 @@ class EngineWeights {
   EngineWeights(std::filesystem::path directory, StateReader state, Layout layout,
                 ChunkTable chunks, size_t threads);
   StatusOr<std::vector<std::filesystem::path>> FindChain(const Identity& to) const;
+  StatusOr<std::vector<std::filesystem::path>> AwaitChain(const Identity& to) const;
   Status CheckChain(Prepared& prepared) const;
   Status CheckBuffer(Prepared& prepared) const;
   void Scatter(uint32_t chunk, Bytes payload, Way way) const;

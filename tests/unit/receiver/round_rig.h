@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/shm/delta_file.h"
+#include "receiver/delta_files.h"
 #include "receiver/pull_round.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
@@ -149,7 +150,6 @@ struct RoundRig {
         .sink = *sink,
         .history = history,
         .side_files = files,
-        .delta_files = delta_files,
         .pool = pool,
         .rates = rates,
         .transport = transport,
@@ -169,7 +169,8 @@ struct RoundRig {
   Status Run(PullRound& round) {
     while (round.step() != PullRound::Step::kDone) DW_RETURN_IF_ERROR(round.Advance());
     for (size_t i = 0; i < stations.size(); ++i) at(i).held = round.ends()[i];
-    return absl::OkStatus();
+    if (!std::filesystem::exists(dir.path() / kDeltaFolder)) return absl::OkStatus();
+    return delta_files.Put(*buffer, buffer->committed(), sink->Applied());
   }
   Status Pull() { return Run(*Round(Newest())); }
   Status PullFull(const Follower::Target& target) { return Run(*Round(target, true)); }
