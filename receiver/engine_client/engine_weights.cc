@@ -220,7 +220,9 @@ StatusOr<std::vector<fs::path>> EngineWeights::AwaitChain(const Identity& to) co
   const auto end = SteadyClock::now() + kFileGrace;
   while (true) {
     auto chain = FindChain(to);
-    const bool last = SteadyClock::now() >= end || !fs::exists(directory_ / kDeltaFolder);
+    std::error_code unreadable;
+    const bool last =
+        SteadyClock::now() >= end || !fs::exists(directory_ / kDeltaFolder, unreadable);
     if (chain.ok() || last || chain.status().code() != StatusCode::kNotFound) return chain;
     std::this_thread::sleep_for(kLookEvery);
   }
