@@ -31,6 +31,7 @@ using Declare = void (*)(CLI::App& app, Run* run);
 void DeclarePublish(CLI::App& app, Run* run);  // publish.cc
 void DeclareStatus(CLI::App& app, Run* run);   // status.cc
 void DeclareSync(CLI::App& app, Run* run);     // sync.cc
+void DeclareWait(CLI::App& app, Run* run);     // wait.cc
 void DeclareWatch(CLI::App& app, Run* run);    // watch.cc
 void DeclareVerify(CLI::App& app, Run* run);   // verify.cc
 void DeclareControl(CLI::App& app, Run* run);  // control.cc: pause, resume, rollback

@@ -265,6 +265,32 @@ std::string BuffersText(const v1::ReceiverModelStatus& m) {
   return text + "\n";
 }
 
+// The engines of all models, or "".
+std::string EnginesText(const v1::ReceiverStatusResponse& r) {
+  constexpr Align kRight = Align::kRight;
+  Table table({{"ENGINE"},
+               {"KIND"},
+               {"MODEL"},
+               {"STATE"},
+               {"SERVES", kRight},
+               {"BEHIND", kRight},
+               {"UPDATES", kRight},
+               {"PAUSED FOR", kRight},
+               {"FAILURES", kRight},
+               {"LAST FAILURE"}});
+  for (const v1::ReceiverModelStatus& m : r.models()) {
+    for (const v1::EngineStatus& e : m.engines()) {
+      const Standing standing = StandingOf(FromProto(e.served()), FromProto(m.committed()));
+      table.Add({e.name(), e.kind(), m.model(),
+                 e.paused() && e.state() != "paused" ? e.state() + " (paused)" : e.state(),
+                 VersionText(e.served()), BehindText(standing), std::to_string(e.updates()),
+                 e.last_pause_seconds() > 0 ? HumanSeconds(e.last_pause_seconds()) : "-",
+                 std::to_string(e.failures()), e.error().empty() ? "-" : e.error()});
+    }
+  }
+  return table.rows() > 0 ? "\n" + table.Text() : "";
+}
+
 void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) {
   if (!s.receiver.ok()) {
     text += fmt::format("{}\n", MessageOf(s.receiver.status()));
@@ -312,6 +338,7 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
     text += BuffersText(m);
     if (!m.message().empty()) text += fmt::format("  {}:{}\n", m.model(), Note(m.message()));
   }
+  text += EnginesText(r);
 }
 
 std::string Text(const StatusOptions& o, const Snapshot& s) {

@@ -1,6 +1,9 @@
-// deltawire watch: prints one line for each new version of a sender and each commit of a receiver.
+// deltawire watch: prints one line for each new version of a sender, for each commit of a receiver,
+// and for each version that an engine of it begins to serve.
+#include <condition_variable>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -22,7 +25,7 @@ struct WatchOptions : Common {
   bool receiver_named = false;
 };
 
-/// Prints lines from two streams, each line whole.
+/// Prints lines from several streams, each line whole.
 class Lines {
  public:
   explicit Lines(bool json) : json_(json) {}
@@ -79,6 +82,18 @@ void Show(Lines& lines, const std::string& model, const v1::CommitInfo& c, const
                         ClockText(c.committed_unix_nanos()), model, ToString(FromProto(c.id())),
                         LineageNews(FromProto(c.id()), before), RootText(c.id().root()),
                         HumanBytes(c.stats().payload_bytes()), HumanSeconds(c.stats().seconds())));
+}
+
+void Show(Lines& lines, const std::string& model, const v1::ServedInfo& s) {
+  if (lines.json()) {
+    Json json = {{"event", "served"}, {"model", model}};
+    json.update(ToJson(s));
+    return lines.Out(json);
+  }
+  lines.Out(fmt::format(
+      "{}  {}  {} served by {} {}, root {}: paused for {}{}", ClockText(s.served_unix_nanos()),
+      model, ToString(FromProto(s.id())), s.kind(), s.engine(), RootText(s.id().root()),
+      HumanSeconds(s.pause_seconds()), s.all().epoch() != 0 ? "; by all engines" : ""));
 }
 
 // Reads one stream to its end. `seen`: the last state printed, not printed again after a reconnect.
@@ -143,6 +158,70 @@ Status FollowForever(Lines& lines, Daemon daemon, const Dial<Daemon>& dial, cons
   }
 }
 
+/// Follows what a receiver's engines serve, on a thread of its own and without a word about the
+/// connection, which the stream of commits is about. Ends where there are no engines.
+class ServedWatch {
+ public:
+  ServedWatch(Lines& lines, const Dial<Receiver>& dial, const WatchOptions& o)
+      : lines_(lines), dial_(dial), options_(o), thread_([this] { Run(); }) {}
+  ~ServedWatch() {
+    {
+      std::lock_guard lock(mu_);
+      stopping_ = true;
+      if (running_ != nullptr) running_->TryCancel();
+      cv_.notify_all();
+    }
+    thread_.join();
+  }
+
+ private:
+  void Run() {
+    while (true) {
+      auto receiver = dial_();
+      const auto model = receiver.ok() ? ChooseModel(*receiver, options_.model, options_.timeout())
+                                       : StatusOr<std::string>(receiver.status());
+      if (model.ok()) {
+        const grpc::StatusCode code = Follow(*receiver, *model);
+        if (code == grpc::StatusCode::FAILED_PRECONDITION) return;
+        if (code == grpc::StatusCode::UNIMPLEMENTED) return;  // a receiver of an older release
+      }
+      std::unique_lock lock(mu_);
+      if (cv_.wait_for(lock, kRedialPause, [this] { return stopping_; })) return;
+    }
+  }
+  grpc::StatusCode Follow(Receiver& receiver, const std::string& model) {
+    v1::WatchServedRequest request;
+    request.set_model(model);
+    grpc::ClientContext context;
+    {
+      std::lock_guard lock(mu_);
+      if (stopping_) return grpc::StatusCode::CANCELLED;
+      running_ = &context;
+    }
+    auto stream = receiver.stub->WatchServed(&context, request);
+    v1::ServedInfo info;
+    while (stream->Read(&info)) {
+      Identity& seen = seen_[info.engine()];
+      const Identity now = FromProto(info.id());
+      if (!(std::exchange(seen, now) == now)) Show(lines_, model, info);
+    }
+    const grpc::Status ended = stream->Finish();
+    std::lock_guard lock(mu_);
+    running_ = nullptr;
+    return ended.error_code();
+  }
+
+  Lines& lines_;
+  const Dial<Receiver>& dial_;
+  const WatchOptions& options_;
+  std::map<std::string, Identity> seen_;  // by engine; not printed again after a reconnect
+  std::mutex mu_;
+  std::condition_variable cv_;
+  bool stopping_ = false;
+  grpc::ClientContext* running_ = nullptr;
+  std::thread thread_;
+};
+
 StatusOr<Exit> Watch(const WatchOptions& o) {
   const Dial<Sender> dial_sender = [&o] { return DialSender(o.sender, o.timeout()); };
   const Dial<Receiver> dial_receiver = [&o] { return DialReceiver(o.receiver, o.timeout()); };
@@ -166,6 +245,7 @@ StatusOr<Exit> Watch(const WatchOptions& o) {
     });
   }
   if (receiver.ok()) {
+    const ServedWatch served(lines, dial_receiver, o);
     receiver_end = FollowForever(lines, std::move(*receiver), dial_receiver, o);
     lines.Note(std::string(MessageOf(receiver_end)));
   }
@@ -178,7 +258,7 @@ StatusOr<Exit> Watch(const WatchOptions& o) {
 void DeclareWatch(CLI::App& app, Run* run) {
   auto o = std::make_shared<WatchOptions>();
   CLI::App* sub =
-      app.add_subcommand("watch", "Print a line for each version published and each committed");
+      app.add_subcommand("watch", "Print a line for each version published, committed and served");
   sub->add_option("--sender", o->sender, "Watch this sender")
       ->type_name("[HOST:PORT]")
       ->expected(0, 1)

@@ -19,18 +19,19 @@ elseif(DELTAWIRE_CUDA)
     string(REGEX MATCH "release ([0-9.]+)" ignored "${nvcc_says}")
     set(nvcc_version "${CMAKE_MATCH_1}")
   endif()
-  if(nvcc_path AND nvcc_version VERSION_GREATER_EQUAL 12.0)  # the first that speaks C++20
+  if(nvcc_path AND nvcc_version VERSION_GREATER_EQUAL 12.0)  # the first that knows C++20
     if(NOT CMAKE_CUDA_COMPILER)
       set(CMAKE_CUDA_COMPILER "${nvcc_path}")
     endif()
     if(NOT CMAKE_CUDA_ARCHITECTURES)
-      # A100 and H100, and for what comes after them a form that the driver compiles.
+      # Code for A100 and H100, and for later devices a form that the driver compiles.
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
     endif()
-    # Static, and the driver is looked up at run time: programs start on machines without either.
+    # The runtime is linked statically and the driver looked up at run time, so that programs start
+    # on machines that have neither.
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
     enable_language(CUDA)
-    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc's option
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     endif()

@@ -11,7 +11,8 @@ find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # or ccache could not follow a precompiled header
+    # Without this ccache could not follow a precompiled header.
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
   endif()
 endif()
 
@@ -19,14 +20,15 @@ include(DeltawireCuda)
 
 find_package(Threads REQUIRED)
 
-# Carried by every target of ours through dw_library()/dw_executable().
+# The flags of all our targets, which get them from dw_library() and dw_executable().
 add_library(dw_flags INTERFACE)
 target_compile_options(dw_flags INTERFACE -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
 if(DELTAWIRE_WERROR)
   target_compile_options(dw_flags INTERFACE -Werror)
 endif()
-# Targets that differ in one of these share no precompiled header. -pthread: as Protocol Buffers'
-# target asks for it. Position-independent: parts of all rooms go into the trainer's shared library.
+# Targets share a precompiled header only if these options are the same. Protocol Buffers' target
+# asks for -pthread, so all have it. All code is position-independent, because parts of all rooms go
+# into the trainer's shared library.
 target_compile_options(dw_flags INTERFACE -pthread -fPIC -fno-semantic-interposition)
 target_include_directories(dw_flags INTERFACE "${PROJECT_SOURCE_DIR}")
 target_link_libraries(dw_flags INTERFACE Threads::Threads)
@@ -37,22 +39,23 @@ if(DELTAWIRE_SANITIZE)
   add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   add_link_options(-fsanitize=${DELTAWIRE_SANITIZE})
   if(DELTAWIRE_SANITIZE MATCHES "thread")
-    # Else gRPC, which is not instrumented, would call our copies of std::string's functions, which
-    # are, and every string that it hands to another thread would look like a race.
+    # Otherwise gRPC, which is not instrumented, would call our instrumented copies of std::string's
+    # functions, and every string that it hands to another thread would look like a race.
     set(executable "$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>")
     set(map "${CMAKE_CURRENT_LIST_DIR}/no_exports.map")
     add_link_options("$<${executable}:-Wl,--version-script=${map}>")
   endif()
   if(DELTAWIRE_SANITIZE MATCHES "undefined")
     add_compile_options(-fno-sanitize-recover=undefined)
-    # A quarter of a sanitized build's time. Nothing here casts down a hierarchy (what `vptr` checks),
-    # and the address sanitizer sees what `object-size` would.
+    # These two checks would take a quarter of a sanitized build's time. Nothing here casts down a
+    # hierarchy, which `vptr` checks, and the address sanitizer sees what `object-size` would.
     add_compile_options(-fno-sanitize=vptr,object-size)
   endif()
 endif()
 
-# dw_library(NAME SOURCES ... [DEPS ...] [PCH none|HEADER...]): with the shared precompiled header, none,
-# or one of its own that has these headers, too (DeltawirePch.cmake).
+# dw_library(NAME SOURCES ... [DEPS ...] [PCH none|HEADER...]). By default the library uses the
+# shared precompiled header (DeltawirePch.cmake); with `PCH none` it uses none, with headers one of
+# its own that has these beside the shared ones.
 function(dw_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;DEPS;PCH" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})

@@ -1,5 +1,6 @@
-# One precompiled header for all that stands on common/base: half of a file's compile time are these.
-# Sources include what they use all the same; clang's presets, which switch it off, see to that.
+# One precompiled header for everything that uses common/base: to parse these headers takes half of
+# a file's compile time. Sources still include what they use; the presets with clang, which switch
+# the precompiled header off, fail where one does not.
 set(DELTAWIRE_PCH
   <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint> <cstring> <filesystem>
   <fstream> <functional> <map> <memory> <mutex> <optional> <random> <set> <span> <string>
@@ -13,7 +14,8 @@ add_library(dw_pch STATIC "${pch_owner}")
 target_link_libraries(dw_pch PUBLIC dw_flags absl::status absl::statusor spdlog::spdlog)
 target_precompile_headers(dw_pch PRIVATE ${DELTAWIRE_PCH})
 
-# dw_precompile(TARGET [HEADER...]): the shared one, or one of its own that has these, too.
+# dw_precompile(TARGET [HEADER...]): gives the target the shared precompiled header, or, if headers
+# are named, one of its own that has these beside the shared ones.
 function(dw_precompile target)
   if(ARGN)
     target_precompile_headers(${target} PRIVATE ${DELTAWIRE_PCH} ${ARGN})

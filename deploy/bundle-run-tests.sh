@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs what a bundle holds, without CMake:
+# Runs the tests or a benchmark of a bundle, without CMake:
 #   ./run-tests.sh                     the unit tests; those for a GPU skip where there is none
 #   ./run-tests.sh NAME...             only these programs
 #   ./run-tests.sh --bench SUITE ARGS  one benchmark; JSON lines in SUITE.jsonl here
@@ -13,7 +13,8 @@ if [[ ${1:-} == --bench ]]; then
   exec "bin/bench_$suite" --json "$here/$suite.jsonl" "$@"
 fi
 
-# Test files are looked for where the source tree stood when the programs were built.
+# The programs look for test files where the source tree stood when they were built. If nothing is
+# there, a link to the bundle takes its place.
 source_path=$(cat source-path)
 if [[ ! -e $source_path ]] && mkdir -p "$(dirname "$source_path")" 2>/dev/null &&
   ln -s "$here" "$source_path" 2>/dev/null; then
@@ -28,7 +29,7 @@ passed=0 failed=()
 for program in "${programs[@]}"; do
   status=0
   said=$("bin/$program" 2>&1) || status=$?
-  # A case that cannot run here says so and counts as passed for Catch.
+  # Catch counts a case that cannot run here as passed, but the case prints that it was skipped.
   skipped=$(grep -c '^SKIPPED: ' <<<"$said" || true)
   if ((status == 0)); then
     passed=$((passed + 1))

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Packs the programs of a build tree into a tarball that runs wherever glibc is as new as here: daemons,
-# command line, unit tests, benchmarks, and every shared library but glibc's own and NVIDIA's driver.
+# Packs the programs of a build tree into a tarball that runs wherever glibc is as new as here:
+# daemons, command line, unit tests, benchmarks, and every shared library except glibc's own and
+# NVIDIA's driver.
 #   deploy/bundle.sh [BUILD_DIR [TARBALL]]     default: build/release, BUILD_DIR/deltawire.tar.gz
-# Nothing is built: what is in BUILD_DIR/bin goes in. run-tests.sh inside needs neither CMake nor this tree.
+# Nothing is built: the programs that are in BUILD_DIR/bin go in. run-tests.sh in the tarball needs
+# neither CMake nor this tree.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -25,7 +27,8 @@ mkdir -p "$stage/bin" "$stage/lib"
 
 is_program() { [[ -f $1 && -x $1 && $(head -c 4 "$1") == $'\x7fELF' ]]; }
 
-# Of the machine that the bundle lands on: the loader, glibc, and what comes with NVIDIA's driver.
+# Whether a library is left out, because the machine that runs the bundle must bring its own: the
+# loader, glibc, and what comes with NVIDIA's driver.
 stays_behind() {
   case $1 in
     ld-linux*.so* | linux-vdso.so* | libc.so.* | libm.so.* | libdl.so.* | librt.so.* | \
@@ -35,10 +38,10 @@ stays_behind() {
   return 1
 }
 
-# Libraries of a program, those of its libraries included.
+# Lists the libraries of a program, including those that its libraries need.
 libraries() { ldd "$1" | sed -n 's/^[[:space:]]*[^ ]* => \(\/[^ ]*\) (.*/\1/p'; }
 
-# add FILE TO RPATH
+# add FILE TO RPATH: copies FILE to TO without symbols, and makes it look for libraries in RPATH.
 add() {
   strip --strip-unneeded -o "$2" "$1"
   chmod 755 "$2"
@@ -70,7 +73,7 @@ if [[ $build == "$root"/* ]]; then
   ln -sr "$stage/bin" "$stage/${build#"$root"/}/bin"
 fi
 printf '%s\n' "$root" >"$stage/source-path"
-# Programs that are a unit test by themselves; those not built are left out.
+# Lists the programs that are a unit test by themselves, except those that were not built.
 ctest --test-dir "$build" -L '^unit$' --show-only=json-v1 | python3 -c '
 import json, os, sys
 programs = {t["command"][0] for t in json.load(sys.stdin)["tests"] if t.get("command")}

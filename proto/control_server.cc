@@ -2,7 +2,6 @@
 
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -60,14 +59,6 @@ StatusOr<UniqueFd> ListenHostPort(const std::string& address) {
   if (listening.ok()) return listening;
   return Errorf(listening.status().code(), "gRPC: {}; choose another address",
                 MessageOf(listening.status()));
-}
-
-sigset_t TerminationSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  return set;
 }
 
 }  // namespace
@@ -130,19 +121,6 @@ void ControlServer::Shutdown(std::chrono::milliseconds grace) {
   server_->Shutdown(std::chrono::system_clock::now() + grace);
   server_->Wait();
   server_.reset();
-}
-
-void BlockTerminationSignals() {
-  const sigset_t set = TerminationSignals();
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  signal(SIGPIPE, SIG_IGN);
-}
-
-const char* WaitForTermination() {
-  const sigset_t set = TerminationSignals();
-  int received = 0;
-  sigwait(&set, &received);
-  return received == SIGINT ? "SIGINT" : "SIGTERM";
 }
 
 }  // namespace deltawire

@@ -36,10 +36,4 @@ class ControlServer {
   int port_ = 0;
 };
 
-/// Blocks SIGINT and SIGTERM in this thread and in threads that it starts, and ignores SIGPIPE.
-/// REQUIRES: no other thread has been started.
-void BlockTerminationSignals();
-/// Waits for SIGINT or SIGTERM; returns its name.
-const char* WaitForTermination();
-
 }  // namespace deltawire

@@ -59,7 +59,8 @@ class Offload {
   Offload& operator=(const Offload&) = delete;
 
   void Write(uint32_t tensor, uintptr_t data, uint32_t element_bytes, const Shape& shape,
-             const std::optional<Strides>& strides, const std::optional<Shape>& start, int share) {
+             const std::optional<Strides>& strides, const std::optional<Shape>& start, int share,
+             int32_t device) {
     dw_block block{};
     block.struct_size = sizeof block;
     block.data = reinterpret_cast<const void*>(data);
@@ -68,7 +69,10 @@ class Offload {
     block.shape = shape.data();
     if (strides && strides->size() == shape.size()) block.strides = strides->data();
     if (start && start->size() == shape.size()) block.start = start->data();
-    Run([&] { return dw_offload_write(get(), tensor, &block, share); });
+    Run([&] {
+      if (device == DW_HOST_MEMORY) return dw_offload_write(get(), tensor, &block, share);
+      return dw_offload_write_device(get(), tensor, &block, device, share);
+    });
   }
   void MarkWritten(const std::vector<uint32_t>& tensors, int share) {
     Run([&] { return dw_offload_mark_written(get(), tensors.data(), tensors.size(), share); });

@@ -1,175 +1,280 @@
-// deltawire.engine._core: the engine's side of a receiver's directory, for Python. Memory comes in
-// as addresses; deltawire/engine/_trace.py finds them. Calls that take long release the GIL.
-// Owner: the engine's process. Threads: one at a time, as EngineWeights says. Errors: deltawire's.
+// deltawire.engine._core: the engine's C ABI as Python classes. Memory comes in as addresses;
+// deltawire/engine/_trace.py finds them. Calls that take long release the GIL. Owner: the engine's
+// process. Threads: one at a time, as the C ABI says. Errors: deltawire's exceptions.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "receiver/engine_client/engine_weights.h"
+#include "receiver/engine_client/abi/deltawire_engine.h"
 
 namespace py = pybind11;
 
 namespace {
 
-namespace dw = deltawire;
-using dw::engine::EngineWeights;
+using Shape = std::vector<uint64_t>;
+using Strides = std::vector<int64_t>;
+using Identity = dw_engine_identity;
 
-/// Raises what deltawire/_errors.py makes of the status. REQUIRES: the GIL.
-void Check(const dw::Status& status) {
-  if (status.ok()) return;
-  const py::object error =
-      py::module_::import("deltawire._errors")
-          .attr("from_status")(static_cast<int>(status.code()), std::string(dw::MessageOf(status)));
+/// Raises what deltawire/_errors.py makes of the code. REQUIRES: the GIL.
+void Check(int code, const std::string& text) {
+  if (code == DW_ENGINE_OK) return;
+  if (PyErr_Occurred() != nullptr) throw py::error_already_set();  // a signal that ended a wait
+  const py::object error = py::module_::import("deltawire._errors").attr("from_status")(code, text);
   PyErr_SetObject(py::type::of(error).ptr(), error.ptr());
   throw py::error_already_set();
 }
 
-template <typename T>
-T Take(dw::StatusOr<T> value) {
-  Check(value.status());
-  return *std::move(value);
+/// Runs a call of the library without the GIL. The error's text belongs to this thread, so it is
+/// taken before another call.
+template <typename Call>
+void Run(Call call) {
+  int code = DW_ENGINE_OK;
+  std::string text;
+  {
+    const py::gil_scoped_release release;
+    code = call();
+    if (code != DW_ENGINE_OK) text = dw_engine_last_error();
+  }
+  Check(code, text);
 }
 
-/// Runs a call of the library without the GIL.
-template <typename Call>
-auto WithoutGil(Call call) {
-  const py::gil_scoped_release release;
-  return call();
+std::string LineageOf(const Identity& identity) {
+  char text[33];
+  std::snprintf(text, sizeof text, "%016llx%016llx",
+                static_cast<unsigned long long>(identity.lineage[0]),
+                static_cast<unsigned long long>(identity.lineage[1]));
+  return text;
 }
+
+bool Equal(const Identity& a, const Identity& b) {
+  return std::equal(a.lineage, a.lineage + 2, b.lineage) && a.epoch == b.epoch &&
+         a.version == b.version && a.root == b.root;
+}
+
+std::string Describe(const Identity& identity) {
+  std::string text(dw_engine_describe(&identity, nullptr, 0), '\0');
+  dw_engine_describe(&identity, text.data(), text.size() + 1);
+  return text;
+}
+
+struct Comparison {
+  Identity identity{};
+  uint64_t bytes = 0;
+  std::vector<std::string> different;
+};
 
 /// (tensor, storage, counts, source offset and strides, place's offset and strides), all in
 /// elements: outermost dimension first, at least one.
-using ElementBox = std::tuple<uint32_t, uint32_t, std::vector<uint64_t>, int64_t,
-                              std::vector<int64_t>, int64_t, std::vector<int64_t>>;
+using ElementBox = std::tuple<uint32_t, uint32_t, Shape, int64_t, Strides, int64_t, Strides>;
 
-dw::engine::Box ToBytes(const ElementBox& element, const dw::Layout& layout) {
-  const auto& [tensor, storage, counts, src, src_strides, dst, dst_strides] = element;
-  if (tensor >= layout.size() || counts.empty() || counts.size() != src_strides.size() ||
-      counts.size() != dst_strides.size() || counts.size() > dw::kernels::StridedCopy::kMaxDims) {
-    Check(dw::Errorf(dw::StatusCode::kInvalidArgument, "a malformed box of tensor {}", tensor));
+class Weights {
+ public:
+  Weights(const std::string& directory, uint32_t threads) {
+    dw_engine_options o{};
+    o.struct_size = sizeof o;
+    o.directory = directory.c_str();
+    o.threads = threads;
+    Run([&] { return dw_engine_open(&o, &engine_); });
   }
-  const int64_t width = dw::DTypeBytes(layout.tensor(tensor).dtype);
-  dw::engine::Box box{.tensor = tensor, .storage = storage, .copy = {}};
-  box.copy.src_offset = src * width;
-  box.copy.dst_offset = dst * width;
-  box.copy.run_bytes = static_cast<size_t>(width);
-  size_t dims = counts.size();
-  if (src_strides.back() == 1 && dst_strides.back() == 1) {
-    box.copy.run_bytes *= counts.back();
-    --dims;
+  ~Weights() {
+    const py::gil_scoped_release release;
+    dw_engine_close(engine_);
   }
-  box.copy.dims = dims;
-  for (size_t d = 0; d < dims; ++d) {
-    box.copy.counts[d] = counts[d];
-    box.copy.src_strides[d] = src_strides[d] * width;
-    box.copy.dst_strides[d] = dst_strides[d] * width;
-  }
-  return box;
-}
+  Weights(const Weights&) = delete;
+  Weights& operator=(const Weights&) = delete;
 
-struct Weights {
-  static std::unique_ptr<Weights> Open(const std::string& directory, size_t threads) {
-    return std::make_unique<Weights>(
-        Weights{Take(WithoutGil([&] { return EngineWeights::Open(directory, threads); }))});
-  }
-  std::vector<std::tuple<std::string, std::string, std::vector<uint64_t>>> Tensors() const {
-    std::vector<std::tuple<std::string, std::string, std::vector<uint64_t>>> all;
-    for (const dw::TensorMeta& t : weights->layout().tensors()) {
-      all.emplace_back(t.name, std::string(dw::DTypeName(t.dtype)), t.shape);
+  std::string Fingerprint() const { return Model().fingerprint; }
+  std::vector<std::tuple<std::string, std::string, Shape>> Tensors() const {
+    std::vector<std::tuple<std::string, std::string, Shape>> all;
+    const uint32_t count = Model().tensors;
+    for (uint32_t i = 0; i < count; ++i) {
+      const dw_engine_tensor t = Tensor(i);
+      all.emplace_back(t.name, t.dtype, Shape(t.shape, t.shape + t.ndim));
     }
     return all;
   }
+
+  Identity Committed() const {
+    Identity identity{};
+    Run([&] { return dw_engine_committed(engine_, &identity); });
+    return identity;
+  }
+  Identity Held() const {
+    Identity identity{};
+    Run([&] { return dw_engine_held(engine_, &identity); });
+    return identity;
+  }
+  Identity WaitForOther(const Identity& known, double seconds) const {
+    const auto gone = [](void*) -> int {
+      const py::gil_scoped_acquire acquire;
+      return PyErr_CheckSignals() != 0 ? 1 : 0;
+    };
+    const auto limit = static_cast<uint64_t>(std::clamp(seconds, 0.0, 1e12) * 1000);
+    Identity found{};
+    Run([&] { return dw_engine_wait(engine_, &known, limit, gone, nullptr, &found); });
+    return found;
+  }
+
   void Bind(const std::vector<std::tuple<std::string, uintptr_t, uint64_t>>& storages,
             const std::vector<ElementBox>& boxes) {
-    dw::engine::Binding binding;
+    std::vector<dw_engine_storage> memory;
     for (const auto& [name, address, bytes] : storages) {
-      binding.storages.push_back({name, bytes});
-      binding.memory.push_back(reinterpret_cast<std::byte*>(address));
+      memory.push_back(
+          {sizeof(dw_engine_storage), name.c_str(), reinterpret_cast<void*>(address), bytes});
     }
-    for (const ElementBox& box : boxes) {
-      binding.boxes.push_back(ToBytes(box, weights->layout()));
+    std::vector<dw_engine_box> list;
+    for (const auto& [tensor, storage, counts, src, src_strides, dst, dst_strides] : boxes) {
+      if (counts.size() != src_strides.size() || counts.size() != dst_strides.size()) {
+        throw py::value_error("a box whose counts and strides differ in number");
+      }
+      dw_engine_box box{};
+      box.struct_size = sizeof box;
+      box.tensor = tensor;
+      box.storage = storage;
+      box.ndim = static_cast<uint32_t>(counts.size());
+      box.counts = counts.data();
+      box.source_offset = src;
+      box.source_strides = src_strides.data();
+      box.place_offset = dst;
+      box.place_strides = dst_strides.data();
+      list.push_back(box);
     }
-    Check(WithoutGil([&] { return weights->Bind(binding); }));
+    Run([&] {
+      return dw_engine_bind(engine_, memory.data(), memory.size(), list.data(), list.size());
+    });
+    names_.clear();
+    for (const auto& storage : storages) names_.push_back(std::get<0>(storage));
   }
   /// (storage's name, bytes that no tensor has), where there are such.
   std::vector<std::pair<std::string, uint64_t>> Unmapped() const {
     std::vector<std::pair<std::string, uint64_t>> left;
-    const auto& program = weights->program();
-    for (size_t s = 0; s < program.storages().size(); ++s) {
-      if (program.unmapped(s) > 0)
-        left.emplace_back(program.storages()[s].name, program.unmapped(s));
+    for (uint32_t s = 0; s < names_.size(); ++s) {
+      uint64_t bytes = 0;
+      Run([&] { return dw_engine_unmapped(engine_, s, &bytes); });
+      if (bytes > 0) left.emplace_back(names_[s], bytes);
     }
     return left;
   }
-  dw::Identity WaitForOther(const dw::Identity& known, double seconds) const {
-    const auto limit = std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-    return Take(WithoutGil([&] {
-      return weights->WaitForOther(known, limit, [] {
-        const py::gil_scoped_acquire acquire;
-        return PyErr_CheckSignals() != 0;
-      });
-    }));
+
+  Comparison Adopt() {
+    dw_engine_comparison found{};
+    found.struct_size = sizeof found;
+    Run([&] { return dw_engine_adopt(engine_, &found); });
+    return Named(found);
+  }
+  std::pair<Comparison, std::vector<dw_engine_part>> CheckMemory() {
+    dw_engine_comparison found{};
+    found.struct_size = sizeof found;
+    Run([&] { return dw_engine_check(engine_, &found); });
+    return {Named(found), {found.parts, found.parts + found.part_count}};
   }
 
-  std::unique_ptr<EngineWeights> weights;
+  dw_engine_update Prepare() {
+    dw_engine_update update{};
+    update.struct_size = sizeof update;
+    Run([&] { return dw_engine_prepare(engine_, &update); });
+    return update;
+  }
+  std::vector<uint32_t> Changed() const {
+    const uint32_t* tensors = nullptr;
+    size_t count = 0;
+    Run([&] { return dw_engine_changed(engine_, &tensors, &count); });
+    return {tensors, tensors + count};
+  }
+  /// Fills `bytes` of memory at `address` with a tensor of the held or the prepared state.
+  void Read(bool prepared, uint32_t tensor, uintptr_t address, uint64_t bytes) const {
+    const int state = prepared ? DW_ENGINE_STATE_PREPARED : DW_ENGINE_STATE_HELD;
+    Run([&] {
+      return dw_engine_read(engine_, state, tensor, reinterpret_cast<void*>(address), bytes);
+    });
+  }
+  void Apply() {
+    Run([&] { return dw_engine_apply(engine_); });
+  }
+  void Rollback() {
+    Run([&] { return dw_engine_rollback(engine_); });
+  }
+
+ private:
+  dw_engine_model Model() const {
+    dw_engine_model model{};
+    model.struct_size = sizeof model;
+    Run([&] { return dw_engine_get_model(engine_, &model); });
+    return model;
+  }
+  dw_engine_tensor Tensor(uint32_t i) const {
+    dw_engine_tensor tensor{};
+    tensor.struct_size = sizeof tensor;
+    const int code = dw_engine_get_tensor(engine_, i, &tensor);
+    Check(code, dw_engine_last_error());
+    return tensor;
+  }
+  Comparison Named(const dw_engine_comparison& found) const {
+    Comparison named{found.identity, found.bytes, {}};
+    for (size_t i = 0; i < found.different_count; ++i) {
+      named.different.emplace_back(Tensor(found.different[i]).name);
+    }
+    return named;
+  }
+
+  dw_engine* engine_ = nullptr;
+  std::vector<std::string> names_;  // of what is bound
 };
 
 }  // namespace
 
 PYBIND11_MODULE(_core, m) {
-  using dw::Identity;
-  using dw::engine::Comparison;
-  using dw::engine::PartialDigest;
-  using dw::engine::UpdateInfo;
-
+  m.doc() = "The C ABI of deltawire's engine library; use deltawire.engine instead.";
   py::class_<Identity>(m, "Identity")
-      .def(py::init<>())
-      .def_property_readonly("lineage", [](const Identity& i) { return i.lineage.Hex(); })
-      .def_property_readonly("epoch", [](const Identity& i) { return i.id.epoch; })
-      .def_property_readonly("version", [](const Identity& i) { return i.id.version; })
+      .def(py::init([] { return Identity{}; }))
+      .def_property_readonly("lineage", &LineageOf)
+      .def_readonly("epoch", &Identity::epoch)
+      .def_readonly("version", &Identity::version)
       .def_readonly("root", &Identity::root)
-      .def("__bool__", [](const Identity& i) { return !i.empty(); })
-      .def("__eq__", [](const Identity& a, const Identity& b) { return a == b; })
-      .def("__str__", [](const Identity& i) { return dw::DescribeFully(i); });
+      .def("__bool__", [](const Identity& i) { return i.epoch != 0; })
+      .def("__eq__", &Equal)
+      .def("__str__", &Describe);
   py::class_<Comparison>(m, "Comparison")
       .def_readonly("identity", &Comparison::identity)
       .def_readonly("bytes", &Comparison::bytes)
       .def_readonly("different", &Comparison::different);
-  py::class_<UpdateInfo>(m, "UpdateInfo")
-      .def_readonly("from_", &UpdateInfo::from)
-      .def_readonly("to", &UpdateInfo::to)
-      .def_readonly("deltas", &UpdateInfo::deltas)
-      .def_readonly("changes", &UpdateInfo::changes)
-      .def_readonly("chunks_by_delta", &UpdateInfo::chunks_by_delta)
-      .def_readonly("chunks_whole", &UpdateInfo::chunks_whole)
-      .def_readonly("payload_bytes", &UpdateInfo::payload_bytes);
-  py::class_<PartialDigest>(m, "PartialDigest")
-      .def_readonly("chunk", &PartialDigest::chunk)
-      .def_readonly("bytes", &PartialDigest::bytes)
-      .def_readonly("digest", &PartialDigest::digest);
+  py::class_<dw_engine_update>(m, "UpdateInfo")
+      .def_readonly("from_", &dw_engine_update::from)
+      .def_readonly("to", &dw_engine_update::to)
+      .def_readonly("deltas", &dw_engine_update::deltas)
+      .def_readonly("changes", &dw_engine_update::changes)
+      .def_readonly("chunks_by_delta", &dw_engine_update::chunks_by_delta)
+      .def_readonly("chunks_whole", &dw_engine_update::chunks_whole)
+      .def_readonly("payload_bytes", &dw_engine_update::payload_bytes);
+  py::class_<dw_engine_part>(m, "PartialDigest")
+      .def_readonly("chunk", &dw_engine_part::chunk)
+      .def_readonly("bytes", &dw_engine_part::bytes)
+      .def_readonly("digest", &dw_engine_part::digest);
 
   py::class_<Weights>(m, "EngineWeights")
-      .def(py::init(&Weights::Open), py::arg("directory"), py::arg("threads"))
+      .def(py::init<const std::string&, uint32_t>(), py::arg("directory"), py::arg("threads"))
+      .def_property_readonly("fingerprint", &Weights::Fingerprint)
       .def_property_readonly("tensors", &Weights::Tensors)
-      .def_property_readonly("committed", [](const Weights& w) { return w.weights->committed(); })
-      .def_property_readonly("held", [](const Weights& w) { return w.weights->held(); })
+      .def_property_readonly("committed", &Weights::Committed)
+      .def_property_readonly("held", &Weights::Held)
       .def_property_readonly("unmapped", &Weights::Unmapped)
       .def("wait_for_other", &Weights::WaitForOther, py::arg("known"), py::arg("seconds"))
       .def("bind", &Weights::Bind, py::arg("storages"), py::arg("boxes"))
-      .def("adopt", [](Weights& w) { return Take(WithoutGil([&] { return w.weights->Adopt(); })); })
-      .def("prepare",
-           [](Weights& w) { return Take(WithoutGil([&] { return w.weights->Prepare(); })); })
-      .def("apply", [](Weights& w) { Check(WithoutGil([&] { return w.weights->Apply(); })); })
-      .def("rollback", [](Weights& w) { Check(WithoutGil([&] { return w.weights->Rollback(); })); })
-      .def("check", [](const Weights& w) {
-        std::vector<PartialDigest> parts;
-        Comparison found = Take(WithoutGil([&] { return w.weights->Check(&parts); }));
-        return py::make_tuple(std::move(found), std::move(parts));
-      });
+      .def("adopt", &Weights::Adopt)
+      .def("prepare", &Weights::Prepare)
+      .def_property_readonly("changed", &Weights::Changed)
+      .def("read", &Weights::Read, py::arg("prepared"), py::arg("tensor"), py::arg("address"),
+           py::arg("bytes"))
+      .def("apply", &Weights::Apply)
+      .def("rollback", &Weights::Rollback)
+      .def("check", &Weights::CheckMemory);
 }

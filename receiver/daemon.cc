@@ -8,6 +8,19 @@
 
 namespace deltawire::receiver {
 
+class Daemon::Source : public EngineSource {
+ public:
+  explicit Source(Replica& replica) : replica_(replica) {}
+  Identity Ready() override { return replica_.Ready(); }
+  bool Hold(const Identity& id, const std::string& reader) override {
+    return replica_.Hold(id, reader);
+  }
+  void Release(const std::string& reader) override { replica_.Release(reader); }
+
+ private:
+  Replica& replica_;
+};
+
 Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id)
     : options_(options), receiver_id_(std::move(receiver_id)), pool_(options.threads) {
   rates_.Calibrate(kernels::Best());
@@ -47,13 +60,42 @@ Status Daemon::Start() {
       return Annotate(replica.status(), fmt::format("model \"{}\"", m.name));
     }
     replicas_[m.name] = std::move(*replica);
+    StartEngines(m.name);
   }
   return absl::OkStatus();
 }
 
-void Daemon::Stop() {
-  // Every replica is told to stop before any is destroyed, so that they stop in parallel.
+void Daemon::StartEngines(const std::string& model) {
+  Replica& replica = *replicas_[model];
+  std::vector<EngineDriver::Settings> settings;
+  for (const EngineOptions& engine : options_.engines) {
+    if (!engine.model.empty() && engine.model != model) continue;
+    settings.push_back({.options = engine,
+                        .model = {model, std::filesystem::absolute(replica.options().directory)},
+                        .policy = {.failure = options_.engine_failure,
+                                   .retries = options_.engine_retries,
+                                   .seed = std::random_device()()},
+                        .call_limit = options_.engine_timeout});
+  }
+  if (settings.empty()) return;
+  auto& source = sources_[model] = std::make_unique<Source>(replica);
+  auto& engines = engines_[model] = std::make_unique<Engines>(
+      std::move(settings), *source,
+      [](const EngineDriver::Settings& s) { return MakeHook(s.options, s.model); });
+  replica.OnReady([raw = engines.get()] { raw->News(); });
+}
+
+void Daemon::BeginStop() {
+  for (auto& [name, engines] : engines_) engines->Stop();
   for (auto& [name, replica] : replicas_) replica->Stop();
+}
+
+void Daemon::Stop() {
+  // All are told to stop before any is destroyed, so that they stop in parallel.
+  BeginStop();
+  // A replica's thread tells its engines of versions, and they release what they hold of it.
+  for (auto& [name, replica] : replicas_) replica->Join();
+  engines_.clear();
   replicas_.clear();
   io_.Stop();
 }
@@ -66,6 +108,11 @@ StatusOr<Replica*> Daemon::Find(const std::string& model) const {
   return Errorf(StatusCode::kNotFound,
                 "no model \"{}\" here (configured: {}); add it with --model and restart", model,
                 known);
+}
+
+Engines* Daemon::EnginesOf(const std::string& model) const {
+  const auto it = engines_.find(model);
+  return it == engines_.end() ? nullptr : it->second.get();
 }
 
 std::vector<Replica*> Daemon::Replicas() const {

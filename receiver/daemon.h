@@ -1,4 +1,5 @@
-// The receiver daemon: its replicas, and the CPU workers and bulk stream threads that they share.
+// The receiver daemon: its replicas and their engines, and the CPU workers and bulk stream threads
+// that the replicas share.
 // Owner: main. Threads: after Start, methods may be called from any thread. Errors name the model.
 #pragma once
 
@@ -10,6 +11,7 @@
 #include "common/base/thread_pool.h"
 #include "common/config/options.h"
 #include "common/net/io_threads.h"
+#include "receiver/engine/engines.h"
 #include "receiver/replica.h"
 
 namespace deltawire::receiver {
@@ -22,10 +24,14 @@ class Daemon {
 
   /// Starts a replica per configured model. kAlreadyExists when a directory has another owner.
   Status Start();
+  /// Ends all calls that wait, here and in the replicas; Stop must follow.
+  void BeginStop();
   void Stop();
 
   StatusOr<Replica*> Find(const std::string& model) const;
   std::vector<Replica*> Replicas() const;
+  /// The model's engines; null when none is configured.
+  Engines* EnginesOf(const std::string& model) const;
   const ReceiverOptions& options() const { return options_; }
   const std::string& receiver_id() const { return receiver_id_; }
   const CoderRates& coder_rates() const { return rates_; }
@@ -37,7 +43,13 @@ class Daemon {
   ThreadPool pool_;
   net::IoThreads io_;
   CoderRates rates_;
+  /// Lets engines read a replica's directory.
+  class Source;
+  void StartEngines(const std::string& model);
+
   std::map<std::string, std::unique_ptr<Replica>> replicas_;  // fixed after Start
+  std::map<std::string, std::unique_ptr<Source>> sources_;    // the same
+  std::map<std::string, std::unique_ptr<Engines>> engines_;   // the same; end before the replicas
 };
 
 }  // namespace deltawire::receiver

@@ -2,6 +2,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -13,10 +15,26 @@
 namespace deltawire::receiver {
 namespace {
 
-// tensors_meta and side files have megabytes and may come over a slow link, and an OpenPull with
-// suspects makes the sender digest their bytes before it answers. All other calls are short.
-constexpr std::chrono::seconds kLongCall{30};
-constexpr std::chrono::seconds kShortCall{5};
+using Seconds = std::chrono::duration<double>;
+
+/// How long a call waits for its answer. A request that was lost on a connection which lives on is
+/// never answered, and a receiver must not be stale for more than 5 s after it.
+constexpr Seconds kShortCall{3};
+
+/// The same for calls whose answers may rightly take longer: tensors_meta and side files have
+/// megabytes and may come over a slow link, and an OpenPull with suspects makes the sender digest
+/// their bytes first. Such a call waits no longer than the short ones until one was not answered in
+/// time; then each waits twice as long as the one before.
+class Patience {
+ public:
+  Seconds deadline() const { return deadline_; }
+  void Answered(Seconds elapsed) { deadline_ = std::clamp(4 * elapsed, kShortCall, kLongest); }
+  void NotAnswered() { deadline_ = std::min(2 * deadline_, kLongest); }
+
+ private:
+  static constexpr Seconds kLongest{30};
+  Seconds deadline_ = kShortCall;
+};
 
 v1::ReceiverReport ToProto(const Report& r) {
   v1::ReceiverReport out;
@@ -125,10 +143,10 @@ class GrpcUpstream : public Upstream {
     v1::DescribeModelRequest request;
     request.set_model(model);
     v1::DescribeModelResponse response;
-    DW_RETURN_IF_ERROR(Call("DescribeModel", kLongCall,
-                            [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
-                              return stub.DescribeModel(context, request, &response);
-                            }));
+    DW_RETURN_IF_ERROR(
+        LongCall("DescribeModel", [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
+          return stub.DescribeModel(context, request, &response);
+        }));
     DW_ASSIGN_OR_RETURN(std::vector<TensorMeta> meta,
                         deltawire::FromProto(response.tensors_meta()));
     DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(std::move(meta)));
@@ -176,10 +194,10 @@ class GrpcUpstream : public Upstream {
     request.set_model(model);
     request.set_hash(hash);
     v1::GetSideFilesResponse response;
-    DW_RETURN_IF_ERROR(Call("GetSideFiles", kLongCall,
-                            [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
-                              return stub.GetSideFiles(context, request, &response);
-                            }));
+    DW_RETURN_IF_ERROR(
+        LongCall("GetSideFiles", [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
+          return stub.GetSideFiles(context, request, &response);
+        }));
     std::vector<SideFile> files = deltawire::FromProto(response.side_files());
     DW_RETURN_IF_ERROR(CheckSideFiles(model, files, hash));
     return files;
@@ -196,10 +214,11 @@ class GrpcUpstream : public Upstream {
     if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
     for (const uint32_t chunk : wish.suspects) request.add_suspects(chunk);
     v1::OpenPullResponse response;
-    DW_RETURN_IF_ERROR(Call("OpenPull", wish.suspects.empty() ? kShortCall : kLongCall,
-                            [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
-                              return stub.OpenPull(context, request, &response);
-                            }));
+    const auto open = [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
+      return stub.OpenPull(context, request, &response);
+    };
+    DW_RETURN_IF_ERROR(wish.suspects.empty() ? Call("OpenPull", kShortCall, open)
+                                             : LongCall("OpenPull", open));
     PullGrant grant;
     if (response.ticket().size() != grant.ticket.size() || response.bulk_port() == 0 ||
         response.bulk_port() > 65535) {
@@ -252,10 +271,21 @@ class GrpcUpstream : public Upstream {
   }
 
  private:
+  // REQUIRES (here and below): one call at a time.
   template <typename Fn>
-  Status Call(std::string_view name, std::chrono::seconds deadline, Fn fn) {
+  Status LongCall(std::string_view name, Fn fn) {
+    const auto start = std::chrono::steady_clock::now();
+    Status status = Call(name, patience_.deadline(), fn);
+    if (status.ok()) patience_.Answered(std::chrono::steady_clock::now() - start);
+    if (status.code() == StatusCode::kDeadlineExceeded) patience_.NotAnswered();
+    return status;
+  }
+
+  template <typename Fn>
+  Status Call(std::string_view name, Seconds deadline, Fn fn) {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + deadline);
+    context.set_deadline(std::chrono::system_clock::now() +
+                         std::chrono::duration_cast<std::chrono::milliseconds>(deadline));
     std::shared_ptr<v1::PullService::Stub> stub;
     {
       std::lock_guard lock(mu_);
@@ -308,6 +338,7 @@ class GrpcUpstream : public Upstream {
   bool dialled_ = false;
   bool cancelled_ = false;
   grpc::ClientContext* call_ = nullptr;
+  Patience patience_;
   std::unique_ptr<Attachment> attachment_;
 };
 

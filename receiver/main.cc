@@ -5,6 +5,7 @@
 
 #include "common/base/log.h"
 #include "common/config/options.h"
+#include "common/daemon/lifetime.h"
 #include "kernels/kernels.h"
 #include "proto/control_server.h"
 #include "receiver/daemon.h"
@@ -18,6 +19,17 @@ std::string DefaultId(const Endpoint& control) {
   char host[256] = "receiver";
   gethostname(host, sizeof host - 1);
   return fmt::format("{}:{}", host, control.port != 0 ? control.port : getpid());
+}
+
+/// For `systemctl status`. It takes the locks of every replica.
+std::string StatusLine(const receiver::Daemon& daemon) {
+  std::vector<std::string> models;
+  for (const receiver::Replica* replica : daemon.Replicas()) {
+    const receiver::ReplicaStatus status = replica->status();
+    models.push_back(fmt::format("{}: {}, {}", replica->options().model, ToString(status.committed),
+                                 ToString(status.phase)));
+  }
+  return fmt::format("{}", fmt::join(models, "; "));
 }
 
 Status Run(const ReceiverOptions& options) {
@@ -40,10 +52,10 @@ Status Run(const ReceiverOptions& options) {
   LogInfo("control {}, sender {}, id {}, kernels {}", ToString(control_at),
           fmt::join(options.senders, ", "), daemon.receiver_id(), kernels::Best().name);
 
-  const char* signal = WaitForTermination();
+  const char* signal = ServeUntilTermination([&] { return StatusLine(daemon); });
   LogInfo("{}: stopping", signal);
   metrics_server.reset();
-  for (receiver::Replica* replica : daemon.Replicas()) replica->Stop();
+  daemon.BeginStop();
   control->Shutdown(std::chrono::milliseconds(300));
   daemon.Stop();
   return absl::OkStatus();

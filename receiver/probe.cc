@@ -106,6 +106,52 @@ void AddAgents(const Statuses& all, std::vector<Sample>& samples) {
   }
 }
 
+struct EngineRow {
+  const char* name;
+  const char* help;
+  Kind kind;
+  double (*value)(const EngineDriver::View& e);
+};
+
+constexpr EngineRow kEngineRows[] = {
+    {"deltawire_receiver_engine_served_version",
+     "Version that the engine answers from; 0 while that is not known", Kind::kGauge,
+     [](const EngineDriver::View& e) { return static_cast<double>(e.served.id.version); }},
+    {"deltawire_receiver_engine_serving", "1 while the engine serves what is committed",
+     Kind::kGauge,
+     [](const EngineDriver::View& e) { return e.state == EngineState::kServing ? 1.0 : 0.0; }},
+    {"deltawire_receiver_engine_paused", "1 while the receiver has the engine paused", Kind::kGauge,
+     [](const EngineDriver::View& e) { return e.paused ? 1.0 : 0.0; }},
+    {"deltawire_receiver_engine_updates_total", "Versions that the engine came to serve",
+     Kind::kCounter, [](const EngineDriver::View& e) { return static_cast<double>(e.updates); }},
+    {"deltawire_receiver_engine_failures_total", "Requests to the engine that failed",
+     Kind::kCounter, [](const EngineDriver::View& e) { return static_cast<double>(e.failures); }},
+    {"deltawire_receiver_engine_pause_seconds_total", "Time for which updates paused the engine",
+     Kind::kCounter, [](const EngineDriver::View& e) { return e.pause_seconds; }},
+    {"deltawire_receiver_engine_last_pause_seconds", "The same, of the last update", Kind::kGauge,
+     [](const EngineDriver::View& e) { return e.last_pause_seconds; }},
+};
+
+void AddEngines(const Daemon& daemon, std::vector<Sample>& samples) {
+  std::vector<std::pair<std::string, EngineDriver::View>> all;
+  for (const Replica* r : daemon.Replicas()) {
+    const std::string& model = r->options().model;
+    const Engines* const engines = daemon.EnginesOf(model);
+    if (engines == nullptr) continue;
+    for (EngineDriver::View& view : engines->views()) all.emplace_back(model, std::move(view));
+  }
+  for (const EngineRow& row : kEngineRows) {
+    for (const auto& [model, view] : all) {
+      samples.push_back(
+          {row.name,
+           row.help,
+           row.kind,
+           {{"model", model}, {"engine", view.name}, {"kind", std::string(ToString(view.kind))}},
+           row.value(view)});
+    }
+  }
+}
+
 }  // namespace
 
 metrics::Collect Probe(const Daemon& daemon) {
@@ -119,6 +165,7 @@ metrics::Collect Probe(const Daemon& daemon) {
       }
     }
     AddAgents(all, samples);
+    AddEngines(daemon, samples);
     AddForms(all, daemon.coder_rates(), samples);
     return samples;
   };

@@ -85,14 +85,14 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
     LogInfo("model {}: taken up in the middle of an update", options_.model);
     return;
   }
+  ready_ = status_.committed;
   last_commit_ = Commit{status_.committed, {}, UnixNanos(), 1};
   LogInfo("model {}: taken up at {}", options_.model, DescribeFully(status_.committed));
 }
 
 Replica::~Replica() {
   Stop();
-  if (keeper_.joinable()) keeper_.join();
-  if (thread_.joinable()) thread_.join();
+  Join();
   for (Agent& agent : agents_) agent.upstream->Detach();
 }
 
@@ -107,6 +107,11 @@ void Replica::Stop() {
   }
   if (round != nullptr) round->Cancel();
   for (Agent& agent : agents_) agent.upstream->Cancel();
+}
+
+void Replica::Join() {
+  if (keeper_.joinable()) keeper_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 void Replica::Run() {
@@ -277,7 +282,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     for (Agent& agent : agents_) agent.round.held = {};
     std::lock_guard lock(mu_);
     suspects_.clear();
-    status_.committed = {};
+    status_.committed = ready_ = {};
   }
   if (buffer_ == nullptr) {
     const uint64_t bytes = description.layout.total_bytes();

@@ -139,7 +139,20 @@ class Replica {
   /// nullopt when the caller has gone or the replica stops.
   std::optional<Commit> WaitCommit(uint64_t seen, const std::function<bool()>& gone);
 
+  // For engines that read the directory (receiver/engine).
+  /// From now on calls `listener` each time that Ready() may be another version, on the thread that
+  /// then goes on to change the directory. Set once.
+  void OnReady(std::function<void()> listener);
+  /// The version that was committed last, with its delta beside it; empty: none yet.
+  Identity Ready() const;
+  /// True: the named file stays at `id` until Release, and its next version waits. False: it is not
+  /// at `id`, or not for long. `reader` is who an update then waits for, in status().
+  bool Hold(const Identity& id, const std::string& reader);
+  void Release(const std::string& reader);
+
   void Stop();
+  /// After Stop: waits until both threads have ended. The destructor does so, too.
+  void Join();
 
  private:
   struct Agent {
@@ -177,6 +190,16 @@ class Replica {
   Status MarkSuspects();
   Status Touch();
   Status WaitWritable();
+  // What engines read (replica_engines.cc).
+  /// Buffer::BeginUpdate; also false while an engine holds the only file.
+  StatusOr<bool> BeginUpdate();
+  /// Waits until no engine holds the directory, and lets none take it until EndChange.
+  Status BeginChange();
+  void EndChange();
+  /// Tells the listener of the version that was committed.
+  void HandOver();
+  /// The engines that hold the directory. REQUIRES: mu_ held.
+  std::string Holders() const;
   void OnProgress(size_t agent, uint64_t bytes);
   // Checks of memory and files (replica_check.cc).
   bool DoUpkeep(std::unique_lock<Mutex>& lock, SteadyClock::time_point now,
@@ -234,7 +257,11 @@ class Replica {
   CondVar attend_cv_;
   bool stopping_ = false;
   bool paused_ = false;
-  bool describe_ = true;  // ask the agents for layout and part before the next pull
+  std::function<void()> on_ready_;
+  Identity ready_;
+  std::multiset<std::string> holders_;  // engines that read the directory
+  bool changing_ = false;               // the named file, or which file it is
+  bool describe_ = true;                // ask the agents for layout and part before the next pull
   Follower follower_;
   RequestQueue requests_;
   ReplicaStatus status_;

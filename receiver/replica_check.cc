@@ -135,8 +135,13 @@ Status Replica::MarkSuspects() {
   std::set<uint32_t> suspects;
   {
     std::lock_guard lock(mu_);
+    if (suspects_.empty()) return absl::OkStatus();
+  }
+  DW_RETURN_IF_ERROR(BeginChange());
+  {
+    std::lock_guard lock(mu_);
+    changing_ = false;
     suspects.swap(suspects_);
-    if (suspects.empty()) return absl::OkStatus();
     status_.committed = {};
     status_.repaired_chunks += suspects.size();
   }

@@ -69,7 +69,10 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   lock.unlock();
   SendAll();
   // Nobody who waits for the commit waits for this.
-  if (pulled.ok()) LeaveDelta();
+  if (pulled.ok()) {
+    LeaveDelta();
+    HandOver();
+  }
   lock.lock();
 }
 
@@ -165,10 +168,13 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   while (ended.ok() && round->step() != PullRound::Step::kDone) {
     SetPhase(round->step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
                                                          : ReceiverPhase::kApplying);
+    const bool commits = round->step() == PullRound::Step::kCommit;
+    if (commits) ended = BeginChange();
+    if (!ended.ok()) break;
     ended = round->Advance();
+    EndChange();
     std::lock_guard lock(mu_);
     if (round->bytes_expected() > 0) status_.bytes_total = round->bytes_expected();
-    status_.committed = buffer_->committed();
   }
   root_mismatches_ = round->root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {
@@ -212,9 +218,7 @@ void Replica::Committed(const PullRound& round) {
 }
 
 Status Replica::Touch() {
-  DW_ASSIGN_OR_RETURN(const bool begun, buffer_->BeginUpdate());
-  std::lock_guard lock(mu_);
-  status_.committed = buffer_->committed();
+  DW_ASSIGN_OR_RETURN(const bool begun, BeginUpdate());
   if (begun) return absl::OkStatus();
   reader_in_the_way_ = true;
   return Errorf(StatusCode::kUnavailable, "{} is in use by others", options_.directory.native());
@@ -230,16 +234,20 @@ Status Replica::WaitWritable() {
   std::string readers;
   Status ended;
   while (true) {
-    DW_ASSIGN_OR_RETURN(const bool begun, buffer_->BeginUpdate());
+    DW_ASSIGN_OR_RETURN(const bool begun, BeginUpdate());
     if (begun) break;
     const auto now = Clock::now();
     const auto waited = now - start;
     if (now >= look_at) {
-      readers = buffer_->Readers();
+      {
+        std::lock_guard lock(mu_);
+        readers = Holders();
+      }
+      const bool engines = !readers.empty();  // they read for moments, and have a time limit
+      if (!engines) readers = buffer_->Readers();
       look_at = Clock::now() + kLookEvery;
-    }
-    if (!before) {
-      LogInfo("model {}: waiting for {} to close the weights", options_.model, readers);
+      LogLine(before || engines ? LogLevel::kDebug : LogLevel::kInfo,
+              "model {}: waiting for {} to close the weights", options_.model, readers);
     }
     if (options_.copy_for_reader && waited >= options_.reader_grace) {
       ended = buffer_->BeginUpdateInFreshFile();

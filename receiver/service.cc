@@ -10,6 +10,21 @@ std::function<bool()> Gone(grpc::ServerContext* context) {
   return [context] { return context->IsCancelled(); };
 }
 
+void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
+  out->set_name(view.name);
+  out->set_kind(std::string(ToString(view.kind)));
+  out->set_state(std::string(ToString(view.state)));
+  deltawire::ToProto(view.served, out->mutable_served());
+  out->set_error(view.error);
+  out->set_paused(view.paused);
+  out->set_attempts(view.attempts);
+  out->set_last_pause_seconds(view.last_pause_seconds);
+  out->set_pause_seconds(view.pause_seconds);
+  out->set_updates(view.updates);
+  out->set_failures(view.failures);
+  out->set_served_unix_nanos(view.served_unix_nanos);
+}
+
 }  // namespace
 
 grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
@@ -71,6 +86,11 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
       a->set_owned_bytes(agent.owned_bytes);
       deltawire::ToProto(agent.owned, a->mutable_owned());
       a->set_attached(agent.attached);
+    }
+    if (const Engines* engines = daemon_.EnginesOf(m->model())) {
+      const auto views = engines->views();
+      for (const EngineDriver::View& view : views) ToProto(view, m->add_engines());
+      deltawire::ToProto(ServedByAll(views), m->mutable_served());
     }
   }
   return grpc::Status::OK;
@@ -144,6 +164,35 @@ grpc::Status ReceiverServiceImpl::WatchVersions(grpc::ServerContext* context,
     deltawire::ToProto(commit->stats, info.mutable_stats());
     info.set_committed_unix_nanos(commit->unix_nanos);
     info.set_directory((*replica)->options().directory.string());
+    if (!writer->Write(info)) break;
+  }
+  return context->IsCancelled()
+             ? grpc::Status::CANCELLED
+             : grpc::Status(grpc::StatusCode::UNAVAILABLE, "the receiver is stopping");
+}
+
+grpc::Status ReceiverServiceImpl::WatchServed(grpc::ServerContext* context,
+                                              const v1::WatchServedRequest* request,
+                                              grpc::ServerWriter<v1::ServedInfo>* writer) {
+  auto replica = daemon_.Find(request->model());
+  if (!replica.ok()) return ToGrpc(replica.status());
+  Engines* const engines = daemon_.EnginesOf(request->model());
+  if (engines == nullptr) {
+    return ToGrpc(Errorf(StatusCode::kFailedPrecondition,
+                         "model \"{}\" has no engines here; add them with --engine and restart",
+                         request->model()));
+  }
+  uint64_t seen = 0;
+  while (const auto served = engines->WaitServed(seen, Gone(context))) {
+    seen = served->serial;
+    if (served->engine.served.empty()) continue;  // lost again meanwhile
+    v1::ServedInfo info;
+    info.set_engine(served->engine.name);
+    info.set_kind(std::string(ToString(served->engine.kind)));
+    deltawire::ToProto(served->engine.served, info.mutable_id());
+    info.set_served_unix_nanos(served->engine.served_unix_nanos);
+    info.set_pause_seconds(served->engine.last_pause_seconds);
+    deltawire::ToProto(served->all, info.mutable_all());
     if (!writer->Write(info)) break;
   }
   return context->IsCancelled()

@@ -1,5 +1,5 @@
 // The receiver's gRPC service over a Daemon. Owner: main; the daemon outlives it.
-// Threads: gRPC's. Cost: Sync, Verify, Pause and WatchVersions hold a thread each while they run.
+// Threads: gRPC's. Cost: Sync, Verify, Pause and the Watch calls hold a thread each while they run.
 // Errors: those of the Replica, as gRPC codes.
 #pragma once
 
@@ -24,6 +24,8 @@ class ReceiverServiceImpl final : public v1::ReceiverService::Service {
   grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest*, v1::ResumeResponse*) override;
   grpc::Status WatchVersions(grpc::ServerContext*, const v1::WatchReceiverVersionsRequest*,
                              grpc::ServerWriter<v1::CommitInfo>*) override;
+  grpc::Status WatchServed(grpc::ServerContext*, const v1::WatchServedRequest*,
+                           grpc::ServerWriter<v1::ServedInfo>*) override;
 
  private:
   Daemon& daemon_;

@@ -1,7 +1,7 @@
-// What the changed elements of a tensor cost under models that learn as they go: adaptive code
-// lengths (Krichevsky-Trofimov, alpha 1/2), so that learning is paid for and nothing is known
-// before. A ChangeCounter belongs to one tensor and one thread; merge its results, not its counts.
-// Cost: one pass with one increment an element and a hash probe a change.
+// Entropy bounds: the bits that a tensor's changes cost under models that know nothing before and
+// learn as they go (adaptive code lengths, Krichevsky-Trofimov, alpha 1/2), so learning is paid
+// for. Owner: a ChangeCounter belongs to one tensor and one thread; its results may be added up.
+// Cost: one pass, with an increment per element and a hash probe per change. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace deltawire::bench {
 /// counts.size() symbols, each of which starts at 1/2. 0 for no or one symbol.
 double KtBits(std::span<const uint64_t> counts);
 
-/// The same for `changed` ones among `elements` places.
+/// The same for a sequence of `elements` bits of which `changed` are 1.
 double KtBits(uint64_t changed, uint64_t elements);
 
 struct SplitBits {
@@ -31,13 +31,13 @@ struct SplitBits {
   }
 };
 
-/// Bits for all changes; sums over tensors are the bounds of a model.
+/// Bits for all changes of a tensor; the sum over all tensors is the bound of a model.
 struct Bounds {
   uint64_t elements = 0;
   uint64_t changed = 0;
-  SplitBits iid;       ///< one model for all elements; the differences' alphabet is known
-  SplitBits exponent;  ///< one for each exponent of the old value; an unseen difference is paid for
-  SplitBits history;   ///< one for each exponent, age bucket of the last change and its direction
+  SplitBits iid;       ///< one model for all elements, which knows what differences occur
+  SplitBits exponent;  ///< one per exponent of the old value, which must expect other differences
+  SplitBits history;   ///< the same, per exponent, age bucket and direction of the last change
   void operator+=(const Bounds& other);
 };
 
@@ -57,7 +57,7 @@ class ChangeCounter {
  public:
   ChangeCounter(kernels::ClassFunction function, unsigned width);
 
-  /// `contexts`: one HistoryContext an element, or none (all are 0 then).
+  /// `contexts`: one HistoryContext per element; if it is empty, all are 0.
   void Add(Bytes old_data, Bytes new_data, std::span<const uint8_t> contexts);
   Bounds Finish() const;
 
@@ -68,7 +68,7 @@ class ChangeCounter {
     uint64_t changed = 0;
     Differences differences;
     void operator+=(const Context& other);
-    /// `unseen`: another difference may come, which is paid for.
+    /// `unseen`: the alphabet has one more symbol, for differences that did not occur.
     SplitBits Bits(bool unseen) const;
   };
 

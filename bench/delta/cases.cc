@@ -23,7 +23,7 @@ uint64_t BytesOf(const Delta& d) {
   return sum;
 }
 
-/// What is timed of one workload. Columns of the series are cases' names.
+/// The timed cases of one workload. Each column of the series is named like its case.
 class TimedCases {
  public:
   TimedCases(Bench& bench, const Workload& w, Engine& engine, const std::vector<size_t>& threads);
@@ -66,7 +66,7 @@ TimedCases::TimedCases(Bench& bench, const Workload& w, Engine& engine,
   for (const ReferenceKind& kind : AllReferences()) PlanReference(kind);
 }
 
-// Asked for, or what a row that was asked for is held against.
+// Whether the operation was asked for, or is the reference of a row that was asked for.
 bool TimedCases::Needed(const Operation& operation, size_t threads) const {
   const std::string_view name = operation.name;
   if (name == "memcmp" || Asked(operation.name, threads)) return true;
@@ -79,7 +79,8 @@ bool TimedCases::Needed(const Operation& operation, size_t threads) const {
   return by_others || by_more_threads;
 }
 
-// memcmp is run before every operation that is held against it, so that it sees what that one sees.
+// memcmp runs before every operation that is compared with it, so that whatever disturbs the
+// machine for a while disturbs both.
 void TimedCases::PlanOperations(ThreadPool& pool) {
   const auto add = [&](const Operation& o) {
     steps_.push_back(
@@ -113,7 +114,7 @@ void TimedCases::PlanReference(const ReferenceKind& kind) {
 }
 
 Status TimedCases::Run() {
-  // Alone, what the others are held against is of no interest.
+  // memcmp is planned whether or not anything was asked for; alone it need not be measured.
   const bool any =
       std::ranges::any_of(steps_, [&](const Step& s) { return bench_.Asked(s.column); });
   if (!any && references_.empty()) return absl::OkStatus();
@@ -139,7 +140,7 @@ std::vector<Figure> TimedCases::FiguresOf(const Operation& operation, size_t thr
   const OperationTargets& targets = operation.targets;
   const bool one = threads == 1, compare = operation.name == std::string_view("memcmp");
   const std::string column = Column(operation.name, threads);
-  // Marks are for traces of AdamW.
+  // Marks hold for traces of AdamW only.
   const auto mark = [&](bool applies, double wanted) {
     return applies && w_.targets.adam ? wanted : 0;
   };
@@ -189,11 +190,12 @@ void TimedCases::ReportReference(const ReferenceRunner& runner, const Series& se
                   0, kind.about);
 }
 
-// Every operation once with all threads, watched; the references are not there yet.
+// Runs every operation once with all threads, and watches the process's memory. The references must
+// not be made before, since their memory would count.
 Status MemoryCase(Bench& bench, const Workload& w, Engine& engine, ThreadPool& pool) {
   const std::string name = "memory/" + w.name;
   if (!bench.Asked(name)) return absl::OkStatus();
-  malloc_trim(0);  // what making the workload has left behind
+  malloc_trim(0);  // gives back what making the workload has left behind
   uint64_t peak = 0;
   {
     const MemoryWatch watch(getpid());

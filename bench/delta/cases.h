@@ -1,6 +1,6 @@
 // The cases of the suite `delta` for one workload: throughput with one and with several threads,
 // all measured in the same rounds as the references; bits; folds; memory.
-// Plain functions, called from main's thread. Errors are real ones (wrong bytes, refused payloads).
+// Plain functions, called from main's thread. Errors: wrong bytes or refused payloads.
 #pragma once
 
 #include "bench/delta/workload.h"
@@ -8,7 +8,7 @@
 
 namespace deltawire::bench {
 
-/// All cases of `w` that were asked for. `threads`: rising, from 1.
+/// Runs all cases of `w` that were asked for. `threads`: numbers of threads, rising, from 1.
 Status RunCases(Bench& bench, const Workload& w, const std::vector<size_t>& threads);
 
 /// Every name that a case of a workload can have; some need past deltas or tight kernels.

@@ -11,7 +11,7 @@ namespace {
 
 using kernels::DecodeStatus;
 
-constexpr double kDenseFrom = 0.05;  // of the elements changed
+constexpr double kDenseFrom = 0.05;  // the least share of changed elements for dense
 constexpr size_t kPieceBytes = 64 << 10;
 constexpr const char* kPairsEncode = "pairs_encode";
 constexpr const char* kPairsApply = "pairs_apply";
@@ -30,7 +30,7 @@ constexpr Operation kOperations[] = {
     {"memcmp", &Engine::Compare},
     {"diff_only", &Engine::DiffUnchanged},
     {"digest", &Engine::Digest, kChunkBytes},
-    {"digest_pieces", &Engine::Digest, kPieceBytes},  // as a chunk arrives
+    {"digest_pieces", &Engine::Digest, kPieceBytes},  // as a receiver digests an arriving chunk
     Encoding("encode_fast", kFast, kPairsEncode,
              {.of_reference = 0.75, .of_pairs = 3, .of_one_thread = 1.8}),
     {"encode_checked", &Engine::EncodeChecked},

@@ -1,7 +1,7 @@
-// Our side of the benchmark: every operation of the kernels over all chunks of a workload, with the
-// threads of a pool taking whole chunks. Each run checks that it did what it should.
+// Our side of the benchmark: every operation of the kernels over all chunks of a workload. The
+// threads of a pool take whole chunks, and each run checks its own results.
 // Owner: one workload's cases; the workload and the pools must outlive it. One caller at a time.
-// Memory: one more buffer of the model's size, the payloads, a few MiB a thread.
+// Memory: one more buffer of the model's size, the payloads, a few MiB per thread.
 // Errors: kInternal when a kernel refuses its own payload; kDataLoss for wrong bytes or digests.
 #pragma once
 
@@ -20,7 +20,7 @@ inline constexpr const char* kFormNames[] = {"fast", "tight", "tight_history", "
 
 class Engine;
 
-/// What is aimed for, of traces of AdamW; 0: nothing.
+/// The marks of an operation on traces of AdamW: the least that is wanted; 0: none.
 struct OperationTargets {
   double of_reference = 0;
   double of_pairs = 0;
@@ -29,22 +29,22 @@ struct OperationTargets {
   double of_one_thread = 0;
 };
 
-/// An operation over all chunks. What it needs follows from its fields.
+/// An operation over all chunks.
 struct Operation {
-  /// What is done with one chunk by one thread, and an argument; null: a whole publish.
+  /// Works on one chunk, on one thread. Null instead: the operation is a whole publish.
   using ChunkFunction = Status (Engine::*)(struct Worker&, uint32_t chunk, size_t argument);
   const char* name;
   ChunkFunction chunk;
   size_t argument = 0;     ///< a form, a number of deltas, or whether to check the base
-  size_t deltas = 0;       ///< whose changes it goes through: also in changes per second
+  size_t deltas = 0;       ///< number of deltas that it goes through; > 0: has changes per second
   bool of_form = false;    ///< the argument is a form, which the engine must have
-  bool applies = false;    ///< makes the new bytes in the work buffer: old to be put back
-  const char* pairs = "";  ///< the pair list's side beside which it is put
+  bool applies = false;    ///< leaves the new bytes in the work buffer, so the old are put back
+  const char* pairs = "";  ///< the case of the pair list that it is compared with
   OperationTargets targets = {};
-  const char* reference = "memcmp";  ///< the operation beside whose rate its own is put
+  const char* reference = "memcmp";  ///< the operation that its rate is compared with
 };
 
-/// All of them, as they are run.
+/// All operations, in the order in which they run.
 std::span<const Operation> AllOperations();
 
 /// One thread's memory.
@@ -55,7 +55,7 @@ struct Worker {
 
 class Engine {
  public:
-  /// Encodes everything once. `threads`: the most that any pool given later has.
+  /// Encodes everything once. `threads`: the most threads of any pool that Run will get.
   static StatusOr<std::unique_ptr<Engine>> Create(const Workload& w, size_t threads,
                                                   ThreadPool& pool);
 
@@ -63,23 +63,24 @@ class Engine {
   /// Seconds of one run over all chunks. REQUIRES: CanRun.
   StatusOr<double> Run(const Operation& operation, ThreadPool& pool);
 
-  /// Tight needs kernels, its history past deltas; dense is for much that changed.
+  /// Whether the engine has payloads of this form. Tight needs a backend with its kernels, its
+  /// history needs past deltas, and dense needs a workload of which a large part changed.
   bool has(Form form) const;
   bool has_history() const { return workload_.deltas.size() > 1; }
-  /// Made by Create; empty where the form would be no smaller than fast (dense: than raw).
+  /// The payloads that Create made; empty where the form is no smaller than fast (dense: than raw).
   const Delta& payloads(Form form) const {
     return form == kFast ? workload_.deltas[0] : payloads_[form];
   }
   /// Past deltas of a chunk, newest first, without deltas[0].
   const std::vector<Bytes>& PastOf(uint32_t chunk) const { return past_[chunk]; }
 
-  /// The work buffer: the old bytes, between runs, for which Restore sees.
+  /// The work buffer. Between runs it holds the old bytes, which Restore puts back.
   MutableBytes work() { return work_.data(); }
   Status Restore(ThreadPool& pool);
-  /// Changes in the last `n` deltas together.
+  /// The number of changes in the last `n` deltas together.
   uint64_t ChangesOf(size_t n) const;
 
-  // Operation::chunk
+  // Each of these is some Operation::chunk.
   Status CopyOld(Worker& worker, uint32_t chunk, size_t);
   Status Compare(Worker& worker, uint32_t chunk, size_t);
   Status DiffUnchanged(Worker& worker, uint32_t chunk, size_t);
@@ -96,9 +97,9 @@ class Engine {
   Status CheckNew(Worker& worker, uint32_t chunk, size_t);
   StatusOr<double> RunChunks(ThreadPool& pool, Operation::ChunkFunction fn, size_t argument);
   StatusOr<double> Publish(ThreadPool& pool, bool check_base);
-  /// The chunk's fast payload in another form, in worker.coded: its size.
+  /// Puts the chunk's fast payload in another form into worker.coded, and returns its size.
   StatusOr<size_t> Recode(Worker& worker, uint32_t chunk, Bytes fast, Form form) const;
-  /// And back, in worker.fast.
+  /// Puts the fast payload that `payload` decodes to into worker.fast, and returns its size.
   StatusOr<size_t> Decode(Worker& worker, uint32_t chunk, Bytes payload, Form form);
   kernels::History HistoryOf(uint32_t chunk, Form form) const;
   Status Same(uint32_t chunk, std::string_view what, size_t want, size_t got) const;
@@ -109,9 +110,9 @@ class Engine {
   HugeBuffer work_;
   std::vector<Worker> workers_;
   std::vector<uint64_t> digest_old_, digest_new_;
-  std::array<Delta, std::size(kForms)> payloads_;  // but kFast's
-  std::vector<std::vector<Bytes>> past_;           // of a chunk, newest first
-  std::vector<uint32_t> context_;                  // check of its first kMaxHistory
+  std::array<Delta, std::size(kForms)> payloads_;  // of all forms but kFast
+  std::vector<std::vector<Bytes>> past_;           // of each chunk, newest first
+  std::vector<uint32_t> context_;                  // check of each chunk's first kMaxHistory
 };
 
 }  // namespace deltawire::bench

@@ -1,5 +1,5 @@
-// Where a payload's bits go: positions, differences, the rest, for payloads that the kernels made.
-// Reads them as the kernels do (docs/delta_format.md).
+// Splits the bits of a payload that the kernels made into those for positions, for differences and
+// for the rest. It reads payloads as the kernels do (docs/delta_format.md).
 // Pure functions, thread-safe. Errors: kUnimplemented for another format, kDataLoss beyond bounds.
 #pragma once
 
@@ -23,9 +23,9 @@ struct PayloadParts {
 /// A fast payload of `raw_bytes` of data. Raw blocks count as differences.
 StatusOr<PayloadParts> SplitFast(Bytes payload, size_t raw_bytes, unsigned width);
 
-/// A tight one. One arithmetic-coded number has no parts: positions are what the payload's
-/// parameters say they cost, differences the remainder (with what the coder loses by rounding).
-/// `contexts`: one HistoryContext (bounds.h) an element where the payload has a depth.
+/// A tight payload. An arithmetic-coded number has no parts, so positions count what they cost by
+/// the payload's own parameters, and differences are the remainder (with the coder's rounding).
+/// `contexts`: one HistoryContext (bounds.h) per element where the payload has a depth.
 /// REQUIRES: new_data is what old_data becomes; both of the same size.
 StatusOr<PayloadParts> SplitTight(Bytes payload, Bytes old_data, Bytes new_data, unsigned width,
                                   std::span<const uint8_t> contexts);

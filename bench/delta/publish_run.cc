@@ -10,8 +10,8 @@
 namespace deltawire::bench {
 namespace {
 
-/// What an encode without the check takes for the old bytes' digests, by where they lie. The
-/// backend's functions have no argument for it, and one publish runs at a time.
+/// The old bytes' digests that EncodeUnchecked believes, by the address of these bytes. They are
+/// global, since a backend's functions have no argument for them; one publish runs at a time.
 std::map<const std::byte*, uint64_t> g_believed;
 
 kernels::EncodeResult EncodeUnchecked(const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
@@ -42,7 +42,7 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   in.backend = &backend;
   in.key = &workload_.key;
   in.active = workload_.old_data.data();
-  // Written only for tensors that are declared unchanged, of which there are none.
+  // A publish writes to the inactive half only what is declared unchanged, which is nothing here.
   const Bytes fresh = workload_.new_data.data();
   in.inactive = {const_cast<std::byte*>(fresh.data()), fresh.size()};
   in.active_digests = published->digests;

@@ -12,8 +12,9 @@ namespace {
 
 constexpr int kZstdLevel = 1;
 
-/// `Where`: u32 for indices, less for gaps, whose largest value means "this many, and no change
-/// yet". kXor: old XOR new instead of the new value. kZstd: both lists are compressed.
+/// `Where`: u32 for indices, a smaller type for gaps. After a gap of that type's largest value
+/// comes a further gap instead of a change. kXor: old XOR new instead of the new value. kZstd: both
+/// lists are compressed.
 template <typename Where, bool kXor, bool kZstd>
 class ListReference : public Reference {
  public:

@@ -1,7 +1,7 @@
-// What is written where nobody thinks long, and what peers do: pair lists, gaps and values behind
-// zstd. Each is encoded and applied tensor by tensor with one thread, by plain loops.
-// Owner: one workload's cases, which outlives it. Memory: the encoded forms of the largest tensor
-// and of all tensors together. Errors: kInternal from zstd, kDataLoss when the bytes are wrong.
+// Simple encodings to compare with: the first that one would write (a list of pairs), and those of
+// comparable projects (gaps and values behind zstd). One thread encodes and applies each tensor by
+// tensor, by plain loops. Owner: one workload's cases. Memory: the encoded forms of the largest
+// tensor and of all together. Errors: kInternal from zstd, kDataLoss when the bytes are wrong.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace deltawire::bench {
 
-/// Two lists of one entry a change: where it is, and what stands there now.
+/// Two lists with one entry per change: where it is, and what stands there now.
 struct Lists {
   std::vector<std::byte> where, what;
 };
@@ -31,8 +31,8 @@ struct ReferenceKind {
 };
 
 /// `pairs`: u32 index and new value of every change.
-/// `gaps_zstd`: gaps of one byte (255: go on), and new values; both through zstd level 1.
-/// `xor_zstd`: gaps of 16 bits (65535: go on), and old XOR new of what changed; the same.
+/// `gaps_zstd`: gaps of one byte (255: the gap goes on), and new values; both through zstd level 1.
+/// `xor_zstd`: gaps of 16 bits (65535: it goes on), and old XOR new of what changed; likewise.
 std::span<const ReferenceKind> AllReferences();
 
 /// Runs one reference over a workload.
@@ -52,7 +52,7 @@ class ReferenceRunner {
   const Workload& workload_;
   const ReferenceKind& kind_;
   const std::unique_ptr<Reference> reference_;
-  std::vector<Lists> lists_;  // of a tensor
+  std::vector<Lists> lists_;  // of each tensor
 };
 
 }  // namespace deltawire::bench

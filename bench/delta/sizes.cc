@@ -27,7 +27,7 @@ struct FormSize {
   }
 };
 
-/// Of all deltas of a workload that has several.
+/// The sizes of all deltas of a workload that has several.
 struct FoldSize {
   uint64_t fold = 0;     ///< bytes of one payload for all steps
   uint64_t singles = 0;  ///< bytes of the steps' own payloads
@@ -106,7 +106,8 @@ class TensorSizes {
       std::vector<std::byte>(std::max(kernels::kTightScratchBytes, kernels::FoldScratchBytes(8)));
 };
 
-// A delta applied to zeros is its differences; the newest is written last.
+// Applied to zeros, a delta gives its differences. The newest delta comes last, so that an element
+// gets the context of its last change.
 Status TensorSizes::MakeContexts(uint32_t chunk) {
   const Chunk& c = w_.chunks[chunk];
   const auto& past = engine_.PastOf(chunk);
@@ -129,7 +130,7 @@ FormSize TensorSizes::SizeOf(uint32_t chunk, Form form) const {
   const Chunk& c = w_.chunks[chunk];
   const Bytes payload = engine_.payloads(form)[chunk];
   if (form == kDense) return {.bytes = payload.empty() ? c.bytes : payload.size()};
-  if (payload.empty()) return SizeOf(chunk, kFast);  // which is sent then
+  if (payload.empty()) return SizeOf(chunk, kFast);  // fast is sent then
   const std::span<const uint8_t> contexts = contexts_;
   const StatusOr<PayloadParts> parts =
       form == kFast ? SplitFast(payload, c.bytes, c.width)
@@ -152,7 +153,7 @@ void TensorSizes::AddBest(uint32_t chunk) {
   ++sizes_.chosen[name];
 }
 
-// Of a payload that applies to data_.
+// The size of `payload`, a fast one that applies to data_, as tight, or as it is if that is less.
 StatusOr<size_t> TensorSizes::TightBytes(uint32_t chunk, Bytes payload) {
   const Chunk& c = w_.chunks[chunk];
   other_payload_.resize(std::max(other_payload_.size(), payload.size()));
@@ -222,7 +223,7 @@ StatusOr<Sizes> MeasureSizes(const Workload& w, const Engine& engine, ThreadPool
   return sum;
 }
 
-/// What a row is held against, if anything.
+/// What a row is compared with, if anything.
 struct Against {
   const char* name = nullptr;
   double value = 0;
@@ -258,7 +259,7 @@ void SizeRows::Add(const std::string& name, const char* metric, double value, co
   if (!bench_.Asked(row.name)) return;
   row.wanted.value_at_most = at_most;
   row.note = std::move(note);
-  if (against.name != nullptr && value > 0) {  // nothing cannot be so many times as good
+  if (against.name != nullptr && value > 0) {  // a value of 0 has no ratio
     row.reference = against.name;
     row.reference_value = Summarize({against.value});
   }

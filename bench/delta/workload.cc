@@ -14,10 +14,10 @@ namespace deltawire::bench {
 namespace {
 
 constexpr int kAdamWarmup = 3;     // steps before the first that is recorded
-constexpr size_t kAdamSteps = 32;  // recorded: the longest fold
+constexpr size_t kAdamSteps = 32;  // recorded steps, as many as the longest fold takes
 constexpr size_t kFillElements = 64 * 1024;
 
-// Layers of a Qwen3-class model, as many as make `mib`.
+// A Qwen3-class model with as many layers as make about `mib` MiB.
 StatusOr<Layout> MakeLayout(uint64_t mib) {
   synth::ModelShape shape;
   const bool small = mib < 64;
@@ -37,7 +37,7 @@ StatusOr<Layout> MakeLayout(uint64_t mib) {
   return with_layers(1 + (wanted - std::min(wanted, one.total_bytes())) / layer);
 }
 
-// Buffers of zeros and no deltas.
+// A workload with buffers of zeros and no deltas.
 StatusOr<Workload> Empty(std::string name, Layout layout, uint64_t seed) {
   if (layout.total_bytes() == 0) {
     return Errorf(StatusCode::kInvalidArgument, "{} has no tensor data", name);
@@ -102,14 +102,14 @@ uint16_t ByGeometricStep(uint16_t before, std::mt19937_64& random) {
   const int step = 1 + std::countr_zero(random() | uint64_t{1} << 40) / 2;
   return static_cast<uint16_t>((random() & 1) != 0 ? before - step : before + step);
 }
-// What a large learning rate does.
+// Changes a weight by many steps, as a large learning rate does.
 uint16_t ByNormalStep(uint16_t before, std::mt19937_64& random) {
   std::normal_distribution<float> normal(0, 16);
   int step = 0;
   while (step == 0) step = static_cast<int>(normal(random));
   return static_cast<uint16_t>(before + step);
 }
-// The worst case.
+// Draws the weight anew: the worst case, since old and new bits have nothing in common.
 uint16_t Redrawn(uint16_t, std::mt19937_64& random) { return RandomWeight(random); }
 
 StatusOr<Workload> MakeRandom(const std::string& name, double density, const Change& change,

@@ -1,7 +1,7 @@
-// What a delta is computed over: an old and a new version of a model's bytes, the chunks they are
+// What a delta is computed from: an old and a new version of a model's bytes, the chunks they are
 // cut into, and the deltas that led to the old one. Synthetic traces, or the user's own pair.
 // Owns two buffers of the model's size in huge pages, and past deltas as fast payloads.
-// Immutable once made, so shared by threads. Errors: memory; files that do not fit together.
+// Immutable once made, so threads share it. Errors: too little memory; files of different models.
 #pragma once
 
 #include <filesystem>
@@ -17,12 +17,12 @@
 
 namespace deltawire::bench {
 
-/// Payloads of one delta, one a chunk, empty where it did not change.
+/// Payloads of one delta, one per chunk, empty where the chunk did not change.
 using Delta = std::vector<std::vector<std::byte>>;
 
-/// What is aimed for; 0: nothing.
+/// The marks of a workload; 0: none.
 struct Targets {
-  bool adam = false;      ///< the bounds on bits and the marks on speed hold
+  bool adam = false;      ///< a trace of AdamW, for which the marks on bits and on speed are meant
   double history = 0;     ///< bits of tight with history / exponent bound, at most
   double fold_of_32 = 0;  ///< bytes of the fold / sum of the 32, at most
 };
@@ -36,7 +36,7 @@ struct Workload {
   Targets targets = {};
   std::vector<Delta> deltas = {};  ///< fast; [0]: old to new; [i]: the i-th before, to the old
   uint64_t elements = 0;
-  uint64_t changed = 0;  ///< of them, by deltas[0]
+  uint64_t changed = 0;  ///< of these, the ones that deltas[0] changes
 
   kernels::ClassFunction function(const Chunk& c) const {
     return ClassFunctionOf(layout.tensor(c.tensor).dtype);
@@ -47,7 +47,7 @@ struct Workload {
 };
 
 struct WorkloadOptions {
-  uint64_t mib = 512;  ///< of one buffer, about
+  uint64_t mib = 512;  ///< the approximate size of one buffer
   uint64_t seed = 1;
 };
 

@@ -1,11 +1,13 @@
 // A committed delta into an engine's memory, against the same payloads applied to a plain copy of
-// the model, and against a copy of the whole model. See bench/README.md.
+// the model, and against a copy of the whole model; and what finding the engine's layout takes. See
+// bench/README.md.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>
 
 #include "bench/harness/bench.h"
 #include "bench/harness/buffers.h"
+#include "bench/harness/python_script.h"
 #include "bench/loopback/cluster.h"
 #include "kernels/kernels.h"
 #include "receiver/engine_client/engine_weights.h"
@@ -37,7 +39,7 @@ void Declare(CLI::App& app, Options& options) {
 /// two does where the input dimension is cut (the hardest of the usual cuts: short runs).
 enum class Share { kWhole, kHalfOfColumns };
 
-/// A rank's memory, one storage for each tensor, in `memory`.
+/// Lays a rank's tensors out in `memory`, one after the other, each as a storage of its own.
 Binding BindingOf(const Layout& layout, Share share, MutableBytes memory) {
   Binding binding;
   uint64_t at = 0;
@@ -133,7 +135,19 @@ StatusOr<Rank> MakeRank(std::string name, Share share, const Cluster& cluster, c
   return Rank{std::move(name), share, std::move(weights), std::move(memory)};
 }
 
-Status Run(const Options& options, Bench& bench) {
+Status Attaching(Bench& bench) {
+  constexpr const char* kName = "attach";
+  if (!bench.Asked(kName)) return absl::OkStatus();
+  return RunPythonScript({.name = kName,
+                          .path = DELTAWIRE_BENCH_ATTACH,
+                          .package = DELTAWIRE_BENCH_PYTHONPATH,
+                          .bin = DELTAWIRE_BENCH_BIN,
+                          .options = ""},
+                         bench);
+}
+
+Status Applying(const Options& options, Bench& bench) {
+  if (!bench.AnyAsked({"apply/whole", "apply/half_of_columns"})) return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(const ModelSource source,
                       ModelSource::Synthetic(bench.quick ? "tiny" : options.size));
   DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
@@ -184,6 +198,11 @@ Status Run(const Options& options, Bench& bench) {
     }
   }
   return absl::OkStatus();
+}
+
+Status Run(const Options& options, Bench& bench) {
+  DW_RETURN_IF_ERROR(Applying(options, bench));
+  return Attaching(bench);
 }
 
 }  // namespace

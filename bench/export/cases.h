@@ -1,7 +1,7 @@
 // The cases of the suite `export`: copies by kind, planning, every rank's copies into a half,
 // gathering over Gloo, the Python package, several ranks at one sender. Each adds its rows; nothing
-// is kept between them. REQUIRES: no other thread runs (some fork).
-// Errors: memory, processes, and results that are not the model's bytes.
+// is kept between them. REQUIRES: no other thread runs, since some cases fork.
+// Errors: too little memory, failed processes, and results that are not the model's bytes.
 #pragma once
 
 #include <vector>
@@ -11,10 +11,10 @@
 namespace deltawire::bench {
 
 struct ExportOptions {
-  uint64_t mib = 256;  ///< of each destination of place/KIND, about
+  uint64_t mib = 256;  ///< the approximate size of each destination of place/KIND
   std::vector<size_t> threads = {1, 2};
-  bool shm = false;       ///< place/KIND in tmpfs, as halves are, not in huge pages
-  bool cpu_time = false;  ///< of the threads instead of the clock's: for machines with other work
+  bool shm = false;       ///< place/KIND between tmpfs files, where halves lie; not in huge pages
+  bool cpu_time = false;  ///< measure CPU time instead of the clock's, on a machine with other work
 };
 
 /// place/KIND: one kind of copy against memcpy of as many bytes with as many threads.
@@ -25,10 +25,11 @@ Status PlanCases(Bench& bench);
 Status RankCases(const ExportOptions& options, Bench& bench);
 /// gather/MODEL/LAYOUT: two processes, against bare TCP.
 Status GatherCases(Bench& bench);
-/// offload/python: a script that says its rows.
+/// offload/python: runs a script that prints its rows.
 Status PythonCases(const ExportOptions& options, Bench& bench);
-/// ready/ranks=N: ready to published where several ranks write every tensor, with chunks diffed as
-/// soon as all have finished them, against a sender with --no-eager-diff. Starts threads that stay.
+/// ready/ranks=N: ready to published where several ranks write every tensor. Chunks are diffed as
+/// soon as all ranks have finished them; the reference is a sender with --no-eager-diff. Must be
+/// the last case, since gRPC's threads stay.
 Status EarlyCases(Bench& bench);
 
 }  // namespace deltawire::bench

@@ -33,7 +33,7 @@ StridedCopy Copy(size_t run_bytes, std::initializer_list<Dim> dims, int64_t src 
   return copy;
 }
 
-/// Dense buffers on both sides, which all the cases here have.
+/// A case between two dense buffers, as all cases here are.
 CopyCase Dense(std::string name, std::vector<StridedCopy> copies, const Convert& convert = {}) {
   CopyCase c;
   c.name = std::move(name);
@@ -44,7 +44,8 @@ CopyCase Dense(std::string name, std::vector<StridedCopy> copies, const Convert&
   return c;
 }
 
-/// The shards of a tensor that is split by columns of `strip` bytes over 4 ranks; `gather`: back.
+/// A tensor whose columns are split over 4 ranks, in shards with rows of `strip` bytes. `scatter`:
+/// copies the shards to the tensor, else the tensor to the shards.
 CopyCase Strips(uint64_t bytes, int64_t strip, bool scatter) {
   constexpr int64_t kRanks = 4;
   const auto rows = static_cast<int64_t>(bytes) / (strip * kRanks);
@@ -60,7 +61,8 @@ CopyCase Strips(uint64_t bytes, int64_t strip, bool scatter) {
                std::move(copies));
 }
 
-/// q, k and v of 8 query heads a group, 128 rows a head: [groups, 8 + 1 + 1, 128, hidden] apart.
+/// Takes fused q, k and v apart: [groups, 8 + 1 + 1, 128, hidden], that is, groups of 8 query
+/// heads, a key and a value head, with 128 rows per head.
 CopyCase Heads(uint64_t bytes) {
   constexpr int64_t kHidden = 4096, kHead = 128 * kHidden * kBF16, kQueries = 8;
   constexpr int64_t kGroup = (kQueries + 2) * kHead;
@@ -75,7 +77,7 @@ CopyCase Heads(uint64_t bytes) {
 
 constexpr int64_t kModel = 2880, kInner = 2880;  // gpt-oss
 
-/// Experts [E, columns, rows] from [rows, columns] each.
+/// Transposes experts: [E, columns, rows] from E matrices [rows, columns].
 CopyCase Transposed(std::string name, uint64_t bytes, int64_t rows, int64_t columns,
                     const Convert& convert, int64_t width) {
   const int64_t from = convert.moves_only() ? width : int64_t(WidthOf(convert.from));
@@ -89,7 +91,8 @@ CopyCase Transposed(std::string name, uint64_t bytes, int64_t rows, int64_t colu
       convert);
 }
 
-/// gate_up_proj: [E, H, 2 I] with gate and up in turn, from [2 I, H] with gate before up.
+/// gate_up_proj: [E, H, 2 I] with gate and up in turn, from E matrices [2 I, H] with gate before
+/// up. `back`: the other way round.
 std::vector<StridedCopy> GateUp(uint64_t bytes, bool back) {
   constexpr int64_t kExpert = 2 * kInner * kModel * kBF16, kHalf = kInner * kModel * kBF16;
   const auto experts = std::max<uint64_t>(1, bytes / kExpert);
@@ -115,7 +118,7 @@ std::vector<StridedCopy> Joined(const std::vector<StridedCopy>& halves) {
   return {both};
 }
 
-/// Rows of gate and up in turn, `together` of each at a time, apart.
+/// Takes rows of gate and up apart that stand in turn, `together` rows of each at a time.
 CopyCase RowsInTurn(uint64_t bytes, int64_t together) {
   constexpr int64_t kRow = kModel * kBF16;
   const int64_t run = together * kRow;
@@ -161,7 +164,7 @@ std::vector<CopyCase> CopyCases(uint64_t bytes) {
     cases.push_back(Strips(bytes, strip, true));
     cases.push_back(Strips(bytes, strip, false));
   }
-  // 720 elements: a rank's share of 2880 columns on 4 ranks; its lines are not whole.
+  // 720 elements are a rank's share of 2880 columns on 4 ranks. They are no whole cache lines.
   cases.push_back(Strips(bytes, 1440, true));
   for (const int64_t width : {1, 2, 4, 8}) {
     cases.push_back(

@@ -13,11 +13,11 @@ struct CopyCase {
   std::string name;
   std::vector<kernels::StridedCopy> copies;
   kernels::Convert convert;
-  uint64_t src_bytes = 0;  ///< that the copies read: all of a dense buffer
-  uint64_t dst_bytes = 0;  ///< that they write, the same
+  uint64_t src_bytes = 0;  ///< size of the source buffer, all of which the copies read
+  uint64_t dst_bytes = 0;  ///< size of the destination buffer, all of which they write
 };
 
-/// Every case, of about `bytes` of the destination.
+/// Every case, with a destination of about `bytes`.
 std::vector<CopyCase> CopyCases(uint64_t bytes);
 
 }  // namespace deltawire::bench

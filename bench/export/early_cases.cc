@@ -1,5 +1,5 @@
-// ready/ranks=N: what is left to do for the agent when the last of several ranks is ready, with
-// chunks diffed as soon as all ranks have finished them, and without.
+// ready/ranks=N: how long the agent still works after the last of several ranks is ready, when it
+// diffs chunks as soon as all ranks have finished them, and when it does not.
 #include <thread>
 
 #include "bench/export/cases.h"
@@ -13,7 +13,8 @@ namespace {
 constexpr const char* kModel = "ranks";
 constexpr uint64_t kColumns = 4096;
 
-/// Every rank a thread of this process, with a client of its own; all write rows of all tensors.
+/// A trainer's ranks, each a thread of this process with a client of its own. Every rank writes its
+/// rows of every tensor.
 class Ranks {
  public:
   static StatusOr<std::unique_ptr<Ranks>> Start(const std::filesystem::path& root, uint32_t world,

@@ -18,7 +18,7 @@
 namespace deltawire::bench {
 namespace {
 
-// Models of the suite are small; the default of 512 MiB would take in half of one.
+// The suite's models are small: a bucket of the default 512 MiB would hold half of one.
 constexpr uint64_t kBucketBytes = uint64_t{64} << 20;
 constexpr double kBucketsMiB = 2 * kBucketBytes / kMiB;
 constexpr double kMaxExtraMiB = 64;
@@ -46,7 +46,7 @@ class GatheringRank {
     return r;
   }
 
-  /// `half`: on the root.
+  /// `half`: the destination on the root, empty on the other rank.
   StatusOr<GatherStats> Gather(MutableBytes half, ThreadPool& pool) {
     GatherOptions options;
     options.bucket_bytes = kBucketBytes;
@@ -71,7 +71,7 @@ class GatheringRank {
   GatherBuffers buffers_;
 };
 
-/// Rank 1: its shards hold what follows from their places in the model.
+/// Runs rank 1, whose shards hold numbers that follow from their places in the model.
 Status BeSecondRank(const mcore::Plan& plan, const std::filesystem::path& dir, size_t times) {
   DW_ASSIGN_OR_RETURN(GatheringRank rank, GatheringRank::Meet(1, plan, dir));
   {
@@ -135,7 +135,7 @@ Status GatherCase(const MegatronJob& job, const std::string& name, Bench& bench)
   }));
   const auto peak = memory.Beyond();
   bench.Add(name, 1, series,
-            // What travels: the root's own shards are placed meanwhile, and do not count.
+            // Only what travels counts. The root places its own shards meanwhile.
             {Throughput("gather", stats.network_bytes)
                  .Against("tcp", "bare TCP, 1 stream")
                  .AgainstBytes(sent),

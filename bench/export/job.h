@@ -11,7 +11,7 @@
 
 namespace deltawire::bench {
 
-/// A plan that is proven to be whole, with what it refers to.
+/// A plan that was proven to write every byte once, and what the plan refers to.
 class Planned {
  public:
   static StatusOr<std::unique_ptr<Planned>> Make(const MegatronJob& job);
@@ -23,12 +23,12 @@ class Planned {
   std::optional<mcore::Plan> plan_;
 };
 
-/// What a rank writes, and the steps of one such parameter.
+/// The parameters that a rank writes, and the copies that one of them takes.
 std::vector<mcore::ShardParam> WrittenParams(const mcore::Plan& plan, uint32_t rank);
 StatusOr<std::vector<mcore::Step>> StepsFor(const mcore::Plan& plan, const mcore::ShardParam& param,
                                             mcore::Direction direction);
 
-/// The shards that `ranks` write, one after the other.
+/// The shards that some ranks write, rank after rank in one buffer.
 class Shards {
  public:
   static StatusOr<Shards> Make(const mcore::Plan& plan, std::vector<uint32_t> ranks);
@@ -38,7 +38,7 @@ class Shards {
   const std::vector<mcore::LiveParam>& live(size_t i) const { return ranks_[i].live; }
   Bytes param(size_t i, size_t live) const { return ranks_[i].data[live]; }
 
-  /// Gives the shards what belongs there of a half that is FilledByPlace, which is written first.
+  /// Fills `half` by FillByPlace, then copies what belongs to each shard from it.
   Status FillFrom(const mcore::Plan& plan, MutableBytes half) const;
 
   /// Copies between the shards of all ranks and `half`, one rank after the other.
@@ -58,13 +58,14 @@ class Shards {
 void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction direction,
             const mcore::Plan& plan, MutableBytes half, ThreadPool& pool);
 
-/// Numbers that follow from their place, and whether they are all there.
+/// FillByPlace writes numbers that follow from their places; FilledByPlace says whether all are
+/// there.
 void FillByPlace(MutableBytes half);
 bool FilledByPlace(Bytes half);
-/// kInternal where they are not, in the name of a case.
+/// kInternal, in the name of a case, where FilledByPlace says no.
 Status CheckFilled(const std::string& name, Bytes half);
 
-/// As much as `from` has, in one call a thread.
+/// Copies all of `from`, with one memcpy per thread.
 void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool);
 
 }  // namespace deltawire::bench

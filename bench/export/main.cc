@@ -26,13 +26,14 @@ Status Run(const ExportOptions& options, Bench& bench) {
   bench.report().Common("pages", options.shm ? "tmpfs" : "huge");
   bench.report().Common("clock", options.cpu_time ? "cpu" : "wall");
   DW_RETURN_IF_ERROR(PlaceCases(options, bench));
-  // Whole jobs wait for other processes, and their memory is what it is.
+  // Whole jobs wait for other processes, so CPU time says little of them; and --shm does not change
+  // where their memory lies.
   if (options.cpu_time || options.shm) return absl::OkStatus();
   DW_RETURN_IF_ERROR(PlanCases(bench));
   DW_RETURN_IF_ERROR(RankCases(options, bench));
   DW_RETURN_IF_ERROR(GatherCases(bench));
   DW_RETURN_IF_ERROR(PythonCases(options, bench));
-  return EarlyCases(bench);  // last: gRPC keeps its threads
+  return EarlyCases(bench);  // last, since gRPC's threads stay and the cases above fork
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ constexpr std::string_view kTiny = R"({"model_type": "qwen3_moe", "num_hidden_la
   "intermediate_size": 96, "moe_intermediate_size": 32, "num_experts": 4,
   "decoder_sparse_step": 1, "vocab_size": 300, "tie_word_embeddings": false})";
 
-/// The same but for `changes`: another size of the family, fewer layers and experts.
+/// `config` with `changes` (a JSON merge patch): another size of the family, or one cut down.
 std::string With(std::string_view config, std::string_view changes) {
   nlohmann::json cut = nlohmann::json::parse(config);
   cut.merge_patch(nlohmann::json::parse(changes));

@@ -13,13 +13,13 @@ struct MegatronJob {
   std::string parallel;  ///< as ParallelConfig::Parse takes it
 };
 
-// tiny: one job of some 100 KB on two ranks, to see that a case works.
+// With `tiny` each of these returns one job of some 100 KB on two ranks, to see that a case works.
 
 /// Published shapes, on as many ranks as such models are trained on.
 std::vector<MegatronJob> PlannedJobs(bool tiny);
 /// About 1 to 2.5 GB each: fewer layers and experts and a shorter vocabulary, widths as published.
 std::vector<MegatronJob> PlacedJobs(bool tiny);
-/// Of two ranks.
+/// Jobs of two ranks.
 std::vector<MegatronJob> GatheredJobs(bool tiny);
 
 }  // namespace deltawire::bench

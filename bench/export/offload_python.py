@@ -1,8 +1,8 @@
 """The trainer's copy from Python: torch tensors on the CPU, offloaded while a receiver pulls.
 
 Started by bench_export (PYTHONPATH has the package); prints a JSON line for each row, or
-"SKIPPED: why". Reference: torch's copy_ of the same tensors into touched shared memory, in pieces of
-8 MiB by as many threads of this process, in turn with the offloads.
+"SKIPPED: why". The reference is torch's copy_ of the same tensors into touched shared memory, in
+pieces of 8 MiB by as many threads of this process, in turn with the offloads.
 """
 
 import argparse
@@ -31,7 +31,7 @@ PIECE = 8 << 20
 
 
 def qwen3_tensors(tiny):
-    """Names and shapes of Qwen3-0.6B; tiny: the same, narrow."""
+    """Yields the names and shapes of Qwen3-0.6B's tensors; tiny: of a small model like it."""
     layers, hidden, heads, groups, head, ffn, vocab = (
         (2, 64, 4, 2, 16, 96, 300) if tiny else (28, 1024, 16, 8, 128, 3072, 151936))
     yield "model.embed_tokens.weight", (vocab, hidden)
@@ -52,7 +52,7 @@ def qwen3_tensors(tiny):
 
 
 class Reference:
-    """Shared memory of the model's size, all of it touched."""
+    """Shared memory of the model's size, touched so that copies into it take no page faults."""
 
     def __init__(self, root, tensors):
         size = sum(t.nbytes for t in tensors.values())
@@ -69,7 +69,7 @@ class Reference:
             at += tensor.nbytes
 
     def seconds(self, pool):
-        """copy_ lets other threads of Python run."""
+        """Copies all pieces; returns the seconds. Threads copy at once: copy_ frees the GIL."""
         start = time.perf_counter()
         for _ in pool.map(lambda piece: piece[0].copy_(piece[1]), self.pieces):
             pass
@@ -77,7 +77,7 @@ class Reference:
 
 
 def step(tensors, seed):
-    """One element in 97 moves by one representable value."""
+    """Changes the lowest bit of one element in 97."""
     for tensor in tensors.values():
         tensor.view(torch.int16).view(-1)[seed % 97::97] ^= 1
 
@@ -106,7 +106,7 @@ def measure(options, threads, tensors, reference, endpoint, first_version):
     for i in range(options.warmups + options.runs):
         version = first_version + 1 + i
         step(tensors, version)
-        # The receiver pulls the version before, whichever comes first.
+        # Whichever runs first meets the receiver's pull of the version before, so they take turns.
         copied = reference.seconds(pool) if i % 2 == 0 else None
         done = weights.offload(tensors, version)
         copied = copied or reference.seconds(pool)
@@ -133,7 +133,7 @@ def main():
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(1)
-    torch.set_num_threads(1)  # its own threads spin; the pool's take their place
+    torch.set_num_threads(1)  # torch's own threads would spin; the pool's take their place
     tensors = {name: torch.randn(shape, dtype=torch.bfloat16)
                for name, shape in qwen3_tensors(options.tiny)}
     shm = "/dev/shm" if os.path.isdir("/dev/shm") else None

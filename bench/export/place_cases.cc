@@ -36,7 +36,7 @@ StatusOr<Buffers> MakeBuffers(uint64_t src, uint64_t dst, const ScratchDir* shm)
   return b;
 }
 
-/// Numbers of ordinary size, in whatever element they are read as.
+/// Fills `bytes` with numbers that are of ordinary size in every element type.
 void FillWithNumbers(MutableBytes bytes) {
   uint64_t state = 1;
   for (size_t i = 0; i + 8 <= bytes.size(); i += 8) {
@@ -80,7 +80,7 @@ Status RunCase(const CopyCase& c, size_t threads, const Buffers& buffers, bool c
   ThreadPool pool(threads);
   const Pieces pieces = PiecesOf(c);
   if (bench.quick) DW_RETURN_IF_ERROR(Check(c, pieces, buffers, pool));
-  // Half of what the case reads and writes.
+  // A copied byte counts once, so this is the mean of what the case reads and what it writes.
   const uint64_t moved = (c.src_bytes + c.dst_bytes) / 2;
   const uint64_t bytes = std::min(moved, uint64_t{buffers.dst.size()});
   const auto timed = [&](const auto& work) {

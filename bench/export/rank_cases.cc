@@ -45,7 +45,7 @@ Status PlanCase(const MegatronJob& job, const std::string& name, Bench& bench) {
   return absl::OkStatus();
 }
 
-/// How this process's shared memory is mapped: the half is the one piece of it.
+/// How the half is mapped, which is the only shared memory of this process.
 const char* HalfPages() {
   return ProcBytes("/proc/self/smaps_rollup", "ShmemPmdMapped:") > 0 ? "half in huge pages"
                                                                      : "half in 4 KiB pages";
@@ -63,7 +63,8 @@ Status RankCase(const MegatronJob& job, const std::string& name, const ExportOpt
   std::vector<uint32_t> ranks(plan.parallel().world());
   std::iota(ranks.begin(), ranks.end(), 0);
   DW_ASSIGN_OR_RETURN(const Shards shards, Shards::Make(plan, std::move(ranks)));
-  // As the sender makes it; its bytes go with the mapping.
+  // The half is made as the sender makes one. Its name is removed at once, so that its memory goes
+  // with the mapping.
   DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(shm.path() / "half", plan.layout(), {}));
   std::filesystem::remove(shm.path() / "half");
   const MutableBytes half = file.data();

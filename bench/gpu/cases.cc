@@ -25,11 +25,11 @@ StatusOr<std::unique_ptr<GpuBuffer>> OnDevice(Bytes bytes) {
   return buffer;
 }
 
-/// One of the pair's versions, and what the CPU says of it.
+/// One of the pair's versions, and what the CPU makes of it.
 struct Half {
   Bytes bytes;
   std::vector<uint64_t> digests;
-  Delta to_other;  ///< payloads, one a chunk
+  Delta to_other;  ///< payloads, one per chunk
   std::unique_ptr<GpuBuffer> on_device;
 };
 
@@ -40,7 +40,7 @@ struct Rig {
   Half halves[2];
   std::unique_ptr<GpuDiffer> staged, resident;
   std::unique_ptr<GpuBuffer> copy;
-  HugeBuffer host;  ///< a half that is changed; version 0 between rounds that come in pairs
+  HugeBuffer host;  ///< the half that Apply changes: version 0 or 1, in turn as rounds go by
   std::unique_ptr<kernels::GpuPin> pin;
 
   std::vector<kernels::GpuApplyItem> Items(size_t from) const {

@@ -15,7 +15,7 @@ Status FromGpu(const kernels::GpuStatus& status);
 /// diff_encode, decode_apply and digest, resident and host-staged. Cases end in the pair's name.
 Status CodecCases(Bench& bench, const Workload& pair, ThreadPool& pool);
 
-/// Two column shards into one matrix.
+/// place, resident and host-staged: two column shards into one matrix.
 Status PlaceCases(Bench& bench, const Workload& pair);
 
 }  // namespace deltawire::bench

@@ -50,7 +50,7 @@ StatusOr<std::vector<Source>> Sources(const Options& options, const Bench& bench
   return out;
 }
 
-/// Pins the pair's halves for as long as `pins` live; without, links are slower.
+/// Pins the pair's halves for as long as `pins` live. Copies from unpinned memory are slower.
 void Pin(const Workload& pair, std::unique_ptr<kernels::GpuPin> (&pins)[2]) {
   if (!kernels::GpuPin::Create(pair.old_data.data(), &pins[0]).ok() ||
       !kernels::GpuPin::Create(pair.new_data.data(), &pins[1]).ok()) {

@@ -1,8 +1,7 @@
-// One run of a suite: its command line, the cases asked for, their rounds, and
-// their rows. A case is measured beside its references in the same rounds (A,
-// B, A, B ...), so that what disturbs a machine for a while disturbs all sides
-// alike; figures say which rows follow from it. Owner: SuiteMain, for one run.
-// One thread. Errors: those of the suite's own code; a slow result is none.
+// One run of a suite: its command line, the cases asked for, their rounds, and their rows. A case
+// is measured beside its references in the same rounds (A, B, A, B ...), so that what disturbs a
+// machine for a while disturbs all of them; figures say which rows follow. Owner: SuiteMain, for
+// one run. Threads: one. Errors: those of the suite's own code; a slow result is no error.
 #pragma once
 
 #include <functional>
@@ -51,14 +50,14 @@ struct Rounds {
 
 using Round = std::function<Status(Series&)>;
 
-/// One row of a case: a column of its series, and the column that it is held against.
+/// One row of a case: a column of its series, and the column that it is compared with.
 struct Figure {
   std::string metric;
   std::string unit;
   std::string column;
   double rate = 0;             ///< not 0: the value is `rate` / column
-  std::string against = "";    ///< a column; one that was not measured is left out, as is its wish
-  std::string reference = "";  ///< what people call it; empty: as the column
+  std::string against = "";    ///< a column; if it was not measured, the row has no reference
+  std::string reference = "";  ///< what people call that column; empty: its own name
   double reference_rate = 0;   ///< 0: as `rate`
   Wanted wanted = {};
   std::string note = "";
@@ -69,7 +68,7 @@ struct Figure {
     reference = std::move(called);
     return *this;
   }
-  /// The reference's own, where it moves other bytes.
+  /// Gives the reference a rate of its own, where it moves another number of bytes.
   Figure& AgainstBytes(uint64_t bytes) {
     reference_rate = static_cast<double>(bytes) / kGb;
     return *this;
@@ -88,7 +87,7 @@ struct Figure {
 inline Figure Throughput(std::string column, uint64_t bytes, std::string metric = "throughput") {
   return {std::move(metric), "GB/s", std::move(column), static_cast<double>(bytes) / kGb};
 }
-/// A column as it is, seconds most often.
+/// The values of a column as they are, mostly seconds.
 inline Figure Value(std::string metric, std::string column, std::string unit = "s") {
   return {std::move(metric), std::move(unit), std::move(column)};
 }
@@ -97,22 +96,21 @@ class Bench {
  public:
   Rounds rounds;
   uint64_t seed = 1;
-  bool quick = false;  ///< small data, once: does it still work?
+  bool quick = false;  ///< small data and one run, to see whether the suite still works
 
   /// Whether a case of this name was asked for.
   bool Asked(const std::string& name) const;
   bool AnyAsked(const std::vector<std::string>& names) const;
 
-  /// Calls `round` for each warm-up (its values are dropped) and each run, to
-  /// the first error.
+  /// Calls `round` for each warm-up (whose values are dropped) and each run, up to the first error.
   StatusOr<Series> Measure(const Round& round) const;
-  /// Rows of a case that was measured; none when nobody asked for it.
+  /// Adds the rows of a case that was measured; none when nobody asked for it.
   void Add(const std::string& name, size_t threads, const Series& series,
            const std::vector<Figure>& figures);
-  /// The same, of one number.
+  /// Adds a row of one number.
   void AddValue(const std::string& name, std::string metric, double value, std::string unit,
                 double at_most = 0, std::string note = "", size_t threads = 1);
-  /// The growth of memory in MiB; nothing where the kernel did not tell.
+  /// Adds a growth of memory, in MiB; without `bytes` the row says that the kernel did not tell.
   void AddMemory(const std::string& name, std::optional<uint64_t> bytes, double at_most,
                  std::string note = "");
   Report& report() { return *report_; }

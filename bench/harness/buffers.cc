@@ -42,7 +42,7 @@ StatusOr<HugeBuffer> HugeBuffer::Create(uint64_t bytes) {
     return Errorf(StatusCode::kResourceExhausted, "no memory for a buffer of {} bytes", bytes);
   }
   madvise(out.base_.get(), out.resident(),
-          MADV_HUGEPAGE);  // a wish; HugePageShare tells the rest
+          MADV_HUGEPAGE);  // only a request; HugePageShare says what the kernel gave
   std::memset(out.base_.get(), 0, out.resident());
   return out;
 }

@@ -1,7 +1,6 @@
-// Memory that benchmarks work on, all of it touched: anonymous in huge pages,
-// or files on tmpfs in a directory that is gone when this process is, however
-// it ends (even by SIGKILL). Each owns what it made. Errors:
-// kResourceExhausted.
+// Memory that benchmarks work on, all of it touched: anonymous in huge pages, or files on tmpfs in
+// a directory that is removed when this process ends, however it ends (even by SIGKILL). Each
+// object owns what it made. Errors: kResourceExhausted.
 #pragma once
 
 #include <sys/types.h>
@@ -16,16 +15,15 @@
 
 namespace deltawire::bench {
 
-/// Anonymous memory, in huge pages where the machine gives them, for buffers
-/// far out of cache: without them a benchmark measures address translation as
-/// well.
+/// Anonymous memory, in huge pages where the machine gives them, for buffers far larger than the
+/// caches. Without huge pages a benchmark measures address translation as well.
 class HugeBuffer {
  public:
-  /// `bytes` > 0 zeros; starts at a multiple of 2 MiB.
+  /// A buffer of `bytes` > 0 zeros that starts at a multiple of 2 MiB.
   static StatusOr<HugeBuffer> Create(uint64_t bytes);
   Bytes data() const { return {base_.get(), bytes_}; }
   MutableBytes data() { return {base_.get(), bytes_}; }
-  /// What it takes of memory: rounded up to whole huge pages.
+  /// The memory that it takes: its bytes, rounded up to whole huge pages.
   uint64_t resident() const;
 
  private:

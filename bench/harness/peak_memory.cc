@@ -13,7 +13,7 @@
 namespace deltawire::bench {
 
 PeakMemory::PeakMemory() {
-  malloc_trim(0);  // or freed memory, still resident, would be taken again unseen
+  malloc_trim(0);  // memory that is freed but still resident would be taken again unseen
   std::ofstream out("/proc/self/clear_refs");
   out << "5" << std::flush;  // VmHWM starts anew
   reset_ = out.good();

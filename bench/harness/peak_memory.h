@@ -1,7 +1,6 @@
-// The most memory that a process had at once.
-// A PeakMemory has the kernel count for this process, and nothing is missed
-// between samples: one at a time. A MemoryWatch samples any process every 5 ms,
-// from a thread of its own.
+// The most memory that a process had at once. A PeakMemory lets the kernel count for this process,
+// so no peak is missed between samples; only one may exist at a time. A MemoryWatch samples any
+// process every 5 ms, from a thread of its own.
 #pragma once
 
 #include <sys/types.h>
@@ -13,8 +12,8 @@
 
 namespace deltawire::bench {
 
-/// How much resident memory this process has taken since the object was made.
-/// Counts shared pages too: touch buffers before.
+/// How much resident memory this process has taken since the object was made. Shared pages count
+/// too, so buffers should be touched before.
 class PeakMemory {
  public:
   PeakMemory();
@@ -26,8 +25,7 @@ class PeakMemory {
   bool reset_ = false;
 };
 
-/// The most anonymous memory of a process: what it has beyond buffers in tmpfs
-/// files.
+/// The most anonymous memory of a process, that is, without its buffers in tmpfs files.
 class MemoryWatch {
  public:
   explicit MemoryWatch(pid_t pid);

@@ -1,7 +1,7 @@
 // Results of a suite: an aligned table on stdout for people, JSON lines in a file for programs.
 // Owner: the suite's run. One thread. Rows are printed as they come; Finish repeats those that have
-// a wanted value (a brief table: that miss it). A mark is no verdict: exit codes never depend on
-// times. Errors: a JSON file that cannot be written is reported by Create and Finish.
+// a wanted value (in a brief table, those that miss it). A missed mark is no error: exit codes
+// never depend on times. Errors: Create and Finish report a JSON file that cannot be written.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ struct Sample {
 /// REQUIRES: at least one run.
 Sample Summarize(std::vector<double> runs);
 
-/// 0: none. One of ratio_at_least and value_at_least is enough.
+/// The marks of a row; 0: none. Of ratio_at_least and value_at_least one is enough.
 struct Wanted {
   double ratio_at_least = 0;
   double value_at_least = 0;  ///< in the row's unit, like the next
-  double value_at_most = 0;   ///< against the maximum
+  double value_at_most = 0;   ///< of the greatest of the runs
   bool any() const { return ratio_at_least != 0 || value_at_least != 0 || value_at_most != 0; }
 };
 
@@ -39,8 +39,8 @@ struct Row {
   std::string name;  ///< the case
   std::string metric;
   Sample value;
-  /// "s" is scaled for people; other units are printed as they are, "" for
-  /// plain numbers. Of "s", "s/GB", "MiB" and "bits" less is better.
+  /// "s" is printed scaled (ms, us), other units as they are; "" for plain numbers. Of "s", "s/GB",
+  /// "MiB" and "bits" less is better.
   std::string unit;
   size_t threads = 1;
   std::string reference;  ///< empty: none
@@ -49,9 +49,8 @@ struct Row {
   std::string note;     ///< a few words that go with the value, in the place of a reference
   bool detail = false;  ///< left out of a brief table
 
-  /// How many times as good as the reference: value / reference for rates, the
-  /// reverse for what is better when less. Of the medians. 0 without a
-  /// reference.
+  /// How many times as good as the reference, by the medians: value / reference for rates, the
+  /// reverse for what is better when less. 0 without a reference.
   double Ratio() const;
   bool Met() const;
 };
@@ -60,10 +59,9 @@ class Report {
  public:
   enum class Table : uint8_t {
     kFull,   ///< every row, with the range of its runs
-    kBrief,  ///< for suites of many rows: no ranges, wish and mark beside the
-             ///< value
+    kBrief,  ///< for suites of many rows: no ranges; wanted value and mark beside the value
   };
-  /// `json` empty: only the table. The file is made anew.
+  /// Replaces the file `json`; an empty path: only the table.
   static StatusOr<std::unique_ptr<Report>> Create(std::string suite,
                                                   const std::filesystem::path& json,
                                                   Table table = Table::kFull);

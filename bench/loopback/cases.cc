@@ -10,7 +10,7 @@
 namespace deltawire::bench {
 namespace {
 
-constexpr double kSteadyDensity = 0.01;  // of publishes whose content is beside the point
+constexpr double kSteadyDensity = 0.01;  // of publishes whose content does not matter
 constexpr size_t kPublishesUnderLoad = 20;
 constexpr double kDaemonMiB = 256;  // of memory beyond buffers and the log, at most
 
@@ -32,7 +32,8 @@ double FilesBeyond(const std::filesystem::path& dir, uint64_t buffers) {
   return static_cast<double>(bytes - std::min(bytes, buffers)) / kMiB;
 }
 
-// The daemons' side of a delta: publish, follow, and the same version again in full.
+// Takes a delta through the daemons: publish, the receiver's commit, and a full sync of the same
+// version for comparison.
 Status SyncBothWays(const Rig& rig, Cluster& cluster, Series& series) {
   DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights));
   DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, cluster.WaitCommitted());
@@ -162,7 +163,7 @@ Status TrainerWait(const Rig& rig, Cluster& cluster) {
     rig.weights.Flip(kSteadyDensity);
     failure = cluster.Publish(rig.weights).status();
     if (!failure.ok()) break;
-    // At once again: the half that pulls read until a moment ago is wanted back.
+    // The second publish comes at once, so it wants the half that pulls read until a moment ago.
     const auto publication = cluster.Publish(rig.weights);
     failure = publication.status();
     if (!failure.ok() || i < rig.bench.rounds.warmups) continue;

@@ -33,7 +33,7 @@ Status Offload(const Rig& rig, Cluster& cluster, const std::string& name);
 /// How long BeginOffload waits while a receiver pulls everything again and again.
 Status TrainerWait(const Rig& rig, Cluster& cluster);
 
-/// Peak memory of the daemons so far. Adds nothing to the load.
+/// Reports the daemons' peak memory so far, and puts no load on them.
 void Memory(const Rig& rig, Cluster& cluster);
 
 /// scale/N: registration, publishes, a first commit and a restart of a model of many tiny tensors,

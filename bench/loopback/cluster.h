@@ -1,5 +1,5 @@
 // A trainer, a sender and (if wanted) a receiver: the real daemons as child processes.
-// Owner: the suite; the daemons end and their directory goes with this object. One caller; writes
+// Owner: the suite; the destructor ends the daemons and removes their directory. One caller; writes
 // run on the pool. Errors: the daemons' own, with the end of their logs.
 #pragma once
 
@@ -56,7 +56,7 @@ class Cluster {
   static constexpr const char* kModel = "bench";
   Cluster(std::filesystem::path root, const ModelSource& source, ThreadPool& pool)
       : root_(std::move(root)), source_(source), pool_(pool) {}
-  Status Failed(const Status& status) const;  // with the logs' ends
+  Status Failed(const Status& status) const;  // adds the ends of the daemons' logs
   void StartReceiver(const ClusterOptions& options);
 
   const std::filesystem::path root_;

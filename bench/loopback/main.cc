@@ -35,14 +35,14 @@ void Declare(CLI::App& app, Options& options) {
 
 std::string BuffersCase(int buffers) { return fmt::format("delta_sync/1%/buffers={}", buffers); }
 
-/// Every case but scale/N, which has a model of its own.
+/// Whether any case was asked for that needs the model: all but scale/N, which makes its own.
 bool AnyOfTheModel(const Bench& bench) {
   return bench.AnyAsked({"full_pull/first", "full_pull/again", "delta_sync/1%", "delta_sync/3%",
                          BuffersCase(1), BuffersCase(2), kAdam, kOffloadEager, kOffloadLazy,
                          "trainer_wait", "memory"});
 }
 
-/// Daemons with the first version committed.
+/// Starts daemons and publishes a first version, which the receiver, if there is one, commits.
 StatusOr<std::unique_ptr<Cluster>> StartCommitted(const Rig& rig, const std::filesystem::path& root,
                                                   ClusterOptions daemons) {
   daemons.streams = rig.streams;
@@ -53,7 +53,7 @@ StatusOr<std::unique_ptr<Cluster>> StartCommitted(const Rig& rig, const std::fil
   return cluster;
 }
 
-// All cases with the daemons as they are by default.
+// Runs all cases of daemons with default options.
 Status DefaultDaemons(const Rig& rig, const std::filesystem::path& root) {
   const Bench& bench = rig.bench;
   DW_ASSIGN_OR_RETURN(const auto cluster, StartCommitted(rig, root, {}));
@@ -82,7 +82,7 @@ Status DefaultDaemons(const Rig& rig, const std::filesystem::path& root) {
 
 Status ModelCases(const Rig& rig, const std::filesystem::path& root) {
   DW_RETURN_IF_ERROR(DefaultDaemons(rig, root / "default"));
-  // Receivers that change the file that readers have, and those that swap it.
+  // A receiver with one buffer changes the named file, one with two swaps it for another.
   for (const int buffers : {1, 2}) {
     const std::string name = BuffersCase(buffers);
     if (!rig.bench.Asked(name)) continue;

@@ -86,7 +86,7 @@ StatusOr<double> NaivePairs(Bytes new_data, TcpPeer& peer) {
   const double diff = SecondsSince(start);
 
   const auto word_of = [&](size_t at) { return size_t{LoadLe<uint32_t>(&pairs[at])} * 2; };
-  std::vector<uint16_t> before;  // to undo it
+  std::vector<uint16_t> before;  // to put the peer's old values back
   for (size_t at = 0; at < pairs.size(); at += kPairBytes) {
     before.push_back(LoadLe<uint16_t>(&old_data[word_of(at)]));
   }

@@ -1,5 +1,5 @@
-// What a delta sync is held against, in memory: the least that any scheme must do (read both
-// halves, apply the differences), and the first thing that anyone would write (a list of pairs).
+// What a delta sync is compared with, in memory: the least that any scheme must do (read both
+// halves, apply the differences), and the first that one would write (a list of pairs).
 // All work on a pair of buffers: the old version in the peer's mapping, the new one in the
 // trainer's weights. One caller; as many threads as the pool has.
 #pragma once
@@ -22,7 +22,8 @@ class ApplyReference {
   ApplyReference(ChunkTable chunks, ThreadPool& pool)
       : chunks_(std::move(chunks)), pool_(pool), payloads_(chunks_.size()) {}
 
-  /// Seconds of memcmp over all chunks with all threads. Meant for equal buffers: it reads all.
+  /// Seconds of memcmp over all chunks with all threads. The buffers should be equal, since memcmp
+  /// stops at a difference.
   double Compare(Bytes a, Bytes b) const;
   void Encode(Bytes old_data, Bytes new_data);
   /// Applies what Encode found. Seconds.
@@ -39,7 +40,7 @@ class ApplyReference {
   std::vector<Payload> payloads_;
 };
 
-/// Why the pairs below cannot name this model's words by u32 indices; "" when they can.
+/// Why NaivePairs cannot name this model's 16-bit words by u32 indices; "" when it can.
 std::string WhyNoPairs(Bytes data);
 /// One plain loop finds the pairs, one stream carries them, one plain loop stores them at the
 /// peer; seconds of all three. The peer's mapping is the old version again afterwards.

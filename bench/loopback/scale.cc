@@ -1,4 +1,4 @@
-// scale/N: what grows with the number of tensors, not with their bytes.
+// scale/N: times that grow with the number of tensors rather than with their bytes.
 #include <random>
 
 #include "bench/harness/buffers.h"
@@ -25,7 +25,7 @@ StatusOr<Layout> LayoutOf(size_t tensors) {
   return Layout::Create(std::move(metas));
 }
 
-/// As a trainer does it, tensor by tensor.
+/// Publishes tensor by tensor, as a trainer does.
 StatusOr<PublishedVersion> PublishAll(TrainerClient& client, const std::vector<std::byte>& content,
                                       uint64_t version) {
   DW_ASSIGN_OR_RETURN(const auto offload, client.Begin(version));

@@ -20,8 +20,8 @@ namespace deltawire::bench {
 namespace {
 
 constexpr size_t kMaxCall = size_t{4} << 20;  // bytes per send or recv
-// What the peer is told on the control socket: bytes of pairs that will come, or this. It answers
-// with the same when all is in its mapping.
+// An order on the control socket is the size of a list of pairs that will come, or this value for
+// the whole source. The peer answers with the same number when all is in its mapping.
 constexpr uint64_t kEverything = ~uint64_t{0};
 
 bool SendFully(int fd, Bytes data) {
@@ -90,7 +90,7 @@ bool ReceiveAll(const std::vector<int>& streams, MutableBytes to) {
 }
 
 [[noreturn]] void RunPeer(int control, int listener, MutableBytes to, size_t stream_count) {
-  // This process's page tables; the pages are there.
+  // Fills this process's page tables; the pages themselves exist already.
   madvise(to.data(), to.size(), MADV_POPULATE_WRITE);
   std::vector<int> streams;  // in the order in which they were connected
   for (size_t i = 0; i < stream_count; ++i) {

@@ -16,7 +16,7 @@
 
 namespace deltawire::bench {
 
-/// One entry of the naive list, in the order of the bytes sent: u32 index, u16 new value.
+/// Bytes of an entry of the naive list: a u32 index, then a u16 new value.
 inline constexpr size_t kPairBytes = 4 + 2;
 
 class TcpPeer {
@@ -26,12 +26,12 @@ class TcpPeer {
                                                   size_t streams);
   ~TcpPeer();
 
-  /// Sends `source`, one contiguous part a stream. Returns the seconds from the start until the
+  /// Sends `source`, one contiguous part per stream. Returns the seconds from the start until the
   /// peer has said that all is in its mapping. REQUIRES: source has the mapping's size.
   StatusOr<double> SendAll(Bytes source);
 
   /// Sends a list of pairs over one stream; the peer stores each value at its index (of u16 words)
-  /// by a plain loop. Seconds until it has said so.
+  /// by a plain loop. Returns the seconds until the peer has said that it is done.
   StatusOr<double> SendPairs(Bytes pairs);
 
   /// CPU time of this process and the peer's so far.

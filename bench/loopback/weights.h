@@ -32,8 +32,8 @@ struct ModelSource {
 
 class Weights {
  public:
-  /// `adam_steps` are recorded here, before anything else takes memory. None are when the model is
-  /// the user's or memory is too short for the trace: adam_steps_left() and why_no_adam().
+  /// Records `adam_steps` here, before anything else takes memory. When the model is the user's, or
+  /// there is too little memory for the trace, it records none, and why_no_adam() says why.
   static StatusOr<std::unique_ptr<Weights>> Create(const ModelSource& source,
                                                    const std::filesystem::path& file, uint64_t seed,
                                                    size_t adam_steps, ThreadPool& pool);

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <new>
 
-// The loops below once per instruction set, chosen at load time. Sanitizers do not bear the
-// resolvers that this takes.
+// Compiles a loop once per instruction set; which one runs is chosen at load time. Sanitizers do
+// not work with the resolver functions that choose.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 #define DW_PER_ISA __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
@@ -139,7 +139,7 @@ StatusOr<AdamTrace> AdamTrace::Create(std::vector<TensorMeta> tensors, const Ada
 }
 
 Status AdamTrace::Allocate() {
-  // Not zeroed: Fill touches the pages from all threads.
+  // The memory is not zeroed here, so that Fill touches the pages first, from all threads.
   master_.reset(new (std::nothrow) float[elements_]);
   update_.reset(new (std::nothrow) float[elements_]);
   weights_.reset(new (std::nothrow) uint16_t[elements_]);

@@ -1,5 +1,6 @@
 #include "common/base/log.h"
 
+#include <spdlog/async.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -7,6 +8,9 @@
 
 namespace deltawire {
 namespace {
+
+/// A line of usual length takes some 400 bytes of the queue.
+constexpr size_t kQueuedLines = 8192;
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
@@ -31,10 +35,11 @@ Status InitLogging(std::string_view program, std::string_view level) {
     return Errorf(StatusCode::kInvalidArgument,
                   "log level \"{}\" is unknown: use trace, debug, info, warn, error or off", name);
   }
-  auto logger = spdlog::stderr_color_mt(std::string(program));
+  spdlog::init_thread_pool(kQueuedLines, 1);
+  auto logger = spdlog::async_factory_nonblock::create<spdlog::sinks::stderr_color_sink_mt>(
+      std::string(program));
   logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%-5l%$ %n: %v");
   logger->set_level(parsed);
-  logger->flush_on(spdlog::level::info);
   spdlog::set_default_logger(std::move(logger));
   return absl::OkStatus();
 }

@@ -1,7 +1,8 @@
 // The process's log: one spdlog logger to stderr. One line per event names the model and version
-// that the event concerns. Thread-safe after InitLogging. Cost: a level that is off costs one
-// compare. Lines are formatted in log.cc, because spdlog's own templates would compile fmt into
-// every file that logs (5 s each).
+// that the event concerns. Thread-safe after InitLogging, whose one thread writes the lines: a
+// caller only queues its line, so it may hold a lock. A level that is off costs one compare.
+// log.cc formats the lines, because spdlog's own templates would compile fmt into every file that
+// logs (5 s each).
 #pragma once
 
 #include <string_view>
@@ -11,7 +12,9 @@
 
 namespace deltawire {
 
-/// `program` is put in front of each line; `level` is trace, debug, info, warn, error or off.
+/// `program` is put in front of each line; `level` is trace, debug, info, warn, error or off. Where
+/// stderr takes nothing and the queue is full (8,192 lines), the oldest lines are lost. A process
+/// that ends by exit() or from main() has written all of its lines; one that is killed may not.
 Status InitLogging(std::string_view program, std::string_view level);
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };

@@ -1,11 +1,11 @@
+#include "common/config/endpoint.h"
+
 #include <arpa/inet.h>
 #include <strings.h>
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-
-#include "common/config/options.h"
 
 namespace deltawire {
 namespace {

@@ -19,6 +19,9 @@ constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxHistory = 8;  // of the codec tight
 constexpr size_t kMaxReceiverId = 128;
 constexpr size_t kMaxSenders = 1024;
+constexpr uint32_t kMaxEngineRetries = 1000;
+constexpr EngineFailure kEngineFailures[] = {EngineFailure::kRetry, EngineFailure::kRollback,
+                                             EngineFailure::kStayPaused, EngineFailure::kTakeOut};
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
 
 /// "TYPE" or "TYPE [default]": how --help shows an option's value.
@@ -187,6 +190,66 @@ Status CheckReceiverId(std::string& text) {
                 kMaxReceiverId);
 }
 
+void AddEngines(CLI::App& app, ReceiverOptions& o) {
+  const auto add = [&o](const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) {
+      if (text.empty()) continue;  // none, as in the sample file
+      auto engine = ParseEngine(text);
+      if (!engine.ok()) {
+        throw CLI::ValidationError("--engine", std::string(MessageOf(engine.status())));
+      }
+      o.engines.push_back(*std::move(engine));
+    }
+  };
+  app.add_option_function<std::vector<std::string>>(
+         "--engine", add,
+         "Bring this engine to each committed version; KIND: vllm, vllm-reload, sglang, "
+         "sglang-reload, http (TARGET http://HOST:PORT) or exec (TARGET: a program and arguments); "
+         "again for each further engine")
+      ->allow_extra_args(false)
+      ->option_text("[MODEL:]KIND=TARGET ...");
+  const auto set_failure = [&o](const std::string& text) {
+    for (const EngineFailure what : kEngineFailures) {
+      if (text == ToString(what)) o.engine_failure = what;
+    }
+  };
+  app.add_option_function<std::string>(
+         "--engine-failure", set_failure,
+         "When an update of an engine fails: retry, rollback (serve the version before), "
+         "stay-paused or take-out")
+      ->check(CLI::IsMember({"retry", "rollback", "stay-paused", "take-out"}))
+      ->option_text(Shown("WHAT", ToString(o.engine_failure)));
+  AddNumber(app, "--engine-retries", "Try a version again so many times on an engine", 0,
+            kMaxEngineRetries, &o.engine_retries);
+  AddMillis(app, "--engine-timeout-ms", "A request to an engine that takes longer has failed", 100,
+            &o.engine_timeout);
+}
+
+Status CheckEngines(const ReceiverOptions& o) {
+  const auto model_of = [&o](const EngineOptions& engine) {
+    return engine.model.empty() ? o.models.front().name : engine.model;
+  };
+  for (size_t i = 0; i < o.engines.size(); ++i) {
+    const EngineOptions& engine = o.engines[i];
+    const auto named = [&](const ReceiverModelOptions& m) { return m.name == engine.model; };
+    if (engine.model.empty() && o.models.size() > 1) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "--engine: {} needs its model in front, MODEL:KIND=TARGET: there are {} models",
+                    NameOf(engine), o.models.size());
+    }
+    if (!engine.model.empty() && std::none_of(o.models.begin(), o.models.end(), named)) {
+      return Errorf(StatusCode::kInvalidArgument, "--engine: there is no model {}", engine.model);
+    }
+    const auto same = [&](const EngineOptions& other) {
+      return model_of(other) == model_of(engine) && NameOf(other) == NameOf(engine);
+    };
+    if (std::any_of(o.engines.begin(), o.engines.begin() + static_cast<ptrdiff_t>(i), same)) {
+      return Errorf(StatusCode::kInvalidArgument, "--engine: {} is named twice", NameOf(engine));
+    }
+  }
+  return {};
+}
+
 Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& text) {
   ReceiverModelOptions model;
   const size_t equals = text.find('=');
@@ -329,6 +392,8 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
           "Keep each model's last committed deltas beside its weights, for engines; 0: none",
           &o.delta_file_bytes);
   AddScrub(app, &o.scrub_bytes_per_s);
+  app.option_defaults()->group("Engines");
+  AddEngines(app, o);
   AddProcess(app, o);
 }
 
@@ -340,7 +405,10 @@ Status CheckCommon(const Options& o) {
   return CheckExposure("--metrics-listen", metrics, o.insecure_plaintext);
 }
 
-Status Check(const ReceiverOptions& o) { return CheckCommon(o); }
+Status Check(const ReceiverOptions& o) {
+  DW_RETURN_IF_ERROR(CheckCommon(o));
+  return CheckEngines(o);
+}
 
 Status Check(const SenderOptions& o) {
   DW_RETURN_IF_ERROR(CheckCommon(o));

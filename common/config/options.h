@@ -11,20 +11,11 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/config/endpoint.h"
+#include "common/config/engine_options.h"
 #include "kernels/format.h"
 
 namespace deltawire {
-
-struct Endpoint {
-  std::string host = "127.0.0.1";
-  uint16_t port = 0;
-  friend bool operator==(const Endpoint&, const Endpoint&) = default;
-};
-/// "host:port", "[v6]:port" or ":port" (loopback). Port 0 lets the kernel choose.
-StatusOr<Endpoint> ParseEndpoint(std::string_view text);
-std::string ToString(const Endpoint& e);
-/// True for 127.0.0.0/8, ::1 and "localhost".
-bool IsLoopback(const Endpoint& e);
 
 /// Where a sender diffs; kAuto: on a GPU if there is one, with the base there if it fits.
 enum class GpuUse : uint8_t { kOff, kAuto, kHostStaged, kResident };
@@ -83,6 +74,10 @@ struct ReceiverOptions {
   uint64_t history_bytes = uint64_t{256} << 20;     ///< per model, for `tight`; 0: no history
   uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each model, when idle; 0: off
+  std::vector<EngineOptions> engines;               ///< --engine [MODEL:]KIND=TARGET
+  EngineFailure engine_failure = EngineFailure::kRetry;
+  uint32_t engine_retries = 5;                       ///< of one version, after the first attempt
+  std::chrono::milliseconds engine_timeout{120000};  ///< for one request to an engine
   std::chrono::milliseconds stream_timeout{30000};
   uint32_t threads = 0;
   bool huge_pages = true;

@@ -42,6 +42,7 @@ class Offload:
         strides: Sequence[int] | None,
         start: Sequence[int] | None,
         share: int,
+        device: int,
     ) -> None: ...
     def mark_written(self, tensors: Sequence[int], share: int) -> None: ...
     def mark_block(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
+import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -50,6 +53,9 @@ def copy(
     if hasattr(local, "wait"):  # an AsyncCollectiveTensor
         local = local.wait()
     if is_cuda(local):
+        copied = copy_by_device(offload, index, local, where, share)
+        if copied is not None:
+            return copied
         copied = copy_by_torch(offload, index, meta, local, where)
         if share == _core.SHARE_BLOCK:
             offload.mark_block(index, list(where.start), list(where.shape))
@@ -59,7 +65,8 @@ def copy(
     source = source_of(meta.name, local)
     start = where.start if len(where.start) == len(source.shape) else None
     offload.write(
-        index, source.address, source.element_bytes, source.shape, source.strides, start, share
+        index, source.address, source.element_bytes, source.shape, source.strides, start, share,
+        _core.HOST_MEMORY,
     )
     count = source.element_bytes
     for n in source.shape:
@@ -67,10 +74,46 @@ def copy(
     return count
 
 
+@functools.cache
+def has_cuda() -> bool:
+    return _core.gpu_available()
+
+
+def copy_by_device(
+    offload: _core.Offload, index: int, local: Any, where: Place, share: int
+) -> int | None:
+    """A tensor on a CUDA device: the device writes it into its place, which is pinned. Returns the
+    bytes; None, after one warning, when it cannot, and then nothing is marked."""
+    if local.device.type != "cuda" or not has_cuda():
+        return None
+    width = local.element_size()
+    start = where.start if len(where.start) == local.dim() else None
+    # What the library does is not in torch's streams.
+    sys.modules["torch"].cuda.current_stream(local.device).synchronize()
+    try:
+        offload.write(
+            index, local.data_ptr(), width, list(local.shape), [s * width for s in local.stride()],
+            start, share, local.device.index,
+        )
+    except Error as error:
+        offload.check()  # an offload that is over says so
+        _warn_once(str(error))
+        return None
+    return local.numel() * width
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    warnings.warn(
+        f"tensors on a device are copied by torch, over memory that is not pinned: {reason}",
+        stacklevel=2,
+    )
+
+
 def copy_by_torch(
     offload: _core.Offload, index: int, meta: TensorMeta, local: Any, where: Place
 ) -> int:
-    """A tensor on another device: torch copies it, through its own staging, straight into place."""
+    """A tensor on any other device: torch copies it, through its own staging, into its place."""
     import torch
 
     if local.numel() == 0:

@@ -74,7 +74,10 @@ class EngineWeights {
 
   /// From now on `binding` is the engine's memory. Its state is unknown until Adopt.
   Status Bind(const Binding& binding);
+  /// REQUIRES: storages() > 0.
   const LayoutProgram& program() const { return *program_; }
+  /// Of what is bound; 0: nothing is.
+  size_t storages() const { return memory_.size(); }
 
   /// Compares all mapped memory with the committed buffer, bit by bit. Where nothing differs, the
   /// memory is that state from now on: held().
@@ -87,6 +90,8 @@ class EngineWeights {
   /// while held() is empty; kUnavailable while nothing is committed, or when another version was
   /// meanwhile: try again.
   StatusOr<UpdateInfo> Prepare();
+  /// The tensors that the prepared update changes, in rising order; none without one.
+  std::vector<uint32_t> ChangedTensors() const;
   /// Writes what Prepare made ready.
   Status Apply();
   /// Makes the memory what it was before the last Apply. kFailedPrecondition without one.
@@ -95,8 +100,12 @@ class EngineWeights {
   /// The digests of this rank's memory, chunk by chunk. Chunks that it has whole are compared with
   /// held(); the others are returned, to be added up over the ranks.
   StatusOr<Comparison> Check(std::vector<PartialDigest>* parts) const;
-  /// What chunk `i` of held() has for a digest.
-  uint64_t digest(uint32_t i) const { return digests_[i]; }
+  enum class State { kHeld, kPrepared };
+  /// Copies a tensor of held(), or of what was prepared, out of the receiver's buffer, and checks
+  /// its digests. kUnavailable when the buffer is another state by now.
+  Status ReadTensor(State state, uint32_t tensor, MutableBytes to) const;
+  /// What a chunk of held() has for a digest. kFailedPrecondition while held() is empty.
+  StatusOr<uint64_t> DigestOf(uint32_t chunk) const;
 
  private:
   struct Prepared;

@@ -8,34 +8,95 @@ namespace {
 
 constexpr auto kInvalid = StatusCode::kInvalidArgument;
 
-/// One bit for each byte-sized unit of a storage, to see whether two boxes claim a place.
+/// One bit for each unit of a span of memory, to see whether two boxes claim a place.
 class Claims {
  public:
-  Claims(uint64_t bytes, unsigned unit) : unit_(unit), taken_(bytes / unit, false) {}
+  Claims(uint64_t first, uint64_t last, unsigned unit)
+      : first_(first), unit_(unit), taken_(((last - first) / unit + 63) / 64, 0) {}
   /// False when some of it is taken already.
   bool Take(uint64_t offset, uint64_t bytes) {
-    for (uint64_t i = offset / unit_; i < (offset + bytes) / unit_; ++i) {
-      if (taken_[i]) return false;
-      taken_[i] = true;
+    uint64_t at = (offset - first_) / unit_;
+    const uint64_t end = (offset + bytes - first_) / unit_;
+    while (at < end) {
+      const uint64_t bits = std::min<uint64_t>(64 - at % 64, end - at);
+      const uint64_t mask = (~uint64_t{0} >> (64 - bits)) << (at % 64);
+      uint64_t& word = taken_[at / 64];
+      if ((word & mask) != 0) return false;
+      word |= mask;
+      at += bits;
     }
     return true;
   }
 
  private:
+  const uint64_t first_;
   const unsigned unit_;
-  std::vector<bool> taken_;
+  std::vector<uint64_t> taken_;
 };
 
+/// Where a box's bytes lie on one of its sides.
+struct Span {
+  uint64_t first, last;
+  const OrderedBox* box;
+  uint32_t tensor;
+};
+
+/// Calls fn(spans that overlap one another, by chains) for all of them; most are alone.
+template <typename Fn>
+void ForEachCluster(std::vector<Span> spans, const Fn& fn) {
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.first < b.first; });
+  for (size_t begin = 0; begin < spans.size();) {
+    uint64_t last = spans[begin].last;
+    size_t end = begin + 1;
+    for (; end < spans.size() && spans[end].first < last; ++end) {
+      last = std::max(last, spans[end].last);
+    }
+    fn(std::span(spans).subspan(begin, end - begin), last);
+    begin = end;
+  }
+}
+
 /// Some byte of a tensor stands in two boxes.
-bool Overlap(std::span<const OrderedBox> boxes, uint64_t tensor_bytes, unsigned width) {
+bool Overlap(std::span<const OrderedBox> boxes, unsigned width) {
   if (boxes.size() < 2) return false;
-  Claims claims(tensor_bytes, width);
-  for (const OrderedBox& box : boxes) {
+  std::vector<Span> spans;
+  for (const OrderedBox& box : boxes) spans.push_back({box.first(), box.last(), &box, 0});
+  bool found = false;
+  ForEachCluster(std::move(spans), [&](std::span<const Span> cluster, uint64_t last) {
+    if (found || cluster.size() == 1) return;
+    Claims claims(cluster[0].first, last, width);
+    for (const Span& span : cluster) {
+      const OrderedBox& box = *span.box;
+      for (Run run = box.RunAt(0); run.bytes > 0 && !found;
+           run = box.RunAt(run.tensor_offset + run.bytes)) {
+        found = !claims.Take(run.tensor_offset, run.bytes);
+      }
+    }
+  });
+  return found;
+}
+
+/// Refuses a byte of the storage that two elements would have. Cost: nothing for a box alone whose
+/// strides show it; else a bit and some nanoseconds for each element or long run.
+Status CheckClaims(const Layout& layout, const std::string& storage, std::span<const Span> cluster,
+                   uint64_t last) {
+  if (cluster.size() == 1 && cluster[0].box->storage_nests()) return absl::OkStatus();
+  unsigned unit = 8;
+  for (const Span& span : cluster) {
+    unit = std::min(unit, DTypeBytes(layout.tensor(span.tensor).dtype));
+  }
+  // Offsets are multiples of every width above, but not of the cluster's first one.
+  Claims claims(cluster[0].first / unit * unit, last, unit);
+  for (const Span& span : cluster) {
+    const OrderedBox& box = *span.box;
     for (Run run = box.RunAt(0); run.bytes > 0; run = box.RunAt(run.tensor_offset + run.bytes)) {
-      if (!claims.Take(run.tensor_offset, run.bytes)) return true;
+      if (claims.Take(run.storage_offset, run.bytes)) continue;
+      return Errorf(kInvalid, "{}: byte {} is claimed twice, the second time by {}", storage,
+                    run.storage_offset, layout.tensor(span.tensor).name);
     }
   }
-  return false;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -90,7 +151,21 @@ StatusOr<OrderedBox> OrderedBox::Create(const Box& box, uint64_t tensor_bytes,
     return Errorf(kInvalid, "a box that leaves the storage");
   }
   ordered.last_ = ordered.offset_ + src_span;
+  ordered.dst_last_ = ordered.dst_offset_ + dst_span;
+  ordered.dst_nests_ = Nests(ordered.dims_, copy.run_bytes);
   return ordered;
+}
+
+bool OrderedBox::Nests(std::vector<Dim> dims, uint64_t run_bytes) {
+  std::sort(dims.begin(), dims.end(),
+            [](const Dim& a, const Dim& b) { return a.dst_stride < b.dst_stride; });
+  uint64_t span = run_bytes;
+  for (const Dim& d : dims) {
+    const auto step = static_cast<uint64_t>(d.dst_stride);
+    if (step < span) return false;
+    span += (d.count - 1) * step;  // no overflow: the span lies in the storage
+  }
+  return true;
 }
 
 Run OrderedBox::RunAt(uint64_t at) const {
@@ -144,27 +219,24 @@ StatusOr<LayoutProgram> LayoutProgram::Create(const Layout& layout, std::vector<
     by_storage[box.storage].emplace_back(box.tensor, by_tensor[box.tensor].size());
     by_tensor[box.tensor].push_back(*std::move(ordered));
   }
-  // One storage at a time, so that the claims of one are the memory that this takes.
   for (size_t s = 0; s < by_storage.size(); ++s) {
-    unsigned unit = 8;
-    for (const auto& [tensor, i] : by_storage[s]) {
-      unit = std::min(unit, DTypeBytes(layout.tensor(tensor).dtype));
-    }
-    Claims claims(program.storages_[s].bytes, unit);
+    std::vector<Span> spans;
     for (const auto& [tensor, i] : by_storage[s]) {
       const OrderedBox& box = by_tensor[tensor][i];
-      for (Run run = box.RunAt(0); run.bytes > 0; run = box.RunAt(run.tensor_offset + run.bytes)) {
-        if (claims.Take(run.storage_offset, run.bytes)) continue;
-        return Errorf(kInvalid, "{}: byte {} is claimed twice, the second time by {}",
-                      program.storages_[s].name, run.storage_offset, layout.tensor(tensor).name);
-      }
+      spans.push_back({box.storage_first(), box.storage_last(), &box, tensor});
       program.mapped_[s] += box.bytes();
     }
+    Status claimed_twice;
+    ForEachCluster(std::move(spans), [&](std::span<const Span> cluster, uint64_t last) {
+      if (!claimed_twice.ok()) return;
+      claimed_twice = CheckClaims(layout, program.storages_[s].name, cluster, last);
+    });
+    DW_RETURN_IF_ERROR(claimed_twice);
   }
   program.first_.push_back(0);
   for (size_t t = 0; t < by_tensor.size(); ++t) {
     auto& list = by_tensor[t];
-    program.several_.push_back(Overlap(list, layout.bytes(t), DTypeBytes(layout.tensor(t).dtype)));
+    program.several_.push_back(Overlap(list, DTypeBytes(layout.tensor(t).dtype)));
     for (OrderedBox& box : list) program.boxes_.push_back(std::move(box));
     program.first_.push_back(program.boxes_.size());
   }

@@ -49,6 +49,11 @@ class OrderedBox {
   uint64_t first() const { return offset_; }
   uint64_t last() const { return last_; }
   uint64_t bytes() const { return bytes_; }
+  /// Its bytes of the storage lie in [storage_first, storage_last).
+  uint64_t storage_first() const { return dst_offset_; }
+  uint64_t storage_last() const { return dst_last_; }
+  /// The strides alone show that no two of its elements share a place; false proves nothing.
+  bool storage_nests() const { return dst_nests_; }
   /// The first run that ends behind byte `at`; its begin may lie before `at`. bytes == 0: none.
   Run RunAt(uint64_t at) const;
 
@@ -57,8 +62,11 @@ class OrderedBox {
     uint64_t count, src_stride;
     int64_t dst_stride;
   };
+  static bool Nests(std::vector<Dim> dims, uint64_t run_bytes);
+
   uint32_t storage_ = 0;
-  uint64_t offset_ = 0, last_ = 0, bytes_ = 0, run_bytes_ = 0, dst_offset_ = 0;
+  uint64_t offset_ = 0, last_ = 0, bytes_ = 0, run_bytes_ = 0, dst_offset_ = 0, dst_last_ = 0;
+  bool dst_nests_ = false;
   std::vector<Dim> dims_;  // source strides fall
 };
 

@@ -61,10 +61,10 @@ void Attachments::Wake() {
   cv_.notify_all();
 }
 
-Attachments::Place Attachments::Erase(Place place) {
-  place->second.wake->notify_all();
+Attachments::Entry Attachments::Erase(Entry entry) {
+  entry->second.wake->notify_all();
   Wake();
-  return attached_.erase(place);
+  return attached_.erase(entry);
 }
 
 bool Attachments::Silent(const Attached& a, Clock::time_point now) const {

@@ -130,8 +130,8 @@ class Attachments {
   };
 
   void Wake();  // wakes WaitChange and TriggerSync. REQUIRES (here and below): mu_ held
-  using Place = std::map<uint64_t, Attached>::iterator;
-  Place Erase(Place place);
+  using Entry = std::map<uint64_t, Attached>::iterator;
+  Entry Erase(Entry entry);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
                             bool force_full, uint64_t request);

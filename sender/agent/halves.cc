@@ -25,8 +25,8 @@ fs::path Halves::PathOf(const fs::path& directory, uint32_t half) {
   return directory / fmt::format("half-{}.safetensors", half);
 }
 
-Halves::Halves(Place place, StateFile state, std::vector<BufferFile> files, bool fresh)
-    : place_(std::move(place)),
+Halves::Halves(Context context, StateFile state, std::vector<BufferFile> files, bool fresh)
+    : context_(std::move(context)),
       state_(std::move(state)),
       files_(std::move(files)),
       data_offset_(files_[0].data_offset()) {
@@ -39,33 +39,33 @@ Halves::Halves(Place place, StateFile state, std::vector<BufferFile> files, bool
   }
 }
 
-StatusOr<std::unique_ptr<Halves>> Halves::Create(Place place, const StateShape& shape) {
+StatusOr<std::unique_ptr<Halves>> Halves::Create(Context context, const StateShape& shape) {
   // Old halves would take memory that the new ones need.
   std::error_code ignored;
-  fs::remove(place.directory / kStateName, ignored);
-  for (uint32_t h = 0; h < 2; ++h) fs::remove(PathOf(place.directory, h), ignored);
+  fs::remove(context.directory / kStateName, ignored);
+  for (uint32_t h = 0; h < 2; ++h) fs::remove(PathOf(context.directory, h), ignored);
   std::vector<BufferFile> files;
   for (uint32_t h = 0; h < 2; ++h) {
-    auto file = BufferFile::Create(PathOf(place.directory, h), *place.layout, place.buffer);
+    auto file = BufferFile::Create(PathOf(context.directory, h), *context.layout, context.buffer);
     if (!file.ok()) {
       // A lone half is useless, and would occupy the memory that the user is asked to free.
       files.clear();
-      fs::remove(PathOf(place.directory, 0), ignored);
-      return Annotate(file.status(), fmt::format("model \"{}\", half {}", place.model, h));
+      fs::remove(PathOf(context.directory, 0), ignored);
+      return Annotate(file.status(), fmt::format("model \"{}\", half {}", context.model, h));
     }
     files.push_back(std::move(*file));
   }
-  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Create(place.directory / kStateName, shape));
+  DW_ASSIGN_OR_RETURN(StateFile state, StateFile::Create(context.directory / kStateName, shape));
   for (uint32_t h = 0; h < 2; ++h) state.set_inode(h, files[h].inode());
   return std::unique_ptr<Halves>(
-      new Halves(std::move(place), std::move(state), std::move(files), true));
+      new Halves(std::move(context), std::move(state), std::move(files), true));
 }
 
-StatusOr<std::unique_ptr<Halves>> Halves::Open(Place place, StateFile state) {
+StatusOr<std::unique_ptr<Halves>> Halves::Open(Context context, StateFile state) {
   std::vector<BufferFile> files;
   for (uint32_t h = 0; h < 2; ++h) {
-    DW_ASSIGN_OR_RETURN(BufferFile file,
-                        BufferFile::Open(PathOf(place.directory, h), *place.layout, place.buffer));
+    DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Open(PathOf(context.directory, h),
+                                                          *context.layout, context.buffer));
     if (state.phase(h) == SlotPhase::kWhole && state.inode(h) != 0 &&
         state.inode(h) != file.inode()) {
       return Errorf(StatusCode::kDataLoss,
@@ -80,11 +80,11 @@ StatusOr<std::unique_ptr<Halves>> Halves::Open(Place place, StateFile state) {
     files.push_back(std::move(file));
   }
   return std::unique_ptr<Halves>(
-      new Halves(std::move(place), std::move(state), std::move(files), false));
+      new Halves(std::move(context), std::move(state), std::move(files), false));
 }
 
 std::vector<uint64_t> Halves::Digests(uint32_t half) const {
-  std::vector<uint64_t> digests(place_.chunks->size());
+  std::vector<uint64_t> digests(context_.chunks->size());
   for (uint32_t c = 0; c < digests.size(); ++c) digests[c] = state_.chunk_digest(half, c);
   return digests;
 }
@@ -177,7 +177,7 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
   h.use = HalfUse::kTaken;
   const auto free = [&] { return stopping_ || h.readers == 0; };
   if (!cv_.wait_for(lock, grace, free)) {
-    LogWarn("model {}: cutting pulls that still read the inactive half after {} ms", place_.model,
+    LogWarn("model {}: cutting pulls that still read the inactive half after {} ms", context_.model,
             grace.count());
     lock.unlock();
     if (cut) cut(half);
@@ -187,7 +187,7 @@ Status Halves::Drain(uint32_t half, std::chrono::milliseconds grace,
       return Errorf(StatusCode::kDeadlineExceeded,
                     "model \"{}\": {} reads of the inactive half did not end; this is a bug, "
                     "restart the sender",
-                    place_.model, h.readers);
+                    context_.model, h.readers);
     }
   }
   *waited_seconds = SecondsSince(start);
@@ -215,14 +215,14 @@ Status Halves::Fence(uint32_t half, const std::function<void()>& replacing) {
     LogWarn(
         "model {}: {} was granted {} and never said that it is done, and may still write there "
         "({}): a fresh file takes its place",
-        place_.model, writers, path(half).native(),
+        context_.model, writers, path(half).native(),
         alone == FileLease::Answer::kInUse ? DescribeHolders(WhoHas(files_[half].fd()))
                                            : lease.reason());
     replacing();
     DW_RETURN_IF_ERROR(
         Annotate(Replace(half), fmt::format("model \"{}\": a half that {} may still write into "
                                             "cannot be replaced",
-                                            place_.model, writers)));
+                                            context_.model, writers)));
   }
   std::lock_guard lock(mu_);
   halves_[half].suspect = false;
@@ -234,7 +234,7 @@ Status Halves::Replace(uint32_t half) {
   // Before the file changes, so that after a crash the half does not count as whole.
   BeginWrite(half);
   DW_ASSIGN_OR_RETURN(BufferFile fresh,
-                      BufferFile::Create(path(half), *place_.layout, place_.buffer));
+                      BufferFile::Create(path(half), *context_.layout, context_.buffer));
   state_.set_inode(half, fresh.inode());
   files_[half] = std::move(fresh);
   return absl::OkStatus();

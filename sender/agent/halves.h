@@ -32,7 +32,7 @@ enum class HalfUse : uint8_t { kIdle, kTaken, kGranted };
 
 class Halves {
  public:
-  struct Place {
+  struct Context {
     std::string model;
     std::filesystem::path directory;
     const Layout* layout = nullptr;  ///< outlives the halves, as `chunks` and `owned` do
@@ -44,9 +44,9 @@ class Halves {
   static std::filesystem::path PathOf(const std::filesystem::path& directory, uint32_t half);
 
   /// Makes both files and the state, in place of what is there.
-  static StatusOr<std::unique_ptr<Halves>> Create(Place place, const StateShape& shape);
+  static StatusOr<std::unique_ptr<Halves>> Create(Context context, const StateShape& shape);
   /// Takes up what an earlier process left.
-  static StatusOr<std::unique_ptr<Halves>> Open(Place place, StateFile state);
+  static StatusOr<std::unique_ptr<Halves>> Open(Context context, StateFile state);
 
   MutableBytes writable(uint32_t half) { return files_[half].data(); }
   Bytes data(uint32_t half) const { return files_[half].data(); }
@@ -102,7 +102,7 @@ class Halves {
   void Stop();
 
  private:
-  Halves(Place place, StateFile state, std::vector<BufferFile> files, bool fresh);
+  Halves(Context context, StateFile state, std::vector<BufferFile> files, bool fresh);
   Status Replace(uint32_t half);
   // REQUIRES: mu_ held.
   std::string WritersOf(uint32_t half) const;
@@ -110,7 +110,7 @@ class Halves {
     return halves_[half].suspect || !halves_[half].writers.empty();
   }
 
-  const Place place_;
+  const Context context_;
   StateFile state_;
   std::vector<BufferFile> files_;
   const uint64_t data_offset_;  // of the data section, in any file of the layout

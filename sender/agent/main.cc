@@ -6,6 +6,7 @@
 
 #include "common/base/log.h"
 #include "common/config/options.h"
+#include "common/daemon/lifetime.h"
 #include "common/net/io_threads.h"
 #include "common/net/pull_server.h"
 #include "proto/control_server.h"
@@ -15,6 +16,18 @@
 
 namespace deltawire {
 namespace {
+
+/// For `systemctl status`. It takes the locks of every model.
+std::string StatusLine(const sender::Agent& agent) {
+  std::vector<std::string> models;
+  for (const auto& model : agent.Models()) {
+    const auto state = model->published();
+    models.push_back(
+        fmt::format("{}: {}", model->name(),
+                    state == nullptr ? "nothing published" : ToString(state->info.id())));
+  }
+  return models.empty() ? "no model is registered yet" : fmt::format("{}", fmt::join(models, ", "));
+}
 
 Status Run(const SenderOptions& options) {
   ThreadPool pool(options.threads);
@@ -50,7 +63,7 @@ Status Run(const SenderOptions& options) {
   LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
           ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
 
-  const char* signal = WaitForTermination();
+  const char* signal = ServeUntilTermination([&] { return StatusLine(agent); });
   LogInfo("{}: stopping", signal);
   metrics_server.reset();
   agent.Stop();

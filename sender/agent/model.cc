@@ -51,10 +51,10 @@ Model::Model(Parts parts, uint64_t first_lease, ThreadPool& pool)
       side_store_(dir_ / kSideDir),
       halves_(std::move(parts.halves)),
       store_(std::make_unique<VersionStore>(
-          VersionStore::Place{name_, &layout_, &chunks_, &backend_, &key_, owned_bytes_},
+          VersionStore::Context{name_, &layout_, &chunks_, &backend_, &key_, owned_bytes_},
           options_.delta_log_bytes)),
       scrubber_(std::make_unique<Scrubber>(
-          Scrubber::Place{name_, &layout_, &chunks_, &owned_, &backend_, &key_}, *halves_)),
+          Scrubber::Context{name_, &layout_, &chunks_, &owned_, &backend_, &key_}, *halves_)),
       session_({name_, !owned_.all(), options_.offload_timeout}, layout_, chunks_, owned_,
                first_lease),
       next_side_files_(std::move(parts.next_side_files)) {
@@ -75,7 +75,7 @@ Model::~Model() {
   }
 }
 
-Halves::Place Model::PlaceOf(const Parts& parts, ThreadPool& pool) {
+Halves::Context Model::ContextOf(const Parts& parts, ThreadPool& pool) {
   BufferOptions buffer{.huge_pages = parts.options.huge_pages, .populate = true, .pool = &pool};
   if (!parts.owned->all()) buffer.only = parts.owned->ByteRanges(*parts.chunks);
   return {parts.name,         parts.dir,         parts.layout.get(),
@@ -105,7 +105,7 @@ StatusOr<std::shared_ptr<Model>> Model::Create(std::string name, fs::path dir, L
                    .digest_seed = parts.layout->fingerprint().lo};
   DW_RETURN_IF_ERROR(Draw(shape.lineage, parts.name, "lineage"));
   DW_ASSIGN_OR_RETURN(const uint64_t first_lease, FirstLease(parts.name));
-  DW_ASSIGN_OR_RETURN(parts.halves, Halves::Create(PlaceOf(parts, pool), shape));
+  DW_ASSIGN_OR_RETURN(parts.halves, Halves::Create(ContextOf(parts, pool), shape));
   std::shared_ptr<Model> model(new Model(std::move(parts), first_lease, pool));
   model->publisher_ = Thread([raw = model.get()] { raw->PublisherLoop(); });
   return model;
@@ -136,7 +136,7 @@ StatusOr<std::shared_ptr<Model>> Model::Recover(std::string name, fs::path dir,
   const SideFileStore side(parts.dir / kSideDir);
   DW_ASSIGN_OR_RETURN(parts.next_side_files, side.Load(SideFileStore::Use::kNext));
   DW_ASSIGN_OR_RETURN(const uint64_t first_lease, FirstLease(parts.name));
-  DW_ASSIGN_OR_RETURN(parts.halves, Halves::Open(PlaceOf(parts, pool), std::move(state)));
+  DW_ASSIGN_OR_RETURN(parts.halves, Halves::Open(ContextOf(parts, pool), std::move(state)));
   std::shared_ptr<Model> model(new Model(std::move(parts), first_lease, pool));
   DW_RETURN_IF_ERROR(model->Restore());
   model->publisher_ = Thread([raw = model.get()] { raw->PublisherLoop(); });

@@ -168,7 +168,7 @@ class Model {
     std::unique_ptr<Halves> halves;
     std::shared_ptr<const SideFileSet> next_side_files;
   };
-  static Halves::Place PlaceOf(const Parts& parts, ThreadPool& pool);
+  static Halves::Context ContextOf(const Parts& parts, ThreadPool& pool);
   Model(Parts parts, uint64_t first_lease, ThreadPool& pool);
 
   /// Publishes the version that an earlier process had published, and keeps the version before it
@@ -185,7 +185,7 @@ class Model {
   std::shared_ptr<PublishJob> MakeJob(uint32_t half) const;  // REQUIRES: mu_ held
   StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone);
   /// Called when the session may have ended the offload: cancels its early diffs and wakes waiters.
-  void Settle();  // REQUIRES: mu_ held
+  void TidyAfterSession();  // REQUIRES: mu_ held
   void PublisherLoop();
   struct ToPublish {
     uint32_t half = 0;

@@ -19,7 +19,7 @@ uint32_t Model::InactiveHalf() const {
   return newest == nullptr ? 0 : 1 - newest->half;
 }
 
-void Model::Settle() {
+void Model::TidyAfterSession() {
   if (job_ != nullptr && job_lease_ != session_.lease()) job_->Cancel();
   cv_.notify_all();
 }
@@ -34,7 +34,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
       const auto newest = store_->newest();
       auto step = session_.Begin(request, newest ? newest->info.identity : Identity{}, drawn,
                                  SteadyClock::now());
-      Settle();
+      TidyAfterSession();
       if (!step.ok()) return step.status();
       begun = *step;
       if (begun.next != OffloadSession::Next::kWait) break;
@@ -54,7 +54,7 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
       job_ = MakeJob(half);
       job_lease_ = begun.lease;
     }
-    Settle();
+    TidyAfterSession();
     if (!ready.ok()) return ready;
   }
   return Grant(request, begun.lease, gone);
@@ -70,7 +70,7 @@ StatusOr<OffloadGrant> Model::Grant(const OffloadRequest& request, uint64_t leas
   }
   if (gone()) {
     session_.EndAttend(lease, request.rank, true, SteadyClock::now());
-    Settle();
+    TidyAfterSession();
     return CallerGone();
   }
   const uint32_t half = InactiveHalf();
@@ -148,7 +148,7 @@ Status Model::AwaitReady(uint64_t lease, uint32_t rank, const Gone& gone) {
     const bool left = ready.ok() && !*ready && gone();
     if (!ready.ok() || *ready || left) {
       session_.EndAttend(lease, rank, left, SteadyClock::now());
-      Settle();
+      TidyAfterSession();
       return left ? CallerGone() : ready.status();
     }
     cv_.wait_for(lock, kGoneSlice);
@@ -159,7 +159,7 @@ Status Model::Abandon(uint64_t lease, uint32_t rank, const std::string& reason) 
   halves_->LetGo(lease, rank);
   std::lock_guard lock(mu_);
   const Status done = session_.Abandon(lease, rank, reason);
-  Settle();
+  TidyAfterSession();
   return done;
 }
 
@@ -169,7 +169,7 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
   {
     std::lock_guard lock(mu_);
     auto noted = session_.Written(lease, notice);
-    Settle();
+    TidyAfterSession();
     if (!noted.ok()) return noted.status();
     final = std::move(*noted);
     // Early diffs run on the CPU. With a GPU they do not pay: the chunks' base would have to be
@@ -188,7 +188,7 @@ StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
   auto last = session_.Ready(notice, newest ? newest->info.identity : Identity{});
   // Whether or not Ready failed, the rank writes no more.
   halves_->LetGo(notice.lease, notice.rank);
-  Settle();
+  TidyAfterSession();
   return last;
 }
 

@@ -39,7 +39,7 @@ void Model::PublisherLoop() {
       (void)Publish(what);
       lock.lock();
     } else if (session_.Expire(now)) {
-      Settle();
+      TidyAfterSession();
     } else if (now >= scrub_at) {
       lock.unlock();
       const auto pause = ScrubSome();
@@ -81,7 +81,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
     std::lock_guard lock(mu_);
     session_.PublishFailed(
         Annotate(kept, fmt::format("model \"{}\", {}: not published", name_, ToString(what.to))));
-    Settle();
+    TidyAfterSession();
     return kept;
   }
   info.identity = {halves_->lineage(), what.to, result.root, what.attempt};
@@ -111,7 +111,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
     totals_.publish_seconds += info.publish_seconds;
     session_.Published(info);
     job_ = nullptr;
-    Settle();
+    TidyAfterSession();
   }
   LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {}", name_, ToString(what.to),
           elements_ == 0
@@ -169,7 +169,7 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
     DW_ASSIGN_OR_RETURN(target, store_->Reach(version));
     attempt = RollbackAttempt(target, store_->newest()->info.id().epoch + 1);
     DW_RETURN_IF_ERROR(session_.BeginRollback(version, attempt, SteadyClock::now()));
-    Settle();
+    TidyAfterSession();
   }
   ToPublish what;
   what.half = InactiveHalf();
@@ -183,7 +183,7 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   std::unique_lock lock(mu_);
   if (!was.ok()) {
     session_.PublishFailed(was.status());
-    Settle();
+    TidyAfterSession();
     return was.status();
   }
   what.to = {base.state->info.id().epoch + 1, version};

@@ -13,12 +13,12 @@ constexpr uint64_t kBatchBytes = 256 << 10;
 }  // namespace
 
 uint64_t Scrubber::Some(const Published& state) {
-  const uint32_t n = place_.chunks->size();
+  const uint32_t n = context_.chunks->size();
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < n && bytes < kBatchBytes; ++i) {
     const uint32_t c = next_++ % n;
-    if (!place_.owned->contains(c)) continue;
-    bytes += (*place_.chunks)[c].bytes;
+    if (!context_.owned->contains(c)) continue;
+    bytes += (*context_.chunks)[c].bytes;
     Check(state, c);
   }
   if (n > 0) next_ %= n;
@@ -26,10 +26,10 @@ uint64_t Scrubber::Some(const Published& state) {
 }
 
 void Scrubber::Check(const Published& state, uint32_t c) {
-  const Chunk& chunk = (*place_.chunks)[c];
+  const Chunk& chunk = (*context_.chunks)[c];
   const Bytes now = std::as_const(halves_).data(state.half).subspan(chunk.offset, chunk.bytes);
   bytes_ += now.size();
-  if (place_.backend->digest(*place_.key, now) == (*state.digests)[c]) {
+  if (context_.backend->digest(*context_.key, now) == (*state.digests)[c]) {
     state.damaged[c] = 0;
   } else {
     Damaged(state, c);
@@ -40,18 +40,18 @@ void Scrubber::Damaged(const Published& state, uint32_t c) {
   // Before the rebuild, so that from here on nobody sends the chunk or diffs against it.
   const bool known = state.damaged[c].exchange(1) != 0;
   const bool rebuilt = Rebuild(state, c);
-  const std::string& tensor = place_.layout->tensor((*place_.chunks)[c].tensor).name;
+  const std::string& tensor = context_.layout->tensor((*context_.chunks)[c].tensor).name;
   if (rebuilt) {
     LogError(
         "model {}: {}: chunk {} of tensor {} had lost its digest; rebuilt from the "
         "version before (check this machine's memory)",
-        place_.model, ToString(state.info.id()), c, tensor);
+        context_.model, ToString(state.info.id()), c, tensor);
   } else if (!known) {
     LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest; it is not sent any "
         "more until a version in which the trainer writes that tensor (check this machine's "
         "memory)",
-        place_.model, ToString(state.info.id()), c, tensor);
+        context_.model, ToString(state.info.id()), c, tensor);
   }
   if (!known) ++mismatches_;
   if (rebuilt) ++repaired_;
@@ -62,7 +62,7 @@ void Scrubber::BaseLost(uint32_t c, bool whole) {
   LogError(
       "model {}: chunk {} of tensor {} had lost its digest when the next version was made: {} "
       "(check this machine's memory)",
-      place_.model, c, place_.layout->tensor((*place_.chunks)[c].tensor).name,
+      context_.model, c, context_.layout->tensor((*context_.chunks)[c].tensor).name,
       whole ? "that version brings it whole"
             : "carried over as it is, it is not sent until the trainer writes that tensor");
 }
@@ -71,7 +71,7 @@ bool Scrubber::Rebuild(const Published& now, uint32_t c) {
   if (now.log.empty() || now.log.back()->to() != now.info.id()) return false;
   const ChunkDelta* delta = now.log.back()->Find(c);
   if (delta != nullptr && delta->full) return false;
-  const Chunk& place = (*place_.chunks)[c];
+  const Chunk& place = (*context_.chunks)[c];
   const uint32_t other = 1 - now.half;
   const Identity before = halves_.holds(other);
   if (before.id != now.log.back()->from()) return false;
@@ -81,11 +81,11 @@ bool Scrubber::Rebuild(const Published& now, uint32_t c) {
   std::vector<std::byte> bytes(old.begin(), old.end());
   if (delta != nullptr) {
     uint64_t ignored = 0;
-    const auto applied = place_.backend->decode_apply(*place_.key, delta->payload, bytes,
-                                                      place.width, delta->digest_before, &ignored);
+    const auto applied = context_.backend->decode_apply(
+        *context_.key, delta->payload, bytes, place.width, delta->digest_before, &ignored);
     if (applied != kernels::DecodeStatus::kOk) return false;
   }
-  if (place_.backend->digest(*place_.key, bytes) != (*now.digests)[c]) return false;
+  if (context_.backend->digest(*context_.key, bytes) != (*now.digests)[c]) return false;
   if (!halves_.Patch(now.half, now.info.identity, place.offset, bytes)) return false;
   now.damaged[c] = 0;
   return true;

@@ -22,7 +22,7 @@ struct ScrubTotals {
 
 class Scrubber {
  public:
-  struct Place {
+  struct Context {
     std::string model;
     const Layout* layout = nullptr;
     const ChunkTable* chunks = nullptr;
@@ -30,7 +30,7 @@ class Scrubber {
     const kernels::Backend* backend = nullptr;
     const kernels::DigestKey* key = nullptr;
   };
-  Scrubber(Place place, Halves& halves) : place_(std::move(place)), halves_(halves) {}
+  Scrubber(Context context, Halves& halves) : context_(std::move(context)), halves_(halves) {}
 
   /// Compares the next few chunks, in turn; returns how many bytes it read.
   /// REQUIRES (here and below): the caller holds a lease of state.half.
@@ -48,7 +48,7 @@ class Scrubber {
   void Damaged(const Published& state, uint32_t chunk);
   bool Rebuild(const Published& state, uint32_t chunk);
 
-  const Place place_;
+  const Context context_;
   Halves& halves_;
   uint32_t next_ = 0;
   std::atomic<uint64_t> bytes_{0}, mismatches_{0}, repaired_{0};

@@ -145,7 +145,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
       if (!failed_.ok()) return failed_;
       Stream& s = streams_[index];
       if (started_ && end_ == nullptr) {
-        if (!Settle(leased.state)) continue;
+        if (!AcceptOrPin(leased.state)) continue;
         task = NextTask(s, *leased.state, wakes);
       }
       if (task) {
@@ -188,7 +188,7 @@ LeasedState ServedPull::Lease() const {
   return {pinned, model_->LeaseHalf(pinned->half, pinned->info.identity)};
 }
 
-bool ServedPull::Settle(const std::shared_ptr<const Published>& state) {
+bool ServedPull::AcceptOrPin(const std::shared_ptr<const Published>& state) {
   if (pinned_ != nullptr) return state == pinned_;
   if (first_ == nullptr) first_ = state;
   if (state == first_) return true;

@@ -120,7 +120,7 @@ class ServedPull : public net::PullSession {
   LeasedState Lease() const;
   /// Whether frames are made from `state` now. Pins the first state that overtakes the pull.
   /// REQUIRES: mu_ held.
-  bool Settle(const std::shared_ptr<const Published>& state);
+  bool AcceptOrPin(const std::shared_ptr<const Published>& state);
   /// The next chunk of this stream that needs bytes; sets end_ when no stream has any left.
   /// REQUIRES: mu_ held.
   std::optional<Task> NextTask(Stream& stream, const Published& now, Callbacks& wakes);

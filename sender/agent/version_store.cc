@@ -36,7 +36,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
   state->half = half;
   state->encoded = std::make_shared<EncodedCache>(kEncodedCacheBytes);
   state->kept = std::make_shared<KeptChunks>(kept_chunks_);
-  state->damaged = std::make_unique<std::atomic<uint8_t>[]>(place_.chunks->size());
+  state->damaged = std::make_unique<std::atomic<uint8_t>[]>(context_.chunks->size());
   return state;
 }
 
@@ -82,14 +82,14 @@ StatusOr<std::shared_ptr<const Published>> VersionStore::At(const Identity& id) 
   std::lock_guard lock(mu_);
   if (newest_ == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
-                  place_.model);
+                  context_.model);
   }
   const Identity& newest = newest_->info.identity;
   if (IsNamed(newest, id)) return newest_;
   if (!IsOf(newest, id.lineage) || newest.id < id.id) {
     return Errorf(StatusCode::kAborted,
                   "model \"{}\": {} is not published here, the newest is {}; pull again",
-                  place_.model, DescribeFully(id), DescribeFully(newest));
+                  context_.model, DescribeFully(id), DescribeFully(newest));
   }
   std::erase_if(made_, [](const auto& e) { return e.second.expired(); });
   if (const auto it = made_.find({id.id, id.root}); it != made_.end()) {
@@ -103,7 +103,7 @@ StatusOr<std::shared_ptr<const Published>> VersionStore::At(const Identity& id) 
   if (kept_ != nullptr && IsNamed(kept_->info.identity, id)) return kept_;
   return Errorf(StatusCode::kAborted,
                 "model \"{}\": {} is not kept any more, the newest is {}; pull a newer one",
-                place_.model, ToString(id), DescribeFully(newest));
+                context_.model, ToString(id), DescribeFully(newest));
 }
 
 std::shared_ptr<Published> VersionStore::Rebuild(size_t step) const {
@@ -127,21 +127,21 @@ LogView VersionStore::Since(const Published& newest, const Identity& id) const {
 }
 
 Status VersionStore::UndoChunk(const ChunkDelta& d, MutableBytes bytes, uint64_t& digest) const {
-  const Chunk& chunk = (*place_.chunks)[d.chunk];
+  const Chunk& chunk = (*context_.chunks)[d.chunk];
   const auto undone =
-      UndoDelta(*place_.backend, *place_.key, d.payload, chunk.width, bytes, digest);
+      UndoDelta(*context_.backend, *context_.key, d.payload, chunk.width, bytes, digest);
   if (undone == kernels::DecodeStatus::kOk && digest == d.digest_before) return absl::OkStatus();
   return Errorf(StatusCode::kDataLoss,
                 "model \"{}\": undoing a delta of tensor {} disagrees with its digest; nothing was "
                 "published, offload the version again",
-                place_.model, place_.layout->tensor(chunk.tensor).name);
+                context_.model, context_.layout->tensor(chunk.tensor).name);
 }
 
 StatusOr<Identity> VersionStore::Reach(uint64_t version) const {
   std::lock_guard lock(mu_);
   if (newest_ == nullptr || newest_->info.id().version == version) {
     return Errorf(StatusCode::kFailedPrecondition,
-                  "model \"{}\": {} is published; there is nothing to roll back", place_.model,
+                  "model \"{}\": {} is published; there is nothing to roll back", context_.model,
                   ToString(newest_ ? newest_->info.id() : StateId{}));
   }
   const LogView& log = newest_->log;
@@ -157,19 +157,19 @@ StatusOr<Identity> VersionStore::Reach(uint64_t version) const {
   return Errorf(StatusCode::kNotFound,
                 "model \"{}\": version {} cannot be made from the delta log, which reaches back "
                 "to version {}; offload it again as a new version",
-                place_.model, version, oldest);
+                context_.model, version, oldest);
 }
 
 Status VersionStore::UndoInto(MutableBytes data, const Published& newest, const Identity& target,
                               std::vector<uint64_t>& digests) const {
   const LogView since = Since(newest, target);
   if (since.empty()) {
-    return Errorf(StatusCode::kAborted, "model \"{}\": {} is not kept any more", place_.model,
+    return Errorf(StatusCode::kAborted, "model \"{}\": {} is not kept any more", context_.model,
                   DescribeFully(target));
   }
   for (size_t i = since.size(); i-- > 0;) {
     for (const ChunkDelta& d : since[i]->chunks()) {
-      const Chunk& chunk = (*place_.chunks)[d.chunk];
+      const Chunk& chunk = (*context_.chunks)[d.chunk];
       DW_RETURN_IF_ERROR(UndoChunk(d, data.subspan(chunk.offset, chunk.bytes), digests[d.chunk]));
     }
   }

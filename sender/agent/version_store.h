@@ -46,7 +46,7 @@ struct Published {
 
 class VersionStore {
  public:
-  struct Place {
+  struct Context {
     std::string model;  ///< its name, for messages
     const Layout* layout = nullptr;
     const ChunkTable* chunks = nullptr;
@@ -54,9 +54,9 @@ class VersionStore {
     const kernels::DigestKey* key = nullptr;
     uint64_t bytes = 0;  ///< of the chunks that are published here
   };
-  VersionStore(Place place, uint64_t log_bytes)
-      : place_(std::move(place)),
-        kept_chunks_(std::make_shared<KeptChunks::Budget>(place_.bytes)),
+  VersionStore(Context context, uint64_t log_bytes)
+      : context_(std::move(context)),
+        kept_chunks_(std::make_shared<KeptChunks::Budget>(context_.bytes)),
         log_(log_bytes) {}
 
   std::shared_ptr<const Published> newest() const;  ///< null: nothing yet
@@ -102,7 +102,7 @@ class VersionStore {
   LogView Since(const Published& newest, const Identity& id) const;
   Status UndoChunk(const ChunkDelta& delta, MutableBytes bytes, uint64_t& digest) const;
 
-  const Place place_;
+  const Context context_;
   // Shared by all states; one model's bytes in all.
   const std::shared_ptr<KeptChunks::Budget> kept_chunks_;
   mutable Mutex mu_;

@@ -14,76 +14,22 @@ from __future__ import annotations
 import argparse
 import pathlib
 import sys
-import tempfile
-import threading
 import time
 
 try:
-    import torch
+    import torch  # noqa: F401  # pylint: disable=unused-import
     import vllm  # noqa: F401  # pylint: disable=unused-import
-    from safetensors.torch import load_file
-    from transformers import Qwen3Config, Qwen3ForCausalLM
 except ImportError as error:
     print(f"SKIPPED: {error}; ./run test --engines makes a Python with vLLM")
     sys.exit(0)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-import deltawire  # noqa: E402
-from daemons import Daemons  # noqa: E402
+from policy import PROMPT, Policy, Requests, check, dense, report_pauses  # noqa: E402
 from vllm_server import VllmServer  # noqa: E402
-
-PROMPT = [3, 17, 99, 250, 7]
-SEED = 20261122
-
-
-def make_model(folder: pathlib.Path) -> dict[str, torch.Tensor]:
-    torch.manual_seed(SEED)
-    # A head of 128: at 64 vLLM's attention kernel may use instructions that a virtual CPU lacks.
-    config = Qwen3Config(
-        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=128, max_position_embeddings=512,
-        tie_word_embeddings=False, dtype="bfloat16")
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    return load_file(folder / "model.safetensors")
-
-
-def train(weights: dict[str, torch.Tensor], random: torch.Generator) -> None:
-    """Changes about one element in a hundred of every tensor."""
-    for tensor in weights.values():
-        hit = torch.rand(tensor.shape, generator=random) < 0.01
-        step = torch.randn(tensor.shape, generator=random) * 0.02
-        tensor += (hit * step).to(tensor.dtype)
-
-
-class Requests:
-    """Requests that go on until the context ends; counts those that failed."""
-
-    def __init__(self, server: VllmServer):
-        self._server, self._stop = server, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.answered, self.failures, self.longest = 0, [], 0.0
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            begin = time.monotonic()
-            try:
-                self._server.logprobs(PROMPT)
-                self.answered += 1
-            except Exception as error:  # pylint: disable=broad-except  # any failure is the finding
-                self.failures.append(repr(error))
-            self.longest = max(self.longest, time.monotonic() - begin)
-
-    def __enter__(self) -> Requests:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._stop.set()
-        self._thread.join()
 
 
 def follow(server: VllmServer, version: int) -> float:
-    """Brings the engine to `version`; seconds that it was paused."""
+    """Brings the engine to `version`; returns the seconds for which it was paused."""
     server.post("/start_weight_update")
     begin = time.monotonic()
     server.post("/pause?mode=keep")
@@ -94,43 +40,22 @@ def follow(server: VllmServer, version: int) -> float:
     return time.monotonic() - begin
 
 
-def check(condition: bool, what: str) -> None:
-    if not condition:
-        raise SystemExit(f"FAILED: {what}")
-    print(f"ok: {what}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--versions", type=int, default=50)
     versions = parser.parse_args().versions
-    random = torch.Generator().manual_seed(SEED)
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="deltawire-engines-") as scratch:
-        root = pathlib.Path(scratch)
-        weights = make_model(root / "hf")
-        with Daemons(root) as daemons:
-            sender = daemons.start_sender(root / "sender")
-            receiver = daemons.start_receiver([sender], "policy", root / "policy")
-            trainer = deltawire.WeightManager(root / "sender", model="policy")
-            trainer.register(weights.items(), hf_dir=root / "hf")
-            trainer.offload(weights.items(), version=1)
-            receiver.await_version(1)
-            run(root, receiver, trainer, weights, random, versions)
+    with Policy(dense) as policy:
+        run(policy, versions)
 
 
-def run(root, receiver, trainer, weights, random, versions) -> None:
-    with VllmServer(receiver.directory, root / "vllm.log", "--weight-transfer-config",
+def run(policy: Policy, versions: int) -> None:
+    with VllmServer(policy.directory, policy.root / "vllm.log", "--weight-transfer-config",
                     '{"backend": "deltawire"}') as server:
         server.post("/init_weight_transfer_engine",
-                    {"init_info": {"directory": str(receiver.directory)}})
+                    {"init_info": {"directory": str(policy.directory)}})
         first = server.logprobs(PROMPT)
-        pauses = []
         with Requests(server) as requests:
-            for version in range(2, versions + 1):
-                train(weights, random)
-                trainer.offload(weights.items(), version=version)
-                receiver.await_version(version)
-                pauses.append(follow(server, version))
+            pauses = [follow(server, policy.publish()) for _ in range(1, versions)]
         check(not requests.failures, f"{requests.answered} requests beside {versions - 1} updates, "
               f"none failed {requests.failures[:1]}")
         check(server.get("/weight_info")["weight_version"] == str(versions),
@@ -141,10 +66,8 @@ def run(root, receiver, trainer, weights, random, versions) -> None:
         check(True, "the engine's memory has the digests of the committed version")
         last = server.logprobs(PROMPT)
         sums = server.post("/weight_checker", {"action": "checksum"})["checksums"]
-        pauses.sort()
-        print(f"pause of an update: median {1e3 * pauses[len(pauses) // 2]:.0f} ms, longest "
-              f"{1e3 * pauses[-1]:.0f} ms; longest request {1e3 * requests.longest:.0f} ms")
-    with VllmServer(receiver.directory, root / "fresh.log") as fresh:
+        report_pauses(pauses, requests)
+    with VllmServer(policy.directory, policy.root / "fresh.log") as fresh:
         check(last != first, "the last version answers otherwise than the first")
         theirs = fresh.logprobs(PROMPT)
         check(theirs == last,

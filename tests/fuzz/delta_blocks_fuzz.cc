@@ -1,6 +1,6 @@
-// Fuzzes fast and tight payloads of chunks of several blocks, where tables have rows and groups are
-// many; slower than the other targets for it.
-// Input: as for delta_tight_fuzz.cc; bit 6 of the first byte: tight.
+// Fuzzes fast and tight payloads of chunks of up to three blocks, whose tables have several rows
+// and whose payloads have several groups. The larger chunks make it slower than the other targets.
+// Input: as for delta_tight_fuzz.cc; with bit 6 of the first byte a tight payload, else a fast one.
 #include "tests/fuzz/delta_fast_laws.h"
 #include "tests/fuzz/delta_tight_laws.h"
 

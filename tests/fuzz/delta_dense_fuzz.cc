@@ -1,5 +1,6 @@
-// Fuzzes the decoder of dense payloads, zstd inside, on chunks of up to 700 elements: what is
-// accepted is a valid delta, which encoded again decodes to itself; the backends agree.
+// Fuzzes the decoder of dense payloads, which uses zstd, on chunks of up to 700 elements: what it
+// accepts is a valid delta, which encoded and decoded again is the same delta, and the backends
+// agree.
 // Input: one byte (bits 0-4 shape, bit 5: described), then a payload, or changes and their damage.
 #include "common/delta/dense.h"
 #include "tests/fuzz/delta_input.h"
@@ -9,7 +10,7 @@ namespace {
 using namespace deltawire::kernels;  // NOLINT(google-build-using-namespace): one small program
 using namespace deltawire::kernels::fuzz;  // NOLINT(google-build-using-namespace)
 
-/// Empty where it is refused.
+/// The fast payload; empty where `dense` is refused.
 Buffer Decode(const Backend& backend, const Shape& shape, const Buffer& dense,
               DecodeStatus* status) {
   Buffer out(MaxEncodedBytes(shape.bytes(), shape.width));

@@ -1,4 +1,4 @@
-// The laws of fast payloads that the fuzz targets hold every backend to. Require aborts.
+// The laws of fast payloads to which the fuzz targets hold every backend. Require aborts.
 #pragma once
 
 #include <algorithm>
@@ -88,8 +88,9 @@ inline void CheckLaws(const Backend& backend, const Shape& shape, Bytes payload,
   Require(status == DecodeStatus::kOk && bytes == 0, "delta + negation folds to nothing", backend);
 }
 
-/// Any bytes as a payload: the backends agree bit for bit; what validates is the one encoding of
-/// its delta, and obeys the laws. Unsound bytes only must not be followed out of bounds.
+/// Takes any bytes as a payload. The backends must agree bit for bit. A payload that validates must
+/// be the only encoding of its delta, and obey the laws. One that does not validate may give
+/// anything, but must not make a backend read or write out of bounds.
 inline void CheckFast(std::span<const Backend* const> backends, const Shape& shape,
                       const Buffer& payload) {
   Buffer expected;
@@ -114,14 +115,16 @@ inline void CheckFast(std::span<const Backend* const> backends, const Shape& sha
     Require(changed == expected_changed, "backends agree on the change count", *backend);
     if (expected.empty()) expected = chunk.data;
     Require(chunk.data == expected, "backends agree on the result", *backend);
-    // The oracle's own laws are the others', which are compared with it byte for byte.
+    // The oracle need not be checked beside another backend, whose results equal the oracle's byte
+    // for byte.
     if (backend != &Scalar() || backends.back() == &Scalar()) {
       CheckLaws(*backend, shape, payload, chunk.data);
     }
   }
 }
 
-/// The payload that the rest of the input is (`described`: changes, and their damage).
+/// The payload in the rest of the input: its bytes as they are, or, if `described`, a delta of the
+/// changes that it describes, with the damage that it describes.
 inline Buffer FastPayload(Input& in, const Shape& shape, bool described) {
   if (!described) return in.Take(SIZE_MAX);
   Buffer payload = DescribedDelta(in, shape);

@@ -1,5 +1,6 @@
-// Delta files of any bytes: one that is taken says nothing beyond its own end, and is what would be
-// written for what it says. Size and checksum are put right first, or nothing would be read.
+// Fuzz target: any bytes as a delta file. The entries of a file that is accepted lie within it, and
+// a file written for them would have its size. The input's size and checksum fields are corrected
+// first, since the reader would refuse nearly every input by them.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -44,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const deltawire::DeltaFileEntry& e : read->entries()) {
     Require(e.chunk < read->head().chunks);
     payloads += e.payload.size();
-    uint64_t sum = 0;  // a sanitizer sees a payload that is not all there
+    uint64_t sum = 0;  // reads every byte, so that a sanitizer sees one outside of the file
     for (const std::byte b : e.payload) sum += static_cast<uint64_t>(b);
     Require(sum <= 255 * e.payload.size());
   }

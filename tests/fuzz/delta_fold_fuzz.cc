@@ -1,9 +1,8 @@
-// Fuzzes fold: up to eight payloads, described, damaged or arbitrary. A backend's sum is byte
-// for byte the encoding of the differences' sum, in any order; with an unsound payload among them
-// nothing is read or written out of bounds.
+// Fuzzes fold with up to eight payloads, valid, damaged or arbitrary. Each backend's fold must be
+// byte for byte the encoding of the sum of the differences, in any order. With an invalid payload
+// among them nothing may be read or written out of bounds.
 // Input: one byte (bits 0-4 shape, bits 5-7 number of payloads - 1), then for each payload one byte
-// (bits 0-1: 0 changes, 1 damage follows them, 2 bytes as they are, 3 the payload before) and what
-// it says.
+// (bits 0-1: 0 changes, 1 changes and damage, 2 plain bytes, 3 the payload before) and these.
 #include <algorithm>
 #include <span>
 
@@ -27,7 +26,7 @@ Buffer NextPayload(Input& in, const Shape& shape, const std::vector<Buffer>& bef
   return payload;
 }
 
-/// The zeros plus all payloads, one after the other.
+/// Applies all payloads to zeros, one after the other.
 Buffer Applied(std::span<const Buffer> payloads, const Shape& shape) {
   Buffer data(shape.bytes());
   uint64_t digest = 0;
@@ -39,7 +38,7 @@ Buffer Applied(std::span<const Buffer> payloads, const Shape& shape) {
   return data;
 }
 
-/// What fold wrote, in a buffer of exactly the size that it asks for.
+/// Folds into a buffer of exactly the size that fold may ask for; empty where it fails.
 Buffer Fold(const Backend& backend, std::span<const Bytes> payloads, const Shape& shape,
             DecodeStatus* status) {
   const MutableBytes scratch = FoldScratch(shape.width);
@@ -63,7 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {
   bool sound = true;
   for (unsigned left = 1 + (head >> 5); left > 0 && !in.empty(); --left) {
     Buffer payload = NextPayload(in, shape, payloads);
-    if (payload.empty()) continue;  // no change has no payload
+    if (payload.empty()) continue;  // a delta without changes has no payload
     sound &= Scalar().validate(payload, shape.bytes(), shape.width, nullptr) == DecodeStatus::kOk;
     payloads.push_back(std::move(payload));
   }

@@ -1,6 +1,7 @@
-// What the delta fuzz targets share: reading a fuzzer's bytes, chunks with data in them, and deltas
-// that the bytes describe, so that mutations reach beyond the first exact table.
-// Pure but for Require, which aborts. Every payload is an exact allocation of its own.
+// What the delta fuzz targets share: a reader of the fuzzer's bytes, chunks with data, and deltas
+// that the bytes describe. A mutated payload is mostly refused at its first table; a mutated
+// description nearly always gives a valid one. Functions are pure, but Require aborts. Every
+// payload is an allocation of exactly its size, so that a sanitizer sees one byte too many.
 #pragma once
 
 #include <array>
@@ -24,8 +25,8 @@ inline void Require(bool holds, const char* what, const Backend& backend) {
   std::abort();
 }
 
-/// The oracle and one other backend, which the input's bytes choose: all of them at every input
-/// would cost more than it finds.
+/// The oracle and one other backend, which the input's bytes choose. To run all backends on every
+/// input would cost more time than it finds bugs.
 inline std::array<const Backend*, 2> TwoBackends(const uint8_t* data, size_t size) {
   const std::span<const Backend* const> all = All();
   if (all.size() == 1) return {all[0], all[0]};
@@ -65,12 +66,13 @@ struct Shape {
   size_t elements = 1;
   size_t bytes() const { return width * elements; }
 
-  /// Bits 0-1 of a byte are the width, bits 2-4 the size: within a block, so that a run is short.
+  /// A shape within one block, so that a run of the target is short: bits 0-1 of `byte` choose the
+  /// width, bits 2-4 the number of elements.
   static Shape Small(uint8_t byte) {
     constexpr std::array<size_t, 8> kElements = {1, 3, 64, 257, 700, 300, 17, 128};
     return {1u << (byte & 3), kElements[byte >> 2 & 7]};
   }
-  /// Of several blocks: bit 0 the width, bits 2-4 the size.
+  /// A shape of up to three blocks: bit 0 chooses the width, bits 2-4 the number of elements.
   static Shape Large(uint8_t byte) {
     constexpr size_t k = kBlockElements;
     constexpr std::array<size_t, 8> kElements = {k - 1,     k,     k + 1,     k + 8,
@@ -87,8 +89,8 @@ inline MutableBytes FoldScratch(unsigned width) {
   return scratch;
 }
 
-/// Data that differs from element to element, so that a misplaced difference shows: exponents of
-/// all sizes for every class function.
+/// Data that differs from element to element, so that a misplaced difference shows. It has
+/// exponents of all sizes for every class function.
 inline const Buffer& Pattern(size_t bytes) {
   static std::map<size_t, Buffer> made;
   Buffer& out = made[bytes];
@@ -107,7 +109,7 @@ inline const DigestKey& Key() {
   return key;
 }
 
-/// Full digest of a pattern, once for each backend and size.
+/// The digest of a pattern, computed once for each backend and size.
 inline uint64_t PatternDigest(const Backend& backend, size_t bytes) {
   static std::map<std::pair<const Backend*, size_t>, uint64_t> made;
   const auto [it, fresh] = made.try_emplace({&backend, bytes}, 0);
@@ -122,8 +124,8 @@ inline Buffer Diff(const Backend& backend, Bytes a, Bytes b, unsigned width) {
   return Buffer(out.begin(), out.begin() + static_cast<ptrdiff_t>(r.bytes));
 }
 
-/// Writes the changes that the input describes over `data`: how many follow, then for each a gap
-/// and a difference, most of one byte each.
+/// Adds the changes that the input describes to `data`: the input says how many follow, then for
+/// each a gap and a difference, most of one byte each.
 inline void Change(Input& in, unsigned width, Buffer& data) {
   const size_t elements = data.size() / width;
   size_t at = 0;
@@ -153,7 +155,7 @@ inline Buffer DescribedDelta(Input& in, const Shape& shape) {
   return Diff(Scalar(), zeros, data, shape.width);
 }
 
-/// Flips as many bits as the input still says, two bytes each.
+/// Flips one bit of the payload for every two bytes that are left of the input.
 inline void Damage(Input& in, Buffer& payload) {
   while (!in.empty() && !payload.empty()) {
     const size_t at = in.Number(2);

@@ -1,5 +1,5 @@
-// What the fuzz targets hold the tight codec of every backend to, given fixed old bytes and eight
-// deltas of history. Require aborts.
+// The laws of tight payloads to which the fuzz targets hold every backend, for fixed old bytes and
+// eight deltas of history. Require aborts.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace deltawire::kernels::fuzz {
 
-/// Old bytes are the pattern; the past is made up: the deltas need not have led there.
+/// Makes the history. Its deltas did not lead to the old bytes, which are Pattern: the codec does
+/// not look whether they did.
 inline std::vector<Buffer> MakePast(const Shape& shape) {
   std::vector<Buffer> past;
   const Buffer zeros(shape.bytes());
@@ -79,7 +80,7 @@ struct Subject {
   }
 };
 
-/// What a backend makes of an accepted payload's delta must lead to the same delta.
+/// Encodes the delta of an accepted payload again, which must decode to the same delta.
 inline void CheckAgain(const Subject& s, const Backend& backend, const Buffer& fast) {
   Require(backend.validate(fast, s.shape.bytes(), s.shape.width, nullptr) == DecodeStatus::kOk,
           "a decoded payload validates", backend);
@@ -101,8 +102,8 @@ inline Subject SubjectOf(const Shape& shape, ClassFunction function) {
   return s;
 }
 
-/// Any bytes as a tight payload: every backend refuses or accepts the same, and what is accepted
-/// is a valid delta whose own tight payload decodes to it again.
+/// Takes any bytes as a tight payload. Every backend must accept or refuse it alike; if it is
+/// accepted, its delta is valid, and the delta's own tight payload decodes to it again.
 inline void CheckTight(std::span<const Backend* const> backends, const Subject& s,
                        const Buffer& tight) {
   TightHead head;
@@ -120,8 +121,9 @@ inline void CheckTight(std::span<const Backend* const> backends, const Subject& 
   }
 }
 
-/// The payload that the rest of the input is (`described`: changes, and their damage), the same
-/// from every backend; empty where there is none.
+/// The payload in the rest of the input: its bytes as they are, or, if `described`, a delta of the
+/// changes that it describes, with the damage that it describes. Every backend must encode that
+/// delta alike. Empty where the changes cancel or tight is no smaller than fast.
 inline Buffer TightPayload(std::span<const Backend* const> backends, const Subject& s, Input& in,
                            bool described, size_t depth) {
   if (!described) return in.Take(SIZE_MAX);

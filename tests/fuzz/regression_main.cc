@@ -28,7 +28,8 @@ using Input = std::vector<uint8_t>;
 
 constexpr size_t kMaxInputBytes = 1 << 20;
 
-// What a crash handler may touch: written before each run, never allocated in.
+// The line that a crash handler prints. It is written before each run, since a handler must not
+// allocate.
 char g_running[4096];
 
 void PrintRunning() {
@@ -42,7 +43,7 @@ void OnFatalSignal(int signal_number) {
 }
 
 void RunOne(const Input& input) {
-  // A copy of exactly the input's size, so that a sanitizer sees one byte too many.
+  // The copy has exactly the input's size, so that a sanitizer sees a read of one byte too many.
   const Input exact(input.begin(), input.end());
   LLVMFuzzerTestOneInput(exact.data(), exact.size());
 }

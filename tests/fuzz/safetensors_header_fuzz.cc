@@ -1,5 +1,5 @@
-// Fuzz target: the safetensors header of a file from anywhere. What is accepted must survive being
-// written and read again, whatever else is in the input.
+// Fuzz target: any bytes as a safetensors file. A header that is accepted must survive being
+// written and read again; a refusal must name the file.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

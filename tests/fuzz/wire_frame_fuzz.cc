@@ -1,5 +1,5 @@
 // Fuzz target: any bytes as header and as each payload. What decodes must encode to the same bytes.
-// First byte of the input: which decoder. `wire_golden_maker --corpus` writes the corpus.
+// The first byte of the input chooses the decoder. `wire_golden_maker --corpus` writes the corpus.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -21,7 +21,8 @@ bool Same(Bytes a, Bytes b) { return deltawire::AsChars(a) == deltawire::AsChars
 
 void FuzzHeader(Bytes in) {
   namespace wire = deltawire::wire;
-  // A random checksum never matches: try the bytes as they are, then with the checksum put right.
+  // A random checksum never matches, so the bytes are tried as they are, then with the right magic
+  // and checksum.
   if (const auto h = wire::DecodeHeader(in); h.ok()) Require(Same(wire::EncodeHeader(*h), in));
   if (in.size() < wire::kFrameHeaderBytes) return;
   wire::HeaderBytes fixed;
@@ -50,7 +51,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (const auto m = wire::DecodeHello(in); m.ok()) Require(Same(wire::Encode(*m), in));
       break;
     case 2: {
-      // The count that the input claims, so that a well-formed one gets through.
+      // The decoder expects the number of chunks that the input claims, so that well-formed input
+      // gets through.
       const uint32_t chunks = in.size() >= 44 ? LoadLe<uint32_t>(in.data() + 40) : 1;
       if (const auto m = wire::DecodeHave(in, chunks); m.ok()) {
         Require(m->chunks.size() == chunks && Same(wire::Encode(*m), in));

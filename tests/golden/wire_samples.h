@@ -1,6 +1,6 @@
 // The frames that wire version 3's golden files and the worked example of docs/wire_format.md hold.
-// Frozen: golden files of a wire version never change; a new version gets samples of its own.
-// Shared by wire_golden_maker.cc (writes the files) and the tests (compare with them).
+// They are frozen, as golden files never change: a new wire version gets samples of its own.
+// wire_golden_maker.cc writes the files, and the tests compare with them.
 #pragma once
 
 #include <string>
@@ -32,8 +32,8 @@ inline std::vector<TensorMeta> Tensors() {
   return {{"a", DType::kBF16, {4}}, {"b", DType::kBF16, {2, 2}}, {"c", DType::kBF16, {2}}};
 }
 
-/// Its canonical bytes, written out here again so that the fingerprint is tested against the
-/// document and not against itself (docs/wire_format.md, "Layout fingerprint").
+/// That layout's canonical bytes, written out here again so that the fingerprint is tested against
+/// the document and not against itself (docs/wire_format.md, "Layout fingerprint").
 inline std::vector<std::byte> CanonicalLayout() {
   constexpr std::string_view kDType = "BF16";
   std::string out;
@@ -66,7 +66,7 @@ inline constexpr uint64_t kDigestB9 = 0xB90000000000000B;
 inline constexpr uint64_t kDigestC9 = 0xC90000000000000C;
 inline constexpr uint64_t kDigestC10 = 0xCA0000000000000C;
 
-/// Made up, like the digests.
+/// The lineage and the roots are made up, like the digests.
 inline constexpr Hash128 kLineage{.hi = 0x11E0A6E100000002, .lo = 0x11E0A6E100000001};
 inline constexpr uint64_t kRoot7 = 0x2007000000000007;
 inline constexpr uint64_t kRoot10 = 0x200A00000000000A;

@@ -3,7 +3,8 @@
     install_test.py BUILD CONSUMER CMAKE
 
 The program publishes through the installed library to the installed sender; the installed receiver
-follows, and its safetensors file is read back here, byte by byte.
+follows, and its safetensors file is read back here, byte by byte. A second program is an engine:
+its memory follows the receiver through the engine's installed library.
 """
 
 import pathlib
@@ -25,13 +26,15 @@ def run(*args, **more):
 
 
 def follow(binary, root):
-    """Sender, C program, receiver; the receiver as it holds what the program has published."""
+    """What the receiver held when the first program had published; the second one runs then."""
     with Daemons(root, binary) as daemons:
         control = daemons.start_sender(root / "s")
         run(root / "consumer" / "publish", root / "s")  # the data directory stands for the socket
         receiver = daemons.start_receiver([control], "m", root / "r")
         receiver.await_version(3)
-        return receiver
+        content = receiver.content()
+        run(root / "consumer" / "engine", root / "s", receiver.directory)
+        return content
 
 
 def main():
@@ -42,12 +45,12 @@ def main():
         root = pathlib.Path(name)
         prefix = root / "prefix"
         run(cmake, "--install", build, "--prefix", prefix)
-        for file in ("etc/deltawire/sender.toml", "include/deltawire/deltawire_export.h"):
+        for file in ("etc/deltawire/sender.toml", "include/deltawire/deltawire_export.h",
+                     "include/deltawire/deltawire_engine.h"):
             assert (prefix / file).is_file(), f"{file} was not installed"
         run(cmake, "-S", consumer, "-B", root / "consumer", f"-DCMAKE_PREFIX_PATH={prefix}")
         run(cmake, "--build", root / "consumer")
-        received = follow(prefix / "bin", root)
-        tensors, side = received.content(), received.directory / "config.json"
+        tensors, side = follow(prefix / "bin", root), root / "r" / "config.json"
         want = struct.pack("<12f", *(1.5 + i for i in range(12)))
         assert tensors["matrix"][2] == want, "the matrix differs"
         assert tensors["scalar"][2] == struct.pack("<q", -5), "the scalar differs"

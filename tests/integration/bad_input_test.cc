@@ -1,4 +1,6 @@
-// What goes wrong at the edges: each a clear error, the other side keeps running, nothing is lost.
+// Bad input of every kind: garbage on the bulk port, offloads that cannot be, a trainer that dies,
+// too little memory, options that do not work. Each must give a clear error; the other side keeps
+// running, and nothing that was published is lost.
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/mount.h>
@@ -18,7 +20,7 @@ namespace {
 
 constexpr const char* kModel = "m";
 
-// A bulk connection that says what it is told to, right or wrong.
+// A connection to the bulk port that sends whatever a test gives it, valid or not.
 class RawStream {
  public:
   explicit RawStream(uint16_t port) {
@@ -43,7 +45,7 @@ class RawStream {
     Send(payload);
   }
 
-  // The next frame; its payload lands in `payload`.
+  // Reads the next frame, and puts its payload into `payload`.
   StatusOr<wire::FrameHeader> Receive(std::vector<std::byte>& payload) {
     wire::HeaderBytes bytes;
     if (!ReadAll(bytes)) return absl::UnavailableError("closed");
@@ -53,7 +55,7 @@ class RawStream {
     return header;
   }
 
-  // The status of the Error frame that must come now.
+  // Reads the next frame, which must be an Error, and returns its status.
   Status ReceiveError() {
     std::vector<std::byte> payload;
     auto header = Receive(payload);
@@ -82,7 +84,7 @@ wire::FrameHeader Type(wire::FrameType t) {
   return h;
 }
 
-// A pull granted over gRPC, and the Hello that belongs to it.
+// Opens a pull over gRPC, and returns the Hello frame that goes with its ticket.
 wire::Hello OpenPull(SenderProcess& sender, const Layout& layout, uint16_t streams = 1) {
   v1::OpenPullRequest request;
   request.set_model(kModel);
@@ -208,7 +210,7 @@ TEST_CASE("the bulk port refuses what is not its protocol, and goes on serving")
     CHECK(!stream.ReceiveError().ok());
   }
 
-  // Whatever that was, the sender serves on.
+  // After each of these the sender still serves a well-behaved receiver.
   trainer.Step();
   REQUIRE(trainer.Publish(7).status() == absl::OkStatus());
   REQUIRE(receiver.WaitCommitted(7));
@@ -318,7 +320,7 @@ TEST_CASE("daemons that cannot start say why and exit") {
   const std::string fresh = (root.path() / "fresh").string();
   const std::string free_port = fmt::format("127.0.0.1:{}", FreePort());
 
-  // Ports.
+  // Ports that another process listens at.
   fails_with(
       "deltawire-sender",
       {"--data-dir", fresh, "--control-listen", sender.control(), "--bulk-listen", free_port},
@@ -326,12 +328,12 @@ TEST_CASE("daemons that cannot start say why and exit") {
   const std::string bulk = fmt::format("127.0.0.1:{}", sender.bulk_port());
   fails_with("deltawire-sender",
              {"--data-dir", fresh, "--control-listen", free_port, "--bulk-listen", bulk}, bulk);
-  // The directory's owner, by pid.
+  // A data directory that another sender owns; the message names that sender's pid.
   fails_with("deltawire-sender",
              {"--data-dir", sender.dir().string(), "--trainer-socket", fresh + ".sock",
               "--control-listen", free_port, "--bulk-listen", "127.0.0.1:0"},
              std::to_string(sender.child().pid()));
-  // Configuration.
+  // A configuration file that is missing or has an unknown key, and an address beyond loopback.
   fails_with("deltawire-receiver", {"--config", "/nonexistent/receiver.toml"},
              "/nonexistent/receiver.toml");
   const auto config = root.path() / "bad.toml";

@@ -1,5 +1,6 @@
 // Every codec over many versions, with and without history, through what a receiver may live
 // through.
+#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 
 #include <catch2/catch.hpp>
@@ -8,6 +9,7 @@
 
 #include "common/delta/coders.h"
 #include "common/layout/model_dir.h"
+#include "common/shm/mapped_file.h"
 #include "proto/convert.h"
 #include "tests/support/daemons.h"
 #include "tests/support/proxy.h"
@@ -17,7 +19,8 @@ namespace {
 
 constexpr const char* kModel = "m";
 
-/// Weights as they are: bf16 of a bell curve.
+/// Fills the bf16 tensors with normally distributed values, since the codecs use the distribution
+/// that real weights have.
 void FillLikeWeights(Trainer& trainer, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> weight(0, 0.02f);
@@ -31,7 +34,8 @@ void FillLikeWeights(Trainer& trainer, uint64_t seed) {
   }
 }
 
-/// An optimizer's step: small weights turn over more often, and always the same ones.
+/// Changes the bf16 tensors like an optimizer's step: small weights change more often than large
+/// ones, and one element in 32, always the same, changes far more often than the rest.
 void StepLikeAdam(Trainer& trainer, uint64_t step, double rate) {
   std::mt19937_64 random(step);
   std::uniform_real_distribution<double> uniform(0, 1);
@@ -43,8 +47,8 @@ void StepLikeAdam(Trainer& trainer, uint64_t step, double rate) {
       const uint32_t wide = bits << 16;
       float value = 0;
       std::memcpy(&value, &wide, 4);
-      // A step of `rate` crosses to the next bf16 with this chance; hot elements 16 times as
-      // likely.
+      // A step of `rate` reaches the next bf16 value with the chance rate / gap. Hot elements have
+      // 16 times that chance, all others half of it.
       const double gap = std::max(std::abs(static_cast<double>(value)) / 256, 1e-9);
       const double hot = (i / 2) % 32 == 0 ? 16 : 0.5;
       if (uniform(random) > std::min(0.9, hot * rate / gap)) continue;
@@ -54,7 +58,8 @@ void StepLikeAdam(Trainer& trainer, uint64_t step, double rate) {
   }
 }
 
-/// "" when the receiver's weights are the sender's active half, else what differs.
+/// Returns "" when the receiver's weights equal the sender's active half, else the first tensor
+/// that differs, or why a file cannot be opened.
 std::string CompareHalf(SenderProcess& sender, const std::filesystem::path& receiver) {
   const auto dir = sender.dir() / kModel;
   const auto state = StateReader::Open(dir / ".deltawire.state");
@@ -139,7 +144,8 @@ TEST_CASE("each codec brings every version bit for bit") {
     CHECK(pull.refused_chunks() == 0);
     REQUIRE(pull.chunks_delta() > 0);
     const FormCounts forms = FromProto(pull).forms;
-    for (const Coder& other : Coders()) {  // what they cannot make smaller goes fast
+    // Coders() leaves out fast, which carries the chunks that the codec does not make smaller.
+    for (const Coder& other : Coders()) {
       CHECK((forms.chunks[kernels::FormOf(other.codec)] > 0) == (&other == coder));
     }
     CHECK((pull.history_chunks() > 0) == (looks_back && history > 0 && v > 2));
@@ -183,7 +189,7 @@ TEST_CASE("a sender that restarts goes on with deltas, and its history begins an
   s.sender.Restart();
   const auto first = s.Commit(5);
   CHECK(first.chunks_delta() > 0);
-  CHECK(first.history_chunks() == 0);  // the log before it is gone
+  CHECK(first.history_chunks() == 0);  // the restart emptied the sender's delta log
   CHECK(s.Commit(6).refused_chunks() == 0);
   const auto third = s.Commit(7);
   CHECK(third.chunks_tight() > 0);
@@ -222,9 +228,10 @@ TEST_CASE("skipped versions come as one tight fold, after which history begins a
   for (uint64_t v = 4; v <= 7; ++v) s.Publish(v);
   const auto fold = s.Sync();
   CHECK(fold.chunks_tight() > 0);
-  CHECK(fold.history_chunks() > 0);  // what led to 3 is the same at both ends
+  CHECK(fold.history_chunks() > 0);  // the deltas that led to 3 are the same at both ends
   s.Publish(8);
-  CHECK(s.Sync().history_chunks() == 0);  // one delta here, four there
+  // From 3 to 7 the receiver has one delta and the sender four, so none is common to both.
+  CHECK(s.Sync().history_chunks() == 0);
   s.Publish(9);
   const auto again = s.Sync();
   CHECK(again.history_chunks() > 0);
@@ -243,7 +250,7 @@ TEST_CASE("deltas that look back to another history are refused and fetched whol
   s.Publish(3);
   s.Publish(4);
   s.Sync();
-  // The receiver has the delta from 2 to 4; the sender is told that it is the one from 3 to 4.
+  // The receiver has the delta from 2 to 4. The proxy tells the sender that it is the one from 3.
   proxy.set_edit([](wire::Have& have) {
     if (!have.history.empty()) have.history = {{1, 3}};
     for (auto& c : have.chunks) c.depth = std::min<uint8_t>(c.depth, have.history.empty() ? 0 : 1);
@@ -267,14 +274,15 @@ TEST_CASE("tight deltas do not fit bytes that went bad, which are then fetched w
   Setup s({"--codec", "tight"}, {"--scrub-bytes-per-s", "0"});
   s.Commit(1);
   // Other exponents everywhere in the first chunk: the decoder meets other classes.
-  const auto file = ModelDir::Open(s.receiver.dir());
-  REQUIRE(file.ok());
-  std::FILE* f = std::fopen((s.receiver.dir() / "model.safetensors").c_str(), "r+b");
-  REQUIRE(f != nullptr);
-  std::fseek(f, -static_cast<long>(s.trainer.layout().total_bytes()), SEEK_END);
-  const std::vector<char> zeros(200'000, 0);
-  REQUIRE(std::fwrite(zeros.data(), 1, zeros.size(), f) == zeros.size());
-  std::fclose(f);
+  // They are written through a mapping: unlike write(2), that leaves no time by which the
+  // receiver's check of its files would notice and mend them before the next version does.
+  {
+    const auto path = s.receiver.dir() / "model.safetensors";
+    const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    const auto file = Mapping::Map(fd.get(), std::filesystem::file_size(path), true, path);
+    REQUIRE(file.ok());
+    std::memset(file->base() + file->bytes() - s.trainer.layout().total_bytes(), 0, 200'000);
+  }
   const auto pull = s.Commit(2);
   CHECK(pull.chunks_full() == 1);
   CHECK(pull.repaired_chunks() == 1);
@@ -304,7 +312,7 @@ TEST_CASE("auto sends fast over loopback") {
 
 TEST_CASE("auto turns to tight when the link turns slow, and back") {
   Setup s({"--advertise-host", Proxy::kHost, "--log-level", "debug"}, {}, 2);
-  s.rate = 2e-5;  // pulls that are large enough to tell of the link
+  s.rate = 2e-5;  // makes the pulls large enough to measure the link's speed by
   Proxy proxy(s.sender.bulk_port());
   for (uint64_t v = 1; v <= 2; ++v) s.Commit(v);
   uint64_t version = 2;
@@ -314,11 +322,13 @@ TEST_CASE("auto turns to tight when the link turns slow, and back") {
     }
     return false;
   };
-  // A few pulls tell; what comes after is tight, then with history.
+  // After a few slow pulls the sender knows the link's speed and sends tight deltas, which soon
+  // have history to look back to.
   proxy.set_rate(200'000);
   CHECK(until(6, [](const v1::PullStats& p) { return p.chunks_tight() == p.chunks_delta(); }));
   CHECK(until(2, [](const v1::PullStats& p) { return p.history_chunks() > 0; }));
-  // While the coders bound a pull, the estimate rises by tenths.
+  // While the coders are the slowest part of a pull, the estimate of the link's speed rises by only
+  // a tenth per pull, so the way back takes many versions.
   proxy.set_rate(0);
   const bool back =
       until(100, [](const v1::PullStats& p) { return p.chunks_tight() < p.chunks_delta(); });

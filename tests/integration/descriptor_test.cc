@@ -1,5 +1,5 @@
-// Daemons that run out of descriptors, or meet thousands of connections that say nothing or
-// nonsense: what serves stays up, and everything is as before when the connections are gone.
+// Daemons that run out of descriptors, or get thousands of connections that send nothing or
+// garbage: they stay up, and when those connections are gone they serve as before.
 #include <arpa/inet.h>
 #include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
@@ -43,12 +43,13 @@ class Crowd {
     setrlimit(RLIMIT_NOFILE, &own);
   }
   ~Crowd() { Leave(); }
-  /// Dials, and says `bytes`. Nobody need accept it: the kernel's queue takes it.
+  /// Dials and sends `bytes`. The daemon need not accept the connection: it waits in the kernel's
+  /// queue.
   void Dial(std::string_view bytes = {}) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     REQUIRE(fd >= 0);
     fds_.push_back(fd);
-    // A full queue must not hold the test up.
+    // The timeout keeps a full queue from holding up the test.
     const timeval most{2, 0};
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &most, sizeof most);
     sockaddr_in to{};
@@ -72,7 +73,8 @@ uint16_t PortIn(const std::string& address) {
   return static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
 }
 
-/// As somebody asks who has no connection yet.
+/// Whether a client without a connection to `control` gets one: gRPC's pool of shared connections
+/// is not used.
 bool Answers(const std::string& control) {
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -122,7 +124,8 @@ TEST_CASE("a daemon that was out of descriptors serves as before within two seco
     SetLimit(pid, kLimit);
     Crowd crowd(at.port);
     for (size_t i = 0; i < kIdle; ++i) crowd.Dial();
-    // Not one is free from here on, whatever the daemon keeps back for itself.
+    // The limit is now the number of open descriptors, so the daemon cannot open even those that it
+    // keeps in reserve.
     SetLimit(pid, OpenDescriptors(pid));
     for (size_t i = 0; i < 20; ++i) crowd.Dial();
     SetLimit(pid, kLimit);
@@ -143,11 +146,12 @@ TEST_CASE("connections that say nothing leave descriptors for those that do") {
   Crowd crowd(s.sender.bulk_port());
   for (size_t i = 0; i < kIdle; ++i) crowd.Dial();
   INFO(ReadText(s.sender.log()));
-  // While they are all there: new connections for control, files for an offload.
+  // While all of them are open, the sender still has descriptors for new control connections and
+  // for an offload's files.
   CHECK(Eventually([&] { return Answers(s.sender.control()); }, 2s));
   s.trainer.Step();
   CHECK(s.trainer.TryPublish(2).status() == absl::OkStatus());
-  // They are closed for their silence, and pulls get through.
+  // The sender closes connections that stay silent, so the receiver's pull gets through.
   CHECK(s.receiver.WaitCommitted(2, 20s));
 }
 

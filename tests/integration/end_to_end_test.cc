@@ -1,4 +1,6 @@
-// The main job: full first, deltas after, verified byte for byte, and what an operator may ask for.
+// The main job: a receiver gets the whole model first and deltas after that, and its bytes are
+// compared with the trainer's. Also what an operator may ask for: sync, rollback, verify, pause,
+// SIGTERM, a restart.
 #include <grpcpp/grpcpp.h>
 #include <signal.h>
 
@@ -175,7 +177,8 @@ TEST_CASE("rollback publishes the earlier bytes as the next epoch") {
   trainer.content() = second;
   CHECK(trainer.Compare(receiver.dir()) == "");
 
-  // The same number again, with other bytes: what the log knew as version 3 must not be mixed up.
+  // Version 3 is published again, with other bytes. They must not be mixed up with those that the
+  // log had as version 3 before the rollback.
   trainer.Step();
   REQUIRE(trainer.Publish(3).ok());
   REQUIRE(Eventually([&] { return receiver.Status().committed().version() == 3; }));
@@ -194,7 +197,7 @@ TEST_CASE("tensors declared unchanged are carried over") {
   Trainer trainer(sender.socket(), kModel, 4, 6);
   REQUIRE(trainer.Publish(1).ok());
   for (uint64_t v = 2; v <= 4; ++v) {
-    // Tensor 0 stays; the rest changes.
+    // Tensor 0 stays as it is, the other tensors change.
     const std::vector<std::byte> before = trainer.content();
     trainer.Step();
     std::copy_n(before.begin(), trainer.layout().bytes(0), trainer.content().begin());
@@ -208,8 +211,10 @@ TEST_CASE("tensors declared unchanged are carried over") {
 TEST_CASE("memory that went bad is found by verify and repaired alone") {
   ShmDir root;
   SenderProcess sender(root.path());
-  // With two files the chunk would come from the other one.
-  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel, {"--buffers", "1"});
+  // With two files the receiver would copy the chunk from the other one, and while it scrubs it
+  // could repair the chunk before verify is asked to.
+  ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel,
+                           {"--buffers", "1", "--scrub-bytes-per-s", "0"});
   Trainer trainer(sender.socket(), kModel, 16, 7);
   REQUIRE(trainer.Publish(1).ok());
   REQUIRE(receiver.WaitCommitted(1));
@@ -223,10 +228,12 @@ TEST_CASE("memory that went bad is found by verify and repaired alone") {
   CHECK(repaired.repaired());
   CHECK(Verify(receiver, false).bad_chunks() == 0);
   CHECK(trainer.Compare(receiver.dir()) == "");
-  // Not what the last pull brought: the sync behind verify may find that following was faster.
+  // This counts over all pulls. The last pull may have been empty, if the receiver, which follows,
+  // fetched the chunk before verify's own sync began.
   CHECK(receiver.Status().repaired_chunks() == 1);
 
-  // A delta checks what it changes and not what it passes by; verify still finds the rest.
+  // Applying a delta does not read the bytes that the delta leaves unchanged, so it does not notice
+  // a bad one among them. Verify does.
   FlipByte(file, 4096 + 9'000'000);
   trainer.Step();
   REQUIRE(trainer.Publish(2).ok());

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kModel = "m";
 
-// What the receiver's state file says: how far an update has come, seen from outside.
+// Shows from outside how far a receiver's update has come, by its state file.
 class Progress {
  public:
   explicit Progress(const std::filesystem::path& dir) : path_(dir / ".deltawire.state") {}
@@ -63,8 +63,9 @@ void KillOnce(uint64_t seed) {
   const auto threshold = static_cast<uint32_t>(random() % 23);
   CAPTURE(threshold);
   if (during_offload) {
-    // At any of the offload's steps: the trainer, not an operator, begins it again.
-    // (Restart stays on this thread: a child dies with the thread that started it.)
+    // The kill comes at any step of the offload. The trainer begins it again by itself, without an
+    // operator. Restart is called on this thread, since a child dies with the thread that started
+    // it.
     StatusOr<PublishedVersion> published = absl::UnknownError("not yet");
     std::thread trains([&] { published = trainer.Publish(full ? ++version : version); });
     const uint64_t spins = random() % 10'000'000;
@@ -94,7 +95,7 @@ void KillOnce(uint64_t seed) {
   REQUIRE(receiver->WaitCommitted(version));
   CHECK(trainer.Compare(receiver->dir()) == "");
 
-  // And it goes on working.
+  // The next version goes through as well.
   trainer.Step();
   REQUIRE(trainer.Publish(++version).status() == absl::OkStatus());
   REQUIRE(receiver->WaitCommitted(version));
@@ -109,14 +110,15 @@ TEST_CASE("a trainer whose sender was killed after the publish learns that its v
   Trainer trainer(sender.socket(), kModel, 12, 1);
   REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
   sender.Restart();
-  // The lease went with the process; the attempt did not.
+  // The new process does not know the offload's lease, but the published version still has its
+  // attempt, by which the trainer's question is answered.
   const auto again = trainer.client().WaitPublished(1);
   REQUIRE(again.status() == absl::OkStatus());
   CHECK(again->identity.id.version == 1);
 }
 
 TEST_CASE("fifty seeded SIGKILLs end in a verified newest version") {
-  // DELTAWIRE_SEED repeats one of them.
+  // The environment variable DELTAWIRE_SEED repeats a single one of them.
   if (const char* one = std::getenv("DELTAWIRE_SEED")) return KillOnce(std::stoull(one));
   for (uint64_t seed = 1; seed <= 50; ++seed) KillOnce(seed);
 }

@@ -1,5 +1,5 @@
 // A trainer whose nodes share no memory: several real senders, each with a part of the model, and a
-// receiver that commits a version only when all its parts are in. Bytes are compared with the
+// receiver that commits a version only when it has all parts. Its bytes are compared with the
 // trainer's own memory.
 #include <grpcpp/grpcpp.h>
 #include <sys/stat.h>
@@ -22,7 +22,8 @@ bool Has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// One model and the agents that publish it, runs of a few chunks going round between them.
+/// One model and the agents that publish it. Runs of one to four chunks are dealt to the agents in
+/// turn.
 class Nodes {
  public:
   Nodes(const std::filesystem::path& root, size_t n, uint64_t seed)
@@ -52,7 +53,8 @@ class Nodes {
   }
   Status TryPublish(size_t i, uint64_t version) {
     DW_RETURN_IF_ERROR(Register(i, owned_[i]));
-    // The parts of an offload belong together by its attempt, whenever each node writes its own.
+    // The attempt ties the parts of one offload together, at whatever time each node writes its
+    // own. So the k-th offload of a version has the same attempt at every node.
     uint64_t& attempt = attempts_[{version, begun_[{i, version}]++}];
     if (attempt == 0) attempt = DrawAttempt();
     DW_ASSIGN_OR_RETURN(auto offload, clients_[i]->Begin(version, attempt));
@@ -67,7 +69,7 @@ class Nodes {
     DW_RETURN_IF_ERROR(offload->Ready());
     return clients_[i]->WaitPublished(version).status();
   }
-  /// What the trainer holds now, as `version`, at one node or at all of them.
+  /// Publishes what the trainer holds now as `version`, at one node or at all of them.
   void Publish(size_t i, uint64_t version) {
     CAPTURE(i, version);
     kept_[version] = trainer_.content();
@@ -94,7 +96,7 @@ class Nodes {
     }
     return std::make_unique<ReceiverProcess>(root_, "r1", senders_[0]->control(), kModel, extra);
   }
-  /// "" when the directory holds just what was published as `version`.
+  /// Returns "" when the directory holds just what was published as `version`, else what differs.
   std::string Compare(const std::filesystem::path& directory, uint64_t version) {
     const std::vector<std::byte> now = std::exchange(trainer_.content(), kept_.at(version));
     std::string wrong = trainer_.Compare(directory);
@@ -120,8 +122,8 @@ class Nodes {
   std::vector<std::unique_ptr<SenderProcess>> senders_;
   std::vector<std::unique_ptr<TrainerClient>> clients_;
   std::map<uint64_t, std::vector<std::byte>> kept_;
-  std::map<std::pair<size_t, uint64_t>, size_t> begun_;       // how often node i began a version
-  std::map<std::pair<uint64_t, size_t>, uint64_t> attempts_;  // by version, and the how-manieth
+  std::map<std::pair<size_t, uint64_t>, size_t> begun_;       // how often a node began a version
+  std::map<std::pair<uint64_t, size_t>, uint64_t> attempts_;  // by version and number of offload
 };
 
 uint64_t Allocated(const std::filesystem::path& file) {
@@ -178,7 +180,7 @@ TEST_CASE("many agents: full first, then deltas, each agent its own part, in its
       CHECK(sender.bytes_sent() >= nodes.bytes(i));
       CHECK(sender.bytes_sent() < nodes.bytes(i) + nodes.bytes(i) / 2);
       for (const char* half : {"half-0.safetensors", "half-1.safetensors"}) {
-        // Whole pages at both ends of each range, and the header.
+        // Each range may take a whole page more at either end, and the header takes some pages.
         CHECK(Allocated(nodes.sender(i).dir() / kModel / half) <=
               nodes.bytes(i) + (nodes.owned(i).size() + 2) * 2 * 4096);
       }
@@ -195,7 +197,7 @@ TEST_CASE("many agents: a version counts when the last agent has it, and earlier
   nodes.trainer().Step();
   nodes.Publish(0, 2);
   REQUIRE(Eventually([&] { return receiver->Status().agents(0).newest().version() == 2; }));
-  // Nothing but version 1 can be had, and it stays loadable.
+  // Version 1 is the newest that both agents have published, and it stays loadable.
   CHECK(Sync(*receiver).value_or(0) == 1);
   CHECK(nodes.Compare(receiver->dir(), 1) == "");
   const std::vector<std::byte> second = nodes.trainer().content();
@@ -228,7 +230,7 @@ TEST_CASE("many agents: a receiver that joins while the agents are apart gets wh
   INFO(nodes.Logs());
   CHECK(receiver->Status().committed().version() == 1);
   CHECK(nodes.Compare(receiver->dir(), 1) == "");
-  // After a restart the agent has no log any more, but its other half still is version 1.
+  // After a restart the agent has no delta log any more, but its other half still holds version 1.
   nodes.sender(0).Restart();
   receiver.reset();
   std::filesystem::remove_all(root.path() / "r1");
@@ -266,8 +268,8 @@ TEST_CASE("many agents: bytes that an agent no longer has are waited for in a ne
     later.push_back(nodes.trainer().content());
     nodes.Publish(0, v);
   }
-  // Version 1 is all that both have published; the first agent has overwritten it, and lost its
-  // log.
+  // Version 1 is all that both agents have published. The first agent has overwritten both halves
+  // since, and its restart empties the delta log.
   nodes.sender(0).Restart();
   auto receiver = nodes.Receiver();
   CHECK(Eventually(
@@ -315,19 +317,19 @@ TEST_CASE("many agents: gaps and overlaps are named, and waited for") {
   const auto says = [&](ReceiverProcess& receiver, const std::string& part) {
     return Eventually([&] { return Has(receiver.Status().message(), part); });
   };
-  // Both believe that they have all of it.
+  // Both agents are registered as owners of the whole model.
   REQUIRE(nodes.Register(0, {}) == absl::OkStatus());
   REQUIRE(nodes.Register(1, {}) == absl::OkStatus());
   auto receiver = nodes.Receiver();
   CHECK(says(*receiver, "two agents have chunks [0, "));
   CHECK(says(*receiver, nodes.sender(0).control() + " and " + nodes.sender(1).control()));
   CHECK_FALSE(std::filesystem::exists(receiver->dir() / "model.safetensors"));
-  // Another part of a registered model is no accident to be passed over.
+  // Registering another part of a registered model is refused unless `replace` asks for it.
   const Status other = nodes.Register(0, nodes.owned(0));
   CHECK(absl::IsFailedPrecondition(other));
   CHECK(Has(std::string(MessageOf(other)), "another part"));
   CHECK(absl::IsInvalidArgument(nodes.Register(0, {{3, 4}, {0, 1}})));
-  // Chunk 0 is nobody's.
+  // Now no agent owns chunk 0.
   REQUIRE(nodes.owned(0).front() == ChunkRange{0, nodes.owned(0).front().last});
   std::vector<ChunkRange> without = nodes.owned(0);
   without.front().first = without.front().last > 1 ? 1 : 0;
@@ -349,7 +351,7 @@ TEST_CASE("many agents: a receiver of one of them refuses to take its part for t
   ReceiverProcess alone(root.path(), "alone", nodes.sender(0).control(), kModel);
   CHECK(Eventually([&] { return Has(alone.Status().message(), "no agent has chunks"); }));
   CHECK_FALSE(std::filesystem::exists(alone.dir() / "model.safetensors"));
-  // Nor does the agent serve one that asks like a receiver of a single sender.
+  // The agent also refuses a pull that names no part, as a receiver of a single sender asks.
   v1::OpenPullRequest request;
   request.set_model(kModel);
   request.set_receiver_id("old");
@@ -376,7 +378,8 @@ TEST_CASE(
     std::vector<size_t> order = {0, 1, 2};
     std::shuffle(order.begin(), order.end(), random);
     for (const size_t i : order) nodes.Publish(i, v);
-    // Read like an engine does: only what was wholly one version from before to after.
+    // Reads as an engine does: a result counts only if the file was wholly one version from before
+    // the read until after it.
     auto state = StateReader::Open(receiver->dir() / ".deltawire.state");
     REQUIRE(state.ok());
     const auto before = state->slot(0);
@@ -391,7 +394,7 @@ TEST_CASE(
 
 namespace {
 
-/// Chunks of `version` in the receiver's state file.
+/// Counts the chunks of `version` by the receiver's state file.
 uint32_t Arrived(const std::filesystem::path& dir, uint64_t version) {
   const auto state = StateReader::Open(dir / ".deltawire.state");
   uint32_t n = 0;
@@ -428,7 +431,7 @@ void KillOne(uint64_t seed) {
   REQUIRE(committed);
   CHECK(nodes.Compare(receiver->dir(), version) == "");
   for (size_t i = 0; full && victim < 3 && i < 3; ++i) {
-    // What the living agents sent is not asked for again.
+    // The receiver does not ask the agents that stayed alive for their chunks again.
     if (i != victim) CHECK(nodes.sender(i).Status(kModel).bytes_sent() == nodes.bytes(i));
   }
   nodes.trainer().Step();
@@ -440,7 +443,7 @@ void KillOne(uint64_t seed) {
 }  // namespace
 
 TEST_CASE("many agents: seeded SIGKILLs of agents and receiver end in one verified version") {
-  // DELTAWIRE_SEED repeats one of them.
+  // The environment variable DELTAWIRE_SEED repeats a single one of them.
   if (const char* one = std::getenv("DELTAWIRE_SEED")) return KillOne(std::stoull(one));
   for (uint64_t seed = 1; seed <= 16; ++seed) KillOne(seed);
 }
@@ -472,7 +475,7 @@ TEST_CASE("many agents: what one agent brought stays in memory while another can
   auto receiver = nodes.Receiver();
   nodes.Publish(1);
   REQUIRE(receiver->WaitCommitted(1));
-  // Answers calls, but sends receivers to an address where nobody listens for streams.
+  // The second agent answers calls, but tells receivers to dial an address where nobody listens.
   nodes.sender(1).Restart({"--advertise-host", "127.0.0.2"});
   nodes.trainer().Step();
   nodes.Publish(2);

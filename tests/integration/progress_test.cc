@@ -47,7 +47,7 @@ TEST_CASE("a slow link commits at least every second sweep, whatever the trainer
       longest = std::max(longest, Seconds(Clock::now() - last));
       last = Clock::now();
     }
-    // The trainer computes.
+    // Until then the trainer computes its next step.
     std::this_thread::sleep_until(step_ends);
   }
   WARN("one sweep takes " << sweep.count() << " s; longest time to a commit " << longest.count()
@@ -55,7 +55,8 @@ TEST_CASE("a slow link commits at least every second sweep, whatever the trainer
                           << " s at most");
   INFO(ReadText(sender.log()) << ReadText(receiver.log()));
   CHECK(commits == kCommits);
-  // Dialling, applying and looking come on top, on a machine that does other things.
+  // The bound adds time for dialling, for applying and between two looks at the status, on a
+  // machine that does other work too.
   CHECK(longest < 2 * sweep + Seconds(2.5));
   CHECK(sender.Status(kModel).pulls_cut() == 0);
   proxy.set_rate(0);

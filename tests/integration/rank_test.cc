@@ -13,10 +13,10 @@ namespace deltawire::testing {
 namespace {
 
 constexpr const char* kModel = "m";
-// The ranks' calls may take 60 s; what ends them at once ends them far below that.
+// A call that fails within these seconds was ended at once, not by a rank's timeout of 60 s.
 constexpr double kPromptly = 10;
 
-/// trainer_rank as a child.
+/// Runs tests/support/trainer_rank.cc as a child process, and reads what it prints.
 class RankProcess {
  public:
   RankProcess(const SenderProcess& sender, uint32_t rank, uint64_t first, uint64_t last,
@@ -29,7 +29,7 @@ class RankProcess {
     child_ = Spawn("trainer_rank", args, log_);
   }
   cli::ChildProcess& child() { return *child_; }
-  /// Waits for a line that starts so; "" when it does not come.
+  /// Waits for a line that starts with `start`. If none comes, the check fails and it returns "".
   std::string Line(const std::string& start) {
     std::string found;
     Eventually([&] {
@@ -72,7 +72,7 @@ bool Has(const std::string& text, const std::string& part) {
   return has;
 }
 
-/// The receiver's bytes are version `version`'s, every one.
+/// Checks that every byte of the receiver's weights is that of `version`.
 void CheckContent(const ReceiverProcess& receiver, uint64_t version) {
   const auto opened = ModelDir::Open(receiver.dir());
   REQUIRE(opened.ok());

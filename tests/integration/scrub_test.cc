@@ -32,7 +32,7 @@ bool HalfIs(SenderProcess& sender, const Trainer& trainer, Bytes content) {
 TEST_CASE("a receiver finds and repairs memory that went bad by itself") {
   ShmDir root;
   SenderProcess sender(root.path());
-  // With two files the chunk would come from the other one.
+  // With two files the receiver would copy the chunk from the other one.
   auto args = kScrub;
   args.insert(args.end(), {"--buffers", "1"});
   ReceiverProcess receiver(root.path(), "r1", sender.control(), kModel, args);
@@ -110,7 +110,7 @@ TEST_CASE("bytes that lost their digest are never sent, and the next version bri
   Trainer trainer(sender.socket(), kModel, 4, 74);
   REQUIRE(trainer.Publish(1).ok());
   REQUIRE(there.WaitCommitted(1));
-  // The first version: there is nothing to rebuild it from.
+  // No delta leads to the first version, so its chunk cannot be rebuilt.
   Flip(ActiveHalf(sender), trainer.layout(), 300'000);
   REQUIRE(Eventually([&] { return sender.Status(kModel).damaged_chunks() == 1; }));
   CHECK(trainer.Compare(there.dir()) == "");
@@ -121,7 +121,7 @@ TEST_CASE("bytes that lost their digest are never sent, and the next version bri
   }));
   CHECK(late.Status().committed().version() == 0);
 
-  // Its own tensor does not change, and goes whole all the same.
+  // The next version changes nothing, and yet brings the damaged chunk whole.
   REQUIRE(trainer.Publish(2).status() == absl::OkStatus());
   REQUIRE(there.WaitCommitted(2));
   REQUIRE(late.WaitCommitted(2));
@@ -140,7 +140,7 @@ TEST_CASE("bytes that lost their digest are never sent, and the next version bri
 
 TEST_CASE("a publish over a half that went bad unseen gives every receiver right bytes") {
   ShmDir root;
-  SenderProcess sender(root.path());  // which does not scrub
+  SenderProcess sender(root.path());  // scrubs at the default rate, mostly later than the publish
   ReceiverProcess first(root.path(), "r1", sender.control(), kModel);
   ReceiverProcess second(root.path(), "r2", sender.control(), kModel);
   Trainer trainer(sender.socket(), kModel, 4, 75);

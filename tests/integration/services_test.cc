@@ -1,19 +1,18 @@
 // What both daemons offer to tools: health, reflection, metrics, a socket that only its owner
 // opens.
-#include <arpa/inet.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <catch2/catch.hpp>
 
 #include "tests/support/daemons.h"
+#include "tests/support/http_get.h"
 
 namespace deltawire::testing {
 namespace {
 
-// One request and one answer of a method that this program has no stub for, as raw protobuf bytes.
+// Calls a method for which this program has no stub. Request and answer, one each, are raw protobuf
+// bytes.
 StatusOr<std::string> RawCall(const std::string& address, const std::string& method,
                               const std::string& request) {
   grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
@@ -36,25 +35,6 @@ StatusOr<std::string> RawCall(const std::string& address, const std::string& met
   grpc::Slice single;
   if (!response.DumpToSingleSlice(&single).ok()) return absl::DataLossError("no bytes");
   return std::string(single.begin(), single.end());
-}
-
-std::string HttpGet(uint16_t port, const std::string& path) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in to{};
-  to.sin_family = AF_INET;
-  to.sin_port = htons(port);
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::string all;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0) {
-    const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
-    send(fd, request.data(), request.size(), MSG_NOSIGNAL);
-    char buffer[4096];
-    for (ssize_t n; (n = recv(fd, buffer, sizeof buffer, 0)) > 0;) {
-      all.append(buffer, static_cast<size_t>(n));
-    }
-  }
-  close(fd);
-  return all;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The full thirty seconds of the promise about receivers that stop reading.
+// The long form of stall_test.cc: a receiver that stops reading for thirty seconds.
 #include <signal.h>
 
 #include <catch2/catch.hpp>

@@ -1,4 +1,5 @@
-// Receivers that stop reading: the trainer waits no longer than the grace, and they catch up.
+// Receivers that stop reading or fall behind: the trainer waits no longer than the grace, and the
+// receivers catch up.
 #include <signal.h>
 
 #include <catch2/catch.hpp>
@@ -10,10 +11,10 @@ namespace {
 
 constexpr const char* kModel = "m";
 constexpr double kGrace = 0.25;
-// Scheduling on a loaded machine; the grace itself is what the daemon enforces.
+// The daemon enforces the grace itself; the slack is for scheduling on a loaded machine.
 constexpr double kSlack = 0.5;
 
-// Offloads versions first..last while the receiver is stopped; returns the longest wait.
+// Publishes versions first..last while the receiver is stopped; returns the trainer's longest wait.
 double LongestWait(Trainer& trainer, uint64_t first, uint64_t last) {
   double longest = 0;
   for (uint64_t v = first; v <= last; ++v) {

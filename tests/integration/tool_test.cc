@@ -40,7 +40,7 @@ class Tool {
 };
 
 std::vector<std::string> Publish(SenderProcess& sender, const fs::path& dir, uint64_t version) {
-  (void)sender.Status(kModel);  // answers once the sender serves: the tool does not wait for one
+  (void)sender.Status(kModel);  // waits until the sender serves, since the tool does not wait
   return {"publish",  dir.string(),   "--model", kModel, "--version", std::to_string(version),
           "--socket", sender.socket()};
 }
@@ -60,7 +60,8 @@ struct Checkpoint {
     bytes = layout.total_bytes();
     WriteFile(file, header + std::string(bytes, fill));
   }
-  /// From another process, in place, from the last byte to the first.
+  /// Another process overwrites the data in place, from the last byte to the first. Returns its
+  /// exit status.
   int Overwrite(char fill) const {
     Forked writer([this, fill] {
       const int fd = open(file.c_str(), O_WRONLY | O_CLOEXEC);
@@ -80,7 +81,8 @@ struct Checkpoint {
   size_t data = 0, bytes = 0;
 };
 
-/// "" when all tensors of the directory are of one fill.
+/// The values that occur in the directory's tensors, one character each, or why it cannot be
+/// opened. One character alone: the bytes are of one fill, not of two mixed.
 std::string Fills(const fs::path& dir) {
   const auto model = ModelDir::Open(dir);
   if (!model.ok()) return std::string(MessageOf(model.status()));
@@ -106,7 +108,8 @@ TEST_CASE("publish: a checkpoint that is overwritten while it is read is not pub
   CAPTURE(cut);
   uint64_t version = 1;
   bool caught = false;
-  // Whether the writer comes in time is the scheduler's; that nothing mixed is published is not.
+  // The scheduler decides whether the writer comes while the tool reads, so this repeats until it
+  // does. In every round what is published must be of one fill.
   for (char fill = 'b'; fill < 'z' && !caught; ++fill) {
     const uint64_t next = version + 1;
     CAPTURE(fill, next);
@@ -138,7 +141,7 @@ TEST_CASE("publish: a checkpoint that is overwritten while it is read is not pub
     CHECK(Fills(receiver.dir()).size() == 1);
   }
   CHECK(caught);
-  // What is stable again is published.
+  // Now nobody writes the checkpoint any more, so it is published.
   Tool tool(root.path(), Publish(sender, checkpoint.dir, version + 1));
   const int code = tool.Wait();
   INFO(tool.Said());
@@ -152,7 +155,7 @@ TEST_CASE("publish --watch: a checkpoint that changed while it was read is tried
   SenderProcess sender(root.path());
   const fs::path parent = root.path() / "checkpoints";
   fs::create_directories(parent);
-  // The tool gives up at once where no sender is.
+  // The tool would give up at once if the sender did not listen yet.
   REQUIRE(Eventually(
       [&] { return fs::exists(sender.socket()) && Has(ReadText(sender.log()), "trainers at"); }));
   Tool watch(root.path(), {"publish", parent.string(), "--watch", "--model", kModel, "--socket",
@@ -201,7 +204,7 @@ TEST_CASE("publish: a second publisher is told who the first one is") {
   const auto published = first.WaitPublished(2);
   REQUIRE(published.ok());
   CHECK(published->identity.attempt == (*offload)->attempt());
-  // And of one that is published already.
+  // A publisher is also refused when its version is published already.
   Tool third(root.path(), Publish(sender, b.dir, 2));
   CHECK(third.Wait() == 1);
   INFO(third.Said());
@@ -218,7 +221,7 @@ TEST_CASE("publish --replace: receivers go over to the other layout") {
   const auto lineage = receiver.Status().committed().lineage();
   Tool refused(root.path(), Publish(sender, b.dir, 2));
   CHECK(refused.Wait() == 1);
-  // Whoever looks on is no reason to keep the old one.
+  // A client that watches the model must not keep the old layout in use.
   Tool watch(root.path(), {"watch", "--model", kModel, "--sender", sender.control()});
   REQUIRE(Eventually([&] { return Has(watch.Said(), "published"); }));
   auto args = Publish(sender, b.dir, 1);

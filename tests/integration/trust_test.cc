@@ -1,5 +1,6 @@
-// What is committed is one published version: histories in which numbers, files and memory lie.
-// Every case here once ended with wrong weights under a status that said all is well.
+// What is committed is wholly one published version, even when a version's number comes again with
+// other bytes, when files are changed behind a daemon's back, or when memory goes bad.
+// Every case here once ended with wrong weights and a status that said that all was well.
 #include <fcntl.h>
 #include <grpcpp/grpcpp.h>
 #include <sys/mman.h>
@@ -30,7 +31,7 @@ fs::path ActiveHalf(SenderProcess& sender) {
   return dir / fmt::format("half-{}.safetensors", state->active());
 }
 
-/// The bytes of `half`'s data section, which ends the file.
+/// The bytes of the data section, with which `file` ends; "" if the file is shorter than that.
 std::string DataOf(const fs::path& file, const Layout& layout) {
   const std::string all = ReadText(file);
   return all.size() < layout.total_bytes() ? "" : all.substr(all.size() - layout.total_bytes());
@@ -40,7 +41,7 @@ std::string ContentOf(Trainer& trainer) {
   return {reinterpret_cast<const char*>(trainer.content().data()), trainer.content().size()};
 }
 
-/// A file as a reader that knows nothing of deltawire has it: mapped, its descriptor closed.
+/// A reader that knows nothing of deltawire: it has mapped the file and closed its descriptor.
 class PlainReader {
  public:
   explicit PlainReader(const fs::path& file) {
@@ -232,7 +233,8 @@ TEST_CASE("side files belong to their version, and stale ones go with it") {
   publish(1, {{"config.json", "{\"v\": 1}"}, {"old.json", "old"}}, 'a');
   REQUIRE(receiver.WaitCommitted(1));
   CHECK(ReadText(receiver.dir() / "old.json") == "old");
-  // Registered alone they belong to nothing yet: the weights there are still version 1's.
+  // Side files that are registered belong to the version that is published next, so until then the
+  // receiver keeps those of version 1, also when the sender restarts.
   REQUIRE(client.Register(layout, {{"config.json", "{\"v\": 2}"}, {"new.json", "new"}}).ok());
   sender.Restart();
   REQUIRE(Eventually([&] { return receiver.Status().attached(); }));
@@ -300,7 +302,7 @@ TEST_CASE("a scalar that changes every step does not end what a rollback can rea
   const std::vector<std::byte> first = trainer.content();
   for (uint64_t v = 2; v <= 3; ++v) {
     trainer.Step();
-    // All eight bytes of the fp64 scalar, which is cheaper whole than as a delta.
+    // All eight bytes of the fp64 scalar change, so the scalar is cheaper whole than as a delta.
     for (size_t t = 0; t < trainer.layout().size(); ++t) {
       if (trainer.layout().tensor(t).name != "scalar") continue;
       for (size_t i = 0; i < 8; ++i) {

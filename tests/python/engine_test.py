@@ -1,4 +1,4 @@
-"""deltawire.engine with torch: a model that loads as inference engines' do, in every usual way.
+"""deltawire.engine with torch: a model that loads its weights in all ways that engines usually do.
 
 The model stands in for an engine; its loader uses the same operations on parameters as vLLM's and
 SGLang's do (tests/engines has the real ones). Daemons and files are real.
@@ -12,9 +12,10 @@ import support
 
 support.use_trainer_python()
 torch = support.need("torch")
-deltawire = support.need("deltawire")
+support.need("deltawire")
 
 from deltawire.engine import EngineClient  # noqa: E402
+from engine_rig import EngineRig, state  # noqa: E402
 
 HIDDEN, ROWS, VOCAB, EXPERTS = 48, 40, 30, 3
 
@@ -46,7 +47,7 @@ class Engine(torch.nn.Module):
         self.rank = rank
 
         def parameter(*shape, dtype=torch.bfloat16):
-            # What was there before a load is none of the checkpoint's.
+            # No checkpoint has a 7, so an element that a load does not write shows.
             return torch.nn.Parameter(torch.full(shape, 7.0, dtype=dtype), requires_grad=False)
 
         self.embed = parameter(64, HIDDEN)
@@ -74,32 +75,7 @@ class Engine(torch.nn.Module):
             self.experts.data[int(name.split(".")[1])].copy_(value.t())
 
 
-def state(model) -> dict:
-    return {n: p.detach().clone() for n, p in model.named_parameters()}
-
-
-class EngineTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = cls.enterClassContext(support.Cluster())
-
-    def start(self, weights):
-        """A trainer and the receiver's directory, with version 1 committed."""
-        model = self.id().rsplit(".", 1)[-1]
-        self.trainer = deltawire.WeightManager(self.cluster.endpoint, model=model)
-        self.version = 0
-        self.receiver = None
-        self.trainer.register(weights.items())
-        self.publish(weights, model)
-        return self.receiver.directory
-
-    def publish(self, weights, model=""):
-        self.version += 1
-        self.trainer.offload(weights.items(), version=self.version)
-        if self.receiver is None:
-            self.receiver = self.cluster.follow(model)
-        self.receiver.await_version(self.version)
-
+class EngineTest(EngineRig):
     def attached(self, directory, rank=0, weights=None):
         model = Engine(rank)
         model.load_weights(weights.items())
@@ -114,7 +90,7 @@ class EngineTest(unittest.TestCase):
         ranks = [self.attached(directory, rank, weights) for rank in (0, 1)]
         for model, client, outcome in ranks:
             self.assertEqual(client.held.version, 1)
-            # The padded rows of the embedding are the loader's, not the checkpoint's.
+            # The embedding's padded rows come from the loader, not from the checkpoint.
             self.assertEqual(outcome.unmapped, [("embed, head", (64 - VOCAB) * HIDDEN * 2)])
         generator = torch.Generator().manual_seed(2)
         for version in range(2, 8):
@@ -172,7 +148,8 @@ class EngineTest(unittest.TestCase):
         self.assertFalse(client.prepare())
 
     def refused(self, load_one):
-        """The reason for which a loader is refused; no parameter may have changed."""
+        """Attaches with a loader that must be refused, and returns the reason. No parameter may
+        have changed."""
         weights = checkpoint(6)
         directory = self.start(weights)
         model = Engine()

@@ -1,7 +1,7 @@
 """offload_fsdp with real torch.distributed processes (gloo): FSDP2 shards of every kind.
 
-Each worker writes its own rows and also gathers the model the ordinary way; the receiver's bytes must
-be the gathered ones. Without arguments this is the test, with them a worker:
+Each worker writes its own rows, and also gathers the model the ordinary way; the receiver's bytes
+must be the gathered ones. Without arguments this is the test, with them a worker:
     fsdp_test.py RANK WORLD STORE ENDPOINT OUT CASE,...
 """
 
@@ -24,7 +24,7 @@ VERSIONS = (1, 2, 3)
 
 
 class Net(torch.nn.Module):
-    """Rows that divide by nothing, fewer rows than ranks, and a buffer."""
+    """Has 37 rows, which no world size divides, 3 rows, fewer than four ranks, and a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ def worker(rank: int, world: int, store: str, endpoint: str, out: pathlib.Path, 
             with torch.no_grad():
                 for i, p in enumerate(net.parameters()):
                     p.add_(version + i)
-            # A module, or its state dict.
+            # offload_fsdp takes a module or its state dict.
             done = manager.offload_fsdp(net if version == 1 else net.state_dict(), version)
             manager.wait_published(version)
         full = {

@@ -1,6 +1,8 @@
 """The documents: no line above 100 columns, and every relative link leads to a file and a heading.
 
-    markdown_test.py ROOT     every Markdown file that git does not ignore, and the scan itself
+    markdown_test.py ROOT
+
+checks every Markdown file below ROOT that git does not ignore, and tests the scan itself.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def check_file(root: pathlib.Path, path: str) -> list[str]:
 
 
 def markdown_files(root: pathlib.Path) -> list[str] | None:
-    """Those that git tracks or would; None: this is no checkout."""
+    """The Markdown files that git tracks or would track; None when `root` is no checkout."""
     listing = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"]
     try:
         command = ["git", "-C", str(root), *listing]

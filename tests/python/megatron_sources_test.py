@@ -1,5 +1,6 @@
-"""Where a Megatron rank's bytes may be, without Megatron: host memory, and behind callbacks as tensors
-on a device are read without CUDA in the library. What a receiver holds is compared byte by byte."""
+"""offload_megatron without Megatron, from tensors in host memory and from tensors that are read by
+callbacks, as those on a device are when the library has no CUDA. What a receiver holds is compared
+byte by byte."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ class OtherDevice:
 
 
 class Reader:
-    """In place of DeviceReader, which wants torch; counts what is asked for."""
+    """Stands in for DeviceReader, which needs torch; records the size of each read."""
 
     asked: list[int] = []
     fail_at = None
@@ -89,14 +90,14 @@ class Model:
 
 
 class State:
-    """parallel_state of a single rank."""
+    """Megatron's parallel_state for a single rank."""
 
     def __getattr__(self, name):
         return lambda: 1 if name.endswith("world_size") else 0
 
 
 class HostTensor:
-    """bf16 in host memory."""
+    """A bf16 tensor in host memory."""
 
     def __init__(self, content, shape):
         self.shape = shape
@@ -152,7 +153,8 @@ class SourcesTest(unittest.TestCase):
         return manager.offload_megatron(Model(made), State(), self.hf, version, **options)
 
     def host_content(self, seed):
-        """What the way over host memory gives, from a model of its own."""
+        """What a receiver holds when the same bytes are offloaded from host memory, as a model of
+        another name."""
         self.offload(self.manager("host-" + self.model), seed, seed, HostTensor)
         return self.cluster.content("host-" + self.model)
 
@@ -210,7 +212,7 @@ class SourcesTest(unittest.TestCase):
             self.offload(self.manager(), 1, 1, HostTensor, gather=nccl)
 
     def test_without_the_plugin_nccl_is_said_to_be_missing(self):
-        # The library alone, elsewhere: what lies beside the one in the build is not found there.
+        # The library is copied to a folder of its own, where the plug-in is not beside it.
         maps = pathlib.Path("/proc/self/maps").read_text().split()
         library = pathlib.Path(next(m for m in maps if "libdeltawire_export.so" in m))
         alone = self.cluster.root / "alone"

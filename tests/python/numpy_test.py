@@ -24,7 +24,7 @@ def weights(seed: int):
 
 
 class OnlyDlpack:
-    """Has DLPack and nothing else."""
+    """An array that offers DLPack and nothing else."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -104,7 +104,7 @@ class NumpyTest(unittest.TestCase):
         new["half"] = old["half"]
         given = {n: v for n, v in new.items() if n != "half"}
         given["matrix"], kept = np.zeros_like(old["matrix"]), old["matrix"]
-        new["matrix"] = kept  # given, and declared unchanged: the sender's stays
+        new["matrix"] = kept  # given and declared unchanged, so the sender's bytes stay
         published = manager.offload(given, 2, unchanged=["half", "matrix"]).wait()
         self.check(new)
         self.assertLess(published.changed_elements, 100)
@@ -216,7 +216,7 @@ class NumpyTest(unittest.TestCase):
     def test_side_files(self):
         manager = self.manager()
         manager.register({"a": np.zeros(3)}, side_files={"config.json": '{"x": 1}'})
-        manager.register({"a": np.zeros(3)})  # another rank: they stay
+        manager.register({"a": np.zeros(3)})  # as another rank does; the side files stay
         manager.offload({"a": np.zeros(3)}, 1).wait()
         self.check({"a": np.zeros(3)})
         self.assertEqual(self.cluster.side_file("config.json", self.model), '{"x": 1}')

@@ -1,4 +1,4 @@
-"""tests/README.md: each promise is the README's, and each test that is named for it exists.
+"""tests/README.md: each promise stands in the README, and each test that is named for it exists.
 
     promises_test.py ROOT
 """

@@ -1,7 +1,7 @@
-"""A reader that knows nothing of deltawire: safetensors' own loader, which maps the file, in a loop.
+"""A reader that knows nothing of deltawire: a loop of safetensors' own loader, which maps the file.
 
-stock_reader.py DIRECTORY SEED: a line of output a pass, until it or who started it is killed:
-"read VERSION", "missing" (no such file), or "torn WHAT".
+stock_reader.py DIRECTORY SEED prints a line per pass, until it or the process that started it is
+killed: "read VERSION", "missing" (there is no such file), or "torn WHAT".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 import safetensors
 
-# Where a version writes its number: these elements of every tensor, and nothing else.
+# A version writes its number to every STRIDE-th element of every tensor, and changes nothing else.
 STRIDE = 61
 
 

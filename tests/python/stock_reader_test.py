@@ -1,7 +1,9 @@
 """Readers that are not ours, started and killed at random, while versions are published.
 
-stock_reader_test.py [PUBLISHES]: none may see two versions in one file, or die of a truncated one;
-with two buffers none may find the file missing once it was there.
+    stock_reader_test.py [PUBLISHES]
+
+No reader may see two versions in one file or die of a truncated one. With two buffers none may find
+the file missing once it was there.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ SEED = 11
 
 
 class Readers:
-    """Some at a time, each of them killed after up to two seconds."""
+    """Keeps READERS readers running, and kills each of them after up to two seconds."""
 
     def __init__(self, directory: pathlib.Path, log: pathlib.Path, seed: int):
         self._directory, self._log = directory, log
@@ -60,7 +62,7 @@ class Readers:
     def stop(self) -> list[str]:
         for child, _ in self._running:
             self._end(child)
-        # A line that was being written when its process was killed is none.
+        # A reader writes each line with one call, so a killed one leaves no part of a line.
         return self._log.read_text().splitlines()
 
 
@@ -81,7 +83,7 @@ def run(buffers: int) -> None:
                 readers = Readers(receiver.directory, cluster.root / "readers.txt", SEED)
             readers.turn()
         seconds = time.monotonic() - started
-        # One buffer waits for as long as somebody reads, and somebody may always do.
+        # With one buffer the receiver waits while anybody reads, so the readers have to stop first.
         lines = readers.stop()
         receiver.await_version(PUBLISHES)
         status = receiver.status()

@@ -1,7 +1,7 @@
 """What the Python package's tests share: skips, the Python with torch, and a cluster.
 
-Skips (one line "SKIPPED: why", exit code 0) are decided here. DELTAWIRE_TRAINER_PYTHON names a Python
-that has torch; it must have the ABI that the extension was built for.
+Skips (one line "SKIPPED: why", exit code 0) are decided here. DELTAWIRE_TRAINER_PYTHON names a
+Python that has torch; it must have the ABI that the extension was built for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def skip(why: str) -> None:
 
 
 def use_trainer_python() -> None:
-    """Goes on in the Python of DELTAWIRE_TRAINER_PYTHON, if that is set."""
+    """Starts this script again in the Python that DELTAWIRE_TRAINER_PYTHON names, if it is set."""
     wanted = os.environ.get("DELTAWIRE_TRAINER_PYTHON")
     if wanted and "DELTAWIRE_IN_TRAINER_PYTHON" not in os.environ:
         os.environ["DELTAWIRE_IN_TRAINER_PYTHON"] = "1"
@@ -30,7 +30,7 @@ def use_trainer_python() -> None:
 
 
 def need(module: str):
-    """The module, or a skip."""
+    """Imports and returns the module, or skips the test."""
     try:
         return __import__(module)
     except ImportError as error:
@@ -55,7 +55,7 @@ class Cluster(Daemons):
         self._dir.cleanup()
 
     def content(self, model: str = "policy") -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-        """What a receiver holds after it was told to bring itself to the newest version."""
+        """What a receiver of `model` holds after it was told to sync to the newest version."""
         if model not in self._receivers:
             self._receivers[model] = self.start_receiver(
                 [self._control], model, self.root / f"r-{model}", "--no-follow"
@@ -64,7 +64,7 @@ class Cluster(Daemons):
         return self._receivers[model].content()
 
     def follow(self, model: str, *options: str) -> Receiver:
-        """A receiver of `model` that follows."""
+        """Starts a receiver of `model` that pulls every version by itself."""
         return self.start_receiver([self._control], model, self.root / f"f-{model}", *options)
 
     def side_file(self, name: str, model: str = "policy") -> str:

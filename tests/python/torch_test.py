@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unittest
+from unittest import mock
 
 import support
 
@@ -33,8 +34,14 @@ DTYPES = {
 }
 
 
+class OnCuda(torch.Tensor):
+    """A stand-in: a tensor in host memory that says it is on CUDA device 1."""
+
+    device = property(lambda self: torch.device("cuda", 1))
+
+
 def raw(tensor) -> bytes:
-    """Row-major bytes, by torch."""
+    """The tensor's bytes in row-major order, by torch alone."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
@@ -121,7 +128,7 @@ class TorchTest(unittest.TestCase):
             manager.offload({"a": torch.eye(3).to_sparse()}, 1)
 
     def test_what_torch_copies_for_other_devices(self):
-        """The path of tensors on a GPU; torch's copy_ is the same, the source is in host memory."""
+        """Takes the path of tensors on a GPU, which torch's copy_ reads, here from host memory."""
         manager = self.manager()
         want = {"a": torch.randn(5, 6), "b": torch.randn(4, 4).to(torch.float8_e4m3fn)}
         manager.register(want)
@@ -135,6 +142,34 @@ class TorchTest(unittest.TestCase):
         offload.ready()
         manager.wait_published(1)
         self.check(want)
+
+    def test_a_tensor_on_a_cuda_device_is_the_devices_to_write_and_else_torchs(self):
+        """No device here: the tensors only say that they are on one, and CUDA that it is there."""
+        manager = self.manager()
+        base = torch.randn(6, 5)
+        manager.register({"a": torch.empty(5, 6), "b": torch.empty(2, 2)})
+        offload = manager._client.begin(1, 0)
+        a, b = manager.tensors_meta
+        rows = base.t()[1:3].as_subclass(OnCuda)
+        with mock.patch.object(_writing, "has_cuda", lambda: True), \
+                mock.patch.object(torch.cuda, "current_stream") as stream:
+            taken = mock.Mock()
+            self.assertEqual(_writing.copy(taken, 0, a, rows, Place((1, 0), (2, 6), True), 3), 48)
+            taken.write.assert_called_once_with(
+                0, rows.data_ptr(), 4, [2, 6], [4, 20], (1, 0), 3, 1)
+            taken.mark_block.assert_not_called()
+            stream.assert_called_once_with(torch.device("cuda", 1))
+            stream.return_value.synchronize.assert_called_once_with()
+
+            with self.assertWarnsRegex(UserWarning, "not pinned"):
+                for start, count in ((0, 1), (1, 2), (3, 2)):
+                    part = base.t()[start : start + count].as_subclass(OnCuda)
+                    _writing.copy(offload, 0, a, part, Place((start, 0), (count, 6), True), 3)
+                part = torch.ones(2, 2).as_subclass(OnCuda)
+                _writing.copy(offload, 1, b, part, Place((), (2, 2), True), 2)
+        offload.ready()
+        manager.wait_published(1)
+        self.check({"a": base.t(), "b": torch.ones(2, 2)})
 
     def test_what_the_library_reads_of_other_devices_in_pieces(self):
         torch.manual_seed(5)

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <malloc.h>
 #include <spdlog/spdlog.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +21,10 @@ namespace deltawire::simulation {
 namespace {
 
 constexpr uint64_t kBatch = 50;
-constexpr unsigned kHungSeconds = 60;  ///< real seconds for one history
+/// A history that computes for so long, or that waits for so long in all, is one that hangs. The
+/// second is longer, since other programs may have the processor.
+constexpr time_t kLongestComputed = 60;
+constexpr unsigned kLongestWaited = 600;
 
 struct Arguments {
   uint64_t first = 1;
@@ -44,7 +48,10 @@ std::string Directory() { return fmt::format("/dev/shm/deltawire-simulation-{}",
 /// Runs in a child: writes each seed's result as one line to `out`.
 void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int out) {
   for (uint64_t seed = first; seed < first + count; ++seed) {
-    ::alarm(kHungSeconds);
+    const itimerval computed{.it_interval = {},
+                             .it_value = {.tv_sec = kLongestComputed, .tv_usec = 0}};
+    ::setitimer(ITIMER_PROF, &computed, nullptr);
+    ::alarm(kLongestWaited);
     ::dprintf(out, "begin %llu\n", static_cast<unsigned long long>(seed));
     const HistoryResult r = RunHistory({.seed = seed,
                                         .plant = arguments.plant,

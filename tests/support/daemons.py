@@ -129,6 +129,21 @@ class Daemons:
                 )
             )
 
+    def kill(self, program: str) -> None:
+        """Ends every child that runs `program` as a crash would, and waits until it is gone."""
+        for child in self._children:
+            if pathlib.Path(child.args[0]).name == program:
+                child.kill()
+                child.wait()
+
+    def pids(self) -> list[int]:
+        return [child.pid for child in self._children]
+
+    def wait(self) -> None:
+        """Until all have ended by themselves."""
+        for child in self._children:
+            child.wait(DEADLINE_S)
+
     def logs(self) -> str:
         return "".join(f"\n--- {p.name}\n{p.read_text()}" for p in sorted(self.root.glob("*.log")))
 

@@ -3,8 +3,8 @@
 
     make_delta_corpus.py CORPUS_DIR
 
-Once for a format version; inputs that found something stay in beside them. The chunks, and the past
-of those for tight, are those of tests/fuzz/delta_input.h and delta_tight_fuzz.cc.
+It is run once for each format version; inputs that found a bug are kept beside what it writes. Its
+chunks, and their history for tight, are those of tests/fuzz/delta_input.h and delta_tight_laws.h.
 """
 
 import ctypes

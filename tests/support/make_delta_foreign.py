@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/delta_v2/*/foreign*.bin: tight payloads of golden cases with parameters that no
-encoder of ours chooses but every decoder must accept.
+"""Writes tests/golden/delta_v2/*/foreign*.bin: tight payloads of golden cases with parameters that
+our encoders never choose and every decoder must accept.
 
-    make_delta_foreign.py DIR     after make_delta_golden; once for a format version
+    make_delta_foreign.py DIR
+
+It is run once for each format version, after make_delta_golden, whose output DIR holds.
 """
 
 import pathlib

@@ -12,7 +12,7 @@ import processes
 import reference_export
 from families import FAMILIES
 
-LIMIT = 1e-5  # of the largest difference of logits, relative to the largest logit, in fp32
+LIMIT = 1e-5  # the largest difference of logits that passes, relative to the largest logit (fp32)
 BATCH, LENGTH = 2, 12
 
 
@@ -26,7 +26,7 @@ def tokens_of(hf, seed):
 
 
 def write_base(rank, name, folder, dtype):
-    """A checkpoint as `transformers` writes it: the names, shapes and dtypes to export into."""
+    """Writes a checkpoint by `transformers`: the names, shapes and dtypes to export into."""
     from transformers import AutoModelForCausalLM
 
     hf = FAMILIES[name].config()
@@ -37,7 +37,7 @@ def write_base(rank, name, folder, dtype):
 
 
 def add_mtp_layers(hf, folder, dtype):
-    """Layers that predict further tokens, as DeepSeek-V3's files have them behind the last one."""
+    """Adds layers that predict further tokens, behind the last one as in DeepSeek-V3's files."""
     from safetensors.torch import save_file
 
     tensors = tensors_of(folder)
@@ -62,8 +62,8 @@ def is_mtp(key, config):
 def train(rank, name, layout, seed, mode, base, out, bf16, distributed_optimizer):
     """One rank of the trainer: returns the logits on the last stage's ranks, else None.
 
-    The reference writes one version. Another exporter writes one of other weights first, and then,
-    over it, the one that the logits are of; each must be the reference's to the bit.
+    The reference exports one version. Any other mode first exports a version of other weights, and
+    then, over it, the one whose logits are compared; both must equal the reference's bit for bit.
     """
     family = FAMILIES[name]
     hf = family.config()
@@ -92,7 +92,7 @@ def compare_bytes(expected, out, version):
     if wrong:
         raise Mismatch(f"version {version}: {len(wrong)} tensors missing or surplus: {wrong[:8]}")
     for name, tensor in sorted(expected.items()):
-        # The file says the dtype: of the reference's only the value counts.
+        # The exported file decides the dtype, and the reference's values are rounded to it.
         if tensor.shape != found[name].shape:
             raise Mismatch(f"version {version}: {name} is {tuple(found[name].shape)}")
         unequal = tensor.to(found[name].dtype) != found[name]
@@ -166,9 +166,9 @@ def check(name, layout, mode="reference", seed=1, distributed_optimizer=True, ke
 
 
 def check_bf16(name, layout, mode="reference", seed=1):
-    """Float16Module and DDP around the same weights: the export is theirs rounded to bf16, bitwise.
+    """Checks that a model in Float16Module and DDP exports its weights, rounded to bf16, bitwise.
 
-    There is nothing to compare logits with: two implementations in bf16 do not agree to 1e-5.
+    Logits are not compared, since two implementations in bf16 do not agree to 1e-5.
     """
     fp32 = {}
     check(name, layout, "reference", seed, keep=fp32)

@@ -1,4 +1,4 @@
-"""What megatron-core's Python takes for granted of CUDA, put right for a run on CPU and Gloo.
+"""Patches what megatron-core's Python takes for granted of CUDA, so that it runs on CPU and Gloo.
 
 Only the harness does this, in the processes that it starts; no weight and no layout is touched.
 `apply()` is called once in each process, after megatron is imported and before a model is built.
@@ -26,11 +26,11 @@ def apply():
 
     CudaRNGStatesTracker.fork = lambda self, *args, **kwargs: contextlib.nullcontext()
 
-    # The sliding window's mask is made on device "cuda" by name.
+    # megatron-core makes the sliding window's mask on the device that is named "cuda".
     from megatron.core.fusions import fused_softmax
 
     def window_mask(rows, columns, window):
-        # True: not to be looked at. `window` says how many tokens back and ahead are.
+        # True: attention leaves this token out. `window`: how many tokens back and ahead it takes.
         ahead = torch.arange(columns).unsqueeze(0) - torch.arange(rows).unsqueeze(1)
         ahead = ahead - (columns - rows)
         return (ahead < -window[0]) | (ahead > window[1])
@@ -44,8 +44,8 @@ def apply():
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
 
-    # MLA tells its core attention the widths of keys and values, which only transformer-engine's
-    # takes. The local one needs that of values, and reads it from kv_channels.
+    # MLA passes the widths of keys and values to its core attention, but only transformer-engine's
+    # accepts them. The local one needs the width of values, and reads it from kv_channels.
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 
     constructor = DotProductAttention.__init__
@@ -56,8 +56,8 @@ def apply():
 
     DotProductAttention.__init__ = with_widths
 
-    # MLA takes transformer-engine for present where only megatron-core's wrapper of it imports, and
-    # then asks whether a layer is an instance of what is no class.
+    # MLA believes that transformer-engine is there when only megatron-core's wrapper of it can be
+    # imported, and then calls isinstance with something that is no class.
     from megatron.core.transformer import multi_latent_attention
 
     if not isinstance(multi_latent_attention.TELinear, type):

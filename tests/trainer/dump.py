@@ -1,4 +1,4 @@
-"""All that a rank holds of a model, as an exporter finds it: wrapped names, chunk by chunk."""
+"""Copies all that a rank holds of a model, as an exporter finds it: chunk by chunk, wrapped."""
 import dataclasses
 
 import torch

@@ -110,7 +110,7 @@ def _deltawire(
 
 
 def finish():
-    """After the last version."""
+    """Closes what the exports kept open; called after the last version."""
     global _way
     if _way is not None:
         _way.manager.close()

@@ -9,7 +9,7 @@ from typing import Any, Callable
 THETA = 10000.0
 ROPE = {"rope_type": "default", "rope_theta": THETA}
 SIZES = dict(hidden_size=64, num_hidden_layers=4, num_attention_heads=8, max_position_embeddings=64)
-# Padded to a multiple of 8 * TP by the trainer, so that there are rows to cut off.
+# The trainer pads it to a multiple of PAD_TO * TP, so that an export has rows to cut off.
 VOCABULARY = 93
 PAD_TO = 8
 
@@ -28,7 +28,7 @@ class Names:
 @dataclasses.dataclass(frozen=True)
 class Family:
     config: Callable[[], Any]  # the config of transformers
-    options: Callable[[Any], dict]  # of it, fields of megatron-core's TransformerConfig
+    options: Callable[[Any], dict]  # from that, fields of megatron-core's TransformerConfig
     names: Names = Names()
     mla: bool = False
     replicated_down: bool = False  # MLA's down projections whole on every rank, as with TE
@@ -73,7 +73,7 @@ def _mla(hf, **more):
         qk_layernorm=True,
         rope_type="rope",
         rotary_base=THETA,
-        # The attention's scale follows it even where rope_type is not "yarn".
+        # The attention's scale depends on this even where rope_type is not "yarn".
         rotary_scaling_factor=1.0,
         moe_layer_freq=[int(i >= hf.first_k_dense_replace) for i in range(hf.num_hidden_layers)],
         moe_shared_expert_intermediate_size=hf.moe_intermediate_size * hf.n_shared_experts,
@@ -96,7 +96,7 @@ def _sigmoid_router(hf):
 
 
 def _common(**more):
-    # 1e-6 is what `transformers` has for MLA's inner norms, whatever the config says.
+    # `transformers` uses 1e-6 for MLA's inner norms, whatever the config says.
     return dict(
         SIZES, vocab_size=VOCABULARY, rope_parameters=dict(ROPE), rms_norm_eps=1e-6, **more
     )
@@ -291,7 +291,7 @@ def _gpt_oss_options(hf):
         add_bias_linear=True,
         add_qkv_bias=True,
         softmax_type="learnable",
-        # A window of 5 tokens, the own one counted, is 4 tokens back.
+        # `transformers` counts the token itself in its window, megatron-core only those before it.
         window_size=(hf.sliding_window - 1, 0),
         window_attn_skip_freq=[1, 0] * (hf.num_hidden_layers // 2),
         activation_func=quick_gelu,
@@ -338,7 +338,7 @@ FAMILIES = {
         mla=True,
         replicated_down=True,
     ),
-    # The layers behind the last one: `transformers` leaves them out, so only bytes are compared.
+    # `transformers` leaves out the MTP layers behind the last one, so only bytes are compared.
     "deepseek-v3-mtp": Family(
         lambda: deepseek_v3(mtp=1),
         lambda hf: _mla(hf, **_sigmoid_router(hf), mtp_num_layers=hf.num_nextn_predict_layers),

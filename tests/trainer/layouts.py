@@ -77,7 +77,7 @@ class Layout:
 
 ONE = Layout()
 
-# What every family is run with when time is no matter. 8 processes at most.
+# The layouts under which the long test runs every family; 8 processes at most.
 DENSE = (
     ONE,
     Layout(tp=2),

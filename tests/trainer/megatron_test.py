@@ -55,7 +55,7 @@ SHORT = (
     ("glm-4.5", EXPERTS),
     ("gpt-oss", EXPERTS),
 )
-# What is gathered instead of placed: one of each kind of layout.
+# Gathered instead of placed: one family for each kind of layout.
 GATHERED = (
     ("llama", CHUNKS),
     ("qwen3-tied", UNEVEN),
@@ -107,7 +107,8 @@ def cases_of(what):
 
 
 def wrong_exports():
-    """(what is wrong, family, layout, function of reference_export, its wrong version)."""
+    """Returns tuples of (what is wrong, family, layout, function of reference_export, wrong version
+    of that function)."""
     import reference_export as right
     import torch
 
@@ -139,7 +140,7 @@ def wrong_exports():
 
 
 def run_wrong(checks):
-    """The harness must say no to exports that are wrong and of the right shape."""
+    """Returns how many exports with right shapes and wrong values the harness did not notice."""
     import reference_export
 
     failures = 0

@@ -8,7 +8,7 @@ from families import PAD_TO, THETA
 
 
 def initialize(layout, **more):
-    """Megatron's process groups for the running torch.distributed group. Collective."""
+    """Makes Megatron's process groups within the running torch.distributed group. Collective."""
     from megatron.core import parallel_state
 
     parallel_state.initialize_model_parallel(
@@ -43,7 +43,7 @@ def config_of(family, hf, layout, bf16=False):
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # Every fused kernel is CUDA's.
+        # All fused kernels need CUDA.
         bias_activation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -108,7 +108,7 @@ def mtp_spec_of(config, spec, vp_stage):
 
 
 def build(family, hf, layout, seed, bf16=False):
-    """This rank's chunks, first virtual stage first, with weights that follow from the seed."""
+    """Builds this rank's chunks, first virtual stage first; the seed determines their weights."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.process_groups_config import ProcessGroupCollection
@@ -172,7 +172,7 @@ def randomize(chunk, seed):
         shard = 0
         if ".experts." in name:
             key, shard = f"expert group {ep} {key}", etp if sharded else 0
-        elif sharded or name.endswith("softmax_offset"):  # which carries no attribute
+        elif sharded or name.endswith("softmax_offset"):  # cut, but without the attribute
             shard = tp
         if name == "output_layer.weight" and chunk.share_embeddings_and_output_weights:
             key = "embedding.word_embeddings.weight"
@@ -194,7 +194,8 @@ def randomize(chunk, seed):
 
 
 def persistent_buffers(module):
-    """Those buffers that a checkpoint holds: what routers learn without a gradient, for example."""
+    """Yields (name, buffer) for the buffers that a checkpoint holds: what routers learn without a
+    gradient, for example."""
     for prefix, part in module.named_modules():
         for name, buffer in part.named_buffers(recurse=False):
             if name not in part._non_persistent_buffers_set:
@@ -202,7 +203,7 @@ def persistent_buffers(module):
 
 
 def wrap(chunks, config, bf16=False, distributed_optimizer=False):
-    """As a trainer does: Float16Module where the model is in bf16, then DDP."""
+    """Wraps chunks as a trainer does: in Float16Module if the model is in bf16, then in DDP."""
     from megatron.core.distributed import (
         DistributedDataParallel,
         DistributedDataParallelConfig,
@@ -223,9 +224,10 @@ def wrap(chunks, config, bf16=False, distributed_optimizer=False):
 
 
 def logits(chunks, hf, layout, tokens):
-    """[batch, length, vocabulary] on the last stage's ranks, None elsewhere. Collective.
+    """Returns [batch, length, vocabulary] on the last stage's ranks, None elsewhere. Collective.
 
-    Stages are driven by hand: in the model's order, what a chunk gives is sent to the next.
+    Stages are driven by hand: chunks run in the model's order, and each sends its output to the
+    next.
     """
     from megatron.core import parallel_state
 
@@ -237,7 +239,7 @@ def logits(chunks, hf, layout, tokens):
     positions = torch.arange(length).unsqueeze(0).expand(batch, -1)
     mask = torch.ones(length, length).triu(1).bool().reshape(1, 1, length, length)
     for chunk in chunks:
-        # Layers that predict further tokens are run for a loss only, and want labels.
+        # MTP layers, which predict further tokens, run for a loss only and need labels.
         chunk.config.mtp_num_layers, chunk.mtp_process = None, False
     steps = [(v, p) for v in range(layout.vpp) for p in range(layout.pp)]
     output = None

@@ -21,7 +21,8 @@ class WorkerError(Exception):
 
 def _worker(rank, world, folder, function, arguments):
     folder = pathlib.Path(folder)
-    # A process that dies at exit of somebody's thread would hide what it said before.
+    # This ends with os._exit, because a library's thread that crashes while the interpreter shuts
+    # down would hide what this process has reported.
     status = 1
     try:
         import torch
@@ -40,7 +41,8 @@ def _worker(rank, world, folder, function, arguments):
         torch.distributed.destroy_process_group()
         status = 0
     except BaseException:
-        # Renamed, since the parent ends this process as soon as another has failed.
+        # The file gets its name when it is whole, because the parent kills this process as soon as
+        # another has failed.
         (folder / f"writing-{rank}").write_text(f"{time.time()}\n{traceback.format_exc()}")
         (folder / f"writing-{rank}").rename(folder / f"error-{rank}")
     finally:

@@ -1,7 +1,7 @@
-"""HF tensors out of gathered shards, written on its own from Megatron's layout rules.
+"""Makes HF tensors of gathered shards, independently of deltawire, by Megatron's layout rules.
 
-It gathers the whole model on rank 0 and knows nothing of deltawire: it is what deltawire's export
-is compared with, and the proof that the harness tells right from wrong.
+It gathers the whole model on rank 0. deltawire's export is compared with its result, and it shows
+that the harness tells right from wrong.
 
 Layout rules, in short: a rank of T holds rows [t*n, (t+1)*n) of a column-parallel weight and
 columns of a row-parallel one; the fused gate-and-up holds a rank's share of gate, then its share

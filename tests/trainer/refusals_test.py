@@ -28,7 +28,7 @@ from layouts import Layout  # noqa: E402
 
 
 def cases(families):
-    """(family, layout) pairs, by what they are about; some are legal, some are not."""
+    """Yields (what the case is about, family, layout); some layouts are legal, some are not."""
     base = families.FAMILIES["llama"]
 
     def llama(**more):
@@ -77,7 +77,8 @@ def cases(families):
 
 
 def asked(family, hf, layout):
-    """What megatron-core says against it, or nothing. In a child: groups are made once a process."""
+    """megatron-core's reason to refuse the layout, or None. A child process finds out, because
+    process groups can be made only once per process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -134,7 +135,7 @@ def parallel_of(layout):
 
 
 def planned(directory, layout):
-    """What deltawire says against it, or nothing."""
+    """deltawire's reason to refuse the layout, or None."""
     deltawire = pathlib.Path(os.environ["DELTAWIRE_BIN_DIR"]) / "deltawire"
     done = subprocess.run(
         [deltawire, "plan", "--hf", directory, "--parallel", parallel_of(layout)],

@@ -8,11 +8,26 @@
     if client.prepare():          # everything that can be checked is checked; nothing is written
         client.apply()            # writes what changed; milliseconds
 
-Neither torch nor an engine is imported before `attach`. What can fail answers with an `Outcome`,
-whose `reason` says why; the engine's memory is then what it was before.
+Neither torch nor an engine is imported before `attach` or `PlanCache`. What can fail answers with
+an `Outcome`, whose `reason` says why; the engine's memory is then what it was before.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from deltawire.engine._client import Attached, EngineClient, Outcome
 from deltawire.engine._core import Identity
 
-__all__ = ["Attached", "EngineClient", "Identity", "Outcome"]
+if TYPE_CHECKING:
+    from deltawire.engine._plans import PlanCache
+
+__all__ = ["Attached", "EngineClient", "Identity", "Outcome", "PlanCache"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PlanCache":
+        from deltawire.engine._plans import PlanCache  # pylint: disable=C0415  # it imports torch
+
+        return PlanCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

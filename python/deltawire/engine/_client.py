@@ -3,64 +3,18 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deltawire import Error
 from deltawire.engine import _core
+from deltawire.engine._outcome import Attached, Outcome, some
+from deltawire.engine._served import Record
 
-#: Names of torch's dtypes by those of safetensors.
-_TORCH_DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-#: So many names are spelt out in a reason.
-_NAMED = 5
-
-
-@dataclass
-class Outcome:
-    """Whether a step was done. It is truthy when it was; else `reason` says why not."""
-
-    ok: bool
-    reason: str = ""
-    seconds: float = 0.0
-    #: Of `prepare`: what the update is.
-    update: _core.UpdateInfo | None = None
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-
-@dataclass
-class Attached(Outcome):
-    """What `attach` found of the engine's memory."""
-
-    boxes: int = 0
-    mapped_bytes: int = 0
-    #: (parameter, bytes) that the checkpoint does not have: padding, or what the loader computes.
-    unmapped: list[tuple[str, int]] = field(default_factory=list)
-    trace_seconds: float = 0.0
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+if TYPE_CHECKING:
+    from deltawire.engine._attach import Attachment
+    from deltawire.engine._plans import PlanCache
 
 
 class EngineClient:
@@ -71,7 +25,11 @@ class EngineClient:
         version. `threads`: for comparing, decoding and writing; 0: one per core. Raises
         `deltawire.Error` when the directory is not a receiver's."""
         self._weights = _core.EngineWeights(str(directory), threads)
-        self._keep: list[Any] = []
+        self._attachment: Attachment | None = None
+        self._pairs: dict | None = None  # what the loader must load; None: nothing is prepared
+        self._loaded = False  # the last `apply` had the loader load something
+        self._record: Record | None = None  # what this rank tells the server's HTTP process
+        self._update: _core.UpdateInfo | None = None  # what `prepare` made ready
 
     @property
     def held(self) -> _core.Identity:
@@ -87,81 +45,132 @@ class EngineClient:
         """Returns what is committed once it is not `known`. Raises `deltawire.DeadlineError`."""
         return self._weights.wait_for_other(known, seconds)
 
-    def attach(self, model: Any, load: Callable[[Iterable], Any]) -> Attached:
+    def attach(self, model: Any, load: Callable[[Iterable], Any], *, loader_tensors: bool = False,
+               plans: PlanCache | None = None) -> Attached:
         """Finds where `model` keeps each element, and proves it.
 
-        `load` is the engine's own loader: it takes (name, tensor) pairs. It runs once over tensors
-        without data, under a watch that lets nothing be written. The map is then read backwards:
-        the committed buffer must equal the live parameters bit by bit, or the model is refused.
+        `load` is the engine's own loader: it takes (name, tensor) pairs. It runs over tensors
+        without data, under a watch that lets nothing be written; and, for tensors whose way shapes
+        do not show, over their elements' numbers. The map is then read backwards: the committed
+        buffer must equal the live parameters bit by bit, or the model is refused.
+
+        `loader_tensors`: tensors that the loader computes with (`Attached.by_loader`) are updated
+        by the loader itself, within `apply`; without it such a model is refused, since `apply` is
+        then the engine's code as well, costs whole tensors, and can fail. `plans`: keeps what was
+        found, and is asked first; what it has is proven in the same way.
         """
-        import torch  # pylint: disable=import-outside-toplevel
+        from deltawire.engine._attach import Attachment  # pylint: disable=import-outside-toplevel
 
-        from deltawire.engine import _trace  # pylint: disable=import-outside-toplevel
-
-        begin = time.perf_counter()
-        tensors = [(name, getattr(torch, _TORCH_DTYPES[dtype]), tuple(shape))
-                   for name, dtype, shape in self._weights.tensors]
-        found = _trace.trace(model, load, tensors)
-        traced = time.perf_counter() - begin
-        result = Attached(False, boxes=len(found.boxes), trace_seconds=traced)
-
-        def refuse(reason: str) -> Attached:
-            result.reason = reason
-            result.seconds = time.perf_counter() - begin
-            return result
-
-        if found.problems:
-            return refuse("the loader cannot be followed: " + _some(found.problems))
-        on_device = [s.names[0] for s in found.storages if s.keeper.device.type != "cpu"]
-        if on_device:
-            return refuse("parameters that are not in this machine's memory: " + _some(on_device))
-        missing = [t[0] for t in _missing(found, tensors)]
-        storages = [(", ".join(s.names), s.keeper.untyped_storage().data_ptr(),
-                     s.keeper.untyped_storage().nbytes()) for s in found.storages]
-        try:
-            self._weights.bind(storages, [tuple(box) for box in found.boxes])
-            compared = self._weights.adopt()
-        except Error as error:
-            return refuse(str(error))
-        result.mapped_bytes = compared.bytes
-        result.unmapped = self._weights.unmapped
-        if compared.different:
-            return refuse(
-                f"{len(compared.different)} tensors have other bytes in the engine than in "
-                f"{compared.identity}: it moves or changes them after loading, or it loaded "
-                f"another version: {_some(compared.different)}")
-        if missing and not result.mapped_bytes:
-            return refuse("the engine holds none of the checkpoint's tensors")
-        self._keep = [s.keeper for s in found.storages]
-        result.ok = True
-        result.seconds = time.perf_counter() - begin
+        if self._record is not None:
+            self._record.close()  # until the memory is proven again, nothing is said about it
+            self._record = None
+        self._attachment, self._loaded, self._pairs = None, False, None
+        attachment = Attachment(self._weights, model, load, loader_tensors)
+        result = attachment.attach(plans)
+        if result:
+            self._attachment = attachment
+            self._tell()
         return result
 
     def prepare(self) -> Outcome:
         """Makes the way from `held` to what is committed ready, and checks all of it. Writes
         nothing. An update to what is held already is one too, without changes."""
-        return self._do(self._weights.prepare)
+        self._update = None
+        self._forget_loaded()
+        outcome = self._do(self._prepare)
+        self._update = outcome.update
+        return outcome
 
     def apply(self) -> Outcome:
         """Writes what `prepare` made ready; the engine must not compute meanwhile."""
-        return self._do(self._weights.apply)
+        return self._change(self._apply, self._update.to if self._update else None)
 
     def rollback(self) -> Outcome:
         """Makes the memory what it was before the last `apply`."""
-        return self._do(self._weights.rollback)
+        return self._change(self._rollback, None)
 
     def check(self) -> Outcome:
         """Compares the digests of the engine's memory with those of `held`. Reads every byte;
-        chunks that other ranks have a part of are not judged here."""
+        chunks that other ranks have a part of are not judged here. What the loader has computed is
+        computed again, beside the memory, while the receiver still has the version for it."""
         begin = time.perf_counter()
         try:
             found, _ = self._weights.check()
+            drifted = some(found.different) or self._check_loaded()
         except Error as error:
             return Outcome(False, str(error), time.perf_counter() - begin)
-        if found.different:
-            return Outcome(False, "the engine's memory has drifted in " + _some(found.different),
+        if drifted:
+            return Outcome(False, f"the engine's memory has drifted in {drifted}",
                            time.perf_counter() - begin)
         return Outcome(True, "", time.perf_counter() - begin)
+
+    def _by_loader(self) -> Any:
+        return self._attachment.by_loader if self._attachment is not None else None
+
+    def _prepare(self) -> _core.UpdateInfo:
+        self._pairs = None
+        update = self._weights.prepare()
+        by_loader = self._by_loader()
+        if by_loader is not None:
+            tensors = by_loader.concerned(self._weights.changed)
+            self._pairs = by_loader.read(tensors, self._attachment.read(True))
+        else:
+            self._pairs = {}
+        return update
+
+    def _apply(self) -> None:
+        """The loader goes first: it can fail, and be undone, before anything else is written."""
+        pairs, self._pairs = self._pairs, None
+        if pairs is None:
+            raise Error("no update is prepared")
+        if pairs:
+            why = self._by_loader().apply(pairs)
+            if why:
+                raise Error(why)
+        try:
+            self._weights.apply()
+        except Error:
+            if pairs:
+                self._by_loader().put_back()
+            raise
+        self._loaded = bool(pairs)
+
+    def _rollback(self) -> None:
+        self._weights.rollback()
+        if self._loaded:
+            self._by_loader().put_back()
+            self._loaded = False
+
+    def _forget_loaded(self) -> None:
+        if self._loaded:
+            self._by_loader().forget()
+            self._loaded = False
+
+    def _check_loaded(self) -> str:
+        by_loader = self._by_loader()
+        if by_loader is None or self.committed != self.held:
+            return ""
+        return by_loader.repeats(self._attachment.read(False))
+
+    def _tell(self) -> None:
+        """Begins the record of what this rank holds; without one, the server claims no version."""
+        try:
+            self._record = Record()
+        except OSError as error:
+            warnings.warn(f"the server cannot say which version it serves: {error}", stacklevel=3)
+            return
+        self._record.holds(self.held)
+
+    def _change(self, call: Callable[[], Any], after: _core.Identity | None) -> Outcome:
+        """Runs what writes to the memory. The record names no version alone meanwhile."""
+        self._update = None
+        if self._record is None:
+            return self._do(call)
+        self._record.changing(self.held, after)
+        try:
+            return self._do(call)
+        finally:
+            self._record.holds(self.held)
 
     @staticmethod
     def _do(call: Callable[[], Any]) -> Outcome:
@@ -171,9 +180,3 @@ class EngineClient:
         except Error as error:
             return Outcome(False, str(error), time.perf_counter() - begin)
         return Outcome(True, "", time.perf_counter() - begin, update)
-
-
-def _missing(found: Any, tensors: list) -> list:
-    """Tensors of which nothing is in this engine's memory."""
-    seen = {box.tensor for box in found.boxes}
-    return [t for i, t in enumerate(tensors) if i not in seen]

@@ -3,182 +3,351 @@
 The loader runs once over tensors that have shapes and no data (torch's ``meta`` device), while a
 dispatch mode sees every operation. A copy from a view of such a tensor into a view of a live
 parameter is written down as a strided box, and is not carried out: the parameters stay as they
-are. What the loader computes instead of moving (a cast, a negated exponential, a quantised block)
-cannot be expressed as boxes and is reported by name.
+are. Clones are followed. What the loader computes instead of moving (a cast, a negated exponential,
+a quantised block), or moves by ways that the trace does not follow, is told by groups of tensors.
 
 Units: a box is in elements, relative to the first element of the HF tensor and of the parameter's
-storage. Threads: the caller's alone. Cost: no weights are read or written; about 10 microseconds
+storage. Threads: the caller's alone. Cost: no weights are read or written; about 20 microseconds
 for each operation of the loader. Errors: values (`Trace.problems`), never half a trace.
 """
 from __future__ import annotations
 
 import dataclasses
-from typing import Callable, Iterable, NamedTuple
+import gc
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from deltawire.engine._geometry import (
+    MAX_DIMS,
+    Box,
+    Moved,
+    Region,
+    collapse,
+    overlap,
+    region_of,
+    unrolled,
+    whole,
+)
+from deltawire.engine._model import Storage, Unchanged, live_storages
+from deltawire.engine._operations import is_view, returned, tensors_in, written_by
 
 aten = torch.ops.aten
 
-
-class Box(NamedTuple):
-    """`counts` elements, nested; strides and offsets in elements of either side."""
-
-    tensor: int  # index into the checkpoint's tensors
-    storage: int  # index into Trace.storages
-    counts: tuple[int, ...]
-    src_offset: int
-    src_strides: tuple[int, ...]
-    dst_offset: int
-    dst_strides: tuple[int, ...]
+#: A checkpoint's tensors: (name, dtype, shape), in its order.
+Tensors = list[tuple[str, torch.dtype, tuple[int, ...]]]
+#: Of a loader that stops at a tensor, the rest is traced without it; so often at most.
+_RESTARTS = 32
 
 
-@dataclasses.dataclass
-class Storage:
-    """Memory of live parameters; several parameters may share one."""
+class Group(NamedTuple):
+    """Tensors that the loader treats together, in a way that is no list of boxes."""
 
-    names: list[str]
-    keeper: torch.Tensor  # one of the parameters, so that the memory stays
-    itemsize: int
+    tensors: tuple[int, ...]
+    why: str
+    #: What it writes for them, where the trace could follow so far.
+    regions: tuple[Region, ...]
+    #: False where it wants a value, so that it cannot run over others' values.
+    by_shapes: bool
 
 
 @dataclasses.dataclass
 class Trace:
     storages: list[Storage]
     boxes: list[Box] = dataclasses.field(default_factory=list)
-    #: Regions that the loader fills with a constant: (storage, offset, counts, strides).
-    fills: list[tuple[int, int, tuple[int, ...], tuple[int, ...]]] = dataclasses.field(
-        default_factory=list)
+    groups: list[Group] = dataclasses.field(default_factory=list)
     #: Why the trace is not the whole truth: "NAME: what happened".
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
 class _Refused(RuntimeError):
-    """An operation that the trace cannot follow; the message names it."""
+    """An operation that cannot be followed. It ends the load."""
 
 
-#: Operations that hand on the same values; the trace reads through them.
-_SAME_VALUES = {aten.clone.default, aten._to_copy.default, aten.contiguous.default}
+class _Origin(NamedTuple):
+    """What a storage's elements come from. `moved` is None where they were computed."""
+
+    tensors: frozenset[int]
+    moved: Moved | None
+    why: str
 
 
-def _collapse(counts, *strides):
-    """Merges neighbouring dimensions that every side steps through alike, and drops those of 1."""
-    dims = [(n, *s) for n, *s in zip(counts, *strides) if n != 1]
-    merged = []
-    for dim in dims:
-        if merged and all(a == b * dim[0] for a, b in zip(merged[-1][1:], dim[1:])):
-            merged[-1] = (merged[-1][0] * dim[0], *dim[1:])
-        else:
-            merged.append(dim)
-    if not merged:
-        merged = [(1, *(1 for _ in strides))]
-    return tuple(tuple(column) for column in zip(*merged))
+class _Write(NamedTuple):
+    """What the loader did to a region of live memory. Without boxes and tensors: a constant."""
+
+    region: Region
+    tensors: frozenset[int]
+    boxes: tuple[Box, ...]
+    why: str
+
+
+#: Operations that hand on the same values in other memory.
+_CLONES = {aten.clone.default, aten._to_copy.default}
+_FILLS = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 
 
 class _Watch(TorchDispatchMode):
-    def __init__(self, trace: Trace, sources: dict[int, int], live: dict[int, int]):
+    def __init__(self, storages: list[Storage], live: dict[int, int], dummies: dict):
         super().__init__()
-        self.trace, self.sources, self.live = trace, sources, live
+        self.storages, self.live = storages, live
+        #: By storage. The weak reference keeps the handle from being used again.
+        self.origins: dict[int, tuple[StorageWeakRef, _Origin]] = {}
+        self.scratch: list[StorageWeakRef] = []
+        self.writes: list[_Write] = []
+        self.refused: dict[int, str] = {}
+        self.current = -1
+        self.itemsizes = {i: dummy.element_size() for i, dummy in dummies.items()}
+        for i, dummy in dummies.items():
+            self._comes_from(dummy, _Origin(frozenset({i}), whole(i, dummy.numel()), ""))
 
-    def _live(self, value):
-        if isinstance(value, torch.Tensor) and value.numel():
-            return self.live.get(value.untyped_storage()._cdata)
-        return None
+    def _comes_from(self, tensor: torch.Tensor, origin: _Origin) -> None:
+        storage = tensor.untyped_storage()
+        self.origins[storage._cdata] = (StorageWeakRef(storage), origin)
 
-    def _source(self, value):
-        if isinstance(value, torch.Tensor):
-            return self.sources.get(value.untyped_storage()._cdata)
-        return None
+    def _origin(self, tensor: torch.Tensor) -> _Origin | None:
+        found = self.origins.get(tensor.untyped_storage()._cdata)
+        return found[1] if found else None
+
+    def _live(self, tensor: torch.Tensor) -> int | None:
+        return self.live.get(tensor.untyped_storage()._cdata) if tensor.numel() else None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is aten.copy_.default and self._live(args[0]) is not None:
-            self._copied(args[0], args[1])
-            return args[0]
-        written = [
-            args[i] if i < len(args) else kwargs.get(a.name)
-            for i, a in enumerate(func._schema.arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
+        written = written_by(func, args, kwargs)
+        if written and not any(w.numel() for w in written):
+            return returned(func, written)
         if any(self._live(w) is not None for w in written):
-            if func in (aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default):
-                at = args[0]
-                self.trace.fills.append(
-                    (self._live(at), at.storage_offset(), tuple(at.shape), at.stride()))
-                return args[0]
-            raise _Refused(f"{func} writes to a live parameter")
-        if func in _SAME_VALUES and self._source(args[0]) is not None:
-            dtype = kwargs.get("dtype")
-            if dtype is None or dtype == args[0].dtype:
-                return args[0].view(args[0].shape) if args[0].is_contiguous() else args[0]
-        if any(self._source(a) is not None for a in args) and not func.is_view:
-            if func._schema.name not in ("aten::detach", "aten::alias"):
-                raise _Refused(f"{func} computes with the checkpoint's values")
-        return func(*args, **kwargs)
+            self._written(func, args, kwargs, written)
+            return returned(func, written)
+        inputs = list(tensors_in((*args, *kwargs.values())))
+        origins = [o for o in map(self._origin, inputs) if o is not None]
+        if not origins or is_view(func):
+            return func(*args, **kwargs)
+        if func in _CLONES and kwargs.get("dtype") in (None, args[0].dtype):
+            return self._clone(args[0], kwargs.get("memory_format"))
+        return self._computed(func, args, kwargs, written, origins)
 
-    def _copied(self, dst, src):
-        tensor = self._source(src)
-        if tensor is None:
-            raise _Refused(f"a copy into {self._names(dst)} from memory that is no checkpoint's")
-        if src.dtype != dst.dtype:
-            raise _Refused(f"{self._names(dst)}: a cast from {src.dtype} to {dst.dtype}")
-        src = src.expand(dst.shape)
-        if 0 in dst.shape:
+    def _written(self, func, args, kwargs, written) -> None:
+        """Notes an operation that would write to live memory."""
+        if func is aten.copy_.default:
+            self._copied(args[0], args[1])
             return
-        counts, src_strides, dst_strides = _collapse(dst.shape, src.stride(), dst.stride())
-        self.trace.boxes.append(Box(tensor, self._live(dst), counts, src.storage_offset(),
-                                    src_strides, dst.storage_offset(), dst_strides))
+        inputs = [t for t in tensors_in((*args, *kwargs.values()))]
+        origins = [o for o in map(self._origin, inputs) if o is not None]
+        if func in _FILLS and not origins:
+            self._note(args[0], frozenset(), (), "a constant")
+            return
+        tensors = frozenset().union(*(o.tensors for o in origins)) or frozenset({self.current})
+        for at in written:
+            if self._live(at) is not None:
+                self._note(at, tensors, (), f"{func} writes to a live parameter")
 
-    def _names(self, dst):
-        return ", ".join(self.trace.storages[self._live(dst)].names)
+    def _note(self, at, tensors, boxes, why) -> None:
+        if -1 in tensors:
+            self.refused[-1] = f"before the first tensor: {why}"
+            raise _Refused(why)
+        if at.numel():
+            self.writes.append(_Write(region_of(self._live(at), at), tensors, boxes, why))
+
+    def _copied(self, dst, src) -> None:
+        src = src.expand(dst.shape)
+        name = self.storages[self._live(dst)].named()
+        origin = self._origin(src)
+        if origin is None:
+            self._note(dst, frozenset({self.current}), (),
+                       f"a copy into {name} from memory that is no checkpoint's")
+        elif origin.moved is None:
+            self._note(dst, origin.tensors, (), origin.why)
+        elif src.dtype != dst.dtype:
+            self._note(dst, origin.tensors, (), f"{name}: a cast from {src.dtype} to {dst.dtype}")
+        elif not self._same_elements(origin.moved, src):
+            self._note(dst, origin.tensors, (), f"{name}: its bits are taken as {src.dtype}")
+        else:
+            boxes = self._boxes(origin.moved, dst, src)
+            why = "" if boxes else "its memory is too crooked for boxes"
+            self._note(dst, origin.tensors, boxes or (), why)
+
+    def _same_elements(self, moved: Moved, view) -> bool:
+        """Else strides of the view count others than the tensor's elements."""
+        return view.element_size() == self.itemsizes[moved.tensor]
+
+    def _boxes(self, moved: Moved, dst, src) -> tuple[Box, ...] | None:
+        found = moved.steps(src.storage_offset(), zip(src.shape, src.stride(), dst.stride()))
+        places = found and unrolled(found[1])
+        if not places:
+            return None
+        boxes = []
+        for place, dims in places:
+            counts, src_strides, dst_strides = collapse(*(zip(*dims) if dims else ((), (), ())))
+            if len(counts) > MAX_DIMS:
+                return None
+            boxes.append(Box(moved.tensor, self._live(dst), counts, found[0], src_strides,
+                             dst.storage_offset() + place, dst_strides))
+        return tuple(boxes)
+
+    def _clone(self, source, memory_format):
+        made = torch.clone(source.to("meta"),
+                           memory_format=memory_format or torch.preserve_format)
+        origin = self._origin(source)
+        moved = origin.moved
+        if moved is not None:
+            moved = moved.clone(source, made) if self._same_elements(moved, source) else None
+        why = origin.why or "it is cloned in a way that the trace cannot follow"
+        self._comes_from(made, _Origin(origin.tensors, moved, "" if moved else why))
+        return made
+
+    def _computed(self, func, args, kwargs, written, origins):
+        """An operation on what comes from the checkpoint, whose result is neither."""
+        tensors = frozenset().union(*(o.tensors for o in origins))
+        why = next((o.why for o in origins if o.why), "") or (
+            f"{func} computes with the checkpoint's values")
+        origin = _Origin(tensors, None, why)
+        for at in written:
+            # Memory of the loader's own: from now on it is none of its former self.
+            if at.device.type != "meta":
+                self.scratch.append(StorageWeakRef(at.untyped_storage()))
+            self._comes_from(at, origin)
+        if written:
+            return returned(func, written)
+        try:
+            made = func(*map(_to_meta, args), **{k: _to_meta(v) for k, v in kwargs.items()})
+        except (NotImplementedError, RuntimeError) as error:
+            if func is not aten._local_scalar_dense.default and not isinstance(
+                    error, NotImplementedError):
+                raise
+            for t in tensors:
+                self.refused[t] = f"{func} wants the checkpoint's values"
+            raise _Refused(str(error)) from error
+        for result in tensors_in([made]):
+            if self._origin(result) is None:
+                self._comes_from(result, origin)
+        return made
 
 
-def live_storages(model: torch.nn.Module, buffers: Iterable[str] = ()) -> tuple[list[Storage], dict]:
-    """Storages of all parameters (and of the named buffers), and their index by torch's handle."""
-    storages: list[Storage] = []
-    index: dict[int, int] = {}
-    named = list(model.named_parameters(remove_duplicate=False))
-    wanted = set(buffers)
-    named += [(n, b) for n, b in model.named_buffers() if n in wanted]
-    for name, tensor in named:
-        if not tensor.numel():
-            continue
-        handle = tensor.untyped_storage()._cdata
-        if handle not in index:
-            index[handle] = len(storages)
-            storages.append(Storage([], tensor.detach(), tensor.element_size()))
-        storages[index[handle]].names.append(name)
-    return storages, index
+def _to_meta(value):
+    if isinstance(value, torch.Tensor):
+        return value if value.device.type == "meta" else value.to("meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_to_meta, value))
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
-def trace(model: torch.nn.Module, load: Callable[[Iterable], object],
-          tensors: list[tuple[str, torch.dtype, tuple[int, ...]]]) -> Trace:
-    """Runs `load(pairs)` over dataless tensors and returns what it would have copied.
-
-    `tensors`: the checkpoint's (name, dtype, shape), in its order. `model`'s parameters are
-    neither written nor replaced: a loader that assigns a new `param.data` is undone and reported.
-    """
-    storages, live = live_storages(model)
-    result = Trace(storages)
-    held = [(p, p.data) for p in model.parameters()]
-    dummies = [torch.empty(shape, dtype=dtype, device="meta") for _, dtype, shape in tensors]
-    sources = {d.untyped_storage()._cdata: i for i, d in enumerate(dummies)}
-    names = [name for name, _, _ in tensors]
-    at = [""]
+def _run(model, load: Callable[[Iterable], object], tensors: Tensors, skip: Iterable[int],
+         result: Trace, live: dict[int, int]) -> _Watch:
+    """One load without the tensors of `skip`. What ended it is in `refused`."""
+    dummies = {i: torch.empty(shape, dtype=dtype, device="meta")
+               for i, (_, dtype, shape) in enumerate(tensors) if i not in skip}
+    watch = _Watch(result.storages, live, dummies)
 
     def pairs():
-        for name, dummy in zip(names, dummies):
-            at[0] = name
-            yield name, dummy
+        for i, dummy in dummies.items():
+            watch.current = i
+            yield tensors[i][0], dummy
 
+    unchanged = Unchanged(model)
     try:
-        with torch.no_grad(), _Watch(result, sources, live):
+        with unchanged, watch:
             load(pairs())
+    except _Refused:
+        pass
     except Exception as error:  # pylint: disable=broad-except
         # The loader is somebody else's code: whatever it raises is a reason, not a failure of ours.
-        result.problems.append(f"{at[0]}: {error}")
-    for parameter, data in held:
-        if parameter.data.data_ptr() != data.data_ptr():
-            parameter.data = data
-            result.problems.append("the loader replaced a parameter's memory; it was put back")
+        watch.refused.setdefault(watch.current, str(error) or repr(error))
+    result.problems = list(unchanged.findings)
+    if any(not s.expired() for s in watch.scratch):
+        gc.collect()
+        if any(not s.expired() for s in watch.scratch):
+            result.problems.append("the loader keeps weights in memory that is not the model's")
+    return watch
+
+
+class _Joined:
+    """Tensors that belong together, and why."""
+
+    def __init__(self):
+        self._parent: dict[int, int] = {}
+        self.why: dict[int, str] = {}
+
+    def root(self, i: int) -> int:
+        while self._parent.setdefault(i, i) != i:
+            i = self._parent[i]
+        return i
+
+    def join(self, tensors: Iterable[int], why: str) -> None:
+        first = None
+        for t in tensors:
+            self.why.setdefault(t, why)
+            first = self.root(t) if first is None else first
+            self._parent[self.root(t)] = first
+
+    def groups(self) -> list[tuple[int, ...]]:
+        by_root: dict[int, list[int]] = {}
+        for t in sorted(self._parent):
+            by_root.setdefault(self.root(t), []).append(t)
+        return [tuple(g) for g in by_root.values()]
+
+
+def _pairs_that_touch(writes: list[_Write]):
+    """(earlier, later) of writes whose spans overlap, but two that are boxes, or two constants."""
+    by_storage: dict[int, list[tuple[int, int]]] = {}
+    for i, write in enumerate(writes):
+        by_storage.setdefault(write.region.storage, []).append((write.region.offset, i))
+    for starts in by_storage.values():
+        open_ones: list[int] = []
+        for offset, i in sorted(starts):
+            open_ones = [j for j in open_ones if writes[j].region.end() > offset]
+            for j in open_ones:
+                a, b = writes[min(i, j)], writes[max(i, j)]
+                if not (a.boxes and b.boxes) and (a.tensors or b.tensors):
+                    yield a, b
+            open_ones.append(i)
+
+
+def _settle(watch: _Watch, result: Trace) -> None:
+    """Sorts what was written into boxes, and groups of tensors that are more than boxes."""
+    joined = _Joined()
+    for write in watch.writes:
+        if write.tensors and not write.boxes:
+            joined.join(sorted(write.tensors), write.why)
+    for a, b in _pairs_that_touch(watch.writes):
+        if a.tensors and overlap(a.region, b.region):
+            why = b.why or a.why
+            joined.join(sorted(a.tensors | b.tensors),
+                        why if b.tensors else "a constant is written over a part of it")
+    grouped = {t for group in joined.groups() for t in group}
+    for write in watch.writes:
+        if not write.tensors & grouped:
+            result.boxes.extend(write.boxes)
+    for group in joined.groups():
+        regions = dict.fromkeys(w.region for w in watch.writes if w.tensors & set(group))
+        result.groups.append(Group(group, joined.why[group[0]], tuple(regions), True))
+
+
+def trace(model: torch.nn.Module, load: Callable[[Iterable], object], tensors: Tensors) -> Trace:
+    """Runs `load(pairs)` over dataless tensors and returns what it would have copied.
+
+    `model`'s parameters are neither written nor replaced: a loader that assigns a new `param.data`
+    is undone and reported."""
+    storages, live = live_storages(model)
+    result = Trace(storages)
+    skip: dict[int, str] = {}
+    for _ in range(_RESTARTS):
+        watch = _run(model, load, tensors, skip, result, live)
+        if not watch.refused or -1 in watch.refused:
+            break
+        for t, why in watch.refused.items():
+            skip[t] = why
+            if tensors[t][2] in ((), (1,)):
+                # Where one number's value is wanted, that of its like is, too.
+                skip.update({i: why for i, other in enumerate(tensors)
+                             if other[1:] == tensors[t][1:]})
+    if watch.refused:
+        result.problems += [f"{tensors[t][0]}: {why}" if t >= 0 else why
+                            for t, why in {**skip, **watch.refused}.items()]
+        return result
+    _settle(watch, result)
+    result.groups += [Group((t,), why, (), False) for t, why in skip.items()]
     return result

@@ -4,6 +4,7 @@
 
 #include "common/base/attempt.h"
 #include "sender/export/abi/c_abi.h"
+#include "sender/export/client/half_mapping.h"
 
 using deltawire::Annotate;
 using deltawire::Bytes;
@@ -13,6 +14,7 @@ using deltawire::Share;
 using deltawire::Status;
 using deltawire::StatusCode;
 using deltawire::StatusOr;
+using deltawire::StridedSource;
 
 using namespace deltawire::c_abi;  // NOLINT(google-build-using-namespace): its other half
 
@@ -86,6 +88,43 @@ Status Finished(const dw_offload& offload, uint32_t tensor, std::span<const uint
                 std::span<const uint64_t> shape) {
   DW_RETURN_IF_ERROR(offload.offload->FinishedBlock(tensor, start, shape));
   return offload.offload->Written({&tensor, 1}, Share::kCounted);
+}
+
+bool IsEmpty(const StridedSource& source) { return std::ranges::count(source.shape, 0) > 0; }
+
+/// Reads the arguments, lets `copy` move the bytes, and marks them.
+template <typename Copy>
+Status Write(dw_offload* offload, uint32_t tensor, const dw_block* block, int share,
+             const Copy& copy) {
+  DW_RETURN_IF_ERROR(CheckTensors(offload, &tensor, 1));
+  DW_ASSIGN_OR_RETURN(const dw_block b, Read(block, kBlockSize, "dw_block"));
+  if (b.ndim > 0 && b.shape == nullptr) return Invalid("dw_block.shape is NULL");
+  std::optional<Share> said;
+  if (share != DW_SHARE_NONE) {
+    DW_ASSIGN_OR_RETURN(said, ToShare(share));
+  }
+  StridedSource source;
+  source.data = static_cast<const std::byte*>(b.data);
+  source.element_bytes = b.element_bytes;
+  source.shape = {b.shape, b.ndim};
+  if (b.strides != nullptr) source.strides = {b.strides, b.ndim};
+  if (b.start != nullptr) source.start = {b.start, b.ndim};
+  if (b.data == nullptr && !IsEmpty(source)) return Invalid("dw_block.data is NULL");
+  DW_RETURN_IF_ERROR(copy(source));
+  if (said == Share::kCounted) return Finished(*offload, tensor, source.start, source.shape);
+  return said ? offload->offload->Written({&tensor, 1}, *said) : Status();
+}
+
+Status CopyFromDevice(dw_offload& offload, uint32_t tensor, const StridedSource& source,
+                      int device) {
+  if (IsEmpty(source)) return offload.offload->Copy(tensor, source);
+  DW_ASSIGN_OR_RETURN(const deltawire::BlockCopy block, offload.offload->CopyFor(tensor, source));
+  deltawire::MappedHalf half;
+  if (const auto mapping = offload.offload->whole_mapping(); mapping != nullptr) {
+    half = {mapping->bytes(), mapping};
+  }
+  return offload.client->devices.Place(device, block.copy, block.from,
+                                       offload.offload->tensor(tensor), half);
 }
 
 void Return(deltawire::MutableBytes from, void** data, uint64_t* bytes) {
@@ -163,6 +202,7 @@ int dw_offload_begin_attempt(dw_client* client, uint64_t version, uint64_t attem
     if (client == nullptr || offload == nullptr) return Invalid("an argument is NULL");
     auto made = std::make_unique<dw_offload>();
     DW_ASSIGN_OR_RETURN(made->offload, client->client.Begin(version, attempt));
+    made->client = client;
     made->tensors = client->client.layout()->size();
     *offload = made.release();
     return {};
@@ -193,25 +233,18 @@ int dw_offload_data(dw_offload* offload, void** data, uint64_t* bytes) {
 
 int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block* block, int share) {
   return Guard([&]() -> Status {
-    DW_RETURN_IF_ERROR(CheckTensors(offload, &tensor, 1));
-    DW_ASSIGN_OR_RETURN(const dw_block b, Read(block, kBlockSize, "dw_block"));
-    if (b.ndim > 0 && b.shape == nullptr) return Invalid("dw_block.shape is NULL");
-    std::optional<Share> said;
-    if (share != DW_SHARE_NONE) {
-      DW_ASSIGN_OR_RETURN(said, ToShare(share));
-    }
-    deltawire::StridedSource source;
-    source.data = static_cast<const std::byte*>(b.data);
-    source.element_bytes = b.element_bytes;
-    source.shape = {b.shape, b.ndim};
-    if (b.strides != nullptr) source.strides = {b.strides, b.ndim};
-    if (b.start != nullptr) source.start = {b.start, b.ndim};
-    if (b.data == nullptr && std::count(b.shape, b.shape + b.ndim, 0) == 0) {
-      return Invalid("dw_block.data is NULL");
-    }
-    DW_RETURN_IF_ERROR(offload->offload->Copy(tensor, source));
-    if (said == Share::kCounted) return Finished(*offload, tensor, source.start, source.shape);
-    return said ? offload->offload->Written({&tensor, 1}, *said) : Status();
+    return Write(offload, tensor, block, share, [&](const StridedSource& source) {
+      return offload->offload->Copy(tensor, source);
+    });
+  });
+}
+
+int dw_offload_write_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
+                            int32_t device, int share) {
+  return Guard([&]() -> Status {
+    return Write(offload, tensor, block, share, [&](const StridedSource& source) {
+      return CopyFromDevice(*offload, tensor, source, device);
+    });
   });
 }
 

@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 5
+#define DW_ABI_VERSION 6
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -166,6 +166,14 @@ DW_API int dw_offload_data(dw_offload* offload, void** data, uint64_t* bytes);
 
 /* Copies a block into its place, on several threads, and marks the tensor by `share`. */
 DW_API int dw_offload_write(dw_offload* offload, uint32_t tensor, const dw_block* block, int share);
+/* The same for a block on CUDA device number `device`, if dw_gpu_available(): the device writes it
+ * straight into the sender's memory, which is pinned for as long as it is mapped. All work on the
+ * block must be complete; one call at a time. After an error nothing is marked: copy the block to
+ * host memory and call dw_offload_write (DW_FAILED_PRECONDITION and DW_RESOURCE_EXHAUSTED: the
+ * memory cannot be pinned; DW_UNIMPLEMENTED: no CUDA here, or too many dimensions). Since
+ * DW_ABI_VERSION 6. */
+DW_API int dw_offload_write_device(dw_offload* offload, uint32_t tensor, const dw_block* block,
+                                   int32_t device, int share);
 /* `share`: DW_SHARE_PART or DW_SHARE_WHOLE. */
 DW_API int dw_offload_mark_written(dw_offload* offload, const uint32_t* tensors, size_t count,
                                    int share);

@@ -181,4 +181,34 @@ void CopyStrided(std::byte* to, std::span<const int64_t> to_strides, const std::
       element, [&](auto zero) { CopyTiles<decltype(zero)>(to, from, std::move(dims), pool); });
 }
 
+StatusOr<BlockCopy> BlockCopyOf(std::span<const int64_t> to_strides, const std::byte* from,
+                                std::span<const int64_t> from_strides,
+                                std::span<const uint64_t> shape, unsigned element) {
+  std::vector<Dim> dims = Simplify(to_strides, from_strides, shape);
+  BlockCopy out;
+  out.copy.run_bytes = element;
+  if (!dims.empty() && dims.back().to == element && dims.back().from == element) {
+    out.copy.run_bytes *= dims.back().size;
+    dims.pop_back();
+  }
+  if (dims.size() > kernels::StridedCopy::kMaxDims) {
+    return Errorf(StatusCode::kUnimplemented,
+                  "a block of {} dimensions that do not lie together; at most {} are copied from a "
+                  "device: make it contiguous",
+                  dims.size(), kernels::StridedCopy::kMaxDims);
+  }
+  out.copy.dims = dims.size();
+  uint64_t bytes = out.copy.run_bytes;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    out.copy.counts[i] = dims[i].size;
+    out.copy.src_strides[i] = dims[i].from;
+    out.copy.dst_strides[i] = dims[i].to;
+    const auto last = static_cast<int64_t>(dims[i].size - 1) * dims[i].from;
+    if (last < 0) out.copy.src_offset -= last;
+    bytes += static_cast<uint64_t>(std::abs(last));
+  }
+  out.from = {from - out.copy.src_offset, bytes};
+  return out;
+}
+
 }  // namespace deltawire

@@ -304,25 +304,39 @@ Status TrainerClient::Offload::Write(size_t t, Bytes data, Share share) {
   return Written({&index, 1}, share);
 }
 
-Status TrainerClient::Offload::Copy(size_t t, const StridedSource& source) {
+StatusOr<TrainerClient::Offload::BlockStrides> TrainerClient::Offload::StridesOf(
+    size_t t, const StridedSource& source) const {
   DW_RETURN_IF_ERROR(Check());
   const TensorMeta& meta = state_->client->layout->tensor(t);
   DW_RETURN_IF_ERROR(CheckSource(meta, source));
-  const std::vector<int64_t> to_strides = DenseStrides(meta.shape, source.element_bytes);
-  std::vector<int64_t> dense;
-  if (source.strides.empty()) dense = DenseStrides(source.shape, source.element_bytes);
-  std::byte* to = tensor(t).data();
+  BlockStrides strides;
+  strides.to = DenseStrides(meta.shape, source.element_bytes);
+  strides.from.assign(source.strides.begin(), source.strides.end());
+  if (source.strides.empty()) strides.from = DenseStrides(source.shape, source.element_bytes);
   for (size_t i = 0; i < source.start.size(); ++i) {
-    to += static_cast<int64_t>(source.start[i]) * to_strides[i];
+    strides.first += source.start[i] * static_cast<uint64_t>(strides.to[i]);
   }
-  CopyStrided(to, to_strides, source.data, source.strides.empty() ? dense : source.strides,
-              source.shape, source.element_bytes, state_->client->Copiers());
+  return strides;
+}
+
+Status TrainerClient::Offload::Copy(size_t t, const StridedSource& source) {
+  DW_ASSIGN_OR_RETURN(const BlockStrides strides, StridesOf(t, source));
+  CopyStrided(tensor(t).data() + strides.first, strides.to, source.data, strides.from, source.shape,
+              source.element_bytes, state_->client->Copiers());
   return absl::OkStatus();
+}
+
+StatusOr<BlockCopy> TrainerClient::Offload::CopyFor(size_t t, const StridedSource& source) const {
+  DW_ASSIGN_OR_RETURN(const BlockStrides strides, StridesOf(t, source));
+  DW_ASSIGN_OR_RETURN(BlockCopy block, BlockCopyOf(strides.to, source.data, strides.from,
+                                                   source.shape, source.element_bytes));
+  block.copy.dst_offset = static_cast<int64_t>(strides.first);
+  return block;
 }
 
 Status TrainerClient::Offload::Finished(uint32_t t, const Destination& bytes) {
   const Impl& client = *state_->client;
-  return client.Check(state_->marks->AddChunks(CountChunkBytes(*client.chunks, t, bytes)),
+  return client.Check(state_->marks->AddChunks(CountWrittenBytes(*client.chunks, t, bytes)),
                       "MarkWritten");
 }
 

@@ -18,7 +18,8 @@
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
-#include "sender/export/client/chunk_bytes.h"
+#include "sender/export/client/strided_copy.h"
+#include "sender/export/client/written_bytes.h"
 
 namespace deltawire {
 
@@ -98,6 +99,8 @@ class TrainerClient {
     /// Copies a block into its place, on the client's copy threads. Does not call Written.
     /// REQUIRES: all of the block is owned.
     Status Copy(size_t t, const StridedSource& source);
+    /// The same copy, to tensor(t), for a device that runs it itself. REQUIRES: no dimension is 0.
+    StatusOr<BlockCopy> CopyFor(size_t t, const StridedSource& source) const;
     /// These bytes of tensor `t` are final, and no other rank writes them. Call Written(kCounted)
     /// as well. kFailedPrecondition, and the offload is over, when the ranks report more bytes than
     /// there are. From any thread; returns before the agent is told.
@@ -127,6 +130,11 @@ class TrainerClient {
    private:
     friend class TrainerClient;
     struct State;
+    struct BlockStrides {
+      std::vector<int64_t> to, from;  // in bytes, of each dimension
+      uint64_t first = 0;             // the block's first byte in the tensor
+    };
+    StatusOr<BlockStrides> StridesOf(size_t t, const StridedSource& source) const;
     explicit Offload(std::unique_ptr<State> state);
     std::unique_ptr<State> state_;
   };

@@ -31,9 +31,9 @@ grpc::Status WrittenMarks::AddTensors(std::span<const uint32_t> tensors, uint64_
   return failure_;
 }
 
-grpc::Status WrittenMarks::AddChunks(std::span<const ChunkBytes> chunks) {
+grpc::Status WrittenMarks::AddChunks(std::span<const WrittenBytes> chunks) {
   std::lock_guard lock(mu_);
-  for (const ChunkBytes& c : chunks) {
+  for (const WrittenBytes& c : chunks) {
     chunks_[c.chunk] += c.bytes;
     bytes_ += c.bytes;
   }

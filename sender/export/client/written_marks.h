@@ -17,7 +17,7 @@
 
 #include "common/base/status.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
-#include "sender/export/client/chunk_bytes.h"
+#include "sender/export/client/written_bytes.h"
 
 namespace deltawire {
 
@@ -40,7 +40,7 @@ class WrittenMarks {
   /// Adds whole tensors, of `bytes` together. Returns before the agent is told.
   grpc::Status AddTensors(std::span<const uint32_t> tensors, uint64_t bytes);
   /// Adds bytes of chunks. Returns before the agent is told.
-  grpc::Status AddChunks(std::span<const ChunkBytes> chunks);
+  grpc::Status AddChunks(std::span<const WrittenBytes> chunks);
   /// Sends the rest, and returns when the agent knows everything added.
   grpc::Status Flush();
 

@@ -79,21 +79,20 @@ class DevicePlace::Staging {
     DW_RETURN_IF_ERROR(TakeMemory(stats));
     Status status = Fill(0);
     for (size_t b = 0; b < buckets_.size() && status.ok(); ++b) {
-      status = owner_.WaitForAll();
+      status = owner_.queues_.WaitForAll();
       if (status.ok() && b + 1 < buckets_.size()) status = Fill(b + 1);
       if (status.ok()) status = Place(b);
       ++stats.buckets;
     }
     // No copy may still be writing into buckets that the next user fills.
-    if (!status.ok()) owner_.WaitForAll().IgnoreError();
+    if (!status.ok()) owner_.queues_.WaitForAll().IgnoreError();
     return status;
   }
 
  private:
   Status TakeMemory(DevicePlaceStats& stats) {
     const uint64_t wanted = LargestUse(buckets_);
-    kernels::GpuQueue* const queue =
-        owner_.queues_.empty() ? nullptr : owner_.queues_.begin()->second.get();
+    kernels::GpuQueue* const queue = owner_.queues_.first();
     const size_t count = std::min<size_t>(buckets_.size(), 2);
     for (size_t i = 0; i < count; ++i) {
       Bucket& bucket = owner_.ring_[i];
@@ -124,7 +123,7 @@ class DevicePlace::Staging {
       if (live.read) {
         status = live.read(w.from, to);
       } else {
-        DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, owner_.Queue(live.device));
+        DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, owner_.queues_.Queue(live.device));
         status = FromGpu(queue->Copy(to, live.data.subspan(w.from, w.bytes)));
       }
       if (!status.ok()) return Annotate(status, live.param.name);
@@ -151,52 +150,17 @@ class DevicePlace::Staging {
   ThreadPool& pool_;
 };
 
-StatusOr<kernels::GpuQueue*> DevicePlace::Queue(int device) {
-  std::unique_ptr<kernels::GpuQueue>& queue = queues_[device];
-  if (queue == nullptr) {
-    const Status made = FromGpu(kernels::GpuQueue::Create(device, &queue));
-    if (!made.ok()) {
-      queues_.erase(device);
-      return made;
-    }
-  }
-  return queue.get();
-}
-
-Status DevicePlace::WaitForAll() {
-  Status first;
-  for (const auto& [device, queue] : queues_) {
-    const Status status = FromGpu(queue->Wait());
-    if (first.ok()) first = status;
-  }
-  return first;
-}
-
-/// Pins the half once for as long as it is mapped; after a failure it does not try again.
-Status DevicePlace::Pin(const HalfMemory& half, kernels::GpuQueue& queue) {
-  for (const PinnedHalf& known : pinned_) {
-    if (known.mapping == half.mapping) return known.refused;
-  }
-  PinnedHalf made;
-  made.mapping = half.mapping;
-  made.refused = FromGpu(queue.Pin(half.mapped, &made.pin));
-  pinned_.push_back(std::move(made));
-  return pinned_.back().refused;
-}
-
 Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const HalfMemory& half,
                                std::vector<mcore::Step>& queued, DevicePlaceStats& stats) {
-  DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, Queue(shard.live->device));
-  DW_RETURN_IF_ERROR(Pin(half, *queue));
-  MutableBytes mapped;
-  DW_RETURN_IF_ERROR(FromGpu(queue->Mapped(half.mapped, &mapped)));
+  DW_ASSIGN_OR_RETURN(kernels::GpuQueue* const queue, queues_.Queue(shard.live->device));
+  DW_ASSIGN_OR_RETURN(const MutableBytes mapped, queues_.Map(half.mapped, *queue));
   DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> steps,
                       StepsOf(plan, shard.match->shard, shard.live->param.dtype, shard.match->split,
                               mcore::Direction::kToHf));
   for (const mcore::Step& step : steps) {
     const MutableBytes tensor = half.tensor(step.tensor);
-    const MutableBytes to =
-        mapped.subspan(static_cast<size_t>(tensor.data() - half.mapped.data()), tensor.size());
+    const MutableBytes to = mapped.subspan(
+        static_cast<size_t>(tensor.data() - half.mapped.bytes.data()), tensor.size());
     DW_RETURN_IF_ERROR(FromGpu(queue->Place(step.copy, shard.live->data, to, step.convert)));
     stats.direct_bytes += kernels::CopiedBytes(step.copy);
     queued.push_back(step);
@@ -206,18 +170,14 @@ Status DevicePlace::QueueShard(const Plan& plan, const DeviceShard& shard, const
 
 Status DevicePlace::PlaceDirectly(const Plan& plan, std::span<const DeviceShard> shards,
                                   const HalfMemory& half, DevicePlaceStats& stats) {
-  // If nobody else holds a mapping, its half is not in use any more.
-  std::erase_if(pinned_, [](const PinnedHalf& p) { return p.mapping.use_count() == 1; });
-  if (half.mapping == nullptr) {
-    return absl::FailedPreconditionError("the half is not whole in this agent's memory");
-  }
+  queues_.DropUnused();
   Status status;
   std::vector<mcore::Step> queued;
   for (const DeviceShard& shard : shards) {
     if (status.ok()) status = QueueShard(plan, shard, half, queued, stats);
   }
   // Waits after an error too: a running kernel must not outlive the offload.
-  const Status done = WaitForAll();
+  const Status done = queues_.WaitForAll();
   if (status.ok()) status = done;
   // After an error all is placed again over the buckets, and is reported then.
   if (!status.ok() || !half.placed) return status;

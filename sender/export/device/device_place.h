@@ -1,11 +1,9 @@
 // Copies shards that the CPU cannot read to their HF places: from a CUDA device by a kernel
 // straight into the pinned half; if that is impossible, and from callbacks, over two host buckets
-// of rows. Owner: one per rank. Threads: one caller. Cost: two buckets, and pinned halves, which
-// stay mapped until a Run finds that all others dropped them. Errors: no byte counts as written;
-// the caller abandons the offload.
+// of rows. Owner: one per rank. Threads: one caller. Cost: two buckets, and what DeviceQueues keeps
+// pinned. Errors: no byte counts as written; the caller abandons the offload.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +12,7 @@
 #include "common/base/status.h"
 #include "common/base/thread_pool.h"
 #include "kernels/gpu.h"
+#include "sender/export/device/device_queues.h"
 #include "sender/export/device/live_tensor.h"
 #include "sender/export/mcore/transfer.h"
 
@@ -27,11 +26,7 @@ struct DeviceShard {
 /// Where the shards go.
 struct HalfMemory {
   mcore::Transfer::TensorMemory tensor;
-  /// Memory that holds all tensors and may be pinned as a whole, and the object that keeps it
-  /// mapped. Null: it may not be pinned, since an agent that owns a part has no memory behind the
-  /// rest.
-  MutableBytes mapped;
-  std::shared_ptr<const void> mapping;
+  MappedHalf mapped;  ///< holds all tensors
   mcore::Transfer::Placed placed = {};
 };
 
@@ -61,26 +56,14 @@ class DevicePlace {
     uint64_t bytes = 0;
     std::unique_ptr<kernels::GpuPin> pin;  // destroyed before its memory
   };
-  struct PinnedHalf {
-    std::shared_ptr<const void> mapping;
-    std::unique_ptr<kernels::GpuPin> pin;  // null: pinning failed
-    Status refused;
-  };
-
-  StatusOr<kernels::GpuQueue*> Queue(int device);
-  Status Pin(const HalfMemory& half, kernels::GpuQueue& queue);
   Status PlaceDirectly(const mcore::Plan& plan, std::span<const DeviceShard> shards,
                        const HalfMemory& half, DevicePlaceStats& stats);
   Status QueueShard(const mcore::Plan& plan, const DeviceShard& shard, const HalfMemory& half,
                     std::vector<mcore::Step>& queued, DevicePlaceStats& stats);
-  /// Waits for all queues; returns the first error.
-  Status WaitForAll();
 
   const uint64_t bucket_bytes_;
   Bucket ring_[2];
-  std::vector<PinnedHalf> pinned_;
-  // Destroyed before the memory that they use.
-  std::map<int, std::unique_ptr<kernels::GpuQueue>> queues_;
+  DeviceQueues queues_;  // destroyed before the buckets, which its work uses
 };
 
 }  // namespace deltawire

@@ -166,8 +166,7 @@ StatusOr<uint64_t> MegatronExport::PlaceShards(TrainerClient::Offload& offload,
   half.tensor = [&](uint32_t t) { return offload.tensor(t); };
   half.placed = std::ref(telling);
   if (const std::shared_ptr<HalfMapping> mapping = offload.whole_mapping(); mapping != nullptr) {
-    half.mapped = mapping->bytes();
-    half.mapping = mapping;
+    half.mapped = {mapping->bytes(), mapping};
   }
   transfer.Run(mcore::Direction::kToHf, half.tensor, pool_, half.placed);
   if (!elsewhere.empty()) {

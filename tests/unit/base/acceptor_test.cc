@@ -1,4 +1,5 @@
-// The acceptor when descriptors run short and come back, and as two who want one address.
+// The acceptor when file descriptors run short and when some are free again, and the listening
+// sockets that it is given.
 #include "common/base/acceptor.h"
 
 #include <arpa/inet.h>
@@ -31,7 +32,7 @@ UniqueFd Dial(uint16_t port) {
   return fd;
 }
 
-/// Keeps what it is handed.
+/// Stands for a server: it keeps every connection that the acceptor hands over.
 struct Keeper {
   explicit Keeper(size_t reserve) {
     auto listening = ListenTcp("127.0.0.1", 0);
@@ -54,7 +55,7 @@ struct Keeper {
   std::unique_ptr<Acceptor> acceptor;
 };
 
-/// The process' limit of descriptors, put back at the end.
+/// Changes the process's limit of descriptors and puts the old one back at the end.
 struct Limit {
   Limit() { REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0); }
   ~Limit() { setrlimit(RLIMIT_NOFILE, &before); }
@@ -97,7 +98,8 @@ TEST_CASE("a process without a free descriptor accepts again within a second of 
   std::vector<UniqueFd> clients;
   for (int i = 0; i < 5; ++i) clients.push_back(Dial(keeper.port));
   REQUIRE(keeper.WaitKept(5));
-  // The next number is taken by a client; the connection's other end finds none.
+  // Each client makes its socket before the limit falls, so it can still connect. The server's end
+  // of the connection then finds no free descriptor.
   for (int i = 0; i < 3; ++i) {
     clients.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   }
@@ -110,7 +112,8 @@ TEST_CASE("a process without a free descriptor accepts again within a second of 
     REQUIRE(connect(clients[i].get(), reinterpret_cast<sockaddr*>(&to), sizeof to) == 0);
   }
   CHECK_FALSE(keeper.WaitKept(6, 300ms));
-  // All that were idle go away at once, and nothing new comes that could wake anybody.
+  // The descriptors become free all at once, and no new connection comes whose arrival could wake
+  // the acceptor: it has to try again by itself.
   {
     std::lock_guard lock(keeper.mu);
     keeper.kept.clear();
@@ -124,7 +127,8 @@ TEST_CASE("connections that would eat into the reserve are refused") {
   std::vector<UniqueFd> clients;
   clients.push_back(Dial(keeper.port));
   REQUIRE(keeper.WaitKept(1));
-  // At least a quarter of the limit is never asked for, so it is taken far above.
+  // The reserve is at most a quarter of the limit, so the limit must be far above four times the
+  // reserve of 10 for all of it to count.
   std::vector<UniqueFd> others;
   while (HighestFd() < 100) others.emplace_back(dup(STDERR_FILENO));
   limit.Set(static_cast<rlim_t>(HighestFd() + 5));

@@ -43,7 +43,7 @@ TEST_CASE("an incremental checksum does not depend on where the pieces end") {
     at += n;
   }
   CHECK(stream.Digest() == Xxh3(AsBytes(data)));
-  CHECK(stream.Digest() == Xxh3(AsBytes(data)));  // asking does not change it
+  CHECK(stream.Digest() == Xxh3(AsBytes(data)));  // Digest must not change the stream
   Xxh3Stream moved = std::move(stream);
   moved.Update(AsBytes("x"));
   CHECK(moved.Digest() == Xxh3(AsBytes(data + "x")));

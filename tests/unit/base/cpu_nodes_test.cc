@@ -36,7 +36,8 @@ TEST_CASE("lists of processors as the kernel writes them") {
   CHECK(ParseCpuList("0-3,8,10-11\n") == Cpus{0, 1, 2, 3, 8, 10, 11});
   CHECK(ParseCpuList("5") == Cpus{5});
   CHECK(ParseCpuList("7-7\n") == Cpus{7});
-  CHECK(ParseCpuList("\n") == Cpus{});  // a node of memory alone
+  // The kernel writes an empty list for a node that has memory but no processors.
+  CHECK(ParseCpuList("\n") == Cpus{});
   CHECK(ParseCpuList("") == Cpus{});
 }
 
@@ -50,7 +51,8 @@ TEST_CASE("what is no list of processors is refused") {
 TEST_CASE("processors are grouped by node, without those that this process may not use") {
   const Cpus allowed = Allowed();
   const TempDir temp;
-  // The last one on a node of its own, which sorts behind although its name does not.
+  // The last processor has a node to itself. By number node10 comes after node2; by name it would
+  // come before.
   std::string most = "900-905";
   for (size_t i = 0; i + 1 < allowed.size(); ++i)
     most.append(",").append(std::to_string(allowed[i]));

@@ -33,12 +33,12 @@ TEST_CASE("parts are in proportion to their shares, and each begins with its own
   CHECK(parts.Next(0) == 0u);
   CHECK(parts.Next(1) == 11u);
   CHECK(parts.Next(0) == 1u);
-  CHECK(parts.Next(2) == 79u);  // has none of its own
+  CHECK(parts.Next(2) == 79u);  // its share is 0, so it takes from another part
 }
 
 TEST_CASE("an empty part takes the last of the fullest other") {
   const size_t shares[] = {1, 2, 3};
-  IndexParts parts(12, shares);  // [0, 2), [2, 6), [6, 12)
+  IndexParts parts(12, shares);  // the parts [0, 2), [2, 6) and [6, 12)
   const std::vector<size_t> want = {0, 1, 11, 10, 5, 9, 4, 8, 3, 7, 2, 6};
   CHECK(TakeAll(parts, 0) == want);
   for (size_t p = 0; p < 3; ++p) CHECK_FALSE(parts.Next(p).has_value());
@@ -47,7 +47,7 @@ TEST_CASE("an empty part takes the last of the fullest other") {
 TEST_CASE("fewer indexes than parts, and as many as there may be") {
   const size_t shares[] = {1, 1, 1};
   IndexParts few(2, shares);
-  CHECK(few.Next(0) == 0u);  // of the second part, for the first is empty
+  CHECK(few.Next(0) == 0u);  // taken from the second part, since the first is empty
   CHECK(few.Next(2) == 1u);
   CHECK_FALSE(few.Next(1).has_value());
   const size_t most = 0xffffffff;

@@ -32,7 +32,7 @@ TEST_CASE("ParallelFor calls every index exactly once, and has finished when it 
 TEST_CASE("ParallelFor runs on size() threads at once, the caller among them") {
   constexpr size_t kThreads = 4;
   ThreadPool pool(kThreads);
-  std::barrier all(kThreads);  // passes only when as many calls are under way together
+  std::barrier all(kThreads);  // lets nobody through until kThreads calls run together
   std::mutex mu;
   std::set<std::thread::id> ids;
   pool.ParallelFor(kThreads, [&](size_t) {
@@ -67,7 +67,7 @@ TEST_CASE("a pool of one thread starts the calls in rising order") {
   CHECK(std::is_sorted(order.begin(), order.end()));
 }
 
-/// What each thread was given, in order.
+/// The indexes that each thread was given, in the order in which it was given them.
 std::vector<std::vector<size_t>> GivenByThread(ThreadPool& pool, size_t n) {
   std::mutex mu;
   std::map<std::thread::id, std::vector<size_t>> given;
@@ -80,7 +80,7 @@ std::vector<std::vector<size_t>> GivenByThread(ThreadPool& pool, size_t n) {
   return result;
 }
 
-/// Rising indexes of [begin, end), then falling others.
+/// True if `list` is rising indexes of [begin, end) and then falling indexes from outside of it.
 bool FollowsOrder(const std::vector<size_t>& list, size_t begin, size_t end) {
   const auto own = [&](size_t i) { return i >= begin && i < end; };
   const auto stolen = std::find_if_not(list.begin(), list.end(), own);
@@ -89,7 +89,8 @@ bool FollowsOrder(const std::vector<size_t>& list, size_t begin, size_t end) {
 }
 
 TEST_CASE("with two nodes each thread rises through its node's part, then takes last ones") {
-  // Processors that need not exist: a thread that cannot be pinned still works for its node.
+  // Some of these processors need not exist: a thread that cannot be pinned still works for its
+  // node.
   const CpuNodes nodes =
       GENERATE(CpuNodes{{0}, {1}}, CpuNodes{{0}, {1000, 1001}}, CpuNodes{{1022}, {1023}});
   ThreadPool pool(6, nodes);
@@ -114,7 +115,7 @@ TEST_CASE("a node whose threads are all held up has its part done by the other's
   std::promise<void> release;
   std::shared_future<void> released = release.get_future();
   pool.ParallelFor(100, [&](size_t) {
-    if (calls++ == 0) return released.wait();  // until all others have run
+    if (calls++ == 0) return released.wait();  // until all other calls have run
     if (calls == 100) release.set_value();
   });
   CHECK(calls == 100);

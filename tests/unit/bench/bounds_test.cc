@@ -21,7 +21,7 @@ Bounds Count(const std::vector<uint16_t>& before, const std::vector<uint16_t>& a
   return counter.Finish();
 }
 
-// What the estimator promises, symbol by symbol.
+// The code length that KtBits computes in closed form, here added up symbol by symbol.
 double StepByStep(const std::vector<size_t>& symbols, size_t alphabet) {
   std::vector<double> counts(alphabet, 0.5);
   double bits = 0, total = 0.5 * static_cast<double>(alphabet);
@@ -37,6 +37,7 @@ TEST_CASE("bounds: KT code lengths by hand") {
   CHECK(Kt({}) == 0);
   CHECK(Kt({7}) == 0);
   CHECK(Kt({0, 0}) == Approx(0).margin(1e-12));
+  // Beside each length: the probability that the estimator gives to each symbol in turn.
   CHECK(Kt({1, 0}) == Approx(1));                    // 1/2
   CHECK(Kt({2, 0}) == Approx(std::log2(8.0 / 3)));   // 1/2 3/4
   CHECK(Kt({1, 1}) == Approx(3));                    // 1/2 1/4
@@ -79,21 +80,23 @@ TEST_CASE("bounds: exponents, signs and ages of the format") {
 }
 
 TEST_CASE("bounds: one tensor by hand") {
-  // Two exponents, 127 (0x3f80..) and 128 (0x4000..), two elements each; one change in each, by +1
-  // and by -1. In history, the first element stands apart.
+  // Exponents 127 (0x3f80, 0x3f81) and 128 (0x4000, 0x4001) have two elements each. One element of
+  // each exponent changes, the first by +1 and the second by -1. The first element alone has a past
+  // change, so it has a history context to itself.
   const std::vector<uint16_t> before = {0x3f80, 0x3f81, 0x4000, 0x4001};
   const std::vector<uint16_t> after = {0x3f81, 0x3f81, 0x4000, 0x4000};
   const Bounds b = Count(before, after, {2, 0, 0, 0});
   CHECK(b.elements == 4);
   CHECK(b.changed == 2);
   CHECK(b.iid.positions == Approx(Kt({2, 2})));
-  CHECK(b.iid.differences == Approx(3));           // +1 and -1, and no third
-  CHECK(b.exponent.positions == Approx(2 * 3.0));  // one of two, twice
-  CHECK(b.exponent.differences == Approx(2));      // one of two symbols, twice
-  // Contexts (127, up): 1 of 1; (127, none): 0 of 1; (128, none): 1 of 2.
+  CHECK(b.iid.differences == Approx(3));           // the alphabet is +1 and -1
+  CHECK(b.exponent.positions == Approx(2 * 3.0));  // one of two changed, for each exponent
+  CHECK(b.exponent.differences == Approx(2));      // one of two symbols, the other unseen
+  // Context (127, up) has 1 change in 1 element, (127, none) 0 in 1, and (128, none) 1 in 2.
   CHECK(b.history.positions == Approx(1 + 1 + 3.0));
   CHECK(b.history.differences == Approx(2));
-  // Without an exponent the middle bound is the first, but for the unseen symbol.
+  // Where the format has no exponent, the bound by exponent is the one of `iid`, except that an
+  // unseen difference is paid for.
   const Bounds none = Count(before, after, {}, ClassFunction::kNone);
   CHECK(none.exponent.positions == Approx(none.iid.positions));
   CHECK(none.exponent.differences == Approx(Kt({1, 1, 0})));

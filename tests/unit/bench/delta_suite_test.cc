@@ -1,4 +1,4 @@
-// The whole suite `delta` on a few MiB: it runs, and says everything that it should.
+// Runs the whole suite `delta` on a few MiB and checks that it reports every figure that it should.
 #include <sys/wait.h>
 
 #include <catch2/catch.hpp>
@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-// Exit code of the program with these arguments; its output goes to `log`.
+// Runs the program with these arguments, writes its output to `log`, and returns its exit code.
 int RunSuite(const std::string& arguments, const std::filesystem::path& log) {
   const std::string command =
       fmt::format("'{}' {} >'{}' 2>&1", DELTAWIRE_BENCH_DELTA, arguments, log.string());
@@ -57,10 +57,11 @@ bool LooksDense(const std::string& name) {
   return false;
 }
 
-// Whether a workload of this name lacks what the case needs.
+// True if the case of this name cannot be measured here: `past_deltas` says whether the workload
+// has past deltas.
 bool CannotBe(const std::string& name, bool past_deltas) {
   if (!HasTight() && name.find("tight") != std::string::npos) return true;
-  // Dense is tried only where much changed.
+  // The dense codec is measured only on workloads where much changes.
   if (name.find("dense") != std::string::npos && !LooksDense(name)) return true;
   const bool needs_past = name.find("history") != std::string::npos || name.find("fold") == 0;
   return needs_past && !past_deltas;
@@ -95,7 +96,7 @@ TEST_CASE("delta suite: every case of every workload has a line") {
     CHECK(line.at("cpu").is_string());
     CHECK(line.contains("reference") == line.contains("ratio"));
   }
-  // No form of a payload is above raw bytes and a little.
+  // No codec may make a payload noticeably larger than the raw bytes.
   for (const json& line : lines) {
     if (line.at("metric") == "of_raw") CHECK(line.at("value").get<double>() <= 1.001);
   }

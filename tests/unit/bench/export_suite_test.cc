@@ -1,4 +1,5 @@
-// The whole suite `export` on small buffers: it runs, checks its bytes, and says what it should.
+// Runs the whole suite `export` on small buffers and checks that it reports every figure that it
+// should. The suite itself checks the bytes that it moves.
 #include <sys/wait.h>
 
 #include <catch2/catch.hpp>
@@ -29,7 +30,8 @@ std::string ReadAll(const std::filesystem::path& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// "case metric" -> the line of the fewest threads.
+/// The suite's lines by "case metric". A case that was run with several numbers of threads has the
+/// line of the fewest.
 std::map<std::string, json> Lines(const std::filesystem::path& path) {
   std::map<std::string, json> out;
   std::ifstream in(path);
@@ -62,7 +64,8 @@ TEST_CASE("export suite: every case, quickly") {
     CHECK(lines.at(key).at("value").get<double>() > 0);
     CHECK(lines.at(key).at("suite") == "export");
   }
-  // Of all figures the one that depends on neither speed nor load.
+  // Memory is the one figure that depends neither on the machine's speed nor on its load, so it
+  // alone has a bound here.
   const json& memory = lines.at("place/tiny/tp2 ep2 memory");
   CHECK(memory.at("value").get<double>() <= 64);
   CHECK_THAT(memory.at("note").get<std::string>(), Catch::Contains("half in "));
@@ -98,7 +101,7 @@ TEST_CASE("export suite: every job of its tables can be planned") {
         INFO(MessageOf(planned.status()));
         REQUIRE(planned.ok());
         const uint64_t bytes = (*planned)->plan().layout().total_bytes();
-        // Of which two must fit on a small machine.
+        // A small machine must have room for two buffers of this size.
         CHECK(bytes < uint64_t{3} << 30);
         if (!tiny) CHECK(bytes > uint64_t{700} << 20);
       }
@@ -118,7 +121,7 @@ TEST_CASE("export suite: the peak of memory that is gone by now is seen") {
     WARN("SKIPPED: the kernel does not let the peak be reset");
     return;
   }
-  CHECK(*memory.Beyond() >= kBytes - (1 << 20));  // resident pages are counted in batches
+  CHECK(*memory.Beyond() >= kBytes - (1 << 20));  // the kernel counts resident pages in batches
   CHECK(*PeakMemory().Beyond() < kBytes);
 }
 

@@ -33,8 +33,9 @@ Encoded EncodeFast(const std::vector<T>& before, const std::vector<T>& after) {
 }
 
 TEST_CASE("payload parts: one block of a fast payload by hand") {
-  // 100 elements, changes at 10 (+1), 11 (-1) and 99 (+1): gaps 10, 0, 87. rice(3, 100): the
-  // smallest k with 6000 2^k >= 481 * 197 is 4. Quotients 0, 0, 5: 3 ones and 5 zeros.
+  // Of 100 elements three change: number 10 by +1, 11 by -1 and 99 by +1, so the gaps are 10, 0 and
+  // 87. rice(3, 100) is 4, the smallest k with 6000 * 2^k >= 481 * 197. The quotients are 0, 0 and
+  // 5; in unary they take 3 ones and 5 zeros.
   std::vector<uint16_t> before(100, 1000), after = before;
   ++after[10];
   --after[11];
@@ -43,8 +44,8 @@ TEST_CASE("payload parts: one block of a fast payload by hand") {
   const auto parts = SplitFast(e.payload, 200, 2);
   REQUIRE(parts.ok());
   CHECK(parts->positions == 3 * 4 + 3 + 5);
-  CHECK(parts->differences == 4);  // 3 signs, one bit of padding
-  CHECK(parts->rest == 20 * 8);    // one row: columns of no width
+  CHECK(parts->differences == 4);  // three signs, and a bit of padding
+  CHECK(parts->rest == 20 * 8);    // one row, whose columns have width 0
   CHECK(parts->total() == static_cast<double>(e.payload.size()) * 8);
 }
 
@@ -59,8 +60,8 @@ TEST_CASE("payload parts: large differences and raw blocks are differences") {
   const Encoded e = EncodeFast(before, after);
   const auto parts = SplitFast(e.payload, before.size() * 4, 4);
   REQUIRE(parts.ok());
-  // 1024 changes: rice(1024, 65536) is 5, as 2000 * 1024 * 2^5 >= 481 * 130048. Gaps are 0 once,
-  // then 63: a quotient of 1.
+  // There are 1024 changes, so rice(1024, 65536) is 5, the smallest k with 2000 * 1024 * 2^k >= 481
+  // * 130048. The first gap is 0 and all others are 63, which have the quotient 1.
   CHECK(parts->positions == 1024 * (5 + 1) + 1023);
   CHECK(parts->differences > 50 * 32 + 1024 * 8);
   CHECK(parts->total() == static_cast<double>(e.payload.size()) * 8);
@@ -87,7 +88,8 @@ TEST_CASE("payload parts: a tight payload's positions cost what a class's rate s
   const uint64_t seed = 3;
   CAPTURE(seed);
   std::mt19937_64 random(seed);
-  // Two classes of equal size, of which 1/16 and 1/256 change by one.
+  // The elements are of two classes of equal size. One element in 16 of the first class changes by
+  // one, and one in 256 of the second.
   std::vector<uint16_t> before(1 << 20), after;
   for (size_t i = 0; i < before.size(); ++i) {
     before[i] = static_cast<uint16_t>((i % 2 == 0 ? 0x3c00 : 0x3c80) + random() % 0x40);
@@ -109,7 +111,8 @@ TEST_CASE("payload parts: a tight payload's positions cost what a class's rate s
   const Bounds bounds = counter.Finish();
   CHECK(parts->positions >= 0.999 * bounds.exponent.positions);
   CHECK(parts->positions <= 1.02 * bounds.exponent.positions);
-  // One sign bit each, and the unary length that is nearly certain.
+  // Each difference takes one sign bit, and its length in unary costs next to nothing because it is
+  // nearly always the same.
   CHECK(parts->differences >= static_cast<double>(fast.changed));
   CHECK(parts->differences <= 1.1 * static_cast<double>(fast.changed));
   CHECK(parts->total() == Approx(static_cast<double>(bytes) * 8));

@@ -29,7 +29,7 @@ TEST_CASE("report: a ratio says how many times as good") {
 }
 
 TEST_CASE("report: a wish is met by its ratio or its value") {
-  Row row = MakeRow({1, 3, 5}, "GB/s", 4);  // median 3, ratio 0.75
+  Row row = MakeRow({1, 3, 5}, "GB/s", 4);  // the median is 3, the ratio 0.75
   CHECK_FALSE(row.wanted.any());
   CHECK(row.Met());
   row.wanted = {.ratio_at_least = 0.75};
@@ -42,7 +42,7 @@ TEST_CASE("report: a wish is met by its ratio or its value") {
   CHECK(row.Met());
   row.wanted = {.value_at_least = 3.1};
   CHECK_FALSE(row.Met());
-  row.wanted = {.value_at_most = 5};  // of all runs
+  row.wanted = {.value_at_most = 5};  // a bound from above holds for every run
   CHECK(row.Met());
   row.wanted = {.value_at_most = 4};
   CHECK_FALSE(row.Met());

@@ -30,7 +30,7 @@ TEST_CASE("names without a usable version have none") {
   CHECK_FALSE(VersionFromName("step-1 "));
 }
 
-// A safetensors file of one small tensor, cut short by `missing` bytes.
+// Writes a safetensors file of one small tensor whose last `missing` bytes are cut off.
 void WriteShard(const fs::path& file, const std::string& tensor, size_t missing = 0) {
   const auto layout = Layout::Create({{tensor, DType::kBF16, {16}}});
   REQUIRE(layout.ok());
@@ -78,7 +78,8 @@ TEST_CASE("a file that still grows is waited for") {
   CheckpointScanner scanner(dir.path(), "");
   WriteShard(file, "w", 5);
   CHECK(Versions(scanner) == V{});
-  CHECK(Versions(scanner) == V{});  // stable, but shorter than its header says
+  // The file does not change any more, but it is still shorter than its header says.
+  CHECK(Versions(scanner) == V{});
   WriteShard(file, "w");
   CHECK(Versions(scanner) == V{});
   CHECK(Versions(scanner) == V{1});

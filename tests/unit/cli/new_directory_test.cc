@@ -69,7 +69,8 @@ TEST_CASE("what is read from is not replaced, however it is named") {
     const auto made = NewDirectory::Create(temp.path() / to, true, {temp.path() / "from"});
     CHECK(absl::IsInvalidArgument(made.status()));
   }
-  // Nor what it lies in; beside it, or below it, is another place.
+  // A folder that contains a source is refused as well. A folder beside the source or inside it
+  // holds nothing that is read, so it is allowed.
   CHECK(absl::IsInvalidArgument(
       NewDirectory::Create(temp.path() / "from", true, {temp.path() / "from" / "deep"}).status()));
   CHECK(NewDirectory::Create(temp.path() / "from2", true, {temp.path() / "from"}).ok());

@@ -24,7 +24,7 @@ std::filesystem::path Write(const TempDir& dir, const std::string& header,
   return Write(dir, header, data, header.size());
 }
 
-// Two tensors of four bytes each, written by hand.
+// The header of a file with two tensors of four bytes each, written by hand.
 constexpr const char* kHeader =
     R"({"__metadata__":{"format":"pt"},"b":{"dtype":"BF16","shape":[2],"data_offsets":[4,8]},)"
     R"("a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}   )";

@@ -27,7 +27,7 @@ Parsed<ReceiverOptions> Receiver(std::vector<const char*> args) {
   return ParseReceiverOptions(static_cast<int>(args.size()), args.data());
 }
 
-/// An error with exit code 2 whose text has all of `parts`.
+/// Checks that parsing failed with exit code 2 and a text that has all of `parts`.
 template <typename Options>
 void CheckError(const Parsed<Options>& parsed, const std::vector<std::string>& parts) {
   CHECK_FALSE(parsed.run);
@@ -51,7 +51,7 @@ class ConfigFile {
   std::string path_;
 };
 
-/// Long options in --help, but those that a file cannot hold.
+/// The long options that --help lists, without those that only a command line can have.
 std::set<std::string> OptionsInHelp(const std::string& help) {
   std::set<std::string> names;
   const std::regex option("--(\\[no-\\])?([a-z-]+)");
@@ -105,7 +105,60 @@ TEST_CASE("the sample files name every option and hold exactly the defaults") {
   for (const auto& entry : fs::directory_iterator(DELTAWIRE_SAMPLE_DIR)) {
     files += entry.path().extension() == ".toml";
   }
-  CHECK(files == 2);  // a further sample needs a test here
+  CHECK(files == 2);  // one for each daemon; a further sample needs a test of its own here
+}
+
+TEST_CASE("engines are named with their kind, and each once") {
+  const auto parsed = Receiver({"--model", "m", "--engine", "vllm=http://127.0.0.1:8000/",
+                                "--engine=sglang-reload=http://[::1]:30000/a/b", "--engine",
+                                "m:http=http://:9/hook?x=1", "--engine",
+                                "exec=/bin/reload --fast  two", "--engine-failure", "rollback",
+                                "--engine-retries", "0", "--engine-timeout-ms", "500"});
+  CAPTURE(parsed.text);
+  REQUIRE(parsed.run);
+  const std::vector<EngineOptions> want = {
+      {"", EngineKind::kVllm, {"127.0.0.1", 8000}, "", {}},
+      {"", EngineKind::kSglangReload, {"::1", 30000}, "/a/b", {}},
+      {"m", EngineKind::kHttp, {"127.0.0.1", 9}, "/hook?x=1", {}},
+      {"", EngineKind::kExec, {}, "", {"/bin/reload", "--fast", "two"}}};
+  CHECK(parsed.options.engines == want);
+  CHECK(parsed.options.engine_failure == EngineFailure::kRollback);
+  CHECK(parsed.options.engine_retries == 0);
+  CHECK(parsed.options.engine_timeout == milliseconds(500));
+  CHECK(NameOf(want[1]) == "[::1]:30000");
+  CHECK(NameOf(want[2]) == "127.0.0.1:9/hook?x=1");
+  CHECK(NameOf(want[3]) == "/bin/reload");
+
+  CHECK(Receiver({"--model", "m", "--engine", ""}).options.engines.empty());
+  const ConfigFile file("model = 'm'\nengine = ['vllm=http://a:1', 'exec=/b c']\n");
+  const auto two = Receiver({"--config", file.path()});
+  CAPTURE(two.text);
+  REQUIRE(two.run);
+  CHECK(two.options.engines.size() == 2);
+
+  const std::pair<const char*, const char*> bad[] = {
+      {"vllm", "is not KIND=TARGET"},
+      {"tgi=http://a:1", "vllm, vllm-reload, sglang, sglang-reload, http, exec"},
+      {"vllm=127.0.0.1:8000", "is not http://HOST:PORT"},
+      {"vllm=https://a:1", "no TLS to engines"},
+      {"vllm=http://a", "the port is missing"},
+      {"vllm=http://a:0", "port 0 cannot be dialled"},
+      {"http=http://a:1/x y", "a path with spaces"},
+      {"exec=reload", "absolute path"},
+      {"exec=", "absolute path"},
+      {"a/b:vllm=http://a:1", "is not a model name"},
+      {"other:vllm=http://a:1", "there is no model other"}};
+  for (const auto& [text, why] : bad) {
+    CAPTURE(text);
+    CheckError(Receiver({"--model", "m", "--engine", text}), {"--engine: ", why});
+  }
+  CheckError(Receiver({"--model", "m", "--engine=vllm=http://a:1", "--engine=m:sglang=http://a:1"}),
+             {"--engine: ", "a:1 is named twice"});
+  CheckError(Receiver({"--model", "m", "--model", "n", "--engine=vllm=http://a:1"}),
+             {"--engine: ", "MODEL:KIND=TARGET"});
+  CHECK(Receiver({"--model", "m", "--model", "n", "--engine=m:vllm=http://a:1",
+                  "--engine=n:http=http://a:1"})
+            .run);
 }
 
 TEST_CASE("several senders are the agents of one trainer, each named once") {
@@ -375,7 +428,7 @@ TEST_CASE("errors in the file name file, line and key") {
   }
 }
 
-// CLI11's reader alone takes most of these, as a flag or as part of a value.
+// CLI11's own reader accepts most of these, as a flag or as part of a value.
 TEST_CASE("a malformed line never passes") {
   for (const std::string line : {"follow",
                                  "data-dir",

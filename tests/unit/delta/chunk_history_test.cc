@@ -1,4 +1,4 @@
-// What of a chunk's past both ends have, and its check.
+// Which past deltas of a chunk both ends have, and the context that proves that they are the same.
 #include "common/delta/chunk_history.h"
 
 #include <catch2/catch.hpp>
@@ -19,7 +19,8 @@ std::shared_ptr<const Delta> Step(StateId from, StateId to,
   return builder.Finish(from, to);
 }
 
-// Chunk 0 changes in each, 1 in the second only, 2 goes whole in the second.
+// Chunk 0 changes in all three deltas. Chunk 1 changes in the second alone. Chunk 2 changes in all
+// three, but goes whole in the second.
 LogView Log() {
   return {Step({1, 1}, {1, 2}, {{0, "a"}, {2, "x"}}),
           Step({1, 2}, {1, 5}, {{0, "b"}, {1, "y"}, {2, ""}}),
@@ -34,7 +35,7 @@ TEST_CASE("a chunk's history is its newest deltas, up to where it went whole") {
   CHECK(ChunkHistory(log, 0, 2).depth() == 2);
   CHECK(ChunkHistory(log, 1, 8).depth() == 3);
   CHECK(ChunkHistory(log, 2, 8).depth() == 1);
-  CHECK(ChunkHistory(log, 9, 8).depth() == 3);  // never changed
+  CHECK(ChunkHistory(log, 9, 8).depth() == 3);  // a chunk that never changed
   CHECK(ChunkHistory({}, 0, 8).depth() == 0);
   const ChunkHistory history(log, 1, 8);
   const kernels::History two = history.First(2);
@@ -68,9 +69,9 @@ TEST_CASE("history in common ends where the two logs part") {
   CHECK(depth({2, 2}, {{1, 5}}) == 1);
   CHECK(depth({1, 5}, {{1, 2}}) == 1);
   CHECK(depth({1, 5}, {}) == 0);
-  CHECK(depth({1, 5}, {{1, 1}}) == 0);          // skipped a version: one delta there, two here
-  CHECK(depth({2, 2}, {{1, 5}, {1, 1}}) == 1);  // skipped the one before
-  CHECK(depth({1, 2}, {{1, 5}}) == 0);          // epoch 1's version 2, not epoch 2's
+  CHECK(depth({1, 5}, {{1, 1}}) == 0);          // {1, 1} to {1, 5} is two deltas in the log
+  CHECK(depth({2, 2}, {{1, 5}, {1, 1}}) == 1);  // the older delta is not the log's
+  CHECK(depth({1, 2}, {{1, 5}}) == 0);          // the log gets from {1, 5} to {2, 2}, not to {1, 2}
   CHECK(depth({1, 7}, {{1, 5}}) == 0);
   CHECK(CommonHistory({}, {1, 1}, std::vector<StateId>{{1, 0}}).empty());
 }

@@ -11,7 +11,8 @@ namespace {
 
 using kernels::Codec;
 
-// 2 MiB that take 25 kB fast and 16 kB tight, 10 ms to code or decode: tight pays below 2.4 MB/s.
+// A chunk of 2 MiB that takes 25 kB as fast and 16 kB as tight. Tight takes 10 ms to encode or to
+// decode, so it pays on links below 2.4 MB/s.
 CodecChoiceInputs Typical(double link) {
   CodecChoiceInputs in;
   in.chunk_bytes = 2 << 20;
@@ -31,20 +32,20 @@ TEST_CASE("tight is for links slower than its coders") {
   CHECK(ChooseCodec(Typical(3e6)) == Codec::kFast);
   CHECK(ChooseCodec(Typical(2e6)) == Codec::kTight);
   CHECK(ChooseCodec(Typical(1e3)) == Codec::kTight);
-  CHECK(ChooseCodec(Typical(0)) == Codec::kFast);  // not known yet
+  CHECK(ChooseCodec(Typical(0)) == Codec::kFast);  // a speed of 0 is not known yet
 }
 
 TEST_CASE("each stage can be the slow one, and what is made already costs nothing to make") {
   auto in = Typical(10e6);
   in.encode[Codec::kTight] = 1e8;
-  CHECK(ChooseCodec(in) == Codec::kFast);  // decoding
+  CHECK(ChooseCodec(in) == Codec::kFast);  // decoding is the slow stage
   in.decode[Codec::kTight] = 1e8;
   CHECK(ChooseCodec(in) == Codec::kTight);
   in.encode[Codec::kTight] = 1e6;
   CHECK(ChooseCodec(in) == Codec::kFast);
   in.made[Codec::kTight] = true;
   CHECK(ChooseCodec(in) == Codec::kTight);
-  in.decode[Codec::kTight] = 0;  // a receiver that cannot say
+  in.decode[Codec::kTight] = 0;  // the receiver did not say its speed
   CHECK(ChooseCodec(in) == Codec::kFast);
 }
 
@@ -72,7 +73,7 @@ TEST_CASE("rates are averages of chunks that tell something") {
   CHECK(rate.per_s() == 0);
   rate.Add(1'000'000, 0.01);
   CHECK(rate.per_s() == Approx(1e8));
-  rate.Add(10, 1.0);  // a tiny chunk
+  rate.Add(10, 1.0);  // a chunk too small to tell anything
   CHECK(rate.per_s() == Approx(1e8));
   CHECK(rate.total_seconds() == Approx(1.01));
   for (int i = 0; i < 100; ++i) rate.Add(1'000'000, 0.02);

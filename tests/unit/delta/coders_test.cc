@@ -1,6 +1,6 @@
-// What holds of every codec, row by row of the coders' table: payloads name their codec, stay
-// within their limit, come back as the fast payload that they were made from, and are refused when
-// cut.
+// What every codec must do, checked for each row of the coders' table: its payloads name it, stay
+// within their limit, decode to the fast payload that they were made from, and are refused when
+// they are cut.
 #include "common/delta/coders.h"
 
 #include <catch2/catch.hpp>
@@ -26,7 +26,7 @@ const CaseShape kShapes[] = {
     {"no numbers", ClassFunction::kNone, 8, 30'000, 0.05, 0.5, 2},
 };
 
-/// A fast payload, and what its coders may use.
+/// A fast payload, and the other inputs that coders may use.
 struct Case {
   explicit Case(const CaseShape& shape)
       : data(MakeDeltaCase(shape, 1000, 0xC0DE5)),
@@ -105,7 +105,7 @@ TEST_CASE("payloads of every codec are refused when cut, and for another width o
       CAPTURE(n);
       CHECK(Decode(coder, chunk, Bytes(payload).first(n), &back) != DecodeStatus::kOk);
     }
-    for (size_t at = 0; at < kernels::kHeadBytes; ++at) {  // format, codec, width
+    for (size_t at = 0; at < kernels::kHeadBytes; ++at) {  // the bytes of format, codec and width
       CAPTURE(at);
       Buffer bad(payload, 0);
       bad.data()[at] ^= std::byte{1};

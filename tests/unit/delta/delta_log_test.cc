@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint64_t kChunkSize = 10'000;
 
-// A log over one chunk table, driven by a model of what each chunk's digest was at each state.
+// A log over one chunk table, and beside it the digest that each chunk had at each state.
 class History {
  public:
   explicit History(uint32_t chunks, uint64_t limit = uint64_t{1} << 30)
@@ -19,7 +19,7 @@ class History {
 
   struct Change {
     uint32_t chunk;
-    size_t payload;  // 0: whole
+    size_t payload;  // 0: the chunk goes whole
   };
   void Publish(StateId id, const std::vector<Change>& changes, uint64_t salt = 7) {
     DeltaBuilder builder(uint64_t{1} << 40);
@@ -80,8 +80,9 @@ TEST_CASE("a base is accepted by its digest, not by its number") {
   CHECK(h.PlanWith(0, 1, h.digest(0, 0) + 1).kind == ChunkPlan::Kind::kFull);
   CHECK(h.PlanWith(0, 1, h.digest(0, 0) + 1).base_refused);
   CHECK(h.PlanWith(0, 99, h.digest(0, 0)).base_refused);
-  CHECK(h.PlanWith(1, 1, 12345).base_refused);  // untouched by any delta, and still not ours
-  // The right bytes under whatever number are the right bytes.
+  // No delta changed this chunk, but the base with this digest is still not ours.
+  CHECK(h.PlanWith(1, 1, 12345).base_refused);
+  // A base with the right digest is right, whatever version number it claims.
   CHECK(h.PlanWith(0, 99, h.digest(1, 0)).kind == ChunkPlan::Kind::kNothing);
   CHECK(!h.PlanWith(0, ~uint64_t{0}, 0).base_refused);
   CHECK(h.PlanWith(0, ~uint64_t{0}, h.digest(1, 0)).kind == ChunkPlan::Kind::kFull);
@@ -90,11 +91,11 @@ TEST_CASE("a base is accepted by its digest, not by its number") {
 TEST_CASE("after a rollback a reused version number finds the state that it means") {
   History h(1);
   h.Publish({1, 2}, {{0, 50}}, 7);
-  h.Publish({2, 1}, {{0, 50}}, 8);  // rolled back to number 1
-  h.Publish({2, 2}, {{0, 50}}, 9);  // number 2 again, other bytes
+  h.Publish({2, 1}, {{0, 50}}, 8);  // a rollback to version 1
+  h.Publish({2, 2}, {{0, 50}}, 9);  // a second version 2, with other bytes
   h.Publish({2, 3}, {{0, 50}}, 10);
-  CHECK(h.Plan(0, 1).chain.size() == 3);  // the first version 2
-  CHECK(h.Plan(0, 3).chain.size() == 1);  // the second
+  CHECK(h.Plan(0, 1).chain.size() == 3);  // from the first version 2
+  CHECK(h.Plan(0, 3).chain.size() == 1);  // from the second version 2
   CHECK(h.Plan(0, 0).chain.size() == 4);
   CHECK(h.Plan(0, 2).chain.size() == 2);
 }
@@ -102,7 +103,7 @@ TEST_CASE("after a rollback a reused version number finds the state that it mean
 TEST_CASE("the log keeps to its bound and still holds the newest") {
   History h(64, 40'000);
   for (uint64_t v = 2; v <= 30; ++v) h.Publish({1, v}, {{static_cast<uint32_t>(v % 64), 5000}});
-  // The first slab is 16 KiB, so that the bound leaves the newest two.
+  // Each delta takes a slab of at least 16 KiB, so the bound has room for the newest two.
   CHECK(h.log().bytes() <= 40'000);
   CHECK(h.log().View().size() == 2);
   CHECK(h.log().View().back()->to() == StateId{1, 30});
@@ -122,15 +123,16 @@ TEST_CASE("lifting a chunk that this pull has sent already") {
   CHECK(PlanLift(log, 0, 1, kChunkSize).chain.size() == 1);
   CHECK(PlanLift(log, 0, 2, kChunkSize).chain.size() == 2);
   CHECK(PlanLift(log, 1, 2, kChunkSize).kind == ChunkPlan::Kind::kNothing);
-  CHECK(PlanLift(log, 0, 3, kChunkSize).kind == ChunkPlan::Kind::kFull);  // log does not reach
+  // The log does not go back three deltas.
+  CHECK(PlanLift(log, 0, 3, kChunkSize).kind == ChunkPlan::Kind::kFull);
 }
 
 TEST_CASE("a chain that cannot pay is not folded") {
   History h(1);
   for (uint64_t v = 2; v <= 9; ++v) h.Publish({1, v}, {{0, 6000}});
   CHECK(h.Plan(0, 7).kind == ChunkPlan::Kind::kDelta);
-  CHECK(h.Plan(0, 2).kind == ChunkPlan::Kind::kDelta);  // 36,000 within 4 x 10,000
-  CHECK(h.Plan(0, 0).kind == ChunkPlan::Kind::kFull);   // 48,000 beyond
+  CHECK(h.Plan(0, 2).kind == ChunkPlan::Kind::kDelta);  // 36,000 bytes are at most 4 x 10,000
+  CHECK(h.Plan(0, 0).kind == ChunkPlan::Kind::kFull);   // 48,000 bytes are more
 }
 
 TEST_CASE("random histories: every plan's chain leads from the held digest to the newest") {

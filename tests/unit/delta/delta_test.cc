@@ -32,7 +32,7 @@ TEST_CASE("many threads build one delta: sorted, checksummed, found by chunk") {
   std::vector<std::thread> threads;
   for (uint32_t t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
-      // Odd chunks only, so that the even ones are the unchanged.
+      // Only odd chunks change, so that the even ones can be checked to be unchanged.
       for (uint32_t c = 2 * t + 1; c < kChunks; c += 8)
         builder.Add(Entry(c), Pattern(c, 100 + c * 37));
     });
@@ -61,8 +61,8 @@ TEST_CASE("many threads build one delta: sorted, checksummed, found by chunk") {
 TEST_CASE("payloads beyond the limit become whole chunks, and stay counted") {
   DeltaBuilder builder(1000);
   builder.Add(Entry(3), Pattern(3, 600));
-  builder.Add(Entry(1), Pattern(1, 600));  // 1200 > 1000
-  builder.Add(Entry(2), Pattern(2, 400));  // 1000 fits exactly
+  builder.Add(Entry(1), Pattern(1, 600));  // 1200 bytes are beyond the limit
+  builder.Add(Entry(2), Pattern(2, 400));  // 1000 bytes fit exactly
   builder.Add(Entry(9), {});
   const auto delta = builder.Finish({1, 1}, {1, 2});
   REQUIRE(delta->chunks().size() == 4);

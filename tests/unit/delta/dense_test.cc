@@ -1,4 +1,5 @@
-// The codec dense: back to the same fast payload, small where everything changes, and refusals.
+// The codec dense: it gives back the same fast payload, is small where everything changes, and
+// refuses what the format forbids.
 #include "common/delta/dense.h"
 
 #include <zstd.h>
@@ -24,7 +25,7 @@ Case Make(Random& random, unsigned width, size_t elements, double density, Chang
   before.Fill(random);
   Buffer after(Bytes(before), 0);
   Mutate(after, width, density, how, random);
-  StoreAt(after, 0, width, LoadAt(before, 0, width) + 1);  // never without a change
+  StoreAt(after, 0, width, LoadAt(before, 0, width) + 1);  // so that at least one element changes
   Buffer fast = Encode(Best(), kernels::DigestKey(1), before, after, width);
   return {std::move(before), std::move(after), std::move(fast)};
 }
@@ -43,7 +44,7 @@ DecodeStatus Decode(Bytes dense, size_t raw, unsigned width, std::vector<std::by
   return s;
 }
 
-/// A payload whose planes are `planes`, however they were compressed.
+/// A dense payload that decompresses to `planes`.
 std::vector<std::byte> Wrap(const std::vector<std::byte>& planes, unsigned width) {
   std::vector<std::byte> out(4 + ZSTD_compressBound(planes.size()));
   out[0] = std::byte{2};
@@ -80,7 +81,7 @@ TEST_CASE("dense payloads turn back into the same fast payload") {
 }
 
 TEST_CASE("planes are codes of differences, lowest byte first") {
-  // Differences 1, -1, 0x1234, 0 of 16 bits: codes 2, 1, 0x2468, 0.
+  // The differences 1, -1, 0x1234 and 0 of 16 bits have the codes 2, 1, 0x2468 and 0.
   Buffer before(8), after(8);
   const uint16_t d[] = {1, 0xffff, 0x1234, 0};
   for (size_t i = 0; i < 4; ++i) StoreAt(after, i, 2, d[i]);
@@ -104,7 +105,7 @@ TEST_CASE("dense is made only when it is smaller than its limit") {
   CHECK((Dense(c.fast, raw, 2, dense.size() + 1) == dense));
   CHECK(Dense(c.fast, raw, 2, dense.size()).empty());
   for (const size_t limit : {0, 1, 4, 5}) CHECK(Dense(c.fast, raw, 2, limit).empty());
-  // Noise does not compress.
+  // Random bytes cannot be compressed.
   const Case noise = Make(random, 2, raw / 2, 1.0, Change::kAny);
   CHECK(Dense(noise.fast, raw, 2, raw).empty());
 }
@@ -129,7 +130,7 @@ TEST_CASE("dense decoders refuse what the format does not allow") {
   auto bad = good;
   bad.push_back(std::byte{0});
   CHECK(Decode(bad, raw, 2, back) == DecodeStatus::kMalformed);
-  for (size_t at = 0; at < 4; ++at) {  // format, codec, width, reserved
+  for (size_t at = 0; at < 4; ++at) {  // the bytes of format, codec, width and reserved
     CAPTURE(at);
     bad = good;
     bad[at] ^= std::byte{1};
@@ -140,7 +141,7 @@ TEST_CASE("dense decoders refuse what the format does not allow") {
   CHECK(Decode(good, raw - 2, 2, back) == DecodeStatus::kMalformed);
   CHECK(Decode(good, kernels::kMaxChunkBytes + 2, 2, back) == DecodeStatus::kTooLarge);
   CHECK(Decode(Wrap(std::vector<std::byte>(raw), 2), raw, 2, back) == DecodeStatus::kMalformed);
-  // A second frame, and one that only skips.
+  // A payload has exactly one zstd frame: a second one is refused, and so is a frame to be skipped.
   bad = good;
   bad.insert(bad.end(), good.begin() + 4, good.end());
   CHECK(Decode(bad, raw, 2, back) == DecodeStatus::kMalformed);

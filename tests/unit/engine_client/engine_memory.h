@@ -1,5 +1,5 @@
-// An engine's memory for FakeLayout(6): tensors of 500 bf16 elements, laid out as loaders do it,
-// and an oracle that walks the boxes element by element. Owner: a test case. One thread.
+// An engine's memory for FakeLayout(6), whose tensors have 500 bf16 elements each, laid out as
+// loaders do it, and an oracle that walks the boxes run by run. Owner: a test case. One thread.
 #pragma once
 
 #include <cstring>
@@ -10,7 +10,7 @@
 
 namespace deltawire::engine {
 
-/// fn(byte in the tensor, byte in the storage) for every run of a box.
+/// Calls fn(byte in the tensor, byte in the storage) for every run of a box.
 template <typename Fn>
 void ForEachRunOf(const kernels::StridedCopy& copy, const Fn& fn) {
   uint64_t runs = 1;
@@ -28,7 +28,7 @@ void ForEachRunOf(const kernels::StridedCopy& copy, const Fn& fn) {
   }
 }
 
-/// A box of runs that are elements of two bytes or longer.
+/// A box from its fields; `src` and `dst` are its offsets in the tensor and in the storage.
 inline Box MakeBox(uint32_t tensor, uint32_t storage, std::vector<uint64_t> counts, int64_t src,
                    std::vector<int64_t> src_strides, int64_t dst, std::vector<int64_t> dst_strides,
                    size_t run_bytes) {
@@ -48,8 +48,9 @@ inline Box MakeBox(uint32_t tensor, uint32_t storage, std::vector<uint64_t> coun
 struct EngineMemory {
   EngineMemory() {
     storages = {{"qkv", 2400}, {"experts", 2000}, {"down", 600}};
-    // t0 and t1 one behind the other, with padding; t2 transposed (20 x 25); of t3 the columns 5 to
-    // 14 of 25 (tensor parallel); t4 twice; t5 is another rank's.
+    // t0 and t1 stand one behind the other with padding; t2 (20 x 25) is transposed. Of t3, which
+    // is cut for tensor parallelism, there are the columns 5 to 14 of 25. t4 stands there whole,
+    // and its first 100 bytes a second time. t5 belongs to another rank.
     boxes.push_back(MakeBox(0, 0, {}, 0, {}, 0, {}, 1000));
     boxes.push_back(MakeBox(1, 0, {}, 0, {}, 1200, {}, 1000));
     boxes.push_back(MakeBox(2, 1, {20, 25}, 0, {50, 2}, 0, {2, 40}, 2));
@@ -63,7 +64,7 @@ struct EngineMemory {
     for (auto& m : memory) b.memory.push_back(m.data());
     return b;
   }
-  /// What the memory is when it holds `chunks`; what no box has stays as it is.
+  /// The memory once it holds `chunks`. Bytes outside of all boxes stay as they are.
   std::vector<std::vector<std::byte>> With(const receiver::FakeAgent::Chunks& chunks) const {
     auto out = memory;
     for (const Box& box : boxes) {

@@ -1,5 +1,5 @@
-// An engine's memory beside a real receiver's directory: adopted, brought forward by deltas, by
-// chunks and from far behind, rolled back, and checked.
+// An engine's memory beside a real receiver's directory. The memory is adopted, updated by deltas,
+// by whole chunks and from far behind, rolled back, and checked.
 #include "receiver/engine_client/engine_weights.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ struct Pair {
 TEST_CASE("engine weights: memory that holds the committed bytes is adopted, other memory named") {
   Pair p;
   CHECK(p.weights->held() == p.rig.buffer->committed());
-  p.engine.memory[2][104] ^= std::byte{1};  // a column of t3
+  p.engine.memory[2][104] ^= std::byte{1};  // one of the engine's columns of t3
   const auto other = p.weights->Adopt();
   REQUIRE(other.ok());
   CHECK(other->different == std::vector<std::string>{"t3"});
@@ -163,7 +163,8 @@ TEST_CASE("engine weights: drift in the engine's memory is found and named") {
   auto checked = p.weights->Check(&parts);
   REQUIRE(checked.ok());
   CHECK(checked->different.empty());
-  // Of t3 this rank has columns; what the other ranks have makes up the rest of its digest.
+  // This rank has only some columns of t3, so it gives a part of the digest; the other ranks'
+  // columns give the rest.
   REQUIRE(parts.size() == 1);
   CHECK(parts[0].chunk == 3);
   CHECK(parts[0].bytes == 400);
@@ -172,13 +173,60 @@ TEST_CASE("engine weights: drift in the engine's memory is found and named") {
     std::fill_n(others.begin() + static_cast<ptrdiff_t>(src), 20, std::byte{0});
   });
   const kernels::DigestKey key(p.rig.layout.fingerprint().lo);
-  CHECK(parts[0].digest + kernels::Best().digest(key, others) == p.weights->digest(3));
+  CHECK(parts[0].digest + kernels::Best().digest(key, others) == *p.weights->DigestOf(3));
 
   SECTION("in a transposed tensor") { p.engine.memory[1][40] ^= std::byte{4}; }
   SECTION("in the second copy of a tensor") { p.engine.memory[0][2210] ^= std::byte{4}; }
   checked = p.weights->Check(nullptr);
   REQUIRE(checked.ok());
   CHECK(checked->different.size() == 1);
+}
+
+TEST_CASE("engine weights: the tensors that an update changes can be read whole, old and new") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  Pair p(buffers);
+  using State = EngineWeights::State;
+  std::vector<std::byte> read(1000);
+  CHECK(p.weights->ChangedTensors().empty());
+  CHECK(p.weights->ReadTensor(State::kPrepared, 2, read).code() == StatusCode::kFailedPrecondition);
+  REQUIRE(p.weights->ReadTensor(State::kHeld, 2, read) == absl::OkStatus());
+  CHECK(read == p.now[2]);
+
+  auto next = p.now;
+  next[2][10] ^= std::byte{1};
+  next[5][0] ^= std::byte{1};  // another rank's, and changed all the same
+  p.Publish(next, GENERATE(false, true));
+  CHECK(p.weights->ReadTensor(State::kHeld, 2, read).code() == StatusCode::kUnavailable);
+  REQUIRE(p.weights->Prepare().ok());
+  const auto changed = p.weights->ChangedTensors();
+  CHECK(changed == std::vector<uint32_t>{2, 5});
+  for (const uint32_t t : changed) {
+    REQUIRE(p.weights->ReadTensor(State::kPrepared, t, read) == absl::OkStatus());
+    CHECK(read == next[t]);
+  }
+  CHECK(p.weights->ReadTensor(State::kPrepared, 6, read).code() == StatusCode::kInvalidArgument);
+  CHECK(p.weights->ReadTensor(State::kPrepared, 2, std::span(read).first(998)).code() ==
+        StatusCode::kInvalidArgument);
+  REQUIRE(p.weights->Apply() == absl::OkStatus());
+  CHECK(p.weights->ChangedTensors().empty());
+  REQUIRE(p.weights->ReadTensor(State::kHeld, 5, read) == absl::OkStatus());
+  CHECK(read == next[5]);
+}
+
+TEST_CASE("engine weights: a tensor that has rotted in the receiver's buffer is not handed out") {
+  Pair p;
+  {
+    std::fstream f(p.rig.dir.path() / "model.safetensors",
+                   std::ios::in | std::ios::out | std::ios::binary);
+    f.seekp(-1500, std::ios::end);  // in t4 of t0 to t5
+    f.put('x');
+  }
+  std::vector<std::byte> read(1000);
+  const auto lost = p.weights->ReadTensor(EngineWeights::State::kHeld, 4, read);
+  CHECK(lost.code() == StatusCode::kDataLoss);
+  CHECK_THAT(std::string(lost.message()), Catch::Contains("tensor t4"));
+  CHECK(p.weights->ReadTensor(EngineWeights::State::kHeld, 5, read) == absl::OkStatus());
 }
 
 TEST_CASE("engine weights: a wait ends with a commit, a time limit, or its caller") {

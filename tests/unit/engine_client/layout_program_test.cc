@@ -1,7 +1,8 @@
-// Layout programs of an engine's memory: what they find against an element-by-element walk, and the
-// boxes that they refuse.
+// Layout programs of an engine's memory: their places compared with an element-by-element walk, and
+// the boxes that they refuse.
 #include "receiver/engine_client/layout_program.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <map>
 #include <random>
@@ -11,7 +12,7 @@
 namespace deltawire::engine {
 namespace {
 
-/// Where each run of `unit` bytes of the tensor stands, by a walk over the box.
+/// Where each `unit` bytes of the tensor stand in the storage, found by a walk over the box.
 std::map<uint64_t, uint64_t> Walk(const Box& box, uint64_t unit) {
   std::map<uint64_t, uint64_t> places;
   ForEachRunOf(box.copy, [&](uint64_t src, uint64_t dst) {
@@ -20,7 +21,7 @@ std::map<uint64_t, uint64_t> Walk(const Box& box, uint64_t unit) {
   return places;
 }
 
-/// A box whose dimensions nest in the tensor, in an order that is not the memory's.
+/// A random box whose dimensions nest in the tensor, but are not listed in that order.
 Box RandomBox(std::mt19937_64& random) {
   const auto below = [&](uint64_t n) { return random() % n; };
   std::vector<uint64_t> counts;
@@ -35,7 +36,7 @@ Box RandomBox(std::mt19937_64& random) {
     src_span += (counts.back() - 1) * static_cast<uint64_t>(src.back());
     dst_span += (counts.back() - 1) * static_cast<uint64_t>(dst.back());
   }
-  // The engine's order of the dimensions is another one than the tensor's.
+  // The box lists its dimensions in any order.
   std::vector<size_t> order(dims);
   for (size_t d = 0; d < dims; ++d) order[d] = d;
   std::shuffle(order.begin(), order.end(), random);
@@ -81,7 +82,7 @@ TEST_CASE("layout program: what no tensor has is counted, and a byte that two cl
   const Layout layout = receiver::FakeLayout();
   const auto program = LayoutProgram::Create(layout, engine.storages, engine.boxes);
   REQUIRE(program.ok());
-  CHECK(program->unmapped(0) == 300);  // between t0 and t1, and at the end
+  CHECK(program->unmapped(0) == 300);  // the bytes between t0 and t1, and those at the end
   CHECK(program->unmapped(1) == 0);
   CHECK(program->unmapped(2) == 200);
   CHECK(program->several(4));
@@ -94,6 +95,57 @@ TEST_CASE("layout program: what no tensor has is counted, and a byte that two cl
   CHECK(twice.status().message() == "qkv: byte 998 is claimed twice, the second time by t5");
 }
 
+TEST_CASE("layout program: boxes are refused exactly where two elements would share a place") {
+  const uint64_t seed = GENERATE(range(1, 400));
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  const auto below = [&](uint64_t n) { return random() % n; };
+  const Layout layout = receiver::FakeLayout();
+  std::vector<Box> boxes;
+  std::vector<uint32_t> taken(1000);
+  bool shared = false;
+  const size_t count = 1 + below(5);
+  for (uint32_t t = 0; t < count; ++t) {
+    // Strides of the place in any order, so that some boxes lie within others and in themselves.
+    const std::vector<uint64_t> counts = {1 + below(4), 1 + below(5)};
+    const auto outer = static_cast<int64_t>(2 * (1 + below(12)));
+    const auto inner = static_cast<int64_t>(2 * (1 + below(12)));
+    boxes.push_back(MakeBox(t, 0, counts, 0, {100, 8}, static_cast<int64_t>(2 * below(200)),
+                            {outer, inner}, 2 * (1 + below(3))));
+    ForEachRunOf(boxes.back().copy, [&](uint64_t, uint64_t dst) {
+      for (size_t b = 0; b < boxes.back().copy.run_bytes; ++b) shared |= taken[dst + b]++ > 0;
+    });
+  }
+  const auto program = LayoutProgram::Create(layout, {{"all", 1000}}, boxes);
+  CAPTURE(program.status());
+  REQUIRE(program.ok() != shared);
+  if (shared) return;
+  const auto holds = static_cast<uint64_t>(std::count(taken.begin(), taken.end(), 0u));
+  CHECK(program->unmapped(0) == holds);
+}
+
+TEST_CASE("layout program: a box that spans others is compared with those behind them, too") {
+  const Layout layout = receiver::FakeLayout();
+  std::vector<Box> boxes = {MakeBox(0, 0, {3}, 0, {2}, 0, {100}, 2),  // at 0, 100 and 200
+                            MakeBox(1, 0, {}, 0, {}, 10, {}, 4),
+                            MakeBox(2, 0, {}, 0, {}, 110, {}, 4)};
+  CHECK(LayoutProgram::Create(layout, {{"all", 300}}, boxes).ok());
+  boxes.push_back(MakeBox(3, 0, {}, 0, {}, 200, {}, 2));
+  CHECK(LayoutProgram::Create(layout, {{"all", 300}}, boxes).status().code() ==
+        StatusCode::kInvalidArgument);
+}
+
+TEST_CASE("layout program: a tensor that stands in several places is known from one that is cut") {
+  const Layout layout = receiver::FakeLayout();
+  const std::vector<Storage> storages = {{"all", 2000}};
+  // Even and odd elements, whose spans overlap and whose elements do not; and one element twice.
+  std::vector<Box> boxes = {MakeBox(0, 0, {250}, 0, {4}, 0, {2}, 2),
+                            MakeBox(0, 0, {250}, 2, {4}, 500, {2}, 2)};
+  CHECK_FALSE(LayoutProgram::Create(layout, storages, boxes)->several(0));
+  boxes.push_back(MakeBox(0, 0, {}, 998, {}, 1000, {}, 2));
+  CHECK(LayoutProgram::Create(layout, storages, boxes)->several(0));
+}
+
 TEST_CASE("layout program: a box that could read or write elsewhere is refused") {
   const auto code = [](const Box& box) {
     return OrderedBox::Create(box, 1000, 1000, 2).status().code();
@@ -102,7 +154,7 @@ TEST_CASE("layout program: a box that could read or write elsewhere is refused")
   CHECK(code(MakeBox(0, 0, {}, 0, {}, 0, {}, 1000)) == StatusCode::kOk);
   CHECK(code(MakeBox(0, 0, {}, 2, {}, 0, {}, 1000)) == kInvalid);           // leaves the tensor
   CHECK(code(MakeBox(0, 0, {}, 0, {}, 2, {}, 1000)) == kInvalid);           // leaves the storage
-  CHECK(code(MakeBox(0, 0, {}, -2, {}, 0, {}, 10)) == kInvalid);            // begins before it
+  CHECK(code(MakeBox(0, 0, {}, -2, {}, 0, {}, 10)) == kInvalid);            // before the tensor
   CHECK(code(MakeBox(0, 0, {2}, 10, {-4}, 10, {4}, 4)) == kInvalid);        // walks backwards
   CHECK(code(MakeBox(0, 0, {2}, 0, {2}, 0, {4}, 4)) == kInvalid);           // overlaps itself
   CHECK(code(MakeBox(0, 0, {2}, 0, {5}, 0, {4}, 4)) == kInvalid);           // cuts an element

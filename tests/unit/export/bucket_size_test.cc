@@ -1,4 +1,4 @@
-// How large buckets become where memory decides.
+// How large buckets become where the ranks' free memory decides.
 #include "sender/export/gather/bucket_size.h"
 
 #include <catch2/catch.hpp>

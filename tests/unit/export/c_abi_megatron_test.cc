@@ -1,4 +1,4 @@
-// The C ABI's Megatron part where it meets callers of another age, a gather that is not there, and
+// The C ABI's Megatron part: callers with an older header, a kind of gather that is not there, and
 // what the ranks of a group agree on.
 #include <catch2/catch.hpp>
 #include <cstddef>
@@ -47,7 +47,7 @@ TEST_CASE("options of before there were kinds make a group over Gloo") {
   const std::string rendezvous = "file:" + dir.path().string();
   dw_collective_options o = Alone(rendezvous);
   o.struct_size = offsetof(dw_collective_options, kind);
-  o.kind = 7;  // beyond the struct's end
+  o.kind = 7;  // beyond the struct's end, so it must not be read
   dw_collective* collective = nullptr;
   CHECK(dw_collective_create(&o, &collective) == DW_OK);
   INFO(dw_last_error());

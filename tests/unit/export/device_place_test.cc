@@ -1,5 +1,5 @@
-// Shards on a device and behind callbacks, bit for bit against the CPU's way over the same plan.
-// Compiled with the pretended CUDA runtime, whose device memory nobody but queued work can touch.
+// Shards on a device and behind callbacks must become the same bits as the CPU makes by the same
+// plan. Compiled with the fake CUDA runtime, whose device memory only queued work can touch.
 #include "sender/export/device/device_place.h"
 
 #include <algorithm>
@@ -29,8 +29,7 @@ struct Half {
       : memory(std::make_shared<std::vector<std::byte>>(
             kHeader + rank.planned.plan.layout().total_bytes(), std::byte{0x5a})) {
     half.tensor = [this, &rank](uint32_t t) { return rank.Tensor(data(), t); };
-    half.mapped = *memory;
-    half.mapping = memory;
+    half.mapped = {*memory, memory};
   }
   Half(const Half&) = delete;
   MutableBytes data() const { return MutableBytes(*memory).subspan(kHeader); }
@@ -40,7 +39,7 @@ struct Half {
   void Clear() { std::fill(memory->begin(), memory->end(), std::byte{0x5a}); }
 };
 
-/// Whatever a case set, the next one begins afresh.
+/// Takes back at the end of a case what it has set in the fake runtime.
 struct Knobs {
   ~Knobs() {
     FailCudaCallIn(-1);
@@ -74,7 +73,7 @@ TEST_CASE("a device writes its shards straight into the pinned half, converted o
     CHECK(half.Holds(wanted));
     CHECK(std::all_of(half.memory->begin(), half.memory->begin() + Half::kHeader,
                       [](std::byte v) { return v == std::byte{0x5a}; }));
-    // Pinned once, and kept.
+    // Each half is pinned once, and stays pinned.
     CHECK(CudaRegistrations() == (version == 0 ? 1 : 2));
   }
 }
@@ -105,7 +104,7 @@ TEST_CASE("where the half cannot be pinned or reached, shards go over two bucket
   Half half(rank);
   if (why == 0) RefusePinning(true);
   if (why == 1) RefuseMapping(true);
-  if (why == 2) half.half.mapping = nullptr;  // an agent that owns a part
+  if (why == 2) half.half.mapped.mapping = nullptr;  // as where the agent owns a part
   DevicePlace place(bucket);
   const int placements = CudaPlacements();
   const std::vector<std::byte> wanted = rank.Wanted();
@@ -117,13 +116,13 @@ TEST_CASE("where the half cannot be pinned or reached, shards go over two bucket
     CHECK_FALSE(stats->why_staged.empty());
     CHECK(stats->direct_bytes == 0);
     CHECK(stats->staged_bytes > 0);
-    // The largest row here is of 160 bytes.
+    // The largest row has 160 bytes, and a bucket holds at least one row.
     CHECK(stats->bucket_bytes <= 2 * std::max<uint64_t>(bucket, 160));
     CHECK((bucket > 4096 || stats->buckets > 2));
     CHECK(half.Holds(wanted));
     CHECK(CudaPlacements() == placements);
   }
-  if (why == 2) CHECK(CudaRegistrations() <= 2);  // the buckets, never the half
+  if (why == 2) CHECK(CudaRegistrations() <= 2);  // only the buckets are pinned
 }
 
 TEST_CASE("callbacks are asked for rows that fit a bucket, and mix with devices and the host") {
@@ -165,11 +164,11 @@ TEST_CASE(
   for (bool reached = false; !reached; at += 1 + at / 6) {
     CAPTURE(at);
     Half half(rank);
-    if (!direct) half.half.mapping = nullptr;
+    if (!direct) half.half.mapped.mapping = nullptr;
     DevicePlace place(1024);
     FailCudaCallIn(at);
     const auto stats = rank.Run(place, half.half);
-    // What has not failed by now would fail here.
+    // A failure that the first run did not reach would come in this one.
     reached = rank.Run(place, half.half).ok() && stats.ok() && at > 400;
     FailCudaCallIn(-1);
     if (stats.ok()) {
@@ -188,6 +187,77 @@ TEST_CASE(
   CHECK((direct ? fell_back : errors) > 5);
   CHECK(CudaAllocations() == before);
   CHECK(CudaRegistrations() == 0);
+}
+
+/// A tensor of kRows x kColumns bf16 numbers on the fake device.
+struct OnDevice {
+  static constexpr uint64_t kRows = 6, kColumns = 10;
+  std::vector<std::byte> bytes = std::vector<std::byte>(kRows * kColumns * 2);
+  std::unique_ptr<kernels::GpuBuffer> buffer;
+
+  explicit OnDevice(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+    REQUIRE(kernels::GpuBuffer::Create(bytes.size(), &buffer).ok());
+    REQUIRE(kernels::GpuCopy(buffer->bytes(), bytes).ok());
+  }
+};
+
+/// The copy that writes an OnDevice's transpose to the beginning of some memory.
+kernels::StridedCopy Transposed() {
+  kernels::StridedCopy copy;
+  copy.run_bytes = 2;
+  copy.dims = 2;
+  copy.counts[0] = OnDevice::kColumns, copy.counts[1] = OnDevice::kRows;
+  copy.src_strides[0] = 2, copy.src_strides[1] = OnDevice::kColumns * 2;
+  copy.dst_strides[0] = OnDevice::kRows * 2, copy.dst_strides[1] = 2;
+  return copy;
+}
+
+TEST_CASE("a block on a device is written by the device into the half, which is pinned once") {
+  const OnDevice source(kSeed);
+  std::vector<std::byte> wanted(source.bytes.size());
+  kernels::Scalar().place(Transposed(), source.bytes, wanted);
+  constexpr size_t kBefore = 32, kAfter = 64;
+  auto memory = std::make_shared<std::vector<std::byte>>(kBefore + wanted.size() + kAfter);
+  const MutableBytes to = MutableBytes(*memory).subspan(kBefore, wanted.size());
+  DeviceQueues queues;
+  const int placements = CudaPlacements();
+  for (int version = 0; version < 3; ++version) {
+    std::ranges::fill(*memory, std::byte{0x5a});
+    const Status placed =
+        queues.Place(0, Transposed(), source.buffer->bytes(), to, {*memory, memory});
+    REQUIRE(placed == absl::OkStatus());
+    CHECK(std::ranges::equal(to, wanted));
+    CHECK(std::ranges::count(*memory, std::byte{0x5a}) >=
+          static_cast<std::ptrdiff_t>(kBefore + kAfter));
+    CHECK(CudaRegistrations() == 1);
+  }
+  CHECK(CudaPlacements() == placements + 3);
+  // When a half is no longer mapped, it does not stay pinned.
+  auto fresh = std::make_shared<std::vector<std::byte>>(wanted.size());
+  memory.reset();
+  REQUIRE(queues.Place(0, Transposed(), source.buffer->bytes(), *fresh, {*fresh, fresh}).ok());
+  CHECK(CudaRegistrations() == 1);
+}
+
+TEST_CASE("where a block's half cannot be pinned or reached, nothing is written and it is said") {
+  const Knobs knobs;
+  const int why = GENERATE(0, 1, 2);
+  const OnDevice source(kSeed);
+  auto memory = std::make_shared<std::vector<std::byte>>(source.bytes.size(), std::byte{0x5a});
+  MappedHalf half{*memory, memory};
+  if (why == 0) RefusePinning(true);
+  if (why == 1) RefuseMapping(true);
+  if (why == 2) half.mapping = nullptr;  // as where the agent owns a part
+  DeviceQueues queues;
+  for (int version = 0; version < 2; ++version) {
+    const Status placed = queues.Place(0, Transposed(), source.buffer->bytes(), half.bytes, half);
+    REQUIRE_FALSE(placed.ok());
+    CHECK_FALSE(MessageOf(placed).empty());
+    CHECK(std::ranges::count(*memory, std::byte{0x5a}) ==
+          static_cast<std::ptrdiff_t>(memory->size()));
+  }
 }
 
 TEST_CASE("a callback's error names the parameter") {

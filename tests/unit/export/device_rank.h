@@ -1,5 +1,5 @@
-// One Megatron rank's shards of random bytes on a pretended device, behind callbacks or on the
-// host. Owner: one test case. Threads: one. What must not fail is REQUIREd here.
+// One Megatron rank's shards of random bytes on a fake device, behind callbacks or on the host.
+// Owner: one test case. Threads: one. What must not fail is REQUIREd here.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -16,7 +16,8 @@ namespace deltawire::testing {
 
 using mcore::testing::Get;
 
-// fp32 at HF, so that bf16 shards are converted on their way; with experts and tied sizes.
+// A small model with experts. DTYPE stands for the dtype of the HF tensors; with float32, the bf16
+// shards are converted on their way.
 inline constexpr const char* kConfig = R"({
   "model_type": "qwen3_moe", "num_hidden_layers": 3, "hidden_size": 24, "num_attention_heads": 6,
   "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 40, "vocab_size": 37,
@@ -31,7 +32,7 @@ inline std::string Config(const char* dtype) {
 
 enum class Kind { kHost, kDevice, kCallback };
 
-/// One rank's shards of random bytes, reached in one way or another.
+/// One rank's shards of random bytes. Each lies on the host, on the device or behind a callback.
 struct Rank {
   mcore::testing::Planned planned;
   std::vector<mcore::ShardParam> wanted;
@@ -84,7 +85,7 @@ struct Rank {
     for (size_t i = 0; i < live.size(); ++i) Put(i, kind);
   }
 
-  /// To be run when every shard is where it belongs.
+  /// Places all shards. Call it once Put has brought every shard to where it belongs.
   StatusOr<DevicePlaceStats> Run(DevicePlace& place, const HalfMemory& half) {
     shards.clear();
     for (const mcore::Match& m : matches) {
@@ -93,7 +94,7 @@ struct Rank {
     return place.Run(planned.plan, shards, half, pool);
   }
 
-  /// The CPU's way.
+  /// The HF bytes as the CPU makes them of the same shards.
   std::vector<std::byte> Wanted() {
     std::vector<std::byte> hf(planned.plan.layout().total_bytes(), std::byte{0x5a});
     WriteTo(hf);

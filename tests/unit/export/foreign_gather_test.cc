@@ -1,5 +1,5 @@
-// Shards that the CPU cannot read, gathered over Gloo between real processes, each with a pretended
-// CUDA runtime of its own.
+// Shards that the CPU cannot read, gathered over Gloo between real processes, each with a fake CUDA
+// runtime of its own.
 #include <catch2/catch.hpp>
 
 #include "sender/export/device/foreign_collective.h"

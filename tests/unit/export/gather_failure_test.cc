@@ -1,5 +1,5 @@
-// Ranks that die, hang, fail or never come: the others get an error that names them, soon, and the
-// next collective goes through.
+// Ranks that die, hang, fail or never come: the other ranks soon get an error that names them, and
+// the next collective works.
 #include <signal.h>
 #include <unistd.h>
 
@@ -29,8 +29,8 @@ struct Pause {
   size_t bucket = 0;
 };
 
-// A gather of one item of a bucket's size from each rank per bucket, 6 buckets a rank. Ranks pause
-// before they give their `bucket`-th item (the root: while it consumes that bucket).
+// Gathers six items from each rank but the root; each item fills a bucket. A rank pauses before it
+// gives its `bucket`-th item, and the root while it consumes that bucket.
 Status PausingGather(Collective& collective, const Line& line, std::initializer_list<Pause> pauses,
                      milliseconds wait_timeout, const Status& fail = absl::OkStatus()) {
   std::vector<GatherItem> items;
@@ -64,8 +64,8 @@ Status PausingGather(Collective& collective, const Line& line, std::initializer_
       .status();
 }
 
-// What a survivor says: its gather's error, that later calls fail at once, and that the ranks which
-// are left can meet again.
+// What a surviving rank does: it says its gather's error, checks that later calls fail at once, and
+// gathers again with the ranks that are left.
 std::string Survive(const Status& failed, Collective& broken, const std::string& dir, int rank,
                     int dead, int size, const Line& line) {
   line.Say(Text(failed));
@@ -94,7 +94,7 @@ TEST_CASE("a rank that is killed in the middle of a gather is an error for all t
     const std::string error = ranks.Hear(r);
     CHECK_THAT(error, StartsWith("UNAVAILABLE"));
     CHECK_THAT(error, Contains("rank 2 is gone"));
-    // Far below the timeout of 40 seconds.
+    // The error comes far sooner than the timeout of 40 seconds.
     CHECK(Collective::Clock::now() - killed < seconds(15));
   }
   for (const int r : {0, 1, 3}) CHECK(ranks.Hear(r) == "OK");
@@ -109,10 +109,10 @@ TEST_CASE("a rank that is killed in the middle of a message is an error for the 
     return Survive(s, **c, dir.path(), rank, 1, 2, line);
   });
   REQUIRE(ranks.Hear(1) == "paused");  // before it sends bucket 2
-  REQUIRE(ranks.Hear(0) == "paused");  // consumes bucket 1, and is ready to receive 2
+  REQUIRE(ranks.Hear(0) == "paused");  // consumes bucket 1, and can already receive bucket 2
   ranks.Signal(0, SIGSTOP);
   ranks.Go(1);
-  // It has begun to send bucket 2, which no socket's buffers hold, and nobody reads.
+  // Rank 1 has begun to send bucket 2, which is more than sockets' buffers hold, and nobody reads.
   REQUIRE(ranks.Hear(1) == "paused");
   ranks.Signal(1, SIGKILL);
   ranks.Go(0);
@@ -155,7 +155,7 @@ TEST_CASE("a rank that hangs is named when the wait's time is over") {
   const std::string root_says = ranks.Hear(0);
   CHECK_THAT(root_says, StartsWith("DEADLINE_EXCEEDED"));
   CHECK_THAT(root_says, Contains("rank 1 is silent"));
-  const std::string other_says = ranks.Hear(2);  // from the root, not after its own 40 seconds
+  const std::string other_says = ranks.Hear(2);  // the root told it, before its own 40 s
   CHECK_THAT(other_says, StartsWith("UNAVAILABLE"));
   CHECK_THAT(other_says, Contains("rank 1 is silent"));
   for (const int r : {0, 2}) CHECK(ranks.Hear(r) == "OK");
@@ -171,7 +171,7 @@ TEST_CASE("what one rank's source or consumer says reaches every rank") {
     const Status s = PausingGather(**c, line, {{failing, 2}}, seconds(40),
                                    absl::DataLossError("the shard is rotten"));
     line.Say(Text(s));
-    // The names of ranks count as before: all are alive and meet again.
+    // All ranks are alive, so they meet again under the numbers that they had.
     auto next = NewGlooCollective(Loopback(dir.path(), "again", rank, 3), Soon());
     return Text(next.ok() ? PausingGather(**next, line, {}, seconds(30)) : next.status());
   });
@@ -189,7 +189,9 @@ TEST_CASE("what one rank's source or consumer says reaches every rank") {
 TEST_CASE("ranks that never come are named, and a job's name is good for once") {
   TempDir dir;
   Ranks ranks(2, [&](int rank, const Line& line) -> std::string {
-    auto c = NewGlooCollective(Loopback(dir.path(), "job", rank * 2, 4), In(milliseconds(800)));
+    // The other rank waits for longer, since its next try would come as the root's missing rank 1.
+    const auto limit = milliseconds(rank == 0 ? 2000 : 4000);
+    auto c = NewGlooCollective(Loopback(dir.path(), "job", rank * 2, 4), In(limit));
     line.Say(c.ok() ? "OK" : Text(c.status()));
     c = NewGlooCollective(Loopback(dir.path(), "job", rank, 2), Soon());
     line.Say(c.ok() ? "OK" : Text(c.status()));
@@ -217,7 +219,7 @@ TEST_CASE("a gather that is dropped breaks the collective for all") {
         rank == 0 ? std::span<const MutableBytes>(parts) : std::span<const MutableBytes>(), Soon());
     if (!pending.ok()) return Text(pending.status());
     if (rank == 1) pending->reset();
-    // This one may have come through.
+    // The root's own gather may have come through.
     if (rank == 0) (*pending)->Wait(Soon()).IgnoreError();
     return Text((*c)->Barrier(Soon()));
   });
@@ -245,7 +247,7 @@ TEST_CASE("a write to a closed pipe under SigpipeBlocked leaves no trace") {
     sigpending(&pending);
     if (sigismember(&mask, SIGPIPE) || sigismember(&pending, SIGPIPE)) return "a trace";
     line.Say("ok");
-    // Without it, the signal does what it did before.
+    // Without SigpipeBlocked the signal ends the process, as it did before.
     return write(fds[1], "x", 1) == -1 ? "survived" : "wrote";
   });
   for (const int r : {0, 1}) {
@@ -256,7 +258,8 @@ TEST_CASE("a write to a closed pipe under SigpipeBlocked leaves no trace") {
 
 TEST_CASE("options that cannot work are refused") {
   TempDir dir;
-  // In a child: Gloo leaks two kilobytes where it finds no address, which a sanitizer would report.
+  // This runs in a child, since Gloo leaks two kilobytes where it finds no address, which a
+  // sanitizer would report.
   Ranks ranks(1, [&](int, const Line&) -> std::string {
     const auto code = [&](const GlooOptions& options) {
       return NewGlooCollective(options, In(seconds(1))).status().code();
@@ -271,7 +274,8 @@ TEST_CASE("options that cannot work are refused") {
       if (wrong == 4) options.rendezvous += "/not/there";
       if (wrong == 5) options.job = "../x";
       if (wrong == 6) options.address = "no such host";
-      if (wrong == 7) options.address = "192.0.2.1";  // of documentation: nobody's
+      // This address is reserved for documentation, so nobody has it.
+      if (wrong == 7) options.address = "192.0.2.1";
       if (wrong == 8) options.interface = "nope0";
       if (code(options) != StatusCode::kInvalidArgument) return fmt::format("took {}", wrong);
     }

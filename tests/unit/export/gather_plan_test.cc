@@ -1,4 +1,4 @@
-// MakeBuckets and PlaceBucket: nothing lost, nothing above the bound, nothing cut that fits.
+// MakeBuckets and PlaceBucket lose nothing, exceed no bound, and cut no item that fits.
 #include "sender/export/gather/gather_plan.h"
 
 #include <algorithm>
@@ -77,7 +77,7 @@ TEST_CASE("buckets at their edges") {
   REQUIRE(plan->size() == 2);
   REQUIRE((*plan)[0] == GatherBucket{{0, 0, 0, 64}, {1, 1, 0, 64}, {2, 0, 0, 0}});
   REQUIRE((*plan)[1] == GatherBucket{{3, 2, 0, 1}, {4, 1, 0, 64}});
-  // Sizes that do not fit 32 bits.
+  // These sizes need more than 32 bits.
   const std::vector<GatherItem> large = {{0, 1ULL << 40}};
   const auto cut = MakeBuckets(large, 1ULL << 38);
   REQUIRE(cut->size() == 4);

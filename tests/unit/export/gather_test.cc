@@ -1,4 +1,5 @@
-// Gathers between real processes over loopback: contents, memory, overlap, and plans that differ.
+// Gathers between real processes over loopback: contents, memory, overlap, and plans that differ
+// between ranks.
 #include <catch2/catch.hpp>
 #include <random>
 
@@ -10,7 +11,8 @@ namespace {
 
 std::string Text(const Status& s) { return s.ok() ? "OK" : s.ToString(); }
 
-// One gather of seeded items with every promise of GatherBuckets checked; "ok", or what is wrong.
+// Runs one gather of seeded items and checks every promise of GatherBuckets. Returns "ok", or what
+// is wrong.
 std::string GatherOnce(CountingCollective& collective, uint64_t seed, size_t n,
                        uint64_t bucket_bytes) {
   SeededItems items(seed, RandomItems(seed, collective.size(), n, bucket_bytes));
@@ -159,14 +161,15 @@ TEST_CASE("plans that differ are refused on every rank before the first byte") {
                       never, {.bucket_bytes = 64});
     line.Say(Text(refused.status()));
     if (collective.counts().peak_pending != 0) return "something moved";
-    // The same plan in other buckets than its option says: the same error everywhere.
+    // The ranks' plans are equal, but their buckets are larger than the option says: every rank
+    // gets the same error.
     const auto large = MakeBuckets(std::vector<GatherItem>{{1, 128}}, 128);
     const auto above =
         GatherBuckets(collective, *large,
                       [&](uint64_t) -> StatusOr<Bytes> { return absl::InternalError("called"); },
                       never, {.bucket_bytes = 64});
     line.Say(Text(above.status()));
-    // And the collective goes on.
+    // The collective still works after both errors.
     return GatherOnce(collective, 5, 10, 4096);
   });
   for (int r = 0; r < 4; ++r) {

@@ -1,5 +1,5 @@
-// What of the gather over NCCL can run without two devices: that its absence is an error for every
-// rank. Transfers are not run here.
+// As much of the gather over NCCL as runs without two devices: where NCCL cannot work, every rank
+// gets an error. Transfers are not run here.
 #include <catch2/catch.hpp>
 #include <utility>
 

@@ -22,7 +22,7 @@ void Line::Say(std::string text) const {
   text += '\n';
   for (size_t at = 0; at < text.size();) {
     const ssize_t n = send(fd_, text.data() + at, text.size() - at, MSG_NOSIGNAL);
-    if (n <= 0) _exit(1);  // the test is gone
+    if (n <= 0) _exit(1);  // the test has ended
     at += n;
   }
 }
@@ -39,7 +39,7 @@ Ranks::Ranks(int n, const Body& body) {
       throw std::runtime_error("socketpair");
     }
     auto child = std::make_unique<Forked>([&] {
-      // As in a program that leaves SIGPIPE alone: it ends the process.
+      // SIGPIPE ends this process, as it does in a program that leaves the signal alone.
       signal(SIGPIPE, SIG_DFL);
       close(fds[0]);
       const Line line(fds[1]);

@@ -28,7 +28,7 @@ class Line {
 
 class Ranks {
  public:
-  /// Returns what the test reads last; called in the child.
+  /// Runs in the child. What it returns is the last line that the test reads.
   using Body = std::function<std::string(int rank, const Line& line)>;
 
   Ranks(int n, const Body& body);
@@ -56,7 +56,7 @@ inline Collective::Deadline Soon() { return In(std::chrono::seconds(30)); }
 GlooOptions Loopback(const std::string& dir, const std::string& job, int rank, int size,
                      int root = 0);
 
-/// Counts what the collective under it hands out.
+/// Counts the memory and the gathers that the collective under it hands out.
 class CountingCollective final : public Collective {
  public:
   struct Counts {
@@ -67,7 +67,7 @@ class CountingCollective final : public Collective {
   explicit CountingCollective(std::unique_ptr<Collective> inner) : inner_(std::move(inner)) {}
   const Counts& counts() const { return counts_; }
   std::unique_ptr<Collective> Release() { return std::move(inner_); }
-  /// As if the host could not read the memory of sources, as a GPU's.
+  /// From now on sources are treated as memory that the host cannot read, as a GPU's.
   void HideSources() { hidden_ = true; }
 
   int rank() const override { return inner_->rank(); }

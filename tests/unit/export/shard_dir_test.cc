@@ -1,5 +1,5 @@
-// Shard directories and HF directories as they are written: what files say of themselves is
-// checked, and nothing that is not what it says is used.
+// Shard directories and HF directories on disk: what files say of themselves is checked, and a file
+// that is not what it says is not used.
 #include "sender/export/shards/shard_dir.h"
 
 #include <cstring>
@@ -78,13 +78,13 @@ struct Fixture {
   std::string WhyNot(const fs::path& from) {
     Weights out;
     const std::string why = TextOf(Export(from, &out));
-    // Not a byte is used of what is refused.
+    // Not one byte of a refused directory may be used.
     for (const auto& [name, bytes] : out) {
       for (const std::byte b : bytes) CHECK(b == std::byte{0});
     }
     return why;
   }
-  /// The file's header with `change` made to its metadata; the data stay.
+  /// Writes the file anew with `change` made to its header's metadata. Its data stay.
   static void Rewrite(const fs::path& file,
                       const std::function<void(std::map<std::string, std::string>&)>& change) {
     std::ifstream in(file, std::ios::binary);
@@ -195,7 +195,7 @@ TEST_CASE("shards: tensors whose values are rounded on the way to a trainer are 
   CHECK(narrowed.narrowed.size() == Read(f.hf).size());
   CHECK(narrowed.shifted.empty());
   CHECK(rounding(same.dir).narrowed.empty());
-  // The same numbers in more bits are none the worse for it.
+  // Numbers that are only stored in more bits are not rounded, so none is named.
   const ModelDir source = Get(ModelDir::Open(same.dir));
   const fs::path widened = f.temp.path() / "widened";
   const Model in_its_place(widened, 1, DType::kF32);

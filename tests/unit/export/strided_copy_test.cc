@@ -11,7 +11,7 @@ namespace {
 
 struct Case {
   std::vector<uint64_t> shape;
-  std::vector<int64_t> to, from;  // bytes
+  std::vector<int64_t> to, from;  // strides, in bytes
   unsigned element = 1;
   std::vector<std::byte> source, target, want;
   size_t to_base = 0, from_base = 0;
@@ -19,8 +19,8 @@ struct Case {
 
 using Random = std::mt19937_64;
 
-/// Strides of `shape` in a memory whose dimensions are ordered at random, padded, maybe reversed.
-/// Returns the memory's size; `base`: where the first element lies.
+/// Strides of `shape` in memory whose dimensions are in random order, padded, and perhaps reversed.
+/// Returns the memory's size; `base` is where the first element lies.
 size_t DrawStrides(const std::vector<uint64_t>& shape, unsigned element, bool plain, Random& random,
                    std::vector<int64_t>& strides, size_t& base) {
   std::vector<size_t> order(shape.size());
@@ -86,6 +86,34 @@ TEST_CASE("a strided copy is the copy of every element, and of nothing else") {
   }
 }
 
+TEST_CASE("a block copy, run by a kernel, is the same copy") {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    Case c = Draw(random, 3000);
+    CAPTURE(c.shape, c.to, c.from, c.element);
+    auto block = BlockCopyOf(c.to, c.source.data() + c.from_base, c.from, c.shape, c.element);
+    REQUIRE(block.ok());
+    // A kernel may read only from the source.
+    REQUIRE(block->from.data() >= c.source.data());
+    REQUIRE(block->from.data() + block->from.size() <= c.source.data() + c.source.size());
+    block->copy.dst_offset = static_cast<int64_t>(c.to_base);
+    kernels::Scalar().place(block->copy, block->from, c.target);
+    CHECK((c.target == c.want));
+  }
+}
+
+TEST_CASE("a block of more dimensions than a kernel takes is refused, merged ones are not") {
+  const std::vector<uint64_t> shape(7, 2);
+  const std::vector<int64_t> dense = {128, 64, 32, 16, 8, 4, 2};
+  std::vector<int64_t> apart = dense;
+  for (size_t i = 0; i < apart.size(); ++i) apart[i] *= static_cast<int64_t>(i % 2 == 0 ? 3 : 2);
+  std::vector<std::byte> source(1000);
+  CHECK(BlockCopyOf(dense, source.data(), dense, shape, 2).ok());
+  const auto refused = BlockCopyOf(dense, source.data(), apart, shape, 2);
+  CHECK(refused.status().code() == StatusCode::kUnimplemented);
+}
+
 TEST_CASE("long rows are cut and short ones grouped without a seam") {
   const unsigned element = GENERATE(1, 2, 4);
   CAPTURE(element);
@@ -105,7 +133,7 @@ TEST_CASE("long rows are cut and short ones grouped without a seam") {
     const size_t from = DrawStrides(padded, element, true, random, c.from, unused);
     const size_t to = DrawStrides(shape, element, true, random, c.to, unused);
     c.source.resize(from);
-    c.to_base = element;  // aligned to nothing but itself
+    c.to_base = element;  // aligned to one element only
     c.target.resize(to + 2 * element);
     for (std::byte& b : c.source) b = static_cast<std::byte>(random());
     c.want.resize(c.target.size());

@@ -1,4 +1,4 @@
-// What the trainer's client does without an agent.
+// What the trainer's client does where there is no agent.
 #include "sender/export/client/trainer_client.h"
 
 #include <grpc/grpc.h>
@@ -12,7 +12,8 @@
 namespace deltawire {
 
 TEST_CASE("trainer client: the last one leaves gRPC running") {
-  // Its shutdown joins a thread that polls for up to ten seconds, so programs ended that late.
+  // gRPC's shutdown joins a thread that polls for up to ten seconds, so a program would end that
+  // late.
   const TempDir temp;
   { const TrainerClient client((temp.path() / "trainer.sock").string(), "m"); }
   CHECK(grpc_is_initialized() == 1);

@@ -1,4 +1,4 @@
-// diff_encode, decode_apply, validate and digest of every backend, against the scalar one.
+// diff_encode, decode_apply, validate and digest of every backend, compared with the scalar one.
 #include <catch2/catch.hpp>
 
 #include "tests/unit/kernels/kernel_data.h"
@@ -11,7 +11,7 @@ const DigestKey& Key() {
   return key;
 }
 
-/// Everything that must hold of one (old, new) pair.
+/// Checks everything that a backend must get right for one pair of old and new bytes.
 void CheckPair(const Backend& backend, Bytes old_data, Bytes new_data, unsigned width,
                size_t skew) {
   const uint64_t before = Scalar().digest(Key(), old_data);
@@ -127,7 +127,8 @@ TEST_CASE("Where every element changes by one each takes two bits") {
       Mutate(new_data, width, 1.0, Change::kSmall, random);
       CAPTURE(backend->name, width);
       const Buffer payload = Encode(*backend, Key(), old_data, new_data, width);
-      // A bit for the (empty) gap and one for the sign; both blocks alike, so no rows in the table.
+      // Each change takes one bit for its gap, which is empty, and one for its sign. Both blocks
+      // are alike, so the table has no rows.
       CHECK(payload.size() == 20 + elements * 2 / 8);
       CheckPair(*backend, old_data, new_data, width, 0);
     }
@@ -188,7 +189,8 @@ TEST_CASE("Applied to a wrong base the digest says so") {
     std::memcpy(new_data.data(), old_data.data(), old_data.size());
     Mutate(new_data, 2, 0.01, Change::kSmall, random);
     const Buffer payload = Encode(*backend, Key(), old_data, new_data, 2);
-    // One lost update: the base differs where the delta wraps, so words change by another amount.
+    // The base is wrong in one bit, as after a lost update. Where the sum wraps for that reason, a
+    // word changes by another amount than it should, and the digest must follow all the same.
     Buffer wrong(old_data, 0);
     StoreAt(wrong, 77, 2, LoadAt(wrong, 77, 2) ^ 1);
     uint64_t digest = 0;

@@ -1,5 +1,5 @@
-// What decoders do with bytes that no encoder wrote. Payloads and data end exactly at the end of
-// their allocations, so a sanitizer build sees every byte read or written too far.
+// What decoders do with bytes that no encoder wrote. Payloads and data end exactly where their
+// allocations end, so a sanitizer sees every byte that is read or written too far.
 #include <catch2/catch.hpp>
 
 #include "tests/unit/kernels/kernel_data.h"
@@ -63,7 +63,8 @@ TEST_CASE("A payload for another size or width is refused") {
   }
 }
 
-/// Validates a corrupt payload; if it passes, its application must stay inside and be canonical.
+/// Validates a corrupt payload. If it passes, applying it must stay within the chunk, and encoding
+/// the change that it makes must give the same payload again.
 void CheckCorrupt(const Backend& backend, Bytes corrupt, Bytes old_data, unsigned width) {
   uint64_t changed = 0;
   const DecodeStatus status = backend.validate(corrupt, old_data.size(), width, &changed);
@@ -72,7 +73,7 @@ void CheckCorrupt(const Backend& backend, Bytes corrupt, Bytes old_data, unsigne
   uint64_t digest = 0;
   const DecodeStatus applied =
       backend.decode_apply(Key(), corrupt, data, width, backend.digest(Key(), old_data), &digest);
-  // Whatever decode_apply accepts it has followed truthfully, even where validate is stricter.
+  // Where validate refuses, decode_apply may still accept; then the digest must follow what it did.
   if (applied == DecodeStatus::kOk) REQUIRE(digest == Scalar().digest(Key(), data));
   if (status != DecodeStatus::kOk) return;
   REQUIRE(applied == DecodeStatus::kOk);
@@ -93,7 +94,7 @@ TEST_CASE("Random corruptions are refused or a valid delta of its own") {
           Buffer corrupt(s.payload, 0);
           const size_t edits = 1 + random.Below(3);
           for (size_t i = 0; i < edits; ++i) {
-            // Half of the edits go to header and table, where they do most harm.
+            // Half of the edits go to the header and the table, where they do most harm.
             const size_t span = random.Below(2) != 0 ? corrupt.size() : 28;
             std::byte& b = corrupt.data()[random.Below(span)];
             b = random.Below(2) != 0 ? static_cast<std::byte>(random.Next())
@@ -107,7 +108,7 @@ TEST_CASE("Random corruptions are refused or a valid delta of its own") {
       }
     }
   }
-  // Both sides of the check were visited.
+  // Both outcomes must occur, or one side of the check has not been tried.
   CHECK(refused > 1000);
   CHECK(accepted > 1000);
 }
@@ -129,21 +130,23 @@ TEST_CASE("Corruptions across blocks") {
 }
 
 TEST_CASE("Each rule of the format has a payload that breaks it alone") {
-  // 3 of 300 elements of width 2 change, by 1, -1 and -32768; gaps 0, 1 and 256; k = 6, k' = 1.
+  // As in the example of docs/delta_format.md, 3 of 300 elements of width 2 change, by 1, -1 and
+  // -32768. The gaps are 0, 1 and 256; k = 6 and k' = 1.
   Buffer a(600), b(600);
   StoreAt(b, 0, 2, 1);
   StoreAt(b, 2, 2, 0xffff);
   StoreAt(b, 259, 2, 0x8000);
   const Buffer good = Encode(Scalar(), Key(), a, b, 2);
-  // Header 8, columns 3 x 4, no rows (one block: every column is its minimum), then a stream:
-  // low 000000 100000 000000 (bits 0..17), signs 011 (18..20), quotients 1 1 00001 (21..27), large
-  // low 0 (28), quotient 01 (29, 30), order 001111 = 15 (31..36), size: u = 1 -> 1 (37), 15 bits of
-  // 32766 (38..52), 3 bits of padding.
+  // The header has 8 bytes and the three columns 4 each. No rows follow, since the columns of a
+  // single block are their minima. The stream, with each number's highest bit first: bits 0 to 17
+  // low 000000 000001 000000, 18 to 20 signs 0 1 1, 21 to 27 quotients 1 1 00001, 28 large low 0,
+  // 29 and 30 large quotient 01, 31 to 36 order 001111 (15), 37 size 1 (u = 1), 38 to 52 the 15
+  // lower bits of 32766, and 3 bits of padding.
   REQUIRE(good.size() == 27);
   struct Edit {
     const char* rule;
     size_t at;
-    uint8_t flip;  // bits to turn over
+    uint8_t flip;  // the bits to flip
   };
   const Edit edits[] = {{"format", 0, 1},
                         {"codec", 1, 2},
@@ -176,18 +179,20 @@ TEST_CASE("Each rule of the format has a payload that breaks it alone") {
 TEST_CASE("A raw block that sparse would make smaller is refused and the other way round") {
   for (const Backend* backend : All()) {
     CAPTURE(backend->name);
-    // Four elements, one changed: canonical is sparse (1 byte); here it comes raw (8 bytes).
+    // One of four elements changes. Sparse is shorter, so it is the one encoding; this one is raw.
     const uint8_t raw[] = {2, 1, 2, 0, 4, 0, 0, 0, 1 << 5, 0, 0, 0, 0, 0,
                            0, 0, 0, 1, 0, 0, 5, 0, 0,      0, 0, 0, 0, 0};
     const Buffer lazy(std::as_bytes(std::span(raw)), 0);
     CHECK(backend->validate(lazy, 8, 2, nullptr) == DecodeStatus::kMalformed);
-    // One element of width 1: sparse takes one byte, not fewer than raw.
+    // One element of width 1: sparse takes one byte as well, which is not fewer than raw.
     const uint8_t sparse[] = {2, 1, 1, 0, 1, 0,      0, 0, 1 << 5, 0,   0,
                               0, 0, 0, 0, 0, 1 << 5, 0, 0, 0,      0x02};
     const Buffer eager(std::as_bytes(std::span(sparse)), 0);
-    // Of width 1 and one byte, it can only be read as raw: a difference of 2, which is canonical.
+    // The block itself has one byte, so a stream of one byte can only be read as raw. It says a
+    // difference of 2, in the one encoding that this has.
     CHECK(backend->validate(eager, 1, 1, nullptr) == DecodeStatus::kOk);
-    // Two changed elements of width 2, all of them: three bits, one byte; here in three bytes.
+    // Both of two elements of width 2 change. Sparse takes four bits, which fit into one
+    // byte, but this stream has three bytes.
     const uint8_t long_sparse[] = {2, 1, 2, 0, 2,      0, 0, 0, 2 << 5, 0, 0, 0,
                                    0, 0, 0, 0, 3 << 5, 0, 0, 0, 0x0c,   0, 0};
     const Buffer padded(std::as_bytes(std::span(long_sparse)), 0);

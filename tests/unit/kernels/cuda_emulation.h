@@ -1,6 +1,6 @@
-// The CUDA kernels' work on the CPU: the same block algorithms by a team whose lanes run one after
-// the other in a seeded random order, so that a lane which relied on another's unfinished work
-// would give other bytes. Not thread-safe; allocates as it likes.
+// Does the CUDA kernels' work on the CPU, with the same block algorithms. The lanes run one after
+// the other in a seeded random order, so a lane that relied on another's unfinished work would give
+// other bytes. Not thread-safe; allocates freely.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace deltawire::kernels::test {
 
-/// A Team of kernels/cuda/team.h.
+/// The Team of kernels/cuda/team.h whose lanes run one after the other.
 class SerialTeam {
  public:
   explicit SerialTeam(uint64_t seed) : random_(seed) {
@@ -27,7 +27,7 @@ class SerialTeam {
 
   template <typename F>
   void Each(F f) {
-    // Odd steps visit all lanes, and each phase starts elsewhere.
+    // An odd step visits all lanes. Each phase starts at another lane.
     const size_t start = random_.Below(gpu::kLanes), step = 2 * random_.Below(gpu::kLanes / 2) + 1;
     for (size_t i = 0; i < gpu::kLanes; ++i) f(order_[(start + i * step) % gpu::kLanes]);
   }
@@ -53,7 +53,7 @@ class SerialTeam {
 
 inline gpu::KeyView ViewOf(const DigestKey& key) { return {key.words(), key.multipliers()}; }
 
-/// Bytes in memory that starts at a multiple of 16, with room for whole words behind them.
+/// A copy of some bytes that begins at a multiple of 16 and has room for whole words at its end.
 class AlignedCopy {
  public:
   explicit AlignedCopy(Bytes bytes) : words_(bytes.size() / 16 + 2), size_(bytes.size()) {
@@ -127,7 +127,7 @@ Emulated EmulateEncode(const DigestKey& key, Bytes old_data, Bytes new_data, uin
   return result;
 }
 
-/// False when a block says that it is malformed.
+/// Applies `payload` to `data`. False when a block says that it is malformed.
 template <typename T>
 bool EmulateApply(const DigestKey& key, Bytes payload, AlignedCopy& data, uint64_t digest_before,
                   uint64_t* digest_after, uint64_t seed) {

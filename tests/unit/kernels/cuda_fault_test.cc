@@ -1,4 +1,5 @@
-// What kernels/gpu.h does when CUDA fails at any of its calls; on the pretended runtime.
+// What kernels/gpu.h does when any one of its CUDA calls fails, on the fake runtime of
+// fake_cuda.cc.
 #include <catch2/catch.hpp>
 
 #include "tests/unit/kernels/fake_cuda.h"

@@ -1,4 +1,4 @@
-// The algorithms of the CUDA kernels, run lane by lane on the CPU, against the scalar oracle.
+// The algorithms of the CUDA kernels, run lane by lane on the CPU, compared with the scalar oracle.
 #include <catch2/catch.hpp>
 
 #include "kernels/cuda/place_plan.h"
@@ -71,7 +71,7 @@ TEST_CASE("CUDA block algorithms take uneven blocks and one changed element anyw
       CAPTURE(width, at);
       CheckPair(old_data, new_data, width, random.Next());
     }
-    // A quiet block, a crowded stretch, a block of noise, and a tail.
+    // The new bytes have a quiet block, a crowded stretch, a block of noise, and a tail.
     std::memcpy(new_data.data(), old_data.data(), old_data.size());
     Mutate(MutableBytes(new_data).subspan((kBlockElements + 1000) * width, 500 * width), width, 1.0,
            Change::kSmall, random);
@@ -82,7 +82,8 @@ TEST_CASE("CUDA block algorithms take uneven blocks and one changed element anyw
   }
 }
 
-// Differences of every length in one block: long size codes, whose borders the lanes must agree on.
+// One block has differences of every length. Their size codes are long, and the lanes must agree on
+// where each one ends.
 TEST_CASE("CUDA size codes of every length are found by lanes that start anywhere") {
   const uint64_t seed = 77;
   CAPTURE(seed);
@@ -127,7 +128,7 @@ TEST_CASE("CUDA decoding of damaged payloads stays within its block") {
       uint64_t digest = 0;
       const bool ok = EmulateApply<T>(Key(), payload, data, Scalar().digest(Key(), old_data),
                                       &digest, random.Next());
-      // What it applies, it follows with the digest, whether the payload was sound or not.
+      // The digest must follow what was applied, whether or not the payload was sound.
       if (ok) CHECK(digest == Scalar().digest(Key(), data.bytes()));
       if (valid) CHECK(ok);
       refused += !ok;
@@ -155,7 +156,8 @@ TEST_CASE("CUDA place units cover what the oracle copies") {
   CAPTURE(seed);
   Random random(seed);
   for (int round = 0; round < 300; ++round) {
-    // Destination dense in random dimension sizes, source with gaps, some strides negative.
+    // The destination is dense, with random dimensions. The source has gaps, and some of its
+    // strides are negative.
     StridedCopy copy;
     copy.run_bytes = size_t{1} << random.Below(7);
     if (random.Chance(0.3)) copy.run_bytes += 1 + random.Below(40);
@@ -200,7 +202,8 @@ TEST_CASE("CUDA conversions give the oracle's bytes aligned or not") {
     if (convert.moves_only()) continue;
     const auto from = static_cast<int64_t>(WidthOf(convert.from));
     const auto to = static_cast<int64_t>(WidthOf(convert.to));
-    // Rows that the destination holds in the reverse order, with gaps that are no whole elements.
+    // The destination holds the rows in reverse order. The gaps between rows are no whole elements,
+    // so most rows are not aligned.
     const auto elements = static_cast<int64_t>(1 + random.Below(300));
     const auto gap = static_cast<int64_t>(random.Below(4));
     constexpr int64_t kRows = 17;

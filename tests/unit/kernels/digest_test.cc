@@ -9,7 +9,7 @@ namespace deltawire::kernels::test {
 namespace {
 
 TEST_CASE("The key is splitmix64 of the seed multipliers odd") {
-  // The reference outputs of splitmix64 for seed 0.
+  // These are the reference outputs of splitmix64 for seed 0.
   const DigestKey zero(0);
   CHECK(zero.words()[0] == 0xe220a8397b1dcdaf);
   CHECK(zero.words()[1] == 0x6e789e6aa1b965f4);
@@ -57,7 +57,7 @@ TEST_CASE("The digests of a chunk's parts add up however it is cut") {
       Buffer data(size, random.Below(8));
       data.Fill(random);
       const uint64_t whole = Scalar().digest(key, data);
-      // Words, blocks of the digest, and anything between, from the back to the front.
+      // The parts are words, blocks of the digest, or anything in between, taken from the back.
       const size_t steps[] = {4, 64, 4096, 4 * (1 + random.Below(5000))};
       const size_t step = steps[random.Below(std::size(steps))];
       uint64_t sum = 0;
@@ -87,7 +87,7 @@ TEST_CASE("The last bytes of the largest chunk have a digest of their own") {
   tail.Fill(random);
   const size_t offset = kMaxChunkBytes - 8196;
   Buffer chunk(offset + tail.size());
-  std::memcpy(chunk.data() + offset, tail.data(), tail.size());  // behind zeros, which add nothing
+  std::memcpy(chunk.data() + offset, tail.data(), tail.size());  // the zeros before it add nothing
   for (const Backend* backend : All()) {
     CAPTURE(backend->name);
     CHECK(backend->digest_range(key, tail, offset) == Scalar().digest(key, chunk));
@@ -108,14 +108,14 @@ TEST_CASE("Every single-bit error swap and shift of a chunk has a digest of its 
     seen.insert(Best().digest(key, data));
     ++errors;
   };
-  for (size_t i = 0; i < 400; ++i) {  // single bits: the lowest and the topmost of words
+  for (size_t i = 0; i < 400; ++i) {  // one bit of a word: its lowest or its highest
     std::byte& b = data.data()[i * 187 * 4 + (i % 2 != 0 ? 3 : 0)];
     const std::byte old = b;
     b ^= i % 2 != 0 ? std::byte{0x80} : std::byte{1};
     record();
     b = old;
   }
-  // Two digest blocks swapped, then the second of them in both places.
+  // Two digest blocks are swapped; then the second one stands in both places.
   constexpr size_t kBlock = DigestKey::kBlockBytes;
   const std::vector<std::byte> first(data.data(), data.data() + kBlock);
   std::memcpy(data.data(), data.data() + kBlock, kBlock);
@@ -146,7 +146,7 @@ TEST_CASE("The worst single error hides as often as the bound says and no more")
   for (size_t n = 0; n < std::size(zeros); ++n) {
     const double expected = static_cast<double>(words >> n);
     CAPTURE(n);
-    // Five standard deviations of a binomial count.
+    // The count is binomial, and may be off by five standard deviations.
     CHECK(std::abs(static_cast<double>(zeros[n]) - expected) <= 5 * std::sqrt(expected) + 1);
   }
 }

@@ -1,5 +1,5 @@
-// The digest against errors, a million at random, and against the bounds that
-// docs/delta_format.md ("What it catches") states for it.
+// The digest against a million random errors, and against the bounds that docs/delta_format.md
+// ("What it catches") states for it.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -13,7 +13,8 @@ namespace {
 
 constexpr size_t kWord = 4;
 
-/// What the digest grows by when the words from `at` on (a multiple of 4) turn from `was` to `is`.
+/// How much the digest grows when the words from `at` on (a multiple of 4) change from `was` to
+/// `is`.
 uint64_t Increment(const DigestKey& key, size_t at, Bytes was, Bytes is) {
   uint64_t sum = 0;
   for (size_t i = 0; i < was.size(); i += kWord) {
@@ -27,8 +28,8 @@ uint64_t Increment(const DigestKey& key, size_t at, Bytes was, Bytes is) {
   return sum;
 }
 
-/// Part of a chunk as it should be and as an error left it; `at` is a multiple of 4, and the part
-/// ends at a word's or the chunk's end.
+/// Part of a chunk as an error has left it. `at` is a multiple of 4; the part ends where a word or
+/// the chunk ends.
 struct Damage {
   static constexpr size_t kMaxBytes = 8192;
   size_t at = 0, bytes = 0;
@@ -47,13 +48,13 @@ enum class Fault { kBit, kSwap, kShiftByte, kShiftElement, kStale, kZeroed };
 constexpr Fault kFaults[] = {Fault::kBit,          Fault::kSwap,  Fault::kShiftByte,
                              Fault::kShiftElement, Fault::kStale, Fault::kZeroed};
 
-/// Many short ranges, some long ones.
+/// Mostly short ranges, and some long ones.
 size_t RangeBytes(Random& random) {
   const size_t most = size_t{64} << random.Below(8);
   return most / 2 + random.Below(most / 2);
 }
 
-/// One error of kind `fault` in `data`; `stale` is the version before it.
+/// Makes one error of kind `fault` in a copy of part of `data`; `stale` is the version before it.
 void Break(Fault fault, Bytes data, Bytes stale, Random& random, Damage* d) {
   const size_t range = RangeBytes(random);
   const size_t begin = random.Below(data.size() - range);
@@ -64,7 +65,7 @@ void Break(Fault fault, Bytes data, Bytes stale, Random& random, Damage* d) {
       d->is[begin - d->at] ^= static_cast<std::byte>(1u << random.Below(8));
       return;
     }
-    case Fault::kSwap: {  // two elements at most `range` apart
+    case Fault::kSwap: {  // two elements, at most `range` apart
       const size_t i = begin / width * width;
       const size_t j = std::min(data.size() - width, begin + range) / width * width;
       d->Cover(data, i, j + width);
@@ -101,7 +102,8 @@ TEST_CASE("A million random bit swap shift stale and zero errors are all caught"
   for (uint64_t seed = 0; seed < kKeys; ++seed) {
     Random random(4100 + seed);
     const DigestKey key(seed);
-    // bf16 weights, 64 digest blocks and a tail of half a word; 3 % of them from a step before.
+    // `data` is bf16 weights: 64 digest blocks and a tail that ends with half a word. `stale` is
+    // another version, which differs in 3 % of the elements.
     Buffer data(64 * DigestKey::kBlockBytes + 4000 + 2);
     for (size_t i = 0; i < data.size() / 2; ++i) {
       StoreAt(data, i, 2, random.Below(2) << 15 | (0x3d00 + random.Below(0x180)));
@@ -113,7 +115,7 @@ TEST_CASE("A million random bit swap shift stale and zero errors are all caught"
     for (size_t trial = 0; trial < kTrials / kKeys;) {
       const size_t kind = random.Below(std::size(kFaults));
       Break(kFaults[kind], data, stale, random, damage.get());
-      if (Equal(damage->Was(data), damage->Is())) continue;  // no error: equals swapped
+      if (Equal(damage->Was(data), damage->Is())) continue;  // no error: it left the same bytes
       ++trial;
       ++of_fault[kind];
       const uint64_t increment = Increment(key, damage->at, damage->Was(data), damage->Is());
@@ -136,14 +138,15 @@ TEST_CASE("A million random bit swap shift stale and zero errors are all caught"
   for (const size_t n : of_fault) CHECK(n > kTrials / 10);
 }
 
-/// Whether a count of `trials` events of probability p is what chance would give.
+/// True if chance would give about this count of events of probability p in so many trials.
 bool Plausible(size_t count, size_t trials, double p) {
   const double expected = p * static_cast<double>(trials);
   return std::abs(static_cast<double>(count) - expected) <= 5 * std::sqrt(expected) + 1;
 }
 
-// 64 bits never collide in a test's time. Cut to its lowest B bits, the digest collides by the same
-// argument with 2^-(B-t) in place of 2^-(64-t): that many do, and no more.
+// A digest of 64 bits does not collide within a test's time. Cut to its lowest B bits it collides,
+// by the same argument, with probability 2^-(B-t) instead of 2^-(64-t). The tests expect that many
+// collisions, and no more.
 constexpr unsigned kCutBits = 16;
 constexpr uint64_t kCutMask = (uint64_t{1} << kCutBits) - 1;
 
@@ -158,7 +161,8 @@ TEST_CASE("Errors within a block collide in a digest cut short as often as the b
     size_t collisions = 0;
     for (size_t trial = 0; trial < kTrials; ++trial) {
       const DigestKey& key = *keys[random.Below(keys.size())];
-      // 1 to 8 neighbouring words with differences that 2^t divides, and 2^(t+1) does not all.
+      // One to eight neighbouring words differ. 2^t divides all of the differences, and
+      // 2^(t+1) does not divide at least one of them.
       const size_t words = 1 + random.Below(kMost);
       const size_t first = random.Below(DigestKey::kWordsPerBlock - words);
       const size_t odd = random.Below(words);
@@ -175,10 +179,10 @@ TEST_CASE("Errors within a block collide in a digest cut short as often as the b
 }
 
 TEST_CASE("The worst error across two blocks stays under the bound in a digest cut short") {
-  // One difference, forth in one block and back at the same place of another: the sum is
-  // key * (m1 - m2) * 2^t * odd, with m1 - m2 even. Of N = B - t bits, exactly s >= 1 of m1 - m2
-  // are zero with 2^-s, and then the key must supply the others: (N + 1) 2^-N in all, half the
-  // bound.
+  // A difference of 2^t * odd stands in one block, and its negative at the same place of another
+  // block, so the digest changes by key * (m1 - m2) * 2^t * odd. N = B - t bits of key * (m1 - m2)
+  // must be zero. m1 - m2 is even; with probability 2^-s exactly its lowest s >= 1 bits are zero,
+  // and the key must supply the others. Together that is (N + 1) 2^-N, half of the bound.
   constexpr size_t kTrials = 1'000'000;
   const uint64_t seed = 78;
   CAPTURE(seed);

@@ -1,7 +1,8 @@
-// A CUDA runtime that is not: "device" memory is filled with rubbish, and nobody but queued work
-// can touch it; what is queued on a stream runs when somebody waits for it, and no sooner; kernels
-// are the CPU emulation, and strided copies write to host memory only where it is registered. It
-// holds what surrounds the kernels to its word where there is no device.
+// A fake of the CUDA runtime for machines without a device. "Device" memory is filled with rubbish,
+// and only queued work and cudaMemcpy can touch it. Work that is queued on a stream runs when
+// somebody waits for the stream, and no sooner. Kernels are the CPU emulation; strided copies may
+// write only to registered host memory. So code around the kernels cannot break CUDA's rules
+// unseen.
 #include "tests/unit/kernels/fake_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -34,7 +35,7 @@ std::map<const uint8_t*, size_t> device_memory, registered;
 std::set<CUstream_st*> streams;
 CUstream_st null_stream;
 
-/// What a call that can fail returns; counts down to the one that does.
+/// The result of a call that can fail. FailCudaCallIn counts down to the call that does.
 cudaError_t Outcome() {
   ++calls;
   return fail_in >= 0 && fail_in-- == 0 ? cudaErrorUnknown : cudaSuccess;
@@ -42,7 +43,7 @@ cudaError_t Outcome() {
 
 CUstream_st& Of(cudaStream_t stream) { return stream == nullptr ? null_stream : *stream; }
 
-/// While it lives, device memory can be touched.
+/// Makes device memory accessible for as long as it lives.
 class OnTheDevice {
  public:
   OnTheDevice() { Protect(PROT_READ | PROT_WRITE); }
@@ -70,7 +71,7 @@ bool Holds(const std::map<const uint8_t*, size_t>& blocks, const uint8_t* p, siz
   return p + bytes <= after->first + after->second;
 }
 
-/// What a kernel may not touch ends the test program.
+/// Ends the test program when a kernel would touch memory that it cannot reach.
 void CheckKernelMemory(const uint8_t* p, size_t bytes) {
   if (Holds(device_memory, p, bytes) || Holds(registered, p, bytes)) return;
   std::fputs("a kernel touches memory that is neither a device's nor registered\n", stderr);

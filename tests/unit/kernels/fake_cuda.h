@@ -1,21 +1,23 @@
-// Knobs of the pretended CUDA runtime (fake_cuda.cc). One thread.
+// Controls of the fake CUDA runtime (fake_cuda.cc). One thread.
 #pragma once
 
 namespace deltawire::kernels::test {
 
-/// The call after the next `calls` ones that can fail does; negative: none. It fails once.
+/// Of the calls that can fail, lets `calls` succeed and the next one fail, once. Negative: none
+/// fails.
 void FailCudaCallIn(int calls);
-/// Calls so far that could have failed.
+/// How many calls so far could have failed.
 int CudaCalls();
-/// What the device gets wrong from now on, in one chunk of every batch of a diff.
+/// From now on the device gets this wrong in one chunk of every diff's batches.
 enum class Wrong { kNothing, kDigest, kPayload, kChanged };
 void PlantWrong(Wrong what, unsigned chunk);
-/// No host memory can be pinned; or it can, but no kernel reaches it.
+/// RefusePinning: no host memory can be registered. RefuseMapping: it can be, but no kernel reaches
+/// it.
 void RefusePinning(bool refuse);
 void RefuseMapping(bool refuse);
-/// Device and pinned memory that nobody has freed.
+/// How many blocks of device and pinned memory have not been freed.
 int CudaAllocations();
-/// Host memory that is registered, and strided copies that have run, until now.
+/// How many pieces of host memory are registered now, and how many strided copies have run so far.
 int CudaRegistrations();
 int CudaPlacements();
 

@@ -1,5 +1,5 @@
-// The frozen bytes of format version 2 by every backend, and the examples of docs/delta_format.md.
-// The Python twin checks the same files and the same examples (delta_golden_test.py).
+// Checks that every backend reads and writes the frozen bytes of format version 2, and the examples
+// of docs/delta_format.md. delta_golden_test.py checks the same files and examples in Python.
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,7 +13,7 @@ namespace {
 
 const std::string kDir = DELTAWIRE_GOLDEN_DIR "/delta_v2";
 
-/// A part of a case: base, past, fast, dense, tight<depth> or foreign<depth>.
+/// Reads a part of a case: base, past, fast, dense, tight<depth> or foreign<depth>.
 Buffer ReadGolden(const std::string& name, const std::string& part) {
   const std::string path = kDir + "/" + name + "/" + part + ".bin";
   std::ifstream file(path, std::ios::binary);
@@ -23,7 +23,7 @@ Buffer ReadGolden(const std::string& name, const std::string& part) {
   return Buffer(std::as_bytes(std::span(text)), 0);
 }
 
-/// `data` after a fast payload.
+/// `data` with a fast payload applied to it.
 Buffer Applied(const DigestKey& key, Bytes data, Bytes payload, unsigned width) {
   Buffer out(data, 0);
   uint64_t digest = 0;
@@ -31,12 +31,12 @@ Buffer Applied(const DigestKey& key, Bytes data, Bytes payload, unsigned width) 
   return out;
 }
 
-/// A case of the manifest; see make_delta_golden.cc.
+/// A case of the manifest, which make_delta_golden.cc describes.
 struct Golden {
   DeltaCase c;
   Buffer fast{0};
   uint64_t changed = 0, digest_old = 0, digest_new = 0;
-  std::vector<std::pair<unsigned, size_t>> tight;  // depth and bytes
+  std::vector<std::pair<unsigned, size_t>> tight;  // depth of history, payload bytes
 };
 
 Golden ReadCase(const DigestKey& key, const nlohmann::json& entry) {
@@ -110,7 +110,7 @@ void CheckTight(const Backend& backend, const Golden& g, unsigned depth, size_t 
   CAPTURE(depth);
   const Buffer ours = EncodeTight(backend, g.c, g.fast, depth);
   REQUIRE(ours.size() == bytes);
-  if (bytes == 0) return;  // no smaller than fast
+  if (bytes == 0) return;  // tight would not be smaller than fast
   const Buffer tight = ReadGolden(g.c.name, "tight" + std::to_string(depth));
   CHECK(Equal(ours, tight));
   TightHead head;
@@ -121,7 +121,7 @@ void CheckTight(const Backend& backend, const Golden& g, unsigned depth, size_t 
   CHECK(Equal(DecodeTight(backend, g, tight, depth), g.fast));
 }
 
-/// Read only: other versions of zstd write other bytes.
+/// Dense payloads are only read, since another version of zstd writes other bytes.
 void CheckDense(const Backend& backend, const Golden& g) {
   const Buffer dense = ReadGolden(g.c.name, "dense");
   const size_t raw = g.c.old_data.size();

@@ -65,7 +65,7 @@ TEST_CASE("GPU diffs of thousands of small chunks go through many slabs") {
     for (int round = 0; round < 3; ++round) {
       CAPTURE(static_cast<int>(mode), round);
       const GpuModel::Version next = model.Mutated(0.1, Change::kAny, random);
-      // Not in order, and not all.
+      // The chunks come in falling order, and some are left out.
       std::vector<uint32_t> which;
       for (uint32_t i = static_cast<uint32_t>(model.chunks().size()); i-- > 0;) {
         if (i % 7 != 3 || random.Chance(0.5)) which.push_back(i);
@@ -88,7 +88,8 @@ TEST_CASE("GPU resident bases follow rollbacks and abandoned diffs by their dige
   const GpuModel::Version second = model.Mutated(0.05, Change::kSmall, random);
   const GpuModel::Version third = model.Mutated(0.05, Change::kSmall, random);
   model.CheckDiff(*differ, second, all);
-  model.CheckDiff(*differ, third, all);  // from `first` still: the second was abandoned
+  // The diff to `second` was abandoned, so the base is still `first`.
+  model.CheckDiff(*differ, third, all);
   model.Become(third);
   model.CheckDiff(*differ, first, all);
   model.Become(first);
@@ -158,7 +159,7 @@ TEST_CASE("GPU refuses damaged payloads and tables without touching others") {
   auto payloads = model.Payloads(next);
   std::vector<GpuApplyItem> items = model.ApplyItems(payloads);
   REQUIRE(items.size() > 2);
-  payloads[items[0].chunk][1] = std::byte{9};  // codec
+  payloads[items[0].chunk][1] = std::byte{9};  // a codec that does not exist
   items[1].payload = items[1].payload.first(items[1].payload.size() - 1);
   std::vector<std::byte> half = model.current().data;
   RequireOk(differ->Apply(half, items));
@@ -213,7 +214,7 @@ TEST_CASE("GPU conversions give the oracle's bytes") {
   for (int round = 0; round < 54; ++round) {
     const Convert convert{kNumbers[round % 3], kNumbers[round / 3 % 3],
                           static_cast<int8_t>(round / 9 % 3 - 1)};
-    // A transposition, from an odd address every other time.
+    // The copy is a transposition that starts at an odd address every other time.
     constexpr int64_t kRows = 70, kColumns = 129;
     const auto from = static_cast<int64_t>(WidthOf(convert.from));
     const auto to = static_cast<int64_t>(WidthOf(convert.to));
@@ -248,7 +249,7 @@ TEST_CASE("A GPU queue writes placed and converted bytes straight into pinned ho
   constexpr size_t kRows = 33, kColumns = 70, kCount = kRows * kColumns;
   Buffer src(kCount * 2), wanted(kCount * 4), placed(kCount * 4);
   src.Fill(random);
-  StridedCopy copy;  // transposed
+  StridedCopy copy;  // a transposition
   copy.run_bytes = 4;
   copy.dims = 2;
   copy.counts[0] = kRows, copy.src_strides[0] = 2, copy.dst_strides[0] = kColumns * 4;

@@ -1,5 +1,5 @@
-// A made-up model for the GPU tests: chunks of all widths and awkward sizes, versions of its bytes,
-// and what the scalar oracle says of them. Everything follows from the caller's Random.
+// A made-up model for the GPU tests: chunks of all widths and awkward sizes, versions of their
+// bytes, and the scalar oracle's results for them. Everything follows from the caller's Random.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -13,11 +13,12 @@ class GpuModel {
  public:
   struct Version {
     std::vector<std::byte> data;
-    std::vector<uint64_t> digests;  // one a chunk
+    std::vector<uint64_t> digests;  // one per chunk
     Bytes bytes() const { return data; }
   };
 
-  /// Widths 1, 2, 4 and 8, sizes around blocks, odd tails, gaps and unaligned offsets.
+  /// Chunks of widths 1, 2, 4 and 8 with sizes around those of blocks, odd tails, gaps between
+  /// chunks, and unaligned offsets.
   static GpuModel Mixed(Random& random) {
     GpuModel model;
     uint64_t at = 0;
@@ -95,7 +96,7 @@ class GpuModel {
     REQUIRE(seen == wanted);
   }
 
-  /// The oracle's, one a chunk; empty where nothing changed.
+  /// The oracle's payload of each chunk; empty where nothing changed.
   std::vector<std::vector<std::byte>> Payloads(const Version& next) const {
     std::vector<std::vector<std::byte>> all;
     for (uint32_t i = 0; i < chunks_.size(); ++i) {

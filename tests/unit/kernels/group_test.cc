@@ -39,7 +39,7 @@ void CheckChain(const Backend& backend, unsigned width, size_t elements, double 
   const size_t raw = versions[0].size();
   for (size_t k = 1; k <= 5; ++k) {
     versions.emplace_back(versions[k - 1], 0);
-    // Version 3 goes back to version 1 in its first half: differences that cancel.
+    // The first half of version 3 is that of version 1, so that differences cancel.
     if (k == 3) std::memcpy(versions[3].data(), versions[1].data(), raw / 2);
     Mutate(versions[k], width, k == 4 ? density / 50 : density, how, random);
   }

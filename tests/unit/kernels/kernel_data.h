@@ -37,7 +37,7 @@ class Buffer {
   explicit Buffer(size_t size, size_t skew = 0)
       : memory_(std::make_unique<std::byte[]>(skew + size)), size_(size), skew_(skew) {}
   Buffer(Bytes bytes, size_t skew) : Buffer(bytes.size(), skew) {
-    if (bytes.size() > PTRDIFF_MAX) std::abort();  // which GCC 12 fears it could be
+    if (bytes.size() > PTRDIFF_MAX) std::abort();  // cannot be, but GCC 12 warns of it
     if (!bytes.empty()) std::memcpy(data(), bytes.data(), bytes.size());
   }
   std::byte* data() { return memory_.get() + skew_; }
@@ -71,9 +71,9 @@ enum class Change { kSmall, kAny, kBoundary, kSpecial };
 inline constexpr Change kChanges[] = {Change::kSmall, Change::kAny, Change::kBoundary,
                                       Change::kSpecial};
 
-/// The value that an element turns to.
+/// The value that an element of value `old` changes to.
 inline uint64_t Changed(uint64_t old, Change how, unsigned width, Random& random) {
-  // Around the largest difference with a code byte, and around the sign.
+  // Differences at the ends of a signed and of an unsigned byte, and at the end of 64 bits.
   static constexpr int64_t kEdges[] = {126,  127,  128, 129, -126, -127,
                                        -128, -129, 254, 255, 256,  INT64_MIN};
   // bf16, fp16, fp32 and fp64 patterns: +-0, infinities, NaNs, denormals.

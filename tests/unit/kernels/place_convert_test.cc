@@ -1,5 +1,5 @@
-// The conversions: the oracle against arithmetic that shares nothing with it, and every backend
-// against the oracle over all 16-bit numbers and over fp32 at its edges.
+// Conversions between number formats: the oracle against arithmetic that shares nothing with it,
+// and every backend against the oracle, over all 16-bit numbers and over fp32 around its edges.
 #include <fmt/format.h>
 
 #include <bit>
@@ -14,12 +14,13 @@ namespace {
 
 constexpr Element kNumbers[] = {Element::kBF16, Element::kF16, Element::kF32};
 
-/// What a format can hold, for arithmetic in double, which holds all of them exactly.
+/// What a number format can hold. Double holds every number of these formats exactly, so the test
+/// calculates in double.
 struct Format {
   int digits;    ///< of the significand, with the hidden one
   int exponent;  ///< of the smallest normal number
   double largest;
-  unsigned bits, payload;  ///< in all; of the stored significand
+  unsigned bits, payload;  ///< bits in all, and bits of the stored significand
 };
 
 Format FormatOf(Element e) {
@@ -51,7 +52,7 @@ double ValueOf(uint64_t bits, Element e) {
   return sign * std::ldexp(static_cast<double>(significand), scale);
 }
 
-/// Rounds to nearest even by division: nearbyint of the number in units of its last place.
+/// Rounds to nearest even: nearbyint of the number in units of its last place.
 double Rounded(double v, Element e) {
   const Format f = FormatOf(e);
   if (!std::isfinite(v) || v == 0) return v;
@@ -60,7 +61,8 @@ double Rounded(double v, Element e) {
   return std::abs(r) > f.largest ? std::copysign(std::numeric_limits<double>::infinity(), v) : r;
 }
 
-/// The source bits' leading payload bits, with the sign, as a NaN of `to`.
+/// The NaN of format `to` with the sign and the leading payload bits of `bits`. It is made quiet,
+/// except where bf16 becomes fp32 and nothing is added.
 uint64_t NaNOf(uint64_t bits, const Convert& c) {
   const Format from = FormatOf(c.from), to = FormatOf(c.to);
   const uint64_t wide = (bits & ((uint64_t{1} << from.payload) - 1)) << (23 - from.payload);
@@ -73,8 +75,8 @@ uint64_t NaNOf(uint64_t bits, const Convert& c) {
 bool IsRight(uint64_t in, uint64_t out, const Convert& c) {
   const double v = ValueOf(in, c.from);
   if (std::isnan(v)) return out == NaNOf(in, c);
-  // -1 and 1 are added in fp32. In double the sum may be rounded too, but only where fp32 rounds
-  // far above.
+  // The kernels add -1 and 1 in fp32. A sum in double may be rounded too, but only at bits far
+  // below those at which fp32 rounds it.
   const double sum = c.add == 0 ? v : Rounded(v + c.add, Element::kF32);
   const double wanted = Rounded(sum, c.to), got = ValueOf(out, c.to);
   return got == wanted && std::signbit(got) == std::signbit(wanted);
@@ -93,7 +95,8 @@ std::vector<Convert> Conversions() {
   return all;
 }
 
-/// Every number of 16 bits; of fp32 those around each that 16 bits hold, ties, and random ones.
+/// All numbers of a 16-bit format. Of fp32, those at and around every number that the upper 16 bits
+/// alone can say, ties among them, and random ones.
 std::vector<uint32_t> Numbers(Element e, Random& random) {
   std::vector<uint32_t> all;
   for (uint32_t i = 0; i < 65536; ++i) {
@@ -105,7 +108,8 @@ std::vector<uint32_t> Numbers(Element e, Random& random) {
       all.push_back(i << 16 | low);
     }
     all.push_back(static_cast<uint32_t>(random.Next()));
-    // Around fp16's numbers and ties, subnormal ones as well.
+    // These are numbers of fp16, ties between them, and their neighbours; some are subnormal in
+    // fp16.
     const auto f16 = static_cast<uint32_t>((0x32800000u + random.Below(0x16000000)) & ~0x0fffu);
     for (const uint32_t v : {f16 - 1, f16, f16 + 1}) {
       all.push_back(v | static_cast<uint32_t>(random.Below(2) << 31));

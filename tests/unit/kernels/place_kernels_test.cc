@@ -1,5 +1,5 @@
-// place and place_convert of every backend against the oracle: strides, widths, misalignment,
-// transpositions; no byte written but those of the runs. The copies' pieces and joins.
+// place and place_convert of every backend against the oracle: strides, widths, misalignment and
+// transpositions; no byte outside of the runs may be written. Also pieces and joins of copies.
 #include <catch2/catch.hpp>
 #include <numeric>
 
@@ -9,15 +9,15 @@
 namespace deltawire::kernels::test {
 namespace {
 
-/// A copy and the spans that it needs.
+/// A copy, and the bytes that its source and destination must have.
 struct Case {
   StridedCopy copy;
   Convert convert;
   size_t src_bytes = 0, dst_bytes = 0;
 };
 
-/// Lays the dimensions out one around the other in the order given, some with gaps, and walks some
-/// of them backwards.
+/// Nests the dimensions in the given order, with gaps around some, and walks some of them
+/// backwards. Returns how many bytes they need.
 size_t LayOut(Random& random, StridedCopy& c, std::span<const size_t> inner_first, size_t run,
               size_t width, bool gaps, int64_t* offset, int64_t* strides) {
   const auto gap = [&] {
@@ -39,7 +39,7 @@ void Shuffle(Random& random, std::span<size_t> order) {
   for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.Below(i)]);
 }
 
-/// `width`: of elements that only move.
+/// A random copy. Where it does not convert, elements are `width` bytes wide.
 Case RandomCase(Random& random, const Convert& convert, size_t width, bool large) {
   Case t;
   t.convert = convert;
@@ -66,12 +66,12 @@ Case RandomCase(Random& random, const Convert& convert, size_t width, bool large
   return t;
 }
 
-/// Every backend, in one call and in pieces, gives the oracle's bytes and leaves all others alone.
+/// Checks that every backend, in one call and in pieces, writes the oracle's bytes and no others.
 void CheckCase(const Case& t, Random& random) {
   Buffer src(t.src_bytes, random.Below(64)), before(t.dst_bytes);
   src.Fill(random);
   before.Fill(random);
-  Buffer expected(t.dst_bytes);  // not a copy of `before`, of which GCC 12 fears that it is empty
+  Buffer expected(t.dst_bytes);  // as a copy of `before` GCC 12 would warn
   std::memcpy(expected.data(), before.data(), t.dst_bytes);
   Scalar().place_convert(t.copy, t.convert, src, expected);
   const size_t skew = random.Below(64);
@@ -122,7 +122,8 @@ TEST_CASE("Random conversions equal the oracle") {
   }
 }
 
-/// dst[r][c] = src[c][r], both dense but for the offsets, of `experts` matrices.
+/// dst[r][c] = src[c][r] for each of `experts` matrices, which are dense on both sides behind
+/// offsets.
 Case Transposed(uint64_t rows, uint64_t columns, uint64_t experts, const Convert& convert,
                 size_t width) {
   Case t;
@@ -157,14 +158,15 @@ TEST_CASE("Transpositions equal the oracle") {
       CheckCase(Transposed(rows, columns, 1, convert, 2), random);
     }
   }
-  // Beyond kStreamBytes.
+  // Copies of kStreamBytes and more are written past the cache, by code of their own.
   for (const unsigned width : kWidths) CheckCase(Transposed(700, 900, 1, {}, width), random);
   for (const Convert& convert : Conversions()) {
     CheckCase(Transposed(520, 610, 1, convert, 2), random);
   }
 }
 
-/// Gate and up, [inner, hidden] each, as columns in turn: [hidden, 2 inner]; `back`: the reverse.
+/// The copy of gate (half 0) or up (half 1), [inner, hidden] each, to every other column of a
+/// [hidden, 2 inner] matrix; with `back`, the copy from there.
 StridedCopy Half(int64_t half, int64_t inner, int64_t hidden, int64_t width, bool back) {
   StridedCopy c;
   c.run_bytes = static_cast<size_t>(width);
@@ -265,7 +267,7 @@ TEST_CASE("Pieces are even and as many as asked for") {
   whole.run_bytes = 1000;
   CHECK(CopyPieces(whole, {}, 1000).count() == 1);
   CHECK(CopyPieces(whole, {}, 0).count() == 16);
-  // fp32 to bf16: the source is cut where the destination is.
+  // Where fp32 becomes bf16, a piece begins at the same element in source and destination.
   const CopyPieces narrowed(whole, {Element::kF32, Element::kBF16, 0}, 500);
   REQUIRE(narrowed.count() == 2);
   CHECK(narrowed[0].run_bytes == 512);

@@ -1,4 +1,4 @@
-// place against a loop nest that is written down by hand.
+// place against a loop nest that is written out by hand.
 #include <catch2/catch.hpp>
 
 #include "tests/unit/kernels/kernel_data.h"

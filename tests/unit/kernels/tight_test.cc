@@ -1,5 +1,5 @@
 // tight_encode and tight_decode of every backend: exact round trips over all dtypes, sizes, kinds
-// of change and depths of history, the same bytes from all of them, and what they refuse.
+// of change and depths of history; equal bytes from all backends; and refusals.
 #include <catch2/catch.hpp>
 
 #include "kernels/cpu/range_coder.h"
@@ -23,7 +23,7 @@ constexpr Kind kKinds[] = {
     {ClassFunction::kF8E4M3, 1}, {ClassFunction::kF8E5M2, 1}, {ClassFunction::kNone, 1},
     {ClassFunction::kNone, 2},   {ClassFunction::kNone, 4},   {ClassFunction::kNone, 8}};
 
-/// A chain of deltas: the bytes before the last one, that one, and those before it, newest first.
+/// The old bytes and payload of a chunk's last delta, and the payloads before it, newest first.
 struct Chain {
   Buffer old_data, payload;
   std::vector<Buffer> past;
@@ -36,7 +36,8 @@ struct Chain {
   mutable std::vector<Bytes> views;
 };
 
-/// Values around zero, so that exponents differ: bytes whose upper bits are often alike.
+/// Fills with numbers of twelve neighbouring exponents, as weights have. Formats without an
+/// exponent, and fp8, get random bytes.
 void FillLikeWeights(MutableBytes data, const Kind& kind, Random& random) {
   for (size_t i = 0; i < data.size() / kind.width; ++i) {
     uint64_t v = random.Next();
@@ -66,7 +67,7 @@ Chain MakeChain(const Kind& kind, size_t elements, double density, Change how, s
   std::vector<Buffer> past;
   for (size_t i = 0; i < depth; ++i) {
     Buffer b(Bytes(a), 0);
-    if (random.Below(4) != 0) Mutate(b, kind.width, density, how, random);  // else: no change
+    if (random.Below(4) != 0) Mutate(b, kind.width, density, how, random);  // one in four is empty
     past.insert(past.begin(), Encode(Best(), Key(), a, b, kind.width));
     a = Buffer(Bytes(b), 0);
   }
@@ -129,7 +130,7 @@ TEST_CASE("Tight round trips of every dtype and size and density and kind of cha
                           65, 1000, block - 1, block, block + 1, 3 * block + 77};
   for (const Kind& kind : kKinds) {
     for (const size_t elements : sizes) {
-      // Big ones are slow in the scalar backend: fewer kinds of them.
+      // Large chunks are slow in the scalar backend, so they are tried with fewer kinds of change.
       for (const double density : {0.0005, 0.02, 0.4, 1.0}) {
         if (elements > block && density > 0.1) continue;
         for (const Change how : kChanges) {
@@ -139,7 +140,7 @@ TEST_CASE("Tight round trips of every dtype and size and density and kind of cha
       }
     }
   }
-  CHECK(coded > 100);  // the others are too small or too random for it to pay
+  CHECK(coded > 100);  // tight does not pay where a chunk is too small or too random
 }
 
 TEST_CASE("Tight round trips with history") {

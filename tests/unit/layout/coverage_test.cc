@@ -107,7 +107,8 @@ TEST_CASE("coverage: a partition is judged like counting each chunk's owners") {
       ranges[random() % ranges.size()].push_back({c, c + 1});
       ++owners[c];
     }
-    if (random() % 2 == 0) {  // one part loses a chunk, or has one that another has as well
+    // One part loses a chunk, or takes one that another part has already.
+    if (random() % 2 == 0) {
       auto& part = ranges[random() % ranges.size()];
       const auto c = static_cast<uint32_t>(random() % chunks);
       const auto at = std::lower_bound(part.begin(), part.end(), c,

@@ -97,7 +97,8 @@ TEST_CASE("ranks and dtype numbers are bounded") {
 }
 
 TEST_CASE("the fingerprint is the documented hash of the documented bytes") {
-  // Spelt out by hand: u32 name length, name, u8 dtype length, dtype, u8 rank, u64 dimensions.
+  // These bytes are spelt out by hand: u32 name length, name, u8 dtype length, dtype, u8 rank, u64
+  // dimensions.
   using namespace std::string_literals;
   const std::string text = "\x01\0\0\0a\x04"s + "BF16\x02"s + "\x02\0\0\0\0\0\0\0"s +
                            "\x00\x01\0\0\0\0\0\0"s + "\x02\0\0\0"s + "bc\x07"s + "F8_E4M3\x00"s;
@@ -107,7 +108,8 @@ TEST_CASE("the fingerprint is the documented hash of the documented bytes") {
 }
 
 TEST_CASE("the fingerprint has not changed since version 1") {
-  // Lines of "fingerprint name dtype dims...", made by a second implementation (Python).
+  // Each line is "fingerprint name dtype dims..." and adds one tensor. A second implementation in
+  // Python computed the fingerprints.
   std::istringstream lines(ReadWholeFile(DW_GOLDEN_DIR "/safetensors_layout_fingerprint_v1.txt"));
   std::vector<TensorMeta> tensors;
   size_t checked = 0;

@@ -15,7 +15,7 @@ using Catch::Contains;
 
 Layout Make(std::vector<TensorMeta> tensors) { return Layout::Create(std::move(tensors)).value(); }
 
-/// A file of small U8 tensors with these names.
+/// The content of a shard with one small U8 tensor for each name.
 std::string Shard(const std::vector<std::string>& names, size_t first = 0) {
   std::vector<TensorMeta> tensors;
   for (const std::string& name : names) tensors.push_back({name, DType::kU8, {5}});
@@ -36,7 +36,7 @@ std::vector<std::string> NamesOf(const ModelDir& model) {
 
 constexpr std::string_view kIndex = "model.safetensors.index.json";
 
-/// Two shards and an index that fits them, with extra JSON members as real ones have.
+/// Writes two shards and an index that matches them and has the extra JSON members of real ones.
 void WriteSharded(const fs::path& dir) {
   WriteFile(dir / "model-00001.safetensors", Shard({"z", "a"}, 0));
   WriteFile(dir / "model-00002.safetensors", Shard({"m"}, 2));
@@ -353,7 +353,7 @@ TEST_CASE("model dir: read instead of mapped, a file that changes is found out")
   SECTION("gone") {
     fs::remove(file);
     changed("is gone");
-    CHECK(ReadAll(*model, 0).size() == layout->bytes(0));  // what was opened is still there
+    CHECK(ReadAll(*model, 0).size() == layout->bytes(0));  // the open descriptor keeps the content
   }
   SECTION("cut short: an error, and no SIGBUS") {
     fs::resize_file(file, content.size() - 1);

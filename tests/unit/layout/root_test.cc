@@ -1,4 +1,5 @@
-// The root of a state: its definition, its example in the format document, and how parts add up.
+// The root of a state: its definition, its example in the format document, and that the roots of
+// parts add up to the root of the whole.
 #include "common/layout/root.h"
 
 #include <catch2/catch.hpp>

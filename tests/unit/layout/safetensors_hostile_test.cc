@@ -11,7 +11,7 @@ using Catch::Contains;
 
 struct Hostile {
   std::string what;
-  std::string file;  // whole
+  std::string file;  // the whole content
   std::vector<std::string> says;
 };
 
@@ -21,7 +21,7 @@ std::string Raw(uint64_t length, std::string_view rest) {
   return file;
 }
 
-/// A file of one tensor "w" whose object has these members.
+/// The content of a file with one tensor "w" whose JSON object has these members.
 std::string One(std::string_view members, size_t data_bytes = 4) {
   return FileOfJson(fmt::format(R"({{"w":{{{}}}}})", members), data_bytes);
 }

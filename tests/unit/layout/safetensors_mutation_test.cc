@@ -1,5 +1,5 @@
-// Random damage to valid inputs: no crash, no accepted header that breaks an invariant. The checks
-// on what is accepted are those of the fuzz target, which aborts.
+// Damages valid inputs at random: no parser may crash or accept a header that breaks an invariant.
+// The fuzz target checks what is accepted, and aborts if it is wrong.
 #include <catch2/catch.hpp>
 
 #include "common/layout/names.h"
@@ -37,7 +37,7 @@ void Damage(std::string& s, size_t first, std::mt19937& rng) {
 }
 
 void CheckFile(const std::string& file) {
-  // Exactly sized memory, so that a sanitizer sees a read past the end.
+  // The copy has exactly the file's size, so that a sanitizer sees a read past the end.
   const std::vector<uint8_t> copy(file.begin(), file.end());
   CHECK(LLVMFuzzerTestOneInput(copy.data(), copy.size()) == 0);
 }
@@ -54,7 +54,7 @@ TEST_CASE("damaged headers never crash and never pass with broken offsets") {
   for (int round = 0; round < 300; ++round) {
     std::string text = json;
     Damage(text, 0, rng);
-    CheckFile(FileOfJson(text) + data);  // a length that fits: the damage is in the JSON
+    CheckFile(FileOfJson(text) + data);  // the header's length fits, so only the JSON is damaged
     std::string file = FileOfJson(json) + data;
     Damage(file, 0, rng);
     CheckFile(file);

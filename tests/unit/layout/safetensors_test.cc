@@ -33,7 +33,7 @@ TEST_CASE("a header of ours is exactly this text, padded so that data starts on 
 }
 
 TEST_CASE("data starts on a page whatever the header's length") {
-  // The lengths around a page's end are where padding goes wrong.
+  // Padding goes wrong, if at all, where the header's length is close to a page's end.
   bool saw_one_page = false;
   bool saw_two_pages = false;
   for (size_t n = 4000; n <= 4100; ++n) {
@@ -77,7 +77,7 @@ TEST_CASE("any layout survives being written and read") {
   }
   CHECK(Make(MetasOf(*header)).fingerprint() == layout.fingerprint());
 
-  // A general JSON parser sees the same names, and no key twice.
+  // A general JSON parser must see the same names, and no key twice.
   const auto json = nlohmann::json::parse(built.substr(8));
   CHECK(json.size() == layout.size() + 1);
   for (const TensorMeta& t : layout.tensors()) {

@@ -1,4 +1,4 @@
-// The options that a bulk socket gets, read back from the kernel.
+// The options that TuneSocket sets on a bulk socket, read back from the kernel.
 #include <catch2/catch.hpp>
 #include <string>
 

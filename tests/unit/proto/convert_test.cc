@@ -9,7 +9,8 @@ namespace {
 
 using google::protobuf::util::MessageDifferencer;
 
-/// Every field another, set by reflection: one that is added to the message is in it as well.
+/// A message with a different value in every field. The values are set by reflection, so a field
+/// that is added to the message later is covered without a change here.
 v1::PullStats Numbered(uint64_t first) {
   v1::PullStats stats;
   const auto* fields = v1::PullStats::descriptor();

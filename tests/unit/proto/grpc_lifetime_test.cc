@@ -13,7 +13,7 @@
 namespace deltawire {
 namespace {
 
-/// A channel that is made and goes again.
+/// Makes a channel and lets it go.
 void UseChannel() {
   const auto channel = grpc::CreateChannel("127.0.0.1:1", grpc::InsecureChannelCredentials());
   CHECK(channel != nullptr);
@@ -22,9 +22,10 @@ void UseChannel() {
 
 TEST_CASE("KeepGrpc: the last channel that goes does not shut gRPC down") {
   REQUIRE(grpc_is_initialized() == 0);
-  // So it is without: the case would show nothing if it were not.
+  // First the shutdown that KeepGrpc prevents is seen to happen without it. If it did not happen,
+  // this case would show nothing.
   UseChannel();
-  // A thread of gRPC's own does the shutdown.
+  // A thread of gRPC does the shutdown, so it is waited for.
   REQUIRE(testing::Eventually([] { return grpc_is_initialized() == 0; }));
 
   std::vector<std::thread> threads;
@@ -32,7 +33,8 @@ TEST_CASE("KeepGrpc: the last channel that goes does not shut gRPC down") {
   for (std::thread& thread : threads) thread.join();
   CHECK(grpc_is_initialized() != 0);
   for (int i = 0; i < 3; ++i) UseChannel();
-  // Whatever was to be given back has been: this returns when a shutdown is done, if it is the one.
+  // If this is the last user of gRPC, grpc_shutdown_blocking returns only after the shutdown. So
+  // the last line does not look too early.
   grpc_init();
   grpc_shutdown_blocking();
   CHECK(grpc_is_initialized() != 0);

@@ -1,5 +1,4 @@
-// What a commit refuses, and what others do to the files of a directory: it is noticed and put
-// right.
+// What a commit refuses, and that the buffer notices and repairs what others do to its files.
 #include "receiver/buffer.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
@@ -44,7 +43,8 @@ TEST_CASE("a commit that meets a chunk which lost its digest fails once") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   REQUIRE(s.Update(2) == absl::OkStatus());
   const_cast<std::byte&>(s.buffer->base(0)[9]) ^= std::byte{1};
-  // Not to be copied on, either, when nothing has come yet.
+  // Before any chunk of an update has come, the bad chunk must not be copied to the other file
+  // either.
   const auto caught = s.buffer->CatchUp({}, [] { return false; });
   REQUIRE(caught.ok());
   CHECK_FALSE(caught->whole);
@@ -65,7 +65,7 @@ TEST_CASE("a commit that fails behind its last byte leaves a state that can be t
     CAPTURE(buffers);
     BufferRig s({.buffers = buffers, .huge_pages = false});
     REQUIRE(s.Update(1) == absl::OkStatus());
-    // A directory of that name cannot be replaced by a file.
+    // The side file cannot be put in place: a directory of its name is in the way.
     fs::create_directories(s.dir.path() / "config.json" / "full");
     REQUIRE(s.Update(2, {{"config.json", "two"}}) != absl::OkStatus());
     const bool restart = GENERATE(false, true);
@@ -114,7 +114,8 @@ TEST_CASE("two files: the hidden one may be removed at any time") {
   BufferRig::Bring(*s.buffer, 0, 3);
   if (begun) remove();
   for (uint32_t i = 0; i < kChunks; ++i) BufferRig::Bring(*s.buffer, i, 3);
-  // What was changed cannot get a name again: the next try has a file that can.
+  // A file without any name cannot get one again, so the commit fails. The next update has a file
+  // of its own.
   CHECK(s.buffer->Commit(BufferRig::At(*s.buffer, 3), {}).ok() == !begun);
   REQUIRE(s.Update(4) == absl::OkStatus());
   uint64_t version = 0;
@@ -161,7 +162,8 @@ TEST_CASE("side files come and go with their version, and are put back") {
     CHECK(s.Update(3, {{"../x", ""}}).code() == StatusCode::kInvalidArgument);
     CHECK(s.Update(3, {{"config.json", "three"}}) == absl::OkStatus());
     CHECK_FALSE(fs::exists(s.dir.path() / "new.json"));
-    // What is in its way may go: it is not forgotten meanwhile.
+    // While a directory is in the side file's way, Check fails. It puts the file back once the way
+    // is free.
     fs::remove(s.dir.path() / "config.json");
     fs::create_directories(s.dir.path() / "config.json" / "in the way");
     CHECK_FALSE(s.buffer->Check().ok());

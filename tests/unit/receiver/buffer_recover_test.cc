@@ -1,4 +1,4 @@
-// What a receiver takes up that starts again, after a SIGKILL too.
+// What a receiver takes up when it starts again, also after a SIGKILL.
 #include <atomic>
 
 #include "receiver/buffer.h"
@@ -62,7 +62,7 @@ TEST_CASE("a buffer goes on in the other mode") {
   }
 }
 
-/// What the child that is killed does, on and on.
+/// Writes versions without end, in a child process that is killed.
 void WriteVersions(const fs::path& dir, const Buffer::Options& options, uint64_t seed,
                    std::atomic<uint64_t>* committed) {
   auto lock = DirLock::Acquire(dir);

@@ -1,5 +1,5 @@
-// The receiver's buffer with real files, in a directory of its own, and what its tests look at.
-// Owner: one test case. Chunks have a content that follows from their index and the version.
+// A receiver's buffer with real files in a directory of its own, and helpers that look at the
+// files. Owner: one test case. A chunk's content follows from its index and the version.
 #pragma once
 
 #include <fcntl.h>
@@ -33,13 +33,13 @@ inline Layout MakeLayout() {
       {{"a", DType::kU8, {5000}}, {"b", DType::kBF16, {3000}}, {"c", DType::kF32, {2}}});
 }
 
-/// What chunk `i` is in a version: some chunks stay as they are for several versions.
+/// The bytes of chunk `i` in a version. A chunk keeps its bytes for i + 1 versions in a row.
 inline void Content(uint32_t i, uint64_t version, MutableBytes to) {
   std::mt19937_64 rng(version / (i + 1) * 1000 + i);
   for (std::byte& b : to) b = static_cast<std::byte>(rng());
 }
 
-/// A directory, and whoever writes versions into its buffer.
+/// A directory with a buffer, and methods that write versions into it.
 struct BufferRig {
   explicit BufferRig(Buffer::Options o) : options(o) {
     buffer = *Buffer::Create(dir.path(), Lock(), MakeLayout(), kSeed, options);
@@ -64,7 +64,7 @@ struct BufferRig {
     Content(i, version, bytes);
     return kernels::Best().digest(b.key(), bytes);
   }
-  /// Chunks that differ come whole.
+  /// Brings chunk `i` whole, unless the buffer has its bytes already.
   static void Bring(Buffer& b, uint32_t i, uint64_t version) {
     if (b.known(i) && b.digest(i) == DigestOf(b, i, version)) return;
     b.MarkUnknown(i);
@@ -88,7 +88,7 @@ struct BufferRig {
   std::unique_ptr<Buffer> buffer;
 };
 
-/// Empty when the file is wholly one version; which: `*version`.
+/// Empty when the file is wholly one version, whose number is then in `*version`.
 inline std::string Torn(const fs::path& path, const Layout& layout, const ChunkTable& chunks,
                         uint64_t* version) {
   std::ifstream in(path, std::ios::binary);
@@ -108,7 +108,7 @@ inline std::string Torn(const fs::path& path, const Layout& layout, const ChunkT
   return "no version";
 }
 
-/// Maps the weights, and keeps them open or not.
+/// Maps the weights, and closes the descriptor if `close_it`.
 inline std::function<bool(int)> Maps(bool close_it) {
   return [close_it](int fd) {
     const void* map = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0);
@@ -127,7 +127,7 @@ inline uint64_t InodeOf(const fs::path& path) {
   return ::stat(path.c_str(), &file) == 0 ? file.st_ino : 0;
 }
 
-/// A process's own look at a file, which no renaming takes away. The kernel sees it as a reader.
+/// A reader's open descriptor, which no renaming takes away, and the bytes at that time.
 class Opened {
  public:
   explicit Opened(const fs::path& path) : fd_(::open(path.c_str(), O_RDONLY)) {

@@ -1,4 +1,4 @@
-// Updates of one file and of two, with real leases and real readers, which know nothing of them.
+// Updates of one file and of two, with real leases and real readers that know nothing of updates.
 #include "receiver/buffer.h"
 
 #include <sched.h>
@@ -52,7 +52,7 @@ TEST_CASE("one file: a fresh copy leaves the old one to its reader, and the mode
   REQUIRE(s.buffer->BeginUpdateInFreshFile() == absl::OkStatus());
   uint64_t version = 0;
   CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
-  CHECK(version == 1);  // the name stays until the commit
+  CHECK(version == 1);  // the file keeps its name until the commit
   REQUIRE(s.Update(2) == absl::OkStatus());
   CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
   CHECK(version == 2);
@@ -97,7 +97,7 @@ TEST_CASE("two files: the name is always there, readers keep what they opened, o
   REQUIRE(s.Update(15) == absl::OkStatus());
 }
 
-/// Whether somebody waits to open a file that another has a lease of.
+/// True while somebody waits to open the file because of another's lease.
 bool SomebodyWaits(const fs::path& path) {
   struct stat file;
   REQUIRE(::stat(path.c_str(), &file) == 0);
@@ -122,7 +122,7 @@ TEST_CASE("two files: the other one is brought up to its end when somebody waits
   std::thread opener;
   std::once_flag once;
   const auto caught = s.buffer->CatchUp({}, [&] {
-    // As one does who looked the name up before this file lost it.
+    // The opener stands for a reader that looked the name up while this file still had it.
     std::call_once(once, [&] {
       opener = std::thread([&] {
         std::ofstream(copy, std::ios::binary) << std::ifstream(hidden, std::ios::binary).rdbuf();
@@ -153,7 +153,7 @@ TEST_CASE("two files: the deltas of a version bring the other file to it, or a c
   const Buffer::AppliedDelta delta{0, before, encoded.digest_after, payload};
   CHECK(s.buffer->CatchUp({&delta, 1}, [] { return false; })->whole);
   CHECK_FALSE(s.buffer->CatchUp({}, [] { return true; })->whole);
-  // Nothing is left to copy, and so the other file is the same, byte for byte.
+  // The second call stopped at once, but the first left nothing to copy: both files are equal.
   const char* hidden[] = {".model.safetensors.partial", ".model.safetensors.partial2"};
   const bool second = fs::exists(s.dir.path() / hidden[1]);
   CHECK((ReadFile(s.weights()) == ReadFile(s.dir.path() / hidden[second])));
@@ -169,7 +169,7 @@ TEST_CASE("a delta's base is copied from the other file with a check") {
   const auto bytes = s.buffer->PrepareChunk(1, digest);
   REQUIRE(bytes.ok());
   CHECK(kernels::Best().digest(s.buffer->key(), *bytes) == digest);
-  CHECK_FALSE(s.buffer->known(1));  // until it is set, nobody takes the older one for it
+  CHECK_FALSE(s.buffer->known(1));  // until SetChunk, nobody may take the old bytes for new ones
   CHECK(s.buffer->have().chunks[1].version == kVersionUnknown);
   CHECK(s.buffer->Commit(BufferRig::At(*s.buffer, 2), {}).code() == StatusCode::kInternal);
   const_cast<std::byte&>(s.buffer->base(0)[7]) ^= std::byte{1};
@@ -180,7 +180,7 @@ TEST_CASE("a delta's base is copied from the other file with a check") {
 
 TEST_CASE("without leases every update goes to a fresh file, whoever reads and whoever does not") {
   const uint32_t buffers = GENERATE(1u, 2u);
-  const bool from_the_start = GENERATE(true, false);  // or switched off meanwhile
+  const bool from_the_start = GENERATE(true, false);  // false: they stop working later
   const bool under_way = GENERATE(false, true);
   CAPTURE(buffers, from_the_start, under_way);
   std::optional<testing::DeniedLeases> denied;
@@ -189,7 +189,7 @@ TEST_CASE("without leases every update goes to a fresh file, whoever reads and w
   CHECK(s.buffer->lease_problem().empty() != from_the_start);
   REQUIRE(s.Update(1) == absl::OkStatus());
   if (under_way) {
-    // An update that was broken off by the end of its process.
+    // An update is under way when its process ends.
     REQUIRE(*s.buffer->BeginUpdate());
     BufferRig::Bring(*s.buffer, 0, 2);
     s.Restart();
@@ -204,7 +204,7 @@ TEST_CASE("without leases every update goes to a fresh file, whoever reads and w
     uint64_t version = 0;
     REQUIRE(*s.buffer->BeginUpdate());
     if (named || v > 2) {
-      // Nobody has to wait for a reader, so nobody needs the name away.
+      // An update in a fresh file waits for no reader, so the committed file keeps its name.
       CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
       CHECK(version == v - 1);
     }

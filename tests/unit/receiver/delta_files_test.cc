@@ -1,5 +1,5 @@
-// The committed deltas that a receiver leaves for engines: what they lead to, their bounds, and
-// what the next process takes up.
+// The deltas of commits that a receiver leaves on disk for engines: what they lead to, their
+// bounds, and what the next process takes up.
 #include "receiver/delta_files.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct Leaving {
     REQUIRE(rig.delta_files.Start(*rig.buffer) == absl::OkStatus());
     Publish();
   }
-  /// The next version, pulled and committed.
+  /// Publishes the next version, pulls it and commits it.
   void Publish() {
     if (version > 0) now = FakeAgent::Step(now, version + 1);
     rig.Publish({1, ++version}, now);
@@ -36,7 +36,7 @@ struct Leaving {
   }
 
   RoundRig rig;
-  DeltaFiles files;  // a later process's
+  DeltaFiles files;  // as the next process has it
   FakeAgent::Chunks now;
   uint64_t version = 0;
 };
@@ -44,7 +44,7 @@ struct Leaving {
 TEST_CASE("delta files: a delta leads from the last committed state to the new one") {
   Leaving l;
   const fs::path folder = l.rig.dir.path() / kDeltaFolder;
-  CHECK(Files(folder).empty());  // nothing led to the first version
+  CHECK(Files(folder).empty());  // no delta leads to the first version
   const Identity one = l.rig.buffer->committed();
   const FakeAgent::Chunks before = l.now;
   l.now = FakeAgent::Step(l.now, 2);
@@ -98,7 +98,7 @@ TEST_CASE("delta files: the next process goes on, and drops what is none of its 
   std::ofstream(folder / "notes.txt") << "mine";
   REQUIRE(l.files.Start(*l.rig.buffer) == absl::OkStatus());
   CHECK(Files(folder) == first);
-  // The base of the next delta is what is committed now.
+  // The next delta leads on from what is committed now.
   const Identity base = l.rig.buffer->committed();
   l.Publish();
   REQUIRE(l.files.Put(*l.rig.buffer, l.rig.buffer->committed(), {}) == absl::OkStatus());

@@ -1,7 +1,7 @@
-// A sender, or one agent of several, without sockets: Upstream and net::PullTransport over memory.
-// A model of small tensors, one chunk each; faults are set on it by the test. Whole chunks unless
-// the receiver's bytes are a kept version's: then deltas. It beats every few milliseconds. Owner:
-// the test, which outlives the replica. Threads: all methods from any; one of its own.
+// A fake of a sender, or of one agent of several, without sockets: Upstream and net::PullTransport
+// over memory. The model has small tensors of one chunk each. Chunks go whole, or as deltas where
+// the receiver has a version that is kept here. It beats every 20 ms; the test sets its faults.
+// Owner: the test; it outlives the replica. Threads: all methods from any; one of its own.
 #pragma once
 
 #include <chrono>
@@ -36,10 +36,10 @@ class FakeAgent {
  public:
   using Chunks = std::vector<std::vector<std::byte>>;
   struct Faults {
-    bool mute = false;    ///< says nothing, but the connection stays
-    int lose_events = 0;  ///< so many of those that come next
+    bool mute = false;    ///< sends no events, but keeps the connection
+    int lose_events = 0;  ///< how many of the next events are lost
     int fail_opens = 0;
-    std::map<uint32_t, int> flip;      ///< whole chunks that come with a wrong byte, how often
+    std::map<uint32_t, int> flip;      ///< how often a whole chunk comes with a wrong byte
     std::set<uint32_t> leave_out;      ///< chunks that are never sent
     std::function<void()> before_end;  ///< runs in the transfer, after the chunks
   };
@@ -100,7 +100,7 @@ class FakeAgent {
     told_ = false;
     cv_.notify_all();
   }
-  /// Wiped and made anew: nothing of before is known.
+  /// As if wiped and made anew: nothing from before is known.
   void Wipe(Hash128 lineage) {
     std::lock_guard lock(mu_);
     lineage_ = lineage;
@@ -141,7 +141,7 @@ class FakeAgent {
   const Layout& layout() const { return layout_; }
 
   std::unique_ptr<Upstream> MakeUpstream();
-  /// For all agents of a test: the port tells them apart.
+  /// Serves all agents of a test. The target's host is the agent's name.
   static TransportFactory Transports(std::vector<FakeAgent*> agents);
 
  private:
@@ -385,7 +385,7 @@ inline std::string ReadText(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-/// The file is there, and its last bytes are these.
+/// True if the file exists and ends in these chunks.
 inline bool EndsIn(const std::filesystem::path& file, const FakeAgent::Chunks& chunks) {
   std::string want;
   for (const auto& c : chunks) want.append(reinterpret_cast<const char*>(c.data()), c.size());

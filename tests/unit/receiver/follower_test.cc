@@ -1,4 +1,4 @@
-// What a receiver decides from what its agents say: pure, on made-up times.
+// What a receiver decides from its agents' events. A Follower is pure, so the times are made up.
 #include "receiver/follower.h"
 
 #include <catch2/catch.hpp>
@@ -46,10 +46,10 @@ TEST_CASE("the same number with other bytes is pulled, and so is another lineage
   CHECK_FALSE(s.Next(held).pull);
   s.Say(0, State(kA, 1, 11));
   CHECK(s.Next(held).pull);
-  s.Say(0, State(kB, 1, 10));  // a sender that was wiped
+  s.Say(0, State(kB, 1, 10));  // the sender was wiped, so its lineage is another
   CHECK(s.Next(held).pull);
   s.Say(0, State(kB, 1, 10));
-  CHECK(s.Next(State(kA, 900, 10)).pull);  // whatever the numbers are
+  CHECK(s.Next(State(kA, 900, 10)).pull);  // another lineage counts, whatever the numbers are
 }
 
 TEST_CASE("an older version of the same lineage is not taken unasked") {
@@ -87,10 +87,10 @@ TEST_CASE("the target is the newest state that all agents have under one attempt
   const Identity committed = choice.target.whole;
   CHECK_FALSE(s.Next(committed).pull);
 
-  s.Say(0, State(kA, 50, 5, 71));  // the other's rank died: 50 is redone
+  s.Say(0, State(kA, 50, 5, 71));  // s1's rank died in attempt 71, so 50 is redone
   CHECK_FALSE(s.Next(committed).pull);
   s.Say(1, State(kB, 50, 6, 72));
-  CHECK_FALSE(s.Next(committed).pull);  // a mixture
+  CHECK_FALSE(s.Next(committed).pull);  // the parts are of two attempts
   s.Say(0, State(kA, 50, 7, 72));
   choice = s.Next(committed);
   REQUIRE(choice.pull);
@@ -141,7 +141,7 @@ TEST_CASE("one offload is one version though an agent was rolled back alone befo
   s.Say(0, State(kA, 5, 1, 70));
   s.Say(1, State(kB, 5, 2, 70));
   const Identity before = s.Next({}).target.whole;
-  s.Say(0, State(kA, 4, 3, 9, 2));  // the other's rollback failed
+  s.Say(0, State(kA, 4, 3, 9, 2));  // s1's own rollback failed
   CHECK_FALSE(s.Next(before).pull);
   s.Say(0, State(kA, 6, 4, 71, 2));
   s.Say(1, State(kB, 6, 5, 71, 1));
@@ -150,7 +150,7 @@ TEST_CASE("one offload is one version though an agent was rolled back alone befo
   CHECK(choice.target.whole.id == StateId{2, 6});
   CHECK(choice.target.parts[1] == State(kB, 6, 5, 71, 1));
   CHECK(IsLater(choice.target.whole, before));
-  // The other catches up in epochs, and falls behind in versions: the whole's id still rises.
+  // s1 catches up in epochs now, but falls behind in versions. The whole's id must still rise.
   s.Say(1, State(kB, 3, 6, 8, 2));
   CHECK_FALSE(s.Next(choice.target.whole).pull);
   s.Say(0, State(kA, 4, 7, 72, 3));
@@ -229,7 +229,7 @@ TEST_CASE("failures are retried ever later, at two seconds at the latest, and no
     s.follower.PullEnded(absl::UnavailableError("x"), s.now);
     const auto choice = s.Next({});
     CHECK_FALSE(choice.pull);
-    CHECK(s.Next({}, true).pull);  // whoever asks is not kept waiting
+    CHECK(s.Next({}, true).pull);  // a request does not wait
     CHECK(choice.again > s.now);
     longest = std::max<std::chrono::nanoseconds>(longest, choice.again - s.now);
     s.now = choice.again;

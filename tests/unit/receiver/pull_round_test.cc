@@ -1,5 +1,5 @@
-// One pull round after the other, step by step, with agents that are memory: what a round commits,
-// what it refuses, and what a broken one spares the next. No sockets.
+// Pull rounds step by step, with agents in memory: what a round commits, what it refuses, and what
+// a broken round spares the next one. No sockets.
 #include "receiver/pull_round.h"
 
 #include <atomic>
@@ -15,7 +15,7 @@ constexpr Hash128 kOther{15, 16};
 
 void Break(StatusOr<net::PullEnd>& end) { end = absl::UnavailableError("the stream broke"); }
 
-/// With every chunk changed a little, so that all come as deltas.
+/// `chunks`, each changed a little, so that all of them come as deltas.
 FakeAgent::Chunks Changed(FakeAgent::Chunks chunks, uint8_t by) {
   for (auto& c : chunks) c[by] ^= static_cast<std::byte>(by);
   return chunks;
@@ -57,7 +57,7 @@ TEST_CASE("pull round: nothing is committed before the last step and then the en
   const uint64_t changed = by_delta->stats().chunks_delta;
   CHECK(by_delta->stats().chunks_unchanged == first.size() - changed);
   CHECK(s.at().agent.counts().chunks_delta == changed);
-  // What is known of the model is not asked for again.
+  // The round asks for nothing that is known of the model already.
   CHECK(s.at().agent.counts().describes == 0);
   CHECK(s.at().agent.counts().side_files == 1);
 }
@@ -81,7 +81,7 @@ TEST_CASE("pull round: an agent that has gone on is asked for the version that a
     CHECK(Says(refused, "s0"));
     CHECK(s.buffer->committed().id == StateId{1, 1});
     CHECK(EndsIn(s.weights(), first));
-    // What came is of use as soon as the other has it too.
+    // What s0 sent is kept, and is used as soon as s1 has that version too.
     const uint64_t moved = s.moved(0);
     s.at(1).agent.Publish({1, 3}, Changed(second, 3), 1003);
     REQUIRE(s.Pull() == absl::OkStatus());
@@ -89,7 +89,7 @@ TEST_CASE("pull round: an agent that has gone on is asked for the version that a
     CHECK(s.moved(0) == moved);
   }
   SECTION("and nothing runs when it cannot") {
-    s.at(1).agent.Publish({1, 2}, FakeAgent::Make(s.layout, 7), 77);  // given up, and done anew
+    s.at(1).agent.Publish({1, 2}, FakeAgent::Make(s.layout, 7), 77);  // given up there, and redone
     const Status refused = s.Run(*s.Round(target));
     CHECK(refused.code() == StatusCode::kAborted);
     CHECK(s.at(0).haves.size() == 1);
@@ -119,7 +119,8 @@ TEST_CASE("pull round: parts of different attempts or states never meet in a com
   const Status refused = s.Run(*round);
   CHECK(refused.code() == StatusCode::kDataLoss);
   CHECK(Says(refused, "s1"));
-  CHECK(round->step() == Step::kTransfer);  // what only one of them has is not even applied
+  // Parts that do not belong together are not even applied.
+  CHECK(round->step() == Step::kTransfer);
   CHECK(s.Holds(before, first));
   CHECK(s.config() == "{\"side\": 100}");
   s.at(1).at_end = nullptr;
@@ -144,7 +145,7 @@ TEST_CASE("pull round: each part is compared with its own root and not only thei
   const auto first = FakeAgent::Make(s.layout, 1);
   s.Publish({1, 1}, first);
   Follower::Target target = s.Newest();
-  for (Identity& part : target.parts) part.root = 0;  // not known yet
+  for (Identity& part : target.parts) part.root = 0;  // the roots are not known yet
   const bool wrong = GENERATE(true, false);
   CAPTURE(wrong);
   if (wrong) {
@@ -183,7 +184,8 @@ TEST_CASE("pull round: chunks that do not make up the end's root are not committ
   REQUIRE(s.Pull() == absl::OkStatus());
   CHECK(s.Holds(s.at().agent.identity(), second));
   CHECK(s.at().agent.counts().chunks_full == 6);
-  CHECK(s.at().agent.counts().chunks_delta == 6);  // the one that was left out alone came later
+  // With left_out, one of them came in the second pull.
+  CHECK(s.at().agent.counts().chunks_delta == 6);
 }
 
 TEST_CASE("pull round: a chunk with wrong bytes is asked for again of its agent alone") {
@@ -261,13 +263,13 @@ TEST_CASE("pull round: what came before a stream broke is not asked for again") 
   CHECK(broken.code() == StatusCode::kUnavailable);
   CHECK(Says(broken, "s1"));
   CHECK(s.buffer->committed() == before);
-  CHECK(s.moved(0) == base + 3);  // the other agent's part came to its end
+  CHECK(s.moved(0) == base + 3);  // the part of s0 came to its end
   CHECK(s.moved(1) == base + 2);
   s.at(1).break_at = kNoChunk;
   REQUIRE(s.Pull() == absl::OkStatus());
   CHECK(s.Holds(s.Newest().whole, second));
   CHECK(s.moved(0) == base + 3);
-  CHECK(s.moved(1) == base + 4);  // the broken one again, and the one behind it
+  CHECK(s.moved(1) == base + 4);  // chunk 3, which had broken off, and chunk 4
   CHECK(s.at(1).agent.counts().chunks_delta == (whole ? 0 : 4));
   const auto& have = s.at(1).haves.back().chunks;
   for (const uint32_t c : {0u, 1u, 2u, 5u}) CHECK(have[c].version == 2);
@@ -308,19 +310,19 @@ TEST_CASE("pull round: a full one holds nothing against the agents and may go ba
   const Follower::Target one = s.Newest();
   REQUIRE(s.Pull() == absl::OkStatus());
   s.Publish({1, 2}, second);
-  s.at(1).at_end = Break;  // leaves deltas behind, which are of no use here
+  s.at(1).at_end = Break;  // leaves staged deltas, which a full pull must not use
   CHECK_FALSE(s.Pull().ok());
   s.at(1).at_end = nullptr;
   const uint64_t moved[] = {s.moved(0), s.moved(1)};
   s.at(0).agent.Set([](FakeAgent::Faults& f) { f.flip[1] = 1; });
   REQUIRE(s.PullFull(one) == absl::OkStatus());
   CHECK(s.Holds(one.whole, first));
-  CHECK(s.moved(0) == moved[0] + 4);  // the repair is of one chunk, not of all
+  CHECK(s.moved(0) == moved[0] + 4);  // three chunks, and the repair of one
   CHECK(s.moved(1) == moved[1] + 3);
   const wire::Have& have = s.at(1).haves.back();
   CHECK(have.held.empty());
   for (const auto& entry : have.chunks) CHECK(entry.version == kVersionUnknown);
-  REQUIRE(s.PullFull(one) == absl::OkStatus());  // which changes every byte to what it was
+  REQUIRE(s.PullFull(one) == absl::OkStatus());  // every byte is written again as it was
   CHECK(s.Holds(one.whole, first));
   CHECK_FALSE(s.buffer->begun());
 }
@@ -332,7 +334,7 @@ TEST_CASE("pull round: side files are those of the end and travel only when they
        {std::tuple{1u, 100u, 1}, {2u, 100u, 1}, {3u, 200u, 2}}) {
     CAPTURE(version);
     s.Publish({1, version}, chunks = Changed(chunks, 3), side);
-    // While it comes, the agent publishes the next one.
+    // While version 3 comes, the agent publishes version 4.
     if (version == 3) {
       s.at().at_end = [&](StatusOr<net::PullEnd>&) {
         s.at().agent.Publish({1, 4}, Changed(chunks, 4), 1004, 300);
@@ -344,7 +346,7 @@ TEST_CASE("pull round: side files are those of the end and travel only when they
     CHECK(s.at().agent.counts().side_files == fetches);
   }
   CHECK(s.at().side_files_asked.back() == s.at().ended.back().side_files_hash);
-  // An end that names none says nothing about them.
+  // An end without a hash of side files says nothing about them.
   s.at().at_end = [](StatusOr<net::PullEnd>& end) { end->side_files_hash = 0; };
   REQUIRE(s.Pull() == absl::OkStatus());
   CHECK(s.Holds(s.at().agent.identity(), Changed(chunks, 4)));
@@ -371,7 +373,7 @@ TEST_CASE("pull round: without its side files a version is not committed") {
   CHECK(s.moved(0) + s.moved(1) == 12);
   s.Publish({1, 3}, first, 200);
   REQUIRE(s.Pull() == absl::OkStatus());
-  // Those that came are not asked for again, of either.
+  // Side files that have come are not asked for again of either agent.
   CHECK(s.at(0).side_files_asked.size() == 2);
   CHECK(s.at(1).side_files_asked.size() == 3);
 }
@@ -412,7 +414,7 @@ TEST_CASE("pull round: one that is cancelled runs nothing more and commits nothi
     s.at(1).agent.Set([&](FakeAgent::Faults& f) { f.before_end = [&] { round->Cancel(); }; });
     CHECK(s.Run(*round).code() == StatusCode::kCancelled);
     for (const size_t i : {0, 1}) CHECK(s.at(i).agent.counts().cancels == 1);
-    moved = 6;  // stays
+    moved = 6;  // what came stays
   }
   SECTION("while it runs though every stream has come to its end") {
     std::atomic<int> ended{0};
@@ -434,7 +436,7 @@ TEST_CASE("pull round: one that is cancelled runs nothing more and commits nothi
     CHECK(s.at(1).haves.size() == 1);
     moved = 6;
   }
-  // For good.
+  // The round stays cancelled.
   CHECK(s.Run(*round).code() == StatusCode::kCancelled);
   CHECK(s.moved(0) + s.moved(1) == moved);
   CHECK(s.buffer->committed().empty());
@@ -503,7 +505,7 @@ TEST_CASE("pull round: only deltas from one whole state to the next become histo
   next(5);
   REQUIRE(s.Pull() == absl::OkStatus());
   CHECK(s.Holds(s.at().agent.identity(), chunks));
-  // From 3 to 5, in two pulls: no delta that any sender would know.
+  // The deltas of the two pulls led from version 3 to version 5, so no sender has the same ones.
   CHECK(s.history.deltas() == 0);
   CHECK(s.at().haves.back().history.empty());
 }
@@ -515,7 +517,7 @@ TEST_CASE("pull round: an agent whose versions count otherwise is told of no his
   for (uint64_t v = 1; v < 4; ++v) {
     chunks = Changed(chunks, static_cast<uint8_t>(v));
     s.at(0).agent.Publish({1, v}, chunks, v);
-    s.at(1).agent.Publish({2, v}, chunks, v);  // rolled back once more than the other
+    s.at(1).agent.Publish({2, v}, chunks, v);  // one rollback more than s0
     REQUIRE(s.Pull() == absl::OkStatus());
     CHECK(s.buffer->committed().id == StateId{2, v});
   }

@@ -1,5 +1,5 @@
-// What a pull's sink does with frames that come in an order that only a broken, or hostile, sender
-// makes: no memory may be freed that a stream still fills, no delta applied to other bytes.
+// A pull's sink with frames in an order that only a broken or hostile sender makes: memory that a
+// stream still fills must not be freed, and no delta may be applied to other bytes than its own.
 #include "receiver/pull_sink.h"
 
 #include <catch2/catch.hpp>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kSeed = 5;
 
-/// A buffer of one chunk at version 1, and what takes it further.
+/// A buffer of one chunk at version 1, and frames that take it further.
 struct Setup {
   explicit Setup(uint64_t elements = 1000) {
     Layout layout = *Layout::Create({{"w", DType::kBF16, {elements}}});
@@ -83,9 +83,9 @@ TEST_CASE("a second frame of a chunk that is still coming in ends the pull") {
   const wire::FrameHeader full = s.Full(s.Changed(20), 3);
   CHECK(s.sink->Begin(full).status().code() == StatusCode::kDataLoss);
   CHECK(s.sink->Begin(delta).status().code() == StatusCode::kDataLoss);
-  Fill(*first, payload);  // whose memory must still be there, as a sanitizer would say
+  Fill(*first, payload);  // a sanitizer sees it if this memory has been freed
   CHECK(s.sink->Finish(delta).ok());
-  CHECK(s.sink->Begin(full).ok());  // one after the other is as it should be
+  CHECK(s.sink->Begin(full).ok());  // frames one after the other are allowed
 }
 
 TEST_CASE("a whole chunk after a staged delta is what the chunk becomes") {

@@ -25,7 +25,7 @@ TEST_CASE("a request is answered by the first pull that begins after it, once") 
   CHECK(next.local == std::vector<uint64_t>{second});
   CHECK(next.force_full);
   q.Answer(next, absl::DataLossError("no"));
-  q.Answer(q.Take(), absl::OkStatus());  // a later answer is not the earlier one's
+  q.Answer(q.Take(), absl::OkStatus());  // does not replace the earlier answer
   CHECK(q.AnswerTo(second)->code() == StatusCode::kDataLoss);
 }
 
@@ -44,12 +44,12 @@ TEST_CASE("a caller that has gone is not waited for") {
 TEST_CASE("an orchestrator's request is served once, and dropped with its attachment") {
   RequestQueue q;
   q.AddRemote({0, 5, false});
-  q.AddRemote({0, 5, false});  // said again
+  q.AddRemote({0, 5, false});  // the same request once more
   q.AddRemote({1, 5, true});
   const auto batch = q.Take();
   CHECK(batch.remote.size() == 2);
   CHECK(batch.force_full);
-  q.AddRemote({0, 5, false});  // and again while it is served
+  q.AddRemote({0, 5, false});  // and once more while it is served
   CHECK_FALSE(q.waiting());
   q.DropRemote(1);
   CHECK(q.Answer(batch, absl::OkStatus()) == std::vector<RequestQueue::Remote>{{0, 5}});

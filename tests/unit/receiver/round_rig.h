@@ -1,6 +1,6 @@
-// All that a replica gives its pull rounds, over agents that are memory (fake_upstream.h), with
-// what goes over the wire noted and with faults that the agents know nothing of. Owner: a test
-// case. Threads: the one that drives the round, and a round's own, one per agent.
+// All that a replica gives its pull rounds, with agents in memory (fake_upstream.h). What goes over
+// the wire is recorded, and faults are made that the agents know nothing of. Owner: a test case.
+// Threads: the one that drives the round, and the round's own, one per agent.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,7 @@ namespace deltawire::receiver {
 
 inline constexpr uint32_t kNoChunk = ~0u;
 
-/// An agent with what a round says to it, and faults that the agent itself knows nothing of.
+/// An agent, a record of what rounds say to it, and faults that the agent knows nothing of.
 struct Station {
   Station(std::string name, Hash128 lineage, const Layout& layout, std::vector<ChunkRange> ranges)
       : agent(std::move(name), lineage, layout, ranges),
@@ -28,13 +28,13 @@ struct Station {
   FakeAgent agent;
   const Coverage owned;
   Identity held;
-  // What went over the wire, by run.
+  // What went over the wire: one entry for each run.
   std::vector<wire::Have> haves;
   std::vector<net::PullEnd> ended;
   std::vector<uint64_t> side_files_asked;
   // Faults.
   bool ignores_target = false;   ///< ends at its newest, whatever it was asked for
-  uint32_t history = 0;          ///< deltas that it would have kept
+  uint32_t history = 0;          ///< how many deltas it claims to have kept
   uint32_t break_at = kNoChunk;  ///< the stream breaks in the middle of this chunk
   uint32_t claims = kNoChunk;    ///< every frame says that it is this chunk
   int fail_side_files = 0;
@@ -115,7 +115,8 @@ class WatchedTransport : public net::PullTransport {
   const std::unique_ptr<net::PullTransport> to_;
 };
 
-/// All that a replica gives its rounds. Of two agents s0 has chunks 0, 1 and 5, s1 has 2, 3 and 4.
+/// All that a replica gives its rounds. Of two agents, s0 has the chunks 0, 1 and 5, and s1 has 2,
+/// 3 and 4.
 struct RoundRig {
   explicit RoundRig(size_t agents = 1, uint32_t buffers = 2) : layout(FakeLayout()), files(agents) {
     const std::vector<ChunkRange> all, first{{0, 2}, {5, 6}}, second{{2, 5}};
@@ -181,11 +182,11 @@ struct RoundRig {
   }
   std::filesystem::path weights() const { return dir.path() / "model.safetensors"; }
   std::string config() const { return ReadText(dir.path() / "config.json"); }
-  /// What a loader finds is this state.
+  /// True if this state is committed, and a loader finds its bytes.
   bool Holds(const Identity& id, const FakeAgent::Chunks& chunks) const {
     return buffer->committed() == id && EndsIn(weights(), chunks);
   }
-  /// This state, or nothing where the only file has been changed meanwhile.
+  /// True if this state is held or, where the only file has been changed meanwhile, none is.
   bool HoldsAtMost(const Identity& id, const FakeAgent::Chunks& chunks) const {
     if (buffer->buffers() == 2 || !buffer->begun()) return Holds(id, chunks);
     return buffer->last_whole() == id && buffer->committed().empty() &&
@@ -206,7 +207,7 @@ struct RoundRig {
   std::unique_ptr<Buffer> buffer;
   std::unique_ptr<PullSink> sink;
   bool busy = false;
-  uint64_t progress[2] = {0, 0};  // each by its part's thread
+  uint64_t progress[2] = {0, 0};  // each is written by its part's thread
 };
 
 }  // namespace deltawire::receiver

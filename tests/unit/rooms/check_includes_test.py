@@ -39,6 +39,8 @@ FORBIDDEN = [
     ("common/base/a.cc", '#include "bytes.h"'),
     ("common/base/a.cc", '#include "simulated_sync.h"'),
     ("common/base/a.cc", "#include <common/base/bytes.h>"),
+    ("python/a.cc", '#include "receiver/engine_client/engine_weights.h"'),
+    ("receiver/engine_client/abi/a.cc", '#include "sender/export/abi/c_abi.h"'),
     ("python/a.cc", '#include "proto/deltawire/v1/trainer.grpc.pb.h"'),
     ("sender/export/client/a.cc", "#include <pybind11/pybind11.h>"),
     ("nowhere/a.cc", "#include <vector>"),
@@ -63,6 +65,7 @@ ALLOWED = [
     ("tests/unit/base/a.cc", '#include "receiver/apply.h"'),
     ("bench/a.cc", '#include "sender/agent/agent.h"'),
     ("python/a.cc", '#include "sender/export/abi/deltawire_export.h"'),
+    ("python/a.cc", '#include "receiver/engine_client/abi/deltawire_engine.h"'),
     ("python/a.cc", "#include <pybind11/pybind11.h>"),
     ("common/base/a.cc", '// #include "common/wire/frame.h"'),
 ]

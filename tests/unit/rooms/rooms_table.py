@@ -25,6 +25,7 @@ THIRD_PARTY = {
     "protobuf": ("google/protobuf/",),
     "pybind11": ("pybind11/",),
     "spdlog": ("spdlog/",),
+    "systemd": ("systemd/",),
     "xxhash": ("xxhash.h",),
     "tomlplusplus": ("toml++/",),
     "zstd": ("zstd.h", "zstd_errors.h", "zdict.h"),
@@ -51,6 +52,7 @@ ROOMS = {
     "common/shm": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("json",)),
     "common/net": Room(rooms=(BASE, "common/wire"), outside=GROUND + ("asio", "openssl")),
     "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
+    "common/daemon": Room(outside=("systemd",)),
     "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("prometheus",)),
     # What CPU and CUDA share stands at the top, so neither's folder is included from outside of it.
     "kernels": Room(never=("kernels/cuda",)),
@@ -83,10 +85,17 @@ ROOMS = {
         rooms=("common", "kernels", "sender/export"), outside=GROUND, never=("sender/export/abi",)
     ),
     "sender/export/abi": Room(rooms=("common", "kernels", "sender/export"), outside=GROUND),
-    "receiver": Room(rooms=("common", "kernels", "proto"), outside=DAEMON, never=("sender",)),
+    "receiver": Room(
+        rooms=("common", "kernels", "proto", "receiver/engine"), outside=DAEMON, never=("sender",)
+    ),
+    # Knows of the replica only what daemon.cc hands it; speaks HTTP, and no gRPC.
+    "receiver/engine": Room(rooms=(BASE, "common/config"), outside=GROUND + ("asio", "json")),
     # What runs in an engine's process: nothing that opens a socket.
     "receiver/engine_client": Room(
         rooms=(BASE, "common/layout", "common/delta", "common/shm", "kernels"), outside=GROUND
+    ),
+    "receiver/engine_client/abi": Room(
+        rooms=(BASE, "common/layout", "kernels", "receiver/engine_client"), outside=GROUND
     ),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(
@@ -94,10 +103,9 @@ ROOMS = {
         outside=DAEMON,
         never=("kernels/cpu", "kernels/cuda"),
     ),
-    # The trainer's side over the C ABI alone: docs/decisions.md.
+    # Both sides over their C ABIs alone: docs/decisions.md.
     "python": Room(
-        rooms=("sender/export/abi", "receiver/engine_client", BASE, "common/layout", "kernels"),
-        outside=GROUND + ("pybind11",),
+        rooms=("sender/export/abi", "receiver/engine_client/abi"), outside=("pybind11",)
     ),
     "bench/synth": Room(rooms=("common",), outside=GROUND + ("json",)),
     "bench": ANYTHING,

@@ -1,4 +1,5 @@
-// Who may pull, whose pull takes whose place, what ends by time, and how a model is replaced.
+// The Agent: who may pull, whose pull replaces whose, what ends after a time, and how a model is
+// replaced.
 #include "sender/agent/agent.h"
 
 #include <catch2/catch.hpp>
@@ -54,7 +55,7 @@ class Host {
     request.fingerprint = (*agent_.Find("m"))->layout().fingerprint().Hex();
     return request;
   }
-  /// Opens a pull and one of its streams; `cut` becomes true when it is cut.
+  /// Opens a pull and one of its streams; `cut` becomes true when the stream is cut.
   std::shared_ptr<net::PullSession> Open(const PullRequest& request, std::atomic<bool>& cut,
                                          uint16_t stream = 0) {
     const auto ticket = agent_.OpenPull(request);
@@ -113,7 +114,7 @@ TEST_CASE("agent: a pull whose first stream never comes ends by itself") {
   CHECK(Soon([&] { return cut.load(); }));
   CHECK(absl::IsDeadlineExceeded(session->Next(1, [] {}).status()));
   session->StreamClosed(1, absl::CancelledError("closed"));
-  // A ticket that nobody uses goes too, without any further call.
+  // A ticket that nobody uses expires by itself as well.
   REQUIRE(host.agent().OpenPull(host.Request("r2", "p")).ok());
   CHECK(Soon([&] { return host.agent().Pulls("m").active == 0; }));
 }
@@ -156,7 +157,7 @@ TEST_CASE("agent: a model that is pulled from is replaced when the pull has let 
   REQUIRE(token.ok());
   std::atomic<bool> cut{false};
   auto session = host.Open(host.Request("r", "p"), cut);
-  // The stream lets go some time after it was cut, as a socket does.
+  // The stream lets the session go some time after it was cut, as a socket does.
   Thread stream([&] {
     CHECK(Soon([&] { return cut.load(); }));
     session->StreamClosed(0, absl::CancelledError("cut"));

@@ -1,4 +1,5 @@
-// Attached receivers: numbered events, beats, silence, names that two of them use, waits that wake.
+// Attached receivers: numbered events, beats, silent receivers, names that two receivers use, and
+// waits that a change ends.
 #include "sender/agent/attachments.h"
 
 #include <catch2/catch.hpp>
@@ -8,7 +9,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A silence that no case waits for, unless it is about silence.
+// No case waits for a silence this long; cases about silence have shorter limits.
 constexpr AttachmentLimits kPatient{.beat = milliseconds(20), .silence = std::chrono::hours(1)};
 constexpr AttachmentLimits kStrict{.beat = milliseconds(10), .silence = milliseconds(100)};
 
@@ -33,13 +34,13 @@ TEST_CASE("attachments: events count from one, and repeat the newest when there 
   CHECK(next().newest.identity.empty());
   a.Publish("m", Version(1));
   CHECK(next().newest.identity == Version(1).identity);
-  // Nobody does anything: what comes is a beat.
+  // Nothing happens, so the next event is a beat, which repeats the newest version.
   CHECK(next().newest.identity == Version(1).identity);
   CHECK(next().newest.identity.root == 10);
   a.Publish("m", Version(3));
-  a.Publish("m", Version(2));  // that another thread brings later
+  a.Publish("m", Version(2));  // an older version, by a thread that comes late
   CHECK(next().newest.identity == Version(3).identity);
-  a.Publish("m", Version(1, 2));  // of a model that was made anew
+  a.Publish("m", Version(1, 2));  // the model was made anew, so it has another lineage
   CHECK(next().newest.identity == Version(1, 2).identity);
 }
 
@@ -71,7 +72,7 @@ TEST_CASE("attachments: an answer that was not asked for is none") {
   a.Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
   REQUIRE(token.ok());
-  // A receiver that says beforehand that all of the next syncs have failed.
+  // The receiver claims beforehand that all of the next syncs have failed.
   for (uint64_t n = 1; n < 100; ++n)
     a.Report(*token, {.phase = ReceiverPhase::kFailed, .sync_request = n});
   Thread receiver([&] {
@@ -106,7 +107,7 @@ TEST_CASE("attachments: a receiver that falls silent is detached and counted") {
   if (ever) a.Report(*token, {.event = 1});
   while (event.ok()) {
     event = a.NextEvent(*token);
-    // Reports that never take note of a new event are no sign that events arrive.
+    // Reports that never acknowledge a newer event are no sign that events arrive.
     if (talks_on) a.Report(*token, {.event = ever ? uint64_t{1} : 0});
   }
   CHECK(absl::IsDeadlineExceeded(event.status()));
@@ -144,7 +145,7 @@ TEST_CASE("attachments: another peer with the same id is refused while the first
   CHECK(a.MayUse("m", "r", "10.0.0.1:4000", &attached).ok());
   CHECK(attached);
   CHECK(a.Attach("other", "r", "10.0.0.2:4000").ok());
-  // Its own newer attachment takes the place of the older.
+  // A receiver's newer attachment takes the place of its older one.
   const auto again = a.Attach("m", "r", "10.0.0.1:4000");
   REQUIRE(again.ok());
   CHECK(absl::IsAborted(a.NextEvent(*first).status()));
@@ -178,7 +179,7 @@ TEST_CASE("attachments: whoever waits is woken by the change itself") {
   const auto never = [] { return false; };
   const auto first = a.WaitChange("m", 0, never);
   REQUIRE(first.has_value());
-  // Wakes of 100 changes: slices of 200 ms in their place would take 20 s.
+  // Each of 100 changes must wake the waiter. A waiter that looked every 200 ms would take 20 s.
   const auto start = SteadyClock::now();
   Thread publisher([&] {
     for (uint64_t v = 2; v <= 101; ++v) {

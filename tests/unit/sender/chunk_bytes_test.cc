@@ -1,5 +1,5 @@
-// Where the bytes of a pull's end come from while publishes go on: right ones or an error, never
-// others, and how much memory that takes.
+// ChunkBytes while publishes go on: a pull gets the right bytes of its end or an error, never other
+// bytes. Also how much memory that takes.
 #include "sender/agent/chunk_bytes.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ constexpr uint32_t kChunks = 16;
 
 class Sender : public PublishedModel {
  public:
-  /// As while a pull runs that may need a way back: what changes is kept whole, whatever its size.
+  /// A sender with a running pull that may need a way back, so every change is kept, however large.
   explicit Sender(uint64_t seed, uint64_t log_bytes = uint64_t{1} << 30)
       : PublishedModel(kChunks, seed, {.delta_log_bytes = log_bytes}) {
     model()->CountPull(1);
@@ -51,7 +51,7 @@ class Sender : public PublishedModel {
   }
 };
 
-/// What became of all chunks of a state.
+/// What Get returned for a state's chunks: the right bytes, wrong bytes, or a refusal.
 struct Brought {
   std::set<uint32_t> right, wrong;
   std::map<uint32_t, Status> refused;
@@ -71,7 +71,7 @@ Brought GetAll(ChunkBytes& from, const Sender& sender, const LeasedState& at, Ho
   return all;
 }
 
-/// Chunks with the same digests in both.
+/// The chunks that have the same digest in both states.
 std::set<uint32_t> Same(const Published& a, const Published& b) {
   std::set<uint32_t> same;
   for (uint32_t c = 0; c < kChunks; ++c) {
@@ -136,25 +136,25 @@ TEST_CASE("chunk bytes: without a pinned end there is what has not changed and n
     CHECK(absl::IsAborted(status));
     Says(status, TensorOf(chunk));
   }
-  // They lie in the newest half, which is what a cut has to know.
+  // The unchanged chunks lie in the newest half. Get must say so, for a cut asks who reads a half.
   const auto same = bytes.Get(*all.right.begin(), {end, nullptr}, {});
   REQUIRE(same.ok());
   CHECK(same->half == newest->half);
   CHECK(same->keep != nullptr);
-  // With its half, all of it is there.
+  // Under a lease of the end's own half, all of its chunks are there.
   CHECK(GetAll(bytes, sender, sender.Leased(end)).right.size() == kChunks);
 }
 
 TEST_CASE("chunk bytes: a pinned end comes whole whatever is published since") {
   const uint64_t seed = GENERATE(range(80, 86));
-  // The small log has room for the newest delta only, so that the bytes are made and kept.
+  // The small log has room for the newest delta only, so the end's chunks are rebuilt and kept.
   const uint64_t log_bytes = GENERATE(uint64_t{1}, uint64_t{1} << 30);
   CAPTURE(seed, log_bytes);
   Sender sender(seed, log_bytes);
   std::mt19937_64 random(seed);
   uint64_t version = 1;
   sender.Version(version);
-  if (seed % 2 == 0) sender.Version(++version);  // an end that a log leads to
+  if (seed % 2 == 0) sender.Version(++version);  // deltas of the log lead to this end
   const auto end = sender.model()->published();
   ChunkBytes bytes(*sender.model());
   bytes.Pin(end);
@@ -183,7 +183,7 @@ TEST_CASE("chunk bytes: what is kept for an end is bounded as deltas and as byte
     bytes.Overtaken(*newest);
     deltas.push_back(newest->log.back());
     size_t number = 0;
-    // The model's own thread holds the version before until it has said that this one is there.
+    // The model's own thread holds the version before until it has announced this one.
     REQUIRE(Eventually([&] {
       uint64_t held = number = 0;
       for (const auto& weak : deltas) {
@@ -197,7 +197,7 @@ TEST_CASE("chunk bytes: what is kept for an end is bounded as deltas and as byte
     CHECK(sender.Kept(*end) <= sender.model()->owned_bytes());
     most = std::max(most, number);
   }
-  // Deltas that are small are not let go of at once: making bytes of them costs a pass.
+  // Small deltas are kept for a while, since rebuilding chunks from them costs a pass.
   CHECK(most > 2);
   CHECK(GetAll(bytes, sender, {end, nullptr}).right.size() == kChunks);
 }
@@ -229,7 +229,7 @@ TEST_CASE("chunk bytes: deltas that nobody told of are taken from the log as lon
     }
   };
   check();
-  // What is missing never comes back, whatever is told from here on.
+  // A delta that was missed stays missing, whatever Overtaken is told later.
   for (uint64_t version = 5; version <= 7; ++version) {
     newest = sender.Version(version);
     bytes.Overtaken(*newest);
@@ -313,7 +313,7 @@ TEST_CASE(
   }
   CHECK(GetAll(*ends[0].bytes, sender, {ends[0].state, nullptr}).right.size() == kChunks);
   CHECK(!refused.empty());
-  // The memory of ends that have gone is there for the next.
+  // The memory that was kept for ends is free for other ends once they are gone.
   ends.clear();
   join();
   for (int i = 0; i < 8; ++i) publish(i == 0);
@@ -446,7 +446,7 @@ TEST_CASE("chunk bytes: all states together keep what the budget has and give it
   CHECK(!two.Keep(7, memory(41)));
   CHECK(two.Find(7).memory == nullptr);
   CHECK(two.Keep(7, memory(40)));
-  // What is there stays, and costs nothing again.
+  // A chunk that is kept already stays, and is not charged a second time.
   CHECK(one->Keep(7, memory(60)));
   CHECK(one->Find(7).memory == first.memory);
   CHECK(!one->Keep(8, memory(1)));
@@ -491,7 +491,8 @@ TEST_CASE("chunk bytes: a delta that was missed is missed though its number came
   const auto end = model.published();
   ChunkBytes bytes(model);
   bytes.Pin(end);
-  // Nobody tells of either, and the log has room for one.
+  // Overtaken is called for neither version, and the log has room for one delta: the other is
+  // missed.
   sender.Publish(50, true, 2);
   sender.Publish(51, true, 3);
   for (uint32_t c = 0; c < 3; ++c) {

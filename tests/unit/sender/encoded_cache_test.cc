@@ -1,4 +1,4 @@
-// Payloads are made once for all who ask, within a bound.
+// EncodedCache: a payload is made once for all who ask for it, and the cache keeps to its bound.
 #include "sender/agent/encoded_cache.h"
 
 #include <atomic>
@@ -29,7 +29,7 @@ TEST_CASE("many threads that ask for one payload share it") {
     threads.emplace_back([&] {
       ++asked;
       value = cache.Get(key, [&] {
-        while (asked < 8) std::this_thread::yield();  // all are there while it is being made
+        while (asked < 8) std::this_thread::yield();  // all threads ask before it is made
         ++made;
         return Made(10);
       });

@@ -1,4 +1,4 @@
-// A sender that is to use a GPU where there may be none.
+// A sender that was told to use a GPU on a machine that may have none.
 #include "sender/agent/gpu_diff.h"
 
 #include <catch2/catch.hpp>

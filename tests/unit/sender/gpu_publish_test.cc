@@ -40,7 +40,7 @@ class Halves {
   const kernels::DigestKey& key() const { return key_; }
   std::vector<Bytes> spans() const { return {data_[0], data_[1]}; }
 
-  /// What the trainer writes into the inactive half.
+  /// Writes the next version into the inactive half, as the trainer would.
   void Write(double density, Random& random) {
     data_[1 - active_] = data_[active_];
     for (uint32_t i = 0; i < chunks_.size(); ++i) {
@@ -145,7 +145,8 @@ TEST_CASE("a GPU without memory for the base still diffs") {
   halves.Write(0.05, random);
   const int before = CudaCalls();
   REQUIRE(kernels::GpuSelfTest(0).ok());
-  // Behind the self-test, and the digest key's memory and its copy.
+  // The call that asks for the base's memory comes after those of the self-test and the two calls
+  // for the digest key, which allocate memory and copy the key.
   const int base_memory = CudaCalls() - before + 2;
   const auto create = [&](GpuUse use) {
     FailCudaCallIn(base_memory);
@@ -181,7 +182,8 @@ TEST_CASE("a GPU that gets something wrong is found out and not asked again") {
         if (gpu->counts().mismatches > 0) CheckSame(found, expected);
         halves.Install(found);
       }
-      // A wrong digest shows by itself, for it does not follow from the new bytes' own.
+      // A wrong digest shows at once: together with the digest of the new bytes it gives a digest
+      // of the base that is not the published one.
       if (what == Wrong::kDigest) CHECK(rounds == 1);
       CHECK_FALSE(gpu->trusted());
       const uint64_t publishes = gpu->counts().publishes;
@@ -211,7 +213,8 @@ TEST_CASE("a model whose half is replaced goes on with the GPU but never with on
     PlantWrong(Wrong::kNothing, 0);
   }
   const uint64_t publishes = m->gpu_counts().publishes;
-  // Somebody else has the half open and never says that it is done.
+  // This test keeps the half's file open, and rank 0 never says that it is done. So the half gets
+  // another file.
   const auto grant = m->BeginOffload({version, 0, 2, 0, "a"}, NeverGone);
   REQUIRE(grant.ok());
   const std::ifstream open(grant->half_path);
@@ -240,7 +243,7 @@ TEST_CASE("a half that went bad is no fault of the GPU and spoils no publish of 
       const PublishJob::Result found = halves.Publish(gpu.get(), pool);
       const ChunkDelta* delta = found.delta->Find(round);
       REQUIRE(delta != nullptr);
-      // On the device the base may be as it was; else the chunk goes whole.
+      // A resident GPU may still have the right base in its memory; otherwise the chunk goes whole.
       CHECK((delta->full || (use == GpuUse::kResident && round > 0)));
       CHECK(halves.IsRight(found, round));
       CHECK(gpu->trusted());

@@ -16,10 +16,10 @@ class Fixture {
       : layout_(*Layout::Create({{"a", DType::kI8, {1000}}, {"b", DType::kBF16, {10}}})),
         chunks_(*ChunkTable::Create(layout_)),
         owned_(Coverage::All(chunks_.size())) {
-    auto halves = Halves::Create(PlaceHere(), {.chunks = chunks_.size(),
-                                               .slots = 2,
-                                               .fingerprint = layout_.fingerprint(),
-                                               .lineage = {1, 2}});
+    auto halves = Halves::Create(ContextHere(), {.chunks = chunks_.size(),
+                                                 .slots = 2,
+                                                 .fingerprint = layout_.fingerprint(),
+                                                 .lineage = {1, 2}});
     REQUIRE(halves.ok());
     halves_ = std::move(*halves);
   }
@@ -42,13 +42,13 @@ class Fixture {
     halves_.reset();
     auto state = StateFile::Open(dir_.path() / Halves::kStateName);
     DW_RETURN_IF_ERROR(state.status());
-    DW_ASSIGN_OR_RETURN(halves_, Halves::Open(PlaceHere(), std::move(*state)));
+    DW_ASSIGN_OR_RETURN(halves_, Halves::Open(ContextHere(), std::move(*state)));
     return absl::OkStatus();
   }
   const TempDir& dir() const { return dir_; }
 
  private:
-  Halves::Place PlaceHere() { return {"m", dir_.path(), &layout_, &chunks_, &owned_, {}}; }
+  Halves::Context ContextHere() { return {"m", dir_.path(), &layout_, &chunks_, &owned_, {}}; }
 
   TempDir dir_;
   const Layout layout_;
@@ -70,7 +70,7 @@ TEST_CASE("what a half allows in each state") {
     CHECK(f->Patch(1, id, 0, bytes) == whole);
     CHECK(f->Lease(1, Fixture::Id(7, 6)) == nullptr);
     const auto second = f->Lease(1, id);
-    CHECK(!f->Patch(1, id, 0, bytes));  // under somebody else's eyes
+    CHECK(!f->Patch(1, id, 0, bytes));  // another lease reads the half
   };
   CHECK(f->Newest() == std::nullopt);
   allows(false);
@@ -84,7 +84,7 @@ TEST_CASE("what a half allows in each state") {
   REQUIRE(f.Drain(1).ok());
   f->BeginWrite(1);
   allows(false);
-  f->GiveBack(1);  // too late: it was written
+  f->GiveBack(1);  // too late: writing has begun
   allows(false);
   REQUIRE(f.Restart().ok());
   allows(false);
@@ -133,7 +133,8 @@ TEST_CASE("after a restart the newer whole half is it, and one in writing is sus
   CHECK(f->holds(1).attempt == 102);
   CHECK((!f->Suspect(0) && !f->Suspect(1)));
   CHECK(f->Digests(1) == std::vector<uint64_t>(2, 5));
-  // The same number again, and killed before the swap: it was never announced.
+  // Another attempt at version 2 is committed, but the process is killed before the swap. The
+  // version was never announced, so half 1 stays the newest.
   REQUIRE(f.Drain(0).ok());
   f->BeginWrite(0);
   const std::vector<uint64_t> digests(2, 9);
@@ -163,7 +164,7 @@ TEST_CASE(
   f.Publish(1, Fixture::Id(3));
   REQUIRE(f.Drain(0).ok());
   f->BeginWrite(0);
-  // The fresh file has the name; the state still knows the one before.
+  // The fresh file has the half's name already, but the state file still names the old file.
   const auto path = f->path(0);
   std::filesystem::copy_file(path, path.native() + ".fresh");
   std::filesystem::rename(path.native() + ".fresh", path);

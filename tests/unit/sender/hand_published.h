@@ -1,6 +1,6 @@
-// Two halves and a version store without a Model: a test publishes by hand, through the real diff,
+// Two halves and a version store without a Model. A test publishes by hand, through the real diff,
 // and says what changes. Owner: the test case. Every version's bytes and digests are kept, so that
-// what is made of them later can be compared. Publish by one thread at a time.
+// later rebuilds of it can be compared. Publish by one thread at a time.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -21,7 +21,7 @@
 
 namespace deltawire::sender::test {
 
-/// What was published, as it was then.
+/// A version as it was when it was published.
 struct PublishedVersion {
   Identity identity;
   std::vector<std::byte> bytes;
@@ -32,7 +32,7 @@ struct PublishedVersion {
 /// What the next version is to be.
 struct NextVersion {
   uint64_t version = 0;
-  std::vector<uint32_t> chunks;  ///< that change
+  std::vector<uint32_t> chunks;  ///< the chunks that change
   uint64_t attempt = 0;
   std::string side_file = "the same in all versions";
   uint64_t payload_limit = uint64_t{1} << 30;  ///< 0: no change can be undone
@@ -41,7 +41,7 @@ struct NextVersion {
 
 class HandPublished {
  public:
-  /// One chunk of each width that tensors have.
+  /// Four tensors of one chunk each, of widths 1, 2 and 4.
   static std::vector<TensorMeta> FourTensors() {
     return {{"a", DType::kBF16, {1000}},
             {"b", DType::kF32, {300}},
@@ -75,7 +75,7 @@ class HandPublished {
   const std::vector<PublishedVersion>& versions() const { return versions_; }
   kernels::test::Random& random() { return random_; }
 
-  /// The place of one chunk in `half`, or in all of a version's bytes.
+  /// A chunk's part of `bytes`, which are those of a half or of a version.
   Bytes ChunkOf(uint32_t chunk, Bytes bytes) const {
     return bytes.subspan(chunks[chunk].offset, chunks[chunk].bytes);
   }
@@ -87,7 +87,7 @@ class HandPublished {
     const auto newest = store_->newest();
     return newest == nullptr ? 0 : 1 - newest->half;
   }
-  /// From here on the trainer may write there.
+  /// Drains `half`; from then on the trainer may write to it.
   void HandOut(uint32_t half) {
     double waited = 0;
     REQUIRE(halves_->Drain(half, std::chrono::milliseconds(1), nullptr, &waited).ok());
@@ -141,7 +141,8 @@ class HandPublished {
     return state;
   }
 
-  /// The store as a new process makes it of the halves: no log, the version before set aside.
+  /// Makes the store anew, as a new process does from the halves: the log is empty, and the version
+  /// before the newest is set aside.
   void Restart() {
     const auto newest = store_->newest();
     const auto before = store_->At(halves_->holds(1 - newest->half));
@@ -157,7 +158,7 @@ class HandPublished {
  private:
   void MakeStore() {
     store_ = std::make_unique<VersionStore>(
-        VersionStore::Place{"m", &layout, &chunks, &backend(), &key_, owned.bytes(chunks)},
+        VersionStore::Context{"m", &layout, &chunks, &backend(), &key_, owned.bytes(chunks)},
         log_bytes_);
   }
   std::shared_ptr<Published> Again(const Published& was, uint32_t half) const {
@@ -170,7 +171,8 @@ class HandPublished {
     const Chunk& place = chunks[chunk];
     const MutableBytes here = MutableBytes(content_).subspan(place.offset, place.bytes);
     kernels::test::Mutate(here, place.width, 0.02, kernels::test::Change::kAny, random_);
-    // A small chunk may have been spared, or have come back to what it was two versions ago.
+    // Mutate may have changed nothing in a small chunk, or have restored its bytes of two
+    // versions ago.
     here[0] = static_cast<std::byte>(++changes_);
   }
 

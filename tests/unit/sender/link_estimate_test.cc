@@ -1,4 +1,4 @@
-// What pulls tell of a link.
+// What the durations of pulls tell of a link's speed.
 #include "sender/agent/link_estimate.h"
 
 #include <catch2/catch.hpp>

@@ -1,4 +1,4 @@
-// Registration, publish and restart cost what the number of tensors says, and no more.
+// Registration, publishes and a restart cost time in proportion to the number of tensors, not more.
 #include <time.h>
 
 #include <catch2/catch.hpp>
@@ -12,7 +12,7 @@
 namespace deltawire::sender {
 namespace {
 
-/// Of all threads: what others run on this machine does not count.
+/// The CPU time of this process's threads, to which other programs on the machine add nothing.
 double CpuSeconds() {
   timespec t{};
   ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -57,7 +57,7 @@ Times Measure(size_t tensors) {
     const auto grant = model->BeginOffload({v, 0, 1, 0, "test"}, never);
     REQUIRE(grant.ok());
     watch.Lap("begin");
-    // Through our own mapping, as an inactive half.
+    // The test writes to the inactive half through the model's own mapping.
     const auto newest = model->published();
     const Bytes half = model->half(newest == nullptr ? 0 : 1 - newest->half);
     std::memset(const_cast<std::byte*>(half.data()), static_cast<int>(v), half.size());

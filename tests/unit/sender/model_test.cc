@@ -1,5 +1,5 @@
 // A whole model without sockets: fencing of writers, rollback, identity over a restart, versions of
-// a part that come again, side files of versions.
+// a part that are published again, and side files of versions.
 #include "sender/agent/model.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ ino_t Inode(const std::filesystem::path& path) {
   return file.st_ino;
 }
 
-/// A process that maps a half as a trainer does and writes to all of it until it is killed.
+/// A process that maps a half as a trainer does, and writes to it over and over until it is killed.
 class Writer {
  public:
   explicit Writer(const std::filesystem::path& path)
@@ -38,7 +38,7 @@ class Writer {
     ::munmap(shared_, 4096);
   }
   void Stop() const { child_.Stop(); }
-  /// Lets it go on, and waits until it has written to all of its half.
+  /// Lets it go on, and waits until it has made one whole pass.
   void GoOn() {
     child_.Signal(SIGCONT);
     WaitPasses(*shared_ + 2);
@@ -49,7 +49,7 @@ class Writer {
     while (shared_->load() < n) std::this_thread::yield();
   }
   [[noreturn]] void Run(const char* path) {
-    ::close_range(3, ~0U, 0);  // the model's lock and files are not a trainer's
+    ::close_range(3, ~0U, 0);  // a trainer has none of the model's open files
     const int fd = ::open(path, O_RDWR);
     struct stat file {};
     ::fstat(fd, &file);
@@ -67,7 +67,7 @@ class Writer {
   testing::Forked child_;
 };
 
-/// What rank 0 of 2 is left with when rank 1 has given their offload up.
+/// The grant that rank 0 of 2 still has after rank 1 has given up their offload.
 OffloadGrant Lost(SenderModel& m, uint64_t version, const std::string& publisher) {
   const auto grant = m->BeginOffload({version, 0, 2, 0, publisher}, NeverGone);
   REQUIRE(grant.ok());
@@ -102,7 +102,7 @@ TEST_CASE("a publisher that was stopped and goes on never changes what another o
   CHECK(m.Holds(2));
   writer.GoOn();
   CHECK(m.Holds(2));
-  // Nor through the same half, when its turn comes again.
+  // Later versions are safe too, also when it is the turn of the same half.
   for (uint64_t v = 3; v <= 6; ++v) {
     REQUIRE(m.Publish(v).ok());
     writer.GoOn();
@@ -151,7 +151,7 @@ TEST_CASE("a half whose writer never said that it was done is replaced if it is 
   const OffloadGrant lost = Lost(m, 2, "a");
   const ino_t was = Inode(lost.half_path);
   const auto writer = open ? std::make_unique<Writer>(lost.half_path) : nullptr;
-  // A name is no promise: two processes can have the same.
+  // A publisher's name must not matter, since two processes can have the same.
   const std::string name = GENERATE("a", "b");
   CHECK((Inode(m.Begin(2, name)->half_path) == was) == !open);
 }
@@ -227,11 +227,12 @@ TEST_CASE("what ranks have counted is diffed before the last one is ready") {
   for (const uint32_t rank : {0, 1}) {
     REQUIRE(m->MarkWritten(zero->lease, {.rank = rank, .chunks = {0}, .chunk_bytes = {half}}).ok());
   }
-  // The pool's one thread takes things in turn.
+  // The pool has one thread, which takes tasks in turn: when this one runs, the diff has run.
   std::promise<void> behind;
   m.pool().Submit([&] { behind.set_value(); });
   behind.get_future().wait();
-  // What no trainer may do shows which bytes were looked at: not those that are there at the end.
+  // No trainer may write after MarkWritten. This write shows that the diff looked at the bytes
+  // before it, not at those that are there at the end.
   m.Write(*zero, 0, std::vector<std::byte>(100, std::byte{77}));
   for (const uint32_t rank : {0, 1}) {
     REQUIRE(m->NotifyReady({2, rank, 2, zero->lease, true, {}, {}}).ok());
@@ -254,7 +255,7 @@ TEST_CASE("a scalar that changes in every step does not end the way back") {
   REQUIRE(m->Rollback(1).ok());
   CHECK(m.Holds(1));
   CHECK(!(m->published()->info.identity == second));
-  // What was published before the rollbacks can still be made.
+  // A version from before the rollbacks can still be rebuilt.
   const auto at = m->At({.id = {1, 2}});
   REQUIRE(at.ok());
   CHECK(RootOf(*(*at)->digests, m->owned()) == (*at)->info.identity.root);
@@ -278,7 +279,7 @@ TEST_CASE("the root follows the digests, and identity and lineage survive a rest
   REQUIRE(other.ok());
   CHECK(*(*other)->digests == *(*earlier)->digests);
   CHECK(m->LeaseHalf((*other)->half, (*other)->info.identity) != nullptr);
-  // Another model, another lineage.
+  // Another model has another lineage, so its version 3 is another state.
   SenderModel another;
   REQUIRE(another.Publish(3).ok());
   CHECK(!(another->published()->info.identity == before->info.identity));
@@ -295,7 +296,7 @@ TEST_CASE("a part's version that was given up elsewhere is published again under
   REQUIRE(grant.ok());
   CHECK(grant->attempt == 33);
   std::vector<std::byte> content = SenderModel::Content(2);
-  content.resize(2 << 20);  // what this agent owns
+  content.resize(2 << 20);  // the part that this agent owns
   content[100] = std::byte{77};
   m.Write(*grant, 0, content);
   REQUIRE(m.Ready(*grant, 2).ok());
@@ -304,7 +305,7 @@ TEST_CASE("a part's version that was given up elsewhere is published again under
   CHECK(second->id() == first->id());
   CHECK(second->identity.attempt == 33);
   CHECK(!(second->identity == first->identity));
-  // Both can be asked for by their whole names.
+  // Each attempt can be asked for by its whole identity.
   CHECK((*m->At(second->identity))->serial == 3);
   CHECK((*m->At(first->identity))->info.identity.root == first->identity.root);
   m.Restart();
@@ -343,7 +344,7 @@ TEST_CASE("side files belong to the version that was published with them") {
   m.Restart();
   CHECK(m->side_files()->hash == two);
   CHECK(m->published()->info.side_files_hash == two);
-  CHECK(m->side_files(one)->files[0].content == "one");  // of the other half's version
+  CHECK(m->side_files(one)->files[0].content == "one");  // the version in the other half needs them
   REQUIRE(m.Publish(3).ok());
   CHECK(m->side_files()->hash == two);
 }

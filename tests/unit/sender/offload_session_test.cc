@@ -1,4 +1,4 @@
-// The offload's state machine: every allowed move, who may end whose offload, the counting of
+// The offload's state machine: every allowed move, who may end whose offload, and the counting of
 // bytes.
 #include "sender/agent/offload_session.h"
 
@@ -16,7 +16,7 @@ using std::chrono::seconds;
 
 constexpr uint32_t kBig = 3 << 20;  // two chunks
 
-/// A session over three tensors: "big" has chunks 0 and 1, "small" 2, "scalar" 3.
+/// A session over three tensors: "big" has the chunks 0 and 1, "small" has 2 and "scalar" has 3.
 class Fixture {
  public:
   explicit Fixture(bool part = false, milliseconds timeout = milliseconds(1000))
@@ -45,7 +45,7 @@ class Fixture {
   StatusOr<OffloadSession::Begun> Ask(const OffloadRequest& request) {
     return session_.Begin(request, published_, 77, now_);
   }
-  /// Begins, drains and attends; the lease.
+  /// Begins an offload, drains the half and attends. Returns the lease.
   uint64_t Begin(const OffloadRequest& request) {
     const auto begun = Ask(request);
     REQUIRE(begun.ok());
@@ -82,7 +82,7 @@ bool Says(const Status& status, const std::string& part) {
   return says;
 }
 
-/// Brings a session of one rank into a phase; the lease.
+/// Brings a session of one rank into a phase. Returns the lease, or 0 in kIdle.
 uint64_t Into(Fixture& f, Phase phase) {
   if (phase == Phase::kIdle) return 0;
   const auto begun = f.Ask(Fixture::Request(5));
@@ -100,7 +100,8 @@ TEST_CASE("an offload's phases: what each event does in each") {
   struct Event {
     const char* name;
     void (*happen)(Fixture&, uint64_t lease);
-    Phase after[4];  // from kIdle, kDraining, kWriting, kPublishing
+    // the phase after it, by the phase before in this order: idle, draining, writing, publishing
+    Phase after[4];
   };
   using enum Phase;
   const Event events[] = {
@@ -168,11 +169,11 @@ TEST_CASE("a second publisher is refused and told who the first is") {
     Says(refused, "rank 0 of 1");
     Says(refused, "10.0 min");
   }
-  // Another one of that name is not the same.
+  // A client of the same name is not the same client.
   OffloadRequest namesake = Fixture::Request(5, 0, 1, "train.py, process 12 on a");
   namesake.client = 2;
   CHECK(absl::IsFailedPrecondition(f.Ask(namesake).status()));
-  // The client asks again: it has dropped what it had.
+  // A client that asks again has given up its former offload.
   const auto again = f.Ask(Fixture::Request(5, 0, 1, "train.py, process 12 on a"));
   REQUIRE(again.ok());
   CHECK(again->next == Next::kDrain);
@@ -190,7 +191,7 @@ TEST_CASE("an offload that nobody holds makes way") {
   Fixture f(false, milliseconds(0));
   const auto begun = f.Ask(Fixture::Request(5, 0, 2));
   f->Drained(begun->lease, absl::OkStatus(), 0, f.now());
-  // Just granted: its rank is about to attend.
+  // The half has just been granted, so its rank may be about to attend.
   CHECK(absl::IsFailedPrecondition(f.Ask(Fixture::Request(5, 0, 1, "b")).status()));
   SECTION("it never attended") {
     f.Pass(seconds(10));
@@ -247,7 +248,7 @@ TEST_CASE("a part needs an attempt, and may come again under another one") {
   const uint64_t lease = f.Begin(Fixture::Request(4, 0, 1, "", 41));
   CHECK(f->attempt() == 41);
   CHECK(*f.Ready(lease));
-  // Who owns all has nobody elsewhere that could have given the version up.
+  // An agent that owns the whole model has no other agents that could have given the version up.
   Fixture whole;
   whole.SetPublished({1, 4}, 40);
   Says(whole.Ask(Fixture::Request(4, 0, 1, "", 41)).status(), "is not newer than the published");
@@ -264,13 +265,13 @@ TEST_CASE("a wait answers for its own lease") {
   CHECK(*f.Ready(second));
   f->Published(info);
   f.SetPublished({1, 6});
-  // A later version is out, and the first lease's is not.
+  // A later version is published, but the first lease's version is not.
   const auto failed = f->Outcome(5, first, info);
   REQUIRE(failed.has_value());
   CHECK(absl::IsAborted(failed->status()));
   Says(failed->status(), "loss is not a number");
   CHECK((*f->Outcome(6, second, info))->id() == StateId{1, 6});
-  // By version alone: that one or a newer one.
+  // Without a lease, the version itself or a newer one is the answer.
   CHECK((*f->Outcome(5, 0, info))->id() == StateId{1, 6});
   CHECK(!f->Outcome(7, 0, info).has_value());
   Says(f->Outcome(7, 4711, info)->status(), "is not known");
@@ -282,7 +283,7 @@ TEST_CASE("a sender that was started anew answers for the attempt whose version 
   info.identity.id = {1, 6};
   info.identity.attempt = 40;
   CHECK((*f->Outcome(6, 4711, info, 40))->id() == StateId{1, 6});
-  // Another attempt's version of that number, another number of the same attempt, no attempt.
+  // It knows nothing of another attempt at this version, of another version, or of no attempt.
   Says(f->Outcome(6, 4711, info, 41)->status(), "is not known");
   Says(f->Outcome(7, 4711, info, 40)->status(), "is not known");
   info.identity.attempt = 0;
@@ -366,7 +367,7 @@ TEST_CASE("a rollback takes the place of an offload that nobody holds") {
   const Status held = f->BeginRollback(3, 1, f.now());
   CHECK(absl::IsFailedPrecondition(held));
   Says(held, "rank 0");
-  // Rank 0 is ready and gone, rank 1 never came.
+  // Rank 0 is ready and has gone; rank 1 never came.
   CHECK(!*f.Ready(lease, 0, 2));
   f->EndAttend(lease, 0, false, f.now());
   f.Pass(seconds(10));

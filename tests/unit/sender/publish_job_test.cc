@@ -1,4 +1,5 @@
-// A publish whose base has gone bad: what comes out is right for everybody who holds the old bytes.
+// A publish whose base has gone bad in memory: its delta must be right for receivers that hold the
+// base's right bytes.
 #include "sender/agent/publish_job.h"
 
 #include <catch2/catch.hpp>
@@ -14,7 +15,8 @@ namespace {
 
 using kernels::test::Random;
 
-/// Two halves of a model whose tensor 3 is declared unchanged, and a receiver's copy of the first.
+/// Two halves of a model whose tensor 3 is declared unchanged, and a receiver's copy of the active
+/// half as it was before any damage.
 class Halves {
  public:
   explicit Halves(Random& random)
@@ -42,7 +44,7 @@ class Halves {
     return kernels::Scalar().digest(key_, half.subspan(chunks_[i].offset, chunks_[i].bytes));
   }
   const Published& published() const { return *published_; }
-  /// The version before did not change anything, as far as the log says.
+  /// Gives the published state a log whose one delta changed nothing.
   void Log() {
     auto with = std::make_shared<Published>();
     with->digests = published_->digests;
@@ -75,7 +77,8 @@ class Halves {
     return result;
   }
 
-  /// The receiver's bytes after the version, all of which must have the digests it names.
+  /// Applies the version to the receiver's bytes. Every chunk must then have the digest that the
+  /// version names.
   void Receive(const PublishJob::Result& result) {
     for (const ChunkDelta& d : result.delta->chunks()) {
       const Chunk& chunk = chunks_[d.chunk];

@@ -1,5 +1,5 @@
-// A sender's model in a directory of its own, and a trainer that publishes to it by hand.
-// Owner: the test case. Content is random but for what a publish changes; every version's bytes are
+// A sender's model in a directory of its own, and a trainer that publishes to it by hand. Owner:
+// the test case. Content is random, and each publish changes some of it. Every version's bytes are
 // kept, so that what a pull brought can be compared. Not thread-safe.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace deltawire::sender::test {
 
 class PublishedModel {
  public:
-  /// `tensors` chunks of 8 KiB each.
+  /// Makes a model of `tensors` tensors; each is one chunk of 8 KiB.
   explicit PublishedModel(uint32_t tensors, uint64_t seed, ModelOptions options = {},
                           const std::vector<ChunkRange>& owned = {})
       : options_(Small(options)), random_(seed) {
@@ -42,7 +42,7 @@ class PublishedModel {
   }
 
   const std::shared_ptr<Model>& model() const { return model_; }
-  /// As published under that version number.
+  /// The model's bytes as they were published under this version.
   const std::vector<std::byte>& content(uint64_t version) const { return versions_.at(version); }
 
   /// Changes some elements of some tensors (all of each with `everything`), and publishes.

@@ -1,5 +1,5 @@
-// Memory that goes bad under published versions: what is found, what is put right from which bytes,
-// and what is left alone because nobody can tell.
+// Memory that goes bad under published versions: which chunks are found, from which bytes they are
+// restored, and which are left alone since nobody can tell what they should be.
 #include "sender/agent/scrubber.h"
 
 #include <catch2/catch.hpp>
@@ -28,13 +28,13 @@ class Fixture : public HandPublished {
   void Flip(uint32_t half, uint32_t chunk) {
     testing::Flip(halves().path(half), layout, chunks[chunk].offset + 11);
   }
-  /// Under a lease of its own, as whoever compares has one.
+  /// Compares a chunk under a lease, which Scrubber::Check requires.
   void Check(const Published& state, uint32_t chunk) {
     const auto lease = halves().Lease(state.half, state.info.identity);
     REQUIRE(lease != nullptr);
     scrubber_.Check(state, chunk);
   }
-  /// The totals, but for the bytes.
+  /// Checks the totals, except for the bytes.
   bool Found(uint64_t mismatches, uint64_t repaired) const {
     const ScrubTotals totals = scrubber_.totals();
     CAPTURE(totals.mismatches, totals.repaired);
@@ -58,7 +58,7 @@ std::vector<uint32_t> DamagedIn(const Published& state, uint32_t chunks) {
 TEST_CASE("scrubber: turn by turn it compares every owned chunk and no other") {
   const uint64_t seed = 31;
   CAPTURE(seed);
-  // More than one turn's worth, and chunks that others own at both ends and between.
+  // The model is larger than one turn. Others own its first and last chunk, and one between.
   std::vector<TensorMeta> tensors;
   for (int t = 0; t < 12; ++t) tensors.push_back({fmt::format("t{}", t), DType::kI8, {80'000}});
   Fixture f(seed, std::move(tensors), {{1, 6}, {7, 11}});
@@ -106,7 +106,7 @@ TEST_CASE("scrubber: a bad chunk is out of use as long as it is bad and counted 
   f.Flip(state->half, 1);
   f.Check(*state, 1);
   CHECK(f.Found(2, 0));
-  // What a publish finds is added.
+  // Chunks that a publish finds bad are counted too.
   f->BaseLost(2, GENERATE(false, true));
   CHECK(f.Found(3, 0));
 }
@@ -117,7 +117,7 @@ TEST_CASE("scrubber: a bad chunk comes back from the version before and the newe
   Fixture f(seed);
   f.Publish({.version = 1});
   f.Publish({.version = 2, .chunks = {0, 1, 2, 3}});
-  // Chunks 0 and 2 changed; of 1 and 3 the other half has the very bytes.
+  // Chunks 0 and 2 change. Of chunks 1 and 3 the other half has the same bytes.
   const auto state = f.Publish({.version = 3, .chunks = {0, 2}});
   const std::vector<std::byte> other = f.HalfNow(1 - state->half);
   for (uint32_t c = 0; c < f.chunks.size(); ++c) f.Flip(state->half, c);
@@ -155,7 +155,7 @@ TEST_CASE("scrubber: what the other half cannot tell stays as it is and out of u
   SECTION("it has a version that the newest delta does not begin at") {
     publish({.version = 2, .chunks = {0, 1}});
     publish({.version = 3, .chunks = {0, 1}});
-    // An earlier one takes its half, without a delta to the newest.
+    // The other half gets version 1, from which the newest delta does not lead on.
     const uint32_t other = 1 - state->half;
     f.HandOut(other);
     f.halves().Commit(other, f.versions()[0].identity, f.versions()[0].digests);
@@ -183,7 +183,7 @@ TEST_CASE("scrubber: a chunk is put right once nobody else reads it and the othe
   if (read) {
     reader = f.halves().Lease(state->half, state->info.identity);
   } else {
-    // The half before is being taken for the trainer, who has not begun.
+    // The other half is drained for the trainer, which has not begun to write.
     const auto grace = std::chrono::milliseconds(1);
     REQUIRE(f.halves().Drain(1 - state->half, grace, nullptr, &waited).ok());
   }
@@ -209,7 +209,7 @@ TEST_CASE("scrubber: what a publish writes into the other half is none of its bu
   for (uint32_t c = 0; c < f.chunks.size(); ++c) f->Check(*old, c);
   CHECK(f.Found(0, 0));
   const auto now = f.Publish({.version = 3, .chunks = {0}});
-  // Whoever still looks at the state that was overtaken looks at its half, and marks it alone.
+  // A check of a state that was overtaken looks at that state's half, and marks that state alone.
   f.Flip(old->half, 0);
   f.Flip(old->half, 1);
   const std::vector<std::byte> bad = f.HalfNow(old->half);
@@ -247,8 +247,8 @@ TEST_CASE("scrubber: many that doubt one chunk count it once and leave it right"
 TEST_CASE("scrubber: an idle model is read no faster than it is told to") {
   SenderModel m({.scrub_bytes_per_s = 1});
   REQUIRE(m.Publish(1).ok());
-  // A restarted model has something to scrub from its first moment: one turn, which is a chunk that
-  // is larger than a turn, and the next in weeks.
+  // A restarted model has something to scrub from its first moment. The first turn reads one chunk,
+  // which is larger than a turn should be; at 1 byte per second the next turn is weeks away.
   m.Restart();
   const uint64_t turn = m->chunks()[0].bytes;
   REQUIRE(Eventually([&] { return m->scrub().bytes > 0; }));

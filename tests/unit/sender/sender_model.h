@@ -1,5 +1,5 @@
-// A sender's model in a directory of its own, and a trainer that writes it: what the tests of Model
-// share. No sockets. Owner: one test case.
+// A sender's model in a directory of its own, and a trainer that writes to it. The tests of Model
+// share it. No sockets. Owner: one test case.
 #pragma once
 
 #include <catch2/catch.hpp>
@@ -53,7 +53,7 @@ class SenderModel {
     if (grant.ok()) REQUIRE(model_->Attend(grant->lease, 0).ok());
     return grant;
   }
-  /// What a trainer does through its mapping.
+  /// Writes to the granted half, as a trainer does through its mapping.
   void Write(const OffloadGrant& grant, uint64_t offset, const std::vector<std::byte>& bytes) {
     std::fstream file(grant.half_path, std::ios::binary | std::ios::in | std::ios::out);
     file.seekp(static_cast<std::streamoff>(grant.data_offset + offset));
@@ -65,7 +65,8 @@ class SenderModel {
     return model_->NotifyReady({version, 0, 1, grant.lease, true, {}, {}});
   }
 
-  /// Every byte of a version: its number, but "small" hardly changes and "scalar" wholly.
+  /// The bytes of a version. One byte of "small" and of each chunk of "big" is its number, "scalar"
+  /// changes wholly, and all others are 0.
   static std::vector<std::byte> Content(uint64_t version) {
     const Layout layout = TestLayout();
     std::vector<std::byte> bytes(layout.total_bytes(), std::byte{0});

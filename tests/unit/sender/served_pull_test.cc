@@ -1,4 +1,5 @@
-// Pulls stepped frame by frame, without sockets: where they end, what they bring, what they hold.
+// Pulls without sockets, stepped frame by frame: where they end, which bytes they bring, and what
+// they keep in memory.
 #include "sender/agent/served_pull.h"
 
 #include <catch2/catch.hpp>
@@ -23,7 +24,7 @@ PullTerms Terms(CoderRates& rates, uint16_t streams, std::shared_ptr<const Publi
   return terms;
 }
 
-/// What a receiver makes of the frames.
+/// Applies the frames as a receiver does.
 class Receiver {
  public:
   explicit Receiver(const Model& model)
@@ -35,7 +36,7 @@ class Receiver {
     return have;
   }
 
-  /// One frame of `stream`: true when there was one, or the stream's end.
+  /// Takes one frame of `stream`, which may be its end. False when there is none yet.
   bool Step(ServedPull& session, uint16_t stream) {
     auto next = session.Next(stream, [this, stream] { woken_.insert(stream); });
     REQUIRE(next.status() == absl::OkStatus());
@@ -91,7 +92,7 @@ TEST_CASE("pull: the first publish that overtakes it pins its end, and later one
   ServedPull session(sender.model(), Terms(rates, 1));
   Receiver receiver(*sender.model());
   REQUIRE(session.Start(receiver.Have()).ok());
-  // A publish for every frame: without an end that stays, the lifts would go on for ever.
+  // Each frame is followed by a publish. If the pull had no fixed end, lifts would go on for ever.
   uint64_t version = 1;
   while (receiver.ends().empty() && version < 100) {
     REQUIRE(receiver.Step(session, 0));
@@ -120,7 +121,8 @@ TEST_CASE("pull: whatever publishes come in between, it brings one version") {
     REQUIRE(steps < 10'000);
     if (random() % 4 == 0) {
       ++version;
-      sender.Publish(version, version == 2 && seed % 2 == 0);  // so that lifts go whole
+      // Where the second version changes everything, lifts go whole.
+      sender.Publish(version, version == 2 && seed % 2 == 0);
       session.Overtaken(*sender.model()->published());
       continue;
     }
@@ -177,7 +179,7 @@ TEST_CASE("pull: versions that change everything do not end the pulls that they 
   PublishedModel sender(kChunks, seed, {.delta_log_bytes = 1});
   sender.Publish(1);
   CoderRates rates;
-  // Two receivers of the same state share what is kept for them; the third comes later.
+  // Two pulls of the same state share the chunks that are kept for it.
   std::deque<ServedPull> sessions;
   std::deque<Receiver> receivers;
   const auto join = [&] {
@@ -187,7 +189,7 @@ TEST_CASE("pull: versions that change everything do not end the pulls that they 
   };
   join();
   join();
-  // Every few versions one chunk goes out: a link that is slower than the trainer.
+  // A chunk goes out only every third version: the link is slower than the trainer.
   uint64_t version = 1;
   while (receivers[0].ends().empty() || receivers[1].ends().empty()) {
     sender.Publish(++version, random() % 4 != 0);
@@ -242,7 +244,7 @@ TEST_CASE("pull: what is kept for pulls is at most one more model") {
   std::deque<ServedPull> sessions;
   std::deque<Receiver> receivers;
   uint64_t version = 1;
-  // Each of them ends at a state of its own.
+  // Each of the three pulls ends at a state of its own.
   for (int n = 0; n < 3; ++n) {
     sessions.emplace_back(sender.model(), Terms(rates, 1, sender.model()->published()));
     receivers.emplace_back(*sender.model());
@@ -282,7 +284,7 @@ TEST_CASE("pull: over a link that is not known to be fast, no frame keeps the ha
   REQUIRE((*frame)->header.type == wire::FrameType::kChunkFull);
   sender.Publish(3);
   if (fast) {
-    // The socket still has the frame, in version 2's half.
+    // The socket still has the frame, whose bytes lie in version 2's half.
     session.StreamOpened(0, [&] { frame = absl::CancelledError("cut"); });
     sender.Publish(4);
     CHECK(cut);
@@ -307,7 +309,7 @@ TEST_CASE("pull: a late frame makes the next ones copies, and many in time end t
   CHECK(link.slow(1));
   for (int i = 0; i < 16; ++i) link.AddFrame(2 << 20, false);
   CHECK(!link.slow(1));
-  CHECK(link.slow(4));  // perhaps only the buffers of four sockets took them
+  CHECK(link.slow(4));  // the buffers of four sockets may have taken as much
 }
 
 TEST_CASE("pull: a chunk that a receiver doubts is looked at before it is sent") {
@@ -350,7 +352,7 @@ TEST_CASE("pull: idle streams are woken when there is something for them, and no
   for (uint32_t c = 0; c < kChunks; ++c) REQUIRE(receiver.Step(session, 0));
   receiver.woken().clear();
   sender.Publish(2, true);
-  // Stream 0 has lifts to send, the others wait for them; they must not wake each other meanwhile.
+  // Stream 0 has lifts to send. The others wait for it, and must not wake each other meanwhile.
   CHECK(!receiver.Step(session, 1));
   CHECK(!receiver.Step(session, 2));
   CHECK(!receiver.Step(session, 1));

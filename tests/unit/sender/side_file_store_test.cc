@@ -1,4 +1,5 @@
-// Side files on disk: what is kept for whom, and that a SIGKILL at any moment leaves whole sets.
+// Side files on disk: which set is kept for which use, and that a SIGKILL at any moment leaves
+// whole sets.
 #include "sender/agent/side_file_store.h"
 
 #include <unistd.h>

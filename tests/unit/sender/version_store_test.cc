@@ -1,5 +1,5 @@
-// What was published before the newest version: which of it can be named, how it is made again, and
-// what goes when nobody can need it any more.
+// States that were published before the newest one: which of them can be named, how they are
+// rebuilt, and what goes when nobody can need it any more.
 #include "sender/agent/version_store.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ bool Says(const Status& status, const std::string& part) {
   return says;
 }
 
-/// What At is asked for by somebody who knows a number and perhaps more.
+/// An identity as somebody has it who knows the version, and perhaps its root or its attempt.
 Identity Named(uint64_t version, uint64_t root = 0, uint64_t attempt = 0) {
   return {{}, {1, version}, root, attempt};
 }
@@ -38,7 +38,7 @@ TEST_CASE("version store: before the first version there is nothing to name or t
 
 TEST_CASE("version store: what the log leads on from is made again as it was and nothing else") {
   const uint64_t seed = GENERATE(range(1, 4));
-  // Room for all deltas, for a few, and for none but the newest, which always stays.
+  // The log has room for all deltas, for a few, or for none; the newest one always stays.
   const uint64_t limit = GENERATE(uint64_t{1} << 30, uint64_t{60'000}, uint64_t{1});
   CAPTURE(seed, limit);
   HandPublished f(seed, limit);
@@ -75,7 +75,7 @@ TEST_CASE("version store: what the log leads on from is made again as it was and
       const auto here = newest->log.end() - static_cast<std::ptrdiff_t>(behind);
       CHECK(state.log == LogView(newest->log.begin(), here));
       if (behind > 0) CHECK(state.serial == 0);
-      // Two halves: no older version has bytes of its own.
+      // There are two halves, so older versions have no bytes of their own.
       CHECK((f.halves().Lease(state.half, was.identity) != nullptr) == (behind < 2));
     }
   }
@@ -97,7 +97,7 @@ TEST_CASE("version store: a name counts as far as it is said") {
     const Status status = f.store().At(id).status();
     return absl::IsAborted(status) && Says(status, why);
   };
-  // A number that was published twice is its newest.
+  // A version number that was published twice names the newer state.
   CHECK(root_of(Named(2)) == second.root);
   for (const Identity& id : {first, second}) {
     CHECK(root_of(id) == id.root);
@@ -123,7 +123,7 @@ TEST_CASE("version store: who asks for one state shares it and the last one take
   REQUIRE((one.ok() && two.ok()));
   CHECK(*one == *two);
   f.Publish({.version = 3, .chunks = {0}});
-  // What was coded for them is still good.
+  // It is still the same object, so payloads that were encoded for it are still used.
   CHECK(*f.store().At(f.versions()[0].identity) == *one);
   const std::weak_ptr<const Published> made = *one, newest = f.store().newest();
   *one = nullptr;
@@ -189,7 +189,7 @@ TEST_CASE("version store: what a restart finds in the other half is there until 
   CHECK(f.halves().Lease((*at)->half, before.identity) != nullptr);
   CHECK(f.store().side_files(before.side_files_hash) != nullptr);
   CHECK(absl::IsAborted(f.store().At(f.versions()[0].identity).status()));
-  // There is no delta between the two, so nothing can be rolled back.
+  // There is no delta between the two versions, so nothing can be rolled back.
   CHECK(absl::IsNotFound(f.store().Reach(2).status()));
   *at = nullptr;
   f.Publish({.version = 4, .chunks = {0}});
@@ -297,7 +297,7 @@ TEST_CASE("version store: side files are there for whoever may still ask for the
   for (uint64_t v = 4; v <= 20; ++v) {
     publish(v);
     CHECK(has(v));
-    // The log leads on from it; and a pull may just have ended at the one before that.
+    // The log still leads on from version v - 1, and a pull may just have ended at v - 2.
     CHECK(has(v - 1));
     CHECK(has(v - 2));
     CHECK((has(1) && has(2)));
@@ -307,7 +307,7 @@ TEST_CASE("version store: side files are there for whoever may still ask for the
   CHECK((!has(1) && has(2)));
   *was_made = nullptr;
   CHECK(!has(2));
-  // Versions that bring no new set leave the last ones alone.
+  // Versions that bring no new set do not drive out the last sets.
   for (uint64_t v = 21; v <= 40; ++v) {
     f.Publish({.version = v, .chunks = {0}, .side_file = "20"});
   }

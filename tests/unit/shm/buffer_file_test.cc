@@ -35,7 +35,7 @@ ThreadPool populators(2);
 const BufferOptions kChoices[] = {
     {true, true}, {false, true}, {true, false}, {false, false}, {true, true, &populators}};
 
-/// The system's temporary directory and, where there is one, tmpfs.
+/// The system's temporary directory, and a directory in tmpfs if this machine has /dev/shm.
 std::vector<fs::path> Places(const TempDir& temp) {
   std::vector<fs::path> places = {temp.path()};
   std::error_code ec;
@@ -93,7 +93,7 @@ TEST_CASE("what one mapping writes, a second Open and the file show, and Create 
   CHECK(first->data()[0] == std::byte{0x5a});  // the old file lives on in its mapping
 }
 
-/// Page faults of this thread while it writes to every page of the buffer.
+/// The page faults that this thread takes while it writes to every page of the buffer.
 long FaultsOfWriting(BufferFile& buffer) {
   constexpr size_t kPage = 4096;
   struct rusage before, after;
@@ -109,7 +109,8 @@ TEST_CASE("populating leaves no page to fault in, on the caller, on a pool, on t
   return;
 #endif
   const TempDir temp;
-  // Tensors and chunks that end within pages, a page with several tensors, more than one chunk.
+  // There are several chunks, tensors and chunks that end within a page, and a page that several
+  // tensors share.
   const Layout layout = *Layout::Create({{"a", DType::kU8, {5'000'001}},
                                          {"b", DType::kU8, {3}},
                                          {"c", DType::kU8, {100}},
@@ -126,8 +127,8 @@ TEST_CASE("populating leaves no page to fault in, on the caller, on a pool, on t
       CAPTURE(threads);
       auto made = BufferFile::Create(place / "a", layout, {false, true, pool});
       REQUIRE(made.ok());
-      // On a disk, writing back makes pages read-only again, so that some may fault anew; and under
-      // asan its shadow of the buffer faults in, an eighth of the size.
+      // Some faults remain. On a disk, writing pages back makes them read-only again; under asan,
+      // the sanitizer's shadow memory of the buffer, an eighth of its size, faults in.
       CHECK(FaultsOfWriting(*made) < unpopulated / 5);
       auto opened = BufferFile::Open(place / "a", layout, {false, true, pool});
       REQUIRE(opened.ok());
@@ -189,7 +190,7 @@ TEST_CASE("Open refuses what is not exactly the layout") {
   std::string torn = good;
   torn[9] = '\xff';
   CHECK(code_of(torn).code() == StatusCode::kFailedPrecondition);
-  // Another producer's file of the same tensors: the data does not start on a page.
+  // A file of the same tensors by another producer: its data does not start on a page.
   const std::string header = BuildSafetensorsHeader(layout);
   const std::string json = header.substr(8, header.find_last_not_of(' ') - 7);
   std::string foreign(8, '\0');
@@ -253,7 +254,8 @@ TEST_CASE("in memory, a buffer beyond the machine's memory is refused though tmp
   REQUIRE(key == "MemAvailable:");
   struct statvfs space;
   const uint64_t bytes = kib * 1024 + (uint64_t{2} << 30);
-  // Only where the tmpfs is sized beyond the memory can this be asked without a mount of our own.
+  // Without a mount of our own, this can be tried only where tmpfs has room for more than the
+  // memory.
   if (::statvfs("/dev/shm", &space) != 0 ||
       static_cast<uint64_t>(space.f_bavail) * space.f_frsize < bytes + (1 << 20)) {
     WARN(

@@ -1,5 +1,5 @@
-// Delta files: what is written is read back, and a file with any wrong byte, or cut anywhere, is
-// refused.
+// Delta files: what is written is read back, and a file that has a wrong byte anywhere, or is cut
+// anywhere, is refused.
 #include "common/shm/delta_file.h"
 
 #include <catch2/catch.hpp>
@@ -65,7 +65,7 @@ TEST_CASE("delta file: states, chunks and payloads are read as they were written
     CHECK(got.whole() == (want.chunk == 4));
   }
   CHECK(DeltaFile::Peek(path)->to == kHead.to);
-  // Its bytes stay for who has it when its name goes.
+  // Whoever has the file open keeps its bytes when its name is removed.
   fs::remove(path);
   CHECK(AsChars(file->entries()[1].payload) == "second one");
   CHECK(DeltaFile::Open(path).status().code() == StatusCode::kNotFound);

@@ -1,4 +1,5 @@
-// Leases against real readers: with the file open, with a mapping alone, forked, about to open it.
+// Leases while another process has the file open, has only mapped it, has left it to a child, or is
+// about to open it.
 #include "common/shm/file_lease.h"
 
 #include <fcntl.h>
@@ -25,7 +26,7 @@ using Answer = FileLease::Answer;
 
 constexpr size_t kBytes = 4096;
 
-/// The file as its owner has it: open once, and mapped through that.
+/// The file as its owner has it: one descriptor, and a mapping made through it.
 struct Owned {
   explicit Owned(const fs::path& dir) : path(dir / "file.safetensors") {
     fd = UniqueFd(::open(path.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
@@ -72,7 +73,7 @@ TEST_CASE("a reader in another process is seen, and named") {
   const std::function<bool(int)> ways[] = {
       [](int) { return true; },
       MapAndClose,
-      // The one who opened it is gone from it; a child goes on.
+      // The process that opened the file closes it, but a child that it forked still has it open.
       [](int fd) {
         const pid_t child = ::fork();
         if (child == 0) {
@@ -88,11 +89,12 @@ TEST_CASE("a reader in another process is seen, and named") {
       const testing::FileUser other(file.path, way);
       CHECK(file.lease.Try() == Answer::kInUse);
       const auto holders = WhoHas(file.fd.get());
-      REQUIRE_FALSE(holders.empty());  // a child has its parent's descriptors too
+      REQUIRE_FALSE(holders.empty());  // a parent and its child may both be listed
       CHECK(holders[0].name == "shm_test");
       CHECK(DescribeHolders(holders).find("(shm_test)") != std::string::npos);
     }
-    // A killed process's descriptors may outlive the wait for it by a moment.
+    // The kernel may close a killed process's descriptors a moment after the wait for it has
+    // returned.
     while (file.lease.Try() != Answer::kAlone) ::sched_yield();
     file.lease.Release();
   }
@@ -112,7 +114,7 @@ TEST_CASE("a second descriptor of the same process counts") {
   CHECK(file.lease.Try() == Answer::kAlone);
 }
 
-/// A process that opens the file, reads its first byte and says it.
+/// A process that opens the file, reads its first byte and passes it on.
 class Opener {
  public:
   explicit Opener(const fs::path& path) {
@@ -144,7 +146,8 @@ TEST_CASE("one who opens it meanwhile waits, hurts nobody, and goes on when it i
   Owned file(temp.path());
   REQUIRE(file.lease.Try() == Answer::kAlone);
   Opener opener(file.path);
-  // The lease says that it is wanted once the opener waits; the signal for it has no effect.
+  // Once the opener waits, F_GETLEASE no longer says F_WRLCK. The signal that the kernel sends as
+  // well has no effect.
   while (::fcntl(file.fd.get(), F_GETLEASE) == F_WRLCK) ::sched_yield();
   file.map.base()[0] = std::byte{7};
   file.lease.Release();
@@ -159,7 +162,8 @@ TEST_CASE("asking again lets one go on who waits to open it") {
   while (::fcntl(file.fd.get(), F_GETLEASE) == F_WRLCK) ::sched_yield();
   CHECK(file.lease.Try() == Answer::kInUse);
   CHECK_FALSE(file.lease.held());
-  // Otherwise the kernel would break the lease, after fs.lease-break-time (45 s as a rule).
+  // If Try did not release the lease, the opener would wait until the kernel breaks it after
+  // fs.lease-break-time, which is usually 45 s.
   const auto start = std::chrono::steady_clock::now();
   opener.Read();
   CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));

@@ -1,5 +1,5 @@
-// What the state file claims is true after a SIGKILL, wherever it hits: at random moments of long
-// runs, and after every single instruction of short ones.
+// What the state file claims must be true after a SIGKILL at any moment. Long runs are killed at
+// random moments, and short ones are looked at after every single instruction.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
@@ -25,7 +25,8 @@ constexpr uint32_t kChunks = 4;
 constexpr uint32_t kSlots = 2;
 constexpr size_t kChunkWords = 8;
 
-/// Two buffers and a counter that parent and child share; stands for the buffer files.
+/// Memory that parent and child share: two slots of data, which stand for the buffer files, and a
+/// counter of steps.
 struct Shared {
   std::atomic<uint64_t> steps;
   uint64_t data[kSlots][kChunks][kChunkWords];
@@ -45,8 +46,9 @@ class SharedMemory {
   void* at_;
 };
 
-/// Versions 2n and 2n+1 share a chunk's bytes, so that a chunk can be lifted without a write; the
-/// digest differs all the same, so that a version beside the wrong digest is seen.
+/// A chunk's word. Versions 2n and 2n+1 have the same bytes, so a chunk can go from one to the
+/// other without a write. Their digests differ nevertheless, so a version beside the wrong digest
+/// is noticed.
 uint64_t WordOf(uint32_t chunk, uint64_t version, size_t word) {
   return (version / 2 + 1) * 0x9e3779b97f4a7c15 + chunk * 1000 + word;
 }
@@ -56,7 +58,8 @@ Identity IdentityOf(StateId id) {
 }
 uint64_t DigestOf(uint32_t chunk, uint64_t version) { return version * 0x100000001b3 + chunk; }
 
-/// The owner: writes versions into the slots in seeded order. Runs in the child.
+/// Writes versions into the slots as the buffer's owner would, in an order that follows from the
+/// seed. Runs in the child.
 class Owner {
  public:
   Owner(StateFile& state, Shared& shared, uint64_t seed)
@@ -105,7 +108,7 @@ class Owner {
   uint64_t epoch_ = 1;
 };
 
-/// What is claimed and not so, in words; empty when all claims are true.
+/// Says which claim of the state file about `slot` is false; empty when all are true.
 template <typename State>
 std::string FalseClaim(const State& state, uint32_t slot, SlotPhase phase, const Identity& identity,
                        const Shared& shared) {
@@ -167,12 +170,12 @@ TEST_CASE("a SIGKILL at a random moment leaves only true claims") {
       (writing ? mid_write : whole) += 1;
     }
   }
-  CHECK(mid_write > 20);  // the moments were spread over both phases
+  CHECK(mid_write > 20);  // the kills hit both phases often enough
   CHECK(whole > 20);
 }
 
-/// Runs `body` in a child, one instruction at a time, calling `inspect` after each until it says
-/// stop. The number of instructions, or nothing where processes may not be traced.
+/// Runs `body` in a child, one instruction at a time, and calls `inspect` after each until it
+/// returns false. Returns the number of instructions, or nullopt where processes may not be traced.
 std::optional<uint64_t> SingleStep(const std::function<void()>& body,
                                    const std::function<bool()>& inspect) {
   const pid_t child = ::fork();
@@ -230,7 +233,8 @@ TEST_CASE("after every single instruction of the owner only true claims stand in
             const StateReader::Slot slot = reader->slot(s);
             wrong = FalseClaim(*reader, s, slot.phase, slot.identity, shared);
             if (slot.id() == last[s]) continue;
-            // The id changes in one step, forwards, and only to what the slot wholly is.
+            // A slot's id changes in one step, only forwards, and only while the whole slot is that
+            // version.
             if (slot.phase != SlotPhase::kWhole || slot.id() < last[s]) {
               wrong = fmt::format("slot {} turned from {} into {}", s, ToString(last[s]),
                                   ToString(slot.id()));

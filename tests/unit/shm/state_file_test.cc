@@ -115,11 +115,11 @@ TEST_CASE("the words of the file are where the byte table says") {
   CHECK(Get64(file, 64) == kShape.lineage.hi);
   CHECK(Get64(file, 72) == Xxh3(AsBytes(file.substr(0, 72))));
   CHECK(Get64(file, 80) == 1);
-  CHECK(Get64(file, 128) == 1);  // slot 0: sequence, phase
+  CHECK(Get64(file, 128) == 1);  // slot 0: the sequence, then the phase
   CHECK(Get64(file, 136) == 1);
   CHECK(Get64(file, 128 + 112) == 0x1234);
-  CHECK(Get64(file, 256) == 2);      // slot 1: sequence
-  CHECK(Get64(file, 264) == 0x102);  // whole, second identity
+  CHECK(Get64(file, 256) == 2);      // slot 1: the sequence
+  CHECK(Get64(file, 264) == 0x102);  // the phase: whole, and the second identity counts
   CHECK(Get64(file, 256 + 16) == 0);
   CHECK(Get64(file, 256 + 56) == 3);
   CHECK(Get64(file, 256 + 64) == 42);
@@ -145,10 +145,10 @@ TEST_CASE("phases, ids, sequence words and entries follow the writes") {
   CHECK(state.phase(0) == SlotPhase::kWriting);
   CHECK(state.sequence(0) == 1);
   CHECK(state.sequence() == 1);
-  state.BeginWrite(0);  // a version abandoned, the next begun
+  state.BeginWrite(0);  // the version is abandoned and the next begins
   CHECK(state.sequence(0) == 1);
   Fill(state, 0, 7);
-  CHECK(state.id(0) == StateId{});  // a claim only once all is there
+  CHECK(state.id(0) == StateId{});  // a slot has an id only once it is whole
   state.FinishWrite(0, At({1, 7}));
   CHECK(state.phase(0) == SlotPhase::kWhole);
   CHECK(state.id(0) == StateId{1, 7});
@@ -162,13 +162,13 @@ TEST_CASE("phases, ids, sequence words and entries follow the writes") {
   CHECK(state.sequence() == 3);
   CHECK(state.sequence(0) == 2);
   state.BeginWrite(0);
-  CHECK(state.id(0) == StateId{1, 7});  // what it last was
+  CHECK(state.id(0) == StateId{1, 7});  // the version that it was last
   state.MarkUnknown(0, 3);
   CHECK(state.chunk_version(0, 3) == kVersionUnknown);
   CHECK(state.chunk_version(0, 2) == 7);
   Fill(state, 1, 8);
   state.FinishWrite(1, At({1, 8}));
-  CHECK(state.sequence() % 2 == 1);  // slot 0 is still written
+  CHECK(state.sequence() % 2 == 1);  // slot 0 is still being written
   Fill(state, 0, 5);
   state.FinishWrite(0, At({2, 5}));
   CHECK(state.sequence() % 2 == 0);
@@ -196,7 +196,7 @@ TEST_CASE("a reader sees ids, a write that begins, and a file that was replaced"
   const auto reader = StateReader::Open(path);
   REQUIRE(reader.ok());
   CHECK((reader->shape() == kShape));
-  CHECK_FALSE(reader->StillHolds(0, reader->slot(0)));  // empty: even, and yet nothing to read
+  CHECK_FALSE(reader->StillHolds(0, reader->slot(0)));  // the word is even, but the slot is empty
   state->BeginWrite(0);
   CHECK_FALSE(reader->StillHolds(0, reader->slot(0)));
   Fill(*state, 0, 9);
@@ -208,7 +208,7 @@ TEST_CASE("a reader sees ids, a write that begins, and a file that was replaced"
   CHECK(reader->StillHolds(0, before));
   CHECK(reader->chunk_version(0, 1) == 9);
   CHECK(reader->chunk_digest(0, 1) == 901);
-  state->BeginWrite(1);  // the other slot's write is no concern of this one
+  state->BeginWrite(1);  // a write to the other slot changes nothing here
   CHECK(reader->StillHolds(0, before));
   CHECK(reader->sequence() == state->sequence());
   state->BeginWrite(0);
@@ -216,7 +216,7 @@ TEST_CASE("a reader sees ids, a write that begins, and a file that was replaced"
   CHECK(reader->slot(0).id() == StateId{1, 9});
   Fill(*state, 0, 9);
   state->FinishWrite(0, At({1, 9}));
-  CHECK_FALSE(reader->StillHolds(0, before));  // the same version, and yet it was written
+  CHECK_FALSE(reader->StillHolds(0, before));  // the same version, but it was written again
   CHECK(reader->IsCurrent());
   REQUIRE(StateFile::Create(path, kShape).ok());
   CHECK_FALSE(reader->IsCurrent());
@@ -288,7 +288,7 @@ TEST_CASE("Open sets right a sequence word that a crash left behind its phase") 
     state->FinishWrite(0, At({1, 1}));
   }
   std::string file = ReadFile(path);
-  Put64(file, 128, 3);  // as between the two stores of BeginWrite, or of FinishWrite
+  Put64(file, 128, 3);  // as if killed between the two stores of BeginWrite or FinishWrite
   WriteFile(path, file);
   {
     const auto state = StateFile::Open(path);
@@ -296,7 +296,7 @@ TEST_CASE("Open sets right a sequence word that a crash left behind its phase") 
     CHECK(state->sequence(0) == 4);
     CHECK(state->id(0) == StateId{1, 1});
   }
-  Put64(file, 136, Get64(file, 136) - 1);  // kWriting
+  Put64(file, 136, Get64(file, 136) - 1);  // the phase kWriting
   WriteFile(path, file);
   const auto state = StateFile::Open(path);
   REQUIRE(state.ok());

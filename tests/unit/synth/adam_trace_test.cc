@@ -20,7 +20,7 @@ AdamTrace Make(ThreadPool& pool, const AdamOptions& options, std::string_view si
   return std::move(*t);
 }
 
-/// One big matrix and one norm: enough elements for statistics.
+/// One big matrix and one norm, which have enough elements for statistics.
 std::vector<TensorMeta> OneMatrix() {
   return {{"model.layers.0.mlp.up_proj.weight", DType::kBF16, {1024, 1024}},
           {"model.norm.weight", DType::kBF16, {65536}}};
@@ -142,7 +142,7 @@ TEST_CASE("norm weights near one hardly ever change") {
 TEST_CASE("updates keep their direction from step to step") {
   CAPTURE(kSeed);
   ThreadPool pool(2);
-  // A rate at which nearly every element changes, so that each step's direction shows.
+  // At this learning rate nearly every element changes in each step, so the steps' directions show.
   auto t = AdamTrace::Create({OneMatrix()[0]}, {.seed = kSeed, .lr = 1e-2f}, pool);
   REQUIRE(t.ok());
   std::string w0 = Copy(*t);
@@ -199,7 +199,8 @@ TEST_CASE("tensors without elements are legal") {
   CHECK(t->tensor(1).size() == 2);
 }
 
-// Not run by default (6 GB): synth_test "[.measure]" prints speed and share of changes.
+// Not run by default, since it takes 6 GB: synth_test "[.measure]" prints the speed and the share
+// of changed elements.
 TEST_CASE("measure a 0.6b trace", "[.measure]") {
   ThreadPool pool;
   const auto start = std::chrono::steady_clock::now();

@@ -27,7 +27,8 @@ const TensorMeta* Find(const std::vector<TensorMeta>& tensors, std::string_view 
 }
 
 TEST_CASE("models have the parameter counts of the real ones") {
-  // Published counts of Qwen3-0.6B and Qwen3-1.7B, the tied embedding counted once.
+  // These are the published counts of Qwen3-0.6B and Qwen3-1.7B, with the tied embedding counted
+  // once.
   CHECK(Parameters(MakeTensors(*FindModelShape("0.6b"))) == 596'049'920);
   CHECK(Parameters(MakeTensors(*FindModelShape("1.7b"))) == 1'720'574'976);
 }

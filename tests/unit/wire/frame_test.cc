@@ -16,7 +16,7 @@ constexpr FrameType kAllTypes[] = {FrameType::kHello,     FrameType::kWelcome,  
 
 bool IsChunk(FrameType t) { return t == FrameType::kChunkFull || t == FrameType::kChunkDelta; }
 
-/// A header of `type` whose every permitted field is random.
+/// A header of `type` in which every field that the type may use is random.
 FrameHeader RandomHeader(FrameType type, std::mt19937_64& rng) {
   FrameHeader h{.type = type};
   if (IsChunk(type)) {
@@ -35,7 +35,8 @@ FrameHeader RandomHeader(FrameType type, std::mt19937_64& rng) {
   return h;
 }
 
-/// `bytes` with the header checksum put right, so that the check behind it is reached.
+/// `bytes` with a header checksum that fits them, so that DecodeHeader gets to the check behind the
+/// checksum's.
 HeaderBytes Resealed(HeaderBytes bytes) {
   constexpr size_t kHashAt = kFrameHeaderBytes - 8;
   StoreLe<uint64_t>(bytes.data() + kHashAt, Xxh3(Bytes(bytes).first(kHashAt)));
@@ -110,7 +111,7 @@ TEST_CASE("every single-bit flip of a valid header is refused") {
 TEST_CASE("a header of the wrong length is refused") {
   const HeaderBytes good = EncodeHeader({.type = FrameType::kPing});
   for (size_t n = 0; n < good.size(); ++n) {
-    // A heap copy of just that length, so that a sanitizer sees any read beyond it.
+    // The copy on the heap has exactly this length, so that a sanitizer sees a read beyond it.
     const std::vector<std::byte> cut(good.begin(), good.begin() + static_cast<ptrdiff_t>(n));
     CAPTURE(n);
     CHECK_THAT(Refusal(DecodeHeader(cut), StatusCode::kDataLoss), Contains("stream was cut"));
@@ -141,7 +142,8 @@ TEST_CASE("another wire version is told apart from corruption") {
     HeaderBytes bytes = EncodeHeader({.type = FrameType::kPing});
     bytes[4] = static_cast<std::byte>(version);
     const std::string want = fmt::format("wire version {}, this end {}", version, kWireVersion);
-    // Whether or not the checksum holds: a later version may compute it otherwise.
+    // The version counts whether or not the checksum fits: another version may compute it in
+    // another way.
     CHECK_THAT(Refusal(DecodeHeader(bytes), StatusCode::kUnimplemented),
                Contains(want) && Contains("same deltawire release"));
     CHECK_THAT(Refusal(DecodeHeader(Resealed(bytes)), StatusCode::kUnimplemented), Contains(want));

@@ -39,8 +39,8 @@ Have RandomHave(std::mt19937_64& rng, size_t chunks, size_t history) {
   return m;
 }
 
-/// Every proper prefix, each a heap copy of its length so that a sanitizer sees reads beyond it,
-/// and the payload with one byte more.
+/// Checks that `decode` refuses every proper prefix of `good`, and `good` with one more byte. Each
+/// prefix is copied to the heap at its own length, so that a sanitizer sees a read beyond it.
 template <typename Decode>
 void CheckLengths(const std::vector<std::byte>& good, Decode decode) {
   for (size_t n = 0; n < good.size(); ++n) {
@@ -84,7 +84,7 @@ TEST_CASE("reserved bits of Hello and Have are refused one by one") {
     StoreLe<uint32_t>(hello.data() + 36, 1u << bit);
     CHECK_THAT(Refusal(DecodeHello(hello), StatusCode::kDataLoss),
                Contains("Hello") && Contains("reserved"));
-    if (bit < 8) continue;  // Have's byte 44 is its history
+    if (bit < 8) continue;  // byte 44 of Have is no reserved byte, but its history
     auto have = Encode(Have{.chunks = {{1, 2}}});
     StoreLe<uint32_t>(have.data() + 44, 1u << bit);
     CHECK_THAT(Refusal(DecodeHave(have, 1), StatusCode::kDataLoss),
@@ -136,7 +136,8 @@ TEST_CASE("Have must list as many chunks as the layout has") {
 }
 
 TEST_CASE("Have's claimed count takes no memory that its bytes do not back") {
-  // 2^32 - 1 entries would be 64 GiB; the claim agrees with the caller's count.
+  // 2^32 - 1 entries would take 64 GiB, and the count agrees with the caller's. Only the missing
+  // bytes show that it is wrong.
   auto bytes = Encode(Have{});
   StoreLe<uint32_t>(bytes.data() + 40, ~uint32_t{0});
   CHECK_THAT(Refusal(DecodeHave(bytes, ~uint32_t{0}), StatusCode::kDataLoss), Contains("48 bytes"));
@@ -161,7 +162,7 @@ TEST_CASE("Have's size alone says whether it can be of so many chunks") {
       CHECK_THAT(std::string(MessageOf(s)), Contains(fmt::format("{} chunks", chunks)));
     }
   }
-  // Where the sum is beyond 32 bits it must not wrap round.
+  // The size of so many entries does not fit into 32 bits, so it must not wrap round.
   CHECK_FALSE(CheckHaveSize(48, ~uint32_t{0}).ok());
 }
 
@@ -181,7 +182,7 @@ TEST_CASE("End survives a round trip and its length is strict") {
 }
 
 TEST_CASE("Have beyond its limit is refused by size alone") {
-  // Never touched, so never resident.
+  // No byte of this memory is touched, so it takes no physical memory.
   const std::unique_ptr<std::byte[]> big(new std::byte[kMaxHavePayload + size_t{1}]);
   CHECK_THAT(Refusal(DecodeHave({big.get(), kMaxHavePayload + size_t{1}}, 1),
                      StatusCode::kResourceExhausted),
@@ -240,7 +241,7 @@ TEST_CASE("WireError refuses what is not UTF-8") {
     StoreLe<uint32_t>(bytes.data() + 4, static_cast<uint32_t>(text.size()));
     std::ranges::copy(AsBytes(text), bytes.begin() + 8);
     CHECK_THAT(Refusal(DecodeWireError(bytes), StatusCode::kDataLoss), Contains("UTF-8"));
-    // The same text in a status still gets through, each stray byte as '?'.
+    // A status with the same text is still sent, with '?' for each stray byte.
     const WireError made = FromStatus(absl::InternalError(std::string(text)));
     CHECK(made.message == std::string(text.size(), '?'));
     CHECK(DecodeWireError(Encode(made)).ok());

@@ -1,4 +1,4 @@
-// Frozen bytes of wire version 3 (and that 1 and 2 are told apart), and the worked example of
+// The frozen bytes of wire version 3, the refusal of versions 1 and 2, and the worked example of
 // docs/wire_format.md.
 #include <catch2/catch.hpp>
 #include <fstream>
@@ -19,8 +19,8 @@ std::string ReadFile(const std::string& path) {
   return out.str();
 }
 
-/// The document's example as frames' bytes: hex lines are an offset, then bytes; '#' starts a
-/// frame.
+/// The frames of the document's example as bytes. A line that begins with "# " starts a frame; each
+/// line below it is an offset and then bytes in hex.
 std::vector<std::string> FramesOfDocument(const std::string& doc) {
   const size_t begin = doc.find("<!-- example begins -->");
   const size_t end = doc.find("<!-- example ends -->");
@@ -103,7 +103,8 @@ TEST_CASE("the document's worked example is a real exchange") {
     }
     CHECK(AsChars(bytes.subspan(kFrameHeaderBytes)) == AsChars(want[i].payload));
   }
-  // The text too, so that titles and offsets stay true: `wire_golden_maker --example` prints it.
+  // The document must contain the text exactly, so that its titles and offsets stay true.
+  // `wire_golden_maker --example` prints it.
   CHECK_THAT(doc, Catch::Matchers::Contains(samples::DocumentExample()));
 }
 

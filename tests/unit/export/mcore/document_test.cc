@@ -35,7 +35,7 @@ TEST_CASE("document: the worked example") {
   const Plan plan = Get(Plan::Make(family, config, Get(ParallelConfig::Parse("tp=3"))));
   CHECK(plan.Check().ok());
 
-  // What the programs say: shard and row to HF tensor and row. Tensors have one column.
+  // The HF tensor and row of each rank's shard rows, by the programs. Tensors have one column.
   std::map<std::pair<uint64_t, uint64_t>, std::string> places;
   for (uint32_t rank = 0; rank < 3; ++rank) {
     for (const ShardParam& shard : plan.Rank(rank)) {
@@ -53,7 +53,8 @@ TEST_CASE("document: the worked example") {
       }
     }
   }
-  // The document's table: rank, its row, the row of the whole, the HF row.
+  // A line of the document's table is a rank, its row, the row of the whole, the HF tensor and its
+  // row.
   std::istringstream table(Block("A worked example", "text"));
   std::string line;
   std::getline(table, line);  // headings

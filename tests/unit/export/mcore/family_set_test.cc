@@ -1,4 +1,5 @@
-// Inheritance, directories of the user's, and which family a config gets.
+// Families that extend others, the user's own directories of families, and which family a config
+// gets.
 #include <fstream>
 
 #include "tests/support/temp_dir.h"
@@ -86,7 +87,7 @@ match = { model_type = "qwen2" }
 qkv_bias = 0
 )"}));
   CHECK(set.families().at("qwen2").dims.at("qkv_bias") == Alternatives{"0"});
-  // What extends it extends the new one.
+  // A family that extends qwen2 extends the user's one now.
   CHECK(set.families().at("qwen2_vl").dims.at("qkv_bias") == Alternatives{"0"});
   CHECK(Families().families().at("qwen2").dims.at("qkv_bias") == Alternatives{"1"});
 }

@@ -1,4 +1,4 @@
-// config.json: nested text configs, suffixes of fields, dtypes.
+// Reading config.json: nested text configs, suffixes of fields, and dtypes.
 #include "sender/export/mcore/hf_config.h"
 
 #include <fstream>

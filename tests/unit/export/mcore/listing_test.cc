@@ -1,4 +1,5 @@
-// What a checkpoint's own tensors decide: copies, roots, packed experts, what stays as it is.
+// What a plan takes from a checkpoint's own tensors: copies, the root of names, how experts are
+// packed, and what stays as it is.
 #include "tests/unit/export/mcore/plans.h"
 
 namespace deltawire::mcore {
@@ -45,7 +46,7 @@ TEST_CASE("listing: copies of the embedding and the output layer in MTP layers")
               {{"model.layers.3.embed_tokens.weight", DType::kBF16, {19, 24}},
                {"model.layers.3.shared_head.head.weight", DType::kBF16, {19, 24}}});
   CheckWhole(PlanOf(kTinyGlmMoe, "tp=2,ep=2,pp=3", &listing));
-  // Of a layer that the model does not have, they are made by nothing.
+  // No parameter makes such tensors of a layer that the model does not have.
   const Layout other =
       Changed(own, {}, {{"model.layers.4.embed_tokens.weight", DType::kBF16, {19, 24}}});
   CHECK(PlanOf(kTinyGlmMoe, "", &other).plan.Check().missing == 1);
@@ -64,7 +65,8 @@ TEST_CASE("listing: MTP layers that config.json states and the checkpoint lacks 
   REQUIRE(p.plan.notes().size() == 1);
   CHECK(p.plan.notes()[0].find("states 1 MTP layers") != std::string::npos);
   CHECK(p.plan.notes()[0].find("mtp=false") != std::string::npos);
-  // One that has some of them is incomplete, not without.
+  // A checkpoint that has some of the MTP tensors is incomplete, and does not count as one without
+  // MTP.
   mtp.pop_back();
   const Layout torn = Changed(own, mtp);
   const Planned less = PlanOf(kTinyGlmMoe, "tp=2,pp=3", &torn);
@@ -96,7 +98,7 @@ TEST_CASE("listing: a job without MTP leaves the checkpoint's MTP tensors") {
     CHECK(name.find("model.layers.3.") == 0);
   }
   for (const ShardParam& s : p.plan.Rank(0)) CHECK(s.names.front().find("mtp.") != 0);
-  // Without a checkpoint they do not exist.
+  // Without a checkpoint there are no MTP tensors to leave alone.
   CHECK(PlanOf(kTinyGlmMoe, "mtp=false").plan.layout().size() == listing.size() - mtp);
 }
 
@@ -144,7 +146,7 @@ TEST_CASE("listing: a vision tower passes through, or stays as it is") {
     found = true;
     CHECK(s.names.back() == "vision_model.a.fc1.weight");
     CHECK(s.shape == std::vector<uint64_t>{3, 4, 5});
-    CHECK_FALSE(s.writes);  // rank 0 does
+    CHECK_FALSE(s.writes);  // rank 0 writes it
   }
   CHECK(found);
   const Planned without = PlanOf(kGemma3, "tp=2,vision=false", &listing);

@@ -12,7 +12,7 @@ using testing::Planned;
 using testing::PlanOf;
 using testing::TextOf;
 
-/// What a trainer with this plan would list, but for what it may leave out.
+/// The parameters that a trainer with this plan would list, except for the optional ones.
 std::vector<LiveParam> Live(const Plan& plan, uint32_t rank) {
   std::vector<LiveParam> live;
   for (const ShardParam& s : plan.Rank(rank)) {
@@ -65,13 +65,13 @@ TEST_CASE("match: missing, unknown, misshapen and doubled parameters are named")
   CHECK(Refusal(p.plan, 1, live)
             .find(fmt::format("{} (chunk 0) is [24, 23], wanted [24, 24]", qkv)) !=
         std::string::npos);
-  // Transposed is another shape, though it has as many elements.
+  // A transposed shape is another shape, although it has as many elements.
   Named(live = good, "decoder.layers.0.mlp.linear_fc2.weight").shape = {8, 24};
   CHECK(Refusal(p.plan, 1, live).find("is [8, 24], wanted [24, 8]") != std::string::npos);
   live = good;
   live.push_back(Named(live, qkv));
   CHECK(Refusal(p.plan, 1, live).find("is there twice") != std::string::npos);
-  // Of another chunk it is another parameter.
+  // A parameter of the same name in another chunk is another parameter.
   Named(live = good, qkv).chunk = 1;
   CHECK(Refusal(p.plan, 1, live).find("(chunk 1) is unknown") != std::string::npos);
   CHECK(Refusal(p.plan, 1, {}).find("... and ") == std::string::npos);
@@ -161,7 +161,7 @@ TEST_CASE("match: MLA down projections, whole or cut, by their shape") {
   CHECK(whole0.split == Split::kNone);
   CHECK(whole0.shard.writes);
   CHECK_FALSE(whole1.shard.writes);
-  // Cut: each rank writes its own, of the first copy.
+  // Where the rows are cut, the ranks of the first copy write, each its own rows.
   for (uint32_t rank = 0; rank < 4; ++rank) {
     CAPTURE(rank);
     const Match cut = split_of(rank, {4, 24});

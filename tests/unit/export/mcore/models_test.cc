@@ -33,10 +33,10 @@ struct Model {
   const char* config;
   const char* family;
   const char* parallel;
-  // Of the language model: transformers' module made from the same config, tied weights once, and
-  // the routers' correction biases, which are buffers there.
+  // Of the language model: the parameters of transformers' module for the same config, with tied
+  // weights counted once, and the routers' correction biases, which are buffers there.
   uint64_t parameters;
-  uint64_t mtp = 0;  // on top of these: MTP layers, which transformers does not make
+  uint64_t mtp = 0;  // besides these: MTP layers, which transformers does not make
 };
 
 const Model kModels[] = {
@@ -84,7 +84,7 @@ TEST_CASE("models: published configs are planned whole, with as many parameters 
     CHECK(Parameters(p.plan.layout()) == model.parameters + model.mtp);
     CHECK(p.plan.layout().Find("lm_head.weight").has_value() !=
           (p.family->name.starts_with("gemma") || model.config == std::string("qwen3_0_6b")));
-    // What the ranks write together is the model.
+    // The bytes that the ranks write add up to the model.
     uint64_t written = 0;
     for (const uint64_t bytes : p.plan.BytesPerRank()) written += bytes;
     CHECK(written == p.plan.layout().total_bytes());
@@ -95,7 +95,8 @@ TEST_CASE("models: published configs are planned whole, with as many parameters 
   }
 }
 
-/// With the copies of embedding and output layer that the MTP layer of a published file holds.
+/// The parameters of a published file whose MTP layer holds copies of the embedding and of the
+/// output layer.
 uint64_t WithMtpCopies(const char* name, uint32_t layers, std::vector<uint64_t> shape) {
   const std::string config = ConfigOf(name);
   const std::string mtp = fmt::format("model.layers.{}.", layers);
@@ -110,7 +111,7 @@ uint64_t WithMtpCopies(const char* name, uint32_t layers, std::vector<uint64_t> 
 TEST_CASE("models: totals that the hub shows for the published files") {
   CHECK(WithMtpCopies("glm_4_5_air", 46, {151552, 4096}) == 110'468'824'832);
   CHECK(WithMtpCopies("glm_4_5", 92, {151552, 5120}) == 358'337'791'296);
-  // Besides the scales of its fp8 weights: one for each block of 128 by 128.
+  // The hub's total has the scales of the fp8 weights as well, one for each block of 128 by 128.
   CHECK(WithMtpCopies("deepseek_v3", 61, {129280, 7168}) == 684'489'845'504);
   // No field of its config announces the MTP layer; the checkpoint does.
   std::string next = ConfigOf("qwen3_next_80b_a3b");

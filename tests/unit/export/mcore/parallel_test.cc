@@ -34,7 +34,7 @@ TEST_CASE("parallel: a text") {
 
 TEST_CASE("parallel: what is left out") {
   const ParallelConfig c = Get(ParallelConfig::Parse("tp=4,ep=8"));
-  CHECK(c.etp == 4);  // as tp
+  CHECK(c.etp == 4);  // the same as tp
   CHECK(c.dp == 8);   // the smallest that holds etp * ep
   CHECK(c.vocab_divisor == 128);
   CHECK(c.spec == Spec::kTransformerEngine);
@@ -109,7 +109,7 @@ TEST_CASE("parallel: what is refused") {
 }
 
 TEST_CASE("parallel: ranks by the order tp-cp-ep-dp-pp") {
-  // tp fastest, then cp, dp, pp; for experts etp, then ep, their dp, pp.
+  // tp varies fastest, then cp, dp and pp; among the experts' ranks etp, then ep, their dp and pp.
   std::mt19937 random(7);
   const uint32_t sizes[] = {1, 2, 3, 4};
   for (int i = 0; i < 200; ++i) {

@@ -35,7 +35,8 @@ TEST_CASE("pipeline: uneven first and last stages") {
   CHECK(Layers(Cut("pp=3,first_stage_layers=3,last_stage_layers=1", 6)) ==
         L{{0, 3}, {3, 2}, {5, 1}});
   CHECK(Layers(Cut("pp=2,first_stage_layers=3,last_stage_layers=1", 4)) == L{{0, 3}, {3, 1}});
-  // With chunks: chunk (v, p) begins after all (v', p') that come before it.
+  // With vpp, chunk v of stage p comes after the chunks of every smaller v, and among those of v
+  // after the stages before p.
   CHECK(Layers(Cut("pp=2,vpp=2,last_stage_layers=2", 6)) == L{{0, 2}, {2, 1}, {3, 2}, {5, 1}});
   CHECK(Layers(Cut("pp=2,vpp=2,first_stage_layers=4,last_stage_layers=2", 6)) ==
         L{{0, 2}, {2, 1}, {3, 2}, {5, 1}});

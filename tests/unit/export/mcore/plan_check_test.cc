@@ -1,4 +1,5 @@
-// Plan::Check finds what is planted: gaps, overlaps, other shapes, tensors that nothing makes.
+// Plan::Check finds the faults that are planted: gaps, overlaps, other shapes, and tensors that
+// nothing makes.
 #include "tests/unit/export/mcore/plans.h"
 
 namespace deltawire::mcore {
@@ -10,7 +11,7 @@ using testing::kTinyLlama;
 using testing::PlanOf;
 using testing::TextOf;
 
-/// A family whose only layer parameter is as `param` says, on 1 layer.
+/// The findings for a family whose only layer parameter is `param`, with one layer.
 PlanFindings CheckOf(const std::string& param, const std::string& parallel,
                      const std::vector<TensorMeta>& listed = {}) {
   const Family family = Get(ParseFamily(R"(family = "f"

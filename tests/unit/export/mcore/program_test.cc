@@ -1,4 +1,4 @@
-// Layout programs against maps of single elements, over random cuts.
+// Layout programs of random cuts, compared with maps of single elements.
 #include "sender/export/mcore/program.h"
 
 #include <map>
@@ -11,13 +11,14 @@ namespace {
 
 using testing::TextOf;
 
-/// Where an element of a shard goes: tensor, and index in its memory.
+/// Where each element of a shard goes: a tensor, and the index in its memory.
 using Places = std::map<uint64_t, std::pair<uint32_t, uint64_t>>;
 
-/// A row of a part: which part, which of its rows.
+/// A row of a part: the number of the part, and the row in it.
 using PartRow = std::pair<size_t, uint64_t>;
 
-/// A shard's rows one by one, as docs/model_families.md says; nothing is shared with ShardBoxes.
+/// A shard's rows one by one, by the rules of docs/model_families.md, without any code of
+/// ShardBoxes.
 std::vector<PartRow> RowsOf(const ParamCut& cut, uint32_t t) {
   const bool cut_rows = cut.split == Split::kRows;
   std::vector<PartRow> all;
@@ -60,7 +61,7 @@ Places PlacesOf(const ParamCut& cut, const std::vector<TensorView>& views, uint3
   return places;
 }
 
-/// What a strided copy moves, one element at a time.
+/// Enters what a strided copy moves into `places`, one element at a time.
 void Apply(const kernels::StridedCopy& copy, unsigned src_width, unsigned dst_width,
            uint32_t tensor, Places* places) {
   uint64_t total = 1;
@@ -90,7 +91,7 @@ struct Case {
   std::vector<TensorView> views;
 };
 
-/// Parts with runs and pitches, over one or two tensors; every size a multiple of what cuts it.
+/// A random cut whose parts have runs and pitches. Every size is a multiple of what cuts it.
 Case RandomCase(std::mt19937& random) {
   const auto below = [&](uint64_t n) { return random() % n; };
   Case c;
@@ -107,8 +108,8 @@ Case RandomCase(std::mt19937& random) {
   cut.cols = cut.flat ? 1 : (1 + below(5)) * (cut.split == Split::kColumns ? cut.world : 1);
   if (cut.flat && cut.split == Split::kColumns) cut.split = Split::kNone, cut.world = 1;
   const size_t count = 1 + below(4);
-  // All parts go to one tensor, which they share by a pitch or one behind the other; or each to
-  // its own.
+  // Either all parts go to one tensor, where they take turns (pitched) or stand one behind the
+  // other, or each part goes to a tensor of its own.
   const bool shared = below(2) == 0, pitched = below(2) == 0;
   const uint64_t packed = 1 + below(3), lead = below(packed), runs = 1 + below(3);
   const bool transpose = below(2) == 0;
@@ -131,7 +132,7 @@ Case RandomCase(std::mt19937& random) {
     view.packed = packed;
     view.cols = cut.cols;
     view.transpose = transpose;
-    const uint64_t room = (shared ? at : cut.parts[i].run) + below(2);  // a gap now and then
+    const uint64_t room = (shared ? at : cut.parts[i].run) + below(2);  // sometimes with a gap
     view.pitch = room;
     view.rows = pitched ? room * runs : room;
     c.views.push_back(view);
@@ -157,7 +158,7 @@ TEST_CASE("program: boxes and copies go where single elements go") {
       for (const Box& box : ShardBoxes(c.cut, c.views, t)) {
         const kernels::StridedCopy copy = CopyOf(box, c.views[box.tensor], src_width, dst_width);
         Apply(copy, src_width, dst_width, box.tensor, &forth);
-        // The way back moves the same elements.
+        // The copy back must move the same elements.
         const kernels::StridedCopy reversed = Reversed(copy, src_width, dst_width);
         Places swapped;
         Apply(reversed, dst_width, src_width, box.tensor, &swapped);
@@ -189,7 +190,7 @@ TEST_CASE("program: some of a shard's rows") {
 }
 
 TEST_CASE("program: windows that begin and end inside of a head") {
-  // 6 q heads on 2 groups, heads of 4 rows, over 5 ranks: 40 rows, 8 to a rank.
+  // There are 6 q heads in 2 groups and heads of 4 rows, so 40 rows; each of the 5 ranks has 8.
   ParamCut cut;
   cut.split = Split::kRows;
   cut.world = 5;

@@ -48,9 +48,10 @@ TEST_CASE("scope: ! binds closer than comparisons and logic") {
   CHECK_FALSE(s.Holds("!yes && no"));
   CHECK_FALSE(s.Holds("!yes && yes"));
   CHECK(s.Holds("!yes || yes"));
-  CHECK(s.Holds("!a == 0"));        // (!a) == 0; as !(a == 0) it would be the same, so ...
-  CHECK_FALSE(s.Holds("!a == 6"));  // ... here (!6) == 6, while !(a == 6) is false as well,
-  CHECK_FALSE(s.Holds("!a == 1"));  // and !(a == 1) would be true.
+  // (!6) == n and !(6 == n) have the same value for n = 0 and n = 6. They differ for n = 1.
+  CHECK(s.Holds("!a == 0"));
+  CHECK_FALSE(s.Holds("!a == 6"));
+  CHECK_FALSE(s.Holds("!a == 1"));
   CHECK(s.Holds("!(a == 1)"));
 }
 
@@ -70,7 +71,7 @@ TEST_CASE("scope: the first alternative whose fields are all there") {
   CHECK(s.Size("null") == 7);
   CHECK(s.Size("inner") == 10);
   CHECK(s.Refusal("never").find("no field \"none\"") != std::string::npos);
-  // A slip of the pen is no missing field: it is not passed over.
+  // A syntax error is no missing field, so the alternative that has it is not passed over.
   CHECK(s.Refusal("wrong").find("a +") != std::string::npos);
 }
 

@@ -1,6 +1,6 @@
-// Bytes per chunk of blocks and copies: against a count byte by byte, and their sums over ranks
-// that cut tensors at random, or as Megatron's plans do, against the chunk table.
-#include "sender/export/client/chunk_bytes.h"
+// Bytes per chunk of blocks and copies are compared with a count byte by byte. Their sums over
+// ranks that cut tensors at random, or as Megatron's plans do, are compared with the chunk table.
+#include "sender/export/client/written_bytes.h"
 
 #include <catch2/catch.hpp>
 #include <random>
@@ -33,10 +33,10 @@ Layout LayoutOf(std::vector<TensorMeta> tensors) {
   return *std::move(layout);
 }
 
-/// Adds what `to` writes of tensor `t` to the sums.
+/// Adds the bytes that `to` writes to tensor `t` to its chunks' sums.
 void Add(const ChunkTable& chunks, uint32_t t, const Destination& to, std::vector<uint64_t>& sums) {
   uint64_t all = 0;
-  for (const ChunkBytes& c : CountChunkBytes(chunks, t, to)) {
+  for (const WrittenBytes& c : CountWrittenBytes(chunks, t, to)) {
     REQUIRE(chunks[c.chunk].tensor == t);
     REQUIRE(c.bytes > 0);
     sums[c.chunk] += c.bytes;
@@ -66,7 +66,7 @@ TEST_CASE("chunk bytes: of strided copies, byte by byte") {
   Random random(1);
   for (int round = 0; round < 400; ++round) {
     CAPTURE(round);
-    // Steps of a row-major array whose dimensions come in any order, with gaps between them.
+    // The strides of a row-major array whose dimensions come in any order, with gaps between them.
     kernels::StridedCopy copy;
     copy.run_bytes = 1 + random() % 9;
     copy.dst_offset = static_cast<int64_t>(random() % 50);
@@ -77,7 +77,7 @@ TEST_CASE("chunk bytes: of strided copies, byte by byte") {
       copy.dst_strides[d] = static_cast<int64_t>(stride);
       stride = stride * copy.counts[d] + random() % 4;
     }
-    // Two columns in turn, as JoinCopies makes them.
+    // Half of the copies write two columns in turn, as those of JoinCopies do.
     if (copy.dims > 0 && random() % 2 == 0) {
       const uint64_t width = copy.run_bytes;
       copy.dst_strides[0] = static_cast<int64_t>(2 * width);
@@ -95,7 +95,7 @@ TEST_CASE("chunk bytes: of strided copies, byte by byte") {
     std::vector<uint8_t> bytes(1 << 18);
     bool overlap = false;
     {
-      // The construction above may make copies that overlap; those are none of ours.
+      // A copy made so may overlap itself, which no real copy does. Such a copy is left out.
       std::vector<uint64_t> at = {to.offset};
       for (const DestinationDim& d : to.dims) {
         const std::vector<uint64_t> before = std::exchange(at, {});
@@ -122,7 +122,8 @@ TEST_CASE("chunk bytes: blocks of ranks that share a tensor make up its chunks")
   Random random(2);
   for (int round = 0; round < 200; ++round) {
     CAPTURE(round);
-    // Up to some chunks each, of one to three dimensions; rows that cut across chunks.
+    // The tensor has one to three dimensions and up to several chunks; its rows cross their
+    // borders.
     const DType dtype = random() % 2 == 0 ? DType::kBF16 : DType::kF32;
     std::vector<uint64_t> shape;
     const size_t dims = 1 + random() % 3;
@@ -164,16 +165,17 @@ TEST_CASE("chunk bytes: blocks of ranks that share a tensor make up its chunks")
 TEST_CASE("chunk bytes: a scalar, and a block of nothing") {
   const Layout layout = LayoutOf({{"s", DType::kF32, {}}, {"t", DType::kBF16, {4, 8}}});
   const ChunkTable chunks = *ChunkTable::Create(layout);
-  const auto scalar = CountChunkBytes(chunks, 0, Destination::OfBlock({}, 4, {}, {}));
+  const auto scalar = CountWrittenBytes(chunks, 0, Destination::OfBlock({}, 4, {}, {}));
   REQUIRE(scalar.size() == 1);
   CHECK(scalar[0].bytes == 4);
   const uint64_t nothing[] = {0, 8}, end[] = {4, 0};
-  CHECK(CountChunkBytes(chunks, 1, Destination::OfBlock(layout.tensor(1).shape, 2, end, nothing))
+  CHECK(CountWrittenBytes(chunks, 1, Destination::OfBlock(layout.tensor(1).shape, 2, end, nothing))
             .empty());
 }
 
 TEST_CASE("chunk bytes: the ranks of a Megatron job make up every chunk") {
-  // Large enough that tensors have several chunks, and that cuts do not fall on their borders.
+  // The models are so large that tensors have several chunks, and cuts do not fall on their
+  // borders.
   const char* dense = R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1000,
     "num_attention_heads": 20, "num_key_value_heads": 4, "head_dim": 50,
     "intermediate_size": 3000, "vocab_size": 5003, "torch_dtype": "bfloat16"})";
@@ -200,7 +202,7 @@ TEST_CASE("chunk bytes: the ranks of a Megatron job make up every chunk") {
         if (!shard.writes || shard.shape.empty()) continue;
         const mcore::PlannedParam& planned = p.plan.planned()[shard.planned];
         const uint64_t rows = planned.cut.local_rows();
-        // In windows of rows, as they are placed.
+        // Rows are counted in windows, as they are placed.
         for (uint64_t at = 0; at < rows; at += 700) {
           const auto steps = mcore::testing::Get(
               mcore::StepsOf(p.plan, shard, shard.dtype, planned.cut.split, mcore::Direction::kToHf,

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# make_venv.sh ENGINE FOLDER: a virtual environment with a real inference engine for CPU, in about
-# 3 GB, from requirements-ENGINE.txt. FOLDER/ready is written last, when the engine could be
-# imported; it holds the list's checksum, so a changed list makes a new one.
+# make_venv.sh LIST FOLDER ARGUMENT...: a virtual environment with what LIST pins, installed as it
+# stands, and stand-ins for CUDA's libraries. Its Python then runs with the ARGUMENTs, which import
+# what the tests will (and so compile it), and fail here rather than there. FOLDER/ready is written
+# last; it holds a checksum of the list, so a changed list makes a new one.
 set -euo pipefail
 
-readonly engine=$1 folder=$2
+readonly list=$1 folder=$2
+shift 2
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-readonly here list=$here/requirements-$engine.txt stand_ins=$here/../trainer/stub_cuda_libraries.py
+readonly here stand_ins=$here/stub_cuda_libraries.py
 wanted=$(cat "$list" "$stand_ins" | cksum)
 readonly wanted
 
@@ -20,5 +22,5 @@ python3 -m venv "$folder"
 "$folder/bin/pip" install -q --disable-pip-version-check --no-deps --retries 1 --timeout 30 -r "$list"
 site=$("$folder/bin/python3" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 python3 "$stand_ins" "$site"
-"$folder/bin/python3" -W ignore -c "import torch, $engine"
+"$folder/bin/python3" -W ignore "$@"
 printf '%s\n' "$wanted" >"$folder/ready"

@@ -42,14 +42,14 @@ struct Destination {
 };
 
 /// A number of bytes of one chunk.
-struct ChunkBytes {
+struct WrittenBytes {
   uint32_t chunk = 0;
   uint32_t bytes = 0;
 };
 
 /// How many bytes `to` writes of each chunk of tensor `t`, chunks rising; untouched chunks are left
 /// out.
-std::vector<ChunkBytes> CountChunkBytes(const ChunkTable& chunks, uint32_t t,
-                                        const Destination& to);
+std::vector<WrittenBytes> CountWrittenBytes(const ChunkTable& chunks, uint32_t t,
+                                            const Destination& to);
 
 }  // namespace deltawire

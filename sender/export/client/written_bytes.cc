@@ -1,4 +1,4 @@
-#include "sender/export/client/chunk_bytes.h"
+#include "sender/export/client/written_bytes.h"
 
 #include <algorithm>
 #include <ranges>
@@ -84,9 +84,9 @@ uint64_t Destination::BytesBelow(uint64_t limit) const {
   return limit <= offset ? 0 : Below(*this, 0, limit - offset);
 }
 
-std::vector<ChunkBytes> CountChunkBytes(const ChunkTable& chunks, uint32_t t,
-                                        const Destination& to) {
-  std::vector<ChunkBytes> counted;
+std::vector<WrittenBytes> CountWrittenBytes(const ChunkTable& chunks, uint32_t t,
+                                            const Destination& to) {
+  std::vector<WrittenBytes> counted;
   const uint64_t all = to.bytes();
   const uint32_t first = chunks.first_of_tensor(t), end = chunks.end_of_tensor(t);
   // A layout program has many small boxes in a large tensor, so this skips to the first chunk that

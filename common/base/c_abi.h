@@ -1,0 +1,81 @@
+// What every C ABI of ours does alike: keeps a call's error, lets no exception out, and reads and
+// fills structs of other versions of its header. Internal to the shared libraries. Owner of an
+// error's text: the thread. Cost: small copies. Errors: Fail keeps the text for the library's
+// last-error function; codes are absl's, which are gRPC's.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <new>
+#include <string>
+
+#include "common/base/status.h"
+
+// The size of a struct that ends with `field`: what the library asks of a caller at least, since
+// structs only ever grow.
+#define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
+
+namespace deltawire::c_abi {
+
+inline std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
+
+inline int Fail(const Status& status) {
+  LastError() = std::string(MessageOf(status));
+  return static_cast<int>(status.code());
+}
+
+/// Runs `call` and returns its code; no exception crosses the C boundary.
+template <typename Call>
+int Guard(Call call) noexcept {
+  try {
+    LastError().clear();
+    const Status status = call();
+    return status.ok() ? 0 : Fail(status);
+  } catch (const std::bad_alloc&) {
+    return static_cast<int>(StatusCode::kResourceExhausted);
+  } catch (const std::exception& e) {
+    return Fail(Errorf(StatusCode::kInternal, "unexpected: {}", e.what()));
+  }
+}
+
+inline Status Invalid(const std::string& what) {
+  return Status(StatusCode::kInvalidArgument, what);
+}
+
+/// A copy of the caller's struct, which may come from an older or a newer version of the header: of
+/// an older one the missing fields are zero.
+template <typename T>
+StatusOr<T> Read(const T* in, size_t smallest, const char* name) {
+  if (in == nullptr) return Errorf(StatusCode::kInvalidArgument, "{} is NULL", name);
+  if (in->struct_size < smallest) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "{}.struct_size is {}, at least {} is wanted; set it to sizeof({})", name,
+                  in->struct_size, smallest, name);
+  }
+  T out{};
+  std::memcpy(&out, in, std::min(in->struct_size, sizeof out));
+  return out;
+}
+
+/// Fills those fields of the caller's struct that its struct_size covers.
+template <typename T>
+Status Fill(T value, size_t smallest, T* out, const char* name) {
+  if (out == nullptr) return {};
+  DW_ASSIGN_OR_RETURN(const T old, Read(out, smallest, name));
+  value.struct_size = old.struct_size;
+  std::memcpy(out, &value, std::min(old.struct_size, sizeof value));
+  return {};
+}
+
+/// Element `i` of an array whose elements all have the size that the first one states.
+template <typename T>
+const T* At(const T* array, size_t i) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(array) + i * array->struct_size);
+}
+
+}  // namespace deltawire::c_abi

@@ -1,0 +1,51 @@
+// An inference engine that a receiver drives, as --engine names it, and what is done when an update
+// of it fails. Plain values; pure functions. docs/engine.md says what each kind is asked.
+// Errors: kInvalidArgument says what is wrong with the text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/config/endpoint.h"
+
+namespace deltawire {
+
+enum class EngineKind : uint8_t {
+  kVllm,          ///< vLLM with deltawire's weight-transfer backend
+  kVllmReload,    ///< vLLM as it is: it reads the directory again
+  kSglang,        ///< SGLang with deltawire's plug-in
+  kSglangReload,  ///< SGLang as it is: it reads the directory again
+  kHttp,          ///< one POST; an answer of 2xx means that the version is served
+  kExec,          ///< a program; its exit with 0 means that the version is served
+};
+/// As in --engine: "vllm", "vllm-reload", ...
+std::string_view ToString(EngineKind kind);
+
+/// What is done when an engine may have been changed and did not come to serve the version.
+enum class EngineFailure : uint8_t {
+  kRetry,       ///< try again, so many times; then as kStayPaused
+  kRollback,    ///< take the update back and serve the version before; else as kStayPaused
+  kStayPaused,  ///< leave the engine paused until the next version
+  kTakeOut,     ///< leave the engine alone until it or the receiver starts anew
+};
+std::string_view ToString(EngineFailure what);
+
+struct EngineOptions {
+  std::string model;  ///< empty: the receiver's only one
+  EngineKind kind = EngineKind::kHttp;
+  Endpoint address;                  ///< of every kind but exec
+  std::string path;                  ///< http: what is posted to; else a prefix of every path
+  std::vector<std::string> command;  ///< exec: absolute path of the program, and its arguments
+  friend bool operator==(const EngineOptions&, const EngineOptions&) = default;
+};
+/// What statuses call the engine: "127.0.0.1:8000", or the program's path.
+std::string NameOf(const EngineOptions& engine);
+
+/// "[MODEL:]KIND=http://HOST:PORT[/PATH]" or "[MODEL:]exec=/PROGRAM [ARGUMENT ...]". Arguments are
+/// separated by spaces, and nothing is quoted.
+StatusOr<EngineOptions> ParseEngine(std::string_view text);
+
+}  // namespace deltawire

@@ -1,0 +1,64 @@
+#include "common/daemon/lifetime.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <systemd/sd-daemon.h>
+
+#include <cerrno>
+#include <chrono>
+#include <optional>
+
+namespace deltawire {
+namespace {
+
+sigset_t TerminationSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  return set;
+}
+
+/// How often systemd wants to hear that this process is alive; none: it does not.
+std::optional<std::chrono::microseconds> WatchdogPeriod() {
+  uint64_t limit = 0;
+  if (sd_watchdog_enabled(/*unset_environment=*/0, &limit) <= 0) return std::nullopt;
+  return std::chrono::microseconds(limit / 2);
+}
+
+/// Waits for a signal of `set`, at most for `limit`; 0: none came.
+int WaitForSignal(const sigset_t& set, std::optional<std::chrono::microseconds> limit) {
+  int received = 0;
+  if (!limit) {
+    while (sigwait(&set, &received) != 0) {
+    }
+    return received;
+  }
+  timespec rest{};
+  rest.tv_sec = static_cast<time_t>(limit->count() / 1'000'000);
+  rest.tv_nsec = static_cast<long>(limit->count() % 1'000'000 * 1000);
+  received = sigtimedwait(&set, nullptr, &rest);
+  return received > 0 ? received : 0;
+}
+
+}  // namespace
+
+void BlockTerminationSignals() {
+  const sigset_t set = TerminationSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signal(SIGPIPE, SIG_IGN);
+}
+
+const char* ServeUntilTermination(const std::function<std::string()>& status) {
+  sd_notifyf(0, "READY=1\nSTATUS=%s", status().c_str());
+  const auto period = WatchdogPeriod();
+  const sigset_t set = TerminationSignals();
+  int received = 0;
+  while ((received = WaitForSignal(set, period)) == 0) {
+    sd_notifyf(0, "WATCHDOG=1\nSTATUS=%s", status().c_str());
+  }
+  sd_notify(0, "STOPPING=1");
+  return received == SIGINT ? "SIGINT" : "SIGTERM";
+}
+
+}  // namespace deltawire

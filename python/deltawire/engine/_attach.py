@@ -1,0 +1,158 @@
+"""How `EngineClient.attach` finds an engine's layout and proves it: trace, numbers, loader."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from deltawire import Error
+from deltawire.engine import _codes, _trace
+from deltawire.engine._by_loader import ByLoader
+from deltawire.engine._geometry import Box
+from deltawire.engine._model import Storage, live_storages
+from deltawire.engine._outcome import Attached, some
+from deltawire.engine._plans import Plan, PlanCache
+from deltawire.engine._trace import Group, Tensors
+
+#: Names of torch's dtypes by those of safetensors.
+_TORCH_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+class Refused(Exception):
+    """The engine's memory cannot be updated in place; the text says why."""
+
+
+class Attachment:
+    """An engine's memory, bound to a receiver's directory. It keeps that memory alive."""
+
+    def __init__(self, weights: Any, model: torch.nn.Module, load: Callable[[Iterable], Any],
+                 allow_loader: bool):
+        self._weights, self._model, self._load = weights, model, load
+        self._allow_loader = allow_loader
+        self.tensors: Tensors = [
+            (name, getattr(torch, _TORCH_DTYPES[dtype]), tuple(shape))
+            for name, dtype, shape in weights.tensors]
+        self.storages: list[Storage] = []
+        self.by_loader: ByLoader | None = None
+
+    def attach(self, plans: PlanCache | None) -> Attached:
+        """Answers whether the memory is bound now, and is what the client holds."""
+        begin = time.perf_counter()
+        result = Attached(False)
+        try:
+            if plans is None or not self._use_plan(plans, result):
+                plan = self._find(result)
+                self._prove(plan, result)
+                if plans is not None:
+                    result.plan = plans.keep(self._key(plans), plan, self.storages)
+            result.ok = True
+        except (Refused, Error) as error:
+            result.reason = str(error)
+            self._weights.bind([], [])
+        result.seconds = time.perf_counter() - begin
+        return result
+
+    def read(self, prepared: bool) -> Callable[[int, int, int], None]:
+        """Fills memory with a tensor: (tensor, address, bytes)."""
+        def fill(tensor: int, address: int, nbytes: int) -> None:
+            self._weights.read(prepared, tensor, address, nbytes)
+        return fill
+
+    def _key(self, plans: PlanCache) -> dict[str, str]:
+        return plans.key(self._weights.fingerprint, self._model)
+
+    def _use_plan(self, plans: PlanCache, result: Attached) -> bool:
+        """Whether a plan from before fits this memory, and is proven by it."""
+        self.storages, _ = live_storages(self._model)
+        plan = plans.find(self._key(plans), self.storages, len(self.tensors))
+        if plan is None:
+            return False
+        try:
+            self._prove(plan, result)
+        except (Refused, Error):
+            # The model may be refused as well when it is traced, and then with a better reason.
+            return False
+        result.plan = "used"
+        return True
+
+    def _find(self, result: Attached) -> Plan:
+        begin = time.perf_counter()
+        found = _trace.trace(self._model, self._load, self.tensors)
+        result.trace_seconds = time.perf_counter() - begin
+        self.storages = found.storages
+        if found.problems:
+            raise Refused("the loader cannot be followed: " + some(found.problems))
+        plan = Plan(found.boxes, [], [])
+        self._refuse_devices(plan)
+        for group in found.groups:
+            boxes = _codes.follow(self._model, self._load, self.tensors, self.storages, group)
+            if boxes is None:
+                plan.groups.append(group)
+            else:
+                plan.boxes += boxes
+                plan.by_numbers += group.tensors
+        return plan
+
+    def _refuse_devices(self, plan: Plan) -> None:
+        used = {box.storage for box in plan.boxes}
+        elsewhere = [s.names[0] for i, s in enumerate(self.storages)
+                     if (s.parameter or i in used) and s.keeper.device.type != "cpu"]
+        if elsewhere:
+            raise Refused("parameters that are not in this machine's memory: " + some(elsewhere))
+
+    def _prove(self, plan: Plan, result: Attached) -> None:
+        """Binds what the plan says, and compares all of it with what is committed."""
+        if plan.groups and not self._allow_loader:
+            raise Refused("the loader cannot be followed: " + some(self._reasons(plan.groups))
+                          + " (loader_tensors=True lets it load such tensors itself)")
+        self._refuse_devices(plan)
+        storages = [(s.named(), s.keeper.untyped_storage().data_ptr(), s.nbytes)
+                    for s in self.storages]
+        self._weights.bind(storages, [tuple(box) for box in plan.boxes])
+        compared = self._weights.adopt()
+        result.boxes, result.mapped_bytes = len(plan.boxes), compared.bytes
+        result.unmapped = self._unmapped(plan.boxes)
+        if compared.different:
+            raise Refused(
+                f"{len(compared.different)} tensors have other bytes in the engine than in "
+                f"{compared.identity}: it moves or changes them after loading, or it loaded "
+                f"another version: {some(compared.different)}")
+        if not compared.bytes and not plan.groups:
+            raise Refused("the engine holds none of the checkpoint's tensors")
+        self.by_loader = None
+        if plan.groups:
+            by_loader = ByLoader(self._model, self._load, self.tensors, self.storages, plan.groups)
+            why = by_loader.prove(plan.boxes, self.read(False))
+            if why:
+                raise Refused("the loader does not repeat itself: " + why)
+            self.by_loader = by_loader
+            result.by_loader = by_loader.names
+        result.by_numbers = [self.tensors[t][0] for t in plan.by_numbers]
+
+    def _reasons(self, groups: list[Group]) -> list[str]:
+        return [f"{self.tensors[t][0]}: {g.why}" for g in groups for t in g.tensors]
+
+    def _unmapped(self, boxes: list[Box]) -> list[tuple[str, int]]:
+        """Of parameters, and of other tensors that some of the checkpoint is in."""
+        used = {box.storage for box in boxes}
+        names = {s.named() for i, s in enumerate(self.storages) if s.parameter or i in used}
+        return [(name, left) for name, left in self._weights.unmapped if name in names]

@@ -1,0 +1,186 @@
+"""Tensors that an engine's loader computes with: updated by the loader itself, whole.
+
+`prove` runs the loader over the held version's tensors beside the live memory: what it makes must
+be what is there, whatever was there before. `apply` runs it over new tensors, in live memory, and
+only where it wrote then; `put_back` undoes that. Owner: an EngineClient. Threads: the caller's.
+Cost: the tensors of a changed group whole, twice what the loader writes for them, and its time.
+Errors: reasons as text; live memory is then what it was.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from deltawire.engine._geometry import Box, Region, overlap
+from deltawire.engine._model import REPLACED, Change, Snapshot, Storage, Unchanged
+from deltawire.engine._shadow import Kept, Shadow, load_beside
+from deltawire.engine._trace import Group, Tensors
+
+#: Groups are proven together while their tensors take no more bytes than this.
+_TOGETHER = 64 << 20
+
+
+class ByLoader:
+    def __init__(self, model: torch.nn.Module, load: Callable[[Iterable], object],
+                 tensors: Tensors, storages: list[Storage], groups: list[Group]):
+        self._model, self._load = model, load
+        self._tensors, self._storages, self._groups = tensors, storages, groups
+        self._regions: dict[Region, None] = {}
+        self._kept: Kept | None = None
+        self._changes: list[Change] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [self._tensors[t][0] for g in self._groups for t in g.tensors]
+
+    def concerned(self, changed: Iterable[int]) -> list[int]:
+        """The tensors that must be loaded when these have changed, in the checkpoint's order."""
+        changed = set(changed)
+        return sorted(t for g in self._groups if changed & set(g.tensors) for t in g.tensors)
+
+    def read(self, tensors: Iterable[int], read: Callable[[int, int, int], None]) -> dict:
+        """(name, tensor) by index; `read` fills memory: (tensor, address, bytes)."""
+        pairs = {}
+        for t in tensors:
+            name, dtype, shape = self._tensors[t]
+            # Memory of its own: a loader may change what it is given.
+            value = torch.empty(shape, dtype=dtype)
+            read(t, value.data_ptr(), value.nbytes)
+            pairs[t] = name, value
+        return pairs
+
+    def _batches(self) -> Iterable[list[Group]]:
+        batch, size = [], 0
+        for group in self._groups:
+            bytes_ = sum(torch.Size(self._tensors[t][2]).numel() * self._tensors[t][1].itemsize
+                         for t in group.tensors)
+            if batch and size + bytes_ > _TOGETHER:
+                yield batch
+                batch, size = [], 0
+            batch.append(group)
+            size += bytes_
+        if batch:
+            yield batch
+
+    def prove(self, boxes: Iterable[Box], read: Callable[[int, int, int], None]) -> str:
+        """Why the loader does not make of the held version's tensors what live memory holds; ""
+        when it does. `boxes`: of all other tensors, whose memory it must leave alone. Raises
+        `deltawire.Error` where the held version cannot be read any more."""
+        found: dict[Region, None] = {}
+        for batch in self._batches():
+            why = self._repeat(batch, read, found)
+            if why:
+                return why
+        by_storage: dict[int, list[Region]] = {}
+        for region in found:
+            by_storage.setdefault(region.storage, []).append(region)
+        for box in boxes:
+            place = Region(box.storage, box.dst_offset, box.counts, box.dst_strides,
+                           self._tensors[box.tensor][1].itemsize)
+            if any(overlap(region, place) for region in by_storage.get(box.storage, ())):
+                return (f"{self._storages[box.storage].named()}: its load also writes where "
+                        f"{self._tensors[box.tensor][0]} is")
+        self._regions = found
+        return ""
+
+    def repeats(self, read: Callable[[int, int, int], None]) -> str:
+        """The same without boxes, at any later time."""
+        return next(filter(None, (self._repeat(b, read, {}) for b in self._batches())), "")
+
+    def _repeat(self, batch: list[Group], read, found: dict[Region, None]) -> str:
+        tensors = sorted(t for g in batch for t in g.tensors)
+        first, second = Shadow(self._storages), Shadow(self._storages)
+        why = self._beside(first, self.read(tensors, read))
+        if not why:
+            for region in first.regions:
+                second.bits(region).fill_(-1)
+            # Read again: the loader may have changed what it was given.
+            why = self._beside(second, self.read(tensors, read))
+        if why:
+            return f"{self._named(batch)}: {why}"
+        found.update(dict.fromkeys(first.regions))
+        return self._judge(batch, first, second) or self._idle(batch, first, read)
+
+    def _beside(self, shadow: Shadow, pairs: dict) -> str:
+        unchanged = Unchanged(self._model)
+        try:
+            with unchanged:
+                load_beside(self._load, self._storages, pairs, shadow)
+        except Exception as error:  # pylint: disable=broad-except  # somebody else's code
+            return str(error) or repr(error)
+        return unchanged.findings[0] if unchanged.findings else ""
+
+    def _named(self, batch: list[Group]) -> str:
+        return ", ".join(self._tensors[t][0] for g in batch for t in g.tensors)
+
+    def _judge(self, batch: list[Group], first: Shadow, second: Shadow) -> str:
+        """Compares two loads, over zeros and over ones, with what is live."""
+        if list(first.regions) != list(second.regions):
+            return f"{self._named(batch)}: two loads of the same do not write to the same places"
+        for group in batch:
+            if not set(group.regions) <= set(first.regions):
+                return f"{self._named([group])}: with values it is loaded elsewhere than without"
+        for region in first.regions:
+            live = region.bits(self._storages[region.storage].keeper.untyped_storage())
+            over_zeros, over_ones = first.bits(region), second.bits(region)
+            untouched = (over_zeros == 0) & (over_ones == -1)
+            right = (over_zeros == live) & (over_ones == live)
+            if not bool((untouched | right).all()):
+                names = [g for g in batch if region in g.regions] or batch
+                return (f"{self._named(names)}: loading it again does not give what "
+                        f"{self._storages[region.storage].named()} holds")
+        return ""
+
+    def _idle(self, batch: list[Group], load: Shadow, read) -> str:
+        """Of a tensor whose value the loader wants and then does nothing with, nobody knows where
+        it would go at another time."""
+        for group in batch:
+            if group.by_shapes or any(set(group.tensors) & w for w in load.regions.values()):
+                continue
+            # A loader that takes all tensors before it writes does not show whose turn it is.
+            alone = Shadow(self._storages)
+            why = self._beside(alone, self.read(group.tensors, read))
+            if why or not alone.regions:
+                why = why or "the loader looks at it and writes nothing"
+                return f"{self._named([group])}: {why}"
+        return ""
+
+    def apply(self, pairs: dict) -> str:
+        """Loads (name, tensor) pairs into live memory. Returns why it was not done, or ""."""
+        before = Snapshot(self._model)
+        kept = Kept(self._storages, self._regions)
+        why = ""
+        try:
+            with torch.no_grad(), kept:
+                self._load(iter(pairs.values()))
+        except Exception as error:  # pylint: disable=broad-except  # somebody else's code
+            why = f"the loader failed: {error or repr(error)}"
+        except BaseException:  # e.g. Ctrl-C: the memory is whole all the same
+            self._settle(before, kept)
+            self.put_back()
+            raise
+        why = self._settle(before, kept) or why
+        if why:
+            self.put_back()
+        return why
+
+    def _settle(self, before: Snapshot, kept: Kept) -> str:
+        """Notes what a load has changed. Why it cannot stay, or ""."""
+        self._kept, self._changes = kept, before.changed_attributes()
+        replaced = before.put_memory_back()
+        return REPLACED if replaced or any(c.registered for c in self._changes) else ""
+
+    def put_back(self) -> None:
+        """Makes live memory, and the attributes that the loader has set, what they were before
+        the last `apply`."""
+        if self._kept is not None:
+            for change in self._changes:
+                change.undo()
+            with torch.no_grad():
+                self._kept.put_back()
+        self.forget()
+
+    def forget(self) -> None:
+        """Gives up what `put_back` would need."""
+        self._kept, self._changes = None, []

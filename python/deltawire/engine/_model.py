@@ -1,0 +1,161 @@
+"""A running model's memory as deltawire sees it: its storages, and its state while a loader runs.
+
+A loader is somebody else's code. Run over tensors that are not the weights, it may leave them
+behind in the model's attributes, or replace parameters; `Unchanged` puts all of that back. Owner:
+the caller of `attach`. Threads: the caller's alone. Cost: one pass over the modules' attributes.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+
+
+@dataclasses.dataclass
+class Storage:
+    """Memory of live parameters; several parameters may share one."""
+
+    names: list[str]
+    keeper: torch.Tensor  # one of the parameters, so that the memory stays
+    itemsize: int
+    #: False for buffers and other tensors: they matter only where a loader writes to them.
+    parameter: bool = True
+    #: (name, dtype, offset, shape, strides) of each that lies in it.
+    views: list[tuple] = dataclasses.field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        return self.keeper.untyped_storage().nbytes()
+
+    def named(self) -> str:
+        return ", ".join(self.names)
+
+
+def _tensors(model: torch.nn.Module):
+    """(name, tensor, is it a parameter) of all that a loader could write to by way of the model."""
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        yield name, tensor, True
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        yield name, tensor, False
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{prefix}.{name}" if prefix else name, value, False
+
+
+def live_storages(model: torch.nn.Module) -> tuple[list[Storage], dict[int, int]]:
+    """Storages of all that the model holds, parameters first, and their index by torch's handle."""
+    storages: list[Storage] = []
+    index: dict[int, int] = {}
+    for name, tensor, parameter in _tensors(model):
+        if not tensor.numel() or tensor.layout != torch.strided:
+            continue
+        handle = tensor.untyped_storage()._cdata
+        if handle not in index:
+            index[handle] = len(storages)
+            storages.append(Storage([], tensor.detach(), tensor.element_size(), parameter))
+        at = storages[index[handle]]
+        at.names.append(name)
+        at.views.append((name, str(tensor.dtype), tensor.storage_offset(), tuple(tensor.shape),
+                         tensor.stride()))
+    return storages, index
+
+
+class Snapshot:
+    """Attributes of a model's modules, and the memory of its parameters, as they are now."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._attributes = []
+        for name, module in model.named_modules():
+            self._attributes.append((name, False, vars(module), dict(vars(module))))
+            for own in (module._parameters, module._buffers, module._modules):
+                self._attributes.append((name, True, own, dict(own)))
+        self._data = [(t, t.data) for _, t, _ in _tensors(model)]
+
+    def changed_attributes(self) -> list[Change]:
+        changes = []
+        for module, registered, own, before in self._attributes:
+            for name in {**before, **own}:
+                change = Change(f"{module}.{name}" if module else name, registered, own, name,
+                                before.get(name, _NOTHING), own.get(name, _NOTHING))
+                if change.before is not change.after:
+                    changes.append(change)
+        return changes
+
+    def put_memory_back(self) -> bool:
+        """Undoes every `parameter.data = ...` since then; whether there was one."""
+        found = False
+        for tensor, data in self._data:
+            now = tensor.data
+            if (now.data_ptr(), now.shape, now.stride()) != (
+                    data.data_ptr(), data.shape, data.stride()):
+                tensor.data = data
+                found = True
+        return found
+
+
+_NOTHING = object()
+
+
+class Change(NamedTuple):
+    """An attribute that a loader has set or deleted."""
+
+    where: str
+    registered: bool  # with torch: a parameter, a buffer or a module
+    attributes: dict[str, Any]
+    name: str
+    before: Any
+    after: Any
+
+    def undo(self) -> None:
+        """Unless somebody else has changed it again."""
+        if self.attributes.get(self.name, _NOTHING) is not self.after:
+            return
+        if self.before is _NOTHING:
+            del self.attributes[self.name]
+        else:
+            self.attributes[self.name] = self.before
+
+
+REPLACED = "the loader replaced a parameter's memory; it was put back"
+
+
+class Unchanged:
+    """A context in which a loader runs for its trace: afterwards every module has the attributes,
+    and every parameter and buffer the memory, that it had before. `findings` says what was put
+    back and matters: replaced memory, and tensors that the loader would have kept elsewhere."""
+
+    def __init__(self, model: torch.nn.Module):
+        self._model = model
+        self.findings: list[str] = []
+
+    def __enter__(self) -> Unchanged:
+        self._before = Snapshot(self._model)
+        self._grad = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        return self
+
+    def __exit__(self, *_) -> None:
+        torch.set_grad_enabled(self._grad)
+        findings = []
+        for change in self._before.changed_attributes():
+            if change.registered:
+                findings.append(REPLACED)
+            elif _holds_tensor(change.after) or _holds_tensor(change.before):
+                findings.append(f"the loader keeps a tensor beside the parameters: {change.where}")
+            change.undo()
+        if self._before.put_memory_back():
+            findings.append(REPLACED)
+        self.findings = list(dict.fromkeys(findings))
+        del self._before
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return False
+    return any(isinstance(v, torch.Tensor) for v in value)

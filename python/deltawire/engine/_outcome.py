@@ -1,0 +1,51 @@
+"""What the steps of an engine client answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deltawire.engine import _core
+
+#: So many names are spelt out in a reason.
+_NAMED = 5
+
+
+@dataclass
+class Outcome:
+    """Whether a step was done. It is truthy when it was; else `reason` says why not."""
+
+    ok: bool
+    reason: str = ""
+    seconds: float = 0.0
+    #: Of `prepare`: what the update is.
+    update: _core.UpdateInfo | None = None
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@dataclass
+class Attached(Outcome):
+    """What `attach` found of the engine's memory."""
+
+    boxes: int = 0
+    mapped_bytes: int = 0
+    #: (parameter, bytes) that the boxes do not have: padding, or what the loader computes.
+    unmapped: list[tuple[str, int]] = field(default_factory=list)
+    trace_seconds: float = 0.0
+    #: Tensors that the loader computes with: updates hand them to it, whole.
+    by_loader: list[str] = field(default_factory=list)
+    #: Tensors whose way shapes do not show, found by their elements' numbers.
+    by_numbers: list[str] = field(default_factory=list)
+    #: With a plan cache: "used", "kept" (for the next time), or why neither.
+    plan: str = ""
+
+
+def some(names: Iterable[str]) -> str:
+    """The first few of them."""
+    names = list(names)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

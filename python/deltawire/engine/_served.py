@@ -1,0 +1,288 @@
+"""What the engine of a server holds, written by the ranks and read by the server's HTTP process.
+
+A rank writes a `Record` when the bytes are in its memory, and not before; while it changes them the
+record names both versions. The file is locked as long as the rank lives, so a dead rank's record
+says nothing. `Served` believes records of this server only: of processes that descend from this
+one, or that have the same DELTAWIRE_SERVER in their environment. It needs a record of every rank.
+
+Files: /dev/shm/deltawire-served-UID/, 2 KiB for each rank. Cost: a read takes some 10 microseconds
+and 5 for each rank. Threads: one writer for a record; any number of readers. Errors: `Record`
+raises OSError when its file cannot be made; a reader that understands nothing knows nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import stat
+import sys
+import tempfile
+import weakref
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Names a server whose ranks do not descend from its HTTP process (several API servers, Ray).
+SERVER_VARIABLE = "DELTAWIRE_SERVER"
+_RECORD_BYTES = 2048
+_DIRECTORIES = ("/dev/shm", tempfile.gettempdir())
+#: A record is read again so often when its checksum says that it was read in the middle of a write.
+_TRIES = 100
+
+
+@dataclass(frozen=True)
+class State:
+    """A published state by its whole name. `lineage`: 32 hex digits; `root`: 64 bits."""
+
+    version: int
+    epoch: int
+    lineage: str
+    root: int
+
+    @classmethod
+    def of(cls, identity: Any) -> State:
+        return cls(identity.version, identity.epoch, identity.lineage, identity.root)
+
+    def __str__(self) -> str:
+        """As in HTTP headers: an item of structured fields (RFC 8941)."""
+        return (f'{self.version};epoch={self.epoch};lineage="{self.lineage[:8]}"'
+                f';root="{self.root:016x}"')
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the ranks said at one moment. `states`: what the memory can be, at most one when nothing
+    changes it, none when that is not known. `changes`: another value after any change."""
+
+    states: tuple[State, ...] = ()
+    changes: tuple[Any, ...] = ()
+
+    @property
+    def state(self) -> State | None:
+        """The one state that all ranks hold and that nobody is changing."""
+        return self.states[0] if len(self.states) == 1 else None
+
+
+def directory() -> str:
+    """Where the records of this user lie."""
+    root = next(d for d in _DIRECTORIES if os.path.isdir(d))
+    return os.path.join(root, f"deltawire-served-{os.getuid()}")
+
+
+def _is_ours(path: str) -> bool:
+    """Whether nobody else can write there: /dev/shm is everybody's."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return (stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+
+
+def _start_and_parent(pid: int) -> tuple[int, int]:
+    """When a process began (clock ticks since the boot), and its parent."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()  # a name may have spaces
+    return int(fields[19]), int(fields[1])
+
+
+def _ancestors() -> list[list[int]]:
+    """(process, its begin) of this process and of those that it descends from."""
+    found, pid = [], os.getpid()
+    while pid > 0:
+        try:
+            start, parent = _start_and_parent(pid)
+        except OSError:
+            break
+        found.append([pid, start])
+        pid = parent
+    return found
+
+
+def _rank_and_world() -> tuple[int, int]:
+    """Of torch's processes, which in vLLM and SGLang are the engine's ranks."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return 0, 1
+    if not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def _packed(record: dict[str, Any]) -> bytes:
+    text = json.dumps(record, separators=(",", ":")).encode()
+    packed = b"%08x " % zlib.crc32(text) + text
+    if len(packed) > _RECORD_BYTES:
+        raise OSError(f"a record of {len(packed)} bytes, and {_RECORD_BYTES} is the limit")
+    return packed.ljust(_RECORD_BYTES)
+
+
+def _is_whole(packed: bytes) -> bool:
+    checksum, _, text = packed.rstrip(b" ").partition(b" ")
+    return b"%08x" % zlib.crc32(text) == checksum
+
+
+def _unpacked(packed: bytes) -> dict[str, Any]:
+    return json.loads(packed.partition(b" ")[2])
+
+
+class Record:
+    """One rank's word about its memory. It ends with the object, or with the process."""
+
+    def __init__(self) -> None:
+        folder = directory()
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if not _is_ours(folder):
+            raise OSError(f"{folder} can be written by others than this user; remove it")
+        _remove_dead(folder)
+        rank, world = _rank_and_world()
+        self._record: dict[str, Any] = {
+            "ancestors": _ancestors(), "server": os.environ.get(SERVER_VARIABLE, ""),
+            "rank": rank, "world": world, "changes": 0, "states": []}
+        path = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}")
+        # It gets its name when it is locked and complete, so that nobody takes it for a dead one's.
+        hidden = os.path.join(folder, f".{os.path.basename(path)}")
+        self._fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        os.pwrite(self._fd, _packed(self._record), 0)
+        os.rename(hidden, path)
+        self._end = weakref.finalize(self, _end, self._fd, path, os.getpid())
+
+    def changing(self, before: Any, after: Any) -> None:
+        """Called before the first byte is changed; takes `deltawire.engine.Identity`."""
+        # With one of them unknown the other must not look like what the memory is.
+        self._write([State.of(before), State.of(after)] if before and after else [])
+
+    def holds(self, identity: Any) -> None:
+        """Called when the last byte is written; an empty identity: what it holds is not known."""
+        self._write([State.of(identity)] if identity else [])
+
+    def close(self) -> None:
+        self._end()
+
+    def _write(self, states: Sequence[State]) -> None:
+        self._record["changes"] += 1
+        self._record["states"] = [[s.version, s.epoch, s.lineage, s.root] for s in states]
+        os.pwrite(self._fd, _packed(self._record), 0)
+
+
+def _end(fd: int, path: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child has a copy of the object, not of the memory
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+    os.close(fd)
+
+
+def _is_alive(fd: int) -> bool:
+    """Whether its writer still has it locked."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def _whole_record(fd: int, known: bytes | None) -> bytes | None:
+    """None when its writer is dead. `known`: a whole record, which need not be checked again."""
+    for _ in range(_TRIES):
+        if not _is_alive(fd):
+            return None
+        packed = os.pread(fd, _RECORD_BYTES, 0)
+        if packed == known or _is_whole(packed):
+            return packed
+    return None
+
+
+def _remove_dead(folder: str) -> None:
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            if not name.startswith(".") and not _is_alive(fd):
+                os.unlink(path)
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
+
+
+class Served:
+    """What the engine behind this process holds. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._folder = directory()
+        self._server = os.environ.get(SERVER_VARIABLE, "")
+        self._me = [os.getpid(), _start_and_parent(os.getpid())[0]]
+        self._files: dict[str, int] = {}  # name -> descriptor, of this server's records
+        self._others: set[str] = set()  # names of other servers' records
+        self._last: tuple[dict[str, bytes], Reading] = ({}, Reading())
+
+    def read(self) -> Reading:
+        """Never raises: nothing is known of what cannot be read."""
+        self._look()
+        records: dict[str, bytes] = {}
+        for name, fd in list(self._files.items()):
+            record = _whole_record(fd, self._last[0].get(name))
+            if record is None:
+                os.close(self._files.pop(name))
+            else:
+                records[name] = record
+        if records != self._last[0]:
+            self._last = records, _together({n: _unpacked(r) for n, r in records.items()})
+        return self._last[1]
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _look(self) -> None:
+        """Opens the records that are new."""
+        try:
+            names = set(os.listdir(self._folder)) if _is_ours(self._folder) else set()
+        except OSError:
+            names = set()
+        self._others &= names
+        for name in names - self._others - self._files.keys():
+            if name.startswith("."):
+                continue
+            try:
+                fd = os.open(os.path.join(self._folder, name), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            record = _whole_record(fd, None)
+            if record is not None and self._is_of_this_server(_unpacked(record)):
+                self._files[name] = fd
+            else:
+                os.close(fd)
+                self._others.add(name)
+
+    def _is_of_this_server(self, record: dict[str, Any]) -> bool:
+        if self._server:
+            return record["server"] == self._server
+        return self._me in record["ancestors"]
+
+
+def _together(records: dict[str, dict[str, Any]]) -> Reading:
+    """What several ranks hold together. A rank that is missing holds we know not what."""
+    changes = tuple(sorted((name, r["changes"]) for name, r in records.items()))
+    worlds = {r["world"] for r in records.values()}
+    ranks = {r["rank"] for r in records.values()}
+    if len(worlds) != 1 or ranks != set(range(worlds.pop())):
+        return Reading((), changes)
+    states: list[State] = []
+    for _, record in sorted(records.items(), key=lambda item: item[1]["rank"]):
+        if not record["states"]:
+            return Reading((), changes)
+        states += [State(*s) for s in record["states"]]
+    # The first is what was, where a rank says so: it begins with the state before its change.
+    changing = [State(*r["states"][0]) for r in records.values() if len(r["states"]) > 1]
+    return Reading(tuple(dict.fromkeys(changing + states)), changes)

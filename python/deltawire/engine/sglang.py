@@ -1,0 +1,391 @@
+"""SGLang's plug-in `deltawire`: a server follows what a receiver commits, in place.
+
+SGLang finds it by the entry point `sglang.srt.plugins`; every hook goes through its HookRegistry.
+A path that begins with `deltawire:` is an order, `deltawire:DIRECTORY[?OPTION[&OPTION]...]`:
+
+    POST /weights_checker          {"action": "deltawire:/dev/shm/deltawire/MODEL?prepare"}
+    POST /pause_generation         {"mode": "retract"}
+    POST /update_weights_from_disk {"model_path": "deltawire:/dev/shm/deltawire/MODEL?version=7"}
+    POST /continue_generation      {}
+
+The server's own pause, flush and version handling stay as they are; each rank writes its share.
+Tried with SGLang 0.5.23. Errors: a refusal is answered with 400 and its reason on all ranks or
+none, and the parameters are then what they were. Threads: the scheduler's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from deltawire import DeadlineError, Error, RefusedError
+from deltawire.engine import EngineClient, Identity, Outcome
+
+if TYPE_CHECKING:
+    from deltawire.engine._core import UpdateInfo
+
+logger = logging.getLogger(__name__)
+
+SCHEME = "deltawire:"
+_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+_SCHEDULER = ("sglang.srt.managers.scheduler_components.weight_updater."
+              "SchedulerWeightUpdaterManager")
+_TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+#: Other ways of writing weights: after each of them the memory is unknown and is proven anew.
+_OTHER_WRITERS = ("begin_weight_update", "load_weights_from_distributed",
+                  "update_weights_from_tensor", "update_weights_from_ipc")
+
+
+class Refused(Exception):
+    """The order cannot be carried out; nothing of the engine's has changed."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a path asks for. `version`: what the memory shall be; None: what is committed."""
+
+    directory: str
+    version: int | None = None
+    threads: int = 1
+    prepare: bool = False
+    check: bool = False
+    rollback: bool = False
+
+    @staticmethod
+    def parse(path: str) -> Order | None:
+        """None when the path is none of deltawire's. Raises Refused for what it cannot read."""
+        if not path.startswith(SCHEME):
+            return None
+        directory, _, text = path[len(SCHEME):].partition("?")
+        options: dict[str, Any] = {}
+        for name, value in parse_qsl(text, keep_blank_values=True):
+            if name in ("version", "threads") and value.isdecimal():
+                options[name] = int(value)
+            elif name in ("prepare", "check", "rollback") and not value:
+                options[name] = True
+            else:
+                raise Refused(f"{path}: no option {name}={value}; there are version=N, threads=N, "
+                              "prepare, check and rollback")
+        if not directory.startswith("/"):
+            raise Refused(f"{path}: {SCHEME} takes a receiver's directory, from / on")
+        return Order(directory, **options)
+
+    def path(self, version: int) -> str:
+        """The path of this order for `version`."""
+        flags = [name for name in ("prepare", "check", "rollback") if getattr(self, name)]
+        return f"{SCHEME}{self.directory}?" + "&".join(
+            [f"version={version}", f"threads={self.threads}", *flags])
+
+
+class Follower:
+    """One model of this process and the directory that it follows."""
+
+    def __init__(self, runner: Any, order: Order):
+        """Proves the model's layout. Raises Refused, or deltawire.Error for the directory."""
+        self.directory = order.directory
+        self.client = EngineClient(order.directory, order.threads)
+        self.prepared: UpdateInfo | None = None
+        self.before: Identity | None = None  # the last update's, to which a rollback leads
+        attached = self.client.attach(runner.model, runner.model.load_weights)
+        if not attached:
+            raise Refused(f"this model cannot be updated in place: {attached.reason}. Where only "
+                          f"the version is another, post model_path {order.directory} once")
+        self._addresses = _addresses(runner.model)
+
+    def is_at_home(self, model: Any) -> bool:
+        """Whether the parameters are where they were found."""
+        return self._addresses == _addresses(model)
+
+    def is_current(self) -> bool:
+        """Whether the receiver still writes to what was opened; it may have begun anew."""
+        try:
+            self.client.wait(self.client.held, 0)
+        except DeadlineError:
+            pass
+        except RefusedError:
+            return False
+        return True
+
+    def prepare(self, version: int | None) -> UpdateInfo | None:
+        """Makes the way to `version` ready; None when the memory is that already."""
+        committed = self.client.committed
+        if self.prepared is None or self.prepared.to != committed and (
+                version is None or version == committed.version):
+            self.prepared = self.before = None
+            outcome = self.client.prepare()
+            if not outcome:
+                raise Refused(outcome.reason)
+            self.prepared = outcome.update
+        if version is None or version == self.prepared.to.version:
+            return self.prepared
+        if version == self.client.held.version:
+            return None
+        raise Refused(f"version {version} was asked for and {committed} is committed")
+
+
+_followers: weakref.WeakKeyDictionary[Any, Follower] = weakref.WeakKeyDictionary()
+
+
+def _addresses(model: Any) -> list[int]:
+    return [parameter.data_ptr() for parameter in model.parameters()]
+
+
+def _refuse_what_cannot_follow(runner: Any) -> None:
+    """Servers in which the parameters of one model are not all of the truth."""
+    # pylint: disable=import-outside-toplevel  # none of SGLang is imported before a server is
+    from sglang.srt.model_executor.model_runner_components import weight_updater
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().pp_size > 1:
+        raise Refused("pipeline stages update one after another and cannot agree before they do")
+    if not (runner.spec_algorithm.is_none() or runner.spec_algorithm.is_ngram()):
+        raise Refused("the second model of speculative decoding would not be followed")
+    if runner.eplb_manager is not None:
+        raise Refused("EPLB moves experts' weights while the server runs")
+    # SGLang's own reasons against any update: caches of what was computed from weights.
+    # pylint: disable=protected-access  # its own update calls them, and nothing else does
+    runner.weight_updater._assert_weight_cache_inactive("deltawire")
+    reason = weight_updater._unsupported_derived_weight_cache_error(runner.model)
+    if reason is not None:
+        raise Refused(reason)
+
+
+def _follower(runner: Any, order: Order) -> Follower:
+    """The model's follower; made at the first order, and anew when the old one is out of date."""
+    found = _followers.get(runner.model)
+    if (found is not None and found.directory == order.directory and found.is_current()
+            and found.is_at_home(runner.model)):
+        return found
+    from sglang.srt.model_loader.utils import (  # pylint: disable=import-outside-toplevel
+        set_default_torch_dtype,
+    )
+
+    _refuse_what_cannot_follow(runner)
+    # The old one stays where this raises: a directory that is away may come back.
+    with set_default_torch_dtype(runner.model_config.dtype):  # as around SGLang's own loads
+        _followers[runner.model] = Follower(runner, order)
+    return _followers[runner.model]
+
+
+def _together(step: Callable[[], Any]) -> Any:
+    """Runs `step` on every rank; raises on all of them what it raised on one. `step` returns what
+    must be the same on all ranks."""
+    import torch  # pylint: disable=import-outside-toplevel
+    from sglang.srt.runtime_context import get_parallel  # pylint: disable=import-outside-toplevel
+
+    reason = result = None
+    try:
+        result = step()
+    except Exception as error:  # pylint: disable=broad-except
+        # Whatever leaves a hook ends the whole server, and a rank that leaves the others waiting
+        # for the gather below hangs it.
+        reason = str(error) or repr(error)
+        if not isinstance(error, (Refused, Error)):
+            logger.exception("deltawire: unexpected")
+    group = get_parallel().tp_group
+    ranks = [(reason, str(result))]
+    if group.world_size > 1:
+        ranks = [None] * group.world_size
+        torch.distributed.all_gather_object(ranks, (reason, str(result)), group=group.cpu_group)
+    reasons = [f"rank {i}: {text}" if len(ranks) > 1 else text
+               for i, (text, _) in enumerate(ranks) if text is not None]
+    if reasons:
+        raise Refused("; ".join(reasons))
+    if len({text for _, text in ranks}) > 1:
+        raise Refused("the ranks see different versions: " + ", ".join(t for _, t in ranks))
+    return result
+
+
+def _inside_update(runner: Any, write: Callable[[], Outcome]) -> Outcome:
+    """Writes between SGLang's own hooks, by which a model makes anew what it computes from weights.
+    What they raise ends the server: no model goes on with half of an update."""
+    runner.weight_updater.begin_weight_update()
+    try:
+        return write()
+    finally:
+        runner.weight_updater.end_weight_update(run_post_load=True)
+
+
+def _write(runner: Any, follower: Follower, order: Order, target: Identity) -> None:
+    """Makes this rank's share `target`, which is ready. Raises Refused."""
+
+    def write() -> Outcome:
+        if not follower.is_at_home(runner.model):
+            return Outcome(False, "the engine has moved its parameters for the update")
+        return follower.client.rollback() if order.rollback else follower.client.apply()
+
+    done = Outcome(True)
+    if follower.client.held != target:
+        done = _inside_update(runner, write)
+    if done and order.check:
+        done = follower.client.check()
+    if not done:
+        raise Refused(done.reason)
+
+
+def _carry_out(runner: Any, order: Order) -> str:
+    """An order to write. Returns what was done; raises Refused with all ranks as they were."""
+    begin = time.perf_counter()
+
+    def prepare() -> Identity:
+        follower = _follower(runner, order)
+        if not order.rollback:
+            update = follower.prepare(order.version)
+            return update.to if update is not None else follower.client.held
+        if follower.before is None or follower.before.version != order.version:
+            raise Refused(f"a rollback leads to {follower.before or 'nothing'}, and version "
+                          f"{order.version} was asked for")
+        return follower.before
+
+    target = _together(prepare)
+    follower = _followers[runner.model]
+    client, update, held = follower.client, follower.prepared, follower.client.held
+    ready = time.perf_counter()
+    # SGLang's hook around a write makes it forgotten; it stays while what it holds is known.
+    try:
+        _together(lambda: _write(runner, follower, order, target))
+    except Refused:
+        # This rank may have written what another one could not.
+        if client.held == target != held and not order.rollback:
+            _inside_update(runner, client.rollback)
+        raise
+    finally:
+        follower.prepared = follower.before = None
+        if client.held in (held, target):
+            _followers[runner.model] = follower
+    if held == target:
+        return f"{target} already"
+    follower.before = None if order.rollback else held
+    how = "taken back" if order.rollback else (
+        f"{update.changes} elements of {update.deltas} deltas, {update.chunks_whole} chunks whole")
+    return (f"{target} from {held}: {how}; prepared in {1e3 * (ready - begin):.1f} ms, written in "
+            f"{1e3 * (time.perf_counter() - ready):.1f} ms")
+
+
+def _update(original: Any, updater: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:
+    """Around WeightUpdater.update_weights_from_disk, which answers (success, message)."""
+    try:
+        order = Order.parse(model_path)
+        if order is None:
+            _followers.pop(updater.get_model(), None)
+            return original(updater, model_path, *args, **kwargs)
+        if order.prepare or kwargs.get("weight_name_filter") is not None:
+            raise Refused("/update_weights_from_disk writes all weights; /weights_checker prepares")
+        return True, "deltawire: " + _carry_out(updater.get_model_runner(), order)
+    except Refused as refused:
+        return False, f"deltawire: {refused}"
+
+
+def _look_first(original: Any, manager: Any, request: Any) -> Any:
+    """Around SchedulerWeightUpdaterManager.update_weights_from_disk. SGLang would write, and then
+    fail because a cache with running requests cannot be flushed; an order asks before."""
+    if not request.model_path.startswith(SCHEME):
+        return original(manager, request)
+
+    def step() -> None:
+        scheduler = manager.scheduler
+        # pylint: disable-next=protected-access  # as SGLang's own functions there ask
+        paused = scheduler is not None and scheduler._engine_paused
+        if request.flush_cache and not manager.is_fully_idle(ignore_waiting=paused):
+            raise Refused("requests are running, with whose cache the new weights must not go on; "
+                          'pause with "mode": "retract", or say "flush_cache": false')
+
+    try:
+        _together(step)
+    except Refused as refused:
+        from sglang.srt.managers.io_struct import (  # pylint: disable=import-outside-toplevel
+            UpdateWeightFromDiskReqOutput,
+        )
+
+        logger.error("deltawire: %s", refused)
+        return UpdateWeightFromDiskReqOutput(success=False, message=f"deltawire: {refused}")
+    return original(manager, request)
+
+
+def _check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -> Any:
+    """Around ModelRunner.check_weights, which raises what it finds: `prepare` and `check`."""
+    order = Order.parse(action)
+    if order is None:
+        if action == "reset_tensors":
+            _followers.pop(runner.model, None)
+        return original(runner, action, *args, **kwargs)
+
+    def step() -> Identity:
+        follower = _follower(runner, order)
+        if order.check:
+            found = follower.client.check()
+            if not found:
+                raise Refused(found.reason)
+            return follower.client.held
+        update = follower.prepare(order.version)
+        return update.to if update is not None else follower.client.held
+
+    if order.rollback or order.prepare == order.check:
+        raise Refused("deltawire: /weights_checker takes either prepare or check")
+    try:
+        _together(step)
+    except Refused as refused:
+        raise Refused(f"deltawire: {refused}") from None
+    return None
+
+
+async def _name_version(original: Any, manager: Any, obj: Any, request: Any = None) -> Any:
+    """Around TokenizerManager.update_weights_from_disk, where a request comes in: from here on all
+    ranks go to one version, and the server says this one unless it was told another name."""
+    try:
+        order = Order.parse(obj.model_path)
+        if order is not None:
+            version = order.version
+            if version is None and order.rollback:
+                raise Refused("a rollback needs version=N, of the version that it leads to")
+            if version is None:
+                committed = EngineClient(order.directory).committed
+                if not committed:
+                    raise Refused(f"{order.directory}: no version is committed now")
+                version = committed.version
+            obj.model_path = order.path(version)
+            if obj.weight_version is None:
+                obj.weight_version = str(version)
+    except (Refused, Error) as refused:
+        logger.error("deltawire: %s", refused)
+        return False, f"deltawire: {refused}", 0
+    return await original(manager, obj, request)
+
+
+def _keep_names(original: Any, manager: Any, model_path: str, *args: Any, **kwargs: Any) -> Any:
+    """Around TokenizerManager._update_model_path_info: an order is no name for the model."""
+    if not model_path.startswith(SCHEME):
+        original(manager, model_path, *args, **kwargs)
+
+
+def _forget(updater: Any, *_: Any, **__: Any) -> None:
+    """Before another way of writing weights."""
+    _followers.pop(updater.get_model(), None)
+
+
+def _forget_all(*_: Any, **__: Any) -> None:
+    """Before released memory comes back, with whatever is in it."""
+    _followers.clear()
+
+
+def register() -> None:
+    """The plug-in's entry point; SGLang calls it once in every process."""
+    from sglang.srt.plugins.hook_registry import (  # pylint: disable=import-outside-toplevel
+        HookRegistry,
+        HookType,
+    )
+
+    HookRegistry.register(f"{_UPDATER}.update_weights_from_disk", _update, HookType.AROUND)
+    HookRegistry.register(f"{_SCHEDULER}.update_weights_from_disk", _look_first, HookType.AROUND)
+    HookRegistry.register(f"{_RUNNER}.check_weights", _check, HookType.AROUND)
+    HookRegistry.register(f"{_TOKENIZER}.update_weights_from_disk", _name_version, HookType.AROUND)
+    HookRegistry.register(f"{_TOKENIZER}._update_model_path_info", _keep_names, HookType.AROUND)
+    for writer in _OTHER_WRITERS:
+        HookRegistry.register(f"{_UPDATER}.{writer}", _forget, HookType.BEFORE)
+    HookRegistry.register(f"{_SCHEDULER}.resume_memory_occupation", _forget_all, HookType.BEFORE)

@@ -1,0 +1,88 @@
+"""The endpoints of a vLLM server that an update takes (docs/engine.md), over HTTP.
+
+The server is started with `--weight-transfer-config '{"backend": "deltawire"}'` and
+VLLM_SERVER_DEV_MODE=1. Errors: `deltawire.Error` with the server's own words. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from deltawire import DeadlineError, Error
+
+_LOOK_S = 0.2
+_LONGEST_REASON = 2000
+
+
+class VllmServer:
+    """`url`: like http://127.0.0.1:8000. `timeout`: seconds for one request."""
+
+    def __init__(self, url: str, timeout: float = 1800.0):
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise Error(f"{url} is no URL of a server; it is like http://127.0.0.1:8000")
+        self.url = url.rstrip("/")
+        self._timeout = timeout
+
+    def wait_until_up(self) -> None:
+        """Returns when the server answers."""
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._request("GET", "/health", None)
+                return
+            except Error as error:
+                if time.monotonic() > end:
+                    raise DeadlineError(
+                        f"vLLM is not up after {self._timeout:.0f} s: {error}") from None
+            time.sleep(_LOOK_S)
+
+    def attach(self, directory: str) -> None:
+        """Every worker finds its layout, and proves that its memory is what is committed."""
+        self._post("/init_weight_transfer_engine", {"init_info": {"directory": directory}})
+
+    def prepare(self) -> None:
+        """Finds and checks the way to what is committed; requests go on meanwhile."""
+        self._post("/start_weight_update")
+
+    def pause(self) -> None:
+        self._post("/pause?mode=keep")
+
+    def apply(self, version: int) -> None:
+        """Writes what was prepared, which must be `version`."""
+        self._post("/update_weights", {"update_info": {"version": version}})
+        self._post("/finish_weight_update", {"weight_version": str(version)})
+
+    def name_version(self, version: int) -> None:
+        """Tells the server the name of what it holds."""
+        self._post("/update_weight_version", {"new_version": str(version)})
+
+    def forget_prefixes(self) -> bool:
+        """Drops cached keys and values of older weights; False when running requests hold them."""
+        return bool(self._post("/reset_prefix_cache")["success"])
+
+    def resume(self) -> None:
+        self._post("/resume")
+
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return self._request("POST", path, body or {})
+
+    def _request(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        request = urllib.request.Request(
+            self.url + path, data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            reason = error.read().decode(errors="replace").strip()[:_LONGEST_REASON]
+            hint = ("; the server needs VLLM_SERVER_DEV_MODE=1 for this endpoint"
+                    if error.code == 404 else "")
+            raise Error(f"{self.url}{path} answered {error.code}: {reason}{hint}") from None
+        except (urllib.error.URLError, OSError) as error:
+            raise Error(f"{self.url}{path} did not answer: {error}") from None
+        return json.loads(text) if text else None

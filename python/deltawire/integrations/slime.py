@@ -1,0 +1,127 @@
+"""slime: the hook after a disk update has been written, for engines that share no disk with it.
+
+    --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir /dev/shm/slime
+    --custom-update-weight-post-write-path deltawire.integrations.slime.publish
+    --custom-config-path deltawire.yaml
+
+with, in deltawire.yaml, what differs from `Settings` (`deltawire_directory` has no default). slime
+calls the hook on every training rank when all of them have written `version_dir`, and has the
+engines load `version_dir` after it. The hook publishes that checkpoint. On the engines' nodes it
+waits until the receiver there has committed it, and makes `version_dir` a link to the receiver's
+directory; so it does on Ray's other nodes that have such a directory, for engines of several nodes.
+Read against slime's sources of November 2026; the hook has run with Ray 2.60, slime has not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deltawire import Error
+from deltawire.integrations import _checkpoint
+from deltawire.integrations._directory import ReceiverDirectory
+from deltawire.integrations._publisher import Publisher
+
+_PREFIX = "deltawire_"
+_VERSION = re.compile(r"weight_v(\d+)")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Each is an attribute `deltawire_NAME` of slime's `args`. `directory`: the receiver's, of this
+    model, on the nodes that have engines. The rest is as in `Publisher`."""
+
+    directory: str
+    endpoint: str = "/dev/shm/deltawire"
+    model: str = "policy"
+    timeout: float = 1800.0
+
+    @classmethod
+    def of(cls, args: Any) -> Settings:
+        found = {name[len(_PREFIX):]: value for name, value in vars(args).items()
+                 if name.startswith(_PREFIX)}
+        unknown = found.keys() - cls.__dataclass_fields__.keys()
+        if unknown or "directory" not in found:
+            raise Error("slime's arguments have "
+                        + (f"{_PREFIX}{sorted(unknown)[0]}, which is no setting" if unknown else
+                           f"no {_PREFIX}directory")
+                        + f"; there are {', '.join(_PREFIX + n for n in cls.__dataclass_fields__)}")
+        return cls(**found)
+
+
+def publish(args: Any, version_dir: str, rollout_engines: Sequence[Any]) -> None:
+    """The hook. Returns when the engines' nodes have the version under the name `version_dir`."""
+    settings = Settings.of(args)
+    if _rank() != 0:  # slime waits for all ranks after the hook
+        return
+    match = _VERSION.fullmatch(os.path.basename(os.path.normpath(version_dir)))
+    if not match or not _checkpoint.weight_files(version_dir):
+        raise Error(f"{version_dir} is no checkpoint of a full update (weight_vNNNNNN with "
+                    "*.safetensors); use --update-weight-mode full")
+    publisher = Publisher(settings.endpoint, settings.model, version_dir, settings.timeout)
+    # slime counts from 1 in each run, a sender goes on.
+    version = max(int(match[1]), publisher.open() + 1)
+    publisher.publish(_checkpoint.tensors(version_dir), version)
+    publisher.close()
+    on_nodes(rollout_engines, settings, os.path.abspath(version_dir), version)
+
+
+def follow(has_engine: bool, settings: Settings, version_dir: str, version: int) -> str:
+    """On one node: waits for `version` and makes `version_dir` a link to the receiver's directory.
+    Returns what was done."""
+    if not has_engine and not os.path.isdir(settings.directory):
+        return "no receiver's directory, and no engine"
+    ReceiverDirectory(settings.directory).wait(version, settings.timeout)
+    target = os.path.abspath(settings.directory)
+    if os.path.isdir(version_dir) and not os.path.islink(version_dir):
+        return "the trainer's own checkpoint is there"
+    folder, name = os.path.split(version_dir)
+    os.makedirs(folder, exist_ok=True)
+    for entry in os.scandir(folder):
+        # Links of earlier versions lead to the same directory, which has moved on.
+        if entry.is_symlink() and _VERSION.fullmatch(entry.name) and entry.name != name:
+            os.unlink(entry.path)
+    new = os.path.join(folder, f".{name}.new")
+    if os.path.lexists(new):
+        os.unlink(new)
+    os.symlink(target, new)
+    os.replace(new, version_dir)
+    return f"{version_dir} is version {version}"
+
+
+def on_nodes(engines: Sequence[Any], *arguments: Any) -> list[str]:
+    """Runs `follow` once on each of Ray's nodes; raises what one of them raises."""
+    try:
+        import ray  # pylint: disable=import-outside-toplevel
+        from ray.util.scheduling_strategies import (  # pylint: disable=import-outside-toplevel
+            NodeAffinitySchedulingStrategy,
+        )
+    except ImportError as error:
+        raise ImportError("the hook reaches the engines' nodes by Ray, which cannot be imported: "
+                          f"{error}") from error
+    with_engines = set(ray.get([engine.__ray_call__.remote(_node) for engine in engines]))
+    task = ray.remote(num_cpus=0)(follow)
+    return ray.get([
+        task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(node["NodeID"] in with_engines, *arguments)
+        for node in ray.nodes() if node["Alive"]
+    ])
+
+
+def _node(_: Any) -> str:
+    """The node of the actor that runs this."""
+    import ray  # pylint: disable=import-outside-toplevel
+
+    return ray.get_runtime_context().get_node_id()
+
+
+def _rank() -> int:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_initialized():
+        return 0
+    return torch.distributed.get_rank()

@@ -1,0 +1,151 @@
+"""TRL: the `weight_transfer` of `AsyncGRPOTrainer` (and of `AsyncDistillationTrainer`).
+
+    from deltawire.integrations.trl import WeightTransfer
+
+    trainer = AsyncGRPOTrainer(
+        model="checkpoints/base", args=AsyncGRPOConfig(vllm_server_base_url=url, ...), ...,
+        weight_transfer=WeightTransfer(url, "/dev/shm/deltawire/policy", hf_dir="checkpoints/base"))
+
+Checked with TRL 1.16.0 (`WeightTransferProtocol`). TRL makes its calls on the main process alone,
+in this order: `init_weight_transfer`, and for each version `pause`, `send_weights`, `resume`; at
+the end `destroy`. Imports neither TRL nor torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from deltawire import Error, Published
+from deltawire.integrations._directory import ReceiverDirectory
+from deltawire.integrations._publisher import Publisher
+from deltawire.integrations._vllm_http import VllmServer
+
+logger = logging.getLogger(__name__)
+
+#: The command's exit code where nobody answers.
+_UNREACHABLE = 3
+_LOOK_S = 0.5
+
+
+class WeightTransfer:
+    """Brings each of TRL's versions over a sender and a receiver into a vLLM server.
+
+    `server_url`: of the vLLM server, as in AsyncGRPOConfig. `directory`: the receiver's, of this
+    model, as the server's machine sees it. `endpoint`: the sender's data directory or trainer
+    socket on this machine. `hf_dir`: the checkpoint that the run starts from, as in `Publisher`.
+    `receiver`: HOST:PORT of the receiver's control address, with `tool`, the command `deltawire`;
+    None: the directory is on this machine. `timeout`: seconds for each wait.
+
+    Versions count on from what the sender has published; `version` is the last one.
+    """
+
+    def __init__(
+        self,
+        server_url: str,
+        directory: str | os.PathLike[str],
+        *,
+        endpoint: str | os.PathLike[str] = "/dev/shm/deltawire",
+        model: str = "policy",
+        hf_dir: str | os.PathLike[str] | None = None,
+        receiver: str | None = None,
+        tool: str = "deltawire",
+        timeout: float = 1800.0,
+    ):
+        self._server = VllmServer(server_url, timeout)
+        self._path = os.fspath(directory)
+        self._directory = ReceiverDirectory(directory)
+        self._publisher_arguments = (endpoint, model, hf_dir, timeout)
+        self._model, self._receiver, self._tool, self._timeout = model, receiver, tool, timeout
+        self._publisher: Publisher | None = None
+        self._attached = self._paused = self._warned = False
+        self.published: Published | None = None
+
+    @property
+    def version(self) -> int:
+        """The version that the server answers with; 0 before the first."""
+        return self.published.version if self.published else 0
+
+    def init_weight_transfer(self) -> None:
+        """Waits for the server. If a version is published, the server must have been started from
+        it (from the receiver's directory), and is attached to it."""
+        self._server.wait_until_up()
+        self._publisher = Publisher(*self._publisher_arguments)
+        published = self._publisher.open()
+        if published:
+            self._await_commit(published)
+            self._server.attach(self._path)
+            self._attached = True
+
+    def pause(self) -> None:
+        """Nothing yet: requests go on while the version is published, pulled and prepared. The
+        server is paused in `send_weights`, for as long as the engine's memory is written."""
+
+    def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
+        """Returns when the server holds the new version, and is paused."""
+        if self._publisher is None:
+            raise Error("init_weight_transfer comes before send_weights")
+        published = self._publisher.publish(iterator)
+        self._await_commit(published.version)
+        if self._attached:
+            # A refusal here raises while the server goes on with the version before.
+            self._server.prepare()
+        self._server.pause()
+        self._paused = True
+        if self._attached:
+            # The server stays paused when this raises: its workers may hold two versions.
+            self._server.apply(published.version)
+        else:
+            # Nothing was published before: the server was started from the checkpoint that the
+            # trainer has loaded. Attaching compares every byte.
+            self._server.attach(self._path)
+            self._server.name_version(published.version)
+            self._attached = True
+        if not self._server.forget_prefixes() and not self._warned:
+            self._warned = True
+            logger.warning("vLLM keeps the prefix cache of older weights while requests run; start "
+                           "it with --no-enable-prefix-caching")
+        self.published = published
+        logger.info("version %d: %d of %d elements changed, %d bytes of delta", published.version,
+                    published.changed_elements, published.elements, published.delta_bytes)
+
+    def resume(self) -> None:
+        if self._paused:
+            self._server.resume()
+            self._paused = False
+
+    def destroy(self) -> None:
+        """The server goes on with the last version; after a failed `send_weights` it stays as it
+        is."""
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    def _await_commit(self, version: int) -> None:
+        if self._receiver is None:
+            self._directory.wait(version, self._timeout)
+            return
+        end = time.monotonic() + self._timeout
+        while True:
+            left = max(1, round(end - time.monotonic()))
+            done = self._sync(left)
+            if done.returncode == 0:
+                return
+            # A receiver that is being restarted is waited for; what it refuses is final.
+            if done.returncode != _UNREACHABLE or time.monotonic() > end:
+                said = (done.stderr or done.stdout).strip()
+                raise Error(
+                    f"the receiver at {self._receiver} did not commit version {version}: {said}")
+            time.sleep(_LOOK_S)
+
+    def _sync(self, seconds: int) -> subprocess.CompletedProcess:
+        command = [self._tool, "sync", "--model", self._model, "--receiver", self._receiver,
+                   "--timeout", str(seconds)]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise Error(f"{self._tool} cannot be run: {error}; give `tool` its path") from None

@@ -1,0 +1,121 @@
+"""verl: the checkpoint engine `deltawire`, for trainers and rollouts on different nodes.
+
+    actor_rollout_ref.rollout.checkpoint_engine:
+      backend: deltawire
+      custom_backend_module: deltawire.integrations.verl
+      engine_kwargs: {deltawire: {directory: /dev/shm/deltawire/policy, hf_dir: checkpoints/base}}
+
+verl imports the module on every worker and calls, for each version: `prepare`, `build_topology` (on
+the driver), `init_process_group`, then `send_weights` and `receive_weights` at once, `finalize`.
+The actor's first rank publishes; every rollout worker waits for its node's receiver and hands all
+tensors to verl, which loads them into the engine. Checked against verl 0.9.1, not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Generator
+from typing import Any
+
+from deltawire import Error
+from deltawire.integrations._directory import ReceiverDirectory
+from deltawire.integrations._publisher import Publisher
+
+try:
+    from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+except ImportError as error:  # said when it is used
+    _missing: ImportError | None = error
+    CheckpointEngine = object
+else:
+    _missing = None
+
+
+class DeltawireCheckpointEngine(CheckpointEngine):
+    """One worker's end. `bucket_size` and `is_master` are verl's: the master is the actor's first
+    rank. `endpoint`, `model`, `hf_dir`, `timeout`: as in `Publisher`. `directory`: the receiver's,
+    of this model, on every node with rollout workers."""
+
+    def __init__(
+        self,
+        bucket_size: int,
+        is_master: bool = False,
+        *,
+        directory: str | os.PathLike[str],
+        endpoint: str | os.PathLike[str] = "/dev/shm/deltawire",
+        model: str = "policy",
+        hf_dir: str | os.PathLike[str] | None = None,
+        timeout: float = 1800.0,
+    ):
+        if _missing is not None:
+            raise ImportError("the checkpoint engine needs verl, which cannot be imported "
+                              f"({_missing}): pip install verl") from _missing
+        del bucket_size  # tensors go one by one into shared memory
+        self._publisher = Publisher(endpoint, model, hf_dir, timeout) if is_master else None
+        self._directory = ReceiverDirectory(directory)
+        self._opened = False
+        self._timeout = timeout
+        self._version = 0
+
+    def prepare(self) -> dict[str, Any]:
+        """The master says which version comes next."""
+        if self._publisher is None:
+            return {}
+        if not self._opened:
+            self._publisher.open()
+            self._opened = True
+        return {"version": self._publisher.published + 1}
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict]
+    ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        versions = [m["version"] for m in metadata if m]
+        if len(versions) != 1:
+            raise Error(f"{len(versions)} of {len(metadata)} workers are the master, which "
+                        "publishes; one must be")
+        return ({"version": versions * actor_wg_world_size},
+                {"version": versions * rollout_world_size})
+
+    def init_process_group(self, version: int) -> None:  # pylint: disable=arguments-differ
+        self._version = version
+
+    def finalize(self) -> None:
+        """Nothing is held between two versions."""
+
+    async def send_weights(
+        self,
+        weights: Generator[tuple[str, Any], None, None],
+        global_steps: int | None = None,
+    ) -> dict[str, float] | None:
+        """Returns figures for verl's metrics on the master. All ranks go through `weights`, whose
+        tensors are gathered on the way."""
+        del global_steps  # versions count on from what is published, across restarts too
+        if self._publisher is None:
+            for _ in weights:
+                pass
+            return None
+        published = self._publisher.publish(weights, self._version)
+        return {
+            "deltawire/version": published.version,
+            "deltawire/delta_bytes": published.delta_bytes,
+            "deltawire/model_bytes": published.model_bytes,
+            "deltawire/changed_fraction": published.changed_elements / max(1, published.elements),
+            "deltawire/offload_s": published.offload_seconds,
+            "deltawire/publish_s": published.publish_seconds,
+        }
+
+    async def receive_weights(
+        self,
+        global_steps: int | None = None,
+    ) -> AsyncGenerator[tuple[str, Any], None]:
+        """Yields all tensors of the version, on the CPU, as soon as the receiver has it."""
+        del global_steps
+        # A wait in the event loop would hold up the worker's other calls.
+        await asyncio.to_thread(self._directory.wait, self._version, self._timeout)
+        for pair in self._directory.tensors(self._version):
+            yield pair
+
+
+if _missing is None:
+    CheckpointEngineRegistry.register("deltawire")(DeltawireCheckpointEngine)

@@ -1,0 +1,51 @@
+#include "receiver/engine/engine_call.h"
+
+#include <iterator>
+
+#include "receiver/engine/engine_state.h"
+
+namespace deltawire::receiver {
+namespace {
+
+// Indexed by the enums' values.
+constexpr std::string_view kCalls[] = {
+    "probe", "clear", "prepare", "attach", "pause",  "detach",   "reload",
+    "load",  "flush", "finish",  "name",   "resume", "rollback", "prove",
+};
+static_assert(std::size(kCalls) == static_cast<size_t>(EngineCall::kProve) + 1);
+constexpr std::string_view kStates[] = {"waiting",  "unreachable", "preparing",
+                                        "updating", "serving",     "retrying",
+                                        "paused",   "behind",      "out"};
+static_assert(std::size(kStates) == static_cast<size_t>(EngineState::kOut) + 1);
+
+}  // namespace
+
+std::string_view ToString(EngineCall call) { return kCalls[static_cast<size_t>(call)]; }
+std::string_view ToString(EngineState state) { return kStates[static_cast<size_t>(state)]; }
+
+EngineTraits TraitsOf(EngineKind kind) {
+  switch (kind) {
+    case EngineKind::kVllm:
+      return {.prepares = true,
+              .sessions = true,
+              .pauses = true,
+              .flushes = true,
+              .names = true,
+              .rolls_back = true,
+              .probes = true};
+    case EngineKind::kVllmReload:
+      return {.pauses = true, .flushes = true, .names = true, .probes = true};
+    case EngineKind::kSglang:
+      return {.prepares = true, .pauses = true, .rolls_back = true, .proves = true, .probes = true};
+    case EngineKind::kSglangReload:
+      return {.pauses = true, .probes = true};
+    case EngineKind::kHttp:
+    case EngineKind::kExec:
+      return {};
+  }
+  return {};
+}
+
+std::string VersionName(const Identity& id) { return std::to_string(id.id.version); }
+
+}  // namespace deltawire::receiver

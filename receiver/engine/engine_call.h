@@ -1,0 +1,63 @@
+// What can be asked of an engine, what of it each kind has, and how an answer is judged. Plain
+// values. The order of the calls is EngineCourse's; how they are made is an EngineHook's.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "common/base/identity.h"
+#include "common/config/engine_options.h"
+
+namespace deltawire::receiver {
+
+enum class EngineCall : uint8_t {
+  kProbe,     ///< does it answer, and which version does it name?
+  kClear,     ///< forget an update that was begun; a refusal means that there was none
+  kPrepare,   ///< make the committed version ready; what is served does not change
+  kAttach,    ///< find the parameters, which must hold the committed version
+  kPause,     ///< hold all requests
+  kDetach,    ///< forget the parameters; comes before kReload
+  kReload,    ///< read the directory, where kAttach was refused
+  kLoad,      ///< take the version in
+  kFlush,     ///< drop what was computed with older weights
+  kFinish,    ///< end a prepared update, and name its version in answers
+  kName,      ///< name the version, of an update that was not prepared
+  kResume,    ///< go on with the requests
+  kRollback,  ///< take the last kLoad back
+  kProve,     ///< is it wholly at the version before, so that there is nothing to take back?
+};
+/// "probe", "prepare", ...: for messages.
+std::string_view ToString(EngineCall call);
+
+/// Which calls a kind of engine has; kLoad every kind has.
+struct EngineTraits {
+  bool prepares = false;    ///< kPrepare, kReload; else kLoad reads the directory
+  bool sessions = false;    ///< kClear, kAttach, kDetach, kFinish; else kPrepare does what they do
+  bool pauses = false;      ///< kPause, kResume
+  bool flushes = false;     ///< kFlush; else kLoad does it, or whoever it calls
+  bool names = false;       ///< kName; else kLoad does it
+  bool rolls_back = false;  ///< kRollback
+  bool proves = false;      ///< kProve
+  bool probes = false;      ///< kProbe
+};
+EngineTraits TraitsOf(EngineKind kind);
+
+struct EngineAnswer {
+  enum class Result : uint8_t {
+    kDone,
+    kRefused,      ///< the engine said no; `why` has its words
+    kUnreachable,  ///< no connection: the engine was not asked
+    kUnsure,       ///< asked, and no answer that could be understood: it may have been done
+  };
+  Result result = Result::kDone;
+  std::string why;      ///< if not kDone
+  std::string version;  ///< of kProbe: the version that the engine names
+
+  bool done() const { return result == Result::kDone; }
+};
+
+/// How `id` is named in an engine's answers: its version number.
+std::string VersionName(const Identity& id);
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,373 @@
+#include "receiver/engine/engine_course.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace deltawire::receiver {
+namespace {
+
+using Result = EngineAnswer::Result;
+
+// The receiver changes the directory; the next commit ends the wait in any case.
+constexpr std::chrono::milliseconds kHoldPause{100};
+// An engine that so often names another version than it was told to is no longer believed.
+constexpr int kDenials = 3;
+
+double Seconds(EngineCourse::Nanos time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+EngineCourse::EngineCourse(const EngineTraits& traits, const Policy& policy)
+    : traits_(traits), policy_(policy), random_(policy.seed) {}
+
+void EngineCourse::Ready(const Identity& id) {
+  if (id.empty() || id == target_) return;
+  target_ = id;
+  attempts_ = 0;
+  pause_ = {};
+  if (!unreachable_ && !step_) not_before_ = {};
+}
+
+EngineCall EngineCourse::First() const {
+  if (traits_.sessions && unclear_) return EngineCall::kClear;
+  if (traits_.prepares && !reload_only_) return EngineCall::kPrepare;
+  return traits_.pauses ? EngineCall::kPause : EngineCall::kLoad;
+}
+
+bool EngineCourse::Wanted() const {
+  return !target_.empty() && !out_ && !(served_ == target_) && !(given_up_ == target_);
+}
+
+bool EngineCourse::Holds(EngineCall call) const {
+  switch (call) {
+    case EngineCall::kPrepare:
+    case EngineCall::kAttach:
+    case EngineCall::kReload:
+      return true;
+    case EngineCall::kPause:
+      return !traits_.prepares || reloading_;  // the directory is read right after it
+    case EngineCall::kDetach:
+      return reloading_;
+    case EngineCall::kLoad:
+      return !traits_.prepares;
+    default:
+      return false;
+  }
+}
+
+EngineCourse::Action EngineCourse::Next(Time now) const {
+  Action action;
+  Time time = not_before_;
+  if (step_) {
+    const bool back = step_ == EngineCall::kRollback || step_ == EngineCall::kProve;
+    action = {.call = step_, .to = back ? undo_to_ : to_, .hold = Holds(*step_)};
+  } else if (unreachable_ && traits_.probes) {
+    action.call = EngineCall::kProbe;
+  } else if (closing_) {
+    action = {.call = EngineCall::kClear, .to = to_, .hold = false};
+  } else if (Wanted()) {
+    const EngineCall first = First();
+    const bool hold = first != EngineCall::kClear;
+    action = {.call = first, .to = target_, .hold = hold};
+  } else if (traits_.probes && !target_.empty()) {
+    action.call = EngineCall::kProbe;
+    time = probe_at_;
+  } else {
+    return action;
+  }
+  if (time > now) return {.call = {}, .to = {}, .hold = false, .until = time};
+  return action;
+}
+
+void EngineCourse::Begin(const Action& action, Time now) {
+  const EngineCall call = *action.call;
+  if (call == EngineCall::kProbe || closing_) return;
+  if (!step_) {
+    to_ = action.to;
+    reloading_ = reload_only_;
+    attach_tried_ = reloaded_ = prepared_ = may_undo_ = undoing_ = false;
+    refusal_.clear();
+  }
+  step_ = call;
+  if (call == EngineCall::kPause && !std::exchange(paused_, true)) pause_began_ = now;
+  if (call == EngineCall::kLoad || call == EngineCall::kReload) {
+    undo_to_ = std::exchange(weights_, {});
+    may_undo_ = traits_.rolls_back && call == EngineCall::kLoad && !undo_to_.empty();
+  }
+}
+
+std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
+  switch (call) {
+    case EngineCall::kClear:
+      if (undoing_) return EngineCall::kResume;
+      return reload_only_ ? EngineCall::kPause : EngineCall::kPrepare;
+    case EngineCall::kPrepare:
+      return reloaded_ ? EngineCall::kLoad : EngineCall::kPause;
+    case EngineCall::kAttach:
+      return EngineCall::kPrepare;
+    case EngineCall::kPause:
+      if (!reloading_) return EngineCall::kLoad;
+      return traits_.sessions ? EngineCall::kDetach : EngineCall::kReload;
+    case EngineCall::kDetach:
+      return EngineCall::kReload;
+    case EngineCall::kReload:
+      if (reload_only_) return After(EngineCall::kLoad);
+      return traits_.sessions ? EngineCall::kAttach : EngineCall::kPrepare;
+    case EngineCall::kRollback:
+      return traits_.sessions ? EngineCall::kClear : EngineCall::kResume;
+    case EngineCall::kProve:
+      return EngineCall::kResume;
+    case EngineCall::kLoad:
+      if (traits_.flushes) return EngineCall::kFlush;
+      [[fallthrough]];
+    case EngineCall::kFlush:
+      if (traits_.sessions && prepared_) return EngineCall::kFinish;
+      if (traits_.names) return EngineCall::kName;
+      [[fallthrough]];
+    case EngineCall::kFinish:
+    case EngineCall::kName:
+      if (traits_.pauses) return EngineCall::kResume;
+      [[fallthrough]];
+    case EngineCall::kResume:
+    case EngineCall::kProbe:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::string& why) {
+  switch (call) {
+    case EngineCall::kClear:  // there was nothing to clear
+      return After(call);
+    case EngineCall::kPrepare:
+      if (traits_.sessions && !reloaded_ && !std::exchange(attach_tried_, true)) {
+        refusal_ = why;
+        return EngineCall::kAttach;
+      }
+      if (!traits_.sessions) return Reload(why);
+      return std::nullopt;
+    case EngineCall::kAttach:
+      return Reload(why);
+    case EngineCall::kRollback:
+      if (traits_.proves) return EngineCall::kProve;
+      return std::nullopt;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
+  // It holds another version, or cannot be followed. The first may have been a passing failure.
+  if (attempts_ == 0 && policy_.retries > 0) return std::nullopt;
+  if (reloaded_) {
+    // What has read the directory serves it, followed or not.
+    reload_only_ = true;
+    why_reload_ = fmt::format("cannot be updated in place, so it reads the directory: {}", why);
+    return After(EngineCall::kLoad);
+  }
+  reloading_ = true;
+  return EngineCall::kPause;
+}
+
+void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
+  if (call == EngineCall::kProbe) return Probed(answer, now);
+  if (answer.result == Result::kUnreachable) {
+    totals_.error = answer.why;
+    return Lost(now);
+  }
+  if (std::exchange(closing_, false)) {
+    unclear_ = answer.result == Result::kUnsure;
+    return;
+  }
+  std::optional<EngineCall> next;
+  if (answer.done()) {
+    if (call == EngineCall::kReload) reloaded_ = true;
+    if (call == EngineCall::kPrepare) prepared_ = true;
+    if (call == EngineCall::kResume) return Resumed(now);
+    next = After(call);
+    if (!next) return Serves(now);
+  } else {
+    if (answer.result == Result::kRefused) next = Instead(call, answer.why);
+    if (!next) {
+      const bool both = call == EngineCall::kPrepare && !refusal_.empty() && refusal_ != answer.why;
+      totals_.error = fmt::format("{}: {}{}", ToString(call), answer.why,
+                                  both ? fmt::format(" (at first: {})", refusal_) : "");
+      return Failed(call, answer, now);
+    }
+  }
+  if (call == EngineCall::kClear) unclear_ = false;
+  if (next == EngineCall::kResume) weights_ = undoing_ ? undo_to_ : to_;
+  step_ = next;
+}
+
+void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now) {
+  ++totals_.failures;
+  unclear_ = true;
+  // A hook that said no has changed nothing; an engine whose load failed may be at no version.
+  const bool doubtful = traits_.pauses ? weights_.empty() : answer.result == Result::kUnsure;
+  if (doubtful) served_ = {};
+  const bool retries = policy_.failure == EngineFailure::kRetry;
+  switch (call) {
+    case EngineCall::kClear:
+    case EngineCall::kPrepare:
+    case EngineCall::kAttach:
+      // Nothing was changed, unless it comes after a reload or on the way back.
+      return EndAttempt(!undoing_ && (!reloaded_ || retries), now);
+    case EngineCall::kPause:
+    case EngineCall::kDetach:
+      if (weights_.empty()) return EndAttempt(true, now);
+      // Nothing was loaded, so the engine may go on; and a pause that failed may have been one.
+      undo_to_ = weights_;
+      undoing_ = repeats_ = true;
+      step_ = traits_.sessions ? EngineCall::kClear : EngineCall::kResume;
+      return;
+    case EngineCall::kResume:
+      served_ = {};
+      if (attempts_ >= policy_.retries) return EndAttempt(false, now);
+      ++attempts_;
+      not_before_ = now + NextPause(policy_.longest_pause);
+      return;
+    case EngineCall::kRollback:
+    case EngineCall::kProve:
+      return EndAttempt(false, now);
+    default:
+      break;
+  }
+  if (policy_.failure == EngineFailure::kRollback && may_undo_) {
+    undoing_ = true;
+    repeats_ = false;
+    step_ = EngineCall::kRollback;
+    return;
+  }
+  EndAttempt(retries, now);
+}
+
+void EngineCourse::EndAttempt(bool may_repeat, Time now) {
+  step_.reset();
+  ++attempts_;
+  if (may_repeat && attempts_ <= policy_.retries) {
+    not_before_ = now + NextPause(policy_.longest_pause);
+    return;
+  }
+  given_up_ = to_;
+  // An update that is left open may keep the receiver's file open.
+  closing_ = traits_.sessions && unclear_;
+  out_ = policy_.failure == EngineFailure::kTakeOut;
+  not_before_ = {};
+  probe_at_ = now + policy_.probe_every;
+}
+
+void EngineCourse::Lost(Time now) {
+  if (!std::exchange(unreachable_, true)) {
+    ++totals_.failures;
+    pause_ = {};
+  }
+  // When it can be reached again, it may be another process: everything begins anew.
+  step_.reset();
+  probe_error_.clear();
+  served_ = weights_ = given_up_ = {};
+  attempts_ = 0;
+  denials_ = 0;
+  out_ = paused_ = closing_ = reload_only_ = false;
+  why_reload_.clear();
+  unclear_ = true;
+  not_before_ = now + NextPause(policy_.reach_every);
+}
+
+void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
+  probe_at_ = now + policy_.probe_every;
+  if (answer.result == Result::kUnreachable) {
+    totals_.error = answer.why;
+    return Lost(now);
+  }
+  if (answer.result == Result::kUnsure) {
+    probe_error_ = fmt::format("{}: {}", ToString(EngineCall::kProbe), answer.why);
+    if (unreachable_) not_before_ = now + NextPause(policy_.reach_every);
+    return;
+  }
+  probe_error_.clear();
+  if (std::exchange(unreachable_, false)) {
+    pause_ = {};
+    not_before_ = {};
+    return;
+  }
+  if (served_.empty() || answer.version.empty()) return;
+  if (answer.version == VersionName(served_)) {
+    denials_ = 0;
+    return;
+  }
+  if (++denials_ >= kDenials) return;
+  totals_.error =
+      fmt::format("named version \"{}\" instead of {}: it started anew, or somebody changed it",
+                  answer.version, VersionName(served_));
+  served_ = weights_ = given_up_ = {};
+  attempts_ = 0;
+  reload_only_ = false;
+  why_reload_.clear();
+  unclear_ = true;
+  not_before_ = {};
+}
+
+void EngineCourse::Resumed(Time now) {
+  paused_ = false;
+  totals_.last_pause_seconds = Seconds(now - pause_began_);
+  totals_.pause_seconds += totals_.last_pause_seconds;
+  if (!undoing_) return Serves(now);
+  served_ = weights_;
+  EndAttempt(repeats_, now);
+}
+
+void EngineCourse::Serves(Time now) {
+  probe_error_.clear();
+  totals_.error.clear();
+  ++totals_.updates;
+  served_ = weights_ = to_;
+  given_up_ = {};
+  step_.reset();
+  attempts_ = 0;
+  pause_ = {};
+  not_before_ = {};
+  unclear_ = unreachable_ = false;
+  probe_at_ = now + policy_.probe_every;
+}
+
+void EngineCourse::HoldRefused(Time now) {
+  step_.reset();
+  not_before_ = now + kHoldPause;
+}
+
+EngineCourse::Nanos EngineCourse::NextPause(std::chrono::milliseconds longest) {
+  pause_ = std::min(pause_.count() == 0 ? policy_.first_pause : 2 * pause_, longest);
+  const Nanos whole = pause_;
+  return whole - Nanos(random_() % (whole.count() / 2 + 1));
+}
+
+EngineCourse::View EngineCourse::view() const {
+  View view = totals_;
+  view.served = served_;
+  if (!probe_error_.empty()) view.error = probe_error_;
+  if (view.error.empty()) view.error = why_reload_;
+  view.paused = paused_;
+  view.attempts = attempts_;
+  const bool waits = !step_ || step_ == EngineCall::kResume;
+  if (out_) {
+    view.state = EngineState::kOut;
+  } else if (unreachable_) {
+    view.state = EngineState::kUnreachable;
+  } else if (target_.empty()) {
+    view.state = EngineState::kWaiting;
+  } else if (attempts_ > 0 && waits && !(given_up_ == target_)) {
+    view.state = EngineState::kRetrying;
+  } else if (step_ && (paused_ || !traits_.prepares)) {
+    view.state = EngineState::kUpdating;
+  } else if (served_ == target_) {
+    view.state = EngineState::kServing;
+  } else if (given_up_ == target_) {
+    view.state = paused_ ? EngineState::kPaused : EngineState::kBehind;
+  } else {
+    view.state = EngineState::kPreparing;
+  }
+  return view;
+}
+
+}  // namespace deltawire::receiver

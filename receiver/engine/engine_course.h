@@ -1,0 +1,128 @@
+// How one engine is brought to each committed version: which call comes next, and what follows from
+// its answer. Pure: a function of commits, answers and time. Owner: an EngineDriver (its lock).
+//   prepare -> pause -> load -> flush -> finish -> resume; a kind leaves out what it does not have
+// From the load on it is resumed only when it wholly has the version, or wholly the one before.
+// States, and what follows from a failure: docs/lifecycle.md, "An engine, at the receiver".
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <random>
+#include <string>
+
+#include "common/base/identity.h"
+#include "common/base/sync.h"
+#include "receiver/engine/engine_call.h"
+#include "receiver/engine/engine_state.h"
+
+namespace deltawire::receiver {
+
+class EngineCourse {
+ public:
+  using Time = SteadyClock::time_point;
+  using Nanos = std::chrono::nanoseconds;
+
+  struct Policy {
+    EngineFailure failure = EngineFailure::kRetry;
+    uint32_t retries = 5;  ///< of one version, after the first attempt
+    /// The pause before a retry doubles from the first to the longest, less a random part of up to
+    /// half.
+    std::chrono::milliseconds first_pause{200}, longest_pause{10000};
+    /// While an engine cannot be reached it is tried at least this often, and without end.
+    std::chrono::milliseconds reach_every{2000};
+    std::chrono::milliseconds probe_every{2000};
+    uint64_t seed = 0;
+  };
+
+  struct Action {
+    std::optional<EngineCall> call;  ///< none: nothing to do before `until`
+    Identity to;                     ///< the version that the call is about
+    /// The call reads the directory: make it only while the directory is held at `to`, from the
+    /// first such call to the last of those that follow one another.
+    bool hold = false;
+    Time until = Time::max();
+  };
+
+  struct View {
+    EngineState state = EngineState::kWaiting;
+    Identity served;    ///< empty: not known, or nothing
+    std::string error;  ///< the last failure; empty after a success
+    bool paused = false;
+    uint32_t attempts = 0;  ///< failed ones of this version
+    double last_pause_seconds = 0, pause_seconds = 0;
+    uint64_t updates = 0, failures = 0;
+  };
+
+  EngineCourse(const EngineTraits& traits, const Policy& policy);
+
+  /// `id` is committed, and may be handed to the engine.
+  void Ready(const Identity& id);
+  Action Next(Time now) const;
+  /// The call that Next named is about to be made.
+  void Begin(const Action& action, Time now);
+  void Done(EngineCall call, const EngineAnswer& answer, Time now);
+  /// The directory is not at the version that Next named, or not for long: the receiver changes it.
+  void HoldRefused(Time now);
+
+  View view() const;
+  /// The engine is paused and the update goes on: a stop had better wait for the next calls.
+  bool in_pause() const { return paused_ && step_.has_value(); }
+
+ private:
+  EngineCall First() const;
+  bool Wanted() const;
+  bool Holds(EngineCall call) const;
+  /// The call that comes after this one was done; none: the version is served.
+  std::optional<EngineCall> After(EngineCall call) const;
+  /// The call that takes the place of this one, which was refused; none: that is a failure.
+  std::optional<EngineCall> Instead(EngineCall call, const std::string& why);
+  /// Lets the engine read the directory, as `why` demands; none: not yet.
+  std::optional<EngineCall> Reload(const std::string& why);
+  void Probed(const EngineAnswer& answer, Time now);
+  void Failed(EngineCall call, const EngineAnswer& answer, Time now);
+  void Lost(Time now);
+  /// Ends an attempt that failed. Another one comes later, if `may_repeat` and one is left.
+  void EndAttempt(bool may_repeat, Time now);
+  void Resumed(Time now);
+  void Serves(Time now);
+  Nanos NextPause(std::chrono::milliseconds longest);
+
+  const EngineTraits traits_;
+  const Policy policy_;
+  std::mt19937_64 random_;
+
+  Identity target_;    // the newest version that is ready
+  Identity to_;        // the version of the attempt under way
+  Identity served_;    // what the engine answers from; empty: not known, or nothing
+  Identity given_up_;  // no further attempt to bring the engine to it
+  /// What the engine's weights wholly are; empty: not known, as at first, since a receiver may have
+  /// died in the middle of a load.
+  Identity weights_;
+  Identity undo_to_;                // what weights_ was before the load
+  std::optional<EngineCall> step_;  // the next call, or the one under way; none: between attempts
+  Time not_before_{}, probe_at_{}, pause_began_{};
+  std::chrono::milliseconds pause_{0};  // before the last retry
+  uint32_t attempts_ = 0;
+  bool unreachable_ = false;
+  bool out_ = false;
+  bool paused_ = false;       // told to pause, and not resumed since
+  bool unclear_ = true;       // an update that was begun earlier may be open in it
+  bool reload_only_ = false;  // it cannot be followed, so it reads the directory each time
+  bool closing_ = false;      // the version was given up, and its update is to be closed
+  // Of the attempt under way:
+  bool attach_tried_ = false;
+  bool reloading_ = false;  // it is to read the directory
+  bool reloaded_ = false;
+  bool prepared_ = false;    // kPrepare was done
+  bool may_undo_ = false;    // undo_to_ is known, and the kind has a way back
+  bool undoing_ = false;     // on the way back to the version before
+  bool repeats_ = false;     // after undoing
+  int denials_ = 0;          // probes in a row that named another version than the one served
+  std::string why_reload_;   // why reload_only_ is set
+  std::string probe_error_;  // of the last probe
+  std::string refusal_;      // of kPrepare, for the message when kAttach is refused, too
+  View totals_;              // all but state, served, paused and attempts
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,144 @@
+#include "receiver/engine/engine_driver.h"
+
+#include <algorithm>
+
+#include "common/base/human.h"
+#include "common/base/log.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using Clock = SteadyClock;
+using std::chrono::milliseconds;
+
+// A probe asks for next to nothing.
+constexpr milliseconds kProbeLimit{5000};
+
+}  // namespace
+
+EngineDriver::EngineDriver(Settings settings, std::unique_ptr<EngineHook> hook,
+                           EngineSource& source, std::function<void()> served)
+    : settings_(std::move(settings)),
+      name_(NameOf(settings_.options)),
+      reader_("engine " + name_),
+      hook_(std::move(hook)),
+      source_(source),
+      served_(std::move(served)),
+      course_(TraitsOf(settings_.options.kind), settings_.policy) {
+  thread_ = Thread([this] { Run(); });
+}
+
+EngineDriver::~EngineDriver() {
+  Stop();
+  {
+    std::unique_lock lock(mu_);
+    while (!ended_ && Clock::now() < stop_at_) cv_.wait_for(lock, stop_at_ - Clock::now());
+  }
+  hook_->Cancel();
+  thread_.join();
+}
+
+void EngineDriver::Stop() {
+  bool at_once = false;
+  {
+    std::lock_guard lock(mu_);
+    if (stopping_) return;
+    stopping_ = true;
+    at_once = !course_.in_pause();
+    stop_at_ = Clock::now() + (at_once ? milliseconds(0) : kGrace);
+    cv_.notify_all();
+  }
+  if (at_once) hook_->Cancel();
+}
+
+void EngineDriver::News() {
+  std::lock_guard lock(mu_);
+  course_.Ready(source_.Ready());
+  // The receiver may go on to change the directory as soon as this returns.
+  if (!calling_ && !stopping_) {
+    const EngineCourse::Action action = course_.Next(Clock::now());
+    if (action.call && action.hold) HoldFor(action);
+  }
+  cv_.notify_all();
+}
+
+EngineDriver::View EngineDriver::view() const {
+  std::lock_guard lock(mu_);
+  View view;
+  static_cast<EngineCourse::View&>(view) = course_.view();
+  view.name = name_;
+  view.kind = settings_.options.kind;
+  view.served_unix_nanos = view.served.empty() ? 0 : served_unix_nanos_;
+  return view;
+}
+
+bool EngineDriver::HoldFor(const EngineCourse::Action& action) {
+  const bool wanted = action.call && action.hold;
+  if (!wanted && std::exchange(holding_, false)) source_.Release(reader_);
+  if (wanted && !holding_) holding_ = source_.Hold(action.to, reader_);
+  return holding_ || !wanted;
+}
+
+void EngineDriver::Run() {
+  std::unique_lock lock(mu_);
+  while (true) {
+    const auto now = Clock::now();
+    const EngineCourse::Action action = course_.Next(now);
+    if (stopping_ && (!action.call || !course_.in_pause() || now >= stop_at_)) break;
+    if (!HoldFor(action)) {
+      course_.HoldRefused(now);
+    } else if (action.call) {
+      Call(action, lock);
+    } else if (action.until == Clock::time_point::max()) {
+      cv_.wait(lock);
+    } else {
+      cv_.wait_for(lock, std::max<Clock::duration>(action.until - now, Clock::duration(0)));
+    }
+  }
+  HoldFor({});
+  ended_ = true;
+  cv_.notify_all();
+}
+
+void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock) {
+  const EngineCall call = *action.call;
+  const auto begin = Clock::now();
+  course_.Begin(action, begin);
+  milliseconds limit = settings_.call_limit;
+  if (call == EngineCall::kProbe) limit = std::min(limit, kProbeLimit);
+  calling_ = true;
+  lock.unlock();
+  const EngineAnswer answer = hook_->Make(call, action.to, limit);
+  lock.lock();
+  calling_ = false;
+  if (call != EngineCall::kProbe || !answer.done()) {
+    LogDebug("model {}: engine {}: {}{} in {}{}{}", settings_.model.name, name_, ToString(call),
+             action.to.empty() ? "" : " of " + ToString(action.to),
+             HumanSeconds(SecondsSince(begin)), answer.why.empty() ? "" : ": ", answer.why);
+  }
+  const EngineCourse::View before = course_.view();
+  course_.Done(call, answer, Clock::now());
+  const EngineCourse::View after = course_.view();
+  Tell(before, after);
+  if (after.served.empty() || after.served == before.served) return;
+  served_unix_nanos_ = UnixNanos();
+  lock.unlock();
+  served_();
+  lock.lock();
+}
+
+void EngineDriver::Tell(const EngineCourse::View& before, const EngineCourse::View& after) {
+  const std::string& model = settings_.model.name;
+  if (after.updates != before.updates) {
+    LogInfo("model {}: engine {} serves {}{}", model, name_, ToString(after.served),
+            TraitsOf(settings_.options.kind).pauses
+                ? fmt::format(", paused for {}", HumanSeconds(after.last_pause_seconds))
+                : "");
+  }
+  if (!after.error.empty() && after.error != before.error) {
+    LogWarn("model {}: engine {}: {}; it is {}{}", model, name_, after.error, ToString(after.state),
+            after.paused ? ", and paused" : "");
+  }
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,83 @@
+// Keeps one engine at the committed version: makes the calls that its EngineCourse decides on, and
+// holds the directory while the engine reads it. Owner: an Engines. Threads: public methods from
+// any; one of its own, which waits for nobody but this engine. Cost: that thread. Errors: in
+// view().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "common/base/sync.h"
+#include "receiver/engine/engine_course.h"
+#include "receiver/engine/engine_hook.h"
+
+namespace deltawire::receiver {
+
+/// The directory of a model that is kept in step with a sender: the Replica's side of this room.
+/// Methods may be called from any thread, and do not wait.
+class EngineSource {
+ public:
+  virtual ~EngineSource() = default;
+  /// What may be handed to engines: the version committed last; empty: none yet.
+  virtual Identity Ready() = 0;
+  /// True: from now on the directory stays at `id` until Release. False: it is at another version,
+  /// or being changed. `reader` names the engine for who waits for it.
+  virtual bool Hold(const Identity& id, const std::string& reader) = 0;
+  virtual void Release(const std::string& reader) = 0;
+};
+
+class EngineDriver {
+ public:
+  struct View : EngineCourse::View {
+    std::string name;
+    EngineKind kind{};
+    int64_t served_unix_nanos = 0;  ///< since when it serves `served`
+  };
+  struct Settings {
+    EngineOptions options;
+    EngineModel model;
+    EngineCourse::Policy policy;
+    std::chrono::milliseconds call_limit{120000};
+  };
+
+  /// `served` is called on the driver's thread when the engine begins to serve a version.
+  EngineDriver(Settings settings, std::unique_ptr<EngineHook> hook, EngineSource& source,
+               std::function<void()> served);
+  /// Stops it.
+  ~EngineDriver();
+
+  /// A version is ready. If the engine can take it now, the directory is held when this returns.
+  void News();
+  View view() const;
+  /// Begins to stop. An engine that is paused for an update gets kGrace for the rest of it.
+  void Stop();
+  static constexpr std::chrono::milliseconds kGrace{1000};
+
+ private:
+  void Run();
+  /// Takes or releases the directory, as `action` needs it. REQUIRES: mu_ held.
+  bool HoldFor(const EngineCourse::Action& action);
+  void Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock);
+  /// What changed, for the log. REQUIRES: mu_ held.
+  void Tell(const EngineCourse::View& before, const EngineCourse::View& after);
+
+  const Settings settings_;
+  const std::string name_, reader_;
+  const std::unique_ptr<EngineHook> hook_;
+  EngineSource& source_;
+  const std::function<void()> served_;
+
+  mutable Mutex mu_;
+  CondVar cv_;
+  EngineCourse course_;
+  bool calling_ = false;
+  bool holding_ = false;
+  bool stopping_ = false;
+  bool ended_ = false;
+  SteadyClock::time_point stop_at_{};
+  int64_t served_unix_nanos_ = 0;
+  Thread thread_;
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,45 @@
+// Makes the calls that an EngineCourse decides on, to one engine. One implementation speaks HTTP
+// (http_hook.cc), one starts a program (exec_hook.cc). Owner: an EngineDriver.
+// Threads: Make from one; Cancel from any. Cost: Make blocks, for `limit` at most.
+// Errors: in the answer, with the engine's words.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "common/base/identity.h"
+#include "common/config/engine_options.h"
+#include "receiver/engine/engine_call.h"
+
+namespace deltawire::receiver {
+
+/// What an engine is told of the model.
+struct EngineModel {
+  std::string name;
+  std::filesystem::path directory;
+};
+
+class EngineHook {
+ public:
+  virtual ~EngineHook() = default;
+  /// `to`: the version that the call is about.
+  virtual EngineAnswer Make(EngineCall call, const Identity& to,
+                            std::chrono::milliseconds limit) = 0;
+  /// Ends a running call soon, and every later one at once, as kUnsure.
+  virtual void Cancel() = 0;
+};
+
+/// REQUIRES: `options.kind` is not kExec.
+std::unique_ptr<EngineHook> MakeHttpHook(const EngineOptions& options, const EngineModel& model);
+/// REQUIRES: `options.kind` is kExec.
+std::unique_ptr<EngineHook> MakeExecHook(const EngineOptions& options, const EngineModel& model);
+
+inline std::unique_ptr<EngineHook> MakeHook(const EngineOptions& options,
+                                            const EngineModel& model) {
+  return options.kind == EngineKind::kExec ? MakeExecHook(options, model)
+                                           : MakeHttpHook(options, model);
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,54 @@
+// The engines of one model, each with a driver of its own, so that none waits for another. Owner:
+// the Daemon; the source outlives it. Threads: any. Cost: a thread an engine. Errors: in views().
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "receiver/engine/engine_driver.h"
+
+namespace deltawire::receiver {
+
+class Engines {
+ public:
+  /// Makes the hook of an engine; tests give others.
+  using HookFactory = std::function<std::unique_ptr<EngineHook>(const EngineDriver::Settings&)>;
+
+  Engines(std::vector<EngineDriver::Settings> settings, EngineSource& source,
+          const HookFactory& hooks);
+
+  /// A version is ready. Called by whoever committed it, before the directory is changed again.
+  void News();
+
+  struct Served {
+    EngineDriver::View engine;
+    Identity all;         ///< what every engine serves; empty: not all the same
+    uint64_t serial = 0;  ///< rises with each version that an engine of these begins to serve
+  };
+  /// Blocks until an engine has begun to serve a version since `seen`, by serial; 0: what each
+  /// serves now. Of an engine that went on meanwhile only the newest. nullopt when the caller has
+  /// gone or this stops.
+  std::optional<Served> WaitServed(uint64_t seen, const std::function<bool()>& gone);
+
+  /// In the order of the settings.
+  std::vector<EngineDriver::View> views() const;
+  /// Begins to stop all; the destructor waits for them.
+  void Stop();
+
+ private:
+  void OnServed(size_t engine);
+
+  Mutex mu_;
+  CondVar cv_;
+  bool stopping_ = false;
+  uint64_t last_serial_ = 0;
+  std::vector<uint64_t> serials_;                       // by engine, of its newest event; 0: none
+  std::vector<std::unique_ptr<EngineDriver>> drivers_;  // fixed; ends first
+};
+
+/// What every engine serves; empty where there is none, or not all serve the same.
+Identity ServedByAll(const std::vector<EngineDriver::View>& engines);
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,43 @@
+// HTTP/1.1 requests to one address, each on a connection of its own, so that a refused connection
+// always means that nobody was asked. Owner: an HttpHook. Threads: Send from one; Cancel from any.
+// Cost: a connection a request; Send blocks, for `limit` at most. Errors: HttpReply.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "common/base/status.h"
+#include "common/config/endpoint.h"
+
+namespace deltawire::receiver {
+
+struct HttpRequest {
+  bool post = true;    ///< else GET
+  std::string target;  ///< path and query
+  std::string body;    ///< JSON; empty: none
+};
+
+struct HttpReply {
+  /// False: no connection could be made, so the request did not go out.
+  bool sent = false;
+  /// 0: no whole answer came; then `error` says why.
+  int code = 0;
+  std::string body;
+  std::string error;
+};
+
+class HttpClient {
+ public:
+  explicit HttpClient(const Endpoint& address);
+  ~HttpClient();
+  HttpReply Send(const HttpRequest& request, std::chrono::milliseconds limit);
+  /// Ends a running Send soon, and every later one at once.
+  void Cancel();
+
+ private:
+  struct Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,227 @@
+// What each kind of engine is asked over HTTP, and when its answer means yes. The field names are
+// those of vLLM 0.32 (entrypoints/rl/online, entrypoints/serve/dev) and of SGLang 0.5.23
+// (entrypoints/http_server.py). docs/engine.md has the same table.
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "receiver/engine/engine_hook.h"
+#include "receiver/engine/http_client.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Result = EngineAnswer::Result;
+
+constexpr size_t kMaxWords = 500;  // of an engine's error
+
+/// A request, and what its answer must say besides a status of 2xx.
+struct Ask {
+  HttpRequest request;
+  /// "" if the JSON object of the answer means yes, else what it lacks.
+  std::function<std::string(const Json&)> lacks = [](const Json&) { return ""; };
+};
+
+std::string Text(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // never throws
+}
+
+Ask Post(std::string target, const Json& body = nullptr) {
+  return {{.post = true, .target = std::move(target), .body = body.is_null() ? "" : Text(body)}};
+}
+
+Ask Get(std::string target) { return {{.post = false, .target = std::move(target), .body = ""}}; }
+
+/// The answer must have `field` with `value`.
+Ask Saying(Ask ask, std::string field, Json value) {
+  ask.lacks = [field = std::move(field), value = std::move(value)](const Json& answer) {
+    if (answer.contains(field) && answer[field] == value) return std::string();
+    return fmt::format("\"{}\" is not {}", field, Text(value));
+  };
+  return ask;
+}
+
+std::string Printable(std::string text) {
+  text.resize(std::min(text.size(), kMaxWords));
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, ' ');
+  return text;
+}
+
+/// The text in `field`, or "".
+std::string TextOf(const Json& object, const char* field) {
+  const auto found = object.find(field);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+/// An engine's own words in an answer that is not 2xx, or "".
+std::string WordsOf(const Json& answer) {
+  if (!answer.is_object()) return "";
+  // vLLM: {"error": {"message": ...}} or {"error": ...}. SGLang: {"message": ...}. FastAPI's own
+  // refusals: {"detail": ...}.
+  if (const auto error = answer.find("error"); error != answer.end() && error->is_object()) {
+    return TextOf(*error, "message");
+  }
+  for (const char* field : {"error", "message"}) {
+    if (std::string words = TextOf(answer, field); !words.empty()) return words;
+  }
+  return answer.contains("detail") ? Text(answer["detail"]) : "";
+}
+
+class HttpHook : public EngineHook {
+ public:
+  HttpHook(const EngineOptions& options, EngineModel model)
+      : options_(options), model_(std::move(model)), client_(options.address) {}
+
+  EngineAnswer Make(EngineCall call, const Identity& to, std::chrono::milliseconds limit) override {
+    Ask ask = AskFor(call, to, limit);
+    if (options_.kind != EngineKind::kHttp) ask.request.target.insert(0, options_.path);
+    return Judge(ask, call, client_.Send(ask.request, limit));
+  }
+  void Cancel() override { client_.Cancel(); }
+
+ private:
+  Ask AskFor(EngineCall call, const Identity& to, std::chrono::milliseconds limit) const {
+    switch (options_.kind) {
+      case EngineKind::kVllm:
+      case EngineKind::kVllmReload:
+        return AskVllm(call, to, limit);
+      case EngineKind::kSglang:
+      case EngineKind::kSglangReload:
+        return AskSglang(call, to);
+      case EngineKind::kHttp:
+      case EngineKind::kExec:
+        break;
+    }
+    return Post(options_.path, {{"model", model_.name},
+                                {"directory", model_.directory.native()},
+                                {"version", to.id.version},
+                                {"epoch", to.id.epoch},
+                                {"lineage", to.lineage.Hex()},
+                                {"root", fmt::format("{:016x}", to.root)}});
+  }
+
+  Ask AskVllm(EngineCall call, const Identity& to, std::chrono::milliseconds limit) const {
+    const std::string& directory = model_.directory.native();
+    const std::chrono::duration<double> seconds = limit;
+    const Ask reload =
+        Post("/collective_rpc",
+             {{"method", "reload_weights"},
+              {"kwargs", {{"weights_path", directory}, {"is_checkpoint_format", true}}},
+              {"timeout", seconds.count()}});
+    switch (call) {
+      case EngineCall::kProbe:
+        return Get("/weight_info");
+      case EngineCall::kClear:
+        return Post("/finish_weight_update", Json::object());
+      case EngineCall::kPrepare:
+        return Post("/start_weight_update");
+      case EngineCall::kAttach:
+        return Post("/init_weight_transfer_engine", {{"init_info", {{"directory", directory}}}});
+      case EngineCall::kPause:
+        return Saying(Post("/pause?mode=keep"), "status", "paused");
+      case EngineCall::kDetach:
+        return Post("/shutdown_weight_transfer_engine");
+      case EngineCall::kReload:
+        return reload;
+      case EngineCall::kLoad:
+        if (options_.kind == EngineKind::kVllmReload) return reload;
+        return Post("/update_weights", {{"update_info", {{"version", to.id.version}}}});
+      case EngineCall::kFlush:
+        // Requests that are under way hold blocks, so that nothing would be dropped: they are taken
+        // back into the queue, and computed anew as far as they had come.
+        return Saying(Post("/reset_prefix_cache?reset_running_requests=true&reset_external=true"),
+                      "success", true);
+      case EngineCall::kFinish:
+        return Post("/finish_weight_update", {{"weight_version", VersionName(to)}});
+      case EngineCall::kName:
+        return Saying(Post("/update_weight_version", {{"new_version", VersionName(to)}}), "success",
+                      true);
+      case EngineCall::kResume:
+        return Saying(Post("/resume"), "status", "resumed");
+      case EngineCall::kRollback:
+        return Post("/update_weights", {{"update_info", {{"rollback", true}}}});
+      case EngineCall::kProve:
+        break;
+    }
+    return {};
+  }
+
+  Ask AskSglang(EngineCall call, const Identity& to) const {
+    const std::string& directory = model_.directory.native();
+    const std::string version = VersionName(to);
+    // The plug-in's orders are paths that no directory has.
+    const auto order = [&](std::string_view what) {
+      return fmt::format("deltawire:{}?version={}{}", directory, version, what);
+    };
+    const auto update = [&](const std::string& path) {
+      return Saying(
+          Post("/update_weights_from_disk",
+               {{"model_path", path}, {"weight_version", version}, {"flush_cache", true}}),
+          "success", true);
+    };
+    switch (call) {
+      case EngineCall::kProbe:
+        return Get("/model_info");
+      case EngineCall::kPrepare:
+      case EngineCall::kProve:
+        return Saying(Post("/weights_checker", {{"action", order("&prepare")}}), "success", true);
+      case EngineCall::kPause:
+        // Requests go back into the queue: only then are their keys and values dropped.
+        return Saying(Post("/pause_generation", {{"mode", "retract"}}), "status", "ok");
+      case EngineCall::kReload:
+        return update(directory);
+      case EngineCall::kLoad:
+        return update(options_.kind == EngineKind::kSglang ? order("") : directory);
+      case EngineCall::kResume:
+        return Saying(Post("/continue_generation", {{"torch_empty_cache", false}}), "status", "ok");
+      case EngineCall::kRollback:
+        return update(order("&rollback"));
+      default:
+        break;
+    }
+    return {};
+  }
+
+  /// An answer of 2xx whose content does not say so: engines have answered so while they had
+  /// failed.
+  EngineAnswer Judge(const Ask& ask, EngineCall call, const HttpReply& reply) const {
+    if (!reply.sent) return {Result::kUnreachable, reply.error, {}};
+    if (reply.code == 0) return {Result::kUnsure, reply.error, {}};
+    const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
+    if (reply.code < 200 || reply.code > 299) {
+      std::string words = Printable(WordsOf(answer));
+      if (words.empty()) words = Printable(reply.body);
+      return {Result::kRefused, fmt::format("{}: {}", reply.code, words), {}};
+    }
+    if (options_.kind == EngineKind::kHttp) return {};
+    if (!answer.is_object()) {
+      return {Result::kUnsure,
+              fmt::format("{}, but the answer is no JSON object: {}", reply.code,
+                          Printable(reply.body)),
+              {}};
+    }
+    if (const std::string lacks = ask.lacks(answer); !lacks.empty()) {
+      return {Result::kRefused,
+              fmt::format("{}, but {}: {}", reply.code, lacks, Printable(Text(answer))),
+              {}};
+    }
+    EngineAnswer done;
+    if (call == EngineCall::kProbe) done.version = TextOf(answer, "weight_version");
+    return done;
+  }
+
+  const EngineOptions options_;
+  const EngineModel model_;
+  HttpClient client_;
+};
+
+}  // namespace
+
+std::unique_ptr<EngineHook> MakeHttpHook(const EngineOptions& options, const EngineModel& model) {
+  return std::make_unique<HttpHook>(options, model);
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,235 @@
+// The part of EngineWeights that finds and checks the way to what is committed.
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <set>
+#include <thread>
+
+#include "common/layout/root.h"
+#include "receiver/engine_client/prepared_update.h"
+
+namespace deltawire::engine {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::chrono::milliseconds kLookEvery{2};
+/// A receiver commits first and then writes the delta's file, a copy of the delta's size.
+constexpr std::chrono::milliseconds kFileGrace{100};
+
+}  // namespace
+
+StatusOr<std::vector<fs::path>> EngineWeights::FindChain(const Identity& to) const {
+  struct Link {
+    fs::path path;
+    Identity from, to;
+  };
+  std::vector<Link> links;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory_ / kDeltaFolder, error)) {
+    // A file may go between being listed and being read; a half-made one has a hidden name.
+    const auto head = DeltaFile::Peek(entry.path());
+    if (!head.ok() || !(head->fingerprint == layout_.fingerprint())) continue;
+    links.push_back({entry.path(), head->from, head->to});
+  }
+  // Newest first: of two ways to one state (after a rollback) the later one.
+  std::sort(links.begin(), links.end(),
+            [](const Link& a, const Link& b) { return a.path > b.path; });
+  std::vector<fs::path> chain;
+  Identity at = to;
+  while (!(at == held_)) {
+    const auto link =
+        std::find_if(links.begin(), links.end(), [&](const Link& l) { return l.to == at; });
+    if (link == links.end()) {
+      // Only the last link can be one that is still being written.
+      return Errorf(at == to ? StatusCode::kNotFound : StatusCode::kOutOfRange,
+                    "no chain of deltas leads there");
+    }
+    chain.insert(chain.begin(), link->path);
+    at = link->from;
+    // Each link once: a rollback and its return would be a circle.
+    links.erase(link);
+  }
+  return chain;
+}
+
+StatusOr<std::vector<fs::path>> EngineWeights::AwaitChain(const Identity& to) const {
+  const auto end = SteadyClock::now() + kFileGrace;
+  while (true) {
+    auto chain = FindChain(to);
+    std::error_code unreadable;
+    const bool last =
+        SteadyClock::now() >= end || !fs::exists(directory_ / kDeltaFolder, unreadable);
+    if (chain.ok() || last || chain.status().code() != StatusCode::kNotFound) return chain;
+    std::this_thread::sleep_for(kLookEvery);
+  }
+}
+
+Status EngineWeights::CheckChain(Prepared& p) const {
+  std::map<uint32_t, std::vector<Bytes>> deltas;
+  std::set<uint32_t> whole;
+  p.digests_after = digests_;
+  for (const DeltaFile& file : p.files) {
+    for (const DeltaFileEntry& e : file.entries()) {
+      uint64_t& digest = p.digests_after[e.chunk];
+      if (digest != e.digest_before) {
+        return Errorf(StatusCode::kDataLoss, "a delta of chunk {} is for other bytes", e.chunk);
+      }
+      digest = e.digest_after;
+      if (e.whole() || whole.contains(e.chunk)) {
+        whole.insert(e.chunk);
+        deltas.erase(e.chunk);
+        continue;
+      }
+      deltas[e.chunk].push_back(e.payload);
+    }
+  }
+  for (auto& [chunk, payloads] : deltas) {
+    p.delta_chunks.push_back(chunk);
+    p.deltas.push_back(std::move(payloads));
+  }
+  p.from_buffer.assign(whole.begin(), whole.end());
+
+  std::atomic<uint64_t> changes{0}, bytes{0};
+  std::atomic<uint32_t> bad{~0u};
+  pool_.ParallelFor(p.delta_chunks.size(), [&](size_t i) {
+    const Chunk& c = chunks_[p.delta_chunks[i]];
+    for (const Bytes payload : p.deltas[i]) {
+      uint64_t changed = 0;
+      if (backend_.validate(payload, c.bytes, c.width, &changed) != kernels::DecodeStatus::kOk) {
+        bad = p.delta_chunks[i];
+      }
+      changes += changed;
+      bytes += payload.size();
+    }
+  });
+  if (bad != ~0u) {
+    return Errorf(StatusCode::kDataLoss, "the delta of chunk {} is malformed", bad.load());
+  }
+  p.info.deltas = p.files.size();
+  p.info.changes = changes;
+  p.info.payload_bytes = bytes;
+  p.info.chunks_by_delta = p.delta_chunks.size();
+  return absl::OkStatus();
+}
+
+Status EngineWeights::CheckBuffer(Prepared& p) const {
+  DW_ASSIGN_OR_RETURN(p.buffer, HeldBuffer::Open(directory_, state_));
+  const HeldBuffer& buffer = *p.buffer;
+  if (!(buffer.identity() == p.info.to)) {
+    return absl::UnavailableError("another version was committed meanwhile");
+  }
+  if (buffer.data().size() < layout_.total_bytes()) {
+    return Errorf(StatusCode::kDataLoss, "{}: the weights are cut short", directory_.native());
+  }
+  std::atomic<uint32_t> bad{~0u};
+  pool_.ParallelFor(p.from_buffer.size(), [&](size_t i) {
+    const Chunk& c = chunks_[p.from_buffer[i]];
+    const uint64_t digest = backend_.digest(key_, buffer.data().subspan(c.offset, c.bytes));
+    if (digest != p.digests_after[p.from_buffer[i]]) bad = p.from_buffer[i];
+  });
+  if (bad != ~0u) {
+    return Errorf(StatusCode::kDataLoss,
+                  "chunk {} of tensor {} has lost its digest in the receiver's buffer", bad.load(),
+                  layout_.tensor(chunks_[bad].tensor).name);
+  }
+  p.info.chunks_whole = p.from_buffer.size();
+  return absl::OkStatus();
+}
+
+StatusOr<UpdateInfo> EngineWeights::Prepare() {
+  if (held_.empty()) {
+    return absl::FailedPreconditionError(
+        "what the engine's memory holds is not known; compare it with the buffer first (Adopt)");
+  }
+  prepared_.reset();
+  applied_.reset();
+  auto p = std::make_unique<Prepared>();
+  p->info.from = held_;
+  p->info.to = committed();
+  if (p->info.to.empty()) {
+    return Errorf(StatusCode::kUnavailable, "{}: no version is committed now", directory_.native());
+  }
+  p->digests_before = digests_;
+  bool by_delta = false;
+  if (const auto chain = AwaitChain(p->info.to); chain.ok()) {
+    by_delta = true;
+    for (const fs::path& path : *chain) {
+      auto file = DeltaFile::Open(path);
+      by_delta = by_delta && file.ok() && file->head().chunks == chunks_.size();
+      if (!by_delta) break;
+      p->files.push_back(*std::move(file));
+    }
+    by_delta = by_delta && CheckChain(*p).ok() &&
+               RootOf(p->digests_after, Coverage::All(chunks_.size())) == p->info.to.root;
+  }
+  if (!by_delta) {
+    // The buffer has every chunk, and says which are others than the engine's.
+    DW_ASSIGN_OR_RETURN(const HeldBuffer buffer, HeldBuffer::Open(directory_, state_));
+    auto from_buffer = std::make_unique<Prepared>();
+    from_buffer->info = {.from = held_, .to = buffer.identity()};
+    from_buffer->digests_before = digests_;
+    from_buffer->digests_after.resize(chunks_.size());
+    for (uint32_t i = 0; i < chunks_.size(); ++i) {
+      from_buffer->digests_after[i] = buffer.digest(i);
+      if (buffer.digest(i) != digests_[i]) from_buffer->from_buffer.push_back(i);
+    }
+    if (!buffer.StillHolds() || RootOf(from_buffer->digests_after, Coverage::All(chunks_.size())) !=
+                                    buffer.identity().root) {
+      return absl::UnavailableError("another version was committed meanwhile");
+    }
+    p = std::move(from_buffer);
+  }
+  if (!p->from_buffer.empty()) DW_RETURN_IF_ERROR(CheckBuffer(*p));
+  prepared_ = std::move(p);
+  return prepared_->info;
+}
+
+std::vector<uint32_t> EngineWeights::ChangedTensors() const {
+  if (prepared_ == nullptr) return {};
+  std::set<uint32_t> changed;
+  for (const uint32_t chunk : prepared_->delta_chunks) changed.insert(chunks_[chunk].tensor);
+  for (const uint32_t chunk : prepared_->from_buffer) changed.insert(chunks_[chunk].tensor);
+  return {changed.begin(), changed.end()};
+}
+
+Status EngineWeights::ReadTensor(State state, uint32_t tensor, MutableBytes to) const {
+  if (tensor >= layout_.size() || to.size() != layout_.bytes(tensor)) {
+    return Errorf(StatusCode::kInvalidArgument, "{} bytes for tensor {} of {}", to.size(), tensor,
+                  layout_.size());
+  }
+  const bool prepared = state == State::kPrepared;
+  if (prepared ? prepared_ == nullptr : held_.empty()) {
+    return absl::FailedPreconditionError(prepared ? "no update is prepared"
+                                                  : "what the memory holds is not known");
+  }
+  const Identity& wanted = prepared ? prepared_->info.to : held_;
+  const std::vector<uint64_t>& digests = prepared ? prepared_->digests_after : digests_;
+  DW_ASSIGN_OR_RETURN(const HeldBuffer buffer, HeldBuffer::Open(directory_, state_));
+  if (!(buffer.identity() == wanted)) {
+    return Errorf(StatusCode::kUnavailable, "{} is wanted, and the receiver holds {} by now",
+                  DescribeFully(wanted), DescribeFully(buffer.identity()));
+  }
+  if (buffer.data().size() < layout_.total_bytes()) {
+    return Errorf(StatusCode::kDataLoss, "{}: the weights are cut short", directory_.native());
+  }
+  const uint64_t begin = layout_.offset(tensor);
+  const uint32_t first = chunks_.first_of_tensor(tensor);
+  std::atomic<bool> bad{false};
+  pool_.ParallelFor(chunks_.end_of_tensor(tensor) - first, [&](size_t i) {
+    const auto chunk = first + static_cast<uint32_t>(i);
+    const Chunk& c = chunks_[chunk];
+    const MutableBytes copied = to.subspan(c.offset - begin, c.bytes);
+    std::memcpy(copied.data(), buffer.data().data() + c.offset, c.bytes);
+    // The copy is judged, not the buffer, so nothing can come between.
+    if (backend_.digest(key_, copied) != digests[chunk]) bad = true;
+  });
+  if (!bad) return absl::OkStatus();
+  if (!buffer.StillHolds()) {
+    return absl::UnavailableError("another version was committed meanwhile");
+  }
+  return Errorf(StatusCode::kDataLoss, "tensor {} has lost a digest in the receiver's buffer",
+                layout_.tensor(tensor).name);
+}
+
+}  // namespace deltawire::engine

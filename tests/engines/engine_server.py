@@ -1,0 +1,109 @@
+"""A real inference server on this machine's CPU, over its own HTTP endpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+from daemons import die_with_parent, free_port
+
+UP_S = 600
+LOOK_EVERY_S = 0.2
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class EngineServer:
+    """A context manager: the server is up inside. `options` are the server's own."""
+
+    def __init__(self, model: pathlib.Path, log: pathlib.Path, *options: str):
+        self.port = free_port()
+        self.log = log
+        self._model, self._options = model, options
+        self._process: subprocess.Popen | None = None
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        """What is set besides this process's own environment."""
+        raise NotImplementedError
+
+    def logprobs(self, tokens: list[int], count: int = 8):
+        """Greedy tokens after `tokens`, and the logarithms of their probabilities."""
+        raise NotImplementedError
+
+    def __enter__(self) -> EngineServer:
+        with open(self.log, "w") as log:
+            self._process = subprocess.Popen(
+                [*self.command(), *self._options], env=os.environ | self.environment(), stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent)
+        try:
+            self._await_up()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _await_up(self) -> None:
+        """Returns when the server is healthy; raises with its log when it ends or is late."""
+        end = time.monotonic() + UP_S
+        while True:
+            try:
+                self.get("/health")
+                return
+            except (urllib.error.URLError, ConnectionError):
+                pass
+            try:
+                self._process.wait(LOOK_EVERY_S)
+                what = "ended"
+            except subprocess.TimeoutExpired:
+                if time.monotonic() < end:
+                    continue
+                what = f"was not up in {UP_S} s"
+            raise RuntimeError(f"the server {what}:\n{self.log.read_text()[-4000:]}")
+
+    def __exit__(self, *_) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            pass
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)  # and whom it has started
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+    def get(self, path: str):
+        return self._call(path, None, 60)
+
+    def post(self, path: str, body: dict | None = None, limit: float = 120):
+        return self._call(path, json.dumps(body or {}).encode(), limit)
+
+    def refused(self, path: str, body: dict) -> tuple[int, str]:
+        """The code and the text of an answer that must be an error."""
+        try:
+            answer = self.post(path, body)
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        raise AssertionError(f"{path} {body} was answered with {answer}")
+
+    def open(self, path: str, body: bytes | None, limit: float):
+        """The answer, to be read from."""
+        return urllib.request.urlopen(urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", data=body,
+            headers={"Content-Type": "application/json"}), timeout=limit)
+
+    def _call(self, path: str, body: bytes | None, limit: float):
+        with self.open(path, body, limit) as answer:
+            text = answer.read()
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            return text.decode()

@@ -1,0 +1,191 @@
+"""deltawire.integrations against the frameworks' own classes, and data through them.
+
+Usage: integrations_frameworks_test.py FRAMEWORK (trl, verl, nemo_rl, ray); a skip where it is not
+installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import os
+import sys
+import unittest
+
+import support
+
+support.use_trainer_python()
+from integrations_rig import Case, changed, raw  # noqa: E402  # or a skip
+
+from deltawire.integrations import nemo_rl, slime, trl, verl  # noqa: E402
+from deltawire.integrations._publisher import Publisher  # noqa: E402
+
+
+class FrameworkCase(Case):
+    def assert_fits(self, theirs: type, ours: type):
+        """Every public method of `theirs` can be called on `ours` in the same way."""
+        for name, method in inspect.getmembers(theirs, inspect.isroutine):
+            if name.startswith("_") or name not in vars(theirs):
+                continue
+            with self.subTest(method=name):
+                mine = getattr(ours, name)
+                self.assertEqual(inspect.iscoroutinefunction(mine),
+                                 inspect.iscoroutinefunction(method)
+                                 and not inspect.isasyncgenfunction(mine))
+                self.assert_callable_alike(inspect.signature(method), inspect.signature(mine))
+        self.assertFalse(inspect.isabstract(ours))
+
+    def assert_callable_alike(self, theirs: inspect.Signature, ours: inspect.Signature):
+        wanted = [p for p in theirs.parameters.values() if p.kind != p.VAR_KEYWORD]
+        for p in wanted:
+            self.assertIn(p.name, ours.parameters)
+            self.assertEqual(ours.parameters[p.name].kind, p.kind)
+        names = {p.name for p in wanted}
+        if len(wanted) == len(theirs.parameters):  # else they are the implementation's own
+            for p in ours.parameters.values():
+                self.assertTrue(p.name in names or p.default is not p.empty, p.name)
+
+
+class TrlFrameworkTest(FrameworkCase):
+    def test_the_protocol(self):
+        from trl.experimental.async_grpo.async_grpo_trainer import WeightTransferProtocol
+
+        self.assert_fits(WeightTransferProtocol, trl.WeightTransfer)
+
+
+class VerlFrameworkTest(FrameworkCase):
+    def test_the_abstract_class(self):
+        from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+        self.assert_fits(CheckpointEngine, verl.DeltawireCheckpointEngine)
+        self.assertIs(CheckpointEngineRegistry.get("deltawire"), verl.DeltawireCheckpointEngine)
+
+    def test_versions_from_an_actor_of_two_ranks_to_a_rollout_of_two_workers(self):
+        """The calls of verl's CheckpointEngineManager.update_weights, without its processes."""
+        from verl.checkpoint_engine.base import CheckpointEngineRegistry
+
+        kwargs = self.arguments | {"directory": str(self.receiver.directory)}
+
+        def new(**more):
+            return CheckpointEngineRegistry.new("deltawire", bucket_size=1 << 20, **kwargs, **more)
+
+        actors, rollouts = [new(is_master=True), new(is_master=False)], [new(), new()]
+
+        async def receive(engine):
+            return raw({n: t async for n, t in engine.receive_weights(global_steps=1)})
+
+        async def update():
+            metadata = [e.prepare() for e in actors + rollouts]
+            topologies = type(actors[0]).build_topology(2, 2, metadata)
+            for engines, topology in zip((actors, rollouts), topologies, strict=True):
+                for i, engine in enumerate(engines):
+                    engine.init_process_group(**{k: v[i] for k, v in topology.items()})
+            sent = [e.send_weights(iter(self.weights.items()), global_steps=1) for e in actors]
+            done = await asyncio.gather(*(receive(e) for e in rollouts), *sent)
+            for engine in actors + rollouts:
+                engine.finalize()
+            return done
+
+        for version in (1, 2, 3):
+            self.weights = changed(self.weights, version)
+            *received, metrics, nothing = asyncio.run(update())
+            self.assertEqual(received, [raw(self.weights)] * 2)
+            self.assertEqual((metrics["deltawire/version"], nothing), (version, None))
+
+
+class NemoRlFrameworkTest(FrameworkCase):
+    def engines(self, count: int):
+        from nemo_rl.utils.checkpoint_engines.base import create_checkpoint_engine
+
+        Publisher(**self.arguments).open()  # returns when the sender is up
+        kwargs = self.arguments | {"directory": str(self.receiver.directory),
+                                   "release_after_refit": False}
+        return [create_checkpoint_engine(
+            "deltawire.integrations.nemo_rl:DeltawireCheckpointEngine",
+            bucket_size_bytes=1 << 12, engine_kwargs=kwargs) for _ in range(count)]
+
+    def test_the_abstract_class(self):
+        from nemo_rl.utils.checkpoint_engines.base import CheckpointEngine
+
+        self.assert_fits(CheckpointEngine, nemo_rl.DeltawireCheckpointEngine)
+
+    def test_refits_from_two_policy_ranks_to_two_workers(self):
+        """The calls of NeMo RL's CheckpointEngineWeightSynchronizer, without its processes."""
+        policies, workers = self.engines(2), self.engines(2)
+
+        def connect():
+            metadata = [e.prepare() for e in policies + workers]
+            sizes = {"train_world_size": 2, "rollout_world_size": 2, "metadata": metadata}
+            for rank, (policy, worker) in enumerate(zip(policies, workers, strict=True)):
+                policy.init_policy_process_group(worker_rank=rank, **sizes)
+                worker.init_rollout_process_group(rollout_rank=rank, **sizes)
+
+        async def receive(engine):
+            batches = [raw(batch) async for batch in engine.receive_weight_batches()]
+            self.assertGreater(len(batches), 1)
+            return {name: value for batch in batches for name, value in batch.items()}
+
+        async def refit():
+            sent = [e.send_weights(iter(self.weights.items())) for e in policies]
+            return await asyncio.gather(*(receive(e) for e in workers), *sent)
+
+        connect()
+        for version in (1, 2, 3, 4):
+            if version == 3:  # as with release_after_refit
+                for engine in policies + workers:
+                    engine.finalize()
+                connect()
+            self.weights = changed(self.weights, version)
+            self.assertEqual(asyncio.run(refit())[:2], [raw(self.weights)] * 2)
+
+
+class RayFrameworkTest(Case):
+    """slime's hook with the real Ray, on one node."""
+
+    def test_the_hook_publishes_what_slime_wrote_and_links_it_where_engines_are(self):
+        import ray
+
+        class Engine:
+            """In the place of slime's actor for an SGLang server: only its node matters."""
+
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray leaves a token in the home directory
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        self.addCleanup(ray.shutdown)
+        engines = [ray.remote(num_cpus=0)(Engine).remote() for _ in range(2)]
+        folder = self.cluster.root / f"{self.model}-disk"
+        folder.mkdir()
+        for step in (1, 2):
+            self.weights = changed(self.weights, step)
+            version_dir = folder / f"weight_v{step:06d}"
+            self.save(self.weights, version_dir)
+            slime.publish(self.slime_args(), str(version_dir), engines)
+            self.assert_receiver_has(self.weights, step)
+        settings = slime.Settings.of(self.slime_args())
+        elsewhere = folder / "elsewhere" / "weight_v000002"  # where the trainer wrote nothing
+        self.assertEqual(slime.on_nodes(engines, settings, str(elsewhere), 2),
+                         [f"{elsewhere} is version 2"])
+        self.assertEqual(elsewhere.resolve(), self.receiver.directory.resolve())
+
+
+#: FRAMEWORK -> what is imported of it, and its tests.
+CASES = {
+    "trl": ("trl", TrlFrameworkTest),
+    "verl": ("verl", VerlFrameworkTest),
+    "nemo_rl": ("nemo_rl.utils.checkpoint_engines.base", NemoRlFrameworkTest),
+    "ray": ("ray", RayFrameworkTest),
+}
+
+
+def main() -> None:
+    module, case = CASES[sys.argv[1]]
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        support.skip(f"{sys.executable} cannot import {module}: {error}")
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(case)
+    sys.exit(not unittest.TextTestRunner().run(suite).wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+// Engines follow a replica: the real driver and hooks over real sockets, to stand-ins for vLLM and
+// SGLang behind which the real engine client writes real memory.
+#include "receiver/engine/engine_driver.h"
+
+#include <catch2/catch.hpp>
+#include <chrono>
+
+#include "tests/unit/receiver/engine_rig.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::Eventually;
+using Clock = std::chrono::steady_clock;
+using StandIn = EngineRig::StandIn;
+using Fault = EngineRig::Fault;
+using Calls = std::vector<std::string>;
+
+constexpr EngineKind kKinds[] = {EngineKind::kVllm, EngineKind::kVllmReload, EngineKind::kSglang,
+                                 EngineKind::kSglangReload};
+
+/// The paths of an update in their order, when nothing fails; the first of an engine that was
+/// started on this version.
+Calls First(EngineKind kind) {
+  switch (kind) {
+    case EngineKind::kVllm:
+      return {"/finish_weight_update",
+              "/start_weight_update",
+              "/init_weight_transfer_engine",
+              "/start_weight_update",
+              "/pause",
+              "/update_weights",
+              "/reset_prefix_cache",
+              "/finish_weight_update",
+              "/resume"};
+    case EngineKind::kVllmReload:
+      return {"/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version",
+              "/resume"};
+    case EngineKind::kSglang:
+      return {"/weights_checker", "/pause_generation", "/update_weights_from_disk",
+              "/continue_generation"};
+    default:
+      return {"/pause_generation", "/update_weights_from_disk", "/continue_generation"};
+  }
+}
+
+Calls Next(EngineKind kind) {
+  Calls calls = First(kind);
+  if (kind == EngineKind::kVllm) calls.erase(calls.begin(), calls.begin() + 3);
+  return calls;
+}
+
+}  // namespace
+
+TEST_CASE("engines of every kind hold each version's bytes, after exactly the calls it needs") {
+  for (const EngineKind kind : kKinds) {
+    for (const uint32_t buffers : {1u, 2u}) {
+      CAPTURE(ToString(kind), buffers);
+      EngineRig rig({.buffers = buffers});
+      StandIn& engine = rig.Add(kind, false);
+      rig.Publish();
+      REQUIRE(rig.Committed());
+      engine.Start();
+      rig.Follow();
+      REQUIRE(rig.Served());
+      CHECK(engine.TakeCalls() == First(kind));
+      for (int i = 0; i < 5; ++i) {
+        rig.Publish();
+        REQUIRE(rig.Served());
+        CHECK(engine.TakeCalls() == Next(kind));
+        CHECK(rig.Holds(engine));
+        CHECK(engine.weight_version() == std::to_string(rig.version));
+        CHECK_FALSE(engine.paused());
+      }
+      CHECK(engine.violations().empty());
+      const auto view = rig.view();
+      CHECK(view.updates == 6);
+      CHECK(view.failures == 0);
+      CHECK(view.error.empty());
+      CHECK(view.last_pause_seconds > 0);
+      CHECK(view.served_unix_nanos > 0);
+    }
+  }
+}
+
+TEST_CASE("whatever fails once, the engine ends at the version, and is never resumed in between") {
+  using Kind = Fault::Kind;
+  for (const EngineKind kind : kKinds) {
+    Calls paths = Next(kind);
+    if (kind == EngineKind::kVllm) paths.push_back("/init_weight_transfer_engine");
+    for (const std::string& path : paths) {
+      for (const Kind fault :
+           {Kind::kAnswer, Kind::kHang, Kind::kCut, Kind::kCutDone, Kind::kGarbage, Kind::kTorn}) {
+        CAPTURE(ToString(kind), path, static_cast<int>(fault));
+        EngineRig rig;
+        rig.settings.call_limit = milliseconds(100);
+        StandIn& engine = rig.Add(kind, false);
+        rig.Publish();
+        REQUIRE(rig.Committed());
+        engine.Start();
+        const bool at_first = path == "/init_weight_transfer_engine";
+        if (at_first) engine.Set(path, {.kind = fault});
+        rig.Follow();
+        REQUIRE(rig.Served());
+        if (!at_first) engine.Set(path, {.kind = fault});
+        rig.Publish();
+        REQUIRE(rig.Served());
+        CHECK(rig.Holds(engine));
+        CHECK_FALSE(engine.paused());
+        CHECK(engine.violations().empty());
+        CHECK(rig.view().error.empty());
+      }
+    }
+  }
+}
+
+TEST_CASE("an engine that keeps failing stays paused, says why, and the next version heals it") {
+  EngineRig rig;
+  rig.settings.policy.retries = 2;
+  StandIn& engine = rig.Add(EngineKind::kVllmReload);
+  rig.Follow();
+  rig.Publish();
+  REQUIRE(rig.Served());
+  engine.Set("/collective_rpc", {.kind = Fault::Kind::kTorn, .times = 3});
+  rig.Publish();
+  REQUIRE(rig.Reaches(EngineState::kPaused));
+  CHECK(engine.paused());
+  CHECK(rig.view().paused);
+  CHECK(rig.view().served == Identity{});
+  CHECK(rig.view().attempts == 3);
+  CHECK(rig.view().error.find("out of memory") != std::string::npos);
+  rig.Publish();
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+  CHECK(engine.violations().empty());
+}
+
+TEST_CASE("rollback: the engine's memory is the version before, and it goes on with it") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kSglang}) {
+    CAPTURE(ToString(kind));
+    EngineRig rig;
+    rig.settings.policy.failure = EngineFailure::kRollback;
+    StandIn& engine = rig.Add(kind);
+    rig.Follow();
+    rig.Publish();
+    REQUIRE(rig.Served());
+    const auto before = engine.weights();
+    // Done, but the answer says otherwise.
+    engine.Set(kind == EngineKind::kVllm ? "/reset_prefix_cache" : "/update_weights_from_disk",
+               {.kind = Fault::Kind::kCutDone});
+    rig.Publish();
+    REQUIRE(rig.Reaches(EngineState::kBehind));
+    CHECK(engine.weights() == before);
+    CHECK_FALSE(engine.paused());
+    CHECK(engine.weight_version() == "1");
+    CHECK(rig.view().served.id.version == 1);
+    rig.Publish();
+    REQUIRE(rig.Served());
+    CHECK(rig.Holds(engine));
+    CHECK(engine.violations().empty());
+  }
+}
+
+TEST_CASE("take-out: the engine is left alone, and the others go on") {
+  EngineRig rig;
+  rig.settings.policy.failure = EngineFailure::kTakeOut;
+  StandIn& bad = rig.Add(EngineKind::kVllm);
+  StandIn& good = rig.Add(EngineKind::kSglang);
+  rig.Follow();
+  rig.Publish();
+  REQUIRE(rig.Served(0));
+  REQUIRE(rig.Served(1));
+  bad.Set("/update_weights", {.kind = Fault::Kind::kAnswer});
+  bad.TakeCalls();
+  rig.Publish();
+  REQUIRE(rig.Reaches(EngineState::kOut));
+  CHECK(Eventually([&] { return bad.Called("/finish_weight_update"); }));  // nothing is left open
+  bad.TakeCalls();
+  rig.Publish();
+  REQUIRE(rig.Served(1));
+  CHECK(rig.Holds(good));
+  CHECK(bad.TakeCalls().empty());
+  CHECK(bad.paused());
+  bad.Stop();
+  REQUIRE(rig.Reaches(EngineState::kUnreachable));
+  bad.Start();
+  REQUIRE(rig.Served(0));
+  CHECK(rig.Holds(bad));
+}
+
+TEST_CASE("an engine that starts anew is brought to what is committed, also to a later version") {
+  for (const EngineKind kind : kKinds) {
+    CAPTURE(ToString(kind));
+    EngineRig rig;
+    StandIn& engine = rig.Add(kind, false);
+    rig.Follow();
+    rig.Publish();
+    REQUIRE(rig.Reaches(EngineState::kUnreachable));
+    CHECK(rig.view().error.find("refused") != std::string::npos);
+    engine.Start();
+    REQUIRE(rig.Served());
+    engine.Stop();
+    REQUIRE(rig.Reaches(EngineState::kUnreachable));
+    CHECK(rig.view().served == Identity{});
+    rig.Publish();
+    REQUIRE(rig.Committed());
+    engine.Start();
+    REQUIRE(rig.Served());
+    CHECK(rig.Holds(engine));
+    CHECK(engine.weight_version() == "2");
+    CHECK(engine.violations().empty());
+  }
+}
+
+TEST_CASE("an engine that loaded another version reads the directory once, and is followed then") {
+  for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kSglang}) {
+    CAPTURE(ToString(kind));
+    EngineRig rig;
+    StandIn& engine = rig.Add(kind, false);
+    rig.Publish();
+    REQUIRE(rig.Committed());
+    engine.Start();  // with version 1
+    rig.Publish();
+    REQUIRE(rig.Committed());
+    rig.Follow();
+    REQUIRE(rig.Served());
+    CHECK(rig.Holds(engine));
+    engine.TakeCalls();
+    rig.Publish();
+    REQUIRE(rig.Served());
+    CHECK(engine.TakeCalls() == Next(kind));
+    CHECK(rig.Holds(engine));
+    CHECK(engine.violations().empty());
+  }
+}
+
+TEST_CASE("an engine that hangs in an update holds up neither commits nor other engines") {
+  EngineRig rig({.buffers = 1});
+  StandIn& stuck = rig.Add(EngineKind::kVllm);
+  StandIn& other = rig.Add(EngineKind::kVllm);
+  rig.Follow();
+  rig.Publish();
+  REQUIRE(rig.Served(0));
+  REQUIRE(rig.Served(1));
+  stuck.TakeCalls();
+  stuck.Set("/update_weights", {.kind = Fault::Kind::kHang});
+  rig.Publish();
+  REQUIRE(Eventually([&] { return stuck.Called("/update_weights"); }));
+  for (int i = 0; i < 5; ++i) {
+    rig.Publish();
+    REQUIRE(rig.Served(1));
+    CHECK(rig.Holds(other));
+  }
+  CHECK(rig.view(0).state == EngineState::kUpdating);
+}
+
+TEST_CASE("an engine that hangs as it prepares holds up the next commit until its time is over") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  EngineRig rig({.buffers = buffers});
+  rig.settings.call_limit = milliseconds(400);
+  rig.settings.policy.retries = 0;
+  StandIn& engine = rig.Add(EngineKind::kVllm);
+  rig.Follow();
+  rig.Publish();
+  REQUIRE(rig.Served());
+  engine.TakeCalls();
+  engine.Set("/start_weight_update", {.kind = Fault::Kind::kHang});
+  rig.Publish();
+  const auto begin = Clock::now();
+  REQUIRE(Eventually([&] { return engine.Called("/start_weight_update"); }));
+  rig.Publish();
+  REQUIRE(
+      Eventually([&] { return rig.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
+  CHECK(rig.replica->status().readers == "engine " + rig.view().name);
+  CHECK(rig.replica->status().committed.id.version == 2);
+  REQUIRE(rig.Committed());
+  CHECK(Clock::now() - begin >= milliseconds(350));
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+}
+
+TEST_CASE("the next change does not begin while an engine reads the directory") {
+  for (const EngineKind kind : {EngineKind::kVllmReload, EngineKind::kSglangReload}) {
+    for (const uint32_t buffers : {1u, 2u}) {
+      CAPTURE(ToString(kind), buffers);
+      EngineRig rig({.buffers = buffers});
+      StandIn& engine = rig.Add(kind);
+      rig.Follow();
+      rig.Publish();
+      REQUIRE(rig.Served());
+      const std::string load = Next(kind)[1];
+      engine.TakeCalls();
+      engine.Set(load, {.kind = Fault::Kind::kStall});
+      rig.Publish();
+      const auto second = rig.chunks;
+      REQUIRE(Eventually([&] {
+        return rig.view().state == EngineState::kUpdating &&
+               rig.replica->status().committed.id.version == 2;
+      }));
+      rig.Publish();
+      REQUIRE(Eventually(
+          [&] { return rig.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
+      CHECK(EndsIn(rig.dir.path() / "m" / "model.safetensors", second));
+      CHECK(rig.replica->status().committed.id.version == 2);
+      while (!Eventually([&] { return rig.view().updates >= 2; }, milliseconds(10))) engine.GoOn();
+      REQUIRE(rig.Served());
+      CHECK(rig.Holds(engine));
+      CHECK(engine.violations().empty());
+    }
+  }
+}
+
+TEST_CASE("engines that are always reading do not starve, and neither do commits") {
+  EngineRig rig({.buffers = 1});
+  StandIn& a = rig.Add(EngineKind::kVllmReload);
+  StandIn& b = rig.Add(EngineKind::kSglangReload);
+  rig.Follow();
+  for (int i = 0; i < 50; ++i) rig.Publish();
+  REQUIRE(rig.Served(0));
+  REQUIRE(rig.Served(1));
+  for (int i = 0; i < 30; ++i) {
+    rig.Publish();
+    REQUIRE(rig.Committed());
+  }
+  REQUIRE(rig.Served(0));
+  REQUIRE(rig.Served(1));
+  CHECK(rig.Holds(a));
+  CHECK(rig.Holds(b));
+  CHECK(rig.view(0).failures == 0);
+  CHECK(rig.view(1).failures == 0);
+}
+
+TEST_CASE("a stop cuts what hangs, and lets a short update end") {
+  for (const char* path : {"/start_weight_update", "/update_weights", "/resume"}) {
+    CAPTURE(path);
+    EngineRig rig;
+    StandIn& engine = rig.Add(EngineKind::kVllm);
+    rig.Follow();
+    rig.Publish();
+    REQUIRE(rig.Served());
+    engine.TakeCalls();
+    engine.Set(path, {.kind = Fault::Kind::kHang, .times = 100});
+    rig.Publish();
+    REQUIRE(Eventually([&] { return engine.Called(path); }));
+    const auto begin = Clock::now();
+    rig.Stop();
+    const auto took = Clock::now() - begin;
+    CHECK(took < milliseconds(2000));
+    if (std::string_view(path) == "/start_weight_update") CHECK(took < milliseconds(800));
+  }
+}
+
+TEST_CASE("who waits is told what each engine serves, and when all serve it") {
+  EngineRig rig;
+  rig.Add(EngineKind::kVllm);
+  StandIn& late = rig.Add(EngineKind::kVllm, false);
+  rig.Follow();
+  rig.Publish();
+  const auto stays = [] { return false; };
+  auto served = rig.engines->WaitServed(0, stays);
+  REQUIRE(served);
+  CHECK(served->engine.name == rig.view(0).name);
+  CHECK(served->engine.served.id.version == 1);
+  CHECK(served->all == Identity{});
+  late.Start();
+  served = rig.engines->WaitServed(served->serial, stays);
+  REQUIRE(served);
+  CHECK(served->engine.name == rig.view(1).name);
+  CHECK(served->all.id.version == 1);
+  CHECK_FALSE(rig.engines->WaitServed(served->serial, [] { return true; }));
+}
+
+}  // namespace deltawire::receiver

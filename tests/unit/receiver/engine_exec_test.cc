@@ -1,0 +1,129 @@
+// A program as an engine's hook: what it is told, what its end means, and that it ends.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <thread>
+
+#include "receiver/engine/engine_hook.h"
+#include "tests/support/eventually.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/receiver/engine_rig.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+using Result = EngineAnswer::Result;
+
+const Identity kSeven{Hash128{1, 2}, {3, 7}, 0xabc, 5};
+
+struct Program {
+  explicit Program(const std::string& script) : path(dir.path() / "hook") {
+    std::ofstream(path) << "#!/bin/sh\n" << script;
+    chmod(path.c_str(), 0755);
+  }
+  EngineOptions Engine(const std::string& arguments = "") const {
+    return *ParseEngine("exec=" + path.native() + " " + arguments);
+  }
+  std::unique_ptr<EngineHook> Hook(const std::string& arguments = "") const {
+    return MakeHook(Engine(arguments), {"policy", "/dev/shm/m"});
+  }
+  std::string Said() const { return ReadText(dir.path() / "said"); }
+
+  TempDir dir;
+  std::filesystem::path path;
+};
+
+}  // namespace
+
+TEST_CASE("a program is told the version, and nothing reads its arguments but itself") {
+  const Program program(
+      "cd \"$(dirname \"$0\")\"\n"
+      "printf '%s|' \"$@\" \"$DELTAWIRE_MODEL\" \"$DELTAWIRE_DIRECTORY\" \"$DELTAWIRE_VERSION\" "
+      "\"$DELTAWIRE_EPOCH\" \"$DELTAWIRE_LINEAGE\" \"$DELTAWIRE_ROOT\" > said\n");
+  const auto hook = program.Hook("--fast $HOME;exit");
+  const EngineAnswer answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(10000));
+  CAPTURE(answer.why);
+  CHECK(answer.done());
+  CHECK(program.Said() ==
+        "--fast|$HOME;exit|policy|/dev/shm/m|7|3|" + Hash128{1, 2}.Hex() + "|0000000000000abc|");
+}
+
+TEST_CASE("only an exit with 0 means that the version is served") {
+  const auto run = [](const std::string& script) {
+    return Program(script).Hook()->Make(EngineCall::kLoad, kSeven, milliseconds(10000));
+  };
+  CHECK(run("exit 0").done());
+  CHECK(run("exit 3").result == Result::kRefused);
+  CHECK(run("exit 3").why == "it exited with status 3");
+  CHECK(run("kill -9 $$").result == Result::kUnsure);
+  const auto none = MakeHook(*ParseEngine("exec=/nowhere/at/all"), {"m", "/m"});
+  const EngineAnswer answer = none->Make(EngineCall::kLoad, kSeven, milliseconds(10000));
+  CHECK(answer.result == Result::kRefused);
+  CHECK(answer.why.find("it cannot be started") == 0);
+}
+
+TEST_CASE("a program that takes too long is killed with all that it started") {
+  const Program program(
+      "cd \"$(dirname \"$0\")\"\n"
+      "sleep 1000 &\n"
+      "printf '%s' $! > said\n"
+      "wait\n");
+  const auto hook = program.Hook();
+  const bool cancelled = GENERATE(false, true);
+  std::thread cancels([&] {
+    testing::Eventually([&] { return !program.Said().empty(); });
+    if (cancelled) hook->Cancel();
+  });
+  const EngineAnswer answer =
+      hook->Make(EngineCall::kLoad, kSeven, milliseconds(cancelled ? 100000 : 1000));
+  cancels.join();
+  CHECK(answer.result == Result::kUnsure);
+  const pid_t grandchild = std::stoi(program.Said());
+  // Its new parent, which is not us, reaps it.
+  CHECK(testing::Eventually([&] {
+    const std::string stat = ReadText(fmt::format("/proc/{}/stat", grandchild));
+    return stat.empty() || stat.find(") Z") != std::string::npos;
+  }));
+}
+
+TEST_CASE("a program inherits no descriptor and no blocked signal") {
+  const Program program(
+      "cd \"$(dirname \"$0\")\"\n"
+      "{ ls /proc/self/fd | wc -w; grep SigBlk /proc/self/status; } > said\n");
+  const int open_here = open("/dev/null", O_RDONLY);  // without O_CLOEXEC
+  sigset_t mask, before;
+  sigemptyset(&mask);
+  sigaddset(&mask, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &mask, &before);
+  CHECK(program.Hook()->Make(EngineCall::kLoad, kSeven, milliseconds(10000)).done());
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  close(open_here);
+  // stdin, stdout, stderr, and the directory that ls reads.
+  CHECK(program.Said() == "4\nSigBlk:\t0000000000000000\n");
+}
+
+TEST_CASE("a program follows a replica, and one that fails is tried again") {
+  const Program program(
+      "cd \"$(dirname \"$0\")\"\n"
+      "echo $DELTAWIRE_VERSION >> said\n"
+      "test -e fail && rm fail && exit 1\n"
+      "test -e \"$DELTAWIRE_DIRECTORY/model.safetensors\"\n");
+  EngineRig rig;
+  rig.Add(program.Engine());
+  rig.Follow();
+  rig.Publish();
+  REQUIRE(rig.Served());
+  std::ofstream(program.dir.path() / "fail");
+  rig.Publish();
+  REQUIRE(rig.Served());
+  CHECK(program.Said() == "1\n2\n2\n");
+  CHECK(rig.view().failures == 1);
+  CHECK(rig.view().updates == 2);
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,276 @@
+// What goes over the wire to an engine, and how its answers are judged.
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "common/base/unique_fd.h"
+#include "receiver/engine/engine_hook.h"
+#include "receiver/engine/http_client.h"
+#include "tests/support/tcp.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+using Result = EngineAnswer::Result;
+using Json = nlohmann::json;
+
+const Identity kSeven{Hash128{1, 2}, {3, 7}, 0xabc, 5};
+
+/// Accepts one connection, takes one request, and answers with these bytes; "": none, until the
+/// other end closes.
+class OneAnswer {
+ public:
+  explicit OneAnswer(std::string answer) : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
+    testing::Listen(listener_.get(), "127.0.0.1", 0);
+    sockaddr_in at{};
+    socklen_t size = sizeof at;
+    getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at), &size);
+    port_ = ntohs(at.sin_port);
+    thread_ = std::thread([this, answer = std::move(answer)] { Serve(answer); });
+  }
+  ~OneAnswer() {
+    shutdown(listener_.get(), SHUT_RDWR);
+    thread_.join();
+  }
+  EngineOptions Engine(const std::string& kind, const std::string& path = "") const {
+    return *ParseEngine(fmt::format("{}=http://127.0.0.1:{}{}", kind, port_, path));
+  }
+  /// The request, once it was answered.
+  std::string Request() {
+    shutdown(listener_.get(), SHUT_RDWR);
+    thread_.join();
+    thread_ = std::thread([] {});
+    return request_;
+  }
+
+ private:
+  void Serve(const std::string& answer) {
+    const UniqueFd peer(accept(listener_.get(), nullptr, nullptr));
+    if (peer.get() < 0) return;
+    char buffer[4096];
+    const auto body_is_whole = [this] {
+      const size_t head = request_.find("\r\n\r\n");
+      const size_t length = request_.find("Content-Length: ");
+      if (head == std::string::npos) return false;
+      return length == std::string::npos ||
+             request_.size() - head - 4 >= std::stoul(request_.substr(length + 16));
+    };
+    for (ssize_t n; !body_is_whole() && (n = recv(peer.get(), buffer, sizeof buffer, 0)) > 0;) {
+      request_.append(buffer, static_cast<size_t>(n));
+    }
+    if (answer.empty()) {
+      while (recv(peer.get(), buffer, sizeof buffer, 0) > 0) {
+      }
+      return;
+    }
+    send(peer.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+  }
+
+  const UniqueFd listener_;
+  uint16_t port_ = 0;
+  std::string request_;
+  std::thread thread_;
+};
+
+std::string Http(int code, const std::string& body) {
+  return fmt::format("HTTP/1.1 {} X\r\nContent-Length: {}\r\n\r\n{}", code, body.size(), body);
+}
+
+struct Made {
+  EngineAnswer answer;
+  std::string line;  // the request's first
+  Json body;         // null: none
+};
+
+Made Make(const std::string& kind, EngineCall call, const std::string& answer,
+          const std::string& path = "") {
+  OneAnswer server(answer);
+  auto hook = MakeHook(server.Engine(kind, path), {"policy", "/dev/shm/m"});
+  Made made;
+  made.answer = hook->Make(call, kSeven, milliseconds(5000));
+  const std::string request = server.Request();
+  made.line = request.substr(0, request.find("\r\n"));
+  const std::string body = request.substr(request.find("\r\n\r\n") + 4);
+  if (!body.empty()) made.body = Json::parse(body);
+  return made;
+}
+
+}  // namespace
+
+TEST_CASE("each call is the request that the engine's own sources ask for") {
+  struct Row {
+    const char* kind;
+    EngineCall call;
+    std::string line;
+    Json body;
+    std::string good;  // an answer that means yes
+  };
+  const std::string any = "{}";
+  const Json reload = {{"method", "reload_weights"},
+                       {"kwargs", {{"weights_path", "/dev/shm/m"}, {"is_checkpoint_format", true}}},
+                       {"timeout", 5.0}};
+  const auto disk = [](const std::string& path) -> Json {
+    return {{"model_path", path}, {"weight_version", "7"}, {"flush_cache", true}};
+  };
+  const std::string paused = R"({"status": "paused"})", resumed = R"({"status": "resumed"})";
+  const std::string yes = R"({"success": true})", ok = R"({"status": "ok"})";
+  const std::vector<Row> rows = {
+      {"vllm", EngineCall::kProbe, "GET /weight_info", nullptr, any},
+      {"vllm", EngineCall::kClear, "POST /finish_weight_update", Json::object(), any},
+      {"vllm", EngineCall::kPrepare, "POST /start_weight_update", nullptr, any},
+      {"vllm",
+       EngineCall::kAttach,
+       "POST /init_weight_transfer_engine",
+       {{"init_info", {{"directory", "/dev/shm/m"}}}},
+       any},
+      {"vllm", EngineCall::kPause, "POST /pause?mode=keep", nullptr, paused},
+      {"vllm", EngineCall::kDetach, "POST /shutdown_weight_transfer_engine", nullptr, any},
+      {"vllm", EngineCall::kReload, "POST /collective_rpc", reload, any},
+      {"vllm", EngineCall::kLoad, "POST /update_weights", {{"update_info", {{"version", 7}}}}, any},
+      {"vllm", EngineCall::kFlush,
+       "POST /reset_prefix_cache?reset_running_requests=true&reset_external=true", nullptr, yes},
+      {"vllm", EngineCall::kFinish, "POST /finish_weight_update", {{"weight_version", "7"}}, any},
+      {"vllm", EngineCall::kName, "POST /update_weight_version", {{"new_version", "7"}}, yes},
+      {"vllm", EngineCall::kResume, "POST /resume", nullptr, resumed},
+      {"vllm",
+       EngineCall::kRollback,
+       "POST /update_weights",
+       {{"update_info", {{"rollback", true}}}},
+       any},
+      {"vllm-reload", EngineCall::kLoad, "POST /collective_rpc", reload, any},
+      {"sglang", EngineCall::kProbe, "GET /model_info", nullptr, any},
+      {"sglang",
+       EngineCall::kPrepare,
+       "POST /weights_checker",
+       {{"action", "deltawire:/dev/shm/m?version=7&prepare"}},
+       yes},
+      {"sglang", EngineCall::kPause, "POST /pause_generation", {{"mode", "retract"}}, ok},
+      {"sglang", EngineCall::kReload, "POST /update_weights_from_disk", disk("/dev/shm/m"), yes},
+      {"sglang", EngineCall::kLoad, "POST /update_weights_from_disk",
+       disk("deltawire:/dev/shm/m?version=7"), yes},
+      {"sglang", EngineCall::kRollback, "POST /update_weights_from_disk",
+       disk("deltawire:/dev/shm/m?version=7&rollback"), yes},
+      {"sglang",
+       EngineCall::kResume,
+       "POST /continue_generation",
+       {{"torch_empty_cache", false}},
+       ok},
+      {"sglang-reload", EngineCall::kLoad, "POST /update_weights_from_disk", disk("/dev/shm/m"),
+       yes},
+      {"http",
+       EngineCall::kLoad,
+       "POST /",
+       {{"model", "policy"},
+        {"directory", "/dev/shm/m"},
+        {"version", 7},
+        {"epoch", 3},
+        {"lineage", Hash128{1, 2}.Hex()},
+        {"root", "0000000000000abc"}},
+       ""},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.kind, ToString(row.call));
+    const Made made = Make(row.kind, row.call, Http(200, row.good));
+    CHECK(made.line == row.line + " HTTP/1.1");
+    CHECK(made.body == row.body);
+    CAPTURE(made.answer.why);
+    CHECK(made.answer.done());
+    // Yes to every call that must say more than 200.
+    if (row.good == any || row.good.empty()) continue;
+    for (const char* no : {"{}", R"({"success": false, "status": "no"})", "[]", "nothing"}) {
+      CAPTURE(no);
+      CHECK_FALSE(Make(row.kind, row.call, Http(200, no)).answer.done());
+    }
+  }
+}
+
+TEST_CASE("a path in front of an engine's, and a hook's own path") {
+  CHECK(Make("vllm", EngineCall::kResume, Http(200, "{}"), "/replica-3/").line ==
+        "POST /replica-3/resume HTTP/1.1");
+  CHECK(Make("http", EngineCall::kLoad, Http(204, ""), "/hooks/weights?a=1").line ==
+        "POST /hooks/weights?a=1 HTTP/1.1");
+}
+
+TEST_CASE("a probe tells the version that the engine names") {
+  const auto probe = [](const std::string& body) {
+    return Make("vllm", EngineCall::kProbe, Http(200, body)).answer;
+  };
+  CHECK(probe(R"({"weight_version": "default"})").version == "default");
+  CHECK(probe(R"({"weight_version": null})").version.empty());
+  CHECK(probe("{}").version.empty());
+}
+
+TEST_CASE("refusals have the engine's words") {
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"error": {"message": "deltawire: no version", "code": 500}})", "deltawire: no version"},
+      {R"({"error": "Failed to pause"})", "Failed to pause"},
+      {R"({"success": false, "message": "no\nroom"})", "no room"},
+      {R"({"detail": [{"msg": "Field required"}]})", "Field required"},
+      {"Internal Server Error", "Internal Server Error"}};
+  for (const auto& [body, words] : cases) {
+    const EngineAnswer answer = Make("vllm", EngineCall::kLoad, Http(500, body)).answer;
+    CAPTURE(answer.why);
+    CHECK(answer.result == Result::kRefused);
+    CHECK(answer.why.starts_with("500: "));
+    CHECK(answer.why.find(words) != std::string::npos);
+  }
+  const std::string longer(100000, 'x');
+  CHECK(Make("http", EngineCall::kLoad, Http(404, longer)).answer.why.size() < 600);
+}
+
+TEST_CASE("what is no answer leaves it open what was done") {
+  const std::string cases[] = {"garbage that is no HTTP\r\n\r\n",
+                               "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut short",
+                               Http(200, std::string(2 << 20, 'x')), Http(200, "<html></html>")};
+  for (const std::string& bytes : cases) {
+    const EngineAnswer answer = Make("vllm", EngineCall::kLoad, bytes).answer;
+    CAPTURE(answer.why);
+    CHECK(answer.result == Result::kUnsure);
+    CHECK_FALSE(answer.why.empty());
+  }
+}
+
+TEST_CASE("an engine that is not there was not asked") {
+  uint16_t port = 0;
+  {
+    const UniqueFd listener(socket(AF_INET, SOCK_STREAM, 0));
+    testing::Listen(listener.get(), "127.0.0.1", 0);
+    sockaddr_in at{};
+    socklen_t size = sizeof at;
+    getsockname(listener.get(), reinterpret_cast<sockaddr*>(&at), &size);
+    port = ntohs(at.sin_port);
+  }
+  auto hook = MakeHook(*ParseEngine(fmt::format("vllm=http://127.0.0.1:{}", port)), {"m", "/m"});
+  const EngineAnswer answer = hook->Make(EngineCall::kPause, kSeven, milliseconds(5000));
+  CHECK(answer.result == Result::kUnreachable);
+  CHECK(answer.why.find("refused") != std::string::npos);
+}
+
+TEST_CASE("an engine that never answers is left at the limit, and at once when cancelled") {
+  OneAnswer silent("");
+  auto hook = MakeHook(silent.Engine("vllm"), {"m", "/m"});
+  auto begin = Clock::now();
+  EngineAnswer answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(200));
+  CHECK(answer.result == Result::kUnsure);
+  CHECK(answer.why.find("nothing within 200 ms") != std::string::npos);
+  CHECK(Clock::now() - begin >= milliseconds(190));
+
+  OneAnswer other("");
+  hook = MakeHook(other.Engine("vllm"), {"m", "/m"});
+  begin = Clock::now();
+  std::thread cancels([&] {
+    std::this_thread::sleep_for(milliseconds(100));
+    hook->Cancel();
+  });
+  answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(60000));
+  cancels.join();
+  CHECK_FALSE(answer.done());
+  CHECK(Clock::now() - begin < milliseconds(10000));
+  begin = Clock::now();
+  CHECK_FALSE(hook->Make(EngineCall::kLoad, kSeven, milliseconds(60000)).done());
+  CHECK(Clock::now() - begin < milliseconds(10000));
+}
+
+}  // namespace deltawire::receiver

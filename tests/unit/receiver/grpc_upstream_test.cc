@@ -1,0 +1,111 @@
+// Calls of a real gRPC client to a server that does not answer some of them: as when a request was
+// lost on a connection that lives on. The server stands in for the sender's PullService.
+#include "receiver/grpc_upstream.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "proto/deltawire/v1/sender.grpc.pb.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+/// A receiver is stale for 5 s at most; what is left is for the attempt that is answered.
+constexpr auto kNoticed = 4s;
+
+class MutePullService final : public v1::PullService::Service {
+ public:
+  std::atomic<int> mute{0};  ///< calls from now on that get no answer
+
+  grpc::Status GetNewest(grpc::ServerContext* context, const v1::GetNewestRequest*,
+                         v1::GetNewestResponse* response) override {
+    if (Mute(*context)) return grpc::Status::CANCELLED;
+    response->mutable_newest()->set_version(7);
+    return grpc::Status::OK;
+  }
+  grpc::Status GetSideFiles(grpc::ServerContext* context, const v1::GetSideFilesRequest*,
+                            v1::GetSideFilesResponse*) override {
+    return Mute(*context) ? grpc::Status::CANCELLED : NotKept();
+  }
+  grpc::Status OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest*,
+                        v1::OpenPullResponse*) override {
+    return Mute(*context) ? grpc::Status::CANCELLED : NotKept();
+  }
+
+ private:
+  static grpc::Status NotKept() { return {grpc::StatusCode::NOT_FOUND, "an answer"}; }
+  bool Mute(grpc::ServerContext& context) {
+    if (mute-- <= 0) return false;
+    while (!context.IsCancelled()) std::this_thread::sleep_for(5ms);  // gRPC announces it no better
+    return true;
+  }
+};
+
+struct Rig {
+  MutePullService service;
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<Upstream> upstream;
+
+  Rig() {
+    int port = 0;
+    server = grpc::ServerBuilder()
+                 .AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port)
+                 .RegisterService(&service)
+                 .BuildAndStart();
+    REQUIRE(port > 0);
+    upstream = MakeGrpcUpstream(fmt::format("127.0.0.1:{}", port), "r1");
+  }
+};
+
+/// Seconds until `call` has given up waiting for an answer.
+template <typename Call>
+std::chrono::duration<double> TimeSilent(const Call& call) {
+  const auto start = Clock::now();
+  const Status status = call();
+  INFO(status);
+  CHECK(status.code() == StatusCode::kDeadlineExceeded);
+  return Clock::now() - start;
+}
+
+TEST_CASE("a call whose request was lost is noticed in time, and the next one is answered") {
+  Rig rig;
+  rig.service.mute = 1;
+  PullWish wish;
+  SECTION("GetNewest") {
+    CHECK(TimeSilent([&] { return rig.upstream->Newest("m").status(); }) < kNoticed);
+    const auto newest = rig.upstream->Newest("m");
+    REQUIRE(newest.ok());
+    CHECK(newest->id.version == 7);
+  }
+  SECTION("OpenPull") {
+    CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
+    CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
+  }
+  SECTION("OpenPull with suspects, whose answer may take longer") {
+    wish.suspects = {3};
+    CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
+    CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
+  }
+  SECTION("GetSideFiles, whose answer may take longer") {
+    CHECK(TimeSilent([&] { return rig.upstream->SideFiles("m", 1).status(); }) < kNoticed);
+    CHECK(rig.upstream->SideFiles("m", 1).status().code() == StatusCode::kNotFound);
+  }
+}
+
+TEST_CASE("a long call that was not answered in time is given more time") {
+  Rig rig;
+  rig.service.mute = 2;
+  const auto call = [&] { return rig.upstream->SideFiles("m", 1).status(); };
+  const auto first = TimeSilent(call);
+  CHECK(TimeSilent(call) > 1.5 * first);
+}
+
+}  // namespace
+}  // namespace deltawire::receiver
