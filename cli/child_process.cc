@@ -17,10 +17,11 @@
 namespace deltawire::cli {
 namespace {
 
-// Between fork and exec only what is safe in a process that had threads.
+// Runs between fork and exec in a copy of a process with threads, so it must not need a lock that
+// another thread may have held.
 [[noreturn]] void BecomeChild(char* const* argv, int log_fd, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(127);  // it died before the line above
+  if (getppid() != parent) _exit(127);  // the parent died before the prctl
   setpgid(0, 0);
   dup2(log_fd, STDOUT_FILENO);
   dup2(log_fd, STDERR_FILENO);
@@ -79,7 +80,7 @@ int ChildProcess::Wait(std::chrono::milliseconds timeout) {
 }
 
 void ChildProcess::Signal(int signal) const {
-  if (!ended_) kill(pid_, signal);  // once it is waited for, the number may be another's
+  if (!ended_) kill(pid_, signal);  // after waitpid, the pid may be another process's
 }
 
 void ChildProcess::Stop(std::chrono::milliseconds grace) {
@@ -117,7 +118,7 @@ StatusOr<ReservedPort> ReservePort() {
   socklen_t size = sizeof address;
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   const int yes = 1;
-  // Only once it is bound: two that are bound so could have the same port.
+  // SO_REUSEADDR is set after bind: if two sockets had it before, both could be bound to one port.
   const bool ok = bind(port.held.get(), generic, size) == 0 &&
                   getsockname(port.held.get(), generic, &size) == 0 &&
                   setsockopt(port.held.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) == 0;

@@ -72,7 +72,7 @@ void DeclarePause(CLI::App& app, Run* run, bool paused) {
                       : app.add_subcommand("resume", "Let a receiver follow new versions again");
   o->AddReceiver(*sub);
   o->AddModel(*sub, "the only one there is");
-  o->AddTimeout(*sub, 10, "Wait so long for an answer");
+  o->AddTimeout(*sub, 10, "Wait this long for an answer");
   o->AddJson(*sub);
   sub->callback([o, run, paused] { *run = [o, paused] { return SetPaused(*o, paused); }; });
 }
@@ -91,7 +91,7 @@ void DeclareControl(CLI::App& app, Run* run) {
       ->check(Quiet(CLI::PositiveNumber));
   o->AddSender(*sub);
   o->AddModel(*sub, "the only one there is");
-  o->AddTimeout(*sub, 120, "Give up after so long; 0: never");
+  o->AddTimeout(*sub, 120, "Give up after this long; 0: never");
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Rollback(*o); }; });
 }

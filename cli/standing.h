@@ -1,5 +1,6 @@
-// Compares a receiver's state with its sender's: behind, of another history, other bytes. Owner:
-// none; pure functions over identities, for status. Threads: any. Cost: constant. Errors: none.
+// How a receiver's version relates to its sender's: the same, behind, ahead, of another history, or
+// with other bytes. Pure functions of identities, for `deltawire status`. Owner: none. Threads:
+// any. Cost: constant. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@ Standing StandingOf(const Identity& held, const Identity& newest, bool part = fa
 
 /// For a table: "0", "3", "epoch", "ahead", "lineage", "BYTES" or "-".
 std::string BehindText(const Standing& standing);
-/// A warning for the user, or "" when a receiver that is catching up looks like this.
+/// A warning for the user, or "" if the standing is normal for a receiver that follows its sender.
 std::string Warning(const Standing& standing, const Identity& held, const Identity& newest);
 
 }  // namespace deltawire::cli

@@ -1,4 +1,5 @@
 // deltawire status: shows the state and activity of the two daemons.
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -291,6 +292,16 @@ std::string EnginesText(const v1::ReceiverStatusResponse& r) {
   return table.rows() > 0 ? "\n" + table.Text() : "";
 }
 
+// "127.0.0.1:7070", or "host-a:7070, host-b:7070 (1 of 2 attached)". Status lists each of several
+// agents below the table as well.
+std::string SenderText(const v1::ReceiverModelStatus& m) {
+  if (m.attached()) return m.sender();
+  if (m.agents_size() < 2) return m.sender() + " (not attached)";
+  const auto attached = std::count_if(m.agents().begin(), m.agents().end(),
+                                      [](const v1::AgentStatus& a) { return a.attached(); });
+  return fmt::format("{} ({} of {} attached)", m.sender(), attached, m.agents_size());
+}
+
 void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) {
   if (!s.receiver.ok()) {
     text += fmt::format("{}\n", MessageOf(s.receiver.status()));
@@ -323,8 +334,7 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
                 VersionText(m.newest()), BehindText(HeldBy(m).standing), m.phase(), Pulled(m),
                 m.last_pull().seconds() > 0 ? HumanSeconds(m.last_pull().seconds()) : "-",
                 std::to_string(m.commits()), HumanBytes(m.bytes_received()),
-                std::to_string(m.repaired_chunks()),
-                m.attached() ? m.sender() : m.sender() + " (not attached)", m.directory()});
+                std::to_string(m.repaired_chunks()), SenderText(m), m.directory()});
   }
   text += models.Text();
   for (const v1::ReceiverModelStatus& m : r.models()) {
@@ -422,7 +432,7 @@ void DeclareStatus(CLI::App& app, Run* run) {
   o->AddSender(*sub);
   o->AddReceiver(*sub);
   o->AddModel(*sub, "all");
-  o->AddTimeout(*sub, 5, "Wait so long for an answer");
+  o->AddTimeout(*sub, 5, "Wait this long for an answer");
   o->AddJson(*sub);
   sub->callback([o, run, sub] {
     o->sender_named = sub->count("--sender") > 0;

@@ -142,7 +142,7 @@ void DeclareSync(CLI::App& app, Run* run) {
   o->AddReceiver(*sub);
   o->AddSender(*sub);
   o->AddModel(*sub, "the only one there is");
-  o->AddTimeout(*sub, 0, "Give up after so long; 0: never");
+  o->AddTimeout(*sub, 0, "Give up after this long; 0: never");
   o->AddJson(*sub);
   sub->callback([o, run] {
     *run = [o]() -> StatusOr<Exit> {

@@ -199,7 +199,7 @@ void DeclareVerify(CLI::App& app, Run* run) {
       ->check(Quiet(CLI::ExistingDirectory));
   o->AddReceiver(*sub);
   o->AddModel(*sub, "the only one there is");
-  o->AddTimeout(*sub, 0, "Give up after so long; 0: never");
+  o->AddTimeout(*sub, 0, "Give up after this long; 0: never");
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Verify(*o); }; });
 }

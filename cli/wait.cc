@@ -92,7 +92,7 @@ void DeclareWait(CLI::App& app, Run* run) {
   sub->add_flag("--served", o->served, "Until all engines of the receiver serve it");
   o->AddReceiver(*sub);
   o->AddModel(*sub, "the only one there is");
-  o->AddTimeout(*sub, 0, "Give up after so long; 0: never");
+  o->AddTimeout(*sub, 0, "Give up after this long; 0: never");
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Wait(*o); }; });
 }

@@ -268,7 +268,7 @@ void DeclareWatch(CLI::App& app, Run* run) {
       ->expected(0, 1)
       ->default_str(o->receiver);
   o->AddModel(*sub, "the only one there is");
-  o->AddTimeout(*sub, 5, "Wait so long for the first answer");
+  o->AddTimeout(*sub, 5, "Wait this long for the first answer");
   o->AddJson(*sub);
   sub->callback([o, run, sub] {
     o->sender_named = sub->count("--sender") > 0;

@@ -28,8 +28,8 @@ void Check(int code, const std::string& text) {
   throw py::error_already_set();
 }
 
-/// Runs a call of the library without the GIL. dw_last_error belongs to this thread, so its text is
-/// taken before another call.
+/// Runs a call of the library without the GIL. This thread's next call clears dw_last_error, so its
+/// text is copied at once.
 template <typename Call>
 void Run(Call call) {
   int code = DW_OK;
@@ -243,8 +243,8 @@ class Collective {
   dw_collective* collective_ = nullptr;
 };
 
-/// (chunk, name, dtype, shape, address, dw_param's device, reader or None). A reader is called with
-/// an offset in bytes and the memory to fill.
+/// (virtual pipeline chunk, name, dtype, shape, address, device as in dw_param, reader or None). A
+/// reader is called with an offset in bytes and the memory to fill.
 using Param = std::tuple<uint32_t, std::string, std::string, Shape, uintptr_t, int32_t, py::object>;
 
 /// Parameters as dw_param structs. Lives during one call, and points into the list given to it.
@@ -276,7 +276,7 @@ class ParamList {
   const dw_param* data() const { return list_.data(); }
   size_t size() const { return list_.size(); }
 
-  /// Like the free Run, but an exception of a reader takes precedence.
+  /// Like the function Run above, but if a reader threw, its exception is thrown again.
   template <typename Call>
   void Run(Call call) {
     int code = DW_OK;
@@ -409,7 +409,7 @@ py::tuple DescribeDlpack(const py::capsule& capsule) {
   const char* name = capsule.name();
   if (name == nullptr || std::string(name) != "dltensor") {
     throw py::type_error(
-        "not a DLPack capsule named \"dltensor\" (used up, or of another version)");
+        "not a DLPack capsule named \"dltensor\" (already consumed, or of another DLPack version)");
   }
   const auto& t = *static_cast<const DlTensor*>(capsule.get_pointer());
   const Strides shape(t.shape, t.shape + t.ndim);
@@ -419,7 +419,7 @@ py::tuple DescribeDlpack(const py::capsule& capsule) {
                         t.lanes, shape, strides, t.device_type);
 }
 
-/// An object's buffer, held while this lives.
+/// The buffer of a Python object, which is held as long as this view lives.
 class BufferView {
  public:
   explicit BufferView(const py::buffer& buffer) : info_(buffer.request()) {}

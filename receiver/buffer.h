@@ -133,7 +133,7 @@ class Buffer {
 
   /// In two-file mode, between updates: brings the hidden file up to the committed state, by
   /// `deltas` where they fit, else by copying. The result is not whole when others have the hidden
-  /// file open, or when `stop` returned true.
+  /// file open, or when `stop` returned true while nobody waited to open that file.
   StatusOr<CaughtUp> CatchUp(std::span<const AppliedDelta> deltas,
                              const std::function<bool()>& stop);
 

@@ -53,7 +53,7 @@ class Ranks {
     const uint64_t world = clients_.size();
     for (uint32_t t = 0; t < layout_.size(); ++t) {
       const uint64_t rows = layout_.tensor(t).shape[0];
-      // Cuts fall within chunks, as they do in jobs.
+      // The ranks' parts begin and end within chunks, as they do in real jobs.
       const uint64_t begin = rows * rank / world, end = rows * (rank + 1) / world;
       const uint64_t shape[] = {end - begin, kColumns}, start[] = {begin, 0};
       StridedSource source;
@@ -87,7 +87,8 @@ Status OneCase(uint32_t world, const Layout& layout, const std::string& name, Be
     DW_ASSIGN_OR_RETURN(const auto with, early->Publish(content));
     DW_ASSIGN_OR_RETURN(const auto without, late->Publish(content));
     if (with.changed_elements != without.changed_elements) {
-      return absl::DataLossError("diffed early, a version has other changes");
+      return absl::DataLossError(
+          "a version that was diffed early has other changes than the same version diffed late");
     }
     s.Add("with", with.publish_seconds);
     s.Add("without", without.publish_seconds);

@@ -11,17 +11,17 @@
 namespace deltawire::bench {
 
 std::string CpuName();
-size_t Cores();  ///< that this process may run on
+size_t Cores();  ///< how many cores this process may run on
 uint64_t AvailableMemory();
 
-/// The field `key` of a file of /proc that counts in KiB, e.g.
-/// ("/proc/self/status", "VmRSS").
+/// The field `key` of a file of /proc, in bytes, e.g. ("/proc/self/status", "VmRSS").
+/// REQUIRES: the file gives this field in KiB.
 uint64_t ProcBytes(const std::string& file, const std::string& key);
 
 /// Share of this process's anonymous memory that lies in huge pages.
 double HugePageShare();
 
-/// CPU time that a process has used, in user and kernel.
+/// CPU time that a process has used so far, in user mode and in the kernel.
 double CpuSeconds(pid_t pid);
 
 }  // namespace deltawire::bench

@@ -1,5 +1,5 @@
-// An attempt ties the parts of one offload together, over ranks and agents, and tells it from
-// another offload of the same version. Stateless; any thread. Errors: none.
+// An attempt is a number that ties the parts of one offload together, over ranks and agents.
+// Another offload of the same version has another attempt. Stateless; any thread. Errors: none.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What every C ABI of ours does alike: keeps a call's error, lets no exception out, and reads and
-// fills structs of other versions of its header. Internal to the shared libraries. Owner of an
+// What all our C ABIs have in common: they keep a call's error, let no exception out, and read and
+// fill structs of other versions of their headers. Internal to the shared libraries. Owner of an
 // error's text: the thread. Cost: small copies. Errors: Fail keeps the text for the library's
 // last-error function; codes are absl's, which are gRPC's.
 #pragma once
@@ -13,8 +13,8 @@
 
 #include "common/base/status.h"
 
-// The size of a struct that ends with `field`: what the library asks of a caller at least, since
-// structs only ever grow.
+// The size of a struct whose last field is `field`. The library uses it as the smallest struct_size
+// that it accepts: a struct only ever gets new fields at its end.
 #define DW_SIZE_UP_TO(type, field) (offsetof(type, field) + sizeof(type::field))
 
 namespace deltawire::c_abi {
@@ -47,8 +47,8 @@ inline Status Invalid(const std::string& what) {
   return Status(StatusCode::kInvalidArgument, what);
 }
 
-/// A copy of the caller's struct, which may come from an older or a newer version of the header: of
-/// an older one the missing fields are zero.
+/// A copy of the caller's struct, which may come from an older or a newer version of the header. In
+/// the copy of an older struct, the fields that it lacks are zero.
 template <typename T>
 StatusOr<T> Read(const T* in, size_t smallest, const char* name) {
   if (in == nullptr) return Errorf(StatusCode::kInvalidArgument, "{} is NULL", name);

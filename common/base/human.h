@@ -1,5 +1,6 @@
 // Numbers as people read them: "1.19 GB", "84 ms". Units are decimal (1 GB = 1e9 bytes).
-// Pure functions, for logs and the command line; no errors.
+// For logs and the command line. Errors: none. All functions are pure except SecondsSince, which
+// reads the clock.
 #pragma once
 
 #include <chrono>

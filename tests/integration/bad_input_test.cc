@@ -217,7 +217,7 @@ TEST_CASE("the bulk port refuses what is not its protocol, and goes on serving")
   CHECK(trainer.Compare(receiver.dir()) == "");
 }
 
-TEST_CASE("offloads that cannot be are refused by name, and what was published stays") {
+TEST_CASE("impossible offloads are refused with the reason, and the published version stays") {
   ShmDir root;
   SenderProcess sender(root.path());
   Trainer trainer(sender.socket(), kModel, 4, 32);

@@ -196,7 +196,7 @@ TEST_CASE("a sender that restarts goes on with deltas, and its history begins an
   CHECK(third.history_chunks() > 0);
 }
 
-TEST_CASE("a rollback is a delta like any other, also to look back to") {
+TEST_CASE("a rollback is a delta like any other, and later deltas can look back to it") {
   Setup s({"--codec", "tight", "--history", "4"});
   std::vector<std::byte> third;
   for (uint64_t v = 1; v <= 5; ++v) {

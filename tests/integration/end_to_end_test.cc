@@ -89,7 +89,7 @@ TEST_CASE("a version that changes nothing, or everything, arrives") {
         trainer.layout().total_bytes() + trainer.layout().total_bytes() / 100);
 }
 
-TEST_CASE("laggards get the fold of the chain, late joiners the whole") {
+TEST_CASE("a receiver that lags gets one folded delta, one that joins late the whole model") {
   ShmDir root;
   SenderProcess sender(root.path());
   Trainer trainer(sender.socket(), kModel, 8, 3);

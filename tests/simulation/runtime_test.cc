@@ -92,7 +92,7 @@ TEST_CASE("a deadlock is reported with who waits for what") {
   CHECK(failure.find("a mutex") != std::string::npos);
 }
 
-TEST_CASE("an equal seed is an equal history, another one is not") {
+TEST_CASE("the same seed gives the same history, and another seed gives another one") {
   const auto history = [] {
     Mutex mu;
     CondVar cv;

@@ -143,7 +143,7 @@ TEST_CASE("connections that would eat into the reserve are refused") {
   CHECK(keeper.WaitKept(2));
 }
 
-TEST_CASE("an address that is taken, or none, is said plainly") {
+TEST_CASE("an address that is taken and an address that cannot be used are different errors") {
   Keeper keeper(0);
   const auto taken = ListenTcp("127.0.0.1", keeper.port);
   CHECK(taken.status().code() == StatusCode::kAlreadyExists);

@@ -27,7 +27,7 @@ TEST_CASE("a receiver's phases: their names are what messages have always had") 
   }
 }
 
-TEST_CASE("a receiver's phases: a name that is none is unknown, however long") {
+TEST_CASE("a receiver's phases: a name of no phase is read as unknown, however long it is") {
   for (const std::string_view name : {"Pulling", "pulling ", "waiting", "relaying"}) {
     CHECK(ParseReceiverPhase(name) == ReceiverPhase::kUnknown);
   }

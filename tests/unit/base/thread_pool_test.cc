@@ -88,7 +88,7 @@ bool FollowsOrder(const std::vector<size_t>& list, size_t begin, size_t end) {
          std::is_sorted(stolen, list.end(), std::greater<>());
 }
 
-TEST_CASE("with two nodes each thread rises through its node's part, then takes last ones") {
+TEST_CASE("with two nodes a thread rises through its node's part, then falls through the other") {
   // Some of these processors need not exist: a thread that cannot be pinned still works for its
   // node.
   const CpuNodes nodes =

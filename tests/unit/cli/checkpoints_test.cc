@@ -120,7 +120,7 @@ TEST_CASE("weights may lie deeper inside a checkpoint") {
   CHECK(found->complete[0].version == 4);
 }
 
-TEST_CASE("weights without a version are said once, other directories are nothing") {
+TEST_CASE("weights without a version are reported once, other directories are ignored") {
   const TempDir dir;
   CheckpointScanner scanner(dir.path(), "");
   WriteShard(dir.path() / "best" / "model.safetensors", "w");

@@ -17,7 +17,7 @@ bool Warns(const Identity& held, const Identity& newest, bool part = false) {
   return !Warning(StandingOf(held, newest, part), held, newest).empty();
 }
 
-TEST_CASE("standing: behind is no matter, other bytes and other histories are") {
+TEST_CASE("standing: being behind gives no warning, but other bytes and other histories do") {
   const Identity newest = Of(1, 2, 7, 70);
   CHECK(Behind({}, newest) == "-");
   CHECK(Behind(newest, {}) == "-");

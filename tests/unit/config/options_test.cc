@@ -364,7 +364,7 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Receiver({"--model=m", "--receiver-id=a b"}), {"--receiver-id: "});
 }
 
-TEST_CASE("listening beyond loopback needs the word, and the error says which and why") {
+TEST_CASE("listening beyond loopback needs insecure-plaintext, and the error says why") {
   const std::vector<std::string> says = {"0.0.0.0:7700", "--insecure-plaintext",
                                          "insecure-plaintext = true", "encrypts"};
   for (const std::string option : {"control-listen", "bulk-listen", "metrics-listen"}) {

@@ -75,7 +75,7 @@ TEST_CASE("systemd hears that a daemon is ready, that it is alive, and that it s
   CHECK(WEXITSTATUS(daemon.Wait()) == 7);
 }
 
-TEST_CASE("a daemon that hangs says no more that it is alive") {
+TEST_CASE("a daemon that hangs no longer says that it is alive") {
   NotifySocket socket;
   int asked = 0;
   Forked daemon = Serve(socket, "20000", [asked]() mutable {

@@ -68,7 +68,7 @@ TEST_CASE("dense is for chunks in which much changed") {
   CHECK(ChooseCodec(in) == Codec::kTight);
 }
 
-TEST_CASE("rates are averages of chunks that tell something") {
+TEST_CASE("a rate is an average over the chunks that are large enough to tell something") {
   CoderRate rate;
   CHECK(rate.per_s() == 0);
   rate.Add(1'000'000, 0.01);

@@ -114,7 +114,7 @@ TEST_CASE("payloads of every codec are refused when cut, and for another width o
   }
 }
 
-TEST_CASE("what is no other codec's payload has no coder") {
+TEST_CASE("raw, fast and unknown payloads have no coder") {
   const auto coder_of = [](std::vector<uint8_t> bytes) {
     return CoderOf(std::as_bytes(std::span(bytes)));
   };

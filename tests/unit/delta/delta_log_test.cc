@@ -127,7 +127,7 @@ TEST_CASE("lifting a chunk that this pull has sent already") {
   CHECK(PlanLift(log, 0, 3, kChunkSize).kind == ChunkPlan::Kind::kFull);
 }
 
-TEST_CASE("a chain that cannot pay is not folded") {
+TEST_CASE("a chain of deltas that is too large is not folded, and the chunk is sent whole") {
   History h(1);
   for (uint64_t v = 2; v <= 9; ++v) h.Publish({1, v}, {{0, 6000}});
   CHECK(h.Plan(0, 7).kind == ChunkPlan::Kind::kDelta);

@@ -135,7 +135,7 @@ TEST_CASE("layout program: a box that spans others is compared with those behind
         StatusCode::kInvalidArgument);
 }
 
-TEST_CASE("layout program: a tensor that stands in several places is known from one that is cut") {
+TEST_CASE("layout program: a tensor in several places is told apart from one that is cut") {
   const Layout layout = receiver::FakeLayout();
   const std::vector<Storage> storages = {{"all", 2000}};
   // Even and odd elements, whose spans overlap and whose elements do not; and one element twice.

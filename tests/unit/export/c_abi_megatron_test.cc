@@ -27,7 +27,7 @@ dw_collective_options Alone(const std::string& rendezvous) {
   return o;
 }
 
-TEST_CASE("a group over NCCL that cannot be is an error, and one of no kind as well") {
+TEST_CASE("a group over NCCL that cannot be made is an error, and so is an unknown kind") {
   TempDir dir;
   const std::string rendezvous = "file:" + dir.path().string();
   dw_collective_options o = Alone(rendezvous);
@@ -42,7 +42,7 @@ TEST_CASE("a group over NCCL that cannot be is an error, and one of no kind as w
   CHECK(collective == nullptr);
 }
 
-TEST_CASE("options of before there were kinds make a group over Gloo") {
+TEST_CASE("options from before groups had kinds make a group over Gloo") {
   TempDir dir;
   const std::string rendezvous = "file:" + dir.path().string();
   dw_collective_options o = Alone(rendezvous);

@@ -78,7 +78,7 @@ TEST_CASE("a device writes its shards straight into the pinned half, converted o
   }
 }
 
-TEST_CASE("a half that is mapped no more does not stay pinned") {
+TEST_CASE("a half that is no longer mapped does not stay pinned") {
   Rank rank("bfloat16", "tp=1", 0, kSeed);
   rank.PutAll(Kind::kDevice);
   DevicePlace place;
@@ -241,7 +241,7 @@ TEST_CASE("a block on a device is written by the device into the half, which is 
   CHECK(CudaRegistrations() == 1);
 }
 
-TEST_CASE("where a block's half cannot be pinned or reached, nothing is written and it is said") {
+TEST_CASE("a block whose half cannot be pinned or reached is an error, and nothing is written") {
   const Knobs knobs;
   const int why = GENERATE(0, 1, 2);
   const OnDevice source(kSeed);

@@ -170,7 +170,7 @@ TEST_CASE("shards: a file that was changed after it was written is refused") {
   CHECK(why.find("have not the digest that it states") != std::string::npos);
 }
 
-TEST_CASE("shards: files of another program are taken for their names only on a word") {
+TEST_CASE("shards: files without marks are accepted by their names only with --unmarked") {
   Fixture f;
   const Model model(f.hf);
   f.Shard(f.hf, f.shards, "tp=2");

@@ -11,9 +11,9 @@
 
 namespace deltawire {
 
-TEST_CASE("trainer client: the last one leaves gRPC running") {
-  // gRPC's shutdown joins a thread that polls for up to ten seconds, so a program would end that
-  // late.
+TEST_CASE("trainer client: gRPC stays initialized after the last client is gone") {
+  // gRPC's shutdown joins a thread that polls for up to ten seconds. If the last client shut gRPC
+  // down, a program would end up to ten seconds late.
   const TempDir temp;
   { const TrainerClient client((temp.path() / "trainer.sock").string(), "m"); }
   CHECK(grpc_is_initialized() == 1);

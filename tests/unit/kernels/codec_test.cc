@@ -179,7 +179,7 @@ TEST_CASE("The largest chunk") {
   }
 }
 
-TEST_CASE("Applied to a wrong base the digest says so") {
+TEST_CASE("A delta that is applied to a wrong base gives a digest that shows it") {
   const uint64_t seed = 13;
   CAPTURE(seed);
   Random random(seed);

@@ -8,7 +8,7 @@
 namespace deltawire::kernels::test {
 namespace {
 
-TEST_CASE("The key is splitmix64 of the seed multipliers odd") {
+TEST_CASE("The key is splitmix64 of the seed and its multipliers are odd") {
   // These are the reference outputs of splitmix64 for seed 0.
   const DigestKey zero(0);
   CHECK(zero.words()[0] == 0xe220a8397b1dcdaf);

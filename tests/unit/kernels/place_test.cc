@@ -1,4 +1,4 @@
-// place against a loop nest that is written out by hand.
+// Compares `place` of every backend with a loop nest that is written out by hand.
 #include <catch2/catch.hpp>
 
 #include "tests/unit/kernels/kernel_data.h"
@@ -35,7 +35,8 @@ void CheckPlace(const StridedCopy& copy, size_t src_bytes, size_t dst_bytes, Ran
   }
 }
 
-/// A random copy between two dense boxes, whose dimensions the destination holds in another order.
+/// A random copy between two dense boxes. The destination may have the dimensions in another order,
+/// and the source may be walked backwards.
 StridedCopy RandomCopy(Random& random, size_t* bytes) {
   static constexpr size_t kRuns[] = {1, 2, 3, 4, 6, 8, 16, 24, 32, 64, 128, 100, 1000};
   StridedCopy c;
@@ -73,9 +74,9 @@ TEST_CASE("Random strided copies equal a naive loop nest") {
   }
 }
 
-TEST_CASE("Offsets gaps broadcasts and nothing to do") {
+TEST_CASE("Copies with offsets and gaps and broadcasts and empty copies equal the loop nest") {
   Random random(78);
-  StridedCopy rows;  // 5 rows of 100 bytes out of rows of 300, to rows of 120
+  StridedCopy rows;  // 100 bytes of each of 5 rows, from rows of 300 to rows of 120
   rows.src_offset = 17;
   rows.dst_offset = 9;
   rows.run_bytes = 100;

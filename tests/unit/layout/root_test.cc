@@ -64,7 +64,7 @@ TEST_CASE("the root follows changed chunks and parts add up to it") {
   CHECK(RootOf({}, Coverage()) == 0);
 }
 
-TEST_CASE("chunks that trade bytes or change against each other have another root") {
+TEST_CASE("the root changes when two chunks swap digests or change them by opposite amounts") {
   const uint64_t seed = 18;
   CAPTURE(seed);
   std::mt19937_64 random(seed);

@@ -27,7 +27,7 @@ std::vector<std::byte> Pattern(uint32_t chunk) {
   return out;
 }
 
-/// So long a session that is kIdleThenEnd has no frame to send.
+/// How long a session with Fault::kIdleThenEnd has no frame to send.
 constexpr std::chrono::milliseconds kIdle{2000};
 
 enum class Fault { kNone, kCorrupt, kSilent, kSplitEnd, kSplitRoot, kIdleThenEnd, kError, kThrow };
@@ -281,7 +281,7 @@ TEST_CASE("every chunk arrives whole over any number of streams") {
   for (const Status& s : rig.source.session->WaitClosed()) CHECK(s == absl::OkStatus());
 }
 
-TEST_CASE("a payload that was damaged on the way ends the pull and is given up") {
+TEST_CASE("a payload that was damaged on the way ends the pull, and its chunk is abandoned") {
   Rig rig(20, Fault::kCorrupt);
   PullClient client(rig.io, rig.Target(2));
   const auto end = client.Run(rig.MakeHave(), rig.sink);
@@ -313,7 +313,7 @@ TEST_CASE("pings keep an idle stream alive beyond its deadline") {
   CHECK(client.Run(rig.MakeHave(), rig.sink).status() == absl::OkStatus());
 }
 
-TEST_CASE("the least patience of a client outlasts an idle server of any stream timeout") {
+TEST_CASE("the least patient client stays with an idle server of any stream timeout") {
   for (const std::chrono::milliseconds server : {1000ms, 30000ms}) {
     constexpr auto kPatience = 1000ms;  // the smallest value of --stream-timeout-ms
     Rig rig(0, Fault::kIdleThenEnd);
@@ -325,7 +325,7 @@ TEST_CASE("the least patience of a client outlasts an idle server of any stream 
     const auto start = std::chrono::steady_clock::now();
     PullClient client(rig.io, rig.Target(1, kPatience));
     CHECK(client.Run(rig.MakeHave(), rig.sink).status() == absl::OkStatus());
-    // No two pings were as far apart as the patience.
+    // The pull took longer than the client's patience, so it was the pings that kept it alive.
     CHECK(std::chrono::steady_clock::now() - start > kPatience);
   }
 }
@@ -384,7 +384,7 @@ TEST_CASE("a sink that throws ends the pull") {
   rig.source.session->WaitClosed();
 }
 
-TEST_CASE("a Have that no such model has is refused by its header alone") {
+TEST_CASE("a Have that is too large for the model is refused by its header alone") {
   Rig rig(3, Fault::kNone);
   RawClient raw(rig.server->port());
   raw.SendHello();
@@ -442,7 +442,7 @@ TEST_CASE("streams that name different ends are refused") {
   CHECK(client.Run(rig.MakeHave(), rig.sink).status().code() == StatusCode::kDataLoss);
 }
 
-TEST_CASE("the server's error arrives as it was said") {
+TEST_CASE("the server's error reaches the client with its code and text") {
   Rig rig(1, Fault::kError);
   PullClient client(rig.io, rig.Target(2));
   const auto end = client.Run(rig.MakeHave(), rig.sink);
@@ -474,7 +474,7 @@ TEST_CASE("Cancel from another thread ends a pull that waits") {
   canceller.join();
 }
 
-TEST_CASE("nobody listening, or a port that is taken, is said plainly") {
+TEST_CASE("a port that is taken and a port where nobody listens are different errors") {
   Rig rig(1, Fault::kNone);
   auto taken = PullServer::Listen(rig.io, "127.0.0.1", rig.server->port(), rig.source, {});
   CHECK(taken.status().code() == StatusCode::kAlreadyExists);

@@ -71,7 +71,7 @@ TEST_CASE("a pull's figures that do not add up count no chunk below zero") {
   CHECK(FromProto(in).forms.chunks[kernels::FormOf(kernels::Codec::kFast)] == 0);
 }
 
-TEST_CASE("each codec's chunks have a field, but for fast, whose are the rest") {
+TEST_CASE("every codec but fast has a field for its chunks, and fast has the rest") {
   PullStats stats{.chunks_full = 2, .chunks_delta = 100};
   stats.forms.chunks[FormCounts::kRaw] = 2;
   for (size_t form = kernels::FormOf(kernels::Codec::kFast) + 1; form < kernels::kForms; ++form) {

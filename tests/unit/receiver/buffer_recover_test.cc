@@ -8,7 +8,7 @@
 namespace deltawire::receiver {
 namespace {
 
-TEST_CASE("bytes that changed while it was down are not given the name") {
+TEST_CASE("weights that changed while the receiver was down are not given their name") {
   for (const uint32_t buffers : {1, 2}) {
     BufferRig s({.buffers = buffers, .huge_pages = false});
     REQUIRE(s.Update(1) == absl::OkStatus());

@@ -109,7 +109,7 @@ bool SomebodyWaits(const fs::path& path) {
   return false;
 }
 
-TEST_CASE("two files: the other one is brought up to its end when somebody waits to open it") {
+TEST_CASE("two files: catching up does not stop while somebody waits to open the hidden file") {
   BufferRig s({.buffers = 2, .huge_pages = false});
   for (const uint64_t version : {2, 3}) {
     REQUIRE(s.Update(version) == absl::OkStatus());

@@ -451,7 +451,7 @@ TEST_CASE("while the receiver changes the directory no call is made, and none ha
   CHECK(walk.served() == Version(3));
 }
 
-TEST_CASE("a hook that said no leaves the engine at what it served, one that was cut does not") {
+TEST_CASE("a hook that refuses leaves the engine at what it served, an interrupted one does not") {
   Walk walk(EngineKind::kExec, {.retries = 0});
   walk.Serve(1);
   walk.answers[EngineCall::kLoad] = {kRefused};

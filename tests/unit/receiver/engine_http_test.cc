@@ -220,7 +220,7 @@ TEST_CASE("refusals have the engine's words") {
   CHECK(Make("http", EngineCall::kLoad, Http(404, longer)).answer.why.size() < 600);
 }
 
-TEST_CASE("what is no answer leaves it open what was done") {
+TEST_CASE("after an answer that cannot be understood, it is unknown what the engine did") {
   const std::string cases[] = {"garbage that is no HTTP\r\n\r\n",
                                "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut short",
                                Http(200, std::string(2 << 20, 'x')), Http(200, "<html></html>")};

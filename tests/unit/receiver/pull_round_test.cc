@@ -301,7 +301,7 @@ TEST_CASE("pull round: a newer version goes on from what a broken round left") {
   CHECK(s.at().agent.counts().chunks_delta == 6 + 1);
 }
 
-TEST_CASE("pull round: a full one holds nothing against the agents and may go back") {
+TEST_CASE("pull round: a full pull claims to hold nothing and may go back to an older version") {
   const uint32_t buffers = GENERATE(1u, 2u);
   CAPTURE(buffers);
   RoundRig s(2, buffers);

@@ -146,7 +146,7 @@ TEST_CASE("a whole chunk is taken by its own digest in pieces of any size") {
   }
 }
 
-TEST_CASE("what follows a whole chunk with a wrong digest is not applied unless it is whole") {
+TEST_CASE("after a whole chunk with a wrong digest, only another whole chunk is applied") {
   Setup s;
   std::vector<std::byte> good = s.Changed(20), payload;
   const wire::FrameHeader full = s.Full(good, 2);

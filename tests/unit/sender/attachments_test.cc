@@ -57,7 +57,7 @@ TEST_CASE("attachments: a part with equal bytes under another attempt is news") 
   CHECK(a.NextEvent(*token)->newest.identity.attempt == 6);
 }
 
-TEST_CASE("attachments: of what a peer says as much is kept as somebody can read") {
+TEST_CASE("attachments: a long message of a peer is cut to what a person can read") {
   Attachments a(kPatient);
   a.Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
@@ -67,7 +67,7 @@ TEST_CASE("attachments: of what a peer says as much is kept as somebody can read
   CHECK(a.Receivers("m")[0].report.message.size() == 4096);
 }
 
-TEST_CASE("attachments: an answer that was not asked for is none") {
+TEST_CASE("attachments: an answer to a sync that was not asked for is ignored") {
   Attachments a(kPatient);
   a.Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");

@@ -120,7 +120,7 @@ TEST_CASE("chunk bytes: straight from the half they hold it and a copy does not"
   CHECK(std::ranges::equal((*copy)->bytes, sender.Of(1, 3)));
 }
 
-TEST_CASE("chunk bytes: without a pinned end there is what has not changed and nothing else") {
+TEST_CASE("chunk bytes: if the end is not pinned only its unchanged chunks are there") {
   const uint64_t seed = GENERATE(71, 72, 73);
   CAPTURE(seed);
   Sender sender(seed);

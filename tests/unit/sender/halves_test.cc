@@ -90,7 +90,7 @@ TEST_CASE("what a half allows in each state") {
   allows(false);
 }
 
-TEST_CASE("draining cuts who reads beyond the grace, and waits for them") {
+TEST_CASE("draining cuts readers that stay beyond the grace, and waits for them") {
   Fixture f;
   f.Publish(0, Fixture::Id(1));
   auto lease = f->Lease(0, Fixture::Id(1));

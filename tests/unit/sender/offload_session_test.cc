@@ -337,7 +337,7 @@ TEST_CASE("what one rank claims alone, no other may count, in either order") {
   CHECK(f->idle());
 }
 
-TEST_CASE("counts of chunks that are not there end nothing") {
+TEST_CASE("counts for chunks that do not exist are refused and do not end the offload") {
   Fixture f(true);
   const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2, "", 1));
   for (const auto& [chunks, bytes] :

@@ -81,7 +81,7 @@ TEST_CASE("version store: what the log leads on from is made again as it was and
   }
 }
 
-TEST_CASE("version store: a name counts as far as it is said") {
+TEST_CASE("version store: a name must agree with a state in every field that it states") {
   HandPublished f(2);
   f.Publish({.version = 1, .attempt = 11});
   f.Publish({.version = 2, .chunks = {0}, .attempt = 22});

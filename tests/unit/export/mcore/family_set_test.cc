@@ -138,7 +138,7 @@ TEST_CASE("family_set: the family by model_type") {
   CHECK(Chosen(set, "{}").find("no model family fits") == 0);
 }
 
-TEST_CASE("family_set: more conditions win, two strangers with as many do not") {
+TEST_CASE("family_set: more conditions win, and a tie of unrelated families is an error") {
   TempDir dir;
   const FamilySet set = Get(LoadWith(
       dir, {"family = \"a\"\nextends = \"llama\"\nmatch = { model_type = \"m\" }\n",

@@ -154,7 +154,7 @@ TEST_CASE("listing: a vision tower passes through, or stays as it is") {
   CHECK(without.plan.not_trained().size() == 2);
 }
 
-TEST_CASE("listing: a root of several that the checkpoint has none of is the first") {
+TEST_CASE("listing: if the checkpoint has none of several roots, the first one is taken") {
   const Layout strange = Get(Layout::Create({{"x", DType::kBF16, {1}}}));
   const PlanFindings c = PlanOf(kGemma3, "", &strange).plan.Check();
   CHECK_FALSE(c.ok());
