@@ -24,6 +24,7 @@ install(FILES deploy/systemd/deltawire.sysusers.conf
 install(FILES deploy/systemd/deltawire.tmpfiles.conf
   DESTINATION lib/tmpfiles.d RENAME deltawire.conf)
 install(FILES deploy/systemd/gpu.conf.example deploy/systemd/deltawire.sysctl.conf.example
+  deploy/prometheus/deltawire.rules.yml deploy/grafana/deltawire.json
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples)
 
 install(TARGETS deltawire_export deltawire_engine EXPORT deltawireTargets

@@ -1,0 +1,141 @@
+"""The metrics of a running pair, and what is built on them: alert rules and the dashboard.
+
+Every name in a rule or a panel must be one that the daemons expose; the rules have tests of their
+own, by Prometheus's promtool.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+
+HERE = pathlib.Path(__file__).resolve()
+DEPLOY = HERE.parents[2] / "deploy"
+RULES = DEPLOY / "prometheus" / "deltawire.rules.yml"
+DASHBOARD = DEPLOY / "grafana" / "deltawire.json"
+sys.path.insert(0, str(HERE.parents[1] / "support"))
+
+from daemons import DEADLINE_S, Daemons, free_port, programs  # noqa: E402
+
+NAME = re.compile(r"\bdeltawire_(?:sender|receiver)_[a-z_]+\b")
+# Of 100 receivers on one Prometheus, each with a model and an engine.
+MOST_SERIES = 60
+
+
+def scrape(port: int) -> str:
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                return answer.read().decode()
+        except OSError:
+            if time.monotonic() > end:
+                raise
+
+
+def publish(model: pathlib.Path, socket: pathlib.Path) -> None:
+    command = [programs() / "deltawire", "publish", model, "--socket", socket]
+    end = time.monotonic() + DEADLINE_S
+    while True:  # the sender may only just have started
+        done = subprocess.run(
+            [*command, "--model", "m", "--version", "1"], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            return
+        if time.monotonic() > end:
+            raise AssertionError(done.stdout + done.stderr)
+
+
+def series(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("deltawire_")]
+
+
+def expressions(dashboard: dict) -> list[str]:
+    found = [t["expr"] for p in dashboard["panels"] for t in p.get("targets", [])]
+    return found + [
+        v["query"]["query"] for v in dashboard["templating"]["list"] if v["type"] == "query"
+    ]
+
+
+class MetricsTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        shm = pathlib.Path("/dev/shm")
+        cls.folder = tempfile.TemporaryDirectory(
+            prefix="deltawire-metrics-", dir=shm if shm.is_dir() else None
+        )
+        cls.addClassCleanup(cls.folder.cleanup)
+        root = pathlib.Path(cls.folder.name)
+        daemons = cls.enterClassContext(Daemons(root))
+        ports = {"sender": free_port(), "receiver": free_port()}
+        control = daemons.start_sender(
+            root / "s", "--metrics-listen", f"127.0.0.1:{ports['sender']}"
+        )
+        receiver = daemons.start_receiver(
+            [control], "m", root / "r", "--metrics-listen", f"127.0.0.1:{ports['receiver']}",
+            "--engine", "exec=/bin/true",
+        )  # fmt: skip
+        model = root / "model"
+        model.mkdir()
+        header = json.dumps({"t": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
+        content = len(header).to_bytes(8, "little") + header + bytes(64)
+        (model / "model.safetensors").write_bytes(content)
+        publish(model, root / "s" / "trainer.sock")
+        receiver.await_version(1)
+        cls.text = {name: scrape(port) for name, port in ports.items()}
+        cls.names = {re.split(r"[{ ]", s)[0] for text in cls.text.values() for s in series(text)}
+
+    def test_every_name_in_a_rule_is_exposed(self):
+        wanted = set(NAME.findall(RULES.read_text()))
+        self.assertGreater(len(wanted), 8)
+        self.assertEqual(wanted - self.names, set())
+
+    def test_every_name_in_a_panel_is_exposed(self):
+        dashboard = json.loads(DASHBOARD.read_text())
+        found = expressions(dashboard)
+        self.assertGreater(len(found), 20)
+        for expression in found:
+            names = NAME.findall(expression)
+            self.assertTrue(names, expression)
+            self.assertEqual(set(names) - self.names, set(), expression)
+        ids = [p["id"] for p in dashboard["panels"]]
+        self.assertEqual(len(ids), len(set(ids)))
+
+    def test_a_scrape_is_small(self):
+        for name, text in self.text.items():
+            print(f"{name}: {len(series(text))} series for one model", flush=True)
+            self.assertLess(len(series(text)), MOST_SERIES, f"{name}:\n{text}")
+
+    def promtool(self, *command: object, given: str | None = None) -> None:
+        tool = shutil.which("promtool")
+        if tool is None:
+            self.skipTest("no promtool on this machine")
+        done = subprocess.run(
+            [tool, *command], capture_output=True, text=True, input=given, check=False,
+            cwd=RULES.parent,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(given and done.stdout + done.stderr or "", "")
+
+    def test_promtool_finds_nothing_in_the_metrics(self):
+        for text in self.text.values():
+            self.promtool("check", "metrics", given=text)
+
+    def test_promtool_runs_the_rules(self):
+        self.promtool("check", "rules", RULES)
+        self.promtool("test", "rules", RULES.with_suffix(".test.yml"))
+
+
+if __name__ == "__main__":
+    if programs() is None or not os.access(programs(), os.X_OK):
+        sys.exit("DELTAWIRE_BIN_DIR names no programs")
+    unittest.main()
