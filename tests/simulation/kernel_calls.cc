@@ -21,6 +21,14 @@ using deltawire::simulation::ThisProcess;
 namespace deltawire::simulation {
 namespace {
 
+uint64_t g_name_changes = 0;
+
+/// Returns a call's result, after which names may be others.
+int Renamed(int result) {
+  ++g_name_changes;
+  return result;
+}
+
 void Step(const char* what) {
   if (Scheduler* scheduler = Scheduler::current()) scheduler->Point(what);
 }
@@ -50,9 +58,12 @@ int OpenUnlessLeased(const char* path, int flags, mode_t mode) {
 
 }  // namespace
 
+uint64_t NameChanges() { return g_name_changes; }
+
 }  // namespace deltawire::simulation
 
 using deltawire::simulation::OpenUnlessLeased;
+using deltawire::simulation::Renamed;
 using deltawire::simulation::Step;
 
 extern "C" {
@@ -126,27 +137,27 @@ int __wrap_fcntl(int fd, int command, ...) {
 
 int __wrap_rename(const char* from, const char* to) {
   Step("rename");
-  return __real_rename(from, to);
+  return Renamed(__real_rename(from, to));
 }
 
 int __wrap_renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {
   Step("renameat2");
-  return __real_renameat2(from_dir, from, to_dir, to, flags);
+  return Renamed(__real_renameat2(from_dir, from, to_dir, to, flags));
 }
 
 int __wrap_link(const char* from, const char* to) {
   Step("link");
-  return __real_link(from, to);
+  return Renamed(__real_link(from, to));
 }
 
 int __wrap_linkat(int from_dir, const char* from, int to_dir, const char* to, int flags) {
   Step("linkat");
-  return __real_linkat(from_dir, from, to_dir, to, flags);
+  return Renamed(__real_linkat(from_dir, from, to_dir, to, flags));
 }
 
 int __wrap_unlink(const char* path) {
   Step("unlink");
-  return __real_unlink(path);
+  return Renamed(__real_unlink(path));
 }
 
 int __wrap_mkdir(const char* path, mode_t mode) {

@@ -7,6 +7,13 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
+
+namespace deltawire::simulation {
+/// Rises with every call above that may have given a file another name, or taken its name away.
+/// Calls from inside of the C++ library are not counted.
+uint64_t NameChanges();
+}  // namespace deltawire::simulation
 
 extern "C" {
 int __real_open(const char* path, int flags, ...);

@@ -71,8 +71,11 @@ class ReceiverNode : public Node {
   bool ShowsWhatItSays(receiver::Replica& replica, const Identity& id) const;
   void Operate(std::function<void(receiver::Replica&)> call);
   Bytes Data(Bytes file) const;
-  /// Calls `see` with the bytes under the name, if there are any.
-  void SeeNamed(const std::function<void(Bytes)>& see) const;
+  /// Calls `see` with the bytes under the name, if there are any. Returns the file's inode if the
+  /// running process has it mapped, else 0.
+  ino_t SeeNamed(const std::function<void(Bytes)>& see) const;
+  /// An error's text, or "": whether these bytes are an offered version.
+  std::string CheckNamed(Bytes named);
 
   Network& network_;
   const Ledger& ledger_;
@@ -91,6 +94,9 @@ class ReceiverNode : public Node {
   Time last_commit_{0}, longest_gap_{0};
   uint64_t last_hash_ = 0;
   uint64_t changes_ = 0;
+  ino_t seen_inode_ = 0;       // of the file that had the name when Check last looked; 0: none
+  uint64_t seen_changes_ = 0;  // NameChanges() then
+  uint32_t trusted_ = 0;       // how often Check has believed that since
 };
 
 }  // namespace deltawire::simulation
