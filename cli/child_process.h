@@ -30,16 +30,16 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   bool Running() { return Wait(std::chrono::milliseconds(0)) < 0; }
-  /// Ok while it runs, else how it ended.
+  /// Ok while the child runs; else an error that says how it ended.
   Status CheckRunning();
-  /// Waits for its end; -1 when it still runs after `timeout`, else its exit status (128 + N for
-  /// signal N).
+  /// Waits until the child has ended, and returns its exit status (128 + N for signal N); -1 when
+  /// it still runs after `timeout`.
   int Wait(std::chrono::milliseconds timeout);
-  /// Nothing happens where it has ended.
+  /// Sends the child a signal; does nothing when the child has ended.
   void Signal(int signal) const;
-  /// SIGTERM, then SIGKILL after the grace; returns when it has ended.
+  /// Sends SIGTERM, and SIGKILL after the grace; returns when the child has ended.
   void Stop(std::chrono::milliseconds grace);
-  /// SIGKILL; returns when it has ended.
+  /// Sends SIGKILL; returns when the child has ended.
   void Kill();
 
   const std::string& name() const { return name_; }

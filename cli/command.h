@@ -40,6 +40,7 @@ void DeclareDiff(CLI::App& app, Run* run);     // diff.cc
 void DeclarePlan(CLI::App& app, Run* run);     // plan.cc
 void DeclareConvert(CLI::App& app, Run* run);  // convert.cc
 void DeclareDemo(CLI::App& app, Run* run);     // demo.cc
+void DeclareDoctor(CLI::App& app, Run* run);   // doctor.cc
 void DeclareVersion(CLI::App& app, Run* run);  // version.cc
 
 /// The same check, but without the text that CLI11 would add to --help.

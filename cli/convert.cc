@@ -4,10 +4,11 @@
 
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <memory>
+#include <optional>
 
 #include "cli/command.h"
+#include "cli/connect.h"
 #include "cli/new_directory.h"
 #include "cli/output.h"
 #include "common/base/human.h"
@@ -20,10 +21,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr uint64_t kMaxFileBytes = uint64_t{50} * 1000 * 1000 * 1000;
+
 struct ConvertOptions : Common {
   std::string from, to, hf, parallel, core_version, family;
   std::vector<std::string> families;
-  uint64_t max_shard_bytes = uint64_t{50} * 1000 * 1000 * 1000;
+  std::optional<uint64_t> max_file_bytes;
   size_t threads = 0;
   bool replace = false, unmarked = false, round = false;
 };
@@ -45,60 +48,68 @@ Status CarryOver(const mcore::Plan& plan, const std::optional<ModelDir>& checkpo
   return absl::OkStatus();
 }
 
-Status CopySideFiles(const fs::path& from, const fs::path& to) {
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(from, error)) {
-    const std::string name = entry.path().filename();
-    if (!entry.is_regular_file() || !IsSideFileName(name)) continue;
-    if (name == kParallelFile || name == kTensorsMetaFile) continue;
-    fs::copy_file(entry.path(), to / name, fs::copy_options::overwrite_existing, error);
-    if (error) break;
-  }
-  if (!error) return absl::OkStatus();
-  return Errorf(StatusCode::kInternal, "copying config.json and the like from {} to {}: {}",
-                from.string(), to.string(), error.message());
-}
-
-void Say(const mcore::Plan& plan) {
-  for (const std::string& note : plan.notes()) std::printf("%s\n", note.c_str());
-}
-
-/// Exports shards into the HF directory `to`, which exists.
-Status ExportShards(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& to,
-                    ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from, o.unmarked));
-  const Layout* listing = shards.layout() ? &*shards.layout() : nullptr;
-  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(shards.parallel(), listing));
-  Say(plan);
-  DW_ASSIGN_OR_RETURN(HfDir hf, HfDir::Create(to, plan.layout(), o.max_shard_bytes));
-  DW_RETURN_IF_ERROR(shards.ExportTo(
-      plan, [&](uint32_t t) { return hf.tensor(t); }, pool));
-  DW_RETURN_IF_ERROR(CarryOver(plan, model.checkpoint(), hf));
-  DW_RETURN_IF_ERROR(hf.Finish(pool));
-  return CopySideFiles(o.hf.empty() ? o.from : o.hf, to);
-}
-
 /// "2 tensors, model.layers.0... first".
 std::string Some(const std::vector<std::string>& names) {
   return fmt::format("{} tensor{}, {}{}", names.size(), names.size() == 1 ? "" : "s", names.front(),
                      names.size() == 1 ? "" : " first");
 }
 
+void Say(const mcore::Plan& plan) {
+  for (const std::string& note : plan.notes()) std::printf("%s\n", note.c_str());
+}
+
+/// Whose values the tensors of an HF directory hold. Some norms are HF's less one in a trainer.
+enum class Values { kHf, kTrainer };
+
+StatusOr<mcore::Plan> ProvenPlan(const mcore::HfModel& model, const mcore::ParallelConfig& parallel,
+                                 const Layout* listing, Values values) {
+  DW_ASSIGN_OR_RETURN(mcore::Plan plan, model.ProvenPlan(parallel, listing));
+  Say(plan);
+  return values == Values::kHf ? std::move(plan) : plan.WithTrainersValues();
+}
+
+/// Exports shards into the HF directory `to`, which exists.
+Status ExportShards(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& to,
+                    Values values, ThreadPool& pool) {
+  DW_ASSIGN_OR_RETURN(const ShardDir shards, ShardDir::Open(o.from, o.unmarked));
+  const Layout* listing = shards.layout() ? &*shards.layout() : nullptr;
+  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files,
+                      SideFilesOf(o.hf.empty() ? o.from : o.hf));
+  DW_ASSIGN_OR_RETURN(const mcore::Plan plan,
+                      ProvenPlan(model, shards.parallel(), listing, values));
+  DW_ASSIGN_OR_RETURN(HfDir hf,
+                      HfDir::Create(to, plan.layout(), o.max_file_bytes.value_or(kMaxFileBytes)));
+  DW_ASSIGN_OR_RETURN(const std::vector<std::string> shifted,
+                      shards.ExportTo(
+                          plan, [&](uint32_t t) { return hf.tensor(t); }, pool));
+  DW_RETURN_IF_ERROR(CarryOver(plan, model.checkpoint(), hf));
+  DW_RETURN_IF_ERROR(hf.Finish(pool));
+  for (const SideFile& file : side_files) {
+    if (file.name == kParallelFile || file.name == kTensorsMetaFile) continue;
+    DW_RETURN_IF_ERROR(WriteSealed(to / file.name, file.content));
+  }
+  if (!shifted.empty()) {
+    std::printf(
+        "written as the trainer's value plus one, rounded, so shards made from them differ: %s\n",
+        Some(shifted).c_str());
+  }
+  return absl::OkStatus();
+}
+
 Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs::path& from,
-                  const fs::path& to, ThreadPool& pool) {
+                  const fs::path& to, Values values, ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(mcore::ParallelConfig parallel, mcore::ParallelConfig::Open(o.parallel));
   if (!o.core_version.empty()) {
     DW_ASSIGN_OR_RETURN(parallel.core, mcore::CoreVersion::Parse(o.core_version));
   }
   DW_ASSIGN_OR_RETURN(const ModelDir hf, ModelDir::Open(from));
-  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, model.ProvenPlan(parallel, &hf.layout()));
-  Say(plan);
+  DW_ASSIGN_OR_RETURN(const mcore::Plan plan, ProvenPlan(model, parallel, &hf.layout(), values));
   const Rounding rounding = RoundingOf(plan, hf, pool);
   if (!rounding.narrowed.empty() && !o.round) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "the trainer would hold {} in fewer bits than {} does: say --round to have the "
                   "values rounded, or set dtype in config.json",
-                  Some(rounding.narrowed), from.string());
+                  Some(rounding.narrowed), o.from);
   }
   DW_RETURN_IF_ERROR(ShardDir::Write(to, plan, hf, pool));
   if (!rounding.narrowed.empty()) {
@@ -112,6 +123,27 @@ Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs
   return absl::OkStatus();
 }
 
+/// Refuses options that would have no effect.
+Status CheckOptions(const ConvertOptions& o, bool from_shards, bool to_shards) {
+  if (!to_shards && !o.core_version.empty()) {
+    return UsageError("--core-version is for shards: it goes with --parallel only");
+  }
+  if (!to_shards && o.round) {
+    return UsageError(
+        "--round is for shards: it goes with --parallel only, and values are never rounded to "
+        "fewer bits on the way to an HF directory");
+  }
+  if (to_shards && o.max_file_bytes) {
+    return UsageError(
+        "--max-shard-size is for the files of an HF directory: it does not go with --parallel");
+  }
+  if (!from_shards && o.unmarked) {
+    return UsageError(
+        fmt::format("--unmarked is for rank files, and {} has no {}", o.from, kParallelFile));
+  }
+  return absl::OkStatus();
+}
+
 StatusOr<Exit> Convert(const ConvertOptions& o) {
   const auto start = std::chrono::steady_clock::now();
   const bool from_shards = ShardDir::Is(o.from), to_shards = !o.parallel.empty();
@@ -121,6 +153,7 @@ StatusOr<Exit> Convert(const ConvertOptions& o) {
                   "shard it",
                   o.from, kParallelFile);
   }
+  DW_RETURN_IF_ERROR(CheckOptions(o, from_shards, to_shards));
   const std::vector<fs::path> families(o.families.begin(), o.families.end());
   const fs::path described = o.hf.empty() ? o.from : o.hf;
   DW_ASSIGN_OR_RETURN(
@@ -131,15 +164,16 @@ StatusOr<Exit> Convert(const ConvertOptions& o) {
   for (const fs::path& source : {fs::path(o.from), described}) sources.push_back(source);
   DW_ASSIGN_OR_RETURN(NewDirectory made, NewDirectory::Create(o.to, o.replace, sources));
   if (!from_shards) {
-    DW_RETURN_IF_ERROR(ShardModel(o, model, o.from, made.path(), pool));
+    DW_RETURN_IF_ERROR(ShardModel(o, model, o.from, made.path(), Values::kHf, pool));
   } else if (!to_shards) {
-    DW_RETURN_IF_ERROR(ExportShards(o, model, made.path(), pool));
+    DW_RETURN_IF_ERROR(ExportShards(o, model, made.path(), Values::kHf, pool));
   } else {
-    // Converts between parallel layouts through an HF directory, which is not kept.
+    // Converts between parallel layouts through an HF directory, which is not kept. Its tensors
+    // have the trainer's values, so that none is rounded.
     DW_ASSIGN_OR_RETURN(const NewDirectory hf,
                         NewDirectory::Create(fs::path(made.path()).concat("-hf"), false, {}));
-    DW_RETURN_IF_ERROR(ExportShards(o, model, hf.path(), pool));
-    DW_RETURN_IF_ERROR(ShardModel(o, model, hf.path(), made.path(), pool));
+    DW_RETURN_IF_ERROR(ExportShards(o, model, hf.path(), Values::kTrainer, pool));
+    DW_RETURN_IF_ERROR(ShardModel(o, model, hf.path(), made.path(), Values::kTrainer, pool));
   }
   DW_RETURN_IF_ERROR(made.Commit());
   std::printf("%s: %s, in %s\n", o.to.c_str(), to_shards ? "Megatron shards" : "HF model directory",
@@ -159,14 +193,16 @@ void DeclareConvert(CLI::App& app, Run* run) {
       ->check(Quiet(CLI::ExistingDirectory));
   sub->add_option("TO", o->to, "Directory to make; new or empty")->type_name("")->required();
   sub->add_flag("--replace", o->replace,
-                "TO may hold something, all of which goes when the new is there");
+                "Put the new directory, when it is complete, in the place of TO and all that is in "
+                "it: at one stroke where the filesystem can exchange two names");
   sub->add_option("--parallel", o->parallel,
                   "Make shards for this layout, e.g. tp=4,pp=2; default: make an HF directory")
       ->type_name("KEY=N,...|FILE");
   sub->add_option("--core-version", o->core_version,
-                  "Of shards: the megatron-core that loads them, whose names they get [0.16]")
+                  "With --parallel: give parameters the names that this version of megatron-core "
+                  "uses; default: 0.16, or core_version in --parallel")
       ->type_name("0.N");
-  sub->add_option("--max-shard-size", o->max_shard_bytes, "Of an HF directory: bytes per file")
+  sub->add_option("--max-shard-size", o->max_file_bytes, "Of an HF directory: bytes per file")
       ->type_name("SIZE")
       ->transform(Quiet(CLI::AsSizeValue(/*kb_is_1000=*/true)))
       ->check(Quiet(CLI::PositiveNumber))
@@ -174,7 +210,8 @@ void DeclareConvert(CLI::App& app, Run* run) {
   sub->add_flag("--unmarked", o->unmarked,
                 "Take rank files that do not say which rank they are for what they are called");
   sub->add_flag("--round", o->round,
-                "Round values that the trainer holds in fewer bits than the checkpoint");
+                "With --parallel: round values that the trainer holds in fewer bits than the "
+                "checkpoint");
   sub->add_option(
          "--hf", o->hf,
          "HF directory whose config.json, and tensors where it has them, count; default: FROM")
@@ -182,8 +219,9 @@ void DeclareConvert(CLI::App& app, Run* run) {
       ->check(Quiet(CLI::ExistingDirectory));
   sub->add_option("--family", o->family, "Model family; default: by config.json")
       ->type_name("NAME");
-  sub->add_option("--families", o->families, "Directory of further families (*.toml)")
+  sub->add_option("--families", o->families, "Directory of further families (*.toml); repeatable")
       ->type_name("DIR")
+      ->allow_extra_args(false)
       ->check(Quiet(CLI::ExistingDirectory));
   sub->add_option("--threads", o->threads, "Copying threads; 0: one per core")
       ->type_name("N")

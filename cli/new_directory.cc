@@ -5,8 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <system_error>
 #include <utility>
+
+#include "common/base/unique_fd.h"
 
 namespace deltawire::cli {
 namespace {
@@ -24,6 +27,14 @@ bool IsFree(const fs::path& path) {
   std::error_code ec;
   if (!fs::exists(fs::symlink_status(path, ec))) return true;
   return fs::is_directory(path, ec) && fs::is_empty(path, ec) && !ec;
+}
+
+/// Brings the names in a directory to the disk.
+Status SyncDirectory(const fs::path& dir) {
+  const UniqueFd fd(::open(dir.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Some network filesystems store names by themselves and refuse the call with EINVAL.
+  if (fd.get() >= 0 && (::fsync(fd.get()) == 0 || errno == EINVAL)) return absl::OkStatus();
+  return ErrnoError(fmt::format("bring the names in {} to the disk", dir.native()));
 }
 
 }  // namespace
@@ -64,19 +75,21 @@ NewDirectory::~NewDirectory() {
 }
 
 Status NewDirectory::Commit() {
+  DW_RETURN_IF_ERROR(SyncDirectory(hidden_));
   // Rename also replaces an empty directory.
   if (::rename(hidden_.c_str(), to_.c_str()) == 0) {
     hidden_.clear();
-    return absl::OkStatus();
+    return SyncDirectory(to_.parent_path());
   }
   if (!replace_) return ErrnoError(fmt::format("give {} its name", to_.native()));
   if (::renameat2(AT_FDCWD, hidden_.c_str(), AT_FDCWD, to_.c_str(), RENAME_EXCHANGE) != 0) {
-    // This filesystem cannot exchange names, so for a moment the name does not exist.
-    const fs::path old = fs::path(hidden_).concat("-old");
-    if (::rename(to_.c_str(), old.c_str()) != 0 || ::rename(hidden_.c_str(), to_.c_str()) != 0) {
-      return ErrnoError(fmt::format("put {} in the place of {}", hidden_.native(), to_.native()));
-    }
-    hidden_ = old;
+    DW_RETURN_IF_ERROR(ExchangeInTwoSteps());
+  }
+  // The old directory goes only when the new one's name is on the disk.
+  const Status synced = SyncDirectory(to_.parent_path());
+  if (!synced.ok()) {
+    return Annotate(synced, fmt::format("{} is in place, and what was there before is {}",
+                                        to_.native(), std::exchange(hidden_, {}).native()));
   }
   std::error_code ec;
   fs::remove_all(hidden_, ec);
@@ -86,6 +99,21 @@ Status NewDirectory::Commit() {
                   hidden_.native(), ec.message());
   }
   hidden_.clear();
+  return absl::OkStatus();
+}
+
+Status NewDirectory::ExchangeInTwoSteps() {
+  const fs::path old = fs::path(hidden_).concat("-old");
+  const auto failed = [&] {
+    return ErrnoError(fmt::format("put {} in the place of {}", hidden_.native(), to_.native()));
+  };
+  if (::rename(to_.c_str(), old.c_str()) != 0) return failed();
+  if (::rename(hidden_.c_str(), to_.c_str()) != 0) {
+    const Status status = failed();
+    if (::rename(old.c_str(), to_.c_str()) == 0) return status;
+    return Annotate(status, fmt::format("what was there before is now {}", old.native()));
+  }
+  hidden_ = old;
   return absl::OkStatus();
 }
 

@@ -84,7 +84,7 @@ void Show(const Result& r, const PlanOptions& o) {
                 plan.not_trained().size(), plan.not_trained().front().c_str());
   }
   for (const std::string& note : plan.notes()) std::printf("Note          %s\n", note.c_str());
-  std::printf("Coverage      %s\n", r.findings.ok()
+  std::printf("Proof         %s\n", r.findings.ok()
                                         ? "every byte of every tensor is written exactly once"
                                         : std::string(MessageOf(r.findings.ToStatus())).c_str());
 }
@@ -155,8 +155,9 @@ void DeclarePlan(CLI::App& app, Run* run) {
       ->type_name("KEY=N,...|FILE");
   sub->add_option("--family", o->family, "Model family; default: by config.json")
       ->type_name("NAME");
-  sub->add_option("--families", o->families, "Directory of further families (*.toml)")
+  sub->add_option("--families", o->families, "Directory of further families (*.toml); repeatable")
       ->type_name("DIR")
+      ->allow_extra_args(false)
       ->check(Quiet(CLI::ExistingDirectory));
   sub->add_option("--bucket", o->bucket, "Gathering without shared memory: bytes per bucket")
       ->type_name("SIZE")

@@ -9,6 +9,7 @@
 #include "cli/connect.h"
 #include "cli/output.h"
 #include "cli/standing.h"
+#include "common/base/engine_state.h"
 #include "common/base/human.h"
 #include "common/base/receiver_phase.h"
 #include "proto/convert.h"
@@ -282,8 +283,9 @@ std::string EnginesText(const v1::ReceiverStatusResponse& r) {
   for (const v1::ReceiverModelStatus& m : r.models()) {
     for (const v1::EngineStatus& e : m.engines()) {
       const Standing standing = StandingOf(FromProto(e.served()), FromProto(m.committed()));
+      const bool says_so = e.state() == ToString(EngineState::kPaused);
       table.Add({e.name(), e.kind(), m.model(),
-                 e.paused() && e.state() != "paused" ? e.state() + " (paused)" : e.state(),
+                 e.paused() && !says_so ? e.state() + " (paused)" : e.state(),
                  VersionText(e.served()), BehindText(standing), std::to_string(e.updates()),
                  e.last_pause_seconds() > 0 ? HumanSeconds(e.last_pause_seconds()) : "-",
                  std::to_string(e.failures()), e.error().empty() ? "-" : e.error()});

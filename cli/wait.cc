@@ -51,6 +51,7 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
   grpc::ClientContext context;
   SetDeadline(context, o.timeout());
   Identity reached;
+  bool by_later = false;  // some engine serves a later version
   const auto enough = [&](const v1::Identity& id) {
     reached = FromProto(id);
     return !reached.empty() && reached.id.version >= version;
@@ -59,8 +60,11 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
     v1::WatchServedRequest request;
     request.set_model(model);
     const auto stream = receiver.stub->WatchServed(&context, request);
-    DW_RETURN_IF_ERROR(Until(
-        *stream, context, [&](const v1::ServedInfo& s) { return enough(s.all()); }, o.receiver));
+    const auto by_each = [&](const v1::ServedInfo& s) {
+      by_later = s.all().epoch() == 0;
+      return enough(s.oldest());
+    };
+    DW_RETURN_IF_ERROR(Until(*stream, context, by_each, o.receiver));
   } else {
     v1::WatchReceiverVersionsRequest request;
     request.set_model(model);
@@ -73,7 +77,8 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
                {"event", o.served ? "served" : "committed"},
                {"id", IdentityJson(reached)}});
   } else {
-    std::printf("%s: %s %s\n", model.c_str(), DescribeFully(reached).c_str(),
+    std::printf("%s: %s%s %s\n", model.c_str(), DescribeFully(reached).c_str(),
+                by_later ? ", or a later one," : "",
                 o.served ? "served by all engines" : "committed");
   }
   return Exit::kOk;
@@ -89,7 +94,8 @@ void DeclareWait(CLI::App& app, Run* run) {
                   "This version or a later one; default: the newest that the receiver knows of")
       ->type_name("N")
       ->check(Quiet(CLI::PositiveNumber));
-  sub->add_flag("--served", o->served, "Until all engines of the receiver serve it");
+  sub->add_flag("--served", o->served,
+                "Until each engine of the receiver serves it, or a later one");
   o->AddReceiver(*sub);
   o->AddModel(*sub, "the only one there is");
   o->AddTimeout(*sub, 0, "Give up after this long; 0: never");

@@ -1,10 +1,13 @@
 # Build switches. Everything a preset may set is declared here and nowhere else.
 option(DELTAWIRE_TESTS "Build the tests" ON)
 option(DELTAWIRE_BENCH "Build the benchmarks" ON)
+option(DELTAWIRE_PACKAGES "Manual pages, and Debian packages by cpack" OFF)
 option(DELTAWIRE_FUZZ "Build libFuzzer targets (clang only)" OFF)
 option(DELTAWIRE_WERROR "Treat warnings as errors" OFF)
 option(DELTAWIRE_HEADER_CHECK "Compile every header alone in the default build" OFF)
 set(DELTAWIRE_SANITIZE "" CACHE STRING "Comma-separated -fsanitize= list, e.g. address,undefined")
+set(DELTAWIRE_PYTHON_SITE "" CACHE STRING
+  "Where the Python package goes, below the prefix; its libraries lie where the loader looks then")
 set(DELTAWIRE_CUDA "AUTO" CACHE STRING "CUDA kernels: AUTO (when nvcc is found), ON or OFF")
 
 find_program(CCACHE_PROGRAM ccache)

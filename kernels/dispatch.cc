@@ -1,9 +1,9 @@
 #include <array>
 
 #include "kernels/cpu/highway/highway.h"
-#include "kernels/cpu/payload.h"
 #include "kernels/cpu/scalar/scalar.h"
 #include "kernels/kernels.h"
+#include "kernels/payload.h"
 
 namespace deltawire::kernels {
 namespace {

@@ -78,7 +78,7 @@ class GpuPin {
 
 /// A queue of work on one device, done in order and in parallel with other work there. Leaves the
 /// thread's current device as it was. REQUIRES: the memory passed to it lives until Wait. Like all
-/// CUDA code here, not run on a device yet (docs/benchmarks.md, "Not run on a device").
+/// CUDA code here, it has not run on a device (docs/benchmarks.md#not-run-on-a-device).
 class GpuQueue {
  public:
   static GpuStatus Create(int device, std::unique_ptr<GpuQueue>* queue);

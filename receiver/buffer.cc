@@ -134,7 +134,7 @@ StatusOr<bool> Buffer::BeginInPlace(int slot) {
 
 std::string Buffer::Readers() const {
   const int front = front_;
-  const Slot& slot = slots_[front >= 0 ? front : static_cast<int>(state_.active())];
+  const LeasedFile& slot = slots_[front >= 0 ? front : static_cast<int>(state_.active())];
   return slot.file ? DescribeHolders(WhoHas(slot.file->fd())) : "nobody";
 }
 
@@ -292,7 +292,7 @@ Status Buffer::GiveName(int slot) {
   const fs::path name = dir_ / kWeights;
   if (!HasItsPath(slot)) DW_RETURN_IF_ERROR(file.Relink(FreeHiddenName(slot)));
   if (file.path() == name) return absl::OkStatus();
-  Slot& other = slots_[1 - slot];
+  LeasedFile& other = slots_[1 - slot];
   if (other.file && other.file->path() == name) {
     struct stat named;
     const bool still = ::stat(name.c_str(), &named) == 0 && named.st_ino == other.file->inode();

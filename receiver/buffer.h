@@ -149,7 +149,7 @@ class Buffer {
   Status Distrust(std::span<const uint32_t> chunks);
 
  private:
-  struct Slot {
+  struct LeasedFile {
     std::optional<BufferFile> file;
     FileLease lease;
   };
@@ -207,8 +207,8 @@ class Buffer {
   const kernels::Backend& backend_;
   uint32_t buffers_ = 1;
   std::string lease_problem_;
-  SideFileStore side_files_;
-  Slot slots_[2];
+  InstalledSideFiles side_files_;
+  LeasedFile slots_[2];
   std::atomic<int> front_{-1};  // the slot whose file has the name and is whole; -1: none
   std::atomic<int> work_{-1};   // the slot that an update changes, or was changing at a crash
   std::atomic<bool> begun_{false};

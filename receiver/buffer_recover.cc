@@ -93,14 +93,14 @@ StatusOr<std::unique_ptr<Buffer>> Buffer::Create(const fs::path& dir, std::share
   DW_RETURN_IF_ERROR(RefuseForeignWeights(dir));
   DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
   std::error_code ignored;
-  const bool ours = fs::exists(dir / kState, ignored) || SideFileStore::Marks(dir);
+  const bool ours = fs::exists(dir / kState, ignored) || InstalledSideFiles::Marks(dir);
   if (!ours && fs::exists(dir / kWeights, ignored)) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "{} exists and is not a receiver's; choose an empty directory",
                   (dir / kWeights).string());
   }
   // The mark comes first: from here on any file under our names counts as the receiver's.
-  DW_RETURN_IF_ERROR(SideFileStore(dir).Prepare());
+  DW_RETURN_IF_ERROR(InstalledSideFiles(dir).Prepare());
   RemoveUnfinished(dir);
   for (const std::string& name : WeightNames()) fs::remove(dir / name, ignored);
   fs::remove(dir / kState, ignored);
@@ -279,7 +279,7 @@ Status Buffer::DropFile(int slot) {
 }
 
 fs::path Buffer::FreeHiddenName(int slot) const {
-  const Slot& other = slots_[1 - slot];
+  const LeasedFile& other = slots_[1 - slot];
   const fs::path first = dir_ / kHidden[slot];
   return other.file && other.file->path() == first ? dir_ / kHidden[1 - slot] : first;
 }

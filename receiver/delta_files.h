@@ -1,7 +1,7 @@
 // The committed deltas that a receiver leaves beside its buffer for engines (docs/delta_file.md): a
-// bounded number of files, the oldest dropped first. Owner: a Replica, whose driving thread alone
-// uses it. Cost: a copy of each delta's payloads, in the directory's memory; 8 bytes per chunk.
-// Errors name the file; none of them stands in a commit's way.
+// bounded number of files, of which the oldest is dropped first. Owner: a Replica; only its driving
+// thread uses it. Cost: each delta's payloads once more, in the directory's filesystem, and 8 bytes
+// of memory per chunk. Errors name the file, and never keep a version from being committed.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,17 @@ class DeltaFiles {
  public:
   static constexpr size_t kMaxFiles = 64;
 
-  /// Keeps at most `limit_bytes` of files; 0: none, and those that an earlier process left go.
+  /// Keeps files of at most `limit_bytes` together. With 0 it keeps none, and removes those that an
+  /// earlier process left.
   DeltaFiles(std::filesystem::path directory, uint64_t limit_bytes);
 
   bool enabled() const { return limit_ > 0; }
-  /// Takes up the files of an earlier process. `buffer` is what Put will be about: its committed
-  /// state is the first delta's base.
+  /// Takes up the files of an earlier process. The committed state of `buffer`, which every Put
+  /// will get, is the first delta's base.
   Status Start(const Buffer& buffer);
-  /// After `buffer` was committed as `to`: writes what changed since the last state that was put,
-  /// from `applied` where that leads there, else as whole chunks.
+  /// Writes what changed since the last state that was put. To be called after `buffer` was
+  /// committed as `to`. A changed chunk that `applied` does not bring there gets no payload, so
+  /// that engines read it whole.
   Status Put(const Buffer& buffer, const Identity& to,
              std::span<const Buffer::AppliedDelta> applied);
 
@@ -45,7 +47,7 @@ class DeltaFiles {
   std::deque<File> files_;  // oldest first
   uint64_t bytes_ = 0;
   uint64_t next_serial_ = 1;
-  Identity last_;  // what digests_ are of; empty: nothing is known
+  Identity last_;  // the state whose digests are in digests_; empty: none is known
   std::vector<uint64_t> digests_;
 };
 

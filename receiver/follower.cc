@@ -55,7 +55,7 @@ Follower::Follower(std::vector<std::string> addresses, Options options)
 }
 
 Follower::Need Follower::Needs(size_t agent, Time now) const {
-  const Agent& a = agents_[agent];
+  const FollowedAgent& a = agents_[agent];
   if (!a.attaching) return now >= a.attach_at ? Need::kAttach : Need::kNothing;
   if (a.broken || now >= a.heard_at + kSilence) return Need::kDetach;
   return now >= a.sent_at + kBeat ? Need::kBeat : Need::kNothing;
@@ -63,7 +63,7 @@ Follower::Need Follower::Needs(size_t agent, Time now) const {
 
 Follower::Time Follower::NextNeed() const {
   Time next = Time::max();
-  for (const Agent& a : agents_) {
+  for (const FollowedAgent& a : agents_) {
     next = std::min(
         next, !a.attaching ? a.attach_at : std::min(a.heard_at + kSilence, a.sent_at + kBeat));
     if (a.broken) next = Time();
@@ -72,7 +72,7 @@ Follower::Time Follower::NextNeed() const {
 }
 
 void Follower::Attaching(size_t agent, Time now) {
-  Agent& a = agents_[agent];
+  FollowedAgent& a = agents_[agent];
   a.attaching = true;
   a.heard = a.broken = false;
   a.heard_at = a.sent_at = now;
@@ -80,7 +80,7 @@ void Follower::Attaching(size_t agent, Time now) {
 }
 
 Status Follower::Event(size_t agent, const UpstreamEvent& event, Time now) {
-  Agent& a = agents_[agent];
+  FollowedAgent& a = agents_[agent];
   if (!a.attaching || a.broken) return absl::CancelledError("not attached");
   if (event.number != a.last_event + 1) {
     a.broken = true;
@@ -101,7 +101,7 @@ Status Follower::Event(size_t agent, const UpstreamEvent& event, Time now) {
 void Follower::Sent(size_t agent, Time now) { agents_[agent].sent_at = now; }
 
 void Follower::Ended(size_t agent, const Status& why, Time now) {
-  Agent& a = agents_[agent];
+  FollowedAgent& a = agents_[agent];
   if (!a.attaching) return;
   a.attaching = a.heard = a.broken = false;
   // A sender that runs but does not have the model yet is asked again soon: its trainer may be
@@ -112,11 +112,12 @@ void Follower::Ended(size_t agent, const Status& why, Time now) {
 }
 
 bool Follower::attached() const {
-  return std::all_of(agents_.begin(), agents_.end(), [](const Agent& a) { return a.heard; });
+  return std::all_of(agents_.begin(), agents_.end(),
+                     [](const FollowedAgent& a) { return a.heard; });
 }
 
 void Follower::Learn(size_t agent, const Identity& newest) {
-  Agent& a = agents_[agent];
+  FollowedAgent& a = agents_[agent];
   // After a rollback, or with a new lineage, receivers must not be brought to the older states.
   if (newest.empty() || !(newest.lineage == a.newest.lineage) ||
       newest.id.epoch > a.newest.id.epoch) {
@@ -131,7 +132,7 @@ void Follower::Learn(size_t agent, const Identity& newest) {
   if (a.known.size() > kRemembered) a.known.pop_front();
 }
 
-const Identity* Follower::Known(const Agent& agent, const Identity& part) const {
+const Identity* Follower::Known(const FollowedAgent& agent, const Identity& part) const {
   for (auto known = agent.known.rbegin(); known != agent.known.rend(); ++known) {
     // Parts of one offload belong together even if agents count different epochs, because one was
     // rolled back more often. Without attempts the ids must be equal.
@@ -145,7 +146,7 @@ const Identity* Follower::Known(const Agent& agent, const Identity& part) const 
 std::optional<Follower::Target> Follower::At(const Identity& part) const {
   Target target;
   target.root_known = true;
-  for (const Agent& a : agents_) {
+  for (const FollowedAgent& a : agents_) {
     if (const Identity* known = Known(a, part)) {
       target.parts.push_back(*known);
       continue;
@@ -166,7 +167,7 @@ std::optional<Follower::Target> Follower::At(const Identity& part) const {
 
 std::optional<Follower::Target> Follower::Common() const {
   std::vector<const Identity*> states;
-  for (const Agent& a : agents_) {
+  for (const FollowedAgent& a : agents_) {
     if (a.newest.empty()) return std::nullopt;
     for (const Identity& known : a.known) states.push_back(&known);
   }
@@ -182,13 +183,13 @@ std::optional<Follower::Target> Follower::Common() const {
 
 StateId Follower::OldestNewest() const {
   StateId oldest = agents_.front().newest.id;
-  for (const Agent& a : agents_) oldest = std::min(oldest, a.newest.id);
+  for (const FollowedAgent& a : agents_) oldest = std::min(oldest, a.newest.id);
   return oldest;
 }
 
 Follower::Choice Follower::Next(const Situation& s, Time now) const {
   Choice choice;
-  for (const Agent& a : agents_) {
+  for (const FollowedAgent& a : agents_) {
     if (a.heard) continue;
     choice.why = fmt::format("not attached to sender {}", a.address);
     return choice;
@@ -196,7 +197,7 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
   const auto target = Common();
   if (!target) {
     const bool all = std::none_of(agents_.begin(), agents_.end(),
-                                  [](const Agent& a) { return a.newest.empty(); });
+                                  [](const FollowedAgent& a) { return a.newest.empty(); });
     choice.why = agents_.size() == 1
                      ? fmt::format("sender {} has published nothing yet", agents_[0].address)
                      : fmt::format(
@@ -246,7 +247,7 @@ void Follower::PullEnded(const Status& status, Time now) {
 
 std::string Follower::NewestOfEach() const {
   std::string text;
-  for (const Agent& a : agents_) {
+  for (const FollowedAgent& a : agents_) {
     text += fmt::format("{}{} at {}", text.empty() ? "" : ", ", a.address, ToString(a.newest));
     if (a.newest.attempt != 0) text += fmt::format(" (attempt {:016x})", a.newest.attempt);
   }

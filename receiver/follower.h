@@ -102,7 +102,7 @@ class Follower {
   std::string NewestOfEach() const;
 
  private:
-  struct Agent {
+  struct FollowedAgent {
     std::string address;
     bool attaching = false;  ///< attaching or attached
     bool heard = false;      ///< an event has come since attaching
@@ -115,13 +115,13 @@ class Follower {
   };
   /// The state of `agent` that is of the same offload as `part`, which is another agent's; null if
   /// no such state is known.
-  const Identity* Known(const Agent& agent, const Identity& part) const;
+  const Identity* Known(const FollowedAgent& agent, const Identity& part) const;
   /// The whole model's state to which `part` belongs; nullopt if some agent does not have it.
   std::optional<Target> At(const Identity& part) const;
   StateId OldestNewest() const;
 
   const Options options_;
-  std::vector<Agent> agents_;
+  std::vector<FollowedAgent> agents_;
   std::mt19937_64 random_;
   Backoff pull_backoff_;
   Time pull_at_{};

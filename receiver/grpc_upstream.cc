@@ -23,8 +23,8 @@ constexpr Seconds kShortCall{3};
 
 /// The same for calls whose answers may rightly take longer: tensors_meta and side files have
 /// megabytes and may come over a slow link, and an OpenPull with suspects makes the sender digest
-/// their bytes first. Such a call waits no longer than the short ones until one was not answered in
-/// time; then each waits twice as long as the one before.
+/// their bytes first. Such a call waits four times as long as the last answer took, and no less
+/// than a short one; after one that was not answered in time, twice as long as that one did.
 class Patience {
  public:
   Seconds deadline() const { return deadline_; }

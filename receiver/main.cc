@@ -76,7 +76,7 @@ int main(int argc, char** argv) {
   if (status.ok()) status = Run(parsed.options);
   if (!status.ok()) {
     LogError("{}", MessageOf(status));
-    return 1;
+    return EndLogging(1);
   }
-  return 0;
+  return EndLogging(0);
 }

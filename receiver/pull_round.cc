@@ -14,7 +14,7 @@ void SideFileCache::Put(size_t agent, uint64_t hash, std::vector<SideFile> files
 
 std::vector<SideFile> SideFileCache::Merged() const {
   std::map<std::string, const SideFile*> first;
-  for (const Part& part : parts_) {
+  for (const AgentFiles& part : parts_) {
     for (const SideFile& f : part.files) first.emplace(f.name, &f);
   }
   std::vector<SideFile> all;

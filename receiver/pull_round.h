@@ -18,8 +18,8 @@
 #include "common/net/pull_transport.h"
 #include "receiver/buffer.h"
 #include "receiver/follower.h"
-#include "receiver/history.h"
 #include "receiver/pull_sink.h"
+#include "receiver/replica_history.h"
 #include "receiver/upstream.h"
 
 namespace deltawire::receiver {
@@ -48,12 +48,12 @@ class SideFileCache {
   std::vector<SideFile> Merged() const;
 
  private:
-  struct Part {
+  struct AgentFiles {
     bool known = false;
     uint64_t hash = 0;
     std::vector<SideFile> files;
   };
-  std::vector<Part> parts_;
+  std::vector<AgentFiles> parts_;
 };
 
 class PullRound {
@@ -66,7 +66,7 @@ class PullRound {
     const std::string& model;
     Buffer& buffer;
     PullSink& sink;
-    History& history;
+    ReplicaHistory& history;
     SideFileCache& side_files;
     ThreadPool& pool;
     CoderRates& rates;

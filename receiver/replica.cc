@@ -93,7 +93,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
 Replica::~Replica() {
   Stop();
   Join();
-  for (Agent& agent : agents_) agent.upstream->Detach();
+  for (AgentLink& agent : agents_) agent.upstream->Detach();
 }
 
 void Replica::Stop() {
@@ -106,7 +106,7 @@ void Replica::Stop() {
     attend_cv_.notify_all();
   }
   if (round != nullptr) round->Cancel();
-  for (Agent& agent : agents_) agent.upstream->Cancel();
+  for (AgentLink& agent : agents_) agent.upstream->Cancel();
 }
 
 void Replica::Join() {
@@ -225,7 +225,7 @@ void Replica::Describe(std::unique_lock<Mutex>& lock) {
 StatusOr<std::vector<ModelDescription>> Replica::DescribeAll() {
   std::vector<ModelDescription> descriptions;
   std::vector<NamedCoverage> parts;
-  for (const Agent& agent : agents_) {
+  for (const AgentLink& agent : agents_) {
     DW_ASSIGN_OR_RETURN(ModelDescription d, agent.upstream->Describe(options_.model));
     parts.push_back({agent.upstream->address(), d.owned});
     descriptions.push_back(std::move(d));
@@ -256,7 +256,7 @@ Status Replica::PrepareBuffer(std::vector<ModelDescription> descriptions) {
   cv_.notify_all();
   DW_RETURN_IF_ERROR(made);
   for (size_t i = 0; i < agents_.size(); ++i) {
-    Agent& agent = agents_[i];
+    AgentLink& agent = agents_[i];
     ModelDescription& d = descriptions[i];
     if (!(agent.round.owned == d.owned)) agent.round.held = {};
     agent.round.owned_hash = d.owned.hash();
@@ -279,7 +279,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     sink_.reset();
     buffer_.reset();
     history_.Forget();
-    for (Agent& agent : agents_) agent.round.held = {};
+    for (AgentLink& agent : agents_) agent.round.held = {};
     std::lock_guard lock(mu_);
     suspects_.clear();
     status_.committed = ready_ = {};

@@ -22,9 +22,9 @@
 #include "receiver/buffer.h"
 #include "receiver/delta_files.h"
 #include "receiver/follower.h"
-#include "receiver/history.h"
 #include "receiver/pull_round.h"
 #include "receiver/pull_sink.h"
+#include "receiver/replica_history.h"
 #include "receiver/request_queue.h"
 #include "receiver/upstream.h"
 
@@ -155,7 +155,7 @@ class Replica {
   void Join();
 
  private:
-  struct Agent {
+  struct AgentLink {
     std::unique_ptr<Upstream> upstream;
     // Used by the driving thread only.
     RoundAgent round;
@@ -195,6 +195,8 @@ class Replica {
   StatusOr<bool> BeginUpdate();
   /// Waits until no engine holds the directory, and lets none take it until EndChange.
   Status BeginChange();
+  /// Counts a wait since `start`, and returns to the phase before it. REQUIRES: mu_ held.
+  void EndWaitForReaders(ReceiverPhase before, SteadyClock::time_point start);
   void EndChange();
   /// Tells the listener of the version that was committed.
   void HandOver();
@@ -230,7 +232,7 @@ class Replica {
   std::string WhyBuffers() const;
 
   const ReplicaOptions options_;
-  std::vector<Agent> agents_;  // the number of agents is fixed
+  std::vector<AgentLink> agents_;  // the number of agents is fixed
   const TransportFactory transport_;
   ThreadPool& pool_;
   CoderRates& rates_;
@@ -239,7 +241,7 @@ class Replica {
   // Used by the driving thread only, but Verify reads the buffer while it counts in verifying_.
   std::unique_ptr<Buffer> buffer_;
   std::unique_ptr<PullSink> sink_;  // of buffer_
-  History history_;
+  ReplicaHistory history_;
   SideFileCache side_files_;
   DeltaFiles delta_files_;
   uint32_t scrub_next_ = 0;
@@ -261,6 +263,7 @@ class Replica {
   Identity ready_;
   std::multiset<std::string> holders_;  // engines that read the directory
   bool changing_ = false;               // the named file, or which file it is
+  int updates_begun_ = 0;               // threads that begin to change the only file
   bool describe_ = true;                // ask the agents for layout and part before the next pull
   Follower follower_;
   RequestQueue requests_;

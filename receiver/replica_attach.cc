@@ -25,7 +25,7 @@ void Replica::KeepAttached() {
 }
 
 void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>& lock) {
-  Agent& a = agents_[agent];
+  AgentLink& a = agents_[agent];
   if (need == Follower::Need::kDetach) {
     ++status_.lost_attachments;
     const bool silent = !follower_.broken(agent);
@@ -63,7 +63,7 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
 
 void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
   std::lock_guard lock(mu_);
-  Agent& a = agents_[agent];
+  AgentLink& a = agents_[agent];
   if (attachment != a.attachment) return;
   const Status taken = follower_.Event(agent, event, Clock::now());
   if (!taken.ok()) {
@@ -86,7 +86,7 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
 
 void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
   std::lock_guard lock(mu_);
-  Agent& a = agents_[agent];
+  AgentLink& a = agents_[agent];
   if (attachment != a.attachment) return;
   ++a.attachment;  // later calls for this attachment are ignored
   follower_.Ended(agent, why, Clock::now());

@@ -115,8 +115,7 @@ std::chrono::nanoseconds Replica::ScrubSome() {
   std::lock_guard lock(mu_);
   status_.scrubbed_bytes += bytes;
   Doubt(bad);
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(
-      static_cast<double>(bytes) / static_cast<double>(options_.scrub_bytes_per_s)));
+  return TimeAtRate(bytes, options_.scrub_bytes_per_s);
 }
 
 void Replica::Doubt(const std::vector<uint32_t>& chunks) {

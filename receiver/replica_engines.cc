@@ -1,5 +1,6 @@
 // What a Replica does for engines: it tells of versions that are ready, and leaves the directory as
 // it is while one reads it.
+#include "common/base/human.h"
 #include "common/base/log.h"
 #include "receiver/replica.h"
 
@@ -20,7 +21,8 @@ Identity Replica::Ready() const {
 
 bool Replica::Hold(const Identity& id, const std::string& reader) {
   std::lock_guard lock(mu_);
-  if (stopping_ || changing_ || id.empty() || !(status_.committed == id)) return false;
+  if (stopping_ || changing_ || updates_begun_ > 0) return false;
+  if (id.empty() || !(status_.committed == id)) return false;
   holders_.insert(reader);
   return true;
 }
@@ -32,40 +34,50 @@ void Replica::Release(const std::string& reader) {
 }
 
 StatusOr<bool> Replica::BeginUpdate() {
-  bool changing = false;
+  // Of two files the one that is updated now has no name that engines know.
+  const bool named = buffer_->buffers() == 1;
   {
     std::lock_guard lock(mu_);
-    changing = changing_;
-    // Of two files the one that is updated now has no name that engines know.
-    if (buffer_->buffers() == 1) {
-      if (!holders_.empty()) return false;
-      changing_ = true;
-    }
+    if (named && !holders_.empty()) return false;
+    updates_begun_ += named ? 1 : 0;
   }
   auto begun = buffer_->BeginUpdate();
   std::lock_guard lock(mu_);
-  changing_ = changing;
+  updates_begun_ -= named ? 1 : 0;
   status_.committed = buffer_->committed();
   return begun;
 }
 
 Status Replica::BeginChange() {
   std::unique_lock lock(mu_);
-  const ReceiverPhase before = status_.phase;
+  const auto start = SteadyClock::now();
+  std::optional<ReceiverPhase> before;
+  Status ended;
   while (!holders_.empty()) {
-    if (stopping_ || (paused_ && !round_requested_)) return absl::CancelledError("paused");
+    if (stopping_ || (paused_ && !round_requested_)) {
+      ended = absl::CancelledError("paused");
+      break;
+    }
     const std::string readers = Holders();
     if (readers != status_.readers) {
       LogDebug("model {}: waiting for {} to have read the weights", options_.model, readers);
     }
-    status_.phase = ReceiverPhase::kWaitingForReader;
+    if (!before) before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
     status_.readers = readers;
     cv_.wait(lock);
   }
+  if (before) EndWaitForReaders(*before, start);
+  changing_ = ended.ok();
+  return ended;
+}
+
+void Replica::EndWaitForReaders(ReceiverPhase before, SteadyClock::time_point start) {
+  const double seconds = SecondsSince(start);
   status_.phase = before;
   status_.readers.clear();
-  changing_ = true;
-  return absl::OkStatus();
+  status_.reader_wait_seconds += seconds;
+  status_.worst_reader_wait_seconds = std::max(status_.worst_reader_wait_seconds, seconds);
+  cv_.notify_all();
 }
 
 std::string Replica::Holders() const { return fmt::format("{}", fmt::join(holders_, ", ")); }

@@ -138,7 +138,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   HoldParts(target);
   std::vector<RoundAgent> agents;
   uint64_t delta_bytes = 0;
-  for (const Agent& agent : agents_) agents.push_back(agent.round);
+  for (const AgentLink& agent : agents_) agents.push_back(agent.round);
   const PullRound::Env env{
       .model = options_.model,
       .buffer = *buffer_,
@@ -158,7 +158,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   {
     std::lock_guard lock(mu_);
     if (stopping_ || (paused_ && !round_requested_)) return absl::CancelledError("paused");
-    for (const Agent& agent : agents_) delta_bytes += agent.delta_bytes;
+    for (const AgentLink& agent : agents_) delta_bytes += agent.delta_bytes;
     std::fill(part_bytes_.begin(), part_bytes_.end(), 0);
     status_.bytes_done = 0;
     status_.bytes_total = delta_bytes;
@@ -266,12 +266,7 @@ Status Replica::WaitWritable() {
   std::lock_guard lock(mu_);
   status_.committed = buffer_->committed();
   if (!before) return ended;
-  const double seconds = SecondsSince(start);
-  status_.phase = *before;
-  status_.readers.clear();
-  status_.reader_wait_seconds += seconds;
-  status_.worst_reader_wait_seconds = std::max(status_.worst_reader_wait_seconds, seconds);
-  cv_.notify_all();
+  EndWaitForReaders(*before, start);
   return ended;
 }
 

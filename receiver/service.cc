@@ -185,7 +185,6 @@ grpc::Status ReceiverServiceImpl::WatchServed(grpc::ServerContext* context,
   uint64_t seen = 0;
   while (const auto served = engines->WaitServed(seen, Gone(context))) {
     seen = served->serial;
-    if (served->engine.served.empty()) continue;  // lost again meanwhile
     v1::ServedInfo info;
     info.set_engine(served->engine.name);
     info.set_kind(std::string(ToString(served->engine.kind)));
@@ -193,6 +192,7 @@ grpc::Status ReceiverServiceImpl::WatchServed(grpc::ServerContext* context,
     info.set_served_unix_nanos(served->engine.served_unix_nanos);
     info.set_pause_seconds(served->engine.last_pause_seconds);
     deltawire::ToProto(served->all, info.mutable_all());
+    deltawire::ToProto(served->oldest, info.mutable_oldest());
     if (!writer->Write(info)) break;
   }
   return context->IsCancelled()

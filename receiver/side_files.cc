@@ -57,32 +57,32 @@ StatusOr<std::string> ReadFile(const fs::path& path) {
 
 }  // namespace
 
-SideFileStore::SideFileStore(fs::path dir) : dir_(std::move(dir)), kept_(dir_ / kKept) {}
+InstalledSideFiles::InstalledSideFiles(fs::path dir) : dir_(std::move(dir)), kept_(dir_ / kKept) {}
 
-bool SideFileStore::Marks(const fs::path& dir) {
+bool InstalledSideFiles::Marks(const fs::path& dir) {
   std::error_code ec;
   return fs::is_directory(dir / kKept, ec);
 }
 
-Status SideFileStore::Prepare() {
+Status InstalledSideFiles::Prepare() {
   if (::mkdir(kept_.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoError("create " + kept_.native());
   }
   return absl::OkStatus();
 }
 
-fs::path SideFileStore::ContentPath(const Entry& entry) const {
+fs::path InstalledSideFiles::ContentPath(const Entry& entry) const {
   return kept_ / fmt::format("{:016x}", entry.hash);
 }
 
-StatusOr<std::string> SideFileStore::ReadContent(const Entry& entry) const {
+StatusOr<std::string> InstalledSideFiles::ReadContent(const Entry& entry) const {
   DW_ASSIGN_OR_RETURN(std::string content, ReadFile(ContentPath(entry)));
   if (content.size() == entry.bytes && Xxh3(AsBytes(content)) == entry.hash) return content;
   return Errorf(StatusCode::kDataLoss, "{} is not the {} that was put there",
                 ContentPath(entry).native(), entry.name);
 }
 
-StatusOr<SideFileStore::Manifest> SideFileStore::ReadManifest(const char* name) const {
+StatusOr<InstalledSideFiles::Manifest> InstalledSideFiles::ReadManifest(const char* name) const {
   DW_ASSIGN_OR_RETURN(const std::string text, ReadFile(kept_ / name));
   const auto damaged = [&] {
     return Errorf(StatusCode::kDataLoss, "{} is damaged", (kept_ / name).native());
@@ -110,7 +110,7 @@ StatusOr<SideFileStore::Manifest> SideFileStore::ReadManifest(const char* name) 
   return manifest;
 }
 
-Status SideFileStore::WriteManifest(const char* name, const Manifest& manifest) const {
+Status InstalledSideFiles::WriteManifest(const char* name, const Manifest& manifest) const {
   const Identity& w = manifest.whole;
   std::string text = fmt::format("{}\nof {} {} {} {:016x}\n", kFirstLine, w.lineage.Hex(),
                                  w.id.epoch, w.id.version, w.root);
@@ -121,13 +121,13 @@ Status SideFileStore::WriteManifest(const char* name, const Manifest& manifest) 
   return WriteFile(kept_ / name, text);
 }
 
-SideFileStore::Seen SideFileStore::Look(const fs::path& path) {
+InstalledSideFiles::Seen InstalledSideFiles::Look(const fs::path& path) {
   struct stat file;
   if (::lstat(path.c_str(), &file) != 0 || !S_ISREG(file.st_mode)) return {};
   return {file.st_ino, file.st_mtim.tv_sec, file.st_mtim.tv_nsec, file.st_size};
 }
 
-StatusOr<SideFileStore::Seen> SideFileStore::Put(const Entry& entry) {
+StatusOr<InstalledSideFiles::Seen> InstalledSideFiles::Put(const Entry& entry) {
   DW_ASSIGN_OR_RETURN(const std::string content, ReadContent(entry));
   Seen seen;
   DW_RETURN_IF_ERROR(
@@ -135,7 +135,7 @@ StatusOr<SideFileStore::Seen> SideFileStore::Put(const Entry& entry) {
   return seen;
 }
 
-Status SideFileStore::Stage(const std::vector<SideFile>& files, const Identity& whole) {
+Status InstalledSideFiles::Stage(const std::vector<SideFile>& files, const Identity& whole) {
   Manifest next{whole, {}};
   for (const SideFile& f : files) {
     // The sender checked the name too, but a name from the network must not become a path
@@ -164,7 +164,7 @@ Status SideFileStore::Stage(const std::vector<SideFile>& files, const Identity& 
   return absl::OkStatus();
 }
 
-Status SideFileStore::Install() {
+Status InstalledSideFiles::Install() {
   if (!staged_) return absl::OkStatus();
   next_seen_.clear();
   for (const Entry& e : next_.files) {
@@ -186,7 +186,7 @@ Status SideFileStore::Install() {
   return absl::OkStatus();
 }
 
-Status SideFileStore::Finish() {
+Status InstalledSideFiles::Finish() {
   if (!staged_) return absl::OkStatus();
   if (::rename((kept_ / kNext).c_str(), (kept_ / kInstalled).c_str()) != 0) {
     return ErrnoError(fmt::format("rename {}", (kept_ / kNext).native()));
@@ -198,7 +198,7 @@ Status SideFileStore::Finish() {
   return absl::OkStatus();
 }
 
-void SideFileStore::RemoveUnused() const {
+void InstalledSideFiles::RemoveUnused() const {
   std::set<std::string> used = {kInstalled, kNext};
   for (const Entry& e : installed_.files) used.insert(ContentPath(e).filename().native());
   std::vector<fs::path> unused;
@@ -209,7 +209,7 @@ void SideFileStore::RemoveUnused() const {
   for (const fs::path& path : unused) fs::remove(path, ec);
 }
 
-Status SideFileStore::Recover(const Identity& whole) {
+Status InstalledSideFiles::Recover(const Identity& whole) {
   DW_RETURN_IF_ERROR(Prepare());
   auto installed = ReadManifest(kInstalled);
   if (installed.ok()) installed_ = std::move(*installed);
@@ -228,7 +228,7 @@ Status SideFileStore::Recover(const Identity& whole) {
   return PutBack().status();
 }
 
-StatusOr<std::vector<std::string>> SideFileStore::PutBack() {
+StatusOr<std::vector<std::string>> InstalledSideFiles::PutBack() {
   std::vector<std::string> names;
   for (size_t i = 0; i < installed_.files.size(); ++i) {
     const Entry& e = installed_.files[i];

@@ -16,9 +16,9 @@
 
 namespace deltawire::receiver {
 
-class SideFileStore {
+class InstalledSideFiles {
  public:
-  explicit SideFileStore(std::filesystem::path dir);
+  explicit InstalledSideFiles(std::filesystem::path dir);
 
   /// True when `dir` has been a receiver's before.
   static bool Marks(const std::filesystem::path& dir);

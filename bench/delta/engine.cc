@@ -2,9 +2,10 @@
 
 #include <atomic>
 
-#include "common/base/checksum.h"
 #include "common/base/human.h"
 #include "common/delta/dense.h"
+#include "kernels/format.h"
+#include "tests/support/delta_case.h"
 
 namespace deltawire::bench {
 namespace {
@@ -54,16 +55,13 @@ constexpr Operation kOperations[] = {
     {"fold_32", &Engine::Fold, 32, 32},
 };
 
-/// The check of past deltas that a tight payload carries (docs/delta_format.md, "History").
-uint32_t HistoryCheck(std::span<const Bytes> deltas) {
-  std::vector<std::byte> hashes(deltas.size() * sizeof(uint64_t));
-  for (size_t i = 0; i < deltas.size(); ++i) {
-    StoreLe<uint64_t>(&hashes[i * sizeof(uint64_t)], deltas[i].empty() ? 0 : Xxh3(deltas[i]));
-  }
-  return static_cast<uint32_t>(Xxh3(hashes));
-}
-
 }  // namespace
+
+std::string NameOf(Form form) {
+  using kernels::Codec;
+  const Codec codec = form == kFast ? Codec::kFast : form == kDense ? Codec::kDense : Codec::kTight;
+  return fmt::format("{}{}", kernels::NameOf(codec), form == kTightHistory ? "_history" : "");
+}
 
 std::span<const Operation> AllOperations() { return kOperations; }
 
@@ -95,7 +93,7 @@ Status Engine::Prepare(Worker& worker, uint32_t chunk, size_t) {
   for (size_t d = 1; d < workload_.deltas.size(); ++d) {
     past_[chunk].push_back(workload_.deltas[d][chunk]);
   }
-  context_[chunk] = HistoryCheck(HistoryOf(chunk, kTightHistory).deltas);
+  context_[chunk] = kernels::test::ContextOf(HistoryOf(chunk, kTightHistory).deltas);
   const Bytes fast = payloads(kFast)[chunk];
   for (const Form form : kForms) {
     if (form == kFast || !has(form) || fast.empty()) continue;

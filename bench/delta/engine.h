@@ -7,6 +7,7 @@
 
 #include <array>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bench/delta/workload.h"
@@ -16,7 +17,8 @@ namespace deltawire::bench {
 /// The forms of a delta. kTightHistory: tight, given the last 8 deltas.
 enum Form : size_t { kFast, kTight, kTightHistory, kDense };
 inline constexpr Form kForms[] = {kFast, kTight, kTightHistory, kDense};
-inline constexpr const char* kFormNames[] = {"fast", "tight", "tight_history", "dense"};
+/// The codec's name; of kTightHistory with "_history" behind it.
+std::string NameOf(Form form);
 
 class Engine;
 

@@ -65,9 +65,7 @@ Status Run(const Options& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  Options options;
-  const Suite suite{"delta", "Kernels and codecs in memory, against plain references and bounds.",
-                    [&](CLI::App& app) { Declare(app, options); },
-                    [&](Bench& bench) { return Run(options, bench); }, Report::Table::kBrief};
-  return SuiteMain(suite, argc, argv);
+  return SuiteMain({"delta", "Kernels and codecs in memory, against plain references and bounds.",
+                    Report::Table::kBrief},
+                   Declare, Run, argc, argv);
 }

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "bench/delta/bounds.h"
-#include "kernels/cpu/payload.h"
 #include "kernels/cpu/tight_model.h"
+#include "kernels/payload.h"
 
 namespace deltawire::bench {
 namespace {

@@ -142,12 +142,12 @@ FormSize TensorSizes::SizeOf(uint32_t chunk, Form form) const {
 
 void TensorSizes::AddBest(uint32_t chunk) {
   size_t best = w_.chunks[chunk].bytes;
-  const char* name = "raw";
+  std::string name = "raw";
   for (const Form form : kForms) {
     const auto& payload = engine_.payloads(form)[chunk];
     if (payload.empty() || payload.size() >= best) continue;
     best = payload.size();
-    name = kFormNames[form];
+    name = NameOf(form);
   }
   sizes_.best += best;
   ++sizes_.chosen[name];
@@ -286,7 +286,7 @@ void SizeRows::AddForm(Form form) const {
                                     {"exponent bound", &Bounds::exponent},
                                     {"history bound", &Bounds::history},
                                     {"iid bound", &Bounds::iid}};
-  const std::string name = std::string("bits/") + kFormNames[form];
+  const std::string name = "bits/" + NameOf(form);
   const FormSize& size = sizes_.forms[form];
   const SplitBits& bound = sizes_.bounds.*kKinds[form].bits;
   const char* const reference = kKinds[form].bound;
@@ -300,7 +300,7 @@ void SizeRows::AddForm(Form form) const {
     Add(name, "per_change", bits, "bits", {"exponent bound", exponent},
         w_.targets.history * exponent);
   } else {
-    Add(std::string("size/") + kFormNames[form], "of_raw", OfRaw(size.bytes), "", {}, kOfRaw);
+    Add("size/" + NameOf(form), "of_raw", OfRaw(size.bytes), "", {}, kOfRaw);
   }
   if (form == kDense) return;
   if (!size.no_parts.empty()) {
@@ -316,7 +316,7 @@ void SizeRows::AddForm(Form form) const {
 void SizeRows::AddFold(Form form) const {
   const FoldSize& size = sizes_.folds[form];
   if (size.singles == 0) return;
-  Add(std::string("fold_size/") + kFormNames[form], "of_singles",
+  Add("fold_size/" + NameOf(form), "of_singles",
       static_cast<double>(size.fold) / static_cast<double>(size.singles), "", {},
       w_.targets.fold_of_32, fmt::format("{} steps", w_.deltas.size()));
 }

@@ -11,6 +11,7 @@
 #include "bench/loopback/cluster.h"
 #include "kernels/kernels.h"
 #include "receiver/engine_client/engine_weights.h"
+#include "tests/support/eventually.h"
 
 namespace deltawire::bench {
 namespace {
@@ -106,12 +107,19 @@ class PlainCopy {
   ChunkTable chunks_;
 };
 
-StatusOr<DeltaFile> NewestDelta(const std::filesystem::path& directory) {
-  std::filesystem::path newest;
-  for (const auto& entry : std::filesystem::directory_iterator(directory / kDeltaFolder)) {
-    newest = std::max(newest, entry.path());
-  }
-  return DeltaFile::Open(newest);
+/// The delta to a committed version. The receiver writes its file after the commit.
+StatusOr<DeltaFile> DeltaTo(uint64_t version, const std::filesystem::path& directory) {
+  std::filesystem::path found;
+  const auto written = [&] {
+    for (const auto& entry : std::filesystem::directory_iterator(directory / kDeltaFolder)) {
+      const StatusOr<DeltaFileHead> head = DeltaFile::Peek(entry.path());
+      if (head.ok() && head->to.id.version == version) found = entry.path();
+    }
+    return !found.empty();
+  };
+  if (testing::Eventually(written)) return DeltaFile::Open(found);
+  return Errorf(StatusCode::kDeadlineExceeded, "the receiver has written no delta to version {}",
+                version);
 }
 
 struct Rank {
@@ -177,8 +185,9 @@ Status Applying(const Options& options, Bench& bench) {
   DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
     weights->Flip(options.density);
     DW_RETURN_IF_ERROR(cluster->Publish(*weights).status());
-    DW_RETURN_IF_ERROR(cluster->WaitCommitted().status());
-    DW_ASSIGN_OR_RETURN(const DeltaFile delta, NewestDelta(cluster->receiver_dir()));
+    DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, cluster->WaitCommitted());
+    DW_ASSIGN_OR_RETURN(const DeltaFile delta,
+                        DeltaTo(commit.id().version(), cluster->receiver_dir()));
     DW_RETURN_IF_ERROR(s.Time("decode + apply", [&] { return plain.Apply(delta, own); }));
     for (Rank& rank : ranks) {
       DW_RETURN_IF_ERROR(
@@ -210,9 +219,6 @@ Status Run(const Options& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  Options options;
-  const Suite suite{"engine", "A committed delta into a running engine's memory.",
-                    [&](CLI::App& app) { Declare(app, options); },
-                    [&](Bench& bench) { return Run(options, bench); }};
-  return SuiteMain(suite, argc, argv);
+  return SuiteMain({"engine", "A committed delta into a running engine's memory."}, Declare, Run,
+                   argc, argv);
 }

@@ -1,9 +1,6 @@
 // gather/: the ranks of a job as two processes on one machine, over loopback Gloo.
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstring>
 
 #include "bench/export/cases.h"
@@ -14,6 +11,7 @@
 #include "common/shm/buffer_file.h"
 #include "sender/export/gather/gloo_collective.h"
 #include "sender/export/megatron/megatron_gather.h"
+#include "tests/support/forked.h"
 
 namespace deltawire::bench {
 namespace {
@@ -83,28 +81,6 @@ Status BeSecondRank(const mcore::Plan& plan, const std::filesystem::path& dir, s
   return absl::OkStatus();
 }
 
-class SecondRank {
- public:
-  SecondRank(const mcore::Plan& plan, const std::filesystem::path& dir, size_t times) {
-    pid_ = fork();
-    if (pid_ != 0) return;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    const Status status = BeSecondRank(plan, dir, times);
-    if (!status.ok()) fmt::print(stderr, "rank 1: {}\n", MessageOf(status));
-    _exit(status.ok() ? 0 : 1);
-  }
-  ~SecondRank() {
-    if (pid_ <= 0) return;
-    kill(pid_, SIGKILL);
-    waitpid(pid_, nullptr, 0);
-  }
-  SecondRank(const SecondRank&) = delete;
-  SecondRank& operator=(const SecondRank&) = delete;
-
- private:
-  pid_t pid_ = -1;
-};
-
 Status GatherCase(const MegatronJob& job, const std::string& name, Bench& bench) {
   DW_ASSIGN_OR_RETURN(const auto planned, Planned::Make(job));
   const mcore::Plan& plan = planned->plan();
@@ -116,7 +92,10 @@ Status GatherCase(const MegatronJob& job, const std::string& name, Bench& bench)
   }
   DW_ASSIGN_OR_RETURN(const auto shm, ScratchDir::Create());
   DW_ASSIGN_OR_RETURN(const auto peer, TcpPeer::Start(shm->path() / "landed", sent, 1));
-  const SecondRank second(plan, shm->path(), bench.rounds.total());
+  const testing::Forked second([&] {
+    const Status status = BeSecondRank(plan, shm->path(), bench.rounds.total());
+    if (!status.ok()) fmt::print(stderr, "rank 1: {}\n", MessageOf(status));
+  });
   DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(shm->path() / "half", plan.layout(), {}));
   const MutableBytes half = file.data();
   DW_ASSIGN_OR_RETURN(GatheringRank root, GatheringRank::Meet(0, plan, shm->path()));

@@ -41,9 +41,6 @@ Status Run(const ExportOptions& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  ExportOptions options;
-  const Suite suite{"export", "The trainer's side: layout programs, gathers, the Python package.",
-                    [&](CLI::App& app) { Declare(app, options); },
-                    [&](Bench& bench) { return Run(options, bench); }};
-  return SuiteMain(suite, argc, argv);
+  return SuiteMain({"export", "The trainer's side: layout programs, gathers, the Python package."},
+                   Declare, Run, argc, argv);
 }

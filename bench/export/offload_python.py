@@ -1,54 +1,20 @@
 """The trainer's copy from Python: torch tensors on the CPU, offloaded while a receiver pulls.
 
-Started by bench_export (PYTHONPATH has the package); prints a JSON line for each row, or
-"SKIPPED: why". The reference is torch's copy_ of the same tensors into touched shared memory, in
-pieces of 8 MiB by as many threads of this process, in turn with the offloads.
+Started by bench_export (bench/harness/script.py). The reference is torch's copy_ of the same
+tensors into touched shared memory, in pieces of 8 MiB by as many threads of this process, in turn
+with the offloads.
 """
 
-import argparse
 import concurrent.futures
-import json
 import mmap
-import os
-import pathlib
-import sys
-import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "support"))
+from script import MODEL, Shape, own_memory, parse_options, say, started_daemons
 
-from daemons import Daemons  # noqa: E402
+import deltawire
+import torch
 
-try:
-    import deltawire
-    import torch
-except ImportError as error:
-    print(f"SKIPPED: {error}")
-    sys.exit(0)
-
-MODEL = "policy"
 PIECE = 8 << 20
-
-
-def qwen3_tensors(tiny):
-    """Yields the names and shapes of Qwen3-0.6B's tensors; tiny: of a small model like it."""
-    layers, hidden, heads, groups, head, ffn, vocab = (
-        (2, 64, 4, 2, 16, 96, 300) if tiny else (28, 1024, 16, 8, 128, 3072, 151936))
-    yield "model.embed_tokens.weight", (vocab, hidden)
-    yield "model.norm.weight", (hidden,)
-    for i in range(layers):
-        p = f"model.layers.{i}."
-        yield p + "input_layernorm.weight", (hidden,)
-        yield p + "post_attention_layernorm.weight", (hidden,)
-        yield p + "self_attn.q_proj.weight", (heads * head, hidden)
-        yield p + "self_attn.k_proj.weight", (groups * head, hidden)
-        yield p + "self_attn.v_proj.weight", (groups * head, hidden)
-        yield p + "self_attn.o_proj.weight", (hidden, heads * head)
-        yield p + "self_attn.q_norm.weight", (head,)
-        yield p + "self_attn.k_norm.weight", (head,)
-        yield p + "mlp.gate_proj.weight", (ffn, hidden)
-        yield p + "mlp.up_proj.weight", (ffn, hidden)
-        yield p + "mlp.down_proj.weight", (hidden, ffn)
 
 
 class Reference:
@@ -91,18 +57,13 @@ def check_received(receiver, tensors):
             raise RuntimeError(f"{name} of the receiver is not the last version's")
 
 
-def resident():
-    status = pathlib.Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) * 1024
-
-
 def measure(options, threads, tensors, reference, endpoint, first_version):
     pool = concurrent.futures.ThreadPoolExecutor(threads)
     weights = deltawire.WeightManager(endpoint, MODEL, timeout=300, copy_threads=threads)
     size = sum(t.nbytes for t in tensors.values())
     rows = {"write": [], "wait": [], "copy": []}
     weights.offload(tensors, first_version).wait(300)  # registers, and maps the halves
-    before = resident()
+    before = own_memory()
     for i in range(options.warmups + options.runs):
         version = first_version + 1 + i
         step(tensors, version)
@@ -115,38 +76,25 @@ def measure(options, threads, tensors, reference, endpoint, first_version):
             rows["write"].append(size / (done.seconds - done.waited_seconds) / 1e9)
             rows["wait"].append(done.waited_seconds)
             rows["copy"].append(size / copied / 1e9)
-    memory = max(0, resident() - before) / 2**20
-    say = lambda **row: print(json.dumps({"threads": threads, **row}), flush=True)
-    say(metric="throughput", unit="GB/s", runs=rows["write"], reference="torch copy_",
-        reference_runs=rows["copy"])
-    say(metric="waited before", unit="s", runs=rows["wait"], note="for readers of the half")
-    say(metric="memory", unit="MiB", runs=[memory], note="kept beyond the tensors")
+    memory = max(0, own_memory() - before) / 2**20
+    say(threads=threads, metric="throughput", unit="GB/s", runs=rows["write"],
+        reference="torch copy_", reference_runs=rows["copy"])
+    say(threads=threads, metric="waited before", unit="s", runs=rows["wait"],
+        note="for readers of the half")
+    say(threads=threads, metric="memory", unit="MiB", runs=[memory],
+        note="kept beyond the tensors")
     return version + 1
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--bin", type=pathlib.Path, required=True)
-    parser.add_argument("--warmups", type=int, default=1)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, action="append")
-    parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
-    torch.manual_seed(1)
-    torch.set_num_threads(1)  # torch's own threads would spin; the pool's take their place
-    tensors = {name: torch.randn(shape, dtype=torch.bfloat16)
-               for name, shape in qwen3_tensors(options.tiny)}
-    shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(prefix="deltawire-bench-", dir=shm) as directory:
-        root = pathlib.Path(directory)
-        with Daemons(root, options.bin) as daemons:
-            control = daemons.start_sender(root / "sender")
-            receiver = daemons.start_receiver([control], MODEL, root / "received")
-            reference = Reference(root, tensors)
-            version = 1
-            for threads in options.threads or [1]:
-                version = measure(options, threads, tensors, reference, root / "sender", version)
-            check_received(receiver, tensors)
+    options = parse_options()
+    tensors = Shape(options.tiny).tensors()
+    with started_daemons(options) as (root, receiver):
+        reference = Reference(root, tensors)
+        version = 1
+        for threads in options.threads or [1]:
+            version = measure(options, threads, tensors, reference, root / "sender", version)
+        check_received(receiver, tensors)
 
 
 if __name__ == "__main__":

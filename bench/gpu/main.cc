@@ -85,9 +85,6 @@ Status Run(const Options& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  Options options;
-  const Suite suite{"gpu", "The CUDA kernels, against the device's own copy and the host link's.",
-                    [&](CLI::App& app) { Declare(app, options); },
-                    [&](Bench& bench) { return Run(options, bench); }};
-  return SuiteMain(suite, argc, argv);
+  return SuiteMain({"gpu", "The CUDA kernels, against the device's own copy and the host link's."},
+                   Declare, Run, argc, argv);
 }

@@ -95,7 +95,7 @@ void Bench::AddMemory(const std::string& name, std::optional<uint64_t> bytes, do
   AddValue(name, "memory", static_cast<double>(*bytes) / kMiB, "MiB", at_most, std::move(note));
 }
 
-int SuiteMain(const Suite& suite, int argc, char** argv) {
+int RunSuite(const Suite& suite, int argc, char** argv) {
   Bench bench;
   std::vector<std::string> only;
   std::string json;

@@ -1,6 +1,6 @@
 // One run of a suite: its command line, the cases asked for, their rounds, and their rows. A case
 // is measured beside its references in the same rounds (A, B, A, B ...), so that what disturbs a
-// machine for a while disturbs all of them; figures say which rows follow. Owner: SuiteMain, for
+// machine for a while disturbs all of them; figures say which rows follow. Owner: RunSuite, for
 // one run. Threads: one. Errors: those of the suite's own code; a slow result is no error.
 #pragma once
 
@@ -116,7 +116,7 @@ class Bench {
   Report& report() { return *report_; }
 
  private:
-  friend int SuiteMain(const struct Suite& suite, int argc, char** argv);
+  friend int RunSuite(const struct Suite& suite, int argc, char** argv);
   std::vector<std::regex> only_;
   std::unique_ptr<Report> report_;
 };
@@ -124,14 +124,24 @@ class Bench {
 struct Suite {
   std::string name;
   std::string about;
+  Report::Table table = Report::Table::kFull;
   std::function<void(CLI::App&)> declare;  ///< adds the suite's own options
   std::function<Status(Bench&)> run;
-  Report::Table table = Report::Table::kFull;
 };
 
 /// A whole program: the options that all suites have (--runs, --only, --seed, --quick, --json) and
 /// the suite's own, the run, the report. The exit status: 1 when something did not work.
-int SuiteMain(const Suite& suite, int argc, char** argv);
+int RunSuite(const Suite& suite, int argc, char** argv);
+
+/// The same for a suite whose own options are a struct that `declare` binds and `run` gets.
+template <typename Options>
+int SuiteMain(Suite suite, void (*declare)(CLI::App&, Options&),
+              Status (*run)(const Options&, Bench&), int argc, char** argv) {
+  Options options;
+  suite.declare = [&](CLI::App& app) { declare(app, options); };
+  suite.run = [&](Bench& bench) { return run(options, bench); };
+  return RunSuite(suite, argc, argv);
+}
 
 template <typename Work>
 Status Series::Time(std::string_view name, const Work& work) {

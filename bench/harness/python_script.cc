@@ -25,10 +25,10 @@ std::string Quoted(std::string_view text) {
 std::string Command(const PythonScript& script, const Bench& bench) {
   const char* named = std::getenv("DELTAWIRE_TRAINER_PYTHON");
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
-  return fmt::format("PYTHONPATH={} {} -B {} --bin {} --warmups {} --runs {}{}{}",
-                     Quoted(script.package), Quoted(python), Quoted(script.path),
-                     Quoted(script.bin), bench.rounds.warmups, bench.rounds.runs, script.options,
-                     bench.quick ? " --tiny" : "");
+  const std::string path = script.package + ":" DELTAWIRE_BENCH_SCRIPTS;
+  return fmt::format("PYTHONPATH={} {} -B {} --bin {} --warmups {} --runs {}{}{}", Quoted(path),
+                     Quoted(python), Quoted(script.path), Quoted(script.bin), bench.rounds.warmups,
+                     bench.rounds.runs, script.options, bench.quick ? " --tiny" : "");
 }
 
 Row RowOf(const std::string& name, const json& line) {

@@ -126,9 +126,6 @@ Status Run(const Options& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  Options options;
-  const Suite suite{"loopback", "Both daemons over loopback, against bare TCP, memcpy and memcmp.",
-                    [&](CLI::App& app) { Declare(app, options); },
-                    [&](Bench& bench) { return Run(options, bench); }};
-  return SuiteMain(suite, argc, argv);
+  return SuiteMain({"loopback", "Both daemons over loopback, against bare TCP, memcpy and memcmp."},
+                   Declare, Run, argc, argv);
 }

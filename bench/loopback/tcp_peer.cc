@@ -2,11 +2,8 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -89,7 +86,7 @@ bool ReceiveAll(const std::vector<int>& streams, MutableBytes to) {
   return ok;
 }
 
-[[noreturn]] void RunPeer(int control, int listener, MutableBytes to, size_t stream_count) {
+void RunPeer(int control, int listener, MutableBytes to, size_t stream_count) {
   // Fills this process's page tables; the pages themselves exist already.
   madvise(to.data(), to.size(), MADV_POPULATE_WRITE);
   std::vector<int> streams;  // in the order in which they were connected
@@ -109,7 +106,6 @@ bool ReceiveAll(const std::vector<int>& streams, MutableBytes to) {
     }
     if (!SendValue(control, order)) break;
   }
-  _exit(0);
 }
 
 }  // namespace
@@ -132,14 +128,7 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
   }
   peer->control_ = UniqueFd(ends[0]);
   const UniqueFd theirs(ends[1]);
-  const pid_t parent = getpid();
-  peer->pid_ = fork();
-  if (peer->pid_ < 0) return ErrnoError("fork");
-  if (peer->pid_ == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != parent) _exit(0);
-    RunPeer(ends[1], listener.get(), peer->landed(), streams);
-  }
+  peer->process_.emplace([&] { RunPeer(ends[1], listener.get(), peer->landed(), streams); });
   for (size_t i = 0; i < streams; ++i) {
     peer->streams_.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (connect(peer->streams_.back().get(), name, size) != 0) {
@@ -148,12 +137,6 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
     Tune(peer->streams_.back().get());
   }
   return peer;
-}
-
-TcpPeer::~TcpPeer() {
-  if (pid_ <= 0) return;
-  kill(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
 }
 
 StatusOr<double> TcpPeer::Send(uint64_t order, const std::vector<Bytes>& parts) {
@@ -180,6 +163,8 @@ StatusOr<double> TcpPeer::SendAll(Bytes source) {
 
 StatusOr<double> TcpPeer::SendPairs(Bytes pairs) { return Send(pairs.size(), {pairs}); }
 
-double TcpPeer::CpuSeconds() const { return bench::CpuSeconds(getpid()) + bench::CpuSeconds(pid_); }
+double TcpPeer::CpuSeconds() const {
+  return bench::CpuSeconds(getpid()) + bench::CpuSeconds(process_->pid());
+}
 
 }  // namespace deltawire::bench

@@ -4,15 +4,15 @@
 // Errors: kUnavailable when the peer is gone.
 #pragma once
 
-#include <sys/types.h>
-
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 #include "common/shm/mapped_file.h"
+#include "tests/support/forked.h"
 
 namespace deltawire::bench {
 
@@ -24,7 +24,6 @@ class TcpPeer {
   /// The peer's mapping is `file`, a new one of `bytes` in tmpfs, also mapped here: landed().
   static StatusOr<std::unique_ptr<TcpPeer>> Start(const std::filesystem::path& file, uint64_t bytes,
                                                   size_t streams);
-  ~TcpPeer();
 
   /// Sends `source`, one contiguous part per stream. Returns the seconds from the start until the
   /// peer has said that all is in its mapping. REQUIRES: source has the mapping's size.
@@ -46,7 +45,7 @@ class TcpPeer {
   Mapping landed_;
   UniqueFd control_;
   std::vector<UniqueFd> streams_;
-  pid_t pid_ = -1;
+  std::optional<testing::Forked> process_;
 };
 
 }  // namespace deltawire::bench

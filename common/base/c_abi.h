@@ -37,6 +37,8 @@ int Guard(Call call) noexcept {
     const Status status = call();
     return status.ok() ? 0 : Fail(status);
   } catch (const std::bad_alloc&) {
+    // A text this short needs no memory of its own, so that it cannot throw as well.
+    LastError() = "out of memory";
     return static_cast<int>(StatusCode::kResourceExhausted);
   } catch (const std::exception& e) {
     return Fail(Errorf(StatusCode::kInternal, "unexpected: {}", e.what()));

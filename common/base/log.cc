@@ -3,7 +3,11 @@
 #include <spdlog/async.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <future>
 #include <string>
 
 namespace deltawire {
@@ -11,6 +15,26 @@ namespace {
 
 /// A line of usual length takes some 400 bytes of the queue.
 constexpr size_t kQueuedLines = 8192;
+
+/// How long the end of the process waits for its lines.
+constexpr std::chrono::seconds kEndWait{1};
+
+using ColorSink = spdlog::sinks::stderr_color_sink_mt;
+
+/// Tells when it is flushed for the first time: then all lines before are written. Nothing but
+/// EndLogging flushes it.
+class StderrSink : public ColorSink {
+ public:
+  void flush() override {
+    ColorSink::flush();
+    if (!told_.exchange(true)) flushed_.set_value();
+  }
+  std::future<void> flushed() { return flushed_.get_future(); }
+
+ private:
+  std::atomic<bool> told_{false};
+  std::promise<void> flushed_;
+};
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
@@ -36,12 +60,21 @@ Status InitLogging(std::string_view program, std::string_view level) {
                   "log level \"{}\" is unknown: use trace, debug, info, warn, error or off", name);
   }
   spdlog::init_thread_pool(kQueuedLines, 1);
-  auto logger = spdlog::async_factory_nonblock::create<spdlog::sinks::stderr_color_sink_mt>(
-      std::string(program));
+  auto logger = spdlog::async_factory_nonblock::create<StderrSink>(std::string(program));
   logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%-5l%$ %n: %v");
   logger->set_level(parsed);
   spdlog::set_default_logger(std::move(logger));
   return absl::OkStatus();
+}
+
+int EndLogging(int code) {
+  const auto logger = spdlog::default_logger();
+  const auto sink = std::dynamic_pointer_cast<StderrSink>(logger->sinks().front());
+  if (!sink) return code;  // not begun
+  const std::future<void> flushed = sink->flushed();
+  logger->flush();
+  if (flushed.wait_for(kEndWait) != std::future_status::ready) ::_exit(code);
+  return code;
 }
 
 void LogFormatted(LogLevel level, fmt::string_view format, fmt::format_args args) {

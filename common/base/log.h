@@ -14,8 +14,13 @@ namespace deltawire {
 
 /// `program` is put in front of each line; `level` is trace, debug, info, warn, error or off. Where
 /// stderr takes nothing and the queue is full (8,192 lines), the oldest lines are lost. A process
-/// that ends by exit() or from main() has written all of its lines; one that is killed may not.
+/// that ends by exit() or from main() has written all of its lines, and waits for stderr to take
+/// them; one that is killed may not have.
 Status InitLogging(std::string_view program, std::string_view level);
+
+/// For the end of main(): returns `code` when all lines are written. Where stderr takes nothing for
+/// a second, it ends the process with `code`, since exit() would wait for ever.
+int EndLogging(int code);
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 

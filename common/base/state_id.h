@@ -14,6 +14,8 @@ namespace deltawire {
 struct StateId {
   uint64_t epoch = 0;
   uint64_t version = 0;
+  // clang-tidy takes what the compiler makes of this operator for our code.
+  // NOLINTNEXTLINE(modernize-use-nullptr)
   friend auto operator<=>(const StateId&, const StateId&) = default;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <span>
 #include <utility>
 
@@ -108,7 +109,12 @@ void ThreadPool::ParallelFor(size_t n, const std::function<void(size_t)>& fn) {
     if (shared->finished == n) shared->done.notify_all();
   };
   const size_t helpers = std::min(n, size()) - 1;
-  for (size_t i = 0; i < helpers; ++i) Submit(work);
+  // To leave here would end `fn` under the helpers that were already asked, so where memory is
+  // short the work goes on with those.
+  try {
+    for (size_t i = 0; i < helpers; ++i) Submit(work);
+  } catch (const std::bad_alloc&) {
+  }
   work();
   std::unique_lock lock(shared->mu);
   shared->done.wait(lock, [&] { return shared->finished == n; });

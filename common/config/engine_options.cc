@@ -1,6 +1,7 @@
 #include "common/config/engine_options.h"
 
 #include <algorithm>
+#include <charconv>
 #include <iterator>
 
 #include "common/base/model_name.h"
@@ -9,13 +10,14 @@ namespace deltawire {
 namespace {
 
 // Indexed by the enums' values.
-constexpr std::string_view kKinds[] = {"vllm",          "vllm-reload", "sglang",
-                                       "sglang-reload", "http",        "exec"};
-static_assert(std::size(kKinds) == static_cast<size_t>(EngineKind::kExec) + 1);
+constexpr std::string_view kKinds[] = {"vllm", "vllm-reload", "sglang",    "sglang-reload",
+                                       "http", "exec",        "disk-delta"};
+static_assert(std::size(kKinds) == static_cast<size_t>(EngineKind::kDiskDelta) + 1);
 constexpr std::string_view kFailures[] = {"retry", "rollback", "stay-paused", "take-out"};
 static_assert(std::size(kFailures) == static_cast<size_t>(EngineFailure::kTakeOut) + 1);
 
 constexpr std::string_view kScheme = "http://";
+constexpr uint32_t kMostKept = 10'000;
 
 /// Visible ASCII: what may stand in a request's first line.
 bool IsPath(std::string_view path) {
@@ -30,6 +32,43 @@ std::vector<std::string> Words(std::string_view text) {
     text.remove_prefix(std::min(space + 1, text.size()));
   }
   return words;
+}
+
+Status ReadProgram(std::string_view target, EngineOptions* engine) {
+  engine->command = Words(target);
+  if (engine->command.empty() || !engine->command.front().starts_with('/')) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "\"{}\" does not begin with the absolute path of a program", target);
+  }
+  return {};
+}
+
+/// "/DIRECTORY [xor|overwrite] [keep=N]"
+Status ReadDiskDelta(std::string_view target, EngineOptions* engine) {
+  const std::vector<std::string> words = Words(target);
+  if (words.empty() || !words.front().starts_with('/')) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "\"{}\" does not begin with the absolute path of a directory", target);
+  }
+  engine->directory = words.front();
+  for (size_t i = 1; i < words.size(); ++i) {
+    constexpr std::string_view kKeep = "keep=";
+    if (words[i] == "xor" || words[i] == "overwrite") {
+      engine->overwrite = words[i] == "overwrite";
+    } else if (words[i].starts_with(kKeep)) {
+      const char* const end = words[i].data() + words[i].size();
+      const auto [at, error] = std::from_chars(words[i].data() + kKeep.size(), end, engine->keep);
+      if (error != std::errc() || at != end || engine->keep == 0 || engine->keep > kMostKept) {
+        return Errorf(StatusCode::kInvalidArgument, "\"{}\": keep= wants 1 to {}", words[i],
+                      kMostKept);
+      }
+    } else {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "\"{}\" is none of xor, overwrite and keep=N, which may follow the directory",
+                    words[i]);
+    }
+  }
+  return {};
 }
 
 Status ReadUrl(std::string_view url, EngineOptions* engine) {
@@ -62,8 +101,9 @@ std::string_view ToString(EngineKind kind) { return kKinds[static_cast<size_t>(k
 std::string_view ToString(EngineFailure what) { return kFailures[static_cast<size_t>(what)]; }
 
 std::string NameOf(const EngineOptions& engine) {
-  if (engine.kind == EngineKind::kExec) return engine.command.front();
-  return ToString(engine.address) + (engine.kind == EngineKind::kHttp ? engine.path : "");
+  if (engine.kind == EngineKind::kExec) return fmt::format("{}", fmt::join(engine.command, " "));
+  if (engine.kind == EngineKind::kDiskDelta) return engine.directory;
+  return ToString(engine.address) + engine.path;
 }
 
 StatusOr<EngineOptions> ParseEngine(std::string_view text) {
@@ -85,15 +125,10 @@ StatusOr<EngineOptions> ParseEngine(std::string_view text) {
                   fmt::join(kKinds, ", "));
   }
   engine.kind = static_cast<EngineKind>(found - std::begin(kKinds));
-  if (engine.kind != EngineKind::kExec) {
-    DW_RETURN_IF_ERROR(ReadUrl(target, &engine));
-    return engine;
-  }
-  engine.command = Words(target);
-  if (engine.command.empty() || !engine.command.front().starts_with('/')) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "\"{}\" does not begin with the absolute path of a program", target);
-  }
+  const auto read = engine.kind == EngineKind::kExec        ? &ReadProgram
+                    : engine.kind == EngineKind::kDiskDelta ? &ReadDiskDelta
+                                                            : &ReadUrl;
+  DW_RETURN_IF_ERROR(read(target, &engine));
   return engine;
 }
 

@@ -20,6 +20,7 @@ enum class EngineKind : uint8_t {
   kSglangReload,  ///< SGLang as it is: it reads the directory again
   kHttp,          ///< one POST; an answer of 2xx means that the version is served
   kExec,          ///< a program; its exit with 0 means that the version is served
+  kDiskDelta,     ///< a directory of versions for engines that apply deltas themselves
 };
 /// As in --engine: "vllm", "vllm-reload", ...
 std::string_view ToString(EngineKind kind);
@@ -36,16 +37,21 @@ std::string_view ToString(EngineFailure what);
 struct EngineOptions {
   std::string model;  ///< empty: the receiver's only one
   EngineKind kind = EngineKind::kHttp;
-  Endpoint address;                  ///< of every kind but exec
+  Endpoint address;                  ///< of the kinds that have a URL
   std::string path;                  ///< http: what is posted to; else a prefix of every path
   std::vector<std::string> command;  ///< exec: absolute path of the program, and its arguments
+  std::string directory;             ///< disk-delta: absolute
+  bool overwrite = false;            ///< disk-delta: positions and bytes in place of XOR
+  uint32_t keep = 64;                ///< disk-delta: versions after which one is written whole
   friend bool operator==(const EngineOptions&, const EngineOptions&) = default;
 };
-/// What statuses call the engine: "127.0.0.1:8000", or the program's path.
+/// What statuses call the engine, and what tells it from others of a model: "127.0.0.1:8000/path",
+/// the program and its arguments, or the directory.
 std::string NameOf(const EngineOptions& engine);
 
-/// "[MODEL:]KIND=http://HOST:PORT[/PATH]" or "[MODEL:]exec=/PROGRAM [ARGUMENT ...]". Arguments are
-/// separated by spaces, and nothing is quoted.
+/// "[MODEL:]KIND=http://HOST:PORT[/PATH]", "[MODEL:]exec=/PROGRAM [ARGUMENT ...]" or
+/// "[MODEL:]disk-delta=/DIRECTORY [xor|overwrite] [keep=N]". Words are separated by spaces, and
+/// nothing is quoted.
 StatusOr<EngineOptions> ParseEngine(std::string_view text);
 
 }  // namespace deltawire

@@ -204,8 +204,8 @@ void AddEngines(CLI::App& app, ReceiverOptions& o) {
   app.add_option_function<std::vector<std::string>>(
          "--engine", add,
          "Bring this engine to each committed version; KIND: vllm, vllm-reload, sglang, "
-         "sglang-reload, http (TARGET http://HOST:PORT) or exec (TARGET: a program and arguments); "
-         "again for each further engine")
+         "sglang-reload, http (TARGET http://HOST:PORT), exec (TARGET: a program and arguments) or "
+         "disk-delta (TARGET: a directory); again for each further engine")
       ->allow_extra_args(false)
       ->option_text("[MODEL:]KIND=TARGET ...");
   const auto set_failure = [&o](const std::string& text) {

@@ -47,6 +47,7 @@ void BlockTerminationSignals() {
   const sigset_t set = TerminationSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGCHLD, SIG_DFL);
 }
 
 const char* ServeUntilTermination(const std::function<std::string()>& status) {

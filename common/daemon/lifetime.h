@@ -10,6 +10,8 @@
 namespace deltawire {
 
 /// Blocks SIGINT and SIGTERM in this thread and in threads that it starts, and ignores SIGPIPE.
+/// SIGCHLD gets its usual meaning: where a parent has ignored it, the kernel would forget how
+/// programs that this process starts have ended.
 /// REQUIRES: no other thread has been started.
 void BlockTerminationSignals();
 

@@ -15,7 +15,7 @@ namespace deltawire {
 /// An exponential average of the measured speeds, and the total time.
 class CoderRate {
  public:
-  /// `work` is in the unit of TightWork or DenseWork (codec_choice.h).
+  /// `work` is in the unit of the codec's Coder::work (coders.h).
   void Add(double work, double seconds);
   /// Work per second of one thread; 0 before the first Add.
   double per_s() const;

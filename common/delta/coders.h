@@ -56,7 +56,7 @@ struct Coder {
   bool may_outgrow_fast = false;
 
   // For the choice by speeds (codec_choice.h).
-  /// What the cost goes with, of one chunk: speeds are in such work per second.
+  /// The work on one chunk, in the unit in which the codec's speed is measured.
   double (*work)(size_t chunk_bytes, size_t fast_bytes);
   /// Size over fast's, until it is measured: what a training step's deltas showed on average.
   double usual_ratio = 1;
@@ -72,7 +72,8 @@ struct Coder {
 std::span<const Coder> Coders();
 /// Null for fast.
 const Coder* CoderOf(kernels::Codec codec);
-/// Of a payload, by its first bytes; null for a fast one, and for what begins like none.
+/// The coder of a payload, by its first bytes; null where they are those of a fast payload or of no
+/// codec.
 const Coder* CoderOf(kernels::Bytes payload);
 
 }  // namespace deltawire

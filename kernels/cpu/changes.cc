@@ -1,7 +1,7 @@
 #include "kernels/cpu/changes.h"
 
-#include "kernels/cpu/payload.h"
 #include "kernels/element_width.h"
+#include "kernels/payload.h"
 
 namespace deltawire::kernels {
 

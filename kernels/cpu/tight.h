@@ -4,7 +4,7 @@
 // Errors: those of Backend::tight_encode and tight_decode.
 #pragma once
 
-#include "kernels/cpu/payload.h"
+#include "kernels/payload.h"
 
 namespace deltawire::kernels {
 

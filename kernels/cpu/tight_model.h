@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/bits.h"
+#include "kernels/bits.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::kernels {

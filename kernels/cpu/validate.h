@@ -2,7 +2,7 @@
 // Pure; no allocation; reads untrusted bytes. Cost: that of the reader, and 1 ns per large change.
 #pragma once
 
-#include "kernels/cpu/payload.h"
+#include "kernels/payload.h"
 
 namespace deltawire::kernels {
 

@@ -2,8 +2,8 @@
 // stream.
 #include <algorithm>
 
-#include "kernels/cpu/payload.h"
 #include "kernels/cuda/slab.h"
+#include "kernels/payload.h"
 
 namespace deltawire::kernels {
 

@@ -1,5 +1,5 @@
 // Writes the header and packed columns of a fast payload (docs/delta_format.md, "fast") from the
-// blocks' rows, on device or CPU. Only the CPU reads them (kernels/cpu/payload.h).
+// blocks' rows, on device or CPU. Only the CPU reads them (kernels/payload.h).
 // Pure functions on the caller's memory.
 #pragma once
 

@@ -2,26 +2,19 @@
 
 #include <iterator>
 
-#include "receiver/engine/engine_state.h"
-
 namespace deltawire::receiver {
 namespace {
 
-// Indexed by the enums' values.
+// Indexed by the enum's value.
 constexpr std::string_view kCalls[] = {
     "probe", "clear", "prepare", "attach", "pause",  "detach",   "reload",
     "load",  "flush", "finish",  "name",   "resume", "rollback", "prove",
 };
 static_assert(std::size(kCalls) == static_cast<size_t>(EngineCall::kProve) + 1);
-constexpr std::string_view kStates[] = {"waiting",  "unreachable", "preparing",
-                                        "updating", "serving",     "retrying",
-                                        "paused",   "behind",      "out"};
-static_assert(std::size(kStates) == static_cast<size_t>(EngineState::kOut) + 1);
 
 }  // namespace
 
 std::string_view ToString(EngineCall call) { return kCalls[static_cast<size_t>(call)]; }
-std::string_view ToString(EngineState state) { return kStates[static_cast<size_t>(state)]; }
 
 EngineTraits TraitsOf(EngineKind kind) {
   switch (kind) {
@@ -41,6 +34,7 @@ EngineTraits TraitsOf(EngineKind kind) {
       return {.pauses = true, .probes = true};
     case EngineKind::kHttp:
     case EngineKind::kExec:
+    case EngineKind::kDiskDelta:
       return {};
   }
   return {};

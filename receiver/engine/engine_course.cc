@@ -63,12 +63,12 @@ EngineCourse::Action EngineCourse::Next(Time now) const {
     action = {.call = step_, .to = back ? undo_to_ : to_, .hold = Holds(*step_)};
   } else if (unreachable_ && traits_.probes) {
     action.call = EngineCall::kProbe;
-  } else if (closing_) {
-    action = {.call = EngineCall::kClear, .to = to_, .hold = false};
   } else if (Wanted()) {
-    const EngineCall first = First();
+    const EngineCall first = First();  // with an update to close: the same kClear
     const bool hold = first != EngineCall::kClear;
     action = {.call = first, .to = target_, .hold = hold};
+  } else if (closing_) {
+    action = {.call = EngineCall::kClear, .to = to_, .hold = false};
   } else if (traits_.probes && !target_.empty()) {
     action.call = EngineCall::kProbe;
     time = probe_at_;
@@ -81,17 +81,20 @@ EngineCourse::Action EngineCourse::Next(Time now) const {
 
 void EngineCourse::Begin(const Action& action, Time now) {
   const EngineCall call = *action.call;
-  if (call == EngineCall::kProbe || closing_) return;
+  if (call == EngineCall::kProbe || (closing_ && !Wanted())) return;
   if (!step_) {
     to_ = action.to;
     reloading_ = reload_only_;
-    attach_tried_ = reloaded_ = prepared_ = may_undo_ = undoing_ = false;
+    closing_ = attach_tried_ = reloaded_ = prepared_ = false;
+    loading_ = may_undo_ = undoing_ = false;
     refusal_.clear();
+    named_.clear();
   }
   step_ = call;
   if (call == EngineCall::kPause && !std::exchange(paused_, true)) pause_began_ = now;
   if (call == EngineCall::kLoad || call == EngineCall::kReload) {
     undo_to_ = std::exchange(weights_, {});
+    loading_ = true;
     may_undo_ = traits_.rolls_back && call == EngineCall::kLoad && !undo_to_.empty();
   }
 }
@@ -157,8 +160,9 @@ std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::stri
 }
 
 std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
-  // It holds another version, or cannot be followed. The first may have been a passing failure.
-  if (attempts_ == 0 && policy_.retries > 0) return std::nullopt;
+  // It holds another version, or cannot be followed. The first refusal may be a passing failure,
+  // unless there is no other attempt that could show it.
+  if (refusals_++ == 0 && attempts_ < policy_.retries) return std::nullopt;
   if (reloaded_) {
     // What has read the directory serves it, followed or not.
     reload_only_ = true;
@@ -175,8 +179,11 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     totals_.error = answer.why;
     return Lost(now);
   }
-  if (std::exchange(closing_, false)) {
-    unclear_ = answer.result == Result::kUnsure;
+  if (std::exchange(unreachable_, false)) pause_ = {};
+  if (closing_) {
+    // What may still be open may keep the receiver's file open, for which the next version waits.
+    closing_ = unclear_ = answer.result == Result::kUnsure;
+    if (closing_) not_before_ = now + NextPause(policy_.longest_pause);
     return;
   }
   std::optional<EngineCall> next;
@@ -209,10 +216,12 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
   const bool retries = policy_.failure == EngineFailure::kRetry;
   switch (call) {
     case EngineCall::kClear:
+      if (undoing_) return RepeatStep(now);
+      return EndAttempt(true, now);
     case EngineCall::kPrepare:
     case EngineCall::kAttach:
-      // Nothing was changed, unless it comes after a reload or on the way back.
-      return EndAttempt(!undoing_ && (!reloaded_ || retries), now);
+      // Nothing was changed, unless it comes after a reload.
+      return EndAttempt(!reloaded_ || retries, now);
     case EngineCall::kPause:
     case EngineCall::kDetach:
       if (weights_.empty()) return EndAttempt(true, now);
@@ -223,10 +232,7 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
       return;
     case EngineCall::kResume:
       served_ = {};
-      if (attempts_ >= policy_.retries) return EndAttempt(false, now);
-      ++attempts_;
-      not_before_ = now + NextPause(policy_.longest_pause);
-      return;
+      return RepeatStep(now);
     case EngineCall::kRollback:
     case EngineCall::kProve:
       return EndAttempt(false, now);
@@ -242,6 +248,12 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
   EndAttempt(retries, now);
 }
 
+void EngineCourse::RepeatStep(Time now) {
+  if (attempts_ >= policy_.retries) return EndAttempt(false, now);
+  ++attempts_;
+  not_before_ = now + NextPause(policy_.longest_pause);
+}
+
 void EngineCourse::EndAttempt(bool may_repeat, Time now) {
   step_.reset();
   ++attempts_;
@@ -252,7 +264,7 @@ void EngineCourse::EndAttempt(bool may_repeat, Time now) {
   given_up_ = to_;
   // An update that is left open may keep the receiver's file open.
   closing_ = traits_.sessions && unclear_;
-  out_ = policy_.failure == EngineFailure::kTakeOut;
+  out_ = policy_.failure == EngineFailure::kTakeOut && loading_;
   not_before_ = {};
   probe_at_ = now + policy_.probe_every;
 }
@@ -262,16 +274,21 @@ void EngineCourse::Lost(Time now) {
     ++totals_.failures;
     pause_ = {};
   }
-  // When it can be reached again, it may be another process: everything begins anew.
+  // When it can be reached again, it may be another process.
   step_.reset();
   probe_error_.clear();
-  served_ = weights_ = given_up_ = {};
-  attempts_ = 0;
   denials_ = 0;
+  BeginAnew();
+  not_before_ = now + NextPause(policy_.reach_every);
+}
+
+void EngineCourse::BeginAnew() {
+  served_ = weights_ = given_up_ = {};
+  attempts_ = refusals_ = 0;
   out_ = paused_ = closing_ = reload_only_ = false;
   why_reload_.clear();
+  named_.clear();
   unclear_ = true;
-  not_before_ = now + NextPause(policy_.reach_every);
 }
 
 void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
@@ -291,20 +308,24 @@ void EngineCourse::Probed(const EngineAnswer& answer, Time now) {
     not_before_ = {};
     return;
   }
-  if (served_.empty() || answer.version.empty()) return;
-  if (answer.version == VersionName(served_)) {
-    denials_ = 0;
-    return;
+  if (answer.version.empty()) return;
+  if (served_.empty()) {
+    // What it names is known from the first probe after the version was given up. An update whose
+    // answer was cut may be done later.
+    if (named_.empty() || answer.version == VersionName(to_)) named_ = answer.version;
+    if (answer.version == named_) return;
+  } else {
+    named_ = VersionName(served_);
+    if (answer.version == named_) {
+      denials_ = 0;
+      return;
+    }
   }
   if (++denials_ >= kDenials) return;
   totals_.error =
-      fmt::format("named version \"{}\" instead of {}: it started anew, or somebody changed it",
-                  answer.version, VersionName(served_));
-  served_ = weights_ = given_up_ = {};
-  attempts_ = 0;
-  reload_only_ = false;
-  why_reload_.clear();
-  unclear_ = true;
+      fmt::format("named version \"{}\" instead of \"{}\": it started anew, or somebody changed it",
+                  answer.version, named_);
+  BeginAnew();
   not_before_ = {};
 }
 
@@ -324,7 +345,7 @@ void EngineCourse::Serves(Time now) {
   served_ = weights_ = to_;
   given_up_ = {};
   step_.reset();
-  attempts_ = 0;
+  attempts_ = refusals_ = 0;
   pause_ = {};
   not_before_ = {};
   unclear_ = unreachable_ = false;
@@ -349,7 +370,8 @@ EngineCourse::View EngineCourse::view() const {
   if (view.error.empty()) view.error = why_reload_;
   view.paused = paused_;
   view.attempts = attempts_;
-  const bool waits = !step_ || step_ == EngineCall::kResume;
+  const bool back = undoing_ && step_ == EngineCall::kClear;
+  const bool waits = !step_ || back || step_ == EngineCall::kResume;  // it may be repeated
   if (out_) {
     view.state = EngineState::kOut;
   } else if (unreachable_) {

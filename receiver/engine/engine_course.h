@@ -11,10 +11,10 @@
 #include <random>
 #include <string>
 
+#include "common/base/engine_state.h"
 #include "common/base/identity.h"
 #include "common/base/sync.h"
 #include "receiver/engine/engine_call.h"
-#include "receiver/engine/engine_state.h"
 
 namespace deltawire::receiver {
 
@@ -46,8 +46,10 @@ class EngineCourse {
 
   struct View {
     EngineState state = EngineState::kWaiting;
-    Identity served;    ///< empty: not known, or nothing
-    std::string error;  ///< the last failure; empty after a success
+    Identity served;  ///< empty: not known, or nothing
+    /// The last failure. Empty after a success, unless the engine cannot be updated in place: then
+    /// it says why.
+    std::string error;
     bool paused = false;
     uint32_t attempts = 0;  ///< failed ones of this version
     double last_pause_seconds = 0, pause_seconds = 0;
@@ -82,6 +84,10 @@ class EngineCourse {
   void Probed(const EngineAnswer& answer, Time now);
   void Failed(EngineCall call, const EngineAnswer& answer, Time now);
   void Lost(Time now);
+  /// Forgets what is known of the engine: it may be another process.
+  void BeginAnew();
+  /// Makes the same call again later, if an attempt is left.
+  void RepeatStep(Time now);
   /// Ends an attempt that failed. Another one comes later, if `may_repeat` and one is left.
   void EndAttempt(bool may_repeat, Time now);
   void Resumed(Time now);
@@ -104,6 +110,9 @@ class EngineCourse {
   Time not_before_{}, probe_at_{}, pause_began_{};
   std::chrono::milliseconds pause_{0};  // before the last retry
   uint32_t attempts_ = 0;
+  /// Attempts that ended since it last served because it holds another version, or cannot be
+  /// followed. A new version does not end them: one may come with each attempt.
+  uint32_t refusals_ = 0;
   bool unreachable_ = false;
   bool out_ = false;
   bool paused_ = false;       // told to pause, and not resumed since
@@ -115,10 +124,12 @@ class EngineCourse {
   bool reloading_ = false;  // it is to read the directory
   bool reloaded_ = false;
   bool prepared_ = false;    // kPrepare was done
+  bool loading_ = false;     // kLoad or kReload was begun
   bool may_undo_ = false;    // undo_to_ is known, and the kind has a way back
   bool undoing_ = false;     // on the way back to the version before
   bool repeats_ = false;     // after undoing
-  int denials_ = 0;          // probes in a row that named another version than the one served
+  int denials_ = 0;          // probes that named another version than was expected
+  std::string named_;        // the version that it is expected to name; empty: not known
   std::string why_reload_;   // why reload_only_ is set
   std::string probe_error_;  // of the last probe
   std::string refusal_;      // of kPrepare, for the message when kAttach is refused, too

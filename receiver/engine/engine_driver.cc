@@ -17,7 +17,7 @@ constexpr milliseconds kProbeLimit{5000};
 }  // namespace
 
 EngineDriver::EngineDriver(Settings settings, std::unique_ptr<EngineHook> hook,
-                           EngineSource& source, std::function<void()> served)
+                           EngineSource& source, std::function<void(const View&)> served)
     : settings_(std::move(settings)),
       name_(NameOf(settings_.options)),
       reader_("engine " + name_),
@@ -64,6 +64,10 @@ void EngineDriver::News() {
 
 EngineDriver::View EngineDriver::view() const {
   std::lock_guard lock(mu_);
+  return MakeView();
+}
+
+EngineDriver::View EngineDriver::MakeView() const {
   View view;
   static_cast<EngineCourse::View&>(view) = course_.view();
   view.name = name_;
@@ -75,7 +79,10 @@ EngineDriver::View EngineDriver::view() const {
 bool EngineDriver::HoldFor(const EngineCourse::Action& action) {
   const bool wanted = action.call && action.hold;
   if (!wanted && std::exchange(holding_, false)) source_.Release(reader_);
-  if (wanted && !holding_) holding_ = source_.Hold(action.to, reader_);
+  if (wanted && !holding_) {
+    holding_ = source_.Hold(action.to, reader_);
+    hold_end_ = Clock::now() + 2 * settings_.call_limit;
+  }
   return holding_ || !wanted;
 }
 
@@ -100,15 +107,31 @@ void EngineDriver::Run() {
   cv_.notify_all();
 }
 
+EngineAnswer EngineDriver::Ask(const EngineCourse::Action& action, Clock::time_point hold_end) {
+  const EngineCall call = *action.call;
+  milliseconds limit = settings_.call_limit;
+  if (call == EngineCall::kProbe) limit = std::min(limit, kProbeLimit);
+  if (action.hold) {
+    limit = std::min(limit, std::chrono::ceil<milliseconds>(hold_end - Clock::now()));
+    if (limit.count() <= 0) {
+      return {EngineAnswer::Result::kUnsure,
+              fmt::format("the engine has read the directory for {} ms, and the receiver waits no "
+                          "longer (--engine-timeout-ms is half of it)",
+                          2 * settings_.call_limit.count()),
+              {}};
+    }
+  }
+  return hook_->Make(call, action.to, limit);
+}
+
 void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock) {
   const EngineCall call = *action.call;
   const auto begin = Clock::now();
   course_.Begin(action, begin);
-  milliseconds limit = settings_.call_limit;
-  if (call == EngineCall::kProbe) limit = std::min(limit, kProbeLimit);
   calling_ = true;
+  const auto hold_end = hold_end_;
   lock.unlock();
-  const EngineAnswer answer = hook_->Make(call, action.to, limit);
+  const EngineAnswer answer = Ask(action, hold_end);
   lock.lock();
   calling_ = false;
   if (call != EngineCall::kProbe || !answer.done()) {
@@ -122,8 +145,9 @@ void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mut
   Tell(before, after);
   if (after.served.empty() || after.served == before.served) return;
   served_unix_nanos_ = UnixNanos();
+  const View now = MakeView();
   lock.unlock();
-  served_();
+  served_(now);
   lock.lock();
 }
 

@@ -38,12 +38,15 @@ class EngineDriver {
     EngineOptions options;
     EngineModel model;
     EngineCourse::Policy policy;
+    /// Of one request. The directory is held for twice as long at most, whatever is asked
+    /// meanwhile.
     std::chrono::milliseconds call_limit{120000};
   };
 
-  /// `served` is called on the driver's thread when the engine begins to serve a version.
+  /// `served` is called on the driver's thread when the engine begins to serve a version, with what
+  /// view() was then.
   EngineDriver(Settings settings, std::unique_ptr<EngineHook> hook, EngineSource& source,
-               std::function<void()> served);
+               std::function<void(const View&)> served);
   /// Stops it.
   ~EngineDriver();
 
@@ -59,6 +62,10 @@ class EngineDriver {
   /// Takes or releases the directory, as `action` needs it. REQUIRES: mu_ held.
   bool HoldFor(const EngineCourse::Action& action);
   void Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock);
+  /// Makes the call, in the time that it may take. REQUIRES: mu_ not held.
+  EngineAnswer Ask(const EngineCourse::Action& action, SteadyClock::time_point hold_end);
+  /// REQUIRES: mu_ held.
+  View MakeView() const;
   /// What changed, for the log. REQUIRES: mu_ held.
   void Tell(const EngineCourse::View& before, const EngineCourse::View& after);
 
@@ -66,7 +73,7 @@ class EngineDriver {
   const std::string name_, reader_;
   const std::unique_ptr<EngineHook> hook_;
   EngineSource& source_;
-  const std::function<void()> served_;
+  const std::function<void(const View&)> served_;
 
   mutable Mutex mu_;
   CondVar cv_;
@@ -75,7 +82,7 @@ class EngineDriver {
   bool holding_ = false;
   bool stopping_ = false;
   bool ended_ = false;
-  SteadyClock::time_point stop_at_{};
+  SteadyClock::time_point stop_at_{}, hold_end_{};
   int64_t served_unix_nanos_ = 0;
   Thread thread_;
 };

@@ -1,5 +1,6 @@
 // Makes the calls that an EngineCourse decides on, to one engine. One implementation speaks HTTP
-// (http_hook.cc), one starts a program (exec_hook.cc). Owner: an EngineDriver.
+// (http_hook.cc), one starts a program (exec_hook.cc), one writes to a disk (disk_delta_hook.cc).
+// Owner: an EngineDriver.
 // Threads: Make from one; Cancel from any. Cost: Make blocks, for `limit` at most.
 // Errors: in the answer, with the engine's words.
 #pragma once
@@ -31,15 +32,20 @@ class EngineHook {
   virtual void Cancel() = 0;
 };
 
-/// REQUIRES: `options.kind` is not kExec.
+/// REQUIRES: `options.kind` has a URL.
 std::unique_ptr<EngineHook> MakeHttpHook(const EngineOptions& options, const EngineModel& model);
 /// REQUIRES: `options.kind` is kExec.
 std::unique_ptr<EngineHook> MakeExecHook(const EngineOptions& options, const EngineModel& model);
 
+/// REQUIRES: `options.kind` is kDiskDelta.
+std::unique_ptr<EngineHook> MakeDiskDeltaHook(const EngineOptions& options,
+                                              const EngineModel& model);
+
 inline std::unique_ptr<EngineHook> MakeHook(const EngineOptions& options,
                                             const EngineModel& model) {
-  return options.kind == EngineKind::kExec ? MakeExecHook(options, model)
-                                           : MakeHttpHook(options, model);
+  if (options.kind == EngineKind::kExec) return MakeExecHook(options, model);
+  if (options.kind == EngineKind::kDiskDelta) return MakeDiskDeltaHook(options, model);
+  return MakeHttpHook(options, model);
 }
 
 }  // namespace deltawire::receiver

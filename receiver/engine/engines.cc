@@ -18,13 +18,24 @@ Identity ServedByAll(const std::vector<EngineDriver::View>& engines) {
   return same ? first : Identity{};
 }
 
+Identity OldestServed(const std::vector<EngineDriver::View>& engines) {
+  const auto older = [](const EngineDriver::View& a, const EngineDriver::View& b) {
+    return a.served.id.version < b.served.id.version;
+  };
+  const auto unknown = [](const EngineDriver::View& e) { return e.served.empty(); };
+  if (std::any_of(engines.begin(), engines.end(), unknown)) return {};
+  const auto oldest = std::min_element(engines.begin(), engines.end(), older);
+  return oldest == engines.end() ? Identity{} : oldest->served;
+}
+
 Engines::Engines(std::vector<EngineDriver::Settings> settings, EngineSource& source,
                  const HookFactory& hooks)
-    : serials_(settings.size()) {
+    : events_(settings.size()) {
   for (size_t i = 0; i < settings.size(); ++i) {
     auto hook = hooks(settings[i]);
-    drivers_.push_back(std::make_unique<EngineDriver>(std::move(settings[i]), std::move(hook),
-                                                      source, [this, i] { OnServed(i); }));
+    drivers_.push_back(std::make_unique<EngineDriver>(
+        std::move(settings[i]), std::move(hook), source,
+        [this, i](const EngineDriver::View& view) { OnServed(i, view); }));
   }
 }
 
@@ -32,27 +43,39 @@ void Engines::News() {
   for (const auto& driver : drivers_) driver->News();
 }
 
-void Engines::OnServed(size_t engine) {
+void Engines::OnServed(size_t engine, const EngineDriver::View& view) {
   std::lock_guard lock(mu_);
-  serials_[engine] = ++last_serial_;
+  events_[engine] = {view, ++last_serial_};
   cv_.notify_all();
+}
+
+std::optional<size_t> Engines::NextEvent(uint64_t seen) const {
+  std::optional<size_t> next;
+  for (size_t i = 0; i < events_.size(); ++i) {
+    if (events_[i].serial > seen && (!next || events_[i].serial < events_[*next].serial)) next = i;
+  }
+  return next;
 }
 
 std::optional<Engines::Served> Engines::WaitServed(uint64_t seen,
                                                    const std::function<bool()>& gone) {
   std::unique_lock lock(mu_);
   while (!stopping_) {
-    size_t next = serials_.size();
-    for (size_t i = 0; i < serials_.size(); ++i) {
-      if (serials_[i] > seen && (next == serials_.size() || serials_[i] < serials_[next])) next = i;
-    }
-    if (next < serials_.size()) {
-      Served served{.engine = {}, .all = {}, .serial = serials_[next]};
+    if (const auto next = NextEvent(seen)) {
+      const Event event = events_[*next];
       lock.unlock();
-      std::vector<EngineDriver::View> all = views();
-      served.all = ServedByAll(all);
-      served.engine = std::move(all[next]);
-      return served;
+      const std::vector<EngineDriver::View> all = views();
+      const EngineDriver::View& now = all[*next];
+      if (now.served == event.engine.served &&
+          now.served_unix_nanos == event.engine.served_unix_nanos) {
+        return Served{.engine = event.engine,
+                      .all = ServedByAll(all),
+                      .oldest = OldestServed(all),
+                      .serial = event.serial};
+      }
+      lock.lock();
+      seen = event.serial;  // lost meanwhile, or on to a version whose own event comes
+      continue;
     }
     cv_.wait_for(lock, kSlice);
     lock.unlock();

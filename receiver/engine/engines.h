@@ -23,13 +23,14 @@ class Engines {
   void News();
 
   struct Served {
-    EngineDriver::View engine;
-    Identity all;         ///< what every engine serves; empty: not all the same
-    uint64_t serial = 0;  ///< rises with each version that an engine of these begins to serve
+    EngineDriver::View engine;  ///< as it was when it began to
+    Identity all;               ///< what every engine serves now; empty: not all the same
+    Identity oldest;            ///< the oldest of what they serve; empty: of one it is not known
+    uint64_t serial = 0;        ///< rises with each version that an engine of these begins to serve
   };
   /// Blocks until an engine has begun to serve a version since `seen`, by serial; 0: what each
-  /// serves now. Of an engine that went on meanwhile only the newest. nullopt when the caller has
-  /// gone or this stops.
+  /// serves now. Each such event is returned once, unless the engine has gone on meanwhile, or has
+  /// been lost. nullopt when the caller has gone or this stops.
   std::optional<Served> WaitServed(uint64_t seen, const std::function<bool()>& gone);
 
   /// In the order of the settings.
@@ -38,17 +39,26 @@ class Engines {
   void Stop();
 
  private:
-  void OnServed(size_t engine);
+  /// An engine began to serve a version.
+  struct Event {
+    EngineDriver::View engine;
+    uint64_t serial = 0;  // 0: none yet
+  };
+  void OnServed(size_t engine, const EngineDriver::View& view);
+  /// The oldest event after `seen`. REQUIRES: mu_ held.
+  std::optional<size_t> NextEvent(uint64_t seen) const;
 
   Mutex mu_;
   CondVar cv_;
   bool stopping_ = false;
   uint64_t last_serial_ = 0;
-  std::vector<uint64_t> serials_;                       // by engine, of its newest event; 0: none
+  std::vector<Event> events_;                           // the newest of each engine
   std::vector<std::unique_ptr<EngineDriver>> drivers_;  // fixed; ends first
 };
 
 /// What every engine serves; empty where there is none, or not all serve the same.
 Identity ServedByAll(const std::vector<EngineDriver::View>& engines);
+/// The lowest version that one of them serves; empty where there is none, or one is not known.
+Identity OldestServed(const std::vector<EngineDriver::View>& engines);
 
 }  // namespace deltawire::receiver

@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "common/base/status.h"
@@ -20,6 +22,8 @@ namespace deltawire::receiver {
 namespace {
 
 using Result = EngineAnswer::Result;
+
+constexpr const char* kStopping = "the receiver is stopping";
 
 /// Attributes and file actions of posix_spawn, destroyed together.
 struct SpawnSettings {
@@ -60,9 +64,10 @@ class ExecHook : public EngineHook {
   ExecHook(const EngineOptions& options, EngineModel model)
       : command_(options.command),
         model_(std::move(model)),
-        cancelled_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+        wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
   EngineAnswer Make(EngineCall, const Identity& to, std::chrono::milliseconds limit) override {
+    if (cancelled_) return {Result::kUnsure, kStopping, {}};
     std::vector<std::string> arguments = command_;
     std::vector<std::string> environment = Environment(to);
     const SpawnSettings settings;
@@ -75,10 +80,19 @@ class ExecHook : public EngineHook {
           Result::kRefused, std::string(MessageOf(ErrnoError("it cannot be started", error))), {}};
     }
     const std::string ended = Await(pid, limit);
-    int status = 0;
     if (!ended.empty()) kill(-pid, SIGKILL);
-    waitpid(pid, &status, 0);
+    int status = 0;
+    pid_t reaped = 0;
+    do {
+      reaped = waitpid(pid, &status, 0);
+    } while (reaped < 0 && errno == EINTR);
+    const int wait_error = errno;
     if (!ended.empty()) return {Result::kUnsure, ended, {}};
+    if (reaped != pid) {
+      return {Result::kUnsure,
+              std::string(MessageOf(ErrnoError("it cannot be told how it ended", wait_error))),
+              {}};
+    }
     if (WIFSIGNALED(status)) {
       return {Result::kUnsure, fmt::format("it was killed by signal {}", WTERMSIG(status)), {}};
     }
@@ -87,21 +101,28 @@ class ExecHook : public EngineHook {
   }
 
   void Cancel() override {
+    cancelled_ = true;
     const uint64_t one = 1;
-    [[maybe_unused]] const ssize_t n = write(cancelled_.get(), &one, sizeof one);
+    [[maybe_unused]] const ssize_t n = write(wake_.get(), &one, sizeof one);
   }
 
  private:
-  /// Ours, and what tells the program which version it is about.
+  /// What tells the program which version it is about, and our own but for variables of these
+  /// names: of two with one name the program would take the first.
   std::vector<std::string> Environment(const Identity& to) const {
-    std::vector<std::string> all;
-    for (char** e = environ; *e != nullptr; ++e) all.emplace_back(*e);
-    all.push_back("DELTAWIRE_MODEL=" + model_.name);
-    all.push_back("DELTAWIRE_DIRECTORY=" + model_.directory.native());
-    all.push_back(fmt::format("DELTAWIRE_VERSION={}", to.id.version));
-    all.push_back(fmt::format("DELTAWIRE_EPOCH={}", to.id.epoch));
-    all.push_back("DELTAWIRE_LINEAGE=" + to.lineage.Hex());
-    all.push_back(fmt::format("DELTAWIRE_ROOT={:016x}", to.root));
+    std::vector<std::string> all = {"DELTAWIRE_MODEL=" + model_.name,
+                                    "DELTAWIRE_DIRECTORY=" + model_.directory.native(),
+                                    fmt::format("DELTAWIRE_VERSION={}", to.id.version),
+                                    fmt::format("DELTAWIRE_EPOCH={}", to.id.epoch),
+                                    "DELTAWIRE_LINEAGE=" + to.lineage.Hex(),
+                                    fmt::format("DELTAWIRE_ROOT={:016x}", to.root)};
+    const auto ours = all;
+    for (char** e = environ; *e != nullptr; ++e) {
+      const std::string_view variable = *e;
+      const std::string_view name = variable.substr(0, variable.find('=') + 1);
+      const auto same = [&](const std::string& one) { return one.starts_with(name); };
+      if (name.empty() || std::none_of(ours.begin(), ours.end(), same)) all.emplace_back(variable);
+    }
     return all;
   }
 
@@ -113,18 +134,19 @@ class ExecHook : public EngineHook {
     while (true) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - SteadyClock::now());
       if (left.count() <= 0) return fmt::format("it did not end within {} ms", limit.count());
-      pollfd wait[2] = {{process.get(), POLLIN, 0}, {cancelled_.get(), POLLIN, 0}};
+      pollfd wait[2] = {{process.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
       if (poll(wait, 2, static_cast<int>(left.count())) < 0 && errno != EINTR) {
         return std::string(MessageOf(ErrnoError("poll")));
       }
-      if (wait[1].revents != 0) return "the receiver is stopping";
+      if (wait[1].revents != 0) return kStopping;
       if (wait[0].revents != 0) return "";
     }
   }
 
   const std::vector<std::string> command_;
   const EngineModel model_;
-  const UniqueFd cancelled_;
+  const UniqueFd wake_;  // readable once it was cancelled
+  std::atomic<bool> cancelled_{false};
 };
 
 }  // namespace

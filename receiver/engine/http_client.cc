@@ -1,11 +1,12 @@
 #include "receiver/engine/http_client.h"
 
-#include <atomic>
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <exception>
 #include <optional>
+
+#include "common/base/sync.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -15,24 +16,72 @@ namespace beast = boost::beast;
 namespace http = beast::http;
 using tcp = asio::ip::tcp;
 using ErrorCode = boost::system::error_code;
+using Clock = SteadyClock;
+using std::chrono::milliseconds;
 
 constexpr auto kAwait = asio::as_tuple(asio::use_awaitable);
 constexpr size_t kMaxBody = 1 << 20;
+/// For the name and the connection. An engine that is there answers within the first repetition of
+/// a lost packet (1 s), and until it does the receiver may hold the directory for it.
+constexpr milliseconds kConnectLimit{5000};
+constexpr const char* kStopping = "the receiver is stopping";
+
+milliseconds Until(Clock::time_point end) {
+  return std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(0));
+}
+
+/// Looks one name up, on a thread of its own: the C library's search has no time limit of ours and
+/// cannot be ended. Shared with that thread, which may outlive the client.
+struct Lookup {
+  Mutex mu;
+  CondVar cv;
+  bool running = false;
+  bool cancelled = false;
+  std::optional<tcp::resolver::results_type> found;
+  ErrorCode error;  // if not found
+};
+
+/// Starts a search, unless the last one still runs. REQUIRES: `lock` holds lookup->mu.
+void StartLookup(const std::shared_ptr<Lookup>& lookup, const Endpoint& address) {
+  if (std::exchange(lookup->running, true)) return;
+  lookup->found.reset();
+  lookup->error.clear();
+  try {
+    Thread([lookup, address] {
+      asio::io_context context;
+      ErrorCode error;
+      auto found = tcp::resolver(context).resolve(address.host, std::to_string(address.port),
+                                                  tcp::resolver::numeric_service, error);
+      std::lock_guard lock(lookup->mu);
+      if (!error) lookup->found = std::move(found);
+      lookup->error = error;
+      lookup->running = false;
+      lookup->cv.notify_all();
+    }).detach();
+  } catch (...) {
+    lookup->running = false;
+    throw;
+  }
+}
 
 /// One request on one connection.
 class Exchange {
  public:
   Exchange(asio::io_context& context, const Endpoint& address, const HttpRequest& request,
-           std::chrono::milliseconds limit)
-      : address_(address), request_(request), limit_(limit), resolver_(context), stream_(context) {}
+           milliseconds limit)
+      : address_(address),
+        request_(request),
+        limit_(limit),
+        end_(Clock::now() + limit),
+        connect_end_(Clock::now() + std::min(limit, kConnectLimit)),
+        stream_(context) {}
 
-  asio::awaitable<void> Run() {
-    const auto [resolve_error, found] =
-        co_await resolver_.async_resolve(address_.host, std::to_string(address_.port), kAwait);
-    if (resolve_error || closed_) co_return Fail("resolve", resolve_error);
-    stream_.expires_after(limit_);  // for all that follows
-    const auto [connect_error, peer] = co_await stream_.async_connect(found, kAwait);
+  asio::awaitable<void> Run(tcp::resolver::results_type peers) {
+    if (closed_) co_return Fail("connect", {});
+    stream_.expires_at(connect_end_);
+    const auto [connect_error, peer] = co_await stream_.async_connect(peers, kAwait);
     if (connect_error || closed_) co_return Fail("connect", connect_error);
+    stream_.expires_at(end_);  // for all that follows
     ErrorCode ignored;
     stream_.socket().set_option(tcp::no_delay(true), ignored);
     reply_.sent = true;
@@ -60,17 +109,19 @@ class Exchange {
   /// On the context's thread.
   void Close() {
     closed_ = true;
-    resolver_.cancel();
     stream_.close();
   }
   HttpReply TakeReply() { return std::move(reply_); }
+  Clock::time_point connect_end() const { return connect_end_; }
 
  private:
   void Fail(std::string_view step, const ErrorCode& error) {
     if (closed_) {
-      reply_.error = "the receiver is stopping";
+      reply_.cancelled = true;
+      reply_.error = kStopping;
     } else if (error == beast::error::timeout) {
-      reply_.error = fmt::format("{}: nothing within {} ms", step, limit_.count());
+      const milliseconds limit = reply_.sent ? limit_ : std::min(limit_, kConnectLimit);
+      reply_.error = fmt::format("{}: nothing within {} ms", step, limit.count());
     } else if (error == http::error::end_of_stream || error == http::error::partial_message) {
       reply_.error = "the connection was closed before the answer was whole";
     } else {
@@ -80,8 +131,8 @@ class Exchange {
 
   const Endpoint& address_;
   const HttpRequest& request_;
-  const std::chrono::milliseconds limit_;
-  tcp::resolver resolver_;
+  const milliseconds limit_;
+  const Clock::time_point end_, connect_end_;
   beast::tcp_stream stream_;
   bool closed_ = false;
   HttpReply reply_;
@@ -91,41 +142,74 @@ class Exchange {
 
 struct HttpClient::Impl {
   explicit Impl(const Endpoint& a) : address(a) {}
+  /// The engine's addresses; nullopt: `reply` says why there are none.
+  std::optional<tcp::resolver::results_type> Find(milliseconds limit, HttpReply* reply) const;
+
   const Endpoint address;
+  const std::shared_ptr<Lookup> lookup = std::make_shared<Lookup>();
   asio::io_context context;
   std::optional<Exchange> exchange;  // used on the thread that runs the context only
   bool cancelled = false;            // the same
-  std::atomic<bool> stopping{false};
 };
+
+std::optional<tcp::resolver::results_type> HttpClient::Impl::Find(milliseconds limit,
+                                                                  HttpReply* reply) const {
+  const auto end = Clock::now() + limit;
+  ErrorCode no_literal;
+  const auto literal = asio::ip::make_address(address.host, no_literal);
+  std::unique_lock lock(lookup->mu);
+  // What a search found after its request had ended is taken now.
+  if (no_literal && !lookup->cancelled && !lookup->found) StartLookup(lookup, address);
+  while (lookup->running && !lookup->cancelled && Clock::now() < end) {
+    lookup->cv.wait_until(lock, end);
+  }
+  if (lookup->cancelled) {
+    *reply = {.cancelled = true, .error = kStopping};
+    return std::nullopt;
+  }
+  if (!no_literal) {
+    return tcp::resolver::results_type::create({literal, address.port}, address.host,
+                                               std::to_string(address.port));
+  }
+  if (lookup->found) return std::exchange(lookup->found, std::nullopt);
+  reply->error = lookup->running ? fmt::format("resolve: nothing within {} ms", limit.count())
+                                 : fmt::format("resolve: {}", lookup->error.message());
+  return std::nullopt;
+}
 
 HttpClient::HttpClient(const Endpoint& address) : impl_(std::make_unique<Impl>(address)) {}
 HttpClient::~HttpClient() = default;
 
-HttpReply HttpClient::Send(const HttpRequest& request, std::chrono::milliseconds limit) {
+HttpReply HttpClient::Send(const HttpRequest& request, milliseconds limit) {
   Impl& i = *impl_;
-  if (i.stopping) return {.error = "the receiver is stopping"};
   i.exchange.emplace(i.context, i.address, request, limit);
-  if (i.cancelled) i.exchange->Close();
-  std::exception_ptr thrown;
-  asio::co_spawn(i.context, i.exchange->Run(), [&](std::exception_ptr e) { thrown = e; });
-  i.context.restart();
+  HttpReply reply;
   try {
-    i.context.run();
-    if (thrown) std::rethrow_exception(thrown);
+    const auto found = i.Find(std::min(limit, kConnectLimit), &reply);
+    if (found) {
+      if (i.cancelled) i.exchange->Close();
+      std::exception_ptr thrown;
+      asio::co_spawn(i.context, i.exchange->Run(*found), [&](std::exception_ptr e) { thrown = e; });
+      i.context.restart();
+      i.context.run();
+      if (thrown) std::rethrow_exception(thrown);
+      reply = i.exchange->TakeReply();
+    }
   } catch (const std::exception& e) {
-    HttpReply failed = i.exchange->TakeReply();
-    failed.code = 0;
-    failed.error = e.what();
-    i.exchange.reset();
-    return failed;
+    reply = i.exchange->TakeReply();
+    reply.code = 0;
+    reply.error = e.what();
   }
-  HttpReply reply = i.exchange->TakeReply();
   i.exchange.reset();
   return reply;
 }
 
 void HttpClient::Cancel() {
-  impl_->stopping = true;
+  {
+    std::lock_guard lock(impl_->lookup->mu);
+    impl_->lookup->cancelled = true;
+    impl_->lookup->cv.notify_all();
+  }
   asio::post(impl_->context, [i = impl_.get()] {
     i->cancelled = true;
     if (i->exchange) i->exchange->Close();

@@ -1,6 +1,7 @@
 // HTTP/1.1 requests to one address, each on a connection of its own, so that a refused connection
 // always means that nobody was asked. Owner: an HttpHook. Threads: Send from one; Cancel from any.
-// Cost: a connection a request; Send blocks, for `limit` at most. Errors: HttpReply.
+// Cost: a connection a request, and a thread for a name; Send blocks, for `limit` at most, of which
+// 5 s for the connection. Errors: HttpReply.
 #pragma once
 
 #include <chrono>
@@ -21,6 +22,7 @@ struct HttpRequest {
 struct HttpReply {
   /// False: no connection could be made, so the request did not go out.
   bool sent = false;
+  bool cancelled = false;
   /// 0: no whole answer came; then `error` says why.
   int code = 0;
   std::string body;

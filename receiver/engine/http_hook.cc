@@ -56,7 +56,8 @@ std::string TextOf(const Json& object, const char* field) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-/// An engine's own words in an answer that is not 2xx, or "".
+/// An engine's own words in an answer that is not 2xx, or "". Nothing nested is turned into text
+/// again, which would take stack for each level of what somebody else nested.
 std::string WordsOf(const Json& answer) {
   if (!answer.is_object()) return "";
   // vLLM: {"error": {"message": ...}} or {"error": ...}. SGLang: {"message": ...}. FastAPI's own
@@ -64,11 +65,15 @@ std::string WordsOf(const Json& answer) {
   if (const auto error = answer.find("error"); error != answer.end() && error->is_object()) {
     return TextOf(*error, "message");
   }
-  for (const char* field : {"error", "message"}) {
+  for (const char* field : {"error", "message", "detail"}) {
     if (std::string words = TextOf(answer, field); !words.empty()) return words;
   }
-  return answer.contains("detail") ? Text(answer["detail"]) : "";
+  return "";
 }
+
+/// A gateway says so of an engine behind it, which may or may not have been asked; and an engine
+/// says so in a state in which it does not know itself.
+bool LeavesOpen(int code) { return code == 502 || code == 503 || code == 504; }
 
 class HttpHook : public EngineHook {
  public:
@@ -93,6 +98,7 @@ class HttpHook : public EngineHook {
         return AskSglang(call, to);
       case EngineKind::kHttp:
       case EngineKind::kExec:
+      case EngineKind::kDiskDelta:
         break;
     }
     return Post(options_.path, {{"model", model_.name},
@@ -188,13 +194,15 @@ class HttpHook : public EngineHook {
   /// An answer of 2xx whose content does not say so: engines have answered so while they had
   /// failed.
   EngineAnswer Judge(const Ask& ask, EngineCall call, const HttpReply& reply) const {
-    if (!reply.sent) return {Result::kUnreachable, reply.error, {}};
+    if (!reply.sent && !reply.cancelled) return {Result::kUnreachable, reply.error, {}};
     if (reply.code == 0) return {Result::kUnsure, reply.error, {}};
     const Json answer = Json::parse(reply.body, nullptr, /*allow_exceptions=*/false);
     if (reply.code < 200 || reply.code > 299) {
       std::string words = Printable(WordsOf(answer));
       if (words.empty()) words = Printable(reply.body);
-      return {Result::kRefused, fmt::format("{}: {}", reply.code, words), {}};
+      return {LeavesOpen(reply.code) ? Result::kUnsure : Result::kRefused,
+              fmt::format("{}: {}", reply.code, words),
+              {}};
     }
     if (options_.kind == EngineKind::kHttp) return {};
     if (!answer.is_object()) {
@@ -205,7 +213,7 @@ class HttpHook : public EngineHook {
     }
     if (const std::string lacks = ask.lacks(answer); !lacks.empty()) {
       return {Result::kRefused,
-              fmt::format("{}, but {}: {}", reply.code, lacks, Printable(Text(answer))),
+              fmt::format("{}, but {}: {}", reply.code, lacks, Printable(reply.body)),
               {}};
     }
     EngineAnswer done;

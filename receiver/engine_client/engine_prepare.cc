@@ -181,6 +181,7 @@ StatusOr<UpdateInfo> EngineWeights::Prepare() {
     p = std::move(from_buffer);
   }
   if (!p->from_buffer.empty()) DW_RETURN_IF_ERROR(CheckBuffer(*p));
+  MakeRoom(*p);
   prepared_ = std::move(p);
   return prepared_->info;
 }

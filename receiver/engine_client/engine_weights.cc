@@ -18,34 +18,6 @@ namespace fs = std::filesystem;
 constexpr const char* kState = ".deltawire.state";
 constexpr std::chrono::milliseconds kLookEvery{2};
 
-/// Finds the places of rising positions of one box; most of them are in the run of the last one.
-class Finder {
- public:
-  Finder(const OrderedBox& box, std::byte* memory) : box_(box), memory_(memory) {}
-  /// Null where the box does not have the tensor's byte `at`. REQUIRES: `at` never falls.
-  std::byte* At(uint64_t at) {
-    if (at >= run_.tensor_offset + run_.bytes && !done_) {
-      run_ = box_.RunAt(at);
-      done_ = run_.bytes == 0;
-    }
-    if (done_ || at < run_.tensor_offset) return nullptr;
-    return memory_ + run_.storage_offset + (at - run_.tensor_offset);
-  }
-
- private:
-  const OrderedBox& box_;
-  std::byte* memory_;
-  Run run_;
-  bool done_ = false;
-};
-
-thread_local std::vector<uint64_t> t_scratch;
-
-MutableBytes ChangesScratch() {
-  t_scratch.resize(kernels::kChangesScratchBytes / sizeof(uint64_t));
-  return std::as_writable_bytes(std::span(t_scratch));
-}
-
 }  // namespace
 
 EngineWeights::EngineWeights(fs::path directory, StateReader state, Layout layout,
@@ -168,21 +140,23 @@ StatusOr<Comparison> EngineWeights::Adopt() {
   return found;
 }
 
-void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way) const {
+void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scratch) const {
   const Chunk& c = chunks_[chunk];
   const uint64_t begin = c.offset - layout_.offset(c.tensor);
   const uint64_t end = begin + c.bytes;
+  std::vector<Finder>& finders = scratch.finders;
+  finders.clear();
+  for (const OrderedBox& box : program_->boxes(c.tensor)) {
+    if (box.first() >= end || box.last() <= begin) continue;
+    finders.emplace_back(box, memory_[box.storage()]);
+  }
+  if (finders.empty()) return;
   kernels::WithWidth(c.width, [&]<typename T>(T) {
     struct Context {
-      std::vector<Finder> finders;
+      std::vector<Finder>& finders;
       uint64_t begin;
-      T sign;
-    } context{{}, begin, static_cast<T>(static_cast<int>(way))};
-    for (const OrderedBox& box : program_->boxes(c.tensor)) {
-      if (box.first() >= end || box.last() <= begin) continue;
-      context.finders.emplace_back(box, memory_[box.storage()]);
-    }
-    if (context.finders.empty()) return;
+      bool backwards;
+    } context{finders, begin, way == Way::kBackwards};
     const auto add = [](void* raw, const kernels::BlockChanges& changes) {
       auto& ctx = *static_cast<Context*>(raw);
       // Places first and then sums, so that the memory of a whole batch is on its way at once.
@@ -199,7 +173,8 @@ void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way) const {
             if (places[i] == nullptr) continue;
             T value;
             std::memcpy(&value, places[i], sizeof value);
-            const T step = static_cast<T>(static_cast<T>(changes.differences[from + i]) * ctx.sign);
+            auto step = static_cast<T>(changes.differences[from + i]);
+            if (ctx.backwards) step = static_cast<T>(T{0} - step);
             value = static_cast<T>(value + step);
             std::memcpy(places[i], &value, sizeof value);
           }
@@ -207,7 +182,8 @@ void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way) const {
       }
     };
     // Prepare has validated it.
-    (void)backend_.changes(payload, c.bytes, c.width, ChangesScratch(), add, &context);
+    (void)backend_.changes(payload, c.bytes, c.width,
+                           std::as_writable_bytes(std::span(scratch.changes)), add, &context);
   });
 }
 
@@ -217,37 +193,55 @@ void EngineWeights::Copy(uint32_t chunk, Bytes bytes) const {
   });
 }
 
-void EngineWeights::SaveOld(uint32_t chunk, std::vector<std::byte>* old) const {
+void EngineWeights::SaveOld(uint32_t chunk, std::byte* old) const {
   ForEachRun(chunk, [&](uint64_t, MutableBytes live) {
-    old->insert(old->end(), live.begin(), live.end());
+    std::memcpy(old, live.data(), live.size());
+    old += live.size();
   });
 }
 
-void EngineWeights::Restore(uint32_t chunk, Bytes old) const {
-  size_t at = 0;
+void EngineWeights::Restore(uint32_t chunk, const std::byte* old) const {
   ForEachRun(chunk, [&](uint64_t, MutableBytes live) {
-    std::memcpy(live.data(), old.data() + at, live.size());
-    at += live.size();
+    std::memcpy(live.data(), old, live.size());
+    old += live.size();
   });
+}
+
+void EngineWeights::MakeRoom(Prepared& p) const {
+  std::vector<size_t> bytes(p.from_buffer.size(), 0);
+  pool_.ParallelFor(bytes.size(), [&](size_t i) {
+    ForEachRun(p.from_buffer[i], [&](uint64_t, MutableBytes live) { bytes[i] += live.size(); });
+  });
+  for (const size_t n : bytes) p.old.push_back(std::make_unique_for_overwrite<std::byte[]>(n));
+  if (p.delta_chunks.empty()) return;
+  size_t boxes = 0;
+  for (size_t t = 0; t < layout_.size(); ++t) boxes = std::max(boxes, program_->boxes(t).size());
+  p.scratches = std::make_unique<Scratches>(pool_.size(), boxes);
 }
 
 Status EngineWeights::Apply() {
   if (prepared_ == nullptr) return absl::FailedPreconditionError("no update is prepared");
+  Prepared& p = *prepared_;
+  // Nothing in this loop can fail: what it reads was checked, and the memory that it needs is
+  // there. Whatever ends this process in its middle ends the engine's memory with it.
+  const size_t whole = p.from_buffer.size();
+  pool_.ParallelFor(whole + p.delta_chunks.size(), [&](size_t i) {
+    if (i < whole) {
+      const Chunk& c = chunks_[p.from_buffer[i]];
+      SaveOld(p.from_buffer[i], p.old[i].get());
+      Copy(p.from_buffer[i], p.buffer->data().subspan(c.offset, c.bytes));
+      return;
+    }
+    p.scratches->With([&](Scratch& scratch) {
+      for (const Bytes payload : p.deltas[i - whole]) {
+        Scatter(p.delta_chunks[i - whole], payload, Way::kForwards, scratch);
+      }
+    });
+  });
   applied_ = std::move(prepared_);
-  Prepared& p = *applied_;
-  // Whatever ends this process in the middle of these loops ends the engine's memory with it.
-  p.old.resize(p.from_buffer.size());
-  pool_.ParallelFor(p.from_buffer.size(), [&](size_t i) {
-    const Chunk& c = chunks_[p.from_buffer[i]];
-    SaveOld(p.from_buffer[i], &p.old[i]);
-    Copy(p.from_buffer[i], p.buffer->data().subspan(c.offset, c.bytes));
-  });
-  pool_.ParallelFor(p.delta_chunks.size(), [&](size_t i) {
-    for (const Bytes payload : p.deltas[i]) Scatter(p.delta_chunks[i], payload, Way::kForwards);
-  });
   const bool held_still = !p.buffer || p.buffer->StillHolds();
   p.buffer.reset();
-  digests_ = p.digests_after;
+  digests_.swap(p.digests_after);
   held_ = p.info.to;
   if (held_still) return absl::OkStatus();
   // Only where the file system has no leases, or somebody else wrote to the file.
@@ -257,17 +251,20 @@ Status EngineWeights::Apply() {
 
 Status EngineWeights::Rollback() {
   if (applied_ == nullptr) return absl::FailedPreconditionError("no update was applied");
-  const auto p = std::move(applied_);
-  pool_.ParallelFor(p->delta_chunks.size(), [&](size_t i) {
-    const auto& payloads = p->deltas[i];
-    for (auto payload = payloads.rbegin(); payload != payloads.rend(); ++payload) {
-      Scatter(p->delta_chunks[i], *payload, Way::kBackwards);
-    }
+  Prepared& p = *applied_;
+  const size_t whole = p.from_buffer.size();
+  pool_.ParallelFor(whole + p.delta_chunks.size(), [&](size_t i) {
+    if (i < whole) return Restore(p.from_buffer[i], p.old[i].get());
+    p.scratches->With([&](Scratch& scratch) {
+      const auto& payloads = p.deltas[i - whole];
+      for (auto payload = payloads.rbegin(); payload != payloads.rend(); ++payload) {
+        Scatter(p.delta_chunks[i - whole], *payload, Way::kBackwards, scratch);
+      }
+    });
   });
-  pool_.ParallelFor(p->from_buffer.size(),
-                    [&](size_t i) { Restore(p->from_buffer[i], p->old[i]); });
-  digests_ = p->digests_before;
-  held_ = p->info.from;
+  digests_.swap(p.digests_before);
+  held_ = p.info.from;
+  applied_.reset();
   return absl::OkStatus();
 }
 

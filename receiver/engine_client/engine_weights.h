@@ -26,6 +26,8 @@
 
 namespace deltawire::engine {
 
+struct Scratch;
+
 /// Storages, the boxes of tensors in them, and where they are in this process.
 struct Binding {
   std::vector<Storage> storages;
@@ -92,7 +94,8 @@ class EngineWeights {
   StatusOr<UpdateInfo> Prepare();
   /// The tensors that the prepared update changes, in rising order; none without one.
   std::vector<uint32_t> ChangedTensors() const;
-  /// Writes what Prepare made ready.
+  /// Writes what Prepare made ready. Takes no memory for the changes: Prepare has taken it, so that
+  /// a lack of memory is found before the first byte is written.
   Status Apply();
   /// Makes the memory what it was before the last Apply. kFailedPrecondition without one.
   Status Rollback();
@@ -109,7 +112,6 @@ class EngineWeights {
 
  private:
   struct Prepared;
-  struct Saved;
   enum class Way : int { kForwards = 1, kBackwards = -1 };
 
   EngineWeights(std::filesystem::path directory, StateReader state, Layout layout,
@@ -118,10 +120,11 @@ class EngineWeights {
   StatusOr<std::vector<std::filesystem::path>> AwaitChain(const Identity& to) const;
   Status CheckChain(Prepared& prepared) const;
   Status CheckBuffer(Prepared& prepared) const;
-  void Scatter(uint32_t chunk, Bytes payload, Way way) const;
+  void MakeRoom(Prepared& prepared) const;
+  void Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scratch) const;
   void Copy(uint32_t chunk, Bytes bytes) const;
-  void SaveOld(uint32_t chunk, std::vector<std::byte>* old) const;
-  void Restore(uint32_t chunk, Bytes old) const;
+  void SaveOld(uint32_t chunk, std::byte* old) const;
+  void Restore(uint32_t chunk, const std::byte* old) const;
   template <typename Fn>
   void ForEachRun(uint32_t chunk, const Fn& fn) const;
 

@@ -78,7 +78,8 @@ bool Overlap(std::span<const OrderedBox> boxes, unsigned width) {
 }
 
 /// Refuses a byte of the storage that two elements would have. Cost: nothing for a box alone whose
-/// strides show it; else a bit and some nanoseconds for each element or long run.
+/// strides show it; else a bit of memory for each unit from the cluster's first byte to its last
+/// one, and a few nanoseconds for each run and for each 64 units of a run.
 Status CheckClaims(const Layout& layout, const std::string& storage, std::span<const Span> cluster,
                    uint64_t last) {
   if (cluster.size() == 1 && cluster[0].box->storage_nests()) return absl::OkStatus();
@@ -86,8 +87,8 @@ Status CheckClaims(const Layout& layout, const std::string& storage, std::span<c
   for (const Span& span : cluster) {
     unit = std::min(unit, DTypeBytes(layout.tensor(span.tensor).dtype));
   }
-  // Offsets are multiples of every width above, but not of the cluster's first one.
-  Claims claims(cluster[0].first / unit * unit, last, unit);
+  // Widths are powers of two and divide their own boxes' offsets, so the least one divides all.
+  Claims claims(cluster[0].first, last, unit);
   for (const Span& span : cluster) {
     const OrderedBox& box = *span.box;
     for (Run run = box.RunAt(0); run.bytes > 0; run = box.RunAt(run.tensor_offset + run.bytes)) {

@@ -1,15 +1,76 @@
 // One way from a state of an engine's memory to another, found and checked by
 // EngineWeights::Prepare and taken by its Apply; internal to EngineWeights, which owns it. One
-// thread. Cost: mappings of delta files, and what Apply keeps of chunks that it overwrites whole.
-// No errors.
+// thread, but for Scratches. Cost: mappings of delta files, and room for the old bytes of chunks
+// that Apply overwrites whole. No errors.
 #pragma once
 
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "kernels/kernels.h"
 #include "receiver/engine_client/engine_weights.h"
 
 namespace deltawire::engine {
+
+/// Finds the places of rising positions of one box; most of them are in the run of the last one.
+class Finder {
+ public:
+  Finder(const OrderedBox& box, std::byte* memory) : box_(box), memory_(memory) {}
+  /// Null where the box does not have the tensor's byte `at`. REQUIRES: `at` never falls.
+  std::byte* At(uint64_t at) {
+    if (at >= run_.tensor_offset + run_.bytes && !done_) {
+      run_ = box_.RunAt(at);
+      done_ = run_.bytes == 0;
+    }
+    if (done_ || at < run_.tensor_offset) return nullptr;
+    return memory_ + run_.storage_offset + (at - run_.tensor_offset);
+  }
+
+ private:
+  const OrderedBox& box_;
+  std::byte* memory_;
+  Run run_;
+  bool done_ = false;
+};
+
+/// What a thread needs while it adds differences to the engine's memory.
+struct Scratch {
+  std::vector<Finder> finders;
+  std::vector<uint64_t> changes;
+};
+
+/// Scratch for some threads, all of it there before the first of them writes. Any thread may call.
+class Scratches {
+ public:
+  /// `boxes`: the most that a tensor has.
+  Scratches(size_t threads, size_t boxes) : all_(threads) {
+    for (Scratch& scratch : all_) {
+      scratch.finders.reserve(boxes);
+      scratch.changes.resize(kernels::kChangesScratchBytes / sizeof(uint64_t));
+      free_.push_back(&scratch);
+    }
+  }
+  /// Calls fn(Scratch&). REQUIRES: no more calls at a time than there are threads.
+  template <typename Fn>
+  void With(const Fn& fn) {
+    Scratch* mine;
+    {
+      const std::lock_guard lock(mu_);
+      mine = free_.back();
+      free_.pop_back();
+    }
+    fn(*mine);
+    const std::lock_guard lock(mu_);
+    free_.push_back(mine);  // where it was before, so that nothing is allocated
+  }
+
+ private:
+  std::mutex mu_;
+  std::vector<Scratch> all_;
+  std::vector<Scratch*> free_;
+};
 
 struct EngineWeights::Prepared {
   UpdateInfo info;
@@ -19,7 +80,9 @@ struct EngineWeights::Prepared {
   std::vector<std::vector<Bytes>> deltas;  // payloads by entry of delta_chunks, in order
   std::vector<uint32_t> delta_chunks;      // in rising order
   std::vector<uint64_t> digests_before, digests_after;
-  std::vector<std::vector<std::byte>> old;  // of from_buffer, once applied
+  // Memory for Apply and Rollback, which ask for none.
+  std::vector<std::unique_ptr<std::byte[]>> old;  // of from_buffer, filled by Apply
+  std::unique_ptr<Scratches> scratches;
 };
 
 }  // namespace deltawire::engine

@@ -202,9 +202,7 @@ std::chrono::nanoseconds Model::ScrubSome() {
   }
   const LeasedState leased = Lease();
   if (leased.state == nullptr || chunks_.size() == 0) return kNothingToScrub;
-  const uint64_t bytes = scrubber_->Some(*leased.state);
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(
-      static_cast<double>(bytes) / static_cast<double>(options_.scrub_bytes_per_s)));
+  return TimeAtRate(scrubber_->Some(*leased.state), options_.scrub_bytes_per_s);
 }
 
 }  // namespace deltawire::sender

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 
-from daemons import die_with_parent, free_port
+from daemons import free_port, spawn
 
 UP_S = 600
 LOOK_EVERY_S = 0.2
@@ -40,9 +40,9 @@ class EngineServer:
 
     def __enter__(self) -> EngineServer:
         with open(self.log, "w") as log:
-            self._process = subprocess.Popen(
+            self._process = spawn(
                 [*self.command(), *self._options], env=os.environ | self.environment(), stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=die_with_parent)
+                stderr=subprocess.STDOUT, start_new_session=True)
         try:
             self._await_up()
         except BaseException:

@@ -16,6 +16,7 @@ namespace samples = deltawire::wire::samples;
 int WriteAll(const std::vector<samples::Golden>& files, const std::filesystem::path& directory) {
   for (const samples::Golden& g : files) {
     const auto path = directory / g.name;
+    std::filesystem::create_directories(path.parent_path());
     std::ofstream out(path, std::ios::binary);
     out.write(reinterpret_cast<const char*>(g.bytes.data()),
               static_cast<std::streamsize>(g.bytes.size()));

@@ -3,6 +3,7 @@
 // wire_golden_maker.cc writes the files, and the tests compare with them.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -137,7 +138,7 @@ inline std::vector<Frame> Exchange() {
   return frames;
 }
 
-/// A golden file: its name and what it must hold.
+/// A golden file: its path in tests/golden and what it must hold.
 struct Golden {
   std::string name;
   std::vector<std::byte> bytes;
@@ -148,12 +149,12 @@ inline std::vector<Golden> GoldenFiles() {
   for (const Frame& f : Exchange()) {
     const HeaderBytes header = EncodeHeader(f.header);
     out.push_back(
-        {"wire_v3_header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
+        {"wire_v3/header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
   }
-  out.push_back({"wire_v3_payload_hello.bin", Encode(SampleHello())});
-  out.push_back({"wire_v3_payload_have.bin", Encode(SampleHave())});
-  out.push_back({"wire_v3_payload_end.bin", Encode(SampleEnd())});
-  out.push_back({"wire_v3_payload_error.bin", Encode(SampleError())});
+  out.push_back({"wire_v3/payload_hello.bin", Encode(SampleHello())});
+  out.push_back({"wire_v3/payload_have.bin", Encode(SampleHave())});
+  out.push_back({"wire_v3/payload_end.bin", Encode(SampleEnd())});
+  out.push_back({"wire_v3/payload_error.bin", Encode(SampleError())});
   return out;
 }
 
@@ -161,7 +162,8 @@ inline std::vector<Golden> GoldenFiles() {
 inline std::vector<Golden> FuzzCorpus() {
   std::vector<Golden> out;
   for (Golden& g : GoldenFiles()) {
-    const std::string name = g.name.substr(0, g.name.rfind('.'));
+    std::string name = g.name.substr(0, g.name.rfind('.'));
+    std::replace(name.begin(), name.end(), '/', '_');
     const int decoder = name.ends_with("payload_hello")   ? 1
                         : name.ends_with("payload_have")  ? 2
                         : name.ends_with("payload_end")   ? 3

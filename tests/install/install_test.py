@@ -45,7 +45,7 @@ def main():
         root = pathlib.Path(name)
         prefix = root / "prefix"
         run(cmake, "--install", build, "--prefix", prefix)
-        for file in ("etc/deltawire/sender.toml", "include/deltawire/deltawire_export.h",
+        for file in ("share/deltawire/examples/sender.toml", "include/deltawire/deltawire_export.h",
                      "include/deltawire/deltawire_engine.h"):
             assert (prefix / file).is_file(), f"{file} was not installed"
         run(cmake, "-S", consumer, "-B", root / "consumer", f"-DCMAKE_PREFIX_PATH={prefix}")

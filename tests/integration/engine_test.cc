@@ -128,6 +128,10 @@ TEST_CASE("status, watch, wait and metrics tell served from committed") {
   CHECK(s.receiver->Status().served().epoch() == 0);
   Tool never(s.root, {"wait", "--served", "--version", "2", "--timeout", "0.3"}, *s.receiver);
   CHECK(never.Wait() == 1);
+  // Each serves version 1 or a later one, though never both the same.
+  Tool older(s.root, {"wait", "--served", "--version", "1", "--json"}, *s.receiver);
+  CHECK(older.Wait() == 0);
+  CHECK(Json::parse(older.Said())["id"]["version"] == 1);
   Tool status(s.root, {"status", "--sender", s.sender.control()}, *s.receiver);
   CHECK(status.Wait() == 0);
   INFO(status.Said());

@@ -34,3 +34,19 @@ def random_case(family, seed, change=lambda language: None):
     parallel = random_parallel(Model(config), rng)
     return Case(family, seed, config, hub, parallel, hf_values(config, rng, hub),
                 hf_tensors(config, hub))
+
+
+def seeds_that_show(family, shows, count, change=lambda language: None):
+    """Seeds of the first `count` cases for which shows(model, parallel) is true."""
+    out = []
+    for seed in range(3000):
+        rng = random.Random(f"{family} {seed}")
+        config = random_config(family, rng)
+        change(config.get("text_config", config))
+        model = Model(config)
+        model.hub = random_hub_file(config, rng)
+        if shows(model, random_parallel(model, rng)):
+            out.append(seed)
+            if len(out) == count:
+                return out
+    raise AssertionError(f"{family}: {len(out)} of {count} cases of the kind that is looked for")

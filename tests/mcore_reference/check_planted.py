@@ -21,32 +21,13 @@ except ImportError as error:
 if __package__ in (None, ""):
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mcore_reference.case import random_case
-from mcore_reference.families import random_config
-from mcore_reference.hub import random_hub_file
+from mcore_reference.case import random_case, seeds_that_show
 from mcore_reference.model import Model
-from mcore_reference.parallel import random_parallel
 from mcore_reference.planted_edits import PLANTED
 from mcore_reference.values import round_to_bf16, widen
 from mcore_reference.write import differences, read_hf, write_hf, write_shards
 
 NO_CHANGE = lambda language: None
-
-
-def seeds_that_show(family, shows, change, count):
-    """Seeds of the first `count` cases in which a bug can show."""
-    out = []
-    for seed in range(3000):
-        rng = random.Random(f"{family} {seed}")
-        config = random_config(family, rng)
-        change(config.get("text_config", config))
-        model = Model(config)
-        model.hub = random_hub_file(config, rng)
-        if shows(model, random_parallel(model, rng)):
-            out.append(seed)
-            if len(out) == count:
-                return out
-    raise AssertionError(f"{family}: {len(out)} of {count} cases in which the bug can show")
 
 
 class Runs:
@@ -249,7 +230,7 @@ def main():
         for name, family, shows, change, run in todo:
             seed = None
             try:
-                for seed in seeds_that_show(family, shows, change, count):
+                for seed in seeds_that_show(family, shows, count, change):
                     how = run(seed)
                 print(f"{name}: {how}")
                 caught += 1

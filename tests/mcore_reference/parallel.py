@@ -180,11 +180,10 @@ def _attention_reason(model, x):
     T = x.tp
     if model.heads % T:
         return "heads"
-    if FULL in kinds:
-        if model.groups % T and T % model.groups:
-            return "KV groups"
-        if model.fused_qkv_rows() % T:
-            return "fused QKV rows"
+    if model.groups % T and T % model.groups:
+        return "KV groups"  # TransformerConfig asks for this even if no layer has full attention
+    if FULL in kinds and model.fused_qkv_rows() % T:
+        return "fused QKV rows"
     if MLA in kinds:
         if x.mla_down_fusion and (x.spec == "local" or model.q_lora is None):
             return "fusion of MLA's down projections"
@@ -245,7 +244,9 @@ def _draw(model, rng):
         x["mla_down_fusion"], x["mla_fusion_sharded"] = True, rng.random() < 0.5
     if pp > 1:
         x["vpp"] = rng.choice([1, 2, 3])
-        mode = rng.choice(["even", "even", "uneven", "uneven", "layout"])
+        # Only a layout puts MTP layers on a stage without the loss, which holds other parameters.
+        mode = rng.choice(["even", "uneven", "layout", "layout", "layout"] if model.mtp_layers else
+                          ["even", "even", "uneven", "uneven", "layout"])
         if mode == "even":
             x["account_for_embedding"], x["account_for_loss"] = rng.random() < 0.5, rng.random() < 0.5
         elif mode == "uneven":
@@ -260,7 +261,7 @@ def random_layout(model, stages, rng):
     flat = "E" + "t" * model.layers + "m" * model.mtp_layers + "L"
     block = "m" * model.mtp_layers  # never cut
     cuts = [i for i in range(1, len(flat)) if not (block and flat[i - 1:i + 1] == "mm")]
-    around = [flat.index("m"), len(flat) - 1] if block and rng.random() < 0.4 and stages > 2 else []
+    around = [flat.index("m"), len(flat) - 1] if block and rng.random() < 0.8 and stages > 2 else []
     others = [i for i in cuts if i not in around]
     cuts = sorted(around + rng.sample(others, min(stages - 1 - len(around), len(others))))
     parts = [flat[a:b] for a, b in zip([0] + cuts, cuts + [len(flat)])]

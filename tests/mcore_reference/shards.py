@@ -44,8 +44,8 @@ def mcore_shards(config, parallel, hf):
 
 
 def _ends(model, parallel, place, build, chunk, t):
-    """Embedding, final norm and head of a chunk. Since 0.15 the MTP blocks' has a head only where it
-    has the loss."""
+    """Embedding, final norm and head of a chunk. Before 0.15 the MTP blocks' chunk has a head, too, tied
+    or not; since then it has one only where it has the loss."""
     heads = (place.loss, place.mtp) if parallel.minor < 15 else (place.loss,)
     out, embedding, head = {}, "embedding.word_embeddings.weight", "output_layer.weight"
     if chunk == place.embedding:
@@ -54,11 +54,11 @@ def _ends(model, parallel, place, build, chunk, t):
         out[embedding] = stale(build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t))
     if chunk == place.final_norm:
         out["decoder.final_layernorm.weight"] = build.hf[f"{model.hf_prefix}norm.weight"]
-    if not model.tied:
-        if chunk == place.loss:
-            out[head] = build.vocabulary("lm_head.weight", t)
-    elif chunk in heads and chunk != place.embedding:
-        out[head] = stale(build.vocabulary(f"{model.hf_prefix}embed_tokens.weight", t))
+    if chunk in heads and not (model.tied and chunk == place.embedding):
+        own = f"{model.hf_prefix}embed_tokens.weight" if model.tied else "lm_head.weight"
+        out[head] = build.vocabulary(own, t)
+        if model.tied or chunk != place.loss:
+            out[head] = stale(out[head])
     return out
 
 

@@ -217,8 +217,7 @@ class Shards(unittest.TestCase):
                     chunk = (case.parallel.dense_coordinates(rank)[3], v)
                     self.assertEqual(embedding in tensors, chunk in (place.embedding, place.mtp))
                     heads = (place.loss, place.mtp) if case.parallel.minor < 15 else (place.loss,)
-                    holds_head = chunk == place.loss and not m.tied or (
-                        m.tied and chunk in heads and chunk != place.embedding)
+                    holds_head = chunk in heads and not (m.tied and chunk == place.embedding)
                     self.assertEqual(head in tensors, holds_head)
                     self.assertEqual(m.mcore_prefix + "decoder.final_layernorm.weight" in tensors,
                                      chunk == place.final_norm)
@@ -241,6 +240,7 @@ class Shards(unittest.TestCase):
             facts = {"groups < tp": m.groups < x.tp and not m.mla, "etp != tp": m.experts and x.etp != x.tp,
                      "ep": x.ep > 1, "ep and etp": x.ep > 1 and x.etp > 1, "vpp": x.vpp > 1,
                      "layout": x.layout, "mtp alone": x.layout and "|m|" in x.layout.replace(",", ""),
+                     "mtp without the loss": Placement(m, x).mtp not in (None, Placement(m, x).loss),
                      "first": x.first_stage_layers, "last": x.last_stage_layers,
                      "embedding counted": x.account_for_embedding, "loss counted": x.account_for_loss,
                      "fusion": x.mla_down_fusion, "fusion split": x.mla_down_fusion and x.mla_fusion_sharded

@@ -7,12 +7,13 @@ out of tensors. Daemons and files are real.
 from __future__ import annotations
 
 import unittest
+import unittest.mock
 
 import support
 
 support.use_trainer_python()
 torch = support.need("torch")
-support.need("deltawire")
+deltawire = support.need("deltawire")
 
 from deltawire.engine import EngineClient  # noqa: E402
 from engine_layouts_test import Layouts, Module, each  # noqa: E402
@@ -187,6 +188,25 @@ class ByLoaderTest(Layouts):
             client.apply()
         self.assert_state(model, before)
 
+    def test_a_write_that_is_interrupted_takes_back_what_the_loader_did(self):
+        weights = checkpoint(13)
+        model, client, outcome = self.attached(weights, engine, loader_tensors=True)
+        self.assertTrue(outcome, outcome.reason)
+        before = state(model)
+        for tensor in weights.values():
+            tensor += 1
+        self.publish(weights)
+        self.assertTrue(client.prepare())
+        real = client._weights
+        stops = unittest.mock.Mock(wraps=real, held=real.held)
+        stops.apply.side_effect = KeyboardInterrupt
+        with (unittest.mock.patch.object(client, "_weights", stops),
+              self.assertRaises(KeyboardInterrupt)):
+            client.apply()
+        self.assert_state(model, before)
+        self.assertTrue(client.prepare() and client.apply())
+        self.assertTrue(client.check())
+
     def test_a_loader_that_writes_elsewhere_than_before_is_stopped(self):
         weights = checkpoint(6)
         astray = []
@@ -261,6 +281,17 @@ class ByLoaderTest(Layouts):
 
         self.assertIn("looks at it and writes nothing", self.not_repeated(once))
 
+    def test_a_loader_that_keeps_what_it_has_looked_at_is_refused(self):
+        kept = []
+
+        def keeps(model, name, value):
+            del model
+            if name == "scale":
+                kept.append([value])
+            return False
+
+        self.assertIn("the loader keeps scale in memory", self.not_repeated(keeps))
+
     def test_what_is_changed_after_the_load_is_refused(self):
         def load(model, pairs):
             each(load_one)(model, list(pairs))
@@ -293,6 +324,17 @@ class ByLoaderTest(Layouts):
         found = client.check()
         self.assertFalse(found)
         self.assertIn("quantised", found.reason)
+
+        def gone(prepared):
+            del prepared
+
+            def read(*_):
+                raise deltawire.UnavailableError("the receiver has gone on meanwhile")
+            return read
+
+        # What cannot be computed again is not judged.
+        with unittest.mock.patch.object(client._attachment, "read", gone):
+            self.assertTrue(client.check())
 
     def test_a_version_that_the_receiver_has_left_is_not_prepared(self):
         weights = checkpoint(11)

@@ -6,6 +6,7 @@ permuted through a clone; Mamba: A = -exp(A_log); padded vocabularies). Daemons 
 
 from __future__ import annotations
 
+import types
 import unittest
 
 import support
@@ -326,6 +327,72 @@ class ComputedTest(Layouts):
 
         self.assertIn("keeps a tensor beside the parameters: turned", self.refused(weights, keeps))
 
+    def kept(self, weights, keeper):
+        """The reason of a refusal, and the model: its loader also calls `keeper(model, value)`."""
+        def load_one(model, name, value):
+            model.get_parameter(name).data.copy_(value)
+            keeper(model, value)
+
+        def module():
+            model = Module(each(load_one), w=(ROWS, HIDDEN, torch.bfloat16))
+            model.cache, model.pieces = {"rows": ROWS}, []
+            model.own = types.SimpleNamespace()
+            return model
+
+        model, client, outcome = self.attached(weights, module)
+        self.assertFalse(outcome)
+        self.assertFalse(client.held)
+        return outcome.reason, model
+
+    def test_a_tensor_that_is_kept_in_a_dict_or_a_list(self):
+        weights = draw(8, {"w": (ROWS, HIDDEN)})
+
+        def keeper(model, value):
+            model.cache["w"] = value
+            model.cache.pop("rows", None)
+            model.pieces.append(value.t())
+
+        reason, model = self.kept(weights, keeper)
+        self.assertIn("keeps a tensor beside the parameters: cache.w", reason)
+        self.assertIn("beside the parameters: pieces", reason)
+        # What the engine's own load has left there is there again.
+        self.assertEqual(list(model.cache), ["w"])
+        self.assertTrue(torch.equal(model.cache["w"], weights["w"]))
+        self.assertEqual(len(model.pieces), 1)
+        self.assertTrue(torch.equal(model.pieces[0], weights["w"].t()))
+
+    def test_a_tensor_that_is_kept_where_nobody_can_see_it(self):
+        def keeper(model, value):
+            model.own.tensor = value
+
+        reason, _ = self.kept(draw(9, {"w": (ROWS, HIDDEN)}), keeper)
+        self.assertIn("keeps weights in memory that is not the model's: w", reason)
+
+    def test_what_is_computed_of_a_tensor_and_kept_where_nobody_can_see_it(self):
+        def keeper(model, value):
+            model.own.tensors = [[value.float() * 2]]
+
+        reason, _ = self.kept(draw(9, {"w": (ROWS, HIDDEN)}), keeper)
+        self.assertIn("keeps weights in memory that is not the model's: w", reason)
+
+    def test_a_dict_that_is_empty_again_is_nobodys_business(self):
+        """As a loader does that waits for the second half of a pair."""
+        waiting = {}
+
+        def load_one(model, name, value):
+            waiting[name] = value
+            if len(waiting) == 2:
+                for i, half in enumerate("ab"):
+                    model.w.data.narrow(0, ROWS * i, ROWS).copy_(waiting.pop(half))
+
+        def module():
+            return Module(each(load_one), w=(2 * ROWS, HIDDEN, torch.bfloat16))
+
+        weights = draw(10, {n: (ROWS, HIDDEN) for n in "ab"})
+        model, client, outcome = self.attached(weights, module)
+        self.assertTrue(outcome, outcome.reason)
+        self.follows(weights, module, model, client, versions=1)
+
     def test_a_parameter_that_is_replaced(self):
         weights = draw(4, {"w": (ROWS, HIDDEN)})
 
@@ -341,6 +408,18 @@ class ComputedTest(Layouts):
         def over(model, name, value):
             model.get_parameter(name).data.copy_(value)
             model.get_parameter(name).data[3].fill_(0)
+
+        self.assertIn("a constant is written over a part", self.refused(weights, over))
+
+    def test_a_constant_in_bytes_over_what_was_loaded_in_elements(self):
+        weights = draw(11, {"w": (ROWS, HIDDEN)})
+        weights["w"].view(-1)[-8:] = 0
+
+        def over(model, name, value):
+            flat = model.get_parameter(name).data.view(-1)
+            flat[ROWS:].copy_(value.view(-1)[ROWS:])
+            flat[:ROWS].copy_(value.view(-1)[:ROWS])
+            flat.view(torch.uint8)[-8:].fill_(0)
 
         self.assertIn("a constant is written over a part", self.refused(weights, over))
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import support
 
@@ -17,7 +18,7 @@ support.use_trainer_python()
 torch = support.need("torch")
 support.need("deltawire")
 
-from deltawire.engine import EngineClient, PlanCache  # noqa: E402
+from deltawire.engine import EngineClient, PlanCache, _plans  # noqa: E402
 from engine_layouts_test import Layouts, Module, draw, each  # noqa: E402
 from engine_rig import state  # noqa: E402
 
@@ -219,6 +220,26 @@ class PlansTest(Plans):
         _, _, outcome = self.attach()
         self.assertEqual(outcome.plan, "kept")
         self.assertEqual(file.stat().st_mode & 0o777, 0o600)
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root can give a file away")
+    def test_a_file_of_another_user_is_not_read(self):
+        file = self.kept()
+        os.chown(file, 12345, -1)
+        _, _, outcome = self.attach()
+        self.assertEqual(outcome.plan, "kept")
+        self.assertEqual(file.stat().st_uid, 0)
+
+    def test_a_plan_that_is_too_large_is_neither_read_nor_kept(self):
+        file = self.kept()
+        size = file.stat().st_size
+        with unittest.mock.patch.object(_plans, "_MOST_BYTES", size):
+            _, _, outcome = self.attach()
+            self.assertEqual(outcome.plan, "used")
+        with unittest.mock.patch.object(_plans, "_MOST_BYTES", size - 1):
+            _, _, outcome = self.attach()
+            self.assertTrue(outcome, outcome.reason)
+            self.assertIn(f"its {size} bytes are more than would be read", outcome.plan)
+        self.assertEqual(file.stat().st_size, size)
 
     def test_where_nothing_can_be_kept_the_attach_goes_on(self):
         (self.folder / "plans").write_text("no folder")

@@ -212,6 +212,58 @@ class EngineTest(EngineRig):
         self.assertFalse(outcome)
         self.assertIn("it moves or changes them after loading", outcome.reason)
 
+    def test_an_attach_that_is_interrupted_leaves_nothing_bound(self):
+        weights = checkpoint(8)
+        directory = self.start(weights)
+        model, client, _ = self.attached(directory, weights=weights)
+        before = state(model)
+
+        class Interrupted:
+            """In the place of a plan cache, after the memory is bound and proven."""
+
+            def find(self, *_):
+                return None
+
+            def key(self, *_):
+                return {}
+
+            def keep(self, *_):
+                raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            client.attach(model, model.load_weights, plans=Interrupted())
+        self.assertFalse(client.held)
+        weights["k"][5] += 1
+        self.publish(weights)
+        self.assertFalse(client.prepare())
+        self.assertFalse(client.apply())
+        for name, value in before.items():
+            self.assertTrue(torch.equal(value, state(model)[name]), name)
+
+    def test_parameters_that_have_moved_since_the_attach_are_not_written(self):
+        weights = checkpoint(9)
+        directory = self.start(weights)
+        model, client, _ = self.attached(directory, weights=weights)
+        weights["k"][5] += 1
+        self.publish(weights)
+        self.assertTrue(client.is_at_home())
+        self.assertTrue(client.prepare())
+        found = model.qk.data
+        model.qk.data = found.clone()  # as an engine's offload and return does
+        before = state(model)
+        self.assertFalse(client.is_at_home())
+        for step in (client.apply, client.prepare, client.rollback, client.check):
+            done = step()
+            self.assertFalse(done)
+            self.assertIn("has moved its parameters", done.reason)
+        for name, value in before.items():
+            self.assertTrue(torch.equal(value, state(model)[name]), name)
+        self.assertEqual(client.held.version, 1)
+        model.load_weights(weights.items())
+        self.assertTrue(client.attach(model, model.load_weights))
+        self.assertEqual(client.held.version, 2)
+        self.assertTrue(client.prepare() and client.apply() and client.check())
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -110,7 +110,7 @@ class FsdpTest(unittest.TestCase):
                 command = [sys.executable, __file__, *args, ",".join(cases)]
                 with open(logs[rank], "w") as log:
                     workers.append(
-                        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
+                        support.spawn(command, stdout=log, stderr=subprocess.STDOUT, env=env)
                     )
             try:
                 codes = [w.wait(timeout=400) for w in workers]

@@ -9,9 +9,11 @@ import http.server
 import json
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 import threading
+import types
 import unittest
 import unittest.mock
 
@@ -27,6 +29,8 @@ from deltawire.engine._served import Reading, Served, State  # noqa: E402
 from deltawire.integrations import slime, trl  # noqa: E402
 from deltawire.integrations._directory import ReceiverDirectory  # noqa: E402
 from deltawire.integrations._publisher import Publisher  # noqa: E402
+from deltawire.integrations._vllm_http import VllmServer  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
 
 
 class PublisherTest(Case):
@@ -72,6 +76,58 @@ class PublisherTest(Case):
                 publisher.publish(wrong.items())
         publisher.publish(self.weights.items())
         self.assert_receiver_has(self.weights, 2)
+
+    def test_every_stream_is_gone_through_to_its_end(self):
+        """The trainer's other ranks gather each tensor together with the one that publishes."""
+        publisher = Publisher(**self.arguments)
+        publisher.open()
+        publisher.publish(self.weights.items())
+        given = []
+
+        def stream(weights):
+            for pair in weights.items():
+                given.append(pair[0])
+                yield pair
+
+        scale = {"model.layers.0.self_attn.attn.k_scale": torch.ones(1)}  # of an fp8 KV cache
+        for wrong, error, version in (
+                (self.weights | {"embed": torch.zeros(3)}, '"embed"', None),
+                (scale | self.weights, '"model.layers.0.self_attn.attn.k_scale"', None),
+                (self.weights, "the sender has 1 already", 1)):
+            with self.subTest(error), self.assertRaisesRegex(deltawire.Error, error):
+                publisher.publish(stream(wrong), version)
+            self.assertEqual(given, list(wrong))
+            given.clear()
+        transfer = trl.WeightTransfer("http://127.0.0.1:9", "/d")
+        with self.assertRaisesRegex(deltawire.Error, "init_weight_transfer comes before"):
+            transfer.send_weights(stream(self.weights))
+        self.assertEqual(given, list(self.weights))
+
+    def test_a_wait_that_was_given_up_does_not_hold_up_the_next_versions(self):
+        publisher = Publisher(**self.arguments)
+        publisher.open()
+        publisher.publish(self.weights.items())
+        real = deltawire.WeightManager.wait_published
+
+        def too_late(*arguments):
+            real(*arguments)  # it is published all the same
+            raise deltawire.DeadlineError("planted")
+
+        with (unittest.mock.patch.object(deltawire.WeightManager, "wait_published", too_late),
+              self.assertRaises(deltawire.DeadlineError)):
+            publisher.publish(self.weights.items())
+        self.assertEqual(publisher.published, 2)
+        self.weights = changed(self.weights, 3)
+        self.assertEqual(publisher.publish(self.weights.items()).version, 3)
+        self.assert_receiver_has(self.weights, 3)
+
+    def test_a_checkpoint_without_weights_gives_no_layout(self):
+        empty = self.cluster.root / f"empty-{self.model}"
+        empty.mkdir()
+        publisher = Publisher(**self.arguments | {"hf_dir": empty})
+        self.assertEqual(publisher.open(), 0)
+        with self.assertRaisesRegex(deltawire.Error, "has no .*safetensors"):
+            publisher.open(needs_layout=True)
 
     def test_a_wait_for_a_directory_says_what_is_there(self):
         with self.assertRaisesRegex(deltawire.DeadlineError, "no receiver has committed there"):
@@ -202,7 +258,9 @@ class TrlTest(Case):
         # The receiver's address in the place of the directory: the wait goes over gRPC.
         tool = pathlib.Path(os.environ["DELTAWIRE_BIN_DIR"]) / "deltawire"
         transfer = self.start(receiver=self.receiver.address, tool=str(tool))
-        self.assertEqual(self.server.calls, ["/init_weight_transfer_engine"])
+        self.assertEqual(self.server.calls,
+                         ["/init_weight_transfer_engine", "/update_weight_version"])
+        self.assertEqual(transfer.version, 7)
         self.server.calls.clear()
         self.weights = changed(self.weights, 8)  # a run that goes on from other weights
         self.sync(transfer)
@@ -244,6 +302,55 @@ class TrlTest(Case):
         transfer = self.start(receiver="127.0.0.1:9", tool="/nowhere/deltawire")
         with self.assertRaisesRegex(deltawire.Error, "give `tool` its path"):
             self.sync(transfer)
+
+    def tool(self, text: str) -> str:
+        """A command in the place of `deltawire`, which notes its calls."""
+        path = self.cluster.root / f"tool-{self.model}"
+        path.write_text(f"#!/bin/sh\necho \"$*\" >> {path}.calls\n{text}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    def test_a_receiver_that_cannot_be_reached_is_asked_again(self):
+        real = pathlib.Path(os.environ["DELTAWIRE_BIN_DIR"]) / "deltawire"
+        tool = self.tool(f'[ $(wc -l < "$0.calls") -ge 3 ] && exec {real} "$@"\n'
+                         'echo "nobody answers" >&2\nexit 3')
+        transfer = self.start(receiver=self.receiver.address, tool=tool)
+        self.sync(transfer)
+        self.assertEqual(transfer.version, 1)
+        calls = pathlib.Path(f"{tool}.calls").read_text().splitlines()
+        self.assertEqual(len(calls), 3)
+        self.assertTrue(all(f"--receiver {self.receiver.address}" in call for call in calls))
+
+    def test_a_receiver_that_refuses_is_not_asked_again(self):
+        tool = self.tool('echo "another model" >&2\nexit 1')
+        transfer = self.start(receiver=self.receiver.address, tool=tool)
+        with self.assertRaisesRegex(deltawire.Error, "did not commit version 1: another model"):
+            self.sync(transfer)
+        self.assertEqual(len(pathlib.Path(f"{tool}.calls").read_text().splitlines()), 1)
+
+    def test_a_command_that_hangs_is_killed(self):
+        tool = self.tool("exec sleep 600")
+        transfer = self.start(receiver=self.receiver.address, tool=tool, timeout=1.0)
+        with (unittest.mock.patch.object(trl, "_GRACE_S", 0.5),
+              self.assertRaisesRegex(deltawire.DeadlineError, "did not end")):
+            self.sync(transfer)
+
+    def test_what_is_no_http_answer_is_an_error_of_deltawires(self):
+        for answer in (b"no http\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf",
+                       b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ntext"):
+            with self.subTest(answer), socket.create_server(("127.0.0.1", 0)) as listening:
+                def serve(sockets=listening, said=answer):
+                    connection, _ = sockets.accept()
+                    with connection:
+                        connection.recv(1 << 16)
+                        connection.sendall(said)
+
+                thread = threading.Thread(target=serve)
+                thread.start()
+                server = VllmServer(f"http://127.0.0.1:{listening.getsockname()[1]}", LIMIT_S)
+                with self.assertRaises(deltawire.Error):
+                    server.resume()
+                thread.join()
 
 
 class ServedTest(Case):
@@ -300,6 +407,44 @@ class ServedTest(Case):
         self.assertEqual(self.served.read(), Reading())
 
 
+class RayStandIn:
+    """NOT Ray: its tasks run here at once, on the node that they are sent to by name."""
+
+    def __init__(self, here: str, nodes: list[str], directories: dict[str, pathlib.Path]):
+        self.node, self.directories = here, directories
+        self.ran: list[tuple[str, str]] = []
+        strategy = types.SimpleNamespace(
+            NodeAffinitySchedulingStrategy=lambda node, soft: node)
+        ray = types.SimpleNamespace(
+            get=lambda found: found, remote=lambda **_: self.remote,
+            nodes=lambda: [{"NodeID": n, "Alive": True} for n in nodes]
+            + [{"NodeID": "gone", "Alive": False}],
+            get_runtime_context=lambda: types.SimpleNamespace(get_node_id=lambda: self.node))
+        self.modules = {"ray": ray, "ray.util": types.SimpleNamespace(),
+                        "ray.util.scheduling_strategies": strategy}
+
+    def actor_on(self, node: str):
+        call = types.SimpleNamespace(remote=lambda function: self.run(node, function, None))
+        return types.SimpleNamespace(__ray_call__=call)
+
+    def remote(self, function):
+        def options(scheduling_strategy):
+            return types.SimpleNamespace(
+                remote=lambda *arguments: self.run(scheduling_strategy, function, *arguments))
+        return types.SimpleNamespace(options=options)
+
+    def run(self, node: str, function, *arguments):
+        here, self.node = self.node, node
+        self.ran.append((node, function.__name__))
+        try:
+            # Each node sees its own disk.
+            if function.__name__ == "has_directory":
+                return node in self.directories
+            return function(*arguments)
+        finally:
+            self.node = here
+
+
 class SlimeTest(Case):
     def test_settings_are_read_from_slime_s_arguments(self):
         settings = slime.Settings.of(self.slime_args())
@@ -322,7 +467,7 @@ class SlimeTest(Case):
             self.weights = changed(self.weights, version)
             publisher.publish(self.weights.items())
             path = disk / f"weight_v{version:06d}"
-            slime.follow(True, settings, str(path), version)
+            slime.follow(version == 1, settings, str(path), version)
             self.assertEqual([e.name for e in disk.iterdir()], [path.name])
             self.assertEqual(path.resolve(), self.receiver.directory.resolve())
         own = disk / "weight_v000003"  # as on the trainer's node
@@ -330,9 +475,34 @@ class SlimeTest(Case):
         publisher.publish(self.weights.items())
         slime.follow(True, settings, str(own), 3)
         self.assertFalse(own.is_symlink())
-        nobody = slime.Settings(str(disk / "none"))
-        self.assertEqual(slime.follow(False, nobody, str(disk / "weight_v000004"), 4),
-                         "no receiver's directory, and no engine")
+        before = raw(load_file(own / "model.safetensors"))
+        with self.assertRaisesRegex(deltawire.Error, "what some other run has left there"):
+            slime.follow(False, settings, str(own), 3)
+        self.assertEqual(raw(load_file(own / "model.safetensors")), before)
+
+    def test_each_node_does_its_part_by_a_stand_in_for_ray(self):
+        disk = self.cluster.root / f"disk-{self.model}"
+        disk.mkdir()
+        own = disk / "weight_v000001"
+        self.save(self.weights, own)
+        ray = RayStandIn(here="trainer", nodes=["engine", "head", "second", "trainer"],
+                         directories={"engine": self.receiver.directory,
+                                      "second": self.receiver.directory})
+        engines = [ray.actor_on("engine")]
+        with unittest.mock.patch.dict(sys.modules, ray.modules):
+            with self.assertRaisesRegex(deltawire.Error, "what some other run has left there"):
+                slime.publish(self.slime_args(), str(own), engines)  # the disk is theirs, too
+            elsewhere = disk / "elsewhere" / own.name
+            settings = slime.Settings.of(self.slime_args())
+            linked = f"{elsewhere} is version 1"
+            self.assertEqual(slime.on_nodes(engines, settings, str(elsewhere), 1),
+                             {"engine": linked, "second": linked})
+            ray.directories = {}
+            self.assertEqual(slime.on_nodes([ray.actor_on("trainer")], settings, str(own), 1),
+                             {"trainer": "the trainer's own checkpoint is there"})
+        # The head has neither deltawire nor an engine.
+        self.assertEqual({node for node, name in ray.ran if name == "follow"},
+                         {"engine", "second", "trainer"})
 
 
 class WithoutTest(unittest.TestCase):

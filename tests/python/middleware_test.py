@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -48,6 +49,13 @@ def rank_main(arguments: list[str]) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         what, *versions = line.split()
+        if what == "fork":
+            child = os.fork()
+            if child == 0:
+                record.holds(identity(99))  # a copy's word is none
+                signal.pause()
+            print(child, flush=True)
+            continue
         getattr(record, what)(*(identity(int(v)) for v in versions))
         print("done", flush=True)
 
@@ -57,7 +65,7 @@ class Rank:
 
     def __init__(self, rank: int = 0, world: int = 1, *options: str, **environment: str):
         command = [sys.executable, __file__, "--rank", str(rank), "--world", str(world), *options]
-        self._process = subprocess.Popen(
+        self._process = support.spawn(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=os.environ | environment)
         self._answer("ready")
@@ -67,6 +75,12 @@ class Rank:
         self._process.stdin.flush()
         self._answer("done")
         return self
+
+    def fork(self) -> int:
+        """A child of the rank, which does nothing; its process."""
+        self._process.stdin.write("fork\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
 
     def _answer(self, expected: str) -> None:
         assert self._process.stdout.readline().strip() == expected
@@ -184,12 +198,24 @@ class MiddlewareTest(unittest.IsolatedAsyncioTestCase):
         self.assertEqual((await self.ask(deltawire_want_version=">=8")).status, 409)
         first.say("holds 8")
         answer = await self.ask(deltawire_want_version="8")
-        self.assertEqual((answer.status, set(answer.version.split(", "))),
-                         (409, {item(7), item(8)}))
+        # What the first rank holds is what comes; the old one is what the other still holds.
+        self.assertEqual((answer.status, answer.version), (409, f"{item(7)}, {item(8)}"))
         second.say("changing 7 8")
         self.assertEqual((await self.ask()).version, f"{item(7)}, {item(8)}")
         second.say("holds 8")
         self.assertEqual((await self.ask(deltawire_want_version="8")).version, item(8))
+        # And back: now the old one is 8.
+        second.say("changing 8 7").say("holds 7")
+        self.assertEqual((await self.ask()).version, f"{item(8)}, {item(7)}")
+
+    async def test_a_request_between_two_ranks_changes_is_named_with_the_old_state(self):
+        first, second = self.rank(0, 2).say("holds 7"), self.rank(1, 2).say("holds 7")
+        first.say("changing 7 8").say("holds 8")
+        task = await self.begun()
+        second.say("changing 7 8").say("holds 8")
+        self.app.may_answer.set()
+        self.app.may_end.set()
+        self.assertEqual((await task).version, f"{item(7)}, {item(8)}")
 
     async def test_nothing_is_claimed_for_a_rank_that_is_missing_or_dead(self):
         rank = self.rank(1, 2).say("holds 7")
@@ -204,6 +230,14 @@ class MiddlewareTest(unittest.IsolatedAsyncioTestCase):
         rank.say("changing 7 8").say("holds 8")
         again.say("holds 8")
         self.assertEqual((await self.ask()).version, item(8))
+
+    async def test_a_child_of_a_rank_does_not_keep_its_word_alive(self):
+        rank = self.rank().say("holds 7")
+        child = rank.fork()
+        self.addCleanup(os.kill, child, signal.SIGKILL)
+        self.assertEqual((await self.ask()).version, item(7))
+        rank.kill()
+        self.assertIsNone((await self.ask()).version)
 
     async def test_records_of_other_servers_are_none_of_ours(self):
         with Rank(0, 1, "--orphan") as stranger:
@@ -280,6 +314,21 @@ class MiddlewareTest(unittest.IsolatedAsyncioTestCase):
         self.assertEqual(answer.version, item(7))
         self.assertEqual(answer.body,
                          f"data: 1\n\n: deltawire-version {item(7)}, {item(8)}\n\n".encode())
+
+    async def test_sglang_gets_it_where_one_process_answers_all_requests(self):
+        """By stand-ins for SGLang's application and arguments; tests/engines has the real ones."""
+        added = []
+        server = types.SimpleNamespace(app=types.SimpleNamespace(add_middleware=added.append))
+        names = {"sglang": None, "sglang.srt": None,
+                 "sglang.srt.entrypoints": types.SimpleNamespace(http_server=server)}
+        with unittest.mock.patch.dict(sys.modules, names):
+            middleware._add_to_sglang(types.SimpleNamespace(tokenizer_worker_num=1), "manager")
+            self.assertEqual(added, [middleware.VersionMiddleware])
+            with self.assertLogs("deltawire", "WARNING") as logged:
+                middleware._add_to_sglang(
+                    server_args=types.SimpleNamespace(tokenizer_worker_num=4))
+        self.assertEqual(len(added), 1)
+        self.assertIn("--tokenizer-worker-num 1", logged.output[0])
 
     async def test_what_is_no_http_request_passes(self):
         seen = []

@@ -1,4 +1,5 @@
-"""tests/README.md: each promise stands in the README, and each test that is named for it exists.
+"""tests/README.md: each promise stands in the README, and each test that is named for it exists. A
+bullet of the README that opens in bold is a promise, and the table quotes at least a part of it.
 
     promises_test.py ROOT
 """
@@ -11,6 +12,7 @@ import sys
 
 PROMISE = re.compile(r'^\* "(.+)"$', re.MULTILINE)
 PROOF = re.compile(r"^  \* `(.+)`$", re.MULTILINE)
+BOLD = re.compile(r"^\* \*\*.+(?:\n  .+)*", re.MULTILINE)
 ENTRY = re.compile(r'^\* "(.+)"\n((?:  \* `.+`\n)+)', re.MULTILINE)
 
 
@@ -31,11 +33,15 @@ def test_titles(root: pathlib.Path) -> set[str]:
 def main() -> int:
     root = pathlib.Path(sys.argv[1])
     table = (root / "tests" / "README.md").read_text("utf-8")
-    readme = as_words((root / "README.md").read_text("utf-8"))
+    text = (root / "README.md").read_text("utf-8")
+    readme, bullets = as_words(text), [as_words(b) for b in BOLD.findall(text)]
     titles = test_titles(root)
     promises = PROMISE.findall(table)
     wrong = [f'the README does not say "{p}"' for p in promises if as_words(p) not in readme]
     wrong += [f'"{p}" has no test' for p in set(promises) - {e[0] for e in ENTRY.findall(table)}]
+    for bullet in bullets:
+        if not any(as_words(p) in bullet for p in promises):
+            wrong.append(f'the table quotes nothing of "{bullet}"')
     for proof in PROOF.findall(table):
         is_file = proof.startswith("tests/")
         if not ((root / proof).is_file() if is_file else proof in titles):
@@ -44,7 +50,7 @@ def main() -> int:
         print(line)
     print(f"{len(promises)} promises, {len(wrong)} violations")
     # A table that is not understood must not pass.
-    return 1 if wrong or not promises else 0
+    return 1 if wrong or not promises or not bullets else 0
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class Readers:
             with open(self._log, "a") as log:
                 command = [sys.executable, str(pathlib.Path(__file__).with_name("stock_reader.py"))]
                 command += [str(self._directory), str(SEED + self.started)]
-                child = subprocess.Popen(command, stdout=log)
+                child = support.spawn(command, stdout=log)
             self._running.append((child, now + 0.5 + 1.5 * self._random.random()))
 
     def _end(self, child: subprocess.Popen) -> None:

@@ -49,8 +49,13 @@ def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...]
     }
 
 
-def die_with_parent() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def spawn(command: list[str], **options) -> subprocess.Popen:
+    """Starts a child that dies with the thread that calls this. `options` are Popen's."""
+
+    def die_with_parent() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    return subprocess.Popen(command, preexec_fn=die_with_parent, **options)
 
 
 class Receiver:
@@ -123,11 +128,7 @@ class Daemons:
     def _start(self, program: str, *options: str) -> None:
         command = [str(self._programs / program), *options]
         with open(self.root / f"{program}-{len(self._children)}.log", "w") as log:
-            self._children.append(
-                subprocess.Popen(
-                    command, stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent
-                )
-            )
+            self._children.append(spawn(command, stdout=log, stderr=subprocess.STDOUT))
 
     def kill(self, program: str) -> None:
         """Ends every child that runs `program` as a crash would, and waits until it is gone."""

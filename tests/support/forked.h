@@ -1,6 +1,6 @@
-// A fork of the test that runs a function of its own, to be stopped, killed or waited for.
-// Owner: the test case; the child dies with the object, and with the test's process.
-// Threads: one, which lives as long as the child may. Fails the test where it cannot start.
+// A fork of the test or benchmark that runs a function of its own, to be stopped, killed or waited
+// for. Owner: the case; the child dies with the object, and with the case's process.
+// Threads: one, which lives as long as the child may. Errors: an exception where it cannot start.
 #pragma once
 
 #include <signal.h>
@@ -8,9 +8,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <catch2/catch.hpp>
+#include <cerrno>
 #include <functional>
 #include <optional>
+#include <stdexcept>
+#include <system_error>
 
 namespace deltawire::testing {
 
@@ -20,7 +22,7 @@ class Forked {
   explicit Forked(const std::function<void()>& body) {
     const pid_t parent = ::getpid();
     pid_ = ::fork();
-    REQUIRE(pid_ >= 0);
+    if (pid_ < 0) throw std::system_error(errno, std::generic_category(), "fork");
     if (pid_ > 0) return;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() == parent) body();
@@ -71,14 +73,17 @@ class Holder {
           for (;;) ::pause();
         }) {
     char ok = 0;
-    REQUIRE(::read(ready_.ends[0], &ok, 1) == 1);
-    REQUIRE(ok == 1);
+    if (::read(ready_.ends[0], &ok, 1) != 1 || ok != 1) {
+      throw std::runtime_error("the forked process could not prepare what it is to hold");
+    }
   }
   pid_t pid() const { return child_.pid(); }
 
  private:
   struct Pipe {
-    Pipe() { REQUIRE(::pipe(ends) == 0); }
+    Pipe() {
+      if (::pipe(ends) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+    }
     ~Pipe() {
       ::close(ends[0]);
       ::close(ends[1]);

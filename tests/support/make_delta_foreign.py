@@ -4,7 +4,8 @@ our encoders never choose and every decoder must accept.
 
     make_delta_foreign.py DIR
 
-It is run once for each format version, after make_delta_golden, whose output DIR holds.
+It is run once for each format version, after make_delta_golden, whose output DIR holds, inputs
+included.
 """
 
 import pathlib
@@ -22,7 +23,7 @@ def main(argv):
         return 2
     directory = pathlib.Path(argv[1])
     for name, depth in golden.FOREIGN:
-        case = golden.Case(directory, golden.entry_of(directory, name))
+        case = golden.Case(directory, directory, golden.entry_of(directory, name))
         payload = encoder.encode_tight(case.decode_fast(case.fast), case.old, case.width,
                                        case.entry["function"], case.past[:depth],
                                        random.Random(name + str(depth)))

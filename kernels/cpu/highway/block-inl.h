@@ -1,7 +1,7 @@
 // Dense differences of a block, and the places where two blocks differ; compiled once per target.
 // Pure; thread-safe; safe for unaligned data. Cost: memory speed.
 #include "hwy/highway.h"
-#include "kernels/cpu/payload.h"
+#include "kernels/payload.h"
 
 #if defined(DELTAWIRE_KERNELS_CPU_HIGHWAY_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTAWIRE_KERNELS_CPU_HIGHWAY_BLOCK_INL_H_

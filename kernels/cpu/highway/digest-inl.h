@@ -2,7 +2,7 @@
 // target. Pure; thread-safe. Cost: memory speed (the key stays in the first-level cache).
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/payload.h"
+#include "kernels/payload.h"
 
 // Highway includes this file once per instruction set; the toggle is its idiom of include guard.
 #if defined(DELTAWIRE_KERNELS_CPU_HIGHWAY_DIGEST_INL_H_) == defined(HWY_TARGET_TOGGLE)

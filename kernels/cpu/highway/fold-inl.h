@@ -3,7 +3,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/highway/pack-inl.h"
 #include "kernels/cpu/highway/sparse_reader-inl.h"
-#include "kernels/cpu/payload.h"
+#include "kernels/payload.h"
 
 #if defined(DELTAWIRE_KERNELS_CPU_HIGHWAY_FOLD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTAWIRE_KERNELS_CPU_HIGHWAY_FOLD_INL_H_

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "kernels/cpu/highway/place_nest.h"
-#include "kernels/cpu/payload.h"
 #include "kernels/cpu/scalar/place.h"
 #include "kernels/cpu/validate.h"
+#include "kernels/payload.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/highway/highway.cc"

@@ -2,7 +2,7 @@
 // target. Lives on the stack (about 460 KiB, of which a block touches a part in proportion to its
 // changes). Trusted data only. Cost: 1 to 2 ns per change. Format: docs/delta_format.md, "fast".
 #include "hwy/highway.h"
-#include "kernels/cpu/payload.h"
+#include "kernels/payload.h"
 
 #if defined(DELTAWIRE_KERNELS_CPU_HIGHWAY_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTAWIRE_KERNELS_CPU_HIGHWAY_PACK_INL_H_

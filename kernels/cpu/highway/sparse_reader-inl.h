@@ -3,7 +3,7 @@
 // into the payload; not thread-safe. Cost: 1 to 2 ns per change, plus the sink's work.
 // Errors: Walk is false for a malformed stream; it never reads past `end`.
 #include "hwy/highway.h"
-#include "kernels/cpu/payload.h"
+#include "kernels/payload.h"
 
 #if defined(DELTAWIRE_KERNELS_CPU_HIGHWAY_SPARSE_READER_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DELTAWIRE_KERNELS_CPU_HIGHWAY_SPARSE_READER_INL_H_

@@ -1,10 +1,10 @@
 #include "kernels/cpu/scalar/scalar.h"
 
 #include "kernels/cpu/changes.h"
-#include "kernels/cpu/payload.h"
 #include "kernels/cpu/scalar/place.h"
 #include "kernels/cpu/tight.h"
 #include "kernels/cpu/validate.h"
+#include "kernels/payload.h"
 
 namespace deltawire::kernels {
 namespace {

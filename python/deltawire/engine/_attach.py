@@ -68,6 +68,9 @@ class Attachment:
         except (Refused, Error) as error:
             result.reason = str(error)
             self._weights.bind([], [])
+        except BaseException:  # e.g. Ctrl-C, or a mistake in somebody's plan cache
+            self._weights.bind([], [])
+            raise
         result.seconds = time.perf_counter() - begin
         return result
 

@@ -8,12 +8,15 @@ Errors: reasons as text; live memory is then what it was.
 """
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from deltawire.engine._geometry import Box, Region, overlap
-from deltawire.engine._model import REPLACED, Change, Snapshot, Storage, Unchanged
+from deltawire.engine._model import REPLACED, Change, ListChange, Snapshot, Storage, Unchanged
+from deltawire.engine._outcome import some
 from deltawire.engine._shadow import Kept, Shadow, load_beside
 from deltawire.engine._trace import Group, Tensors
 
@@ -28,7 +31,7 @@ class ByLoader:
         self._tensors, self._storages, self._groups = tensors, storages, groups
         self._regions: dict[Region, None] = {}
         self._kept: Kept | None = None
-        self._changes: list[Change] = []
+        self._changes: list[Change | ListChange] = []
 
     @property
     def names(self) -> list[str]:
@@ -103,12 +106,20 @@ class ByLoader:
         return self._judge(batch, first, second) or self._idle(batch, first, read)
 
     def _beside(self, shadow: Shadow, pairs: dict) -> str:
+        """Loads `pairs`, and empties them, into `shadow`. Why that shows nothing, or ""."""
+        given = {name: StorageWeakRef(tensor.untyped_storage()) for name, tensor in pairs.values()}
         unchanged = Unchanged(self._model)
         try:
             with unchanged:
                 load_beside(self._load, self._storages, pairs, shadow)
         except Exception as error:  # pylint: disable=broad-except  # somebody else's code
             return str(error) or repr(error)
+        pairs.clear()
+        if not all(there.expired() for there in given.values()):
+            gc.collect()
+        kept = [name for name, there in given.items() if not there.expired()]
+        if kept:
+            return f"the loader keeps {some(kept)} in memory that is not the model's"
         return unchanged.findings[0] if unchanged.findings else ""
 
     def _named(self, batch: list[Group]) -> str:
@@ -167,7 +178,7 @@ class ByLoader:
 
     def _settle(self, before: Snapshot, kept: Kept) -> str:
         """Notes what a load has changed. Why it cannot stay, or ""."""
-        self._kept, self._changes = kept, before.changed_attributes()
+        self._kept, self._changes = kept, before.changes()
         replaced = before.put_memory_back()
         return REPLACED if replaced or any(c.registered for c in self._changes) else ""
 

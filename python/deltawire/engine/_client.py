@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from deltawire import Error
+from deltawire import Error, UnavailableError
 from deltawire.engine import _core
 from deltawire.engine._outcome import Attached, Outcome, some
 from deltawire.engine._served import Record
@@ -26,6 +26,8 @@ class EngineClient:
         `deltawire.Error` when the directory is not a receiver's."""
         self._weights = _core.EngineWeights(str(directory), threads)
         self._attachment: Attachment | None = None
+        self._model: Any = None  # what was attached
+        self._addresses: list[int] = []  # of its parameters, then
         self._pairs: dict | None = None  # what the loader must load; None: nothing is prepared
         self._loaded = False  # the last `apply` had the loader load something
         self._record: Record | None = None  # what this rank tells the server's HTTP process
@@ -64,13 +66,19 @@ class EngineClient:
         if self._record is not None:
             self._record.close()  # until the memory is proven again, nothing is said about it
             self._record = None
-        self._attachment, self._loaded, self._pairs = None, False, None
+        self._attachment, self._loaded, self._pairs, self._model = None, False, None, None
         attachment = Attachment(self._weights, model, load, loader_tensors)
         result = attachment.attach(plans)
         if result:
             self._attachment = attachment
+            self._model, self._addresses = model, _addresses(model)
             self._tell()
         return result
+
+    def is_at_home(self) -> bool:
+        """Whether the model's parameters are where `attach` found them. An engine that has moved
+        them computes with other memory than what this client writes: every step is refused then."""
+        return self._model is None or self._addresses == _addresses(self._model)
 
     def prepare(self) -> Outcome:
         """Makes the way from `held` to what is committed ready, and checks all of it. Writes
@@ -95,6 +103,7 @@ class EngineClient:
         computed again, beside the memory, while the receiver still has the version for it."""
         begin = time.perf_counter()
         try:
+            self._require_home()
             found, _ = self._weights.check()
             drifted = some(found.different) or self._check_loaded()
         except Error as error:
@@ -107,8 +116,17 @@ class EngineClient:
     def _by_loader(self) -> Any:
         return self._attachment.by_loader if self._attachment is not None else None
 
+    def _require_home(self) -> None:
+        if self.is_at_home():
+            return
+        if self._record is not None:
+            self._record.close()  # what the engine computes with is not known
+            self._record = None
+        raise Error("the engine has moved its parameters since the attach; attach again")
+
     def _prepare(self) -> _core.UpdateInfo:
         self._pairs = None
+        self._require_home()
         update = self._weights.prepare()
         by_loader = self._by_loader()
         if by_loader is not None:
@@ -129,7 +147,7 @@ class EngineClient:
                 raise Error(why)
         try:
             self._weights.apply()
-        except Error:
+        except BaseException:
             if pairs:
                 self._by_loader().put_back()
             raise
@@ -150,7 +168,10 @@ class EngineClient:
         by_loader = self._by_loader()
         if by_loader is None or self.committed != self.held:
             return ""
-        return by_loader.repeats(self._attachment.read(False))
+        try:
+            return by_loader.repeats(self._attachment.read(False))
+        except UnavailableError:
+            return ""  # the receiver has gone on to another version meanwhile
 
     def _tell(self) -> None:
         """Begins the record of what this rank holds; without one, the server claims no version."""
@@ -164,6 +185,9 @@ class EngineClient:
     def _change(self, call: Callable[[], Any], after: _core.Identity | None) -> Outcome:
         """Runs what writes to the memory. The record names no version alone meanwhile."""
         self._update = None
+        home = self._do(self._require_home)
+        if not home:
+            return home
         if self._record is None:
             return self._do(call)
         self._record.changing(self.held, after)
@@ -180,3 +204,7 @@ class EngineClient:
         except Error as error:
             return Outcome(False, str(error), time.perf_counter() - begin)
         return Outcome(True, "", time.perf_counter() - begin, update)
+
+
+def _addresses(model: Any) -> list[int]:
+    return [parameter.data_ptr() for parameter in model.parameters()]

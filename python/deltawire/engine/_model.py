@@ -2,7 +2,8 @@
 
 A loader is somebody else's code. Run over tensors that are not the weights, it may leave them
 behind in the model's attributes, or replace parameters; `Unchanged` puts all of that back. Owner:
-the caller of `attach`. Threads: the caller's alone. Cost: one pass over the modules' attributes.
+the caller of `attach`. Threads: the caller's alone. Cost: one pass over the modules' attributes and
+the dicts and lists among them; what lies deeper is not seen here.
 """
 from __future__ import annotations
 
@@ -63,24 +64,42 @@ def live_storages(model: torch.nn.Module) -> tuple[list[Storage], dict[int, int]
 
 
 class Snapshot:
-    """Attributes of a model's modules, and the memory of its parameters, as they are now."""
+    """Attributes of a model's modules, what the dicts and lists among them hold, and the memory of
+    its parameters, as they are now."""
 
     def __init__(self, model: torch.nn.Module):
         self._attributes = []
+        self._lists = []
+        seen: set[int] = set()
         for name, module in model.named_modules():
             self._attributes.append((name, False, vars(module), dict(vars(module))))
             for own in (module._parameters, module._buffers, module._modules):
                 self._attributes.append((name, True, own, dict(own)))
+                seen.add(id(own))
+            for key, value in vars(module).items():
+                # Layers often share one dict.
+                if not isinstance(value, (dict, list)) or id(value) in seen:
+                    continue
+                seen.add(id(value))
+                where = f"{name}.{key}" if name else key
+                if isinstance(value, dict):
+                    self._attributes.append((where, False, value, dict(value)))
+                else:
+                    self._lists.append((where, value, list(value)))
         self._data = [(t, t.data) for _, t, _ in _tensors(model)]
 
-    def changed_attributes(self) -> list[Change]:
-        changes = []
-        for module, registered, own, before in self._attributes:
+    def changes(self) -> list[Change | ListChange]:
+        """Of attributes, and of what their dicts and lists hold."""
+        changes: list[Change | ListChange] = []
+        for where, registered, own, before in self._attributes:
             for name in {**before, **own}:
-                change = Change(f"{module}.{name}" if module else name, registered, own, name,
+                change = Change(f"{where}.{name}" if where else str(name), registered, own, name,
                                 before.get(name, _NOTHING), own.get(name, _NOTHING))
                 if change.before is not change.after:
                     changes.append(change)
+        for where, own, before in self._lists:
+            if len(own) != len(before) or any(a is not b for a, b in zip(own, before)):
+                changes.append(ListChange(where, own, before, list(own)))
         return changes
 
     def put_memory_back(self) -> bool:
@@ -99,14 +118,17 @@ _NOTHING = object()
 
 
 class Change(NamedTuple):
-    """An attribute that a loader has set or deleted."""
+    """An attribute, or an entry of a dict, that a loader has set or deleted."""
 
     where: str
     registered: bool  # with torch: a parameter, a buffer or a module
-    attributes: dict[str, Any]
-    name: str
+    attributes: dict[Any, Any]
+    name: Any
     before: Any
     after: Any
+
+    def holds_tensor(self) -> bool:
+        return _holds_tensor(self.before) or _holds_tensor(self.after)
 
     def undo(self) -> None:
         """Unless somebody else has changed it again."""
@@ -118,13 +140,34 @@ class Change(NamedTuple):
             self.attributes[self.name] = self.before
 
 
+class ListChange(NamedTuple):
+    """A list that a loader has changed."""
+
+    where: str
+    own: list[Any]
+    before: list[Any]
+    after: list[Any]
+    registered: bool = False
+
+    def holds_tensor(self) -> bool:
+        stays = {id(v) for v in self.before} & {id(v) for v in self.after}
+        return any(_holds_tensor(v) for v in self.before + self.after if id(v) not in stays)
+
+    def undo(self) -> None:
+        """Unless somebody else has changed it again."""
+        if len(self.own) == len(self.after) and all(
+                a is b for a, b in zip(self.own, self.after)):
+            self.own[:] = self.before
+
+
 REPLACED = "the loader replaced a parameter's memory; it was put back"
 
 
 class Unchanged:
     """A context in which a loader runs for its trace: afterwards every module has the attributes,
-    and every parameter and buffer the memory, that it had before. `findings` says what was put
-    back and matters: replaced memory, and tensors that the loader would have kept elsewhere."""
+    their dicts and lists the entries, and every parameter and buffer the memory, that they had
+    before. `findings` says what was put back and matters: replaced memory, and tensors that the
+    loader would have kept elsewhere."""
 
     def __init__(self, model: torch.nn.Module):
         self._model = model
@@ -139,10 +182,10 @@ class Unchanged:
     def __exit__(self, *_) -> None:
         torch.set_grad_enabled(self._grad)
         findings = []
-        for change in self._before.changed_attributes():
+        for change in self._before.changes():
             if change.registered:
                 findings.append(REPLACED)
-            elif _holds_tensor(change.after) or _holds_tensor(change.before):
+            elif change.holds_tensor():
                 findings.append(f"the loader keeps a tensor beside the parameters: {change.where}")
             change.undo()
         if self._before.put_memory_back():

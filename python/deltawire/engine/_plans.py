@@ -49,7 +49,7 @@ class PlanCache:
     """Plans of one engine in one folder.
 
     `engine`, `version`: its name and release. `layout`: this rank's place among the ranks, e.g.
-    "tp 1/4, pp 0/1, ep 1/4", or whatever else decides what a rank holds. `folder`: None for
+    "tp 1/4, pp 0/1", or whatever else decides what a rank holds. `folder`: None for
     `default_folder()`; it is made when a plan is kept."""
 
     def __init__(self, engine: str, version: str, layout: str,
@@ -96,10 +96,12 @@ class PlanCache:
             "groups": plan.groups, "by_numbers": plan.by_numbers,
         }
         content["sha256"] = hashlib.sha256(_text(content)).hexdigest()
-        path = self.path(key)
+        path, text = self.path(key), _text(content)
+        if len(text) > _MOST_BYTES:
+            return f"the plan was not kept: its {len(text)} bytes are more than would be read"
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(path, _text(content))
+            _write(path, text)
         except OSError as error:
             return f"the plan was not kept: {error}"
         return "kept"

@@ -5,9 +5,10 @@ record names both versions. The file is locked as long as the rank lives, so a d
 says nothing. `Served` believes records of this server only: of processes that descend from this
 one, or that have the same DELTAWIRE_SERVER in their environment. It needs a record of every rank.
 
-Files: /dev/shm/deltawire-served-UID/, 2 KiB for each rank. Cost: a read takes some 10 microseconds
-and 5 for each rank. Threads: one writer for a record; any number of readers. Errors: `Record`
-raises OSError when its file cannot be made; a reader that understands nothing knows nothing.
+Files: /dev/shm/deltawire-served-UID/, 2 KiB for each rank. Cost: a read takes half of what a
+request costs (docs/integrations.md). Threads: one writer for a record; any number of readers.
+Errors: `Record` raises OSError when its file cannot be made; a reader that understands nothing
+knows nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import secrets
 import stat
 import sys
 import tempfile
+import time
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -141,7 +143,7 @@ class Record:
         rank, world = _rank_and_world()
         self._record: dict[str, Any] = {
             "ancestors": _ancestors(), "server": os.environ.get(SERVER_VARIABLE, ""),
-            "rank": rank, "world": world, "changes": 0, "states": []}
+            "rank": rank, "world": world, "changes": 0, "states": [], "since": 0}
         path = os.path.join(folder, f"{os.getpid()}-{secrets.token_hex(4)}")
         # It gets its name when it is locked and complete, so that nobody takes it for a dead one's.
         hidden = os.path.join(folder, f".{os.path.basename(path)}")
@@ -150,6 +152,7 @@ class Record:
         os.pwrite(self._fd, _packed(self._record), 0)
         os.rename(hidden, path)
         self._end = weakref.finalize(self, _end, self._fd, path, os.getpid())
+        _records.add(self)
 
     def changing(self, before: Any, after: Any) -> None:
         """Called before the first byte is changed; takes `deltawire.engine.Identity`."""
@@ -163,14 +166,36 @@ class Record:
     def close(self) -> None:
         self._end()
 
+    def leave(self) -> None:
+        """In a forked child: the lock belongs to the open file, and would outlive the rank."""
+        if self._end.detach() is not None:
+            os.close(self._fd)
+        self._fd = -1
+
     def _write(self, states: Sequence[State]) -> None:
+        if self._fd < 0:
+            return  # a forked child has a copy of the object, not of the memory
         self._record["changes"] += 1
+        self._record["since"] = time.monotonic_ns()  # one clock for all processes of a machine
         self._record["states"] = [[s.version, s.epoch, s.lineage, s.root] for s in states]
         os.pwrite(self._fd, _packed(self._record), 0)
 
 
+#: This process's records.
+_records: weakref.WeakSet[Record] = weakref.WeakSet()
+
+
+def _leave_records() -> None:
+    for record in list(_records):
+        record.leave()
+    _records.clear()
+
+
+os.register_at_fork(after_in_child=_leave_records)
+
+
 def _end(fd: int, path: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has a copy of the object, not of the memory
+    if os.getpid() == owner:  # else the process was made by a fork that Python does not know of
         try:
             os.unlink(path)
         except OSError:
@@ -278,11 +303,11 @@ def _together(records: dict[str, dict[str, Any]]) -> Reading:
     ranks = {r["rank"] for r in records.values()}
     if len(worlds) != 1 or ranks != set(range(worlds.pop())):
         return Reading((), changes)
-    states: list[State] = []
-    for _, record in sorted(records.items(), key=lambda item: item[1]["rank"]):
-        if not record["states"]:
-            return Reading((), changes)
-        states += [State(*s) for s in record["states"]]
-    # The first is what was, where a rank says so: it begins with the state before its change.
-    changing = [State(*r["states"][0]) for r in records.values() if len(r["states"]) > 1]
+    # The first is what was: the state before a change that goes on now; else that of the rank which
+    # has not changed for the longest time, since the others have then changed already.
+    ordered = sorted(records.values(), key=lambda record: record["since"])
+    if not all(record["states"] for record in ordered):
+        return Reading((), changes)
+    changing = [State(*r["states"][0]) for r in ordered if len(r["states"]) > 1]
+    states = [State(*s) for record in ordered for s in record["states"]]
     return Reading(tuple(dict.fromkeys(changing + states)), changes)

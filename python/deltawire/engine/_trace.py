@@ -34,6 +34,7 @@ from deltawire.engine._geometry import (
 )
 from deltawire.engine._model import Storage, Unchanged, live_storages
 from deltawire.engine._operations import is_view, returned, tensors_in, written_by
+from deltawire.engine._outcome import some
 
 aten = torch.ops.aten
 
@@ -95,7 +96,6 @@ class _Watch(TorchDispatchMode):
         self.storages, self.live = storages, live
         #: By storage. The weak reference keeps the handle from being used again.
         self.origins: dict[int, tuple[StorageWeakRef, _Origin]] = {}
-        self.scratch: list[StorageWeakRef] = []
         self.writes: list[_Write] = []
         self.refused: dict[int, str] = {}
         self.current = -1
@@ -110,6 +110,11 @@ class _Watch(TorchDispatchMode):
     def _origin(self, tensor: torch.Tensor) -> _Origin | None:
         found = self.origins.get(tensor.untyped_storage()._cdata)
         return found[1] if found else None
+
+    def kept(self) -> set[int]:
+        """The checkpoint's tensors from which something comes that is still there."""
+        return set().union(*(
+            origin.tensors for there, origin in self.origins.values() if not there.expired()))
 
     def _live(self, tensor: torch.Tensor) -> int | None:
         return self.live.get(tensor.untyped_storage()._cdata) if tensor.numel() else None
@@ -207,8 +212,6 @@ class _Watch(TorchDispatchMode):
         origin = _Origin(tensors, None, why)
         for at in written:
             # Memory of the loader's own: from now on it is none of its former self.
-            if at.device.type != "meta":
-                self.scratch.append(StorageWeakRef(at.untyped_storage()))
             self._comes_from(at, origin)
         if written:
             return returned(func, written)
@@ -256,11 +259,18 @@ def _run(model, load: Callable[[Iterable], object], tensors: Tensors, skip: Iter
     except Exception as error:  # pylint: disable=broad-except
         # The loader is somebody else's code: whatever it raises is a reason, not a failure of ours.
         watch.refused.setdefault(watch.current, str(error) or repr(error))
+    # What has a name in the model was put back. Whatever else the loader has kept, in any depth,
+    # would stay old.
+    dummies.clear()
     result.problems = list(unchanged.findings)
-    if any(not s.expired() for s in watch.scratch):
+    kept = watch.kept()
+    if kept:
         gc.collect()
-        if any(not s.expired() for s in watch.scratch):
-            result.problems.append("the loader keeps weights in memory that is not the model's")
+        kept = watch.kept()
+    if kept:
+        names = some(tensors[i][0] for i in sorted(kept))
+        result.problems.append(
+            f"the loader keeps weights in memory that is not the model's: {names}")
     return watch
 
 
@@ -294,11 +304,14 @@ def _pairs_that_touch(writes: list[_Write]):
     """(earlier, later) of writes whose spans overlap, but two that are boxes, or two constants."""
     by_storage: dict[int, list[tuple[int, int]]] = {}
     for i, write in enumerate(writes):
-        by_storage.setdefault(write.region.storage, []).append((write.region.offset, i))
+        # In bytes: one storage may have views whose elements are of different widths.
+        begin = write.region.offset * write.region.width
+        by_storage.setdefault(write.region.storage, []).append((begin, i))
     for starts in by_storage.values():
         open_ones: list[int] = []
-        for offset, i in sorted(starts):
-            open_ones = [j for j in open_ones if writes[j].region.end() > offset]
+        for begin, i in sorted(starts):
+            open_ones = [j for j in open_ones
+                         if writes[j].region.end() * writes[j].region.width > begin]
             for j in open_ones:
                 a, b = writes[min(i, j)], writes[max(i, j)]
                 if not (a.boxes and b.boxes) and (a.tensors or b.tensors):

@@ -13,14 +13,15 @@ A stream says it at its begin; if that has changed by its end, a last comment li
 A request may ask: `deltawire-want-version: 8`, `>=8`, or a state as a response names it. Where the
 engine holds another one, it waits for up to `deltawire-wait-ms` (0), and then the answer is 409.
 
-Cost: some 50 microseconds for a request. Threads: the event loop's. docs/integrations.md has the
-rest.
+Cost: some 50 microseconds for a request to an engine of one rank. Threads: the event loop's.
+docs/integrations.md has the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+logger = logging.getLogger(__name__)
 
 VERSION_HEADER = b"deltawire-version"
 WANT_HEADER = b"deltawire-want-version"
@@ -207,7 +210,7 @@ async def _refuse(send: Send, status: int, message: str, states: Iterable[State]
 
 def register_sglang() -> None:
     """SGLang has no option for middlewares: the entry point `sglang.srt.plugins` adds this one to
-    its HTTP server. A server with several tokenizer processes has no middleware."""
+    its HTTP server."""
     from sglang.srt.plugins.hook_registry import (  # pylint: disable=import-outside-toplevel
         HookRegistry,
         HookType,
@@ -217,7 +220,16 @@ def register_sglang() -> None:
                           _add_to_sglang, HookType.BEFORE)
 
 
-def _add_to_sglang(*_: Any, **__: Any) -> None:
+def _add_to_sglang(*args: Any, **kwargs: Any) -> None:
+    """Before SGLang's function, with its arguments, of which the server's come first."""
     from sglang.srt.entrypoints import http_server  # pylint: disable=import-outside-toplevel
 
+    server_args = kwargs["server_args"] if "server_args" in kwargs else next(iter(args), None)
+    workers = getattr(server_args, "tokenizer_worker_num", 1)
+    if workers > 1:
+        # Their HTTP servers are other processes, which import the application anew.
+        logger.warning("deltawire: with %d tokenizer processes no response says its version, and "
+                       "%s is not looked at; start the server with --tokenizer-worker-num 1",
+                       workers, WANT_HEADER.decode())
+        return
     http_server.app.add_middleware(VersionMiddleware)

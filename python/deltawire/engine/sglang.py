@@ -10,7 +10,8 @@ A path that begins with `deltawire:` is an order, `deltawire:DIRECTORY[?OPTION[&
 
 The server's own pause, flush and version handling stay as they are; each rank writes its share.
 Tried with SGLang 0.5.23. Errors: a refusal is answered with 400 and its reason on all ranks or
-none, and the parameters are then what they were. Threads: the scheduler's own.
+none, and the parameters are then what they were; but a rollback that one rank cannot carry out
+stays done on the others. Threads: the scheduler's own.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 from deltawire import DeadlineError, Error, RefusedError
 from deltawire.engine import EngineClient, Identity, Outcome
+from deltawire.engine._ranks import Refused, together
 
 if TYPE_CHECKING:
+    from deltawire.engine import PlanCache
     from deltawire.engine._core import UpdateInfo
 
 logger = logging.getLogger(__name__)
@@ -42,17 +45,15 @@ _OTHER_WRITERS = ("begin_weight_update", "load_weights_from_distributed",
                   "update_weights_from_tensor", "update_weights_from_ipc")
 
 
-class Refused(Exception):
-    """The order cannot be carried out; nothing of the engine's has changed."""
-
-
 @dataclass(frozen=True)
 class Order:
-    """What a path asks for. `version`: what the memory shall be; None: what is committed."""
+    """What a path asks for. `version`: what the memory shall be; None: what is committed. `threads`
+    and `plans` (a folder; "": the user's cache) are of the attach."""
 
     directory: str
     version: int | None = None
-    threads: int = 1
+    threads: int | None = None
+    plans: str | None = None
     prepare: bool = False
     check: bool = False
     rollback: bool = False
@@ -69,18 +70,27 @@ class Order:
                 options[name] = int(value)
             elif name in ("prepare", "check", "rollback") and not value:
                 options[name] = True
+            elif name == "plans" and (not value or value.startswith("/")):
+                options[name] = value
             else:
                 raise Refused(f"{path}: no option {name}={value}; there are version=N, threads=N, "
-                              "prepare, check and rollback")
+                              "plans, plans=FOLDER, prepare, check and rollback")
         if not directory.startswith("/"):
             raise Refused(f"{path}: {SCHEME} takes a receiver's directory, from / on")
+        if options.get("rollback") and options.get("check"):
+            # What the check finds on one rank, no rank could undo.
+            raise Refused(f"{path}: a rollback and a check are two orders, one after the other")
         return Order(directory, **options)
 
     def path(self, version: int) -> str:
         """The path of this order for `version`."""
-        flags = [name for name in ("prepare", "check", "rollback") if getattr(self, name)]
-        return f"{SCHEME}{self.directory}?" + "&".join(
-            [f"version={version}", f"threads={self.threads}", *flags])
+        said = [f"version={version}"]
+        if self.threads is not None:
+            said.append(f"threads={self.threads}")
+        if self.plans is not None:
+            said.append(f"plans={quote(self.plans)}")
+        said += [name for name in ("prepare", "check", "rollback") if getattr(self, name)]
+        return f"{SCHEME}{self.directory}?" + "&".join(said)
 
 
 class Follower:
@@ -89,18 +99,18 @@ class Follower:
     def __init__(self, runner: Any, order: Order):
         """Proves the model's layout. Raises Refused, or deltawire.Error for the directory."""
         self.directory = order.directory
-        self.client = EngineClient(order.directory, order.threads)
+        self.threads = 1 if order.threads is None else order.threads
+        self.client = EngineClient(order.directory, self.threads)
         self.prepared: UpdateInfo | None = None
         self.before: Identity | None = None  # the last update's, to which a rollback leads
-        attached = self.client.attach(runner.model, runner.model.load_weights)
+        attached = self.client.attach(runner.model, runner.model.load_weights,
+                                      plans=_plans(runner, order))
         if not attached:
             raise Refused(f"this model cannot be updated in place: {attached.reason}. Where only "
                           f"the version is another, post model_path {order.directory} once")
-        self._addresses = _addresses(runner.model)
-
-    def is_at_home(self, model: Any) -> bool:
-        """Whether the parameters are where they were found."""
-        return self._addresses == _addresses(model)
+        logger.info("deltawire: attached to %s: %d boxes, %.3f s%s", self.client.held,
+                    attached.boxes, attached.seconds,
+                    f", plan: {attached.plan}" if attached.plan else "")
 
     def is_current(self) -> bool:
         """Whether the receiver still writes to what was opened; it may have begun anew."""
@@ -132,8 +142,21 @@ class Follower:
 _followers: weakref.WeakKeyDictionary[Any, Follower] = weakref.WeakKeyDictionary()
 
 
-def _addresses(model: Any) -> list[int]:
-    return [parameter.data_ptr() for parameter in model.parameters()]
+def _plans(runner: Any, order: Order) -> PlanCache | None:
+    """The cache of layouts of this rank's place, where the order asks for one."""
+    if order.plans is None:
+        return None
+    # pylint: disable=import-outside-toplevel  # the HTTP process needs neither
+    import sglang
+    from sglang.srt.runtime_context import get_parallel
+
+    from deltawire.engine import PlanCache  # it imports torch
+
+    parallel = get_parallel()
+    layout = [f"{name} {getattr(parallel, f'{name}_rank')}/{getattr(parallel, f'{name}_size')}"
+              for name in ("tp", "pp", "moe_ep", "attn_dp")]
+    layout.append(f"quantization {runner.model_config.quantization}")
+    return PlanCache("sglang", sglang.__version__, ", ".join(layout), order.plans or None)
 
 
 def _refuse_what_cannot_follow(runner: Any) -> None:
@@ -160,7 +183,10 @@ def _follower(runner: Any, order: Order) -> Follower:
     """The model's follower; made at the first order, and anew when the old one is out of date."""
     found = _followers.get(runner.model)
     if (found is not None and found.directory == order.directory and found.is_current()
-            and found.is_at_home(runner.model)):
+            and found.client.is_at_home()):
+        if order.threads not in (None, found.threads):
+            raise Refused(f"threads={order.threads} was asked for, and the first order has "
+                          f"attached with {found.threads}, which stays; leave the option out")
         return found
     from sglang.srt.model_loader.utils import (  # pylint: disable=import-outside-toplevel
         set_default_torch_dtype,
@@ -174,37 +200,16 @@ def _follower(runner: Any, order: Order) -> Follower:
 
 
 def _together(step: Callable[[], Any]) -> Any:
-    """Runs `step` on every rank; raises on all of them what it raised on one. `step` returns what
-    must be the same on all ranks."""
-    import torch  # pylint: disable=import-outside-toplevel
+    """Runs `step` on every rank of tensor parallelism, as `together` has it."""
     from sglang.srt.runtime_context import get_parallel  # pylint: disable=import-outside-toplevel
 
-    reason = result = None
-    try:
-        result = step()
-    except Exception as error:  # pylint: disable=broad-except
-        # Whatever leaves a hook ends the whole server, and a rank that leaves the others waiting
-        # for the gather below hangs it.
-        reason = str(error) or repr(error)
-        if not isinstance(error, (Refused, Error)):
-            logger.exception("deltawire: unexpected")
-    group = get_parallel().tp_group
-    ranks = [(reason, str(result))]
-    if group.world_size > 1:
-        ranks = [None] * group.world_size
-        torch.distributed.all_gather_object(ranks, (reason, str(result)), group=group.cpu_group)
-    reasons = [f"rank {i}: {text}" if len(ranks) > 1 else text
-               for i, (text, _) in enumerate(ranks) if text is not None]
-    if reasons:
-        raise Refused("; ".join(reasons))
-    if len({text for _, text in ranks}) > 1:
-        raise Refused("the ranks see different versions: " + ", ".join(t for _, t in ranks))
-    return result
+    return together(step, get_parallel().tp_group)
 
 
 def _inside_update(runner: Any, write: Callable[[], Outcome]) -> Outcome:
     """Writes between SGLang's own hooks, by which a model makes anew what it computes from weights.
-    What they raise ends the server: no model goes on with half of an update."""
+    What they raise around an order is a refusal, and the write is taken back on all ranks. What
+    they raise while it is taken back ends the server: no model goes on with half of an update."""
     runner.weight_updater.begin_weight_update()
     try:
         return write()
@@ -216,8 +221,7 @@ def _write(runner: Any, follower: Follower, order: Order, target: Identity) -> N
     """Makes this rank's share `target`, which is ready. Raises Refused."""
 
     def write() -> Outcome:
-        if not follower.is_at_home(runner.model):
-            return Outcome(False, "the engine has moved its parameters for the update")
+        # SGLang's hook may have moved the parameters, which the client then refuses to write.
         return follower.client.rollback() if order.rollback else follower.client.apply()
 
     done = Outcome(True)
@@ -253,7 +257,9 @@ def _carry_out(runner: Any, order: Order) -> str:
     except Refused:
         # This rank may have written what another one could not.
         if client.held == target != held and not order.rollback:
-            _inside_update(runner, client.rollback)
+            undone = _inside_update(runner, client.rollback)
+            if not undone:
+                raise RuntimeError(f"deltawire: half of an update stays: {undone.reason}") from None
         raise
     finally:
         follower.prepared = follower.before = None

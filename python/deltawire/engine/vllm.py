@@ -7,22 +7,31 @@ for each version: `/start_weight_update` (prepares and checks; requests go on), 
 `/resume`. Each worker does its own share. vLLM finds the backend by the entry point
 `vllm.general_plugins`; nothing of vLLM is changed.
 
-Tried with vLLM 0.32. Errors are raised: vLLM answers them with a code of 500, and the parameters
-are then what they were.
+Tried with vLLM 0.32 and one worker. Each step is taken by all workers or by none: they agree over
+vLLM's own group. Errors are raised: vLLM answers them with a code of 500, and the parameters are
+then what they were. A rollback that fails on one worker is the exception (`UpdateInfo`).
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import vllm
+from vllm.distributed import parallel_state
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 
-from deltawire.engine._client import EngineClient, Outcome
+from deltawire.engine import EngineClient, Identity, PlanCache
+from deltawire.engine._ranks import Refused, together
+
+logger = logging.getLogger("vllm.deltawire")  # vLLM shows what its own loggers say
 
 BACKEND = "deltawire"
 
@@ -41,16 +50,20 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """`directory`: the receiver's, of the model that this server serves."""
+    """`directory`: the receiver's, of the model that this server serves. `plans`: a folder in which
+    layouts are kept from one start to the next, or true for the user's cache."""
 
     directory: str
     threads: int = 1
+    plans: str | bool = False
 
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """`version`: refuse when another one was prepared. `rollback`: undo the last update instead.
-    `check`: compare all of the memory with the version's digests afterwards."""
+    """`version`: refuse when another one was prepared. `rollback`: undo the last update instead;
+    where one worker cannot, the others have done so, and are not brought forth again. `check`:
+    compare all of the memory with the version's digests after the write; where it finds something,
+    the update is taken back. Not with `rollback`."""
 
     version: int | None = None
     rollback: bool = False
@@ -67,19 +80,41 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._client: EngineClient | None = None
-        self._prepared: Outcome | None = None
+        self._prepared: Identity | None = None
+        self._before: Identity | None = None  # the last update's, to which a rollback leads
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        client = EngineClient(init_info.directory, init_info.threads)
-        attached = client.attach(self.model, self.model.load_weights)
-        if not attached:
-            raise ValueError(f"deltawire cannot update this model in place: {attached.reason}")
-        self._client = client
+        # The memory may be another one by now: a refusal must not leave an older client at work.
+        self._client = self._prepared = self._before = None
+
+        def attach() -> Identity:
+            client = EngineClient(init_info.directory, init_info.threads)
+            attached = client.attach(self.model, self.model.load_weights, plans=self._plans(
+                init_info.plans))
+            if not attached:
+                raise Refused(f"this model cannot be updated in place: {attached.reason}")
+            logger.info("deltawire: attached to %s: %d boxes, %.3f s%s", client.held,
+                        attached.boxes, attached.seconds,
+                        f", plan: {attached.plan}" if attached.plan else "")
+            found.append(client)
+            return client.held
+
+        found: list[EngineClient] = []
+        _together(attach)
+        self._client = found[0]
 
     def start_weight_update(self) -> None:
-        self._prepared = self._require().prepare()
-        if not self._prepared:
-            raise RuntimeError(f"deltawire: {self._prepared.reason}")
+        self._prepared = self._before = None
+
+        def prepare() -> Identity:
+            outcome = self._require().prepare()
+            if not outcome:
+                raise Refused(outcome.reason)
+            return outcome.update.to
+
+        # Between two workers' steps the receiver may have committed: then they have prepared
+        # different versions, and none of them may write.
+        self._prepared = _together(prepare)
 
     def update_weights(self, update_info: dict) -> None:
         # The base's also synchronises torch's accelerator, which a CPU has not.
@@ -88,29 +123,72 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
+        target = _together(lambda: self._target(update_info))
         client = self._require()
-        if update_info.rollback:
-            done = client.rollback()
-        else:
-            update = self._prepared.update if self._prepared else None
-            if update_info.version is not None and (
-                    update is None or update.to.version != update_info.version):
-                raise ValueError(f"deltawire: version {update_info.version} was asked for and "
-                                 f"{update.to if update else 'nothing'} is prepared")
-            done = client.apply()
-        self._prepared = None
-        if done and update_info.check:
-            done = client.check()
-        if not done:
-            raise RuntimeError(f"deltawire: {done.reason}")
+        held = client.held
+        self._prepared = self._before = None
+        try:
+            _together(lambda: _write(client, update_info))
+        except RuntimeError:
+            # This worker may have written what another one could not.
+            if client.held == target != held and not update_info.rollback:
+                undone = client.rollback()
+                if not undone:
+                    logger.error("deltawire: the update was not taken back: %s", undone.reason)
+            raise
+        self._before = None if update_info.rollback else held
 
     def finish_weight_update(self) -> None:
         self._prepared = None
 
     def shutdown(self) -> None:
-        self._client = None
+        self._client = self._prepared = self._before = None
 
     def _require(self) -> EngineClient:
         if self._client is None:
-            raise RuntimeError("deltawire: /init_weight_transfer_engine comes first")
+            raise Refused("/init_weight_transfer_engine comes first")
         return self._client
+
+    def _target(self, update_info: UpdateInfo) -> Identity:
+        """What the memory shall be. Raises Refused."""
+        self._require()
+        if update_info.rollback and update_info.check:
+            raise Refused("a rollback is not checked: what it has undone could not be put back")
+        target = self._before if update_info.rollback else self._prepared
+        if target is None:
+            raise Refused("no update was applied that could be undone" if update_info.rollback else
+                          "no update is prepared; /start_weight_update comes first")
+        if update_info.version not in (None, target.version):
+            raise Refused(f"version {update_info.version} was asked for, and {target} is "
+                          f"{'before' if update_info.rollback else 'prepared'}")
+        return target
+
+    def _plans(self, plans: str | bool) -> PlanCache | None:
+        if not plans:
+            return None
+        parallel = self.parallel_config
+        tp, pp = parallel_state.get_tp_group(), parallel_state.get_pp_group()
+        layout = ", ".join([
+            f"tp {tp.rank_in_group}/{tp.world_size}", f"pp {pp.rank_in_group}/{pp.world_size}",
+            f"ep {'on' if parallel.enable_expert_parallel else 'off'}",
+            f"dp {parallel.data_parallel_rank}/{parallel.data_parallel_size}",
+            f"quantization {self.model_config.quantization}"])
+        return PlanCache("vllm", vllm.__version__, layout, None if plans is True else plans)
+
+
+def _write(client: EngineClient, update_info: UpdateInfo) -> Identity:
+    """Writes this worker's share. Raises Refused."""
+    done = client.rollback() if update_info.rollback else client.apply()
+    if done and update_info.check:
+        done = client.check()
+    if not done:
+        raise Refused(done.reason)
+    return client.held
+
+
+def _together(step: Callable[[], Any]) -> Any:
+    """Over all workers of the engine. Raises what vLLM's workers can hand on to the server."""
+    try:
+        return together(step, parallel_state.get_world_group())
+    except Refused as refused:
+        raise RuntimeError(f"deltawire: {refused}") from None

@@ -2,11 +2,13 @@
 
 Frameworks hand over each version as an iterator that can be gone through once, while a model's
 layout must be known before the first byte. It is the checkpoint's that the run starts from.
-Not thread-safe. Errors: `deltawire.Error`; the published version then stays.
+Not thread-safe. Errors: `deltawire.Error`, after the whole stream; the published version stays,
+unless the wait alone was too long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,6 +19,18 @@ from deltawire.integrations import _checkpoint
 
 #: Among these a tensor is cast to the checkpoint's dtype, as an engine's loader does.
 _CAST = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@contextlib.contextmanager
+def gone_through(tensors: Iterator[tuple[str, Any]]) -> Iterator[None]:
+    """Goes through the rest of `tensors` where the body raises. A trainer's ranks gather each
+    tensor together, so one that stops would leave the others waiting for it."""
+    try:
+        yield
+    except Exception:
+        for _ in tensors:
+            pass
+        raise
 
 
 class Publisher:
@@ -39,15 +53,25 @@ class Publisher:
         self._hf_dir, self._timeout = hf_dir, timeout
         self._dtypes: dict[str, str] = {}
         self._published = 0
+        self._unsure = False  # an offload has failed, whose version may be published all the same
 
     @property
     def published(self) -> int:
-        """The version that the sender has, as far as this process knows; 0: none."""
+        """The version that the sender has, as far as this process knows; 0: none. After an error
+        the sender is asked."""
+        if self._unsure:
+            self._published = self._weights.register(self._weights.tensors_meta)
+            self._unsure = False
         return self._published
 
-    def open(self) -> int:
-        """Registers the model if its layout is known; returns the published version, or 0."""
+    def open(self, needs_layout: bool = False) -> int:
+        """Registers the model if its layout is known; returns the published version, or 0.
+        `needs_layout`: for callers that must know that version now; Error where `hf_dir` has no
+        weights."""
         metas = _checkpoint.metas(self._hf_dir) if self._hf_dir is not None else []
+        if needs_layout and not metas:
+            raise Error(f"{self._hf_dir} has no *.safetensors, and the model's layout comes from "
+                        "there; give hf_dir the checkpoint that the run starts from")
         if metas:
             self._dtypes = {m.name: m.dtype for m in metas}
             self._published = self._weights.register(metas, hf_dir=self._hf_dir)
@@ -55,16 +79,29 @@ class Publisher:
 
     def publish(self, tensors: Iterable[tuple[str, Any]], version: int | None = None) -> Published:
         """Returns when `version`, or else the next one, can be pulled by receivers. Goes through
-        `tensors` once, holding one at a time."""
+        `tensors` once, holding one at a time, and also to their end before it raises."""
+        stream = iter(tensors)
+        with gone_through(stream):
+            return self._publish(stream, version)
+
+    def _publish(self, stream: Iterator[tuple[str, Any]], version: int | None) -> Published:
         if not self._dtypes:
-            tensors = [(name, t.detach().to("cpu", copy=True)) for name, t in tensors]
-            self._published = self._weights.register(tensors, hf_dir=self._hf_dir)
+            held = [(name, t.detach().to("cpu", copy=True)) for name, t in stream]
+            self._published = self._weights.register(held, hf_dir=self._hf_dir)
             self._dtypes = {m.name: m.dtype for m in self._weights.tensors_meta}
-        wanted = self._published + 1 if version is None else version
-        if wanted <= self._published:
-            raise Error(f"version {wanted} was to be published, and the sender has "
-                        f"{self._published} already; does another trainer publish this model?")
-        published = self._weights.offload(self._cast(tensors), wanted).wait(self._timeout)
+            stream = iter(held)
+        has = self.published
+        wanted = has + 1 if version is None else version
+        if wanted <= has:
+            raise Error(f"version {wanted} was to be published, and the sender has {has} already; "
+                        "does another trainer publish this model?")
+        try:
+            published = self._weights.offload(self._cast(stream), wanted).wait(self._timeout)
+        except Error:
+            # What was written may be published after a wait was given up; offered again, it would
+            # be refused for ever.
+            self._unsure = True
+            raise
         self._published = published.version
         if published.version != wanted:
             raise Error(f"the sender has version {published.version} after {wanted} was offloaded: "

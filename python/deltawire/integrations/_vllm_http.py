@@ -6,6 +6,7 @@ VLLM_SERVER_DEV_MODE=1. Errors: `deltawire.Error` with the server's own words. N
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -83,6 +84,10 @@ class VllmServer:
             hint = ("; the server needs VLLM_SERVER_DEV_MODE=1 for this endpoint"
                     if error.code == 404 else "")
             raise Error(f"{self.url}{path} answered {error.code}: {reason}{hint}") from None
-        except (urllib.error.URLError, OSError) as error:
-            raise Error(f"{self.url}{path} did not answer: {error}") from None
-        return json.loads(text) if text else None
+        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+            raise Error(f"{self.url}{path} did not answer: {error!r}") from None
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            said = text[:_LONGEST_REASON].decode(errors="replace")
+            raise Error(f"{self.url}{path} answered no JSON, so it is no vLLM: {said}") from None

@@ -72,7 +72,7 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         if os.path.exists(endpoint):
             if self._publisher is None:
                 self._publisher = Publisher(*self._arguments)
-            published = self._publisher.open()
+            published = self._publisher.open(needs_layout=True)
         return {"rank": _rank(), "published": published}
 
     def init_policy_process_group(

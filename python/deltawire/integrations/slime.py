@@ -9,11 +9,13 @@ calls the hook on every training rank when all of them have written `version_dir
 engines load `version_dir` after it. The hook publishes that checkpoint. On the engines' nodes it
 waits until the receiver there has committed it, and makes `version_dir` a link to the receiver's
 directory; so it does on Ray's other nodes that have such a directory, for engines of several nodes.
+A real folder of that name is the trainer's on the hook's own node alone, and refused elsewhere.
 Read against slime's sources of November 2026; the hook has run with Ray 2.60, slime has not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -62,23 +64,26 @@ def publish(args: Any, version_dir: str, rollout_engines: Sequence[Any]) -> None
     if not match or not _checkpoint.weight_files(version_dir):
         raise Error(f"{version_dir} is no checkpoint of a full update (weight_vNNNNNN with "
                     "*.safetensors); use --update-weight-mode full")
-    publisher = Publisher(settings.endpoint, settings.model, version_dir, settings.timeout)
-    # slime counts from 1 in each run, a sender goes on.
-    version = max(int(match[1]), publisher.open() + 1)
-    publisher.publish(_checkpoint.tensors(version_dir), version)
-    publisher.close()
+    with contextlib.closing(Publisher(settings.endpoint, settings.model, version_dir,
+                                      settings.timeout)) as publisher:
+        # slime counts from 1 in each run, a sender goes on.
+        version = max(int(match[1]), publisher.open() + 1)
+        publisher.publish(_checkpoint.tensors(version_dir), version)
     on_nodes(rollout_engines, settings, os.path.abspath(version_dir), version)
 
 
-def follow(has_engine: bool, settings: Settings, version_dir: str, version: int) -> str:
+def follow(is_trainers: bool, settings: Settings, version_dir: str, version: int) -> str:
     """On one node: waits for `version` and makes `version_dir` a link to the receiver's directory.
-    Returns what was done."""
-    if not has_engine and not os.path.isdir(settings.directory):
-        return "no receiver's directory, and no engine"
+    `is_trainers`: the node is the one whose `version_dir` was published. Returns what was done."""
+    is_folder = os.path.isdir(version_dir) and not os.path.islink(version_dir)
+    if is_folder and not is_trainers:
+        raise Error(f"{version_dir} is a folder on this node, and the trainer's is on another: "
+                    "engines would load what some other run has left there; remove it, or, where "
+                    "the nodes share this disk, use slime without the hook")
     ReceiverDirectory(settings.directory).wait(version, settings.timeout)
-    target = os.path.abspath(settings.directory)
-    if os.path.isdir(version_dir) and not os.path.islink(version_dir):
+    if is_folder:
         return "the trainer's own checkpoint is there"
+    target = os.path.abspath(settings.directory)
     folder, name = os.path.split(version_dir)
     os.makedirs(folder, exist_ok=True)
     for entry in os.scandir(folder):
@@ -93,8 +98,10 @@ def follow(has_engine: bool, settings: Settings, version_dir: str, version: int)
     return f"{version_dir} is version {version}"
 
 
-def on_nodes(engines: Sequence[Any], *arguments: Any) -> list[str]:
-    """Runs `follow` once on each of Ray's nodes; raises what one of them raises."""
+def on_nodes(engines: Sequence[Any], settings: Settings, version_dir: str, version: int
+             ) -> dict[str, str]:
+    """Runs `follow` once on each of Ray's nodes with engines, and on each other one that has the
+    receiver's directory. Returns what was done, by node; raises what one of them raises."""
     try:
         import ray  # pylint: disable=import-outside-toplevel
         from ray.util.scheduling_strategies import (  # pylint: disable=import-outside-toplevel
@@ -103,14 +110,28 @@ def on_nodes(engines: Sequence[Any], *arguments: Any) -> list[str]:
     except ImportError as error:
         raise ImportError("the hook reaches the engines' nodes by Ray, which cannot be imported: "
                           f"{error}") from error
-    with_engines = set(ray.get([engine.__ray_call__.remote(_node) for engine in engines]))
-    task = ray.remote(num_cpus=0)(follow)
-    return ray.get([
-        task.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(node["NodeID"] in with_engines, *arguments)
-        for node in ray.nodes() if node["Alive"]
-    ])
+
+    def has_directory(directory: str) -> bool:
+        # Within a function, so that it goes to the node by value: a node that is neither the
+        # trainer's nor an engine's, such as Ray's head, need not have this package.
+        import os  # pylint: disable=import-outside-toplevel,redefined-outer-name,reimported
+
+        return os.path.isdir(directory)
+
+    def start(function: Any, node: str, *arguments: Any) -> Any:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        return ray.remote(num_cpus=0)(function).options(
+            scheduling_strategy=there).remote(*arguments)
+
+    wanted = set(ray.get([engine.__ray_call__.remote(_node) for engine in engines]))
+    others = [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in wanted]
+    found = ray.get([start(has_directory, node, settings.directory) for node in others])
+    wanted.update(node for node, has in zip(others, found) if has)
+    here = _node(None)
+    nodes = sorted(wanted)
+    done = ray.get([
+        start(follow, node, node == here, settings, version_dir, version) for node in nodes])
+    return dict(zip(nodes, done))
 
 
 def _node(_: Any) -> str:

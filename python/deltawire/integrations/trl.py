@@ -20,9 +20,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from deltawire import Error, Published
+from deltawire import DeadlineError, Error, Published
 from deltawire.integrations._directory import ReceiverDirectory
-from deltawire.integrations._publisher import Publisher
+from deltawire.integrations._publisher import Publisher, gone_through
 from deltawire.integrations._vllm_http import VllmServer
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 #: The command's exit code where nobody answers.
 _UNREACHABLE = 3
 _LOOK_S = 0.5
+#: The command ends by itself at its own time-out; longer than this after it, it hangs.
+_GRACE_S = 30.0
 
 
 class WeightTransfer:
@@ -63,12 +65,13 @@ class WeightTransfer:
         self._model, self._receiver, self._tool, self._timeout = model, receiver, tool, timeout
         self._publisher: Publisher | None = None
         self._attached = self._paused = self._warned = False
-        self.published: Published | None = None
+        self.published: Published | None = None  # by this trainer, the last one
+        self._version = 0
 
     @property
     def version(self) -> int:
         """The version that the server answers with; 0 before the first."""
-        return self.published.version if self.published else 0
+        return self._version
 
     def init_weight_transfer(self) -> None:
         """Waits for the server. If a version is published, the server must have been started from
@@ -79,16 +82,19 @@ class WeightTransfer:
         if published:
             self._await_commit(published)
             self._server.attach(self._path)
-            self._attached = True
+            self._server.name_version(published)
+            self._attached, self._version = True, published
 
     def pause(self) -> None:
         """Nothing yet: requests go on while the version is published, pulled and prepared. The
         server is paused in `send_weights`, for as long as the engine's memory is written."""
 
     def send_weights(self, iterator: Iterable[tuple[str, Any]]) -> None:
-        """Returns when the server holds the new version, and is paused."""
+        """Returns when the server holds the new version, and is paused. Goes through all of
+        `iterator` in any case: the other ranks gather its tensors with this one."""
         if self._publisher is None:
-            raise Error("init_weight_transfer comes before send_weights")
+            with gone_through(iterator := iter(iterator)):
+                raise Error("init_weight_transfer comes before send_weights")
         published = self._publisher.publish(iterator)
         self._await_commit(published.version)
         if self._attached:
@@ -97,7 +103,8 @@ class WeightTransfer:
         self._server.pause()
         self._paused = True
         if self._attached:
-            # The server stays paused when this raises: its workers may hold two versions.
+            # The server stays paused when this raises: without an answer nobody knows what it
+            # holds.
             self._server.apply(published.version)
         else:
             # Nothing was published before: the server was started from the checkpoint that the
@@ -109,7 +116,7 @@ class WeightTransfer:
             self._warned = True
             logger.warning("vLLM keeps the prefix cache of older weights while requests run; start "
                            "it with --no-enable-prefix-caching")
-        self.published = published
+        self.published, self._version = published, published.version
         logger.info("version %d: %d of %d elements changed, %d bytes of delta", published.version,
                     published.changed_elements, published.elements, published.delta_bytes)
 
@@ -146,6 +153,10 @@ class WeightTransfer:
         command = [self._tool, "sync", "--model", self._model, "--receiver", self._receiver,
                    "--timeout", str(seconds)]
         try:
-            return subprocess.run(command, capture_output=True, text=True, check=False)
+            return subprocess.run(command, capture_output=True, text=True, check=False,
+                                  timeout=seconds + _GRACE_S)
+        except subprocess.TimeoutExpired:
+            raise DeadlineError(f"{self._tool} sync did not end {_GRACE_S:.0f} s after its own "
+                                f"time-out of {seconds} s, and was killed") from None
         except OSError as error:
             raise Error(f"{self._tool} cannot be run: {error}; give `tool` its path") from None

@@ -33,8 +33,9 @@ else:
 
 class DeltawireCheckpointEngine(CheckpointEngine):
     """One worker's end. `bucket_size` and `is_master` are verl's: the master is the actor's first
-    rank. `endpoint`, `model`, `hf_dir`, `timeout`: as in `Publisher`. `directory`: the receiver's,
-    of this model, on every node with rollout workers."""
+    rank. `endpoint`, `model`, `timeout`: as in `Publisher`. `hf_dir`: the checkpoint that the run
+    starts from, with its weights: the layout comes from there, and so the version that the sender
+    has. `directory`: the receiver's, of this model, on every node with rollout workers."""
 
     def __init__(
         self,
@@ -42,9 +43,9 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         is_master: bool = False,
         *,
         directory: str | os.PathLike[str],
+        hf_dir: str | os.PathLike[str],
         endpoint: str | os.PathLike[str] = "/dev/shm/deltawire",
         model: str = "policy",
-        hf_dir: str | os.PathLike[str] | None = None,
         timeout: float = 1800.0,
     ):
         if _missing is not None:
@@ -62,7 +63,7 @@ class DeltawireCheckpointEngine(CheckpointEngine):
         if self._publisher is None:
             return {}
         if not self._opened:
-            self._publisher.open()
+            self._publisher.open(needs_layout=True)
             self._opened = True
         return {"version": self._publisher.published + 1}
 

@@ -230,7 +230,7 @@ typedef struct dw_collective dw_collective;
 typedef struct dw_megatron_options {
   size_t struct_size;
   const char* hf_dir;             /* with config.json; tensors, if any, fix the layout */
-  const char* parallel;           /* "tp=4,pp=2,ep=8", or a JSON object of the same */
+  const char* parallel;           /* "tp=4,pp=2,ep=8", or a JSON object of the same; no path */
   const char* family;             /* NULL: by config.json */
   const char* const* family_dirs; /* directories of further families */
   size_t family_dir_count;

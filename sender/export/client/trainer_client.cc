@@ -218,7 +218,7 @@ StatusOr<std::unique_ptr<TrainerClient::Offload>> TrainerClient::Begin(uint64_t 
                    "AttendOffload"));
   state->marks = std::make_unique<WrittenMarks>(
       *impl_->stub,
-      WrittenMarks::Offload{impl_->model, response.lease(), impl_->rank, impl_->world > 1},
+      WrittenMarks::Writer{impl_->model, response.lease(), impl_->rank, impl_->world > 1},
       [impl = impl_.get()](grpc::ClientContext& of_marks) { impl->Prepare(of_marks); });
   impl_->last_version = version;
   impl_->last_lease = response.lease();

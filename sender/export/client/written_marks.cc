@@ -12,8 +12,8 @@ constexpr size_t kBatchEntries = size_t{1} << 16;
 
 }  // namespace
 
-WrittenMarks::WrittenMarks(v1::TrainerService::Stub& stub, Offload offload, Prepare prepare)
-    : stub_(stub), offload_(std::move(offload)), prepare_(std::move(prepare)) {}
+WrittenMarks::WrittenMarks(v1::TrainerService::Stub& stub, Writer writer, Prepare prepare)
+    : stub_(stub), writer_(std::move(writer)), prepare_(std::move(prepare)) {}
 
 WrittenMarks::~WrittenMarks() {
   std::unique_lock lock(mu_);
@@ -56,10 +56,10 @@ void WrittenMarks::SendSome(bool all) {
   if (call_ != nullptr || !enough || !failure_.ok()) return;
   call_ = std::make_unique<Call>();
   v1::MarkWrittenRequest& request = call_->request;
-  request.set_model(offload_.model);
-  request.set_lease(offload_.lease);
-  request.set_rank(offload_.rank);
-  request.set_sole(offload_.sole);
+  request.set_model(writer_.model);
+  request.set_lease(writer_.lease);
+  request.set_rank(writer_.rank);
+  request.set_sole(writer_.sole);
   request.mutable_tensors()->Assign(tensors_.begin(), tensors_.end());
   for (const auto& [chunk, bytes] : chunks_) {
     request.add_chunks(chunk);

@@ -23,7 +23,7 @@ namespace deltawire {
 
 class WrittenMarks {
  public:
-  struct Offload {
+  struct Writer {
     std::string model;
     uint64_t lease = 0;
     uint32_t rank = 0;
@@ -32,7 +32,7 @@ class WrittenMarks {
   /// Prepares a call, e.g. sets its deadline.
   using Prepare = std::function<void(grpc::ClientContext&)>;
 
-  WrittenMarks(v1::TrainerService::Stub& stub, Offload offload, Prepare prepare);
+  WrittenMarks(v1::TrainerService::Stub& stub, Writer writer, Prepare prepare);
   ~WrittenMarks();
   WrittenMarks(const WrittenMarks&) = delete;
   WrittenMarks& operator=(const WrittenMarks&) = delete;
@@ -55,7 +55,7 @@ class WrittenMarks {
   void Done(const grpc::Status& status);
 
   v1::TrainerService::Stub& stub_;
-  const Offload offload_;
+  const Writer writer_;
   const Prepare prepare_;
   std::mutex mu_;
   std::condition_variable cv_;

@@ -1,8 +1,8 @@
 // Collective over NCCL: from device memory to device memory, and on the root on to pinned memory.
 // Small messages and reasons of failure go over another Collective. Owner: one per rank. Threads:
 // one caller. Cost: on the root each buffer twice, on the device and on the host. Errors: as
-// Collective, but NCCL does not name ranks, and a dead rank may be noticed only at the deadline.
-// Without CUDA or NCCL every call fails. Not run on devices yet.
+// Collective, but NCCL names no ranks, and a dead one may be noticed only at the deadline. Without
+// CUDA or NCCL every call fails. Not run on a device: docs/benchmarks.md#not-run-on-a-device.
 #pragma once
 
 #include <memory>

@@ -28,7 +28,7 @@ class HfConfig {
   DType dtype() const { return dtype_; }
 
   /// The value of a field as expressions see it, for decoder layer `layer`; nullopt when the config
-  /// lacks it (or it is null). docs/model_families.md, "Fields":
+  /// lacks it (or it is null). docs/model_families.md, "Expressions":
   ///   X            a number, true (1) or false (0)
   ///   X.given      1 when X is there and not null, else 0; never missing
   ///   X.is.WORD    1 when X, or X[layer] of a list, is the text WORD; 0 beyond a list's end

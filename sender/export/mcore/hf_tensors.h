@@ -22,29 +22,31 @@ struct HfTensor {
   TensorView view;
   bool flat = false;
   bool packed = false;
-  std::optional<std::vector<uint64_t>> said_shape;  // where it is said
+  std::optional<std::vector<uint64_t>> said_shape;  // if the parameters say it
 
   std::vector<uint64_t> Shape() const;
 };
 
 class HfTensors {
  public:
-  /// The tensor's index.
+  /// Adds the tensor, or checks that it is the one of this name that is there. Returns its index.
   StatusOr<uint32_t> Intern(HfTensor tensor);
-  /// Forgets all but the first `count`, whose indices stay. The names of the others.
+  /// Keeps the first `count` tensors and their indices, forgets the others, and returns the names
+  /// of those.
   std::vector<std::string> Shrink(size_t count);
-  /// No more will come: where a view's pitch is not said, it covers all rows.
+  /// To be called after the last Intern. A view whose pitch no parameter says gets one that covers
+  /// all its rows.
   void Finish();
 
   size_t size() const { return tensors_.size(); }
   const HfTensor& operator[](size_t i) const { return tensors_[i]; }
   bool contains(const std::string& name) const { return index_.contains(name); }
 
-  /// Of a checkpoint that lists its tensors.
+  /// How these tensors fit to a checkpoint that lists its own.
   struct Listed {
-    std::vector<TensorView> views;  ///< by place; beyond the listing those that it has not
-    std::vector<uint32_t> place;    ///< of each tensor here
-    std::vector<bool> made;         ///< which of the listing are here
+    std::vector<TensorView> views;  ///< by place; those that it does not list follow its own
+    std::vector<uint32_t> place;    ///< of each tensor of this plan
+    std::vector<bool> made;         ///< for each listed tensor, whether this plan makes it
     std::vector<std::string> unlisted, misshapen;  ///< findings
   };
   /// REQUIRES: Finish().

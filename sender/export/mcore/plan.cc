@@ -88,6 +88,12 @@ std::vector<uint64_t> Plan::LocalShape(const PlannedParam& planned, Split split)
   return {cut.local_rows(), cut.local_cols()};
 }
 
+Plan Plan::WithTrainersValues() const {
+  Plan plan = *this;
+  for (PlannedParam& planned : plan.planned_) planned.add = 0;
+  return plan;
+}
+
 std::vector<ShardParam> Plan::Rank(uint32_t rank) const {
   const RankPlace at = PlaceOf(parallel_, rank);
   std::vector<ShardParam> out;

@@ -32,6 +32,7 @@ struct PlannedParam {
   ParamCut cut;
   Split other_split = Split::kNone;  ///< under the other setting (Spelling)
   DType dtype = DType::kBF16;        ///< the trainer's, as far as the plan knows
+  int8_t add = 0;                    ///< added to values on the way to HF
   std::vector<std::string> pass;     ///< names of a parameter that is passed through; else empty
 };
 
@@ -80,6 +81,10 @@ class Plan {
   /// Where the plan deviates from config.json, for people to read.
   const std::vector<std::string>& notes() const { return notes_; }
 
+  /// The same plan for tensors that hold values as the trainer does: nothing is added to them on
+  /// the way to HF, nor taken from them on the way back.
+  Plan WithTrainersValues() const;
+
   /// Proves that the programs of all ranks write every byte exactly once.
   PlanFindings Check() const;
 
@@ -115,7 +120,6 @@ class Plan {
   std::vector<std::string> not_trained_;
   std::vector<std::string> misshapen_, unlisted_;  // found while planning, for Check
   std::vector<std::string> notes_;
-  std::vector<std::string> unmade_;  // tensors of the listing that no parameter makes
   uint32_t experts_ = 0;
 };
 

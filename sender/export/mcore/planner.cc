@@ -8,6 +8,13 @@
 namespace deltawire::mcore {
 namespace {
 
+/// How names end that only quantised checkpoints have: fp8 in blocks, MXFP4, GPTQ, AWQ,
+/// compressed-tensors. The quantization_config of config.json does not tell, since it often stays
+/// behind when a checkpoint is turned into bf16.
+constexpr std::string_view kQuantisedEnds[] = {"_scale_inv",   "_proj_blocks", ".qweight",
+                                               ".qzeros",      ".g_idx",       ".weight_packed",
+                                               ".weight_scale"};
+
 std::string Replace(std::string text, std::string_view what, std::string_view with) {
   for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at)) {
     text.replace(at, what.size(), with);
@@ -234,10 +241,11 @@ class Planner {
   Status RefuseQuantised() const {
     if (listing_ == nullptr) return absl::OkStatus();
     for (const TensorMeta& t : listing_->tensors()) {
-      const bool eight_bits = t.dtype == DType::kF8E4M3 || t.dtype == DType::kF8E5M2;
-      if (!eight_bits && !t.name.ends_with("_scale_inv") && !t.name.ends_with("_proj_blocks")) {
-        continue;
-      }
+      const bool quantised =
+          t.dtype == DType::kF8E4M3 || t.dtype == DType::kF8E5M2 ||
+          std::any_of(std::begin(kQuantisedEnds), std::end(kQuantisedEnds),
+                      [&](std::string_view end) { return t.name.ends_with(end); });
+      if (!quantised) continue;
       return Errorf(StatusCode::kInvalidArgument,
                     "the checkpoint is quantised ({} is {}), which no trainer's parameters make: "
                     "use the model's bf16 checkpoint",
@@ -326,6 +334,7 @@ class Planner {
     planned.expert = expert;
     planned.exported = !param.drop && !held;
     planned.dtype = param.dtype.value_or(config_.dtype());
+    planned.add = static_cast<int8_t>(param.add);
     if (param.parts.empty()) return planned;
     const Status cut = Cut(param, at, expert, &planned);
     if (!cut.ok())
@@ -460,7 +469,8 @@ class Planner {
       const bool known = left_.contains(name) ||
                          std::any_of(patterns.begin(), patterns.end(),
                                      [&](const auto& p) { return MatchesPattern(p, name); });
-      (known ? plan_.not_trained_ : plan_.unmade_).push_back(name);
+      // Check finds the others, since no program writes them.
+      if (known) plan_.not_trained_.push_back(name);
     }
   }
 

@@ -26,8 +26,10 @@ std::string ShapeText(const std::vector<uint64_t>& shape) {
 /// Collects findings for one error.
 class Findings {
  public:
-  /// Sets the advice at the end of the error.
-  void Hint(const char* text) { hint_ = text; }
+  /// Puts advice at the end of the error, once.
+  void Hint(std::string_view text) {
+    if (hints_.find(text) == std::string::npos) hints_ += text;
+  }
   void Add(std::string text) {
     if (++count_ <= kMaxFindings) text_ += "\n  " + text;
   }
@@ -39,13 +41,12 @@ class Findings {
         "config):{}{}{}",
         rank, count_, text_,
         count_ > kMaxFindings ? fmt::format("\n  ... and {} more", count_ - kMaxFindings) : "",
-        hint_);
+        hints_);
   }
 
  private:
   size_t count_ = 0;
-  std::string text_;
-  const char* hint_ = "";
+  std::string text_, hints_;
 };
 
 std::string Key(uint32_t chunk, std::string_view name) { return fmt::format("{}/{}", chunk, name); }
@@ -103,7 +104,6 @@ kernels::Element ElementOf(DType dtype) {
 StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, DType dtype,
                                     Split split, Direction direction, RowRange only) {
   const PlannedParam& planned = plan.planned()[shard.planned];
-  const int add = planned.param != nullptr ? planned.param->add : 0;
   std::vector<Step> steps;
   for (const Box& box : plan.Boxes(shard, split, only)) {
     const DType hf = plan.layout().tensor(box.tensor).dtype;
@@ -117,14 +117,14 @@ StatusOr<std::vector<Step>> StepsOf(const Plan& plan, const ShardParam& shard, D
     Step step;
     step.tensor = box.tensor;
     step.copy = CopyOf(box, plan.views()[box.tensor], DTypeBytes(dtype), DTypeBytes(hf));
-    const bool moves = dtype == hf && add == 0;
+    const bool moves = dtype == hf && planned.add == 0;
     step.convert.from = moves ? kernels::Element::kBytes : ElementOf(dtype);
     step.convert.to = moves ? kernels::Element::kBytes : ElementOf(hf);
-    step.convert.add = static_cast<int8_t>(add);
+    step.convert.add = planned.add;
     if (direction == Direction::kFromHf) {
       step.copy = Reversed(step.copy, DTypeBytes(dtype), DTypeBytes(hf));
       std::swap(step.convert.from, step.convert.to);
-      step.convert.add = static_cast<int8_t>(-add);
+      step.convert.add = static_cast<int8_t>(-planned.add);
     }
     // Joins two transposed columns that alternate: separately, each would touch every cache line.
     Step* const last = steps.empty() ? nullptr : &steps.back();

@@ -1,6 +1,5 @@
 #include "sender/export/shards/hf_dir.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace deltawire {
@@ -54,12 +53,7 @@ Status HfDir::Finish(ThreadPool& pool) {
     }
   }
   const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", map}};
-  const fs::path path = dir_ / kIndexFile;
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  out << index.dump(2) << '\n';
-  out.close();
-  if (!out) return Errorf(StatusCode::kInternal, "{} cannot be written", path.string());
-  return absl::OkStatus();
+  return WriteSealed(dir_ / kIndexFile, index.dump(2) + "\n");
 }
 
 }  // namespace deltawire

@@ -22,7 +22,7 @@ class HfDir {
   /// Memory of the layout's tensor i.
   MutableBytes tensor(size_t i) { return files_[places_[i].file].tensor(places_[i].index); }
   size_t files() const { return files_.size(); }
-  /// Flushes all files to disk, reads them back, and writes the index.
+  /// Writes the index, flushes all files to disk and reads them back.
   Status Finish(ThreadPool& pool);
 
  private:

@@ -112,8 +112,8 @@ Status RankFile::CheckDigest() const {
   const Bytes all(map_.base(), map_.bytes());
   if (Xxh3(all.subspan(data_offset_)) == marks_->digest) return absl::OkStatus();
   return Errorf(StatusCode::kDataLoss,
-                "{}: its data have not the digest that it states: it was changed or damaged after "
-                "it was written; make it anew",
+                "{}: its data do not match the digest in its header, so it was changed or damaged "
+                "after it was written; write it again",
                 path_.string());
 }
 

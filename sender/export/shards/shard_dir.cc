@@ -4,6 +4,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
 #include <sstream>
 #include <unordered_map>
@@ -23,14 +24,6 @@ StatusOr<std::string> ReadText(const fs::path& path) {
   text << in.rdbuf();
   if (!in) return Errorf(StatusCode::kNotFound, "{} cannot be read", path.string());
   return text.str();
-}
-
-Status WriteText(const fs::path& path, std::string_view text) {
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  out.write(text.data(), static_cast<std::streamsize>(text.size()));
-  out.close();
-  if (!out) return Errorf(StatusCode::kInternal, "{} cannot be written", path.string());
-  return absl::OkStatus();
 }
 
 std::string LayoutJson(const Layout& layout) {
@@ -125,23 +118,24 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
   return file.Seal(marks.digest);
 }
 
-/// Whether some value changes on the way to the trainer's type, less `add`, and back.
-bool ChangesOnTheWay(Bytes values, DType hf, DType trainer, int8_t add) {
+/// Whether some value of type `own` changes on the way to `other`, where `add` is added to it, and
+/// back.
+bool ChangesOnTheWay(Bytes values, DType own, DType other, int8_t add) {
   constexpr size_t kBlock = size_t{1} << 14;
-  const kernels::Element outer = mcore::ElementOf(hf), inner = mcore::ElementOf(trainer);
-  const size_t width = DTypeBytes(hf);
-  std::vector<std::byte> there(kBlock * DTypeBytes(trainer)), back(kBlock * width);
+  const kernels::Element outer = mcore::ElementOf(own), inner = mcore::ElementOf(other);
+  const size_t width = DTypeBytes(own);
+  std::vector<std::byte> there(kBlock * DTypeBytes(other)), back(kBlock * width);
   for (size_t at = 0; at < values.size(); at += kBlock * width) {
     const Bytes block = values.subspan(at, std::min(kBlock * width, values.size() - at));
     const size_t n = block.size() / width;
-    const MutableBytes narrow = MutableBytes(there).first(n * DTypeBytes(trainer));
-    const MutableBytes wide = MutableBytes(back).first(block.size());
+    const MutableBytes away = MutableBytes(there).first(n * DTypeBytes(other));
+    const MutableBytes again = MutableBytes(back).first(block.size());
     kernels::StridedCopy all;
-    all.run_bytes = narrow.size();
-    kernels::Best().place_convert(all, {outer, inner, static_cast<int8_t>(-add)}, block, narrow);
-    all.run_bytes = wide.size();
-    kernels::Best().place_convert(all, {inner, outer, add}, narrow, wide);
-    if (std::memcmp(wide.data(), block.data(), block.size()) != 0) return true;
+    all.run_bytes = away.size();
+    kernels::Best().place_convert(all, {outer, inner, add}, block, away);
+    all.run_bytes = again.size();
+    kernels::Best().place_convert(all, {inner, outer, static_cast<int8_t>(-add)}, away, again);
+    if (std::memcmp(again.data(), block.data(), block.size()) != 0) return true;
   }
   return false;
 }
@@ -157,18 +151,20 @@ Rounding RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& poo
   };
   std::map<uint32_t, Way> by_tensor;
   for (const mcore::PlannedParam& planned : plan.planned()) {
-    const auto add = static_cast<int8_t>(planned.param != nullptr ? planned.param->add : 0);
     for (const mcore::RowPart& part : planned.cut.parts) {
       if (!planned.exported) continue;
       const bool narrows =
           DTypeBytes(plan.layout().tensor(part.tensor).dtype) > DTypeBytes(planned.dtype);
-      if (narrows || add != 0) by_tensor[part.tensor] = {planned.dtype, add, narrows, false};
+      if (narrows || planned.add != 0) {
+        by_tensor[part.tensor] = {planned.dtype, planned.add, narrows, false};
+      }
     }
   }
   std::vector<std::pair<uint32_t, Way>> ways(by_tensor.begin(), by_tensor.end());
   pool.ParallelFor(ways.size(), [&](size_t i) {
     auto& [t, way] = ways[i];
-    way.changes = ChangesOnTheWay(hf.data(t), plan.layout().tensor(t).dtype, way.trainer, way.add);
+    way.changes = ChangesOnTheWay(hf.data(t), plan.layout().tensor(t).dtype, way.trainer,
+                                  static_cast<int8_t>(-way.add));
   });
   Rounding rounding;
   for (const auto& [t, way] : ways) {
@@ -242,8 +238,9 @@ Status ShardDir::CheckMarks(const mcore::Plan& plan, const std::vector<RankFile>
   return absl::OkStatus();
 }
 
-Status ShardDir::ExportTo(const mcore::Plan& plan, const mcore::Transfer::TensorMemory& tensor,
-                          ThreadPool& pool) const {
+StatusOr<std::vector<std::string>> ShardDir::ExportTo(const mcore::Plan& plan,
+                                                      const mcore::Transfer::TensorMemory& tensor,
+                                                      ThreadPool& pool) const {
   std::vector<RankFile> files;
   for (uint32_t rank = 0; rank < parallel_.world(); ++rank) {
     DW_ASSIGN_OR_RETURN(RankFile file, RankFile::Open(path_ / RankFileName(rank)));
@@ -251,6 +248,7 @@ Status ShardDir::ExportTo(const mcore::Plan& plan, const mcore::Transfer::Tensor
   }
   DW_RETURN_IF_ERROR(CheckMarks(plan, files, pool));
   mcore::Transfer transfer;
+  std::set<uint32_t> shifted;
   for (uint32_t rank = 0; rank < files.size(); ++rank) {
     const RankFile& file = files[rank];
     const fs::path& path = file.path();
@@ -262,12 +260,23 @@ Status ShardDir::ExportTo(const mcore::Plan& plan, const mcore::Transfer::Tensor
           plan, match.shard, file.params()[match.live].dtype, match.split, mcore::Direction::kToHf);
       if (!steps.ok()) return Annotate(steps.status(), path.string());
       const Bytes bytes = file.data(match.live);
+      const mcore::PlannedParam& planned = plan.planned()[match.shard.planned];
+      for (const mcore::Step& step : *steps) {
+        // Only norms are added to, so this is not worth the pool's threads.
+        if (planned.add == 0 || shifted.contains(step.tensor)) continue;
+        if (ChangesOnTheWay(bytes, file.params()[match.live].dtype,
+                            plan.layout().tensor(step.tensor).dtype, planned.add)) {
+          shifted.insert(step.tensor);
+        }
+      }
       // The const_cast is safe: this direction only reads.
       transfer.Add(std::move(*steps), {const_cast<std::byte*>(bytes.data()), bytes.size()});
     }
   }
   transfer.Run(mcore::Direction::kToHf, tensor, pool);
-  return absl::OkStatus();
+  std::vector<std::string> names;
+  for (const uint32_t t : shifted) names.push_back(plan.layout().tensor(t).name);
+  return names;
 }
 
 Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const ModelDir& hf,
@@ -277,6 +286,7 @@ Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const Model
   if (error) {
     return Errorf(StatusCode::kInternal, "{} cannot be made: {}", dir.string(), error.message());
   }
+  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, hf.ReadSideFiles());
   RankMarks marks{.world = plan.parallel().world(),
                   .family = plan.family().name,
                   .parallel = OneLine(plan.parallel().ToJson()),
@@ -284,13 +294,12 @@ Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const Model
   for (; marks.rank < marks.world; ++marks.rank) {
     DW_RETURN_IF_ERROR(WriteRank(dir / RankFileName(marks.rank), plan, marks, hf, pool));
   }
-  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, hf.ReadSideFiles());
   for (const SideFile& file : side_files) {
-    DW_RETURN_IF_ERROR(WriteText(dir / file.name, file.content));
+    DW_RETURN_IF_ERROR(WriteSealed(dir / file.name, file.content));
   }
-  DW_RETURN_IF_ERROR(WriteText(dir / kTensorsMetaFile, LayoutJson(plan.layout())));
+  DW_RETURN_IF_ERROR(WriteSealed(dir / kTensorsMetaFile, LayoutJson(plan.layout())));
   // Written last: without this file the directory does not count as a directory of shards.
-  return WriteText(dir / kParallelFile, plan.parallel().ToJson() + "\n");
+  return WriteSealed(dir / kParallelFile, plan.parallel().ToJson() + "\n");
 }
 
 }  // namespace deltawire

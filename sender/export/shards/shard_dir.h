@@ -45,8 +45,11 @@ class ShardDir {
 
   /// Copies every parameter of every rank to its HF place. `tensor(i)` returns memory of
   /// plan.layout()'s tensor i. Nothing is written when a rank's parameters do not fit the plan.
-  Status ExportTo(const mcore::Plan& plan, const mcore::Transfer::TensorMemory& tensor,
-                  ThreadPool& pool) const;
+  /// Returns the names of HF tensors from which the trainer's values do not come back: those that
+  /// hold the value plus one, rounded.
+  StatusOr<std::vector<std::string>> ExportTo(const mcore::Plan& plan,
+                                              const mcore::Transfer::TensorMemory& tensor,
+                                              ThreadPool& pool) const;
 
   /// Makes `dir` from an HF model, and reads back the written files. Padding of the plan is zero.
   /// Values are rounded where RoundingOf says so. REQUIRES: `hf` has plan.layout() as its layout.

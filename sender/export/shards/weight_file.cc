@@ -12,6 +12,46 @@
 #include "common/layout/safetensors.h"
 
 namespace deltawire {
+namespace {
+
+/// Flushes a file to disk and reads it back: it must be `header`, and behind it `data_bytes` bytes
+/// with the digest `data_digest`.
+Status SealFile(int fd, const std::filesystem::path& path, std::string_view header,
+                uint64_t data_bytes, uint64_t data_digest) {
+  const auto failed = [&](const char* what) {
+    return ErrnoError(fmt::format("{} {}", what, path.native()));
+  };
+  if (::fsync(fd) != 0) return failed("write");
+  // Drops cached pages, so that the bytes below are read from the disk.
+  ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+
+  std::vector<std::byte> block(
+      std::min<uint64_t>(size_t{4} << 20, std::max<uint64_t>(header.size(), data_bytes)));
+  const uint64_t end = header.size() + data_bytes;
+  Xxh3Stream data;
+  for (uint64_t at = 0; at < end;) {
+    // Reads the header by itself first.
+    const uint64_t stop = at < header.size() ? header.size() : end;
+    const ssize_t n = ::pread(fd, block.data(), std::min<uint64_t>(block.size(), stop - at),
+                              static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return failed("read back");
+    const Bytes got = Bytes(block).first(static_cast<size_t>(n));
+    const bool same = n > 0 && (at >= header.size() ||
+                                std::memcmp(got.data(), header.data() + at, got.size()) == 0);
+    if (!same) {
+      return Errorf(StatusCode::kDataLoss, "{} reads otherwise than it was written; check the disk",
+                    path.native());
+    }
+    if (at >= header.size()) data.Update(got);
+    at += got.size();
+  }
+  if (data.Digest() == data_digest) return absl::OkStatus();
+  return Errorf(StatusCode::kDataLoss, "{} reads otherwise than it was written; check the disk",
+                path.native());
+}
+
+}  // namespace
 
 StatusOr<WeightFile> WeightFile::Create(const std::filesystem::path& path, Layout layout,
                                         const Metadata& metadata) {
@@ -43,39 +83,24 @@ Status WeightFile::Mark(const Metadata& metadata) {
 }
 
 Status WeightFile::Seal(uint64_t digest) {
-  const auto failed = [&](const char* what) {
-    return ErrnoError(fmt::format("{} {}", what, path_.native()));
-  };
   const std::string header(reinterpret_cast<const char*>(map_.base()), header_bytes_);
-  if (::msync(map_.base(), map_.bytes(), MS_SYNC) != 0) return failed("write");
-  if (::fsync(fd_.get()) != 0) return failed("write");
-  map_ = Mapping();
-  // Drops cached pages, so that the bytes below are read from the disk.
-  ::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED);
-
-  std::vector<std::byte> block(size_t{4} << 20);
-  const uint64_t end = header_bytes_ + layout_.total_bytes();
-  Xxh3Stream data;
-  for (uint64_t at = 0; at < end;) {
-    // Reads the header by itself first.
-    const uint64_t stop = at < header_bytes_ ? header_bytes_ : end;
-    const ssize_t n = ::pread(fd_.get(), block.data(), std::min<uint64_t>(block.size(), stop - at),
-                              static_cast<off_t>(at));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return failed("read back");
-    const Bytes got = Bytes(block).first(static_cast<size_t>(n));
-    const bool same = n > 0 && (at >= header_bytes_ ||
-                                std::memcmp(got.data(), header.data() + at, got.size()) == 0);
-    if (!same) {
-      return Errorf(StatusCode::kDataLoss, "{} reads otherwise than it was written; check the disk",
-                    path_.native());
-    }
-    if (at >= header_bytes_) data.Update(got);
-    at += got.size();
+  if (::msync(map_.base(), map_.bytes(), MS_SYNC) != 0) {
+    return ErrnoError(fmt::format("write {}", path_.native()));
   }
-  if (data.Digest() == digest) return absl::OkStatus();
-  return Errorf(StatusCode::kDataLoss, "{} reads otherwise than it was written; check the disk",
-                path_.native());
+  map_ = Mapping();
+  return SealFile(fd_.get(), path_, header, layout_.total_bytes(), digest);
+}
+
+Status WriteSealed(const std::filesystem::path& path, std::string_view content) {
+  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
+  for (std::string_view rest = content; !rest.empty();) {
+    const ssize_t n = ::write(fd.get(), rest.data(), rest.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoError(fmt::format("write {}", path.native()));
+    rest.remove_prefix(static_cast<size_t>(n));
+  }
+  return SealFile(fd.get(), path, content, 0, Xxh3({}));
 }
 
 }  // namespace deltawire

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
@@ -47,5 +48,8 @@ class WeightFile {
   Mapping map_;
   uint64_t header_bytes_ = 0;
 };
+
+/// Writes a small file, flushes it to disk and reads it back, as Seal does.
+Status WriteSealed(const std::filesystem::path& path, std::string_view content);
 
 }  // namespace deltawire

@@ -36,14 +36,33 @@ TEST_CASE("A log that nobody reads stops nobody who logs") {
   ::close(ends[1]);
 }
 
+TEST_CASE("A process whose log nobody reads ends all the same") {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  Forked child([&] {
+    ::dup2(::open("/dev/null", O_WRONLY), STDOUT_FILENO);  // hides what Catch prints at exit
+    LogInto(ends[1]);
+    ::alarm(30);  // ends the child if it does not end
+    for (int i = 0; i < 50'000; ++i) LogInfo("line {}", i);
+    std::exit(EndLogging(3));
+  });
+  const int status = child.Wait();
+  REQUIRE(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 3);
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
 TEST_CASE("A process that ends has written all of its log") {
+  const bool waits = GENERATE(false, true);
   const int file = ::memfd_create("log", MFD_CLOEXEC);
   REQUIRE(file >= 0);
   Forked child([&] {
     ::dup2(::open("/dev/null", O_WRONLY), STDOUT_FILENO);  // hides what Catch prints at exit
     LogInto(file);
     for (int i = 0; i < 1000; ++i) LogWarn("line {} of {}", i, 1000);
-    std::exit(0);
+    if (!waits) std::exit(0);
+    ::_exit(EndLogging(0));  // exit() would wait for them itself
   });
   REQUIRE(child.Wait() == 0);
   std::string text(static_cast<size_t>(::lseek(file, 0, SEEK_END)), '\0');

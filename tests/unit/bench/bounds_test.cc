@@ -33,7 +33,7 @@ double StepByStep(const std::vector<size_t>& symbols, size_t alphabet) {
   return bits;
 }
 
-TEST_CASE("bounds: KT code lengths by hand") {
+TEST_CASE("bounds: KT code lengths are those worked out by hand") {
   CHECK(Kt({}) == 0);
   CHECK(Kt({7}) == 0);
   CHECK(Kt({0, 0}) == Approx(0).margin(1e-12));
@@ -61,7 +61,7 @@ TEST_CASE("bounds: KT code lengths are those of the sequential estimator") {
   CHECK(KtBits(counts) == Approx(StepByStep(symbols, 5)).epsilon(1e-9));
 }
 
-TEST_CASE("bounds: exponents, signs and ages of the format") {
+TEST_CASE("bounds: exponents, signs and ages are those of the format") {
   CHECK(ExponentOf(ClassFunction::kBF16, 0xbf80) == 127);
   CHECK(ExponentOf(ClassFunction::kF16, 0xbc00) == 15);
   CHECK(ExponentOf(ClassFunction::kF32, 0xbf800000) == 127);
@@ -79,7 +79,7 @@ TEST_CASE("bounds: exponents, signs and ages of the format") {
   }
 }
 
-TEST_CASE("bounds: one tensor by hand") {
+TEST_CASE("bounds: those of one tensor are as worked out by hand") {
   // Exponents 127 (0x3f80, 0x3f81) and 128 (0x4000, 0x4001) have two elements each. One element of
   // each exponent changes, the first by +1 and the second by -1. The first element alone has a past
   // change, so it has a history context to itself.
@@ -114,7 +114,7 @@ TEST_CASE("bounds: large differences count like small ones, and tensors add up")
   CHECK(b.exponent.total() == Approx(2 * once));
 }
 
-TEST_CASE("bounds: no element changed") {
+TEST_CASE("bounds: where no element changed, only the positions cost bits") {
   const Bounds b = Count({1, 2, 3}, {1, 2, 3});
   CHECK(b.changed == 0);
   CHECK(b.iid.differences == 0);

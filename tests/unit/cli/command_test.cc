@@ -1,6 +1,7 @@
 #include "cli/command.h"
 
 #include <catch2/catch.hpp>
+#include <fstream>
 #include <vector>
 
 #include "cli/child_process.h"
@@ -28,7 +29,7 @@ TEST_CASE("help and versions succeed") {
   CHECK(RunTool({"--version"}) == 0);
   CHECK(RunTool({"version"}) == 0);
   for (const char* command : {"publish", "status", "sync", "watch", "verify", "inspect", "diff",
-                              "rollback", "pause", "resume", "demo"}) {
+                              "rollback", "pause", "resume", "plan", "convert", "demo"}) {
     CAPTURE(command);
     CHECK(RunTool({command, "--help"}) == 0);
   }
@@ -46,6 +47,12 @@ TEST_CASE("wrong usage is exit code 2") {
   CHECK(RunTool({"publish", dir.path().string(), "--watch", "--version", "3"}) == 2);
   CHECK(RunTool({"demo", "--size", "huge"}) == 2);
   CHECK(RunTool({"sync", "--id", "a"}) == 2);
+  const std::string from = dir.path().string(), to = from + "/to";
+  CHECK(RunTool({"convert", from, to, "--parallel", "tp=1", "--max-shard-size", "1KB"}) == 2);
+  CHECK(RunTool({"convert", from, to, "--parallel", "tp=1", "--unmarked"}) == 2);
+  std::ofstream(dir.path() / "parallel.json") << "{}";
+  CHECK(RunTool({"convert", from, to, "--round"}) == 2);
+  CHECK(RunTool({"convert", from, to, "--core-version", "0.19"}) == 2);
 }
 
 TEST_CASE("a daemon that is not there is exit code 3") {

@@ -1,11 +1,31 @@
 // Directories that come into being whole or not at all.
 #include "cli/new_directory.h"
 
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+
 #include <catch2/catch.hpp>
+#include <cerrno>
 #include <fstream>
 #include <set>
 
 #include "tests/support/temp_dir.h"
+
+namespace {
+/// Simulates a filesystem that cannot exchange two names: the error of renameat2, or 0.
+int exchange_errno = 0;
+}  // namespace
+
+/// Replaces libc's in this program.
+extern "C" int renameat2(int from_dir, const char* from, int to_dir, const char* to,
+                         unsigned flags) {
+  using Rename = int (*)(int, const char*, int, const char*, unsigned);
+  static const auto real = reinterpret_cast<Rename>(::dlsym(RTLD_NEXT, "renameat2"));
+  if (exchange_errno == 0) return real(from_dir, from, to_dir, to, flags);
+  errno = exchange_errno;
+  return -1;
+}
 
 namespace deltawire::cli {
 namespace {
@@ -46,6 +66,8 @@ TEST_CASE("a new directory has its name when it is complete, and leaves nothing 
 TEST_CASE("what is there is replaced as a whole, and only when that is asked for") {
   const TempDir temp;
   const fs::path to = temp.path() / "to";
+  exchange_errno = GENERATE(0, EINVAL);
+  CAPTURE(exchange_errno);
   Put(to / "model-00001-of-00002.safetensors");
   Put(to / "below" / "b");
   const auto refused = NewDirectory::Create(to, false, {});
@@ -56,7 +78,26 @@ TEST_CASE("what is there is replaced as a whole, and only when that is asked for
   Put(dir->path() / "model.safetensors");
   CHECK(In(to).size() == 2);
   REQUIRE(dir->Commit().ok());
+  exchange_errno = 0;
   CHECK(In(to) == std::set<std::string>{"model.safetensors"});
+  CHECK(In(temp.path()) == std::set<std::string>{"to"});
+}
+
+TEST_CASE("a replacement that fails half way leaves what was there in its place") {
+  const TempDir temp;
+  const fs::path to = temp.path() / "to";
+  Put(to / "a");
+  {
+    auto dir = NewDirectory::Create(to, true, {});
+    REQUIRE(dir.ok());
+    Put(dir->path() / "b");
+    // The new directory cannot get its name, since it is gone.
+    fs::remove_all(dir->path());
+    exchange_errno = EINVAL;
+    CHECK_FALSE(dir->Commit().ok());
+    exchange_errno = 0;
+  }
+  CHECK(In(to) == std::set<std::string>{"a"});
   CHECK(In(temp.path()) == std::set<std::string>{"to"});
 }
 

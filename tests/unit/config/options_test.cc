@@ -109,25 +109,30 @@ TEST_CASE("the sample files name every option and hold exactly the defaults") {
 }
 
 TEST_CASE("engines are named with their kind, and each once") {
-  const auto parsed = Receiver({"--model", "m", "--engine", "vllm=http://127.0.0.1:8000/",
-                                "--engine=sglang-reload=http://[::1]:30000/a/b", "--engine",
-                                "m:http=http://:9/hook?x=1", "--engine",
-                                "exec=/bin/reload --fast  two", "--engine-failure", "rollback",
-                                "--engine-retries", "0", "--engine-timeout-ms", "500"});
+  const auto parsed = Receiver(
+      {"--model", "m", "--engine", "vllm=http://127.0.0.1:8000/",
+       "--engine=sglang-reload=http://[::1]:30000/a/b", "--engine", "m:http=http://:9/hook?x=1",
+       "--engine", "exec=/bin/reload --fast  two", "--engine",
+       "disk-delta=/mnt/versions overwrite keep=7", "--engine", "m:disk-delta=/mnt/m xor",
+       "--engine-failure", "rollback", "--engine-retries", "0", "--engine-timeout-ms", "500"});
   CAPTURE(parsed.text);
   REQUIRE(parsed.run);
   const std::vector<EngineOptions> want = {
       {"", EngineKind::kVllm, {"127.0.0.1", 8000}, "", {}},
       {"", EngineKind::kSglangReload, {"::1", 30000}, "/a/b", {}},
       {"m", EngineKind::kHttp, {"127.0.0.1", 9}, "/hook?x=1", {}},
-      {"", EngineKind::kExec, {}, "", {"/bin/reload", "--fast", "two"}}};
+      {"", EngineKind::kExec, {}, "", {"/bin/reload", "--fast", "two"}},
+      {"", EngineKind::kDiskDelta, {}, "", {}, "/mnt/versions", true, 7},
+      {"m", EngineKind::kDiskDelta, {}, "", {}, "/mnt/m", false, 64}};
   CHECK(parsed.options.engines == want);
   CHECK(parsed.options.engine_failure == EngineFailure::kRollback);
   CHECK(parsed.options.engine_retries == 0);
   CHECK(parsed.options.engine_timeout == milliseconds(500));
-  CHECK(NameOf(want[1]) == "[::1]:30000");
+  CHECK(NameOf(want[0]) == "127.0.0.1:8000");
+  CHECK(NameOf(want[1]) == "[::1]:30000/a/b");
   CHECK(NameOf(want[2]) == "127.0.0.1:9/hook?x=1");
-  CHECK(NameOf(want[3]) == "/bin/reload");
+  CHECK(NameOf(want[3]) == "/bin/reload --fast two");
+  CHECK(NameOf(want[4]) == "/mnt/versions");
 
   CHECK(Receiver({"--model", "m", "--engine", ""}).options.engines.empty());
   const ConfigFile file("model = 'm'\nengine = ['vllm=http://a:1', 'exec=/b c']\n");
@@ -138,7 +143,11 @@ TEST_CASE("engines are named with their kind, and each once") {
 
   const std::pair<const char*, const char*> bad[] = {
       {"vllm", "is not KIND=TARGET"},
-      {"tgi=http://a:1", "vllm, vllm-reload, sglang, sglang-reload, http, exec"},
+      {"tgi=http://a:1", "vllm, vllm-reload, sglang, sglang-reload, http, exec, disk-delta"},
+      {"disk-delta=versions", "absolute path of a directory"},
+      {"disk-delta=/v keep=0", "keep= wants 1 to 10000"},
+      {"disk-delta=/v keep=3x", "keep= wants 1 to 10000"},
+      {"disk-delta=/v zip", "is none of xor, overwrite and keep=N"},
       {"vllm=127.0.0.1:8000", "is not http://HOST:PORT"},
       {"vllm=https://a:1", "no TLS to engines"},
       {"vllm=http://a", "the port is missing"},
@@ -154,6 +163,11 @@ TEST_CASE("engines are named with their kind, and each once") {
   }
   CheckError(Receiver({"--model", "m", "--engine=vllm=http://a:1", "--engine=m:sglang=http://a:1"}),
              {"--engine: ", "a:1 is named twice"});
+  CheckError(Receiver({"--model", "m", "--engine=exec=/bin/r a", "--engine=exec=/bin/r  a"}),
+             {"--engine: ", "/bin/r a is named twice"});
+  CHECK(Receiver({"--model", "m", "--engine=vllm=http://a:1/x", "--engine=vllm=http://a:1/y",
+                  "--engine=exec=/bin/r a", "--engine=exec=/bin/r b"})
+            .run);
   CheckError(Receiver({"--model", "m", "--model", "n", "--engine=vllm=http://a:1"}),
              {"--engine: ", "MODEL:KIND=TARGET"});
   CHECK(Receiver({"--model", "m", "--model", "n", "--engine=m:vllm=http://a:1",

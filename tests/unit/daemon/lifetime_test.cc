@@ -99,6 +99,18 @@ TEST_CASE("without a watchdog, a daemon only says that it is ready and that it s
   CHECK(WEXITSTATUS(daemon.Wait()) == 7);
 }
 
+TEST_CASE("a daemon learns how its programs end, also below a parent that ignores that") {
+  Forked daemon([] {
+    ::signal(SIGCHLD, SIG_IGN);
+    BlockTerminationSignals();
+    const pid_t program = ::fork();
+    if (program == 0) ::_exit(5);
+    int status = 0;
+    ::_exit(::waitpid(program, &status, 0) == program && WEXITSTATUS(status) == 5 ? 7 : 1);
+  });
+  CHECK(WEXITSTATUS(daemon.Wait()) == 7);
+}
+
 TEST_CASE("a daemon that systemd has not started tells nobody") {
   Forked daemon([] {
     ::unsetenv("NOTIFY_SOCKET");

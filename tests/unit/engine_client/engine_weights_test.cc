@@ -6,54 +6,12 @@
 #include <catch2/catch.hpp>
 #include <random>
 
-#include "tests/unit/engine_client/engine_memory.h"
-#include "tests/unit/receiver/round_rig.h"
+#include "tests/unit/engine_client/engine_pair.h"
 
 namespace deltawire::engine {
 namespace {
 
 using receiver::FakeAgent;
-using receiver::RoundRig;
-
-/// A receiver that has committed version 1, and an engine that has loaded it.
-struct Pair {
-  explicit Pair(uint32_t buffers = 2) : rig(1, buffers) {
-    rig.sink->KeepApplied(true);
-    REQUIRE(rig.delta_files.Start(*rig.buffer) == absl::OkStatus());
-    Publish(FakeAgent::Make(rig.layout, 1));
-    auto opened = EngineWeights::Open(rig.dir.path(), 2);
-    REQUIRE(opened.ok());
-    weights = *std::move(opened);
-    engine.Load(now);
-    REQUIRE(weights->Bind(engine.binding()) == absl::OkStatus());
-    const auto adopted = weights->Adopt();
-    REQUIRE(adopted.ok());
-    REQUIRE(adopted->different.empty());
-  }
-  void Publish(FakeAgent::Chunks chunks, bool force_full = false) {
-    now = std::move(chunks);
-    rig.Publish({1, ++version}, now);
-    const auto round = rig.Round(rig.Newest(), force_full);
-    REQUIRE(rig.Run(*round) == absl::OkStatus());
-    if (rig.buffer->buffers() == 2) {
-      REQUIRE(rig.buffer->CatchUp(rig.sink->Applied(), [] { return false; }).ok());
-    }
-    rig.sink->ForgetApplied();
-  }
-  UpdateInfo Update() {
-    const auto info = weights->Prepare();
-    CAPTURE(info.status());
-    REQUIRE(info.ok());
-    REQUIRE(weights->Apply() == absl::OkStatus());
-    return *info;
-  }
-
-  RoundRig rig;
-  EngineMemory engine;
-  std::unique_ptr<EngineWeights> weights;
-  FakeAgent::Chunks now;
-  uint64_t version = 0;
-};
 
 TEST_CASE("engine weights: memory that holds the committed bytes is adopted, other memory named") {
   Pair p;
@@ -123,6 +81,28 @@ TEST_CASE("engine weights: chunks that came whole are read from the buffer, the 
   CHECK(info.chunks_whole == 6);
   CHECK(info.chunks_by_delta == 0);
   REQUIRE(p.engine.Holds(p.now));
+}
+
+TEST_CASE("engine weights: the greatest differences of elements are added and subtracted again") {
+  Pair p;
+  auto chunks = p.now;
+  for (const size_t t : {0, 2, 4}) {
+    std::fill(chunks[t].begin(), chunks[t].end(), std::byte{0});
+    std::fill_n(chunks[t].begin() + 100, 200, std::byte{0xff});
+  }
+  p.Publish(chunks);
+  p.Update();
+  REQUIRE(p.engine.Holds(chunks));
+  auto next = chunks;
+  for (const size_t t : {0, 2, 4}) {
+    for (size_t i = 0; i < 600; i += 2) next[t][i] ^= std::byte{0xff};  // by up to 65535
+    std::fill_n(next[t].begin() + 100, 20, std::byte{0});
+  }
+  p.Publish(next);
+  CHECK(p.Update().chunks_by_delta > 0);
+  REQUIRE(p.engine.Holds(next));
+  REQUIRE(p.weights->Rollback() == absl::OkStatus());
+  CHECK(p.engine.Holds(chunks));
 }
 
 TEST_CASE("engine weights: a delta file that is torn, or of another past, is passed over") {

@@ -27,12 +27,22 @@ constexpr const char* kConfig = R"({"model_type": "llama", "num_hidden_layers": 
   "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 12,
   "vocab_size": 24, "tie_word_embeddings": false, "torch_dtype": "bfloat16"})";
 
+/// A model with linear attention, behind which HF has a norm as the trainer's value plus one.
+constexpr const char* kPlusOneConfig = R"({"model_type": "qwen3_5_text", "num_hidden_layers": 2,
+  "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+  "intermediate_size": 12, "vocab_size": 24, "full_attention_interval": 2,
+  "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 4,
+  "linear_value_head_dim": 6, "linear_conv_kernel_dim": 4, "torch_dtype": "bfloat16"})";
+constexpr const char* kPlusOne = "model.layers.0.linear_attn.norm.weight";
+
 /// A small model in a directory, with weights that follow from a seed and are no NaNs.
 struct Model {
-  explicit Model(const fs::path& to, uint32_t seed = 1, DType dtype = DType::kBF16) : dir(to) {
+  explicit Model(const fs::path& to, uint32_t seed = 1, DType dtype = DType::kBF16,
+                 const char* config = kConfig)
+      : dir(to) {
     fs::create_directories(dir);
-    std::ofstream(dir / "config.json") << kConfig;
-    const auto plan = mcore::testing::PlanOf(kConfig, "");
+    std::ofstream(dir / "config.json") << config;
+    const auto plan = mcore::testing::PlanOf(config, "");
     std::vector<TensorMeta> metas = plan.plan.layout().tensors();
     for (TensorMeta& meta : metas) meta.dtype = dtype;
     const Layout layout = Get(Layout::Create(std::move(metas)));
@@ -58,22 +68,30 @@ Weights Read(const fs::path& dir) {
 }
 
 struct Fixture {
-  void Shard(const fs::path& from, const fs::path& to, const std::string& parallel) {
+  /// `trainers`: the tensors hold the trainer's values, so no one is taken from norms.
+  void Shard(const fs::path& from, const fs::path& to, const std::string& parallel,
+             bool trainers = false) {
     const auto model = Get(mcore::HfModel::Open(from, "", {}));
     const ModelDir weights = Get(ModelDir::Open(from));
-    const auto plan = Get(model.ProvenPlan(Get(mcore::ParallelConfig::Parse(parallel))));
+    auto plan = Get(model.ProvenPlan(Get(mcore::ParallelConfig::Parse(parallel))));
+    if (trainers) plan = plan.WithTrainersValues();
     REQUIRE(ShardDir::Write(to, plan, weights, pool) == absl::OkStatus());
   }
-  Status Export(const fs::path& from, Weights* to, bool unmarked = false) {
+  Status Export(const fs::path& from, Weights* to, bool unmarked = false, bool trainers = false) {
     const auto model = Get(mcore::HfModel::Open(from, "", {}, /*weights=*/false));
     DW_ASSIGN_OR_RETURN(const ShardDir dir, ShardDir::Open(from, unmarked));
-    const auto plan = Get(model.ProvenPlan(dir.parallel(), &*dir.layout()));
+    auto plan = Get(model.ProvenPlan(dir.parallel(), &*dir.layout()));
+    if (trainers) plan = plan.WithTrainersValues();
     to->clear();
     for (size_t i = 0; i < plan.layout().size(); ++i) {
       (*to)[plan.layout().tensor(i).name].resize(plan.layout().bytes(i));
     }
-    return dir.ExportTo(
-        plan, [&](uint32_t t) { return MutableBytes((*to)[plan.layout().tensor(t).name]); }, pool);
+    DW_ASSIGN_OR_RETURN(
+        shifted,
+        dir.ExportTo(
+            plan, [&](uint32_t t) { return MutableBytes((*to)[plan.layout().tensor(t).name]); },
+            pool));
+    return absl::OkStatus();
   }
   std::string WhyNot(const fs::path& from) {
     Weights out;
@@ -101,6 +119,7 @@ struct Fixture {
   TempDir temp;
   ThreadPool pool{2};
   fs::path hf = temp.path() / "hf", shards = temp.path() / "shards";
+  std::vector<std::string> shifted;  // by the last Export
 };
 
 TEST_CASE("shards: files say what they are and become the same weights again") {
@@ -167,7 +186,7 @@ TEST_CASE("shards: a file that was changed after it was written is refused") {
   testing::FlipByte(one, fs::file_size(one) - 1);
   const std::string why = f.WhyNot(f.shards);
   CHECK(why.find("rank_00001.safetensors") != std::string::npos);
-  CHECK(why.find("have not the digest that it states") != std::string::npos);
+  CHECK(why.find("its data do not match the digest in its header") != std::string::npos);
 }
 
 TEST_CASE("shards: files without marks are accepted by their names only with --unmarked") {
@@ -209,6 +228,49 @@ TEST_CASE("shards: tensors whose values are rounded on the way to a trainer are 
   }
   REQUIRE(to.Finish(f.pool) == absl::OkStatus());
   CHECK(rounding(widened).narrowed.empty());
+}
+
+TEST_CASE("shards: norms that HF has plus one are named where rounding changes them") {
+  Fixture f;
+  const Model model(f.hf, 1, DType::kBF16, kPlusOneConfig);
+  const auto rounding = [&](const fs::path& dir, bool trainers) {
+    const auto hf = Get(mcore::HfModel::Open(dir, "", {}));
+    auto plan = Get(hf.ProvenPlan(Get(mcore::ParallelConfig::Parse("tp=2"))));
+    if (trainers) plan = plan.WithTrainersValues();
+    return RoundingOf(plan, *hf.checkpoint(), f.pool);
+  };
+  CHECK(rounding(f.hf, false).shifted == std::vector<std::string>{kPlusOne});
+  CHECK(rounding(f.hf, false).narrowed.empty());
+  CHECK(rounding(f.hf, true).shifted.empty());
+  // The other direction: a trainer's small values plus one take more bits than bf16 has.
+  f.Shard(f.hf, f.shards, "tp=2,pp=2", /*trainers=*/true);
+  Weights out;
+  REQUIRE(f.Export(f.shards, &out) == absl::OkStatus());
+  CHECK(f.shifted == std::vector<std::string>{kPlusOne});
+  Weights wanted = Read(f.hf);
+  CHECK(out.at(kPlusOne) != wanted.at(kPlusOne));
+  out.erase(kPlusOne), wanted.erase(kPlusOne);
+  CHECK(out == wanted);
+  // Between shards nothing is added, so nothing is rounded.
+  REQUIRE(f.Export(f.shards, &out, false, /*trainers=*/true) == absl::OkStatus());
+  CHECK(f.shifted.empty());
+  CHECK(out == Read(f.hf));
+  // Values whose sum with one needs no rounding come back, so they are not named.
+  const Model ones(f.temp.path() / "ones", 1, DType::kBF16, kPlusOneConfig);
+  HfDir exact = Get(HfDir::Create(ones.dir, Get(ModelDir::Open(ones.dir)).layout(), 1 << 30));
+  for (size_t i = 0; i < Get(ModelDir::Open(ones.dir)).layout().size(); ++i) {
+    const MutableBytes values = exact.tensor(i);
+    // 1.5 and 0.75 in turns.
+    for (size_t k = 0; k < values.size() / 2; ++k) {
+      StoreLe<uint16_t>(values.data() + 2 * k, k % 2 == 0 ? 0x3fc0 : 0x3f40);
+    }
+  }
+  REQUIRE(exact.Finish(f.pool) == absl::OkStatus());
+  CHECK(rounding(ones.dir, false).shifted.empty());
+  f.Shard(ones.dir, f.temp.path() / "cut", "tp=2");
+  REQUIRE(f.Export(f.temp.path() / "cut", &out) == absl::OkStatus());
+  CHECK(f.shifted.empty());
+  CHECK(out == Read(ones.dir));
 }
 
 TEST_CASE("HF directories: weights are cut into files of a size and an index finds them") {
@@ -288,6 +350,18 @@ TEST_CASE("weight files: what reads otherwise than it was filled is no success")
   const uint64_t digest = file.Digest();
   file.tensor(0)[4999] = std::byte{8};
   CHECK(absl::IsDataLoss(file.Seal(digest)));
+}
+
+TEST_CASE("small files: they are written anew, whole, and an error names the file") {
+  const TempDir temp;
+  const fs::path path = temp.path() / "parallel.json";
+  for (const std::string& content : {std::string(100'000, 'x'), std::string("{}"), std::string()}) {
+    REQUIRE(WriteSealed(path, content) == absl::OkStatus());
+    std::ifstream in(path, std::ios::binary);
+    CHECK(std::string(std::istreambuf_iterator<char>(in), {}) == content);
+  }
+  const std::string why = TextOf(WriteSealed(temp.path() / "none" / "a", "x"));
+  CHECK(why.find((temp.path() / "none" / "a").string()) != std::string::npos);
 }
 
 }  // namespace

@@ -6,11 +6,11 @@
 #include <array>
 #include <numeric>
 
-#include "kernels/cpu/payload.h"
 #include "kernels/cuda/block_decode.h"
 #include "kernels/cuda/block_encode.h"
 #include "kernels/cuda/digest.h"
 #include "kernels/cuda/table.h"
+#include "kernels/payload.h"
 #include "tests/unit/kernels/kernel_data.h"
 
 namespace deltawire::kernels::test {

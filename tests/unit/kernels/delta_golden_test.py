@@ -2,10 +2,10 @@
 """The delta format by its second implementation (tests/support/delta_*coder.py): it must read the
 golden files and the document's examples, and write the same bytes.
 
-    delta_golden_test.py --golden DIR --doc FILE [--maker PROGRAM --seed S --cases N]
+    delta_golden_test.py --golden DIR --doc FILE --maker PROGRAM [--seed S --cases N]
 
-With --maker, PROGRAM (make_delta_golden) writes N random cases to a temporary directory, which must
-hold as well.
+PROGRAM (make_delta_golden) makes the inputs of the golden files in a temporary directory, and N
+random cases in another, which must hold as well.
 """
 
 import argparse
@@ -36,13 +36,12 @@ def entry_of(directory, name):
 class Case:
     """One case of a manifest; see tests/support/make_delta_golden.cc."""
 
-    def __init__(self, directory, entry):
+    def __init__(self, directory, inputs, entry):
         self.directory, self.entry, self.name = directory, entry, entry["name"]
         self.width, self.n = entry["width"], entry["elements"]
-        base = self.read("base")
-        size = self.n * self.width
-        self.old = (base * (size // len(base) + 1))[:size]
-        past, self.past = self.read("past") if entry["past"] else b"", []
+        self.old = (inputs / self.name / "base.bin").read_bytes()
+        past = (inputs / self.name / "past.bin").read_bytes() if entry["past"] else b""
+        self.past = []
         for size in entry["past"]:  # newest first
             self.past.append(past[:size])
             past = past[size:]
@@ -90,9 +89,9 @@ class Case:
             check_damage(theirs, decode, None)
 
 
-def check_foreign(directory):
+def check_foreign(directory, inputs):
     for name, depth in FOREIGN:
-        case = Case(directory, entry_of(directory, name))
+        case = Case(directory, inputs, entry_of(directory, name))
         payload = case.read("foreign%d" % depth)
         changes = decoder.decode_tight(payload, case.old, case.width, case.past[:depth])
         need(changes == case.decode_fast(case.fast), "foreign parameters of " + name)
@@ -124,14 +123,14 @@ def expect_refused(action, what):
     raise Refused("accepted " + what)
 
 
-def check_directory(directory, least):
+def check_directory(directory, inputs, least):
     manifest = json.loads((directory / "manifest.json").read_text())
     digest = decoder.Digest(manifest["key_seed"])
     need(manifest["format"] == 2 and len(manifest["cases"]) >= least, "manifest")
     failed = 0
     for entry in manifest["cases"]:
         try:
-            Case(directory, entry).check(digest)
+            Case(directory, inputs, entry).check(digest)
         except Refused as problem:
             print("FAIL %s: %s" % (entry["name"], problem))
             failed += 1
@@ -180,20 +179,21 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--golden", type=pathlib.Path, required=True)
     parser.add_argument("--doc", type=pathlib.Path, required=True)
-    parser.add_argument("--maker")
+    parser.add_argument("--maker", required=True)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--cases", default="100")
     arguments = parser.parse_args()
     try:
         check_doc(arguments.doc)
-        failed = check_directory(arguments.golden, 23)
-        check_foreign(arguments.golden)
-        if arguments.maker:
-            with tempfile.TemporaryDirectory() as directory:
-                subprocess.run([arguments.maker, directory, "--random", arguments.seed,
-                                arguments.cases], check=True)
-                print("seed %s:" % arguments.seed)
-                failed += check_directory(pathlib.Path(directory), int(arguments.cases))
+        with tempfile.TemporaryDirectory() as temporary:
+            inputs, made = pathlib.Path(temporary, "inputs"), pathlib.Path(temporary, "random")
+            subprocess.run([arguments.maker, inputs], check=True)
+            failed = check_directory(arguments.golden, inputs, 23)
+            check_foreign(arguments.golden, inputs)
+            subprocess.run([arguments.maker, made, "--random", arguments.seed, arguments.cases],
+                           check=True)
+            print("seed %s:" % arguments.seed)
+            failed += check_directory(made, made, int(arguments.cases))
     except Refused as problem:
         print("FAIL %s" % problem)
         return 1

@@ -6,14 +6,14 @@
 #include <string>
 
 #include "common/delta/dense.h"
-#include "tests/support/delta_case.h"
+#include "tests/support/delta_golden_cases.h"
 
 namespace deltawire::kernels::test {
 namespace {
 
 const std::string kDir = DELTAWIRE_GOLDEN_DIR "/delta_v2";
 
-/// Reads a part of a case: base, past, fast, dense, tight<depth> or foreign<depth>.
+/// Reads a payload of a case: fast, dense, tight<depth> or foreign<depth>.
 Buffer ReadGolden(const std::string& name, const std::string& part) {
   const std::string path = kDir + "/" + name + "/" + part + ".bin";
   std::ifstream file(path, std::ios::binary);
@@ -23,57 +23,42 @@ Buffer ReadGolden(const std::string& name, const std::string& part) {
   return Buffer(std::as_bytes(std::span(text)), 0);
 }
 
-/// `data` with a fast payload applied to it.
-Buffer Applied(const DigestKey& key, Bytes data, Bytes payload, unsigned width) {
-  Buffer out(data, 0);
-  uint64_t digest = 0;
-  REQUIRE(Scalar().decode_apply(key, payload, out, width, 0, &digest) == DecodeStatus::kOk);
-  return out;
-}
-
-/// A case of the manifest, which make_delta_golden.cc describes.
+/// A case of the manifest, with its inputs made anew.
 struct Golden {
   DeltaCase c;
   Buffer fast{0};
   uint64_t changed = 0, digest_old = 0, digest_new = 0;
   std::vector<std::pair<unsigned, size_t>> tight;  // depth of history, payload bytes
+  bool dense = false;
 };
 
-Golden ReadCase(const DigestKey& key, const nlohmann::json& entry) {
-  Golden g;
-  g.c.name = entry.at("name").get<std::string>();
-  g.c.width = entry.at("width").get<unsigned>();
-  g.c.function = static_cast<ClassFunction>(entry.at("function").get<int>());
-  g.changed = entry.at("changed").get<uint64_t>();
-  g.digest_old = std::stoull(entry.at("digest_old").get<std::string>(), nullptr, 16);
-  g.digest_new = std::stoull(entry.at("digest_new").get<std::string>(), nullptr, 16);
-  const Buffer pattern = ReadGolden(g.c.name, "base");
-  g.c.base = Buffer(entry.at("elements").get<size_t>() * g.c.width);
-  for (size_t i = 0; i < g.c.base.size(); ++i) {
-    g.c.base.data()[i] = pattern.data()[i % pattern.size()];
-  }
-  if (!entry.at("past").empty()) {
-    const Buffer past = ReadGolden(g.c.name, "past");
-    size_t at = 0;
-    for (const auto& bytes : entry.at("past")) {
-      REQUIRE(bytes.get<size_t>() <= past.size() - at);
-      g.c.past.emplace_back(Bytes(past).subspan(at, bytes.get<size_t>()), 0);
-      at += bytes.get<size_t>();
+struct GoldenFiles {
+  DigestKey key;
+  std::vector<Golden> cases;
+};
+
+GoldenFiles ReadGoldenFiles() {
+  std::ifstream file(kDir + "/manifest.json");
+  REQUIRE(file.good());
+  const nlohmann::json manifest = nlohmann::json::parse(file);
+  std::vector<GoldenCase> inputs = GoldenCases();
+  REQUIRE(manifest.at("cases").size() == inputs.size());
+  GoldenFiles files{DigestKey(manifest.at("key_seed").get<uint64_t>()), {}};
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const nlohmann::json& entry = manifest.at("cases")[i];
+    Golden g{.c = std::move(inputs[i].c)};
+    REQUIRE(entry.at("name").get<std::string>() == g.c.name);
+    g.fast = ReadGolden(g.c.name, "fast");
+    g.changed = entry.at("changed").get<uint64_t>();
+    g.digest_old = std::stoull(entry.at("digest_old").get<std::string>(), nullptr, 16);
+    g.digest_new = std::stoull(entry.at("digest_new").get<std::string>(), nullptr, 16);
+    for (const auto& t : entry.at("tight")) {
+      g.tight.emplace_back(t.at("depth").get<unsigned>(), t.at("bytes").get<size_t>());
     }
-    REQUIRE(at == past.size());
+    g.dense = entry.at("dense").get<bool>();
+    files.cases.push_back(std::move(g));
   }
-  g.c.old_data = Buffer(g.c.base, 0);
-  for (size_t k = g.c.past.size(); k-- > 0;) {
-    if (g.c.past[k].size() != 0) {
-      g.c.old_data = Applied(key, g.c.old_data, g.c.past[k], g.c.width);
-    }
-  }
-  g.fast = ReadGolden(g.c.name, "fast");
-  g.c.new_data = Applied(key, g.c.old_data, g.fast, g.c.width);
-  for (const auto& t : entry.at("tight")) {
-    g.tight.emplace_back(t.at("depth").get<unsigned>(), t.at("bytes").get<size_t>());
-  }
-  return g;
+  return files;
 }
 
 void CheckFast(const Backend& backend, const DigestKey& key, const Golden& g) {
@@ -132,19 +117,15 @@ void CheckDense(const Backend& backend, const Golden& g) {
 }
 
 TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
-  std::ifstream file(kDir + "/manifest.json");
-  REQUIRE(file.good());
-  const nlohmann::json manifest = nlohmann::json::parse(file);
-  const DigestKey key(manifest.at("key_seed").get<uint64_t>());
-  REQUIRE(manifest.at("cases").size() == 23);
+  const GoldenFiles files = ReadGoldenFiles();
+  REQUIRE(files.cases.size() == 23);
   size_t tight = 0, groupings[4] = {};
-  for (const auto& entry : manifest.at("cases")) {
-    const Golden g = ReadCase(key, entry);
+  for (const Golden& g : files.cases) {
     for (const Backend* backend : All()) {
       CAPTURE(backend->name, g.c.name);
-      CheckFast(*backend, key, g);
+      CheckFast(*backend, files.key, g);
       for (const auto& [depth, bytes] : g.tight) CheckTight(*backend, g, depth, bytes);
-      if (entry.at("dense").get<bool>()) CheckDense(*backend, g);
+      if (g.dense) CheckDense(*backend, g);
     }
     for (const auto& [depth, bytes] : g.tight) {
       if (bytes == 0) continue;
@@ -161,16 +142,12 @@ TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
 }
 
 TEST_CASE("Every backend reads tight payloads whose parameters no encoder of ours chooses") {
-  std::ifstream file(kDir + "/manifest.json");
-  REQUIRE(file.good());
-  const nlohmann::json manifest = nlohmann::json::parse(file);
-  const DigestKey key(manifest.at("key_seed").get<uint64_t>());
+  const GoldenFiles files = ReadGoldenFiles();
   const std::pair<std::string, unsigned> payloads[] = {{"bf16", 0}, {"bf16", 8},    {"fp32", 2},
                                                        {"e4m3", 1}, {"none_w8", 8}, {"groups4", 2}};
-  for (const auto& entry : manifest.at("cases")) {
+  for (const Golden& g : files.cases) {
     for (const auto& [name, depth] : payloads) {
-      if (entry.at("name").get<std::string>() != name) continue;
-      const Golden g = ReadCase(key, entry);
+      if (g.c.name != name) continue;
       const Buffer tight = ReadGolden(name, "foreign" + std::to_string(depth));
       for (const Backend* backend : All()) {
         CAPTURE(backend->name, name, depth);
@@ -201,7 +178,7 @@ std::vector<uint8_t> DocumentedExample(const std::string& heading) {
   return bytes;
 }
 
-TEST_CASE("The example of fast in the format document") {
+TEST_CASE("The example of fast in the format document is what every backend writes") {
   Buffer old_data(600);
   for (size_t i = 0; i < 300; ++i) StoreAt(old_data, i, 2, 0x3f80);
   Buffer new_data(old_data, 0);
@@ -216,7 +193,7 @@ TEST_CASE("The example of fast in the format document") {
   }
 }
 
-TEST_CASE("The example of dense in the format document") {
+TEST_CASE("The example of dense in the format document decodes to its delta") {
   Buffer zeros(16), ones(16);
   for (size_t i = 0; i < 8; ++i) StoreAt(ones, i, 2, 1);
   const auto bytes = DocumentedExample("dense, an example");
@@ -227,7 +204,7 @@ TEST_CASE("The example of dense in the format document") {
   CHECK(Equal(Bytes(out).first(decoded), Encode(Scalar(), DigestKey(0), zeros, ones, 2)));
 }
 
-TEST_CASE("The example of tight in the format document") {
+TEST_CASE("The example of tight in the format document is what every backend writes") {
   DeltaCase c{.function = ClassFunction::kBF16};
   c.old_data = Buffer(600);
   for (size_t i = 0; i < 300; ++i) StoreAt(c.old_data, i, 2, i % 10 == 0 ? 0x0080 : 0x3f80);

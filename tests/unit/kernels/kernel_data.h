@@ -43,7 +43,9 @@ class Buffer {
   std::byte* data() { return memory_.get() + skew_; }
   const std::byte* data() const { return memory_.get() + skew_; }
   size_t size() const { return size_; }
+  // NOLINTNEXTLINE(google-explicit-constructor): a buffer is passed wherever a kernel takes bytes
   operator Bytes() const { return {data(), size_}; }
+  // NOLINTNEXTLINE(google-explicit-constructor)
   operator MutableBytes() { return {data(), size_}; }
   void Fill(Random& random) {
     for (size_t i = 0; i < size_; ++i) data()[i] = static_cast<std::byte>(random.Next());

@@ -1,5 +1,6 @@
 // What a receiver takes up when it starts again, also after a SIGKILL.
 #include <atomic>
+#include <catch2/catch.hpp>
 
 #include "receiver/buffer.h"
 #include "tests/support/forked.h"

@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <catch2/catch.hpp>
 #include <mutex>
 #include <optional>
 #include <set>

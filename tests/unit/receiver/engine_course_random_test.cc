@@ -22,6 +22,7 @@ struct ModelEngine {
   std::optional<uint64_t> held;     // what its client believes the weights to be; none: no client
   std::optional<uint64_t> prepared, applied_from;
   bool session = false;
+  std::string named = "default";  // the version that its answers carry
   uint64_t directory = 0;
 
   void Restart() {
@@ -31,6 +32,7 @@ struct ModelEngine {
              .prepared = {},
              .applied_from = {},
              .session = false,
+             .named = "default",
              .directory = directory};
   }
 
@@ -67,20 +69,24 @@ struct ModelEngine {
         CHECK_FALSE((traits.sessions && held));
         held.reset();
         weights = directory;
+        if (!traits.sessions) named = std::to_string(to);
         return true;
       case EngineCall::kLoad:
         if (!traits.prepares) {
           weights = directory;
+          if (!traits.names) named = std::to_string(to);
           return true;
         }
         if (!session || prepared != to) return false;
         applied_from = weights;
         weights = held = prepared;
+        if (!traits.sessions) named = std::to_string(to);
         return true;
       case EngineCall::kRollback:
         if (!session || !applied_from) return false;
         weights = held = applied_from;
         applied_from.reset();
+        if (!traits.sessions) named = std::to_string(to);
         return true;
       case EngineCall::kProve:
         return weights == to;
@@ -88,9 +94,12 @@ struct ModelEngine {
         paused = false;
         return true;
       case EngineCall::kFinish:
+        named = std::to_string(to);
         return std::exchange(session, false);
-      case EngineCall::kFlush:
       case EngineCall::kName:
+        named = std::to_string(to);
+        return true;
+      case EngineCall::kFlush:
         return true;
     }
     return false;
@@ -120,6 +129,7 @@ struct History {
     const auto done = [&] {
       EngineAnswer answer;
       if (!engine.Do(call, traits, to)) answer = {Result::kRefused, "refused", {}};
+      if (call == EngineCall::kProbe) answer.version = engine.named;
       return answer;
     };
     if (!Chance(faults)) return done();
@@ -137,6 +147,7 @@ struct History {
         return {Result::kUnsure, "cut in the middle", {}};
       case 3:
         if (changes) engine.weights.reset(), engine.session = engine.session && Chance(50);
+        if (call == EngineCall::kClear) engine.session = false;  // its refusal says that none is
         return {Result::kRefused, "500 in the middle", {}};
       default:
         return {Result::kUnsure, "cut before", {}};
@@ -190,8 +201,15 @@ TEST_CASE("random histories: never resumed with mixed weights, and served once a
           history.Publish();
           history.Run(25, static_cast<int>(history.random() % 40));
         }
-        if (failure == EngineFailure::kTakeOut) continue;
         history.Run(0, 100);
+        CHECK_FALSE((history.traits.sessions && history.engine.session));
+        if (failure == EngineFailure::kTakeOut) {
+          // Known to have started anew by what it names, unless that is the same as before.
+          if (history.course.view().state != EngineState::kOut) continue;
+          if (history.engine.named == "default") continue;
+          history.engine.Restart();
+          history.Run(0, 100);
+        }
         history.Publish();
         history.Run(0, 100);
         const auto view = history.course.view();

@@ -1,79 +1,15 @@
-// The order of calls to an engine, and what follows from each answer. No sockets, no threads; time
-// is a number.
-#include "receiver/engine/engine_course.h"
+// The order of calls to an engine, and how an engine is found, lost and followed again. No sockets,
+// no threads; time is a number.
+#include <algorithm>
+#include <chrono>
 
-#include <catch2/catch.hpp>
-#include <map>
-#include <vector>
+#include "tests/unit/receiver/engine_walk.h"
 
 namespace deltawire::receiver {
 namespace {
 
 using std::chrono::milliseconds;
 using Result = EngineAnswer::Result;
-using Calls = std::vector<std::string>;
-
-constexpr Hash128 kLineage{1, 2};
-Identity Version(uint64_t version) { return {kLineage, {1, version}, version * 1000, 0}; }
-
-const EngineAnswer kRefused{Result::kRefused, "500: no", {}};
-const EngineAnswer kUnsure{Result::kUnsure, "answer: nothing within 1 ms", {}};
-const EngineAnswer kUnreachable{Result::kUnreachable, "connect: Connection refused", {}};
-
-/// A course with a clock, and answers that are "done" unless a test says otherwise.
-struct Walk {
-  explicit Walk(EngineKind kind, EngineCourse::Policy policy = {})
-      : course(TraitsOf(kind), policy) {}
-
-  /// Makes every call that is due now. Returns them; "*": the directory was to be held.
-  Calls Run() {
-    Calls calls;
-    while (true) {
-      const auto action = course.Next(now);
-      if (!action.call) return calls;
-      std::string name(ToString(*action.call));
-      if (action.hold) name += "*";
-      calls.push_back(name);
-      REQUIRE(calls.size() < 100);
-      course.Begin(action, now);
-      now += milliseconds(1);
-      auto& queue = answers[*action.call];
-      EngineAnswer answer;
-      if (!queue.empty()) {
-        answer = queue.front();
-        queue.erase(queue.begin());
-      } else if (*action.call == EngineCall::kProbe) {
-        answer.version = named;
-      }
-      course.Done(*action.call, answer, now);
-    }
-  }
-  /// Goes on to when something is due, and makes the calls.
-  Calls Later() {
-    const auto action = course.Next(now);
-    REQUIRE_FALSE(action.call);
-    REQUIRE(action.until != EngineCourse::Time::max());
-    now = action.until;
-    return Run();
-  }
-  /// The engine serves `version`, which was ready.
-  void Serve(uint64_t version) {
-    course.Ready(Version(version));
-    Run();
-    REQUIRE(state() == EngineState::kServing);
-    named = std::to_string(version);
-  }
-  EngineState state() const { return course.view().state; }
-  Identity served() const { return course.view().served; }
-
-  EngineCourse course;
-  EngineCourse::Time now{std::chrono::hours(1)};
-  std::map<EngineCall, std::vector<EngineAnswer>> answers;
-  std::string named;  ///< what a probe hears
-};
-
-const Calls kVllmFirst = {"clear", "prepare*", "pause", "load", "flush", "finish", "resume"};
-const Calls kVllmNext = {"prepare*", "pause", "load", "flush", "finish", "resume"};
 
 }  // namespace
 
@@ -128,202 +64,6 @@ TEST_CASE("the time of the pause is counted from the pause to the resume") {
   CHECK(walk.course.view().pause_seconds == Approx(0.010));
 }
 
-TEST_CASE("a failure before the pause changes nothing, and is tried again so many times") {
-  for (const EngineFailure failure : {EngineFailure::kRetry, EngineFailure::kRollback,
-                                      EngineFailure::kStayPaused, EngineFailure::kTakeOut}) {
-    CAPTURE(ToString(failure));
-    Walk walk(EngineKind::kVllm, {.failure = failure, .retries = 2});
-    walk.Serve(1);
-    walk.answers[EngineCall::kPrepare] = {kUnsure, kUnsure, kUnsure};
-    walk.course.Ready(Version(2));
-    CHECK(walk.Run() == Calls{"prepare*"});
-    CHECK(walk.state() == EngineState::kRetrying);
-    CHECK(walk.course.view().error.find("prepare: answer: nothing within") == 0);
-    CHECK(walk.Later() == Calls{"clear", "prepare*"});
-    CHECK(walk.Later() == Calls{"clear", "prepare*", "clear"});  // nothing is left open
-    CHECK(walk.served() == Version(1));
-    CHECK_FALSE(walk.course.view().paused);
-    if (failure == EngineFailure::kTakeOut) {
-      CHECK(walk.state() == EngineState::kOut);
-      continue;
-    }
-    CHECK(walk.state() == EngineState::kBehind);
-    CHECK(walk.Later() == Calls{"probe"});
-    walk.course.Ready(Version(3));
-    CHECK(walk.Run() == kVllmNext);
-  }
-}
-
-TEST_CASE("pauses before retries double, less a random part of up to half") {
-  Walk walk(EngineKind::kHttp, {.retries = 8,
-                                .first_pause = milliseconds(100),
-                                .longest_pause = milliseconds(1000),
-                                .seed = 4711});
-  walk.answers[EngineCall::kLoad] = std::vector<EngineAnswer>(9, kRefused);
-  walk.course.Ready(Version(1));
-  CHECK(walk.Run() == Calls{"load*"});
-  bool random = false;
-  for (const int most : {100, 200, 400, 800, 1000, 1000, 1000, 1000}) {
-    const auto pause = walk.course.Next(walk.now).until - walk.now;
-    CAPTURE(most, pause.count());
-    CHECK(pause <= milliseconds(most));
-    CHECK(pause >= milliseconds(most) / 2);
-    random |= pause != milliseconds(most);
-    CHECK(walk.Later() == Calls{"load*"});
-  }
-  CHECK(random);
-  CHECK(walk.state() == EngineState::kBehind);
-  CHECK(walk.course.Next(walk.now).until == EngineCourse::Time::max());
-}
-
-TEST_CASE("a pause that fails is taken back, unless the weights are in doubt") {
-  Walk walk(EngineKind::kVllm);
-  walk.Serve(1);
-  walk.answers[EngineCall::kPause] = {kUnsure};
-  walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "clear", "resume"});
-  CHECK(walk.served() == Version(1));
-  CHECK_FALSE(walk.course.view().paused);
-  CHECK(walk.Later() == kVllmNext);
-
-  Walk fresh(EngineKind::kVllm);  // the receiver before may have died in the middle of a load
-  fresh.answers[EngineCall::kPause] = {kUnsure};
-  fresh.course.Ready(Version(1));
-  CHECK(fresh.Run() == Calls{"clear", "prepare*", "pause"});
-  CHECK(fresh.course.view().paused);
-  CHECK(fresh.Later() == kVllmFirst);
-}
-
-TEST_CASE("after a load that failed the engine stays paused until one succeeds") {
-  const EngineAnswer answer = GENERATE(kRefused, kUnsure);
-  for (const EngineCall failed : {EngineCall::kLoad, EngineCall::kFlush, EngineCall::kFinish}) {
-    CAPTURE(ToString(failed), answer.why);
-    Walk walk(EngineKind::kVllm, {.retries = 2});
-    walk.Serve(1);
-    walk.answers[failed] = {answer, answer};
-    walk.course.Ready(Version(2));
-    for (Calls calls = walk.Run(); walk.state() == EngineState::kRetrying; calls = walk.Later()) {
-      CHECK(std::count(calls.begin(), calls.end(), "resume") == 0);
-      CHECK(calls.back() == ToString(failed));
-      CHECK(walk.course.view().paused);
-      CHECK(walk.served() == Identity{});
-      CHECK(walk.course.view().attempts < 3);
-    }
-    CHECK(walk.state() == EngineState::kServing);
-    CHECK(walk.served() == Version(2));
-    CHECK(walk.course.view().error.empty());
-    CHECK(walk.course.view().failures == 2);
-  }
-}
-
-TEST_CASE("retries end, and the next version heals the engine that stayed paused") {
-  Walk walk(EngineKind::kVllmReload, {.retries = 1});
-  walk.Serve(1);
-  walk.answers[EngineCall::kLoad] = {kRefused, kRefused};
-  walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"pause*", "load*"});
-  CHECK(walk.Later() == Calls{"pause*", "load*"});
-  CHECK(walk.state() == EngineState::kPaused);
-  CHECK(walk.Later() == Calls{"probe"});
-  walk.course.Ready(Version(3));
-  CHECK(walk.Run() == Calls{"pause*", "load*", "flush", "name", "resume"});
-  CHECK(walk.served() == Version(3));
-}
-
-TEST_CASE("stay-paused: one attempt for each version") {
-  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kStayPaused});
-  walk.Serve(1);
-  walk.answers[EngineCall::kLoad] = {kRefused};
-  walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "clear"});
-  CHECK(walk.state() == EngineState::kPaused);
-  walk.course.Ready(Version(3));
-  CHECK(walk.Run() == kVllmNext);
-}
-
-TEST_CASE("take-out: no further version, until the engine starts anew") {
-  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kTakeOut});
-  walk.Serve(1);
-  walk.answers[EngineCall::kLoad] = {kRefused};
-  walk.course.Ready(Version(2));
-  walk.Run();
-  CHECK(walk.state() == EngineState::kOut);
-  walk.course.Ready(Version(3));
-  CHECK(walk.Run().empty());
-  CHECK(walk.Later() == Calls{"probe"});
-  CHECK(walk.state() == EngineState::kOut);
-  walk.answers[EngineCall::kProbe] = {kUnreachable};
-  walk.Later();
-  CHECK(walk.state() == EngineState::kUnreachable);
-  Calls calls = kVllmFirst;
-  calls.insert(calls.begin(), "probe");
-  CHECK(walk.Later() == calls);
-  CHECK(walk.served() == Version(3));
-}
-
-TEST_CASE("rollback: the update is taken back and the version before is served") {
-  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
-  walk.Serve(1);
-  walk.answers[EngineCall::kFlush] = {kRefused};
-  walk.course.Ready(Version(2));
-  CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "flush", "rollback", "clear", "resume"});
-  CHECK(walk.state() == EngineState::kBehind);
-  CHECK(walk.served() == Version(1));
-  CHECK_FALSE(walk.course.view().paused);
-  CHECK(walk.course.view().updates == 1);
-  CHECK(walk.course.view().error.find("flush: ") == 0);
-  CHECK(walk.Later() == Calls{"probe"});  // and not this version again
-  walk.course.Ready(Version(3));
-  CHECK(walk.Run() == kVllmNext);
-}
-
-TEST_CASE("rollback: what is not sure to be taken back stays paused") {
-  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback});
-  SECTION("the engine refuses") {
-    walk.Serve(1);
-    walk.answers[EngineCall::kRollback] = {kRefused};
-    walk.answers[EngineCall::kLoad] = {kRefused};
-    walk.course.Ready(Version(2));
-    CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "clear"});
-  }
-  SECTION("it is not known what would come back") {
-    walk.answers[EngineCall::kLoad] = {kRefused};
-    walk.course.Ready(Version(2));
-    CHECK(walk.Run() == Calls{"clear", "prepare*", "pause", "load", "clear"});
-  }
-  CHECK(walk.state() == EngineState::kPaused);
-  CHECK(walk.served() == Identity{});
-}
-
-TEST_CASE("rollback: SGLang's plug-in may prove that there is nothing to take back") {
-  Walk walk(EngineKind::kSglang, {.failure = EngineFailure::kRollback});
-  walk.Serve(1);
-  walk.answers[EngineCall::kLoad] = {kRefused};
-  walk.answers[EngineCall::kRollback] = {kRefused};
-  walk.course.Ready(Version(2));
-  SECTION("it does") {
-    CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "prove", "resume"});
-    CHECK(walk.served() == Version(1));
-  }
-  SECTION("it does not") {
-    walk.answers[EngineCall::kProve] = {kRefused};
-    CHECK(walk.Run() == Calls{"prepare*", "pause", "load", "rollback", "prove"});
-    CHECK(walk.state() == EngineState::kPaused);
-  }
-}
-
-TEST_CASE("a resume that fails is repeated alone") {
-  Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kRollback, .retries = 2});
-  walk.Serve(1);
-  walk.answers[EngineCall::kResume] = {kUnsure, kRefused};
-  walk.course.Ready(Version(2));
-  CHECK(walk.Run() == kVllmNext);
-  CHECK(walk.state() == EngineState::kRetrying);
-  CHECK(walk.Later() == Calls{"resume"});
-  CHECK(walk.Later() == Calls{"resume"});
-  CHECK(walk.served() == Version(2));
-}
-
 TEST_CASE("an engine that cannot be reached is tried without end, and begins anew") {
   Walk walk(EngineKind::kVllm, {.retries = 1});
   walk.Serve(5);
@@ -339,6 +79,19 @@ TEST_CASE("an engine that cannot be reached is tried without end, and begins ane
   calls.insert(calls.begin(), "probe");
   CHECK(walk.Later() == calls);
   CHECK(walk.served() == Version(5));
+}
+
+TEST_CASE("a hook without a probe is unreachable only until it is connected to") {
+  Walk walk(EngineKind::kHttp);
+  walk.answers[EngineCall::kLoad] = {kUnreachable, kUnreachable, kRefused};
+  walk.course.Ready(Version(1));
+  CHECK(walk.Run() == Calls{"load*"});
+  CHECK(walk.Later() == Calls{"load*"});
+  CHECK(walk.state() == EngineState::kUnreachable);
+  CHECK(walk.Later() == Calls{"load*"});
+  CHECK(walk.state() == EngineState::kRetrying);
+  CHECK(walk.Later() == Calls{"load*"});
+  CHECK(walk.state() == EngineState::kServing);
 }
 
 TEST_CASE("an engine that dies in the middle of an update begins anew when it is back") {
@@ -409,6 +162,32 @@ TEST_CASE("an engine that is not attached is attached, one at another version re
   sglang.course.Ready(Version(1));
   CHECK(sglang.Run() == Calls{"prepare*"});
   CHECK(sglang.Later() == Calls{"prepare*", "pause*", "reload*", "prepare*", "load", "resume"});
+}
+
+TEST_CASE("versions that keep coming do not keep an engine from reading the directory") {
+  Walk walk(EngineKind::kVllm);
+  walk.answers[EngineCall::kPrepare] = {kRefused, kRefused};
+  walk.answers[EngineCall::kAttach] = {kRefused, kRefused};
+  walk.course.Ready(Version(1));
+  CHECK(walk.Run() == Calls{"clear", "prepare*", "attach*"});
+  walk.course.Ready(Version(2));  // was committed while the engine attached
+  CHECK(walk.Run() == Calls{"clear", "prepare*", "attach*", "pause*", "detach*", "reload*",
+                            "attach*", "prepare*", "load", "flush", "finish", "resume"});
+  CHECK(walk.served() == Version(2));
+  // Once it serves, a refusal may be a passing failure again.
+  walk.answers[EngineCall::kPrepare] = {kRefused};
+  walk.answers[EngineCall::kAttach] = {kRefused};
+  walk.course.Ready(Version(3));
+  CHECK(walk.Run() == Calls{"prepare*", "attach*"});
+  CHECK(walk.Later() == kVllmFirst);
+}
+
+TEST_CASE("the last attempt reads the directory, though it is the first that was refused") {
+  Walk walk(EngineKind::kSglang, {.retries = 1});
+  walk.answers[EngineCall::kPrepare] = {kUnsure, kRefused};
+  walk.course.Ready(Version(1));
+  CHECK(walk.Run() == Calls{"prepare*"});
+  CHECK(walk.Later() == Calls{"prepare*", "pause*", "reload*", "prepare*", "load", "resume"});
 }
 
 TEST_CASE("an engine that cannot be followed at all reads the directory, and says why") {

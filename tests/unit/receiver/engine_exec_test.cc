@@ -67,6 +67,40 @@ TEST_CASE("only an exit with 0 means that the version is served") {
   CHECK(answer.why.find("it cannot be started") == 0);
 }
 
+TEST_CASE("a program whose end cannot be learnt may have done anything") {
+  const auto before = signal(SIGCHLD, SIG_IGN);  // the kernel then forgets how children end
+  const EngineAnswer answer =
+      Program("sleep 0.1; exit 3").Hook()->Make(EngineCall::kLoad, kSeven, milliseconds(10000));
+  signal(SIGCHLD, before);
+  CHECK(answer.result == Result::kUnsure);
+  CHECK_FALSE(answer.why.empty());
+}
+
+TEST_CASE("a program is told of its version alone, whatever the receiver inherited") {
+  const Program program(
+      "cd \"$(dirname \"$0\")\"\n"
+      "tr '\\0' '\\n' < /proc/$$/environ | grep '^DELTAWIRE_' | sort > said\n");
+  setenv("DELTAWIRE_VERSION", "99", 1);
+  setenv("DELTAWIRE_VERSION_OF_MINE", "1", 1);
+  const EngineAnswer answer = program.Hook()->Make(EngineCall::kLoad, kSeven, milliseconds(10000));
+  unsetenv("DELTAWIRE_VERSION");
+  unsetenv("DELTAWIRE_VERSION_OF_MINE");
+  CAPTURE(answer.why);
+  CHECK(answer.done());
+  CHECK(program.Said().find("DELTAWIRE_VERSION=7\n") != std::string::npos);
+  CHECK(program.Said().find("DELTAWIRE_VERSION=99\n") == std::string::npos);
+  CHECK(program.Said().find("DELTAWIRE_VERSION_OF_MINE=1\n") != std::string::npos);
+}
+
+TEST_CASE("a program is not started any more once its hook was cancelled") {
+  const Program program("touch \"$(dirname \"$0\")/said\"\n");
+  const auto hook = program.Hook();
+  hook->Cancel();
+  const EngineAnswer answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(10000));
+  CHECK(answer.result == Result::kUnsure);
+  CHECK_FALSE(std::filesystem::exists(program.dir.path() / "said"));
+}
+
 TEST_CASE("a program that takes too long is killed with all that it started") {
   const Program program(
       "cd \"$(dirname \"$0\")\"\n"

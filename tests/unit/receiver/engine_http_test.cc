@@ -1,12 +1,62 @@
 // What goes over the wire to an engine, and how its answers are judged.
+#include <netdb.h>
+
 #include <catch2/catch.hpp>
+#include <condition_variable>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "common/base/unique_fd.h"
 #include "receiver/engine/engine_hook.h"
 #include "receiver/engine/http_client.h"
+#include "tests/support/eventually.h"
 #include "tests/support/tcp.h"
+
+namespace {
+
+/// A name server that does not answer until it is told to.
+struct Resolver {
+  void Answer() {
+    std::lock_guard lock(mu);
+    answers = true;
+    cv.notify_all();
+  }
+  int asked() {
+    std::lock_guard lock(mu);
+    return asked_;
+  }
+  void Wait() {
+    std::unique_lock lock(mu);
+    ++asked_;
+    cv.wait(lock, [this] { return answers; });
+  }
+
+  std::mutex mu;
+  std::condition_variable cv;
+  bool answers = false;
+  int asked_ = 0;
+};
+Resolver& SlowResolver() {
+  static auto* const resolver = new Resolver;  // outlives the threads that ask it
+  return *resolver;
+}
+
+}  // namespace
+
+extern "C" {
+// NOLINTBEGIN(bugprone-reserved-identifier): the linker's names (CMakeLists.txt)
+int __real_getaddrinfo(const char*, const char*, const addrinfo*, addrinfo**);
+int __wrap_getaddrinfo(const char* node, const char* service, const addrinfo* hints,
+                       addrinfo** found) {
+  if (node == nullptr || std::string_view(node) != "slow.test") {
+    return __real_getaddrinfo(node, service, hints, found);
+  }
+  SlowResolver().Wait();
+  return __real_getaddrinfo("127.0.0.1", service, hints, found);
+}
+// NOLINTEND(bugprone-reserved-identifier)
+}
 
 namespace deltawire::receiver {
 namespace {
@@ -34,8 +84,9 @@ class OneAnswer {
     shutdown(listener_.get(), SHUT_RDWR);
     thread_.join();
   }
-  EngineOptions Engine(const std::string& kind, const std::string& path = "") const {
-    return *ParseEngine(fmt::format("{}=http://127.0.0.1:{}{}", kind, port_, path));
+  EngineOptions Engine(const std::string& kind, const std::string& path = "",
+                       const std::string& host = "127.0.0.1") const {
+    return *ParseEngine(fmt::format("{}=http://{}:{}{}", kind, host, port_, path));
   }
   /// The request, once it was answered.
   std::string Request() {
@@ -220,6 +271,31 @@ TEST_CASE("refusals have the engine's words") {
   CHECK(Make("http", EngineCall::kLoad, Http(404, longer)).answer.why.size() < 600);
 }
 
+TEST_CASE("after a gateway's answer for an engine, it is unknown what the engine did") {
+  for (const int code : {502, 503, 504}) {
+    CAPTURE(code);
+    for (const char* kind : {"vllm", "sglang-reload", "http"}) {
+      const EngineAnswer answer = Make(kind, EngineCall::kLoad, Http(code, "Bad Gateway")).answer;
+      CHECK(answer.result == Result::kUnsure);
+      CHECK(answer.why == fmt::format("{}: Bad Gateway", code));
+    }
+  }
+}
+
+TEST_CASE("an answer may be nested as deeply as it likes") {
+  const std::string deep = std::string(400'000, '[') + std::string(400'000, ']');
+  for (const std::string& body :
+       {R"({"detail": )" + deep + "}", R"({"error": {"message": )" + deep + "}}", deep}) {
+    const EngineAnswer refused = Make("vllm", EngineCall::kPause, Http(400, body)).answer;
+    CHECK(refused.result == Result::kRefused);
+    CHECK(refused.why.size() < 600);
+    CHECK_FALSE(Make("vllm", EngineCall::kPause, Http(200, body)).answer.done());
+  }
+  const EngineAnswer status =
+      Make("vllm", EngineCall::kPause, Http(200, R"({"status": )" + deep + "}")).answer;
+  CHECK(status.result == Result::kRefused);
+}
+
 TEST_CASE("after an answer that cannot be understood, it is unknown what the engine did") {
   const std::string cases[] = {"garbage that is no HTTP\r\n\r\n",
                                "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut short",
@@ -271,6 +347,46 @@ TEST_CASE("an engine that never answers is left at the limit, and at once when c
   begin = Clock::now();
   CHECK_FALSE(hook->Make(EngineCall::kLoad, kSeven, milliseconds(60000)).done());
   CHECK(Clock::now() - begin < milliseconds(10000));
+}
+
+TEST_CASE("a hook that was cancelled asks nobody, and does not say that nobody was there") {
+  OneAnswer silent("");
+  auto hook = MakeHook(silent.Engine("vllm"), {"m", "/m"});
+  hook->Cancel();
+  const EngineAnswer answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(60000));
+  CHECK(answer.result == Result::kUnsure);
+  CHECK(answer.why == "the receiver is stopping");
+}
+
+TEST_CASE("a name that nobody resolves takes no longer than the limit, and can be cancelled") {
+  OneAnswer server(Http(200, "{}"));
+  auto hook = MakeHook(server.Engine("vllm", "", "slow.test"), {"m", "/m"});
+  auto begin = Clock::now();
+  EngineAnswer answer = hook->Make(EngineCall::kPrepare, kSeven, milliseconds(100));
+  CHECK(answer.result == Result::kUnreachable);
+  CHECK(answer.why == "resolve: nothing within 100 ms");
+  CHECK(Clock::now() - begin < milliseconds(10000));
+  // The search goes on, and the next request takes what it finds.
+  CHECK(hook->Make(EngineCall::kPrepare, kSeven, milliseconds(10)).result == Result::kUnreachable);
+  CHECK(SlowResolver().asked() == 1);
+
+  auto cancelled = MakeHook(server.Engine("vllm", "", "slow.test"), {"m", "/m"});
+  begin = Clock::now();
+  std::thread cancels([&] {
+    testing::Eventually([] { return SlowResolver().asked() == 2; });
+    cancelled->Cancel();
+  });
+  CHECK(cancelled->Make(EngineCall::kPrepare, kSeven, milliseconds(60000)).result ==
+        Result::kUnsure);
+  cancels.join();
+  cancelled.reset();  // the search outlives it
+  CHECK(Clock::now() - begin < milliseconds(4000));
+
+  SlowResolver().Answer();
+  answer = hook->Make(EngineCall::kPrepare, kSeven, milliseconds(10000));
+  CAPTURE(answer.why);
+  CHECK(answer.done());
+  CHECK(server.Request().find("Host: slow.test:") != std::string::npos);
 }
 
 }  // namespace deltawire::receiver

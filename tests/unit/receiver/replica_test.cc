@@ -377,6 +377,37 @@ TEST_CASE("with one file an update waits for a reader, and is told of in the sta
   CHECK(s.replica->status().worst_reader_wait_seconds > 0);
 }
 
+TEST_CASE("a wait for an engine is told of and counted, and a pause ends it") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  Setup s;
+  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start({.buffers = buffers});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  REQUIRE(Eventually([&] { return s.replica->Hold(s.agent().identity(), "engine e"); }));
+  const auto waits = [&] {
+    const ReplicaStatus status = s.replica->status();
+    return status.phase == ReceiverPhase::kWaitingForReader && status.readers == "engine e";
+  };
+  chunks = FakeAgent::Step(chunks, 9);
+  s.agent().Publish({1, 2}, chunks);
+  REQUIRE(Eventually(waits));
+  CHECK(s.replica->SetPaused(true, kStays).ok());  // must not wait for the engine
+  CHECK(s.replica->status().readers.empty());
+  CHECK(s.replica->status().phase == ReceiverPhase::kPaused);
+  const double first = s.replica->status().reader_wait_seconds;
+  CHECK(first > 0);
+  CHECK(s.replica->status().worst_reader_wait_seconds == first);
+  CHECK(s.replica->SetPaused(false, kStays).ok());
+  REQUIRE(Eventually(waits));
+  s.replica->Release("engine e");
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(chunks));
+  CHECK(s.replica->status().readers.empty());
+  CHECK(s.replica->status().reader_wait_seconds > first);
+}
+
 TEST_CASE("with one file and the option copy, a reader keeps the old file") {
   Setup s;
   FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);

@@ -198,7 +198,7 @@ struct RoundRig {
   const Layout layout;
   ThreadPool pool{2};
   CoderRates rates;
-  History history{1 << 20};
+  ReplicaHistory history{1 << 20};
   SideFileCache files;
   DeltaFiles delta_files{dir.path() / kDeltaFolder, 1 << 20};
   std::vector<std::unique_ptr<Station>> stations;

@@ -54,11 +54,11 @@ ROOMS = {
     "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
     "common/daemon": Room(outside=("systemd",)),
     "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("prometheus",)),
-    # What CPU and CUDA share stands at the top, so neither's folder is included from outside of it.
+    # What CPU and CUDA share stands at the top, so that neither's folder includes from the other's.
     "kernels": Room(never=("kernels/cuda",)),
     "kernels/cpu": Room(rooms=("kernels",), never=("kernels/cuda",)),
     "kernels/cpu/highway": Room(rooms=("kernels",), outside=("hwy",), never=("kernels/cuda",)),
-    "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",)),
+    "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",), never=("kernels/cpu",)),
     # Messages, and what every program shares of serving and translating them.
     "proto": Room(rooms=(BASE, "common/layout", "common/delta"), outside=GROUND + ("grpc", "protobuf")),
     "sender/agent": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
@@ -89,7 +89,12 @@ ROOMS = {
         rooms=("common", "kernels", "proto", "receiver/engine"), outside=DAEMON, never=("sender",)
     ),
     # Knows of the replica only what daemon.cc hands it; speaks HTTP, and no gRPC.
-    "receiver/engine": Room(rooms=(BASE, "common/config"), outside=GROUND + ("asio", "json")),
+    "receiver/engine": Room(
+        rooms=(BASE, "common/config", "receiver/disk_delta"), outside=GROUND + ("asio", "json")
+    ),
+    "receiver/disk_delta": Room(
+        rooms=(BASE, "common/layout"), outside=GROUND + ("json", "zstd")
+    ),
     # What runs in an engine's process: nothing that opens a socket.
     "receiver/engine_client": Room(
         rooms=(BASE, "common/layout", "common/delta", "common/shm", "kernels"), outside=GROUND

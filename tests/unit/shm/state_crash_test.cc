@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <catch2/catch.hpp>
 #include <functional>
 #include <optional>
 #include <random>

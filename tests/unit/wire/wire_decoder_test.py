@@ -40,7 +40,7 @@ FIELDS = ("type", "chunk", "epoch", "version", "digest_before", "digest_after", 
 
 
 def golden(name, version=wd.WIRE_VERSION):
-    return pathlib.Path(ARGS.golden, f"wire_v{version}_{name}.bin").read_bytes()
+    return pathlib.Path(ARGS.golden, f"wire_v{version}/{name}.bin").read_bytes()
 
 
 def document_frames():

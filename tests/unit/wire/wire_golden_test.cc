@@ -51,7 +51,7 @@ TEST_CASE("golden files of wire version 3 are what this code writes") {
 
 TEST_CASE("golden files of wire version 3 are read as what they say") {
   const auto read = [](const std::string& name) {
-    return ReadFile(fmt::format("{}/wire_v3_{}.bin", DW_GOLDEN_DIR, name));
+    return ReadFile(fmt::format("{}/wire_v3/{}.bin", DW_GOLDEN_DIR, name));
   };
   for (const auto& f : samples::Exchange()) {
     const auto h = DecodeHeader(AsBytes(read(fmt::format("header_{}", f.file))));
@@ -78,7 +78,7 @@ TEST_CASE("frames of wire versions 1 and 2 are refused by name") {
   for (const auto& f : samples::Exchange()) {
     CAPTURE(std::string(f.file));
     const std::string old =
-        ReadFile(fmt::format("{}/wire_v{}_header_{}.bin", DW_GOLDEN_DIR, version, f.file));
+        ReadFile(fmt::format("{}/wire_v{}/header_{}.bin", DW_GOLDEN_DIR, version, f.file));
     const auto h = DecodeHeader(AsBytes(old));
     CHECK(h.status().code() == StatusCode::kUnimplemented);
     CHECK_THAT(std::string(MessageOf(h.status())),

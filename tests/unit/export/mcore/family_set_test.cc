@@ -92,7 +92,7 @@ qkv_bias = 0
   CHECK(Families().families().at("qwen2").dims.at("qkv_bias") == Alternatives{"1"});
 }
 
-TEST_CASE("family_set: what cannot be loaded") {
+TEST_CASE("family_set: what cannot be loaded is refused with its file and the reason") {
   const std::pair<std::vector<std::string>, const char*> cases[] = {
       {{"family = \"x\"\nextends = \"nobody\"\n"}, "extends \"nobody\", which no file defines"},
       {{"family = \"x\"\nextends = \"y\"\n", "family = \"y\"\nextends = \"x\"\n"},
@@ -126,7 +126,7 @@ TEST_CASE("family_set: what cannot be loaded") {
   CHECK(TextOf(FamilySet::Load(nowhere)).find("no/such/directory") != std::string::npos);
 }
 
-TEST_CASE("family_set: the family by model_type") {
+TEST_CASE("family_set: model_type chooses the family") {
   const FamilySet& set = Families();
   CHECK(Chosen(set, R"({"model_type": "llama"})") == "llama");
   CHECK(Chosen(set, R"({"model_type": "kimi_k2"})") == "deepseek_v3");
@@ -164,7 +164,7 @@ TEST_CASE("family_set: more conditions win, and a tie of unrelated families is a
         std::string::npos);
 }
 
-TEST_CASE("family_set: patterns") {
+TEST_CASE("family_set: a star in a pattern stands for any text") {
   CHECK(MatchesPattern("a*", "abc"));
   CHECK(MatchesPattern("*", ""));
   CHECK(MatchesPattern("*.b.*", "a.b.c.b.d"));

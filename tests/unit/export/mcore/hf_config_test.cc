@@ -12,7 +12,7 @@ namespace {
 using testing::Get;
 using testing::TextOf;
 
-TEST_CASE("hf_config: suffixes") {
+TEST_CASE("hf_config: suffixes ask for more of a field than its value") {
   const HfConfig c = Get(HfConfig::Parse(
       R"({"n": 3, "t": true, "null": null, "word": "abc", "list": ["abc", "d"], "has": [1]})"));
   CHECK(c.Field("n", 0) == 3);
@@ -53,7 +53,7 @@ TEST_CASE("hf_config: a text config comes before the top level") {
   CHECK(c.dtype() == DType::kF32);
 }
 
-TEST_CASE("hf_config: other places of the text config") {
+TEST_CASE("hf_config: the text config is found under every name that it has") {
   for (const char* name : {"text_config", "llm_config", "language_config"}) {
     CAPTURE(name);
     const HfConfig c = Get(HfConfig::Parse(fmt::format(R"({{"{}": {{"n": 2}}}})", name)));
@@ -64,7 +64,7 @@ TEST_CASE("hf_config: other places of the text config") {
   CHECK(omni.Field("n", 0) == 2);
 }
 
-TEST_CASE("hf_config: dtypes") {
+TEST_CASE("hf_config: the dtype is read from either field, and is bf16 without one") {
   const auto dtype = [](const char* json) { return Get(HfConfig::Parse(json)).dtype(); };
   CHECK(dtype("{}") == DType::kBF16);
   CHECK(dtype(R"({"torch_dtype": "float16"})") == DType::kF16);
@@ -73,7 +73,7 @@ TEST_CASE("hf_config: dtypes") {
   CHECK(TextOf(HfConfig::Parse(R"({"dtype": "int4"})")).find("int4") != std::string::npos);
 }
 
-TEST_CASE("hf_config: what is no config") {
+TEST_CASE("hf_config: what is no JSON object is refused, and a missing file is named") {
   for (const char* text : {"", "[]", "3", "{", "{\"a\": }"}) {
     CAPTURE(text);
     CHECK(TextOf(HfConfig::Parse(text)).find("not a JSON object") != std::string::npos);

@@ -84,6 +84,18 @@ TEST_CASE("listing: a quantised checkpoint is called one") {
   const std::string said = TextOf(Plan::Make(*family, config, {}, &eight));
   CHECK(said.find("the checkpoint is quantised (" + metas[3].name + " is F8_E4M3)") !=
         std::string::npos);
+  // What DeepSeek's fp8, gpt-oss' MXFP4, GPTQ, AWQ and compressed-tensors have besides, or instead.
+  for (const char* end :
+       {"q_proj.weight_scale_inv", "down_proj_blocks", "q_proj.qweight", "q_proj.qzeros",
+        "q_proj.g_idx", "q_proj.weight_packed", "q_proj.weight_scale"}) {
+    const std::string name = std::string("model.layers.0.x.") + end;
+    CAPTURE(name);
+    const Layout listing =
+        Changed(PlanOf(kTinyLlama, "").plan.layout(), {}, {{name, DType::kF32, {2}}});
+    CHECK(TextOf(Plan::Make(*family, config, {}, &listing)) ==
+          "the checkpoint is quantised (" + name +
+              " is F32), which no trainer's parameters make: use the model's bf16 checkpoint");
+  }
 }
 
 TEST_CASE("listing: a job without MTP leaves the checkpoint's MTP tensors") {

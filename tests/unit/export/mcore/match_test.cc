@@ -80,6 +80,59 @@ TEST_CASE("match: missing, unknown, misshapen and doubled parameters are named")
   CHECK(Refusal(p.plan, 1, many).find("... and 10 more") != std::string::npos);
 }
 
+constexpr const char* kMtpHint = "\n  (a job without MTP layers: mtp=false)";
+constexpr const char* kVisionHint = "\n  (a job that does not hold the vision part: vision=false)";
+
+/// What is said to a trainer that lists all of the plan but the names that begin with one of
+/// `absent`.
+std::string RefusalWithout(const Plan& plan, const std::vector<std::string>& absent) {
+  auto live = Live(plan, 0);
+  const size_t all = live.size();
+  std::erase_if(live, [&](const LiveParam& l) {
+    return std::any_of(absent.begin(), absent.end(),
+                       [&](const std::string& a) { return l.name.starts_with(a); });
+  });
+  CHECK(live.size() < all);
+  return Refusal(plan, 0, live);
+}
+
+TEST_CASE("match: a job that lacks its MTP layers is told of mtp=false") {
+  const std::string said = RefusalWithout(PlanOf(kTinyGlmMoe, "").plan, {"mtp."});
+  CHECK(said.ends_with(kMtpHint));
+  CHECK(said.find("vision=false") == std::string::npos);
+}
+
+/// A model with vision and an MTP layer, and the checkpoint's listing with a tensor of the tower.
+constexpr const char* kVisionAndMtp = R"({"model_type": "qwen3_5", "text_config":
+  {"model_type": "qwen3_5_text", "num_hidden_layers": 2, "hidden_size": 24,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "intermediate_size": 16,
+  "vocab_size": 19, "full_attention_interval": 2, "linear_num_key_heads": 2,
+  "linear_num_value_heads": 2, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
+  "linear_conv_kernel_dim": 4, "mtp_num_hidden_layers": 1}})";
+Layout VisionListing() {
+  return testing::Changed(PlanOf(kVisionAndMtp, "").plan.layout(), {},
+                          {{"model.visual.merger.weight", DType::kBF16, {3, 4}}});
+}
+
+TEST_CASE("match: a job that lacks the vision part is told of vision=false") {
+  const Layout listing = VisionListing();
+  const Planned p = PlanOf(kVisionAndMtp, "", &listing);
+  const std::string said = RefusalWithout(p.plan, {"vision_model."});
+  CHECK(said.ends_with(kVisionHint));
+  CHECK(said.find("mtp=false") == std::string::npos);
+}
+
+TEST_CASE("match: a job that lacks both vision and MTP is told of both") {
+  const Layout listing = VisionListing();
+  const Planned p = PlanOf(kVisionAndMtp, "", &listing);
+  const std::string said = RefusalWithout(p.plan, {"vision_model.", "language_model.mtp."});
+  CHECK(said.find(kMtpHint) != std::string::npos);
+  CHECK(said.find(kVisionHint) != std::string::npos);
+  // With both keys that job fits.
+  const Planned less = PlanOf(kVisionAndMtp, "mtp=false,vision=false", &listing);
+  CHECK(MatchRank(less.plan, 0, Live(less.plan, 0)).ok());
+}
+
 TEST_CASE("match: ones in a shape do not count") {
   const Planned p = PlanOf(kTinyLlama, "tp=2");
   auto live = Live(p.plan, 0);

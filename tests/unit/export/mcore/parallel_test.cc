@@ -14,7 +14,7 @@ namespace {
 using testing::Get;
 using testing::TextOf;
 
-TEST_CASE("parallel: a text") {
+TEST_CASE("parallel: a text sets every key that it names") {
   const ParallelConfig c = Get(ParallelConfig::Parse(
       "tp=4,pp=2,vpp=2,ep=8,etp=1,cp=2,world=64,spec=local,experts=sequential,vocab_divisor=64,"
       "account_for_loss=true,mtp=false,vision=0,padded_vocab=12345678901"));
@@ -32,7 +32,7 @@ TEST_CASE("parallel: a text") {
   CHECK(c.padded_vocab == 12345678901);
 }
 
-TEST_CASE("parallel: what is left out") {
+TEST_CASE("parallel: keys that are left out get their defaults") {
   const ParallelConfig c = Get(ParallelConfig::Parse("tp=4,ep=8"));
   CHECK(c.etp == 4);  // the same as tp
   CHECK(c.dp == 8);   // the smallest that holds etp * ep
@@ -48,7 +48,7 @@ TEST_CASE("parallel: a layout keeps its commas") {
   CHECK(c.tp == 2);
 }
 
-TEST_CASE("parallel: JSON and back") {
+TEST_CASE("parallel: a config survives the way to JSON and back") {
   const ParallelConfig c = Get(ParallelConfig::Parse(
       "tp=2,pp=2,ep=4,etp=1,dp=2,first_stage_layers=3,spec=local,layout=Et|tL,mtp=false"));
   const ParallelConfig again = Get(ParallelConfig::Parse(c.ToJson()));
@@ -73,7 +73,7 @@ TEST_CASE("parallel: a file that holds JSON is as good as its text") {
   CHECK(TextOf(ParallelConfig::Open(path)).find(path) != std::string::npos);
 }
 
-TEST_CASE("parallel: what is refused") {
+TEST_CASE("parallel: what does not fit is refused with its key and the reason") {
   const std::pair<const char*, const char*> cases[] = {
       {"tp", "\"tp\" is not KEY=VALUE"},
       {"tq=2", "unknown key \"tq\"; known: world, tp, pp"},
@@ -108,7 +108,7 @@ TEST_CASE("parallel: what is refused") {
   CHECK_FALSE(ParallelConfig::Parse("{").ok());
 }
 
-TEST_CASE("parallel: ranks by the order tp-cp-ep-dp-pp") {
+TEST_CASE("parallel: ranks follow the order tp-cp-ep-dp-pp") {
   // tp varies fastest, then cp, dp and pp; among the experts' ranks etp, then ep, their dp and pp.
   std::mt19937 random(7);
   const uint32_t sizes[] = {1, 2, 3, 4};

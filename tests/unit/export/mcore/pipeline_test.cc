@@ -18,7 +18,7 @@ std::vector<std::pair<uint32_t, uint32_t>> Layers(const std::vector<PipelineChun
 }
 using L = std::vector<std::pair<uint32_t, uint32_t>>;
 
-TEST_CASE("pipeline: even stages and chunks") {
+TEST_CASE("pipeline: layers are cut evenly into stages and chunks") {
   CHECK(Layers(Cut("pp=4", 8)) == L{{0, 2}, {2, 2}, {4, 2}, {6, 2}});
   // Stage 0 holds layers 0, 1, 4, 5 and stage 1 the rest.
   CHECK(Layers(Cut("pp=2,vpp=2", 8)) == L{{0, 2}, {2, 2}, {4, 2}, {6, 2}});
@@ -29,7 +29,7 @@ TEST_CASE("pipeline: even stages and chunks") {
   CHECK_FALSE(chunks[1].head);  // stage 1, chunk 0
 }
 
-TEST_CASE("pipeline: uneven first and last stages") {
+TEST_CASE("pipeline: first and last stage may have a size of their own") {
   CHECK(Layers(Cut("pp=4,first_stage_layers=1", 7)) == L{{0, 1}, {1, 2}, {3, 2}, {5, 2}});
   CHECK(Layers(Cut("pp=4,last_stage_layers=1", 7)) == L{{0, 2}, {2, 2}, {4, 2}, {6, 1}});
   CHECK(Layers(Cut("pp=3,first_stage_layers=3,last_stage_layers=1", 6)) ==
@@ -51,14 +51,14 @@ TEST_CASE("pipeline: embedding and loss count as layers") {
         L{{0, 0}, {0, 1}, {1, 0}});
 }
 
-TEST_CASE("pipeline: layout strings written out") {
+TEST_CASE("pipeline: a layout string is written out stage by stage") {
   CHECK(Get(ExpandLayout("Ett|tt|L")) == std::vector<std::string>{"Ett", "tt", "L"});
   CHECK(Get(ExpandLayout("Et*3|(t|)*2L")) == std::vector<std::string>{"Ettt", "t", "t", "L"});
   CHECK(Get(ExpandLayout("E,t|((t)*2|)*2,L")) == std::vector<std::string>{"Et", "tt", "tt", "L"});
   CHECK(Get(ExpandLayout("E|*3L")) == std::vector<std::string>{"E", "", "", "L"});
 }
 
-TEST_CASE("pipeline: DeepSeek-V3 over 16 stages of 2 chunks") {
+TEST_CASE("pipeline: DeepSeek-V3 is cut into 16 stages of 2 chunks as its layout says") {
   const auto chunks = Cut("pp=16,vpp=2,layout=Ettt|(tt|)*29,m|L", 61, 1);
   REQUIRE(chunks.size() == 32);
   CHECK(chunks[0].first_layer == 0);
@@ -80,7 +80,50 @@ TEST_CASE("pipeline: MTP layers are with the output layer") {
   CHECK(chunks[0].mtp_layers == 0);
 }
 
-TEST_CASE("pipeline: what is refused") {
+/// The rank's shard of that name, if it has one.
+std::optional<ShardParam> Held(const Plan& plan, uint32_t rank, const std::string& name) {
+  for (const ShardParam& s : plan.Rank(rank)) {
+    if (s.names.front() == name) return s;
+  }
+  return std::nullopt;
+}
+
+TEST_CASE("pipeline: a stage of MTP layers without the loss has a head only before core 0.15") {
+  const bool tied = GENERATE(false, true);
+  std::string config = testing::kTinyGlmMoe;
+  config.replace(config.find("\"num_hidden_layers\": 3"), 22, "\"num_hidden_layers\": 4");
+  if (tied) config.insert(1, "\"tie_word_embeddings\": true, ");
+  for (const auto& [core, made] :
+       {std::pair{"0.14", true}, {"0.15", false}, {"0.16", false}, {"0.19", false}}) {
+    CAPTURE(tied, core);
+    const testing::Planned p =
+        testing::PlanOf(config, fmt::format("pp=3,layout=Et*2|t*2m|L,core_version={}", core));
+    CHECK_FALSE(Held(p.plan, 0, "output_layer.weight"));
+    // Of whatever version a trainer is, its head on this stage is known, and never exported.
+    const auto mtp = Held(p.plan, 1, "output_layer.weight");
+    REQUIRE(mtp);
+    CHECK(mtp->made == made);
+    CHECK(mtp->optional);
+    CHECK_FALSE(mtp->writes);
+    const auto loss = Held(p.plan, 2, "output_layer.weight");
+    REQUIRE(loss);
+    CHECK(loss->made);
+    CHECK(loss->writes == !tied);
+    // The stage's copy of the embedding is every version's.
+    const auto embedding = Held(p.plan, 1, "embedding.word_embeddings.weight");
+    REQUIRE(embedding);
+    CHECK(embedding->made);
+    CHECK_FALSE(embedding->writes);
+  }
+  // Where MTP layers and the loss share a stage there is one head, and it is the exported one.
+  const testing::Planned p = testing::PlanOf(config, "pp=2,layout=Et*2|t*2mL,core_version=0.16");
+  const auto head = Held(p.plan, 1, "output_layer.weight");
+  REQUIRE(head);
+  CHECK(head->made);
+  CHECK(head->writes == !tied);
+}
+
+TEST_CASE("pipeline: a cut that does not work out is refused with the reason") {
   struct Case {
     const char* parallel;
     uint32_t layers;

@@ -144,6 +144,41 @@ TEST_CASE("coverage: ten findings are named and all are counted") {
   CHECK(c.findings.size() == PlanFindings::kMaxFindings);
 }
 
+TEST_CASE("coverage: the error says how many of each kind, without kinds that do not occur") {
+  PlanFindings c;
+  c.tensors = 40;
+  CHECK(c.ToStatus().ok());
+  c.missing = 2;
+  c.unlisted = 1;
+  c.findings = {"a", "b", "c"};
+  CHECK(absl::IsFailedPrecondition(c.ToStatus()));
+  CHECK(TextOf(c.ToStatus()) ==
+        "3 of 41 HF tensors would not be written exactly once (2 missing, 1 not in the checkpoint)"
+        "\n  a\n  b\n  c");
+  c.doubled = 4;
+  c.misshapen = 5;
+  CHECK(TextOf(c.ToStatus()) ==
+        "12 of 41 HF tensors would not be written exactly once (2 missing, 4 written twice, 5 of "
+        "another shape, 1 not in the checkpoint)\n  a\n  b\n  c\n  ... and 9 more");
+}
+
+TEST_CASE("coverage: heads that tp does not cut are refused in the trainer's words") {
+  const auto refusal = [](const std::string& config_json, const std::string& parallel) {
+    const HfConfig config = Get(HfConfig::Parse(config_json));
+    const Family* family = Get(testing::Families().Select(config));
+    return TextOf(Plan::Make(*family, config, Get(ParallelConfig::Parse(parallel))));
+  };
+  CHECK(refusal(kTinyLlama, "tp=3") ==
+        "4 attention heads cannot be cut into tp=3: megatron-core wants a multiple of tp");
+  constexpr const char* kThreeGroups = R"({"model_type": "llama", "num_hidden_layers": 2,
+    "hidden_size": 24, "num_attention_heads": 12, "num_key_value_heads": 3, "head_dim": 6,
+    "intermediate_size": 16, "vocab_size": 19})";
+  CHECK(refusal(kThreeGroups, "tp=2") ==
+        "3 groups of keys and values cannot be cut into tp=2: megatron-core wants a multiple or a "
+        "divisor of tp");
+  CHECK(refusal(kTinyLlama, "tp=2,ep=2") == "ep=2, and the model has no experts");
+}
+
 TEST_CASE("coverage: what cannot be planned") {
   const auto refusal = [](const std::string& param, const std::string& parallel) {
     const Family family = Get(ParseFamily(

@@ -171,7 +171,7 @@ TEST_CASE("program: boxes and copies go where single elements go") {
   }
 }
 
-TEST_CASE("program: some of a shard's rows") {
+TEST_CASE("program: some of a shard's rows go where the whole shard has them") {
   for (uint32_t seed = 0; seed < 500; ++seed) {
     CAPTURE(seed);
     std::mt19937 random(seed);
@@ -189,7 +189,7 @@ TEST_CASE("program: some of a shard's rows") {
   }
 }
 
-TEST_CASE("program: windows that begin and end inside of a head") {
+TEST_CASE("program: windows may begin and end inside of a head") {
   // There are 6 q heads in 2 groups and heads of 4 rows, so 40 rows; each of the 5 ranks has 8.
   ParamCut cut;
   cut.split = Split::kRows;
@@ -211,7 +211,7 @@ TEST_CASE("program: windows that begin and end inside of a head") {
   }
 }
 
-TEST_CASE("program: what does not divide") {
+TEST_CASE("program: a cut that does not divide is refused with its numbers") {
   ParamCut cut;
   cut.parts = {{0, 12, 0, 12, 0, 0}};
   cut.rows = 12;

@@ -26,7 +26,7 @@ class ScopeFixture {
   Scope scope;
 };
 
-TEST_CASE("scope: operators") {
+TEST_CASE("scope: operators bind as in C") {
   ScopeFixture s;
   CHECK(s.Size("a + b * 2") == 14);
   CHECK(s.Size("(a + b) * 2") == 20);
@@ -61,7 +61,7 @@ TEST_CASE("scope: definitions name one another in any order") {
   CHECK(s.Size("q") == 12);
 }
 
-TEST_CASE("scope: the first alternative whose fields are all there") {
+TEST_CASE("scope: the first alternative whose fields are all there counts") {
   ScopeFixture s({{"first", {"absent", "b", "a"}},
                   {"null", {"none", "7"}},
                   {"inner", {"first + absent", "first + a"}},
@@ -88,7 +88,7 @@ TEST_CASE("scope: definitions in a circle end in a field that is not there") {
   CHECK(s.Refusal("q").find("no field \"q\"") != std::string::npos);
 }
 
-TEST_CASE("scope: what is set comes first") {
+TEST_CASE("scope: what is set comes before definitions and fields") {
   ScopeFixture s({{"b", {"a"}}, {"twice", {"2 * tp"}}});
   s.scope.Set("tp", 4);
   CHECK(s.Size("twice") == 8);
@@ -98,7 +98,7 @@ TEST_CASE("scope: what is set comes first") {
   CHECK(s.Size("b") == 3);
 }
 
-TEST_CASE("scope: fields that change with the layer") {
+TEST_CASE("scope: fields by layer have the value of the layer that is set") {
   ScopeFixture s({{"is_x", {"kinds.is.x"}}, {"second", {"layer == 1"}}});
   const bool x[] = {true, false, true, false};
   const bool in[] = {true, false, true, false};
@@ -115,7 +115,7 @@ TEST_CASE("scope: fields that change with the layer") {
   }
 }
 
-TEST_CASE("scope: what is no size") {
+TEST_CASE("scope: what is no size is refused with the expression") {
   ScopeFixture s;
   CHECK(s.Refusal("b - a").find("gives -2") != std::string::npos);
   CHECK(s.Refusal("half").find("gives 1.5") != std::string::npos);

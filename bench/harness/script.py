@@ -1,0 +1,89 @@
+"""What the suites' Python scripts share: their options, the tensors of a Qwen3, daemons, rows.
+
+Each is started by RunPythonScript (python_script.h), with the package and this directory in
+PYTHONPATH. It prints a JSON line for each row, or "SKIPPED: why".
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "support"))
+
+from daemons import Daemons  # noqa: E402
+
+try:
+    import deltawire
+    import torch
+except ImportError as error:
+    print(f"SKIPPED: {error}")
+    sys.exit(0)
+
+MODEL = "policy"
+
+
+class Shape:
+    """A Qwen3 of 0.6B; tiny: a small model like it."""
+
+    def __init__(self, tiny):
+        (self.layers, self.hidden, self.heads, self.groups, self.head, self.ffn, self.vocab) = (
+            (2, 64, 4, 2, 16, 96, 300) if tiny else (28, 1024, 16, 8, 128, 3072, 151936))
+
+    def tensors(self):
+        """Random weights by their names in a checkpoint."""
+        q, kv = self.heads * self.head, self.groups * self.head
+        shapes = {"model.embed_tokens.weight": (self.vocab, self.hidden),
+                  "model.norm.weight": (self.hidden,)}
+        for i in range(self.layers):
+            for name, shape in (
+                    ("input_layernorm", (self.hidden,)),
+                    ("post_attention_layernorm", (self.hidden,)),
+                    ("self_attn.q_proj", (q, self.hidden)),
+                    ("self_attn.k_proj", (kv, self.hidden)),
+                    ("self_attn.v_proj", (kv, self.hidden)),
+                    ("self_attn.o_proj", (self.hidden, q)),
+                    ("self_attn.q_norm", (self.head,)),
+                    ("self_attn.k_norm", (self.head,)),
+                    ("mlp.gate_proj", (self.ffn, self.hidden)),
+                    ("mlp.up_proj", (self.ffn, self.hidden)),
+                    ("mlp.down_proj", (self.hidden, self.ffn))):
+                shapes[f"model.layers.{i}.{name}.weight"] = shape
+        return {name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
+
+
+def parse_options():
+    """Also makes torch repeatable, and quiet: its own threads would spin."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bin", type=pathlib.Path, required=True)
+    parser.add_argument("--warmups", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--threads", type=int, action="append", default=[])
+    parser.add_argument("--tiny", action="store_true")
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    return parser.parse_args()
+
+
+@contextlib.contextmanager
+def started_daemons(options):
+    """A directory in memory, and a receiver there of what goes to the sender in `sender`."""
+    shm = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(prefix="deltawire-bench-", dir=shm) as directory:
+        root = pathlib.Path(directory)
+        with Daemons(root, options.bin) as daemons:
+            control = daemons.start_sender(root / "sender")
+            yield root, daemons.start_receiver([control], MODEL, root / "received")
+
+
+def own_memory():
+    """Bytes that this process has for itself alone (RssAnon)."""
+    with open("/proc/self/status") as status:
+        return int(status.read().split("RssAnon:")[1].split()[0]) * 1024
+
+
+def say(**row):
+    print(json.dumps(row), flush=True)

@@ -1,0 +1,184 @@
+// deltawire doctor: looks at this machine and at the daemons that are named, and says what stands
+// in the way of a sync, with its remedy.
+#include "cli/doctor.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+
+#include "cli/command.h"
+#include "cli/output.h"
+#include "common/base/human.h"
+
+namespace deltawire::cli {
+namespace {
+
+using Level = Finding::Level;
+
+// The kernel that has all calls that the daemons make (pidfd_open).
+constexpr int kOldestMajor = 5, kOldestMinor = 3;
+// A daemon's units allow 65,536; less than this ends with some hundred receivers.
+constexpr uint64_t kFewDescriptors = 4096;
+// Fills 1 Gbit/s over 130 ms.
+constexpr uint64_t kSmallSocketBuffer = 16 << 20;
+
+Finding Kernel(const MachineFacts& f) {
+  int major = 0, minor = 0;
+  const bool known = std::sscanf(f.kernel.c_str(), "%d.%d", &major, &minor) == 2;
+  if (known && std::pair(major, minor) < std::pair(kOldestMajor, kOldestMinor)) {
+    return {Level::kProblem, "kernel", f.kernel,
+            fmt::format("use Linux {}.{} or later", kOldestMajor, kOldestMinor)};
+  }
+  return {Level::kGood, "kernel", f.kernel, ""};
+}
+
+void DataDirectory(const MachineFacts& f, std::vector<Finding>& all) {
+  const std::string about = "data directory";
+  if (!f.data_dir_usable.ok()) {
+    all.push_back({Level::kProblem, about, std::string(MessageOf(f.data_dir_usable)),
+                   "make it for the daemon's user, e.g. systemd-tmpfiles --create, or name "
+                   "another with --data-dir"});
+    return;
+  }
+  const std::string room = fmt::format("{}: {} free, {} of memory available", f.data_dir.native(),
+                                       HumanBytes(f.free_bytes), HumanBytes(f.memory_bytes));
+  if (!f.in_memory) {
+    all.push_back({Level::kNote, about, room + "; not in memory",
+                   "use a tmpfs such as /dev/shm, where engines load at memory speed"});
+  } else if (f.free_bytes < f.memory_bytes / 2) {
+    all.push_back({Level::kNote, about, room,
+                   "a tmpfs holds half of the memory by default: remount it with size= where "
+                   "models are larger"});
+  } else {
+    all.push_back({Level::kGood, about, room, ""});
+  }
+  if (f.no_leases.empty()) {
+    all.push_back({Level::kGood, "leases", "readers of a file are known", ""});
+  } else {
+    all.push_back({Level::kNote, "leases", f.no_leases,
+                   "sysctl fs.leases-enable=1, or a file system that has leases; without them each "
+                   "version takes a fresh file"});
+  }
+}
+
+Finding HugePages(const MachineFacts& f) {
+  const bool on =
+      f.shm_huge_pages == "always" || f.shm_huge_pages == "advise" || f.shm_huge_pages == "force";
+  const std::string text =
+      f.shm_huge_pages.empty() ? "not known" : "shared memory: " + f.shm_huge_pages;
+  if (on) return {Level::kGood, "huge pages", text, ""};
+  return {Level::kNote, "huge pages", text,
+          "echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled: faster first pulls"};
+}
+
+Finding Descriptors(const MachineFacts& f) {
+  const std::string text = fmt::format("{} open files allowed", f.descriptors);
+  if (f.descriptors >= kFewDescriptors) return {Level::kGood, "descriptors", text, ""};
+  return {Level::kNote, "descriptors", text,
+          "ulimit -n 65536 before daemons that are started by hand; the units set it"};
+}
+
+Finding SocketBuffers(const MachineFacts& f) {
+  if (f.socket_buffer == 0) return {Level::kGood, "socket buffers", "not known", ""};
+  const std::string text = HumanBytes(f.socket_buffer) + " at most";
+  if (f.socket_buffer >= kSmallSocketBuffer) return {Level::kGood, "socket buffers", text, ""};
+  return {Level::kNote, "socket buffers", text,
+          "for long fat links: /usr/share/deltawire/examples/deltawire.sysctl.conf.example"};
+}
+
+void Peer(const PeerFacts& p, const std::string& version, std::vector<Finding>& all) {
+  const std::string about = p.kind + " " + p.address;
+  if (!p.reached.ok()) {
+    all.push_back({Level::kProblem, about, std::string(MessageOf(p.reached)),
+                   "start it there, give it a control-listen that this machine can reach, and "
+                   "open that port"});
+    return;
+  }
+  if (p.program_version != version) {
+    all.push_back({Level::kNote, about,
+                   fmt::format("deltawire {}; here is {}", p.program_version, version),
+                   "bring both to one version; peers whose formats differ refuse each other"});
+  } else {
+    all.push_back({Level::kGood, about, "deltawire " + p.program_version, ""});
+  }
+  if (p.exposed) {
+    all.push_back({Level::kNote, about, "listens beyond loopback without encryption",
+                   "keep its ports within a network that you trust"});
+  }
+  if (p.bulk_address.empty()) return;
+  const std::string bulk = "bulk port " + p.bulk_address;
+  if (p.bulk_reached.ok()) {
+    all.push_back({Level::kGood, bulk, "connected in " + HumanSeconds(p.connect_seconds), ""});
+  } else {
+    all.push_back({Level::kProblem, bulk, std::string(MessageOf(p.bulk_reached)),
+                   "receivers pull from this port: open it, or give the sender a bulk-listen "
+                   "that they can reach"});
+  }
+}
+
+struct DoctorOptions : Common {
+  std::string data_dir = "/dev/shm/deltawire";
+};
+
+StatusOr<Exit> Doctor(const DoctorOptions& o) {
+  const std::vector<Finding> all = Judge(Look(o.data_dir, o.sender, o.receiver, o.timeout()));
+  const bool problem = std::any_of(all.begin(), all.end(),
+                                   [](const Finding& f) { return f.level == Level::kProblem; });
+  if (o.json) {
+    Json findings = Json::array();
+    for (const Finding& f : all) {
+      findings.push_back({{"level", f.level == Level::kProblem ? "problem" : ToString(f.level)},
+                          {"about", f.about},
+                          {"text", f.text},
+                          {"remedy", f.remedy}});
+    }
+    PrintJson({{"findings", findings}});
+  } else {
+    Table table({{"LEVEL"}, {"ABOUT"}, {"FOUND"}});
+    for (const Finding& f : all) table.Add({std::string(ToString(f.level)), f.about, f.text});
+    std::printf("%s", table.Text().c_str());
+    bool first = true;
+    for (const Finding& f : all) {
+      if (f.remedy.empty()) continue;
+      std::printf("%s  %s: %s\n", std::exchange(first, false) ? "\nWhat to do:\n" : "",
+                  f.about.c_str(), f.remedy.c_str());
+    }
+  }
+  return problem ? Exit::kFailed : Exit::kOk;
+}
+
+}  // namespace
+
+std::string_view ToString(Finding::Level level) {
+  constexpr std::string_view kNames[] = {"ok", "note", "PROBLEM"};
+  return kNames[static_cast<size_t>(level)];
+}
+
+std::vector<Finding> Judge(const MachineFacts& facts) {
+  std::vector<Finding> all = {Kernel(facts)};
+  DataDirectory(facts, all);
+  all.push_back(HugePages(facts));
+  all.push_back(Descriptors(facts));
+  all.push_back(SocketBuffers(facts));
+  all.push_back({Level::kGood, "kernels", facts.kernels, ""});
+  for (const PeerFacts& peer : facts.peers) Peer(peer, facts.program_version, all);
+  return all;
+}
+
+void DeclareDoctor(CLI::App& app, Run* run) {
+  auto o = std::make_shared<DoctorOptions>();
+  o->sender = o->receiver = "";
+  CLI::App* sub = app.add_subcommand(
+      "doctor", "Look for what stands in the way of a sync on this machine, with remedies");
+  sub->add_option("--data-dir", o->data_dir, "Where models live")
+      ->type_name("DIR")
+      ->capture_default_str();
+  sub->add_option("--sender", o->sender, "Also look at this sender, and at its bulk port")
+      ->type_name("HOST:PORT");
+  sub->add_option("--receiver", o->receiver, "Also look at this receiver")->type_name("HOST:PORT");
+  o->AddTimeout(*sub, 5, "Wait this long for each answer");
+  o->AddJson(*sub);
+  sub->callback([o, run] { *run = [o] { return Doctor(*o); }; });
+}
+
+}  // namespace deltawire::cli

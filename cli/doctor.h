@@ -1,0 +1,62 @@
+// What `deltawire doctor` looks at, and what it makes of it. Judge is pure, so that each remedy can
+// be tested; doctor_facts.cc asks the machine. Owner: the command. Threads: one. Cost: Look makes a
+// file in the data directory, and connects to the peers that are named. Errors: what cannot be
+// looked at is a finding.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace deltawire::cli {
+
+/// One daemon as this machine reaches it.
+struct PeerFacts {
+  std::string kind;     ///< "sender" or "receiver"
+  std::string address;  ///< of its gRPC service
+  Status reached;
+  std::string program_version;
+  bool exposed = false;      ///< it listens beyond loopback, unencrypted
+  std::string bulk_address;  ///< a sender's; empty: not asked
+  Status bulk_reached;
+  double connect_seconds = 0;  ///< of a TCP connection to the bulk port: about one round trip
+};
+
+struct MachineFacts {
+  std::string kernel;  ///< "6.1.0-18-amd64"
+  std::filesystem::path data_dir;
+  Status data_dir_usable;       ///< a file can be made in it
+  bool in_memory = false;       ///< it is on tmpfs or ramfs
+  uint64_t free_bytes = 0;      ///< in the data directory
+  uint64_t memory_bytes = 0;    ///< available, of the machine
+  std::string no_leases;        ///< why the data directory has no leases; empty: it has
+  std::string shm_huge_pages;   ///< the chosen word of shmem_enabled; empty: not known
+  uint64_t descriptors = 0;     ///< soft limit of open files
+  uint64_t socket_buffer = 0;   ///< the smaller of net.core.rmem_max and wmem_max; 0: not known
+  std::string kernels;          ///< the instruction set that the kernels use
+  std::string program_version;  ///< of this tool
+  std::vector<PeerFacts> peers;
+};
+
+struct Finding {
+  enum class Level : uint8_t { kGood, kNote, kProblem };
+  Level level = Level::kGood;
+  std::string about;   ///< "leases", "sender 10.0.0.1:7700"
+  std::string text;    ///< what was found
+  std::string remedy;  ///< empty if good
+};
+/// "ok", "note", "PROBLEM"
+std::string_view ToString(Finding::Level level);
+
+std::vector<Finding> Judge(const MachineFacts& facts);
+
+/// `sender`, `receiver`: addresses, or empty.
+MachineFacts Look(const std::filesystem::path& data_dir, const std::string& sender,
+                  const std::string& receiver, std::chrono::milliseconds timeout);
+
+}  // namespace deltawire::cli

@@ -1,0 +1,168 @@
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/statfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "cli/connect.h"
+#include "cli/doctor.h"
+#include "common/base/human.h"
+#include "common/base/unique_fd.h"
+#include "common/config/endpoint.h"
+#include "common/shm/file_lease.h"
+#include "common/shm/mapped_file.h"
+#include "kernels/kernels.h"
+
+namespace deltawire::cli {
+namespace fs = std::filesystem;
+namespace {
+
+std::string FirstLine(const char* path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+/// "available" of /proc/meminfo, in bytes.
+uint64_t AvailableMemory() {
+  std::ifstream in("/proc/meminfo");
+  std::string key, unit;
+  uint64_t kib = 0;
+  while (in >> key >> kib && std::getline(in, unit)) {
+    if (key == "MemAvailable:") return kib << 10;
+  }
+  return 0;
+}
+
+/// The word in brackets: "always within_size [never]".
+std::string Chosen(const std::string& line) {
+  const size_t open = line.find('['), close = line.find(']');
+  if (open == std::string::npos || close == std::string::npos || close < open) return "";
+  return line.substr(open + 1, close - open - 1);
+}
+
+void LookAtDirectory(MachineFacts& f) {
+  const fs::path probe = f.data_dir / fmt::format(".doctor-{}", ::getpid());
+  const UniqueFd fd(::open(probe.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (fd.get() < 0) {
+    f.data_dir_usable = ErrnoError("a file cannot be made in " + f.data_dir.native());
+    return;
+  }
+  struct statfs at;
+  if (::fstatfs(fd.get(), &at) == 0) {
+    f.in_memory = at.f_type == TMPFS_MAGIC || at.f_type == RAMFS_MAGIC;
+    f.free_bytes = static_cast<uint64_t>(at.f_bavail) * static_cast<uint64_t>(at.f_bsize);
+  }
+  FileLease lease(fd.get());
+  if (lease.Try() == FileLease::Answer::kUnsupported) f.no_leases = lease.reason();
+  lease.Release();
+  ::unlink(probe.c_str());
+}
+
+/// Connects to a TCP port; an error says what the system says.
+Status Connect(const std::string& address, std::chrono::milliseconds timeout) {
+  DW_ASSIGN_OR_RETURN(const Endpoint at, ParseEndpoint(address));
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return Errorf(StatusCode::kUnavailable, "{}: {}", at.host, ::gai_strerror(error));
+  }
+  Status last = absl::UnavailableError(at.host + " has no address");
+  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
+    const UniqueFd fd(
+        ::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol));
+    if (fd.get() < 0) continue;
+    int failed = 0;
+    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) {
+      failed = errno;
+      pollfd wait{fd.get(), POLLOUT, 0};
+      if (failed == EINPROGRESS) {
+        socklen_t size = sizeof failed;
+        failed = ETIMEDOUT;
+        if (::poll(&wait, 1, static_cast<int>(timeout.count())) > 0) {
+          ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failed, &size);
+        }
+      }
+    }
+    if (failed == 0) {
+      ::freeaddrinfo(found);
+      return absl::OkStatus();
+    }
+    last = ErrnoError("connect to " + address, failed);
+  }
+  ::freeaddrinfo(found);
+  return last;
+}
+
+PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds timeout) {
+  PeerFacts p{.kind = "sender", .address = address};
+  const auto answer = [&]() -> StatusOr<v1::SenderStatusResponse> {
+    DW_ASSIGN_OR_RETURN(Sender sender, DialSender(address, timeout));
+    return GetStatus(sender, "", timeout);
+  }();
+  p.reached = answer.status();
+  if (!answer.ok()) return p;
+  p.program_version = answer->program_version();
+  p.exposed = answer->plaintext_exposed();
+  p.bulk_address = answer->bulk_address();
+  // A sender that listens on all its addresses has no one name; it is reached by the one above.
+  StatusOr<Endpoint> bulk = ParseEndpoint(p.bulk_address);
+  const StatusOr<Endpoint> control = ParseEndpoint(address);
+  if (bulk.ok() && control.ok() && (bulk->host == "0.0.0.0" || bulk->host == "::")) {
+    bulk->host = control->host;
+    p.bulk_address = ToString(*bulk);
+  }
+  const auto start = SteadyClock::now();
+  p.bulk_reached = Connect(p.bulk_address, timeout);
+  p.connect_seconds = SecondsSince(start);
+  return p;
+}
+
+PeerFacts LookAtReceiver(const std::string& address, std::chrono::milliseconds timeout) {
+  PeerFacts p{.kind = "receiver", .address = address};
+  const auto answer = [&]() -> StatusOr<v1::ReceiverStatusResponse> {
+    DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(address, timeout));
+    return GetStatus(receiver, "", timeout);
+  }();
+  p.reached = answer.status();
+  if (!answer.ok()) return p;
+  p.program_version = answer->program_version();
+  p.exposed = answer->plaintext_exposed();
+  return p;
+}
+
+}  // namespace
+
+MachineFacts Look(const fs::path& data_dir, const std::string& sender, const std::string& receiver,
+                  std::chrono::milliseconds timeout) {
+  MachineFacts f;
+  utsname name;
+  if (::uname(&name) == 0) f.kernel = name.release;
+  f.data_dir = data_dir;
+  LookAtDirectory(f);
+  f.memory_bytes = AvailableMemory();
+  f.shm_huge_pages = Chosen(FirstLine("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
+  rlimit files;
+  if (::getrlimit(RLIMIT_NOFILE, &files) == 0) f.descriptors = files.rlim_cur;
+  const auto number = [](const char* path) {
+    return std::strtoull(FirstLine(path).c_str(), nullptr, 10);
+  };
+  f.socket_buffer =
+      std::min(number("/proc/sys/net/core/rmem_max"), number("/proc/sys/net/core/wmem_max"));
+  f.kernels = kernels::Best().name;
+  f.program_version = DELTAWIRE_VERSION;
+  if (!sender.empty()) f.peers.push_back(LookAtSender(sender, timeout));
+  if (!receiver.empty()) f.peers.push_back(LookAtReceiver(receiver, timeout));
+  return f;
+}
+
+}  // namespace deltawire::cli

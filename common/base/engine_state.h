@@ -1,0 +1,29 @@
+// What a receiver's engine is doing. A plain value. Messages and the CLI carry the state by name;
+// only ToString defines the names.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace deltawire {
+
+/// An engine begins as kWaiting. An update goes kPreparing -> kUpdating -> kServing; kinds that do
+/// not prepare begin with kUpdating. kPreparing, kUpdating -> kRetrying -> kPreparing or kUpdating;
+/// -> kBehind (it serves an older version), kPaused or kOut once the version is given up. Any ->
+/// kUnreachable; from there as from kWaiting. A new version ends kServing, kBehind and kPaused.
+enum class EngineState : uint8_t {
+  kWaiting,      ///< nothing is committed yet
+  kUnreachable,  ///< it cannot be connected to
+  kPreparing,    ///< it makes an update ready, and serves what it served
+  kUpdating,     ///< from the pause to the resume
+  kServing,      ///< it serves what is committed
+  kRetrying,     ///< the last attempt failed, another one comes
+  kPaused,       ///< left paused after a failure, until the next version
+  kBehind,       ///< this version was given up; it serves an older one
+  kOut,          ///< taken out: left alone until it or the receiver starts anew
+};
+
+/// "waiting", "unreachable", ...
+std::string_view ToString(EngineState state);
+
+}  // namespace deltawire

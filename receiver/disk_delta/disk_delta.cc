@@ -1,0 +1,475 @@
+#include "receiver/disk_delta/disk_delta.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <zstd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/unique_fd.h"
+
+namespace deltawire::receiver {
+namespace fs = std::filesystem;
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kMark = "deltawire.json";
+constexpr const char* kIndex = "model.safetensors.index.json";
+constexpr const char* kLatest = "latest";
+constexpr std::string_view kEncodings[] = {"xor", "overwrite"};
+static_assert(std::size(kEncodings) == static_cast<size_t>(DiskDeltaEncoding::kOverwrite) + 1);
+
+// Of tensors' bytes that are encoded between two looks at `stop`.
+constexpr uint64_t kBatchBytes = 256 << 20;
+// A file of a version is ended when it has so many payload bytes.
+constexpr uint64_t kFileBytes = 1 << 30;
+constexpr size_t kPieceBytes = 1 << 20;  // that are encoded at once, so that they stay in a cache
+constexpr int kLevel = 1;                // zstd's; the format's other writers use it too
+
+std::string VersionName(uint64_t version) { return fmt::format("weight_v{:06}", version); }
+/// Numbers of another lineage or epoch mean other bytes, and a chain only goes forwards.
+std::string RunName(const Identity& id) {
+  return fmt::format("{}-{}", id.lineage.Hex(), id.id.epoch);
+}
+
+Status Cancelled() { return absl::CancelledError("it was not written within its time limit"); }
+
+/// Makes the file, or replaces it, and syncs it: a rename may else be stored before the bytes.
+Status WriteFile(const fs::path& path, const std::vector<Bytes>& parts) {
+  const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
+  for (Bytes part : parts) {
+    while (!part.empty()) {
+      const ssize_t n = ::write(fd.get(), part.data(), part.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return ErrnoError(fmt::format("write {}", path.native()));
+      part = part.subspan(static_cast<size_t>(n));
+    }
+  }
+  if (::fsync(fd.get()) != 0) return ErrnoError(fmt::format("fsync {}", path.native()));
+  return absl::OkStatus();
+}
+
+Status WriteText(const fs::path& path, const std::string& text) {
+  return WriteFile(path, {AsBytes(text)});
+}
+
+Status SyncDirectory(const fs::path& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0 || ::fsync(fd.get()) != 0) {
+    return ErrnoError(fmt::format("fsync {}", path.native()));
+  }
+  return absl::OkStatus();
+}
+
+Status Rename(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
+  return ErrnoError(fmt::format("rename {} to {}", from.native(), to.native()));
+}
+
+/// What stands in a version's kMark; nullopt where there is no such version, or not one of ours.
+struct Mark {
+  std::string kind;
+  Identity id;
+};
+
+std::optional<Mark> ReadMark(const fs::path& version) try {
+  std::ifstream in(version / kMark);
+  const json mark = json::parse(in);
+  if (mark.at("format") != 1) return std::nullopt;
+  const std::optional<Hash128> lineage = Hash128::FromHex(mark.at("lineage").get<std::string>());
+  if (!lineage) return std::nullopt;
+  Mark read{mark.at("kind"), {}};
+  read.id.lineage = *lineage;
+  read.id.id = {mark.at("epoch"), mark.at("version")};
+  read.id.root = std::stoull(mark.at("root").get<std::string>(), nullptr, 16);
+  return read;
+} catch (const std::exception&) {
+  return std::nullopt;
+}
+
+/// One zstd frame that states its content's size.
+class Frame {
+ public:
+  explicit Frame(uint64_t bytes) : context_(ZSTD_createCCtx(), &ZSTD_freeCCtx) {
+    Note(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, kLevel));
+    Note(ZSTD_CCtx_setPledgedSrcSize(context_.get(), bytes));
+  }
+  void Add(Bytes piece) { Step(piece, ZSTD_e_continue); }
+  StatusOr<std::vector<std::byte>> End() {
+    Step({}, ZSTD_e_end);
+    if (!error_.empty()) return absl::ResourceExhaustedError("zstd: " + error_);
+    return std::move(out_);
+  }
+
+ private:
+  void Note(size_t result) {
+    if (ZSTD_isError(result) != 0U && error_.empty()) error_ = ZSTD_getErrorName(result);
+  }
+  void Step(Bytes piece, ZSTD_EndDirective directive) {
+    ZSTD_inBuffer in{piece.data(), piece.size(), 0};
+    while (error_.empty()) {
+      const size_t used = out_.size();
+      out_.resize(used + ZSTD_CStreamOutSize());
+      ZSTD_outBuffer out{out_.data() + used, out_.size() - used, 0};
+      const size_t left = ZSTD_compressStream2(context_.get(), &out, &in, directive);
+      out_.resize(used + out.pos);
+      Note(left);
+      if (directive == ZSTD_e_end ? left == 0 : in.pos == in.size) return;
+    }
+  }
+
+  const std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> context_;
+  std::vector<std::byte> out_;
+  std::string error_;
+};
+
+StatusOr<std::vector<std::byte>> EncodeXor(Bytes was, Bytes is) {
+  Frame frame(is.size());
+  std::vector<std::byte> piece(std::min(is.size(), kPieceBytes));
+  for (size_t at = 0; at < is.size(); at += piece.size()) {
+    const size_t n = std::min(piece.size(), is.size() - at);
+    for (size_t i = 0; i < n; ++i) piece[i] = was[at + i] ^ is[at + i];
+    frame.Add({piece.data(), n});
+  }
+  return frame.End();
+}
+
+/// u32 count, as many u32 positions, as many bytes; little-endian.
+StatusOr<std::vector<std::byte>> EncodeOverwrite(Bytes was, Bytes is) {
+  uint32_t count = 0;
+  for (size_t i = 0; i < is.size(); ++i) count += was[i] != is[i] ? 1 : 0;
+  Frame frame(uint64_t{5} * count + 4);
+  std::vector<std::byte> piece(sizeof count);
+  StoreLe(piece.data(), count);
+  const auto flush = [&](size_t at_least) {
+    if (piece.size() < at_least) return;
+    frame.Add(piece);
+    piece.clear();
+  };
+  for (size_t i = 0; i < is.size(); ++i) {
+    if (was[i] == is[i]) continue;
+    piece.resize(piece.size() + sizeof count);
+    StoreLe(piece.data() + piece.size() - sizeof count, static_cast<uint32_t>(i));
+    flush(kPieceBytes);
+  }
+  for (size_t i = 0; i < is.size(); ++i) {
+    if (was[i] == is[i]) continue;
+    piece.push_back(is[i]);
+    flush(kPieceBytes);
+  }
+  flush(0);
+  return frame.End();
+}
+
+struct Payload {
+  std::string name;
+  std::vector<std::byte> bytes;
+  std::string checksum;  // of the whole tensor, as it is after the delta
+};
+
+/// A safetensors file of payloads: each a U8 tensor under its tensor's name.
+Status WritePayloads(const fs::path& path, const std::vector<Payload>& payloads) {
+  json header = json::object();
+  json& metadata = header["__metadata__"] = json::object();
+  std::vector<Bytes> parts(2);
+  uint64_t at = 0;
+  for (const Payload& p : payloads) {
+    metadata[p.name] = p.checksum;
+    header[p.name] = {
+        {"dtype", "U8"}, {"shape", {p.bytes.size()}}, {"data_offsets", {at, at + p.bytes.size()}}};
+    at += p.bytes.size();
+    parts.emplace_back(p.bytes);
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');
+  std::byte length[8];
+  StoreLe(length, uint64_t{text.size()});
+  parts[0] = length;
+  parts[1] = AsBytes(text);
+  return WriteFile(path, parts);
+}
+
+}  // namespace
+
+std::string_view ToString(DiskDeltaEncoding encoding) {
+  return kEncodings[static_cast<size_t>(encoding)];
+}
+
+/// Built under a hidden name, which Publish renames and the destructor otherwise removes.
+class DiskDelta::Part {
+ public:
+  static StatusOr<Part> Start(const fs::path& run, uint64_t version) {
+    Part part;
+    part.final_ = run / VersionName(version);
+    part.hidden_ = run / ("." + VersionName(version) + ".partial");
+    std::error_code error;
+    fs::remove_all(part.hidden_, error);
+    fs::create_directories(part.hidden_, error);
+    if (error) return ErrnoError(fmt::format("make {}", part.hidden_.native()), error.value());
+    return part;
+  }
+  Part(Part&& other) noexcept
+      : hidden_(std::exchange(other.hidden_, {})), final_(std::move(other.final_)) {}
+  ~Part() {
+    std::error_code ignored;
+    if (!hidden_.empty()) fs::remove_all(hidden_, ignored);
+  }
+  const fs::path& path() const { return hidden_; }
+
+  Status WriteIndex(uint64_t version, DiskDeltaEncoding encoding,
+                    const std::map<std::string, std::string>& files) {
+    const json index = {{"metadata",
+                         {{"version", fmt::format("{:06}", version)},
+                          {"base_version", fmt::format("{:06}", version - 1)},
+                          {"delta_encoding", ToString(encoding)},
+                          {"compression_format", "zstd"},
+                          {"checksum_format", "xxh3-128"}}},
+                        {"weight_map", files}};
+    return WriteText(hidden_ / kIndex, index.dump(1) + "\n");
+  }
+
+  Status Publish(std::string_view kind, const Identity& id) {
+    const json mark = {{"format", 1},
+                       {"kind", kind},
+                       {"lineage", id.lineage.Hex()},
+                       {"epoch", id.id.epoch},
+                       {"version", id.id.version},
+                       {"root", fmt::format("{:016x}", id.root)}};
+    DW_RETURN_IF_ERROR(WriteText(hidden_ / kMark, mark.dump(1) + "\n"));
+    DW_RETURN_IF_ERROR(SyncDirectory(hidden_));
+    DW_RETURN_IF_ERROR(Rename(hidden_, final_));
+    hidden_.clear();
+    return SyncDirectory(final_.parent_path());
+  }
+
+ private:
+  Part() = default;
+  fs::path hidden_;  // empty once published
+  fs::path final_;
+};
+
+DiskDelta::DiskDelta(const DiskDeltaOptions& options) : options_(options), pool_(options.threads) {}
+
+DiskDelta::~DiskDelta() {
+  if (old_ != nullptr) ::munmap(old_, old_bytes_);
+}
+
+Status DiskDelta::Write(const fs::path& model, const Identity& id,
+                        const std::function<bool()>& stop) {
+  DW_ASSIGN_OR_RETURN(const ModelDir opened, ModelDir::Open(model));
+  const fs::path run = options_.directory / RunName(id);
+  std::error_code error;
+  fs::create_directories(run, error);
+  if (error) return ErrnoError(fmt::format("make {}", run.native()), error.value());
+
+  DW_ASSIGN_OR_RETURN(const bool there, LiesThere(run, id));
+  if (there) {
+    all_changed_ = true;
+  } else if (Follows(id, opened)) {
+    for (uint64_t v = held_.id.version + 1; v < id.id.version; ++v) {
+      Identity gap = held_;
+      gap.id.version = v;
+      DW_RETURN_IF_ERROR(WriteGap(run, gap));
+    }
+    DW_RETURN_IF_ERROR(WriteDelta(run, opened, id, stop));
+  } else {
+    DW_RETURN_IF_ERROR(WriteWhole(run, opened, id, stop));
+  }
+  DW_RETURN_IF_ERROR(Keep(opened, id));
+  const fs::path latest = options_.directory / kLatest;
+  const fs::path hidden = options_.directory / ".latest.partial";
+  DW_RETURN_IF_ERROR(WriteText(hidden, RunName(id) + "/" + VersionName(id.id.version) + "\n"));
+  DW_RETURN_IF_ERROR(Rename(hidden, latest));
+  Tidy(run, id.id.version);
+  return absl::OkStatus();
+}
+
+bool DiskDelta::Follows(const Identity& id, const ModelDir& model) const {
+  if (held_.empty() || held_.lineage != id.lineage || held_.id.epoch != id.id.epoch) return false;
+  if (layout_ != model.layout().fingerprint() || id.id.version <= held_.id.version) return false;
+  // Looks for the newest whole version that the chain would begin with.
+  const fs::path run = options_.directory / RunName(id);
+  for (uint64_t v = held_.id.version; id.id.version - v <= options_.keep; --v) {
+    const std::optional<Mark> mark = ReadMark(run / VersionName(v));
+    if (!mark) return false;
+    if (mark->kind == "whole") return true;
+    if (v == 0) return false;
+  }
+  return false;
+}
+
+StatusOr<bool> DiskDelta::LiesThere(const fs::path& run, const Identity& id) const {
+  const fs::path version = run / VersionName(id.id.version);
+  std::error_code ignored;
+  if (!fs::exists(version, ignored)) return false;
+  const std::optional<Mark> mark = ReadMark(version);
+  if (mark && mark->kind != "gap" && mark->id == id) return true;
+  return Errorf(StatusCode::kAlreadyExists,
+                "{} holds something else than {}: remove it, or name another directory",
+                version.native(), DescribeFully(id));
+}
+
+Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const Identity& id,
+                             const std::function<bool()>& stop) {
+  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version));
+  const std::string header = BuildSafetensorsHeader(model.layout(), {{"format", "pt"}});
+  const fs::path path = part.path() / "model.safetensors";
+  {
+    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
+    std::vector<Bytes> parts = {AsBytes(header)};
+    for (size_t t = 0; t < model.layout().size(); ++t) parts.push_back(model.data(t));
+    for (Bytes bytes : parts) {
+      while (!bytes.empty()) {
+        if (stop()) return Cancelled();
+        const ssize_t n = ::write(fd.get(), bytes.data(), std::min(bytes.size(), kBatchBytes));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return ErrnoError(fmt::format("write {}", path.native()));
+        bytes = bytes.subspan(static_cast<size_t>(n));
+      }
+    }
+    if (::fsync(fd.get()) != 0) return ErrnoError(fmt::format("fsync {}", path.native()));
+  }
+  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side, model.ReadSideFiles());
+  for (const SideFile& file : side) {
+    DW_RETURN_IF_ERROR(WriteText(part.path() / file.name, file.content));
+  }
+  all_changed_ = true;
+  LogInfo("disk delta: {} written whole to {}", ToString(id), run.native());
+  return part.Publish("whole", id);
+}
+
+Status DiskDelta::WriteGap(const fs::path& run, const Identity& id) {
+  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version));
+  DW_RETURN_IF_ERROR(part.WriteIndex(id.id.version, options_.encoding, {}));
+  return part.Publish("gap", id);
+}
+
+Status DiskDelta::WriteDelta(const fs::path& run, const ModelDir& model, const Identity& id,
+                             const std::function<bool()>& stop) {
+  const Layout& layout = model.layout();
+  const auto was = [&](size_t t) { return Bytes(old_ + layout.offset(t), layout.bytes(t)); };
+  const bool positions = options_.encoding == DiskDeltaEncoding::kOverwrite;
+  DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version));
+  changed_.clear();
+  all_changed_ = false;
+  std::vector<Payload> ready;
+  std::map<std::string, std::string> files;  // by tensor
+  uint64_t ready_bytes = 0, written = 0;
+  size_t file_count = 0;
+  const auto write = [&]() -> Status {
+    if (ready.empty()) return absl::OkStatus();
+    const std::string name = fmt::format("model-{:05}.safetensors", ++file_count);
+    DW_RETURN_IF_ERROR(WritePayloads(part.path() / name, ready));
+    for (const Payload& p : ready) files[p.name] = name;
+    written += ready_bytes;
+    ready.clear();
+    ready_bytes = 0;
+    return absl::OkStatus();
+  };
+  for (size_t first = 0; first < layout.size();) {
+    if (stop()) return Cancelled();
+    size_t last = first;
+    for (uint64_t bytes = 0; last < layout.size() && bytes < kBatchBytes; ++last) {
+      bytes += layout.bytes(last);
+    }
+    std::vector<StatusOr<std::vector<std::byte>>> encoded(last - first);
+    std::vector<std::string> checksums(last - first);
+    pool_.ParallelFor(last - first, [&](size_t i) {
+      const Bytes old = was(first + i), now = model.data(first + i);
+      if (now.empty() || std::memcmp(old.data(), now.data(), now.size()) == 0) {
+        encoded[i] = std::vector<std::byte>();
+        return;
+      }
+      if (positions && now.size() > uint64_t{UINT32_MAX} + 1) {
+        encoded[i] = Errorf(StatusCode::kInvalidArgument,
+                            "tensor {} has {} bytes, and positions of \"overwrite\" have 32 bits: "
+                            "use \"xor\"",
+                            layout.tensor(first + i).name, now.size());
+        return;
+      }
+      encoded[i] = positions ? EncodeOverwrite(old, now) : EncodeXor(old, now);
+      checksums[i] = Xxh3_128(now).Hex();
+    });
+    for (size_t i = 0; i < encoded.size(); ++i) {
+      DW_RETURN_IF_ERROR(encoded[i].status());
+      if (encoded[i]->empty()) continue;
+      changed_.push_back(static_cast<uint32_t>(first + i));
+      ready_bytes += encoded[i]->size();
+      ready.push_back({layout.tensor(first + i).name, std::move(*encoded[i]), checksums[i]});
+    }
+    if (ready_bytes >= kFileBytes) DW_RETURN_IF_ERROR(write());
+    first = last;
+  }
+  DW_RETURN_IF_ERROR(write());
+  DW_RETURN_IF_ERROR(part.WriteIndex(id.id.version, options_.encoding, files));
+  LogInfo("disk delta: {} written to {}: {} in {} of {} tensors", ToString(id), run.native(),
+          HumanBytes(written), changed_.size(), layout.size());
+  return part.Publish("delta", id);
+}
+
+Status DiskDelta::Keep(const ModelDir& model, const Identity& id) {
+  const Layout& layout = model.layout();
+  held_ = {};
+  if (old_bytes_ != layout.total_bytes()) {
+    if (old_ != nullptr) ::munmap(std::exchange(old_, nullptr), std::exchange(old_bytes_, 0));
+    if (layout.total_bytes() > 0) {
+      void* at = ::mmap(nullptr, layout.total_bytes(), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (at == MAP_FAILED) return ErrnoError("memory for a copy of the model");
+      old_ = static_cast<std::byte*>(at);
+      old_bytes_ = layout.total_bytes();
+    }
+    all_changed_ = true;
+  }
+  if (all_changed_) {
+    changed_.resize(layout.size());
+    for (size_t t = 0; t < layout.size(); ++t) changed_[t] = static_cast<uint32_t>(t);
+  }
+  pool_.ParallelFor(changed_.size(), [&](size_t i) {
+    const Bytes now = model.data(changed_[i]);
+    if (!now.empty()) std::memcpy(old_ + layout.offset(changed_[i]), now.data(), now.size());
+  });
+  layout_ = layout.fingerprint();
+  held_ = id;
+  return absl::OkStatus();
+}
+
+void DiskDelta::Tidy(const fs::path& run, uint64_t newest) {
+  // The chain of the newest whole version stays, and the one before, which a slow reader may be in.
+  uint64_t oldest = newest;
+  for (int whole = 0;;) {
+    const std::optional<Mark> mark = ReadMark(run / VersionName(oldest));
+    if (mark && mark->kind == "whole" && ++whole == 2) break;
+    if (oldest == 0 || !ReadMark(run / VersionName(oldest - 1))) break;
+    --oldest;
+  }
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(run, error)) {
+    const std::optional<Mark> mark = ReadMark(entry.path());
+    if (mark && mark->id.id.version < oldest) fs::remove_all(entry.path(), error);
+  }
+  // Of runs that have ended the last one stays for slow readers.
+  std::vector<std::pair<fs::file_time_type, fs::path>> ended;
+  for (const fs::directory_entry& entry : fs::directory_iterator(options_.directory, error)) {
+    const std::string name = entry.path().filename().native();
+    const bool is_run = name.size() > 33 && name[32] == '-' && Hash128::FromHex(name.substr(0, 32));
+    if (is_run && entry.path() != run) ended.emplace_back(entry.last_write_time(error), entry);
+  }
+  std::sort(ended.begin(), ended.end());
+  for (size_t i = 0; i + 1 < ended.size(); ++i) fs::remove_all(ended[i].second, error);
+}
+
+}  // namespace deltawire::receiver

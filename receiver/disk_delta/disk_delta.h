@@ -1,0 +1,71 @@
+// Writes each committed version into a directory of its own, as a whole checkpoint or as what
+// changed, for engines that apply such chains themselves (docs/disk_delta.md). Owner: a
+// DiskDeltaHook; one thread. Cost: Write reads the model and a copy of the version before, which is
+// kept in memory (as large as the model). Errors name the file; a version that failed leaves no
+// directory behind, and the next one is written whole.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/identity.h"
+#include "common/base/status.h"
+#include "common/base/thread_pool.h"
+#include "common/layout/model_dir.h"
+
+namespace deltawire::receiver {
+
+enum class DiskDeltaEncoding : uint8_t {
+  kXor,        ///< new bytes XOR old bytes, of the whole tensor
+  kOverwrite,  ///< positions and values of the bytes that changed
+};
+/// "xor", "overwrite": as in the format.
+std::string_view ToString(DiskDeltaEncoding encoding);
+
+struct DiskDeltaOptions {
+  std::filesystem::path directory;  ///< made if it does not exist
+  DiskDeltaEncoding encoding = DiskDeltaEncoding::kXor;
+  /// A version is written whole after this many that were not, and versions older than the whole
+  /// one before are removed: at most 2 * (keep + 1) directories of a run stay. > 0.
+  uint32_t keep = 64;
+  size_t threads = 0;  ///< 0: one for each core
+};
+
+class DiskDelta {
+ public:
+  explicit DiskDelta(const DiskDeltaOptions& options);
+  ~DiskDelta();
+  DiskDelta(const DiskDelta&) = delete;
+
+  /// Writes `id`, whose bytes are `model`'s: a receiver's directory that nobody changes meanwhile.
+  /// Does nothing if the version lies there already. kCancelled soon after `stop` returns true.
+  Status Write(const std::filesystem::path& model, const Identity& id,
+               const std::function<bool()>& stop);
+
+ private:
+  class Part;  // a version's directory under construction
+
+  bool Follows(const Identity& id, const ModelDir& model) const;
+  StatusOr<bool> LiesThere(const std::filesystem::path& run, const Identity& id) const;
+  Status WriteWhole(const std::filesystem::path& run, const ModelDir& model, const Identity& id,
+                    const std::function<bool()>& stop);
+  Status WriteGap(const std::filesystem::path& run, const Identity& id);
+  Status WriteDelta(const std::filesystem::path& run, const ModelDir& model, const Identity& id,
+                    const std::function<bool()>& stop);
+  Status Keep(const ModelDir& model, const Identity& id);
+  void Tidy(const std::filesystem::path& run, uint64_t newest);
+
+  const DiskDeltaOptions options_;
+  ThreadPool pool_;
+  Identity held_;             // what old_ holds; empty: nothing
+  Hash128 layout_;            // its fingerprint
+  std::byte* old_ = nullptr;  // anonymous memory
+  uint64_t old_bytes_ = 0;
+  std::vector<uint32_t> changed_;  // tensors that WriteDelta found changed
+  bool all_changed_ = false;       // the same for WriteWhole, and for a version that lies there
+};
+
+}  // namespace deltawire::receiver

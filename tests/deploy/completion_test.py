@@ -1,0 +1,80 @@
+"""Shell completions, each in its shell: subcommands, options of a subcommand, options of a daemon."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import unittest
+
+HERE = pathlib.Path(__file__).resolve()
+COMPLETION = HERE.parents[2] / "deploy" / "completion"
+BIN = os.environ["DELTAWIRE_BIN_DIR"]
+
+BASH = """
+source "$1"; shift
+compopt() { :; }
+COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+_deltawire
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+# zsh's completion runs inside of its line editor only, so its functions are replaced by ones that
+# print what they are given.
+ZSH = """
+file=$1; shift
+words=("$@") CURRENT=$#
+_describe() { print -l -- ${${(P)2}%%:*} }
+compadd() { print -l -- ${(P)2} }
+_files() { :; }
+function complete_it() { source $file }
+complete_it
+"""
+
+
+def run(shell: str, *command: str) -> set[str]:
+    if shutil.which(shell) is None:
+        raise unittest.SkipTest(f"no {shell} on this machine")
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        [shell, *command], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    return {line.split("\t")[0] for line in done.stdout.split("\n") if line}
+
+
+def bash(*words: str) -> set[str]:
+    return run("bash", "-c", BASH, "bash", str(COMPLETION / "deltawire.bash"), *words)
+
+
+def zsh(*words: str) -> set[str]:
+    found = run("zsh", "-fc", ZSH, "zsh", str(COMPLETION / "_deltawire"), *words)
+    return {word for word in found if word.startswith(words[-1])}
+
+
+def fish(*words: str) -> set[str]:
+    script = f"source {COMPLETION / 'deltawire.fish'}; complete -C \"{' '.join(words)}\""
+    return run("fish", "--no-config", "-c", script)
+
+
+class CompletionTest(unittest.TestCase):
+    def check(self, complete):
+        self.assertEqual(complete("deltawire", "p"), {"pause", "plan", "publish"})
+        self.assertEqual(complete("deltawire", "wait", "--se"), {"--served"})
+        options = complete("deltawire-receiver", "--")
+        self.assertLessEqual({"--follow", "--no-follow", "--model", "--engine"}, options)
+        self.assertEqual(complete("deltawire-sender", "--bulk-l"), {"--bulk-listen"})
+
+    def test_bash(self):
+        self.check(bash)
+
+    def test_zsh(self):
+        self.check(zsh)
+
+    def test_fish(self):
+        self.check(fish)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())

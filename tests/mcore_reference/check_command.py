@@ -1,0 +1,182 @@
+"""deltawire convert's options, one by one: what each does, and where it is refused.
+
+usage: check_command.py DELTAWIRE
+"""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import numpy as np
+except ImportError as error:
+    print(f"SKIPPED: {error}")
+    sys.exit(0)
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from mcore_reference.case import random_case, seeds_that_show
+from mcore_reference.values import round_to_bf16
+from mcore_reference.write import (differences, read_hf, read_safetensors, read_shards, write_hf,
+                                   write_shards)
+
+PROGRAM = ""
+FAILED, USAGE = 1, 2
+
+
+class Convert(unittest.TestCase):
+    def setUp(self):
+        temp = tempfile.TemporaryDirectory()
+        self.addCleanup(temp.cleanup)
+        self.folder = pathlib.Path(temp.name)
+        self.hf, self.out = self.folder / "hf", self.folder / "out"
+
+    def run_tool(self, *args):
+        return subprocess.run([PROGRAM, "convert", *map(str, args)], capture_output=True, text=True,
+                              timeout=60)
+
+    def converts(self, *args):
+        done = self.run_tool(*args)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def refuses(self, code, text, *args):
+        before = sorted(self.folder.rglob("*"))
+        done = self.run_tool(*args)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertIn(text, done.stderr)
+        self.assertEqual(sorted(self.folder.rglob("*")), before)
+
+    def checkpoint(self, family="qwen3", seed=0):
+        case = random_case(family, seed)
+        write_hf(self.hf, case.config, case.hf)
+        return case
+
+    def names(self, folder):
+        return {name for held in read_shards(folder).values() for name in held}
+
+    def test_options_that_would_do_nothing_are_refused(self):
+        self.checkpoint()
+        self.converts(self.hf, self.folder / "shards", "--parallel", "tp=1")
+        for args, text in (
+            (["shards", "out", "--core-version", "0.19"], "--core-version is for shards"),
+            (["shards", "out", "--round"], "--round is for shards"),
+            (["hf", "out", "--parallel", "tp=1", "--max-shard-size", "1KB"],
+             "--max-shard-size is for the files of an HF directory"),
+            (["shards", "out", "--parallel", "tp=1", "--max-shard-size", "1KB"],
+             "--max-shard-size is for the files of an HF directory"),
+            (["hf", "out", "--parallel", "tp=1", "--unmarked"], "--unmarked is for rank files"),
+        ):
+            with self.subTest(args):
+                self.refuses(USAGE, text, *(self.folder / a if a in ("hf", "shards", "out") else a
+                                            for a in args))
+
+    def test_values_are_rounded_on_a_word_only(self):
+        case = self.checkpoint()
+        wide = {name: (array.astype(np.uint32) << 16) | 0x9234 for name, array in case.hf.items()}
+        write_hf(self.hf, case.config, wide)
+        self.refuses(FAILED, "say --round", self.hf, self.out, "--parallel", "tp=1")
+        said = self.converts(self.hf, self.out, "--parallel", "tp=1", "--round")
+        self.assertIn(f"rounded to fewer bits: {len(wide)} tensors", said)
+        self.converts(self.out, self.folder / "back")
+        rounded = {name: round_to_bf16(array).astype(np.uint32) << 16 for name, array in wide.items()}
+        self.assertEqual(differences(rounded, read_hf(self.folder / "back")), [])
+        # Numbers that bf16 holds are only stored in more bits: nothing is rounded.
+        write_hf(self.hf, case.config, rounded)
+        said = self.converts(self.hf, self.out, "--parallel", "tp=1", "--replace")
+        self.assertNotIn("rounded", said)
+
+    def test_core_version_chooses_the_names(self):
+        seed, = seeds_that_show("deepseek_v3", lambda m, x: m.mtp_layers == 1, 1)
+        self.checkpoint("deepseek_v3", seed)
+        for args, version, inner in (
+            ([], "0.16", "transformer_layer"),
+            (["--core-version", "0.18"], "0.18", "transformer_layer"),
+            (["--core-version", "0.19.1"], "0.19", "mtp_model_layer"),
+        ):
+            with self.subTest(args):
+                self.converts(self.hf, self.out, "--parallel", "tp=1", "--replace", *args)
+                stated = json.loads((self.out / "parallel.json").read_text())["core_version"]
+                self.assertEqual(stated, version)
+                found = {match[1] for name in self.names(self.out)
+                         if (match := re.match(r"mtp\.layers\.0\.(\w+_layer)\.", name))}
+                self.assertEqual(found, {inner})
+        # Names of every version are read, so one version's shards become another's.
+        newer = self.out.rename(self.folder / "newer")
+        self.converts(newer, self.out, "--parallel", "tp=1", "--core-version", "0.14")
+        self.assertTrue(any(".transformer_layer." in name for name in self.names(self.out)))
+        self.refuses(FAILED, "0.x", self.hf, self.folder / "none", "--parallel", "tp=1",
+                     "--core-version", "0.x")
+
+    def test_from_is_not_written_to(self):
+        case = self.checkpoint()
+        for to in (self.hf, self.folder / "." / "hf", self.folder):
+            for more in ([], ["--replace"]):
+                with self.subTest(to=to, more=more):
+                    self.refuses(FAILED, "is read from, and would be replaced", self.hf, to,
+                                 "--parallel", "tp=1", *more)
+        self.assertEqual(differences(case.hf, read_hf(self.hf)), [])
+
+    def test_another_layout_into_one_directory(self):
+        seed, = seeds_that_show("llama", lambda m, x: m.heads % 8 == 0 and m.groups in (2, 4)
+                                and m.ffn % 8 == 0 and m.heads * m.head_dim % 8 == 0
+                                and m.fused_qkv_rows() % 8 == 0, 1)
+        case = self.checkpoint("llama", seed)
+        self.converts(self.hf, self.out, "--parallel", "tp=8")
+        self.assertEqual(len(list(self.out.glob("rank_*"))), 8)
+        self.refuses(FAILED, "say --replace", self.hf, self.out, "--parallel", "tp=2")
+        self.assertEqual(len(list(self.out.glob("rank_*"))), 8)
+        self.converts(self.hf, self.out, "--parallel", "tp=2", "--replace")
+        self.assertEqual(sorted(path.name for path in self.out.glob("rank_*")),
+                         ["rank_00000.safetensors", "rank_00001.safetensors"])
+        self.converts(self.out, self.folder / "back")
+        self.assertEqual(differences(case.hf, read_hf(self.folder / "back")), [])
+
+    def test_families_takes_one_directory_and_may_be_repeated(self):
+        case = self.checkpoint("llama")
+        for name in ("a", "b"):
+            (self.folder / name).mkdir()
+            (self.folder / name / "f.toml").write_text(
+                f'family = "{name}"\nextends = "llama"\nmatch = {{ when = "0" }}\n')
+        self.converts("--families", self.folder / "a", "--families", self.folder / "b",
+                      "--parallel", "tp=1", "--family", "b", self.hf, self.out)
+        self.converts("--families", self.folder / "b", self.out, self.folder / "back", "--family", "b")
+        self.assertEqual(differences(case.hf, read_hf(self.folder / "back")), [])
+
+    def test_an_unwritable_place_is_named(self):
+        self.checkpoint()
+        (self.folder / "file").write_text("x")
+        self.refuses(FAILED, str(self.folder / "file"), self.hf, self.folder / "file" / "to",
+                     "--parallel", "tp=1")
+
+    def test_norms_that_are_rounded_are_named(self):
+        """Norms of which HF has the trainer's value plus one."""
+        seed = next(seed for seed in range(100) if not random_case("qwen3_next", seed).hub.gdn_fp32)
+        case = random_case("qwen3_next", seed)
+        write_hf(self.hf, case.config, case.hf)
+        shards = self.folder / "shards"
+        write_shards(shards, case.parallel, case.shards())
+        said = self.converts(shards, self.out, "--hf", self.hf, "--unmarked")
+        count = sum(name.endswith("linear_attn.norm.weight") for name in case.hf)
+        self.assertIn("written as the trainer's value plus one, rounded", said)
+        self.assertRegex(said, rf"differ: {count} tensors?, model\.layers\.\d+\.linear_attn\.norm")
+        # From shards to shards, and back: every bit.
+        other, back = self.folder / "other", self.folder / "back"
+        said = self.converts(shards, other, "--hf", self.hf, "--unmarked", "--parallel", "tp=1")
+        self.assertNotIn("rounded", said)
+        norm = lambda folder: [array.tobytes() for name, array in
+                               sorted(read_safetensors(folder / "rank_00000.safetensors").items())
+                               if name.endswith("decoder.layers.0.self_attention.out_norm.weight")]
+        self.converts(other, back, "--parallel", shards / "parallel.json")
+        self.assertEqual(norm(back), norm(shards))
+        self.assertNotEqual(norm(back), [])
+
+
+if __name__ == "__main__":
+    PROGRAM = sys.argv.pop(1)
+    unittest.main()

@@ -1,0 +1,335 @@
+"""deltawire's plug-ins for vLLM and SGLang over stand-ins for these engines: what one rank, or all
+of them, do when something is refused. Daemons and files are real; tests/engines has the engines.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import threading
+import unittest
+import unittest.mock
+
+import support
+
+support.use_trainer_python()
+torch = support.need("torch")
+support.need("deltawire")
+
+import engine_stand_ins as stand_ins  # noqa: E402
+
+stand_ins.install()
+
+from deltawire.engine import EngineClient, Outcome, sglang  # noqa: E402
+from deltawire.engine.vllm import DeltawireEngine, InitInfo  # noqa: E402
+from engine_rig import EngineRig, state  # noqa: E402
+from engine_test import Engine, checkpoint  # noqa: E402
+
+
+class Plugin(EngineRig):
+    """A model for each rank, with version 1 in it."""
+
+    def begin(self, world_size: int = 2) -> None:
+        self.ranks = stand_ins.start(world_size)
+        self.weights = checkpoint(1)
+        self.directory = str(self.start(self.weights))
+        self.models = [Engine(rank) for rank in range(world_size)]
+        for model in self.models:
+            model.load_weights(self.weights.items())
+
+    def next_version(self) -> None:
+        self.weights["k"][5] += 1
+        self.weights["o"] += 1
+        self.publish(self.weights)
+
+    def states(self) -> list[dict]:
+        return [state(model) for model in self.models]
+
+    def assert_states(self, wanted: list[dict]) -> None:
+        for model, one in zip(self.models, wanted, strict=True):
+            for name, value in one.items():
+                self.assertTrue(torch.equal(value, state(model)[name]), name)
+
+    def assert_newest(self) -> None:
+        fresh = [Engine(model.rank) for model in self.models]
+        for model in fresh:
+            model.load_weights(self.weights.items())
+        self.assert_states([state(model) for model in fresh])
+
+    def assert_refused(self, results: list, why: str) -> None:
+        for result in results:
+            self.assertIsInstance(result, Exception)
+            self.assertIn(why, str(result))
+
+    def assert_done(self, results: list) -> None:
+        for result in results:
+            self.assertNotIsInstance(result, Exception, str(result))
+
+    def fails_on_the_last_rank(self, step: str) -> None:
+        """A step of the client's answers there that it was not done, and does nothing."""
+        real = getattr(EngineClient, step)
+
+        def planted(client):
+            if self.ranks.rank_in_group == self.ranks.world_size - 1:
+                return Outcome(False, "a planted fault")
+            return real(client)
+
+        self.enterContext(unittest.mock.patch.object(EngineClient, step, planted))
+
+    def commits_between_the_ranks(self):
+        """A context in which a version is committed when one of two ranks has prepared."""
+        committed = threading.Event()
+        real = EngineClient.prepare
+
+        def prepare(client):
+            if self.ranks.rank_in_group == 0:
+                outcome = real(client)
+                self.next_version()
+                committed.set()
+                return outcome
+            self.assertTrue(committed.wait(stand_ins.LIMIT_S))
+            return real(client)
+
+        return unittest.mock.patch.object(EngineClient, "prepare", prepare)
+
+
+class VllmTest(Plugin):
+    def begin(self, world_size: int = 2) -> None:
+        super().begin(world_size)
+        self.workers = [DeltawireEngine(model) for model in self.models]
+        self.assert_done(self.attach())
+
+    def attach(self, **options) -> list:
+        info = InitInfo(self.directory, **options)
+        return self.ranks.run(lambda rank: self.workers[rank].init_transfer_engine(info))
+
+    def prepare(self) -> list:
+        return self.ranks.run(lambda rank: self.workers[rank].start_weight_update())
+
+    def update(self, **info) -> list:
+        return self.ranks.run(lambda rank: self.workers[rank].update_weights(info))
+
+    def test_versions_and_a_rollback(self):
+        self.begin()
+        first = self.states()
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.assert_states(first)
+        self.assert_refused(self.update(version=7), "version 7 was asked for")
+        self.assert_done(self.update(version=2, check=True))
+        self.assert_newest()
+        self.assert_refused(self.update(), "no update is prepared")
+        self.assert_refused(self.update(rollback=True, check=True), "a rollback is not checked")
+        self.assert_refused(self.update(rollback=True, version=2), "version 2 was asked for")
+        self.assert_done(self.update(rollback=True))
+        self.assert_states(first)
+        self.assert_refused(self.update(rollback=True), "no update was applied")
+        self.assert_done(self.prepare())
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_a_refused_attach_leaves_no_older_client_at_work(self):
+        self.begin(1)
+        self.models[0].qk.data += 1  # as after a load of other weights, which deltawire did not see
+        before = self.states()
+        self.assert_refused(self.attach(), "cannot be updated in place")
+        self.next_version()
+        self.assert_refused(self.prepare(), "/init_weight_transfer_engine comes first")
+        self.assert_refused(self.update(), "/init_weight_transfer_engine comes first")
+        self.assert_states(before)
+
+    def test_an_attach_that_one_worker_refuses_is_none(self):
+        self.begin()
+        self.models[1].qk.data += 1
+        self.assert_refused(self.attach(), "rank 1: this model cannot be updated in place")
+        self.next_version()
+        self.assert_refused(self.prepare(), "comes first")
+
+    def test_workers_that_have_prepared_different_versions_write_nothing(self):
+        self.begin()
+        before = self.states()
+        self.next_version()
+        with self.commits_between_the_ranks():
+            self.assert_refused(self.prepare(), "the ranks see different versions")
+        self.assert_refused(self.update(), "no update is prepared")
+        self.assert_refused(self.update(version=2), "no update is prepared")
+        self.assert_states(before)
+        self.assert_done(self.prepare())
+        self.assert_done(self.update(version=3))
+        self.assert_newest()
+
+    def test_what_one_worker_cannot_write_is_taken_back_by_the_others(self):
+        self.begin()
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.fails_on_the_last_rank("apply")
+        self.assert_refused(self.update(version=2), "rank 1: a planted fault")
+        self.assert_states(before)
+
+    def test_an_update_whose_check_finds_something_is_taken_back(self):
+        self.begin()
+        self.next_version()
+        before = self.states()
+        self.assert_done(self.prepare())
+        self.models[1].embed.data[3] += 1
+        before[1]["embed"][3] += 1
+        self.assert_refused(self.update(check=True), "rank 1: the engine's memory has drifted")
+        self.assert_states(before)
+
+    def test_layouts_are_kept_for_the_next_start(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.begin()
+        for plan in ("kept", "used"):
+            with self.assertLogs("vllm.deltawire", "INFO") as logged:
+                self.assert_done(self.attach(plans=folder))
+            self.assertEqual([line.endswith(f", plan: {plan}") for line in logged.output],
+                             [True] * 2, logged.output)
+        self.assertEqual(len(list(pathlib.Path(folder).iterdir())), 2)  # one for each rank
+
+
+class OrderTest(unittest.TestCase):
+    def test_an_order_is_its_path(self):
+        for text in ("version=7", "version=7&threads=4&prepare", "version=7&plans=/a%20b&check",
+                     "version=7&plans=&rollback"):
+            with self.subTest(text):
+                order = sglang.Order.parse(f"deltawire:/d?{text}")
+                self.assertEqual(order.path(7), f"deltawire:/d?{text}")
+                self.assertEqual(sglang.Order.parse(order.path(7)), order)
+        self.assertIsNone(sglang.Order.parse("/models/policy"))
+
+    def test_what_cannot_be_an_order_is_refused(self):
+        for text, why in (("/d?later", "no option later"), ("d", "from / on"),
+                          ("/d?threads=-1", "no option threads=-1"),
+                          ("/d?plans=here", "no option plans=here"),
+                          ("/d?version=7&rollback&check", "are two orders")):
+            with self.subTest(text), self.assertRaisesRegex(sglang.Refused, why):
+                sglang.Order.parse(f"deltawire:{text}")
+
+
+class SglangTest(Plugin):
+    def begin(self, world_size: int = 2) -> None:
+        super().begin(world_size)
+        self.runners = [stand_ins.Runner(model) for model in self.models]
+        self.addCleanup(sglang._followers.clear)
+
+    def update(self, options: str = "") -> list:
+        """(success, message) of each rank."""
+        path = f"deltawire:{self.directory}" + (f"?{options}" if options else "")
+        return self.ranks.run(lambda rank: sglang._update(None, self.runners[rank], path))
+
+    def assert_done(self, results: list) -> None:
+        for result in results:
+            self.assertTrue(result[0], result)
+
+    def assert_refused(self, results: list, why: str) -> None:
+        for success, message in results:
+            self.assertFalse(success)
+            self.assertIn(why, message)
+
+    def test_versions_and_a_rollback(self):
+        self.begin()
+        first = self.states()
+        self.assert_done(self.update())
+        self.next_version()
+        self.assert_done(self.update("version=2&check"))
+        self.assert_newest()
+        self.assert_refused(self.update("version=1&rollback&check"), "are two orders")
+        self.assert_newest()
+        self.assert_done(self.update("version=1&rollback"))
+        self.assert_states(first)
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_ranks_that_see_different_versions_write_nothing(self):
+        self.begin()
+        self.assert_done(self.update())
+        before = self.states()
+        self.next_version()
+        with self.commits_between_the_ranks():
+            self.assert_refused(self.update(), "the ranks see different versions")
+        self.assert_states(before)
+        self.assert_done(self.update("version=3"))
+        self.assert_newest()
+
+    def test_what_one_rank_cannot_write_is_taken_back_by_the_others(self):
+        self.begin()
+        self.assert_done(self.update())
+        before = self.states()
+        self.next_version()
+        self.fails_on_the_last_rank("apply")
+        self.assert_refused(self.update(), "rank 1: a planted fault")
+        self.assert_states(before)
+
+    def test_what_the_engines_own_hooks_raise_is_a_refusal_and_nothing_stays(self):
+        self.begin()
+        self.assert_done(self.update())
+        before = self.states()
+        self.next_version()
+        for where in ("begin", "end"):
+            with self.subTest(where):
+                self.runners[1].fail_at = where
+                with self.assertLogs("deltawire", "ERROR"):
+                    self.assert_refused(self.update(), f"rank 1: planted at the {where}")
+                self.assert_states(before)
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_hooks_that_also_fail_while_it_is_taken_back_end_the_server(self):
+        self.begin(1)
+        self.assert_done(self.update())
+        self.next_version()
+        runner = self.runners[0]
+
+        def fails(run_post_load):
+            raise RuntimeError("planted for good")
+
+        with (unittest.mock.patch.object(runner, "end_weight_update", fails),
+              self.assertLogs("deltawire", "ERROR")):
+            raised = self.update()[0]
+        self.assertIsInstance(raised, RuntimeError)
+        self.assertNotIsInstance(raised, sglang.Refused)
+
+    def test_parameters_that_a_hook_has_moved_are_attached_to_anew(self):
+        self.begin(1)
+        self.assert_done(self.update())
+        self.next_version()
+        model, runner = self.models[0], self.runners[0]
+        at = model.qk.data
+
+        def moves():
+            model.qk.data = at.clone()
+
+        with unittest.mock.patch.object(runner, "begin_weight_update", moves):
+            self.assert_refused(self.update(), "has moved its parameters")
+        self.assert_refused(self.update(), "it loaded another version")  # version 2 is committed
+        model.load_weights(self.weights.items())
+        self.assert_done(self.update())
+        self.next_version()
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_another_number_of_threads_than_the_attachs_is_refused(self):
+        self.begin(1)
+        self.assert_done(self.update("threads=2"))
+        self.next_version()
+        self.assert_refused(self.update("threads=3"), "attached with 2, which stays")
+        self.assert_done(self.update("threads=2"))
+        self.next_version()
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_layouts_are_kept_for_the_next_start(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.begin()
+        for plan in ("kept", "used"):
+            sglang._followers.clear()
+            with self.assertLogs("deltawire.engine.sglang", "INFO") as logged:
+                self.assert_done(self.update(f"plans={folder}"))
+            self.assertEqual([line.endswith(f", plan: {plan}") for line in logged.output],
+                             [True] * 2, logged.output)
+        self.assertEqual(len(list(pathlib.Path(folder).iterdir())), 2)  # one for each rank
+
+
+if __name__ == "__main__":
+    unittest.main()

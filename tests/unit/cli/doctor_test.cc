@@ -1,0 +1,129 @@
+// What doctor makes of a machine, and that it finds this one.
+#include "cli/doctor.h"
+
+#include <catch2/catch.hpp>
+#include <map>
+
+#include "tests/support/temp_dir.h"
+
+namespace deltawire::cli {
+namespace {
+
+using Level = Finding::Level;
+
+MachineFacts Good() {
+  return {.kernel = "6.1.0-18-amd64",
+          .data_dir = "/dev/shm/deltawire",
+          .in_memory = true,
+          .free_bytes = 60ull << 30,
+          .memory_bytes = 64ull << 30,
+          .shm_huge_pages = "advise",
+          .descriptors = 65536,
+          .socket_buffer = 64 << 20,
+          .kernels = "AVX2",
+          .program_version = "1.2.3"};
+}
+
+/// Those that are not good, by what they are about.
+std::map<std::string, Finding> Bad(const MachineFacts& facts) {
+  std::map<std::string, Finding> bad;
+  for (const Finding& f : Judge(facts)) {
+    CHECK(f.remedy.empty() == (f.level == Level::kGood));
+    if (f.level != Level::kGood) bad[f.about] = f;
+  }
+  return bad;
+}
+
+TEST_CASE("doctor: a machine that has all it needs gets no advice") {
+  CHECK(Bad(Good()).empty());
+  MachineFacts f = Good();
+  f.peers = {{.kind = "sender",
+              .address = "10.0.0.1:7700",
+              .program_version = "1.2.3",
+              .bulk_address = "10.0.0.1:7701",
+              .connect_seconds = 0.02},
+             {.kind = "receiver", .address = "10.0.0.2:7710", .program_version = "1.2.3"}};
+  CHECK(Bad(f).empty());
+  // Kernel, directory, leases, huge pages, descriptors, buffers, kernels, and three of the peers.
+  CHECK(Judge(f).size() == 10);
+}
+
+TEST_CASE("doctor: what is missing is named with its remedy") {
+  const auto one = [](auto change, const std::string& about, Level level, const std::string& text,
+                      const std::string& remedy) {
+    MachineFacts f = Good();
+    change(f);
+    const auto bad = Bad(f);
+    CAPTURE(about);
+    REQUIRE(bad.size() == 1);
+    REQUIRE(bad.contains(about));
+    const Finding& found = bad.at(about);
+    CHECK(found.level == level);
+    CHECK(found.text.find(text) != std::string::npos);
+    CHECK(found.remedy.find(remedy) != std::string::npos);
+  };
+  one([](MachineFacts& f) { f.kernel = "4.18.0-553"; }, "kernel", Level::kProblem, "4.18", "5.3");
+  one([](MachineFacts& f) { f.data_dir_usable = absl::NotFoundError("no such directory"); },
+      "data directory", Level::kProblem, "no such directory", "--data-dir");
+  one([](MachineFacts& f) { f.in_memory = false; }, "data directory", Level::kNote, "not in memory",
+      "tmpfs");
+  one([](MachineFacts& f) { f.free_bytes = 16ull << 30; }, "data directory", Level::kNote,
+      "17.2 GB free", "size=");
+  one([](MachineFacts& f) { f.no_leases = "fs.leases-enable is 0"; }, "leases", Level::kNote,
+      "leases-enable is 0", "sysctl");
+  one([](MachineFacts& f) { f.shm_huge_pages = "never"; }, "huge pages", Level::kNote, "never",
+      "shmem_enabled");
+  one([](MachineFacts& f) { f.shm_huge_pages = ""; }, "huge pages", Level::kNote, "not known",
+      "shmem_enabled");
+  one([](MachineFacts& f) { f.descriptors = 1024; }, "descriptors", Level::kNote, "1024", "ulimit");
+  one([](MachineFacts& f) { f.socket_buffer = 212992; }, "socket buffers", Level::kNote, "213 kB",
+      "sysctl");
+  PeerFacts peer{
+      .kind = "sender", .address = "a:1", .program_version = "1.2.3", .bulk_address = "a:2"};
+  one(
+      [peer](MachineFacts& f) mutable {
+        peer.reached = absl::UnavailableError("connection refused");
+        f.peers = {peer};
+      },
+      "sender a:1", Level::kProblem, "refused", "control-listen");
+  one(
+      [peer](MachineFacts& f) mutable {
+        peer.program_version = "1.0.0";
+        f.peers = {peer};
+      },
+      "sender a:1", Level::kNote, "deltawire 1.0.0; here is 1.2.3", "one version");
+  one(
+      [peer](MachineFacts& f) mutable {
+        peer.exposed = true;
+        f.peers = {peer};
+      },
+      "sender a:1", Level::kNote, "without encryption", "trust");
+  one(
+      [peer](MachineFacts& f) mutable {
+        peer.bulk_reached = absl::UnavailableError("timed out");
+        f.peers = {peer};
+      },
+      "bulk port a:2", Level::kProblem, "timed out", "bulk-listen");
+}
+
+TEST_CASE("doctor: this machine is looked at, and a peer that is not there is a finding") {
+  const TempDir dir;
+  const MachineFacts f =
+      Look(dir.path(), "127.0.0.1:1", "127.0.0.1:1", std::chrono::milliseconds(500));
+  CHECK(f.data_dir_usable == absl::OkStatus());
+  CHECK(f.kernel.find('.') != std::string::npos);
+  CHECK(f.memory_bytes > 0);
+  CHECK(f.free_bytes > 0);
+  CHECK(f.descriptors > 0);
+  CHECK_FALSE(f.kernels.empty());
+  CHECK(std::filesystem::is_empty(dir.path()));
+  REQUIRE(f.peers.size() == 2);
+  CHECK_FALSE(f.peers[0].reached.ok());
+  CHECK_FALSE(f.peers[1].reached.ok());
+  const MachineFacts none = Look(dir.path() / "none", "", "", std::chrono::milliseconds(500));
+  CHECK(none.data_dir_usable.code() == StatusCode::kNotFound);
+  CHECK(none.peers.empty());
+}
+
+}  // namespace
+}  // namespace deltawire::cli

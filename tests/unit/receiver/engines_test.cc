@@ -1,0 +1,147 @@
+// What an engine's driver does with time and with the directory, and what those who watch the
+// engines of a model are told. The engine is a function, and the directory a variable.
+#include "receiver/engine/engines.h"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <map>
+#include <thread>
+
+#include "tests/support/eventually.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::Eventually;
+using Clock = std::chrono::steady_clock;
+using Result = EngineAnswer::Result;
+
+Identity Version(uint64_t version) { return {Hash128{1, 2}, {1, version}, version * 1000, 0}; }
+const auto kStays = [] { return false; };
+
+/// A directory that any engine may hold at any time.
+struct FakeSource : EngineSource {
+  Identity Ready() override { return Version(version); }
+  bool Hold(const Identity&, const std::string&) override {
+    held_since = Clock::now();
+    return true;
+  }
+  void Release(const std::string&) override { released = true; }
+
+  std::atomic<uint64_t> version{0};
+  std::atomic<Clock::time_point> held_since{};
+  std::atomic<bool> released{false};
+};
+
+struct FakeHook : EngineHook {
+  using Answers =
+      std::function<EngineAnswer(EngineCall call, const Identity& to, milliseconds limit)>;
+  explicit FakeHook(Answers a) : answers(std::move(a)) {}
+  EngineAnswer Make(EngineCall call, const Identity& to, milliseconds limit) override {
+    return answers(call, to, limit);
+  }
+  void Cancel() override {}
+  const Answers answers;
+};
+
+EngineDriver::Settings Engine(const std::string& text, milliseconds call_limit) {
+  return {.options = *ParseEngine(text),
+          .model = {"m", "/dev/shm/m"},
+          .policy = {.first_pause = milliseconds(1), .longest_pause = milliseconds(5)},
+          .call_limit = call_limit};
+}
+
+}  // namespace
+
+TEST_CASE("however many requests a hold covers, it ends after twice the time of one") {
+  constexpr milliseconds kLimit{200};
+  FakeSource source;
+  std::atomic<int> late{0}, holds{0};
+  std::atomic<bool> reloads{false};
+  const auto slow = [&](EngineCall call, const Identity&, milliseconds limit) -> EngineAnswer {
+    if (call == EngineCall::kClear || call == EngineCall::kProbe) return {};
+    const auto begin = Clock::now();
+    if (begin + limit > source.held_since.load() + 2 * kLimit + milliseconds(20)) ++late;
+    if (call == EngineCall::kPause) reloads = true;
+    // As an engine that answers each time, just in time.
+    const auto takes = std::min(limit, kLimit * 3 / 4);
+    Eventually([&] { return Clock::now() >= begin + takes; }, kLimit * 2);
+    if (takes == limit) return {Result::kUnsure, "nothing in time", {}};
+    const bool refused = call == EngineCall::kPrepare || call == EngineCall::kAttach;
+    if (call == EngineCall::kPrepare) ++holds;
+    return refused ? EngineAnswer{Result::kRefused, "another version", {}} : EngineAnswer{};
+  };
+  Engines engines({Engine("vllm=http://a:1", kLimit)}, source,
+                  [&](const EngineDriver::Settings&) { return std::make_unique<FakeHook>(slow); });
+  source.version = 1;
+  engines.News();
+  // The second attempt is to detach the engine and let it read the directory.
+  REQUIRE(Eventually([&] { return reloads && holds >= 3; }));
+  CHECK(late == 0);
+  CHECK(source.released);
+  engines.Stop();
+}
+
+TEST_CASE("each version that an engine begins to serve is told once") {
+  FakeSource source;
+  const auto at_once = [](EngineCall, const Identity&, milliseconds) { return EngineAnswer{}; };
+  Engines engines(
+      {Engine("http=http://a:1", milliseconds(1000)),
+       Engine("http=http://a:2", milliseconds(1000))},
+      source, [&](const EngineDriver::Settings&) { return std::make_unique<FakeHook>(at_once); });
+  constexpr uint64_t kVersions = 20'000;
+  std::thread trainer([&] {
+    while (source.version < kVersions) {
+      ++source.version;
+      engines.News();
+    }
+  });
+  std::map<std::string, uint64_t> told;
+  uint64_t seen = 0;
+  int again = 0;
+  while (told["a:1/"] < kVersions || told["a:2/"] < kVersions) {
+    const auto served = engines.WaitServed(seen, kStays);
+    REQUIRE(served);
+    CHECK(served->serial > seen);
+    seen = served->serial;
+    uint64_t& before = told[served->engine.name];
+    again += served->engine.served.id.version <= before;
+    before = served->engine.served.id.version;
+  }
+  trainer.join();
+  CHECK(again == 0);
+}
+
+TEST_CASE("who waits for a version is told of the oldest that an engine serves") {
+  FakeSource source;
+  std::atomic<bool> second_refuses{false};
+  Engines engines({Engine("http=http://a:1", milliseconds(1000)),
+                   Engine("http=http://a:2", milliseconds(1000))},
+                  source, [&](const EngineDriver::Settings& s) {
+                    const bool second = s.options.address.port == 2;
+                    return std::make_unique<FakeHook>(
+                        [&, second](EngineCall, const Identity&, milliseconds) -> EngineAnswer {
+                          if (second && second_refuses) return {Result::kRefused, "no", {}};
+                          return {};
+                        });
+                  });
+  CHECK(OldestServed(engines.views()) == Identity{});
+  CHECK(OldestServed({}) == Identity{});
+  source.version = 7;
+  engines.News();
+  REQUIRE(Eventually([&] { return ServedByAll(engines.views()) == Version(7); }));
+  CHECK(OldestServed(engines.views()) == Version(7));
+  second_refuses = true;
+  source.version = 8;
+  engines.News();
+  REQUIRE(Eventually([&] { return engines.views()[0].served == Version(8); }));
+  const auto served = engines.WaitServed(2, kStays);
+  REQUIRE(served);
+  CHECK(served->engine.served == Version(8));
+  CHECK(served->all == Identity{});
+  CHECK(served->oldest == Version(7));
+  engines.Stop();
+}
+
+}  // namespace deltawire::receiver
