@@ -2,6 +2,9 @@
 # DeltawireInstall.cmake; what they have in common, and their scripts, comes from deploy/debian.
 find_program(HELP2MAN help2man REQUIRED)
 find_program(GZIP_PROGRAM gzip REQUIRED)
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+set(DELTAWIRE_MAINTAINER "The deltawire authors <maintainers@deltawire.example>" CACHE STRING
+  "Whom Debian's packages name")
 
 set(debian "${PROJECT_SOURCE_DIR}/deploy/debian")
 set(made "${CMAKE_CURRENT_BINARY_DIR}/debian")
@@ -53,7 +56,8 @@ execute_process(COMMAND date -u -R -d "@${DELTAWIRE_DATE}"
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME deltawire)
 set(CPACK_PACKAGE_VENDOR "The deltawire authors")
-set(CPACK_PACKAGE_CONTACT "The deltawire authors <deltawire@localhost>")
+set(CPACK_PACKAGE_CONTACT "${DELTAWIRE_MAINTAINER}")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "")  # each package has its own
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_PACKAGE_DIRECTORY "${CMAKE_BINARY_DIR}/packages")
 set(CPACK_STRIP_FILES ON)
@@ -95,7 +99,7 @@ urgency=medium
   endif()
   # The maintainer's scripts, if the package has some.
   set(control)
-  foreach(script preinst postinst prerm postrm triggers)
+  foreach(script postinst prerm postrm triggers)
     set(from "${debian}/${script}.${component}.in")
     if(component STREQUAL "sender" OR component STREQUAL "receiver")
       set(from "${debian}/${script}.daemon.in")
@@ -137,16 +141,14 @@ set(CPACK_DEBIAN_DOC_PACKAGE_ARCHITECTURE all)
 set(CPACK_DEBIAN_DOC_PACKAGE_SHLIBDEPS OFF)
 set(CPACK_DEBIAN_DEV_PACKAGE_SHLIBDEPS OFF)
 foreach(C SENDER RECEIVER)
-  set(CPACK_DEBIAN_${C}_PACKAGE_DEPENDS "init-system-helpers, systemd | systemd-standalone-sysusers")
+  set(CPACK_DEBIAN_${C}_PACKAGE_DEPENDS "systemd | systemd-standalone-sysusers")
   set(CPACK_DEBIAN_${C}_PACKAGE_RECOMMENDS "deltawire-cli")
 endforeach()
 set(own "= ${PROJECT_VERSION}")
+math(EXPR next_minor "${Python3_VERSION_MINOR} + 1")  # extensions are built for one of them
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libdeltawire-export2 (${own}), libdeltawire-engine1 (${own})")
 set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS
   "python3 (>= ${Python3_VERSION_MAJOR}.${Python3_VERSION_MINOR}), python3 (<< \
-${Python3_VERSION_MAJOR}.99), libdeltawire-export2 (${own}), libdeltawire-engine1 (${own})")
-foreach(C EXPORT ENGINE)
-  set(CPACK_DEBIAN_${C}_PACKAGE_GENERATE_SHLIBS ON)
-  set(CPACK_DEBIAN_${C}_PACKAGE_GENERATE_SHLIBS_POLICY "=")
-endforeach()
+${Python3_VERSION_MAJOR}.${next_minor}), libdeltawire-export2 (${own}), libdeltawire-engine1 (${own})")
+set(CPACK_DEBIAN_PACKAGE_GENERATE_SHLIBS ON)
 include(CPack)

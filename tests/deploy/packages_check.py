@@ -20,10 +20,12 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 MOST_INSTALLED_MB = 60
-# Written by tools that every installation of a package uses.
+# Written by tools that every installation of a package uses, or left by systemd's own package, which
+# comes and goes with the daemons.
 NOISE = re.compile(
     r"^/(var/(lib/(dpkg|apt|systemd|ucf)|cache|log|backups)|proc|dev|tmp|run|debs)(/|$)"
     r"|^/etc/(ld\.so\.cache|passwd-?|group-?|shadow-?|gshadow-?|subuid-?|subgid-?|\.pwd\.lock)$"
+    r"|^/(etc/(machine-id|mtab)|root/\.ssh|var/lib/private)$"
     r"|__pycache__|^/inside\.sh$"
 )
 
@@ -73,8 +75,10 @@ def files(root: pathlib.Path) -> set[str]:
 def check_life(packages: list[pathlib.Path], release: str) -> None:
     with tempfile.TemporaryDirectory(prefix="deltawire-root-") as name:
         root = pathlib.Path(name, "root")
-        run("mmdebstrap", "--variant=minbase", "--include=python3-minimal", release, root,
-            *sources())  # fmt: skip
+        # The lists of packages stay, since dependencies are installed in it.
+        run("mmdebstrap", "--variant=minbase", "--include=python3-minimal",
+            "--skip=cleanup/apt/lists", release, root, *sources())  # fmt: skip
+        shutil.copy("/etc/resolv.conf", root / "etc" / "resolv.conf")
         (root / "debs").mkdir()
         for package in packages:
             shutil.copy(package, root / "debs")

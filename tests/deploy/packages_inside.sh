@@ -25,7 +25,9 @@ install -m 640 -g deltawire /usr/share/deltawire/examples/sender.toml /etc/delta
 install -m 640 -g deltawire /usr/share/deltawire/examples/receiver.toml /etc/deltawire/receiver.toml
 as deltawire-sender --config /etc/deltawire/sender.toml >/tmp/sender.log 2>&1 &
 sender=$!
-as deltawire-receiver --config /etc/deltawire/receiver.toml --model policy >/tmp/receiver.log 2>&1 &
+# On one machine with its sender the receiver needs a directory of its own.
+as deltawire-receiver --config /etc/deltawire/receiver.toml \
+  --model policy=/dev/shm/deltawire/received >/tmp/receiver.log 2>&1 &
 receiver=$!
 mkdir /tmp/policy
 python3 - <<'PY'
