@@ -38,6 +38,12 @@ class Watch {
   if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
   throw std::bad_alloc();
 }
+// A sanitizer's own form of this would not use the one above, and then frees what it did not give.
+[[gnu::noinline]] void* operator new(size_t bytes, const std::nothrow_t&) noexcept try {
+  return ::operator new(bytes);
+} catch (const std::bad_alloc&) {
+  return nullptr;
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
