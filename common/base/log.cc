@@ -3,10 +3,10 @@
 #include <spdlog/async.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <future>
 #include <string>
 
@@ -73,7 +73,8 @@ int EndLogging(int code) {
   if (!sink) return code;  // not begun
   const std::future<void> flushed = sink->flushed();
   logger->flush();
-  if (flushed.wait_for(kEndWait) != std::future_status::ready) ::_exit(code);
+  // Not _exit: the thread sanitizer's flushes stderr, which the writer holds.
+  if (flushed.wait_for(kEndWait) != std::future_status::ready) std::_Exit(code);
   return code;
 }
 
