@@ -1,6 +1,7 @@
 #include "receiver/disk_delta/disk_delta.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <zstd.h>
@@ -27,6 +28,7 @@ using nlohmann::json;
 constexpr const char* kMark = "deltawire.json";
 constexpr const char* kIndex = "model.safetensors.index.json";
 constexpr const char* kLatest = "latest";
+constexpr const char* kLock = ".deltawire.lock";
 constexpr std::string_view kEncodings[] = {"xor", "overwrite"};
 static_assert(std::size(kEncodings) == static_cast<size_t>(DiskDeltaEncoding::kOverwrite) + 1);
 
@@ -268,6 +270,7 @@ DiskDelta::~DiskDelta() {
 
 Status DiskDelta::Write(const fs::path& model, const Identity& id,
                         const std::function<bool()>& stop) {
+  DW_RETURN_IF_ERROR(Own());
   DW_ASSIGN_OR_RETURN(const ModelDir opened, ModelDir::Open(model));
   const fs::path run = options_.directory / RunName(id);
   std::error_code error;
@@ -293,6 +296,27 @@ Status DiskDelta::Write(const fs::path& model, const Identity& id,
   DW_RETURN_IF_ERROR(WriteText(hidden, RunName(id) + "/" + VersionName(id.id.version) + "\n"));
   DW_RETURN_IF_ERROR(Rename(hidden, latest));
   Tidy(run, id.id.version);
+  return absl::OkStatus();
+}
+
+Status DiskDelta::Own() {
+  if (lock_.get() >= 0) return absl::OkStatus();
+  std::error_code error;
+  fs::create_directories(options_.directory, error);
+  if (error) {
+    return ErrnoError(fmt::format("make {}", options_.directory.native()), error.value());
+  }
+  const fs::path path = options_.directory / kLock;
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (fd.get() < 0) return ErrnoError(fmt::format("create {}", path.native()));
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return ErrnoError(fmt::format("lock {}", path.native()));
+    return Errorf(StatusCode::kAlreadyExists,
+                  "{} is written to by another receiver or for another model: name a directory of "
+                  "this one's own",
+                  options_.directory.native());
+  }
+  lock_ = std::move(fd);
   return absl::OkStatus();
 }
 
@@ -352,6 +376,9 @@ Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const I
 }
 
 Status DiskDelta::WriteGap(const fs::path& run, const Identity& id) {
+  // An attempt that was given up later may have written it.
+  const std::optional<Mark> mark = ReadMark(run / VersionName(id.id.version));
+  if (mark && mark->kind == "gap") return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(Part part, Part::Start(run, id.id.version));
   DW_RETURN_IF_ERROR(part.WriteIndex(id.id.version, options_.encoding, {}));
   return part.Publish("gap", id);
@@ -400,8 +427,12 @@ Status DiskDelta::WriteDelta(const fs::path& run, const ModelDir& model, const I
                             layout.tensor(first + i).name, now.size());
         return;
       }
-      encoded[i] = positions ? EncodeOverwrite(old, now) : EncodeXor(old, now);
-      checksums[i] = Xxh3_128(now).Hex();
+      try {
+        encoded[i] = positions ? EncodeOverwrite(old, now) : EncodeXor(old, now);
+        checksums[i] = Xxh3_128(now).Hex();
+      } catch (const std::bad_alloc&) {  // which must not leave the pool's thread
+        encoded[i] = absl::ResourceExhaustedError("no memory for the delta's payloads");
+      }
     });
     for (size_t i = 0; i < encoded.size(); ++i) {
       DW_RETURN_IF_ERROR(encoded[i].status());

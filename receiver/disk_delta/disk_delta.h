@@ -14,6 +14,7 @@
 #include "common/base/identity.h"
 #include "common/base/status.h"
 #include "common/base/thread_pool.h"
+#include "common/base/unique_fd.h"
 #include "common/layout/model_dir.h"
 
 namespace deltawire::receiver {
@@ -48,6 +49,8 @@ class DiskDelta {
  private:
   class Part;  // a version's directory under construction
 
+  /// Takes the directory for this object alone; kAlreadyExists where another writer has it.
+  Status Own();
   bool Follows(const Identity& id, const ModelDir& model) const;
   StatusOr<bool> LiesThere(const std::filesystem::path& run, const Identity& id) const;
   Status WriteWhole(const std::filesystem::path& run, const ModelDir& model, const Identity& id,
@@ -59,6 +62,7 @@ class DiskDelta {
   void Tidy(const std::filesystem::path& run, uint64_t newest);
 
   const DiskDeltaOptions options_;
+  UniqueFd lock_;  // once Own has succeeded
   ThreadPool pool_;
   Identity held_;             // what old_ holds; empty: nothing
   Hash128 layout_;            // its fingerprint

@@ -124,7 +124,10 @@ struct Setup {
     std::ofstream(dir.path() / "model" / "config.json") << "{\"a\": 1}";
     Restart();
   }
-  void Restart() { writer = std::make_unique<DiskDelta>(options); }
+  void Restart() {
+    writer.reset();
+    writer = std::make_unique<DiskDelta>(options);
+  }
   /// As a commit does: by a rename, so that nobody's mapping changes.
   void Commit(const Model& model) {
     std::vector<TensorMeta> metas;
@@ -295,6 +298,35 @@ TEST_CASE("disk delta: a version that is given up leaves nothing, and can be wri
   CHECK(puller.IsDelta(2));
   puller.Pull(2);
   CHECK(puller.model == model);
+}
+
+TEST_CASE("disk delta: a version that was given up behind its gaps can be written later") {
+  Setup s;
+  Model model = First();
+  s.Commit(model);
+  REQUIRE(s.Write(At(1)) == absl::OkStatus());
+  Step(model, 4);
+  s.Commit(model);
+  const Status stopped = s.writer->Write(s.dir.path() / "model", At(4), [] { return true; });
+  CHECK(stopped.code() == StatusCode::kCancelled);
+  Step(model, 6);
+  s.Commit(model);
+  REQUIRE(s.Write(At(6)) == absl::OkStatus());
+  Puller puller{s.Run(), {}, {}};
+  puller.Pull(6);
+  CHECK(puller.model == model);
+}
+
+TEST_CASE("disk delta: a second writer of one directory is refused while the first lives") {
+  Setup s;
+  s.Commit(First());
+  REQUIRE(s.Write(At(1)) == absl::OkStatus());
+  DiskDelta second(s.options);
+  const Status refused = second.Write(s.dir.path() / "model", At(2), kOn);
+  CHECK(refused.code() == StatusCode::kAlreadyExists);
+  CHECK(s.Versions() == std::set<std::string>{"weight_v000001"});
+  s.writer.reset();
+  CHECK(second.Write(s.dir.path() / "model", At(2), kOn) == absl::OkStatus());
 }
 
 TEST_CASE("disk delta: a directory that is not ours is neither overwritten nor removed") {

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -88,6 +89,8 @@ class OneAnswer {
                        const std::string& host = "127.0.0.1") const {
     return *ParseEngine(fmt::format("{}=http://{}:{}{}", kind, host, port_, path));
   }
+  /// Returns when a request has come whole.
+  void AwaitRequest() { asked_.get_future().wait(); }
   /// The request, once it was answered.
   std::string Request() {
     shutdown(listener_.get(), SHUT_RDWR);
@@ -111,6 +114,7 @@ class OneAnswer {
     for (ssize_t n; !body_is_whole() && (n = recv(peer.get(), buffer, sizeof buffer, 0)) > 0;) {
       request_.append(buffer, static_cast<size_t>(n));
     }
+    asked_.set_value();
     if (answer.empty()) {
       while (recv(peer.get(), buffer, sizeof buffer, 0) > 0) {
       }
@@ -121,6 +125,7 @@ class OneAnswer {
 
   const UniqueFd listener_;
   uint16_t port_ = 0;
+  std::promise<void> asked_;
   std::string request_;
   std::thread thread_;
 };
@@ -337,7 +342,7 @@ TEST_CASE("an engine that never answers is left at the limit, and at once when c
   hook = MakeHook(other.Engine("vllm"), {"m", "/m"});
   begin = Clock::now();
   std::thread cancels([&] {
-    std::this_thread::sleep_for(milliseconds(100));
+    other.AwaitRequest();
     hook->Cancel();
   });
   answer = hook->Make(EngineCall::kLoad, kSeven, milliseconds(60000));
