@@ -8,9 +8,9 @@ namespace deltawire::cli {
 namespace {
 
 constexpr Declare kCommands[] = {
-    DeclarePublish, DeclareStatus,  DeclareSync,    DeclareWait,    DeclareWatch,
-    DeclareVerify,  DeclareControl, DeclareInspect, DeclareDiff,    DeclarePlan,
-    DeclareConvert, DeclareDoctor,  DeclareDemo,    DeclareVersion,
+    DeclarePublish, DeclareStatus,  DeclareSync,    DeclareWait, DeclareWatch,
+    DeclareVerify,  DeclareControl, DeclareInspect, DeclareDiff, DeclarePlan,
+    DeclareConvert, DeclareDoctor,  DeclareCerts,   DeclareDemo, DeclareVersion,
 };
 
 constexpr const char* kFooter = R"(Exit codes:
@@ -35,13 +35,24 @@ int Failed(const std::string& command, const Status& status) {
 
 }  // namespace
 
+void Common::AddCredentials(CLI::App& app) {
+  if (app.get_option_no_throw("--credentials") != nullptr) return;
+  app.add_option_function<std::string>(
+         "--credentials", [](const std::string& file) { UseCredentials(file); },
+         "TOML file of a certificate or token to show, and of authorities: dials by TLS")
+      ->type_name("FILE")
+      ->envname("DELTAWIRE_CREDENTIALS");
+}
+
 void Common::AddSender(CLI::App& app) {
+  AddCredentials(app);
   app.add_option("--sender", sender, "The sender's control address")
       ->type_name("HOST:PORT")
       ->capture_default_str();
 }
 
 void Common::AddReceiver(CLI::App& app) {
+  AddCredentials(app);
   app.add_option("--receiver", receiver, "The receiver's control address")
       ->type_name("HOST:PORT")
       ->capture_default_str();

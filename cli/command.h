@@ -41,6 +41,7 @@ void DeclarePlan(CLI::App& app, Run* run);     // plan.cc
 void DeclareConvert(CLI::App& app, Run* run);  // convert.cc
 void DeclareDemo(CLI::App& app, Run* run);     // demo.cc
 void DeclareDoctor(CLI::App& app, Run* run);   // doctor.cc
+void DeclareCerts(CLI::App& app, Run* run);    // certs.cc
 void DeclareVersion(CLI::App& app, Run* run);  // version.cc
 
 /// The same check, but without the text that CLI11 would add to --help.
@@ -55,6 +56,8 @@ struct Common {
   double timeout_seconds = 10;
   bool json = false;
 
+  /// The file that DialSender and DialReceiver show and believe; AddSender and AddReceiver add it.
+  static void AddCredentials(CLI::App& app);
   void AddSender(CLI::App& app);
   void AddReceiver(CLI::App& app);
   void AddSocket(CLI::App& app);

@@ -6,13 +6,15 @@
 
 #include "common/config/options.h"
 #include "proto/convert.h"
-#include "proto/grpc_lifetime.h"
+#include "proto/dial.h"
 
 namespace deltawire::cli {
 namespace {
 
 constexpr const char* kUnreachableTag = "deltawire.dev/unreachable";
 constexpr const char* kUsageTag = "deltawire.dev/usage";
+
+std::string credentials_file;  // of this run of the tool
 
 Status Tagged(StatusCode code, std::string message, const char* tag) {
   Status status(code, message);
@@ -26,23 +28,24 @@ Status NobodyThere(std::string_view who, const std::string& address, std::string
                   who, address, why));
 }
 
+// gRPC says of a connection that failed no more than that; TLS is what a user may have forgotten.
+std::string_view WhyNot(const security::Credentials& credentials) {
+  return credentials.dials_tls() ? "not reachable, or not by TLS with these --credentials"
+                                 : "not reachable (or it speaks TLS, which takes --credentials)";
+}
+
 StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::string& address,
                                               std::chrono::milliseconds timeout) {
   auto endpoint = ParseEndpoint(address);
   if (!endpoint.ok()) return UsageError(fmt::format("--{}: {}", who, MessageOf(endpoint.status())));
-  KeepGrpc();
-  grpc::ChannelArguments args;
-  args.SetMaxReceiveMessageSize(kMaxControlMessage);
-  // A proxy for the web does not reach this cluster's daemons.
-  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  auto channel =
-      grpc::CreateCustomChannel(ToString(*endpoint), grpc::InsecureChannelCredentials(), args);
+  DW_ASSIGN_OR_RETURN(const auto credentials, ToolCredentials());
+  DW_ASSIGN_OR_RETURN(const auto channel, DialControl(ToString(*endpoint), *credentials, {}));
   if (timeout.count() == 0) timeout = std::chrono::seconds(10);
   const auto deadline = std::chrono::system_clock::now() + timeout;
   auto state = channel->GetState(true);
   while (state != GRPC_CHANNEL_READY) {
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
-      return NobodyThere(who, ToString(*endpoint), "not reachable");
+      return NobodyThere(who, ToString(*endpoint), WhyNot(*credentials));
     }
     if (!channel->WaitForStateChange(state, deadline)) {
       return NobodyThere(who, ToString(*endpoint),
@@ -76,6 +79,15 @@ Status UsageError(std::string message) {
 }
 bool IsUnreachable(const Status& s) { return s.GetPayload(kUnreachableTag).has_value(); }
 bool IsUsage(const Status& s) { return s.GetPayload(kUsageTag).has_value(); }
+
+void UseCredentials(std::string file) { credentials_file = std::move(file); }
+
+StatusOr<std::shared_ptr<security::Credentials>> ToolCredentials() {
+  if (credentials_file.empty()) return security::Credentials::None();
+  auto credentials = security::Credentials::Load(credentials_file);
+  if (!credentials.ok()) return UsageError(std::string(MessageOf(credentials.status())));
+  return credentials;
+}
 
 StatusOr<Sender> DialSender(const std::string& address, std::chrono::milliseconds timeout) {
   DW_ASSIGN_OR_RETURN(auto channel, Dial(Sender::kName, address, timeout));

@@ -11,6 +11,7 @@
 
 #include "cli/command.h"
 #include "common/base/status.h"
+#include "common/security/credentials.h"
 #include "proto/deltawire/v1/receiver.grpc.pb.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 
@@ -35,6 +36,12 @@ struct Receiver {
   std::string address;
   std::unique_ptr<Stub> stub;
 };
+
+/// Names the file of the tool's certificate, token and authorities, for all further dials. Empty:
+/// plaintext, and nothing is shown.
+void UseCredentials(std::string file);
+/// What that file holds.
+StatusOr<std::shared_ptr<security::Credentials>> ToolCredentials();
 
 /// Dials and waits until connected: fails at once when the connection is refused, else after
 /// `timeout` (0: 10 s).

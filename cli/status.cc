@@ -57,7 +57,9 @@ Snapshot Ask(const StatusOptions& o) {
   return s;
 }
 
-void Exposed(std::string& text, bool exposed) {
+void Security(std::string& text, const std::string& security, bool exposed) {
+  // An older daemon does not say.
+  if (!security.empty()) text += fmt::format("  {}\n", security);
   if (!exposed) return;
   text +=
       "  WARNING: listens beyond loopback without encryption or authentication "
@@ -109,7 +111,7 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
   text += fmt::format("Sender {}: deltawire {}, up {}, bulk {}, kernels {}\n", o.sender,
                       r.program_version(), HumanSeconds(r.uptime_seconds()), r.bulk_address(),
                       r.kernels());
-  Exposed(text, r.plaintext_exposed());
+  Security(text, r.security(), r.plaintext_exposed());
   if (r.models_size() == 0) {
     text += "  no model is registered yet: a trainer or `deltawire publish` does it\n";
     return;
@@ -313,7 +315,7 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
   text += fmt::format("Receiver {}: deltawire {}, up {}, id {}, kernels {}\n", o.receiver,
                       r.program_version(), HumanSeconds(r.uptime_seconds()), r.receiver_id(),
                       r.kernels());
-  Exposed(text, r.plaintext_exposed());
+  Security(text, r.security(), r.plaintext_exposed());
   constexpr Align kRight = Align::kRight;
   Table models({{"MODEL"},
                 {"SIZE", kRight},

@@ -8,6 +8,7 @@ find_package(Catch2 2 REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 find_package(Gloo REQUIRED)  # target: gloo
+find_package(OpenSSL 3.0 REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(SYSTEMD REQUIRED IMPORTED_TARGET libsystemd)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)

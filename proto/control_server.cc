@@ -1,5 +1,6 @@
 #include "proto/control_server.h"
 
+#include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <sys/socket.h>
@@ -11,6 +12,8 @@
 #include <mutex>
 #include <string_view>
 
+#include "common/base/log.h"
+#include "common/base/log_throttle.h"
 #include "common/base/status.h"
 #include "proto/convert.h"
 
@@ -61,15 +64,31 @@ StatusOr<UniqueFd> ListenHostPort(const std::string& address) {
                 MessageOf(listening.status()));
 }
 
+bool IsLoopbackAddress(std::string_view address) {
+  return address.starts_with("127.") || address.starts_with("localhost:") ||
+         address.starts_with("[::1]:");
+}
+
+// gRPC's own complaints, such as failed TLS handshakes, which strangers can cause at will.
+void LogGrpc(gpr_log_func_args* line) {
+  static LogThrottle throttle;
+  if (line->severity != GPR_LOG_SEVERITY_ERROR) return;
+  if (throttle.Allow(fmt::format("{}:{}", line->file, line->line))) {
+    LogWarn("gRPC: {}", line->message);
+  }
+}
+
 }  // namespace
 
-StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
-    const std::string& address, std::vector<grpc::Service*> services) {
+StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string& address,
+                                                              std::vector<grpc::Service*> services,
+                                                              const Access& access) {
   // In gRPC both settings are process-wide and must be made before the first builder.
   static std::once_flag once;
   std::call_once(once, [] {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    gpr_set_log_function(LogGrpc);
   });
   const bool is_unix = address.starts_with(kUnix);
   const std::string path = is_unix ? address.substr(kUnix.size()) : "";
@@ -78,6 +97,10 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
   auto control = std::make_unique<ControlServer>();
   DW_ASSIGN_OR_RETURN(UniqueFd listener, is_unix ? ListenUnix(path) : ListenHostPort(address));
   if (!is_unix) control->port_ = PortOf(listener);
+  std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
+  if (!is_unix) {
+    DW_ASSIGN_OR_RETURN(credentials, access.ForServer(IsLoopbackAddress(address)));
+  }
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxControlMessage);
   builder.SetMaxSendMessageSize(kMaxControlMessage);
@@ -93,7 +116,7 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMillis);
   using Experimental = grpc::ServerBuilder::experimental_type;
   control->connections_ = builder.experimental().AddExternalConnectionAcceptor(
-      Experimental::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
+      Experimental::ExternalConnectionType::FROM_FD, credentials);
   for (grpc::Service* s : services) builder.RegisterService(s);
   control->server_ = builder.BuildAndStart();
   if (control->server_ == nullptr) {

@@ -14,15 +14,19 @@
 
 #include "common/base/acceptor.h"
 #include "common/base/status.h"
+#include "proto/access.h"
 
 namespace deltawire {
 
 class ControlServer {
  public:
-  /// `address` is "host:port" or "unix:/path". With port 0 the kernel chooses, and port() says
-  /// which. A socket file that nobody listens on is replaced. Socket files have mode 0600.
+  /// `access` is the gate in front of the services of a TCP port; a socket file needs none, since
+  /// only its owner can open it. `address` is "host:port" or "unix:/path". With port 0 the kernel
+  /// chooses, and port() says which. A socket file that nobody listens on is replaced. Socket files
+  /// have mode 0600.
   static StatusOr<std::unique_ptr<ControlServer>> Start(const std::string& address,
-                                                        std::vector<grpc::Service*> services);
+                                                        std::vector<grpc::Service*> services,
+                                                        const Access& access);
   ~ControlServer();
 
   int port() const { return port_; }

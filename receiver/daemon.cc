@@ -4,6 +4,7 @@
 #include <random>
 
 #include "common/net/pull_client.h"
+#include "common/net/tls.h"
 #include "receiver/grpc_upstream.h"
 
 namespace deltawire::receiver {
@@ -21,15 +22,24 @@ class Daemon::Source : public EngineSource {
   Replica& replica_;
 };
 
-Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id)
-    : options_(options), receiver_id_(std::move(receiver_id)), pool_(options.threads) {
+Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id,
+               std::shared_ptr<security::Credentials> credentials)
+    : options_(options),
+      receiver_id_(std::move(receiver_id)),
+      pool_(options.threads),
+      credentials_(std::move(credentials)) {
   rates_.Calibrate(kernels::Best());
 }
 
 Daemon::~Daemon() { Stop(); }
 
 Status Daemon::Start() {
+  if (credentials_->dials_tls()) {
+    DW_ASSIGN_OR_RETURN(tls_, net::Tls::Create(credentials_, net::Tls::Side::kClient));
+  }
   const TransportFactory transport = [this](net::PullTarget target) {
+    target.tls = tls_;
+    target.token = credentials_->Now()->token;
     return std::make_unique<net::PullClient>(io_, std::move(target));
   };
   for (const ReceiverModelOptions& m : options_.models) {
@@ -53,7 +63,7 @@ Status Daemon::Start() {
     o.file_group = options_.file_group;
     std::vector<std::unique_ptr<Upstream>> upstreams;
     for (const std::string& sender : options_.senders) {
-      upstreams.push_back(MakeGrpcUpstream(sender, receiver_id_));
+      upstreams.push_back(MakeGrpcUpstream(sender, receiver_id_, credentials_));
     }
     auto replica = Replica::Start(o, std::move(upstreams), transport, pool_, rates_);
     if (!replica.ok()) {

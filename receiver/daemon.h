@@ -11,6 +11,8 @@
 #include "common/base/thread_pool.h"
 #include "common/config/options.h"
 #include "common/net/io_threads.h"
+#include "common/net/pull_transport.h"
+#include "common/security/credentials.h"
 #include "receiver/engine/engines.h"
 #include "receiver/replica.h"
 
@@ -19,7 +21,8 @@ namespace deltawire::receiver {
 class Daemon {
  public:
   /// `receiver_id` is the name under which senders list this daemon.
-  Daemon(const ReceiverOptions& options, std::string receiver_id);
+  Daemon(const ReceiverOptions& options, std::string receiver_id,
+         std::shared_ptr<security::Credentials> credentials);
   ~Daemon();
 
   /// Starts a replica per configured model. kAlreadyExists when a directory has another owner.
@@ -42,6 +45,8 @@ class Daemon {
   const std::string receiver_id_;
   ThreadPool pool_;
   net::IoThreads io_;
+  const std::shared_ptr<security::Credentials> credentials_;
+  std::shared_ptr<net::Tls> tls_;  // null: bulk streams are plaintext; fixed after Start
   CoderRates rates_;
   /// Lets engines read a replica's directory.
   class Source;

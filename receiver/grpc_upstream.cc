@@ -11,6 +11,7 @@
 
 #include "proto/convert.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
+#include "proto/dial.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -132,8 +133,11 @@ class Attachment {
 
 class GrpcUpstream : public Upstream {
  public:
-  GrpcUpstream(std::string sender, std::string receiver_id)
-      : sender_(std::move(sender)), receiver_id_(std::move(receiver_id)), stub_(Dial()) {}
+  GrpcUpstream(std::string sender, std::string receiver_id,
+               std::shared_ptr<security::Credentials> credentials)
+      : sender_(std::move(sender)),
+        receiver_id_(std::move(receiver_id)),
+        credentials_(std::move(credentials)) {}
 
   ~GrpcUpstream() override { Detach(); }
 
@@ -239,7 +243,7 @@ class GrpcUpstream : public Upstream {
     v1::ReceiverReport report = ToProto(first);
     report.set_model(model);
     report.set_receiver_id(receiver_id_);
-    std::shared_ptr<v1::PullService::Stub> stub = Dial();
+    DW_ASSIGN_OR_RETURN(std::shared_ptr<v1::PullService::Stub> stub, Dial());
     std::lock_guard lock(mu_);
     if (cancelled_) return absl::CancelledError("stopping");
     // A call on the old connection would get no answer.
@@ -289,9 +293,16 @@ class GrpcUpstream : public Upstream {
     std::shared_ptr<v1::PullService::Stub> stub;
     {
       std::lock_guard lock(mu_);
+      stub = stub_;
+    }
+    if (stub == nullptr) {
+      DW_ASSIGN_OR_RETURN(stub, Dial());
+    }
+    {
+      std::lock_guard lock(mu_);
       if (cancelled_) return absl::CancelledError("stopping");
       call_ = &context;
-      stub = stub_;
+      stub_ = stub;
     }
     const grpc::Status status = fn(*stub, &context);
     std::lock_guard lock(mu_);
@@ -300,18 +311,16 @@ class GrpcUpstream : public Upstream {
   }
 
   // Each attachment gets a new connection, because one that has gone mute stays mute.
-  std::shared_ptr<v1::PullService::Stub> Dial() const {
+  StatusOr<std::shared_ptr<v1::PullService::Stub>> Dial() const {
     grpc::ChannelArguments args;
-    args.SetMaxReceiveMessageSize(kMaxControlMessage);
-    args.SetMaxSendMessageSize(kMaxControlMessage);
     // The replica itself pauses between attempts; gRPC's longer pauses would only add to that.
     args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
     args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 1000);
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
     // With a channel shared by several replicas, the backoff of one would hold up the others.
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    return v1::PullService::NewStub(
-        grpc::CreateCustomChannel(sender_, grpc::InsecureChannelCredentials(), args));
+    DW_ASSIGN_OR_RETURN(const auto channel, DialControl(sender_, *credentials_, std::move(args)));
+    return std::shared_ptr<v1::PullService::Stub>(v1::PullService::NewStub(channel));
   }
 
   // The control connection has no checksum of ours, so side files are compared with their hash.
@@ -333,6 +342,7 @@ class GrpcUpstream : public Upstream {
 
   const std::string sender_;
   const std::string receiver_id_;
+  const std::shared_ptr<security::Credentials> credentials_;
   std::mutex mu_;
   std::shared_ptr<v1::PullService::Stub> stub_;
   bool dialled_ = false;
@@ -345,8 +355,9 @@ class GrpcUpstream : public Upstream {
 }  // namespace
 
 std::unique_ptr<Upstream> MakeGrpcUpstream(const std::string& sender,
-                                           const std::string& receiver_id) {
-  return std::make_unique<GrpcUpstream>(sender, receiver_id);
+                                           const std::string& receiver_id,
+                                           std::shared_ptr<security::Credentials> credentials) {
+  return std::make_unique<GrpcUpstream>(sender, receiver_id, std::move(credentials));
 }
 
 }  // namespace deltawire::receiver

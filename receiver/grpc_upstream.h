@@ -6,12 +6,14 @@
 #include <memory>
 #include <string>
 
+#include "common/security/credentials.h"
 #include "receiver/upstream.h"
 
 namespace deltawire::receiver {
 
-/// `sender` is "host:port" of the sender's control address.
+/// `sender` is "host:port" of the sender's control address, dialled with `credentials`.
 std::unique_ptr<Upstream> MakeGrpcUpstream(const std::string& sender,
-                                           const std::string& receiver_id);
+                                           const std::string& receiver_id,
+                                           std::shared_ptr<security::Credentials> credentials);
 
 }  // namespace deltawire::receiver

@@ -33,26 +33,27 @@ std::string StatusLine(const receiver::Daemon& daemon) {
 }
 
 Status Run(const ReceiverOptions& options) {
+  DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
   receiver::Daemon daemon(
-      options, options.receiver_id.empty() ? DefaultId(options.control) : options.receiver_id);
-  receiver::ReceiverServiceImpl service(daemon);
+      options, options.receiver_id.empty() ? DefaultId(options.control) : options.receiver_id,
+      access->credentials());
+  receiver::ReceiverServiceImpl service(daemon, access);
   DW_RETURN_IF_ERROR(daemon.Start());
-  DW_ASSIGN_OR_RETURN(auto control, ControlServer::Start(ToString(options.control), {&service}));
+  DW_ASSIGN_OR_RETURN(auto control,
+                      ControlServer::Start(ToString(options.control), {&service}, *access));
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
     DW_ASSIGN_OR_RETURN(metrics_server,
                         metrics::Server::Start(options.metrics, receiver::Probe(daemon)));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
-  if (!IsLoopback(options.control)) {
-    LogWarn(
-        "listening beyond loopback WITHOUT encryption or authentication "
-        "(--insecure-plaintext)");
-  }
+  DW_RETURN_IF_ERROR(
+      access->CheckExposure(!IsLoopback(options.control), options.insecure_plaintext));
   LogInfo("control {}, sender {}, id {}, kernels {}", ToString(control_at),
           fmt::join(options.senders, ", "), daemon.receiver_id(), kernels::Best().name);
 
-  const char* signal = ServeUntilTermination([&] { return StatusLine(daemon); });
+  const char* signal =
+      ServeUntilTermination([&] { return StatusLine(daemon); }, [&] { access->Reload(); });
   LogInfo("{}: stopping", signal);
   metrics_server.reset();
   daemon.BeginStop();

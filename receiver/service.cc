@@ -27,21 +27,31 @@ void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
 
 }  // namespace
 
-grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
+StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContext& context,
+                                             const std::string& model) const {
+  DW_RETURN_IF_ERROR(access_->MayTouch(context, model));
+  return daemon_.Find(model);
+}
+
+grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
                                             const v1::ReceiverStatusRequest* request,
                                             v1::ReceiverStatusResponse* response) {
   std::vector<Replica*> replicas;
   if (request->model().empty()) {
     replicas = daemon_.Replicas();
+    std::erase_if(replicas, [&](const Replica* replica) {
+      return !access_->MaySee(*context, replica->options().model);
+    });
   } else {
-    auto replica = daemon_.Find(request->model());
+    auto replica = Find(*context, request->model());
     if (!replica.ok()) return ToGrpc(replica.status());
     replicas.push_back(*replica);
   }
   const ReceiverOptions& o = daemon_.options();
   response->set_program_version(DELTAWIRE_VERSION);
   response->set_uptime_seconds(SecondsSince(started_));
-  response->set_plaintext_exposed(!IsLoopback(o.control));
+  response->set_plaintext_exposed(!IsLoopback(o.control) && !access_->credentials()->serves_tls());
+  if (access_->guards()) response->set_security(access_->Describe());
   response->set_receiver_id(daemon_.receiver_id());
   response->set_kernels(
       fmt::format("{}, {} threads", kernels::Best().name, daemon_.pool_threads()));
@@ -98,7 +108,7 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext*,
 
 grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context, const v1::SyncRequest* request,
                                        grpc::ServerWriter<v1::SyncUpdate>* writer) {
-  auto replica = daemon_.Find(request->model());
+  auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
   const auto progress = [writer](const ReplicaStatus& s) {
     v1::SyncUpdate update;
@@ -123,7 +133,7 @@ grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context, const v1::S
 grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
                                          const v1::VerifyRequest* request,
                                          v1::VerifyResponse* response) {
-  auto replica = daemon_.Find(request->model());
+  auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
   auto result = (*replica)->Verify(request->repair(), Gone(context));
   if (!result.ok()) return ToGrpc(result.status());
@@ -139,14 +149,14 @@ grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
 
 grpc::Status ReceiverServiceImpl::Pause(grpc::ServerContext* context,
                                         const v1::PauseRequest* request, v1::PauseResponse*) {
-  auto replica = daemon_.Find(request->model());
+  auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
   return ToGrpc((*replica)->SetPaused(true, Gone(context)));
 }
 
 grpc::Status ReceiverServiceImpl::Resume(grpc::ServerContext* context,
                                          const v1::ResumeRequest* request, v1::ResumeResponse*) {
-  auto replica = daemon_.Find(request->model());
+  auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
   return ToGrpc((*replica)->SetPaused(false, Gone(context)));
 }
@@ -154,7 +164,7 @@ grpc::Status ReceiverServiceImpl::Resume(grpc::ServerContext* context,
 grpc::Status ReceiverServiceImpl::WatchVersions(grpc::ServerContext* context,
                                                 const v1::WatchReceiverVersionsRequest* request,
                                                 grpc::ServerWriter<v1::CommitInfo>* writer) {
-  auto replica = daemon_.Find(request->model());
+  auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
   uint64_t seen = 0;
   while (auto commit = (*replica)->WaitCommit(seen, Gone(context))) {
@@ -174,7 +184,7 @@ grpc::Status ReceiverServiceImpl::WatchVersions(grpc::ServerContext* context,
 grpc::Status ReceiverServiceImpl::WatchServed(grpc::ServerContext* context,
                                               const v1::WatchServedRequest* request,
                                               grpc::ServerWriter<v1::ServedInfo>* writer) {
-  auto replica = daemon_.Find(request->model());
+  auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
   Engines* const engines = daemon_.EnginesOf(request->model());
   if (engines == nullptr) {

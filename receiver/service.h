@@ -5,6 +5,7 @@
 
 #include <chrono>
 
+#include "proto/access.h"
 #include "proto/deltawire/v1/receiver.grpc.pb.h"
 #include "receiver/daemon.h"
 
@@ -12,8 +13,8 @@ namespace deltawire::receiver {
 
 class ReceiverServiceImpl final : public v1::ReceiverService::Service {
  public:
-  explicit ReceiverServiceImpl(Daemon& daemon)
-      : daemon_(daemon), started_(std::chrono::steady_clock::now()) {}
+  ReceiverServiceImpl(Daemon& daemon, std::shared_ptr<const Access> access)
+      : daemon_(daemon), access_(std::move(access)), started_(std::chrono::steady_clock::now()) {}
 
   grpc::Status GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*,
                          v1::ReceiverStatusResponse*) override;
@@ -28,7 +29,11 @@ class ReceiverServiceImpl final : public v1::ReceiverService::Service {
                            grpc::ServerWriter<v1::ServedInfo>*) override;
 
  private:
+  /// The replica, if this call may name its model.
+  StatusOr<Replica*> Find(const grpc::ServerContext& context, const std::string& model) const;
+
   Daemon& daemon_;
+  const std::shared_ptr<const Access> access_;
   const std::chrono::steady_clock::time_point started_;
 };
 

@@ -271,11 +271,22 @@ Status AddModel(std::vector<ReceiverModelOptions>* models, const std::string& te
 Status CheckExposure(std::string_view option, const Endpoint& endpoint, bool allowed) {
   if (allowed || IsLoopback(endpoint)) return {};
   return Errorf(StatusCode::kInvalidArgument,
-                "{}: {} can be reached from other machines, and deltawire neither encrypts nor "
-                "authenticates: whoever reaches it can read the weights and direct the daemon. "
-                "Where the network is trusted, add --insecure-plaintext (in the file: "
-                "insecure-plaintext = true); elsewhere listen on 127.0.0.1 behind a tunnel",
+                "{}: {} can be reached from other machines, and without --credentials and "
+                "--principals deltawire neither encrypts nor authenticates: whoever reaches it can "
+                "read the weights and direct the daemon. `deltawire certs` makes both files; where "
+                "the network is trusted, --insecure-plaintext goes without (in the file: "
+                "insecure-plaintext = true)",
                 option, ToString(endpoint));
+}
+
+/// Metrics are served in plaintext whatever the credentials are.
+Status CheckMetricsExposure(const Endpoint& endpoint, bool allowed) {
+  if (allowed || IsLoopback(endpoint)) return {};
+  return Errorf(StatusCode::kInvalidArgument,
+                "--metrics-listen: {} can be reached from other machines, and metrics go out in "
+                "plaintext to anybody who asks (figures and models' names, no weights): listen on "
+                "127.0.0.1, or allow it by --insecure-plaintext",
+                ToString(endpoint));
 }
 
 // The options of both daemons, declared once so that they have the same words and limits.
@@ -295,8 +306,15 @@ template <typename Options>
 void AddStreamLimits(CLI::App& app, Options& o) {
   AddMillis(app, "--stream-timeout-ms", "A stream without progress for so long is closed", 1000,
             &o.stream_timeout);
+  app.add_option("--credentials", o.credentials,
+                 "TOML file of this daemon's certificate, key, token and authorities: TLS")
+      ->option_text("FILE");
+  app.add_option("--principals", o.principals, "TOML file of who may do what here")
+      ->option_text("FILE");
   app.add_flag("--insecure-plaintext", o.insecure_plaintext,
                "Allow listening beyond loopback, unencrypted and unauthenticated");
+  app.add_flag("--allow-code-files", o.allow_code_files,
+               "Let side files travel that engines may execute (*.py)");
 }
 
 template <typename Options>
@@ -398,11 +416,16 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
 }
 
 template <typename Options>
+bool MayBeReached(const Options& o) {
+  return o.insecure_plaintext || (!o.credentials.empty() && !o.principals.empty());
+}
+
+template <typename Options>
 Status CheckCommon(const Options& o) {
-  DW_RETURN_IF_ERROR(CheckExposure("--control-listen", o.control, o.insecure_plaintext));
+  DW_RETURN_IF_ERROR(CheckExposure("--control-listen", o.control, MayBeReached(o)));
   if (o.metrics.empty()) return {};
   DW_ASSIGN_OR_RETURN(const Endpoint metrics, ParseEndpoint(o.metrics));
-  return CheckExposure("--metrics-listen", metrics, o.insecure_plaintext);
+  return CheckMetricsExposure(metrics, o.insecure_plaintext);
 }
 
 Status Check(const ReceiverOptions& o) {
@@ -412,7 +435,7 @@ Status Check(const ReceiverOptions& o) {
 
 Status Check(const SenderOptions& o) {
   DW_RETURN_IF_ERROR(CheckCommon(o));
-  DW_RETURN_IF_ERROR(CheckExposure("--bulk-listen", o.bulk, o.insecure_plaintext));
+  DW_RETURN_IF_ERROR(CheckExposure("--bulk-listen", o.bulk, MayBeReached(o)));
   const bool own_socket = !o.trainer_socket.empty();
   const std::string socket = own_socket ? o.trainer_socket : o.data_dir + "/trainer.sock";
   if (socket.size() <= kMaxSocketPath) return {};

@@ -39,7 +39,10 @@ struct SenderOptions {
   bool huge_pages = true;
   bool eager_diff = true;  ///< diff tensors as they are marked written (not on a GPU)
   GpuUse gpu = GpuUse::kOff;
-  bool insecure_plaintext = false;  ///< needed to listen beyond loopback
+  std::string credentials;          ///< file of what to show and whom to believe; empty: plaintext
+  std::string principals;           ///< file of who may do what; empty: anybody who connects
+  bool insecure_plaintext = false;  ///< needed to listen beyond loopback without these two
+  bool allow_code_files = false;    ///< publish side files that engines may execute
   std::string metrics;              ///< "host:port" for Prometheus; empty: off
   std::string log_level = "info";
   friend bool operator==(const SenderOptions&, const SenderOptions&) = default;
@@ -81,7 +84,10 @@ struct ReceiverOptions {
   std::chrono::milliseconds stream_timeout{30000};
   uint32_t threads = 0;
   bool huge_pages = true;
+  std::string credentials;
+  std::string principals;
   bool insecure_plaintext = false;
+  bool allow_code_files = false;
   std::string metrics;
   std::string log_level = "info";
   friend bool operator==(const ReceiverOptions&, const ReceiverOptions&) = default;

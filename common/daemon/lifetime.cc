@@ -11,11 +11,12 @@
 namespace deltawire {
 namespace {
 
-sigset_t TerminationSignals() {
+sigset_t HandledSignals() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGINT);
   sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGHUP);
   return set;
 }
 
@@ -44,18 +45,28 @@ int WaitForSignal(const sigset_t& set, std::optional<std::chrono::microseconds> 
 }  // namespace
 
 void BlockTerminationSignals() {
-  const sigset_t set = TerminationSignals();
+  const sigset_t set = HandledSignals();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGCHLD, SIG_DFL);
 }
 
-const char* ServeUntilTermination(const std::function<std::string()>& status) {
+const char* ServeUntilTermination(const std::function<std::string()>& status,
+                                  const std::function<void()>& reload) {
   sd_notifyf(0, "READY=1\nSTATUS=%s", status().c_str());
   const auto period = WatchdogPeriod();
-  const sigset_t set = TerminationSignals();
+  const sigset_t set = HandledSignals();
   int received = 0;
-  while ((received = WaitForSignal(set, period)) == 0) {
+  while ((received = WaitForSignal(set, period)) == 0 || received == SIGHUP) {
+    if (received == SIGHUP) {
+      // systemd takes a reload for over when READY=1 comes after this, if the times are in order.
+      timespec now{};
+      clock_gettime(CLOCK_MONOTONIC, &now);
+      const long long micros = now.tv_sec * 1'000'000LL + now.tv_nsec / 1000;
+      sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%lld", micros);
+      reload();
+      sd_notify(0, "READY=1");
+    }
     sd_notifyf(0, "WATCHDOG=1\nSTATUS=%s", status().c_str());
   }
   sd_notify(0, "STOPPING=1");

@@ -9,7 +9,7 @@
 
 namespace deltawire {
 
-/// Blocks SIGINT and SIGTERM in this thread and in threads that it starts, and ignores SIGPIPE.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and in threads that it starts, and ignores SIGPIPE.
 /// SIGCHLD gets its usual meaning: where a parent has ignored it, the kernel would forget how
 /// programs that this process starts have ended.
 /// REQUIRES: no other thread has been started.
@@ -19,7 +19,9 @@ void BlockTerminationSignals();
 /// daemon stops, and returns the signal's name. `status` returns the line that `systemctl status`
 /// shows. If the unit has a watchdog (WatchdogSec), `status` is called twice in its time, and
 /// systemd is told that the daemon is alive each time that it returns. So it shall take the locks
-/// that every call takes: a daemon that hangs is killed and started again.
-const char* ServeUntilTermination(const std::function<std::string()>& status);
+/// that every call takes: a daemon that hangs is killed and started again. At SIGHUP `reload` is
+/// called, and systemd is told when it begins and ends.
+const char* ServeUntilTermination(const std::function<std::string()>& status,
+                                  const std::function<void()>& reload);
 
 }  // namespace deltawire

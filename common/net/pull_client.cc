@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/net/byte_stream.h"
 #include "common/net/io_impl.h"
+#include "common/net/tls.h"
 
 namespace deltawire::net {
 
@@ -52,6 +54,7 @@ class ClientStream {
       : pull_(std::move(pull)),
         target_(pull_->target),
         socket_(std::move(socket)),
+        bytes_(socket_),
         index_(index),
         have_(have),
         sink_(sink),
@@ -68,9 +71,7 @@ class ClientStream {
       LogError("{}", MessageOf(status));
     }
     watchdog_->Stop();
-    ErrorCode ignored;
-    socket_->shutdown(tcp::socket::shutdown_both, ignored);
-    socket_->close(ignored);
+    bytes_.Close();
     if (!status.ok()) pull_->Fail(status);
   }
 
@@ -83,6 +84,9 @@ class ClientStream {
     hello.fingerprint = target_.fingerprint;
     hello.stream = index_;
     hello.streams = target_.streams;
+    if (!target_.token.empty()) {
+      hello.proof = security::ProveToken(target_.token, hello.ticket, index_, bytes_.binding());
+    }
     const auto hello_bytes = wire::Encode(hello);
     status = co_await Send(wire::FrameType::kHello, hello_bytes);
     if (!status.ok()) co_return status;
@@ -148,8 +152,8 @@ class ClientStream {
       // A wake-up costs as much as copying tens of kilobytes, so the kernel shall wait until more
       // bytes are there, but never for more than the payload still lacks, which would never come.
       SetLowWatermark(std::min(kWakeUpFor, to.size() - done));
-      auto [ec, n] = co_await socket_->async_read_some(
-          asio::buffer(to.data() + done, std::min(kPiece, to.size() - done)), kAwait);
+      auto [ec, n] = co_await bytes_.ReadSome(
+          asio::buffer(to.data() + done, std::min(kPiece, to.size() - done)));
       if (ec) co_return Failure("reading a chunk", ec);
       if (has_checksum) hash_.Update(to.subspan(done, n));
       done += n;
@@ -161,7 +165,8 @@ class ClientStream {
   }
 
   void SetLowWatermark(size_t bytes) {
-    if (bytes == low_watermark_) return;
+    // Bytes that TLS has read ahead are no longer the socket's, which might then wait for ever.
+    if (bytes == low_watermark_ || bytes_.encrypted()) return;
     low_watermark_ = bytes;
     ErrorCode ignored;
     socket_->set_option(asio::socket_base::receive_low_watermark(static_cast<int>(bytes)), ignored);
@@ -171,8 +176,7 @@ class ClientStream {
     std::array<std::byte, wire::kEndPayload> payload;
     const Bytes bytes = Bytes(payload).first(header.payload_bytes);
     watchdog_->Feed();
-    auto [ec, n] = co_await asio::async_read(
-        *socket_, asio::buffer(payload.data(), header.payload_bytes), kAwait);
+    auto [ec, n] = co_await bytes_.ReadAll(asio::buffer(payload.data(), header.payload_bytes));
     if (ec) co_return Failure("reading the end", ec);
     Status status = wire::CheckPayload(header, Xxh3(bytes));
     if (!status.ok()) co_return Annotate(status, where_);
@@ -209,6 +213,11 @@ class ClientStream {
     if (watchdog_->fired()) co_return Failure("connecting", asio::error::timed_out);
     if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
     TuneSocket(*socket_);
+    if (target_.tls == nullptr) co_return absl::OkStatus();
+    auto context = target_.tls->Now();
+    if (!context.ok()) co_return context.status();
+    const ErrorCode tls_ec = co_await bytes_.Connect(std::move(*context), target_.host);
+    if (tls_ec) co_return Failure("TLS handshake", tls_ec);
     co_return absl::OkStatus();
   }
 
@@ -218,10 +227,9 @@ class ClientStream {
     header.payload_bytes = static_cast<uint32_t>(payload.size());
     header.payload_xxh3 = Xxh3(payload);
     const wire::HeaderBytes bytes = wire::EncodeHeader(header);
-    const std::array<asio::const_buffer, 2> buffers = {
-        asio::buffer(bytes), asio::buffer(payload.data(), payload.size())};
     watchdog_->Feed();
-    auto [ec, n] = co_await asio::async_write(*socket_, buffers, kAwait);
+    const ErrorCode ec =
+        co_await bytes_.Write(asio::buffer(bytes), asio::buffer(payload.data(), payload.size()));
     // A server that refuses the stream may close it before reading everything. The error is then in
     // its Error frame, which is read next.
     if (ec && ec != asio::error::broken_pipe && ec != asio::error::connection_reset) {
@@ -233,7 +241,7 @@ class ClientStream {
   asio::awaitable<StatusOr<wire::FrameHeader>> ReadHeader() {
     wire::HeaderBytes bytes;
     watchdog_->Feed();
-    auto [ec, n] = co_await asio::async_read(*socket_, asio::buffer(bytes), kAwait);
+    auto [ec, n] = co_await bytes_.ReadAll(asio::buffer(bytes));
     if (ec) co_return Failure("waiting for a frame", ec);
     auto header = wire::DecodeHeader(bytes);
     if (!header.ok()) co_return Annotate(header.status(), where_);
@@ -242,7 +250,7 @@ class ClientStream {
 
   asio::awaitable<Status> ReadError(const wire::FrameHeader& header) {
     std::vector<std::byte> payload(header.payload_bytes);
-    auto [ec, n] = co_await asio::async_read(*socket_, asio::buffer(payload), kAwait);
+    auto [ec, n] = co_await bytes_.ReadAll(asio::buffer(payload));
     if (ec) co_return Failure("reading an error", ec);
     auto error = wire::DecodeWireError(payload);
     if (!error.ok()) co_return Annotate(error.status(), where_);
@@ -254,12 +262,16 @@ class ClientStream {
       return Errorf(StatusCode::kDeadlineExceeded, "{}: {}: nothing came for {} ms", where_, doing,
                     watchdog_->limit().count());
     }
+    if (!bytes_.fault().empty()) {
+      return Errorf(StatusCode::kUnauthenticated, "{}: {}: {}", where_, doing, bytes_.fault());
+    }
     return FromAsio(fmt::format("{}: {}", where_, doing), ec);
   }
 
   std::shared_ptr<PullClient::Impl> pull_;
   const PullTarget& target_;
   std::shared_ptr<tcp::socket> socket_;
+  ByteStream bytes_;
   const uint16_t index_;
   const wire::Have* have_;
   ChunkSink& sink_;

@@ -11,12 +11,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/base/acceptor.h"
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 #include "common/net/io_threads.h"
 #include "common/net/pull_transport.h"
+#include "common/security/token_proof.h"
 #include "common/wire/frame.h"
 #include "common/wire/messages.h"
 
@@ -55,14 +57,22 @@ class PullSession {
   virtual void StreamClosed(uint16_t stream, const Status& why) = 0;
 };
 
+/// Who opened a stream, as far as the connection shows it.
+struct StreamPeer {
+  std::string address;                         ///< "10.0.0.2:40512"
+  std::vector<std::string> certificate_names;  ///< of its verified certificate; empty: none
+  security::ChannelBinding binding{};          ///< zeros without TLS
+};
+
 /// Finds the pull that a ticket belongs to.
 class PullSource {
  public:
   virtual ~PullSource() = default;
-  /// kPermissionDenied for an unknown or expired ticket, kFailedPrecondition for another layout,
-  /// kInvalidArgument for a stream number that is out of range or has already joined.
+  /// kPermissionDenied for an unknown or expired ticket and for one that was granted to somebody
+  /// else, kFailedPrecondition for another layout, kInvalidArgument for a stream number that is out
+  /// of range or has already joined.
   virtual StatusOr<std::shared_ptr<PullSession>> Join(const wire::Hello& hello,
-                                                      const std::string& peer) = 0;
+                                                      const StreamPeer& peer) = 0;
 };
 
 class PullServer {
@@ -85,6 +95,7 @@ class PullServer {
     size_t max_connections_per_address = 4096;
     /// Descriptors that bulk connections leave to everything else, e.g. to the control port.
     size_t reserved_descriptors = 2 * Acceptor::kReserve;
+    std::shared_ptr<Tls> tls;  ///< null: plaintext
   };
 
   /// Listens at once; kAlreadyExists when the port is taken.

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "common/base/bytes.h"
@@ -16,6 +17,8 @@
 #include "common/wire/messages.h"
 
 namespace deltawire::net {
+
+class Tls;
 
 /// Where chunk frames go. Calls for different streams come from several threads at once; calls for
 /// one chunk come in the order in which its frames were sent. An error return ends the pull.
@@ -43,6 +46,8 @@ struct PullTarget {
   Hash128 fingerprint;
   uint16_t streams = 4;
   std::chrono::milliseconds stream_timeout{30000};  ///< longest silence; pings come more often
+  std::shared_ptr<Tls> tls;                         ///< null: plaintext
+  std::string token;  ///< each stream proves that it knows this; empty: none
 };
 
 /// The state that a pull has brought, as its End frames name it.

@@ -1,11 +1,13 @@
 #include "common/net/server_stream.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/net/tls.h"
 
 namespace deltawire::net {
 namespace {
@@ -13,10 +15,8 @@ namespace {
 // Time for the Error frame to arrive and for the peer to close.
 constexpr std::chrono::milliseconds kErrorGrace{1000};
 
-// Completion condition of a write. Asio's default one splits a write into calls of 64 KiB.
-size_t WholePiece(const ErrorCode& ec, size_t) {
-  return ec ? 0 : std::numeric_limits<size_t>::max();
-}
+// First byte of every TLS connection: a record of type handshake.
+constexpr std::byte kTlsHandshake{0x16};
 
 }  // namespace
 
@@ -43,6 +43,7 @@ ServerStream::ServerStream(std::shared_ptr<Connection> connection, PullSource& s
                            const PullServer::Options& options, Status refusal)
     : connection_(std::move(connection)),
       socket_(connection_, &connection_->socket),
+      bytes_(socket_),
       source_(source),
       options_(options),
       refusal_(std::move(refusal)),
@@ -74,14 +75,14 @@ asio::awaitable<void> ServerStream::Run() {
   // waits for it need not wait until the peer has read the error.
   if (!status.ok() && socket_->is_open()) co_await SendError(status);
   watchdog_->Stop();
-  ErrorCode ignored;
-  socket_->shutdown(tcp::socket::shutdown_both, ignored);
-  socket_->close(ignored);
+  bytes_.Close();
   if (!status.ok()) LogDebug("bulk stream from {}: {}", peer_, MessageOf(status));
 }
 
 asio::awaitable<Status> ServerStream::Exchange() {
   Status status = co_await AwaitFirstByte();
+  if (!status.ok()) co_return status;
+  status = co_await Secure();
   if (!status.ok()) co_return status;
   std::vector<std::byte> payload;
   auto header = co_await ReadHeader(wire::FrameType::kHello);
@@ -91,7 +92,9 @@ asio::awaitable<Status> ServerStream::Exchange() {
   watchdog_->Resume();
   auto hello = wire::DecodeHello(payload);
   if (!hello.ok()) co_return hello.status();
-  auto joined = source_.Join(*hello, peer_);
+  auto joined = source_.Join(
+      *hello,
+      {.address = peer_, .certificate_names = bytes_.peer_names(), .binding = bytes_.binding()});
   if (!joined.ok()) co_return joined.status();
   session_ = std::move(*joined);
   stream_ = hello->stream;
@@ -113,6 +116,30 @@ asio::awaitable<Status> ServerStream::AwaitFirstByte() {
   auto [ec] = co_await socket_->async_wait(tcp::socket::wait_read, kAwait);
   if (ec) co_return Failure("waiting for a first byte", ec);
   watchdog_->EndAfter(std::min(options_.hello_timeout, options_.stream_timeout));
+  co_return absl::OkStatus();
+}
+
+asio::awaitable<Status> ServerStream::Secure() {
+  std::byte first{};
+  // The byte is there, so this does not block; it stays where it is for whoever reads next.
+  if (recv(socket_->native_handle(), &first, 1, MSG_PEEK | MSG_DONTWAIT) != 1) {
+    co_return absl::UnavailableError("the peer closed the connection before it said anything");
+  }
+  const bool speaks_tls = first == kTlsHandshake;
+  if (options_.tls == nullptr) {
+    if (!speaks_tls) co_return absl::OkStatus();
+    socket_->close();  // the peer would not understand an Error frame
+    co_return absl::FailedPreconditionError(
+        "the peer speaks TLS, and this port does not: give the sender --credentials");
+  }
+  if (!speaks_tls) {
+    co_return absl::UnauthenticatedError(
+        "this port speaks TLS only: give the receiver --credentials with the sender's `ca`");
+  }
+  auto context = options_.tls->Now();
+  if (!context.ok()) co_return context.status();
+  const ErrorCode ec = co_await bytes_.Accept(std::move(*context));
+  if (ec) co_return Failure("TLS handshake", ec);
   co_return absl::OkStatus();
 }
 
@@ -173,7 +200,7 @@ asio::awaitable<void> ServerStream::AwaitClose() {
   ErrorCode ec;
   size_t n = 0;
   while (!ec) {
-    std::tie(ec, n) = co_await socket_->async_read_some(asio::buffer(ignored), kAwait);
+    std::tie(ec, n) = co_await bytes_.ReadSome(asio::buffer(ignored));
   }
 }
 
@@ -183,14 +210,12 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   // Payloads go out in pieces, so that the watchdog sees progress.
   constexpr size_t kPiece = size_t{512} << 10;
   size_t done = std::min(kPiece, frame.payload.size());
-  std::array<asio::const_buffer, 2> first = {asio::buffer(header),
-                                             asio::buffer(frame.payload.data(), done)};
-  auto [ec, n] = co_await asio::async_write(*socket_, first, WholePiece, kAwait);
+  ErrorCode ec =
+      co_await bytes_.Write(asio::buffer(header), asio::buffer(frame.payload.data(), done));
   while (!ec && done < frame.payload.size()) {
     watchdog_->Feed();
     const size_t piece = std::min(kPiece, frame.payload.size() - done);
-    std::tie(ec, n) = co_await asio::async_write(
-        *socket_, asio::buffer(frame.payload.data() + done, piece), WholePiece, kAwait);
+    ec = co_await bytes_.Write(asio::buffer(frame.payload.data() + done, piece));
     done += piece;
   }
   if (ec) co_return Failure("sending", ec);
@@ -240,7 +265,7 @@ asio::awaitable<Status> ServerStream::ReadPayload(const wire::FrameHeader& heade
 asio::awaitable<Status> ServerStream::ReadAll(void* to, size_t bytes, std::string_view what) {
   if (connection_->cut) co_return WhyCut();
   connection_->reading = true;
-  auto [ec, n] = co_await asio::async_read(*socket_, asio::buffer(to, bytes), kAwait);
+  auto [ec, n] = co_await bytes_.ReadAll(asio::buffer(to, bytes));
   connection_->reading = false;
   if (ec) co_return Failure(what, ec);
   co_return absl::OkStatus();
@@ -271,6 +296,9 @@ Status ServerStream::Failure(std::string_view doing, const ErrorCode& ec) const 
   if (watchdog_->fired()) {
     return Errorf(StatusCode::kDeadlineExceeded, "{} to {}: no progress for {} ms", doing, peer_,
                   watchdog_->limit().count());
+  }
+  if (!bytes_.fault().empty()) {
+    return Errorf(StatusCode::kUnauthenticated, "{} ({}): {}", doing, peer_, bytes_.fault());
   }
   return FromAsio(fmt::format("{} ({})", doing, peer_), ec);
 }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/net/byte_stream.h"
 #include "common/net/io_impl.h"
 #include "common/net/pull_server.h"
 
@@ -50,6 +51,8 @@ class ServerStream {
  private:
   asio::awaitable<Status> Exchange();
   asio::awaitable<Status> AwaitFirstByte();
+  /// Begins TLS where the server has it; refuses a peer that speaks the other way.
+  asio::awaitable<Status> Secure();
   asio::awaitable<Status> ReceiveHave();
   asio::awaitable<Status> SendAll();
   asio::awaitable<void> AwaitClose();
@@ -67,6 +70,7 @@ class ServerStream {
 
   std::shared_ptr<Connection> connection_;
   std::shared_ptr<tcp::socket> socket_;
+  ByteStream bytes_;
   PullSource& source_;
   const PullServer::Options& options_;
   const Status refusal_;

@@ -11,6 +11,7 @@ namespace {
 // Sums of the fields in docs/wire_format.md, "Payloads".
 constexpr size_t kHelloBytes =
     16 + 16 + 2 + 2 + 4;  // ticket, fingerprint, stream, streams, reserved
+constexpr size_t kProofBytes = sizeof(HelloProof);  // after those, from a receiver with a token
 // epoch, version, lineage, root, count, history, reserved
 constexpr size_t kHaveHeadBytes = 8 + 8 + 16 + 8 + 4 + 1 + 3;
 constexpr size_t kHaveCountAt = 8 + 8 + 16 + 8;
@@ -76,13 +77,14 @@ uint64_t HaveBytes(uint64_t chunks, size_t history) {
 }  // namespace
 
 std::vector<std::byte> Encode(const Hello& m) {
-  std::vector<std::byte> out(kHelloBytes);
+  std::vector<std::byte> out(kHelloBytes + (m.proof ? kProofBytes : 0));
   std::byte* p = std::copy(m.ticket.begin(), m.ticket.end(), out.data());
   StoreLe<uint64_t>(p, m.fingerprint.lo);
   StoreLe<uint64_t>(p + 8, m.fingerprint.hi);
   StoreLe<uint16_t>(p + 16, m.stream);
   StoreLe<uint16_t>(p + 18, m.streams);
   StoreLe<uint32_t>(p + 20, 0);
+  if (m.proof) std::copy(m.proof->begin(), m.proof->end(), out.data() + kHelloBytes);
   return out;
 }
 
@@ -136,7 +138,10 @@ std::vector<std::byte> Encode(const WireError& m) {
 }
 
 StatusOr<Hello> DecodeHello(Bytes payload) {
-  if (payload.size() != kHelloBytes) return WrongSize("Hello", payload.size(), kHelloBytes);
+  const bool proves = payload.size() == kHelloBytes + kProofBytes;
+  if (!proves && payload.size() != kHelloBytes) {
+    return WrongSize("Hello", payload.size(), kHelloBytes);
+  }
   const std::byte* p = payload.data();
   Hello m;
   std::copy_n(p, m.ticket.size(), m.ticket.begin());
@@ -154,6 +159,9 @@ StatusOr<Hello> DecodeHello(Bytes payload) {
   if (m.stream >= m.streams) {
     return Errorf(StatusCode::kDataLoss, "Hello says stream {} of {}, want 0 .. streams-1; {}",
                   m.stream, m.streams, kSameRelease);
+  }
+  if (proves) {
+    std::copy_n(payload.data() + kHelloBytes, kProofBytes, m.proof.emplace().begin());
   }
   return m;
 }

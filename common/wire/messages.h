@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,11 +19,15 @@ namespace deltawire::wire {
 /// Ties TCP streams to the pull that gRPC granted; random, valid for one pull and a short time.
 using Ticket = std::array<std::byte, 16>;
 
+/// HMAC-SHA256 by which a receiver shows that it knows its token (docs/security.md).
+using HelloProof = std::array<std::byte, 32>;
+
 struct Hello {
   Ticket ticket{};
   Hash128 fingerprint;   ///< of the receiver's layout
   uint16_t stream = 0;   ///< this stream's index, 0 .. streams-1
   uint16_t streams = 1;  ///< number of the pull's streams, 1 .. kMaxStreams
+  std::optional<HelloProof> proof;  ///< of a receiver with a token
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 inline constexpr uint16_t kMaxStreams = 64;

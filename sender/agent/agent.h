@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -33,6 +34,9 @@ struct PullRequest {
   /// The state to end at; epoch 0: the newest. A root, attempt or lineage of 0 is not compared.
   Identity at;
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
+  std::string principal;           ///< who asks; empty: the sender knows no principals
+  /// Whether a stream comes from whoever asks; null: its ticket is proof enough.
+  std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
 };
 struct PullTicket {
   wire::Ticket ticket{};
@@ -44,7 +48,9 @@ struct AgentLimits {
   AttachmentLimits attachments;
   std::chrono::milliseconds ticket_life{30000};
   size_t pulls = 4096;         ///< tickets and running pulls of all models
-  size_t pulls_per_peer = 16;  ///< tickets and running pulls of one peer
+  size_t pulls_per_peer = 16;  ///< tickets and running pulls of one peer, that is, one connection
+  size_t pulls_per_address = 512;
+  size_t pulls_per_principal = 1024;
   /// How long a replacement waits until every call and stream has dropped the old model.
   std::chrono::milliseconds letting_go{10000};
 };
@@ -70,7 +76,7 @@ class Agent : public net::PullSource {
   // Pulls.
   StatusOr<PullTicket> OpenPull(const PullRequest& request);
   StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,
-                                                   const std::string& peer) override;
+                                                   const net::StreamPeer& peer) override;
   struct PullCounts {
     uint32_t active = 0;
     uint64_t bytes_sent = 0;
@@ -140,7 +146,8 @@ class Agent : public net::PullSource {
   static void Bury(std::shared_ptr<Model> model, Leaving& leaving);
   /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
   bool Sweep();
-  void CountFinished(const ServedPull& pull);  // REQUIRES: mu_ held
+  void CountFinished(const ServedPull& pull);  // REQUIRES (here and below): mu_ held
+  Status CheckLimits(const PullRequest& request) const;
 
   const SenderOptions options_;
   const ModelOptions model_options_;

@@ -20,6 +20,9 @@ StatusOr<wire::Ticket> RandomTicket() {
   return ticket;
 }
 
+// "ipv4:10.0.0.2" of "ipv4:10.0.0.2:40512"; of a peer without a port, all of it.
+std::string_view WithoutPort(std::string_view peer) { return peer.substr(0, peer.rfind(':')); }
+
 }  // namespace
 
 PullCoding Agent::CodingFor(const PullRequest& request) {
@@ -118,7 +121,9 @@ StatusOr<PullTicket> Agent::Grant(const PullRequest& request) {
                   .coding = CodingFor(request),
                   .suspects = request.suspects,
                   .late_after = options_.grace / 4,
-                  .ticket_life = limits_.ticket_life};
+                  .ticket_life = limits_.ticket_life,
+                  .principal = request.principal,
+                  .admits = request.admits};
   DW_ASSIGN_OR_RETURN(terms.pinned, Pinned(request, *model));
   DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
   const uint32_t history = HistoryWanted(terms.coding, *newest);
@@ -159,17 +164,7 @@ StatusOr<Agent::ServedPulls> Agent::Enter(const PullRequest& request, const wire
       return Errorf(StatusCode::kAborted, "model \"{}\" was replaced; describe it again",
                     request.model);
     }
-    const auto of_peer =
-        static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& p) {
-          return p.second->peer() == request.peer;
-        }));
-    if (pulls_.size() >= limits_.pulls || of_peer >= limits_.pulls_per_peer) {
-      return Errorf(StatusCode::kResourceExhausted,
-                    "model \"{}\": {} pulls are open, {} of them of {} (limits: {}, {}); try again "
-                    "when some have ended",
-                    request.model, pulls_.size(), of_peer, request.peer, limits_.pulls,
-                    limits_.pulls_per_peer);
-    }
+    DW_RETURN_IF_ERROR(CheckLimits(request));
     pulls_[ticket] = session;
   }
   std::lock_guard lock(chores_->mu);
@@ -178,17 +173,46 @@ StatusOr<Agent::ServedPulls> Agent::Enter(const PullRequest& request, const wire
   return same;
 }
 
+Status Agent::CheckLimits(const PullRequest& request) const {
+  size_t of_peer = 0, of_address = 0, of_principal = 0;
+  const std::string_view address = WithoutPort(request.peer);
+  for (const auto& [ticket, pull] : pulls_) {
+    of_peer += pull->peer() == request.peer;
+    of_address += WithoutPort(pull->peer()) == address;
+    of_principal += !request.principal.empty() && pull->principal() == request.principal;
+  }
+  const auto full = [&](size_t open, const std::string& whose) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "model \"{}\": {} pulls{} are open, which is the most; try again when some have "
+                  "ended",
+                  request.model, open, whose);
+  };
+  if (pulls_.size() >= limits_.pulls) return full(pulls_.size(), "");
+  if (of_peer >= limits_.pulls_per_peer) return full(of_peer, " of " + request.peer);
+  if (of_address >= limits_.pulls_per_address) {
+    return full(of_address, fmt::format(" from {}", address));
+  }
+  if (of_principal >= limits_.pulls_per_principal) {
+    return full(of_principal, " of principal " + request.principal);
+  }
+  return absl::OkStatus();
+}
+
 StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello,
-                                                        const std::string& peer) {
+                                                        const net::StreamPeer& peer) {
   std::shared_ptr<ServedPull> session;
   {
     std::lock_guard lock(mu_);
     if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
   }
   if (session == nullptr) {
-    LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer);
+    LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer.address);
     return absl::PermissionDeniedError(
         "the ticket is unknown or has expired; open a pull over gRPC first");
+  }
+  if (const Status admitted = session->Admits(hello, peer); !admitted.ok()) {
+    LogWarn("bulk stream from {}: {}", peer.address, MessageOf(admitted));
+    return admitted;
   }
   const Hash128& fingerprint = session->model()->layout().fingerprint();
   if (!(hello.fingerprint == fingerprint)) {

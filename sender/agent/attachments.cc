@@ -73,7 +73,7 @@ bool Attachments::Silent(const Attached& a, Clock::time_point now) const {
 }
 
 StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::string& id,
-                                       const std::string& peer) {
+                                       const std::string& peer, const std::string& principal) {
   DW_RETURN_IF_ERROR(CheckReceiverId(id));
   std::lock_guard lock(mu_);
   if (stopping_) return Stopping("sender");
@@ -88,11 +88,20 @@ StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::stri
     return Errorf(StatusCode::kResourceExhausted, "model \"{}\": {} receivers are attached already",
                   model, attached_.size());
   }
+  const auto same_principal = [&](const auto& a) { return a.second.principal == principal; };
+  if (!principal.empty() &&
+      static_cast<size_t>(std::count_if(attached_.begin(), attached_.end(), same_principal)) >=
+          limits_.most_per_principal) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "model \"{}\": {} receivers of {} are attached, which is the most", model,
+                  limits_.most_per_principal, principal);
+  }
   const uint64_t token = next_token_++;
   Attached& a = attached_[token];
   a.model = model;
   a.id = id;
   a.peer = peer;
+  a.principal = principal;
   a.since = a.heard = a.acknowledged = now;
   return token;
 }

@@ -55,6 +55,7 @@ struct AttachmentLimits {
   std::chrono::milliseconds beat{500};      ///< the longest time between two events
   std::chrono::milliseconds silence{3000};  ///< a receiver that says nothing for longer is detached
   size_t most = 4096;                       ///< attached receivers of all models
+  size_t most_per_principal = 2048;
 };
 
 /// Limit of a receiver's id in bytes. Link estimates, pulls and messages are keyed by the id.
@@ -72,9 +73,10 @@ class Attachments {
   void Forget(const std::string& model);
 
   /// Returns a token for the calls below. Replaces an older attachment of the same peer and id.
-  /// kAlreadyExists when another peer uses that id and was heard of within the silence.
+  /// kAlreadyExists when another peer uses that id and was heard of within the silence. `principal`
+  /// is empty where the sender knows none.
   StatusOr<uint64_t> Attach(const std::string& model, const std::string& id,
-                            const std::string& peer);
+                            const std::string& peer, const std::string& principal = "");
   void Detach(uint64_t token);
   void Report(uint64_t token, const ReceiverReport& report);
   /// Blocks until there is an event. An error says why there will be none: detached, silent,
@@ -115,7 +117,7 @@ class Attachments {
 
  private:
   struct Attached {
-    std::string model, id, peer;
+    std::string model, id, peer, principal;
     // One per receiver: with hundreds of them, a report of one must not wake the others' threads.
     std::shared_ptr<CondVar> wake = std::make_shared<CondVar>();
     SteadyClock::time_point since, heard, acknowledged;

@@ -9,6 +9,7 @@
 #include "common/daemon/lifetime.h"
 #include "common/net/io_threads.h"
 #include "common/net/pull_server.h"
+#include "common/net/tls.h"
 #include "proto/control_server.h"
 #include "sender/agent/agent.h"
 #include "sender/agent/probe.h"
@@ -35,35 +36,41 @@ Status Run(const SenderOptions& options) {
   sender::Agent agent(options, pool);
   DW_RETURN_IF_ERROR(agent.RecoverModels());
 
-  const net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout};
+  DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
+  net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout};
+  if (access->credentials()->serves_tls()) {
+    DW_ASSIGN_OR_RETURN(bulk_options.tls,
+                        net::Tls::Create(access->credentials(), net::Tls::Side::kServer,
+                                         access->requires_certificate()));
+  }
   DW_ASSIGN_OR_RETURN(auto bulk, net::PullServer::Listen(io, options.bulk.host, options.bulk.port,
                                                          agent, bulk_options));
   sender::TrainerServiceImpl trainer_service(agent);
-  sender::SenderServiceImpl sender_service(agent, bulk->port(), pool.size());
-  sender::PullServiceImpl pull_service(agent, bulk->port());
+  sender::SenderServiceImpl sender_service(agent, access, bulk->port(), pool.size());
+  sender::PullServiceImpl pull_service(agent, access, bulk->port());
 
   const std::string socket =
       options.trainer_socket.empty() ? options.data_dir + "/trainer.sock" : options.trainer_socket;
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(socket).parent_path(), ignored);
-  DW_ASSIGN_OR_RETURN(auto trainer, ControlServer::Start("unix:" + socket, {&trainer_service}));
-  DW_ASSIGN_OR_RETURN(auto control, ControlServer::Start(ToString(options.control),
-                                                         {&sender_service, &pull_service}));
+  DW_ASSIGN_OR_RETURN(auto trainer,
+                      ControlServer::Start("unix:" + socket, {&trainer_service}, *access));
+  DW_ASSIGN_OR_RETURN(
+      auto control,
+      ControlServer::Start(ToString(options.control), {&sender_service, &pull_service}, *access));
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
     DW_ASSIGN_OR_RETURN(metrics_server,
                         metrics::Server::Start(options.metrics, sender::Probe(agent)));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
-  if (!IsLoopback(options.control) || !IsLoopback(options.bulk)) {
-    LogWarn(
-        "listening beyond loopback WITHOUT encryption or authentication "
-        "(--insecure-plaintext)");
-  }
+  DW_RETURN_IF_ERROR(access->CheckExposure(
+      !IsLoopback(options.control) || !IsLoopback(options.bulk), options.insecure_plaintext));
   LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
           ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
 
-  const char* signal = ServeUntilTermination([&] { return StatusLine(agent); });
+  const char* signal =
+      ServeUntilTermination([&] { return StatusLine(agent); }, [&] { access->Reload(); });
   LogInfo("{}: stopping", signal);
   metrics_server.reset();
   agent.Stop();

@@ -7,19 +7,24 @@
 
 namespace deltawire::sender {
 
-SenderServiceImpl::SenderServiceImpl(Agent& agent, uint16_t bulk_port, size_t pool_threads)
+SenderServiceImpl::SenderServiceImpl(Agent& agent, std::shared_ptr<const Access> access,
+                                     uint16_t bulk_port, size_t pool_threads)
     : agent_(agent),
+      access_(std::move(access)),
       bulk_port_(bulk_port),
       pool_threads_(pool_threads),
       started_(std::chrono::steady_clock::now()) {}
 
-grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext*,
+grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
                                           const v1::SenderStatusRequest* request,
                                           v1::SenderStatusResponse* response) {
   std::vector<std::shared_ptr<Model>> models;
   if (request->model().empty()) {
     models = agent_.Models();
+    std::erase_if(models, [&](const auto& m) { return !access_->MaySee(*context, m->name()); });
   } else {
+    const Status may = access_->MayTouch(*context, request->model());
+    if (!may.ok()) return ToGrpc(may);
     auto model = agent_.Find(request->model());
     if (!model.ok()) return ToGrpc(model.status());
     models.push_back(*model);
@@ -27,7 +32,9 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext*,
   const SenderOptions& o = agent_.options();
   response->set_program_version(DELTAWIRE_VERSION);
   response->set_uptime_seconds(SecondsSince(started_));
-  response->set_plaintext_exposed(!IsLoopback(o.control) || !IsLoopback(o.bulk));
+  const bool exposed = !IsLoopback(o.control) || !IsLoopback(o.bulk);
+  response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
+  if (access_->guards()) response->set_security(access_->Describe());
   response->set_bulk_address(ToString(Endpoint{o.bulk.host, bulk_port_}));
   response->set_kernels(fmt::format("{}, {} threads", kernels::Best().name, pool_threads_));
   for (const auto& model : models) {
@@ -67,10 +74,11 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext*,
+grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
                                               const v1::ListReceiversRequest* request,
                                               v1::ListReceiversResponse* response) {
   for (const ReceiverView& view : agent_.attachments().Receivers(request->model())) {
+    if (!access_->MaySee(*context, view.model)) continue;
     v1::ReceiverInfo* r = response->add_receivers();
     r->set_receiver_id(view.id);
     r->set_model(view.model);
@@ -87,6 +95,8 @@ grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext*,
 grpc::Status SenderServiceImpl::WatchVersions(grpc::ServerContext* context,
                                               const v1::WatchSenderVersionsRequest* request,
                                               grpc::ServerWriter<v1::VersionInfo>* writer) {
+  const Status may = access_->MayTouch(*context, request->model());
+  if (!may.ok()) return ToGrpc(may);
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
   model->reset();  // a watcher must not keep the model from being replaced
@@ -105,6 +115,8 @@ grpc::Status SenderServiceImpl::WatchVersions(grpc::ServerContext* context,
 grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
                                             const v1::TriggerSyncRequest* request,
                                             grpc::ServerWriter<v1::SyncProgress>* writer) {
+  const Status may = access_->MayTouch(*context, request->model());
+  if (!may.ok()) return ToGrpc(may);
   const auto write = [writer](const Attachments::Progress& p) {
     v1::SyncProgress out;
     out.set_receiver_id(p.receiver_id);
@@ -122,8 +134,11 @@ grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
       request->force_full(), write, Gone(context)));
 }
 
-grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext*, const v1::RollbackRequest* request,
+grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext* context,
+                                         const v1::RollbackRequest* request,
                                          v1::RollbackResponse* response) {
+  const Status may = access_->MayTouch(*context, request->model());
+  if (!may.ok()) return ToGrpc(may);
   auto model = agent_.Find(request->model());
   if (!model.ok()) return ToGrpc(model.status());
   auto info = (*model)->Rollback(request->version());

@@ -1,17 +1,59 @@
 // PullServiceImpl: the service for receivers.
+#include <algorithm>
 #include <thread>
 
 #include "common/base/log.h"
+#include "common/security/token_proof.h"
 #include "proto/convert.h"
 #include "sender/agent/service.h"
 #include "sender/agent/service_convert.h"
 
 namespace deltawire::sender {
+namespace {
 
-grpc::Status PullServiceImpl::DescribeModel(grpc::ServerContext*,
+using security::Principal;
+
+// A ticket may be stolen from a receiver's memory or log. What opens streams is the certificate or
+// the token by which the principal asked for it.
+Status Admits(const Principal& who, const wire::Hello& hello, const net::StreamPeer& peer) {
+  const auto shown = [&](const std::string& name) {
+    return std::count(peer.certificate_names.begin(), peer.certificate_names.end(), name) != 0;
+  };
+  if (std::any_of(who.certificates.begin(), who.certificates.end(), shown)) return {};
+  if (!who.token.empty() && hello.proof.has_value()) {
+    const auto expected = security::ProveToken(who.token, hello.ticket, hello.stream, peer.binding);
+    if (security::SameProof(expected, *hello.proof)) return {};
+  }
+  return Errorf(StatusCode::kPermissionDenied,
+                "the ticket was granted to {}, and this stream shows neither its certificate nor "
+                "its token",
+                who.name);
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<Model>> PullServiceImpl::Find(const grpc::ServerContext& context,
+                                                       const std::string& name) const {
+  DW_RETURN_IF_ERROR(access_->MayTouch(context, name));
+  return agent_.Find(name);
+}
+
+Status PullServiceImpl::Identify(const grpc::ServerContext& context, PullRequest& request) {
+  DW_RETURN_IF_ERROR(access_->MayTouch(context, request.model));
+  DW_ASSIGN_OR_RETURN(const auto who, access_->CallerOf(context));
+  if (who == nullptr) return {};
+  DW_RETURN_IF_ERROR(names_.Claim(request.receiver_id, who->name));
+  request.principal = who->name;
+  request.admits = [who](const wire::Hello& hello, const net::StreamPeer& peer) {
+    return Admits(*who, hello, peer);
+  };
+  return {};
+}
+
+grpc::Status PullServiceImpl::DescribeModel(grpc::ServerContext* context,
                                             const v1::DescribeModelRequest* request,
                                             v1::DescribeModelResponse* response) {
-  auto model = agent_.Find(request->model());
+  auto model = Find(*context, request->model());
   if (!model.ok()) return ToGrpc(model.status());
   deltawire::ToProto((*model)->layout(), response->mutable_tensors_meta());
   const auto side = (*model)->side_files();
@@ -24,18 +66,19 @@ grpc::Status PullServiceImpl::DescribeModel(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-grpc::Status PullServiceImpl::GetNewest(grpc::ServerContext*, const v1::GetNewestRequest* request,
+grpc::Status PullServiceImpl::GetNewest(grpc::ServerContext* context,
+                                        const v1::GetNewestRequest* request,
                                         v1::GetNewestResponse* response) {
-  auto model = agent_.Find(request->model());
+  auto model = Find(*context, request->model());
   if (!model.ok()) return ToGrpc(model.status());
   deltawire::ToProto(InfoOf((*model)->published()).identity, response->mutable_newest());
   return grpc::Status::OK;
 }
 
-grpc::Status PullServiceImpl::GetSideFiles(grpc::ServerContext*,
+grpc::Status PullServiceImpl::GetSideFiles(grpc::ServerContext* context,
                                            const v1::GetSideFilesRequest* request,
                                            v1::GetSideFilesResponse* response) {
-  auto model = agent_.Find(request->model());
+  auto model = Find(*context, request->model());
   if (!model.ok()) return ToGrpc(model.status());
   const auto kept = (*model)->side_files(request->hash());
   if (kept == nullptr) {
@@ -51,16 +94,18 @@ grpc::Status PullServiceImpl::GetSideFiles(grpc::ServerContext*,
 grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
                                        const v1::OpenPullRequest* request,
                                        v1::OpenPullResponse* response) {
-  auto ticket =
-      agent_.OpenPull({.model = request->model(),
-                       .receiver_id = request->receiver_id(),
-                       .peer = context->peer(),
-                       .fingerprint = request->fingerprint(),
-                       .streams = request->streams(),
-                       .decode = deltawire::DecodeSpeeds(*request),
-                       .owned_hash = request->owned_hash(),
-                       .at = deltawire::FromProto(request->at()),
-                       .suspects = {request->suspects().begin(), request->suspects().end()}});
+  PullRequest wanted{.model = request->model(),
+                     .receiver_id = request->receiver_id(),
+                     .peer = context->peer(),
+                     .fingerprint = request->fingerprint(),
+                     .streams = request->streams(),
+                     .decode = deltawire::DecodeSpeeds(*request),
+                     .owned_hash = request->owned_hash(),
+                     .at = deltawire::FromProto(request->at()),
+                     .suspects = {request->suspects().begin(), request->suspects().end()}};
+  const Status known = Identify(*context, wanted);
+  if (!known.ok()) return ToGrpc(known);
+  auto ticket = agent_.OpenPull(wanted);
   if (!ticket.ok()) return ToGrpc(ticket.status());
   response->set_ticket(ticket->ticket.data(), ticket->ticket.size());
   response->set_history(ticket->history);
@@ -76,11 +121,14 @@ grpc::Status PullServiceImpl::Attach(
     grpc::ServerReaderWriter<v1::SenderEvent, v1::ReceiverReport>* stream) {
   v1::ReceiverReport first;
   if (!stream->Read(&first)) return grpc::Status::CANCELLED;
-  auto model = agent_.Find(first.model());
+  auto model = Find(*context, first.model());
   if (!model.ok()) return ToGrpc(model.status());
   model->reset();  // an attachment outlasts a model that is replaced
+  PullRequest who{.model = first.model(), .receiver_id = first.receiver_id()};
+  if (const Status known = Identify(*context, who); !known.ok()) return ToGrpc(known);
   Attachments& attachments = agent_.attachments();
-  const auto token = attachments.Attach(first.model(), first.receiver_id(), context->peer());
+  const auto token =
+      attachments.Attach(first.model(), first.receiver_id(), context->peer(), who.principal);
   if (!token.ok()) return ToGrpc(token.status());
   attachments.Report(*token, FromProto(first));
   std::thread reader([&] {

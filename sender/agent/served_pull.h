@@ -49,6 +49,9 @@ struct PullTerms {
   std::chrono::milliseconds late_after{62};
   /// All streams, and Have, must arrive within this time.
   std::chrono::milliseconds ticket_life{30000};
+  std::string principal;  ///< who asked for it; empty: the sender knows no principals
+  /// Whether a stream comes from whoever asked for the pull; null: a ticket is proof enough.
+  std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
 };
 
 class ServedPull : public net::PullSession {
@@ -62,6 +65,10 @@ class ServedPull : public net::PullSession {
   void StreamOpened(uint16_t stream, std::function<void()> cut) override;
   void StreamClosed(uint16_t stream, const Status& why) override;
 
+  /// OK when the stream comes from whoever asked for the pull, else kPermissionDenied.
+  Status Admits(const wire::Hello& hello, const net::StreamPeer& peer) const {
+    return terms_.admits ? terms_.admits(hello, peer) : absl::OkStatus();
+  }
   /// kInvalidArgument when the stream is out of range or was there before.
   Status Reserve(uint16_t stream, uint16_t streams);
   /// Ends the pull: its streams are closed.
@@ -77,6 +84,7 @@ class ServedPull : public net::PullSession {
 
   const std::string& receiver_id() const { return terms_.receiver_id; }
   const std::string& peer() const { return terms_.peer; }
+  const std::string& principal() const { return terms_.principal; }
   const std::shared_ptr<Model>& model() const { return model_; }
   uint64_t bytes_sent() const;
   FormCounts sent() const;

@@ -5,9 +5,11 @@
 
 #include <chrono>
 
+#include "proto/access.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
 #include "sender/agent/agent.h"
+#include "sender/agent/receiver_names.h"
 
 namespace deltawire::sender {
 
@@ -35,7 +37,8 @@ class TrainerServiceImpl final : public v1::TrainerService::Service {
 
 class SenderServiceImpl final : public v1::SenderService::Service {
  public:
-  SenderServiceImpl(Agent& agent, uint16_t bulk_port, size_t pool_threads);
+  SenderServiceImpl(Agent& agent, std::shared_ptr<const Access> access, uint16_t bulk_port,
+                    size_t pool_threads);
   grpc::Status GetStatus(grpc::ServerContext*, const v1::SenderStatusRequest*,
                          v1::SenderStatusResponse*) override;
   grpc::Status ListReceivers(grpc::ServerContext*, const v1::ListReceiversRequest*,
@@ -49,6 +52,7 @@ class SenderServiceImpl final : public v1::SenderService::Service {
 
  private:
   Agent& agent_;
+  const std::shared_ptr<const Access> access_;
   const uint16_t bulk_port_;
   const size_t pool_threads_;
   const std::chrono::steady_clock::time_point started_;
@@ -56,7 +60,8 @@ class SenderServiceImpl final : public v1::SenderService::Service {
 
 class PullServiceImpl final : public v1::PullService::Service {
  public:
-  PullServiceImpl(Agent& agent, uint16_t bulk_port) : agent_(agent), bulk_port_(bulk_port) {}
+  PullServiceImpl(Agent& agent, std::shared_ptr<const Access> access, uint16_t bulk_port)
+      : agent_(agent), access_(std::move(access)), bulk_port_(bulk_port) {}
   grpc::Status DescribeModel(grpc::ServerContext*, const v1::DescribeModelRequest*,
                              v1::DescribeModelResponse*) override;
   grpc::Status GetNewest(grpc::ServerContext*, const v1::GetNewestRequest*,
@@ -69,8 +74,16 @@ class PullServiceImpl final : public v1::PullService::Service {
                       grpc::ServerReaderWriter<v1::SenderEvent, v1::ReceiverReport>*) override;
 
  private:
+  /// The model, if this call may name it.
+  StatusOr<std::shared_ptr<Model>> Find(const grpc::ServerContext& context,
+                                        const std::string& name) const;
+  /// Names the caller in `request`, and who may open streams with the ticket.
+  Status Identify(const grpc::ServerContext& context, PullRequest& request);
+
   Agent& agent_;
+  const std::shared_ptr<const Access> access_;
   const uint16_t bulk_port_;
+  ReceiverNames names_;
 };
 
 }  // namespace deltawire::sender

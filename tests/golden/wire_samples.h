@@ -61,6 +61,13 @@ inline Hello SampleHello() {
   return m;
 }
 
+inline Hello SampleHelloWithProof() {
+  Hello m = SampleHello();
+  HelloProof& proof = m.proof.emplace();
+  for (size_t i = 0; i < proof.size(); ++i) proof[i] = static_cast<std::byte>(0xC0 + i);
+  return m;
+}
+
 inline constexpr uint64_t kDigestA7 = 0xA70000000000000A;
 inline constexpr uint64_t kDigestB7 = 0xB70000000000000B;
 inline constexpr uint64_t kDigestB9 = 0xB90000000000000B;
@@ -152,6 +159,7 @@ inline std::vector<Golden> GoldenFiles() {
         {"wire_v3/header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
   }
   out.push_back({"wire_v3/payload_hello.bin", Encode(SampleHello())});
+  out.push_back({"wire_v3/payload_hello_proof.bin", Encode(SampleHelloWithProof())});
   out.push_back({"wire_v3/payload_have.bin", Encode(SampleHave())});
   out.push_back({"wire_v3/payload_end.bin", Encode(SampleEnd())});
   out.push_back({"wire_v3/payload_error.bin", Encode(SampleError())});
@@ -164,7 +172,7 @@ inline std::vector<Golden> FuzzCorpus() {
   for (Golden& g : GoldenFiles()) {
     std::string name = g.name.substr(0, g.name.rfind('.'));
     std::replace(name.begin(), name.end(), '/', '_');
-    const int decoder = name.ends_with("payload_hello")   ? 1
+    const int decoder = name.contains("payload_hello")    ? 1
                         : name.ends_with("payload_have")  ? 2
                         : name.ends_with("payload_end")   ? 3
                         : name.ends_with("payload_error") ? 4

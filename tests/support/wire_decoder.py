@@ -80,12 +80,12 @@ def decode_header(data):
 
 
 def decode_hello(data):
-    require(len(data) == HELLO.size, f"Hello of {len(data)} bytes")
-    ticket, low, high, stream, streams, reserved = HELLO.unpack(data)
+    require(len(data) in (HELLO.size, HELLO.size + 32), f"Hello of {len(data)} bytes")
+    ticket, low, high, stream, streams, reserved = HELLO.unpack_from(data)
     require(reserved == 0, f"Hello reserved {reserved:#x}")
     require(1 <= streams <= 64 and stream < streams, f"stream {stream} of {streams}")
     return {"ticket": ticket.hex(), "fingerprint": f"{high:016x}{low:016x}", "stream": stream,
-            "streams": streams}
+            "streams": streams, "proof": data[HELLO.size:].hex()}
 
 
 def decode_have(data):

@@ -57,7 +57,7 @@ Forked Serve(const NotifySocket& socket, const char* watchdog_us, Status status)
     ::setenv("NOTIFY_SOCKET", socket.path().c_str(), 1);
     if (watchdog_us != nullptr) ::setenv("WATCHDOG_USEC", watchdog_us, 1);
     BlockTerminationSignals();
-    ::_exit(ServeUntilTermination(status) == std::string("SIGTERM") ? 7 : 1);
+    ::_exit(ServeUntilTermination(status, [] {}) == std::string("SIGTERM") ? 7 : 1);
   });
 }
 
@@ -116,7 +116,7 @@ TEST_CASE("a daemon that systemd has not started tells nobody") {
     ::unsetenv("NOTIFY_SOCKET");
     BlockTerminationSignals();
     ::raise(SIGINT);
-    ::_exit(ServeUntilTermination([] { return ""; }) == std::string("SIGINT") ? 7 : 1);
+    ::_exit(ServeUntilTermination([] { return ""; }, [] {}) == std::string("SIGINT") ? 7 : 1);
   });
   CHECK(WEXITSTATUS(daemon.Wait()) == 7);
 }

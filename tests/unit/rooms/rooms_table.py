@@ -50,7 +50,10 @@ ROOMS = {
     "common/delta": Room(rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("zstd",)),
     "common/wire": Room(rooms=(BASE, "common/layout"), outside=GROUND),
     "common/shm": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("json",)),
-    "common/net": Room(rooms=(BASE, "common/wire"), outside=GROUND + ("asio", "openssl")),
+    "common/security": Room(rooms=(BASE,), outside=GROUND + ("openssl", "tomlplusplus")),
+    "common/net": Room(
+        rooms=(BASE, "common/security", "common/wire"), outside=GROUND + ("asio", "openssl")
+    ),
     "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
     "common/daemon": Room(outside=("systemd",)),
     "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("prometheus",)),
@@ -60,7 +63,10 @@ ROOMS = {
     "kernels/cpu/highway": Room(rooms=("kernels",), outside=("hwy",), never=("kernels/cuda",)),
     "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",), never=("kernels/cpu",)),
     # Messages, and what every program shares of serving and translating them.
-    "proto": Room(rooms=(BASE, "common/layout", "common/delta"), outside=GROUND + ("grpc", "protobuf")),
+    "proto": Room(
+        rooms=(BASE, "common/layout", "common/delta", "common/security"),
+        outside=GROUND + ("grpc", "protobuf"),
+    ),
     "sender/agent": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
     "sender/export/client": Room(
         rooms=("common", "kernels", "proto"), outside=GROUND + ("grpc", "protobuf")

@@ -1,0 +1,40 @@
+// Keeps a stranger from filling the log: one line per key (a peer, a reason) and interval.
+// Owner: whoever logs. Threads: any. Cost: a look-up; keys are bounded, the oldest goes first.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "common/base/sync.h"
+
+namespace deltawire {
+
+class LogThrottle {
+ public:
+  explicit LogThrottle(std::chrono::milliseconds interval = std::chrono::seconds(10))
+      : interval_(interval) {}
+
+  /// True when nothing was logged for `key` within the interval.
+  bool Allow(const std::string& key, SteadyClock::time_point now = SteadyClock::now()) {
+    std::lock_guard lock(mu_);
+    const auto [entry, is_new] = last_.try_emplace(key, now);
+    if (!is_new && now - entry->second < interval_) return false;
+    entry->second = now;
+    if (last_.size() > kMostKeys) {
+      std::erase_if(last_, [&](const auto& e) { return now - e.second >= interval_; });
+      if (last_.size() > kMostKeys)
+        last_.erase(last_.begin()->first == key ? std::next(last_.begin()) : last_.begin());
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kMostKeys = 4096;
+  const std::chrono::milliseconds interval_;
+  Mutex mu_;
+  std::map<std::string, SteadyClock::time_point> last_;
+};
+
+}  // namespace deltawire

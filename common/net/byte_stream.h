@@ -1,0 +1,65 @@
+// Private to common/net: a TCP connection's bytes, plain or through TLS, with one set of calls.
+// Owner: the coroutine of a stream; the socket is shared with whoever may close it.
+// Threads: the socket's strand only. Cost: in plaintext none beside Asio's; TLS reads and writes
+// the socket itself (no buffers between), so that the kernel's TLS can take over where it is there.
+// Errors: Asio's codes; after one of TLS, fault() says more.
+#pragma once
+
+#include <openssl/ssl.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "common/net/io_impl.h"
+#include "common/net/tls.h"
+#include "common/security/token_proof.h"
+
+namespace deltawire::net {
+
+class ByteStream {
+ public:
+  using Count = std::tuple<ErrorCode, size_t>;
+
+  explicit ByteStream(std::shared_ptr<tcp::socket> socket) : socket_(std::move(socket)) {}
+
+  /// The TLS handshake as a server, or as a client that dialled `host`.
+  asio::awaitable<ErrorCode> Accept(std::shared_ptr<const TlsContext> tls);
+  asio::awaitable<ErrorCode> Connect(std::shared_ptr<const TlsContext> tls, std::string host);
+
+  asio::awaitable<Count> ReadSome(asio::mutable_buffer to);
+  asio::awaitable<Count> ReadAll(asio::mutable_buffer to);
+  /// Writes both, the second after the first.
+  asio::awaitable<ErrorCode> Write(asio::const_buffer first, asio::const_buffer second = {});
+  /// Says goodbye, if TLS is on, and closes.
+  void Close();
+
+  bool encrypted() const { return ssl_ != nullptr; }
+  /// Whether the kernel encrypts what is sent here.
+  bool kernel_sends() const;
+  /// What TLS had against the peer; empty: nothing.
+  const std::string& fault() const { return fault_; }
+  std::vector<std::string> peer_names() const;
+  security::ChannelBinding binding() const;
+
+ private:
+  struct Free {
+    void operator()(SSL* ssl) const { SSL_free(ssl); }
+  };
+
+  asio::awaitable<ErrorCode> Handshake();
+  ErrorCode Begin(std::shared_ptr<const TlsContext> tls, const std::string* host);
+  /// Waits until the socket is ready for what the last call of OpenSSL, which returned `rc`,
+  /// lacked.
+  asio::awaitable<ErrorCode> Await(int rc);
+  asio::awaitable<ErrorCode> WriteTls(asio::const_buffer from);
+
+  const std::shared_ptr<tcp::socket> socket_;
+  std::shared_ptr<const TlsContext> tls_;
+  std::unique_ptr<SSL, Free> ssl_;
+  std::string fault_;
+};
+
+}  // namespace deltawire::net

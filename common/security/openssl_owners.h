@@ -1,0 +1,41 @@
+// Private to common/security: owning pointers for OpenSSL's objects, and its errors as text.
+// Owner: each pointer. Threads: an object at a time by one. Cost: none.
+#pragma once
+
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
+
+#include <memory>
+#include <string>
+
+namespace deltawire::security {
+
+template <auto kFree>
+struct Freed {
+  template <typename T>
+  void operator()(T* object) const {
+    kFree(object);
+  }
+};
+
+using OwnedBio = std::unique_ptr<BIO, Freed<BIO_free_all>>;
+using OwnedKey = std::unique_ptr<EVP_PKEY, Freed<EVP_PKEY_free>>;
+using OwnedCertificate = std::unique_ptr<X509, Freed<X509_free>>;
+
+inline OwnedBio ReadFrom(const std::string& text) {
+  return OwnedBio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+/// OpenSSL's oldest queued error; empties the queue.
+inline std::string OpensslError() {
+  const unsigned long code = ERR_get_error();
+  ERR_clear_error();
+  const char* reason = code == 0 ? nullptr : ERR_reason_error_string(code);
+  return reason == nullptr ? "OpenSSL does not say why" : reason;
+}
+
+}  // namespace deltawire::security

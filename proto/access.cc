@@ -1,0 +1,228 @@
+#include "proto/access.h"
+
+#include <google/protobuf/descriptor.h>
+#include <grpcpp/security/auth_metadata_processor.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/security/tls_credentials_options.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/base/log.h"
+#include "common/base/log_throttle.h"
+#include "proto/convert.h"
+#include "proto/deltawire/v1/access.pb.h"
+
+namespace deltawire {
+namespace {
+
+using security::Principal;
+using security::PrincipalTable;
+using security::Roles;
+
+constexpr std::string_view kBearer = "Bearer ";
+// Probes know no token and touch no model.
+constexpr std::string_view kHealth = "/grpc.health.v1.Health/";
+constexpr unsigned kCertificateRefreshSeconds = 1;
+
+std::string_view TextOf(const grpc::string_ref& text) { return {text.data(), text.size()}; }
+
+// The roles that may call "/package.Service/Method". A method that names none is for nobody, except
+// gRPC's reflection, which tells principals what the .proto files tell everybody.
+Roles AllowedFor(std::string_view path) {
+  if (path.starts_with("/grpc.reflection.")) return security::kAllRoles;
+  std::string name(path.substr(std::min<size_t>(1, path.size())));
+  std::replace(name.begin(), name.end(), '/', '.');
+  const auto* method = google::protobuf::DescriptorPool::generated_pool()->FindMethodByName(name);
+  Roles roles = 0;
+  if (method == nullptr) return roles;
+  for (int i = 0; i < method->options().ExtensionSize(v1::allow); ++i) {
+    roles = static_cast<Roles>(roles | method->options().GetExtension(v1::allow, i));
+  }
+  return roles;
+}
+
+// Who calls, by what the call shows (a token) and what its connection shows (a certificate).
+template <typename Metadata>
+StatusOr<const Principal*> Find(const PrincipalTable& table, const Metadata& metadata,
+                                const grpc::AuthContext& connection) {
+  // A token says more than a certificate, which a whole machine may have.
+  if (const auto shown = metadata.find("authorization"); shown != metadata.end()) {
+    const std::string_view value = TextOf(shown->second);
+    if (value.starts_with(kBearer)) {
+      if (const Principal* who = table.ByToken(value.substr(kBearer.size()))) return who;
+    }
+    return absl::UnauthenticatedError("the token is of no principal here");
+  }
+  std::vector<std::string> names;
+  for (const char* property : {GRPC_X509_CN_PROPERTY_NAME, GRPC_X509_SAN_PROPERTY_NAME}) {
+    for (const grpc::string_ref& value : connection.FindPropertyValues(property)) {
+      names.emplace_back(TextOf(value));
+    }
+  }
+  if (const Principal* who = table.ByCertificate(names)) return who;
+  const auto transport = connection.FindPropertyValues(GRPC_TRANSPORT_SECURITY_TYPE_PROPERTY_NAME);
+  if (transport.size() == 1 && TextOf(transport[0]) == "local") return &table.anonymous();
+  if (names.empty()) {
+    return absl::UnauthenticatedError(
+        "neither a certificate nor a token was shown: --credentials FILE names both");
+  }
+  return Errorf(StatusCode::kUnauthenticated, "the certificate of {} is of no principal here",
+                names.front());
+}
+
+// What it finds out is not left in the AuthContext for the handlers: that belongs to the
+// connection, and its calls may come from several principals.
+class Gate final : public grpc::AuthMetadataProcessor {
+ public:
+  explicit Gate(std::shared_ptr<security::Principals> principals)
+      : principals_(std::move(principals)) {}
+
+  bool IsBlocking() const override { return false; }
+
+  grpc::Status Process(const InputMetadata& metadata, grpc::AuthContext* connection,
+                       OutputMetadata*, OutputMetadata*) override {
+    const auto path = metadata.find(":path");
+    const std::string method(path == metadata.end() ? "" : TextOf(path->second));
+    if (method.starts_with(kHealth)) return grpc::Status::OK;
+    const Status status = Admit(method, metadata, *connection);
+    if (!status.ok() && throttle_.Allow(std::string(MessageOf(status)))) {
+      LogWarn("a call of {} was refused: {}", method, MessageOf(status));
+    }
+    return ToGrpc(status);
+  }
+
+ private:
+  Status Admit(const std::string& method, const InputMetadata& metadata,
+               const grpc::AuthContext& connection) const {
+    const auto table = principals_->Now();
+    DW_ASSIGN_OR_RETURN(const Principal* who, Find(*table, metadata, connection));
+    const Roles allowed = AllowedFor(method);
+    if (who->Has(allowed)) return {};
+    return Errorf(StatusCode::kPermissionDenied,
+                  "{} may not call {}: that takes the role {}, and {} has {}", who->name, method,
+                  security::ToString(allowed), who->name, security::ToString(who->roles));
+  }
+
+  const std::shared_ptr<security::Principals> principals_;
+  LogThrottle throttle_;
+};
+
+std::shared_ptr<grpc::ServerCredentials> TlsOf(const security::CredentialPaths& at,
+                                               bool require_certificate) {
+  using grpc::experimental::FileWatcherCertificateProvider;
+  const auto files = at.ca.empty() ? std::make_shared<FileWatcherCertificateProvider>(
+                                         at.key, at.certificate, kCertificateRefreshSeconds)
+                                   : std::make_shared<FileWatcherCertificateProvider>(
+                                         at.key, at.certificate, at.ca, kCertificateRefreshSeconds);
+  grpc::experimental::TlsServerCredentialsOptions options(files);
+  options.watch_identity_key_cert_pairs();
+  if (!at.ca.empty()) {
+    options.watch_root_certs();
+    options.set_cert_request_type(require_certificate
+                                      ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                      : GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY);
+  }
+  return grpc::experimental::TlsServerCredentials(options);
+}
+
+}  // namespace
+
+std::shared_ptr<Access> Access::Open() {
+  std::shared_ptr<Access> access(new Access());
+  access->credentials_ = security::Credentials::None();
+  return access;
+}
+
+StatusOr<std::shared_ptr<Access>> Access::Load(const std::string& credentials,
+                                               const std::string& principals) {
+  std::shared_ptr<Access> access = Open();
+  if (!credentials.empty()) {
+    DW_ASSIGN_OR_RETURN(access->credentials_, security::Credentials::Load(credentials));
+  }
+  if (!principals.empty()) {
+    DW_ASSIGN_OR_RETURN(access->principals_, security::Principals::Load(principals));
+  }
+  if (access->requires_certificate() && access->credentials_->paths().ca.empty()) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "{}: require-certificate needs --credentials with the `ca` that certificates "
+                  "come from",
+                  principals);
+  }
+  return access;
+}
+
+std::string Access::Describe() const {
+  const std::string way = credentials_->serves_tls() ? "TLS 1.3" : "plaintext";
+  if (principals_ == nullptr) return way + ", anybody may do everything";
+  const size_t known = principals_->Now()->size();
+  return fmt::format("{}, {} principal{}{}", way, known, known == 1 ? "" : "s",
+                     requires_certificate() ? ", certificates required" : "");
+}
+
+bool Access::requires_certificate() const {
+  return principals_ != nullptr && principals_->Now()->require_certificate();
+}
+
+StatusOr<std::shared_ptr<grpc::ServerCredentials>> Access::ForServer(bool loopback) const {
+  std::shared_ptr<grpc::ServerCredentials> server;
+  if (credentials_->serves_tls()) {
+    server = TlsOf(credentials_->paths(), requires_certificate());
+  } else if (principals_ == nullptr) {
+    return grpc::InsecureServerCredentials();
+  } else if (loopback) {
+    // These refuse peers of other machines, and unlike plaintext ones they can have a gate.
+    server = grpc::experimental::LocalServerCredentials(LOCAL_TCP);
+  } else {
+    return absl::InvalidArgumentError(
+        "--principals beyond loopback need --credentials with a certificate: tokens would travel "
+        "in plaintext");
+  }
+  if (principals_ != nullptr) {
+    server->SetAuthMetadataProcessor(std::make_shared<Gate>(principals_));
+  }
+  return server;
+}
+
+StatusOr<std::shared_ptr<const Principal>> Access::CallerOf(
+    const grpc::ServerContext& context) const {
+  if (principals_ == nullptr) return std::shared_ptr<const Principal>();
+  const auto table = principals_->Now();
+  DW_ASSIGN_OR_RETURN(const Principal* who,
+                      Find(*table, context.client_metadata(), *context.auth_context()));
+  return std::shared_ptr<const Principal>(table, who);
+}
+
+Status Access::MayTouch(const grpc::ServerContext& context, const std::string& model) const {
+  DW_ASSIGN_OR_RETURN(const auto who, CallerOf(context));
+  if (who == nullptr || who->MayTouch(model)) return {};
+  return Errorf(StatusCode::kPermissionDenied, "{} may not touch model \"{}\"", who->name, model);
+}
+
+bool Access::MaySee(const grpc::ServerContext& context, const std::string& model) const {
+  return MayTouch(context, model).ok();
+}
+
+Status Access::CheckExposure(bool beyond_loopback, bool insecure_plaintext) const {
+  if (!beyond_loopback || (credentials_->serves_tls() && has_principals())) return {};
+  if (!insecure_plaintext) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "listening beyond loopback needs a `certificate` in the --credentials file {}",
+                  credentials_->file());
+  }
+  LogWarn("listening beyond loopback: {} (--insecure-plaintext)", Describe());
+  return {};
+}
+
+void Access::Reload() {
+  Status status = credentials_->Reload();
+  if (status.ok() && principals_ != nullptr) status = principals_->Reload();
+  if (status.ok()) {
+    LogInfo("credentials and principals were read again: {}", Describe());
+  } else {
+    LogError("{}; what was read before stays in use", MessageOf(status));
+  }
+}
+
+}  // namespace deltawire

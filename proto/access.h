@@ -1,0 +1,60 @@
+// The one gate in front of all gRPC services of a TCP port: who calls (by certificate or token),
+// and whether one of that principal's roles is among those that the method allows (access.proto).
+// Owner: main; shared by the server and its services. Threads: gRPC's, any.
+// Errors: UNAUTHENTICATED, PERMISSION_DENIED; no message or log line holds a secret.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+
+#include "common/base/status.h"
+#include "common/security/credentials.h"
+#include "common/security/principals.h"
+
+namespace deltawire {
+
+class Access {
+ public:
+  /// Reads both files; an empty name stands for none of it. `principals` need TLS or loopback.
+  static StatusOr<std::shared_ptr<Access>> Load(const std::string& credentials,
+                                                const std::string& principals);
+  /// Plaintext, and everybody may do everything.
+  static std::shared_ptr<Access> Open();
+
+  /// What a server that listens at loopback or elsewhere speaks and asks for.
+  StatusOr<std::shared_ptr<grpc::ServerCredentials>> ForServer(bool loopback) const;
+
+  /// "TLS 1.3, 5 principals", for status displays.
+  std::string Describe() const;
+  const std::shared_ptr<security::Credentials>& credentials() const { return credentials_; }
+  bool has_principals() const { return principals_ != nullptr; }
+  /// Whether there is anything between a caller and the services.
+  bool guards() const { return credentials_->serves_tls() || has_principals(); }
+  bool requires_certificate() const;
+
+  /// Who makes this call; null where there are no principals. A principal that was taken out of the
+  /// file since is UNAUTHENTICATED.
+  StatusOr<std::shared_ptr<const security::Principal>> CallerOf(
+      const grpc::ServerContext& context) const;
+  /// Whether this call may name the model. PERMISSION_DENIED says who may not.
+  Status MayTouch(const grpc::ServerContext& context, const std::string& model) const;
+  /// The same as a yes or no, for lists.
+  bool MaySee(const grpc::ServerContext& context, const std::string& model) const;
+
+  /// Refuses to be reached from other machines in plaintext or by anybody, unless
+  /// `insecure_plaintext` allows that, which it then logs.
+  Status CheckExposure(bool beyond_loopback, bool insecure_plaintext) const;
+
+  /// Reads the files again, whether they changed or not, and logs it. After an error the old ones
+  /// stay in use.
+  void Reload();
+
+ private:
+  Access() = default;
+  std::shared_ptr<security::Credentials> credentials_;
+  std::shared_ptr<security::Principals> principals_;
+};
+
+}  // namespace deltawire
