@@ -1,5 +1,7 @@
 #include "common/net/io_threads.h"
 
+#include <signal.h>
+
 #include <algorithm>
 
 #include "common/base/log.h"
@@ -11,6 +13,12 @@ IoThreads::IoThreads(size_t threads) : impl_(std::make_unique<Impl>()) {
   if (threads == 0) threads = std::max(1u, std::thread::hardware_concurrency());
   for (size_t i = 0; i < threads; ++i) {
     impl_->threads.emplace_back([this] {
+      // OpenSSL writes to sockets without MSG_NOSIGNAL; a program that has not ignored SIGPIPE
+      // shall not die of a peer that has gone. Blocked, the signal of such a write stays pending.
+      sigset_t broken_pipe;
+      sigemptyset(&broken_pipe);
+      sigaddset(&broken_pipe, SIGPIPE);
+      pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
       // Streams catch their own exceptions. One that arrives here comes from a single handler, so
       // the thread goes on serving the other streams.
       while (true) {

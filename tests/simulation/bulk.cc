@@ -241,7 +241,7 @@ class ServerStream {
   Status Exchange() {
     DW_ASSIGN_OR_RETURN(const auto hello_bytes, Expect(wire::FrameType::kHello));
     DW_ASSIGN_OR_RETURN(const wire::Hello hello, wire::DecodeHello(hello_bytes));
-    DW_ASSIGN_OR_RETURN(session_, source_.Join(hello, "simulated"));
+    DW_ASSIGN_OR_RETURN(session_, source_.Join(hello, {.address = "simulated"}));
     index_ = hello.stream;
     session_->StreamOpened(index_, [served = served_] {
       served->cut = true;

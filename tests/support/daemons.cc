@@ -9,6 +9,8 @@
 #include <stdexcept>
 
 #include "common/layout/model_dir.h"
+#include "proto/dial.h"
+#include "proto/dial.h"
 
 namespace deltawire::testing {
 namespace fs = std::filesystem;
@@ -31,21 +33,27 @@ Layout MixedLayout(size_t megabytes) {
   return *Layout::Create(std::move(t));
 }
 
-std::shared_ptr<grpc::Channel> Channel(const std::string& address) {
-  grpc::ChannelArguments args;
-  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
-  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
-  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
-}
-
 void Prepare(grpc::ClientContext& context, std::chrono::milliseconds deadline) {
   context.set_deadline(std::chrono::system_clock::now() + deadline);
   context.set_wait_for_ready(true);
 }
 
+std::string shown_credentials;
+
 }  // namespace
+
+void ShowAs(const std::string& credentials) { shown_credentials = credentials; }
+
+std::shared_ptr<grpc::Channel> Channel(const std::string& address) {
+  auto credentials = shown_credentials.empty() ? security::Credentials::None()
+                                               : *security::Credentials::Load(shown_credentials);
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
+  args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 200);
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return *DialControl(address, *credentials, args);
+}
 
 ShmDir::ShmDir() {
   static std::atomic<int> counter{0};

@@ -45,6 +45,12 @@ std::string ReadText(const std::filesystem::path& path);
 /// Peak resident set of a live process in bytes that is not shared memory (VmHWM counts all).
 uint64_t AnonymousBytes(pid_t pid);
 
+/// The file of credentials that channels to daemons show, of those that are made from now on;
+/// empty: plaintext, and nothing is shown.
+void ShowAs(const std::string& credentials);
+/// A channel that reconnects quickly.
+std::shared_ptr<grpc::Channel> Channel(const std::string& address);
+
 /// deltawire-sender with a directory, ports and a socket that survive Restart.
 class SenderProcess {
  public:

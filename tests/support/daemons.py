@@ -44,10 +44,9 @@ def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...]
     header.pop("__metadata__", None)
     data = memoryview(content)[8 + length :]
     return {
-        name: (t["dtype"], tuple(t["shape"]), bytes(data[slice(*t["data_offsets"])]))
+name: (t["dtype"], tuple(t["shape"]), bytes(data[slice(*t["data_offsets"])]))
         for name, t in header.items()
-    }
-
+}
 
 def spawn(command: list[str], **options) -> subprocess.Popen:
     """Starts a child that dies with the thread that calls this. `options` are Popen's."""

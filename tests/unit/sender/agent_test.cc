@@ -65,7 +65,7 @@ class Host {
     hello.fingerprint = (*agent_.Find("m"))->layout().fingerprint();
     hello.stream = stream;
     hello.streams = static_cast<uint16_t>(request.streams);
-    auto session = agent_.Join(hello, "bulk");
+    auto session = agent_.Join(hello, {.address = "bulk"});
     REQUIRE(session.status() == absl::OkStatus());
     (*session)->StreamOpened(stream, [&cut] { cut = true; });
     return *session;

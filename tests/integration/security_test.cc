@@ -1,0 +1,235 @@
+// Daemons with TLS and principals: they sync, and strangers get nowhere: no certificate, the wrong
+// role or model, another's ticket or name, plaintext, rubbish, connections that never speak.
+#include <grpcpp/grpcpp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <csignal>
+
+#include "common/net/pull_client.h"
+#include "common/net/tls.h"
+#include "tests/support/certificates.h"
+#include "tests/support/daemons.h"
+#include "tests/support/tcp.h"
+
+namespace deltawire::testing {
+namespace {
+
+using Catch::Matchers::Contains;
+
+constexpr const char* kPrincipals = R"(
+[[principal]]
+name = "rollout-1"
+roles = ["receiver"]
+models = ["m"]
+certificate = "rollout-1"
+
+[[principal]]
+name = "rollout-2"
+roles = ["receiver"]
+certificate = "rollout-2"
+
+[[principal]]
+name = "elsewhere"
+roles = ["receiver"]
+models = ["other"]
+certificate = "elsewhere"
+
+[[principal]]
+name = "cloud"
+roles = ["receiver"]
+token-file = "cloud/token"
+
+[[principal]]
+name = "operator"
+roles = ["operator"]
+certificate = "operator"
+)";
+constexpr const char* kCloudToken = "the-token-of-receivers-in-the-cloud";
+
+// One sender and one receiver that trust one authority; the test itself is the operator.
+struct Secured {
+  Secured()
+      : authority(root.path() / "keys"),
+        cloud(authority.TokenOnly("cloud", kCloudToken, true)),
+        principals(authority.Principals(kPrincipals)) {
+    ShowAs(authority.Node("operator"));
+    sender = std::make_unique<SenderProcess>(root.path(), With(authority.Node("sender")));
+  }
+  ~Secured() { ShowAs(""); }
+
+  std::vector<std::string> With(const std::string& credentials) const {
+    return {"--credentials", credentials, "--principals", principals};
+  }
+  std::unique_ptr<ReceiverProcess> Receiver(const std::string& id, const std::string& credentials) {
+    auto args = With(credentials);
+    if (!security::Credentials::Load(credentials).value()->serves_tls()) args.resize(2);
+    return std::make_unique<ReceiverProcess>(root.path(), id, sender->control(), "m", args);
+  }
+  std::unique_ptr<v1::PullService::Stub> PullsAs(const std::string& credentials) const {
+    ShowAs(credentials);
+    auto stub = v1::PullService::NewStub(Channel(sender->control()));
+    ShowAs(authority.root() / "operator" / "credentials.toml");
+    return stub;
+  }
+
+  ShmDir root;
+  TestAuthority authority;
+  const std::string cloud, principals;
+  std::unique_ptr<SenderProcess> sender;
+};
+
+void Prepare(grpc::ClientContext& context) {
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
+  context.set_wait_for_ready(true);
+}
+
+struct Opened {
+  grpc::Status status;
+  v1::OpenPullResponse response;
+};
+
+Opened Open(v1::PullService::Stub& stub, const Layout& layout, const std::string& id) {
+  grpc::ClientContext context;
+  Prepare(context);
+  v1::OpenPullRequest request;
+  request.set_model("m");
+  request.set_receiver_id(id);
+  request.set_fingerprint(layout.fingerprint().Hex());
+  request.set_streams(1);
+  Opened opened;
+  opened.status = stub.OpenPull(&context, request, &opened.response);
+  return opened;
+}
+
+// Takes nothing; what counts is whether the sender lets the stream begin.
+class NoSink : public net::ChunkSink {
+ public:
+  StatusOr<MutableBytes> Begin(const wire::FrameHeader&) override {
+    return absl::CancelledError("the stream began");
+  }
+  Status Finish(const wire::FrameHeader&) override { return {}; }
+  void Abandon(const wire::FrameHeader&) override {}
+};
+
+std::string StreamWith(const Opened& opened, const Layout& layout, uint16_t port,
+                       const std::string& credentials) {
+  const auto own = Made(security::Credentials::Load(credentials));
+  net::PullTarget target;
+  target.host = "127.0.0.1";
+  target.port = port;
+  std::memcpy(target.ticket.data(), opened.response.ticket().data(), target.ticket.size());
+  target.fingerprint = layout.fingerprint();
+  target.streams = 1;
+  target.tls = Made(net::Tls::Create(own, net::Tls::Side::kClient));
+  target.token = own->Now()->token;
+  net::IoThreads io(1);
+  net::PullClient client(io, target);
+  wire::Have have;
+  have.chunks.resize(ChunkTable::Create(layout)->size());
+  NoSink sink;
+  return std::string(MessageOf(client.Run(have, sink).status()));
+}
+
+}  // namespace
+
+TEST_CASE(
+    "a secured pair syncs by certificate and by token, and a restart renews nothing by hand") {
+  Secured s;
+  Trainer trainer(s.sender->socket(), "m", 4, 1);
+  REQUIRE(trainer.Publish(1).ok());
+  const auto by_certificate = s.Receiver("r1", s.authority.Node("rollout-1"));
+  REQUIRE(by_certificate->WaitCommitted(1));
+  ShowAs("");  // a receiver without a certificate serves plaintext on loopback
+  const auto by_token = s.Receiver("r2", s.cloud);
+  REQUIRE(by_token->WaitCommitted(1));
+  ShowAs(s.authority.root() / "operator" / "credentials.toml");
+  // New keys for the sender, under way: attachments and pulls go on, new connections see them.
+  s.authority.Node("sender");
+  ::kill(s.sender->child().pid(), SIGHUP);
+  for (uint64_t version = 2; version < 5; ++version) {
+    trainer.Step();
+    REQUIRE(trainer.Publish(version).ok());
+    REQUIRE(by_certificate->WaitCommitted(version));
+    REQUIRE(by_token->WaitCommitted(version));
+  }
+  CHECK(trainer.Compare(by_certificate->dir()) == "");
+  CHECK(trainer.Compare(by_token->dir()) == "");
+  CHECK(Eventually([&] { return Contains("were read again").match(ReadText(s.sender->log())); }));
+  CHECK_FALSE(Contains(kCloudToken).match(ReadText(s.sender->log())));
+}
+
+TEST_CASE(
+    "strangers are refused one by one, each with its reason, and a sync goes on beside them") {
+  Secured s;
+  Trainer trainer(s.sender->socket(), "m", 4, 2);
+  REQUIRE(trainer.Publish(1).ok());
+  const std::string one = s.authority.Node("rollout-1"), two = s.authority.Node("rollout-2");
+  const auto receiver = s.Receiver("r1", one);
+  REQUIRE(receiver->WaitCommitted(1));
+  const Layout& layout = trainer.layout();
+  const uint16_t port = s.sender->bulk_port();
+
+  const auto stub_one = s.PullsAs(one), stub_two = s.PullsAs(two);
+  const auto wrong_role = s.PullsAs(s.authority.root() / "operator" / "credentials.toml");
+  const auto wrong_model = s.PullsAs(s.authority.Node("elsewhere"));
+  CHECK(Open(*wrong_role, layout, "x").status.error_code() == grpc::StatusCode::PERMISSION_DENIED);
+  CHECK(Open(*wrong_model, layout, "x").status.error_code() == grpc::StatusCode::PERMISSION_DENIED);
+  // Another's name.
+  CHECK(Open(*stub_two, layout, "r1").status.error_code() == grpc::StatusCode::PERMISSION_DENIED);
+
+  // Another's ticket, which a thief found in a log: its owner may use it, the thief may not.
+  const Opened granted = Open(*stub_one, layout, "r3");
+  REQUIRE(granted.status.ok());
+  CHECK_THAT(StreamWith(granted, layout, port, two), Contains("was granted to rollout-1"));
+  CHECK_THAT(StreamWith(granted, layout, port, one), Contains("the stream began"));
+  const auto stub_cloud = s.PullsAs(s.cloud);
+  const Opened cloud = Open(*stub_cloud, layout, "r4");
+  REQUIRE(cloud.status.ok());
+  CHECK_THAT(StreamWith(cloud, layout, port, one), Contains("was granted to cloud"));
+  CHECK_THAT(StreamWith(cloud, layout, port, s.cloud), Contains("the stream began"));
+  Opened made_up = granted;
+  made_up.response.set_ticket(std::string(16, 'x'));
+  CHECK_THAT(StreamWith(made_up, layout, port, one), Contains("unknown or has expired"));
+
+  // Connections that never speak, and one that speaks rubbish, on both ports.
+  std::vector<int> silent;
+  const auto control_port = static_cast<uint16_t>(
+      std::stoi(s.sender->control().substr(s.sender->control().find(':') + 1)));
+  for (const uint16_t at : {port, control_port}) {
+    for (int i = 0; i < 200; ++i) {
+      const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      const sockaddr_in to = Address("127.0.0.1", at);
+      if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) break;
+      if (i % 2 == 0) (void)!send(fd, "\x16\x03\x01rubbish", 10, MSG_NOSIGNAL);
+      silent.push_back(fd);
+    }
+  }
+  trainer.Step();
+  REQUIRE(trainer.Publish(2).ok());
+  CHECK(receiver->WaitCommitted(2));
+  CHECK(trainer.Compare(receiver->dir()) == "");
+  for (const int fd : silent) close(fd);
+}
+
+TEST_CASE("daemons beyond loopback without TLS and principals do not start") {
+  ShmDir root;
+  const TestAuthority authority(root.path() / "keys");
+  const std::string principals = authority.Principals("anonymous-roles = []\n");
+  const std::string token_only = authority.TokenOnly("cloud", kCloudToken, true);
+  const auto fails_with = [&](std::vector<std::string> args, const std::string& why) {
+    args.insert(args.begin(), {"--data-dir", (root.path() / "s").string(), "--bulk-listen",
+                               "127.0.0.1:0", "--control-listen", "0.0.0.0:0"});
+    const auto log = root.path() / "log";
+    const auto child = Spawn("deltawire-sender", args, log);
+    CHECK(Eventually([&] { return !child->Running(); }));
+    CHECK_THAT(ReadText(log), Contains(why));
+  };
+  fails_with({}, "--insecure-plaintext");
+  fails_with({"--credentials", authority.Node("sender")}, "--principals");
+  fails_with({"--principals", principals}, "--credentials");
+  fails_with({"--credentials", token_only, "--principals", principals}, "certificate");
+}
+
+}  // namespace deltawire::testing
