@@ -391,8 +391,9 @@ class JsonTest(unittest.TestCase):
                     continue  # described where it points
                 if inner == {"const": True}:
                     continue  # of an `if`
-                self.assertRegex(inner["description"], r"[^ ].*[^ ]\Z")
-                self.assertRegex(inner["description"].lower(), rf"\b{UNITS.get(kind, '')}")
+                text = inner.get("description", "")
+                self.assertRegex(text, r"[^ ].*[^ ]\Z")
+                self.assertRegex(text.lower(), rf"\b{UNITS.get(kind, '')}")
         for inner in schema.values():
             self.check_descriptions(file, inner)
 
