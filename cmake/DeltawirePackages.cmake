@@ -130,7 +130,7 @@ Through it an engine takes what a version changed into its own memory.")
 dw_package(dev libdeltawire-export-dev libdevel "deltawire's libraries, for development" "\
 Headers, and a package for CMake, of both libraries.")
 dw_package(doc deltawire-doc doc "deltawire's documents" "\
-Formats, life cycles, decisions and guides, as Markdown.")
+Formats, life cycles, decisions and guides, as Markdown, and JSON schemas.")
 if(TARGET deltawire_core)
   list(APPEND CPACK_COMPONENTS_ALL python)
   dw_package(python python3-deltawire python "deltawire for trainers and engines in Python" "\

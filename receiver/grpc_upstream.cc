@@ -134,10 +134,11 @@ class Attachment {
 class GrpcUpstream : public Upstream {
  public:
   GrpcUpstream(std::string sender, std::string receiver_id,
-               std::shared_ptr<security::Credentials> credentials)
+               std::shared_ptr<security::Credentials> credentials, bool allow_code_files)
       : sender_(std::move(sender)),
         receiver_id_(std::move(receiver_id)),
-        credentials_(std::move(credentials)) {}
+        credentials_(std::move(credentials)),
+        allow_code_files_(allow_code_files) {}
 
   ~GrpcUpstream() override { Detach(); }
 
@@ -326,7 +327,10 @@ class GrpcUpstream : public Upstream {
   // The control connection has no checksum of ours, so side files are compared with their hash.
   Status CheckSideFiles(const std::string& model, const std::vector<SideFile>& files,
                         uint64_t hash) const {
-    if (SideFilesHash(files) == hash) return absl::OkStatus();
+    if (SideFilesHash(files) == hash) {
+      return Annotate(CheckCodeFiles(files, allow_code_files_),
+                      fmt::format("sender {}: model \"{}\"", sender_, model));
+    }
     return Errorf(StatusCode::kDataLoss,
                   "sender {}: model \"{}\": the side files are not those of their hash {:016x}: "
                   "they were changed on their way",
@@ -343,6 +347,7 @@ class GrpcUpstream : public Upstream {
   const std::string sender_;
   const std::string receiver_id_;
   const std::shared_ptr<security::Credentials> credentials_;
+  const bool allow_code_files_;
   std::mutex mu_;
   std::shared_ptr<v1::PullService::Stub> stub_;
   bool dialled_ = false;
@@ -356,8 +361,10 @@ class GrpcUpstream : public Upstream {
 
 std::unique_ptr<Upstream> MakeGrpcUpstream(const std::string& sender,
                                            const std::string& receiver_id,
-                                           std::shared_ptr<security::Credentials> credentials) {
-  return std::make_unique<GrpcUpstream>(sender, receiver_id, std::move(credentials));
+                                           std::shared_ptr<security::Credentials> credentials,
+                                           bool allow_code_files) {
+  return std::make_unique<GrpcUpstream>(sender, receiver_id, std::move(credentials),
+                                        allow_code_files);
 }
 
 }  // namespace deltawire::receiver

@@ -21,10 +21,18 @@ constexpr std::chrono::seconds kEndWait{1};
 
 using ColorSink = spdlog::sinks::stderr_color_sink_mt;
 
+/// spdlog looks at the terminal and at TERM, not at NO_COLOR, which refuses colours unless empty.
+spdlog::color_mode Colors() {
+  const char* const refused = std::getenv("NO_COLOR");
+  return refused != nullptr && *refused != '\0' ? spdlog::color_mode::never
+                                                : spdlog::color_mode::automatic;
+}
+
 /// Tells when it is flushed for the first time: then all lines before are written. Nothing but
 /// EndLogging flushes it.
 class StderrSink : public ColorSink {
  public:
+  StderrSink() : ColorSink(Colors()) {}
   void flush() override {
     ColorSink::flush();
     if (!told_.exchange(true)) flushed_.set_value();

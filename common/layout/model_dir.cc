@@ -431,6 +431,20 @@ uint64_t SideFilesHash(const std::vector<SideFile>& files) {
   return hash.Digest();
 }
 
+Status CheckCodeFiles(const std::vector<SideFile>& files, bool allowed) {
+  if (allowed) return {};
+  for (const SideFile& file : files) {
+    for (const std::string_view ending : {".py", ".pyc", ".so"}) {
+      if (!file.name.ends_with(ending)) continue;
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "side file {} is code that an engine may execute: start the daemon with "
+                    "--allow-code-files, or publish without it",
+                    file.name);
+    }
+  }
+  return {};
+}
+
 StatusOr<std::vector<SideFile>> SideFilesOf(const fs::path& dir) {
   std::vector<SideFile> files;
   DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, VisibleNames(dir));

@@ -30,6 +30,10 @@ inline constexpr uint64_t kMaxSideFilesTotal = 96ull << 20;
 /// *.safetensors.index.json).
 bool IsSideFileName(std::string_view name);
 
+/// kFailedPrecondition, with the name, if one of the files is code that an engine may execute (*.py,
+/// *.pyc, *.so) and `allowed` is false.
+Status CheckCodeFiles(const std::vector<SideFile>& files, bool allowed);
+
 /// Every regular file of a directory that IsSideFileName allows, whether or not weights lie beside
 /// them. An error if they exceed the limits above.
 StatusOr<std::vector<SideFile>> SideFilesOf(const std::filesystem::path& dir);

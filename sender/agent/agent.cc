@@ -186,6 +186,8 @@ StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,
                                                  std::vector<SideFile> side_files, bool replace,
                                                  bool keep_side_files) {
   DW_RETURN_IF_ERROR(CheckModelName(name));
+  DW_RETURN_IF_ERROR(Annotate(CheckCodeFiles(side_files, options_.allow_code_files),
+                              fmt::format("model \"{}\"", name)));
   auto layout = Layout::Create(std::move(meta));
   if (!layout.ok()) return Annotate(layout.status(), fmt::format("model \"{}\"", name));
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout));

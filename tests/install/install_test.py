@@ -46,7 +46,8 @@ def main():
         prefix = root / "prefix"
         run(cmake, "--install", build, "--prefix", prefix)
         for file in ("share/deltawire/examples/sender.toml", "include/deltawire/deltawire_export.h",
-                     "include/deltawire/deltawire_engine.h"):
+                     "include/deltawire/deltawire_engine.h",
+                     "share/doc/deltawire/docs/schemas/status.json"):
             assert (prefix / file).is_file(), f"{file} was not installed"
         run(cmake, "-S", consumer, "-B", root / "consumer", f"-DCMAKE_PREFIX_PATH={prefix}")
         run(cmake, "--build", root / "consumer")

@@ -213,6 +213,26 @@ TEST_CASE(
   for (const int fd : silent) close(fd);
 }
 
+TEST_CASE("side files that an engine may execute travel only where both ends allow it") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), "m", 1, 3);
+  REQUIRE(trainer.Publish(1).ok());
+  const std::vector<SideFile> code = {{"modeling_m.py", "print()"}};
+  TrainerClient client(sender.socket(), "m");
+  CHECK_THAT(std::string(MessageOf(client.Register(trainer.layout(), code).status())),
+             Contains("modeling_m.py") && Contains("--allow-code-files"));
+  sender.Restart({"--allow-code-files"});
+  REQUIRE(Eventually([&] { return client.Register(trainer.layout(), code).ok(); }));
+  REQUIRE(trainer.Publish(2).ok());
+  ReceiverProcess closed(root.path(), "closed", sender.control(), "m");
+  ReceiverProcess open(root.path(), "open", sender.control(), "m", {"--allow-code-files"});
+  CHECK(open.WaitCommitted(2));
+  CHECK(ReadText(open.dir() / "modeling_m.py") == "print()");
+  CHECK(Eventually([&] { return Contains("modeling_m.py").match(closed.Status().message()); }));
+  CHECK_FALSE(std::filesystem::exists(closed.dir() / "modeling_m.py"));
+}
+
 TEST_CASE("daemons beyond loopback without TLS and principals do not start") {
   ShmDir root;
   const TestAuthority authority(root.path() / "keys");
