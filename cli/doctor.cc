@@ -21,6 +21,8 @@ constexpr int kOldestMajor = 5, kOldestMinor = 3;
 constexpr uint64_t kFewDescriptors = 4096;
 // Fills 1 Gbit/s over 130 ms.
 constexpr uint64_t kSmallSocketBuffer = 16 << 20;
+// Time to renew a certificate without hurry.
+constexpr double kSoonDays = 30;
 
 Finding Kernel(const MachineFacts& f) {
   int major = 0, minor = 0;
@@ -86,6 +88,30 @@ Finding SocketBuffers(const MachineFacts& f) {
           "for long fat links: /usr/share/deltawire/examples/deltawire.sysctl.conf.example"};
 }
 
+void Certificates(const MachineFacts& f, std::vector<Finding>& all) {
+  const std::string about = "certificates";
+  if (!f.credentials.ok()) {
+    all.push_back({Level::kProblem, about, std::string(MessageOf(f.credentials)),
+                   "docs/security.md says what the file holds; `deltawire certs` makes one"});
+  }
+  for (const CertificateFacts& c : f.certificates) {
+    if (!c.valid_already) {
+      all.push_back({Level::kProblem, about, c.subject + " is not valid yet",
+                     "set this machine's clock, or wait"});
+    } else if (c.valid_days < 0) {
+      all.push_back({Level::kProblem, about, c.subject + " is not valid any more",
+                     "deltawire certs DIR NAME... with the authority's directory renews it"});
+    } else if (c.valid_days < kSoonDays) {
+      all.push_back({Level::kNote, about,
+                     fmt::format("{} is valid for {:.0f} more days", c.subject, c.valid_days),
+                     "deltawire certs DIR NAME... with the authority's directory renews it"});
+    } else {
+      all.push_back({Level::kGood, about,
+                     fmt::format("{} is valid for {:.0f} more days", c.subject, c.valid_days), ""});
+    }
+  }
+}
+
 void Peer(const PeerFacts& p, const std::string& version, std::vector<Finding>& all) {
   const std::string about = p.kind + " " + p.address;
   if (!p.reached.ok()) {
@@ -103,7 +129,10 @@ void Peer(const PeerFacts& p, const std::string& version, std::vector<Finding>& 
   }
   if (p.exposed) {
     all.push_back({Level::kNote, about, "listens beyond loopback without encryption",
-                   "keep its ports within a network that you trust"});
+                   "give it --credentials and --principals (docs/security.md), or keep its ports "
+                   "within a network that you trust"});
+  } else if (!p.security.empty()) {
+    all.push_back({Level::kGood, about, p.security, ""});
   }
   if (p.bulk_address.empty()) return;
   const std::string bulk = "bulk port " + p.bulk_address;
@@ -161,6 +190,7 @@ std::vector<Finding> Judge(const MachineFacts& facts) {
   all.push_back(Descriptors(facts));
   all.push_back(SocketBuffers(facts));
   all.push_back({Level::kGood, "kernels", facts.kernels, ""});
+  Certificates(facts, all);
   for (const PeerFacts& peer : facts.peers) Peer(peer, facts.program_version, all);
   return all;
 }

@@ -22,9 +22,17 @@ struct PeerFacts {
   Status reached;
   std::string program_version;
   bool exposed = false;      ///< it listens beyond loopback, unencrypted
+  std::string security;      ///< how its ports are guarded; empty: by nothing
   std::string bulk_address;  ///< a sender's; empty: not asked
   Status bulk_reached;
   double connect_seconds = 0;  ///< of a TCP connection to the bulk port: about one round trip
+};
+
+/// One certificate that this machine shows, or believes others by.
+struct CertificateFacts {
+  std::string subject;
+  double valid_days = 0;      ///< from now; negative: it has ended
+  bool valid_already = true;  ///< it has begun
 };
 
 struct MachineFacts {
@@ -41,6 +49,8 @@ struct MachineFacts {
   std::string kernels;          ///< the instruction set that the kernels use
   std::string program_version;  ///< of this tool
   std::vector<PeerFacts> peers;
+  Status credentials;  ///< whether the file of --credentials can be used
+  std::vector<CertificateFacts> certificates;
 };
 
 struct Finding {

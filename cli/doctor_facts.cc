@@ -113,6 +113,7 @@ PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds tim
   if (!answer.ok()) return p;
   p.program_version = answer->program_version();
   p.exposed = answer->plaintext_exposed();
+  p.security = answer->security();
   p.bulk_address = answer->bulk_address();
   // A sender that listens on all its addresses has no one name; it is reached by the one above.
   StatusOr<Endpoint> bulk = ParseEndpoint(p.bulk_address);
@@ -137,7 +138,27 @@ PeerFacts LookAtReceiver(const std::string& address, std::chrono::milliseconds t
   if (!answer.ok()) return p;
   p.program_version = answer->program_version();
   p.exposed = answer->plaintext_exposed();
+  p.security = answer->security();
   return p;
+}
+
+// The tool's own certificates and authorities, which are this machine's in a usual set-up.
+void LookAtCredentials(MachineFacts& f) {
+  const auto credentials = ToolCredentials();
+  f.credentials = credentials.status();
+  if (!credentials.ok()) return;
+  const auto material = (*credentials)->Now();
+  const auto now = std::chrono::system_clock::now();
+  for (const std::string& pem : {material->certificate, material->authorities}) {
+    if (pem.empty()) continue;
+    const auto dates = security::DatesOf(pem);
+    if (!dates.ok()) continue;  // Load has read them
+    for (const security::CertificateDates& one : *dates) {
+      using Days = std::chrono::duration<double, std::ratio<86400>>;
+      f.certificates.push_back(
+          {one.subject, std::chrono::duration_cast<Days>(one.to - now).count(), one.from <= now});
+    }
+  }
 }
 
 }  // namespace
@@ -160,6 +181,7 @@ MachineFacts Look(const fs::path& data_dir, const std::string& sender, const std
       std::min(number("/proc/sys/net/core/rmem_max"), number("/proc/sys/net/core/wmem_max"));
   f.kernels = kernels::Best().name;
   f.program_version = DELTAWIRE_VERSION;
+  LookAtCredentials(f);
   if (!sender.empty()) f.peers.push_back(LookAtSender(sender, timeout));
   if (!receiver.empty()) f.peers.push_back(LookAtReceiver(receiver, timeout));
   return f;

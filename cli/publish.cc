@@ -23,6 +23,7 @@ struct PublishOptions : Common {
   uint64_t version = 0;
   bool watch = false;
   bool replace = false;
+  bool skip_code_files = false;
   std::string inside;
 };
 
@@ -64,7 +65,8 @@ Status PublishDirectory(const PublishOptions& o, const fs::path& dir, const std:
   // Reads the files instead of mapping them: if a mapped file is cut short, SIGBUS kills this
   // process.
   DW_ASSIGN_OR_RETURN(const ModelDir source, ModelDir::Open(dir, ModelDir::Access::kRead));
-  DW_ASSIGN_OR_RETURN(const std::vector<SideFile> side_files, source.ReadSideFiles());
+  DW_ASSIGN_OR_RETURN(std::vector<SideFile> side_files, source.ReadSideFiles());
+  if (o.skip_code_files) std::erase_if(side_files, IsCodeFile);
   const Content content{&source.layout(), &side_files,
                         [&](size_t i, MutableBytes to) { return source.Read(i, to); },
                         [&] { return source.Unchanged(); }};
@@ -157,6 +159,10 @@ void DeclarePublish(CLI::App& app, Run* run) {
   sub->add_option("--inside", o->inside,
                   "With --watch: of the weights in a checkpoint, e.g. actor/huggingface")
       ->type_name("PATH");
+  sub->add_flag(
+      "--skip-code-files", o->skip_code_files,
+      "Leave out side files that engines may execute (*.py); a sender takes them only with "
+      "--allow-code-files");
   sub->add_flag("--replace", o->replace, "Drop a registered model of another layout");
   o->AddModel(*sub, "the name of DIR");
   o->AddSocket(*sub);

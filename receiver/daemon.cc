@@ -63,8 +63,8 @@ Status Daemon::Start() {
     o.file_group = options_.file_group;
     std::vector<std::unique_ptr<Upstream>> upstreams;
     for (const std::string& sender : options_.senders) {
-      upstreams.push_back(MakeGrpcUpstream(sender, receiver_id_, credentials_,
-                                           options_.allow_code_files));
+      upstreams.push_back(
+          MakeGrpcUpstream(sender, receiver_id_, credentials_, options_.allow_code_files));
     }
     auto replica = Replica::Start(o, std::move(upstreams), transport, pool_, rates_);
     if (!replica.ok()) {

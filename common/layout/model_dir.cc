@@ -431,18 +431,17 @@ uint64_t SideFilesHash(const std::vector<SideFile>& files) {
   return hash.Digest();
 }
 
+bool IsCodeFile(const SideFile& file) {
+  return file.name.ends_with(".py") || file.name.ends_with(".pyc") || file.name.ends_with(".so");
+}
+
 Status CheckCodeFiles(const std::vector<SideFile>& files, bool allowed) {
-  if (allowed) return {};
-  for (const SideFile& file : files) {
-    for (const std::string_view ending : {".py", ".pyc", ".so"}) {
-      if (!file.name.ends_with(ending)) continue;
-      return Errorf(StatusCode::kFailedPrecondition,
-                    "side file {} is code that an engine may execute: start the daemon with "
-                    "--allow-code-files, or publish without it",
-                    file.name);
-    }
-  }
-  return {};
+  const auto code = std::find_if(files.begin(), files.end(), IsCodeFile);
+  if (allowed || code == files.end()) return {};
+  return Errorf(StatusCode::kFailedPrecondition,
+                "side file {} is code that an engine may execute: start the daemon with "
+                "--allow-code-files, or publish without it (deltawire publish --skip-code-files)",
+                code->name);
 }
 
 StatusOr<std::vector<SideFile>> SideFilesOf(const fs::path& dir) {

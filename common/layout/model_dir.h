@@ -30,8 +30,9 @@ inline constexpr uint64_t kMaxSideFilesTotal = 96ull << 20;
 /// *.safetensors.index.json).
 bool IsSideFileName(std::string_view name);
 
-/// kFailedPrecondition, with the name, if one of the files is code that an engine may execute (*.py,
-/// *.pyc, *.so) and `allowed` is false.
+/// Whether an engine may execute the file: *.py, *.pyc, *.so.
+bool IsCodeFile(const SideFile& file);
+/// kFailedPrecondition, with the name, if one of the files is code and `allowed` is false.
 Status CheckCodeFiles(const std::vector<SideFile>& files, bool allowed);
 
 /// Every regular file of a directory that IsSideFileName allows, whether or not weights lie beside

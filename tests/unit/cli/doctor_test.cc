@@ -48,6 +48,22 @@ TEST_CASE("doctor: a machine that has all it needs gets no advice") {
   CHECK(Judge(f).size() == 10);
 }
 
+TEST_CASE("doctor: certificates are told before they end, and credentials that cannot be read") {
+  MachineFacts f = Good();
+  f.certificates = {{.subject = "/CN=a", .valid_days = 300}};
+  CHECK(Bad(f).empty());
+  f.certificates = {{.subject = "/CN=a", .valid_days = 12}};
+  CHECK(Bad(f).at("certificates").level == Level::kNote);
+  CHECK(Bad(f).at("certificates").text == "/CN=a is valid for 12 more days");
+  f.certificates = {{.subject = "/CN=a", .valid_days = -1}};
+  CHECK(Bad(f).at("certificates").level == Level::kProblem);
+  f.certificates = {{.subject = "/CN=a", .valid_days = 12, .valid_already = false}};
+  CHECK(Bad(f).at("certificates").text == "/CN=a is not valid yet");
+  f.certificates = {};
+  f.credentials = absl::NotFoundError("open c.toml: No such file");
+  CHECK(Bad(f).at("certificates").level == Level::kProblem);
+}
+
 TEST_CASE("doctor: what is missing is named with its remedy") {
   const auto one = [](auto change, const std::string& about, Level level, const std::string& text,
                       const std::string& remedy) {

@@ -212,6 +212,9 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.history = 8;
   want.scrub_bytes_per_s = 9000;
   want.insecure_plaintext = true;
+  want.credentials = "/c.toml";
+  want.principals = "/p.toml";
+  want.allow_code_files = true;
   want.metrics = "0.0.0.0:9";
   want.log_level = "debug";
   const auto from_args = Sender({"--data-dir=/d",
@@ -227,6 +230,9 @@ TEST_CASE("every sender option can be set on the command line and in the file al
                                  "--no-huge-pages",
                                  "--no-eager-diff",
                                  "--insecure-plaintext",
+                                 "--credentials=/c.toml",
+                                 "--principals=/p.toml",
+                                 "--allow-code-files",
                                  "--metrics-listen=0.0.0.0:9",
                                  "--log-level=debug",
                                  "--codec=tight",
@@ -242,7 +248,8 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "'127.0.0.2:1'\n"
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
       "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
-      "insecure-plaintext = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n"
+      "insecure-plaintext = true\ncredentials = '/c.toml'\nprincipals = '/p.toml'\n"
+      "allow-code-files = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n"
       "gpu = 'host-staged'\ncodec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n"
       "offload-timeout-ms = 7\n");
   const auto from_file = Sender({"--config", file.path()});
@@ -273,6 +280,9 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.threads = 6;
   want.huge_pages = false;
   want.insecure_plaintext = true;
+  want.credentials = "/c.toml";
+  want.principals = "/p.toml";
+  want.allow_code_files = true;
   want.metrics = ":9";
   want.log_level = "off";
   const auto from_args = Receiver({"--data-dir=/d",
@@ -290,6 +300,9 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--threads=6",
                                    "--no-huge-pages",
                                    "--insecure-plaintext",
+                                   "--credentials=/c.toml",
+                                   "--principals=/p.toml",
+                                   "--allow-code-files",
                                    "--metrics-listen=:9",
                                    "--log-level=off",
                                    "--history-bytes=2kB",
@@ -307,6 +320,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "'b=/x=y']\nreceiver-id = 'me:1'\n"
       "control-listen = 'localhost:2'\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
+      "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"
       "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n"
       "delta-files = 3000\nbuffers = '2'\nreader-grace-ms = 7\non-busy-reader = "
       "'copy'\nunsafe-in-place = true\n");
@@ -378,12 +392,16 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Receiver({"--model=m", "--receiver-id=a b"}), {"--receiver-id: "});
 }
 
-TEST_CASE("listening beyond loopback needs insecure-plaintext, and the error says why") {
-  const std::vector<std::string> says = {"0.0.0.0:7700", "--insecure-plaintext",
-                                         "insecure-plaintext = true", "encrypts"};
+TEST_CASE("listening beyond loopback needs keys or insecure-plaintext, and the error says why") {
   for (const std::string option : {"control-listen", "bulk-listen", "metrics-listen"}) {
     const std::string arg = "--" + option + "=0.0.0.0:7700";
+    const bool metrics = option == "metrics-listen";  // plaintext whatever the keys are
+    std::vector<std::string> says = {"0.0.0.0:7700", "--insecure-plaintext"};
+    if (!metrics) says.insert(says.end(), {"insecure-plaintext = true", "encrypts", "certs"});
     CheckError(Sender({arg.c_str()}), says);
+    CheckError(Sender({arg.c_str(), "--credentials=c"}), says);
+    CheckError(Sender({arg.c_str(), "--principals=p"}), says);
+    CHECK(Sender({arg.c_str(), "--credentials=c", "--principals=p"}).run != metrics);
     CheckError(Sender({arg.c_str()}), {"--" + option + ": "});
     CHECK(Sender({arg.c_str(), "--insecure-plaintext"}).run);
     if (option == "bulk-listen") continue;
