@@ -60,7 +60,8 @@ Status SyncBothWays(const Rig& rig, Cluster& cluster, Series& series) {
 
 }  // namespace
 
-Status FullPull(const Rig& rig, Cluster& cluster) {
+Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::string& name,
+                double wanted) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
   const double gigabytes = static_cast<double>(rig.bytes()) / kGb;
   const auto pull = [&](Series& series, const std::string& column) -> Status {
@@ -74,17 +75,18 @@ Status FullPull(const Rig& rig, Cluster& cluster) {
     rig.weights.Flip(kSteadyDensity);
     DW_RETURN_IF_ERROR(cluster.Publish(rig.weights).status());
     DW_RETURN_IF_ERROR(pull(s, "first"));
-    const double cpu = rig.peer.CpuSeconds();
-    DW_ASSIGN_OR_RETURN(const double bare, rig.peer.SendAll(rig.weights.content()));
+    const double cpu = peer.CpuSeconds();
+    DW_ASSIGN_OR_RETURN(const double bare, peer.SendAll(rig.weights.content()));
     s.Add("bare", bare);
-    s.Add("bare cpu", (rig.peer.CpuSeconds() - cpu) / gigabytes);
+    s.Add("bare cpu", (peer.CpuSeconds() - cpu) / gigabytes);
     return pull(s, "again");
   }));
-  const std::string reference = fmt::format("bare TCP, {} streams", rig.streams);
+  const std::string reference =
+      fmt::format("bare {}, {} streams", &peer == &rig.peer ? "TCP" : "OpenSSL", rig.streams);
   for (const std::string which : {"first", "again"}) {
     rig.bench.Add(
-        "full_pull/" + which, rig.pool.size(), series,
-        {Throughput(which, rig.bytes()).Against("bare", reference).AtLeast(0.8),
+        name + "/" + which, rig.pool.size(), series,
+        {Throughput(which, rig.bytes()).Against("bare", reference).AtLeast(wanted),
          Value("cpu", which + " cpu", "s/GB").Against("bare cpu", reference).AtLeast(0.8)});
   }
   return cluster.Follow(true);

@@ -16,12 +16,14 @@ struct Rig {
   TcpPeer& peer;
   ThreadPool& pool;
   size_t streams = 4;
+  TcpPeer* tls_peer = nullptr;  ///< null: no case with TLS was asked for
   uint64_t bytes() const { return source.layout.total_bytes(); }
 };
 
-/// The first full pull of a version, and one more of it (its chunks' checksums are known by then),
-/// against bare TCP from memory to memory.
-Status FullPull(const Rig& rig, Cluster& cluster);
+/// The first full pull of a version, and one more of it, against bare TCP from memory to memory, or
+/// against OpenSSL over bare TCP. Cases: NAME/first, NAME/again.
+Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::string& name,
+                double wanted);
 
 /// Publishes that change `density` of the elements (0: recorded Adam steps) to a receiver that
 /// follows; against a full sync of the same version, memcmp + apply, and a naive pair list.

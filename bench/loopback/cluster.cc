@@ -24,7 +24,11 @@ StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const fs::path& root, const Mo
                                                   const ClusterOptions& options, ThreadPool& pool) {
   auto cluster = std::unique_ptr<Cluster>(new Cluster(root, source, pool));
   fs::create_directories(root);
-  std::vector<std::string> sender_args;
+  if (options.tls) {
+    cluster->authority_ = std::make_unique<testing::TestAuthority>(root / "keys");
+    testing::ShowAs(cluster->authority_->Node("bench"));
+  }
+  std::vector<std::string> sender_args = cluster->Secured("sender");
   if (!options.eager_diff) sender_args.push_back("--no-eager-diff");
   cluster->sender_ = std::make_unique<testing::SenderProcess>(root, sender_args);
   cluster->sender_memory_ = std::make_unique<MemoryWatch>(cluster->sender_->child().pid());
@@ -37,7 +41,8 @@ StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const fs::path& root, const Mo
 }
 
 void Cluster::StartReceiver(const ClusterOptions& options) {
-  std::vector<std::string> args = {"--streams", std::to_string(options.streams)};
+  std::vector<std::string> args = Secured("receiver");
+  args.insert(args.end(), {"--streams", std::to_string(options.streams)});
   if (options.buffers != 0) {
     args.insert(args.end(), {"--buffers", std::to_string(options.buffers)});
   }
@@ -51,6 +56,11 @@ void Cluster::StartReceiver(const ClusterOptions& options) {
   commits_ = receiver_->stub().WatchVersions(&watch_context_, request);
 }
 
+std::vector<std::string> Cluster::Secured(const std::string& name) const {
+  if (authority_ == nullptr) return {};
+  return {"--credentials", authority_->Node(name)};
+}
+
 Cluster::~Cluster() {
   watch_context_.TryCancel();
   commits_.reset();
@@ -59,6 +69,7 @@ Cluster::~Cluster() {
   receiver_.reset();
   trainer_.reset();
   sender_.reset();
+  testing::ShowAs("");
   std::error_code ignored;
   fs::remove_all(root_, ignored);
 }

@@ -9,6 +9,7 @@
 #include "bench/harness/peak_memory.h"
 #include "bench/loopback/weights.h"
 #include "sender/export/client/trainer_client.h"
+#include "tests/support/certificates.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::bench {
@@ -17,7 +18,8 @@ struct ClusterOptions {
   bool receiver = true;
   size_t streams = 4;
   bool eager_diff = true;
-  int buffers = 0;  ///< the receiver's; 0: as it chooses
+  int buffers = 0;   ///< the receiver's; 0: as it chooses
+  bool tls = false;  ///< on both ports, with certificates at both ends
 };
 
 /// One publish as the trainer saw it.
@@ -58,6 +60,8 @@ class Cluster {
       : root_(std::move(root)), source_(source), pool_(pool) {}
   Status Failed(const Status& status) const;  // adds the ends of the daemons' logs
   void StartReceiver(const ClusterOptions& options);
+  /// Arguments of a daemon with TLS; none without.
+  std::vector<std::string> Secured(const std::string& name) const;
 
   const std::filesystem::path root_;
   const ModelSource& source_;
@@ -67,6 +71,7 @@ class Cluster {
   std::unique_ptr<MemoryWatch> sender_memory_, receiver_memory_;
   std::unique_ptr<TrainerClient> trainer_;
   uint64_t version_ = 0;
+  std::unique_ptr<testing::TestAuthority> authority_;  // null: no TLS
   grpc::ClientContext watch_context_;
   std::unique_ptr<grpc::ClientReader<v1::CommitInfo>> commits_;
 };

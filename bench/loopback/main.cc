@@ -37,9 +37,10 @@ std::string BuffersCase(int buffers) { return fmt::format("delta_sync/1%/buffers
 
 /// Whether any case was asked for that needs the model: all but scale/N, which makes its own.
 bool AnyOfTheModel(const Bench& bench) {
-  return bench.AnyAsked({"full_pull/first", "full_pull/again", "delta_sync/1%", "delta_sync/3%",
-                         BuffersCase(1), BuffersCase(2), kAdam, kOffloadEager, kOffloadLazy,
-                         "trainer_wait", "memory"});
+  return bench.AnyAsked({"full_pull/first", "full_pull/again", "full_pull_tls/first",
+                         "full_pull_tls/again", "delta_sync/1%", "delta_sync/3%", BuffersCase(1),
+                         BuffersCase(2), kAdam, kOffloadEager, kOffloadLazy, "trainer_wait",
+                         "memory"});
 }
 
 /// Starts daemons and publishes a first version, which the receiver, if there is one, commits.
@@ -58,7 +59,7 @@ Status DefaultDaemons(const Rig& rig, const std::filesystem::path& root) {
   const Bench& bench = rig.bench;
   DW_ASSIGN_OR_RETURN(const auto cluster, StartCommitted(rig, root, {}));
   if (bench.AnyAsked({"full_pull/first", "full_pull/again"})) {
-    DW_RETURN_IF_ERROR(FullPull(rig, *cluster));
+    DW_RETURN_IF_ERROR(FullPull(rig, *cluster, rig.peer, "full_pull", 0.8));
   }
   for (const auto& [name, density] : {std::pair("delta_sync/1%", 0.01), {"delta_sync/3%", 0.03}}) {
     if (bench.Asked(name)) DW_RETURN_IF_ERROR(DeltaSync(rig, *cluster, name, density));
@@ -90,6 +91,10 @@ Status ModelCases(const Rig& rig, const std::filesystem::path& root) {
                         StartCommitted(rig, root / "buffers", {.buffers = buffers}));
     DW_RETURN_IF_ERROR(DeltaSync(rig, *cluster, name, 0.01));
   }
+  if (rig.tls_peer != nullptr) {
+    DW_ASSIGN_OR_RETURN(const auto cluster, StartCommitted(rig, root / "tls", {.tls = true}));
+    DW_RETURN_IF_ERROR(FullPull(rig, *cluster, *rig.tls_peer, "full_pull_tls", 0.88));
+  }
   if (!rig.bench.Asked(kOffloadLazy)) return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(const auto cluster,
                       StartCommitted(rig, root / "lazy", {.receiver = false, .eager_diff = false}));
@@ -106,6 +111,11 @@ Status Run(const Options& options, Bench& bench) {
     const uint64_t bytes = source.layout.total_bytes();
     DW_ASSIGN_OR_RETURN(const auto peer,
                         TcpPeer::Start(scratch->path() / "peer", bytes, options.streams));
+    std::unique_ptr<TcpPeer> tls_peer;
+    if (bench.AnyAsked({"full_pull_tls/first", "full_pull_tls/again"})) {
+      DW_ASSIGN_OR_RETURN(tls_peer, TcpPeer::Start(scratch->path() / "tls-peer", bytes,
+                                                   options.streams, TcpPeer::Way::kTls));
+    }
     ThreadPool pool(options.threads);  // no process forks without exec from here on
     fmt::print("          {} ({}), {} streams, {} threads\n\n", source.name, HumanBytes(bytes),
                options.streams, pool.size());
@@ -115,7 +125,7 @@ Status Run(const Options& options, Bench& bench) {
     const size_t adam_steps = bench.Asked(kAdam) ? bench.rounds.total() : 0;
     DW_ASSIGN_OR_RETURN(const auto weights, Weights::Create(source, scratch->path() / "trainer",
                                                             bench.seed, adam_steps, pool));
-    const Rig rig{bench, source, *weights, *peer, pool, options.streams};
+    const Rig rig{bench, source, *weights, *peer, pool, options.streams, tls_peer.get()};
     DW_RETURN_IF_ERROR(ModelCases(rig, scratch->path()));
   }
   return ScaleCases(bench);

@@ -2,6 +2,8 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -12,6 +14,7 @@
 #include "bench/harness/buffers.h"
 #include "bench/harness/machine.h"
 #include "common/base/human.h"
+#include "common/security/certificate_issuer.h"
 
 namespace deltawire::bench {
 namespace {
@@ -40,6 +43,60 @@ bool ReceiveFully(int fd, MutableBytes data) {
   }
   return true;
 }
+
+}  // namespace
+
+// One end of all streams under TLS.
+class TlsEnd {
+ public:
+  /// REQUIRES: `pair` outlives the end.
+  TlsEnd(bool server, const security::IssuedCertificate& pair)
+      : server_(server), context_(SSL_CTX_new(TLS_method())) {
+    SSL_CTX_set_min_proto_version(context_, TLS1_3_VERSION);
+    SSL_CTX_set_ciphersuites(context_, "TLS_AES_128_GCM_SHA256");  // as deltawire chooses
+    SSL_CTX_set_read_ahead(context_, 1);
+    SSL_CTX_set_default_read_buffer_len(context_, kReadAhead);
+    if (!server) return;
+    BIO* in = BIO_new_mem_buf(pair.certificate.data(), static_cast<int>(pair.certificate.size()));
+    X509* certificate = PEM_read_bio_X509(in, nullptr, nullptr, nullptr);
+    BIO_free(in);
+    in = BIO_new_mem_buf(pair.key.data(), static_cast<int>(pair.key.size()));
+    EVP_PKEY* key = PEM_read_bio_PrivateKey(in, nullptr, nullptr, nullptr);
+    BIO_free(in);
+    SSL_CTX_use_certificate(context_, certificate);
+    SSL_CTX_use_PrivateKey(context_, key);
+    X509_free(certificate);
+    EVP_PKEY_free(key);
+  }
+  ~TlsEnd() {
+    for (SSL* stream : streams_) SSL_free(stream);
+    SSL_CTX_free(context_);
+  }
+  bool Add(int fd) {
+    SSL* const stream = streams_.emplace_back(SSL_new(context_));
+    return SSL_set_fd(stream, fd) == 1 && (server_ ? SSL_accept(stream) : SSL_connect(stream)) == 1;
+  }
+  bool Send(size_t stream, Bytes data) {
+    for (size_t n = 0; !data.empty(); data = data.subspan(n)) {
+      if (SSL_write_ex(streams_[stream], data.data(), data.size(), &n) != 1) return false;
+    }
+    return true;
+  }
+  bool Receive(size_t stream, MutableBytes data) {
+    for (size_t n = 0; !data.empty(); data = data.subspan(n)) {
+      if (SSL_read_ex(streams_[stream], data.data(), data.size(), &n) != 1) return false;
+    }
+    return true;
+  }
+
+ private:
+  static constexpr size_t kReadAhead = size_t{256} << 10;
+  const bool server_;
+  SSL_CTX* const context_;
+  std::vector<SSL*> streams_;
+};
+
+namespace {
 
 template <typename T>
 bool SendValue(int fd, const T& value) {
@@ -74,31 +131,33 @@ void ApplyPairs(Bytes pairs, MutableBytes to) {
   }
 }
 
-bool ReceiveAll(const std::vector<int>& streams, MutableBytes to) {
+bool ReceiveAll(const std::vector<int>& streams, TlsEnd* tls, MutableBytes to) {
   std::atomic<bool> ok{true};
   std::vector<std::thread> threads;
   for (size_t i = 0; i < streams.size(); ++i) {
     threads.emplace_back([&, i] {
-      if (!ReceiveFully(streams[i], Part(to, i, streams.size()))) ok = false;
+      const MutableBytes part = Part(to, i, streams.size());
+      if (!(tls != nullptr ? tls->Receive(i, part) : ReceiveFully(streams[i], part))) ok = false;
     });
   }
   for (std::thread& t : threads) t.join();
   return ok;
 }
 
-void RunPeer(int control, int listener, MutableBytes to, size_t stream_count) {
+void RunPeer(int control, int listener, MutableBytes to, size_t stream_count, TlsEnd* tls) {
   // Fills this process's page tables; the pages themselves exist already.
   madvise(to.data(), to.size(), MADV_POPULATE_WRITE);
   std::vector<int> streams;  // in the order in which they were connected
   for (size_t i = 0; i < stream_count; ++i) {
     streams.push_back(accept(listener, nullptr, nullptr));
     Tune(streams.back());
+    if (tls != nullptr && !tls->Add(streams.back())) return;
   }
   std::vector<std::byte> pairs;
   uint64_t order = 0;
   while (ReceiveValue(control, order)) {
     if (order == kEverything) {
-      if (!ReceiveAll(streams, to)) break;
+      if (!ReceiveAll(streams, tls, to)) break;
     } else {
       pairs.resize(order);
       if (!ReceiveFully(streams[0], pairs)) break;
@@ -110,8 +169,11 @@ void RunPeer(int control, int listener, MutableBytes to, size_t stream_count) {
 
 }  // namespace
 
+TcpPeer::TcpPeer() = default;
+TcpPeer::~TcpPeer() = default;
+
 StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& file, uint64_t bytes,
-                                                  size_t streams) {
+                                                  size_t streams, Way way) {
   auto peer = std::unique_ptr<TcpPeer>(new TcpPeer);
   DW_ASSIGN_OR_RETURN(peer->landed_, MapNewFile(file, bytes));
   const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -128,13 +190,23 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
   }
   peer->control_ = UniqueFd(ends[0]);
   const UniqueFd theirs(ends[1]);
-  peer->process_.emplace([&] { RunPeer(ends[1], listener.get(), peer->landed(), streams); });
+  std::unique_ptr<TlsEnd> theirs_tls;
+  if (way == Way::kTls) {
+    DW_ASSIGN_OR_RETURN(const auto pair, security::MakeAuthority("peer", std::chrono::days(1)));
+    theirs_tls = std::make_unique<TlsEnd>(true, pair);
+    peer->tls_ = std::make_unique<TlsEnd>(false, pair);
+  }
+  peer->process_.emplace(
+      [&] { RunPeer(ends[1], listener.get(), peer->landed(), streams, theirs_tls.get()); });
   for (size_t i = 0; i < streams; ++i) {
     peer->streams_.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (connect(peer->streams_.back().get(), name, size) != 0) {
       return ErrnoError("connect to the bare TCP peer");
     }
     Tune(peer->streams_.back().get());
+    if (peer->tls_ != nullptr && !peer->tls_->Add(peer->streams_.back().get())) {
+      return absl::UnavailableError("the bare TLS peer refuses the handshake");
+    }
   }
   return peer;
 }
@@ -145,7 +217,9 @@ StatusOr<double> TcpPeer::Send(uint64_t order, const std::vector<Bytes>& parts) 
   std::vector<std::thread> threads;
   for (size_t i = 0; i < parts.size(); ++i) {
     threads.emplace_back([&, i] {
-      if (!SendFully(streams_[i].get(), parts[i])) ok = false;
+      if (!(tls_ != nullptr ? tls_->Send(i, parts[i]) : SendFully(streams_[i].get(), parts[i]))) {
+        ok = false;
+      }
     });
   }
   for (std::thread& t : threads) t.join();

@@ -16,14 +16,20 @@
 
 namespace deltawire::bench {
 
+class TlsEnd;
+
 /// Bytes of an entry of the naive list: a u32 index, then a u16 new value.
 inline constexpr size_t kPairBytes = 4 + 2;
 
 class TcpPeer {
  public:
-  /// The peer's mapping is `file`, a new one of `bytes` in tmpfs, also mapped here: landed().
+  enum class Way : uint8_t { kPlain, kTls };
+
+  /// The peer's mapping is `file`, a new one of `bytes` in tmpfs, also mapped here: landed(). With
+  /// kTls each stream is OpenSSL's over its socket, TLS 1.3 with AES-128-GCM.
   static StatusOr<std::unique_ptr<TcpPeer>> Start(const std::filesystem::path& file, uint64_t bytes,
-                                                  size_t streams);
+                                                  size_t streams, Way way = Way::kPlain);
+  ~TcpPeer();
 
   /// Sends `source`, one contiguous part per stream. Returns the seconds from the start until the
   /// peer has said that all is in its mapping. REQUIRES: source has the mapping's size.
@@ -39,12 +45,13 @@ class TcpPeer {
   MutableBytes landed() { return {landed_.base(), landed_.bytes()}; }
 
  private:
-  TcpPeer() = default;
+  TcpPeer();
   StatusOr<double> Send(uint64_t order, const std::vector<Bytes>& parts);
 
   Mapping landed_;
   UniqueFd control_;
   std::vector<UniqueFd> streams_;
+  std::unique_ptr<TlsEnd> tls_;  // null: plaintext
   std::optional<testing::Forked> process_;
 };
 

@@ -9,10 +9,9 @@
 
 namespace deltawire {
 
-/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and in threads that it starts, and ignores SIGPIPE.
-/// SIGCHLD gets its usual meaning: where a parent has ignored it, the kernel would forget how
-/// programs that this process starts have ended.
-/// REQUIRES: no other thread has been started.
+/// Blocks SIGINT, SIGTERM and SIGHUP in this thread and in threads that it starts, and ignores
+/// SIGPIPE. SIGCHLD gets its usual meaning: where a parent has ignored it, the kernel would forget
+/// how programs that this process starts have ended. REQUIRES: no other thread has been started.
 void BlockTerminationSignals();
 
 /// Tells systemd that the daemon is ready, waits for SIGINT or SIGTERM, tells systemd that the

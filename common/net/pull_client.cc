@@ -145,13 +145,19 @@ class ClientStream {
   asio::awaitable<Status> ReadPayload(const wire::FrameHeader& header, MutableBytes to) {
     constexpr size_t kPiece = size_t{1} << 20;
     constexpr size_t kWakeUpFor = size_t{512} << 10;
+    constexpr size_t kMostReadAhead = size_t{17} << 10;  // a record of TLS has at most 16 KiB and 256
     const bool has_checksum = header.type != wire::FrameType::kChunkFull;
     hash_.Reset();
     for (size_t done = 0; done < to.size();) {
       watchdog_->Feed();
       // A wake-up costs as much as copying tens of kilobytes, so the kernel shall wait until more
       // bytes are there, but never for more than the payload still lacks, which would never come.
-      SetLowWatermark(std::min(kWakeUpFor, to.size() - done));
+      const size_t of_socket = to.size() - done;
+      // TLS may have read a part of a record ahead, and those bytes are no longer the socket's.
+      const size_t surely = !bytes_.encrypted()          ? of_socket
+                            : of_socket > kMostReadAhead ? of_socket - kMostReadAhead
+                                                         : 1;
+      SetLowWatermark(std::min(kWakeUpFor, surely));
       auto [ec, n] = co_await bytes_.ReadSome(
           asio::buffer(to.data() + done, std::min(kPiece, to.size() - done)));
       if (ec) co_return Failure("reading a chunk", ec);
@@ -165,8 +171,7 @@ class ClientStream {
   }
 
   void SetLowWatermark(size_t bytes) {
-    // Bytes that TLS has read ahead are no longer the socket's, which might then wait for ever.
-    if (bytes == low_watermark_ || bytes_.encrypted()) return;
+    if (bytes == low_watermark_) return;
     low_watermark_ = bytes;
     ErrorCode ignored;
     socket_->set_option(asio::socket_base::receive_low_watermark(static_cast<int>(bytes)), ignored);

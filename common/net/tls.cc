@@ -100,6 +100,9 @@ StatusOr<std::shared_ptr<const TlsContext>> Tls::Make(const CredentialMaterial& 
   if (context == nullptr) return Errorf(StatusCode::kInternal, "TLS: {}", NextError());
   SSL_CTX* const c = context.get();
   SSL_CTX_set_min_proto_version(c, TLS1_3_VERSION);
+  // AES with 128 bits first: it is a third cheaper than with 256, and no weaker link of the chain.
+  SSL_CTX_set_ciphersuites(
+      c, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256");
   // A stream lives for one pull, so nothing is gained by resuming sessions.
   SSL_CTX_set_session_cache_mode(c, SSL_SESS_CACHE_OFF);
   SSL_CTX_set_num_tickets(c, 0);

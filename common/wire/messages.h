@@ -24,9 +24,9 @@ using HelloProof = std::array<std::byte, 32>;
 
 struct Hello {
   Ticket ticket{};
-  Hash128 fingerprint;   ///< of the receiver's layout
-  uint16_t stream = 0;   ///< this stream's index, 0 .. streams-1
-  uint16_t streams = 1;  ///< number of the pull's streams, 1 .. kMaxStreams
+  Hash128 fingerprint;              ///< of the receiver's layout
+  uint16_t stream = 0;              ///< this stream's index, 0 .. streams-1
+  uint16_t streams = 1;             ///< number of the pull's streams, 1 .. kMaxStreams
   std::optional<HelloProof> proof;  ///< of a receiver with a token
   friend bool operator==(const Hello&, const Hello&) = default;
 };

@@ -10,7 +10,6 @@
 
 #include "common/layout/model_dir.h"
 #include "proto/dial.h"
-#include "proto/dial.h"
 
 namespace deltawire::testing {
 namespace fs = std::filesystem;

@@ -60,7 +60,8 @@ struct Rig {
                  .RegisterService(&service)
                  .BuildAndStart();
     REQUIRE(port > 0);
-    upstream = MakeGrpcUpstream(fmt::format("127.0.0.1:{}", port), "r1", security::Credentials::None(), false);
+    upstream = MakeGrpcUpstream(fmt::format("127.0.0.1:{}", port), "r1",
+                                security::Credentials::None(), false);
   }
 };
 

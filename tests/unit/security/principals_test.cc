@@ -59,7 +59,7 @@ TEST_CASE("principals are found by a certificate's names or by their token") {
   CHECK(table->ByToken("") == nullptr);
 }
 
-TEST_CASE("a role includes the observer's and no other; models are exact") {
+TEST_CASE("a role includes the observer's and no other, and models are exact") {
   PrincipalFiles files;
   const auto table = testing::Made(files.Load(kTwo))->Now();
   const Principal& rollout = *table->ByName("rollout");

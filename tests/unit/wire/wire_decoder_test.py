@@ -14,7 +14,8 @@ ARGS = argparse.Namespace()
 
 A7, B7, B9 = 0xA70000000000000A, 0xB70000000000000B, 0xB90000000000000B
 C9, C10 = 0xC90000000000000C, 0xCA0000000000000C
-HELLO = {"ticket": "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf", "stream": 0, "streams": 1}
+HELLO = {"ticket": "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf", "stream": 0, "streams": 1,
+         "proof": ""}
 LINEAGE = "11e0a6e10000000211e0a6e100000001"
 HAVE = {"epoch": 1, "version": 7, "lineage": LINEAGE, "root": 0x2007000000000007,
         "chunks": [[7, A7], [7, B7], [wd.UNKNOWN, 0]], "history": [[1, 6], [1, 5]],
@@ -68,6 +69,8 @@ class GoldenTest(unittest.TestCase):
             self.check_header(name, wd.decode_header(golden("header_" + name)))
 
     def test_payloads(self):
+        proven = wd.decode_hello(golden("payload_hello_proof"))
+        self.assertEqual(proven["proof"], bytes(range(0xC0, 0xE0)).hex())
         for name, decode in (("hello", wd.decode_hello), ("have", wd.decode_have),
                              ("end", wd.decode_end), ("error", wd.decode_error)):
             self.check_payload(name, decode(golden("payload_" + name)))
