@@ -186,7 +186,7 @@ StatusOr<std::shared_ptr<grpc::ServerCredentials>> Access::ForServer(bool loopba
 }
 
 StatusOr<std::shared_ptr<const Principal>> Access::CallerOf(
-    const grpc::ServerContext& context) const {
+    const grpc::ServerContextBase& context) const {
   if (principals_ == nullptr) return std::shared_ptr<const Principal>();
   const auto table = principals_->Now();
   DW_ASSIGN_OR_RETURN(const Principal* who,
@@ -194,13 +194,13 @@ StatusOr<std::shared_ptr<const Principal>> Access::CallerOf(
   return std::shared_ptr<const Principal>(table, who);
 }
 
-Status Access::MayTouch(const grpc::ServerContext& context, const std::string& model) const {
+Status Access::MayTouch(const grpc::ServerContextBase& context, const std::string& model) const {
   DW_ASSIGN_OR_RETURN(const auto who, CallerOf(context));
   if (who == nullptr || who->MayTouch(model)) return {};
   return Errorf(StatusCode::kPermissionDenied, "{} may not touch model \"{}\"", who->name, model);
 }
 
-bool Access::MaySee(const grpc::ServerContext& context, const std::string& model) const {
+bool Access::MaySee(const grpc::ServerContextBase& context, const std::string& model) const {
   return MayTouch(context, model).ok();
 }
 

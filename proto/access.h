@@ -37,11 +37,11 @@ class Access {
   /// Who makes this call; null where there are no principals. A principal that was taken out of the
   /// file since is UNAUTHENTICATED.
   StatusOr<std::shared_ptr<const security::Principal>> CallerOf(
-      const grpc::ServerContext& context) const;
+      const grpc::ServerContextBase& context) const;
   /// Whether this call may name the model. PERMISSION_DENIED says who may not.
-  Status MayTouch(const grpc::ServerContext& context, const std::string& model) const;
+  Status MayTouch(const grpc::ServerContextBase& context, const std::string& model) const;
   /// The same as a yes or no, for lists.
-  bool MaySee(const grpc::ServerContext& context, const std::string& model) const;
+  bool MaySee(const grpc::ServerContextBase& context, const std::string& model) const;
 
   /// Refuses to be reached from other machines in plaintext or by anybody, unless
   /// `insecure_plaintext` allows that, which it then logs.

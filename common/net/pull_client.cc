@@ -145,7 +145,8 @@ class ClientStream {
   asio::awaitable<Status> ReadPayload(const wire::FrameHeader& header, MutableBytes to) {
     constexpr size_t kPiece = size_t{1} << 20;
     constexpr size_t kWakeUpFor = size_t{512} << 10;
-    constexpr size_t kMostReadAhead = size_t{17} << 10;  // a record of TLS has at most 16 KiB and 256
+    constexpr size_t kMostReadAhead = size_t{17}
+                                      << 10;  // a record of TLS has at most 16 KiB and 256
     const bool has_checksum = header.type != wire::FrameType::kChunkFull;
     hash_.Reset();
     for (size_t done = 0; done < to.size();) {

@@ -32,7 +32,15 @@ Status CheckReceiverId(const std::string& id) {
 }
 
 void Attachments::Publish(const std::string& model, const VersionInfo& info) {
-  std::lock_guard lock(mu_);
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    Note(model, info, news);
+  }
+  Call(news);
+}
+
+void Attachments::Note(const std::string& model, const VersionInfo& info, News& news) {
   Change& newest = newest_[model];
   // Two publishes may arrive here in reverse order.
   if (newest.serial != 0 && IsLater(newest.info.identity, info.identity)) return;
@@ -45,7 +53,7 @@ void Attachments::Publish(const std::string& model, const VersionInfo& info) {
   }
   newest = {next_serial_++, info};
   for (auto& [token, a] : attached_) {
-    if (a.model == model) a.wake->notify_all();
+    if (a.model == model) Wake(a, news);
   }
   Wake();
 }
@@ -61,8 +69,17 @@ void Attachments::Wake() {
   cv_.notify_all();
 }
 
-Attachments::Entry Attachments::Erase(Entry entry) {
-  entry->second.wake->notify_all();
+void Attachments::Wake(Attached& a, News& news) {
+  a.wake->notify_all();
+  if (a.news != nullptr) news.push_back(a.news);
+}
+
+void Attachments::Call(const News& news) {
+  for (const auto& one : news) (*one)();
+}
+
+Attachments::Entry Attachments::Erase(Entry entry, News& news) {
+  Wake(entry->second, news);
   Wake();
   return attached_.erase(entry);
 }
@@ -75,6 +92,15 @@ bool Attachments::Silent(const Attached& a, Clock::time_point now) const {
 StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::string& id,
                                        const std::string& peer, const std::string& principal) {
   DW_RETURN_IF_ERROR(CheckReceiverId(id));
+  News news;
+  const auto token = Enter(model, id, peer, principal, news);
+  Call(news);  // of attachments that this one replaces
+  return token;
+}
+
+StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::string& id,
+                                      const std::string& peer, const std::string& principal,
+                                      News& news) {
   std::lock_guard lock(mu_);
   if (stopping_) return Stopping("sender");
   const auto now = Clock::now();
@@ -82,7 +108,7 @@ StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::stri
     const Attached& a = it->second;
     const bool same = a.model == model && a.id == id;
     if (same && a.peer != peer && !Silent(a, now)) return Taken(model, id, a.peer);
-    it = same ? Erase(it) : std::next(it);
+    it = same ? Erase(it, news) : std::next(it);
   }
   if (attached_.size() >= limits_.most) {
     return Errorf(StatusCode::kResourceExhausted, "model \"{}\": {} receivers are attached already",
@@ -107,8 +133,19 @@ StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::stri
 }
 
 void Attachments::Detach(uint64_t token) {
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    if (const auto it = attached_.find(token); it != attached_.end()) Erase(it, news);
+  }
+  Call(news);
+}
+
+void Attachments::OnNews(uint64_t token, std::function<void()> news) {
   std::lock_guard lock(mu_);
-  if (const auto it = attached_.find(token); it != attached_.end()) Erase(it);
+  const auto it = attached_.find(token);
+  if (it == attached_.end()) return;
+  it->second.news = std::make_shared<const std::function<void()>>(std::move(news));
 }
 
 void Attachments::Report(uint64_t token, const ReceiverReport& report) {
@@ -128,49 +165,62 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
   Wake();
 }
 
+StatusOr<Attachments::Due> Attachments::TakeEvent(uint64_t token) {
+  std::lock_guard lock(mu_);
+  return Take(token);
+}
+
+StatusOr<Attachments::Due> Attachments::Take(uint64_t token) {
+  if (stopping_) return Stopping("sender");
+  const auto it = attached_.find(token);
+  if (it == attached_.end()) {
+    return absl::AbortedError("this attachment has ended, or a newer one took its place");
+  }
+  Attached& a = it->second;
+  const auto now = Clock::now();
+  if (Silent(a, now)) {
+    Status why = Errorf(StatusCode::kDeadlineExceeded,
+                        "model \"{}\": receiver \"{}\" at {} has said nothing for {} ms, or takes "
+                        "no note of what it is told; attach again",
+                        a.model, a.id, a.peer, limits_.silence.count());
+    ++silent_[a.model];
+    News asker;  // whoever asks is told by the error
+    Erase(it, asker);
+    return why;
+  }
+  const auto newest = newest_.find(a.model);
+  const bool known = newest != newest_.end();
+  const bool news = known && (newest->second.serial != a.seen || !a.requests.empty() ||
+                              a.number == 0 || now - a.sent >= limits_.beat);
+  Due due;
+  if (news) {
+    SenderEvent& event = due.event.emplace();
+    if (!a.requests.empty()) {
+      event = a.requests.front();
+      a.requests.erase(a.requests.begin());
+      a.asked.insert(event.sync_request);
+      if (a.asked.size() > kMaxPending) a.asked.erase(a.asked.begin());
+    }
+    event.number = ++a.number;
+    event.newest = newest->second.info;
+    a.seen = newest->second.serial;
+    a.sent = now;
+  }
+  const auto silent = std::min(a.heard, a.acknowledged) + limits_.silence;
+  const auto beat = known ? a.sent + limits_.beat : silent;
+  // One millisecond more, since silence must exceed the limit.
+  due.again = std::min(silent, beat) + std::chrono::milliseconds(1);
+  return due;
+}
+
 StatusOr<SenderEvent> Attachments::NextEvent(uint64_t token) {
   std::unique_lock lock(mu_);
   while (true) {
-    if (stopping_) return Stopping("sender");
-    const auto it = attached_.find(token);
-    if (it == attached_.end()) {
-      return absl::AbortedError("this attachment has ended, or a newer one took its place");
-    }
-    Attached& a = it->second;
-    const auto now = Clock::now();
-    if (Silent(a, now)) {
-      Status why =
-          Errorf(StatusCode::kDeadlineExceeded,
-                 "model \"{}\": receiver \"{}\" at {} has said nothing for {} ms, or takes "
-                 "no note of what it is told; attach again",
-                 a.model, a.id, a.peer, limits_.silence.count());
-      ++silent_[a.model];
-      Erase(it);
-      return why;
-    }
-    const auto newest = newest_.find(a.model);
-    if (newest != newest_.end()) {
-      const bool news = newest->second.serial != a.seen;
-      if (news || !a.requests.empty() || a.number == 0 || now - a.sent >= limits_.beat) {
-        SenderEvent event;
-        if (!a.requests.empty()) {
-          event = a.requests.front();
-          a.requests.erase(a.requests.begin());
-          a.asked.insert(event.sync_request);
-          if (a.asked.size() > kMaxPending) a.asked.erase(a.asked.begin());
-        }
-        event.number = ++a.number;
-        event.newest = newest->second.info;
-        a.seen = newest->second.serial;
-        a.sent = now;
-        return event;
-      }
-    }
-    const auto due = std::min(a.heard, a.acknowledged) + limits_.silence;
-    const auto beat = newest == newest_.end() ? due : a.sent + limits_.beat;
-    // One millisecond more, since silence must exceed the limit.
-    const std::shared_ptr<CondVar> wake = a.wake;  // outlives the attachment
-    wake->wait_until(lock, std::min(due, beat) + std::chrono::milliseconds(1));
+    auto due = Take(token);
+    if (!due.ok()) return due.status();
+    if (due->event) return *std::move(due->event);
+    const std::shared_ptr<CondVar> wake = attached_.at(token).wake;  // outlives the attachment
+    wake->wait_until(lock, due->again);
   }
 }
 
@@ -204,7 +254,7 @@ uint64_t Attachments::silent(const std::string& model) const {
 
 std::vector<uint64_t> Attachments::Ask(const std::string& model,
                                        const std::vector<std::string>& ids, bool force_full,
-                                       uint64_t request) {
+                                       uint64_t request, News& news) {
   std::vector<uint64_t> asked;
   for (auto& [token, a] : attached_) {
     if (a.model != model) continue;
@@ -214,7 +264,7 @@ std::vector<uint64_t> Attachments::Ask(const std::string& model,
     event.sync_request = request;
     event.force_full = force_full;
     a.requests.push_back(event);
-    a.wake->notify_all();
+    Wake(a, news);
     asked.push_back(token);
   }
   return asked;
@@ -275,13 +325,17 @@ Status Attachments::TriggerSync(const std::string& model, const std::vector<std:
     }
   }
   const uint64_t request = next_request_++;
-  const std::vector<uint64_t> asked = Ask(model, ids, force_full, request);
+  News told;
+  const std::vector<uint64_t> asked = Ask(model, ids, force_full, request, told);
   if (asked.empty()) {
     return Errorf(StatusCode::kNotFound, "model \"{}\": no receiver is attached", model);
   }
   std::map<uint64_t, uint64_t> seen;
   std::map<uint64_t, std::string> names;
   for (const uint64_t token : asked) names[token] = attached_.at(token).id;
+  lock.unlock();
+  Call(told);
+  lock.lock();
   while (!names.empty()) {
     const uint64_t changes = changes_;
     const std::vector<Progress> news = Collect(request, target, names, seen);
@@ -315,10 +369,14 @@ std::optional<Attachments::Change> Attachments::WaitChange(const std::string& mo
 }
 
 void Attachments::Stop() {
-  std::lock_guard lock(mu_);
-  stopping_ = true;
-  for (auto& [token, a] : attached_) a.wake->notify_all();
-  Wake();
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    stopping_ = true;
+    for (auto& [token, a] : attached_) Wake(a, news);
+    Wake();
+  }
+  Call(news);
 }
 
 }  // namespace deltawire::sender

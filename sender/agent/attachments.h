@@ -1,8 +1,8 @@
 // The receivers that are attached, what each last reported, and the events that go down to them;
 // also the waits for a model's next version and for the answers to sync requests.
 // Owner: the Agent. Threads: every method from any; its lock is a leaf. Cost: each change wakes the
-// waiting calls; between changes they wake only to notice a caller that has gone.
-// Errors name the model and the receiver.
+// waiting calls and calls the receivers' callbacks; calls that wait look for a caller that has
+// gone. Errors name the model and the receiver.
 #pragma once
 
 #include <chrono>
@@ -79,8 +79,18 @@ class Attachments {
                             const std::string& peer, const std::string& principal = "");
   void Detach(uint64_t token);
   void Report(uint64_t token, const ReceiverReport& report);
-  /// Blocks until there is an event. An error says why there will be none: detached, silent,
-  /// replaced, stopping.
+  /// What is to go down now, or else when to ask again at the latest.
+  struct Due {
+    std::optional<SenderEvent> event;
+    SteadyClock::time_point again;
+  };
+  /// Does not block. An error says why no event will come any more: detached, silent, replaced,
+  /// stopping.
+  StatusOr<Due> TakeEvent(uint64_t token);
+  /// `news` is called, from any thread and without a lock, when TakeEvent should be asked again
+  /// earlier than it said. Once that may be after Detach.
+  void OnNews(uint64_t token, std::function<void()> news);
+  /// Blocks until there is an event; for callers with a thread of their own.
   StatusOr<SenderEvent> NextEvent(uint64_t token);
 
   std::vector<ReceiverView> Receivers(const std::string& model) const;
@@ -120,6 +130,7 @@ class Attachments {
     std::string model, id, peer, principal;
     // One per receiver: with hundreds of them, a report of one must not wake the others' threads.
     std::shared_ptr<CondVar> wake = std::make_shared<CondVar>();
+    std::shared_ptr<const std::function<void()>> news;  // null until OnNews
     SteadyClock::time_point since, heard, acknowledged;
     ReceiverReport report;
     uint64_t report_serial = 0;
@@ -131,12 +142,20 @@ class Attachments {
     std::map<uint64_t, ReceiverReport> answers;  // by sync request, until TriggerSync takes them
   };
 
+  /// Callbacks that are due; its owner calls them when it has released mu_.
+  using News = std::vector<std::shared_ptr<const std::function<void()>>>;
+  static void Call(const News& news);
+  StatusOr<uint64_t> Enter(const std::string& model, const std::string& id, const std::string& peer,
+                           const std::string& principal, News& news);
   void Wake();  // wakes WaitChange and TriggerSync. REQUIRES (here and below): mu_ held
+  static void Wake(Attached& a, News& news);
   using Entry = std::map<uint64_t, Attached>::iterator;
-  Entry Erase(Entry entry);
+  Entry Erase(Entry entry, News& news);
+  void Note(const std::string& model, const VersionInfo& info, News& news);
+  StatusOr<Due> Take(uint64_t token);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
-                            bool force_full, uint64_t request);
+                            bool force_full, uint64_t request, News& news);
   /// What the asked receivers did since the last call. Receivers that ended are removed from
   /// `names`.
   std::vector<Progress> Collect(uint64_t request, const Identity& target,

@@ -1,10 +1,10 @@
 // PullServiceImpl: the service for receivers.
 #include <algorithm>
-#include <thread>
 
 #include "common/base/log.h"
 #include "common/security/token_proof.h"
 #include "proto/convert.h"
+#include "sender/agent/attach_reactor.h"
 #include "sender/agent/service.h"
 #include "sender/agent/service_convert.h"
 
@@ -32,13 +32,13 @@ Status Admits(const Principal& who, const wire::Hello& hello, const net::StreamP
 
 }  // namespace
 
-StatusOr<std::shared_ptr<Model>> PullServiceImpl::Find(const grpc::ServerContext& context,
+StatusOr<std::shared_ptr<Model>> PullServiceImpl::Find(const grpc::ServerContextBase& context,
                                                        const std::string& name) const {
   DW_RETURN_IF_ERROR(access_->MayTouch(context, name));
   return agent_.Find(name);
 }
 
-Status PullServiceImpl::Identify(const grpc::ServerContext& context, PullRequest& request) {
+Status PullServiceImpl::Identify(const grpc::ServerContextBase& context, PullRequest& request) {
   DW_RETURN_IF_ERROR(access_->MayTouch(context, request.model));
   DW_ASSIGN_OR_RETURN(const auto who, access_->CallerOf(context));
   if (who == nullptr) return {};
@@ -116,41 +116,9 @@ grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
-grpc::Status PullServiceImpl::Attach(
-    grpc::ServerContext* context,
-    grpc::ServerReaderWriter<v1::SenderEvent, v1::ReceiverReport>* stream) {
-  v1::ReceiverReport first;
-  if (!stream->Read(&first)) return grpc::Status::CANCELLED;
-  auto model = Find(*context, first.model());
-  if (!model.ok()) return ToGrpc(model.status());
-  model->reset();  // an attachment outlasts a model that is replaced
-  PullRequest who{.model = first.model(), .receiver_id = first.receiver_id()};
-  if (const Status known = Identify(*context, who); !known.ok()) return ToGrpc(known);
-  Attachments& attachments = agent_.attachments();
-  const auto token =
-      attachments.Attach(first.model(), first.receiver_id(), context->peer(), who.principal);
-  if (!token.ok()) return ToGrpc(token.status());
-  attachments.Report(*token, FromProto(first));
-  std::thread reader([&] {
-    v1::ReceiverReport report;
-    while (stream->Read(&report)) attachments.Report(*token, FromProto(report));
-    attachments.Detach(*token);  // wakes NextEvent
-  });
-  StatusOr<SenderEvent> event = attachments.NextEvent(*token);
-  for (; event.ok(); event = attachments.NextEvent(*token)) {
-    v1::SenderEvent out;
-    out.set_number(event->number);
-    ToProto(event->newest, out.mutable_newest());
-    out.set_side_files_hash(event->newest.side_files_hash);
-    out.set_sync_request(event->sync_request);
-    out.set_force_full(event->force_full);
-    if (!stream->Write(out)) break;
-  }
-  if (absl::IsDeadlineExceeded(event.status())) LogWarn("{}", MessageOf(event.status()));
-  attachments.Detach(*token);
-  context->TryCancel();  // ends the reader's Read
-  reader.join();
-  return grpc::Status::CANCELLED;
+grpc::ServerBidiReactor<v1::ReceiverReport, v1::SenderEvent>* PullServiceImpl::Attach(
+    grpc::CallbackServerContext* context) {
+  return AttachReactor::Begin(*this, *context);
 }
 
 }  // namespace deltawire::sender

@@ -1,6 +1,6 @@
 // The sender's gRPC services over an Agent, one source file each. No other part of the sender uses
 // proto types, except service_convert.h. Owner: main; the agent outlives them. Threads: gRPC's.
-// Cost: each open stream holds a thread. Errors: the agent's, translated by ToGrpc.
+// Cost: each open stream but Attach holds a thread. Errors: the agent's, translated by ToGrpc.
 #pragma once
 
 #include <chrono>
@@ -58,7 +58,9 @@ class SenderServiceImpl final : public v1::SenderService::Service {
   const std::chrono::steady_clock::time_point started_;
 };
 
-class PullServiceImpl final : public v1::PullService::Service {
+/// Attach is served by callbacks, so that an attached receiver holds no thread.
+class PullServiceImpl final
+    : public v1::PullService::WithCallbackMethod_Attach<v1::PullService::Service> {
  public:
   PullServiceImpl(Agent& agent, std::shared_ptr<const Access> access, uint16_t bulk_port)
       : agent_(agent), access_(std::move(access)), bulk_port_(bulk_port) {}
@@ -70,16 +72,17 @@ class PullServiceImpl final : public v1::PullService::Service {
                             v1::GetSideFilesResponse*) override;
   grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*,
                         v1::OpenPullResponse*) override;
-  grpc::Status Attach(grpc::ServerContext*,
-                      grpc::ServerReaderWriter<v1::SenderEvent, v1::ReceiverReport>*) override;
+  grpc::ServerBidiReactor<v1::ReceiverReport, v1::SenderEvent>* Attach(
+      grpc::CallbackServerContext*) override;
 
- private:
   /// The model, if this call may name it.
-  StatusOr<std::shared_ptr<Model>> Find(const grpc::ServerContext& context,
+  StatusOr<std::shared_ptr<Model>> Find(const grpc::ServerContextBase& context,
                                         const std::string& name) const;
   /// Names the caller in `request`, and who may open streams with the ticket.
-  Status Identify(const grpc::ServerContext& context, PullRequest& request);
+  Status Identify(const grpc::ServerContextBase& context, PullRequest& request);
+  Attachments& attachments() { return agent_.attachments(); }
 
+ private:
   Agent& agent_;
   const std::shared_ptr<const Access> access_;
   const uint16_t bulk_port_;
