@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -225,7 +227,7 @@ class Overlays(unittest.TestCase):
             pod = rendered.with_daemon(name)
             arguments = pod.daemon()["args"]
             secure = overlay.endswith("-tls")
-            self.assertEqual("--insecure-plaintext" in arguments, not secure)
+            self.assertEqual({"--credentials", "--principals"} <= set(arguments), secure)
             self.assertEqual("grpc" in pod.daemon()["livenessProbe"], not secure)
             for path in [a for a in arguments if a.startswith("/")]:
                 self.assertIsNotNone(rendered.file(pod, path), path)
@@ -237,18 +239,24 @@ class Overlays(unittest.TestCase):
 
     def check_credentials(self, rendered: Rendered, pod: Pod):
         arguments = pod.daemon()["args"]
-        path = arguments[arguments.index("--credentials") + 1]
-        for key, value in tomllib.loads(rendered.file(pod, path)).items():
-            self.assertIsNotNone(rendered.file(pod, value), key)
+        given = {
+            option: tomllib.loads(rendered.file(pod, arguments[arguments.index(option) + 1]))
+            for option in ("--credentials", "--principals")
+        }
+        self.assertEqual(set(given["--credentials"]), {"ca", "certificate", "key"})
+        paths = list(given["--credentials"].values())
+        paths += [p["token-file"] for p in given["--principals"]["principal"] if "token-file" in p]
+        for path in paths:
+            self.assertEqual(rendered.file(pod, path), "", path)
 
 
-class Daemons(unittest.TestCase):
-    """The daemons themselves, with what the overlay "sidecars" gives them."""
+class Running(unittest.TestCase):
+    """The daemons themselves, with what an overlay gives them."""
 
-    def setUp(self):
+    def render(self, overlay: str):
         if kustomize() is None:
             self.skipTest("SKIPPED: neither kustomize nor kubectl is here; not rendered")
-        self.rendered = Rendered("sidecars")
+        self.rendered = Rendered(overlay)
         shm = pathlib.Path("/dev/shm")
         folder = tempfile.TemporaryDirectory(
             prefix="deltawire-kubernetes-", dir=shm if shm.is_dir() else None
@@ -259,13 +267,18 @@ class Daemons(unittest.TestCase):
     def start(self, name: str, **overrides: object) -> int:
         """The port that its probes ask, of this machine's loopback."""
         pod = self.rendered.with_daemon(name)
+        # What a pod has in /etc/deltawire; Secrets' files are there already.
+        etc = self.root / name
+        etc.mkdir(exist_ok=True)
         arguments = list(pod.daemon()["args"])
-        config = self.root / f"{name}.toml"
-        config.write_text(self.rendered.file(pod, arguments[1]))
-        arguments[1] = str(config)
+        for i, argument in enumerate(arguments):
+            if argument.startswith("/"):
+                path = etc / pathlib.PurePosixPath(argument).name
+                path.write_text(self.rendered.file(pod, argument))
+                arguments[i] = str(path)
         port = free_port()
-        overrides = {"control-listen": f"127.0.0.1:{port}", "metrics-listen": "", **overrides}
-        for key, value in overrides.items():
+        options = {"control-listen": f"127.0.0.1:{port}", "metrics-listen": "", **overrides}
+        for key, value in options.items():
             arguments += [f"--{key}", str(value)]
         self.log = open(self.root / f"{name}.log", "w")  # noqa: SIM115
         self.addCleanup(self.log.close)
@@ -273,51 +286,109 @@ class Daemons(unittest.TestCase):
         self.addCleanup(child.wait)
         self.addCleanup(child.kill)
         end = time.monotonic() + DEADLINE_S
-        while not grpc_health.serving("127.0.0.1", port):
+        while not self.answers(port):
             if child.poll() is not None or time.monotonic() > end:
                 self.fail((self.root / f"{name}.log").read_text())
             time.sleep(0.02)
         return port
 
-    def test_they_start_and_are_healthy_and_the_model_comes_to_its_name(self):
-        group = pathlib.Path("/etc/group").read_text().split(":", 1)[0]  # "deltawire" is the image's
-        self.assertEqual(self.options("deltawire-receiver")["file-group"], "deltawire")
-        sent = self.start("deltawire-sender", **{
-            "data-dir": self.root / "s", "bulk-listen": "127.0.0.1:0"})  # fmt: skip
-        self.start("deltawire-receiver", **{
+    def answers(self, port: int) -> bool:
+        """What the probes ask."""
+        if "grpc" in self.rendered.with_daemon(DAEMONS[0]).daemon()["startupProbe"]:
+            return grpc_health.serving("127.0.0.1", port)
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    def start_pair(self) -> tuple[int, int]:
+        """Their control ports. The group "deltawire" is the image's, so another takes its place."""
+        group = pathlib.Path("/etc/group").read_text().split(":", 1)[0]
+        sent = self.start(
+            "deltawire-sender", **{"data-dir": self.root / "s", "bulk-listen": "127.0.0.1:0"}
+        )
+        return sent, self.start("deltawire-receiver", **{
             "data-dir": self.root / "r", "file-group": group, "sender": f"127.0.0.1:{sent}"})  # fmt: skip
+
+    def publish(self):
         model = self.root / "model"
         model.mkdir()
         header = json.dumps({"t": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
         content = len(header).to_bytes(8, "little") + header + bytes(64)
         (model / "model.safetensors").write_bytes(content)
-        subprocess.run(
-            [programs() / "deltawire", "publish", model, "--model", "policy", "--version", "1",
-             "--socket", self.root / "s" / "trainer.sock"],
-            check=True, capture_output=True,
-        )  # fmt: skip
+        self.tool("publish", model, "--model", "policy", "--version", "1",
+                  "--socket", self.root / "s" / "trainer.sock")  # fmt: skip
         # What the container first-version waits for.
         end = time.monotonic() + DEADLINE_S
         while not (self.root / "r" / "policy" / "model.safetensors").exists():
-            self.assertLess(time.monotonic(), end)
+            logs = "".join(p.read_text() for p in self.root.glob("*.log"))
+            self.assertLess(time.monotonic(), end, logs)
             time.sleep(0.02)
 
-    def options(self, name: str) -> dict:
-        return self.rendered.options(self.rendered.with_daemon(name))
+    def tool(self, *command: object, wanted: int = 0) -> str:
+        done = subprocess.run(
+            [str(c) for c in (programs() / "deltawire", *command)], capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, wanted, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+
+class Daemons(Running):
+    def test_they_are_healthy_and_the_model_comes_to_its_name(self):
+        self.render("sidecars")
+        receiver = self.rendered.with_daemon("deltawire-receiver")
+        self.assertEqual(self.rendered.options(receiver)["file-group"], "deltawire")
+        self.start_pair()
+        self.publish()
 
     def test_nobody_is_not_healthy(self):
         self.assertFalse(grpc_health.serving("127.0.0.1", free_port()))
 
 
-class Tls(unittest.TestCase):
-    def test_the_daemons_know_the_options_of_the_component(self):
+class Tls(Running):
+    """With the component "tls", and Secrets that `deltawire certs` has made."""
+
+    def setUp(self):
+        super().setUp()
+        said = subprocess.run(
+            [programs() / DAEMONS[0], "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        if "--principals" not in said:
+            self.skipTest("SKIPPED: these daemons have no --principals; the component was not run")
+        self.render("sidecars-tls")
+        keys = self.root / "keys"
+        self.tool("certs", keys, "deltawire-sender=trainer-0.deltawire-sender,127.0.0.1",
+                  "deltawire-receiver:receiver=deltawire-receiver,127.0.0.1",
+                  "orchestrator:operator", "--token")  # fmt: skip
+        self.orchestrator = keys / "orchestrator"
         for name in DAEMONS:
-            said = subprocess.run(
-                [programs() / name, "--help"], capture_output=True, text=True, check=True
-            ).stdout
-            for option in ("--credentials", "--identities"):
-                if option not in said:
-                    self.skipTest(f"SKIPPED: {name} has no {option}; the component tls was not run")
+            for folder in ("tls", "tokens"):
+                (self.root / name / folder).mkdir(parents=True)
+            for source, target in (
+                ("ca.pem", "tls/ca.crt"), (f"{name}/certificate.pem", "tls/tls.crt"),
+                (f"{name}/key.pem", "tls/tls.key"), ("orchestrator/token", "tokens/orchestrator"),
+            ):  # fmt: skip
+                shutil.copy(keys / source, self.root / name / target)
+                (self.root / name / target).chmod(0o440)
+
+    def test_a_version_travels_and_strangers_learn_nothing(self):
+        ports = self.start_pair()
+        self.publish()
+        credentials = self.root / "orchestrator.toml"  # a token, and no certificate
+        credentials.write_text(
+            f'ca = "{self.root}/keys/ca.pem"\ntoken-file = "{self.orchestrator}/token"\n'
+        )
+        stranger = self.root / "stranger.toml"
+        stranger.write_text(f'ca = "{self.root}/keys/ca.pem"\n')
+        for port, kind in zip(ports, ("--sender", "--receiver"), strict=True):
+            self.assertFalse(grpc_health.serving("127.0.0.1", port))  # it is not plain
+            at = (kind, f"127.0.0.1:{port}")
+            said = self.tool("status", *at, "--credentials", credentials)
+            self.assertIn("policy", said)
+            refused = self.tool("status", *at, "--credentials", stranger, wanted=1)
+            self.assertNotIn("policy", refused)
 
 
 if __name__ == "__main__":

@@ -90,17 +90,15 @@ class Rendered:
 
     def file(self, pod: Pod, path: str) -> str | None:
         """The content of a file below /etc/deltawire; "" of a Secret's, None if there is none."""
-        wanted = str(pathlib.PurePosixPath(path).relative_to("/etc/deltawire"))
+        wanted = str(pathlib.PurePosixPath("/etc/deltawire", path).relative_to("/etc/deltawire"))
         for source in pod.volume("deltawire")["projected"]["sources"]:
             if "configMap" in source:
                 name = source["configMap"]["name"]
                 data = next(m for m in self.of("ConfigMap") if m["metadata"]["name"] == name)
                 if wanted in data["data"]:
                     return data["data"][wanted]
-            elif any(i["path"] == wanted for i in source["secret"].get("items", [])):
+            elif any(i["path"] == wanted for i in source["secret"]["items"]):
                 return ""
-            elif source["secret"]["name"] == "deltawire-" + pathlib.PurePosixPath(wanted).stem:
-                return ""  # a Secret without items, whose only key is the file
         return None
 
     def options(self, pod: Pod) -> dict:
