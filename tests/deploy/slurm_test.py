@@ -147,6 +147,23 @@ class StandIn(Job):
         self.check_order(self.said(), ["engines", "receivers", "senders"])
         self.check_nothing_is_left()
 
+    def test_with_keys_the_daemons_speak_tls(self):
+        tool = programs() / "deltawire"
+        keys = self.folder / "keys"
+        made = subprocess.run(
+            [tool, "certs", keys, self.NODES[0], f"{self.NODES[1]}:receiver={self.NODES[1]}",
+             "job:observer", "--token"], capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if "certs" not in subprocess.run([tool, "--help"], capture_output=True, text=True).stdout:
+            self.skipTest("SKIPPED: this deltawire makes no certificates; not run with KEYS")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.environment["KEYS"] = str(keys)
+        self.environment["LISTEN"] = "0.0.0.0"  # which daemons without access control refuse
+        self.assertEqual(self.start().wait(DEADLINE_S), 0, self.said())
+        self.assertNotIn("plaintext", self.said())
+        self.check_served({self.NODES[1]})
+        self.check_nothing_is_left()
+
     def test_a_trainer_that_fails_fails_the_job(self):
         self.environment["TRAIN"] = "exit 7"
         self.assertEqual(self.start().wait(DEADLINE_S), 1, self.said())
