@@ -77,7 +77,8 @@ build() {
   say "$image"
 }
 
-packages=$here/../../build/package/packages base=docker.io/library/debian:bookworm-slim own_base=
+packages=$(realpath -m "$here/../../build/package/packages")
+base=docker.io/library/debian:bookworm-slim own_base=
 tag='' prefix='' tool='' archive='' daemons=()
 while (($#)); do
   case $1 in
@@ -94,7 +95,8 @@ while (($#)); do
   shift
 done
 ((${#daemons[@]})) || daemons=(sender receiver)
-[[ -d $packages ]] || die "there is no $packages; \`./run package\` makes it (--packages DIR names another)"
+[[ -d $packages ]] ||
+  die "there is no $packages; \`./run package\` makes it (--packages DIR names another)"
 packages=$(cd "$packages" && pwd)
 if [[ -z $tool ]]; then
   for tool in buildah docker none; do

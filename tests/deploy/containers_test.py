@@ -68,7 +68,8 @@ class Container:
         working = run("buildah", "from", image).strip()
         mounted = run("buildah", "mount", working).strip()
         run("cp", "-a", mounted, self.bundle / "rootfs")
-        self.image = json.loads(run("buildah", "inspect", "--type", "image", image))["OCIv1"]["config"]
+        inspected = json.loads(run("buildah", "inspect", "--type", "image", image))
+        self.image = inspected["OCIv1"]["config"]
         run("buildah", "rm", working)
         config = root / "etc"
         config.mkdir(exist_ok=True)

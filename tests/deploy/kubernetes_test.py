@@ -32,7 +32,9 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "support")]
 
 import grpc_health  # noqa: E402
 from daemons import DEADLINE_S, free_port, programs, spawn  # noqa: E402
-from manifests import OVERLAYS, ROOT, Caller, Pod, Rendered, kustomize, matches, reaches, size  # noqa: E402
+from manifests import (  # noqa: E402
+    OVERLAYS, ROOT, Caller, Pod, Rendered, kustomize, matches, reaches, size,
+)  # fmt: skip
 
 OLDEST = "1.29"  # the first with sidecars that need no switch
 DAEMONS = ("deltawire-sender", "deltawire-receiver")
@@ -107,7 +109,7 @@ class Overlays(unittest.TestCase):
         own = container["securityContext"]
         self.assertIs(own["allowPrivilegeEscalation"], False)
         self.assertEqual(own["capabilities"]["drop"], ["ALL"])
-        if container["name"] == "own-directory":  # gives a directory of the node to the daemon's user
+        if container["name"] == "own-directory":  # gives the node's directory to the daemon
             self.assertTrue(overlay.startswith("daemonset"))
             self.assertEqual(own["capabilities"]["add"], ["CHOWN"])
             return
@@ -308,8 +310,8 @@ class Running(unittest.TestCase):
         sent = self.start(
             "deltawire-sender", **{"data-dir": self.root / "s", "bulk-listen": "127.0.0.1:0"}
         )
-        return sent, self.start("deltawire-receiver", **{
-            "data-dir": self.root / "r", "file-group": group, "sender": f"127.0.0.1:{sent}"})  # fmt: skip
+        here = {"data-dir": self.root / "r", "file-group": group, "sender": f"127.0.0.1:{sent}"}
+        return sent, self.start("deltawire-receiver", **here)
 
     def publish(self):
         model = self.root / "model"
