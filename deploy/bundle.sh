@@ -56,9 +56,11 @@ done
 ((${#programs[@]})) || die "$build/bin holds no program"
 for file in "${programs[@]}"; do
   ! ldd "$file" | grep 'not found' >&2 || die "$file: libraries are missing here already"
+  # shellcheck disable=SC2016 # the loader expands it
   add "$file" "$stage/bin/$(basename "$file")" '$ORIGIN/../lib'
   while read -r library; do
     base=$(basename "$library")
+    # shellcheck disable=SC2016
     stays_behind "$base" || [[ -e $stage/lib/$base ]] ||
       add "$(realpath -e "$library")" "$stage/lib/$base" '$ORIGIN'
   done < <(libraries "$file")

@@ -320,7 +320,7 @@ class GrpcUpstream : public Upstream {
     args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
     // With a channel shared by several replicas, the backoff of one would hold up the others.
     args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    DW_ASSIGN_OR_RETURN(const auto channel, DialControl(sender_, *credentials_, std::move(args)));
+    DW_ASSIGN_OR_RETURN(const auto channel, DialControl(sender_, *credentials_, args));
     return std::shared_ptr<v1::PullService::Stub>(v1::PullService::NewStub(channel));
   }
 

@@ -285,7 +285,7 @@ Status CheckMetricsExposure(const Endpoint& endpoint, bool allowed) {
   return Errorf(StatusCode::kInvalidArgument,
                 "--metrics-listen: {} can be reached from other machines, and metrics go out in "
                 "plaintext to anybody who asks (figures and models' names, no weights): listen on "
-                "127.0.0.1, or allow it by --insecure-plaintext",
+                "127.0.0.1, or allow it by --insecure-metrics",
                 ToString(endpoint));
 }
 
@@ -313,6 +313,8 @@ void AddStreamLimits(CLI::App& app, Options& o) {
       ->option_text("FILE");
   app.add_flag("--insecure-plaintext", o.insecure_plaintext,
                "Allow listening beyond loopback, unencrypted and unauthenticated");
+  app.add_flag("--insecure-metrics", o.insecure_metrics,
+               "Allow --metrics-listen beyond loopback: figures and models' names, in plaintext");
   app.add_flag("--allow-code-files", o.allow_code_files,
                "Let side files travel that engines may execute (*.py)");
 }
@@ -425,7 +427,7 @@ Status CheckCommon(const Options& o) {
   DW_RETURN_IF_ERROR(CheckExposure("--control-listen", o.control, MayBeReached(o)));
   if (o.metrics.empty()) return {};
   DW_ASSIGN_OR_RETURN(const Endpoint metrics, ParseEndpoint(o.metrics));
-  return CheckMetricsExposure(metrics, o.insecure_plaintext);
+  return CheckMetricsExposure(metrics, o.insecure_metrics || o.insecure_plaintext);
 }
 
 Status Check(const ReceiverOptions& o) {

@@ -42,6 +42,7 @@ struct SenderOptions {
   std::string credentials;          ///< file of what to show and whom to believe; empty: plaintext
   std::string principals;           ///< file of who may do what; empty: anybody who connects
   bool insecure_plaintext = false;  ///< needed to listen beyond loopback without these two
+  bool insecure_metrics = false;    ///< metrics, which are plaintext, may be reached from elsewhere
   bool allow_code_files = false;    ///< publish side files that engines may execute
   std::string metrics;              ///< "host:port" for Prometheus; empty: off
   std::string log_level = "info";
@@ -87,6 +88,7 @@ struct ReceiverOptions {
   std::string credentials;
   std::string principals;
   bool insecure_plaintext = false;
+  bool insecure_metrics = false;
   bool allow_code_files = false;
   std::string metrics;
   std::string log_level = "info";

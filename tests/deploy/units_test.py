@@ -184,4 +184,4 @@ def stop_traced(strace: int) -> None:
 
 
 if __name__ == "__main__":
-    unittest.main()
+    unittest.main(verbosity=2)  # or what is skipped is not said

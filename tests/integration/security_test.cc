@@ -224,7 +224,16 @@ TEST_CASE("side files that an engine may execute travel only where both ends all
              Contains("modeling_m.py") && Contains("--allow-code-files"));
   sender.Restart({"--allow-code-files"});
   REQUIRE(Eventually([&] { return client.Register(trainer.layout(), code).ok(); }));
-  REQUIRE(trainer.Publish(2).ok());
+  auto offload = client.Begin(2);
+  REQUIRE(offload.ok());
+  for (size_t t = 0; t < trainer.layout().size(); ++t) {
+    const Bytes tensor =
+        Bytes(trainer.content()).subspan(trainer.layout().offset(t), trainer.layout().bytes(t));
+    REQUIRE((*offload)->Write(t, tensor).ok());
+  }
+  REQUIRE((*offload)->Ready().ok());
+  offload->reset();
+  REQUIRE(client.WaitPublished(2).ok());
   ReceiverProcess closed(root.path(), "closed", sender.control(), "m");
   ReceiverProcess open(root.path(), "open", sender.control(), "m", {"--allow-code-files"});
   CHECK(open.WaitCommitted(2));

@@ -214,6 +214,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.insecure_plaintext = true;
   want.credentials = "/c.toml";
   want.principals = "/p.toml";
+  want.insecure_metrics = true;
   want.allow_code_files = true;
   want.metrics = "0.0.0.0:9";
   want.log_level = "debug";
@@ -233,6 +234,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
                                  "--credentials=/c.toml",
                                  "--principals=/p.toml",
                                  "--allow-code-files",
+                                 "--insecure-metrics",
                                  "--metrics-listen=0.0.0.0:9",
                                  "--log-level=debug",
                                  "--codec=tight",
@@ -249,7 +251,8 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
       "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
       "insecure-plaintext = true\ncredentials = '/c.toml'\nprincipals = '/p.toml'\n"
-      "allow-code-files = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = 'debug'\n"
+      "insecure-metrics = true\nallow-code-files = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = "
+      "'debug'\n"
       "gpu = 'host-staged'\ncodec = 'tight'\nhistory = 8\nscrub-bytes-per-s = '9kB'\n"
       "offload-timeout-ms = 7\n");
   const auto from_file = Sender({"--config", file.path()});
@@ -282,6 +285,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.insecure_plaintext = true;
   want.credentials = "/c.toml";
   want.principals = "/p.toml";
+  want.insecure_metrics = true;
   want.allow_code_files = true;
   want.metrics = ":9";
   want.log_level = "off";
@@ -303,6 +307,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--credentials=/c.toml",
                                    "--principals=/p.toml",
                                    "--allow-code-files",
+                                   "--insecure-metrics",
                                    "--metrics-listen=:9",
                                    "--log-level=off",
                                    "--history-bytes=2kB",
@@ -321,6 +326,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "control-listen = 'localhost:2'\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
       "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"
+      "insecure-metrics = true\n"
       "metrics-listen = ':9'\nlog-level = 'off'\nhistory-bytes = 2000\nscrub-bytes-per-s = 0\n"
       "delta-files = 3000\nbuffers = '2'\nreader-grace-ms = 7\non-busy-reader = "
       "'copy'\nunsafe-in-place = true\n");
@@ -396,7 +402,8 @@ TEST_CASE("listening beyond loopback needs keys or insecure-plaintext, and the e
   for (const std::string option : {"control-listen", "bulk-listen", "metrics-listen"}) {
     const std::string arg = "--" + option + "=0.0.0.0:7700";
     const bool metrics = option == "metrics-listen";  // plaintext whatever the keys are
-    std::vector<std::string> says = {"0.0.0.0:7700", "--insecure-plaintext"};
+    std::vector<std::string> says = {"0.0.0.0:7700"};
+    if (metrics) says.push_back("--insecure-metrics");
     if (!metrics) says.insert(says.end(), {"insecure-plaintext = true", "encrypts", "certs"});
     CheckError(Sender({arg.c_str()}), says);
     CheckError(Sender({arg.c_str(), "--credentials=c"}), says);
@@ -404,6 +411,7 @@ TEST_CASE("listening beyond loopback needs keys or insecure-plaintext, and the e
     CHECK(Sender({arg.c_str(), "--credentials=c", "--principals=p"}).run != metrics);
     CheckError(Sender({arg.c_str()}), {"--" + option + ": "});
     CHECK(Sender({arg.c_str(), "--insecure-plaintext"}).run);
+    CHECK(Sender({arg.c_str(), "--insecure-metrics"}).run == metrics);
     if (option == "bulk-listen") continue;
     CheckError(Receiver({"--model=m", arg.c_str()}), says);
     CHECK(Receiver({"--model=m", arg.c_str(), "--insecure-plaintext"}).run);
