@@ -218,7 +218,7 @@ StatusOr<SenderEvent> Attachments::NextEvent(uint64_t token) {
   while (true) {
     auto due = Take(token);
     if (!due.ok()) return due.status();
-    if (due->event) return *std::move(due->event);
+    if (due->event) return *due->event;
     const std::shared_ptr<CondVar> wake = attached_.at(token).wake;  // outlives the attachment
     wake->wait_until(lock, due->again);
   }

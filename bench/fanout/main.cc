@@ -1,0 +1,209 @@
+// bench_fanout: one sender and many receivers that follow it at once, against one receiver. The
+// receivers are real ones, with a directory each, but share this process and its worker threads.
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <condition_variable>
+#include <filesystem>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "bench/harness/bench.h"
+#include "bench/harness/buffers.h"
+#include "common/base/log.h"
+#include "common/net/pull_client.h"
+#include "kernels/kernels.h"
+#include "receiver/grpc_upstream.h"
+#include "receiver/replica.h"
+#include "sender/export/client/trainer_client.h"
+#include "tests/support/daemons.h"
+
+namespace deltawire::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kModel = "fanout";
+constexpr std::chrono::seconds kPatience{300};
+constexpr double kMostKiBPerReceiver = 256;
+
+struct Options {
+  size_t kilobytes = 256;
+};
+
+void Declare(CLI::App& app, Options& options) {
+  app.add_option("--kilobytes", options.kilobytes, "Size of the model")
+      ->check(CLI::Range(4, 1 << 20))
+      ->capture_default_str();
+}
+
+size_t ThreadsOf(pid_t pid) {
+  const fs::directory_iterator tasks(fmt::format("/proc/{}/task", pid));
+  return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+// Waits for the moment at which the last of many receivers has committed a version.
+class Arrivals {
+ public:
+  void Expect(uint64_t version, size_t receivers) {
+    std::lock_guard lock(mu_);
+    version_ = version;
+    missing_ = receivers;
+  }
+  void Committed(uint64_t version) {
+    std::lock_guard lock(mu_);
+    if (version != version_ || missing_ == 0) return;
+    if (--missing_ == 0) cv_.notify_all();
+  }
+  bool Wait() {
+    std::unique_lock lock(mu_);
+    return cv_.wait_for(lock, kPatience, [this] { return missing_ == 0; });
+  }
+
+ private:
+  std::mutex mu_;
+  std::condition_variable cv_;
+  uint64_t version_ = 0;
+  size_t missing_ = 0;
+};
+
+// Receivers that follow one sender.
+class Swarm {
+ public:
+  Swarm(const fs::path& root, const std::string& sender, size_t count) {
+    rates_.Calibrate(kernels::Best());
+    const auto transport = [this](net::PullTarget target) {
+      return std::make_unique<net::PullClient>(io_, std::move(target));
+    };
+    for (size_t i = 0; i < count; ++i) {
+      receiver::ReplicaOptions o;
+      o.model = kModel;
+      o.directory = root / fmt::format("receiver-{}", i);
+      o.streams = 1;
+      o.buffers = 1;
+      o.huge_pages = false;
+      o.seed = i + 1;
+      std::vector<std::unique_ptr<receiver::Upstream>> upstreams;
+      upstreams.push_back(receiver::MakeGrpcUpstream(sender, fmt::format("r{}", i),
+                                                     security::Credentials::None(), false));
+      auto replica = receiver::Replica::Start(o, std::move(upstreams), transport, pool_, rates_);
+      if (!replica.ok()) {
+        failed_ = replica.status();
+        return;
+      }
+      receiver::Replica* raw = replicas_.emplace_back(*std::move(replica)).get();
+      raw->OnReady([this, raw] { arrivals.Committed(raw->Ready().id.version); });
+    }
+  }
+  ~Swarm() {
+    for (const auto& replica : replicas_) replica->Stop();
+    for (const auto& replica : replicas_) replica->Join();
+    replicas_.clear();
+    io_.Stop();
+  }
+
+  const Status& failed() const { return failed_; }
+  /// True when every receiver has this version now.
+  bool AllAt(uint64_t version) const {
+    return std::all_of(replicas_.begin(), replicas_.end(),
+                       [&](const auto& r) { return r->status().committed.id.version == version; });
+  }
+
+  Arrivals arrivals;
+
+ private:
+  ThreadPool pool_;
+  net::IoThreads io_;
+  CoderRates rates_;
+  std::vector<std::unique_ptr<receiver::Replica>> replicas_;
+  Status failed_;
+};
+
+// A small model whose trainer changes one element in a hundred.
+class SmallModel {
+ public:
+  SmallModel(const std::string& socket, size_t kilobytes)
+      : layout_(*Layout::Create({{"w", DType::kBF16, {kilobytes * 512}}})),
+        content_(layout_.total_bytes()),
+        client_(socket, kModel, 0, 1, kPatience) {
+    std::mt19937_64 random(1);
+    for (size_t i = 0; i + 8 <= content_.size(); i += 8) StoreLe<uint64_t>(&content_[i], random());
+  }
+  Status Register() { return client_.Register(layout_, {}).status(); }
+  Status Publish(uint64_t version) {
+    for (size_t i = 0; i < content_.size(); i += 200) content_[i] ^= std::byte{1};
+    DW_ASSIGN_OR_RETURN(const auto offload, client_.Begin(version));
+    DW_RETURN_IF_ERROR(offload->Write(0, content_));
+    DW_RETURN_IF_ERROR(offload->Ready());
+    return client_.WaitPublished(version).status();
+  }
+
+ private:
+  const Layout layout_;
+  std::vector<std::byte> content_;
+  TrainerClient client_;
+};
+
+Status Followers(const Options& options, Bench& bench, size_t count, double& one_receiver) {
+  const std::string name = fmt::format("followers/{}", count);
+  if (!bench.Asked(name) && count != 1) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
+  testing::SenderProcess sender(scratch->path());
+  const pid_t pid = sender.child().pid();
+  SmallModel model(sender.socket(), options.kilobytes);
+  DW_RETURN_IF_ERROR(model.Register());
+  uint64_t version = 1;
+  DW_RETURN_IF_ERROR(model.Publish(version));
+  const size_t threads_before = ThreadsOf(pid);
+  const uint64_t memory_before = testing::AnonymousBytes(pid);
+
+  Swarm swarm(scratch->path(), sender.control(), count);
+  DW_RETURN_IF_ERROR(swarm.failed());
+  if (!testing::Eventually([&] { return swarm.AllAt(version); }, kPatience)) {
+    return Errorf(StatusCode::kDeadlineExceeded, "{}: not all have the first version", name);
+  }
+  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
+    swarm.arrivals.Expect(++version, count);
+    const auto start = SteadyClock::now();
+    DW_RETURN_IF_ERROR(model.Publish(version));
+    s.Add("trainer", SecondsSince(start));
+    if (!swarm.arrivals.Wait()) {
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not arrived", name, version);
+    }
+    s.Add("all", SecondsSince(start));
+    return absl::OkStatus();
+  }));
+  std::vector<double> all = series.Of("all");
+  std::nth_element(all.begin(), all.begin() + static_cast<ptrdiff_t>(all.size() / 2), all.end());
+  if (count == 1) one_receiver = all[all.size() / 2];
+  bench.Add(name, 1, series,
+            {Value("publish -> all committed", "all"), Value("trainer's publish", "trainer")});
+  if (!bench.Asked(name)) return absl::OkStatus();
+  bench.AddValue(name, "against one receiver", all[all.size() / 2] / one_receiver, "x");
+  const double added =
+      static_cast<double>(testing::AnonymousBytes(pid)) - static_cast<double>(memory_before);
+  bench.AddValue(name, "sender's threads", static_cast<double>(ThreadsOf(pid)), "", 0,
+                 fmt::format("{} before", threads_before));
+  bench.AddValue(name, "sender's memory each", added / 1024 / static_cast<double>(count), "KiB",
+                 count >= 100 ? kMostKiBPerReceiver : 0);
+  return absl::OkStatus();
+}
+
+Status Run(const Options& options, Bench& bench) {
+  DW_RETURN_IF_ERROR(InitLogging("bench_fanout", "error"));  // a line for each commit is too many
+  double one_receiver = 0;
+  for (const size_t count : {1, 10, 100, 1000}) {
+    if (bench.quick && count > 10) break;
+    DW_RETURN_IF_ERROR(Followers(options, bench, count, one_receiver));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace deltawire::bench
+
+int main(int argc, char** argv) {
+  using namespace deltawire::bench;
+  return SuiteMain({"fanout", "Many receivers that follow one sender, against one receiver."},
+                   Declare, Run, argc, argv);
+}
