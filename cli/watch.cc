@@ -128,11 +128,16 @@ Status Follow(Lines& lines, Receiver& receiver, const std::string& model, Identi
 template <typename Daemon>
 using Dial = std::function<StatusOr<Daemon>()>;
 
-// `o.model` if given; else waits until the daemon has a model, and takes its only one.
+// Waits until the daemon has the model `o.model`; if none is named, until it has one at all, and
+// takes its only one.
 template <typename Daemon>
 StatusOr<std::string> WaitForModel(Lines& lines, Daemon& daemon, const WatchOptions& o) {
   for (bool said = false;; said = true) {
     auto model = ChooseModel(daemon, o.model, o.timeout());
+    if (!o.model.empty()) {
+      const Status there = GetStatus(daemon, o.model, o.timeout()).status();
+      if (!there.ok()) model = there;
+    }
     if (model.ok() || model.status().code() != StatusCode::kNotFound) return model;
     if (!said) lines.Note(fmt::format("{}; waiting", MessageOf(model.status())));
     std::this_thread::sleep_for(kRedialPause);

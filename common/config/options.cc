@@ -345,6 +345,10 @@ void Declare(CLI::App& app, SenderOptions& o) {
           "Host that receivers dial for weights; empty: the one they dialled for control",
           &o.advertise_host, CheckHost);
   AddStreamLimits(app, o);
+  AddSize(app, "--rate-limit",
+          "Send no more bytes than this a second to all receivers; 0: no limit", &o.rate_limit);
+  AddSize(app, "--rate-limit-per-receiver", "The same for each receiver of a model; 0: no limit",
+          &o.rate_limit_per_receiver);
   app.option_defaults()->group("Publishing");
   AddSize(app, "--delta-log", "Memory for each model's encoded deltas", &o.delta_log_bytes);
   AddCodec(app, &o.codec);

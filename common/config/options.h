@@ -32,6 +32,8 @@ struct SenderOptions {
   std::optional<kernels::Codec> codec;              ///< none: whichever is committed soonest
   uint32_t history = 4;                             ///< deltas that `tight` may look back to, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each published model, when idle; 0: off
+  uint64_t rate_limit = 0;                          ///< bytes/s to all receivers; 0: none
+  uint64_t rate_limit_per_receiver = 0;             ///< bytes/s to each receiver and model; 0: none
   std::chrono::milliseconds grace{250};             ///< pulls may delay BeginOffload this long
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
   std::chrono::milliseconds stream_timeout{30000};    ///< closes a bulk stream without progress

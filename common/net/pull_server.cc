@@ -23,11 +23,15 @@ constexpr size_t kMostRefused = 256;
 
 struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   Impl(IoThreads& io_threads, PullSource& pull_source, const Options& opts)
-      : io(io_threads.impl().context), source(pull_source), options(WithDefaults(opts)) {}
+      : io(io_threads.impl().context),
+        source(pull_source),
+        options(WithDefaults(opts)),
+        rate(opts.bytes_per_s) {}
 
   asio::io_context& io;
   PullSource& source;
   const Options options;
+  TokenBucket rate;
   uint16_t port = 0;
   std::optional<Acceptor> acceptor;
 
@@ -54,7 +58,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
 
 asio::awaitable<void> PullServer::Impl::Serve(std::shared_ptr<Connection> connection,
                                               Status refusal) {
-  ServerStream stream(connection, source, options, std::move(refusal));
+  ServerStream stream(connection, source, options, rate, std::move(refusal));
   co_await stream.Run();
 }
 

@@ -16,6 +16,7 @@
 #include "common/base/acceptor.h"
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "common/base/token_bucket.h"
 #include "common/net/io_threads.h"
 #include "common/net/pull_transport.h"
 #include "common/security/token_proof.h"
@@ -40,6 +41,8 @@ class PullSession {
   virtual ~PullSession() = default;
 
   virtual uint32_t chunks() const = 0;  ///< number of entries that Have must carry
+  /// The rate at which this pull may be sent, over all its streams; null: no limit of its own.
+  virtual TokenBucket* rate() { return nullptr; }
 
   /// Receives what the receiver holds; called once. Other streams may call Next before, and get
   /// nullopt.
@@ -96,6 +99,7 @@ class PullServer {
     /// Descriptors that bulk connections leave to everything else, e.g. to the control port.
     size_t reserved_descriptors = 2 * Acceptor::kReserve;
     std::shared_ptr<Tls> tls;  ///< null: plaintext
+    uint64_t bytes_per_s = 0;  ///< over all streams; 0: no limit
   };
 
   /// Listens at once; kAlreadyExists when the port is taken.

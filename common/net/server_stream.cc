@@ -15,6 +15,9 @@ namespace {
 // Time for the Error frame to arrive and for the peer to close.
 constexpr std::chrono::milliseconds kErrorGrace{1000};
 
+// A stream that waits for its turn looks so often whether it was closed.
+constexpr std::chrono::milliseconds kLookAgain{200};
+
 // First byte of every TLS connection: a record of type handshake.
 constexpr std::byte kTlsHandshake{0x16};
 
@@ -40,12 +43,13 @@ void Connection::Cut() {
 }
 
 ServerStream::ServerStream(std::shared_ptr<Connection> connection, PullSource& source,
-                           const PullServer::Options& options, Status refusal)
+                           const PullServer::Options& options, TokenBucket& rate, Status refusal)
     : connection_(std::move(connection)),
       socket_(connection_, &connection_->socket),
       bytes_(socket_),
       source_(source),
       options_(options),
+      rate_(rate),
       refusal_(std::move(refusal)),
       peer_(PeerName(*socket_)),
       watchdog_(std::make_shared<Watchdog>(socket_, options.stream_timeout)) {
@@ -208,17 +212,47 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   const wire::HeaderBytes header = wire::EncodeHeader(frame.header);
   watchdog_->Feed();
   // Payloads go out in pieces, so that the watchdog sees progress.
-  constexpr size_t kPiece = size_t{512} << 10;
-  size_t done = std::min(kPiece, frame.payload.size());
+  const size_t most = PieceBytes();
+  size_t done = std::min(most, frame.payload.size());
+  if (const Status turn = co_await AwaitTurn(header.size() + done); !turn.ok()) co_return turn;
   ErrorCode ec =
       co_await bytes_.Write(asio::buffer(header), asio::buffer(frame.payload.data(), done));
   while (!ec && done < frame.payload.size()) {
+    const size_t piece = std::min(most, frame.payload.size() - done);
+    if (const Status turn = co_await AwaitTurn(piece); !turn.ok()) co_return turn;
     watchdog_->Feed();
-    const size_t piece = std::min(kPiece, frame.payload.size() - done);
     ec = co_await bytes_.Write(asio::buffer(frame.payload.data() + done, piece));
     done += piece;
   }
   if (ec) co_return Failure("sending", ec);
+  co_return absl::OkStatus();
+}
+
+size_t ServerStream::PieceBytes() const {
+  constexpr uint64_t kLeast = 4096, kMost = uint64_t{512} << 10;
+  uint64_t piece = kMost;
+  // Ten pieces a second of the lowest rate.
+  TokenBucket* const own = session_ == nullptr ? nullptr : session_->rate();
+  for (const TokenBucket* rate : {own, &rate_}) {
+    if (rate != nullptr && rate->limits()) piece = std::min(piece, rate->bytes_per_s() / 10);
+  }
+  return std::max(piece, kLeast);
+}
+
+asio::awaitable<Status> ServerStream::AwaitTurn(size_t bytes) {
+  std::chrono::nanoseconds wait = rate_.Take(bytes);
+  if (TokenBucket* const own = session_ == nullptr ? nullptr : session_->rate()) {
+    wait = std::max(wait, own->Take(bytes));
+  }
+  const auto until = std::chrono::steady_clock::now() + wait;
+  while (std::chrono::steady_clock::now() < until) {
+    if (connection_->closed) co_return absl::CancelledError("the stream was closed");
+    if (connection_->cut) break;  // what is left of this frame has little time
+    watchdog_->Feed();
+    // The timer may be cancelled by a wake or a cut, which changes nothing here.
+    connection_->idle.expires_at(std::min(until, std::chrono::steady_clock::now() + kLookAgain));
+    co_await connection_->idle.async_wait(kAwait);
+  }
   co_return absl::OkStatus();
 }
 

@@ -40,8 +40,9 @@ struct Connection : std::enable_shared_from_this<Connection> {
 class ServerStream {
  public:
   /// If `refusal` is an error, Run reads nothing, sends the error to the peer, and closes.
+  /// `rate` is shared by all streams of the server.
   ServerStream(std::shared_ptr<Connection> connection, PullSource& source,
-               const PullServer::Options& options, Status refusal);
+               const PullServer::Options& options, TokenBucket& rate, Status refusal);
   ~ServerStream();
   ServerStream(const ServerStream&) = delete;
   ServerStream& operator=(const ServerStream&) = delete;
@@ -57,6 +58,10 @@ class ServerStream {
   asio::awaitable<Status> SendAll();
   asio::awaitable<void> AwaitClose();
   asio::awaitable<Status> Send(const OutFrame& frame);
+  /// Waits until `bytes` more may go out.
+  asio::awaitable<Status> AwaitTurn(size_t bytes);
+  /// How much is sent at a time, so that a stream of low rate is not silent for long.
+  size_t PieceBytes() const;
   asio::awaitable<Status> SendBare(wire::FrameType type);
   asio::awaitable<void> SendError(const Status& status);
   asio::awaitable<StatusOr<wire::FrameHeader>> ReadHeader(wire::FrameType want);
@@ -73,6 +78,7 @@ class ServerStream {
   ByteStream bytes_;
   PullSource& source_;
   const PullServer::Options& options_;
+  TokenBucket& rate_;
   const Status refusal_;
   const std::string peer_;
   std::shared_ptr<Watchdog> watchdog_;

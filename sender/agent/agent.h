@@ -140,6 +140,7 @@ class Agent : public net::PullSource {
   ServedPulls PullsOf(const Model& model) const;
   void Refused(const std::string& model);
   PullCoding CodingFor(const PullRequest& request);
+  std::shared_ptr<TokenBucket> RateFor(const PullRequest& request);
   static uint32_t HistoryWanted(const PullCoding& coding, const Published& now);
   void CutReaders(const Model* model, uint32_t half);
   void DoChores();
@@ -165,6 +166,7 @@ class Agent : public net::PullSource {
   std::map<wire::Ticket, std::shared_ptr<ServedPull>> pulls_;
   std::map<std::string, PullCounts> finished_pulls_;
   std::map<std::string, std::shared_ptr<LinkEstimate>> links_;  // by receiver
+  std::map<std::string, std::shared_ptr<TokenBucket>> rates_;   // by model and receiver
   const std::shared_ptr<Chores> chores_ = std::make_shared<Chores>();
   Thread thread_;
 };

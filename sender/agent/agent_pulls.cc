@@ -49,6 +49,18 @@ PullCoding Agent::CodingFor(const PullRequest& request) {
   return coding;
 }
 
+std::shared_ptr<TokenBucket> Agent::RateFor(const PullRequest& request) {
+  if (options_.rate_limit_per_receiver == 0) return nullptr;
+  std::lock_guard lock(mu_);
+  constexpr size_t kMostRates = 4096;
+  if (rates_.size() >= kMostRates) {  // a bucket that no pull has is full again soon
+    std::erase_if(rates_, [](const auto& r) { return r.second.use_count() == 1; });
+  }
+  auto& rate = rates_[request.model + "/" + request.receiver_id];
+  if (rate == nullptr) rate = std::make_shared<TokenBucket>(options_.rate_limit_per_receiver);
+  return rate;
+}
+
 // How many deltas the receiver shall keep for later pulls; none where fast is the choice anyway.
 uint32_t Agent::HistoryWanted(const PullCoding& coding, const Published& now) {
   const auto wanted = [&](kernels::Codec codec) {
@@ -122,6 +134,7 @@ StatusOr<PullTicket> Agent::Grant(const PullRequest& request) {
                   .suspects = request.suspects,
                   .late_after = options_.grace / 4,
                   .ticket_life = limits_.ticket_life,
+                  .rate = RateFor(request),
                   .principal = request.principal,
                   .admits = request.admits};
   DW_ASSIGN_OR_RETURN(terms.pinned, Pinned(request, *model));

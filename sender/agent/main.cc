@@ -37,7 +37,8 @@ Status Run(const SenderOptions& options) {
   DW_RETURN_IF_ERROR(agent.RecoverModels());
 
   DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
-  net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout};
+  net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout,
+                                        .bytes_per_s = options.rate_limit};
   if (access->credentials()->serves_tls()) {
     DW_ASSIGN_OR_RETURN(bulk_options.tls,
                         net::Tls::Create(access->credentials(), net::Tls::Side::kServer,

@@ -154,7 +154,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
       } else if (end_ != nullptr) {
         ended = true;
       } else {
-        s.wake = std::move(wake);
+        s.wake = wake;
         if (s.first_frame) s.idle_since = Clock::now();
       }
     }

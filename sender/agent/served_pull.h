@@ -49,7 +49,8 @@ struct PullTerms {
   std::chrono::milliseconds late_after{62};
   /// All streams, and Have, must arrive within this time.
   std::chrono::milliseconds ticket_life{30000};
-  std::string principal;  ///< who asked for it; empty: the sender knows no principals
+  std::shared_ptr<TokenBucket> rate;  ///< the receiver's, over all its pulls; null: no limit
+  std::string principal;              ///< who asked for it; empty: the sender knows no principals
   /// Whether a stream comes from whoever asked for the pull; null: a ticket is proof enough.
   std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
 };
@@ -60,6 +61,7 @@ class ServedPull : public net::PullSession {
   ~ServedPull() override;
 
   uint32_t chunks() const override { return model_->chunks().size(); }
+  TokenBucket* rate() override { return terms_.rate.get(); }
   Status Start(const wire::Have& have) override;
   StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream, std::function<void()> wake) override;
   void StreamOpened(uint16_t stream, std::function<void()> cut) override;

@@ -9,7 +9,6 @@
 using deltawire::Annotate;
 using deltawire::Bytes;
 using deltawire::Errorf;
-using deltawire::MessageOf;
 using deltawire::Share;
 using deltawire::Status;
 using deltawire::StatusCode;

@@ -202,6 +202,8 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.advertise_host = "node";
   want.delta_log_bytes = 3 << 20;
   want.grace = milliseconds(4);
+  want.rate_limit = 5'000'000;
+  want.rate_limit_per_receiver = 1024;
   want.offload_timeout = milliseconds(7);
   want.stream_timeout = milliseconds(5000);
   want.threads = 6;
@@ -226,6 +228,8 @@ TEST_CASE("every sender option can be set on the command line and in the file al
                                  "--advertise-host=node",
                                  "--delta-log=3MiB",
                                  "--grace-ms=4",
+                                 "--rate-limit=5MB",
+                                 "--rate-limit-per-receiver=1KiB",
                                  "--stream-timeout-ms=5000",
                                  "--threads=6",
                                  "--no-huge-pages",
@@ -249,6 +253,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "data-dir = '/d'\nfile-group = 'engines'\ntrainer-socket = '/s'\ncontrol-listen = "
       "'127.0.0.2:1'\n"
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
+      "rate-limit = '5MB'\nrate-limit-per-receiver = '1KiB'\n"
       "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
       "insecure-plaintext = true\ncredentials = '/c.toml'\nprincipals = '/p.toml'\n"
       "insecure-metrics = true\nallow-code-files = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = "

@@ -39,6 +39,8 @@ class TestSession : public PullSession {
   TestSession(uint32_t chunks, Fault fault) : n_(chunks), fault_(fault) {}
 
   uint32_t chunks() const override { return n_; }
+  TokenBucket* rate() override { return limit.get(); }
+  std::shared_ptr<TokenBucket> limit;  ///< null: none; set before the pull
   Status Start(const wire::Have& have) override {
     std::lock_guard lock(mu_);
     started_ = true;
@@ -191,11 +193,13 @@ class TestSink : public ChunkSink {
 
 struct Rig {
   explicit Rig(uint32_t chunks, Fault fault, std::chrono::milliseconds server_timeout = 10s,
-               std::shared_ptr<Tls> tls = nullptr) {
+               std::shared_ptr<Tls> tls = nullptr, uint64_t bytes_per_s = 0) {
     source.session = std::make_shared<TestSession>(chunks, fault);
-    auto listening = PullServer::Listen(
-        io, "127.0.0.1", 0, source,
-        {.stream_timeout = server_timeout, .ping_interval = 50ms, .tls = std::move(tls)});
+    auto listening = PullServer::Listen(io, "127.0.0.1", 0, source,
+                                        {.stream_timeout = server_timeout,
+                                         .ping_interval = 50ms,
+                                         .tls = std::move(tls),
+                                         .bytes_per_s = bytes_per_s});
     REQUIRE(listening.ok());
     server = std::move(*listening);
   }

@@ -59,6 +59,26 @@ class RawClient {
 
 }  // namespace
 
+TEST_CASE("a limit of the server, or of the pull, holds over all streams") {
+  constexpr uint64_t kRate = 20'000'000;
+  uint64_t bytes = 0;
+  for (uint32_t chunk = 0; chunk < 60; ++chunk) bytes += Pattern(chunk).size();
+  for (const bool of_pull : {false, true}) {
+    CAPTURE(of_pull);
+    Rig rig(60, Fault::kNone, 10s, nullptr, of_pull ? 0 : kRate);
+    if (of_pull) rig.source.session->limit = std::make_shared<TokenBucket>(kRate);
+    PullClient client(rig.io, rig.Target(4));
+    const auto start = std::chrono::steady_clock::now();
+    REQUIRE(client.Run(rig.MakeHave(), rig.sink).status() == absl::OkStatus());
+    const auto took = std::chrono::steady_clock::now() - start;
+    CHECK(rig.sink.finished == 60);
+    // At first a burst of a tenth of a second may go, and each stream's last piece is sent as soon
+    // as its turn has come.
+    const double least = static_cast<double>(bytes - 4 * 300'000) / kRate - 0.1;
+    CHECK(std::chrono::duration<double>(took).count() > least);
+  }
+}
+
 TEST_CASE("every chunk arrives whole over any number of streams") {
   const auto streams = static_cast<uint16_t>(GENERATE(1, 2, 5));
   Rig rig(97, Fault::kNone);

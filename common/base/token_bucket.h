@@ -1,0 +1,42 @@
+// A rate limit: how long bytes must wait so that no more than `rate` go out a second, with bursts
+// of up to a tenth of a second's worth. Owner: shared by whoever sends. Threads: any. Cost: a lock.
+// It does not wait itself, and keeps no order beyond that of the calls.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+
+#include "common/base/sync.h"
+
+namespace deltawire {
+
+class TokenBucket {
+ public:
+  /// `bytes_per_s` 0 means no limit.
+  explicit TokenBucket(uint64_t bytes_per_s) : rate_(static_cast<double>(bytes_per_s)) {}
+
+  /// Takes `bytes` now and returns how long the caller must wait before it sends them. A caller
+  /// that sends nothing after all has used up its share; the next ones wait for it.
+  std::chrono::nanoseconds Take(uint64_t bytes, SteadyClock::time_point now = SteadyClock::now()) {
+    using std::chrono::nanoseconds;
+    if (rate_ <= 0) return nanoseconds(0);
+    std::lock_guard lock(mu_);
+    free_at_ = std::max(free_at_, now - kBurst);
+    const auto wait = std::chrono::duration_cast<nanoseconds>(free_at_ - now);
+    free_at_ += std::chrono::duration_cast<SteadyClock::duration>(
+        std::chrono::duration<double>(static_cast<double>(bytes) / rate_));
+    return std::max(wait, nanoseconds(0));
+  }
+  bool limits() const { return rate_ > 0; }
+  uint64_t bytes_per_s() const { return static_cast<uint64_t>(rate_); }
+
+ private:
+  static constexpr std::chrono::milliseconds kBurst{100};
+  const double rate_;
+  Mutex mu_;
+  SteadyClock::time_point free_at_{};  // when all that was taken has gone out
+};
+
+}  // namespace deltawire
