@@ -1,5 +1,5 @@
 // Keeps a stranger from filling the log: one line per key (a peer, a reason) and interval.
-// Owner: whoever logs. Threads: any. Cost: a look-up; keys are bounded, the oldest goes first.
+// Owner: whoever logs. Threads: any. Cost: a look-up; keys are bounded.
 #pragma once
 
 #include <chrono>
@@ -22,16 +22,22 @@ class LogThrottle {
     const auto [entry, is_new] = last_.try_emplace(key, now);
     if (!is_new && now - entry->second < interval_) return false;
     entry->second = now;
+    if (last_.size() <= kMostKeys) return true;
+    std::erase_if(last_, [&](const auto& e) { return now - e.second >= interval_; });
     if (last_.size() > kMostKeys) {
-      std::erase_if(last_, [&](const auto& e) { return now - e.second >= interval_; });
-      if (last_.size() > kMostKeys)
-        last_.erase(last_.begin()->first == key ? std::next(last_.begin()) : last_.begin());
+      const auto first = last_.begin();
+      last_.erase(first == entry ? std::next(first) : first);
     }
     return true;
   }
+  size_t size() {
+    std::lock_guard lock(mu_);
+    return last_.size();
+  }
+
+  static constexpr size_t kMostKeys = 4096;
 
  private:
-  static constexpr size_t kMostKeys = 4096;
   const std::chrono::milliseconds interval_;
   Mutex mu_;
   std::map<std::string, SteadyClock::time_point> last_;

@@ -44,6 +44,44 @@ TEST_CASE("attachments: events count from one, and repeat the newest when there 
   CHECK(next().newest.identity == Version(1, 2).identity);
 }
 
+TEST_CASE("attachments: news comes by callback, in which events can be taken") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  a.Publish("other", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  std::vector<uint64_t> seen;
+  StatusCode ended = StatusCode::kOk;
+  a.OnNews(*token, [&] {
+    const auto due = a.TakeEvent(*token);  // would hang if a lock were held
+    if (!due.ok()) ended = due.status().code();
+    if (due.ok() && due->event) seen.push_back(due->event->newest.identity.id.version);
+  });
+  REQUIRE(a.TakeEvent(*token)->event.has_value());  // the first one, whatever the news
+  const auto nothing = a.TakeEvent(*token);
+  REQUIRE(nothing.ok());
+  CHECK_FALSE(nothing->event.has_value());
+  CHECK(nothing->again > SteadyClock::now());
+  a.Publish("m", Version(2));
+  a.Publish("other", Version(2));
+  a.Publish("m", Version(3));
+  CHECK(seen == std::vector<uint64_t>{2, 3});
+  CHECK(a.Attach("m", "r", "p").ok());  // takes the place of the first
+  CHECK(ended == StatusCode::kAborted);
+  CHECK(absl::IsAborted(a.TakeEvent(*token).status()));
+}
+
+TEST_CASE("attachments: one principal has its own limit") {
+  AttachmentLimits limits = kPatient;
+  limits.most_per_principal = 2;
+  Attachments a(limits);
+  CHECK(a.Attach("m", "r1", "p1", "rollout").ok());
+  CHECK(a.Attach("m", "r2", "p2", "rollout").ok());
+  CHECK(absl::IsResourceExhausted(a.Attach("m", "r3", "p3", "rollout").status()));
+  CHECK(a.Attach("m", "r3", "p3", "another").ok());
+  CHECK(a.Attach("m", "r4", "p4").ok());
+}
+
 TEST_CASE("attachments: a part with equal bytes under another attempt is news") {
   Attachments a(kPatient);
   VersionInfo info = Version(1);
