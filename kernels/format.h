@@ -12,7 +12,7 @@ namespace deltawire::kernels {
 
 // --- every payload ---
 
-inline constexpr uint8_t kFormat = 2;
+inline constexpr uint8_t kFormat = 3;
 inline constexpr uint32_t kHeadBytes = 3;  // format codec width
 
 /// The codecs of payloads (byte 1); `same` and `raw` chunks have no payload.
@@ -132,7 +132,17 @@ constexpr unsigned RowOfAge(unsigned age) { return HighestRow(age); }
 
 inline constexpr uint32_t kTightHeadBytes = kHeadBytes + 1 + 1 + 1;  // function, base, depth
 inline constexpr uint32_t kContextBytes = 4;
-inline constexpr unsigned kMaxGroupBits = 3;
+inline constexpr unsigned kMaxLaneBits = 2;
+inline constexpr unsigned kMaxLanes = 1u << kMaxLaneBits;
+/// An encoder takes another lane for every so many changes.
+inline constexpr uint64_t kChangesPerLane = 512;
+/// Of chunks with more elements, one run of kCountedRun elements in kCountedEach is counted; of
+/// chunks with more changes, one change in kCountedChange.
+inline constexpr size_t kCountAllElements = kBlockElements;
+inline constexpr size_t kCountedRun = 512;
+inline constexpr uint32_t kCountedEach = 8;
+inline constexpr uint32_t kCountAllChanges = 4096;
+inline constexpr uint32_t kCountedChange = 4;
 inline constexpr unsigned kRateCodes = 88;  // 1..88
 inline constexpr unsigned kRateCodeBits = 7;
 inline constexpr unsigned kLevels = 16;
@@ -162,9 +172,9 @@ inline constexpr unsigned kOctaveBits = 20;  // weights are in units of 2^-20 oc
 inline constexpr uint64_t kSkipAt = uint64_t{8} << kOctaveBits;
 inline constexpr unsigned kEventBits = 31;  // intervals of events
 inline constexpr uint64_t kCertain = uint64_t{1} << kEventBits;
-inline constexpr unsigned kDecisionBits = 16;  // probabilities of decisions
+inline constexpr unsigned kDecisionBits = 16;                          // probabilities of decisions
+inline constexpr uint32_t kEven = uint32_t{1} << (kDecisionBits - 1);  // that of a sign
 inline constexpr unsigned kMaxRawBits = 16;
-inline constexpr uint64_t kLeastRange = uint64_t{1} << 48;
 
 // --- dense ---
 

@@ -45,24 +45,23 @@ size_t QuotientBits(const uint8_t* stream, size_t bytes, size_t bit, uint64_t c)
 struct TightModel {
   kernels::ClassFunction function = kernels::ClassFunction::kNone;
   kernels::TightParameters parameters;
-  size_t bits = 0;  // of the head, the parameters and the sizes of groups
+  size_t bits = 0;  // of the head, the parameters and the sizes of lanes
 };
 
-StatusOr<TightModel> ReadModel(Bytes payload, size_t elements) {
+StatusOr<TightModel> ReadModel(Bytes payload) {
   DW_RETURN_IF_ERROR(CheckHead(payload, kernels::kTightHeadBytes, kernels::Codec::kTight));
   kernels::TightHead head;
   if (kernels::ReadTightHead(payload, &head) != kernels::DecodeStatus::kOk) return Beyond();
   const size_t front = kernels::kTightHeadBytes + (head.depth > 0 ? kernels::kContextBytes : 0);
   TightModel model{.function = head.function};
   model.parameters.rows = kernels::HighestRow(head.depth);
-  model.parameters.group_bits = std::to_integer<unsigned>(payload[3]) >> 4;
+  model.parameters.lane_bits = std::to_integer<unsigned>(payload[3]) >> 4;
   model.parameters.base = std::to_integer<unsigned>(payload[4]);
   kernels::BitReader bits(kernels::Ptr(payload.subspan(front)), payload.size() - front);
   if (!model.parameters.Read(bits)) return Beyond();
   kernels::Column sizes;
   if (!kernels::Column::FromWord(static_cast<uint32_t>(bits.Get(32)), &sizes)) return Beyond();
-  const size_t per_group = size_t{1} << model.parameters.group_bits;
-  bits.Skip(sizes.bits * ((kernels::BlockCount(elements) + per_group - 1) / per_group));
+  bits.Skip(uint64_t{sizes.bits} << model.parameters.lane_bits);
   if (!bits.ok()) return Beyond();
   model.bits = 8 * (front + (bits.position() + 7) / 8);
   return model;
@@ -103,7 +102,7 @@ StatusOr<PayloadParts> SplitFast(Bytes payload, size_t raw_bytes, unsigned width
 
 StatusOr<PayloadParts> SplitTight(Bytes payload, Bytes old_data, Bytes new_data, unsigned width,
                                   std::span<const uint8_t> contexts) {
-  DW_ASSIGN_OR_RETURN(const TightModel model, ReadModel(payload, old_data.size() / width));
+  DW_ASSIGN_OR_RETURN(const TightModel model, ReadModel(payload));
   uint64_t unchanged[kHistoryRows][kClasses] = {}, changed[kHistoryRows][kClasses] = {};
   for (size_t i = 0; i < old_data.size() / width; ++i) {
     const uint64_t before = LoadElement(&old_data[i * width], width);

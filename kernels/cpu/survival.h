@@ -26,21 +26,22 @@ constexpr std::array<uint32_t, 1025> MakeTable() {
 inline constexpr std::array<uint32_t, 1025> kTable = MakeTable();
 static_assert(kTable[1] == 2146030504 && kTable[512] == 1518500249 && kTable[1023] == 1074468887);
 
-/// Start values of the search in LargestSum. hints[h] is for every z in (2^30, 2^31] whose ten bits
-/// below the highest are h: an index not behind the last table entry that is >= z.
-constexpr std::array<uint16_t, 1025> MakeHints() {
-  std::array<uint16_t, 1025> hints{};
+/// Start values of the search in LargestSum. hints[h] is for every z in (2^30, 2^31] whose eleven
+/// bits below the highest are h: an index not behind the last table entry that is >= z, and at most
+/// one before it, since neighbouring entries are more than 2^19 apart.
+constexpr std::array<uint16_t, 2049> MakeHints() {
+  std::array<uint16_t, 2049> hints{};
   size_t i = 1024;
-  for (size_t h = 0; h <= 1024; ++h) {
+  for (size_t h = 0; h <= 2048; ++h) {
     // Every z of slot h is below the next slot's first z, `most`, so the last entry >= `most` is
     // not too late for any of them.
-    const uint64_t most = (uint64_t{1} << 30) + ((h + 1) << 20);
+    const uint64_t most = (uint64_t{1} << 30) + ((h + 1) << 19);
     while (i > 0 && kTable[i] < most) --i;
     hints[h] = static_cast<uint16_t>(i);
   }
   return hints;
 }
-inline constexpr std::array<uint16_t, 1025> kHints = MakeHints();
+inline constexpr std::array<uint16_t, 2049> kHints = MakeHints();
 }  // namespace survival_internal
 
 /// 2^31 times the probability that nothing changes over a sum of weights; 0 above 31 octaves.
@@ -58,8 +59,8 @@ inline uint64_t LargestSum(uint64_t survivors) {
   // The last octave whose first value, 2^31 >> octave, is still >= survivors.
   const unsigned octave = 31 - static_cast<unsigned>(std::bit_width(survivors - 1));
   const uint64_t z = survivors << octave;  // in (2^30, 2^31]
-  uint64_t i = survival_internal::kHints[(z - (uint64_t{1} << 30)) >> 20];
-  while (i < 1023 && survival_internal::kTable[i + 1] >= z) ++i;
+  uint64_t i = survival_internal::kHints[(z - (uint64_t{1} << 30)) >> 19];
+  i += i < 1023 && survival_internal::kTable[i + 1] >= z;
   const uint64_t a = survival_internal::kTable[i];
   const uint64_t b = survival_internal::kTable[i + 1];
   // The largest r with floor((a - b) r / 2^10) <= a - z.

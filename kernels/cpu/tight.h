@@ -1,9 +1,10 @@
 // The tight codec, behind the backends' tight_encode and tight_decode. A backend passes its own
 // functions for the dense work on a block. Works in the caller's scratch; thread-safe; no
-// allocation. Cost: two passes over the old bytes, and 20 to 60 ns per change.
+// allocation. Cost: one to two passes over the old bytes, and 10 to 20 ns per change.
 // Errors: those of Backend::tight_encode and tight_decode.
 #pragma once
 
+#include "kernels/cpu/tight_lanes.h"
 #include "kernels/payload.h"
 
 namespace deltawire::kernels {
@@ -14,8 +15,8 @@ struct BlockOps {
   /// classes[i] = class of element i.
   void (*classes)(const uint8_t* data, size_t elements, ClassFunction function, unsigned base,
                   uint8_t* classes);
-  /// sums[i] = sum of the weights of classes[8i..8i+8), for complete groups of eight elements.
-  /// REQUIRES: weights < 2^24.
+  /// sums[i] = sum of the weights of kSumStep classes from kSumStep i on, for complete groups of
+  /// so many elements. REQUIRES: weights < 2^24.
   void (*sums)(const uint8_t* classes, size_t elements, const uint32_t (&weights)[kClasses],
                uint64_t* sums);
   /// counts[c] += number of elements of class c.
@@ -27,6 +28,13 @@ struct BlockOps {
   /// Writes a block with these changes; `dense` is scratch of one block of elements.
   BlockRow (*pack)(const uint16_t* at, const uint64_t* d, size_t changed, size_t elements,
                    unsigned width, uint8_t* dense, uint8_t* out);
+  /// Codes a block's changes, each in its lane.
+  void (*put)(const LaneModel& model, const LaneBlock& block, LaneEncoder* lanes,
+              unsigned lane_bits, const uint16_t* at, const uint64_t* d, size_t changed);
+  /// Decodes a block's changes. Those of lane i go to at and d from block.First(i) on, and their
+  /// number to lanes[i].changed. False when a stream is malformed.
+  bool (*get)(const LaneModel& model, const LaneBlock& block, LaneDecoder* lanes,
+              unsigned lane_bits, uint16_t* at, uint64_t* d);
 };
 
 DecodeStatus TightEncode(const BlockOps& ops, Bytes old_data, Bytes payload, unsigned width,

@@ -26,82 +26,59 @@ TightChunk::TightChunk(const BlockOps& ops, Bytes old_data, unsigned width, Clas
   work_ = static_cast<BlockWork*>(at);
 }
 
-unsigned TightChunk::Exponent(size_t block, size_t i) const {
-  uint64_t bits = 0;
-  std::memcpy(&bits, BlockData(block) + i * width_, width_);
-  return ExponentOf(bits, function_);
+void TightChunk::SetParameters(const TightParameters& parameters) {
+  parameters.FillModel(8 * width_, &model_);
+  std::memcpy(plain_, model_.weights, sizeof(plain_));
+  weighted_ = true;
 }
 
-void TightChunk::SetWeights(const TightParameters& parameters) {
-  for (unsigned row = 0; row <= parameters.rows; ++row) {
-    for (unsigned c = 0; c < kClasses; ++c) weights_[row << 4 | c] = parameters.Weight(row, c);
+void TightChunk::CountClasses(TightCounts* counts) {
+  uint32_t found[kClasses] = {};
+  const bool all = elements_ <= kCountAllElements;
+  const size_t stride = kCountedRun * (all ? 1 : kCountedEach);
+  for (size_t first = 0; first < elements_; first += stride) {
+    const size_t run = std::min(kCountedRun, elements_ - first);
+    ops_.classes(Ptr(old_data_) + first * width_, run, function_, base_, work_->contexts);
+    ops_.count(work_->contexts, run, found);
   }
-  std::memcpy(plain_, weights_, sizeof(plain_));
-  weighted_ = true;
+  for (unsigned c = 0; c < kClasses; ++c) {
+    counts->rate[0][c].of = all ? found[c] : EstimatedCount(found[c]);
+  }
 }
 
 bool TightChunk::Prepare(size_t block, TightCounts* counts) {
   const size_t elements = prepared_ = BlockElements(block);
-  ops_.classes(BlockData(block), elements, function_, base_, work_->contexts);
+  const uint8_t* data = BlockData(block);
+  uint32_t found[kClasses] = {};
+  // In parts whose classes are still in the first-level cache when they are looked up. before[i +
+  // 1] first gets the sum of the elements from kSumStep i on; the loop below adds up.
+  constexpr size_t kPart = 4096;
+  for (size_t i = 0; i < elements; i += kPart) {
+    const size_t part = std::min(kPart, elements - i);
+    ops_.classes(data + i * width_, part, function_, base_, work_->contexts + i);
+    if (counts != nullptr) ops_.count(work_->contexts + i, part, found);
+    if (weighted_) {
+      ops_.sums(work_->contexts + i, part, plain_, work_->before + 1 + i / kSumStep);
+    }
+  }
   if (counts != nullptr) {
-    uint32_t found[kClasses] = {};
-    ops_.count(work_->contexts, elements, found);
     for (unsigned c = 0; c < kClasses; ++c) counts->rate[0][c].of += found[c];
   }
-  // before8[i + 1] first gets the sum of eight elements i; the loop below adds them up.
-  if (weighted_) ops_.sums(work_->contexts, elements, plain_, work_->before8 + 1);
   if (!Overlay(block, counts)) return false;
   if (!weighted_) return true;
-  // Before and Find read eight contexts at a time; those behind the last element weigh nothing.
-  std::memset(work_->contexts + elements, kNoWeight, 8);
-  const size_t eights = elements / 8;
-  uint64_t sum = work_->before8[0] = 0;
-  for (size_t i = 1; i <= eights; ++i) work_->before8[i] = sum += work_->before8[i];
+  std::memset(work_->contexts + elements, kNoWeight, kSumStep);
+  const size_t steps = elements / kSumStep;
+  uint64_t sum = work_->before[0] = 0;
+  for (size_t i = 1; i <= steps; ++i) work_->before[i] = sum += work_->before[i];
+  std::fill_n(work_->before + steps + 1, kSearchAhead, ~uint64_t{0});
   return true;
-}
-
-uint64_t TightChunk::Before(size_t i) const {
-  uint64_t contexts;
-  std::memcpy(&contexts, work_->contexts + i / 8 * 8, 8);
-  uint64_t sum = work_->before8[i / 8];
-  // Always looks at seven elements: that is cheaper than a loop of unpredictable length.
-  for (size_t j = 0; j < 7; ++j) {
-    const uint64_t weight = weights_[contexts >> 8 * j & 0x7f];
-    sum += j < i % 8 ? weight : 0;
-  }
-  return sum;
-}
-
-TightChunk::Found TightChunk::Find(size_t from, uint64_t sum) const {
-  // Finds the last group of eight elements whose sum before it is not above `sum`: with steps that
-  // double, since it is usually near, and then halve.
-  const uint64_t* before = work_->before8;
-  const size_t eights = prepared_ / 8;
-  size_t low = from / 8, step = 8;
-  while (low + step <= eights && before[low + step] <= sum) {
-    low += step;
-    step *= 2;
-  }
-  for (; step > 0; step /= 2) {
-    const bool further = low + step <= eights && before[low + step] <= sum;
-    low += further ? step : 0;
-  }
-  uint64_t contexts;
-  std::memcpy(&contexts, work_->contexts + low * 8, 8);
-  uint64_t running = before[low], last = running;
-  size_t passed = 0;
-  for (size_t j = 0; j < 8; ++j) {
-    running += weights_[contexts >> 8 * j & 0x7f];
-    passed += running <= sum;
-    last = running <= sum ? running : last;
-  }
-  return {std::min(low * 8 + passed, prepared_), last};
 }
 
 bool TightChunk::Overlay(size_t block, TightCounts* counts) {
   const size_t elements = BlockElements(block);
-  for (unsigned i = 0; i < depth_;
-       ++i) {  // newest first: the first delta to name an element counts
+  // Oldest first, and a newer delta overwrites: to look whether an element has its row already
+  // would be an unpredictable branch.
+  for (unsigned i = depth_; i-- > 0;) {
     if (!changed_in_[i]) continue;
     const BlockRow row = past_[i].Row(block);
     if (row.changed == 0) continue;
@@ -109,22 +86,28 @@ bool TightChunk::Overlay(size_t block, TightCounts* counts) {
                      work_->past_at, work_->past_d)) {
       return false;
     }
-    const unsigned age_row = RowOfAge(i + 1);
-    for (uint32_t k = 0; k < row.changed; ++k) {
-      const size_t at = work_->past_at[k];
-      uint8_t& context = work_->contexts[at];
-      if (RowOf(context) != 0) continue;
-      const unsigned cls = context;
-      const bool down = work_->past_d[k] >> (8 * width_ - 1) != 0;
-      context = static_cast<uint8_t>(cls | age_row << 4 | unsigned{down} << 7);
-      if (weighted_) work_->before8[at / 8 + 1] += uint64_t{WeightOf(context)} - plain_[cls];
-      if (counts != nullptr) {
-        --counts->rate[0][cls].of;
-        ++counts->rate[age_row][cls].of;
-      }
-    }
+    SetRows(row.changed, RowOfAge(i + 1), counts);
   }
   return true;
+}
+
+void TightChunk::SetRows(uint32_t changed, unsigned row, TightCounts* counts) {
+  const unsigned sign = 8 * width_ - 1;
+  for (uint32_t k = 0; k < changed; ++k) {
+    const size_t at = work_->past_at[k];
+    const auto down = static_cast<unsigned>(work_->past_d[k] >> sign);
+    const uint8_t old_context = work_->contexts[at];
+    const auto context = static_cast<uint8_t>(ClassOf(old_context) | row << 4 | down << 7);
+    work_->contexts[at] = context;
+    if (weighted_) {
+      work_->before[at / kSumStep + 1] +=
+          uint64_t{model_.WeightOf(context)} - model_.WeightOf(old_context);
+    }
+    if (counts != nullptr) {
+      --counts->rate[RowOf(old_context)][ClassOf(old_context)].of;
+      ++counts->rate[row][ClassOf(context)].of;
+    }
+  }
 }
 
 }  // namespace deltawire::kernels

@@ -78,6 +78,26 @@ uint32_t TightParameters::Weight(unsigned row, unsigned cls) const {
   return row == 0 ? CodeWeight(rate[row][cls]) : kLevelWeight[rate[row][cls]];
 }
 
+void TightParameters::FillModel(unsigned bits, LaneModel* model) const {
+  model->bits = bits;
+  model->mask = LowMask(bits);
+  model->history = rows > 0;
+  model->second = kLevelProbability[m];
+  for (unsigned row = 0; row <= rows; ++row) {
+    for (unsigned c = 0; c < kClasses; ++c) {
+      model->weights[row << 4 | c] = Weight(row, c);
+      model->same[row << 4 | c] = kLevelProbability[same[row][c]];
+    }
+  }
+  for (unsigned c = 0; c < kClasses; ++c) {
+    model->longer[c][1] = kLevelProbability[q1[c]];
+    for (unsigned j = 2; j < bits; ++j) {
+      const unsigned x = c + j - 1;
+      model->longer[c][j] = x > kQ2 ? kBeyondClasses : kLevelProbability[q2[x - 1]];
+    }
+  }
+}
+
 unsigned ChooseBase(const uint32_t (&exponents)[256], uint32_t changed) {
   const uint32_t wanted = std::max<uint32_t>(1, changed / 256);
   uint32_t above = 0;
@@ -88,9 +108,9 @@ unsigned ChooseBase(const uint32_t (&exponents)[256], uint32_t changed) {
   return 0;
 }
 
-unsigned ChooseGroupBits(uint64_t changed, uint64_t blocks) {
+unsigned ChooseLaneBits(uint64_t changed) {
   unsigned bits = 0;
-  while (bits < kMaxGroupBits && changed << bits < 2048 * blocks) ++bits;
+  while (bits < kMaxLaneBits && changed >= kChangesPerLane << (bits + 1)) ++bits;
   return bits;
 }
 

@@ -6,12 +6,13 @@
 #include <cstdint>
 
 #include "kernels/bits.h"
+#include "kernels/cpu/tight_lanes.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::kernels {
 
 struct TightParameters {
-  unsigned group_bits = 0;
+  unsigned lane_bits = 0;
   unsigned base = 0;
   unsigned rows = 0;  ///< the highest row
   uint16_t mask[kHistoryRows] = {};
@@ -21,10 +22,12 @@ struct TightParameters {
   uint8_t m = 0;
 
   void Write(BitWriter& bits) const;
-  /// Reads everything but group_bits and base, which the payload's head has. REQUIRES: rows is set.
+  /// Reads everything but lane_bits and base, which the payload's head has. REQUIRES: rows is set.
   bool Read(BitReader& bits);
   /// The hazard of an element, in units of 2^-20 octaves; 0 if it cannot change.
   uint32_t Weight(unsigned row, unsigned cls) const;
+  /// What coding elements of `bits` bits needs of these.
+  void FillModel(unsigned bits, LaneModel* model) const;
 };
 
 /// The counts over a chunk from which an encoder chooses the parameters.
@@ -43,8 +46,12 @@ struct TightCounts {
 
 /// The format's `base`. exponents[E] is how many of the `changed` elements have exponent E.
 unsigned ChooseBase(const uint32_t (&exponents)[256], uint32_t changed);
-unsigned ChooseGroupBits(uint64_t changed, uint64_t blocks);
-/// Sets every parameter but group_bits and base. REQUIRES: rows is set.
+unsigned ChooseLaneBits(uint64_t changed);
+/// The number of elements of a class, of which the counted part has `found`.
+constexpr uint32_t EstimatedCount(uint32_t found) {
+  return found * kCountedEach + kCountedEach / 2;
+}
+/// Sets every parameter but lane_bits and base. REQUIRES: rows is set.
 void ChooseParameters(const TightCounts& counts, TightParameters* parameters);
 
 }  // namespace deltawire::kernels

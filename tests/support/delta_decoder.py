@@ -1,4 +1,4 @@
-"""A second, plain decoder of docs/delta_format.md (version 2), laid out like the document.
+"""A second, plain decoder of docs/delta_format.md (version 3), laid out like the document.
 
 Standard library only, with the shared libraries libxxhash (history's check) and libzstd (dense).
 Written for reading, not for speed. Deltas are lists of (element, signed difference), in order;
@@ -36,7 +36,7 @@ def blocks_of(n):
 
 def check_head(payload, codec, width):
     need(len(payload) >= 4, "truncated")
-    need(payload[0] == 2, "format")
+    need(payload[0] == 3, "format")
     need(payload[1] == codec, "codec")
     need(payload[2] == width, "width")
 
@@ -353,10 +353,12 @@ class Coder:
         if self.low > MASK64:
             self.carry()
             self.low &= MASK64
-        while self.range < 1 << 48:
-            self.out += (self.low >> 48).to_bytes(2, "big")
-            self.low = self.low << 16 & MASK64
-            self.range <<= 16
+
+    def normalise(self):
+        while self.range < 1 << 56:
+            self.out.append(self.low >> 56)
+            self.low = self.low << 8 & MASK64
+            self.range <<= 8
 
     def carry(self):
         at = len(self.out) - 1
@@ -388,8 +390,11 @@ class Decoder(Coder):
     def narrow(self, start, size):
         self.ahead -= start
         need(0 <= self.ahead < size, "a point in no interval")
-        at = len(self.out) + 8
         super().narrow(start, size)
+
+    def normalise(self):
+        at = len(self.out) + 8
+        super().normalise()
         more = self.stream[at:len(self.out) + 8].ljust(len(self.out) + 8 - at, b"\0")
         self.ahead = self.ahead << 8 * len(more) | int.from_bytes(more, "big")
 
@@ -410,7 +415,18 @@ class Decoder(Coder):
         return x
 
 
-# tight: group stream
+# tight: lanes
+
+EVEN = 32768  # the probability of a sign
+
+
+def lanes_of(n, lane_bits):
+    """The elements of each lane, in order."""
+    part = BLOCK >> lane_bits
+    lanes = [[] for _ in range(1 << lane_bits)]
+    for at in range(0, n, part):
+        lanes[at // part % len(lanes)].extend(range(at, min(at + part, n)))
+    return lanes
 
 
 def longer_probability(p, c, j):
@@ -422,49 +438,55 @@ def longer_probability(p, c, j):
 
 
 def read_difference(coder, p, width, row, c, direction):
+    def decide(probability):
+        yes = coder.decide(probability)
+        coder.normalise()
+        return yes
+
     if row == 0:
-        negative = coder.take(1) == 1
+        negative = coder.decide(EVEN)
     else:
-        same = coder.decide(P[p.same[row][c]])
-        negative = direction if same else not direction
+        negative = direction if decide(P[p.same[row][c]]) else not direction
     length, most = 1, 8 * width
-    while length < most and coder.decide(longer_probability(p, c, length)):
+    while length < most and decide(longer_probability(p, c, length)):
         length += 1
     size = 1
     if length == most:
         need(negative, "an abs(d) that does not fit")
         size = 1 << most - 1
     elif length >= 2:
-        size = 2 | coder.decide(P[p.m])
+        size = 2 | decide(P[p.m])
         left = length - 2
         while left > 0:
             k = min(left, 16)
             size = size << k | coder.take(k)
+            coder.normalise()
             left -= k
     return -size if negative else size
 
 
-def decode_group(stream, elements, width, p, classes, rows, directions):
+def decode_lane(stream, elements, width, p, classes, rows, directions):
     coder, changes, s = Decoder(stream), [], 0
-    at, end = elements.start, elements.stop
+    next_one, end = 0, len(elements)
     while True:
         v = coder.point()
-        while at < end and s < 8 * OCTAVE:
+        while next_one < end and s < 8 * OCTAVE:
+            at = elements[next_one]
             h = p.weight[rows[at]][classes[at]]
-            if v < ONE - survival(s + h):
+            if survival(s + h) <= v:
                 break
             s += h
-            at += 1
-        below = ONE - survival(s)
-        if at == end or s >= 8 * OCTAVE:
-            coder.interval(below, ONE)  # end, or skip
-            if at == end:
+            next_one += 1
+        if next_one == end or s >= 8 * OCTAVE:
+            coder.interval(0, survival(s))  # end, or skip
+            coder.normalise()
+            if next_one == end:
                 break
         else:
-            coder.interval(below, ONE - survival(s + h))
+            coder.interval(survival(s + h), survival(s))
             d = read_difference(coder, p, width, rows[at], classes[at], directions[at])
             changes.append((at, d))
-            at += 1
+            next_one += 1
         s = 0
     need(coder.finish() == stream, "not what an encoder would have written")
     return changes
@@ -476,9 +498,10 @@ def decode_tight(payload, old, width, history=()):
     n = elements_of(len(old), width)
     check_head(payload, TIGHT, width)
     need(len(payload) >= 6, "truncated")
-    function, g, reserved = payload[3] & 15, payload[3] >> 4 & 3, payload[3] >> 6
+    function, lane_bits, reserved = payload[3] & 15, payload[3] >> 4 & 3, payload[3] >> 6
     base, depth, at = payload[4], payload[5], 6
     need(reserved == 0, "reserved")
+    need(lane_bits <= 2, "lanes")
     need(depth <= 8, "depth")
     need(len(history) >= depth, "history that is not there")
     history = history[:depth]
@@ -491,15 +514,16 @@ def decode_tight(payload, old, width, history=()):
     rows, directions = rows_and_directions(past, n)
     bits = Bits(payload[at:])
     p = read_parameters(bits, depth)
-    groups = [range(i, min(i + (BLOCK << g), n)) for i in range(0, n, BLOCK << g)]
-    sizes = packed_columns(bits, 1, len(groups))
+    lanes = lanes_of(n, lane_bits)
+    sizes = packed_columns(bits, 1, len(lanes))
     at += bits.pad()
     result = []
-    for elements, (size,) in zip(groups, sizes):
+    for elements, (size,) in zip(lanes, sizes):
         stream = payload[at:at + size]
         need(len(stream) == size, "truncated")
         at += size
-        result += decode_group(stream, elements, width, p, classes, rows, directions)
+        result += decode_lane(stream, elements, width, p, classes, rows, directions)
+    result.sort()
     need(at == len(payload), "bytes after the last stream")
     need(result, "no change")
     return result

@@ -1,13 +1,13 @@
-"""A plain encoder of docs/delta_format.md (version 2): fast and tight, with "Choice of parameters".
+"""A plain encoder of docs/delta_format.md (version 3): fast and tight, with "Choice of parameters".
 
 Its payloads must equal the kernels' byte for byte. Definitions that both directions share (tables,
 classes, history, the arithmetic coder) come from delta_decoder.py. Deltas are lists of
 (element, signed difference), in order.
 """
 
-from delta_decoder import (ONE, OCTAVE, P, H, ROW_OF_AGE, BLOCK, TIGHT, FAST, Coder,
+from delta_decoder import (EVEN, ONE, OCTAVE, P, H, ROW_OF_AGE, BLOCK, TIGHT, FAST, Coder,
                            blocks_of, class_of, context_of, decode_fast, exponents, gaps_between,
-                           longer_probability, order, rice, rows_and_directions, sparse_bytes,
+                           lanes_of, longer_probability, order, rice, rows_and_directions, sparse_bytes,
                            survival, weight_of_code)
 
 
@@ -122,7 +122,7 @@ def encode_fast(changes, n, width):
         streams.append(stream)
     table = BitWriter()
     put_columns(table, rows)
-    head = bytes([2, FAST, width, 0]) + n.to_bytes(4, "little")
+    head = bytes([3, FAST, width, 0]) + n.to_bytes(4, "little")
     return head + table.finish() + b"".join(streams)
 
 
@@ -132,11 +132,8 @@ LEVEL_BORDERS = [173, 1083, 3103, 6374, 10975, 16901, 23843, 31444, 39388, 46643
                  62181, 64341, 65210]
 
 
-def choose_group(changed, blocks):
-    for g in range(4):
-        if changed << g >= 2048 * blocks:
-            return g
-    return 3
+def choose_lanes(changed):
+    return 2 if changed >= 2048 else 1 if changed >= 1024 else 0
 
 
 def choose_base(changed_exponents):
@@ -179,14 +176,40 @@ class Counts:
         pair[1] += 1
 
 
-def count(changes, width, classes, rows, directions):
-    counts = Counts()
+def counted_changes(changes):
+    return changes[::4] if len(changes) > 4096 else changes
+
+
+def count_rates(counts, changes, classes, rows, directions):
+    """With history."""
     for row, c in zip(rows, classes):
         counts.changed[row][c][1] += 1
     for at, d in changes:
-        row, c, length = rows[at], classes[at], abs(d).bit_length()
+        row, c = rows[at], classes[at]
         counts.changed[row][c][0] += 1
         counts.add(counts.same[row][c], (d < 0) == directions[at])
+
+
+def estimate_rates(counts, changes, classes):
+    """Without history: from some elements and changes for all where there are many."""
+    each, of_many = 4 if len(changes) > 4096 else 1, len(classes) > BLOCK
+    for at, _ in counted_changes(changes):
+        counts.changed[0][classes[at]][0] += each
+    for first in range(0, len(classes), 512 * 8 if of_many else 512):
+        for c in classes[first:first + 512]:
+            counts.changed[0][c][1] += 1
+    for pair in counts.changed[0]:
+        if of_many:
+            pair[1] = 8 * pair[1] + 4
+        if each > 1:
+            pair[0] = max(pair[0], 1)
+        if of_many or each > 1:
+            pair[1] = max(pair[1], pair[0] + 1)
+
+
+def count_differences(counts, changes, width, classes):
+    for at, d in counted_changes(changes):
+        c, length = classes[at], abs(d).bit_length()
         for j in range(1, min(length, 8 * width - 1) + 1):
             x = c + j - 1
             if j == 1:
@@ -195,7 +218,6 @@ def count(changes, width, classes, rows, directions):
                 counts.add(counts.q2[x - 1], length > j)
         if 2 <= length < 8 * width:
             counts.add(counts.m, abs(d) >> length - 2 & 1)
-    return counts
 
 
 class Choice:
@@ -255,64 +277,81 @@ def put_parameters(bits, choice, depth):
 
 
 def put_difference(coder, d, choice, width, row, c, direction):
+    def decide(p, yes):
+        coder.decision(p, yes)
+        coder.normalise()
+
     if row == 0:
-        coder.raw(1, d < 0)
+        coder.decision(EVEN, d < 0)
     else:
-        coder.decision(P[choice.same[row][c]], (d < 0) == direction)
+        decide(P[choice.same[row][c]], (d < 0) == direction)
     size, most = abs(d), 8 * width
     length = size.bit_length()
     for j in range(1, most):
-        coder.decision(longer_probability(choice, c, j), length > j)
+        decide(longer_probability(choice, c, j), length > j)
         if length == j:
             break
     if 2 <= length < most:
-        coder.decision(P[choice.m], size >> length - 2 & 1 == 1)
+        decide(P[choice.m], size >> length - 2 & 1 == 1)
         left = length - 2
         while left > 0:
             k = min(left, 16)
             left -= k
             coder.raw(k, size >> left & (1 << k) - 1)
+            coder.normalise()
 
 
-def group_stream(changed, elements, choice, width, classes, rows, directions):
+def lane_stream(changed, elements, choice, width, classes, rows, directions):
     coder, s = Coder(), 0
+
+    def put_rest():  # skip, or end
+        coder.interval(0, survival(s))
+        coder.normalise()
+
     for at in elements:
         if s >= 8 * OCTAVE:
-            coder.interval(ONE - survival(s), ONE)  # skip
+            put_rest()
             s = 0
         h = choice.weight(rows[at], classes[at])
         if at in changed:
-            coder.interval(ONE - survival(s), ONE - survival(s + h))
+            coder.interval(survival(s + h), survival(s))
             put_difference(coder, changed[at], choice, width, rows[at], classes[at],
                            directions[at])
             s = 0
         else:
             s += h
-    coder.interval(ONE - survival(s), ONE)  # end
+    put_rest()
     return coder.finish()
 
 
-def encode_tight(changes, old, width, function, history=(), draw=None):
+def encode_tight(changes, old, width, function, history=(), draw=None, lanes=None):
     """`history`: fast payloads of the deltas that led to `old`, newest first, empty where the
     chunk did not change. With `draw` (a random.Random) the parameters are any that a decoder must
-    accept, not the format's choice. REQUIRES: at least one change."""
+    accept, not the format's choice; without it `lanes` sets the field of that name alone. REQUIRES:
+    at least one change."""
     n, depth = len(old) // width, len(history)
-    blocks = (n + BLOCK - 1) // BLOCK
     e = exponents(old, width, function)
-    g = choose_group(len(changes), blocks)
-    base = choose_base([e[at] for at, _ in changes])
+    lane_bits = choose_lanes(len(changes)) if lanes is None else lanes
+    base = choose_base([e[at] for at, _ in counted_changes(changes)])
     if draw:
-        g, base = draw.randrange(4), draw.choice((0, base, max(0, base - 3), base + 5))
+        base = draw.choice((0, base, max(0, base - 3), base + 5))
+        lane_bits = draw.randrange(3)
     classes = [class_of(x, base) for x in e]
     past = [decode_fast(h, len(old), width) if h else [] for h in history]
     rows, directions = rows_and_directions(past, n)
-    choice = Choice(count(changes, width, classes, rows, directions))
+    counts = Counts()
+    if depth > 0:
+        count_rates(counts, changes, classes, rows, directions)
+    else:
+        estimate_rates(counts, changes, classes)
+    count_differences(counts, changes, width, classes)
+    choice = Choice(counts)
     if draw:
         choice.scramble(draw)
     changed = dict(changes)
-    streams = [group_stream(changed, range(i, min(i + (BLOCK << g), n)), choice, width, classes,
-                            rows, directions) for i in range(0, n, BLOCK << g)]
-    head = bytes([2, TIGHT, width, function | g << 4, base, depth])
+    streams = [lane_stream(changed, elements, choice, width, classes, rows, directions)
+               for elements in lanes_of(n, lane_bits)]
+    head = bytes([3, TIGHT, width, function | lane_bits << 4, base, depth])
     if depth > 0:
         head += context_of(history).to_bytes(4, "little")
     bits = BitWriter()

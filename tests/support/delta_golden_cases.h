@@ -1,4 +1,4 @@
-// The inputs of the delta format's golden files (tests/golden/delta_v2): only their payloads are
+// The inputs of the delta format's golden files (tests/golden/delta_v3): only their payloads are
 // frozen, and the digests in manifest.json tell if these functions make other inputs. A new format
 // version may take other cases. Owner: a case owns its bytes. Threads: one. Cost: a few copies of
 // each chunk. Errors: none.
@@ -101,10 +101,10 @@ inline std::vector<GoldenCase> GoldenCases() {
   add({"none_w2", F::kNone, 2, 3000, 0.05, 0.1, 8}, 3000, 6);
   add({"none_w8", F::kNone, 8, 8000, 0.05, 0, 8}, 500, 7);
   for (const unsigned width : kWidths) all.push_back(internal::ManyChanges(width));
-  // Four groups of one block; two groups, of four blocks and of one; one group of two blocks.
-  add({"groups4", F::kF8E4M3, 1, 3 * kBlockElements + 500, 0.017, 0.1, 8}, 2000, 8);
-  add({"groups2", F::kBF16, 2, 4 * kBlockElements + 77, 0.003, 0.1, 8}, 2000, 9);
-  add({"groups1", F::kBF16, 2, kBlockElements + 77, 0.0003, 0.1, 8}, 2000, 10);
+  // Four lanes over four blocks, with changes counted in part; two lanes over five; one over two.
+  add({"lanes4", F::kF8E4M3, 1, 3 * kBlockElements + 500, 0.012, 0.1, 8}, 2000, 8);
+  add({"lanes2", F::kBF16, 2, 4 * kBlockElements + 77, 0.0017, 0.1, 8}, 2000, 9);
+  add({"lanes1", F::kBF16, 2, kBlockElements + 77, 0.0003, 0.1, 8}, 2000, 10);
   return all;
 }
 

@@ -114,6 +114,12 @@ def write_tight(root, draw):
                                            past_of(n, width)[:depth])
             write(root / "delta_tight", "payload_w%d_f%d_n%d_depth%d" % (width, function, n, depth),
                   head + payload)
+        # Our encoders give so small chunks one lane.
+        for lanes in (1, 2):
+            payload = encoder.encode_tight(changes, pattern(n * width), width, function,
+                                           past_of(n, width)[:2], lanes=lanes)
+            write(root / "delta_tight", "lanes%d_w%d_f%d_n%d" % (lanes, width, function, n),
+                  head + payload)
     for name, text in DESCRIPTIONS.items():
         for index, width, more in [(2, 8, 0x80), (4, 2, 0x21), (7, 1, 0x84)]:
             head = bytes([WIDTH_CODE[width] | index << 2 | DESCRIBED, more])
@@ -138,7 +144,7 @@ def write_dense(root, draw):
         for at, d in changes_of(draw, n, width, density, large):
             codes[at] = 2 * d if d >= 0 else -2 * d - 1
         planes = b"".join(bytes(z >> 8 * p & 255 for z in codes) for p in range(width))
-        head = bytes([WIDTH_CODE[width] | index << 2, 2, decoder.DENSE, width, 0])
+        head = bytes([WIDTH_CODE[width] | index << 2, 3, decoder.DENSE, width, 0])
         write(root / "delta_dense", "payload_w%d_n%d" % (width, n), head + zstd(planes))
     for name, text in DESCRIPTIONS.items():
         head = bytes([WIDTH_CODE[4] | 4 << 2 | DESCRIBED])
@@ -155,6 +161,8 @@ def write_blocks(root, draw):
         head = bytes([head[0] | TIGHT, function])
         payload = encoder.encode_tight(changes, pattern(n * width), width, function)
         write(root / "delta_blocks", "tight_w%d_n%d" % (width, n), head + payload)
+        payload = encoder.encode_tight(changes, pattern(n * width), width, function, lanes=2)
+        write(root / "delta_blocks", "tight_lanes_w%d_n%d" % (width, n), head + payload)
         for name, text in DESCRIPTIONS.items():
             for head in ([width - 1 | index << 2 | DESCRIBED, 0],
                          [width - 1 | index << 2 | DESCRIBED | TIGHT, function | 0x10 * index]):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/delta_v2/*/foreign*.bin: tight payloads of golden cases with parameters that
+"""Writes tests/golden/delta_v3/*/foreign*.bin: tight payloads of golden cases with parameters that
 our encoders never choose and every decoder must accept.
 
     make_delta_foreign.py DIR

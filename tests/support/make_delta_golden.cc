@@ -64,7 +64,7 @@ class Writer {
   }
 
   void Finish() {
-    const nlohmann::json manifest = {{"format", 2}, {"key_seed", kKeySeed}, {"cases", cases_}};
+    const nlohmann::json manifest = {{"format", 3}, {"key_seed", kKeySeed}, {"cases", cases_}};
     std::ofstream(dir_ / "manifest.json") << manifest.dump(1) << "\n";
   }
 

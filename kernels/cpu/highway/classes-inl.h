@@ -1,7 +1,9 @@
 // The tight codec's work on every element: classes, sums of their weights, counts; compiled once
 // per target. Pure; thread-safe; safe for unaligned data. Cost: 0.05 to 0.1 ns per element.
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/changes.h"
+#include "kernels/cpu/highway/lanes-inl.h"
 #include "kernels/cpu/highway/pack-inl.h"
 #include "kernels/cpu/highway/sparse_reader-inl.h"
 #include "kernels/cpu/tight.h"
@@ -17,12 +19,43 @@ HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+#if HWY_TARGET != HWY_SCALAR
+/// The classes of the first elements of two bytes, as many as whole vectors hold; returns their
+/// number. The exponents are packed first, so that the rest works on twice as many at a time.
+template <ClassFunction kFunction>
+size_t PackedClasses(const uint8_t* data, size_t elements, unsigned base, uint8_t* classes) {
+  constexpr ExponentField kField = FieldOf(kFunction);
+  const hn::ScalableTag<uint8_t> d;
+  const hn::Repartition<uint16_t, decltype(d)> d16;
+  const size_t lanes = hn::Lanes(d);
+  const auto mask = hn::Set(d, static_cast<uint8_t>(LowMask(kField.bits)));
+  const auto lowest = hn::Set(d, static_cast<uint8_t>(base));
+  const auto most = hn::Set(d, uint8_t{kClasses - 1});
+  // The old bytes come from far away, and nothing else is done meanwhile. Lines behind the chunk's
+  // end are only wasted.
+  constexpr size_t kAhead = 4096;
+  size_t i = 0;
+  for (; i + lanes <= elements; i += lanes) {
+    const auto* from = reinterpret_cast<const uint16_t*>(data) + i;
+    hwy::Prefetch(data + 2 * i + kAhead);
+    hwy::Prefetch(data + 2 * i + kAhead + lanes);
+    const auto low = hn::ShiftRight<int{kField.shift}>(hn::LoadU(d16, from));
+    const auto high = hn::ShiftRight<int{kField.shift}>(hn::LoadU(d16, from + lanes / 2));
+    const auto packed = hn::ConcatEven(d, hn::BitCast(d, high), hn::BitCast(d, low));
+    const auto exponent = hn::And(packed, mask);
+    hn::StoreU(hn::Min(hn::SaturatedSub(exponent, lowest), most), d, classes + i);
+  }
+  return i;
+}
+#endif
+
 template <typename T, ClassFunction kFunction>
 void ClassesAs(const uint8_t* data, size_t elements, unsigned base, uint8_t* classes) {
   constexpr ExponentField kField = FieldOf(kFunction);
   static_assert(kField.width == sizeof(T));
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(T) == 2) i = PackedClasses<kFunction>(data, elements, base, classes);
   using S = std::make_signed_t<T>;
   const hn::ScalableTag<T> d;
   const hn::RebindToSigned<decltype(d)> ds;
@@ -90,19 +123,24 @@ inline void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&
   const auto t0 = hn::LoadDup128(d, bytes[0]);
   const auto t1 = hn::LoadDup128(d, bytes[1]);
   const auto t2 = hn::LoadDup128(d, bytes[2]);
-  for (; i + lanes <= elements; i += lanes) {
-    const auto v = hn::LoadU(d, classes + i);
+  const auto sums_of_8 = [&](const uint8_t* from) {
+    const auto v = hn::LoadU(d, from);
     const auto s0 = hn::SumsOf8(hn::TableLookupBytes(t0, v));
     const auto s1 = hn::SumsOf8(hn::TableLookupBytes(t1, v));
     const auto s2 = hn::SumsOf8(hn::TableLookupBytes(t2, v));
-    const auto sum = hn::Add(hn::Add(s0, hn::ShiftLeft<8>(s1)), hn::ShiftLeft<16>(s2));
-    hn::StoreU(sum, d64, sums + i / 8);
+    return hn::Add(hn::Add(s0, hn::ShiftLeft<8>(s1)), hn::ShiftLeft<16>(s2));
+  };
+  static_assert(kSumStep == 16);
+  for (; i + 2 * lanes <= elements; i += 2 * lanes) {
+    const auto low = sums_of_8(classes + i), high = sums_of_8(classes + i + lanes);
+    const auto sum = hn::Add(hn::ConcatEven(d64, high, low), hn::ConcatOdd(d64, high, low));
+    hn::StoreU(sum, d64, sums + i / kSumStep);
   }
 #endif
-  for (; i + 8 <= elements; i += 8) {
+  for (; i + kSumStep <= elements; i += kSumStep) {
     uint64_t sum = 0;
-    for (size_t j = 0; j < 8; ++j) sum += weights[classes[i + j]];
-    sums[i / 8] = sum;
+    for (size_t j = 0; j < kSumStep; ++j) sum += weights[classes[i + j]];
+    sums[i / kSumStep] = sum;
   }
 }
 
@@ -179,7 +217,8 @@ inline BlockRow Pack(const uint16_t* at, const uint64_t* d, size_t changed, size
   return WithWidth(width, [&]<typename T>(T) { return PackAs<T>(at, d, changed, elements, out); });
 }
 
-inline constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack, Pack};
+inline constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack,
+                                       Pack,    PutLanes,  GetLanes};
 
 inline DecodeStatus Changed(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
                             ChangeVisitor visit, void* context) {

@@ -313,8 +313,10 @@ void Classes(const uint8_t* data, size_t elements, ClassFunction function, unsig
 
 void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&weights)[kClasses],
                uint64_t* sums) {
-  std::fill_n(sums, elements / 8, 0);
-  for (size_t i = 0; i < elements / 8 * 8; ++i) sums[i / 8] += weights[classes[i]];
+  std::fill_n(sums, elements / kSumStep, 0);
+  for (size_t i = 0; i < elements / kSumStep * kSumStep; ++i) {
+    sums[i / kSumStep] += weights[classes[i]];
+  }
 }
 
 void CountClasses(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]) {
@@ -347,7 +349,37 @@ BlockRow Pack(const uint16_t* at, const uint64_t* d, size_t changed, size_t elem
                    [&]<typename T>(T) { return PackAs<T>(at, d, changed, elements, dense, out); });
 }
 
-constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack, Pack};
+void PutLanes(const LaneModel& model, const LaneBlock& block, LaneEncoder* lanes,
+              unsigned lane_bits, const uint16_t* at, const uint64_t* d, size_t changed) {
+  size_t i = 0;
+  for (unsigned l = 0; l < 1u << lane_bits; ++l) {
+    LaneEncoder& lane = lanes[l];
+    lane.cursor.Start(block, model, l, lane_bits);
+    for (; i < changed && at[i] < lane.cursor.last; ++i) {
+      const uint8_t context = block.contexts[at[i]];
+      lane.PutSkips(model, block, at[i]);
+      lane.PutChange(model, context, lane.cursor.sum, d[i]);
+      lane.cursor.PassChange(at[i], SumBefore(model, block, at[i]), model.WeightOf(context));
+    }
+    lane.PutSkips(model, block, lane.cursor.last);
+  }
+}
+
+bool GetLanes(const LaneModel& model, const LaneBlock& block, LaneDecoder* lanes,
+              unsigned lane_bits, uint16_t* at, uint64_t* d) {
+  for (unsigned l = 0; l < 1u << lane_bits; ++l) {
+    LaneDecoder& lane = lanes[l];
+    lane.cursor.Start(block, model, l, lane_bits);
+    lane.changed = 0;
+    LaneStep step = LaneStep::kMore;
+    const size_t first = lane.cursor.at;
+    while (step == LaneStep::kMore) step = lane.Step(model, block, at + first, d + first);
+    if (step == LaneStep::kBad) return false;
+  }
+  return true;
+}
+
+constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack, Pack, PutLanes, GetLanes};
 
 DecodeStatus Changed(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
                      ChangeVisitor visit, void* context) {

@@ -180,21 +180,21 @@ TEST_CASE("A raw block that sparse would make smaller is refused and the other w
   for (const Backend* backend : All()) {
     CAPTURE(backend->name);
     // One of four elements changes. Sparse is shorter, so it is the one encoding; this one is raw.
-    const uint8_t raw[] = {2, 1, 2, 0, 4, 0, 0, 0, 1 << 5, 0, 0, 0, 0, 0,
-                           0, 0, 0, 1, 0, 0, 5, 0, 0,      0, 0, 0, 0, 0};
+    const uint8_t raw[] = {kFormat, 1, 2, 0, 4, 0, 0, 0, 1 << 5, 0, 0, 0, 0, 0,
+                           0,       0, 0, 1, 0, 0, 5, 0, 0,      0, 0, 0, 0, 0};
     const Buffer lazy(std::as_bytes(std::span(raw)), 0);
     CHECK(backend->validate(lazy, 8, 2, nullptr) == DecodeStatus::kMalformed);
     // One element of width 1: sparse takes one byte as well, which is not fewer than raw.
-    const uint8_t sparse[] = {2, 1, 1, 0, 1, 0,      0, 0, 1 << 5, 0,   0,
-                              0, 0, 0, 0, 0, 1 << 5, 0, 0, 0,      0x02};
+    const uint8_t sparse[] = {kFormat, 1, 1, 0, 1, 0,      0, 0, 1 << 5, 0,   0,
+                              0,       0, 0, 0, 0, 1 << 5, 0, 0, 0,      0x02};
     const Buffer eager(std::as_bytes(std::span(sparse)), 0);
     // The block itself has one byte, so a stream of one byte can only be read as raw. It says a
     // difference of 2, in the one encoding that this has.
     CHECK(backend->validate(eager, 1, 1, nullptr) == DecodeStatus::kOk);
     // Both of two elements of width 2 change. Sparse takes four bits, which fit into one
     // byte, but this stream has three bytes.
-    const uint8_t long_sparse[] = {2, 1, 2, 0, 2,      0, 0, 0, 2 << 5, 0, 0, 0,
-                                   0, 0, 0, 0, 3 << 5, 0, 0, 0, 0x0c,   0, 0};
+    const uint8_t long_sparse[] = {kFormat, 1, 2, 0, 2,      0, 0, 0, 2 << 5, 0, 0, 0,
+                                   0,       0, 0, 0, 3 << 5, 0, 0, 0, 0x0c,   0, 0};
     const Buffer padded(std::as_bytes(std::span(long_sparse)), 0);
     CHECK(backend->validate(padded, 4, 2, nullptr) == DecodeStatus::kMalformed);
   }

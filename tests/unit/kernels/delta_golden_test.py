@@ -25,7 +25,7 @@ from delta_decoder import Refused, need
 
 
 # Cases and depths with tight payloads of foreign parameters; see make_delta_foreign.py.
-FOREIGN = [("bf16", 0), ("bf16", 8), ("fp32", 2), ("e4m3", 1), ("none_w8", 8), ("groups4", 2)]
+FOREIGN = [("bf16", 0), ("bf16", 8), ("fp32", 2), ("e4m3", 1), ("none_w8", 8), ("lanes4", 2)]
 
 
 def entry_of(directory, name):
@@ -126,7 +126,7 @@ def expect_refused(action, what):
 def check_directory(directory, inputs, least):
     manifest = json.loads((directory / "manifest.json").read_text())
     digest = decoder.Digest(manifest["key_seed"])
-    need(manifest["format"] == 2 and len(manifest["cases"]) >= least, "manifest")
+    need(manifest["format"] == 3 and len(manifest["cases"]) >= least, "manifest")
     failed = 0
     for entry in manifest["cases"]:
         try:

@@ -1,4 +1,4 @@
-// Checks that every backend reads and writes the frozen bytes of format version 2, and the examples
+// Checks that every backend reads and writes the frozen bytes of format version 3, and the examples
 // of docs/delta_format.md. delta_golden_test.py checks the same files and examples in Python.
 #include <catch2/catch.hpp>
 #include <fstream>
@@ -11,7 +11,7 @@
 namespace deltawire::kernels::test {
 namespace {
 
-const std::string kDir = DELTAWIRE_GOLDEN_DIR "/delta_v2";
+const std::string kDir = DELTAWIRE_GOLDEN_DIR "/delta_v3";
 
 /// Reads a payload of a case: fast, dense, tight<depth> or foreign<depth>.
 Buffer ReadGolden(const std::string& name, const std::string& part) {
@@ -119,7 +119,7 @@ void CheckDense(const Backend& backend, const Golden& g) {
 TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
   const GoldenFiles files = ReadGoldenFiles();
   REQUIRE(files.cases.size() == 23);
-  size_t tight = 0, groupings[4] = {};
+  size_t tight = 0, lanes[4] = {};
   for (const Golden& g : files.cases) {
     for (const Backend* backend : All()) {
       CAPTURE(backend->name, g.c.name);
@@ -130,21 +130,21 @@ TEST_CASE("Every backend reads and writes the golden payloads bytewise") {
     for (const auto& [depth, bytes] : g.tight) {
       if (bytes == 0) continue;
       ++tight;
-      ++groupings[static_cast<uint8_t>(
-                      ReadGolden(g.c.name, "tight" + std::to_string(depth)).data()[3]) >>
-                  4];
+      ++lanes[static_cast<uint8_t>(
+                  ReadGolden(g.c.name, "tight" + std::to_string(depth)).data()[3]) >>
+              4];
     }
   }
   CHECK(tight >= 35);
-  CHECK(groupings[0] > 0);
-  CHECK(groupings[2] > 0);
-  CHECK(groupings[3] > 0);
+  CHECK(lanes[0] > 0);
+  CHECK(lanes[1] > 0);
+  CHECK(lanes[2] > 0);
 }
 
 TEST_CASE("Every backend reads tight payloads whose parameters no encoder of ours chooses") {
   const GoldenFiles files = ReadGoldenFiles();
   const std::pair<std::string, unsigned> payloads[] = {{"bf16", 0}, {"bf16", 8},    {"fp32", 2},
-                                                       {"e4m3", 1}, {"none_w8", 8}, {"groups4", 2}};
+                                                       {"e4m3", 1}, {"none_w8", 8}, {"lanes4", 2}};
   for (const Golden& g : files.cases) {
     for (const auto& [name, depth] : payloads) {
       if (g.c.name != name) continue;

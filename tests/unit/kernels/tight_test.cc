@@ -157,5 +157,79 @@ TEST_CASE("Tight round trips with history") {
   CHECK(coded > 30);
 }
 
+/// A chunk whose changes all lie in the first part of each block: one lane has nearly all of them,
+/// and more bytes than its share of the room that an encoder gives each lane.
+TEST_CASE("Tight round trips of a chunk whose changes are all in one lane") {
+  const Kind kind{ClassFunction::kBF16, 2};
+  Random random(4711);
+  Buffer a(2 * (kBlockElements + 100));
+  for (size_t i = 0; i < a.size() / 2; ++i) StoreAt(a, i, 2, i < 12000 ? 0x3880 : 0x3e80);
+  Buffer b(Bytes(a), 0);
+  for (size_t i = 0; i < 12000; i += 1 + random.Below(5)) StoreAt(b, i, 2, 0x3881);
+  Chain chain{std::move(a), Buffer(0), {}, {}};
+  chain.payload = Encode(Best(), Key(), chain.old_data, b, 2);
+  const Buffer expected = TightOf(Scalar(), chain, kind, 0, 0);
+  REQUIRE(expected.size() > 0);
+  CHECK(std::to_integer<unsigned>(expected.data()[3]) >> 4 == kMaxLaneBits);
+  for (const Backend* backend : All()) {
+    CAPTURE(backend->name);
+    CHECK(Equal(TightOf(*backend, chain, kind, 0, 5), expected));
+    Buffer fast(0);
+    REQUIRE(Decode(*backend, chain, kind, expected, 0, &fast) == DecodeStatus::kOk);
+    CHECK(Equal(fast, chain.payload));
+  }
+}
+
+TEST_CASE("Tight round trips of chunks that are counted in part") {
+  uint64_t seed = 99;
+  size_t coded = 0;
+  for (const size_t depth : {0, 3}) {
+    // Many changes in few elements, and in many; more than the scratch keeps of a chunk.
+    coded +=
+        CheckChain({ClassFunction::kBF16, 2}, kBlockElements, 0.1, Change::kSmall, depth, ++seed);
+    coded += CheckChain({ClassFunction::kF32, 4}, 3 * kBlockElements + 5, 0.04, Change::kSmall,
+                        depth, ++seed);
+    coded += CheckChain({ClassFunction::kBF16, 2}, 5 * kBlockElements, 0.3, Change::kSmall, depth,
+                        ++seed);
+  }
+  CHECK(coded >= 4);  // where changes are at random, tight may be no smaller
+}
+
+TEST_CASE("Payloads of another format or of too many lanes are refused") {
+  const Kind kind{ClassFunction::kBF16, 2};
+  const Chain chain = MakeChain(kind, 20000, 0.03, Change::kSmall, 0, 5);
+  const Buffer tight = TightOf(Scalar(), chain, kind, 0, 0);
+  REQUIRE(tight.size() > 0);
+  for (const Backend* backend : All()) {
+    CAPTURE(backend->name);
+    Buffer fast(0);
+    Buffer old_format(Bytes(tight), 0);
+    old_format.data()[0] = std::byte{2};
+    CHECK(Decode(*backend, chain, kind, old_format, 0, &fast) == DecodeStatus::kMalformed);
+    Buffer lanes(Bytes(tight), 0);
+    lanes.data()[3] |= std::byte{3 << 4};
+    CHECK(Decode(*backend, chain, kind, lanes, 0, &fast) == DecodeStatus::kMalformed);
+  }
+  Buffer old_fast(Bytes(chain.payload), 0);
+  old_fast.data()[0] = std::byte{2};
+  CHECK(Best().validate(old_fast, chain.old_data.size(), 2, nullptr) == DecodeStatus::kMalformed);
+}
+
+TEST_CASE("LargestSum is the inverse of Survival") {
+  Random random(31);
+  for (size_t i = 0; i < 200000; ++i) {
+    const uint64_t survivors = 1 + (random.Next() >> 33 >> random.Below(31));
+    const uint64_t sum = LargestSum(survivors);
+    CAPTURE(survivors);
+    REQUIRE(Survival(sum) >= survivors);
+    REQUIRE(Survival(sum + 1) < survivors);
+  }
+  for (uint64_t e = 0; e <= 31; ++e) {
+    const uint64_t power = kCertain >> e;
+    REQUIRE(Survival(LargestSum(power)) >= power);
+    REQUIRE(Survival(LargestSum(power) + 1) < power);
+  }
+}
+
 }  // namespace
 }  // namespace deltawire::kernels::test
