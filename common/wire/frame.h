@@ -14,7 +14,7 @@
 namespace deltawire::wire {
 
 inline constexpr uint32_t kMagic = 0x31465744;  // "DWF1" as bytes on the wire
-inline constexpr uint8_t kWireVersion = 3;
+inline constexpr uint8_t kWireVersion = 4;
 
 /// Who sends what, and when: docs/wire_format.md, "Life of a stream".
 enum class FrameType : uint8_t {

@@ -156,13 +156,13 @@ inline std::vector<Golden> GoldenFiles() {
   for (const Frame& f : Exchange()) {
     const HeaderBytes header = EncodeHeader(f.header);
     out.push_back(
-        {"wire_v3/header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
+        {"wire_v4/header_" + std::string(f.file) + ".bin", {header.begin(), header.end()}});
   }
-  out.push_back({"wire_v3/payload_hello.bin", Encode(SampleHello())});
-  out.push_back({"wire_v3/payload_hello_proof.bin", Encode(SampleHelloWithProof())});
-  out.push_back({"wire_v3/payload_have.bin", Encode(SampleHave())});
-  out.push_back({"wire_v3/payload_end.bin", Encode(SampleEnd())});
-  out.push_back({"wire_v3/payload_error.bin", Encode(SampleError())});
+  out.push_back({"wire_v4/payload_hello.bin", Encode(SampleHello())});
+  out.push_back({"wire_v4/payload_hello_proof.bin", Encode(SampleHelloWithProof())});
+  out.push_back({"wire_v4/payload_have.bin", Encode(SampleHave())});
+  out.push_back({"wire_v4/payload_end.bin", Encode(SampleEnd())});
+  out.push_back({"wire_v4/payload_error.bin", Encode(SampleError())});
   return out;
 }
 

@@ -16,7 +16,7 @@ except ImportError:
     xxhash = None
 
 MAGIC = b"DWF1"
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 HEADER = struct.Struct("<4sBBHIIQQQQQQ")
 HEADER_BYTES = 64
 HELLO = struct.Struct("<16sQQHHI")

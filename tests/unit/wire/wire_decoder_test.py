@@ -22,7 +22,7 @@ HAVE = {"epoch": 1, "version": 7, "lineage": LINEAGE, "root": 0x2007000000000007
         "depths": [2, 1, 0]}
 END = {"lineage": LINEAGE, "root": 0x200A00000000000A, "attempt": 0xA77E00000000000A,
        "side_files_hash": 0x51DE000000000001}
-OLD_VERSIONS = (1, 2)
+OLD_VERSIONS = (1, 2, 3)
 ERROR = {"code": 9, "message": "the receiver has version 12, the newest here is 10 \u2014 "
                                "check the sender's address"}
 # file: type, chunk, epoch, version, digest_before, digest_after, payload bytes

@@ -1,4 +1,4 @@
-// The frozen bytes of wire version 3, the refusal of versions 1 and 2, and the worked example of
+// The frozen bytes of wire version 4, the refusal of versions 1 and 2, and the worked example of
 // docs/wire_format.md.
 #include <catch2/catch.hpp>
 #include <fstream>
@@ -41,7 +41,7 @@ std::vector<std::string> FramesOfDocument(const std::string& doc) {
   return frames;
 }
 
-TEST_CASE("golden files of wire version 3 are what this code writes") {
+TEST_CASE("golden files of wire version 4 are what this code writes") {
   for (const auto& g : samples::GoldenFiles()) {
     CAPTURE(g.name);
     const std::string want = ReadFile(fmt::format("{}/{}", DW_GOLDEN_DIR, g.name));
@@ -49,9 +49,9 @@ TEST_CASE("golden files of wire version 3 are what this code writes") {
   }
 }
 
-TEST_CASE("golden files of wire version 3 are read as what they say") {
+TEST_CASE("golden files of wire version 4 are read as what they say") {
   const auto read = [](const std::string& name) {
-    return ReadFile(fmt::format("{}/wire_v3/{}.bin", DW_GOLDEN_DIR, name));
+    return ReadFile(fmt::format("{}/wire_v4/{}.bin", DW_GOLDEN_DIR, name));
   };
   for (const auto& f : samples::Exchange()) {
     const auto h = DecodeHeader(AsBytes(read(fmt::format("header_{}", f.file))));
