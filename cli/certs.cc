@@ -48,6 +48,16 @@ std::vector<std::string> Split(const std::string& text, char at) {
   return parts;
 }
 
+security::Roles RolesOf(const Node& node) {
+  security::Roles roles = 0;
+  for (const security::Role role : {security::Role::kObserver, security::Role::kReceiver,
+                                    security::Role::kTrainer, security::Role::kOperator}) {
+    const bool has = std::count(node.roles.begin(), node.roles.end(), ToString(role)) != 0;
+    if (has) roles = static_cast<security::Roles>(roles | static_cast<security::Roles>(role));
+  }
+  return roles;
+}
+
 /// "NAME[:ROLE[+ROLE]][=HOST[,HOST]]"
 StatusOr<Node> ParseNode(const std::string& text) {
   Node node;
@@ -68,7 +78,7 @@ StatusOr<Node> ParseNode(const std::string& text) {
     return role == "observer" || role == "receiver" || role == "trainer" || role == "operator";
   };
   const bool named =
-      !node.name.empty() && node.name.front() != '.' &&
+      !node.name.empty() && node.name.front() != '.' && node.name != "anonymous" &&
       std::all_of(node.name.begin(), node.name.end(), [](char c) {
         return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-' || c == '_';
       });
@@ -142,13 +152,19 @@ Status WriteNode(const fs::path& at, const IssuedCertificate& ca, const Node& no
   DW_RETURN_IF_ERROR(WriteWhole(own / "key.pem", made.key, 0600));
   DW_RETURN_IF_ERROR(WriteWhole(own / "certificate.pem", made.certificate, 0644));
   DW_RETURN_IF_ERROR(WriteWhole(own / "ca.pem", ca.certificate, 0644));
-  const bool token = o.token && !node.roles.empty();
-  if (token) DW_RETURN_IF_ERROR(WriteWhole(own / "token", security::RandomToken() + "\n", 0600));
+  // A token that is there stays: daemons know it by their own copies.
+  const bool known = fs::exists(own / "token");
+  const bool token = known || (o.token && !node.roles.empty());
+  if (token && !known) {
+    DW_RETURN_IF_ERROR(WriteWhole(own / "token", security::RandomToken() + "\n", 0600));
+  }
   return WriteWhole(own / "credentials.toml", CredentialsText(token), 0644);
 }
 
-/// Adds those of `nodes` that call others and are not in the file yet.
-Status WritePrincipals(const fs::path& file, const std::vector<Node>& nodes, bool token) {
+/// What the file of principals will hold: those that it has, and those of `nodes` that call others.
+/// A node that it has already must be asked for with the same roles, and a token it must have too.
+StatusOr<std::string> PrincipalsText(const fs::path& file, const std::vector<Node>& nodes,
+                                     bool token) {
   std::string text =
       "# Who may do what at the daemons that get this file (docs/security.md).\n"
       "anonymous-roles = []\n";
@@ -159,11 +175,36 @@ Status WritePrincipals(const fs::path& file, const std::vector<Node>& nodes, boo
     old = read->Now();
   }
   for (const Node& node : nodes) {
-    if (node.roles.empty() || (old != nullptr && old->ByName(node.name) != nullptr)) continue;
-    text += PrincipalText(node, token);
+    const security::Principal* known = old == nullptr ? nullptr : old->ByName(node.name);
+    if (known == nullptr) {
+      if (!node.roles.empty()) text += PrincipalText(node, token);
+      continue;
+    }
+    const bool same = node.roles.empty() || known->roles == RolesOf(node);
+    if (!same || (token && known->token.empty())) {
+      return UsageError(fmt::format(
+          "{} is in {} already, {}; change that file by hand, or leave the {} out", node.name,
+          file.native(), same ? "without a token" : "with other roles", same ? "token" : "roles"));
+    }
   }
-  DW_RETURN_IF_ERROR(WriteWhole(file, text, 0644));
-  return security::Principals::Load(file).status();
+  return text;
+}
+
+/// Names that could be taken for one another are refused: a principal is known by a name of its
+/// certificate, and a host is such a name, too.
+Status CheckNames(const std::vector<Node>& nodes) {
+  for (const Node& node : nodes) {
+    for (const Node& other : nodes) {
+      if (&node == &other) continue;
+      if (node.name == other.name) return UsageError(node.name + " is there twice");
+      if (std::count(node.hosts.begin(), node.hosts.end(), other.name) != 0) {
+        return UsageError(fmt::format(
+            "{} is a host of {} and the name of another node, for which it could then pass",
+            other.name, node.name));
+      }
+    }
+  }
+  return {};
 }
 
 StatusOr<Exit> MakeCerts(const CertsOptions& o) {
@@ -171,11 +212,14 @@ StatusOr<Exit> MakeCerts(const CertsOptions& o) {
   for (const std::string& text : o.nodes) {
     DW_ASSIGN_OR_RETURN(nodes.emplace_back(), ParseNode(text));
   }
-  const fs::path at = o.directory;
+  DW_RETURN_IF_ERROR(CheckNames(nodes));
+  const fs::path at = o.directory, principals = at / "principals.toml";
   DW_RETURN_IF_ERROR(MakeDirectory(at));
+  DW_ASSIGN_OR_RETURN(const std::string text, PrincipalsText(principals, nodes, o.token));
   DW_ASSIGN_OR_RETURN(const IssuedCertificate ca, AuthorityOf(at));
   for (const Node& node : nodes) DW_RETURN_IF_ERROR(WriteNode(at, ca, node, o));
-  DW_RETURN_IF_ERROR(WritePrincipals(at / "principals.toml", nodes, o.token));
+  DW_RETURN_IF_ERROR(WriteWhole(principals, text, 0644));
+  DW_RETURN_IF_ERROR(security::Principals::Load(principals).status());
   std::printf("%s: an authority, principals.toml, and for %u days\n", at.c_str(), o.days);
   for (const Node& node : nodes) {
     std::printf("  %-20s %s\n", (node.name + "/").c_str(),

@@ -100,6 +100,7 @@ class Gate final : public grpc::AuthMetadataProcessor {
     DW_ASSIGN_OR_RETURN(const Principal* who, Find(*table, metadata, connection));
     const Roles allowed = AllowedFor(method);
     if (who->Has(allowed)) return {};
+    if (allowed == 0) return absl::PermissionDeniedError("nobody may call that method");
     return Errorf(StatusCode::kPermissionDenied,
                   "{} may not call {}: that takes the role {}, and {} has {}", who->name, method,
                   security::ToString(allowed), who->name, security::ToString(who->roles));
@@ -129,6 +130,12 @@ std::shared_ptr<grpc::ServerCredentials> TlsOf(const security::CredentialPaths& 
 
 }  // namespace
 
+bool IsLoopbackAddress(std::string_view address) {
+  const std::string_view host = address.substr(0, address.rfind(':'));
+  if (host == "localhost" || host == "[::1]") return true;
+  return host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos;
+}
+
 std::shared_ptr<Access> Access::Open() {
   std::shared_ptr<Access> access(new Access());
   access->credentials_ = security::Credentials::None();
@@ -144,7 +151,9 @@ StatusOr<std::shared_ptr<Access>> Access::Load(const std::string& credentials,
   if (!principals.empty()) {
     DW_ASSIGN_OR_RETURN(access->principals_, security::Principals::Load(principals));
   }
-  if (access->requires_certificate() && access->credentials_->paths().ca.empty()) {
+  access->requires_certificate_ =
+      access->has_principals() && access->principals_->Now()->require_certificate();
+  if (access->requires_certificate_ && access->credentials_->paths().ca.empty()) {
     return Errorf(StatusCode::kInvalidArgument,
                   "{}: require-certificate needs --credentials with the `ca` that certificates "
                   "come from",
@@ -159,10 +168,6 @@ std::string Access::Describe() const {
   const size_t known = principals_->Now()->size();
   return fmt::format("{}, {} principal{}{}", way, known, known == 1 ? "" : "s",
                      requires_certificate() ? ", certificates required" : "");
-}
-
-bool Access::requires_certificate() const {
-  return principals_ != nullptr && principals_->Now()->require_certificate();
 }
 
 StatusOr<std::shared_ptr<grpc::ServerCredentials>> Access::ForServer(bool loopback) const {
@@ -208,8 +213,9 @@ Status Access::CheckExposure(bool beyond_loopback, bool insecure_plaintext) cons
   if (!beyond_loopback || (credentials_->serves_tls() && has_principals())) return {};
   if (!insecure_plaintext) {
     return Errorf(StatusCode::kInvalidArgument,
-                  "listening beyond loopback needs a `certificate` in the --credentials file {}",
-                  credentials_->file());
+                  "listening beyond loopback needs --credentials with a `certificate`, and "
+                  "--principals (here: {})",
+                  Describe());
   }
   LogWarn("listening beyond loopback: {} (--insecure-plaintext)", Describe());
   return {};

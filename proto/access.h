@@ -15,6 +15,9 @@
 
 namespace deltawire {
 
+/// True of "127.x.y.z:port", "localhost:port" and "[::1]:port", and of nothing that resembles them.
+bool IsLoopbackAddress(std::string_view address);
+
 class Access {
  public:
   /// Reads both files; an empty name stands for none of it. `principals` need TLS or loopback.
@@ -32,7 +35,8 @@ class Access {
   bool has_principals() const { return principals_ != nullptr; }
   /// Whether there is anything between a caller and the services.
   bool guards() const { return credentials_->serves_tls() || has_principals(); }
-  bool requires_certificate() const;
+  /// As the file of principals said at the start.
+  bool requires_certificate() const { return requires_certificate_; }
 
   /// Who makes this call; null where there are no principals. A principal that was taken out of the
   /// file since is UNAUTHENTICATED.
@@ -55,6 +59,7 @@ class Access {
   Access() = default;
   std::shared_ptr<security::Credentials> credentials_;
   std::shared_ptr<security::Principals> principals_;
+  bool requires_certificate_ = false;
 };
 
 }  // namespace deltawire

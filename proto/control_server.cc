@@ -64,11 +64,6 @@ StatusOr<UniqueFd> ListenHostPort(const std::string& address) {
                 MessageOf(listening.status()));
 }
 
-bool IsLoopbackAddress(std::string_view address) {
-  return address.starts_with("127.") || address.starts_with("localhost:") ||
-         address.starts_with("[::1]:");
-}
-
 // gRPC's own complaints, such as failed TLS handshakes, which strangers can cause at will.
 void LogGrpc(gpr_log_func_args* line) {
   static LogThrottle throttle;

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "proto/access.h"
 #include "proto/convert.h"
 #include "proto/grpc_lifetime.h"
 
@@ -56,8 +57,7 @@ std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(
 }
 
 bool StaysHere(std::string_view address) {
-  return address.starts_with("unix:") || address.starts_with("127.") ||
-         address.starts_with("localhost:") || address.starts_with("[::1]:");
+  return address.starts_with("unix:") || IsLoopbackAddress(address);
 }
 
 }  // namespace

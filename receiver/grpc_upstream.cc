@@ -308,6 +308,8 @@ class GrpcUpstream : public Upstream {
     const grpc::Status status = fn(*stub, &context);
     std::lock_guard lock(mu_);
     call_ = nullptr;
+    // The channel shows the token that was there when it was made; a new one shows the new token.
+    if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED && stub_ == stub) stub_ = nullptr;
     return FromGrpc(status, fmt::format("sender {}: {}", sender_, name));
   }
 

@@ -34,6 +34,8 @@ std::string StatusLine(const receiver::Daemon& daemon) {
 
 Status Run(const ReceiverOptions& options) {
   DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
+  DW_RETURN_IF_ERROR(
+      access->CheckExposure(!IsLoopback(options.control), options.insecure_plaintext));
   receiver::Daemon daemon(
       options, options.receiver_id.empty() ? DefaultId(options.control) : options.receiver_id,
       access->credentials());
@@ -47,8 +49,6 @@ Status Run(const ReceiverOptions& options) {
                         metrics::Server::Start(options.metrics, receiver::Probe(daemon)));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
-  DW_RETURN_IF_ERROR(
-      access->CheckExposure(!IsLoopback(options.control), options.insecure_plaintext));
   LogInfo("control {}, sender {}, id {}, kernels {}", ToString(control_at),
           fmt::join(options.senders, ", "), daemon.receiver_id(), kernels::Best().name);
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -30,11 +31,24 @@ class TokenBucket {
     return std::max(wait, nanoseconds(0));
   }
   bool limits() const { return rate_ > 0; }
-  uint64_t bytes_per_s() const { return static_cast<uint64_t>(rate_); }
+
+  /// A sender that shares the bucket comes and goes.
+  void Join() { ++senders_; }
+  void Leave() { --senders_; }
+  /// How much one sender should take at a time, at most `most`: small enough that each of those who
+  /// share the bucket gets a turn ten times a second, as far as 4 KiB pieces allow that.
+  size_t PieceBytes(size_t most) const {
+    if (rate_ <= 0) return most;
+    const double senders = static_cast<double>(std::max<int64_t>(1, senders_));
+    const auto fair = static_cast<uint64_t>(std::min(rate_ / 10 / senders, 1e18));
+    return std::min(most, static_cast<size_t>(std::max(kLeastPiece, fair)));
+  }
 
  private:
   static constexpr std::chrono::milliseconds kBurst{100};
+  static constexpr uint64_t kLeastPiece = 4096;
   const double rate_;
+  std::atomic<int64_t> senders_{0};
   Mutex mu_;
   SteadyClock::time_point free_at_{};  // when all that was taken has gone out
 };

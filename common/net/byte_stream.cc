@@ -16,6 +16,9 @@ size_t WholePiece(const ErrorCode& ec, size_t) {
   return ec ? 0 : std::numeric_limits<size_t>::max();
 }
 
+// A stream that always finds its socket ready gives way to others on its thread this often.
+constexpr std::chrono::milliseconds kTurn{5};
+
 bool IsAddress(const std::string& host) {
   unsigned char parsed[16];
   return inet_pton(AF_INET, host.c_str(), parsed) == 1 ||
@@ -39,11 +42,17 @@ ErrorCode ByteStream::Begin(std::shared_ptr<const TlsContext> tls, const std::st
     return {};
   }
   const std::string& expected = tls_->server_name.empty() ? *host : tls_->server_name;
-  if (IsAddress(expected)) {
-    X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl_.get()), expected.c_str());
-  } else {
-    SSL_set1_host(ssl_.get(), expected.c_str());
-    SSL_set_tlsext_host_name(ssl_.get(), expected.c_str());
+  // An empty name would be compared with nothing.
+  bool named = !expected.empty();
+  if (named && IsAddress(expected)) {
+    named = X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl_.get()), expected.c_str()) == 1;
+  } else if (named) {
+    named = SSL_set1_host(ssl_.get(), expected.c_str()) == 1 &&
+            SSL_set_tlsext_host_name(ssl_.get(), expected.c_str()) == 1;
+  }
+  if (!named) {
+    fault_ = fmt::format("\"{}\" is no name that a certificate can be compared with", expected);
+    return asio::error::invalid_argument;
   }
   SSL_set_connect_state(ssl_.get());
   return {};
@@ -95,8 +104,20 @@ asio::awaitable<ErrorCode> ByteStream::Await(int rc) {
   co_return asio::error::connection_aborted;
 }
 
+bool ByteStream::TurnIsOver() const {
+  return std::chrono::steady_clock::now() - turn_began_ > kTurn;
+}
+
+asio::awaitable<ErrorCode> ByteStream::GiveWay() {
+  if (!TurnIsOver()) co_return ErrorCode();
+  co_await asio::post(socket_->get_executor(), asio::use_awaitable);
+  turn_began_ = std::chrono::steady_clock::now();
+  co_return socket_->is_open() ? ErrorCode() : ErrorCode(asio::error::operation_aborted);
+}
+
 asio::awaitable<ByteStream::Count> ByteStream::ReadSome(asio::mutable_buffer to) {
   if (ssl_ == nullptr) co_return co_await socket_->async_read_some(to, kAwait);
+  if (const ErrorCode ec = co_await GiveWay()) co_return Count(ec, 0);
   size_t done = 0;
   while (socket_->is_open()) {
     // A record has 16 KiB; what lies ready is taken at once, so that the caller's turn is worth it.
@@ -105,7 +126,7 @@ asio::awaitable<ByteStream::Count> ByteStream::ReadSome(asio::mutable_buffer to)
     const int rc =
         SSL_read_ex(ssl_.get(), static_cast<std::byte*>(to.data()) + done, to.size() - done, &n);
     done += n;
-    if (rc == 1 && done < to.size()) continue;
+    if (rc == 1 && done < to.size() && !TurnIsOver()) continue;
     if (done != 0) co_return Count(ErrorCode(), done);
     const ErrorCode ec = co_await Await(rc);
     if (ec) co_return Count(ec, 0);
@@ -136,6 +157,7 @@ asio::awaitable<ErrorCode> ByteStream::Write(asio::const_buffer first, asio::con
 
 asio::awaitable<ErrorCode> ByteStream::WriteTls(asio::const_buffer from) {
   for (size_t done = 0; done < from.size();) {
+    if (const ErrorCode ec = co_await GiveWay()) co_return ec;
     if (!socket_->is_open()) co_return asio::error::operation_aborted;
     size_t n = 0;
     ERR_clear_error();

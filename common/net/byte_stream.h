@@ -55,11 +55,16 @@ class ByteStream {
   /// lacked.
   asio::awaitable<ErrorCode> Await(int rc);
   asio::awaitable<ErrorCode> WriteTls(asio::const_buffer from);
+  /// Lets the strand's other work run, timers and cuts included, if this stream has had its turn:
+  /// calls of OpenSSL that find the socket ready do not suspend.
+  asio::awaitable<ErrorCode> GiveWay();
+  bool TurnIsOver() const;
 
   const std::shared_ptr<tcp::socket> socket_;
   std::shared_ptr<const TlsContext> tls_;
   std::unique_ptr<SSL, Free> ssl_;
   std::string fault_;
+  std::chrono::steady_clock::time_point turn_began_{};
 };
 
 }  // namespace deltawire::net

@@ -15,6 +15,9 @@ namespace {
 // Time for the Error frame to arrive and for the peer to close.
 constexpr std::chrono::milliseconds kErrorGrace{1000};
 
+// A peer has nothing to say after the end; whoever says more than this is not waited for.
+constexpr size_t kMostIgnored = size_t{64} << 10;
+
 // A stream that waits for its turn looks so often whether it was closed.
 constexpr std::chrono::milliseconds kLookAgain{200};
 
@@ -53,13 +56,18 @@ ServerStream::ServerStream(std::shared_ptr<Connection> connection, PullSource& s
       refusal_(std::move(refusal)),
       peer_(PeerName(*socket_)),
       watchdog_(std::make_shared<Watchdog>(socket_, options.stream_timeout)) {
+  rate_.Join();
   connection_->hurry = [watchdog = watchdog_, grace = options.cut_grace] {
     watchdog->EndAfter(grace);
   };
 }
 
 // In the destructor, since a coroutine may be destroyed before its end.
-ServerStream::~ServerStream() { connection_->hurry = nullptr; }
+ServerStream::~ServerStream() {
+  connection_->hurry = nullptr;
+  rate_.Leave();
+  if (session_ != nullptr && session_->rate() != nullptr) session_->rate()->Leave();
+}
 
 asio::awaitable<void> ServerStream::Run() {
   TuneSocket(*socket_);
@@ -101,6 +109,7 @@ asio::awaitable<Status> ServerStream::Exchange() {
       {.address = peer_, .certificate_names = bytes_.peer_names(), .binding = bytes_.binding()});
   if (!joined.ok()) co_return joined.status();
   session_ = std::move(*joined);
+  if (session_->rate() != nullptr) session_->rate()->Join();
   stream_ = hello->stream;
   session_->StreamOpened(stream_, [weak = std::weak_ptr(connection_)] {
     if (auto connection = weak.lock()) connection->Cut();
@@ -202,8 +211,9 @@ asio::awaitable<Status> ServerStream::SendAll() {
 asio::awaitable<void> ServerStream::AwaitClose() {
   std::array<std::byte, 4096> ignored;
   ErrorCode ec;
-  size_t n = 0;
-  while (!ec) {
+  size_t n = 0, swallowed = 0;
+  while (!ec && swallowed <= kMostIgnored) {
+    swallowed += n;
     std::tie(ec, n) = co_await bytes_.ReadSome(asio::buffer(ignored));
   }
 }
@@ -214,12 +224,18 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   // Payloads go out in pieces, so that the watchdog sees progress.
   const size_t most = PieceBytes();
   size_t done = std::min(most, frame.payload.size());
-  if (const Status turn = co_await AwaitTurn(header.size() + done); !turn.ok()) co_return turn;
+  // Pings and errors are small, and late ones would be of no use.
+  const bool waits = frame.header.type != wire::FrameType::kError && !frame.payload.empty();
+  if (waits) {
+    const Status turn = co_await AwaitTurn(header.size() + done);
+    if (!turn.ok()) co_return turn;
+  }
   ErrorCode ec =
       co_await bytes_.Write(asio::buffer(header), asio::buffer(frame.payload.data(), done));
   while (!ec && done < frame.payload.size()) {
     const size_t piece = std::min(most, frame.payload.size() - done);
-    if (const Status turn = co_await AwaitTurn(piece); !turn.ok()) co_return turn;
+    const Status turn = waits ? co_await AwaitTurn(piece) : absl::OkStatus();
+    if (!turn.ok()) co_return turn;
     watchdog_->Feed();
     ec = co_await bytes_.Write(asio::buffer(frame.payload.data() + done, piece));
     done += piece;
@@ -229,14 +245,9 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
 }
 
 size_t ServerStream::PieceBytes() const {
-  constexpr uint64_t kLeast = 4096, kMost = uint64_t{512} << 10;
-  uint64_t piece = kMost;
-  // Ten pieces a second of the lowest rate.
+  constexpr size_t kMost = size_t{512} << 10;
   TokenBucket* const own = session_ == nullptr ? nullptr : session_->rate();
-  for (const TokenBucket* rate : {own, &rate_}) {
-    if (rate != nullptr && rate->limits()) piece = std::min(piece, rate->bytes_per_s() / 10);
-  }
-  return std::max(piece, kLeast);
+  return std::min(rate_.PieceBytes(kMost), own == nullptr ? kMost : own->PieceBytes(kMost));
 }
 
 asio::awaitable<Status> ServerStream::AwaitTurn(size_t bytes) {
@@ -247,6 +258,7 @@ asio::awaitable<Status> ServerStream::AwaitTurn(size_t bytes) {
   const auto until = std::chrono::steady_clock::now() + wait;
   while (std::chrono::steady_clock::now() < until) {
     if (connection_->closed) co_return absl::CancelledError("the stream was closed");
+    if (!socket_->is_open()) co_return Failure("sending", asio::error::operation_aborted);
     if (connection_->cut) break;  // what is left of this frame has little time
     watchdog_->Feed();
     // The timer may be cancelled by a wake or a cut, which changes nothing here.

@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "common/base/log.h"
+
 namespace deltawire::net {
 namespace {
 
@@ -86,9 +88,15 @@ StatusOr<std::shared_ptr<const TlsContext>> Tls::Now() {
   std::lock_guard lock(mu_);
   if (material != made_of_) {
     auto made = Make(*material);
-    if (!made.ok()) return Annotate(made.status(), credentials_->file());
-    context_ = std::move(*made);
     made_of_ = material;
+    if (made.ok()) {
+      context_ = std::move(*made);
+    } else if (context_ == nullptr) {
+      return Annotate(made.status(), credentials_->file());
+    } else {
+      LogWarn("{}: {}; bulk streams go on with the old certificate", credentials_->file(),
+              MessageOf(made.status()));
+    }
   }
   return context_;
 }

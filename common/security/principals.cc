@@ -47,6 +47,11 @@ class Reader {
     for (const auto& [key, value] : table) {
       if (key.str() == "anonymous-roles") {
         DW_ASSIGN_OR_RETURN(anonymous_roles_, ReadRoles(value));
+        if ((anonymous_roles_ & (Role::kReceiver | Role::kTrainer)) != 0) {
+          return At(value,
+                    "anonymous-roles may be observer and operator: a pull's streams must show "
+                    "whose they are");
+        }
       } else if (key.str() == "require-certificate") {
         if (!value.is_boolean()) return At(value, "require-certificate is true or false");
         require_certificate_ = *value.value<bool>();
@@ -185,12 +190,16 @@ PrincipalTable::PrincipalTable(std::vector<Principal> principals, Roles anonymou
 }
 
 const Principal* PrincipalTable::ByCertificate(const std::vector<std::string>& names) const {
+  const Principal* found = nullptr;
   for (const Principal& p : principals_) {
-    for (const std::string& name : p.certificates) {
-      if (std::find(names.begin(), names.end(), name) != names.end()) return &p;
-    }
+    const auto shown = [&](const std::string& name) {
+      return std::find(names.begin(), names.end(), name) != names.end();
+    };
+    if (std::none_of(p.certificates.begin(), p.certificates.end(), shown)) continue;
+    if (found != nullptr) return nullptr;  // one certificate must not count as two principals'
+    found = &p;
   }
-  return nullptr;
+  return found;
 }
 
 const Principal* PrincipalTable::ByToken(std::string_view token) const {

@@ -45,7 +45,7 @@ class PrincipalTable {
                           bool require_certificate);
 
   /// Who shows these. `certificate` has the names in the peer's verified certificate, if it has
-  /// one. Null: nobody that the table knows.
+  /// one. Null: nobody that the table knows, or a certificate that would do for two principals.
   const Principal* ByCertificate(const std::vector<std::string>& names) const;
   const Principal* ByToken(std::string_view token) const;
   const Principal* ByName(std::string_view name) const;

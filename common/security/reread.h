@@ -1,5 +1,5 @@
 // A value read from files, and read again when one of them has changed or when Reload says so; the
-// old value stays in use where the new files cannot be read, which is logged once per change.
+// old value stays in use where the new files cannot be read, which is logged and tried again.
 // Owner: whoever holds the value's readers. Threads: every method from any.
 // Cost: Now() looks at the files at most once a second.
 #pragma once
@@ -40,7 +40,7 @@ class Reread {
       const auto now = SteadyClock::now();
       if (now < next_look_) return value_;
       next_look_ = now + kLookEvery;
-      if (StampsOf(files_) == stamps_) return value_;
+      if (StampsOf(files_) == stamps_ && now < again_at_) return value_;
     }
     const Status status = Reload();
     if (!status.ok()) LogWarn("{}; what was read before stays in use", MessageOf(status));
@@ -60,15 +60,21 @@ class Reread {
     auto reading = read_();
     std::lock_guard lock(mu_);
     stamps_ = std::move(before);
+    // A file that the broken ones name may come without any of them changing again.
+    again_at_ = reading.ok() ? SteadyClock::time_point::max() : SteadyClock::now() + kRetryEvery;
     if (!reading.ok()) return reading.status();
-    if (files_ != reading->files) stamps_ = StampsOf(reading->files);
+    if (files_ != reading->files) {
+      // These stamps may be newer than what was read, so all is read once more.
+      stamps_ = StampsOf(reading->files);
+      again_at_ = SteadyClock::now() + kRetryEvery;
+    }
     value_ = std::move(reading->value);
     files_ = std::move(reading->files);
     return {};
   }
 
  private:
-  static constexpr std::chrono::seconds kLookEvery{1};
+  static constexpr std::chrono::seconds kLookEvery{1}, kRetryEvery{5};
 
   struct Stamp {
     ino_t inode = 0;
@@ -98,6 +104,7 @@ class Reread {
   std::vector<std::string> files_;
   std::vector<Stamp> stamps_;
   SteadyClock::time_point next_look_{};
+  SteadyClock::time_point again_at_ = SteadyClock::time_point::max();  // whatever the stamps say
 };
 
 }  // namespace deltawire::security

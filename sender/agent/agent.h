@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/log_throttle.h"
 #include "common/base/sync.h"
 #include "common/config/options.h"
 #include "common/net/pull_server.h"
@@ -167,6 +168,7 @@ class Agent : public net::PullSource {
   std::map<std::string, PullCounts> finished_pulls_;
   std::map<std::string, std::shared_ptr<LinkEstimate>> links_;  // by receiver
   std::map<std::string, std::shared_ptr<TokenBucket>> rates_;   // by model and receiver
+  LogThrottle join_refusals_;                                   // by address
   const std::shared_ptr<Chores> chores_ = std::make_shared<Chores>();
   Thread thread_;
 };

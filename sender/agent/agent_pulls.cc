@@ -219,12 +219,16 @@ StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello
     if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
   }
   if (session == nullptr) {
-    LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer.address);
+    if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
+      LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer.address);
+    }
     return absl::PermissionDeniedError(
         "the ticket is unknown or has expired; open a pull over gRPC first");
   }
   if (const Status admitted = session->Admits(hello, peer); !admitted.ok()) {
-    LogWarn("bulk stream from {}: {}", peer.address, MessageOf(admitted));
+    if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
+      LogWarn("bulk stream from {}: {}", peer.address, MessageOf(admitted));
+    }
     return admitted;
   }
   const Hash128& fingerprint = session->model()->layout().fingerprint();

@@ -94,7 +94,8 @@ void AttachReactor::Pump() {
       return End(grpc::Status::CANCELLED);
     }
     if (due->event) {
-      step_ = Step::kWriting;
+      step_ = Step::kWriting;  // an End from here on leaves Finish to OnWriteDone
+      lock.unlock();
       return StartWrite(&event_);
     }
     if (std::exchange(again_, false)) continue;

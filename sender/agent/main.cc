@@ -37,6 +37,8 @@ Status Run(const SenderOptions& options) {
   DW_RETURN_IF_ERROR(agent.RecoverModels());
 
   DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
+  DW_RETURN_IF_ERROR(access->CheckExposure(
+      !IsLoopback(options.control) || !IsLoopback(options.bulk), options.insecure_plaintext));
   net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout,
                                         .bytes_per_s = options.rate_limit};
   if (access->credentials()->serves_tls()) {
@@ -65,8 +67,6 @@ Status Run(const SenderOptions& options) {
                         metrics::Server::Start(options.metrics, sender::Probe(agent)));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
-  DW_RETURN_IF_ERROR(access->CheckExposure(
-      !IsLoopback(options.control) || !IsLoopback(options.bulk), options.insecure_plaintext));
   LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
           ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
 

@@ -42,6 +42,9 @@ Status PullServiceImpl::Identify(const grpc::ServerContextBase& context, PullReq
   DW_RETURN_IF_ERROR(access_->MayTouch(context, request.model));
   DW_ASSIGN_OR_RETURN(const auto who, access_->CallerOf(context));
   if (who == nullptr) return {};
+  // What is kept of a caller is checked first.
+  DW_RETURN_IF_ERROR(CheckReceiverId(request.receiver_id));
+  DW_RETURN_IF_ERROR(agent_.Find(request.model).status());
   DW_RETURN_IF_ERROR(names_.Claim(request.receiver_id, who->name));
   request.principal = who->name;
   request.admits = [who](const wire::Hello& hello, const net::StreamPeer& peer) {

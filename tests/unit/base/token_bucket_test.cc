@@ -41,6 +41,19 @@ TEST_CASE("token bucket: a sender that always sends gets the rate") {
   CHECK(std::chrono::duration<double>(now - start).count() == Approx(9.8).margin(0.01));
 }
 
+TEST_CASE("token bucket: the more share it, the smaller the pieces") {
+  TokenBucket bucket(10'000'000);
+  CHECK(bucket.PieceBytes(1 << 19) == 1 << 19);
+  for (int i = 0; i < 10; ++i) bucket.Join();
+  CHECK(bucket.PieceBytes(1 << 19) == 100'000);
+  for (int i = 0; i < 990; ++i) bucket.Join();
+  CHECK(bucket.PieceBytes(1 << 19) == 4096);
+  CHECK(bucket.PieceBytes(100) == 100);
+  for (int i = 0; i < 1000; ++i) bucket.Leave();
+  CHECK(bucket.PieceBytes(1 << 19) == 1 << 19);
+  CHECK(TokenBucket(0).PieceBytes(1 << 19) == 1 << 19);
+}
+
 TEST_CASE("token bucket: those who share it wait for one another, and none waits without a limit") {
   TokenBucket shared(1000);
   const Clock::time_point now{std::chrono::hours(1)};

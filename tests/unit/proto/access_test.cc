@@ -187,6 +187,9 @@ TEST_CASE("tokens never travel in plaintext to another machine") {
   REQUIRE_FALSE(dialled.ok());
   CHECK_THAT(std::string(MessageOf(dialled.status())),
              Contains("in plaintext") && !Contains(kAlice));
+  CHECK_FALSE(DialControl("127.0.0.1.example.net:7700", *own, {}).ok());
+  CHECK_FALSE(DialControl("localhost.example.net:7700", *own, {}).ok());
+  CHECK(DialControl("127.0.0.5:7700", *own, {}).ok());
   authority.TokenOnly("bob", kBob, false);
   const auto access = Made(Access::Load("", authority.Principals(kPrincipals)));
   CHECK(access->ForServer(true).ok());

@@ -53,6 +53,11 @@ TEST_CASE("principals are found by a certificate's names or by their token") {
   CHECK(table->ByCertificate({"x", "10.0.0.2"})->name == "rollout");
   CHECK(table->ByCertificate({"rollout-12"}) == nullptr);
   CHECK(table->ByCertificate({}) == nullptr);
+  const auto two =
+      testing::Made(files.Load("[[principal]]\nname='a'\nroles='observer'\ncertificate='x'\n"
+                               "[[principal]]\nname='b'\nroles='operator'\ncertificate='y'\n"));
+  CHECK(two->Now()->ByCertificate({"x", "y"}) == nullptr);
+  CHECK(two->Now()->ByCertificate({"y"})->name == "b");
   REQUIRE(table->ByToken("alice-has-a-token-of-her-own") != nullptr);
   CHECK(table->ByToken("alice-has-a-token-of-her-own")->name == "alice");
   CHECK(table->ByToken("alice-has-a-token-of-her-ow") == nullptr);
@@ -101,6 +106,8 @@ TEST_CASE("a file of principals that is not clear is refused with its line") {
              Contains("a and b have the same token"));
   CHECK_THAT(files.Refusal(alice + "models = []\n"), Contains("leave it out for all"));
   CHECK_THAT(files.Refusal(alice + "model = 'm'\n"), Contains("not one of a principal's keys"));
+  CHECK_THAT(files.Refusal("anonymous-roles = 'receiver'\n"),
+             Contains(":1: anonymous-roles may be"));
   CHECK_THAT(files.Refusal("principals = 3\n"), Contains("not one of the keys"));
   CHECK_THAT(files.Refusal("principal = 3\n"), Contains("[[principal]]"));
   CHECK_THAT(files.Refusal("require-certificate = 'yes'\n"), Contains("true or false"));
