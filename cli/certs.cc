@@ -197,7 +197,8 @@ Status CheckNames(const std::vector<Node>& nodes) {
     for (const Node& other : nodes) {
       if (&node == &other) continue;
       if (node.name == other.name) return UsageError(node.name + " is there twice");
-      if (std::count(node.hosts.begin(), node.hosts.end(), other.name) != 0) {
+      const bool shown = std::count(node.hosts.begin(), node.hosts.end(), other.name) != 0;
+      if (shown && !other.roles.empty()) {
         return UsageError(fmt::format(
             "{} is a host of {} and the name of another node, for which it could then pass",
             other.name, node.name));

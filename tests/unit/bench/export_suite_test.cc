@@ -94,7 +94,7 @@ TEST_CASE("export suite: without torch the Python case says so") {
 
 TEST_CASE("export suite: every job of its tables can be planned") {
   for (const bool tiny : {false, true}) {
-    for (const auto jobs : {PlacedJobs(tiny), GatheredJobs(tiny)}) {
+    for (const auto& jobs : {PlacedJobs(tiny), GatheredJobs(tiny)}) {
       for (const MegatronJob& job : jobs) {
         CAPTURE(job.name);
         const auto planned = Planned::Make(job);

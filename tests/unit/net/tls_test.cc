@@ -3,6 +3,8 @@
 #include "common/net/tls.h"
 
 #include <arpa/inet.h>
+#include <openssl/ssl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -128,6 +130,37 @@ TEST_CASE("a renewed certificate counts for the next stream and cuts none") {
   CHECK(made_anew);
   Rig next(4, Fault::kNone, 10s, server);
   CHECK(PullOver(next, client) == absl::OkStatus());
+}
+
+TEST_CASE("a stranger who never stops talking is closed all the same, and others are served") {
+  ::signal(SIGPIPE, SIG_IGN);  // OpenSSL writes without MSG_NOSIGNAL on this thread
+  const TempDir dir;
+  const TestAuthority authority(dir.path());
+  Rig rig(20, Fault::kNone, 10s, TlsOf(authority.Node("sender"), Tls::Side::kServer));
+  const auto context = Made(TlsOf(authority.Node("rollout"), Tls::Side::kClient)->Now());
+  std::vector<std::thread> talkers;
+  std::atomic<size_t> closed = 0;
+  for (int i = 0; i < 4; ++i) {  // more than the server has threads
+    talkers.emplace_back([&] {
+      const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      sockaddr_in at{};
+      at.sin_family = AF_INET;
+      at.sin_port = htons(rig.server->port());
+      inet_pton(AF_INET, "127.0.0.1", &at.sin_addr);
+      const bool connected = connect(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+      SSL* const ssl = SSL_new(context->context.get());
+      SSL_set_fd(ssl, fd);
+      bool open = connected && SSL_connect(ssl) == 1;
+      const auto end = std::chrono::steady_clock::now() + 60s;
+      while (open && std::chrono::steady_clock::now() < end) open = SSL_write(ssl, "x", 1) == 1;
+      if (!open) ++closed;
+      SSL_free(ssl);
+      close(fd);
+    });
+  }
+  CHECK(PullOver(rig, TlsOf(authority.Node("rollout"), Tls::Side::kClient)) == absl::OkStatus());
+  for (std::thread& talker : talkers) talker.join();
+  CHECK(closed == 4);
 }
 
 TEST_CASE("a client that stops in the middle of its handshake is closed in time") {

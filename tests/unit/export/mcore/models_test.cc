@@ -13,7 +13,7 @@ using testing::PlanOf;
 using testing::TextOf;
 
 std::string ConfigOf(const std::string& name) {
-  std::ifstream in(std::string(DELTAWIRE_HF_CONFIGS) + "/" + name + ".json");
+  std::ifstream in(fmt::format("{}/{}.json", DELTAWIRE_HF_CONFIGS, name));
   INFO(name);
   REQUIRE(in.good());
   std::ostringstream text;
