@@ -175,6 +175,13 @@ StatusOr<std::string> PrincipalsText(const fs::path& file, const std::vector<Nod
     old = read->Now();
   }
   for (const Node& node : nodes) {
+    for (const std::string& host : node.hosts) {
+      const security::Principal* other = old == nullptr ? nullptr : old->ByCertificate({host});
+      if (other == nullptr || other->name == node.name) continue;
+      return UsageError(fmt::format(
+          "{} is a host of {}, and {} knows {} by that name, for which the node could then pass",
+          host, node.name, file.native(), other->name));
+    }
     const security::Principal* known = old == nullptr ? nullptr : old->ByName(node.name);
     if (known == nullptr) {
       if (!node.roles.empty()) text += PrincipalText(node, token);

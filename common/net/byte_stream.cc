@@ -1,7 +1,6 @@
 #include "common/net/byte_stream.h"
 
 #include <arpa/inet.h>
-#include <openssl/bio.h>
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
 
@@ -181,10 +180,6 @@ void ByteStream::Close() {
   }
   socket_->shutdown(tcp::socket::shutdown_both, ignored);
   socket_->close(ignored);
-}
-
-bool ByteStream::kernel_sends() const {
-  return ssl_ != nullptr && BIO_get_ktls_send(SSL_get_wbio(ssl_.get())) > 0;
 }
 
 std::vector<std::string> ByteStream::peer_names() const {

@@ -37,8 +37,6 @@ class ByteStream {
   void Close();
 
   bool encrypted() const { return ssl_ != nullptr; }
-  /// Whether the kernel encrypts what is sent here.
-  bool kernel_sends() const;
   /// What TLS had against the peer; empty: nothing.
   const std::string& fault() const { return fault_; }
   std::vector<std::string> peer_names() const;

@@ -154,6 +154,14 @@ TEST_CASE(
     REQUIRE(by_certificate->WaitCommitted(version));
     REQUIRE(by_token->WaitCommitted(version));
   }
+  // A new token at both ends: the attachment goes on, and the next pull shows the new one.
+  WriteFile(s.authority.root() / "cloud" / "token", "another-token-of-receivers-in-the-cloud\n");
+  for (uint64_t version = 5; version < 8; ++version) {
+    trainer.Step();
+    REQUIRE(trainer.Publish(version).ok());
+    REQUIRE(by_token->WaitCommitted(version));
+    REQUIRE(by_certificate->WaitCommitted(version));
+  }
   CHECK(trainer.Compare(by_certificate->dir()) == "");
   CHECK(trainer.Compare(by_token->dir()) == "");
   CHECK(Eventually([&] { return Contains("were read again").match(ReadText(s.sender->log())); }));

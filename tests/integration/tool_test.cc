@@ -97,6 +97,34 @@ std::string Fills(const fs::path& dir) {
 
 }  // namespace
 
+TEST_CASE("certs adds nodes, keeps tokens, and makes no certificate that passes for another's") {
+  ShmDir root;
+  const fs::path keys = root.path() / "keys";
+  const auto certs = [&](std::vector<std::string> nodes, const std::string& says = "") {
+    nodes.insert(nodes.begin(), {"certs", keys.string()});
+    Tool tool(root.path(), nodes);
+    const int rc = tool.Wait();
+    CHECK((rc == 0) == says.empty());
+    CHECK(Has(tool.Said(), says));
+  };
+  certs({"alice:operator", "trainer=10.0.0.1", "--token"});
+  const std::string token = ReadText(keys / "alice" / "token");
+  const std::string certificate = ReadText(keys / "alice" / "certificate.pem");
+  certs({"alice:operator", "bob:receiver+observer", "--token"});
+  CHECK(ReadText(keys / "alice" / "token") == token);
+  CHECK(ReadText(keys / "alice" / "certificate.pem") != certificate);
+  const std::string principals = ReadText(keys / "principals.toml");
+  CHECK(Has(principals, "name = \"bob\""));
+  // Nothing is written by a run that is refused.
+  certs({"alice:observer"}, "with other roles");
+  certs({"eve=alice"}, "knows alice by that name");
+  certs({"eve=mallory", "mallory:operator"}, "could then pass");
+  certs({"eve", "eve"}, "is there twice");
+  certs({"anonymous:operator"}, "is not NAME");
+  CHECK(ReadText(keys / "principals.toml") == principals);
+  CHECK_FALSE(fs::exists(keys / "eve"));
+}
+
 TEST_CASE("publish: a checkpoint that is overwritten while it is read is not published") {
   ShmDir root;
   SenderProcess sender(root.path());
