@@ -80,6 +80,9 @@ class Attachment {
     reader_.join();
   }
 
+  // Ends the attachment as a lost connection would.
+  void Break() { context_.TryCancel(); }
+
   // Of progress reports only the newest matters; every answer to a request must arrive.
   void Send(v1::ReceiverReport report, bool must_arrive) {
     std::lock_guard lock(mu_);
@@ -309,7 +312,11 @@ class GrpcUpstream : public Upstream {
     std::lock_guard lock(mu_);
     call_ = nullptr;
     // The channel shows the token that was there when it was made; a new one shows the new token.
-    if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED && stub_ == stub) stub_ = nullptr;
+    // The attachment is the sender's proof that this peer may pull, so it must move there, too.
+    if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED && stub_ == stub) {
+      if (attachment_ != nullptr) attachment_->Break();
+      stub_ = nullptr;
+    }
     return FromGrpc(status, fmt::format("sender {}: {}", sender_, name));
   }
 

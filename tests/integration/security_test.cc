@@ -155,7 +155,12 @@ TEST_CASE(
     REQUIRE(by_token->WaitCommitted(version));
   }
   // A new token at both ends: the attachment goes on, and the next pull shows the new one.
+  const auto old_token = s.PullsAs(s.authority.TokenOnly("old", kCloudToken, true));
   WriteFile(s.authority.root() / "cloud" / "token", "another-token-of-receivers-in-the-cloud\n");
+  REQUIRE(Eventually([&] {
+    return Open(*old_token, trainer.layout(), "old").status.error_code() ==
+           grpc::StatusCode::UNAUTHENTICATED;
+  }));
   for (uint64_t version = 5; version < 8; ++version) {
     trainer.Step();
     REQUIRE(trainer.Publish(version).ok());
