@@ -30,6 +30,7 @@ using Declare = void (*)(CLI::App& app, Run* run);
 
 void DeclarePublish(CLI::App& app, Run* run);  // publish.cc
 void DeclareStatus(CLI::App& app, Run* run);   // status.cc
+void DeclareTop(CLI::App& app, Run* run);      // top.cc
 void DeclareSync(CLI::App& app, Run* run);     // sync.cc
 void DeclareWait(CLI::App& app, Run* run);     // wait.cc
 void DeclareWatch(CLI::App& app, Run* run);    // watch.cc
