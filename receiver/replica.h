@@ -1,8 +1,8 @@
-// One model on an inference node: keeps its Buffer in step with the sender, or with agents that each
-// own a part. Follower decides what to do, RequestQueue knows who waits, PullRound pulls. One thread
-// drives them; a second keeps the attachments, so that agents hear from it during a long pull too.
-// Owner: the Daemon. Threads: public methods from any. Errors: shown in status() until the next
-// success; chunks of a broken pull that were verified are not fetched again.
+// One model on an inference node: keeps its Buffer in step with the sender, or with agents that
+// each own a part. Follower decides what to do, RequestQueue knows who waits, PullRound pulls. One
+// thread drives them; a second keeps the attachments, so that no pull silences it. Owner: Daemon.
+// Threads: public methods from any. Errors: shown in status() until the next success; chunks of a
+// broken pull that were verified are not fetched again.
 #pragma once
 
 #include <atomic>
