@@ -1,7 +1,5 @@
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <netdb.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/statfs.h>
@@ -12,6 +10,7 @@
 
 #include "cli/connect.h"
 #include "cli/doctor.h"
+#include "cli/tcp.h"
 #include "common/base/human.h"
 #include "common/base/unique_fd.h"
 #include "common/config/endpoint.h"
@@ -66,43 +65,6 @@ void LookAtDirectory(MachineFacts& f) {
   ::unlink(probe.c_str());
 }
 
-/// Connects to a TCP port; an error says what the system says.
-Status Connect(const std::string& address, std::chrono::milliseconds timeout) {
-  DW_ASSIGN_OR_RETURN(const Endpoint at, ParseEndpoint(address));
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &hints, &found);
-  if (error != 0) {
-    return Errorf(StatusCode::kUnavailable, "{}: {}", at.host, ::gai_strerror(error));
-  }
-  Status last = absl::UnavailableError(at.host + " has no address");
-  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-    const UniqueFd fd(
-        ::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol));
-    if (fd.get() < 0) continue;
-    int failed = 0;
-    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) {
-      failed = errno;
-      pollfd wait{fd.get(), POLLOUT, 0};
-      if (failed == EINPROGRESS) {
-        socklen_t size = sizeof failed;
-        failed = ETIMEDOUT;
-        if (::poll(&wait, 1, static_cast<int>(timeout.count())) > 0) {
-          ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failed, &size);
-        }
-      }
-    }
-    if (failed == 0) {
-      ::freeaddrinfo(found);
-      return absl::OkStatus();
-    }
-    last = ErrnoError("connect to " + address, failed);
-  }
-  ::freeaddrinfo(found);
-  return last;
-}
-
 PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds timeout) {
   PeerFacts p{.kind = "sender", .address = address};
   const auto answer = [&]() -> StatusOr<v1::SenderStatusResponse> {
@@ -123,7 +85,7 @@ PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds tim
     p.bulk_address = ToString(*bulk);
   }
   const auto start = SteadyClock::now();
-  p.bulk_reached = Connect(p.bulk_address, timeout);
+  p.bulk_reached = ConnectTcp(p.bulk_address, timeout).status();
   p.connect_seconds = SecondsSince(start);
   return p;
 }
