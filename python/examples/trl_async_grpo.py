@@ -5,7 +5,7 @@
     trl_async_grpo.py train --checkpoint /tmp/tiny --server http://127.0.0.1:8000 \\
         --directory /dev/shm/deltawire/policy
 
-docs/integrations.md has the commands for the sender, the receiver and vLLM. All of it runs on a
+docs/howto/trl.md has the commands for the sender, the receiver and vLLM. All of it runs on a
 CPU: there a few lines of torch do what TRL's attention kernel does on a GPU (Flash Attention 3),
 and TRL is not asked how fast the GPU is.
 """
