@@ -1,5 +1,5 @@
-"""The site that MkDocs made: every link leads to a file and an anchor of it, and nothing that a page
-needs comes from another host.
+"""The site that MkDocs made: every link leads to a file and an anchor of it, and nothing that a
+page needs comes from another host.
 
     check_site.py FOLDER
 """
@@ -26,7 +26,9 @@ class Page(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attrs: list) -> None:
         given = dict(attrs)
         self.ids |= {given[k] for k in ("id", "name") if given.get(k)}
-        fetched = tag in ASSETS or tag == "link" and given.get("rel") not in ("canonical", "prev", "next")
+        fetched = (
+            tag in ASSETS or tag == "link" and given.get("rel") not in ("canonical", "prev", "next")
+        )
         for key in ("href", "src", "data", "xlink:href"):
             if given.get(key) and (key != "data" or tag == "object"):
                 self.links.append((given[key], fetched))

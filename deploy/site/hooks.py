@@ -24,7 +24,13 @@ import reference  # noqa: E402
 from markdown_test import SCHEME, prose  # noqa: E402
 
 LINK = re.compile(r"(\]\(\s*)([^()\s]+)(\s*\))")
-FENCE_LANGUAGES = {".h": "cpp", ".proto": "proto", ".toml": "toml", ".py": "python", ".json": "json"}
+FENCE_LANGUAGES = {
+    ".h": "cpp",
+    ".proto": "proto",
+    ".toml": "toml",
+    ".py": "python",
+    ".json": "json",
+}
 LIST_ITEM = re.compile(r"^ *(?:[*-]|\d+\.) ")
 FENCE = re.compile(r"^\s*(```|~~~)")
 
@@ -44,7 +50,9 @@ def targets(path: str, text: str) -> list[tuple[str, str, str]]:
         link = match.group(2)
         name, _, anchor = link.partition("#")
         if name and not SCHEME.match(link):
-            found.append((link, posixpath.normpath(posixpath.join(posixpath.dirname(path), name)), anchor))
+            found.append(
+                (link, posixpath.normpath(posixpath.join(posixpath.dirname(path), name)), anchor)
+            )
     return found
 
 
@@ -73,7 +81,9 @@ def source_page(path: str) -> str:
 
 def add_project_pages(config, files: Files) -> None:
     """A page for everything outside docs/ that a page links to, and for what these link to."""
-    waiting = [(f"{DOCS}/{f.src_uri}", f.content_string) for f in files if f.src_uri.endswith(".md")]
+    waiting = [
+        (f"{DOCS}/{f.src_uri}", f.content_string) for f in files if f.src_uri.endswith(".md")
+    ]
     while waiting:
         path, text = waiting.pop()
         for _, target, _ in targets(path, text):
@@ -99,8 +109,9 @@ def on_files(files: Files, config) -> Files:
 
 
 def as_python_markdown_reads(text: str) -> str:
-    """GitHub and GitLab begin a list right below a line of text, and an inner list two columns to the
-    right; Python-Markdown wants an empty line before the one and four columns before the other."""
+    """GitHub and GitLab begin a list right below a line of text, and an inner list two columns to
+    the right; Python-Markdown wants an empty line before the one, and four columns before the
+    other."""
     lines: list[str] = []
     fenced = inner = False
     for line in text.splitlines():

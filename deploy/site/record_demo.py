@@ -2,8 +2,8 @@
 
     record_demo.py DELTAWIRE FILE.svg [ARGUMENT of the demo...]
 
-Lines appear when they appeared in the run, but none sooner than LEAST_S after the one before, so that
-they can be followed. A viewer without animations shows all of them.
+Lines appear when they appeared in the run, but none sooner than LEAST_S after the one before, so
+that they can be followed. A viewer without animations shows all of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ white-space:pre}
 
 
 def record(command: list[str]) -> list[tuple[float, str]]:
-    """What stays on the terminal, line by line, with the time of each; what was overwritten goes."""
+    """What stays on the terminal: lines, each with its time. What was overwritten goes."""
     ours, its = pty.openpty()
     started = time.monotonic()
     env = {**os.environ, "NO_COLOR": "1", "TERM": "xterm"}
@@ -62,7 +62,9 @@ def broken(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
     """Lines that are too long for the picture, broken at spaces."""
     out = []
     for at, text in lines:
-        parts = textwrap.wrap(text, COLUMNS, subsequent_indent="  ") if len(text) > COLUMNS else [text]
+        parts = (
+            textwrap.wrap(text, COLUMNS, subsequent_indent="  ") if len(text) > COLUMNS else [text]
+        )
         out += [(at, part) for part in parts]
     return out
 
@@ -71,11 +73,17 @@ def row(number: int, delay: float, text: str) -> str:
     y = BAR + MARGIN + LINE * number
     if not text.strip():
         return ""
-    kind = ' class="p"' if text.startswith("$ ") else ' class="h"' if text.startswith("version ") else ""
+    kind = (
+        ' class="p"'
+        if text.startswith("$ ")
+        else ' class="h"'
+        if text.startswith("version ")
+        else ""
+    )
     said = html.escape(text)
     if YES.search(text):
         said = said[: -len("yes")] + '<tspan class="y">yes</tspan>'
-    length = f'{CHAR * len(text):.1f}'
+    length = f"{CHAR * len(text):.1f}"
     return (f'<g style="animation-delay:{delay:.2f}s"><text{kind} x="{MARGIN:.0f}" y="{y:.0f}" '
             f'textLength="{length}" xml:space="preserve">{said}</text></g>\n')  # fmt: skip
 
@@ -92,7 +100,8 @@ def picture(command: str, lines: list[tuple[float, str]]) -> str:
                    for i, c in enumerate(("#e0655b", "#e5b84d", "#68b957")))  # fmt: skip
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'width="{width:.0f}" height="{height:.0f}" role="img"><title>{html.escape(command)}</title>\n'
+        f'width="{width:.0f}" height="{height:.0f}" role="img">'
+        f"<title>{html.escape(command)}</title>\n"
         f"<style>{STYLE}</style>\n"
         f'<rect width="100%" height="100%" rx="8" fill="#1e2127"/>{dots}\n{"".join(rows)}</svg>\n'
     )

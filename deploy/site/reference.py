@@ -133,7 +133,9 @@ def metric_rows(text: str) -> list[list[str]]:
 
 def metrics_page(programs: pathlib.Path) -> str:
     shm = pathlib.Path("/dev/shm")
-    with tempfile.TemporaryDirectory(prefix="deltawire-docs-", dir=shm if shm.is_dir() else None) as at:
+    with tempfile.TemporaryDirectory(
+        prefix="deltawire-docs-", dir=shm if shm.is_dir() else None
+    ) as at:
         root = pathlib.Path(at)
         with Daemons(root, programs) as daemons:
             ports = {"sender": free_port(), "receiver": free_port()}
@@ -158,7 +160,10 @@ def metrics_page(programs: pathlib.Path) -> str:
            "`/metrics`. [Alerts and a dashboard](../operations.md#metrics-and-alerts) go by these "
            "names.\n"]  # fmt: skip
     for side, text in texts.items():
-        out += [f"## {side.capitalize()}\n", table(["name", "kind", "labels", "what"], metric_rows(text))]
+        out += [
+            f"## {side.capitalize()}\n",
+            table(["name", "kind", "labels", "what"], metric_rows(text)),
+        ]
     return "\n".join(out)
 
 
@@ -171,7 +176,9 @@ API = {
     "api_common.md": ("common.proto", "Messages that the services share"),
 }
 SERVICE, MESSAGE, ENUM = 6, 4, 5  # numbers of FileDescriptorProto's fields, for source paths
-TYPES = {v: k.removeprefix("TYPE_").lower() for k, v in descriptor_pb2.FieldDescriptorProto.Type.items()}
+TYPES = {
+    v: k.removeprefix("TYPE_").lower() for k, v in descriptor_pb2.FieldDescriptorProto.Type.items()
+}
 
 
 class Source:
@@ -187,7 +194,9 @@ class Source:
         if found is None:
             return ""
         text = found.leading_comments + found.trailing_comments
-        return re.sub(r"(?<!\n)\n(?!\n)", " ", "\n".join(x.strip() for x in text.split("\n"))).strip()
+        return re.sub(
+            r"(?<!\n)\n(?!\n)", " ", "\n".join(x.strip() for x in text.split("\n"))
+        ).strip()
 
     def head(self) -> str:
         """The comment at the head of the file, which belongs to `syntax`."""
@@ -203,7 +212,7 @@ def roles_of(method, options_class) -> list[str]:
     return []
 
 
-def type_of(field, here: str) -> str:
+def type_of(field) -> str:
     name = field.type_name.removeprefix(".deltawire.v1.").removeprefix(".")
     text = f"`{name or TYPES[field.type]}`"
     return f"repeated {text}" if field.label == field.LABEL_REPEATED else text
@@ -218,7 +227,9 @@ def api_page(source: Source, title: str, options_class) -> str:
             roles = roles_of(method, options_class)
             if not roles:
                 raise RuntimeError(f"{method.name} names no roles")
-            asked, answered = (t.rpartition(".")[2] for t in (method.input_type, method.output_type))
+            asked, answered = (
+                t.rpartition(".")[2] for t in (method.input_type, method.output_type)
+            )
             out += [
                 f"### {service.name}.{method.name}\n", cell(source.said(SERVICE, s, 2, m)) + "\n",
                 f"* Request: `{asked}`\n* Answer: {stream}`{answered}`\n"
@@ -228,8 +239,10 @@ def api_page(source: Source, title: str, options_class) -> str:
         out.append("## Messages\n")
     for i, message in enumerate(source.file.message_type):
         out += [f"### {message.name}\n", cell(source.said(MESSAGE, i)) + "\n"]
-        rows = [[f"`{f.name}`", str(f.number), type_of(f, source.file.package),
-                 cell(source.said(MESSAGE, i, 2, n))] for n, f in enumerate(message.field)]  # fmt: skip
+        rows = [
+            [f"`{f.name}`", str(f.number), type_of(f), cell(source.said(MESSAGE, i, 2, n))]
+            for n, f in enumerate(message.field)
+        ]
         out.append(table(["field", "number", "type", "meaning"], rows) if rows else "No fields.\n")
     for i, enum in enumerate(source.file.enum_type):
         out += [f"### {enum.name}\n", cell(source.said(ENUM, i)) + "\n"]
@@ -250,7 +263,9 @@ def api_pages(root: pathlib.Path) -> dict[str, str]:
     pool = descriptor_pool.DescriptorPool()
     for file in every.file:
         pool.Add(file)
-    options = message_factory.GetMessageClass(pool.FindMessageTypeByName("google.protobuf.MethodOptions"))
+    options = message_factory.GetMessageClass(
+        pool.FindMessageTypeByName("google.protobuf.MethodOptions")
+    )
     message_factory.GetMessageClassesForFiles([file.name for file in every.file], pool)
     sources = {file.name: Source(file) for file in every.file}
     return {page: api_page(sources[f"proto/deltawire/v1/{name}"], title, options)

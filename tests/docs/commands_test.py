@@ -46,7 +46,19 @@ FENCE = re.compile(r"^ {0,3}(```+)\s*(\S*)")
 MARK = re.compile(r"^<!-- test: (.*?)(?: -->)?$")
 # Languages whose blocks are no commands: output, programs and files that the text shows.
 SHOWN = {"text", "python", "yaml", "toml", "json", "hex", "cpp", "c"}
-COMMAND = re.compile(r"^\s*(?:\$ |sudo |\./run |deltawire(?:-sender|-receiver)? |python3? |ip |vllm |kill )")
+COMMAND = re.compile(
+    r"^\s*(?:\$ |sudo |\./run |deltawire(?:-sender|-receiver)? |python3? |ip |vllm |kill )"
+)
+
+
+# What the namespaces below take; as root in most containers it is refused.
+PROBE = """
+mount -t tmpfs tmpfs /dev/shm
+mkdir -p /run/netns
+mount -t tmpfs tmpfs /run/netns
+ip netns add probe
+ip link add dw0 netns probe type veth peer name dw1
+"""
 
 
 class MarkError(Exception):
@@ -77,7 +89,11 @@ def parse_mark(line: int, text: str) -> Block:
         return Block(line, kind, "", {}, rest)
     words = shlex.split(rest)
     options = {k: v or "yes" for k, _, v in (w.partition("=") for w in words)}
-    allowed = {"run": {"on", "until", "keep", "status", "needs"}, "before": {"on", "needs"}, "nodes": None}
+    allowed = {
+        "run": {"on", "until", "keep", "status", "needs"},
+        "before": {"on", "needs"},
+        "nodes": None,
+    }
     if kind == "open" and len(words) == 2 and "from" in options:
         return Block(line, kind, "", {"on": words[0], "from": options["from"]})
     if kind not in allowed or allowed[kind] is not None and not set(options) <= allowed[kind]:
@@ -140,9 +156,11 @@ def add_block(document: Document, mark: Block | None, line: int, language: str, 
 
 
 class Terminal:
-    """A terminal with a shell, which keeps its directory, variables and jobs from block to block."""
+    """A terminal with a shell, which keeps its directory, variables and jobs between blocks."""
 
-    def __init__(self, scratch: pathlib.Path, command: list[str], cwd: pathlib.Path, environment: dict):
+    def __init__(
+        self, scratch: pathlib.Path, command: list[str], cwd: pathlib.Path, environment: dict
+    ):
         self.busy: Block | None = None  # does not end by itself, and runs
         self._scratch = scratch
         self._seen = ""
@@ -166,7 +184,10 @@ class Terminal:
         shell ends with the first command that fails, so a failure is never passed over."""
         self._count += 1
         end = f"--end {id(self)}/{self._count}--"
-        file, pid = self._scratch / f"{id(self)}-{self._count}.sh", self._scratch / f"{id(self)}.pid"
+        file, pid = (
+            self._scratch / f"{id(self)}-{self._count}.sh",
+            self._scratch / f"{id(self)}.pid",
+        )
         file.write_text(f"{text}\n", "utf-8")
         self._seen = ""
         pid.unlink(missing_ok=True)
@@ -195,7 +216,9 @@ class Terminal:
                 raise AssertionError(f'"{pattern}" did not come within {BLOCK_LIMIT_S} s')
             more = os.read(out, 1 << 16).decode("utf-8", "replace")
             if not more:
-                raise AssertionError(f"a command failed, so the shell ended ({self._process.wait()})")
+                raise AssertionError(
+                    f"a command failed, so the shell ended ({self._process.wait()})"
+                )
             self._seen += more
             for line in more.splitlines():
                 if not line.startswith("--end "):
@@ -285,7 +308,9 @@ class Reader:
                 terminal.finish()
                 return terminal
         if terminals and node not in self._document.nodes:
-            raise AssertionError(f"the terminal on {node} is busy with line {terminals[0].busy.line}")
+            raise AssertionError(
+                f"the terminal on {node} is busy with line {terminals[0].busy.line}"
+            )
         if node not in self._document.nodes and node != "machine":
             raise AssertionError(f"no terminal is open on {node}")
         terminals.append(self._new_terminal(node))
@@ -294,7 +319,9 @@ class Reader:
     def _open(self, block: Block) -> None:
         """The block's last command is a shell, which reads from then on what is typed."""
         new = block.options["from"] == "new"
-        terminal = self._new_terminal("machine") if new else self._terminal(block.options["from"], False)
+        terminal = (
+            self._new_terminal("machine") if new else self._terminal(block.options["from"], False)
+        )
         *first, last = block.text.splitlines()
         if first:
             terminal.run(Block(block.line, "run", "\n".join(first)))
@@ -305,7 +332,9 @@ class Reader:
     def read(self) -> None:
         for block in self._document.blocks:
             why = block.why
-            if block.options.get("needs") == "torch" and not os.environ.get("DELTAWIRE_TRAINER_PYTHON"):
+            if block.options.get("needs") == "torch" and not os.environ.get(
+                "DELTAWIRE_TRAINER_PYTHON"
+            ):
                 why = "no torch here (DELTAWIRE_TRAINER_PYTHON)"
             if block.kind == "skip" or why:
                 self.skipped.append(f"line {block.line}: {why}")
@@ -373,7 +402,11 @@ class MarkTest(unittest.TestCase):
 
 
 def documents() -> list[pathlib.Path]:
-    return [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+    return [
+        ROOT / "README.md",
+        ROOT / "docs" / "tutorial.md",
+        *sorted((ROOT / "docs" / "howto").glob("*.md")),
+    ]
 
 
 def list_blocks() -> int:
@@ -392,13 +425,13 @@ def list_blocks() -> int:
                 totals[block.kind] += 1
             if block.kind == "skip":
                 print(f"{path.relative_to(ROOT)}:{block.line}: not run: {block.why}")
-    print(f"{len(documents())} documents: {totals['run'] + totals['open']} blocks of commands are run, "
+    print(f"{len(documents())} documents: {totals['run'] + totals['open']} blocks are run, "
           f"{totals['skip']} are not")  # fmt: skip
     return 1 if wrong or totals["run"] < 20 else 0
 
 
 def read_inside(path: pathlib.Path) -> int:
-    """In namespaces of our own: nothing of the machine's network, /dev/shm and processes is seen."""
+    """In namespaces of our own, without the machine's network, /dev/shm and processes."""
     check("mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", "/dev/shm")
     os.makedirs("/run/netns", exist_ok=True)
     check("mount", "-t", "tmpfs", "tmpfs", "/run/netns")
@@ -432,8 +465,9 @@ def main() -> int:
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         print("SKIPPED: no unshare or no ip on this machine")
         return 0
-    probe = subprocess.run([*unshare, "sh", "-c", "mount -t tmpfs tmpfs /mnt && ip netns list"],
-                           capture_output=True, text=True, check=False)  # fmt: skip
+    probe = subprocess.run(
+        [*unshare, "sh", "-ec", PROBE], capture_output=True, text=True, check=False
+    )
     if probe.returncode != 0:
         print(f"SKIPPED: no namespaces of our own here: {probe.stderr.strip()}")
         return 0

@@ -1,8 +1,8 @@
 """docs/failures.md: each message that it quotes is one of the code's own, each has a cause and what
 to do, and the options that it names exist.
 
-A quoted message is matched with the literals of the sources, with adjacent ones joined: its parts in
-angle brackets with what the code fills in, and `...` with anything.
+A quoted message is matched with the literals of the sources, with adjacent ones joined: its parts
+in angle brackets with what the code fills in, and `...` with anything.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class FailuresTest(unittest.TestCase):
         self.assertEqual(named - known, set())
 
     def test_what_the_comparison_finds(self):
-        texts = {as_pattern('model \\"{}\\": {} is gone; it has {:.2f} of {}{}'.replace('\\"', '"'))}
+        texts = {
+            as_pattern('model \\"{}\\": {} is gone; it has {:.2f} of {}{}'.replace('\\"', '"'))
+        }
         self.assertTrue(stands_in('model "<model>": <version> is gone ...', texts))
         self.assertTrue(stands_in("... is gone; it has <n> of <n>", texts))
         self.assertFalse(stands_in('model "<model>": <version> has gone', texts))
