@@ -34,6 +34,9 @@ FENCE_LANGUAGES = {
 LIST_ITEM = re.compile(r"^ *(?:[*-]|\d+\.) ")
 FENCE = re.compile(r"^\s*(```|~~~)")
 
+# What tests/docs/commands_test.py reads.
+TEST_MARK = re.compile(r"^<!-- test: .*?-->\n", re.MULTILINE | re.DOTALL)
+
 # Where a file of the project is on the site: src_uri by the path from the project's root.
 pages: dict[str, str] = {}
 
@@ -128,6 +131,7 @@ def as_python_markdown_reads(text: str) -> str:
 
 def on_page_markdown(markdown: str, page, config, files: Files) -> str:
     uri = page.file.src_uri
+    markdown = TEST_MARK.sub("", markdown)
     # Where the document is in the project decides what its links mean.
     origin = next((path for path, at in pages.items() if at == uri), f"{DOCS}/{uri}")
     if (ROOT / origin).is_dir():
