@@ -11,11 +11,14 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "deploy" / "site"))
 
 import check_site  # noqa: E402
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 class CheckTest(unittest.TestCase):
@@ -55,6 +58,23 @@ class CheckTest(unittest.TestCase):
         ):
             with self.subTest(body):
                 self.assertIsNone(self.found(body))
+
+
+class PictureTest(unittest.TestCase):
+    """The recorded demo that the README shows."""
+
+    def test_it_is_small_and_needs_nothing_else(self):
+        readme = (ROOT / "README.md").read_text("utf-8")
+        self.assertIn("](docs/demo.svg)", readme)
+        text = (ROOT / "docs" / "demo.svg").read_text("utf-8")
+        self.assertLess(len(text.encode()), 60 << 10)
+        root = xml.etree.ElementTree.fromstring(text)
+        said = "\n".join("".join(line.itertext()) for line in root.iter(SVG + "text"))
+        self.assertRegex(said, r"^\$ \./run demo")
+        self.assertRegex(said, r"\d+ versions verified bit for bit")
+        self.assertNotIn("href", text)
+        self.assertNotIn("url(", text)
+        self.assertEqual(list(root.iter(SVG + "script")), [])
 
 
 class SiteTest(unittest.TestCase):
