@@ -21,6 +21,7 @@
 #include "common/delta/pull_stats.h"
 #include "receiver/buffer.h"
 #include "receiver/delta_files.h"
+#include "receiver/downstream.h"
 #include "receiver/follower.h"
 #include "receiver/pull_round.h"
 #include "receiver/pull_sink.h"
@@ -49,6 +50,9 @@ struct ReplicaOptions {
   bool copy_for_reader = false;
   uint64_t seed = 0;       ///< seed of the random part of pauses
   std::string file_group;  ///< group that may read the files; empty: only their owner
+  /// Is told of every version, to serve it to other receivers; it outlives the replica. Null: none.
+  Downstream* downstream = nullptr;
+  uint64_t served_delta_bytes = 0;  ///< of a pull's delta, for whom `downstream` serves
 };
 
 /// One agent of the trainer, as the replica sees it.
@@ -150,6 +154,10 @@ class Replica {
   bool Hold(const Identity& id, const std::string& reader);
   void Release(const std::string& reader);
 
+  /// Somebody who is served says that this chunk of the layout `fingerprint` came with other bytes
+  /// than its digest, and it has lost its digest here: the next pull fetches it.
+  void Suspect(const std::string& fingerprint, uint32_t chunk);
+
   void Stop();
   /// After Stop: waits until both threads have ended. The destructor does so, too.
   void Join();
@@ -187,6 +195,8 @@ class Replica {
   void Committed(const PullRound& round);
   /// Keeps what the last pull applied as a file for engines.
   void LeaveDelta();
+  /// Tells the downstream of the committed version.
+  void ServeOn(std::shared_ptr<const Delta> delta);
   Status MarkSuspects();
   Status Touch();
   Status WaitWritable();

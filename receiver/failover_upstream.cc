@@ -1,0 +1,236 @@
+#include "receiver/failover_upstream.h"
+
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "common/base/log.h"
+#include "receiver/upstream_choice.h"
+
+namespace deltawire::receiver {
+namespace {
+
+using Clock = SteadyClock;
+
+// Whether a call's failure is the upstream's: it cannot be reached, does not have what was asked
+// for, or sent something else. A refusal is the receiver's own affair.
+bool OfUpstream(const Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInternal(status) ||
+         absl::IsUnauthenticated(status) || absl::IsPermissionDenied(status) ||
+         absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status);
+}
+
+class FailoverUpstream : public Upstream {
+ public:
+  FailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams, uint64_t seed)
+      : upstreams_(std::move(upstreams)),
+        calls_(upstreams_.size()),
+        choice_(upstreams_.size(), seed) {
+    for (const auto& u : upstreams_) address_ += (address_.empty() ? "" : ",") + u->address();
+    prober_ = Thread([this] { Probe(); });
+  }
+
+  ~FailoverUpstream() override {
+    Cancel();
+    prober_.join();
+    Detach();
+  }
+
+  const std::string& address() const override { return address_; }
+
+  StatusOr<ModelDescription> Describe(const std::string& model) override {
+    const size_t now = Current();
+    return Judged(now, [&] { return upstreams_[now]->Describe(model); });
+  }
+  StatusOr<Identity> Newest(const std::string& model) override {
+    const size_t now = Current();
+    return Judged(now, [&] { return upstreams_[now]->Newest(model); });
+  }
+  StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
+    const size_t now = Current();
+    return Judged(now, [&] { return upstreams_[now]->SideFiles(model, hash); });
+  }
+  StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
+    const size_t now = Current();
+    {
+      std::lock_guard lock(mu_);
+      pulling_ = true;
+      pulled_from_ = now;
+    }
+    return Judged(now, [&] { return upstreams_[now]->OpenPull(model, wish); });
+  }
+
+  Status Attach(const std::string& model, const Report& first,
+                std::function<void(const UpstreamEvent&)> event,
+                std::function<void(const Status&)> ended) override {
+    Detach();
+    size_t now = 0;
+    {
+      std::lock_guard lock(mu_);
+      now = attached_ = choice_.current();
+      model_ = model;
+      committed_ = first.committed;
+    }
+    const Status attached = upstreams_[now]->Attach(
+        model, first,
+        [this, event = std::move(event)](const UpstreamEvent& e) {
+          {
+            std::lock_guard lock(mu_);
+            if (attached_ == choice_.current()) choice_.Worked();
+          }
+          event(e);
+        },
+        [this, now, ended = std::move(ended)](const Status& why) {
+          Fail(now, why);
+          ended(why);
+        });
+    if (!attached.ok()) Fail(now, attached);
+    return attached;
+  }
+
+  void Send(const Report& report) override {
+    size_t to = 0;
+    {
+      std::lock_guard lock(mu_);
+      to = attached_;
+      committed_ = report.committed.empty() ? committed_ : report.committed;
+    }
+    upstreams_[to]->Send(report);
+  }
+
+  void Detach() override {
+    size_t from = 0;
+    {
+      std::lock_guard lock(mu_);
+      from = attached_;
+    }
+    upstreams_[from]->Detach();
+  }
+
+  void PullEnded(const Status& status) override {
+    std::optional<size_t> back;
+    size_t from = 0;
+    {
+      std::lock_guard lock(mu_);
+      pulling_ = false;
+      from = pulled_from_;
+      back = std::exchange(returning_, std::nullopt);
+    }
+    if (!status.ok() && OfUpstream(status)) return Leave(from, status);
+    if (back) Return(*back);
+  }
+
+  void Cancel() override {
+    {
+      std::lock_guard lock(mu_);
+      cancelled_ = true;
+      cv_.notify_all();
+    }
+    for (const auto& u : upstreams_) u->Cancel();
+  }
+
+ private:
+  size_t Current() {
+    std::lock_guard lock(mu_);
+    return choice_.current();
+  }
+
+  template <typename Call>
+  std::invoke_result_t<Call> Judged(size_t upstream, Call call) {
+    std::unique_lock turn(calls_[upstream]);
+    auto answer = call();
+    turn.unlock();
+    if (!answer.ok() && OfUpstream(answer.status())) Leave(upstream, answer.status());
+    return answer;
+  }
+
+  /// Notes the failure; true when another upstream is the current one now.
+  bool Fail(size_t upstream, const Status& why) {
+    std::lock_guard lock(mu_);
+    if (cancelled_ || upstream != choice_.current()) return false;
+    choice_.Failed(upstream, Clock::now());
+    cv_.notify_all();
+    const size_t next = choice_.current();
+    if (next == upstream) return false;
+    LogInfo("model {}: from {} to {}: {}", model_, upstreams_[upstream]->address(),
+            upstreams_[next]->address(), MessageOf(why));
+    return true;
+  }
+
+  /// The same, and ends the attachment, so that the replica attaches to the current one.
+  void Leave(size_t upstream, const Status& why) {
+    if (Fail(upstream, why)) upstreams_[upstream]->Detach();
+  }
+
+  void Return(size_t upstream) {
+    size_t from = 0;
+    {
+      std::lock_guard lock(mu_);
+      from = choice_.current();
+      if (cancelled_ || upstream >= from) return;
+      choice_.Return(upstream);
+      LogInfo("model {}: back to {}, which is well again", model_, upstreams_[upstream]->address());
+    }
+    upstreams_[from]->Detach();
+  }
+
+  void Probe() {
+    std::unique_lock lock(mu_);
+    while (!cancelled_) {
+      const auto asked = model_.empty() || returning_ ? std::nullopt : choice_.Probe(Clock::now());
+      if (!asked) {
+        const auto next =
+            model_.empty() || returning_ ? Clock::time_point::max() : choice_.NextProbe();
+        if (next == Clock::time_point::max()) {
+          cv_.wait_for(lock, std::chrono::milliseconds(500));
+        } else {
+          cv_.wait_for(lock, std::max<Clock::duration>(next - Clock::now(), Clock::duration(0)));
+        }
+        continue;
+      }
+      const std::string model = model_;
+      lock.unlock();
+      std::unique_lock turn(calls_[*asked]);
+      const auto newest = upstreams_[*asked]->Newest(model);
+      turn.unlock();
+      lock.lock();
+      // One that is behind would bring nothing for a while.
+      const bool well = newest.ok() && !newest->empty() &&
+                        (committed_.empty() ||
+                         (newest->lineage == committed_.lineage && !IsLater(committed_, *newest)));
+      if (!choice_.Probed(*asked, well, Clock::now())) continue;
+      if (pulling_) {
+        returning_ = asked;
+        continue;
+      }
+      lock.unlock();
+      Return(*asked);
+      lock.lock();
+    }
+  }
+
+  const std::vector<std::unique_ptr<Upstream>> upstreams_;
+  std::string address_;
+  std::vector<Mutex> calls_;  // of each upstream, which takes one call at a time
+  Mutex mu_;
+  CondVar cv_;
+  UpstreamChoice choice_;
+  std::string model_;  // empty: nothing was attached yet
+  Identity committed_;
+  size_t attached_ = 0;  // the upstream of the last attachment
+  bool pulling_ = false;
+  size_t pulled_from_ = 0;           // the upstream of the last OpenPull
+  std::optional<size_t> returning_;  // to which, as soon as the pull has ended
+  bool cancelled_ = false;
+  Thread prober_;
+};
+
+}  // namespace
+
+std::unique_ptr<Upstream> MakeFailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams,
+                                               uint64_t seed) {
+  return std::make_unique<FailoverUpstream>(std::move(upstreams), seed);
+}
+
+}  // namespace deltawire::receiver

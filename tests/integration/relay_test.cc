@@ -1,0 +1,234 @@
+// Receivers that serve other receivers: real daemons, real sockets, real SIGKILLs. Every leaf's
+// bytes are compared with the trainer's, and its names with the sender's.
+#include <grpcpp/grpcpp.h>
+
+#include <catch2/catch.hpp>
+
+#include "common/layout/model_dir.h"
+#include "tests/support/bad_memory.h"
+#include "tests/support/daemons.h"
+
+namespace deltawire::testing {
+namespace {
+
+constexpr const char* kModel = "m";
+
+/// The arguments of a receiver that serves others.
+std::vector<std::string> Serving(std::vector<std::string> more = {}) {
+  std::vector<std::string> args = {"--serve", "--bulk-listen",
+                                   fmt::format("127.0.0.1:{}", FreePort())};
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
+/// "lineage/epoch/version/root", as a daemon names its state.
+std::string NameOf(const v1::Identity& id) {
+  return fmt::format("{}/{}/{}/{:016x}", id.lineage(), id.epoch(), id.version(), id.root());
+}
+
+std::string Published(SenderProcess& sender) { return NameOf(sender.Status(kModel).newest().id()); }
+
+/// Waits until the receiver has committed what the sender has published.
+bool Follows(SenderProcess& sender, ReceiverProcess& receiver) {
+  return Eventually([&] { return NameOf(receiver.Status().committed()) == Published(sender); },
+                    std::chrono::seconds(60));
+}
+
+uint32_t ChunksOf(const Trainer& trainer) { return ChunkTable::Create(trainer.layout())->size(); }
+
+Status Rollback(SenderProcess& sender, uint64_t version) {
+  v1::RollbackRequest request;
+  request.set_model(kModel);
+  request.set_version(version);
+  v1::RollbackResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = sender.orchestrator().Rollback(&context, request, &response);
+  return status.ok() ? absl::OkStatus() : absl::InternalError(status.error_message());
+}
+
+/// Chunks of the receiver's first file that hold `version`; 0: none yet.
+uint32_t Arrived(const ReceiverProcess& receiver, uint64_t version) {
+  const auto state = StateFile::Open(receiver.dir() / ".deltawire.state");
+  if (!state.ok()) return 0;
+  uint32_t n = 0;
+  for (uint32_t c = 0; c < state->shape().chunks; ++c) n += state->chunk_version(0, c) == version;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("leaves of a relay get whole models, deltas, a rollback and a new lineage") {
+  const std::string buffers = GENERATE("1", "2");
+  CAPTURE(buffers);
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 24, 101);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--buffers", buffers}));
+  ReceiverProcess a(root.path(), "a", relay.control(), kModel);
+  ReceiverProcess b(root.path(), "b", relay.control(), kModel);
+  INFO("relay:\n" << ReadText(relay.log()));
+  const auto all_follow = [&] {
+    for (ReceiverProcess* leaf : {&relay, &a, &b}) {
+      INFO(ReadText(leaf->log()));
+      REQUIRE(Follows(sender, *leaf));
+      REQUIRE(trainer.Compare(leaf->dir()) == "");
+    }
+  };
+  REQUIRE(trainer.Publish(1).ok());
+  all_follow();
+  CHECK(ReadText(a.dir() / "config.json") == ReadText(relay.dir() / "config.json"));
+  // The sender has been pulled once, and knows of one receiver.
+  CHECK(sender.Status(kModel).receivers() == 1);
+  CHECK(sender.Status(kModel).bytes_sent() == trainer.layout().total_bytes());
+
+  for (uint64_t v = 2; v <= 6; ++v) {
+    trainer.Step();
+    REQUIRE(trainer.Publish(v).ok());
+    all_follow();
+    // What the relay got as deltas goes on as deltas.
+    CHECK(a.Status().last_pull().chunks_full() == 0);
+    CHECK(a.Status().last_pull().chunks_delta() > 0);
+  }
+  CHECK(sender.Status(kModel).bytes_sent() == relay.Status().bytes_received());
+
+  const auto before = trainer.content();
+  trainer.Step();
+  REQUIRE(trainer.Publish(7).ok());
+  all_follow();
+  trainer.content() = before;
+  REQUIRE(Rollback(sender, 6) == absl::OkStatus());
+  all_follow();
+  CHECK(a.Status().committed().epoch() == 2);
+  CHECK(b.Status().last_pull().chunks_full() == 0);
+
+  // A sender without its files begins a new lineage.
+  const std::string lineage = a.Status().committed().lineage();
+  sender.child().Kill();
+  std::filesystem::remove_all(sender.dir());
+  std::filesystem::create_directories(sender.dir());
+  sender.Start();
+  trainer.Step();
+  REQUIRE(trainer.Publish(3).ok());
+  all_follow();
+  CHECK(a.Status().committed().lineage() != lineage);
+}
+
+TEST_CASE("a leaf keeps its deltas when it falls several versions behind a relay") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 12, 102);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, leaf));
+  leaf.child().Kill();
+  for (uint64_t v = 2; v <= 5; ++v) {
+    trainer.Step();
+    REQUIRE(trainer.Publish(v).ok());
+    REQUIRE(Follows(sender, relay));
+  }
+  leaf.Start();
+  INFO(ReadText(leaf.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(leaf.Status().last_pull().chunks_full() == 0);  // folded from four deltas
+  CHECK(leaf.Status().last_pull().chunks_delta() > 0);
+}
+
+TEST_CASE("a relay serves what it holds while its sender is away, also after a restart") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 12, 103);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  const std::string published = Published(sender);
+  sender.child().Kill();
+  relay.Restart();
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+  REQUIRE(leaf.WaitCommitted(1));
+  CHECK(NameOf(leaf.Status().committed()) == published);
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(ReadText(leaf.dir() / "config.json") == ReadText(relay.dir() / "config.json"));
+}
+
+TEST_CASE("a relay is killed in the middle of a pull, and the leaf resumes when it is back") {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    CAPTURE(seed);
+    ShmDir root;
+    SenderProcess sender(root.path());
+    Trainer trainer(sender.socket(), kModel, 24, seed);
+    ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                          Serving({"--rate-limit", "20MB"}));
+    REQUIRE(trainer.Publish(1).ok());
+    REQUIRE(Follows(sender, relay));
+    ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+    INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+    REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 2 * seed; }));
+    REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
+    relay.Restart();
+    REQUIRE(Follows(sender, leaf));
+    CHECK(trainer.Compare(leaf.dir()) == "");
+    // What had arrived was not fetched again.
+    CHECK(leaf.Status().last_pull().chunks_full() <= ChunksOf(trainer) - 2 * seed);
+  }
+}
+
+TEST_CASE("a leaf goes on at its second upstream with the chunks that are missing, and returns") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 24, 104);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--rate-limit", "20MB"}));
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
+  REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
+  REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
+  const uint64_t before = sender.Status(kModel).bytes_sent();
+  relay.child().Kill();
+  INFO(ReadText(leaf.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  const uint64_t fetched = sender.Status(kModel).bytes_sent() - before;
+  CHECK(fetched > 0);
+  CHECK(fetched < trainer.layout().total_bytes());
+  // With the relay away, versions come from the sender.
+  trainer.Step();
+  REQUIRE(trainer.Publish(2).ok());
+  REQUIRE(Follows(sender, leaf));
+  // The relay is back, and has caught up: the leaf attaches to it again.
+  relay.Start();
+  REQUIRE(Follows(sender, relay));
+  REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
+  const uint64_t sent = sender.Status(kModel).bytes_sent();
+  const uint64_t received = relay.Status().bytes_received();
+  trainer.Step();
+  REQUIRE(trainer.Publish(3).ok());
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(sender.Status(kModel).bytes_sent() - sent == relay.Status().bytes_received() - received);
+}
+
+TEST_CASE("a relay whose memory went bad is found out by digest, and repairs itself") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 12, 105);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--scrub-bytes-per-s", "0"}));
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  Flip(relay.dir() / "model.safetensors", trainer.layout(), 300'000);
+  REQUIRE(trainer.Compare(relay.dir()) != "");
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(ReadText(relay.log()).find("is not served until it was fetched anew") != std::string::npos);
+  REQUIRE(Eventually([&] { return trainer.Compare(relay.dir()) == ""; }));
+  CHECK(relay.Status().repaired_chunks() == 1);
+}
+
+}  // namespace deltawire::testing
