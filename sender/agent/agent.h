@@ -5,6 +5,7 @@
 // Errors name the model.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "common/base/log_throttle.h"
+#include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/config/options.h"
 #include "common/net/pull_server.h"
@@ -58,7 +60,8 @@ struct AgentLimits {
 
 class Agent : public net::PullSource {
  public:
-  Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits = {});
+  Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits = {},
+        StageObserver stages = nullptr);
   ~Agent() override;
 
   /// Takes up every model that an earlier process left below data_dir.
@@ -86,6 +89,8 @@ class Agent : public net::PullSource {
     FormCounts sent;
   };
   PullCounts Pulls(const std::string& model) const;
+  /// Bulk streams that were turned away since their ticket was not one, or another's.
+  uint64_t streams_refused() const { return streams_refused_; }
   const CoderRates& coder_rates() const { return coder_rates_; }
 
   Attachments& attachments() { return attachments_; }
@@ -122,6 +127,8 @@ class Agent : public net::PullSource {
 
   std::shared_ptr<Model> Adopt(std::shared_ptr<Model> model);
   void Changed(const Model& model);  ///< after a publish
+  /// A receiver said that it has committed `id`.
+  void Delivered(const std::string& model, const Identity& id, const PullStats& pull);
   static VersionInfo InfoOf(const Model& model, const Published* state);
   /// The registered model if its layout and part are these; null: make the model. REQUIRES: the
   /// caller has `name` in registering_.
@@ -156,6 +163,7 @@ class Agent : public net::PullSource {
   const AgentLimits limits_;
   ThreadPool& pool_;
   CoderRates coder_rates_;
+  std::atomic<uint64_t> streams_refused_{0};
   Attachments attachments_;
 
   mutable Mutex mu_;

@@ -7,6 +7,7 @@
 #include "common/base/call_end.h"
 #include "common/base/log.h"
 #include "common/base/sync.h"
+#include "common/base/trace.h"
 #include "sender/agent/agent.h"
 
 namespace deltawire::sender {
@@ -135,9 +136,12 @@ StatusOr<PullTicket> Agent::Grant(const PullRequest& request) {
                   .late_after = options_.grace / 4,
                   .ticket_life = limits_.ticket_life,
                   .rate = RateFor(request),
+                  .stages = model_options_.stages,
                   .principal = request.principal,
                   .admits = request.admits};
   DW_ASSIGN_OR_RETURN(terms.pinned, Pinned(request, *model));
+  const Identity end = (terms.pinned != nullptr ? terms.pinned : newest)->info.identity;
+  terms.granted = end;
   DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
   const uint32_t history = HistoryWanted(terms.coding, *newest);
   auto session = std::make_shared<ServedPull>(model, std::move(terms));
@@ -145,6 +149,8 @@ StatusOr<PullTicket> Agent::Grant(const PullRequest& request) {
   for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
   // The session was not in the table yet when versions after Pinned were published.
   if (const auto now = model->published(); now != nullptr) session->Overtaken(*now);
+  LogInfo("model {}: receiver {} at {}: pull of {} granted {}", request.model, request.receiver_id,
+          request.peer, ToString(end), ToString(TraceOf(end)));
   return PullTicket{ticket, history, InfoOf(*model, newest.get())};
 }
 
@@ -219,6 +225,7 @@ StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello
     if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
   }
   if (session == nullptr) {
+    ++streams_refused_;
     if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
       LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer.address);
     }
@@ -226,6 +233,7 @@ StatusOr<std::shared_ptr<net::PullSession>> Agent::Join(const wire::Hello& hello
         "the ticket is unknown or has expired; open a pull over gRPC first");
   }
   if (const Status admitted = session->Admits(hello, peer); !admitted.ok()) {
+    ++streams_refused_;
     if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
       LogWarn("bulk stream from {}: {}", peer.address, MessageOf(admitted));
     }
