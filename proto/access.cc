@@ -76,8 +76,9 @@ StatusOr<const Principal*> Find(const PrincipalTable& table, const Metadata& met
 // connection, and its calls may come from several principals.
 class Gate final : public grpc::AuthMetadataProcessor {
  public:
-  explicit Gate(std::shared_ptr<security::Principals> principals)
-      : principals_(std::move(principals)) {}
+  Gate(std::shared_ptr<security::Principals> principals,
+       std::shared_ptr<std::atomic<uint64_t>> refused)
+      : principals_(std::move(principals)), refused_(std::move(refused)) {}
 
   bool IsBlocking() const override { return false; }
 
@@ -87,6 +88,7 @@ class Gate final : public grpc::AuthMetadataProcessor {
     const std::string method(path == metadata.end() ? "" : TextOf(path->second));
     if (method.starts_with(kHealth)) return grpc::Status::OK;
     const Status status = Admit(method, metadata, *connection);
+    *refused_ += status.ok() ? 0 : 1;
     if (!status.ok() && throttle_.Allow(std::string(MessageOf(status)))) {
       LogWarn("a call of {} was refused: {}", method, MessageOf(status));
     }
@@ -107,6 +109,7 @@ class Gate final : public grpc::AuthMetadataProcessor {
   }
 
   const std::shared_ptr<security::Principals> principals_;
+  const std::shared_ptr<std::atomic<uint64_t>> refused_;
   LogThrottle throttle_;
 };
 
@@ -185,7 +188,7 @@ StatusOr<std::shared_ptr<grpc::ServerCredentials>> Access::ForServer(bool loopba
         "in plaintext");
   }
   if (principals_ != nullptr) {
-    server->SetAuthMetadataProcessor(std::make_shared<Gate>(principals_));
+    server->SetAuthMetadataProcessor(std::make_shared<Gate>(principals_, calls_refused_));
   }
   return server;
 }
@@ -202,11 +205,13 @@ StatusOr<std::shared_ptr<const Principal>> Access::CallerOf(
 Status Access::MayTouch(const grpc::ServerContextBase& context, const std::string& model) const {
   DW_ASSIGN_OR_RETURN(const auto who, CallerOf(context));
   if (who == nullptr || who->MayTouch(model)) return {};
+  ++*calls_refused_;
   return Errorf(StatusCode::kPermissionDenied, "{} may not touch model \"{}\"", who->name, model);
 }
 
 bool Access::MaySee(const grpc::ServerContextBase& context, const std::string& model) const {
-  return MayTouch(context, model).ok();
+  const auto who = CallerOf(context);
+  return who.ok() && (*who == nullptr || (*who)->MayTouch(model));
 }
 
 Status Access::CheckExposure(bool beyond_loopback, bool insecure_plaintext) const {

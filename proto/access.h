@@ -6,6 +6,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -35,6 +36,8 @@ class Access {
   bool has_principals() const { return principals_ != nullptr; }
   /// Whether there is anything between a caller and the services.
   bool guards() const { return credentials_->serves_tls() || has_principals(); }
+  /// Calls that the gate refused, and calls that named a model which is not theirs.
+  uint64_t calls_refused() const { return *calls_refused_; }
   /// As the file of principals said at the start.
   bool requires_certificate() const { return requires_certificate_; }
 
@@ -60,6 +63,9 @@ class Access {
   std::shared_ptr<security::Credentials> credentials_;
   std::shared_ptr<security::Principals> principals_;
   bool requires_certificate_ = false;
+  // Shared with the gates, which live as long as their server.
+  const std::shared_ptr<std::atomic<uint64_t>> calls_refused_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 }  // namespace deltawire

@@ -24,17 +24,19 @@ class Daemon::Source : public EngineSource {
 };
 
 Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id,
-               std::shared_ptr<security::Credentials> credentials)
+               std::shared_ptr<security::Credentials> credentials, StageObserver stages)
     : options_(options),
       receiver_id_(std::move(receiver_id)),
       pool_(options.threads),
-      credentials_(std::move(credentials)) {
+      credentials_(std::move(credentials)),
+      stages_(std::move(stages)) {
   rates_.Calibrate(kernels::Best());
   if (!options.serve) return;
   relay_ = std::make_unique<Relay>(
       Relay::Options{.advertise_host = options.advertise_host,
                      .delta_log_bytes = options.delta_log_bytes,
-                     .rate_limit_per_receiver = options.rate_limit_per_receiver},
+                     .rate_limit_per_receiver = options.rate_limit_per_receiver,
+                     .stages = stages_},
       pool_, rates_);
 }
 
@@ -68,6 +70,7 @@ Status Daemon::Start() {
     o.reader_grace = options_.reader_grace;
     o.copy_for_reader = options_.on_busy_reader == OnBusyReader::kCopy;
     o.file_group = options_.file_group;
+    o.stages = stages_;
     if (relay_ != nullptr) {
       o.downstream =
           relay_->Of(m.name, [this, name = m.name](const std::string& layout, uint32_t c) {
@@ -106,7 +109,8 @@ void Daemon::StartEngines(const std::string& model) {
                         .policy = {.failure = options_.engine_failure,
                                    .retries = options_.engine_retries,
                                    .seed = std::random_device()()},
-                        .call_limit = options_.engine_timeout});
+                        .call_limit = options_.engine_timeout,
+                        .stages = stages_});
   }
   if (settings.empty()) return;
   auto& source = sources_[model] = std::make_unique<Source>(replica);

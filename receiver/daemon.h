@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/stages.h"
 #include "common/base/thread_pool.h"
 #include "common/config/options.h"
 #include "common/net/io_threads.h"
@@ -23,7 +24,7 @@ class Daemon {
  public:
   /// `receiver_id` is the name under which senders list this daemon.
   Daemon(const ReceiverOptions& options, std::string receiver_id,
-         std::shared_ptr<security::Credentials> credentials);
+         std::shared_ptr<security::Credentials> credentials, StageObserver stages = nullptr);
   ~Daemon();
 
   /// Starts a replica per configured model. kAlreadyExists when a directory has another owner.
@@ -49,6 +50,7 @@ class Daemon {
   ThreadPool pool_;
   net::IoThreads io_;
   const std::shared_ptr<security::Credentials> credentials_;
+  const StageObserver stages_;
   std::shared_ptr<net::Tls> tls_;  // null: bulk streams are plaintext; fixed after Start
   CoderRates rates_;
   /// Lets engines read a replica's directory.

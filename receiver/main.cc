@@ -6,6 +6,7 @@
 #include "common/base/log.h"
 #include "common/config/options.h"
 #include "common/daemon/lifetime.h"
+#include "common/metrics/stage_histograms.h"
 #include "common/net/io_threads.h"
 #include "common/net/pull_server.h"
 #include "common/net/tls.h"
@@ -64,9 +65,10 @@ Status Run(const ReceiverOptions& options) {
   DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
   const bool exposed = !IsLoopback(options.control) || (options.serve && !IsLoopback(options.bulk));
   DW_RETURN_IF_ERROR(access->CheckExposure(exposed, options.insecure_plaintext));
+  const auto stages = std::make_shared<metrics::StageHistograms>("receiver");
   receiver::Daemon daemon(
       options, options.receiver_id.empty() ? DefaultId(options.control) : options.receiver_id,
-      access->credentials());
+      access->credentials(), metrics::ObserverOf(stages));
   receiver::ReceiverServiceImpl service(daemon, access);
   DW_RETURN_IF_ERROR(daemon.Start());
   std::vector<grpc::Service*> services = {&service};
@@ -80,8 +82,8 @@ Status Run(const ReceiverOptions& options) {
                       ControlServer::Start(ToString(options.control), services, *access));
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
-    DW_ASSIGN_OR_RETURN(metrics_server,
-                        metrics::Server::Start(options.metrics, receiver::Probe(daemon)));
+    const auto collect = receiver::Probe(daemon, [&access] { return access->calls_refused(); });
+    DW_ASSIGN_OR_RETURN(metrics_server, metrics::Server::Start(options.metrics, {collect, stages}));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   LogInfo("control {}, sender {}, id {}, kernels {}", ToString(control_at),

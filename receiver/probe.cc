@@ -1,5 +1,6 @@
 #include "receiver/probe.h"
 
+#include "common/base/versions_behind.h"
 #include "receiver/daemon.h"
 
 namespace deltawire::receiver {
@@ -20,12 +21,18 @@ constexpr Row kRows[] = {
      [](const ReplicaStatus& s) { return static_cast<double>(s.committed.id.version); }},
     {"deltawire_receiver_newest_version", "Newest version that the sender has told of",
      Kind::kGauge, [](const ReplicaStatus& s) { return static_cast<double>(s.newest.id.version); }},
+    {"deltawire_receiver_versions_behind", "Versions that it is behind the newest", Kind::kGauge,
+     [](const ReplicaStatus& s) {
+       return static_cast<double>(VersionsBehind(s.committed, s.newest));
+     }},
     {"deltawire_receiver_attached", "1 while connected to the sender", Kind::kGauge,
      [](const ReplicaStatus& s) { return s.attached ? 1.0 : 0.0; }},
     {"deltawire_receiver_commits_total", "Versions committed by this process", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.commits); }},
     {"deltawire_receiver_bytes_received_total", "Payload bytes of committed pulls", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.bytes_received); }},
+    {"deltawire_receiver_pull_failures_total", "Pulls that failed, after which another one comes",
+     Kind::kCounter, [](const ReplicaStatus& s) { return static_cast<double>(s.pull_failures); }},
     {"deltawire_receiver_repaired_chunks_total",
      "Chunks fetched whole since their digest disagreed", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.repaired_chunks); }},
@@ -51,6 +58,10 @@ constexpr Row kRows[] = {
     {"deltawire_receiver_scrub_mismatches_total", "Chunks that had lost their digest",
      Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.scrub_mismatches); }},
+    {"deltawire_receiver_buffer_bytes", "Shared memory of its weight files", Kind::kGauge,
+     [](const ReplicaStatus& s) {
+       return static_cast<double>(s.buffers) * static_cast<double>(s.model_bytes);
+     }},
     {"deltawire_receiver_history_bytes", "Past deltas kept for the codec tight", Kind::kGauge,
      [](const ReplicaStatus& s) { return static_cast<double>(s.history_bytes); }},
     {"deltawire_receiver_last_pull_seconds", "Pull opened to committed, last pull", Kind::kGauge,
@@ -106,39 +117,53 @@ void AddAgents(const Statuses& all, std::vector<Sample>& samples) {
   }
 }
 
+/// An engine beside what it is to serve.
+struct EngineSeen : EngineDriver::View {
+  Identity committed;
+};
+
 struct EngineRow {
   const char* name;
   const char* help;
   Kind kind;
-  double (*value)(const EngineDriver::View& e);
+  double (*value)(const EngineSeen& e);
 };
 
 constexpr EngineRow kEngineRows[] = {
     {"deltawire_receiver_engine_served_version",
      "Version that the engine answers from; 0 while that is not known", Kind::kGauge,
-     [](const EngineDriver::View& e) { return static_cast<double>(e.served.id.version); }},
+     [](const EngineSeen& e) { return static_cast<double>(e.served.id.version); }},
     {"deltawire_receiver_engine_serving", "1 while the engine serves what is committed",
      Kind::kGauge,
-     [](const EngineDriver::View& e) { return e.state == EngineState::kServing ? 1.0 : 0.0; }},
+     [](const EngineSeen& e) { return e.state == EngineState::kServing ? 1.0 : 0.0; }},
+    {"deltawire_receiver_engine_versions_behind", "Versions that it is behind what is committed",
+     Kind::kGauge,
+     [](const EngineSeen& e) {
+       return static_cast<double>(VersionsBehind(e.served, e.committed));
+     }},
     {"deltawire_receiver_engine_paused", "1 while the receiver has the engine paused", Kind::kGauge,
-     [](const EngineDriver::View& e) { return e.paused ? 1.0 : 0.0; }},
+     [](const EngineSeen& e) { return e.paused ? 1.0 : 0.0; }},
     {"deltawire_receiver_engine_updates_total", "Versions that the engine came to serve",
-     Kind::kCounter, [](const EngineDriver::View& e) { return static_cast<double>(e.updates); }},
+     Kind::kCounter, [](const EngineSeen& e) { return static_cast<double>(e.updates); }},
     {"deltawire_receiver_engine_failures_total", "Requests to the engine that failed",
-     Kind::kCounter, [](const EngineDriver::View& e) { return static_cast<double>(e.failures); }},
+     Kind::kCounter, [](const EngineSeen& e) { return static_cast<double>(e.failures); }},
+    {"deltawire_receiver_engine_retries_total",
+     "Requests and whole updates that were repeated after a failure", Kind::kCounter,
+     [](const EngineSeen& e) { return static_cast<double>(e.retries); }},
     {"deltawire_receiver_engine_pause_seconds_total", "Time for which updates paused the engine",
-     Kind::kCounter, [](const EngineDriver::View& e) { return e.pause_seconds; }},
+     Kind::kCounter, [](const EngineSeen& e) { return e.pause_seconds; }},
     {"deltawire_receiver_engine_last_pause_seconds", "The same, of the last update", Kind::kGauge,
-     [](const EngineDriver::View& e) { return e.last_pause_seconds; }},
+     [](const EngineSeen& e) { return e.last_pause_seconds; }},
 };
 
-void AddEngines(const Daemon& daemon, std::vector<Sample>& samples) {
-  std::vector<std::pair<std::string, EngineDriver::View>> all;
-  for (const Replica* r : daemon.Replicas()) {
-    const std::string& model = r->options().model;
+void AddEngines(const Daemon& daemon, const Statuses& replicas, std::vector<Sample>& samples) {
+  std::vector<std::pair<std::string, EngineSeen>> all;
+  for (const auto& [model, status] : replicas) {
     const Engines* const engines = daemon.EnginesOf(model);
     if (engines == nullptr) continue;
-    for (EngineDriver::View& view : engines->views()) all.emplace_back(model, std::move(view));
+    for (EngineDriver::View& view : engines->views()) {
+      all.emplace_back(model, EngineSeen{std::move(view), status.committed});
+    }
   }
   for (const EngineRow& row : kEngineRows) {
     for (const auto& [model, view] : all) {
@@ -192,8 +217,8 @@ void AddRelay(const Daemon& daemon, std::vector<Sample>& samples) {
 
 }  // namespace
 
-metrics::Collect Probe(const Daemon& daemon) {
-  return [&daemon] {
+metrics::Collect Probe(const Daemon& daemon, std::function<uint64_t()> calls_refused) {
+  return [&daemon, calls_refused = std::move(calls_refused)] {
     Statuses all;
     for (const Replica* r : daemon.Replicas()) all.emplace_back(r->options().model, r->status());
     std::vector<Sample> samples;
@@ -203,9 +228,14 @@ metrics::Collect Probe(const Daemon& daemon) {
       }
     }
     AddAgents(all, samples);
-    AddEngines(daemon, samples);
+    AddEngines(daemon, all, samples);
     AddRelay(daemon, samples);
     AddForms(all, daemon.coder_rates(), samples);
+    samples.push_back({"deltawire_receiver_peers_refused_total",
+                       "Calls turned away at the control port for want of a role",
+                       Kind::kCounter,
+                       {{"reason", "role"}},
+                       static_cast<double>(calls_refused())});
     return samples;
   };
 }

@@ -8,6 +8,7 @@ namespace deltawire::receiver {
 
 class Daemon;
 
-metrics::Collect Probe(const Daemon& daemon);
+/// `calls_refused`: the gRPC calls that were refused so far.
+metrics::Collect Probe(const Daemon& daemon, std::function<uint64_t()> calls_refused);
 
 }  // namespace deltawire::receiver

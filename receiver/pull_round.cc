@@ -32,7 +32,26 @@ PullRound::PullRound(Env env, std::vector<RoundAgent> agents, Wish wish)
 }
 
 Status PullRound::Advance() {
-  switch (step_) {
+  const auto start = SteadyClock::now();
+  const Step step = step_;
+  waited_ = 0;
+  Status ended = Take(step);
+  const double seconds = SecondsSince(start) - waited_;
+  if (step == Step::kOpen || step == Step::kTransfer) times_.transfer += seconds;
+  if (step == Step::kApply) times_.apply += seconds;
+  if (step == Step::kCommit) times_.commit += seconds;
+  return ended;
+}
+
+Status PullRound::Writable() {
+  const auto start = SteadyClock::now();
+  Status ended = env_.writable();
+  waited_ += SecondsSince(start);
+  return ended;
+}
+
+Status PullRound::Take(Step step) {
+  switch (step) {
     case Step::kOpen:
       return Open();
     case Step::kTransfer:
@@ -172,6 +191,7 @@ Status PullRound::Transfer() {
     }
   }
   env_.sink.AddTo(stats_);
+  times_.stage += env_.sink.stage_seconds();
   parts_.clear();
   DW_RETURN_IF_ERROR(ended);
   step_ = Step::kApply;
@@ -198,7 +218,7 @@ Status PullRound::CheckEnd(const Part& part) {
 }
 
 Status PullRound::Apply() {
-  if (env_.sink.to_apply()) DW_RETURN_IF_ERROR(env_.writable());
+  if (env_.sink.to_apply()) DW_RETURN_IF_ERROR(Writable());
   suspects_.assign(env_.sink.mismatched().begin(), env_.sink.mismatched().end());
   DW_ASSIGN_OR_RETURN(bad_, env_.sink.Apply(env_.pool));
   if (bad_.empty()) {
@@ -252,7 +272,7 @@ Status PullRound::Finish() {
   DW_RETURN_IF_ERROR(FetchSideFiles());
   // After a forced full pull the state may be the committed one, with no byte changed.
   if (!(env_.buffer.committed() == whole()) || env_.buffer.begun()) {
-    DW_RETURN_IF_ERROR(env_.writable());
+    DW_RETURN_IF_ERROR(Writable());
     DW_RETURN_IF_ERROR(env_.buffer.Commit(whole(), env_.side_files.Merged()));
     env_.sink.Committed();
   }

@@ -56,6 +56,14 @@ class SideFileCache {
   std::vector<AgentFiles> parts_;
 };
 
+/// Where a pull's time went, in seconds, without what it waited for readers.
+struct RoundTimes {
+  double transfer = 0;  ///< from the call that opens it until the last frame is in
+  double stage = 0;     ///< of all streams, within transfer: checking and decoding what came
+  double apply = 0;
+  double commit = 0;
+};
+
 class PullRound {
  public:
   enum class Step : uint8_t { kOpen, kTransfer, kApply, kCommit, kDone };
@@ -99,6 +107,7 @@ class PullRound {
   const PullStats& stats() const { return stats_; }
   /// After kCommit: the delta from the state committed before, if it was recorded; else null.
   const std::shared_ptr<const Delta>& delta() const { return delta_; }
+  const RoundTimes& times() const { return times_; }
   /// True when the error was that the received chunks are not the state that an agent named.
   bool root_mismatch() const { return root_mismatch_; }
   /// Bytes of the chunks that are sure to come whole, to show progress; 0: not known.
@@ -113,6 +122,9 @@ class PullRound {
     StatusOr<net::PullEnd> end = absl::UnknownError("not run");
   };
 
+  Status Take(Step step);
+  /// Env::writable, whose time is no step's.
+  Status Writable();
   Status Open();
   Status Transfer();
   Status Apply();
@@ -138,6 +150,8 @@ class PullRound {
   std::vector<uint64_t> side_files_;  // hashes that the End frames named
   PullStats stats_;
   std::shared_ptr<const Delta> delta_;
+  RoundTimes times_;
+  double waited_ = 0;  // for readers, in this step
   bool root_mismatch_ = false;
   uint64_t bytes_expected_ = 0;
 

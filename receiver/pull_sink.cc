@@ -35,6 +35,7 @@ void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once) {
   record_ = record;
   touched_ = history_misfit_ = false;
   bytes_ = staged_bytes_ = 0;
+  stage_seconds_ = 0;
   bad_.clear();
   mismatched_.clear();
   forms_ = {};
@@ -142,7 +143,9 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
 
 void PullSink::Arrived(const wire::FrameHeader& header, size_t bytes) {
   if (header.type != wire::FrameType::kChunkFull) return;
+  const auto start = SteadyClock::now();
   DigestUpTo(header.chunk, bytes / kDigestStep * kDigestStep);
+  stage_seconds_ += SecondsSince(start);
 }
 
 void PullSink::DigestUpTo(uint32_t chunk, size_t end) {
@@ -185,6 +188,13 @@ StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
 }
 
 Status PullSink::Finish(const wire::FrameHeader& header) {
+  const auto start = SteadyClock::now();
+  Status complete = Complete(header);
+  stage_seconds_ += SecondsSince(start);
+  return complete;
+}
+
+Status PullSink::Complete(const wire::FrameHeader& header) {
   if (header.type == wire::FrameType::kChunkDelta) {
     DW_RETURN_IF_ERROR(FinishDelta(header));
   } else {

@@ -70,6 +70,8 @@ class PullSink : public net::ChunkSink {
   const std::set<uint32_t>& mismatched() const { return mismatched_; }
 
   uint64_t bytes() const { return bytes_; }
+  /// Time that all streams together took in this round to check and decode what came.
+  double stage_seconds() const { return stage_seconds_; }
   /// True when a tight delta did not fit the receiver's history or bytes.
   bool history_misfit() const { return history_misfit_; }
   /// Adds the round's counters to `stats`.
@@ -84,6 +86,7 @@ class PullSink : public net::ChunkSink {
   };
 
   Status Touch();
+  Status Complete(const wire::FrameHeader& header);
   StatusOr<MutableBytes> BeginDelta(const wire::FrameHeader& header);
   Status FinishDelta(const wire::FrameHeader& header);
   void FinishFull(const wire::FrameHeader& header);
@@ -116,6 +119,7 @@ class PullSink : public net::ChunkSink {
   std::atomic<bool> dirty_{false};
   std::atomic<bool> history_misfit_{false};
   std::atomic<uint64_t> bytes_{0};
+  std::atomic<double> stage_seconds_{0};
 
   Mutex mu_;
   /// Chunks of which a frame is arriving. Its memory must not move until the frame is finished.

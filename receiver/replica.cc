@@ -87,7 +87,8 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   }
   ready_ = status_.committed;
   last_commit_ = Commit{status_.committed, {}, UnixNanos(), 1};
-  LogInfo("model {}: taken up at {}", options_.model, DescribeFully(status_.committed));
+  LogInfo("model {}: taken up at {} {}", options_.model, DescribeFully(status_.committed),
+          ToString(TraceOf(status_.committed)));
 }
 
 Replica::~Replica() {
@@ -337,10 +338,12 @@ Follower::Situation Replica::Situation() const {
           .suspects = !suspects_.empty()};
 }
 
-void Replica::SetMessage(const Status& failed) {
-  if (MessageOf(failed) != status_.message) {
-    LogWarn("model {}: {}", options_.model, MessageOf(failed));
+void Replica::SetMessage(const Status& failed, TraceId trace) {
+  if (MessageOf(failed) != status_.message || !(trace == message_of_)) {
+    LogWarn("model {}: {}{}", options_.model, MessageOf(failed),
+            trace == TraceId{} ? "" : fmt::format(" {}", ToString(trace)));
   }
+  message_of_ = trace;
   connection_failed_ = false;
   status_.message = std::string(MessageOf(failed));
   status_.phase = ReceiverPhase::kFailed;
@@ -361,6 +364,11 @@ void Replica::SetPhase(ReceiverPhase phase) {
     cv_.notify_all();
   }
   SendAll();
+}
+
+std::vector<Commit> Replica::recent() const {
+  std::lock_guard lock(mu_);
+  return {recent_.begin(), recent_.end()};
 }
 
 ReplicaStatus Replica::status() const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -15,8 +16,10 @@
 #include <vector>
 
 #include "common/base/receiver_phase.h"
+#include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
+#include "common/base/trace.h"
 #include "common/delta/coder_rates.h"
 #include "common/delta/pull_stats.h"
 #include "receiver/buffer.h"
@@ -53,6 +56,7 @@ struct ReplicaOptions {
   /// Is told of every version, to serve it to other receivers; it outlives the replica. Null: none.
   Downstream* downstream = nullptr;
   uint64_t served_delta_bytes = 0;  ///< of a pull's delta, for whom `downstream` serves
+  StageObserver stages;             ///< told of each version that is committed
 };
 
 /// One agent of the trainer, as the replica sees it.
@@ -75,6 +79,7 @@ struct ReplicaStatus {
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
   uint64_t commits = 0;
+  uint64_t pull_failures = 0;  ///< pulls that failed, and are tried again
   uint64_t bytes_received = 0;
   uint64_t repaired_chunks = 0;
   uint64_t refused_chunks = 0;
@@ -95,11 +100,17 @@ struct ReplicaStatus {
   std::vector<AgentView> agents;
 };
 
+struct CommitTimes : RoundTimes {
+  double queue = 0;    ///< from the first word of the version until its pull began; 0: not known
+  double readers = 0;  ///< waited for readers and engines
+};
+
 struct Commit {
   Identity id;
   PullStats stats;
   int64_t unix_nanos = 0;
   uint64_t serial = 0;  ///< rises by one with each commit of this process
+  CommitTimes times = {};
 };
 
 struct VerifyResult {
@@ -125,6 +136,9 @@ class Replica {
 
   const ReplicaOptions& options() const { return options_; }
   ReplicaStatus status() const;
+  static constexpr size_t kRecentCommits = 64;
+  /// The last commits of this process, the oldest first.
+  std::vector<Commit> recent() const;
 
   // `gone` returns true once the caller has gone; the calls below then return early.
 
@@ -192,7 +206,12 @@ class Replica {
   /// Sets each agent's RoundAgent::held.
   void HoldParts(const Follower::Target& target);
   Status RunRound(const Follower::Target& target, bool force_full);
-  void Committed(const PullRound& round);
+  void Committed(const PullRound& round, SteadyClock::time_point began);
+  /// Takes note of when the agents first named a state. REQUIRES: mu_ held.
+  void Told(const Identity& newest);
+  /// Seconds from then until `began`; forgets this state and older ones. REQUIRES: mu_ held.
+  double TakeQueue(const Identity& committed, SteadyClock::time_point began);
+  void TellStages(const CommitTimes& times) const;
   /// Keeps what the last pull applied as a file for engines.
   void LeaveDelta();
   /// Tells the downstream of the committed version.
@@ -233,7 +252,8 @@ class Replica {
               const Status& status);
   // REQUIRES: mu_ held.
   Report MakeReport(size_t agent) const;
-  void SetMessage(const Status& failed);
+  /// `trace`: of the version that failed, for the log; empty: of none.
+  void SetMessage(const Status& failed, TraceId trace = {});
   /// Clears the failed phase: its cause is over.
   void Recovered();
   /// The next pull checks these chunks again, and fetches the bad ones whole.
@@ -279,6 +299,10 @@ class Replica {
   RequestQueue requests_;
   ReplicaStatus status_;
   std::optional<Commit> last_commit_;
+  std::deque<Commit> recent_;
+  std::deque<std::pair<TraceId, SteadyClock::time_point>> told_;
+  double readers_waited_ = 0;         // since the pull began
+  TraceId message_of_;                // the version that status_.message is about
   std::shared_ptr<PullRound> round_;  // the running round; null: none
   bool round_requested_ = false;      // a caller waits for the running pull
   bool catching_up_ = false;          // the hidden file is being changed

@@ -65,6 +65,7 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
   std::lock_guard lock(mu_);
   AgentLink& a = agents_[agent];
   if (attachment != a.attachment) return;
+  const Identity before = follower_.newest(agent);
   const Status taken = follower_.Event(agent, event, Clock::now());
   if (!taken.ok()) {
     if (absl::IsDataLoss(taken)) LogWarn("model {}: {}", options_.model, MessageOf(taken));
@@ -73,6 +74,7 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
   }
   a.delta_bytes = event.delta_bytes;
   if (!event.newest.empty()) {
+    if (!(TraceOf(event.newest) == TraceOf(before))) Told(event.newest);
     // A new lineage may come with another layout or part, for which a pull would be refused; so the
     // agent must be asked for them first.
     if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;

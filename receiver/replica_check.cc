@@ -123,10 +123,12 @@ void Replica::Doubt(const std::vector<uint32_t>& chunks) {
     if (!suspects_.insert(c).second) continue;
     ++status_.scrub_mismatches;
     LogError(
-        "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory)",
+        "model {}: {}: chunk {} of tensor {} has lost its digest: {} (check this machine's memory) "
+        "{}",
         options_.model, ToString(status_.committed), c,
         buffer_->layout().tensor(buffer_->chunks()[c].tensor).name,
-        options_.follow && !paused_ ? "fetching it whole" : "the next sync fetches it whole");
+        options_.follow && !paused_ ? "fetching it whole" : "the next sync fetches it whole",
+        ToString(TraceOf(status_.committed)));
   }
 }
 

@@ -79,6 +79,7 @@ void Replica::EndWaitForReaders(ReceiverPhase before, SteadyClock::time_point st
   status_.phase = before;
   status_.readers.clear();
   status_.reader_wait_seconds += seconds;
+  readers_waited_ += seconds;
   status_.worst_reader_wait_seconds = std::max(status_.worst_reader_wait_seconds, seconds);
   cv_.notify_all();
 }

@@ -33,6 +33,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   const RequestQueue::Batch batch = requests_.Take();
   round_requested_ = !batch.empty();
   pulling_ = true;
+  readers_waited_ = 0;
   cv_.wait(lock, [this] { return verifying_ == 0; });
   lock.unlock();
   Status pulled;
@@ -64,7 +65,8 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   } else if (paused) {
     status_.phase = ReceiverPhase::kPaused;
   } else {
-    SetMessage(pulled);
+    ++status_.pull_failures;
+    SetMessage(pulled, TraceOf(target.whole));
     // The sender may have another layout or part now, or no longer have the model.
     if (absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled)) describe_ = true;
   }
@@ -83,8 +85,8 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
 void Replica::LeaveDelta() {
   const Status left = delta_files_.Put(*buffer_, buffer_->committed(), sink_->Applied());
   if (!left.ok()) {
-    LogWarn("model {}: engines have to read this version whole: {}", options_.model,
-            MessageOf(left));
+    LogWarn("model {}: engines have to read this version whole: {} {}", options_.model,
+            MessageOf(left), ToString(TraceOf(buffer_->committed())));
   }
   if (buffer_->buffers() == 1) sink_->ForgetApplied();
 }
@@ -175,15 +177,25 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
     status_.bytes_total = delta_bytes;
     round_ = round;
   }
+  const auto began = Clock::now();
+  LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
+          ToString(buffer_->committed()), ToString(TraceOf(target.whole)));
   Status ended;
   while (ended.ok() && round->step() != PullRound::Step::kDone) {
     SetPhase(round->step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
                                                          : ReceiverPhase::kApplying);
+    const bool transfers = round->step() == PullRound::Step::kTransfer;
     const bool commits = round->step() == PullRound::Step::kCommit;
     if (commits) ended = BeginChange();
     if (!ended.ok()) break;
     ended = round->Advance();
     EndChange();
+    if (transfers && ended.ok()) {
+      LogInfo("model {}: {} has come: {} in {} chunks, in {} {}", options_.model,
+              ToString(round->whole()), HumanBytes(round->stats().payload_bytes),
+              round->stats().chunks_full + round->stats().chunks_delta,
+              HumanSeconds(round->times().transfer), ToString(TraceOf(round->whole())));
+    }
     std::lock_guard lock(mu_);
     if (round->bytes_expected() > 0) status_.bytes_total = round->bytes_expected();
   }
@@ -192,7 +204,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
     for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round->ends()[i];
     behind_ = buffer_->buffers() == 2;
     catch_up_at_ = Clock::now();
-    Committed(*round);
+    Committed(*round, began);
     ServeOn(round->delta());
   }
   std::lock_guard lock(mu_);
@@ -201,10 +213,39 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   return ended;
 }
 
-void Replica::Committed(const PullRound& round) {
+void Replica::Told(const Identity& newest) {
+  const TraceId trace = TraceOf(newest);
+  std::erase_if(told_, [&](const auto& told) { return told.first == trace; });
+  told_.emplace_back(trace, Clock::now());
+  if (told_.size() > Follower::kRemembered) told_.pop_front();
+}
+
+double Replica::TakeQueue(const Identity& committed, Clock::time_point began) {
+  const TraceId trace = TraceOf(committed);
+  const auto told =
+      std::find_if(told_.begin(), told_.end(), [&](const auto& one) { return one.first == trace; });
+  if (told == told_.end()) return 0;
+  // A version that overtook the pull was told of after the pull had begun.
+  const double seconds = std::max(0.0, std::chrono::duration<double>(began - told->second).count());
+  told_.erase(told_.begin(), told + 1);
+  return seconds;
+}
+
+void Replica::TellStages(const CommitTimes& times) const {
+  if (!options_.stages) return;
+  options_.stages({Stage::kQueue, times.queue, options_.model});
+  options_.stages({Stage::kTransfer, times.transfer, options_.model});
+  options_.stages({Stage::kStage, times.stage, options_.model});
+  options_.stages({Stage::kReaders, times.readers, options_.model});
+  options_.stages({Stage::kApply, times.apply, options_.model});
+  options_.stages({Stage::kCommit, times.commit, options_.model});
+}
+
+void Replica::Committed(const PullRound& round, Clock::time_point began) {
   const PullStats& stats = round.stats();
   const Identity id = buffer_->committed();
-  std::lock_guard lock(mu_);
+  CommitTimes times{round.times()};
+  std::unique_lock lock(mu_);
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (IsLater(round.ends()[i], follower_.newest(i))) follower_.Learn(i, round.ends()[i]);
   }
@@ -222,11 +263,17 @@ void Replica::Committed(const PullRound& round) {
   }
   ++status_.commits;
   const uint64_t serial = last_commit_ ? last_commit_->serial + 1 : 1;
-  last_commit_ = Commit{id, stats, UnixNanos(), serial};
-  LogInfo("model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({}), {} repaired)",
+  times.queue = TakeQueue(id, began);
+  times.readers = readers_waited_;
+  last_commit_ = Commit{id, stats, UnixNanos(), serial, times};
+  recent_.push_back(*last_commit_);
+  if (recent_.size() > kRecentCommits) recent_.pop_front();
+  lock.unlock();
+  LogInfo("model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({}), {} repaired) {}",
           options_.model, ToString(id), HumanBytes(stats.payload_bytes),
           HumanSeconds(stats.seconds), stats.chunks_full, stats.chunks_delta,
-          CodecsText(stats.forms), stats.repaired_chunks);
+          CodecsText(stats.forms), stats.repaired_chunks, ToString(TraceOf(id)));
+  TellStages(times);
 }
 
 Status Replica::Touch() {

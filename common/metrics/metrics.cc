@@ -1,66 +1,112 @@
 #include "common/metrics/metrics.h"
 
-#include <prometheus/collectable.h>
-#include <prometheus/exposer.h>
+#include <CivetServer.h>
 #include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
+
+#include "common/base/log.h"
+#include "common/metrics/process.h"
+#include "common/metrics/stage_histograms.h"
 
 namespace deltawire::metrics {
 namespace {
 
-class Collector : public prometheus::Collectable {
- public:
-  explicit Collector(metrics::Collect collect) : collect_(std::move(collect)) {}
-
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    std::vector<prometheus::MetricFamily> families;
-    for (const Sample& s : collect_()) {
-      if (families.empty() || families.back().name != s.name) {
-        prometheus::MetricFamily family;
-        family.name = s.name;
-        family.help = s.help;
-        family.type = s.kind == Kind::kCounter ? prometheus::MetricType::Counter
-                                               : prometheus::MetricType::Gauge;
-        families.push_back(std::move(family));
-      }
-      prometheus::ClientMetric metric;
-      for (const auto& [name, value] : s.labels) metric.label.push_back({name, value});
-      if (s.kind == Kind::kCounter) {
-        metric.counter.value = s.value;
-      } else {
-        metric.gauge.value = s.value;
-      }
-      families.back().metric.push_back(std::move(metric));
+void AddFamilies(std::vector<Sample> samples, std::vector<prometheus::MetricFamily>& families) {
+  for (Sample& s : samples) {
+    if (families.empty() || families.back().name != s.name) {
+      prometheus::MetricFamily family;
+      family.name = s.name;
+      family.help = s.help;
+      family.type = s.kind == Kind::kCounter ? prometheus::MetricType::Counter
+                                             : prometheus::MetricType::Gauge;
+      families.push_back(std::move(family));
     }
-    return families;
+    prometheus::ClientMetric metric;
+    for (auto& [name, value] : s.labels) metric.label.push_back({name, std::move(value)});
+    if (s.kind == Kind::kCounter) {
+      metric.counter.value = s.value;
+    } else {
+      metric.gauge.value = s.value;
+    }
+    families.back().metric.push_back(std::move(metric));
+  }
+}
+
+std::string Exposition(const Shown& shown) {
+  std::vector<prometheus::MetricFamily> families;
+  AddFamilies(shown.collect(), families);
+  if (shown.stages != nullptr) {
+    for (auto& family : shown.stages->Collect()) families.push_back(std::move(family));
+  }
+  AddFamilies(ProcessSamples(), families);
+  return prometheus::TextSerializer().Serialize(families);
+}
+
+/// Answers GET of one path with what `make` returns.
+class Page : public CivetHandler {
+ public:
+  Page(std::string path, std::string headers, std::function<std::string()> make)
+      : path_(std::move(path)), headers_(std::move(headers)), make_(std::move(make)) {}
+
+  using CivetHandler::handleGet;
+  bool handleGet(CivetServer*, mg_connection* connection) override {
+    // A handler is asked for all paths below its own, too.
+    if (mg_get_request_info(connection)->local_uri != path_) return false;
+    std::string body;
+    try {  // no exception may pass through the library, which is in C
+      body = make_();
+    } catch (const std::exception& e) {
+      LogError("metrics: {}: {}", path_, e.what());
+      mg_send_http_error(connection, 500, "%s", "");
+      return true;
+    }
+    const std::string head = fmt::format(
+        "HTTP/1.1 200 OK\r\n{}Content-Length: {}\r\nConnection: close\r\n"
+        "X-Content-Type-Options: nosniff\r\nCache-Control: no-store\r\n\r\n",
+        headers_, body.size());
+    mg_write(connection, head.data(), head.size());
+    mg_write(connection, body.data(), body.size());
+    return true;
   }
 
  private:
-  const metrics::Collect collect_;
+  const std::string path_, headers_;
+  const std::function<std::string()> make_;
 };
+
+constexpr const char* kMetricsHeaders =
+    "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n";
 
 }  // namespace
 
 struct Server::Impl {
-  std::shared_ptr<Collector> collector;
-  std::unique_ptr<prometheus::Exposer> exposer;
+  Shown shown;
+  std::unique_ptr<Page> metrics;
+  std::unique_ptr<CivetServer> server;  // ends before what it calls
 };
 
 Server::Server(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Server::~Server() = default;
 
-StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Collect collect) {
+StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Shown shown) {
   auto impl = std::make_unique<Impl>();
-  impl->collector = std::make_shared<Collector>(std::move(collect));
+  impl->shown = std::move(shown);
+  const Shown& what = impl->shown;
+  impl->metrics =
+      std::make_unique<Page>("/metrics", kMetricsHeaders, [&what] { return Exposition(what); });
+  // Two threads: who connects and says nothing does not hold up a scrape.
+  const std::vector<std::string> options = {"listening_ports",    address, "num_threads", "2",
+                                            "request_timeout_ms", "5000"};
   // The library throws when it cannot listen.
   try {
-    impl->exposer = std::make_unique<prometheus::Exposer>(address, 1);
+    impl->server = std::make_unique<CivetServer>(options);
   } catch (const std::exception& e) {
     return Errorf(StatusCode::kAlreadyExists,
                   "listening on {} for metrics failed: the address is taken or not this machine's "
                   "({})",
                   address, e.what());
   }
-  impl->exposer->RegisterCollectable(impl->collector);
+  impl->server->addHandler("/metrics", *impl->metrics);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 

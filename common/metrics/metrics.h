@@ -1,8 +1,8 @@
-// Prometheus exposition of a daemon: GET /metrics on its own port, off unless asked for.
-// Each scrape reads the daemon's own counters, so metrics keep no second copy of a value.
-// Owner: main; the data that the callback reads must outlive the Server.
-// Threads: the server's own thread calls the callback.
-// Errors: kAlreadyExists when the address is taken or not this machine's.
+// A daemon's metrics: GET /metrics on a port of their own, off unless asked for. Each scrape reads
+// the daemon's own counters, so metrics keep no second copy of a value, except histograms, which
+// are told of what ends (stage_histograms.h).
+// Owner: main; the data that the callbacks read must outlive the Server. Threads: two of the
+// server's own call the callbacks. Errors: kAlreadyExists when the address is taken or not ours.
 #pragma once
 
 #include <functional>
@@ -14,6 +14,8 @@
 #include "common/base/status.h"
 
 namespace deltawire::metrics {
+
+class StageHistograms;
 
 enum class Kind : uint8_t { kCounter, kGauge };
 
@@ -28,10 +30,16 @@ struct Sample {
 
 using Collect = std::function<std::vector<Sample>()>;
 
+/// What a daemon shows. What it says of its process comes on top.
+struct Shown {
+  Collect collect;
+  std::shared_ptr<const StageHistograms> stages;  ///< null: none
+};
+
 class Server {
  public:
   /// `address` is "host:port".
-  static StatusOr<std::unique_ptr<Server>> Start(const std::string& address, Collect collect);
+  static StatusOr<std::unique_ptr<Server>> Start(const std::string& address, Shown shown);
   ~Server();
 
  private:

@@ -40,6 +40,7 @@ struct PullServer::Impl : std::enable_shared_from_this<PullServer::Impl> {
   bool stopped = false;
   std::unordered_set<std::shared_ptr<Connection>> connections;  ///< admitted and refused
   size_t admitted = 0;
+  uint64_t refused = 0;
   std::unordered_map<std::string, size_t> of_address;  ///< admitted connections per peer address
 
   static Options WithDefaults(Options o) {
@@ -75,6 +76,7 @@ Status PullServer::Impl::Admit(const std::shared_ptr<Connection>& connection) {
     ++of_address[connection->address];
     return absl::OkStatus();
   }
+  ++refused;
   // A refused connection stays open only for its Error frame and does not count as admitted. Peers
   // that never read that frame could pile up, so their number is limited too.
   if (connections.size() - admitted >= kMostRefused) return absl::CancelledError("too many");
@@ -154,6 +156,11 @@ uint16_t PullServer::port() const { return impl_->port; }
 size_t PullServer::connections() const {
   std::lock_guard lock(impl_->mu);
   return impl_->admitted;
+}
+
+uint64_t PullServer::refused() const {
+  std::lock_guard lock(impl_->mu);
+  return impl_->refused;
 }
 
 void PullServer::Stop() {

@@ -111,6 +111,7 @@ class PullServer {
 
   uint16_t port() const;
   size_t connections() const;  ///< number of admitted connections that are open
+  uint64_t refused() const;    ///< connections that were beyond the limits
   void Stop();
 
   struct Impl;

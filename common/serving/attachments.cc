@@ -149,20 +149,28 @@ void Attachments::OnNews(uint64_t token, std::function<void()> news) {
 }
 
 void Attachments::Report(uint64_t token, const ReceiverReport& report) {
-  std::lock_guard lock(mu_);
-  const auto it = attached_.find(token);
-  if (it == attached_.end()) return;
-  Attached& a = it->second;
-  a.heard = Clock::now();
-  if (report.event > a.report.event || report.event == a.number) a.acknowledged = a.heard;
-  a.report = report;
-  // A peer's message is shown to operators and kept, so its length is limited.
-  a.report.message.resize(std::min(a.report.message.size(), kMaxMessage));
-  ++a.report_serial;
-  // Answers to requests that this receiver was not sent are ignored.
-  if (a.asked.erase(report.sync_request) != 0) a.answers[report.sync_request] = a.report;
-  if (a.answers.size() > kMaxPending) a.answers.erase(a.answers.begin());
-  Wake();
+  std::string model;  // empty: nothing was committed since the report before
+  {
+    std::lock_guard lock(mu_);
+    const auto it = attached_.find(token);
+    if (it == attached_.end()) return;
+    Attached& a = it->second;
+    a.heard = Clock::now();
+    if (report.event > a.report.event || report.event == a.number) a.acknowledged = a.heard;
+    a.report = report;
+    // A peer's message is shown to operators and kept, so its length is limited.
+    a.report.message.resize(std::min(a.report.message.size(), kMaxMessage));
+    if (!report.committed.empty() && !(report.committed == a.committed)) {
+      if (a.report_serial > 0) model = a.model;
+      a.committed = report.committed;
+    }
+    ++a.report_serial;
+    // Answers to requests that this receiver was not sent are ignored.
+    if (a.asked.erase(report.sync_request) != 0) a.answers[report.sync_request] = a.report;
+    if (a.answers.size() > kMaxPending) a.answers.erase(a.answers.begin());
+    Wake();
+  }
+  if (!model.empty() && on_committed_) on_committed_(model, report.committed, report.last_pull);
 }
 
 StatusOr<Attachments::Due> Attachments::TakeEvent(uint64_t token) {

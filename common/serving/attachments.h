@@ -79,6 +79,11 @@ class Attachments {
                             const std::string& peer, const std::string& principal = "");
   void Detach(uint64_t token);
   void Report(uint64_t token, const ReceiverReport& report);
+  /// `committed` is called, without a lock, when a report is the first that names its state as
+  /// committed; not for what a receiver already held when it attached. Set once, before Attach.
+  using OnCommitted =
+      std::function<void(const std::string& model, const Identity& id, const PullStats& pull)>;
+  void SetOnCommitted(OnCommitted committed) { on_committed_ = std::move(committed); }
   /// What is to go down now, or else when to ask again at the latest.
   struct Due {
     std::optional<SenderEvent> event;
@@ -133,6 +138,7 @@ class Attachments {
     std::shared_ptr<const std::function<void()>> news;  // null until OnNews
     SteadyClock::time_point since, heard, acknowledged;
     ReceiverReport report;
+    Identity committed;  // the last that was not empty, as it is while the only buffer changes
     uint64_t report_serial = 0;
     uint64_t seen = 0;    // serial of the Change that was last sent down
     uint64_t number = 0;  // of the last event that was sent down
@@ -163,6 +169,7 @@ class Attachments {
                                 std::map<uint64_t, uint64_t>& seen);
 
   const AttachmentLimits limits_;
+  OnCommitted on_committed_;
   mutable Mutex mu_;
   CondVar cv_;  // for WaitChange and TriggerSync
   bool stopping_ = false;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "common/base/log.h"
+#include "common/base/trace.h"
 
 namespace deltawire {
 namespace {
@@ -170,11 +171,14 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                   .late_after = traits_.grace / 4,
                   .ticket_life = limits_.ticket_life,
                   .rate = RateFor(request),
+                  .stages = traits_.stages,
                   .principal = request.principal,
                   .admits = request.admits};
   if (!request.at.empty()) {
     DW_ASSIGN_OR_RETURN(terms.pinned, source->At(request.at));
   }
+  const Identity end = (terms.pinned != nullptr ? terms.pinned : newest)->info.identity;
+  terms.granted = end;
   DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
   const uint32_t history = HistoryWanted(terms.coding, *newest);
   auto session = std::make_shared<ServedPull>(source, std::move(terms));
@@ -182,6 +186,8 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
   for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
   // The session was not in the table yet when versions after At were published.
   if (const auto now = source->published(); now != nullptr) session->Overtaken(*now);
+  LogInfo("model {}: receiver {} at {}: pull of {} granted {}", request.model, request.receiver_id,
+          request.peer, ToString(end), ToString(TraceOf(end)));
   return PullTicket{ticket, history, InfoOf(*source, newest.get())};
 }
 
@@ -254,6 +260,7 @@ StatusOr<std::shared_ptr<net::PullSession>> PullDesk::Join(const wire::Hello& he
     if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
   }
   if (session == nullptr) {
+    ++streams_refused_;
     if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
       LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer.address);
     }
@@ -261,6 +268,7 @@ StatusOr<std::shared_ptr<net::PullSession>> PullDesk::Join(const wire::Hello& he
         "the ticket is unknown or has expired; open a pull over gRPC first");
   }
   if (const Status admitted = session->Admits(hello, peer); !admitted.ok()) {
+    ++streams_refused_;
     if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
       LogWarn("bulk stream from {}: {}", peer.address, MessageOf(admitted));
     }

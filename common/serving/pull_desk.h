@@ -4,6 +4,7 @@
 // it calls into no source or pull. Cost: one thread, 4096 pulls at most. Errors name the model.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "common/base/log_throttle.h"
+#include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/delta/coder_rates.h"
 #include "common/net/pull_server.h"
@@ -59,6 +61,7 @@ struct PullTraits {
   /// A frame that reads a half for a quarter of this is late; then the next frames are copied.
   std::chrono::milliseconds grace{250};
   uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
+  StageObserver stages;                  ///< told of each pull that has ended as it should
 };
 
 class PullDesk {
@@ -92,6 +95,8 @@ class PullDesk {
     FormCounts sent;
   };
   Counts CountsOf(const std::string& model) const;
+  /// Bulk streams that were turned away since their ticket was not one, or another's.
+  uint64_t streams_refused() const { return streams_refused_; }
 
   Attachments& attachments() { return attachments_; }
   const Attachments& attachments() const { return attachments_; }
@@ -123,6 +128,7 @@ class PullDesk {
   const PullLimits limits_;
   CoderRates& coder_rates_;
   Attachments attachments_;
+  std::atomic<uint64_t> streams_refused_{0};
 
   mutable Mutex mu_;
   CondVar cv_;  // a pull was opened, or the desk is closed

@@ -4,6 +4,7 @@
 
 #include "common/base/human.h"
 #include "common/base/log.h"
+#include "common/base/trace.h"
 
 namespace deltawire {
 namespace {
@@ -75,6 +76,7 @@ void ServedPull::StreamOpened(uint16_t stream, std::function<void()> cut) {
 
 void ServedPull::StreamClosed(uint16_t stream, const Status& why) {
   Callbacks cuts;
+  std::optional<Course> course;
   {
     std::lock_guard lock(mu_);
     Stream& s = streams_[stream];
@@ -85,13 +87,45 @@ void ServedPull::StreamClosed(uint16_t stream, const Status& why) {
     s.wake = nullptr;
     if (why.ok() && s.first_frame) s.seconds = SecondsSince(*s.first_frame) - s.idle_seconds;
     if (why.ok()) EstimateLink();
+    if (why.ok()) course = Ended();
+    if (course) LogEnd(why);
     // One broken stream ends the pull; the receiver resumes with what it has verified.
     if (!why.ok() && failed_.ok()) {
       failed_ = why;
+      LogEnd(why);
       cuts = Cuts();
     }
   }
   for (const auto& cut : cuts) cut();
+  if (!course || !terms_.stages) return;
+  terms_.stages({Stage::kConnect, course->connect, model_->name()});
+  terms_.stages({Stage::kEncode, course->encode, model_->name()});
+  terms_.stages({Stage::kSend, course->send, model_->name()});
+}
+
+std::optional<ServedPull::Course> ServedPull::Ended() const {
+  if (!failed_.ok() || end_ == nullptr) return std::nullopt;
+  Course course;
+  auto first = Clock::time_point::max();
+  for (const Stream& s : streams_) {
+    if (!s.closed) return std::nullopt;
+    if (s.first_frame) first = std::min(first, *s.first_frame);
+    course.encode += s.coding_seconds;
+  }
+  const auto now = Clock::now();
+  const auto begun = std::min(first, now);  // a pull that has nothing to send has no frame
+  course.connect = std::chrono::duration<double>(begun - created_).count();
+  course.send = std::chrono::duration<double>(now - begun).count();
+  return course;
+}
+
+void ServedPull::LogEnd(const Status& why) const {
+  const auto state = end_ != nullptr ? end_ : pinned_ != nullptr ? pinned_ : first_;
+  const Identity at = state == nullptr ? terms_.granted : state->info.identity;
+  LogInfo("model {}: receiver {}: pull of {} ended after {}: {} sent{} {}", model_->name(),
+          receiver_id(), ToString(at), HumanSeconds(SecondsSince(created_)),
+          HumanBytes(bytes_sent_), why.ok() ? "" : fmt::format(", {}", MessageOf(why)),
+          ToString(TraceOf(at)));
 }
 
 Status ServedPull::Start(const wire::Have& have) {
@@ -199,6 +233,9 @@ bool ServedPull::AcceptOrPin(const std::shared_ptr<const Published>& state) {
   // link.
   pinned_ = state;
   bytes_.Pin(state);
+  LogInfo("model {}: receiver {}: {} overtakes its pull of {}, which ends there {}", model_->name(),
+          receiver_id(), ToString(state->info.id()), ToString(first_->info.id()),
+          ToString(TraceOf(state->info.identity)));
   return true;
 }
 
@@ -386,7 +423,10 @@ void ServedPull::Cut(const Status& why) {
   Callbacks cuts;
   {
     std::lock_guard lock(mu_);
-    if (failed_.ok()) failed_ = why;
+    if (failed_.ok()) {
+      if (!Ended()) LogEnd(why);
+      failed_ = why;
+    }
     cuts = Cuts();
   }
   for (const auto& cut : cuts) cut();

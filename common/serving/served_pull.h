@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/delta/coder_rates.h"
 #include "common/delta/pull_stats.h"
@@ -45,12 +46,14 @@ struct PullTerms {
   /// The state to end at, from StateSource::At; null: the newest state at the start, or the first
   /// one that overtakes the pull.
   std::shared_ptr<const Published> pinned;
+  Identity granted;                ///< the state to end at, if none overtakes it: for the log
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
   /// A frame that reads a half for longer is late; then the next frames are copied.
   std::chrono::milliseconds late_after{62};
   /// All streams, and Have, must arrive within this time.
   std::chrono::milliseconds ticket_life{30000};
   std::shared_ptr<TokenBucket> rate;  ///< the receiver's, over all its pulls; null: no limit
+  StageObserver stages;               ///< told of the pull when it has ended as it should
   std::string principal;              ///< who asked for it; empty: the sender knows no principals
   /// Whether a stream comes from whoever asked for the pull; null: a ticket is proof enough.
   std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
@@ -151,6 +154,12 @@ class ServedPull : public net::PullSession {
   void Count(size_t form, size_t bytes);
   void FrameTaken(Stream& stream);  // REQUIRES: mu_ held
   void EstimateLink();              // REQUIRES: mu_ held
+  /// How a pull went whose streams have all sent their End. REQUIRES (here and below): mu_ held.
+  struct Course {
+    double connect = 0, encode = 0, send = 0;  // seconds
+  };
+  std::optional<Course> Ended() const;
+  void LogEnd(const Status& why) const;
   Callbacks TakeWakes();
   Callbacks Cuts() const;
 

@@ -18,6 +18,7 @@ struct VersionInfo {
   uint64_t changed_elements = 0;
   double trainer_wait_seconds = 0;
   double offload_seconds = 0;
+  double diff_seconds = 0;  ///< the part of publish_seconds that the diff takes
   double publish_seconds = 0;
   int64_t ready_unix_nanos = 0;
   int64_t published_unix_nanos = 0;

@@ -17,6 +17,7 @@
 
 #include "common/base/human.h"
 #include "common/base/log.h"
+#include "common/base/trace.h"
 #include "common/base/unique_fd.h"
 
 namespace deltawire::receiver {
@@ -371,7 +372,8 @@ Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const I
     DW_RETURN_IF_ERROR(WriteText(part.path() / file.name, file.content));
   }
   all_changed_ = true;
-  LogInfo("disk delta: {} written whole to {}", ToString(id), run.native());
+  LogInfo("disk delta: {} written whole to {} {}", ToString(id), run.native(),
+          ToString(TraceOf(id)));
   return part.Publish("whole", id);
 }
 
@@ -446,8 +448,8 @@ Status DiskDelta::WriteDelta(const fs::path& run, const ModelDir& model, const I
   }
   DW_RETURN_IF_ERROR(write());
   DW_RETURN_IF_ERROR(part.WriteIndex(id.id.version, options_.encoding, files));
-  LogInfo("disk delta: {} written to {}: {} in {} of {} tensors", ToString(id), run.native(),
-          HumanBytes(written), changed_.size(), layout.size());
+  LogInfo("disk delta: {} written to {}: {} in {} of {} tensors {}", ToString(id), run.native(),
+          HumanBytes(written), changed_.size(), layout.size(), ToString(TraceOf(id)));
   return part.Publish("delta", id);
 }
 

@@ -89,13 +89,36 @@ void EngineCourse::Begin(const Action& action, Time now) {
     loading_ = may_undo_ = undoing_ = false;
     refusal_.clear();
     named_.clear();
+    prepare_seconds_ = load_seconds_ = 0;
   }
   step_ = call;
+  call_began_ = now;
   if (call == EngineCall::kPause && !std::exchange(paused_, true)) pause_began_ = now;
   if (call == EngineCall::kLoad || call == EngineCall::kReload) {
     undo_to_ = std::exchange(weights_, {});
     loading_ = true;
     may_undo_ = traits_.rolls_back && call == EngineCall::kLoad && !undo_to_.empty();
+  }
+}
+
+void EngineCourse::AddTime(EngineCall call, Time now) {
+  const double seconds = Seconds(now - call_began_);
+  switch (call) {
+    case EngineCall::kClear:
+    case EngineCall::kPrepare:
+    case EngineCall::kAttach:
+      prepare_seconds_ += seconds;
+      return;
+    case EngineCall::kDetach:
+    case EngineCall::kReload:
+    case EngineCall::kLoad:
+    case EngineCall::kFlush:
+    case EngineCall::kFinish:
+    case EngineCall::kName:
+      load_seconds_ += seconds;
+      return;
+    default:
+      return;
   }
 }
 
@@ -186,6 +209,7 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
     if (closing_) not_before_ = now + NextPause(policy_.longest_pause);
     return;
   }
+  AddTime(call, now);
   std::optional<EngineCall> next;
   if (answer.done()) {
     if (call == EngineCall::kReload) reloaded_ = true;
@@ -251,6 +275,7 @@ void EngineCourse::Failed(EngineCall call, const EngineAnswer& answer, Time now)
 void EngineCourse::RepeatStep(Time now) {
   if (attempts_ >= policy_.retries) return EndAttempt(false, now);
   ++attempts_;
+  ++totals_.retries;
   not_before_ = now + NextPause(policy_.longest_pause);
 }
 
@@ -258,6 +283,7 @@ void EngineCourse::EndAttempt(bool may_repeat, Time now) {
   step_.reset();
   ++attempts_;
   if (may_repeat && attempts_ <= policy_.retries) {
+    ++totals_.retries;
     not_before_ = now + NextPause(policy_.longest_pause);
     return;
   }
@@ -342,6 +368,8 @@ void EngineCourse::Serves(Time now) {
   probe_error_.clear();
   totals_.error.clear();
   ++totals_.updates;
+  totals_.last_prepare_seconds = prepare_seconds_;
+  totals_.last_load_seconds = load_seconds_;
   served_ = weights_ = to_;
   given_up_ = {};
   step_.reset();

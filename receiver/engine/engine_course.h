@@ -53,7 +53,10 @@ class EngineCourse {
     bool paused = false;
     uint32_t attempts = 0;  ///< failed ones of this version
     double last_pause_seconds = 0, pause_seconds = 0;
+    /// Of the last update: all calls before its pause, and those from its load until the resume.
+    double last_prepare_seconds = 0, last_load_seconds = 0;
     uint64_t updates = 0, failures = 0;
+    uint64_t retries = 0;  ///< calls and whole attempts that were repeated after a failure
   };
 
   EngineCourse(const EngineTraits& traits, const Policy& policy);
@@ -68,6 +71,8 @@ class EngineCourse {
   void HoldRefused(Time now);
 
   View view() const;
+  /// An attempt is under way: the next Begin goes on with it.
+  bool in_attempt() const { return step_.has_value(); }
   /// The engine is paused and the update goes on: a stop had better wait for the next calls.
   bool in_pause() const { return paused_ && step_.has_value(); }
 
@@ -75,6 +80,8 @@ class EngineCourse {
   EngineCall First() const;
   bool Wanted() const;
   bool Holds(EngineCall call) const;
+  /// Adds a call's time to the attempt's.
+  void AddTime(EngineCall call, Time now);
   /// The call that comes after this one was done; none: the version is served.
   std::optional<EngineCall> After(EngineCall call) const;
   /// The call that takes the place of this one, which was refused; none: that is a failure.
@@ -108,7 +115,9 @@ class EngineCourse {
   Identity undo_to_;                // what weights_ was before the load
   std::optional<EngineCall> step_;  // the next call, or the one under way; none: between attempts
   Time not_before_{}, probe_at_{}, pause_began_{};
-  std::chrono::milliseconds pause_{0};  // before the last retry
+  Time call_began_{};
+  double prepare_seconds_ = 0, load_seconds_ = 0;  // of the attempt under way
+  std::chrono::milliseconds pause_{0};             // before the last retry
   uint32_t attempts_ = 0;
   /// Attempts that ended since it last served because it holds another version, or cannot be
   /// followed. A new version does not end them: one may come with each attempt.

@@ -4,6 +4,7 @@
 
 #include "common/base/human.h"
 #include "common/base/log.h"
+#include "common/base/trace.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -127,6 +128,10 @@ EngineAnswer EngineDriver::Ask(const EngineCourse::Action& action, Clock::time_p
 void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mutex>& lock) {
   const EngineCall call = *action.call;
   const auto begin = Clock::now();
+  if (call != EngineCall::kProbe && !course_.in_attempt() && !action.to.empty()) {
+    LogInfo("model {}: engine {}: {} of {} {}", settings_.model.name, name_, ToString(call),
+            ToString(action.to), ToString(TraceOf(action.to)));
+  }
   course_.Begin(action, begin);
   calling_ = true;
   const auto hold_end = hold_end_;
@@ -135,34 +140,57 @@ void EngineDriver::Call(const EngineCourse::Action& action, std::unique_lock<Mut
   lock.lock();
   calling_ = false;
   if (call != EngineCall::kProbe || !answer.done()) {
-    LogDebug("model {}: engine {}: {}{} in {}{}{}", settings_.model.name, name_, ToString(call),
+    LogDebug("model {}: engine {}: {}{} in {}{}{} {}", settings_.model.name, name_, ToString(call),
              action.to.empty() ? "" : " of " + ToString(action.to),
-             HumanSeconds(SecondsSince(begin)), answer.why.empty() ? "" : ": ", answer.why);
+             HumanSeconds(SecondsSince(begin)), answer.why.empty() ? "" : ": ", answer.why,
+             ToString(TraceOf(action.to)));
   }
   const EngineCourse::View before = course_.view();
   course_.Done(call, answer, Clock::now());
   const EngineCourse::View after = course_.view();
-  Tell(before, after);
-  if (after.served.empty() || after.served == before.served) return;
-  served_unix_nanos_ = UnixNanos();
+  Tell(before, after, action.to);
+  const bool updated = after.updates != before.updates;
+  const bool serves = !after.served.empty() && !(after.served == before.served);
+  if (!updated && !serves) return;
+  if (serves) served_unix_nanos_ = UnixNanos();
   const View now = MakeView();
   lock.unlock();
-  served_(now);
+  if (updated) TellStages(after);
+  if (serves) served_(now);
   lock.lock();
 }
 
-void EngineDriver::Tell(const EngineCourse::View& before, const EngineCourse::View& after) {
+void EngineDriver::TellStages(const EngineCourse::View& update) const {
+  if (!settings_.stages) return;
+  const EngineTraits traits = TraitsOf(settings_.options.kind);
+  const auto tell = [this](Stage stage, double seconds) {
+    settings_.stages(
+        {stage, seconds, settings_.model.name, name_, ToString(settings_.options.kind)});
+  };
+  if (traits.prepares) tell(Stage::kPrepare, update.last_prepare_seconds);
+  if (traits.pauses) tell(Stage::kPause, update.last_pause_seconds);
+  tell(Stage::kLoad, update.last_load_seconds);
+}
+
+void EngineDriver::Tell(const EngineCourse::View& before, const EngineCourse::View& after,
+                        const Identity& to) {
   const std::string& model = settings_.model.name;
   if (after.updates != before.updates) {
-    LogInfo("model {}: engine {} serves {}{}", model, name_, ToString(after.served),
+    LogInfo("model {}: engine {} serves {}{} {}", model, name_, ToString(after.served),
             TraitsOf(settings_.options.kind).pauses
                 ? fmt::format(", paused for {}", HumanSeconds(after.last_pause_seconds))
-                : "");
+                : "",
+            ToString(TraceOf(after.served)));
   }
-  if (!after.error.empty() && after.error != before.error) {
-    LogWarn("model {}: engine {}: {}; it is {}{}", model, name_, after.error, ToString(after.state),
-            after.paused ? ", and paused" : "");
-  }
+  // The same failure of the next version is news, its repetition is not.
+  const TraceId trace = TraceOf(to);
+  const bool failed = after.failures != before.failures && !(trace == failed_);
+  if (after.error.empty() || (after.error == before.error && !failed)) return;
+  failed_ = trace;
+  LogWarn("model {}: engine {}: {}{}; it is {}{}{}", model, name_,
+          to.empty() ? "" : fmt::format("{}: ", ToString(to)), after.error, ToString(after.state),
+          after.paused ? ", and paused" : "",
+          to.empty() ? "" : fmt::format(" {}", ToString(trace)));
 }
 
 }  // namespace deltawire::receiver

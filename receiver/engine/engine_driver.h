@@ -8,7 +8,9 @@
 #include <memory>
 #include <string>
 
+#include "common/base/stages.h"
 #include "common/base/sync.h"
+#include "common/base/trace.h"
 #include "receiver/engine/engine_course.h"
 #include "receiver/engine/engine_hook.h"
 
@@ -41,6 +43,7 @@ class EngineDriver {
     /// Of one request. The directory is held for twice as long at most, whatever is asked
     /// meanwhile.
     std::chrono::milliseconds call_limit{120000};
+    StageObserver stages = {};  ///< told of each update that succeeds
   };
 
   /// `served` is called on the driver's thread when the engine begins to serve a version, with what
@@ -67,7 +70,9 @@ class EngineDriver {
   /// REQUIRES: mu_ held.
   View MakeView() const;
   /// What changed, for the log. REQUIRES: mu_ held.
-  void Tell(const EngineCourse::View& before, const EngineCourse::View& after);
+  void Tell(const EngineCourse::View& before, const EngineCourse::View& after, const Identity& to);
+  /// REQUIRES: mu_ not held.
+  void TellStages(const EngineCourse::View& update) const;
 
   const Settings settings_;
   const std::string name_, reader_;
@@ -84,6 +89,7 @@ class EngineDriver {
   bool ended_ = false;
   SteadyClock::time_point stop_at_{}, hold_end_{};
   int64_t served_unix_nanos_ = 0;
+  TraceId failed_;  // the version whose failure the log has
   Thread thread_;
 };
 

@@ -74,7 +74,8 @@ Relay::Relay(const Options& options, ThreadPool& pool, CoderRates& rates)
       pool_(pool),
       desk_({.codec = std::nullopt,
              .grace = options.grace,
-             .rate_limit_per_receiver = options.rate_limit_per_receiver},
+             .rate_limit_per_receiver = options.rate_limit_per_receiver,
+             .stages = options.stages},
             {}, rates) {}
 
 Relay::~Relay() {

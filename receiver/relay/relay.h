@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/serving/pull_desk.h"
 #include "receiver/downstream.h"
@@ -24,6 +25,7 @@ class Relay : public net::PullSource, public PullHost {
     uint64_t rate_limit_per_receiver = 0;
     /// How long pulls may hold up an update of the file that they read.
     std::chrono::milliseconds grace{250};
+    StageObserver stages;  ///< told of each pull that has ended as it should
   };
   Relay(const Options& options, ThreadPool& pool, CoderRates& rates);
   ~Relay() override;

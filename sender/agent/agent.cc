@@ -7,9 +7,11 @@
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/base/model_name.h"
+#include "common/base/trace.h"
 
 namespace deltawire::sender {
-Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits)
+Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits,
+             StageObserver stages)
     : options_(options),
       model_options_{.delta_log_bytes = options.delta_log_bytes,
                      .scrub_bytes_per_s = options.scrub_bytes_per_s,
@@ -18,14 +20,18 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
                      .huge_pages = options.huge_pages,
                      .file_group = options.file_group,
                      .eager_diff = options.eager_diff,
-                     .gpu = options.gpu},
+                     .gpu = options.gpu,
+                     .stages = std::move(stages)},
       limits_(limits),
       pool_(pool),
       desk_({.codec = options.codec,
              .history = options.history,
              .grace = options.grace,
-             .rate_limit_per_receiver = options.rate_limit_per_receiver},
+             .rate_limit_per_receiver = options.rate_limit_per_receiver,
+             .stages = model_options_.stages},
             limits.pulls, coder_rates_) {
+  desk_.attachments().SetOnCommitted([this](const std::string& model, const Identity& id,
+                                            const PullStats& pull) { Delivered(model, id, pull); });
   coder_rates_.Calibrate(kernels::Best());
   thread_ = Thread([this] { DoChores(); });
 }
@@ -139,6 +145,13 @@ void Agent::Changed(const Model& model) {
   desk_.Changed(model);
 }
 
+void Agent::Delivered(const std::string& name, const Identity& id, const PullStats& pull) {
+  const auto model = Find(name);
+  if (!model.ok()) return;
+  const auto seconds = (*model)->history().Committed(id, pull, UnixNanos());
+  if (seconds && model_options_.stages) model_options_.stages({Stage::kDeliver, *seconds, name});
+}
+
 Status Agent::RecoverModels() {
   std::error_code ec;
   std::filesystem::create_directories(options_.data_dir, ec);
@@ -155,7 +168,8 @@ Status Agent::RecoverModels() {
       continue;
     }
     const auto state = (*model)->published();
-    LogInfo("model {}: taken up at {}", name, ToString(state ? state->info.id() : StateId{}));
+    const Identity at = state ? state->info.identity : Identity{};
+    LogInfo("model {}: taken up at {} {}", name, ToString(at), ToString(TraceOf(at)));
     Adopt(std::move(*model));
   }
   return absl::OkStatus();

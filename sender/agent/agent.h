@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/stages.h"
 #include "common/base/sync.h"
 #include "common/config/options.h"
 #include "common/net/pull_server.h"
@@ -28,7 +29,8 @@ struct AgentLimits {
 
 class Agent : public net::PullSource, public PullHost {
  public:
-  Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits = {});
+  Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits = {},
+        StageObserver stages = nullptr);
   ~Agent() override;
 
   /// Takes up every model that an earlier process left below data_dir.
@@ -53,6 +55,8 @@ class Agent : public net::PullSource, public PullHost {
   }
   using PullCounts = PullDesk::Counts;
   PullCounts Pulls(const std::string& model) const { return desk_.CountsOf(model); }
+  /// Bulk streams that were turned away since their ticket was not one, or another's.
+  uint64_t streams_refused() const { return desk_.streams_refused(); }
   const CoderRates& coder_rates() const { return coder_rates_; }
 
   Attachments& attachments() override { return desk_.attachments(); }
@@ -88,6 +92,8 @@ class Agent : public net::PullSource, public PullHost {
 
   std::shared_ptr<Model> Adopt(std::shared_ptr<Model> model);
   void Changed(const Model& model);  ///< after a publish
+  /// A receiver said that it has committed `id`.
+  void Delivered(const std::string& model, const Identity& id, const PullStats& pull);
   /// The registered model if its layout and part are these; null: make the model. REQUIRES: the
   /// caller has `name` in registering_.
   StatusOr<std::shared_ptr<Model>> Registered(const std::string& name, const Layout& layout,

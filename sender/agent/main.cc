@@ -7,6 +7,7 @@
 #include "common/base/log.h"
 #include "common/config/options.h"
 #include "common/daemon/lifetime.h"
+#include "common/metrics/stage_histograms.h"
 #include "common/net/io_threads.h"
 #include "common/net/pull_server.h"
 #include "common/net/tls.h"
@@ -34,7 +35,8 @@ std::string StatusLine(const sender::Agent& agent) {
 Status Run(const SenderOptions& options) {
   ThreadPool pool(options.threads);
   net::IoThreads io;
-  sender::Agent agent(options, pool);
+  const auto stages = std::make_shared<metrics::StageHistograms>("sender");
+  sender::Agent agent(options, pool, {}, metrics::ObserverOf(stages));
   DW_RETURN_IF_ERROR(agent.RecoverModels());
 
   DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
@@ -64,8 +66,12 @@ Status Run(const SenderOptions& options) {
       ControlServer::Start(ToString(options.control), {&sender_service, &pull_service}, *access));
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
-    DW_ASSIGN_OR_RETURN(metrics_server,
-                        metrics::Server::Start(options.metrics, sender::Probe(agent)));
+    const sender::PortCounts ports{.bulk_connections = [&bulk] { return bulk->connections(); },
+                                   .bulk_refused = [&bulk] { return bulk->refused(); },
+                                   .calls_refused = [&access] { return access->calls_refused(); }};
+    DW_ASSIGN_OR_RETURN(
+        metrics_server,
+        metrics::Server::Start(options.metrics, {sender::Probe(agent, ports), stages}));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),

@@ -242,7 +242,9 @@ uint64_t Model::offloading_version() const {
 
 PublishTotals Model::totals() const {
   std::lock_guard lock(mu_);
-  return totals_;
+  PublishTotals totals = totals_;
+  totals.abandoned = session_.abandoned();
+  return totals;
 }
 
 GpuDiff::Counts Model::gpu_counts() const {

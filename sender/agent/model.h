@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/stages.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
@@ -27,6 +28,7 @@
 #include "sender/agent/publish_job.h"
 #include "sender/agent/scrubber.h"
 #include "sender/agent/side_file_store.h"
+#include "sender/agent/version_history.h"
 
 namespace deltawire::sender {
 
@@ -41,6 +43,7 @@ struct OffloadGrant {
 /// Sums over this process's publishes of one model.
 struct PublishTotals {
   uint64_t published = 0;
+  uint64_t abandoned = 0;  ///< offloads that were not published
   uint64_t delta_bytes = 0;
   double trainer_wait_seconds = 0;
   double publish_seconds = 0;
@@ -55,6 +58,7 @@ struct ModelOptions {
   std::string file_group;  ///< may read the files; empty: only their owner
   bool eager_diff = true;
   GpuUse gpu = GpuUse::kOff;
+  StageObserver stages;  ///< told of each version that is published
 };
 
 class Model : public StateSource {
@@ -132,6 +136,8 @@ class Model : public StateSource {
 
   uint64_t offloading_version() const;
   PublishTotals totals() const;
+  VersionHistory& history() { return history_; }
+  const VersionHistory& history() const { return history_; }
   ScrubTotals scrub() const { return scrubber_->totals(); }
   uint64_t damaged_chunks() const;  ///< of the published version
   uint64_t log_bytes() const { return store_->log_bytes(); }
@@ -185,8 +191,11 @@ class Model : public StateSource {
     std::shared_ptr<PublishJob> job;
   };
   ToPublish NextPublish();  // REQUIRES: mu_ held
+  /// What `version` will be published as; a rollback adds an epoch.
+  StateId NextState(uint64_t version, uint64_t more_epochs = 0) const;
   StatusOr<VersionInfo> Publish(const ToPublish& what);
-  void Log(const VersionInfo& info) const;
+  /// Writes the log line of a publish, and tells of its stages. REQUIRES: mu_ not held.
+  void Tell(const VersionInfo& info) const;
   /// Fills the half with the bytes of `target`.
   Status Undo(uint32_t half, const Published& newest, const Identity& target);
   /// An error when a chunk of the published half has lost its digest.
@@ -214,6 +223,7 @@ class Model : public StateSource {
   std::unique_ptr<Halves> halves_;
   std::unique_ptr<VersionStore> store_;
   std::unique_ptr<Scrubber> scrubber_;
+  VersionHistory history_;
   std::function<void(uint32_t)> cut_;
   std::function<void()> changed_;
 

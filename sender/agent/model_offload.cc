@@ -4,6 +4,9 @@
 
 #include "common/base/attempt.h"
 #include "common/base/call_end.h"
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/trace.h"
 #include "sender/agent/model.h"
 
 namespace deltawire::sender {
@@ -17,6 +20,11 @@ constexpr std::chrono::milliseconds kGoneSlice{50};
 uint32_t Model::InactiveHalf() const {
   const auto newest = store_->newest();
   return newest == nullptr ? 0 : 1 - newest->half;
+}
+
+StateId Model::NextState(uint64_t version, uint64_t more_epochs) const {
+  const auto newest = store_->newest();
+  return {(newest == nullptr ? 1 : newest->info.id().epoch) + more_epochs, version};
 }
 
 void Model::TidyAfterSession() {
@@ -53,6 +61,11 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
     if (ready.ok()) {
       job_ = MakeJob(half);
       job_lease_ = begun.lease;
+    }
+    if (session_.writing(begun.lease)) {
+      LogInfo("model {}: {}: rank {} of {} begins to write, after {} for its half {}", name_,
+              ToString(NextState(request.version)), request.rank, request.world,
+              HumanSeconds(waited), ToString(TraceOf(request.version, session_.attempt())));
     }
     TidyAfterSession();
     if (!ready.ok()) return ready;
@@ -185,7 +198,14 @@ Status Model::MarkWritten(uint64_t lease, const WrittenNotice& notice) {
 StatusOr<bool> Model::NotifyReady(const ReadyNotice& notice) {
   std::lock_guard lock(mu_);
   const auto newest = store_->newest();
+  const TraceId trace = TraceOf(notice.version, session_.attempt());
+  const auto granted = session_.granted();
   auto last = session_.Ready(notice, newest ? newest->info.identity : Identity{});
+  if (last.ok() && *last) {
+    LogInfo("model {}: {}: written by {}, in {} {}", name_, ToString(NextState(notice.version)),
+            notice.world == 1 ? "its rank" : fmt::format("all {} ranks", notice.world),
+            HumanSeconds(SecondsSince(granted)), ToString(trace));
+  }
   // Whether or not Ready failed, the rank writes no more.
   halves_->LetGo(notice.lease, notice.rank);
   TidyAfterSession();

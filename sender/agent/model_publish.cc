@@ -7,6 +7,7 @@
 #include "common/base/checksum.h"
 #include "common/base/human.h"
 #include "common/base/log.h"
+#include "common/base/trace.h"
 #include "sender/agent/model.h"
 
 namespace deltawire::sender {
@@ -55,9 +56,8 @@ void Model::PublisherLoop() {
 }
 
 Model::ToPublish Model::NextPublish() {
-  const auto newest = store_->newest();
   return {.half = InactiveHalf(),
-          .to = {newest == nullptr ? 1 : newest->info.id().epoch, session_.version()},
+          .to = NextState(session_.version()),
           .attempt = session_.attempt(),
           .rollback = false,
           .offload_seconds = SecondsSince(session_.granted()),
@@ -75,6 +75,7 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   const LeasedState base = Lease();
   const StateId from = base.state == nullptr ? StateId{} : base.state->info.id();
   PublishJob::Result result = what.job->Finish(from, what.to, what.unchanged, pool_);
+  info.diff_seconds = SecondsSince(start);
   const auto use = what.half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
   const Status kept = KeepSideFiles(use, what.side_files);
   if (!kept.ok()) {
@@ -104,6 +105,8 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   for (const uint32_t c : result.damaged) state->damaged[c] = 1;
   {
     std::lock_guard lock(mu_);
+    // First, since whoever sees the new state may commit it and say so at once.
+    history_.Add(info);
     store_->Install(std::move(state), std::move(result.delta));
     ++totals_.published;
     totals_.delta_bytes += info.delta_bytes;
@@ -113,13 +116,23 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
     job_ = nullptr;
     TidyAfterSession();
   }
-  LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {}", name_, ToString(what.to),
-          elements_ == 0
-              ? 0.0
-              : 100.0 * static_cast<double>(info.changed_elements) / static_cast<double>(elements_),
-          HumanBytes(info.delta_bytes), HumanSeconds(info.publish_seconds));
+  Tell(info);
   if (changed_) changed_();
   return info;
+}
+
+void Model::Tell(const VersionInfo& info) const {
+  const double changed =
+      elements_ == 0 ? 0
+                     : static_cast<double>(info.changed_elements) / static_cast<double>(elements_);
+  LogInfo("model {}: {} published: {:.2f}% changed, delta {}, in {} {}", name_, ToString(info.id()),
+          100 * changed, HumanBytes(info.delta_bytes), HumanSeconds(info.publish_seconds),
+          ToString(TraceOf(info.identity)));
+  if (!options_.stages) return;
+  options_.stages({Stage::kWait, info.trainer_wait_seconds, name_});
+  options_.stages({Stage::kOffload, info.offload_seconds, name_});
+  options_.stages({Stage::kDiff, info.diff_seconds, name_});
+  options_.stages({Stage::kPublish, info.publish_seconds, name_});
 }
 
 // Rolling back --------------------------------------------------------------------------------
@@ -171,6 +184,8 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
     DW_RETURN_IF_ERROR(session_.BeginRollback(version, attempt, SteadyClock::now()));
     TidyAfterSession();
   }
+  LogInfo("model {}: {}: rolling back to {} {}", name_, ToString(NextState(version, 1)),
+          ToString(target), ToString(TraceOf(version, attempt)));
   ToPublish what;
   what.half = InactiveHalf();
   what.attempt = attempt;

@@ -4,6 +4,7 @@
 
 #include "common/base/human.h"
 #include "common/base/log.h"
+#include "common/base/trace.h"
 #include "common/shm/state_file.h"
 
 namespace deltawire::sender {
@@ -215,7 +216,8 @@ void OffloadSession::Waits(uint64_t lease, int change) {
 // Writing -------------------------------------------------------------------------------------
 
 Status OffloadSession::End(Status why) {
-  LogWarn("{}", MessageOf(why));
+  LogWarn("{} {}", MessageOf(why), ToString(TraceOf(now_.version, now_.attempt)));
+  ++abandoned_;
   if (now_.lease != 0) Remember({now_.version, now_.lease, why, {}});
   now_ = {};
   phase_ = OffloadPhase::kIdle;

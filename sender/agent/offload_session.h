@@ -146,6 +146,7 @@ class OffloadSession {
   uint64_t attempt() const { return now_.attempt; }
   double waited_seconds() const { return now_.waited; }
   Time granted() const { return now_.granted; }
+  uint64_t abandoned() const { return abandoned_; }  ///< offloads that were not published
 
  private:
   struct Rank {
@@ -210,6 +211,7 @@ class OffloadSession {
   uint64_t next_lease_;
   Offload now_;
   std::deque<Ended> ended_;  // the newest at the back
+  uint64_t abandoned_ = 0;
 };
 
 }  // namespace deltawire::sender

@@ -1,5 +1,9 @@
 #include "sender/agent/probe.h"
 
+#include <algorithm>
+
+#include "common/base/versions_behind.h"
+
 namespace deltawire::sender {
 namespace {
 
@@ -9,6 +13,8 @@ using metrics::Sample;
 struct Seen {
   Agent::PullCounts pulls;
   size_t receivers = 0;
+  size_t behind = 0;  // receivers
+  uint64_t most_behind = 0;
   uint64_t silent = 0;
 };
 
@@ -19,10 +25,27 @@ struct Row {
   double (*value)(const Model& model, const Seen& seen);
 };
 
+Seen Look(const Agent& agent, const Model& model) {
+  const std::string& name = model.name();
+  Seen seen{.pulls = agent.Pulls(name)};
+  const auto published = model.published();
+  for (const ReceiverView& r : agent.attachments().Receivers(name)) {
+    ++seen.receivers;
+    if (published == nullptr) continue;
+    const uint64_t behind = VersionsBehind(r.report.committed, published->info.identity);
+    seen.behind += behind > 0;
+    seen.most_behind = std::max(seen.most_behind, behind);
+  }
+  seen.silent = agent.attachments().silent(name);
+  return seen;
+}
+
 VersionInfo Newest(const Model& m) {
   const auto state = m.published();
   return state == nullptr ? VersionInfo{} : state->info;
 }
+
+double Part(double of, double all) { return all > 0 ? of / all : 0; }
 
 constexpr Row kRows[] = {
     {"deltawire_sender_version", "Newest published version", Kind::kGauge,
@@ -32,6 +55,11 @@ constexpr Row kRows[] = {
     {"deltawire_sender_published_total", "Versions published by this process", Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
        return static_cast<double>(m.totals().published);
+     }},
+    {"deltawire_sender_offloads_abandoned_total", "Offloads that were begun and not published",
+     Kind::kCounter,
+     [](const Model& m, const Seen&) -> double {
+       return static_cast<double>(m.totals().abandoned);
      }},
     {"deltawire_sender_delta_bytes_total", "Encoded bytes of all deltas", Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
@@ -45,6 +73,24 @@ constexpr Row kRows[] = {
     {"deltawire_sender_changed_elements", "Elements changed by the newest version", Kind::kGauge,
      [](const Model& m, const Seen&) -> double {
        return static_cast<double>(Newest(m).changed_elements);
+     }},
+    {"deltawire_sender_density_ratio", "Changed elements of the newest version, of all",
+     Kind::kGauge,
+     [](const Model& m, const Seen&) -> double {
+       const VersionInfo info = Newest(m);
+       return Part(static_cast<double>(info.changed_elements), static_cast<double>(info.elements));
+     }},
+    {"deltawire_sender_bytes_per_change",
+     "Bytes that the newest version takes for each changed element, with its whole chunks",
+     Kind::kGauge,
+     [](const Model& m, const Seen&) -> double {
+       const VersionInfo info = Newest(m);
+       return Part(static_cast<double>(info.delta_bytes + info.full_bytes),
+                   static_cast<double>(info.changed_elements));
+     }},
+    {"deltawire_sender_buffer_bytes", "Shared memory of both halves", Kind::kGauge,
+     [](const Model& m, const Seen&) -> double {
+       return 2 * static_cast<double>(m.owned_bytes());
      }},
     {"deltawire_sender_gpu_publishes_total", "Versions diffed on the GPU", Kind::kCounter,
      [](const Model& m, const Seen&) -> double {
@@ -77,11 +123,20 @@ constexpr Row kRows[] = {
      [](const Model& m, const Seen&) -> double {
        return static_cast<double>(m.scrub().mismatches);
      }},
+    {"deltawire_sender_scrub_repaired_total", "Of these, chunks that were rebuilt", Kind::kCounter,
+     [](const Model& m, const Seen&) -> double { return static_cast<double>(m.scrub().repaired); }},
     {"deltawire_sender_damaged_chunks", "Chunks of the newest version that are not sent",
      Kind::kGauge,
      [](const Model& m, const Seen&) -> double { return static_cast<double>(m.damaged_chunks()); }},
     {"deltawire_sender_receivers", "Receivers attached", Kind::kGauge,
      [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.receivers); }},
+    {"deltawire_sender_receivers_behind", "Attached receivers without the newest version",
+     Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.behind); }},
+    {"deltawire_sender_versions_behind", "Versions that the last of them is behind", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.most_behind);
+     }},
     {"deltawire_sender_receivers_silent_total",
      "Attachments that ended because the receiver said nothing", Kind::kCounter,
      [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.silent); }},
@@ -128,18 +183,32 @@ void AddForms(const std::vector<std::shared_ptr<Model>>& models, const Agent& ag
   }
 }
 
+void AddPorts(const Agent& agent, const PortCounts& ports, std::vector<Sample>& samples) {
+  samples.push_back({"deltawire_sender_bulk_connections",
+                     "Connections to the bulk port, a pull's streams",
+                     Kind::kGauge,
+                     {},
+                     static_cast<double>(ports.bulk_connections())});
+  const auto refused = [&samples](const char* at, uint64_t count) {
+    samples.push_back({"deltawire_sender_peers_refused_total",
+                       "Peers turned away: beyond the bulk port's limits, with no ticket of theirs "
+                       "there, or without a role at the control port",
+                       Kind::kCounter,
+                       {{"reason", at}},
+                       static_cast<double>(count)});
+  };
+  refused("limit", ports.bulk_refused());
+  refused("ticket", agent.streams_refused());
+  refused("role", ports.calls_refused());
+}
+
 }  // namespace
 
-metrics::Collect Probe(const Agent& agent) {
-  return [&agent] {
+metrics::Collect Probe(const Agent& agent, PortCounts ports) {
+  return [&agent, ports = std::move(ports)] {
     const auto models = agent.Models();
     std::vector<Seen> seen;
-    for (const auto& model : models) {
-      const std::string& name = model->name();
-      const Attachments& attachments = agent.attachments();
-      seen.push_back(
-          {agent.Pulls(name), attachments.Receivers(name).size(), attachments.silent(name)});
-    }
+    for (const auto& model : models) seen.push_back(Look(agent, *model));
     std::vector<Sample> samples;
     for (const Row& row : kRows) {
       for (size_t i = 0; i < models.size(); ++i) {
@@ -151,6 +220,7 @@ metrics::Collect Probe(const Agent& agent) {
       }
     }
     AddForms(models, agent, samples);
+    AddPorts(agent, ports, samples);
     return samples;
   };
 }

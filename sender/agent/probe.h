@@ -3,11 +3,20 @@
 // Threads: any. Cost: each scrape reads the status of every model. Errors: none.
 #pragma once
 
+#include <functional>
+
 #include "common/metrics/metrics.h"
 #include "sender/agent/agent.h"
 
 namespace deltawire::sender {
 
-metrics::Collect Probe(const Agent& agent);
+/// What the daemon's ports count. All are called at each scrape.
+struct PortCounts {
+  std::function<uint64_t()> bulk_connections;  ///< open now
+  std::function<uint64_t()> bulk_refused;      ///< connections beyond the limits
+  std::function<uint64_t()> calls_refused;     ///< gRPC calls, for want of a role or a principal
+};
+
+metrics::Collect Probe(const Agent& agent, PortCounts ports);
 
 }  // namespace deltawire::sender

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "common/base/log.h"
+#include "common/base/trace.h"
 
 namespace deltawire::sender {
 namespace {
@@ -44,14 +45,16 @@ void Scrubber::Damaged(const Published& state, uint32_t c) {
   if (rebuilt) {
     LogError(
         "model {}: {}: chunk {} of tensor {} had lost its digest; rebuilt from the "
-        "version before (check this machine's memory)",
-        context_.model, ToString(state.info.id()), c, tensor);
+        "version before (check this machine's memory) {}",
+        context_.model, ToString(state.info.id()), c, tensor,
+        ToString(TraceOf(state.info.identity)));
   } else if (!known) {
     LogError(
         "model {}: {}: chunk {} of tensor {} has lost its digest; it is not sent any "
         "more until a version in which the trainer writes that tensor (check this machine's "
-        "memory)",
-        context_.model, ToString(state.info.id()), c, tensor);
+        "memory) {}",
+        context_.model, ToString(state.info.id()), c, tensor,
+        ToString(TraceOf(state.info.identity)));
   }
   if (!known) ++mismatches_;
   if (rebuilt) ++repaired_;

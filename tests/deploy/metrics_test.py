@@ -26,9 +26,21 @@ sys.path.insert(0, str(HERE.parents[1] / "support"))
 
 from daemons import DEADLINE_S, Daemons, free_port, programs  # noqa: E402
 
-NAME = re.compile(r"\bdeltawire_(?:sender|receiver)_[a-z_]+\b")
+NAME = re.compile(r"\b(?:deltawire_(?:sender|receiver)|process)_[a-z_]+\b")
 # Of 100 receivers on one Prometheus, each with a model and an engine.
-MOST_SERIES = 60
+MOST_SERIES = 180
+# The stages that one version of a pair with an engine of the kind `exec` has, once each.
+STAGES = {
+    "sender": {
+        "deltawire_sender_stage_seconds":
+            "wait offload diff publish connect encode send deliver".split(),
+    },
+    "receiver": {
+        "deltawire_receiver_stage_seconds":
+            "queue transfer stage readers apply commit".split(),
+        "deltawire_receiver_engine_stage_seconds": ["load"],
+    },
+}  # fmt: skip
 
 
 def scrape(port: int) -> str:
@@ -56,7 +68,26 @@ def publish(model: pathlib.Path, socket: pathlib.Path) -> None:
 
 
 def series(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith("deltawire_")]
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def ended(text: str) -> dict[str, dict[str, int]]:
+    """family -> stage -> how often the stage has ended."""
+    found: dict[str, dict[str, int]] = {}
+    for line in series(text):
+        if match := re.match(r'([a-z_]+)_count\{.*stage="([a-z]+)".*\} (\d+)', line):
+            found.setdefault(match[1], {})[match[2]] = int(match[3])
+    return found
+
+
+def scrape_all(name: str, port: int) -> str:
+    """When every stage of STAGES has ended: an engine, or a receiver's report, comes a bit later."""
+    end = time.monotonic() + DEADLINE_S
+    wanted = {family: dict.fromkeys(stages, 1) for family, stages in STAGES[name].items()}
+    while ended(text := scrape(port)) != wanted:
+        if time.monotonic() > end:
+            raise AssertionError(f"{name}: {ended(text)}, and not {wanted}")
+    return text
 
 
 def expressions(dashboard: dict) -> list[str]:
@@ -91,7 +122,7 @@ class MetricsTest(unittest.TestCase):
         (model / "model.safetensors").write_bytes(content)
         publish(model, root / "s" / "trainer.sock")
         receiver.await_version(1)
-        cls.text = {name: scrape(port) for name, port in ports.items()}
+        cls.text = {name: scrape_all(name, port) for name, port in ports.items()}
         cls.names = {re.split(r"[{ ]", s)[0] for text in cls.text.values() for s in series(text)}
 
     def test_every_name_in_a_rule_is_exposed(self):
@@ -109,6 +140,20 @@ class MetricsTest(unittest.TestCase):
             self.assertEqual(set(names) - self.names, set(), expression)
         ids = [p["id"] for p in dashboard["panels"]]
         self.assertEqual(len(ids), len(set(ids)))
+
+    def test_every_stage_in_a_panel_is_one(self):
+        known = {stage for of in STAGES.values() for stages in of.values() for stage in stages}
+        named = set()
+        for expression in expressions(json.loads(DASHBOARD.read_text())):
+            for stages in re.findall(r'stage=~?"([a-z|]+)"', expression):
+                named |= set(stages.split("|"))
+        self.assertGreater(len(named), 10)
+        self.assertEqual(named - known, set())
+
+    def test_every_stage_is_in_the_docs(self):
+        page = (DEPLOY.parent / "docs" / "operations.md").read_text()
+        for stage in [s for of in STAGES.values() for stages in of.values() for s in stages]:
+            self.assertIn(f"| `{stage}` |", page)
 
     def test_a_scrape_is_small(self):
         for name, text in self.text.items():

@@ -89,6 +89,14 @@ TEST_CASE("metrics say what the daemons did") {
   INFO(sent);
   CHECK(sent.find("deltawire_sender_published_total{model=\"m\"} 2") != std::string::npos);
   CHECK(sent.find("deltawire_sender_version{model=\"m\"} 4") != std::string::npos);
+  for (const char* stage : {"wait", "offload", "diff", "publish"}) {
+    CHECK(sent.find(fmt::format(
+              "deltawire_sender_stage_seconds_count{{model=\"m\",stage=\"{}\"}} 2", stage)) !=
+          std::string::npos);
+  }
+  CHECK(sent.find("deltawire_sender_versions_behind{model=\"m\"} 0") != std::string::npos);
+  CHECK(sent.find("deltawire_sender_peers_refused_total{reason=\"ticket\"} 0") !=
+        std::string::npos);
   CHECK(sent.find("deltawire_sender_codec_chunks_total{model=\"m\",codec=\"raw\"}") !=
         std::string::npos);
   CHECK(sent.find("deltawire_sender_codec_bytes_total{model=\"m\",codec=\"fast\"}") !=
@@ -98,6 +106,10 @@ TEST_CASE("metrics say what the daemons did") {
   INFO(received);
   CHECK(received.find("deltawire_receiver_commits_total{model=\"m\"} 2") != std::string::npos);
   CHECK(received.find("deltawire_receiver_version{model=\"m\"} 4") != std::string::npos);
+  CHECK(received.find("deltawire_receiver_stage_seconds_count{model=\"m\",stage=\"commit\"} 2") !=
+        std::string::npos);
+  CHECK(received.find("deltawire_receiver_versions_behind{model=\"m\"} 0") != std::string::npos);
+  CHECK(received.find("process_threads ") != std::string::npos);
   CHECK(received.find("deltawire_receiver_codec_chunks_total{model=\"m\",codec=\"dense\"} 0") !=
         std::string::npos);
   CHECK(received.find("deltawire_receiver_decode_seconds_total{codec=\"tight\"} 0") !=

@@ -246,6 +246,7 @@ TEST_CASE("connections have a limit, in all and per address") {
   const auto end = three.Run(rig.MakeHave(), rig.sink);
   CHECK(end.status().code() == StatusCode::kResourceExhausted);
   CHECK(MessageOf(end.status()).find("2 bulk connections") != std::string_view::npos);
+  CHECK(rig.server->refused() == 1);
   rig.source.session->WaitClosed();
   // Connections that are closed do not count against the limit.
   REQUIRE(Eventually([&] { return rig.server->connections() == 0; }));

@@ -127,6 +127,8 @@ TEST_CASE("over loopback without TLS an operator's call takes a token as soon as
   CHECK_THAT(server.Rollback(bob), Contains("7: bob may not call") && Contains("operator"));
   CHECK_THAT(server.Rollback(mallory), Contains("16: the token is of no principal here"));
   CHECK_THAT(server.Rollback(""), Contains("7: anonymous may not call"));
+  CHECK(open.access->calls_refused() == 0);
+  CHECK(server.access->calls_refused() == 4);
 }
 
 TEST_CASE(

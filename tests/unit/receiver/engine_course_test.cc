@@ -64,6 +64,24 @@ TEST_CASE("the time of the pause is counted from the pause to the resume") {
   CHECK(walk.course.view().pause_seconds == Approx(0.010));
 }
 
+TEST_CASE("the times of an update are those of the attempt that succeeded, and retries count") {
+  Walk walk(EngineKind::kVllm);
+  walk.Serve(1);  // a millisecond each
+  const auto first = walk.course.view();
+  // clear and prepare; then load, flush and finish.
+  CHECK(first.last_prepare_seconds == Approx(0.002));
+  CHECK(first.last_load_seconds == Approx(0.003));
+  CHECK(first.retries == 0);
+  walk.answers[EngineCall::kLoad] = {kRefused, kRefused};
+  walk.course.Ready(Version(2));
+  walk.Run();
+  CHECK(walk.course.view().last_load_seconds == first.last_load_seconds);  // nothing was updated
+  for (int i = 0; i < 4 && walk.served() != Version(2); ++i) walk.Later();
+  REQUIRE(walk.served() == Version(2));
+  CHECK(walk.course.view().retries == 2);
+  CHECK(walk.course.view().last_load_seconds == Approx(0.003));
+}
+
 TEST_CASE("an engine that cannot be reached is tried without end, and begins anew") {
   Walk walk(EngineKind::kVllm, {.retries = 1});
   walk.Serve(5);

@@ -8,6 +8,7 @@
 
 #include <catch2/catch.hpp>
 #include <fstream>
+#include <mutex>
 
 #include "tests/support/bad_memory.h"
 #include "tests/support/eventually.h"
@@ -90,6 +91,51 @@ TEST_CASE("versions are followed, whole first and then by delta") {
   CHECK(s.agent().counts().chunks_full == chunks.size());
   CHECK(s.agent().counts().describes == 1);
   CHECK(s.agent().counts().attaches == 1);
+}
+
+TEST_CASE("each commit tells of its stages once, and a pull that fails of none") {
+  Setup s;
+  std::mutex mu;
+  std::vector<std::pair<Stage, double>> told;
+  ReplicaOptions options;
+  options.stages = [&](const StageEnd& end) {
+    CHECK(end.model == "m");
+    std::lock_guard lock(mu);
+    told.emplace_back(end.stage, end.seconds);
+  };
+  const auto count = [&] {
+    std::lock_guard lock(mu);
+    return told.size();
+  };
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  s.agent().Set([](FakeAgent::Faults& f) { f.flip[3] = 1000; });
+  s.Start(options);
+  REQUIRE(Eventually([&] { return s.replica->status().pull_failures >= 2; }));
+  CHECK(count() == 0);
+  CHECK(s.replica->recent().empty());
+  s.agent().Set([](FakeAgent::Faults& f) { f.flip.clear(); });
+  REQUIRE(Eventually([&] { return count() == 6; }));
+  const auto recent = s.replica->recent();
+  REQUIRE(recent.size() == 1);
+  CHECK(recent[0].id == s.agent().identity());
+  const CommitTimes times = recent[0].times;
+  CHECK(told == std::vector<std::pair<Stage, double>>{{Stage::kQueue, times.queue},
+                                                      {Stage::kTransfer, times.transfer},
+                                                      {Stage::kStage, times.stage},
+                                                      {Stage::kReaders, times.readers},
+                                                      {Stage::kApply, times.apply},
+                                                      {Stage::kCommit, times.commit}});
+  // The version was told of before the pulls that failed, the shortest pause between which is 25
+  // ms.
+  CHECK(times.queue > 0.025);
+  CHECK(times.transfer > 0);
+  CHECK(times.stage > 0);
+  CHECK(times.commit > 0);
+  CHECK(times.readers == 0);
+  const PullStats& stats = recent[0].stats;
+  CHECK(times.transfer + times.apply + times.commit <= stats.seconds + 0.001);
+  REQUIRE(s.Sync(true).ok());  // the same version again is no commit
+  CHECK(count() == 6);
 }
 
 TEST_CASE("the same number with other bytes, by a sender that was wiped, is pulled") {

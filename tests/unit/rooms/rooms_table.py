@@ -12,6 +12,7 @@ THIRD_PARTY = {
     "absl": ("absl/",),
     "asio": ("boost/",),
     "catch2": ("catch2/",),
+    "civetweb": ("CivetServer.h", "civetweb.h"),
     "cli11": ("CLI/",),
     "fmt": ("fmt/", "spdlog/fmt/"),
     "gloo": ("gloo/",),
@@ -61,7 +62,7 @@ ROOMS = {
     ),
     "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
     "common/daemon": Room(outside=("systemd",)),
-    "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("prometheus",)),
+    "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("civetweb", "prometheus")),
     # What CPU and CUDA share stands at the top, so that neither's folder includes from the other's.
     "kernels": Room(never=("kernels/cuda",)),
     "kernels/cpu": Room(rooms=("kernels",), never=("kernels/cuda",)),

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "common/layout/root.h"
+#include "tests/support/eventually.h"
 #include "tests/support/forked.h"
 #include "tests/unit/sender/sender_model.h"
 
@@ -86,6 +87,35 @@ bool Says(const Status& status, const std::string& part) {
 }
 
 }  // namespace
+
+TEST_CASE("each publish tells of its stages once, and an abandoned offload of none") {
+  std::vector<std::pair<Stage, double>> told;
+  ModelOptions options;
+  options.stages = [&](const StageEnd& end) {
+    CHECK(end.model == "m");
+    CHECK(end.engine.empty());
+    told.emplace_back(end.stage, end.seconds);
+  };
+  SenderModel model(options);
+  const auto grant = model.Begin(1);
+  REQUIRE(grant.ok());
+  REQUIRE(model->Abandon(grant->lease, 0, "for the test").ok());
+  CHECK(told.empty());
+  CHECK(model->totals().abandoned == 1);
+  const auto info = model.Publish(2);
+  REQUIRE(info.ok());
+  // The publisher tells after whoever waits for the version may have gone on.
+  REQUIRE(testing::Eventually([&] { return model->history().recent().size() == 1; }));
+  model.Restart();  // joins the publisher
+  REQUIRE(told.size() == 4);
+  CHECK(told[0] == std::pair{Stage::kWait, info->trainer_wait_seconds});
+  CHECK(told[1] == std::pair{Stage::kOffload, info->offload_seconds});
+  CHECK(told[2] == std::pair{Stage::kDiff, info->diff_seconds});
+  CHECK(told[3] == std::pair{Stage::kPublish, info->publish_seconds});
+  CHECK(info->diff_seconds > 0);
+  CHECK(info->diff_seconds <= info->publish_seconds);
+  CHECK(model->history().recent().empty());  // of this process only
+}
 
 TEST_CASE("a publisher that was stopped and goes on never changes what another one publishes") {
   SenderModel m;

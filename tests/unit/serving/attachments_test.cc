@@ -71,6 +71,28 @@ TEST_CASE("attachments: news comes by callback, in which events can be taken") {
   CHECK(absl::IsAborted(a.TakeEvent(*token).status()));
 }
 
+TEST_CASE("attachments: a commit is told of once, and not what was held at the attach") {
+  Attachments a(kPatient);
+  std::vector<std::string> told;
+  a.SetOnCommitted([&](const std::string& model, const Identity& id, const PullStats& pull) {
+    told.push_back(fmt::format("{} {} {}", model, id.id.version, pull.payload_bytes));
+    CHECK(a.Receivers("m").size() == 1);  // would hang if a lock were held
+  });
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  const auto report = [&](const Identity& committed, uint64_t bytes) {
+    a.Report(*token, {.committed = committed, .last_pull = {.payload_bytes = bytes}});
+  };
+  report(Version(1).identity, 10);  // it held this one when it came
+  CHECK(told.empty());
+  report(Version(2).identity, 20);
+  report(Version(2).identity, 20);
+  report({}, 20);  // its only buffer is being changed
+  report(Version(2).identity, 20);
+  report(Version(3).identity, 30);
+  CHECK(told == std::vector<std::string>{"m 2 20", "m 3 30"});
+}
+
 TEST_CASE("attachments: one principal has its own limit") {
   AttachmentLimits limits = kPatient;
   limits.most_per_principal = 2;

@@ -1,0 +1,20 @@
+// How many versions a holder of weights is behind: one number for metrics, which cannot say why.
+// Pure. Cost: constant. Errors: none.
+#pragma once
+
+#include <cstdint>
+
+#include "common/base/identity.h"
+
+namespace deltawire {
+
+/// By the trainer's numbers; 0: `held` is `newest`, or there is nothing newer. At least 1 where
+/// numbers do not tell: nothing is held, or a state of another epoch. Lineages and roots are not
+/// compared, since an agent that owns a part names its own.
+inline uint64_t VersionsBehind(const Identity& held, const Identity& newest) {
+  if (newest.empty() || held.id == newest.id) return 0;
+  if (held.id.epoch != newest.id.epoch) return 1;
+  return newest.id > held.id ? newest.id.version - held.id.version : 0;
+}
+
+}  // namespace deltawire

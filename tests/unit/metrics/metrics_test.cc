@@ -1,0 +1,121 @@
+// The metrics port as a scraper sees it: histograms that count what ended, what is said of the
+// process, and paths that are not there.
+#include "common/metrics/metrics.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <map>
+#include <thread>
+
+#include "common/base/acceptor.h"
+#include "common/metrics/process.h"
+#include "common/metrics/stage_histograms.h"
+#include "tests/support/http_get.h"
+
+namespace deltawire::metrics {
+namespace {
+
+using testing::HttpGet;
+
+/// A port that was free a moment ago.
+uint16_t FreePort() { return PortOf(*ListenTcp("127.0.0.1", 0)); }
+
+/// Series and their values, of an answer's body.
+std::map<std::string, double> Series(const std::string& answer) {
+  std::map<std::string, double> series;
+  size_t at = answer.find("\r\n\r\n");
+  REQUIRE(at != std::string::npos);
+  at += 4;
+  while (at < answer.size()) {
+    const size_t end = std::min(answer.find('\n', at), answer.size());
+    const std::string line = answer.substr(at, end - at);
+    at = end + 1;
+    const size_t blank = line.rfind(' ');
+    if (line.empty() || line[0] == '#' || blank == std::string::npos) continue;
+    series[line.substr(0, blank)] = std::stod(line.substr(blank + 1));
+  }
+  return series;
+}
+
+TEST_CASE("metrics: a scrape has samples, histograms of what ended, and the process") {
+  const auto stages = std::make_shared<StageHistograms>("sender");
+  const StageObserver observer = ObserverOf(stages);
+  const uint16_t port = FreePort();
+  const auto server = Server::Start(
+      fmt::format("127.0.0.1:{}", port),
+      {[] {
+         return std::vector<Sample>{{"x_total", "X", Kind::kCounter, {{"model", "m"}}, 3}};
+       },
+       stages});
+  REQUIRE(server.ok());
+  observer({Stage::kDiff, 0.002, "m"});
+  observer({Stage::kDiff, 0.2, "m"});
+  observer({Stage::kDiff, 1000, "m"});
+  observer({Stage::kCommit, 0.5, "m"});
+  observer({Stage::kLoad, 0.5, "m", "e:1", "vllm"});
+  auto series = Series(HttpGet(port, "/metrics"));
+  CHECK(series.at("x_total{model=\"m\"}") == 3);
+  const std::string diff = "{model=\"m\",stage=\"diff\"";
+  CHECK(series.at("deltawire_sender_stage_seconds_count" + diff + "}") == 3);
+  CHECK(series.at("deltawire_sender_stage_seconds_sum" + diff + "}") == Approx(1000.202));
+  const auto bucket = [&](const std::string& le) {
+    return series.at("deltawire_sender_stage_seconds_bucket" + diff + ",le=\"" + le + "\"}");
+  };
+  CHECK(bucket("0.001") == 0);
+  CHECK(bucket("0.003") == 1);
+  CHECK(bucket("0.1") == 1);
+  CHECK(bucket("0.3") == 2);
+  CHECK(bucket("100") == 2);
+  CHECK(bucket("+Inf") == 3);
+  CHECK(series.at("deltawire_sender_stage_seconds_count{model=\"m\",stage=\"commit\"}") == 1);
+  CHECK(series.at("deltawire_sender_engine_stage_seconds_count{engine=\"e:1\",kind=\"vllm\","
+                  "model=\"m\",stage=\"load\"}") == 1);
+  CHECK(series.at("process_resident_memory_bytes") > 1 << 20);
+  // A scrape counts nothing itself.
+  series = Series(HttpGet(port, "/metrics"));
+  CHECK(series.at("deltawire_sender_stage_seconds_count" + diff + "}") == 3);
+}
+
+TEST_CASE("metrics: other paths are not found, and a port in use is said to be") {
+  const uint16_t port = FreePort();
+  const std::string at = fmt::format("127.0.0.1:{}", port);
+  const auto none = [] { return std::vector<Sample>{}; };
+  const auto server = Server::Start(at, {none, nullptr});
+  REQUIRE(server.ok());
+  CHECK(HttpGet(port, "/metrics").starts_with("HTTP/1.1 200"));
+  for (const char* path : {"/metrics/", "/metrics/x", "/../etc/passwd", "/x"}) {
+    CAPTURE(path);
+    CHECK(HttpGet(port, path).starts_with("HTTP/1.1 40"));
+  }
+  const auto second = Server::Start(at, {none, nullptr});
+  CHECK(second.status().code() == StatusCode::kAlreadyExists);
+}
+
+TEST_CASE("metrics: what is said of the process follows it") {
+  const auto value = [](const std::string& name) {
+    for (const Sample& s : ProcessSamples()) {
+      if (s.name == name) return s.value;
+    }
+    return std::nan("");
+  };
+  const double threads = value("process_threads");
+  const double fds = value("process_open_fds");
+  CHECK(threads >= 1);
+  {
+    const auto socket = ListenTcp("127.0.0.1", 0);
+    REQUIRE(socket.ok());
+    CHECK(value("process_open_fds") == fds + 1);
+    double more = 0;
+    std::thread([&] { more = value("process_threads"); }).join();
+    CHECK(more == threads + 1);
+  }
+  CHECK(value("process_max_fds") >= fds);
+  CHECK(value("process_cpu_seconds_total") > 0);
+  CHECK(value("process_virtual_memory_bytes") > value("process_resident_memory_bytes"));
+  const auto now = static_cast<double>(time(nullptr));
+  CHECK(value("process_start_time_seconds") > now - 3600);
+  CHECK(value("process_start_time_seconds") <= now + 2);
+}
+
+}  // namespace
+}  // namespace deltawire::metrics
