@@ -65,17 +65,37 @@ void LookAtDirectory(MachineFacts& f) {
   ::unlink(probe.c_str());
 }
 
-PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds timeout) {
-  PeerFacts p{.kind = "sender", .address = address};
-  const auto answer = [&]() -> StatusOr<v1::SenderStatusResponse> {
-    DW_ASSIGN_OR_RETURN(Sender sender, DialSender(address, timeout));
-    return GetStatus(sender, "", timeout);
+/// What the daemon at `address` says; what both daemons say alike is put into `facts`.
+template <typename Daemon>
+auto LookAtPeer(StatusOr<Daemon> (*dial)(const std::string&, std::chrono::milliseconds),
+                const std::string& address, std::chrono::milliseconds timeout, PeerFacts* facts) {
+  int64_t before = 0, after = 0;
+  using Answer = decltype(GetStatus(std::declval<Daemon&>(), "", timeout));
+  const auto answer = [&]() -> Answer {
+    DW_ASSIGN_OR_RETURN(Daemon daemon, dial(address, timeout));
+    before = UnixNanos();
+    Answer status = GetStatus(daemon, "", timeout);
+    after = UnixNanos();
+    return status;
   }();
-  p.reached = answer.status();
+  facts->address = address;
+  facts->reached = answer.status();
+  if (!answer.ok()) return answer;
+  facts->program_version = answer->program_version();
+  facts->exposed = answer->plaintext_exposed();
+  facts->security = answer->security();
+  if (answer->unix_nanos() != 0) {
+    const int64_t middle = before + (after - before) / 2;
+    facts->clock_ahead_seconds = 1e-9 * static_cast<double>(answer->unix_nanos() - middle);
+    facts->clock_doubt_seconds = 1e-9 * static_cast<double>(after - before) / 2;
+  }
+  return answer;
+}
+
+PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds timeout) {
+  PeerFacts p{.kind = "sender"};
+  const auto answer = LookAtPeer(DialSender, address, timeout, &p);
   if (!answer.ok()) return p;
-  p.program_version = answer->program_version();
-  p.exposed = answer->plaintext_exposed();
-  p.security = answer->security();
   p.bulk_address = answer->bulk_address();
   // A sender that listens on all its addresses has no one name; it is reached by the one above.
   StatusOr<Endpoint> bulk = ParseEndpoint(p.bulk_address);
@@ -91,16 +111,8 @@ PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds tim
 }
 
 PeerFacts LookAtReceiver(const std::string& address, std::chrono::milliseconds timeout) {
-  PeerFacts p{.kind = "receiver", .address = address};
-  const auto answer = [&]() -> StatusOr<v1::ReceiverStatusResponse> {
-    DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(address, timeout));
-    return GetStatus(receiver, "", timeout);
-  }();
-  p.reached = answer.status();
-  if (!answer.ok()) return p;
-  p.program_version = answer->program_version();
-  p.exposed = answer->plaintext_exposed();
-  p.security = answer->security();
+  PeerFacts p{.kind = "receiver"};
+  (void)LookAtPeer(DialReceiver, address, timeout, &p);
   return p;
 }
 

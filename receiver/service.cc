@@ -50,6 +50,7 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
   const ReceiverOptions& o = daemon_.options();
   response->set_program_version(DELTAWIRE_VERSION);
   response->set_uptime_seconds(SecondsSince(started_));
+  response->set_unix_nanos(UnixNanos());
   response->set_plaintext_exposed(!IsLoopback(o.control) && !access_->credentials()->serves_tls());
   if (access_->guards()) response->set_security(access_->Describe());
   response->set_receiver_id(daemon_.receiver_id());
