@@ -93,7 +93,7 @@ print(*sorted(os.path.basename(p) for p in programs
 
 mebibytes() { awk -v bytes="$1" 'BEGIN {printf "%.1f", bytes / 1048576}'; }
 mkdir -p "$(dirname "$tarball")"
-made=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct)}
+made=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || date +%s)}
 tar -C "$work" --owner=0 --group=0 --numeric-owner --mode=go=rX,u+rw --mtime="@$made" --sort=name \
   --format=gnu -c "$name" | gzip -9n >"$tarball"
 newest=$(objdump -T "$stage"/bin/* "$stage"/lib/* 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -Vu |

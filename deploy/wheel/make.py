@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.parse
 
 import hide_symbols
@@ -111,9 +112,13 @@ def repair(site: pathlib.Path, libraries: pathlib.Path, work: pathlib.Path) -> p
 
 
 def epoch() -> str:
-    """When the commit was made: files in the wheel have that time."""
+    """The time of the files in the wheel: when the commit was made, or, outside of git, now."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
-    return given or run("git", "-C", ROOT, "log", "-1", "--format=%ct").strip()
+    if given:
+        return given
+    commit = subprocess.run(["git", "-C", ROOT, "log", "-1", "--format=%ct"], capture_output=True,
+                            text=True, check=False)  # fmt: skip
+    return commit.stdout.strip() or str(int(time.time()))
 
 
 def make(build: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
