@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <catch2/catch.hpp>
+#include <random>
 
 #include "common/layout/model_dir.h"
 #include "tests/support/bad_memory.h"
@@ -231,6 +232,39 @@ TEST_CASE("a relay whose memory went bad is found out by digest, and repairs its
   CHECK(ReadText(relay.log()).find("is not served until it was fetched anew") != std::string::npos);
   REQUIRE(Eventually([&] { return trainer.Compare(relay.dir()) == ""; }));
   CHECK(relay.Status().repaired_chunks() == 1);
+}
+
+TEST_CASE("seeded SIGKILLs of sender, relay and leaf end in the newest version") {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    ShmDir root;
+    SenderProcess sender(root.path());
+    Trainer trainer(sender.socket(), kModel, 12, seed);
+    ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                          Serving({"--buffers", random() % 2 == 0 ? "1" : "2"}));
+    const bool failover = random() % 2 == 0;
+    ReceiverProcess leaf(root.path(), "leaf",
+                         relay.control() + (failover ? "," + sender.control() : ""), kModel);
+    for (uint64_t version = 1; version <= 6; ++version) {
+      CAPTURE(version);
+      trainer.Step();
+      REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+      // A moment somewhere in the pulls, after the leaf has begun to say what it is doing.
+      const uint32_t chunks = static_cast<uint32_t>(random() % 8);
+      (void)Eventually([&] { return Arrived(leaf, version) >= chunks; },
+                       std::chrono::milliseconds(random() % 300));
+      const uint64_t who = random() % 4;
+      if (who == 0) sender.Restart();
+      if (who == 1) relay.Restart();
+      if (who == 2) leaf.Restart();
+    }
+    const bool arrived = Follows(sender, leaf);
+    INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+    REQUIRE(arrived);
+    CHECK(trainer.Compare(leaf.dir()) == "");
+    CHECK(leaf.Status().root_mismatches() == 0);
+  }
 }
 
 TEST_CASE("a relay's ports ask who calls: TLS, roles and models hold there as at the sender") {
