@@ -51,7 +51,8 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
   response->set_program_version(DELTAWIRE_VERSION);
   response->set_uptime_seconds(SecondsSince(started_));
   response->set_unix_nanos(UnixNanos());
-  response->set_plaintext_exposed(!IsLoopback(o.control) && !access_->credentials()->serves_tls());
+  const bool exposed = !IsLoopback(o.control) || (o.serve && !IsLoopback(o.bulk));
+  response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
   if (access_->guards()) response->set_security(access_->Describe());
   response->set_receiver_id(daemon_.receiver_id());
   response->set_kernels(

@@ -3,10 +3,13 @@
 #include <grpcpp/grpcpp.h>
 
 #include <catch2/catch.hpp>
+#include <random>
 
 #include "common/layout/model_dir.h"
 #include "tests/support/bad_memory.h"
+#include "tests/support/certificates.h"
 #include "tests/support/daemons.h"
+#include "tests/support/http_get.h"
 
 namespace deltawire::testing {
 namespace {
@@ -229,6 +232,100 @@ TEST_CASE("a relay whose memory went bad is found out by digest, and repairs its
   CHECK(ReadText(relay.log()).find("is not served until it was fetched anew") != std::string::npos);
   REQUIRE(Eventually([&] { return trainer.Compare(relay.dir()) == ""; }));
   CHECK(relay.Status().repaired_chunks() == 1);
+}
+
+TEST_CASE("seeded SIGKILLs of sender, relay and leaf end in the newest version") {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    ShmDir root;
+    SenderProcess sender(root.path());
+    Trainer trainer(sender.socket(), kModel, 12, seed);
+    ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                          Serving({"--buffers", random() % 2 == 0 ? "1" : "2"}));
+    const bool failover = random() % 2 == 0;
+    ReceiverProcess leaf(root.path(), "leaf",
+                         relay.control() + (failover ? "," + sender.control() : ""), kModel);
+    for (uint64_t version = 1; version <= 6; ++version) {
+      CAPTURE(version);
+      trainer.Step();
+      REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+      // A moment somewhere in the pulls, after the leaf has begun to say what it is doing.
+      const uint32_t chunks = static_cast<uint32_t>(random() % 8);
+      (void)Eventually([&] { return Arrived(leaf, version) >= chunks; },
+                       std::chrono::milliseconds(random() % 300));
+      const uint64_t who = random() % 4;
+      if (who == 0) sender.Restart();
+      if (who == 1) relay.Restart();
+      if (who == 2) leaf.Restart();
+    }
+    const bool arrived = Follows(sender, leaf);
+    INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+    REQUIRE(arrived);
+    CHECK(trainer.Compare(leaf.dir()) == "");
+    CHECK(leaf.Status().root_mismatches() == 0);
+  }
+}
+
+TEST_CASE("a relay's ports ask who calls: TLS, roles and models hold there as at the sender") {
+  ShmDir root;
+  const TestAuthority authority(root.path() / "keys");
+  const std::string principals = authority.Principals(
+      "[[principal]]\nname = 'relay'\nroles = ['receiver']\ncertificate = 'relay'\n"
+      "[[principal]]\nname = 'leaf'\nroles = ['receiver']\nmodels = ['m']\ncertificate = 'leaf'\n"
+      "[[principal]]\nname = 'cloud'\nroles = ['receiver']\ntoken-file = 'cloud/token'\n"
+      "[[principal]]\nname = 'elsewhere'\nroles = ['receiver']\nmodels = ['other']\n"
+      "certificate = 'elsewhere'\n"
+      "[[principal]]\nname = 'operator'\nroles = ['operator']\ncertificate = 'operator'\n");
+  const std::string cloud = authority.TokenOnly("cloud", "the-token-of-the-cloud's-leaves", true);
+  const auto with = [&](const std::string& credentials) -> std::vector<std::string> {
+    return {"--credentials", credentials, "--principals", principals};
+  };
+  ShowAs(authority.Node("operator"));
+  SenderProcess sender(root.path(), with(authority.Node("sender")));
+  Trainer trainer(sender.socket(), kModel, 4, 106);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving(with(authority.Node("relay"))));
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel, with(authority.Node("leaf")));
+  ReceiverProcess token(root.path(), "token", relay.control(), kModel, {"--credentials", cloud});
+  ReceiverProcess other(root.path(), "other", relay.control(), kModel,
+                        with(authority.Node("elsewhere")));
+  ReceiverProcess bare(root.path(), "bare", relay.control(), kModel);
+  INFO(ReadText(relay.log()) << ReadText(leaf.log()) << ReadText(token.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  const auto says = [](ReceiverProcess& receiver, const std::string& text) {
+    return Eventually([&] { return ReadText(receiver.log()).find(text) != std::string::npos; });
+  };
+  // A daemon without a certificate answers in plaintext.
+  ShowAs("");
+  REQUIRE(Eventually([&] { return trainer.Compare(token.dir()) == ""; }));
+  CHECK(says(other, "may not"));
+  CHECK(says(bare, "the connection to sender"));
+  CHECK_FALSE(std::filesystem::exists(other.dir() / "model.safetensors"));
+  CHECK_FALSE(std::filesystem::exists(bare.dir() / "model.safetensors"));
+}
+
+TEST_CASE("a relay shows what it serves as metrics") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 107);
+  const uint16_t metrics = FreePort();
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--metrics-listen", fmt::format("127.0.0.1:{}", metrics)}));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, leaf));
+  const auto shows = [&](const std::string& sample) {
+    return HttpGet(metrics, "/metrics").find("\n" + sample + "\n") != std::string::npos;
+  };
+  INFO(HttpGet(metrics, "/metrics"));
+  CHECK(shows("deltawire_receiver_relay_receivers{model=\"m\"} 1"));
+  CHECK(shows(fmt::format("deltawire_receiver_relay_bytes_sent_total{{model=\"m\"}} {}",
+                          trainer.layout().total_bytes())));
+  CHECK(shows("deltawire_receiver_relay_active_pulls{model=\"m\"} 0"));
 }
 
 }  // namespace deltawire::testing
