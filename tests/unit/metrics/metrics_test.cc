@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <ctime>
 #include <map>
 #include <thread>
 
