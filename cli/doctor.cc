@@ -224,6 +224,7 @@ void DeclareDoctor(CLI::App& app, Run* run) {
   sub->add_option("--data-dir", o->data_dir, "Where models live")
       ->type_name("DIR")
       ->capture_default_str();
+  Common::AddCredentials(*sub);
   sub->add_option("--sender", o->sender, "Also look at this sender, and at its bulk port")
       ->type_name("HOST:PORT");
   sub->add_option("--receiver", o->receiver, "Also look at this receiver")->type_name("HOST:PORT");

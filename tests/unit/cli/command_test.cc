@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/child_process.h"
+#include "cli/connect.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::cli {
@@ -53,6 +54,26 @@ TEST_CASE("wrong usage is exit code 2") {
   std::ofstream(dir.path() / "parallel.json") << "{}";
   CHECK(RunTool({"convert", from, to, "--round"}) == 2);
   CHECK(RunTool({"convert", from, to, "--core-version", "0.19"}) == 2);
+}
+
+TEST_CASE("every command that asks daemons over TCP takes --credentials") {
+  const TempDir dir;
+  const std::string file = dir.path() / "none.toml";
+  using Arguments = std::vector<std::string>;
+  for (Arguments arguments : {Arguments{"status", "--sender", DeadAddress()},
+                              {"sync"},
+                              {"wait", "--version", "1"},
+                              {"watch", "--sender", DeadAddress()},
+                              {"verify"},
+                              {"pause"},
+                              {"resume"},
+                              {"rollback", "--version", "1"},
+                              {"doctor"}}) {
+    CAPTURE(arguments[0]);
+    arguments.insert(arguments.end(), {"--credentials", file});
+    CHECK(RunTool(arguments) != static_cast<int>(Exit::kUsage));
+  }
+  UseCredentials("");
 }
 
 TEST_CASE("a daemon that is not there is exit code 3") {
