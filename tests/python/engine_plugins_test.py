@@ -26,20 +26,30 @@ from engine_rig import EngineRig, state  # noqa: E402
 from engine_test import Engine, checkpoint  # noqa: E402
 
 
+class Computing(Engine):
+    """Its loader keeps the square of a tensor."""
+
+    def load_one(self, name, value):
+        super().load_one(name, value * value if name == "norm" else value)
+
+
 class Plugin(EngineRig):
     """A model for each rank, with version 1 in it."""
+
+    make: type[Engine] = Engine
 
     def begin(self, world_size: int = 2) -> None:
         self.ranks = stand_ins.start(world_size)
         self.weights = checkpoint(1)
         self.directory = str(self.start(self.weights))
-        self.models = [Engine(rank) for rank in range(world_size)]
+        self.models = [self.make(rank) for rank in range(world_size)]
         for model in self.models:
             model.load_weights(self.weights.items())
 
     def next_version(self) -> None:
         self.weights["k"][5] += 1
         self.weights["o"] += 1
+        self.weights["norm"] += 1
         self.publish(self.weights)
 
     def states(self) -> list[dict]:
@@ -51,7 +61,7 @@ class Plugin(EngineRig):
                 self.assertTrue(torch.equal(value, state(model)[name]), name)
 
     def assert_newest(self) -> None:
-        fresh = [Engine(model.rank) for model in self.models]
+        fresh = [self.make(model.rank) for model in self.models]
         for model in fresh:
             model.load_weights(self.weights.items())
         self.assert_states([state(model) for model in fresh])
@@ -188,10 +198,27 @@ class VllmTest(Plugin):
         self.assertEqual(len(list(pathlib.Path(folder).iterdir())), 2)  # one for each rank
 
 
+    def test_what_the_loader_computes_follows_where_it_is_asked_for(self):
+        self.make = Computing
+        with self.assertRaisesRegex(AssertionError, "loader_tensors=True lets it"):
+            self.begin()
+        self.workers = [DeltawireEngine(model) for model in self.models]
+        with self.assertLogs("vllm.deltawire", "INFO") as logged:
+            self.assert_done(self.attach(loader_tensors=True))
+        self.assertIn("1 tensors updated by the engine's loader", logged.output[0])
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.assert_done(self.update(check=True))
+        self.assert_newest()
+        self.assert_done(self.update(rollback=True))
+        self.assert_states(before)
+
+
 class OrderTest(unittest.TestCase):
     def test_an_order_is_its_path(self):
         for text in ("version=7", "version=7&threads=4&prepare", "version=7&plans=/a%20b&check",
-                     "version=7&plans=&rollback"):
+                     "version=7&plans=&rollback", "version=7&loader_tensors&prepare"):
             with self.subTest(text):
                 order = sglang.Order.parse(f"deltawire:/d?{text}")
                 self.assertEqual(order.path(7), f"deltawire:/d?{text}")
@@ -202,6 +229,7 @@ class OrderTest(unittest.TestCase):
         for text, why in (("/d?later", "no option later"), ("d", "from / on"),
                           ("/d?threads=-1", "no option threads=-1"),
                           ("/d?plans=here", "no option plans=here"),
+                          ("/d?loader_tensors=1", "no option loader_tensors=1"),
                           ("/d?version=7&rollback&check", "are two orders")):
             with self.subTest(text), self.assertRaisesRegex(sglang.Refused, why):
                 sglang.Order.parse(f"deltawire:{text}")
@@ -318,6 +346,18 @@ class SglangTest(Plugin):
         self.next_version()
         self.assert_done(self.update())
         self.assert_newest()
+
+    def test_what_the_loader_computes_follows_where_it_is_asked_for(self):
+        self.make = Computing
+        self.begin()
+        self.assert_refused(self.update(), "loader_tensors=True lets it")
+        self.assert_done(self.update("loader_tensors"))
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.update("version=2&check"))  # the attach's choice stays
+        self.assert_newest()
+        self.assert_done(self.update("version=1&rollback"))
+        self.assert_states(before)
 
     def test_layouts_are_kept_for_the_next_start(self):
         folder = self.enterContext(tempfile.TemporaryDirectory())

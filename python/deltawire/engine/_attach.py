@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 
 from deltawire import Error
-from deltawire.engine import _codes, _trace
+from deltawire.engine import _codes, _trace, _ways
 from deltawire.engine._by_loader import ByLoader
 from deltawire.engine._geometry import Box
 from deltawire.engine._model import Storage, live_storages
@@ -106,14 +106,28 @@ class Attachment:
             raise Refused("the loader cannot be followed: " + some(found.problems))
         plan = Plan(found.boxes, [], [])
         self._refuse_devices(plan)
+        #: The first group of each way, and its boxes.
+        known: dict[Hashable, tuple[Group, list[Box] | None]] = {}
         for group in found.groups:
-            boxes = _codes.follow(self._model, self._load, self.tensors, self.storages, group)
+            boxes = self._follow(group, found.ways.get(group.tensors), known)
             if boxes is None:
                 plan.groups.append(group)
             else:
                 plan.boxes += boxes
                 plan.by_numbers += group.tensors
         return plan
+
+    def _follow(self, group: Group, way: Hashable, known: dict) -> list[Box] | None:
+        """The boxes of a group of the trace's; None where there are none."""
+        if way is not None and way in known:
+            like, boxes = known[way]
+            same = None if boxes is None else _ways.moved(boxes, like, group)
+            if boxes is None or same is not None:
+                return same
+        boxes = _codes.follow(self._model, self._load, self.tensors, self.storages, group)
+        if way is not None:
+            known.setdefault(way, (group, boxes))
+        return boxes
 
     def _refuse_devices(self, plan: Plan) -> None:
         used = {box.storage for box in plan.boxes}

@@ -43,6 +43,15 @@ class Attached(Outcome):
     #: With a plan cache: "used", "kept" (for the next time), or why neither.
     plan: str = ""
 
+    def described(self) -> str:
+        """What was found, in one line of an engine's log."""
+        found = f"{self.boxes} boxes, {self.seconds:.3f} s"
+        for tensors, way in ((self.by_numbers, "found by numbers"),
+                             (self.by_loader, "updated by the engine's loader")):
+            if tensors:
+                found += f", {len(tensors)} tensors {way}"
+        return found + (f", plan: {self.plan}" if self.plan else "")
+
 
 def some(names: Iterable[str]) -> str:
     """The first few of them."""

@@ -47,13 +47,15 @@ _OTHER_WRITERS = ("begin_weight_update", "load_weights_from_distributed",
 
 @dataclass(frozen=True)
 class Order:
-    """What a path asks for. `version`: what the memory shall be; None: what is committed. `threads`
-    and `plans` (a folder; "": the user's cache) are of the attach."""
+    """What a path asks for. `version`: what the memory shall be; None: what is committed. `threads`,
+    `plans` (a folder; "": the user's cache) and `loader_tensors` (SGLang's own loader updates the
+    tensors that it computes with) are of the attach."""
 
     directory: str
     version: int | None = None
     threads: int | None = None
     plans: str | None = None
+    loader_tensors: bool = False
     prepare: bool = False
     check: bool = False
     rollback: bool = False
@@ -68,13 +70,13 @@ class Order:
         for name, value in parse_qsl(text, keep_blank_values=True):
             if name in ("version", "threads") and value.isdecimal():
                 options[name] = int(value)
-            elif name in ("prepare", "check", "rollback") and not value:
+            elif name in ("loader_tensors", "prepare", "check", "rollback") and not value:
                 options[name] = True
             elif name == "plans" and (not value or value.startswith("/")):
                 options[name] = value
             else:
                 raise Refused(f"{path}: no option {name}={value}; there are version=N, threads=N, "
-                              "plans, plans=FOLDER, prepare, check and rollback")
+                              "plans, plans=FOLDER, loader_tensors, prepare, check and rollback")
         if not directory.startswith("/"):
             raise Refused(f"{path}: {SCHEME} takes a receiver's directory, from / on")
         if options.get("rollback") and options.get("check"):
@@ -89,7 +91,8 @@ class Order:
             said.append(f"threads={self.threads}")
         if self.plans is not None:
             said.append(f"plans={quote(self.plans)}")
-        said += [name for name in ("prepare", "check", "rollback") if getattr(self, name)]
+        said += [name for name in ("loader_tensors", "prepare", "check", "rollback")
+                 if getattr(self, name)]
         return f"{SCHEME}{self.directory}?" + "&".join(said)
 
 
@@ -103,14 +106,13 @@ class Follower:
         self.client = EngineClient(order.directory, self.threads)
         self.prepared: UpdateInfo | None = None
         self.before: Identity | None = None  # the last update's, to which a rollback leads
-        attached = self.client.attach(runner.model, runner.model.load_weights,
-                                      plans=_plans(runner, order))
+        attached = self.client.attach(
+            runner.model, runner.model.load_weights, plans=_plans(runner, order),
+            loader_tensors=order.loader_tensors)
         if not attached:
             raise Refused(f"this model cannot be updated in place: {attached.reason}. Where only "
                           f"the version is another, post model_path {order.directory} once")
-        logger.info("deltawire: attached to %s: %d boxes, %.3f s%s", self.client.held,
-                    attached.boxes, attached.seconds,
-                    f", plan: {attached.plan}" if attached.plan else "")
+        logger.info("deltawire: attached to %s: %s", self.client.held, attached.described())
 
     def is_current(self) -> bool:
         """Whether the receiver still writes to what was opened; it may have begun anew."""

@@ -51,11 +51,13 @@ def register() -> None:
 @dataclass
 class InitInfo(WeightTransferInitInfo):
     """`directory`: the receiver's, of the model that this server serves. `plans`: a folder in which
-    layouts are kept from one start to the next, or true for the user's cache."""
+    layouts are kept from one start to the next, or true for the user's cache. `loader_tensors`:
+    vLLM's own loader updates the tensors that it computes with, as `EngineClient.attach` has it."""
 
     directory: str
     threads: int = 1
     plans: str | bool = False
+    loader_tensors: bool = False
 
 
 @dataclass
@@ -89,13 +91,12 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         def attach() -> Identity:
             client = EngineClient(init_info.directory, init_info.threads)
-            attached = client.attach(self.model, self.model.load_weights, plans=self._plans(
-                init_info.plans))
+            attached = client.attach(
+                self.model, self.model.load_weights, plans=self._plans(init_info.plans),
+                loader_tensors=init_info.loader_tensors)
             if not attached:
                 raise Refused(f"this model cannot be updated in place: {attached.reason}")
-            logger.info("deltawire: attached to %s: %d boxes, %.3f s%s", client.held,
-                        attached.boxes, attached.seconds,
-                        f", plan: {attached.plan}" if attached.plan else "")
+            logger.info("deltawire: attached to %s: %s", client.held, attached.described())
             found.append(client)
             return client.held
 
