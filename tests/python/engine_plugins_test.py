@@ -33,6 +33,34 @@ class Computing(Engine):
         super().load_one(name, value * value if name == "norm" else value)
 
 
+class Latent(torch.nn.Module):
+    """As vLLM's latent attention: after a load it computes a parameter that no checkpoint has."""
+
+    def __init__(self, made_of: torch.nn.Parameter):
+        super().__init__()
+        self._made_of = [made_of]
+        self.turned = torch.nn.Parameter(torch.empty(made_of.t().shape, dtype=made_of.dtype),
+                                         requires_grad=False)
+        self.fails = 0
+
+    def process_weights_after_loading(self, dtype: torch.dtype) -> None:
+        assert dtype == torch.bfloat16
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("planted after the load")
+        self.turned.data.copy_(self._made_of[0].t())
+
+
+class WithLatent(Engine):
+    def __init__(self, rank: int = 0):
+        super().__init__(rank)
+        self.latent = Latent(self.o)
+
+    def load_weights(self, pairs):
+        super().load_weights(pairs)
+        self.latent.process_weights_after_loading(torch.bfloat16)
+
+
 class Plugin(EngineRig):
     """A model for each rank, with version 1 in it."""
 
@@ -210,6 +238,30 @@ class VllmTest(Plugin):
         self.next_version()
         self.assert_done(self.prepare())
         self.assert_done(self.update(check=True))
+        self.assert_newest()
+        self.assert_done(self.update(rollback=True))
+        self.assert_states(before)
+
+
+    def test_what_is_computed_from_weights_is_computed_anew(self):
+        self.make = WithLatent
+        super().begin()
+        for model in self.models:  # vLLM computes it after its load, not in it
+            model.load_weights = super(WithLatent, model).load_weights
+        self.workers = [DeltawireEngine(model) for model in self.models]
+        with self.assertLogs("vllm.deltawire", "INFO") as logged:
+            self.assert_done(self.attach())
+        self.assertIn("not the checkpoint's: a part of embed, head, latent.turned",
+                      logged.output[0])
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.models[1].latent.fails = 1
+        with self.assertLogs("deltawire", "ERROR"):
+            self.assert_refused(self.update(), "rank 1: planted after the load")
+        self.assert_states(before)
+        self.assert_done(self.prepare())
+        self.assert_done(self.update())
         self.assert_newest()
         self.assert_done(self.update(rollback=True))
         self.assert_states(before)

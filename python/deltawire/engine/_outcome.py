@@ -50,6 +50,8 @@ class Attached(Outcome):
                              (self.by_loader, "updated by the engine's loader")):
             if tensors:
                 found += f", {len(tensors)} tensors {way}"
+        if self.unmapped:
+            found += f", not the checkpoint's: a part of {some(name for name, _ in self.unmapped)}"
         return found + (f", plan: {self.plan}" if self.plan else "")
 
 
