@@ -23,7 +23,22 @@ stand_ins.install()
 from deltawire.engine import EngineClient, Outcome, sglang  # noqa: E402
 from deltawire.engine.vllm import DeltawireEngine, InitInfo  # noqa: E402
 from engine_rig import EngineRig, state  # noqa: E402
-from engine_test import Engine, checkpoint  # noqa: E402
+from engine_test import HIDDEN, ROWS, Engine, checkpoint  # noqa: E402
+
+
+class Alone(Engine):
+    """The only rank: it has all of o."""
+
+    def __init__(self, rank: int = 0):
+        super().__init__(rank)
+        self.o = torch.nn.Parameter(torch.full((HIDDEN, 2 * ROWS), 7.0, dtype=torch.bfloat16),
+                                    requires_grad=False)
+
+    def load_one(self, name, value):
+        if name == "o":
+            self.o.data.copy_(value)
+        else:
+            super().load_one(name, value)
 
 
 class Computing(Engine):
@@ -64,9 +79,10 @@ class WithLatent(Engine):
 class Plugin(EngineRig):
     """A model for each rank, with version 1 in it."""
 
-    make: type[Engine] = Engine
+    make: type[Engine] | None = None
 
     def begin(self, world_size: int = 2) -> None:
+        self.make = self.make or (Engine if world_size > 1 else Alone)
         self.ranks = stand_ins.start(world_size)
         self.weights = checkpoint(1)
         self.directory = str(self.start(self.weights))
@@ -181,6 +197,12 @@ class VllmTest(Plugin):
         self.models[1].qk.data += 1
         self.assert_refused(self.attach(), "rank 1: this model cannot be updated in place")
         self.next_version()
+        self.assert_refused(self.prepare(), "comes first")
+
+    def test_a_checkpoint_of_which_the_engine_has_only_a_part_is_refused(self):
+        self.make = Engine  # of two ranks, the first alone
+        with self.assertRaisesRegex(AssertionError, "holds only a part of o, so the checkpoint is"):
+            self.begin(1)
         self.assert_refused(self.prepare(), "comes first")
 
     def test_workers_that_have_prepared_different_versions_write_nothing(self):
@@ -320,6 +342,12 @@ class SglangTest(Plugin):
         self.assert_states(first)
         self.assert_done(self.update())
         self.assert_newest()
+
+    def test_a_checkpoint_of_which_the_engine_has_only_a_part_is_refused(self):
+        self.make = Engine  # of two ranks, the first alone
+        self.begin(1)
+        for _ in range(2):
+            self.assert_refused(self.update(), "holds only a part of o, so the checkpoint is")
 
     def test_ranks_that_see_different_versions_write_nothing(self):
         self.begin()

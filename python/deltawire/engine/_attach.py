@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
@@ -164,9 +165,17 @@ class Attachment:
             self.by_loader = by_loader
             result.by_loader = by_loader.names
         result.by_numbers = [self.tensors[t][0] for t in plan.by_numbers]
+        result.held = self._held(plan.boxes)
 
     def _reasons(self, groups: list[Group]) -> list[str]:
         return [f"{self.tensors[t][0]}: {g.why}" for g in groups for t in g.tensors]
+
+    def _held(self, boxes: list[Box]) -> dict[str, tuple[int, int]]:
+        elements: dict[int, int] = {}
+        for box in boxes:
+            elements[box.tensor] = elements.get(box.tensor, 0) + math.prod(box.counts)
+        return {self.tensors[t][0]: (held, math.prod(self.tensors[t][2]))
+                for t, held in elements.items()}
 
     def _unmapped(self, boxes: list[Box]) -> list[tuple[str, int]]:
         """Of parameters, and of other tensors that some of the checkpoint is in."""

@@ -40,6 +40,9 @@ class Attached(Outcome):
     by_loader: list[str] = field(default_factory=list)
     #: Tensors whose way shapes do not show, found by their elements' numbers.
     by_numbers: list[str] = field(default_factory=list)
+    #: (elements that have a place here, all) of each tensor that has boxes. More where some have
+    #: several places; fewer where other ranks must have the rest.
+    held: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     #: With a plan cache: "used", "kept" (for the next time), or why neither.
     plan: str = ""
 

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, quote
 
 from deltawire import DeadlineError, Error, RefusedError
 from deltawire.engine import EngineClient, Identity, Outcome
-from deltawire.engine._ranks import Refused, together
+from deltawire.engine._ranks import Held, Refused, together
 
 if TYPE_CHECKING:
     from deltawire.engine import PlanCache
@@ -112,6 +112,7 @@ class Follower:
         if not attached:
             raise Refused(f"this model cannot be updated in place: {attached.reason}. Where only "
                           f"the version is another, post model_path {order.directory} once")
+        self.news: Held | None = attached.held  # until all ranks have compared it
         logger.info("deltawire: attached to %s: %s", self.client.held, attached.described())
 
     def is_current(self) -> bool:
@@ -201,11 +202,24 @@ def _follower(runner: Any, order: Order) -> Follower:
     return _followers[runner.model]
 
 
-def _together(step: Callable[[], Any]) -> Any:
-    """Runs `step` on every rank of tensor parallelism, as `together` has it."""
+def _together(step: Callable[[], Any], runner: Any = None) -> Any:
+    """Runs `step` on every rank of tensor parallelism, as `together` has it. `runner`: whose model
+    the step may attach to."""
     from sglang.srt.runtime_context import get_parallel  # pylint: disable=import-outside-toplevel
 
-    return together(step, get_parallel().tp_group)
+    def held() -> Held | None:
+        follower = _followers.get(runner.model) if runner is not None else None
+        return follower.news if follower is not None else None
+
+    try:
+        result = together(step, get_parallel().tp_group, held)
+    except Refused:
+        if held() is not None:
+            del _followers[runner.model]  # what not all ranks have attached to
+        raise
+    if held() is not None:
+        _followers[runner.model].news = None
+    return result
 
 
 def _inside_update(runner: Any, write: Callable[[], Outcome]) -> Outcome:
@@ -249,7 +263,7 @@ def _carry_out(runner: Any, order: Order) -> str:
                           f"{order.version} was asked for")
         return follower.before
 
-    target = _together(prepare)
+    target = _together(prepare, runner)
     follower = _followers[runner.model]
     client, update, held = follower.client, follower.prepared, follower.client.held
     ready = time.perf_counter()
@@ -337,7 +351,7 @@ def _check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -
     if order.rollback or order.prepare == order.check:
         raise Refused("deltawire: /weights_checker takes either prepare or check")
     try:
-        _together(step)
+        _together(step, runner)
     except Refused as refused:
         raise Refused(f"deltawire: {refused}") from None
     return None

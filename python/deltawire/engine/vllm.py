@@ -29,8 +29,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 
-from deltawire.engine import EngineClient, Identity, PlanCache
-from deltawire.engine._ranks import Refused, together
+from deltawire.engine import Attached, EngineClient, Identity, PlanCache
+from deltawire.engine._ranks import Held, Refused, together
 
 logger = logging.getLogger("vllm.deltawire")  # vLLM shows what its own loggers say
 
@@ -98,12 +98,12 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             if not attached:
                 raise Refused(f"this model cannot be updated in place: {attached.reason}")
             logger.info("deltawire: attached to %s: %s", client.held, attached.described())
-            found.append(client)
+            found.append((client, attached))
             return client.held
 
-        found: list[EngineClient] = []
-        _together(attach)
-        self._client = found[0]
+        found: list[tuple[EngineClient, Attached]] = []
+        _together(attach, lambda: found[0][1].held if found else None)
+        self._client = found[0][0]
 
     def start_weight_update(self) -> None:
         self._prepared = self._before = None
@@ -200,10 +200,10 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return PlanCache("vllm", vllm.__version__, layout, None if plans is True else plans)
 
 
-def _together(step: Callable[[], Any]) -> Any:
+def _together(step: Callable[[], Any], held: Callable[[], Held | None] = lambda: None) -> Any:
     """Over all workers of the engine. Raises what vLLM's workers can hand on to the server."""
     try:
-        return together(step, parallel_state.get_world_group())
+        return together(step, parallel_state.get_world_group(), held)
     except Refused as refused:
         logger.error("deltawire: %s", refused)  # one line beside vLLM's many of where it was raised
         raise RuntimeError(f"deltawire: {refused}") from None
