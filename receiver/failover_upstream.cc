@@ -1,5 +1,6 @@
 #include "receiver/failover_upstream.h"
 
+#include <algorithm>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -70,7 +71,7 @@ class FailoverUpstream : public Upstream {
       std::lock_guard lock(mu_);
       now = attached_ = choice_.current();
       model_ = model;
-      committed_ = first.committed;
+      if (seen_.empty()) seen_ = first.committed;
     }
     const Status attached = upstreams_[now]->Attach(
         model, first,
@@ -78,6 +79,7 @@ class FailoverUpstream : public Upstream {
           {
             std::lock_guard lock(mu_);
             if (attached_ == choice_.current()) choice_.Worked();
+            if (!e.newest.empty()) seen_ = e.newest;
           }
           event(e);
         },
@@ -94,7 +96,6 @@ class FailoverUpstream : public Upstream {
     {
       std::lock_guard lock(mu_);
       to = attached_;
-      committed_ = report.committed.empty() ? committed_ : report.committed;
     }
     upstreams_[to]->Send(report);
   }
@@ -175,13 +176,39 @@ class FailoverUpstream : public Upstream {
     upstreams_[from]->Detach();
   }
 
+  /// Leaves an upstream that works but is behind the last one for long. REQUIRES: mu_ held by
+  /// `lock`, which is released meanwhile.
+  void CompareIfDue(std::unique_lock<Mutex>& lock) {
+    const auto asked = choice_.Compare(Clock::now());
+    if (!asked) return;
+    const Identity seen = seen_;
+    const std::string model = model_;
+    lock.unlock();
+    std::unique_lock turn(calls_[*asked]);
+    const auto newest = upstreams_[*asked]->Newest(model);
+    turn.unlock();
+    lock.lock();
+    // Between two lineages numbers cannot be compared; another one is the trainer's new beginning.
+    const bool newer = newest.ok() && !newest->empty() && !seen.empty() &&
+                       (!(newest->lineage == seen.lineage) || IsLater(*newest, seen));
+    const size_t current = choice_.current();
+    if (!choice_.Compared(newer, seen, Clock::now())) return;
+    lock.unlock();
+    Leave(current, Errorf(StatusCode::kUnavailable, "{} has {}, which is not to be had here",
+                          upstreams_[*asked]->address(), ToString(*newest)));
+    lock.lock();
+  }
+
   void Probe() {
     std::unique_lock lock(mu_);
     while (!cancelled_) {
+      if (!model_.empty()) CompareIfDue(lock);
+      if (cancelled_) return;
       const auto asked = model_.empty() || returning_ ? std::nullopt : choice_.Probe(Clock::now());
       if (!asked) {
-        const auto next =
-            model_.empty() || returning_ ? Clock::time_point::max() : choice_.NextProbe();
+        const auto next = model_.empty() || returning_
+                              ? Clock::time_point::max()
+                              : std::min(choice_.NextProbe(), choice_.NextCompare());
         if (next == Clock::time_point::max()) {
           cv_.wait_for(lock, std::chrono::milliseconds(500));
         } else {
@@ -196,9 +223,9 @@ class FailoverUpstream : public Upstream {
       turn.unlock();
       lock.lock();
       // One that is behind would bring nothing for a while.
-      const bool well = newest.ok() && !newest->empty() &&
-                        (committed_.empty() ||
-                         (newest->lineage == committed_.lineage && !IsLater(committed_, *newest)));
+      const bool well =
+          newest.ok() && !newest->empty() &&
+          (seen_.empty() || (newest->lineage == seen_.lineage && !IsLater(seen_, *newest)));
       if (!choice_.Probed(*asked, well, Clock::now())) continue;
       if (pulling_) {
         returning_ = asked;
@@ -216,8 +243,8 @@ class FailoverUpstream : public Upstream {
   Mutex mu_;
   CondVar cv_;
   UpstreamChoice choice_;
-  std::string model_;  // empty: nothing was attached yet
-  Identity committed_;
+  std::string model_;    // empty: nothing was attached yet
+  Identity seen_;        // the newest state that the upstream in use has told of
   size_t attached_ = 0;  // the upstream of the last attachment
   bool pulling_ = false;
   size_t pulled_from_ = 0;           // the upstream of the last OpenPull

@@ -4,6 +4,11 @@
 
 namespace deltawire::receiver {
 
+SteadyClock::duration UpstreamChoice::Pause(std::chrono::milliseconds most) {
+  const auto half = std::chrono::duration_cast<SteadyClock::duration>(most) / 2;
+  return half + SteadyClock::duration(random_() % static_cast<uint64_t>(half.count()));
+}
+
 void UpstreamChoice::PutOff(State& state, Time now) {
   state.answered = false;
   state.try_at = now + std::chrono::duration_cast<SteadyClock::duration>(
@@ -41,15 +46,33 @@ bool UpstreamChoice::Probed(size_t upstream, bool well, Time now) {
   }
   if (state.answered) return true;
   state.answered = true;
-  const auto half = std::chrono::duration_cast<SteadyClock::duration>(kSettle) / 2;
-  state.try_at =
-      now + half + SteadyClock::duration(random_() % static_cast<uint64_t>(half.count()));
+  state.try_at = now + Pause(kSettle);
   return false;
 }
 
 void UpstreamChoice::Return(size_t upstream) {
   upstreams_[upstream].answered = false;
   current_ = upstream;
+}
+
+std::optional<size_t> UpstreamChoice::Compare(Time now) const {
+  // The last one is the nearest to the origin.
+  return NextCompare() <= now ? std::optional(upstreams_.size() - 1) : std::nullopt;
+}
+
+UpstreamChoice::Time UpstreamChoice::NextCompare() const {
+  return current_ + 1 < upstreams_.size() ? compare_at_ : Time::max();
+}
+
+bool UpstreamChoice::Compared(bool newer, const Identity& seen, Time now) {
+  compare_at_ = now + Pause(kCompareEvery);
+  if (!newer) {
+    behind_.reset();
+    return false;
+  }
+  if (behind_ && *behind_ == seen) return true;
+  behind_ = seen;
+  return false;
 }
 
 }  // namespace deltawire::receiver

@@ -1,7 +1,8 @@
 // Which of several upstreams, given in order of preference, a receiver uses now. A failed one is
-// left for the first that may be tried; a preferred one is used again after it has answered twice,
-// with a random pause between, so that receivers do not all return at once. Pure: a function of
-// events and time. Owner: a FailoverUpstream, under its lock. Cost: O(upstreams). Errors: none.
+// left for the first that may be tried, and so is one that is behind; a preferred one is used again
+// after it has answered twice, with a random pause between, so that not all return at once. Pure: a
+// function of events and time. Owner: a FailoverUpstream, under its lock. Cost: O(upstreams).
+// Errors: none.
 #pragma once
 
 #include <chrono>
@@ -22,6 +23,8 @@ class UpstreamChoice {
   static constexpr std::chrono::milliseconds kLongest{10000};
   /// The pause between the two answers of an upstream that is used again: half of it to all.
   static constexpr std::chrono::milliseconds kSettle{2000};
+  /// The pause between two comparisons: half of it to all.
+  static constexpr std::chrono::milliseconds kCompareEvery{10000};
 
   UpstreamChoice(size_t upstreams, uint64_t seed) : upstreams_(upstreams), random_(seed) {}
 
@@ -41,6 +44,15 @@ class UpstreamChoice {
   /// Makes `upstream` the current one.
   void Return(size_t upstream);
 
+  // One that works may itself have lost its upstream, and tell of nothing new.
+  /// The upstream to be asked now for its newest state, to compare; nullopt: none.
+  std::optional<size_t> Compare(Time now) const;
+  Time NextCompare() const;
+  /// Whether the one that was asked has a newer state than `seen`, the newest that the current one
+  /// has told of. True: so it was the last time, and `seen` is the same, so the current one is
+  /// behind.
+  bool Compared(bool newer, const Identity& seen, Time now);
+
  private:
   struct State {
     Time try_at{};  ///< not before
@@ -48,9 +60,13 @@ class UpstreamChoice {
     Backoff backoff;
   };
   void PutOff(State& state, Time now);
+  /// Half of `most` to all of it.
+  SteadyClock::duration Pause(std::chrono::milliseconds most);
 
   std::vector<State> upstreams_;
   size_t current_ = 0;
+  Time compare_at_{};
+  std::optional<Identity> behind_;  // what was seen here when a newer state was there
   std::mt19937_64 random_;
 };
 

@@ -215,6 +215,37 @@ TEST_CASE("a leaf goes on at its second upstream with the chunks that are missin
   CHECK(sender.Status(kModel).bytes_sent() - sent == relay.Status().bytes_received() - received);
 }
 
+TEST_CASE("a leaf leaves a relay that tells of nothing new, and returns when it has caught up") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 108);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
+  REQUIRE(Follows(sender, leaf));
+  REQUIRE(sender.Status(kModel).receivers() == 1);
+  v1::PauseRequest pause;
+  pause.set_model(kModel);
+  v1::PauseResponse paused;
+  grpc::ClientContext context;
+  REQUIRE(relay.stub().Pause(&context, pause, &paused).ok());
+  trainer.Step();
+  REQUIRE(trainer.Publish(2).ok());
+  INFO(ReadText(leaf.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(relay.Status().committed().version() == 1);
+  v1::ResumeRequest resume;
+  resume.set_model(kModel);
+  v1::ResumeResponse resumed;
+  grpc::ClientContext again;
+  REQUIRE(relay.stub().Resume(&again, resume, &resumed).ok());
+  REQUIRE(Follows(sender, relay));
+  REQUIRE(Eventually(
+      [&] { return ReadText(leaf.log()).find("which is well again") != std::string::npos; }));
+  REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
+}
+
 TEST_CASE("a relay whose memory went bad is found out by digest, and repairs itself") {
   ShmDir root;
   SenderProcess sender(root.path());

@@ -94,6 +94,31 @@ TEST_CASE("an upstream that answers once and then fails begins anew") {
   CHECK(choice.Probed(0, true, now));
 }
 
+TEST_CASE("an upstream that works but is behind is left when it was behind twice") {
+  UpstreamChoice choice(3, 5);
+  const Identity one{.id = {1, 1}}, two{.id = {1, 2}};
+  auto now = kStart;
+  const auto compare = [&](bool newer, const Identity& seen) {
+    REQUIRE(choice.Compare(now) == size_t{2});
+    const bool behind = choice.Compared(newer, seen, now);
+    CHECK_FALSE(choice.Compare(now).has_value());
+    CHECK(choice.NextCompare() >= now + UpstreamChoice::kCompareEvery / 2);
+    CHECK(choice.NextCompare() <= now + UpstreamChoice::kCompareEvery);
+    now = choice.NextCompare();
+    return behind;
+  };
+  CHECK_FALSE(compare(false, one));
+  CHECK_FALSE(compare(true, one));
+  CHECK_FALSE(compare(true, two));  // the current one has told of something
+  CHECK_FALSE(compare(false, two));
+  CHECK_FALSE(compare(true, two));
+  CHECK(compare(true, two));
+  choice.Failed(0, now);
+  choice.Failed(1, now);
+  REQUIRE(choice.current() == 2);
+  CHECK_FALSE(choice.Compare(now).has_value());  // nobody is left to be compared with
+}
+
 TEST_CASE("pauses grow with each failure up to the longest, and receivers return apart") {
   std::set<int64_t> returns;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
