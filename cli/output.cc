@@ -9,6 +9,7 @@
 #include <ctime>
 
 #include "common/base/human.h"
+#include "common/base/trace.h"
 #include "proto/convert.h"
 
 namespace deltawire::cli {
@@ -239,6 +240,10 @@ Json ToJson(const Message& message) {
     Json& list = json[field->name()] = Json::array();
     const int n = message.GetReflection()->FieldSize(message, field);
     for (int i = 0; i < n; ++i) list.push_back(FieldJson(message, field, i));
+  }
+  // What logs call the state: computed here as the daemons do, since it does not travel.
+  if (const auto* identity = dynamic_cast<const v1::Identity*>(&message)) {
+    json["trace"] = fmt::format("{:016x}", TraceOf(FromProto(*identity)).value);
   }
   return json;
 }

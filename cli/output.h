@@ -105,11 +105,11 @@ std::string RootText(uint64_t root);
 /// Local time of a wall clock instant, "14:03:22.125".
 std::string ClockText(int64_t unix_nanos);
 
-/// Like ToJson of the message: {"epoch", "version", "lineage", "root", "attempt"}.
+/// Like ToJson of the message: {"epoch", "version", "lineage", "root", "attempt", "trace"}.
 Json IdentityJson(const Identity& identity);
 /// A message's fields under their names in the .proto files. 64-bit numbers stay numbers, except
 /// hashes and tokens (fixed64), which become 16 hex digits, since not every JSON reader keeps 64
-/// bits.
+/// bits. An identity also has its `trace` (common/base/trace.h).
 Json ToJson(const google::protobuf::Message& message);
 /// Print to stdout: indented, or in one line for streams of records.
 void PrintJson(const Json& json);

@@ -13,6 +13,7 @@
 #include "cli/connect.h"
 #include "cli/output.h"
 #include "common/base/human.h"
+#include "common/base/trace.h"
 #include "proto/convert.h"
 
 namespace deltawire::cli {
@@ -63,13 +64,13 @@ void Show(Lines& lines, const std::string& model, const v1::VersionInfo& v,
     return lines.Out(json);
   }
   lines.Out(fmt::format(
-      "{}  {}  {}{} {}, root {}: {} changed, delta {} of {}, trainer waited {}",
+      "{}  {}  {}{} {}, root {}: {} changed, delta {} of {}, trainer waited {}  {}",
       ClockText(v.published_unix_nanos()), model, ToString(FromProto(v.id())),
       LineageNews(FromProto(v.id()), before), v.rollback() ? "rolled back" : "published",
       RootText(v.id().root()),
       Percent(static_cast<double>(v.changed_elements()), static_cast<double>(v.elements())),
       HumanBytes(v.delta_bytes() + v.full_bytes()), HumanBytes(v.model_bytes()),
-      HumanSeconds(v.trainer_wait_seconds())));
+      HumanSeconds(v.trainer_wait_seconds()), ToString(TraceOf(FromProto(v.id())))));
 }
 
 void Show(Lines& lines, const std::string& model, const v1::CommitInfo& c, const Identity& before) {
@@ -78,10 +79,11 @@ void Show(Lines& lines, const std::string& model, const v1::CommitInfo& c, const
     json.update(ToJson(c));
     return lines.Out(json);
   }
-  lines.Out(fmt::format("{}  {}  {}{} committed, root {}: {} in {}",
+  lines.Out(fmt::format("{}  {}  {}{} committed, root {}: {} in {}  {}",
                         ClockText(c.committed_unix_nanos()), model, ToString(FromProto(c.id())),
                         LineageNews(FromProto(c.id()), before), RootText(c.id().root()),
-                        HumanBytes(c.stats().payload_bytes()), HumanSeconds(c.stats().seconds())));
+                        HumanBytes(c.stats().payload_bytes()), HumanSeconds(c.stats().seconds()),
+                        ToString(TraceOf(FromProto(c.id())))));
 }
 
 void Show(Lines& lines, const std::string& model, const v1::ServedInfo& s) {
@@ -91,9 +93,10 @@ void Show(Lines& lines, const std::string& model, const v1::ServedInfo& s) {
     return lines.Out(json);
   }
   lines.Out(fmt::format(
-      "{}  {}  {} served by {} {}, root {}: paused for {}{}", ClockText(s.served_unix_nanos()),
+      "{}  {}  {} served by {} {}, root {}: paused for {}{}  {}", ClockText(s.served_unix_nanos()),
       model, ToString(FromProto(s.id())), s.kind(), s.engine(), RootText(s.id().root()),
-      HumanSeconds(s.pause_seconds()), s.all().epoch() != 0 ? "; by all engines" : ""));
+      HumanSeconds(s.pause_seconds()), s.all().epoch() != 0 ? "; by all engines" : "",
+      ToString(TraceOf(FromProto(s.id())))));
 }
 
 // Reads one stream to its end. `seen`: the last state printed, not printed again after a reconnect.

@@ -3,6 +3,8 @@
 #include <catch2/catch.hpp>
 #include <limits>
 
+#include "common/base/trace.h"
+#include "proto/convert.h"
 #include "proto/deltawire/v1/receiver.pb.h"
 
 namespace deltawire::cli {
@@ -73,10 +75,13 @@ TEST_CASE("JSON has every field of a message, 64-bit numbers as numbers, hashes 
   m.add_bad_tensors("a.weight");
   m.add_bad_tensors("b.weight");
   m.set_repaired(true);
-  CHECK(ToJson(m).dump() ==
-        R"({"committed":{"epoch":1,"version":18446744073709551615,"lineage":"",)"
-        R"("root":"0000000000000000","attempt":"0000000000000000"},"chunks":0,"bytes":0,)"
-        R"("seconds":0.5,"bad_chunks":0,"bad_tensors":["a.weight","b.weight"],"repaired":true})");
+  std::string expected = R"({"committed":{"epoch":1,"version":18446744073709551615,"lineage":"",)"
+                         R"("root":"0000000000000000","attempt":"0000000000000000","trace":")";
+  expected += fmt::format("{:016x}", TraceOf(FromProto(m.committed())).value);
+  expected +=
+      R"("},"chunks":0,"bytes":0,)"
+      R"("seconds":0.5,"bad_chunks":0,"bad_tensors":["a.weight","b.weight"],"repaired":true})";
+  CHECK(ToJson(m).dump() == expected);
 }
 
 TEST_CASE("JSON of nested messages and lists of them") {
