@@ -120,7 +120,8 @@ def main() -> None:
         assert client.wait(engine.held, DEADLINE_S).version == version
         # The delta's file comes after the commit; prepare does not wait for it on a busy machine.
         end = time.monotonic() + DEADLINE_S
-        while len(list((directory / ".deltawire.deltas").glob("[0-9]*"))) < version - 1:
+        deltas = pathlib.Path(directory) / ".deltawire.deltas"
+        while len(list(deltas.glob("[0-9]*"))) < version - 1:
             assert time.monotonic() < end, f"the delta of version {version} was not left"
         update = engine.prepare()
         assert update.deltas == 1 and update.changes > 0, (update.deltas, update.changes)
