@@ -69,7 +69,7 @@ TEST_CASE("bench-link: a listener sends no byte to what does not ask in its word
 }
 
 TEST_CASE("bench-link: connections above the limit are closed") {
-  const auto listener = Listen({.connections = 2, .first_word = 20s});
+  const auto listener = Listen({.connections = 2, .first_word = 600s});
   const auto first = ConnectTcp(AddressOf(*listener), kPatience);
   const auto second = ConnectTcp(AddressOf(*listener), kPatience);
   REQUIRE(first.ok());
