@@ -118,7 +118,7 @@ TEST_CASE("status, watch, wait and metrics tell served from committed") {
   CHECK(first.Wait() == 0);
   CHECK(first.Said().find("served by all engines") != std::string::npos);
   // One engine serves version 2, the other does not: committed, and not served.
-  std::ofstream(hook.native() + ".no");
+  std::ofstream(hook.native() + ".no").close();
   s.Publish();
   Tool committed(s.root, {"wait", "--version", "2", "--json"}, *s.receiver);
   CHECK(committed.Wait() == 0);
