@@ -99,7 +99,7 @@ StatusOr<bool> Buffer::Begin() {
     return true;
   }
   // A file whose path somebody removed or replaced is not reused: it might not get a name again.
-  if (slots_[slot].file && HasItsPath(slot) &&
+  if (slots_[slot].file && HasItsPath(slot) && !HasAnotherName(slot) &&
       (lease_problem_.empty() || options_.unsafe_in_place)) {
     if (slot == front_) return BeginInPlace(slot);
     const auto alone =
@@ -177,6 +177,12 @@ bool Buffer::HasItsPath(int slot) const {
   struct stat file;
   const BufferFile& ours = *slots_[slot].file;
   return ::stat(ours.path().c_str(), &file) == 0 && file.st_ino == ours.inode();
+}
+
+bool Buffer::HasAnotherName(int slot) const {
+  struct stat file;
+  return !options_.unsafe_in_place && ::fstat(slots_[slot].file->fd(), &file) == 0 &&
+         file.st_nlink > 1;
 }
 
 bool Buffer::HasItsDigest(int slot, uint32_t i) const {
@@ -354,7 +360,7 @@ StatusOr<Buffer::CaughtUp> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
   if (buffers_ != 2 || front < 0 || begun_ || work_ >= 0) return CaughtUp{};
   const int slot = 1 - front;
   const auto s = static_cast<uint32_t>(slot);
-  if (!slots_[slot].file) {
+  if (!slots_[slot].file || HasAnotherName(slot)) {
     DW_RETURN_IF_ERROR(MakeFile(slot));
   } else if (!options_.unsafe_in_place && slots_[slot].lease.Try() != FileLease::Answer::kAlone) {
     return CaughtUp{};

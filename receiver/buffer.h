@@ -108,7 +108,8 @@ class Buffer {
 
   /// Makes a file ready to be changed. Idempotent until Commit. Returns false when others have the
   /// file open; the file then is as it was, name included. With two files, and where leases do not
-  /// work, a fresh file replaces one in use; kResourceExhausted when there is no room for it.
+  /// work, a fresh file replaces one in use; and always one that has another name.
+  /// kResourceExhausted when there is no room for it.
   StatusOr<bool> BeginUpdate();
   /// The processes that have the file open for which BeginUpdate returned false. Inspects every
   /// process of the machine, so it is too slow to be called at each retry.
@@ -197,6 +198,9 @@ class Buffer {
   void Begun(int slot);
   /// True when the file's path still leads to that file.
   bool HasItsPath(int slot) const;
+  /// True when somebody gave the file another name (`ln`, `cp -l`, or `mv` before its name was put
+  /// back). Whoever knows that name may open the file at any time, so its bytes must not change.
+  bool HasAnotherName(int slot) const;
   bool HasItsDigest(int slot, uint32_t i) const;
   /// Distrust for a caller that holds a Turn.
   Status Withdraw(std::span<const uint32_t> chunks);

@@ -39,12 +39,12 @@ void Reader::Pass() {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) {
     ++missing_;
-    if (seen_ && receiver_.settings().buffers == 2) {
+    if (seen_ == receiver_.wipes() && receiver_.settings().buffers == 2) {
       scheduler.Fail(name_ + ": the name has gone, with two buffers");
     }
     return;
   }
-  seen_ = true;
+  seen_ = receiver_.wipes();
   struct stat file;
   ::fstat(fd, &file);
   const auto size = static_cast<size_t>(file.st_size);

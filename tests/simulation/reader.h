@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "tests/simulation/receiver_node.h"
 
@@ -33,7 +34,7 @@ class Reader {
   const std::string name_;
   std::shared_ptr<Process> process_;
   bool stopping_ = false;
-  bool seen_ = false;
+  std::optional<uint64_t> seen_;  // since this wipe of the receiver there was a file
   uint64_t passes_ = 0, missing_ = 0;
 };
 

@@ -14,6 +14,21 @@
 #include "tests/simulation/trainer.h"
 
 namespace deltawire::simulation {
+namespace {
+
+/// Empty when the file cannot be read whole, for instance while a lease on it is held.
+Content BytesOf(const std::string& path) {
+  const int fd = __real_open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  struct stat file;
+  if (fd < 0) return {};
+  Content bytes(::fstat(fd, &file) == 0 ? static_cast<size_t>(file.st_size) : 0);
+  const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), 0);
+  __real_close(fd);
+  return n == static_cast<ssize_t>(bytes.size()) ? bytes : Content{};
+}
+
+}  // namespace
+
 ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<SenderNode*> senders,
                            std::string node_name, std::filesystem::path directory,
                            const ReceiverSettings& settings, Random random)
@@ -22,6 +37,7 @@ ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<S
       senders_(std::move(senders)),
       directory_(std::move(directory)),
       weights_(directory_ / "model.safetensors"),
+      kept_(directory_.native() + ".kept"),
       settings_(settings),
       random_(random) {
   name = std::move(node_name);
@@ -91,6 +107,28 @@ void ReceiverNode::Main() {
 void ReceiverNode::Stop() {
   stopping_ = true;
   Scheduler::current()->Wake(this);
+}
+
+void ReceiverNode::Wipe() {
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+  std::filesystem::create_directories(directory_, ignored);
+  ++wipes_;
+  committed_ = {};
+  seen_inode_ = 0;
+}
+
+void ReceiverNode::Keep() {
+  std::error_code failed;
+  std::filesystem::remove(kept_, failed);
+  kept_bytes_.clear();
+  std::filesystem::create_hard_link(weights_, kept_, failed);
+  if (!failed) kept_bytes_ = BytesOf(kept_);
+}
+
+std::string ReceiverNode::CheckKept() const {
+  if (kept_bytes_.empty() || BytesOf(kept_) == kept_bytes_) return "";
+  return name + ": a file that was kept under a second name has been changed";
 }
 
 void ReceiverNode::WatchCommits(receiver::Replica& replica) {
@@ -181,12 +219,7 @@ ino_t ReceiverNode::SeeNamed(const std::function<void(Bytes)>& see) const {
       return file.st_ino;
     }
   }
-  const int fd = __real_open(weights_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return 0;
-  Content bytes(static_cast<size_t>(file.st_size));
-  const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), 0);
-  __real_close(fd);
-  if (n == static_cast<ssize_t>(bytes.size())) see(Data(bytes));
+  if (const Content bytes = BytesOf(weights_); !bytes.empty()) see(Data(bytes));
   return 0;
 }
 

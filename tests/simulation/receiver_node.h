@@ -41,6 +41,13 @@ class ReceiverNode : public Node {
     settings_.leases = false;
     process->DenyLeases();
   }
+  /// Empties the directory, like a machine that is set up anew. REQUIRES: no process is alive.
+  void Wipe();
+  uint64_t wipes() const { return wipes_; }
+  /// Gives the weights a second name elsewhere, as `cp -l` does.
+  void Keep();
+  /// An error's text, or "". Checks that the second name still shows what it was given to.
+  std::string CheckKept() const;
   void SetPaused(bool paused);
   /// Run an operator's `sync` (full or not) and `verify` in fibers of the process.
   void Sync(bool full);
@@ -82,9 +89,10 @@ class ReceiverNode : public Node {
   const std::vector<SenderNode*> senders_;
   const std::filesystem::path directory_;
   const std::string weights_;  // path of the weights
+  const std::string kept_;     // path of their second name
   ReceiverSettings settings_;
   Random random_;
-  uint64_t starts_ = 0;
+  uint64_t starts_ = 0, wipes_ = 0;
   receiver::Replica* replica_ = nullptr;
   bool stopping_ = false;
   uint32_t calls_ = 0;  // running operators' calls, which hold the replica
@@ -92,6 +100,7 @@ class ReceiverNode : public Node {
   bool may_go_back_ = false;  // a full sync runs, or no commit was seen since
   Identity committed_;        // as the orchestrator last saw it, across restarts
   Time last_commit_{0}, longest_gap_{0};
+  Content kept_bytes_;  // empty: no second name was given
   uint64_t last_hash_ = 0;
   uint64_t changes_ = 0;
   ino_t seen_inode_ = 0;       // of the file that had the name when Check last looked; 0: none

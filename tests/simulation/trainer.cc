@@ -184,7 +184,7 @@ Status Trainer::OffloadRank(Attempt& attempt, size_t agent, uint32_t rank,
                            return true;
                          });
   });
-  DW_RETURN_IF_ERROR(WriteShare(attempt, agent, rank, grant));
+  DW_RETURN_IF_ERROR(WriteShare(attempt, agent, rank, self, grant));
   sender::ReadyNotice ready;
   ready.version = attempt.version;
   ready.rank = rank;
@@ -208,7 +208,21 @@ Status Trainer::OffloadRank(Attempt& attempt, size_t agent, uint32_t rank,
       .status();
 }
 
-Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank,
+void Trainer::Mark(size_t agent, const std::string& self, uint64_t lease,
+                   sender::WrittenNotice& notice) {
+  if (notice.chunks.empty()) return;
+  // A mark that is lost or refused delays a diff and nothing else, so the rank writes on.
+  (void)agents_[agent]->Ask<bool>(self, seconds(1),
+                                  [lease, notice](sender::Agent& a, const auto&) -> StatusOr<bool> {
+                                    DW_ASSIGN_OR_RETURN(const auto model, a.Find(kModel));
+                                    DW_RETURN_IF_ERROR(model->MarkWritten(lease, notice));
+                                    return true;
+                                  });
+  notice.chunks.clear();
+  notice.chunk_bytes.clear();
+}
+
+Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank, const std::string& self,
                            const sender::OffloadGrant& grant) {
   const int fd = ::open(grant.half_path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return ErrnoError("open " + grant.half_path.string());
@@ -223,6 +237,9 @@ Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank,
   const Coverage owned = *Coverage::Create(owned_[agent], chunks.size());
   const bool stops = attempt.random.Chance(options_.stops);
   const uint64_t stop_at = attempt.random.Below(chunks.size());
+  const bool marks = attempt.random.Chance(options_.marks);
+  sender::WrittenNotice notice;
+  notice.rank = rank;
   for (uint32_t c = 0; c < chunks.size(); ++c) {
     if (stops && c == stop_at) Now().Sleep(milliseconds(attempt.random.Between(100, 6000)));
     if (!owned.contains(c)) continue;
@@ -233,7 +250,12 @@ Status Trainer::WriteShare(Attempt& attempt, size_t agent, uint32_t rank,
     std::memcpy(data + chunks[c].offset + first, attempt.content.data() + chunks[c].offset + first,
                 last - first);
     Now().Point("write");
+    if (!marks) continue;
+    notice.chunks.push_back(c);
+    notice.chunk_bytes.push_back(static_cast<uint32_t>(last - first));
+    if (attempt.random.Chance(0.3)) Mark(agent, self, grant.lease, notice);
   }
+  if (attempt.random.Chance(0.5)) Mark(agent, self, grant.lease, notice);
   ::munmap(base, static_cast<size_t>(file.st_size));
   return absl::OkStatus();
 }

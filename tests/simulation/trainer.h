@@ -27,7 +27,7 @@ class Trainer {
     double stops = 0;    ///< ... in which it stops, and writes on after others have begun anew
     double resumes = 0;  ///< share of versions that are made from an older one
     double rollbacks = 0;
-    double marks = 0.5;  ///< share of ranks that report what they have written
+    double marks = 0.5;  ///< share of ranks' offloads that tell of chunks as they are written
   };
   Trainer(Network& network, Ledger& ledger, std::vector<SenderNode*> agents,
           std::vector<std::vector<ChunkRange>> owned, const Options& options, Random random);
@@ -50,8 +50,10 @@ class Trainer {
   bool Offload(uint64_t version, const Content& content);
   void RunRank(const std::shared_ptr<Attempt>& attempt, size_t agent, uint32_t rank);
   Status OffloadRank(Attempt& attempt, size_t agent, uint32_t rank, const std::string& self);
-  Status WriteShare(Attempt& attempt, size_t agent, uint32_t rank,
+  Status WriteShare(Attempt& attempt, size_t agent, uint32_t rank, const std::string& self,
                     const sender::OffloadGrant& grant);
+  /// Reports what `notice` holds, and empties it.
+  void Mark(size_t agent, const std::string& self, uint64_t lease, sender::WrittenNotice& notice);
   bool Register(size_t agent, bool replace);
   void ChangeSideFile();
   bool RollBack();

@@ -179,7 +179,12 @@ void World::Trouble() {
 }
 
 void World::TroubleReceiver(ReceiverNode& receiver) {
+  if (random_.Chance(0.02)) {
+    CheckKept(receiver);
+    receiver.Keep();
+  }
   if (!receiver.alive()) {
+    if (random_.Chance(0.1)) receiver.Wipe();
     if (random_.Chance(0.5)) receiver.Start();
     return;
   }
@@ -275,9 +280,15 @@ void World::KeepPace() {
   }
 }
 
+void World::CheckKept(const ReceiverNode& receiver) {
+  const std::string wrong = receiver.CheckKept();
+  if (!wrong.empty()) scheduler_.Fail(wrong);
+}
+
 void World::AwaitReceivers() {
   const Time limit = scheduler_.now() + kBound;
   for (const auto& receiver : receivers_) {
+    CheckKept(*receiver);
     receiver->SetPaused(false);
     while (true) {
       const auto named = receiver->Named();

@@ -41,6 +41,8 @@ class World {
   void Trouble();
   void Calm();
   void CheckPublished();
+  /// No receiver changes a file that has a second name.
+  void CheckKept(const ReceiverNode& receiver);
   /// Kills the processes of every node, which releases files and mappings.
   void SwitchOff();
 

@@ -131,7 +131,7 @@ TEST_CASE("connections that would eat into the reserve are refused") {
   // reserve of 10 for all of it to count.
   std::vector<UniqueFd> others;
   while (HighestFd() < 100) others.emplace_back(dup(STDERR_FILENO));
-  limit.Set(static_cast<rlim_t>(HighestFd() + 5));
+  limit.Set(static_cast<rlim_t>(HighestFd()) + 5);
   const UniqueFd refused = Dial(keeper.port);
   pollfd closed{refused.get(), POLLIN, 0};
   CHECK(poll(&closed, 1, 20000) == 1);

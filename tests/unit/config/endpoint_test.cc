@@ -1,3 +1,4 @@
+#include <catch2/catch.hpp>
 #include <string>
 
 #include "common/config/options.h"

@@ -1,5 +1,6 @@
 #include "common/config/options.h"
 
+#include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
 #include <iterator>

@@ -98,6 +98,38 @@ TEST_CASE("two files: the name is always there, readers keep what they opened, o
   REQUIRE(s.Update(15) == absl::OkStatus());
 }
 
+TEST_CASE("a file that somebody gave another name is never changed: a fresh one takes its place") {
+  const uint32_t buffers = GENERATE(1, 2);
+  CAPTURE(buffers);
+  BufferRig s({.buffers = buffers, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  const fs::path kept = s.weights().parent_path() / "kept", moved = kept.native() + ".moved";
+  fs::create_hard_link(s.weights(), kept);
+  const std::string first = ReadFile(kept);
+  for (uint64_t v = 2; v < 5; ++v) {
+    REQUIRE(s.Update(v) == absl::OkStatus());
+    CHECK((ReadFile(kept) == first));
+    CHECK(s.buffer->CatchUp({}, [] { return false; })->whole == (buffers == 2));
+    CHECK((ReadFile(kept) == first));
+  }
+  // A file that was moved away gets its name back, and has two then.
+  const std::string fourth = ReadFile(s.weights());
+  fs::rename(s.weights(), moved);
+  REQUIRE(s.buffer->Check()->put_back.size() == 1);
+  CHECK((ReadFile(s.weights()) == fourth));
+  s.Restart();
+  for (uint64_t v = 5; v < 8; ++v) {
+    REQUIRE(s.Update(v) == absl::OkStatus());
+    CHECK((ReadFile(moved) == fourth));
+    if (buffers == 2) CHECK(s.buffer->CatchUp({}, [] { return false; })->whole);
+    CHECK((ReadFile(moved) == fourth));
+  }
+  CHECK((ReadFile(kept) == first));
+  struct stat file;
+  REQUIRE(::stat(moved.c_str(), &file) == 0);
+  CHECK(file.st_nlink == 1);  // the receiver has let it go, and its memory is its keeper's
+}
+
 /// True while somebody waits to open the file because of another's lease.
 bool SomebodyWaits(const fs::path& path) {
   struct stat file;
