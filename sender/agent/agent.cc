@@ -249,7 +249,7 @@ Status Agent::LetGo(const std::string& name) {
   }
   if (model != nullptr) {
     desk_.attachments().Forget(name);
-    model->Stop();
+    model->Drop();
     desk_.Drop(*model, absl::AbortedError("the model was replaced; describe it again"));
   }
   model.reset();

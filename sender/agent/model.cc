@@ -268,4 +268,14 @@ void Model::Stop() {
   cv_.notify_all();
 }
 
+void Model::Drop() {
+  Stop();
+  std::shared_ptr<PublishJob> job;
+  {
+    std::lock_guard lock(mu_);
+    job = job_;
+  }
+  if (job != nullptr) job->GiveUp();
+}
+
 }  // namespace deltawire::sender

@@ -146,6 +146,9 @@ class Model : public StateSource {
 
   /// Wakes everything that waits. A publish that is running finishes, and no other begins.
   void Stop();
+  /// Stop, for a model that another takes the place of: a publish that is running is given up too,
+  /// since nobody could ever pull what it makes.
+  void Drop();
 
  private:
   /// What Create and Recover put together.

@@ -74,17 +74,18 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   // The lease keeps the base's bytes unchanged: a scrub patches nothing that others read.
   const LeasedState base = Lease();
   const StateId from = base.state == nullptr ? StateId{} : base.state->info.id();
-  PublishJob::Result result = what.job->Finish(from, what.to, what.unchanged, pool_);
+  auto diffed = what.job->Finish(from, what.to, what.unchanged, pool_);
   info.diff_seconds = SecondsSince(start);
   const auto use = what.half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
-  const Status kept = KeepSideFiles(use, what.side_files);
-  if (!kept.ok()) {
+  const Status made = diffed.ok() ? KeepSideFiles(use, what.side_files) : diffed.status();
+  if (!made.ok()) {
     std::lock_guard lock(mu_);
     session_.PublishFailed(
-        Annotate(kept, fmt::format("model \"{}\", {}: not published", name_, ToString(what.to))));
+        Annotate(made, fmt::format("model \"{}\", {}: not published", name_, ToString(what.to))));
     TidyAfterSession();
-    return kept;
+    return made;
   }
+  PublishJob::Result& result = *diffed;
   info.identity = {halves_->lineage(), what.to, result.root, what.attempt};
   halves_->Commit(what.half, info.identity, *result.digests);
   info.model_bytes = owned_bytes_;

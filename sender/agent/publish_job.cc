@@ -256,10 +256,12 @@ void PublishJob::DiffMarked() {
   --early_threads_;
 }
 
-PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
-                                      ThreadPool& pool) {
-  DiffOnGpu(unchanged, pool);
+StatusOr<PublishJob::Result> PublishJob::Finish(StateId from, StateId to,
+                                                const std::vector<bool>& unchanged,
+                                                ThreadPool& pool) {
+  if (!given_up_) DiffOnGpu(unchanged, pool);
   pool.ParallelFor(n_, [&](size_t i) {
+    if (given_up_) return;
     const auto c = static_cast<uint32_t>(i);
     if (unchanged[(*in_.chunks)[c].tensor]) {
       CarryOver(c);
@@ -270,6 +272,7 @@ PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vecto
   // All chunks are taken, but early threads may still be diffing their last ones.
   Cancel();
   Join();
+  if (given_up_) return absl::AbortedError("the publish was given up");
   Result result;
   if (!in_.active.empty()) result.delta = builder_->Finish(from, to);
   result.digests = digests_;
@@ -284,6 +287,11 @@ PublishJob::Result PublishJob::Finish(StateId from, StateId to, const std::vecto
   result.tensors = std::move(tensors);
   result.damaged = std::move(damaged_);
   return result;
+}
+
+void PublishJob::GiveUp() {
+  given_up_ = true;
+  Cancel();
 }
 
 void PublishJob::Cancel() {

@@ -67,9 +67,13 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   void MarkWritten(std::span<const uint32_t> tensors, std::span<const uint32_t> chunks,
                    ThreadPool& pool);
 
-  /// Diffs what is left; `unchanged[t]` tensors are copied from the active half instead.
-  Result Finish(StateId from, StateId to, const std::vector<bool>& unchanged, ThreadPool& pool);
+  /// Diffs what is left; `unchanged[t]` tensors are copied from the active half instead. kAborted
+  /// after GiveUp.
+  StatusOr<Result> Finish(StateId from, StateId to, const std::vector<bool>& unchanged,
+                          ThreadPool& pool);
 
+  /// No further chunk is begun, in Finish either, whose result nobody wants any more.
+  void GiveUp();
   /// No further chunk is begun. Does not wait for the chunks that are being diffed.
   void Cancel();
   /// Waits until no early thread is diffing a chunk; tasks still queued in the pool do not delay
@@ -119,6 +123,7 @@ class PublishJob : public std::enable_shared_from_this<PublishJob> {
   };
   std::unique_ptr<Counts[]> counts_;  // per tensor
   std::atomic<uint64_t> root_;        // starts as the active half's root; SetDigest updates it
+  std::atomic<bool> given_up_{false};
   bool cancelled_ = false;
   Mutex mu_;
   CondVar cv_;

@@ -27,20 +27,23 @@ uint16_t PortIn(const std::string& address) {
 }
 
 struct Tally {
-  int happened = 0;
+  int happened = 0, armed = 0;
   std::chrono::duration<double> longest{};
 };
 
-/// Publishes a version per fault, with the fault armed. After each the receiver must be at that
-/// version within kStale, byte for byte.
+/// Publishes a version per fault, with the fault armed, until kFaults have happened: some are armed
+/// for a place that the traffic of a version does not reach. After each the receiver must be at
+/// that version within kStale, byte for byte.
 Tally Torture(FaultProxy& proxy, SenderProcess& sender, ReceiverProcess& receiver, Trainer& trainer,
               uint64_t span, std::mt19937_64& random) {
   Tally tally;
-  for (int i = 0; i < kFaults; ++i) {
+  for (int i = 0; tally.happened < kFaults; ++i) {
+    REQUIRE(i < 2 * kFaults);
     const Fault fault = Fault::Draw(random, span);
     const auto version = static_cast<uint64_t>(i) + 2;
     INFO("fault " << i << ": " << ToString(fault));
     proxy.Arm(fault);
+    ++tally.armed;
     trainer.Step(0.001);
     REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
     // Waits until the fault has happened, or until the version is committed without meeting it.
@@ -76,9 +79,8 @@ TEST_CASE("faults on the bulk port never commit wrong bytes nor leave a receiver
   REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
   REQUIRE(receiver.WaitCommitted(1));
   const Tally tally = Torture(proxy, sender, receiver, trainer, 16 << 10, random);
-  WARN("bulk port: " << tally.happened << " faults of " << kFaults << ", committed at most "
+  WARN("bulk port: " << tally.happened << " faults of " << tally.armed << ", committed at most "
                      << tally.longest.count() << " s after one");
-  CHECK(tally.happened > kFaults / 2);
 }
 
 TEST_CASE("faults on the control port never commit wrong bytes nor leave a receiver behind") {
@@ -95,9 +97,8 @@ TEST_CASE("faults on the control port never commit wrong bytes nor leave a recei
   REQUIRE(trainer.Publish(1).status() == absl::OkStatus());
   REQUIRE(receiver.WaitCommitted(1));
   const Tally tally = Torture(proxy, sender, receiver, trainer, 1 << 10, random);
-  WARN("control port: " << tally.happened << " faults of " << kFaults << ", committed at most "
+  WARN("control port: " << tally.happened << " faults of " << tally.armed << ", committed at most "
                         << tally.longest.count() << " s after one");
-  CHECK(tally.happened > kFaults / 2);
 }
 
 }  // namespace deltawire::testing

@@ -1,6 +1,6 @@
 // Simulates a filesystem or kernel without leases: this fcntl replaces libc's in the whole program.
-// Include it in one source of a program. Owner: the test case, which sets lease_errno and resets
-// it. Threads: any. Cost: one more call. Errors: none.
+// Owner: the test case, which sets lease_errno and resets it. Threads: any. Cost: one more call.
+// Errors: none.
 #pragma once
 
 #include <dlfcn.h>
@@ -22,7 +22,8 @@ struct DeniedLeases {
 };
 }  // namespace deltawire::testing
 
-extern "C" int fcntl(int fd, int command, ...) {
+// Weak, so that several sources of a program may include this.
+extern "C" [[gnu::weak]] int fcntl(int fd, int command, ...) {
   using Fcntl = int (*)(int, int, ...);
   static const auto real = reinterpret_cast<Fcntl>(::dlsym(RTLD_NEXT, "fcntl"));
   va_list list;

@@ -211,6 +211,18 @@ TEST_CASE("a delta's base is copied from the other file with a check") {
   CHECK(std::string(bad.message()).find("tensor a") != std::string::npos);
 }
 
+TEST_CASE("two files are chosen where two and a half models fit, what is there included") {
+  BufferRig s({.buffers = 1, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  const fs::path dir = s.weights().parent_path();
+  const uint64_t room = RoomFor(dir);  // other processes may take or free some meanwhile
+  CHECK(Buffer::ChooseBuffers(dir, room / 3) == 2);
+  CHECK(Buffer::ChooseBuffers(dir, room / 2) == 1);
+  // A sparse file that takes nothing is no room.
+  fs::resize_file(s.weights(), fs::file_size(s.weights()) + room);
+  CHECK(Buffer::ChooseBuffers(dir, room / 2) == 1);
+}
+
 TEST_CASE("without leases every update goes to a fresh file, whoever reads and whoever does not") {
   const uint32_t buffers = GENERATE(1u, 2u);
   const bool from_the_start = GENERATE(true, false);  // false: they stop working later

@@ -4,6 +4,8 @@
 
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <random>
 
 #include "common/layout/root.h"
@@ -16,10 +18,11 @@ constexpr uint64_t kSeed = 5;
 
 /// A buffer of one chunk at version 1, and frames that take it further.
 struct Setup {
-  explicit Setup(uint64_t elements = 1000) {
+  explicit Setup(uint64_t elements = 1000, uint32_t buffers = 1) {
     Layout layout = *Layout::Create({{"w", DType::kBF16, {elements}}});
     auto lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
-    buffer = *Buffer::Create(dir.path(), lock, std::move(layout), kSeed, {.huge_pages = false});
+    buffer = *Buffer::Create(dir.path(), lock, std::move(layout), kSeed,
+                             {.buffers = buffers, .huge_pages = false});
     REQUIRE(*buffer->BeginUpdate());
     buffer->MarkUnknown(0);
     std::memset(buffer->chunk(0).data(), 0x3c, buffer->chunk(0).size());
@@ -60,6 +63,13 @@ struct Setup {
     std::vector<std::byte> bytes(buffer->base(0).begin(), buffer->base(0).end());
     bytes[at] ^= std::byte{1};
     return bytes;
+  }
+
+  bool NamedEndsIn(const std::vector<std::byte>& bytes) const {
+    std::ifstream file(dir.path() / "model.safetensors", std::ios::binary);
+    const std::string all(std::istreambuf_iterator<char>(file), {});
+    return all.size() > bytes.size() &&
+           std::memcmp(all.data() + all.size() - bytes.size(), bytes.data(), bytes.size()) == 0;
   }
 
   TempDir dir;
@@ -107,6 +117,26 @@ TEST_CASE("a whole chunk after a staged delta is what the chunk becomes") {
   CHECK(bad->empty());
   CHECK(std::memcmp(s.buffer->base(0).data(), whole.data(), whole.size()) == 0);
   CHECK(s.buffer->digest(0) == full.digest_after);
+}
+
+TEST_CASE("with two buffers a delta is applied while the pull runs, with one only after it") {
+  const uint32_t buffers = GENERATE(1, 2);
+  CAPTURE(buffers);
+  Setup s(1000, buffers);
+  const std::vector<std::byte> before(s.buffer->base(0).begin(), s.buffer->base(0).end());
+  const std::vector<std::byte> after = s.Changed(40);
+  s.sink->BeginRound({}, nullptr, s.buffer->at_once());
+  std::vector<std::byte> payload;
+  const wire::FrameHeader delta = s.Delta(after, &payload);
+  auto to = s.sink->Begin(delta);
+  REQUIRE(to.ok());
+  Fill(*to, payload);
+  REQUIRE(s.sink->Finish(delta).ok());
+  CHECK(s.buffer->begun() == (buffers == 2));
+  CHECK(s.sink->to_apply() == (buffers == 1));
+  CHECK_FALSE(s.buffer->updating());  // what has the name is the old version, and whole
+  CHECK(s.NamedEndsIn(before));
+  CHECK(s.buffer->digest(0) == s.Digest(buffers == 2 ? after : before));
 }
 
 TEST_CASE("a delta for other bytes is refused before it is staged") {

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "tests/support/bad_memory.h"
+#include "tests/support/denied_leases.h"
 #include "tests/support/eventually.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/receiver/fake_upstream.h"
@@ -139,6 +140,37 @@ TEST_CASE("each commit tells of its stages once, and a pull that fails of none")
   REQUIRE(s.Sync(true).ok());  // the same version again is no commit
   CHECK(count() == 6);
   CHECK(models == std::set<std::string>{"m"});
+}
+
+TEST_CASE("status says how many buffers there are, and why") {
+  struct {
+    uint32_t buffers;
+    bool in_place, leases;
+    uint32_t taken;
+    std::string why;
+  } const cases[] = {
+      {0, false, true, 2, "memory has room for the model twice"},
+      {1, false, true, 1, "as configured"},
+      {2, false, true, 2, "as configured"},
+      {1, true, true, 1, "as configured; changed under whoever reads them"},
+      {1, false, false, 1, "as configured; every version in a fresh file: "},
+  };
+  for (const auto& c : cases) {
+    CAPTURE(c.why);
+    std::optional<testing::DeniedLeases> denied;
+    if (!c.leases) denied.emplace(EINVAL);
+    Setup s;
+    s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+    ReplicaOptions options;
+    options.buffers = c.buffers;
+    options.unsafe_in_place = c.in_place;
+    s.Start(options);
+    REQUIRE(s.Reaches(s.agent().identity()));
+    const ReplicaStatus status = s.replica->status();
+    CHECK(status.buffers == c.taken);
+    CHECK(status.buffers_why.substr(0, c.why.size()) == c.why);
+    CHECK((status.buffers_why == c.why) == c.leases);
+  }
 }
 
 TEST_CASE("the same number with other bytes, by a sender that was wiped, is pulled") {

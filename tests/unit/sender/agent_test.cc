@@ -37,8 +37,8 @@ class Host {
     }
     return agent_.Register("m", meta, {}, std::move(side_files), replace);
   }
-  void Publish(uint64_t version) {
-    const auto model = *agent_.Find("m");
+  void Publish(uint64_t version, const std::string& name = "m") {
+    const auto model = *agent_.Find(name);
     const auto grant = model->BeginOffload({.version = version}, [] { return false; });
     REQUIRE(grant.status() == absl::OkStatus());
     REQUIRE(model->NotifyReady({.version = version, .lease = grant->lease, .wrote_all = true})
@@ -181,6 +181,26 @@ TEST_CASE("agent: what cannot be replaced is said, and taken up again when it ca
   CHECK(absl::IsDeadlineExceeded(host.Register(4, false).status()));
   session.reset();
   CHECK(Soon([&] { return host.Register(5, true).ok(); }));
+}
+
+TEST_CASE("agent: a registration that has to wait holds up no other model") {
+  Host host({.letting_go = std::chrono::seconds(20)});
+  std::atomic<bool> cut{false}, replaced{false};
+  auto session = host.Open(host.Request("r", "p"), cut);
+  Thread replaces([&] {
+    (void)host.Register(5, true);
+    replaced = true;
+  });
+  REQUIRE(Soon([&] { return !host.agent().Find("m").ok(); }));  // it waits for the session
+  const auto other = host.agent().Register("n", {{"t", DType::kBF16, {64}}}, {}, {}, false);
+  REQUIRE(other.status() == absl::OkStatus());
+  const auto token = host.agent().attachments().Attach("n", "r", "p");
+  REQUIRE(token.ok());
+  host.Publish(1, "n");
+  CHECK(host.agent().attachments().NextEvent(*token).ok());
+  CHECK_FALSE(replaced);
+  session.reset();
+  replaces.join();
 }
 
 TEST_CASE("agent: a model stays when the one in its place cannot be made") {

@@ -63,7 +63,7 @@ class Halves {
     in.gpu = gpu;
     std::vector<bool> unchanged(layout_.size());
     unchanged.back() = true;
-    return std::make_shared<PublishJob>(in)->Finish({1, 1}, {1, 2}, unchanged, pool);
+    return *std::make_shared<PublishJob>(in)->Finish({1, 1}, {1, 2}, unchanged, pool);
   }
   /// Flips a bit of a chunk in the published half.
   void Damage(uint32_t chunk) { data_[active_][chunks_[chunk].offset + 5] ^= std::byte{2}; }

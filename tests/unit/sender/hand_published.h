@@ -125,8 +125,8 @@ class HandPublished {
     }
     const StateId id{1, next.version};
     auto result =
-        std::make_shared<PublishJob>(in)->Finish(newest == nullptr ? StateId{} : newest->info.id(),
-                                                 id, std::vector<bool>(layout.size()), pool_);
+        *std::make_shared<PublishJob>(in)->Finish(newest == nullptr ? StateId{} : newest->info.id(),
+                                                  id, std::vector<bool>(layout.size()), pool_);
     VersionInfo info;
     info.identity = {halves_->lineage(), id, result.root, next.attempt};
     halves_->Commit(half, info.identity, *result.digests);

@@ -55,10 +55,10 @@ class Halves {
     published_ = with;
   }
 
-  PublishJob::Result Publish() {
+  PublishJob::Inputs Inputs(const kernels::Backend& backend = kernels::Best()) {
     PublishJob::Inputs in;
     in.chunks = &chunks_;
-    in.backend = &kernels::Best();
+    in.backend = &backend;
     in.key = &key_;
     in.active = active;
     in.inactive = inactive;
@@ -70,9 +70,17 @@ class Halves {
       std::lock_guard lock(mu_);
       (whole ? whole_again : carried).push_back(chunk);
     };
+    return in;
+  }
+
+  StatusOr<PublishJob::Result> Finish(PublishJob& job) {
     std::vector<bool> unchanged(layout_.size());
     unchanged.back() = true;
-    auto result = std::make_shared<PublishJob>(in)->Finish({1, 1}, {1, 2}, unchanged, pool_);
+    return job.Finish({1, 1}, {1, 2}, unchanged, pool_);
+  }
+
+  PublishJob::Result Publish() {
+    auto result = *Finish(*std::make_shared<PublishJob>(Inputs()));
     CHECK(result.root == RootOf(*result.digests, Coverage::All(chunks_.size())));
     return result;
   }
@@ -154,6 +162,41 @@ TEST_CASE("an unchanged tensor is carried over by its digest") {
   CHECK((halves.inactive == right) == !lost);
   halves.Receive(result);
   CHECK(halves.receiver == right);
+}
+
+/// The job that GiveUpFirst gives up, and how often chunks were diffed.
+std::atomic<PublishJob*> to_give_up;
+std::atomic<int> diffs;
+
+kernels::EncodeResult GiveUpFirst(const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
+                                  unsigned width, MutableBytes out) {
+  ++diffs;
+  if (PublishJob* job = to_give_up.exchange(nullptr)) job->GiveUp();
+  return kernels::Best().diff_encode_checked(key, old_data, new_data, width, out);
+}
+
+TEST_CASE("a publish that is given up has no result, and begins no chunk after that") {
+  Random random(97);
+  Halves halves(random);
+  kernels::Backend backend = kernels::Best();
+  backend.diff_encode_checked = GiveUpFirst;
+  const auto job = std::make_shared<PublishJob>(halves.Inputs(backend));
+  diffs = 0;
+  SECTION("before it began") {
+    job->GiveUp();
+    CHECK(absl::IsAborted(halves.Finish(*job).status()));
+    CHECK(diffs == 0);
+  }
+  SECTION("while chunks were diffed") {
+    to_give_up = job.get();
+    CHECK(absl::IsAborted(halves.Finish(*job).status()));
+    CHECK(diffs >= 1);
+    CHECK(absl::IsAborted(halves.Finish(*job).status()));
+  }
+  SECTION("never") {
+    CHECK(halves.Finish(*job).ok());
+    CHECK(diffs == 3);
+  }
 }
 
 TEST_CASE("a model publishes right bytes over a half that went bad, and says so") {
