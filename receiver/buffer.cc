@@ -202,7 +202,13 @@ Status Buffer::BeginFresh() {
   const int slot = front >= 0   ? 1 - front
                    : work_ >= 0 ? 1 - work_
                                 : 1 - static_cast<int>(state_.active());
-  DW_RETURN_IF_ERROR(MakeFile(slot));
+  const Status made = MakeFile(slot);
+  if (absl::IsResourceExhausted(made)) {
+    return Errorf(made.code(),
+                  "{}; a file that was replaced takes memory until its readers close it",
+                  MessageOf(made));
+  }
+  DW_RETURN_IF_ERROR(made);
   // Chunks that a broken update brought into the other file remain a base to copy from.
   std::fill(touched_.begin(), touched_.end(), uint8_t{0});
   Begun(slot);

@@ -12,6 +12,7 @@
 #include "proto/convert.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 #include "proto/dial.h"
+#include "receiver/request_queue.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -83,9 +84,11 @@ class Attachment {
   // Ends the attachment as a lost connection would.
   void Break() { context_.TryCancel(); }
 
-  // Of progress reports only the newest matters; every answer to a request must arrive.
+  // Of progress reports only the newest matters; every answer to a request must arrive. A peer that
+  // asks and never reads the answers loses the connection.
   void Send(v1::ReceiverReport report, bool must_arrive) {
     std::lock_guard lock(mu_);
+    if (queue_.size() > RequestQueue::kMostRemote) return context_.TryCancel();
     if (!queue_.empty() && !queue_.back().second) queue_.pop_back();
     queue_.emplace_back(std::move(report), must_arrive);
     cv_.notify_all();

@@ -18,6 +18,7 @@ uint64_t RequestQueue::Add(bool force_full) {
 }
 
 void RequestQueue::AddRemote(const Remote& request) {
+  if (remote_.size() + serving_.size() >= kMostRemote) return;
   if (Contains(remote_, request) || Contains(serving_, request)) return;
   remote_.push_back(request);
 }

@@ -31,7 +31,12 @@ class RequestQueue {
 
   /// Adds a local caller's request and returns its number, for AnswerTo.
   uint64_t Add(bool force_full);
-  /// Adds an orchestrator's request. One that comes again, as after a new attachment, counts once.
+  /// Requests that came through agents and are not answered. An agent keeps 64 for a receiver, so
+  /// only one that makes up requests reaches this.
+  static constexpr size_t kMostRemote = 1024;
+
+  /// Adds an orchestrator's request. One that comes again, as after a new attachment, counts once;
+  /// one beyond kMostRemote is never answered.
   void AddRemote(const Remote& request);
   /// Drops the requests that came through `agent`: its attachment has ended, so nobody waits.
   void DropRemote(size_t agent);

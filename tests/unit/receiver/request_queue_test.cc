@@ -41,6 +41,18 @@ TEST_CASE("a caller that has gone is not waited for") {
   CHECK_FALSE(q.AnswerTo(late));
 }
 
+TEST_CASE("an agent that makes up requests without end fills a bounded queue") {
+  RequestQueue q;
+  for (uint64_t n = 0; n < 2 * RequestQueue::kMostRemote; ++n) q.AddRemote({0, n, false});
+  const auto batch = q.Take();
+  CHECK(batch.remote.size() == RequestQueue::kMostRemote);
+  q.AddRemote({0, 1u << 30, false});
+  CHECK_FALSE(q.waiting());
+  CHECK(q.Answer(batch, absl::OkStatus()).size() == RequestQueue::kMostRemote);
+  q.AddRemote({0, 1u << 30, false});
+  CHECK(q.waiting());
+}
+
 TEST_CASE("an orchestrator's request is served once, and dropped with its attachment") {
   RequestQueue q;
   q.AddRemote({0, 5, false});
