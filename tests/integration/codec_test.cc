@@ -327,7 +327,7 @@ TEST_CASE("auto turns to tight when the link turns slow, and back") {
   // have history to look back to.
   proxy.set_rate(200'000);
   CHECK(until(6, [](const v1::PullStats& p) { return p.chunks_tight() == p.chunks_delta(); }));
-  CHECK(until(2, [](const v1::PullStats& p) { return p.history_chunks() > 0; }));
+  CHECK(until(6, [](const v1::PullStats& p) { return p.history_chunks() > 0; }));
   // While the coders are the slowest part of a pull, the estimate of the link's speed rises by only
   // a tenth per pull, so the way back takes many versions.
   proxy.set_rate(0);

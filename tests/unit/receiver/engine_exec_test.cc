@@ -152,7 +152,7 @@ TEST_CASE("a program follows a replica, and one that fails is tried again") {
   rig.Follow();
   rig.Publish();
   REQUIRE(rig.Served());
-  std::ofstream(program.dir.path() / "fail");
+  std::ofstream(program.dir.path() / "fail").close();
   rig.Publish();
   REQUIRE(rig.Served());
   CHECK(program.Said() == "1\n2\n2\n");
