@@ -1,6 +1,5 @@
 // Calls a visitor for each change of a fast payload, block by block, for callers whose elements do
-// not lie side by side. Pure; scratch is the caller's. Cost: decode_apply's without memory
-// accesses.
+// not lie side by side. Pure; scratch is the caller's. Cost: decode_apply's, less its memory's.
 #pragma once
 
 #include "kernels/cpu/tight.h"
