@@ -91,7 +91,7 @@ StatusOr<Node> ParseNode(const std::string& text) {
   return node;
 }
 
-/// Replaces the file whole; `mode` counts from the first byte on.
+/// Replaces the file whole; the new file has `mode` before its first byte is written.
 Status WriteWhole(const fs::path& file, const std::string& text, mode_t mode) {
   const fs::path hidden = file.native() + ".new";
   ::unlink(hidden.c_str());
@@ -152,7 +152,7 @@ Status WriteNode(const fs::path& at, const IssuedCertificate& ca, const Node& no
   DW_RETURN_IF_ERROR(WriteWhole(own / "key.pem", made.key, 0600));
   DW_RETURN_IF_ERROR(WriteWhole(own / "certificate.pem", made.certificate, 0644));
   DW_RETURN_IF_ERROR(WriteWhole(own / "ca.pem", ca.certificate, 0644));
-  // A token that is there stays: daemons know it by their own copies.
+  // An existing token is kept, since daemons hold copies of it.
   const bool known = fs::exists(own / "token");
   const bool token = known || (o.token && !node.roles.empty());
   if (token && !known) {
@@ -161,8 +161,9 @@ Status WriteNode(const fs::path& at, const IssuedCertificate& ca, const Node& no
   return WriteWhole(own / "credentials.toml", CredentialsText(token), 0644);
 }
 
-/// What the file of principals will hold: those that it has, and those of `nodes` that call others.
-/// A node that it has already must be asked for with the same roles, and a token it must have too.
+/// The new text of the file of principals: its present entries, and one for each of `nodes` that
+/// has roles. A node that the file already has must be asked for with the same roles, and, with
+/// `token`, must have a token there.
 StatusOr<std::string> PrincipalsText(const fs::path& file, const std::vector<Node>& nodes,
                                      bool token) {
   std::string text =
@@ -179,7 +180,8 @@ StatusOr<std::string> PrincipalsText(const fs::path& file, const std::vector<Nod
       const security::Principal* other = old == nullptr ? nullptr : old->ByCertificate({host});
       if (other == nullptr || other->name == node.name) continue;
       return UsageError(fmt::format(
-          "{} is a host of {}, and {} knows {} by that name, for which the node could then pass",
+          "{} is a host of {}, but {} knows {} by that name: the node could pass for it; choose "
+          "another host name",
           host, node.name, file.native(), other->name));
     }
     const security::Principal* known = old == nullptr ? nullptr : old->ByName(node.name);
@@ -228,7 +230,10 @@ StatusOr<Exit> MakeCerts(const CertsOptions& o) {
   for (const Node& node : nodes) DW_RETURN_IF_ERROR(WriteNode(at, ca, node, o));
   DW_RETURN_IF_ERROR(WriteWhole(principals, text, 0644));
   DW_RETURN_IF_ERROR(security::Principals::Load(principals).status());
-  std::printf("%s: an authority, principals.toml, and for %u days\n", at.c_str(), o.days);
+  std::printf(
+      "%s: an authority, principals.toml, and these nodes, whose certificates are valid for %u "
+      "days:\n",
+      at.c_str(), o.days);
   for (const Node& node : nodes) {
     std::printf("  %-20s %s\n", (node.name + "/").c_str(),
                 fmt::format("{}", fmt::join(node.hosts, ", ")).c_str());

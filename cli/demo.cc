@@ -58,8 +58,9 @@ sigset_t GuardedSignals() {
   _exit(shown.ok() ? 0 : 1);
 }
 
-// Waits for the child's end, or ends it on a signal. Its daemons die with it, become orphans of
-// this process and are waited for, so that nobody writes into the directory any more.
+// Waits for the child to end, and kills it on a signal. The child's daemons die with it and become
+// children of this process, which waits for them too, so that nobody writes into the directory any
+// more.
 Exit Guard(pid_t show) {
   const sigset_t signals = GuardedSignals();
   bool interrupted = false;

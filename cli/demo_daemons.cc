@@ -22,8 +22,8 @@ StatusOr<std::string> Program(const std::string& name) {
                 path);
 }
 
-// Asks until the answer is the wanted one: a call waits for the connection, the pause between two
-// for the process's end.
+// Calls `ask` until it returns true. The call waits for the connection; the pause between two calls
+// waits for the process's end, so that a daemon that dies is noticed.
 Status UntilReady(ChildProcess& child, const std::function<bool(grpc::ClientContext&)>& ask) {
   const auto deadline = std::chrono::steady_clock::now() + kStartLimit;
   while (true) {

@@ -1,7 +1,7 @@
 // Plays the trainer for one version: registers, writes every tensor, waits until it is published.
-// Used by `publish` and `demo`. Owner: the caller. Threads: one caller; writes on the pool's. Cost:
-// one copy of the model. Errors: the sender's; after a sender's restart it tries again until
-// timeout.
+// Used by `publish` and `demo`. Owner: the caller. Threads: one caller; the pool's threads write
+// the tensors. Cost: one copy of the model. Errors: the sender's; after a sender's restart it tries
+// again until timeout.
 #pragma once
 
 #include <chrono>

@@ -34,7 +34,8 @@ struct Workload {
   kernels::DigestKey key;
   HugeBuffer old_data, new_data;
   Targets targets = {};
-  std::vector<Delta> deltas = {};  ///< fast; [0]: old to new; [i]: the i-th before, to the old
+  /// Fast payloads; [0] leads from old to new, [i] is the i-th delta before it.
+  std::vector<Delta> deltas = {};
   uint64_t elements = 0;
   uint64_t changed = 0;  ///< of these, the ones that deltas[0] changes
 

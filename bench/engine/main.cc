@@ -1,6 +1,6 @@
-// A committed delta into an engine's memory, against the same payloads applied to a plain copy of
-// the model, and against a copy of the whole model; and what finding the engine's layout takes. See
-// bench/README.md.
+// Measures how long a committed delta takes into an engine's memory, against the same payloads
+// applied to a plain copy of the model and against a copy of the whole model; also how long the
+// engine's layout takes to find. See bench/README.md.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstring>

@@ -58,8 +58,8 @@ class Shards {
 void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction direction,
             const mcore::Plan& plan, MutableBytes half, ThreadPool& pool);
 
-/// FillByPlace writes numbers that follow from their places; FilledByPlace says whether all are
-/// there.
+/// FillByPlace writes numbers that follow from their places; FilledByPlace is true when all of them
+/// are there.
 void FillByPlace(MutableBytes half);
 bool FilledByPlace(Bytes half);
 /// kInternal, in the name of a case, where FilledByPlace says no.

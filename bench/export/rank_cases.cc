@@ -34,7 +34,7 @@ Status PlanCase(const MegatronJob& job, const std::string& name, Bench& bench) {
       return absl::OkStatus();
     }));
     world = plan.parallel().world();
-    note = fmt::format("{} tensors, {} slots, {} copies on rank 0", plan.layout().size(),
+    note = fmt::format("{} tensors, {} parameters, {} copies on rank 0", plan.layout().size(),
                        plan.planned().size(), steps);
     return absl::OkStatus();
   }));

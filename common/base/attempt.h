@@ -1,5 +1,5 @@
 // An attempt is a number that ties the parts of one offload together, over ranks and agents.
-// Another offload of the same version has another attempt. Stateless; any thread. Errors: none.
+// Another offload of the same version gets a different number. Stateless; any thread. Errors: none.
 #pragma once
 
 #include <cstdint>

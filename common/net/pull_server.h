@@ -1,5 +1,5 @@
 // The sending end of the bulk protocol: accepts streams, ties them to pulls, sends frames.
-// PullSource and PullSession, which the sender implements, decide what to send.
+// PullSource and PullSession, which common/serving implements, decide what to send.
 // Owner: the daemon; Stop (or destruction) closes every stream. Threads: callbacks come from
 // IoThreads' threads, several at once for one session.
 // Errors reach the peer as an Error frame, and the log.

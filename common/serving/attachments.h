@@ -1,7 +1,7 @@
 // The receivers that are attached, what each last reported, and the events that go down to them;
 // also the waits for a model's next version and for the answers to sync requests.
-// Owner: the Agent. Threads: every method from any; its lock is a leaf. Cost: each change wakes the
-// waiting calls and calls the receivers' callbacks; calls that wait look for a caller that has
+// Owner: the PullDesk. Threads: every method from any; its lock is a leaf. Cost: each change wakes
+// the waiting calls and calls the receivers' callbacks; calls that wait look for a caller that has
 // gone. Errors name the model and the receiver.
 #pragma once
 

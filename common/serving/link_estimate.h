@@ -1,6 +1,6 @@
 // Estimated speed of the link to one receiver, from the durations of its pulls. An average, not a
-// promise: it chooses a codec, and whether frames are copied. Owner: the Agent, one per receiver;
-// pulls hold it by shared_ptr. Threads: any. Cost: constant. Errors: none.
+// promise: it chooses a codec, and whether frames are copied. Owner: the PullDesk, one per
+// receiver; pulls hold it by shared_ptr. Threads: any. Cost: constant. Errors: none.
 #pragma once
 
 #include <cstdint>

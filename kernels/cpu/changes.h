@@ -1,5 +1,5 @@
-// Hands on what a fast payload changes, block by block, for callers whose elements do not lie side
-// by side. Pure; scratch is the caller's. Cost: that of decode_apply without its memory accesses.
+// Calls a visitor for each change of a fast payload, block by block, for callers whose elements do
+// not lie side by side. Pure; scratch is the caller's. Cost: decode_apply's, less its memory's.
 #pragma once
 
 #include "kernels/cpu/tight.h"

@@ -12,14 +12,8 @@ from deltawire import _core
 from deltawire._attempt import agree_attempt
 from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError
 from deltawire._fsdp import Place, place_of
-from deltawire._megatron import (
-    Gather,
-    Planned,
-    Sources,
-    job_rank,
-    live_tensors,
-    parallel_config,
-)
+from deltawire._megatron import Gather, Sources, job_rank, live_tensors, parallel_config
+from deltawire._megatron_job import MegatronJob
 from deltawire._tensors import TensorMeta, is_dtensor
 from deltawire._writing import (
     NamedTensors,
@@ -103,8 +97,8 @@ class WeightManager:
         self._tied: dict[str, str] = {}  # second name -> the name in the model
         self._pending: _core.Offload | None = None  # written, but notify() is due
         self._adapters: dict[str, WeightManager] = {}
-        self._planned: Planned | None = None
-        self._collective: tuple[Gather, _core.Collective] | None = None
+        self._job = MegatronJob(copy_threads)
+        self._registered: _core.Megatron | None = None  # the plan whose tensors are registered
 
     def __enter__(self) -> WeightManager:
         return self
@@ -117,9 +111,7 @@ class WeightManager:
         if self._pending is not None:
             self._pending.close()
             self._pending = None
-        if self._collective is not None:
-            self._collective[1].close()
-            self._collective = None
+        self._job.close()
         for adapter in self._adapters.values():
             adapter.close()
 
@@ -286,12 +278,16 @@ class WeightManager:
         root = gather is None or rank == gather.root
         if node_ranks is not None and len(node_ranks) == 0:
             root = False
-        planned = self._plan(hf_dir, config, family, families, root, node_ranks)
+        plan = self._job.plan(hf_dir, config, family, families)
+        if root:
+            self._register_plan(plan, node_ranks)
         sources = Sources(live_tensors(models))
-        planned.plan.check(rank, sources.params)
+        plan.check(rank, sources.params)
         if gather is not None:
+            world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
+            group = self._job.meeting(gather, rank, world)
             return self._gather(
-                planned, sources, gather, rank, config, version, notify, started, attempt
+                plan, group, sources, gather, rank, version, notify, started, attempt
             )
         if not root:
             seconds = time.monotonic() - started
@@ -304,7 +300,7 @@ class WeightManager:
             )
 
         def write(offload: _core.Offload) -> tuple[int, int]:
-            return len(sources.params), planned.plan.place(offload, rank, sources.params)
+            return len(sources.params), plan.place(offload, rank, sources.params)
 
         return self._offload_by(version, notify, started, attempt, write)
 
@@ -358,57 +354,28 @@ class WeightManager:
 
     # Megatron jobs -----------------------------------------------------------------------------
 
-    def _plan(
-        self,
-        hf_dir: str | os.PathLike[str],
-        config: Mapping[str, Any],
-        family: str,
-        families: Sequence[str | os.PathLike[str]],
-        registers: bool,
-        node_ranks: Sequence[int] | None,
-    ) -> Planned:
-        wanted = Planned.key_of(hf_dir, config, family)
-        if self._planned is None or self._planned.key != wanted:
-            dirs = [os.fspath(d) for d in families]
-            self._planned = Planned(hf_dir, config, family, dirs, self._options[1])
-            if registers:
-                ranks = None if node_ranks is None else list(node_ranks)
-                self._planned.plan.register(self._client, ranks, False)
-                self._metas = [TensorMeta.of(t) for t in self._planned.plan.tensors_meta()]
-                self._index = {m.name: i for i, m in enumerate(self._metas)}
-        return self._planned
+    def _register_plan(self, plan: _core.Megatron, node_ranks: Sequence[int] | None) -> None:
+        if self._registered is plan:
+            return
+        plan.register(self._client, None if node_ranks is None else list(node_ranks), False)
+        self._metas = [TensorMeta.of(t) for t in plan.tensors_meta()]
+        self._index = {m.name: i for i, m in enumerate(self._metas)}
+        self._registered = plan
 
     def _gather(
         self,
-        planned: Planned,
+        plan: _core.Megatron,
+        group: _core.Collective,
         sources: Sources,
         gather: Gather,
         rank: int,
-        config: Mapping[str, Any],
         version: int,
         notify: bool,
         started: float,
         attempt: int,
     ) -> Offloaded:
-        if self._collective is None or self._collective[0] != gather:
-            world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
-            meeting = _core.Collective(
-                rank,
-                world,
-                gather.root,
-                gather.rendezvous,
-                gather.job,
-                gather.interface,
-                gather.address,
-                max(1, round(gather.timeout * 1000)),
-                gather.kind_number(),
-                gather.cuda_device(),
-            )
-            self._collective = (gather, meeting)
-        group = self._collective[1]
-
         def run(offload: _core.Offload | None) -> tuple[int, int]:
-            done = planned.plan.gather(group, offload, rank, sources.params, gather.bucket_size())
+            done = plan.gather(group, offload, rank, sources.params, gather.bucket_size())
             return len(sources.params), done["network_bytes"]
 
         if rank == gather.root:

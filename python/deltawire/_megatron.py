@@ -5,8 +5,6 @@ Nothing of megatron is imported: models and parallel_state are the caller's, and
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -254,26 +252,3 @@ def _contiguous(item: Live) -> Any:
     if hasattr(tensor, "is_contiguous") and not tensor.is_contiguous():
         tensor = tensor.detach().contiguous()
     return tensor
-
-
-class Planned:
-    """A plan for one hf_dir and parallel config, kept from version to version."""
-
-    def __init__(
-        self,
-        hf_dir: str | os.PathLike[str],
-        parallel: Mapping[str, Any],
-        family: str,
-        families: Sequence[str],
-        threads: int,
-    ):
-        self.key = self.key_of(hf_dir, parallel, family)
-        self.plan = _core.Megatron(
-            os.fspath(hf_dir), json.dumps(dict(parallel)), family, list(families), threads
-        )
-
-    @staticmethod
-    def key_of(
-        hf_dir: str | os.PathLike[str], parallel: Mapping[str, Any], family: str
-    ) -> tuple[str, str, str]:
-        return os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family

@@ -1,7 +1,7 @@
-// The sender's gRPC services over an Agent, the one for receivers excepted
-// (proto/serving), one source file each. No other part of the sender uses
-// proto types, except service_convert.h. Owner: main; the agent outlives them. Threads: gRPC's.
-// Cost: each open stream holds a thread. Errors: the agent's, translated by ToGrpc.
+// The sender's gRPC services over an Agent, one source file each; the service for receivers is in
+// proto/serving. Only these files and service_convert.h use proto types. Owner: main; the agent
+// outlives them. Threads: gRPC's. Cost: each open stream holds a thread. Errors: the agent's,
+// translated by ToGrpc.
 #pragma once
 
 #include <chrono>

@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "support")]
 
 import grpc_health  # noqa: E402
 import stand_in_packages  # noqa: E402
-from daemons import DEADLINE_S, free_port, programs, read_safetensors  # noqa: E402
+from daemons import DEADLINE_S, free_port, programs, read_safetensors, run  # noqa: E402
 
 BUILD = ROOT / "deploy" / "containers" / "build.sh"
 CONFIGS = ROOT / "deploy" / "kubernetes" / "base"
@@ -47,15 +47,6 @@ def missing() -> str | None:
             ["apt-get", "-qq", "download", "base-files"], cwd=folder, capture_output=True, check=False
         )
     return None if asked.returncode == 0 else "no mirror of Debian's packages answers"
-
-
-def run(*command: object, **options) -> str:
-    done = subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, check=False, **options
-    )
-    if done.returncode != 0:
-        raise AssertionError(f"{command} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 class Container:

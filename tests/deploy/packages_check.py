@@ -14,11 +14,14 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "support"))
+
+from daemons import run  # noqa: E402
+
 MOST_INSTALLED_MB = 60
 # Written by tools that every installation of a package uses, or left by systemd's own package, which
 # comes and goes with the daemons.
@@ -28,15 +31,6 @@ NOISE = re.compile(
     r"|^/(etc/(machine-id|mtab)|root/\.ssh|var/lib/private)$"
     r"|__pycache__|^/inside\.sh$"
 )
-
-
-def run(*command: object, **options) -> str:
-    done = subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, check=False, **options
-    )
-    if done.returncode != 0:
-        sys.exit(f"{command[0]} failed with {done.returncode}:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def check_lintian(packages: list[pathlib.Path]) -> None:

@@ -23,7 +23,7 @@ HERE = pathlib.Path(__file__).resolve()
 SCRIPT = HERE.parents[2] / "deploy" / "slurm" / "deltawire.sbatch"
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
-from daemons import DEADLINE_S, free_port, programs, spawn  # noqa: E402
+from daemons import DEADLINE_S, end, free_port, programs, spawn  # noqa: E402
 
 # Publishes two versions, and ends when each engine has said what it loaded.
 TRAIN = """
@@ -60,15 +60,6 @@ def await_true(condition, what: str):
         if time.monotonic() > end:
             raise AssertionError(what())
         time.sleep(0.05)
-
-
-def end(child: subprocess.Popen) -> None:
-    child.terminate()
-    try:
-        child.wait(10)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
 
 
 class Job(unittest.TestCase):

@@ -9,20 +9,16 @@ from __future__ import annotations
 import pathlib
 import re
 import shutil
-import subprocess
+import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve()
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(HERE.parents[1] / "support"))
+
+from daemons import run  # noqa: E402
+
 DAEMONS = ("sender", "receiver")
-
-
-def run(*command: object, **options) -> str:
-    done = subprocess.run(
-        [str(c) for c in command], capture_output=True, text=True, check=False, **options
-    )
-    if done.returncode != 0:
-        raise AssertionError(f"{command[0]} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def libraries(program: pathlib.Path, scratch: pathlib.Path) -> str:

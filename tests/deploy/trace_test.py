@@ -10,7 +10,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
-from daemons import DEADLINE_S, Daemons, programs  # noqa: E402
+from daemons import DEADLINE_S, Daemons, programs, run  # noqa: E402
 
 ELEMENTS = 1 << 16
 TRACE = re.compile(r" trace=([0-9a-f]{16})$")
@@ -43,11 +42,7 @@ def until(done, what: str):
 
 
 def tool(*command: object) -> str:
-    done = subprocess.run(
-        [programs() / "deltawire", *map(str, command)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    return done.stdout
+    return run(programs() / "deltawire", *command)
 
 
 def write_model(directory: pathlib.Path, step: int) -> pathlib.Path:

@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 
-from daemons import free_port, spawn
+from daemons import end, free_port, spawn
 
 UP_S = 600
 LOOK_EVERY_S = 0.2
@@ -71,16 +71,11 @@ class EngineServer:
             raise RuntimeError(f"the server {what}:\n{self.log.read_text()[-4000:]}")
 
     def __exit__(self, *_) -> None:
-        self._process.terminate()
+        end(self._process, patience_s=20)
         try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)  # and whom it has started
+            os.killpg(self._process.pid, signal.SIGKILL)  # whom it has started
         except ProcessLookupError:
             pass
-        self._process.wait()
 
     def ended(self, seconds: float) -> bool:
         """Whether the server's first process ends within so many seconds."""

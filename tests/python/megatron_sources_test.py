@@ -193,7 +193,7 @@ class SourcesTest(unittest.TestCase):
     def test_a_device_that_is_not_there_is_refused_by_name(self):
         manager = self.manager()
         self.offload(manager, 1, 1, HostTensor)
-        plan = manager._planned.plan
+        plan = manager._registered
         params = [
             (0, name, "BF16", shape, 4096, 1_000_000, None) for name, shape in SHAPES.items()
         ]

@@ -44,9 +44,33 @@ def read_safetensors(path: pathlib.Path) -> dict[str, tuple[str, tuple[int, ...]
     header.pop("__metadata__", None)
     data = memoryview(content)[8 + length :]
     return {
-name: (t["dtype"], tuple(t["shape"]), bytes(data[slice(*t["data_offsets"])]))
+        name: (t["dtype"], tuple(t["shape"]), bytes(data[slice(*t["data_offsets"])]))
         for name, t in header.items()
-}
+    }
+
+
+def run(*command: object, **options) -> str:
+    """What the command prints on stdout. One that fails is an error with all that it printed.
+    `options` are subprocess.run's."""
+    done = subprocess.run(
+        [str(c) for c in command], capture_output=True, text=True, check=False, **options
+    )
+    if done.returncode != 0:
+        raise AssertionError(
+            f"{command} failed with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
+    return done.stdout
+
+
+def end(child: subprocess.Popen, patience_s: float = 10) -> None:
+    """Asks it to end, kills it where it does not, and waits until it is gone."""
+    child.terminate()
+    try:
+        child.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
 
 def spawn(command: list[str], **options) -> subprocess.Popen:
     """Starts a child that dies with the thread that calls this. `options` are Popen's."""

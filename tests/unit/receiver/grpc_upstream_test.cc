@@ -1,5 +1,5 @@
-// Calls of a real gRPC client to a server that does not answer some of them: as when a request was
-// lost on a connection that lives on. The server stands in for the sender's PullService.
+// Calls of a real gRPC client to a server that leaves some of them unanswered, as if the request
+// was lost on a connection that stays open. The server stands in for the sender's PullService.
 #include "receiver/grpc_upstream.h"
 
 #include <grpcpp/grpcpp.h>
@@ -19,7 +19,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-/// A receiver is stale for 5 s at most; what is left is for the attempt that is answered.
+/// A receiver may be stale for 5 s at most; the remaining second is for the next attempt, which is
+/// answered.
 constexpr auto kNoticed = 4s;
 
 class MutePullService final : public v1::PullService::Service {
@@ -66,7 +67,8 @@ class MutePullService final : public v1::PullService::Service {
   static grpc::Status NotKept() { return {grpc::StatusCode::NOT_FOUND, "an answer"}; }
   bool Mute(grpc::ServerContext& context) {
     if (mute-- <= 0) return false;
-    while (!context.IsCancelled()) std::this_thread::sleep_for(5ms);  // gRPC announces it no better
+    // gRPC's synchronous server has no event for this.
+    while (!context.IsCancelled()) std::this_thread::sleep_for(5ms);
     return true;
   }
 

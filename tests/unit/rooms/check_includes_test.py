@@ -1,8 +1,18 @@
 """The scan itself: what it must find and what it must let pass."""
 
+import pathlib
+import re
 import unittest
 
 from check_includes import check_file, room_of
+from rooms_table import DAEMON, GROUND, ROOMS
+
+CONTRIBUTING = pathlib.Path(__file__).resolve().parents[3] / "CONTRIBUTING.md"
+# The names in CONTRIBUTING's table, where they are not the data's in other letters.
+LIBRARIES = {
+    "abseil status": "absl", "Beast": "asio", "libsystemd": "systemd", "nlohmann-json": "json",
+    "prometheus-cpp": "prometheus", "toml++": "tomlplusplus",
+}  # fmt: skip
 
 OPENING = "// What this is.\n#pragma once\n"
 
@@ -104,6 +114,25 @@ class CheckIncludesTest(unittest.TestCase):
     def test_line_numbers(self):
         text = OPENING + '\n#include "receiver/apply.h"\n'
         self.assertTrue(check_file("sender/agent/a.h", text)[0].startswith("sender/agent/a.h:4: "))
+
+    def test_contributing_has_the_same_table(self):
+        # Messages and gRPC go with `proto`; the row of `kernels` has its inner rooms in words.
+        implied = {*GROUND, "grpc", "protobuf"}
+        rows = re.findall(r"^\| (`\w+.*?) \| (.*) \|$", CONTRIBUTING.read_text("utf-8"), re.M)
+        table = {name: cell for head, cell in rows for name in re.findall(r"`([\w/]+)`", head)}
+        self.assertEqual({r for r in ROOMS if not r.startswith("kernels/")}, ROOMS.keys() & table)
+        for name in (ROOMS.keys() & table) - {"kernels", "bench", "tests"}:
+            words = re.split(r"[,;] ", re.sub(r" \(.*?\)|`", "", table[name]))
+            words = [w for w in words if not re.match(r"not |\W*never ", w)]
+            inside, outside = set(), set()
+            for word in words:
+                paths = (word, f"common/{word}", f"sender/export/{word}", f"receiver/{word}")
+                own = [p for p in paths if any(r.startswith(p) for r in ROOMS)]
+                (inside if own else outside).add(own[0] if own else LIBRARIES.get(word, word.lower()))
+            with self.subTest(name):
+                self.assertEqual(inside, set(ROOMS[name].rooms))
+                if ROOMS[name].outside != DAEMON:
+                    self.assertEqual(outside - implied, {*ROOMS[name].outside} - implied)
 
     def test_longest_room_wins(self):
         self.assertEqual(room_of("kernels/cpu/a.h"), "kernels/cpu")

@@ -42,7 +42,7 @@ bool Says(const PlanFindings& c, const std::string& text) {
   return false;
 }
 
-TEST_CASE("coverage: what tiles a tensor passes") {
+TEST_CASE("plan check: what tiles a tensor passes") {
   const PlanFindings c = CheckOf(R"([[param]]
 mcore = "m"
 split = "rows"
@@ -56,7 +56,7 @@ parts = [{ hf = "a", rows = 8 }, { hf = "b", rows = 4 }]
   CHECK(c.ToStatus().ok());
 }
 
-TEST_CASE("coverage: a gap between two parts") {
+TEST_CASE("plan check: a gap between two parts") {
   const PlanFindings c = CheckOf(R"([[param]]
 mcore = "m"
 split = "rows"
@@ -72,7 +72,7 @@ parts = [{ hf = "a", rows = 8 }, { hf = "a", rows = 8, at = 10 }]
   CHECK(TextOf(c.ToStatus()).find("1 of 1 HF tensors") == 0);
 }
 
-TEST_CASE("coverage: an overlap of two parts") {
+TEST_CASE("plan check: an overlap of two parts") {
   const PlanFindings c = CheckOf(R"([[param]]
 mcore = "m"
 split = "columns"
@@ -85,7 +85,7 @@ parts = [{ hf = "a", rows = 8 }, { hf = "a", rows = 8, at = 6 }]
   CHECK(Says(c, "l.0.a: 16 B are written by more than one rank"));
 }
 
-TEST_CASE("coverage: gaps between runs, and a column of a transposed tensor") {
+TEST_CASE("plan check: gaps between runs, and a column of a transposed tensor") {
   const char* param = R"([[param]]
 mcore = "m"
 transpose = true
@@ -102,7 +102,7 @@ parts = [{ hf = "a", rows = 6, runs = 3, pitch = 4 }, { hf = "a", rows = 6, runs
   CHECK(Says(c, "l.0.a: 30 B are written by more than one rank"));
 }
 
-TEST_CASE("coverage: one tensor made by two parameters") {
+TEST_CASE("plan check: one tensor made by two parameters") {
   const PlanFindings c = CheckOf(R"([[param]]
 mcore = "m"
 rows = 4
@@ -116,7 +116,7 @@ hf = "a"
   CHECK(Says(c, "l.0.a: 8 B are written by more than one rank"));
 }
 
-TEST_CASE("coverage: against a checkpoint") {
+TEST_CASE("plan check: against a checkpoint") {
   const char* param = "[[param]]\nmcore = \"m\"\nrows = 4\ncols = 3\nhf = \"a\"\n";
   CHECK(CheckOf(param, "", {{"l.0.a", DType::kBF16, {4, 3}}}).ok());
   // The checkpoint's dtype counts.
@@ -134,7 +134,7 @@ TEST_CASE("coverage: against a checkpoint") {
   CHECK(Says(less, "l.1.a is made by no parameter"));
 }
 
-TEST_CASE("coverage: ten findings are named and all are counted") {
+TEST_CASE("plan check: ten findings are named and all are counted") {
   const Layout layout = PlanOf(kTinyLlama, "").plan.layout();
   std::vector<TensorMeta> more;
   for (int i = 0; i < 25; ++i) more.push_back({fmt::format("extra.{}", i), DType::kBF16, {1}});
@@ -144,7 +144,7 @@ TEST_CASE("coverage: ten findings are named and all are counted") {
   CHECK(c.findings.size() == PlanFindings::kMaxFindings);
 }
 
-TEST_CASE("coverage: the error says how many of each kind, without kinds that do not occur") {
+TEST_CASE("plan check: the error says how many of each kind, without kinds that do not occur") {
   PlanFindings c;
   c.tensors = 40;
   CHECK(c.ToStatus().ok());
@@ -162,7 +162,7 @@ TEST_CASE("coverage: the error says how many of each kind, without kinds that do
         "another shape, 1 not in the checkpoint)\n  a\n  b\n  c\n  ... and 9 more");
 }
 
-TEST_CASE("coverage: heads that tp does not cut are refused in the trainer's words") {
+TEST_CASE("plan check: heads that tp does not cut are refused in the trainer's words") {
   const auto refusal = [](const std::string& config_json, const std::string& parallel) {
     const HfConfig config = Get(HfConfig::Parse(config_json));
     const Family* family = Get(testing::Families().Select(config));
@@ -179,7 +179,7 @@ TEST_CASE("coverage: heads that tp does not cut are refused in the trainer's wor
   CHECK(refusal(kTinyLlama, "tp=2,ep=2") == "ep=2, and the model has no experts");
 }
 
-TEST_CASE("coverage: what cannot be planned") {
+TEST_CASE("plan check: what cannot be planned") {
   const auto refusal = [](const std::string& param, const std::string& parallel) {
     const Family family = Get(ParseFamily(
         "family = \"f\"\n[dims]\nlayers = 1\nvocab = 8\nexperts = 6\nmtp_layers = 0\ntied = 1\n"

@@ -1,0 +1,61 @@
+"""What a WeightManager keeps of a Megatron job from version to version."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deltawire import _core
+from deltawire._megatron import Gather
+
+
+class MegatronJob:
+    """The plan of one hf_dir and parallel config, and the meeting of the ranks that gather. Not
+    thread-safe; `close` ends the meeting, and the next gather holds another one."""
+
+    def __init__(self, threads: int):
+        self._threads = threads
+        self._key: tuple[str, str, str] | None = None
+        self._plan: _core.Megatron | None = None
+        self._meeting: tuple[Gather, _core.Collective] | None = None
+
+    def plan(
+        self,
+        hf_dir: str | os.PathLike[str],
+        parallel: Mapping[str, Any],
+        family: str,
+        families: Sequence[str | os.PathLike[str]],
+    ) -> _core.Megatron:
+        """The last one, if it was made of the same; else a new one, which is proven."""
+        settings = json.dumps(dict(parallel))
+        key = os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family
+        if self._plan is None or self._key != key:
+            dirs = [os.fspath(d) for d in families]
+            self._plan = _core.Megatron(os.fspath(hf_dir), settings, family, dirs, self._threads)
+            self._key = key
+        return self._plan
+
+    def meeting(self, gather: Gather, rank: int, world: int) -> _core.Collective:
+        """The last one, if it was made by the same `gather`; else all ranks meet anew."""
+        if self._meeting is None or self._meeting[0] != gather:
+            meeting = _core.Collective(
+                rank,
+                world,
+                gather.root,
+                gather.rendezvous,
+                gather.job,
+                gather.interface,
+                gather.address,
+                max(1, round(gather.timeout * 1000)),
+                gather.kind_number(),
+                gather.cuda_device(),
+            )
+            self._meeting = (gather, meeting)
+        return self._meeting[1]
+
+    def close(self) -> None:
+        if self._meeting is not None:
+            self._meeting[1].close()
+            self._meeting = None
