@@ -293,9 +293,14 @@ std::string EnginesText(const v1::ReceiverStatusResponse& r) {
 }
 
 // "127.0.0.1:7070", or "host-a:7070, host-b:7070 (1 of 2 attached)". Status lists each of several
-// agents below the table as well.
+// agents below the table as well. Of addresses in order of preference: "relay:7070,host-a:7070 (now
+// relay:7070)".
 std::string SenderText(const v1::ReceiverModelStatus& m) {
-  if (m.attached()) return m.sender();
+  const bool choice =
+      m.agents_size() == 1 && !m.agents(0).in_use().empty() && m.agents(0).in_use() != m.sender();
+  if (m.attached()) {
+    return choice ? fmt::format("{} (now {})", m.sender(), m.agents(0).in_use()) : m.sender();
+  }
   if (m.agents_size() < 2) return m.sender() + " (not attached)";
   const auto attached = std::count_if(m.agents().begin(), m.agents().end(),
                                       [](const v1::AgentStatus& a) { return a.attached(); });

@@ -93,14 +93,13 @@ Status Buffer::BeginUpdateInFreshFile() {
 StatusOr<bool> Buffer::Begin() {
   if (begun_) return true;
   const int slot = NextSlot();
+  const bool reusable = Reusable(slot);
   if (slots_[slot].served != nullptr && slots_[slot].served->read()) {
-    if (buffers_ == 1) return false;
+    if (buffers_ == 1 && reusable) return false;
     DW_RETURN_IF_ERROR(BeginFresh());
     return true;
   }
-  // A file whose path somebody removed or replaced is not reused: it might not get a name again.
-  if (slots_[slot].file && HasItsPath(slot) && !HasAnotherName(slot) &&
-      (lease_problem_.empty() || options_.unsafe_in_place)) {
+  if (reusable) {
     if (slot == front_) return BeginInPlace(slot);
     const auto alone =
         options_.unsafe_in_place ? FileLease::Answer::kAlone : slots_[slot].lease.Try();
@@ -134,6 +133,12 @@ StatusOr<bool> Buffer::BeginInPlace(int slot) {
   return true;
 }
 
+bool Buffer::Reusable(int slot) const {
+  // A file whose path somebody removed or replaced is not reused: it might not get a name again.
+  return slots_[slot].file && HasItsPath(slot) && !HasAnotherName(slot) &&
+         (lease_problem_.empty() || options_.unsafe_in_place);
+}
+
 int Buffer::NextSlot() const {
   if (work_ >= 0) return work_;
   const int front = front_;
@@ -158,19 +163,32 @@ std::shared_ptr<ServedFile> Buffer::Serve() {
 
 std::shared_ptr<ServedFile> Buffer::InTheWay() {
   const Turn turn(*this);
-  if (begun_) return nullptr;
-  const std::shared_ptr<ServedFile>& served = slots_[NextSlot()].served;
-  return served != nullptr && served->read() ? served : nullptr;
+  const int slot = NextSlot();
+  const std::shared_ptr<ServedFile>& served = slots_[slot].served;
+  if (begun_ || served == nullptr || !served->read() || !Reusable(slot)) return nullptr;
+  // While others have it open, too, it would be of no use that those who are served leave it.
+  FileLease& lease = slots_[slot].lease;
+  const bool held = lease.held();
+  if (options_.unsafe_in_place) return served;
+  const auto answer = lease.Try();
+  if (!held) lease.Release();
+  return answer == FileLease::Answer::kInUse ? nullptr : served;
+}
+
+void Buffer::Reopen(ServedFile& file) {
+  const Turn turn(*this);
+  for (const LeasedFile& slot : slots_) {
+    if (slot.served.get() == &file) file.Open();  // a file that is changed is not served any more
+  }
 }
 
 std::string Buffer::Readers() const {
   const int front = front_;
-  const int slot_now = front >= 0 ? front : static_cast<int>(state_.active());
-  if (slots_[slot_now].served != nullptr && slots_[slot_now].served->read()) {
-    return "receivers that this one serves";
-  }
-  const LeasedFile& slot = slots_[slot_now];
-  return slot.file ? DescribeHolders(WhoHas(slot.file->fd())) : "nobody";
+  const LeasedFile& slot = slots_[front >= 0 ? front : static_cast<int>(state_.active())];
+  if (!slot.file) return "nobody";
+  const std::vector<FileHolder> holders = WhoHas(slot.file->fd());
+  const bool served = slot.served != nullptr && slot.served->read();
+  return served && holders.empty() ? "receivers that this one serves" : DescribeHolders(holders);
 }
 
 bool Buffer::HasItsPath(int slot) const {
@@ -297,6 +315,7 @@ Status Buffer::FillWork(const std::vector<uint64_t>& digests) {
   });
   // Otherwise every retry would copy the same bad bytes.
   if (!lost.empty()) DW_RETURN_IF_ERROR(Withdraw(lost));
+  lost_.insert(lost_.end(), lost.begin(), lost.end());
   return failed;
 }
 

@@ -143,8 +143,14 @@ class Buffer {
   /// The committed file. While somebody reads it, no update changes its bytes: the update goes to a
   /// fresh file, or with one file is not begun. Null when no file has the name.
   std::shared_ptr<ServedFile> Serve();
-  /// The served file that the next update would change, if somebody reads it; else null.
+  /// The served file that the next update would change, if those who are served read it and nobody
+  /// else has it open; else null.
   std::shared_ptr<ServedFile> InTheWay();
+  /// Lets `file` be read again, if no update has begun to change it.
+  void Reopen(ServedFile& file);
+  /// Chunks that were found without their digest since the last call, other than by Check and
+  /// Distrust, and are unknown now.
+  std::vector<uint32_t> TakeLost() { return std::exchange(lost_, {}); }
   /// The installed side files. REQUIRES: between updates.
   StatusOr<std::vector<SideFile>> SideFiles() const { return side_files_.Read(); }
 
@@ -191,6 +197,8 @@ class Buffer {
   StatusOr<bool> Begin();
   /// The slot that an update would change now.
   int NextSlot() const;
+  /// Whether leases can show that nobody has the slot's file open, so that it may be changed.
+  bool Reusable(int slot) const;
   /// False while somebody reads the slot's file as it was served.
   bool CloseServed(int slot);
   StatusOr<bool> BeginInPlace(int slot);
@@ -232,6 +240,7 @@ class Buffer {
   std::atomic<int> work_{-1};   // the slot that an update changes, or was changing at a crash
   std::atomic<bool> begun_{false};
   std::vector<uint8_t> touched_;  // chunks that the update in work_ has touched
+  std::vector<uint32_t> lost_;    // for TakeLost
   int64_t front_mtime_[2] = {0, 0};
 
   Mutex mu_;

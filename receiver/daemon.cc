@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <random>
 
+#include "common/base/attempt.h"
 #include "common/net/pull_client.h"
 #include "common/net/tls.h"
 #include "receiver/failover_upstream.h"
@@ -27,6 +28,7 @@ Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id,
                std::shared_ptr<security::Credentials> credentials, StageObserver stages)
     : options_(options),
       receiver_id_(std::move(receiver_id)),
+      relay_number_(options.serve ? DrawAttempt() : 0),
       pool_(options.threads),
       credentials_(std::move(credentials)),
       stages_(std::move(stages)) {
@@ -36,7 +38,8 @@ Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id,
       Relay::Options{.advertise_host = options.advertise_host,
                      .delta_log_bytes = options.delta_log_bytes,
                      .rate_limit_per_receiver = options.rate_limit_per_receiver,
-                     .stages = stages_},
+                     .stages = stages_,
+                     .number = relay_number_},
       pool_, rates_);
 }
 
@@ -70,6 +73,7 @@ Status Daemon::Start() {
     o.reader_grace = options_.reader_grace;
     o.copy_for_reader = options_.on_busy_reader == OnBusyReader::kCopy;
     o.file_group = options_.file_group;
+    o.allow_code_files = options_.allow_code_files;
     o.stages = stages_;
     if (relay_ != nullptr) {
       o.downstream =
@@ -77,17 +81,17 @@ Status Daemon::Start() {
             Doubted(name, layout, c);
           });
       o.served_delta_bytes = options_.delta_log_bytes / 2;
+      o.relay_number = relay_number_;
     }
     std::vector<std::unique_ptr<Upstream>> upstreams;
     for (const std::string& sender : options_.senders) {
       std::vector<std::unique_ptr<Upstream>> alternatives;
       for (const std::string& address : Alternatives(sender)) {
-        alternatives.push_back(
-            MakeGrpcUpstream(address, receiver_id_, credentials_, options_.allow_code_files));
+        alternatives.push_back(MakeGrpcUpstream(address, receiver_id_, credentials_));
       }
-      upstreams.push_back(alternatives.size() == 1
-                              ? std::move(alternatives.front())
-                              : MakeFailoverUpstream(std::move(alternatives), o.seed));
+      upstreams.push_back(alternatives.size() == 1 ? std::move(alternatives.front())
+                                                   : MakeFailoverUpstream(std::move(alternatives),
+                                                                          o.seed, o.relay_number));
     }
     auto replica = Replica::Start(o, std::move(upstreams), transport, pool_, rates_);
     if (!replica.ok()) {

@@ -47,6 +47,7 @@ class Daemon {
  private:
   const ReceiverOptions options_;
   const std::string receiver_id_;
+  const uint64_t relay_number_;  // by which this daemon knows itself in RelayNews::path; 0: none
   ThreadPool pool_;
   net::IoThreads io_;
   const std::shared_ptr<security::Credentials> credentials_;

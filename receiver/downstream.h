@@ -1,12 +1,13 @@
 // What a replica tells whoever serves its versions to other receivers (receiver/relay), so that the
 // replica knows nothing of serving. Owner: the daemon; it outlives the replica. Threads: calls come
-// from the replica's driving thread, MakeWay also from threads that receive chunks. Errors: none; a
+// from the replica's driving thread, MakeWay and News also from others. Errors: none; a
 // version that cannot be served on is committed all the same.
 #pragma once
 
 #include <memory>
 #include <span>
 
+#include "common/base/relay_news.h"
 #include "common/delta/delta.h"
 #include "receiver/buffer.h"
 #include "receiver/served_file.h"
@@ -16,10 +17,13 @@ namespace deltawire::receiver {
 class Downstream {
  public:
   virtual ~Downstream() = default;
-  /// `buffer` is at a committed state, whose bytes `file` has. `delta` leads to it from the state
-  /// committed before; null: it is not known. The buffer is valid during the call only.
-  virtual void Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
-                         std::shared_ptr<const Delta> delta) = 0;
+  /// `buffer` is at a committed state, whose bytes `file` has. `delta` leads to it from `from`,
+  /// which was committed before; null: none is known. The buffer is valid during the call only.
+  /// False: the state could not be served, and the caller is to try again soon.
+  virtual bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
+                         std::shared_ptr<const Delta> delta, const Identity& from) = 0;
+  /// What goes on here and at the relays before this one, by their path.
+  virtual void News(const RelayNews& news) = 0;
   /// The buffer is dropped, and one of another layout will follow.
   virtual void Dropped() = 0;
   /// An update is about to change `file`: returns when nobody reads it, or cannot be made to stop.

@@ -6,15 +6,17 @@
 #include <utility>
 
 #include "common/base/log.h"
-#include "receiver/upstream_choice.h"
 
 namespace deltawire::receiver {
 namespace {
 
 using Clock = SteadyClock;
 
+// How many lineages that were left are remembered. Each stands for a trainer that began anew.
+constexpr size_t kMostLeft = 64;
+
 // Whether a call's failure is the upstream's: it cannot be reached, does not have what was asked
-// for, or sent something else. A refusal is the receiver's own affair.
+// for, or sent something else. kAborted is not: the upstream asks for another try.
 bool OfUpstream(const Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
          absl::IsDataLoss(status) || absl::IsNotFound(status) || absl::IsInternal(status) ||
@@ -24,10 +26,14 @@ bool OfUpstream(const Status& status) {
 
 class FailoverUpstream : public Upstream {
  public:
-  FailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams, uint64_t seed)
+  FailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams, uint64_t seed, uint64_t relay,
+                   const UpstreamChoice::Times& times)
       : upstreams_(std::move(upstreams)),
+        relay_(relay),
         calls_(upstreams_.size()),
-        choice_(upstreams_.size(), seed) {
+        choice_(upstreams_.size(), seed, times),
+        told_(upstreams_.size()),
+        why_left_(upstreams_.size()) {
     for (const auto& u : upstreams_) address_ += (address_.empty() ? "" : ",") + u->address();
     prober_ = Thread([this] { Probe(); });
   }
@@ -39,23 +45,44 @@ class FailoverUpstream : public Upstream {
   }
 
   const std::string& address() const override { return address_; }
+  std::string in_use() const override {
+    std::lock_guard lock(mu_);
+    return upstreams_[choice_.current()]->address();
+  }
 
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     const size_t now = Current();
-    return Judged(now, [&] { return upstreams_[now]->Describe(model); });
+    return Judged(now, [&]() -> StatusOr<ModelDescription> {
+      DW_ASSIGN_OR_RETURN(ModelDescription d, upstreams_[now]->Describe(model));
+      std::lock_guard lock(mu_);
+      // Its layout may be another one, for which the buffer would be thrown away.
+      if (WasLeft(d.lineage)) return Behind(now, Identity{.lineage = d.lineage});
+      return d;
+    });
   }
   StatusOr<Identity> Newest(const std::string& model) override {
     const size_t now = Current();
-    return Judged(now, [&] { return upstreams_[now]->Newest(model); });
+    return Judged(now, [&]() -> StatusOr<Identity> {
+      DW_ASSIGN_OR_RETURN(const Identity newest, upstreams_[now]->Newest(model));
+      std::lock_guard lock(mu_);
+      if (WasLeft(newest.lineage)) return Behind(now, newest);
+      return newest;
+    });
   }
   StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
     const size_t now = Current();
     return Judged(now, [&] { return upstreams_[now]->SideFiles(model, hash); });
   }
   StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
-    const size_t now = Current();
+    size_t now = 0;
     {
       std::lock_guard lock(mu_);
+      now = choice_.current();
+      // What one has that was not heard of yet may be of a lineage that was left.
+      if (heard_ != now) {
+        return Errorf(StatusCode::kUnavailable, "sender {}: not attached to it yet",
+                      upstreams_[now]->address());
+      }
       pulling_ = true;
       pulled_from_ = now;
     }
@@ -70,24 +97,33 @@ class FailoverUpstream : public Upstream {
     {
       std::lock_guard lock(mu_);
       now = attached_ = choice_.current();
+      heard_.reset();
+      refused_.reset();
+      why_left_[now] = absl::OkStatus();
       model_ = model;
       if (seen_.empty()) seen_ = first.committed;
     }
     const Status attached = upstreams_[now]->Attach(
         model, first,
-        [this, event = std::move(event)](const UpstreamEvent& e) {
-          {
-            std::lock_guard lock(mu_);
-            if (attached_ == choice_.current()) choice_.Worked();
-            if (!e.newest.empty()) seen_ = e.newest;
-          }
-          event(e);
+        [this, now, event = std::move(event)](const UpstreamEvent& e) {
+          if (Take(now, e)) event(e);
         },
         [this, now, ended = std::move(ended)](const Status& why) {
-          Fail(now, why);
-          ended(why);
+          Status left;
+          {
+            std::lock_guard lock(mu_);
+            if (heard_ == now) heard_.reset();
+            left = why_left_[now];
+          }
+          Fail(now, UpstreamChoice::Failure::kGone, why);
+          ended(left.ok() ? why : left);
         });
-    if (!attached.ok()) Fail(now, attached);
+    if (!attached.ok()) {
+      Fail(now, UpstreamChoice::Failure::kGone, attached);
+    } else if (Current() != now) {
+      // It was left meanwhile, by somebody who found no attachment to end.
+      upstreams_[now]->Detach();
+    }
     return attached;
   }
 
@@ -114,11 +150,14 @@ class FailoverUpstream : public Upstream {
     size_t from = 0;
     {
       std::lock_guard lock(mu_);
-      pulling_ = false;
+      if (!std::exchange(pulling_, false)) return;  // it ended before it was opened
       from = pulled_from_;
       back = std::exchange(returning_, std::nullopt);
+      if (status.ok()) choice_.Worked(from);
     }
-    if (!status.ok() && OfUpstream(status)) return Leave(from, status);
+    if (!status.ok() && OfUpstream(status)) {
+      return Leave(from, UpstreamChoice::Failure::kBadWork, status);
+    }
     if (back) Return(*back);
   }
 
@@ -132,7 +171,7 @@ class FailoverUpstream : public Upstream {
   }
 
  private:
-  size_t Current() {
+  size_t Current() const {
     std::lock_guard lock(mu_);
     return choice_.current();
   }
@@ -142,15 +181,68 @@ class FailoverUpstream : public Upstream {
     std::unique_lock turn(calls_[upstream]);
     auto answer = call();
     turn.unlock();
-    if (!answer.ok() && OfUpstream(answer.status())) Leave(upstream, answer.status());
+    if (!answer.ok() && OfUpstream(answer.status())) {
+      Leave(upstream, UpstreamChoice::Failure::kBadWork, answer.status());
+    }
     return answer;
   }
 
+  // REQUIRES (here and for the next two): mu_ held.
+  bool WasLeft(const Hash128& lineage) const {
+    return std::ranges::find(left_, lineage) != left_.end();
+  }
+
+  Status Behind(size_t upstream, const Identity& newest) const {
+    return Errorf(StatusCode::kUnavailable,
+                  "{} still has {} of lineage {}, which was left for lineage {}: it is behind (a "
+                  "restart of this receiver takes it)",
+                  upstreams_[upstream]->address(), ToString(newest), newest.lineage.Hex(),
+                  seen_.lineage.Hex());
+  }
+
+  /// Takes note of the newest state that `from` tells of; not OK when it must not be taken.
+  Status Note(size_t from, const UpstreamEvent& e) {
+    if (relay_ != 0 && std::ranges::find(e.relay.path, relay_) != e.relay.path.end()) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "{} gets its versions from this relay: a circle of relays; name the sender, or "
+                    "a relay nearer to it, first",
+                    upstreams_[from]->address());
+    }
+    const Identity& newest = e.newest;
+    if (newest.empty()) return absl::OkStatus();
+    // Whoever goes from one lineage to another shows which of the two is the later one.
+    const Hash128 before = std::exchange(told_[from], newest.lineage);
+    if (!(before == Hash128{}) && !(before == newest.lineage)) std::erase(left_, newest.lineage);
+    if (WasLeft(newest.lineage)) return Behind(from, newest);
+    if (!seen_.empty() && !(seen_.lineage == newest.lineage)) left_.push_back(seen_.lineage);
+    if (left_.size() > kMostLeft) left_.erase(left_.begin());
+    const bool news = !(seen_ == newest) || !(e.relay == relay_news_) || e.relay.applying;
+    if (news) ++news_;
+    seen_ = newest;
+    relay_news_ = e.relay;
+    return absl::OkStatus();
+  }
+
+  /// Whether an event of an attachment to `from` goes on to the replica.
+  bool Take(size_t from, const UpstreamEvent& e) {
+    std::lock_guard lock(mu_);
+    const Status noted = Note(from, e);
+    if (noted.ok()) {
+      heard_ = from;
+      return true;
+    }
+    // The attachment cannot be ended from its own event.
+    refused_ = {from, noted};
+    cv_.notify_all();
+    return false;
+  }
+
   /// Notes the failure; true when another upstream is the current one now.
-  bool Fail(size_t upstream, const Status& why) {
+  bool Fail(size_t upstream, UpstreamChoice::Failure failure, const Status& why) {
     std::lock_guard lock(mu_);
     if (cancelled_ || upstream != choice_.current()) return false;
-    choice_.Failed(upstream, Clock::now());
+    choice_.Failed(upstream, failure, Clock::now());
+    why_left_[upstream] = why;
     cv_.notify_all();
     const size_t next = choice_.current();
     if (next == upstream) return false;
@@ -160,8 +252,8 @@ class FailoverUpstream : public Upstream {
   }
 
   /// The same, and ends the attachment, so that the replica attaches to the current one.
-  void Leave(size_t upstream, const Status& why) {
-    if (Fail(upstream, why)) upstreams_[upstream]->Detach();
+  void Leave(size_t upstream, UpstreamChoice::Failure failure, const Status& why) {
+    if (Fail(upstream, failure, why)) upstreams_[upstream]->Detach();
   }
 
   void Return(size_t upstream) {
@@ -176,52 +268,71 @@ class FailoverUpstream : public Upstream {
     upstreams_[from]->Detach();
   }
 
-  /// Leaves an upstream that works but is behind the last one for long. REQUIRES: mu_ held by
-  /// `lock`, which is released meanwhile.
+  /// Asks an upstream for its newest state. REQUIRES: mu_ held by `lock`, which is released
+  /// meanwhile.
+  StatusOr<Identity> Ask(size_t upstream, std::unique_lock<Mutex>& lock) {
+    const std::string model = model_;
+    lock.unlock();
+    std::unique_lock turn(calls_[upstream]);
+    auto newest = upstreams_[upstream]->Newest(model);
+    turn.unlock();
+    lock.lock();
+    return newest;
+  }
+
+  /// Leaves an upstream that works but is behind the last one for long. REQUIRES: as for Ask.
   void CompareIfDue(std::unique_lock<Mutex>& lock) {
     const auto asked = choice_.Compare(Clock::now());
     if (!asked) return;
+    const uint64_t news = news_;
     const Identity seen = seen_;
-    const std::string model = model_;
-    lock.unlock();
-    std::unique_lock turn(calls_[*asked]);
-    const auto newest = upstreams_[*asked]->Newest(model);
-    turn.unlock();
-    lock.lock();
-    // Between two lineages numbers cannot be compared; another one is the trainer's new beginning.
-    const bool newer = newest.ok() && !newest->empty() && !seen.empty() &&
-                       (!(newest->lineage == seen.lineage) || IsLater(*newest, seen));
+    const auto newest = Ask(*asked, lock);
+    // Between two lineages numbers cannot be compared; one that was not left before is the
+    // trainer's new beginning.
+    const bool newer =
+        newest.ok() && !newest->empty() && !seen.empty() &&
+        (newest->lineage == seen.lineage ? IsLater(*newest, seen) : !WasLeft(newest->lineage));
     const size_t current = choice_.current();
-    if (!choice_.Compared(newer, seen, Clock::now())) return;
+    if (!choice_.Compared(newer, news, Clock::now())) return;
     lock.unlock();
-    Leave(current, Errorf(StatusCode::kUnavailable, "{} has {}, which is not to be had here",
-                          upstreams_[*asked]->address(), ToString(*newest)));
+    Leave(current, UpstreamChoice::Failure::kGone,
+          Errorf(StatusCode::kUnavailable, "{} has {}, which is not to be had here",
+                 upstreams_[*asked]->address(), ToString(*newest)));
     lock.lock();
+  }
+
+  /// Leaves the upstream whose event was not taken. REQUIRES: as for Ask.
+  void LeaveRefused(std::unique_lock<Mutex>& lock) {
+    const auto refused = std::exchange(refused_, std::nullopt);
+    if (!refused) return;
+    lock.unlock();
+    Leave(refused->first, UpstreamChoice::Failure::kBadWork, refused->second);
+    lock.lock();
+  }
+
+  void Wait(std::unique_lock<Mutex>& lock) {
+    const auto next = model_.empty() || returning_
+                          ? Clock::time_point::max()
+                          : std::min(choice_.NextProbe(), choice_.NextCompare());
+    if (next == Clock::time_point::max()) {
+      cv_.wait_for(lock, std::chrono::milliseconds(500));
+    } else {
+      cv_.wait_for(lock, std::max<Clock::duration>(next - Clock::now(), Clock::duration(0)));
+    }
   }
 
   void Probe() {
     std::unique_lock lock(mu_);
     while (!cancelled_) {
+      LeaveRefused(lock);
       if (!model_.empty()) CompareIfDue(lock);
       if (cancelled_) return;
       const auto asked = model_.empty() || returning_ ? std::nullopt : choice_.Probe(Clock::now());
       if (!asked) {
-        const auto next = model_.empty() || returning_
-                              ? Clock::time_point::max()
-                              : std::min(choice_.NextProbe(), choice_.NextCompare());
-        if (next == Clock::time_point::max()) {
-          cv_.wait_for(lock, std::chrono::milliseconds(500));
-        } else {
-          cv_.wait_for(lock, std::max<Clock::duration>(next - Clock::now(), Clock::duration(0)));
-        }
+        if (!refused_) Wait(lock);
         continue;
       }
-      const std::string model = model_;
-      lock.unlock();
-      std::unique_lock turn(calls_[*asked]);
-      const auto newest = upstreams_[*asked]->Newest(model);
-      turn.unlock();
-      lock.lock();
+      const auto newest = Ask(*asked, lock);
       // One that is behind would bring nothing for a while.
       const bool well =
           newest.ok() && !newest->empty() &&
@@ -238,14 +349,22 @@ class FailoverUpstream : public Upstream {
   }
 
   const std::vector<std::unique_ptr<Upstream>> upstreams_;
+  const uint64_t relay_;
   std::string address_;
   std::vector<Mutex> calls_;  // of each upstream, which takes one call at a time
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar cv_;
   UpstreamChoice choice_;
-  std::string model_;    // empty: nothing was attached yet
-  Identity seen_;        // the newest state that the upstream in use has told of
-  size_t attached_ = 0;  // the upstream of the last attachment
+  std::string model_;            // empty: nothing was attached yet
+  Identity seen_;                // the newest state that the upstream in use has told of
+  std::vector<Hash128> told_;    // the lineage that each upstream last told of; zero: none
+  std::vector<Hash128> left_;    // lineages that were left for others, the last one last
+  RelayNews relay_news_;         // what the upstream in use last said as a relay
+  uint64_t news_ = 0;            // counts what was told that was not told before
+  size_t attached_ = 0;          // the upstream of the last attachment
+  std::optional<size_t> heard_;  // the same once it has told of what may be pulled there
+  std::optional<std::pair<size_t, Status>> refused_;  // whose event was not taken, and why
+  std::vector<Status> why_left_;  // by upstream, for whoever is told that its attachment ended
   bool pulling_ = false;
   size_t pulled_from_ = 0;           // the upstream of the last OpenPull
   std::optional<size_t> returning_;  // to which, as soon as the pull has ended
@@ -256,8 +375,9 @@ class FailoverUpstream : public Upstream {
 }  // namespace
 
 std::unique_ptr<Upstream> MakeFailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams,
-                                               uint64_t seed) {
-  return std::make_unique<FailoverUpstream>(std::move(upstreams), seed);
+                                               uint64_t seed, uint64_t relay,
+                                               const UpstreamChoice::Times& times) {
+  return std::make_unique<FailoverUpstream>(std::move(upstreams), seed, relay, times);
 }
 
 }  // namespace deltawire::receiver

@@ -236,8 +236,8 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
   return choice;
 }
 
-void Follower::PullEnded(const Status& status, Time now) {
-  if (status.ok()) {
+void Follower::PullEnded(const Status& status, bool reached, Time now) {
+  if (status.ok() && reached) {
     pull_backoff_.Reset();
     pull_at_ = now;
     return;

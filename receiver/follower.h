@@ -98,7 +98,9 @@ class Follower {
   Choice Next(const Situation& situation, Time now) const;
   /// The newest state that all agents have published under one attempt; nullopt: none.
   std::optional<Target> Common() const;
-  void PullEnded(const Status& status, Time now);
+  /// A pull has ended. `reached`: what is committed now is no earlier than what was to be pulled;
+  /// if it is, whoever told of the later state does not have it, and the next pull waits.
+  void PullEnded(const Status& status, bool reached, Time now);
   std::string NewestOfEach() const;
 
  private:

@@ -51,12 +51,20 @@ v1::ReceiverReport ToProto(const Report& r) {
   return out;
 }
 
+RelayNews FromProto(const v1::RelayNews& in) {
+  return {.fetching = deltawire::FromProto(in.fetching()),
+          .fetched_bytes = in.fetched_bytes(),
+          .applying = in.applying(),
+          .path = {in.path().begin(), in.path().end()}};
+}
+
 UpstreamEvent FromProto(const v1::SenderEvent& in) {
   return {.number = in.number(),
           .newest = deltawire::FromProto(in.newest().id()),
           .delta_bytes = in.newest().delta_bytes(),
           .sync_request = in.sync_request(),
-          .force_full = in.force_full()};
+          .force_full = in.force_full(),
+          .relay = FromProto(in.relay())};
 }
 
 // One attachment: its stream, and the two threads that serve it. The reading thread also dials:
@@ -140,11 +148,10 @@ class Attachment {
 class GrpcUpstream : public Upstream {
  public:
   GrpcUpstream(std::string sender, std::string receiver_id,
-               std::shared_ptr<security::Credentials> credentials, bool allow_code_files)
+               std::shared_ptr<security::Credentials> credentials)
       : sender_(std::move(sender)),
         receiver_id_(std::move(receiver_id)),
-        credentials_(std::move(credentials)),
-        allow_code_files_(allow_code_files) {}
+        credentials_(std::move(credentials)) {}
 
   ~GrpcUpstream() override { Detach(); }
 
@@ -314,7 +321,11 @@ class GrpcUpstream : public Upstream {
     const grpc::Status status = fn(*stub, &context);
     std::lock_guard lock(mu_);
     call_ = nullptr;
-    if (IsUseless(status) && stub_ == stub) {
+    // Without an attachment nothing else dials, and what a failed handshake needs may be a new
+    // connection: a channel shows the certificate and the authorities that it was made with.
+    const bool lone_failure =
+        status.error_code() == grpc::StatusCode::UNAVAILABLE && attachment_ == nullptr;
+    if ((IsUseless(status) || lone_failure) && stub_ == stub) {
       // The attachment is the sender's proof that this peer may pull, so it must move to the new
       // connection, too.
       if (attachment_ != nullptr) attachment_->Break();
@@ -348,10 +359,7 @@ class GrpcUpstream : public Upstream {
   // The control connection has no checksum of ours, so side files are compared with their hash.
   Status CheckSideFiles(const std::string& model, const std::vector<SideFile>& files,
                         uint64_t hash) const {
-    if (SideFilesHash(files) == hash) {
-      return Annotate(CheckCodeFiles(files, allow_code_files_),
-                      fmt::format("sender {}: model \"{}\"", sender_, model));
-    }
+    if (SideFilesHash(files) == hash) return absl::OkStatus();
     return Errorf(StatusCode::kDataLoss,
                   "sender {}: model \"{}\": the side files are not those of their hash {:016x}: "
                   "they were changed on their way",
@@ -368,7 +376,6 @@ class GrpcUpstream : public Upstream {
   const std::string sender_;
   const std::string receiver_id_;
   const std::shared_ptr<security::Credentials> credentials_;
-  const bool allow_code_files_;
   std::mutex mu_;
   std::shared_ptr<v1::PullService::Stub> stub_;
   bool dialled_ = false;
@@ -382,10 +389,8 @@ class GrpcUpstream : public Upstream {
 
 std::unique_ptr<Upstream> MakeGrpcUpstream(const std::string& sender,
                                            const std::string& receiver_id,
-                                           std::shared_ptr<security::Credentials> credentials,
-                                           bool allow_code_files) {
-  return std::make_unique<GrpcUpstream>(sender, receiver_id, std::move(credentials),
-                                        allow_code_files);
+                                           std::shared_ptr<security::Credentials> credentials) {
+  return std::make_unique<GrpcUpstream>(sender, receiver_id, std::move(credentials));
 }
 
 }  // namespace deltawire::receiver

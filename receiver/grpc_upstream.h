@@ -11,11 +11,9 @@
 
 namespace deltawire::receiver {
 
-/// `sender` is "host:port" of the sender's control address, dialled with `credentials`. Without
-/// `allow_code_files`, side files that an engine may execute are kFailedPrecondition.
+/// `sender` is "host:port" of the sender's control address, dialled with `credentials`.
 std::unique_ptr<Upstream> MakeGrpcUpstream(const std::string& sender,
                                            const std::string& receiver_id,
-                                           std::shared_ptr<security::Credentials> credentials,
-                                           bool allow_code_files);
+                                           std::shared_ptr<security::Credentials> credentials);
 
 }  // namespace deltawire::receiver

@@ -113,6 +113,11 @@ void AddAgents(const Statuses& all, std::vector<Sample>& samples) {
                          Kind::kGauge,
                          {{"model", model}, {"sender", agent.address}},
                          static_cast<double>(agent.newest.id.version)});
+      samples.push_back({"deltawire_receiver_sender_in_use",
+                         "1: the address that each sender is used at now, of those in the options",
+                         Kind::kGauge,
+                         {{"model", model}, {"sender", agent.in_use}},
+                         1});
     }
   }
 }

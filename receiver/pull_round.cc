@@ -117,11 +117,14 @@ Status PullRound::Open() {
     parts_.push_back(std::move(part));
   }
   if (repairs_ == 0) {
-    // If chunks came in an earlier, broken pull, recording this one would miss their changes.
+    // If chunks came in an earlier, broken pull, also of a process before this one, recording this
+    // one would miss their changes.
     const bool clean = !wish_.force_full && !env_.sink.staged() && !env_.sink.dirty() &&
+                       !env_.buffer.begun() &&
                        std::none_of(agents_.begin(), agents_.end(),
                                     [](const RoundAgent& a) { return a.held.empty(); });
-    env_.history.BeginPull(clean ? env_.buffer.committed().id : StateId{}, history);
+    delta_from_ = clean ? env_.buffer.committed() : Identity{};
+    env_.history.BeginPull(delta_from_.id, history);
   }
   step_ = Step::kTransfer;
   return absl::OkStatus();
@@ -193,9 +196,16 @@ Status PullRound::Transfer() {
   env_.sink.AddTo(stats_);
   times_.stage += env_.sink.stage_seconds();
   parts_.clear();
-  DW_RETURN_IF_ERROR(ended);
+  if (!ended.ok()) {
+    return env_.sink.touch_failed() || absl::IsCancelled(ended) ? ended : Blame(std::move(ended));
+  }
   step_ = Step::kApply;
   return absl::OkStatus();
+}
+
+Status PullRound::Blame(Status error) {
+  fault_ = error;
+  return error;
 }
 
 Status PullRound::CheckEnd(const Part& part) {
@@ -228,13 +238,13 @@ Status PullRound::Apply() {
   stats_.repaired_chunks += bad_.size();
   if (repairs_++ == kMaxRepairs) {
     const uint32_t c = *std::min_element(bad_.begin(), bad_.end());
-    return Errorf(
-        StatusCode::kDataLoss,
-        "{} chunks still disagree with their digest after {} attempts, the first is chunk "
-        "{} of tensor {}: the sender's memory, this machine's or the path between them is "
-        "bad",
-        bad_.size(), kMaxRepairs, c,
-        env_.buffer.layout().tensor(env_.buffer.chunks()[c].tensor).name);
+    return Blame(
+        Errorf(StatusCode::kDataLoss,
+               "{} chunks still disagree with their digest after {} attempts, the first is chunk "
+               "{} of tensor {}: the sender's memory, this machine's or the path between them is "
+               "bad",
+               bad_.size(), kMaxRepairs, c,
+               env_.buffer.layout().tensor(env_.buffer.chunks()[c].tensor).name));
   }
   step_ = Step::kOpen;
   return absl::OkStatus();
@@ -247,11 +257,11 @@ Status PullRound::CheckRoots() {
     const uint64_t root = RootOf(digests, agents_[i].owned);
     if (root == ends_[i].root) continue;
     root_mismatch_ = true;
-    return Errorf(
-        StatusCode::kDataLoss,
-        "sender {}: what it sent does not make up {}: the chunks here have root {:016x}; a "
-        "chunk was left out, or is another version's; not committed",
-        Name(i), DescribeFully(ends_[i]), root);
+    return Blame(
+        Errorf(StatusCode::kDataLoss,
+               "sender {}: what it sent does not make up {}: the chunks here have root {:016x}; a "
+               "chunk was left out, or is another version's; not committed",
+               Name(i), DescribeFully(ends_[i]), root));
   }
   return absl::OkStatus();
 }
@@ -262,6 +272,8 @@ Status PullRound::FetchSideFiles() {
     if (side_files_[i] == 0 || env_.side_files.Has(i, side_files_[i])) continue;
     DW_ASSIGN_OR_RETURN(std::vector<SideFile> files,
                         agents_[i].upstream->SideFiles(env_.model, side_files_[i]));
+    DW_RETURN_IF_ERROR(Annotate(CheckCodeFiles(files, env_.allow_code_files),
+                                fmt::format("sender {}: model \"{}\"", Name(i), env_.model)));
     env_.side_files.Put(i, side_files_[i], std::move(files));
   }
   return absl::OkStatus();

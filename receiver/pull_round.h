@@ -81,6 +81,8 @@ class PullRound {
     const TransportFactory& transport;
     uint32_t streams = 4;
     std::chrono::milliseconds stream_timeout{30000};
+    /// Take side files that an engine may execute.
+    bool allow_code_files = false;
     /// Waits until no reader keeps the buffer's bytes from being changed. Called between steps, on
     /// the thread that drives the round.
     std::function<Status()> writable;
@@ -107,7 +109,12 @@ class PullRound {
   const PullStats& stats() const { return stats_; }
   /// After kCommit: the delta from the state committed before, if it was recorded; else null.
   const std::shared_ptr<const Delta>& delta() const { return delta_; }
+  const Identity& delta_from() const { return delta_from_; }
   const RoundTimes& times() const { return times_; }
+  /// What an agent did wrong, after an error of Advance: its stream broke, or it sent something
+  /// else than it named. kCancelled: nothing that is known; a call that an agent refused is not
+  /// here.
+  const Status& fault() const { return fault_; }
   /// True when the error was that the received chunks are not the state that an agent named.
   bool root_mismatch() const { return root_mismatch_; }
   /// Bytes of the chunks that are sure to come whole, to show progress; 0: not known.
@@ -134,6 +141,8 @@ class PullRound {
   Status RunParts();
   Status CheckEnd(const Part& part);
   Status CheckRoots();
+  /// Notes `error` as an agent's fault, and returns it.
+  Status Blame(Status error);
   Status FetchSideFiles();
   std::string Name(size_t agent) const { return agents_[agent].upstream->address(); }
 
@@ -150,9 +159,11 @@ class PullRound {
   std::vector<uint64_t> side_files_;  // hashes that the End frames named
   PullStats stats_;
   std::shared_ptr<const Delta> delta_;
+  Identity delta_from_;
   RoundTimes times_;
   double waited_ = 0;  // for readers, in this step
   bool root_mismatch_ = false;
+  Status fault_ = absl::CancelledError("no agent is at fault");
   uint64_t bytes_expected_ = 0;
 
   Mutex mu_;

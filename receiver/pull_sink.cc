@@ -33,7 +33,7 @@ PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates,
 void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once) {
   decoder_.emplace(buffer_, rates_, std::move(history));
   record_ = record;
-  touched_ = history_misfit_ = false;
+  touched_ = touch_failed_ = history_misfit_ = false;
   bytes_ = staged_bytes_ = 0;
   stage_seconds_ = 0;
   bad_.clear();
@@ -95,17 +95,20 @@ void PullSink::Drop() {
 
 Status PullSink::Touch() {
   if (touched_) return absl::OkStatus();
-  if (touch_) {
-    DW_RETURN_IF_ERROR(touch_());
-  } else {
-    DW_ASSIGN_OR_RETURN(const bool begun, buffer_.BeginUpdate());
-    if (!begun) {
-      return Errorf(StatusCode::kUnavailable, "{} is in use by others",
-                    buffer_.directory().native());
-    }
+  const Status begun = TouchBuffer();
+  if (!begun.ok()) {
+    touch_failed_ = true;
+    return begun;
   }
   touched_ = dirty_ = true;
   return absl::OkStatus();
+}
+
+Status PullSink::TouchBuffer() {
+  if (touch_) return touch_();
+  DW_ASSIGN_OR_RETURN(const bool begun, buffer_.BeginUpdate());
+  if (begun) return absl::OkStatus();
+  return Errorf(StatusCode::kUnavailable, "{} is in use by others", buffer_.directory().native());
 }
 
 StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {

@@ -72,6 +72,9 @@ class PullSink : public net::ChunkSink {
   uint64_t bytes() const { return bytes_; }
   /// Time that all streams together took in this round to check and decode what came.
   double stage_seconds() const { return stage_seconds_; }
+  /// True when the round failed since the buffer could not be made ready, which is not the sender's
+  /// doing.
+  bool touch_failed() const { return touch_failed_; }
   /// True when a tight delta did not fit the receiver's history or bytes.
   bool history_misfit() const { return history_misfit_; }
   /// Adds the round's counters to `stats`.
@@ -86,6 +89,7 @@ class PullSink : public net::ChunkSink {
   };
 
   Status Touch();
+  Status TouchBuffer();
   Status Complete(const wire::FrameHeader& header);
   StatusOr<MutableBytes> BeginDelta(const wire::FrameHeader& header);
   Status FinishDelta(const wire::FrameHeader& header);
@@ -116,6 +120,7 @@ class PullSink : public net::ChunkSink {
   /// Chunks that have had a frame in this round, or have staged deltas from an earlier one.
   std::vector<uint8_t> seen_;
   std::atomic<bool> touched_{false};
+  std::atomic<bool> touch_failed_{false};
   std::atomic<bool> dirty_{false};
   std::atomic<bool> history_misfit_{false};
   std::atomic<uint64_t> bytes_{0};

@@ -116,7 +116,7 @@ void Replica::Join() {
 }
 
 void Replica::Run() {
-  if (buffer_ != nullptr) ServeOn(nullptr);
+  if (buffer_ != nullptr) ServeOn(nullptr, {});
   std::unique_lock lock(mu_);
   while (!stopping_) {
     auto again = Clock::time_point::max();
@@ -229,6 +229,9 @@ StatusOr<std::vector<ModelDescription>> Replica::DescribeAll() {
   std::vector<NamedCoverage> parts;
   for (const AgentLink& agent : agents_) {
     DW_ASSIGN_OR_RETURN(ModelDescription d, agent.upstream->Describe(options_.model));
+    DW_RETURN_IF_ERROR(Annotate(
+        CheckCodeFiles(d.side_files, options_.allow_code_files),
+        fmt::format("sender {}: model \"{}\"", agent.upstream->address(), options_.model)));
     parts.push_back({agent.upstream->address(), d.owned});
     descriptions.push_back(std::move(d));
     const Layout& first = descriptions.front().layout;
@@ -381,6 +384,7 @@ ReplicaStatus Replica::status() const {
     AgentView view = agents_[i].view;
     view.newest = follower_.newest(i);
     view.attached = follower_.attached(i);
+    view.in_use = agents_[i].upstream->in_use();
     s.agents.push_back(std::move(view));
   }
   return s;

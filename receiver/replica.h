@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -51,11 +52,13 @@ struct ReplicaOptions {
   /// update goes to a fresh file, and the readers keep the old one. Else it waits without limit.
   std::chrono::milliseconds reader_grace{10000};
   bool copy_for_reader = false;
-  uint64_t seed = 0;       ///< seed of the random part of pauses
-  std::string file_group;  ///< group that may read the files; empty: only their owner
+  uint64_t seed = 0;              ///< seed of the random part of pauses
+  std::string file_group;         ///< group that may read the files; empty: only their owner
+  bool allow_code_files = false;  ///< take side files that an engine may execute
   /// Is told of every version, to serve it to other receivers; it outlives the replica. Null: none.
   Downstream* downstream = nullptr;
   uint64_t served_delta_bytes = 0;  ///< of a pull's delta, for whom `downstream` serves
+  uint64_t relay_number = 0;        ///< of this daemon in RelayNews::path; 0: it serves nobody
   StageObserver stages;             ///< told of each version that is committed
 };
 
@@ -66,6 +69,7 @@ struct AgentView {
   Coverage owned;
   uint64_t owned_bytes = 0;
   bool attached = false;
+  std::string in_use;  ///< of several addresses the one that is used now
 };
 
 struct ReplicaStatus {
@@ -214,8 +218,12 @@ class Replica {
   void TellStages(const CommitTimes& times) const;
   /// Keeps what the last pull applied as a file for engines.
   void LeaveDelta();
-  /// Tells the downstream of the committed version.
-  void ServeOn(std::shared_ptr<const Delta> delta);
+  /// Tells the downstream of the committed version, to which `delta` leads from `from`.
+  void ServeOn(std::shared_ptr<const Delta> delta, const Identity& from);
+  /// Tells the downstream what goes on here and above.
+  void TellNews();
+  /// Tells the downstream of chunks that have lost their digest.
+  void TellLost(std::span<const uint32_t> chunks);
   Status MarkSuspects();
   Status Touch();
   Status WaitWritable();
@@ -244,6 +252,8 @@ class Replica {
   void KeepAttached();
   void Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>& lock);
   void OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event);
+  /// False: the event is of an attachment that has ended, or must not be taken.
+  bool TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event);
   void OnEnded(size_t agent, uint64_t attachment, const Status& why);
 
   void SetPhase(ReceiverPhase phase);
@@ -276,9 +286,11 @@ class Replica {
   DeltaFiles delta_files_;
   uint32_t scrub_next_ = 0;
   int root_mismatches_ = 0;  // consecutive ones
+  Status fault_;  // what the upstream did wrong in the last round; see Upstream::PullEnded
   std::mt19937_64 random_;
   Backoff describe_backoff_;
-  bool behind_ = false;  // the hidden one of two files is not at the committed version
+  bool behind_ = false;       // the hidden one of two files is not at the committed version
+  bool serve_again_ = false;  // the downstream could not take what is committed
   std::atomic<bool> reader_in_the_way_{false};
   SteadyClock::time_point describe_at_{}, scrub_at_{}, check_at_{}, catch_up_at_{};
 
@@ -304,6 +316,9 @@ class Replica {
   double readers_waited_ = 0;         // since the pull began
   TraceId message_of_;                // the version that status_.message is about
   std::shared_ptr<PullRound> round_;  // the running round; null: none
+  Identity round_target_;             // what it pulls
+  uint32_t failed_in_row_ = 0;        // pulls, since one ended as it should
+  RelayNews upstream_news_;           // what a single upstream last said as a relay
   bool round_requested_ = false;      // a caller waits for the running pull
   bool catching_up_ = false;          // the hidden file is being changed
   bool connection_failed_ = false;    // status_ shows a lost connection; the next one clears it

@@ -62,16 +62,31 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
 }
 
 void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
+  if (TakeEvent(agent, attachment, event)) TellNews();
+}
+
+bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
   std::lock_guard lock(mu_);
   AgentLink& a = agents_[agent];
-  if (attachment != a.attachment) return;
+  if (attachment != a.attachment) return false;
+  if (options_.relay_number != 0 &&
+      std::ranges::find(event.relay.path, options_.relay_number) != event.relay.path.end()) {
+    // Without its events the attachment counts as silent, and is made anew until this ends.
+    SetMessage(Errorf(StatusCode::kFailedPrecondition,
+                      "{} gets its versions from this relay: a circle of relays; name the sender, "
+                      "or a relay nearer to it",
+                      a.view.address));
+    connection_failed_ = true;
+    return false;
+  }
   const Identity before = follower_.newest(agent);
   const Status taken = follower_.Event(agent, event, Clock::now());
   if (!taken.ok()) {
     if (absl::IsDataLoss(taken)) LogWarn("model {}: {}", options_.model, MessageOf(taken));
     attend_cv_.notify_all();
-    return;
+    return false;
   }
+  if (agents_.size() == 1) upstream_news_ = event.relay;
   a.delta_bytes = event.delta_bytes;
   if (!event.newest.empty()) {
     if (!(TraceOf(event.newest) == TraceOf(before))) Told(event.newest);
@@ -84,6 +99,7 @@ void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& ev
     requests_.AddRemote({agent, event.sync_request, event.force_full});
   }
   cv_.notify_all();
+  return true;
 }
 
 void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
@@ -93,6 +109,7 @@ void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
   ++a.attachment;  // later calls for this attachment are ignored
   follower_.Ended(agent, why, Clock::now());
   requests_.DropRemote(agent);
+  upstream_news_ = {};
   if (stopping_) return;
   SetMessage(Errorf(StatusCode::kUnavailable, "the connection to sender {} ended: {}",
                     a.view.address, MessageOf(why)));

@@ -159,9 +159,7 @@ Status Replica::MarkSuspects() {
     suspects_.merge(suspects);
     return begun;
   }
-  if (options_.downstream != nullptr) {
-    options_.downstream->Distrusted(std::vector<uint32_t>(suspects.begin(), suspects.end()));
-  }
+  TellLost(std::vector<uint32_t>(suspects.begin(), suspects.end()));
   return absl::OkStatus();
 }
 
@@ -170,7 +168,9 @@ void Replica::CheckFiles(std::unique_lock<Mutex>& lock) {
   lock.unlock();
   const auto health = buffer_->Check();
   // What was put back may be another file.
-  if (health.ok() && !health->put_back.empty()) ServeOn(nullptr);
+  if (health.ok() && (serve_again_ || !health->put_back.empty())) ServeOn(nullptr, {});
+  if (health.ok()) TellLost(health->bad_chunks);
+  TellLost(buffer_->TakeLost());
   lock.lock();
   pulling_ = false;
   cv_.notify_all();

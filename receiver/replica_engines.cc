@@ -44,7 +44,8 @@ StatusOr<bool> Replica::BeginUpdate() {
   const auto served = options_.downstream == nullptr ? nullptr : buffer_->InTheWay();
   if (served != nullptr) options_.downstream->MakeWay(*served);
   auto begun = buffer_->BeginUpdate();
-  if (served != nullptr && !(begun.ok() && *begun)) served->Open();
+  // Another thread may have begun the update that this call could not begin.
+  if (served != nullptr) buffer_->Reopen(*served);
   std::lock_guard lock(mu_);
   updates_begun_ -= named ? 1 : 0;
   status_.committed = buffer_->committed();

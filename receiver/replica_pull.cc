@@ -17,6 +17,9 @@ using Clock = SteadyClock;
 // of its delta may do so every time.
 constexpr int kMismatchesBeforeFull = 2;
 
+// After so many failed pulls in a row the bytes of the next one are no sign of progress.
+constexpr uint32_t kFailuresInProgress = 3;
+
 // "5 fast, 3 tight, 0 dense".
 std::string CodecsText(const FormCounts& forms) {
   std::string text;
@@ -37,6 +40,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   cv_.wait(lock, [this] { return verifying_ == 0; });
   lock.unlock();
   Status pulled;
+  fault_ = absl::CancelledError("not pulled");
   if (!batch.empty()) {
     auto asked = AskNewest();
     pulled = asked.status();
@@ -51,14 +55,15 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
     pulled = WaitWritable();
   }
   // Of several agents' pulls nobody knows whose was at fault.
-  for (const AgentLink& agent : agents_) {
-    agent.upstream->PullEnded(agents_.size() == 1 ? pulled : absl::OkStatus());
-  }
+  if (agents_.size() > 1 && !pulled.ok()) fault_ = absl::CancelledError("one of several");
+  for (const AgentLink& agent : agents_) agent.upstream->PullEnded(fault_);
   lock.lock();
   pulling_ = false;
   // A pull that a pause ended has not failed.
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
-  if (!paused) follower_.PullEnded(pulled, Clock::now());
+  const bool reached = !IsLater(target.whole, status_.committed);
+  if (!paused) follower_.PullEnded(pulled, reached, Clock::now());
+  failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);
   if (pulled.ok()) {
     status_.message.clear();
     status_.phase = paused_ ? ReceiverPhase::kPaused : ReceiverPhase::kIdle;
@@ -74,6 +79,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   Answer(lock, batch, pulled);
   lock.unlock();
   SendAll();
+  TellNews();
   // Nobody who waits for the commit waits for this.
   if (pulled.ok()) {
     LeaveDelta();
@@ -91,11 +97,30 @@ void Replica::LeaveDelta() {
   if (buffer_->buffers() == 1) sink_->ForgetApplied();
 }
 
-void Replica::ServeOn(std::shared_ptr<const Delta> delta) {
+void Replica::ServeOn(std::shared_ptr<const Delta> delta, const Identity& from) {
   if (options_.downstream == nullptr) return;
-  if (auto file = buffer_->Serve(); file != nullptr) {
-    options_.downstream->Committed(*buffer_, std::move(file), std::move(delta));
+  auto file = buffer_->Serve();
+  serve_again_ = file != nullptr &&
+                 !options_.downstream->Committed(*buffer_, std::move(file), std::move(delta), from);
+}
+
+void Replica::TellNews() {
+  if (options_.downstream == nullptr) return;
+  RelayNews news;
+  {
+    std::lock_guard lock(mu_);
+    news = upstream_news_;
+    if (round_ != nullptr && failed_in_row_ < kFailuresInProgress) {
+      news.fetching = round_target_;
+      news.fetched_bytes = status_.bytes_done;
+      news.applying = status_.phase == ReceiverPhase::kApplying;
+    }
   }
+  options_.downstream->News(news);
+}
+
+void Replica::TellLost(std::span<const uint32_t> chunks) {
+  if (options_.downstream != nullptr && !chunks.empty()) options_.downstream->Distrusted(chunks);
 }
 
 StatusOr<Follower::Target> Replica::AskNewest() {
@@ -144,6 +169,7 @@ void Replica::HoldParts(const Follower::Target& target) {
 }
 
 Status Replica::RunRound(const Follower::Target& target, bool force_full) {
+  fault_ = absl::CancelledError("the round has not ended");
   DW_RETURN_IF_ERROR(MarkSuspects());
   // An interrupted update must begin again before the pull says what is held: if others had its
   // file open, a fresh file would replace it, without the chunks that the pull has named.
@@ -163,6 +189,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
       .transport = transport_,
       .streams = options_.streams,
       .stream_timeout = options_.stream_timeout,
+      .allow_code_files = options_.allow_code_files,
       .writable = [this] { return WaitWritable(); },
       .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); }};
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
@@ -176,6 +203,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
     status_.bytes_done = 0;
     status_.bytes_total = delta_bytes;
     round_ = round;
+    round_target_ = target.whole;
   }
   const auto began = Clock::now();
   LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
@@ -184,6 +212,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   while (ended.ok() && round->step() != PullRound::Step::kDone) {
     SetPhase(round->step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
                                                          : ReceiverPhase::kApplying);
+    TellNews();
     const bool transfers = round->step() == PullRound::Step::kTransfer;
     const bool commits = round->step() == PullRound::Step::kCommit;
     if (commits) ended = BeginChange();
@@ -199,14 +228,16 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
     std::lock_guard lock(mu_);
     if (round->bytes_expected() > 0) status_.bytes_total = round->bytes_expected();
   }
+  fault_ = ended.ok() ? ended : round->fault();
   root_mismatches_ = round->root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {
     for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round->ends()[i];
     behind_ = buffer_->buffers() == 2;
     catch_up_at_ = Clock::now();
     Committed(*round, began);
-    ServeOn(round->delta());
+    ServeOn(round->delta(), round->delta_from());
   }
+  TellLost(buffer_->TakeLost());
   std::lock_guard lock(mu_);
   round_.reset();
   status_.root_mismatches += round->root_mismatch() ? 1 : 0;
@@ -340,6 +371,7 @@ void Replica::OnProgress(size_t agent, uint64_t bytes) {
     reported_ = now;
   }
   SendAll();
+  TellNews();
 }
 
 }  // namespace deltawire::receiver

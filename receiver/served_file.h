@@ -46,7 +46,8 @@ class ServedFile : public std::enable_shared_from_this<ServedFile> {
     closed_ = true;
     return cv_.wait_for(lock, limit, [this] { return readers_ == 0; });
   }
-  /// Undoes Drain or Close. REQUIRES: the bytes have not been changed since.
+  /// Undoes Drain or Close. REQUIRES: the bytes have not been changed since; Buffer::Reopen sees to
+  /// that.
   void Open() {
     std::lock_guard lock(mu_);
     closed_ = false;

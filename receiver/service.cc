@@ -98,6 +98,7 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
       a->set_owned_bytes(agent.owned_bytes);
       deltawire::ToProto(agent.owned, a->mutable_owned());
       a->set_attached(agent.attached);
+      a->set_in_use(agent.in_use);
     }
     if (const Engines* engines = daemon_.EnginesOf(m->model())) {
       const auto views = engines->views();

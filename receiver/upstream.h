@@ -14,6 +14,7 @@
 #include "common/base/checksum.h"
 #include "common/base/identity.h"
 #include "common/base/receiver_phase.h"
+#include "common/base/relay_news.h"
 #include "common/base/status.h"
 #include "common/delta/codec_choice.h"
 #include "common/delta/pull_stats.h"
@@ -59,6 +60,7 @@ struct UpstreamEvent {
   uint64_t delta_bytes = 0;   ///< size of the delta to `newest` from the version before
   uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
   bool force_full = false;
+  RelayNews relay;  ///< of an upstream that is a relay
 };
 
 /// What the replica reports of itself.
@@ -78,6 +80,8 @@ class Upstream {
   virtual ~Upstream() = default;
   /// The sender's name in messages and status.
   virtual const std::string& address() const = 0;
+  /// Of several addresses the one that is used now.
+  virtual std::string in_use() const { return address(); }
   virtual StatusOr<ModelDescription> Describe(const std::string& model) = 0;
   /// The newest state; epoch 0 when nothing is published.
   virtual StatusOr<Identity> Newest(const std::string& model) = 0;
@@ -85,7 +89,8 @@ class Upstream {
   /// that they have this hash.
   virtual StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) = 0;
   virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
-  /// The pull for which OpenPull was called last has ended so.
+  /// The pull for which OpenPull was called last has ended: OK when its version is committed, else
+  /// what the upstream did wrong. kCancelled: it broke off for another reason.
   virtual void PullEnded(const Status& /*status*/) {}
   /// Attaches in the background; `event` is called until the stream ends, then `ended` once.
   virtual Status Attach(const std::string& model, const Report& first,

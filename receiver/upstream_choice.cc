@@ -15,26 +15,44 @@ void UpstreamChoice::PutOff(State& state, Time now) {
                            state.backoff.Next(random_, kLongest));
 }
 
-void UpstreamChoice::Failed(size_t upstream, Time now) {
-  PutOff(upstreams_[upstream], now);
+void UpstreamChoice::Failed(size_t upstream, Failure failure, Time now) {
+  State& failed = upstreams_[upstream];
+  PutOff(failed, now);
+  if (failure == Failure::kBadWork) {
+    auto pause = times_.first_doubt;
+    for (uint32_t i = 0; i < failed.bad_work && pause < times_.longest_doubt; ++i) pause *= 4;
+    ++failed.bad_work;
+    failed.prefer_at = now + Pause(std::min(pause, times_.longest_doubt));
+  }
   if (upstream != current_) return;
+  // An upstream of bad work is still better than one that cannot be reached.
   const auto sooner = [now](const State& a, const State& b) {
-    return std::max(a.try_at, now) < std::max(b.try_at, now);
+    return std::pair(std::max(a.try_at, now), std::max(a.prefer_at, now)) <
+           std::pair(std::max(b.try_at, now), std::max(b.prefer_at, now));
   };
   // Of those that may be tried now min_element takes the first, that is, the preferred one.
   current_ = static_cast<size_t>(std::ranges::min_element(upstreams_, sooner) - upstreams_.begin());
 }
 
+void UpstreamChoice::Worked(size_t upstream) {
+  State& state = upstreams_[upstream];
+  state.backoff.Reset();
+  state.bad_work = 0;
+  state.prefer_at = {};
+}
+
 std::optional<size_t> UpstreamChoice::Probe(Time now) const {
   for (size_t i = 0; i < current_; ++i) {
-    if (upstreams_[i].try_at <= now) return i;
+    if (std::max(upstreams_[i].try_at, upstreams_[i].prefer_at) <= now) return i;
   }
   return std::nullopt;
 }
 
 UpstreamChoice::Time UpstreamChoice::NextProbe() const {
   Time next = Time::max();
-  for (size_t i = 0; i < current_; ++i) next = std::min(next, upstreams_[i].try_at);
+  for (size_t i = 0; i < current_; ++i) {
+    next = std::min(next, std::max(upstreams_[i].try_at, upstreams_[i].prefer_at));
+  }
   return next;
 }
 
@@ -46,7 +64,7 @@ bool UpstreamChoice::Probed(size_t upstream, bool well, Time now) {
   }
   if (state.answered) return true;
   state.answered = true;
-  state.try_at = now + Pause(kSettle);
+  state.try_at = now + Pause(times_.settle);
   return false;
 }
 
@@ -64,14 +82,14 @@ UpstreamChoice::Time UpstreamChoice::NextCompare() const {
   return current_ + 1 < upstreams_.size() ? compare_at_ : Time::max();
 }
 
-bool UpstreamChoice::Compared(bool newer, const Identity& seen, Time now) {
-  compare_at_ = now + Pause(kCompareEvery);
+bool UpstreamChoice::Compared(bool newer, uint64_t news, Time now) {
+  compare_at_ = now + Pause(times_.compare_every);
   if (!newer) {
     behind_.reset();
     return false;
   }
-  if (behind_ && *behind_ == seen) return true;
-  behind_ = seen;
+  if (behind_ && *behind_ == news) return true;
+  behind_ = news;
   return false;
 }
 

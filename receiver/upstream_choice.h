@@ -1,8 +1,8 @@
 // Which of several upstreams, given in order of preference, a receiver uses now. A failed one is
-// left for the first that may be tried, and so is one that is behind; a preferred one is used again
-// after it has answered twice, with a random pause between, so that not all return at once. Pure: a
-// function of events and time. Owner: a FailoverUpstream, under its lock. Cost: O(upstreams).
-// Errors: none.
+// left for the first that may be tried, and so is one that is behind. A preferred one is used again
+// after two answers with a random pause between, so that not all return at once, and after a pause
+// that grows with each piece of work that it failed at. Pure: a function of events and time.
+// Owner: a FailoverUpstream, under its lock. Cost: O(upstreams). Errors: none.
 #pragma once
 
 #include <chrono>
@@ -19,21 +19,33 @@ namespace deltawire::receiver {
 class UpstreamChoice {
  public:
   using Time = SteadyClock::time_point;
-  /// The longest pause before a failed upstream is tried again.
-  static constexpr std::chrono::milliseconds kLongest{10000};
-  /// The pause between the two answers of an upstream that is used again: half of it to all.
-  static constexpr std::chrono::milliseconds kSettle{2000};
-  /// The pause between two comparisons: half of it to all.
-  static constexpr std::chrono::milliseconds kCompareEvery{10000};
+  /// The longest pause before an upstream that cannot be reached is tried again.
+  static constexpr std::chrono::milliseconds kLongest = Backoff::kLongest;
+  /// Pauses of which half is for sure and the rest random.
+  struct Times {
+    /// Between the two answers of an upstream that is used again.
+    std::chrono::milliseconds settle{2000};
+    /// Between two comparisons.
+    std::chrono::milliseconds compare_every{10000};
+    /// Before one is preferred again that answers and does not do what it is asked: after the first
+    /// failure, and at most. Each pause is four times the one before.
+    std::chrono::milliseconds first_doubt{1000}, longest_doubt{300000};
+  };
 
-  UpstreamChoice(size_t upstreams, uint64_t seed) : upstreams_(upstreams), random_(seed) {}
+  UpstreamChoice(size_t upstreams, uint64_t seed) : UpstreamChoice(upstreams, seed, Times()) {}
+  UpstreamChoice(size_t upstreams, uint64_t seed, const Times& times)
+      : times_(times), upstreams_(upstreams), random_(seed) {}
 
   size_t current() const { return current_; }
+  enum class Failure : uint8_t {
+    kGone,     ///< it cannot be reached, or is behind
+    kBadWork,  ///< a pull, or a call that a pull needs, has failed there
+  };
   /// `upstream` did not do what it was asked. If it is the current one, another becomes it: the
   /// first that may be tried now, or else the one that may be tried soonest.
-  void Failed(size_t upstream, Time now);
-  /// The current upstream did what it was asked.
-  void Worked() { upstreams_[current_].backoff.Reset(); }
+  void Failed(size_t upstream, Failure failure, Time now);
+  /// A whole pull from `upstream` has ended as it should, which is more than an answer.
+  void Worked(size_t upstream);
 
   /// The upstream before the current one that is to be asked now whether it is well; nullopt: none.
   std::optional<size_t> Probe(Time now) const;
@@ -48,14 +60,16 @@ class UpstreamChoice {
   /// The upstream to be asked now for its newest state, to compare; nullopt: none.
   std::optional<size_t> Compare(Time now) const;
   Time NextCompare() const;
-  /// Whether the one that was asked has a newer state than `seen`, the newest that the current one
-  /// has told of. True: so it was the last time, and `seen` is the same, so the current one is
-  /// behind.
-  bool Compared(bool newer, const Identity& seen, Time now);
+  /// Whether the one that was asked has a newer state than the newest that the current one has told
+  /// of. `news` counts what the current one has told of, its own pull's progress included. True: so
+  /// it was the last time, and nothing has been told since, so the current one is behind.
+  bool Compared(bool newer, uint64_t news, Time now);
 
  private:
   struct State {
-    Time try_at{};  ///< not before
+    Time try_at{};          ///< not before
+    Time prefer_at{};       ///< not preferred to one that works before this
+    uint32_t bad_work = 0;  ///< in a row
     bool answered = false;
     Backoff backoff;
   };
@@ -63,10 +77,11 @@ class UpstreamChoice {
   /// Half of `most` to all of it.
   SteadyClock::duration Pause(std::chrono::milliseconds most);
 
+  const Times times_;
   std::vector<State> upstreams_;
   size_t current_ = 0;
   Time compare_at_{};
-  std::optional<Identity> behind_;  // what was seen here when a newer state was there
+  std::optional<uint64_t> behind_;  // what was told of here when a newer state was there
   std::mt19937_64 random_;
 };
 

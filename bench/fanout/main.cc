@@ -89,8 +89,8 @@ class Swarm {
       o.huge_pages = false;
       o.seed = i + 1;
       std::vector<std::unique_ptr<receiver::Upstream>> upstreams;
-      upstreams.push_back(receiver::MakeGrpcUpstream(sender, fmt::format("r{}", i),
-                                                     security::Credentials::None(), false));
+      upstreams.push_back(
+          receiver::MakeGrpcUpstream(sender, fmt::format("r{}", i), security::Credentials::None()));
       auto replica = receiver::Replica::Start(o, std::move(upstreams), transport, pool_, rates_);
       if (!replica.ok()) {
         failed_ = replica.status();

@@ -31,19 +31,25 @@ Status CheckReceiverId(const std::string& id) {
                 kMaxReceiverId);
 }
 
-void Attachments::Publish(const std::string& model, const VersionInfo& info) {
+void Attachments::Publish(const std::string& model, const VersionInfo& info, bool in_order) {
   News news;
   {
     std::lock_guard lock(mu_);
-    Note(model, info, news);
+    Note(model, info, in_order, news);
   }
   Call(news);
 }
 
-void Attachments::Note(const std::string& model, const VersionInfo& info, News& news) {
+void Attachments::SetRelay(const std::string& model, const RelayNews& relay) {
+  std::lock_guard lock(mu_);
+  relays_[model] = relay;
+}
+
+void Attachments::Note(const std::string& model, const VersionInfo& info, bool in_order,
+                       News& news) {
   Change& newest = newest_[model];
   // Two publishes may arrive here in reverse order.
-  if (newest.serial != 0 && IsLater(newest.info.identity, info.identity)) return;
+  if (!in_order && newest.serial != 0 && IsLater(newest.info.identity, info.identity)) return;
   // A part with equal bytes may be published again under another attempt, which is news for
   // receivers of several agents.
   if (newest.serial != 0 && newest.info.identity == info.identity &&
@@ -61,6 +67,7 @@ void Attachments::Note(const std::string& model, const VersionInfo& info, News& 
 void Attachments::Forget(const std::string& model) {
   std::lock_guard lock(mu_);
   newest_.erase(model);
+  relays_.erase(model);
   Wake();
 }
 
@@ -102,7 +109,7 @@ StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::strin
                                       const std::string& peer, const std::string& principal,
                                       News& news) {
   std::lock_guard lock(mu_);
-  if (stopping_) return Stopping("sender");
+  DW_RETURN_IF_ERROR(stopped_);
   const auto now = Clock::now();
   for (auto it = attached_.begin(); it != attached_.end();) {
     const Attached& a = it->second;
@@ -179,7 +186,7 @@ StatusOr<Attachments::Due> Attachments::TakeEvent(uint64_t token) {
 }
 
 StatusOr<Attachments::Due> Attachments::Take(uint64_t token) {
-  if (stopping_) return Stopping("sender");
+  DW_RETURN_IF_ERROR(stopped_);
   const auto it = attached_.find(token);
   if (it == attached_.end()) {
     return absl::AbortedError("this attachment has ended, or a newer one took its place");
@@ -211,6 +218,9 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token) {
     }
     event.number = ++a.number;
     event.newest = newest->second.info;
+    if (const auto relay = relays_.find(a.model); relay != relays_.end()) {
+      event.relay = relay->second;
+    }
     a.seen = newest->second.serial;
     a.sent = now;
   }
@@ -353,7 +363,7 @@ Status Attachments::TriggerSync(const std::string& model, const std::vector<std:
     }
     if (gone()) return CallerGone();
     lock.lock();
-    if (stopping_) return Stopping("sender");
+    DW_RETURN_IF_ERROR(stopped_);
     if (news.empty()) cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
   }
   return absl::OkStatus();
@@ -362,7 +372,7 @@ Status Attachments::TriggerSync(const std::string& model, const std::vector<std:
 std::optional<Attachments::Change> Attachments::WaitChange(const std::string& model, uint64_t seen,
                                                            const std::function<bool()>& gone) {
   std::unique_lock lock(mu_);
-  while (!stopping_) {
+  while (stopped_.ok()) {
     const auto it = newest_.find(model);
     if (it != newest_.end() && it->second.serial != seen && !it->second.info.identity.empty()) {
       return it->second;
@@ -376,11 +386,11 @@ std::optional<Attachments::Change> Attachments::WaitChange(const std::string& mo
   return std::nullopt;
 }
 
-void Attachments::Stop() {
+void Attachments::Stop(const Status& why) {
   News news;
   {
     std::lock_guard lock(mu_);
-    stopping_ = true;
+    stopped_.Update(why);
     for (auto& [token, a] : attached_) Wake(a, news);
     Wake();
   }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/base/receiver_phase.h"
+#include "common/base/relay_news.h"
 #include "common/base/status.h"
 #include "common/base/sync.h"
 #include "common/delta/pull_stats.h"
@@ -49,6 +50,7 @@ struct SenderEvent {
   VersionInfo newest;
   uint64_t sync_request = 0;
   bool force_full = false;
+  RelayNews relay;  ///< where a relay serves
 };
 
 struct AttachmentLimits {
@@ -67,8 +69,12 @@ class Attachments {
  public:
   explicit Attachments(const AttachmentLimits& limits = {}) : limits_(limits) {}
 
-  /// `model` has published `info`, or a new model has taken that name.
-  void Publish(const std::string& model, const VersionInfo& info);
+  /// `model` has published `info`, or a new model has taken that name. An older version than the
+  /// one before is a publish that was overtaken on its way here, and is ignored, unless `in_order`
+  /// says that it was indeed taken after the newer one.
+  void Publish(const std::string& model, const VersionInfo& info, bool in_order = false);
+  /// What events say of the relay that serves `model`, from the next one on.
+  void SetRelay(const std::string& model, const RelayNews& relay);
   /// `model` is not registered any more.
   void Forget(const std::string& model);
 
@@ -127,8 +133,8 @@ class Attachments {
   std::optional<Change> WaitChange(const std::string& model, uint64_t seen,
                                    const std::function<bool()>& gone);
 
-  /// Ends every wait.
-  void Stop();
+  /// Ends every wait with `why`.
+  void Stop(const Status& why);
 
  private:
   struct Attached {
@@ -157,7 +163,7 @@ class Attachments {
   static void Wake(Attached& a, News& news);
   using Entry = std::map<uint64_t, Attached>::iterator;
   Entry Erase(Entry entry, News& news);
-  void Note(const std::string& model, const VersionInfo& info, News& news);
+  void Note(const std::string& model, const VersionInfo& info, bool in_order, News& news);
   StatusOr<Due> Take(uint64_t token);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
@@ -171,9 +177,10 @@ class Attachments {
   const AttachmentLimits limits_;
   OnCommitted on_committed_;
   mutable Mutex mu_;
-  CondVar cv_;  // for WaitChange and TriggerSync
-  bool stopping_ = false;
+  CondVar cv_;      // for WaitChange and TriggerSync
+  Status stopped_;  // not OK: why every wait ends
   std::map<std::string, Change> newest_;
+  std::map<std::string, RelayNews> relays_;
   std::map<uint64_t, Attached> attached_;
   std::map<std::string, uint64_t> silent_;
   uint64_t changes_ = 0;

@@ -152,8 +152,9 @@ std::optional<StatusOr<WholeChunk>> ChunkBytes::FromKept(uint32_t chunk, const P
 StatusOr<WholeChunk> ChunkBytes::FromNewest(uint32_t chunk, const Published& end, How how) {
   const LeasedState newest = model_.Lease();
   if (newest.lease == nullptr) {
-    return Errorf(StatusCode::kUnavailable,
-                  "model \"{}\": its only file is being changed; pull again", model_.name());
+    // kAborted is what a pull that was cut ends with, too: the receiver stays, and pulls again.
+    return Errorf(StatusCode::kAborted, "model \"{}\": its only file is being changed; pull again",
+                  model_.name());
   }
   if (newest.state.get() == &end) {
     // The half became available after the caller looked, or the chunk is damaged.
@@ -204,11 +205,10 @@ bool ChunkBytes::HasItsDigest(uint32_t chunk, const Published& state, Bytes byte
 
 Status ChunkBytes::Damaged(uint32_t chunk, const Published& state) const {
   return Errorf(StatusCode::kDataLoss,
-                "model \"{}\", {}: chunk {} of tensor {} no longer has its digest in the sender's "
-                "memory and is not sent until a version in which the trainer writes that tensor "
-                "(check that machine's memory)",
+                "model \"{}\", {}: chunk {} of tensor {} no longer has its digest in the memory of "
+                "the daemon that serves it, and is not sent until {} (check that machine's memory)",
                 model_.name(), ToString(state.info.id()), chunk,
-                model_.layout().tensor(model_.chunks()[chunk].tensor).name);
+                model_.layout().tensor(model_.chunks()[chunk].tensor).name, model_.healed_by());
 }
 
 Status ChunkBytes::Gone(uint32_t chunk, const Published& end, const Published& newest) const {

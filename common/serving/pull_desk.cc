@@ -96,7 +96,7 @@ void PullDesk::Stop(const Status& why) {
     stopped_.Update(why);
     for (auto& [ticket, pull] : pulls_) pulls.push_back(pull);
   }
-  attachments_.Stop();
+  attachments_.Stop(why);
   for (auto& pull : pulls) pull->Cut(why);
 }
 
@@ -330,7 +330,7 @@ void PullDesk::CountFinished(const ServedPull& pull) {
 
 void PullDesk::Changed(const StateSource& source) {
   const auto newest = source.published();
-  attachments_.Publish(source.name(), InfoOf(source, newest.get()));
+  attachments_.Publish(source.name(), InfoOf(source, newest.get()), traits_.in_order);
   if (newest == nullptr) return;
   for (const auto& pull : PullsOf(source)) pull->Overtaken(*newest);
 }

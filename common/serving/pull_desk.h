@@ -62,6 +62,7 @@ struct PullTraits {
   std::chrono::milliseconds grace{250};
   uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
   StageObserver stages;                  ///< told of each pull that has ended as it should
+  bool in_order = false;  ///< Changed is called by one at a time; see Attachments::Publish
 };
 
 class PullDesk {

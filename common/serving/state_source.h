@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
@@ -60,6 +61,10 @@ class StateSource {
   virtual std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const = 0;
   /// Compares one chunk of the newest state with its digest at once, as the scrub would.
   virtual void Recheck(uint32_t chunk) = 0;
+  /// What brings a chunk back that has lost its digest, for messages.
+  virtual std::string_view healed_by() const {
+    return "a version in which the trainer writes that tensor";
+  }
   /// Counts pulls that end at a state whose half is being written to. They reach that state by
   /// undoing the later deltas.
   virtual void CountPull(int change) = 0;

@@ -17,6 +17,12 @@ void ToProto(const SenderEvent& in, v1::SenderEvent* out) {
   out->set_side_files_hash(in.newest.side_files_hash);
   out->set_sync_request(in.sync_request);
   out->set_force_full(in.force_full);
+  if (in.relay == RelayNews{}) return;
+  v1::RelayNews* relay = out->mutable_relay();
+  if (!in.relay.fetching.empty()) ToProto(in.relay.fetching, relay->mutable_fetching());
+  relay->set_fetched_bytes(in.relay.fetched_bytes);
+  relay->set_applying(in.relay.applying);
+  for (const uint64_t number : in.relay.path) relay->add_path(number);
 }
 
 }  // namespace

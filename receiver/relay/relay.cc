@@ -18,8 +18,8 @@ class Relay::Channel : public Downstream {
   Channel(Relay& relay, std::string model, Doubt doubt)
       : relay_(relay), name_(std::move(model)), doubt_(std::move(doubt)) {}
 
-  void Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
-                 std::shared_ptr<const Delta> delta) override {
+  bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
+                 std::shared_ptr<const Delta> delta, const Identity& from) override {
     auto model = relay_.Find(name_);
     const bool fresh = model == nullptr;
     if (fresh) {
@@ -29,14 +29,23 @@ class Relay::Channel : public Downstream {
             doubt(fingerprint, chunk);
           });
     }
-    const Status installed = model->Install(buffer, std::move(file), std::move(delta));
+    const Status installed = model->Install(buffer, std::move(file), std::move(delta), from);
+    const bool said = std::exchange(not_served_, installed) == installed;
     if (!installed.ok()) {
-      LogWarn("model {}: {} is not served to other receivers: {}", name_,
+      LogLine(said ? LogLevel::kDebug : LogLevel::kWarn,
+              "model {}: {} is not served to other receivers yet: {}", name_,
               ToString(buffer.committed()), MessageOf(installed));
-      return;
+      return false;
     }
     if (fresh) relay_.SetModel(name_, model);
     relay_.desk_.Changed(*model);
+    return true;
+  }
+
+  void News(const RelayNews& news) override {
+    RelayNews ours = news;
+    ours.path.push_back(relay_.options_.number);
+    relay_.desk_.attachments().SetRelay(name_, ours);
   }
 
   void Dropped() override {
@@ -50,8 +59,10 @@ class Relay::Channel : public Downstream {
   void MakeWay(ServedFile& file) override {
     if (file.Drain(relay_.options_.grace)) return;
     const auto model = relay_.Find(name_);
-    const auto half = model == nullptr ? std::nullopt : model->HalfOf(file);
-    if (half) relay_.desk_.CutReaders(*model, *half, "so that the next version need not wait");
+    const auto halves = model == nullptr ? std::vector<uint32_t>() : model->HalvesOf(file);
+    for (const uint32_t half : halves) {
+      relay_.desk_.CutReaders(*model, half, "so that the next version need not wait");
+    }
     if (!file.Drain(kCutTimeout)) {
       LogWarn("model {}: pulls that were cut still read the weights", name_);
     }
@@ -67,6 +78,7 @@ class Relay::Channel : public Downstream {
   Relay& relay_;
   const std::string name_;
   const Doubt doubt_;
+  Status not_served_;  // why the last state could not be served
 };
 
 Relay::Relay(const Options& options, ThreadPool& pool, CoderRates& rates)
@@ -75,7 +87,8 @@ Relay::Relay(const Options& options, ThreadPool& pool, CoderRates& rates)
       desk_({.codec = std::nullopt,
              .grace = options.grace,
              .rate_limit_per_receiver = options.rate_limit_per_receiver,
-             .stages = options.stages},
+             .stages = options.stages,
+             .in_order = true},
             {}, rates) {}
 
 Relay::~Relay() {

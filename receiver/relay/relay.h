@@ -26,6 +26,7 @@ class Relay : public net::PullSource, public PullHost {
     /// How long pulls may hold up an update of the file that they read.
     std::chrono::milliseconds grace{250};
     StageObserver stages;  ///< told of each pull that has ended as it should
+    uint64_t number = 0;   ///< of this relay in RelayNews::path
   };
   Relay(const Options& options, ThreadPool& pool, CoderRates& rates);
   ~Relay() override;

@@ -23,16 +23,21 @@ RelayedModel::RelayedModel(std::string name, const Buffer& buffer, ThreadPool& p
              log_bytes) {}
 
 Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
-                             std::shared_ptr<const Delta> delta) {
+                             std::shared_ptr<const Delta> delta, const Identity& from) {
   DW_ASSIGN_OR_RETURN(std::vector<SideFile> files, buffer.SideFiles());
   DW_ASSIGN_OR_RETURN(auto side_files, MakeSideFileSet(std::move(files)));
   const Identity id = buffer.committed();
   const auto before = store_.newest();
+  // A pull that brought nothing new ends here, too.
+  if (before != nullptr && before->info.identity == id && Serves(*before, file) &&
+      before->side_files->hash == side_files->hash) {
+    return absl::OkStatus();
+  }
   const bool follows = before != nullptr && before->info.identity.lineage == id.lineage;
   if (follows && before->info.identity == id) {
     // Chunks that had gone bad were fetched anew. To running pulls this is a newer state.
     delta = DeltaBuilder(0).Finish(id.id, id.id);
-  } else if (delta != nullptr && !(follows && delta->from() == before->info.id())) {
+  } else if (delta != nullptr && !(follows && before->info.identity == from)) {
     delta = nullptr;
   }
   VersionInfo info;
@@ -65,12 +70,20 @@ std::shared_ptr<ServedFile> RelayedModel::FileOf(uint32_t half, const Identity* 
   return known->second.file.lock();
 }
 
-std::optional<uint32_t> RelayedModel::HalfOf(const ServedFile& file) const {
+bool RelayedModel::Serves(const Published& state, const std::shared_ptr<ServedFile>& file) const {
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    if (state.damaged[i] != 0) return false;
+  }
+  return FileOf(state.half, &state.info.identity) == file;
+}
+
+std::vector<uint32_t> RelayedModel::HalvesOf(const ServedFile& file) const {
+  std::vector<uint32_t> halves;
   std::lock_guard lock(mu_);
   for (const auto& [half, known] : halves_) {
-    if (known.file.lock().get() == &file) return half;
+    if (known.file.lock().get() == &file) halves.push_back(half);
   }
-  return std::nullopt;
+  return halves;
 }
 
 LeasedState RelayedModel::Lease() {

@@ -22,12 +22,12 @@ class RelayedModel : public StateSource {
   RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool, uint64_t log_bytes,
                std::function<void(uint32_t chunk)> doubt);
 
-  /// See Downstream::Committed. An error when the side files cannot be read; the state before is
-  /// served on then.
+  /// See Downstream::Committed. Does nothing when that is what is served already. An error when the
+  /// side files cannot be read; the state before is served on then.
   Status Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
-                 std::shared_ptr<const Delta> delta);
-  /// The number under which pulls know the file; nullopt: it is not served here.
-  std::optional<uint32_t> HalfOf(const ServedFile& file) const;
+                 std::shared_ptr<const Delta> delta, const Identity& from);
+  /// The numbers under which pulls know the file: one for each state that was served from it.
+  std::vector<uint32_t> HalvesOf(const ServedFile& file) const;
 
   const std::string& name() const override { return name_; }
   const Layout& layout() const override { return layout_; }
@@ -52,7 +52,8 @@ class RelayedModel : public StateSource {
   void Recheck(uint32_t chunk) override {
     if (Mark(chunk)) doubt_(chunk);
   }
-  /// The same, and tells nobody; true when it was found to be bad.
+  std::string_view healed_by() const override { return "this relay has fetched it anew"; }
+  /// Recheck, but tells nobody; true when it was found to be bad.
   bool Mark(uint32_t chunk);
   void CountPull(int) override {}
   uint64_t log_bytes() const { return store_.log_bytes(); }
@@ -65,6 +66,8 @@ class RelayedModel : public StateSource {
     Identity id;
   };
   std::shared_ptr<ServedFile> FileOf(uint32_t half, const Identity* id) const;
+  /// Whether `file` is served already as `state`, and wholly.
+  bool Serves(const Published& state, const std::shared_ptr<ServedFile>& file) const;
 
   const std::string name_;
   const Layout layout_;

@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -36,8 +37,9 @@ class FakeAgent {
  public:
   using Chunks = std::vector<std::vector<std::byte>>;
   struct Faults {
-    bool mute = false;    ///< sends no events, but keeps the connection
-    int lose_events = 0;  ///< how many of the next events are lost
+    bool mute = false;               ///< sends no events, but keeps the connection
+    int lose_events = 0;             ///< how many of the next events are lost
+    std::optional<Identity> claims;  ///< what events say instead of the newest state
     int fail_opens = 0;
     std::map<uint32_t, int> flip;      ///< how often a whole chunk comes with a wrong byte
     std::set<uint32_t> leave_out;      ///< chunks that are never sent
@@ -164,8 +166,9 @@ class FakeAgent {
       cv_.wait_for(lock, told_ ? std::chrono::milliseconds(20) : std::chrono::milliseconds(0));
       if (stopping_ || !event_ || faults_.mute) continue;
       told_ = true;
-      UpstreamEvent e{
-          .number = ++number_, .newest = state_.id, .sync_request = std::exchange(request_, 0)};
+      UpstreamEvent e{.number = ++number_,
+                      .newest = faults_.claims.value_or(state_.id),
+                      .sync_request = std::exchange(request_, 0)};
       if (faults_.lose_events > 0) {
         --faults_.lose_events;
         continue;

@@ -226,7 +226,7 @@ TEST_CASE("failures are retried ever later, at two seconds at the latest, and no
   s.Say(0, State(kA, 1, 1));
   std::chrono::nanoseconds longest{0};
   for (int i = 0; i < 10; ++i) {
-    s.follower.PullEnded(absl::UnavailableError("x"), s.now);
+    s.follower.PullEnded(absl::UnavailableError("x"), false, s.now);
     const auto choice = s.Next({});
     CHECK_FALSE(choice.pull);
     CHECK(s.Next({}, true).pull);  // a request does not wait
@@ -237,8 +237,16 @@ TEST_CASE("failures are retried ever later, at two seconds at the latest, and no
   }
   CHECK(longest > milliseconds(1000));
   CHECK(longest <= milliseconds(2000));
-  s.follower.PullEnded(absl::OkStatus(), s.now);
+  s.follower.PullEnded(absl::OkStatus(), true, s.now);
   CHECK(s.Next({}).pull);
+  // One who tells of more than a pull brings is not asked again and again without a pause.
+  for (int i = 0; i < 3; ++i) {
+    s.follower.PullEnded(absl::OkStatus(), false, s.now);
+    const auto choice = s.Next({});
+    CHECK_FALSE(choice.pull);
+    CHECK(choice.again > s.now);
+    s.now = choice.again;
+  }
   Backoff a, b;
   std::mt19937_64 one(1), two(2);
   CHECK(a.Next(one) != b.Next(two));

@@ -8,10 +8,15 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <condition_variable>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <thread>
 
 #include "proto/deltawire/v1/sender.grpc.pb.h"
+#include "tests/support/certificates.h"
+#include "tests/support/eventually.h"
+#include "tests/support/temp_dir.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -76,6 +81,11 @@ class MutePullService final : public v1::PullService::Service {
   std::string first_peer_;
 };
 
+std::string ReadFile(const std::filesystem::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 struct Rig {
   MutePullService service;
   std::unique_ptr<grpc::Server> server;
@@ -88,8 +98,8 @@ struct Rig {
                  .RegisterService(&service)
                  .BuildAndStart();
     REQUIRE(port > 0);
-    upstream = MakeGrpcUpstream(fmt::format("127.0.0.1:{}", port), "r1",
-                                security::Credentials::None(), false);
+    upstream =
+        MakeGrpcUpstream(fmt::format("127.0.0.1:{}", port), "r1", security::Credentials::None());
   }
 };
 
@@ -167,6 +177,40 @@ TEST_CASE("a long call that was not answered in time is given more time") {
   const auto call = [&] { return rig.upstream->SideFiles("m", 1).status(); };
   const auto first = TimeSilent(call);
   CHECK(TimeSilent(call) > 1.5 * first);
+}
+
+TEST_CASE("one that is only asked is reached again when both ends have another authority") {
+  testing::TempDir dir;
+  MutePullService service;
+  const std::string keys = dir.path() / "keys";
+  int port = 0;
+  const auto serve = [&](const testing::TestAuthority& authority) {
+    const std::filesystem::path node =
+        std::filesystem::path(authority.Node("server")).parent_path();
+    grpc::SslServerCredentialsOptions options;
+    options.pem_key_cert_pairs.push_back(
+        {ReadFile(node / "key.pem"), ReadFile(node / "certificate.pem")});
+    auto server = grpc::ServerBuilder()
+                      .AddListeningPort(fmt::format("127.0.0.1:{}", port),
+                                        grpc::SslServerCredentials(options), &port)
+                      .RegisterService(&service)
+                      .BuildAndStart();
+    REQUIRE(server != nullptr);
+    return server;
+  };
+  const testing::TestAuthority first(keys);
+  const auto credentials = *security::Credentials::Load(first.Node("client"));
+  auto server = serve(first);
+  const auto upstream = MakeGrpcUpstream(fmt::format("127.0.0.1:{}", port), "r1", credentials);
+  REQUIRE(upstream->Newest("m").status() == absl::OkStatus());
+  server->Shutdown();
+  server.reset();
+  CHECK(upstream->Newest("m").status().code() == StatusCode::kUnavailable);
+  const testing::TestAuthority second(keys);
+  (void)second.Node("client");
+  REQUIRE(credentials->Reload() == absl::OkStatus());
+  server = serve(second);
+  CHECK(testing::Eventually([&] { return upstream->Newest("m").ok(); }, 20s));
 }
 
 }  // namespace

@@ -118,14 +118,16 @@ class WatchedTransport : public net::PullTransport {
 /// All that a replica gives its rounds. Of two agents, s0 has the chunks 0, 1 and 5, and s1 has 2,
 /// 3 and 4.
 struct RoundRig {
-  explicit RoundRig(size_t agents = 1, uint32_t buffers = 2) : layout(FakeLayout()), files(agents) {
+  /// `served_bytes`: of a pull's delta, recorded for receivers that this one would serve.
+  explicit RoundRig(size_t agents = 1, uint32_t buffers = 2, uint64_t served_bytes = 0)
+      : layout(FakeLayout()), history(1 << 20, served_bytes), files(agents) {
     const std::vector<ChunkRange> all, first{{0, 2}, {5, 6}}, second{{2, 5}};
     stations.push_back(
         std::make_unique<Station>("s0", Hash128{11, 12}, layout, agents == 1 ? all : first));
     if (agents == 2)
       stations.push_back(std::make_unique<Station>("s1", Hash128{13, 14}, layout, second));
     for (const auto& s : stations) upstreams.push_back(std::make_unique<WatchedUpstream>(*s));
-    auto lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
+    lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
     buffer = *Buffer::Create(dir.path(), lock, layout, layout.fingerprint().lo,
                              {.buffers = buffers, .huge_pages = false});
     sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates);
@@ -198,12 +200,13 @@ struct RoundRig {
   const Layout layout;
   ThreadPool pool{2};
   CoderRates rates;
-  ReplicaHistory history{1 << 20};
+  ReplicaHistory history;
   SideFileCache files;
   DeltaFiles delta_files{dir.path() / kDeltaFolder, 1 << 20};
   std::vector<std::unique_ptr<Station>> stations;
   std::vector<std::unique_ptr<Upstream>> upstreams;
   TransportFactory transport;
+  std::shared_ptr<DirLock> lock;
   std::unique_ptr<Buffer> buffer;
   std::unique_ptr<PullSink> sink;
   bool busy = false;

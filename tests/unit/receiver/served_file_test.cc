@@ -4,6 +4,8 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
+#include "tests/support/denied_leases.h"
+#include "tests/support/file_user.h"
 #include "tests/unit/receiver/buffer_rig.h"
 
 namespace deltawire::receiver {
@@ -56,6 +58,52 @@ TEST_CASE("one file: an update waits for those who are served, and then closes t
   const auto next = s.buffer->Serve();
   CHECK(next != file);
   CHECK(next->Read() != nullptr);
+}
+
+TEST_CASE("one file: those who are served are in the way only while nobody else has it open") {
+  BufferRig s({.buffers = 1, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  const auto file = s.buffer->Serve();
+  const auto lease = file->Read();
+  CHECK(s.buffer->InTheWay() == file);
+  {
+    const testing::FileUser loader(s.weights(), [](int) { return true; });
+    CHECK(s.buffer->InTheWay() == nullptr);
+    CHECK(s.buffer->Readers() != "receivers that this one serves");
+    CHECK_FALSE(*s.buffer->BeginUpdate());
+  }
+  CHECK(s.buffer->InTheWay() == file);
+  CHECK(InodeOf(s.weights()) != 0);
+}
+
+TEST_CASE("a file that an update changes is not opened to those who are served") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  BufferRig s({.buffers = buffers, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  const auto file = s.buffer->Serve();
+  REQUIRE(file->Drain(milliseconds(1)));
+  s.buffer->Reopen(*file);
+  CHECK(file->Read() != nullptr);  // nothing has changed it
+  if (buffers == 2) REQUIRE(s.Update(2) == absl::OkStatus());
+  // One thread made way and found the file in use; another one has begun the update since.
+  REQUIRE(file->Drain(milliseconds(1)));
+  REQUIRE(*s.buffer->BeginUpdate());
+  s.buffer->Reopen(*file);
+  CHECK(file->Read() == nullptr);
+}
+
+TEST_CASE("one file without leases: an update goes to a fresh file and nobody is in the way") {
+  const testing::DeniedLeases denied(EINVAL);
+  BufferRig s({.buffers = 1, .huge_pages = false});
+  REQUIRE_FALSE(s.buffer->lease_problem().empty());
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  const auto file = s.buffer->Serve();
+  const auto lease = file->Read();
+  const std::string before = TextOf(file->data());
+  CHECK(s.buffer->InTheWay() == nullptr);
+  REQUIRE(s.Update(2) == absl::OkStatus());
+  CHECK((TextOf(file->data()) == before));
 }
 
 TEST_CASE("two files: bytes that are served stay while updates go on, in a fresh file if need be") {

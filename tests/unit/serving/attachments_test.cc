@@ -4,6 +4,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/call_end.h"
+
 namespace deltawire {
 namespace {
 
@@ -151,8 +153,35 @@ TEST_CASE("attachments: an answer to a sync that was not asked for is ignored") 
   CHECK(a.TriggerSync("m", {}, false, progress, [] { return false; }).ok());
   REQUIRE_FALSE(phases.empty());
   CHECK(phases.back() == ReceiverPhase::kCommitted);
-  a.Stop();
+  a.Stop(Stopping("sender"));
   receiver.join();
+}
+
+TEST_CASE("attachments: an older version is told of where versions are told of in order") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(5));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  CHECK(a.NextEvent(*token)->newest.identity == Version(5).identity);
+  a.Publish("m", Version(4));  // was overtaken on its way
+  CHECK(a.NextEvent(*token)->newest.identity == Version(5).identity);
+  a.Publish("m", Version(4), true);
+  CHECK(a.NextEvent(*token)->newest.identity == Version(4).identity);
+}
+
+TEST_CASE("attachments: each event says what the relay said last, until its model is forgotten") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const RelayNews news{
+      .fetching = Version(2).identity, .fetched_bytes = 7, .applying = true, .path = {3, 4}};
+  a.SetRelay("m", news);
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  CHECK(a.NextEvent(*token)->relay == news);
+  CHECK(a.NextEvent(*token)->relay == news);  // a beat
+  a.Forget("m");
+  a.Publish("m", Version(1));
+  CHECK(a.NextEvent(*token)->relay == RelayNews{});
 }
 
 TEST_CASE("attachments: a receiver that falls silent is detached and counted") {
@@ -285,7 +314,7 @@ TEST_CASE("attachments: a sync request goes down, and its answer comes back") {
   };
   CHECK(a.TriggerSync("m", {}, true, progress, never).ok());
   CHECK(phase == ReceiverPhase::kCommitted);
-  a.Stop();
+  a.Stop(Stopping("sender"));
   receiver.join();
   CHECK(absl::IsUnavailable(a.Attach("m", "r2", "p").status()));
 }
