@@ -160,6 +160,20 @@ class MetricsTest(unittest.TestCase):
             print(f"{name}: {len(series(text))} series for one model", flush=True)
             self.assertLess(len(series(text)), MOST_SERIES, f"{name}:\n{text}")
 
+    def test_the_docs_say_how_many_series_there_are(self):
+        page = " ".join((DEPLOY.parent / "docs" / "operations.md").read_text().split())
+        sentence = (
+            r"A sender exposes (\d+) series for one model\. A receiver exposes (\d+), and for each "
+            r"engine (\d+) more and (\d+) for each of the engine's stages: 100 receivers with a model "
+            r"and an engine of three stages each make ([\d,]+)\."
+        )
+        found = re.search(sentence, page)
+        self.assertIsNotNone(found, "docs/operations.md does not say it in the words looked for here")
+        sender, receiver, engine, stage, fleet = (int(n.replace(",", "")) for n in found.groups())
+        self.assertEqual(len(series(self.text["sender"])), sender)
+        self.assertEqual(len(series(self.text["receiver"])), receiver + engine + stage)
+        self.assertEqual(fleet, 100 * (receiver + engine + 3 * stage))
+
     def promtool(self, *command: object, given: str | None = None) -> None:
         tool = shutil.which("promtool")
         if tool is None:

@@ -197,6 +197,7 @@ StatusOr<ShardDir> ShardDir::Open(const fs::path& dir, bool unmarked) {
 Status ShardDir::CheckMarks(const mcore::Plan& plan, const std::vector<RankFile>& files,
                             ThreadPool& pool) const {
   const std::string parallel = OneLine(parallel_.ToJson());
+  const RankMarks* first_marks = nullptr;  // with --unmarked, rank 0 may have none
   for (uint32_t rank = 0; rank < files.size(); ++rank) {
     const std::string file = files[rank].path().string();
     if (!files[rank].marks()) {
@@ -226,8 +227,9 @@ Status ShardDir::CheckMarks(const mcore::Plan& plan, const std::vector<RankFile>
       return otherwise("of the parallel config", marks.parallel,
                        fmt::format("that of {}, {},", kParallelFile, parallel));
     }
-    if (files[0].marks() && marks.model != files[0].marks()->model) {
-      return otherwise("cut from the weights", marks.model, files[0].marks()->model);
+    if (first_marks == nullptr) first_marks = &marks;
+    if (marks.model != first_marks->model) {
+      return otherwise("cut from the weights", marks.model, first_marks->model);
     }
   }
   std::vector<Status> checked(files.size());

@@ -2,6 +2,9 @@
 // that is not what it says is not used.
 #include "sender/export/shards/shard_dir.h"
 
+#include <unistd.h>
+
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -14,6 +17,26 @@
 #include "tests/support/bad_memory.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/mcore/plans.h"
+
+namespace {
+/// Where the disk's answers are wrong: it has lost the file's rest, or flipped a bit. -1: nowhere.
+off_t g_lost_from = -1, g_flipped_at = -1;
+}  // namespace
+
+extern "C" {
+// NOLINTBEGIN(bugprone-reserved-identifier): the linker's names (CMakeLists.txt)
+ssize_t __real_pread(int fd, void* to, size_t bytes, off_t at);
+ssize_t __wrap_pread(int fd, void* to, size_t bytes, off_t at) {
+  if (g_lost_from >= 0 && at >= g_lost_from) return 0;
+  if (g_lost_from >= 0) bytes = std::min(bytes, static_cast<size_t>(g_lost_from - at));
+  const ssize_t n = __real_pread(fd, to, bytes, at);
+  if (g_flipped_at >= at && g_flipped_at < at + n) {
+    static_cast<std::byte*>(to)[g_flipped_at - at] ^= std::byte{0x10};
+  }
+  return n;
+}
+// NOLINTEND(bugprone-reserved-identifier)
+}
 
 namespace deltawire {
 namespace {
@@ -202,6 +225,22 @@ TEST_CASE("shards: files without marks are accepted by their names only with --u
   CHECK(out == Read(f.hf));
 }
 
+TEST_CASE("shards: with --unmarked, the files that do have marks must be of the same weights") {
+  Fixture f;
+  const Model model(f.hf), other(f.temp.path() / "other", 2);
+  f.Shard(f.hf, f.shards, "tp=2,pp=2");
+  f.Shard(other.dir, f.temp.path() / "step2", "tp=2,pp=2");
+  Fixture::Rewrite(f.shards / RankFileName(0), [](auto& marks) { marks.clear(); });
+  Weights out;
+  REQUIRE(f.Export(f.shards, &out, /*unmarked=*/true) == absl::OkStatus());
+  CHECK(out == Read(f.hf));
+  fs::copy_file(f.temp.path() / "step2" / RankFileName(2), f.shards / RankFileName(2),
+                fs::copy_options::overwrite_existing);
+  const std::string why = TextOf(f.Export(f.shards, &out, /*unmarked=*/true));
+  CHECK(why.find("rank_00002.safetensors says that it is cut from the weights") !=
+        std::string::npos);
+}
+
 TEST_CASE("shards: tensors whose values are rounded on the way to a trainer are named") {
   Fixture f;
   const Model wide(f.hf, 1, DType::kF32), same(f.temp.path() / "same");
@@ -362,6 +401,23 @@ TEST_CASE("small files: they are written anew, whole, and an error names the fil
   }
   const std::string why = TextOf(WriteSealed(temp.path() / "none" / "a", "x"));
   CHECK(why.find((temp.path() / "none" / "a").string()) != std::string::npos);
+}
+
+TEST_CASE("small files: one that the disk gives back otherwise than it was written is no success") {
+  const TempDir temp;
+  const fs::path path = temp.path() / "parallel.json";
+  const std::string content(100'000, 'x');
+  for (off_t* fault : {&g_lost_from, &g_flipped_at}) {
+    for (const off_t at : {0, 50'000, 99'999}) {
+      CAPTURE(fault == &g_lost_from, at);
+      *fault = at;
+      const Status written = WriteSealed(path, content);
+      *fault = -1;
+      CHECK(absl::IsDataLoss(written));
+      CHECK(TextOf(written).find(path.string()) != std::string::npos);
+    }
+  }
+  CHECK(WriteSealed(path, content) == absl::OkStatus());
 }
 
 }  // namespace
