@@ -105,6 +105,8 @@ TEST_CASE("metrics say what the daemons did") {
   const std::string received = HttpGet(receiver_port, "/metrics");
   INFO(received);
   CHECK(received.find("deltawire_receiver_commits_total{model=\"m\"} 2") != std::string::npos);
+  CHECK(received.find(fmt::format("deltawire_receiver_sender_in_use{{model=\"m\",sender=\"{}\"}} 1",
+                                  sender.control())) != std::string::npos);
   CHECK(received.find("deltawire_receiver_version{model=\"m\"} 4") != std::string::npos);
   CHECK(received.find("deltawire_receiver_stage_seconds_count{model=\"m\",stage=\"commit\"} 2") !=
         std::string::npos);
