@@ -23,6 +23,7 @@ RULES = DEPLOY / "prometheus" / "deltawire.rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "deltawire.json"
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
+import skipping  # noqa: E402
 from daemons import DEADLINE_S, Daemons, free_port, programs  # noqa: E402
 from scrapes import STAGES, scrape_all, series  # noqa: E402
 
@@ -50,7 +51,9 @@ def expressions(dashboard: dict) -> list[str]:
     ]
 
 
-class MetricsTest(unittest.TestCase):
+class Pair(unittest.TestCase):
+    """What both daemons answer when they have moved a version."""
+
     @classmethod
     def setUpClass(cls):
         shm = pathlib.Path("/dev/shm")
@@ -78,6 +81,8 @@ class MetricsTest(unittest.TestCase):
         cls.text = {name: scrape_all(name, port) for name, port in ports.items()}
         cls.names = {re.split(r"[{ ]", s)[0] for text in cls.text.values() for s in series(text)}
 
+
+class Metrics(Pair):
     def test_every_name_in_a_rule_is_exposed(self):
         wanted = set(NAME.findall(RULES.read_text()))
         self.assertGreater(len(wanted), 8)
@@ -113,6 +118,8 @@ class MetricsTest(unittest.TestCase):
             print(f"{name}: {len(series(text))} series for one model", flush=True)
             self.assertLess(len(series(text)), MOST_SERIES, f"{name}:\n{text}")
 
+
+class Promtool(Pair):
     def promtool(self, *command: object, given: str | None = None) -> None:
         tool = shutil.which("promtool")
         if tool is None:
@@ -136,4 +143,4 @@ class MetricsTest(unittest.TestCase):
 if __name__ == "__main__":
     if programs() is None or not os.access(programs(), os.X_OK):
         sys.exit("DELTAWIRE_BIN_DIR names no programs")
-    unittest.main()
+    skipping.main()

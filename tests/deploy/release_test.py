@@ -5,6 +5,7 @@ Runs in a Python with deploy/wheel/requirements.txt, whose spdx-tools judge the 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -20,14 +21,9 @@ sys.path[:0] = [str(HERE.parent), str(ROOT / "deploy" / "release"), str(HERE.par
 
 import licenses  # noqa: E402
 import sbom  # noqa: E402
+import skipping  # noqa: E402
 import stand_in_packages  # noqa: E402
 from daemons import programs  # noqa: E402
-
-try:
-    import spdx_tools  # noqa: F401
-except ImportError as error:
-    print(f"SKIPPED: {error} (deploy/wheel/requirements.txt)")
-    sys.exit(0)
 
 COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 
@@ -160,8 +156,9 @@ class Sbom(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         if shutil.which("dpkg-shlibdeps") is None:
-            print("SKIPPED: no dpkg-shlibdeps on this machine")
-            sys.exit(0)
+            raise unittest.SkipTest("no dpkg-shlibdeps on this machine")
+        if importlib.util.find_spec("spdx_tools") is None:
+            raise unittest.SkipTest("no spdx-tools (deploy/wheel/requirements.txt)")
         folder = cls.enterClassContext(tempfile.TemporaryDirectory(prefix="deltawire-sbom-"))
         cls.folder = pathlib.Path(folder)
         cls.packages = stand_in_packages.make(programs(), cls.folder)
@@ -213,4 +210,4 @@ class Licenses(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    skipping.main()

@@ -26,6 +26,7 @@ HERE = pathlib.Path(__file__).resolve()
 UNITS = HERE.parents[2] / "deploy" / "systemd"
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
+import skipping  # noqa: E402
 from daemons import DEADLINE_S, Daemons, programs  # noqa: E402
 
 SERVICES = sorted(UNITS.glob("*.service"))
@@ -37,7 +38,7 @@ MOST_EXPOSED_WITH_A_GROUP = 1.7
 def tool(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        raise unittest.SkipTest(f"SKIPPED: no {name} on this machine")
+        raise unittest.SkipTest(f"no {name} on this machine")
     return found
 
 
@@ -236,4 +237,4 @@ def stop_traced(strace: int) -> None:
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)  # or what is skipped is not said
+    skipping.main()
