@@ -5,15 +5,25 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# The systemd units, with the path that the programs have here.
+# The systemd units, with the path that the programs get, which `cmake --install --prefix` may still
+# change. cpack installs into a folder of its own, so that its units have the path of here.
 function(dw_install_units component)
-  foreach(unit ${ARGN})
-    file(READ "${PROJECT_SOURCE_DIR}/deploy/systemd/${unit}" text)
-    string(REPLACE "/usr/bin/" "${CMAKE_INSTALL_FULL_BINDIR}/" text "${text}")
-    file(CONFIGURE OUTPUT "systemd/${unit}" CONTENT "${text}" @ONLY)
-    install(FILES "${CMAKE_CURRENT_BINARY_DIR}/systemd/${unit}"
-      DESTINATION lib/systemd/system COMPONENT ${component})
-  endforeach()
+  list(TRANSFORM ARGN PREPEND "${PROJECT_SOURCE_DIR}/deploy/systemd/" OUTPUT_VARIABLE units)
+  set(prefix "\${CMAKE_INSTALL_PREFIX}")
+  if(DELTAWIRE_PACKAGES)
+    set(prefix "${CMAKE_INSTALL_PREFIX}")
+  endif()
+  install(CODE "
+    set(programs \"${CMAKE_INSTALL_BINDIR}\")
+    cmake_path(ABSOLUTE_PATH programs BASE_DIRECTORY \"${prefix}\" NORMALIZE)
+    foreach(unit ${units})
+      file(READ \"\${unit}\" text)
+      string(REPLACE /usr/bin/ \"\${programs}/\" text \"\${text}\")
+      cmake_path(GET unit FILENAME unit)
+      file(WRITE \"${CMAKE_CURRENT_BINARY_DIR}/systemd/\${unit}\" \"\${text}\")
+      file(INSTALL \"${CMAKE_CURRENT_BINARY_DIR}/systemd/\${unit}\"
+        DESTINATION \"\${CMAKE_INSTALL_PREFIX}/lib/systemd/system\")
+    endforeach()" COMPONENT ${component})
 endfunction()
 
 foreach(daemon sender receiver)
@@ -28,6 +38,9 @@ foreach(daemon sender receiver)
   # No configuration is installed where a unit would find it: it has to name addresses and models.
   install(FILES configs/${daemon}.toml
     DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples COMPONENT ${daemon})
+  install(FILES deploy/systemd/file-group.conf.example
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples RENAME ${daemon}-file-group.conf.example
+    COMPONENT ${daemon})
 endforeach()
 install(FILES deploy/systemd/gpu.conf.example
   DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples COMPONENT sender)

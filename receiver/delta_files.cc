@@ -54,8 +54,9 @@ Status DeltaFiles::Start(const Buffer& buffer) {
   if (::mkdir(directory_.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoError(fmt::format("make {}", directory_.native()));
   }
-  // Who may read the weights may read what changes them.
-  const mode_t mode = FileModeIn(directory_.parent_path()) == 0600 ? 0700 : 0750;
+  // Who may read the weights may read what changes them: with the set-group-id bit the files in it
+  // are the group's, too.
+  const mode_t mode = FileModeIn(directory_.parent_path()) == 0600 ? 0700 : 02750;
   if (::chmod(directory_.c_str(), mode) != 0) {
     return ErrnoError(fmt::format("set the mode of {}", directory_.native()));
   }

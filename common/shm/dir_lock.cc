@@ -13,6 +13,8 @@
 namespace deltawire {
 namespace {
 
+constexpr mode_t kGroupMode = 02750;
+
 /// "process 1234", or another description while the owner has not written its pid yet.
 std::string DescribeOwner(int fd) {
   char text[32];
@@ -53,12 +55,21 @@ Status GiveGroup(const std::filesystem::path& dir, const std::string& name) {
   if (group == nullptr) {
     return Errorf(StatusCode::kInvalidArgument, "there is no group \"{}\"", name);
   }
+  struct stat info;
+  if (::stat(dir.c_str(), &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
+  // Somebody who may do more has given it to the group. A daemon that is not in the group would
+  // take the set-group-id bit away by setting it, and a sandbox may forbid both calls.
+  if (info.st_gid == group->gr_gid && (info.st_mode & 07777) == kGroupMode) return {};
   // The set-group-id bit gives new files in it to the group from the start.
-  if (::chown(dir.c_str(), static_cast<uid_t>(-1), group->gr_gid) != 0 ||
-      ::chmod(dir.c_str(), 02750) != 0) {
-    return ErrnoError(fmt::format("give {} to group {}", dir.native(), name));
+  if (::chown(dir.c_str(), static_cast<uid_t>(-1), group->gr_gid) == 0 &&
+      ::chmod(dir.c_str(), kGroupMode) == 0) {
+    return {};
   }
-  return {};
+  if (errno != EPERM) return ErrnoError(fmt::format("give {} to group {}", dir.native(), name));
+  return Errorf(StatusCode::kPermissionDenied,
+                "{} cannot be given to group {}: {} has to be in that group, and a unit of systemd "
+                "needs what file-group.conf.example allows",
+                dir.native(), name, UserName(::geteuid()));
 }
 
 }  // namespace

@@ -8,5 +8,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 printf '#!/bin/sh\nexec "%s" %s "$@"\n' "$program" "$*" >"$work/$page"
 chmod 755 "$work/$page"
+# Not through a pipe, whose failure this shell would not see.
 "$help2man" --no-info --no-discard-stderr --section="$section" --name="$summary" \
-  --source="deltawire $version" --version-string="$version" "$work/$page" | gzip -9n >"$output"
+  --source="deltawire $version" --version-string="$version" --output="$work/made" "$work/$page"
+gzip -9nc "$work/made" >"$output"

@@ -80,7 +80,8 @@ def bundled_in_tarball(path: pathlib.Path) -> set[str]:
 def compiled_in() -> set[str]:
     """What leaves its headers in the programs: the development packages that a build asks for."""
     sections = (ROOT / "deploy" / "apt-packages.txt").read_text().split("\n\n")
-    rows = [row for s in sections if not s.startswith("# Tests") for row in s.splitlines()]
+    others = ("# Tests", "# Packages")  # which no program is compiled with
+    rows = [row for s in sections if not s.startswith(others) for row in s.splitlines()]
     return {row.strip() for row in rows if re.fullmatch(r"[\w.+-]+-dev", row.strip())}
 
 

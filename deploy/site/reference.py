@@ -13,14 +13,13 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "support"))
 
-from daemons import DEADLINE_S, Daemons, free_port  # noqa: E402
+from daemons import Daemons, free_port  # noqa: E402
+from scrapes import scrape, scrape_all  # noqa: E402
 
 # ---- options -------------------------------------------------------------------------------------
 
@@ -101,15 +100,7 @@ def tool_page(programs: pathlib.Path) -> str:
 # ---- metrics -------------------------------------------------------------------------------------
 
 
-def scrape(port: int) -> str:
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                return answer.read().decode()
-        except OSError:
-            if time.monotonic() > end:
-                raise
+HISTOGRAM_SERIES = re.compile(r"_(bucket|sum|count)$")
 
 
 def metric_rows(text: str) -> list[list[str]]:
@@ -123,7 +114,10 @@ def metric_rows(text: str) -> list[list[str]]:
             kinds[name] = kind
         elif series := re.match(r"(\w+)(?:\{(.*)\})? ", line):
             names = re.findall(r'(\w+)="', series[2] or "")
-            labels.setdefault(series[1], names)
+            family = HISTOGRAM_SERIES.sub("", series[1])
+            if kinds.get(family) != "histogram":
+                family = series[1]
+            labels.setdefault(family, [n for n in names if n != "le"])  # the buckets' own
     rows = [[f"`{n}`", kinds[n], ", ".join(f"`{x}`" for x in labels.get(n, [])), cell(helps[n])]
             for n in helps if n.startswith("deltawire_")]  # fmt: skip
     if len(rows) < 10:
@@ -155,7 +149,7 @@ def metrics_page(programs: pathlib.Path) -> str:
             run(programs / "deltawire", "publish", model, "--model", "m", "--version", 1,
                 "--socket", root / "s" / "trainer.sock")  # fmt: skip
             receiver.await_version(1)
-            texts = {side: scrape(port) for side, port in ports.items()}
+            texts = {side: scrape_all(side, port) for side, port in ports.items()}
     out = ["# Metrics\n", "`--metrics-listen HOST:PORT` makes a daemon answer Prometheus at "
            "`/metrics`. [Alerts and a dashboard](../operations.md#metrics-and-alerts) go by these "
            "names.\n"]  # fmt: skip

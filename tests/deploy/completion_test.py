@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 
 HERE = pathlib.Path(__file__).resolve()
-COMPLETION = HERE.parents[2] / "deploy" / "completion"
+ROOT = HERE.parents[2]
+COMPLETION = ROOT / "deploy" / "completion"
 BIN = os.environ["DELTAWIRE_BIN_DIR"]
+sys.path.insert(0, str(HERE.parents[1] / "support"))
+
+import skipping  # noqa: E402
 
 BASH = """
 source "$1"; shift
@@ -58,7 +64,7 @@ def fish(*words: str) -> set[str]:
     return run("fish", "--no-config", "-c", script)
 
 
-class CompletionTest(unittest.TestCase):
+class Shell(unittest.TestCase):
     def check(self, complete):
         self.assertEqual(complete("deltawire", "p"), {"pause", "plan", "publish"})
         self.assertEqual(complete("deltawire", "wait", "--se"), {"--served"})
@@ -66,15 +72,41 @@ class CompletionTest(unittest.TestCase):
         self.assertLessEqual({"--follow", "--no-follow", "--model", "--engine"}, options)
         self.assertEqual(complete("deltawire-sender", "--bulk-l"), {"--bulk-listen"})
 
-    def test_bash(self):
+
+class Bash(Shell):
+    def test_it_completes(self):
         self.check(bash)
 
-    def test_zsh(self):
+
+class Zsh(Shell):
+    def test_it_completes(self):
         self.check(zsh)
 
-    def test_fish(self):
+
+class Fish(Shell):
+    def test_it_completes(self):
         self.check(fish)
 
 
+class ManualPages(unittest.TestCase):
+    """What `./run package` makes manual pages of."""
+
+    def test_every_command_has_a_page(self):
+        said = subprocess.run([f"{BIN}/deltawire", "--help"], capture_output=True, text=True, check=True)
+        listed = said.stdout.partition("Subcommands:\n")[2].partition("\n\n")[0]
+        commands = re.findall(r"^  ([a-z][a-z-]+) ", listed, re.MULTILINE)
+        self.assertGreater(len(commands), 15)
+        text = (ROOT / "cmake" / "DeltawirePackages.cmake").read_text()
+        self.assertEqual(re.search(r"foreach\(command ([^)]*)\)", text)[1].split(), commands)
+
+    def test_a_page_that_cannot_be_made_is_no_empty_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder, "page.1.gz")
+            done = subprocess.run(["sh", ROOT / "deploy" / "debian" / "manual.sh", "false", page, "program",
+                                   "page", "1", "0.1.0", "what it does"], check=False)  # fmt: skip
+            self.assertNotEqual(done.returncode, 0)
+            self.assertFalse(page.exists())
+
+
 if __name__ == "__main__":
-    sys.exit(unittest.main())
+    skipping.main()

@@ -24,6 +24,7 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "support")]
 
 import grpc_health  # noqa: E402
+import skipping  # noqa: E402
 import stand_in_packages  # noqa: E402
 from daemons import DEADLINE_S, free_port, programs, read_safetensors, run  # noqa: E402
 
@@ -207,6 +208,5 @@ class Images(unittest.TestCase):
 
 if __name__ == "__main__":
     if why := missing():
-        print(f"SKIPPED: {why}; the images were not built, and not run")
-        sys.exit(0)
-    unittest.main(verbosity=2)
+        skipping.leave(f"{why}; the images were not built, and not run")
+    skipping.main()

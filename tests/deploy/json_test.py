@@ -28,6 +28,7 @@ ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
 import json_schemas  # noqa: E402
+import skipping  # noqa: E402
 from daemons import DEADLINE_S, Daemons, Receiver, free_port, programs, spawn  # noqa: E402
 
 ELEMENTS = 1 << 16
@@ -448,6 +449,5 @@ if __name__ == "__main__":
     if programs() is None or not os.access(programs(), os.X_OK):
         sys.exit("DELTAWIRE_BIN_DIR names no programs")
     if jsonschema is None:
-        print("SKIPPED: this Python has no jsonschema (4.18 or later)")
-        sys.exit(0)
+        skipping.leave("this Python has no jsonschema (4.18 or later)")
     unittest.main()

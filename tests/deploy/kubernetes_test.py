@@ -20,15 +20,16 @@ import time
 import tomllib
 import unittest
 
+HERE = pathlib.Path(__file__).resolve()
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "support")]
+
+import skipping  # noqa: E402
+
 try:
     import kubernetes_validate
     import yaml
 except ImportError as error:
-    print(f"SKIPPED: {error} (tests/deploy/requirements.txt)")
-    sys.exit(0)
-
-HERE = pathlib.Path(__file__).resolve()
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "support")]
+    skipping.leave(f"{error} (tests/deploy/requirements.txt)")
 
 import grpc_health  # noqa: E402
 from daemons import DEADLINE_S, free_port, programs, spawn  # noqa: E402
@@ -79,7 +80,7 @@ class Overlays(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         if kustomize() is None:
-            raise unittest.SkipTest("SKIPPED: neither kustomize nor kubectl is here; not rendered")
+            raise unittest.SkipTest("neither kustomize nor kubectl is here; not rendered")
         cls.rendered = {overlay: Rendered(overlay) for overlay in OVERLAYS}
 
     @of_each_overlay
@@ -257,7 +258,7 @@ class Running(unittest.TestCase):
 
     def render(self, overlay: str):
         if kustomize() is None:
-            self.skipTest("SKIPPED: neither kustomize nor kubectl is here; not rendered")
+            self.skipTest("neither kustomize nor kubectl is here; not rendered")
         self.rendered = Rendered(overlay)
         shm = pathlib.Path("/dev/shm")
         folder = tempfile.TemporaryDirectory(
@@ -358,7 +359,7 @@ class Tls(Running):
             [programs() / DAEMONS[0], "--help"], capture_output=True, text=True, check=True
         ).stdout
         if "--principals" not in said:
-            self.skipTest("SKIPPED: these daemons have no --principals; the component was not run")
+            self.skipTest("these daemons have no --principals; the component was not run")
         self.render("sidecars-tls")
         keys = self.root / "keys"
         self.tool("certs", keys, "deltawire-sender=trainer-0.deltawire-sender,127.0.0.1",
@@ -394,4 +395,4 @@ class Tls(Running):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    skipping.main()

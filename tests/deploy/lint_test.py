@@ -11,7 +11,11 @@ import shutil
 import subprocess
 import sys
 
-DEPLOY = pathlib.Path(__file__).resolve().parents[2] / "deploy"
+HERE = pathlib.Path(__file__).resolve()
+DEPLOY = HERE.parents[2] / "deploy"
+sys.path.insert(0, str(HERE.parents[1] / "support"))
+
+import skipping  # noqa: E402
 
 
 def tool(name: str) -> str:
@@ -19,8 +23,7 @@ def tool(name: str) -> str:
     beside = pathlib.Path(sys.executable).parent
     found = shutil.which(name, path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
     if found is None:
-        print(f"SKIPPED: no {name} on this machine")
-        sys.exit(0)
+        skipping.leave(f"no {name} on this machine")
     return found
 
 

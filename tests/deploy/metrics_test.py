@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 import unittest
-import urllib.request
 
 HERE = pathlib.Path(__file__).resolve()
 DEPLOY = HERE.parents[2] / "deploy"
@@ -24,35 +23,13 @@ RULES = DEPLOY / "prometheus" / "deltawire.rules.yml"
 DASHBOARD = DEPLOY / "grafana" / "deltawire.json"
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
+import skipping  # noqa: E402
 from daemons import DEADLINE_S, Daemons, free_port, programs  # noqa: E402
+from scrapes import STAGES, scrape_all, series  # noqa: E402
 
 NAME = re.compile(r"\b(?:deltawire_(?:sender|receiver)|process)_[a-z_]+\b")
 # Of 100 receivers on one Prometheus, each with a model and an engine.
 MOST_SERIES = 180
-# The stages that one version of a pair with an engine of the kind `exec` has, once each.
-STAGES = {
-    "sender": {
-        "deltawire_sender_stage_seconds":
-            "wait offload diff publish connect encode send deliver".split(),
-    },
-    "receiver": {
-        "deltawire_receiver_stage_seconds":
-            "queue transfer stage readers apply commit".split(),
-        "deltawire_receiver_engine_stage_seconds": ["load"],
-    },
-}  # fmt: skip
-
-
-def scrape(port: int) -> str:
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-                return answer.read().decode()
-        except OSError:
-            if time.monotonic() > end:
-                raise
-
 
 def publish(model: pathlib.Path, socket: pathlib.Path) -> None:
     command = [programs() / "deltawire", "publish", model, "--socket", socket]
@@ -67,29 +44,6 @@ def publish(model: pathlib.Path, socket: pathlib.Path) -> None:
             raise AssertionError(done.stdout + done.stderr)
 
 
-def series(text: str) -> list[str]:
-    return [line for line in text.splitlines() if not line.startswith("#")]
-
-
-def ended(text: str) -> dict[str, dict[str, int]]:
-    """family -> stage -> how often the stage has ended."""
-    found: dict[str, dict[str, int]] = {}
-    for line in series(text):
-        if match := re.match(r'([a-z_]+)_count\{.*stage="([a-z]+)".*\} (\d+)', line):
-            found.setdefault(match[1], {})[match[2]] = int(match[3])
-    return found
-
-
-def scrape_all(name: str, port: int) -> str:
-    """When every stage of STAGES has ended: an engine, or a receiver's report, comes a bit later."""
-    end = time.monotonic() + DEADLINE_S
-    wanted = {family: dict.fromkeys(stages, 1) for family, stages in STAGES[name].items()}
-    while ended(text := scrape(port)) != wanted:
-        if time.monotonic() > end:
-            raise AssertionError(f"{name}: {ended(text)}, and not {wanted}")
-    return text
-
-
 def expressions(dashboard: dict) -> list[str]:
     found = [t["expr"] for p in dashboard["panels"] for t in p.get("targets", [])]
     return found + [
@@ -97,7 +51,9 @@ def expressions(dashboard: dict) -> list[str]:
     ]
 
 
-class MetricsTest(unittest.TestCase):
+class Pair(unittest.TestCase):
+    """What both daemons answer when they have moved a version."""
+
     @classmethod
     def setUpClass(cls):
         shm = pathlib.Path("/dev/shm")
@@ -125,6 +81,8 @@ class MetricsTest(unittest.TestCase):
         cls.text = {name: scrape_all(name, port) for name, port in ports.items()}
         cls.names = {re.split(r"[{ ]", s)[0] for text in cls.text.values() for s in series(text)}
 
+
+class Metrics(Pair):
     def test_every_name_in_a_rule_is_exposed(self):
         wanted = set(NAME.findall(RULES.read_text()))
         self.assertGreater(len(wanted), 8)
@@ -174,6 +132,8 @@ class MetricsTest(unittest.TestCase):
         self.assertEqual(len(series(self.text["receiver"])), receiver + engine + stage)
         self.assertEqual(fleet, 100 * (receiver + engine + 3 * stage))
 
+
+class Promtool(Pair):
     def promtool(self, *command: object, given: str | None = None) -> None:
         tool = shutil.which("promtool")
         if tool is None:
@@ -197,4 +157,4 @@ class MetricsTest(unittest.TestCase):
 if __name__ == "__main__":
     if programs() is None or not os.access(programs(), os.X_OK):
         sys.exit("DELTAWIRE_BIN_DIR names no programs")
-    unittest.main()
+    skipping.main()

@@ -48,11 +48,15 @@ wait $sender $receiver || true
 
 quiet apt-get -y --reinstall install /debs/*.deb
 say "installed again"
+# An instance that the operator enabled.
+ln -s /lib/systemd/system/deltawire-receiver@.service \
+  /etc/systemd/system/multi-user.target.wants/deltawire-receiver@b.service
 quiet apt-get -y remove '*deltawire*'
 [ -e /etc/deltawire/receiver.toml ]
 say "removed; the configuration stays"
 quiet apt-get -y purge '*deltawire*'
 ! getent passwd deltawire >/dev/null
+[ ! -h /etc/systemd/system/multi-user.target.wants/deltawire-receiver@b.service ]
 [ ! -e /etc/deltawire ] && [ ! -e /dev/shm/deltawire ]
 # What came as a dependency goes, too, so that only deltawire's own traces could be left.
 dpkg-query -W -f '${Package}\n' | sort >/tmp/after

@@ -23,6 +23,7 @@ HERE = pathlib.Path(__file__).resolve()
 SCRIPT = HERE.parents[2] / "deploy" / "slurm" / "deltawire.sbatch"
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
+import skipping  # noqa: E402
 from daemons import DEADLINE_S, end, free_port, programs, spawn  # noqa: E402
 
 # Publishes two versions, and ends when each engine has said what it loaded.
@@ -146,7 +147,7 @@ class StandIn(Job):
              "job:observer", "--token"], capture_output=True, text=True, check=False,
         )  # fmt: skip
         if "certs" not in subprocess.run([tool, "--help"], capture_output=True, text=True).stdout:
-            self.skipTest("SKIPPED: this deltawire makes no certificates; not run with KEYS")
+            self.skipTest("this deltawire makes no certificates; not run with KEYS")
         self.assertEqual(made.returncode, 0, made.stderr)
         self.environment["KEYS"] = str(keys)
         self.environment["LISTEN"] = "0.0.0.0"  # which daemons without access control refuse
@@ -195,9 +196,9 @@ class Slurm(Job):
     def setUp(self):
         for tool in ("munged", "slurmctld", "slurmd", "sbatch", "unshare"):
             if shutil.which(tool) is None:
-                self.skipTest(f"SKIPPED: no {tool} on this machine; not run with Slurm")
+                self.skipTest(f"no {tool} on this machine; not run with Slurm")
         if os.geteuid() != 0:
-            self.skipTest("SKIPPED: a cluster of one's own wants root; not run with Slurm")
+            self.skipTest("a cluster of one's own wants root; not run with Slurm")
         self.prepare(engines=2)
         self.cluster = self.folder / "cluster"
         self.cluster.mkdir()
@@ -286,4 +287,4 @@ class Slurm(Job):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    skipping.main()

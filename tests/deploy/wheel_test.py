@@ -20,6 +20,7 @@ HERE = pathlib.Path(__file__).resolve()
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parents[1] / "support")]
 
+import skipping  # noqa: E402
 from daemons import Daemons  # noqa: E402
 
 TORCH_PYTHON = os.environ.get("DELTAWIRE_TRAINER_PYTHON", "")
@@ -37,11 +38,6 @@ sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 HASHED = re.compile(r"-[0-9a-f]{8}\.so.*")
-
-
-def skip(why: str) -> None:
-    print(f"SKIPPED: {why}")
-    sys.exit(0)
 
 
 def run(*command: object, **environment: str) -> str:
@@ -110,7 +106,7 @@ class Alone(WheelTest):
 
     def test_it_moves_versions_where_the_system_has_none_of_its_libraries(self):
         if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
-            skip("hiding the system's libraries wants root and a mount namespace")
+            self.skipTest("hiding the system's libraries wants root and a mount namespace")
         with zipfile.ZipFile(self.wheel) as wheel:
             bundled = [pathlib.Path(n).name for n in wheel.namelist() if "deltawire.libs/" in n]
         folder = pathlib.Path("/usr/lib/x86_64-linux-gnu")
@@ -123,7 +119,7 @@ class Alone(WheelTest):
         self.assertIn("ok: ", said)
 
 
-@unittest.skipUnless(TORCH_PYTHON, "SKIPPED: DELTAWIRE_TRAINER_PYTHON names no Python with torch")
+@unittest.skipUnless(TORCH_PYTHON, "DELTAWIRE_TRAINER_PYTHON names no Python with torch")
 class BesideTorch(WheelTest):
     """In a process that has torch, whose Gloo is another one; in the loader's global scope, too."""
 
@@ -174,5 +170,5 @@ class BesideTorch(WheelTest):
 
 if __name__ == "__main__":
     if subprocess.run([MAKER, "-c", "import auditwheel, wheel"], capture_output=True).returncode:
-        skip(f"{MAKER} has no auditwheel (deploy/wheel/requirements.txt)")
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+        skipping.leave(f"{MAKER} has no auditwheel (deploy/wheel/requirements.txt)")
+    skipping.main(sys.argv[3:])

@@ -77,6 +77,23 @@ class PictureTest(unittest.TestCase):
         self.assertEqual(list(root.iter(SVG + "script")), [])
 
 
+class MetricsTest(unittest.TestCase):
+    def test_a_histograms_labels_are_those_of_its_series(self):
+        import reference
+
+        plain = [f"# HELP deltawire_{i} x\n# TYPE deltawire_{i} gauge\ndeltawire_{i}{{model=\"m\"}} 1\n"
+                 for i in range(10)]  # fmt: skip
+        rows = reference.metric_rows("".join(plain) + """\
+# HELP deltawire_stage_seconds y
+# TYPE deltawire_stage_seconds histogram
+deltawire_stage_seconds_bucket{model="m",stage="a",le="1"} 1
+deltawire_stage_seconds_sum{model="m",stage="a"} 1
+deltawire_stage_seconds_count{model="m",stage="a"} 1
+""")
+        self.assertEqual(rows[0], ["`deltawire_0`", "gauge", "`model`", "x"])
+        self.assertEqual(rows[-1], ["`deltawire_stage_seconds`", "histogram", "`model`, `stage`", "y"])
+
+
 class SiteTest(unittest.TestCase):
     def test_the_site_is_whole(self):
         with tempfile.TemporaryDirectory() as folder:

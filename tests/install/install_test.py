@@ -8,6 +8,7 @@ its memory follows the receiver through the engine's installed library.
 """
 
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -37,6 +38,16 @@ def follow(binary, root):
         return content
 
 
+def check_units(prefix):
+    """Each starts a program that is where the prefix of the installation has put it."""
+    units = sorted((prefix / "lib" / "systemd" / "system").glob("*.service"))
+    assert len(units) == 4, units
+    for unit in units:
+        program = re.search(r"^ExecStart=(\S+)", unit.read_text(), re.MULTILINE).group(1)
+        assert pathlib.Path(program).parent == prefix / "bin", f"{unit.name} starts {program}"
+        assert pathlib.Path(program).is_file(), f"{unit.name}: there is no {program}"
+
+
 def main():
     build, consumer, cmake = sys.argv[1:]
     shm = pathlib.Path("/dev/shm")
@@ -49,6 +60,7 @@ def main():
                      "include/deltawire/deltawire_engine.h",
                      "share/doc/deltawire/docs/schemas/status.json"):
             assert (prefix / file).is_file(), f"{file} was not installed"
+        check_units(prefix)
         run(cmake, "-S", consumer, "-B", root / "consumer", f"-DCMAKE_PREFIX_PATH={prefix}")
         run(cmake, "--build", root / "consumer")
         tensors, side = follow(prefix / "bin", root), root / "r" / "config.json"

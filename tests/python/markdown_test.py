@@ -1,4 +1,5 @@
-"""The documents: no line above 100 columns, and every relative link leads to a file and a heading.
+"""The documents: no line above 100 columns, no two sections of one name, and every relative link leads
+to a file and a heading.
 
     markdown_test.py ROOT
 
@@ -74,9 +75,20 @@ def check_links(root: pathlib.Path, path: str, text: str) -> list[str]:
     return found
 
 
+def check_sections(path: str, text: str) -> list[str]:
+    """Two sections of one name: a reader who was sent to it reads one of them."""
+    found, seen = [], set()
+    for number, line in enumerate(prose(text).splitlines(), 1):
+        if line.startswith("## "):
+            if line in seen:
+                found.append(f"{path}:{number}: there is a section {line[3:]!r} already")
+            seen.add(line)
+    return found
+
+
 def check_file(root: pathlib.Path, path: str) -> list[str]:
     text = (root / path).read_text("utf-8")
-    return check_columns(path, text) + check_links(root, path, text)
+    return check_columns(path, text) + check_links(root, path, text) + check_sections(path, text)
 
 
 def markdown_files(root: pathlib.Path) -> list[str] | None:
@@ -116,6 +128,7 @@ class ScanTest(unittest.TestCase):
             "[b](docs/b.md#two)",
             "[b](docs/b.md#same-2)",
             "[self](#nothing)",
+            "## Same\n## Other\n## Same",
             "```\n# Heading\n```\n[not a heading](#heading)",
         ):
             with self.subTest(text=text):
@@ -127,6 +140,7 @@ class ScanTest(unittest.TestCase):
             "[b](docs/b.md), [folder](docs), [heading](docs/b.md#one-two-three)",
             "[first](docs/b.md#same) [second](docs/b.md#same-1)",
             "# Here\n[self](#here)",
+            "## A\n### Same\n## B\n### Same\n```\n## A\n```",
             "[web](https://example.org/gone.md) [mail](mailto:a@example.org)",
             "`[code](gone.md)`\n```\n[code](gone.md)\n```",
         ):

@@ -51,6 +51,38 @@ TEST_CASE("files are their owner's alone, or a group's to read") {
   CHECK(FileModeIn(temp.path() / "shared") == 0640);
 }
 
+TEST_CASE("a directory that is the group's already stays so, and another one is not given away") {
+  if (::geteuid() != 0) {
+    WARN("SKIPPED: only root can give a directory away");
+    return;
+  }
+  const struct group* theirs = ::getgrgid(1);
+  REQUIRE(theirs != nullptr);
+  const std::string name = theirs->gr_name;
+  const TempDir temp;
+  fs::create_directory(temp.path() / "given");
+  fs::create_directory(temp.path() / "own");
+  for (const char* dir : {"given", "own"}) {
+    const fs::path path = temp.path() / dir;
+    REQUIRE(::chown(path.c_str(), 12345, dir == std::string("given") ? theirs->gr_gid : 12345) ==
+            0);
+  }
+  REQUIRE(::chmod((temp.path() / "given").c_str(), 02750) == 0);
+  REQUIRE(::chmod(temp.path().c_str(), 0755) == 0);
+  // A user who is not in the group, as a daemon's in a unit without it.
+  testing::Forked daemon([&] {
+    if (::setgroups(0, nullptr) != 0 || ::setgid(12345) != 0 || ::setuid(12345) != 0) ::_exit(1);
+    if (!DirLock::Acquire(temp.path() / "given", name).ok()) ::_exit(2);
+    const Status refused = DirLock::Acquire(temp.path() / "own", name).status();
+    if (refused.code() != StatusCode::kPermissionDenied) ::_exit(3);
+    if (MessageOf(refused).find("to group " + name) == std::string_view::npos) ::_exit(4);
+  });
+  const int ended = daemon.Wait();
+  REQUIRE(WIFEXITED(ended));
+  CHECK(WEXITSTATUS(ended) == 0);
+  CHECK(FileModeIn(temp.path() / "given") == 0640);
+}
+
 TEST_CASE("another user's directory is refused, and both are named") {
   if (::geteuid() != 0) {
     WARN("SKIPPED: only root can give a directory away");
