@@ -43,9 +43,9 @@ std::string Exposition(const Shown& shown) {
 }
 
 /// Answers GET of one path with what `make` returns.
-class Page : public CivetHandler {
+class Resource : public CivetHandler {
  public:
-  Page(std::string path, std::string headers, std::function<std::string()> make)
+  Resource(std::string path, std::string headers, std::function<std::string()> make)
       : path_(std::move(path)), headers_(std::move(headers)), make_(std::move(make)) {}
 
   using CivetHandler::handleGet;
@@ -76,12 +76,19 @@ class Page : public CivetHandler {
 
 constexpr const char* kMetricsHeaders =
     "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n";
+// The page has no scripts and loads nothing. Should a name ever get into it unescaped, then no
+// browser runs it either.
+constexpr const char* kPageHeaders =
+    "Content-Type: text/html; charset=utf-8\r\n"
+    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    "Referrer-Policy: no-referrer\r\n";
 
 }  // namespace
 
 struct Server::Impl {
   Shown shown;
-  std::unique_ptr<Page> metrics;
+  std::unique_ptr<Resource> metrics, page;
   std::unique_ptr<CivetServer> server;  // ends before what it calls
 };
 
@@ -93,8 +100,9 @@ StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Show
   impl->shown = std::move(shown);
   const Shown& what = impl->shown;
   impl->metrics =
-      std::make_unique<Page>("/metrics", kMetricsHeaders, [&what] { return Exposition(what); });
-  // Two threads: who connects and says nothing does not hold up a scrape.
+      std::make_unique<Resource>("/metrics", kMetricsHeaders, [&what] { return Exposition(what); });
+  if (what.page) impl->page = std::make_unique<Resource>("/", kPageHeaders, what.page);
+  // Two threads: who looks at the page, or connects and says nothing, does not hold up a scrape.
   const std::vector<std::string> options = {"listening_ports",    address, "num_threads", "2",
                                             "request_timeout_ms", "5000"};
   // The library throws when it cannot listen.
@@ -107,6 +115,7 @@ StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Show
                   address, e.what());
   }
   impl->server->addHandler("/metrics", *impl->metrics);
+  if (impl->page != nullptr) impl->server->addHandler("/", *impl->page);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 

@@ -15,6 +15,7 @@
 #include "sender/agent/agent.h"
 #include "sender/agent/probe.h"
 #include "sender/agent/service.h"
+#include "sender/agent/status_page.h"
 
 namespace deltawire {
 namespace {
@@ -68,9 +69,9 @@ Status Run(const SenderOptions& options) {
     const sender::PortCounts ports{.bulk_connections = [&bulk] { return bulk->connections(); },
                                    .bulk_refused = [&bulk] { return bulk->refused(); },
                                    .calls_refused = [&access] { return access->calls_refused(); }};
-    DW_ASSIGN_OR_RETURN(
-        metrics_server,
-        metrics::Server::Start(options.metrics, {sender::Probe(agent, ports), stages}));
+    DW_ASSIGN_OR_RETURN(metrics_server, metrics::Server::Start(options.metrics,
+                                                               {sender::Probe(agent, ports), stages,
+                                                                sender::StatusPage(agent)}));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
