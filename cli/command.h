@@ -28,21 +28,23 @@ using Run = std::function<StatusOr<Exit>()>;
 /// Declares one subcommand (or a few that belong together) on `app` and sets `*run` when chosen.
 using Declare = void (*)(CLI::App& app, Run* run);
 
-void DeclarePublish(CLI::App& app, Run* run);  // publish.cc
-void DeclareStatus(CLI::App& app, Run* run);   // status.cc
-void DeclareSync(CLI::App& app, Run* run);     // sync.cc
-void DeclareWait(CLI::App& app, Run* run);     // wait.cc
-void DeclareWatch(CLI::App& app, Run* run);    // watch.cc
-void DeclareVerify(CLI::App& app, Run* run);   // verify.cc
-void DeclareControl(CLI::App& app, Run* run);  // control.cc: pause, resume, rollback
-void DeclareInspect(CLI::App& app, Run* run);  // inspect.cc
-void DeclareDiff(CLI::App& app, Run* run);     // diff.cc
-void DeclarePlan(CLI::App& app, Run* run);     // plan.cc
-void DeclareConvert(CLI::App& app, Run* run);  // convert.cc
-void DeclareDemo(CLI::App& app, Run* run);     // demo.cc
-void DeclareDoctor(CLI::App& app, Run* run);   // doctor.cc
-void DeclareCerts(CLI::App& app, Run* run);    // certs.cc
-void DeclareVersion(CLI::App& app, Run* run);  // version.cc
+void DeclarePublish(CLI::App& app, Run* run);    // publish.cc
+void DeclareStatus(CLI::App& app, Run* run);     // status.cc
+void DeclareTop(CLI::App& app, Run* run);        // top.cc
+void DeclareSync(CLI::App& app, Run* run);       // sync.cc
+void DeclareWait(CLI::App& app, Run* run);       // wait.cc
+void DeclareWatch(CLI::App& app, Run* run);      // watch.cc
+void DeclareVerify(CLI::App& app, Run* run);     // verify.cc
+void DeclareControl(CLI::App& app, Run* run);    // control.cc: pause, resume, rollback
+void DeclareInspect(CLI::App& app, Run* run);    // inspect.cc
+void DeclareDiff(CLI::App& app, Run* run);       // diff.cc
+void DeclarePlan(CLI::App& app, Run* run);       // plan.cc
+void DeclareConvert(CLI::App& app, Run* run);    // convert.cc
+void DeclareDemo(CLI::App& app, Run* run);       // demo.cc
+void DeclareDoctor(CLI::App& app, Run* run);     // doctor.cc
+void DeclareBenchLink(CLI::App& app, Run* run);  // bench_link.cc
+void DeclareCerts(CLI::App& app, Run* run);      // certs.cc
+void DeclareVersion(CLI::App& app, Run* run);    // version.cc
 
 /// The same check, but without the text that CLI11 would add to --help.
 inline CLI::Validator Quiet(CLI::Validator check) { return check.description(""); }

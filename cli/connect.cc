@@ -148,6 +148,18 @@ StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& 
   return response;
 }
 
+StatusOr<v1::ListReceiversResponse> ListReceivers(Sender& sender, const std::string& model,
+                                                  std::chrono::milliseconds timeout) {
+  v1::ListReceiversRequest request;
+  request.set_model(model);
+  v1::ListReceiversResponse response;
+  grpc::ClientContext context;
+  SetDeadline(context, timeout);
+  DW_RETURN_IF_ERROR(Check(sender.stub->ListReceivers(&context, request, &response), Sender::kName,
+                           sender.address));
+  return response;
+}
+
 StatusOr<v1::ReceiverStatusResponse> GetStatus(Receiver& receiver, const std::string& model,
                                                std::chrono::milliseconds timeout) {
   v1::ReceiverStatusRequest request;

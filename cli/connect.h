@@ -68,6 +68,9 @@ StatusOr<std::string> ChooseModel(Receiver& receiver, const std::string& name,
 StatusOr<v1::SenderStatusResponse> GetStatus(Sender& sender, const std::string& model,
                                              std::chrono::milliseconds timeout,
                                              bool changes = false);
+/// The receivers that are attached; of all models if `model` is empty.
+StatusOr<v1::ListReceiversResponse> ListReceivers(Sender& sender, const std::string& model,
+                                                  std::chrono::milliseconds timeout);
 StatusOr<v1::ReceiverStatusResponse> GetStatus(Receiver& receiver, const std::string& model,
                                                std::chrono::milliseconds timeout);
 

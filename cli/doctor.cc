@@ -3,6 +3,7 @@
 #include "cli/doctor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 
@@ -21,6 +22,8 @@ constexpr int kOldestMajor = 5, kOldestMinor = 3;
 constexpr uint64_t kFewDescriptors = 4096;
 // Fills 1 Gbit/s over 130 ms.
 constexpr uint64_t kSmallSocketBuffer = 16 << 20;
+// Times of two machines whose clocks differ by more say nothing of each other.
+constexpr double kClockSkewSeconds = 0.5;
 // Time to renew a certificate without hurry.
 constexpr double kSoonDays = 30;
 
@@ -112,6 +115,23 @@ void Certificates(const MachineFacts& f, std::vector<Finding>& all) {
   }
 }
 
+void Clock(const PeerFacts& p, const std::string& about, std::vector<Finding>& all) {
+  if (!p.clock_ahead_seconds) return;
+  const double ahead = *p.clock_ahead_seconds;
+  const std::string doubt = HumanSeconds(p.clock_doubt_seconds);
+  if (std::abs(ahead) - p.clock_doubt_seconds <= kClockSkewSeconds) {
+    all.push_back(
+        {Level::kGood, about, fmt::format("its clock is ours, give or take {}", doubt), ""});
+    return;
+  }
+  all.push_back(
+      {Level::kNote, about,
+       fmt::format("its clock is {} {} ours, give or take {}", HumanSeconds(std::abs(ahead)),
+                   ahead > 0 ? "ahead of" : "behind", doubt),
+       "set both clocks by NTP, e.g. with chrony: only times in logs and in `watch`, and "
+       "the dates of certificates, depend on them"});
+}
+
 void Peer(const PeerFacts& p, const std::string& version, std::vector<Finding>& all) {
   const std::string about = p.kind + " " + p.address;
   if (!p.reached.ok()) {
@@ -134,6 +154,7 @@ void Peer(const PeerFacts& p, const std::string& version, std::vector<Finding>& 
   } else if (!p.security.empty()) {
     all.push_back({Level::kGood, about, p.security, ""});
   }
+  Clock(p, about, all);
   if (p.bulk_address.empty()) return;
   const std::string bulk = "bulk port " + p.bulk_address;
   if (p.bulk_reached.ok()) {
@@ -203,6 +224,7 @@ void DeclareDoctor(CLI::App& app, Run* run) {
   sub->add_option("--data-dir", o->data_dir, "Where models live")
       ->type_name("DIR")
       ->capture_default_str();
+  Common::AddCredentials(*sub);
   sub->add_option("--sender", o->sender, "Also look at this sender, and at its bulk port")
       ->type_name("HOST:PORT");
   sub->add_option("--receiver", o->receiver, "Also look at this receiver")->type_name("HOST:PORT");

@@ -26,6 +26,10 @@ struct PeerFacts {
   std::string bulk_address;  ///< a sender's; empty: not asked
   Status bulk_reached;
   double connect_seconds = 0;  ///< of a TCP connection to the bulk port: about one round trip
+  /// By how much its clock is ahead of ours, give or take `clock_doubt_seconds`; nullopt: a daemon
+  /// of an older release, which does not say.
+  std::optional<double> clock_ahead_seconds;
+  double clock_doubt_seconds = 0;  ///< half of the time that the answer took
 };
 
 /// One certificate that this machine shows, or believes others by.

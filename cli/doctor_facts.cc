@@ -1,7 +1,5 @@
 #include <fcntl.h>
 #include <linux/magic.h>
-#include <netdb.h>
-#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/statfs.h>
@@ -12,6 +10,7 @@
 
 #include "cli/connect.h"
 #include "cli/doctor.h"
+#include "cli/tcp.h"
 #include "common/base/human.h"
 #include "common/base/unique_fd.h"
 #include "common/config/endpoint.h"
@@ -66,54 +65,37 @@ void LookAtDirectory(MachineFacts& f) {
   ::unlink(probe.c_str());
 }
 
-/// Connects to a TCP port; an error says what the system says.
-Status Connect(const std::string& address, std::chrono::milliseconds timeout) {
-  DW_ASSIGN_OR_RETURN(const Endpoint at, ParseEndpoint(address));
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &hints, &found);
-  if (error != 0) {
-    return Errorf(StatusCode::kUnavailable, "{}: {}", at.host, ::gai_strerror(error));
+/// What the daemon at `address` says; what both daemons say alike is put into `facts`.
+template <typename Daemon>
+auto LookAtPeer(StatusOr<Daemon> (*dial)(const std::string&, std::chrono::milliseconds),
+                const std::string& address, std::chrono::milliseconds timeout, PeerFacts* facts) {
+  int64_t before = 0, after = 0;
+  using Answer = decltype(GetStatus(std::declval<Daemon&>(), "", timeout));
+  const auto answer = [&]() -> Answer {
+    DW_ASSIGN_OR_RETURN(Daemon daemon, dial(address, timeout));
+    before = UnixNanos();
+    Answer status = GetStatus(daemon, "", timeout);
+    after = UnixNanos();
+    return status;
+  }();
+  facts->address = address;
+  facts->reached = answer.status();
+  if (!answer.ok()) return answer;
+  facts->program_version = answer->program_version();
+  facts->exposed = answer->plaintext_exposed();
+  facts->security = answer->security();
+  if (answer->unix_nanos() != 0) {
+    const int64_t middle = before + (after - before) / 2;
+    facts->clock_ahead_seconds = 1e-9 * static_cast<double>(answer->unix_nanos() - middle);
+    facts->clock_doubt_seconds = 1e-9 * static_cast<double>(after - before) / 2;
   }
-  Status last = absl::UnavailableError(at.host + " has no address");
-  for (const addrinfo* a = found; a != nullptr; a = a->ai_next) {
-    const UniqueFd fd(
-        ::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol));
-    if (fd.get() < 0) continue;
-    int failed = 0;
-    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) {
-      failed = errno;
-      pollfd wait{fd.get(), POLLOUT, 0};
-      if (failed == EINPROGRESS) {
-        socklen_t size = sizeof failed;
-        failed = ETIMEDOUT;
-        if (::poll(&wait, 1, static_cast<int>(timeout.count())) > 0) {
-          ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &failed, &size);
-        }
-      }
-    }
-    if (failed == 0) {
-      ::freeaddrinfo(found);
-      return absl::OkStatus();
-    }
-    last = ErrnoError("connect to " + address, failed);
-  }
-  ::freeaddrinfo(found);
-  return last;
+  return answer;
 }
 
 PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds timeout) {
-  PeerFacts p{.kind = "sender", .address = address};
-  const auto answer = [&]() -> StatusOr<v1::SenderStatusResponse> {
-    DW_ASSIGN_OR_RETURN(Sender sender, DialSender(address, timeout));
-    return GetStatus(sender, "", timeout);
-  }();
-  p.reached = answer.status();
+  PeerFacts p{.kind = "sender"};
+  const auto answer = LookAtPeer(DialSender, address, timeout, &p);
   if (!answer.ok()) return p;
-  p.program_version = answer->program_version();
-  p.exposed = answer->plaintext_exposed();
-  p.security = answer->security();
   p.bulk_address = answer->bulk_address();
   // A sender that listens on all its addresses has no one name; it is reached by the one above.
   StatusOr<Endpoint> bulk = ParseEndpoint(p.bulk_address);
@@ -123,22 +105,14 @@ PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds tim
     p.bulk_address = ToString(*bulk);
   }
   const auto start = SteadyClock::now();
-  p.bulk_reached = Connect(p.bulk_address, timeout);
+  p.bulk_reached = ConnectTcp(p.bulk_address, timeout).status();
   p.connect_seconds = SecondsSince(start);
   return p;
 }
 
 PeerFacts LookAtReceiver(const std::string& address, std::chrono::milliseconds timeout) {
-  PeerFacts p{.kind = "receiver", .address = address};
-  const auto answer = [&]() -> StatusOr<v1::ReceiverStatusResponse> {
-    DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(address, timeout));
-    return GetStatus(receiver, "", timeout);
-  }();
-  p.reached = answer.status();
-  if (!answer.ok()) return p;
-  p.program_version = answer->program_version();
-  p.exposed = answer->plaintext_exposed();
-  p.security = answer->security();
+  PeerFacts p{.kind = "receiver"};
+  (void)LookAtPeer(DialReceiver, address, timeout, &p);
   return p;
 }
 

@@ -23,12 +23,19 @@ size_t TerminalWidth() {
   return 80;
 }
 
+bool BeginsCodePoint(char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }
+
 }  // namespace
 
 size_t DisplayWidth(std::string_view text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
-    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not a continuation byte
-  }));
+  return static_cast<size_t>(std::ranges::count_if(text, BeginsCodePoint));
+}
+
+std::string_view CutToWidth(std::string_view text, size_t width) {
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (BeginsCodePoint(text[i]) && width-- == 0) return text.substr(0, i);
+  }
+  return text;
 }
 
 Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}

@@ -55,6 +55,8 @@ class Table {
 
 /// How many columns UTF-8 text takes on a terminal: one per code point.
 size_t DisplayWidth(std::string_view text);
+/// The text's first `width` columns.
+std::string_view CutToWidth(std::string_view text, size_t width);
 
 /// The text of a progress line, `width` columns at most: "label  [####....]  45%  0.5 of 1.2 GB".
 /// total 0: no bar, only what is done.

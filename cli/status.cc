@@ -36,12 +36,8 @@ Status AskSender(const StatusOptions& o, Snapshot& out) {
   DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
   out.sender = GetStatus(sender, o.model, o.timeout(), o.changes);
   if (!out.sender.ok()) return out.sender.status();
-  v1::ListReceiversRequest request;
-  request.set_model(o.model);
-  grpc::ClientContext context;
-  SetDeadline(context, o.timeout());
-  return Check(sender.stub->ListReceivers(&context, request, &out.attached), Sender::kName,
-               o.sender);
+  DW_ASSIGN_OR_RETURN(out.attached, ListReceivers(sender, o.model, o.timeout()));
+  return absl::OkStatus();
 }
 
 Status AskReceiver(const StatusOptions& o, Snapshot& out) {

@@ -267,6 +267,7 @@ void DeclareWatch(CLI::App& app, Run* run) {
   auto o = std::make_shared<WatchOptions>();
   CLI::App* sub =
       app.add_subcommand("watch", "Print a line for each version published, committed and served");
+  Common::AddCredentials(*sub);
   sub->add_option("--sender", o->sender, "Watch this sender")
       ->type_name("[HOST:PORT]")
       ->expected(0, 1)

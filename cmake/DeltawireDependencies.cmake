@@ -11,6 +11,7 @@ find_package(Gloo REQUIRED)  # target: gloo
 find_package(OpenSSL 3.0 REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(SYSTEMD REQUIRED IMPORTED_TARGET libsystemd)
+pkg_check_modules(NCURSES REQUIRED ncursesw)
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(ZSTD REQUIRED IMPORTED_TARGET libzstd)
 pkg_check_modules(MUPARSER REQUIRED IMPORTED_TARGET muparser)

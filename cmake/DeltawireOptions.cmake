@@ -5,6 +5,7 @@ option(DELTAWIRE_PACKAGES "Manual pages, and Debian packages by cpack" OFF)
 option(DELTAWIRE_FUZZ "Build libFuzzer targets (clang only)" OFF)
 option(DELTAWIRE_WERROR "Treat warnings as errors" OFF)
 option(DELTAWIRE_HEADER_CHECK "Compile every header alone in the default build" OFF)
+option(DELTAWIRE_MAP_PATHS "Keep the path of this tree out of what is built" OFF)
 set(DELTAWIRE_SANITIZE "" CACHE STRING "Comma-separated -fsanitize= list, e.g. address,undefined")
 set(DELTAWIRE_PYTHON_SITE "" CACHE STRING
   "Where the Python package goes, below the prefix; its libraries lie where the loader looks then")
@@ -22,6 +23,14 @@ endif()
 include(DeltawireCuda)
 
 find_package(Threads REQUIRED)
+
+# Otherwise the same commit, built in two places, would differ: in __FILE__, in debug information, and
+# by that in the build ID, which stays when the information is stripped.
+if(DELTAWIRE_MAP_PATHS)
+  set(mapped "-ffile-prefix-map=${PROJECT_SOURCE_DIR}=/usr/src/deltawire")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${mapped}>")
+  add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=${mapped}>")
+endif()
 
 # The flags of all our targets, which get them from dw_library() and dw_executable().
 add_library(dw_flags INTERFACE)

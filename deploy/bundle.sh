@@ -4,7 +4,8 @@
 # NVIDIA's driver.
 #   deploy/bundle.sh [BUILD_DIR [TARBALL]]     default: build/release, BUILD_DIR/deltawire.tar.gz
 # Nothing is built: the programs that are in BUILD_DIR/bin go in. run-tests.sh in the tarball needs
-# neither CMake nor this tree.
+# neither CMake nor this tree; a build without unit tests, such as `package`, gives a tarball without
+# it. Files have the time SOURCE_DATE_EPOCH, or the commit's.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -66,29 +67,35 @@ for file in "${programs[@]}"; do
   done < <(libraries "$file")
 done
 
-# Tests look for files under this tree's own path, which run-tests.sh makes lead to the bundle.
-mkdir "$stage/tests"
-cp -r "$root/tests/golden" "$stage/tests/"
 cp -r "$root/configs" "$root/docs" "$root/LICENSE" "$root/NOTICE" "$stage/"
-if [[ $build == "$root"/* ]]; then
-  mkdir -p "$stage/${build#"$root"/}"
-  ln -sr "$stage/bin" "$stage/${build#"$root"/}/bin"
-fi
-printf '%s\n' "$root" >"$stage/source-path"
-# Lists the programs that are a unit test by themselves, except those that were not built.
-ctest --test-dir "$build" -L '^unit$' --show-only=json-v1 | python3 -c '
+
+add_tests() {
+  # Tests look for files under this tree's own path, which run-tests.sh makes lead to the bundle.
+  mkdir "$stage/tests"
+  cp -r "$root/tests/golden" "$stage/tests/"
+  if [[ $build == "$root"/* ]]; then
+    mkdir -p "$stage/${build#"$root"/}"
+    ln -sr "$stage/bin" "$stage/${build#"$root"/}/bin"
+  fi
+  printf '%s\n' "$root" >"$stage/source-path"
+  # Lists the programs that are a unit test by themselves, except those that were not built.
+  ctest --test-dir "$build" -L '^unit$' --show-only=json-v1 | python3 -c '
 import json, os, sys
 programs = {t["command"][0] for t in json.load(sys.stdin)["tests"] if t.get("command")}
 bin_dir = sys.argv[1]
 print(*sorted(os.path.basename(p) for p in programs
               if os.path.dirname(p) == bin_dir and p.endswith("_test") and os.path.exists(p)),
       sep="\n")' "$build/bin" >"$stage/unit-tests"
-cp "$root/deploy/bundle-run-tests.sh" "$stage/run-tests.sh"
-chmod 755 "$stage/run-tests.sh"
+  cp "$root/deploy/bundle-run-tests.sh" "$stage/run-tests.sh"
+  chmod 755 "$stage/run-tests.sh"
+}
+[[ ! -f $build/tests/CTestTestfile.cmake ]] || add_tests
 
 mebibytes() { awk -v bytes="$1" 'BEGIN {printf "%.1f", bytes / 1048576}'; }
 mkdir -p "$(dirname "$tarball")"
-tar -C "$work" --owner=0 --group=0 --sort=name -c "$name" | gzip -9 >"$tarball"
+made=${SOURCE_DATE_EPOCH:-$(git -C "$root" log -1 --format=%ct 2>/dev/null || date +%s)}
+tar -C "$work" --owner=0 --group=0 --numeric-owner --mode=go=rX,u+rw --mtime="@$made" --sort=name \
+  --format=gnu -c "$name" | gzip -9n >"$tarball"
 newest=$(objdump -T "$stage"/bin/* "$stage"/lib/* 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -Vu |
   tail -n 1)
 printf '%s: %d programs, %d libraries, %s MiB (%s MiB unpacked); needs %s\n' "$tarball" \

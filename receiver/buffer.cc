@@ -92,10 +92,11 @@ Status Buffer::BeginUpdateInFreshFile() {
 
 StatusOr<bool> Buffer::Begin() {
   if (begun_) return true;
-  int slot = work_;
-  if (slot < 0) {
-    const int front = front_;
-    slot = front < 0 ? static_cast<int>(state_.active()) : buffers_ == 2 ? 1 - front : front;
+  const int slot = NextSlot();
+  if (slots_[slot].served != nullptr && slots_[slot].served->read()) {
+    if (buffers_ == 1) return false;
+    DW_RETURN_IF_ERROR(BeginFresh());
+    return true;
   }
   // A file whose path somebody removed or replaced is not reused: it might not get a name again.
   if (slots_[slot].file && HasItsPath(slot) &&
@@ -103,7 +104,7 @@ StatusOr<bool> Buffer::Begin() {
     if (slot == front_) return BeginInPlace(slot);
     const auto alone =
         options_.unsafe_in_place ? FileLease::Answer::kAlone : slots_[slot].lease.Try();
-    if (alone == FileLease::Answer::kAlone) {
+    if (alone == FileLease::Answer::kAlone && CloseServed(slot)) {
       Begun(slot);
       return true;
     }
@@ -120,21 +121,55 @@ StatusOr<bool> Buffer::BeginInPlace(int slot) {
   DW_RETURN_IF_ERROR(file.Rename(FreeHiddenName(slot)));
   const auto alone =
       options_.unsafe_in_place ? FileLease::Answer::kAlone : slots_[slot].lease.Try();
-  if (alone == FileLease::Answer::kAlone) {
+  if (alone == FileLease::Answer::kAlone && CloseServed(slot)) {
     front_ = -1;
     Begun(slot);
     return true;
   }
+  if (alone == FileLease::Answer::kAlone) slots_[slot].lease.Release();
   DW_RETURN_IF_ERROR(file.Rename(dir_ / kWeights));
-  if (alone == FileLease::Answer::kInUse) return false;
+  if (alone != FileLease::Answer::kUnsupported) return false;
   // Leases worked when the receiver started, but do not now (fs.leases-enable).
   DW_RETURN_IF_ERROR(BeginFresh());
   return true;
 }
 
+int Buffer::NextSlot() const {
+  if (work_ >= 0) return work_;
+  const int front = front_;
+  return front < 0 ? static_cast<int>(state_.active()) : buffers_ == 2 ? 1 - front : front;
+}
+
+bool Buffer::CloseServed(int slot) {
+  std::shared_ptr<ServedFile>& served = slots_[slot].served;
+  if (served != nullptr && !served->Close()) return false;
+  served = nullptr;
+  return true;
+}
+
+std::shared_ptr<ServedFile> Buffer::Serve() {
+  const Turn turn(*this);
+  const int front = front_;
+  if (front < 0) return nullptr;
+  std::shared_ptr<ServedFile>& served = slots_[front].served;
+  if (served == nullptr) served = std::make_shared<ServedFile>(slots_[front].file);
+  return served;
+}
+
+std::shared_ptr<ServedFile> Buffer::InTheWay() {
+  const Turn turn(*this);
+  if (begun_) return nullptr;
+  const std::shared_ptr<ServedFile>& served = slots_[NextSlot()].served;
+  return served != nullptr && served->read() ? served : nullptr;
+}
+
 std::string Buffer::Readers() const {
   const int front = front_;
-  const LeasedFile& slot = slots_[front >= 0 ? front : static_cast<int>(state_.active())];
+  const int slot_now = front >= 0 ? front : static_cast<int>(state_.active());
+  if (slots_[slot_now].served != nullptr && slots_[slot_now].served->read()) {
+    return "receivers that this one serves";
+  }
+  const LeasedFile& slot = slots_[slot_now];
   return slot.file ? DescribeHolders(WhoHas(slot.file->fd())) : "nobody";
 }
 
@@ -322,6 +357,10 @@ StatusOr<Buffer::CaughtUp> Buffer::CatchUp(std::span<const AppliedDelta> deltas,
   if (!slots_[slot].file) {
     DW_RETURN_IF_ERROR(MakeFile(slot));
   } else if (!options_.unsafe_in_place && slots_[slot].lease.Try() != FileLease::Answer::kAlone) {
+    return CaughtUp{};
+  }
+  if (!CloseServed(slot)) {
+    slots_[slot].lease.Release();
     return CaughtUp{};
   }
   if (state_.phase(s) != SlotPhase::kWriting) state_.BeginWrite(s);

@@ -28,6 +28,7 @@
 #include "common/shm/state_file.h"
 #include "common/wire/messages.h"
 #include "kernels/kernels.h"
+#include "receiver/served_file.h"
 #include "receiver/side_files.h"
 
 namespace deltawire::receiver {
@@ -137,6 +138,15 @@ class Buffer {
   StatusOr<CaughtUp> CatchUp(std::span<const AppliedDelta> deltas,
                              const std::function<bool()>& stop);
 
+  // For receivers that this one serves (receiver/relay).
+  /// The committed file. While somebody reads it, no update changes its bytes: the update goes to a
+  /// fresh file, or with one file is not begun. Null when no file has the name.
+  std::shared_ptr<ServedFile> Serve();
+  /// The served file that the next update would change, if somebody reads it; else null.
+  std::shared_ptr<ServedFile> InTheWay();
+  /// The installed side files. REQUIRES: between updates.
+  StatusOr<std::vector<SideFile>> SideFiles() const { return side_files_.Read(); }
+
   /// Puts back a name or a side file that somebody removed or changed, and checks the bytes of a
   /// weight file that somebody wrote to. Cheap (a few stats) when nothing changed; to be called
   /// about every second while no pull runs.
@@ -150,8 +160,9 @@ class Buffer {
 
  private:
   struct LeasedFile {
-    std::optional<BufferFile> file;
+    std::shared_ptr<BufferFile> file;
     FileLease lease;
+    std::shared_ptr<ServedFile> served;  // null: nobody was given the file's present state
   };
   /// Serialises calls of which only one may run at a time (buffer_turn.h).
   class Turn;
@@ -177,6 +188,10 @@ class Buffer {
   void ForEachChunk(const std::function<void(uint32_t)>& f) const;
 
   StatusOr<bool> Begin();
+  /// The slot that an update would change now.
+  int NextSlot() const;
+  /// False while somebody reads the slot's file as it was served.
+  bool CloseServed(int slot);
   StatusOr<bool> BeginInPlace(int slot);
   Status BeginFresh();
   void Begun(int slot);

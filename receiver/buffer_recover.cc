@@ -163,7 +163,7 @@ Status Buffer::OpenFiles() {
       if (slots_[s].file || state_.inode(s) != file.st_ino) continue;
       auto opened = BufferFile::Open(path, layout_, options);
       if (opened.ok()) {
-        slots_[s].file = std::move(*opened);
+        slots_[s].file = std::make_shared<BufferFile>(std::move(*opened));
         slots_[s].lease = FileLease(slots_[s].file->fd());
       } else if (absl::IsResourceExhausted(opened.status()) || absl::IsInternal(opened.status())) {
         return opened.status();  // a fault of this process or machine, not of the file
@@ -268,6 +268,7 @@ void Buffer::ForgetSlot(int slot) {
   const auto s = static_cast<uint32_t>(slot);
   if (state_.phase(s) != SlotPhase::kEmpty || state_.inode(s) != 0) state_.set_inode(s, 0);
   slots_[slot].lease = FileLease();
+  slots_[slot].served.reset();  // who reads it keeps the mapping
   slots_[slot].file.reset();
 }
 
@@ -290,7 +291,7 @@ Status Buffer::MakeFile(int slot) {
                                                           {.huge_pages = options_.huge_pages,
                                                            .pool = options_.pool}));
   state_.set_inode(static_cast<uint32_t>(slot), file.inode());
-  slots_[slot].file = std::move(file);
+  slots_[slot].file = std::make_shared<BufferFile>(std::move(file));
   slots_[slot].lease = FileLease(slots_[slot].file->fd());
   if (lease_problem_.empty()) slots_[slot].lease.Try();
   return absl::OkStatus();

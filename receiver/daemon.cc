@@ -5,6 +5,7 @@
 
 #include "common/net/pull_client.h"
 #include "common/net/tls.h"
+#include "receiver/failover_upstream.h"
 #include "receiver/grpc_upstream.h"
 
 namespace deltawire::receiver {
@@ -30,6 +31,13 @@ Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id,
       credentials_(std::move(credentials)),
       stages_(std::move(stages)) {
   rates_.Calibrate(kernels::Best());
+  if (!options.serve) return;
+  relay_ = std::make_unique<Relay>(
+      Relay::Options{.advertise_host = options.advertise_host,
+                     .delta_log_bytes = options.delta_log_bytes,
+                     .rate_limit_per_receiver = options.rate_limit_per_receiver,
+                     .stages = stages_},
+      pool_, rates_);
 }
 
 Daemon::~Daemon() { Stop(); }
@@ -63,10 +71,23 @@ Status Daemon::Start() {
     o.copy_for_reader = options_.on_busy_reader == OnBusyReader::kCopy;
     o.file_group = options_.file_group;
     o.stages = stages_;
+    if (relay_ != nullptr) {
+      o.downstream =
+          relay_->Of(m.name, [this, name = m.name](const std::string& layout, uint32_t c) {
+            Doubted(name, layout, c);
+          });
+      o.served_delta_bytes = options_.delta_log_bytes / 2;
+    }
     std::vector<std::unique_ptr<Upstream>> upstreams;
     for (const std::string& sender : options_.senders) {
-      upstreams.push_back(
-          MakeGrpcUpstream(sender, receiver_id_, credentials_, options_.allow_code_files));
+      std::vector<std::unique_ptr<Upstream>> alternatives;
+      for (const std::string& address : Alternatives(sender)) {
+        alternatives.push_back(
+            MakeGrpcUpstream(address, receiver_id_, credentials_, options_.allow_code_files));
+      }
+      upstreams.push_back(alternatives.size() == 1
+                              ? std::move(alternatives.front())
+                              : MakeFailoverUpstream(std::move(alternatives), o.seed));
     }
     auto replica = Replica::Start(o, std::move(upstreams), transport, pool_, rates_);
     if (!replica.ok()) {
@@ -99,7 +120,15 @@ void Daemon::StartEngines(const std::string& model) {
   replica.OnReady([raw = engines.get()] { raw->News(); });
 }
 
+void Daemon::Doubted(const std::string& model, const std::string& layout, uint32_t chunk) {
+  // Nobody is served before Start has returned.
+  if (const auto replica = replicas_.find(model); replica != replicas_.end()) {
+    replica->second->Suspect(layout, chunk);
+  }
+}
+
 void Daemon::BeginStop() {
+  if (relay_ != nullptr) relay_->Stop();
   for (auto& [name, engines] : engines_) engines->Stop();
   for (auto& [name, replica] : replicas_) replica->Stop();
 }

@@ -15,6 +15,7 @@
 #include "common/net/pull_transport.h"
 #include "common/security/credentials.h"
 #include "receiver/engine/engines.h"
+#include "receiver/relay/relay.h"
 #include "receiver/replica.h"
 
 namespace deltawire::receiver {
@@ -36,6 +37,8 @@ class Daemon {
   std::vector<Replica*> Replicas() const;
   /// The model's engines; null when none is configured.
   Engines* EnginesOf(const std::string& model) const;
+  /// What serves the replicas' versions to other receivers; null without --serve.
+  Relay* relay() const { return relay_.get(); }
   const ReceiverOptions& options() const { return options_; }
   const std::string& receiver_id() const { return receiver_id_; }
   const CoderRates& coder_rates() const { return rates_; }
@@ -53,7 +56,10 @@ class Daemon {
   /// Lets engines read a replica's directory.
   class Source;
   void StartEngines(const std::string& model);
+  /// A receiver that is served here doubts a chunk, which has lost its digest.
+  void Doubted(const std::string& model, const std::string& layout, uint32_t chunk);
 
+  std::unique_ptr<Relay> relay_;                              // outlives the replicas
   std::map<std::string, std::unique_ptr<Replica>> replicas_;  // fixed after Start
   std::map<std::string, std::unique_ptr<Source>> sources_;    // the same
   std::map<std::string, std::unique_ptr<Engines>> engines_;   // the same; end before the replicas

@@ -311,13 +311,22 @@ class GrpcUpstream : public Upstream {
     const grpc::Status status = fn(*stub, &context);
     std::lock_guard lock(mu_);
     call_ = nullptr;
-    // The channel shows the token that was there when it was made; a new one shows the new token.
-    // The attachment is the sender's proof that this peer may pull, so it must move there, too.
-    if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED && stub_ == stub) {
+    if (IsUseless(status) && stub_ == stub) {
+      // The attachment is the sender's proof that this peer may pull, so it must move to the new
+      // connection, too.
       if (attachment_ != nullptr) attachment_->Break();
       stub_ = nullptr;
     }
     return FromGrpc(status, fmt::format("sender {}: {}", sender_, name));
+  }
+
+  // Whether a call that ended so makes its connection useless.
+  static bool IsUseless(const grpc::Status& status) {
+    // The channel shows the token that was there when it was made; a new one shows the new token.
+    if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED) return true;
+    // After a garbled frame a server may ignore all new calls of a connection, and go on with the
+    // streams that are open there. So the attachment's being alive says nothing about calls.
+    return status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
   }
 
   // Each attachment gets a new connection, because one that has gone mute stays mute.

@@ -7,8 +7,12 @@
 #include "common/config/options.h"
 #include "common/daemon/lifetime.h"
 #include "common/metrics/stage_histograms.h"
+#include "common/net/io_threads.h"
+#include "common/net/pull_server.h"
+#include "common/net/tls.h"
 #include "kernels/kernels.h"
 #include "proto/control_server.h"
+#include "proto/serving/pull_service.h"
 #include "receiver/daemon.h"
 #include "receiver/probe.h"
 #include "receiver/service.h"
@@ -34,18 +38,49 @@ std::string StatusLine(const receiver::Daemon& daemon) {
   return fmt::format("{}", fmt::join(models, "; "));
 }
 
+/// The ports of a relay. Its streams have threads of their own, since a thread that receives waits
+/// for those who read the weights.
+struct Serving {
+  net::IoThreads io;
+  std::unique_ptr<net::PullServer> bulk;
+  std::unique_ptr<PullServiceImpl> service;
+
+  Status Start(const ReceiverOptions& options, receiver::Relay& relay,
+               const std::shared_ptr<Access>& access) {
+    net::PullServer::Options bulk_options{.stream_timeout = options.stream_timeout,
+                                          .bytes_per_s = options.rate_limit};
+    if (access->credentials()->serves_tls()) {
+      DW_ASSIGN_OR_RETURN(bulk_options.tls,
+                          net::Tls::Create(access->credentials(), net::Tls::Side::kServer,
+                                           access->requires_certificate()));
+    }
+    DW_ASSIGN_OR_RETURN(bulk, net::PullServer::Listen(io, options.bulk.host, options.bulk.port,
+                                                      relay, bulk_options));
+    service = std::make_unique<PullServiceImpl>(relay, access, bulk->port());
+    LogInfo("serves other receivers, bulk {}", ToString(Endpoint{options.bulk.host, bulk->port()}));
+    return absl::OkStatus();
+  }
+};
+
 Status Run(const ReceiverOptions& options) {
   DW_ASSIGN_OR_RETURN(const auto access, Access::Load(options.credentials, options.principals));
-  DW_RETURN_IF_ERROR(
-      access->CheckExposure(!IsLoopback(options.control), options.insecure_plaintext));
+  const bool exposed = !IsLoopback(options.control) || (options.serve && !IsLoopback(options.bulk));
+  DW_RETURN_IF_ERROR(access->CheckExposure(exposed, options.insecure_plaintext));
   const auto stages = std::make_shared<metrics::StageHistograms>("receiver");
   receiver::Daemon daemon(
       options, options.receiver_id.empty() ? DefaultId(options.control) : options.receiver_id,
       access->credentials(), metrics::ObserverOf(stages));
   receiver::ReceiverServiceImpl service(daemon, access);
   DW_RETURN_IF_ERROR(daemon.Start());
+  std::vector<grpc::Service*> services = {&service};
+  std::unique_ptr<Serving> serving;
+  if (daemon.relay() != nullptr) {
+    serving = std::make_unique<Serving>();
+    DW_RETURN_IF_ERROR(serving->Start(options, *daemon.relay(), access));
+    services.push_back(serving->service.get());
+  }
   DW_ASSIGN_OR_RETURN(auto control,
-                      ControlServer::Start(ToString(options.control), {&service}, *access));
+                      ControlServer::Start(ToString(options.control), services, *access));
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
     const auto collect = receiver::Probe(daemon, [&access] { return access->calls_refused(); });
@@ -62,6 +97,7 @@ Status Run(const ReceiverOptions& options) {
   LogInfo("{}: stopping", signal);
   metrics_server.reset();
   daemon.BeginStop();
+  if (serving != nullptr) serving->bulk->Stop();
   control->Shutdown(std::chrono::milliseconds(300));
   daemon.Stop();
   return absl::OkStatus();

@@ -177,6 +177,44 @@ void AddEngines(const Daemon& daemon, const Statuses& replicas, std::vector<Samp
   }
 }
 
+struct RelayRow {
+  const char* name;
+  const char* help;
+  Kind kind;
+  double (*value)(const Relay::Served& s);
+};
+
+constexpr RelayRow kRelayRows[] = {
+    {"deltawire_receiver_relay_receivers", "Receivers attached that are served here", Kind::kGauge,
+     [](const Relay::Served& s) { return static_cast<double>(s.receivers); }},
+    {"deltawire_receiver_relay_active_pulls", "Pulls that are served now", Kind::kGauge,
+     [](const Relay::Served& s) { return static_cast<double>(s.pulls.active); }},
+    {"deltawire_receiver_relay_bytes_sent_total", "Payload bytes of all pulls that were served",
+     Kind::kCounter,
+     [](const Relay::Served& s) { return static_cast<double>(s.pulls.bytes_sent); }},
+    {"deltawire_receiver_relay_pulls_cut_total",
+     "Served pulls cut so that the next version need not wait", Kind::kCounter,
+     [](const Relay::Served& s) { return static_cast<double>(s.pulls.cut); }},
+    {"deltawire_receiver_relay_pulls_refused_total",
+     "Pulls that were asked for here and not granted", Kind::kCounter,
+     [](const Relay::Served& s) { return static_cast<double>(s.pulls.refused); }},
+    {"deltawire_receiver_relay_log_bytes", "Delta log in use", Kind::kGauge,
+     [](const Relay::Served& s) { return static_cast<double>(s.log_bytes); }},
+};
+
+void AddRelay(const Daemon& daemon, std::vector<Sample>& samples) {
+  if (daemon.relay() == nullptr) return;
+  std::vector<std::pair<std::string, Relay::Served>> all;
+  for (const Replica* r : daemon.Replicas()) {
+    all.emplace_back(r->options().model, daemon.relay()->ServedOf(r->options().model));
+  }
+  for (const RelayRow& row : kRelayRows) {
+    for (const auto& [model, served] : all) {
+      samples.push_back({row.name, row.help, row.kind, {{"model", model}}, row.value(served)});
+    }
+  }
+}
+
 }  // namespace
 
 metrics::Collect Probe(const Daemon& daemon, std::function<uint64_t()> calls_refused) {
@@ -191,6 +229,7 @@ metrics::Collect Probe(const Daemon& daemon, std::function<uint64_t()> calls_ref
     }
     AddAgents(all, samples);
     AddEngines(daemon, all, samples);
+    AddRelay(daemon, samples);
     AddForms(all, daemon.coder_rates(), samples);
     samples.push_back({"deltawire_receiver_peers_refused_total",
                        "Calls turned away at the control port for want of a role",

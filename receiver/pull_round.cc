@@ -276,7 +276,7 @@ Status PullRound::Finish() {
     DW_RETURN_IF_ERROR(env_.buffer.Commit(whole(), env_.side_files.Merged()));
     env_.sink.Committed();
   }
-  env_.history.Commit(whole().id);
+  delta_ = env_.history.Commit(whole().id);
   stats_.transfer_seconds = std::chrono::duration<double>(last_frame_ - start_).count();
   stats_.apply_seconds = SecondsSince(last_frame_);
   stats_.seconds = SecondsSince(start_);

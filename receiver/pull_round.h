@@ -105,6 +105,8 @@ class PullRound {
   Identity whole() const { return Combine(ends_); }
   const std::vector<Identity>& ends() const { return ends_; }
   const PullStats& stats() const { return stats_; }
+  /// After kCommit: the delta from the state committed before, if it was recorded; else null.
+  const std::shared_ptr<const Delta>& delta() const { return delta_; }
   const RoundTimes& times() const { return times_; }
   /// True when the error was that the received chunks are not the state that an agent named.
   bool root_mismatch() const { return root_mismatch_; }
@@ -147,6 +149,7 @@ class PullRound {
   std::vector<Identity> ends_;
   std::vector<uint64_t> side_files_;  // hashes that the End frames named
   PullStats stats_;
+  std::shared_ptr<const Delta> delta_;
   RoundTimes times_;
   double waited_ = 0;  // for readers, in this step
   bool root_mismatch_ = false;

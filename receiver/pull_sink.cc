@@ -217,7 +217,10 @@ void PullSink::FinishFull(const wire::FrameHeader& header) {
   const bool right = partial_[c] == header.digest_after;
   if (right) {
     buffer_.SetChunk(c, header.version, header.digest_after);
-    if (record_ != nullptr) record_->Add({.chunk = c}, {});
+    if (record_ != nullptr) {
+      record_->Add({.chunk = c, .digest_before = digest_[c], .digest_after = header.digest_after},
+                   {});
+    }
   }
   std::lock_guard lock(mu_);
   if (right) {

@@ -65,7 +65,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
       rates_(rates),
       lock_(std::move(lock)),
       buffer_(std::move(buffer)),
-      history_(options.history_bytes),
+      history_(options.history_bytes, options.served_delta_bytes),
       side_files_(upstreams.size()),
       delta_files_(options.directory / kDeltaFolder, options.delta_file_bytes),
       random_(options.seed),
@@ -116,6 +116,7 @@ void Replica::Join() {
 }
 
 void Replica::Run() {
+  if (buffer_ != nullptr) ServeOn(nullptr);
   std::unique_lock lock(mu_);
   while (!stopping_) {
     auto again = Clock::time_point::max();
@@ -277,6 +278,11 @@ Status Replica::MakeBuffer(ModelDescription& description) {
   if (buffer_ != nullptr && buffer_->layout().fingerprint() != description.layout.fingerprint()) {
     LogWarn("model {}: the sender has another layout now: {}; starting anew", options_.model,
             DescribeDifference(description.layout, buffer_->layout()));
+    if (options_.downstream != nullptr) options_.downstream->Dropped();
+    {
+      std::lock_guard lock(mu_);
+      status_.fingerprint.clear();
+    }
     sink_.reset();
     buffer_.reset();
     history_.Forget();

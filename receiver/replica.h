@@ -1,8 +1,8 @@
-// One model on an inference node: keeps its Buffer in step with the sender, or with the agents that
+// One model on an inference node: keeps its Buffer in step with the sender, or with agents that
 // each own a part. Follower decides what to do, RequestQueue knows who waits, PullRound pulls. One
-// thread drives them; a second keeps the attachments alive, so that a long or stuck pull is no
-// silence. Owner: the Daemon. Threads: public methods from any. Errors: shown in status() until the
-// next success; chunks of a broken pull that were verified are not fetched again.
+// thread drives them; a second keeps the attachments, so that no pull silences it. Owner: Daemon.
+// Threads: public methods from any. Errors: shown in status() until the next success; chunks of a
+// broken pull that were verified are not fetched again.
 #pragma once
 
 #include <atomic>
@@ -24,6 +24,7 @@
 #include "common/delta/pull_stats.h"
 #include "receiver/buffer.h"
 #include "receiver/delta_files.h"
+#include "receiver/downstream.h"
 #include "receiver/follower.h"
 #include "receiver/pull_round.h"
 #include "receiver/pull_sink.h"
@@ -52,7 +53,10 @@ struct ReplicaOptions {
   bool copy_for_reader = false;
   uint64_t seed = 0;       ///< seed of the random part of pauses
   std::string file_group;  ///< group that may read the files; empty: only their owner
-  StageObserver stages;    ///< told of each version that is committed
+  /// Is told of every version, to serve it to other receivers; it outlives the replica. Null: none.
+  Downstream* downstream = nullptr;
+  uint64_t served_delta_bytes = 0;  ///< of a pull's delta, for whom `downstream` serves
+  StageObserver stages;             ///< told of each version that is committed
 };
 
 /// One agent of the trainer, as the replica sees it.
@@ -164,6 +168,10 @@ class Replica {
   bool Hold(const Identity& id, const std::string& reader);
   void Release(const std::string& reader);
 
+  /// Somebody who is served says that this chunk of the layout `fingerprint` came with other bytes
+  /// than its digest, and it has lost its digest here: the next pull fetches it.
+  void Suspect(const std::string& fingerprint, uint32_t chunk);
+
   void Stop();
   /// After Stop: waits until both threads have ended. The destructor does so, too.
   void Join();
@@ -206,6 +214,8 @@ class Replica {
   void TellStages(const CommitTimes& times) const;
   /// Keeps what the last pull applied as a file for engines.
   void LeaveDelta();
+  /// Tells the downstream of the committed version.
+  void ServeOn(std::shared_ptr<const Delta> delta);
   Status MarkSuspects();
   Status Touch();
   Status WaitWritable();

@@ -132,6 +132,13 @@ void Replica::Doubt(const std::vector<uint32_t>& chunks) {
   }
 }
 
+void Replica::Suspect(const std::string& fingerprint, uint32_t chunk) {
+  std::lock_guard lock(mu_);
+  if (fingerprint != status_.fingerprint || !suspects_.insert(chunk).second) return;
+  ++status_.scrub_mismatches;
+  cv_.notify_all();
+}
+
 Status Replica::MarkSuspects() {
   std::set<uint32_t> suspects;
   {
@@ -152,6 +159,9 @@ Status Replica::MarkSuspects() {
     suspects_.merge(suspects);
     return begun;
   }
+  if (options_.downstream != nullptr) {
+    options_.downstream->Distrusted(std::vector<uint32_t>(suspects.begin(), suspects.end()));
+  }
   return absl::OkStatus();
 }
 
@@ -159,6 +169,8 @@ void Replica::CheckFiles(std::unique_lock<Mutex>& lock) {
   pulling_ = true;
   lock.unlock();
   const auto health = buffer_->Check();
+  // What was put back may be another file.
+  if (health.ok() && !health->put_back.empty()) ServeOn(nullptr);
   lock.lock();
   pulling_ = false;
   cv_.notify_all();

@@ -41,7 +41,10 @@ StatusOr<bool> Replica::BeginUpdate() {
     if (named && !holders_.empty()) return false;
     updates_begun_ += named ? 1 : 0;
   }
+  const auto served = options_.downstream == nullptr ? nullptr : buffer_->InTheWay();
+  if (served != nullptr) options_.downstream->MakeWay(*served);
   auto begun = buffer_->BeginUpdate();
+  if (served != nullptr && !(begun.ok() && *begun)) served->Open();
   std::lock_guard lock(mu_);
   updates_begun_ -= named ? 1 : 0;
   status_.committed = buffer_->committed();

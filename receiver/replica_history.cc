@@ -13,25 +13,31 @@ constexpr size_t kMaxChunks = 15'000'000;
 
 }  // namespace
 
-ReplicaHistory::ReplicaHistory(uint64_t limit_bytes) : limit_(limit_bytes), log_(limit_bytes) {}
+ReplicaHistory::ReplicaHistory(uint64_t limit_bytes, uint64_t served_bytes)
+    : limit_(limit_bytes), served_bytes_(served_bytes), log_(limit_bytes) {}
 
 void ReplicaHistory::BeginPull(StateId committed, uint32_t wanted) {
   builder_.reset();
-  if (limit_ == 0 || wanted == 0 || committed.epoch == 0) {
-    log_.Clear();
-    if (limit_ == 0 || wanted == 0) return;
+  keeps_ = limit_ > 0 && wanted > 0;
+  if (!keeps_ || committed.epoch == 0) log_.Clear();
+  if (keeps_) {
+    const LogView kept = log_.View();
+    if (!kept.empty() && kept.back()->to() != committed) log_.Clear();
+    log_.set_limit_deltas(std::min<size_t>(wanted, kernels::kMaxHistory));
   }
-  const LogView kept = log_.View();
-  if (!kept.empty() && kept.back()->to() != committed) log_.Clear();
-  log_.set_limit_deltas(std::min<size_t>(wanted, kernels::kMaxHistory));
-  if (committed.epoch == 0) return;
+  if (committed.epoch == 0 || (!keeps_ && served_bytes_ == 0)) return;
   from_ = committed;
-  builder_ = std::make_unique<DeltaBuilder>(limit_ / 2);
+  builder_ = std::make_unique<DeltaBuilder>(std::max(keeps_ ? limit_ / 2 : 0, served_bytes_));
 }
 
-void ReplicaHistory::Commit(StateId to) {
-  if (builder_ != nullptr && from_ != to) log_.Append(builder_->Finish(from_, to));
+std::shared_ptr<const Delta> ReplicaHistory::Commit(StateId to) {
+  std::shared_ptr<const Delta> delta;
+  if (builder_ != nullptr && from_ != to) delta = builder_->Finish(from_, to);
   builder_.reset();
+  // One that is too large for the history is for those alone who are served.
+  const bool fits = delta != nullptr && delta->payload_bytes() <= std::max<uint64_t>(1, limit_ / 2);
+  if (keeps_ && fits) log_.Append(delta);
+  return delta;
 }
 
 void ReplicaHistory::Forget() { log_.Clear(); }

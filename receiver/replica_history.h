@@ -14,7 +14,9 @@ namespace deltawire::receiver {
 
 class ReplicaHistory {
  public:
-  explicit ReplicaHistory(uint64_t limit_bytes);
+  /// `served_bytes`: payload bytes of a pull's delta that are recorded for receivers that this one
+  /// serves, whatever the sender asks for; 0: none are served.
+  explicit ReplicaHistory(uint64_t limit_bytes, uint64_t served_bytes = 0);
 
   /// A pull begins, and the sender asks to keep `wanted` deltas. `committed` is the state that the
   /// buffer wholly is. With epoch 0 it is none, so the pull is not a delta between two states, and
@@ -23,8 +25,9 @@ class ReplicaHistory {
   /// Records the running pull's chunks: a delta with its fast payload, a whole chunk without one.
   /// Null when nothing is recorded.
   DeltaBuilder* recording() { return builder_.get(); }
-  /// The pull has committed state `to`.
-  void Commit(StateId to);
+  /// The pull has committed state `to`. Returns what was recorded; null: nothing, or `to` is the
+  /// state from before.
+  std::shared_ptr<const Delta> Commit(StateId to);
   void Forget();
 
   /// Adds to `have` which deltas are kept. REQUIRES: `have` describes the committed state.
@@ -34,7 +37,8 @@ class ReplicaHistory {
   uint64_t bytes() const { return log_.bytes(); }
 
  private:
-  const uint64_t limit_;
+  const uint64_t limit_, served_bytes_;
+  bool keeps_ = false;  // the running pull's delta is kept
   DeltaLog log_;
   StateId from_;
   std::unique_ptr<DeltaBuilder> builder_;

@@ -50,6 +50,10 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
     if (pulled.ok() || !reader_in_the_way_) break;
     pulled = WaitWritable();
   }
+  // Of several agents' pulls nobody knows whose was at fault.
+  for (const AgentLink& agent : agents_) {
+    agent.upstream->PullEnded(agents_.size() == 1 ? pulled : absl::OkStatus());
+  }
   lock.lock();
   pulling_ = false;
   // A pull that a pause ended has not failed.
@@ -85,6 +89,13 @@ void Replica::LeaveDelta() {
             MessageOf(left), ToString(TraceOf(buffer_->committed())));
   }
   if (buffer_->buffers() == 1) sink_->ForgetApplied();
+}
+
+void Replica::ServeOn(std::shared_ptr<const Delta> delta) {
+  if (options_.downstream == nullptr) return;
+  if (auto file = buffer_->Serve(); file != nullptr) {
+    options_.downstream->Committed(*buffer_, std::move(file), std::move(delta));
+  }
 }
 
 StatusOr<Follower::Target> Replica::AskNewest() {
@@ -194,6 +205,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
     behind_ = buffer_->buffers() == 2;
     catch_up_at_ = Clock::now();
     Committed(*round, began);
+    ServeOn(round->delta());
   }
   std::lock_guard lock(mu_);
   round_.reset();

@@ -50,7 +50,9 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
   const ReceiverOptions& o = daemon_.options();
   response->set_program_version(DELTAWIRE_VERSION);
   response->set_uptime_seconds(SecondsSince(started_));
-  response->set_plaintext_exposed(!IsLoopback(o.control) && !access_->credentials()->serves_tls());
+  response->set_unix_nanos(UnixNanos());
+  const bool exposed = !IsLoopback(o.control) || (o.serve && !IsLoopback(o.bulk));
+  response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
   if (access_->guards()) response->set_security(access_->Describe());
   response->set_receiver_id(daemon_.receiver_id());
   response->set_kernels(

@@ -135,6 +135,15 @@ StatusOr<InstalledSideFiles::Seen> InstalledSideFiles::Put(const Entry& entry) {
   return seen;
 }
 
+StatusOr<std::vector<SideFile>> InstalledSideFiles::Read() const {
+  std::vector<SideFile> files;
+  for (const Entry& entry : installed_.files) {
+    DW_ASSIGN_OR_RETURN(std::string content, ReadContent(entry));
+    files.push_back({entry.name, std::move(content)});
+  }
+  return files;
+}
+
 Status InstalledSideFiles::Stage(const std::vector<SideFile>& files, const Identity& whole) {
   Manifest next{whole, {}};
   for (const SideFile& f : files) {

@@ -37,6 +37,9 @@ class InstalledSideFiles {
   /// Records the staged files as installed. To be called after the weights have their name.
   Status Finish();
 
+  /// The installed files. kDataLoss when a file's content is lost.
+  StatusOr<std::vector<SideFile>> Read() const;
+
   /// Puts back files that are no longer as installed, and returns their names. kDataLoss when a
   /// file's content is lost.
   StatusOr<std::vector<std::string>> PutBack();

@@ -85,6 +85,8 @@ class Upstream {
   /// that they have this hash.
   virtual StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) = 0;
   virtual StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) = 0;
+  /// The pull for which OpenPull was called last has ended so.
+  virtual void PullEnded(const Status& /*status*/) {}
   /// Attaches in the background; `event` is called until the stream ends, then `ended` once.
   virtual Status Attach(const std::string& model, const Report& first,
                         std::function<void(const UpstreamEvent&)> event,

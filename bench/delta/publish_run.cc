@@ -33,7 +33,7 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
       g_believed[workload_.OldOf(workload_.chunks[i]).data()] = digest_old_[i];
     }
   }
-  auto published = std::make_shared<sender::Published>();
+  auto published = std::make_shared<Published>();
   published->digests = std::make_shared<std::vector<uint64_t>>(digest_old_);
   published->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks);
   sender::PublishJob::Inputs in;

@@ -7,10 +7,13 @@ had before, sampled every millisecond; the receiver's buffer is shared and does 
 """
 
 import ctypes
-import threading
+import os
+import pathlib
+import subprocess
+import sys
 import time
 
-from script import MODEL, Shape, own_memory, parse_options, say, started_daemons
+from script import MODEL, Shape, Watch, parse_options, say, started_daemons
 
 import deltawire
 import torch
@@ -66,26 +69,6 @@ class Engine(torch.nn.Module):
             at.data.narrow(0, row, value.shape[0]).copy_(value)
 
 
-class Watch:
-    """The most memory of its own that the process had inside, in MiB beyond the beginning."""
-
-    def __enter__(self):
-        self._first = self.peak = own_memory()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._done.set()
-        self._thread.join()
-        self.beyond = (self.peak - self._first) / 2**20
-
-    def _look(self):
-        while not self._done.wait(0.001):
-            self.peak = max(self.peak, own_memory())
-
-
 def measure(options, name, way, directory, weights, plans=None):
     engine = Engine(Shape(options.tiny), way)
     engine.load_weights(weights.items())
@@ -110,6 +93,22 @@ def measure(options, name, way, directory, weights, plans=None):
     say(case=name, metric="memory", unit="MiB", runs=memory, at_most=WANTED_MIB)
 
 
+def in_engines():
+    """An update in the model class of each engine that there is a Python for."""
+    script = pathlib.Path(__file__).with_name("in_engine.py")
+    for engine in ("vllm", "sglang"):
+        python = os.environ.get(f"DELTAWIRE_{engine.upper()}_PYTHON")
+        if not python:
+            continue
+        done = subprocess.run([python, "-W", "ignore", "-B", script, engine, *sys.argv[1:]],
+                              stdout=subprocess.PIPE, text=True, check=False)
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):  # engines print lines of their own
+                print(line, flush=True)
+        if done.returncode:
+            raise RuntimeError(f"in_engine.py {engine} ended with {done.returncode}")
+
+
 def main():
     options = parse_options()
     weights = Shape(options.tiny).tensors()
@@ -122,6 +121,7 @@ def main():
         measure(options, "traced_numbered", "numbered", receiver.directory, weights)
         measure(options, "traced_computed", "computed", receiver.directory, weights)
         measure(options, "plan", "numbered", receiver.directory, weights, plans)
+    in_engines()
 
 
 if __name__ == "__main__":

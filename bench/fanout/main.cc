@@ -1,5 +1,6 @@
-// bench_fanout: one sender and many receivers that follow it at once, against one receiver. The
-// receivers are real ones, with a directory each, but share this process and its worker threads.
+// bench_fanout: one sender and many receivers that follow it at once, against one receiver; and
+// receivers that follow relays. The receivers are real ones, with a directory each, but share this
+// process and its worker threads; the relays are daemons.
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <condition_variable>
@@ -29,11 +30,15 @@ constexpr double kMostKiBPerReceiver = 256;
 
 struct Options {
   size_t kilobytes = 256;
+  size_t relay_megabytes = 256;
 };
 
 void Declare(CLI::App& app, Options& options) {
   app.add_option("--kilobytes", options.kilobytes, "Size of the model")
       ->check(CLI::Range(4, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--relay-megabytes", options.relay_megabytes, "The same, of the cases of relays")
+      ->check(CLI::Range(1, 1 << 14))
       ->capture_default_str();
 }
 
@@ -70,7 +75,7 @@ class Arrivals {
 // Receivers that follow one sender.
 class Swarm {
  public:
-  Swarm(const fs::path& root, const std::string& sender, size_t count) {
+  Swarm(const fs::path& root, const std::string& sender, size_t count, uint32_t streams = 1) {
     rates_.Calibrate(kernels::Best());
     const auto transport = [this](net::PullTarget target) {
       return std::make_unique<net::PullClient>(io_, std::move(target));
@@ -79,7 +84,7 @@ class Swarm {
       receiver::ReplicaOptions o;
       o.model = kModel;
       o.directory = root / fmt::format("receiver-{}", i);
-      o.streams = 1;
+      o.streams = streams;
       o.buffers = 1;
       o.huge_pages = false;
       o.seed = i + 1;
@@ -129,11 +134,14 @@ class SmallModel {
     std::mt19937_64 random(1);
     for (size_t i = 0; i + 8 <= content_.size(); i += 8) StoreLe<uint64_t>(&content_[i], random());
   }
+  uint64_t bytes() const { return layout_.total_bytes(); }
   Status Register() { return client_.Register(layout_, {}).status(); }
-  Status Publish(uint64_t version) {
+  /// `ready`, if not null, gets the moment at which all was written.
+  Status Publish(uint64_t version, SteadyClock::time_point* ready = nullptr) {
     for (size_t i = 0; i < content_.size(); i += 200) content_[i] ^= std::byte{1};
     DW_ASSIGN_OR_RETURN(const auto offload, client_.Begin(version));
     DW_RETURN_IF_ERROR(offload->Write(0, content_));
+    if (ready != nullptr) *ready = SteadyClock::now();
     DW_RETURN_IF_ERROR(offload->Ready());
     return client_.WaitPublished(version).status();
   }
@@ -143,6 +151,12 @@ class SmallModel {
   std::vector<std::byte> content_;
   TrainerClient client_;
 };
+
+double MedianOf(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 Status Followers(const Options& options, Bench& bench, size_t count, double& one_receiver) {
   const std::string name = fmt::format("followers/{}", count);
@@ -173,19 +187,111 @@ Status Followers(const Options& options, Bench& bench, size_t count, double& one
     s.Add("all", SecondsSince(start));
     return absl::OkStatus();
   }));
-  std::vector<double> all = series.Of("all");
-  std::nth_element(all.begin(), all.begin() + static_cast<ptrdiff_t>(all.size() / 2), all.end());
-  if (count == 1) one_receiver = all[all.size() / 2];
+  const double all = MedianOf(series.Of("all"));
+  if (count == 1) one_receiver = all;
   bench.Add(name, 1, series,
             {Value("publish -> all committed", "all"), Value("trainer's publish", "trainer")});
   if (!bench.Asked(name)) return absl::OkStatus();
-  bench.AddValue(name, "against one receiver", all[all.size() / 2] / one_receiver, "x");
+  bench.AddValue(name, "against one receiver", all / one_receiver, "x");
   const double added =
       static_cast<double>(testing::AnonymousBytes(pid)) - static_cast<double>(memory_before);
   bench.AddValue(name, "sender's threads", static_cast<double>(ThreadsOf(pid)), "", 0,
                  fmt::format("{} before", threads_before));
   bench.AddValue(name, "sender's memory each", added / 1024 / static_cast<double>(count), "KiB",
                  count >= 100 ? kMostKiBPerReceiver : 0);
+  return absl::OkStatus();
+}
+
+// A receiver that serves others, and its ports.
+std::unique_ptr<testing::ReceiverProcess> MakeRelay(const fs::path& root, const std::string& id,
+                                                    const std::string& upstream) {
+  return std::make_unique<testing::ReceiverProcess>(
+      root, id, upstream, kModel,
+      std::vector<std::string>{"--serve", "--buffers", "2", "--delta-files", "0",
+                               "--scrub-bytes-per-s", "0", "--bulk-listen",
+                               fmt::format("127.0.0.1:{}", testing::FreePort())});
+}
+
+// From the trainer's last write until a receiver has committed, with `depth` - 1 relays between.
+Status Chain(const Options& options, Bench& bench, size_t depth, double& depth_one) {
+  constexpr double kMostAgainstOne = 1.5;
+  const std::string name = fmt::format("chain/{}", depth);
+  if (!bench.Asked(name) && depth != 1) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
+  testing::SenderProcess sender(scratch->path(), {"--scrub-bytes-per-s", "0"});
+  SmallModel model(sender.socket(), bench.quick ? 8000 : options.relay_megabytes * 1000);
+  DW_RETURN_IF_ERROR(model.Register());
+  uint64_t version = 1;
+  DW_RETURN_IF_ERROR(model.Publish(version));
+  std::vector<std::unique_ptr<testing::ReceiverProcess>> relays;
+  std::string upstream = sender.control();
+  for (size_t i = 1; i < depth; ++i) {
+    relays.push_back(MakeRelay(scratch->path(), fmt::format("relay-{}", i), upstream));
+    upstream = relays.back()->control();
+  }
+  Swarm leaf(scratch->path(), upstream, 1, 4);
+  DW_RETURN_IF_ERROR(leaf.failed());
+  if (!testing::Eventually([&] { return leaf.AllAt(version); }, kPatience)) {
+    return Errorf(StatusCode::kDeadlineExceeded, "{}: the first version has not arrived", name);
+  }
+  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
+    leaf.arrivals.Expect(++version, 1);
+    SteadyClock::time_point ready;
+    DW_RETURN_IF_ERROR(model.Publish(version, &ready));
+    if (!leaf.arrivals.Wait()) {
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not arrived", name, version);
+    }
+    s.Add("all", SecondsSince(ready));
+    return absl::OkStatus();
+  }));
+  const double median = MedianOf(series.Of("all"));
+  if (depth == 1) depth_one = median;
+  bench.Add(name, 1, series, {Value("ready -> committed", "all")});
+  if (depth > 1 && bench.Asked(name)) {
+    bench.AddValue(name, "against depth 1", median / depth_one, "x", kMostAgainstOne);
+  }
+  return absl::OkStatus();
+}
+
+// New receivers behind a sender that may send 1 Gbit/s in all: one of them, and eight of which one
+// more, a relay, is the only one that pulls from the sender.
+Status BehindOneLink(const Options& options, Bench& bench, size_t count, double& one_receiver) {
+  constexpr double kMostTime = 1.3, kMostBytes = 1.05;
+  const std::string name = fmt::format("uplink/{}", count);
+  if (!bench.Asked(name) && count != 1) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
+  testing::SenderProcess sender(scratch->path(),
+                                {"--scrub-bytes-per-s", "0", "--rate-limit", "125MB"});
+  SmallModel model(sender.socket(), bench.quick ? 8000 : options.relay_megabytes * 1000);
+  DW_RETURN_IF_ERROR(model.Register());
+  DW_RETURN_IF_ERROR(model.Publish(1));
+  double most_bytes = 0;
+  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
+    const fs::path root = scratch->path() / "round";
+    fs::create_directories(root);
+    const uint64_t before = sender.Status(kModel).bytes_sent();
+    const auto start = SteadyClock::now();
+    {
+      const auto relay = count == 1 ? nullptr : MakeRelay(root, "relay", sender.control());
+      Swarm swarm(root, relay == nullptr ? sender.control() : relay->control(), count, 4);
+      DW_RETURN_IF_ERROR(swarm.failed());
+      if (!testing::Eventually([&] { return swarm.AllAt(1); }, kPatience)) {
+        return Errorf(StatusCode::kDeadlineExceeded, "{}: not all have the model", name);
+      }
+      s.Add("all", SecondsSince(start));
+    }
+    const auto sent = static_cast<double>(sender.Status(kModel).bytes_sent() - before);
+    most_bytes = std::max(most_bytes, sent / static_cast<double>(model.bytes()));
+    fs::remove_all(root);
+    return absl::OkStatus();
+  }));
+  const double median = MedianOf(series.Of("all"));
+  if (count == 1) one_receiver = median;
+  bench.Add(name, 1, series, {Value("start -> all committed", "all")});
+  if (!bench.Asked(name)) return absl::OkStatus();
+  bench.AddValue(name, "sender's bytes", most_bytes, "models", kMostBytes);
+  if (count > 1)
+    bench.AddValue(name, "against one receiver", median / one_receiver, "x", kMostTime);
   return absl::OkStatus();
 }
 
@@ -196,6 +302,13 @@ Status Run(const Options& options, Bench& bench) {
     if (bench.quick && count > 10) break;
     DW_RETURN_IF_ERROR(Followers(options, bench, count, one_receiver));
   }
+  double depth_one = 0, one_alone = 0;
+  for (const size_t depth : {1, 4}) {
+    DW_RETURN_IF_ERROR(Chain(options, bench, depth, depth_one));
+  }
+  for (const size_t count : {1, 8}) {
+    DW_RETURN_IF_ERROR(BehindOneLink(options, bench, count, one_alone));
+  }
   return absl::OkStatus();
 }
 
@@ -204,6 +317,7 @@ Status Run(const Options& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  return SuiteMain({"fanout", "Many receivers that follow one sender, against one receiver."},
-                   Declare, Run, argc, argv);
+  return SuiteMain(
+      {"fanout", "Many receivers that follow one sender, also by relays, against one receiver."},
+      Declare, Run, argc, argv);
 }

@@ -11,6 +11,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "support"))
 
@@ -83,6 +84,26 @@ def own_memory():
     """Bytes that this process has for itself alone (RssAnon)."""
     with open("/proc/self/status") as status:
         return int(status.read().split("RssAnon:")[1].split()[0]) * 1024
+
+
+class Watch:
+    """The most memory of its own that the process had inside, in MiB beyond the beginning."""
+
+    def __enter__(self):
+        self._first = self.peak = own_memory()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join()
+        self.beyond = (self.peak - self._first) / 2**20
+
+    def _look(self):
+        while not self._done.wait(0.001):
+            self.peak = max(self.peak, own_memory())
 
 
 def say(**row):

@@ -170,15 +170,25 @@ Status CheckSender(std::string& text) {
   return {};
 }
 
-Status AddSender(std::vector<std::string>* senders, std::string text) {
-  DW_RETURN_IF_ERROR(CheckSender(text));
-  if (std::find(senders->begin(), senders->end(), text) != senders->end()) {
-    return Errorf(StatusCode::kInvalidArgument, "{} is named twice", text);
+/// `text`: one address, or several with commas between.
+Status AddSender(std::vector<std::string>* senders, const std::string& text) {
+  std::vector<std::string> named;
+  for (const std::string& sender : *senders) {
+    for (std::string& address : Alternatives(sender)) named.push_back(std::move(address));
+  }
+  std::string checked;
+  for (std::string& address : Alternatives(text)) {
+    DW_RETURN_IF_ERROR(CheckSender(address));
+    if (std::find(named.begin(), named.end(), address) != named.end()) {
+      return Errorf(StatusCode::kInvalidArgument, "{} is named twice", address);
+    }
+    checked += (checked.empty() ? "" : ",") + address;
+    named.push_back(std::move(address));
   }
   if (senders->size() == kMaxSenders) {
     return Errorf(StatusCode::kInvalidArgument, "more than {} senders", kMaxSenders);
   }
-  senders->push_back(std::move(text));
+  senders->push_back(std::move(checked));
   return {};
 }
 
@@ -331,6 +341,21 @@ void AddProcess(CLI::App& app, Options& o) {
       ->option_text(Shown("LEVEL", o.log_level));
 }
 
+void AddBulk(CLI::App& app, const std::string& help, Endpoint* bulk, std::string* advertise_host) {
+  AddListen(app, "--bulk-listen", help, bulk);
+  AddText(app, "--advertise-host", "HOST",
+          "Host that receivers dial for weights; empty: the one they dialled for control",
+          advertise_host, CheckHost);
+}
+
+template <typename Options>
+void AddRates(CLI::App& app, Options& o) {
+  AddSize(app, "--rate-limit",
+          "Send no more bytes than this a second to all receivers; 0: no limit", &o.rate_limit);
+  AddSize(app, "--rate-limit-per-receiver", "The same for each receiver of a model; 0: no limit",
+          &o.rate_limit_per_receiver);
+}
+
 void Declare(CLI::App& app, SenderOptions& o) {
   app.option_defaults()->group("Files");
   AddDataDir(app, &o.data_dir);
@@ -340,15 +365,9 @@ void Declare(CLI::App& app, SenderOptions& o) {
       ->option_text("PATH");
   app.option_defaults()->group("Network");
   AddListen(app, "--control-listen", "gRPC for orchestrators and receivers", &o.control);
-  AddListen(app, "--bulk-listen", "Raw TCP for weights", &o.bulk);
-  AddText(app, "--advertise-host", "HOST",
-          "Host that receivers dial for weights; empty: the one they dialled for control",
-          &o.advertise_host, CheckHost);
+  AddBulk(app, "Raw TCP for weights", &o.bulk, &o.advertise_host);
   AddStreamLimits(app, o);
-  AddSize(app, "--rate-limit",
-          "Send no more bytes than this a second to all receivers; 0: no limit", &o.rate_limit);
-  AddSize(app, "--rate-limit-per-receiver", "The same for each receiver of a model; 0: no limit",
-          &o.rate_limit_per_receiver);
+  AddRates(app, o);
   app.option_defaults()->group("Publishing");
   AddSize(app, "--delta-log", "Memory for each model's encoded deltas", &o.delta_log_bytes);
   AddCodec(app, &o.codec);
@@ -396,15 +415,24 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
   };
   app.add_option_function<std::vector<std::string>>(
          "--sender", add_senders,
-         "The sender's control address; again for each further agent of a trainer whose nodes each "
-         "publish a part of the model")
+         "The sender's control address, or a relay's, or several with commas between in order of "
+         "preference; again for each further agent of a trainer whose nodes each publish a part of "
+         "the model")
       ->allow_extra_args(false)
-      ->option_text(Shown("HOST:PORT ...", o.senders.front()));
+      ->option_text(Shown("HOST:PORT[,HOST:PORT...] ...", o.senders.front()));
   AddText(app, "--receiver-id", "ID", "Name told to the sender; empty: HOSTNAME:CONTROL-PORT",
           &o.receiver_id, CheckReceiverId);
   AddListen(app, "--control-listen", "gRPC for orchestrators", &o.control);
   AddNumber(app, "--streams", "TCP streams per pull, 1 to 64", 1, kMaxStreams, &o.streams);
   AddStreamLimits(app, o);
+  app.option_defaults()->group("Serving other receivers");
+  AddSwitch(app, "serve",
+            "Be a relay: serve what is committed here to other receivers, whose --sender is this "
+            "one's --control-listen",
+            &o.serve);
+  AddBulk(app, "Raw TCP for weights, with --serve", &o.bulk, &o.advertise_host);
+  AddSize(app, "--delta-log", "Memory for each model's deltas to be served", &o.delta_log_bytes);
+  AddRates(app, o);
   app.option_defaults()->group("Applying");
   AddSize(app, "--staging", "Hold a delta up to this size and check it whole before it is applied",
           &o.staging_bytes);
@@ -436,6 +464,7 @@ Status CheckCommon(const Options& o) {
 
 Status Check(const ReceiverOptions& o) {
   DW_RETURN_IF_ERROR(CheckCommon(o));
+  if (o.serve) DW_RETURN_IF_ERROR(CheckExposure("--bulk-listen", o.bulk, MayBeReached(o)));
   return CheckEngines(o);
 }
 
@@ -475,6 +504,18 @@ std::string_view ToString(GpuUse use) {
     if (value == use) return name;
   }
   return "?";
+}
+
+std::vector<std::string> Alternatives(const std::string& sender) {
+  std::vector<std::string> addresses(1);
+  for (const char c : sender) {
+    if (c == ',') {
+      addresses.emplace_back();
+    } else {
+      addresses.back() += c;
+    }
+  }
+  return addresses;
 }
 
 Parsed<SenderOptions> ParseSenderOptions(int argc, const char* const* argv) {

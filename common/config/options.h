@@ -64,14 +64,21 @@ struct ReceiverModelOptions {
 struct ReceiverOptions {
   std::string data_dir = "/dev/shm/deltawire";
   std::string file_group;  ///< group that may read models; empty: none
-  /// Control address of the sender; several addresses are the agents of one trainer, each of which
-  /// owns a part of the model.
+  /// Control address of the sender, or several with commas between, in order of preference
+  /// (Alternatives). Several entries are the agents of one trainer, each of which owns a part of
+  /// the model.
   std::vector<std::string> senders = {"127.0.0.1:7700"};
   std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
   std::string receiver_id;                   ///< empty: <hostname>:<control port>
   Endpoint control{"127.0.0.1", 7710};
-  uint32_t streams = 4;                          ///< TCP streams per pull, 1..64
-  bool follow = true;                            ///< pull new versions; false: only on `sync`
+  bool serve = false;                ///< serve what is committed to other receivers, too
+  Endpoint bulk{"127.0.0.1", 7711};  ///< raw TCP, with `serve`
+  std::string advertise_host;        ///< as the sender's, with `serve`
+  uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model, with `serve`
+  uint64_t rate_limit = 0;               ///< bytes/s to all receivers that are served; 0: none
+  uint64_t rate_limit_per_receiver = 0;  ///< bytes/s to each of them and each model; 0: none
+  uint32_t streams = 4;                  ///< TCP streams per pull, 1..64
+  bool follow = true;                    ///< pull new versions; false: only on `sync`
   uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
   uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: 2 if memory has room for both
   std::chrono::milliseconds reader_grace{10000};  ///< wait this long for readers of the only file
@@ -106,6 +113,9 @@ struct Parsed {
   std::string text;
   int exit_code = 0;
 };
+
+/// The addresses of one entry of ReceiverOptions::senders.
+std::vector<std::string> Alternatives(const std::string& sender);
 
 Parsed<SenderOptions> ParseSenderOptions(int argc, const char* const* argv);
 Parsed<ReceiverOptions> ParseReceiverOptions(int argc, const char* const* argv);

@@ -1,6 +1,6 @@
 // Chooses the codec in which a chunk's delta travels: the one that should be committed first.
 // Coding, sending and decoding of a pull's chunks overlap, so a chunk costs what its slowest stage
-// takes. Pure functions of measured speeds (coder_rates.h, sender/agent/link_estimate.h).
+// takes. Pure functions of measured speeds (coder_rates.h, common/serving/link_estimate.h).
 #pragma once
 
 #include <cstddef>

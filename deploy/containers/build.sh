@@ -64,7 +64,7 @@ make_base() {
 
 build() {
   local daemon=$1 context=$2 image="${prefix}deltawire-$1:$tag"
-  local arguments=(--build-arg "BASE=$base" --target "$daemon" -t "$image"
+  local arguments=(--build-arg "BASE=$base" --build-arg "VERSION=$version" --target "$daemon" -t "$image"
     -f "$context/Containerfile" "$context")
   if [[ $tool == buildah ]]; then
     buildah build --quiet --layers=false "${arguments[@]}" >/dev/null
@@ -116,8 +116,9 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 stage "$work"
+version=$(dpkg-deb --field "$work/packages/deltawire-${daemons[0]}.deb" Version)
 if [[ -z $tag ]]; then
-  tag=$(dpkg-deb --field "$work/packages/deltawire-${daemons[0]}.deb" Version)
+  tag=$version
   tag=${tag//[^A-Za-z0-9_.-]/-} # Debian's "+" and "~" are not for tags
 fi
 if [[ -n $own_base ]]; then

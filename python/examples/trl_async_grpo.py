@@ -3,9 +3,9 @@
 
     trl_async_grpo.py make /tmp/tiny             writes the model and a tokenizer, random
     trl_async_grpo.py train --checkpoint /tmp/tiny --server http://127.0.0.1:8000 \\
-        --directory /dev/shm/deltawire/policy
+        --directory /dev/shm/policy
 
-docs/integrations.md has the commands for the sender, the receiver and vLLM. All of it runs on a
+docs/howto/trl.md has the commands for the sender, the receiver and vLLM. All of it runs on a
 CPU: there a few lines of torch do what TRL's attention kernel does on a GPU (Flash Attention 3),
 and TRL is not asked how fast the GPU is.
 """
@@ -140,7 +140,7 @@ def main() -> None:
     training = commands.add_parser("train")
     training.add_argument("--checkpoint", type=pathlib.Path, required=True)
     training.add_argument("--server", default="http://127.0.0.1:8000", help="vLLM's URL")
-    training.add_argument("--directory", default="/dev/shm/deltawire/policy",
+    training.add_argument("--directory", default="/dev/shm/policy",
                           help="the receiver's, as vLLM sees it")
     training.add_argument("--endpoint", default="/dev/shm/deltawire", help="the sender's")
     training.add_argument("--receiver", help="HOST:PORT, where it is on another machine")

@@ -1,4 +1,4 @@
-// Agent: takes up, registers and replaces models.
+// Agent: takes up, registers and replaces models; their pulls are the desk's.
 #include "sender/agent/agent.h"
 
 #include <filesystem>
@@ -24,9 +24,14 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
                      .stages = std::move(stages)},
       limits_(limits),
       pool_(pool),
-      attachments_(limits.attachments) {
-  attachments_.SetOnCommitted([this](const std::string& model, const Identity& id,
-                                     const PullStats& pull) { Delivered(model, id, pull); });
+      desk_({.codec = options.codec,
+             .history = options.history,
+             .grace = options.grace,
+             .rate_limit_per_receiver = options.rate_limit_per_receiver,
+             .stages = model_options_.stages},
+            limits.pulls, coder_rates_) {
+  desk_.attachments().SetOnCommitted([this](const std::string& model, const Identity& id,
+                                            const PullStats& pull) { Delivered(model, id, pull); });
   coder_rates_.Calibrate(kernels::Best());
   thread_ = Thread([this] { DoChores(); });
 }
@@ -35,14 +40,12 @@ Agent::~Agent() {
   Stop();
   // A model's publisher thread may still be calling Changed for its last version, so the models,
   // and the pulls that hold them, are destroyed while all that Changed reads still exists.
-  decltype(pulls_) pulls;
+  desk_.Close();
   decltype(models_) models;
   {
     std::lock_guard lock(mu_);
-    pulls.swap(pulls_);
     models.swap(models_);
   }
-  pulls.clear();
   models.clear();
   {
     std::lock_guard lock(chores_->mu);
@@ -53,9 +56,6 @@ Agent::~Agent() {
 }
 
 void Agent::DoChores() {
-  // A ticket lives for seconds, and so may a broken stream; this only bounds for how long they stay
-  // in the table afterwards.
-  constexpr std::chrono::milliseconds kSweep{500};
   Chores& c = *chores_;
   std::vector<std::pair<Thread, std::shared_ptr<Leaving>>> burials;
   std::unique_lock lock(c.mu);
@@ -80,15 +80,8 @@ void Agent::DoChores() {
       burial.first.join();
       return true;
     });
-    const bool pulls = Sweep();
     lock.lock();
-    const auto woken = [&c] { return c.stopping || c.opened || !c.models.empty(); };
-    if (pulls) {
-      c.cv.wait_for(lock, kSweep, woken);
-    } else {
-      c.cv.wait(lock, woken);
-    }
-    c.opened = false;
+    c.cv.wait(lock, [&c] { return c.stopping || !c.models.empty(); });
   }
   c.closed = true;
   lock.unlock();
@@ -104,22 +97,21 @@ void Agent::Bury(std::shared_ptr<Model> model, Leaving& leaving) {
 
 void Agent::Stop() {
   std::vector<std::shared_ptr<Model>> models;
-  ServedPulls pulls;
   {
     std::lock_guard lock(mu_);
     stopping_ = true;
     for (auto& [name, entry] : models_) models.push_back(entry.model);
-    for (auto& [ticket, pull] : pulls_) pulls.push_back(pull);
     cv_.notify_all();
   }
-  attachments_.Stop();
-  for (auto& pull : pulls) pull->Cut(Stopping("sender"));
+  desk_.Stop(Stopping("sender"));
   for (auto& model : models) model->Stop();
 }
 
 std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
   Model* raw = model.get();
-  raw->SetCutter([this, raw](uint32_t half) { CutReaders(raw, half); });
+  raw->SetCutter([this, raw](uint32_t half) {
+    desk_.CutReaders(*raw, half, "so that the trainer need not wait");
+  });
   raw->SetListener([this, raw] { Changed(*raw); });
   auto leaving = std::make_shared<Leaving>();
   // Every holder of the model holds `watched`, so its deleter runs when the last reference goes.
@@ -144,23 +136,13 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
   return watched;
 }
 
-VersionInfo Agent::InfoOf(const Model& model, const Published* state) {
-  VersionInfo info;
-  if (state != nullptr) info = state->info;
-  if (info.side_files_hash == 0) info.side_files_hash = model.side_files()->hash;
-  return info;
-}
-
 void Agent::Changed(const Model& model) {
   {
     std::lock_guard lock(mu_);
     const auto it = models_.find(model.name());
     if (it == models_.end() || it->second.model.get() != &model) return;  // replaced meanwhile
   }
-  const auto newest = model.published();
-  attachments_.Publish(model.name(), InfoOf(model, newest.get()));
-  if (newest == nullptr) return;
-  for (const auto& pull : PullsOf(model)) pull->Overtaken(*newest);
+  desk_.Changed(model);
 }
 
 void Agent::Delivered(const std::string& name, const Identity& id, const PullStats& pull) {
@@ -256,7 +238,6 @@ StatusOr<std::shared_ptr<Model>> Agent::Registered(const std::string& name, cons
 Status Agent::LetGo(const std::string& name) {
   std::shared_ptr<Model> model;
   std::shared_ptr<Leaving> leaving;
-  ServedPulls pulls;
   {
     std::lock_guard lock(mu_);
     // The old model may also be one that an earlier try gave up waiting for.
@@ -265,22 +246,12 @@ Status Agent::LetGo(const std::string& name) {
       model = std::move(it->second.model);
       models_.erase(it);
     }
-    for (auto it = pulls_.begin(); it != pulls_.end();) {
-      const bool of_it = model != nullptr && it->second->model() == model;
-      if (of_it) {
-        CountFinished(*it->second);
-        pulls.push_back(std::move(it->second));
-      }
-      it = of_it ? pulls_.erase(it) : std::next(it);
-    }
   }
   if (model != nullptr) {
-    attachments_.Forget(name);
+    desk_.attachments().Forget(name);
     model->Stop();
+    desk_.Drop(*model, absl::AbortedError("the model was replaced; describe it again"));
   }
-  for (auto& pull : pulls)
-    pull->Cut(absl::AbortedError("the model was replaced; describe it again"));
-  pulls.clear();
   model.reset();
   if (leaving == nullptr) return absl::OkStatus();
   std::unique_lock lock(leaving->mu);
@@ -326,6 +297,23 @@ StatusOr<std::shared_ptr<Model>> Agent::Find(const std::string& name) const {
   return Errorf(StatusCode::kNotFound,
                 "no model \"{}\" is registered with this sender (it has: {})", name,
                 known.empty() ? "none yet" : known);
+}
+
+StatusOr<std::shared_ptr<StateSource>> Agent::Source(const std::string& name) const {
+  DW_ASSIGN_OR_RETURN(std::shared_ptr<Model> model, Find(name));
+  return std::static_pointer_cast<StateSource>(std::move(model));
+}
+
+StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
+  DW_ASSIGN_OR_RETURN(const std::shared_ptr<Model> model, Find(request.model));
+  const auto still = [&] {
+    std::lock_guard lock(mu_);
+    const auto entry = models_.find(request.model);
+    return entry != models_.end() && entry->second.model == model;
+  };
+  auto ticket = desk_.Open(request, model, still);
+  if (!ticket.ok()) desk_.Refused(request.model);
+  return ticket;
 }
 
 std::vector<std::shared_ptr<Model>> Agent::Models() const {

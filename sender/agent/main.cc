@@ -12,6 +12,7 @@
 #include "common/net/pull_server.h"
 #include "common/net/tls.h"
 #include "proto/control_server.h"
+#include "proto/serving/pull_service.h"
 #include "sender/agent/agent.h"
 #include "sender/agent/probe.h"
 #include "sender/agent/service.h"
@@ -53,7 +54,7 @@ Status Run(const SenderOptions& options) {
                                                          agent, bulk_options));
   sender::TrainerServiceImpl trainer_service(agent);
   sender::SenderServiceImpl sender_service(agent, access, bulk->port(), pool.size());
-  sender::PullServiceImpl pull_service(agent, access, bulk->port());
+  PullServiceImpl pull_service(agent, access, bulk->port());
 
   const std::string socket =
       options.trainer_socket.empty() ? options.data_dir + "/trainer.sock" : options.trainer_socket;

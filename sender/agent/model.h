@@ -19,6 +19,7 @@
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
+#include "common/serving/state_source.h"
 #include "common/shm/dir_lock.h"
 #include "kernels/kernels.h"
 #include "sender/agent/gpu_diff.h"
@@ -28,15 +29,8 @@
 #include "sender/agent/scrubber.h"
 #include "sender/agent/side_file_store.h"
 #include "sender/agent/version_history.h"
-#include "sender/agent/version_store.h"
 
 namespace deltawire::sender {
-
-/// The published state together with the promise that its half is not handed out to the trainer.
-struct LeasedState {
-  std::shared_ptr<const Published> state;
-  std::shared_ptr<const void> lease;
-};
 
 struct OffloadGrant {
   std::filesystem::path half_path;
@@ -67,7 +61,7 @@ struct ModelOptions {
   StageObserver stages;  ///< told of each version that is published
 };
 
-class Model {
+class Model : public StateSource {
  public:
   /// Returns true once the caller has gone.
   using Gone = std::function<bool()>;
@@ -82,30 +76,25 @@ class Model {
   /// directory.
   static StatusOr<std::shared_ptr<Model>> Recover(std::string name, std::filesystem::path dir,
                                                   const ModelOptions& options, ThreadPool& pool);
-  ~Model();
+  ~Model() override;
 
-  const std::string& name() const { return name_; }
-  const Layout& layout() const { return layout_; }
-  const ChunkTable& chunks() const { return chunks_; }
+  const std::string& name() const override { return name_; }
+  const Layout& layout() const override { return layout_; }
+  const ChunkTable& chunks() const override { return chunks_; }
   /// The chunks that this agent publishes. All others are holes in both halves: never read, diffed,
   /// sent or counted.
-  const Coverage& owned() const { return owned_; }
-  uint64_t owned_bytes() const { return owned_bytes_; }
-  ThreadPool& pool() { return pool_; }
-  /// Counts pulls that end at a state whose half is being written to. They reach that state by
-  /// undoing the later deltas, so while there are any, deltas are kept whole, whatever their size.
-  void CountPull(int change) { pulls_ += change; }
-  uint64_t digest_seed() const { return key_.seed(); }
-  const kernels::DigestKey& key() const { return key_; }
-  const kernels::Backend& backend() const { return backend_; }
+  const Coverage& owned() const override { return owned_; }
+  uint64_t owned_bytes() const override { return owned_bytes_; }
+  ThreadPool& pool() override { return pool_; }
+  /// While there are pulls that undo deltas, deltas are kept whole, whatever their size.
+  void CountPull(int change) override { pulls_ += change; }
+  const kernels::DigestKey& key() const override { return key_; }
+  const kernels::Backend& backend() const override { return backend_; }
   uint64_t data_offset() const { return halves_->data_offset(); }
   const std::filesystem::path& directory() const { return dir_; }
 
-  /// Side files of the published version; before there is one, those that the first will have.
-  std::shared_ptr<const SideFileSet> side_files() const;
-  /// The set of that hash, if it belongs to the published version or to one that a pull may still
-  /// end at; else null.
-  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const;
+  std::shared_ptr<const SideFileSet> side_files() const override;
+  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
   /// `files` will belong to the next version that is published.
   Status SetSideFiles(std::vector<SideFile> files);
 
@@ -129,19 +118,16 @@ class Model {
   StatusOr<VersionInfo> Rollback(uint64_t version);
 
   // Pulls.
-  /// Null: nothing yet.
-  std::shared_ptr<const Published> published() const { return store_->newest(); }
-  /// The published state with a lease of its half; null state when nothing is published.
-  LeasedState Lease();
-  Bytes half(uint32_t i) const { return std::as_const(*halves_).data(i); }
-  /// See VersionStore::At.
-  StatusOr<std::shared_ptr<const Published>> At(const Identity& id) { return store_->At(id); }
-  /// See Halves::Lease.
-  std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) {
+  std::shared_ptr<const Published> published() const override { return store_->newest(); }
+  LeasedState Lease() override;
+  Bytes half(uint32_t i) const override { return std::as_const(*halves_).data(i); }
+  StatusOr<std::shared_ptr<const Published>> At(const Identity& id) override {
+    return store_->At(id);
+  }
+  std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) override {
     return halves_->Lease(half, id);
   }
-  /// Compares one chunk of the newest state with its digest at once, as the scrub would.
-  void Recheck(uint32_t chunk);
+  void Recheck(uint32_t chunk) override;
   /// Sets what is called when the trainer has waited out the grace; `cut` ends the pulls that still
   /// read `half`.
   void SetCutter(std::function<void(uint32_t half)> cut) { cut_ = std::move(cut); }
@@ -155,7 +141,7 @@ class Model {
   ScrubTotals scrub() const { return scrubber_->totals(); }
   uint64_t damaged_chunks() const;  ///< of the published version
   uint64_t log_bytes() const { return store_->log_bytes(); }
-  uint64_t log_limit() const { return store_->log_limit(); }
+  uint64_t log_limit() const override { return store_->log_limit(); }
   GpuDiff::Counts gpu_counts() const;
 
   /// Wakes everything that waits. A publish that is running finishes, and no other begins.

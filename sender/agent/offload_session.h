@@ -19,7 +19,7 @@
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
-#include "sender/agent/version_info.h"
+#include "common/serving/version_info.h"
 
 namespace deltawire::sender {
 

@@ -32,6 +32,7 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
   const SenderOptions& o = agent_.options();
   response->set_program_version(DELTAWIRE_VERSION);
   response->set_uptime_seconds(SecondsSince(started_));
+  response->set_unix_nanos(UnixNanos());
   const bool exposed = !IsLoopback(o.control) || !IsLoopback(o.bulk);
   response->set_plaintext_exposed(exposed && !access_->credentials()->serves_tls());
   if (access_->guards()) response->set_security(access_->Describe());

@@ -20,9 +20,9 @@
 #include "common/delta/delta.h"
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
+#include "common/serving/version_store.h"
 #include "kernels/kernels.h"
 #include "sender/agent/gpu_diff.h"
-#include "sender/agent/version_store.h"
 
 namespace deltawire::sender {
 

@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "common/layout/coverage.h"
+#include "common/serving/version_store.h"
 #include "sender/agent/halves.h"
-#include "sender/agent/version_store.h"
 
 namespace deltawire::sender {
 

@@ -1,6 +1,7 @@
-// The sender's gRPC services over an Agent, one source file each. No other part of the sender uses
+// The sender's gRPC services over an Agent, the one for receivers excepted
+// (proto/serving), one source file each. No other part of the sender uses
 // proto types, except service_convert.h. Owner: main; the agent outlives them. Threads: gRPC's.
-// Cost: each open stream but Attach holds a thread. Errors: the agent's, translated by ToGrpc.
+// Cost: each open stream holds a thread. Errors: the agent's, translated by ToGrpc.
 #pragma once
 
 #include <chrono>
@@ -9,7 +10,6 @@
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
 #include "sender/agent/agent.h"
-#include "sender/agent/receiver_names.h"
 
 namespace deltawire::sender {
 
@@ -56,37 +56,6 @@ class SenderServiceImpl final : public v1::SenderService::Service {
   const uint16_t bulk_port_;
   const size_t pool_threads_;
   const std::chrono::steady_clock::time_point started_;
-};
-
-/// Attach is served by callbacks, so that an attached receiver holds no thread.
-class PullServiceImpl final
-    : public v1::PullService::WithCallbackMethod_Attach<v1::PullService::Service> {
- public:
-  PullServiceImpl(Agent& agent, std::shared_ptr<const Access> access, uint16_t bulk_port)
-      : agent_(agent), access_(std::move(access)), bulk_port_(bulk_port) {}
-  grpc::Status DescribeModel(grpc::ServerContext*, const v1::DescribeModelRequest*,
-                             v1::DescribeModelResponse*) override;
-  grpc::Status GetNewest(grpc::ServerContext*, const v1::GetNewestRequest*,
-                         v1::GetNewestResponse*) override;
-  grpc::Status GetSideFiles(grpc::ServerContext*, const v1::GetSideFilesRequest*,
-                            v1::GetSideFilesResponse*) override;
-  grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*,
-                        v1::OpenPullResponse*) override;
-  grpc::ServerBidiReactor<v1::ReceiverReport, v1::SenderEvent>* Attach(
-      grpc::CallbackServerContext*) override;
-
-  /// The model, if this call may name it.
-  StatusOr<std::shared_ptr<Model>> Find(const grpc::ServerContextBase& context,
-                                        const std::string& name) const;
-  /// Names the caller in `request`, and who may open streams with the ticket.
-  Status Identify(const grpc::ServerContextBase& context, PullRequest& request);
-  Attachments& attachments() { return agent_.attachments(); }
-
- private:
-  Agent& agent_;
-  const std::shared_ptr<const Access> access_;
-  const uint16_t bulk_port_;
-  ReceiverNames names_;
 };
 
 }  // namespace deltawire::sender

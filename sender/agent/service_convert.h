@@ -10,18 +10,15 @@
 
 #include "common/delta/pull_stats.h"
 #include "proto/deltawire/v1/sender.pb.h"
-#include "sender/agent/attachments.h"
+#include "proto/serving/serving_convert.h"
 #include "sender/agent/model.h"
 
 namespace deltawire::sender {
 
-void ToProto(const VersionInfo& in, v1::VersionInfo* out);
 /// Appends one entry for each tensor that `state` changed.
 void ToProto(const Model& model, const Published& state,
              google::protobuf::RepeatedPtrField<v1::TensorChange>* out);
 void ToProto(const FormCounts& in, google::protobuf::RepeatedPtrField<v1::CodecCount>* out);
-
-ReceiverReport FromProto(const v1::ReceiverReport& in);
 
 /// An empty VersionInfo when `state` is null, that is, nothing is published.
 VersionInfo InfoOf(const std::shared_ptr<const Published>& state);

@@ -8,23 +8,11 @@
 #include <filesystem>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "common/base/status.h"
-#include "common/layout/model_dir.h"
+#include "common/serving/side_file_set.h"
 
 namespace deltawire::sender {
-
-/// Files sorted by name, and the hash that names them: XXH3-64 of each file's two sizes, name and
-/// content.
-struct SideFileSet {
-  std::vector<SideFile> files;
-  uint64_t hash = 0;
-};
-
-/// kInvalidArgument: a name that is not a plain file name, names a weight file or occurs twice; too
-/// many bytes.
-StatusOr<std::shared_ptr<const SideFileSet>> MakeSideFileSet(std::vector<SideFile> files);
 
 class SideFileStore {
  public:

@@ -239,6 +239,23 @@ class Pair:
         out.run("doctor", "doctor", *here)
         out.run("doctor", "doctor", *here, "--sender", self.sender, *engine)
         out.run("doctor", "doctor", *here, "--sender", self.nowhere, code=1)
+        self.link()
+
+    def link(self) -> None:
+        at = f"127.0.0.1:{free_port()}"
+        listener = spawn(
+            [str(programs() / "deltawire"), "bench-link", "--listen", at],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        with listener:
+            try:
+                assert "listening" in listener.stdout.readline()
+                asked = self.out.run(
+                    "bench-link", "bench-link", at, "--seconds", "0.2", "--streams", "1,2"
+                )
+            finally:
+                listener.kill()
+        assert [r["streams"] for r in asked["rates"]] == [1, 2]
 
     def other_history(self) -> None:
         """A receiver that holds a version of one sender, and follows another one."""

@@ -5,15 +5,18 @@ a terminal, and no colours where NO_COLOR is set.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
 import pty
 import re
 import select
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 
@@ -144,9 +147,61 @@ class TerminalTest(unittest.TestCase):
                 self.assertIn(line, said)
                 self.assertNotIn(ESCAPE, said)
 
+    def test_top_draws_takes_keys_and_puts_the_terminal_back(self):
+        port = free_port()
+        sender = self.daemon("sender", "--control-listen", f"127.0.0.1:{port}")
+        top = [programs() / "deltawire", "top", "--sender", f"127.0.0.1:{port}", "--interval", "0.1"]
+        log = (self.root / "top-sender.log").open("w")
+        with log, spawn([str(c) for c in sender], stdout=log, stderr=log) as child:
+            try:
+                for leave in ("q", "\x03", None):
+                    for no_color in (None, "1"):
+                        with self.subTest(leave=leave, no_color=no_color):
+                            self.draw(top, leave, no_color)
+            finally:
+                child.kill()
+        self.assertIn("needs a terminal", on_pipes(top))
+
+    def draw(self, top: list, leave: str | None, no_color: str | None) -> None:
+        """Runs top until it has drawn the sender's picture and the help page, then makes it leave
+        by a key or by SIGTERM. The terminal must be as it was before."""
+        ours, its = pty.openpty()
+        fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        before = termios.tcgetattr(its)
+        child = spawn(
+            [str(c) for c in top], stdin=its, stdout=its, stderr=its, env=environment(no_color)
+        )
+        try:
+            said = self.read_until(ours, "no model yet")
+            os.write(ours, b"?")
+            said += self.read_until(ours, "page up, page down")
+            if leave is None:
+                child.terminate()
+            else:
+                os.write(ours, leave.encode())
+            said += self.read_until(ours, "\x1b[?1049l")  # the screen that was there before
+            self.assertEqual(0, child.wait(DEADLINE_S))
+            self.assertEqual(before, termios.tcgetattr(its))
+            if no_color:
+                self.assertNotRegex(said, re.compile(r"\x1b\[3[0-9]m"))
+        finally:
+            child.kill()
+            child.wait()
+            os.close(ours)
+            os.close(its)
+
+    def read_until(self, terminal: int, wanted: str) -> str:
+        said, end = b"", time.monotonic() + DEADLINE_S
+        while wanted.encode() not in said:
+            if not select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise AssertionError(f"{wanted!r} did not come: {said.decode(errors='replace')}")
+            said += os.read(terminal, 1 << 16)
+        return said.decode("utf-8", "replace")
+
     def daemon(self, side: str, *options: str) -> list:
-        command = [programs() / f"deltawire-{side}", "--data-dir", self.root / side,
-                   "--control-listen", "127.0.0.1:0", *options]  # fmt: skip
+        command = [programs() / f"deltawire-{side}", "--data-dir", self.root / side, *options]
+        if "--control-listen" not in options:
+            command += ["--control-listen", "127.0.0.1:0"]
         return command + (["--bulk-listen", "127.0.0.1:0"] if side == "sender" else [])
 
 

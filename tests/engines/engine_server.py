@@ -24,6 +24,7 @@ class EngineServer:
     def __init__(self, model: pathlib.Path, log: pathlib.Path, *options: str):
         self.port = free_port()
         self.log = log
+        self.plant = log.with_suffix(".plant")  # see planted_faults.py
         self._model, self._options = model, options
         self._process: subprocess.Popen | None = None
 
@@ -41,8 +42,9 @@ class EngineServer:
     def __enter__(self) -> EngineServer:
         with open(self.log, "w") as log:
             self._process = spawn(
-                [*self.command(), *self._options], env=os.environ | self.environment(), stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True)
+                [*self.command(), *self._options],
+                env=os.environ | {"DELTAWIRE_TEST_PLANT": str(self.plant)} | self.environment(),
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             self._await_up()
         except BaseException:
@@ -79,6 +81,14 @@ class EngineServer:
         except ProcessLookupError:
             pass
         self._process.wait()
+
+    def ended(self, seconds: float) -> bool:
+        """Whether the server's first process ends within so many seconds."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def get(self, path: str):
         return self._call(path, None, 60)

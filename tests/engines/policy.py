@@ -17,6 +17,14 @@ from safetensors.torch import load_file
 from transformers import (
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -36,22 +44,51 @@ def dense() -> torch.nn.Module:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
 
 
+def llama() -> torch.nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**SHAPE))
+
+
+def qwen2() -> torch.nn.Module:
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE | dict(hidden_size=512)))
+
+
 def experts() -> torch.nn.Module:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(
         **SHAPE, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2))
 
 
+def mixtral() -> torch.nn.Module:
+    return MixtralForCausalLM(MixtralConfig(
+        **SHAPE, num_local_experts=4, num_experts_per_tok=2))
+
+
+def gpt_oss() -> torch.nn.Module:
+    return GptOssForCausalLM(GptOssConfig(
+        **SHAPE | dict(head_dim=64), num_local_experts=4, num_experts_per_tok=2, sliding_window=128,
+        rope_parameters=dict(YARN, beta_slow=1.0, truncate=False)))
+
+
+# SGLang has rotary embeddings for latent attention on a CPU only with YaRN.
+YARN = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+            original_max_position_embeddings=128, beta_fast=32.0, beta_slow=1.0)
+LATENT = SHAPE | dict(
+    num_key_value_heads=4, head_dim=64, moe_intermediate_size=128, n_routed_experts=4,
+    num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1, kv_lora_rank=512,
+    qk_nope_head_dim=64, qk_rope_head_dim=64, v_head_dim=64,
+    rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0))
+
+
 def latent() -> torch.nn.Module:
     """Latent attention: engines compute matrices from kv_b_proj that no checkpoint has."""
     return DeepseekV2ForCausalLM(DeepseekV2Config(
-        **SHAPE | dict(num_key_value_heads=4, head_dim=32), moe_intermediate_size=128,
-        n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1, first_k_dense_replace=1,
-        n_group=1, topk_group=1, topk_method="greedy", scoring_func="softmax", moe_layer_freq=1,
-        q_lora_rank=None, kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64,
-        # SGLang has rotary embeddings for a CPU only with YaRN.
-        rope_parameters=dict(
-            rope_type="yarn", rope_theta=10000.0, factor=4.0, mscale=1.0, mscale_all_dim=1.0,
-            original_max_position_embeddings=128, beta_fast=32, beta_slow=1)))
+        **LATENT, n_group=1, topk_group=1, topk_method="greedy", scoring_func="softmax",
+        moe_layer_freq=1, q_lora_rank=None))
+
+
+#: Latent attention in vLLM: where a CPU has AMX, vLLM would pack kv_b_proj and drop it.
+PLAIN_LATENT = "CPU_MLA"
+MODELS = {make.__name__: make for make in (
+    dense, llama, qwen2, experts, mixtral, gpt_oss, latent)}
 
 
 class Policy:
@@ -59,9 +96,10 @@ class Policy:
     everything lies below `root` and goes with it."""
 
     def __init__(self, make):
-        """`make`: dense, experts or latent."""
+        """`make`: one of MODELS."""
         self._make = make
         self.version = 0
+        self.receiver_options: list[str] = []  # of the next one that is started
 
     def __enter__(self) -> Policy:
         self._scratch = tempfile.TemporaryDirectory(dir="/dev/shm", prefix="deltawire-engines-")
@@ -86,9 +124,14 @@ class Policy:
     def directory(self) -> pathlib.Path:
         return self.root / "policy"
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each tensor."""
+        return {name: tensor.nbytes for name, tensor in self._weights.items()}
+
     def start_receiver(self) -> None:
         """It has the version when this returns."""
-        self.receiver = self.daemons.start_receiver([self._sender], "policy", self.directory)
+        self.receiver = self.daemons.start_receiver(
+            [self._sender], "policy", self.directory, *self.receiver_options)
         self.receiver.await_version(self.version)
 
     def publish(self) -> int:
@@ -123,17 +166,21 @@ class Requests:
     def __init__(self, server: EngineServer):
         self._server, self._stop = server, threading.Event()
         self._thread = threading.Thread(target=self._run)
-        self.answered, self.failures, self.longest = 0, [], 0.0
+        self.failures: list[str] = []
+        self.took: list[float] = []  # seconds, of those that were answered
 
     def _run(self) -> None:
         while not self._stop.is_set():
             begin = time.monotonic()
             try:
                 self._server.logprobs(PROMPT)
-                self.answered += 1
+                self.took.append(time.monotonic() - begin)
             except Exception as error:  # pylint: disable=broad-except  # any failure is the finding
                 self.failures.append(repr(error))
-            self.longest = max(self.longest, time.monotonic() - begin)
+
+    @property
+    def answered(self) -> int:
+        return len(self.took)
 
     def __enter__(self) -> Requests:
         self._thread.start()
@@ -152,7 +199,9 @@ def check(condition: bool, what: str) -> None:
 
 def report_pauses(pauses: list[float], requests: Requests) -> None:
     """`pauses`: seconds, one for each update."""
-    ordered = sorted(pauses)
-    print(f"pause of an update: median {1e3 * ordered[len(ordered) // 2]:.0f} ms, longest "
-          f"{1e3 * ordered[-1]:.0f} ms; longest request {1e3 * requests.longest:.0f} ms",
-          flush=True)
+    both = ("pause of an update", pauses), ("request beside updates", requests.took)
+    for what, seconds in both:
+        ordered = sorted(seconds)
+        p50, p99 = (1e3 * ordered[int(share * (len(ordered) - 1))] for share in (0.5, 0.99))
+        print(f"{what}: p50 {p50:.0f} ms, p99 {p99:.0f} ms, longest {1e3 * ordered[-1]:.0f} ms, "
+              f"of {len(ordered)}", flush=True)

@@ -43,10 +43,14 @@ class SglangServer(EngineServer):
                  os.environ.get("PYTHONPATH", "")]),
             "DELTAWIRE_TEST_FAULT": str(self.fault)}
 
+    def asks(self, tokens: list[int], count: int = 8) -> tuple[str, bytes]:
+        return "/generate", json.dumps({
+            "input_ids": tokens, "return_logprob": True, "sampling_params": {
+                "temperature": 0, "max_new_tokens": count, "ignore_eos": True}}).encode()
+
     def logprobs(self, tokens: list[int], count: int = 8):
-        answer = self.post("/generate", {
-            "input_ids": tokens, "return_logprob": True,
-            "sampling_params": {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}})
+        path, body = self.asks(tokens, count)
+        answer = self.post(path, json.loads(body))
         return answer["output_ids"], [p for p, *_ in answer["meta_info"]["output_token_logprobs"]]
 
     def stream(self, tokens: list[int], count: int) -> Iterator[dict]:

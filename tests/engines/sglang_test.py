@@ -29,19 +29,9 @@ except ImportError as error:
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import sglang_breaks  # noqa: E402
-from policy import (  # noqa: E402
-    PROMPT,
-    Policy,
-    Requests,
-    check,
-    dense,
-    experts,
-    latent,
-    report_pauses,
-)
+from policy import MODELS, PROMPT, Policy, Requests, check, report_pauses  # noqa: E402
 from sglang_server import UPDATE, SglangServer  # noqa: E402
 
-MODELS = {"dense": dense, "experts": experts, "latent": latent}
 WRITTEN = re.compile(r"written in ([0-9.]+) ms")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
@@ -20,13 +21,26 @@ class VllmServer(EngineServer):
         return {
             "VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING",
+            # Several workers of one NUMA node cannot be bound, and one need not be.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "PYTHONPATH": os.pathsep.join(
                 [str(HERE / "plugins"), str(HERE), os.environ.get("PYTHONPATH", "")])}
 
-    def logprobs(self, tokens: list[int], count: int = 8):
-        answer = self.post("/inference/v1/generate", {
+    def asks(self, tokens: list[int], count: int = 8) -> tuple[str, bytes]:
+        return "/inference/v1/generate", json.dumps({
             "token_ids": tokens,
             "sampling_params": {"temperature": 0, "max_tokens": count, "logprobs": 1,
-                                "ignore_eos": True, "detokenize": False}})
-        choice = answer["choices"][0]
+                                "ignore_eos": True, "detokenize": False}}).encode()
+
+    def logprobs(self, tokens: list[int], count: int = 8):
+        path, body = self.asks(tokens, count)
+        choice = self.post(path, json.loads(body))["choices"][0]
         return choice["token_ids"], choice["logprobs"]["content"]
+
+    def version(self) -> str:
+        """The version that the server says it serves."""
+        return self.get("/weight_info")["weight_version"]
+
+    def checksums(self) -> dict[str, str]:
+        """Of each parameter, by the engine's own checker, which answers while nothing is paused."""
+        return self.post("/weight_checker", {"action": "checksum"})["checksums"]

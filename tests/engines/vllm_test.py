@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """A real vLLM follows a real receiver: each committed version answers, with nothing reloaded.
 
-A trainer changes some elements of a tiny Qwen3 and publishes; the receiver commits; vLLM prepares
+A trainer changes some elements of a tiny model and publishes; the receiver commits; vLLM prepares
 while it serves, pauses, writes what changed, and resumes. At the end the engine's own checksums
 must be those of a second vLLM that was started on the last version's checkpoint. Requests run all
 the time, and none may fail.
 
-Usage: vllm_test.py [--versions N]   (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
+Usage: vllm_test.py [--model dense|experts|latent] [--ranks N] [--versions N]
+                    [--computed]
+(DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ except ImportError as error:
     sys.exit(0)
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from policy import PROMPT, Policy, Requests, check, dense, report_pauses  # noqa: E402
+from policy import (  # noqa: E402
+    MODELS,
+    PLAIN_LATENT,
+    PROMPT,
+    Policy,
+    Requests,
+    check,
+    report_pauses,
+)
 from vllm_server import VllmServer  # noqa: E402
 
 
@@ -42,17 +52,36 @@ def follow(server: VllmServer, version: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=sorted(MODELS), default="dense")
+    parser.add_argument("--ranks", type=int, default=1, help="of tensor parallelism")
     parser.add_argument("--versions", type=int, default=50)
-    versions = parser.parse_args().versions
-    with Policy(dense) as policy:
-        run(policy, versions)
+    parser.add_argument("--computed", action="store_true",
+                        help="the engine holds fp32, so that its loader computes every tensor")
+    arguments = parser.parse_args()
+    with Policy(MODELS[arguments.model]) as policy:
+        run(policy, arguments)
 
 
-def run(policy: Policy, versions: int) -> None:
+def attach(server: VllmServer, policy: Policy, computed: bool) -> None:
+    info = {"directory": str(policy.directory)}
+    if computed:
+        code, text = server.refused("/init_weight_transfer_engine", {"init_info": info})
+        check(code == 500 and "loader_tensors=True lets it" in text,
+              f"what the loader computes is refused: {text[:200]}")
+        info["loader_tensors"] = True
+    server.post("/init_weight_transfer_engine", {"init_info": info})
+
+
+def run(policy: Policy, arguments: argparse.Namespace) -> None:
+    versions = arguments.versions
+    options = ["--tensor-parallel-size", str(arguments.ranks)]
+    if arguments.computed:
+        options += ["--dtype", "float32"]
+    if arguments.model == "latent":
+        options += ["--attention-backend", PLAIN_LATENT]
     with VllmServer(policy.directory, policy.root / "vllm.log", "--weight-transfer-config",
-                    '{"backend": "deltawire"}') as server:
-        server.post("/init_weight_transfer_engine",
-                    {"init_info": {"directory": str(policy.directory)}})
+                    '{"backend": "deltawire"}', *options) as server:
+        attach(server, policy, arguments.computed)
         first = server.logprobs(PROMPT)
         with Requests(server) as requests:
             pauses = [follow(server, policy.publish()) for _ in range(1, versions)]
@@ -61,19 +90,18 @@ def run(policy: Policy, versions: int) -> None:
         check(server.get("/weight_info")["weight_version"] == str(versions),
               f"the engine says that it serves version {versions}")
         server.post("/start_weight_update")
-        server.post("/update_weights", {"update_info": {"version": versions, "check": True}})
+        server.post("/update_weights", {"update_info": {"version": policy.version, "check": True}})
         server.post("/finish_weight_update")
         check(True, "the engine's memory has the digests of the committed version")
         last = server.logprobs(PROMPT)
-        sums = server.post("/weight_checker", {"action": "checksum"})["checksums"]
+        sums = server.checksums()
         report_pauses(pauses, requests)
-    with VllmServer(policy.directory, policy.root / "fresh.log") as fresh:
+    with VllmServer(policy.directory, policy.root / "fresh.log", *options) as fresh:
         check(last != first, "the last version answers otherwise than the first")
         theirs = fresh.logprobs(PROMPT)
         check(theirs == last,
               "logprobs equal those of a fresh engine on the last version's checkpoint")
-        theirs = fresh.post("/weight_checker", {"action": "checksum"})["checksums"]
-        check(sums == theirs, f"{len(sums)} checksums equal the fresh engine's own")
+        check(sums == fresh.checksums(), f"{len(sums)} checksums equal the fresh engine's own")
 
 
 if __name__ == "__main__":

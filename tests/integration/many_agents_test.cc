@@ -503,4 +503,24 @@ TEST_CASE("many agents: what one agent brought stays in memory while another can
   CHECK(nodes.Compare(receiver->dir(), 3) == "");
 }
 
+TEST_CASE("many agents: a relay puts the parts together, and its leaf follows it alone") {
+  ShmDir root;
+  Nodes nodes(root.path(), 2, 17);
+  auto relay = nodes.Receiver(
+      {"--serve", "--buffers", "2", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())});
+  ReceiverProcess leaf(root.path(), "leaf", relay->control(), kModel);
+  for (uint64_t v = 1; v <= 3; ++v) {
+    nodes.trainer().Step();
+    nodes.Publish(v);
+    const bool committed = leaf.WaitCommitted(v);
+    INFO(nodes.Logs() << ReadText(leaf.log()));
+    REQUIRE(committed);
+    CHECK(nodes.Compare(leaf.dir(), v) == "");
+    const auto here = leaf.Status().committed(), there = relay->Status().committed();
+    CHECK(here.lineage() == there.lineage());
+    CHECK(here.root() == there.root());
+    CHECK((v == 1 || leaf.Status().last_pull().chunks_full() == 0));
+  }
+}
+
 }  // namespace deltawire::testing

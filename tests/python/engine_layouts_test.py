@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 import unittest
+import unittest.mock
 
 import support
 
@@ -15,7 +16,7 @@ support.use_trainer_python()
 torch = support.need("torch")
 support.need("deltawire")
 
-from deltawire.engine import EngineClient  # noqa: E402
+from deltawire.engine import EngineClient, _codes  # noqa: E402
 from engine_rig import EngineRig, state  # noqa: E402
 
 HIDDEN, HEADS, HEAD, EXPERTS, VOCAB = 24, 4, 8, 3, 20
@@ -137,6 +138,26 @@ class MovedTest(Layouts):
         outcome = self.moved({"experts": (EXPERTS, ROWS, HIDDEN)}, each(load_one),
                              {"experts": (EXPERTS, HIDDEN, ROWS, torch.bfloat16)})
         self.assertEqual(outcome.boxes, 1)
+
+    def test_the_map_of_one_layer_is_that_of_the_layers_that_are_loaded_alike(self):
+        swapped, turned = torch.arange(ROWS) ^ 1, torch.arange(ROWS).roll(2)
+
+        def load_one(model, name, value):
+            layer, part = int(name[1:]), getattr(model, name).data
+            # Of two more layers the one has another constant, and the other another mere copy.
+            half, quarter = HIDDEN // 2, HIDDEN // 4
+            part[:, :half].copy_(value[turned if layer == 3 else swapped][:, :half])
+            for at in (half, half + quarter):
+                of = 2 * half + half - quarter - at if layer == 4 else at
+                part[:, at:at + quarter].copy_(value[:, of:of + quarter])
+
+        shapes = {f"w{i}": (ROWS, HIDDEN) for i in range(5)}
+        with unittest.mock.patch.object(_codes, "follow", wraps=_codes.follow) as follow:
+            self.moved(shapes, each(load_one),
+                       {name: (*shape, torch.bfloat16) for name, shape in shapes.items()},
+                       by_numbers=shapes)
+        self.assertEqual([call.args[4].tensors for call in follow.call_args_list],
+                         [(0,), (3,), (4,)])
 
     def test_q_and_k_permuted_through_a_clone(self):
         def load_one(model, name, value):

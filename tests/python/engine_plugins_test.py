@@ -23,23 +23,77 @@ stand_ins.install()
 from deltawire.engine import EngineClient, Outcome, sglang  # noqa: E402
 from deltawire.engine.vllm import DeltawireEngine, InitInfo  # noqa: E402
 from engine_rig import EngineRig, state  # noqa: E402
-from engine_test import Engine, checkpoint  # noqa: E402
+from engine_test import HIDDEN, ROWS, Engine, checkpoint  # noqa: E402
+
+
+class Alone(Engine):
+    """The only rank: it has all of o."""
+
+    def __init__(self, rank: int = 0):
+        super().__init__(rank)
+        self.o = torch.nn.Parameter(torch.full((HIDDEN, 2 * ROWS), 7.0, dtype=torch.bfloat16),
+                                    requires_grad=False)
+
+    def load_one(self, name, value):
+        if name == "o":
+            self.o.data.copy_(value)
+        else:
+            super().load_one(name, value)
+
+
+class Computing(Engine):
+    """Its loader keeps the square of a tensor."""
+
+    def load_one(self, name, value):
+        super().load_one(name, value * value if name == "norm" else value)
+
+
+class Latent(torch.nn.Module):
+    """As vLLM's latent attention: after a load it computes a parameter that no checkpoint has."""
+
+    def __init__(self, made_of: torch.nn.Parameter):
+        super().__init__()
+        self._made_of = [made_of]
+        self.turned = torch.nn.Parameter(torch.empty(made_of.t().shape, dtype=made_of.dtype),
+                                         requires_grad=False)
+        self.fails = 0
+
+    def process_weights_after_loading(self, dtype: torch.dtype) -> None:
+        assert dtype == torch.bfloat16
+        if self.fails:
+            self.fails -= 1
+            raise RuntimeError("planted after the load")
+        self.turned.data.copy_(self._made_of[0].t())
+
+
+class WithLatent(Engine):
+    def __init__(self, rank: int = 0):
+        super().__init__(rank)
+        self.latent = Latent(self.o)
+
+    def load_weights(self, pairs):
+        super().load_weights(pairs)
+        self.latent.process_weights_after_loading(torch.bfloat16)
 
 
 class Plugin(EngineRig):
     """A model for each rank, with version 1 in it."""
 
+    make: type[Engine] | None = None
+
     def begin(self, world_size: int = 2) -> None:
+        self.make = self.make or (Engine if world_size > 1 else Alone)
         self.ranks = stand_ins.start(world_size)
         self.weights = checkpoint(1)
         self.directory = str(self.start(self.weights))
-        self.models = [Engine(rank) for rank in range(world_size)]
+        self.models = [self.make(rank) for rank in range(world_size)]
         for model in self.models:
             model.load_weights(self.weights.items())
 
     def next_version(self) -> None:
         self.weights["k"][5] += 1
         self.weights["o"] += 1
+        self.weights["norm"] += 1
         self.publish(self.weights)
 
     def states(self) -> list[dict]:
@@ -51,7 +105,7 @@ class Plugin(EngineRig):
                 self.assertTrue(torch.equal(value, state(model)[name]), name)
 
     def assert_newest(self) -> None:
-        fresh = [Engine(model.rank) for model in self.models]
+        fresh = [self.make(model.rank) for model in self.models]
         for model in fresh:
             model.load_weights(self.weights.items())
         self.assert_states([state(model) for model in fresh])
@@ -145,6 +199,12 @@ class VllmTest(Plugin):
         self.next_version()
         self.assert_refused(self.prepare(), "comes first")
 
+    def test_a_checkpoint_of_which_the_engine_has_only_a_part_is_refused(self):
+        self.make = Engine  # of two ranks, the first alone
+        with self.assertRaisesRegex(AssertionError, "holds only a part of o, so the checkpoint is"):
+            self.begin(1)
+        self.assert_refused(self.prepare(), "comes first")
+
     def test_workers_that_have_prepared_different_versions_write_nothing(self):
         self.begin()
         before = self.states()
@@ -188,10 +248,51 @@ class VllmTest(Plugin):
         self.assertEqual(len(list(pathlib.Path(folder).iterdir())), 2)  # one for each rank
 
 
+    def test_what_the_loader_computes_follows_where_it_is_asked_for(self):
+        self.make = Computing
+        with self.assertRaisesRegex(AssertionError, "loader_tensors=True lets it"):
+            self.begin()
+        self.workers = [DeltawireEngine(model) for model in self.models]
+        with self.assertLogs("vllm.deltawire", "INFO") as logged:
+            self.assert_done(self.attach(loader_tensors=True))
+        self.assertIn("1 tensors updated by the engine's loader", logged.output[0])
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.assert_done(self.update(check=True))
+        self.assert_newest()
+        self.assert_done(self.update(rollback=True))
+        self.assert_states(before)
+
+
+    def test_what_is_computed_from_weights_is_computed_anew(self):
+        self.make = WithLatent
+        super().begin()
+        for model in self.models:  # vLLM computes it after its load, not in it
+            model.load_weights = super(WithLatent, model).load_weights
+        self.workers = [DeltawireEngine(model) for model in self.models]
+        with self.assertLogs("vllm.deltawire", "INFO") as logged:
+            self.assert_done(self.attach())
+        self.assertIn("not the checkpoint's: a part of embed, head, latent.turned",
+                      logged.output[0])
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.models[1].latent.fails = 1
+        with self.assertLogs("deltawire", "ERROR"):
+            self.assert_refused(self.update(), "rank 1: planted after the load")
+        self.assert_states(before)
+        self.assert_done(self.prepare())
+        self.assert_done(self.update())
+        self.assert_newest()
+        self.assert_done(self.update(rollback=True))
+        self.assert_states(before)
+
+
 class OrderTest(unittest.TestCase):
     def test_an_order_is_its_path(self):
         for text in ("version=7", "version=7&threads=4&prepare", "version=7&plans=/a%20b&check",
-                     "version=7&plans=&rollback"):
+                     "version=7&plans=&rollback", "version=7&loader_tensors&prepare"):
             with self.subTest(text):
                 order = sglang.Order.parse(f"deltawire:/d?{text}")
                 self.assertEqual(order.path(7), f"deltawire:/d?{text}")
@@ -202,6 +303,7 @@ class OrderTest(unittest.TestCase):
         for text, why in (("/d?later", "no option later"), ("d", "from / on"),
                           ("/d?threads=-1", "no option threads=-1"),
                           ("/d?plans=here", "no option plans=here"),
+                          ("/d?loader_tensors=1", "no option loader_tensors=1"),
                           ("/d?version=7&rollback&check", "are two orders")):
             with self.subTest(text), self.assertRaisesRegex(sglang.Refused, why):
                 sglang.Order.parse(f"deltawire:{text}")
@@ -240,6 +342,12 @@ class SglangTest(Plugin):
         self.assert_states(first)
         self.assert_done(self.update())
         self.assert_newest()
+
+    def test_a_checkpoint_of_which_the_engine_has_only_a_part_is_refused(self):
+        self.make = Engine  # of two ranks, the first alone
+        self.begin(1)
+        for _ in range(2):
+            self.assert_refused(self.update(), "holds only a part of o, so the checkpoint is")
 
     def test_ranks_that_see_different_versions_write_nothing(self):
         self.begin()
@@ -318,6 +426,18 @@ class SglangTest(Plugin):
         self.next_version()
         self.assert_done(self.update())
         self.assert_newest()
+
+    def test_what_the_loader_computes_follows_where_it_is_asked_for(self):
+        self.make = Computing
+        self.begin()
+        self.assert_refused(self.update(), "loader_tensors=True lets it")
+        self.assert_done(self.update("loader_tensors"))
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.update("version=2&check"))  # the attach's choice stays
+        self.assert_newest()
+        self.assert_done(self.update("version=1&rollback"))
+        self.assert_states(before)
 
     def test_layouts_are_kept_for_the_next_start(self):
         folder = self.enterContext(tempfile.TemporaryDirectory())

@@ -88,7 +88,7 @@ class WeightTransferEngine(typing.Generic[_Info, _Update]):
         self.model, self.device = model, torch.device("cpu")
         self.parallel_config = types.SimpleNamespace(
             enable_expert_parallel=False, data_parallel_rank=0, data_parallel_size=1)
-        self.model_config = types.SimpleNamespace(quantization=None)
+        self.model_config = types.SimpleNamespace(quantization=None, dtype=torch.bfloat16)
 
     def parse_update_info(self, update_info: dict) -> Any:
         return self.update_info_cls(**update_info)
@@ -154,6 +154,10 @@ def install() -> None:
     _module("vllm.distributed.weight_transfer")
     _module("vllm.distributed.weight_transfer.base", WeightTransferEngine=WeightTransferEngine,
             WeightTransferInitInfo=object, WeightTransferUpdateInfo=object)
+    _module("vllm.model_executor")
+    _module("vllm.model_executor.layers")
+    _module("vllm.model_executor.layers.attention",
+            is_deferred_attention_layer=lambda m: hasattr(m, "process_weights_after_loading"))
     _module("sglang", __version__="0.0+stand-in")
     _module("sglang.srt")
     _module("sglang.srt.runtime_context", get_parallel=_parallel)

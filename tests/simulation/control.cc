@@ -17,11 +17,11 @@ using Gone = std::function<bool()>;
 /// A message from receiver to sender. Only the first of an attachment has `model`.
 struct Up {
   std::string model, receiver_id, peer;
-  sender::ReceiverReport report;
+  ReceiverReport report;
 };
 
-sender::ReceiverReport Translate(const receiver::Report& in) {
-  sender::ReceiverReport out;
+ReceiverReport Translate(const receiver::Report& in) {
+  ReceiverReport out;
   out.committed = in.committed;
   out.phase = in.phase;
   out.bytes_done = in.bytes_done;
@@ -80,17 +80,17 @@ class SimulatedUpstream : public receiver::Upstream {
 
   StatusOr<receiver::PullGrant> OpenPull(const std::string& model,
                                          const receiver::PullWish& wish) override {
-    sender::PullRequest request{.model = model,
-                                .receiver_id = options_.receiver_id,
-                                .peer = options_.peer,
-                                .fingerprint = wish.fingerprint.Hex(),
-                                .streams = wish.streams,
-                                .decode = wish.decode,
-                                .owned_hash = wish.owned_hash,
-                                .at = Planted(wish.at),
-                                .suspects = wish.suspects};
-    DW_ASSIGN_OR_RETURN(const sender::PullTicket ticket,
-                        Ask<sender::PullTicket>([request](sender::Agent& agent, const Gone&) {
+    PullRequest request{.model = model,
+                        .receiver_id = options_.receiver_id,
+                        .peer = options_.peer,
+                        .fingerprint = wish.fingerprint.Hex(),
+                        .streams = wish.streams,
+                        .decode = wish.decode,
+                        .owned_hash = wish.owned_hash,
+                        .at = Planted(wish.at),
+                        .suspects = wish.suspects};
+    DW_ASSIGN_OR_RETURN(const PullTicket ticket,
+                        Ask<PullTicket>([request](sender::Agent& agent, const Gone&) {
                           return agent.OpenPull(request);
                         }));
     return receiver::PullGrant{
@@ -213,7 +213,7 @@ void ServeAttachment(const std::shared_ptr<Connection>& connection, sender::Agen
   const auto first = connection->Receive(Connection::kServer);
   if (!first.ok()) return;
   const Up up = *static_cast<const Up*>(first->object.get());
-  sender::Attachments& attachments = agent.attachments();
+  Attachments& attachments = agent.attachments();
   if (!agent.Find(up.model).ok()) return connection->Close(Connection::kServer);
   const auto token = attachments.Attach(up.model, up.receiver_id, up.peer);
   if (!token.ok()) return connection->Close(Connection::kServer);
@@ -227,7 +227,7 @@ void ServeAttachment(const std::shared_ptr<Connection>& connection, sender::Agen
     attachments.Detach(token);
   });
   while (true) {
-    const StatusOr<sender::SenderEvent> event = attachments.NextEvent(*token);
+    const StatusOr<SenderEvent> event = attachments.NextEvent(*token);
     if (!event.ok()) break;
     auto down = std::make_shared<const receiver::UpstreamEvent>(
         receiver::UpstreamEvent{.number = event->number,

@@ -79,6 +79,15 @@ class Receiver:
             if time.monotonic() > end:
                 raise RuntimeError(f"version {version} was not committed: {self.status()}")
 
+    def await_served(self, version: int, seconds: float = DEADLINE_S) -> None:
+        """Until every engine that it drives serves the version."""
+        command = [str(self._tool), "wait", "--served", "--version", str(version), "--model",
+                   self._model, "--receiver", self.address, "--timeout", str(int(seconds))]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"version {version} is not served: {done.stdout}{done.stderr} "
+                               f"{self.status().get('engines')}")
+
     def sync(self) -> None:
         """Returns when it holds the newest version, wholly and verified."""
         command = [str(self._tool), "sync", "--model", self._model, "--receiver", self.address]

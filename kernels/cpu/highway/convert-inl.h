@@ -32,8 +32,6 @@ HWY_INLINE U32 MagnitudeOf(U32 f) { return hn::And(f, hn::Set(U32Tag(), ~kF32Sig
 /// have no sign bit.
 HWY_INLINE hn::Mask<U32Tag> Above(U32 magnitude, uint32_t limit) {
   const hn::RebindToSigned<U32Tag> ds;
-  const hn::RebindToFloat<U32Tag> df;
-  (void)df;
   return hn::RebindMask(
       U32Tag(), hn::Gt(hn::BitCast(ds, magnitude), hn::Set(ds, static_cast<int32_t>(limit))));
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
 
 from deltawire import Error
-from deltawire.engine import _codes, _trace
+from deltawire.engine import _codes, _trace, _ways
 from deltawire.engine._by_loader import ByLoader
 from deltawire.engine._geometry import Box
 from deltawire.engine._model import Storage, live_storages
@@ -106,14 +107,28 @@ class Attachment:
             raise Refused("the loader cannot be followed: " + some(found.problems))
         plan = Plan(found.boxes, [], [])
         self._refuse_devices(plan)
+        #: The first group of each way, and its boxes.
+        known: dict[Hashable, tuple[Group, list[Box] | None]] = {}
         for group in found.groups:
-            boxes = _codes.follow(self._model, self._load, self.tensors, self.storages, group)
+            boxes = self._follow(group, found.ways.get(group.tensors), known)
             if boxes is None:
                 plan.groups.append(group)
             else:
                 plan.boxes += boxes
                 plan.by_numbers += group.tensors
         return plan
+
+    def _follow(self, group: Group, way: Hashable, known: dict) -> list[Box] | None:
+        """The boxes of a group of the trace's; None where there are none."""
+        if way is not None and way in known:
+            like, boxes = known[way]
+            same = None if boxes is None else _ways.moved(boxes, like, group)
+            if boxes is None or same is not None:
+                return same
+        boxes = _codes.follow(self._model, self._load, self.tensors, self.storages, group)
+        if way is not None:
+            known.setdefault(way, (group, boxes))
+        return boxes
 
     def _refuse_devices(self, plan: Plan) -> None:
         used = {box.storage for box in plan.boxes}
@@ -150,9 +165,17 @@ class Attachment:
             self.by_loader = by_loader
             result.by_loader = by_loader.names
         result.by_numbers = [self.tensors[t][0] for t in plan.by_numbers]
+        result.held = self._held(plan.boxes)
 
     def _reasons(self, groups: list[Group]) -> list[str]:
         return [f"{self.tensors[t][0]}: {g.why}" for g in groups for t in g.tensors]
+
+    def _held(self, boxes: list[Box]) -> dict[str, tuple[int, int]]:
+        elements: dict[int, int] = {}
+        for box in boxes:
+            elements[box.tensor] = elements.get(box.tensor, 0) + math.prod(box.counts)
+        return {self.tensors[t][0]: (held, math.prod(self.tensors[t][2]))
+                for t, held in elements.items()}
 
     def _unmapped(self, boxes: list[Box]) -> list[tuple[str, int]]:
         """Of parameters, and of other tensors that some of the checkpoint is in."""

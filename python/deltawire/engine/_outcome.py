@@ -40,8 +40,22 @@ class Attached(Outcome):
     by_loader: list[str] = field(default_factory=list)
     #: Tensors whose way shapes do not show, found by their elements' numbers.
     by_numbers: list[str] = field(default_factory=list)
+    #: (elements that have a place here, all) of each tensor that has boxes. More where some have
+    #: several places; fewer where other ranks must have the rest.
+    held: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     #: With a plan cache: "used", "kept" (for the next time), or why neither.
     plan: str = ""
+
+    def described(self) -> str:
+        """What was found, in one line of an engine's log."""
+        found = f"{self.boxes} boxes, {self.seconds:.3f} s"
+        for tensors, way in ((self.by_numbers, "found by numbers"),
+                             (self.by_loader, "updated by the engine's loader")):
+            if tensors:
+                found += f", {len(tensors)} tensors {way}"
+        if self.unmapped:
+            found += f", not the checkpoint's: a part of {some(name for name, _ in self.unmapped)}"
+        return found + (f", plan: {self.plan}" if self.plan else "")
 
 
 def some(names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -35,6 +35,7 @@ from deltawire.engine._geometry import (
 from deltawire.engine._model import Storage, Unchanged, live_storages
 from deltawire.engine._operations import is_view, returned, tensors_in, written_by
 from deltawire.engine._outcome import some
+from deltawire.engine._ways import Steps
 
 aten = torch.ops.aten
 
@@ -60,6 +61,8 @@ class Trace:
     storages: list[Storage]
     boxes: list[Box] = dataclasses.field(default_factory=list)
     groups: list[Group] = dataclasses.field(default_factory=list)
+    #: By a group's tensors, where it is known: what is done to them. Groups of one way have one map.
+    ways: dict[tuple[int, ...], Hashable] = dataclasses.field(default_factory=dict)
     #: Why the trace is not the whole truth: "NAME: what happened".
     problems: list[str] = dataclasses.field(default_factory=list)
 
@@ -74,6 +77,7 @@ class _Origin(NamedTuple):
     tensors: frozenset[int]
     moved: Moved | None
     why: str
+    step: int = -1  # of `_Watch.steps`, which made it; -1: it is a checkpoint's tensor
 
 
 class _Write(NamedTuple):
@@ -97,6 +101,7 @@ class _Watch(TorchDispatchMode):
         #: By storage. The weak reference keeps the handle from being used again.
         self.origins: dict[int, tuple[StorageWeakRef, _Origin]] = {}
         self.writes: list[_Write] = []
+        self.steps = Steps(self._described)
         self.refused: dict[int, str] = {}
         self.current = -1
         self.itemsizes = {i: dummy.element_size() for i, dummy in dummies.items()}
@@ -110,6 +115,13 @@ class _Watch(TorchDispatchMode):
     def _origin(self, tensor: torch.Tensor) -> _Origin | None:
         found = self.origins.get(tensor.untyped_storage()._cdata)
         return found[1] if found else None
+
+    def _described(self, tensor: torch.Tensor) -> tuple[str, int] | None:
+        """What a tensor's storage is, for `Steps`; None for a constant."""
+        origin, live = self._origin(tensor), self._live(tensor)
+        if origin is not None:
+            return ("made", origin.step) if origin.step >= 0 else ("given", min(origin.tensors))
+        return ("live", live) if live is not None else None
 
     def kept(self) -> set[int]:
         """The checkpoint's tensors from which something comes that is still there."""
@@ -139,6 +151,8 @@ class _Watch(TorchDispatchMode):
         """Notes an operation that would write to live memory."""
         if func is aten.copy_.default:
             self._copied(args[0], args[1])
+            if not self.writes[-1].boxes:
+                self.steps.add(self.writes[-1].tensors, func, args, kwargs)
             return
         inputs = [t for t in tensors_in((*args, *kwargs.values()))]
         origins = [o for o in map(self._origin, inputs) if o is not None]
@@ -149,6 +163,7 @@ class _Watch(TorchDispatchMode):
         for at in written:
             if self._live(at) is not None:
                 self._note(at, tensors, (), f"{func} writes to a live parameter")
+        self.steps.add(tensors, func, args, kwargs)
 
     def _note(self, at, tensors, boxes, why) -> None:
         if -1 in tensors:
@@ -201,7 +216,9 @@ class _Watch(TorchDispatchMode):
         if moved is not None:
             moved = moved.clone(source, made) if self._same_elements(moved, source) else None
         why = origin.why or "it is cloned in a way that the trace cannot follow"
-        self._comes_from(made, _Origin(origin.tensors, moved, "" if moved else why))
+        step = self.steps.add(origin.tensors, aten.clone.default, (source,),
+                              {"memory_format": memory_format})
+        self._comes_from(made, _Origin(origin.tensors, moved, "" if moved else why, step))
         return made
 
     def _computed(self, func, args, kwargs, written, origins):
@@ -209,7 +226,7 @@ class _Watch(TorchDispatchMode):
         tensors = frozenset().union(*(o.tensors for o in origins))
         why = next((o.why for o in origins if o.why), "") or (
             f"{func} computes with the checkpoint's values")
-        origin = _Origin(tensors, None, why)
+        origin = _Origin(tensors, None, why, self.steps.add(tensors, func, args, kwargs))
         for at in written:
             # Memory of the loader's own: from now on it is none of its former self.
             self._comes_from(at, origin)
@@ -322,12 +339,14 @@ def _pairs_that_touch(writes: list[_Write]):
 def _settle(watch: _Watch, result: Trace) -> None:
     """Sorts what was written into boxes, and groups of tensors that are more than boxes."""
     joined = _Joined()
+    mixed: set[int] = set()  # tensors of writes to the same places, whose order is no step
     for write in watch.writes:
         if write.tensors and not write.boxes:
             joined.join(sorted(write.tensors), write.why)
     for a, b in _pairs_that_touch(watch.writes):
         if a.tensors and overlap(a.region, b.region):
             why = b.why or a.why
+            mixed |= a.tensors | b.tensors
             joined.join(sorted(a.tensors | b.tensors),
                         why if b.tensors else "a constant is written over a part of it")
     grouped = {t for group in joined.groups() for t in group}
@@ -337,6 +356,9 @@ def _settle(watch: _Watch, result: Trace) -> None:
     for group in joined.groups():
         regions = dict.fromkeys(w.region for w in watch.writes if w.tensors & set(group))
         result.groups.append(Group(group, joined.why[group[0]], tuple(regions), True))
+        if not mixed & set(group):
+            result.ways[group] = watch.steps.way(
+                group, [(w.region, w.boxes) for w in watch.writes if w.tensors & set(group)])
 
 
 def trace(model: torch.nn.Module, load: Callable[[Iterable], object], tensors: Tensors) -> Trace:

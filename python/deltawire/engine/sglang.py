@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, quote
 
 from deltawire import DeadlineError, Error, RefusedError
 from deltawire.engine import EngineClient, Identity, Outcome
-from deltawire.engine._ranks import Refused, together
+from deltawire.engine._ranks import Held, Refused, together
 
 if TYPE_CHECKING:
     from deltawire.engine import PlanCache
@@ -47,13 +47,15 @@ _OTHER_WRITERS = ("begin_weight_update", "load_weights_from_distributed",
 
 @dataclass(frozen=True)
 class Order:
-    """What a path asks for. `version`: what the memory shall be; None: what is committed. `threads`
-    and `plans` (a folder; "": the user's cache) are of the attach."""
+    """What a path asks for. `version`: what the memory shall be; None: what is committed. `threads`,
+    `plans` (a folder; "": the user's cache) and `loader_tensors` (SGLang's own loader updates the
+    tensors that it computes with) are of the attach."""
 
     directory: str
     version: int | None = None
     threads: int | None = None
     plans: str | None = None
+    loader_tensors: bool = False
     prepare: bool = False
     check: bool = False
     rollback: bool = False
@@ -68,13 +70,13 @@ class Order:
         for name, value in parse_qsl(text, keep_blank_values=True):
             if name in ("version", "threads") and value.isdecimal():
                 options[name] = int(value)
-            elif name in ("prepare", "check", "rollback") and not value:
+            elif name in ("loader_tensors", "prepare", "check", "rollback") and not value:
                 options[name] = True
             elif name == "plans" and (not value or value.startswith("/")):
                 options[name] = value
             else:
                 raise Refused(f"{path}: no option {name}={value}; there are version=N, threads=N, "
-                              "plans, plans=FOLDER, prepare, check and rollback")
+                              "plans, plans=FOLDER, loader_tensors, prepare, check and rollback")
         if not directory.startswith("/"):
             raise Refused(f"{path}: {SCHEME} takes a receiver's directory, from / on")
         if options.get("rollback") and options.get("check"):
@@ -89,7 +91,8 @@ class Order:
             said.append(f"threads={self.threads}")
         if self.plans is not None:
             said.append(f"plans={quote(self.plans)}")
-        said += [name for name in ("prepare", "check", "rollback") if getattr(self, name)]
+        said += [name for name in ("loader_tensors", "prepare", "check", "rollback")
+                 if getattr(self, name)]
         return f"{SCHEME}{self.directory}?" + "&".join(said)
 
 
@@ -103,14 +106,14 @@ class Follower:
         self.client = EngineClient(order.directory, self.threads)
         self.prepared: UpdateInfo | None = None
         self.before: Identity | None = None  # the last update's, to which a rollback leads
-        attached = self.client.attach(runner.model, runner.model.load_weights,
-                                      plans=_plans(runner, order))
+        attached = self.client.attach(
+            runner.model, runner.model.load_weights, plans=_plans(runner, order),
+            loader_tensors=order.loader_tensors)
         if not attached:
             raise Refused(f"this model cannot be updated in place: {attached.reason}. Where only "
                           f"the version is another, post model_path {order.directory} once")
-        logger.info("deltawire: attached to %s: %d boxes, %.3f s%s", self.client.held,
-                    attached.boxes, attached.seconds,
-                    f", plan: {attached.plan}" if attached.plan else "")
+        self.news: Held | None = attached.held  # until all ranks have compared it
+        logger.info("deltawire: attached to %s: %s", self.client.held, attached.described())
 
     def is_current(self) -> bool:
         """Whether the receiver still writes to what was opened; it may have begun anew."""
@@ -199,11 +202,24 @@ def _follower(runner: Any, order: Order) -> Follower:
     return _followers[runner.model]
 
 
-def _together(step: Callable[[], Any]) -> Any:
-    """Runs `step` on every rank of tensor parallelism, as `together` has it."""
+def _together(step: Callable[[], Any], runner: Any = None) -> Any:
+    """Runs `step` on every rank of tensor parallelism, as `together` has it. `runner`: whose model
+    the step may attach to."""
     from sglang.srt.runtime_context import get_parallel  # pylint: disable=import-outside-toplevel
 
-    return together(step, get_parallel().tp_group)
+    def held() -> Held | None:
+        follower = _followers.get(runner.model) if runner is not None else None
+        return follower.news if follower is not None else None
+
+    try:
+        result = together(step, get_parallel().tp_group, held)
+    except Refused:
+        if held() is not None:
+            del _followers[runner.model]  # what not all ranks have attached to
+        raise
+    if held() is not None:
+        _followers[runner.model].news = None
+    return result
 
 
 def _inside_update(runner: Any, write: Callable[[], Outcome]) -> Outcome:
@@ -247,7 +263,7 @@ def _carry_out(runner: Any, order: Order) -> str:
                           f"{order.version} was asked for")
         return follower.before
 
-    target = _together(prepare)
+    target = _together(prepare, runner)
     follower = _followers[runner.model]
     client, update, held = follower.client, follower.prepared, follower.client.held
     ready = time.perf_counter()
@@ -335,7 +351,7 @@ def _check(original: Any, runner: Any, action: str, *args: Any, **kwargs: Any) -
     if order.rollback or order.prepare == order.check:
         raise Refused("deltawire: /weights_checker takes either prepare or check")
     try:
-        _together(step)
+        _together(step, runner)
     except Refused as refused:
         raise Refused(f"deltawire: {refused}") from None
     return None

@@ -27,9 +27,10 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 
-from deltawire.engine import EngineClient, Identity, PlanCache
-from deltawire.engine._ranks import Refused, together
+from deltawire.engine import Attached, EngineClient, Identity, PlanCache
+from deltawire.engine._ranks import Held, Refused, together
 
 logger = logging.getLogger("vllm.deltawire")  # vLLM shows what its own loggers say
 
@@ -51,11 +52,13 @@ def register() -> None:
 @dataclass
 class InitInfo(WeightTransferInitInfo):
     """`directory`: the receiver's, of the model that this server serves. `plans`: a folder in which
-    layouts are kept from one start to the next, or true for the user's cache."""
+    layouts are kept from one start to the next, or true for the user's cache. `loader_tensors`:
+    vLLM's own loader updates the tensors that it computes with, as `EngineClient.attach` has it."""
 
     directory: str
     threads: int = 1
     plans: str | bool = False
+    loader_tensors: bool = False
 
 
 @dataclass
@@ -89,19 +92,18 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         def attach() -> Identity:
             client = EngineClient(init_info.directory, init_info.threads)
-            attached = client.attach(self.model, self.model.load_weights, plans=self._plans(
-                init_info.plans))
+            attached = client.attach(
+                self.model, self.model.load_weights, plans=self._plans(init_info.plans),
+                loader_tensors=init_info.loader_tensors)
             if not attached:
                 raise Refused(f"this model cannot be updated in place: {attached.reason}")
-            logger.info("deltawire: attached to %s: %d boxes, %.3f s%s", client.held,
-                        attached.boxes, attached.seconds,
-                        f", plan: {attached.plan}" if attached.plan else "")
-            found.append(client)
+            logger.info("deltawire: attached to %s: %s", client.held, attached.described())
+            found.append((client, attached))
             return client.held
 
-        found: list[EngineClient] = []
-        _together(attach)
-        self._client = found[0]
+        found: list[tuple[EngineClient, Attached]] = []
+        _together(attach, lambda: found[0][1].held if found else None)
+        self._client = found[0][0]
 
     def start_weight_update(self) -> None:
         self._prepared = self._before = None
@@ -128,13 +130,14 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         held = client.held
         self._prepared = self._before = None
         try:
-            _together(lambda: _write(client, update_info))
+            _together(lambda: self._write(client, update_info))
         except RuntimeError:
             # This worker may have written what another one could not.
             if client.held == target != held and not update_info.rollback:
                 undone = client.rollback()
                 if not undone:
                     logger.error("deltawire: the update was not taken back: %s", undone.reason)
+                self._compute_anew()
             raise
         self._before = None if update_info.rollback else held
 
@@ -163,6 +166,27 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                           f"{'before' if update_info.rollback else 'prepared'}")
         return target
 
+    def _write(self, client: EngineClient, update_info: UpdateInfo) -> Identity:
+        """Writes this worker's share. Raises Refused."""
+        done = client.rollback() if update_info.rollback else client.apply()
+        if done:
+            self._compute_anew()
+        if done and update_info.check:
+            done = client.check()
+        if not done:
+            raise Refused(done.reason)
+        return client.held
+
+    @torch.no_grad()
+    def _compute_anew(self) -> None:
+        """What vLLM has computed from weights after its load, by vLLM's own functions: latent
+        attention keeps both halves of kv_b_proj once more, in another order."""
+        for module in self.model.modules():
+            if is_deferred_attention_layer(module):
+                module.process_weights_after_loading(self.model_config.dtype)
+        if hasattr(self.model, "process_weights_after_loading"):
+            self.model.process_weights_after_loading()
+
     def _plans(self, plans: str | bool) -> PlanCache | None:
         if not plans:
             return None
@@ -176,19 +200,10 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return PlanCache("vllm", vllm.__version__, layout, None if plans is True else plans)
 
 
-def _write(client: EngineClient, update_info: UpdateInfo) -> Identity:
-    """Writes this worker's share. Raises Refused."""
-    done = client.rollback() if update_info.rollback else client.apply()
-    if done and update_info.check:
-        done = client.check()
-    if not done:
-        raise Refused(done.reason)
-    return client.held
-
-
-def _together(step: Callable[[], Any]) -> Any:
+def _together(step: Callable[[], Any], held: Callable[[], Held | None] = lambda: None) -> Any:
     """Over all workers of the engine. Raises what vLLM's workers can hand on to the server."""
     try:
-        return together(step, parallel_state.get_world_group())
+        return together(step, parallel_state.get_world_group(), held)
     except Refused as refused:
+        logger.error("deltawire: %s", refused)  # one line beside vLLM's many of where it was raised
         raise RuntimeError(f"deltawire: {refused}") from None

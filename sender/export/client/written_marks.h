@@ -1,7 +1,8 @@
-// Tensors and chunks that a rank has written but not yet told the agent, and the MarkWritten calls
-// that tell it: one at a time, beside the copying, in batches so large that calls cost little.
-// Owner: the Offload; dropping this ends a running call. Threads: any; gRPC's call back. Cost: 8
-// bytes per waiting chunk. Errors: once a call failed, every later function returns its error.
+// Tensors and chunks that a rank has written and the agent has not heard of yet, and the
+// MarkWritten calls that tell it: one at a time, beside the copying, in batches so large that calls
+// cost little. Owner: the Offload; dropping this ends a running call. Threads: any; gRPC's call
+// back. Cost: 8 bytes per waiting chunk. Errors: once a call failed, every later function returns
+// its error.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

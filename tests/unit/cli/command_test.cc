@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/child_process.h"
+#include "cli/connect.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::cli {
@@ -53,6 +54,27 @@ TEST_CASE("wrong usage is exit code 2") {
   std::ofstream(dir.path() / "parallel.json") << "{}";
   CHECK(RunTool({"convert", from, to, "--round"}) == 2);
   CHECK(RunTool({"convert", from, to, "--core-version", "0.19"}) == 2);
+}
+
+TEST_CASE("every command that asks daemons over TCP takes --credentials") {
+  const TempDir dir;
+  const std::string file = dir.path() / "credentials.toml", dead = DeadAddress();
+  std::ofstream(file) << "";
+  using Arguments = std::vector<std::string>;
+  for (Arguments arguments : {Arguments{"status", "--sender", dead},
+                              {"watch", "--sender", dead},
+                              {"rollback", "--version", "1", "--sender", dead},
+                              {"sync", "--receiver", dead},
+                              {"wait", "--version", "1", "--receiver", dead},
+                              {"verify", "--receiver", dead},
+                              {"pause", "--receiver", dead},
+                              {"resume", "--receiver", dead},
+                              {"doctor", "--sender", dead}}) {
+    CAPTURE(arguments[0]);
+    arguments.insert(arguments.end(), {"--credentials", file});
+    CHECK(RunTool(arguments) == (arguments[0] == "doctor" ? 1 : 3));
+  }
+  UseCredentials("");
 }
 
 TEST_CASE("a daemon that is not there is exit code 3") {

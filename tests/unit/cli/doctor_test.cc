@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <map>
 
+#include "common/base/human.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::cli {
@@ -46,6 +47,23 @@ TEST_CASE("doctor: a machine that has all it needs gets no advice") {
   CHECK(Bad(f).empty());
   // Kernel, directory, leases, huge pages, descriptors, buffers, kernels, and three of the peers.
   CHECK(Judge(f).size() == 10);
+}
+
+TEST_CASE("doctor: a peer's clock is compared, and the time that its answer took is no skew") {
+  MachineFacts f = Good();
+  f.peers = {{.kind = "sender", .address = "10.0.0.1:7700", .program_version = "1.2.3"}};
+  PeerFacts& peer = f.peers[0];
+  peer.clock_ahead_seconds = 0.1;
+  CHECK(Bad(f).empty());
+  peer.clock_ahead_seconds = -7200;
+  peer.clock_doubt_seconds = 0.02;
+  CHECK(Bad(f).at("sender 10.0.0.1:7700").level == Level::kNote);
+  CHECK(Bad(f).at("sender 10.0.0.1:7700").text ==
+        fmt::format("its clock is {} behind ours, give or take 20.0 ms", HumanSeconds(7200)));
+  peer.clock_ahead_seconds = 3;
+  CHECK(Bad(f).at("sender 10.0.0.1:7700").text.find("ahead of ours") != std::string::npos);
+  peer.clock_doubt_seconds = 2.9;
+  CHECK(Bad(f).empty());
 }
 
 TEST_CASE("doctor: certificates are told before they end, and credentials that cannot be read") {

@@ -190,6 +190,16 @@ TEST_CASE("several senders are the agents of one trainer, each named once") {
   CheckError(Receiver({"--model", "m", "--sender", "a:1", "--sender", "a:1"}),
              {"--sender", "a:1 is named twice"});
   CheckError(Receiver({"--model", "m", "--sender", "a:1", "--sender", "b:0"}), {"port 0"});
+  const auto ordered = Receiver({"--model", "m", "--sender", "r:1,[::1]:2", "--sender", "b:3"});
+  CAPTURE(ordered.text);
+  REQUIRE(ordered.run);
+  CHECK(ordered.options.senders == std::vector<std::string>{"r:1,[::1]:2", "b:3"});
+  CHECK(Alternatives(ordered.options.senders[0]) == std::vector<std::string>{"r:1", "[::1]:2"});
+  CheckError(Receiver({"--model", "m", "--sender", "a:1,b:2", "--sender", "b:2"}),
+             {"b:2 is named twice"});
+  CheckError(Receiver({"--model", "m", "--sender", "a:1,"}), {"--sender"});
+  CheckError(Receiver({"--model", "m", "--serve", "--bulk-listen", "10.0.0.1:7711"}),
+             {"--bulk-listen"});
 }
 
 TEST_CASE("every sender option can be set on the command line and in the file alike") {
@@ -274,6 +284,12 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.models = {{"a", ""}, {"b", "/x=y"}};
   want.receiver_id = "me:1";
   want.control = {"localhost", 2};
+  want.serve = true;
+  want.bulk = {"127.0.0.1", 3};
+  want.advertise_host = "relay";
+  want.delta_log_bytes = 4000;
+  want.rate_limit = 5000;
+  want.rate_limit_per_receiver = 6000;
   want.streams = 64;
   want.follow = false;
   want.staging_bytes = 1000;
@@ -302,6 +318,12 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "b=/x=y",
                                    "--receiver-id=me:1",
                                    "--control-listen=localhost:2",
+                                   "--serve",
+                                   "--bulk-listen=:3",
+                                   "--advertise-host=relay",
+                                   "--delta-log=4kB",
+                                   "--rate-limit=5kB",
+                                   "--rate-limit-per-receiver=6kB",
                                    "--streams=64",
                                    "--no-follow",
                                    "--staging=1kB",
@@ -328,7 +350,9 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   const ConfigFile file(
       "data-dir = '/d'\nfile-group = 'engines'\nsender = 'node:1'\nmodel = ['a', "
       "'b=/x=y']\nreceiver-id = 'me:1'\n"
-      "control-listen = 'localhost:2'\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
+      "control-listen = 'localhost:2'\nserve = true\nbulk-listen = ':3'\n"
+      "advertise-host = 'relay'\ndelta-log = 4000\nrate-limit = 5000\n"
+      "rate-limit-per-receiver = 6000\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
       "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"
       "insecure-metrics = true\n"

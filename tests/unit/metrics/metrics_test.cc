@@ -86,7 +86,7 @@ TEST_CASE("metrics: other paths are not found, and a port in use is said to be")
   CHECK(HttpGet(port, "/metrics").starts_with("HTTP/1.1 200"));
   for (const char* path : {"/metrics/", "/metrics/x", "/../etc/passwd", "/x"}) {
     CAPTURE(path);
-    CHECK(HttpGet(port, path).starts_with("HTTP/1.1 40"));
+    CHECK(HttpGet(port, path).substr(8, 3) == " 40");  // after the version of HTTP
   }
   const auto second = Server::Start(at, {none, nullptr});
   CHECK(second.status().code() == StatusCode::kAlreadyExists);

@@ -7,6 +7,8 @@
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <thread>
 
 #include "proto/deltawire/v1/sender.grpc.pb.h"
@@ -23,6 +25,23 @@ constexpr auto kNoticed = 4s;
 class MutePullService final : public v1::PullService::Service {
  public:
   std::atomic<int> mute{0};  ///< calls from now on that get no answer
+  /// No OpenPull on the connection of the first Attach is answered, however many come.
+  std::atomic<bool> mute_first_connection{false};
+
+  grpc::Status Attach(
+      grpc::ServerContext* context,
+      grpc::ServerReaderWriter<v1::SenderEvent, v1::ReceiverReport>* stream) override {
+    {
+      std::lock_guard lock(mu_);
+      if (first_peer_.empty()) first_peer_ = context->peer();
+    }
+    v1::SenderEvent event;
+    event.set_number(1);
+    stream->Write(event);
+    v1::ReceiverReport report;
+    while (stream->Read(&report)) continue;
+    return grpc::Status::OK;
+  }
 
   grpc::Status GetNewest(grpc::ServerContext* context, const v1::GetNewestRequest*,
                          v1::GetNewestResponse* response) override {
@@ -36,6 +55,10 @@ class MutePullService final : public v1::PullService::Service {
   }
   grpc::Status OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest*,
                         v1::OpenPullResponse*) override {
+    if (mute_first_connection) {
+      std::lock_guard lock(mu_);
+      if (context->peer() == first_peer_) mute = 1;
+    }
     return Mute(*context) ? grpc::Status::CANCELLED : NotKept();
   }
 
@@ -46,6 +69,9 @@ class MutePullService final : public v1::PullService::Service {
     while (!context.IsCancelled()) std::this_thread::sleep_for(5ms);  // gRPC announces it no better
     return true;
   }
+
+  std::mutex mu_;
+  std::string first_peer_;
 };
 
 struct Rig {
@@ -98,6 +124,39 @@ TEST_CASE("a call whose request was lost is noticed in time, and the next one is
     CHECK(TimeSilent([&] { return rig.upstream->SideFiles("m", 1).status(); }) < kNoticed);
     CHECK(rig.upstream->SideFiles("m", 1).status().code() == StatusCode::kNotFound);
   }
+}
+
+// A bit that flips in a frame's stream number makes a server take no further calls on the
+// connection, while the streams that are open there go on.
+TEST_CASE("a connection on which a call was not answered is given up, and its attachment with it") {
+  Rig rig;
+  rig.service.mute_first_connection = true;
+  std::mutex mu;
+  std::condition_variable cv;
+  bool attached = false, ended = false;
+  const auto set = [&](bool& what) {
+    std::lock_guard lock(mu);
+    what = true;
+    cv.notify_all();
+  };
+  REQUIRE(rig.upstream
+              ->Attach(
+                  "m", {}, [&](const UpstreamEvent&) { set(attached); },
+                  [&](const Status&) { set(ended); })
+              .ok());
+  {
+    std::unique_lock lock(mu);
+    REQUIRE(cv.wait_for(lock, 30s, [&] { return attached; }));
+  }
+  PullWish wish;
+  SECTION("OpenPull") {}
+  SECTION("OpenPull with suspects, whose answer may take longer") { wish.suspects = {3}; }
+  CHECK(TimeSilent([&] { return rig.upstream->OpenPull("m", wish).status(); }) < kNoticed);
+  CHECK(rig.upstream->OpenPull("m", wish).status().code() == StatusCode::kNotFound);
+  std::unique_lock lock(mu);
+  CHECK(cv.wait_for(lock, 30s, [&] { return ended; }));
+  lock.unlock();
+  rig.upstream->Detach();
 }
 
 TEST_CASE("a long call that was not answered in time is given more time") {

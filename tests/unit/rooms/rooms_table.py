@@ -55,6 +55,11 @@ ROOMS = {
     "common/net": Room(
         rooms=(BASE, "common/security", "common/wire"), outside=GROUND + ("asio", "openssl")
     ),
+    # Served pulls over a StateSource, for the sender's agent and for a receiver that relays.
+    "common/serving": Room(
+        rooms=(BASE, "common/layout", "common/delta", "common/wire", "common/net", "kernels"),
+        outside=GROUND,
+    ),
     "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
     "common/daemon": Room(outside=("systemd",)),
     "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("civetweb", "prometheus")),
@@ -66,6 +71,14 @@ ROOMS = {
     # Messages, and what every program shares of serving and translating them.
     "proto": Room(
         rooms=(BASE, "common/layout", "common/delta", "common/security"),
+        outside=GROUND + ("grpc", "protobuf"),
+    ),
+    # The service for receivers, over what common/serving grants.
+    "proto/serving": Room(
+        rooms=(
+            BASE, "common/layout", "common/delta", "common/net", "common/security",
+            "common/serving", "common/wire", "proto",
+        ),
         outside=GROUND + ("grpc", "protobuf"),
     ),
     "sender/agent": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
@@ -93,7 +106,13 @@ ROOMS = {
     ),
     "sender/export/abi": Room(rooms=("common", "kernels", "sender/export"), outside=GROUND),
     "receiver": Room(
-        rooms=("common", "kernels", "proto", "receiver/engine"), outside=DAEMON, never=("sender",)
+        rooms=("common", "kernels", "proto", "receiver/engine", "receiver/relay"),
+        outside=DAEMON,
+        never=("sender",),
+    ),
+    # Serves what replicas have committed; knows of them what receiver/downstream.h says.
+    "receiver/relay": Room(
+        rooms=("common", "kernels", "receiver"), outside=GROUND, never=("sender", "receiver/engine")
     ),
     # Knows of the replica only what daemon.cc hands it; speaks HTTP, and no gRPC.
     "receiver/engine": Room(

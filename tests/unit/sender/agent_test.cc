@@ -108,7 +108,7 @@ TEST_CASE("agent: a pull is cut by its receiver's next one, not by somebody with
 }
 
 TEST_CASE("agent: a pull whose first stream never comes ends by itself") {
-  Host host({.ticket_life = milliseconds(50)});
+  Host host({.pulls = {.ticket_life = milliseconds(50)}});
   std::atomic<bool> cut{false};
   const auto session = host.Open(host.Request("r", "p", 2), cut, 1);
   CHECK(Soon([&] { return cut.load(); }));
@@ -120,7 +120,7 @@ TEST_CASE("agent: a pull whose first stream never comes ends by itself") {
 }
 
 TEST_CASE("agent: pulls are limited, in all and of one peer") {
-  Host host({.pulls = 3, .pulls_per_peer = 2});
+  Host host({.pulls = {.pulls = 3, .pulls_per_peer = 2}});
   const auto open = [&](const std::string& id, const std::string& peer) {
     return host.agent().OpenPull(host.Request(id, peer)).status();
   };

@@ -1,6 +1,6 @@
 // ChunkBytes while publishes go on: a pull gets the right bytes of its end or an error, never other
 // bytes. Also how much memory that takes.
-#include "sender/agent/chunk_bytes.h"
+#include "common/serving/chunk_bytes.h"
 
 #include <algorithm>
 #include <atomic>

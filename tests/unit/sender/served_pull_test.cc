@@ -1,6 +1,6 @@
 // Pulls without sockets, stepped frame by frame: where they end, which bytes they bring, and what
 // they keep in memory.
-#include "sender/agent/served_pull.h"
+#include "common/serving/served_pull.h"
 
 #include <catch2/catch.hpp>
 #include <deque>
@@ -274,7 +274,8 @@ TEST_CASE("pull: over a link that is not known to be fast, no frame keeps the ha
   if (fast) terms.coding.link->AddFrame(uint64_t{1} << 30, false);
   ServedPull session(sender.model(), terms);
   if (fast) {
-    sender.model()->SetCutter([&](uint32_t half) { cut = session.CutIfReading(half); });
+    sender.model()->SetCutter(
+        [&](uint32_t half) { cut = session.CutIfReading(half, "by the test"); });
   }
   Receiver receiver(*sender.model());
   REQUIRE(session.Start(receiver.Have()).ok());

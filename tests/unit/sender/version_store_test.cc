@@ -1,6 +1,6 @@
 // States that were published before the newest one: which of them can be named, how they are
 // rebuilt, and what goes when nobody can need it any more.
-#include "sender/agent/version_store.h"
+#include "common/serving/version_store.h"
 
 #include <algorithm>
 #include <atomic>

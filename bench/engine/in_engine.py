@@ -1,0 +1,170 @@
+"""An update of a Qwen3 of 0.6B in an engine's own model class, against the engine's own ways.
+
+Started by attach_python.py, in a Python that has the engine; the arguments are the engine's name
+and script.py's. No server, no requests: what an update takes within the pause. Each round publishes
+1 % of all elements anew; then deltawire prepares and applies; then vLLM takes the same elements as
+a patch (`load_checkpoint_weight_patches`); then the engine reloads the directory, with the page
+cache warm. All of it in one process, on one thread, into the same parameters, which at the end must
+have the digests of the last version.
+"""
+
+import json
+import pathlib
+import sys
+import time
+
+ENGINE = sys.argv.pop(1)
+HERE = pathlib.Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[2] / "tests" / "engines"))
+
+import own_models  # noqa: E402
+import script  # noqa: E402
+import torch  # noqa: E402
+from daemons import free_port  # noqa: E402
+
+import deltawire  # noqa: E402
+from deltawire.engine import EngineClient  # noqa: E402
+
+DENSITY = 0.01
+#: Beyond the delta itself.
+WANTED_MIB = 64.0
+
+
+class Trainer:
+    """Changes 1 % of each tensor; `patch` has the same for vLLM's sparse patch."""
+
+    def __init__(self, tiny: bool):
+        self.weights = script.Shape(tiny).tensors()
+        self._random = torch.Generator().manual_seed(1)
+        self.patch: dict[str, torch.Tensor] = {}
+
+    def step(self) -> None:
+        for name, tensor in self.weights.items():
+            count = max(1, int(tensor.numel() * DENSITY))
+            at = torch.randint(tensor.numel(), (count,), generator=self._random).unique()
+            flat = tensor.view(-1)
+            flat[at] += (0.01 * torch.randn(len(at), generator=self._random)).to(tensor.dtype)
+            self.patch[name] = at
+
+
+def config_of(shape) -> dict:
+    return {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "torch_dtype": "bfloat16",
+        "dtype": "bfloat16", "hidden_size": shape.hidden, "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.groups, "head_dim": shape.head, "vocab_size": shape.vocab,
+        "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": True,
+        "bos_token_id": 0, "eos_token_id": 1}
+
+
+def vllm_ways(directory: pathlib.Path, trainer: Trainer):
+    """(model, {name: function})."""
+    load = own_models.vllm_models(directory, free_port())
+    model = load()
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.checkpoint_weight_patch import (
+        CheckpointWeightPatch,
+        load_checkpoint_weight_patches,
+    )
+    from vllm.model_executor.model_loader.reload.inplace import reload_weights
+
+    def patches():
+        return [CheckpointWeightPatch(name, tuple(t.shape), t.dtype, t.view(-1)[at],
+                                      at.to(torch.int32))
+                for (name, at), t in zip(trainer.patch.items(), trainer.weights.values())]
+
+    def patch(made):
+        load_checkpoint_weight_patches(model, made)
+
+    def reload(_):
+        with set_current_vllm_config(load.config), torch.device("cpu"):
+            reload_weights(load.config, model, None, str(directory), True)
+
+    return model, {"sparse patch": (patches, patch), "reload": (lambda: None, reload)}
+
+
+def sglang_ways(directory: pathlib.Path, trainer: Trainer):
+    del trainer
+    runner = own_models.sglang_runner(directory)
+
+    def reload(_):
+        done, why = runner.weight_updater.update_weights_from_disk(str(directory), "auto")[:2]
+        if not done:
+            raise RuntimeError(why)
+
+    return runner.model, {"reload": (lambda: None, reload)}
+
+
+def timed(took: dict, name: str, function, *arguments) -> None:
+    """Wall time, and CPU time of all threads, which other work on the machine disturbs less."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    function(*arguments)
+    took[name] = time.perf_counter() - begin
+    took[f"cpu of {name}"] = time.process_time() - cpu
+
+
+def done(outcome) -> float:
+    if not outcome:
+        raise RuntimeError(outcome.reason)
+    return outcome.seconds
+
+
+def rounds(options, directory: pathlib.Path, publish, trainer: Trainer) -> None:
+    model, ways = (vllm_ways if ENGINE == "vllm" else sglang_ways)(directory, trainer)
+    client = EngineClient(directory)
+    attached = client.attach(model, model.load_weights)
+    done(attached)
+    script.say(case=ENGINE, metric="attach", unit="s", runs=[attached.seconds], at_most=1.0,
+               note=attached.described())
+    runs: dict[str, list[float]] = {}
+    for i in range(options.warmups + options.runs):
+        trainer.step()
+        publish()
+        took: dict[str, float] = {}
+        with script.Watch() as watch:
+            timed(took, "prepare", lambda: done(client.prepare()))
+            timed(took, "apply", lambda: done(client.apply()))
+        newest = max((directory / ".deltawire.deltas").glob("[0-9]*"),
+                     key=lambda path: path.stat().st_mtime)
+        took["memory"] = watch.beyond - newest.stat().st_size / 2**20
+        for name, (make, way) in ways.items():
+            made = make()
+            timed(took, name, way, made)
+        if i >= options.warmups:
+            for name, value in took.items():
+                runs.setdefault(name, []).append(value)
+    done(client.check())
+    for name in ways:
+        script.say(case=ENGINE, metric="apply", unit="s", runs=runs["apply"], reference=name,
+                   reference_runs=runs[name])
+        script.say(case=ENGINE, metric="cpu of apply", unit="s", runs=runs["cpu of apply"],
+                   reference=name, reference_runs=runs[f"cpu of {name}"])
+    script.say(case=ENGINE, metric="prepare", unit="s", runs=runs["prepare"])
+    script.say(case=ENGINE, metric="memory", unit="MiB", runs=runs["memory"], at_most=WANTED_MIB,
+               note="of prepare and apply, beyond the delta file")
+
+
+def main():
+    options = script.parse_options()
+    trainer = Trainer(options.tiny)
+    with script.started_daemons(options) as (root, receiver):
+        shape = script.Shape(options.tiny)
+        (root / "hf").mkdir()
+        (root / "hf" / "config.json").write_text(json.dumps(config_of(shape)))
+        manager = deltawire.WeightManager(root / "sender", script.MODEL, timeout=300)
+        manager.register(trainer.weights.items(), hf_dir=root / "hf")
+        version = 0
+
+        def publish():
+            nonlocal version
+            version += 1
+            manager.offload(trainer.weights.items(), version=version)
+            receiver.await_version(version)
+
+        publish()
+        rounds(options, receiver.directory, publish, trainer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,393 @@
+#include "cli/top_screen.h"
+
+#include <algorithm>
+#include <set>
+#include <string_view>
+#include <tuple>
+
+#include "cli/output.h"
+#include "cli/standing.h"
+#include "common/base/human.h"
+#include "proto/convert.h"
+
+namespace deltawire::cli {
+namespace {
+
+constexpr Align kRight = Align::kRight;
+constexpr size_t kMostName = 24;     // columns of a receiver's or an engine's name
+constexpr size_t kMostFailures = 5;  // lines that tell of failures, under the receivers
+
+constexpr std::string_view kHelp[] = {
+    "Keys",
+    "  q, Ctrl-C   leave",
+    "  m           the next model",
+    "  s           sort receivers by: versions behind, slowest last pull, name",
+    "  up, down    scroll through the receivers; also k, j, page up, page down, Home",
+    "  space, p    stop looking, and go on",
+    "  h, ?        this page, and back",
+    "",
+    "Columns",
+    "  BEHIND      versions behind the sender; epoch, lineage: of another history;",
+    "              BYTES: other bytes under the same number, which must never be",
+    "  PULLED      payload of the last pull that was committed",
+    "  TOOK        from the pull's opening to its commit; RATE: while bytes came",
+    "  SLOWEST     the stage that took most of it",
+    "  critical    the stage that took most of the time from the trainer's last write",
+    "              to the commit of the slowest receiver",
+};
+
+std::string_view OrderName(TopOrder order) {
+  switch (order) {
+    case TopOrder::kBehind:
+      return "behind";
+    case TopOrder::kSlowest:
+      return "slowest";
+    case TopOrder::kName:
+      return "name";
+  }
+  return "";
+}
+
+const v1::SenderModelStatus* ModelOf(const SenderAnswer& sender, const std::string& name) {
+  if (!sender.status.ok()) return nullptr;
+  for (const v1::SenderModelStatus& m : sender.status->models()) {
+    if (m.model() == name) return &m;
+  }
+  return nullptr;
+}
+
+Standing StandingAt(const v1::ReceiverInfo& r, const v1::SenderModelStatus& m) {
+  const bool part = m.owned_chunks() < m.chunks();
+  return StandingOf(FromProto(r.committed()), FromProto(m.newest().id()), part);
+}
+
+// Whether the receiver is one of the model's and has its newest version.
+bool Has(const v1::ReceiverInfo& r, const v1::SenderModelStatus& m) {
+  return r.model() == m.model() && StandingAt(r, m).relation == Relation::kSame;
+}
+
+/// A receiver, and how it stands to the sender that it is attached to.
+struct Row {
+  const v1::ReceiverInfo* receiver;
+  Standing standing;
+};
+
+// Other bytes first, then other histories, then by versions behind.
+std::tuple<int, uint64_t> Trouble(const Standing& s) {
+  switch (s.relation) {
+    case Relation::kOtherBytes:
+      return {4, 0};
+    case Relation::kOtherLineage:
+    case Relation::kAhead:
+      return {3, s.versions};
+    case Relation::kBehind:
+      return {2, s.versions};
+    case Relation::kUnknown:
+      return {1, 0};
+    case Relation::kSame:
+      return {0, 0};
+  }
+  return {0, 0};
+}
+
+std::vector<Row> RowsOf(const TopLook& look, const std::string& model, TopOrder order) {
+  std::vector<Row> rows;
+  for (const SenderAnswer& s : look.senders) {
+    const v1::SenderModelStatus* const m = ModelOf(s, model);
+    if (m == nullptr) continue;
+    for (const v1::ReceiverInfo& r : s.attached.receivers()) {
+      if (r.model() == model) rows.push_back({&r, StandingAt(r, *m)});
+    }
+  }
+  std::ranges::stable_sort(rows, {}, [](const Row& r) { return r.receiver->receiver_id(); });
+  if (order == TopOrder::kBehind) {
+    std::ranges::stable_sort(rows, std::greater<>(),
+                             [](const Row& r) { return Trouble(r.standing); });
+  }
+  if (order == TopOrder::kSlowest) {
+    std::ranges::stable_sort(rows, std::greater<>(),
+                             [](const Row& r) { return r.receiver->last_pull().seconds(); });
+  }
+  return rows;
+}
+
+/// The lines of a picture, and what fits on it.
+class Picture {
+ public:
+  Picture(size_t rows, size_t columns) : rows_(rows), columns_(columns) {}
+
+  size_t left() const { return rows_ - lines_.size(); }
+  void Add(std::string_view text, TopStyle style = TopStyle::kPlain) {
+    if (left() > 0) lines_.push_back({std::string(CutToWidth(text, columns_)), style});
+  }
+  /// The table's title line and its rows from `first` on, `most` of them; rows in `warned` stand
+  /// out.
+  void Add(const Table& table, size_t first, size_t most, const std::set<size_t>& warned) {
+    const std::string text = table.Text();
+    const size_t title_end = text.find('\n');
+    Add(std::string_view(text).substr(0, title_end), TopStyle::kHeading);
+    size_t begin = title_end + 1;
+    for (size_t row = 0; begin < text.size(); ++row) {
+      const size_t end = text.find('\n', begin);
+      if (row >= first && row < first + most) {
+        Add(std::string_view(text).substr(begin, end - begin),
+            warned.contains(row) ? TopStyle::kWarning : TopStyle::kPlain);
+      }
+      begin = end + 1;
+    }
+  }
+  /// Fills up with empty lines, so that `last` stands at the bottom.
+  std::vector<TopLine> Close(std::string_view last) {
+    if (rows_ == 0) return {};
+    lines_.resize(rows_ - 1);
+    Add(last, TopStyle::kTitle);
+    return std::move(lines_);
+  }
+
+ private:
+  const size_t rows_, columns_;
+  std::vector<TopLine> lines_;
+};
+
+// Payload bytes a second that the sender has sent since `before`; "-" if that is not known.
+std::string RateText(const TopLook& now, const TopLook* before, const std::string& address,
+                     const v1::SenderModelStatus& m) {
+  if (before == nullptr) return "-";
+  const double seconds = std::chrono::duration<double>(now.at - before->at).count();
+  for (const SenderAnswer& s : before->senders) {
+    const v1::SenderModelStatus* const old = s.address == address ? ModelOf(s, m.model()) : nullptr;
+    if (old == nullptr || seconds <= 0 || m.bytes_sent() < old->bytes_sent()) continue;
+    return HumanRate(static_cast<double>(m.bytes_sent() - old->bytes_sent()) / seconds);
+  }
+  return "-";
+}
+
+void AddSenders(Picture& picture, const TopLook& now, const TopLook* before,
+                const std::string& model) {
+  Table table({{"SENDER"},
+               {"VERSION", kRight},
+               {"CHANGED", kRight},
+               {"DELTA", kRight},
+               {"RATE", kRight},
+               {"PULLS", kRight},
+               {"RECEIVERS", kRight},
+               {"NOW"}});
+  std::set<size_t> warned;
+  for (const SenderAnswer& s : now.senders) {
+    const v1::SenderModelStatus* const m = ModelOf(s, model);
+    if (m == nullptr) {
+      warned.insert(table.rows());
+      table.Add({s.address, "-", "-", "-", "-", "-", "-",
+                 s.status.ok() ? "has no such model" : "no answer"});
+      continue;
+    }
+    const v1::VersionInfo& v = m->newest();
+    const bool any = v.id().epoch() != 0;
+    if (m->damaged_chunks() > 0) warned.insert(table.rows());
+    table.Add(
+        {s.address, VersionText(v.id()),
+         any ? Percent(static_cast<double>(v.changed_elements()), static_cast<double>(v.elements()))
+             : "-",
+         any ? HumanBytes(v.delta_bytes() + v.full_bytes()) : "-",
+         RateText(now, before, s.address, *m), std::to_string(m->active_pulls()),
+         std::to_string(m->receivers()),
+         m->damaged_chunks() > 0        ? fmt::format("{} damaged chunks", m->damaged_chunks())
+         : m->offloading_version() == 0 ? "idle"
+                                        : fmt::format("writing {}", m->offloading_version())});
+  }
+  picture.Add(table, 0, table.rows(), warned);
+}
+
+std::string SlowestStage(const v1::PullStats& pull) {
+  if (pull.seconds() <= 0) return "-";
+  const bool transfer = pull.transfer_seconds() >= pull.apply_seconds();
+  const double most = transfer ? pull.transfer_seconds() : pull.apply_seconds();
+  return fmt::format("{} {:.0f} %", transfer ? "transfer" : "apply", 100 * most / pull.seconds());
+}
+
+// What receivers say of their last failures, a line each, in the rows' order.
+std::vector<std::string> Failures(const std::vector<Row>& rows) {
+  std::vector<std::string> lines;
+  for (const Row& row : rows) {
+    const v1::ReceiverInfo& r = *row.receiver;
+    if (!r.message().empty()) lines.push_back(fmt::format("{}: {}", r.receiver_id(), r.message()));
+  }
+  return lines;
+}
+
+// The receivers from `view.scroll` on, as many as fit above `kept` further lines.
+void AddReceivers(Picture& picture, const std::vector<Row>& rows, const TopView& view,
+                  size_t kept) {
+  if (rows.empty()) {
+    picture.Add("No receiver is attached.");
+    return;
+  }
+  Table table({{"RECEIVER"},
+               {"VERSION", kRight},
+               {"BEHIND", kRight},
+               {"PHASE"},
+               {"PULLED", kRight},
+               {"TOOK", kRight},
+               {"RATE", kRight},
+               {"SLOWEST"}});
+  std::set<size_t> warned;
+  for (const Row& row : rows) {
+    const v1::ReceiverInfo& r = *row.receiver;
+    const v1::PullStats& pull = r.last_pull();
+    if (std::get<0>(Trouble(row.standing)) > 2 || !r.message().empty()) warned.insert(table.rows());
+    table.Add({std::string(CutToWidth(r.receiver_id(), kMostName)), VersionText(r.committed()),
+               BehindText(row.standing), r.phase(),
+               pull.seconds() > 0 ? HumanBytes(pull.payload_bytes()) : "-",
+               pull.seconds() > 0 ? HumanSeconds(pull.seconds()) : "-",
+               pull.transfer_seconds() > 0
+                   ? HumanRate(static_cast<double>(pull.payload_bytes()) / pull.transfer_seconds())
+                   : "-",
+               SlowestStage(pull)});
+  }
+  std::vector<std::string> failures = Failures(rows);
+  if (picture.left() < kept + 1) return;
+  failures.resize(std::min({failures.size(), kMostFailures, (picture.left() - kept - 1) / 2}));
+  const size_t fit = picture.left() - kept - 1 - failures.size();
+  const size_t first = std::min(view.scroll, rows.size() > fit ? rows.size() - fit : 0);
+  picture.Add(table, first, fit, warned);
+  for (const std::string& line : failures) picture.Add(line, TopStyle::kWarning);
+}
+
+Table EnginesOf(const TopLook& now, const std::string& model, std::set<size_t>& warned) {
+  Table table({{"ENGINE"},
+               {"KIND"},
+               {"STATE"},
+               {"SERVES", kRight},
+               {"BEHIND", kRight},
+               {"PAUSED FOR", kRight},
+               {"LAST FAILURE"}});
+  for (const ReceiverAnswer& r : now.receivers) {
+    if (!r.status.ok()) continue;
+    for (const v1::ReceiverModelStatus& m : r.status->models()) {
+      if (m.model() != model) continue;
+      for (const v1::EngineStatus& e : m.engines()) {
+        if (!e.error().empty()) warned.insert(table.rows());
+        table.Add({std::string(CutToWidth(e.name(), kMostName)), e.kind(), e.state(),
+                   VersionText(e.served()),
+                   BehindText(StandingOf(FromProto(e.served()), FromProto(m.committed()))),
+                   e.last_pause_seconds() > 0 ? HumanSeconds(e.last_pause_seconds()) : "-",
+                   e.error().empty() ? "-" : e.error()});
+      }
+    }
+  }
+  return table;
+}
+
+// The daemons that did not answer, a line each.
+std::vector<std::string> Silent(const TopLook& now) {
+  std::vector<std::string> lines;
+  for (const SenderAnswer& s : now.senders) {
+    if (!s.status.ok()) lines.emplace_back(MessageOf(s.status.status()));
+  }
+  for (const ReceiverAnswer& r : now.receivers) {
+    if (!r.status.ok()) lines.emplace_back(MessageOf(r.status.status()));
+  }
+  return lines;
+}
+
+std::string Footer(const TopView& view, size_t models, size_t receivers) {
+  return fmt::format("q leave   {}s sort: {}   {}p {}   ? help",
+                     models > 1 ? fmt::format("m model (of {})   ", models) : "",
+                     OrderName(view.order), receivers > 0 ? "up, down scroll   " : "",
+                     view.paused ? "go on" : "stop");
+}
+
+// The newest version that a sender of the model has, and what of it the receivers have done.
+void AddNewest(Picture& picture, const TopLook& now, const std::string& model) {
+  for (const SenderAnswer& s : now.senders) {
+    const v1::SenderModelStatus* const m = ModelOf(s, model);
+    if (m == nullptr || m->newest().id().epoch() == 0) continue;
+    const v1::VersionInfo& v = m->newest();
+    const auto have = std::ranges::count_if(s.attached.receivers(),
+                                            [&](const v1::ReceiverInfo& r) { return Has(r, *m); });
+    picture.Add(fmt::format("Version {}, root {}: published {}, {} of {} receivers have it",
+                            VersionText(v.id()), RootText(v.id().root()),
+                            ClockText(v.published_unix_nanos()), have, m->receivers()));
+    const std::string stages = StagesText(*m, s.attached);
+    picture.Add(stages.empty()
+                    ? fmt::format("  offload {}; publish {}", HumanSeconds(v.offload_seconds()),
+                                  HumanSeconds(v.publish_seconds()))
+                    : fmt::format("  offload {}; {}", HumanSeconds(v.offload_seconds()), stages));
+    return;
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> TopModels(const TopLook& look) {
+  std::set<std::string> names;
+  for (const SenderAnswer& s : look.senders) {
+    if (!s.status.ok()) continue;
+    for (const v1::SenderModelStatus& m : s.status->models()) names.insert(m.model());
+  }
+  for (const ReceiverAnswer& r : look.receivers) {
+    if (!r.status.ok()) continue;
+    for (const v1::ReceiverModelStatus& m : r.status->models()) names.insert(m.model());
+  }
+  return {names.begin(), names.end()};
+}
+
+std::string StagesText(const v1::SenderModelStatus& model,
+                       const v1::ListReceiversResponse& attached) {
+  const v1::VersionInfo& version = model.newest();
+  const v1::PullStats* slowest = nullptr;
+  for (const v1::ReceiverInfo& r : attached.receivers()) {
+    if (!Has(r, model)) continue;
+    if (slowest == nullptr || r.last_pull().seconds() > slowest->seconds()) {
+      slowest = &r.last_pull();
+    }
+  }
+  if (slowest == nullptr || slowest->seconds() <= 0) return "";
+  const std::pair<std::string_view, double> stages[] = {{"publish", version.publish_seconds()},
+                                                        {"transfer", slowest->transfer_seconds()},
+                                                        {"apply", slowest->apply_seconds()}};
+  const auto* const critical =
+      std::ranges::max_element(stages, {}, [](const auto& s) { return s.second; });
+  std::string text;
+  for (const auto& stage : stages) {
+    text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", stage.first,
+                        HumanSeconds(stage.second), &stage == critical ? " (critical)" : "");
+  }
+  return text;
+}
+
+std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, const TopView& view,
+                               size_t rows, size_t columns) {
+  Picture picture(rows, columns);
+  const std::vector<std::string> models = TopModels(now);
+  const std::string model =
+      view.model.empty() ? (models.empty() ? "" : models.front()) : view.model;
+  picture.Add(fmt::format("deltawire top  {}{}  {}", ClockText(now.unix_nanos),
+                          view.paused ? "  stopped" : fmt::format("  every {:g} s", view.interval),
+                          model.empty() ? "no model yet" : "model " + model),
+              TopStyle::kTitle);
+  if (view.help) {
+    for (const std::string_view line : kHelp) picture.Add(line);
+    return picture.Close(Footer(view, models.size(), 0));
+  }
+  for (const std::string& line : Silent(now)) picture.Add(line, TopStyle::kWarning);
+  const std::vector<Row> receivers = RowsOf(now, model, view.order);
+  if (!model.empty()) {
+    picture.Add("");
+    AddSenders(picture, now, before, model);
+    AddNewest(picture, now, model);
+    picture.Add("");
+    std::set<size_t> warned;
+    const Table engines = EnginesOf(now, model, warned);
+    // Engines take at most a third of what is left, under the receivers.
+    const size_t lines = std::min(engines.rows(), picture.left() / 3);
+    AddReceivers(picture, receivers, view, (lines > 0 ? lines + 2 : 0) + 1);
+    if (lines > 0) {
+      picture.Add("");
+      picture.Add(engines, 0, lines, warned);
+    }
+  }
+  return picture.Close(Footer(view, models.size(), receivers.size()));
+}
+
+}  // namespace deltawire::cli

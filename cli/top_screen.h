@@ -1,0 +1,69 @@
+// The picture that `deltawire top` draws: the lines of a terminal of a given size, from what the
+// daemons said at two moments. Owner: none; pure functions of their arguments. Threads: any. Cost:
+// linear in the receivers. Errors: a daemon that did not answer is a line of the picture.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "proto/deltawire/v1/receiver.pb.h"
+#include "proto/deltawire/v1/sender.pb.h"
+
+namespace deltawire::cli {
+
+struct SenderAnswer {
+  std::string address;
+  StatusOr<v1::SenderStatusResponse> status = absl::UnknownError("not asked yet");
+  v1::ListReceiversResponse attached;
+};
+
+struct ReceiverAnswer {
+  std::string address;
+  StatusOr<v1::ReceiverStatusResponse> status = absl::UnknownError("not asked yet");
+};
+
+/// What every daemon said when it was asked last.
+struct TopLook {
+  std::chrono::steady_clock::time_point at;
+  int64_t unix_nanos = 0;
+  std::vector<SenderAnswer> senders;
+  std::vector<ReceiverAnswer> receivers;
+};
+
+enum class TopOrder : uint8_t { kBehind, kSlowest, kName };
+
+/// What the user chose to see.
+struct TopView {
+  std::string model;  ///< empty: the first one
+  TopOrder order = TopOrder::kBehind;
+  size_t scroll = 0;  ///< receivers above the first one that is shown
+  bool help = false;
+  bool paused = false;
+  double interval = 1;
+};
+
+enum class TopStyle : uint8_t { kPlain, kTitle, kHeading, kWarning };
+
+struct TopLine {
+  std::string text;
+  TopStyle style = TopStyle::kPlain;
+};
+
+/// The models that the senders and receivers name, each once, in order of their names.
+std::vector<std::string> TopModels(const TopLook& look);
+
+/// `rows` lines of at most `columns` columns. Rates are the growth since `before`; without it they
+/// are not shown.
+std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, const TopView& view,
+                               size_t rows, size_t columns);
+
+/// Where the time of the newest version went, from the trainer's last write to the commit of the
+/// slowest receiver that has it, and which stage took longest: "publish 15 ms, transfer 70 ms
+/// (critical), apply 10 ms". Empty: no receiver has it.
+std::string StagesText(const v1::SenderModelStatus& model,
+                       const v1::ListReceiversResponse& attached);
+
+}  // namespace deltawire::cli

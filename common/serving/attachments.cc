@@ -1,0 +1,390 @@
+#include "common/serving/attachments.h"
+
+#include <algorithm>
+
+#include "common/base/call_end.h"
+#include "common/base/human.h"
+
+namespace deltawire {
+namespace {
+
+using Clock = SteadyClock;
+
+// How often waits check whether their caller has gone; changes wake them at once.
+constexpr std::chrono::milliseconds kGoneSlice{200};
+// Limit of requests and answers per receiver, since a caller that has gone never takes its own.
+constexpr size_t kMaxPending = 64;
+constexpr size_t kMaxMessage = 4096;
+
+Status Taken(const std::string& model, const std::string& id, const std::string& peer) {
+  return Errorf(StatusCode::kAlreadyExists,
+                "model \"{}\": receiver \"{}\" is here already, from {}; give each receiver a "
+                "--receiver-id of its own (one that has gone frees its name within seconds)",
+                model, id, peer);
+}
+
+}  // namespace
+
+Status CheckReceiverId(const std::string& id) {
+  if (!id.empty() && id.size() <= kMaxReceiverId) return absl::OkStatus();
+  return Errorf(StatusCode::kInvalidArgument, "a receiver id of {} bytes; use 1 to {}", id.size(),
+                kMaxReceiverId);
+}
+
+void Attachments::Publish(const std::string& model, const VersionInfo& info) {
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    Note(model, info, news);
+  }
+  Call(news);
+}
+
+void Attachments::Note(const std::string& model, const VersionInfo& info, News& news) {
+  Change& newest = newest_[model];
+  // Two publishes may arrive here in reverse order.
+  if (newest.serial != 0 && IsLater(newest.info.identity, info.identity)) return;
+  // A part with equal bytes may be published again under another attempt, which is news for
+  // receivers of several agents.
+  if (newest.serial != 0 && newest.info.identity == info.identity &&
+      newest.info.identity.attempt == info.identity.attempt &&
+      newest.info.side_files_hash == info.side_files_hash) {
+    return;
+  }
+  newest = {next_serial_++, info};
+  for (auto& [token, a] : attached_) {
+    if (a.model == model) Wake(a, news);
+  }
+  Wake();
+}
+
+void Attachments::Forget(const std::string& model) {
+  std::lock_guard lock(mu_);
+  newest_.erase(model);
+  Wake();
+}
+
+void Attachments::Wake() {
+  ++changes_;
+  cv_.notify_all();
+}
+
+void Attachments::Wake(Attached& a, News& news) {
+  a.wake->notify_all();
+  if (a.news != nullptr) news.push_back(a.news);
+}
+
+void Attachments::Call(const News& news) {
+  for (const auto& one : news) (*one)();
+}
+
+Attachments::Entry Attachments::Erase(Entry entry, News& news) {
+  Wake(entry->second, news);
+  Wake();
+  return attached_.erase(entry);
+}
+
+bool Attachments::Silent(const Attached& a, Clock::time_point now) const {
+  // A receiver whose reports echo no new event does not get the events, so it counts as silent too.
+  return now - std::min(a.heard, a.acknowledged) > limits_.silence;
+}
+
+StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::string& id,
+                                       const std::string& peer, const std::string& principal) {
+  DW_RETURN_IF_ERROR(CheckReceiverId(id));
+  News news;
+  const auto token = Enter(model, id, peer, principal, news);
+  Call(news);  // of attachments that this one replaces
+  return token;
+}
+
+StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::string& id,
+                                      const std::string& peer, const std::string& principal,
+                                      News& news) {
+  std::lock_guard lock(mu_);
+  if (stopping_) return Stopping("sender");
+  const auto now = Clock::now();
+  for (auto it = attached_.begin(); it != attached_.end();) {
+    const Attached& a = it->second;
+    const bool same = a.model == model && a.id == id;
+    if (same && a.peer != peer && !Silent(a, now)) return Taken(model, id, a.peer);
+    it = same ? Erase(it, news) : std::next(it);
+  }
+  if (attached_.size() >= limits_.most) {
+    return Errorf(StatusCode::kResourceExhausted, "model \"{}\": {} receivers are attached already",
+                  model, attached_.size());
+  }
+  const auto same_principal = [&](const auto& a) { return a.second.principal == principal; };
+  if (!principal.empty() &&
+      static_cast<size_t>(std::count_if(attached_.begin(), attached_.end(), same_principal)) >=
+          limits_.most_per_principal) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "model \"{}\": {} receivers of {} are attached, which is the most", model,
+                  limits_.most_per_principal, principal);
+  }
+  const uint64_t token = next_token_++;
+  Attached& a = attached_[token];
+  a.model = model;
+  a.id = id;
+  a.peer = peer;
+  a.principal = principal;
+  a.since = a.heard = a.acknowledged = now;
+  return token;
+}
+
+void Attachments::Detach(uint64_t token) {
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    if (const auto it = attached_.find(token); it != attached_.end()) Erase(it, news);
+  }
+  Call(news);
+}
+
+void Attachments::OnNews(uint64_t token, std::function<void()> news) {
+  std::lock_guard lock(mu_);
+  const auto it = attached_.find(token);
+  if (it == attached_.end()) return;
+  it->second.news = std::make_shared<const std::function<void()>>(std::move(news));
+}
+
+void Attachments::Report(uint64_t token, const ReceiverReport& report) {
+  std::string model;  // empty: nothing was committed since the report before
+  {
+    std::lock_guard lock(mu_);
+    const auto it = attached_.find(token);
+    if (it == attached_.end()) return;
+    Attached& a = it->second;
+    a.heard = Clock::now();
+    if (report.event > a.report.event || report.event == a.number) a.acknowledged = a.heard;
+    a.report = report;
+    // A peer's message is shown to operators and kept, so its length is limited.
+    a.report.message.resize(std::min(a.report.message.size(), kMaxMessage));
+    if (!report.committed.empty() && !(report.committed == a.committed)) {
+      if (a.report_serial > 0) model = a.model;
+      a.committed = report.committed;
+    }
+    ++a.report_serial;
+    // Answers to requests that this receiver was not sent are ignored.
+    if (a.asked.erase(report.sync_request) != 0) a.answers[report.sync_request] = a.report;
+    if (a.answers.size() > kMaxPending) a.answers.erase(a.answers.begin());
+    Wake();
+  }
+  if (!model.empty() && on_committed_) on_committed_(model, report.committed, report.last_pull);
+}
+
+StatusOr<Attachments::Due> Attachments::TakeEvent(uint64_t token) {
+  std::lock_guard lock(mu_);
+  return Take(token);
+}
+
+StatusOr<Attachments::Due> Attachments::Take(uint64_t token) {
+  if (stopping_) return Stopping("sender");
+  const auto it = attached_.find(token);
+  if (it == attached_.end()) {
+    return absl::AbortedError("this attachment has ended, or a newer one took its place");
+  }
+  Attached& a = it->second;
+  const auto now = Clock::now();
+  if (Silent(a, now)) {
+    Status why = Errorf(StatusCode::kDeadlineExceeded,
+                        "model \"{}\": receiver \"{}\" at {} has said nothing for {} ms, or takes "
+                        "no note of what it is told; attach again",
+                        a.model, a.id, a.peer, limits_.silence.count());
+    ++silent_[a.model];
+    News asker;  // whoever asks is told by the error
+    Erase(it, asker);
+    return why;
+  }
+  const auto newest = newest_.find(a.model);
+  const bool known = newest != newest_.end();
+  const bool news = known && (newest->second.serial != a.seen || !a.requests.empty() ||
+                              a.number == 0 || now - a.sent >= limits_.beat);
+  Due due;
+  if (news) {
+    SenderEvent& event = due.event.emplace();
+    if (!a.requests.empty()) {
+      event = a.requests.front();
+      a.requests.erase(a.requests.begin());
+      a.asked.insert(event.sync_request);
+      if (a.asked.size() > kMaxPending) a.asked.erase(a.asked.begin());
+    }
+    event.number = ++a.number;
+    event.newest = newest->second.info;
+    a.seen = newest->second.serial;
+    a.sent = now;
+  }
+  const auto silent = std::min(a.heard, a.acknowledged) + limits_.silence;
+  const auto beat = known ? a.sent + limits_.beat : silent;
+  // One millisecond more, since silence must exceed the limit.
+  due.again = std::min(silent, beat) + std::chrono::milliseconds(1);
+  return due;
+}
+
+StatusOr<SenderEvent> Attachments::NextEvent(uint64_t token) {
+  std::unique_lock lock(mu_);
+  while (true) {
+    auto due = Take(token);
+    if (!due.ok()) return due.status();
+    if (due->event) return *due->event;
+    const std::shared_ptr<CondVar> wake = attached_.at(token).wake;  // outlives the attachment
+    wake->wait_until(lock, due->again);
+  }
+}
+
+std::vector<ReceiverView> Attachments::Receivers(const std::string& model) const {
+  std::lock_guard lock(mu_);
+  std::vector<ReceiverView> all;
+  for (const auto& [token, a] : attached_) {
+    if (!model.empty() && a.model != model) continue;
+    all.push_back({a.id, a.model, a.peer, SecondsSince(a.since), a.report});
+  }
+  return all;
+}
+
+Status Attachments::MayUse(const std::string& model, const std::string& id, const std::string& peer,
+                           bool* attached) const {
+  std::lock_guard lock(mu_);
+  if (attached != nullptr) *attached = false;
+  for (const auto& [token, a] : attached_) {
+    if (a.model != model || a.id != id) continue;
+    if (a.peer != peer && !Silent(a, Clock::now())) return Taken(model, id, a.peer);
+    if (a.peer == peer && attached != nullptr) *attached = true;
+  }
+  return absl::OkStatus();
+}
+
+uint64_t Attachments::silent(const std::string& model) const {
+  std::lock_guard lock(mu_);
+  const auto it = silent_.find(model);
+  return it == silent_.end() ? 0 : it->second;
+}
+
+std::vector<uint64_t> Attachments::Ask(const std::string& model,
+                                       const std::vector<std::string>& ids, bool force_full,
+                                       uint64_t request, News& news) {
+  std::vector<uint64_t> asked;
+  for (auto& [token, a] : attached_) {
+    if (a.model != model) continue;
+    if (!ids.empty() && std::find(ids.begin(), ids.end(), a.id) == ids.end()) continue;
+    if (a.requests.size() >= kMaxPending) a.requests.erase(a.requests.begin());
+    SenderEvent event;
+    event.sync_request = request;
+    event.force_full = force_full;
+    a.requests.push_back(event);
+    Wake(a, news);
+    asked.push_back(token);
+  }
+  return asked;
+}
+
+std::vector<Attachments::Progress> Attachments::Collect(uint64_t request, const Identity& target,
+                                                        std::map<uint64_t, std::string>& names,
+                                                        std::map<uint64_t, uint64_t>& seen) {
+  std::vector<Progress> news;
+  for (auto it = names.begin(); it != names.end();) {
+    const uint64_t token = it->first;
+    const auto a = attached_.find(token);
+    Progress p{
+        .receiver_id = it->second, .phase = ReceiverPhase::kFailed, .target = target, .report = {}};
+    bool ended = false;
+    if (a == attached_.end()) {
+      p.report.message = "the receiver has gone";
+      ended = true;
+    } else if (const auto answer = a->second.answers.find(request);
+               answer != a->second.answers.end()) {
+      p.report = std::move(answer->second);
+      p.phase = p.report.phase;
+      a->second.answers.erase(answer);
+      ended = true;
+    } else if (seen[token] != a->second.report_serial) {
+      seen[token] = a->second.report_serial;
+      p.report = a->second.report;
+      const bool busy =
+          p.report.phase == ReceiverPhase::kPulling || p.report.phase == ReceiverPhase::kApplying;
+      p.phase = busy ? p.report.phase : ReceiverPhase::kAsked;
+    } else {
+      ++it;
+      continue;
+    }
+    news.push_back(std::move(p));
+    it = ended ? names.erase(it) : std::next(it);
+  }
+  return news;
+}
+
+Status Attachments::TriggerSync(const std::string& model, const std::vector<std::string>& ids,
+                                bool force_full,
+                                const std::function<bool(const Progress&)>& progress,
+                                const std::function<bool()>& gone) {
+  std::unique_lock lock(mu_);
+  const auto newest = newest_.find(model);
+  if (newest == newest_.end() || newest->second.info.identity.empty()) {
+    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", model);
+  }
+  const Identity target = newest->second.info.identity;
+  for (const std::string& id : ids) {
+    const bool there = std::any_of(attached_.begin(), attached_.end(), [&](const auto& entry) {
+      return entry.second.model == model && entry.second.id == id;
+    });
+    if (!there) {
+      return Errorf(StatusCode::kNotFound, "model \"{}\": receiver \"{}\" is not attached", model,
+                    id);
+    }
+  }
+  const uint64_t request = next_request_++;
+  News told;
+  const std::vector<uint64_t> asked = Ask(model, ids, force_full, request, told);
+  if (asked.empty()) {
+    return Errorf(StatusCode::kNotFound, "model \"{}\": no receiver is attached", model);
+  }
+  std::map<uint64_t, uint64_t> seen;
+  std::map<uint64_t, std::string> names;
+  for (const uint64_t token : asked) names[token] = attached_.at(token).id;
+  lock.unlock();
+  Call(told);
+  lock.lock();
+  while (!names.empty()) {
+    const uint64_t changes = changes_;
+    const std::vector<Progress> news = Collect(request, target, names, seen);
+    lock.unlock();
+    for (const Progress& p : news) {
+      if (!progress(p)) return CallerGone();
+    }
+    if (gone()) return CallerGone();
+    lock.lock();
+    if (stopping_) return Stopping("sender");
+    if (news.empty()) cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
+  }
+  return absl::OkStatus();
+}
+
+std::optional<Attachments::Change> Attachments::WaitChange(const std::string& model, uint64_t seen,
+                                                           const std::function<bool()>& gone) {
+  std::unique_lock lock(mu_);
+  while (!stopping_) {
+    const auto it = newest_.find(model);
+    if (it != newest_.end() && it->second.serial != seen && !it->second.info.identity.empty()) {
+      return it->second;
+    }
+    const uint64_t changes = changes_;
+    lock.unlock();
+    if (gone()) return std::nullopt;
+    lock.lock();
+    cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
+  }
+  return std::nullopt;
+}
+
+void Attachments::Stop() {
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    stopping_ = true;
+    for (auto& [token, a] : attached_) Wake(a, news);
+    Wake();
+  }
+  Call(news);
+}
+
+}  // namespace deltawire

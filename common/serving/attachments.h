@@ -1,0 +1,185 @@
+// The receivers that are attached, what each last reported, and the events that go down to them;
+// also the waits for a model's next version and for the answers to sync requests.
+// Owner: the Agent. Threads: every method from any; its lock is a leaf. Cost: each change wakes the
+// waiting calls and calls the receivers' callbacks; calls that wait look for a caller that has
+// gone. Errors name the model and the receiver.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/base/receiver_phase.h"
+#include "common/base/status.h"
+#include "common/base/sync.h"
+#include "common/delta/pull_stats.h"
+#include "common/serving/version_info.h"
+
+namespace deltawire {
+
+/// What a receiver last said of itself.
+struct ReceiverReport {
+  Identity committed;
+  ReceiverPhase phase = ReceiverPhase::kNone;
+  uint64_t bytes_done = 0;
+  uint64_t bytes_total = 0;
+  std::string message;
+  uint64_t event = 0;         ///< number of the last event that the receiver got
+  uint64_t sync_request = 0;  ///< the sync request that this report answers; 0: none
+  PullStats last_pull;        ///< for status displays only
+};
+
+struct ReceiverView {
+  std::string id;
+  std::string model;
+  std::string peer;
+  double attached_seconds = 0;
+  ReceiverReport report;
+};
+
+/// What goes down to a receiver: a new version, a request, or a beat that repeats the newest
+/// version.
+struct SenderEvent {
+  uint64_t number = 0;  ///< 1, 2, 3, ... within the attachment
+  VersionInfo newest;
+  uint64_t sync_request = 0;
+  bool force_full = false;
+};
+
+struct AttachmentLimits {
+  std::chrono::milliseconds beat{500};      ///< the longest time between two events
+  std::chrono::milliseconds silence{3000};  ///< a receiver that says nothing for longer is detached
+  size_t most = 4096;                       ///< attached receivers of all models
+  size_t most_per_principal = 2048;
+};
+
+/// Limit of a receiver's id in bytes. Link estimates, pulls and messages are keyed by the id.
+inline constexpr size_t kMaxReceiverId = 128;
+/// kInvalidArgument unless it has 1 .. kMaxReceiverId bytes.
+Status CheckReceiverId(const std::string& id);
+
+class Attachments {
+ public:
+  explicit Attachments(const AttachmentLimits& limits = {}) : limits_(limits) {}
+
+  /// `model` has published `info`, or a new model has taken that name.
+  void Publish(const std::string& model, const VersionInfo& info);
+  /// `model` is not registered any more.
+  void Forget(const std::string& model);
+
+  /// Returns a token for the calls below. Replaces an older attachment of the same peer and id.
+  /// kAlreadyExists when another peer uses that id and was heard of within the silence. `principal`
+  /// is empty where the sender knows none.
+  StatusOr<uint64_t> Attach(const std::string& model, const std::string& id,
+                            const std::string& peer, const std::string& principal = "");
+  void Detach(uint64_t token);
+  void Report(uint64_t token, const ReceiverReport& report);
+  /// `committed` is called, without a lock, when a report is the first that names its state as
+  /// committed; not for what a receiver already held when it attached. Set once, before Attach.
+  using OnCommitted =
+      std::function<void(const std::string& model, const Identity& id, const PullStats& pull)>;
+  void SetOnCommitted(OnCommitted committed) { on_committed_ = std::move(committed); }
+  /// What is to go down now, or else when to ask again at the latest.
+  struct Due {
+    std::optional<SenderEvent> event;
+    SteadyClock::time_point again;
+  };
+  /// Does not block. An error says why no event will come any more: detached, silent, replaced,
+  /// stopping.
+  StatusOr<Due> TakeEvent(uint64_t token);
+  /// `news` is called, from any thread and without a lock, when TakeEvent should be asked again
+  /// earlier than it said. Once that may be after Detach.
+  void OnNews(uint64_t token, std::function<void()> news);
+  /// Blocks until there is an event; for callers with a thread of their own.
+  StatusOr<SenderEvent> NextEvent(uint64_t token);
+
+  std::vector<ReceiverView> Receivers(const std::string& model) const;
+  /// OK, or kAlreadyExists when another peer is attached with that id. `attached`, if not null, is
+  /// set to whether this peer is attached with it.
+  Status MayUse(const std::string& model, const std::string& id, const std::string& peer,
+                bool* attached) const;
+  /// Attachments that ended by silence.
+  uint64_t silent(const std::string& model) const;
+
+  struct Progress {
+    std::string receiver_id;
+    ReceiverPhase phase = ReceiverPhase::kNone;
+    Identity target;
+    ReceiverReport report;
+  };
+  /// Asks receivers (all attached ones when `ids` is empty) to sync; `progress` is called with each
+  /// change until every receiver has committed, failed or gone. kNotFound when none is attached.
+  Status TriggerSync(const std::string& model, const std::vector<std::string>& ids, bool force_full,
+                     const std::function<bool(const Progress&)>& progress,
+                     const std::function<bool()>& gone);
+
+  struct Change {
+    uint64_t serial = 0;  ///< never 0; different for each change
+    VersionInfo info;
+  };
+  /// Blocks until the model has a published state whose serial is not `seen`; nullopt when
+  /// stopping, or when `gone` returns true.
+  std::optional<Change> WaitChange(const std::string& model, uint64_t seen,
+                                   const std::function<bool()>& gone);
+
+  /// Ends every wait.
+  void Stop();
+
+ private:
+  struct Attached {
+    std::string model, id, peer, principal;
+    // One per receiver: with hundreds of them, a report of one must not wake the others' threads.
+    std::shared_ptr<CondVar> wake = std::make_shared<CondVar>();
+    std::shared_ptr<const std::function<void()>> news;  // null until OnNews
+    SteadyClock::time_point since, heard, acknowledged;
+    ReceiverReport report;
+    Identity committed;  // the last that was not empty, as it is while the only buffer changes
+    uint64_t report_serial = 0;
+    uint64_t seen = 0;    // serial of the Change that was last sent down
+    uint64_t number = 0;  // of the last event that was sent down
+    SteadyClock::time_point sent;
+    std::vector<SenderEvent> requests;
+    std::set<uint64_t> asked;                    // sync requests that were sent down
+    std::map<uint64_t, ReceiverReport> answers;  // by sync request, until TriggerSync takes them
+  };
+
+  /// Callbacks that are due; its owner calls them when it has released mu_.
+  using News = std::vector<std::shared_ptr<const std::function<void()>>>;
+  static void Call(const News& news);
+  StatusOr<uint64_t> Enter(const std::string& model, const std::string& id, const std::string& peer,
+                           const std::string& principal, News& news);
+  void Wake();  // wakes WaitChange and TriggerSync. REQUIRES (here and below): mu_ held
+  static void Wake(Attached& a, News& news);
+  using Entry = std::map<uint64_t, Attached>::iterator;
+  Entry Erase(Entry entry, News& news);
+  void Note(const std::string& model, const VersionInfo& info, News& news);
+  StatusOr<Due> Take(uint64_t token);
+  bool Silent(const Attached& a, SteadyClock::time_point now) const;
+  std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
+                            bool force_full, uint64_t request, News& news);
+  /// What the asked receivers did since the last call. Receivers that ended are removed from
+  /// `names`.
+  std::vector<Progress> Collect(uint64_t request, const Identity& target,
+                                std::map<uint64_t, std::string>& names,
+                                std::map<uint64_t, uint64_t>& seen);
+
+  const AttachmentLimits limits_;
+  OnCommitted on_committed_;
+  mutable Mutex mu_;
+  CondVar cv_;  // for WaitChange and TriggerSync
+  bool stopping_ = false;
+  std::map<std::string, Change> newest_;
+  std::map<uint64_t, Attached> attached_;
+  std::map<std::string, uint64_t> silent_;
+  uint64_t changes_ = 0;
+  uint64_t next_serial_ = 1;
+  uint64_t next_token_ = 1;
+  uint64_t next_request_ = 1;
+};
+
+}  // namespace deltawire

@@ -1,0 +1,117 @@
+#include "common/serving/chunk_encoder.h"
+
+#include <chrono>
+#include <cstring>
+
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/of_this_thread.h"
+#include "common/base/sync.h"
+#include "common/delta/class_function.h"
+#include "common/serving/undo.h"
+
+namespace deltawire {
+namespace {
+
+using kernels::Codec;
+using kernels::DecodeStatus;
+using Clock = SteadyClock;
+
+struct Scratch {
+  ScratchMemory base, fold, out;
+};
+
+Scratch& ThisThread() { return OfThisThread<Scratch>(); }
+
+EncodedCache::Value Keep(Codec codec, Bytes payload) {
+  auto value = std::make_shared<Encoded>();
+  value->codec = codec;
+  value->bytes.assign(payload.begin(), payload.end());
+  value->xxh3 = Xxh3(payload);
+  return value;
+}
+
+ChunkPayload Payload(const EncodedCache::Value& value) {
+  return {value->codec, value->bytes, value->xxh3, value};
+}
+
+EncodedCache::Key KeyOf(Codec codec, const ChunkEncoder::Job& job) {
+  const ChunkDelta* first = job.plan.chain.front();
+  const Coder* coder = CoderOf(codec);
+  if (coder == nullptr || coder->read_need == nullptr) return {first, codec};
+  return {first, codec, job.history.deltas.size(), job.history.context};
+}
+
+}  // namespace
+
+StatusOr<ChunkPayload> ChunkEncoder::Fast(const Job& job) const {
+  if (job.plan.chain.size() == 1) {
+    const ChunkDelta& d = *job.plan.chain.front();
+    // The state holds the log view, which holds the delta.
+    return ChunkPayload{Codec::kFast, d.payload, d.payload_xxh3, job.leased.state};
+  }
+  const Chunk& place = model_.chunks()[job.chunk];
+  DecodeStatus folded = DecodeStatus::kOk;
+  const auto value = job.leased.state->encoded->Get(KeyOf(Codec::kFast, job), [&] {
+    std::vector<Bytes> parts;
+    for (const ChunkDelta* d : job.plan.chain) parts.push_back(d->payload);
+    Scratch& s = ThisThread();
+    const MutableBytes out = s.out.Sized(kernels::MaxEncodedBytes(place.bytes, place.width));
+    size_t bytes = 0;
+    folded =
+        model_.backend().fold(parts, place.bytes, place.width,
+                              s.fold.Sized(kernels::FoldScratchBytes(place.width)), out, &bytes);
+    return folded == DecodeStatus::kOk ? Keep(Codec::kFast, out.first(bytes)) : nullptr;
+  });
+  if (value == nullptr) {
+    return Errorf(StatusCode::kInternal, "model \"{}\": folding {} deltas of chunk {}: {}",
+                  model_.name(), job.plan.chain.size(), job.chunk, kernels::ToString(folded));
+  }
+  return Payload(value);
+}
+
+bool ChunkEncoder::Made(Codec codec, const Job& job) const {
+  return job.leased.state->encoded->Has(KeyOf(codec, job));
+}
+
+ChunkPayload ChunkEncoder::In(Codec codec, const Job& job, ChunkPayload fast) const {
+  const Coder* coder = CoderOf(codec);
+  if (coder == nullptr) return fast;
+  const auto value = job.leased.state->encoded->Get(KeyOf(codec, job),
+                                                    [&] { return Make(*coder, job, fast.bytes); });
+  return value == nullptr || value->bytes.empty() ? fast : Payload(value);
+}
+
+Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {
+  const Chunk& place = model_.chunks()[job.chunk];
+  const Bytes now = model_.half(job.leased.state->half).subspan(place.offset, place.bytes);
+  const MutableBytes base = ThisThread().base.Sized(place.bytes);
+  std::memcpy(base.data(), now.data(), now.size());
+  uint64_t digest = (*job.leased.state->digests)[job.chunk];
+  const auto done = UndoDelta(model_.backend(), model_.key(), fast, place.width, base, digest);
+  if (done == DecodeStatus::kOk && digest == job.plan.chain.front()->digest_before) return base;
+  LogError(
+      "model {}: chunk {} of tensor {}: the bytes before its delta do not have their digest; it is "
+      "sent in the codec fast",
+      model_.name(), job.chunk, model_.layout().tensor(place.tensor).name);
+  return {};
+}
+
+EncodedCache::Value ChunkEncoder::Make(const Coder& coder, const Job& job, Bytes fast) const {
+  const Chunk& place = model_.chunks()[job.chunk];
+  const auto start = Clock::now();
+  CodedChunk chunk{model_.backend(), place.bytes, place.width,
+                   ClassFunctionOf(model_.layout().tensor(place.tensor).dtype)};
+  chunk.history = job.history;
+  if (coder.needs_old) {
+    chunk.old_data = BaseBytes(job, fast);
+    if (chunk.old_data.empty()) return nullptr;
+  }
+  const size_t limit = coder.limit(place.bytes, fast.size());
+  const Bytes payload = coder.encode(chunk, fast, limit);
+  rates_.encode[coder.codec].Add(coder.work(place.bytes, fast.size()), SecondsSince(start));
+  rates_.AddSize(coder.codec, fast.size(), payload.empty() ? limit : payload.size());
+  return Keep(coder.codec, payload);
+}
+
+}  // namespace deltawire

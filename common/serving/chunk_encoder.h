@@ -1,0 +1,54 @@
+// Makes the payload of one chunk's frame: fast (as published, or folded), tight or dense. Owner: a
+// ServedPull; StateSource and CoderRates outlive it. Threads: any. Payloads are shared through the
+// published state's cache. Cost: nothing for one version's fast payload, a fold reads its deltas;
+// tight and dense take passes over the chunk on the caller's thread, and megabytes of its scratch.
+// Errors: kInternal.
+#pragma once
+
+#include <memory>
+
+#include "common/delta/chunk_history.h"
+#include "common/delta/coder_rates.h"
+#include "common/serving/encoded_cache.h"
+#include "common/serving/state_source.h"
+
+namespace deltawire {
+
+/// A frame's payload. `bytes` live as long as `keep`.
+struct ChunkPayload {
+  kernels::Codec codec = kernels::Codec::kFast;
+  Bytes bytes;
+  uint64_t xxh3 = 0;
+  std::shared_ptr<const void> keep;
+};
+
+class ChunkEncoder {
+ public:
+  ChunkEncoder(const StateSource& model, CoderRates& rates) : model_(model), rates_(rates) {}
+
+  /// One chunk's deltas up to the published state. REQUIRES: plan.kind is kDelta.
+  struct Job {
+    uint32_t chunk = 0;
+    const ChunkPlan& plan;
+    const LeasedState& leased;
+    const kernels::History& history;  ///< of the bytes that the plan starts from
+  };
+  /// The folded delta in the fast codec; empty when the changes cancel out. kInternal when a fold
+  /// fails.
+  StatusOr<ChunkPayload> Fast(const Job& job) const;
+  /// `fast` re-encoded in `codec`; `fast` itself when tight is not smaller than `fast`, or dense
+  /// not smaller than the chunk.
+  ChunkPayload In(kernels::Codec codec, const Job& job, ChunkPayload fast) const;
+  bool Made(kernels::Codec codec, const Job& job) const;
+
+ private:
+  EncodedCache::Value Make(const Coder& coder, const Job& job, Bytes fast) const;
+  /// The bytes that the job starts from, in this thread's scratch; empty when they do not have
+  /// their digest.
+  Bytes BaseBytes(const Job& job, Bytes fast) const;
+
+  const StateSource& model_;
+  CoderRates& rates_;
+};
+
+}  // namespace deltawire

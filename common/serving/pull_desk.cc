@@ -1,0 +1,385 @@
+#include "common/serving/pull_desk.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "common/base/log.h"
+#include "common/base/trace.h"
+
+namespace deltawire {
+namespace {
+
+StatusOr<wire::Ticket> RandomTicket() {
+  wire::Ticket ticket;
+  if (getrandom(ticket.data(), ticket.size(), 0) != static_cast<ssize_t>(ticket.size())) {
+    return ErrnoError("getrandom for a ticket");
+  }
+  return ticket;
+}
+
+// "ipv4:10.0.0.2" of "ipv4:10.0.0.2:40512"; of a peer without a port, all of it.
+std::string_view WithoutPort(std::string_view peer) { return peer.substr(0, peer.rfind(':')); }
+
+}  // namespace
+
+PullCoding PullDesk::CodingFor(const PullRequest& request) {
+  PullCoding coding;
+  coding.codec = traits_.codec;
+  coding.history = traits_.history;
+  coding.rates = &coder_rates_;
+  // A pull's streams share the I/O threads, of which there is one per core.
+  coding.encode_threads =
+      std::min(std::max(1u, std::thread::hardware_concurrency()), request.streams);
+  const CoderSpeeds like_ours = coder_rates_.DecodeSpeeds(coding.encode_threads);
+  for (const Coder& coder : Coders()) {
+    const double said = request.decode[coder.codec];
+    coding.decode[coder.codec] = said > 0 ? said : like_ours[coder.codec];
+  }
+  std::lock_guard lock(mu_);
+  constexpr size_t kMaxLinks = 4096;
+  if (links_.size() >= kMaxLinks) {  // drop unused estimates; they start anew on return
+    std::erase_if(links_, [](const auto& l) { return l.second.use_count() == 1; });
+  }
+  auto& link = links_[request.receiver_id];
+  if (link == nullptr) link = std::make_shared<LinkEstimate>();
+  coding.link = link;
+  return coding;
+}
+
+std::shared_ptr<TokenBucket> PullDesk::RateFor(const PullRequest& request) {
+  if (traits_.rate_limit_per_receiver == 0) return nullptr;
+  std::lock_guard lock(mu_);
+  constexpr size_t kMostRates = 4096;
+  if (rates_.size() >= kMostRates) {  // a bucket that no pull has is full again soon
+    std::erase_if(rates_, [](const auto& r) { return r.second.use_count() == 1; });
+  }
+  auto& rate = rates_[request.model + "/" + request.receiver_id];
+  if (rate == nullptr) rate = std::make_shared<TokenBucket>(traits_.rate_limit_per_receiver);
+  return rate;
+}
+
+// How many deltas the receiver shall keep for later pulls; none where fast is the choice anyway.
+uint32_t PullDesk::HistoryWanted(const PullCoding& coding, const Published& now) {
+  const auto wanted = [&](kernels::Codec codec) {
+    const Coder* coder = CoderOf(codec);
+    return coder != nullptr && coder->read_need != nullptr ? coding.history : 0;
+  };
+  if (coding.codec) return wanted(*coding.codec);
+  if (now.log.empty()) return 0;
+  const Delta& newest = *now.log.back();
+  if (newest.chunks().empty()) return coding.history;  // no payload sizes to judge by
+  CodecChoiceInputs in;
+  in.chunk_bytes = kChunkBytes;
+  in.fast_bytes = newest.payload_bytes() / newest.chunks().size();
+  in.link_bytes_per_s = coding.link->bytes_per_s();
+  in.encode = coding.rates->EncodeSpeeds(coding.encode_threads);
+  in.decode = coding.decode;
+  for (const Coder& coder : Coders()) {
+    if (coder.read_need != nullptr) in.ratio[coder.codec] = coding.rates->ratio(coder.codec);
+  }
+  return wanted(ChooseCodec(in));
+}
+
+PullDesk::PullDesk(const PullTraits& traits, const PullLimits& limits, CoderRates& rates)
+    : traits_(traits), limits_(limits), coder_rates_(rates), attachments_(limits.attachments) {
+  thread_ = Thread([this] { Run(); });
+}
+
+PullDesk::~PullDesk() { Close(); }
+
+void PullDesk::Stop(const Status& why) {
+  Pulls pulls;
+  {
+    std::lock_guard lock(mu_);
+    stopped_.Update(why);
+    for (auto& [ticket, pull] : pulls_) pulls.push_back(pull);
+  }
+  attachments_.Stop();
+  for (auto& pull : pulls) pull->Cut(why);
+}
+
+void PullDesk::Close() {
+  Tickets pulls;
+  {
+    std::lock_guard lock(mu_);
+    closing_ = true;
+    cv_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+  std::lock_guard lock(mu_);
+  pulls.swap(pulls_);
+}
+
+void PullDesk::Run() {
+  // A ticket lives for seconds, and so may a broken stream; this only bounds for how long they stay
+  // in the table afterwards.
+  constexpr std::chrono::milliseconds kSweep{500};
+  std::unique_lock lock(mu_);
+  while (!closing_) {
+    lock.unlock();
+    const bool pulls = Sweep();
+    lock.lock();
+    if (pulls) {
+      cv_.wait_for(lock, kSweep, [this] { return closing_; });
+    } else {
+      cv_.wait(lock, [this] { return closing_ || !pulls_.empty(); });
+    }
+  }
+}
+
+Status PullDesk::CheckRequest(const PullRequest& r, const StateSource& model) const {
+  if (r.streams == 0 || r.streams > wire::kMaxStreams) {
+    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} streams; use 1 to {}", r.model,
+                  r.streams, wire::kMaxStreams);
+  }
+  DW_RETURN_IF_ERROR(CheckReceiverId(r.receiver_id));
+  if (r.fingerprint != model.layout().fingerprint().Hex()) {
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": receiver {} has layout {}, the sender {}; describe the model again", r.model,
+        r.receiver_id, r.fingerprint, model.layout().fingerprint().Hex());
+  }
+  if (r.owned_hash != model.owned().hash() && (r.owned_hash != 0 || !model.owned().all())) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": this agent has chunks {} of {}, and receiver {} expects others; "
+                  "describe the model again (a receiver needs --sender for every agent)",
+                  r.model, ToString(model.owned().ranges()), model.chunks().size(), r.receiver_id);
+  }
+  if (r.suspects.size() > wire::kMaxSuspects) {
+    return Errorf(StatusCode::kInvalidArgument, "model \"{}\": {} suspects; name at most {} a pull",
+                  r.model, r.suspects.size(), wire::kMaxSuspects);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
+                                    const std::shared_ptr<StateSource>& source,
+                                    const std::function<bool()>& still) {
+  DW_RETURN_IF_ERROR(CheckRequest(request, *source));
+  const auto newest = source->published();
+  if (newest == nullptr) {
+    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
+                  request.model);
+  }
+  PullTerms terms{.receiver_id = request.receiver_id,
+                  .peer = request.peer,
+                  .streams = static_cast<uint16_t>(request.streams),
+                  .coding = CodingFor(request),
+                  .suspects = request.suspects,
+                  .late_after = traits_.grace / 4,
+                  .ticket_life = limits_.ticket_life,
+                  .rate = RateFor(request),
+                  .stages = traits_.stages,
+                  .principal = request.principal,
+                  .admits = request.admits};
+  if (!request.at.empty()) {
+    DW_ASSIGN_OR_RETURN(terms.pinned, source->At(request.at));
+  }
+  const Identity end = (terms.pinned != nullptr ? terms.pinned : newest)->info.identity;
+  terms.granted = end;
+  DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
+  const uint32_t history = HistoryWanted(terms.coding, *newest);
+  auto session = std::make_shared<ServedPull>(source, std::move(terms));
+  DW_ASSIGN_OR_RETURN(const Pulls replaced, Enter(request, ticket, session, still));
+  for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
+  // The session was not in the table yet when versions after At were published.
+  if (const auto now = source->published(); now != nullptr) session->Overtaken(*now);
+  LogInfo("model {}: receiver {} at {}: pull of {} granted {}", request.model, request.receiver_id,
+          request.peer, ToString(end), ToString(TraceOf(end)));
+  return PullTicket{ticket, history, InfoOf(*source, newest.get())};
+}
+
+StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire::Ticket& ticket,
+                                          const std::shared_ptr<ServedPull>& session,
+                                          const std::function<bool()>& still) {
+  bool attached = false;
+  DW_RETURN_IF_ERROR(
+      attachments_.MayUse(request.model, request.receiver_id, request.peer, &attached));
+  Sweep();
+  // A receiver has one pull at a time; an older one is left over from a broken connection. But
+  // another peer's pull under the same id is not ended while it moves bytes.
+  Pulls same;
+  for (auto& other : PullsOf(*session->model())) {
+    if (other->receiver_id() == request.receiver_id) same.push_back(std::move(other));
+  }
+  const auto now = SteadyClock::now();
+  for (const auto& other : same) {
+    if (attached || other->peer() == request.peer || other->Finished(now)) continue;
+    if (now - other->last_heard() > limits_.attachments.silence) continue;
+    return Errorf(StatusCode::kAlreadyExists,
+                  "model \"{}\": receiver \"{}\" pulls already, from {}; give each receiver a "
+                  "--receiver-id of its own",
+                  request.model, request.receiver_id, other->peer());
+  }
+  {
+    std::lock_guard lock(mu_);
+    DW_RETURN_IF_ERROR(stopped_);
+    DW_RETURN_IF_ERROR(CheckLimits(request));
+    pulls_[ticket] = session;
+    cv_.notify_all();
+  }
+  if (still()) return same;
+  std::lock_guard lock(mu_);
+  pulls_.erase(ticket);
+  return Errorf(StatusCode::kAborted, "model \"{}\" was replaced; describe it again",
+                request.model);
+}
+
+Status PullDesk::CheckLimits(const PullRequest& request) const {
+  size_t of_peer = 0, of_address = 0, of_principal = 0;
+  const std::string_view address = WithoutPort(request.peer);
+  for (const auto& [ticket, pull] : pulls_) {
+    of_peer += pull->peer() == request.peer;
+    of_address += WithoutPort(pull->peer()) == address;
+    of_principal += !request.principal.empty() && pull->principal() == request.principal;
+  }
+  const auto full = [&](size_t open, const std::string& whose) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "model \"{}\": {} pulls{} are open, which is the most; try again when some have "
+                  "ended",
+                  request.model, open, whose);
+  };
+  if (pulls_.size() >= limits_.pulls) return full(pulls_.size(), "");
+  if (of_peer >= limits_.pulls_per_peer) return full(of_peer, " of " + request.peer);
+  if (of_address >= limits_.pulls_per_address) {
+    return full(of_address, fmt::format(" from {}", address));
+  }
+  if (of_principal >= limits_.pulls_per_principal) {
+    return full(of_principal, " of principal " + request.principal);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<std::shared_ptr<net::PullSession>> PullDesk::Join(const wire::Hello& hello,
+                                                           const net::StreamPeer& peer) {
+  std::shared_ptr<ServedPull> session;
+  {
+    std::lock_guard lock(mu_);
+    if (const auto it = pulls_.find(hello.ticket); it != pulls_.end()) session = it->second;
+  }
+  if (session == nullptr) {
+    ++streams_refused_;
+    if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
+      LogWarn("bulk stream from {}: its ticket is unknown or has expired", peer.address);
+    }
+    return absl::PermissionDeniedError(
+        "the ticket is unknown or has expired; open a pull over gRPC first");
+  }
+  if (const Status admitted = session->Admits(hello, peer); !admitted.ok()) {
+    ++streams_refused_;
+    if (join_refusals_.Allow(std::string(WithoutPort(peer.address)))) {
+      LogWarn("bulk stream from {}: {}", peer.address, MessageOf(admitted));
+    }
+    return admitted;
+  }
+  const Hash128& fingerprint = session->model()->layout().fingerprint();
+  if (!(hello.fingerprint == fingerprint)) {
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": the stream is for layout {}, the sender has {}; describe the model "
+        "again",
+        session->model()->name(), hello.fingerprint.Hex(), fingerprint.Hex());
+  }
+  DW_RETURN_IF_ERROR(session->Reserve(hello.stream, hello.streams));
+  return std::static_pointer_cast<net::PullSession>(session);
+}
+
+PullDesk::Pulls PullDesk::PullsOf(const StateSource& model) const {
+  Pulls pulls;
+  std::lock_guard lock(mu_);
+  for (const auto& [ticket, pull] : pulls_) {
+    if (pull->model().get() == &model) pulls.push_back(pull);
+  }
+  return pulls;
+}
+
+void PullDesk::Refused(const std::string& model) {
+  std::lock_guard lock(mu_);
+  ++finished_pulls_[model].refused;
+}
+
+bool PullDesk::Sweep() {
+  const auto now = SteadyClock::now();
+  std::vector<std::pair<wire::Ticket, std::shared_ptr<ServedPull>>> pulls;
+  {
+    std::lock_guard lock(mu_);
+    pulls.assign(pulls_.begin(), pulls_.end());
+  }
+  // Pulls that have ended go to the back and are destroyed at the end, without the lock.
+  const auto ended = std::stable_partition(pulls.begin(), pulls.end(), [&](const auto& p) {
+    if (p.second->CutIfLate(now)) {
+      LogWarn("model {}: receiver {} at {}: a pull was granted, and not all of its streams came",
+              p.second->model()->name(), p.second->receiver_id(), p.second->peer());
+    }
+    return !p.second->Finished(now);
+  });
+  std::lock_guard lock(mu_);
+  for (auto it = ended; it != pulls.end(); ++it) {
+    if (pulls_.erase(it->first) != 0) CountFinished(*it->second);
+  }
+  return !pulls_.empty();
+}
+
+void PullDesk::CountFinished(const ServedPull& pull) {
+  Counts& counts = finished_pulls_[pull.model()->name()];
+  counts.bytes_sent += pull.bytes_sent();
+  counts.sent += pull.sent();
+}
+
+void PullDesk::Changed(const StateSource& source) {
+  const auto newest = source.published();
+  attachments_.Publish(source.name(), InfoOf(source, newest.get()));
+  if (newest == nullptr) return;
+  for (const auto& pull : PullsOf(source)) pull->Overtaken(*newest);
+}
+
+void PullDesk::CutReaders(const StateSource& source, uint32_t half, std::string_view why) {
+  for (const auto& pull : PullsOf(source)) {
+    if (!pull->CutIfReading(half, why)) continue;
+    LogWarn("model {}: receiver {}: pull cut {}; it resumes by itself", source.name(),
+            pull->receiver_id(), why);
+    std::lock_guard lock(mu_);
+    ++finished_pulls_[source.name()].cut;
+  }
+}
+
+void PullDesk::Drop(const StateSource& source, const Status& why) {
+  Pulls pulls;
+  {
+    std::lock_guard lock(mu_);
+    for (auto it = pulls_.begin(); it != pulls_.end();) {
+      const bool of_it = it->second->model().get() == &source;
+      if (of_it) {
+        CountFinished(*it->second);
+        pulls.push_back(std::move(it->second));
+      }
+      it = of_it ? pulls_.erase(it) : std::next(it);
+    }
+  }
+  for (auto& pull : pulls) pull->Cut(why);
+}
+
+PullDesk::Counts PullDesk::CountsOf(const std::string& model) const {
+  Counts counts;
+  Pulls pulls;
+  {
+    std::lock_guard lock(mu_);
+    if (const auto it = finished_pulls_.find(model); it != finished_pulls_.end()) {
+      counts = it->second;
+    }
+    for (const auto& [ticket, pull] : pulls_) {
+      if (pull->model()->name() == model) pulls.push_back(pull);
+    }
+  }
+  const auto now = SteadyClock::now();
+  for (const auto& pull : pulls) {
+    counts.bytes_sent += pull->bytes_sent();
+    counts.sent += pull->sent();
+    if (!pull->Finished(now)) ++counts.active;
+  }
+  return counts;
+}
+
+}  // namespace deltawire

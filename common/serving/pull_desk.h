@@ -1,0 +1,157 @@
+// Grants pulls over StateSources, ties bulk streams to them by ticket, ends those whose time is
+// over, and counts what they moved; it also keeps the attached receivers. Owner: the daemon that
+// serves. Threads: every method from any; a thread of its own ends pulls. While it holds its lock
+// it calls into no source or pull. Cost: one thread, 4096 pulls at most. Errors name the model.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/log_throttle.h"
+#include "common/base/stages.h"
+#include "common/base/sync.h"
+#include "common/delta/coder_rates.h"
+#include "common/net/pull_server.h"
+#include "common/serving/attachments.h"
+#include "common/serving/served_pull.h"
+#include "common/serving/state_source.h"
+
+namespace deltawire {
+
+/// A receiver's request to pull.
+struct PullRequest {
+  std::string model;
+  std::string receiver_id;
+  std::string peer;         ///< the address that the receiver asks from
+  std::string fingerprint;  ///< of the receiver's layout
+  uint32_t streams = 0;
+  CoderSpeeds decode;       ///< of the receiver, all its threads; 0: not said
+  uint64_t owned_hash = 0;  ///< of the part that the receiver expects here; 0: the whole
+  /// The state to end at; epoch 0: the newest. A root, attempt or lineage of 0 is not compared.
+  Identity at;
+  std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
+  std::string principal;           ///< who asks; empty: the daemon knows no principals
+  /// Whether a stream comes from whoever asks; null: its ticket is proof enough.
+  std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
+};
+struct PullTicket {
+  wire::Ticket ticket{};
+  uint32_t history = 0;  ///< how many deltas the receiver should keep
+  VersionInfo newest;
+};
+
+struct PullLimits {
+  AttachmentLimits attachments;
+  std::chrono::milliseconds ticket_life{30000};
+  size_t pulls = 4096;         ///< tickets and running pulls of all models
+  size_t pulls_per_peer = 16;  ///< tickets and running pulls of one peer, that is, one connection
+  size_t pulls_per_address = 512;
+  size_t pulls_per_principal = 1024;
+};
+
+/// What the daemon's options say of pulls.
+struct PullTraits {
+  std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
+  uint32_t history = 0;
+  /// A frame that reads a half for a quarter of this is late; then the next frames are copied.
+  std::chrono::milliseconds grace{250};
+  uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
+  StageObserver stages;                  ///< told of each pull that has ended as it should
+};
+
+class PullDesk {
+ public:
+  using Pulls = std::vector<std::shared_ptr<ServedPull>>;
+
+  PullDesk(const PullTraits& traits, const PullLimits& limits, CoderRates& rates);
+  ~PullDesk();
+
+  /// Grants a pull of `source`. `still` says whether the source has its name yet; it is called
+  /// after the pull was entered, so that Drop misses none.
+  StatusOr<PullTicket> Open(const PullRequest& request, const std::shared_ptr<StateSource>& source,
+                            const std::function<bool()>& still);
+  void Refused(const std::string& model);
+  /// See net::PullSource.
+  StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,
+                                                   const net::StreamPeer& peer);
+
+  /// Tells the attached receivers and the running pulls what `source` has published.
+  void Changed(const StateSource& source);
+  /// Cuts the pulls that still read `half`.
+  void CutReaders(const StateSource& source, uint32_t half, std::string_view why);
+  /// Forgets and cuts the pulls of a source that has lost its name.
+  void Drop(const StateSource& source, const Status& why);
+
+  struct Counts {
+    uint32_t active = 0;
+    uint64_t bytes_sent = 0;
+    uint64_t cut = 0;
+    uint64_t refused = 0;
+    FormCounts sent;
+  };
+  Counts CountsOf(const std::string& model) const;
+  /// Bulk streams that were turned away since their ticket was not one, or another's.
+  uint64_t streams_refused() const { return streams_refused_; }
+
+  Attachments& attachments() { return attachments_; }
+  const Attachments& attachments() const { return attachments_; }
+
+  /// Ends every wait and every pull, and grants no other. Does not wait for streams.
+  void Stop(const Status& why);
+  /// After Stop: ends the thread and drops all pulls.
+  void Close();
+
+ private:
+  using Tickets = std::map<wire::Ticket, std::shared_ptr<ServedPull>>;
+
+  Status CheckRequest(const PullRequest& request, const StateSource& source) const;
+  /// Adds the session to the table, if the limits allow it; returns the pulls that it replaces.
+  StatusOr<Pulls> Enter(const PullRequest& request, const wire::Ticket& ticket,
+                        const std::shared_ptr<ServedPull>& session,
+                        const std::function<bool()>& still);
+  Pulls PullsOf(const StateSource& source) const;
+  PullCoding CodingFor(const PullRequest& request);
+  std::shared_ptr<TokenBucket> RateFor(const PullRequest& request);
+  static uint32_t HistoryWanted(const PullCoding& coding, const Published& now);
+  void Run();
+  /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
+  bool Sweep();
+  void CountFinished(const ServedPull& pull);  // REQUIRES (here and below): mu_ held
+  Status CheckLimits(const PullRequest& request) const;
+
+  const PullTraits traits_;
+  const PullLimits limits_;
+  CoderRates& coder_rates_;
+  Attachments attachments_;
+  std::atomic<uint64_t> streams_refused_{0};
+
+  mutable Mutex mu_;
+  CondVar cv_;  // a pull was opened, or the desk is closed
+  Status stopped_;
+  bool closing_ = false;
+  Tickets pulls_;
+  std::map<std::string, Counts> finished_pulls_;
+  std::map<std::string, std::shared_ptr<LinkEstimate>> links_;  // by receiver
+  std::map<std::string, std::shared_ptr<TokenBucket>> rates_;   // by model and receiver
+  LogThrottle join_refusals_;                                   // by address
+  Thread thread_;
+};
+
+/// What the service for receivers needs of the daemon that serves them.
+class PullHost {
+ public:
+  virtual ~PullHost() = default;
+  /// kNotFound names the models that there are.
+  virtual StatusOr<std::shared_ptr<StateSource>> Source(const std::string& model) const = 0;
+  virtual StatusOr<PullTicket> OpenPull(const PullRequest& request) = 0;
+  virtual Attachments& attachments() = 0;
+  /// Host that receivers dial for weights; empty: the one that they dialled for control.
+  virtual const std::string& advertise_host() const = 0;
+};
+
+}  // namespace deltawire

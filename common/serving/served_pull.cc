@@ -1,0 +1,488 @@
+#include "common/serving/served_pull.h"
+
+#include <algorithm>
+
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/trace.h"
+
+namespace deltawire {
+namespace {
+
+using Clock = SteadyClock;
+using kernels::Codec;
+
+// A pull whose coders were busy for this share of its time tells little about the link. Well below
+// 1, since a small pull's stages hardly overlap.
+constexpr double kCodersBound = 0.4;
+
+}  // namespace
+
+ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
+    : model_(std::move(model)),
+      terms_([&] {
+        std::sort(terms.suspects.begin(), terms.suspects.end());
+        return std::move(terms);
+      }()),
+      encoder_(*model_, *terms_.coding.rates),
+      created_(Clock::now()),
+      bytes_(*model_),
+      streams_(terms_.streams),
+      pinned_(terms_.pinned),
+      last_heard_(created_) {
+  if (pinned_ == nullptr) return;
+  bytes_.Pin(pinned_);
+  NeedWayBack();
+}
+
+ServedPull::~ServedPull() {
+  if (needs_way_back_) model_->CountPull(-1);
+}
+
+void ServedPull::NeedWayBack() {
+  if (!needs_way_back_.exchange(true)) model_->CountPull(1);
+}
+
+void ServedPull::Overtaken(const Published& newest) {
+  {
+    std::lock_guard lock(mu_);
+    if (first_ != nullptr && end_ == nullptr && newest.serial > first_->serial) NeedWayBack();
+  }
+  bytes_.Overtaken(newest);
+}
+
+Status ServedPull::Reserve(uint16_t stream, uint16_t streams) {
+  std::lock_guard lock(mu_);
+  if (!failed_.ok()) return failed_;
+  if (streams != streams_.size() || stream >= streams_.size() || streams_[stream].reserved) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "stream {} of {} does not belong to this pull of {} streams, or was there before",
+                  stream, streams, streams_.size());
+  }
+  streams_[stream].reserved = true;
+  return absl::OkStatus();
+}
+
+void ServedPull::StreamOpened(uint16_t stream, std::function<void()> cut) {
+  {
+    std::lock_guard lock(mu_);
+    last_heard_ = Clock::now();
+    streams_[stream].open = true;
+    streams_[stream].cut = cut;
+    if (failed_.ok()) return;
+  }
+  cut();
+}
+
+void ServedPull::StreamClosed(uint16_t stream, const Status& why) {
+  Callbacks cuts;
+  std::optional<Course> course;
+  {
+    std::lock_guard lock(mu_);
+    Stream& s = streams_[stream];
+    FrameTaken(s);
+    s.open = false;
+    s.closed = true;
+    s.reading.reset();
+    s.wake = nullptr;
+    if (why.ok() && s.first_frame) s.seconds = SecondsSince(*s.first_frame) - s.idle_seconds;
+    if (why.ok()) EstimateLink();
+    if (why.ok()) course = Ended();
+    if (course) LogEnd(why);
+    // One broken stream ends the pull; the receiver resumes with what it has verified.
+    if (!why.ok() && failed_.ok()) {
+      failed_ = why;
+      LogEnd(why);
+      cuts = Cuts();
+    }
+  }
+  for (const auto& cut : cuts) cut();
+  if (!course || !terms_.stages) return;
+  terms_.stages({Stage::kConnect, course->connect, model_->name()});
+  terms_.stages({Stage::kEncode, course->encode, model_->name()});
+  terms_.stages({Stage::kSend, course->send, model_->name()});
+}
+
+std::optional<ServedPull::Course> ServedPull::Ended() const {
+  if (!failed_.ok() || end_ == nullptr) return std::nullopt;
+  Course course;
+  auto first = Clock::time_point::max();
+  for (const Stream& s : streams_) {
+    if (!s.closed) return std::nullopt;
+    if (s.first_frame) first = std::min(first, *s.first_frame);
+    course.encode += s.coding_seconds;
+  }
+  const auto now = Clock::now();
+  const auto begun = std::min(first, now);  // a pull that has nothing to send has no frame
+  course.connect = std::chrono::duration<double>(begun - created_).count();
+  course.send = std::chrono::duration<double>(now - begun).count();
+  return course;
+}
+
+void ServedPull::LogEnd(const Status& why) const {
+  const auto state = end_ != nullptr ? end_ : pinned_ != nullptr ? pinned_ : first_;
+  const Identity at = state == nullptr ? terms_.granted : state->info.identity;
+  LogInfo("model {}: receiver {}: pull of {} ended after {}: {} sent{} {}", model_->name(),
+          receiver_id(), ToString(at), HumanSeconds(SecondsSince(created_)),
+          HumanBytes(bytes_sent_), why.ok() ? "" : fmt::format(", {}", MessageOf(why)),
+          ToString(TraceOf(at)));
+}
+
+Status ServedPull::Start(const wire::Have& have) {
+  const auto end = terms_.pinned != nullptr ? terms_.pinned : model_->published();
+  if (end == nullptr) {
+    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
+                  model_->name());
+  }
+  const Identity& held = have.held;
+  // Between two lineages numbers cannot be compared (IsLater is false): digests alone decide which
+  // chunks stay.
+  if (IsLater(held, end->info.identity)) {
+    return Errorf(
+        StatusCode::kFailedPrecondition,
+        "model \"{}\": the receiver holds {}, and this pull would end at {}: versions do not "
+        "go backwards by themselves; publish a higher version, or run `deltawire sync "
+        "--full` at the receiver to take the older one",
+        model_->name(), ToString(held), ToString(end->info.id()));
+  }
+  Callbacks wakes;
+  {
+    std::lock_guard lock(mu_);
+    held_ = held;
+    held_before_ = have.history;
+    have_ = have.chunks;
+    started_ = true;
+    wakes = TakeWakes();
+  }
+  for (const auto& wake : wakes) wake();
+  return absl::OkStatus();
+}
+
+StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
+                                                        std::function<void()> wake) {
+  {
+    std::lock_guard lock(mu_);
+    Stream& s = streams_[index];
+    FrameTaken(s);
+    s.reading.reset();
+    last_heard_ = Clock::now();
+    if (s.idle_since) s.idle_seconds += SecondsSince(*std::exchange(s.idle_since, std::nullopt));
+  }
+  while (true) {
+    // Before mu_, since the model's lock is never taken under it.
+    LeasedState leased = Lease();
+    std::optional<Task> task;
+    Callbacks wakes;
+    bool ended = false;
+    {
+      std::lock_guard lock(mu_);
+      if (!failed_.ok()) return failed_;
+      Stream& s = streams_[index];
+      if (started_ && end_ == nullptr) {
+        if (!AcceptOrPin(leased.state)) continue;
+        task = NextTask(s, *leased.state, wakes);
+      }
+      if (task) {
+        if (leased.lease != nullptr) s.reading = leased.state->half;
+        if (!s.first_frame) s.first_frame = Clock::now();
+      } else if (end_ != nullptr) {
+        ended = true;
+      } else {
+        s.wake = wake;
+        if (s.first_frame) s.idle_since = Clock::now();
+      }
+    }
+    for (const auto& other : wakes) other();
+    if (ended) return MakeEnd();
+    if (!task) return std::optional<net::OutFrame>();
+    const auto start = Clock::now();
+    auto frame = MakeFrame(*task, std::move(leased));
+    std::lock_guard lock(mu_);
+    Stream& s = streams_[index];
+    s.coding_seconds += SecondsSince(start);
+    // A frame sent from memory of its own does not occupy the half.
+    s.reading = task->half;
+    if (!frame.ok()) return frame;
+    if (!frame->has_value()) continue;
+    if (task->whole) {
+      s.handed_over = Clock::now();
+      s.handed_bytes = (*frame)->payload.size();
+    }
+    return frame;
+  }
+}
+
+LeasedState ServedPull::Lease() const {
+  std::shared_ptr<const Published> pinned;
+  {
+    std::lock_guard lock(mu_);
+    pinned = pinned_;
+  }
+  if (pinned == nullptr) return model_->Lease();
+  return {pinned, model_->LeaseHalf(pinned->half, pinned->info.identity)};
+}
+
+bool ServedPull::AcceptOrPin(const std::shared_ptr<const Published>& state) {
+  if (pinned_ != nullptr) return state == pinned_;
+  if (first_ == nullptr) first_ = state;
+  if (state == first_) return true;
+  // Another stream may have seen a newer state between our lease and our lock.
+  if (state->serial < first_->serial) return false;
+  // Pinned, the pull no longer depends on the trainer's pace: at most, chunks are sent once before
+  // and once after this point, so the pull ends within twice the time that the model takes on the
+  // link.
+  pinned_ = state;
+  bytes_.Pin(state);
+  LogInfo("model {}: receiver {}: {} overtakes its pull of {}, which ends there {}", model_->name(),
+          receiver_id(), ToString(state->info.id()), ToString(first_->info.id()),
+          ToString(TraceOf(state->info.identity)));
+  return true;
+}
+
+std::optional<ServedPull::Task> ServedPull::NextTask(Stream& s, const Published& now,
+                                                     Callbacks& wakes) {
+  const ChunkTable& table = model_->chunks();
+  while (cursor_ < table.size()) {
+    const uint32_t c = cursor_++;
+    if (!model_->owned().contains(c)) continue;
+    if (pinned_ == nullptr) s.early.push_back(c);
+    ChunkPlan plan =
+        PlanChunk(now.log, c, have_[c].version, have_[c].digest, (*now.digests)[c], table[c].bytes);
+    if (plan.base_refused) ++refused_bases_;
+    if (plan.kind == ChunkPlan::Kind::kNothing) continue;
+    return Task{c, std::move(plan), HistoryOf(c, now)};
+  }
+  if (auto lift = NextLift(s, now)) return lift;
+  // Other streams may still have to lift chunks that they sent before the pull was overtaken.
+  bool lifting = false;
+  for (Stream& other : streams_) {
+    if (pinned_ == nullptr || other.lifted == other.early.size()) continue;
+    lifting = true;
+    if (other.wake) wakes.push_back(std::exchange(other.wake, nullptr));
+  }
+  if (lifting) return std::nullopt;
+  end_ = pinned_ != nullptr ? pinned_ : first_;
+  wakes = TakeWakes();
+  if (refused_bases_ > 0 && held_.lineage == now.info.identity.lineage) {
+    LogWarn("model {}: receiver {}: {} chunks had an unknown base and went whole", model_->name(),
+            receiver_id(), refused_bases_);
+  }
+  return std::nullopt;
+}
+
+std::optional<ServedPull::Task> ServedPull::NextLift(Stream& s, const Published& now) {
+  if (pinned_ == nullptr) return std::nullopt;
+  while (s.lifted < s.early.size()) {
+    const uint32_t c = s.early[s.lifted++];
+    ChunkPlan plan = PlanLift(now.log, c, now.serial - first_->serial, model_->chunks()[c].bytes);
+    if (plan.kind != ChunkPlan::Kind::kNothing) return Task{c, std::move(plan), {}};
+  }
+  return std::nullopt;
+}
+
+ServedPull::Callbacks ServedPull::TakeWakes() {
+  Callbacks wakes;
+  for (Stream& other : streams_) {
+    if (other.wake) wakes.push_back(std::exchange(other.wake, nullptr));
+  }
+  return wakes;
+}
+
+ServedPull::Callbacks ServedPull::Cuts() const {
+  Callbacks cuts;
+  for (const Stream& s : streams_) {
+    if (s.open && s.cut) cuts.push_back(s.cut);
+  }
+  return cuts;
+}
+
+ChunkHistory ServedPull::HistoryOf(uint32_t chunk, const Published& now) const {
+  const size_t limit = std::min<size_t>(terms_.coding.history, have_[chunk].depth);
+  // A chunk at another version than the receiver's committed state did not get there by its
+  // history.
+  if (held_.lineage != now.info.identity.lineage) return {};
+  if (limit == 0 || have_[chunk].version != held_.id.version) return {};
+  return {CommonHistory(now.log, held_.id, held_before_), chunk, limit};
+}
+
+bool ServedPull::Suspect(uint32_t chunk) const {
+  return std::binary_search(terms_.suspects.begin(), terms_.suspects.end(), chunk);
+}
+
+void ServedPull::FrameTaken(Stream& s) {
+  if (!s.handed_over) return;
+  const auto took = Clock::now() - *std::exchange(s.handed_over, std::nullopt);
+  terms_.coding.link->AddFrame(s.handed_bytes, took >= terms_.late_after);
+}
+
+void ServedPull::Count(size_t form, size_t bytes) {
+  bytes_sent_ += bytes;
+  ++form_chunks_[form];
+  form_bytes_[form] += bytes;
+}
+
+StatusOr<std::optional<net::OutFrame>> ServedPull::MakeFrame(Task& task, LeasedState leased) {
+  if (Suspect(task.chunk)) {
+    // A rebuild only writes to a half that nobody else reads.
+    leased.lease.reset();
+    model_->Recheck(task.chunk);
+    leased.lease = model_->LeaseHalf(leased.state->half, leased.state->info.identity);
+  }
+  if (task.plan.kind == ChunkPlan::Kind::kFull) return MakeFull(task, leased);
+  return MakeDelta(task, leased);
+}
+
+Codec ServedPull::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
+  // The other codecs read the old bytes from the half, which may change without a lease.
+  if (job.leased.lease == nullptr) return Codec::kFast;
+  if (terms_.coding.codec) return *terms_.coding.codec;
+  const CoderRates& rates = *terms_.coding.rates;
+  CodecChoiceInputs in;
+  in.chunk_bytes = model_->chunks()[job.chunk].bytes;
+  in.fast_bytes = fast_bytes;
+  in.link_bytes_per_s = terms_.coding.link->bytes_per_s();
+  in.encode = rates.EncodeSpeeds(terms_.coding.encode_threads);
+  in.decode = terms_.coding.decode;
+  for (const Coder& coder : Coders()) {
+    in.ratio[coder.codec] = rates.ratio(coder.codec);
+    in.made[coder.codec] = encoder_.Made(coder.codec, job);
+  }
+  return ChooseCodec(in);
+}
+
+StatusOr<std::optional<net::OutFrame>> ServedPull::MakeDelta(Task& task,
+                                                             const LeasedState& leased) {
+  const uint32_t chunk_bytes = model_->chunks()[task.chunk].bytes;
+  const kernels::History history = task.history.First(task.history.depth());
+  const ChunkEncoder::Job job{task.chunk, task.plan, leased, history};
+  DW_ASSIGN_OR_RETURN(const ChunkPayload fast, encoder_.Fast(job));
+  if (fast.bytes.empty()) return std::optional<net::OutFrame>();  // the changes cancel out
+  ChunkPayload payload = encoder_.In(Choose(job, fast.bytes.size()), job, fast);
+  // A codec that the options name is used if the chunk shrinks; auto takes the smaller payload.
+  const bool larger = payload.bytes.size() >= fast.bytes.size();
+  if (larger && !terms_.coding.codec) payload = fast;
+  if (payload.bytes.size() >= chunk_bytes) return MakeFull(task, leased);
+  net::OutFrame frame;
+  frame.header.type = wire::FrameType::kChunkDelta;
+  frame.header.chunk = task.chunk;
+  frame.header.payload_bytes = static_cast<uint32_t>(payload.bytes.size());
+  frame.header.epoch = leased.state->info.id().epoch;
+  frame.header.version = leased.state->info.id().version;
+  frame.header.digest_before = task.plan.chain.front()->digest_before;
+  frame.header.digest_after = task.plan.chain.back()->digest_after;
+  frame.header.payload_xxh3 = payload.xxh3;
+  frame.payload = payload.bytes;
+  frame.keep = payload.keep;
+  if (const Coder* coder = CoderOf(payload.codec); coder != nullptr) {
+    const double speed = terms_.coding.decode[coder->codec];
+    if (speed > 0) decode_seconds_ += coder->work(chunk_bytes, fast.bytes.size()) / speed;
+  }
+  Count(kernels::FormOf(payload.codec), payload.bytes.size());
+  return frame;
+}
+
+StatusOr<net::OutFrame> ServedPull::MakeFull(Task& task, const LeasedState& leased) {
+  const ChunkBytes::How how{.copy = terms_.coding.link->slow(terms_.streams),
+                            .check = Suspect(task.chunk)};
+  DW_ASSIGN_OR_RETURN(WholeChunk whole, bytes_.Get(task.chunk, leased, how));
+  net::OutFrame frame;
+  frame.header.type = wire::FrameType::kChunkFull;
+  frame.header.chunk = task.chunk;
+  frame.header.payload_bytes = static_cast<uint32_t>(whole.bytes.size());
+  frame.header.epoch = leased.state->info.id().epoch;
+  frame.header.version = leased.state->info.id().version;
+  frame.header.digest_after = (*leased.state->digests)[task.chunk];
+  frame.payload = whole.bytes;
+  frame.keep = std::move(whole.keep);
+  task.half = whole.half;
+  task.whole = true;
+  Count(FormCounts::kRaw, frame.payload.size());
+  return frame;
+}
+
+net::OutFrame ServedPull::MakeEnd() const {
+  return net::EndFrame({end_->info.identity, end_->info.side_files_hash});
+}
+
+void ServedPull::EstimateLink() {
+  double longest = 0, coding = 0;
+  for (const Stream& s : streams_) {
+    if (!s.closed) return;
+    longest = std::max(longest, s.seconds);
+    coding += s.coding_seconds;
+  }
+  if (longest <= 0) return;
+  const double coders = coding / terms_.coding.encode_threads + decode_seconds_;
+  terms_.coding.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
+  LogDebug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}", model_->name(),
+           receiver_id(), HumanBytes(bytes_sent_), HumanSeconds(longest), HumanSeconds(coders),
+           HumanRate(terms_.coding.link->bytes_per_s()));
+}
+
+void ServedPull::Cut(const Status& why) {
+  Callbacks cuts;
+  {
+    std::lock_guard lock(mu_);
+    if (failed_.ok()) {
+      if (!Ended()) LogEnd(why);
+      failed_ = why;
+    }
+    cuts = Cuts();
+  }
+  for (const auto& cut : cuts) cut();
+}
+
+bool ServedPull::CutIfReading(uint32_t half, std::string_view why) {
+  {
+    std::lock_guard lock(mu_);
+    bool reading = false;
+    for (const Stream& s : streams_) reading |= s.reading == half;
+    if (!reading) return false;
+  }
+  Cut(Errorf(StatusCode::kAborted, "cut {}; pull again", why));
+  return true;
+}
+
+bool ServedPull::CutIfLate(SteadyClock::time_point now) {
+  {
+    std::lock_guard lock(mu_);
+    if (!failed_.ok() || now - created_ <= terms_.ticket_life) return false;
+    const bool all = std::all_of(streams_.begin(), streams_.end(),
+                                 [](const Stream& s) { return s.open || s.closed; });
+    if (all && started_) return false;
+  }
+  Cut(Errorf(
+      StatusCode::kDeadlineExceeded,
+      "model \"{}\": not all of the pull's {} streams came, with a Have on the first, within "
+      "{} ms of its ticket; open another pull",
+      model_->name(), terms_.streams, terms_.ticket_life.count()));
+  return true;
+}
+
+uint64_t ServedPull::bytes_sent() const { return bytes_sent_; }
+
+FormCounts ServedPull::sent() const {
+  FormCounts counts;
+  for (size_t i = 0; i < kernels::kForms; ++i) {
+    counts.chunks[i] = form_chunks_[i];
+    counts.bytes[i] = form_bytes_[i];
+  }
+  return counts;
+}
+
+SteadyClock::time_point ServedPull::last_heard() const {
+  std::lock_guard lock(mu_);
+  return last_heard_;
+}
+
+bool ServedPull::Finished(SteadyClock::time_point now) const {
+  std::lock_guard lock(mu_);
+  bool all_closed = true;
+  for (const Stream& s : streams_) {
+    if (s.open) return false;
+    all_closed &= s.closed;
+  }
+  return all_closed || !failed_.ok() || now - created_ > terms_.ticket_life;
+}
+
+}  // namespace deltawire

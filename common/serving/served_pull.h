@@ -1,0 +1,191 @@
+// One receiver's pull: what the receiver holds, what it was sent, and each stream's next frame.
+// A chunk stays on the stream that took it. The first publish that overtakes the pull pins its end:
+// unsent chunks go out at that version, sent ones are lifted to it by delta, later versions wait.
+// Owner: the PullDesk and the bulk streams, by shared_ptr. Threads: all methods from any.
+// Cost: 36 bytes per chunk while it runs; ChunkBytes' copies. Errors name model and receiver.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/stages.h"
+#include "common/base/sync.h"
+#include "common/delta/coder_rates.h"
+#include "common/delta/pull_stats.h"
+#include "common/net/pull_server.h"
+#include "common/serving/chunk_bytes.h"
+#include "common/serving/chunk_encoder.h"
+#include "common/serving/link_estimate.h"
+#include "common/serving/state_source.h"
+
+namespace deltawire {
+
+/// How a pull's chunks are coded.
+struct PullCoding {
+  std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
+  uint32_t history = 0;
+  CoderRates* rates = nullptr;         ///< the coders' speeds in this process
+  std::shared_ptr<LinkEstimate> link;  ///< the link to this receiver
+  CoderSpeeds decode;                  ///< of the receiver, all threads; 0: unknown
+  double encode_threads = 1;           ///< threads that may code for this pull at once
+};
+
+/// The terms under which a pull was granted.
+struct PullTerms {
+  std::string receiver_id;
+  std::string peer;  ///< the address that asked for it
+  uint16_t streams = 1;
+  PullCoding coding;
+  /// The state to end at, from StateSource::At; null: the newest state at the start, or the first
+  /// one that overtakes the pull.
+  std::shared_ptr<const Published> pinned;
+  Identity granted;                ///< the state to end at, if none overtakes it: for the log
+  std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
+  /// A frame that reads a half for longer is late; then the next frames are copied.
+  std::chrono::milliseconds late_after{62};
+  /// All streams, and Have, must arrive within this time.
+  std::chrono::milliseconds ticket_life{30000};
+  std::shared_ptr<TokenBucket> rate;  ///< the receiver's, over all its pulls; null: no limit
+  StageObserver stages;               ///< told of the pull when it has ended as it should
+  std::string principal;              ///< who asked for it; empty: the sender knows no principals
+  /// Whether a stream comes from whoever asked for the pull; null: a ticket is proof enough.
+  std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
+};
+
+class ServedPull : public net::PullSession {
+ public:
+  ServedPull(std::shared_ptr<StateSource> model, PullTerms terms);
+  ~ServedPull() override;
+
+  uint32_t chunks() const override { return model_->chunks().size(); }
+  TokenBucket* rate() override { return terms_.rate.get(); }
+  Status Start(const wire::Have& have) override;
+  StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream, std::function<void()> wake) override;
+  void StreamOpened(uint16_t stream, std::function<void()> cut) override;
+  void StreamClosed(uint16_t stream, const Status& why) override;
+
+  /// OK when the stream comes from whoever asked for the pull, else kPermissionDenied.
+  Status Admits(const wire::Hello& hello, const net::StreamPeer& peer) const {
+    return terms_.admits ? terms_.admits(hello, peer) : absl::OkStatus();
+  }
+  /// kInvalidArgument when the stream is out of range or was there before.
+  Status Reserve(uint16_t stream, uint16_t streams);
+  /// Ends the pull: its streams are closed.
+  void Cut(const Status& why);
+  /// Cuts the pull if one of its streams still reads `half`; returns whether it did.
+  bool CutIfReading(uint32_t half, std::string_view why);
+  /// Cuts the pull if its ticket's life is over and a stream, or Have, has not arrived; returns
+  /// whether it did.
+  bool CutIfLate(SteadyClock::time_point now);
+  /// `newest` has been published: keeps the deltas that lead back from it to the pull's end. Takes
+  /// a while, and the model's pool, when these deltas have become too large.
+  void Overtaken(const Published& newest);
+
+  const std::string& receiver_id() const { return terms_.receiver_id; }
+  const std::string& peer() const { return terms_.peer; }
+  const std::string& principal() const { return terms_.principal; }
+  const std::shared_ptr<StateSource>& model() const { return model_; }
+  uint64_t bytes_sent() const;
+  FormCounts sent() const;
+  /// When a stream was last opened or asked for a frame; before that, when the pull was granted.
+  SteadyClock::time_point last_heard() const;
+  /// True when no stream is open, and either all have ended, the pull failed, or its ticket's life
+  /// is over.
+  bool Finished(SteadyClock::time_point now) const;
+
+ private:
+  using Callbacks = std::vector<std::function<void()>>;  // to be called without the lock
+
+  struct Stream {
+    bool reserved = false;
+    bool open = false;
+    bool closed = false;
+    std::function<void()> cut;
+    std::function<void()> wake;
+    std::vector<uint32_t> early;      // chunks that it took before the pull was overtaken
+    size_t lifted = 0;                // how many of `early` were lifted
+    std::optional<uint32_t> reading;  // half that its present frame may read
+    // For a whole chunk that the socket is taking: since when, and its bytes.
+    std::optional<SteadyClock::time_point> handed_over;
+    uint64_t handed_bytes = 0;
+    // For the link's estimate.
+    std::optional<SteadyClock::time_point> first_frame, idle_since;
+    double idle_seconds = 0;
+    double coding_seconds = 0;
+    double seconds = 0;  // from the first frame to the close, without idle time
+  };
+
+  struct Task {
+    uint32_t chunk = 0;
+    ChunkPlan plan;
+    ChunkHistory history;
+    std::optional<uint32_t> half = {};  // the half that its frame is sent from
+    bool whole = false;                 // its frame carries the whole chunk
+  };
+  /// The state that the next frame is planned from. Of a pinned pull, the lease is null once the
+  /// half is written to.
+  LeasedState Lease() const;
+  /// Whether frames are made from `state` now. Pins the first state that overtakes the pull.
+  /// REQUIRES: mu_ held.
+  bool AcceptOrPin(const std::shared_ptr<const Published>& state);
+  /// The next chunk of this stream that needs bytes; sets end_ when no stream has any left.
+  /// REQUIRES: mu_ held.
+  std::optional<Task> NextTask(Stream& stream, const Published& now, Callbacks& wakes);
+  std::optional<Task> NextLift(Stream& stream, const Published& now);
+  /// Makes the task's frame; nullopt when a fold cancels out. REQUIRES: mu_ not held, since copying
+  /// and folding take time.
+  StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, LeasedState leased);
+  StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
+  StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
+  net::OutFrame MakeEnd() const;
+  kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
+  ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
+  /// From here on this pull ends at a state whose half may be written over, so the model must keep
+  /// the deltas that lead back to it.
+  void NeedWayBack();
+  bool Suspect(uint32_t chunk) const;
+  void Count(size_t form, size_t bytes);
+  void FrameTaken(Stream& stream);  // REQUIRES: mu_ held
+  void EstimateLink();              // REQUIRES: mu_ held
+  /// How a pull went whose streams have all sent their End. REQUIRES (here and below): mu_ held.
+  struct Course {
+    double connect = 0, encode = 0, send = 0;  // seconds
+  };
+  std::optional<Course> Ended() const;
+  void LogEnd(const Status& why) const;
+  Callbacks TakeWakes();
+  Callbacks Cuts() const;
+
+  const std::shared_ptr<StateSource> model_;
+  const PullTerms terms_;
+  const ChunkEncoder encoder_;
+  const SteadyClock::time_point created_;
+  ChunkBytes bytes_;
+
+  mutable Mutex mu_;
+  bool started_ = false;
+  Status failed_;
+  Identity held_;
+  std::vector<StateId> held_before_;
+  std::vector<wire::Have::Entry> have_;
+  std::vector<Stream> streams_;
+  uint32_t cursor_ = 0;
+  std::shared_ptr<const Published> first_;  // state that frames were made from before pinned_
+  std::shared_ptr<const Published> pinned_;
+  std::shared_ptr<const Published> end_;
+  SteadyClock::time_point last_heard_;
+  std::atomic<bool> needs_way_back_{false};
+  std::atomic<uint64_t> bytes_sent_{0};
+  std::array<std::atomic<uint64_t>, kernels::kForms> form_chunks_{}, form_bytes_{};
+  std::atomic<double> decode_seconds_{0};  // of the receiver, all threads, by what it said
+  uint64_t refused_bases_ = 0;
+};
+
+}  // namespace deltawire

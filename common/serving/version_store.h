@@ -1,0 +1,121 @@
+// What a model has published: the newest state, the delta log that leads to it, and earlier states
+// rebuilt from both. Owner: the Model. Threads: any; Install by one at a time. Its lock is a leaf.
+// Cost: the log; At and UndoInto walk the later deltas. Errors name model, version and tensor.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/base/sync.h"
+#include "common/delta/delta_log.h"
+#include "common/layout/chunks.h"
+#include "common/layout/layout.h"
+#include "common/serving/encoded_cache.h"
+#include "common/serving/kept_chunks.h"
+#include "common/serving/side_file_set.h"
+#include "common/serving/version_info.h"
+#include "kernels/kernels.h"
+
+namespace deltawire {
+
+/// A published state: everything that a pull is planned from. Immutable, except for `damaged` and
+/// the caches.
+struct Published {
+  VersionInfo info;
+  uint64_t serial = 0;  ///< rises with every publish and rollback of this process; 0: rebuilt by At
+  uint32_t half = 0;    ///< the half with its bytes, valid only under a lease
+  std::shared_ptr<const std::vector<uint64_t>> digests;  ///< one per chunk
+  LogView log;                                           ///< the deltas that lead to it
+  std::shared_ptr<const SideFileSet> side_files;
+  /// What this version changed, per tensor; null when nobody knows (after a restart).
+  std::shared_ptr<const std::vector<TensorChange>> tensors;
+  std::shared_ptr<EncodedCache> encoded;
+  /// Per chunk; not 0: the chunk in the half was found to lack its digest, and must not be sent.
+  std::unique_ptr<std::atomic<uint8_t>[]> damaged;
+  /// Chunks of this state, for pulls that end here, once the later deltas have become too large to
+  /// keep.
+  std::shared_ptr<KeptChunks> kept;
+};
+
+class VersionStore {
+ public:
+  struct Context {
+    std::string model;  ///< its name, for messages
+    const Layout* layout = nullptr;
+    const ChunkTable* chunks = nullptr;
+    const kernels::Backend* backend = nullptr;
+    const kernels::DigestKey* key = nullptr;
+    uint64_t bytes = 0;  ///< of the chunks that are published here
+  };
+  VersionStore(Context context, uint64_t log_bytes)
+      : context_(std::move(context)),
+        kept_chunks_(std::make_shared<KeptChunks::Budget>(context_.bytes)),
+        log_(log_bytes) {}
+
+  std::shared_ptr<const Published> newest() const;  ///< null: nothing yet
+  /// A state for the caller to fill in; Install sets its serial and log.
+  std::shared_ptr<Published> Make(const VersionInfo& info, uint32_t half) const;
+  /// Makes `next` the newest state. `delta` leads to it from the state before; null: no delta does,
+  /// and the log starts anew.
+  void Install(std::shared_ptr<Published> next, std::shared_ptr<const Delta> delta);
+  /// Keeps, after a restart, the earlier state that the other half still holds.
+  void KeepEarlier(std::shared_ptr<const Published> state);
+
+  /// The state that was published as `id`; its lineage, root and attempt are compared unless they
+  /// are zero. A rebuilt state has digests and the deltas that lead to it; read its `half` only
+  /// under a lease. kAborted when the state is not kept any more, or was not published here.
+  StatusOr<std::shared_ptr<const Published>> At(const Identity& id);
+
+  /// The newest state of that version, for a rollback, if every later delta can be undone.
+  /// kNotFound says how far back the log reaches.
+  StatusOr<Identity> Reach(uint64_t version) const;
+  /// Turns `data` (the bytes of `newest`, all chunks) into the bytes of `target`, and `digests`
+  /// with them.
+  Status UndoInto(MutableBytes data, const Published& newest, const Identity& target,
+                  std::vector<uint64_t>& digests) const;
+
+  /// The side files of that hash, if they belong to the newest state, to one that At can make or a
+  /// pull still holds, or to one of the last that were replaced (a pull may just have ended at it);
+  /// else null.
+  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const;
+
+  uint64_t log_bytes() const;
+  uint64_t log_limit() const { return log_.limit(); }
+
+ private:
+  /// A state before one of the log's deltas: log[i].from() is steps_[i].
+  struct Step {
+    VersionInfo info;
+    std::shared_ptr<const SideFileSet> side_files;
+  };
+  std::shared_ptr<Published> Rebuild(size_t step) const;  // REQUIRES: mu_ held
+  std::optional<size_t> Find(const Identity& id) const;   // REQUIRES: mu_ held
+  /// The deltas from `id` to `newest`, oldest first; empty when there is no such step, or `newest`
+  /// is not the newest.
+  LogView Since(const Published& newest, const Identity& id) const;
+  Status UndoChunk(const ChunkDelta& delta, MutableBytes bytes, uint64_t& digest) const;
+
+  const Context context_;
+  // Shared by all states; one model's bytes in all.
+  const std::shared_ptr<KeptChunks::Budget> kept_chunks_;
+  mutable Mutex mu_;
+  std::shared_ptr<const Published> newest_;
+  std::shared_ptr<const Published> kept_;  // kept from before a restart
+  DeltaLog log_;
+  std::deque<Step> steps_;
+  // States that pulls were pinned to: receivers with the same end share one, and its cache.
+  std::map<std::pair<StateId, uint64_t>, std::weak_ptr<const Published>> made_;
+  // Earlier states that pulls may still hold.
+  std::vector<std::weak_ptr<const Published>> held_;
+  std::deque<std::shared_ptr<const SideFileSet>> last_side_files_;  // of replaced states
+  uint64_t next_serial_ = 1;
+};
+
+}  // namespace deltawire

@@ -1,0 +1,58 @@
+// One receiver's Attach call, without a thread: its reports go to the Attachments, and their events
+// go down, when there is news and at each beat.
+// Owner: itself, from Begin until gRPC has called OnDone. Threads: gRPC's callbacks, the alarm's,
+// and whoever brings news; at most one write is under way. Errors end the call with their status.
+#pragma once
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+
+#include "common/base/status.h"
+#include "common/base/sync.h"
+#include "proto/deltawire/v1/sender.grpc.pb.h"
+
+namespace deltawire {
+
+class PullServiceImpl;
+
+class AttachReactor final : public grpc::ServerBidiReactor<v1::ReceiverReport, v1::SenderEvent> {
+ public:
+  /// `service` and `context` outlive the call.
+  static AttachReactor* Begin(PullServiceImpl& service, grpc::CallbackServerContext& context);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  AttachReactor(PullServiceImpl& service, grpc::CallbackServerContext& context)
+      : service_(service), context_(context) {}
+
+  /// Attaches whom the first report names; returns the token.
+  StatusOr<uint64_t> Enter();
+  /// Sends what is due, or sets the alarm for what is due later. Does nothing while another thread
+  /// is in it or a write is under way; these look again before they are done.
+  void Pump();
+  /// Detaches, and finishes the call as soon as nothing of it is under way.
+  void End(const grpc::Status& status);
+
+  PullServiceImpl& service_;
+  grpc::CallbackServerContext& context_;
+  std::shared_ptr<AttachReactor> self_;  // until OnDone
+  v1::ReceiverReport report_;            // being read
+  v1::SenderEvent event_;                // being written
+
+  Mutex mu_;
+  enum class Step : uint8_t { kIdle, kPumping, kWriting };
+  Step step_ = Step::kIdle;
+  bool again_ = false;  // news came while step_ was not kIdle
+  bool ended_ = false;  // Finish was called, or is called when step_ becomes kIdle
+  grpc::Status status_;
+  uint64_t token_ = 0;  // 0: not attached
+  std::unique_ptr<grpc::Alarm> alarm_;
+};
+
+}  // namespace deltawire

@@ -1,0 +1,127 @@
+#include "proto/serving/pull_service.h"
+
+#include <algorithm>
+
+#include "common/base/log.h"
+#include "common/security/token_proof.h"
+#include "proto/convert.h"
+#include "proto/serving/attach_reactor.h"
+#include "proto/serving/serving_convert.h"
+
+namespace deltawire {
+namespace {
+
+using security::Principal;
+
+// A ticket may be stolen from a receiver's memory or log. What opens streams is the certificate or
+// the token by which the principal asked for it.
+Status Admits(const Principal& who, const wire::Hello& hello, const net::StreamPeer& peer) {
+  const auto shown = [&](const std::string& name) {
+    return std::count(peer.certificate_names.begin(), peer.certificate_names.end(), name) != 0;
+  };
+  if (std::any_of(who.certificates.begin(), who.certificates.end(), shown)) return {};
+  if (!who.token.empty() && hello.proof.has_value()) {
+    const auto expected = security::ProveToken(who.token, hello.ticket, hello.stream, peer.binding);
+    if (security::SameProof(expected, *hello.proof)) return {};
+  }
+  return Errorf(StatusCode::kPermissionDenied,
+                "the ticket was granted to {}, and this stream shows neither its certificate nor "
+                "its token",
+                who.name);
+}
+
+}  // namespace
+
+StatusOr<std::shared_ptr<StateSource>> PullServiceImpl::Find(const grpc::ServerContextBase& context,
+                                                             const std::string& name) const {
+  DW_RETURN_IF_ERROR(access_->MayTouch(context, name));
+  return host_.Source(name);
+}
+
+Status PullServiceImpl::Identify(const grpc::ServerContextBase& context, PullRequest& request) {
+  DW_RETURN_IF_ERROR(access_->MayTouch(context, request.model));
+  DW_ASSIGN_OR_RETURN(const auto who, access_->CallerOf(context));
+  if (who == nullptr) return {};
+  // What is kept of a caller is checked first.
+  DW_RETURN_IF_ERROR(CheckReceiverId(request.receiver_id));
+  DW_RETURN_IF_ERROR(host_.Source(request.model).status());
+  DW_RETURN_IF_ERROR(names_.Claim(request.receiver_id, who->name));
+  request.principal = who->name;
+  request.admits = [who](const wire::Hello& hello, const net::StreamPeer& peer) {
+    return Admits(*who, hello, peer);
+  };
+  return {};
+}
+
+grpc::Status PullServiceImpl::DescribeModel(grpc::ServerContext* context,
+                                            const v1::DescribeModelRequest* request,
+                                            v1::DescribeModelResponse* response) {
+  auto model = Find(*context, request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  ToProto((*model)->layout(), response->mutable_tensors_meta());
+  const auto side = (*model)->side_files();
+  ToProto(side->files, response->mutable_side_files());
+  response->set_side_files_hash(side->hash);
+  response->set_fingerprint((*model)->layout().fingerprint().Hex());
+  response->set_digest_seed((*model)->digest_seed());
+  ToProto(PublishedInfo(**model), response->mutable_newest());
+  ToProto((*model)->owned(), response->mutable_owned());
+  return grpc::Status::OK;
+}
+
+grpc::Status PullServiceImpl::GetNewest(grpc::ServerContext* context,
+                                        const v1::GetNewestRequest* request,
+                                        v1::GetNewestResponse* response) {
+  auto model = Find(*context, request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  ToProto(PublishedInfo(**model).identity, response->mutable_newest());
+  return grpc::Status::OK;
+}
+
+grpc::Status PullServiceImpl::GetSideFiles(grpc::ServerContext* context,
+                                           const v1::GetSideFilesRequest* request,
+                                           v1::GetSideFilesResponse* response) {
+  auto model = Find(*context, request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  const auto kept = (*model)->side_files(request->hash());
+  if (kept == nullptr) {
+    return ToGrpc(Errorf(StatusCode::kNotFound,
+                         "model \"{}\": side files {:016x} are not kept any more; pull a newer "
+                         "version",
+                         request->model(), request->hash()));
+  }
+  ToProto(kept->files, response->mutable_side_files());
+  return grpc::Status::OK;
+}
+
+grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
+                                       const v1::OpenPullRequest* request,
+                                       v1::OpenPullResponse* response) {
+  PullRequest wanted{.model = request->model(),
+                     .receiver_id = request->receiver_id(),
+                     .peer = context->peer(),
+                     .fingerprint = request->fingerprint(),
+                     .streams = request->streams(),
+                     .decode = DecodeSpeeds(*request),
+                     .owned_hash = request->owned_hash(),
+                     .at = FromProto(request->at()),
+                     .suspects = {request->suspects().begin(), request->suspects().end()}};
+  const Status known = Identify(*context, wanted);
+  if (!known.ok()) return ToGrpc(known);
+  auto ticket = host_.OpenPull(wanted);
+  if (!ticket.ok()) return ToGrpc(ticket.status());
+  response->set_ticket(ticket->ticket.data(), ticket->ticket.size());
+  response->set_history(ticket->history);
+  response->set_bulk_host(host_.advertise_host());
+  response->set_bulk_port(bulk_port_);
+  ToProto(ticket->newest.identity, response->mutable_newest());
+  response->set_side_files_hash(ticket->newest.side_files_hash);
+  return grpc::Status::OK;
+}
+
+grpc::ServerBidiReactor<v1::ReceiverReport, v1::SenderEvent>* PullServiceImpl::Attach(
+    grpc::CallbackServerContext* context) {
+  return AttachReactor::Begin(*this, *context);
+}
+
+}  // namespace deltawire

@@ -1,0 +1,43 @@
+// The gRPC service for receivers over a PullHost: the sender's agent, or a receiver that relays.
+// Owner: main; the host outlives it. Threads: gRPC's. Cost: Attach is served by callbacks, so an
+// attached receiver holds no thread. Errors: the host's, translated by ToGrpc.
+#pragma once
+
+#include "common/serving/pull_desk.h"
+#include "proto/access.h"
+#include "proto/deltawire/v1/sender.grpc.pb.h"
+#include "proto/serving/receiver_names.h"
+
+namespace deltawire {
+
+class PullServiceImpl final
+    : public v1::PullService::WithCallbackMethod_Attach<v1::PullService::Service> {
+ public:
+  PullServiceImpl(PullHost& host, std::shared_ptr<const Access> access, uint16_t bulk_port)
+      : host_(host), access_(std::move(access)), bulk_port_(bulk_port) {}
+  grpc::Status DescribeModel(grpc::ServerContext*, const v1::DescribeModelRequest*,
+                             v1::DescribeModelResponse*) override;
+  grpc::Status GetNewest(grpc::ServerContext*, const v1::GetNewestRequest*,
+                         v1::GetNewestResponse*) override;
+  grpc::Status GetSideFiles(grpc::ServerContext*, const v1::GetSideFilesRequest*,
+                            v1::GetSideFilesResponse*) override;
+  grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*,
+                        v1::OpenPullResponse*) override;
+  grpc::ServerBidiReactor<v1::ReceiverReport, v1::SenderEvent>* Attach(
+      grpc::CallbackServerContext*) override;
+
+  /// What serves the model, if this call may name it.
+  StatusOr<std::shared_ptr<StateSource>> Find(const grpc::ServerContextBase& context,
+                                              const std::string& name) const;
+  /// Names the caller in `request`, and who may open streams with the ticket.
+  Status Identify(const grpc::ServerContextBase& context, PullRequest& request);
+  Attachments& attachments() { return host_.attachments(); }
+
+ private:
+  PullHost& host_;
+  const std::shared_ptr<const Access> access_;
+  const uint16_t bulk_port_;
+  ReceiverNames names_;
+};
+
+}  // namespace deltawire

@@ -1,0 +1,37 @@
+#include "proto/serving/serving_convert.h"
+
+namespace deltawire {
+
+void ToProto(const VersionInfo& in, v1::VersionInfo* out) {
+  ToProto(in.identity, out->mutable_id());
+  out->set_model_bytes(in.model_bytes);
+  out->set_delta_bytes(in.delta_bytes);
+  out->set_full_bytes(in.full_bytes);
+  out->set_elements(in.elements);
+  out->set_changed_elements(in.changed_elements);
+  out->set_trainer_wait_seconds(in.trainer_wait_seconds);
+  out->set_offload_seconds(in.offload_seconds);
+  out->set_publish_seconds(in.publish_seconds);
+  out->set_ready_unix_nanos(in.ready_unix_nanos);
+  out->set_published_unix_nanos(in.published_unix_nanos);
+  out->set_rollback(in.rollback);
+  out->set_side_files_hash(in.side_files_hash);
+}
+
+ReceiverReport FromProto(const v1::ReceiverReport& in) {
+  return {.committed = FromProto(in.committed()),
+          .phase = ParseReceiverPhase(in.phase()),
+          .bytes_done = in.bytes_done(),
+          .bytes_total = in.bytes_total(),
+          .message = in.message(),
+          .event = in.event(),
+          .sync_request = in.sync_request(),
+          .last_pull = FromProto(in.last_pull())};
+}
+
+VersionInfo PublishedInfo(const StateSource& source) {
+  const auto state = source.published();
+  return state == nullptr ? VersionInfo{} : state->info;
+}
+
+}  // namespace deltawire

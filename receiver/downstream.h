@@ -1,0 +1,31 @@
+// What a replica tells whoever serves its versions to other receivers (receiver/relay), so that the
+// replica knows nothing of serving. Owner: the daemon; it outlives the replica. Threads: calls come
+// from the replica's driving thread, MakeWay also from threads that receive chunks. Errors: none; a
+// version that cannot be served on is committed all the same.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "common/delta/delta.h"
+#include "receiver/buffer.h"
+#include "receiver/served_file.h"
+
+namespace deltawire::receiver {
+
+class Downstream {
+ public:
+  virtual ~Downstream() = default;
+  /// `buffer` is at a committed state, whose bytes `file` has. `delta` leads to it from the state
+  /// committed before; null: it is not known. The buffer is valid during the call only.
+  virtual void Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
+                         std::shared_ptr<const Delta> delta) = 0;
+  /// The buffer is dropped, and one of another layout will follow.
+  virtual void Dropped() = 0;
+  /// An update is about to change `file`: returns when nobody reads it, or cannot be made to stop.
+  virtual void MakeWay(ServedFile& file) = 0;
+  /// These chunks of the committed state may have lost their digest.
+  virtual void Distrusted(std::span<const uint32_t> chunks) = 0;
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,71 @@
+// Serves what the replicas of this daemon have committed to other receivers, over the same service
+// and the same bulk protocol as a sender.
+// Owner: the Daemon, which it outlives no replica of. Threads: every method from any, Downstream's
+// as that says. Cost: the desk's thread; per model its RelayedModel. Errors name the model.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "common/base/stages.h"
+#include "common/base/sync.h"
+#include "common/serving/pull_desk.h"
+#include "receiver/downstream.h"
+#include "receiver/relay/relayed_model.h"
+
+namespace deltawire::receiver {
+
+class Relay : public net::PullSource, public PullHost {
+ public:
+  struct Options {
+    std::string advertise_host;
+    uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model
+    uint64_t rate_limit_per_receiver = 0;
+    /// How long pulls may hold up an update of the file that they read.
+    std::chrono::milliseconds grace{250};
+    StageObserver stages;  ///< told of each pull that has ended as it should
+  };
+  Relay(const Options& options, ThreadPool& pool, CoderRates& rates);
+  ~Relay() override;
+
+  /// What the replica of `model` is to be given; lives as long as the relay. `doubt` is called from
+  /// any thread, with the layout's fingerprint, for a chunk that has lost its digest.
+  Downstream* Of(const std::string& model,
+                 std::function<void(const std::string& fingerprint, uint32_t chunk)> doubt);
+
+  // PullHost and PullSource.
+  StatusOr<std::shared_ptr<StateSource>> Source(const std::string& model) const override;
+  StatusOr<PullTicket> OpenPull(const PullRequest& request) override;
+  Attachments& attachments() override { return desk_.attachments(); }
+  const std::string& advertise_host() const override { return options_.advertise_host; }
+  StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,
+                                                   const net::StreamPeer& peer) override {
+    return desk_.Join(hello, peer);
+  }
+
+  struct Served {
+    PullDesk::Counts pulls;
+    size_t receivers = 0;  ///< attached ones
+    uint64_t log_bytes = 0;
+  };
+  Served ServedOf(const std::string& model) const;
+
+  /// Ends every pull and attachment, and grants no other.
+  void Stop();
+
+ private:
+  class Channel;
+  void SetModel(const std::string& name, std::shared_ptr<RelayedModel> model);
+  std::shared_ptr<RelayedModel> Find(const std::string& name) const;
+
+  const Options options_;
+  ThreadPool& pool_;
+  PullDesk desk_;
+  std::map<std::string, std::unique_ptr<Channel>> channels_;  // fixed before the replicas start
+  mutable Mutex mu_;
+  std::map<std::string, std::shared_ptr<RelayedModel>> models_;
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,123 @@
+#include "receiver/relay/relayed_model.h"
+
+#include "common/base/log.h"
+
+namespace deltawire::receiver {
+
+RelayedModel::RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool,
+                           uint64_t log_bytes, std::function<void(uint32_t chunk)> doubt)
+    : name_(std::move(name)),
+      layout_(buffer.layout()),
+      chunks_(buffer.chunks()),
+      owned_(Coverage::All(chunks_.size())),
+      key_(layout_.fingerprint().lo),
+      backend_(kernels::Best()),
+      pool_(pool),
+      doubt_(std::move(doubt)),
+      store_({.model = name_,
+              .layout = &layout_,
+              .chunks = &chunks_,
+              .backend = &backend_,
+              .key = &key_,
+              .bytes = layout_.total_bytes()},
+             log_bytes) {}
+
+Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
+                             std::shared_ptr<const Delta> delta) {
+  DW_ASSIGN_OR_RETURN(std::vector<SideFile> files, buffer.SideFiles());
+  DW_ASSIGN_OR_RETURN(auto side_files, MakeSideFileSet(std::move(files)));
+  const Identity id = buffer.committed();
+  const auto before = store_.newest();
+  const bool follows = before != nullptr && before->info.identity.lineage == id.lineage;
+  if (follows && before->info.identity == id) {
+    // Chunks that had gone bad were fetched anew. To running pulls this is a newer state.
+    delta = DeltaBuilder(0).Finish(id.id, id.id);
+  } else if (delta != nullptr && !(follows && delta->from() == before->info.id())) {
+    delta = nullptr;
+  }
+  VersionInfo info;
+  info.identity = id;
+  info.model_bytes = layout_.total_bytes();
+  info.delta_bytes = delta == nullptr ? 0 : delta->payload_bytes();
+  info.published_unix_nanos = UnixNanos();
+  info.rollback = follows && before->info.id().epoch < id.id.epoch;
+  info.side_files_hash = side_files->hash;
+  auto digests = std::make_shared<std::vector<uint64_t>>(chunks_.size());
+  for (uint32_t i = 0; i < chunks_.size(); ++i) (*digests)[i] = buffer.digest(i);
+  uint32_t half = 0;
+  {
+    std::lock_guard lock(mu_);
+    std::erase_if(halves_, [](const auto& h) { return h.second.file.expired(); });
+    half = next_half_++;
+    halves_[half] = {file, id};
+  }
+  auto state = store_.Make(info, half);
+  state->digests = std::move(digests);
+  state->side_files = std::move(side_files);
+  store_.Install(std::move(state), std::move(delta));
+  return absl::OkStatus();
+}
+
+std::shared_ptr<ServedFile> RelayedModel::FileOf(uint32_t half, const Identity* id) const {
+  std::lock_guard lock(mu_);
+  const auto known = halves_.find(half);
+  if (known == halves_.end() || (id != nullptr && !(known->second.id == *id))) return nullptr;
+  return known->second.file.lock();
+}
+
+std::optional<uint32_t> RelayedModel::HalfOf(const ServedFile& file) const {
+  std::lock_guard lock(mu_);
+  for (const auto& [half, known] : halves_) {
+    if (known.file.lock().get() == &file) return half;
+  }
+  return std::nullopt;
+}
+
+LeasedState RelayedModel::Lease() {
+  while (true) {
+    auto state = store_.newest();
+    if (state == nullptr) return {};
+    auto lease = LeaseHalf(state->half, state->info.identity);
+    // Without a newer state the file is being changed, or was taken away to be repaired.
+    if (lease != nullptr || store_.newest() == state) return {std::move(state), std::move(lease)};
+  }
+}
+
+Bytes RelayedModel::half(uint32_t i) const {
+  const auto file = FileOf(i, nullptr);
+  return file == nullptr ? Bytes() : file->data();
+}
+
+std::shared_ptr<const void> RelayedModel::LeaseHalf(uint32_t half, const Identity& id) {
+  const auto file = FileOf(half, &id);
+  return file == nullptr ? nullptr : file->Read();
+}
+
+StatusOr<std::shared_ptr<const Published>> RelayedModel::At(const Identity& id) {
+  auto newest = store_.newest();
+  if (newest != nullptr && newest->info.identity.id == id.id) return store_.At(id);
+  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not what this relay holds; pull again",
+                name_, DescribeFully(id));
+}
+
+std::shared_ptr<const SideFileSet> RelayedModel::side_files() const {
+  const auto newest = store_.newest();
+  static const auto kNone = std::make_shared<const SideFileSet>();
+  return newest == nullptr ? kNone : newest->side_files;
+}
+
+bool RelayedModel::Mark(uint32_t chunk) {
+  const LeasedState leased = Lease();
+  if (leased.lease == nullptr || chunk >= chunks_.size()) return false;
+  const Chunk& place = chunks_[chunk];
+  const Bytes bytes = half(leased.state->half).subspan(place.offset, place.bytes);
+  if (backend_.digest(key_, bytes) == (*leased.state->digests)[chunk]) return false;
+  if (leased.state->damaged[chunk].exchange(1) != 0) return false;
+  LogError(
+      "model {}: {}: chunk {} of tensor {} has lost its digest here and is not served until it was "
+      "fetched anew (check this machine's memory)",
+      name_, ToString(leased.state->info.id()), chunk, layout_.tensor(place.tensor).name);
+  return true;
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,86 @@
+// What a receiver has committed of one model, as a source of served pulls: its weight file, and the
+// deltas that its own pulls brought. Names and digests are the origin's, so whoever pulls here ends
+// at the same states as there. Owner: a Relay, by shared_ptr; pulls hold one too. Threads: any;
+// Install by one at a time. Cost: 8 bytes per chunk, the delta log. Errors name the model.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/sync.h"
+#include "common/serving/state_source.h"
+#include "receiver/downstream.h"
+
+namespace deltawire::receiver {
+
+class RelayedModel : public StateSource {
+ public:
+  /// `doubt` is called for a chunk that a receiver doubts and that has lost its digest here.
+  RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool, uint64_t log_bytes,
+               std::function<void(uint32_t chunk)> doubt);
+
+  /// See Downstream::Committed. An error when the side files cannot be read; the state before is
+  /// served on then.
+  Status Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
+                 std::shared_ptr<const Delta> delta);
+  /// The number under which pulls know the file; nullopt: it is not served here.
+  std::optional<uint32_t> HalfOf(const ServedFile& file) const;
+
+  const std::string& name() const override { return name_; }
+  const Layout& layout() const override { return layout_; }
+  const ChunkTable& chunks() const override { return chunks_; }
+  const Coverage& owned() const override { return owned_; }
+  uint64_t owned_bytes() const override { return layout_.total_bytes(); }
+  const kernels::DigestKey& key() const override { return key_; }
+  const kernels::Backend& backend() const override { return backend_; }
+  ThreadPool& pool() override { return pool_; }
+  std::shared_ptr<const Published> published() const override { return store_.newest(); }
+  LeasedState Lease() override;
+  Bytes half(uint32_t i) const override;
+  std::shared_ptr<const void> LeaseHalf(uint32_t half, const Identity& id) override;
+  /// The newest state, if it has that name. A receiver of several agents, which asks for earlier
+  /// ones, follows the agents and no relay.
+  StatusOr<std::shared_ptr<const Published>> At(const Identity& id) override;
+  std::shared_ptr<const SideFileSet> side_files() const override;
+  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override {
+    return store_.side_files(hash);
+  }
+  /// Marks a chunk that has lost its digest, so that it is not served until it was fetched anew.
+  void Recheck(uint32_t chunk) override {
+    if (Mark(chunk)) doubt_(chunk);
+  }
+  /// The same, and tells nobody; true when it was found to be bad.
+  bool Mark(uint32_t chunk);
+  void CountPull(int) override {}
+  uint64_t log_bytes() const { return store_.log_bytes(); }
+  uint64_t log_limit() const override { return store_.log_limit(); }
+
+ private:
+  /// A file's bytes at one state. The buffer keeps the file, and leases do.
+  struct Half {
+    std::weak_ptr<ServedFile> file;
+    Identity id;
+  };
+  std::shared_ptr<ServedFile> FileOf(uint32_t half, const Identity* id) const;
+
+  const std::string name_;
+  const Layout layout_;
+  const ChunkTable chunks_;
+  const Coverage owned_;
+  const kernels::DigestKey key_;
+  const kernels::Backend& backend_;
+  ThreadPool& pool_;
+  const std::function<void(uint32_t)> doubt_;
+  VersionStore store_;
+
+  mutable Mutex mu_;
+  // By number. Numbers start at 2 and only rise, so that `1 - half`, where an agent's model has the
+  // state before, is no file here.
+  std::map<uint32_t, Half> halves_;
+  uint32_t next_half_ = 2;
+};
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""How the layouts of an engine's own model classes are found, for a tiny model of each family.
+
+Each model is loaded by the engine's own loader, attached to, and brought through three versions in
+place; each time every parameter must be, bit by bit, what the engine's own load of that version
+gives. Prints a table: of the checkpoint's bytes, which share is moved as shapes show, which as
+numbers show, and which the loader computes.
+
+Usage: layouts_test.py vllm|sglang [--model NAME]...
+(DELTAWIRE_BIN_DIR, and deltawire's package on the path)
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+ENGINE = sys.argv[1]
+try:
+    import torch
+
+    importlib.import_module("transformers")
+    if importlib.util.find_spec(ENGINE) is None:
+        raise ImportError(f"no module named {ENGINE}")
+except ImportError as error:
+    print(f"SKIPPED: {error}; ./run test --engines makes a Python with {ENGINE}")
+    sys.exit(0)
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+import own_models  # noqa: E402
+from daemons import free_port  # noqa: E402
+from policy import MODELS, PLAIN_LATENT, Policy, check  # noqa: E402
+
+from deltawire.engine import EngineClient  # noqa: E402
+
+VERSIONS = 3
+#: Parameters that the engine computes from others after its load; vllm_test.py follows them.
+DERIVED = (".W_UV", ".W_UK_T")
+LATENT_MODELS = ("latent",)
+#: Models that the engine cannot build on a CPU, and a part of its own words for it.
+CANNOT: dict[str, dict[str, str]] = {
+    "vllm": {}, "sglang": {"gpt_oss": "GptOssForCausalLM requires one of"}}
+
+
+def same(mine: torch.Tensor, fresh: torch.Tensor) -> bool:
+    return mine.shape == fresh.shape and torch.equal(
+        mine.detach().contiguous().view(-1).view(torch.uint8),
+        fresh.detach().contiguous().view(-1).view(torch.uint8))
+
+
+def follows(model, load, client: EngineClient, policy: Policy) -> int:
+    """Returns how many parameters were compared at each version."""
+    mine = {n: p for n, p in model.named_parameters() if not n.endswith(DERIVED)}
+    for _ in range(VERSIONS):
+        policy.publish()
+        for step in (client.prepare, client.apply, client.check):
+            outcome = step()
+            check(bool(outcome), f"{step.__name__}: {outcome.reason or 'done'}")
+        theirs = dict(load().named_parameters())
+        wrong = [name for name, parameter in mine.items() if not same(parameter, theirs[name])]
+        check(not wrong and bool(mine), f"version {policy.version}: {len(mine)} parameters are "
+              f"what the engine's own load gives {wrong}")
+    return len(mine)
+
+
+def one(name: str) -> None:
+    """Of one model. Prints a line of JSON at the end."""
+    with Policy(MODELS[name]) as policy:
+        if ENGINE == "vllm":
+            latent = {"attention_backend": PLAIN_LATENT} if name in LATENT_MODELS else {}
+            load = own_models.vllm_models(policy.directory, free_port(), **latent)
+        else:
+            load = own_models.sglang_models(policy.directory)
+        model = load()
+        client = EngineClient(policy.directory)
+        attached = client.attach(model, model.load_weights, loader_tensors=True)
+        check(bool(attached), f"{name} is attached to: {attached.reason or attached.described()}")
+        compared = follows(model, load, client, policy)
+        sizes = policy.sizes()
+        total = sum(sizes.values())
+        numbers, loader = (100 * sum(sizes[t] for t in tensors) / total
+                           for tensors in (attached.by_numbers, attached.by_loader))
+        print(json.dumps([name, len(sizes), compared, attached.boxes, 100 - numbers - loader,
+                          numbers, loader, 1e3 * attached.trace_seconds]), flush=True)
+
+
+def in_its_own_process(name: str) -> str:
+    """A row of the table."""
+    done = subprocess.run([sys.executable, "-B", __file__, ENGINE, "--model", name],
+                          capture_output=True, text=True, check=False)
+    cannot = CANNOT[ENGINE].get(name)
+    if cannot is not None:
+        check(done.returncode != 0 and cannot in done.stdout + done.stderr,
+              f"{ENGINE} cannot build {name} on a CPU: {cannot}")
+        return f"| `{name}` | not built: {cannot} |"
+    if done.returncode:
+        print(done.stdout[-3000:], done.stderr[-3000:], sep="\n")
+    check(done.returncode == 0, f"{name}: exact at {VERSIONS} versions")
+    row = json.loads(done.stdout.splitlines()[-1])
+    return ("| `{}` | {} | {} | {} | {:.1f} % | {:.1f} % | {:.1f} % | {:.0f} ms |").format(*row)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("engine", choices=["vllm", "sglang"])
+    parser.add_argument("--model", choices=sorted(MODELS), help="this one alone, in this process")
+    arguments = parser.parse_args()
+    if arguments.model:
+        one(arguments.model)
+        return
+    print(f"{ENGINE}: model | tensors | parameters | boxes | trace | numbers | loader | trace took")
+    for name in MODELS:
+        print(in_its_own_process(name), flush=True)
+
+
+if __name__ == "__main__":
+    main()

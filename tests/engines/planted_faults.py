@@ -1,0 +1,52 @@
+"""Faults in an engine's own process, while the file that DELTAWIRE_TEST_PLANT names says so.
+
+"kill": the process dies when it has written an update, before it says so. "loader": the engine's
+loader raises when it has loaded a part. This plug-in of the tests is no part of deltawire.
+"""
+
+import itertools
+import os
+import pathlib
+import signal
+
+#: So many tensors are loaded before the loader raises.
+LOADED = 7
+
+
+def planted() -> str:
+    fault = pathlib.Path(os.environ.get("DELTAWIRE_TEST_PLANT", "/nonexistent"))
+    return fault.read_text() if fault.exists() else ""
+
+
+def _raising(pairs):
+    yield from itertools.islice(pairs, LOADED)
+    raise RuntimeError("a planted fault in the loader")
+
+
+def _plant(model_class) -> None:
+    from deltawire.engine import EngineClient
+
+    apply, load = EngineClient._apply, model_class.load_weights
+
+    def dying(client):
+        apply(client)
+        if planted() == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def loading(model, pairs):
+        return load(model, _raising(pairs) if planted() == "loader" else pairs)
+
+    EngineClient._apply, model_class.load_weights = dying, loading
+
+
+def register_vllm():
+    from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+
+    if Qwen3ForCausalLM.load_weights.__name__ != "loading":  # vLLM calls this more than once
+        _plant(Qwen3ForCausalLM)
+
+
+def register_sglang():
+    from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+
+    _plant(Qwen3ForCausalLM)

@@ -1,0 +1,362 @@
+// Receivers that serve other receivers: real daemons, real sockets, real SIGKILLs. Every leaf's
+// bytes are compared with the trainer's, and its names with the sender's.
+#include <grpcpp/grpcpp.h>
+
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "common/layout/model_dir.h"
+#include "tests/support/bad_memory.h"
+#include "tests/support/certificates.h"
+#include "tests/support/daemons.h"
+#include "tests/support/http_get.h"
+
+namespace deltawire::testing {
+namespace {
+
+constexpr const char* kModel = "m";
+
+/// The arguments of a receiver that serves others.
+std::vector<std::string> Serving(std::vector<std::string> more = {}) {
+  std::vector<std::string> args = {"--serve", "--bulk-listen",
+                                   fmt::format("127.0.0.1:{}", FreePort())};
+  args.insert(args.end(), more.begin(), more.end());
+  return args;
+}
+
+/// "lineage/epoch/version/root", as a daemon names its state.
+std::string NameOf(const v1::Identity& id) {
+  return fmt::format("{}/{}/{}/{:016x}", id.lineage(), id.epoch(), id.version(), id.root());
+}
+
+std::string Published(SenderProcess& sender) { return NameOf(sender.Status(kModel).newest().id()); }
+
+/// Waits until the receiver has committed what the sender has published.
+bool Follows(SenderProcess& sender, ReceiverProcess& receiver) {
+  return Eventually([&] { return NameOf(receiver.Status().committed()) == Published(sender); },
+                    std::chrono::seconds(60));
+}
+
+uint32_t ChunksOf(const Trainer& trainer) { return ChunkTable::Create(trainer.layout())->size(); }
+
+Status Rollback(SenderProcess& sender, uint64_t version) {
+  v1::RollbackRequest request;
+  request.set_model(kModel);
+  request.set_version(version);
+  v1::RollbackResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = sender.orchestrator().Rollback(&context, request, &response);
+  return status.ok() ? absl::OkStatus() : absl::InternalError(status.error_message());
+}
+
+/// Chunks of the receiver's first file that hold `version`; 0: none yet.
+uint32_t Arrived(const ReceiverProcess& receiver, uint64_t version) {
+  const auto state = StateFile::Open(receiver.dir() / ".deltawire.state");
+  if (!state.ok()) return 0;
+  uint32_t n = 0;
+  for (uint32_t c = 0; c < state->shape().chunks; ++c) n += state->chunk_version(0, c) == version;
+  return n;
+}
+
+}  // namespace
+
+TEST_CASE("leaves of a relay get whole models, deltas, a rollback and a new lineage") {
+  const std::string buffers = GENERATE("1", "2");
+  CAPTURE(buffers);
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 24, 101);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--buffers", buffers}));
+  ReceiverProcess a(root.path(), "a", relay.control(), kModel);
+  ReceiverProcess b(root.path(), "b", relay.control(), kModel);
+  INFO("relay:\n" << ReadText(relay.log()));
+  const auto all_follow = [&] {
+    for (ReceiverProcess* leaf : {&relay, &a, &b}) {
+      INFO(ReadText(leaf->log()));
+      REQUIRE(Follows(sender, *leaf));
+      REQUIRE(trainer.Compare(leaf->dir()) == "");
+    }
+  };
+  REQUIRE(trainer.Publish(1).ok());
+  all_follow();
+  CHECK(ReadText(a.dir() / "config.json") == ReadText(relay.dir() / "config.json"));
+  // The sender has been pulled once, and knows of one receiver.
+  CHECK(sender.Status(kModel).receivers() == 1);
+  CHECK(sender.Status(kModel).bytes_sent() == trainer.layout().total_bytes());
+
+  for (uint64_t v = 2; v <= 6; ++v) {
+    trainer.Step();
+    REQUIRE(trainer.Publish(v).ok());
+    all_follow();
+    // What the relay got as deltas goes on as deltas.
+    CHECK(a.Status().last_pull().chunks_full() == 0);
+    CHECK(a.Status().last_pull().chunks_delta() > 0);
+  }
+  CHECK(sender.Status(kModel).bytes_sent() == relay.Status().bytes_received());
+
+  const auto before = trainer.content();
+  trainer.Step();
+  REQUIRE(trainer.Publish(7).ok());
+  all_follow();
+  trainer.content() = before;
+  REQUIRE(Rollback(sender, 6) == absl::OkStatus());
+  all_follow();
+  CHECK(a.Status().committed().epoch() == 2);
+  CHECK(b.Status().last_pull().chunks_full() == 0);
+
+  // A sender without its files begins a new lineage.
+  const std::string lineage = a.Status().committed().lineage();
+  sender.child().Kill();
+  std::filesystem::remove_all(sender.dir());
+  std::filesystem::create_directories(sender.dir());
+  sender.Start();
+  trainer.Step();
+  REQUIRE(trainer.Publish(3).ok());
+  all_follow();
+  CHECK(a.Status().committed().lineage() != lineage);
+}
+
+TEST_CASE("a leaf keeps its deltas when it falls several versions behind a relay") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 12, 102);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, leaf));
+  leaf.child().Kill();
+  for (uint64_t v = 2; v <= 5; ++v) {
+    trainer.Step();
+    REQUIRE(trainer.Publish(v).ok());
+    REQUIRE(Follows(sender, relay));
+  }
+  leaf.Start();
+  INFO(ReadText(leaf.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(leaf.Status().last_pull().chunks_full() == 0);  // folded from four deltas
+  CHECK(leaf.Status().last_pull().chunks_delta() > 0);
+}
+
+TEST_CASE("a relay serves what it holds while its sender is away, also after a restart") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 12, 103);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  const std::string published = Published(sender);
+  sender.child().Kill();
+  relay.Restart();
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+  REQUIRE(leaf.WaitCommitted(1));
+  CHECK(NameOf(leaf.Status().committed()) == published);
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(ReadText(leaf.dir() / "config.json") == ReadText(relay.dir() / "config.json"));
+}
+
+TEST_CASE("a relay is killed in the middle of a pull, and the leaf resumes when it is back") {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    CAPTURE(seed);
+    ShmDir root;
+    SenderProcess sender(root.path());
+    Trainer trainer(sender.socket(), kModel, 24, seed);
+    ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                          Serving({"--rate-limit", "20MB"}));
+    REQUIRE(trainer.Publish(1).ok());
+    REQUIRE(Follows(sender, relay));
+    ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+    INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+    REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 2 * seed; }));
+    REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
+    relay.Restart();
+    REQUIRE(Follows(sender, leaf));
+    CHECK(trainer.Compare(leaf.dir()) == "");
+    // What had arrived was not fetched again.
+    CHECK(leaf.Status().last_pull().chunks_full() <= ChunksOf(trainer) - 2 * seed);
+  }
+}
+
+TEST_CASE("a leaf goes on at its second upstream with the chunks that are missing, and returns") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 24, 104);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--rate-limit", "20MB"}));
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
+  REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
+  REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
+  const uint64_t before = sender.Status(kModel).bytes_sent();
+  relay.child().Kill();
+  INFO(ReadText(leaf.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  const uint64_t fetched = sender.Status(kModel).bytes_sent() - before;
+  CHECK(fetched > 0);
+  CHECK(fetched < trainer.layout().total_bytes());
+  // With the relay away, versions come from the sender.
+  trainer.Step();
+  REQUIRE(trainer.Publish(2).ok());
+  REQUIRE(Follows(sender, leaf));
+  // The relay is back, and has caught up: the leaf attaches to it again.
+  relay.Start();
+  REQUIRE(Follows(sender, relay));
+  REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
+  const uint64_t sent = sender.Status(kModel).bytes_sent();
+  const uint64_t received = relay.Status().bytes_received();
+  trainer.Step();
+  REQUIRE(trainer.Publish(3).ok());
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(sender.Status(kModel).bytes_sent() - sent == relay.Status().bytes_received() - received);
+}
+
+TEST_CASE("a leaf leaves a relay that tells of nothing new, and returns when it has caught up") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 108);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel, Serving());
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
+  REQUIRE(Follows(sender, leaf));
+  REQUIRE(sender.Status(kModel).receivers() == 1);
+  v1::PauseRequest pause;
+  pause.set_model(kModel);
+  v1::PauseResponse paused;
+  grpc::ClientContext context;
+  REQUIRE(relay.stub().Pause(&context, pause, &paused).ok());
+  trainer.Step();
+  REQUIRE(trainer.Publish(2).ok());
+  INFO(ReadText(leaf.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(relay.Status().committed().version() == 1);
+  v1::ResumeRequest resume;
+  resume.set_model(kModel);
+  v1::ResumeResponse resumed;
+  grpc::ClientContext again;
+  REQUIRE(relay.stub().Resume(&again, resume, &resumed).ok());
+  REQUIRE(Follows(sender, relay));
+  REQUIRE(Eventually(
+      [&] { return ReadText(leaf.log()).find("which is well again") != std::string::npos; }));
+  REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
+}
+
+TEST_CASE("a relay whose memory went bad is found out by digest, and repairs itself") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 12, 105);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--scrub-bytes-per-s", "0"}));
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  Flip(relay.dir() / "model.safetensors", trainer.layout(), 300'000);
+  REQUIRE(trainer.Compare(relay.dir()) != "");
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  CHECK(ReadText(relay.log()).find("is not served until it was fetched anew") != std::string::npos);
+  REQUIRE(Eventually([&] { return trainer.Compare(relay.dir()) == ""; }));
+  CHECK(relay.Status().repaired_chunks() == 1);
+}
+
+TEST_CASE("seeded SIGKILLs of sender, relay and leaf end in the newest version") {
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    ShmDir root;
+    SenderProcess sender(root.path());
+    Trainer trainer(sender.socket(), kModel, 12, seed);
+    ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                          Serving({"--buffers", random() % 2 == 0 ? "1" : "2"}));
+    const bool failover = random() % 2 == 0;
+    ReceiverProcess leaf(root.path(), "leaf",
+                         relay.control() + (failover ? "," + sender.control() : ""), kModel);
+    for (uint64_t version = 1; version <= 6; ++version) {
+      CAPTURE(version);
+      trainer.Step();
+      REQUIRE(trainer.Publish(version).status() == absl::OkStatus());
+      // A moment somewhere in the pulls, after the leaf has begun to say what it is doing.
+      const uint32_t chunks = static_cast<uint32_t>(random() % 8);
+      (void)Eventually([&] { return Arrived(leaf, version) >= chunks; },
+                       std::chrono::milliseconds(random() % 300));
+      const uint64_t who = random() % 4;
+      if (who == 0) sender.Restart();
+      if (who == 1) relay.Restart();
+      if (who == 2) leaf.Restart();
+    }
+    const bool arrived = Follows(sender, leaf);
+    INFO(ReadText(relay.log()) << ReadText(leaf.log()));
+    REQUIRE(arrived);
+    CHECK(trainer.Compare(leaf.dir()) == "");
+    CHECK(leaf.Status().root_mismatches() == 0);
+  }
+}
+
+TEST_CASE("a relay's ports ask who calls: TLS, roles and models hold there as at the sender") {
+  ShmDir root;
+  const TestAuthority authority(root.path() / "keys");
+  const std::string principals = authority.Principals(
+      "[[principal]]\nname = 'relay'\nroles = ['receiver']\ncertificate = 'relay'\n"
+      "[[principal]]\nname = 'leaf'\nroles = ['receiver']\nmodels = ['m']\ncertificate = 'leaf'\n"
+      "[[principal]]\nname = 'cloud'\nroles = ['receiver']\ntoken-file = 'cloud/token'\n"
+      "[[principal]]\nname = 'elsewhere'\nroles = ['receiver']\nmodels = ['other']\n"
+      "certificate = 'elsewhere'\n"
+      "[[principal]]\nname = 'operator'\nroles = ['operator']\ncertificate = 'operator'\n");
+  const std::string cloud = authority.TokenOnly("cloud", "the-token-of-the-cloud's-leaves", true);
+  const auto with = [&](const std::string& credentials) -> std::vector<std::string> {
+    return {"--credentials", credentials, "--principals", principals};
+  };
+  ShowAs(authority.Node("operator"));
+  SenderProcess sender(root.path(), with(authority.Node("sender")));
+  Trainer trainer(sender.socket(), kModel, 4, 106);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving(with(authority.Node("relay"))));
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel, with(authority.Node("leaf")));
+  ReceiverProcess token(root.path(), "token", relay.control(), kModel, {"--credentials", cloud});
+  ReceiverProcess other(root.path(), "other", relay.control(), kModel,
+                        with(authority.Node("elsewhere")));
+  ReceiverProcess bare(root.path(), "bare", relay.control(), kModel);
+  INFO(ReadText(relay.log()) << ReadText(leaf.log()) << ReadText(token.log()));
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+  const auto says = [](ReceiverProcess& receiver, const std::string& text) {
+    return Eventually([&] { return ReadText(receiver.log()).find(text) != std::string::npos; });
+  };
+  // A daemon without a certificate answers in plaintext.
+  ShowAs("");
+  REQUIRE(Eventually([&] { return trainer.Compare(token.dir()) == ""; }));
+  CHECK(says(other, "may not"));
+  CHECK(says(bare, "the connection to sender"));
+  CHECK_FALSE(std::filesystem::exists(other.dir() / "model.safetensors"));
+  CHECK_FALSE(std::filesystem::exists(bare.dir() / "model.safetensors"));
+}
+
+TEST_CASE("a relay shows what it serves as metrics") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 107);
+  const uint16_t metrics = FreePort();
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--metrics-listen", fmt::format("127.0.0.1:{}", metrics)}));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, leaf));
+  const auto shows = [&](const std::string& sample) {
+    return HttpGet(metrics, "/metrics").find("\n" + sample + "\n") != std::string::npos;
+  };
+  INFO(HttpGet(metrics, "/metrics"));
+  CHECK(shows("deltawire_receiver_relay_receivers{model=\"m\"} 1"));
+  CHECK(shows(fmt::format("deltawire_receiver_relay_bytes_sent_total{{model=\"m\"}} {}",
+                          trainer.layout().total_bytes())));
+  CHECK(shows("deltawire_receiver_relay_active_pulls{model=\"m\"} 0"));
+}
+
+}  // namespace deltawire::testing

@@ -1,0 +1,294 @@
+// Attached receivers: numbered events, beats, silent receivers, names that two receivers use, and
+// waits that a change ends.
+#include "common/serving/attachments.h"
+
+#include <catch2/catch.hpp>
+
+namespace deltawire {
+namespace {
+
+using std::chrono::milliseconds;
+
+// No case waits for a silence this long; cases about silence have shorter limits.
+constexpr AttachmentLimits kPatient{.beat = milliseconds(20), .silence = std::chrono::hours(1)};
+constexpr AttachmentLimits kStrict{.beat = milliseconds(10), .silence = milliseconds(100)};
+
+VersionInfo Version(uint64_t version, uint64_t lineage = 1) {
+  VersionInfo info;
+  info.identity = {.lineage = {lineage, 7}, .id = {1, version}, .root = version * 10};
+  return info;
+}
+
+TEST_CASE("attachments: events count from one, and repeat the newest when there is no news") {
+  Attachments a(kPatient);
+  a.Publish("m", {});
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  uint64_t number = 0;
+  const auto next = [&] {
+    const auto event = a.NextEvent(*token);
+    REQUIRE(event.ok());
+    CHECK(event->number == ++number);
+    return *event;
+  };
+  CHECK(next().newest.identity.empty());
+  a.Publish("m", Version(1));
+  CHECK(next().newest.identity == Version(1).identity);
+  // Nothing happens, so the next event is a beat, which repeats the newest version.
+  CHECK(next().newest.identity == Version(1).identity);
+  CHECK(next().newest.identity.root == 10);
+  a.Publish("m", Version(3));
+  a.Publish("m", Version(2));  // an older version, by a thread that comes late
+  CHECK(next().newest.identity == Version(3).identity);
+  a.Publish("m", Version(1, 2));  // the model was made anew, so it has another lineage
+  CHECK(next().newest.identity == Version(1, 2).identity);
+}
+
+TEST_CASE("attachments: news comes by callback, in which events can be taken") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  a.Publish("other", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  std::vector<uint64_t> seen;
+  StatusCode ended = StatusCode::kOk;
+  a.OnNews(*token, [&] {
+    const auto due = a.TakeEvent(*token);  // would hang if a lock were held
+    if (!due.ok()) ended = due.status().code();
+    if (due.ok() && due->event) seen.push_back(due->event->newest.identity.id.version);
+  });
+  REQUIRE(a.TakeEvent(*token)->event.has_value());  // the first one, whatever the news
+  const auto nothing = a.TakeEvent(*token);
+  REQUIRE(nothing.ok());
+  CHECK_FALSE(nothing->event.has_value());
+  CHECK(nothing->again > SteadyClock::now());
+  a.Publish("m", Version(2));
+  a.Publish("other", Version(2));
+  a.Publish("m", Version(3));
+  CHECK(seen == std::vector<uint64_t>{2, 3});
+  CHECK(a.Attach("m", "r", "p").ok());  // takes the place of the first
+  CHECK(ended == StatusCode::kAborted);
+  CHECK(absl::IsAborted(a.TakeEvent(*token).status()));
+}
+
+TEST_CASE("attachments: a commit is told of once, and not what was held at the attach") {
+  Attachments a(kPatient);
+  std::vector<std::string> told;
+  a.SetOnCommitted([&](const std::string& model, const Identity& id, const PullStats& pull) {
+    told.push_back(fmt::format("{} {} {}", model, id.id.version, pull.payload_bytes));
+    CHECK(a.Receivers("m").size() == 1);  // would hang if a lock were held
+  });
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  const auto report = [&](const Identity& committed, uint64_t bytes) {
+    a.Report(*token, {.committed = committed, .last_pull = {.payload_bytes = bytes}});
+  };
+  report(Version(1).identity, 10);  // it held this one when it came
+  CHECK(told.empty());
+  report(Version(2).identity, 20);
+  report(Version(2).identity, 20);
+  report({}, 20);  // its only buffer is being changed
+  report(Version(2).identity, 20);
+  report(Version(3).identity, 30);
+  CHECK(told == std::vector<std::string>{"m 2 20", "m 3 30"});
+}
+
+TEST_CASE("attachments: one principal has its own limit") {
+  AttachmentLimits limits = kPatient;
+  limits.most_per_principal = 2;
+  Attachments a(limits);
+  CHECK(a.Attach("m", "r1", "p1", "rollout").ok());
+  CHECK(a.Attach("m", "r2", "p2", "rollout").ok());
+  CHECK(absl::IsResourceExhausted(a.Attach("m", "r3", "p3", "rollout").status()));
+  CHECK(a.Attach("m", "r3", "p3", "another").ok());
+  CHECK(a.Attach("m", "r4", "p4").ok());
+}
+
+TEST_CASE("attachments: a part with equal bytes under another attempt is news") {
+  Attachments a(kPatient);
+  VersionInfo info = Version(1);
+  info.identity.attempt = 5;
+  a.Publish("m", info);
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  CHECK(a.NextEvent(*token)->newest.identity.attempt == 5);
+  info.identity.attempt = 6;
+  a.Publish("m", info);
+  CHECK(a.NextEvent(*token)->newest.identity.attempt == 6);
+}
+
+TEST_CASE("attachments: a long message of a peer is cut to what a person can read") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  a.Report(*token, {.message = std::string(1 << 20, 'm')});
+  REQUIRE(a.Receivers("m").size() == 1);
+  CHECK(a.Receivers("m")[0].report.message.size() == 4096);
+}
+
+TEST_CASE("attachments: an answer to a sync that was not asked for is ignored") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  // The receiver claims beforehand that all of the next syncs have failed.
+  for (uint64_t n = 1; n < 100; ++n)
+    a.Report(*token, {.phase = ReceiverPhase::kFailed, .sync_request = n});
+  Thread receiver([&] {
+    for (auto event = a.NextEvent(*token); event.ok(); event = a.NextEvent(*token)) {
+      if (event->sync_request == 0) continue;
+      a.Report(*token, {.committed = event->newest.identity,
+                        .phase = ReceiverPhase::kCommitted,
+                        .sync_request = event->sync_request});
+    }
+  });
+  std::vector<ReceiverPhase> phases;
+  const auto progress = [&](const Attachments::Progress& p) {
+    phases.push_back(p.phase);
+    return true;
+  };
+  CHECK(a.TriggerSync("m", {}, false, progress, [] { return false; }).ok());
+  REQUIRE_FALSE(phases.empty());
+  CHECK(phases.back() == ReceiverPhase::kCommitted);
+  a.Stop();
+  receiver.join();
+}
+
+TEST_CASE("attachments: a receiver that falls silent is detached and counted") {
+  Attachments a(kStrict);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  const bool ever = GENERATE(false, true);
+  const bool talks_on = GENERATE(false, true);
+  CAPTURE(ever, talks_on);
+  StatusOr<SenderEvent> event = a.NextEvent(*token);
+  if (ever) a.Report(*token, {.event = 1});
+  while (event.ok()) {
+    event = a.NextEvent(*token);
+    // Reports that never acknowledge a newer event are no sign that events arrive.
+    if (talks_on) a.Report(*token, {.event = ever ? uint64_t{1} : 0});
+  }
+  CHECK(absl::IsDeadlineExceeded(event.status()));
+  CHECK(event.status().message().find("receiver \"r\" at p") != std::string::npos);
+  CHECK(a.silent("m") == 1);
+  CHECK(a.Receivers("m").empty());
+}
+
+TEST_CASE("attachments: a receiver that echoes its events stays") {
+  Attachments a(kStrict);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  const auto until = SteadyClock::now() + 3 * kStrict.silence;
+  while (SteadyClock::now() < until) {
+    const auto event = a.NextEvent(*token);
+    REQUIRE(event.ok());
+    a.Report(*token, {.event = event->number});
+  }
+  CHECK(a.silent("m") == 0);
+}
+
+TEST_CASE("attachments: another peer with the same id is refused while the first is heard of") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto first = a.Attach("m", "r", "10.0.0.1:4000");
+  REQUIRE(first.ok());
+  const Status refused = a.Attach("m", "r", "10.0.0.2:4000").status();
+  CHECK(absl::IsAlreadyExists(refused));
+  CHECK(refused.message().find("10.0.0.1:4000") != std::string::npos);
+  CHECK(absl::IsAlreadyExists(a.MayUse("m", "r", "10.0.0.2:4000", nullptr)));
+  bool attached = true;
+  CHECK(a.MayUse("m", "other", "10.0.0.2:4000", &attached).ok());
+  CHECK(!attached);
+  CHECK(a.MayUse("m", "r", "10.0.0.1:4000", &attached).ok());
+  CHECK(attached);
+  CHECK(a.Attach("other", "r", "10.0.0.2:4000").ok());
+  // A receiver's newer attachment takes the place of its older one.
+  const auto again = a.Attach("m", "r", "10.0.0.1:4000");
+  REQUIRE(again.ok());
+  CHECK(absl::IsAborted(a.NextEvent(*first).status()));
+  CHECK(a.NextEvent(*again).ok());
+  a.Detach(*again);
+  CHECK(a.Attach("m", "r", "10.0.0.2:4000").ok());
+}
+
+TEST_CASE("attachments: a name is free when its receiver has been silent") {
+  Attachments a({.silence = milliseconds(1)});
+  a.Publish("m", Version(1));
+  const auto first = a.Attach("m", "r", "p1");
+  REQUIRE(first.ok());
+  const auto deadline = SteadyClock::now() + std::chrono::seconds(30);
+  while (!a.Attach("m", "r", "p2").ok()) REQUIRE(SteadyClock::now() < deadline);
+  CHECK(absl::IsAborted(a.NextEvent(*first).status()));
+}
+
+TEST_CASE("attachments: ids and numbers have limits") {
+  Attachments a({.most = 2});
+  CHECK(absl::IsInvalidArgument(a.Attach("m", "", "p").status()));
+  CHECK(absl::IsInvalidArgument(a.Attach("m", std::string(129, 'r'), "p").status()));
+  CHECK(a.Attach("m", std::string(128, 'r'), "p").ok());
+  CHECK(a.Attach("m", "2", "p").ok());
+  CHECK(absl::IsResourceExhausted(a.Attach("m", "3", "p").status()));
+}
+
+TEST_CASE("attachments: whoever waits is woken by the change itself") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto never = [] { return false; };
+  const auto first = a.WaitChange("m", 0, never);
+  REQUIRE(first.has_value());
+  // Each of 100 changes must wake the waiter. A waiter that looked every 200 ms would take 20 s.
+  const auto start = SteadyClock::now();
+  Thread publisher([&] {
+    for (uint64_t v = 2; v <= 101; ++v) {
+      a.Publish("m", Version(v));
+      while (a.Receivers("m").size() < v - 1) std::this_thread::yield();
+    }
+  });
+  uint64_t seen = first->serial;
+  for (uint64_t v = 2; v <= 101; ++v) {
+    const auto change = a.WaitChange("m", seen, never);
+    REQUIRE(change.has_value());
+    CHECK(change->info.identity.id.version == v);
+    seen = change->serial;
+    REQUIRE(a.Attach("m", std::to_string(v), "p").ok());
+  }
+  publisher.join();
+  CHECK(SteadyClock::now() - start < std::chrono::seconds(5));
+}
+
+TEST_CASE("attachments: a sync request goes down, and its answer comes back") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  const auto never = [] { return false; };
+  CHECK(absl::IsNotFound(a.TriggerSync("m", {"x"}, false, nullptr, never)));
+  CHECK(absl::IsFailedPrecondition(a.TriggerSync("none", {}, false, nullptr, never)));
+  Thread receiver([&] {
+    for (StatusOr<SenderEvent> event = a.NextEvent(*token); event.ok();
+         event = a.NextEvent(*token)) {
+      if (event->sync_request == 0) continue;
+      CHECK(event->force_full);
+      a.Report(*token, {.committed = event->newest.identity,
+                        .phase = ReceiverPhase::kCommitted,
+                        .event = event->number,
+                        .sync_request = event->sync_request});
+    }
+  });
+  ReceiverPhase phase = ReceiverPhase::kNone;
+  const auto progress = [&](const Attachments::Progress& p) {
+    phase = p.phase;
+    return true;
+  };
+  CHECK(a.TriggerSync("m", {}, true, progress, never).ok());
+  CHECK(phase == ReceiverPhase::kCommitted);
+  a.Stop();
+  receiver.join();
+  CHECK(absl::IsUnavailable(a.Attach("m", "r2", "p").status()));
+}
+
+}  // namespace
+}  // namespace deltawire
