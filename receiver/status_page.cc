@@ -3,95 +3,131 @@
 #include <algorithm>
 
 #include "common/base/human.h"
-#include "common/base/trace.h"
 #include "common/base/versions_behind.h"
+#include "common/metrics/chart.h"
+#include "common/metrics/fleet.h"
 #include "common/metrics/page.h"
 #include "receiver/daemon.h"
 
 namespace deltawire::receiver {
 namespace {
 
+using metrics::Cell;
 using metrics::Page;
-using Cell = Page::Cell;
-
-std::string TraceText(const Identity& id) { return fmt::format("{:016x}", TraceOf(id).value); }
 
 void ShowState(const ReplicaStatus& s, const std::string& model, Page& page) {
-  page.Table(fmt::format("state-{}", model),
-             {"committed", "trace", "newest", "versions behind", "phase", "attached", "size",
-              "buffers", "commits", "received", "repaired chunks", "failed pulls"},
-             {{Page::Text(ToString(s.committed)), Page::Text(TraceText(s.committed)),
-               Page::Text(ToString(s.newest)), Page::Count(VersionsBehind(s.committed, s.newest)),
-               Page::Text(std::string(ToString(s.phase))), Page::Text(s.attached ? "yes" : "no"),
-               Page::Bytes(s.model_bytes), Page::Count(s.buffers), Page::Count(s.commits),
-               Page::Bytes(s.bytes_received), Page::Count(s.repaired_chunks),
-               Page::Count(s.pull_failures)}});
+  page.Heading(fmt::format("Model {}", model));
+  const bool pulled = s.last_pull.seconds > 0;
+  page.Facts(fmt::format("state-{}", model),
+             {{"committed", Cell::Version(s.committed)},
+              {"newest", Cell::Version(s.newest)},
+              {"versions behind", Cell::Count(VersionsBehind(s.committed, s.newest))},
+              {"phase", Cell::Word(ToString(s.phase))},
+              {"model", Cell::Bytes(s.model_bytes)},
+              {"weight files", Cell::Count(s.buffers)},
+              {"last pull", pulled ? Cell::Bytes(s.last_pull.payload_bytes) : Cell::None()},
+              {"took", pulled ? Cell::Seconds(s.last_pull.seconds) : Cell::None()},
+              {"commits", Cell::Count(s.commits)},
+              {"received", Cell::Bytes(s.bytes_received)},
+              {"repaired chunks", Cell::Count(s.repaired_chunks)}});
   if (!s.message.empty()) page.Note(s.message);
-  if (!s.readers.empty()) page.Note(fmt::format("An update waits for {}", s.readers));
+  if (!s.readers.empty()) page.Note(fmt::format("An update waits for {}.", s.readers));
 }
 
-void ShowCommits(const Replica& replica, Page& page) {
-  const std::vector<Commit> recent = replica.recent();
-  if (recent.empty()) return page.Note("Nothing was committed since the receiver started.");
-  std::vector<Page::Column> stages, bytes;
-  std::vector<std::vector<Cell>> rows;
-  for (const Commit& c : recent) {
-    const std::string name = ToString(c.id);
-    const CommitTimes& t = c.times;
-    stages.push_back({name, {t.queue, t.transfer, t.readers, t.apply, t.commit}});
-    const uint64_t whole = c.stats.forms.bytes[FormCounts::kRaw];
-    bytes.push_back(
-        {name, {static_cast<double>(c.stats.payload_bytes - whole), static_cast<double>(whole)}});
-    rows.push_back({Page::Text(name), Page::Text(TraceText(c.id)),
-                    Page::Bytes(c.stats.payload_bytes), Page::Count(c.stats.chunks_full),
-                    Page::Count(c.stats.chunks_delta), Page::Seconds(t.queue),
-                    Page::Seconds(t.transfer), Page::Seconds(t.stage), Page::Seconds(t.readers),
-                    Page::Seconds(t.apply), Page::Seconds(t.commit),
-                    Page::Seconds(c.stats.seconds)});
+void ShowUpstreams(const ReplicaStatus& s, const std::string& model, Page& page) {
+  std::vector<metrics::Row> rows;
+  for (const AgentView& a : s.agents) {
+    rows.push_back({Cell::Word(a.address), Cell::Word(a.attached ? "attached" : "not attached"),
+                    Cell::Version(a.newest), Cell::Bytes(a.owned_bytes),
+                    Cell::Count(a.owned.size())});
   }
-  page.Bars("First heard of to committed", {"queue", "transfer", "readers", "apply", "commit"},
-            stages, Page::Unit::kSeconds);
-  page.Bars("What came", {"deltas", "whole chunks"}, bytes, Page::Unit::kBytes);
-  std::reverse(rows.begin(), rows.end());
-  page.Table(fmt::format("commits-{}", replica.options().model),
-             {"version", "trace", "came", "whole chunks", "by delta", "queue", "transfer", "stage",
-              "readers", "apply", "commit", "pull"},
+  page.Heading(fmt::format("Senders of {}", model));
+  page.Table(fmt::format("senders-{}", model), {"sender", "state", "newest", "publishes", "chunks"},
              rows);
 }
 
 void ShowEngines(const Engines& engines, const ReplicaStatus& status, const std::string& model,
                  Page& page) {
-  std::vector<std::vector<Cell>> rows;
+  std::vector<metrics::Row> rows;
   for (const EngineDriver::View& e : engines.views()) {
-    rows.push_back({Page::Text(e.name), Page::Text(std::string(ToString(e.kind))),
-                    Page::Text(fmt::format("{}{}", ToString(e.state), e.paused ? ", paused" : "")),
-                    Page::Text(ToString(e.served)),
-                    Page::Count(VersionsBehind(e.served, status.committed)), Page::Count(e.updates),
-                    Page::Count(e.failures), Page::Seconds(e.last_prepare_seconds),
-                    Page::Seconds(e.last_pause_seconds), Page::Seconds(e.last_load_seconds),
-                    Page::Text(e.error)});
+    const bool says_so = e.state == EngineState::kPaused;
+    rows.push_back(
+        {Cell::Word(e.name), Cell::Word(ToString(e.kind)),
+         Cell::Word(fmt::format("{}{}", ToString(e.state), e.paused && !says_so ? ", paused" : "")),
+         Cell::Version(e.served), Cell::Count(VersionsBehind(e.served, status.committed)),
+         Cell::Count(e.updates), Cell::Seconds(e.last_prepare_seconds),
+         Cell::Seconds(e.last_pause_seconds), Cell::Seconds(e.last_load_seconds),
+         Cell::Count(e.failures), Cell::Sentence(e.error.empty() ? "-" : e.error)});
   }
   page.Heading(fmt::format("Engines of {}", model));
   page.Table(fmt::format("engines-{}", model),
-             {"engine", "kind", "state", "serves", "versions behind", "updates", "failures",
-              "prepare", "pause", "load", "last failure"},
+             {"engine", "kind", "state", "serves", "versions behind", "updates", "prepare", "pause",
+              "load", "failures", "last failure"},
+             rows);
+}
+
+void ShowServed(Relay& relay, const ReplicaStatus& status, const std::string& model, Page& page) {
+  page.Heading(fmt::format("Receivers of {}", model));
+  std::vector<metrics::FleetMember> members;
+  for (const ReceiverView& view : relay.attachments().Receivers(model)) {
+    members.push_back(metrics::FleetMemberOf(view));
+  }
+  ShowFleet(page, fmt::format("receivers-{}", model), status.committed, std::move(members));
+}
+
+void DrawCommits(const std::vector<Commit>& recent, Page& page) {
+  metrics::Steps versions{"Versions", "version", {"committed"}, {{}}};
+  metrics::Columns stages{"First heard of to committed",
+                          {"queue", "transfer", "wait for readers", "apply", "commit"},
+                          {}};
+  metrics::Columns bytes{"Bytes received", {"deltas", "whole chunks"}, {}};
+  for (const Commit& c : recent) {
+    const std::string name = ToString(c.id), number = std::to_string(c.id.id.version);
+    const CommitTimes& t = c.times;
+    const uint64_t whole = c.stats.forms.bytes[FormCounts::kRaw];
+    versions.steps[0].push_back({c.unix_nanos, c.id.id.version, name + " committed"});
+    stages.columns.push_back({number, name, {t.queue, t.transfer, t.readers, t.apply, t.commit}});
+    bytes.columns.push_back(
+        {number,
+         name,
+         {static_cast<double>(c.stats.payload_bytes - whole), static_cast<double>(whole)}});
+  }
+  page.Charts({StepsChart(versions), SecondsChart(stages), BytesChart(bytes)});
+}
+
+void ShowCommits(const std::vector<Commit>& recent, const std::string& model, Page& page) {
+  page.Heading(fmt::format("Versions of {}", model));
+  if (recent.empty()) return page.Note("None was committed since this receiver started.");
+  DrawCommits(recent, page);
+  std::vector<metrics::Row> rows;
+  for (auto c = recent.rbegin(); c != recent.rend(); ++c) {
+    const CommitTimes& t = c->times;
+    rows.push_back({Cell::Version(c->id), Cell::Bytes(c->stats.payload_bytes),
+                    Cell::Count(c->stats.chunks_full), Cell::Count(c->stats.chunks_delta),
+                    Cell::Seconds(t.queue), Cell::Seconds(t.transfer), Cell::Seconds(t.stage),
+                    Cell::Seconds(t.readers), Cell::Seconds(t.apply), Cell::Seconds(t.commit),
+                    Cell::Seconds(c->stats.seconds), Cell::Trace(c->id)});
+  }
+  page.Table(fmt::format("commits-{}", model),
+             {"version", "received", "whole chunks", "delta chunks", "queue", "transfer", "stage",
+              "readers", "apply", "commit", "pull", "trace"},
              rows);
 }
 
 }  // namespace
 
 std::function<std::string()> StatusPage(const Daemon& daemon) {
-  return [&daemon] {
-    Page page(fmt::format("deltawire receiver {}", daemon.receiver_id()));
-    page.Note(fmt::format("deltawire {}. Reload for newer figures.", DELTAWIRE_VERSION));
+  return [&daemon, started = SteadyClock::now()] {
+    Page page(fmt::format("deltawire receiver {}", daemon.receiver_id()), SecondsSince(started));
     for (const Replica* replica : daemon.Replicas()) {
       const std::string& model = replica->options().model;
       const ReplicaStatus status = replica->status();
-      page.Heading(fmt::format("Model {}", model));
       ShowState(status, model, page);
-      ShowCommits(*replica, page);
+      ShowUpstreams(status, model, page);
       const Engines* const engines = daemon.EnginesOf(model);
       if (engines != nullptr) ShowEngines(*engines, status, model, page);
+      if (daemon.relay() != nullptr) ShowServed(*daemon.relay(), status, model, page);
+      ShowCommits(replica->recent(), model, page);
     }
     return page.Finish();
   };

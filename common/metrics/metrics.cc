@@ -5,6 +5,8 @@
 #include <prometheus/text_serializer.h>
 
 #include "common/base/log.h"
+#include "common/base/sync.h"
+#include "common/metrics/page.h"
 #include "common/metrics/process.h"
 #include "common/metrics/stage_histograms.h"
 
@@ -74,20 +76,43 @@ class Resource : public CivetHandler {
   const std::function<std::string()> make_;
 };
 
+/// Makes a page anew after a second at the earliest: who asks all the time costs the daemon little.
+class Remembered {
+ public:
+  explicit Remembered(std::function<std::string()> make) : make_(std::move(make)) {}
+
+  std::string operator()() {
+    std::lock_guard lock(mu_);
+    const auto now = SteadyClock::now();
+    if (page_.empty() || now - made_ >= std::chrono::seconds(1)) {
+      page_ = make_();
+      made_ = now;
+    }
+    return page_;
+  }
+
+ private:
+  const std::function<std::string()> make_;
+  Mutex mu_;
+  std::string page_;
+  SteadyClock::time_point made_;
+};
+
 constexpr const char* kMetricsHeaders =
     "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n";
-// The page has no scripts and loads nothing. Should a name ever get into it unescaped, then no
-// browser runs it either.
-constexpr const char* kPageHeaders =
-    "Content-Type: text/html; charset=utf-8\r\n"
-    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
-    "Referrer-Policy: no-referrer\r\n";
+/// The page's heads. No browser runs what a name may have brought into it, even unescaped.
+std::string PageHeaders() {
+  return fmt::format(
+      "Content-Type: text/html; charset=utf-8\r\nContent-Security-Policy: {}\r\n"
+      "Referrer-Policy: no-referrer\r\n",
+      kPagePolicy);
+}
 
 }  // namespace
 
 struct Server::Impl {
   Shown shown;
+  std::unique_ptr<Remembered> remembered;
   std::unique_ptr<Resource> metrics, page;
   std::unique_ptr<CivetServer> server;  // ends before what it calls
 };
@@ -101,9 +126,14 @@ StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Show
   const Shown& what = impl->shown;
   impl->metrics =
       std::make_unique<Resource>("/metrics", kMetricsHeaders, [&what] { return Exposition(what); });
-  if (what.page) impl->page = std::make_unique<Resource>("/", kPageHeaders, what.page);
-  // Two threads: who looks at the page, or connects and says nothing, does not hold up a scrape.
-  const std::vector<std::string> options = {"listening_ports",    address, "num_threads", "2",
+  if (what.page) {
+    impl->remembered = std::make_unique<Remembered>(what.page);
+    impl->page = std::make_unique<Resource>("/", PageHeaders(),
+                                            [&page = *impl->remembered] { return page(); });
+  }
+  // A browser opens connections ahead of its requests, and each takes a thread until it says
+  // something or its time is up. Four threads: that does not hold up a scrape.
+  const std::vector<std::string> options = {"listening_ports",    address, "num_threads", "4",
                                             "request_timeout_ms", "5000"};
   // The library throws when it cannot listen.
   try {

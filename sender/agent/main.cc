@@ -65,16 +65,17 @@ Status Run(const SenderOptions& options) {
   DW_ASSIGN_OR_RETURN(
       auto control,
       ControlServer::Start(ToString(options.control), {&sender_service, &pull_service}, *access));
+  const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
     const sender::PortCounts ports{.bulk_connections = [&bulk] { return bulk->connections(); },
                                    .bulk_refused = [&bulk] { return bulk->refused(); },
                                    .calls_refused = [&access] { return access->calls_refused(); }};
-    DW_ASSIGN_OR_RETURN(metrics_server, metrics::Server::Start(options.metrics,
-                                                               {sender::Probe(agent, ports), stages,
-                                                                sender::StatusPage(agent)}));
+    DW_ASSIGN_OR_RETURN(
+        metrics_server,
+        metrics::Server::Start(options.metrics, {sender::Probe(agent, ports), stages,
+                                                 sender::StatusPage(agent, ToString(control_at))}));
   }
-  const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
           ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
 

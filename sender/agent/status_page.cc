@@ -1,183 +1,177 @@
 #include "sender/agent/status_page.h"
 
 #include <algorithm>
-#include <map>
-#include <optional>
 
 #include "common/base/human.h"
-#include "common/base/trace.h"
 #include "common/base/versions_behind.h"
+#include "common/metrics/chart.h"
+#include "common/metrics/fleet.h"
 #include "common/metrics/page.h"
+#include "sender/agent/layer_density.h"
 
 namespace deltawire::sender {
 namespace {
 
+using metrics::Cell;
 using metrics::Page;
-using Cell = Page::Cell;
+using Entry = VersionHistory::Entry;
 
-// More rows than anybody reads; a fleet may have thousands of receivers.
-constexpr size_t kMostReceivers = 1000;
-
-std::string TraceText(const Identity& id) { return fmt::format("{:016x}", TraceOf(id).value); }
-
-double Density(const VersionInfo& info) {
-  return info.elements == 0
-             ? 0
-             : static_cast<double>(info.changed_elements) / static_cast<double>(info.elements);
+Cell Changed(const VersionInfo& v) {
+  return Cell::Share(static_cast<double>(v.changed_elements), static_cast<double>(v.elements));
 }
 
-void ShowNewest(const Model& model, const Agent& agent, Page& page) {
-  const auto state = model.published();
-  if (state == nullptr) return page.Note("Nothing is published yet.");
-  const VersionInfo& info = state->info;
+void ShowNewest(const Model& model, const VersionInfo& v, const Agent& agent, Page& page) {
   const Agent::PullCounts pulls = agent.Pulls(model.name());
-  page.Table(
-      fmt::format("newest-{}", model.name()),
-      {"version", "trace", "size", "changed", "delta", "whole chunks", "delta log", "active pulls",
-       "sent", "damaged chunks"},
-      {{Page::Text(ToString(info.id())), Page::Text(TraceText(info.identity)),
-        Page::Bytes(info.model_bytes), Page::Ratio(Density(info)), Page::Bytes(info.delta_bytes),
-        Page::Bytes(info.full_bytes), Page::Bytes(model.log_bytes()), Page::Count(pulls.active),
-        Page::Bytes(pulls.bytes_sent), Page::Count(model.damaged_chunks())}});
+  std::vector<std::pair<std::string, Cell>> facts = {
+      {"newest", Cell::Version(v.identity)},
+      {"published", Cell::Seconds(std::max(
+                        0.0, 1e-9 * static_cast<double>(UnixNanos() - v.published_unix_nanos)))},
+      {"changed", Changed(v)},
+      {"delta", Cell::Bytes(v.delta_bytes)},
+      {"whole chunks", Cell::Bytes(v.full_bytes)},
+      {"model", Cell::Bytes(v.model_bytes)},
+      {"delta log", Cell::Bytes(model.log_bytes())},
+      {"pulls now", Cell::Count(pulls.active)},
+      {"sent", Cell::Bytes(pulls.bytes_sent)}};
+  facts[1].second.text += " ago";
+  page.Facts(fmt::format("newest-{}", model.name()), facts);
+  if (model.damaged_chunks() > 0) {
+    page.Note(
+        fmt::format("{} chunks lost their digest in this sender's memory and are not sent "
+                    "until a version in which the trainer writes their tensors.",
+                    model.damaged_chunks()));
+  }
 }
 
-void ShowVersions(const Model& model, Page& page) {
-  const auto recent = model.history().recent();
-  if (recent.empty()) {
-    return page.Note("No version was published since the sender started.");
+std::string VersionsChart(const std::vector<Entry>& recent) {
+  metrics::Steps chart{
+      "Versions", "version", {"published", "committed by the last receiver"}, {{}, {}}};
+  for (const Entry& e : recent) {
+    const uint64_t number = e.info.id().version;
+    const std::string name = ToString(e.info.id());
+    chart.steps[0].push_back({e.info.published_unix_nanos, number, name + " published"});
+    if (e.receivers == 0) continue;
+    const auto delivered = static_cast<int64_t>(e.delivered_seconds * 1e9);
+    chart.steps[1].push_back({e.info.ready_unix_nanos + delivered, number,
+                              fmt::format("{} committed by {} receivers after {}", name,
+                                          e.receivers, HumanSeconds(e.delivered_seconds))});
   }
-  std::vector<Page::Column> stages, bytes;
-  std::vector<std::vector<Cell>> rows;
-  for (const VersionHistory::Entry& e : recent) {
+  // A slow receiver may commit a version after a fast one has committed the next.
+  std::stable_sort(chart.steps[1].begin(), chart.steps[1].end(),
+                   [](const auto& a, const auto& b) { return a.unix_nanos < b.unix_nanos; });
+  return StepsChart(chart);
+}
+
+std::string BytesOf(const std::vector<Entry>& recent) {
+  metrics::Columns chart{"Bytes to send", {"delta", "whole chunks", "the whole model"}, {}};
+  for (const Entry& e : recent) {
+    const VersionInfo& v = e.info;
+    chart.columns.push_back({std::to_string(v.id().version),
+                             ToString(v.id()),
+                             {static_cast<double>(v.delta_bytes), static_cast<double>(v.full_bytes),
+                              static_cast<double>(v.model_bytes)}});
+  }
+  return BytesChart(chart);
+}
+
+std::string StagesOf(const std::vector<Entry>& recent) {
+  metrics::Columns chart{"Ready to committed, by the last receiver",
+                         {"diff", "rest of publish", "on the way", "transfer", "apply and commit"},
+                         {}};
+  for (const Entry& e : recent) {
     const VersionInfo& v = e.info;
     const PullStats& pull = e.slowest;
-    const std::string name = ToString(v.id());
-    // What is between the publish, the pull and the receiver's word of it.
-    const double pulled = pull.transfer_seconds + pull.apply_seconds;
-    const double between = std::max(0.0, e.delivered_seconds - v.publish_seconds - pulled);
-    stages.push_back({name,
-                      {v.diff_seconds, v.publish_seconds - v.diff_seconds,
-                       e.receivers == 0 ? 0 : between, pull.transfer_seconds, pull.apply_seconds}});
-    bytes.push_back(
-        {name, {static_cast<double>(v.delta_bytes), static_cast<double>(v.full_bytes)}});
-    rows.push_back({Page::Text(fmt::format("{}{}", name, v.rollback ? ", rolled back" : "")),
-                    Page::Text(TraceText(v.identity)), Page::Ratio(Density(v)),
-                    Page::Bytes(v.delta_bytes), Page::Bytes(v.full_bytes),
-                    Page::Seconds(v.trainer_wait_seconds), Page::Seconds(v.offload_seconds),
-                    Page::Seconds(v.diff_seconds), Page::Seconds(v.publish_seconds),
-                    Page::Count(e.receivers), Page::Seconds(e.delivered_seconds)});
+    // Events, the pull's opening, and the word of the commit.
+    const double way =
+        e.delivered_seconds - v.publish_seconds - pull.transfer_seconds - pull.apply_seconds;
+    chart.columns.push_back(
+        {std::to_string(v.id().version),
+         ToString(v.id()),
+         {v.diff_seconds, std::max(0.0, v.publish_seconds - v.diff_seconds),
+          e.receivers == 0 ? 0 : std::max(0.0, way), pull.transfer_seconds, pull.apply_seconds}});
   }
-  page.Bars("Ready to committed, at the receiver that was last",
-            {"diff", "publish", "on the way", "transfer", "apply and commit"}, stages,
-            Page::Unit::kSeconds);
-  page.Bars("What a version takes", {"delta", "whole chunks"}, bytes, Page::Unit::kBytes);
-  std::reverse(rows.begin(), rows.end());
-  page.Table(fmt::format("versions-{}", model.name()),
-             {"version", "trace", "changed", "delta", "whole chunks", "trainer waited", "offload",
-              "diff", "publish", "receivers", "ready to committed"},
-             rows);
+  return SecondsChart(chart);
 }
 
-/// A tensor's layer by its name, "model.layers.17.mlp.up_proj.weight": 17 and "mlp".
-struct Place {
-  uint32_t layer = 0;
-  std::string part;
-};
-std::optional<Place> PlaceOf(const std::string& tensor) {
-  constexpr std::string_view kLayers = "layers.";
-  const size_t at = tensor.find(kLayers);
-  if (at == std::string::npos) return std::nullopt;
-  size_t end = at + kLayers.size();
-  Place place;
-  const size_t first = end;
-  for (; end < tensor.size() && tensor[end] >= '0' && tensor[end] <= '9' && end < first + 6;
-       ++end) {
-    place.layer = place.layer * 10 + static_cast<uint32_t>(tensor[end] - '0');
-  }
-  if (end == first || end == tensor.size() || tensor[end] != '.') return std::nullopt;
-  place.part = tensor.substr(end + 1, tensor.find('.', end + 1) - end - 1);
-  return place;
+std::string DensityChart(const LayerDensity& density, const StateId& id) {
+  metrics::Heat chart{fmt::format("Changed elements, {}", ToString(id)),
+                      "layer",
+                      density.parts,
+                      {},
+                      density.ratios};
+  for (uint32_t i = 0; i < density.layers; ++i) chart.columns.push_back(std::to_string(i));
+  return HeatChart(chart);
 }
 
-void ShowLayers(const Model& model, Page& page) {
-  constexpr uint32_t kMostLayers = 512;
-  constexpr size_t kMostParts = 12;
-  const auto state = model.published();
-  if (state == nullptr || state->tensors == nullptr) return;
-  struct Sum {
-    double changed = 0, all = 0;
-  };
-  std::map<std::string, std::map<uint32_t, Sum>> parts;
-  uint32_t layers = 0;
-  for (size_t t = 0; t < state->tensors->size(); ++t) {
+LayerDensity DensityOf(const Model& model, const Published& state) {
+  std::vector<TensorDensity> tensors;
+  for (size_t t = 0; state.tensors != nullptr && t < state.tensors->size(); ++t) {
+    const ChunkRange chunks{model.chunks().first_of_tensor(t), model.chunks().end_of_tensor(t)};
+    if (!model.owned().Meets(chunks)) continue;
     const TensorMeta& meta = model.layout().tensor(t);
-    const auto place = PlaceOf(meta.name);
-    if (!place || place->layer >= kMostLayers) continue;
-    if (parts.size() >= kMostParts && !parts.contains(place->part)) continue;
-    Sum& sum = parts[place->part][place->layer];
-    sum.changed += static_cast<double>((*state->tensors)[t].changed_elements);
-    sum.all += static_cast<double>(model.layout().bytes(t) / DTypeBytes(meta.dtype));
-    layers = std::max(layers, place->layer + 1);
+    tensors.push_back({meta.name, (*state.tensors)[t].changed_elements,
+                       model.layout().bytes(t) / DTypeBytes(meta.dtype)});
   }
-  if (layers < 2) return;
-  std::vector<std::string> rows, columns;
-  std::vector<double> ratios;
-  for (uint32_t layer = 0; layer < layers; ++layer)
-    columns.push_back(fmt::format("layer {}", layer));
-  for (const auto& [part, sums] : parts) {
-    rows.push_back(part);
-    for (uint32_t layer = 0; layer < layers; ++layer) {
-      const auto sum = sums.find(layer);
-      const bool there = sum != sums.end() && sum->second.all > 0;
-      ratios.push_back(there ? sum->second.changed / sum->second.all : -1);
-    }
-  }
-  page.HeatMap(fmt::format("Changed elements by layer, {}", ToString(state->info.id())), rows,
-               columns, ratios);
+  return DensityByLayer(tensors);
 }
 
-void ShowReceivers(const Model& model, const Agent& agent, Page& page) {
-  const auto receivers = agent.attachments().Receivers(model.name());
-  if (receivers.empty()) return page.Note("No receiver is attached.");
-  const auto state = model.published();
-  const Identity newest = state == nullptr ? Identity{} : state->info.identity;
-  std::vector<std::vector<Cell>> rows;
-  for (const ReceiverView& r : receivers) {
-    if (rows.size() == kMostReceivers) break;
-    const PullStats& pull = r.report.last_pull;
-    rows.push_back({Page::Text(r.id), Page::Text(r.peer), Page::Text(ToString(r.report.committed)),
-                    Page::Count(VersionsBehind(r.report.committed, newest)),
-                    Page::Text(std::string(ToString(r.report.phase))),
-                    Page::Seconds(r.attached_seconds), Page::Bytes(pull.payload_bytes),
-                    Page::Seconds(pull.transfer_seconds), Page::Seconds(pull.apply_seconds),
-                    Page::Text(r.report.message)});
+void ShowVersions(const Model& model, const std::vector<Entry>& recent, Page& page) {
+  std::vector<metrics::Row> rows;
+  for (auto e = recent.rbegin(); e != recent.rend(); ++e) {
+    const VersionInfo& v = e->info;
+    const bool delivered = e->receivers > 0;
+    rows.push_back(
+        {Cell::Word(fmt::format("{}{}", ToString(v.id()), v.rollback ? ", rolled back" : "")),
+         Changed(v), Cell::Bytes(v.delta_bytes), Cell::Bytes(v.full_bytes),
+         Cell::Seconds(v.trainer_wait_seconds), Cell::Seconds(v.offload_seconds),
+         Cell::Seconds(v.diff_seconds), Cell::Seconds(v.publish_seconds), Cell::Count(e->receivers),
+         delivered ? Cell::Seconds(e->delivered_seconds) : Cell::None(), Cell::Trace(v.identity)});
   }
-  page.Table(fmt::format("receivers-{}", model.name()),
-             {"receiver", "from", "holds", "versions behind", "phase", "attached for", "last pull",
-              "transfer", "apply", "last failure"},
+  page.Table(fmt::format("versions-{}", model.name()),
+             {"version", "changed", "delta", "whole chunks", "trainer waited", "offload", "diff",
+              "publish", "receivers", "ready to committed", "trace"},
              rows);
-  if (receivers.size() > rows.size()) {
-    page.Note(fmt::format("And {} more receivers: `deltawire status` lists them all.",
-                          receivers.size() - rows.size()));
+}
+
+void ShowModel(const Model& model, const Agent& agent, Page& page) {
+  page.Heading(fmt::format("Model {}", model.name()));
+  const auto state = model.published();
+  if (state == nullptr) {
+    page.Note("No version is published yet.");
+  } else {
+    ShowNewest(model, state->info, agent, page);
   }
+  page.Heading(fmt::format("Receivers of {}", model.name()));
+  std::vector<metrics::FleetMember> members;
+  for (const ReceiverView& view : agent.attachments().Receivers(model.name())) {
+    members.push_back(metrics::FleetMemberOf(view));
+  }
+  ShowFleet(page, fmt::format("receivers-{}", model.name()),
+            state == nullptr ? Identity{} : state->info.identity, std::move(members));
+  if (state == nullptr) return;
+
+  page.Heading(fmt::format("Versions of {}", model.name()));
+  const std::vector<Entry> recent = model.history().recent();
+  if (recent.empty()) return page.Note("None was published since this sender started.");
+  const LayerDensity density = DensityOf(model, *state);
+  page.Charts({VersionsChart(recent), StagesOf(recent), BytesOf(recent),
+               DensityChart(density, state->info.id())});
+  if (density.more_parts > 0) {
+    page.Note(fmt::format("Layers have {} more parts.", density.more_parts));
+  }
+  ShowVersions(model, recent, page);
 }
 
 }  // namespace
 
-std::function<std::string()> StatusPage(const Agent& agent) {
-  return [&agent] {
-    Page page("deltawire sender");
-    page.Note(fmt::format("deltawire {}. Reload for newer figures.", DELTAWIRE_VERSION));
+std::function<std::string()> StatusPage(const Agent& agent, std::string address) {
+  return [&agent, address = std::move(address), started = SteadyClock::now()] {
+    Page page(fmt::format("deltawire sender {}", address), SecondsSince(started));
     const auto models = agent.Models();
-    if (models.empty()) page.Note("No model is registered yet.");
-    for (const auto& model : models) {
-      page.Heading(fmt::format("Model {}", model->name()));
-      ShowNewest(*model, agent, page);
-      ShowVersions(*model, page);
-      ShowLayers(*model, page);
-      page.Heading(fmt::format("Receivers of {}", model->name()));
-      ShowReceivers(*model, agent, page);
+    if (models.empty()) {
+      page.Note("No model is registered yet: a trainer or `deltawire publish` does it.");
     }
+    for (const auto& model : models) ShowModel(*model, agent, page);
     return page.Finish();
   };
 }
