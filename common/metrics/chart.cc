@@ -181,7 +181,7 @@ std::string SecondsChart(const Columns& what) {
     most = std::max(most, sum);
   }
   if (most <= 0) return "";
-  const double step = NiceStep(most / 4);
+  const double step = NiceStep(most / 5);
   const int steps = static_cast<int>(std::ceil(most / step - 1e-9));
   const double top = step * steps;
   Axis y{"time", {}};
@@ -229,7 +229,7 @@ std::string BytesChart(const Columns& what) {
   const auto slots = static_cast<double>(Slots(what));
   for (size_t c = 0; c < what.columns.size(); ++c) {
     svg += OpenColumn(what, c, BytesText);
-    for (size_t i = 0; i < what.series.size(); ++i) {
+    for (size_t i = what.series.size(); i-- > 0;) {  // the first one lies above the others
       const double value = what.columns[c].values[i];
       if (value <= 0) continue;
       svg += fmt::format("<rect class=\"k{}\" x=\"{}\" y=\"{:.2f}\" width=\"{}\" height=\"3\"/>", i,

@@ -29,7 +29,7 @@ font:14px/1.45 system-ui,sans-serif}
 h1{font-size:20px;margin:0}h2{font-size:17px;margin:32px 0 8px}
 h1,h2,p,dd{overflow-wrap:anywhere}
 p,dt,figcaption span{color:var(--dim)}p{margin:4px 0}
-dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(132px,1fr));gap:8px;margin:8px 0}
+dl{display:grid;grid-template-columns:repeat(auto-fill,minmax(128px,1fr));gap:8px;margin:8px 0}
 dl div{background:var(--row);border:1px solid var(--line);border-radius:6px;padding:6px 10px}
 dt{font-size:12px}dd{margin:0;font-size:16px}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:6px;margin:8px 0 16px}
@@ -40,7 +40,8 @@ th{color:var(--dim);font-weight:600;border-bottom:1px solid var(--line)}
 tbody tr:nth-child(even){background:var(--row)}
 td:first-child{white-space:normal;overflow-wrap:anywhere;min-width:124px;max-width:280px}
 th.n,td.n{text-align:right}td.s{white-space:normal;overflow-wrap:anywhere;min-width:200px}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:8px 24px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));
+gap:8px 24px}
 figure{margin:12px 0;min-width:0}figcaption{font-weight:600}figcaption span{font-weight:400}
 .key{list-style:none;display:flex;flex-wrap:wrap;gap:0 14px;margin:2px 0 0;padding:0;font-size:12px}
 .key li::before{content:"";display:inline-block;width:10px;height:10px;margin-right:5px;
@@ -111,7 +112,7 @@ std::string Inner(const Cell& cell) {
 }  // namespace
 
 const char* const kPagePolicy =
-    "default-src 'none'; style-src 'sha256-uFj2wQOmHjMHEk4d2hQpZUnAaCrpo3toI+fop6Zaqd4='; img-src "
+    "default-src 'none'; style-src 'sha256-qw6mEBAW1f5ObNju7NVh6Nb29f9ETgkbRQFP4Kx4rwQ='; img-src "
     "data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'";
 

@@ -29,8 +29,8 @@ ELEMENTS = 1 << 16
 LAYERS = 6
 PARTS = ["input_layernorm", "mlp.down_proj", "mlp.up_proj", "self_attn.o_proj", "self_attn.q_proj"]
 VERSIONS = 12
-# A receiver's id comes from a peer, and so does the text of its last failure.
-HOSTILE = """r<script>document.title='owned'</script><img src=x onerror=alert(1)>&amp;"'"""
+# A receiver's id comes from a peer. The option takes no spaces.
+HOSTILE = """r<script>document.title='owned'</script><img/src=x/onerror=alert(1)>&amp;"'"""
 VOID = {"meta", "link"}
 PICTURES: pathlib.Path | None = None
 
