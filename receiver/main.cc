@@ -16,6 +16,7 @@
 #include "receiver/daemon.h"
 #include "receiver/probe.h"
 #include "receiver/service.h"
+#include "receiver/status_page.h"
 
 namespace deltawire {
 namespace {
@@ -83,7 +84,9 @@ Status Run(const ReceiverOptions& options) {
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
     const auto collect = receiver::Probe(daemon, [&access] { return access->calls_refused(); });
-    DW_ASSIGN_OR_RETURN(metrics_server, metrics::Server::Start(options.metrics, {collect, stages}));
+    DW_ASSIGN_OR_RETURN(
+        metrics_server,
+        metrics::Server::Start(options.metrics, {collect, stages, receiver::StatusPage(daemon)}));
   }
   const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   LogInfo("control {}, sender {}, id {}, kernels {}", ToString(control_at),

@@ -292,11 +292,12 @@ Status CheckExposure(std::string_view option, const Endpoint& endpoint, bool all
 /// Metrics are served in plaintext whatever the credentials are.
 Status CheckMetricsExposure(const Endpoint& endpoint, bool allowed) {
   if (allowed || IsLoopback(endpoint)) return {};
-  return Errorf(StatusCode::kInvalidArgument,
-                "--metrics-listen: {} can be reached from other machines, and metrics go out in "
-                "plaintext to anybody who asks (figures and models' names, no weights): listen on "
-                "127.0.0.1, or allow it by --insecure-metrics",
-                ToString(endpoint));
+  return Errorf(
+      StatusCode::kInvalidArgument,
+      "--metrics-listen: {} can be reached from other machines, and metrics go out in "
+      "plaintext to anybody who asks (figures, names, last failures, no weights): listen on "
+      "127.0.0.1, or allow it by --insecure-metrics",
+      ToString(endpoint));
 }
 
 // The options of both daemons, declared once so that they have the same words and limits.
@@ -324,7 +325,7 @@ void AddStreamLimits(CLI::App& app, Options& o) {
   app.add_flag("--insecure-plaintext", o.insecure_plaintext,
                "Allow listening beyond loopback, unencrypted and unauthenticated");
   app.add_flag("--insecure-metrics", o.insecure_metrics,
-               "Allow --metrics-listen beyond loopback: figures and models' names, in plaintext");
+               "Allow --metrics-listen beyond loopback: figures, names and failures, in plaintext");
   app.add_flag("--allow-code-files", o.allow_code_files,
                "Let side files travel that engines may execute (*.py)");
 }
@@ -334,8 +335,9 @@ void AddProcess(CLI::App& app, Options& o) {
   app.option_defaults()->group("Process");
   AddNumber(app, "--threads", "CPU workers; 0: one per core", 0, kMaxThreads, &o.threads);
   AddSwitch(app, "huge-pages", "Use huge pages where the mount offers them", &o.huge_pages);
-  AddText(app, "--metrics-listen", "HOST:PORT", "Serve Prometheus metrics here; empty: off",
-          &o.metrics, CheckMetrics);
+  AddText(app, "--metrics-listen", "HOST:PORT",
+          "Serve Prometheus metrics (/metrics) and a status page (/) here; empty: off", &o.metrics,
+          CheckMetrics);
   app.add_option("--log-level", o.log_level, "trace, debug, info, warn, error or off")
       ->check(CLI::IsMember({"trace", "debug", "info", "warn", "error", "off"}))
       ->option_text(Shown("LEVEL", o.log_level));

@@ -5,6 +5,8 @@
 #include <prometheus/text_serializer.h>
 
 #include "common/base/log.h"
+#include "common/base/sync.h"
+#include "common/metrics/page.h"
 #include "common/metrics/process.h"
 #include "common/metrics/stage_histograms.h"
 
@@ -43,9 +45,9 @@ std::string Exposition(const Shown& shown) {
 }
 
 /// Answers GET of one path with what `make` returns.
-class Page : public CivetHandler {
+class Resource : public CivetHandler {
  public:
-  Page(std::string path, std::string headers, std::function<std::string()> make)
+  Resource(std::string path, std::string headers, std::function<std::string()> make)
       : path_(std::move(path)), headers_(std::move(headers)), make_(std::move(make)) {}
 
   using CivetHandler::handleGet;
@@ -74,14 +76,44 @@ class Page : public CivetHandler {
   const std::function<std::string()> make_;
 };
 
+/// Makes a page anew after a second at the earliest: who asks all the time costs the daemon little.
+class Remembered {
+ public:
+  explicit Remembered(std::function<std::string()> make) : make_(std::move(make)) {}
+
+  std::string operator()() {
+    std::lock_guard lock(mu_);
+    const auto now = SteadyClock::now();
+    if (page_.empty() || now - made_ >= std::chrono::seconds(1)) {
+      page_ = make_();
+      made_ = now;
+    }
+    return page_;
+  }
+
+ private:
+  const std::function<std::string()> make_;
+  Mutex mu_;
+  std::string page_;
+  SteadyClock::time_point made_;
+};
+
 constexpr const char* kMetricsHeaders =
     "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n";
+/// The page's heads. No browser runs what a name may have brought into it, even unescaped.
+std::string PageHeaders() {
+  return fmt::format(
+      "Content-Type: text/html; charset=utf-8\r\nContent-Security-Policy: {}\r\n"
+      "Referrer-Policy: no-referrer\r\n",
+      kPagePolicy);
+}
 
 }  // namespace
 
 struct Server::Impl {
   Shown shown;
-  std::unique_ptr<Page> metrics;
+  std::unique_ptr<Remembered> remembered;
+  std::unique_ptr<Resource> metrics, page;
   std::unique_ptr<CivetServer> server;  // ends before what it calls
 };
 
@@ -93,9 +125,15 @@ StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Show
   impl->shown = std::move(shown);
   const Shown& what = impl->shown;
   impl->metrics =
-      std::make_unique<Page>("/metrics", kMetricsHeaders, [&what] { return Exposition(what); });
-  // Two threads: who connects and says nothing does not hold up a scrape.
-  const std::vector<std::string> options = {"listening_ports",    address, "num_threads", "2",
+      std::make_unique<Resource>("/metrics", kMetricsHeaders, [&what] { return Exposition(what); });
+  if (what.page) {
+    impl->remembered = std::make_unique<Remembered>(what.page);
+    impl->page = std::make_unique<Resource>("/", PageHeaders(),
+                                            [&page = *impl->remembered] { return page(); });
+  }
+  // A browser opens connections ahead of its requests, and each takes a thread until it says
+  // something or its time is up. Four threads: that does not hold up a scrape.
+  const std::vector<std::string> options = {"listening_ports",    address, "num_threads", "4",
                                             "request_timeout_ms", "5000"};
   // The library throws when it cannot listen.
   try {
@@ -107,6 +145,7 @@ StatusOr<std::unique_ptr<Server>> Server::Start(const std::string& address, Show
                   address, e.what());
   }
   impl->server->addHandler("/metrics", *impl->metrics);
+  if (impl->page != nullptr) impl->server->addHandler("/", *impl->page);
   return std::unique_ptr<Server>(new Server(std::move(impl)));
 }
 

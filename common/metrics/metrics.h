@@ -1,7 +1,7 @@
-// A daemon's metrics: GET /metrics on a port of their own, off unless asked for. Each scrape reads
-// the daemon's own counters, so metrics keep no second copy of a value, except histograms, which
-// are told of what ends (stage_histograms.h).
-// Owner: main; the data that the callbacks read must outlive the Server. Threads: two of the
+// A daemon's metrics and status page: GET /metrics and GET / on a port of their own, off unless
+// asked for. Each scrape reads the daemon's own counters, so metrics keep no second copy of a
+// value, except histograms, which are told of what ends (stage_histograms.h).
+// Owner: main; the data that the callbacks read must outlive the Server. Threads: four of the
 // server's own call the callbacks. Errors: kAlreadyExists when the address is taken or not ours.
 #pragma once
 
@@ -34,6 +34,8 @@ using Collect = std::function<std::vector<Sample>()>;
 struct Shown {
   Collect collect;
   std::shared_ptr<const StageHistograms> stages;  ///< null: none
+  /// Makes the HTML document at "/" (page.h), once a second at most; null: there is none.
+  std::function<std::string()> page = {};
 };
 
 class Server {

@@ -16,6 +16,7 @@
 #include "sender/agent/agent.h"
 #include "sender/agent/probe.h"
 #include "sender/agent/service.h"
+#include "sender/agent/status_page.h"
 
 namespace deltawire {
 namespace {
@@ -64,6 +65,7 @@ Status Run(const SenderOptions& options) {
   DW_ASSIGN_OR_RETURN(
       auto control,
       ControlServer::Start(ToString(options.control), {&sender_service, &pull_service}, *access));
+  const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   std::unique_ptr<metrics::Server> metrics_server;
   if (!options.metrics.empty()) {
     const sender::PortCounts ports{.bulk_connections = [&bulk] { return bulk->connections(); },
@@ -71,9 +73,9 @@ Status Run(const SenderOptions& options) {
                                    .calls_refused = [&access] { return access->calls_refused(); }};
     DW_ASSIGN_OR_RETURN(
         metrics_server,
-        metrics::Server::Start(options.metrics, {sender::Probe(agent, ports), stages}));
+        metrics::Server::Start(options.metrics, {sender::Probe(agent, ports), stages,
+                                                 sender::StatusPage(agent, ToString(control_at))}));
   }
-  const Endpoint control_at{options.control.host, static_cast<uint16_t>(control->port())};
   LogInfo("control {}, bulk {}, trainers at {}, kernels {}", ToString(control_at),
           ToString(Endpoint{options.bulk.host, bulk->port()}), socket, kernels::Best().name);
 

@@ -1,32 +1,37 @@
-// One GET of a daemon's HTTP port on loopback. Owner: none; a free function. Threads: any. Cost: a
-// connection. Errors: "".
+// One GET of a daemon's HTTP port on loopback. Owner: none; free functions. Threads: any. Cost: a
+// connection. Errors: "", or no descriptor.
 #pragma once
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <string>
 
+#include "common/base/unique_fd.h"
+
 namespace deltawire::testing {
 
-/// The whole answer, head and body.
-inline std::string HttpGet(uint16_t port, const std::string& path) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+/// Asks, and leaves the answer to the caller.
+inline UniqueFd SendGet(uint16_t port, const std::string& path) {
+  UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in to{};
   to.sin_family = AF_INET;
   to.sin_port = htons(port);
   to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof to) != 0) return UniqueFd();
+  const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
+  send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL);
+  return fd;
+}
+
+/// The whole answer, head and body.
+inline std::string HttpGet(uint16_t port, const std::string& path) {
+  const UniqueFd fd = SendGet(port, path);
   std::string all;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0) {
-    const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
-    send(fd, request.data(), request.size(), MSG_NOSIGNAL);
-    char buffer[4096];
-    for (ssize_t n; (n = recv(fd, buffer, sizeof buffer, 0)) > 0;) {
-      all.append(buffer, static_cast<size_t>(n));
-    }
+  char buffer[4096];
+  for (ssize_t n; (n = recv(fd.get(), buffer, sizeof buffer, 0)) > 0;) {
+    all.append(buffer, static_cast<size_t>(n));
   }
-  close(fd);
   return all;
 }
 

@@ -9,6 +9,8 @@
 #include <thread>
 
 #include "common/base/acceptor.h"
+#include "common/base/sync.h"
+#include "common/metrics/page.h"
 #include "common/metrics/process.h"
 #include "common/metrics/stage_histograms.h"
 #include "tests/support/http_get.h"
@@ -90,6 +92,48 @@ TEST_CASE("metrics: other paths are not found, and a port in use is said to be")
   }
   const auto second = Server::Start(at, {none, nullptr});
   CHECK(second.status().code() == StatusCode::kAlreadyExists);
+}
+
+TEST_CASE("metrics: the page says how it may be shown, and is made once a second at most") {
+  const uint16_t port = FreePort();
+  int made = 0;
+  Shown shown{[] { return std::vector<Sample>{}; }, nullptr,
+              [&made] { return fmt::format("<p>page {}</p>", ++made); }};
+  const auto server = Server::Start(fmt::format("127.0.0.1:{}", port), std::move(shown));
+  REQUIRE(server.ok());
+  const auto start = SteadyClock::now();
+  const std::string first = HttpGet(port, "/");
+  CHECK(first.starts_with("HTTP/1.1 200"));
+  CHECK(first.ends_with("\r\n\r\n<p>page 1</p>"));
+  CHECK(first.find("\r\nContent-Type: text/html; charset=utf-8\r\n") != std::string::npos);
+  CHECK(first.find(fmt::format("\r\nContent-Security-Policy: {}\r\n", kPagePolicy)) !=
+        std::string::npos);
+  CHECK(first.find("\r\nX-Content-Type-Options: nosniff\r\n") != std::string::npos);
+  CHECK(HttpGet(port, "/?x").ends_with("<p>page 1</p>"));
+  CHECK(HttpGet(port, "/x").substr(8, 3) == " 40");
+  while (HttpGet(port, "/").ends_with("<p>page 1</p>")) {
+    REQUIRE(SteadyClock::now() - start < std::chrono::seconds(60));
+  }
+  CHECK(SteadyClock::now() - start >= std::chrono::seconds(1));
+  CHECK(HttpGet(port, "/").ends_with("<p>page 2</p>"));
+}
+
+TEST_CASE("metrics: who asks for the page and does not read it does not hold up a scrape") {
+  const uint16_t port = FreePort();
+  Shown shown{[] { return std::vector<Sample>{}; }, nullptr,
+              [] { return std::string(32 << 20, 'x'); }};  // more than sockets take
+  const auto server = Server::Start(fmt::format("127.0.0.1:{}", port), std::move(shown));
+  REQUIRE(server.ok());
+  const auto start = SteadyClock::now();
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 3; ++i) {
+    silent.push_back(testing::SendGet(port, "/"));
+    char one = 0;  // its thread has begun to write
+    REQUIRE(recv(silent.back().get(), &one, 1, 0) == 1);
+  }
+  CHECK(HttpGet(port, "/metrics").starts_with("HTTP/1.1 200"));
+  // They lose their threads after 5 s anyway.
+  CHECK(SteadyClock::now() - start < std::chrono::seconds(5));
 }
 
 TEST_CASE("metrics: what is said of the process follows it") {

@@ -1,0 +1,66 @@
+#include "common/metrics/fleet.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <algorithm>
+
+#include "common/base/versions_behind.h"
+
+namespace deltawire::metrics {
+namespace {
+
+/// Nobody reads more rows.
+constexpr size_t kMostRows = 1000;
+
+/// gRPC names peers "ipv4:127.0.0.1:37552".
+Cell PeerOf(const std::string& peer) {
+  constexpr std::string_view kScheme = "ipv4:";
+  if (!peer.starts_with(kScheme)) return Cell::Word(peer);
+  return {peer.substr(kScheme.size()), peer};
+}
+
+Row RowOf(const FleetMember& m, const Identity& newest) {
+  const bool pulling = m.phase == ReceiverPhase::kPulling && m.bytes_total > 0;
+  const std::string phase(ToString(m.phase));
+  const bool pulled = m.seconds > 0;
+  return {Cell::Word(m.id),
+          Cell::Version(m.committed),
+          Cell::Count(VersionsBehind(m.committed, newest)),
+          Cell::Word(pulling ? fmt::format("{}, {} %", phase, 100 * m.bytes_done / m.bytes_total)
+                             : phase),
+          pulled ? Cell::Bytes(m.payload_bytes) : Cell::None(),
+          pulled ? Cell::Seconds(m.seconds) : Cell::None(),
+          m.transfer_seconds > 0
+              ? Cell::Rate(static_cast<double>(m.payload_bytes) / m.transfer_seconds)
+              : Cell::None(),
+          Cell::Seconds(m.attached_seconds),
+          PeerOf(m.peer),
+          Cell::Sentence(m.message.empty() ? "-" : m.message)};
+}
+
+}  // namespace
+
+void ShowFleet(Page& page, std::string_view id, const Identity& newest,
+               std::vector<FleetMember> members) {
+  if (members.empty()) return page.Note("No receiver is attached.");
+  const auto behind = [&](const FleetMember& m) { return VersionsBehind(m.committed, newest); };
+  std::sort(members.begin(), members.end(), [&](const FleetMember& a, const FleetMember& b) {
+    return behind(a) != behind(b) ? behind(a) > behind(b) : a.id < b.id;
+  });
+  std::vector<Row> rows;
+  for (size_t i = 0; i < std::min(members.size(), kMostRows); ++i) {
+    rows.push_back(RowOf(members[i], newest));
+  }
+  page.Table(id,
+             {"receiver", "holds", "versions behind", "phase", "last pull", "took", "rate",
+              "attached for", "from", "last failure"},
+             rows);
+  if (members.size() > kMostRows) {
+    page.Note(
+        fmt::format("{} more are not further behind than the last of these; `deltawire "
+                    "status` lists all.",
+                    members.size() - kMostRows));
+  }
+}
+
+}  // namespace deltawire::metrics

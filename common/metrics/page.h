@@ -1,0 +1,71 @@
+// One HTML document of headings, facts, tables and charts: no script, nothing to fetch, light or
+// dark as the reader's system is. All text is escaped, since names of models, tensors and receivers
+// come from peers. Owner: whoever makes it, for one request. Threads: one. Cost: the text.
+// Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/base/identity.h"
+
+namespace deltawire::metrics {
+
+/// What a browser is told to do with the document: to show it, with its own style, and nothing
+/// else. A value for the header Content-Security-Policy.
+extern const char* const kPagePolicy;
+
+/// `text` as HTML's text or attribute value shows it. Bytes that are no UTF-8, and control
+/// characters, become U+FFFD.
+std::string EscapeHtml(std::string_view text);
+
+/// What a reader sees, and the exact value for programs ("": the text itself).
+struct Cell {
+  enum class Look : uint8_t { kWord, kNumber, kSentence };
+  std::string text, value = {};
+  Look look = Look::kWord;
+
+  static Cell Word(std::string_view text) { return {std::string(text)}; }
+  /// Is broken into lines where it is long.
+  static Cell Sentence(std::string_view text) { return {std::string(text), {}, Look::kSentence}; }
+  static Cell Count(uint64_t count);
+  static Cell Bytes(uint64_t bytes);
+  static Cell Rate(double bytes_per_s);
+  static Cell Seconds(double seconds);
+  /// `part` of `all`, in per cent.
+  static Cell Share(double part, double all);
+  /// "-" for an empty identity.
+  static Cell Version(const Identity& id);
+  static Cell Trace(const Identity& id);
+  /// A value that is not known, or has no meaning here.
+  static Cell None() { return {"-", {}, Look::kNumber}; }
+};
+
+using Row = std::vector<Cell>;
+
+class Page {
+ public:
+  /// `uptime_seconds`: of this daemon.
+  Page(std::string_view title, double uptime_seconds);
+
+  void Heading(std::string_view text);
+  void Note(std::string_view text);
+  /// What is most asked for, each with its name, in large letters.
+  void Facts(std::string_view id, const std::vector<std::pair<std::string, Cell>>& facts);
+  /// REQUIRES: each row has a cell per title, of one look within a column; `id` is unique.
+  void Table(std::string_view id, const std::vector<std::string>& titles,
+             const std::vector<Row>& rows);
+  /// Figures of chart.h side by side, if there is room. Empty ones are left out.
+  void Charts(const std::vector<std::string>& figures);
+
+  /// The whole document.
+  std::string Finish();
+
+ private:
+  std::string html_;
+};
+
+}  // namespace deltawire::metrics

@@ -1,0 +1,33 @@
+// How much of each layer a version changed, by the tensors' names: in
+// "model.layers.17.mlp.up_proj.weight" the layer is 17 of "model.layers", and the part of it is
+// "mlp.up_proj". Pure. Cost: one pass over the names. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace deltawire::sender {
+
+struct TensorDensity {
+  std::string name;
+  uint64_t changed = 0, elements = 0;
+};
+
+struct LayerDensity {
+  static constexpr size_t kMostParts = 32;
+  static constexpr uint32_t kMostLayers = 256;
+
+  /// Those of the largest stack of layers first; others have their stack's name before theirs.
+  std::vector<std::string> parts;
+  size_t more_parts = 0;  ///< beyond kMostParts
+  uint32_t layers = 0;
+  std::vector<double> ratios;  ///< part by part, of each layer; -1: the layer has no such part
+  /// Of the tensors that belong to no layer, or to one beyond kMostLayers.
+  uint64_t changed_outside = 0, elements_outside = 0;
+};
+
+/// The experts of a layer are one part, and so are a weight and its bias.
+LayerDensity DensityByLayer(const std::vector<TensorDensity>& tensors);
+
+}  // namespace deltawire::sender
