@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <cstdio>
 #include <filesystem>
 #include <random>
 
@@ -156,6 +157,10 @@ TEST_CASE("connections that say nothing leave descriptors for those that do") {
 }
 
 TEST_CASE("two thousand connections of garbage leave no memory behind") {
+#ifdef __SANITIZE_THREAD__
+  std::puts("SKIPPED: the sanitizer keeps what it knows of memory that was freed");
+  return;
+#endif
   const uint64_t seed = 0x6A7BA6E;
   CAPTURE(seed);
   std::mt19937_64 random(seed);
