@@ -1,7 +1,9 @@
 // A replica between its upstreams and those that it serves: whose failures move it to another
 // upstream, and what it passes on. Everything is in memory; no sockets.
 #include <catch2/catch.hpp>
+#include <fstream>
 #include <mutex>
+#include <set>
 
 #include "receiver/failover_upstream.h"
 #include "receiver/replica.h"
@@ -48,7 +50,7 @@ struct Setup {
   std::unique_ptr<Replica> replica;
 };
 
-/// Takes nothing at first.
+/// Takes nothing at first, and remembers what it is told.
 struct SlowDownstream : Downstream {
   bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile>, std::shared_ptr<const Delta>,
                  const Identity&) override {
@@ -62,9 +64,13 @@ struct SlowDownstream : Downstream {
   }
   void Dropped() override {}
   void MakeWay(ServedFile&) override {}
-  void Distrusted(std::span<const uint32_t>) override {}
+  void Distrusted(std::span<const uint32_t> chunks) override {
+    std::lock_guard lock(mu);
+    distrusted.insert(chunks.begin(), chunks.end());
+  }
 
   std::mutex mu;
+  std::set<uint32_t> distrusted;
   std::vector<Identity> told;
   Identity fetched;
 };
@@ -116,6 +122,26 @@ TEST_CASE("a version that could not be served on is offered again soon and its p
   std::lock_guard lock(downstream.mu);
   CHECK(downstream.told == std::vector<Identity>(2, s.agent().identity()));
   CHECK(downstream.fetched == s.agent().identity());
+}
+
+TEST_CASE("chunks that somebody wrote to are not served while they are fetched anew") {
+  SlowDownstream downstream;
+  Setup s;
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  s.Start({.downstream = &downstream});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  {
+    std::fstream file(s.dir.path() / "model.safetensors",
+                      std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(-1, std::ios::end);
+    file.put('x');
+  }
+  REQUIRE(Eventually([&] {
+    std::lock_guard lock(downstream.mu);
+    return !downstream.distrusted.empty();
+  }));
+  std::lock_guard lock(downstream.mu);
+  CHECK(downstream.distrusted == std::set<uint32_t>{5});
 }
 
 }  // namespace deltawire::receiver
