@@ -241,6 +241,59 @@ void EachTable(Reader& in, std::string_view key, const Read& read) {
   }
 }
 
+Passthrough ReadPassthrough(const toml::table& table, const std::string& file, Status* status) {
+  Passthrough pass;
+  Reader keys(table, file, status);
+  keys.Strings("mcore", &pass.mcore);
+  keys.String("newer", &pass.newer);
+  keys.String("hf", &pass.hf);
+  keys.RefuseOthers();
+  if (pass.mcore.empty() || pass.hf.empty()) keys.Fail(table, "passthrough wants mcore and hf");
+  return pass;
+}
+
+Copy ReadCopy(const toml::table& table, const std::string& file, Status* status) {
+  Copy copy;
+  Reader keys(table, file, status);
+  keys.String("of", &copy.of);
+  keys.String("hf", &copy.hf);
+  keys.Expression("when", &copy.when);
+  keys.RefuseOthers();
+  if (copy.of.empty() || copy.hf.empty()) keys.Fail(table, "a copy wants of and hf");
+  return copy;
+}
+
+Rule ReadRule(const toml::table& table, const std::string& file, Status* status) {
+  Rule rule;
+  Reader keys(table, file, status);
+  keys.Expression("that", &rule.that);
+  keys.String("otherwise", &rule.otherwise);
+  keys.RefuseOthers();
+  const auto open = std::count(rule.otherwise.begin(), rule.otherwise.end(), '{');
+  const auto closed = std::count(rule.otherwise.begin(), rule.otherwise.end(), '}');
+  if (rule.that.empty() || rule.otherwise.empty()) keys.Fail(table, "a rule wants that, otherwise");
+  if (open != closed) keys.Fail(table, "otherwise: braces do not match");
+  return rule;
+}
+
+/// The table `key`; null where there is none.
+const toml::table* SubTable(Reader& in, std::string_view key) {
+  const toml::node* node = in.Find(key);
+  if (node == nullptr) return nullptr;
+  if (!node->is_table()) in.Fail(*node, fmt::format("{} is a table", key));
+  return node->as_table();
+}
+
+void ReadTexts(Reader& in, std::string_view key, const std::string& file,
+               std::map<std::string, std::string>* to, Status* status) {
+  const toml::table* table = SubTable(in, key);
+  if (table == nullptr) return;
+  Reader keys(*table, file, status);
+  for (const auto& [name, node] : *table) {
+    keys.String(name.str(), &(*to)[std::string(name.str())]);
+  }
+}
+
 }  // namespace
 
 StatusOr<Family> ParseFamily(std::string_view text, const std::string& file) {
@@ -258,71 +311,34 @@ StatusOr<Family> ParseFamily(std::string_view text, const std::string& file) {
   in.String("family", &family.name);
   if (family.name.empty()) in.Fail(root, "wants family = \"NAME\"");
   in.String("extends", &family.extends);
-  const auto sub_table = [&](std::string_view key) -> const toml::table* {
-    const toml::node* node = in.Find(key);
-    if (node == nullptr) return nullptr;
-    if (!node->is_table()) in.Fail(*node, fmt::format("{} is a table", key));
-    return node->as_table();
-  };
-  if (const toml::table* match = sub_table("match")) {
+  if (const toml::table* match = SubTable(in, "match")) {
     Reader keys(*match, file, &status);
     keys.Strings("model_type", &family.model_types);
     keys.Strings("architectures", &family.architectures);
     keys.Expression("when", &family.when);
     keys.RefuseOthers();
   }
-  if (const toml::table* dims = sub_table("dims")) {
+  if (const toml::table* dims = SubTable(in, "dims")) {
     for (const auto& [key, node] : *dims) {
       family.dims[std::string(key.str())] = in.StringList(key.str(), node);
     }
   }
-  if (const toml::table* names = sub_table("names")) {
+  if (const toml::table* names = SubTable(in, "names")) {
     ReadNames(*names, file, &family.names, &status);
   }
-  const auto texts = [&](std::string_view key, std::map<std::string, std::string>* to) {
-    const toml::table* table = sub_table(key);
-    if (table == nullptr) return;
-    Reader keys(*table, file, &status);
-    for (const auto& [name, node] : *table) {
-      keys.String(name.str(), &(*to)[std::string(name.str())]);
-    }
-  };
-  texts("texts", &family.texts);
-  texts("listed", &family.listed);
+  ReadTexts(in, "texts", file, &family.texts, &status);
+  ReadTexts(in, "listed", file, &family.listed, &status);
   EachTable(in, "param", [&](const toml::table& table) {
     family.params.push_back(ReadParam(table, file, &status));
   });
   EachTable(in, "passthrough", [&](const toml::table& table) {
-    Passthrough pass;
-    Reader keys(table, file, &status);
-    keys.Strings("mcore", &pass.mcore);
-    keys.String("newer", &pass.newer);
-    keys.String("hf", &pass.hf);
-    keys.RefuseOthers();
-    if (pass.mcore.empty() || pass.hf.empty()) in.Fail(table, "passthrough wants mcore and hf");
-    family.passthrough.push_back(std::move(pass));
+    family.passthrough.push_back(ReadPassthrough(table, file, &status));
   });
   EachTable(in, "copies", [&](const toml::table& table) {
-    Copy copy;
-    Reader keys(table, file, &status);
-    keys.String("of", &copy.of);
-    keys.String("hf", &copy.hf);
-    keys.Expression("when", &copy.when);
-    keys.RefuseOthers();
-    if (copy.of.empty() || copy.hf.empty()) in.Fail(table, "a copy wants of and hf");
-    family.copies.push_back(std::move(copy));
+    family.copies.push_back(ReadCopy(table, file, &status));
   });
   EachTable(in, "rules", [&](const toml::table& table) {
-    Rule rule;
-    Reader keys(table, file, &status);
-    keys.Expression("that", &rule.that);
-    keys.String("otherwise", &rule.otherwise);
-    keys.RefuseOthers();
-    const auto open = std::count(rule.otherwise.begin(), rule.otherwise.end(), '{');
-    const auto closed = std::count(rule.otherwise.begin(), rule.otherwise.end(), '}');
-    if (rule.that.empty() || rule.otherwise.empty()) in.Fail(table, "a rule wants that, otherwise");
-    if (open != closed) in.Fail(table, "otherwise: braces do not match");
-    family.rules.push_back(std::move(rule));
+    family.rules.push_back(ReadRule(table, file, &status));
   });
   in.Strings("without", &family.without);
   in.Strings("not_trained", &family.not_trained);
