@@ -103,7 +103,7 @@ TEST_CASE("an offload's phases: what each event does in each") {
     // the phase after it, by the phase before in this order: idle, draining, writing, publishing
     Phase after[4];
   };
-  using enum Phase;
+  using enum OffloadPhase;
   const Event events[] = {
       {"begin of another process",
        [](Fixture& f, uint64_t) { (void)f.Ask(Fixture::Request(6, 0, 1, "another")); },

@@ -2,6 +2,7 @@
 
 #include <sys/stat.h>
 
+#include <catch2/catch.hpp>
 #include <fstream>
 #include <functional>
 #include <iterator>
