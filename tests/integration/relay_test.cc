@@ -1,7 +1,6 @@
 // Receivers that serve other receivers: real daemons, real sockets, real SIGKILLs. Every leaf's
 // bytes are compared with the trainer's, and its names with the sender's.
 #include <grpcpp/grpcpp.h>
-#include <signal.h>
 
 #include <catch2/catch.hpp>
 #include <random>
@@ -278,7 +277,7 @@ TEST_CASE("a leaf does not go back to a lineage that was left when the new one's
   CHECK(trainer.Compare(leaf.dir()) == "");
 }
 
-TEST_CASE("a relay with one buffer keeps its leaves while it changes the file, and stops in time") {
+TEST_CASE("a relay with one buffer keeps its leaves while it changes the file") {
   ShmDir root;
   SenderProcess sender(root.path());
   Trainer trainer(sender.socket(), kModel, 24, 111);
@@ -296,10 +295,6 @@ TEST_CASE("a relay with one buffer keeps its leaves while it changes the file, a
   CHECK(trainer.Compare(leaf.dir()) == "");
   // Nothing but the relay's pulls has crossed the link to the sender.
   CHECK(sender.Status(kModel).bytes_sent() == relay.Status().bytes_received());
-  ReceiverProcess second(root.path(), "second", relay.control(), kModel);
-  REQUIRE(Eventually([&] { return Arrived(second, 2) >= 2; }));
-  relay.child().Signal(SIGTERM);
-  CHECK(relay.child().Wait(std::chrono::seconds(5)) == 0);
 }
 
 TEST_CASE("a relay whose memory went bad is found out by digest, and repairs itself") {

@@ -180,7 +180,7 @@ TEST_CASE("a long call that was not answered in time is given more time") {
 }
 
 TEST_CASE("one that is only asked is reached again when both ends have another authority") {
-  testing::TempDir dir;
+  TempDir dir;
   MutePullService service;
   const std::string keys = dir.path() / "keys";
   int port = 0;
