@@ -3,6 +3,7 @@
 #include "common/metrics/page.h"
 
 #include <openssl/evp.h>
+#include <spdlog/fmt/fmt.h>
 
 #include <array>
 #include <catch2/catch.hpp>
@@ -63,7 +64,7 @@ TEST_CASE("page: names are escaped wherever they go") {
   page.Heading(evil);
   page.Note(evil);
   page.Facts(evil, {{evil, Cell::Word(evil)}});
-  page.Table(evil, {evil}, {{Cell::Sentence(evil)}, {{evil, evil}}});
+  page.Table(evil, {evil}, {Row{Cell::Sentence(evil)}, Row{Cell{evil, evil}}});
   const Columns columns{evil, {evil}, {{evil, evil, {1.0}}, {evil, evil, {2.0}}}};
   page.Charts({SecondsChart(columns), BytesChart(columns),
                StepsChart({evil, evil, {evil}, {{{0, 1, evil}, {1, 2, evil}}}}),
@@ -95,7 +96,7 @@ TEST_CASE("page: the policy allows this style, and no other") {
 
 TEST_CASE("page: a cell has what a reader wants, and its exact value") {
   Page page("t", 5400);
-  page.Table("t", {"n"}, {{Cell::Bytes(8580000)}});
+  page.Table("t", {"n"}, {Row{Cell::Bytes(8580000)}});
   page.Facts("f", {{"changed", Cell::Share(1, 8)}, {"none", Cell::Share(0, 0)}});
   const std::string html = page.Finish();
   CHECK(html.find("<td class=\"n\"><data value=\"8580000\">8.58 MB</data></td>") !=
