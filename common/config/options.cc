@@ -6,14 +6,11 @@
 
 #include "common/base/model_name.h"
 #include "common/config/command_line.h"
+#include "common/config/option_kinds.h"
 
 namespace deltawire {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr uint64_t kMaxMillis = 24ull * 60 * 60 * 1000;
-constexpr uint64_t kMaxSize = uint64_t{1} << 50;
 constexpr uint32_t kMaxStreams = 64;
 constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxHistory = 8;  // of the codec tight
@@ -23,63 +20,6 @@ constexpr uint32_t kMaxEngineRetries = 1000;
 constexpr EngineFailure kEngineFailures[] = {EngineFailure::kRetry, EngineFailure::kRollback,
                                              EngineFailure::kStayPaused, EngineFailure::kTakeOut};
 constexpr size_t kMaxSocketPath = sizeof(sockaddr_un::sun_path) - 1;
-
-/// "TYPE" or "TYPE [default]": how --help shows an option's value.
-template <typename T>
-std::string Shown(std::string_view type, const T& value) {
-  const std::string text = fmt::format("{}", value);
-  return text.empty() ? std::string(type) : fmt::format("{} [{}]", type, text);
-}
-
-/// Declares a string option. `check` refuses a value or brings it into its final form.
-void AddText(CLI::App& app, const std::string& name, std::string_view type, const std::string& help,
-             std::string* target, Status (*check)(std::string& text)) {
-  const auto run = [check](std::string& text) { return std::string(MessageOf(check(text))); };
-  app.add_option(name, *target, help)
-      ->transform(CLI::Validator(run, ""))
-      ->option_text(Shown(type, *target));
-}
-
-void AddListen(CLI::App& app, const std::string& name, const std::string& help, Endpoint* target) {
-  const auto set = [name, target](const std::string& text) {
-    const auto endpoint = ParseEndpoint(text);
-    if (!endpoint.ok()) {
-      throw CLI::ValidationError(name, std::string(MessageOf(endpoint.status())));
-    }
-    *target = *endpoint;
-  };
-  app.add_option_function<std::string>(name, set, help)
-      ->option_text(Shown("HOST:PORT", ToString(*target)));
-}
-
-void AddNumber(CLI::App& app, const std::string& name, const std::string& help, uint32_t min,
-               uint32_t max, uint32_t* target) {
-  app.add_option(name, *target, help)
-      ->check(CLI::Range(min, max))
-      ->option_text(Shown("N", *target));
-}
-
-void AddMillis(CLI::App& app, const std::string& name, const std::string& help, uint64_t min,
-               milliseconds* target) {
-  const auto set = [target](const uint64_t& value) { *target = milliseconds(value); };
-  app.add_option_function<uint64_t>(name, set, help)
-      ->check(CLI::Range(min, kMaxMillis))
-      ->option_text(Shown("MS", target->count()));
-}
-
-void AddSize(CLI::App& app, const std::string& name, const std::string& help, uint64_t* target) {
-  app.add_option(name, *target, help)
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(uint64_t{0}, kMaxSize))  // CLI11 takes -1 for the largest uint64_t
-      ->option_text(*target % (1 << 30) == 0 ? fmt::format("SIZE [{}GiB]", *target >> 30)
-                                             : fmt::format("SIZE [{}MiB]", *target >> 20));
-}
-
-/// --name and --no-name.
-void AddSwitch(CLI::App& app, const std::string& name, const std::string& help, bool* target) {
-  app.add_flag("--" + name + ",!--no-" + name, *target,
-               fmt::format("{} [{}]", help, *target ? "on" : "off"));
-}
 
 void AddCodec(CLI::App& app, std::optional<kernels::Codec>* target) {
   std::vector<std::string> codecs(kernels::kFormNames + 1, std::end(kernels::kFormNames));
