@@ -25,6 +25,45 @@ void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
   out->set_served_unix_nanos(view.served_unix_nanos);
 }
 
+void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {
+  out->set_attached(s.attached);
+  out->set_following(s.following);
+  deltawire::ToProto(s.committed, out->mutable_committed());
+  deltawire::ToProto(s.newest, out->mutable_newest());
+  out->set_phase(std::string(ToString(s.phase)));
+  out->set_message(s.message);
+  out->set_model_bytes(s.model_bytes);
+  out->set_bytes_done(s.bytes_done);
+  out->set_bytes_total(s.bytes_total);
+  out->set_commits(s.commits);
+  out->set_bytes_received(s.bytes_received);
+  out->set_repaired_chunks(s.repaired_chunks);
+  deltawire::ToProto(s.last_pull, out->mutable_last_pull());
+  out->set_fingerprint(s.fingerprint);
+  out->set_scrubbed_bytes(s.scrubbed_bytes);
+  out->set_scrub_mismatches(s.scrub_mismatches);
+  out->set_buffers(s.buffers);
+  out->set_buffers_why(s.buffers_why);
+  out->set_readers(s.readers);
+  out->set_reader_wait_seconds(s.reader_wait_seconds);
+  out->set_worst_reader_wait_seconds(s.worst_reader_wait_seconds);
+  out->set_root_mismatches(s.root_mismatches);
+  out->set_lost_attachments(s.lost_attachments);
+  out->set_files_put_back(s.files_put_back);
+  out->set_history_deltas(static_cast<uint32_t>(s.history_deltas));
+  out->set_history_bytes(s.history_bytes);
+  for (const AgentView& agent : s.agents) {
+    v1::AgentStatus* a = out->add_agents();
+    a->set_sender(agent.address);
+    deltawire::ToProto(agent.newest, a->mutable_newest());
+    a->set_owned_chunks(agent.owned.size());
+    a->set_owned_bytes(agent.owned_bytes);
+    deltawire::ToProto(agent.owned, a->mutable_owned());
+    a->set_attached(agent.attached);
+    a->set_in_use(agent.in_use);
+  }
+}
+
 }  // namespace
 
 StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContext& context,
@@ -63,43 +102,8 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
     m->set_model(replica->options().model);
     m->set_directory(replica->options().directory.string());
     m->set_sender(fmt::format("{}", fmt::join(o.senders, ", ")));
-    m->set_attached(s.attached);
-    m->set_following(s.following);
-    deltawire::ToProto(s.committed, m->mutable_committed());
-    deltawire::ToProto(s.newest, m->mutable_newest());
-    m->set_phase(std::string(ToString(s.phase)));
-    m->set_message(s.message);
-    m->set_model_bytes(s.model_bytes);
-    m->set_bytes_done(s.bytes_done);
-    m->set_bytes_total(s.bytes_total);
-    m->set_commits(s.commits);
-    m->set_bytes_received(s.bytes_received);
-    m->set_repaired_chunks(s.repaired_chunks);
-    deltawire::ToProto(s.last_pull, m->mutable_last_pull());
-    m->set_fingerprint(s.fingerprint);
+    ToProto(s, m);
     m->set_staging_limit_bytes(replica->options().staging_bytes);
-    m->set_scrubbed_bytes(s.scrubbed_bytes);
-    m->set_scrub_mismatches(s.scrub_mismatches);
-    m->set_buffers(s.buffers);
-    m->set_buffers_why(s.buffers_why);
-    m->set_readers(s.readers);
-    m->set_reader_wait_seconds(s.reader_wait_seconds);
-    m->set_worst_reader_wait_seconds(s.worst_reader_wait_seconds);
-    m->set_root_mismatches(s.root_mismatches);
-    m->set_lost_attachments(s.lost_attachments);
-    m->set_files_put_back(s.files_put_back);
-    m->set_history_deltas(static_cast<uint32_t>(s.history_deltas));
-    m->set_history_bytes(s.history_bytes);
-    for (const AgentView& agent : s.agents) {
-      v1::AgentStatus* a = m->add_agents();
-      a->set_sender(agent.address);
-      deltawire::ToProto(agent.newest, a->mutable_newest());
-      a->set_owned_chunks(agent.owned.size());
-      a->set_owned_bytes(agent.owned_bytes);
-      deltawire::ToProto(agent.owned, a->mutable_owned());
-      a->set_attached(agent.attached);
-      a->set_in_use(agent.in_use);
-    }
     if (const Engines* engines = daemon_.EnginesOf(m->model())) {
       const auto views = engines->views();
       for (const EngineDriver::View& view : views) ToProto(view, m->add_engines());
