@@ -107,11 +107,14 @@ class Swarm {
     io_.Stop();
   }
 
-  const Status& failed() const { return failed_; }
-  /// True when every receiver has this version now.
-  bool AllAt(uint64_t version) const {
-    return std::all_of(replicas_.begin(), replicas_.end(),
-                       [&](const auto& r) { return r->status().committed.id.version == version; });
+  size_t size() const { return replicas_.size(); }
+  /// Waits until every receiver has the first version, in a case's name.
+  Status AwaitFirst(const std::string& name) const {
+    DW_RETURN_IF_ERROR(failed_);
+    const auto has = [](const auto& r) { return r->status().committed.id.version == 1; };
+    const auto all = [&] { return std::all_of(replicas_.begin(), replicas_.end(), has); };
+    if (testing::Eventually(all, kPatience)) return absl::OkStatus();
+    return Errorf(StatusCode::kDeadlineExceeded, "{}: not all have the first version", name);
   }
 
   Arrivals arrivals;
@@ -136,12 +139,12 @@ class SmallModel {
   }
   uint64_t bytes() const { return layout_.total_bytes(); }
   Status Register() { return client_.Register(layout_, {}).status(); }
-  /// `ready`, if not null, gets the moment at which all was written.
-  Status Publish(uint64_t version, SteadyClock::time_point* ready = nullptr) {
+  /// `ready` gets the moment at which all was written.
+  Status Publish(uint64_t version, SteadyClock::time_point& ready) {
     for (size_t i = 0; i < content_.size(); i += 200) content_[i] ^= std::byte{1};
     DW_ASSIGN_OR_RETURN(const auto offload, client_.Begin(version));
     DW_RETURN_IF_ERROR(offload->Write(0, content_));
-    if (ready != nullptr) *ready = SteadyClock::now();
+    ready = SteadyClock::now();
     DW_RETURN_IF_ERROR(offload->Ready());
     return client_.WaitPublished(version).status();
   }
@@ -152,47 +155,55 @@ class SmallModel {
   TrainerClient client_;
 };
 
-double MedianOf(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
+// A sender, and the trainer of its model.
+struct Scenario {
+  Scenario(const fs::path& root, size_t kilobytes, std::vector<std::string> sender_options = {})
+      : sender(root, std::move(sender_options)), model(sender.socket(), kilobytes) {}
+
+  /// Publishes the first version.
+  Status Start() {
+    DW_RETURN_IF_ERROR(model.Register());
+    return model.Publish(version, ready);
+  }
+  /// Publishes the next version and waits until all of `swarm` have it. Adds the seconds of the
+  /// publish, and until all have it from its beginning and from the trainer's last write.
+  Status Step(const std::string& name, Swarm& swarm, Series& s) {
+    swarm.arrivals.Expect(++version, swarm.size());
+    const auto start = SteadyClock::now();
+    DW_RETURN_IF_ERROR(model.Publish(version, ready));
+    s.Add("trainer", SecondsSince(start));
+    if (!swarm.arrivals.Wait()) {
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not arrived", name, version);
+    }
+    s.Add("all since begin", SecondsSince(start));
+    s.Add("all since ready", SecondsSince(ready));
+    return absl::OkStatus();
+  }
+
+  testing::SenderProcess sender;
+  SmallModel model;
+  uint64_t version = 1;
+  SteadyClock::time_point ready;
+};
 
 Status Followers(const Options& options, Bench& bench, size_t count, double& one_receiver) {
   const std::string name = fmt::format("followers/{}", count);
   if (!bench.Asked(name) && count != 1) return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  testing::SenderProcess sender(scratch->path());
-  const pid_t pid = sender.child().pid();
-  SmallModel model(sender.socket(), options.kilobytes);
-  DW_RETURN_IF_ERROR(model.Register());
-  uint64_t version = 1;
-  DW_RETURN_IF_ERROR(model.Publish(version));
+  Scenario scene(scratch->path(), options.kilobytes);
+  DW_RETURN_IF_ERROR(scene.Start());
+  const pid_t pid = scene.sender.child().pid();
   const size_t threads_before = ThreadsOf(pid);
   const uint64_t memory_before = testing::AnonymousBytes(pid);
 
-  Swarm swarm(scratch->path(), sender.control(), count);
-  DW_RETURN_IF_ERROR(swarm.failed());
-  if (!testing::Eventually([&] { return swarm.AllAt(version); }, kPatience)) {
-    return Errorf(StatusCode::kDeadlineExceeded, "{}: not all have the first version", name);
-  }
-  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
-    swarm.arrivals.Expect(++version, count);
-    const auto start = SteadyClock::now();
-    DW_RETURN_IF_ERROR(model.Publish(version));
-    s.Add("trainer", SecondsSince(start));
-    if (!swarm.arrivals.Wait()) {
-      return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not arrived", name, version);
-    }
-    s.Add("all", SecondsSince(start));
-    return absl::OkStatus();
-  }));
-  const double all = MedianOf(series.Of("all"));
-  if (count == 1) one_receiver = all;
+  Swarm swarm(scratch->path(), scene.sender.control(), count);
+  DW_RETURN_IF_ERROR(swarm.AwaitFirst(name));
+  DW_ASSIGN_OR_RETURN(const Series series,
+                      bench.Measure([&](Series& s) { return scene.Step(name, swarm, s); }));
   bench.Add(name, 1, series,
-            {Value("publish -> all committed", "all"), Value("trainer's publish", "trainer")});
-  if (!bench.Asked(name)) return absl::OkStatus();
-  bench.AddValue(name, "against one receiver", all / one_receiver, "x");
+            {Value("publish -> all committed", "all since begin"),
+             Value("trainer's publish", "trainer")});
+  bench.AddRatio(name, "against one receiver", series, "all since begin", one_receiver);
   const double added =
       static_cast<double>(testing::AnonymousBytes(pid)) - static_cast<double>(memory_before);
   bench.AddValue(name, "sender's threads", static_cast<double>(ThreadsOf(pid)), "", 0,
@@ -212,44 +223,30 @@ std::unique_ptr<testing::ReceiverProcess> MakeRelay(const fs::path& root, const 
                                fmt::format("127.0.0.1:{}", testing::FreePort())});
 }
 
+size_t RelayKilobytes(const Options& options, const Bench& bench) {
+  return bench.quick ? 8000 : options.relay_megabytes * 1000;
+}
+
 // From the trainer's last write until a receiver has committed, with `depth` - 1 relays between.
 Status Chain(const Options& options, Bench& bench, size_t depth, double& depth_one) {
   constexpr double kMostAgainstOne = 1.5;
   const std::string name = fmt::format("chain/{}", depth);
   if (!bench.Asked(name) && depth != 1) return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  testing::SenderProcess sender(scratch->path(), {"--scrub-bytes-per-s", "0"});
-  SmallModel model(sender.socket(), bench.quick ? 8000 : options.relay_megabytes * 1000);
-  DW_RETURN_IF_ERROR(model.Register());
-  uint64_t version = 1;
-  DW_RETURN_IF_ERROR(model.Publish(version));
+  Scenario scene(scratch->path(), RelayKilobytes(options, bench), {"--scrub-bytes-per-s", "0"});
+  DW_RETURN_IF_ERROR(scene.Start());
   std::vector<std::unique_ptr<testing::ReceiverProcess>> relays;
-  std::string upstream = sender.control();
+  std::string upstream = scene.sender.control();
   for (size_t i = 1; i < depth; ++i) {
     relays.push_back(MakeRelay(scratch->path(), fmt::format("relay-{}", i), upstream));
     upstream = relays.back()->control();
   }
   Swarm leaf(scratch->path(), upstream, 1, 4);
-  DW_RETURN_IF_ERROR(leaf.failed());
-  if (!testing::Eventually([&] { return leaf.AllAt(version); }, kPatience)) {
-    return Errorf(StatusCode::kDeadlineExceeded, "{}: the first version has not arrived", name);
-  }
-  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
-    leaf.arrivals.Expect(++version, 1);
-    SteadyClock::time_point ready;
-    DW_RETURN_IF_ERROR(model.Publish(version, &ready));
-    if (!leaf.arrivals.Wait()) {
-      return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not arrived", name, version);
-    }
-    s.Add("all", SecondsSince(ready));
-    return absl::OkStatus();
-  }));
-  const double median = MedianOf(series.Of("all"));
-  if (depth == 1) depth_one = median;
-  bench.Add(name, 1, series, {Value("ready -> committed", "all")});
-  if (depth > 1 && bench.Asked(name)) {
-    bench.AddValue(name, "against depth 1", median / depth_one, "x", kMostAgainstOne);
-  }
+  DW_RETURN_IF_ERROR(leaf.AwaitFirst(name));
+  DW_ASSIGN_OR_RETURN(const Series series,
+                      bench.Measure([&](Series& s) { return scene.Step(name, leaf, s); }));
+  bench.Add(name, 1, series, {Value("ready -> committed", "all since ready")});
+  bench.AddRatio(name, "against depth 1", series, "all since ready", depth_one, kMostAgainstOne);
   return absl::OkStatus();
 }
 
@@ -260,38 +257,29 @@ Status BehindOneLink(const Options& options, Bench& bench, size_t count, double&
   const std::string name = fmt::format("uplink/{}", count);
   if (!bench.Asked(name) && count != 1) return absl::OkStatus();
   DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  testing::SenderProcess sender(scratch->path(),
-                                {"--scrub-bytes-per-s", "0", "--rate-limit", "125MB"});
-  SmallModel model(sender.socket(), bench.quick ? 8000 : options.relay_megabytes * 1000);
-  DW_RETURN_IF_ERROR(model.Register());
-  DW_RETURN_IF_ERROR(model.Publish(1));
+  Scenario scene(scratch->path(), RelayKilobytes(options, bench),
+                 {"--scrub-bytes-per-s", "0", "--rate-limit", "125MB"});
+  DW_RETURN_IF_ERROR(scene.Start());
   double most_bytes = 0;
   DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
     const fs::path root = scratch->path() / "round";
     fs::create_directories(root);
-    const uint64_t before = sender.Status(kModel).bytes_sent();
+    const uint64_t before = scene.sender.Status(kModel).bytes_sent();
     const auto start = SteadyClock::now();
     {
-      const auto relay = count == 1 ? nullptr : MakeRelay(root, "relay", sender.control());
-      Swarm swarm(root, relay == nullptr ? sender.control() : relay->control(), count, 4);
-      DW_RETURN_IF_ERROR(swarm.failed());
-      if (!testing::Eventually([&] { return swarm.AllAt(1); }, kPatience)) {
-        return Errorf(StatusCode::kDeadlineExceeded, "{}: not all have the model", name);
-      }
+      const auto relay = count == 1 ? nullptr : MakeRelay(root, "relay", scene.sender.control());
+      Swarm swarm(root, relay == nullptr ? scene.sender.control() : relay->control(), count, 4);
+      DW_RETURN_IF_ERROR(swarm.AwaitFirst(name));
       s.Add("all", SecondsSince(start));
     }
-    const auto sent = static_cast<double>(sender.Status(kModel).bytes_sent() - before);
-    most_bytes = std::max(most_bytes, sent / static_cast<double>(model.bytes()));
+    const auto sent = static_cast<double>(scene.sender.Status(kModel).bytes_sent() - before);
+    most_bytes = std::max(most_bytes, sent / static_cast<double>(scene.model.bytes()));
     fs::remove_all(root);
     return absl::OkStatus();
   }));
-  const double median = MedianOf(series.Of("all"));
-  if (count == 1) one_receiver = median;
   bench.Add(name, 1, series, {Value("start -> all committed", "all")});
-  if (!bench.Asked(name)) return absl::OkStatus();
   bench.AddValue(name, "sender's bytes", most_bytes, "models", kMostBytes);
-  if (count > 1)
-    bench.AddValue(name, "against one receiver", median / one_receiver, "x", kMostTime);
+  bench.AddRatio(name, "against one receiver", series, "all", one_receiver, kMostTime);
   return absl::OkStatus();
 }
 

@@ -89,6 +89,16 @@ void Bench::AddValue(const std::string& name, std::string metric, double value, 
                    .note = std::move(note)});
 }
 
+void Bench::AddRatio(const std::string& name, std::string metric, const Series& series,
+                     std::string_view column, double& one, double at_most) {
+  const double median = Summarize(series.Of(column)).median;
+  if (one == 0) {
+    one = median;
+  } else {
+    AddValue(name, std::move(metric), median / one, "x", at_most);
+  }
+}
+
 void Bench::AddMemory(const std::string& name, std::optional<uint64_t> bytes, double at_most,
                       std::string note) {
   if (!bytes) return report_->NotMeasured(name + " memory", "the kernel does not reset the peak");

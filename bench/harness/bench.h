@@ -110,6 +110,10 @@ class Bench {
   /// Adds a row of one number.
   void AddValue(const std::string& name, std::string metric, double value, std::string unit,
                 double at_most = 0, std::string note = "", size_t threads = 1);
+  /// Adds how many times as long a column took as `one`. While that is 0 the case is the one that
+  /// others are compared with: `one` becomes its median, and no row is added.
+  void AddRatio(const std::string& name, std::string metric, const Series& series,
+                std::string_view column, double& one, double at_most = 0);
   /// Adds a growth of memory, in MiB; without `bytes` the row says that the kernel did not tell.
   void AddMemory(const std::string& name, std::optional<uint64_t> bytes, double at_most,
                  std::string note = "");
