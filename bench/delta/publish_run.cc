@@ -52,7 +52,8 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   const std::vector<bool> unchanged(workload_.layout.size());
   const auto start = SteadyClock::now();
   const auto job = std::make_shared<sender::PublishJob>(in);
-  const sender::PublishJob::Result result = job->Finish({1, 1}, {1, 2}, unchanged, pool);
+  DW_ASSIGN_OR_RETURN(const sender::PublishJob::Result result,
+                      job->Finish({1, 1}, {1, 2}, unchanged, pool));
   const double seconds = SecondsSince(start);
   if (result.root == RootOf(digest_new_, all) && result.changed_elements == workload_.changed) {
     return seconds;
