@@ -112,7 +112,7 @@ void DeclareBenchLink(CLI::App& app, Run* run) {
       ->check(Quiet(CLI::Range(0.1, 60.0)))
       ->excludes(listen)
       ->capture_default_str();
-  o->AddTimeout(*sub, 5, "Wait this long for the other machine");
+  o->AddTimeout(*sub, 5, "Wait this long for the other machine", Common::kLeastTimeout);
   o->AddJson(*sub);
   peer->excludes(listen);
   sub->callback([o, run, peer, listen] {

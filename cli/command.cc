@@ -68,11 +68,11 @@ void Common::AddModel(CLI::App& app, const std::string& when_empty) {
   app.add_option("--model", model, "Model; default: " + when_empty)->type_name("NAME");
 }
 
-void Common::AddTimeout(CLI::App& app, double seconds, const std::string& help) {
+void Common::AddTimeout(CLI::App& app, double seconds, const std::string& help, double least) {
   timeout_seconds = seconds;
   app.add_option("--timeout", timeout_seconds, help)
       ->type_name("SECONDS")
-      ->check(Quiet(CLI::Range(0.0, 1e6)))
+      ->check(Quiet(CLI::Range(least, 1e6)))
       ->capture_default_str();
 }
 

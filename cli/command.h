@@ -56,6 +56,7 @@ struct Common {
   std::string socket = "/dev/shm/deltawire/trainer.sock";
   std::string model;
   double timeout_seconds = 10;
+  static constexpr double kLeastTimeout = 0.1;  ///< of commands that cannot wait for ever
   bool json = false;
 
   /// The file that DialSender and DialReceiver show and believe; AddSender and AddReceiver add it.
@@ -64,7 +65,7 @@ struct Common {
   void AddReceiver(CLI::App& app);
   void AddSocket(CLI::App& app);
   void AddModel(CLI::App& app, const std::string& when_empty);
-  void AddTimeout(CLI::App& app, double seconds, const std::string& help);
+  void AddTimeout(CLI::App& app, double seconds, const std::string& help, double least = 0);
   void AddJson(CLI::App& app);
 
   std::chrono::milliseconds timeout() const {

@@ -39,13 +39,20 @@ Finding Kernel(const MachineFacts& f) {
 
 void DataDirectory(const MachineFacts& f, std::vector<Finding>& all) {
   const std::string about = "data directory";
+  if (!f.data_dir_owner.empty()) {
+    all.push_back(
+        {Level::kNote, about, std::string(MessageOf(f.data_dir_usable)),
+         fmt::format("run this as its owner: sudo -u {} deltawire doctor", f.data_dir_owner)});
+    return;
+  }
   if (!f.data_dir_usable.ok()) {
     all.push_back({Level::kProblem, about, std::string(MessageOf(f.data_dir_usable)),
                    "make it for the daemon's user, e.g. systemd-tmpfiles --create, or name "
                    "another with --data-dir"});
     return;
   }
-  const std::string room = fmt::format("{}: {} free, {} of memory available", f.data_dir.native(),
+  const std::string room = fmt::format("{}{}: {} free, {} of memory available", f.data_dir.native(),
+                                       f.data_dir_missing ? " (a daemon will make it)" : "",
                                        HumanBytes(f.free_bytes), HumanBytes(f.memory_bytes));
   if (!f.in_memory) {
     all.push_back({Level::kNote, about, room + "; not in memory",
@@ -228,7 +235,7 @@ void DeclareDoctor(CLI::App& app, Run* run) {
   sub->add_option("--sender", o->sender, "Also look at this sender, and at its bulk port")
       ->type_name("HOST:PORT");
   sub->add_option("--receiver", o->receiver, "Also look at this receiver")->type_name("HOST:PORT");
-  o->AddTimeout(*sub, 5, "Wait this long for each answer");
+  o->AddTimeout(*sub, 5, "Wait this long for each answer", Common::kLeastTimeout);
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Doctor(*o); }; });
 }

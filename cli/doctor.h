@@ -42,14 +42,17 @@ struct CertificateFacts {
 struct MachineFacts {
   std::string kernel;  ///< "6.1.0-18-amd64"
   std::filesystem::path data_dir;
-  Status data_dir_usable;       ///< a file can be made in it
+  /// A file can be made in it, or where it is missing in the directory that it would be made in.
+  Status data_dir_usable;
+  std::string data_dir_owner;  ///< whose it is, if that is why it cannot be looked at
+  bool data_dir_missing = false;
   bool in_memory = false;       ///< it is on tmpfs or ramfs
   uint64_t free_bytes = 0;      ///< in the data directory
   uint64_t memory_bytes = 0;    ///< available, of the machine
   std::string no_leases;        ///< why the data directory has no leases; empty: it has
   std::string shm_huge_pages;   ///< the chosen word of shmem_enabled; empty: not known
   uint64_t descriptors = 0;     ///< soft limit of open files
-  uint64_t socket_buffer = 0;   ///< the smaller of net.core.rmem_max and wmem_max; 0: not known
+  uint64_t socket_buffer = 0;   ///< the smaller limit of tcp_rmem and tcp_wmem; 0: not known
   std::string kernels;          ///< the instruction set that the kernels use
   std::string program_version;  ///< of this tool
   std::vector<PeerFacts> peers;
@@ -68,6 +71,10 @@ struct Finding {
 std::string_view ToString(Finding::Level level);
 
 std::vector<Finding> Judge(const MachineFacts& facts);
+
+/// The limit of the kernel's own tuning, from a line of net.ipv4.tcp_rmem or tcp_wmem: least,
+/// default, most. 0: it is not such a line.
+uint64_t TunedLimit(const std::string& line);
 
 /// `sender`, `receiver`: addresses, or empty.
 MachineFacts Look(const std::filesystem::path& data_dir, const std::string& sender,

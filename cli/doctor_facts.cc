@@ -1,12 +1,15 @@
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <pwd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
 #include <fstream>
+#include <sstream>
 
 #include "cli/connect.h"
 #include "cli/doctor.h"
@@ -47,11 +50,35 @@ std::string Chosen(const std::string& line) {
   return line.substr(open + 1, close - open - 1);
 }
 
+// The directory, or where it is missing the one that a daemon would make it in.
+fs::path FirstThatIsThere(const fs::path& dir) {
+  std::error_code unknown;
+  fs::path at = fs::absolute(dir, unknown);
+  while (at.has_relative_path() &&
+         fs::symlink_status(at, unknown).type() == fs::file_type::not_found) {
+    at = at.parent_path();
+  }
+  return at;
+}
+
+/// The owner's name, if the directory is neither this user's nor root's.
+std::string OtherOwner(const fs::path& dir) {
+  struct stat info;
+  if (::stat(dir.c_str(), &info) != 0 || info.st_uid == ::geteuid() || info.st_uid == 0) return "";
+  const struct passwd* const user = ::getpwuid(info.st_uid);
+  return user == nullptr ? fmt::format("'#{}'", info.st_uid) : user->pw_name;
+}
+
 void LookAtDirectory(MachineFacts& f) {
-  const fs::path probe = f.data_dir / fmt::format(".doctor-{}", ::getpid());
+  const fs::path there = FirstThatIsThere(f.data_dir);
+  f.data_dir_missing = there != fs::absolute(f.data_dir);
+  const fs::path probe = there / fmt::format(".doctor-{}", ::getpid());
   const UniqueFd fd(::open(probe.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (fd.get() < 0) {
-    f.data_dir_usable = ErrnoError("a file cannot be made in " + f.data_dir.native());
+    f.data_dir_usable = ErrnoError("a file cannot be made in " + there.native());
+    if (f.data_dir_usable.code() == StatusCode::kPermissionDenied) {
+      f.data_dir_owner = OtherOwner(there);
+    }
     return;
   }
   struct statfs at;
@@ -137,6 +164,12 @@ void LookAtCredentials(MachineFacts& f) {
 
 }  // namespace
 
+uint64_t TunedLimit(const std::string& line) {
+  std::istringstream in(line);
+  uint64_t least = 0, usual = 0, most = 0;
+  return in >> least >> usual >> most ? most : 0;
+}
+
 MachineFacts Look(const fs::path& data_dir, const std::string& sender, const std::string& receiver,
                   std::chrono::milliseconds timeout) {
   MachineFacts f;
@@ -148,11 +181,9 @@ MachineFacts Look(const fs::path& data_dir, const std::string& sender, const std
   f.shm_huge_pages = Chosen(FirstLine("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
   rlimit files;
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) f.descriptors = files.rlim_cur;
-  const auto number = [](const char* path) {
-    return std::strtoull(FirstLine(path).c_str(), nullptr, 10);
-  };
-  f.socket_buffer =
-      std::min(number("/proc/sys/net/core/rmem_max"), number("/proc/sys/net/core/wmem_max"));
+  // No daemon asks for a size of its own, so net.core.rmem_max and wmem_max bound nothing.
+  f.socket_buffer = std::min(TunedLimit(FirstLine("/proc/sys/net/ipv4/tcp_rmem")),
+                             TunedLimit(FirstLine("/proc/sys/net/ipv4/tcp_wmem")));
   f.kernels = kernels::Best().name;
   f.program_version = DELTAWIRE_VERSION;
   LookAtCredentials(f);

@@ -25,7 +25,7 @@ constexpr std::chrono::milliseconds kLongestSend{60000};
 class LinkListener {
  public:
   struct Limits {
-    size_t connections = 64;
+    size_t connections = 160;  ///< of two rounds: the one before may still be ending
     std::chrono::milliseconds first_word{5000};  ///< until an ask is there
   };
   static StatusOr<std::unique_ptr<LinkListener>> Listen(const std::string& address, Limits limits);

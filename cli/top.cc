@@ -259,7 +259,7 @@ bool Obey(int key, const TopLook* look, TopView& view) {
 }
 
 StatusOr<Exit> Top(const TopOptions& o) {
-  DW_ASSIGN_OR_RETURN(const std::unique_ptr<Terminal> terminal, Terminal::Open());
+  DW_ASSIGN_OR_RETURN(std::unique_ptr<Terminal> terminal, Terminal::Open());
   for (const int signal : {SIGTERM, SIGHUP}) {
     std::signal(signal, [](int) { told_to_end = true; });
   }
@@ -272,13 +272,9 @@ StatusOr<Exit> Top(const TopOptions& o) {
     const bool news = !view.paused && looker.News(&seen, &now, &before);
     if (key != ERR && !Obey(key, now.get(), view)) break;
     if (now == nullptr || (key == ERR && !news)) continue;
-    size_t receivers = 0;
-    for (const SenderAnswer& s : now->senders) {
-      receivers += static_cast<size_t>(s.attached.receivers_size());
-    }
-    view.scroll = std::min(view.scroll, receivers);
     terminal->Draw(TopScreen(*now, before.get(), view, terminal->rows(), terminal->columns()));
   }
+  terminal.reset();  // before the looker, which may still wait for a daemon's answer
   return Exit::kOk;
 }
 
@@ -299,7 +295,7 @@ void DeclareTop(CLI::App& app, Run* run) {
       ->check(Quiet(CLI::Range(0.05, 3600.0)))
       ->capture_default_str();
   o->AddModel(*sub, "the first; the key m takes the next");
-  o->AddTimeout(*sub, 2, "Wait this long for an answer");
+  o->AddTimeout(*sub, 2, "Wait this long for an answer", Common::kLeastTimeout);
   sub->callback([o, run] { *run = [o] { return Top(*o); }; });
 }
 

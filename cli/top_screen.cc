@@ -198,11 +198,15 @@ void AddSenders(Picture& picture, const TopLook& now, const TopLook* before,
   picture.Add(table, 0, table.rows(), warned);
 }
 
+// What PullStats calls apply_seconds: the stages `apply` and `commit` of docs/operations.md.
+constexpr std::string_view kAfterTransfer = "apply+commit";
+
 std::string SlowestStage(const v1::PullStats& pull) {
   if (pull.seconds() <= 0) return "-";
   const bool transfer = pull.transfer_seconds() >= pull.apply_seconds();
   const double most = transfer ? pull.transfer_seconds() : pull.apply_seconds();
-  return fmt::format("{} {:.0f} %", transfer ? "transfer" : "apply", 100 * most / pull.seconds());
+  return fmt::format("{} {:.0f} %", transfer ? "transfer" : kAfterTransfer,
+                     100 * most / pull.seconds());
 }
 
 // What receivers say of their last failures, a line each, in the rows' order.
@@ -216,8 +220,7 @@ std::vector<std::string> Failures(const std::vector<Row>& rows) {
 }
 
 // The receivers from `view.scroll` on, as many as fit above `kept` further lines.
-void AddReceivers(Picture& picture, const std::vector<Row>& rows, const TopView& view,
-                  size_t kept) {
+void AddReceivers(Picture& picture, const std::vector<Row>& rows, TopView& view, size_t kept) {
   if (rows.empty()) {
     picture.Add("No receiver is attached.");
     return;
@@ -248,8 +251,9 @@ void AddReceivers(Picture& picture, const std::vector<Row>& rows, const TopView&
   if (picture.left() < kept + 1) return;
   failures.resize(std::min({failures.size(), kMostFailures, (picture.left() - kept - 1) / 2}));
   const size_t fit = picture.left() - kept - 1 - failures.size();
-  const size_t first = std::min(view.scroll, rows.size() > fit ? rows.size() - fit : 0);
-  picture.Add(table, first, fit, warned);
+  // What was scrolled beyond the last one would have to be scrolled back unseen.
+  view.scroll = std::min(view.scroll, rows.size() > fit ? rows.size() - fit : 0);
+  picture.Add(table, view.scroll, fit, warned);
   for (const std::string& line : failures) picture.Add(line, TopStyle::kWarning);
 }
 
@@ -345,18 +349,18 @@ std::string StagesText(const v1::SenderModelStatus& model,
   if (slowest == nullptr || slowest->seconds() <= 0) return "";
   const std::pair<std::string_view, double> stages[] = {{"publish", version.publish_seconds()},
                                                         {"transfer", slowest->transfer_seconds()},
-                                                        {"apply", slowest->apply_seconds()}};
+                                                        {kAfterTransfer, slowest->apply_seconds()}};
   const auto* const critical =
       std::ranges::max_element(stages, {}, [](const auto& s) { return s.second; });
   std::string text;
   for (const auto& stage : stages) {
     text += fmt::format("{}{} {}{}", text.empty() ? "" : ", ", stage.first,
-                        HumanSeconds(stage.second), &stage == critical ? " (critical)" : "");
+                        HumanSeconds(stage.second), &stage == critical ? " (most)" : "");
   }
   return text;
 }
 
-std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, const TopView& view,
+std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, TopView& view,
                                size_t rows, size_t columns) {
   Picture picture(rows, columns);
   const std::vector<std::string> models = TopModels(now);

@@ -39,7 +39,7 @@ enum class TopOrder : uint8_t { kBehind, kSlowest, kName };
 struct TopView {
   std::string model;  ///< empty: the first one
   TopOrder order = TopOrder::kBehind;
-  size_t scroll = 0;  ///< receivers above the first one that is shown
+  size_t scroll = 0;  ///< receivers above the first one that is shown; TopScreen ends it there
   bool help = false;
   bool paused = false;
   double interval = 1;
@@ -57,12 +57,12 @@ std::vector<std::string> TopModels(const TopLook& look);
 
 /// `rows` lines of at most `columns` columns. Rates are the growth since `before`; without it they
 /// are not shown.
-std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, const TopView& view,
+std::vector<TopLine> TopScreen(const TopLook& now, const TopLook* before, TopView& view,
                                size_t rows, size_t columns);
 
 /// Where the time of the newest version went, from the trainer's last write to the commit of the
 /// slowest receiver that has it, and which stage took longest: "publish 15 ms, transfer 70 ms
-/// (critical), apply 10 ms". Empty: no receiver has it.
+/// (most), apply+commit 10 ms". Empty: no receiver has it.
 std::string StagesText(const v1::SenderModelStatus& model,
                        const v1::ListReceiversResponse& attached);
 

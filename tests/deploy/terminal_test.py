@@ -12,6 +12,7 @@ import pathlib
 import pty
 import re
 import select
+import socket
 import struct
 import subprocess
 import sys
@@ -161,6 +162,33 @@ class TerminalTest(unittest.TestCase):
             finally:
                 child.kill()
         self.assertIn("needs a terminal", on_pipes(top))
+
+    def test_top_puts_the_terminal_back_before_a_daemon_that_hangs_has_answered(self):
+        ours, its = pty.openpty()
+        with socket.create_server(("127.0.0.1", 0)) as hangs:
+            address = f"127.0.0.1:{hangs.getsockname()[1]}"
+            child = spawn(
+                [str(programs() / "deltawire"), "top", "--sender", address, "--timeout", "60"],
+                stdin=its, stdout=its, stderr=its, env=environment(None),
+            )  # fmt: skip
+            try:
+                self.read_until(ours, "\x1b[?1049h")
+                hangs.settimeout(DEADLINE_S)
+                asked = hangs.accept()[0]
+                os.write(ours, b"q")
+                self.read_until(ours, "\x1b[?1049l")
+                asked.setblocking(False)
+                with asked, self.assertRaises(BlockingIOError, msg="it had given up asking before"):
+                    while asked.recv(1 << 16):
+                        continue
+            finally:
+                child.kill()
+                child.wait()
+                os.close(ours)
+                os.close(its)
+        for command in (["top"], ["doctor"], ["bench-link", address]):
+            said = on_pipes([programs() / "deltawire", *command, "--timeout", "0"])
+            self.assertIn("--timeout", said)
 
     def draw(self, top: list, leave: str | None, no_color: str | None) -> None:
         """Runs top until it has drawn the sender's picture and the help page, then makes it leave

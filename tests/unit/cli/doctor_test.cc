@@ -1,10 +1,13 @@
 // What doctor makes of a machine, and that it finds this one.
 #include "cli/doctor.h"
 
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 #include <map>
 
 #include "common/base/human.h"
+#include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::cli {
@@ -99,6 +102,17 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
   one([](MachineFacts& f) { f.kernel = "4.18.0-553"; }, "kernel", Level::kProblem, "4.18", "5.3");
   one([](MachineFacts& f) { f.data_dir_usable = absl::NotFoundError("no such directory"); },
       "data directory", Level::kProblem, "no such directory", "--data-dir");
+  one(
+      [](MachineFacts& f) {
+        f.data_dir_usable = absl::PermissionDeniedError("a file cannot be made in /d");
+      },
+      "data directory", Level::kProblem, "/d", "--data-dir");
+  one(
+      [](MachineFacts& f) {
+        f.data_dir_usable = absl::PermissionDeniedError("a file cannot be made in /d");
+        f.data_dir_owner = "deltawire";
+      },
+      "data directory", Level::kNote, "/d", "sudo -u deltawire");
   one([](MachineFacts& f) { f.in_memory = false; }, "data directory", Level::kNote, "not in memory",
       "tmpfs");
   one([](MachineFacts& f) { f.free_bytes = 16ull << 30; }, "data directory", Level::kNote,
@@ -154,9 +168,38 @@ TEST_CASE("doctor: this machine is looked at, and a peer that is not there is a 
   REQUIRE(f.peers.size() == 2);
   CHECK_FALSE(f.peers[0].reached.ok());
   CHECK_FALSE(f.peers[1].reached.ok());
-  const MachineFacts none = Look(dir.path() / "none", "", "", std::chrono::milliseconds(500));
-  CHECK(none.data_dir_usable.code() == StatusCode::kNotFound);
+  CHECK_FALSE(f.data_dir_missing);
+  const MachineFacts none = Look(dir.path() / "no" / "ne", "", "", std::chrono::milliseconds(500));
+  CHECK(none.data_dir_usable == absl::OkStatus());
+  CHECK(none.data_dir_missing);
+  CHECK(none.free_bytes > 0);
   CHECK(none.peers.empty());
+  CHECK(std::filesystem::is_empty(dir.path()));
+}
+
+TEST_CASE("doctor: another user's directory is told with its owner") {
+  if (::geteuid() != 0) {
+    WARN("SKIPPED: only root can give a directory away");
+    return;
+  }
+  const TempDir dir;
+  REQUIRE(::chown(dir.path().c_str(), 12345, 12345) == 0);
+  testing::Forked operator_of_the_node([&] {
+    if (::setgid(12346) != 0 || ::setuid(12346) != 0) ::_exit(1);
+    const MachineFacts f = Look(dir.path(), "", "", std::chrono::milliseconds(500));
+    if (f.data_dir_usable.code() != StatusCode::kPermissionDenied) ::_exit(2);
+    if (f.data_dir_owner != "'#12345'") ::_exit(3);
+  });
+  const int ended = operator_of_the_node.Wait();
+  REQUIRE(WIFEXITED(ended));
+  CHECK(WEXITSTATUS(ended) == 0);
+}
+
+TEST_CASE("doctor: socket buffers grow to the third number of tcp_rmem") {
+  CHECK(TunedLimit("4096 131072 6291456") == 6291456);
+  CHECK(TunedLimit("4096\t16384\t4194304") == 4194304);
+  CHECK(TunedLimit("212992") == 0);
+  CHECK(TunedLimit("") == 0);
 }
 
 }  // namespace

@@ -49,7 +49,12 @@ std::string Text(const std::vector<TopLine>& lines) {
   return text;
 }
 
-std::vector<std::string> Order(const TopLook& look, const TopView& view, size_t rows = 24) {
+std::vector<TopLine> Draw(const TopLook& now, const TopLook* before = nullptr) {
+  TopView view;
+  return TopScreen(now, before, view, 24, 80);
+}
+
+std::vector<std::string> Order(const TopLook& look, TopView view, size_t rows = 24) {
   std::vector<std::string> names;
   for (const TopLine& line : TopScreen(look, nullptr, view, rows, 80)) {
     if (line.text.starts_with("node-")) names.push_back(line.text.substr(0, line.text.find(' ')));
@@ -68,7 +73,8 @@ TEST_CASE("top: a picture has as many lines as the terminal and fits its columns
     for (const size_t columns : {1, 20, 80, 200}) {
       CAPTURE(rows, columns);
       for (const bool help : {false, true}) {
-        const auto lines = TopScreen(look, nullptr, {.help = help}, rows, columns);
+        TopView view{.help = help};
+        const auto lines = TopScreen(look, nullptr, view, rows, columns);
         CHECK(lines.size() == rows);
         for (const TopLine& line : lines) CHECK(DisplayWidth(line.text) <= columns);
       }
@@ -78,10 +84,10 @@ TEST_CASE("top: a picture has as many lines as the terminal and fits its columns
 
 TEST_CASE("top: rates are the growth between two looks") {
   const TopLook before = LookAt(10, 1'000'000), now = LookAt(12, 5'000'000);
-  CHECK(Text(TopScreen(now, &before, {}, 24, 80)).find("2.00 MB/s") != std::string::npos);
-  CHECK(Text(TopScreen(now, nullptr, {}, 24, 80)).find("B/s") == std::string::npos);
+  CHECK(Text(Draw(now, &before)).find("2.00 MB/s") != std::string::npos);
+  CHECK(Text(Draw(now)).find("B/s") == std::string::npos);
   // A sender that was started again counts from zero, and its rate is not known.
-  CHECK(Text(TopScreen(before, &now, {}, 24, 80)).find("B/s") == std::string::npos);
+  CHECK(Text(Draw(before, &now)).find("B/s") == std::string::npos);
 }
 
 TEST_CASE("top: the slowest receiver of the newest version names the critical stage") {
@@ -93,10 +99,10 @@ TEST_CASE("top: the slowest receiver of the newest version names the critical st
   AddReceiver(look.senders[0], "node-fast", At(7), 0.03, 0.04);
   AddReceiver(look.senders[0], "node-slow", At(7), 0.08, 0.01);
   CHECK(StagesText(m, look.senders[0].attached) ==
-        "publish 15.0 ms, transfer 80.0 ms (critical), apply 10.0 ms");
+        "publish 15.0 ms, transfer 80.0 ms (most), apply+commit 10.0 ms");
   m.mutable_newest()->set_publish_seconds(0.2);
   CHECK(StagesText(m, look.senders[0].attached) ==
-        "publish 200 ms (critical), transfer 80.0 ms, apply 10.0 ms");
+        "publish 200 ms (most), transfer 80.0 ms, apply+commit 10.0 ms");
 }
 
 TEST_CASE("top: receivers are sorted by trouble, by their last pull, or by name") {
@@ -110,7 +116,7 @@ TEST_CASE("top: receivers are sorted by trouble, by their last pull, or by name"
   CHECK(Order(look, {.order = TopOrder::kSlowest}) ==
         Names{"node-a", "node-d", "node-b", "node-c"});
   CHECK(Order(look, {.order = TopOrder::kName}) == Names{"node-a", "node-b", "node-c", "node-d"});
-  const auto lines = TopScreen(look, nullptr, {}, 24, 80);
+  const auto lines = Draw(look);
   for (const TopLine& line : lines) {
     if (!line.text.starts_with("node-")) continue;
     CHECK((line.style == TopStyle::kWarning) == line.text.starts_with("node-d"));
@@ -129,6 +135,10 @@ TEST_CASE("top: scrolling ends at the last receiver") {
   const auto last = Order(look, {.order = TopOrder::kName, .scroll = 1000});
   CHECK(last.back() == "node-39");
   CHECK(last.size() == first.size());
+  // However far it went beyond the end, one key up shows one receiver more.
+  TopView view{.order = TopOrder::kName, .scroll = 1000};
+  TopScreen(look, nullptr, view, 24, 80);
+  CHECK(view.scroll == 40 - last.size());
 }
 
 TEST_CASE("top: failures and daemons that do not answer stand out") {
@@ -136,7 +146,7 @@ TEST_CASE("top: failures and daemons that do not answer stand out") {
   AddReceiver(look.senders[0], "node-a", At(7), 0.01, 0, "no space left on /dev/shm");
   look.receivers.push_back({"host-b:7710", absl::UnavailableError("receiver host-b is away")});
   size_t found = 0;
-  for (const TopLine& line : TopScreen(look, nullptr, {}, 24, 80)) {
+  for (const TopLine& line : Draw(look)) {
     if (line.text != "node-a: no space left on /dev/shm" && line.text != "receiver host-b is away")
       continue;
     CHECK(line.style == TopStyle::kWarning);
@@ -157,7 +167,7 @@ TEST_CASE("top: an engine's version is compared with what its receiver has commi
   e.set_state("serving");
   ToProto(At(4), e.mutable_served());
   look.receivers.push_back({"host-b:7710", std::move(status)});
-  const std::string text = Text(TopScreen(look, nullptr, {}, 24, 80));
+  const std::string text = Text(Draw(look));
   CHECK(text.find("localhost:8000  vllm  serving       4       3") != std::string::npos);
 }
 
