@@ -1,5 +1,5 @@
-// DW_HD marks a function that is compiled for, and runs on, both the GPU and the CPU.
-// A header of its own, so that code which CPU and GPU share need not lie in either's folder.
+// DW_HD marks a function that is compiled for, and runs on, both GPU and CPU, in any thread. It has
+// a header of its own, so that code which both share need not lie in either's folder.
 #pragma once
 
 #if defined(__CUDACC__)

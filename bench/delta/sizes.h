@@ -1,7 +1,7 @@
 // What a workload's changes cost in bits: our codecs, split into their parts, the entropy bounds,
-// and folds against single deltas. Nothing here is timed.
-// Cost: some seconds per GB; folds encode every single delta once more.
-// Errors: kInternal when a kernel refuses its own payload, kDataLoss when bytes come out wrong.
+// and folds against single deltas. Nothing here is timed. Threads: one caller; the pool's do the
+// work. Cost: some seconds per GB; folds encode every single delta once more. Errors: kInternal
+// when a kernel refuses its own payload, kDataLoss when bytes come out wrong.
 #pragma once
 
 #include "bench/delta/engine.h"

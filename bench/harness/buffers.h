@@ -1,6 +1,7 @@
 // Memory that benchmarks work on, all of it touched: anonymous in huge pages, or files on tmpfs in
 // a directory that is removed when this process ends, however it ends (even by SIGKILL). Each
-// object owns what it made. Errors: kResourceExhausted.
+// object owns what it made. Threads: one makes them; any may use the memory. Errors:
+// kResourceExhausted.
 #pragma once
 
 #include <sys/types.h>

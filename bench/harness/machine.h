@@ -1,5 +1,5 @@
-// What this machine is and what its processes use, from /proc. Functions only read. They return 0
-// or "" where there is no such process or the kernel does not tell.
+// What this machine is and what its processes use, from /proc. Functions only read, from any
+// thread. They return 0 or "" where there is no such process or the kernel does not tell.
 #pragma once
 
 #include <sys/types.h>

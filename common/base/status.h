@@ -1,7 +1,7 @@
-// The one error vocabulary: absl::Status and StatusOr, with fmt-formatted messages.
-// A message says what happened, to which file/tensor/peer/version, and what to do.
-// Cost: nothing on success. Other libraries' errors are converted at one seam each
-// (Asio in common/net/io_impl.h, gRPC in proto/convert.h).
+// The one error vocabulary: absl::Status and StatusOr, with fmt-formatted messages. A message says
+// what happened, to which file/tensor/peer/version, and what to do. Threads: any, as values. Cost:
+// nothing on success. Other libraries' errors are converted at one seam each (Asio in
+// common/net/io_impl.h, gRPC in proto/convert.h).
 #pragma once
 
 #include <spdlog/fmt/fmt.h>

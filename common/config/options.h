@@ -1,6 +1,6 @@
-// Every option of the two daemons, read once at start into const structs.
-// Sources, strongest first: command line, TOML file (--config), defaults here. The environment is
-// not read. Errors: a parse that fails says in `text` which option, or which line of the file.
+// Every option of the two daemons, read once, by one thread at start, into const structs. Sources,
+// strongest first: command line, TOML file (--config), defaults here. The environment is not read.
+// Errors: a parse that fails says in `text` which option, or which line of the file.
 #pragma once
 
 #include <chrono>

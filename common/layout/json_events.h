@@ -1,7 +1,7 @@
-// Reads JSON from outside as a stream of events: no tree, no recursion, bounded depth.
-// A reader derives from JsonEvents, tracks its position in the document as a state, and refuses
-// events that do not fit there. Cost: one pass; memory for the longest string.
-// Errors: the first one ends the pass.
+// Reads JSON from outside as a stream of events: no tree, no recursion, bounded depth. A reader
+// derives from JsonEvents, tracks its position in the document as a state, and refuses events that
+// do not fit there. Threads: the caller's; nothing is shared. Cost: one pass; memory for the
+// longest string. Errors: the first one ends the pass.
 #pragma once
 
 #include <cstdint>

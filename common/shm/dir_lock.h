@@ -1,7 +1,8 @@
 // Ensures that a model's directory has one owner at a time: a flock on its `.deltawire.lock`, which
 // holds the owner's pid. Held until destruction or process end (the kernel releases it, also on
-// SIGKILL). Also sets who may read the directory. Errors: kAlreadyExists names the owner's pid and
-// the directory, kPermissionDenied the directory and both users.
+// SIGKILL). Also sets who may read the directory. Threads: any, one at a time. Errors:
+// kAlreadyExists names the owner's pid and the directory, kPermissionDenied the directory and both
+// users.
 #pragma once
 
 #include <sys/types.h>

@@ -1,7 +1,7 @@
 // The small file beside the buffers that says what they hold, and is right after a crash at any
 // point: it is mapped, and each claim in it is one atomic 64-bit word, written only once the claim
-// is true. One owner process writes it (under DirLock); any process may map it read-only
-// (StateReader). Byte table and order of writes: docs/lifecycle.md.
+// is true. One owner process writes it (under DirLock), its threads different entries at once; any
+// process may map it read-only (StateReader). Byte table and order of writes: docs/lifecycle.md.
 // Cost: 16 bytes per chunk and slot.
 #pragma once
 

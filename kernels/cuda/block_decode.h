@@ -1,7 +1,8 @@
-// decode + apply + digest of one block by a team of lanes, on device and CPU (see team.h). Unary
-// codes are found by counting ones. To find size codes, every lane starts at some bit and tells the
-// next lane where its codes end, until no start moves any more. Never reads or writes out of
-// bounds, whatever the stream; not every malformed stream is noticed, so validate first.
+// decode + apply + digest of one block by a team of lanes, on device and CPU; state is in the
+// team's shared memory (see team.h, also for threads). Unary codes are found by counting ones. To
+// find size codes, every lane starts at some bit and tells the next lane where its codes end, until
+// no start moves any more. Never reads or writes out of bounds, whatever the stream; not every
+// malformed stream is noticed, so validate first.
 #pragma once
 
 #include "kernels/cuda/team.h"

@@ -1,7 +1,8 @@
-// diff + encode (fast) + digest of one block of 64Ki elements by a team of lanes; device and CPU.
-// A Team (block_team.cuh, or the tests' emulation) runs phases over its lanes with a barrier after
-// each. Positions are kept as bitmaps, so old and new bytes are read from memory only once.
-// Owner of `shared`: the team. Errors: none; the output is that of the scalar oracle, bit for bit.
+// diff + encode (fast) + digest of one block of 64Ki elements by a team of lanes; device and CPU. A
+// Team (block_team.cuh, or the tests' emulation) runs phases over its lanes with a barrier after
+// each; teams share nothing. Positions are kept as bitmaps, so old and new bytes are read from
+// memory only once. Owner of `shared`: the team. Errors: none; the output is that of the scalar
+// oracle, bit for bit.
 #pragma once
 
 #include "kernels/cuda/team.h"

@@ -1,6 +1,7 @@
 // The functions that launch kernels, and the descriptions of a batch of chunks that kernels read.
-// All pointers are to device memory unless said otherwise; data start at multiples of 16 bytes.
-// All work is queued on `stream`. Errors: a failed launch shows in cudaGetLastError().
+// All pointers are to device memory unless said otherwise, and are the caller's until `stream`, on
+// which all work is queued, has come past it; data start at multiples of 16 bytes. Threads: any,
+// one for each stream. Errors: a failed launch shows in cudaGetLastError().
 #pragma once
 
 #include <cuda_runtime_api.h>

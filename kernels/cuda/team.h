@@ -1,8 +1,8 @@
-// How a block's elements are divided among the lanes of a Team. A Team has Each(f), a phase:
-// f(lane) for every lane, then a barrier; PerLane<T>, one value per lane; ExclusiveScan(values),
-// which replaces each value by the Combine of all before it and returns that of all; Share(x),
-// which reads x from shared memory before the next phase changes it. Shared memory is written only
-// in Each, and in the same phase no other lane reads what a lane has written.
+// How a block's elements are divided among the lanes of a Team, which are a GPU's threads. A Team
+// has Each(f), a phase: f(lane) for every lane, then a barrier; PerLane<T>, one value per lane;
+// ExclusiveScan(values), which replaces each value by the Combine of all before it and returns that
+// of all; Share(x), which reads x from shared memory before the next phase changes it. That memory
+// is written only in Each; in that phase no other lane reads what a lane has written.
 #pragma once
 
 #include "kernels/cuda/elements.h"

@@ -1,5 +1,6 @@
 // What can be asked of an engine, what of it each kind has, and how an answer is judged. Plain
-// values. The order of the calls is EngineCourse's; how they are made is an EngineHook's.
+// values, of any thread. The order of the calls is EngineCourse's; how they are made is an
+// EngineHook's.
 #pragma once
 
 #include <cstdint>

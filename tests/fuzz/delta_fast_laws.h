@@ -1,4 +1,6 @@
-// The laws of fast payloads to which the fuzz targets hold every backend. Require aborts.
+// The laws of fast payloads to which the fuzz targets hold every backend. A Chunk owns its bytes,
+// for one input. Threads: one. Cost: a few passes over the input's chunk for each backend. Errors:
+// Require names the broken law and the backend, and aborts.
 #pragma once
 
 #include <algorithm>

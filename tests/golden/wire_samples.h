@@ -1,6 +1,7 @@
 // The frames that wire version 3's golden files and the worked example of docs/wire_format.md hold.
 // They are frozen, as golden files never change: a new wire version gets samples of its own.
-// wire_golden_maker.cc writes the files, and the tests compare with them.
+// wire_golden_maker.cc writes the files, and the tests compare with them. Pure functions, of any
+// thread.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Fold and negate, touching only elements that the payloads change; compiled once per target.
-// Scratch is one block of elements, kept zero between blocks. Payloads are not trusted.
+// Fold and negate, touching only elements that payloads change; compiled once per target. Scratch,
+// each thread's own, is one block of elements, zero between blocks. Payloads are not trusted.
 #include "hwy/highway.h"
 #include "kernels/cpu/highway/pack-inl.h"
 #include "kernels/cpu/highway/sparse_reader-inl.h"

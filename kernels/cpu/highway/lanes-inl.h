@@ -1,7 +1,7 @@
 // The tight codec's loops over lanes, compiled once per target. Decoding takes an event of each
 // lane in turn: one lane's waits for divisions, tables and the search then hide behind the others'
-// work. Works in the caller's memory. Cost: 5 to 10 ns per change. Source of every rule:
-// kernels/cpu/tight_lanes.h, whose steps these are, with searches in vectors.
+// work. Works in the caller's memory, in any thread. Cost: 5 to 10 ns per change. Source of every
+// rule: kernels/cpu/tight_lanes.h, whose steps these are, with searches in vectors.
 #include "hwy/highway.h"
 #include "kernels/cpu/tight_lanes.h"
 

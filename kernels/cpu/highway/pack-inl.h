@@ -1,5 +1,5 @@
 // Collects the changes of one block and packs them into its sparse stream; compiled once per
-// target. Lives on the stack (about 460 KiB, of which a block touches a part in proportion to its
+// target. Lives on a thread's stack (460 KiB, of which a block touches a part in proportion to its
 // changes). Trusted data only. Cost: 1 to 2 ns per change. Format: docs/delta_format.md, "fast".
 #include "hwy/highway.h"
 #include "kernels/payload.h"

@@ -1,4 +1,5 @@
-// Who makes an offload, in words. Stateless; any thread. Errors: none.
+// Who makes an offload, in words, for the messages that other ranks get. Stateless. Threads: any.
+// Cost: it reads /proc and the host's name. Errors: none; what is not known is left out.
 #pragma once
 
 #include <string>

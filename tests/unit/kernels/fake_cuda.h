@@ -1,4 +1,6 @@
-// Controls of the fake CUDA runtime (fake_cuda.cc). One thread.
+// Controls of the fake CUDA runtime (fake_cuda.cc): which call fails, what the device gets wrong,
+// what is left allocated. Its state is global and lasts until the process ends. Threads: one.
+// Errors: none.
 #pragma once
 
 namespace deltawire::kernels::test {

@@ -1,5 +1,6 @@
 // A made-up model for the GPU tests: chunks of all widths and awkward sizes, versions of their
-// bytes, and the scalar oracle's results for them. Everything follows from the caller's Random.
+// bytes, and the scalar oracle's results for them. Everything follows from the caller's Random. The
+// test owns it. Threads: one makes it; any may read it.
 #pragma once
 
 #include <catch2/catch.hpp>

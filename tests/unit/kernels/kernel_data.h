@@ -1,6 +1,6 @@
 // Seeded data for the kernel tests: buffers at chosen misalignments, and changes of chosen kinds.
 // Everything follows from a seed; a Buffer owns an exact allocation, so asan sees the byte after
-// it.
+// it. Threads: one for each object.
 #pragma once
 
 #include <cstdint>

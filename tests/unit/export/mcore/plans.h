@@ -1,4 +1,5 @@
-// Plans of small models, for tests. What must not fail is REQUIREd here.
+// Plans of small models, for tests. The families are loaded once and kept until the process ends;
+// all else is the caller's. Threads: the test's own. Errors: what must not fail is REQUIREd here.
 #pragma once
 
 #include <catch2/catch.hpp>
