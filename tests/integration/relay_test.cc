@@ -277,6 +277,23 @@ TEST_CASE("a leaf does not go back to a lineage that was left when the new one's
   CHECK(trainer.Compare(leaf.dir()) == "");
 }
 
+TEST_CASE("a relay that is stopped while a leaf pulls ends well, and the leaf goes on elsewhere") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 24, 112);
+  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
+                        Serving({"--rate-limit", "10MB"}));
+  REQUIRE(trainer.Publish(1).ok());
+  REQUIRE(Follows(sender, relay));
+  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
+  REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
+  REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
+  relay.child().Signal(SIGTERM);
+  CHECK(relay.child().Wait(std::chrono::seconds(10)) == 0);
+  REQUIRE(Follows(sender, leaf));
+  CHECK(trainer.Compare(leaf.dir()) == "");
+}
+
 TEST_CASE("a relay with one buffer keeps its leaves while it changes the file") {
   ShmDir root;
   SenderProcess sender(root.path());
