@@ -1,6 +1,7 @@
 // Receivers that serve other receivers: real daemons, real sockets, real SIGKILLs. Every leaf's
 // bytes are compared with the trainer's, and its names with the sender's.
 #include <grpcpp/grpcpp.h>
+#include <signal.h>
 
 #include <catch2/catch.hpp>
 #include <random>
