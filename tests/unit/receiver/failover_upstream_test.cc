@@ -231,7 +231,7 @@ TEST_CASE("failover: a relay does not follow one whose versions come through its
   leaf.r->Has(At(kOld, 2));
   leaf.r->Tell({.path = {7, 6}});
   CHECK(leaf.Told() == At(kOld, 1));
-  REQUIRE(Eventually([&] { return leaf.up->in_use() == "s"; }));
+  REQUIRE(Eventually([&] { return leaf.up->in_use() == "s" && leaf.Ended() > 0; }));
   CHECK(leaf.Why().find("a circle of relays") != std::string::npos);
 }
 
