@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 try:
@@ -29,7 +28,9 @@ sys.path.insert(0, str(HERE.parents[1] / "support"))
 
 import json_schemas  # noqa: E402
 import skipping  # noqa: E402
-from daemons import DEADLINE_S, Daemons, Receiver, free_port, programs, spawn  # noqa: E402
+from daemons import (  # noqa: E402
+    DEADLINE_S, Daemons, Receiver, free_port, programs, spawn, until,
+)  # fmt: skip
 
 ELEMENTS = 1 << 16
 CONFIGS = ROOT / "tests" / "golden" / "hf_configs"
@@ -137,13 +138,6 @@ class Stream:
         *whole, _ = self._file.read_text().split("\n")  # the last line may be cut
         for line in whole:
             self._outputs.keep(self._schema, self._command, line)
-
-
-def until(done, what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not done():
-        assert time.monotonic() < end, f"waited in vain until {what}"
-        time.sleep(0.02)
 
 
 class Pair:

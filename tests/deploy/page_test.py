@@ -16,14 +16,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
-from daemons import DEADLINE_S, Daemons, free_port, programs  # noqa: E402
+import skipping  # noqa: E402
+from daemons import DEADLINE_S, Daemons, free_port, programs, run, until  # noqa: E402
 
 ELEMENTS = 1 << 16
 LAYERS = 6
@@ -35,20 +35,8 @@ VOID = {"meta", "link"}
 PICTURES: pathlib.Path | None = None
 
 
-def until(done, what: str):
-    end = time.monotonic() + DEADLINE_S
-    while not (value := done()):
-        assert time.monotonic() < end, f"waited in vain until {what}"
-        time.sleep(0.02)
-    return value
-
-
 def tool(*command: object) -> str:
-    done = subprocess.run(
-        [programs() / "deltawire", *map(str, command)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
-    return done.stdout
+    return run(programs() / "deltawire", *command)
 
 
 def write_model(directory: pathlib.Path, step: int) -> pathlib.Path:
@@ -318,8 +306,7 @@ class Browser(Pair):
     def setUpClass(cls):
         cls.browser = shutil.which("chromium")
         if cls.browser is None:
-            print("SKIPPED: no chromium on this machine; the status page was not looked at")
-            raise unittest.SkipTest("no chromium")
+            raise unittest.SkipTest("no chromium on this machine; the page was not looked at")
         super().setUpClass()
 
     def show(self, name: str, *options: str) -> subprocess.CompletedProcess:
@@ -359,4 +346,4 @@ if __name__ == "__main__":
     parser.add_argument("--pictures", type=pathlib.Path)
     options, rest = parser.parse_known_args()
     PICTURES = options.pictures
-    unittest.main(argv=[sys.argv[0], *rest])
+    skipping.main(rest)

@@ -12,13 +12,12 @@ import pathlib
 import re
 import sys
 import tempfile
-import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
-from daemons import DEADLINE_S, Daemons, programs, run  # noqa: E402
+from daemons import Daemons, programs, run, until  # noqa: E402
 
 ELEMENTS = 1 << 16
 TRACE = re.compile(r" trace=([0-9a-f]{16})$")
@@ -31,14 +30,6 @@ AT_RECEIVER = [
     ": pulling ", " has come: ", " committed: ", "engine /bin/true: load of", "engine /bin/true serves",
     "engine /bin/false: load of", "it exited with status 1; it is ",
 ]  # fmt: skip
-
-
-def until(done, what: str):
-    end = time.monotonic() + DEADLINE_S
-    while not (value := done()):
-        assert time.monotonic() < end, f"waited in vain until {what}"
-        time.sleep(0.02)
-    return value
 
 
 def tool(*command: object) -> str:

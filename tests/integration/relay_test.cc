@@ -63,6 +63,29 @@ uint32_t Arrived(const ReceiverProcess& receiver, uint64_t version) {
   return n;
 }
 
+/// A leaf in the middle of its first pull from a relay; its second upstream is the sender.
+struct MidPull {
+  MidPull(uint64_t seed, std::vector<std::string> of_relay)
+      : sender(root.path()),
+        trainer(sender.socket(), kModel, 24, seed),
+        relay(root.path(), "relay", sender.control(), kModel, Serving(std::move(of_relay))),
+        leaf(root.path(), "leaf", UpstreamsOnceServed(), kModel) {
+    REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
+    REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
+  }
+  /// The leaf's, when the relay has a version for it.
+  std::string UpstreamsOnceServed() {
+    REQUIRE(trainer.Publish(1).ok());
+    REQUIRE(Follows(sender, relay));
+    return relay.control() + "," + sender.control();
+  }
+
+  ShmDir root;
+  SenderProcess sender;
+  Trainer trainer;
+  ReceiverProcess relay, leaf;
+};
+
 }  // namespace
 
 TEST_CASE("leaves of a relay get whole models, deltas, a rollback and a new lineage") {
@@ -180,38 +203,30 @@ TEST_CASE("a relay is killed in the middle of a pull, and the leaf resumes when 
 }
 
 TEST_CASE("a leaf goes on at its second upstream with the chunks that are missing, and returns") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 24, 104);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
-                        Serving({"--rate-limit", "20MB"}));
-  REQUIRE(trainer.Publish(1).ok());
-  REQUIRE(Follows(sender, relay));
-  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
-  REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
-  REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
-  const uint64_t before = sender.Status(kModel).bytes_sent();
-  relay.child().Kill();
-  REQUIRE(Follows(sender, leaf));
-  CHECK(trainer.Compare(leaf.dir()) == "");
-  const uint64_t fetched = sender.Status(kModel).bytes_sent() - before;
+  MidPull s(104, {"--rate-limit", "20MB"});
+  const uint64_t before = s.sender.Status(kModel).bytes_sent();
+  s.relay.child().Kill();
+  REQUIRE(Follows(s.sender, s.leaf));
+  CHECK(s.trainer.Compare(s.leaf.dir()) == "");
+  const uint64_t fetched = s.sender.Status(kModel).bytes_sent() - before;
   CHECK(fetched > 0);
-  CHECK(fetched < trainer.layout().total_bytes());
+  CHECK(fetched < s.trainer.layout().total_bytes());
   // With the relay away, versions come from the sender.
-  trainer.Step();
-  REQUIRE(trainer.Publish(2).ok());
-  REQUIRE(Follows(sender, leaf));
+  s.trainer.Step();
+  REQUIRE(s.trainer.Publish(2).ok());
+  REQUIRE(Follows(s.sender, s.leaf));
   // The relay is back, and has caught up: the leaf attaches to it again.
-  relay.Start();
-  REQUIRE(Follows(sender, relay));
-  REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
-  const uint64_t sent = sender.Status(kModel).bytes_sent();
-  const uint64_t received = relay.Status().bytes_received();
-  trainer.Step();
-  REQUIRE(trainer.Publish(3).ok());
-  REQUIRE(Follows(sender, leaf));
-  CHECK(trainer.Compare(leaf.dir()) == "");
-  CHECK(sender.Status(kModel).bytes_sent() - sent == relay.Status().bytes_received() - received);
+  s.relay.Start();
+  REQUIRE(Follows(s.sender, s.relay));
+  REQUIRE(Eventually([&] { return s.sender.Status(kModel).receivers() == 1; }));
+  const uint64_t sent = s.sender.Status(kModel).bytes_sent();
+  const uint64_t received = s.relay.Status().bytes_received();
+  s.trainer.Step();
+  REQUIRE(s.trainer.Publish(3).ok());
+  REQUIRE(Follows(s.sender, s.leaf));
+  CHECK(s.trainer.Compare(s.leaf.dir()) == "");
+  CHECK(s.sender.Status(kModel).bytes_sent() - sent ==
+        s.relay.Status().bytes_received() - received);
 }
 
 TEST_CASE("a leaf leaves a relay that tells of nothing new, and returns when it has caught up") {
@@ -279,40 +294,22 @@ TEST_CASE("a leaf does not go back to a lineage that was left when the new one's
 }
 
 TEST_CASE("a relay that is stopped while a leaf pulls ends well, and the leaf goes on elsewhere") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 24, 112);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
-                        Serving({"--rate-limit", "10MB"}));
-  REQUIRE(trainer.Publish(1).ok());
-  REQUIRE(Follows(sender, relay));
-  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
-  REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
-  REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
-  relay.child().Signal(SIGTERM);
-  CHECK(relay.child().Wait(std::chrono::seconds(10)) == 0);
-  REQUIRE(Follows(sender, leaf));
-  CHECK(trainer.Compare(leaf.dir()) == "");
+  MidPull s(112, {"--rate-limit", "10MB"});
+  s.relay.child().Signal(SIGTERM);
+  CHECK(s.relay.child().Wait(std::chrono::seconds(10)) == 0);
+  REQUIRE(Follows(s.sender, s.leaf));
+  CHECK(s.trainer.Compare(s.leaf.dir()) == "");
 }
 
 TEST_CASE("a relay with one buffer keeps its leaves while it changes the file") {
-  ShmDir root;
-  SenderProcess sender(root.path());
-  Trainer trainer(sender.socket(), kModel, 24, 111);
-  ReceiverProcess relay(root.path(), "relay", sender.control(), kModel,
-                        Serving({"--buffers", "1", "--rate-limit", "20MB"}));
-  REQUIRE(trainer.Publish(1).ok());
-  REQUIRE(Follows(sender, relay));
-  ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
-  REQUIRE(Eventually([&] { return Arrived(leaf, 1) >= 4; }));
-  REQUIRE(Arrived(leaf, 1) < ChunksOf(trainer));
-  trainer.Step();
-  REQUIRE(trainer.Publish(2).ok());
-  REQUIRE(Follows(sender, relay));
-  REQUIRE(Follows(sender, leaf));
-  CHECK(trainer.Compare(leaf.dir()) == "");
+  MidPull s(111, {"--buffers", "1", "--rate-limit", "20MB"});
+  s.trainer.Step();
+  REQUIRE(s.trainer.Publish(2).ok());
+  REQUIRE(Follows(s.sender, s.relay));
+  REQUIRE(Follows(s.sender, s.leaf));
+  CHECK(s.trainer.Compare(s.leaf.dir()) == "");
   // Nothing but the relay's pulls has crossed the link to the sender.
-  CHECK(sender.Status(kModel).bytes_sent() == relay.Status().bytes_received());
+  CHECK(s.sender.Status(kModel).bytes_sent() == s.relay.Status().bytes_received());
 }
 
 TEST_CASE("a relay whose memory went bad is found out by digest, and repairs itself") {

@@ -62,6 +62,16 @@ def run(*command: object, **options) -> str:
     return done.stdout
 
 
+def until(done, what: str):
+    """What `done` returns, once that is true. It asks others, who cannot tell of it: so it asks again
+    soon."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (value := done()):
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.02)
+    return value
+
+
 def end(child: subprocess.Popen, patience_s: float = 10) -> None:
     """Asks it to end, kills it where it does not, and waits until it is gone."""
     child.terminate()

@@ -3,14 +3,10 @@
 
 #include <catch2/catch.hpp>
 
+#include "tests/unit/metrics/count.h"
+
 namespace deltawire::metrics {
 namespace {
-
-size_t Count(const std::string& text, const std::string& what) {
-  size_t n = 0;
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
-  return n;
-}
 
 bool Has(const std::string& text, const std::string& what) { return Count(text, what) > 0; }
 

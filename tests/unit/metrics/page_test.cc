@@ -11,15 +11,10 @@
 
 #include "common/metrics/chart.h"
 #include "common/metrics/fleet.h"
+#include "tests/unit/metrics/count.h"
 
 namespace deltawire::metrics {
 namespace {
-
-size_t Count(const std::string& text, const std::string& what) {
-  size_t n = 0;
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + 1)) ++n;
-  return n;
-}
 
 Identity Version(uint64_t number) {
   Identity id;
