@@ -74,13 +74,20 @@ void DataDirectory(const MachineFacts& f, std::vector<Finding>& all) {
 }
 
 Finding HugePages(const MachineFacts& f) {
-  const bool on =
-      f.shm_huge_pages == "always" || f.shm_huge_pages == "advise" || f.shm_huge_pages == "force";
-  const std::string text =
-      f.shm_huge_pages.empty() ? "not known" : "shared memory: " + f.shm_huge_pages;
-  if (on) return {Level::kGood, "huge pages", text, ""};
+  if (!f.in_memory || f.mount_point.empty()) return {Level::kGood, "huge pages", "not known", ""};
+  // The files of a tmpfs go by its own option; shmem_enabled in sysfs is for other shared memory.
+  const std::string text = fmt::format("{} is mounted with huge={}", f.mount_point, f.huge_pages);
+  if (f.huge_pages != "never") return {Level::kGood, "huge pages", text, ""};
   return {Level::kNote, "huge pages", text,
-          "echo advise >/sys/kernel/mm/transparent_hugepage/shmem_enabled: faster first pulls"};
+          fmt::format("mount -o remount,huge=advise {}: faster first pulls", f.mount_point)};
+}
+
+void Logout(const MachineFacts& f, std::vector<Finding>& all) {
+  if (f.logind_removes.empty()) return;
+  all.push_back(
+      {Level::kNote, "logout",
+       fmt::format("logind removes what {} owns in /dev/shm at the last logout", f.logind_removes),
+       fmt::format("loginctl enable-linger {}, or daemons of a system user", f.logind_removes)});
 }
 
 Finding Descriptors(const MachineFacts& f) {
@@ -215,6 +222,7 @@ std::vector<Finding> Judge(const MachineFacts& facts) {
   std::vector<Finding> all = {Kernel(facts)};
   DataDirectory(facts, all);
   all.push_back(HugePages(facts));
+  Logout(facts, all);
   all.push_back(Descriptors(facts));
   all.push_back(SocketBuffers(facts));
   all.push_back({Level::kGood, "kernels", facts.kernels, ""});

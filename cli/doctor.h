@@ -50,7 +50,9 @@ struct MachineFacts {
   uint64_t free_bytes = 0;      ///< in the data directory
   uint64_t memory_bytes = 0;    ///< available, of the machine
   std::string no_leases;        ///< why the data directory has no leases; empty: it has
-  std::string shm_huge_pages;   ///< the chosen word of shmem_enabled; empty: not known
+  std::string mount_point;      ///< of the data directory; empty: not known
+  std::string huge_pages;       ///< its mount's option huge=, "never" if it has none
+  std::string logind_removes;   ///< the user whose files go at the last logout; empty: they stay
   uint64_t descriptors = 0;     ///< soft limit of open files
   uint64_t socket_buffer = 0;   ///< the smaller limit of tcp_rmem and tcp_wmem; 0: not known
   std::string kernels;          ///< the instruction set that the kernels use
@@ -71,6 +73,15 @@ struct Finding {
 std::string_view ToString(Finding::Level level);
 
 std::vector<Finding> Judge(const MachineFacts& facts);
+
+/// One line of /proc/PID/mountinfo.
+struct MountLine {
+  std::string device;      ///< "0:25", as in st_dev
+  std::string point;       ///< where it is mounted
+  std::string huge_pages;  ///< the option huge=, "never" if there is none
+};
+/// nullopt: it is not such a line. Spaces in `point` stay octal escapes.
+std::optional<MountLine> ParseMountLine(const std::string& line);
 
 /// The limit of the kernel's own tuning, from a line of net.ipv4.tcp_rmem or tcp_wmem: least,
 /// default, most. 0: it is not such a line.

@@ -5,9 +5,11 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
+#include <sys/sysmacros.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
 #include <sstream>
 
@@ -41,13 +43,6 @@ uint64_t AvailableMemory() {
     if (key == "MemAvailable:") return kib << 10;
   }
   return 0;
-}
-
-/// The word in brackets: "always within_size [never]".
-std::string Chosen(const std::string& line) {
-  const size_t open = line.find('['), close = line.find(']');
-  if (open == std::string::npos || close == std::string::npos || close < open) return "";
-  return line.substr(open + 1, close - open - 1);
 }
 
 // The directory, or where it is missing the one that a daemon would make it in.
@@ -90,6 +85,41 @@ void LookAtDirectory(MachineFacts& f) {
   if (lease.Try() == FileLease::Answer::kUnsupported) f.no_leases = lease.reason();
   lease.Release();
   ::unlink(probe.c_str());
+}
+
+void LookAtMount(MachineFacts& f) {
+  struct stat at;
+  if (::stat(FirstThatIsThere(f.data_dir).c_str(), &at) != 0) return;
+  const std::string device = fmt::format("{}:{}", major(at.st_dev), minor(at.st_dev));
+  std::ifstream mounts("/proc/self/mountinfo");
+  for (std::string line; std::getline(mounts, line);) {
+    const auto mount = ParseMountLine(line);
+    if (!mount || mount->device != device) continue;
+    f.mount_point = mount->point;
+    f.huge_pages = mount->huge_pages;
+  }
+}
+
+/// logind.conf(5), RemoveIPC=: users whose number is above SYS_UID_MAX lose what they own in
+/// /dev/shm with their last session; users that linger have none such.
+void LookAtLogind(MachineFacts& f) {
+  constexpr uid_t kLastSystemUser = 999;
+  std::error_code none;
+  const struct passwd* const user = ::getpwuid(::geteuid());
+  if (user == nullptr || user->pw_uid <= kLastSystemUser || f.mount_point != "/dev/shm") return;
+  if (!fs::exists("/run/systemd/seats", none)) return;  // no logind here
+  if (fs::exists(fs::path("/var/lib/systemd/linger") / user->pw_name, none)) return;
+  std::vector<fs::path> files = {"/etc/systemd/logind.conf"};
+  for (const auto& drop_in : fs::directory_iterator("/etc/systemd/logind.conf.d", none)) {
+    files.push_back(drop_in.path());
+  }
+  for (const fs::path& file : files) {
+    std::ifstream in(file);
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with("RemoveIPC=no")) return;
+    }
+  }
+  f.logind_removes = user->pw_name;
 }
 
 /// What the daemon at `address` says; what both daemons say alike is put into `facts`.
@@ -164,6 +194,23 @@ void LookAtCredentials(MachineFacts& f) {
 
 }  // namespace
 
+std::optional<MountLine> ParseMountLine(const std::string& line) {
+  std::istringstream in(line);
+  MountLine mount;
+  std::string number, parent, root, word;
+  if (!(in >> number >> parent >> mount.device >> root >> mount.point)) return std::nullopt;
+  while (in >> word && word != "-") {
+  }
+  std::string type, source, options;
+  if (!(in >> type >> source >> options)) return std::nullopt;
+  mount.huge_pages = "never";
+  std::istringstream each(options);
+  for (std::string option; std::getline(each, option, ',');) {
+    if (option.starts_with("huge=")) mount.huge_pages = option.substr(std::strlen("huge="));
+  }
+  return mount;
+}
+
 uint64_t TunedLimit(const std::string& line) {
   std::istringstream in(line);
   uint64_t least = 0, usual = 0, most = 0;
@@ -178,7 +225,8 @@ MachineFacts Look(const fs::path& data_dir, const std::string& sender, const std
   f.data_dir = data_dir;
   LookAtDirectory(f);
   f.memory_bytes = AvailableMemory();
-  f.shm_huge_pages = Chosen(FirstLine("/sys/kernel/mm/transparent_hugepage/shmem_enabled"));
+  LookAtMount(f);
+  LookAtLogind(f);
   rlimit files;
   if (::getrlimit(RLIMIT_NOFILE, &files) == 0) f.descriptors = files.rlim_cur;
   // No daemon asks for a size of its own, so net.core.rmem_max and wmem_max bound nothing.

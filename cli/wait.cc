@@ -1,10 +1,13 @@
-// deltawire wait: ends when a receiver has committed a version, or when all its engines serve it.
+// deltawire wait: ends when a receiver, or all that are attached to a sender, have committed a
+// version, or when all engines of a receiver serve it.
 #include <cstdio>
 #include <memory>
+#include <vector>
 
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
+#include "common/base/human.h"
 #include "proto/convert.h"
 
 namespace deltawire::cli {
@@ -13,6 +16,8 @@ namespace {
 struct WaitOptions : Common {
   uint64_t version = 0;  // 0: the receiver's newest
   bool served = false;
+  bool all = false;
+  uint32_t at_least = 1;  // receivers, with `all`
 };
 
 StatusOr<uint64_t> NewestVersion(Receiver& receiver, const std::string& model,
@@ -84,23 +89,80 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
   return Exit::kOk;
 }
 
+std::string Describe(const v1::WaitCommittedUpdate& u, uint32_t at_least) {
+  std::string text = fmt::format("{} of {} attached receivers have committed version {}",
+                                 u.committed(), u.attached(), u.version());
+  if (u.attached() < at_least) text += fmt::format(", and {} are waited for", at_least);
+  if (u.behind().empty()) return text;
+  const std::vector<std::string> behind(u.behind().begin(), u.behind().end());
+  const size_t more = u.attached() - u.committed() - behind.size();
+  text += fmt::format("; behind: {}", fmt::join(behind, ", "));
+  return more == 0 ? text : text + fmt::format(" and {} more", more);
+}
+
+StatusOr<Exit> WaitForAll(const WaitOptions& o) {
+  DW_ASSIGN_OR_RETURN(Sender sender, DialSender(o.sender, o.timeout()));
+  v1::WaitCommittedRequest request;
+  DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, o.timeout()));
+  request.set_version(o.version);
+  request.set_at_least(o.at_least);
+  grpc::ClientContext context;
+  SetDeadline(context, o.timeout());
+  const auto stream = sender.stub->WaitCommitted(&context, request);
+  v1::WaitCommittedUpdate last;
+  while (stream->Read(&last)) {
+  }
+  const grpc::Status end = stream->Finish();
+  if (end.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return Errorf(StatusCode::kDeadlineExceeded, "{}: {} after {}", request.model(),
+                  Describe(last, o.at_least), HumanSeconds(o.timeout_seconds));
+  }
+  DW_RETURN_IF_ERROR(Check(end, Sender::kName, sender.address));
+  if (o.json) {
+    PrintJson({{"model", request.model()},
+               {"event", "committed by all"},
+               {"id", IdentityJson(FromProto(last.newest()))},
+               {"version", last.version()},
+               {"receivers", last.attached()}});
+  } else {
+    std::printf("%s: version %llu or a later one committed by %u receivers\n",
+                request.model().c_str(), static_cast<unsigned long long>(last.version()),
+                last.attached());
+  }
+  return Exit::kOk;
+}
+
 }  // namespace
 
 void DeclareWait(CLI::App& app, Run* run) {
   auto o = std::make_shared<WaitOptions>();
   CLI::App* sub = app.add_subcommand(
-      "wait", "Wait until a receiver has committed a version, or engines serve it");
+      "wait", "Wait until receivers have committed a version, or engines serve it");
   sub->add_option("--version", o->version,
-                  "This version or a later one; default: the newest that the receiver knows of")
+                  "This version or a later one; default: the newest that is known there")
       ->type_name("N")
       ->check(Quiet(CLI::PositiveNumber));
   sub->add_flag("--served", o->served,
                 "Until each engine of the receiver serves it, or a later one");
+  sub->add_flag("--all", o->all,
+                "Until each receiver that is attached to --sender has committed it, or a later one")
+      ->excludes("--served");
+  sub->add_option("--at-least", o->at_least,
+                  "With --all: fewer receivers are not enough; more are waited for, too")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(Quiet(CLI::PositiveNumber));
   o->AddReceiver(*sub);
+  o->AddSender(*sub);
   o->AddModel(*sub, "the only one there is");
   o->AddTimeout(*sub, 0, "Give up after this long; 0: never");
   o->AddJson(*sub);
-  sub->callback([o, run] { *run = [o] { return Wait(*o); }; });
+  sub->callback([o, run, sub] {
+    *run = [o, sub]() -> StatusOr<Exit> {
+      if (!o->all && sub->count("--at-least") != 0) return UsageError("--at-least goes with --all");
+      return o->all ? WaitForAll(*o) : Wait(*o);
+    };
+  });
 }
 
 }  // namespace deltawire::cli

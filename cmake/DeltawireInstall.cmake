@@ -38,9 +38,12 @@ foreach(daemon sender receiver)
   # No configuration is installed where a unit would find it: it has to name addresses and models.
   install(FILES configs/${daemon}.toml
     DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples COMPONENT ${daemon})
-  install(FILES deploy/systemd/file-group.conf.example
-    DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples RENAME ${daemon}-file-group.conf.example
-    COMPONENT ${daemon})
+  # Under two names, since either package may be there alone.
+  foreach(drop_in file-group data-dir restart-backoff)
+    install(FILES deploy/systemd/${drop_in}.conf.example
+      DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples
+      RENAME ${daemon}-${drop_in}.conf.example COMPONENT ${daemon})
+  endforeach()
 endforeach()
 install(FILES deploy/systemd/gpu.conf.example
   DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples COMPONENT sender)
@@ -56,7 +59,7 @@ install(FILES deploy/systemd/deltawire.sysctl.conf.example
   deploy/prometheus/deltawire.rules.yml deploy/grafana/deltawire.json
   DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples COMPONENT cli)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
-install(FILES README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
+install(FILES README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)
 
 install(TARGETS deltawire_export EXPORT deltawireTargets

@@ -27,6 +27,8 @@ constexpr Row kRows[] = {
      }},
     {"deltawire_receiver_attached", "1 while connected to the sender", Kind::kGauge,
      [](const ReplicaStatus& s) { return s.attached ? 1.0 : 0.0; }},
+    {"deltawire_receiver_following", "1 while it pulls new versions by itself: not paused",
+     Kind::kGauge, [](const ReplicaStatus& s) { return s.following ? 1.0 : 0.0; }},
     {"deltawire_receiver_commits_total", "Versions committed by this process", Kind::kCounter,
      [](const ReplicaStatus& s) { return static_cast<double>(s.commits); }},
     {"deltawire_receiver_bytes_received_total", "Payload bytes of committed pulls", Kind::kCounter,

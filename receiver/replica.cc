@@ -378,6 +378,11 @@ ReplicaStatus Replica::status() const {
   std::lock_guard lock(mu_);
   ReplicaStatus s = status_;
   s.following = options_.follow && !paused_;
+  if (waiting_since_) {  // one long wait is seen before it ends
+    const double seconds = SecondsSince(*waiting_since_);
+    s.reader_wait_seconds += seconds;
+    s.worst_reader_wait_seconds = std::max(s.worst_reader_wait_seconds, seconds);
+  }
   s.attached = follower_.attached();
   if (const auto common = follower_.Common()) s.newest = common->whole;
   for (size_t i = 0; i < agents_.size(); ++i) {

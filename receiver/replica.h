@@ -313,7 +313,8 @@ class Replica {
   std::optional<Commit> last_commit_;
   std::deque<Commit> recent_;
   std::deque<std::pair<TraceId, SteadyClock::time_point>> told_;
-  double readers_waited_ = 0;         // since the pull began
+  double readers_waited_ = 0;  // since the pull began; a wait that goes on is not in it
+  std::optional<SteadyClock::time_point> waiting_since_;  // for readers, now
   TraceId message_of_;                // the version that status_.message is about
   std::shared_ptr<PullRound> round_;  // the running round; null: none
   Identity round_target_;             // what it pulls

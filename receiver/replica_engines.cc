@@ -66,7 +66,10 @@ Status Replica::BeginChange() {
     if (readers != status_.readers) {
       LogDebug("model {}: waiting for {} to have read the weights", options_.model, readers);
     }
-    if (!before) before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
+    if (!before) {
+      before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
+      waiting_since_ = start;
+    }
     status_.readers = readers;
     cv_.wait(lock);
   }
@@ -79,6 +82,7 @@ void Replica::EndWaitForReaders(ReceiverPhase before, SteadyClock::time_point st
   const double seconds = SecondsSince(start);
   status_.phase = before;
   status_.readers.clear();
+  waiting_since_.reset();
   status_.reader_wait_seconds += seconds;
   readers_waited_ += seconds;
   status_.worst_reader_wait_seconds = std::max(status_.worst_reader_wait_seconds, seconds);

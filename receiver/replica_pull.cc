@@ -344,7 +344,10 @@ Status Replica::WaitWritable() {
       break;
     }
     std::unique_lock lock(mu_);
-    if (!before) before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
+    if (!before) {
+      before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
+      waiting_since_ = start;
+    }
     status_.readers = readers;
     if (stopping_ || (paused_ && !round_requested_)) {
       ended = absl::CancelledError("paused");

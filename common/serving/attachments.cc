@@ -386,6 +386,55 @@ std::optional<Attachments::Change> Attachments::WaitChange(const std::string& mo
   return std::nullopt;
 }
 
+Attachments::Census Attachments::Count(const std::string& model, uint64_t version,
+                                       bool part) const {
+  Census census{.version = version};
+  const auto newest = newest_.find(model);
+  if (newest != newest_.end()) census.newest = newest->second.info.identity;
+  if (census.version == 0) census.version = census.newest.id.version;
+  for (const auto& [token, a] : attached_) {
+    if (a.model != model) continue;
+    ++census.attached;
+    // A rollback may publish a lower number than receivers hold, so the epochs must be the same.
+    const bool has = !a.committed.empty() && !census.newest.empty() &&
+                     (part || a.committed.lineage == census.newest.lineage) &&
+                     a.committed.id.epoch == census.newest.id.epoch &&
+                     a.committed.id.version >= census.version;
+    census.committed += has ? 1 : 0;
+    if (!has && census.behind.size() < kMostBehind) census.behind.push_back(a.id);
+  }
+  return census;
+}
+
+Status Attachments::WaitCommitted(const std::string& model, const CensusWait& wait,
+                                  const std::function<bool(const Census&)>& progress,
+                                  const std::function<bool()>& gone) {
+  std::unique_lock lock(mu_);
+  uint64_t version = wait.version;
+  std::optional<Census> told;
+  while (true) {
+    DW_RETURN_IF_ERROR(stopped_);
+    const uint64_t changes = changes_;
+    Census now = Count(model, version, wait.part);
+    // Later versions do not move the goal, but where the newest was asked for, another epoch does.
+    if (told && wait.version == 0 &&
+        (now.newest.lineage != told->newest.lineage ||
+         now.newest.id.epoch != told->newest.id.epoch)) {
+      now = Count(model, 0, wait.part);
+    }
+    version = now.version;
+    lock.unlock();
+    if (now != told && !progress(now)) return CallerGone();
+    told = now;
+    if (!now.newest.empty() && now.attached >= wait.at_least && now.committed == now.attached) {
+      return absl::OkStatus();
+    }
+    if (gone()) return CallerGone();
+    lock.lock();
+    cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
+  }
+}
+
 void Attachments::Stop(const Status& why) {
   News news;
   {

@@ -1,5 +1,5 @@
 // The receivers that are attached, what each last reported, and the events that go down to them;
-// also the waits for a model's next version and for the answers to sync requests.
+// also the waits for a model's next version, for the answers to sync requests and for commits.
 // Owner: the PullDesk. Threads: every method from any; its lock is a leaf. Cost: each change wakes
 // the waiting calls and calls the receivers' callbacks; calls that wait look for a caller that has
 // gone. Errors name the model and the receiver.
@@ -133,6 +133,30 @@ class Attachments {
   std::optional<Change> WaitChange(const std::string& model, uint64_t seen,
                                    const std::function<bool()>& gone);
 
+  /// Where the attached receivers stand, seen from a version that is waited for.
+  struct Census {
+    uint64_t version = 0;             ///< 0: nothing is published yet
+    Identity newest;                  ///< the sender's
+    size_t attached = 0;              ///< receivers
+    size_t committed = 0;             ///< those that have committed the version or a later one
+    std::vector<std::string> behind;  ///< ids of the others, kMostBehind at most
+    bool operator==(const Census&) const = default;
+  };
+  static constexpr size_t kMostBehind = 16;
+  struct CensusWait {
+    uint64_t version = 0;  ///< 0: the newest, or the first if nothing is published yet
+    size_t at_least = 1;   ///< receivers that must be attached
+    bool part = false;     ///< this sender has a part of the model: lineages differ from receivers'
+  };
+  /// Blocks until `at_least` receivers are attached and all of them have committed the version or a
+  /// later one of the newest one's lineage and epoch. A rollback makes the new epoch's version the
+  /// goal where the newest was asked for. `progress` is called, without a lock, at the
+  /// beginning and whenever the census has changed; kCancelled when it returns false or the caller
+  /// has gone. A receiver whose only buffer is being changed counts by what it committed before.
+  Status WaitCommitted(const std::string& model, const CensusWait& wait,
+                       const std::function<bool(const Census&)>& progress,
+                       const std::function<bool()>& gone);
+
   /// Ends every wait with `why`.
   void Stop(const Status& why);
 
@@ -173,6 +197,8 @@ class Attachments {
   std::vector<Progress> Collect(uint64_t request, const Identity& target,
                                 std::map<uint64_t, std::string>& names,
                                 std::map<uint64_t, uint64_t>& seen);
+
+  Census Count(const std::string& model, uint64_t version, bool part) const;
 
   const AttachmentLimits limits_;
   OnCommitted on_committed_;

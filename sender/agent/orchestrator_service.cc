@@ -1,5 +1,7 @@
 // SenderServiceImpl: the service for orchestrators.
 
+#include <algorithm>
+
 #include "common/base/human.h"
 #include "proto/convert.h"
 #include "sender/agent/service.h"
@@ -133,6 +135,29 @@ grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
   return ToGrpc(agent_.attachments().TriggerSync(
       request->model(), {request->receiver_ids().begin(), request->receiver_ids().end()},
       request->force_full(), write, Gone(context)));
+}
+
+grpc::Status SenderServiceImpl::WaitCommitted(grpc::ServerContext* context,
+                                              const v1::WaitCommittedRequest* request,
+                                              grpc::ServerWriter<v1::WaitCommittedUpdate>* writer) {
+  const Status may = access_->MayTouch(*context, request->model());
+  if (!may.ok()) return ToGrpc(may);
+  auto model = agent_.Find(request->model());
+  if (!model.ok()) return ToGrpc(model.status());
+  const Attachments::CensusWait wait{.version = request->version(),
+                                     .at_least = std::max<size_t>(request->at_least(), 1),
+                                     .part = (*model)->owned().size() < (*model)->chunks().size()};
+  model->reset();  // a call that waits must not keep the model from being replaced
+  const auto write = [writer](const Attachments::Census& census) {
+    v1::WaitCommittedUpdate out;
+    deltawire::ToProto(census.newest, out.mutable_newest());
+    out.set_version(census.version);
+    out.set_attached(static_cast<uint32_t>(census.attached));
+    out.set_committed(static_cast<uint32_t>(census.committed));
+    for (const std::string& id : census.behind) out.add_behind(id);
+    return writer->Write(out);
+  };
+  return ToGrpc(agent_.attachments().WaitCommitted(request->model(), wait, write, Gone(context)));
 }
 
 grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext* context,

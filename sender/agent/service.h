@@ -47,6 +47,8 @@ class SenderServiceImpl final : public v1::SenderService::Service {
                              grpc::ServerWriter<v1::VersionInfo>*) override;
   grpc::Status TriggerSync(grpc::ServerContext*, const v1::TriggerSyncRequest*,
                            grpc::ServerWriter<v1::SyncProgress>*) override;
+  grpc::Status WaitCommitted(grpc::ServerContext*, const v1::WaitCommittedRequest*,
+                             grpc::ServerWriter<v1::WaitCommittedUpdate>*) override;
   grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest*,
                         v1::RollbackResponse*) override;
 

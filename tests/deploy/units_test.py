@@ -99,6 +99,26 @@ class Units(unittest.TestCase):
                 # Units of this machine, which are none of ours, may be complained of as well.
                 self.assertEqual([line for line in said.splitlines() if name in line], [])
 
+    def test_systemd_finds_nothing_wrong_with_a_service_and_each_drop_in(self):
+        analyze = tool("systemd-analyze")
+        version = int(re.search(r"systemd (\d+)", run(analyze, "--version")).group(1))
+        for drop_in in sorted(UNITS.glob("*.conf.example")):
+            if "[Service]" not in drop_in.read_text():
+                continue  # sysctl's
+            if drop_in.name.startswith("restart-backoff") and version < 254:
+                continue
+            for service in (s for s in SERVICES if "@" not in s.name):
+                with tempfile.TemporaryDirectory() as folder:
+                    unit = pathlib.Path(folder) / service.name
+                    unit.write_text(service.read_text().replace("/usr/bin/", f"{programs()}/"))
+                    added = pathlib.Path(folder) / f"{service.name}.d" / "added.conf"
+                    added.parent.mkdir()
+                    # The commands of drop-ins need not be there.
+                    added.write_text(re.sub(r"/usr/bin/\S+", "/bin/true", drop_in.read_text()))
+                    said = run(analyze, "verify", "--man=no", unit)
+                    ours = [line for line in said.splitlines() if folder in line]
+                    self.assertEqual(ours, [], drop_in.name)
+
     def test_little_of_the_system_is_exposed(self):
         for service in SERVICES:
             self.assertLessEqual(exposure(service), MOST_EXPOSED, service.name)

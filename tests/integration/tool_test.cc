@@ -97,6 +97,36 @@ std::string Fills(const fs::path& dir) {
 
 }  // namespace
 
+TEST_CASE("wait --all ends when each attached receiver has the version, and names who has not") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 4);
+  REQUIRE(trainer.Publish(1).ok());
+  ReceiverProcess follows(root.path(), "follows", sender.control(), kModel);
+  ReceiverProcess waits(root.path(), "waits", sender.control(), kModel, {"--no-follow"});
+  const auto wait = [&](std::vector<std::string> more) {
+    std::vector<std::string> args = {"wait",    "--all", "--sender",  sender.control(),
+                                     "--model", kModel,  "--at-least"};
+    args.insert(args.end(), more.begin(), more.end());
+    return Tool(root.path(), args);
+  };
+  REQUIRE(follows.WaitCommitted(1));
+  Tool late = wait({"2", "--timeout", "0.3"});
+  CHECK(late.Wait() == 1);
+  INFO(late.Said());
+  CHECK(Has(late.Said(), "1 of 2 attached receivers have committed version 1; behind: waits"));
+  Tool few = wait({"3", "--timeout", "0.3"});
+  CHECK(few.Wait() == 1);
+  CHECK(Has(few.Said(), "and 3 are waited for"));
+  // This one is waiting already when the second receiver is told to pull.
+  Tool all = wait({"2"});
+  Tool sync(root.path(), {"sync", "--receiver", waits.control()});
+  CHECK(sync.Wait() == 0);
+  CHECK(all.Wait() == 0);
+  CHECK(Has(all.Said(), "m: version 1 or a later one committed by 2 receivers"));
+  CHECK(waits.Status().committed().version() == 1);
+}
+
 TEST_CASE("certs adds nodes, keeps tokens, and makes no certificate that passes for another's") {
   ShmDir root;
   const fs::path keys = root.path() / "keys";

@@ -66,6 +66,7 @@ TEST_CASE("every command that asks daemons over TCP takes --credentials") {
                               {"rollback", "--version", "1", "--sender", dead},
                               {"sync", "--receiver", dead},
                               {"wait", "--version", "1", "--receiver", dead},
+                              {"wait", "--all", "--sender", dead},
                               {"verify", "--receiver", dead},
                               {"pause", "--receiver", dead},
                               {"resume", "--receiver", dead},
@@ -75,6 +76,12 @@ TEST_CASE("every command that asks daemons over TCP takes --credentials") {
     CHECK(RunTool(arguments) == (arguments[0] == "doctor" ? 1 : 3));
   }
   UseCredentials("");
+}
+
+TEST_CASE("a wait for all is of receivers, and only it counts them") {
+  CHECK(RunTool({"wait", "--all", "--served"}) == 2);
+  CHECK(RunTool({"wait", "--at-least", "2"}) == 2);
+  CHECK(RunTool({"wait", "--all", "--at-least", "0"}) == 2);
 }
 
 TEST_CASE("a daemon that is not there is exit code 3") {

@@ -21,7 +21,8 @@ MachineFacts Good() {
           .in_memory = true,
           .free_bytes = 60ull << 30,
           .memory_bytes = 64ull << 30,
-          .shm_huge_pages = "advise",
+          .mount_point = "/dev/shm",
+          .huge_pages = "advise",
           .descriptors = 65536,
           .socket_buffer = 64 << 20,
           .kernels = "AVX2",
@@ -85,6 +86,21 @@ TEST_CASE("doctor: certificates are told before they end, and credentials that c
   CHECK(Bad(f).at("certificates").level == Level::kProblem);
 }
 
+TEST_CASE("doctor: a mount's huge pages are its own option") {
+  const auto huge = [](const std::string& options) {
+    const auto mount =
+        ParseMountLine("25 30 0:23 / /dev/shm rw,nosuid shared:4 - tmpfs tmpfs " + options);
+    REQUIRE(mount.has_value());
+    CHECK(mount->device == "0:23");
+    CHECK(mount->point == "/dev/shm");
+    return mount->huge_pages;
+  };
+  CHECK(huge("rw,size=1024k,huge=within_size,inode64") == "within_size");
+  CHECK(huge("rw,inode64") == "never");
+  CHECK_FALSE(ParseMountLine("25 30 0:23 / /dev/shm rw,nosuid shared:4").has_value());
+  CHECK_FALSE(ParseMountLine("").has_value());
+}
+
 TEST_CASE("doctor: what is missing is named with its remedy") {
   const auto one = [](auto change, const std::string& about, Level level, const std::string& text,
                       const std::string& remedy) {
@@ -119,10 +135,10 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
       "17.2 GB free", "size=");
   one([](MachineFacts& f) { f.no_leases = "fs.leases-enable is 0"; }, "leases", Level::kNote,
       "leases-enable is 0", "sysctl");
-  one([](MachineFacts& f) { f.shm_huge_pages = "never"; }, "huge pages", Level::kNote, "never",
-      "shmem_enabled");
-  one([](MachineFacts& f) { f.shm_huge_pages = ""; }, "huge pages", Level::kNote, "not known",
-      "shmem_enabled");
+  one([](MachineFacts& f) { f.huge_pages = "never"; }, "huge pages", Level::kNote,
+      "/dev/shm is mounted with huge=never", "mount -o remount,huge=advise /dev/shm");
+  one([](MachineFacts& f) { f.logind_removes = "alice"; }, "logout", Level::kNote,
+      "what alice owns", "enable-linger alice");
   one([](MachineFacts& f) { f.descriptors = 1024; }, "descriptors", Level::kNote, "1024", "ulimit");
   one([](MachineFacts& f) { f.socket_buffer = 212992; }, "socket buffers", Level::kNote, "213 kB",
       "sysctl");
@@ -169,6 +185,9 @@ TEST_CASE("doctor: this machine is looked at, and a peer that is not there is a 
   CHECK_FALSE(f.peers[0].reached.ok());
   CHECK_FALSE(f.peers[1].reached.ok());
   CHECK_FALSE(f.data_dir_missing);
+  const MachineFacts memory = Look("/dev/shm", "", "", std::chrono::milliseconds(500));
+  CHECK(memory.mount_point == "/dev/shm");
+  CHECK_FALSE(memory.huge_pages.empty());
   const MachineFacts none = Look(dir.path() / "no" / "ne", "", "", std::chrono::milliseconds(500));
   CHECK(none.data_dir_usable == absl::OkStatus());
   CHECK(none.data_dir_missing);

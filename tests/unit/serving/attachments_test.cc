@@ -288,6 +288,82 @@ TEST_CASE("attachments: whoever waits is woken by the change itself") {
   CHECK(SteadyClock::now() - start < std::chrono::seconds(5));
 }
 
+TEST_CASE("attachments: a wait for all ends when each has committed, and says who has not") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(2));
+  const auto first = a.Attach("m", "r1", "p1");
+  const auto second = a.Attach("m", "r2", "p2");
+  REQUIRE((first.ok() && second.ok()));
+  REQUIRE(a.Attach("another", "r3", "p3").ok());
+  // Each change is answered by the next step, so none of them can be missed.
+  const std::vector<std::function<void()>> steps = {
+      [&] { a.Report(*first, {.committed = Version(2).identity}); },
+      [&] { a.Publish("m", Version(3)); },                             // does not move the goal
+      [&] { a.Report(*first, {.phase = ReceiverPhase::kApplying}); },  // its only buffer changes
+      [&] { a.Report(*second, {.committed = Version(1).identity}); },
+      [&] { a.Report(*second, {.committed = Version(3).identity}); },
+  };
+  std::vector<Attachments::Census> seen;
+  const auto progress = [&](const Attachments::Census& census) {
+    seen.push_back(census);
+    return true;
+  };
+  size_t step = 0;
+  // Reports that change nothing of the census bring no progress, so steps are taken by `gone`.
+  const auto gone = [&] {
+    if (step < steps.size()) steps[step++]();
+    return false;
+  };
+  CHECK(a.WaitCommitted("m", {.at_least = 2}, progress, gone).ok());
+  CHECK(step == steps.size());
+  REQUIRE(seen.size() == 4);
+  CHECK(seen[0].committed == 0);
+  CHECK(seen[0].attached == 2);
+  CHECK(seen[0].behind == std::vector<std::string>{"r1", "r2"});
+  CHECK(seen[1].committed == 1);
+  CHECK(seen[1].behind == std::vector<std::string>{"r2"});
+  CHECK(seen[2].newest == Version(3).identity);
+  CHECK(seen[2].version == 2);
+  CHECK(seen[3].committed == 2);
+}
+
+TEST_CASE("attachments: a wait for all goes by lineage and epoch, and needs enough receivers") {
+  Attachments a(kPatient);
+  const auto token = a.Attach("m", "r1", "p1");
+  REQUIRE(token.ok());
+  int asked = 0;
+  const auto once = [&] { return ++asked > 1; };
+  const auto any = [](const Attachments::Census&) { return true; };
+  CHECK(absl::IsCancelled(a.WaitCommitted("m", {}, any, once)));  // nothing is published yet
+  VersionInfo info = Version(5);
+  a.Publish("m", info);
+  Identity held = info.identity;
+  held.lineage = Hash128{7, 7};
+  a.Report(*token, {.committed = held});
+  asked = 0;
+  CHECK(absl::IsCancelled(a.WaitCommitted("m", {}, any, once)));
+  CHECK(a.WaitCommitted("m", {.part = true}, any, once).ok());  // parts have lineages of their own
+  a.Report(*token, {.committed = info.identity});
+  CHECK(a.WaitCommitted("m", {}, any, once).ok());
+  CHECK(a.WaitCommitted("m", {.version = 4}, any, once).ok());
+  asked = 0;
+  CHECK(absl::IsCancelled(a.WaitCommitted("m", {.version = 6}, any, once)));
+  asked = 0;
+  CHECK(absl::IsCancelled(a.WaitCommitted("m", {.at_least = 2}, any, once)));
+  // A rollback to version 3: whoever holds version 5 of the epoch before has not got it.
+  VersionInfo back = Version(3);
+  back.identity.id.epoch = info.identity.id.epoch + 1;
+  asked = 0;
+  const auto rolls_back = [&] {
+    if (++asked == 1) a.Publish("m", back);
+    if (asked == 2) a.Report(*token, {.committed = back.identity});
+    return asked > 3;
+  };
+  a.Report(*token, {.committed = Version(4).identity});
+  CHECK(a.WaitCommitted("m", {}, any, rolls_back).ok());
+  CHECK(asked == 2);
+}
+
 TEST_CASE("attachments: a sync request goes down, and its answer comes back") {
   Attachments a(kPatient);
   a.Publish("m", Version(1));
