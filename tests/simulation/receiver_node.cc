@@ -243,8 +243,9 @@ std::string ReceiverNode::Check() {
   // answer is believed unless a name changed. What is then found wrong is looked at again.
   constexpr uint32_t kTrusted = 8;
   const uint64_t changes = NameChanges();
-  if (alive() && seen_inode_ != 0 && seen_changes_ == changes && ++trusted_ < kTrusted) {
-    const Process::Mapping* m = process->Find(seen_inode_);
+  if (seen_changes_ == changes && ++trusted_ < kTrusted) {
+    if (seen_inode_ == 0) return "";  // no file had the name, or nobody ran who might change it
+    const Process::Mapping* m = alive() ? process->Find(seen_inode_) : nullptr;
     if (m != nullptr && CheckNamed(Data({m->base, m->bytes})).empty()) return "";
   }
   std::string wrong;

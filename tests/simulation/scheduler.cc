@@ -19,12 +19,18 @@ constexpr auto kStep = std::chrono::microseconds(1);
 
 Scheduler* g_current = nullptr;
 
-std::byte* MakeStack() {
+Stack* MakeStack(void (*enter)()) {
   void* at = __real_mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
   if (at == MAP_FAILED) std::abort();
   ::mprotect(at, kGuardBytes, PROT_NONE);
-  return static_cast<std::byte*>(at);
+  auto* stack = new Stack;
+  ::getcontext(&stack->context);
+  stack->context.uc_stack.ss_sp = at;
+  stack->context.uc_stack.ss_size = kStackBytes;
+  stack->context.uc_link = nullptr;
+  ::makecontext(&stack->context, enter, 0);
+  return stack;
 }
 
 /// Leaks what the fiber would destroy: a killed process destroys nothing.
@@ -34,8 +40,8 @@ void Leak(Fiber& fiber) {
 }
 
 /// Stacks are kept between histories: making one costs as much as a hundred switches.
-std::vector<std::byte*>& StackPool() {
-  static std::vector<std::byte*> pool;
+std::vector<Stack*>& StackPool() {
+  static std::vector<Stack*> pool;
   return pool;
 }
 
@@ -65,21 +71,18 @@ std::shared_ptr<Fiber> Scheduler::Spawn(std::string name, std::shared_ptr<Proces
   fiber->process = std::move(process);
   fiber->body = std::move(body);
   if (free_stacks_.empty()) {
-    fiber->stack = MakeStack();
+    fiber->stack = MakeStack(&Scheduler::Enter);
   } else {
     fiber->stack = free_stacks_.back();
     free_stacks_.pop_back();
   }
-  ::getcontext(&fiber->context);
-  fiber->context.uc_stack.ss_sp = fiber->stack;
-  fiber->context.uc_stack.ss_size = kStackBytes;
-  fiber->context.uc_link = nullptr;
-  ::makecontext(&fiber->context, &Scheduler::Enter, 0);
   fibers_.push_back(fiber);
   return fiber;
 }
 
 void Scheduler::Enter() {
+  // Each later fiber on this stack begins here. What the one before left deeper down is dead.
+  (void)::_setjmp(g_current->running_->stack->entry);
   Scheduler& scheduler = *g_current;
   scheduler.running_->body();
   // Destroys the captures while this is still a fiber, since destructors may wait.
@@ -165,13 +168,15 @@ void Scheduler::CheckLockWaits() {
   }
 }
 
-// The context is used only to start a fiber: each switch by context would cost two system calls for
-// signal masks, which never change here.
+// The context is used only to enter a new stack: each switch by context would cost two system calls
+// for signal masks, which never change here.
 void Scheduler::SwitchTo(Fiber& fiber) {
   if (::_setjmp(loop_) != 0) return;
   if (fiber.entered) ::_longjmp(fiber.place, 1);
   fiber.entered = true;
-  ::setcontext(&fiber.context);
+  if (fiber.stack->entered) ::_longjmp(fiber.stack->entry, 1);
+  fiber.stack->entered = true;
+  ::setcontext(&fiber.stack->context);
   std::abort();
 }
 

@@ -26,6 +26,13 @@ inline constexpr Time kForever = Time::max();
 class Process;
 class Scheduler;
 
+/// Memory in which fibers run, one after the other. Never given back.
+struct Stack {
+  ucontext_t context;  ///< for the first fiber; the others begin at `entry`
+  jmp_buf entry;
+  bool entered = false;
+};
+
 /// kRunnable <-> kBlocked; either -> kDone, when the body returns or the process is killed.
 struct Fiber {
   enum class State : uint8_t { kRunnable, kBlocked, kDone };
@@ -33,10 +40,9 @@ struct Fiber {
   std::string name;
   std::shared_ptr<Process> process;
   std::function<void()> body;
-  ucontext_t context;  ///< used for the first switch; afterwards `place`
-  jmp_buf place;
+  Stack* stack = nullptr;
+  jmp_buf place;  ///< where it stopped, once `entered`
   bool entered = false;
-  std::byte* stack = nullptr;
   State state = State::kRunnable;
   const void* key = nullptr;  ///< the object that it waits for
   const char* doing = "";
@@ -125,7 +131,7 @@ class Scheduler {
   Fiber* running_ = nullptr;
   Fiber* main_ = nullptr;
   jmp_buf loop_;
-  std::vector<std::byte*> free_stacks_;
+  std::vector<Stack*> free_stacks_;
   std::string failure_;
   std::function<void(const char*)> observer_;
   bool observing_ = false;
