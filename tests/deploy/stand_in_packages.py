@@ -38,8 +38,11 @@ def daemon_files(daemon: str, stage: pathlib.Path) -> None:
         (units / "deltawire.sysusers.conf", f"lib/sysusers.d/deltawire-{daemon}.conf"),
         (units / "deltawire.tmpfiles.conf", f"lib/tmpfiles.d/deltawire-{daemon}.conf"),
         (units / f"deltawire-{daemon}.service", f"lib/systemd/system/deltawire-{daemon}.service"),
+        (units / f"deltawire-{daemon}@.service", f"lib/systemd/system/deltawire-{daemon}@.service"),
+        (units / "data-dir.conf.example",
+         f"share/deltawire/examples/{daemon}-data-dir.conf.example"),
         (ROOT / "configs" / f"{daemon}.toml", f"share/deltawire/examples/{daemon}.toml"),
-    ):
+    ):  # fmt: skip
         path = stage / "usr" / target
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, path)
@@ -50,7 +53,9 @@ def daemon_files(daemon: str, stage: pathlib.Path) -> None:
         path.chmod(0o755)
 
 
-def make(programs: pathlib.Path, folder: pathlib.Path) -> list[pathlib.Path]:
+def make(
+    programs: pathlib.Path, folder: pathlib.Path, version: str = "0.0.0+test"
+) -> list[pathlib.Path]:
     """Packages of the daemons and the command line that are in `programs`, in `folder`."""
     made = []
     for name in ("deltawire-sender", "deltawire-receiver", "deltawire-cli"):
@@ -68,11 +73,11 @@ def make(programs: pathlib.Path, folder: pathlib.Path) -> list[pathlib.Path]:
                 depends += ", systemd | systemd-standalone-sysusers"
             architecture = run("dpkg", "--print-architecture").strip()
             (stage / "DEBIAN" / "control").write_text(
-                f"Package: {name}\nVersion: 0.0.0+test\nArchitecture: {architecture}\n"
+                f"Package: {name}\nVersion: {version}\nArchitecture: {architecture}\n"
                 f"Maintainer: Nobody <nobody@deltawire.example>\nDepends: {depends}\n"
                 f"Description: {name}, of a test\n"
             )
-            path = folder / f"{name}_0.0.0+test_{architecture}.deb"
+            path = folder / f"{name}_{version}_{architecture}.deb"
             run("dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", stage, path)
             made.append(path)
     return made
