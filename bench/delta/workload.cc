@@ -2,10 +2,10 @@
 
 #include <fcntl.h>
 
-#include <atomic>
 #include <bit>
 #include <random>
 
+#include "bench/harness/parallel.h"
 #include "bench/synth/adam_trace.h"
 #include "bench/synth/model_maker.h"
 #include "common/layout/model_dir.h"
@@ -19,14 +19,8 @@ constexpr size_t kFillElements = 64 * 1024;
 
 // A Qwen3-class model with as many layers as make about `mib` MiB.
 StatusOr<Layout> MakeLayout(uint64_t mib) {
-  synth::ModelShape shape;
-  const bool small = mib < 64;
-  shape.hidden = small ? 256 : 1024;
-  shape.vocab = shape.hidden * 16;
-  shape.heads = small ? 4 : 16;
-  shape.kv_heads = shape.heads / 2;
-  shape.head_dim = small ? 64 : 128;
-  shape.ffn = shape.hidden * 3;
+  synth::ModelShape shape = mib < 64 ? synth::ModelShape{"small", 4096, 256, 1, 4, 2, 64, 768}
+                                     : synth::ModelShape{"large", 16384, 1024, 1, 16, 8, 128, 3072};
   const auto with_layers = [&](uint64_t layers) {
     shape.layers = layers;
     return Layout::Create(synth::MakeTensors(shape));
@@ -49,22 +43,14 @@ StatusOr<Workload> Empty(std::string name, Layout layout, uint64_t seed) {
                   kernels::DigestKey(seed), std::move(old_data), std::move(new_data)};
 }
 
-// Puts the delta that takes the old bytes to the new ones before the past ones.
+// Appends the delta that takes the old bytes to the new ones.
 void AddDelta(Workload& w, ThreadPool& pool) {
-  Delta delta(w.chunks.size());
-  std::atomic<uint64_t> changed = 0, elements = 0;
-  pool.ParallelFor(w.chunks.size(), [&](size_t i) {
-    const Chunk& c = w.chunks[static_cast<uint32_t>(i)];
-    std::vector<std::byte> room(kernels::MaxEncodedBytes(c.bytes, c.width));
-    const kernels::EncodeResult r =
-        kernels::Best().diff_encode(w.key, w.OldOf(c), w.NewOf(c), c.width, 0, room);
-    delta[i].assign(room.begin(), room.begin() + static_cast<ptrdiff_t>(r.bytes));
-    changed += r.changed;
-    elements += c.bytes / c.width;
-  });
-  w.deltas.insert(w.deltas.begin(), std::move(delta));
-  w.changed = changed;
-  w.elements = elements;
+  w.deltas.push_back(DiffAll(w.key, w.chunks, w.old_data.data(), w.new_data.data(), pool));
+  w.changed = w.elements = 0;
+  for (const ChunkDelta& entry : w.deltas.back()->chunks()) w.changed += entry.changed;
+  for (size_t t = 0; t < w.layout.size(); ++t) {
+    w.elements += w.layout.bytes(t) / DTypeBytes(w.layout.tensor(t).dtype);
+  }
 }
 
 StatusOr<Workload> MakeAdam(const char* name, const synth::AdamOptions& adam, Targets targets,
@@ -73,18 +59,16 @@ StatusOr<Workload> MakeAdam(const char* name, const synth::AdamOptions& adam, Ta
   DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), adam.seed));
   w.targets = targets;
   DW_ASSIGN_OR_RETURN(auto trace, synth::AdamTrace::Create(w.layout.tensors(), adam, pool));
-  const auto copy_to_new = [&] {
-    const MutableBytes to = w.new_data.data();
-    pool.ParallelFor(w.layout.size(), [&](size_t t) {
-      std::memcpy(to.data() + w.layout.offset(t), trace.tensor(t).data(), w.layout.bytes(t));
-    });
-  };
-  for (int i = 0; i < kAdamWarmup; ++i) trace.Step(pool);
-  copy_to_new();
-  for (size_t s = 0; s < kAdamSteps; ++s) {
+  // The trace's tensors lie one behind the other, as the layout's do.
+  const Bytes now(trace.tensor(0).data(), w.bytes());
+  const auto step = [&] {
     std::swap(w.old_data, w.new_data);
     trace.Step(pool);
-    copy_to_new();
+    std::memcpy(w.new_data.data().data(), now.data(), now.size());
+  };
+  for (int i = 0; i < kAdamWarmup; ++i) step();
+  for (size_t s = 0; s < kAdamSteps; ++s) {
+    step();
     AddDelta(w, pool);
   }
   return w;

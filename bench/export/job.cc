@@ -46,6 +46,7 @@ StatusOr<std::vector<mcore::Step>> StepsFor(const mcore::Plan& plan, const mcore
 
 StatusOr<Shards> Shards::Make(const mcore::Plan& plan, std::vector<uint32_t> ranks) {
   Shards out;
+  out.plan_ = &plan;
   uint64_t size = 0;
   for (const uint32_t rank : ranks) {
     Rank& r = out.ranks_.emplace_back();
@@ -66,33 +67,40 @@ StatusOr<Shards> Shards::Make(const mcore::Plan& plan, std::vector<uint32_t> ran
   return out;
 }
 
-StatusOr<std::vector<mcore::Transfer>> Shards::Programs(const mcore::Plan& plan,
-                                                        mcore::Direction direction) const {
+StatusOr<std::vector<mcore::Transfer>> Shards::Programs(mcore::Direction direction) const {
   std::vector<mcore::Transfer> out;
   for (const Rank& r : ranks_) {
     mcore::Transfer& transfer = out.emplace_back();
     for (size_t i = 0; i < r.params.size(); ++i) {
-      DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps, StepsFor(plan, r.params[i], direction));
+      DW_ASSIGN_OR_RETURN(auto steps, StepsFor(*plan_, r.params[i], direction));
       transfer.Add(std::move(steps), r.data[i]);
     }
   }
   return out;
 }
 
-Status Shards::FillFrom(const mcore::Plan& plan, MutableBytes half) const {
+void Shards::Run(std::span<const mcore::Transfer> programs, mcore::Direction direction,
+                 MutableBytes half, ThreadPool& pool) const {
+  const auto tensor = [&](uint32_t t) {
+    return half.subspan(plan_->layout().offset(t), plan_->layout().bytes(t));
+  };
+  for (const mcore::Transfer& transfer : programs) transfer.Run(direction, tensor, pool);
+}
+
+Status Shards::FillFrom(MutableBytes half) const {
   ThreadPool pool(1);
   FillByPlace(half);
-  DW_ASSIGN_OR_RETURN(const auto programs, Programs(plan, mcore::Direction::kFromHf));
-  RunAll(programs, mcore::Direction::kFromHf, plan, half, pool);
+  DW_ASSIGN_OR_RETURN(const auto programs, Programs(mcore::Direction::kFromHf));
+  Run(programs, mcore::Direction::kFromHf, half, pool);
   return absl::OkStatus();
 }
 
-void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction direction,
-            const mcore::Plan& plan, MutableBytes half, ThreadPool& pool) {
-  const auto tensor = [&](uint32_t t) {
-    return half.subspan(plan.layout().offset(t), plan.layout().bytes(t));
-  };
-  for (const mcore::Transfer& transfer : programs) transfer.Run(direction, tensor, pool);
+Status ForJobs(const std::vector<MegatronJob>& jobs, const std::string& prefix, const Bench& bench,
+               const std::function<Status(const MegatronJob& job, const std::string& name)>& run) {
+  for (const MegatronJob& job : jobs) {
+    if (bench.Asked(prefix + job.name)) DW_RETURN_IF_ERROR(run(job, prefix + job.name));
+  }
+  return absl::OkStatus();
 }
 
 void FillByPlace(MutableBytes half) {
