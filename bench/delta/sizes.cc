@@ -20,18 +20,16 @@ constexpr Form kFolded[] = {kFast, kTight};
 
 /// Sums by name: "fast bits" and the "fast positions", "fast differences" and "fast rest" of these,
 /// "fast fold" and "fast singles" (bytes of one payload for all steps, and of the steps' own),
-/// likewise for the other forms; "best", bytes of the smallest of all forms and raw, chunk by
-/// chunk; "chosen raw" and so on, the changed chunks whose smallest form that is.
-struct Sums {
-  Bounds bounds;
-  std::map<std::string, double> of;
+/// likewise for the other forms; "iid bound bits" and the positions and differences of these, and
+/// so the other bounds; "best", bytes of the smallest of all forms and raw, chunk by chunk; "chosen
+/// raw" and so on, the changed chunks whose smallest form that is.
+using Sums = std::map<std::string, double>;
 
-  void operator+=(const Sums& other) {
-    bounds += other.bounds;
-    for (const auto& [name, sum] : other.of) of[name] += sum;
-  }
-  double& operator()(Form form, const char* what) { return of[NameOf(form) + what]; }
-};
+void AddBits(Sums& sums, const std::string& name, const SplitBits& bits) {
+  sums[name + " bits"] += bits.total();
+  sums[name + " positions"] += bits.positions;
+  sums[name + " differences"] += bits.differences;
+}
 
 // One tensor's share: chunk after chunk, on one thread.
 class TensorSums {
@@ -55,7 +53,10 @@ class TensorSums {
     return engine_.has_history() ? AddFold(chunk) : absl::OkStatus();
   }
   Sums Finish() {
-    sums_.bounds = counter_.Finish();
+    const Bounds bounds = counter_.Finish();
+    AddBits(sums_, "iid bound", bounds.iid);
+    AddBits(sums_, "exponent bound", bounds.exponent);
+    AddBits(sums_, "history bound", bounds.history);
     return std::move(sums_);
   }
 
@@ -108,20 +109,22 @@ Status TensorSums::MakeContexts(uint32_t chunk) {
 
 Status TensorSums::AddForm(uint32_t chunk, Form form) {
   const Chunk& c = w_.chunks[chunk];
+  const std::string name = NameOf(form);
   Bytes payload = engine_.payload(form, chunk);
-  const bool as_fast = form == kFast || (form != kDense && payload.empty());  // fast is sent then
+  if (form == kDense) {
+    sums_[name + " bits"] += 8 * static_cast<double>(payload.empty() ? c.bytes : payload.size());
+    return absl::OkStatus();
+  }
+  const bool as_fast = form == kFast || payload.empty();  // fast is sent then
   if (as_fast) payload = engine_.payload(kFast, chunk);
-  const size_t bytes = payload.empty() ? c.bytes : payload.size();
-  sums_(form, " bits") += 8 * static_cast<double>(bytes);
-  if (form == kDense) return absl::OkStatus();
   const std::span<const uint8_t> contexts = contexts_;
   DW_ASSIGN_OR_RETURN(const PayloadParts parts,
                       as_fast ? SplitFast(payload, c.bytes, c.width)
                               : SplitTight(payload, w_.OldOf(c), w_.NewOf(c), c.width,
                                            form == kTightHistory ? contexts : contexts.first(0)));
-  sums_(form, " positions") += parts.positions;
-  sums_(form, " differences") += parts.differences;
-  sums_(form, " rest") += parts.rest;
+  AddBits(sums_, name, parts);
+  sums_[name + " bits"] += parts.rest;
+  sums_[name + " rest"] += parts.rest;
   return absl::OkStatus();
 }
 
@@ -134,14 +137,14 @@ void TensorSums::AddBest(uint32_t chunk) {
     best = payload.size();
     name = NameOf(form);
   }
-  sums_.of["best"] += static_cast<double>(best);
-  ++sums_.of["chosen " + name];
+  sums_["best"] += static_cast<double>(best);
+  ++sums_["chosen " + name];
 }
 
 // Adds the size of `payload`, a fast one that applies to data_, and as tight, if that is less.
 void TensorSums::AddFolded(uint32_t chunk, const char* what, Bytes payload) {
   const Chunk& c = w_.chunks[chunk];
-  sums_(kFast, what) += static_cast<double>(payload.size());
+  sums_[NameOf(kFast) + what] += static_cast<double>(payload.size());
   if (!engine_.has(kTight) || payload.empty()) return;
   const Bytes tight = CoderOf(kernels::Codec::kTight)
                           ->encode({.backend = kernels::Best(),
@@ -151,7 +154,8 @@ void TensorSums::AddFolded(uint32_t chunk, const char* what, Bytes payload) {
                                     .old_data = data_,
                                     .history = {}},
                                    payload, payload.size());
-  sums_(kTight, what) += static_cast<double>(tight.empty() ? payload.size() : tight.size());
+  sums_[NameOf(kTight) + what] +=
+      static_cast<double>(tight.empty() ? payload.size() : tight.size());
 }
 
 // Undoes the fold to find the oldest bytes, then walks the single deltas to the new ones again.
@@ -190,23 +194,18 @@ Status TensorSums::AddFold(uint32_t chunk) {
 StatusOr<Sums> AddUp(const Workload& w, const Engine& engine, ThreadPool& pool) {
   std::mutex mu;
   Sums sums;
-  DW_RETURN_IF_ERROR(ForAll(pool, w.layout.size(), [&](size_t t) -> Status {
+  const auto add = [&](size_t t) -> Status {
     TensorSums tensor(w, engine, t);
     for (uint32_t i = w.chunks.first_of_tensor(t); i < w.chunks.end_of_tensor(t); ++i) {
       DW_RETURN_IF_ERROR(tensor.Add(i));
     }
     std::lock_guard lock(mu);
-    sums += tensor.Finish();
+    for (const auto& [name, sum] : tensor.Finish()) sums[name] += sum;
     return absl::OkStatus();
-  }));
+  };
+  DW_RETURN_IF_ERROR(ForAll(pool, w.layout.size(), add));
   return sums;
 }
-
-/// What a row is compared with, if anything.
-struct Against {
-  const char* name = nullptr;
-  double value = 0;
-};
 
 /// Adds the rows of one workload; all values per change are in bits.
 class Rows {
@@ -214,53 +213,41 @@ class Rows {
   Rows(Bench& bench, const Workload& w, Sums sums) : bench_(bench), w_(w), sums_(std::move(sums)) {}
 
   void AddBounds() {
-    const Bounds& b = sums_.bounds;
-    const double iid = PerChange(b.iid.total()), exponent = PerChange(b.exponent.total());
-    const double density = static_cast<double>(b.changed) / static_cast<double>(b.elements);
+    const double density = static_cast<double>(w_.changed) / static_cast<double>(w_.elements);
     Add("bits/bounds", "density", density, "");
-    Add("bits/bounds", "iid", iid, "bits");
-    Add("bits/bounds", "exponent", exponent, "bits", {"iid", iid});
+    Add("bits/bounds", "iid", PerChange("iid bound bits"), "bits");
+    AddPerChange("bits/bounds", "exponent", "exponent bound bits", "iid", "iid bound bits");
     if (w_.deltas.size() < 2) return;
-    Add("bits/bounds", "history", PerChange(b.history.total()), "bits", {"exponent", exponent});
+    AddPerChange("bits/bounds", "history", "history bound bits", "exponent", "exponent bound bits");
   }
 
   void AddForm(Form form) {
-    struct Kind {
-      const char* bound;
-      SplitBits Bounds::*bits;
-    };
-    static constexpr Kind kKinds[] = {{"iid bound", &Bounds::iid},
-                                      {"exponent bound", &Bounds::exponent},
-                                      {"history bound", &Bounds::history},
-                                      {"iid bound", &Bounds::iid}};
-    const std::string name = "bits/" + NameOf(form);
-    const SplitBits& bound = sums_.bounds.*kKinds[form].bits;
-    const char* const reference = kKinds[form].bound;
-    const double bits = PerChange(sums_(form, " bits"));
-    const double exponent = PerChange(sums_.bounds.exponent.total());
+    static constexpr const char* kBounds[] = {"iid bound", "exponent bound", "history bound",
+                                              "iid bound"};
+    const std::string own = NameOf(form), name = "bits/" + own, bound = kBounds[form];
+    const double exponent = PerChange("exponent bound bits");
     double at_most = 0;
-    if (w_.targets.adam && form == kFast) at_most = PerChange(bound.total()) + kFastAboveIid;
+    if (w_.targets.adam && form == kFast) at_most = PerChange(bound + " bits") + kFastAboveIid;
     if (w_.targets.adam && form == kTight) at_most = kTightOfExponent * exponent;
-    Add(name, "per_change", bits, "bits", {reference, PerChange(bound.total())}, at_most);
+    AddPerChange(name, "per_change", own + " bits", bound, bound + " bits", at_most);
     if (form == kTightHistory) {
-      Add(name, "per_change", bits, "bits", {"exponent bound", exponent},
-          w_.targets.history * exponent);
+      AddPerChange(name, "per_change", own + " bits", "exponent bound", "exponent bound bits",
+                   w_.targets.history * exponent);
     } else {
-      Add("size/" + NameOf(form), "of_raw", OfRaw(sums_(form, " bits") / 8), "", {}, kOfRaw);
+      Add("size/" + own, "of_raw", OfRaw(sums_[own + " bits"] / 8), "", kOfRaw);
     }
     if (form == kDense) return;
-    Add(name, "positions", PerChange(sums_(form, " positions")), "bits",
-        {reference, PerChange(bound.positions)});
-    Add(name, "differences", PerChange(sums_(form, " differences")), "bits",
-        {reference, PerChange(bound.differences)});
-    Add(name, "rest", PerChange(sums_(form, " rest")), "bits");
+    for (const std::string part : {"positions", "differences"}) {
+      AddPerChange(name, part, own + " " + part, bound, bound + " " + part);
+    }
+    Add(name, "rest", PerChange(own + " rest"), "bits");
   }
 
   void AddFolds() {
     for (const Form form : kFolded) {
-      const double singles = sums_(form, " singles");
+      const double singles = sums_[NameOf(form) + " singles"];
       if (singles == 0) continue;
-      Add("fold_size/" + NameOf(form), "of_singles", sums_(form, " fold") / singles, "", {},
+      Add("fold_size/" + NameOf(form), "of_singles", sums_[NameOf(form) + " fold"] / singles, "",
           w_.targets.fold_of_32, fmt::format("{} steps", w_.deltas.size()));
     }
   }
@@ -268,28 +255,34 @@ class Rows {
   void AddBest() {
     constexpr std::string_view kChosen = "chosen ";
     std::string chosen;
-    for (const auto& [name, count] : sums_.of) {
+    for (const auto& [name, count] : sums_) {
       if (!name.starts_with(kChosen)) continue;
       chosen +=
           fmt::format("{}{} {}", chosen.empty() ? "" : ", ", count, name.substr(kChosen.size()));
     }
-    Add("size/best", "of_raw", OfRaw(sums_.of["best"]), "", {}, kOfRaw, chosen);
+    Add("size/best", "of_raw", OfRaw(sums_["best"]), "", kOfRaw, chosen);
   }
 
  private:
-  double PerChange(double bits) const { return bits / static_cast<double>(w_.changed); }
+  double PerChange(const std::string& sum) { return sums_[sum] / static_cast<double>(w_.changed); }
   double OfRaw(double bytes) const { return bytes / static_cast<double>(w_.bytes()); }
-  void Add(const std::string& name, const char* metric, double value, const char* unit,
-           Against against = {}, double at_most = 0, std::string note = "") {
-    Row row{
-        .name = name + "/" + w_.name, .metric = metric, .value = Summarize({value}), .unit = unit};
-    row.wanted.value_at_most = at_most;
-    row.note = std::move(note);
-    if (against.name != nullptr && value > 0) {  // a value of 0 has no ratio
-      row.reference = against.name;
-      row.reference_value = Summarize({against.value});
-    }
-    bench_.Add(row);
+  void Add(const std::string& name, std::string metric, double value, std::string unit,
+           double at_most = 0, std::string note = "") {
+    bench_.AddValue(name + "/" + w_.name, std::move(metric), value, std::move(unit), at_most,
+                    std::move(note));
+  }
+  /// A row of a sum, which is compared with the sum `against`.
+  void AddPerChange(const std::string& name, const std::string& metric, const std::string& sum,
+                    const std::string& reference, const std::string& against, double at_most = 0) {
+    const double value = PerChange(sum);
+    if (value == 0) return Add(name, metric, value, "bits", at_most);  // 0 has no ratio
+    bench_.Add(Row{.name = name + "/" + w_.name,
+                   .metric = metric,
+                   .value = Summarize({value}),
+                   .unit = "bits",
+                   .reference = reference,
+                   .reference_value = Summarize({PerChange(against)}),
+                   .wanted = {.value_at_most = at_most}});
   }
 
   Bench& bench_;

@@ -80,7 +80,7 @@ uint16_t RandomWeight(std::mt19937_64& random) {
 }
 
 // How a changed element of a random workload changes.
-using Change = std::function<uint16_t(uint16_t before, std::mt19937_64& random)>;
+using Change = uint16_t (*)(uint16_t before, std::mt19937_64& random);
 
 uint16_t ByGeometricStep(uint16_t before, std::mt19937_64& random) {
   const int step = 1 + std::countr_zero(random() | uint64_t{1} << 40) / 2;
@@ -96,24 +96,27 @@ uint16_t ByNormalStep(uint16_t before, std::mt19937_64& random) {
 // Draws the weight anew: the worst case, since old and new bits have nothing in common.
 uint16_t Redrawn(uint16_t, std::mt19937_64& random) { return RandomWeight(random); }
 
-StatusOr<Workload> MakeRandom(const std::string& name, double density, const Change& change,
-                              const WorkloadOptions& options, ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(Layout layout, MakeLayout(options.mib));
-  DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), options.seed));
-  const uint64_t elements = w.bytes() / 2;
-  const MutableBytes before = w.old_data.data(), after = w.new_data.data();
-  pool.ParallelFor((elements + kFillElements - 1) / kFillElements, [&](size_t block) {
-    std::mt19937_64 random(options.seed * 0x9e3779b97f4a7c15 + block);
-    std::bernoulli_distribution changes(density);
-    const uint64_t end = std::min(elements, (block + 1) * kFillElements);
-    for (uint64_t i = block * kFillElements; i < end; ++i) {
-      const uint16_t value = RandomWeight(random);
-      StoreLe<uint16_t>(&before[2 * i], value);
-      StoreLe<uint16_t>(&after[2 * i], changes(random) ? change(value, random) : value);
-    }
-  });
-  AddDelta(w, pool);
-  return w;
+// Weights of which `density` change.
+Source ChangedSource(std::string name, double density, Change change,
+                     const WorkloadOptions& options) {
+  return {name, [=](ThreadPool& pool) -> StatusOr<Workload> {
+            DW_ASSIGN_OR_RETURN(Layout layout, MakeLayout(options.mib));
+            DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), options.seed));
+            const uint64_t elements = w.bytes() / 2;
+            const MutableBytes before = w.old_data.data(), after = w.new_data.data();
+            pool.ParallelFor((elements + kFillElements - 1) / kFillElements, [&](size_t block) {
+              std::mt19937_64 random(options.seed * 0x9e3779b97f4a7c15 + block);
+              std::bernoulli_distribution changes(density);
+              const uint64_t end = std::min(elements, (block + 1) * kFillElements);
+              for (uint64_t i = block * kFillElements; i < end; ++i) {
+                const uint16_t value = RandomWeight(random);
+                StoreLe<uint16_t>(&before[2 * i], value);
+                StoreLe<uint16_t>(&after[2 * i], changes(random) ? change(value, random) : value);
+              }
+            });
+            AddDelta(w, pool);
+            return w;
+          }};
 }
 
 // One version of the user's own: a raw file is a model of one tensor.
@@ -161,52 +164,29 @@ void CopyTo(const Version& version, const Layout& layout, MutableBytes to) {
 }  // namespace
 
 Source RandomSource(std::string name, double density, const WorkloadOptions& options) {
-  return {name, [=](ThreadPool& pool) {
-            return MakeRandom(name, density, ByGeometricStep, options, pool);
-          }};
+  return ChangedSource(std::move(name), density, ByGeometricStep, options);
 }
 
 std::vector<Source> SyntheticSources(const WorkloadOptions& options) {
   using synth::Master;
-  struct Adam {
-    const char* name;
-    Master master;
-    float lr;
-    Targets targets;
-  };
-  static constexpr Adam kAdam[] = {
-      {"adam_fp32_lr1e-6", Master::kFp32, 1e-6f, {true, 0.97, 0.32}},
-      {"adam_fp32_lr2e-6", Master::kFp32, 2e-6f, {true, 0.97, 0.32}},
-      {"adam_grid", Master::kGrid, 1e-6f, {true, 0.97, 0.27}},
-      {"adam_bf16", Master::kBf16, 1e-6f, {true, 0.78, 0.12}},
-  };
-  struct Random {
-    const char* name;
-    double density;
-    Change change;
-  };
-  const Random random[] = {
-      {"random_0.1%", 0.001, ByGeometricStep},
-      {"random_1%", 0.01, ByGeometricStep},
-      {"random_3%", 0.03, ByGeometricStep},
-      {"random_8%", 0.08, ByGeometricStep},
-      {"random_50%", 0.5, ByNormalStep},
-      {"random_100%", 1, ByNormalStep},
-      {"redrawn_100%", 1, Redrawn},
-  };
   std::vector<Source> out;
-  for (const Adam& a : kAdam) {
-    out.push_back({a.name, [a, options](ThreadPool& pool) {
-                     const synth::AdamOptions adam{
-                         .seed = options.seed, .lr = a.lr, .master = a.master};
-                     return MakeAdam(a.name, adam, a.targets, options.mib, pool);
+  const auto adam = [&](const char* name, Master master, float lr, Targets targets) {
+    const synth::AdamOptions trace{.seed = options.seed, .lr = lr, .master = master};
+    out.push_back({name, [=](ThreadPool& pool) {
+                     return MakeAdam(name, trace, targets, options.mib, pool);
                    }});
-  }
-  for (const Random& r : random) {
-    out.push_back({r.name, [r, options](ThreadPool& pool) {
-                     return MakeRandom(r.name, r.density, r.change, options, pool);
-                   }});
-  }
+  };
+  adam("adam_fp32_lr1e-6", Master::kFp32, 1e-6f, {true, 0.97, 0.32});
+  adam("adam_fp32_lr2e-6", Master::kFp32, 2e-6f, {true, 0.97, 0.32});
+  adam("adam_grid", Master::kGrid, 1e-6f, {true, 0.97, 0.27});
+  adam("adam_bf16", Master::kBf16, 1e-6f, {true, 0.78, 0.12});
+  out.push_back(RandomSource("random_0.1%", 0.001, options));
+  out.push_back(RandomSource("random_1%", 0.01, options));
+  out.push_back(RandomSource("random_3%", 0.03, options));
+  out.push_back(RandomSource("random_8%", 0.08, options));
+  out.push_back(ChangedSource("random_50%", 0.5, ByNormalStep, options));
+  out.push_back(ChangedSource("random_100%", 1, ByNormalStep, options));
+  out.push_back(ChangedSource("redrawn_100%", 1, Redrawn, options));
   return out;
 }
 

@@ -10,6 +10,7 @@
 #include "bench/harness/parallel.h"
 #include "bench/harness/python_script.h"
 #include "bench/loopback/cluster.h"
+#include "kernels/place_pieces.h"
 #include "receiver/engine_client/engine_weights.h"
 #include "tests/support/eventually.h"
 
@@ -33,42 +34,31 @@ void Declare(CLI::App& app, Options& options) {
       ->check(CLI::Range(0.0, 1.0));
 }
 
-/// How a rank holds the tensors: all of each, or half of the columns of each matrix, as a rank of
-/// two does where the input dimension is cut (the hardest of the usual cuts: short runs).
-enum class Share { kWhole, kHalfOfColumns };
-
-/// Lays a rank's tensors out in `memory`, one after the other, each as a storage of its own.
-Binding BindingOf(const Layout& layout, Share share, MutableBytes memory) {
+/// Lays a rank's tensors out in `memory`, one after the other, each as a storage of its own: all of
+/// each, or half of the columns of each matrix, as a rank of two has them where the input dimension
+/// is cut (the hardest of the usual cuts: short runs).
+Binding Load(const Layout& layout, bool half_of_columns, Bytes content, MutableBytes memory) {
   Binding binding;
-  uint64_t at = 0;
   for (uint32_t t = 0; t < layout.size(); ++t) {
     const TensorMeta& tensor = layout.tensor(t);
     engine::Box box{.tensor = t, .storage = t, .copy = {}};
-    const bool cut = share == Share::kHalfOfColumns && tensor.shape.size() == 2;
-    const uint64_t row = cut ? tensor.shape[1] * DTypeBytes(tensor.dtype) : layout.bytes(t);
-    const uint64_t rows = layout.bytes(t) / row;
-    box.copy.run_bytes = cut ? row / 2 : row;
-    if (cut) {
+    box.copy.run_bytes = layout.bytes(t);
+    if (half_of_columns && tensor.shape.size() == 2) {
+      const uint64_t row = tensor.shape[1] * DTypeBytes(tensor.dtype);
+      box.copy.run_bytes = row / 2;
       box.copy.dims = 1;
-      box.copy.counts[0] = rows;
+      box.copy.counts[0] = tensor.shape[0];
       box.copy.src_strides[0] = static_cast<int64_t>(row);
       box.copy.dst_strides[0] = static_cast<int64_t>(row / 2);
     }
-    const uint64_t bytes = rows * box.copy.run_bytes;
+    const uint64_t bytes = kernels::CopiedBytes(box.copy);
+    kernels::Best().place(box.copy, content.subspan(layout.offset(t), layout.bytes(t)), memory);
     binding.storages.push_back({tensor.name, bytes});
-    binding.memory.push_back(memory.data() + at);
+    binding.memory.push_back(memory.data());
     binding.boxes.push_back(box);
-    at += bytes;
+    memory = memory.subspan(bytes);
   }
   return binding;
-}
-
-void Load(const Layout& layout, const Binding& binding, Bytes content) {
-  for (const engine::Box& box : binding.boxes) {
-    const Bytes from = content.subspan(layout.offset(box.tensor), layout.bytes(box.tensor));
-    kernels::Best().place(box.copy, from,
-                          {binding.memory[box.storage], binding.storages[box.storage].bytes});
-  }
 }
 
 /// The delta to a committed version. The receiver writes its file after the commit.
@@ -92,13 +82,11 @@ struct Rank {
   HugeBuffer memory;
 };
 
-StatusOr<Rank> MakeRank(std::string name, Share share, const Cluster& cluster, const Layout& layout,
-                        Bytes content, size_t threads) {
+StatusOr<Rank> MakeRank(std::string name, bool half_of_columns, const Cluster& cluster,
+                        const Layout& layout, Bytes content, size_t threads) {
   DW_ASSIGN_OR_RETURN(auto weights, EngineWeights::Open(cluster.receiver_dir(), threads));
   DW_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Create(content.size()));
-  const Binding binding = BindingOf(layout, share, memory.data());
-  Load(layout, binding, content);
-  DW_RETURN_IF_ERROR(weights->Bind(binding));
+  DW_RETURN_IF_ERROR(weights->Bind(Load(layout, half_of_columns, content, memory.data())));
   DW_ASSIGN_OR_RETURN(const engine::Comparison adopted, weights->Adopt());
   if (!adopted.different.empty()) {
     return Errorf(StatusCode::kDataLoss, "{} differs after the load", adopted.different.front());
@@ -128,11 +116,11 @@ Status Applying(const Options& options, Bench& bench) {
   DW_ASSIGN_OR_RETURN(HugeBuffer copied, HugeBuffer::Create(bytes));
   std::memcpy(plain.data().data(), content.data(), bytes);
   std::vector<Rank> ranks;
-  for (const auto& [name, share] : {std::pair("apply/whole", Share::kWhole),
-                                    {"apply/half_of_columns", Share::kHalfOfColumns}}) {
+  for (const auto& [name, half] :
+       {std::pair("apply/whole", false), {"apply/half_of_columns", true}}) {
     if (!bench.Asked(name)) continue;
     DW_ASSIGN_OR_RETURN(Rank rank,
-                        MakeRank(name, share, cluster, source.layout, content, options.threads));
+                        MakeRank(name, half, cluster, source.layout, content, options.threads));
     ranks.push_back(std::move(rank));
   }
   DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {

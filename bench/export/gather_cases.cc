@@ -28,10 +28,6 @@ class GatheringRank {
                                       const std::filesystem::path& dir) {
     GatheringRank r(plan);
     DW_ASSIGN_OR_RETURN(r.shards_, Shards::Make(plan, {rank}));
-    for (mcore::ShardParam& s : WrittenParams(plan, rank)) {
-      const mcore::Split split = plan.planned()[s.planned].cut.split;
-      r.matches_.push_back({r.matches_.size(), std::move(s), split});
-    }
     GlooOptions gloo;
     gloo.rank = static_cast<int>(rank);
     gloo.size = 2;
@@ -51,9 +47,10 @@ class GatheringRank {
     const auto tensor = [&](uint32_t t) {
       return half.subspan(plan_->layout().offset(t), plan_->layout().bytes(t));
     };
+    const Shards::Rank& mine = shards_.rank(0);
     return GatherToHf(
-        *collective_, *plan_, matches_, shards_.live(0),
-        [this](size_t live) { return shards_.param(0, live); }, tensor, pool, options);
+        *collective_, *plan_, mine.matches, mine.live,
+        [&](size_t live) { return Bytes(mine.data[live]); }, tensor, pool, options);
   }
 
   const Shards& shards() const { return shards_; }
@@ -63,7 +60,6 @@ class GatheringRank {
 
   const mcore::Plan* plan_;
   Shards shards_;
-  std::vector<mcore::Match> matches_;
   std::unique_ptr<Collective> collective_;
   GatherBuffers buffers_;
 };

@@ -32,16 +32,14 @@ StatusOr<std::unique_ptr<Planned>> Planned::Make(const MegatronJob& job) {
   return made;
 }
 
-std::vector<mcore::ShardParam> WrittenParams(const mcore::Plan& plan, uint32_t rank) {
-  std::vector<mcore::ShardParam> params = plan.Rank(rank);
-  std::erase_if(params, [](const mcore::ShardParam& s) { return !s.writes || s.shape.empty(); });
-  return params;
-}
-
-StatusOr<std::vector<mcore::Step>> StepsFor(const mcore::Plan& plan, const mcore::ShardParam& param,
-                                            mcore::Direction direction) {
-  return mcore::StepsOf(plan, param, param.dtype, plan.planned()[param.planned].cut.split,
-                        direction);
+std::vector<mcore::Match> WrittenBy(const mcore::Plan& plan, uint32_t rank) {
+  std::vector<mcore::Match> out;
+  for (mcore::ShardParam& s : plan.Rank(rank)) {
+    if (!s.writes || s.shape.empty()) continue;
+    const mcore::Split split = plan.planned()[s.planned].cut.split;
+    out.push_back({out.size(), std::move(s), split});
+  }
+  return out;
 }
 
 StatusOr<Shards> Shards::Make(const mcore::Plan& plan, std::vector<uint32_t> ranks) {
@@ -50,18 +48,18 @@ StatusOr<Shards> Shards::Make(const mcore::Plan& plan, std::vector<uint32_t> ran
   uint64_t size = 0;
   for (const uint32_t rank : ranks) {
     Rank& r = out.ranks_.emplace_back();
-    for (mcore::ShardParam& s : WrittenParams(plan, rank)) {
-      size += Aligned(SizeOf(s));
-      r.live.push_back({s.chunk, s.names.front(), s.dtype, s.shape});
-      r.params.push_back(std::move(s));
+    r.matches = WrittenBy(plan, rank);
+    for (const mcore::Match& m : r.matches) {
+      size += Aligned(SizeOf(m.shard));
+      r.live.push_back({m.shard.chunk, m.shard.names.front(), m.shard.dtype, m.shard.shape});
     }
   }
   DW_ASSIGN_OR_RETURN(out.memory_, HugeBuffer::Create(std::max<uint64_t>(size, 1)));
   uint64_t at = 0;
   for (Rank& r : out.ranks_) {
-    for (const mcore::ShardParam& s : r.params) {
-      r.data.push_back(out.memory_.data().subspan(at, SizeOf(s)));
-      at += Aligned(SizeOf(s));
+    for (const mcore::Match& m : r.matches) {
+      r.data.push_back(out.memory_.data().subspan(at, SizeOf(m.shard)));
+      at += Aligned(SizeOf(m.shard));
     }
   }
   return out;
@@ -71,9 +69,9 @@ StatusOr<std::vector<mcore::Transfer>> Shards::Programs(mcore::Direction directi
   std::vector<mcore::Transfer> out;
   for (const Rank& r : ranks_) {
     mcore::Transfer& transfer = out.emplace_back();
-    for (size_t i = 0; i < r.params.size(); ++i) {
-      DW_ASSIGN_OR_RETURN(auto steps, StepsFor(*plan_, r.params[i], direction));
-      transfer.Add(std::move(steps), r.data[i]);
+    for (const mcore::Match& m : r.matches) {
+      DW_ASSIGN_OR_RETURN(auto steps, StepsOf(*plan_, m.shard, m.shard.dtype, m.split, direction));
+      transfer.Add(std::move(steps), r.data[m.live]);
     }
   }
   return out;

@@ -39,10 +39,8 @@ class Planned {
   std::optional<mcore::Plan> plan_;
 };
 
-/// The parameters that a rank writes, and the copies that one of them takes.
-std::vector<mcore::ShardParam> WrittenParams(const mcore::Plan& plan, uint32_t rank);
-StatusOr<std::vector<mcore::Step>> StepsFor(const mcore::Plan& plan, const mcore::ShardParam& param,
-                                            mcore::Direction direction);
+/// The parameters that a rank writes, as a trainer would list them.
+std::vector<mcore::Match> WrittenBy(const mcore::Plan& plan, uint32_t rank);
 
 /// The shards that some ranks write, rank after rank in one buffer. The plan must outlive them.
 class Shards {
@@ -50,9 +48,13 @@ class Shards {
   static StatusOr<Shards> Make(const mcore::Plan& plan, std::vector<uint32_t> ranks);
 
   Bytes data() const { return memory_.data(); }
-  /// A rank's parameters as a trainer lists them, and their bytes.
-  const std::vector<mcore::LiveParam>& live(size_t i) const { return ranks_[i].live; }
-  Bytes param(size_t i, size_t live) const { return ranks_[i].data[live]; }
+  /// A rank's parameters, as the plan and as a trainer lists them, and their bytes.
+  struct Rank {
+    std::vector<mcore::Match> matches;
+    std::vector<mcore::LiveParam> live;
+    std::vector<MutableBytes> data;
+  };
+  const Rank& rank(size_t i) const { return ranks_[i]; }
 
   /// Fills `half` by FillByPlace, then copies what belongs to each shard from it.
   Status FillFrom(MutableBytes half) const;
@@ -63,11 +65,6 @@ class Shards {
            ThreadPool& pool) const;
 
  private:
-  struct Rank {
-    std::vector<mcore::ShardParam> params;
-    std::vector<mcore::LiveParam> live;
-    std::vector<MutableBytes> data;
-  };
   const mcore::Plan* plan_ = nullptr;
   HugeBuffer memory_;
   std::vector<Rank> ranks_;

@@ -26,8 +26,9 @@ Status PlanCase(const MegatronJob& job, const std::string& name, Bench& bench) {
     const mcore::Plan& plan = planned->plan();
     size_t steps = 0;
     DW_RETURN_IF_ERROR(s.Time("rank", [&]() -> Status {
-      for (const mcore::ShardParam& p : WrittenParams(plan, 0)) {
-        DW_ASSIGN_OR_RETURN(const auto made, StepsFor(plan, p, Direction::kToHf));
+      for (const mcore::Match& m : WrittenBy(plan, 0)) {
+        DW_ASSIGN_OR_RETURN(const auto made,
+                            StepsOf(plan, m.shard, m.shard.dtype, m.split, Direction::kToHf));
         steps += made.size();
       }
       return absl::OkStatus();
@@ -74,16 +75,13 @@ Status RankCase(const MegatronJob& job, const std::string& name, const ExportOpt
   const Bytes from = shards.data().first(std::min<size_t>(shards.data().size(), half.size()));
   for (const size_t threads : options.threads) {
     ThreadPool pool(threads);
-    DW_RETURN_IF_ERROR(bench.Run(
-        name, threads,
-        {Throughput("place", half.size())
-             .Against("memcpy")
-             .AgainstBytes(from.size())
-             .AtLeast(0.75)},
-        [&](Series& s) -> Status {
-          DW_RETURN_IF_ERROR(s.Time("memcpy", [&] { CopyInParts(from, half, pool); }));
-          return s.Time("place", [&] { shards.Run(programs, Direction::kToHf, half, pool); });
-        }));
+    const auto round = [&](Series& s) -> Status {
+      DW_RETURN_IF_ERROR(s.Time("memcpy", [&] { CopyInParts(from, half, pool); }));
+      return s.Time("place", [&] { shards.Run(programs, Direction::kToHf, half, pool); });
+    };
+    const Figure placed =
+        Throughput("place", half.size()).Against("memcpy").AgainstBytes(from.size()).AtLeast(0.75);
+    DW_RETURN_IF_ERROR(bench.Run(name, threads, {placed}, round));
   }
   bench.AddMemory(name, memory.Beyond(), kMaxExtraMiB, pages);
   return CheckFilled(name, half);

@@ -36,10 +36,10 @@ Status RunPythonScript(const std::string& name, const std::string& script,
                        const std::vector<std::string>& options, Bench& bench) {
   if (!bench.Asked(name)) return absl::OkStatus();
   const char* const named = std::getenv("DELTAWIRE_TRAINER_PYTHON");
-  setenv("PYTHONPATH", DELTAWIRE_PYTHON ":" DELTAWIRE_BENCH "/harness", 1);
+  setenv("PYTHONPATH", DELTAWIRE_PYTHON_DIR ":" DELTAWIRE_BENCH_DIR "/harness", 1);
   std::vector<std::string> command = {named != nullptr && *named != '\0' ? named : "python3",
                                       "-B",
-                                      DELTAWIRE_BENCH "/" + script,
+                                      DELTAWIRE_BENCH_DIR "/" + script,
                                       "--bin",
                                       cli::ProgramDirectory(),
                                       "--warmups",
