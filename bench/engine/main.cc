@@ -2,7 +2,7 @@
 // applied to a plain copy of the model and against a copy of the whole model; also how long the
 // engine's layout takes to find. See bench/README.md.
 #include <CLI/CLI.hpp>
-#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "bench/harness/bench.h"
@@ -154,7 +154,14 @@ Status Applying(const Options& options, Bench& bench) {
 
 Status Run(const Options& options, Bench& bench) {
   DW_RETURN_IF_ERROR(Applying(options, bench));
-  return RunPythonScript("attach", "engine/attach_python.py", {}, bench);
+  DW_RETURN_IF_ERROR(RunPythonScript("attach", "engine/attach_python.py", {}, bench));
+  // An update in the model class of each engine that there is a Python for.
+  for (const auto& [engine, variable] :
+       {std::pair("vllm", "DELTAWIRE_VLLM_PYTHON"), {"sglang", "DELTAWIRE_SGLANG_PYTHON"}}) {
+    if (std::getenv(variable) == nullptr) continue;
+    DW_RETURN_IF_ERROR(RunPythonScript("attach", "engine/in_engine.py", {engine}, bench, variable));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -33,20 +33,17 @@ Row RowOf(const std::string& name, const json& line) {
 }  // namespace
 
 Status RunPythonScript(const std::string& name, const std::string& script,
-                       const std::vector<std::string>& options, Bench& bench) {
+                       const std::vector<std::string>& options, Bench& bench,
+                       const char* variable) {
   if (!bench.Asked(name)) return absl::OkStatus();
-  const char* const named = std::getenv("DELTAWIRE_TRAINER_PYTHON");
+  const char* const named = std::getenv(variable);
   setenv("PYTHONPATH", DELTAWIRE_PYTHON_DIR ":" DELTAWIRE_BENCH_DIR "/harness", 1);
-  std::vector<std::string> command = {named != nullptr && *named != '\0' ? named : "python3",
-                                      "-B",
-                                      DELTAWIRE_BENCH_DIR "/" + script,
-                                      "--bin",
-                                      cli::ProgramDirectory(),
-                                      "--warmups",
-                                      std::to_string(bench.rounds.warmups),
-                                      "--runs",
-                                      std::to_string(bench.rounds.runs)};
+  std::vector<std::string> command = {named != nullptr && *named != '\0' ? named : "python3", "-B",
+                                      DELTAWIRE_BENCH_DIR "/" + script};
   command.insert(command.end(), options.begin(), options.end());
+  command.insert(command.end(), {"--bin", cli::ProgramDirectory(), "--warmups",
+                                 std::to_string(bench.rounds.warmups), "--runs",
+                                 std::to_string(bench.rounds.runs)});
   if (bench.quick) command.push_back("--tiny");
   const TempDir scratch;
   const std::filesystem::path said = scratch.path() / "said";

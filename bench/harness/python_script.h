@@ -12,10 +12,11 @@
 
 namespace deltawire::bench {
 
-/// Runs `script`, a path in bench/, for the case `name`, if it was asked for, with
-/// DELTAWIRE_TRAINER_PYTHON or python3 and with `options` beyond --bin, --warmups, --runs and
-/// --tiny. A row's own case follows `name` after a slash.
+/// Runs `script`, a path in bench/, for the case `name`, if it was asked for, with the Python that
+/// the environment's `variable` names (else python3), and with `options` beyond --bin, --warmups,
+/// --runs and --tiny. A row's own case follows `name` after a slash.
 Status RunPythonScript(const std::string& name, const std::string& script,
-                       const std::vector<std::string>& options, Bench& bench);
+                       const std::vector<std::string>& options, Bench& bench,
+                       const char* variable = "DELTAWIRE_TRAINER_PYTHON");
 
 }  // namespace deltawire::bench
