@@ -2,6 +2,9 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cstring>
+#include <limits>
 #include <thread>
 
 #include "bench/harness/parallel.h"

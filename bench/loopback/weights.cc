@@ -19,12 +19,6 @@ constexpr uint64_t kTraceBytes = 12;  // per element, of AdamTrace and of a vers
 const kernels::DigestKey kKey(1);     // of recorded steps
 constexpr float kDeviation = 0.02f;   // of weights that no trace draws
 
-void FlipElement(std::byte* at, unsigned width, bool up) {
-  kernels::WithWidth(width, [&]<typename T>(T) {
-    StoreLe<T>(at, static_cast<T>(up ? LoadLe<T>(at) + 1 : LoadLe<T>(at) - 1));
-  });
-}
-
 }  // namespace
 
 StatusOr<ModelSource> ModelSource::Synthetic(const std::string& size) {
@@ -125,9 +119,13 @@ void Weights::Flip(double fraction) {
     const unsigned width = DTypeBytes(layout_->tensor(t).dtype);
     const uint64_t elements = layout_->bytes(t) / width;
     std::byte* const base = mapping_.base() + layout_->offset(t);
-    for (; next < elements; next += 1 + gap()) {
-      FlipElement(base + next * width, width, (random_() & 1) != 0);
-    }
+    kernels::WithWidth(width, [&]<typename T>(T) {
+      for (; next < elements; next += 1 + gap()) {
+        std::byte* const at = base + next * sizeof(T);
+        const T value = LoadLe<T>(at);
+        StoreLe<T>(at, static_cast<T>((random_() & 1) != 0 ? value + 1 : value - 1));
+      }
+    });
     next -= elements;
   }
 }
