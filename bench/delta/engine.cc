@@ -1,11 +1,13 @@
 #include "bench/delta/engine.h"
 
-#include <atomic>
+#include <map>
 
+#include "bench/harness/parallel.h"
 #include "common/base/human.h"
-#include "common/delta/dense.h"
+#include "common/base/of_this_thread.h"
+#include "common/layout/root.h"
 #include "kernels/format.h"
-#include "tests/support/delta_case.h"
+#include "sender/agent/publish_job.h"
 
 namespace deltawire::bench {
 namespace {
@@ -16,25 +18,181 @@ constexpr double kDenseFrom = 0.05;  // the least share of changed elements for 
 constexpr size_t kPieceBytes = 64 << 10;
 constexpr const char* kPairsEncode = "pairs_encode";
 constexpr const char* kPairsApply = "pairs_apply";
+
+kernels::Codec CodecOf(Form form) {
+  using kernels::Codec;
+  return form == kFast ? Codec::kFast : form == kDense ? Codec::kDense : Codec::kTight;
+}
+
+/// Room for a fast payload, and the scratch memory of a fold, of the calling thread.
+MutableBytes FastRoom(const Chunk& c) {
+  struct Fast : ScratchMemory {};
+  return OfThisThread<Fast>().Sized(kernels::MaxEncodedBytes(c.bytes, c.width));
+}
+MutableBytes FoldRoom(const Chunk& c) {
+  struct Fold : ScratchMemory {};
+  return OfThisThread<Fold>().Sized(kernels::FoldScratchBytes(c.width));
+}
+
+}  // namespace
+
+class ChunkWork {
+ public:
+  ChunkWork(Engine& engine, uint32_t chunk)
+      : e_(engine),
+        w_(engine.workload_),
+        i_(chunk),
+        c_(w_.chunks[chunk]),
+        old_(w_.OldOf(c_)),
+        new_(w_.NewOf(c_)),
+        work_(engine.work().subspan(c_.offset, c_.bytes)),
+        fast_(engine.payload(kFast, chunk)) {}
+
+  /// Fills the engine's tables.
+  Status Prepare(size_t) {
+    e_.digest_old_[i_] = kernels::Best().digest(w_.key, old_);
+    e_.digest_new_[i_] = kernels::Best().digest(w_.key, new_);
+    const std::span deltas(w_.deltas);
+    e_.history_[i_] = ChunkHistory(deltas.first(deltas.size() - 1), i_, kernels::kMaxHistory);
+    for (const Form form : kForms) {
+      if (form == kFast || !e_.has(form) || fast_.empty()) continue;
+      const Bytes coded = Recode(fast_, form);
+      e_.payloads_[form][i_].assign(coded.begin(), coded.end());
+    }
+    return absl::OkStatus();
+  }
+  Status CopyOld(size_t) {
+    std::memcpy(work_.data(), old_.data(), c_.bytes);
+    return absl::OkStatus();
+  }
+  Status Compare(size_t) {
+    return Same("memcmp", true, std::memcmp(work_.data(), old_.data(), c_.bytes) == 0);
+  }
+  Status CheckNew(size_t) {
+    const bool equal = std::memcmp(work_.data(), new_.data(), c_.bytes) == 0;
+    return Same("whether the new bytes came out", true, equal);
+  }
+  Status DiffUnchanged(size_t) {
+    const auto r = kernels::Best().diff_encode(w_.key, old_, work_, c_.width, e_.digest_old_[i_],
+                                               FastRoom(c_));
+    return Same("the delta of nothing", 0, r.bytes);
+  }
+  Status Digest(size_t piece_bytes) {
+    uint64_t digest = 0;
+    if (piece_bytes == kChunkBytes) digest = kernels::Best().digest(w_.key, old_);
+    for (size_t at = 0; piece_bytes < kChunkBytes && at < old_.size(); at += piece_bytes) {
+      const Bytes piece = old_.subspan(at, std::min(piece_bytes, old_.size() - at));
+      digest += kernels::Best().digest_range(w_.key, piece, at);
+    }
+    return Same("the digest", e_.digest_old_[i_], digest);
+  }
+  Status Encode(size_t form) {
+    const MutableBytes room = FastRoom(c_);
+    const auto r =
+        kernels::Best().diff_encode(w_.key, old_, new_, c_.width, e_.digest_old_[i_], room);
+    DW_RETURN_IF_ERROR(Same("the new digest", e_.digest_new_[i_], r.digest_after));
+    DW_RETURN_IF_ERROR(Same("the fast payload", fast_.size(), r.bytes));
+    if (form == kFast || r.bytes == 0) return absl::OkStatus();
+    const Form other = static_cast<Form>(form);
+    return Same("the payload", e_.payload(other, i_).size(),
+                Recode(room.first(r.bytes), other).size());
+  }
+  Status EncodeChecked(size_t) {
+    const auto r = kernels::Best().diff_encode_checked(w_.key, old_, new_, c_.width, FastRoom(c_));
+    DW_RETURN_IF_ERROR(Same("the old digest", e_.digest_old_[i_], r.digest_before));
+    return Same("the fast payload", fast_.size(), r.bytes);
+  }
+  Status ValidateFast(size_t) {
+    if (fast_.empty()) return absl::OkStatus();
+    return Ok("validate", kernels::Best().validate(fast_, c_.bytes, c_.width, nullptr));
+  }
+  Status Apply(size_t form) {
+    if (fast_.empty()) return absl::OkStatus();
+    Bytes fast = fast_;
+    const Bytes coded = e_.payload(static_cast<Form>(form), i_);
+    if (form != kFast && !coded.empty()) {  // empty: fast is sent
+      const MutableBytes room = FastRoom(c_);
+      size_t bytes = 0;
+      const auto of = Coded(static_cast<Form>(form), work_);
+      DW_RETURN_IF_ERROR(Ok("decoding", CoderOf(coded)->decode(of, coded, room, &bytes)));
+      DW_RETURN_IF_ERROR(Same("the decoded payload", fast.size(), bytes));
+      fast = room.first(bytes);
+    }
+    uint64_t digest = 0;
+    DW_RETURN_IF_ERROR(Ok(
+        "decode_apply",
+        kernels::Best().decode_apply(w_.key, fast, work_, c_.width, e_.digest_old_[i_], &digest)));
+    return Same("the digest after decode_apply", e_.digest_new_[i_], digest);
+  }
+  Status Fold(size_t deltas) {
+    std::vector<Bytes> payloads;
+    for (const auto& delta : std::span(w_.deltas).last(deltas)) {
+      const Bytes payload = Workload::PayloadOf(*delta, i_);
+      if (!payload.empty()) payloads.push_back(payload);
+    }
+    if (payloads.empty()) return absl::OkStatus();
+    size_t bytes = 0;
+    return Ok("fold", kernels::Best().fold(payloads, c_.bytes, c_.width, FoldRoom(c_), FastRoom(c_),
+                                           &bytes));
+  }
+
+ private:
+  Status Ok(std::string_view what, DecodeStatus status) const {
+    if (status == DecodeStatus::kOk) return absl::OkStatus();
+    return Errorf(StatusCode::kInternal,
+                  "{}: {} of chunk {} says \"{}\" to a payload of this program", w_.name, what, i_,
+                  kernels::ToString(status));
+  }
+  Status Same(std::string_view what, size_t want, size_t got) const {
+    if (want == got) return absl::OkStatus();
+    return Errorf(StatusCode::kDataLoss, "{}: {} of chunk {} is {} now and was {} before", w_.name,
+                  what, i_, got, want);
+  }
+  CodedChunk Coded(Form form, Bytes old_data) const {
+    const ChunkHistory& past = e_.history_[i_];
+    return {.backend = kernels::Best(),
+            .bytes = c_.bytes,
+            .width = c_.width,
+            .function = w_.function(c_),
+            .old_data = old_data,
+            .history = past.First(form == kTightHistory ? past.depth() : 0)};
+  }
+  /// Puts a fast payload into another form, in this thread's memory.
+  Bytes Recode(Bytes fast, Form form) const {
+    const Coder& coder = *CoderOf(CodecOf(form));
+    return coder.encode(Coded(form, old_), fast, coder.limit(c_.bytes, fast.size()));
+  }
+
+  Engine& e_;
+  const Workload& w_;
+  const uint32_t i_;
+  const Chunk& c_;
+  const Bytes old_, new_;
+  const MutableBytes work_;
+  const Bytes fast_;  ///< the chunk's payload from old to new
+};
+
+namespace {
+
 constexpr OperationTargets kThreadsOnly = {.of_one_thread = 1.8};
 
 constexpr Operation Encoding(const char* name, Form form, const char* pairs,
                              OperationTargets targets) {
-  return {name, &Engine::Encode, form, 0, true, false, pairs, targets};
+  return {name, &ChunkWork::Encode, form, 0, true, false, pairs, targets};
 }
 constexpr Operation Applying(const char* name, Form form, OperationTargets targets) {
-  return {name, &Engine::Apply, form, 1, true, true, kPairsApply, targets};
+  return {name, &ChunkWork::Apply, form, 1, true, true, kPairsApply, targets};
 }
 
 constexpr Operation kOperations[] = {
-    {"memcpy", &Engine::CopyOld},
-    {"memcmp", &Engine::Compare},
-    {"diff_only", &Engine::DiffUnchanged},
-    {"digest", &Engine::Digest, kChunkBytes},
-    {"digest_pieces", &Engine::Digest, kPieceBytes},  // as a receiver digests an arriving chunk
+    {"memcpy", &ChunkWork::CopyOld},
+    {"memcmp", &ChunkWork::Compare},
+    {"diff_only", &ChunkWork::DiffUnchanged},
+    {"digest", &ChunkWork::Digest, kChunkBytes},
+    {"digest_pieces", &ChunkWork::Digest, kPieceBytes},  // as a receiver digests an arriving chunk
     Encoding("encode_fast", kFast, kPairsEncode,
              {.of_reference = 0.75, .of_pairs = 3, .of_one_thread = 1.8}),
-    {"encode_checked", &Engine::EncodeChecked},
+    {"encode_checked", &ChunkWork::EncodeChecked},
     {.name = "publish_unchecked", .chunk = nullptr, .argument = false},
     {.name = "publish",
      .chunk = nullptr,
@@ -45,63 +203,46 @@ constexpr Operation kOperations[] = {
              {.of_reference = 0.3, .gb_per_second = 2, .of_one_thread = 1.8}),
     Encoding("encode_tight_history", kTightHistory, "", kThreadsOnly),
     Encoding("encode_dense", kDense, "", {}),
-    {"validate_fast", &Engine::ValidateFast, 0, 1},
+    {"validate_fast", &ChunkWork::ValidateFast, 0, 1},
     Applying("apply_fast", kFast, {.changes_per_second = 120, .of_one_thread = 1.8}),
     Applying("apply_tight", kTight, {.gb_per_second = 1.5, .of_one_thread = 1.8}),
     Applying("apply_tight_history", kTightHistory, kThreadsOnly),
     Applying("apply_dense", kDense, {}),
-    {"fold_2", &Engine::Fold, 2, 2},
-    {"fold_8", &Engine::Fold, 8, 8},
-    {"fold_32", &Engine::Fold, 32, 32},
+    {"fold_2", &ChunkWork::Fold, 2, 2},
+    {"fold_8", &ChunkWork::Fold, 8, 8},
+    {"fold_32", &ChunkWork::Fold, 32, 32},
 };
+
+/// The old bytes' digests that EncodeUnchecked believes, by the address of these bytes. They are
+/// global, since a backend's functions have no argument for them; one publish runs at a time.
+std::map<const std::byte*, uint64_t> g_believed;
+
+kernels::EncodeResult EncodeUnchecked(const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
+                                      unsigned width, MutableBytes out) {
+  return kernels::Best().diff_encode(key, old_data, new_data, width,
+                                     g_believed.find(old_data.data())->second, out);
+}
 
 }  // namespace
 
 std::string NameOf(Form form) {
-  using kernels::Codec;
-  const Codec codec = form == kFast ? Codec::kFast : form == kDense ? Codec::kDense : Codec::kTight;
-  return fmt::format("{}{}", kernels::NameOf(codec), form == kTightHistory ? "_history" : "");
+  return fmt::format("{}{}", kernels::NameOf(CodecOf(form)),
+                     form == kTightHistory ? "_history" : "");
 }
 
 std::span<const Operation> AllOperations() { return kOperations; }
 
-StatusOr<std::unique_ptr<Engine>> Engine::Create(const Workload& w, size_t threads,
-                                                 ThreadPool& pool) {
+StatusOr<std::unique_ptr<Engine>> Engine::Create(const Workload& w, ThreadPool& pool) {
   auto engine = std::unique_ptr<Engine>(new Engine(w));
   DW_ASSIGN_OR_RETURN(engine->work_, HugeBuffer::Create(w.bytes()));
-  engine->workers_.resize(std::max(threads, pool.size()));
-  for (Worker& worker : engine->workers_) {
-    worker.fast.resize(kernels::MaxEncodedBytes(kChunkBytes, 1));  // the most of any width
-    worker.coded.resize(worker.fast.size());
-    worker.scratch.resize(std::max(kernels::kTightScratchBytes, kernels::FoldScratchBytes(8)));
-  }
   const uint32_t chunks = w.chunks.size();
   engine->digest_old_.resize(chunks);
   engine->digest_new_.resize(chunks);
-  engine->past_.resize(chunks);
-  engine->context_.resize(chunks);
+  engine->history_.resize(chunks);
   for (const Form form : kForms) engine->payloads_[form].resize(chunks);
   DW_RETURN_IF_ERROR(engine->Restore(pool));
-  DW_RETURN_IF_ERROR(engine->RunChunks(pool, &Engine::Prepare, 0).status());
+  DW_RETURN_IF_ERROR(engine->ForChunks(pool, &ChunkWork::Prepare, 0));
   return engine;
-}
-
-Status Engine::Prepare(Worker& worker, uint32_t chunk, size_t) {
-  const Chunk& c = workload_.chunks[chunk];
-  digest_old_[chunk] = kernels::Best().digest(workload_.key, workload_.OldOf(c));
-  digest_new_[chunk] = kernels::Best().digest(workload_.key, workload_.NewOf(c));
-  for (size_t d = 1; d < workload_.deltas.size(); ++d) {
-    past_[chunk].push_back(workload_.deltas[d][chunk]);
-  }
-  context_[chunk] = kernels::test::ContextOf(HistoryOf(chunk, kTightHistory).deltas);
-  const Bytes fast = payloads(kFast)[chunk];
-  for (const Form form : kForms) {
-    if (form == kFast || !has(form) || fast.empty()) continue;
-    DW_ASSIGN_OR_RETURN(const size_t bytes, Recode(worker, chunk, fast, form));
-    payloads_[form][chunk].assign(worker.coded.begin(),
-                                  worker.coded.begin() + static_cast<ptrdiff_t>(bytes));
-  }
-  return absl::OkStatus();
 }
 
 bool Engine::has(Form form) const {
@@ -113,6 +254,15 @@ bool Engine::has(Form form) const {
   return kernels::Best().tight_encode != nullptr && (form == kTight || has_history());
 }
 
+uint64_t Engine::kept() const {
+  uint64_t sum = 0;
+  for (const auto& form : payloads_) {
+    for (const auto& payload : form) sum += payload.size();
+  }
+  for (const auto& delta : workload_.deltas) sum += delta->payload_bytes();
+  return sum;
+}
+
 bool Engine::CanRun(const Operation& operation) const {
   if (operation.deltas > 0 && workload_.changed == 0) return false;
   return operation.deltas <= workload_.deltas.size() &&
@@ -121,181 +271,69 @@ bool Engine::CanRun(const Operation& operation) const {
 
 StatusOr<double> Engine::Run(const Operation& operation, ThreadPool& pool) {
   if (operation.chunk == nullptr) return Publish(pool, operation.argument != 0);
-  DW_ASSIGN_OR_RETURN(const double seconds, RunChunks(pool, operation.chunk, operation.argument));
-  if (!operation.applies) return seconds;
-  DW_RETURN_IF_ERROR(RunChunks(pool, &Engine::CheckNew, 0).status());
-  DW_RETURN_IF_ERROR(Restore(pool));
-  return seconds;
-}
-
-StatusOr<double> Engine::RunChunks(ThreadPool& pool, Operation::ChunkFunction fn, size_t argument) {
-  std::atomic<uint32_t> next = 0;
-  for (Worker& w : workers_) w.status = absl::OkStatus();
   const auto start = SteadyClock::now();
-  pool.ParallelFor(std::min(pool.size(), workers_.size()), [&](size_t slot) {
-    Worker& worker = workers_[slot];
-    for (uint32_t i = next++; i < workload_.chunks.size() && worker.status.ok(); i = next++) {
-      worker.status = (this->*fn)(worker, i, argument);
-    }
-  });
+  DW_RETURN_IF_ERROR(ForChunks(pool, operation.chunk, operation.argument));
   const double seconds = SecondsSince(start);
-  for (const Worker& w : workers_) DW_RETURN_IF_ERROR(w.status);
+  if (operation.applies) {
+    DW_RETURN_IF_ERROR(ForChunks(pool, &ChunkWork::CheckNew, 0));
+    DW_RETURN_IF_ERROR(Restore(pool));
+  }
   return seconds;
 }
 
-Status Engine::Restore(ThreadPool& pool) { return RunChunks(pool, &Engine::CopyOld, 0).status(); }
+Status Engine::Restore(ThreadPool& pool) { return ForChunks(pool, &ChunkWork::CopyOld, 0); }
 
-Status Engine::Ok(uint32_t chunk, std::string_view what, DecodeStatus status) const {
-  if (status == DecodeStatus::kOk) return absl::OkStatus();
-  return Errorf(StatusCode::kInternal,
-                "{}: {} of chunk {} says \"{}\" to a payload of this program", workload_.name, what,
-                chunk, kernels::ToString(status));
+Status Engine::ForChunks(ThreadPool& pool, Operation::ChunkFunction fn, size_t argument) {
+  return ForAll(pool, workload_.chunks.size(), [&](size_t i) {
+    return (ChunkWork(*this, static_cast<uint32_t>(i)).*fn)(argument);
+  });
 }
 
-Status Engine::Same(uint32_t chunk, std::string_view what, size_t want, size_t got) const {
-  if (want == got) return absl::OkStatus();
-  return Errorf(StatusCode::kDataLoss, "{}: {} of chunk {} is {} now and was {} before",
-                workload_.name, what, chunk, got, want);
-}
-
-Status Engine::CopyOld(Worker&, uint32_t chunk, size_t) {
-  const Chunk& c = workload_.chunks[chunk];
-  std::memcpy(WorkOf(c).data(), workload_.OldOf(c).data(), c.bytes);
-  return absl::OkStatus();
-}
-
-Status Engine::Compare(Worker&, uint32_t chunk, size_t) {
-  const Chunk& c = workload_.chunks[chunk];
-  const bool equal = std::memcmp(WorkOf(c).data(), workload_.OldOf(c).data(), c.bytes) == 0;
-  return Same(chunk, "memcmp", true, equal);
-}
-
-Status Engine::CheckNew(Worker&, uint32_t chunk, size_t) {
-  const Chunk& c = workload_.chunks[chunk];
-  const bool equal = std::memcmp(WorkOf(c).data(), workload_.NewOf(c).data(), c.bytes) == 0;
-  return Same(chunk, "whether the new bytes came out", true, equal);
-}
-
-Status Engine::DiffUnchanged(Worker& worker, uint32_t chunk, size_t) {
-  const Chunk& c = workload_.chunks[chunk];
-  const kernels::EncodeResult r = kernels::Best().diff_encode(
-      workload_.key, workload_.OldOf(c), WorkOf(c), c.width, digest_old_[chunk], worker.fast);
-  return Same(chunk, "the delta of nothing", 0, r.bytes);
-}
-
-Status Engine::Digest(Worker&, uint32_t chunk, size_t piece_bytes) {
-  const Bytes data = workload_.OldOf(workload_.chunks[chunk]);
-  uint64_t digest = 0;
-  if (piece_bytes == kChunkBytes) digest = kernels::Best().digest(workload_.key, data);
-  for (size_t at = 0; piece_bytes < kChunkBytes && at < data.size(); at += piece_bytes) {
-    const Bytes piece = data.subspan(at, std::min(piece_bytes, data.size() - at));
-    digest += kernels::Best().digest_range(workload_.key, piece, at);
+// A whole publish as the sender runs it, in memory: diff, digests, root and delta, with the check
+// of the old bytes and, for comparison, without.
+StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
+  const uint32_t chunks = workload_.chunks.size();
+  const Coverage all = Coverage::All(chunks);
+  kernels::Backend backend = kernels::Best();
+  if (!check_base) {
+    backend.diff_encode_checked = EncodeUnchecked;
+    g_believed.clear();
+    for (uint32_t i = 0; i < chunks; ++i) {
+      g_believed[workload_.OldOf(workload_.chunks[i]).data()] = digest_old_[i];
+    }
   }
-  return Same(chunk, "the digest", digest_old_[chunk], digest);
-}
-
-Status Engine::Encode(Worker& worker, uint32_t chunk, size_t form) {
-  const Chunk& c = workload_.chunks[chunk];
-  const kernels::EncodeResult r =
-      kernels::Best().diff_encode(workload_.key, workload_.OldOf(c), workload_.NewOf(c), c.width,
-                                  digest_old_[chunk], worker.fast);
-  DW_RETURN_IF_ERROR(Same(chunk, "the new digest", digest_new_[chunk], r.digest_after));
-  DW_RETURN_IF_ERROR(Same(chunk, "the fast payload", payloads(kFast)[chunk].size(), r.bytes));
-  if (form == kFast || r.bytes == 0) return absl::OkStatus();
-  const Form other = static_cast<Form>(form);
-  DW_ASSIGN_OR_RETURN(const size_t bytes,
-                      Recode(worker, chunk, Bytes(worker.fast).first(r.bytes), other));
-  return Same(chunk, "the payload", payloads(other)[chunk].size(), bytes);
-}
-
-Status Engine::EncodeChecked(Worker& worker, uint32_t chunk, size_t) {
-  const Chunk& c = workload_.chunks[chunk];
-  const kernels::EncodeResult r = kernels::Best().diff_encode_checked(
-      workload_.key, workload_.OldOf(c), workload_.NewOf(c), c.width, worker.fast);
-  DW_RETURN_IF_ERROR(Same(chunk, "the old digest", digest_old_[chunk], r.digest_before));
-  return Same(chunk, "the fast payload", payloads(kFast)[chunk].size(), r.bytes);
-}
-
-kernels::History Engine::HistoryOf(uint32_t chunk, Form form) const {
-  if (form != kTightHistory) return {};
-  const std::span<const Bytes> past = past_[chunk];
-  return {past.first(std::min(kernels::kMaxHistory, past.size())), context_[chunk]};
-}
-
-StatusOr<size_t> Engine::Recode(Worker& worker, uint32_t chunk, Bytes fast, Form form) const {
-  const Chunk& c = workload_.chunks[chunk];
-  if (form == kDense) {
-    return DenseEncode(kernels::Best(), fast, c.bytes, c.width, c.bytes, worker.coded);
+  auto published = std::make_shared<Published>();
+  published->digests = std::make_shared<std::vector<uint64_t>>(digest_old_);
+  published->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks);
+  sender::PublishJob::Inputs in;
+  in.chunks = &workload_.chunks;
+  in.layout = &workload_.layout;
+  in.backend = &backend;
+  in.key = &workload_.key;
+  in.active = workload_.old_data.data();
+  // A publish writes to the inactive half only what is declared unchanged, which is nothing here.
+  const Bytes fresh = workload_.new_data.data();
+  in.inactive = {const_cast<std::byte*>(fresh.data()), fresh.size()};
+  in.active_digests = published->digests;
+  in.active_root = RootOf(digest_old_, all);
+  in.payload_limit = uint64_t{1} << 40;
+  in.published = published;
+  const std::vector<bool> unchanged(workload_.layout.size());
+  const auto start = SteadyClock::now();
+  const auto job = std::make_shared<sender::PublishJob>(in);
+  DW_ASSIGN_OR_RETURN(const sender::PublishJob::Result result,
+                      job->Finish({1, 1}, {1, 2}, unchanged, pool));
+  const double seconds = SecondsSince(start);
+  if (result.root == RootOf(digest_new_, all) && result.changed_elements == workload_.changed) {
+    return seconds;
   }
-  size_t bytes = 0;
-  DW_RETURN_IF_ERROR(Ok(
-      chunk, "tight_encode",
-      kernels::Best().tight_encode(workload_.OldOf(c), fast, c.width, workload_.function(c),
-                                   HistoryOf(chunk, form), worker.scratch, worker.coded, &bytes)));
-  return bytes;
-}
-
-StatusOr<size_t> Engine::Decode(Worker& worker, uint32_t chunk, Bytes payload, Form form) {
-  const Chunk& c = workload_.chunks[chunk];
-  size_t bytes = 0;
-  const DecodeStatus status =
-      form == kDense
-          ? DenseDecode(kernels::Best(), payload, c.bytes, c.width, worker.fast, &bytes)
-          : kernels::Best().tight_decode(WorkOf(c), payload, c.width, HistoryOf(chunk, form),
-                                         worker.scratch, worker.fast, &bytes);
-  DW_RETURN_IF_ERROR(Ok(chunk, "decoding", status));
-  return bytes;
-}
-
-Status Engine::ValidateFast(Worker&, uint32_t chunk, size_t) {
-  const Chunk& c = workload_.chunks[chunk];
-  const Bytes fast = payloads(kFast)[chunk];
-  if (fast.empty()) return absl::OkStatus();
-  return Ok(chunk, "validate", kernels::Best().validate(fast, c.bytes, c.width, nullptr));
-}
-
-Status Engine::Apply(Worker& worker, uint32_t chunk, size_t form) {
-  Bytes fast = payloads(kFast)[chunk];
-  if (fast.empty()) return absl::OkStatus();
-  const Bytes coded = payloads(static_cast<Form>(form))[chunk];
-  if (form != kFast && !coded.empty()) {  // empty: fast is sent
-    DW_ASSIGN_OR_RETURN(const size_t bytes, Decode(worker, chunk, coded, static_cast<Form>(form)));
-    DW_RETURN_IF_ERROR(Same(chunk, "the decoded payload", fast.size(), bytes));
-    fast = Bytes(worker.fast).first(bytes);
-  }
-  const Chunk& c = workload_.chunks[chunk];
-  uint64_t digest = 0;
-  DW_RETURN_IF_ERROR(Ok(chunk, "decode_apply",
-                        kernels::Best().decode_apply(workload_.key, fast, WorkOf(c), c.width,
-                                                     digest_old_[chunk], &digest)));
-  return Same(chunk, "the digest after decode_apply", digest_new_[chunk], digest);
-}
-
-Status Engine::Fold(Worker& worker, uint32_t chunk, size_t deltas) {
-  const Chunk& c = workload_.chunks[chunk];
-  std::array<Bytes, 64> payloads;
-  size_t count = 0;
-  for (size_t d = 0; d < deltas; ++d) {
-    const Bytes payload = workload_.deltas[d][chunk];
-    if (!payload.empty()) payloads[count++] = payload;
-  }
-  if (count == 0) return absl::OkStatus();
-  size_t bytes = 0;
-  return Ok(chunk, "fold",
-            kernels::Best().fold(std::span<const Bytes>(payloads).first(count), c.bytes, c.width,
-                                 worker.scratch, worker.fast, &bytes));
+  return absl::DataLossError(workload_.name + ": a publish gave a wrong root or count");
 }
 
 uint64_t Engine::ChangesOf(size_t n) const {
   uint64_t sum = 0;
-  for (size_t d = 0; d < n; ++d) {
-    for (uint32_t i = 0; i < workload_.chunks.size(); ++i) {
-      const Chunk& c = workload_.chunks[i];
-      const Bytes payload = workload_.deltas[d][i];
-      uint64_t changed = 0;
-      if (!payload.empty()) kernels::Best().validate(payload, c.bytes, c.width, &changed);
-      sum += changed;
-    }
+  for (const auto& delta : std::span(workload_.deltas).last(n)) {
+    for (const ChunkDelta& entry : delta->chunks()) sum += entry.changed;
   }
   return sum;
 }

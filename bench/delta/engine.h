@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "bench/delta/workload.h"
+#include "common/delta/chunk_history.h"
+#include "common/delta/coders.h"
 
 namespace deltawire::bench {
 
@@ -20,7 +22,8 @@ inline constexpr Form kForms[] = {kFast, kTight, kTightHistory, kDense};
 /// The codec's name; of kTightHistory with "_history" behind it.
 std::string NameOf(Form form);
 
-class Engine;
+/// One chunk's work; each operation on chunks is one of its functions.
+class ChunkWork;
 
 /// The marks of an operation on traces of AdamW: the least that is wanted; 0: none.
 struct OperationTargets {
@@ -34,7 +37,7 @@ struct OperationTargets {
 /// An operation over all chunks.
 struct Operation {
   /// Works on one chunk, on one thread. Null instead: the operation is a whole publish.
-  using ChunkFunction = Status (Engine::*)(struct Worker&, uint32_t chunk, size_t argument);
+  using ChunkFunction = Status (ChunkWork::*)(size_t argument);
   const char* name;
   ChunkFunction chunk;
   size_t argument = 0;     ///< a form, a number of deltas, or whether to check the base
@@ -49,17 +52,10 @@ struct Operation {
 /// All operations, in the order in which they run.
 std::span<const Operation> AllOperations();
 
-/// One thread's memory.
-struct Worker {
-  std::vector<std::byte> fast, coded, scratch;
-  Status status;
-};
-
 class Engine {
  public:
-  /// Encodes everything once. `threads`: the most threads of any pool that Run will get.
-  static StatusOr<std::unique_ptr<Engine>> Create(const Workload& w, size_t threads,
-                                                  ThreadPool& pool);
+  /// Encodes everything once.
+  static StatusOr<std::unique_ptr<Engine>> Create(const Workload& w, ThreadPool& pool);
 
   bool CanRun(const Operation& operation) const;
   /// Seconds of one run over all chunks. REQUIRES: CanRun.
@@ -69,12 +65,18 @@ class Engine {
   /// history needs past deltas, and dense needs a workload of which a large part changed.
   bool has(Form form) const;
   bool has_history() const { return workload_.deltas.size() > 1; }
-  /// The payloads that Create made; empty where the form is no smaller than fast (dense: than raw).
-  const Delta& payloads(Form form) const {
-    return form == kFast ? workload_.deltas[0] : payloads_[form];
+  /// What Create made of a chunk; empty where it did not change, or where the form is no smaller
+  /// than fast (dense: than raw).
+  Bytes payload(Form form, uint32_t chunk) const {
+    return form == kFast ? Workload::PayloadOf(*workload_.deltas.back(), chunk)
+                         : Bytes(payloads_[form][chunk]);
   }
-  /// Past deltas of a chunk, newest first, without deltas[0].
-  const std::vector<Bytes>& PastOf(uint32_t chunk) const { return past_[chunk]; }
+  /// The deltas that led to the chunk's old bytes, newest first.
+  std::span<const Bytes> PastOf(uint32_t chunk) const {
+    return history_[chunk].First(history_[chunk].depth()).deltas;
+  }
+  /// Bytes of all payloads that are kept.
+  uint64_t kept() const;
 
   /// The work buffer. Between runs it holds the old bytes, which Restore puts back.
   MutableBytes work() { return work_.data(); }
@@ -82,39 +84,17 @@ class Engine {
   /// The number of changes in the last `n` deltas together.
   uint64_t ChangesOf(size_t n) const;
 
-  // Each of these is some Operation::chunk.
-  Status CopyOld(Worker& worker, uint32_t chunk, size_t);
-  Status Compare(Worker& worker, uint32_t chunk, size_t);
-  Status DiffUnchanged(Worker& worker, uint32_t chunk, size_t);
-  Status Digest(Worker& worker, uint32_t chunk, size_t piece_bytes);
-  Status Encode(Worker& worker, uint32_t chunk, size_t form);
-  Status EncodeChecked(Worker& worker, uint32_t chunk, size_t);
-  Status ValidateFast(Worker& worker, uint32_t chunk, size_t);
-  Status Apply(Worker& worker, uint32_t chunk, size_t form);
-  Status Fold(Worker& worker, uint32_t chunk, size_t deltas);
-
  private:
+  friend class ChunkWork;
   explicit Engine(const Workload& w) : workload_(w) {}
-  Status Prepare(Worker& worker, uint32_t chunk, size_t);
-  Status CheckNew(Worker& worker, uint32_t chunk, size_t);
-  StatusOr<double> RunChunks(ThreadPool& pool, Operation::ChunkFunction fn, size_t argument);
+  Status ForChunks(ThreadPool& pool, Operation::ChunkFunction fn, size_t argument);
   StatusOr<double> Publish(ThreadPool& pool, bool check_base);
-  /// Puts the chunk's fast payload in another form into worker.coded, and returns its size.
-  StatusOr<size_t> Recode(Worker& worker, uint32_t chunk, Bytes fast, Form form) const;
-  /// Puts the fast payload that `payload` decodes to into worker.fast, and returns its size.
-  StatusOr<size_t> Decode(Worker& worker, uint32_t chunk, Bytes payload, Form form);
-  kernels::History HistoryOf(uint32_t chunk, Form form) const;
-  Status Same(uint32_t chunk, std::string_view what, size_t want, size_t got) const;
-  Status Ok(uint32_t chunk, std::string_view what, kernels::DecodeStatus status) const;
-  MutableBytes WorkOf(const Chunk& c) { return work_.data().subspan(c.offset, c.bytes); }
 
   const Workload& workload_;
   HugeBuffer work_;
-  std::vector<Worker> workers_;
   std::vector<uint64_t> digest_old_, digest_new_;
-  std::array<Delta, std::size(kForms)> payloads_;  // of all forms but kFast
-  std::vector<std::vector<Bytes>> past_;           // of each chunk, newest first
-  std::vector<uint32_t> context_;                  // check of each chunk's first kMaxHistory
+  std::array<std::vector<std::vector<std::byte>>, std::size(kForms)> payloads_;  // not of kFast
+  std::vector<ChunkHistory> history_;                                            // of each chunk
 };
 
 }  // namespace deltawire::bench

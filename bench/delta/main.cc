@@ -21,14 +21,13 @@ void Declare(CLI::App& app, Options& options) {
   app.add_option("--pair", options.pair,
                  "Two versions of your own: raw little-endian files, safetensors files or model "
                  "directories")
-      ->expected(2);
-  app.add_option("--dtype", options.dtype, "Element type of raw files")->capture_default_str();
+      ->expected(2)
+      ->default_str("");
+  app.add_option("--dtype", options.dtype, "Element type of raw files");
   app.add_option("--mib", options.mib, "Size of a synthetic version, MiB")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 65536));
   app.add_option("--threads", options.threads, "The most threads; 1 is always measured")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1024));
 }
 
 Status Run(const Options& options, Bench& bench) {
@@ -65,7 +64,6 @@ Status Run(const Options& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  return SuiteMain({"delta", "Kernels and codecs in memory, against plain references and bounds.",
-                    Report::Table::kBrief},
+  return SuiteMain("delta", "Kernels and codecs in memory, against plain references and bounds.",
                    Declare, Run, argc, argv);
 }

@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 
-#include "bench/delta/bounds.h"
 #include "kernels/cpu/tight_model.h"
 #include "kernels/payload.h"
 
@@ -68,12 +67,6 @@ StatusOr<TightModel> ReadModel(Bytes payload) {
 }
 
 }  // namespace
-
-void PayloadParts::operator+=(const PayloadParts& other) {
-  positions += other.positions;
-  differences += other.differences;
-  rest += other.rest;
-}
 
 StatusOr<PayloadParts> SplitFast(Bytes payload, size_t raw_bytes, unsigned width) {
   DW_RETURN_IF_ERROR(CheckHead(payload, kernels::kTableOffset, kernels::Codec::kFast));

@@ -5,19 +5,16 @@
 
 #include <span>
 
-#include "common/base/bytes.h"
+#include "bench/delta/bounds.h"
 #include "common/base/status.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::bench {
 
 /// In bits; the sum is the payload's.
-struct PayloadParts {
-  double positions = 0;
-  double differences = 0;
+struct PayloadParts : SplitBits {
   double rest = 0;  ///< headers, tables, parameters, padding
-  double total() const { return positions + differences + rest; }
-  void operator+=(const PayloadParts& other);
+  double total() const { return SplitBits::total() + rest; }
 };
 
 /// A fast payload of `raw_bytes` of data. Raw blocks count as differences.

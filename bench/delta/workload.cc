@@ -2,10 +2,10 @@
 
 #include <fcntl.h>
 
-#include <atomic>
 #include <bit>
 #include <random>
 
+#include "bench/harness/parallel.h"
 #include "bench/synth/adam_trace.h"
 #include "bench/synth/model_maker.h"
 #include "common/layout/model_dir.h"
@@ -19,14 +19,8 @@ constexpr size_t kFillElements = 64 * 1024;
 
 // A Qwen3-class model with as many layers as make about `mib` MiB.
 StatusOr<Layout> MakeLayout(uint64_t mib) {
-  synth::ModelShape shape;
-  const bool small = mib < 64;
-  shape.hidden = small ? 256 : 1024;
-  shape.vocab = shape.hidden * 16;
-  shape.heads = small ? 4 : 16;
-  shape.kv_heads = shape.heads / 2;
-  shape.head_dim = small ? 64 : 128;
-  shape.ffn = shape.hidden * 3;
+  synth::ModelShape shape = mib < 64 ? synth::ModelShape{"small", 4096, 256, 1, 4, 2, 64, 768}
+                                     : synth::ModelShape{"large", 16384, 1024, 1, 16, 8, 128, 3072};
   const auto with_layers = [&](uint64_t layers) {
     shape.layers = layers;
     return Layout::Create(synth::MakeTensors(shape));
@@ -49,22 +43,14 @@ StatusOr<Workload> Empty(std::string name, Layout layout, uint64_t seed) {
                   kernels::DigestKey(seed), std::move(old_data), std::move(new_data)};
 }
 
-// Puts the delta that takes the old bytes to the new ones before the past ones.
+// Appends the delta that takes the old bytes to the new ones.
 void AddDelta(Workload& w, ThreadPool& pool) {
-  Delta delta(w.chunks.size());
-  std::atomic<uint64_t> changed = 0, elements = 0;
-  pool.ParallelFor(w.chunks.size(), [&](size_t i) {
-    const Chunk& c = w.chunks[static_cast<uint32_t>(i)];
-    std::vector<std::byte> room(kernels::MaxEncodedBytes(c.bytes, c.width));
-    const kernels::EncodeResult r =
-        kernels::Best().diff_encode(w.key, w.OldOf(c), w.NewOf(c), c.width, 0, room);
-    delta[i].assign(room.begin(), room.begin() + static_cast<ptrdiff_t>(r.bytes));
-    changed += r.changed;
-    elements += c.bytes / c.width;
-  });
-  w.deltas.insert(w.deltas.begin(), std::move(delta));
-  w.changed = changed;
-  w.elements = elements;
+  w.deltas.push_back(DiffAll(w.key, w.chunks, w.old_data.data(), w.new_data.data(), pool));
+  w.changed = w.elements = 0;
+  for (const ChunkDelta& entry : w.deltas.back()->chunks()) w.changed += entry.changed;
+  for (size_t t = 0; t < w.layout.size(); ++t) {
+    w.elements += w.layout.bytes(t) / DTypeBytes(w.layout.tensor(t).dtype);
+  }
 }
 
 StatusOr<Workload> MakeAdam(const char* name, const synth::AdamOptions& adam, Targets targets,
@@ -73,18 +59,16 @@ StatusOr<Workload> MakeAdam(const char* name, const synth::AdamOptions& adam, Ta
   DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), adam.seed));
   w.targets = targets;
   DW_ASSIGN_OR_RETURN(auto trace, synth::AdamTrace::Create(w.layout.tensors(), adam, pool));
-  const auto copy_to_new = [&] {
-    const MutableBytes to = w.new_data.data();
-    pool.ParallelFor(w.layout.size(), [&](size_t t) {
-      std::memcpy(to.data() + w.layout.offset(t), trace.tensor(t).data(), w.layout.bytes(t));
-    });
-  };
-  for (int i = 0; i < kAdamWarmup; ++i) trace.Step(pool);
-  copy_to_new();
-  for (size_t s = 0; s < kAdamSteps; ++s) {
+  // The trace's tensors lie one behind the other, as the layout's do.
+  const Bytes now(trace.tensor(0).data(), w.bytes());
+  const auto step = [&] {
     std::swap(w.old_data, w.new_data);
     trace.Step(pool);
-    copy_to_new();
+    std::memcpy(w.new_data.data().data(), now.data(), now.size());
+  };
+  for (int i = 0; i < kAdamWarmup; ++i) step();
+  for (size_t s = 0; s < kAdamSteps; ++s) {
+    step();
     AddDelta(w, pool);
   }
   return w;
@@ -96,7 +80,7 @@ uint16_t RandomWeight(std::mt19937_64& random) {
 }
 
 // How a changed element of a random workload changes.
-using Change = std::function<uint16_t(uint16_t before, std::mt19937_64& random)>;
+using Change = uint16_t (*)(uint16_t before, std::mt19937_64& random);
 
 uint16_t ByGeometricStep(uint16_t before, std::mt19937_64& random) {
   const int step = 1 + std::countr_zero(random() | uint64_t{1} << 40) / 2;
@@ -112,24 +96,27 @@ uint16_t ByNormalStep(uint16_t before, std::mt19937_64& random) {
 // Draws the weight anew: the worst case, since old and new bits have nothing in common.
 uint16_t Redrawn(uint16_t, std::mt19937_64& random) { return RandomWeight(random); }
 
-StatusOr<Workload> MakeRandom(const std::string& name, double density, const Change& change,
-                              const WorkloadOptions& options, ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(Layout layout, MakeLayout(options.mib));
-  DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), options.seed));
-  const uint64_t elements = w.bytes() / 2;
-  const MutableBytes before = w.old_data.data(), after = w.new_data.data();
-  pool.ParallelFor((elements + kFillElements - 1) / kFillElements, [&](size_t block) {
-    std::mt19937_64 random(options.seed * 0x9e3779b97f4a7c15 + block);
-    std::bernoulli_distribution changes(density);
-    const uint64_t end = std::min(elements, (block + 1) * kFillElements);
-    for (uint64_t i = block * kFillElements; i < end; ++i) {
-      const uint16_t value = RandomWeight(random);
-      StoreLe<uint16_t>(&before[2 * i], value);
-      StoreLe<uint16_t>(&after[2 * i], changes(random) ? change(value, random) : value);
-    }
-  });
-  AddDelta(w, pool);
-  return w;
+// Weights of which `density` change.
+Source ChangedSource(std::string name, double density, Change change,
+                     const WorkloadOptions& options) {
+  return {name, [=](ThreadPool& pool) -> StatusOr<Workload> {
+            DW_ASSIGN_OR_RETURN(Layout layout, MakeLayout(options.mib));
+            DW_ASSIGN_OR_RETURN(Workload w, Empty(name, std::move(layout), options.seed));
+            const uint64_t elements = w.bytes() / 2;
+            const MutableBytes before = w.old_data.data(), after = w.new_data.data();
+            pool.ParallelFor((elements + kFillElements - 1) / kFillElements, [&](size_t block) {
+              std::mt19937_64 random(options.seed * 0x9e3779b97f4a7c15 + block);
+              std::bernoulli_distribution changes(density);
+              const uint64_t end = std::min(elements, (block + 1) * kFillElements);
+              for (uint64_t i = block * kFillElements; i < end; ++i) {
+                const uint16_t value = RandomWeight(random);
+                StoreLe<uint16_t>(&before[2 * i], value);
+                StoreLe<uint16_t>(&after[2 * i], changes(random) ? change(value, random) : value);
+              }
+            });
+            AddDelta(w, pool);
+            return w;
+          }};
 }
 
 // One version of the user's own: a raw file is a model of one tensor.
@@ -177,52 +164,29 @@ void CopyTo(const Version& version, const Layout& layout, MutableBytes to) {
 }  // namespace
 
 Source RandomSource(std::string name, double density, const WorkloadOptions& options) {
-  return {name, [=](ThreadPool& pool) {
-            return MakeRandom(name, density, ByGeometricStep, options, pool);
-          }};
+  return ChangedSource(std::move(name), density, ByGeometricStep, options);
 }
 
 std::vector<Source> SyntheticSources(const WorkloadOptions& options) {
   using synth::Master;
-  struct Adam {
-    const char* name;
-    Master master;
-    float lr;
-    Targets targets;
-  };
-  static constexpr Adam kAdam[] = {
-      {"adam_fp32_lr1e-6", Master::kFp32, 1e-6f, {true, 0.97, 0.32}},
-      {"adam_fp32_lr2e-6", Master::kFp32, 2e-6f, {true, 0.97, 0.32}},
-      {"adam_grid", Master::kGrid, 1e-6f, {true, 0.97, 0.27}},
-      {"adam_bf16", Master::kBf16, 1e-6f, {true, 0.78, 0.12}},
-  };
-  struct Random {
-    const char* name;
-    double density;
-    Change change;
-  };
-  const Random random[] = {
-      {"random_0.1%", 0.001, ByGeometricStep},
-      {"random_1%", 0.01, ByGeometricStep},
-      {"random_3%", 0.03, ByGeometricStep},
-      {"random_8%", 0.08, ByGeometricStep},
-      {"random_50%", 0.5, ByNormalStep},
-      {"random_100%", 1, ByNormalStep},
-      {"redrawn_100%", 1, Redrawn},
-  };
   std::vector<Source> out;
-  for (const Adam& a : kAdam) {
-    out.push_back({a.name, [a, options](ThreadPool& pool) {
-                     const synth::AdamOptions adam{
-                         .seed = options.seed, .lr = a.lr, .master = a.master};
-                     return MakeAdam(a.name, adam, a.targets, options.mib, pool);
+  const auto adam = [&](const char* name, Master master, float lr, Targets targets) {
+    const synth::AdamOptions trace{.seed = options.seed, .lr = lr, .master = master};
+    out.push_back({name, [=](ThreadPool& pool) {
+                     return MakeAdam(name, trace, targets, options.mib, pool);
                    }});
-  }
-  for (const Random& r : random) {
-    out.push_back({r.name, [r, options](ThreadPool& pool) {
-                     return MakeRandom(r.name, r.density, r.change, options, pool);
-                   }});
-  }
+  };
+  adam("adam_fp32_lr1e-6", Master::kFp32, 1e-6f, {true, 0.97, 0.32});
+  adam("adam_fp32_lr2e-6", Master::kFp32, 2e-6f, {true, 0.97, 0.32});
+  adam("adam_grid", Master::kGrid, 1e-6f, {true, 0.97, 0.27});
+  adam("adam_bf16", Master::kBf16, 1e-6f, {true, 0.78, 0.12});
+  out.push_back(RandomSource("random_0.1%", 0.001, options));
+  out.push_back(RandomSource("random_1%", 0.01, options));
+  out.push_back(RandomSource("random_3%", 0.03, options));
+  out.push_back(RandomSource("random_8%", 0.08, options));
+  out.push_back(ChangedSource("random_50%", 0.5, ByNormalStep, options));
+  out.push_back(ChangedSource("random_100%", 1, ByNormalStep, options));
+  out.push_back(ChangedSource("redrawn_100%", 1, Redrawn, options));
   return out;
 }
 

@@ -1,6 +1,6 @@
 // What a delta is computed from: an old and a new version of a model's bytes, the chunks they are
 // cut into, and the deltas that led to the old one. Synthetic traces, or the user's own pair.
-// Owns two buffers of the model's size in huge pages, and past deltas as fast payloads.
+// Owns two buffers of the model's size in huge pages, and the past deltas.
 // Immutable once made, so threads share it. Errors: too little memory; files of different models.
 #pragma once
 
@@ -12,13 +12,11 @@
 #include "bench/harness/buffers.h"
 #include "common/base/thread_pool.h"
 #include "common/delta/class_function.h"
+#include "common/delta/delta_log.h"
 #include "common/layout/chunks.h"
 #include "kernels/kernels.h"
 
 namespace deltawire::bench {
-
-/// Payloads of one delta, one per chunk, empty where the chunk did not change.
-using Delta = std::vector<std::vector<std::byte>>;
 
 /// The marks of a workload; 0: none.
 struct Targets {
@@ -34,11 +32,16 @@ struct Workload {
   kernels::DigestKey key;
   HugeBuffer old_data, new_data;
   Targets targets = {};
-  /// Fast payloads; [0] leads from old to new, [i] is the i-th delta before it.
-  std::vector<Delta> deltas = {};
+  /// In fast payloads and in the order of the steps: the last one leads from old to new.
+  LogView deltas = {};
   uint64_t elements = 0;
-  uint64_t changed = 0;  ///< of these, the ones that deltas[0] changes
+  uint64_t changed = 0;  ///< of these, the ones that the last delta changes
 
+  /// The chunk's payload in `delta`; empty where it did not change.
+  static Bytes PayloadOf(const Delta& delta, uint32_t chunk) {
+    const ChunkDelta* const entry = delta.Find(chunk);
+    return entry == nullptr ? Bytes() : entry->payload;
+  }
   kernels::ClassFunction function(const Chunk& c) const {
     return ClassFunctionOf(layout.tensor(c.tensor).dtype);
   }

@@ -7,10 +7,6 @@ had before, sampled every millisecond; the receiver's buffer is shared and does 
 """
 
 import ctypes
-import os
-import pathlib
-import subprocess
-import sys
 import time
 
 from script import MODEL, Shape, Watch, parse_options, say, started_daemons
@@ -93,22 +89,6 @@ def measure(options, name, way, directory, weights, plans=None):
     say(case=name, metric="memory", unit="MiB", runs=memory, at_most=WANTED_MIB)
 
 
-def in_engines():
-    """An update in the model class of each engine that there is a Python for."""
-    script = pathlib.Path(__file__).with_name("in_engine.py")
-    for engine in ("vllm", "sglang"):
-        python = os.environ.get(f"DELTAWIRE_{engine.upper()}_PYTHON")
-        if not python:
-            continue
-        done = subprocess.run([python, "-W", "ignore", "-B", script, engine, *sys.argv[1:]],
-                              stdout=subprocess.PIPE, text=True, check=False)
-        for line in done.stdout.splitlines():
-            if line.startswith("{"):  # engines print lines of their own
-                print(line, flush=True)
-        if done.returncode:
-            raise RuntimeError(f"in_engine.py {engine} ended with {done.returncode}")
-
-
 def main():
     options = parse_options()
     weights = Shape(options.tiny).tensors()
@@ -121,7 +101,6 @@ def main():
         measure(options, "traced_numbered", "numbered", receiver.directory, weights)
         measure(options, "traced_computed", "computed", receiver.directory, weights)
         measure(options, "plan", "numbered", receiver.directory, weights, plans)
-    in_engines()
 
 
 if __name__ == "__main__":

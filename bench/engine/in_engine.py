@@ -1,7 +1,7 @@
 """An update of a Qwen3 of 0.6B in an engine's own model class, against the engine's own ways.
 
-Started by attach_python.py, in a Python that has the engine; the arguments are the engine's name
-and script.py's. No server, no requests: what an update takes within the pause. Each round publishes
+Started by bench_engine, in a Python that has the engine; the arguments are the engine's name and
+script.py's. No server, no requests: what an update takes within the pause. Each round publishes
 1 % of all elements anew; then deltawire prepares and applies; then vLLM takes the same elements as
 a patch (`load_checkpoint_weight_patches`); then the engine reloads the directory, with the page
 cache warm. All of it in one process, on one thread, into the same parameters, which at the end must

@@ -2,14 +2,15 @@
 // applied to a plain copy of the model and against a copy of the whole model; also how long the
 // engine's layout takes to find. See bench/README.md.
 #include <CLI/CLI.hpp>
-#include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "bench/harness/bench.h"
 #include "bench/harness/buffers.h"
+#include "bench/harness/parallel.h"
 #include "bench/harness/python_script.h"
 #include "bench/loopback/cluster.h"
-#include "kernels/kernels.h"
+#include "kernels/place_pieces.h"
 #include "receiver/engine_client/engine_weights.h"
 #include "tests/support/eventually.h"
 
@@ -26,86 +27,39 @@ struct Options {
 };
 
 void Declare(CLI::App& app, Options& options) {
-  app.add_option("--size", options.size, "Synthetic model: tiny, 0.6b or 1.7b")
-      ->capture_default_str();
+  app.add_option("--size", options.size, "Synthetic model: tiny, 0.6b or 1.7b");
   app.add_option("--threads", options.threads, "Of the engine's client and its references")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1024));
   app.add_option("--density", options.density, "Share of elements that a version changes")
-      ->check(CLI::Range(0.0, 1.0))
-      ->capture_default_str();
+      ->check(CLI::Range(0.0, 1.0));
 }
 
-/// How a rank holds the tensors: all of each, or half of the columns of each matrix, as a rank of
-/// two does where the input dimension is cut (the hardest of the usual cuts: short runs).
-enum class Share { kWhole, kHalfOfColumns };
-
-/// Lays a rank's tensors out in `memory`, one after the other, each as a storage of its own.
-Binding BindingOf(const Layout& layout, Share share, MutableBytes memory) {
+/// Lays a rank's tensors out in `memory`, one after the other, each as a storage of its own: all of
+/// each, or half of the columns of each matrix, as a rank of two has them where the input dimension
+/// is cut (the hardest of the usual cuts: short runs).
+Binding Load(const Layout& layout, bool half_of_columns, Bytes content, MutableBytes memory) {
   Binding binding;
-  uint64_t at = 0;
   for (uint32_t t = 0; t < layout.size(); ++t) {
     const TensorMeta& tensor = layout.tensor(t);
     engine::Box box{.tensor = t, .storage = t, .copy = {}};
-    const bool cut = share == Share::kHalfOfColumns && tensor.shape.size() == 2;
-    const uint64_t row = cut ? tensor.shape[1] * DTypeBytes(tensor.dtype) : layout.bytes(t);
-    const uint64_t rows = layout.bytes(t) / row;
-    box.copy.run_bytes = cut ? row / 2 : row;
-    if (cut) {
+    box.copy.run_bytes = layout.bytes(t);
+    if (half_of_columns && tensor.shape.size() == 2) {
+      const uint64_t row = tensor.shape[1] * DTypeBytes(tensor.dtype);
+      box.copy.run_bytes = row / 2;
       box.copy.dims = 1;
-      box.copy.counts[0] = rows;
+      box.copy.counts[0] = tensor.shape[0];
       box.copy.src_strides[0] = static_cast<int64_t>(row);
       box.copy.dst_strides[0] = static_cast<int64_t>(row / 2);
     }
-    const uint64_t bytes = rows * box.copy.run_bytes;
+    const uint64_t bytes = kernels::CopiedBytes(box.copy);
+    kernels::Best().place(box.copy, content.subspan(layout.offset(t), layout.bytes(t)), memory);
     binding.storages.push_back({tensor.name, bytes});
-    binding.memory.push_back(memory.data() + at);
+    binding.memory.push_back(memory.data());
     binding.boxes.push_back(box);
-    at += bytes;
+    memory = memory.subspan(bytes);
   }
   return binding;
 }
-
-void Load(const Layout& layout, const Binding& binding, Bytes content) {
-  for (const engine::Box& box : binding.boxes) {
-    const Bytes from = content.subspan(layout.offset(box.tensor), layout.bytes(box.tensor));
-    kernels::Best().place(box.copy, from,
-                          {binding.memory[box.storage], binding.storages[box.storage].bytes});
-  }
-}
-
-/// The newest delta, applied to a plain copy of the model: decoded, added and digested.
-class PlainCopy {
- public:
-  static StatusOr<PlainCopy> Create(const Layout& layout, Bytes content) {
-    DW_ASSIGN_OR_RETURN(HugeBuffer buffer, HugeBuffer::Create(content.size()));
-    DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(layout));
-    std::memcpy(buffer.data().data(), content.data(), content.size());
-    return PlainCopy(std::move(buffer), std::move(chunks));
-  }
-  Status Apply(const DeltaFile& file, ThreadPool& pool) {
-    const kernels::DigestKey key(file.head().digest_seed);
-    std::atomic<bool> wrong{false};
-    pool.ParallelFor(file.entries().size(), [&](size_t i) {
-      const DeltaFileEntry& e = file.entries()[i];
-      const Chunk& c = chunks_[e.chunk];
-      uint64_t after = 0;
-      const auto decoded =
-          kernels::Best().decode_apply(key, e.payload, buffer_.data().subspan(c.offset, c.bytes),
-                                       c.width, e.digest_before, &after);
-      if (decoded != kernels::DecodeStatus::kOk || after != e.digest_after) wrong = true;
-    });
-    if (wrong) return absl::DataLossError("the reference came out wrong");
-    return absl::OkStatus();
-  }
-  MutableBytes data() { return buffer_.data(); }
-
- private:
-  PlainCopy(HugeBuffer buffer, ChunkTable chunks)
-      : buffer_(std::move(buffer)), chunks_(std::move(chunks)) {}
-  HugeBuffer buffer_;
-  ChunkTable chunks_;
-};
 
 /// The delta to a committed version. The receiver writes its file after the commit.
 StatusOr<DeltaFile> DeltaTo(uint64_t version, const std::filesystem::path& directory) {
@@ -124,34 +78,20 @@ StatusOr<DeltaFile> DeltaTo(uint64_t version, const std::filesystem::path& direc
 
 struct Rank {
   std::string name;
-  Share share;
   std::unique_ptr<EngineWeights> weights;
   HugeBuffer memory;
 };
 
-StatusOr<Rank> MakeRank(std::string name, Share share, const Cluster& cluster, const Layout& layout,
-                        Bytes content, size_t threads) {
+StatusOr<Rank> MakeRank(std::string name, bool half_of_columns, const Cluster& cluster,
+                        const Layout& layout, Bytes content, size_t threads) {
   DW_ASSIGN_OR_RETURN(auto weights, EngineWeights::Open(cluster.receiver_dir(), threads));
   DW_ASSIGN_OR_RETURN(HugeBuffer memory, HugeBuffer::Create(content.size()));
-  const Binding binding = BindingOf(layout, share, memory.data());
-  Load(layout, binding, content);
-  DW_RETURN_IF_ERROR(weights->Bind(binding));
+  DW_RETURN_IF_ERROR(weights->Bind(Load(layout, half_of_columns, content, memory.data())));
   DW_ASSIGN_OR_RETURN(const engine::Comparison adopted, weights->Adopt());
   if (!adopted.different.empty()) {
     return Errorf(StatusCode::kDataLoss, "{} differs after the load", adopted.different.front());
   }
-  return Rank{std::move(name), share, std::move(weights), std::move(memory)};
-}
-
-Status Attaching(Bench& bench) {
-  constexpr const char* kName = "attach";
-  if (!bench.Asked(kName)) return absl::OkStatus();
-  return RunPythonScript({.name = kName,
-                          .path = DELTAWIRE_BENCH_ATTACH,
-                          .package = DELTAWIRE_BENCH_PYTHONPATH,
-                          .bin = DELTAWIRE_BENCH_BIN,
-                          .options = ""},
-                         bench);
+  return Rank{std::move(name), std::move(weights), std::move(memory)};
 }
 
 Status Applying(const Options& options, Bench& bench) {
@@ -162,33 +102,36 @@ Status Applying(const Options& options, Bench& bench) {
   ThreadPool pool(0), own(options.threads);
   DW_ASSIGN_OR_RETURN(const auto weights,
                       Weights::Create(source, scratch->path() / "trainer", bench.seed, 0, pool));
-  DW_ASSIGN_OR_RETURN(const auto cluster,
-                      Cluster::Start(scratch->path() / "daemons", source, {.buffers = 1}, pool));
-  DW_RETURN_IF_ERROR(cluster->Publish(*weights).status());
-  DW_RETURN_IF_ERROR(cluster->WaitCommitted().status());
+  Cluster cluster(scratch->path() / "daemons", source, {.buffers = 1}, pool);
+  DW_RETURN_IF_ERROR(cluster.Begin(weights->content()));
   const uint64_t bytes = source.layout.total_bytes();
   fmt::print("          {} ({}), {:.1f} % changed a version, {} threads\n\n", source.name,
              HumanBytes(bytes), 100 * options.density, options.threads);
   bench.report().Common("model", source.name);
   bench.report().Common("model_bytes", bytes);
 
-  DW_ASSIGN_OR_RETURN(PlainCopy plain, PlainCopy::Create(source.layout, weights->content()));
-  DW_ASSIGN_OR_RETURN(PlainCopy copied, PlainCopy::Create(source.layout, weights->content()));
+  const Bytes content = weights->content();
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(source.layout));
+  DW_ASSIGN_OR_RETURN(HugeBuffer plain, HugeBuffer::Create(bytes));
+  DW_ASSIGN_OR_RETURN(HugeBuffer copied, HugeBuffer::Create(bytes));
+  std::memcpy(plain.data().data(), content.data(), bytes);
   std::vector<Rank> ranks;
-  for (const auto& [name, share] : {std::pair("apply/whole", Share::kWhole),
-                                    {"apply/half_of_columns", Share::kHalfOfColumns}}) {
+  for (const auto& [name, half] :
+       {std::pair("apply/whole", false), {"apply/half_of_columns", true}}) {
     if (!bench.Asked(name)) continue;
-    DW_ASSIGN_OR_RETURN(Rank rank, MakeRank(name, share, *cluster, source.layout,
-                                            weights->content(), options.threads));
+    DW_ASSIGN_OR_RETURN(Rank rank,
+                        MakeRank(name, half, cluster, source.layout, content, options.threads));
     ranks.push_back(std::move(rank));
   }
   DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
     weights->Flip(options.density);
-    DW_RETURN_IF_ERROR(cluster->Publish(*weights).status());
-    DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, cluster->WaitCommitted());
-    DW_ASSIGN_OR_RETURN(const DeltaFile delta,
-                        DeltaTo(commit.id().version(), cluster->receiver_dir()));
-    DW_RETURN_IF_ERROR(s.Time("decode + apply", [&] { return plain.Apply(delta, own); }));
+    DW_RETURN_IF_ERROR(cluster.Publish(content).status());
+    DW_RETURN_IF_ERROR(cluster.WaitCommitted().status());
+    DW_ASSIGN_OR_RETURN(const DeltaFile delta, DeltaTo(cluster.version(), cluster.receiver_dir()));
+    const kernels::DigestKey key(delta.head().digest_seed);
+    DW_RETURN_IF_ERROR(s.Time("decode + apply", [&] {
+      return ApplyAll(key, chunks, delta.entries(), plain.data(), own);
+    }));
     for (Rank& rank : ranks) {
       DW_RETURN_IF_ERROR(
           s.Time(rank.name + " prepare", [&] { return rank.weights->Prepare().status(); }));
@@ -211,7 +154,14 @@ Status Applying(const Options& options, Bench& bench) {
 
 Status Run(const Options& options, Bench& bench) {
   DW_RETURN_IF_ERROR(Applying(options, bench));
-  return Attaching(bench);
+  DW_RETURN_IF_ERROR(RunPythonScript("attach", "engine/attach_python.py", {}, bench));
+  // An update in the model class of each engine that there is a Python for.
+  for (const auto& [engine, variable] :
+       {std::pair("vllm", "DELTAWIRE_VLLM_PYTHON"), {"sglang", "DELTAWIRE_SGLANG_PYTHON"}}) {
+    if (std::getenv(variable) == nullptr) continue;
+    DW_RETURN_IF_ERROR(RunPythonScript("attach", "engine/in_engine.py", {engine}, bench, variable));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -219,6 +169,6 @@ Status Run(const Options& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  return SuiteMain({"engine", "A committed delta into a running engine's memory."}, Declare, Run,
+  return SuiteMain("engine", "A committed delta into a running engine's memory.", Declare, Run,
                    argc, argv);
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/harness/bench.h"
+#include "kernels/kernels.h"
 
 namespace deltawire::bench {
 
@@ -17,6 +18,18 @@ struct ExportOptions {
   bool cpu_time = false;  ///< measure CPU time instead of the clock's, on a machine with other work
 };
 
+/// A kind of copies that layout programs consist of: strided copies between two buffers.
+struct CopyCase {
+  std::string name;
+  std::vector<kernels::StridedCopy> copies;
+  kernels::Convert convert;
+  uint64_t src_bytes = 0;  ///< size of the source buffer, all of which the copies read
+  uint64_t dst_bytes = 0;  ///< size of the destination buffer, all of which they write
+};
+
+/// Every kind, with a destination of about `bytes`.
+std::vector<CopyCase> CopyCases(uint64_t bytes);
+
 /// place/KIND: one kind of copy against memcpy of as many bytes with as many threads.
 Status PlaceCases(const ExportOptions& options, Bench& bench);
 /// plan/MODEL: plan and proof, one rank's programs, and the memory of both.
@@ -25,8 +38,6 @@ Status PlanCases(Bench& bench);
 Status RankCases(const ExportOptions& options, Bench& bench);
 /// gather/MODEL/LAYOUT: two processes, against bare TCP.
 Status GatherCases(Bench& bench);
-/// offload/python: runs a script that prints its rows.
-Status PythonCases(const ExportOptions& options, Bench& bench);
 /// ready/ranks=N: ready to published where several ranks write every tensor. Chunks are diffed as
 /// soon as all ranks have finished them; the reference is a sender with --no-eager-diff. Must be
 /// the last case, since gRPC's threads stay.

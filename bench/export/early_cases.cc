@@ -1,54 +1,42 @@
 // ready/ranks=N: how long the agent still works after the last of several ranks is ready, when it
 // diffs chunks as soon as all ranks have finished them, and when it does not.
-#include <thread>
-
 #include "bench/export/cases.h"
 #include "bench/harness/buffers.h"
+#include "bench/harness/parallel.h"
 #include "sender/export/client/trainer_client.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::bench {
 namespace {
 
-constexpr const char* kModel = "ranks";
 constexpr uint64_t kColumns = 4096;
 
-/// A trainer's ranks, each a thread of this process with a client of its own. Every rank writes its
-/// rows of every tensor.
+/// A sender and a trainer's ranks, each with a client of its own. Every rank writes its rows of
+/// every tensor.
 class Ranks {
  public:
-  static StatusOr<std::unique_ptr<Ranks>> Start(const std::filesystem::path& root, uint32_t world,
-                                                const Layout& layout, bool early) {
-    std::filesystem::create_directories(root);
-    auto ranks = std::unique_ptr<Ranks>(new Ranks(root, layout, early));
+  Ranks(const std::filesystem::path& root, uint32_t world, const Layout& layout,
+        std::vector<std::string> sender_options)
+      : layout_(layout), sender_(root, std::move(sender_options)), pool_(world) {
     for (uint32_t r = 0; r < world; ++r) {
-      ranks->clients_.push_back(
-          std::make_unique<TrainerClient>(ranks->sender_.socket(), kModel, r, world));
-      ranks->clients_.back()->SetCopyThreads(1);
-      DW_RETURN_IF_ERROR(ranks->clients_.back()->Register(layout, {}).status());
+      clients_.push_back(std::make_unique<TrainerClient>(sender_.socket(), "ranks", r, world));
+      clients_.back()->SetCopyThreads(1);
     }
-    return ranks;
   }
 
+  /// All ranks write at once, each on a thread of its own.
   StatusOr<PublishedVersion> Publish(Bytes content) {
-    ++version_;
-    std::vector<Status> done(clients_.size());
-    std::vector<std::thread> threads;
-    for (uint32_t r = 0; r < clients_.size(); ++r) {
-      threads.emplace_back([&, r] { done[r] = Write(r, content); });
+    if (version_++ == 0) {
+      for (const auto& client : clients_) {
+        DW_RETURN_IF_ERROR(client->Register(layout_, {}).status());
+      }
     }
-    for (std::thread& thread : threads) thread.join();
-    for (const Status& status : done) DW_RETURN_IF_ERROR(status);
+    DW_RETURN_IF_ERROR(ForAll(pool_, clients_.size(), [&](size_t r) { return Write(r, content); }));
     return clients_[0]->WaitPublished(version_);
   }
 
  private:
-  Ranks(const std::filesystem::path& root, const Layout& layout, bool early)
-      : layout_(layout),
-        sender_(root,
-                early ? std::vector<std::string>{} : std::vector<std::string>{"--no-eager-diff"}) {}
-
-  Status Write(uint32_t rank, Bytes content) {
+  Status Write(uint64_t rank, Bytes content) {
     DW_ASSIGN_OR_RETURN(const auto offload, clients_[rank]->Begin(version_));
     const uint64_t world = clients_.size();
     for (uint32_t t = 0; t < layout_.size(); ++t) {
@@ -70,36 +58,36 @@ class Ranks {
 
   const Layout& layout_;
   testing::SenderProcess sender_;
+  ThreadPool pool_;
   std::vector<std::unique_ptr<TrainerClient>> clients_;
   uint64_t version_ = 0;
 };
 
 Status OneCase(uint32_t world, const Layout& layout, const std::string& name, Bench& bench) {
   DW_ASSIGN_OR_RETURN(const auto shm, ScratchDir::Create());
-  DW_ASSIGN_OR_RETURN(const auto early, Ranks::Start(shm->path() / "early", world, layout, true));
-  DW_ASSIGN_OR_RETURN(const auto late, Ranks::Start(shm->path() / "late", world, layout, false));
+  Ranks early(shm->path() / "early", world, layout, {});
+  Ranks late(shm->path() / "late", world, layout, {"--no-eager-diff"});
   std::vector<std::byte> content(layout.total_bytes());
   for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<std::byte>(i * 31 >> 3);
-  DW_RETURN_IF_ERROR(early->Publish(content).status());
-  DW_RETURN_IF_ERROR(late->Publish(content).status());
-  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
-    for (size_t i = 0; i < content.size(); i += 200) content[i] ^= std::byte{1};
-    DW_ASSIGN_OR_RETURN(const auto with, early->Publish(content));
-    DW_ASSIGN_OR_RETURN(const auto without, late->Publish(content));
-    if (with.changed_elements != without.changed_elements) {
-      return absl::DataLossError(
-          "a version that was diffed early has other changes than the same version diffed late");
-    }
-    s.Add("with", with.publish_seconds);
-    s.Add("without", without.publish_seconds);
-    s.Add("all with", with.offload_seconds + with.publish_seconds);
-    s.Add("all without", without.offload_seconds + without.publish_seconds);
-    return absl::OkStatus();
-  }));
-  bench.Add(name, world, series,
-            {Value("ready_to_published", "with").Against("without", "without early diff"),
-             Value("offload_publish", "all with").Against("all without", "without early diff")});
-  return absl::OkStatus();
+  DW_RETURN_IF_ERROR(early.Publish(content).status());
+  DW_RETURN_IF_ERROR(late.Publish(content).status());
+  return bench.Run(
+      name, world,
+      {Value("ready_to_published", "with").Against("without", "without early diff"),
+       Value("offload_publish", "all with").Against("all without", "without early diff")},
+      [&](Series& s) -> Status {
+        for (size_t i = 0; i < content.size(); i += 200) content[i] ^= std::byte{1};
+        DW_ASSIGN_OR_RETURN(const auto with, early.Publish(content));
+        DW_ASSIGN_OR_RETURN(const auto without, late.Publish(content));
+        if (with.changed_elements != without.changed_elements) {
+          return absl::DataLossError("a version that was diffed early has other changes");
+        }
+        s.Add("with", with.publish_seconds);
+        s.Add("without", without.publish_seconds);
+        s.Add("all with", with.offload_seconds + with.publish_seconds);
+        s.Add("all without", without.offload_seconds + without.publish_seconds);
+        return absl::OkStatus();
+      });
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include "bench/export/cases.h"
 #include "bench/export/job.h"
 #include "bench/harness/machine.h"
-#include "bench/harness/peak_memory.h"
 #include "bench/loopback/tcp_peer.h"
 #include "common/shm/buffer_file.h"
 #include "sender/export/gather/gloo_collective.h"
@@ -29,10 +28,6 @@ class GatheringRank {
                                       const std::filesystem::path& dir) {
     GatheringRank r(plan);
     DW_ASSIGN_OR_RETURN(r.shards_, Shards::Make(plan, {rank}));
-    for (mcore::ShardParam& s : WrittenParams(plan, rank)) {
-      const mcore::Split split = plan.planned()[s.planned].cut.split;
-      r.matches_.push_back({r.matches_.size(), std::move(s), split});
-    }
     GlooOptions gloo;
     gloo.rank = static_cast<int>(rank);
     gloo.size = 2;
@@ -52,9 +47,10 @@ class GatheringRank {
     const auto tensor = [&](uint32_t t) {
       return half.subspan(plan_->layout().offset(t), plan_->layout().bytes(t));
     };
+    const Shards::Rank& mine = shards_.rank(0);
     return GatherToHf(
-        *collective_, *plan_, matches_, shards_.live(0),
-        [this](size_t live) { return shards_.param(0, live); }, tensor, pool, options);
+        *collective_, *plan_, mine.matches, mine.live,
+        [&](size_t live) { return Bytes(mine.data[live]); }, tensor, pool, options);
   }
 
   const Shards& shards() const { return shards_; }
@@ -64,7 +60,6 @@ class GatheringRank {
 
   const mcore::Plan* plan_;
   Shards shards_;
-  std::vector<mcore::Match> matches_;
   std::unique_ptr<Collective> collective_;
   GatherBuffers buffers_;
 };
@@ -74,7 +69,7 @@ Status BeSecondRank(const mcore::Plan& plan, const std::filesystem::path& dir, s
   DW_ASSIGN_OR_RETURN(GatheringRank rank, GatheringRank::Meet(1, plan, dir));
   {
     DW_ASSIGN_OR_RETURN(HugeBuffer half, HugeBuffer::Create(plan.layout().total_bytes()));
-    DW_RETURN_IF_ERROR(rank.shards().FillFrom(plan, half.data()));
+    DW_RETURN_IF_ERROR(rank.shards().FillFrom(half.data()));
   }
   ThreadPool pool(1);
   for (size_t i = 0; i < times; ++i) DW_RETURN_IF_ERROR(rank.Gather({}, pool).status());
@@ -99,7 +94,7 @@ Status GatherCase(const MegatronJob& job, const std::string& name, Bench& bench)
   DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(shm->path() / "half", plan.layout(), {}));
   const MutableBytes half = file.data();
   DW_ASSIGN_OR_RETURN(GatheringRank root, GatheringRank::Meet(0, plan, shm->path()));
-  DW_RETURN_IF_ERROR(root.shards().FillFrom(plan, half));
+  DW_RETURN_IF_ERROR(root.shards().FillFrom(half));
   std::memset(half.data(), 0, half.size());
   ThreadPool pool(1);
   GatherStats stats;
@@ -129,11 +124,8 @@ Status GatherCase(const MegatronJob& job, const std::string& name, Bench& bench)
 }  // namespace
 
 Status GatherCases(Bench& bench) {
-  for (const MegatronJob& job : GatheredJobs(bench.quick)) {
-    const std::string name = "gather/" + job.name;
-    if (bench.Asked(name)) DW_RETURN_IF_ERROR(GatherCase(job, name, bench));
-  }
-  return absl::OkStatus();
+  return ForJobs(GatheredJobs(bench.quick), "gather/", bench,
+                 [&](const auto& job, const auto& name) { return GatherCase(job, name, bench); });
 }
 
 }  // namespace deltawire::bench

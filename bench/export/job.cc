@@ -32,67 +32,73 @@ StatusOr<std::unique_ptr<Planned>> Planned::Make(const MegatronJob& job) {
   return made;
 }
 
-std::vector<mcore::ShardParam> WrittenParams(const mcore::Plan& plan, uint32_t rank) {
-  std::vector<mcore::ShardParam> params = plan.Rank(rank);
-  std::erase_if(params, [](const mcore::ShardParam& s) { return !s.writes || s.shape.empty(); });
-  return params;
-}
-
-StatusOr<std::vector<mcore::Step>> StepsFor(const mcore::Plan& plan, const mcore::ShardParam& param,
-                                            mcore::Direction direction) {
-  return mcore::StepsOf(plan, param, param.dtype, plan.planned()[param.planned].cut.split,
-                        direction);
+std::vector<mcore::Match> WrittenBy(const mcore::Plan& plan, uint32_t rank) {
+  std::vector<mcore::Match> out;
+  for (mcore::ShardParam& s : plan.Rank(rank)) {
+    if (!s.writes || s.shape.empty()) continue;
+    const mcore::Split split = plan.planned()[s.planned].cut.split;
+    out.push_back({out.size(), std::move(s), split});
+  }
+  return out;
 }
 
 StatusOr<Shards> Shards::Make(const mcore::Plan& plan, std::vector<uint32_t> ranks) {
   Shards out;
+  out.plan_ = &plan;
   uint64_t size = 0;
   for (const uint32_t rank : ranks) {
     Rank& r = out.ranks_.emplace_back();
-    for (mcore::ShardParam& s : WrittenParams(plan, rank)) {
-      size += Aligned(SizeOf(s));
-      r.live.push_back({s.chunk, s.names.front(), s.dtype, s.shape});
-      r.params.push_back(std::move(s));
+    r.matches = WrittenBy(plan, rank);
+    for (const mcore::Match& m : r.matches) {
+      size += Aligned(SizeOf(m.shard));
+      r.live.push_back({m.shard.chunk, m.shard.names.front(), m.shard.dtype, m.shard.shape});
     }
   }
   DW_ASSIGN_OR_RETURN(out.memory_, HugeBuffer::Create(std::max<uint64_t>(size, 1)));
   uint64_t at = 0;
   for (Rank& r : out.ranks_) {
-    for (const mcore::ShardParam& s : r.params) {
-      r.data.push_back(out.memory_.data().subspan(at, SizeOf(s)));
-      at += Aligned(SizeOf(s));
+    for (const mcore::Match& m : r.matches) {
+      r.data.push_back(out.memory_.data().subspan(at, SizeOf(m.shard)));
+      at += Aligned(SizeOf(m.shard));
     }
   }
   return out;
 }
 
-StatusOr<std::vector<mcore::Transfer>> Shards::Programs(const mcore::Plan& plan,
-                                                        mcore::Direction direction) const {
+StatusOr<std::vector<mcore::Transfer>> Shards::Programs(mcore::Direction direction) const {
   std::vector<mcore::Transfer> out;
   for (const Rank& r : ranks_) {
     mcore::Transfer& transfer = out.emplace_back();
-    for (size_t i = 0; i < r.params.size(); ++i) {
-      DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps, StepsFor(plan, r.params[i], direction));
-      transfer.Add(std::move(steps), r.data[i]);
+    for (const mcore::Match& m : r.matches) {
+      DW_ASSIGN_OR_RETURN(auto steps, StepsOf(*plan_, m.shard, m.shard.dtype, m.split, direction));
+      transfer.Add(std::move(steps), r.data[m.live]);
     }
   }
   return out;
 }
 
-Status Shards::FillFrom(const mcore::Plan& plan, MutableBytes half) const {
+void Shards::Run(std::span<const mcore::Transfer> programs, mcore::Direction direction,
+                 MutableBytes half, ThreadPool& pool) const {
+  const auto tensor = [&](uint32_t t) {
+    return half.subspan(plan_->layout().offset(t), plan_->layout().bytes(t));
+  };
+  for (const mcore::Transfer& transfer : programs) transfer.Run(direction, tensor, pool);
+}
+
+Status Shards::FillFrom(MutableBytes half) const {
   ThreadPool pool(1);
   FillByPlace(half);
-  DW_ASSIGN_OR_RETURN(const auto programs, Programs(plan, mcore::Direction::kFromHf));
-  RunAll(programs, mcore::Direction::kFromHf, plan, half, pool);
+  DW_ASSIGN_OR_RETURN(const auto programs, Programs(mcore::Direction::kFromHf));
+  Run(programs, mcore::Direction::kFromHf, half, pool);
   return absl::OkStatus();
 }
 
-void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction direction,
-            const mcore::Plan& plan, MutableBytes half, ThreadPool& pool) {
-  const auto tensor = [&](uint32_t t) {
-    return half.subspan(plan.layout().offset(t), plan.layout().bytes(t));
-  };
-  for (const mcore::Transfer& transfer : programs) transfer.Run(direction, tensor, pool);
+Status ForJobs(const std::vector<MegatronJob>& jobs, const std::string& prefix, const Bench& bench,
+               const std::function<Status(const MegatronJob& job, const std::string& name)>& run) {
+  for (const MegatronJob& job : jobs) {
+    if (bench.Asked(prefix + job.name)) DW_RETURN_IF_ERROR(run(job, prefix + job.name));
+  }
+  return absl::OkStatus();
 }
 
 void FillByPlace(MutableBytes half) {

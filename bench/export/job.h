@@ -1,15 +1,31 @@
-// A Megatron job in one process: its plan, and the shards of some of its ranks in memory.
+// The suite's models, with the layouts that jobs cut them by; and such a job in one process: its
+// plan, and the shards of some of its ranks in memory.
 // Owner: a case. Threads: one caller; Run uses the pool. Errors: the plan's, and memory.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "bench/export/models.h"
+#include "bench/harness/bench.h"
 #include "bench/harness/buffers.h"
 #include "sender/export/mcore/transfer.h"
 
 namespace deltawire::bench {
+
+struct MegatronJob {
+  std::string name;      ///< as it stands in a case's name
+  std::string config;    ///< config.json
+  std::string parallel;  ///< as ParallelConfig::Parse takes it
+};
+
+// With `tiny` each of these returns one job of some 100 KB on two ranks, to see that a case works.
+
+/// Published shapes, on as many ranks as such models are trained on.
+std::vector<MegatronJob> PlannedJobs(bool tiny);
+/// About 1 to 2.5 GB each: fewer layers and experts and a shorter vocabulary, widths as published.
+std::vector<MegatronJob> PlacedJobs(bool tiny);
+/// Jobs of two ranks.
+std::vector<MegatronJob> GatheredJobs(bool tiny);
 
 /// A plan that was proven to write every byte once, and what the plan refers to.
 class Planned {
@@ -23,40 +39,40 @@ class Planned {
   std::optional<mcore::Plan> plan_;
 };
 
-/// The parameters that a rank writes, and the copies that one of them takes.
-std::vector<mcore::ShardParam> WrittenParams(const mcore::Plan& plan, uint32_t rank);
-StatusOr<std::vector<mcore::Step>> StepsFor(const mcore::Plan& plan, const mcore::ShardParam& param,
-                                            mcore::Direction direction);
+/// The parameters that a rank writes, as a trainer would list them.
+std::vector<mcore::Match> WrittenBy(const mcore::Plan& plan, uint32_t rank);
 
-/// The shards that some ranks write, rank after rank in one buffer.
+/// The shards that some ranks write, rank after rank in one buffer. The plan must outlive them.
 class Shards {
  public:
   static StatusOr<Shards> Make(const mcore::Plan& plan, std::vector<uint32_t> ranks);
 
   Bytes data() const { return memory_.data(); }
-  /// A rank's parameters as a trainer lists them, and their bytes.
-  const std::vector<mcore::LiveParam>& live(size_t i) const { return ranks_[i].live; }
-  Bytes param(size_t i, size_t live) const { return ranks_[i].data[live]; }
-
-  /// Fills `half` by FillByPlace, then copies what belongs to each shard from it.
-  Status FillFrom(const mcore::Plan& plan, MutableBytes half) const;
-
-  /// Copies between the shards of all ranks and `half`, one rank after the other.
-  StatusOr<std::vector<mcore::Transfer>> Programs(const mcore::Plan& plan,
-                                                  mcore::Direction direction) const;
-
- private:
+  /// A rank's parameters, as the plan and as a trainer lists them, and their bytes.
   struct Rank {
-    std::vector<mcore::ShardParam> params;
+    std::vector<mcore::Match> matches;
     std::vector<mcore::LiveParam> live;
     std::vector<MutableBytes> data;
   };
+  const Rank& rank(size_t i) const { return ranks_[i]; }
+
+  /// Fills `half` by FillByPlace, then copies what belongs to each shard from it.
+  Status FillFrom(MutableBytes half) const;
+
+  /// The copies between each rank's shards and a half; and runs them, one rank after the other.
+  StatusOr<std::vector<mcore::Transfer>> Programs(mcore::Direction direction) const;
+  void Run(std::span<const mcore::Transfer> programs, mcore::Direction direction, MutableBytes half,
+           ThreadPool& pool) const;
+
+ private:
+  const mcore::Plan* plan_ = nullptr;
   HugeBuffer memory_;
   std::vector<Rank> ranks_;
 };
 
-void RunAll(std::span<const mcore::Transfer> programs, mcore::Direction direction,
-            const mcore::Plan& plan, MutableBytes half, ThreadPool& pool);
+/// Runs `run` for each job whose case, `prefix` and the job's name, was asked for.
+Status ForJobs(const std::vector<MegatronJob>& jobs, const std::string& prefix, const Bench& bench,
+               const std::function<Status(const MegatronJob& job, const std::string& name)>& run);
 
 /// FillByPlace writes numbers that follow from their places; FilledByPlace is true when all of them
 /// are there.

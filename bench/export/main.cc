@@ -3,21 +3,29 @@
 #include <CLI/CLI.hpp>
 
 #include "bench/export/cases.h"
+#include "bench/harness/python_script.h"
 
 namespace deltawire::bench {
 namespace {
 
 void Declare(CLI::App& app, ExportOptions& options) {
   app.add_option("--mib", options.mib, "Destination bytes of a kind of copy")
-      ->check(CLI::Range(1, 1 << 15))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1 << 15));
   app.add_option("--threads", options.threads, "Numbers of threads")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1024));
   app.add_flag("--shm", options.shm, "Kinds of copies in tmpfs, as an engine's halves are");
   app.add_flag("--cpu-time", options.cpu_time,
                "Measure the threads' CPU time: for a machine with other work");
+}
+
+/// offload/python: what a trainer's offload takes from Python.
+Status PythonCases(const ExportOptions& options, Bench& bench) {
+  std::vector<std::string> threads;
+  for (const size_t n : options.threads) {
+    threads.insert(threads.end(), {"--threads", std::to_string(n)});
+  }
+  return RunPythonScript("offload/python", "export/offload_python.py", threads, bench);
 }
 
 Status Run(const ExportOptions& options, Bench& bench) {
@@ -41,6 +49,6 @@ Status Run(const ExportOptions& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  return SuiteMain({"export", "The trainer's side: layout programs, gathers, the Python package."},
+  return SuiteMain("export", "The trainer's side: layout programs, gathers, the Python package.",
                    Declare, Run, argc, argv);
 }

@@ -4,7 +4,6 @@
 #include "bench/export/cases.h"
 #include "bench/export/job.h"
 #include "bench/harness/machine.h"
-#include "bench/harness/peak_memory.h"
 #include "common/shm/buffer_file.h"
 
 namespace deltawire::bench {
@@ -27,8 +26,9 @@ Status PlanCase(const MegatronJob& job, const std::string& name, Bench& bench) {
     const mcore::Plan& plan = planned->plan();
     size_t steps = 0;
     DW_RETURN_IF_ERROR(s.Time("rank", [&]() -> Status {
-      for (const mcore::ShardParam& p : WrittenParams(plan, 0)) {
-        DW_ASSIGN_OR_RETURN(const auto made, StepsFor(plan, p, Direction::kToHf));
+      for (const mcore::Match& m : WrittenBy(plan, 0)) {
+        DW_ASSIGN_OR_RETURN(const auto made,
+                            StepsOf(plan, m.shard, m.shard.dtype, m.split, Direction::kToHf));
         steps += made.size();
       }
       return absl::OkStatus();
@@ -68,22 +68,20 @@ Status RankCase(const MegatronJob& job, const std::string& name, const ExportOpt
   DW_ASSIGN_OR_RETURN(BufferFile file, BufferFile::Create(shm.path() / "half", plan.layout(), {}));
   std::filesystem::remove(shm.path() / "half");
   const MutableBytes half = file.data();
-  DW_RETURN_IF_ERROR(shards.FillFrom(plan, half));
+  DW_RETURN_IF_ERROR(shards.FillFrom(half));
   const char* const pages = HalfPages();
   const PeakMemory memory;
-  DW_ASSIGN_OR_RETURN(const auto programs, shards.Programs(plan, Direction::kToHf));
+  DW_ASSIGN_OR_RETURN(const auto programs, shards.Programs(Direction::kToHf));
   const Bytes from = shards.data().first(std::min<size_t>(shards.data().size(), half.size()));
   for (const size_t threads : options.threads) {
     ThreadPool pool(threads);
-    DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
+    const auto round = [&](Series& s) -> Status {
       DW_RETURN_IF_ERROR(s.Time("memcpy", [&] { CopyInParts(from, half, pool); }));
-      return s.Time("place", [&] { RunAll(programs, Direction::kToHf, plan, half, pool); });
-    }));
-    bench.Add(name, threads, series,
-              {Throughput("place", half.size())
-                   .Against("memcpy")
-                   .AgainstBytes(from.size())
-                   .AtLeast(0.75)});
+      return s.Time("place", [&] { shards.Run(programs, Direction::kToHf, half, pool); });
+    };
+    const Figure placed =
+        Throughput("place", half.size()).Against("memcpy").AgainstBytes(from.size()).AtLeast(0.75);
+    DW_RETURN_IF_ERROR(bench.Run(name, threads, {placed}, round));
   }
   bench.AddMemory(name, memory.Beyond(), kMaxExtraMiB, pages);
   return CheckFilled(name, half);
@@ -92,20 +90,15 @@ Status RankCase(const MegatronJob& job, const std::string& name, const ExportOpt
 }  // namespace
 
 Status PlanCases(Bench& bench) {
-  for (const MegatronJob& job : PlannedJobs(bench.quick)) {
-    const std::string name = "plan/" + job.name;
-    if (bench.Asked(name)) DW_RETURN_IF_ERROR(PlanCase(job, name, bench));
-  }
-  return absl::OkStatus();
+  return ForJobs(PlannedJobs(bench.quick), "plan/", bench,
+                 [&](const auto& job, const auto& name) { return PlanCase(job, name, bench); });
 }
 
 Status RankCases(const ExportOptions& options, Bench& bench) {
   DW_ASSIGN_OR_RETURN(const auto shm, ScratchDir::Create());
-  for (const MegatronJob& job : PlacedJobs(bench.quick)) {
-    const std::string name = "place/" + job.name;
-    if (bench.Asked(name)) DW_RETURN_IF_ERROR(RankCase(job, name, options, *shm, bench));
-  }
-  return absl::OkStatus();
+  return ForJobs(PlacedJobs(bench.quick), "place/", bench, [&](const auto& job, const auto& name) {
+    return RankCase(job, name, options, *shm, bench);
+  });
 }
 
 }  // namespace deltawire::bench

@@ -3,28 +3,23 @@
 // process and its worker threads; the relays are daemons.
 #include <CLI/CLI.hpp>
 #include <atomic>
-#include <condition_variable>
-#include <filesystem>
-#include <mutex>
-#include <random>
-#include <thread>
+#include <semaphore>
 
 #include "bench/harness/bench.h"
 #include "bench/harness/buffers.h"
+#include "bench/loopback/cluster.h"
 #include "common/base/log.h"
 #include "common/net/pull_client.h"
-#include "kernels/kernels.h"
 #include "receiver/grpc_upstream.h"
 #include "receiver/replica.h"
-#include "sender/export/client/trainer_client.h"
-#include "tests/support/daemons.h"
+#include "tests/support/eventually.h"
 
 namespace deltawire::bench {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kModel = "fanout";
+constexpr const char* kModel = Cluster::kModel;
 constexpr std::chrono::seconds kPatience{300};
 constexpr double kMostKiBPerReceiver = 256;
 
@@ -35,11 +30,9 @@ struct Options {
 
 void Declare(CLI::App& app, Options& options) {
   app.add_option("--kilobytes", options.kilobytes, "Size of the model")
-      ->check(CLI::Range(4, 1 << 20))
-      ->capture_default_str();
+      ->check(CLI::Range(4, 1 << 20));
   app.add_option("--relay-megabytes", options.relay_megabytes, "The same, of the cases of relays")
-      ->check(CLI::Range(1, 1 << 14))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1 << 14));
 }
 
 size_t ThreadsOf(pid_t pid) {
@@ -51,25 +44,17 @@ size_t ThreadsOf(pid_t pid) {
 class Arrivals {
  public:
   void Expect(uint64_t version, size_t receivers) {
-    std::lock_guard lock(mu_);
-    version_ = version;
     missing_ = receivers;
+    version_ = version;
   }
   void Committed(uint64_t version) {
-    std::lock_guard lock(mu_);
-    if (version != version_ || missing_ == 0) return;
-    if (--missing_ == 0) cv_.notify_all();
+    if (version == version_ && --missing_ == 0) all_.release();
   }
-  bool Wait() {
-    std::unique_lock lock(mu_);
-    return cv_.wait_for(lock, kPatience, [this] { return missing_ == 0; });
-  }
+  bool Wait() { return all_.try_acquire_for(kPatience); }
 
  private:
-  std::mutex mu_;
-  std::condition_variable cv_;
-  uint64_t version_ = 0;
-  size_t missing_ = 0;
+  std::atomic<uint64_t> version_ = 0, missing_ = 0;
+  std::binary_semaphore all_{0};
 };
 
 // Receivers that follow one sender.
@@ -127,79 +112,64 @@ class Swarm {
   Status failed_;
 };
 
-// A small model whose trainer changes one element in a hundred.
-class SmallModel {
+// A sender, and a trainer that changes one element in a hundred of its model.
+class Scene {
  public:
-  SmallModel(const std::string& socket, size_t kilobytes)
-      : layout_(*Layout::Create({{"w", DType::kBF16, {kilobytes * 512}}})),
-        content_(layout_.total_bytes()),
-        client_(socket, kModel, 0, 1, kPatience) {
-    std::mt19937_64 random(1);
-    for (size_t i = 0; i + 8 <= content_.size(); i += 8) StoreLe<uint64_t>(&content_[i], random());
+  explicit Scene(size_t kilobytes)
+      : source_{"fanout", *Layout::Create({{"w", DType::kBF16, {kilobytes * 512}}}), {}, {}} {}
+  static StatusOr<std::unique_ptr<Scene>> Make(size_t kilobytes,
+                                               std::vector<std::string> sender_options = {}) {
+    auto scene = std::make_unique<Scene>(kilobytes);
+    DW_ASSIGN_OR_RETURN(scene->scratch_, ScratchDir::Create());
+    DW_ASSIGN_OR_RETURN(scene->weights_, Weights::Create(scene->source_, scene->root() / "trainer",
+                                                         1, 0, scene->pool_));
+    const ClusterOptions options{.receiver = false, .sender = std::move(sender_options)};
+    scene->cluster_.emplace(scene->root(), scene->source_, options, scene->pool_);
+    DW_RETURN_IF_ERROR(scene->cluster_->Begin(scene->weights_->content()));
+    return scene;
   }
-  uint64_t bytes() const { return layout_.total_bytes(); }
-  Status Register() { return client_.Register(layout_, {}).status(); }
-  /// `ready` gets the moment at which all was written.
-  Status Publish(uint64_t version, SteadyClock::time_point& ready) {
-    for (size_t i = 0; i < content_.size(); i += 200) content_[i] ^= std::byte{1};
-    DW_ASSIGN_OR_RETURN(const auto offload, client_.Begin(version));
-    DW_RETURN_IF_ERROR(offload->Write(0, content_));
-    ready = SteadyClock::now();
-    DW_RETURN_IF_ERROR(offload->Ready());
-    return client_.WaitPublished(version).status();
-  }
+  const fs::path& root() const { return scratch_->path(); }
+  uint64_t bytes() const { return source_.layout.total_bytes(); }
+  testing::SenderProcess& sender() { return cluster_->sender(); }
+  uint64_t bytes_sent() { return cluster_->SenderStatus().bytes_sent(); }
 
- private:
-  const Layout layout_;
-  std::vector<std::byte> content_;
-  TrainerClient client_;
-};
-
-// A sender, and the trainer of its model.
-struct Scenario {
-  Scenario(const fs::path& root, size_t kilobytes, std::vector<std::string> sender_options = {})
-      : sender(root, std::move(sender_options)), model(sender.socket(), kilobytes) {}
-
-  /// Publishes the first version.
-  Status Start() {
-    DW_RETURN_IF_ERROR(model.Register());
-    return model.Publish(version, ready);
-  }
   /// Publishes the next version and waits until all of `swarm` have it. Adds the seconds of the
   /// publish, and until all have it from its beginning and from the trainer's last write.
   Status Step(const std::string& name, Swarm& swarm, Series& s) {
-    swarm.arrivals.Expect(++version, swarm.size());
+    const uint64_t version = cluster_->version() + 1;
+    swarm.arrivals.Expect(version, swarm.size());
+    weights_->Flip(0.01);
     const auto start = SteadyClock::now();
-    DW_RETURN_IF_ERROR(model.Publish(version, ready));
-    s.Add("trainer", SecondsSince(start));
+    DW_ASSIGN_OR_RETURN(const Publication published, cluster_->Publish(weights_->content()));
+    s.Add("trainer", published.seconds);
     if (!swarm.arrivals.Wait()) {
       return Errorf(StatusCode::kDeadlineExceeded, "{}: version {} has not arrived", name, version);
     }
     s.Add("all since begin", SecondsSince(start));
-    s.Add("all since ready", SecondsSince(ready));
+    s.Add("all since ready", SecondsSince(published.ready));
     return absl::OkStatus();
   }
 
-  testing::SenderProcess sender;
-  SmallModel model;
-  uint64_t version = 1;
-  SteadyClock::time_point ready;
+ private:
+  ThreadPool pool_{1};
+  std::unique_ptr<ScratchDir> scratch_;
+  const ModelSource source_;
+  std::unique_ptr<Weights> weights_;
+  std::optional<Cluster> cluster_;
 };
 
 Status Followers(const Options& options, Bench& bench, size_t count, double& one_receiver) {
   const std::string name = fmt::format("followers/{}", count);
   if (!bench.Asked(name) && count != 1) return absl::OkStatus();
-  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  Scenario scene(scratch->path(), options.kilobytes);
-  DW_RETURN_IF_ERROR(scene.Start());
-  const pid_t pid = scene.sender.child().pid();
+  DW_ASSIGN_OR_RETURN(const auto scene, Scene::Make(options.kilobytes));
+  const pid_t pid = scene->sender().child().pid();
   const size_t threads_before = ThreadsOf(pid);
   const uint64_t memory_before = testing::AnonymousBytes(pid);
 
-  Swarm swarm(scratch->path(), scene.sender.control(), count);
+  Swarm swarm(scene->root(), scene->sender().control(), count);
   DW_RETURN_IF_ERROR(swarm.AwaitFirst(name));
   DW_ASSIGN_OR_RETURN(const Series series,
-                      bench.Measure([&](Series& s) { return scene.Step(name, swarm, s); }));
+                      bench.Measure([&](Series& s) { return scene->Step(name, swarm, s); }));
   bench.Add(name, 1, series,
             {Value("publish -> all committed", "all since begin"),
              Value("trainer's publish", "trainer")});
@@ -232,19 +202,18 @@ Status Chain(const Options& options, Bench& bench, size_t depth, double& depth_o
   constexpr double kMostAgainstOne = 1.5;
   const std::string name = fmt::format("chain/{}", depth);
   if (!bench.Asked(name) && depth != 1) return absl::OkStatus();
-  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  Scenario scene(scratch->path(), RelayKilobytes(options, bench), {"--scrub-bytes-per-s", "0"});
-  DW_RETURN_IF_ERROR(scene.Start());
+  DW_ASSIGN_OR_RETURN(const auto scene,
+                      Scene::Make(RelayKilobytes(options, bench), {"--scrub-bytes-per-s", "0"}));
   std::vector<std::unique_ptr<testing::ReceiverProcess>> relays;
-  std::string upstream = scene.sender.control();
+  std::string upstream = scene->sender().control();
   for (size_t i = 1; i < depth; ++i) {
-    relays.push_back(MakeRelay(scratch->path(), fmt::format("relay-{}", i), upstream));
+    relays.push_back(MakeRelay(scene->root(), fmt::format("relay-{}", i), upstream));
     upstream = relays.back()->control();
   }
-  Swarm leaf(scratch->path(), upstream, 1, 4);
+  Swarm leaf(scene->root(), upstream, 1, 4);
   DW_RETURN_IF_ERROR(leaf.AwaitFirst(name));
   DW_ASSIGN_OR_RETURN(const Series series,
-                      bench.Measure([&](Series& s) { return scene.Step(name, leaf, s); }));
+                      bench.Measure([&](Series& s) { return scene->Step(name, leaf, s); }));
   bench.Add(name, 1, series, {Value("ready -> committed", "all since ready")});
   bench.AddRatio(name, "against depth 1", series, "all since ready", depth_one, kMostAgainstOne);
   return absl::OkStatus();
@@ -256,24 +225,23 @@ Status BehindOneLink(const Options& options, Bench& bench, size_t count, double&
   constexpr double kMostTime = 1.3, kMostBytes = 1.05;
   const std::string name = fmt::format("uplink/{}", count);
   if (!bench.Asked(name) && count != 1) return absl::OkStatus();
-  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  Scenario scene(scratch->path(), RelayKilobytes(options, bench),
-                 {"--scrub-bytes-per-s", "0", "--rate-limit", "125MB"});
-  DW_RETURN_IF_ERROR(scene.Start());
+  DW_ASSIGN_OR_RETURN(const auto scene,
+                      Scene::Make(RelayKilobytes(options, bench),
+                                  {"--scrub-bytes-per-s", "0", "--rate-limit", "125MB"}));
   double most_bytes = 0;
   DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
-    const fs::path root = scratch->path() / "round";
+    const fs::path root = scene->root() / "round";
     fs::create_directories(root);
-    const uint64_t before = scene.sender.Status(kModel).bytes_sent();
+    const uint64_t before = scene->bytes_sent();
     const auto start = SteadyClock::now();
     {
-      const auto relay = count == 1 ? nullptr : MakeRelay(root, "relay", scene.sender.control());
-      Swarm swarm(root, relay == nullptr ? scene.sender.control() : relay->control(), count, 4);
+      const auto relay = count == 1 ? nullptr : MakeRelay(root, "relay", scene->sender().control());
+      Swarm swarm(root, relay == nullptr ? scene->sender().control() : relay->control(), count, 4);
       DW_RETURN_IF_ERROR(swarm.AwaitFirst(name));
       s.Add("all", SecondsSince(start));
     }
-    const auto sent = static_cast<double>(scene.sender.Status(kModel).bytes_sent() - before);
-    most_bytes = std::max(most_bytes, sent / static_cast<double>(scene.model.bytes()));
+    const auto sent = static_cast<double>(scene->bytes_sent() - before);
+    most_bytes = std::max(most_bytes, sent / static_cast<double>(scene->bytes()));
     fs::remove_all(root);
     return absl::OkStatus();
   }));
@@ -305,7 +273,7 @@ Status Run(const Options& options, Bench& bench) {
 
 int main(int argc, char** argv) {
   using namespace deltawire::bench;
-  return SuiteMain(
-      {"fanout", "Many receivers that follow one sender, also by relays, against one receiver."},
-      Declare, Run, argc, argv);
+  return SuiteMain("fanout",
+                   "Many receivers that follow one sender, also by relays, against one receiver.",
+                   Declare, Run, argc, argv);
 }

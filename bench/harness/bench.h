@@ -92,6 +92,18 @@ inline Figure Value(std::string metric, std::string column, std::string unit = "
   return {std::move(metric), std::move(unit), std::move(column)};
 }
 
+/// A row of a suite's table: what a round measures, and the rows that are made of it. The numbers
+/// are in a column of the case's name.
+struct Case {
+  std::string name;
+  size_t threads = 1;
+  std::function<StatusOr<double>()> work;  ///< returns seconds, or another number
+  std::vector<Figure> figures;             ///< none: the case is but a reference of others
+  /// A case whose work runs once more right before this one's, so that what disturbs the machine
+  /// for a moment disturbs both.
+  std::string beside = "";
+};
+
 class Bench {
  public:
   Rounds rounds;
@@ -104,9 +116,19 @@ class Bench {
 
   /// Calls `round` for each warm-up (whose values are dropped) and each run, up to the first error.
   StatusOr<Series> Measure(const Round& round) const;
+  /// Measures one case and adds its rows.
+  Status Run(const std::string& name, size_t threads, const std::vector<Figure>& figures,
+             const Round& round);
+  /// Measures, in the same rounds and in their order, the cases that were asked for and those that
+  /// these are compared with; adds the rows of the first.
+  Status Run(const std::vector<Case>& cases);
   /// Adds the rows of a case that was measured; none when nobody asked for it.
   void Add(const std::string& name, size_t threads, const Series& series,
            const std::vector<Figure>& figures);
+  /// Adds a row that was made elsewhere, if somebody asked for its case.
+  void Add(const Row& row) {
+    if (Asked(row.name)) report_->Add(row);
+  }
   /// Adds a row of one number.
   void AddValue(const std::string& name, std::string metric, double value, std::string unit,
                 double at_most = 0, std::string note = "", size_t threads = 1);
@@ -120,31 +142,27 @@ class Bench {
   Report& report() { return *report_; }
 
  private:
-  friend int RunSuite(const struct Suite& suite, int argc, char** argv);
+  friend int RunSuite(const std::string& name, const std::string& about,
+                      const std::function<void(CLI::App&)>& declare,
+                      const std::function<Status(Bench&)>& run, int argc, char** argv);
   std::vector<std::regex> only_;
   std::unique_ptr<Report> report_;
 };
 
-struct Suite {
-  std::string name;
-  std::string about;
-  Report::Table table = Report::Table::kFull;
-  std::function<void(CLI::App&)> declare;  ///< adds the suite's own options
-  std::function<Status(Bench&)> run;
-};
-
 /// A whole program: the options that all suites have (--runs, --only, --seed, --quick, --json) and
 /// the suite's own, the run, the report. The exit status: 1 when something did not work.
-int RunSuite(const Suite& suite, int argc, char** argv);
+int RunSuite(const std::string& name, const std::string& about,
+             const std::function<void(CLI::App&)>& declare,
+             const std::function<Status(Bench&)>& run, int argc, char** argv);
 
 /// The same for a suite whose own options are a struct that `declare` binds and `run` gets.
 template <typename Options>
-int SuiteMain(Suite suite, void (*declare)(CLI::App&, Options&),
+int SuiteMain(const char* name, const char* about, void (*declare)(CLI::App&, Options&),
               Status (*run)(const Options&, Bench&), int argc, char** argv) {
   Options options;
-  suite.declare = [&](CLI::App& app) { declare(app, options); };
-  suite.run = [&](Bench& bench) { return run(options, bench); };
-  return RunSuite(suite, argc, argv);
+  return RunSuite(
+      name, about, [&](CLI::App& app) { declare(app, options); },
+      [&](Bench& bench) { return run(options, bench); }, argc, argv);
 }
 
 template <typename Work>

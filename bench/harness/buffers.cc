@@ -14,8 +14,7 @@ namespace {
 
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
-// Blocks until every copy of the other end is closed, then removes the
-// directory.
+// Blocks until every copy of the other end is closed, then removes the directory.
 [[noreturn]] void RunJanitor(int fd, const fs::path& dir) {
   setsid();  // a Ctrl-C at the terminal is for the others
   char byte;
@@ -41,8 +40,8 @@ StatusOr<HugeBuffer> HugeBuffer::Create(uint64_t bytes) {
   if (out.base_ == nullptr) {
     return Errorf(StatusCode::kResourceExhausted, "no memory for a buffer of {} bytes", bytes);
   }
-  madvise(out.base_.get(), out.resident(),
-          MADV_HUGEPAGE);  // only a request; HugePageShare says what the kernel gave
+  // Only a request; HugePageShare says what the kernel gave.
+  madvise(out.base_.get(), out.resident(), MADV_HUGEPAGE);
   std::memset(out.base_.get(), 0, out.resident());
   return out;
 }

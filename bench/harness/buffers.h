@@ -35,9 +35,8 @@ class HugeBuffer {
   uint64_t bytes_ = 0;
 };
 
-/// REQUIRES of Create: no other thread runs yet, because it forks a janitor
-/// process that removes the directory once this process has closed its end of a
-/// pipe.
+/// REQUIRES of Create: no other thread runs yet, because it forks a janitor process that removes
+/// the directory once this process has closed its end of a pipe.
 class ScratchDir {
  public:
   /// Below /dev/shm, or the temporary directory where there is none.

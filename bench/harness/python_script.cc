@@ -1,9 +1,11 @@
 #include "bench/harness/python_script.h"
 
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "cli/child_process.h"
+#include "tests/support/temp_dir.h"
 
 namespace deltawire::bench {
 namespace {
@@ -11,25 +13,6 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kSkipped = "SKIPPED: ";
-
-std::string Quoted(std::string_view text) {
-  std::string out(1, '\'');
-  for (const char c : text) {
-    if (c == '\'') out.append("'\\'");  // end, an escaped one, begin again
-    out.push_back(c);
-  }
-  out.push_back('\'');
-  return out;
-}
-
-std::string Command(const PythonScript& script, const Bench& bench) {
-  const char* named = std::getenv("DELTAWIRE_TRAINER_PYTHON");
-  const std::string python = named != nullptr && *named != '\0' ? named : "python3";
-  const std::string path = script.package + ":" DELTAWIRE_BENCH_SCRIPTS;
-  return fmt::format("PYTHONPATH={} {} -B {} --bin {} --warmups {} --runs {}{}{}", Quoted(path),
-                     Quoted(python), Quoted(script.path), Quoted(script.bin), bench.rounds.warmups,
-                     bench.rounds.runs, script.options, bench.quick ? " --tiny" : "");
-}
 
 Row RowOf(const std::string& name, const json& line) {
   Row row;
@@ -49,31 +32,39 @@ Row RowOf(const std::string& name, const json& line) {
 
 }  // namespace
 
-Status RunPythonScript(const PythonScript& script, Bench& bench) {
-  const std::string command = Command(script, bench);
-  std::fflush(stdout);
-  FILE* const out = popen(command.c_str(), "r");
-  if (out == nullptr) return ErrnoError("popen");
+Status RunPythonScript(const std::string& name, const std::string& script,
+                       const std::vector<std::string>& options, Bench& bench,
+                       const char* variable) {
+  if (!bench.Asked(name)) return absl::OkStatus();
+  const char* const named = std::getenv(variable);
+  setenv("PYTHONPATH", DELTAWIRE_PYTHON_DIR ":" DELTAWIRE_BENCH_DIR "/harness", 1);
+  std::vector<std::string> command = {named != nullptr && *named != '\0' ? named : "python3", "-B",
+                                      DELTAWIRE_BENCH_DIR "/" + script};
+  command.insert(command.end(), options.begin(), options.end());
+  command.insert(command.end(), {"--bin", cli::ProgramDirectory(), "--warmups",
+                                 std::to_string(bench.rounds.warmups), "--runs",
+                                 std::to_string(bench.rounds.runs)});
+  if (bench.quick) command.push_back("--tiny");
+  const TempDir scratch;
+  const std::filesystem::path said = scratch.path() / "said";
+  DW_ASSIGN_OR_RETURN(const auto child, cli::ChildProcess::Spawn(name, std::move(command), said));
+  const int status = child->Wait(std::chrono::hours(6));
   size_t rows = 0;
-  char* text = nullptr;
-  size_t room = 0;
-  while (getline(&text, &room, out) > 0) {
-    const std::string_view said(text, std::strcspn(text, "\n"));
-    const json line = json::parse(said, nullptr, /*allow_exceptions=*/false);
-    if (said.starts_with(kSkipped)) {
-      bench.report().NotMeasured(script.name, said.substr(kSkipped.size()));
+  std::ifstream in(said);
+  for (std::string text; std::getline(in, text);) {
+    const json line = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (text.starts_with(kSkipped)) {
+      bench.report().NotMeasured(name, text.substr(kSkipped.size()));
     } else if (line.is_object()) {
-      bench.report().Add(RowOf(script.name, line));
+      bench.report().Add(RowOf(name, line));
     } else {
       continue;
     }
     ++rows;
   }
-  std::free(text);
-  const int status = pclose(out);
   if (status == 0 && rows > 0) return absl::OkStatus();
-  return Errorf(StatusCode::kInternal, "{}: status {} after {} rows of\n{}", script.name, status,
-                rows, command);
+  return Errorf(StatusCode::kInternal, "{}: status {} after {} rows\n{}", name, status, rows,
+                child->LogTail(20));
 }
 
 }  // namespace deltawire::bench

@@ -6,21 +6,17 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "bench/harness/bench.h"
-#include "common/base/status.h"
 
 namespace deltawire::bench {
 
-struct PythonScript {
-  std::string name;     ///< the case; a row's own case is added after a slash
-  std::string path;     ///< the script
-  std::string package;  ///< the directory that has the Python package
-  std::string bin;      ///< the directory of the daemons
-  std::string options;  ///< beyond --bin, --warmups, --runs and --tiny
-};
-
-/// Runs it with DELTAWIRE_TRAINER_PYTHON, or python3.
-Status RunPythonScript(const PythonScript& script, Bench& bench);
+/// Runs `script`, a path in bench/, for the case `name`, if it was asked for, with the Python that
+/// the environment's `variable` names (else python3), and with `options` beyond --bin, --warmups,
+/// --runs and --tiny. A row's own case follows `name` after a slash.
+Status RunPythonScript(const std::string& name, const std::string& script,
+                       const std::vector<std::string>& options, Bench& bench,
+                       const char* variable = "DELTAWIRE_TRAINER_PYTHON");
 
 }  // namespace deltawire::bench

@@ -9,8 +9,7 @@
 namespace deltawire::bench {
 namespace {
 
-constexpr const char* kColumns = "{:<18} {:<20} {:>10} {:>21}  {:<26} {:>10} {:>8}\n";
-constexpr const char* kBriefColumns = "{:<40} {:<12} {:>10}  {:<26} {:>10} {:>7}  {:<28} {}\n";
+constexpr const char* kColumns = "{:<38} {:<18} {:>10} {:>21}  {:<24} {:>10} {:>6}  {}\n";
 
 std::string Number(double value) {
   if (value != 0 && std::abs(value) < 0.095) return fmt::format("{:.2g}", value);
@@ -63,8 +62,8 @@ bool Row::Met() const {
 }
 
 StatusOr<std::unique_ptr<Report>> Report::Create(std::string suite,
-                                                 const std::filesystem::path& json, Table table) {
-  auto report = std::unique_ptr<Report>(new Report(std::move(suite), table));
+                                                 const std::filesystem::path& json) {
+  auto report = std::unique_ptr<Report>(new Report(std::move(suite)));
   report->json_path_ = json;
   if (!json.empty()) {
     report->json_.open(json, std::ios::trunc);
@@ -83,32 +82,20 @@ void Report::Common(const std::string& key, uint64_t value) {
 }
 
 void Report::PrintHeading() {
-  if (heading_printed_) return;
-  heading_printed_ = true;
-  if (table_ == Table::kFull) {
-    fmt::print(kColumns, "case", "metric", "median", "min .. max", "reference", "median", "ratio");
-  } else {
-    fmt::print(kBriefColumns, "case", "metric", "median", "reference", "median", "ratio", "wanted",
-               "");
-  }
+  if (std::exchange(heading_printed_, true)) return;
+  fmt::print(kColumns, "case", "metric", "median", "min .. max", "reference", "median", "ratio",
+             "wanted");
 }
 
 void Report::Print(const Row& row) {
   const bool compared = row.reference_value.has_value();
-  const std::string value = Human(row.value.median, row.unit);
-  const std::string& reference = compared ? row.reference : row.note;
-  const std::string reference_value = compared ? Human(row.reference_value->median, row.unit) : "";
-  const std::string ratio = compared ? Number(row.Ratio()) : "";
-  if (table_ == Table::kFull) {
-    const std::string_view unit = row.unit == "s" ? "s" : "";
-    fmt::print(kColumns, row.name, row.metric, value,
-               fmt::format("{} .. {}", Human(row.value.min, unit), Human(row.value.max, unit)),
-               reference, reference_value, ratio);
-  } else if (!row.detail) {
-    const char* const mark = !row.wanted.any() ? "" : row.Met() ? "ok" : "MISSED";
-    fmt::print(kBriefColumns, row.name, row.metric, value, reference, reference_value, ratio,
-               Wish(row), mark);
-  }
+  const std::string_view unit = row.unit == "s" ? "s" : "";
+  fmt::print(kColumns, row.name, row.metric, Human(row.value.median, row.unit),
+             fmt::format("{} .. {}", Human(row.value.min, unit), Human(row.value.max, unit)),
+             compared ? row.reference : row.note,
+             compared ? Human(row.reference_value->median, row.unit) : "",
+             compared ? Number(row.Ratio()) : "",
+             !row.wanted.any() ? "" : Wish(row) + (row.Met() ? ": ok" : ": MISSED"));
   std::fflush(stdout);
 }
 
@@ -133,36 +120,21 @@ void Report::Write(const Row& row) {
   json_ << line.dump() << '\n';
 }
 
-void Report::Add(Row row) {
+void Report::Add(const Row& row) {
   PrintHeading();
-  Print(row);
+  if (!row.detail) Print(row);
   if (json_.is_open()) Write(row);
-  if (row.wanted.any()) wanted_.push_back(std::move(row));
+  wanted_ += row.wanted.any();
+  met_ += row.wanted.any() && row.Met();
 }
 
 void Report::NotMeasured(std::string_view name, std::string_view why) {
   PrintHeading();
-  fmt::print("{:<18} not measured: {}\n", name, why);
-}
-
-void Report::PrintWanted() const {
-  if (wanted_.empty()) return;
-  const auto missed = std::ranges::count_if(wanted_, [](const Row& row) { return !row.Met(); });
-  fmt::print("\nwanted: {} of {} met\n", static_cast<ptrdiff_t>(wanted_.size()) - missed,
-             wanted_.size());
-  for (const Row& row : wanted_) {
-    if (table_ == Table::kBrief && row.Met()) continue;
-    const bool by_ratio = row.wanted.ratio_at_least != 0;
-    const std::string against = row.reference.empty() || !by_ratio ? "" : " of " + row.reference;
-    const double value = row.wanted.value_at_most != 0 ? row.value.max : row.value.median;
-    fmt::print("  {:<46} wanted {:<14} {:>9}{}  {}\n", row.name + " " + row.metric, Wish(row) + ":",
-               by_ratio ? Number(row.Ratio()) : Human(value, row.unit), against,
-               row.Met() ? "ok" : "MISSED");
-  }
+  fmt::print("{}: not measured: {}\n", name, why);
 }
 
 Status Report::Finish() {
-  PrintWanted();
+  if (wanted_ > 0) fmt::print("\nwanted: {} of {} met\n", met_, wanted_);
   if (!json_.is_open()) return absl::OkStatus();
   json_.close();
   if (json_.fail()) {

@@ -1,7 +1,7 @@
 // Results of a suite: an aligned table on stdout for people, JSON lines in a file for programs.
-// Owner: the suite's run. One thread. Rows are printed as they come; Finish repeats those that have
-// a wanted value (in a brief table, those that miss it). A missed mark is no error: exit codes
-// never depend on times. Errors: Create and Finish report a JSON file that cannot be written.
+// Owner: the suite's run. One thread. Rows are printed as they come; Finish counts those that have
+// a wanted value. A missed mark is no error: exit codes never depend on times. Errors: Create and
+// Finish report a JSON file that cannot be written.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct Row {
   std::optional<Sample> reference_value;
   Wanted wanted;
   std::string note;     ///< a few words that go with the value, in the place of a reference
-  bool detail = false;  ///< left out of a brief table
+  bool detail = false;  ///< left out of the table
 
   /// How many times as good as the reference, by the medians: value / reference for rates, the
   /// reverse for what is better when less. 0 without a reference.
@@ -57,37 +57,30 @@ struct Row {
 
 class Report {
  public:
-  enum class Table : uint8_t {
-    kFull,   ///< every row, with the range of its runs
-    kBrief,  ///< for suites of many rows: no ranges; wanted value and mark beside the value
-  };
   /// Replaces the file `json`; an empty path: only the table.
   static StatusOr<std::unique_ptr<Report>> Create(std::string suite,
-                                                  const std::filesystem::path& json,
-                                                  Table table = Table::kFull);
+                                                  const std::filesystem::path& json);
 
   /// A field of every JSON line from now on, e.g. ("seed", 1).
   void Common(const std::string& key, const std::string& value);
   void Common(const std::string& key, uint64_t value);
 
-  void Add(Row row);
+  void Add(const Row& row);
   /// A case that was left out, and why.
   void NotMeasured(std::string_view name, std::string_view why);
   Status Finish();
 
  private:
-  Report(std::string suite, Table table) : suite_(std::move(suite)), table_(table) {}
+  explicit Report(std::string suite) : suite_(std::move(suite)) {}
   void PrintHeading();
   void Print(const Row& row);
   void Write(const Row& row);
-  void PrintWanted() const;
 
   const std::string suite_;
-  const Table table_;
   std::filesystem::path json_path_;
   std::ofstream json_;
   std::map<std::string, std::string> common_;  // values as JSON
-  std::vector<Row> wanted_;
+  size_t wanted_ = 0, met_ = 0;                // rows
   bool heading_printed_ = false;
 };
 

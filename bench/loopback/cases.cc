@@ -2,16 +2,19 @@
 
 #include <sys/stat.h>
 
-#include <atomic>
+#include <algorithm>
+#include <cstring>
+#include <limits>
 #include <thread>
 
-#include "bench/loopback/references.h"
+#include "bench/harness/parallel.h"
 
 namespace deltawire::bench {
 namespace {
 
 constexpr double kSteadyDensity = 0.01;  // of publishes whose content does not matter
 constexpr size_t kPublishesUnderLoad = 20;
+constexpr unsigned kWord = 2;       // bytes of what a pair list changes
 constexpr double kDaemonMiB = 256;  // of memory beyond buffers and the log, at most
 
 double BitsPerChange(const PublishedVersion& info) {
@@ -32,10 +35,45 @@ double FilesBeyond(const std::filesystem::path& dir, uint64_t buffers) {
   return static_cast<double>(bytes - std::min(bytes, buffers)) / kMiB;
 }
 
+// The trainer's weights to the peer's mapping, tensor by tensor as a trainer copies. Seconds.
+double CopyTensors(const Rig& rig) {
+  const Layout& layout = rig.source.layout;
+  const Bytes from = rig.weights.content();
+  const auto start = SteadyClock::now();
+  rig.pool.ParallelFor(layout.size(), [&](size_t t) {
+    if (layout.bytes(t) == 0) return;
+    std::memcpy(&rig.peer.landed()[layout.offset(t)], &from[layout.offset(t)], layout.bytes(t));
+  });
+  return SecondsSince(start);
+}
+
+// Finds the pairs, sends them over one stream, and the peer stores them. Seconds. The peer's
+// mapping is the old version again afterwards.
+StatusOr<double> PairList(const Rig& rig, Reference& pairs) {
+  const Bytes content = rig.weights.content();
+  Lists there, back;
+  DW_RETURN_IF_ERROR(pairs.Encode(content, rig.peer.landed(), kWord, back));
+  const auto start = SteadyClock::now();
+  DW_RETURN_IF_ERROR(pairs.Encode(rig.peer.landed(), content, kWord, there));
+  DW_RETURN_IF_ERROR(rig.peer.SendPairs(there).status());
+  const double seconds = SecondsSince(start);
+  if (!std::ranges::equal(rig.peer.landed(), content)) {
+    return absl::InternalError("the pair list did not make the new version");
+  }
+  DW_RETURN_IF_ERROR(pairs.Apply(back, kWord, rig.peer.landed()));
+  return seconds;
+}
+
+std::string WhyNoPairs(uint64_t bytes) {
+  if (bytes % kWord != 0) return "the model has an odd number of bytes";
+  if (bytes / kWord > std::numeric_limits<uint32_t>::max()) return "more than 2^32 words";
+  return "";
+}
+
 // Takes a delta through the daemons: publish, the receiver's commit, and a full sync of the same
 // version for comparison.
 Status SyncBothWays(const Rig& rig, Cluster& cluster, Series& series) {
-  DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights));
+  DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights.content()));
   DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, cluster.WaitCommitted());
   DW_ASSIGN_OR_RETURN(const v1::PullStats full, cluster.Sync(true));
   const PublishedVersion& info = publication.info;
@@ -58,8 +96,8 @@ Status SyncBothWays(const Rig& rig, Cluster& cluster, Series& series) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
+/// The first full pull of a version, and one more of it, against bare TCP from memory to memory, or
+/// against OpenSSL over bare TCP. Cases: NAME/first, NAME/again.
 Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::string& name,
                 double wanted) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
@@ -73,7 +111,7 @@ Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::stri
   };
   DW_ASSIGN_OR_RETURN(const Series series, rig.bench.Measure([&](Series& s) -> Status {
     rig.weights.Flip(kSteadyDensity);
-    DW_RETURN_IF_ERROR(cluster.Publish(rig.weights).status());
+    DW_RETURN_IF_ERROR(cluster.Publish(rig.weights.content()).status());
     DW_RETURN_IF_ERROR(pull(s, "first"));
     const double cpu = peer.CpuSeconds();
     DW_ASSIGN_OR_RETURN(const double bare, peer.SendAll(rig.weights.content()));
@@ -92,27 +130,39 @@ Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::stri
   return cluster.Follow(true);
 }
 
+/// Publishes that change `density` of the elements (0: recorded Adam steps) to a receiver that
+/// follows; against a full sync of the same version, memcmp + apply, and a naive pair list.
 Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, double density) {
-  const std::string why_no_pairs = WhyNoPairs(rig.weights.content());
-  DW_ASSIGN_OR_RETURN(ChunkTable chunks, ChunkTable::Create(rig.source.layout));
-  ApplyReference reference(std::move(chunks), rig.pool);
+  const std::string why_no_pairs = WhyNoPairs(rig.bytes());
+  Reference pairs(kPairs);
+  const kernels::DigestKey key(1);
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(rig.source.layout));
+  const Bytes content = rig.weights.content();
+  const MutableBytes landed = rig.peer.landed();
   DW_ASSIGN_OR_RETURN(const Series series, rig.bench.Measure([&](Series& s) -> Status {
-    const MutableBytes landed = rig.peer.landed();
-    const double compare = reference.Compare(rig.weights.content(), landed);
+    DW_RETURN_IF_ERROR(s.Time("memcmp", [&] {
+      return ForAll(rig.pool, chunks.size(), [&](size_t i) {
+        const Chunk& c = chunks[static_cast<uint32_t>(i)];
+        return std::memcmp(&content[c.offset], &landed[c.offset], c.bytes) == 0
+                   ? absl::OkStatus()
+                   : absl::InternalError("the references do not hold the trainer's bytes");
+      });
+    }));
     if (density > 0) {
       rig.weights.Flip(density);
     } else {
-      rig.weights.AdamStep();
+      DW_RETURN_IF_ERROR(rig.weights.AdamStep(rig.pool));
     }
     DW_RETURN_IF_ERROR(SyncBothWays(rig, cluster, s));
     if (why_no_pairs.empty()) {
-      DW_ASSIGN_OR_RETURN(const double pairs, NaivePairs(rig.weights.content(), rig.peer));
-      s.Add("pair list, one stream", pairs);
+      DW_ASSIGN_OR_RETURN(const double seconds, PairList(rig, pairs));
+      s.Add("pair list, one stream", seconds);
     }
-    reference.Encode(landed, rig.weights.content());
-    DW_ASSIGN_OR_RETURN(const double apply, reference.Apply(landed));
-    s.Add("apply, in memory", apply);
-    s.Add("memcmp + apply", compare + apply);
+    const auto delta = DiffAll(key, chunks, landed, content, rig.pool);
+    DW_RETURN_IF_ERROR(s.Time("apply, in memory", [&] {
+      return ApplyAll(key, chunks, delta->chunks(), landed, rig.pool);
+    }));
+    s.Add("memcmp + apply", s.Of("memcmp").back() + s.Of("apply, in memory").back());
     return absl::OkStatus();
   }));
   const Figure sync = Value("ready_to_committed", "sync");
@@ -131,25 +181,27 @@ Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, doub
   return absl::OkStatus();
 }
 
+/// The trainer's copy into the half, against memcpy.
 Status Offload(const Rig& rig, Cluster& cluster, const std::string& name) {
-  DW_ASSIGN_OR_RETURN(const Series series, rig.bench.Measure([&](Series& s) -> Status {
-    rig.weights.Flip(kSteadyDensity);
-    DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights));
-    s.Add("write", publication.write_seconds);
-    s.Add("publish", publication.info.publish_seconds);
-    s.Add("both", publication.write_seconds + publication.info.publish_seconds);
-    s.Add("memcpy",
-          CopyTensors(rig.source.layout, rig.weights.content(), rig.peer.landed(), rig.pool));
-    return absl::OkStatus();
-  }));
-  rig.bench.Add(name, rig.pool.size(), series,
-                {Throughput("write", rig.bytes())
-                     .Against("memcpy", fmt::format("memcpy, {} threads", rig.pool.size()))
-                     .AtLeast(0.7),
-                 Value("publish", "publish"), Value("offload_publish", "both")});
-  return absl::OkStatus();
+  DW_RETURN_IF_ERROR(cluster.Follow(false));
+  return rig.bench.Run(
+      name, rig.pool.size(),
+      {Throughput("write", rig.bytes())
+           .Against("memcpy", fmt::format("memcpy, {} threads", rig.pool.size()))
+           .AtLeast(0.7),
+       Value("publish", "publish"), Value("offload_publish", "both")},
+      [&](Series& s) -> Status {
+        rig.weights.Flip(kSteadyDensity);
+        DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights.content()));
+        s.Add("write", publication.write_seconds);
+        s.Add("publish", publication.info.publish_seconds);
+        s.Add("both", publication.write_seconds + publication.info.publish_seconds);
+        s.Add("memcpy", CopyTensors(rig));
+        return absl::OkStatus();
+      });
 }
 
+/// How long BeginOffload waits while a receiver pulls everything again and again.
 Status TrainerWait(const Rig& rig, Cluster& cluster) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
   std::atomic<bool> stop{false};
@@ -163,10 +215,10 @@ Status TrainerWait(const Rig& rig, Cluster& cluster) {
   const size_t runs = std::max(rig.bench.rounds.runs, kPublishesUnderLoad);
   for (size_t i = 0; i < rig.bench.rounds.warmups + runs && failure.ok(); ++i) {
     rig.weights.Flip(kSteadyDensity);
-    failure = cluster.Publish(rig.weights).status();
+    failure = cluster.Publish(rig.weights.content()).status();
     if (!failure.ok()) break;
     // The second publish comes at once, so it wants the half that pulls read until a moment ago.
-    const auto publication = cluster.Publish(rig.weights);
+    const auto publication = cluster.Publish(rig.weights.content());
     failure = publication.status();
     if (!failure.ok() || i < rig.bench.rounds.warmups) continue;
     series.Add("begin", publication->begin_seconds);
@@ -177,7 +229,7 @@ Status TrainerWait(const Rig& rig, Cluster& cluster) {
   puller.join();
   failure.Update(pull_failure);
   DW_RETURN_IF_ERROR(failure);
-  CopyTensors(rig.source.layout, rig.weights.content(), rig.peer.landed(), rig.pool);
+  CopyTensors(rig);
   const char* const name = "trainer_wait";
   rig.bench.Add(name, rig.pool.size(), series,
                 {Value("wait", "wait"), Value("begin_call", "begin"),
@@ -188,7 +240,9 @@ Status TrainerWait(const Rig& rig, Cluster& cluster) {
   return cluster.Follow(true);
 }
 
-void Memory(const Rig& rig, Cluster& cluster) {
+/// The daemons' peak memory so far, without putting load on them.
+Status Memory(const Rig& rig, Cluster& cluster) {
+  DW_RETURN_IF_ERROR(cluster.Sync(false).status());
   const v1::SenderModelStatus status = cluster.SenderStatus();
   const uint64_t model = rig.bytes();
   const auto add = [&](const char* metric, double mebibytes, double limit = 0) {
@@ -199,8 +253,68 @@ void Memory(const Rig& rig, Cluster& cluster) {
   add("receiver_files", FilesBeyond(cluster.receiver_dir(), model));
   add("sender_peak", mebibytes(cluster.sender_peak()),
       kDaemonMiB + mebibytes(status.log_limit_bytes()));
-  add("sender_files", FilesBeyond(cluster.sender_dir(), 2 * model));
+  add("sender_files", FilesBeyond(cluster.sender().dir(), 2 * model));
   add("sender_log", mebibytes(status.log_bytes()));
+  return absl::OkStatus();
+}
+
+Status Adam(const Rig& rig, Cluster& cluster) {
+  if (rig.weights.adam_steps_left() >= rig.bench.rounds.total()) {
+    return DeltaSync(rig, cluster, kAdam, 0);
+  }
+  rig.bench.report().NotMeasured(kAdam, rig.weights.why_no_adam());
+  return absl::OkStatus();
+}
+
+Group::Member Sync(const std::string& name, double density) {
+  return {{name}, [=](const Rig& rig, Cluster& c) { return DeltaSync(rig, c, name, density); }};
+}
+Group::Member Copy(const std::string& name) {
+  return {{name}, [=](const Rig& rig, Cluster& c) { return Offload(rig, c, name); }};
+}
+Group::Member Pull(const std::string& name, bool tls, double wanted) {
+  return {{name + "/first", name + "/again"}, [=](const Rig& rig, Cluster& c) {
+            return FullPull(rig, c, tls ? *rig.tls_peer : rig.peer, name, wanted);
+          }};
+}
+
+}  // namespace
+
+bool Group::Asked(const Bench& bench) const {
+  return std::ranges::any_of(members, [&](const Member& m) { return bench.AnyAsked(m.names); });
+}
+
+std::vector<Group> ModelCases() {
+  return {{{},
+           {Pull("full_pull", false, 0.8),
+            Sync("delta_sync/1%", 0.01),
+            Sync("delta_sync/3%", 0.03),
+            {{kAdam}, Adam},
+            Copy("offload/eager"),
+            {{"trainer_wait"}, TrainerWait},
+            {{"memory"}, Memory}}},
+          // A receiver with one buffer changes the named file, one with two swaps it for another.
+          {{.buffers = 1}, {Sync("delta_sync/1%/buffers=1", 0.01)}},
+          {{.buffers = 2}, {Sync("delta_sync/1%/buffers=2", 0.01)}},
+          {{.tls = true}, {Pull("full_pull_tls", true, 0.88)}},
+          {{.receiver = false, .sender = {"--no-eager-diff"}}, {Copy("offload/no_eager")}}};
+}
+
+Status RunGroup(const Group& group, const Rig& rig, const std::filesystem::path& root) {
+  if (!group.Asked(rig.bench)) return absl::OkStatus();
+  ClusterOptions daemons = group.daemons;
+  daemons.streams = rig.streams;
+  Cluster cluster(root, rig.source, daemons, rig.pool);
+  DW_RETURN_IF_ERROR(cluster.Begin(rig.weights.content()));
+  CopyTensors(rig);
+  for (const Group::Member& member : group.members) {
+    if (rig.bench.AnyAsked(member.names)) DW_RETURN_IF_ERROR(member.run(rig, cluster));
+  }
+  if (!daemons.receiver) return absl::OkStatus();
+  DW_RETURN_IF_ERROR(cluster.Sync(false).status());
+  const std::string wrong = cluster.Compare(rig.weights.content());
+  if (wrong.empty()) return absl::OkStatus();
+  return Errorf(StatusCode::kDataLoss, "the receiver does not hold the trainer's bytes: {}", wrong);
 }
 
 }  // namespace deltawire::bench

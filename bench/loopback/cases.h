@@ -1,5 +1,5 @@
 // The cases of the loopback suite. Each measures through a cluster and adds its rows.
-// A Rig bundles what they share; all its pointers outlive the calls. One thread.
+// A Rig bundles what they share; all its references outlive the calls. One thread.
 // Invariant between cases: the peer's mapping holds what the trainer's weights hold.
 #pragma once
 
@@ -14,29 +14,30 @@ struct Rig {
   const ModelSource& source;
   Weights& weights;
   TcpPeer& peer;
+  TcpPeer* const tls_peer;  ///< null: no case with TLS was asked for
   ThreadPool& pool;
   size_t streams = 4;
-  TcpPeer* tls_peer = nullptr;  ///< null: no case with TLS was asked for
   uint64_t bytes() const { return source.layout.total_bytes(); }
 };
 
-/// The first full pull of a version, and one more of it, against bare TCP from memory to memory, or
-/// against OpenSSL over bare TCP. Cases: NAME/first, NAME/again.
-Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::string& name,
-                double wanted);
+/// What runs with one pair of daemons; at the end the receiver must hold the trainer's bytes.
+struct Group {
+  struct Member {
+    std::vector<std::string> names;  ///< of its cases
+    std::function<Status(const Rig& rig, Cluster& cluster)> run;
+  };
+  ClusterOptions daemons;
+  std::vector<Member> members;
 
-/// Publishes that change `density` of the elements (0: recorded Adam steps) to a receiver that
-/// follows; against a full sync of the same version, memcmp + apply, and a naive pair list.
-Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, double density);
+  /// Whether any of its cases was asked for.
+  bool Asked(const Bench& bench) const;
+};
+/// All cases but scale/N.
+std::vector<Group> ModelCases();
+inline constexpr const char* kAdam = "delta_sync/adam";
 
-/// The trainer's copy into the half, against memcpy.
-Status Offload(const Rig& rig, Cluster& cluster, const std::string& name);
-
-/// How long BeginOffload waits while a receiver pulls everything again and again.
-Status TrainerWait(const Rig& rig, Cluster& cluster);
-
-/// Reports the daemons' peak memory so far, and puts no load on them.
-void Memory(const Rig& rig, Cluster& cluster);
+/// Runs those cases of a group that were asked for. `root` is removed at the end.
+Status RunGroup(const Group& group, const Rig& rig, const std::filesystem::path& root);
 
 /// scale/N: registration, publishes, a first commit and a restart of a model of many tiny tensors,
 /// with daemons of its own.

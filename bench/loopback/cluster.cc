@@ -3,9 +3,8 @@
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
-#include <mutex>
 
-#include "bench/harness/machine.h"
+#include "bench/harness/parallel.h"
 #include "common/base/human.h"
 #include "common/base/receiver_phase.h"
 #include "proto/convert.h"
@@ -20,31 +19,38 @@ constexpr size_t kLogLines = 20;
 
 }  // namespace
 
-StatusOr<std::unique_ptr<Cluster>> Cluster::Start(const fs::path& root, const ModelSource& source,
-                                                  const ClusterOptions& options, ThreadPool& pool) {
-  auto cluster = std::unique_ptr<Cluster>(new Cluster(root, source, pool));
+Cluster::Cluster(const fs::path& root, const ModelSource& source, const ClusterOptions& options,
+                 ThreadPool& pool)
+    : root_(root), source_(source), options_(options), pool_(pool) {
   fs::create_directories(root);
   if (options.tls) {
-    cluster->authority_ = std::make_unique<testing::TestAuthority>(root / "keys");
-    testing::ShowAs(cluster->authority_->Node("bench"));
+    authority_ = std::make_unique<testing::TestAuthority>(root / "keys");
+    testing::ShowAs(authority_->Node("bench"));
   }
-  std::vector<std::string> sender_args = cluster->Secured("sender");
-  if (!options.eager_diff) sender_args.push_back("--no-eager-diff");
-  cluster->sender_ = std::make_unique<testing::SenderProcess>(root, sender_args);
-  cluster->sender_memory_ = std::make_unique<MemoryWatch>(cluster->sender_->child().pid());
-  cluster->trainer_ =
-      std::make_unique<TrainerClient>(cluster->sender_->socket(), kModel, 0, 1, kPatience);
-  const Status status = cluster->trainer_->Register(source.layout, source.side_files).status();
-  if (!status.ok()) return cluster->Failed(status);
-  if (options.receiver) cluster->StartReceiver(options);
-  return cluster;
+  std::vector<std::string> args = Secured("sender");
+  args.insert(args.end(), options.sender.begin(), options.sender.end());
+  sender_ = std::make_unique<testing::SenderProcess>(root, args);
+  sender_memory_ = std::make_unique<MemoryWatch>(sender_->child().pid());
+  trainer_ = std::make_unique<TrainerClient>(sender_->socket(), kModel, 0, 1, kPatience);
 }
 
-void Cluster::StartReceiver(const ClusterOptions& options) {
+Status Cluster::Begin(Bytes content) {
+  DW_RETURN_IF_ERROR(Register());
+  if (options_.receiver) StartReceiver();
+  DW_RETURN_IF_ERROR(Publish(content).status());
+  return options_.receiver ? WaitCommitted().status() : absl::OkStatus();
+}
+
+Status Cluster::Register() {
+  const Status status = trainer_->Register(source_.layout, source_.side_files).status();
+  return status.ok() ? status : Failed(status);
+}
+
+void Cluster::StartReceiver() {
   std::vector<std::string> args = Secured("receiver");
-  args.insert(args.end(), {"--streams", std::to_string(options.streams)});
-  if (options.buffers != 0) {
-    args.insert(args.end(), {"--buffers", std::to_string(options.buffers)});
+  args.insert(args.end(), {"--streams", std::to_string(options_.streams)});
+  if (options_.buffers != 0) {
+    args.insert(args.end(), {"--buffers", std::to_string(options_.buffers)});
   }
   receiver_ = std::make_unique<testing::ReceiverProcess>(root_, "receiver", sender_->control(),
                                                          kModel, args);
@@ -81,28 +87,26 @@ Status Cluster::Failed(const Status& status) const {
   return Status(status.code(), text);
 }
 
-StatusOr<Publication> Cluster::Publish(const Weights& weights) {
-  const uint64_t version = ++version_;
+StatusOr<Publication> Cluster::Publish(Bytes content) {
   Publication out;
-  auto start = SteadyClock::now();
-  auto offload = trainer_->Begin(version);
-  if (!offload.ok()) return Failed(offload.status());
-  out.begin_seconds = SecondsSince(start);
-  start = SteadyClock::now();
-  std::mutex mu;
-  Status failure;
-  pool_.ParallelFor(source_.layout.size(), [&](size_t t) {
-    const Status written = (*offload)->Write(t, weights.tensor(t));
-    std::lock_guard lock(mu);
-    failure.Update(written);
-  });
-  out.write_seconds = SecondsSince(start);
-  if (failure.ok()) failure = (*offload)->Ready();
-  if (!failure.ok()) return Failed(failure);
-  offload->reset();
-  auto published = trainer_->WaitPublished(version);
-  if (!published.ok()) return Failed(published.status());
-  out.info = *published;
+  const auto start = SteadyClock::now();
+  const Status status = [&]() -> Status {
+    DW_ASSIGN_OR_RETURN(auto offload, trainer_->Begin(++version_));
+    out.begin_seconds = SecondsSince(start);
+    const auto begun = SteadyClock::now();
+    const Layout& layout = source_.layout;
+    DW_RETURN_IF_ERROR(ForAll(pool_, layout.size(), [&](size_t t) {
+      return offload->Write(t, content.subspan(layout.offset(t), layout.bytes(t)));
+    }));
+    out.write_seconds = SecondsSince(begun);
+    out.ready = SteadyClock::now();
+    DW_RETURN_IF_ERROR(offload->Ready());
+    offload.reset();
+    DW_ASSIGN_OR_RETURN(out.info, trainer_->WaitPublished(version_));
+    return absl::OkStatus();
+  }();
+  if (!status.ok()) return Failed(status);
+  out.seconds = SecondsSince(start);
   return out;
 }
 
@@ -132,6 +136,7 @@ StatusOr<v1::PullStats> Cluster::Sync(bool force_full) {
 }
 
 Status Cluster::Follow(bool follow) {
+  if (receiver_ == nullptr) return absl::OkStatus();
   grpc::ClientContext context;
   context.set_wait_for_ready(true);
   if (follow) {
@@ -146,15 +151,15 @@ Status Cluster::Follow(bool follow) {
   return FromGrpc(receiver_->stub().Pause(&context, request, &response), "receiver: Pause");
 }
 
-std::string Cluster::Compare(const Weights& weights) const {
+std::string Cluster::Compare(Bytes content) const {
   const auto opened = ModelDir::Open(receiver_->dir());
   if (!opened.ok()) return std::string(MessageOf(opened.status()));
   const std::string difference = DescribeDifference(source_.layout, opened->layout());
   if (!difference.empty()) return difference;
-  for (size_t t = 0; t < source_.layout.size(); ++t) {
-    if (!std::ranges::equal(weights.tensor(t), opened->data(t))) {
-      return source_.layout.tensor(t).name;
-    }
+  const Layout& layout = source_.layout;
+  for (size_t t = 0; t < layout.size(); ++t) {
+    const Bytes wanted = content.subspan(layout.offset(t), layout.bytes(t));
+    if (!std::ranges::equal(wanted, opened->data(t))) return layout.tensor(t).name;
   }
   return "";
 }

@@ -3,17 +3,14 @@
 
 #include "bench/harness/buffers.h"
 #include "bench/loopback/cases.h"
-#include "tests/support/daemons.h"
 
 namespace deltawire::bench {
 namespace {
 
-constexpr const char* kModel = "scale";
-constexpr std::chrono::seconds kPatience{120};
 constexpr uint64_t kLastVersion = 4;
 
 /// Tensors as a model of very many experts has them, but tiny.
-StatusOr<Layout> LayoutOf(size_t tensors) {
+StatusOr<ModelSource> SourceOf(size_t tensors) {
   constexpr const char* kParts[] = {"gate", "up", "down"};
   std::vector<TensorMeta> metas;
   for (size_t i = 0; i < tensors; ++i) {
@@ -22,51 +19,35 @@ StatusOr<Layout> LayoutOf(size_t tensors) {
                      DType::kBF16,
                      {8, 8}});
   }
-  return Layout::Create(std::move(metas));
+  DW_ASSIGN_OR_RETURN(Layout layout, Layout::Create(std::move(metas)));
+  return ModelSource{"scale", std::move(layout), {}, {}};
 }
 
-/// Publishes tensor by tensor, as a trainer does.
-StatusOr<PublishedVersion> PublishAll(TrainerClient& client, const std::vector<std::byte>& content,
-                                      uint64_t version) {
-  DW_ASSIGN_OR_RETURN(const auto offload, client.Begin(version));
-  const Layout& layout = *client.layout();
-  for (size_t t = 0; t < layout.size(); ++t) {
-    DW_RETURN_IF_ERROR(
-        offload->Write(t, Bytes(content).subspan(layout.offset(t), layout.bytes(t))));
-  }
-  DW_RETURN_IF_ERROR(offload->Ready());
-  return client.WaitPublished(version);
-}
-
-Status OneRound(const Layout& layout, Series& series) {
+Status OneRound(const ModelSource& source, Series& series) {
   DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
-  testing::SenderProcess sender(scratch->path());
-  std::vector<std::byte> content(layout.total_bytes());
+  ThreadPool pool(1);
+  std::vector<std::byte> content(source.layout.total_bytes());
   std::mt19937_64 random(1);
   for (size_t i = 0; i + 8 <= content.size(); i += 8) StoreLe<uint64_t>(&content[i], random());
-  TrainerClient client(sender.socket(), kModel, 0, 1, kPatience);
-  const auto enroll = [&] { return client.Register(layout, {}).status(); };
+  Cluster cluster(scratch->path(), source, {.receiver = false}, pool);
+  const auto enroll = [&] { return cluster.Register(); };
   DW_RETURN_IF_ERROR(series.Time("register", enroll));
   for (uint64_t version = 1; version <= kLastVersion; ++version) {
     // One element in a hundred, so that nearly every tensor changes.
     for (size_t i = 0; i < content.size(); i += 100) content[i] ^= std::byte{1};
-    const auto start = SteadyClock::now();
-    DW_ASSIGN_OR_RETURN(const PublishedVersion published, PublishAll(client, content, version));
+    DW_ASSIGN_OR_RETURN(const Publication published, cluster.Publish(content));
     if (version == 1) continue;  // the first has no base
-    series.Add("publish", SecondsSince(start));
-    series.Add("after ready", published.publish_seconds);
+    series.Add("publish", published.seconds);
+    series.Add("after ready", published.info.publish_seconds);
   }
   DW_RETURN_IF_ERROR(series.Time("register again", enroll));
-
-  auto start = SteadyClock::now();
-  testing::ReceiverProcess receiver(scratch->path(), "receiver", sender.control(), kModel);
-  if (!receiver.WaitCommitted(kLastVersion, kPatience)) {
-    return absl::DeadlineExceededError("the receiver has not committed");
-  }
-  series.Add("first commit", SecondsSince(start));
+  DW_RETURN_IF_ERROR(series.Time("first commit", [&] {
+    cluster.StartReceiver();
+    return cluster.WaitCommitted().status();
+  }));
   return series.Time("restart", [&] {
-    sender.Restart();
-    return sender.Status(kModel).newest().id().version() == kLastVersion
+    cluster.sender().Restart();
+    return cluster.SenderStatus().newest().id().version() == kLastVersion
                ? absl::OkStatus()
                : absl::DataLossError("the sender has lost its version with the restart");
   });
@@ -80,15 +61,15 @@ Status ScaleCases(Bench& bench) {
   for (const size_t tensors : {size_t{10'000}, size_t{50'000}, kLargest}) {
     const std::string name = fmt::format("scale/{}", tensors);
     if (!bench.Asked(name)) continue;
-    DW_ASSIGN_OR_RETURN(const Layout layout, LayoutOf(tensors));
-    DW_ASSIGN_OR_RETURN(const Series series,
-                        bench.Measure([&](Series& s) { return OneRound(layout, s); }));
+    DW_ASSIGN_OR_RETURN(const ModelSource source, SourceOf(tensors));
+    std::vector<Figure> figures;
     for (const std::string metric :
          {"register", "register again", "publish", "after ready", "first commit", "restart"}) {
-      Figure figure = Value(metric, metric);
-      if (tensors == kLargest && metric == "publish") figure.wanted.value_at_most = kPublishSeconds;
-      bench.Add(name, 1, series, {figure});
+      figures.push_back(Value(metric, metric));
+      const bool marked = tensors == kLargest && metric == "publish";
+      figures.back().wanted.value_at_most = marked ? kPublishSeconds : 0;
     }
+    DW_RETURN_IF_ERROR(bench.Run(name, 1, figures, [&](Series& s) { return OneRound(source, s); }));
   }
   return absl::OkStatus();
 }

@@ -9,35 +9,30 @@
 #include <optional>
 #include <vector>
 
-#include "common/base/bytes.h"
-#include "common/base/status.h"
-#include "common/shm/mapped_file.h"
+#include "bench/delta/references.h"
 #include "tests/support/forked.h"
 
 namespace deltawire::bench {
 
-class TlsEnd;
-
-/// Bytes of an entry of the naive list: a u32 index, then a u16 new value.
-inline constexpr size_t kPairBytes = 4 + 2;
+class Stream;
 
 class TcpPeer {
  public:
-  enum class Way : uint8_t { kPlain, kTls };
-
   /// The peer's mapping is `file`, a new one of `bytes` in tmpfs, also mapped here: landed(). With
-  /// kTls each stream is OpenSSL's over its socket, TLS 1.3 with AES-128-GCM.
+  /// a file of credentials each stream is OpenSSL's over its socket, with the contexts that the
+  /// daemons' bulk streams have: TLS 1.3 with AES-128-GCM.
   static StatusOr<std::unique_ptr<TcpPeer>> Start(const std::filesystem::path& file, uint64_t bytes,
-                                                  size_t streams, Way way = Way::kPlain);
+                                                  size_t streams,
+                                                  const std::string& credentials = "");
   ~TcpPeer();
 
   /// Sends `source`, one contiguous part per stream. Returns the seconds from the start until the
   /// peer has said that all is in its mapping. REQUIRES: source has the mapping's size.
   StatusOr<double> SendAll(Bytes source);
 
-  /// Sends a list of pairs over one stream; the peer stores each value at its index (of u16 words)
-  /// by a plain loop. Returns the seconds until the peer has said that it is done.
-  StatusOr<double> SendPairs(Bytes pairs);
+  /// Sends the lists of the reference `pairs`, of u16 words, over one stream; the peer applies
+  /// them. Returns the seconds until the peer has said that it is done.
+  StatusOr<double> SendPairs(const Lists& pairs);
 
   /// CPU time of this process and the peer's so far.
   double CpuSeconds() const;
@@ -46,12 +41,12 @@ class TcpPeer {
 
  private:
   TcpPeer();
-  StatusOr<double> Send(uint64_t order, const std::vector<Bytes>& parts);
+  /// Sends `parts[i]`, one after the other, over stream i.
+  StatusOr<double> Send(uint64_t order, const std::vector<std::vector<Bytes>>& parts);
 
   Mapping landed_;
-  UniqueFd control_;
-  std::vector<UniqueFd> streams_;
-  std::unique_ptr<TlsEnd> tls_;  // null: plaintext
+  std::unique_ptr<Stream> control_;
+  std::vector<std::unique_ptr<Stream>> streams_;
   std::optional<testing::Forked> process_;
 };
 

@@ -5,6 +5,7 @@
 
 #include "bench/harness/buffers.h"
 #include "bench/harness/machine.h"
+#include "bench/harness/parallel.h"
 #include "bench/synth/adam_trace.h"
 #include "bench/synth/model_maker.h"
 #include "common/base/human.h"
@@ -14,14 +15,9 @@ namespace deltawire::bench {
 namespace {
 
 constexpr int kAdamWarmup = 3;        // steps before the first that is recorded
-constexpr uint64_t kTraceBytes = 10;  // of AdamTrace, per element
+constexpr uint64_t kTraceBytes = 12;  // per element, of AdamTrace and of a version
+const kernels::DigestKey kKey(1);     // of recorded steps
 constexpr float kDeviation = 0.02f;   // of weights that no trace draws
-
-void FlipElement(std::byte* at, unsigned width, bool up) {
-  kernels::WithWidth(width, [&]<typename T>(T) {
-    StoreLe<T>(at, static_cast<T>(up ? LoadLe<T>(at) + 1 : LoadLe<T>(at) - 1));
-  });
-}
 
 }  // namespace
 
@@ -65,8 +61,6 @@ StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSource& source,
   } else if (need + need / 10 > AvailableMemory()) {
     out->why_no_adam_ = fmt::format("the trace needs {}, and {} are free", HumanBytes(need),
                                     HumanBytes(AvailableMemory()));
-  } else if (elements > std::numeric_limits<uint32_t>::max()) {
-    out->why_no_adam_ = "more than 2^32 elements";
   } else {
     DW_RETURN_IF_ERROR(out->Record(source, adam_steps, pool));
     return out;
@@ -94,38 +88,25 @@ Status Weights::Record(const ModelSource& source, size_t steps, ThreadPool& pool
   options.seed = seed_;
   DW_ASSIGN_OR_RETURN(synth::AdamTrace trace,
                       synth::AdamTrace::Create(source.layout.tensors(), options, pool));
+  // The trace's tensors lie one behind the other, as the layout's do.
+  const Bytes now(trace.tensor(0).data(), content().size());
   for (int i = 0; i < kAdamWarmup; ++i) trace.Step(pool);
-  const auto now = reinterpret_cast<uint16_t*>(mapping_.base());
-  for (size_t t = 0; t < layout_->size(); ++t) {
-    std::memcpy(mapping_.base() + layout_->offset(t), trace.tensor(t).data(), layout_->bytes(t));
-  }
+  const std::vector<std::byte> first(now.begin(), now.end());
+  std::memcpy(mapping_.base(), now.data(), now.size());
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout_));
   for (size_t s = 0; s < steps; ++s) {
     trace.Step(pool);
-    Step step;
-    step.index.reserve(trace.changed());
-    step.change.reserve(trace.changed());
-    for (size_t t = 0; t < layout_->size(); ++t) {
-      const auto next = reinterpret_cast<const uint16_t*>(trace.tensor(t).data());
-      const size_t begin = layout_->offset(t) / 2, count = layout_->bytes(t) / 2;
-      for (size_t i = 0; i < count; ++i) {
-        if (now[begin + i] == next[i]) continue;
-        step.index.push_back(static_cast<uint32_t>(begin + i));
-        step.change.push_back(static_cast<uint16_t>(next[i] - now[begin + i]));
-        now[begin + i] = next[i];
-      }
-    }
-    steps_.push_back(std::move(step));
+    steps_.push_back(DiffAll(kKey, chunks, content(), now, pool));
+    std::memcpy(mapping_.base(), now.data(), now.size());
   }
-  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step) {  // back to the start
-    for (size_t i = 0; i < step->index.size(); ++i) now[step->index[i]] -= step->change[i];
-  }
+  std::memcpy(mapping_.base(), first.data(), first.size());
   return absl::OkStatus();
 }
 
-void Weights::AdamStep() {
-  Step step = std::move(steps_[next_step_++]);  // its memory is not needed again
-  const auto words = reinterpret_cast<uint16_t*>(mapping_.base());
-  for (size_t i = 0; i < step.index.size(); ++i) words[step.index[i]] += step.change[i];
+Status Weights::AdamStep(ThreadPool& pool) {
+  const auto step = std::move(steps_[next_step_++]);  // its memory is not needed again
+  DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(*layout_));
+  return ApplyAll(kKey, chunks, step->chunks(), writable(), pool);
 }
 
 void Weights::Flip(double fraction) {
@@ -138,9 +119,13 @@ void Weights::Flip(double fraction) {
     const unsigned width = DTypeBytes(layout_->tensor(t).dtype);
     const uint64_t elements = layout_->bytes(t) / width;
     std::byte* const base = mapping_.base() + layout_->offset(t);
-    for (; next < elements; next += 1 + gap()) {
-      FlipElement(base + next * width, width, (random_() & 1) != 0);
-    }
+    kernels::WithWidth(width, [&]<typename T>(T) {
+      for (; next < elements; next += 1 + gap()) {
+        std::byte* const at = base + next * sizeof(T);
+        const T value = LoadLe<T>(at);
+        StoreLe<T>(at, static_cast<T>((random_() & 1) != 0 ? value + 1 : value - 1));
+      }
+    });
     next -= elements;
   }
 }

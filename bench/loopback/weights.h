@@ -1,5 +1,5 @@
 // The trainer's weights and how they change: random +-1 at a given density, or recorded AdamW
-// steps of a synthetic trace. Owns one copy of the model on tmpfs, and 6 bytes per recorded change.
+// steps of a synthetic trace. Owns one copy of the model on tmpfs, and the steps as deltas.
 // One thread changes; many may read in between. Errors: kResourceExhausted when memory is short.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 #include "common/base/thread_pool.h"
+#include "common/delta/delta_log.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"
 #include "common/shm/mapped_file.h"
@@ -39,20 +40,14 @@ class Weights {
                                                    size_t adam_steps, ThreadPool& pool);
 
   Bytes content() const { return {mapping_.base(), layout_->total_bytes()}; }
-  Bytes tensor(size_t t) const { return content().subspan(layout_->offset(t), layout_->bytes(t)); }
-
   /// Adds or subtracts 1 (mod 2^(8 width)) at a random `fraction` of all elements.
   void Flip(double fraction);
   /// REQUIRES: adam_steps_left() > 0.
-  void AdamStep();
+  Status AdamStep(ThreadPool& pool);
   size_t adam_steps_left() const { return steps_.size() - next_step_; }
   const std::string& why_no_adam() const { return why_no_adam_; }
 
  private:
-  struct Step {
-    std::vector<uint32_t> index;   // of u16 words of the model
-    std::vector<uint16_t> change;  // new - old
-  };
   Weights() = default;
   Status Record(const ModelSource& source, size_t steps, ThreadPool& pool);
   void FillRandom(ThreadPool& pool);
@@ -62,7 +57,7 @@ class Weights {
   Mapping mapping_;
   std::mt19937_64 random_;
   uint64_t seed_ = 0;
-  std::vector<Step> steps_;
+  LogView steps_;
   size_t next_step_ = 0;
   std::string why_no_adam_;
 };

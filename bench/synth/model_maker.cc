@@ -6,32 +6,10 @@
 namespace deltawire::synth {
 namespace {
 
-constexpr ModelShape kShapes[] = {
-    {.name = "tiny",
-     .vocab = 512,
-     .hidden = 64,
-     .layers = 2,
-     .heads = 4,
-     .kv_heads = 2,
-     .head_dim = 32,
-     .ffn = 192},
-    {.name = "0.6b",
-     .vocab = 151936,
-     .hidden = 1024,
-     .layers = 28,
-     .heads = 16,
-     .kv_heads = 8,
-     .head_dim = 128,
-     .ffn = 3072},
-    {.name = "1.7b",
-     .vocab = 151936,
-     .hidden = 2048,
-     .layers = 28,
-     .heads = 16,
-     .kv_heads = 8,
-     .head_dim = 128,
-     .ffn = 6144},
-};
+// vocab, hidden, layers, heads, kv_heads, head_dim, ffn
+constexpr ModelShape kShapes[] = {{"tiny", 512, 64, 2, 4, 2, 32, 192},
+                                  {"0.6b", 151936, 1024, 28, 16, 8, 128, 3072},
+                                  {"1.7b", 151936, 2048, 28, 16, 8, 128, 6144}};
 
 }  // namespace
 

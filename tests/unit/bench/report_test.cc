@@ -50,10 +50,10 @@ TEST_CASE("report: a wish is met by its ratio or its value") {
   CHECK_FALSE(row.Met());
 }
 
-TEST_CASE("report: a JSON line holds the row, brief table or not") {
+TEST_CASE("report: a JSON line holds the row, whether the table shows it or not") {
   const TempDir dir;
   const auto path = dir.path() / "r.jsonl";
-  const auto report = Report::Create("suite", path, Report::Table::kBrief);
+  const auto report = Report::Create("suite", path);
   REQUIRE(report.ok());
   Row row = MakeRow({2, 1, 4}, "GB/s", 4);
   row.detail = true;
