@@ -192,7 +192,7 @@ class Pair:
         watch.wait_for('"published"', '"committed"', '"served"')
         self.publish(self.two)
         out.run("wait", "wait", "--version", 2, "--served", *engine)
-        all_have_it = out.run("wait", "wait", "--all", "--at-least", 2, "--version", 2, "--sender",
+        all_have_it = out.run("wait-all", "wait", "--all", "--at-least", 2, "--version", 2, "--sender",
                               self.sender)  # fmt: skip
         assert (all_have_it["receivers"], all_have_it["version"]) == (2, 2), all_have_it
         self.status("--changes", sender=self.sender, receiver=self.engine.address)
