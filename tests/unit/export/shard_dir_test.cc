@@ -247,7 +247,7 @@ TEST_CASE("shards: tensors whose values are rounded on the way to a trainer are 
   const auto rounding = [&](const fs::path& dir) {
     const auto model = Get(mcore::HfModel::Open(dir, "", {}));
     const auto plan = Get(model.ProvenPlan(Get(mcore::ParallelConfig::Parse("tp=2"))));
-    return RoundingOf(plan, *model.checkpoint(), f.pool);
+    return Get(RoundingOf(plan, *model.checkpoint(), f.pool));
   };
   const Rounding narrowed = rounding(f.hf);
   CHECK(narrowed.narrowed.size() == Read(f.hf).size());
@@ -276,7 +276,7 @@ TEST_CASE("shards: norms that HF has plus one are named where rounding changes t
     const auto hf = Get(mcore::HfModel::Open(dir, "", {}));
     auto plan = Get(hf.ProvenPlan(Get(mcore::ParallelConfig::Parse("tp=2"))));
     if (trainers) plan = plan.WithTrainersValues();
-    return RoundingOf(plan, *hf.checkpoint(), f.pool);
+    return Get(RoundingOf(plan, *hf.checkpoint(), f.pool));
   };
   CHECK(rounding(f.hf, false).shifted == std::vector<std::string>{kPlusOne});
   CHECK(rounding(f.hf, false).narrowed.empty());
