@@ -28,6 +28,15 @@ def _cut(start: int, size: int, parts: int, part: int) -> tuple[int, int]:
     return start + first, min(each, size - first)
 
 
+def parts_of(tensor: Any) -> int:
+    """Into how many blocks a DTensor is cut: as many ranks have to write, if none holds it whole."""
+    parts = 1
+    for axis, placement in enumerate(tensor.placements):
+        if not placement.is_replicate():
+            parts *= int(tensor.device_mesh.size(axis))
+    return parts
+
+
 def place_of(name: str, tensor: Any) -> Place:
     """The place of a DTensor's local shard.
 

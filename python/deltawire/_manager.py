@@ -11,7 +11,7 @@ from typing import Any
 from deltawire import _core
 from deltawire._attempt import agree_attempt
 from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError
-from deltawire._fsdp import Place, place_of
+from deltawire._fsdp import Place, parts_of, place_of
 from deltawire._megatron import Gather, Sources, job_rank, live_tensors, parallel_config
 from deltawire._megatron_job import MegatronJob
 from deltawire._tensors import TensorMeta, is_dtensor
@@ -224,11 +224,18 @@ class WeightManager:
             shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
             if not is_dtensor(tensor):
                 return Place((), shape, self._rank == 0), _core.SHARE_WHOLE
+            parts = parts_of(tensor)
+            if parts > self._world:
+                raise TensorError(
+                    f'tensor "{name}" is cut over {parts} ranks, and the manager is rank '
+                    f"{self._rank} of {self._world}: make it on every rank, with the job's rank and "
+                    "world",
+                    name,
+                )
             where = place_of(name, tensor)
-            whole = where.shape == shape or self._world == 1
             # Ranks' blocks do not overlap, so the sender diffs a chunk when its blocks are
             # finished.
-            return where, _core.SHARE_WHOLE if whole else _core.SHARE_BLOCK
+            return where, _core.SHARE_WHOLE if where.shape == shape else _core.SHARE_BLOCK
 
         return self._offload(
             pairs_of(state), version, unchanged, notify, place, partly=False, attempt=attempt
@@ -278,13 +285,16 @@ class WeightManager:
         root = gather is None or rank == gather.root
         if node_ranks is not None and len(node_ranks) == 0:
             root = False
+        world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
+        if root and gather is None:
+            # A rank that takes itself for the only one would publish its own part as all of it.
+            self._check_place(rank, range(world) if node_ranks is None else node_ranks)
         plan = self._job.plan(hf_dir, config, family, families)
         if root:
             self._register_plan(plan, node_ranks)
         sources = Sources(live_tensors(models))
         plan.check(rank, sources.params)
         if gather is not None:
-            world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
             group = self._job.meeting(gather, rank, world)
             return self._gather(
                 plan, group, sources, gather, rank, version, notify, started, attempt
@@ -292,12 +302,6 @@ class WeightManager:
         if not root:
             seconds = time.monotonic() - started
             return Offloaded(version, len(sources.params), 0, 0.0, seconds, 0, self)
-        here = rank if node_ranks is None else list(node_ranks).index(rank)
-        if self._rank != here or (node_ranks is not None and self._world != len(node_ranks)):
-            raise Error(
-                f"the manager is rank {self._rank} of {self._world}; this is rank {here} of those that "
-                "write to the sender (see node_ranks)"
-            )
 
         def write(offload: _core.Offload) -> tuple[int, int]:
             return len(sources.params), plan.place(offload, rank, sources.params)
@@ -353,6 +357,17 @@ class WeightManager:
         return adapter.offload(tensors, version).wait()
 
     # Megatron jobs -----------------------------------------------------------------------------
+
+    def _check_place(self, rank: int, writers: Sequence[int]) -> None:
+        """Raises unless the manager was made for this rank's place among those that write here."""
+        if rank not in writers:
+            raise Error(f"rank {rank} is none of node_ranks; give the job's ranks on this node")
+        here, count = list(writers).index(rank), len(writers)
+        if (self._rank, self._world) != (here, count):
+            raise Error(
+                f"the manager is rank {self._rank} of {self._world}; this is rank {here} of {count} "
+                "that write to the sender: make it with that rank and world (see node_ranks)"
+            )
 
     def _register_plan(self, plan: _core.Megatron, node_ranks: Sequence[int] | None) -> None:
         if self._registered is plan:

@@ -90,10 +90,16 @@ class Model:
 
 
 class State:
-    """Megatron's parallel_state for a single rank."""
+    """Megatron's parallel_state; sizes and ranks by the dimension ("tensor"), else 1 and 0."""
+
+    def __init__(self, sizes=None, ranks=None):
+        self._sizes, self._ranks = sizes or {}, ranks or {}
 
     def __getattr__(self, name):
-        return lambda: 1 if name.endswith("world_size") else 0
+        dimension = name.removeprefix("get_").split("_parallel_")[0].removesuffix("_model")
+        if name.endswith("_world_size"):
+            return lambda: self._sizes.get(dimension, 1)
+        return lambda: self._ranks.get(dimension, 0)
 
 
 class HostTensor:
@@ -105,9 +111,19 @@ class HostTensor:
         self.address = ctypes.addressof(self._memory)
 
 
-def contents(seed: int) -> dict[str, bytes]:
+def contents(seed: int, shapes=None) -> dict[str, bytes]:
     rng = random.Random(seed)
-    return {name: rng.randbytes(2 * _product(shape)) for name, shape in SHAPES.items()}
+    return {name: rng.randbytes(2 * _product(shape)) for name, shape in (shapes or SHAPES).items()}
+
+
+def halved(name, shape):
+    """A parameter's shape on one of two tensor-parallel ranks; experts are whole on both."""
+    if "layernorm" in name or "layer_norm" in name or "router" in name or "experts" in name:
+        return shape
+    if "linear_proj" in name or "linear_fc2" in name:
+        return shape[0], shape[1] // 2
+    # The vocabulary is padded to a multiple of 128 rows on each rank.
+    return (256 if shape[0] == 384 else shape[0] // 2), *shape[1:]
 
 
 def _product(shape):
@@ -147,10 +163,13 @@ class SourcesTest(unittest.TestCase):
     def manager(self, model=None):
         return deltawire.WeightManager(self.cluster.endpoint, model=model or self.model)
 
-    def offload(self, manager, seed, version, kind, **options):
-        made = {name: kind(content, SHAPES[name]) for name, content in contents(seed).items()}
+    def offload(self, manager, seed, version, kind, state=None, shapes=None, **options):
+        shapes = shapes or SHAPES
+        made = {name: kind(c, shapes[name]) for name, c in contents(seed, shapes).items()}
         options["parallel"] = {"spec": "te"}
-        return manager.offload_megatron(Model(made), State(), self.hf, version, **options)
+        return manager.offload_megatron(
+            Model(made), state or State(), options.pop("hf", self.hf), version, **options
+        )
 
     def host_content(self, seed):
         """What a receiver holds when the same bytes are offloaded from host memory, as a model of
@@ -189,6 +208,17 @@ class SourcesTest(unittest.TestCase):
                 self.assertEqual(self.cluster.content(f"{self.model}-{number}"), want)
                 if size != "auto":
                     self.assertLessEqual(max(Reader.asked), size)
+
+    def test_a_rank_does_not_publish_its_part_as_the_whole(self):
+        shapes = {name: halved(name, shape) for name, shape in SHAPES.items()}
+        for rank in (0, 1):
+            with self.subTest(rank):
+                state = State({"tensor": 2}, {"tensor": rank})
+                manager = self.manager(f"{self.model}-{rank}")
+                with self.assertRaisesRegex(deltawire.Error, f"this is rank {rank} of 2"):
+                    self.offload(manager, 1, 1, HostTensor, state, shapes)
+                # Nothing is registered yet, or this layout would be refused.
+                self.assertEqual(manager.register([("w", "F32", (1,))]), 0)
 
     def test_a_device_that_is_not_there_is_refused_by_name(self):
         manager = self.manager()

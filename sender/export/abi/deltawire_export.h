@@ -184,7 +184,9 @@ DW_API int dw_offload_mark_block(dw_offload* offload, uint32_t tensor, uint32_t 
 /* The sender shall carry these tensors over from the published version. */
 DW_API int dw_offload_mark_unchanged(dw_offload* offload, const uint32_t* tensors, size_t count);
 
-/* This rank is done. When all ranks are, the version is checked for completeness and published. */
+/* This rank is done. When all ranks are, the version is checked for completeness and published.
+ * DW_FAILED_PRECONDITION, before the sender is asked, where this is the only rank and a tensor has
+ * nothing but DW_SHARE_BLOCKs, which leave bytes of it out. */
 DW_API int dw_offload_ready(dw_offload* offload);
 /* DW_OK while the offload goes on; DW_ABORTED once it is over for all ranks. Does not call the
  * sender. */
