@@ -48,6 +48,7 @@ def place_of(name: str, tensor: Any) -> Place:
     if coordinate is None:  # this rank is outside the tensor's mesh
         return Place(tuple(0 for _ in ranges), tuple(0 for _ in ranges), False)
     writes = True
+    first = all(int(at) == 0 for at in coordinate)
     shards: list[tuple[int, int, Any]] = []  # in the order in which the tensor was cut
     outer: list[tuple[int, int, Any]] = []
     for axis, placement in enumerate(tensor.placements):
@@ -67,6 +68,10 @@ def place_of(name: str, tensor: Any) -> Place:
     for axis, dim, _ in shards + outer:
         dim %= len(ranges)
         ranges[dim] = _cut(*ranges[dim], mesh.size(axis), coordinate[axis])
+    # A rank that has none of a tensor's rows does not write it: another may have all of them. A
+    # tensor without any element has one writer too.
+    empty = any(size == 0 for _, size in ranges)
+    writes = first if 0 in tuple(tensor.shape) else writes and not empty
     place = Place(tuple(r[0] for r in ranges), tuple(r[1] for r in ranges), writes)
     local = tuple(tensor.to_local().shape)
     if local != place.shape and not (0 in local and 0 in place.shape):

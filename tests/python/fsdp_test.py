@@ -24,13 +24,15 @@ VERSIONS = (1, 2, 3)
 
 
 class Net(torch.nn.Module):
-    """Has 37 rows, which no world size divides, 3 rows, fewer than four ranks, and a buffer."""
+    """Has 37 rows, which no world size divides, 3 rows, fewer than four ranks, one row, which a
+    single rank holds, and a buffer."""
 
     def __init__(self):
         super().__init__()
         self.first = torch.nn.Linear(24, 37)
         self.second = torch.nn.Linear(37, 3)
         self.third = torch.nn.Linear(3, 16, bias=False)
+        self.value = torch.nn.Linear(24, 1, bias=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
 

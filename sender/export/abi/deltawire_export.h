@@ -124,8 +124,8 @@ typedef enum dw_share {
   DW_SHARE_WHOLE = 2,
   /* For dw_offload_write and dw_offload_mark_block: this rank alone writes the block, and the block
    * is final, but other ranks write other blocks of the tensor. The sender diffs a chunk when its
-   * blocks are all finished. Never use it for overlapping blocks: the offload would end. Since
-   * DW_ABI_VERSION 3. */
+   * blocks are all finished. Never use it for overlapping blocks: the offload would end. A block
+   * without elements marks nothing. Since DW_ABI_VERSION 3. */
   DW_SHARE_BLOCK = 3
 } dw_share;
 
