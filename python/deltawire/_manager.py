@@ -151,6 +151,7 @@ class WeightManager:
             not files and hf_dir is None,
         )
         self._metas, self._tied = metas, tied
+        self._registered = None
         self._index = {m.name: i for i, m in enumerate(metas)}
         return result["version"]
 
@@ -289,6 +290,12 @@ class WeightManager:
         if root and gather is None:
             # A rank that takes itself for the only one would publish its own part as all of it.
             self._check_place(rank, range(world) if node_ranks is None else node_ranks)
+        if root and gather is not None and (self._rank, self._world) != (0, 1):
+            # The sender would wait for ranks that never call it.
+            raise Error(
+                f"the manager is rank {self._rank} of {self._world}, and rank {rank} alone writes "
+                "what the others give it (gather): make its manager without rank and world"
+            )
         plan = self._job.plan(hf_dir, config, family, families)
         if root:
             self._register_plan(plan, node_ranks)
@@ -375,7 +382,7 @@ class WeightManager:
         plan.register(self._client, None if node_ranks is None else list(node_ranks), False)
         self._metas = [TensorMeta.of(t) for t in plan.tensors_meta()]
         self._index = {m.name: i for i, m in enumerate(self._metas)}
-        self._registered = plan
+        self._registered, self._tied = plan, {}
 
     def _gather(
         self,

@@ -160,8 +160,8 @@ class SourcesTest(unittest.TestCase):
             self.enterContext(mock.patch.object(_megatron, name, fake))
         self.model = self.id().rsplit(".", 1)[-1]
 
-    def manager(self, model=None):
-        return deltawire.WeightManager(self.cluster.endpoint, model=model or self.model)
+    def manager(self, model=None, **options):
+        return deltawire.WeightManager(self.cluster.endpoint, model=model or self.model, **options)
 
     def offload(self, manager, seed, version, kind, state=None, shapes=None, **options):
         shapes = shapes or SHAPES
@@ -219,6 +219,39 @@ class SourcesTest(unittest.TestCase):
                     self.offload(manager, 1, 1, HostTensor, state, shapes)
                 # Nothing is registered yet, or this layout would be refused.
                 self.assertEqual(manager.register([("w", "F32", (1,))]), 0)
+
+    def test_a_gather_by_a_manager_that_is_one_of_several_is_refused(self):
+        group = deltawire.Gather(f"file:{self.cluster.root}", "job-several", interface="lo")
+        manager = self.manager(world=2)
+        with self.assertRaisesRegex(deltawire.Error, "rank 0 of 2, .* without rank and world"):
+            self.offload(manager, 1, 1, HostTensor, gather=group)
+
+    def test_a_plan_does_not_write_into_another_layout(self):
+        plan = _core.Megatron(str(self.hf), json.dumps({"spec": "te"}), "", [], 0)
+        params = []
+        held = [(n, HostTensor(c, SHAPES[n])) for n, c in contents(1).items()]
+        for name, tensor in held:
+            params.append((0, name, "BF16", tensor.shape, tensor.address, _core.HOST_MEMORY, None))
+        client = _core.Client(self.cluster.endpoint, self.model, 0, 1, 30_000, 0)
+        # As many tensors, each with a row more, so that no byte is written beyond the end.
+        other = [(n, d, (s[0] + 1, *s[1:])) for n, d, s in plan.tensors_meta()]
+        client.register(other, [], None, False, False)
+        with self.assertRaisesRegex(deltawire.RefusedError, "another model than this plan's"):
+            plan.place(client.begin(1, 0), 0, params)
+        where = f"file:{self.cluster.root}"
+        group = _core.Collective(
+            0, 1, 0, where, "job-layout", "lo", "", 20_000, _core.COLLECTIVE_GLOO, 0
+        )
+        with self.assertRaisesRegex(deltawire.RefusedError, "another model than this plan's"):
+            plan.gather(group, client.begin(2, 0), 0, params, 1 << 20)
+
+    def test_a_model_that_was_registered_since_is_not_taken_for_the_plans(self):
+        manager = self.manager()
+        self.offload(manager, 1, 1, HostTensor).wait()
+        metas = [(m.name, m.dtype, (m.shape[0] + 1, *m.shape[1:])) for m in manager.tensors_meta]
+        manager.register(metas, replace=True)
+        with self.assertRaisesRegex(deltawire.RefusedError, "registered"):
+            self.offload(manager, 2, 2, HostTensor)
 
     def test_a_device_that_is_not_there_is_refused_by_name(self):
         manager = self.manager()

@@ -206,6 +206,7 @@ int dw_offload_begin_attempt(dw_client* client, uint64_t version, uint64_t attem
     DW_ASSIGN_OR_RETURN(made->offload, client->client.Begin(version, attempt));
     made->client = client;
     made->tensors = client->client.layout()->size();
+    made->fingerprint = client->client.layout()->fingerprint();
     *offload = made.release();
     return {};
   });

@@ -55,6 +55,14 @@ Status CheckDevice(int32_t device, const std::string& name) {
                          name, device));
 }
 
+/// The plan's offsets are those of its own layout.
+Status CheckLayout(const dw_megatron& megatron, const dw_offload& offload) {
+  if (offload.fingerprint == megatron.megatron->plan().layout().fingerprint()) return {};
+  return absl::FailedPreconditionError(
+      "the client has registered another model than this plan's; register the plan again "
+      "(dw_megatron_register) before the offload begins");
+}
+
 StatusOr<std::vector<LiveTensor>> ReadParams(const dw_param* params, size_t count) {
   std::vector<LiveTensor> out;
   for (size_t i = 0; i < count; ++i) {
@@ -165,10 +173,7 @@ int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
                       const dw_param* params, size_t count, uint64_t* bytes) {
   return Guard([&]() -> Status {
     if (megatron == nullptr || offload == nullptr) return Invalid("an argument is NULL");
-    if (offload->tensors != dw_megatron_tensor_count(megatron)) {
-      return absl::FailedPreconditionError(
-          "the client has registered another model than this plan's");
-    }
+    DW_RETURN_IF_ERROR(CheckLayout(*megatron, *offload));
     DW_ASSIGN_OR_RETURN(const std::vector<LiveTensor> live, ReadParams(params, count));
     DW_ASSIGN_OR_RETURN(const uint64_t placed,
                         megatron->megatron->Place(*offload->offload, rank, live));
@@ -233,6 +238,7 @@ int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offl
                        dw_gathered* result) {
   return Guard([&]() -> Status {
     if (megatron == nullptr || collective == nullptr) return Invalid("an argument is NULL");
+    if (offload != nullptr) DW_RETURN_IF_ERROR(CheckLayout(*megatron, *offload));
     DW_ASSIGN_OR_RETURN(const std::vector<LiveTensor> live, ReadParams(params, count));
     deltawire::GatherOptions options;
     if (bucket_bytes != 0) options.bucket_bytes = bucket_bytes;
