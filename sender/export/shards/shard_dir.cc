@@ -142,10 +142,11 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
 }
 
 /// Whether some value of type `own` changes on the way to `other`, where `add` is added to it, and
-/// back.
+/// back. Values that cannot be converted do.
 bool ChangesOnTheWay(Bytes values, DType own, DType other, int8_t add) {
   constexpr size_t kBlock = size_t{1} << 14;
   const kernels::Element outer = mcore::ElementOf(own), inner = mcore::ElementOf(other);
+  if (outer == kernels::Element::kBytes || inner == kernels::Element::kBytes) return true;
   const size_t width = DTypeBytes(own);
   std::vector<std::byte> there(kBlock * DTypeBytes(other)), back(kBlock * width);
   for (size_t at = 0; at < values.size(); at += kBlock * width) {
