@@ -13,7 +13,7 @@ from deltawire._attempt import agree_attempt
 from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError
 from deltawire._fsdp import Place, parts_of, place_of
 from deltawire._megatron import Gather, Sources, job_rank, live_tensors, parallel_config
-from deltawire._megatron_job import MegatronJob
+from deltawire._megatron_job import MegatronJob, telling
 from deltawire._tensors import TensorMeta, is_dtensor
 from deltawire._writing import (
     NamedTensors,
@@ -269,7 +269,9 @@ class WeightManager:
         override those of the models (docs/model_families.md). `families`: directories of further
         families.
         `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
-        talks to the sender (make its manager with rank 0 of world 1). `attempt`: a number that ties
+        talks to the sender (make its manager with rank 0 of world 1). A rank that fails before the
+        gather, as the root where no sender answers, is an error for all, and the next version may be
+        gathered; one that fails within it ends the group (give another `job`). `attempt`: a number that ties
         the parts of several senders together, the same on every rank of the job and different for
         each offload. Without it, the sender draws one; but with `node_ranks` the job's first rank
         draws it and torch.distributed hands it to the others, so every rank must make the call.
@@ -290,22 +292,19 @@ class WeightManager:
         if root and gather is None:
             # A rank that takes itself for the only one would publish its own part as all of it.
             self._check_place(rank, range(world) if node_ranks is None else node_ranks)
-        if root and gather is not None and (self._rank, self._world) != (0, 1):
-            # The sender would wait for ranks that never call it.
-            raise Error(
-                f"the manager is rank {self._rank} of {self._world}, and rank {rank} alone writes "
-                "what the others give it (gather): make its manager without rank and world"
-            )
-        plan = self._job.plan(hf_dir, config, family, families)
-        if root:
-            self._register_plan(plan, node_ranks)
-        sources = Sources(live_tensors(models))
-        plan.check(rank, sources.params)
+
+        def prepare() -> tuple[_core.Megatron, Sources]:
+            plan = self._job.plan(hf_dir, config, family, families)
+            if root:
+                self._register_plan(plan, node_ranks)
+            sources = Sources(live_tensors(models))
+            plan.check(rank, sources.params)
+            return plan, sources
+
         if gather is not None:
             group = self._job.meeting(gather, rank, world)
-            return self._gather(
-                plan, group, sources, gather, rank, version, notify, started, attempt
-            )
+            return self._gather(prepare, group, gather, rank, version, notify, started, attempt)
+        plan, sources = prepare()
         if not root:
             seconds = time.monotonic() - started
             return Offloaded(version, len(sources.params), 0, 0.0, seconds, 0, self)
@@ -386,9 +385,8 @@ class WeightManager:
 
     def _gather(
         self,
-        plan: _core.Megatron,
+        prepare: Callable[[], tuple[_core.Megatron, Sources]],
         group: _core.Collective,
-        sources: Sources,
         gather: Gather,
         rank: int,
         version: int,
@@ -396,14 +394,25 @@ class WeightManager:
         started: float,
         attempt: int,
     ) -> Offloaded:
-        def run(offload: _core.Offload | None) -> tuple[int, int]:
-            done = plan.gather(group, offload, rank, sources.params, gather.bucket_size())
-            return len(sources.params), done["network_bytes"]
+        with telling(group) as agree:
+            if rank == gather.root and (self._rank, self._world) != (0, 1):
+                # The sender would wait for ranks that never call it.
+                raise Error(
+                    f"the manager is rank {self._rank} of {self._world}, and rank {rank} alone "
+                    "writes what the others give it (gather): make its manager without rank and world"
+                )
+            plan, sources = prepare()
+            bucket = gather.bucket_size()
 
-        if rank == gather.root:
-            return self._offload_by(version, notify, started, attempt, run)
-        tensors, sent = run(None)
-        return Offloaded(version, tensors, sent, 0.0, time.monotonic() - started, 0, self)
+            def run(offload: _core.Offload | None) -> tuple[int, int]:
+                agree()
+                done = plan.gather(group, offload, rank, sources.params, bucket)
+                return len(sources.params), done["network_bytes"]
+
+            if rank == gather.root:
+                return self._offload_by(version, notify, started, attempt, run)
+            tensors, sent = run(None)
+            return Offloaded(version, tensors, sent, 0.0, time.monotonic() - started, 0, self)
 
     def _offload_by(
         self,

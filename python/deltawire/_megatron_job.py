@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deltawire import _core
+from deltawire._errors import Error
 from deltawire._megatron import Gather
+
+
+@contextlib.contextmanager
+def telling(group: _core.Collective) -> Iterator[Callable[[], None]]:
+    """Gives a function that each rank calls once, when it is ready for what all do together. It
+    raises where another rank is not. What a block raises before that call is told to the others,
+    which would wait for this rank otherwise; after it, the group tells by itself."""
+    agreed = False
+
+    def agree() -> None:
+        nonlocal agreed
+        agreed = True
+        group.check(None)
+
+    try:
+        yield agree
+    except Exception as error:
+        if not agreed:
+            with contextlib.suppress(Error):  # the group is broken, so the others know
+                group.check(f"{type(error).__name__}: {error}")
+        raise
 
 
 class MegatronJob:

@@ -12,6 +12,8 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 import types
 import unittest
 from unittest import mock
@@ -141,6 +143,24 @@ def meta_of(name, tensor):
     return types.SimpleNamespace(dtype="BF16", shape=tensor.shape)
 
 
+def on_ranks(count, run):
+    """What run(rank) returns or raises, each rank in a thread of its own."""
+    done = [None] * count
+
+    def one(rank):
+        try:
+            done[rank] = run(rank)
+        except Exception as error:  # it is what the test looks at
+            done[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return done
+
+
 class SourcesTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -252,6 +272,72 @@ class SourcesTest(unittest.TestCase):
         manager.register(metas, replace=True)
         with self.assertRaisesRegex(deltawire.RefusedError, "registered"):
             self.offload(manager, 2, 2, HostTensor)
+
+    def test_what_fails_on_one_rank_before_a_gather_is_an_error_for_all_at_once(self):
+        config = json.dumps({"spec": "te", "dp": 3})
+        plans = [_core.Megatron(str(self.hf), config, "", [], 1) for _ in range(3)]
+        held = {n: HostTensor(c, SHAPES[n]) for n, c in contents(1).items()}
+        wide = "decoder.final_layernorm.weight"
+        double = HostTensor(bytes(4 * 64), SHAPES[wide])
+        client = _core.Client(self.cluster.endpoint, self.model, 0, 1, 30_000, 0)
+        plans[0].register(client, None, False)
+        offload = client.begin(1, 0)
+        where = f"file:{self.cluster.root}"
+        good = [(0, n, "BF16", t.shape, t.address, _core.HOST_MEMORY, None)
+                for n, t in held.items()]  # fmt: skip
+        beyond = [(*p[:5], 1_000_000, None) for p in good]
+        rounded = [
+            (0, n, "F32", s, double.address, d, r) if n == wide else (0, n, t, s, a, d, r)
+            for _, n, t, s, a, d, r in good
+        ]
+        for job, params, other, says in (
+            ("device", beyond, None, "is said to lie on device 1000000"),
+            ("offload", good, offload, "rank 0 alone has an offload"),
+            ("dtype", rounded, None, f"{wide} is F32 .* would round its values"),
+        ):
+            def run(rank):
+                group = _core.Collective(
+                    rank, 3, 0, where, f"job-{job}", "lo", "", 60_000, _core.COLLECTIVE_GLOO, 0
+                )
+                # What the root does here is the first thing that all ranks do in a gather too.
+                if rank == 0:
+                    group.check(None)
+                fails = rank == 1
+                plans[rank].gather(
+                    group, other if fails else None, rank, params if fails else good, 1 << 20
+                )
+
+            with self.subTest(job):
+                started = time.monotonic()
+                for error in on_ranks(3, run):
+                    self.assertRegex(str(error), says)
+                self.assertLess(time.monotonic() - started, 30)  # and not the group's 60
+
+    def test_a_group_survives_a_sender_that_is_away(self):
+        with support.Cluster() as cluster:
+            managers = [
+                deltawire.WeightManager(cluster.endpoint, model="away", timeout=3) for _ in (0, 1)
+            ]
+            group = deltawire.Gather(f"file:{cluster.root}", "job-away", interface="lo", timeout=60)
+
+            def offload(version):
+                """Both ranks of a job, each of which has the whole model."""
+                return on_ranks(2, lambda rank: self.offload(
+                    managers[rank], version, version, HostTensor,
+                    State({"data": 2}, {"data": rank}), gather=group,
+                ))  # fmt: skip
+
+            one, other = offload(1)
+            self.assertEqual(other.tensors, len(SHAPES), one)
+            one.wait()
+            cluster.kill("deltawire-sender")
+            one, other = offload(2)
+            self.assertIsInstance(one, deltawire.Error)
+            self.assertRegex(str(other), "rank 0 of 2 has failed: .*sender at")
+            cluster.start_sender(cluster.root / "s")
+            one, other = offload(3)
+            self.assertEqual(other.tensors, len(SHAPES), f"{one}, {other}")
+            self.assertEqual(one.wait(60).version, 3)
 
     def test_a_device_that_is_not_there_is_refused_by_name(self):
         manager = self.manager()

@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 6
+#define DW_ABI_VERSION 7
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -323,6 +323,12 @@ DW_API void dw_collective_destroy(dw_collective* collective);
  * group. Since DW_ABI_VERSION 5. */
 DW_API int dw_collective_agree_attempt(dw_collective* collective, uint64_t* attempt);
 
+/* Tells all ranks of the group whether all are ready to gather: each calls it with what went wrong
+ * there (cut after 1 KiB), or with NULL. DW_OK where nothing did, and on the ranks that say so
+ * themselves; DW_ABORTED, with the first such rank and its words, on the others. The group can be
+ * used on. Since DW_ABI_VERSION 7. */
+DW_API int dw_collective_check(dw_collective* collective, const char* failure);
+
 typedef struct dw_gathered {
   size_t struct_size;
   uint64_t buckets;
@@ -340,7 +346,9 @@ typedef struct dw_gathered {
 
 /* Sends every rank's shards, bucket by bucket, to the root, which writes them into `offload` (NULL
  * on the other ranks) and marks them. Call it on every rank of the job; when a rank dies, the
- * others get an error within the collective's time-out. `bucket_bytes`: a multiple of 64, the same
+ * others get an error within the collective's time-out, and when it fails they get its error. Either
+ * ends the group: make another one, of another job. What may fail before, such as the root's begin,
+ * dw_collective_check tells the others without ending the group. `bucket_bytes`: a multiple of 64, the same
  * on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
 DW_API int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
                               uint32_t rank, const dw_param* params, size_t count,

@@ -99,8 +99,9 @@ struct TrainerClient::Impl {
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
   }
   bool Owns(uint64_t chunk_offset) const {
-    const auto after = std::upper_bound(owned.begin(), owned.end(), chunk_offset,
-                                        [](uint64_t at, const ByteRange& r) { return at < r.last; });
+    const auto after =
+        std::upper_bound(owned.begin(), owned.end(), chunk_offset,
+                         [](uint64_t at, const ByteRange& r) { return at < r.last; });
     return owned.empty() || (after != owned.end() && after->first <= chunk_offset);
   }
   ThreadPool* Copiers() {
