@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,13 +35,21 @@ def telling(group: _core.Collective) -> Iterator[Callable[[], None]]:
         raise
 
 
+def _texts(directory: str) -> list[tuple[str, bytes]]:
+    """The files of families in a directory. What cannot be read is left to the plan to report."""
+    try:
+        return [(p.name, p.read_bytes()) for p in sorted(pathlib.Path(directory).glob("*.toml"))]
+    except OSError:
+        return []
+
+
 class MegatronJob:
     """The plan of one hf_dir and parallel config, and the meeting of the ranks that gather. Not
     thread-safe; `close` ends the meeting, and the next gather holds another one."""
 
     def __init__(self, threads: int):
         self._threads = threads
-        self._key: tuple[str, str, str] | None = None
+        self._key: tuple[Any, ...] | None = None
         self._plan: _core.Megatron | None = None
         self._meeting: tuple[Gather, _core.Collective] | None = None
 
@@ -53,9 +62,10 @@ class MegatronJob:
     ) -> _core.Megatron:
         """The last one, if it was made of the same; else a new one, which is proven."""
         settings = json.dumps(dict(parallel))
-        key = os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family
+        dirs = [os.fspath(d) for d in families]
+        texts = [_texts(d) for d in dirs]
+        key = os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family, dirs, texts
         if self._plan is None or self._key != key:
-            dirs = [os.fspath(d) for d in families]
             self._plan = _core.Megatron(os.fspath(hf_dir), settings, family, dirs, self._threads)
             self._key = key
         return self._plan

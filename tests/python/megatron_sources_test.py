@@ -22,6 +22,7 @@ import support
 
 deltawire = support.need("deltawire")
 from deltawire import _core, _megatron  # noqa: E402
+from deltawire._megatron_job import MegatronJob  # noqa: E402
 
 CONFIG = {
     "model_type": "qwen3_moe", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
@@ -245,6 +246,31 @@ class SourcesTest(unittest.TestCase):
         manager = self.manager(world=2)
         with self.assertRaisesRegex(deltawire.Error, "rank 0 of 2, .* without rank and world"):
             self.offload(manager, 1, 1, HostTensor, gather=group)
+
+    def test_other_families_make_another_plan(self):
+        job = MegatronJob(0)
+        config = {"spec": "te"}
+        families = self.cluster.root / "families"
+        families.mkdir()
+        file = families / "own.toml"
+        text = 'family = "own"\nextends = "qwen3_moe"\nmatch = { when = "0" }\n'
+        file.write_text(text)
+        first = job.plan(self.hf, config, "own", [families])
+        self.assertIs(job.plan(self.hf, config, "own", [families]), first)
+        renamed = text + '[texts]\nrouter = "mlp.other_router."\n'
+        other = self.cluster.root / "other-families"
+        other.mkdir()
+        (other / "own.toml").write_text(renamed)
+        second = job.plan(self.hf, config, "own", [other])
+        self.assertNotEqual(second.tensors_meta(), first.tensors_meta())
+        # The same directory, and the file in it has changed.
+        self.assertEqual(
+            job.plan(self.hf, config, "own", [families]).tensors_meta(), first.tensors_meta()
+        )
+        file.write_text(renamed)
+        self.assertEqual(
+            job.plan(self.hf, config, "own", [families]).tensors_meta(), second.tensors_meta()
+        )
 
     def test_a_plan_does_not_write_into_another_layout(self):
         plan = _core.Megatron(str(self.hf), json.dumps({"spec": "te"}), "", [], 0)
