@@ -28,13 +28,19 @@ def _cut(start: int, size: int, parts: int, part: int) -> tuple[int, int]:
     return start + first, min(each, size - first)
 
 
-def parts_of(tensor: Any) -> int:
-    """Into how many blocks a DTensor is cut: as many ranks have to write, if none holds it whole."""
+def check_parts(name: str, tensor: Any, rank: int, world: int) -> None:
+    """Raises where a DTensor is cut into more blocks than there are ranks that write, by the manager
+    of this rank."""
     parts = 1
     for axis, placement in enumerate(tensor.placements):
         if not placement.is_replicate():
             parts *= int(tensor.device_mesh.size(axis))
-    return parts
+    if parts > world:
+        raise TensorError(
+            f'tensor "{name}" is cut over {parts} ranks, and the manager is rank {rank} of {world}: '
+            "make it on every rank, with the job's rank and world",
+            name,
+        )
 
 
 def place_of(name: str, tensor: Any) -> Place:

@@ -11,8 +11,16 @@ from typing import Any
 from deltawire import _core
 from deltawire._attempt import agree_attempt
 from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError
-from deltawire._fsdp import Place, parts_of, place_of
-from deltawire._megatron import Gather, Sources, job_rank, live_tensors, parallel_config
+from deltawire._fsdp import Place, check_parts, place_of
+from deltawire._megatron import (
+    Gather,
+    Sources,
+    check_place,
+    check_root,
+    job_rank,
+    live_tensors,
+    parallel_config,
+)
 from deltawire._megatron_job import MegatronJob, telling
 from deltawire._tensors import TensorMeta, is_dtensor
 from deltawire._writing import (
@@ -225,15 +233,8 @@ class WeightManager:
             shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
             if not is_dtensor(tensor):
                 return Place((), shape, self._rank == 0), _core.SHARE_WHOLE
-            parts = parts_of(tensor)
-            if parts > self._world:
-                raise TensorError(
-                    f'tensor "{name}" is cut over {parts} ranks, and the manager is rank '
-                    f"{self._rank} of {self._world}: make it on every rank, with the job's rank and "
-                    "world",
-                    name,
-                )
             where = place_of(name, tensor)
+            check_parts(name, tensor, self._rank, self._world)
             # Ranks' blocks do not overlap, so the sender diffs a chunk when its blocks are
             # finished.
             return where, _core.SHARE_WHOLE if where.shape == shape else _core.SHARE_BLOCK
@@ -291,7 +292,8 @@ class WeightManager:
         world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
         if root and gather is None:
             # A rank that takes itself for the only one would publish its own part as all of it.
-            self._check_place(rank, range(world) if node_ranks is None else node_ranks)
+            writers = range(world) if node_ranks is None else node_ranks
+            check_place(self._rank, self._world, rank, writers)
 
         def prepare() -> tuple[_core.Megatron, Sources]:
             plan = self._job.plan(hf_dir, config, family, families)
@@ -364,17 +366,6 @@ class WeightManager:
 
     # Megatron jobs -----------------------------------------------------------------------------
 
-    def _check_place(self, rank: int, writers: Sequence[int]) -> None:
-        """Raises unless the manager was made for this rank's place among those that write here."""
-        if rank not in writers:
-            raise Error(f"rank {rank} is none of node_ranks; give the job's ranks on this node")
-        here, count = list(writers).index(rank), len(writers)
-        if (self._rank, self._world) != (here, count):
-            raise Error(
-                f"the manager is rank {self._rank} of {self._world}; this is rank {here} of {count} "
-                "that write to the sender: make it with that rank and world (see node_ranks)"
-            )
-
     def _register_plan(self, plan: _core.Megatron, node_ranks: Sequence[int] | None) -> None:
         if self._registered is plan:
             return
@@ -395,12 +386,8 @@ class WeightManager:
         attempt: int,
     ) -> Offloaded:
         with telling(group) as agree:
-            if rank == gather.root and (self._rank, self._world) != (0, 1):
-                # The sender would wait for ranks that never call it.
-                raise Error(
-                    f"the manager is rank {self._rank} of {self._world}, and rank {rank} alone "
-                    "writes what the others give it (gather): make its manager without rank and world"
-                )
+            if rank == gather.root:
+                check_root(self._rank, self._world, rank)
             plan, sources = prepare()
             bucket = gather.bucket_size()
 

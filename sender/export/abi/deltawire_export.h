@@ -346,10 +346,10 @@ typedef struct dw_gathered {
 
 /* Sends every rank's shards, bucket by bucket, to the root, which writes them into `offload` (NULL
  * on the other ranks) and marks them. Call it on every rank of the job; when a rank dies, the
- * others get an error within the collective's time-out, and when it fails they get its error. Either
- * ends the group: make another one, of another job. What may fail before, such as the root's begin,
- * dw_collective_check tells the others without ending the group. `bucket_bytes`: a multiple of 64, the same
- * on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
+ * others get an error within the collective's time-out, and when it fails they get its error.
+ * Either ends the group: make another one, of another job. What may fail before, such as the root's
+ * begin, dw_collective_check tells the others without ending the group. `bucket_bytes`: a multiple
+ * of 64, the same on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
 DW_API int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
                               uint32_t rank, const dw_param* params, size_t count,
                               uint64_t bucket_bytes, dw_gathered* result);
