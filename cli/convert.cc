@@ -104,7 +104,7 @@ Status ShardModel(const ConvertOptions& o, const mcore::HfModel& model, const fs
   }
   DW_ASSIGN_OR_RETURN(const ModelDir hf, ModelDir::Open(from));
   DW_ASSIGN_OR_RETURN(const mcore::Plan plan, ProvenPlan(model, parallel, &hf.layout(), values));
-  const Rounding rounding = RoundingOf(plan, hf, pool);
+  DW_ASSIGN_OR_RETURN(const Rounding rounding, RoundingOf(plan, hf, pool));
   if (!rounding.narrowed.empty() && !o.round) {
     return Errorf(StatusCode::kFailedPrecondition,
                   "the trainer would hold {} in fewer bits than {} does: say --round to have the "

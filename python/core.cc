@@ -237,6 +237,9 @@ class Collective {
     dw_collective_destroy(collective_);
     collective_ = nullptr;
   }
+  void Check(const std::optional<std::string>& failure) {
+    Run([&] { return dw_collective_check(collective_, failure ? failure->c_str() : nullptr); });
+  }
   dw_collective* get() const { return collective_; }
 
  private:
@@ -477,6 +480,7 @@ PYBIND11_MODULE(_core, m) {
   py::class_<Collective>(m, "Collective")
       .def(py::init<uint32_t, uint32_t, uint32_t, const std::string&, const std::string&,
                     const std::string&, const std::string&, uint32_t, int32_t, int32_t>())
+      .def("check", &Collective::Check)
       .def("close", &Collective::Close);
   py::class_<Megatron>(m, "Megatron")
       .def(py::init<const std::string&, const std::string&, const std::string&,

@@ -1,4 +1,4 @@
-// The bits of format 2's fast streams (docs/delta_format.md, "fast"): reading and writing at any
+// The bits of format 3's fast streams (docs/delta_format.md, "fast"): reading and writing at any
 // bit, and the Golomb code of sizes. Pure functions for device and CPU. Reads check their bounds
 // (beyond the end all bits are zero); for writes the caller must.
 #pragma once

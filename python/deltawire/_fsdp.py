@@ -28,6 +28,21 @@ def _cut(start: int, size: int, parts: int, part: int) -> tuple[int, int]:
     return start + first, min(each, size - first)
 
 
+def check_parts(name: str, tensor: Any, rank: int, world: int) -> None:
+    """Raises where a DTensor is cut into more blocks than there are ranks that write, by the manager
+    of this rank."""
+    parts = 1
+    for axis, placement in enumerate(tensor.placements):
+        if not placement.is_replicate():
+            parts *= int(tensor.device_mesh.size(axis))
+    if parts > world:
+        raise TensorError(
+            f'tensor "{name}" is cut over {parts} ranks, and the manager is rank {rank} of {world}: '
+            "make it on every rank, with the job's rank and world",
+            name,
+        )
+
+
 def place_of(name: str, tensor: Any) -> Place:
     """The place of a DTensor's local shard.
 
@@ -39,6 +54,7 @@ def place_of(name: str, tensor: Any) -> Place:
     if coordinate is None:  # this rank is outside the tensor's mesh
         return Place(tuple(0 for _ in ranges), tuple(0 for _ in ranges), False)
     writes = True
+    first = all(int(at) == 0 for at in coordinate)
     shards: list[tuple[int, int, Any]] = []  # in the order in which the tensor was cut
     outer: list[tuple[int, int, Any]] = []
     for axis, placement in enumerate(tensor.placements):
@@ -58,6 +74,10 @@ def place_of(name: str, tensor: Any) -> Place:
     for axis, dim, _ in shards + outer:
         dim %= len(ranges)
         ranges[dim] = _cut(*ranges[dim], mesh.size(axis), coordinate[axis])
+    # A rank that has none of a tensor's rows does not write it: another may have all of them. A
+    # tensor without any element has one writer too.
+    empty = any(size == 0 for _, size in ranges)
+    writes = first if 0 in tuple(tensor.shape) else writes and not empty
     place = Place(tuple(r[0] for r in ranges), tuple(r[1] for r in ranges), writes)
     local = tuple(tensor.to_local().shape)
     if local != place.shape and not (0 in local and 0 in place.shape):

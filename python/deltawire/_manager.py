@@ -11,9 +11,17 @@ from typing import Any
 from deltawire import _core
 from deltawire._attempt import agree_attempt
 from deltawire._errors import Error, ExtraTensorError, MissingTensorError, TensorError
-from deltawire._fsdp import Place, place_of
-from deltawire._megatron import Gather, Sources, job_rank, live_tensors, parallel_config
-from deltawire._megatron_job import MegatronJob
+from deltawire._fsdp import Place, check_parts, place_of
+from deltawire._megatron import (
+    Gather,
+    Sources,
+    check_place,
+    check_root,
+    job_rank,
+    live_tensors,
+    parallel_config,
+)
+from deltawire._megatron_job import MegatronJob, telling
 from deltawire._tensors import TensorMeta, is_dtensor
 from deltawire._writing import (
     NamedTensors,
@@ -151,6 +159,7 @@ class WeightManager:
             not files and hf_dir is None,
         )
         self._metas, self._tied = metas, tied
+        self._registered = None
         self._index = {m.name: i for i, m in enumerate(metas)}
         return result["version"]
 
@@ -225,10 +234,10 @@ class WeightManager:
             if not is_dtensor(tensor):
                 return Place((), shape, self._rank == 0), _core.SHARE_WHOLE
             where = place_of(name, tensor)
-            whole = where.shape == shape or self._world == 1
+            check_parts(name, tensor, self._rank, self._world)
             # Ranks' blocks do not overlap, so the sender diffs a chunk when its blocks are
             # finished.
-            return where, _core.SHARE_WHOLE if whole else _core.SHARE_BLOCK
+            return where, _core.SHARE_WHOLE if where.shape == shape else _core.SHARE_BLOCK
 
         return self._offload(
             pairs_of(state), version, unchanged, notify, place, partly=False, attempt=attempt
@@ -261,7 +270,9 @@ class WeightManager:
         override those of the models (docs/model_families.md). `families`: directories of further
         families.
         `gather`: for ranks that do not share the sender's memory; then only the rank `gather.root`
-        talks to the sender (make its manager with rank 0 of world 1). `attempt`: a number that ties
+        talks to the sender (make its manager with rank 0 of world 1). A rank that fails before the
+        gather, as the root where no sender answers, is an error for all, and the next version may be
+        gathered; one that fails within it ends the group (give another `job`). `attempt`: a number that ties
         the parts of several senders together, the same on every rank of the job and different for
         each offload. Without it, the sender draws one; but with `node_ranks` the job's first rank
         draws it and torch.distributed hands it to the others, so every rank must make the call.
@@ -278,26 +289,27 @@ class WeightManager:
         root = gather is None or rank == gather.root
         if node_ranks is not None and len(node_ranks) == 0:
             root = False
-        plan = self._job.plan(hf_dir, config, family, families)
-        if root:
-            self._register_plan(plan, node_ranks)
-        sources = Sources(live_tensors(models))
-        plan.check(rank, sources.params)
+        world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
+        if root and gather is None:
+            # A rank that takes itself for the only one would publish its own part as all of it.
+            writers = range(world) if node_ranks is None else node_ranks
+            check_place(self._rank, self._world, rank, writers)
+
+        def prepare() -> tuple[_core.Megatron, Sources]:
+            plan = self._job.plan(hf_dir, config, family, families)
+            if root:
+                self._register_plan(plan, node_ranks)
+            sources = Sources(live_tensors(models))
+            plan.check(rank, sources.params)
+            return plan, sources
+
         if gather is not None:
-            world = config["tp"] * config["cp"] * config["dp"] * config["pp"]
             group = self._job.meeting(gather, rank, world)
-            return self._gather(
-                plan, group, sources, gather, rank, version, notify, started, attempt
-            )
+            return self._gather(prepare, group, gather, rank, version, notify, started, attempt)
+        plan, sources = prepare()
         if not root:
             seconds = time.monotonic() - started
             return Offloaded(version, len(sources.params), 0, 0.0, seconds, 0, self)
-        here = rank if node_ranks is None else list(node_ranks).index(rank)
-        if self._rank != here or (node_ranks is not None and self._world != len(node_ranks)):
-            raise Error(
-                f"the manager is rank {self._rank} of {self._world}; this is rank {here} of those that "
-                "write to the sender (see node_ranks)"
-            )
 
         def write(offload: _core.Offload) -> tuple[int, int]:
             return len(sources.params), plan.place(offload, rank, sources.params)
@@ -360,13 +372,12 @@ class WeightManager:
         plan.register(self._client, None if node_ranks is None else list(node_ranks), False)
         self._metas = [TensorMeta.of(t) for t in plan.tensors_meta()]
         self._index = {m.name: i for i, m in enumerate(self._metas)}
-        self._registered = plan
+        self._registered, self._tied = plan, {}
 
     def _gather(
         self,
-        plan: _core.Megatron,
+        prepare: Callable[[], tuple[_core.Megatron, Sources]],
         group: _core.Collective,
-        sources: Sources,
         gather: Gather,
         rank: int,
         version: int,
@@ -374,14 +385,21 @@ class WeightManager:
         started: float,
         attempt: int,
     ) -> Offloaded:
-        def run(offload: _core.Offload | None) -> tuple[int, int]:
-            done = plan.gather(group, offload, rank, sources.params, gather.bucket_size())
-            return len(sources.params), done["network_bytes"]
+        with telling(group) as agree:
+            if rank == gather.root:
+                check_root(self._rank, self._world, rank)
+            plan, sources = prepare()
+            bucket = gather.bucket_size()
 
-        if rank == gather.root:
-            return self._offload_by(version, notify, started, attempt, run)
-        tensors, sent = run(None)
-        return Offloaded(version, tensors, sent, 0.0, time.monotonic() - started, 0, self)
+            def run(offload: _core.Offload | None) -> tuple[int, int]:
+                agree()
+                done = plan.gather(group, offload, rank, sources.params, bucket)
+                return len(sources.params), done["network_bytes"]
+
+            if rank == gather.root:
+                return self._offload_by(version, notify, started, attempt, run)
+            tensors, sent = run(None)
+            return Offloaded(version, tensors, sent, 0.0, time.monotonic() - started, 0, self)
 
     def _offload_by(
         self,

@@ -194,6 +194,27 @@ def job_rank(parallel_state: Any, config: Mapping[str, Any]) -> int:
     return rank
 
 
+def check_place(manager_rank: int, manager_world: int, rank: int, writers: Sequence[int]) -> None:
+    """Raises unless the manager was made for this rank's place among those that write to a sender."""
+    if rank not in writers:
+        raise Error(f"rank {rank} is none of node_ranks; give the job's ranks on this node")
+    here, count = list(writers).index(rank), len(writers)
+    if (manager_rank, manager_world) != (here, count):
+        raise Error(
+            f"the manager is rank {manager_rank} of {manager_world}; this is rank {here} of {count} "
+            "that write to the sender: make it with that rank and world (see node_ranks)"
+        )
+
+
+def check_root(manager_rank: int, manager_world: int, rank: int) -> None:
+    """Raises where a gather's root would write a version that waits for ranks that never come."""
+    if (manager_rank, manager_world) != (0, 1):
+        raise Error(
+            f"the manager is rank {manager_rank} of {manager_world}, and rank {rank} alone writes "
+            "what the others give it (gather): make its manager without rank and world"
+        )
+
+
 class Sources:
     """Where the bytes of live tensors are, row-major; held for as long as this lives.
 

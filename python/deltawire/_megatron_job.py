@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from deltawire import _core
+from deltawire._errors import Error
 from deltawire._megatron import Gather
+
+
+@contextlib.contextmanager
+def telling(group: _core.Collective) -> Iterator[Callable[[], None]]:
+    """Gives a function that each rank calls once, when it is ready for what all do together. It
+    raises where another rank is not. What a block raises before that call is told to the others,
+    which would wait for this rank otherwise; after it, the group tells by itself."""
+    agreed = False
+
+    def agree() -> None:
+        nonlocal agreed
+        agreed = True
+        group.check(None)
+
+    try:
+        yield agree
+    except Exception as error:
+        if not agreed:
+            with contextlib.suppress(Error):  # the group is broken, so the others know
+                group.check(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _texts(directory: str) -> list[tuple[str, bytes]]:
+    """The files of families in a directory. What cannot be read is left to the plan to report."""
+    try:
+        return [(p.name, p.read_bytes()) for p in sorted(pathlib.Path(directory).glob("*.toml"))]
+    except OSError:
+        return []
 
 
 class MegatronJob:
@@ -17,7 +49,7 @@ class MegatronJob:
 
     def __init__(self, threads: int):
         self._threads = threads
-        self._key: tuple[str, str, str] | None = None
+        self._key: tuple[Any, ...] | None = None
         self._plan: _core.Megatron | None = None
         self._meeting: tuple[Gather, _core.Collective] | None = None
 
@@ -30,9 +62,10 @@ class MegatronJob:
     ) -> _core.Megatron:
         """The last one, if it was made of the same; else a new one, which is proven."""
         settings = json.dumps(dict(parallel))
-        key = os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family
+        dirs = [os.fspath(d) for d in families]
+        texts = [_texts(d) for d in dirs]
+        key = os.fspath(hf_dir), json.dumps(dict(parallel), sort_keys=True), family, dirs, texts
         if self._plan is None or self._key != key:
-            dirs = [os.fspath(d) for d in families]
             self._plan = _core.Megatron(os.fspath(hf_dir), settings, family, dirs, self._threads)
             self._key = key
         return self._plan

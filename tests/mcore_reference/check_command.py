@@ -5,6 +5,7 @@ usage: check_command.py DELTAWIRE
 
 import json
 import pathlib
+import random
 import re
 import subprocess
 import sys
@@ -147,6 +148,22 @@ class Convert(unittest.TestCase):
                       "--parallel", "tp=1", "--family", "b", self.hf, self.out)
         self.converts("--families", self.folder / "b", self.out, self.folder / "back", "--family", "b")
         self.assertEqual(differences(case.hf, read_hf(self.folder / "back")), [])
+
+    def test_shards_are_cut_from_the_tensors_of_from_wherever_another_checkpoint_has_them(self):
+        """--hf names a checkpoint of the same model whose files have another order."""
+        case = self.checkpoint()
+        tuned, back = self.folder / "tuned", self.folder / "back"
+        other = {name: np.roll(array, 1) for name, array in case.hf.items()}
+        write_hf(tuned, case.config, other, random.Random(1))
+        self.converts(tuned, self.out, "--parallel", "tp=1,pp=1", "--hf", self.hf)
+        self.converts(self.out, back)
+        self.assertEqual(differences(other, read_hf(back)), [])
+        # A checkpoint that has not the same tensors is of no use, and is refused by their names.
+        name = sorted(other)[-1]
+        for change in ({name: other[name][:-1]}, {"surplus": other[name]}):
+            write_hf(tuned, case.config, {**other, **change}, random.Random(1))
+            self.refuses(FAILED, next(iter(change)), tuned, self.folder / "none", "--parallel", "tp=1",
+                         "--hf", self.hf)
 
     def test_an_unwritable_place_is_named(self):
         self.checkpoint()

@@ -24,13 +24,15 @@ VERSIONS = (1, 2, 3)
 
 
 class Net(torch.nn.Module):
-    """Has 37 rows, which no world size divides, 3 rows, fewer than four ranks, and a buffer."""
+    """Has 37 rows, which no world size divides, 3 rows, fewer than four ranks, one row, which a
+    single rank holds, and a buffer."""
 
     def __init__(self):
         super().__init__()
         self.first = torch.nn.Linear(24, 37)
         self.second = torch.nn.Linear(37, 3)
         self.third = torch.nn.Linear(3, 16, bias=False)
+        self.value = torch.nn.Linear(24, 1, bias=False)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
 
@@ -77,6 +79,9 @@ def worker(rank: int, world: int, store: str, endpoint: str, out: pathlib.Path, 
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     for case in cases:
         model = f"{case}-{world}"
+        if case == "alone":
+            refused(rank, world, endpoint, model, out)
+            continue
         net = shard(case, world)
         manager = deltawire.WeightManager(endpoint, model=model, rank=rank, world=world, timeout=120)
         for version in VERSIONS:
@@ -97,8 +102,20 @@ def worker(rank: int, world: int, store: str, endpoint: str, out: pathlib.Path, 
     dist.destroy_process_group()
 
 
+def refused(rank: int, world: int, endpoint: str, model: str, out: pathlib.Path):
+    """Publishes with a manager that takes this rank for the only one; notes what that says."""
+    net = shard("rows", world)
+    manager = deltawire.WeightManager(endpoint, model=model, timeout=120)
+    try:
+        manager.offload_fsdp(net, 1)
+        said = "published"
+    except deltawire.Error as error:
+        said = str(error)
+    (out / f"{model}.{rank}").write_text(f"{manager.register(net.state_dict())} {said}")
+
+
 class FsdpTest(unittest.TestCase):
-    def run_world(self, world: int, cases: list[str]):
+    def run_world(self, world: int, cases: list[str], check=None):
         with support.Cluster() as cluster:
             out = cluster.root / "out"
             out.mkdir()
@@ -121,7 +138,7 @@ class FsdpTest(unittest.TestCase):
             self.assertEqual(codes, [0] * world, text)
             for case in cases:
                 with self.subTest(case=case, world=world):
-                    self.check(cluster, out, f"{case}-{world}", world, case)
+                    (check or self.check)(cluster, out, f"{case}-{world}", world, case)
 
     def check(self, cluster, out, model, world, case):
         want = torch.load(out / f"{model}.pt")
@@ -139,6 +156,15 @@ class FsdpTest(unittest.TestCase):
 
     def test_two_processes(self):
         self.run_world(2, ["rows", "full"])
+
+    def test_a_rank_does_not_publish_its_part_as_the_whole(self):
+        def check(cluster, out, model, world, case):
+            for rank in range(world):
+                said = (out / f"{model}.{rank}").read_text()
+                self.assertTrue(said.startswith("0 "), said)  # nothing is published
+                self.assertIn("is cut over 2 ranks, and the manager is rank 0 of 1", said)
+
+        self.run_world(2, ["alone"], check)
 
     def test_four_processes(self):
         self.run_world(4, ["rows", "hybrid", "columns", "tensor"])

@@ -10,6 +10,7 @@ import support
 
 np = support.need("numpy")
 deltawire = support.need("deltawire")
+from deltawire import _core  # noqa: E402
 
 
 def weights(seed: int):
@@ -96,6 +97,44 @@ class NumpyTest(unittest.TestCase):
     def test_several_senders_want_an_attempt(self):
         with self.assertRaisesRegex(deltawire.Error, "give `attempt`"):
             self.manager().offload_megatron(None, None, "", 1, node_ranks=[0])
+
+    def begun(self, rank=0, world=1):
+        """An offload of version 1 of a model of one [4, 2] tensor, and how to write rows of it."""
+        model = self.id().rsplit(".", 1)[-1]
+        client = _core.Client(self.cluster.endpoint, model, rank, world, 30_000, 0)
+        client.register([("m", "F32", (4, 2))], [], None, False, False)
+        offload = client.begin(1, 0)
+        rows = np.arange(8, dtype=np.float32)
+
+        def write(first, last, share):
+            offload.write(0, rows.ctypes.data, 4, [last - first, 2], None, [first, 0], share,
+                          _core.HOST_MEMORY)
+
+        return offload, write
+
+    def test_an_only_rank_fills_what_it_writes_in_blocks(self):
+        offload, write = self.begun()
+        write(0, 1, _core.SHARE_BLOCK)
+        write(2, 4, _core.SHARE_BLOCK)
+        with self.assertRaisesRegex(deltawire.RefusedError, "24 of 32 bytes of tensor m"):
+            offload.ready()
+        write(1, 2, _core.SHARE_BLOCK)
+        offload.ready()
+
+    def test_an_only_rank_may_write_some_bytes_without_counting_them(self):
+        offload, write = self.begun()
+        write(0, 3, _core.SHARE_BLOCK)
+        write(3, 4, _core.SHARE_PART)
+        offload.ready()
+
+    def test_an_empty_block_does_not_stand_against_a_rank_that_writes_all(self):
+        one, write_one = self.begun(0, 2)
+        other, write_other = self.begun(1, 2)
+        write_other(4, 4, _core.SHARE_BLOCK)
+        other.mark_block(0, [4, 0], [0, 2])
+        write_one(0, 4, _core.SHARE_WHOLE)
+        other.ready()
+        one.ready()
 
     def test_unchanged_tensors_are_carried_over(self):
         manager = self.manager()

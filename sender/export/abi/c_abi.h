@@ -26,6 +26,7 @@ struct dw_offload {
   dw_client* client = nullptr;
   std::unique_ptr<deltawire::TrainerClient::Offload> offload;
   size_t tensors = 0;
+  deltawire::Hash128 fingerprint;  // of the layout that the client had registered when it began
 };
 
 namespace deltawire::c_abi {

@@ -86,6 +86,9 @@ StatusOr<Share> ToShare(int share) {
 Status Finished(const dw_offload& offload, uint32_t tensor, std::span<const uint64_t> start,
                 std::span<const uint64_t> shape) {
   DW_RETURN_IF_ERROR(offload.offload->FinishedBlock(tensor, start, shape));
+  // An empty block is no part of the tensor: another rank may write it as a whole.
+  const bool empty = std::ranges::count(shape, 0) > 0;
+  if (empty && !offload.offload->tensor(tensor).empty()) return {};
   return offload.offload->Written({&tensor, 1}, Share::kCounted);
 }
 
@@ -203,6 +206,7 @@ int dw_offload_begin_attempt(dw_client* client, uint64_t version, uint64_t attem
     DW_ASSIGN_OR_RETURN(made->offload, client->client.Begin(version, attempt));
     made->client = client;
     made->tensors = client->client.layout()->size();
+    made->fingerprint = client->client.layout()->fingerprint();
     *offload = made.release();
     return {};
   });

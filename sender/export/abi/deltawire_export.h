@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ABI_VERSION 6
+#define DW_ABI_VERSION 7
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). */
 typedef enum dw_status {
@@ -124,8 +124,8 @@ typedef enum dw_share {
   DW_SHARE_WHOLE = 2,
   /* For dw_offload_write and dw_offload_mark_block: this rank alone writes the block, and the block
    * is final, but other ranks write other blocks of the tensor. The sender diffs a chunk when its
-   * blocks are all finished. Never use it for overlapping blocks: the offload would end. Since
-   * DW_ABI_VERSION 3. */
+   * blocks are all finished. Never use it for overlapping blocks: the offload would end. A block
+   * without elements marks nothing. Since DW_ABI_VERSION 3. */
   DW_SHARE_BLOCK = 3
 } dw_share;
 
@@ -184,7 +184,9 @@ DW_API int dw_offload_mark_block(dw_offload* offload, uint32_t tensor, uint32_t 
 /* The sender shall carry these tensors over from the published version. */
 DW_API int dw_offload_mark_unchanged(dw_offload* offload, const uint32_t* tensors, size_t count);
 
-/* This rank is done. When all ranks are, the version is checked for completeness and published. */
+/* This rank is done. When all ranks are, the version is checked for completeness and published.
+ * DW_FAILED_PRECONDITION, before the sender is asked, where this is the only rank and a tensor has
+ * nothing but DW_SHARE_BLOCKs, which leave bytes of it out. */
 DW_API int dw_offload_ready(dw_offload* offload);
 /* DW_OK while the offload goes on; DW_ABORTED once it is over for all ranks. Does not call the
  * sender. */
@@ -321,6 +323,12 @@ DW_API void dw_collective_destroy(dw_collective* collective);
  * group. Since DW_ABI_VERSION 5. */
 DW_API int dw_collective_agree_attempt(dw_collective* collective, uint64_t* attempt);
 
+/* Tells all ranks of the group whether all are ready to gather: each calls it with what went wrong
+ * there (cut after 1 KiB), or with NULL. DW_OK where nothing did, and on the ranks that say so
+ * themselves; DW_ABORTED, with the first such rank and its words, on the others. The group can be
+ * used on. Since DW_ABI_VERSION 7. */
+DW_API int dw_collective_check(dw_collective* collective, const char* failure);
+
 typedef struct dw_gathered {
   size_t struct_size;
   uint64_t buckets;
@@ -338,8 +346,10 @@ typedef struct dw_gathered {
 
 /* Sends every rank's shards, bucket by bucket, to the root, which writes them into `offload` (NULL
  * on the other ranks) and marks them. Call it on every rank of the job; when a rank dies, the
- * others get an error within the collective's time-out. `bucket_bytes`: a multiple of 64, the same
- * on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
+ * others get an error within the collective's time-out, and when it fails they get its error.
+ * Either ends the group: make another one, of another job. What may fail before, such as the root's
+ * begin, dw_collective_check tells the others without ending the group. `bucket_bytes`: a multiple
+ * of 64, the same on every rank; 0: 512 MiB; or DW_BUCKET_AUTO. `result` may be NULL. */
 DW_API int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
                               uint32_t rank, const dw_param* params, size_t count,
                               uint64_t bucket_bytes, dw_gathered* result);

@@ -31,6 +31,7 @@ constexpr size_t kMegatronOptionsSize = DW_SIZE_UP_TO(dw_megatron_options, threa
 constexpr size_t kParamSize = DW_SIZE_UP_TO(dw_param, read_context);
 constexpr size_t kCollectiveOptionsSize = DW_SIZE_UP_TO(dw_collective_options, timeout_ms);
 constexpr size_t kGatheredSize = DW_SIZE_UP_TO(dw_gathered, place_seconds);
+constexpr size_t kMaxFailure = 1024;
 constexpr uint32_t kDefaultTimeoutMs = 120'000;
 
 std::string Text(const char* text) { return text == nullptr ? "" : text; }
@@ -53,6 +54,14 @@ Status CheckDevice(int32_t device, const std::string& name) {
       found, fmt::format("{} is said to lie on device {}; look at dw_gpu_available(), and give "
                          "dw_param.read where it is 0",
                          name, device));
+}
+
+/// The plan's offsets are those of its own layout.
+Status CheckLayout(const dw_megatron& megatron, const dw_offload& offload) {
+  if (offload.fingerprint == megatron.megatron->plan().layout().fingerprint()) return {};
+  return absl::FailedPreconditionError(
+      "the client has registered another model than this plan's; register the plan again "
+      "(dw_megatron_register) before the offload begins");
 }
 
 StatusOr<std::vector<LiveTensor>> ReadParams(const dw_param* params, size_t count) {
@@ -85,6 +94,14 @@ StatusOr<std::vector<LiveTensor>> ReadParams(const dw_param* params, size_t coun
     out.push_back(std::move(live));
   }
   return out;
+}
+
+/// What a rank gives to a gather.
+StatusOr<std::vector<LiveTensor>> ReadGather(const dw_megatron* megatron, const dw_offload* offload,
+                                             const dw_param* params, size_t count) {
+  if (megatron == nullptr) return Invalid("an argument is NULL");
+  if (offload != nullptr) DW_RETURN_IF_ERROR(CheckLayout(*megatron, *offload));
+  return ReadParams(params, count);
 }
 
 }  // namespace
@@ -165,10 +182,7 @@ int dw_megatron_place(dw_megatron* megatron, dw_offload* offload, uint32_t rank,
                       const dw_param* params, size_t count, uint64_t* bytes) {
   return Guard([&]() -> Status {
     if (megatron == nullptr || offload == nullptr) return Invalid("an argument is NULL");
-    if (offload->tensors != dw_megatron_tensor_count(megatron)) {
-      return absl::FailedPreconditionError(
-          "the client has registered another model than this plan's");
-    }
+    DW_RETURN_IF_ERROR(CheckLayout(*megatron, *offload));
     DW_ASSIGN_OR_RETURN(const std::vector<LiveTensor> live, ReadParams(params, count));
     DW_ASSIGN_OR_RETURN(const uint64_t placed,
                         megatron->megatron->Place(*offload->offload, rank, live));
@@ -228,12 +242,37 @@ int dw_collective_agree_attempt(dw_collective* collective, uint64_t* attempt) {
   });
 }
 
+int dw_collective_check(dw_collective* collective, const char* failure) {
+  return Guard([&]() -> Status {
+    if (collective == nullptr) return Invalid("the collective is NULL");
+    const deltawire::Collective& group = *collective->collective;
+    std::string mine;
+    if (failure != nullptr) mine = "!" + std::string(failure).substr(0, kMaxFailure);
+    const auto deadline = deltawire::Collective::Clock::now() + collective->timeout;
+    DW_ASSIGN_OR_RETURN(const auto all,
+                        collective->collective->AllGather(deltawire::AsBytes(mine), deadline));
+    if (failure != nullptr) return {};  // its caller knows
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].empty()) continue;
+      const std::string said(reinterpret_cast<const char*>(all[rank].data()) + 1,
+                             all[rank].size() - 1);
+      return Errorf(StatusCode::kAborted, "rank {} of {} has failed: {}", rank, group.size(), said);
+    }
+    return {};
+  });
+}
+
 int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offload* offload,
                        uint32_t rank, const dw_param* params, size_t count, uint64_t bucket_bytes,
                        dw_gathered* result) {
   return Guard([&]() -> Status {
-    if (megatron == nullptr || collective == nullptr) return Invalid("an argument is NULL");
-    DW_ASSIGN_OR_RETURN(const std::vector<LiveTensor> live, ReadParams(params, count));
+    if (collective == nullptr) return Invalid("an argument is NULL");
+    StatusOr<std::vector<LiveTensor>> live = ReadGather(megatron, offload, params, count);
+    if (!live.ok()) {
+      // The other ranks have nothing to find fault with, and would wait for this one.
+      collective->collective->Abort(live.status());
+      return live.status();
+    }
     deltawire::GatherOptions options;
     if (bucket_bytes != 0) options.bucket_bytes = bucket_bytes;
     options.wait_timeout = collective->timeout;
@@ -241,7 +280,7 @@ int dw_megatron_gather(dw_megatron* megatron, dw_collective* collective, dw_offl
         const deltawire::GatherStats stats,
         megatron->megatron->Gather(*collective->collective,
                                    offload == nullptr ? nullptr : offload->offload.get(), rank,
-                                   live, options));
+                                   *live, options));
     dw_gathered out{};
     out.buckets = stats.buckets;
     out.network_bytes = stats.network_bytes;

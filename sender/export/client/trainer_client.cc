@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "common/base/attempt.h"
@@ -83,7 +84,7 @@ struct TrainerClient::Impl {
   std::unique_ptr<v1::TrainerService::Stub> stub;
   std::optional<Layout> layout;
   std::optional<ChunkTable> chunks;  // of the layout
-  std::vector<ByteRange> owned;      // in the data section; empty: all
+  std::vector<ByteRange> owned;      // in the data section, of whole chunks; empty: all
   std::vector<std::shared_ptr<HalfMapping>> mappings;
   uint64_t last_version = 0, last_lease = 0, last_attempt = 0;
   size_t copy_threads = 0;
@@ -96,6 +97,12 @@ struct TrainerClient::Impl {
   }
   Status Check(const grpc::Status& status, std::string_view call) const {
     return FromGrpc(status, fmt::format("sender at {}: {}", socket, call));
+  }
+  bool Owns(uint64_t chunk_offset) const {
+    const auto after =
+        std::upper_bound(owned.begin(), owned.end(), chunk_offset,
+                         [](uint64_t at, const ByteRange& r) { return at < r.last; });
+    return owned.empty() || (after != owned.end() && after->first <= chunk_offset);
   }
   ThreadPool* Copiers() {
     std::call_once(copiers_made, [this] {
@@ -129,6 +136,8 @@ struct TrainerClient::Offload::State {
   std::unique_ptr<WrittenMarks> marks;
   std::mutex mu;
   std::vector<uint32_t> written, unchanged;
+  std::set<uint32_t> uncounted;   // of `written`, those with bytes that Finished is not told of
+  std::vector<uint32_t> counted;  // by chunk, once Finished is called; of an only rank
 };
 
 TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t rank, uint32_t world,
@@ -336,8 +345,13 @@ StatusOr<BlockCopy> TrainerClient::Offload::CopyFor(size_t t, const StridedSourc
 
 Status TrainerClient::Offload::Finished(uint32_t t, const Destination& bytes) {
   const Impl& client = *state_->client;
-  return client.Check(state_->marks->AddChunks(CountWrittenBytes(*client.chunks, t, bytes)),
-                      "MarkWritten");
+  const std::vector<WrittenBytes> counted = CountWrittenBytes(*client.chunks, t, bytes);
+  if (client.world == 1) {
+    std::lock_guard lock(state_->mu);
+    state_->counted.resize(client.chunks->size());
+    for (const WrittenBytes& c : counted) state_->counted[c.chunk] += c.bytes;
+  }
+  return client.Check(state_->marks->AddChunks(counted), "MarkWritten");
 }
 
 Status TrainerClient::Offload::FinishedBlock(uint32_t t, std::span<const uint64_t> start,
@@ -353,6 +367,9 @@ Status TrainerClient::Offload::Written(std::span<const uint32_t> tensors, Share 
   {
     std::lock_guard lock(state_->mu);
     state_->written.insert(state_->written.end(), tensors.begin(), tensors.end());
+    if (share != Share::kCounted) {
+      state_->uncounted.insert(tensors.begin(), tensors.end());
+    }
   }
   if (share == Share::kCounted) return absl::OkStatus();
   // With several ranks a tensor is final only when all have written their shares of it.
@@ -386,7 +403,34 @@ void TrainerClient::Offload::Abandon(const std::string& reason) {
   state_->attendance->End();
 }
 
+// Nobody else writes, so what this rank's blocks leave out would be published as it was before the
+// offload: the bytes of an older version, or zeros.
+Status TrainerClient::Offload::CheckCounted() {
+  const Impl& client = *state_->client;
+  if (client.world != 1) return absl::OkStatus();  // only the agent knows of all ranks
+  std::lock_guard lock(state_->mu);
+  const std::set<uint32_t> written(state_->written.begin(), state_->written.end());
+  for (const uint32_t t : written) {
+    if (state_->uncounted.contains(t)) continue;
+    const ChunkTable& chunks = *client.chunks;
+    uint64_t wanted = 0, counted = 0;
+    for (uint32_t c = chunks.first_of_tensor(t); c < chunks.end_of_tensor(t); ++c) {
+      if (!client.Owns(chunks[c].offset)) continue;
+      wanted += chunks[c].bytes;
+      counted += state_->counted.empty() ? 0 : state_->counted[c];
+    }
+    if (counted == wanted) continue;
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\", version {}: the only rank (of a world of 1) has written {} of {} "
+                  "bytes of tensor {}; where other ranks have the rest, make every rank's client "
+                  "with the number of ranks",
+                  client.model, state_->version, counted, wanted, client.layout->tensor(t).name);
+  }
+  return absl::OkStatus();
+}
+
 Status TrainerClient::Offload::Ready() {
+  DW_RETURN_IF_ERROR(CheckCounted());
   v1::NotifyBufferReadyRequest request;
   {
     std::lock_guard lock(state_->mu);

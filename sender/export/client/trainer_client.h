@@ -115,7 +115,8 @@ class TrainerClient {
     /// The agent shall carry the tensor over from the published version.
     void Unchanged(size_t t);
     /// This rank is done; returns when the agent has recorded it. kAborted with the reason when
-    /// another rank has died or given up meanwhile.
+    /// another rank has died or given up meanwhile. kFailedPrecondition, and no call, when this is
+    /// the only rank and Finished was not told of all bytes of a tensor that is kCounted alone.
     Status Ready();
     /// kAborted with the reason once the offload is over for all ranks. Makes no call: it looks at
     /// what the agent has reported so far.
@@ -134,6 +135,7 @@ class TrainerClient {
       std::vector<int64_t> to, from;  // in bytes, of each dimension
       uint64_t first = 0;             // the block's first byte in the tensor
     };
+    Status CheckCounted();
     StatusOr<BlockStrides> StridesOf(size_t t, const StridedSource& source) const;
     explicit Offload(std::unique_ptr<State> state);
     std::unique_ptr<State> state_;

@@ -97,6 +97,8 @@ class DevicePlace::Staging {
     for (size_t i = 0; i < count; ++i) {
       Bucket& bucket = owner_.ring_[i];
       if (bucket.bytes < wanted) {
+        // Moving would free the memory first, and CUDA would unpin what is not there any more.
+        bucket.pin.reset();
         bucket = Bucket();
         bucket.memory = std::make_unique_for_overwrite<std::byte[]>(wanted + kAlignment);
         bucket.bytes = wanted;

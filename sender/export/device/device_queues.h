@@ -4,9 +4,9 @@
 // kernels/gpu.h reports them; a half whose pinning failed once is not tried again.
 #pragma once
 
+#include <list>
 #include <map>
 #include <memory>
-#include <vector>
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
@@ -43,10 +43,11 @@ class DeviceQueues {
  private:
   struct PinnedHalf {
     std::shared_ptr<const void> mapping;
-    std::unique_ptr<kernels::GpuPin> pin;  // null: pinning failed
+    std::unique_ptr<kernels::GpuPin> pin;  // destroyed before the mapping; null: pinning failed
     Status refused;
   };
-  std::vector<PinnedHalf> pinned_;
+  // A list: elements that move into one another's place would be unmapped while they are pinned.
+  std::list<PinnedHalf> pinned_;
   // Destroyed before the memory that they use.
   std::map<int, std::unique_ptr<kernels::GpuQueue>> queues_;
 };

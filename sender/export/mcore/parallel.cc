@@ -188,6 +188,11 @@ Status SetByJson(Setter& to, std::string_view text) {
   return absl::OkStatus();
 }
 
+Status TooManyRanks(std::string_view what_makes) {
+  return Errorf(StatusCode::kInvalidArgument, "parallel config: {} too many ranks; the limit is {}",
+                what_makes, kMaxRanks);
+}
+
 bool IsJson(std::string_view text) {
   const size_t first = text.find_first_not_of(" \n\r\t");
   return first != std::string_view::npos && (text[first] == '{' || text[first] == '[');
@@ -256,6 +261,7 @@ Status ParallelConfig::Complete() {
                                    {"ep", ep},
                                    {"etp", etp},
                                    {"cp", cp},
+                                   {"dp", dp == 0 ? 1 : dp},
                                    {"vocab_divisor", vocab_divisor}}) {
     if (value == 0 || value > kMaxRanks) {
       return BadValue(key, std::to_string(value), fmt::format("1 to {}", kMaxRanks));
@@ -265,15 +271,19 @@ Status ParallelConfig::Complete() {
     return BadValue("vpp", std::to_string(vpp), "1 where there is one pipeline rank");
   }
   const uint64_t expert_ranks = uint64_t{etp} * ep, dense = uint64_t{tp} * cp;
-  if (dp == 0) dp = static_cast<uint32_t>(expert_ranks / std::gcd(expert_ranks, dense));
+  if (dp == 0) {
+    const uint64_t smallest = expert_ranks / std::gcd(expert_ranks, dense);
+    if (smallest > kMaxRanks) return TooManyRanks(fmt::format("dp={} makes", smallest));
+    dp = static_cast<uint32_t>(smallest);
+  }
   if (dense * dp % expert_ranks != 0) {
     return Errorf(StatusCode::kInvalidArgument,
                   "parallel config: tp * cp * dp = {} is not a multiple of etp * ep = {}",
                   dense * dp, expert_ranks);
   }
-  if (dense * dp * pp > kMaxRanks) {
-    return Errorf(StatusCode::kInvalidArgument, "parallel config: {} ranks; the limit is {}",
-                  dense * dp * pp, kMaxRanks);
+  // All four together can be more than 64 bits hold.
+  if (dense * dp > kMaxRanks || dense * dp * pp > kMaxRanks) {
+    return TooManyRanks(fmt::format("tp={}, cp={}, dp={} and pp={} make", tp, cp, dp, pp));
   }
   return absl::OkStatus();
 }

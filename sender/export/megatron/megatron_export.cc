@@ -8,7 +8,6 @@
 #include "common/base/log.h"
 #include "kernels/place_pieces.h"
 #include "sender/export/client/half_mapping.h"
-#include "sender/export/device/foreign_collective.h"
 #include "sender/export/mcore/node_part.h"
 
 namespace deltawire {
@@ -112,14 +111,19 @@ StatusOr<std::vector<mcore::Match>> MegatronExport::Matched(
   return MatchRank(*plan_, rank, ParamsOf(live));
 }
 
-Status MegatronExport::Check(uint32_t rank, std::span<const LiveTensor> live) const {
-  DW_ASSIGN_OR_RETURN(const std::vector<mcore::Match> matches, Matched(rank, live));
+StatusOr<std::vector<mcore::Match>> MegatronExport::Checked(
+    uint32_t rank, std::span<const LiveTensor> live) const {
+  DW_ASSIGN_OR_RETURN(std::vector<mcore::Match> matches, Matched(rank, live));
   for (const mcore::Match& match : matches) {
     const auto steps = StepsOf(*plan_, match.shard, live[match.live].param.dtype, match.split,
                                mcore::Direction::kToHf);
     if (!steps.ok()) return steps.status();
   }
-  return absl::OkStatus();
+  return matches;
+}
+
+Status MegatronExport::Check(uint32_t rank, std::span<const LiveTensor> live) const {
+  return Checked(rank, live).status();
 }
 
 Status MegatronExport::CarryOver(TrainerClient::Offload& offload) const {
@@ -193,21 +197,32 @@ StatusOr<uint64_t> MegatronExport::Place(TrainerClient::Offload& offload, uint32
   return bytes;
 }
 
-StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
-                                             TrainerClient::Offload* offload, uint32_t rank,
-                                             std::span<const LiveTensor> live,
-                                             const GatherOptions& options) {
+StatusOr<MegatronExport::GatherInput> MegatronExport::InputOf(Collective& collective,
+                                                              bool has_offload, uint32_t rank,
+                                                              std::span<const LiveTensor> live) {
   const bool root = collective.rank() == collective.root();
-  if (root != (offload != nullptr) || static_cast<uint32_t>(collective.rank()) != rank) {
+  if (root != has_offload || static_cast<uint32_t>(collective.rank()) != rank) {
     return Errorf(StatusCode::kInvalidArgument,
                   "rank {} of the collective, rank {} of the job: they must be the same, and rank "
                   "{} alone has an offload",
                   collective.rank(), rank, collective.root());
   }
-  StatusOr<std::vector<mcore::Match>> matches = Matched(rank, live);
-  if (!matches.ok()) {
-    collective.Abort(matches.status());
-    return matches.status();
+  GatherInput input;
+  DW_ASSIGN_OR_RETURN(input.matches, Checked(rank, live));
+  DW_ASSIGN_OR_RETURN(input.sources, ForeignCollective::Create(collective, live));
+  return input;
+}
+
+StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
+                                             TrainerClient::Offload* offload, uint32_t rank,
+                                             std::span<const LiveTensor> live,
+                                             const GatherOptions& options) {
+  const bool root = collective.rank() == collective.root();
+  StatusOr<GatherInput> input = InputOf(collective, offload != nullptr, rank, live);
+  if (!input.ok()) {
+    // The other ranks have nothing to find fault with, and would wait for this one.
+    collective.Abort(input.status());
+    return input.status();
   }
   Telling telling(offload);
   const auto run = [&]() -> StatusOr<GatherStats> {
@@ -215,12 +230,12 @@ StatusOr<GatherStats> MegatronExport::Gather(Collective& collective,
     DW_ASSIGN_OR_RETURN(
         agreed.bucket_bytes,
         AgreeBucketBytes(
-            collective, options.bucket_bytes, LargestRow(*plan_, *matches, live),
+            collective, options.bucket_bytes, LargestRow(*plan_, input->matches, live),
             std::min(options.deadline, Collective::Clock::now() + options.wait_timeout)));
-    DW_ASSIGN_OR_RETURN(const auto sources, ForeignCollective::Create(collective, live));
+    ForeignCollective& sources = *input->sources;
     DW_ASSIGN_OR_RETURN(GatherStats stats, GatherToHf(
-                                               *sources, *plan_, *matches, ParamsOf(live),
-                                               [&](size_t i) { return sources->source(i); },
+                                               sources, *plan_, input->matches, ParamsOf(live),
+                                               [&](size_t i) { return sources.source(i); },
                                                [&](uint32_t t) { return offload->tensor(t); },
                                                pool_, agreed, std::ref(telling)));
     stats.bucket_bytes = agreed.bucket_bytes;

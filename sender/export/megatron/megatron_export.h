@@ -16,6 +16,7 @@
 #include "common/layout/model_dir.h"
 #include "sender/export/client/trainer_client.h"
 #include "sender/export/device/device_place.h"
+#include "sender/export/device/foreign_collective.h"
 #include "sender/export/device/live_tensor.h"
 #include "sender/export/gather/bucket_size.h"
 #include "sender/export/mcore/hf_model.h"
@@ -56,15 +57,26 @@ class MegatronExport {
 
   /// Sends this rank's shards to the collective's root, which writes them all into `offload` (null
   /// on the other ranks). Call it on every rank, with the same options; bucket_bytes may be
-  /// kAutoBucketBytes (see AgreeBucketBytes).
+  /// kAutoBucketBytes (see AgreeBucketBytes). What is wrong on one rank before it sends is aborted
+  /// for all, so that they do not wait for it.
   StatusOr<GatherStats> Gather(Collective& collective, TrainerClient::Offload* offload,
                                uint32_t rank, std::span<const LiveTensor> live,
                                const GatherOptions& options);
 
  private:
   explicit MegatronExport(size_t threads) : pool_(threads) {}
+  /// What a rank gives to a gather, once it is known to fit.
+  struct GatherInput {
+    std::vector<mcore::Match> matches;
+    std::unique_ptr<ForeignCollective> sources;
+  };
   StatusOr<std::vector<mcore::Match>> Matched(uint32_t rank,
                                               std::span<const LiveTensor> live) const;
+  /// The same, and all of them can be converted.
+  StatusOr<std::vector<mcore::Match>> Checked(uint32_t rank,
+                                              std::span<const LiveTensor> live) const;
+  StatusOr<GatherInput> InputOf(Collective& collective, bool has_offload, uint32_t rank,
+                                std::span<const LiveTensor> live);
   /// Copies tensors that no parameter makes from the checkpoint.
   Status CarryOver(TrainerClient::Offload& offload) const;
 

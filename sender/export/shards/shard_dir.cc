@@ -90,8 +90,31 @@ std::string NameOf(const ModelDir& hf, ThreadPool& pool) {
   return fmt::format("{:016x}", Xxh3(std::as_bytes(std::span(digests))));
 }
 
-Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks, const ModelDir& hf,
-                 ThreadPool& pool) {
+/// The bytes of the plan's tensors, by the plan's numbers. The plan may have been made for another
+/// checkpoint of the model, whose files have the tensors in another order. No shard holds a part of
+/// a tensor that is not trained, so its bytes may be missing.
+StatusOr<std::vector<Bytes>> TensorsFor(const mcore::Plan& plan, const ModelDir& hf) {
+  const Layout& wanted = plan.layout();
+  std::vector<Bytes> tensors(wanted.size());
+  std::vector<bool> optional(wanted.size());
+  for (const std::string& name : plan.not_trained()) optional[*wanted.Find(name)] = true;
+  size_t found = 0;
+  bool same = true;
+  for (size_t t = 0; t < wanted.size(); ++t) {
+    const auto at = hf.layout().Find(wanted.tensor(t).name);
+    found += at ? 1 : 0;
+    same = same && (at ? hf.layout().tensor(*at) == wanted.tensor(t) : optional[t]);
+    if (at) tensors[t] = hf.data(*at);
+  }
+  if (same && found == hf.layout().size()) return tensors;
+  return Errorf(StatusCode::kFailedPrecondition,
+                "{} does not have the tensors of the checkpoint that the shards are planned for: "
+                "{}; name one with --hf that has the same tensors, or none",
+                hf.path().string(), DescribeDifference(wanted, hf.layout()));
+}
+
+Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
+                 std::span<const Bytes> tensors, ThreadPool& pool) {
   const std::vector<mcore::ShardParam> shards = plan.Rank(marks.rank);
   DW_ASSIGN_OR_RETURN(Layout layout, RankLayout(plan, shards));
   DW_ASSIGN_OR_RETURN(WeightFile file,
@@ -108,7 +131,7 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
   transfer.Run(
       mcore::Direction::kFromHf,
       [&](uint32_t t) {
-        const Bytes bytes = hf.data(t);
+        const Bytes bytes = tensors[t];
         // The const_cast is safe: this direction only reads.
         return MutableBytes(const_cast<std::byte*>(bytes.data()), bytes.size());
       },
@@ -119,10 +142,11 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
 }
 
 /// Whether some value of type `own` changes on the way to `other`, where `add` is added to it, and
-/// back.
+/// back. Values that cannot be converted do.
 bool ChangesOnTheWay(Bytes values, DType own, DType other, int8_t add) {
   constexpr size_t kBlock = size_t{1} << 14;
   const kernels::Element outer = mcore::ElementOf(own), inner = mcore::ElementOf(other);
+  if (outer == kernels::Element::kBytes || inner == kernels::Element::kBytes) return true;
   const size_t width = DTypeBytes(own);
   std::vector<std::byte> there(kBlock * DTypeBytes(other)), back(kBlock * width);
   for (size_t at = 0; at < values.size(); at += kBlock * width) {
@@ -142,7 +166,8 @@ bool ChangesOnTheWay(Bytes values, DType own, DType other, int8_t add) {
 
 }  // namespace
 
-Rounding RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool) {
+StatusOr<Rounding> RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool) {
+  DW_ASSIGN_OR_RETURN(const std::vector<Bytes> tensors, TensorsFor(plan, hf));
   struct Way {
     DType trainer = DType::kBF16;
     int8_t add = 0;  // added on the way to HF
@@ -163,7 +188,7 @@ Rounding RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& poo
   std::vector<std::pair<uint32_t, Way>> ways(by_tensor.begin(), by_tensor.end());
   pool.ParallelFor(ways.size(), [&](size_t i) {
     auto& [t, way] = ways[i];
-    way.changes = ChangesOnTheWay(hf.data(t), plan.layout().tensor(t).dtype, way.trainer,
+    way.changes = ChangesOnTheWay(tensors[t], plan.layout().tensor(t).dtype, way.trainer,
                                   static_cast<int8_t>(-way.add));
   });
   Rounding rounding;
@@ -283,6 +308,7 @@ StatusOr<std::vector<std::string>> ShardDir::ExportTo(const mcore::Plan& plan,
 
 Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const ModelDir& hf,
                        ThreadPool& pool) {
+  DW_ASSIGN_OR_RETURN(const std::vector<Bytes> tensors, TensorsFor(plan, hf));
   std::error_code error;
   fs::create_directories(dir, error);
   if (error) {
@@ -294,7 +320,7 @@ Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const Model
                   .parallel = OneLine(plan.parallel().ToJson()),
                   .model = NameOf(hf, pool)};
   for (; marks.rank < marks.world; ++marks.rank) {
-    DW_RETURN_IF_ERROR(WriteRank(dir / RankFileName(marks.rank), plan, marks, hf, pool));
+    DW_RETURN_IF_ERROR(WriteRank(dir / RankFileName(marks.rank), plan, marks, tensors, pool));
   }
   for (const SideFile& file : side_files) {
     DW_RETURN_IF_ERROR(WriteSealed(dir / file.name, file.content));

@@ -28,9 +28,9 @@ struct Rounding {
   /// The trainer holds the value minus one, which is rounded.
   std::vector<std::string> shifted;
 };
-/// Tries the conversion on every value that is converted at all. REQUIRES: `hf` has plan.layout()
-/// as its layout.
-Rounding RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool);
+/// Tries the conversion on every value that is converted at all. Values that cannot be converted
+/// count as narrowed. Errors: `hf` is of another model than the plan (see ShardDir::Write).
+StatusOr<Rounding> RoundingOf(const mcore::Plan& plan, const ModelDir& hf, ThreadPool& pool);
 
 class ShardDir {
  public:
@@ -52,7 +52,9 @@ class ShardDir {
                                               ThreadPool& pool) const;
 
   /// Makes `dir` from an HF model, and reads back the written files. Padding of the plan is zero.
-  /// Values are rounded where RoundingOf says so. REQUIRES: `hf` has plan.layout() as its layout.
+  /// Values are rounded where RoundingOf says so. `hf` may have the tensors of plan.layout() in
+  /// another order, and may lack those that are not trained; kFailedPrecondition, before anything
+  /// is written, names other differences.
   static Status Write(const std::filesystem::path& dir, const mcore::Plan& plan, const ModelDir& hf,
                       ThreadPool& pool);
 

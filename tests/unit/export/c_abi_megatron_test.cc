@@ -85,6 +85,37 @@ TEST_CASE("all ranks of a group get the attempt that its root has drawn, another
   CHECK(dw_collective_agree_attempt(nullptr, &attempts[0][0]) == DW_INVALID_ARGUMENT);
 }
 
+TEST_CASE(
+    "what one rank of a group says to have failed reaches the others, and the group goes on") {
+  constexpr uint32_t kRanks = 3;
+  TempDir dir;
+  const std::string rendezvous = "file:" + dir.path().string();
+  int first[kRanks] = {}, second[kRanks] = {};
+  std::string said[kRanks];
+  std::vector<std::thread> ranks;
+  for (uint32_t r = 0; r < kRanks; ++r) {
+    ranks.emplace_back([&, r] {
+      dw_collective_options o = Alone(rendezvous);
+      o.rank = r;
+      o.size = kRanks;
+      dw_collective* collective = nullptr;
+      if (dw_collective_create(&o, &collective) != DW_OK) return;
+      first[r] = dw_collective_check(collective, r == 1 ? "no sender answers" : nullptr);
+      said[r] = dw_last_error();
+      second[r] = dw_collective_check(collective, nullptr);
+      dw_collective_destroy(collective);
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(first[1] == DW_OK);  // it knows
+  for (const uint32_t r : {0, 2}) {
+    CHECK(first[r] == DW_ABORTED);
+    CHECK(said[r] == "rank 1 of 3 has failed: no sender answers");
+  }
+  for (const int code : second) CHECK(code == DW_OK);
+  CHECK(dw_collective_check(nullptr, nullptr) == DW_INVALID_ARGUMENT);
+}
+
 TEST_CASE("a parameter says where it lies: host memory, or a device counted from 0") {
   TempDir dir;
   std::ofstream(dir.path() / "config.json") << R"({"model_type": "qwen3_moe",

@@ -93,6 +93,40 @@ TEST_CASE("a half that is no longer mapped does not stay pinned") {
   CHECK(fresh.Holds(rank.Wanted()));
 }
 
+TEST_CASE(
+    "memory is unpinned before it is freed: of halves in any order, and of buckets that grow") {
+  Rank rank("bfloat16", "tp=1", 0, kSeed);
+  rank.PutAll(Kind::kDevice);
+  bool pinned_when_freed = false;
+  DevicePlace place;
+  auto unused = std::make_unique<Half>(rank);
+  Half used(rank);
+  // Frees as the trainer's client unmaps a half: when nobody has it any more.
+  const Bytes bytes = *unused->memory;
+  unused->half.mapped.mapping =
+      std::shared_ptr<const void>(unused->memory.get(), [&, keep = unused->memory](const void*) {
+        pinned_when_freed = kernels::test::CudaRegistered(bytes.data(), bytes.size());
+      });
+  REQUIRE(rank.Run(place, unused->half).ok());
+  REQUIRE(rank.Run(place, used.half).ok());
+  REQUIRE(CudaRegistrations() == 2);
+  unused.reset();
+  REQUIRE(rank.Run(place, used.half).ok());
+  CHECK(CudaRegistrations() == 1);
+  CHECK_FALSE(pinned_when_freed);
+  // The fake runtime reads what is unpinned. Blocks of this size are unmapped when they are freed.
+  const Knobs knobs;
+  DevicePlace staged;
+  for (const uint64_t vocabulary : {8'192, 16'384}) {
+    Rank large("bfloat16", "tp=1", 0, kSeed, vocabulary);
+    large.PutAll(Kind::kDevice);
+    Half half(large);
+    half.half.mapped.mapping = nullptr;  // as where the agent owns a part
+    REQUIRE(large.Run(staged, half.half).ok());
+    CHECK(half.Holds(large.Wanted()));
+  }
+}
+
 TEST_CASE("where the half cannot be pinned or reached, shards go over two buckets of whole rows") {
   const Knobs knobs;
   const int why = GENERATE(0, 1, 2);

@@ -24,9 +24,10 @@ inline constexpr const char* kConfig = R"({
   "num_experts": 4, "moe_intermediate_size": 20, "mlp_only_layers": [1],
   "tie_word_embeddings": false, "torch_dtype": "DTYPE"})";
 
-inline std::string Config(const char* dtype) {
+inline std::string Config(const char* dtype, uint64_t vocabulary = 37) {
   std::string text = kConfig;
   text.replace(text.find("DTYPE"), 5, dtype);
+  text.replace(text.find("37"), 2, std::to_string(vocabulary));
   return text;
 }
 
@@ -44,8 +45,9 @@ struct Rank {
   uint64_t reads = 0, largest_read = 0, fail_read = UINT64_MAX;
   ThreadPool pool{2};
 
-  Rank(const char* hf_dtype, const std::string& parallel, uint32_t rank, uint64_t seed)
-      : planned(mcore::testing::PlanOf(Config(hf_dtype), parallel)) {
+  Rank(const char* hf_dtype, const std::string& parallel, uint32_t rank, uint64_t seed,
+       uint64_t vocabulary = 37)
+      : planned(mcore::testing::PlanOf(Config(hf_dtype, vocabulary), parallel)) {
     std::mt19937_64 random(seed);
     std::vector<mcore::LiveParam> params;
     for (const mcore::ShardParam& s : planned.plan.Rank(rank)) {

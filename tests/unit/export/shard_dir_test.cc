@@ -247,7 +247,7 @@ TEST_CASE("shards: tensors whose values are rounded on the way to a trainer are 
   const auto rounding = [&](const fs::path& dir) {
     const auto model = Get(mcore::HfModel::Open(dir, "", {}));
     const auto plan = Get(model.ProvenPlan(Get(mcore::ParallelConfig::Parse("tp=2"))));
-    return RoundingOf(plan, *model.checkpoint(), f.pool);
+    return Get(RoundingOf(plan, *model.checkpoint(), f.pool));
   };
   const Rounding narrowed = rounding(f.hf);
   CHECK(narrowed.narrowed.size() == Read(f.hf).size());
@@ -269,6 +269,26 @@ TEST_CASE("shards: tensors whose values are rounded on the way to a trainer are 
   CHECK(rounding(widened).narrowed.empty());
 }
 
+TEST_CASE("shards: values that cannot be converted are named, whatever they are") {
+  Fixture f;
+  std::string config = kConfig;
+  // The embedding has 16,384 elements, more than are converted at a time.
+  config.replace(config.find("\"vocab_size\": 24"), 16, "\"vocab_size\": 1024");
+  const Model wide(f.hf, 1, DType::kF64, config.c_str());
+  const auto model = Get(mcore::HfModel::Open(f.hf, "", {}));
+  const auto plan = Get(model.ProvenPlan(Get(mcore::ParallelConfig::Parse("tp=1"))));
+  // Zeros are the same in every dtype, so only the dtype can tell.
+  for (const auto& [name, bytes] : Read(f.hf)) CHECK(bytes.size() % 8 == 0);
+  HfDir zeros = Get(HfDir::Create(f.hf, model.checkpoint()->layout(), uint64_t{1} << 30));
+  REQUIRE(zeros.Finish(f.pool) == absl::OkStatus());
+  const ModelDir hf = Get(ModelDir::Open(f.hf));
+  const Rounding rounding = Get(RoundingOf(plan, hf, f.pool));
+  CHECK(rounding.narrowed.size() == hf.layout().size());
+  CHECK(rounding.shifted.empty());
+  CHECK(TextOf(ShardDir::Write(f.shards, plan, hf, f.pool)).find("would round its values") !=
+        std::string::npos);
+}
+
 TEST_CASE("shards: norms that HF has plus one are named where rounding changes them") {
   Fixture f;
   const Model model(f.hf, 1, DType::kBF16, kPlusOneConfig);
@@ -276,7 +296,7 @@ TEST_CASE("shards: norms that HF has plus one are named where rounding changes t
     const auto hf = Get(mcore::HfModel::Open(dir, "", {}));
     auto plan = Get(hf.ProvenPlan(Get(mcore::ParallelConfig::Parse("tp=2"))));
     if (trainers) plan = plan.WithTrainersValues();
-    return RoundingOf(plan, *hf.checkpoint(), f.pool);
+    return Get(RoundingOf(plan, *hf.checkpoint(), f.pool));
   };
   CHECK(rounding(f.hf, false).shifted == std::vector<std::string>{kPlusOne});
   CHECK(rounding(f.hf, false).narrowed.empty());

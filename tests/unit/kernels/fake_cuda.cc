@@ -30,6 +30,7 @@ int fail_in = -1, calls = 0;
 Wrong wrong = Wrong::kNothing;
 unsigned wrong_chunk = 0;
 int allocations = 0, placements = 0;
+volatile uint8_t unpinned = 0;  // what was read last of memory that was unregistered
 bool refuse_pinning = false, refuse_mapping = false;
 std::map<const uint8_t*, size_t> device_memory, registered;
 std::set<CUstream_st*> streams;
@@ -226,6 +227,11 @@ void RefusePinning(bool refuse) { refuse_pinning = refuse; }
 void RefuseMapping(bool refuse) { refuse_mapping = refuse; }
 int CudaAllocations() { return allocations; }
 int CudaRegistrations() { return static_cast<int>(registered.size()); }
+bool CudaRegistered(const void* memory, size_t bytes) {
+  const auto* const begin = static_cast<const uint8_t*>(memory);
+  const auto after = registered.lower_bound(begin + bytes);
+  return after != registered.begin() && begin < std::prev(after)->first + std::prev(after)->second;
+}
 int CudaPlacements() { return placements; }
 
 }  // namespace deltawire::kernels::test
@@ -310,6 +316,12 @@ cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* memory) {
+  const auto known = registered.find(static_cast<uint8_t*>(memory));
+  // The runtime looks at the pages, so they must still be there.
+  if (known != registered.end()) {
+    unpinned = static_cast<volatile uint8_t*>(memory)[0];
+    unpinned = static_cast<volatile uint8_t*>(memory)[known->second - 1];
+  }
   return registered.erase(static_cast<uint8_t*>(memory)) == 1 ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {

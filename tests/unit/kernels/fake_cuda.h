@@ -3,6 +3,8 @@
 // Errors: none.
 #pragma once
 
+#include <cstddef>
+
 namespace deltawire::kernels::test {
 
 /// Of the calls that can fail, lets `calls` succeed and the next one fail, once. Negative: none
@@ -21,6 +23,8 @@ void RefuseMapping(bool refuse);
 int CudaAllocations();
 /// How many pieces of host memory are registered now, and how many strided copies have run so far.
 int CudaRegistrations();
+/// Whether any of these bytes is registered now.
+bool CudaRegistered(const void* memory, size_t bytes);
 int CudaPlacements();
 
 }  // namespace deltawire::kernels::test

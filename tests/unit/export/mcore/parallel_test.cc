@@ -90,6 +90,10 @@ TEST_CASE("parallel: what does not fit is refused with its key and the reason") 
       {"tp=2,dp=2,world=8", "world=8 makes dp=4, not 2"},
       {"tp=2,dp=1,ep=4,etp=1", "tp * cp * dp = 2 is not a multiple of etp * ep = 4"},
       {"tp=1048576,pp=2", "ranks; the limit is"},
+      // 2^64 ranks, and 2^40 for which dp is left out: 0 where the product wraps around.
+      {"tp=16,cp=1048576,dp=2147483648,pp=512", "dp=2147483648: wanted 1 to 1048576"},
+      {"tp=1048576,cp=1048576,dp=1048576,pp=16", "ranks; the limit is"},
+      {"tp=1,etp=1048576,ep=1048576", "ranks; the limit is"},
       {"tp=2,pp=2,tp=4", "\"tp\" is given twice"},
       {R"({"tp": 2, "tp": 2})", "\"tp\" is given twice"},
       {"vpp=2", "vpp=2: wanted 1 where there is one pipeline rank"},
