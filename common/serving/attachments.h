@@ -71,6 +71,8 @@ class Attachments {
  public:
   explicit Attachments(const AttachmentLimits& limits = {}) : limits_(limits) {}
 
+  const AttachmentLimits& limits() const { return limits_; }
+
   /// `model` has published `info`, or a new model has taken that name. An older version than the
   /// one before is a publish that was overtaken on its way here, and is ignored, unless `in_order`
   /// says that it was indeed taken after the newer one.
