@@ -258,6 +258,8 @@ class ClientStream {
     std::vector<std::byte> payload(header.payload_bytes);
     auto [ec, n] = co_await bytes_.ReadAll(asio::buffer(payload));
     if (ec) co_return Failure("reading an error", ec);
+    const Status status = wire::CheckPayload(header, Xxh3(payload));
+    if (!status.ok()) co_return Annotate(status, where_);
     auto error = wire::DecodeWireError(payload);
     if (!error.ok()) co_return Annotate(error.status(), where_);
     co_return Annotate(wire::ToStatus(*error), "the sender refused");
