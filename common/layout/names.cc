@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 
@@ -48,6 +49,22 @@ bool IsUtf8(std::string_view s) {
     s.remove_prefix(n);
   }
   return true;
+}
+
+std::string FitUtf8(std::string_view s, size_t most) {
+  std::string out;
+  out.reserve(std::min(s.size(), most));
+  while (!s.empty()) {
+    const size_t n = Utf8SequenceLength(s), taken = std::max<size_t>(n, 1);
+    if (out.size() + taken > most) break;
+    if (n == 0) {
+      out += '?';
+    } else {
+      out += s.substr(0, n);
+    }
+    s.remove_prefix(taken);
+  }
+  return out;
 }
 
 std::string Quoted(std::string_view s) {

@@ -15,6 +15,10 @@ size_t Utf8SequenceLength(std::string_view s);
 
 bool IsUtf8(std::string_view s);
 
+/// As much of `s` as fits into `most` bytes without cutting a character. Bytes that are not UTF-8
+/// become '?'.
+std::string FitUtf8(std::string_view s, size_t most);
+
 /// Quotes `s` for messages: control characters and broken UTF-8 become \xNN, and a long text is cut
 /// after about 160 bytes.
 std::string Quoted(std::string_view s);

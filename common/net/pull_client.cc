@@ -14,10 +14,15 @@ namespace deltawire::net {
 
 // Shared by the caller of Run and the coroutines; whichever ends last frees it.
 struct PullClient::Impl {
-  Impl(asio::io_context& context, PullTarget t) : io(context), target(std::move(t)) {}
+  Impl(asio::io_context& context, PullTarget t, ResolveHost resolve)
+      : io(context),
+        target(std::move(t)),
+        lookup(std::make_shared<HostLookup>(std::move(resolve))) {}
 
   asio::io_context& io;
   const PullTarget target;
+  const std::shared_ptr<HostLookup> lookup;
+  std::vector<tcp::endpoint> endpoints;  // set before the first stream begins
 
   std::mutex mu;
   std::condition_variable done;
@@ -33,6 +38,20 @@ struct PullClient::Impl {
     if (!status.ok()) return;
     status = std::move(why);
     CloseAll();
+  }
+
+  StatusOr<std::vector<tcp::endpoint>> FindEndpoints() const {
+    ErrorCode ec;
+    const auto numeric = asio::ip::make_address(target.host, ec);
+    if (!ec) return std::vector<tcp::endpoint>{{numeric, target.port}};
+    DW_ASSIGN_OR_RETURN(const auto addresses, lookup->Run(target.host, target.stream_timeout));
+    std::vector<tcp::endpoint> found;
+    for (const std::string& text : addresses) {
+      const auto address = asio::ip::make_address(text, ec);
+      if (!ec) found.emplace_back(address, target.port);
+    }
+    if (!found.empty()) return found;
+    return Errorf(StatusCode::kUnavailable, "the host {} has no address", target.host);
   }
 
   void CloseAll() {
@@ -209,13 +228,11 @@ class ClientStream {
 
   asio::awaitable<Status> Connect() {
     watchdog_->Feed();
-    tcp::resolver resolver(socket_->get_executor());
-    auto [ec, endpoints] =
-        co_await resolver.async_resolve(target_.host, std::to_string(target_.port), kAwait);
-    if (ec) co_return FromAsio(fmt::format("{}: resolving the host", where_), ec);
-    auto [connect_ec, endpoint] = co_await asio::async_connect(*socket_, endpoints, kAwait);
+    // Connecting opens the socket, so a close that came before it has no effect.
+    if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
+    auto [connect_ec, endpoint] = co_await asio::async_connect(*socket_, pull_->endpoints, kAwait);
     if (connect_ec) co_return Failure("connecting", connect_ec);
-    // Connecting opens the socket anew, so a close that came before it had no effect.
+    // Each further address opens the socket anew, too.
     if (watchdog_->fired()) co_return Failure("connecting", asio::error::timed_out);
     if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
     TuneSocket(*socket_);
@@ -258,6 +275,8 @@ class ClientStream {
     std::vector<std::byte> payload(header.payload_bytes);
     auto [ec, n] = co_await bytes_.ReadAll(asio::buffer(payload));
     if (ec) co_return Failure("reading an error", ec);
+    const Status status = wire::CheckPayload(header, Xxh3(payload));
+    if (!status.ok()) co_return Annotate(status, where_);
     auto error = wire::DecodeWireError(payload);
     if (!error.ok()) co_return Annotate(error.status(), where_);
     co_return Annotate(wire::ToStatus(*error), "the sender refused");
@@ -296,14 +315,17 @@ asio::awaitable<void> RunStream(std::shared_ptr<PullClient::Impl> pull,
 
 }  // namespace
 
-PullClient::PullClient(IoThreads& io, PullTarget target)
-    : impl_(std::make_shared<Impl>(io.impl().context, std::move(target))) {}
+PullClient::PullClient(IoThreads& io, PullTarget target, ResolveHost resolve)
+    : impl_(std::make_shared<Impl>(io.impl().context, std::move(target), std::move(resolve))) {}
 
 PullClient::~PullClient() = default;
 
 StatusOr<PullEnd> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
+  auto endpoints = impl_->FindEndpoints();
   std::unique_lock lock(impl_->mu);
   if (impl_->cancelled) return absl::CancelledError("the pull was cancelled");
+  if (!endpoints.ok()) return Annotate(endpoints.status(), "bulk streams");
+  impl_->endpoints = std::move(*endpoints);
   for (uint16_t i = 0; i < impl_->target.streams; ++i) {
     impl_->sockets.push_back(std::make_shared<tcp::socket>(asio::make_strand(impl_->io)));
   }
@@ -327,6 +349,7 @@ void PullClient::Cancel() {
     std::lock_guard lock(impl_->mu);
     impl_->cancelled = true;
   }
+  impl_->lookup->Cancel();
   impl_->Fail(absl::CancelledError("the pull was cancelled"));
 }
 

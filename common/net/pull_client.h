@@ -1,11 +1,13 @@
 // The receiving end of the bulk protocol: dials N streams for one pull and hands frames to a sink.
-// Run blocks the thread that drives a replica; the streams run on IoThreads.
+// Run blocks the thread that drives a replica; the streams run on IoThreads. A host that is given
+// by name is looked up once, within the stream timeout.
 // Owner: one PullClient per pull. Run once; Cancel from any thread makes Run return kCancelled.
 // Errors: the first error of any stream ends all streams; frames handed over before stay valid.
 #pragma once
 
 #include <memory>
 
+#include "common/net/host_lookup.h"
 #include "common/net/io_threads.h"
 #include "common/net/pull_transport.h"
 
@@ -13,7 +15,7 @@ namespace deltawire::net {
 
 class PullClient : public PullTransport {
  public:
-  PullClient(IoThreads& io, PullTarget target);
+  PullClient(IoThreads& io, PullTarget target, ResolveHost resolve = AddressesOf);
   ~PullClient() override;
 
   StatusOr<PullEnd> Run(const wire::Have& have, ChunkSink& sink) override;

@@ -77,8 +77,8 @@ Status PullServer::Impl::Admit(const std::shared_ptr<Connection>& connection) {
     return absl::OkStatus();
   }
   ++refused;
-  // A refused connection stays open only for its Error frame and does not count as admitted. Peers
-  // that never read that frame could pile up, so their number is limited too.
+  // A refused connection stays open only for TLS's handshake and its Error frame, and does not
+  // count as admitted. Peers that take their time for it could pile up, so their number is limited.
   if (connections.size() - admitted >= kMostRefused) return absl::CancelledError("too many");
   connections.insert(connection);
   return Errorf(StatusCode::kResourceExhausted,

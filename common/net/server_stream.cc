@@ -72,14 +72,12 @@ ServerStream::~ServerStream() {
 asio::awaitable<void> ServerStream::Run() {
   TuneSocket(*socket_);
   watchdog_->Start();
-  Status status = refusal_;
-  if (status.ok()) {
-    try {
-      status = co_await Exchange();
-    } catch (...) {
-      status = FromException("serving a bulk stream", std::current_exception());
-      LogError("bulk stream from {}: {}", peer_, MessageOf(status));
-    }
+  Status status;
+  try {
+    status = co_await Exchange();
+  } catch (...) {
+    status = FromException("serving a bulk stream", std::current_exception());
+    LogError("bulk stream from {}: {}", peer_, MessageOf(status));
   }
   if (connection_->cut && !status.ok()) status = WhyCut();
   TellSession(status);
@@ -92,10 +90,13 @@ asio::awaitable<void> ServerStream::Run() {
 }
 
 asio::awaitable<Status> ServerStream::Exchange() {
+  // A refusal goes the way that the peer speaks; in plaintext nothing needs to be awaited for it.
+  if (!refusal_.ok() && options_.tls == nullptr) co_return refusal_;
   Status status = co_await AwaitFirstByte();
   if (!status.ok()) co_return status;
   status = co_await Secure();
   if (!status.ok()) co_return status;
+  if (!refusal_.ok()) co_return refusal_;
   std::vector<std::byte> payload;
   auto header = co_await ReadHeader(wire::FrameType::kHello);
   if (!header.ok()) co_return header.status();

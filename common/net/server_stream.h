@@ -39,7 +39,8 @@ struct Connection : std::enable_shared_from_this<Connection> {
 
 class ServerStream {
  public:
-  /// If `refusal` is an error, Run reads nothing, sends the error to the peer, and closes.
+  /// If `refusal` is an error, Run sends it to the peer, after TLS's handshake where the server has
+  /// TLS, and closes; it reads nothing that the peer says.
   /// `rate` is shared by all streams of the server.
   ServerStream(std::shared_ptr<Connection> connection, PullSource& source,
                const PullServer::Options& options, TokenBucket& rate, Status refusal);

@@ -4,6 +4,7 @@
 
 #include "common/base/call_end.h"
 #include "common/base/human.h"
+#include "common/layout/names.h"
 
 namespace deltawire {
 namespace {
@@ -14,7 +15,6 @@ using Clock = SteadyClock;
 constexpr std::chrono::milliseconds kGoneSlice{200};
 // Limit of requests and answers per receiver, since a caller that has gone never takes its own.
 constexpr size_t kMaxPending = 64;
-constexpr size_t kMaxMessage = 4096;
 
 Status Taken(const std::string& model, const std::string& id, const std::string& peer) {
   return Errorf(StatusCode::kAlreadyExists,
@@ -165,8 +165,9 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     a.heard = Clock::now();
     if (report.event > a.report.event || report.event == a.number) a.acknowledged = a.heard;
     a.report = report;
-    // A peer's message is shown to operators and kept, so its length is limited.
-    a.report.message.resize(std::min(a.report.message.size(), kMaxMessage));
+    if (a.report.message.size() > kMaxReportMessage) {
+      a.report.message = FitUtf8(a.report.message, kMaxReportMessage);
+    }
     if (!report.committed.empty() && !(report.committed == a.committed)) {
       if (a.report_serial > 0) model = a.model;
       a.committed = report.committed;

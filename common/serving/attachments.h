@@ -60,6 +60,8 @@ struct AttachmentLimits {
   size_t most_per_principal = 2048;
 };
 
+/// The most bytes of a report's message that are kept: operators see it, in lists of all receivers.
+inline constexpr size_t kMaxReportMessage = 4096;
 /// Limit of a receiver's id in bytes. Link estimates, pulls and messages are keyed by the id.
 inline constexpr size_t kMaxReceiverId = 128;
 /// kInvalidArgument unless it has 1 .. kMaxReceiverId bytes.
@@ -68,6 +70,8 @@ Status CheckReceiverId(const std::string& id);
 class Attachments {
  public:
   explicit Attachments(const AttachmentLimits& limits = {}) : limits_(limits) {}
+
+  const AttachmentLimits& limits() const { return limits_; }
 
   /// `model` has published `info`, or a new model has taken that name. An older version than the
   /// one before is a publish that was overtaken on its way here, and is ignored, unless `in_order`
@@ -84,6 +88,7 @@ class Attachments {
   StatusOr<uint64_t> Attach(const std::string& model, const std::string& id,
                             const std::string& peer, const std::string& principal = "");
   void Detach(uint64_t token);
+  /// A message that is too long is cut between characters.
   void Report(uint64_t token, const ReceiverReport& report);
   /// `committed` is called, without a lock, when a report is the first that names its state as
   /// committed; not for what a receiver already held when it attached. Set once, before Attach.

@@ -335,6 +335,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::MakeFrame(Task& task, LeasedS
 Codec ServedPull::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const {
   // The other codecs read the old bytes from the half, which may change without a lease.
   if (job.leased.lease == nullptr) return Codec::kFast;
+  if (job.leased.state->damaged[job.chunk] != 0) return Codec::kFast;
   if (terms_.coding.codec) return *terms_.coding.codec;
   const CoderRates& rates = *terms_.coding.rates;
   CodecChoiceInputs in;

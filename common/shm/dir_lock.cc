@@ -8,12 +8,18 @@
 #include <unistd.h>
 
 #include <charconv>
+#include <cstring>
 #include <system_error>
+
+#include "common/base/log.h"
+#include "common/base/unique_fd.h"
 
 namespace deltawire {
 namespace {
 
 constexpr mode_t kGroupMode = 02750;
+constexpr mode_t kOwnMode = 0700;
+constexpr mode_t kOthers = S_IRWXG | S_IRWXO;
 
 /// "process 1234", or another description while the owner has not written its pid yet.
 std::string DescribeOwner(int fd) {
@@ -72,6 +78,40 @@ Status GiveGroup(const std::filesystem::path& dir, const std::string& name) {
                 dir.native(), name, UserName(::geteuid()));
 }
 
+/// Takes `dir`, and the files in it, back from whom an earlier run or somebody else let in.
+Status KeepToOneself(const std::filesystem::path& dir) {
+  struct stat info;
+  if (::stat(dir.c_str(), &info) != 0) return ErrnoError(fmt::format("stat {}", dir.native()));
+  const mode_t was = info.st_mode & 07777;
+  if ((was & kOthers) == 0) return {};
+  // The files first: until the directory's mode is changed, a crash leaves this to be done again.
+  std::error_code ec;
+  for (std::filesystem::directory_iterator it(dir, ec), end; !ec && it != end; it.increment(ec)) {
+    // By descriptor, since who may write here could put a link in the file's place meanwhile.
+    const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC;
+    const UniqueFd fd(::open(it->path().c_str(), flags));
+    struct stat file;
+    if (fd.get() < 0 || ::fstat(fd.get(), &file) != 0 || !S_ISREG(file.st_mode)) continue;
+    if (file.st_uid != ::geteuid() || (file.st_mode & kOthers) == 0) continue;
+    [[maybe_unused]] const int rc = ::fchmod(fd.get(), file.st_mode & S_IRWXU);
+  }
+  if (::chmod(dir.c_str(), kOwnMode) == 0) {
+    LogWarn("{} had mode {:04o}, and no file-group is set: it is its owner's alone now",
+            dir.native(), was);
+    return {};
+  }
+  const int err = errno;
+  if ((was & (S_IWGRP | S_IWOTH)) == 0) {
+    LogWarn("{} has mode {:04o}, which cannot be changed ({}): others may look into it",
+            dir.native(), was, std::strerror(err));
+    return {};
+  }
+  return Errorf(StatusCode::kPermissionDenied,
+                "{} has mode {:04o}, which cannot be changed ({}): others could put their files in "
+                "place of ours; give it mode 0700, or choose another directory",
+                dir.native(), was, std::strerror(err));
+}
+
 }  // namespace
 
 mode_t FileModeIn(const std::filesystem::path& dir) {
@@ -85,7 +125,7 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir, const std::
   std::error_code ec;
   if (dir.has_parent_path()) std::filesystem::create_directories(dir.parent_path(), ec);
   if (ec) return ErrnoError(fmt::format("create {}", dir.parent_path().native()), ec.value());
-  if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST) {
+  if (::mkdir(dir.c_str(), kOwnMode) != 0 && errno != EEXIST) {
     return ErrnoError(fmt::format("create {}", dir.native()));
   }
   if (dir.has_parent_path()) DW_RETURN_IF_ERROR(CheckOwner(dir.parent_path()));
@@ -107,6 +147,8 @@ StatusOr<DirLock> DirLock::Acquire(const std::filesystem::path& dir, const std::
     return Errorf(StatusCode::kAlreadyExists,
                   "{} is owned by {}; stop it or choose another directory", dir.native(), owner);
   }
+  // Not before: the owner that was just named may have a group.
+  if (group.empty()) DW_RETURN_IF_ERROR(KeepToOneself(dir));
   DW_RETURN_IF_ERROR(WritePid(lock.fd_, file));
   return lock;
 }

@@ -20,9 +20,10 @@ mode_t FileModeIn(const std::filesystem::path& dir);
 class DirLock {
  public:
   /// Creates `dir` if needed and takes its lock without waiting. The directory's mode is 0700, or
-  /// 02750 with a `group`, whose members may then read it. kPermissionDenied when the directory or
-  /// its parent belongs neither to this process's user nor to root: such an owner could put other
-  /// files in place of ours.
+  /// 02750 with a `group`, whose members may then read it; a directory that was open to others
+  /// before, and our files in it, are closed to them. kPermissionDenied when the directory or its
+  /// parent belongs neither to this process's user nor to root, or when others may write into the
+  /// directory and that cannot be changed: they could put other files in place of ours.
   static StatusOr<DirLock> Acquire(const std::filesystem::path& dir, const std::string& group = "");
   DirLock(DirLock&&) noexcept;
   DirLock& operator=(DirLock&&) noexcept;

@@ -42,32 +42,8 @@ Status ReservedSet(std::string_view what, uint32_t bits) {
                 kSameRelease);
 }
 
-/// As much of `text` as fits without cutting a character. Bytes that are not UTF-8 (e.g. of a file
-/// name) become '?', so that an error about them still arrives.
-std::string FitMessage(std::string_view text) {
-  std::string out;
-  out.reserve(std::min(text.size(), kMaxMessageBytes));
-  while (!text.empty()) {
-    const size_t n = Utf8SequenceLength(text);
-    if (out.size() + std::max<size_t>(n, 1) > kMaxMessageBytes) break;
-    if (n == 0) {
-      out += '?';
-    } else {
-      out += text.substr(0, n);
-    }
-    text.remove_prefix(std::max<size_t>(n, 1));
-  }
-  return out;
-}
-
-bool IsUtf8(std::string_view s) {
-  while (!s.empty()) {
-    const size_t n = Utf8SequenceLength(s);
-    if (n == 0) return false;
-    s.remove_prefix(n);
-  }
-  return true;
-}
+/// An error about bytes that are not UTF-8 (e.g. of a file name) shall arrive, too.
+std::string FitMessage(std::string_view text) { return FitUtf8(text, kMaxMessageBytes); }
 
 uint64_t HaveBytes(uint64_t chunks, size_t history) {
   return kHaveHeadBytes + kHaveStateBytes * history +

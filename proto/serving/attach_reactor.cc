@@ -31,8 +31,54 @@ AttachReactor* AttachReactor::Begin(PullServiceImpl& service,
                                     grpc::CallbackServerContext& context) {
   std::shared_ptr<AttachReactor> reactor(new AttachReactor(service, context));
   reactor->self_ = reactor;
-  reactor->StartRead(&reactor->report_);
+  const Status awaited = reactor->AwaitReport();
+  if (awaited.ok()) {
+    reactor->StartRead(&reactor->report_);
+  } else {
+    reactor->End(ToGrpc(awaited));
+  }
   return reactor.get();
+}
+
+Status AttachReactor::AwaitReport() {
+  DW_ASSIGN_OR_RETURN(auto awaited, service_.AwaitReport(context_));
+  std::lock_guard lock(mu_);
+  awaited_ = std::move(awaited);
+  SetAlarm(service_.attachments().limits().silence, &AttachReactor::MissReport);
+  return absl::OkStatus();
+}
+
+void AttachReactor::MissReport() {
+  {
+    std::lock_guard lock(mu_);
+    if (token_ != 0) return;
+  }
+  End({grpc::StatusCode::DEADLINE_EXCEEDED,
+       fmt::format("no report has come for {} ms, so it is not known who attaches; attach again",
+                   service_.attachments().limits().silence.count())});
+}
+
+std::unique_ptr<grpc::Alarm> AttachReactor::SetAlarm(std::chrono::nanoseconds rest,
+                                                     void (AttachReactor::*ring)()) {
+  auto before = std::exchange(alarm_, std::make_unique<grpc::Alarm>());
+  const auto at =
+      std::chrono::system_clock::now() + std::chrono::ceil<std::chrono::microseconds>(rest);
+  alarm_->Set(at, [weak = std::weak_ptr(self_), ring](bool rang) {
+    if (!rang) return;  // it was replaced
+    if (const auto reactor = weak.lock()) ((*reactor).*ring)();
+  });
+  return before;
+}
+
+std::shared_ptr<const void> AttachReactor::TakeAwaited() {
+  std::lock_guard lock(mu_);
+  return std::exchange(awaited_, nullptr);
+}
+
+ReceiverReport AttachReactor::TakeReport() {
+  ReceiverReport report = FromProto(report_);
+  v1::ReceiverReport().Swap(&report_);
+  return report;
 }
 
 StatusOr<uint64_t> AttachReactor::Enter() {
@@ -43,7 +89,7 @@ StatusOr<uint64_t> AttachReactor::Enter() {
   Attachments& attachments = service_.attachments();
   DW_ASSIGN_OR_RETURN(const uint64_t token, attachments.Attach(who.model, who.receiver_id,
                                                                context_.peer(), who.principal));
-  attachments.Report(token, FromProto(report_));
+  attachments.Report(token, TakeReport());
   attachments.OnNews(token, [weak = std::weak_ptr(self_)] {
     if (const auto reactor = weak.lock()) reactor->Pump();
   });
@@ -59,9 +105,10 @@ void AttachReactor::OnReadDone(bool ok) {
     token = token_;
   }
   if (token != 0) {
-    service_.attachments().Report(token, FromProto(report_));
+    service_.attachments().Report(token, TakeReport());
   } else {
     const auto entered = Enter();
+    const auto awaited = TakeAwaited();
     if (!entered.ok()) return End(ToGrpc(entered.status()));
     bool ended = false;
     {
@@ -106,12 +153,7 @@ void AttachReactor::Pump() {
     }
     if (std::exchange(again_, false)) continue;
     step_ = Step::kIdle;
-    auto alarm = std::exchange(alarm_, std::make_unique<grpc::Alarm>());
-    const auto rest = std::chrono::ceil<std::chrono::microseconds>(due->again - SteadyClock::now());
-    alarm_->Set(std::chrono::system_clock::now() + rest, [weak = std::weak_ptr(self_)](bool rang) {
-      if (!rang) return;  // it was replaced
-      if (const auto reactor = weak.lock()) reactor->Pump();
-    });
+    const auto alarm = SetAlarm(due->again - SteadyClock::now(), &AttachReactor::Pump);
     lock.unlock();
     return;  // the old alarm goes here, without the lock
   }
@@ -152,6 +194,7 @@ void AttachReactor::OnDone() {
     std::lock_guard lock(mu_);
     alarm = std::move(alarm_);
   }
+  TakeAwaited().reset();
   const auto last = std::move(self_);  // deletes this, unless a callback is just here
 }
 

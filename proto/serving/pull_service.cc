@@ -119,6 +119,28 @@ grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+StatusOr<std::shared_ptr<const void>> PullServiceImpl::AwaitReport(
+    const grpc::ServerContextBase& context) {
+  DW_ASSIGN_OR_RETURN(const auto caller, access_->CallerOf(context));
+  const std::string who = caller == nullptr ? "" : caller->name;
+  const AttachmentLimits& limits = host_.attachments().limits();
+  std::lock_guard lock(mu_);
+  const auto of = awaited_of_.find(who);
+  const size_t same = of == awaited_of_.end() ? 0 : of->second;
+  if (awaited_ >= limits.most || (!who.empty() && same >= limits.most_per_principal)) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "{} receivers{} that have not reported yet attach already",
+                  awaited_ >= limits.most ? awaited_ : same, who.empty() ? "" : " of " + who);
+  }
+  ++awaited_;
+  ++awaited_of_[who];
+  return std::shared_ptr<const void>(this, [this, who](const void*) {
+    std::lock_guard guard(mu_);
+    --awaited_;
+    if (--awaited_of_[who] == 0) awaited_of_.erase(who);
+  });
+}
+
 grpc::ServerBidiReactor<v1::ReceiverReport, v1::SenderEvent>* PullServiceImpl::Attach(
     grpc::CallbackServerContext* context) {
   return AttachReactor::Begin(*this, *context);

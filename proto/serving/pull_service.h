@@ -3,6 +3,11 @@
 // attached receiver holds no thread. Errors: the host's, translated by ToGrpc.
 #pragma once
 
+#include <map>
+#include <memory>
+#include <string>
+
+#include "common/base/sync.h"
 #include "common/serving/pull_desk.h"
 #include "proto/access.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
@@ -32,12 +37,19 @@ class PullServiceImpl final
   /// Names the caller in `request`, and who may open streams with the ticket.
   Status Identify(const grpc::ServerContextBase& context, PullRequest& request);
   Attachments& attachments() { return host_.attachments(); }
+  /// Counts a call of Attach that has not said yet who attaches, until the result is dropped, which
+  /// must be before this service goes. kResourceExhausted beyond the limits of attached receivers.
+  StatusOr<std::shared_ptr<const void>> AwaitReport(const grpc::ServerContextBase& context);
 
  private:
   PullHost& host_;
   const std::shared_ptr<const Access> access_;
   const uint16_t bulk_port_;
   ReceiverNames names_;
+
+  Mutex mu_;
+  size_t awaited_ = 0;
+  std::map<std::string, size_t> awaited_of_;  // by principal
 };
 
 }  // namespace deltawire

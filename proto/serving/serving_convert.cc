@@ -1,5 +1,7 @@
 #include "proto/serving/serving_convert.h"
 
+#include "common/layout/names.h"
+
 namespace deltawire {
 
 void ToProto(const VersionInfo& in, v1::VersionInfo* out) {
@@ -23,7 +25,7 @@ ReceiverReport FromProto(const v1::ReceiverReport& in) {
           .phase = ParseReceiverPhase(in.phase()),
           .bytes_done = in.bytes_done(),
           .bytes_total = in.bytes_total(),
-          .message = in.message(),
+          .message = FitUtf8(in.message(), kMaxReportMessage),
           .event = in.event(),
           .sync_request = in.sync_request(),
           .last_pull = FromProto(in.last_pull())};

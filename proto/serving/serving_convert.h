@@ -10,6 +10,7 @@
 namespace deltawire {
 
 void ToProto(const VersionInfo& in, v1::VersionInfo* out);
+/// Of a long message only kMaxReportMessage bytes are copied.
 ReceiverReport FromProto(const v1::ReceiverReport& in);
 /// Of what `source` has published; epoch 0: nothing yet.
 VersionInfo PublishedInfo(const StateSource& source);

@@ -156,10 +156,13 @@ Status Agent::RecoverModels() {
   std::error_code ec;
   std::filesystem::create_directories(options_.data_dir, ec);
   if (ec) return Errorf(StatusCode::kInternal, "create {}: {}", options_.data_dir, ec.message());
-  for (const auto& entry : std::filesystem::directory_iterator(options_.data_dir, ec)) {
-    const std::string name = entry.path().filename().string();
-    if (!entry.is_directory() || !CheckModelName(name).ok()) continue;
-    auto model = Model::Recover(name, entry.path(), model_options_, pool_);
+  std::filesystem::directory_iterator it(options_.data_dir, ec), end;
+  for (; !ec && it != end; it.increment(ec)) {
+    const std::filesystem::path directory = it->path();
+    const std::string name = directory.filename().string();
+    std::error_code unknown;
+    if (!it->is_directory(unknown) || !CheckModelName(name).ok()) continue;
+    auto model = Model::Recover(name, directory, model_options_, pool_);
     if (absl::IsNotFound(model.status())) continue;
     if (absl::IsAlreadyExists(model.status())) return model.status();
     if (!model.ok()) {
@@ -172,7 +175,8 @@ Status Agent::RecoverModels() {
     LogInfo("model {}: taken up at {} {}", name, ToString(at), ToString(TraceOf(at)));
     Adopt(std::move(*model));
   }
-  return absl::OkStatus();
+  if (!ec) return absl::OkStatus();
+  return Errorf(StatusCode::kInternal, "read {}: {}", options_.data_dir, ec.message());
 }
 
 StatusOr<std::shared_ptr<Model>> Agent::Register(const std::string& name,

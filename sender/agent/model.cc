@@ -205,11 +205,13 @@ Status Model::KeepSideFiles(SideFileStore::Use use, const std::shared_ptr<const 
     cv_.wait(lock, [this] { return !side_files_busy_; });
     side_files_busy_ = true;
   }
-  const Status kept = side_store_.Keep(use, set);
-  std::lock_guard lock(mu_);
-  side_files_busy_ = false;
-  cv_.notify_all();
-  return kept;
+  // Even if an exception is thrown (no memory), the next publish gets its turn.
+  const std::shared_ptr<void> done(nullptr, [this](void*) {
+    std::lock_guard lock(mu_);
+    side_files_busy_ = false;
+    cv_.notify_all();
+  });
+  return side_store_.Keep(use, set);
 }
 
 Status Model::SetSideFiles(std::vector<SideFile> files) {

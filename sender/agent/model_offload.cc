@@ -42,10 +42,13 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
       const auto newest = store_->newest();
       auto step = session_.Begin(request, newest ? newest->info.identity : Identity{}, drawn,
                                  SteadyClock::now());
-      TidyAfterSession();
       if (!step.ok()) return step.status();
       begun = *step;
-      if (begun.next != OffloadSession::Next::kWait) break;
+      if (begun.next != OffloadSession::Next::kWait) {
+        TidyAfterSession();
+        break;
+      }
+      // Nothing has changed. Ranks that wait here would wake each other over and over.
       if (gone()) return CallerGone();
       cv_.wait_for(lock, kGoneSlice);
     }

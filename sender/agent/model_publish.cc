@@ -72,9 +72,11 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   VersionInfo info;
   info.ready_unix_nanos = UnixNanos();
   // The lease keeps the base's bytes unchanged: a scrub patches nothing that others read.
-  const LeasedState base = Lease();
+  LeasedState base = Lease();
   const StateId from = base.state == nullptr ? StateId{} : base.state->info.id();
   auto diffed = what.job->Finish(from, what.to, what.unchanged, pool_);
+  // The next offload drains this very half, and may begin before all receivers have been told.
+  base = {};
   info.diff_seconds = SecondsSince(start);
   const auto use = what.half == 0 ? SideFileStore::Use::kHalf0 : SideFileStore::Use::kHalf1;
   const Status made = diffed.ok() ? KeepSideFiles(use, what.side_files) : diffed.status();
@@ -192,9 +194,10 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   what.attempt = attempt;
   what.rollback = true;
   what.unchanged.resize(layout_.size());
-  const LeasedState base = Lease();
+  LeasedState base = Lease();
   Status undone = PrepareHalf(what.half, &what.waited_seconds);
   if (undone.ok()) undone = Undo(what.half, *base.state, target);
+  base.lease.reset();  // as in Publish
   auto was = undone.ok() ? store_->At(target) : undone;
   std::unique_lock lock(mu_);
   if (!was.ok()) {

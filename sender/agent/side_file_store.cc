@@ -4,12 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <optional>
 #include <system_error>
 
 #include "common/base/checksum.h"
 #include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/unique_fd.h"
 #include "common/shm/mapped_file.h"
 
 namespace deltawire::sender {
@@ -39,12 +40,19 @@ Status Rename(const fs::path& from, const fs::path& to) {
   return ErrnoError(fmt::format("rename {} to {}", from.native(), to.native()));
 }
 
+/// kNotFound only where there is no such file.
 StatusOr<std::string> ReadFile(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return ErrnoError(fmt::format("open {}", path.native()));
-  std::string content((std::istreambuf_iterator<char>(in)), {});
-  if (in.bad()) return ErrnoError(fmt::format("read {}", path.native()));
-  return content;
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (fd.get() < 0) return ErrnoError(fmt::format("open {}", path.native()));
+  std::string content;
+  char piece[16384];
+  while (true) {
+    const ssize_t n = ::read(fd.get(), piece, sizeof piece);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoError(fmt::format("read {}", path.native()));
+    if (n == 0) return content;
+    content.append(piece, static_cast<size_t>(n));
+  }
 }
 
 std::string Hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
@@ -52,6 +60,16 @@ std::string Hex(uint64_t hash) { return fmt::format("{:016x}", hash); }
 std::string UseText(uint64_t hash) {
   std::string text = fmt::format("{}\n{}\n", kFirstLine, Hex(hash));
   return text + fmt::format("xxh3 {}\n", Hex(Xxh3(AsBytes(text))));
+}
+
+/// The hash in the text of a use; kDataLoss where that is not what UseText made.
+StatusOr<uint64_t> ParseUse(const fs::path& name, const std::string& text) {
+  uint64_t hash = 0;
+  const size_t at = std::string_view(kFirstLine).size() + 1;
+  if (text.size() > at + 16) hash = std::strtoull(text.substr(at, 16).c_str(), nullptr, 16);
+  if (text == UseText(hash)) return hash;
+  return Errorf(StatusCode::kDataLoss, "{} does not match its checksum; register the model anew",
+                name.native());
 }
 
 }  // namespace
@@ -90,23 +108,28 @@ Status SideFileStore::Keep(Use use, const std::shared_ptr<const SideFileSet>& se
   const fs::path hidden = directory_ / (std::string(kHidden) + kUseNames[static_cast<size_t>(use)]);
   DW_RETURN_IF_ERROR(WriteFile(hidden, text));
   DW_RETURN_IF_ERROR(Rename(hidden, name));
-  RemoveUnused();
+  const Status removed = RemoveUnused();
+  if (!removed.ok()) {
+    LogWarn("side files that no version needs any more stay for now: {}", MessageOf(removed));
+  }
   return absl::OkStatus();
 }
 
-void SideFileStore::RemoveUnused() const {
+Status SideFileStore::RemoveUnused() const {
   std::vector<std::string> used;
   for (const char* use : kUseNames) {
     used.emplace_back(use);
-    std::ifstream in(directory_ / use);
-    std::string line, hash;
-    if (std::getline(in, line) && std::getline(in, hash)) used.push_back(hash);
+    const auto text = ReadFile(directory_ / use);
+    if (absl::IsNotFound(text.status())) continue;  // nothing is kept for it
+    if (!text.ok()) return text.status();
+    DW_ASSIGN_OR_RETURN(const uint64_t hash, ParseUse(directory_ / use, *text));
+    used.push_back(Hex(hash));
   }
   std::vector<fs::path> unused;
   std::error_code ec;
-  for (const auto& entry : fs::directory_iterator(directory_, ec)) {
-    const std::string name = entry.path().filename().string();
-    if (std::find(used.begin(), used.end(), name) == used.end()) unused.push_back(entry.path());
+  for (fs::directory_iterator it(directory_, ec), end; !ec && it != end; it.increment(ec)) {
+    const std::string name = it->path().filename().string();
+    if (std::find(used.begin(), used.end(), name) == used.end()) unused.push_back(it->path());
   }
   for (fs::path path : unused) {
     // A directory that has its own name must be whole, so it is renamed before its first file goes.
@@ -119,24 +142,20 @@ void SideFileStore::RemoveUnused() const {
     }
     fs::remove_all(path, ec);
   }
+  return absl::OkStatus();
 }
 
 StatusOr<std::shared_ptr<const SideFileSet>> SideFileStore::Load(Use use) const {
   const fs::path name = directory_ / kUseNames[static_cast<size_t>(use)];
-  std::error_code ec;
-  if (!fs::exists(name, ec)) return MakeSideFileSet({});
-  DW_ASSIGN_OR_RETURN(const std::string text, ReadFile(name));
-  uint64_t hash = 0;
-  const size_t at = std::string_view(kFirstLine).size() + 1;
-  if (text.size() > at + 16) hash = std::strtoull(text.substr(at, 16).c_str(), nullptr, 16);
-  if (text != UseText(hash)) {
-    return Errorf(StatusCode::kDataLoss, "{} does not match its checksum; register the model anew",
-                  name.native());
-  }
+  const auto text = ReadFile(name);
+  if (absl::IsNotFound(text.status())) return MakeSideFileSet({});
+  if (!text.ok()) return text.status();
+  DW_ASSIGN_OR_RETURN(const uint64_t hash, ParseUse(name, *text));
   std::vector<SideFile> files;
-  for (const auto& entry : fs::directory_iterator(PathOf(hash), ec)) {
-    DW_ASSIGN_OR_RETURN(std::string content, ReadFile(entry.path()));
-    files.push_back({entry.path().filename().string(), std::move(content)});
+  std::error_code ec;
+  for (fs::directory_iterator it(PathOf(hash), ec), end; !ec && it != end; it.increment(ec)) {
+    DW_ASSIGN_OR_RETURN(std::string content, ReadFile(it->path()));
+    files.push_back({it->path().filename().string(), std::move(content)});
   }
   DW_ASSIGN_OR_RETURN(auto set, MakeSideFileSet(std::move(files)));
   if (set->hash == hash) return set;

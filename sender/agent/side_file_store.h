@@ -34,7 +34,8 @@ class SideFileStore {
   static constexpr size_t kUses = 3;
   std::filesystem::path PathOf(uint64_t hash) const;
   Status Write(const SideFileSet& set) const;
-  void RemoveUnused() const;
+  /// Removes nothing unless it can read what every use needs.
+  Status RemoveUnused() const;
 
   const std::filesystem::path directory_;
 };

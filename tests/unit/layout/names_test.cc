@@ -20,6 +20,14 @@ TEST_CASE("UTF-8 is accepted up to its limits and no further") {
   }
 }
 
+TEST_CASE("a text that is too long is cut between characters") {
+  CHECK(FitUtf8("a\xc3\xa9", 3) == "a\xc3\xa9");
+  CHECK(FitUtf8("a\xc3\xa9", 2) == "a");
+  CHECK(FitUtf8("a\xc3\xa9", 0).empty());
+  CHECK(FitUtf8("\xe2\x82\xac\xf0\x90\x80\x80", 6) == "\xe2\x82\xac");
+  CHECK(FitUtf8("a\xff\xc3", 3) == "a??");
+}
+
 TEST_CASE("quoting keeps messages printable, UTF-8 and bounded") {
   CHECK(Quoted("model.w") == "\"model.w\"");
   CHECK(Quoted("a\"b\\c") == "\"a\\\"b\\\\c\"");

@@ -8,6 +8,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
+#include "common/base/acceptor.h"
 #include "tests/support/eventually.h"
 #include "tests/unit/net/pull_rig.h"
 
@@ -273,6 +274,39 @@ TEST_CASE("the server's error reaches the client with its code and text") {
   wrong.fingerprint.lo = 41;
   PullClient other(rig.io, wrong);
   CHECK(other.Run(rig.MakeHave(), rig.sink).status().code() == StatusCode::kFailedPrecondition);
+}
+
+TEST_CASE("an error whose checksum is wrong is not believed") {
+  const bool damaged = GENERATE(false, true);
+  CAPTURE(damaged);
+  const auto listener = ListenTcp("127.0.0.1", 0);
+  REQUIRE(listener.ok());
+  std::thread server([&] {
+    pollfd ready{listener->get(), POLLIN, 0};
+    if (poll(&ready, 1, 20000) != 1) return;
+    const UniqueFd peer(accept(listener->get(), nullptr, nullptr));
+    const auto payload = wire::Encode(wire::FromStatus(absl::AbortedError("the test says so")));
+    wire::FrameHeader h;
+    h.type = wire::FrameType::kError;
+    h.payload_bytes = static_cast<uint32_t>(payload.size());
+    h.payload_xxh3 = Xxh3(payload) ^ (damaged ? 1 : 0);
+    const std::string frame =
+        std::string(AsChars(wire::EncodeHeader(h))) + std::string(AsChars(payload));
+    (void)send(peer.get(), frame.data(), frame.size(), MSG_NOSIGNAL);
+    char ignored[256];
+    while (recv(peer.get(), ignored, sizeof ignored, 0) > 0) continue;  // until the client closes
+  });
+  IoThreads io{1};
+  PullTarget target;
+  target.host = "127.0.0.1";
+  target.port = PortOf(*listener);
+  target.streams = 1;
+  target.stream_timeout = 10s;
+  PullClient client(io, target);
+  TestSink sink;
+  const Status status = client.Run({}, sink).status();
+  server.join();
+  CHECK(status.code() == (damaged ? StatusCode::kDataLoss : StatusCode::kAborted));
 }
 
 TEST_CASE("a sink that refuses a chunk ends the pull with its own words") {

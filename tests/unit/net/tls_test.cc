@@ -109,6 +109,24 @@ TEST_CASE("a peer of another authority, of another host, or without a certificat
   CHECK(PullOver(rig, TlsOf(authority.Node("rollout"), Tls::Side::kClient)).ok());
 }
 
+TEST_CASE("a connection beyond the limits is told so through TLS") {
+  const TempDir dir;
+  const TestAuthority authority(dir.path());
+  Rig rig(1, Fault::kSilent);
+  rig.server.reset();
+  auto listening = PullServer::Listen(rig.io, "127.0.0.1", 0, rig.source,
+                                      {.stream_timeout = 10s,
+                                       .ping_interval = 50ms,
+                                       .max_connections = 2,
+                                       .tls = TlsOf(authority.Node("sender"), Tls::Side::kServer)});
+  REQUIRE(listening.ok());
+  rig.server = std::move(*listening);
+  const Status status = PullOver(rig, TlsOf(authority.Node("rollout"), Tls::Side::kClient));
+  CHECK(status.code() == StatusCode::kResourceExhausted);
+  CHECK_THAT(Message(status), Contains("2 bulk connections"));
+  CHECK(rig.server->refused() == 1);
+}
+
 TEST_CASE("a renewed certificate counts for the next stream and cuts none") {
   const TempDir dir;
   const TestAuthority authority(dir.path());

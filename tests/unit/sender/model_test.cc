@@ -209,6 +209,71 @@ TEST_CASE("a caller that has gone while it waited for its half begins nothing") 
   CHECK(m->offloading_version() == 0);
 }
 
+TEST_CASE("a trainer gets its half while receivers are still being told of the version before") {
+  const bool rollback = GENERATE(false, true);
+  CAPTURE(rollback);
+  std::promise<void> over;
+  const std::shared_future<void> released = over.get_future().share();
+  std::atomic<bool> blocks{false}, cut{false};
+  std::atomic<int> told{0};
+  SenderModel m;
+  m->SetListener([&] {
+    ++told;
+    if (blocks) released.wait();
+  });
+  // Cutting cannot help here. If it is tried, the listener goes on, so that the test ends.
+  m->SetCutter([&](uint32_t) {
+    if (!cut.exchange(true)) over.set_value();
+  });
+  REQUIRE(m.Publish(1).ok());
+  if (rollback) REQUIRE(m.Publish(2).ok());
+  const int before = rollback ? 2 : 1;
+  REQUIRE(testing::Eventually([&] { return told == before; }));
+  blocks = true;
+  std::thread back([&] {
+    if (rollback) (void)m->Rollback(1);
+  });
+  const bool published = rollback || m.Publish(2).ok();
+  const bool telling = testing::Eventually([&] { return told > before; });
+  const auto next = m->BeginOffload({3, 0, 1, 0, "test"}, NeverGone);
+  const bool in_time = !cut.exchange(true);
+  if (in_time) over.set_value();
+  back.join();
+  CHECK(published);
+  CHECK(telling);
+  CHECK(next.status() == absl::OkStatus());
+  CHECK(in_time);
+}
+
+TEST_CASE("ranks that wait for their half do not wake each other") {
+  SenderModel m({.grace = std::chrono::milliseconds(500)});
+  REQUIRE(m.Publish(1).ok());
+  const auto first = m->published();
+  REQUIRE(m.Publish(2).ok());
+  auto reader = m->LeaseHalf(first->half, first->info.identity);
+  REQUIRE(reader != nullptr);
+  m->SetCutter([&](uint32_t) { reader.reset(); });
+  constexpr uint32_t kWorld = 4;
+  std::atomic<int> looks{0};
+  std::atomic<uint32_t> granted{0};
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < kWorld; ++rank) {
+    ranks.emplace_back([&, rank] {
+      const auto looked = [&] {
+        ++looks;
+        return false;
+      };
+      if (m->BeginOffload({3, rank, kWorld, 0, "test"}, looked).ok()) ++granted;
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  CHECK(granted == kWorld);
+  CHECK(reader == nullptr);
+  // Each rank looks every 50 ms whether its caller has gone, so about ten times; a machine that is
+  // busy makes it fewer.
+  CHECK(looks < 20 * static_cast<int>(kWorld));
+}
+
 TEST_CASE("a pool that is busy with other work holds nobody up") {
   SenderModel m;
   REQUIRE(m.Publish(1).ok());

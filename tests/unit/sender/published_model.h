@@ -56,6 +56,13 @@ class PublishedModel {
         content_[place.offset + at] = static_cast<std::byte>(random_());
       }
     }
+    return PublishContent(version, content_, attempt);
+  }
+
+  /// Publishes these bytes.
+  double PublishContent(uint64_t version, const std::vector<std::byte>& content,
+                        uint64_t attempt = 0) {
+    content_ = content;
     const auto grant =
         model_->BeginOffload({.version = version, .attempt = attempt}, [] { return false; });
     REQUIRE(grant.status() == absl::OkStatus());
@@ -71,10 +78,10 @@ class PublishedModel {
     return grant->waited_seconds;
   }
 
-  /// Flips a bit of `chunk` in the half that is published now.
-  void Flip(uint32_t chunk) {
+  /// Flips a bit of the byte at `offset` of `chunk`, in the half that is published now.
+  void Flip(uint32_t chunk, size_t offset = 100) {
     const auto half = model_->published()->half;
-    const size_t at = model_->chunks()[chunk].offset + 100;
+    const size_t at = model_->chunks()[chunk].offset + offset;
     const std::byte flipped = model_->half(half)[at] ^ std::byte{16};
     Write(model_->directory() / ("half-" + std::to_string(half) + ".safetensors"),
           model_->data_offset() + at, {&flipped, 1});

@@ -6,6 +6,8 @@
 #include <deque>
 #include <set>
 
+#include "common/delta/class_function.h"
+#include "common/delta/coders.h"
 #include "tests/unit/sender/published_model.h"
 
 namespace deltawire::sender {
@@ -338,6 +340,59 @@ TEST_CASE("pull: a chunk that a receiver doubts is looked at before it is sent")
   CHECK(absl::IsDataLoss(status));
   CHECK(status.message().find("tensor t3 ") != std::string::npos);
   CHECK(sender.model()->damaged_chunks() == 1);
+}
+
+TEST_CASE("pull: a delta is never coded against bytes that have gone bad") {
+  const bool flipped = GENERATE(false, true), marked = GENERATE(false, true);
+  CAPTURE(flipped, marked);
+  // What an element's change is depends on its exponent alone, which the codec tight exploits.
+  PublishedModel sender(1, 59);
+  const size_t elements = sender.model()->chunks()[0].bytes / 2;
+  std::mt19937_64 random(59);
+  std::vector<std::byte> before(2 * elements);
+  for (size_t i = 0; i < elements; ++i) {
+    before[2 * i] = static_cast<std::byte>(random() & 0x7e);
+    before[2 * i + 1] = static_cast<std::byte>(0x38 + random() % 4);
+  }
+  before[101] = std::byte{0x38};  // the one that is flipped, which is no change of the version's
+  std::vector<std::byte> after = before;
+  for (size_t i = 0; i < elements; ++i) {
+    if (before[2 * i + 1] == std::byte{0x3b}) after[2 * i] |= std::byte{1};
+  }
+  sender.PublishContent(1, before);
+  const uint64_t first = (*sender.model()->published()->digests)[0];
+  sender.PublishContent(2, after);
+  if (flipped) sender.Flip(0, 101);
+  if (marked) sender.model()->published()->damaged[0] = 1;
+  CoderRates rates;
+  PullTerms terms = Terms(rates, 1);
+  terms.coding.codec = kernels::Codec::kTight;
+  ServedPull session(sender.model(), terms);
+  wire::Have have;
+  have.chunks = {{.version = 1, .digest = first}};
+  REQUIRE(session.Start(have).ok());
+  const auto next = session.Next(0, [] {});
+  REQUIRE(next.status() == absl::OkStatus());
+  REQUIRE(next->has_value());
+  const net::OutFrame& frame = **next;
+  REQUIRE(frame.header.type == wire::FrameType::kChunkDelta);
+  const Coder* const coder = CoderOf(frame.payload);
+  CHECK((coder != nullptr) == (!flipped && !marked));
+  // The receiver has the right bytes of version 1, and gets those of version 2.
+  const kernels::Backend& backend = sender.model()->backend();
+  Bytes fast = frame.payload;
+  std::vector<std::byte> decoded(kernels::MaxEncodedBytes(before.size(), 2));
+  if (coder != nullptr) {
+    CodedChunk chunk{backend, before.size(), 2, ClassFunctionOf(DType::kBF16)};
+    chunk.old_data = before;
+    size_t bytes = 0;
+    REQUIRE(coder->decode(chunk, frame.payload, decoded, &bytes) == kernels::DecodeStatus::kOk);
+    fast = Bytes(decoded).first(bytes);
+  }
+  uint64_t digest = 0;
+  REQUIRE(backend.decode_apply(sender.model()->key(), fast, before, 2, frame.header.digest_before,
+                               &digest) == kernels::DecodeStatus::kOk);
+  CHECK(before == after);
 }
 
 TEST_CASE("pull: idle streams are woken when there is something for them, and not before") {

@@ -63,6 +63,31 @@ TEST_CASE("side files that somebody changed are refused by name") {
   CHECK(MessageOf(loaded.status()).find(file.parent_path().native()) != std::string::npos);
 }
 
+TEST_CASE("no set is removed while a name cannot be read") {
+  const TempDir temp;
+  const fs::path dir = temp.path() / "side";
+  SideFileStore store(dir);
+  REQUIRE(store.Keep(Use::kHalf0, Set("a")).ok());
+  const fs::path kept = dir / fmt::format("{:016x}", Set("a")->hash);
+  const bool damaged = GENERATE(false, true);
+  CAPTURE(damaged);
+  fs::rename(dir / "half-0", temp.path() / "aside");
+  if (damaged) {
+    std::ofstream(dir / "half-0") << "deltawire side 1\n";
+  } else {
+    fs::create_directory(dir / "half-0");  // whoever runs as root may read any file
+  }
+  CHECK_FALSE(store.Load(Use::kHalf0).ok());
+  CHECK(store.Keep(Use::kNext, Set("b")).ok());
+  CHECK(fs::is_directory(kept));
+  // When it can be read again, what is needed is still there, and goes when it is not needed.
+  fs::remove(dir / "half-0");
+  fs::rename(temp.path() / "aside", dir / "half-0");
+  CHECK((*store.Load(Use::kHalf0))->hash == Set("a")->hash);
+  REQUIRE(store.Keep(Use::kHalf0, Set("c")).ok());
+  CHECK_FALSE(fs::exists(kept));
+}
+
 TEST_CASE("names of side files are checked") {
   for (const char* name : {"../a", "model.safetensors", ".hidden", ""}) {
     CHECK(absl::IsInvalidArgument(MakeSideFileSet({{name, "x"}}).status()));

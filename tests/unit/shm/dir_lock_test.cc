@@ -51,6 +51,72 @@ TEST_CASE("files are their owner's alone, or a group's to read") {
   CHECK(FileModeIn(temp.path() / "shared") == 0640);
 }
 
+mode_t ModeOf(const fs::path& path) {
+  struct stat info;
+  REQUIRE(::stat(path.c_str(), &info) == 0);
+  return info.st_mode & 07777;
+}
+
+TEST_CASE("a directory that was open to others is its owner's alone without a group") {
+  const TempDir temp;
+  const fs::path dir = temp.path() / "model";
+  const mode_t before = GENERATE(02750, 0775, 0755, 02700);
+  CAPTURE(before);
+  fs::create_directory(dir);
+  std::ofstream(dir / "half-0.safetensors") << "x";
+  std::ofstream(temp.path() / "foreign") << "x";
+  fs::create_symlink(temp.path() / "foreign", dir / "link");
+  for (const char* file : {"model/half-0.safetensors", "foreign"}) {
+    REQUIRE(::chmod((temp.path() / file).c_str(), 0640) == 0);
+  }
+  REQUIRE(::chmod(dir.c_str(), before) == 0);
+  REQUIRE(DirLock::Acquire(dir).ok());
+  CHECK((ModeOf(dir) & 0777) == 0700);
+  CHECK(FileModeIn(dir) == 0600);
+  CHECK(ModeOf(temp.path() / "foreign") == 0640);
+  if (before != 02700) CHECK(ModeOf(dir / "half-0.safetensors") == 0600);
+  // The parent may hold directories that other users have to reach.
+  REQUIRE(::chmod(temp.path().c_str(), 0755) == 0);
+  REQUIRE(DirLock::Acquire(dir).ok());
+  CHECK(ModeOf(temp.path()) == 0755);
+}
+
+TEST_CASE("an owner with a group is not disturbed by who finds it there") {
+  const struct group* mine = ::getgrgid(::getegid());
+  REQUIRE(mine != nullptr);
+  const TempDir temp;
+  const auto owner = DirLock::Acquire(temp.path() / "model", mine->gr_name);
+  REQUIRE(owner.ok());
+  CHECK(DirLock::Acquire(temp.path() / "model").status().code() == StatusCode::kAlreadyExists);
+  CHECK(ModeOf(temp.path() / "model") == 02750);
+}
+
+TEST_CASE("root's directory into which others may write is refused where that must stay so") {
+  if (::geteuid() != 0) {
+    WARN("SKIPPED: only root can leave a directory that others cannot change");
+    return;
+  }
+  const TempDir temp;
+  for (const auto& [name, mode] : {std::pair{"open", 0777}, std::pair{"ours", 0755}}) {
+    fs::create_directory(temp.path() / name);
+    REQUIRE(::chmod((temp.path() / name).c_str(), mode) == 0);
+  }
+  // The lock's file is there, since nobody else may make it.
+  std::ofstream(temp.path() / "ours" / ".deltawire.lock") << "";
+  REQUIRE(::chmod((temp.path() / "ours" / ".deltawire.lock").c_str(), 0666) == 0);
+  REQUIRE(::chmod(temp.path().c_str(), 0755) == 0);
+  testing::Forked daemon([&] {
+    if (::setgroups(0, nullptr) != 0 || ::setgid(12345) != 0 || ::setuid(12345) != 0) ::_exit(1);
+    const Status refused = DirLock::Acquire(temp.path() / "open").status();
+    if (refused.code() != StatusCode::kPermissionDenied) ::_exit(2);
+    if (MessageOf(refused).find("0777") == std::string_view::npos) ::_exit(3);
+    if (!DirLock::Acquire(temp.path() / "ours").ok()) ::_exit(4);
+  });
+  const int ended = daemon.Wait();
+  REQUIRE(WIFEXITED(ended));
+  CHECK(WEXITSTATUS(ended) == 0);
+}
+
 TEST_CASE("a directory that is the group's already stays so, and another one is not given away") {
   if (::geteuid() != 0) {
     WARN("SKIPPED: only root can give a directory away");
