@@ -59,7 +59,8 @@ class ClientStream {
         have_(have),
         sink_(sink),
         where_(fmt::format("bulk stream {} from {}:{}", index, target_.host, target_.port)),
-        watchdog_(std::make_shared<Watchdog>(socket_, target_.stream_timeout)) {}
+        watchdog_(std::make_shared<Watchdog>(socket_, target_.stream_timeout,
+                                             Watchdog::Counts::kReceived)) {}
 
   asio::awaitable<void> Run() {
     watchdog_->Start();

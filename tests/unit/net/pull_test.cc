@@ -20,7 +20,9 @@ using testing::Eventually;
 // A client that can send any bytes to the bulk port.
 class RawClient {
  public:
-  explicit RawClient(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+  /// `buffer`: of what it has not read yet; 0: the kernel's.
+  explicit RawClient(uint16_t port, int buffer = 0) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    if (buffer != 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
     sockaddr_in to{};
     to.sin_family = AF_INET;
     to.sin_port = htons(port);
@@ -47,6 +49,17 @@ class RawClient {
     wire::Hello hello;
     hello.fingerprint.lo = 42;
     SendFrame(wire::FrameType::kHello, wire::Encode(hello));
+  }
+  /// False: the server ended before `bytes` had come.
+  bool ReadSlowly(size_t bytes, size_t bytes_per_s) const {
+    std::vector<char> piece(bytes_per_s / 50);
+    while (bytes > 0) {
+      const ssize_t n = recv(fd_, piece.data(), std::min(piece.size(), bytes), 0);
+      if (n <= 0) return false;
+      bytes -= static_cast<size_t>(n);
+      std::this_thread::sleep_for(20ms);  // this is the link's speed
+    }
+    return true;
   }
   bool WaitClosed() const {
     pollfd closed{fd_, POLLIN, 0};
@@ -147,6 +160,35 @@ TEST_CASE("the least patient client stays with an idle server of any stream time
     // The pull took longer than the client's patience, so it was the pings that kept it alive.
     CHECK(std::chrono::steady_clock::now() - start > kPatience);
   }
+}
+
+// The last chunks are the largest, and take longer than the limit of both tests at this speed.
+constexpr uint32_t kFirstLarge = 32, kLarge = 38;
+constexpr uint64_t kSlow = 500'000;
+constexpr std::chrono::milliseconds kShort{300};
+
+TEST_CASE("a link on which a chunk takes longer than the deadline is not silent for the client") {
+  Rig rig(kLarge, Fault::kNone, 10s, nullptr, kSlow);
+  rig.source.session->ServeFrom(kFirstLarge);
+  PullClient client(rig.io, rig.Target(1, kShort));
+  CHECK(client.Run(rig.MakeHave(), rig.sink).status() == absl::OkStatus());
+  CHECK(rig.sink.finished == kLarge - kFirstLarge);
+}
+
+TEST_CASE("a link on which a chunk takes longer than the deadline is not stuck for the server") {
+  Rig rig(kLarge, Fault::kNone, kShort);
+  rig.source.session->ServeFrom(kFirstLarge);
+  size_t bytes = 2 * wire::HeaderBytes().size() + wire::kEndPayload;  // Welcome and End
+  for (uint32_t i = kFirstLarge; i < kLarge; ++i) {
+    bytes += wire::HeaderBytes().size() + Pattern(i).size();
+  }
+  {
+    RawClient raw(rig.server->port(), 16 << 10);
+    raw.SendHello();
+    raw.SendFrame(wire::FrameType::kHave, wire::Encode(rig.MakeHave()));
+    CHECK(raw.ReadSlowly(bytes, kSlow));
+  }
+  CHECK(rig.source.session->WaitClosed() == std::vector<Status>{absl::OkStatus()});
 }
 
 TEST_CASE("a client that stops reading is cut after the server's deadline") {
@@ -324,11 +366,12 @@ TEST_CASE("stopping the server ends pulls that run") {
 TEST_CASE("stopping the server ends streams that wait for their turn in the middle of a frame") {
   Rig rig(40, Fault::kNone, 10s, nullptr, 400'000);
   PullClient client(rig.io, rig.Target(2));
+  // At this speed each of the later chunks waits for many turns, and one of two streams is in the
+  // middle of one whenever the other has just ended one. The client is not asked: it may be told of
+  // a chunk only when all of it is there.
   const auto in_the_middle = [&] {
     std::lock_guard lock(rig.sink.mu);
-    return std::ranges::any_of(rig.sink.arrived, [](const auto& chunk) {
-      return chunk.second > 40'000 && chunk.second < Pattern(chunk.first).size();
-    });
+    return rig.sink.finished >= 15;
   };
   std::thread stopper([&] {
     while (!in_the_middle()) std::this_thread::yield();
