@@ -98,6 +98,24 @@ class Wan(Case):
             self.assertEqual(report[way]["refused"], 0)
 
 
+    def test_a_link_on_which_a_piece_takes_longer_than_the_time_limit(self):
+        """Bytes come all the time, but no stream has as many as it reads at once within a second."""
+        trainer, engine = self.net.nodes("trainer", "engine")
+        self.net.emulate(trainer, engine, "10.1.0", rate=4 * MBIT, delay_ms=10)
+        versions = self.versions(2_000_000)
+        timeout = ["--stream-timeout-ms", 1000]
+        sender = trainer.start_sender(*timeout)
+        trainer.publish(versions.next(), versions.newest)
+        engine.start_receiver("--sender", sender, *timeout)
+        self.say(f"committed after {engine.await_version(1, 30):.1f} s, sent at once 4.0 s")
+        self.check(engine, versions, 1)
+        status = engine.status()
+        self.assertEqual(status["last_pull"]["payload_bytes"], versions.model_bytes)
+        self.assertEqual(status["message"], "")
+        # Pieces of an attempt that broke off would count here.
+        self.assertLess(status["bytes_received"], 1.01 * versions.model_bytes)
+
+
 class Partition(Case):
     """The link is cut in the middle of something, and healed."""
 

@@ -93,6 +93,8 @@ class EmulatedLink:
 
     def close(self) -> None:
         end(self._process)
+        self._process.stdin.close()
+        self._process.stdout.close()
 
 
 class Node:
