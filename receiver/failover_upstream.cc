@@ -24,6 +24,10 @@ bool OfUpstream(const Status& status) {
          absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status);
 }
 
+// Whether an attachment ended because the upstream has nothing to tell of yet: a relay whose first
+// pull runs. If all of its leaves went elsewhere meanwhile, each would cross the uplink.
+bool AsksForPatience(const Status& status) { return absl::IsAborted(status); }
+
 class FailoverUpstream : public Upstream {
  public:
   FailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams, uint64_t seed, uint64_t relay,
@@ -115,10 +119,10 @@ class FailoverUpstream : public Upstream {
             if (heard_ == now) heard_.reset();
             left = why_left_[now];
           }
-          Fail(now, UpstreamChoice::Failure::kGone, why);
+          if (!AsksForPatience(why)) Fail(now, UpstreamChoice::Failure::kGone, why);
           ended(left.ok() ? why : left);
         });
-    if (!attached.ok()) {
+    if (!attached.ok() && !AsksForPatience(attached)) {
       Fail(now, UpstreamChoice::Failure::kGone, attached);
     } else if (Current() != now) {
       // It was left meanwhile, by somebody who found no attachment to end.

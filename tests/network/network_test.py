@@ -271,6 +271,22 @@ class Tree(Case):
         # Beside so little each leaf's questions to the sender count.
         self.assertLessEqual(self.compare("a delta", alone[1], together[1]), 1.5)
 
+    def test_a_fleet_that_starts_at_once(self):
+        versions = self.versions(12_000_000)
+        sender = self.trainer.start_sender()
+        self.trainer.publish(versions.next(), versions.newest)
+
+        def start() -> None:
+            self.start_leaves(self.start_relay(sender), sender)
+            self.await_all(1, self.all)
+
+        seconds, crossed = self.measured(start)
+        self.say(f"all have version 1 after {seconds:.2f} s; "
+                 f"{crossed / versions.model_bytes:.2f} models crossed the uplink")  # fmt: skip
+        for node in self.all:
+            self.check(node, versions, 1)
+        self.assertLess(crossed, 1.1 * versions.model_bytes)
+
     def test_leaves_go_on_without_their_relay(self):
         versions = self.versions(12_000_000)
         sender = self.trainer.start_sender()

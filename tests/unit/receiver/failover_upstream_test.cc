@@ -165,6 +165,24 @@ TEST_CASE("failover: a relay that is busy with the newer version is not left, on
   leaf.s->OnNewest(nullptr);
 }
 
+TEST_CASE("failover: a relay that asks for patience is not left, one that has nothing is") {
+  Leaf leaf(kNeverCompares);
+  leaf.s->Has(At(kOld, 1));
+  leaf.r->Refuse(absl::AbortedError("fetching it itself; ask again"));
+  for (int i = 0; i < 3; ++i) {
+    CHECK_FALSE(leaf.Attach().ok());
+    CHECK_FALSE(leaf.up->Describe("m").ok());
+    CHECK(leaf.up->in_use() == "r");
+  }
+  leaf.r->Refuse(absl::OkStatus());
+  REQUIRE(leaf.Attach() == absl::OkStatus());
+  leaf.r->End(absl::AbortedError("fetching it itself; ask again"));
+  CHECK(leaf.up->in_use() == "r");
+  leaf.r->Refuse(absl::NotFoundError("no whole version"));
+  CHECK_FALSE(leaf.Attach().ok());
+  CHECK(leaf.up->in_use() == "s");
+}
+
 TEST_CASE("failover: answers and beats do not make up for pulls that fail") {
   Leaf leaf(kNeverCompares);
   leaf.r->Has(At(kOld, 1));
