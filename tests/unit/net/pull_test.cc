@@ -201,6 +201,50 @@ TEST_CASE("a client that stops reading is cut after the server's deadline") {
   CHECK(ended[0].code() == StatusCode::kDeadlineExceeded);
 }
 
+TEST_CASE("a client says what it has before the server answers, and hears a refusal all the same") {
+  // A server of the test's own, which says nothing before it has read the whole Have.
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&at), size) == 0);
+  REQUIRE(listen(listener, 1) == 0);
+  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size) == 0);
+  std::vector<wire::FrameType> read;
+  std::thread server([&] {
+    const int peer = accept(listener, nullptr, nullptr);
+    for (int i = 0; i < 2; ++i) {
+      wire::HeaderBytes bytes;
+      if (recv(peer, bytes.data(), bytes.size(), MSG_WAITALL) != static_cast<ssize_t>(bytes.size()))
+        break;
+      const auto header = wire::DecodeHeader(bytes);
+      if (!header.ok()) break;
+      read.push_back(header->type);
+      std::vector<std::byte> payload(header->payload_bytes);
+      recv(peer, payload.data(), payload.size(), MSG_WAITALL);
+    }
+    close(peer);
+  });
+  Rig rig(3, Fault::kNone);
+  PullTarget target = rig.Target(1, 2s);
+  target.port = ntohs(at.sin_port);
+  PullClient client(rig.io, target);
+  CHECK(client.Run(rig.MakeHave(), rig.sink).status().code() == StatusCode::kUnavailable);
+  server.join();
+  close(listener);
+  CHECK(read == std::vector<wire::FrameType>{wire::FrameType::kHello, wire::FrameType::kHave});
+
+  // A refusal is heard however large the Have is that nobody reads.
+  Rig refuses(200'000, Fault::kNone);
+  refuses.source.admits = [](const wire::Hello&, const StreamPeer&) {
+    return absl::PermissionDeniedError("not you");
+  };
+  PullClient refused(refuses.io, refuses.Target(1));
+  const auto end = refused.Run(refuses.MakeHave(), refuses.sink);
+  CHECK(end.status().code() == StatusCode::kPermissionDenied);
+}
+
 TEST_CASE("a cut tells the receiver why") {
   Rig rig(1, Fault::kSilent);
   PullClient client(rig.io, rig.Target(3));
