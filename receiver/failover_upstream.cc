@@ -36,6 +36,7 @@ class FailoverUpstream : public Upstream {
         relay_(relay),
         calls_(upstreams_.size()),
         choice_(upstreams_.size(), seed, times),
+        patient_until_(Clock::now() + times.start_patience),
         told_(upstreams_.size()),
         why_left_(upstreams_.size()) {
     for (const auto& u : upstreams_) address_ += (address_.empty() ? "" : ",") + u->address();
@@ -245,6 +246,8 @@ class FailoverUpstream : public Upstream {
   bool Fail(size_t upstream, UpstreamChoice::Failure failure, const Status& why) {
     std::lock_guard lock(mu_);
     if (cancelled_ || upstream != choice_.current()) return false;
+    const bool unreachable = absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why);
+    if (unreachable && seen_.empty() && Clock::now() < patient_until_) return false;
     choice_.Failed(upstream, failure, Clock::now());
     why_left_[upstream] = why;
     cv_.notify_all();
@@ -359,6 +362,7 @@ class FailoverUpstream : public Upstream {
   mutable Mutex mu_;
   CondVar cv_;
   UpstreamChoice choice_;
+  const Clock::time_point patient_until_;
   std::string model_;            // empty: nothing was attached yet
   Identity seen_;                // the newest state that the upstream in use has told of
   std::vector<Hash128> told_;    // the lineage that each upstream last told of; zero: none

@@ -7,14 +7,16 @@
 
 A line of JSON for each run; `--runs` and a seed for each. What a share counts are the payload's
 bytes alone, while the middle of the transfer passes: from 40% to 95% of all bytes on the link, so
-neither the slow start nor the last stream counts. Bare TCP is measured by the same clock. The
-kernel's congestion controls are tried one after the other (--control), buffers are the kernel's
-default, or those of deploy/systemd/deltawire.sysctl.conf.example (--tuned).
+neither the slow start nor the last stream counts. Bare TCP is measured by the same clock. Buffers
+are the kernel's default, or those of deploy/systemd/deltawire.sysctl.conf.example (--tuned). Which
+--control a namespace may have stands in net.ipv4.tcp_allowed_congestion_control. With --rtt-ms 0
+and --loss 0 the link is a veth pair with tbf, for which the kernel needs less processor time.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import pathlib
@@ -129,16 +131,26 @@ def tune(nodes: list[networks.Node], options: argparse.Namespace) -> None:
 
 def emulated(network: networks.Network, options: argparse.Namespace, seed: int):
     trainer, engine = network.nodes("trainer", "engine")
+    if options.mbit and not options.rtt_ms and not options.loss:
+        network.veth(trainer, engine, "10.1.0", bits_per_s=options.mbit * 1_000_000)
+        tune([trainer, engine], options)
+        return trainer, engine, None
     shape = {"seed": seed, "loss": options.loss}
     if options.mbit:
         shape |= {"rate": options.mbit * 1_000_000, "delay_ms": options.rtt_ms / 2}
     link = network.emulate(trainer, engine, "10.1.0", **shape)
     tune([trainer, engine], options)
+    if options.initcwnd:
+        for node in (trainer, engine):
+            node.ip("route", "change", "10.1.0.0/24", "dev", link.device, "src", node.address,
+                    "initcwnd", str(options.initcwnd), "initrwnd", str(options.initcwnd))  # fmt: skip
     return trainer, engine, link
 
 
 def lag(link: networks.EmulatedLink) -> dict:
     """What tells whether the emulator was the limit."""
+    if link is None:
+        return {}
     whole = link.report()
     report = whole["a_to_b"]
     busy = whole["cpu_seconds"] / (8 * (report["bytes_in"] + whole["b_to_a"]["bytes_in"]) / 1e9)
@@ -175,6 +187,14 @@ def share(network: networks.Network, options: argparse.Namespace, seed: int) -> 
     return {**result, **lag(link)}
 
 
+def committed_at(node: networks.Node, version: int) -> float:
+    """Seconds since 1970, to the millisecond, by the receiver's log."""
+    line = re.compile(rf"^(\S+) .* version {version}\b.* committed: ", re.MULTILINE)
+    find = lambda: line.search((node.data / "deltawire-receiver.log").read_text("utf-8"))
+    found = networks.until(find, f"version {version} is committed")
+    return datetime.datetime.fromisoformat(found[1]).timestamp()
+
+
 def delta(network: networks.Network, options: argparse.Namespace, seed: int) -> dict:
     trainer, engine, link = emulated(network, options, seed)
     versions = Versions(network.root, seed, options.megabytes * 1_000_000)
@@ -184,14 +204,10 @@ def delta(network: networks.Network, options: argparse.Namespace, seed: int) -> 
     engine.await_version(1, 600)
     found = []
     for _ in range(5):
-        directory = versions.next(options.changed)
-        wait = engine.spawn(networks.programs() / "deltawire", "wait", "--version",
-                            str(versions.newest), "--receiver", engine.control)  # fmt: skip
-        published = trainer.publish(directory, versions.newest)
-        wait.wait()
-        committed_ns = time.time_ns()
+        published = trainer.publish(versions.next(options.changed), versions.newest)
+        committed = committed_at(engine, versions.newest)
         pull = engine.status()["last_pull"]
-        seconds = committed_ns / 1e9 - int(published["ready_unix_nanos"]) / 1e9
+        seconds = committed - int(published["ready_unix_nanos"]) / 1e9
         ideal = 8 * pull["payload_bytes"] / (options.mbit * 1e6)
         found.append({
             "ready_to_committed": seconds, "payload_bytes": pull["payload_bytes"],
@@ -203,7 +219,38 @@ def delta(network: networks.Network, options: argparse.Namespace, seed: int) -> 
     return {**found[len(found) // 2], "worst_times": found[-1]["times"], **lag(link)}
 
 
-CASES = {"ceiling": ceiling, "share": share, "delta": delta}
+def uplink(network: networks.Network, options: argparse.Namespace, seed: int) -> dict:
+    """One receiver, and then as many at once, of which the first is the others' relay."""
+    trainer = network.node("trainer")
+    nodes = network.nodes(*(f"node{i}" for i in range(8)))
+    router = network.site("router", "10.2.0", nodes)
+    device = network.veth(trainer, router, "10.1.0", bits_per_s=options.mbit * 1_000_000)
+    trainer.ip("route", "add", "10.2.0.0/24", "via", "10.1.0.2")
+    tune([trainer, *nodes], options)
+    versions = Versions(network.root, seed, options.megabytes * 1_000_000)
+    sender = trainer.start_sender()
+    trainer.publish(versions.next(), 1)
+    result = {}
+    for number in (1, 8):
+        crossed, began = router.counters(device)["rx"]["bytes"], time.time()
+        relay = nodes[0].start_receiver("--sender", sender, "--buffers", "1", serve=True)
+        for leaf in nodes[1:number]:
+            leaf.start_receiver("--sender", f"{relay},{sender}", "--buffers", "1")
+        ended = max(committed_at(node, 1) for node in nodes[:number])
+        crossed = router.counters(device)["rx"]["bytes"] - crossed
+        result |= {f"seconds_{number}": ended - began,
+                   f"models_crossed_{number}": crossed / versions.model_bytes}  # fmt: skip
+        for node in nodes[:number]:
+            assert versions.of(node.content()) == 1
+        if number == 1:
+            networks.end(nodes[0].receiver)
+            nodes[0].forget()
+            (nodes[0].data / "deltawire-receiver.log").unlink()
+    return {**result, "times": result["seconds_8"] / result["seconds_1"],
+            "bytes_times": result["models_crossed_8"] / result["models_crossed_1"]}  # fmt: skip
+
+
+CASES = {"ceiling": ceiling, "share": share, "delta": delta, "uplink": uplink}
 
 
 def parse() -> argparse.Namespace:
@@ -213,6 +260,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--control", default="bbr", help="congestion control")
     parser.add_argument("--tuned", action="store_true")
+    parser.add_argument("--initcwnd", type=int, default=0, help="of the route; 0: the kernel's 10")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--mbit", type=int, default=1000)
     parser.add_argument("--rtt-ms", type=float, default=200)

@@ -136,7 +136,7 @@ class Partition(Case):
     def cut_after(self, share: float, expected: int) -> None:
         """Cuts the link when so much of a pull of `expected` bytes has passed it."""
         passed = lambda: self.link.report()["a_to_b"]["bytes_out"] - self.sent > share * expected
-        self.net.until(passed, "the pull has begun")
+        networks.until(passed, "the pull has begun")
         self.link.cut()
         self.say(f"cut after {share:.0%} of {expected} bytes")
 
@@ -152,7 +152,7 @@ class Partition(Case):
 
     def await_message(self) -> None:
         cut = time.monotonic()
-        status = self.net.until(
+        status = networks.until(
             lambda: s if (s := self.engine.status()).get("message") else None,
             "the receiver's status says that something is wrong", self.NOTICE_S,
         )  # fmt: skip
@@ -193,7 +193,7 @@ class Partition(Case):
         self.await_commit(versions)
         self.link.cut()
         self.trainer.publish(versions.next(), versions.newest)
-        self.net.until(lambda: not self.engine.status()["attached"], "the receiver lets go", 20)
+        networks.until(lambda: not self.engine.status()["attached"], "the receiver lets go", 20)
         self.say(f'let go: "{self.engine.status()["message"]}"')
         self.trainer.publish(versions.next(), versions.newest)
         self.heal()

@@ -20,7 +20,7 @@ import sys
 import time
 
 import skipping
-from daemons import DEADLINE_S, end, read_safetensors, run, spawn
+from daemons import DEADLINE_S, end, read_safetensors, run, spawn, until
 
 INSIDE = "DELTAWIRE_NETWORKS_INSIDE"
 UNSHARE = "unshare --mount --net --pid --fork --kill-child --mount-proc".split()
@@ -157,7 +157,7 @@ class Node:
             "deltawire-sender", "--data-dir", self.data / "sender", "--control-listen",
             f"{self.address}:7700", "--bulk-listen", f"{self.address}:7701", *options,
         )  # fmt: skip
-        self._network.until((self.data / "sender/trainer.sock").exists, "the sender listens")
+        until((self.data / "sender/trainer.sock").exists, "the sender listens")
         return f"{self.address}:7700"
 
     def start_receiver(self, *options: object, serve: bool = False) -> str:
@@ -273,15 +273,6 @@ class Network:
             node.add_address("lan", f"{net}.{number}/24")
             node.ip("route", "add", "default", "via", f"{net}.1")
         return router
-
-    def until(self, done, what: str, seconds: float = DEADLINE_S):
-        """What `done` returns, once that is true."""
-        deadline = time.monotonic() + seconds
-        while not (value := done()):
-            if time.monotonic() > deadline:
-                raise AssertionError(f"waited {seconds:.0f} s in vain until {what}")
-            time.sleep(0.02)
-        return value
 
     def logs(self) -> str:
         return "".join(
