@@ -24,6 +24,10 @@ bool OfUpstream(const Status& status) {
          absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status);
 }
 
+// Whether an attachment ended because the upstream has nothing to tell of yet: a relay whose first
+// pull runs. If all of its leaves went elsewhere meanwhile, each would cross the uplink.
+bool AsksForPatience(const Status& status) { return absl::IsAborted(status); }
+
 class FailoverUpstream : public Upstream {
  public:
   FailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams, uint64_t seed, uint64_t relay,
@@ -32,6 +36,7 @@ class FailoverUpstream : public Upstream {
         relay_(relay),
         calls_(upstreams_.size()),
         choice_(upstreams_.size(), seed, times),
+        patient_until_(Clock::now() + times.start_patience),
         told_(upstreams_.size()),
         why_left_(upstreams_.size()) {
     for (const auto& u : upstreams_) address_ += (address_.empty() ? "" : ",") + u->address();
@@ -115,10 +120,10 @@ class FailoverUpstream : public Upstream {
             if (heard_ == now) heard_.reset();
             left = why_left_[now];
           }
-          Fail(now, UpstreamChoice::Failure::kGone, why);
+          if (!AsksForPatience(why)) Fail(now, UpstreamChoice::Failure::kGone, why);
           ended(left.ok() ? why : left);
         });
-    if (!attached.ok()) {
+    if (!attached.ok() && !AsksForPatience(attached)) {
       Fail(now, UpstreamChoice::Failure::kGone, attached);
     } else if (Current() != now) {
       // It was left meanwhile, by somebody who found no attachment to end.
@@ -241,6 +246,8 @@ class FailoverUpstream : public Upstream {
   bool Fail(size_t upstream, UpstreamChoice::Failure failure, const Status& why) {
     std::lock_guard lock(mu_);
     if (cancelled_ || upstream != choice_.current()) return false;
+    const bool unreachable = absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why);
+    if (unreachable && seen_.empty() && Clock::now() < patient_until_) return false;
     choice_.Failed(upstream, failure, Clock::now());
     why_left_[upstream] = why;
     cv_.notify_all();
@@ -355,6 +362,7 @@ class FailoverUpstream : public Upstream {
   mutable Mutex mu_;
   CondVar cv_;
   UpstreamChoice choice_;
+  const Clock::time_point patient_until_;
   std::string model_;            // empty: nothing was attached yet
   Identity seen_;                // the newest state that the upstream in use has told of
   std::vector<Hash128> told_;    // the lineage that each upstream last told of; zero: none

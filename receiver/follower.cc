@@ -105,10 +105,12 @@ void Follower::Ended(size_t agent, const Status& why, Time now) {
   if (!a.attaching) return;
   a.attaching = a.heard = a.broken = false;
   // A sender that runs but does not have the model yet is asked again soon: its trainer may be
-  // starting.
+  // starting, and a relay's first pull may be about to end.
   constexpr std::chrono::milliseconds kUnregistered{200};
-  a.attach_at = now + std::chrono::duration_cast<SteadyClock::duration>(a.backoff.Next(
-                          random_, absl::IsNotFound(why) ? kUnregistered : Backoff::kLongest));
+  a.attach_at =
+      now + std::chrono::duration_cast<SteadyClock::duration>(a.backoff.Next(
+                random_,
+                absl::IsNotFound(why) || absl::IsAborted(why) ? kUnregistered : Backoff::kLongest));
 }
 
 bool Follower::attached() const {

@@ -30,6 +30,9 @@ class UpstreamChoice {
     /// Before one is preferred again that answers and does not do what it is asked: after the first
     /// failure, and at most. Each pause is four times the one before.
     std::chrono::milliseconds first_doubt{1000}, longest_doubt{300000};
+    /// A receiver that holds nothing waits so long after its start for one that cannot be reached:
+    /// in a fleet that starts all at once its relay may be about to listen.
+    std::chrono::milliseconds start_patience{3000};
   };
 
   UpstreamChoice(size_t upstreams, uint64_t seed) : UpstreamChoice(upstreams, seed, Times()) {}

@@ -5,16 +5,19 @@
 
 #include <netinet/tcp.h>
 
+#include <algorithm>
 #include <boost/asio.hpp>
 #include <chrono>
 #include <exception>
 #include <memory>
 #include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "common/base/status.h"
 #include "common/net/io_threads.h"
+#include "common/net/moved_bytes.h"
 
 namespace deltawire::net {
 
@@ -49,12 +52,21 @@ inline Status FromAsio(std::string_view what, const ErrorCode& ec) {
   return Errorf(code, "{}: {}", what, text);
 }
 
-/// Closes a socket after `limit` without a Feed(), or at the deadline that EndAfter sets. Runs on
-/// the socket's strand; owned by shared_ptr because its timer may outlive the stream.
+/// Closes a socket after `limit` without progress, or at the deadline that EndAfter sets. Progress
+/// is a Feed(), or bytes that only the kernel has seen: on a slow link a stream waits longer than
+/// the limit for the half MiB that it reads or writes at once. Runs on the socket's strand; owned
+/// by shared_ptr because its timer may outlive the stream.
 class Watchdog : public std::enable_shared_from_this<Watchdog> {
  public:
-  Watchdog(std::shared_ptr<tcp::socket> socket, std::chrono::milliseconds limit)
-      : socket_(std::move(socket)), timer_(socket_->get_executor()), limit_(limit), shown_(limit) {}
+  /// Which of the kernel's bytes count: the stream's own, so that a peer cannot keep it open by
+  /// sending what nobody waits for, a byte at a time.
+  enum class Counts : uint8_t { kReceived, kAcknowledged };
+  Watchdog(std::shared_ptr<tcp::socket> socket, std::chrono::milliseconds limit, Counts counts)
+      : socket_(std::move(socket)),
+        timer_(socket_->get_executor()),
+        limit_(limit),
+        counts_(counts),
+        shown_(limit) {}
 
   void Start() {
     Feed();
@@ -86,10 +98,13 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
   std::chrono::milliseconds limit() const { return shown_; }
 
  private:
+  /// Four times in the limit it looks at the kernel's count.
   void Arm() {
-    timer_.expires_at(deadline_);
+    const auto now = std::chrono::steady_clock::now();
+    timer_.expires_at(last_ ? deadline_ : std::min(deadline_, now + limit_ / 4));
     timer_.async_wait([self = shared_from_this()](const ErrorCode&) {
       if (self->stopped_) return;
+      if (self->Moved()) self->Feed();
       if (std::chrono::steady_clock::now() < self->deadline_) return self->Arm();
       self->fired_ = true;
       ErrorCode ignored;
@@ -97,9 +112,17 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
     });
   }
 
+  bool Moved() {
+    const MovedBytes moved = MovedBytesOf(socket_->native_handle());
+    const uint64_t count = counts_ == Counts::kReceived ? moved.received : moved.acknowledged;
+    return std::exchange(moved_, count) != count;
+  }
+
   std::shared_ptr<tcp::socket> socket_;
   asio::steady_timer timer_;
   const std::chrono::milliseconds limit_;
+  const Counts counts_;
+  uint64_t moved_ = 0;
   std::chrono::milliseconds shown_;
   bool last_ = false;
   std::chrono::steady_clock::time_point deadline_;

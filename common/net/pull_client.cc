@@ -78,7 +78,8 @@ class ClientStream {
         have_(have),
         sink_(sink),
         where_(fmt::format("bulk stream {} from {}:{}", index, target_.host, target_.port)),
-        watchdog_(std::make_shared<Watchdog>(socket_, target_.stream_timeout)) {}
+        watchdog_(std::make_shared<Watchdog>(socket_, target_.stream_timeout,
+                                             Watchdog::Counts::kReceived)) {}
 
   asio::awaitable<void> Run() {
     watchdog_->Start();
@@ -109,17 +110,18 @@ class ClientStream {
     const auto hello_bytes = wire::Encode(hello);
     status = co_await Send(wire::FrameType::kHello, hello_bytes);
     if (!status.ok()) co_return status;
+    // Before the answer, which takes a round trip to come. If it is a refusal, Have is not read.
+    if (index_ == 0) {
+      const auto have_bytes = wire::Encode(*have_);
+      status = co_await Send(wire::FrameType::kHave, have_bytes);
+      if (!status.ok()) co_return status;
+    }
     auto header = co_await ReadHeader();
     if (!header.ok()) co_return header.status();
     if (header->type == wire::FrameType::kError) co_return co_await ReadError(*header);
     if (header->type != wire::FrameType::kWelcome) {
       co_return Errorf(StatusCode::kDataLoss, "{}: expected Welcome, got {}", where_,
                        wire::ToString(header->type));
-    }
-    if (index_ == 0) {
-      const auto have_bytes = wire::Encode(*have_);
-      status = co_await Send(wire::FrameType::kHave, have_bytes);
-      if (!status.ok()) co_return status;
     }
     co_return co_await Receive();
   }

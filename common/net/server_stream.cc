@@ -55,7 +55,8 @@ ServerStream::ServerStream(std::shared_ptr<Connection> connection, PullSource& s
       rate_(rate),
       refusal_(std::move(refusal)),
       peer_(PeerName(*socket_)),
-      watchdog_(std::make_shared<Watchdog>(socket_, options.stream_timeout)) {
+      watchdog_(std::make_shared<Watchdog>(socket_, options.stream_timeout,
+                                           Watchdog::Counts::kAcknowledged)) {
   rate_.Join();
   connection_->hurry = [watchdog = watchdog_, grace = options.cut_grace] {
     watchdog->EndAfter(grace);

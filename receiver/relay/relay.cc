@@ -16,7 +16,10 @@ class Relay::Channel : public Downstream {
  public:
   using Doubt = std::function<void(const std::string& fingerprint, uint32_t chunk)>;
   Channel(Relay& relay, std::string model, Doubt doubt)
-      : relay_(relay), name_(std::move(model)), doubt_(std::move(doubt)) {}
+      : relay_(relay),
+        name_(std::move(model)),
+        doubt_(std::move(doubt)),
+        coming_until_(SteadyClock::now() + relay.options_.start_patience) {}
 
   bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                  std::shared_ptr<const Delta> delta, const Identity& from) override {
@@ -43,6 +46,13 @@ class Relay::Channel : public Downstream {
   }
 
   void News(const RelayNews& news) override {
+    {
+      std::lock_guard lock(mu_);
+      const bool goes_on = !news.fetching.empty() &&
+                           (news.applying || std::exchange(fetched_bytes_, news.fetched_bytes) !=
+                                                 news.fetched_bytes);
+      if (goes_on) coming_until_ = SteadyClock::now() + relay_.options_.pull_patience;
+    }
     RelayNews ours = news;
     ours.path.push_back(relay_.options_.number);
     relay_.desk_.attachments().SetRelay(name_, ours);
@@ -68,6 +78,12 @@ class Relay::Channel : public Downstream {
     }
   }
 
+  /// Whether a model that is not whole yet is likely to be soon.
+  bool Coming() const {
+    std::lock_guard lock(mu_);
+    return SteadyClock::now() < coming_until_;
+  }
+
   void Distrusted(std::span<const uint32_t> chunks) override {
     const auto model = relay_.Find(name_);
     if (model == nullptr) return;
@@ -79,6 +95,9 @@ class Relay::Channel : public Downstream {
   const std::string name_;
   const Doubt doubt_;
   Status not_served_;  // why the last state could not be served
+  mutable Mutex mu_;
+  SteadyClock::time_point coming_until_;
+  uint64_t fetched_bytes_ = 0;  // as last told
 };
 
 Relay::Relay(const Options& options, ThreadPool& pool, CoderRates& rates)
@@ -117,7 +136,11 @@ StatusOr<std::shared_ptr<StateSource>> Relay::Source(const std::string& name) co
   if (auto model = Find(name); model != nullptr) {
     return std::static_pointer_cast<StateSource>(std::move(model));
   }
-  if (channels_.contains(name)) {
+  if (const auto channel = channels_.find(name); channel != channels_.end()) {
+    if (channel->second->Coming()) {
+      return Errorf(StatusCode::kAborted, "this relay is fetching model \"{}\" itself; ask again",
+                    name);
+    }
     return Errorf(StatusCode::kNotFound, "this relay holds no whole version of model \"{}\" yet",
                   name);
   }

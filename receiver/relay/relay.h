@@ -27,6 +27,9 @@ class Relay : public net::PullSource, public PullHost {
     std::chrono::milliseconds grace{250};
     StageObserver stages;  ///< told of each pull that has ended as it should
     uint64_t number = 0;   ///< of this relay in RelayNews::path
+    /// A model that it does not hold yet is on its way for so long after its start, and after each
+    /// sign that its pull goes on: those who ask for it then are to ask again, and not elsewhere.
+    std::chrono::milliseconds start_patience{3000}, pull_patience{10000};
   };
   Relay(const Options& options, ThreadPool& pool, CoderRates& rates);
   ~Relay() override;

@@ -62,10 +62,10 @@ def run(*command: object, **options) -> str:
     return done.stdout
 
 
-def until(done, what: str):
+def until(done, what: str, seconds: float = DEADLINE_S):
     """What `done` returns, once that is true. It asks others, who cannot tell of it: so it asks again
     soon."""
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + seconds
     while not (value := done()):
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.02)

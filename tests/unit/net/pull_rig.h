@@ -39,6 +39,8 @@ class TestSession : public PullSession {
   TestSession(uint32_t chunks, Fault fault) : n_(chunks), fault_(fault) {}
 
   uint32_t chunks() const override { return n_; }
+  /// Serves no chunk before this one; before the pull.
+  void ServeFrom(uint32_t chunk) { next_ = chunk; }
   TokenBucket* rate() override { return limit.get(); }
   std::shared_ptr<TokenBucket> limit;  ///< null: none; set before the pull
   Status Start(const wire::Have& have) override {

@@ -21,7 +21,9 @@ using testing::Eventually;
 // A client that can send any bytes to the bulk port.
 class RawClient {
  public:
-  explicit RawClient(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+  /// `buffer`: of what it has not read yet; 0: the kernel's.
+  explicit RawClient(uint16_t port, int buffer = 0) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+    if (buffer != 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
     sockaddr_in to{};
     to.sin_family = AF_INET;
     to.sin_port = htons(port);
@@ -48,6 +50,17 @@ class RawClient {
     wire::Hello hello;
     hello.fingerprint.lo = 42;
     SendFrame(wire::FrameType::kHello, wire::Encode(hello));
+  }
+  /// False: the server ended before `bytes` had come.
+  bool ReadSlowly(size_t bytes, size_t bytes_per_s) const {
+    std::vector<char> piece(bytes_per_s / 50);
+    while (bytes > 0) {
+      const ssize_t n = recv(fd_, piece.data(), std::min(piece.size(), bytes), 0);
+      if (n <= 0) return false;
+      bytes -= static_cast<size_t>(n);
+      std::this_thread::sleep_for(20ms);  // this is the link's speed
+    }
+    return true;
   }
   bool WaitClosed() const {
     pollfd closed{fd_, POLLIN, 0};
@@ -150,6 +163,35 @@ TEST_CASE("the least patient client stays with an idle server of any stream time
   }
 }
 
+// The last chunks are the largest, and take longer than the limit of both tests at this speed.
+constexpr uint32_t kFirstLarge = 32, kLarge = 38;
+constexpr uint64_t kSlow = 500'000;
+constexpr std::chrono::milliseconds kShort{300};
+
+TEST_CASE("a link on which a chunk takes longer than the deadline is not silent for the client") {
+  Rig rig(kLarge, Fault::kNone, 10s, nullptr, kSlow);
+  rig.source.session->ServeFrom(kFirstLarge);
+  PullClient client(rig.io, rig.Target(1, kShort));
+  CHECK(client.Run(rig.MakeHave(), rig.sink).status() == absl::OkStatus());
+  CHECK(rig.sink.finished == kLarge - kFirstLarge);
+}
+
+TEST_CASE("a link on which a chunk takes longer than the deadline is not stuck for the server") {
+  Rig rig(kLarge, Fault::kNone, kShort);
+  rig.source.session->ServeFrom(kFirstLarge);
+  size_t bytes = 2 * wire::HeaderBytes().size() + wire::kEndPayload;  // Welcome and End
+  for (uint32_t i = kFirstLarge; i < kLarge; ++i) {
+    bytes += wire::HeaderBytes().size() + Pattern(i).size();
+  }
+  {
+    RawClient raw(rig.server->port(), 16 << 10);
+    raw.SendHello();
+    raw.SendFrame(wire::FrameType::kHave, wire::Encode(rig.MakeHave()));
+    CHECK(raw.ReadSlowly(bytes, kSlow));
+  }
+  CHECK(rig.source.session->WaitClosed() == std::vector<Status>{absl::OkStatus()});
+}
+
 TEST_CASE("a client that stops reading is cut after the server's deadline") {
   Rig rig(2000, Fault::kNone, 200ms);
   RawClient raw(rig.server->port());
@@ -158,6 +200,50 @@ TEST_CASE("a client that stops reading is cut after the server's deadline") {
   const auto ended = rig.source.session->WaitClosed();
   REQUIRE(ended.size() == 1);
   CHECK(ended[0].code() == StatusCode::kDeadlineExceeded);
+}
+
+TEST_CASE("a client says what it has before the server answers, and hears a refusal all the same") {
+  // A server of the test's own, which says nothing before it has read the whole Have.
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof at;
+  REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&at), size) == 0);
+  REQUIRE(listen(listener, 1) == 0);
+  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size) == 0);
+  std::vector<wire::FrameType> read;
+  std::thread server([&] {
+    const int peer = accept(listener, nullptr, nullptr);
+    for (int i = 0; i < 2; ++i) {
+      wire::HeaderBytes bytes;
+      if (recv(peer, bytes.data(), bytes.size(), MSG_WAITALL) != static_cast<ssize_t>(bytes.size()))
+        break;
+      const auto header = wire::DecodeHeader(bytes);
+      if (!header.ok()) break;
+      read.push_back(header->type);
+      std::vector<std::byte> payload(header->payload_bytes);
+      recv(peer, payload.data(), payload.size(), MSG_WAITALL);
+    }
+    close(peer);
+  });
+  Rig rig(3, Fault::kNone);
+  PullTarget target = rig.Target(1, 2s);
+  target.port = ntohs(at.sin_port);
+  PullClient client(rig.io, target);
+  CHECK(client.Run(rig.MakeHave(), rig.sink).status().code() == StatusCode::kUnavailable);
+  server.join();
+  close(listener);
+  CHECK(read == std::vector<wire::FrameType>{wire::FrameType::kHello, wire::FrameType::kHave});
+
+  // A refusal is heard however large the Have is that nobody reads.
+  Rig refuses(200'000, Fault::kNone);
+  refuses.source.admits = [](const wire::Hello&, const StreamPeer&) {
+    return absl::PermissionDeniedError("not you");
+  };
+  PullClient refused(refuses.io, refuses.Target(1));
+  const auto end = refused.Run(refuses.MakeHave(), refuses.sink);
+  CHECK(end.status().code() == StatusCode::kPermissionDenied);
 }
 
 TEST_CASE("a cut tells the receiver why") {

@@ -22,11 +22,13 @@ Identity At(const Hash128& lineage, uint64_t version) {
 constexpr UpstreamChoice::Times kSoon{.settle = milliseconds(10),
                                       .compare_every = milliseconds(20),
                                       .first_doubt = milliseconds(4),
-                                      .longest_doubt = milliseconds(60000)};
+                                      .longest_doubt = milliseconds(60000),
+                                      .start_patience = milliseconds(0)};
 constexpr UpstreamChoice::Times kNeverCompares{.settle = milliseconds(10),
                                                .compare_every = std::chrono::hours(1),
                                                .first_doubt = milliseconds(4),
-                                               .longest_doubt = milliseconds(60000)};
+                                               .longest_doubt = milliseconds(60000),
+                                               .start_patience = milliseconds(0)};
 
 /// A receiver of two upstreams: `r` is preferred, `s` is the origin.
 struct Leaf {
@@ -163,6 +165,52 @@ TEST_CASE("failover: a relay that is busy with the newer version is not left, on
   REQUIRE(Eventually([&] { return leaf.Ended() > 0; }));
   CHECK(leaf.up->in_use() == "s");
   leaf.s->OnNewest(nullptr);
+}
+
+TEST_CASE("failover: a relay that asks for patience is not left, one that has nothing is") {
+  Leaf leaf(kNeverCompares);
+  leaf.s->Has(At(kOld, 1));
+  leaf.r->Refuse(absl::AbortedError("fetching it itself; ask again"));
+  for (int i = 0; i < 3; ++i) {
+    CHECK_FALSE(leaf.Attach().ok());
+    CHECK_FALSE(leaf.up->Describe("m").ok());
+    CHECK(leaf.up->in_use() == "r");
+  }
+  leaf.r->Refuse(absl::OkStatus());
+  REQUIRE(leaf.Attach() == absl::OkStatus());
+  leaf.r->End(absl::AbortedError("fetching it itself; ask again"));
+  CHECK(leaf.up->in_use() == "r");
+  leaf.r->Refuse(absl::NotFoundError("no whole version"));
+  CHECK_FALSE(leaf.Attach().ok());
+  CHECK(leaf.up->in_use() == "s");
+}
+
+TEST_CASE(
+    "failover: at its start a receiver that holds nothing waits for one that is not there yet") {
+  const Status away = absl::UnavailableError("connection refused");
+  UpstreamChoice::Times patient = kNeverCompares;
+  patient.start_patience = std::chrono::hours(1);
+  const auto try_it = [](Leaf& leaf, const Status& why) {
+    leaf.r->Refuse(why);
+    (void)leaf.up->Describe("m");
+    (void)leaf.Attach();
+    return leaf.up->in_use();
+  };
+  Leaf fresh(patient), hasty(kNeverCompares), refused(patient), told(patient);
+  CHECK(try_it(fresh, away) == "r");
+  CHECK(try_it(hasty, away) == "s");
+  CHECK(try_it(refused, absl::NotFoundError("no such model")) == "s");
+  // What was heard of once is missed at once.
+  told.r->Has(At(kOld, 1));
+  REQUIRE(told.Attach() == absl::OkStatus());
+  told.r->Tell();
+  told.r->End(away);
+  CHECK(told.up->in_use() == "s");
+  Leaf holds(patient);
+  holds.r->Refuse(away);
+  (void)holds.up->Attach(
+      "m", {.committed = At(kOld, 1)}, [](const auto&) {}, [](const Status&) {});
+  CHECK(holds.up->in_use() == "s");
 }
 
 TEST_CASE("failover: answers and beats do not make up for pulls that fail") {

@@ -96,7 +96,7 @@ TEST_CASE("relay: a version whose side files cannot be read is served when they 
   BufferRig rig({.buffers = 2, .huge_pages = false});
   ThreadPool pool(1);
   CoderRates rates;
-  Relay relay({.number = 9}, pool, rates);
+  Relay relay({.number = 9, .start_patience = std::chrono::milliseconds(0)}, pool, rates);
   Downstream& channel = *relay.Of("m", [](const std::string&, uint32_t) {});
   REQUIRE(rig.Update(1, {{"config.json", "{}"}}) == absl::OkStatus());
   const fs::path kept = rig.dir.path() / ".deltawire.receiver", away = rig.dir.path() / ".away";
@@ -108,6 +108,32 @@ TEST_CASE("relay: a version whose side files cannot be read is served when they 
   const auto source = relay.Source("m");
   REQUIRE(source.ok());
   CHECK((*source)->published()->info.identity == BufferRig::At(*rig.buffer, 1));
+}
+
+TEST_CASE(
+    "relay: whoever asks for a model whose first pull goes on is to ask again, else elsewhere") {
+  BufferRig rig({.buffers = 2, .huge_pages = false});
+  ThreadPool pool(1);
+  CoderRates rates;
+  using std::chrono::hours, std::chrono::milliseconds;
+  Relay starts({.start_patience = hours(1)}, pool, rates);
+  starts.Of("m", [](const std::string&, uint32_t) {});
+  CHECK(absl::IsAborted(starts.Source("m").status()));
+  CHECK(absl::IsNotFound(starts.Source("other").status()));
+
+  Relay relay({.start_patience = milliseconds(0), .pull_patience = hours(1)}, pool, rates);
+  Downstream& channel = *relay.Of("m", [](const std::string&, uint32_t) {});
+  CHECK(absl::IsNotFound(relay.Source("m").status()));
+  const Identity target = BufferRig::At(*rig.buffer, 1);
+  channel.News({.fetching = target});  // it has begun, and nothing has come
+  CHECK(absl::IsNotFound(relay.Source("m").status()));
+  channel.News({.fetching = target, .fetched_bytes = 3});
+  CHECK(absl::IsAborted(relay.Source("m").status()));
+
+  Relay hasty({.start_patience = milliseconds(0), .pull_patience = milliseconds(0)}, pool, rates);
+  Downstream& stuck = *hasty.Of("m", [](const std::string&, uint32_t) {});
+  stuck.News({.fetching = target, .fetched_bytes = 3});
+  CHECK(absl::IsNotFound(hasty.Source("m").status()));
 }
 
 TEST_CASE("relay: those who are served hear of an older version that was taken on purpose") {

@@ -1,0 +1,338 @@
+"""Real daemons on real hosts, as far as the network goes: namespaces, links with rates, delays,
+losses and cuts, and every committed byte compared with what was published by code of the test's own.
+
+    network_test.py [--seed N] [--seeds N] [CASE ...]
+
+Rates, delays and what is published are drawn by the seed, which a failure prints. Packets come when
+the kernel sends them, so a seed repeats the circumstances and not the whole run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve()
+sys.path.insert(0, str(HERE.parents[1] / "support"))
+
+import networks  # noqa: E402
+import skipping  # noqa: E402
+from versions import Versions, Witness  # noqa: E402
+
+MBIT = 1_000_000
+SEED = int(os.environ.get("DELTAWIRE_NETWORK_SEED", "1"))
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.began = time.monotonic()
+        # By the case's name, too: two cases of one seed have nothing in common.
+        self.draw = random.Random(f"{SEED} {self.id()}")
+        folder = tempfile.TemporaryDirectory(prefix="deltawire-network-", dir="/dev/shm")
+        self.addCleanup(folder.cleanup)
+        self.net = self.enterContext(networks.Network(pathlib.Path(folder.name)))
+        self.witnesses: list[Witness] = []
+
+    def run(self, result=None):
+        failed = len(result.failures) + len(result.errors)
+        super().run(result)
+        if len(result.failures) + len(result.errors) > failed:
+            print(f"seed {SEED}: repeat it with --seed {SEED} {self.id().partition('.')[2]}")
+        return result
+
+    def say(self, text: str) -> None:
+        print(f"  {time.monotonic() - self.began:5.1f} s: {text}", flush=True)
+
+    def versions(self, model_bytes: int) -> Versions:
+        return Versions(self.net.root, self.draw.randrange(1 << 32), model_bytes)
+
+    def witness(self, node: networks.Node, versions: Versions) -> None:
+        self.witnesses.append(Witness(node.data / "receiver/model.safetensors", versions))
+        self.addCleanup(self.witnesses[-1].stop)
+
+    def check(self, node: networks.Node, versions: Versions, version: int) -> None:
+        self.assertEqual(versions.of(node.content()), version, node.name)
+
+
+class Wan(Case):
+    """A far site: little bandwidth, long delays, lost, late and double packets."""
+
+    def test_versions_cross_a_bad_link_unharmed(self):
+        rate = self.draw.choice([50, 100, 200]) * MBIT
+        delay = self.draw.randint(20, 100)
+        streams = self.draw.choice([1, 4, 8])
+        trainer, engine = self.net.nodes("trainer", "engine")
+        link = self.net.emulate(
+            trainer, engine, "10.1.0", rate=rate, delay_ms=delay, loss=0.01, reorder=0.02,
+            reorder_depth=self.draw.randint(3, 30), duplicate=0.005, seed=self.draw.randrange(1 << 31),
+        )  # fmt: skip
+        self.say(f"{rate // MBIT} Mbit/s, {delay} ms each way, {streams} streams")
+        versions = self.versions(6_000_000)
+        sender = trainer.start_sender()
+        engine.start_receiver("--sender", sender, "--streams", streams)
+        self.witness(engine, versions)
+        for share in (0, 0.01, 0.002, 0.3, 0.01):
+            trainer.publish(versions.next(share), versions.newest)
+            seconds = engine.await_version(versions.newest)
+            self.check(engine, versions, versions.newest)
+            pull = engine.status()["last_pull"]
+            self.say(f"version {versions.newest}: {pull['payload_bytes']} bytes in {seconds:.2f} s, "
+                     f"{pull['chunks_full']} chunks whole, {pull['chunks_delta']} as delta")  # fmt: skip
+        # Each overtakes the pull of the one before.
+        for _ in range(4):
+            trainer.publish(versions.next(0.05), versions.newest)
+        engine.await_version(versions.newest)
+        self.check(engine, versions, versions.newest)
+        report = link.report()
+        self.say(f"{report}; the file was read {self.witnesses[0].reads} times")
+        for way in ("a_to_b", "b_to_a"):
+            for what in ("lost", "reordered", "duplicated"):
+                self.assertGreater(report[way][what], 0, f"{way}: nothing {what}")
+            self.assertEqual(report[way]["refused"], 0)
+
+
+    def test_a_link_on_which_a_piece_takes_longer_than_the_time_limit(self):
+        """Bytes come all the time, but no stream has as many as it reads at once within a second."""
+        trainer, engine = self.net.nodes("trainer", "engine")
+        self.net.emulate(trainer, engine, "10.1.0", rate=4 * MBIT, delay_ms=10)
+        versions = self.versions(2_000_000)
+        timeout = ["--stream-timeout-ms", 1000]
+        sender = trainer.start_sender(*timeout)
+        trainer.publish(versions.next(), versions.newest)
+        engine.start_receiver("--sender", sender, *timeout)
+        self.say(f"committed after {engine.await_version(1, 30):.1f} s, sent at once 4.0 s")
+        self.check(engine, versions, 1)
+        status = engine.status()
+        self.assertEqual(status["last_pull"]["payload_bytes"], versions.model_bytes)
+        self.assertEqual(status["message"], "")
+        # Pieces of an attempt that broke off would count here.
+        self.assertLess(status["bytes_received"], 1.01 * versions.model_bytes)
+
+
+class Partition(Case):
+    """The link is cut in the middle of something, and healed."""
+
+    NOTICE_S = 5  # of silence, with --stream-timeout-ms 2000
+    COME_BACK_S = 15  # from the healing to the commit
+
+    def setUp(self):
+        super().setUp()
+        self.trainer, self.engine = self.net.nodes("trainer", "engine")
+        self.link = self.net.emulate(self.trainer, self.engine, "10.1.0", rate=8 * MBIT,
+                                     delay_ms=self.draw.randint(1, 30),
+                                     seed=self.draw.randrange(1 << 31))  # fmt: skip
+        self.sent = 0
+
+    def mark(self) -> None:
+        self.sent = self.link.report()["a_to_b"]["bytes_out"]
+
+    def cut_after(self, share: float, expected: int) -> None:
+        """Cuts the link when so much of a pull of `expected` bytes has passed it."""
+        passed = lambda: self.link.report()["a_to_b"]["bytes_out"] - self.sent > share * expected
+        networks.until(passed, "the pull has begun")
+        self.link.cut()
+        self.say(f"cut after {share:.0%} of {expected} bytes")
+
+    def heal(self) -> None:
+        self.link.heal()
+        self.healed = time.monotonic()
+        self.say("healed")
+
+    def await_commit(self, versions: Versions) -> None:
+        self.engine.await_version(versions.newest, self.COME_BACK_S)
+        self.say(f"committed {time.monotonic() - self.healed:.2f} s after the healing")
+        self.check(self.engine, versions, versions.newest)
+
+    def await_message(self) -> None:
+        cut = time.monotonic()
+        status = networks.until(
+            lambda: s if (s := self.engine.status()).get("message") else None,
+            "the receiver's status says that something is wrong", self.NOTICE_S,
+        )  # fmt: skip
+        self.say(f'noticed after {time.monotonic() - cut:.1f} s: "{status["message"]}"')
+
+    def test_a_cut_in_a_full_pull_and_in_a_delta(self):
+        versions = self.versions(4_000_000)
+        timeout = ["--stream-timeout-ms", 2000]
+        sender = self.trainer.start_sender(*timeout)
+        self.trainer.publish(versions.next(), versions.newest)
+        self.mark()
+        self.engine.start_receiver("--sender", sender, *timeout)
+        self.witness(self.engine, versions)
+        for expected in (versions.model_bytes, 250_000):
+            self.cut_after(self.draw.uniform(0.2, 0.8), expected)
+            self.await_message()
+            self.assertNotEqual(self.engine.committed(), versions.newest)
+            self.heal()
+            self.await_commit(versions)
+            self.mark()
+            self.trainer.publish(versions.next(0.3), versions.newest)
+        self.engine.await_version(versions.newest)
+        self.check(self.engine, versions, versions.newest)
+
+    def test_a_version_published_while_nothing_gets_through(self):
+        """With the daemons' own time limits: the control connection is given up, and made anew."""
+        versions = self.versions(500_000)
+        sender = self.trainer.start_sender()
+        self.trainer.publish(versions.next(), versions.newest)
+        self.engine.start_receiver("--sender", sender)
+        self.witness(self.engine, versions)
+        self.engine.await_version(versions.newest)
+        # So short that nobody notices; TCP sends again what was lost.
+        self.link.cut()
+        self.trainer.publish(versions.next(), versions.newest)
+        time.sleep(2)
+        self.heal()
+        self.await_commit(versions)
+        self.link.cut()
+        self.trainer.publish(versions.next(), versions.newest)
+        networks.until(lambda: not self.engine.status()["attached"], "the receiver lets go", 20)
+        self.say(f'let go: "{self.engine.status()["message"]}"')
+        self.trainer.publish(versions.next(), versions.newest)
+        self.heal()
+        self.await_commit(versions)
+
+
+class Tree(Case):
+    """A site behind one slow uplink: a relay, and receivers that follow it."""
+
+    LEAVES = 7
+
+    def setUp(self):
+        super().setUp()
+        self.trainer = self.net.node("trainer")
+        self.relay, *self.leaves = self.net.nodes(*(f"node{i}" for i in range(self.LEAVES + 1)))
+        self.router = self.net.site("router", "10.2.0", [self.relay, *self.leaves])
+        self.uplink = self.net.veth(self.trainer, self.router, "10.1.0", bits_per_s=100 * MBIT)
+        self.trainer.ip("route", "add", "10.2.0.0/24", "via", "10.1.0.2")
+        self.all = [self.relay, *self.leaves]
+
+    def crossed(self) -> int:
+        """Bytes that the uplink has carried to the site, headers included."""
+        return self.router.counters(self.uplink)["rx"]["bytes"]
+
+    def start_relay(self, sender: str) -> str:
+        return self.relay.start_receiver("--sender", sender, serve=True)
+
+    def start_leaves(self, relay: str, sender: str) -> None:
+        for leaf in self.leaves:
+            leaf.start_receiver("--sender", f"{relay},{sender}")
+
+    def await_all(self, version: int, nodes: list[networks.Node]) -> None:
+        for node in nodes:
+            node.await_version(version)
+
+    def measured(self, what) -> tuple[float, int]:
+        """Seconds that `what` took, and the bytes that crossed the uplink meanwhile."""
+        crossed, began = self.crossed(), time.monotonic()
+        what()
+        return time.monotonic() - began, self.crossed() - crossed
+
+    def compare(self, what: str, one: tuple[float, int], eight: tuple[float, int]) -> float:
+        """The bytes of eight against those of one."""
+        self.say(f"{what}: {eight[0]:.2f} s against {one[0]:.2f} s of one receiver "
+                 f"({eight[0] / one[0]:.2f} times); {eight[1]} bytes crossed the uplink against "
+                 f"{one[1]} ({eight[1] / one[1]:.3f} times)")  # fmt: skip
+        return eight[1] / one[1]
+
+    def test_eight_cost_the_uplink_as_much_as_one(self):
+        versions = self.versions(12_000_000)
+        sender = self.trainer.start_sender()
+
+        def publish(nodes: list[networks.Node], share: float = 0.01) -> None:
+            self.trainer.publish(versions.next(share), versions.newest)
+            self.await_all(versions.newest, nodes)
+
+        def one() -> None:
+            self.start_relay(sender)
+            self.relay.await_version(1)
+
+        def eight() -> None:
+            relay = self.start_relay(sender)
+            self.relay.await_version(2)
+            self.start_leaves(relay, sender)
+            self.await_all(2, self.all)
+
+        self.trainer.publish(versions.next(), versions.newest)
+        alone = self.measured(one), self.measured(lambda: publish([self.relay]))
+        networks.end(self.relay.receiver)
+        self.relay.forget()
+        together = self.measured(eight), self.measured(lambda: publish(self.all))
+        for node in self.all:
+            self.check(node, versions, 3)
+        self.assertLessEqual(self.compare("a new fleet", alone[0], together[0]), 1.05)
+        # Beside so little each leaf's questions to the sender count.
+        self.assertLessEqual(self.compare("a delta", alone[1], together[1]), 1.5)
+
+    def test_a_fleet_that_starts_at_once(self):
+        versions = self.versions(12_000_000)
+        sender = self.trainer.start_sender()
+        self.trainer.publish(versions.next(), versions.newest)
+
+        def start() -> None:
+            self.start_leaves(self.start_relay(sender), sender)
+            self.await_all(1, self.all)
+
+        seconds, crossed = self.measured(start)
+        self.say(f"all have version 1 after {seconds:.2f} s; "
+                 f"{crossed / versions.model_bytes:.2f} models crossed the uplink")  # fmt: skip
+        for node in self.all:
+            self.check(node, versions, 1)
+        self.assertLess(crossed, 1.1 * versions.model_bytes)
+
+    def test_leaves_go_on_without_their_relay(self):
+        versions = self.versions(12_000_000)
+        sender = self.trainer.start_sender()
+        self.trainer.publish(versions.next(), versions.newest)
+        relay = self.start_relay(sender)
+        self.relay.await_version(1)
+        self.start_leaves(relay, sender)
+        for leaf in self.leaves:
+            self.witness(leaf, versions)
+        # While they pull from it: some have the whole version then, some a part or nothing.
+        some = self.draw.randint(0, self.LEAVES - 1)
+        if some:
+            self.leaves[some].await_version(1)
+        else:
+            time.sleep(self.draw.uniform(0, 0.3))
+        self.relay.receiver.kill()
+        self.say(f"the relay is dead; {[leaf.committed() for leaf in self.leaves]} are committed")
+        began = time.monotonic()
+        self.await_all(1, self.leaves)
+        self.say(f"all have version 1 after {time.monotonic() - began:.2f} s")
+        began = time.monotonic()
+        self.trainer.publish(versions.next(), versions.newest)
+        self.await_all(2, self.leaves)
+        self.say(f"all have version 2 after {time.monotonic() - began:.2f} s")
+        for leaf in self.leaves:
+            self.check(leaf, versions, 2)
+            self.assertEqual(leaf.status()["agents"][0]["in_use"], sender)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--seeds", type=int, default=1, help="so many, one after the other")
+    parser.add_argument("cases", nargs="*")
+    options = parser.parse_args()
+    if options.seeds > 1:
+        for seed in range(options.seed, options.seed + options.seeds):
+            print(f"seed {seed}", flush=True)
+            command = [sys.executable, "-B", __file__, "--seed", str(seed), *options.cases]
+            if status := subprocess.run(command, check=False).returncode:
+                sys.exit(status)
+        return
+    os.environ["DELTAWIRE_NETWORK_SEED"] = str(options.seed)
+    networks.enter()
+    skipping.main(options.cases)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""A model's versions as files that `deltawire publish` reads, and the bytes that they hold: bf16
+values whose exponents are spread as weights' are, and changes of one step as an optimizer makes.
+Standard library only, so that a test which compares bytes with these shares nothing with deltawire.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import random
+import threading
+import time
+
+from daemons import read_safetensors
+
+# Sizes of the tensors, as shares of the model: one is small, and none is a round number of chunks.
+SHARES = (0.47, 0.31, 0.19, 0.0299, 0.0001)
+
+
+def _weights(draw: random.Random, elements: int) -> bytearray:
+    """Half of the values in one binade, a quarter in the next smaller one, and so on."""
+    high = bytes(
+        (i & 0x80) | (0x3C - min(4, (8 - max(1, (i & 0x7F) << 1).bit_length()) // 2))
+        for i in range(256)
+    )
+    content = bytearray(2 * elements)
+    content[0::2] = draw.randbytes(elements)
+    content[1::2] = draw.randbytes(elements).translate(high)
+    return content
+
+
+class Versions:
+    def __init__(self, root: pathlib.Path, seed: int, model_bytes: int):
+        self._root = root / "checkpoints"
+        self._draw = random.Random(seed)
+        elements = model_bytes // 2
+        self._sizes = {f"layer.{i}": max(1, int(elements * s)) for i, s in enumerate(SHARES)}
+        self._data = _weights(self._draw, sum(self._sizes.values()))
+        self._contents: list[bytes] = []
+
+    @property
+    def newest(self) -> int:
+        return len(self._contents)
+
+    @property
+    def model_bytes(self) -> int:
+        return len(self._data)
+
+    def next(self, share: float = 0.01) -> pathlib.Path:
+        """Changes so many of the elements by one step, for the first version none; the directory of
+        the new newest version."""
+        elements = len(self._data) // 2
+        for _ in range(int(elements * share) if self._contents else 0):
+            at = 2 * self._draw.randrange(elements)
+            value = int.from_bytes(self._data[at : at + 2], "little")
+            step = 1 if self._draw.random() < 0.5 else -1
+            self._data[at : at + 2] = ((value + step) & 0xFFFF).to_bytes(2, "little")
+        self._contents.append(bytes(self._data))
+        directory = self._root / f"step-{self.newest}"
+        directory.mkdir(parents=True)
+        header, at = {}, 0
+        for name, size in self._sizes.items():
+            offsets = [at, at + 2 * size]
+            header[name] = {"dtype": "BF16", "shape": [size], "data_offsets": offsets}
+            at += 2 * size
+        text = json.dumps(header).encode()
+        with open(directory / "model.safetensors", "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(self._data)
+        return directory
+
+    def path(self, version: int) -> pathlib.Path:
+        return self._root / f"step-{version}"
+
+    def of(self, content: dict[str, tuple[str, tuple[int, ...], bytes]]) -> int | None:
+        """The newest version that has this content, as read_safetensors reads it; None: no version
+        has."""
+        if {n: (d, s) for n, (d, s, _) in content.items()} != {
+            n: ("BF16", (size,)) for n, size in self._sizes.items()
+        }:
+            return None
+        found = b"".join(content[name][2] for name in self._sizes)
+        for version in range(self.newest, 0, -1):
+            if self._contents[version - 1] == found:
+                return version
+        return None
+
+
+class Witness:
+    """Reads a weight file again and again, as an engine may at any time. What it reads must be one
+    of the versions, and never an earlier one than before."""
+
+    def __init__(self, path: pathlib.Path, versions: Versions):
+        self.reads = 0
+        self.fault = ""
+        self._path = path
+        self._versions = versions
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        before = 0
+        while not self._stop.is_set() and not self.fault:
+            try:
+                content = read_safetensors(self._path)
+            except FileNotFoundError:  # nothing is committed yet, or it is being updated in place
+                time.sleep(0.01)
+                continue
+            version = self._versions.of(content)
+            if version is None or version < before:
+                self.fault = f"{self._path} held version {version} after version {before}"
+            before = version
+            self.reads += 1
+            self._stop.wait(0.05)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert not self.fault, self.fault
