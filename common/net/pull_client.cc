@@ -110,14 +110,14 @@ class ClientStream {
     const auto hello_bytes = wire::Encode(hello);
     status = co_await Send(wire::FrameType::kHello, hello_bytes);
     if (!status.ok()) co_return status;
-    // Before the answer, which takes a round trip to come. If it is a refusal, Have is not read.
+    // Before the answer, which takes a round trip to come. A sender that refuses does not read a long
+    // Have to its end, so sending it may fail, and why is in the answer.
     if (index_ == 0) {
       const auto have_bytes = wire::Encode(*have_);
       status = co_await Send(wire::FrameType::kHave, have_bytes);
-      if (!status.ok()) co_return status;
     }
     auto header = co_await ReadHeader();
-    if (!header.ok()) co_return header.status();
+    if (!header.ok()) co_return status.ok() ? header.status() : status;
     if (header->type == wire::FrameType::kError) co_return co_await ReadError(*header);
     if (header->type != wire::FrameType::kWelcome) {
       co_return Errorf(StatusCode::kDataLoss, "{}: expected Welcome, got {}", where_,

@@ -362,6 +362,18 @@ TEST_CASE("the server's error reaches the client with its code and text") {
   CHECK(other.Run(rig.MakeHave(), rig.sink).status().code() == StatusCode::kFailedPrecondition);
 }
 
+TEST_CASE("a refusal is heard by a client whose long Have nobody reads") {
+  Rig rig(1, Fault::kNone);
+  PullTarget wrong = rig.Target(1);
+  wrong.fingerprint.lo = 41;
+  wire::Have have;
+  have.chunks.resize(1'000'000);  // more than both kernels take
+  PullClient client(rig.io, wrong);
+  const Status refused = client.Run(have, rig.sink).status();
+  CHECK(refused.code() == StatusCode::kFailedPrecondition);
+  CHECK(MessageOf(refused).find("another layout") != std::string_view::npos);
+}
+
 TEST_CASE("an error whose checksum is wrong is not believed") {
   const bool damaged = GENERATE(false, true);
   CAPTURE(damaged);
