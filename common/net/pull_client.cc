@@ -110,8 +110,8 @@ class ClientStream {
     const auto hello_bytes = wire::Encode(hello);
     status = co_await Send(wire::FrameType::kHello, hello_bytes);
     if (!status.ok()) co_return status;
-    // Before the answer, which takes a round trip to come. A sender that refuses does not read a long
-    // Have to its end, so sending it may fail, and why is in the answer.
+    // Before the answer, which takes a round trip to come. A sender that refuses does not read a
+    // long Have to its end, so sending it may fail, and why is in the answer.
     if (index_ == 0) {
       const auto have_bytes = wire::Encode(*have_);
       status = co_await Send(wire::FrameType::kHave, have_bytes);
