@@ -94,7 +94,7 @@ void Replica::LeaveDelta() {
     LogWarn("model {}: engines have to read this version whole: {} {}", options_.model,
             MessageOf(left), ToString(TraceOf(buffer_->committed())));
   }
-  if (buffer_->buffers() == 1) sink_->ForgetApplied();
+  if (!buffer_->catches_up()) sink_->ForgetApplied();
 }
 
 void Replica::ServeOn(std::shared_ptr<const Delta> delta, const Identity& from) {
