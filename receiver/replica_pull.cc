@@ -197,7 +197,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
       env, std::move(agents), PullRound::Wish{.target = target, .force_full = force_full});
   {
     std::lock_guard lock(mu_);
-    if (stopping_ || (paused_ && !round_requested_)) return absl::CancelledError("paused");
+    if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
     for (const AgentLink& agent : agents_) delta_bytes += agent.delta_bytes;
     std::fill(part_bytes_.begin(), part_bytes_.end(), 0);
     status_.bytes_done = 0;
@@ -346,7 +346,7 @@ Status Replica::WaitWritable() {
     std::unique_lock lock(mu_);
     if (!before) before = std::exchange(status_.phase, ReceiverPhase::kWaitingForReader);
     status_.readers = readers;
-    if (stopping_ || (paused_ && !round_requested_)) {
+    if (stopping_ || PauseEndsIt()) {
       ended = absl::CancelledError("paused");
       break;
     }
