@@ -197,6 +197,9 @@ class Weights {
       return dw_engine_read(engine_, state, tensor, reinterpret_cast<void*>(address), bytes);
     });
   }
+  void Discard() {
+    Run([&] { return dw_engine_discard(engine_); });
+  }
   void Apply() {
     Run([&] { return dw_engine_apply(engine_); });
   }
@@ -274,6 +277,7 @@ PYBIND11_MODULE(_core, m) {
       .def_property_readonly("changed", &Weights::Changed)
       .def("read", &Weights::Read, py::arg("prepared"), py::arg("tensor"), py::arg("address"),
            py::arg("bytes"))
+      .def("discard", &Weights::Discard)
       .def("apply", &Weights::Apply)
       .def("rollback", &Weights::Rollback)
       .def("check", &Weights::CheckMemory);

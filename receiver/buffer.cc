@@ -1,11 +1,13 @@
 #include "receiver/buffer.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cassert>
 #include <map>
 
+#include "common/base/log.h"
 #include "common/layout/root.h"
 #include "receiver/buffer_names.h"
 #include "receiver/buffer_turn.h"
@@ -350,7 +352,8 @@ Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* si
   DW_RETURN_IF_ERROR(GiveName(slot));
   front_ = slot;
   work_ = -1;
-  return AfterCommit(slot);
+  AfterCommit(slot);
+  return absl::OkStatus();
 }
 
 Status Buffer::GiveName(int slot) {
@@ -369,12 +372,30 @@ Status Buffer::GiveName(int slot) {
   return file.Rename(name);
 }
 
-Status Buffer::AfterCommit(int slot) {
-  DW_RETURN_IF_ERROR(side_files_.Finish());
+void Buffer::AfterCommit(int slot) {
+  // The version is committed, whatever fails here; Check tries it again.
+  const Status recorded = side_files_.Finish();
+  if (!recorded.ok()) LogWarn("{}: {}", dir_.native(), MessageOf(recorded));
   RememberFront();
   // A fresh file has replaced one that others read; the dropped file's memory is free once they
   // close it.
-  if (buffers_ == 1 && slots_[1 - slot].file) return DropFile(1 - slot);
+  if (buffers_ == 2 || !slots_[1 - slot].file) return;
+  const fs::path replaced = slots_[1 - slot].file->path();
+  const Status dropped = DropFile(1 - slot);
+  if (dropped.ok()) return;
+  left_over_ = replaced;
+  LogWarn("{}: {}", dir_.native(), MessageOf(dropped));
+}
+
+Status Buffer::RemoveLeftOver() {
+  if (left_over_.empty()) return absl::OkStatus();
+  const bool taken = std::any_of(std::begin(slots_), std::end(slots_), [&](const LeasedFile& slot) {
+    return slot.file && slot.file->path() == left_over_;
+  });
+  if (!taken && ::unlink(left_over_.c_str()) != 0 && errno != ENOENT) {
+    return ErrnoError("remove " + left_over_.native());
+  }
+  left_over_.clear();
   return absl::OkStatus();
 }
 

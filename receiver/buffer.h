@@ -81,6 +81,10 @@ class Buffer {
   const kernels::DigestKey& key() const { return key_; }
   const std::filesystem::path& directory() const { return dir_; }
   uint32_t buffers() const { return buffers_; }
+  /// False: CatchUp has no use for the deltas that were applied, since no file is updated twice.
+  bool catches_up() const {
+    return buffers_ == 2 && (lease_problem_.empty() || options_.unsafe_in_place);
+  }
   /// Empty where leases work, else the reason why not. Without leases every update goes to a fresh
   /// file (or, with unsafe_in_place, changes bytes that others may be reading).
   const std::string& lease_problem() const { return lease_problem_; }
@@ -130,7 +134,8 @@ class Buffer {
   /// Commits `whole`: copies the chunks that the update did not touch, puts the side files in place
   /// and gives the file its name. kInternal when a chunk is unknown. kDataLoss when the chunks have
   /// another root, or when bytes to be copied lack their digest; such chunks become unknown, and
-  /// their file loses its name. kUnavailable when others have the file open.
+  /// their file loses its name. kUnavailable when others have the file open. Once the file has its
+  /// name there is no error: what is left to be done then, Check does.
   Status Commit(const Identity& whole, const std::vector<SideFile>& side_files);
 
   /// In two-file mode, between updates: brings the hidden file up to the committed state, by
@@ -154,9 +159,9 @@ class Buffer {
   /// The installed side files. REQUIRES: between updates.
   StatusOr<std::vector<SideFile>> SideFiles() const { return side_files_.Read(); }
 
-  /// Puts back a name or a side file that somebody removed or changed, and checks the bytes of a
-  /// weight file that somebody wrote to. Cheap (a few stats) when nothing changed; to be called
-  /// about every second while no pull runs.
+  /// Puts back a name or a side file that somebody removed or changed, checks the bytes of a weight
+  /// file that somebody wrote to, and does what failed at the end of a commit. Cheap (a few stats)
+  /// when nothing changed; to be called about every second while no pull runs.
   StatusOr<Health> Check();
   /// Whether chunk i has its digest, in the named file and in the base of the next update. From any
   /// thread, between updates.
@@ -218,7 +223,8 @@ class Buffer {
   StatusOr<std::vector<uint64_t>> DigestsToCommit() const;
   Status FillWork(const std::vector<uint64_t>& digests);
   Status GiveName(int slot);
-  Status AfterCommit(int slot);
+  void AfterCommit(int slot);
+  Status RemoveLeftOver();
   Status CatchUpChunk(int slot, uint32_t i, std::span<const AppliedDelta* const> deltas);
   Status PutNameBack(Health& health);
   void RememberFront();
@@ -239,8 +245,9 @@ class Buffer {
   std::atomic<int> front_{-1};  // the slot whose file has the name and is whole; -1: none
   std::atomic<int> work_{-1};   // the slot that an update changes, or was changing at a crash
   std::atomic<bool> begun_{false};
-  std::vector<uint8_t> touched_;  // chunks that the update in work_ has touched
-  std::vector<uint32_t> lost_;    // for TakeLost
+  std::vector<uint8_t> touched_;     // chunks that the update in work_ has touched
+  std::vector<uint32_t> lost_;       // for TakeLost
+  std::filesystem::path left_over_;  // a file that a commit has replaced and could not remove
   int64_t front_mtime_[2] = {0, 0};
 
   Mutex mu_;

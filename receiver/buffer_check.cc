@@ -30,6 +30,7 @@ StatusOr<Buffer::Health> Buffer::Check() {
   if (front_ >= 0) DW_RETURN_IF_ERROR(PutNameBack(health));
   DW_ASSIGN_OR_RETURN(const std::vector<std::string> names, side_files_.PutBack());
   health.put_back.insert(health.put_back.end(), names.begin(), names.end());
+  DW_RETURN_IF_ERROR(RemoveLeftOver());
   return health;
 }
 

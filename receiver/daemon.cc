@@ -15,8 +15,8 @@ class Daemon::Source : public EngineSource {
  public:
   explicit Source(Replica& replica) : replica_(replica) {}
   Identity Ready() override { return replica_.Ready(); }
-  bool Hold(const Identity& id, const std::string& reader) override {
-    return replica_.Hold(id, reader);
+  bool Hold(const Identity& id, const std::string& reader, SteadyClock::time_point until) override {
+    return replica_.Hold(id, reader, until);
   }
   void Release(const std::string& reader) override { replica_.Release(reader); }
 

@@ -69,9 +69,15 @@ void PullSink::Overlay(wire::Have& have) const {
 }
 
 void PullSink::Keep(Staged&& applied) {
-  if (!keep_applied_ || applied_bytes_ + applied.bytes > staging_limit_) return;
+  if (!keep_applied_ || applied.bytes > staging_limit_) return;
   applied_bytes_ += applied.bytes;
   applied_.push_back(std::move(applied));
+  // The newest are kept. The older ones are for a file that has fallen behind, which a copy brings
+  // up as well; these are also for engines, which read whole what they lack.
+  while (applied_bytes_ > staging_limit_) {
+    applied_bytes_ -= applied_.front().bytes;
+    applied_.pop_front();
+  }
 }
 
 std::vector<Buffer::AppliedDelta> PullSink::Applied() const {

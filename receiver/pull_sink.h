@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -48,7 +49,8 @@ class PullSink : public net::ChunkSink {
   bool dirty() const { return dirty_; }
   void Committed() { dirty_ = false; }
   /// Applied() has the deltas applied since ForgetApplied, in order of application within a chunk;
-  /// deltas beyond the staging bound are not kept. Their payloads live until ForgetApplied.
+  /// of more than the staging bound the newest. Their payloads live until the next delta is applied
+  /// or ForgetApplied.
   void KeepApplied(bool keep) { keep_applied_ = keep; }
   std::vector<Buffer::AppliedDelta> Applied() const;
   void ForgetApplied();
@@ -133,7 +135,7 @@ class PullSink : public net::ChunkSink {
   bool streaming_ = false;
   std::map<uint32_t, std::vector<Staged>> staged_;
   bool keep_applied_ = false;
-  std::vector<Staged> applied_;
+  std::deque<Staged> applied_;
   uint64_t applied_bytes_ = 0;
   std::vector<uint32_t> bad_;
   std::set<uint32_t> refused_;

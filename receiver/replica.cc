@@ -293,6 +293,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     std::lock_guard lock(mu_);
     suspects_.clear();
     status_.committed = ready_ = {};
+    half_updated_ = false;
   }
   if (buffer_ == nullptr) {
     const uint64_t bytes = description.layout.total_bytes();
@@ -336,7 +337,7 @@ std::string Replica::WhyBuffers() const {
 
 Follower::Situation Replica::Situation() const {
   return {.committed = status_.committed,
-          .paused = paused_,
+          .paused = paused_ && !half_updated_,
           .requested = requests_.waiting(),
           .suspects = !suspects_.empty()};
 }
@@ -428,15 +429,15 @@ Status Replica::SetPaused(bool paused, const std::function<bool()>& gone) {
   paused_ = paused;
   cv_.notify_all();
   if (!paused) return absl::OkStatus();
-  // A pull that has begun to change the only file (then `committed` is empty) is not cancelled: a
-  // half-updated file could not be loaded at all.
+  // A pull that has begun to change the only file (then `committed` is empty) is not cancelled, and
+  // is made again if it fails: a half-updated file could not be loaded at all.
   if (round_ != nullptr && !round_requested_ && !status_.committed.empty()) {
     const std::shared_ptr<PullRound> round = round_;
     lock.unlock();
     round->Cancel();
     lock.lock();
   }
-  while ((pulling_ || catching_up_) && !stopping_) {
+  while ((pulling_ || catching_up_ || PauseWaits()) && !stopping_) {
     cv_.wait_for(lock, kSlice);
     lock.unlock();
     const bool left = gone();

@@ -9,6 +9,7 @@
 #include <deque>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -153,9 +154,9 @@ class Replica {
   /// Compares every chunk with its digest; with `repair` a sync then fetches bad ones. Works in
   /// slices, so that a pull waits for one slice at most. kCancelled when the caller has gone.
   StatusOr<VerifyResult> Verify(bool repair, const std::function<bool()>& gone);
-  /// Pausing returns when nothing is being changed: it ends a pull that follows, or lets the pull
-  /// finish if it has begun to change the only weight file. kCancelled when the caller has gone;
-  /// the replica is paused all the same.
+  /// Pausing returns when nothing is being changed: it ends a pull that follows. If one has begun
+  /// to change the only weight file, it waits for the commit, however many pulls that takes.
+  /// kCancelled when the caller has gone; the replica is paused all the same.
   Status SetPaused(bool paused, const std::function<bool()>& gone);
   /// Blocks until a commit has a serial above `seen`; a commit taken up at the start has serial 1.
   /// nullopt when the caller has gone or the replica stops.
@@ -167,9 +168,11 @@ class Replica {
   void OnReady(std::function<void()> listener);
   /// The version that was committed last, with its delta beside it; empty: none yet.
   Identity Ready() const;
-  /// True: the named file stays at `id` until Release, and its next version waits. False: it is not
-  /// at `id`, or not for long. `reader` is who an update then waits for, in status().
-  bool Hold(const Identity& id, const std::string& reader);
+  /// True: the named file stays at `id` until Release or `until`, and its next version waits.
+  /// False: it is not at `id`, or not for long. `reader` is who an update then waits for, in
+  /// status().
+  bool Hold(const Identity& id, const std::string& reader,
+            SteadyClock::time_point until = SteadyClock::time_point::max());
   void Release(const std::string& reader);
 
   /// Somebody who is served says that this chunk of the layout `fingerprint` came with other bytes
@@ -239,6 +242,8 @@ class Replica {
   void HandOver();
   /// The engines that hold the directory. REQUIRES: mu_ held.
   std::string Holders() const;
+  /// Takes the directory from those whose time is over. REQUIRES: mu_ held.
+  void DropLateHolders();
   void OnProgress(size_t agent, uint64_t bytes);
   // Checks of memory and files (replica_check.cc).
   bool DoUpkeep(std::unique_lock<Mutex>& lock, SteadyClock::time_point now,
@@ -269,6 +274,12 @@ class Replica {
   /// The next pull checks these chunks again, and fetches the bad ones whole.
   void Doubt(const std::vector<uint32_t>& chunks);
   Follower::Situation Situation() const;
+  /// Whether what runs for the sake of following must end. A pull that has taken the weights' name
+  /// away goes on. REQUIRES: mu_ held.
+  bool PauseEndsIt() const { return paused_ && !round_requested_ && !half_updated_; }
+  bool PauseWaits() const { return paused_ && half_updated_ && options_.follow; }
+  /// Takes note of what is committed now. REQUIRES: mu_ held.
+  void LookAtBuffer();
   std::string WhyBuffers() const;
 
   const ReplicaOptions options_;
@@ -301,12 +312,14 @@ class Replica {
   CondVar attend_cv_;
   bool stopping_ = false;
   bool paused_ = false;
+  bool half_updated_ = false;  // an update has taken the weights' name away, and goes on
   std::function<void()> on_ready_;
   Identity ready_;
-  std::multiset<std::string> holders_;  // engines that read the directory
-  bool changing_ = false;               // the named file, or which file it is
-  int updates_begun_ = 0;               // threads that begin to change the only file
-  bool describe_ = true;                // ask the agents for layout and part before the next pull
+  /// Engines that read the directory, and until when.
+  std::multimap<std::string, SteadyClock::time_point> holders_;
+  bool changing_ = false;  // the named file, or which file it is
+  int updates_begun_ = 0;  // threads that begin to change the only file
+  bool describe_ = true;   // ask the agents for layout and part before the next pull
   Follower follower_;
   RequestQueue requests_;
   ReplicaStatus status_;

@@ -151,6 +151,7 @@ Status Replica::MarkSuspects() {
     changing_ = false;
     suspects.swap(suspects_);
     status_.committed = {};
+    half_updated_ = true;
     status_.repaired_chunks += suspects.size();
   }
   const Status begun = buffer_->Distrust(std::vector<uint32_t>(suspects.begin(), suspects.end()));

@@ -1,10 +1,18 @@
 // What a Replica does for engines: it tells of versions that are ready, and leaves the directory as
 // it is while one reads it.
+#include <algorithm>
+#include <ranges>
+
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "receiver/replica.h"
 
 namespace deltawire::receiver {
+namespace {
+
+constexpr std::chrono::hours kLongestWait{1};
+
+}  // namespace
 
 void Replica::OnReady(std::function<void()> listener) {
   {
@@ -19,11 +27,11 @@ Identity Replica::Ready() const {
   return ready_;
 }
 
-bool Replica::Hold(const Identity& id, const std::string& reader) {
+bool Replica::Hold(const Identity& id, const std::string& reader, SteadyClock::time_point until) {
   std::lock_guard lock(mu_);
   if (stopping_ || changing_ || updates_begun_ > 0) return false;
   if (id.empty() || !(status_.committed == id)) return false;
-  holders_.insert(reader);
+  holders_.emplace(reader, until);
   return true;
 }
 
@@ -38,6 +46,7 @@ StatusOr<bool> Replica::BeginUpdate() {
   const bool named = buffer_->buffers() == 1;
   {
     std::lock_guard lock(mu_);
+    DropLateHolders();
     if (named && !holders_.empty()) return false;
     updates_begun_ += named ? 1 : 0;
   }
@@ -48,7 +57,7 @@ StatusOr<bool> Replica::BeginUpdate() {
   if (served != nullptr) buffer_->Reopen(*served);
   std::lock_guard lock(mu_);
   updates_begun_ -= named ? 1 : 0;
-  status_.committed = buffer_->committed();
+  LookAtBuffer();
   return begun;
 }
 
@@ -57,8 +66,8 @@ Status Replica::BeginChange() {
   const auto start = SteadyClock::now();
   std::optional<ReceiverPhase> before;
   Status ended;
-  while (!holders_.empty()) {
-    if (stopping_ || (paused_ && !round_requested_)) {
+  for (DropLateHolders(); !holders_.empty(); DropLateHolders()) {
+    if (stopping_ || PauseEndsIt()) {
       ended = absl::CancelledError("paused");
       break;
     }
@@ -71,7 +80,11 @@ Status Replica::BeginChange() {
       waiting_since_ = start;
     }
     status_.readers = readers;
-    cv_.wait(lock);
+    auto pause = SteadyClock::duration(kLongestWait);
+    for (const auto& [reader, until] : holders_) {
+      pause = std::min(pause, until - SteadyClock::now());
+    }
+    cv_.wait_for(lock, std::max(pause, SteadyClock::duration(0)));
   }
   if (before) EndWaitForReaders(*before, start);
   changing_ = ended.ok();
@@ -89,12 +102,30 @@ void Replica::EndWaitForReaders(ReceiverPhase before, SteadyClock::time_point st
   cv_.notify_all();
 }
 
-std::string Replica::Holders() const { return fmt::format("{}", fmt::join(holders_, ", ")); }
+std::string Replica::Holders() const {
+  return fmt::format("{}", fmt::join(std::views::keys(holders_), ", "));
+}
+
+void Replica::DropLateHolders() {
+  const auto now = SteadyClock::now();
+  std::erase_if(holders_, [&](const auto& holder) {
+    if (holder.second > now) return false;
+    LogWarn("model {}: {} has read the weights for too long, and is not waited for any longer",
+            options_.model, holder.first);
+    return true;
+  });
+}
+
+void Replica::LookAtBuffer() {
+  status_.committed = buffer_->committed();
+  const bool changed = buffer_->begun() && !buffer_->last_whole().empty();
+  half_updated_ = status_.committed.empty() && (half_updated_ || changed);
+}
 
 void Replica::EndChange() {
   std::lock_guard lock(mu_);
   changing_ = false;
-  status_.committed = buffer_->committed();
+  LookAtBuffer();
 }
 
 void Replica::HandOver() {

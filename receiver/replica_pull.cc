@@ -94,7 +94,7 @@ void Replica::LeaveDelta() {
     LogWarn("model {}: engines have to read this version whole: {} {}", options_.model,
             MessageOf(left), ToString(TraceOf(buffer_->committed())));
   }
-  if (buffer_->buffers() == 1) sink_->ForgetApplied();
+  if (!buffer_->catches_up()) sink_->ForgetApplied();
 }
 
 void Replica::ServeOn(std::shared_ptr<const Delta> delta, const Identity& from) {
@@ -197,7 +197,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
       env, std::move(agents), PullRound::Wish{.target = target, .force_full = force_full});
   {
     std::lock_guard lock(mu_);
-    if (stopping_ || (paused_ && !round_requested_)) return absl::CancelledError("paused");
+    if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
     for (const AgentLink& agent : agents_) delta_bytes += agent.delta_bytes;
     std::fill(part_bytes_.begin(), part_bytes_.end(), 0);
     status_.bytes_done = 0;
@@ -349,7 +349,7 @@ Status Replica::WaitWritable() {
       waiting_since_ = start;
     }
     status_.readers = readers;
-    if (stopping_ || (paused_ && !round_requested_)) {
+    if (stopping_ || PauseEndsIt()) {
       ended = absl::CancelledError("paused");
       break;
     }

@@ -157,9 +157,11 @@ Status InstalledSideFiles::Stage(const std::vector<SideFile>& files, const Ident
   }
   std::sort(next.files.begin(), next.files.end(),
             [](const Entry& a, const Entry& b) { return a.name < b.name; });
-  if (staged_) {
-    // An earlier commit staged its files and then failed.
-    ::unlink((kept_ / kNext).c_str());
+  DW_RETURN_IF_ERROR(Record());
+  // An earlier commit staged its files and then failed. If they are these, they stay.
+  if (staged_ && next.files != next_.files) {
+    const Status dropped = Drop(next_);
+    if (!dropped.ok() && !absl::IsDataLoss(dropped)) return dropped;
     staged_ = false;
   }
   if (next.files == installed_.files) return absl::OkStatus();
@@ -195,16 +197,44 @@ Status InstalledSideFiles::Install() {
   return absl::OkStatus();
 }
 
-Status InstalledSideFiles::Finish() {
-  if (!staged_) return absl::OkStatus();
-  if (::rename((kept_ / kNext).c_str(), (kept_ / kInstalled).c_str()) != 0) {
-    return ErrnoError(fmt::format("rename {}", (kept_ / kNext).native()));
+Status InstalledSideFiles::Drop(const Manifest& next) {
+  for (const Entry& e : next.files) {
+    const bool stays = std::any_of(installed_.files.begin(), installed_.files.end(),
+                                   [&](const Entry& i) { return i.name == e.name; });
+    // A file of this name with other bytes is the user's: it was not replaced yet.
+    if (!stays && Holds(dir_ / e.name, e)) ::unlink((dir_ / e.name).c_str());
   }
-  installed_ = std::move(next_);
-  seen_ = std::move(next_seen_);
-  staged_ = false;
+  const Status put_back = PutBack().status();
+  if (!put_back.ok() && !absl::IsDataLoss(put_back)) return put_back;
+  // Last, so that a process that is killed before does all of it again.
+  ::unlink((kept_ / kNext).c_str());
+  return put_back;
+}
+
+Status InstalledSideFiles::Finish() {
+  if (staged_) {
+    installed_ = std::move(next_);
+    seen_ = std::move(next_seen_);
+    staged_ = recorded_ = false;
+  }
+  return Record();
+}
+
+Status InstalledSideFiles::Record() {
+  if (recorded_) return absl::OkStatus();
+  if (::rename((kept_ / kNext).c_str(), (kept_ / kInstalled).c_str()) != 0) {
+    if (errno != ENOENT) return ErrnoError(fmt::format("rename {}", (kept_ / kNext).native()));
+    DW_RETURN_IF_ERROR(WriteManifest(kInstalled, installed_));
+  }
+  recorded_ = true;
   RemoveUnused();
   return absl::OkStatus();
+}
+
+bool InstalledSideFiles::Holds(const fs::path& path, const Entry& entry) {
+  if (Look(path).inode == 0) return false;
+  const auto there = ReadFile(path);
+  return there.ok() && there->size() == entry.bytes && Xxh3(AsBytes(*there)) == entry.hash;
 }
 
 void InstalledSideFiles::RemoveUnused() const {
@@ -231,22 +261,22 @@ Status InstalledSideFiles::Recover(const Identity& whole) {
     DW_RETURN_IF_ERROR(Install());
     return Finish();
   }
+  const Status dropped = next.ok() ? Drop(*next) : PutBack().status();
   ::unlink((kept_ / kNext).c_str());
   if (!installed.ok() && !absl::IsNotFound(installed.status())) return installed.status();
   RemoveUnused();
-  return PutBack().status();
+  return dropped;
 }
 
 StatusOr<std::vector<std::string>> InstalledSideFiles::PutBack() {
+  DW_RETURN_IF_ERROR(Record());
   std::vector<std::string> names;
   for (size_t i = 0; i < installed_.files.size(); ++i) {
     const Entry& e = installed_.files[i];
     const fs::path path = dir_ / e.name;
     const Seen now = Look(path);
     if (now.inode != 0 && now == seen_[i]) continue;
-    const auto there = now.inode == 0 ? StatusOr<std::string>("") : ReadFile(path);
-    if (now.inode != 0 && there.ok() && there->size() == e.bytes &&
-        Xxh3(AsBytes(*there)) == e.hash) {
+    if (now.inode != 0 && Holds(path, e)) {
       seen_[i] = now;
       continue;
     }

@@ -29,19 +29,21 @@ class InstalledSideFiles {
   /// one for another state. kDataLoss when a file's content is lost: all must be staged anew.
   Status Recover(const Identity& whole);
   /// Keeps `files` beside the installed ones. If `whole` is then committed and the process crashes,
-  /// Recover finishes the change. Writes nothing if `files` are the installed ones.
+  /// Recover finishes the change. Writes nothing if `files` are the installed ones. What an earlier
+  /// call staged and a commit that failed has put in place, in part, is undone.
   Status Stage(const std::vector<SideFile>& files, const Identity& whole);
   /// Puts the staged files in place and removes installed files that no longer belong: a rename or
   /// an unlink for each file that differs.
   Status Install();
-  /// Records the staged files as installed. To be called after the weights have their name.
+  /// Records the staged files as installed. To be called after the weights have their name. They
+  /// are installed also where recording them fails; the next PutBack or Stage then tries it again.
   Status Finish();
 
   /// The installed files. kDataLoss when a file's content is lost.
   StatusOr<std::vector<SideFile>> Read() const;
 
-  /// Puts back files that are no longer as installed, and returns their names. kDataLoss when a
-  /// file's content is lost.
+  /// Puts back files that are no longer as installed, and returns their names; records first what
+  /// Finish could not. kDataLoss when a file's content is lost.
   StatusOr<std::vector<std::string>> PutBack();
 
  private:
@@ -69,14 +71,20 @@ class InstalledSideFiles {
   /// Puts the file in place, and returns how it looked just before it got its name, so that any
   /// later change shows.
   StatusOr<Seen> Put(const Entry& entry);
+  Status Record();
+  /// Makes the directory what it was before `next` was installed, in part or not at all.
+  Status Drop(const Manifest& next);
   void RemoveUnused() const;
   static Seen Look(const std::filesystem::path& path);
+  /// Whether the file is there and has the entry's content.
+  static bool Holds(const std::filesystem::path& path, const Entry& entry);
 
   const std::filesystem::path dir_;
   const std::filesystem::path kept_;
   Manifest installed_;
   std::vector<Seen> seen_;  // of installed_.files
   bool staged_ = false;
+  bool recorded_ = true;  // the list of installed files is what installed_ is
   Manifest next_;
   std::vector<Seen> next_seen_;
 };

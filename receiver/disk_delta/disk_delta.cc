@@ -4,9 +4,9 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
-#include <zstd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -19,6 +19,7 @@
 #include "common/base/log.h"
 #include "common/base/trace.h"
 #include "common/base/unique_fd.h"
+#include "receiver/disk_delta/payload.h"
 
 namespace deltawire::receiver {
 namespace fs = std::filesystem;
@@ -37,13 +38,58 @@ static_assert(std::size(kEncodings) == static_cast<size_t>(DiskDeltaEncoding::kO
 constexpr uint64_t kBatchBytes = 256 << 20;
 // A file of a version is ended when it has so many payload bytes.
 constexpr uint64_t kFileBytes = 1 << 30;
-constexpr size_t kPieceBytes = 1 << 20;  // that are encoded at once, so that they stay in a cache
-constexpr int kLevel = 1;                // zstd's; the format's other writers use it too
 
-std::string VersionName(uint64_t version) { return fmt::format("weight_v{:06}", version); }
+constexpr std::string_view kVersionPrefix = "weight_v";
+std::string VersionName(uint64_t version) {
+  return fmt::format("{}{:06}", kVersionPrefix, version);
+}
+std::string HiddenName(uint64_t version) {
+  return fmt::format(".{}.partial", VersionName(version));
+}
 /// Numbers of another lineage or epoch mean other bytes, and a chain only goes forwards.
 std::string RunName(const Identity& id) {
   return fmt::format("{}-{}", id.lineage.Hex(), id.id.epoch);
+}
+
+std::optional<uint64_t> ParseNumber(std::string_view text) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+/// The version whose directory has exactly this name. Others beside it, such as a copy that
+/// somebody made, are not ours, whatever is in them.
+std::optional<uint64_t> VersionOf(const std::string& name) {
+  if (!name.starts_with(kVersionPrefix)) return std::nullopt;
+  const auto version = ParseNumber(std::string_view(name).substr(kVersionPrefix.size()));
+  return version && VersionName(*version) == name ? version : std::nullopt;
+}
+
+bool IsPartial(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  if (dot == 0 || dot == std::string::npos) return false;
+  const auto version = VersionOf(name.substr(1, dot - 1));
+  return version && HiddenName(*version) == name;
+}
+
+bool IsRun(const std::string& name) {
+  constexpr size_t kDigits = 32;
+  if (name.size() <= kDigits || name[kDigits] != '-') return false;
+  const auto lineage = Hash128::FromHex(name.substr(0, kDigits));
+  const auto epoch = ParseNumber(std::string_view(name).substr(kDigits + 1));
+  if (!lineage || !epoch) return false;
+  return RunName({.lineage = *lineage, .id = {.epoch = *epoch}}) == name;
+}
+
+/// What a directory holds; nothing where it cannot be read.
+std::vector<fs::directory_entry> Entries(const fs::path& directory) {
+  std::vector<fs::directory_entry> all;
+  std::error_code error;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    all.push_back(*it);
+  }
+  return all;
 }
 
 Status Cancelled() { return absl::CancelledError("it was not written within its time limit"); }
@@ -102,80 +148,6 @@ std::optional<Mark> ReadMark(const fs::path& version) try {
   return std::nullopt;
 }
 
-/// One zstd frame that states its content's size.
-class Frame {
- public:
-  explicit Frame(uint64_t bytes) : context_(ZSTD_createCCtx(), &ZSTD_freeCCtx) {
-    Note(ZSTD_CCtx_setParameter(context_.get(), ZSTD_c_compressionLevel, kLevel));
-    Note(ZSTD_CCtx_setPledgedSrcSize(context_.get(), bytes));
-  }
-  void Add(Bytes piece) { Step(piece, ZSTD_e_continue); }
-  StatusOr<std::vector<std::byte>> End() {
-    Step({}, ZSTD_e_end);
-    if (!error_.empty()) return absl::ResourceExhaustedError("zstd: " + error_);
-    return std::move(out_);
-  }
-
- private:
-  void Note(size_t result) {
-    if (ZSTD_isError(result) != 0U && error_.empty()) error_ = ZSTD_getErrorName(result);
-  }
-  void Step(Bytes piece, ZSTD_EndDirective directive) {
-    ZSTD_inBuffer in{piece.data(), piece.size(), 0};
-    while (error_.empty()) {
-      const size_t used = out_.size();
-      out_.resize(used + ZSTD_CStreamOutSize());
-      ZSTD_outBuffer out{out_.data() + used, out_.size() - used, 0};
-      const size_t left = ZSTD_compressStream2(context_.get(), &out, &in, directive);
-      out_.resize(used + out.pos);
-      Note(left);
-      if (directive == ZSTD_e_end ? left == 0 : in.pos == in.size) return;
-    }
-  }
-
-  const std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> context_;
-  std::vector<std::byte> out_;
-  std::string error_;
-};
-
-StatusOr<std::vector<std::byte>> EncodeXor(Bytes was, Bytes is) {
-  Frame frame(is.size());
-  std::vector<std::byte> piece(std::min(is.size(), kPieceBytes));
-  for (size_t at = 0; at < is.size(); at += piece.size()) {
-    const size_t n = std::min(piece.size(), is.size() - at);
-    for (size_t i = 0; i < n; ++i) piece[i] = was[at + i] ^ is[at + i];
-    frame.Add({piece.data(), n});
-  }
-  return frame.End();
-}
-
-/// u32 count, as many u32 positions, as many bytes; little-endian.
-StatusOr<std::vector<std::byte>> EncodeOverwrite(Bytes was, Bytes is) {
-  uint32_t count = 0;
-  for (size_t i = 0; i < is.size(); ++i) count += was[i] != is[i] ? 1 : 0;
-  Frame frame(uint64_t{5} * count + 4);
-  std::vector<std::byte> piece(sizeof count);
-  StoreLe(piece.data(), count);
-  const auto flush = [&](size_t at_least) {
-    if (piece.size() < at_least) return;
-    frame.Add(piece);
-    piece.clear();
-  };
-  for (size_t i = 0; i < is.size(); ++i) {
-    if (was[i] == is[i]) continue;
-    piece.resize(piece.size() + sizeof count);
-    StoreLe(piece.data() + piece.size() - sizeof count, static_cast<uint32_t>(i));
-    flush(kPieceBytes);
-  }
-  for (size_t i = 0; i < is.size(); ++i) {
-    if (was[i] == is[i]) continue;
-    piece.push_back(is[i]);
-    flush(kPieceBytes);
-  }
-  flush(0);
-  return frame.End();
-}
-
 struct Payload {
   std::string name;
   std::vector<std::byte> bytes;
@@ -216,7 +188,7 @@ class DiskDelta::Part {
   static StatusOr<Part> Start(const fs::path& run, uint64_t version) {
     Part part;
     part.final_ = run / VersionName(version);
-    part.hidden_ = run / ("." + VersionName(version) + ".partial");
+    part.hidden_ = run / HiddenName(version);
     std::error_code error;
     fs::remove_all(part.hidden_, error);
     fs::create_directories(part.hidden_, error);
@@ -318,14 +290,28 @@ Status DiskDelta::Own() {
                   options_.directory.native());
   }
   lock_ = std::move(fd);
+  // What a killed writer had begun, of up to the model's size each.
+  for (const fs::directory_entry& run : Entries(options_.directory)) {
+    if (!IsRun(run.path().filename().native())) continue;
+    for (const fs::directory_entry& entry : Entries(run.path())) {
+      if (IsPartial(entry.path().filename().native())) fs::remove_all(entry.path(), error);
+    }
+  }
   return absl::OkStatus();
 }
 
 bool DiskDelta::Follows(const Identity& id, const ModelDir& model) const {
   if (held_.empty() || held_.lineage != id.lineage || held_.id.epoch != id.id.epoch) return false;
   if (layout_ != model.layout().fingerprint() || id.id.version <= held_.id.version) return false;
-  // Looks for the newest whole version that the chain would begin with.
   const fs::path run = options_.directory / RunName(id);
+  // After an older version was taken, newer ones may lie between it and this one.
+  if (id.id.version - held_.id.version > options_.keep) return false;
+  for (uint64_t v = held_.id.version + 1; v < id.id.version; ++v) {
+    std::error_code ignored;
+    const std::optional<Mark> mark = ReadMark(run / VersionName(v));
+    if (mark ? mark->kind != "gap" : fs::exists(run / VersionName(v), ignored)) return false;
+  }
+  // Looks for the newest whole version that the chain would begin with.
   for (uint64_t v = held_.id.version; id.id.version - v <= options_.keep; --v) {
     const std::optional<Mark> mark = ReadMark(run / VersionName(v));
     if (!mark) return false;
@@ -374,6 +360,8 @@ Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const I
   all_changed_ = true;
   LogInfo("disk delta: {} written whole to {} {}", ToString(id), run.native(),
           ToString(TraceOf(id)));
+  // From here on who changes the directory may have gone on without this writer.
+  if (stop()) return Cancelled();
   return part.Publish("whole", id);
 }
 
@@ -450,6 +438,7 @@ Status DiskDelta::WriteDelta(const fs::path& run, const ModelDir& model, const I
   DW_RETURN_IF_ERROR(part.WriteIndex(id.id.version, options_.encoding, files));
   LogInfo("disk delta: {} written to {}: {} in {} of {} tensors {}", ToString(id), run.native(),
           HumanBytes(written), changed_.size(), layout.size(), ToString(TraceOf(id)));
+  if (stop()) return Cancelled();
   return part.Publish("delta", id);
 }
 
@@ -481,25 +470,25 @@ Status DiskDelta::Keep(const ModelDir& model, const Identity& id) {
 }
 
 void DiskDelta::Tidy(const fs::path& run, uint64_t newest) {
-  // The chain of the newest whole version stays, and the one before, which a slow reader may be in.
-  uint64_t oldest = newest;
-  for (int whole = 0;;) {
-    const std::optional<Mark> mark = ReadMark(run / VersionName(oldest));
-    if (mark && mark->kind == "whole" && ++whole == 2) break;
-    if (oldest == 0 || !ReadMark(run / VersionName(oldest - 1))) break;
-    --oldest;
+  // By version. A whole version may come behind numbers that were never committed.
+  std::map<uint64_t, bool> whole;
+  for (const fs::directory_entry& entry : Entries(run)) {
+    const auto version = VersionOf(entry.path().filename().native());
+    const std::optional<Mark> mark = version ? ReadMark(entry.path()) : std::nullopt;
+    if (mark && mark->id.id.version == *version) whole[*version] = mark->kind == "whole";
   }
+  // The chain of the newest whole version stays, and the one before, which a slow reader may be in.
   std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(run, error)) {
-    const std::optional<Mark> mark = ReadMark(entry.path());
-    if (mark && mark->id.id.version < oldest) fs::remove_all(entry.path(), error);
+  int chains = 0;
+  for (auto it = whole.rbegin(); it != whole.rend(); ++it) {
+    if (chains == 2) fs::remove_all(run / VersionName(it->first), error);
+    if (it->first <= newest && it->second) chains = std::min(chains + 1, 2);
   }
   // Of runs that have ended the last one stays for slow readers.
   std::vector<std::pair<fs::file_time_type, fs::path>> ended;
-  for (const fs::directory_entry& entry : fs::directory_iterator(options_.directory, error)) {
-    const std::string name = entry.path().filename().native();
-    const bool is_run = name.size() > 33 && name[32] == '-' && Hash128::FromHex(name.substr(0, 32));
-    if (is_run && entry.path() != run) ended.emplace_back(entry.last_write_time(error), entry);
+  for (const fs::directory_entry& entry : Entries(options_.directory)) {
+    if (!IsRun(entry.path().filename().native()) || entry.path() == run) continue;
+    ended.emplace_back(entry.last_write_time(error), entry);
   }
   std::sort(ended.begin(), ended.end());
   for (size_t i = 0; i + 1 < ended.size(); ++i) fs::remove_all(ended[i].second, error);

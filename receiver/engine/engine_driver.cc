@@ -14,6 +14,8 @@ using std::chrono::milliseconds;
 
 // A probe asks for next to nothing.
 constexpr milliseconds kProbeLimit{5000};
+// A call that ends when its time is over has ended before the directory changes.
+constexpr milliseconds kHoldMargin{100};
 
 }  // namespace
 
@@ -81,8 +83,8 @@ bool EngineDriver::HoldFor(const EngineCourse::Action& action) {
   const bool wanted = action.call && action.hold;
   if (!wanted && std::exchange(holding_, false)) source_.Release(reader_);
   if (wanted && !holding_) {
-    holding_ = source_.Hold(action.to, reader_);
     hold_end_ = Clock::now() + 2 * settings_.call_limit;
+    holding_ = source_.Hold(action.to, reader_, hold_end_ + kHoldMargin);
   }
   return holding_ || !wanted;
 }

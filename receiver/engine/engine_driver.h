@@ -23,9 +23,11 @@ class EngineSource {
   virtual ~EngineSource() = default;
   /// What may be handed to engines: the version committed last; empty: none yet.
   virtual Identity Ready() = 0;
-  /// True: from now on the directory stays at `id` until Release. False: it is at another version,
-  /// or being changed. `reader` names the engine for who waits for it.
-  virtual bool Hold(const Identity& id, const std::string& reader) = 0;
+  /// True: from now on the directory stays at `id` until Release, or until `until`: a call may be
+  /// stuck in the kernel then. False: it is at another version, or being changed. `reader` names
+  /// the engine for who waits for it.
+  virtual bool Hold(const Identity& id, const std::string& reader,
+                    SteadyClock::time_point until) = 0;
   virtual void Release(const std::string& reader) = 0;
 };
 

@@ -113,21 +113,42 @@ Status EngineWeights::CheckChain(Prepared& p) const {
   return absl::OkStatus();
 }
 
-Status EngineWeights::CheckBuffer(Prepared& p) const {
-  DW_ASSIGN_OR_RETURN(p.buffer, HeldBuffer::Open(directory_, state_));
-  const HeldBuffer& buffer = *p.buffer;
-  if (!(buffer.identity() == p.info.to)) {
+void EngineWeights::MakeRoom(Prepared& p) const {
+  std::vector<size_t> bytes(p.from_buffer.size(), 0);
+  pool_.ParallelFor(bytes.size(), [&](size_t i) {
+    ForEachRun(p.from_buffer[i], [&](uint64_t, MutableBytes live) { bytes[i] += live.size(); });
+  });
+  for (const size_t n : bytes) p.other.push_back(std::make_unique_for_overwrite<std::byte[]>(n));
+  if (p.delta_chunks.empty()) return;
+  size_t boxes = 0;
+  for (size_t t = 0; t < layout_.size(); ++t) boxes = std::max(boxes, program_->boxes(t).size());
+  p.scratches = std::make_unique<Scratches>(pool_.size(), boxes);
+}
+
+Status EngineWeights::TakeFromBuffer(Prepared& p) const {
+  if (p.from_buffer.empty()) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const HeldBuffer buffer, HeldBuffer::Open(directory_, state_));
+  const auto meanwhile = [] {
     return absl::UnavailableError("another version was committed meanwhile");
-  }
+  };
+  if (!(buffer.identity() == p.info.to)) return meanwhile();
   if (buffer.data().size() < layout_.total_bytes()) {
     return Errorf(StatusCode::kDataLoss, "{}: the weights are cut short", directory_.native());
   }
   std::atomic<uint32_t> bad{~0u};
   pool_.ParallelFor(p.from_buffer.size(), [&](size_t i) {
-    const Chunk& c = chunks_[p.from_buffer[i]];
-    const uint64_t digest = backend_.digest(key_, buffer.data().subspan(c.offset, c.bytes));
-    if (digest != p.digests_after[p.from_buffer[i]]) bad = p.from_buffer[i];
+    const uint32_t chunk = p.from_buffer[i];
+    const Bytes bytes = buffer.data().subspan(chunks_[chunk].offset, chunks_[chunk].bytes);
+    if (backend_.digest(key_, bytes) != p.digests_after[chunk]) bad = chunk;
+    std::byte* to = p.other[i].get();
+    ForEachRun(chunk, [&](uint64_t at, MutableBytes live) {
+      std::memcpy(to, bytes.data() + at, live.size());
+      to += live.size();
+    });
   });
+  // Otherwise the copies are of other bytes than the digests: where the file system has no leases,
+  // or somebody else wrote to the file.
+  if (!buffer.StillHolds()) return meanwhile();
   if (bad != ~0u) {
     return Errorf(StatusCode::kDataLoss,
                   "chunk {} of tensor {} has lost its digest in the receiver's buffer", bad.load(),
@@ -180,8 +201,8 @@ StatusOr<UpdateInfo> EngineWeights::Prepare() {
     }
     p = std::move(from_buffer);
   }
-  if (!p->from_buffer.empty()) DW_RETURN_IF_ERROR(CheckBuffer(*p));
   MakeRoom(*p);
+  DW_RETURN_IF_ERROR(TakeFromBuffer(*p));
   prepared_ = std::move(p);
   return prepared_->info;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -17,6 +18,49 @@ namespace fs = std::filesystem;
 
 constexpr const char* kState = ".deltawire.state";
 constexpr std::chrono::milliseconds kLookEvery{2};
+
+/// Refuses a byte that boxes claim twice by way of two storages, which the program tells apart by
+/// their numbers alone: a difference would be added to it twice.
+Status RefuseMemoryTwice(const Layout& layout, const Binding& binding) {
+  std::vector<uint32_t> by_address;
+  for (uint32_t s = 0; s < binding.storages.size(); ++s) {
+    if (binding.storages[s].bytes > 0) by_address.push_back(s);
+  }
+  std::sort(by_address.begin(), by_address.end(), [&](uint32_t a, uint32_t b) {
+    return std::less<>()(binding.memory[a], binding.memory[b]);
+  });
+  // Storages that overlap become one, and so do their boxes' places; those alone are left out.
+  std::vector<Storage> joined;
+  std::map<uint32_t, std::pair<uint32_t, uint64_t>> places;  // in joined: number and offset
+  for (size_t first = 0, next = 0; first < by_address.size(); first = next) {
+    const std::byte* begin = binding.memory[by_address[first]];
+    Storage all{"", 0};
+    for (next = first; next < by_address.size(); ++next) {
+      const uint32_t s = by_address[next];
+      const auto offset = static_cast<uint64_t>(binding.memory[s] - begin);
+      if (next > first && offset >= all.bytes) break;
+      all.name += (next > first ? " and " : "") + binding.storages[s].name;
+      all.bytes = std::max(all.bytes, offset + binding.storages[s].bytes);
+      places[s] = {static_cast<uint32_t>(joined.size()), offset};
+    }
+    if (next == first + 1) {
+      places.erase(by_address[first]);
+    } else {
+      joined.push_back(std::move(all));
+    }
+  }
+  if (joined.empty()) return absl::OkStatus();
+  std::vector<Box> boxes;
+  for (Box box : binding.boxes) {
+    const auto place = places.find(box.storage);
+    if (place == places.end()) continue;
+    box.storage = place->second.first;
+    box.copy.dst_offset += static_cast<int64_t>(place->second.second);
+    boxes.push_back(box);
+  }
+  return Annotate(LayoutProgram::Create(layout, std::move(joined), boxes).status(),
+                  "storages with one memory");
+}
 
 }  // namespace
 
@@ -81,29 +125,13 @@ Status EngineWeights::Bind(const Binding& binding) {
   }
   DW_ASSIGN_OR_RETURN(LayoutProgram program,
                       LayoutProgram::Create(layout_, binding.storages, binding.boxes));
+  DW_RETURN_IF_ERROR(RefuseMemoryTwice(layout_, binding));
   program_.emplace(std::move(program));
   memory_ = binding.memory;
   held_ = {};
   prepared_.reset();
   applied_.reset();
   return absl::OkStatus();
-}
-
-template <typename Fn>
-void EngineWeights::ForEachRun(uint32_t chunk, const Fn& fn) const {
-  const Chunk& c = chunks_[chunk];
-  const uint64_t begin = c.offset - layout_.offset(c.tensor);
-  const uint64_t end = begin + c.bytes;
-  for (const OrderedBox& box : program_->boxes(c.tensor)) {
-    if (box.first() >= end || box.last() <= begin) continue;
-    for (Run run = box.RunAt(begin); run.bytes > 0 && run.tensor_offset < end;
-         run = box.RunAt(run.tensor_offset + run.bytes)) {
-      const uint64_t first = std::max(run.tensor_offset, begin);
-      const uint64_t last = std::min(run.tensor_offset + run.bytes, end);
-      std::byte* at = memory_[box.storage()] + run.storage_offset + (first - run.tensor_offset);
-      fn(first - begin, MutableBytes(at, last - first));
-    }
-  }
 }
 
 StatusOr<Comparison> EngineWeights::Adopt() {
@@ -187,37 +215,21 @@ void EngineWeights::Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scr
   });
 }
 
-void EngineWeights::Copy(uint32_t chunk, Bytes bytes) const {
-  ForEachRun(chunk, [&](uint64_t at, MutableBytes live) {
-    std::memcpy(live.data(), bytes.data() + at, live.size());
-  });
-}
-
-void EngineWeights::SaveOld(uint32_t chunk, std::byte* old) const {
+void EngineWeights::Exchange(uint32_t chunk, std::byte* other) const {
+  std::byte piece[4096];  // stays in the nearest cache
   ForEachRun(chunk, [&](uint64_t, MutableBytes live) {
-    std::memcpy(old, live.data(), live.size());
-    old += live.size();
+    while (!live.empty()) {
+      const size_t n = std::min(live.size(), sizeof piece);
+      std::memcpy(piece, live.data(), n);
+      std::memcpy(live.data(), other, n);
+      std::memcpy(other, piece, n);
+      other += n;
+      live = live.subspan(n);
+    }
   });
 }
 
-void EngineWeights::Restore(uint32_t chunk, const std::byte* old) const {
-  ForEachRun(chunk, [&](uint64_t, MutableBytes live) {
-    std::memcpy(live.data(), old, live.size());
-    old += live.size();
-  });
-}
-
-void EngineWeights::MakeRoom(Prepared& p) const {
-  std::vector<size_t> bytes(p.from_buffer.size(), 0);
-  pool_.ParallelFor(bytes.size(), [&](size_t i) {
-    ForEachRun(p.from_buffer[i], [&](uint64_t, MutableBytes live) { bytes[i] += live.size(); });
-  });
-  for (const size_t n : bytes) p.old.push_back(std::make_unique_for_overwrite<std::byte[]>(n));
-  if (p.delta_chunks.empty()) return;
-  size_t boxes = 0;
-  for (size_t t = 0; t < layout_.size(); ++t) boxes = std::max(boxes, program_->boxes(t).size());
-  p.scratches = std::make_unique<Scratches>(pool_.size(), boxes);
-}
+void EngineWeights::Discard() { prepared_.reset(); }
 
 Status EngineWeights::Apply() {
   if (prepared_ == nullptr) return absl::FailedPreconditionError("no update is prepared");
@@ -226,12 +238,7 @@ Status EngineWeights::Apply() {
   // there. Whatever ends this process in its middle ends the engine's memory with it.
   const size_t whole = p.from_buffer.size();
   pool_.ParallelFor(whole + p.delta_chunks.size(), [&](size_t i) {
-    if (i < whole) {
-      const Chunk& c = chunks_[p.from_buffer[i]];
-      SaveOld(p.from_buffer[i], p.old[i].get());
-      Copy(p.from_buffer[i], p.buffer->data().subspan(c.offset, c.bytes));
-      return;
-    }
+    if (i < whole) return Exchange(p.from_buffer[i], p.other[i].get());
     p.scratches->With([&](Scratch& scratch) {
       for (const Bytes payload : p.deltas[i - whole]) {
         Scatter(p.delta_chunks[i - whole], payload, Way::kForwards, scratch);
@@ -239,14 +246,9 @@ Status EngineWeights::Apply() {
     });
   });
   applied_ = std::move(prepared_);
-  const bool held_still = !p.buffer || p.buffer->StillHolds();
-  p.buffer.reset();
   digests_.swap(p.digests_after);
   held_ = p.info.to;
-  if (held_still) return absl::OkStatus();
-  // Only where the file system has no leases, or somebody else wrote to the file.
-  DW_RETURN_IF_ERROR(Rollback());
-  return absl::UnavailableError("the buffer was changed while it was read; taken back");
+  return absl::OkStatus();
 }
 
 Status EngineWeights::Rollback() {
@@ -254,7 +256,7 @@ Status EngineWeights::Rollback() {
   Prepared& p = *applied_;
   const size_t whole = p.from_buffer.size();
   pool_.ParallelFor(whole + p.delta_chunks.size(), [&](size_t i) {
-    if (i < whole) return Restore(p.from_buffer[i], p.old[i].get());
+    if (i < whole) return Exchange(p.from_buffer[i], p.other[i].get());
     p.scratches->With([&](Scratch& scratch) {
       const auto& payloads = p.deltas[i - whole];
       for (auto payload = payloads.rbegin(); payload != payloads.rend(); ++payload) {

@@ -74,7 +74,8 @@ class EngineWeights {
   StatusOr<Identity> WaitForOther(const Identity& known, std::chrono::milliseconds limit,
                                   const std::function<bool()>& gone) const;
 
-  /// From now on `binding` is the engine's memory. Its state is unknown until Adopt.
+  /// From now on `binding` is the engine's memory. Its state is unknown until Adopt. Storages may
+  /// overlap where no two boxes share a byte.
   Status Bind(const Binding& binding);
   /// REQUIRES: storages() > 0.
   const LayoutProgram& program() const { return *program_; }
@@ -90,12 +91,16 @@ class EngineWeights {
   /// The way from held() to what is committed now, all of it checked; no byte of the engine's has
   /// changed. An update that was applied before can no longer be rolled back. kFailedPrecondition
   /// while held() is empty; kUnavailable while nothing is committed, or when another version was
-  /// meanwhile: try again.
+  /// meanwhile: try again. Chunks that come from the buffer are copied, so that whatever becomes of
+  /// the update, the receiver's file is not held open for it.
   StatusOr<UpdateInfo> Prepare();
+  /// Forgets what Prepare made ready, and gives its memory back. An update that was applied stays,
+  /// and can still be rolled back.
+  void Discard();
   /// The tensors that the prepared update changes, in rising order; none without one.
   std::vector<uint32_t> ChangedTensors() const;
-  /// Writes what Prepare made ready. Takes no memory for the changes: Prepare has taken it, so that
-  /// a lack of memory is found before the first byte is written.
+  /// Writes what Prepare made ready. Takes no memory for the changes: Prepare has taken and filled
+  /// it, so that a lack of memory is found before the first byte is written.
   Status Apply();
   /// Makes the memory what it was before the last Apply. kFailedPrecondition without one.
   Status Rollback();
@@ -119,12 +124,11 @@ class EngineWeights {
   StatusOr<std::vector<std::filesystem::path>> FindChain(const Identity& to) const;
   StatusOr<std::vector<std::filesystem::path>> AwaitChain(const Identity& to) const;
   Status CheckChain(Prepared& prepared) const;
-  Status CheckBuffer(Prepared& prepared) const;
   void MakeRoom(Prepared& prepared) const;
+  Status TakeFromBuffer(Prepared& prepared) const;
   void Scatter(uint32_t chunk, Bytes payload, Way way, Scratch& scratch) const;
-  void Copy(uint32_t chunk, Bytes bytes) const;
-  void SaveOld(uint32_t chunk, std::byte* old) const;
-  void Restore(uint32_t chunk, const std::byte* old) const;
+  /// Exchanges what this rank has of the chunk with `other`, run by run.
+  void Exchange(uint32_t chunk, std::byte* other) const;
   template <typename Fn>
   void ForEachRun(uint32_t chunk, const Fn& fn) const;
 

@@ -1,7 +1,7 @@
 // One way from a state of an engine's memory to another, found and checked by
 // EngineWeights::Prepare and taken by its Apply; internal to EngineWeights, which owns it. One
-// thread, but for Scratches. Cost: mappings of delta files, and room for the old bytes of chunks
-// that Apply overwrites whole. No errors.
+// thread, but for Scratches. Cost: mappings of delta files, and this rank's bytes of chunks that
+// come whole, which Apply exchanges with those in the engine's memory. No errors.
 #pragma once
 
 #include <memory>
@@ -75,14 +75,31 @@ class Scratches {
 struct EngineWeights::Prepared {
   UpdateInfo info;
   std::vector<DeltaFile> files;
-  std::optional<HeldBuffer> buffer;        // while chunks are read from it
   std::vector<uint32_t> from_buffer;       // in rising order
   std::vector<std::vector<Bytes>> deltas;  // payloads by entry of delta_chunks, in order
   std::vector<uint32_t> delta_chunks;      // in rising order
   std::vector<uint64_t> digests_before, digests_after;
-  // Memory for Apply and Rollback, which ask for none.
-  std::vector<std::unique_ptr<std::byte[]>> old;  // of from_buffer, filled by Apply
+  // Memory for Apply and Rollback, which ask for none. Of from_buffer: this rank's bytes, run by
+  // run; the new ones at first, and the old ones once Apply has exchanged them.
+  std::vector<std::unique_ptr<std::byte[]>> other;
   std::unique_ptr<Scratches> scratches;
 };
+
+template <typename Fn>
+void EngineWeights::ForEachRun(uint32_t chunk, const Fn& fn) const {
+  const Chunk& c = chunks_[chunk];
+  const uint64_t begin = c.offset - layout_.offset(c.tensor);
+  const uint64_t end = begin + c.bytes;
+  for (const OrderedBox& box : program_->boxes(c.tensor)) {
+    if (box.first() >= end || box.last() <= begin) continue;
+    for (Run run = box.RunAt(begin); run.bytes > 0 && run.tensor_offset < end;
+         run = box.RunAt(run.tensor_offset + run.bytes)) {
+      const uint64_t first = std::max(run.tensor_offset, begin);
+      const uint64_t last = std::min(run.tensor_offset + run.bytes, end);
+      std::byte* at = memory_[box.storage()] + run.storage_offset + (first - run.tensor_offset);
+      fn(first - begin, MutableBytes(at, last - first));
+    }
+  }
+}
 
 }  // namespace deltawire::engine

@@ -207,6 +207,41 @@ class ByLoaderTest(Layouts):
         self.assertTrue(client.prepare() and client.apply())
         self.assertTrue(client.check())
 
+    def test_a_refused_step_leaves_all_of_the_last_update_undoable(self):
+        weights = checkpoint(14)
+        model, client, outcome = self.attached(weights, engine, loader_tensors=True)
+        self.assertTrue(outcome, outcome.reason)
+        before = state(model)
+        for tensor in weights.values():
+            tensor += 1
+        self.publish(weights)
+        self.assertTrue(client.prepare() and client.apply())
+        at = model.linear.data
+        model.linear.data = at.clone()
+        for step in (client.prepare, client.rollback, client.apply):
+            self.assertIn("has moved its parameters", step().reason)
+        model.linear.data = at
+        client.discard()  # of nothing
+        self.assertTrue(client.rollback())
+        self.assert_state(model, before)
+        self.assertEqual(client.held.version, 1)
+
+    def test_what_was_prepared_and_given_up_is_prepared_anew(self):
+        weights = checkpoint(15)
+        model, client, outcome = self.attached(weights, engine, loader_tensors=True)
+        self.assertTrue(outcome, outcome.reason)
+        before = state(model)
+        for tensor in weights.values():
+            tensor += 1
+        self.publish(weights)
+        self.assertTrue(client.prepare())
+        client.discard()
+        self.assertIn("no update is prepared", client.apply().reason)
+        self.assert_state(model, before)
+        self.assertTrue(client.prepare() and client.apply())
+        self.assertEqual(client.held.version, 2)
+        self.assertTrue(client.check())
+
     def test_a_loader_that_writes_elsewhere_than_before_is_stopped(self):
         weights = checkpoint(6)
         astray = []

@@ -289,6 +289,48 @@ class VllmTest(Plugin):
         self.assert_states(before)
 
 
+    def test_a_worker_that_cannot_take_its_share_back_says_so_and_is_attached_anew(self):
+        self.make = WithLatent
+        super().begin()
+        for model in self.models:  # vLLM computes it after its load, not in it
+            model.load_weights = super(WithLatent, model).load_weights
+        self.workers = [DeltawireEngine(model) for model in self.models]
+        self.assert_done(self.attach())
+        self.next_version()
+        self.assert_done(self.prepare())
+
+        def moves(dtype):
+            del dtype
+            self.models[0].qk.data = self.models[0].qk.data.clone()
+
+        self.models[1].latent.fails = 1
+        with (unittest.mock.patch.object(self.models[0].latent, "process_weights_after_loading",
+                                         moves),
+              self.assertLogs("deltawire", "ERROR")):
+            results = self.update()
+        self.assert_refused(results, "rank 1: planted after the load")
+        self.assertIn("could not take its share back: the engine has moved its parameters",
+                      str(results[0]))
+        self.assertIn("half of an update stays", str(results[0]))
+        self.assertNotIn("half of an update stays", str(results[1]))
+        self.assert_refused(self.prepare(), "rank 0: /init_weight_transfer_engine comes first")
+        self.assert_refused(self.update(rollback=True), "comes first")
+
+    def test_an_update_that_is_given_up_is_forgotten(self):
+        self.begin()
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.ranks.run(lambda rank: self.workers[rank].finish_weight_update())
+        self.assert_refused(self.update(), "no update is prepared")
+        for worker in self.workers:
+            self.assertIn("no update is prepared", worker._client.apply().reason)
+        self.assert_states(before)
+        self.assert_done(self.prepare())
+        self.assert_done(self.update())
+        self.assert_newest()
+
+
 class OrderTest(unittest.TestCase):
     def test_an_order_is_its_path(self):
         for text in ("version=7", "version=7&threads=4&prepare", "version=7&plans=/a%20b&check",

@@ -115,6 +115,49 @@ class EngineTest(EngineRig):
                     self.assertTrue(torch.equal(value, state(model)[name]), f"{name} at {version}")
                 self.assertTrue(client.check())
 
+    def test_one_memory_that_torch_has_twice_is_changed_once_or_refused(self):
+        class Tied(Engine):
+            """Its head and its embedding are two tensors of one array."""
+
+            def __init__(self, rank: int = 0):
+                super().__init__(rank)
+                memory = torch.zeros(64 * HIDDEN, dtype=torch.int16).numpy()
+                self.embed, self.head = (
+                    torch.nn.Parameter(torch.from_numpy(memory).view(torch.bfloat16).view(
+                        64, HIDDEN), requires_grad=False) for _ in range(2))
+
+            def load_one(self, name, value):
+                if name == "head":
+                    self.head[: value.shape[0]].data.copy_(value)
+                else:
+                    super().load_one(name, value)
+
+        weights = checkpoint(6)
+        directory = self.start(weights)
+        model = Tied()
+        model.load_weights(weights.items())
+        self.assertNotEqual(model.embed.untyped_storage()._cdata,
+                            model.head.untyped_storage()._cdata)
+        client = EngineClient(directory)
+        outcome = client.attach(model, model.load_weights)
+        self.assertTrue(outcome, outcome.reason)
+        self.assertEqual(outcome.unmapped, [("embed, head", (64 - VOCAB) * HIDDEN * 2)])
+        weights["embed"][3] += 1
+        self.publish(weights)
+        self.assertTrue(client.prepare() and client.apply())
+        self.assertTrue(torch.equal(model.head[:VOCAB], weights["embed"]))
+        self.assertTrue(client.check())
+
+        def loads_both(pairs):
+            for name, value in pairs:
+                model.load_one(name, value)
+                if name == "embed":
+                    model.load_one("head", value)
+
+        twice = client.attach(model, loads_both)
+        self.assertFalse(twice)
+        self.assertIn("claimed twice", twice.reason)
+
     def test_rollback_and_drift(self):
         weights = checkpoint(3)
         directory = self.start(weights)

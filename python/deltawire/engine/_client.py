@@ -83,15 +83,24 @@ class EngineClient:
     def prepare(self) -> Outcome:
         """Makes the way from `held` to what is committed ready, and checks all of it. Writes
         nothing. An update to what is held already is one too, without changes."""
-        self._update = None
-        self._forget_loaded()
+        self.discard()
         outcome = self._do(self._prepare)
         self._update = outcome.update
         return outcome
 
+    def discard(self) -> None:
+        """Forgets what `prepare` made ready, and gives its memory back. What was applied stays, and
+        can still be rolled back."""
+        self._update = self._pairs = None
+        self._weights.discard()
+
     def apply(self) -> Outcome:
-        """Writes what `prepare` made ready; the engine must not compute meanwhile."""
-        return self._change(self._apply, self._update.to if self._update else None)
+        """Writes what `prepare` made ready; the engine must not compute meanwhile. Whatever comes
+        of it, the next one must be prepared anew."""
+        try:
+            return self._change(self._apply, self._update.to if self._update else None)
+        finally:
+            self.discard()
 
     def rollback(self) -> Outcome:
         """Makes the memory what it was before the last `apply`."""
@@ -125,8 +134,8 @@ class EngineClient:
         raise Error("the engine has moved its parameters since the attach; attach again")
 
     def _prepare(self) -> _core.UpdateInfo:
-        self._pairs = None
         self._require_home()
+        self._forget_loaded()  # no earlier: a refusal so far leaves all of the last update undoable
         update = self._weights.prepare()
         by_loader = self._by_loader()
         if by_loader is not None:
@@ -184,7 +193,6 @@ class EngineClient:
 
     def _change(self, call: Callable[[], Any], after: _core.Identity | None) -> Outcome:
         """Runs what writes to the memory. The record names no version alone meanwhile."""
-        self._update = None
         home = self._do(self._require_home)
         if not home:
             return home

@@ -24,6 +24,8 @@ class Storage:
     parameter: bool = True
     #: (name, dtype, offset, shape, strides) of each that lies in it.
     views: list[tuple] = dataclasses.field(default_factory=list)
+    #: Tensors of the same memory by other handles of torch, as of one array given to torch twice.
+    others: list[torch.Tensor] = dataclasses.field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -46,16 +48,23 @@ def _tensors(model: torch.nn.Module):
 
 
 def live_storages(model: torch.nn.Module) -> tuple[list[Storage], dict[int, int]]:
-    """Storages of all that the model holds, parameters first, and their index by torch's handle."""
+    """Storages of all that the model holds, parameters first, and their index by torch's handle.
+    What is one memory by two handles is one storage: of two, changes would be added twice."""
     storages: list[Storage] = []
     index: dict[int, int] = {}
+    ranges: dict[tuple[int, int], int] = {}
     for name, tensor, parameter in _tensors(model):
         if not tensor.numel() or tensor.layout != torch.strided:
             continue
-        handle = tensor.untyped_storage()._cdata
+        memory = tensor.untyped_storage()
+        handle, place = memory._cdata, (memory.data_ptr(), memory.nbytes())
         if handle not in index:
-            index[handle] = len(storages)
-            storages.append(Storage([], tensor.detach(), tensor.element_size(), parameter))
+            # What has no address, as on torch's meta device, is not the same for that.
+            index[handle] = ranges.setdefault(place, len(storages)) if place[0] else len(storages)
+            if index[handle] < len(storages):
+                storages[index[handle]].others.append(tensor.detach())
+            else:
+                storages.append(Storage([], tensor.detach(), tensor.element_size(), parameter))
         at = storages[index[handle]]
         at.names.append(name)
         at.views.append((name, str(tensor.dtype), tensor.storage_offset(), tuple(tensor.shape),

@@ -29,7 +29,8 @@ class _Live(TorchDispatchMode):
     def __init__(self, storages: list[Storage]):
         super().__init__()
         self.storages = storages
-        self._index = {s.keeper.untyped_storage()._cdata: i for i, s in enumerate(storages)}
+        self._index = {tensor.untyped_storage()._cdata: i for i, s in enumerate(storages)
+                       for tensor in (s.keeper, *s.others)}
 
     def _live(self, tensor) -> int | None:
         if not isinstance(tensor, torch.Tensor) or not tensor.numel():

@@ -9,7 +9,8 @@ for each version: `/start_weight_update` (prepares and checks; requests go on), 
 
 Tried with vLLM 0.32 and one worker. Each step is taken by all workers or by none: they agree over
 vLLM's own group. Errors are raised: vLLM answers them with a code of 500, and the parameters are
-then what they were. A rollback that fails on one worker is the exception (`UpdateInfo`).
+then what they were. A rollback that fails on one worker is the exception (`UpdateInfo`), and an
+update that one cannot take back, which says so: that worker must then be attached anew.
 """
 
 from __future__ import annotations
@@ -131,18 +132,17 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._prepared = self._before = None
         try:
             _together(lambda: self._write(client, update_info))
-        except RuntimeError:
+        except RuntimeError as refused:
             # This worker may have written what another one could not.
             if client.held == target != held and not update_info.rollback:
-                undone = client.rollback()
-                if not undone:
-                    logger.error("deltawire: the update was not taken back: %s", undone.reason)
-                self._compute_anew()
+                self._take_back(client, refused)
             raise
         self._before = None if update_info.rollback else held
 
     def finish_weight_update(self) -> None:
         self._prepared = None
+        if self._client is not None:
+            self._client.discard()  # of an update that was given up
 
     def shutdown(self) -> None:
         self._client = self._prepared = self._before = None
@@ -176,6 +176,22 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if not done:
             raise Refused(done.reason)
         return client.held
+
+    def _take_back(self, client: EngineClient, refused: RuntimeError) -> None:
+        """Undoes this worker's share of an update that `refused` has ended. Where that fails, half
+        of an update stays: until an attach has proven the memory anew, nothing is done with it."""
+        try:
+            undone = client.rollback()
+            if not undone:
+                raise Refused(undone.reason)
+            self._compute_anew()
+        except Exception as error:  # pylint: disable=broad-except  # vLLM's own functions, too
+            self._client = None
+            why = (f"{refused}; and this worker could not take its share back: "
+                   f"{str(error) or repr(error)}: half of an update stays; have the directory read, "
+                   "and attach again")
+            logger.error("%s", why)
+            raise RuntimeError(why) from error
 
     @torch.no_grad()
     def _compute_anew(self) -> None:

@@ -306,6 +306,14 @@ int dw_engine_changed(const dw_engine* engine, const uint32_t** tensors, size_t*
   });
 }
 
+int dw_engine_discard(dw_engine* engine) {
+  return Guard([&]() -> Status {
+    if (engine == nullptr) return Null();
+    engine->weights->Discard();
+    return {};
+  });
+}
+
 int dw_engine_apply(dw_engine* engine) {
   return Guard([&]() -> Status { return engine == nullptr ? Null() : engine->weights->Apply(); });
 }

@@ -20,7 +20,7 @@ extern "C" {
 
 /* Rises when functions or fields are added. What was there keeps its meaning for as long as the
  * library's SOVERSION stays. */
-#define DW_ENGINE_ABI_VERSION 1
+#define DW_ENGINE_ABI_VERSION 2
 
 /* Every function that can fail returns one of these (the numbers are gRPC's). After an error the
  * engine's memory is what it was before the call. */
@@ -133,7 +133,7 @@ typedef struct dw_engine_box {
 #define DW_ENGINE_BOX_DIMS 6
 
 /* From now on this is the engine's memory; what it holds is unknown until dw_engine_adopt. Refuses
- * boxes that leave a tensor or a storage, and two that share a place. */
+ * boxes that leave a tensor or a storage, and two that share a place, also by two storages. */
 DW_ENGINE_API int dw_engine_bind(dw_engine* engine, const dw_engine_storage* storages,
                                  size_t storage_count, const dw_engine_box* boxes,
                                  size_t box_count);
@@ -184,9 +184,12 @@ typedef struct dw_engine_update {
  * An update that was applied before can no longer be rolled back. `update` may be NULL. */
 DW_ENGINE_API int dw_engine_prepare(dw_engine* engine, dw_engine_update* update);
 /* The tensors that the prepared update changes, in rising order. The array lives until the next
- * prepare, apply or bind. */
+ * prepare, discard, apply or bind. */
 DW_ENGINE_API int dw_engine_changed(const dw_engine* engine, const uint32_t** tensors,
                                     size_t* count);
+/* Forgets what was prepared, and gives its memory back; what was applied stays. Since version 2 of
+ * the ABI. */
+DW_ENGINE_API int dw_engine_discard(dw_engine* engine);
 /* Writes what was prepared; the engine must not compute meanwhile. */
 DW_ENGINE_API int dw_engine_apply(dw_engine* engine);
 /* Makes the memory what it was before the last apply. */

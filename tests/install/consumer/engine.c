@@ -174,6 +174,9 @@ int main(int argc, char** argv) {
   REQUIRE(scalar == 12);
   REQUIRE(dw_engine_read(engine, DW_ENGINE_STATE_HELD, 1, &scalar, sizeof scalar) ==
           DW_ENGINE_UNAVAILABLE);
+  CHECK(dw_engine_discard(engine));
+  REQUIRE(dw_engine_apply(engine) == DW_ENGINE_FAILED_PRECONDITION);
+  CHECK(dw_engine_prepare(engine, &update));
   CHECK(dw_engine_apply(engine));
   REQUIRE(holds(&memory, 2.5f, 12));
   CHECK(dw_engine_check(engine, &found));

@@ -1,5 +1,7 @@
 // An update where memory is short: what Apply needs is taken by Prepare, so that no write ends in
 // its middle. This program counts the memory that is asked for, and refuses it.
+#include <sys/resource.h>
+
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
@@ -122,6 +124,50 @@ TEST_CASE(
   REQUIRE(p.engine.Holds(p.now));
   REQUIRE(p.weights->Rollback() == absl::OkStatus());
   CHECK(p.engine.Holds(before));
+}
+
+long MinorFaults() {
+  rusage usage{};
+  REQUIRE(::getrusage(RUSAGE_SELF, &usage) == 0);
+  return usage.ru_minflt;
+}
+
+TEST_CASE("engine weights: the memory for whole chunks is there before Apply, not only promised") {
+  constexpr size_t kBytes = 32 << 20;
+  constexpr long kPages = kBytes / 4096;
+  const Layout layout = *Layout::Create({{"a", DType::kU8, {kBytes}}});
+  TempDir dir;
+  const auto buffer = *receiver::Buffer::Create(
+      dir.path(), std::make_shared<DirLock>(*DirLock::Acquire(dir.path())), layout, 5,
+      {.buffers = 2, .huge_pages = false});
+  const auto commit = [&](uint64_t version) {
+    REQUIRE(*buffer->BeginUpdate());
+    Identity whole{.lineage = {1, 2}, .id = {1, version}};
+    for (uint32_t i = 0; i < buffer->chunks().size(); ++i) {
+      buffer->MarkUnknown(i);
+      const MutableBytes bytes = buffer->chunk(i);
+      std::memset(bytes.data(), static_cast<int>(version), bytes.size());
+      const uint64_t digest = kernels::Best().digest(buffer->key(), bytes);
+      buffer->SetChunk(i, version, digest);
+      whole.root += RootTerm(i, digest);
+    }
+    REQUIRE(buffer->Commit(whole, {}) == absl::OkStatus());
+  };
+  commit(1);
+  std::vector<std::byte> memory(kBytes, std::byte{1});
+  const auto weights = *EngineWeights::Open(dir.path(), 1);
+  Box box{.tensor = 0, .storage = 0, .copy = {}};
+  box.copy.run_bytes = kBytes;
+  REQUIRE(weights->Bind({{{"a", kBytes}}, {memory.data()}, {box}}) == absl::OkStatus());
+  REQUIRE(weights->Adopt()->different.empty());
+  commit(2);
+  REQUIRE(weights->Prepare()->chunks_whole == buffer->chunks().size());
+  const long before = MinorFaults();
+  REQUIRE(weights->Apply() == absl::OkStatus());
+  CHECK(MinorFaults() - before < kPages / 100);
+  CHECK(memory == std::vector<std::byte>(kBytes, std::byte{2}));
+  REQUIRE(weights->Rollback() == absl::OkStatus());
+  CHECK(memory == std::vector<std::byte>(kBytes, std::byte{1}));
 }
 
 }  // namespace

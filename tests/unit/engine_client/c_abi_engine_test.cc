@@ -135,6 +135,8 @@ TEST_CASE("engine C ABI: a mistaken caller is told, and nothing is read or writt
   CHECK(dw_engine_prepare(engine, nullptr) == DW_ENGINE_FAILED_PRECONDITION);
   CHECK(dw_engine_apply(engine) == DW_ENGINE_FAILED_PRECONDITION);
   CHECK(dw_engine_apply(nullptr) == DW_ENGINE_INVALID_ARGUMENT);
+  CHECK(dw_engine_discard(engine) == DW_ENGINE_OK);  // of nothing
+  CHECK(dw_engine_discard(nullptr) == DW_ENGINE_INVALID_ARGUMENT);
 
   std::memcpy(memory.data(), directory.now[2].data(), 1000);
   CHECK(dw_engine_adopt(engine, &found) == DW_ENGINE_OK);

@@ -83,6 +83,57 @@ TEST_CASE("engine weights: chunks that came whole are read from the buffer, the 
   REQUIRE(p.engine.Holds(p.now));
 }
 
+TEST_CASE("engine weights: what is prepared holds up no commit, and is what it was prepared for") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  Pair p(buffers);
+  const auto first = p.now;
+  p.Publish(FakeAgent::Make(p.rig.layout, 77), true);  // all of it comes from the buffer
+  const auto second = p.now;
+  REQUIRE(p.weights->Prepare().ok());
+  // Nobody applies it, and the receiver goes on all the same.
+  for (uint64_t v = 3; v < 6; ++v) p.Publish(FakeAgent::Make(p.rig.layout, v), true);
+  CHECK(p.rig.buffer->committed().id.version == 5);
+  REQUIRE(p.weights->Apply() == absl::OkStatus());
+  CHECK(p.weights->held().id.version == 2);
+  REQUIRE(p.engine.Holds(second));
+  REQUIRE(p.weights->Rollback() == absl::OkStatus());
+  REQUIRE(p.engine.Holds(first));
+  CHECK(p.Update().to.id.version == 5);
+  REQUIRE(p.engine.Holds(p.now));
+  // What was applied can be taken back also when nothing is prepared any more.
+  p.weights->Discard();
+  CHECK(p.weights->Apply().code() == StatusCode::kFailedPrecondition);
+  REQUIRE(p.weights->Rollback() == absl::OkStatus());
+  REQUIRE(p.engine.Holds(first));
+  REQUIRE(p.weights->Prepare().ok());
+  p.weights->Discard();
+  CHECK(p.weights->ChangedTensors().empty());
+  CHECK(p.weights->Apply().code() == StatusCode::kFailedPrecondition);
+  CHECK(p.engine.Holds(first));
+}
+
+TEST_CASE("engine weights: one memory by two storages is refused where a byte has two boxes") {
+  Pair p;
+  Binding twice = p.engine.binding();
+  // The memory of "qkv" once more, from its byte 100 on, as of one array that torch has twice.
+  twice.storages.push_back({"tied", 2300});
+  twice.memory.push_back(twice.memory[0] + 100);
+  SECTION("t1 lies there already") {
+    twice.boxes.push_back(MakeBox(5, 3, {}, 0, {}, 1200, {}, 1000));
+    const Status refused = p.weights->Bind(twice);
+    CHECK(refused.code() == StatusCode::kInvalidArgument);
+    CHECK_THAT(std::string(refused.message()), Catch::Contains("qkv and tied"));
+    CHECK(p.weights->held().id.version == 1);  // what was bound before stays
+  }
+  SECTION("in between there is room") {
+    // Bytes 1000 to 1199 of "qkv" are padding.
+    twice.boxes.push_back(MakeBox(5, 3, {}, 0, {}, 900, {}, 200));
+    CHECK(p.weights->Bind(twice) == absl::OkStatus());
+  }
+  SECTION("nothing of it has a box") { CHECK(p.weights->Bind(twice) == absl::OkStatus()); }
+}
+
 TEST_CASE("engine weights: the greatest differences of elements are added and subtracted again") {
   Pair p;
   auto chunks = p.now;

@@ -84,6 +84,72 @@ TEST_CASE("a commit that fails behind its last byte leaves a state that can be t
   }
 }
 
+TEST_CASE("side files of a commit that failed do not stay beside the next weights") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  const bool killed = GENERATE(false, true);
+  CAPTURE(buffers, killed);
+  BufferRig s({.buffers = buffers, .huge_pages = false});
+  const std::vector<SideFile> seven{{"config.json", "seven"}, {"generation_config.json", "of 7"}};
+  REQUIRE(s.Update(7, seven) == absl::OkStatus());
+  std::ofstream(s.dir.path() / "merges.txt") << "of the user";
+  // The last of them cannot be put in place, since a directory of its name is in the way.
+  fs::create_directories(s.dir.path() / "vocab.json" / "full");
+  REQUIRE(s.Update(8, {{"added_tokens.json", "of 8"},
+                       {"config.json", "eight"},
+                       {"vocab.json", "of 8"}}) != absl::OkStatus());
+  CHECK(ReadFile(s.dir.path() / "config.json") == "eight");
+  const auto is_sevens = [&] {
+    CHECK(ReadFile(s.dir.path() / "config.json") == "seven");
+    CHECK(ReadFile(s.dir.path() / "generation_config.json") == "of 7");
+    CHECK_FALSE(fs::exists(s.dir.path() / "added_tokens.json"));
+    CHECK(ReadFile(s.dir.path() / "merges.txt") == "of the user");
+    CHECK(fs::is_directory(s.dir.path() / "vocab.json"));
+  };
+  if (killed) {
+    // In the next update, which is to be rolled back to the files of version 7.
+    REQUIRE(*s.buffer->BeginUpdate());
+    s.buffer->MarkUnknown(0);
+    s.Restart();
+    is_sevens();
+  }
+  REQUIRE(s.Update(9, seven) == absl::OkStatus());
+  is_sevens();
+  fs::remove_all(s.dir.path() / "vocab.json");
+  REQUIRE(s.Update(10, {{"vocab.json", "of 10"}}) == absl::OkStatus());
+  CHECK_FALSE(fs::exists(s.dir.path() / "config.json"));
+  CHECK(ReadFile(s.dir.path() / "vocab.json") == "of 10");
+}
+
+TEST_CASE("a commit that fails when the weights have their name is one, and is finished later") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  const bool restart = GENERATE(false, true);
+  CAPTURE(buffers, restart);
+  BufferRig s({.buffers = buffers, .huge_pages = false});
+  REQUIRE(s.Update(1, {{"config.json", "one"}}) == absl::OkStatus());
+  const fs::path list = s.dir.path() / ".deltawire.receiver" / "installed";
+  fs::remove(list);
+  fs::create_directories(list / "in the way");
+  REQUIRE(s.Update(2, {{"config.json", "two"}}) == absl::OkStatus());
+  CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 2));
+  CHECK(ReadFile(s.dir.path() / "config.json") == "two");
+  CHECK_FALSE(s.buffer->Check().ok());
+  // The list of what is to be installed next is still needed.
+  CHECK_FALSE(s.Update(3, {{"config.json", "three"}}).ok());
+  fs::remove_all(list);
+  if (restart) {
+    s.Restart();
+  } else {
+    REQUIRE(s.Update(3, {{"config.json", "three"}}) == absl::OkStatus());
+    CHECK(s.buffer->Check()->put_back.empty());
+    s.Restart();
+    CHECK(s.buffer->committed() == BufferRig::At(*s.buffer, 3));
+    CHECK(ReadFile(s.dir.path() / "config.json") == "three");
+    return;
+  }
+  REQUIRE(s.Update(3, {{"config.json", "three"}}) == absl::OkStatus());
+  CHECK(ReadFile(s.dir.path() / "config.json") == "three");
+}
+
 TEST_CASE("names that somebody else took or removed are never renamed for ours") {
   BufferRig s({.buffers = 1, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());

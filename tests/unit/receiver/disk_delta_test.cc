@@ -317,6 +317,122 @@ TEST_CASE("disk delta: a version that was given up behind its gaps can be writte
   CHECK(puller.model == model);
 }
 
+TEST_CASE("disk delta: a whole version behind numbers that were skipped leaves the chain before") {
+  Setup s({.keep = 2});
+  Model model = First();
+  std::map<uint64_t, Model> was;
+  const auto write = [&](uint64_t v) {
+    Step(model, v);
+    s.Commit(model);
+    REQUIRE(s.Write(At(v)) == absl::OkStatus());
+    was[v] = model;
+  };
+  for (const uint64_t v : {1, 2, 3}) write(v);
+  Puller slow{s.Run(), {}, {}};
+  slow.Pull(2);
+  write(5);
+  CHECK_FALSE(slow.IsDelta(5));
+  slow.Pull(3);
+  CHECK(slow.model == was[3]);
+  slow.Pull(5);
+  CHECK(slow.model == was[5]);
+  for (const uint64_t v : {6, 7, 9}) write(v);
+  CHECK(s.Versions() == std::set<std::string>{"weight_v000005", "weight_v000006", "weight_v000007",
+                                              "weight_v000009"});
+}
+
+TEST_CASE("disk delta: after an older version was taken, later ones go on") {
+  Setup s;
+  std::map<uint64_t, Model> was;
+  Model model = First();
+  for (const uint64_t v : {6, 7, 8, 6, 9, 10}) {
+    CAPTURE(v);
+    if (!was.contains(v)) {
+      Step(model, v);
+      was[v] = model;
+    }
+    s.Commit(was[v]);
+    REQUIRE(s.Write(At(v)) == absl::OkStatus());
+    Puller puller{s.Run(), {}, {}};
+    puller.Pull(v);
+    CHECK(puller.model == was[v]);
+  }
+  Puller puller{s.Run(), {}, {}};
+  CHECK_FALSE(puller.IsDelta(9));
+  CHECK(puller.IsDelta(10));
+}
+
+TEST_CASE("disk delta: what a killed writer had begun is removed by the next one") {
+  Setup s;
+  s.Commit(First());
+  REQUIRE(s.Write(At(1)) == absl::OkStatus());
+  const fs::path begun = s.Run() / ".weight_v000002.partial",
+                 theirs = s.Run() / ".weight_v2.partial";
+  for (const fs::path& path : {begun, theirs}) {
+    fs::create_directories(path);
+    std::ofstream(path / "model.safetensors") << "half";
+  }
+  s.Restart();
+  REQUIRE(s.Write(At(3)) == absl::OkStatus());
+  CHECK_FALSE(fs::exists(begun));
+  CHECK(fs::exists(theirs / "model.safetensors"));
+}
+
+TEST_CASE("disk delta: copies that somebody made of versions and runs are left alone") {
+  Setup s({.keep = 1});
+  Model model = First();
+  const auto write = [&](const Identity& id) {
+    Step(model, id.id.version);
+    s.Commit(model);
+    REQUIRE(s.Write(id) == absl::OkStatus());
+  };
+  write(At(1));
+  const auto copy = [](const fs::path& from, const std::string& name) {
+    fs::copy(from, from.parent_path() / name, fs::copy_options::recursive);
+    return from.parent_path() / name;
+  };
+  const std::vector<fs::path> copies = {
+      copy(s.Run() / "weight_v000001", "weight_v000001.bak"),
+      copy(s.Run() / "weight_v000001", "best"),
+      copy(s.Run() / "weight_v000001", "weight_v1"),
+      copy(s.Run(), s.Run().filename().native() + ".old"),
+      copy(s.Run(), s.Run().filename().native() + "-2"),
+      copy(s.Run(), s.Run().filename().native() + "0x"),
+  };
+  for (uint64_t v = 2; v < 10; ++v) write(At(v));
+  CHECK_FALSE(fs::exists(s.Run() / "weight_v000001"));
+  for (const fs::path& path : copies) CHECK(fs::exists(path));
+  for (uint64_t epoch = 2; epoch < 5; ++epoch) write(At(3, epoch));
+  CHECK_FALSE(fs::exists(s.Run(2)));
+  for (const fs::path& path : copies) {
+    CAPTURE(path);
+    if (path.parent_path() == s.options.directory) CHECK(fs::exists(path));
+  }
+}
+
+TEST_CASE("disk delta: a version whose time is over is not published, however far it got") {
+  Setup s;
+  Model model = First();
+  s.Commit(model);
+  const auto write = [&](uint64_t v, int looks) {
+    return s.writer->Write(s.dir.path() / "model", At(v), [&] { return --looks < 0; });
+  };
+  // Each look at the limit in its turn finds it over.
+  for (const uint64_t v : {1, 2}) {
+    CAPTURE(v);
+    int looks = 0;
+    Status written;
+    do {
+      written = write(v, looks++);
+      CHECK(fs::exists(s.Run() / fmt::format("weight_v{:06}", v)) == written.ok());
+    } while (written.code() == StatusCode::kCancelled);
+    CHECK(written == absl::OkStatus());
+    CHECK(looks > 2);  // the last look comes when all is written
+    Step(model, 2);
+    s.Commit(model);
+  }
+}
+
 TEST_CASE("disk delta: a second writer of one directory is refused while the first lives") {
   Setup s;
   s.Commit(First());

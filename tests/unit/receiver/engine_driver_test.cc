@@ -2,6 +2,7 @@
 // SGLang behind which the real engine client writes real memory.
 #include "receiver/engine/engine_driver.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 
@@ -236,7 +237,10 @@ TEST_CASE("an engine that loaded another version reads the directory once, and i
 }
 
 TEST_CASE("an engine that hangs in an update holds up neither commits nor other engines") {
-  EngineRig rig({.buffers = 1});
+  // Without files of deltas an update is prepared from the buffer.
+  const bool delta_files = GENERATE(true, false);
+  CAPTURE(delta_files);
+  EngineRig rig({.buffers = 1}, delta_files);
   StandIn& stuck = rig.Add(EngineKind::kVllm);
   StandIn& other = rig.Add(EngineKind::kVllm);
   rig.Follow();
@@ -253,6 +257,67 @@ TEST_CASE("an engine that hangs in an update holds up neither commits nor other 
     CHECK(rig.Holds(other));
   }
   CHECK(rig.view(0).state == EngineState::kUpdating);
+}
+
+TEST_CASE("an engine whose pause fails until it is given up holds up no commit") {
+  EngineRig rig({.buffers = 1}, false);
+  rig.settings.policy.retries = 2;
+  StandIn& engine = rig.Add(EngineKind::kSglang);
+  rig.Follow();
+  rig.Publish();
+  REQUIRE(rig.Served());
+  engine.Set("/pause_generation", {.times = 1000});
+  rig.Publish();
+  REQUIRE(rig.Reaches(EngineState::kBehind));
+  for (int i = 0; i < 3; ++i) {
+    rig.Publish();
+    REQUIRE(rig.Committed());
+  }
+  engine.Set("/pause_generation", {.times = 0});
+  rig.Publish();
+  REQUIRE(rig.Served());
+  CHECK(rig.Holds(engine));
+  CHECK(engine.violations().empty());
+}
+
+/// A hook that is stuck in the kernel, and does not know its limit.
+struct StuckHook : EngineHook {
+  explicit StuckHook(std::atomic<bool>& s) : stuck(s) {}
+  EngineAnswer Make(EngineCall, const Identity&, milliseconds) override {
+    called = true;
+    Eventually([this] { return !stuck; }, std::chrono::minutes(1));
+    return {};
+  }
+  void Cancel() override {}
+  std::atomic<bool>& stuck;
+  std::atomic<bool> called{false};
+};
+
+TEST_CASE("a hook that is stuck beyond its time holds up no commit any longer") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  constexpr milliseconds kLimit{200};
+  EngineRig rig({.buffers = buffers});
+  rig.settings.call_limit = kLimit;
+  rig.Add(*ParseEngine("exec=/bin/true"));
+  std::atomic<bool> stuck{true};
+  StuckHook* hook = nullptr;
+  rig.engines = std::make_unique<Engines>(rig.all, *rig.source, [&](const auto&) {
+    auto made = std::make_unique<StuckHook>(stuck);
+    hook = made.get();
+    return made;
+  });
+  rig.replica->OnReady([&] { rig.engines->News(); });
+  rig.Publish();
+  REQUIRE(Eventually([&] { return hook->called.load(); }));
+  const auto begin = Clock::now();
+  rig.Publish();
+  CHECK(rig.Committed());
+  CHECK(Clock::now() - begin < 2 * kLimit + milliseconds(5000));  // a busy machine's
+  rig.Publish();
+  CHECK(rig.Committed());
+  stuck = false;
+  CHECK(rig.Served());
 }
 
 TEST_CASE("an engine that hangs as it prepares holds up the next commit until its time is over") {

@@ -20,8 +20,8 @@ class ReplicaSource : public EngineSource {
  public:
   explicit ReplicaSource(Replica& replica) : replica_(replica) {}
   Identity Ready() override { return replica_.Ready(); }
-  bool Hold(const Identity& id, const std::string& reader) override {
-    return replica_.Hold(id, reader);
+  bool Hold(const Identity& id, const std::string& reader, SteadyClock::time_point until) override {
+    return replica_.Hold(id, reader, until);
   }
   void Release(const std::string& reader) override { replica_.Release(reader); }
 
@@ -33,11 +33,11 @@ struct EngineRig {
   using StandIn = testing::EngineStandIn;
   using Fault = StandIn::Fault;
 
-  explicit EngineRig(ReplicaOptions options = {}) {
+  explicit EngineRig(ReplicaOptions options = {}, bool delta_files = true) {
     options.model = "m";
     options.directory = dir.path() / "m";
     options.huge_pages = false;
-    options.delta_file_bytes = 1 << 20;
+    options.delta_file_bytes = delta_files ? 1 << 20 : 0;
     std::vector<std::unique_ptr<Upstream>> upstreams;
     upstreams.push_back(agent.MakeUpstream());
     auto started =

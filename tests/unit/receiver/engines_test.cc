@@ -23,14 +23,15 @@ const auto kStays = [] { return false; };
 /// A directory that any engine may hold at any time.
 struct FakeSource : EngineSource {
   Identity Ready() override { return Version(version); }
-  bool Hold(const Identity&, const std::string&) override {
+  bool Hold(const Identity&, const std::string&, Clock::time_point until) override {
     held_since = Clock::now();
+    held_until = until;
     return true;
   }
   void Release(const std::string&) override { released = true; }
 
   std::atomic<uint64_t> version{0};
-  std::atomic<Clock::time_point> held_since{};
+  std::atomic<Clock::time_point> held_since{}, held_until{};
   std::atomic<bool> released{false};
 };
 
@@ -79,6 +80,8 @@ TEST_CASE("however many requests a hold covers, it ends after twice the time of 
   // The second attempt is to detach the engine and let it read the directory.
   REQUIRE(Eventually([&] { return reloads && holds >= 3; }));
   CHECK(late == 0);
+  // Whatever becomes of the calls, the directory is let go.
+  CHECK(source.held_until.load() - source.held_since.load() <= 2 * kLimit + milliseconds(120));
   CHECK(source.released);
   engines.Stop();
 }

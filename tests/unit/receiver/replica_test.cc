@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 
+#include "common/shm/delta_file.h"
 #include "tests/support/bad_memory.h"
 #include "tests/support/denied_leases.h"
 #include "tests/support/eventually.h"
@@ -487,6 +488,114 @@ TEST_CASE("a wait for an engine is told of and counted, and a pause ends it") {
   CHECK(s.Holds(chunks));
   CHECK(s.replica->status().readers.empty());
   CHECK(s.replica->status().reader_wait_seconds > first);
+}
+
+TEST_CASE("what an engine holds beyond its time is taken from it") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  Setup s;
+  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start({.buffers = buffers});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  const auto until = SteadyClock::now() + milliseconds(150);
+  REQUIRE(Eventually([&] { return s.replica->Hold(s.agent().identity(), "engine e", until); }));
+  chunks = FakeAgent::Step(chunks, 9);
+  s.agent().Publish({1, 2}, chunks);
+  REQUIRE(s.Reaches(s.agent().identity()));
+  CHECK(SteadyClock::now() >= until);
+  CHECK(s.Holds(chunks));
+  s.replica->Release("engine e");  // late, and of no effect on others
+}
+
+TEST_CASE("a pause while the only file is half updated waits until the weights are there again") {
+  Setup s;
+  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
+  s.Start({.buffers = 1});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  if (s.replica->status().buffers_why.find("fresh file") != std::string::npos) {
+    std::puts("SKIPPED: no leases here");
+    return;
+  }
+  // All chunks come whole, and the last one is missing.
+  const auto second = FakeAgent::Make(s.agent().layout(), 2);
+  s.agent().Set([](FakeAgent::Faults& f) { f.leave_out = {5}; });
+  s.agent().Publish({1, 2}, second);
+  REQUIRE(Eventually([&] { return s.replica->status().pull_failures > 0; }));
+  REQUIRE(s.committed().empty());
+  CHECK(s.replica->SetPaused(true, [] { return true; }).code() == StatusCode::kCancelled);
+  std::atomic<bool> paused{false};
+  Status answered;
+  std::thread operator_calls([&] {
+    answered = s.replica->SetPaused(true, kStays);
+    paused = true;
+  });
+  const uint64_t failures = s.replica->status().pull_failures;
+  CHECK(Eventually([&] { return s.replica->status().pull_failures > failures; }));
+  CHECK_FALSE(paused);
+  s.agent().Set([](FakeAgent::Faults& f) { f.leave_out.clear(); });
+  CHECK(s.Reaches(s.agent().identity()));
+  CHECK(s.Holds(second));
+  operator_calls.join();
+  CHECK(answered == absl::OkStatus());
+  // From here on it is paused.
+  const int opens = s.agent().counts().opens;
+  s.agent().Publish({1, 3}, FakeAgent::Make(s.agent().layout(), 3));
+  REQUIRE(Eventually([&] { return s.replica->status().newest.id.version == 3; }));
+  REQUIRE(Eventually([&] { return s.replica->status().phase == ReceiverPhase::kPaused; }));
+  CHECK(s.agent().counts().opens == opens);
+  CHECK(s.Holds(second));
+}
+
+TEST_CASE("a version whose commit fails behind the weights' name is told of all the same") {
+  Setup s;
+  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks, 1, 100);
+  s.Start();
+  REQUIRE(s.Reaches(s.agent().identity()));
+  const auto first = s.replica->WaitCommit(0, kStays);
+  REQUIRE(first);
+  const auto list = s.dir.path() / ".deltawire.receiver" / "installed";
+  std::filesystem::remove(list);
+  std::filesystem::create_directories(list / "in the way");
+  chunks = FakeAgent::Step(chunks, 9);
+  s.agent().Publish({1, 2}, chunks, 1, 200);
+  const auto begin = SteadyClock::now();
+  const auto second = s.replica->WaitCommit(
+      first->serial, [&] { return SteadyClock::now() > begin + seconds(20); });
+  REQUIRE(second);
+  CHECK(second->id == s.agent().identity());
+  CHECK(s.Holds(chunks));
+  CHECK(s.Read("config.json") == "{\"side\": 200}");
+  // The check says what is wrong, and mends it when it can.
+  CHECK(Eventually([&] { return s.replica->status().phase == ReceiverPhase::kFailed; }));
+  std::filesystem::remove_all(list);
+  CHECK(Eventually([&] { return s.replica->status().phase == ReceiverPhase::kIdle; }));
+  CHECK(std::filesystem::is_regular_file(list));
+  CHECK(s.committed() == s.agent().identity());
+}
+
+TEST_CASE("two files without leases: the delta of each version is kept, however many there were") {
+  const testing::DeniedLeases denied(EINVAL);
+  Setup s;
+  FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
+  s.agent().Publish({1, 1}, chunks);
+  s.Start({.staging_bytes = 400, .delta_file_bytes = 1 << 20, .buffers = 2});
+  REQUIRE(s.Reaches(s.agent().identity()));
+  const auto deltas = s.dir.path() / kDeltaFolder;
+  for (uint64_t v = 2; v <= 20; ++v) {
+    CAPTURE(v);
+    chunks = FakeAgent::Step(chunks, v);
+    s.agent().Publish({1, v}, chunks);
+    REQUIRE(s.Reaches(s.agent().identity()));
+    const auto file = deltas / fmt::format("{:012}", v - 1);
+    REQUIRE(Eventually([&] { return std::filesystem::exists(file); }));
+    const auto delta = DeltaFile::Open(file);
+    REQUIRE(delta.ok());
+    CHECK(delta->head().to == s.agent().identity());
+    REQUIRE_FALSE(delta->entries().empty());
+    for (const DeltaFileEntry& entry : delta->entries()) CHECK_FALSE(entry.whole());
+  }
 }
 
 TEST_CASE("with one file and the option copy, a reader keeps the old file") {
