@@ -204,7 +204,7 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   }
   if (std::exchange(unreachable_, false)) pause_ = {};
   if (closing_) {
-    // What may still be open may keep the receiver's file open, for which the next version waits.
+    // What may still be open takes memory in the engine, as much as the chunks that came whole.
     closing_ = unclear_ = answer.result == Result::kUnsure;
     if (closing_) not_before_ = now + NextPause(policy_.longest_pause);
     return;
@@ -288,7 +288,7 @@ void EngineCourse::EndAttempt(bool may_repeat, Time now) {
     return;
   }
   given_up_ = to_;
-  // An update that is left open may keep the receiver's file open.
+  // An update that is left open takes memory in the engine.
   closing_ = traits_.sessions && unclear_;
   out_ = policy_.failure == EngineFailure::kTakeOut && loading_;
   not_before_ = {};
