@@ -69,12 +69,12 @@ bool IsUtf8(std::string_view s) {
   return true;
 }
 
+}  // namespace
+
 uint64_t HaveBytes(uint64_t chunks, size_t history) {
   return kHaveHeadBytes + kHaveStateBytes * history +
          (kHaveEntryBytes + (history > 0 ? kHaveDepthBytes : 0)) * chunks;
 }
-
-}  // namespace
 
 std::vector<std::byte> Encode(const Hello& m) {
   std::vector<std::byte> out(kHelloBytes + (m.proof ? kProofBytes : 0));
