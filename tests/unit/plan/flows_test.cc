@@ -51,7 +51,7 @@ TEST_CASE("flows: who is held up elsewhere leaves its share") {
   const size_t wide = flows.AddResource("wide", 100), narrow = flows.AddResource("narrow", 10);
   Work held = On(wide, 100);
   held.uses.push_back({narrow, 100});
-  const size_t slow = flows.Start(held), fast = flows.Start(On(wide, 100));
+  const size_t slow = flows.Start(held), fast = flows.Start(On(wide, 100, 4));
   CHECK(flows.pace(slow) * 100 == Approx(10));
   CHECK(flows.pace(fast) * 100 == Approx(90));
   RunAll(flows);
