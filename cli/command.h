@@ -44,6 +44,7 @@ void DeclareDemo(CLI::App& app, Run* run);       // demo.cc
 void DeclareDoctor(CLI::App& app, Run* run);     // doctor.cc
 void DeclareBenchLink(CLI::App& app, Run* run);  // bench_link.cc
 void DeclareCerts(CLI::App& app, Run* run);      // certs.cc
+void DeclareSimulate(CLI::App& app, Run* run);   // simulate.cc
 void DeclareVersion(CLI::App& app, Run* run);    // version.cc
 
 /// The same check, but without the text that CLI11 would add to --help.

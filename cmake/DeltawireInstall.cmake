@@ -55,7 +55,7 @@ install(FILES deploy/completion/_deltawire
   DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions COMPONENT cli)
 install(FILES deploy/completion/deltawire.fish
   DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT cli)
-install(FILES deploy/systemd/deltawire.sysctl.conf.example
+install(FILES configs/fleet.sample.toml deploy/systemd/deltawire.sysctl.conf.example
   deploy/prometheus/deltawire.rules.yml deploy/grafana/deltawire.json
   DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples COMPONENT cli)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT doc)

@@ -84,8 +84,7 @@ bool PullRound::Asked(size_t agent) const {
 
 Status PullRound::Open() {
   parts_.clear();
-  // A pull's streams share the I/O threads, one per core, so at most that many decode at once.
-  const uint32_t threads = std::min(std::max(1u, Thread::hardware_concurrency()), env_.streams);
+  const uint32_t threads = CodingThreads(Thread::hardware_concurrency(), env_.streams);
   uint32_t history = 0;
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (!Asked(i)) continue;

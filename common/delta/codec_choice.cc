@@ -10,11 +10,20 @@ namespace {
 // would switch back and forth.
 constexpr double kWorthwhile = 0.95;
 
+// A pull whose coders were busy for this share of its time tells little about the link. Well below
+// 1, since a small pull's stages hardly overlap.
+constexpr double kCodersBound = 0.4;
+
 double Seconds(double bytes, double per_second) {
   return per_second > 0 ? bytes / per_second : std::numeric_limits<double>::infinity();
 }
 
 }  // namespace
+
+bool CodersBound(double coding_seconds, double threads, double decode_seconds,
+                 double longest_seconds) {
+  return coding_seconds / threads + decode_seconds > kCodersBound * longest_seconds;
+}
 
 kernels::Codec ChooseCodec(const CodecChoiceInputs& in) {
   if (in.link_bytes_per_s <= 0) return kernels::Codec::kFast;

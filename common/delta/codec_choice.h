@@ -3,7 +3,9 @@
 // takes. Pure functions of measured speeds (coder_rates.h, common/serving/link_estimate.h).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 
 #include "common/delta/coders.h"
 
@@ -20,6 +22,18 @@ struct CodecChoiceInputs {
   PerCodec<double> ratio;  ///< expected size over fast's; 0: the codec cannot be had
   PerCodec<bool> made;     ///< there already, for another receiver: encoding is free
 };
+
+/// Threads that code for one pull at once: its streams share the I/O threads, of which there is one
+/// for each core. `cores` 0: not known.
+inline uint32_t CodingThreads(uint32_t cores, uint32_t streams) {
+  return std::min(std::max(uint32_t{1}, cores), streams);
+}
+
+/// Whether a pull's coders took about as long as its longest stream: then the pull says little
+/// about the link. `coding_seconds` is the sum over the sender's streams, which `threads` made;
+/// `decode_seconds` is of all the receiver's threads together.
+bool CodersBound(double coding_seconds, double threads, double decode_seconds,
+                 double longest_seconds);
 
 /// kFast while the link is not known: it is the codec that a fast link wants, and a first transfer
 /// tells.

@@ -29,6 +29,9 @@ struct Encoded {
 
 class EncodedCache {
  public:
+  /// The limit for each published state; a version's deltas are usually much smaller.
+  static constexpr uint64_t kUsualBytes = uint64_t{256} << 20;
+
   /// Names the payload that leads to the published state from the state before `first`, a delta of
   /// the published state's log.
   struct Key {

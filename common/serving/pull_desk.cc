@@ -29,9 +29,7 @@ PullCoding PullDesk::CodingFor(const PullRequest& request) {
   coding.codec = traits_.codec;
   coding.history = traits_.history;
   coding.rates = &coder_rates_;
-  // A pull's streams share the I/O threads, of which there is one per core.
-  coding.encode_threads =
-      std::min(std::max(1u, std::thread::hardware_concurrency()), request.streams);
+  coding.encode_threads = CodingThreads(std::thread::hardware_concurrency(), request.streams);
   const CoderSpeeds like_ours = coder_rates_.DecodeSpeeds(coding.encode_threads);
   for (const Coder& coder : Coders()) {
     const double said = request.decode[coder.codec];

@@ -12,10 +12,6 @@ namespace {
 using Clock = SteadyClock;
 using kernels::Codec;
 
-// A pull whose coders were busy for this share of its time tells little about the link. Well below
-// 1, since a small pull's stages hardly overlap.
-constexpr double kCodersBound = 0.4;
-
 }  // namespace
 
 ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
@@ -413,8 +409,10 @@ void ServedPull::EstimateLink() {
     coding += s.coding_seconds;
   }
   if (longest <= 0) return;
-  const double coders = coding / terms_.coding.encode_threads + decode_seconds_;
-  terms_.coding.link->Add(bytes_sent_, longest, coders > kCodersBound * longest);
+  const double threads = terms_.coding.encode_threads;
+  const double coders = coding / threads + decode_seconds_;
+  terms_.coding.link->Add(bytes_sent_, longest,
+                          CodersBound(coding, threads, decode_seconds_, longest));
   LogDebug("model {}: receiver {}: {} in {}, coders {}: the link is taken for {}", model_->name(),
            receiver_id(), HumanBytes(bytes_sent_), HumanSeconds(longest), HumanSeconds(coders),
            HumanRate(terms_.coding.link->bytes_per_s()));

@@ -8,9 +8,6 @@
 namespace deltawire {
 namespace {
 
-// Limit of encoded payloads per state; a version's deltas are usually much smaller.
-constexpr uint64_t kEncodedCacheBytes = uint64_t{256} << 20;
-
 bool IsOf(const Identity& known, const Hash128& lineage) {
   return lineage == Hash128{} || lineage == known.lineage;
 }
@@ -34,7 +31,7 @@ std::shared_ptr<Published> VersionStore::Make(const VersionInfo& info, uint32_t 
   auto state = std::make_shared<Published>();
   state->info = info;
   state->half = half;
-  state->encoded = std::make_shared<EncodedCache>(kEncodedCacheBytes);
+  state->encoded = std::make_shared<EncodedCache>(EncodedCache::kUsualBytes);
   state->kept = std::make_shared<KeptChunks>(kept_chunks_);
   state->damaged = std::make_unique<std::atomic<uint8_t>[]>(context_.chunks->size());
   return state;

@@ -45,12 +45,12 @@ Status ReservedSet(std::string_view what, uint32_t bits) {
 /// An error about bytes that are not UTF-8 (e.g. of a file name) shall arrive, too.
 std::string FitMessage(std::string_view text) { return FitUtf8(text, kMaxMessageBytes); }
 
+}  // namespace
+
 uint64_t HaveBytes(uint64_t chunks, size_t history) {
   return kHaveHeadBytes + kHaveStateBytes * history +
          (kHaveEntryBytes + (history > 0 ? kHaveDepthBytes : 0)) * chunks;
 }
-
-}  // namespace
 
 std::vector<std::byte> Encode(const Hello& m) {
   std::vector<std::byte> out(kHelloBytes + (m.proof ? kProofBytes : 0));

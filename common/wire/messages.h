@@ -83,6 +83,9 @@ StatusOr<Have> DecodeHave(Bytes payload, uint32_t chunks);
 StatusOr<End> DecodeEnd(Bytes payload);
 StatusOr<WireError> DecodeWireError(Bytes payload);
 
+/// The payload of a Have of `chunks` entries that names `history` deltas.
+uint64_t HaveBytes(uint64_t chunks, size_t history);
+
 /// kDataLoss when no Have of `chunks` entries can have `payload_bytes`. For use before memory is
 /// taken for the payload.
 Status CheckHaveSize(uint64_t payload_bytes, uint32_t chunks);

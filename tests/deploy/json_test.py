@@ -275,6 +275,7 @@ class Pair:
 def play_alone(root: pathlib.Path, out: Outputs, pair: Pair) -> None:
     """The commands that need no daemon."""
     out.run("version", "version")
+    out.run("simulate", "simulate", ROOT / "configs" / "fleet.sample.toml")
     out.run("inspect", "inspect", pair.one)
     out.run("diff", "diff", pair.one, pair.two)
     out.run("diff", "diff", pair.one, pair.one, "--sort", "stored")

@@ -60,6 +60,11 @@ ROOMS = {
         rooms=(BASE, "common/layout", "common/delta", "common/wire", "common/net", "kernels"),
         outside=GROUND,
     ),
+    # Foretells a fleet's times by the rules that its daemons go by.
+    "common/plan": Room(
+        rooms=(BASE, "common/layout", "common/delta", "common/serving", "common/wire", "kernels"),
+        outside=GROUND + ("tomlplusplus",),
+    ),
     "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
     "common/daemon": Room(outside=("systemd",)),
     "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("civetweb", "prometheus")),

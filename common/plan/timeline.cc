@@ -1,0 +1,472 @@
+#include "common/plan/timeline.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "common/delta/codec_choice.h"
+#include "common/plan/flows.h"
+#include "common/serving/encoded_cache.h"
+#include "common/wire/frame.h"
+#include "common/wire/messages.h"
+
+namespace deltawire::plan {
+namespace {
+
+// The kernel's first window of a connection, in bytes (RFC 6928).
+constexpr double kFirstWindow = 10 * 1448;
+constexpr double kGigabyte = 1e9;
+// Compares two buffers: each byte of a version is read with the byte before it.
+constexpr double kDiffTraffic = 2;
+
+// Within one machine there is no card, unless the file says how fast it is.
+double NetworkRate(const Node& node) {
+  constexpr double kUsual = 12.5e9;
+  if (node.network > 0) return node.network;
+  return node.machine.empty() ? kUsual : Flows::kNever;
+}
+
+double Threads(const Node& node) { return node.threads == 0 ? node.cores : node.threads; }
+
+struct Step {
+  std::string stage;
+  double delay = 0;
+  std::optional<Work> work;
+};
+
+/// Stages that come one after the other, and what begins when they have ended.
+struct Job {
+  std::string at;
+  std::vector<Step> steps;
+  std::vector<size_t> then;
+  std::vector<StageTime> times;
+  bool background = false;
+  size_t step = 0;
+  double wake = Flows::kNever;  // the end of a delay
+  double ended = 0;
+};
+
+class Course {
+ public:
+  Flows flows;
+  std::vector<Job> jobs;
+
+  /// Runs jobs[0] and all that follows from it.
+  void Run() {
+    Begin(0);
+    while (true) {
+      double next = flows.NextEnd();
+      for (const Job& job : jobs) next = std::min(next, job.wake - now_);
+      if (next == Flows::kNever) return;
+      next = std::max(next, 0.0);
+      const std::vector<size_t> ended = flows.Advance(next);
+      now_ += next;
+      for (const size_t work : ended) {
+        const size_t job = of_work_.at(work);
+        jobs[job].times.back().bound_by = flows.BoundBy(work);
+        Next(job);
+      }
+      for (size_t i = 0; i < jobs.size(); ++i) {
+        if (jobs[i].wake <= now_) Next(i);
+      }
+    }
+  }
+
+ private:
+  void Begin(size_t i) {
+    Job& job = jobs[i];
+    job.wake = Flows::kNever;
+    const Step& step = job.steps[job.step];
+    // A stage of several steps is one in the end.
+    if (job.times.empty() || job.times.back().stage != step.stage) {
+      job.times.push_back({step.stage, job.at, now_, 0, {}});
+    }
+    if (step.work) {
+      of_work_[flows.Start(*step.work)] = i;
+    } else {
+      job.wake = now_ + step.delay;
+    }
+  }
+
+  void Next(size_t i) {
+    Job& job = jobs[i];
+    job.wake = Flows::kNever;
+    job.times.back().seconds = now_ - job.times.back().begin;
+    job.ended = now_;
+    if (++job.step < job.steps.size()) return Begin(i);
+    for (const size_t next : std::vector<size_t>(job.then)) Begin(next);
+  }
+
+  double now_ = 0;
+  std::map<size_t, size_t> of_work_;
+};
+
+/// What the nodes of one kind take from.
+struct NodeResources {
+  size_t cores = 0, memory = 0;
+  std::optional<size_t> out, in;  // of the network; none within one machine
+  bool shared = false;            // all nodes of the kind are one machine
+};
+
+class Builder {
+ public:
+  Builder(const Fleet& fleet, const CutChunks& model, const std::vector<Hop>& hops,
+          const std::vector<PullCost>& costs, bool full)
+      : fleet_(fleet), model_(model), hops_(hops), costs_(costs), full_(full) {}
+
+  Timeline Build() {
+    for (const Machine& m : fleet_.machines) {
+      machines_[m.name] = Cores("machine " + m.name, m.cores, m.memory, 1);
+    }
+    trainer_ = Kind(fleet_.trainer, "the trainer", fleet_.trainer.nodes);
+    if (fleet_.trainer.rate > 0) {
+      egress_ =
+          Link("link of the trainer's site", 1, fleet_.trainer.rate, fleet_.trainer.price_per_gb);
+    }
+    if (fleet_.trainer.rate_limit > 0) {
+      limits_[-1] =
+          course_.flows.AddResource("rate-limit of the trainer", fleet_.trainer.rate_limit);
+    }
+    for (size_t h = 0; h < hops_.size(); ++h) DeclareHop(h);
+    DeclareJobs();
+    course_.Run();
+    return Report();
+  }
+
+ private:
+  NodeResources Cores(const std::string& name, uint32_t cores, double memory, double count) {
+    NodeResources r;
+    r.cores = course_.flows.AddResource("cores of " + name, cores);
+    const double by_cores = cores * fleet_.speeds.memory_bytes_per_s_core;
+    r.memory = course_.flows.AddResource("memory of " + name, memory > 0 ? memory : by_cores);
+    nodes_.push_back({name, count, cores, r.cores});
+    return r;
+  }
+
+  NodeResources Kind(const Node& node, const std::string& name, double count) {
+    NodeResources r;
+    if (node.machine.empty()) {
+      r = Cores(name, node.cores, node.memory, count);
+    } else {
+      r = machines_.at(node.machine);
+      r.shared = true;
+    }
+    const double rate = NetworkRate(node) * fleet_.link_payload;
+    if (rate == Flows::kNever) return r;
+    r.out = course_.flows.AddResource("network of " + name + ", out", rate);
+    r.in = course_.flows.AddResource("network of " + name + ", in", rate);
+    return r;
+  }
+
+  size_t Link(const std::string& name, double count, double rate, double price_per_gb) {
+    const double payload = rate * fleet_.link_payload;
+    const size_t r = course_.flows.AddResource(name, payload);
+    links_.push_back({name, count, payload, price_per_gb, r});
+    return r;
+  }
+
+  void DeclareHop(size_t h) {
+    const Hop& hop = hops_[h];
+    kinds_.push_back(Kind(*hop.site, hop.name, hop.members));
+    if (!hop.local && hop.site->rate > 0) {
+      site_links_[h] = Link("link of " + hop.site->name, hop.site->count, hop.site->rate,
+                            hop.site->price_per_gb);
+    }
+    if (hop.site->rate_limit > 0) {
+      limits_[static_cast<int>(h)] =
+          course_.flows.AddResource("rate-limit of " + hop.name, hop.site->rate_limit);
+    }
+  }
+
+  void DeclareJobs() {
+    Job publish{.at = "trainer"};
+    publish.steps.push_back({"publish", 0, PublishWork()});
+    publish.steps.push_back({"publish", fleet_.speeds.publish_seconds, {}});
+    course_.jobs.push_back(std::move(publish));
+    for (size_t h = 0; h < hops_.size(); ++h) {
+      course_.jobs.push_back(PullJob(h));
+      job_of_.push_back(course_.jobs.size() - 1);
+      const int upstream = hops_[h].upstream;
+      const size_t from = upstream < 0 ? 0 : job_of_[static_cast<size_t>(upstream)];
+      course_.jobs[from].then.push_back(job_of_.back());
+      if (full_ || hops_[h].site->buffers == 1) continue;
+      // The other file follows, while leaves may pull already.
+      Job catch_up{.at = hops_[h].name, .background = true};
+      catch_up.steps.push_back({"catch up", 0, OwnWork(h, costs_[h].apply_seconds)});
+      course_.jobs.push_back(std::move(catch_up));
+      course_.jobs[job_of_.back()].then.push_back(course_.jobs.size() - 1);
+    }
+  }
+
+  Work PublishWork() const {
+    const Trainer& t = fleet_.trainer;
+    const double part = 1.0 / t.nodes;
+    const double left = part * (1 - t.early_diff);
+    const double seconds = PublishSeconds(fleet_, model_, full_) * part;
+    const double sharers = trainer_.shared ? t.nodes : 1;
+    Work work;
+    work.uses = {{trainer_.cores, seconds, Threads(t), sharers},
+                 {trainer_.memory, (full_ ? 1 : kDiffTraffic) * model_.bytes * left, 1, sharers}};
+    work.least_seconds = seconds / Threads(t);
+    work.pace = "threads of the trainer";
+    return work;
+  }
+
+  /// Work of a receiver on its own cores.
+  Work OwnWork(size_t h, double seconds) const {
+    const NodeResources& own = kinds_[h];
+    Work work;
+    work.uses = {{own.cores, seconds, Threads(*hops_[h].site), own.shared ? hops_[h].members : 1}};
+    work.least_seconds = seconds / Threads(*hops_[h].site);
+    work.pace = "threads of " + hops_[h].name;
+    return work;
+  }
+
+  bool AtOnce(size_t h) const {
+    return hops_[h].site->buffers == 2 || costs_[h].fast_bytes > hops_[h].site->staging;
+  }
+
+  Job PullJob(size_t h) {
+    const Hop& hop = hops_[h];
+    const PullCost& cost = costs_[h];
+    Job job{.at = hop.name};
+    job.steps.push_back({"connect", ConnectSeconds(h), {}});
+    job.steps.push_back({"transfer", StartSeconds(h), {}});
+    job.steps.push_back({"transfer", 0, TransferWork(h)});
+    job.steps.push_back({"transfer", cost.last_chunk_seconds, {}});
+    if (!full_ && !AtOnce(h)) {
+      job.steps.push_back({"apply", 0, OwnWork(h, cost.apply_seconds)});
+    } else {
+      job.steps.push_back({"apply", 0, {}});
+    }
+    const double commit = fleet_.speeds.commit_seconds +
+                          static_cast<double>(model_.chunks) * fleet_.speeds.commit_chunk_seconds;
+    job.steps.push_back({"commit", commit, {}});
+    return job;
+  }
+
+  // The event (half a trip), OpenPull, TCP's handshake, Hello and Welcome, Have (half a trip) and
+  // the first frame's way (half a trip).
+  double ConnectSeconds(size_t h) const {
+    const double trips = 0.5 + 1 + 1 + 1 + 0.5 + 0.5 + (fleet_.tls ? 1 : 0);
+    const Hop& hop = hops_[h];
+    const double have = static_cast<double>(wire::HaveBytes(
+        model_.chunks, costs_[h].looks_back() ? ServingOf(fleet_, hops_, hop).history : 0));
+    return trips * hop.round_trip() + fleet_.speeds.connect_seconds +
+           have / LinkRate(h) * hop.on_link +
+           static_cast<double>(model_.chunks) * fleet_.speeds.plan_chunk_seconds;
+  }
+
+  /// Payload bytes/s of the narrowest link on the way, if nobody else were there.
+  double LinkRate(size_t h) const {
+    const Hop& hop = hops_[h];
+    double rate =
+        std::min(NetworkRate(*hop.site), NetworkRate(NodeServing(fleet_, hops_, hop)) * Agents(h));
+    if (!hop.local && hop.site->rate > 0) rate = std::min(rate, hop.site->rate);
+    if (hop.upstream < 0 && fleet_.trainer.rate > 0) rate = std::min(rate, fleet_.trainer.rate);
+    return rate * fleet_.link_payload;
+  }
+
+  double Agents(size_t h) const { return hops_[h].upstream < 0 ? fleet_.trainer.nodes : 1; }
+  double Streams(size_t h) const { return hops_[h].site->streams * Agents(h); }
+
+  double StartSeconds(size_t h) const {
+    return costs_[h].first_chunk_seconds +
+           SlowStartSeconds(costs_[h].wire_bytes / Agents(h), LinkRate(h) / Agents(h),
+                            hops_[h].site->streams, hops_[h].round_trip());
+  }
+
+  Work TransferWork(size_t h) const {
+    const Hop& hop = hops_[h];
+    const PullCost& cost = costs_[h];
+    const NodeResources& from =
+        hop.upstream < 0 ? trainer_ : kinds_[static_cast<size_t>(hop.upstream)];
+    const NodeResources& to = kinds_[h];
+    const double agents = Agents(h), streams = Streams(h);
+    const double coding = cost.encode_seconds * EncodedAnew(fleet_, hop, cost) + cost.send_seconds;
+    const double taking = cost.receive_seconds + (full_ || !AtOnce(h) ? 0 : cost.apply_seconds);
+    const double coders = EncodeThreads(fleet_, hops_, hop);
+    // The streams of all agents share the receiver's threads.
+    const double takers =
+        CodingThreads(hop.site->cores, hop.site->streams * static_cast<uint32_t>(agents));
+    Work work;
+    if (from.shared && to.shared && from.cores == to.cores) {
+      work.uses.push_back({from.cores, coding + taking, coders + takers, hop.members});
+    } else {
+      // All agents of one machine, or each agent's part on its own node.
+      const double part = from.shared ? 1 : 1 / agents;
+      work.uses.push_back(
+          {from.cores, coding * part, coders, from.shared ? hop.members : hop.on_server});
+      work.uses.push_back({to.cores, taking, takers, to.shared ? hop.members : 1});
+    }
+    const double bytes = cost.wire_bytes;
+    if (from.out) work.uses.push_back({*from.out, bytes / agents, streams, hop.on_server});
+    if (to.in) work.uses.push_back({*to.in, bytes, streams, 1});
+    if (hop.upstream < 0 && egress_) work.uses.push_back({*egress_, bytes, streams, hop.members});
+    if (const auto link = site_links_.find(h); link != site_links_.end()) {
+      work.uses.push_back({link->second, bytes, streams, hop.on_link});
+    }
+    if (const auto limit = limits_.find(hop.upstream); limit != limits_.end()) {
+      work.uses.push_back({limit->second, bytes / agents, 1, hop.on_server});
+    }
+    SetPace(h, {coding / agents / coders, taking / takers}, &work);
+    return work;
+  }
+
+  struct Busy {
+    double coding, taking;  // seconds of one agent's threads, and of the receiver's
+  };
+  void SetPace(size_t h, Busy busy, Work* work) const {
+    const Hop& hop = hops_[h];
+    const PullCost& cost = costs_[h];
+    const std::string server =
+        hop.upstream < 0 ? "the trainer" : hops_[static_cast<size_t>(hop.upstream)].name;
+    const Serving& serving = ServingOf(fleet_, hops_, hop);
+    const double limit = serving.rate_limit_per_receiver;
+    const std::pair<double, std::string> paces[] = {
+        {busy.coding, "coding threads of " + server},
+        {busy.taking, "decoding threads of " + hop.name},
+        {cost.wire_bytes * hop.round_trip() / (Streams(h) * hop.site->window),
+         "window and round trip to " + hop.name},
+        {limit > 0 ? cost.wire_bytes / Agents(h) / limit : 0,
+         "rate-limit-per-receiver of " + server}};
+    for (const auto& [seconds, name] : paces) {
+      if (seconds <= work->least_seconds) continue;
+      work->least_seconds = seconds;
+      work->pace = name;
+    }
+  }
+
+  Timeline Report() const {
+    Timeline t;
+    t.publish = course_.jobs[0].times.at(0);
+    for (size_t h = 0; h < hops_.size(); ++h) {
+      const Job& job = course_.jobs[job_of_[h]];
+      t.hops.push_back({job.times, job.ended});
+      if (job.ended <= t.seconds) continue;
+      t.seconds = job.ended;
+      t.last = h;
+    }
+    for (const DeclaredLink& l : links_) {
+      const double bytes = course_.flows.amount_used(l.resource);
+      t.links.push_back({l.name, l.count, l.rate, bytes, course_.flows.busy_seconds(l.resource),
+                         bytes * l.count / kGigabyte * l.price_per_gb});
+    }
+    for (const DeclaredNode& n : nodes_) {
+      t.nodes.push_back({n.name, n.count, n.cores, course_.flows.amount_used(n.resource)});
+    }
+    return t;
+  }
+
+  struct DeclaredLink {
+    std::string name;
+    double count, rate, price_per_gb;
+    size_t resource;
+  };
+  struct DeclaredNode {
+    std::string name;
+    double count;
+    uint32_t cores;
+    size_t resource;
+  };
+  const Fleet& fleet_;
+  const CutChunks& model_;
+  const std::vector<Hop>& hops_;
+  const std::vector<PullCost>& costs_;
+  const bool full_;
+  Course course_;
+  std::vector<DeclaredNode> nodes_;
+  std::vector<DeclaredLink> links_;
+  std::map<std::string, NodeResources> machines_;
+  NodeResources trainer_;
+  std::optional<size_t> egress_;
+  std::vector<NodeResources> kinds_;
+  std::map<size_t, size_t> site_links_;
+  std::map<int, size_t> limits_;
+  std::vector<size_t> job_of_;
+};
+
+}  // namespace
+
+std::vector<Hop> HopsOf(const Fleet& fleet) {
+  std::vector<Hop> hops;
+  std::map<std::string, int> serving;  // the hop that serves for a site's name
+  for (const Site& site : fleet.sites) {
+    const bool relayed = site.relays > 0 && site.relays < site.receivers;
+    const double first = relayed ? site.relays : site.receivers;
+    Hop hop{.site = &site, .name = relayed ? site.name + "/relays" : site.name};
+    hop.members = first * site.count;
+    hop.on_link = first;
+    hop.on_server = hop.members;
+    if (site.upstream != "trainer") {
+      hop.upstream = serving.at(site.upstream);
+      const Hop& up = hops[static_cast<size_t>(hop.upstream)];
+      hop.servers = up.members;
+      hop.on_server = std::ceil(hop.members / hop.servers);
+      hop.depth = up.depth + 1;
+    } else {
+      hop.servers = fleet.trainer.nodes;
+    }
+    hops.push_back(hop);
+    serving[site.name] = static_cast<int>(hops.size()) - 1;
+    if (!relayed) continue;
+    Hop leaves{.site = &site, .name = site.name + "/leaves"};
+    leaves.upstream = static_cast<int>(hops.size()) - 1;
+    leaves.local = true;
+    leaves.members = static_cast<double>(site.receivers - site.relays) * site.count;
+    leaves.servers = hop.members;
+    leaves.on_server = std::ceil(static_cast<double>(site.receivers - site.relays) / site.relays);
+    leaves.on_link = leaves.on_server;
+    leaves.depth = hop.depth + 1;
+    hops.push_back(leaves);
+  }
+  return hops;
+}
+
+const Serving& ServingOf(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
+  if (hop.upstream < 0) return fleet.trainer;
+  return *hops[static_cast<size_t>(hop.upstream)].site;
+}
+
+const Node& NodeServing(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
+  if (hop.upstream < 0) return fleet.trainer;
+  return *hops[static_cast<size_t>(hop.upstream)].site;
+}
+
+uint32_t EncodeThreads(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
+  return CodingThreads(NodeServing(fleet, hops, hop).cores, hop.site->streams);
+}
+
+uint32_t DecodeThreads(const Hop& hop) { return CodingThreads(hop.site->cores, hop.site->streams); }
+
+double EncodedAnew(const Fleet& fleet, const Hop& hop, const PullCost& cost) {
+  double coded = 0;
+  for (size_t form = 0; form < kernels::kForms; ++form) {
+    const bool coder = form > kernels::FormOf(kernels::Codec::kFast);
+    if (coder) coded += cost.bytes[form];
+  }
+  const double agent = coded / (hop.upstream < 0 ? fleet.trainer.nodes : 1);
+  const double kept =
+      std::min(1.0, static_cast<double>(EncodedCache::kUsualBytes) / std::max(1.0, agent));
+  return kept / hop.on_server + (1 - kept);
+}
+
+double SlowStartSeconds(double bytes, double bytes_per_s, double streams, double round_trip) {
+  double window = kFirstWindow * streams, left = bytes, seconds = 0;
+  while (window < bytes_per_s * round_trip && left > window) {
+    left -= window;
+    seconds += round_trip - window / bytes_per_s;
+    window *= 2;
+  }
+  // The last window is sent at the link's speed, and the next would wait for its acknowledgement.
+  return seconds;
+}
+
+Timeline RunVersion(const Fleet& fleet, const CutChunks& model, const std::vector<Hop>& hops,
+                    const std::vector<PullCost>& costs, bool full) {
+  return Builder(fleet, model, hops, costs, full).Build();
+}
+
+}  // namespace deltawire::plan

@@ -1,0 +1,102 @@
+// How a fleet's file is read, and what is said of mistakes in it.
+#include <catch2/catch.hpp>
+#include <filesystem>
+
+#include "common/plan/fleet.h"
+#include "common/plan/predict.h"
+#include "common/plan/quantity.h"
+
+namespace deltawire::plan {
+namespace {
+
+constexpr const char* kSmall = R"([model]
+bytes = "2 GB"
+[[site]]
+name = "rollout"
+)";
+
+std::string Refusal(const std::string& text) {
+  const auto fleet = ParseFleet(text, "f.toml");
+  REQUIRE_FALSE(fleet.ok());
+  CHECK(absl::IsInvalidArgument(fleet.status()));
+  return std::string(MessageOf(fleet.status()));
+}
+
+TEST_CASE("fleet file: quantities with units, and plain numbers") {
+  CHECK(*ParseRate("5 Gbit/s") == 625e6);
+  CHECK(*ParseRate("100Mbit/s") == 12.5e6);
+  CHECK(*ParseRate("1.5 GB/s") == 1.5e9);
+  CHECK(*ParseBytes("128 MiB") == 128.0 * 1048576);
+  CHECK(*ParseBytes("2 TB") == 2e12);
+  CHECK(*ParseSeconds("20 ms") == Approx(0.02));
+  CHECK(*ParseShare("3 %") == Approx(0.03));
+  CHECK(*ParseShare("0.03") == Approx(0.03));
+  CHECK_FALSE(ParseRate("5 Gbit").ok());
+  CHECK_FALSE(ParseBytes("many").ok());
+  CHECK_FALSE(ParseSeconds("").ok());
+}
+
+TEST_CASE("fleet file: what is not said has the daemons' defaults") {
+  const auto fleet = ParseFleet(kSmall, "f.toml");
+  REQUIRE(fleet.ok());
+  CHECK(fleet->model.bytes == 2e9);
+  CHECK(fleet->sites.at(0).streams == 4);
+  CHECK_FALSE(fleet->trainer.codec.has_value());
+  CHECK(fleet->trainer.history == 4);
+}
+
+TEST_CASE("fleet file: mistakes are named with their line") {
+  CHECK(Refusal(std::string(kSmall) + "roundtrip = \"1 ms\"\n")
+            .find("f.toml:5: unknown key \"site.roundtrip\"; the keys here are ") == 0);
+  CHECK(Refusal("[model]\nbytes = \"2 GB\"\nsize = 3\n")
+            .find("f.toml:3: unknown key \"model.size\"") == 0);
+  CHECK(Refusal("colour = 1\n" + std::string(kSmall)).find("f.toml:1: unknown key \"colour\"") ==
+        0);
+  CHECK(Refusal("[model]\nbytes = \"2 parsecs\"\n")
+            .find("f.toml:2: model.bytes: \"2 parsecs\" is not like") == 0);
+  CHECK(Refusal("[model]\nbytes = [1]\n").find("f.toml:2: model.bytes: expected") == 0);
+  CHECK(Refusal(std::string(kSmall) + "streams = 65\n")
+            .find("f.toml:5: site.streams wants a whole number within 1 .. 64") == 0);
+  CHECK(
+      Refusal(std::string(kSmall) + "upstream = \"mars\"\n").find("f.toml:5: site rollout: its") ==
+      0);
+  CHECK(Refusal(std::string(kSmall) + "relays = 2\n").find("f.toml:5: site rollout has 1") == 0);
+  CHECK(Refusal(std::string(kSmall) + "codec = \"best\"\n").find("there is no codec best") !=
+        std::string::npos);
+  CHECK(
+      Refusal(std::string(kSmall) + "machine = \"here\"\n").find("there is no [[machine]] here") !=
+      std::string::npos);
+  CHECK(Refusal("[model]\nbytes = 5\n").find("a fleet wants a [[site]]") != std::string::npos);
+  CHECK(Refusal("[[site]]\nname = \"a\"\n").find("[model] wants bytes") != std::string::npos);
+  CHECK(Refusal("[site]\nname = \"a\"\n").find("each site begins with [[site]]") !=
+        std::string::npos);
+  CHECK(Refusal("site = [1]\n").find("each site begins with [[site]]") != std::string::npos);
+  CHECK(
+      Refusal(std::string(kSmall) + "[speeds]\ndiff = 0\n").find("speeds.diff: 0 is not within") !=
+      std::string::npos);
+  CHECK(Refusal("[model\n").find("f.toml:1: ") == 0);
+}
+
+TEST_CASE("fleet file: one that is not there") {
+  CHECK(absl::IsNotFound(ReadFleet("/no/such/fleet.toml").status()));
+}
+
+TEST_CASE("fleet file: samples are read, and foretold") {
+  size_t read = 0;
+  for (const std::filesystem::path folder : {DELTAWIRE_SAMPLE_DIR, DELTAWIRE_FLEETS_DIR}) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.starts_with("fleet") && folder.filename() != "fleets") continue;
+      if (entry.path().extension() != ".toml") continue;
+      CAPTURE(name);
+      const auto fleet = ReadFleet(entry.path().string());
+      REQUIRE(fleet.ok());
+      CHECK(Predict(*fleet).ok());
+      ++read;
+    }
+  }
+  CHECK(read >= 4);
+}
+
+}  // namespace
+}  // namespace deltawire::plan
