@@ -247,10 +247,10 @@ class Builder {
     return job;
   }
 
-  // The event (half a trip), OpenPull, TCP's handshake, Hello and Welcome, Have (half a trip) and
-  // the first frame's way (half a trip).
+  // The event (half a trip), OpenPull, TCP's handshake, Hello and Have (half a trip) and the first
+  // frame's way (half a trip).
   double ConnectSeconds(size_t h) const {
-    const double trips = 0.5 + 1 + 1 + 1 + 0.5 + 0.5 + (fleet_.tls ? 1 : 0);
+    const double trips = 0.5 + 1 + 1 + 0.5 + 0.5 + (fleet_.tls ? 1 : 0);
     const Hop& hop = hops_[h];
     const double have = static_cast<double>(wire::HaveBytes(
         model_.chunks, costs_[h].looks_back() ? ServingOf(fleet_, hops_, hop).history : 0));
