@@ -43,7 +43,7 @@ PIECE = 1 << 22  # elements
 # What tbf counts of a full packet of 1,500 bytes, and what TCP's payload is of it.
 LINK_PAYLOAD = 1448 / 1514
 # Versions whose pulls are not counted: the estimates of links settle meanwhile.
-WARM_UP = 2
+WARM_UP = 1
 
 
 @dataclass
@@ -186,8 +186,10 @@ class Network(contextlib.ExitStack):
         for device in ("lo", "eth0"):
             run("ip", "-n", name, "link", "set", device, "up")
         if rate:
+            # What the bucket holds passes at once, so it holds half a millisecond's bytes.
+            burst = max(16 << 10, rate * 125_000 // 2000)
             run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                f"{rate}mbit", "burst", "64kb", "latency", "100ms")  # fmt: skip
+                f"{rate}mbit", "burst", burst, "latency", "100ms")  # fmt: skip
 
     def within(self, node: str, *command: object) -> list[str]:
         return ["ip", "netns", "exec", self._name(node), *[str(c) for c in command]]
@@ -448,6 +450,7 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=0.15)
     parser.add_argument("--fastest", action="store_true",
                         help="the least of the repeats instead of the median: on a busy machine")
+    parser.add_argument("--speeds", type=pathlib.Path, help="a speeds.json that --keep has kept")
     parser.add_argument("--keep", type=pathlib.Path, help="where the fleets' files go")
     parser.add_argument("cases", nargs="*", type=int, help="numbers of cases, from 1")
     parser.add_argument("--urgent", action="store_true",
@@ -463,7 +466,11 @@ def main() -> int:
         keep.mkdir(exist_ok=True)
         for name in ("calibration", "calibration/tight"):
             (root / name).mkdir()
-        speeds = calibrate(root / "calibration", options.repeats, typical)
+        if options.speeds:
+            speeds = json.loads(options.speeds.read_text())
+        else:
+            speeds = calibrate(root / "calibration", options.repeats, typical)
+        (keep / "speeds.json").write_text(json.dumps(speeds))
         print("speeds " + ", ".join(f"{k} {v:.4g}" for k, v in speeds.items()), flush=True)
         print(f"{'case':48} {'foretold':>9} {'measured':>9} {'ratio':>6}  range with median, bytes")
         for i, case in enumerate(CASES, 1):
