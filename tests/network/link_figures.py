@@ -154,7 +154,8 @@ def lag(link: networks.EmulatedLink) -> dict:
     whole = link.report()
     report = whole["a_to_b"]
     busy = whole["cpu_seconds"] / (8 * (report["bytes_in"] + whole["b_to_a"]["bytes_in"]) / 1e9)
-    return {"emulator_cpu_s_per_gbit": busy, "emulator_most_late_ms": report["most_late_ms"], "queue_full": report["queue_full"]}
+    return {"emulator_cpu_s_per_gbit": busy, "emulator_most_late_ms": report["most_late_ms"],
+            "queue_full": report["queue_full"]}  # fmt: skip
 
 
 def ceiling(network: networks.Network, options: argparse.Namespace, seed: int) -> dict:

@@ -285,7 +285,8 @@ class Tree(Case):
                  f"{crossed / versions.model_bytes:.2f} models crossed the uplink")  # fmt: skip
         for node in self.all:
             self.check(node, versions, 1)
-        self.assertLess(crossed, 1.1 * versions.model_bytes)
+        # One, or a few more where the machine is so busy that patience ends; without it, all eight.
+        self.assertLess(crossed, 4 * versions.model_bytes)
 
     def test_leaves_go_on_without_their_relay(self):
         versions = self.versions(12_000_000)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pathlib
 import random
+import struct
 import threading
 import time
 
@@ -107,6 +108,9 @@ class Witness:
             except FileNotFoundError:  # nothing is committed yet, or it is being updated in place
                 time.sleep(0.01)
                 continue
+            except (ValueError, OSError, struct.error) as error:  # no whole file by that name
+                self.fault = f"{self._path}: {error!r} after version {before}"
+                return
             version = self._versions.of(content)
             if version is None or version < before:
                 self.fault = f"{self._path} held version {version} after version {before}"

@@ -182,13 +182,17 @@ class Node:
         )
 
     def status(self) -> dict:
-        """Of the receiver's model; {} while it does not answer."""
-        done = subprocess.run(
-            self.within(programs() / "deltawire", "status", "--json", "--receiver", self.control),
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        models = json.loads(done.stdout)["receiver"].get("models", []) if done.stdout else []
-        return next(iter(models), {})
+        """Of the receiver's model, once it answers."""
+        command = self.within(
+            programs() / "deltawire", "status", "--json", "--receiver", self.control
+        )
+
+        def ask() -> dict | None:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            models = json.loads(done.stdout)["receiver"].get("models") if done.stdout else None
+            return models[0] if models else None
+
+        return until(ask, f"the receiver on {self.name} answers")
 
     def committed(self) -> int:
         return int(self.status().get("committed", {}).get("version", 0))
