@@ -67,7 +67,7 @@ def fish(*words: str) -> set[str]:
 class Shell(unittest.TestCase):
     def check(self, complete):
         self.assertEqual(complete("deltawire", "p"), {"pause", "plan", "publish"})
-        self.assertEqual(complete("deltawire", "wait", "--se"), {"--served"})
+        self.assertEqual(complete("deltawire", "wait", "--serv"), {"--served"})
         options = complete("deltawire-receiver", "--")
         self.assertLessEqual({"--follow", "--no-follow", "--model", "--engine"}, options)
         self.assertEqual(complete("deltawire-sender", "--bulk-l"), {"--bulk-listen"})
