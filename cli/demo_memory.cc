@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/base/human.h"
+#include "common/base/machine.h"
 #include "common/layout/layout.h"
 
 namespace deltawire::cli {
@@ -79,10 +80,7 @@ DemoNeed NeedOf(const synth::ModelShape& shape, uint32_t receivers) {
   return need;
 }
 
-uint64_t AvailableMemory() {
-  const uint64_t machine = Field("/proc/meminfo", "MemAvailable:", 0) * 1024;
-  return std::min(machine, CgroupRoom());
-}
+uint64_t AvailableMemory() { return std::min(AvailableMachineMemory().value_or(0), CgroupRoom()); }
 
 Status CheckFits(const synth::ModelShape& shape, uint32_t receivers,
                  const std::filesystem::path& dir) {

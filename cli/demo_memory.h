@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "bench/synth/model_maker.h"
+#include "cli/synth/model_maker.h"
 #include "common/base/status.h"
 
 namespace deltawire::cli {

@@ -227,7 +227,7 @@ void Show::Summarize() const {
   std::fflush(stdout);
 }
 
-// Drops the trace first, since the reader takes twice the model's memory.
+// The trace is dropped first, because the Python reader needs twice the model's memory.
 Status Show::SecondReader() {
   PythonCheck check;
   {

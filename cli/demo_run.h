@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-#include "bench/synth/model_maker.h"
+#include "cli/synth/model_maker.h"
 #include "common/base/status.h"
 
 namespace deltawire::cli {

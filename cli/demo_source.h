@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "bench/synth/adam_trace.h"
-#include "bench/synth/model_maker.h"
 #include "cli/publisher.h"
 #include "cli/raw_reader.h"
+#include "cli/synth/adam_trace.h"
+#include "cli/synth/model_maker.h"
 #include "common/base/thread_pool.h"
 #include "common/layout/layout.h"
 #include "common/layout/model_dir.h"

@@ -1,4 +1,5 @@
-// deltawire diff: how much two HF directories of one layout differ, and what a delta would take.
+// deltawire diff: how much two HF directories of one layout differ, and how many bytes a delta
+// between them would have.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>

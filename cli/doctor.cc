@@ -73,6 +73,30 @@ void DataDirectory(const MachineFacts& f, std::vector<Finding>& all) {
   }
 }
 
+void Model(const MachineFacts& f, std::vector<Finding>& all) {
+  const std::string about = "model " + f.model.native();
+  if (!f.model_read.ok()) {
+    all.push_back({Level::kProblem, about, std::string(MessageOf(f.model_read)),
+                   "name a directory with safetensors files, or one such file"});
+    return;
+  }
+  if (f.model_bytes == 0) return;  // none was named
+  const std::string text = fmt::format(
+      "{}; {} has room for {:.1f} of it", HumanBytes(f.model_bytes), f.data_dir.native(),
+      static_cast<double>(f.room_bytes) / static_cast<double>(f.model_bytes));
+  if (f.room_bytes >= 2 * f.model_bytes) {
+    all.push_back({Level::kGood, about, text, ""});
+  } else if (f.room_bytes >= f.model_bytes) {
+    all.push_back({Level::kNote, about, text + ": enough for a receiver's single buffer",
+                   "a sender keeps the model twice, and a receiver with two buffers does: give "
+                   "them more memory, or a larger tmpfs"});
+  } else {
+    all.push_back({Level::kProblem, about, text,
+                   "a receiver keeps the model at least once, a sender twice: free memory, mount "
+                   "a larger tmpfs, or name another --data-dir"});
+  }
+}
+
 Finding HugePages(const MachineFacts& f) {
   if (!f.in_memory || f.mount_point.empty()) return {Level::kGood, "huge pages", "not known", ""};
   // The files of a tmpfs go by its own option; shmem_enabled in sysfs is for other shared memory.
@@ -182,10 +206,15 @@ void Peer(const PeerFacts& p, const std::string& version, std::vector<Finding>& 
 
 struct DoctorOptions : Common {
   std::string data_dir = "/dev/shm/deltawire";
+  std::string model;
 };
 
 StatusOr<Exit> Doctor(const DoctorOptions& o) {
-  const std::vector<Finding> all = Judge(Look(o.data_dir, o.sender, o.receiver, o.timeout()));
+  const std::vector<Finding> all = Judge(Look({.data_dir = o.data_dir,
+                                               .model = o.model,
+                                               .sender = o.sender,
+                                               .receiver = o.receiver,
+                                               .timeout = o.timeout()}));
   const bool problem = std::any_of(all.begin(), all.end(),
                                    [](const Finding& f) { return f.level == Level::kProblem; });
   if (o.json) {
@@ -221,6 +250,7 @@ std::string_view ToString(Finding::Level level) {
 std::vector<Finding> Judge(const MachineFacts& facts) {
   std::vector<Finding> all = {Kernel(facts)};
   DataDirectory(facts, all);
+  Model(facts, all);
   all.push_back(HugePages(facts));
   Logout(facts, all);
   all.push_back(Descriptors(facts));
@@ -239,6 +269,7 @@ void DeclareDoctor(CLI::App& app, Run* run) {
   sub->add_option("--data-dir", o->data_dir, "Where models live")
       ->type_name("DIR")
       ->capture_default_str();
+  sub->add_option("--model", o->model, "A checkpoint: is there room for it?")->type_name("DIR");
   Common::AddCredentials(*sub);
   sub->add_option("--sender", o->sender, "Also look at this sender, and at its bulk port")
       ->type_name("HOST:PORT");

@@ -26,8 +26,8 @@ struct PeerFacts {
   std::string bulk_address;  ///< a sender's; empty: not asked
   Status bulk_reached;
   double connect_seconds = 0;  ///< of a TCP connection to the bulk port: about one round trip
-  /// By how much its clock is ahead of ours, give or take `clock_doubt_seconds`; nullopt: a daemon
-  /// of an older release, which does not say.
+  /// How many seconds the daemon's clock is ahead of this machine's, give or take
+  /// `clock_doubt_seconds`; nullopt if the daemon is of a release that does not report its time.
   std::optional<double> clock_ahead_seconds;
   double clock_doubt_seconds = 0;  ///< half of the time that the answer took
 };
@@ -49,6 +49,10 @@ struct MachineFacts {
   bool in_memory = false;       ///< it is on tmpfs or ramfs
   uint64_t free_bytes = 0;      ///< in the data directory
   uint64_t memory_bytes = 0;    ///< available, of the machine
+  uint64_t room_bytes = 0;      ///< in the data directory: the smaller of both where it is memory
+  std::filesystem::path model;  ///< the checkpoint that is asked about; empty: none
+  Status model_read;            ///< whether its size could be told
+  uint64_t model_bytes = 0;
   std::string no_leases;        ///< why the data directory has no leases; empty: it has
   std::string mount_point;      ///< of the data directory; empty: not known
   std::string huge_pages;       ///< its mount's option huge=, "never" if it has none
@@ -87,8 +91,12 @@ std::optional<MountLine> ParseMountLine(const std::string& line);
 /// default, most. 0: it is not such a line.
 uint64_t TunedLimit(const std::string& line);
 
-/// `sender`, `receiver`: addresses, or empty.
-MachineFacts Look(const std::filesystem::path& data_dir, const std::string& sender,
-                  const std::string& receiver, std::chrono::milliseconds timeout);
+struct LookAt {
+  std::filesystem::path data_dir;
+  std::filesystem::path model;   ///< a checkpoint; empty: none
+  std::string sender, receiver;  ///< addresses; empty: none
+  std::chrono::milliseconds timeout{5000};
+};
+MachineFacts Look(const LookAt& at);
 
 }  // namespace deltawire::cli

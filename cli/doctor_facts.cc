@@ -15,10 +15,13 @@
 
 #include "cli/connect.h"
 #include "cli/doctor.h"
+#include "cli/logind.h"
 #include "cli/tcp.h"
 #include "common/base/human.h"
+#include "common/base/machine.h"
 #include "common/base/unique_fd.h"
 #include "common/config/endpoint.h"
+#include "common/layout/model_dir.h"
 #include "common/shm/file_lease.h"
 #include "common/shm/mapped_file.h"
 #include "kernels/kernels.h"
@@ -34,18 +37,8 @@ std::string FirstLine(const char* path) {
   return line;
 }
 
-/// "available" of /proc/meminfo, in bytes.
-uint64_t AvailableMemory() {
-  std::ifstream in("/proc/meminfo");
-  std::string key, unit;
-  uint64_t kib = 0;
-  while (in >> key >> kib && std::getline(in, unit)) {
-    if (key == "MemAvailable:") return kib << 10;
-  }
-  return 0;
-}
-
-// The directory, or where it is missing the one that a daemon would make it in.
+// Returns `dir`, or if it does not exist its nearest parent that does: a daemon would make it
+// there.
 fs::path FirstThatIsThere(const fs::path& dir) {
   std::error_code unknown;
   fs::path at = fs::absolute(dir, unknown);
@@ -87,6 +80,13 @@ void LookAtDirectory(MachineFacts& f) {
   ::unlink(probe.c_str());
 }
 
+void LookAtModel(const fs::path& path, MachineFacts& f) {
+  f.model = path;
+  const auto model = ModelDir::Open(path, ModelDir::Access::kRead);
+  f.model_read = model.status();
+  if (model.ok()) f.model_bytes = model->layout().total_bytes();
+}
+
 void LookAtMount(MachineFacts& f) {
   struct stat at;
   if (::stat(FirstThatIsThere(f.data_dir).c_str(), &at) != 0) return;
@@ -100,8 +100,8 @@ void LookAtMount(MachineFacts& f) {
   }
 }
 
-/// logind.conf(5), RemoveIPC=: users whose number is above SYS_UID_MAX lose what they own in
-/// /dev/shm with their last session; users that linger have none such.
+/// With RemoveIPC=yes, logind removes a user's files from /dev/shm when the user's last session
+/// ends. System users and users with lingering are exempt.
 void LookAtLogind(MachineFacts& f) {
   constexpr uid_t kLastSystemUser = 999;
   std::error_code none;
@@ -109,20 +109,11 @@ void LookAtLogind(MachineFacts& f) {
   if (user == nullptr || user->pw_uid <= kLastSystemUser || f.mount_point != "/dev/shm") return;
   if (!fs::exists("/run/systemd/seats", none)) return;  // no logind here
   if (fs::exists(fs::path("/var/lib/systemd/linger") / user->pw_name, none)) return;
-  std::vector<fs::path> files = {"/etc/systemd/logind.conf"};
-  for (const auto& drop_in : fs::directory_iterator("/etc/systemd/logind.conf.d", none)) {
-    files.push_back(drop_in.path());
-  }
-  for (const fs::path& file : files) {
-    std::ifstream in(file);
-    for (std::string line; std::getline(in, line);) {
-      if (line.starts_with("RemoveIPC=no")) return;
-    }
-  }
-  f.logind_removes = user->pw_name;
+  if (LogindRemovesIpc()) f.logind_removes = user->pw_name;
 }
 
-/// What the daemon at `address` says; what both daemons say alike is put into `facts`.
+/// Asks the daemon at `address` for its status. The facts that senders and receivers have in common
+/// go into `facts`.
 template <typename Daemon>
 auto LookAtPeer(StatusOr<Daemon> (*dial)(const std::string&, std::chrono::milliseconds),
                 const std::string& address, std::chrono::milliseconds timeout, PeerFacts* facts) {
@@ -154,7 +145,8 @@ PeerFacts LookAtSender(const std::string& address, std::chrono::milliseconds tim
   const auto answer = LookAtPeer(DialSender, address, timeout, &p);
   if (!answer.ok()) return p;
   p.bulk_address = answer->bulk_address();
-  // A sender that listens on all its addresses has no one name; it is reached by the one above.
+  // A sender that listens on 0.0.0.0 or :: states no address to dial, so its bulk port is tried at
+  // the control port's host.
   StatusOr<Endpoint> bulk = ParseEndpoint(p.bulk_address);
   const StatusOr<Endpoint> control = ParseEndpoint(address);
   if (bulk.ok() && control.ok() && (bulk->host == "0.0.0.0" || bulk->host == "::")) {
@@ -183,7 +175,7 @@ void LookAtCredentials(MachineFacts& f) {
   for (const std::string& pem : {material->certificate, material->authorities}) {
     if (pem.empty()) continue;
     const auto dates = security::DatesOf(pem);
-    if (!dates.ok()) continue;  // Load has read them
+    if (!dates.ok()) continue;  // Load has parsed these files already, so this does not fail
     for (const security::CertificateDates& one : *dates) {
       using Days = std::chrono::duration<double, std::ratio<86400>>;
       f.certificates.push_back(
@@ -217,14 +209,15 @@ uint64_t TunedLimit(const std::string& line) {
   return in >> least >> usual >> most ? most : 0;
 }
 
-MachineFacts Look(const fs::path& data_dir, const std::string& sender, const std::string& receiver,
-                  std::chrono::milliseconds timeout) {
+MachineFacts Look(const LookAt& at) {
   MachineFacts f;
   utsname name;
   if (::uname(&name) == 0) f.kernel = name.release;
-  f.data_dir = data_dir;
+  f.data_dir = at.data_dir;
   LookAtDirectory(f);
-  f.memory_bytes = AvailableMemory();
+  f.memory_bytes = AvailableMachineMemory().value_or(0);
+  f.room_bytes = RoomFor(FirstThatIsThere(at.data_dir));
+  if (!at.model.empty()) LookAtModel(at.model, f);
   LookAtMount(f);
   LookAtLogind(f);
   rlimit files;
@@ -235,8 +228,8 @@ MachineFacts Look(const fs::path& data_dir, const std::string& sender, const std
   f.kernels = kernels::Best().name;
   f.program_version = DELTAWIRE_VERSION;
   LookAtCredentials(f);
-  if (!sender.empty()) f.peers.push_back(LookAtSender(sender, timeout));
-  if (!receiver.empty()) f.peers.push_back(LookAtReceiver(receiver, timeout));
+  if (!at.sender.empty()) f.peers.push_back(LookAtSender(at.sender, at.timeout));
+  if (!at.receiver.empty()) f.peers.push_back(LookAtReceiver(at.receiver, at.timeout));
   return f;
 }
 

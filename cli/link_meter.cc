@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "cli/tcp.h"
+#include "common/base/human.h"
 #include "common/base/sync.h"
 
 namespace deltawire::cli {
@@ -201,7 +202,7 @@ StatusOr<double> MeasureRoundTrip(const std::string& to, int times, Milliseconds
     if (!SendAll(fd.get(), &byte, 1) || ::recv(fd.get(), &byte, 1, 0) != 1) {
       return Failed(to, "no echo");
     }
-    best = std::min(best, std::chrono::duration<double>(SteadyClock::now() - start).count());
+    best = std::min(best, SecondsSince(start));
   }
   return best;
 }

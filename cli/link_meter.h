@@ -16,7 +16,7 @@
 
 namespace deltawire::cli {
 
-/// What asks begins with: kLinkMagic, the kind, and for kSend how long, little-endian.
+/// A request: kLinkMagic, the kind, and for how many milliseconds to send (4 bytes, little-endian).
 constexpr std::string_view kLinkMagic = "dwlink1\n";
 enum class LinkAsk : uint8_t { kEcho = 1, kSend = 2 };
 constexpr std::chrono::milliseconds kLongestSend{60000};
@@ -25,15 +25,16 @@ constexpr std::chrono::milliseconds kLongestSend{60000};
 class LinkListener {
  public:
   struct Limits {
-    size_t connections = 160;  ///< of two rounds: the one before may still be ending
-    std::chrono::milliseconds first_word{5000};  ///< until an ask is there
+    /// More than two rounds', since the connections of the last round may still be closing.
+    size_t connections = 160;
+    std::chrono::milliseconds first_word{5000};  ///< for the request to come
   };
   static StatusOr<std::unique_ptr<LinkListener>> Listen(const std::string& address, Limits limits);
   ~LinkListener();
 
   uint16_t port() const;
   uint64_t bytes_sent() const;
-  /// Measurements that were refused: too many, or not by our words.
+  /// The number of connections that were refused: above the limit, or without a valid request.
   uint64_t refused() const;
 
  private:

@@ -28,7 +28,7 @@ std::string From(const Prediction& p, const Hop& hop) {
 }
 
 Json StageJson(const plan::StageTime& s) {
-  return {{"stage", s.stage},
+  return {{"stage", std::string(ToString(s.stage))},
           {"at", s.at},
           {"begin_seconds", s.begin},
           {"seconds", s.seconds},
@@ -123,7 +123,7 @@ std::string StagesText(const Forecast& f) {
       {{"STAGE"}, {"AT"}, {"BEGINS", Align::kRight}, {"TAKES", Align::kRight}, {"BOUND BY"}});
   for (size_t i = 0; i < f.path.size(); ++i) {
     const plan::StageTime& s = f.path[i];
-    table.Add({s.stage, s.at, HumanSeconds(s.begin),
+    table.Add({std::string(ToString(s.stage)), s.at, HumanSeconds(s.begin),
                HumanSeconds(s.seconds) + (i == f.critical ? " *" : "  "),
                s.bound_by.empty() ? "-" : s.bound_by});
   }
@@ -175,7 +175,7 @@ std::string NodesText(const Fleet& fleet, const Forecast& f) {
 
 std::string MostText(const Forecast& f) {
   const plan::StageTime& most = f.path[f.critical];
-  return fmt::format("{} at {}, {}{}", most.stage, most.at, HumanSeconds(most.seconds),
+  return fmt::format("{} at {}, {}{}", ToString(most.stage), most.at, HumanSeconds(most.seconds),
                      most.bound_by.empty() ? "" : ", bound by " + most.bound_by);
 }
 

@@ -16,6 +16,7 @@
 #include "cli/connect.h"
 #include "cli/output.h"
 #include "cli/top_screen.h"
+#include "common/base/sync.h"
 
 #define NCURSES_NOMACROS 1
 #include <curses.h>
@@ -79,9 +80,7 @@ TopLook Ask(const TopOptions& o) {
   if (o.receivers.empty() && !receiver && (sender || !o.senders.empty())) look.receivers.clear();
   if (o.senders.empty() && !sender && (receiver || !o.receivers.empty())) look.senders.clear();
   look.at = std::chrono::steady_clock::now();
-  look.unix_nanos = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                        std::chrono::system_clock::now().time_since_epoch())
-                        .count();
+  look.unix_nanos = UnixNanos();
   return look;
 }
 

@@ -160,6 +160,14 @@ void DeclareWait(CLI::App& app, Run* run) {
   sub->callback([o, run, sub] {
     *run = [o, sub]() -> StatusOr<Exit> {
       if (!o->all && sub->count("--at-least") != 0) return UsageError("--at-least goes with --all");
+      // Only one of the two daemons is asked. An address of the other one would be dropped in
+      // silence, and the wait would be for something else than was meant.
+      if (!o->all && sub->count("--sender") != 0) {
+        return UsageError("--sender goes with --all; one receiver is named by --receiver");
+      }
+      if (o->all && sub->count("--receiver") != 0) {
+        return UsageError("--receiver does not go with --all, which asks --sender");
+      }
       return o->all ? WaitForAll(*o) : Wait(*o);
     };
   });

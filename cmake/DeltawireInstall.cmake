@@ -45,7 +45,7 @@ foreach(daemon sender receiver)
       RENAME ${daemon}-${drop_in}.conf.example COMPONENT ${daemon})
   endforeach()
 endforeach()
-install(FILES deploy/systemd/gpu.conf.example
+install(FILES deploy/systemd/gpu.conf.example deploy/systemd/deltawire-gpu-nodes.service.example
   DESTINATION ${CMAKE_INSTALL_DATADIR}/deltawire/examples COMPONENT sender)
 
 install(TARGETS deltawire RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT cli)

@@ -136,8 +136,9 @@ inline constexpr unsigned kMaxLaneBits = 2;
 inline constexpr unsigned kMaxLanes = 1u << kMaxLaneBits;
 /// An encoder takes another lane for every so many changes.
 inline constexpr uint64_t kChangesPerLane = 512;
-/// Of chunks with more elements, one run of kCountedRun elements in kCountedEach is counted; of
-/// chunks with more changes, one change in kCountedChange.
+/// Without history, a chunk of more than kCountAllElements elements is sampled: of every
+/// kCountedEach runs of kCountedRun elements one is counted. With more than kCountAllChanges
+/// changes, one change in kCountedChange is counted. What needs history is counted in full.
 inline constexpr size_t kCountAllElements = kBlockElements;
 inline constexpr size_t kCountedRun = 512;
 inline constexpr uint32_t kCountedEach = 8;

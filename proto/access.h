@@ -21,7 +21,8 @@ bool IsLoopbackAddress(std::string_view address);
 
 class Access {
  public:
-  /// Reads both files; an empty name stands for none of it. `principals` need TLS or loopback.
+  /// Reads both files; an empty name means that there is no such file. `principals` need TLS or
+  /// loopback.
   static StatusOr<std::shared_ptr<Access>> Load(const std::string& credentials,
                                                 const std::string& principals);
   /// Plaintext, and everybody may do everything.
@@ -38,7 +39,7 @@ class Access {
   bool guards() const { return credentials_->serves_tls() || has_principals(); }
   /// Calls that the gate refused, and calls that named a model which is not theirs.
   uint64_t calls_refused() const { return *calls_refused_; }
-  /// As the file of principals said at the start.
+  /// As the principals' file was at the start.
   bool requires_certificate() const { return requires_certificate_; }
 
   /// Who makes this call; null where there are no principals. A principal that was taken out of the

@@ -41,12 +41,12 @@ void ToProto(const Identity& identity, v1::Identity* out);
 /// A lineage that is not 32 hex digits becomes zero.
 Identity FromProto(const v1::Identity& in);
 
-/// Of the forms a message has the chunks only. Its fields for codecs, here and below, are found by
-/// the codecs' names.
+/// A message carries the forms' chunk counts, not their bytes. The field of each codec, here and in
+/// SetDecodeSpeeds, is found by the codec's name.
 void ToProto(const PullStats& stats, v1::PullStats* out);
 PullStats FromProto(const v1::PullStats& in);
 
-/// What a receiver says of its coders; a codec without a field is not spoken of.
+/// Sets the receiver's decoding speeds. A codec without a field is left out.
 void SetDecodeSpeeds(const CoderSpeeds& speeds, v1::OpenPullRequest* out);
 CoderSpeeds DecodeSpeeds(const v1::OpenPullRequest& in);
 

@@ -22,7 +22,8 @@ class Downstream {
   /// False: the state could not be served, and the caller is to try again soon.
   virtual bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                          std::shared_ptr<const Delta> delta, const Identity& from) = 0;
-  /// What goes on here and at the relays before this one, by their path.
+  /// Reports what this daemon, or a relay that it pulls from, is fetching, and the path of relays
+  /// that its versions come through.
   virtual void News(const RelayNews& news) = 0;
   /// The buffer is dropped, and one of another layout will follow.
   virtual void Dropped() = 0;

@@ -34,7 +34,7 @@ class FailoverUpstream : public Upstream {
                    const UpstreamChoice::Times& times)
       : upstreams_(std::move(upstreams)),
         relay_(relay),
-        calls_(upstreams_.size()),
+        called_(upstreams_.size()),
         choice_(upstreams_.size(), seed, times),
         patient_until_(Clock::now() + times.start_patience),
         told_(upstreams_.size()),
@@ -176,6 +176,26 @@ class FailoverUpstream : public Upstream {
   }
 
  private:
+  /// An upstream takes one call at a time. No lock is held while it runs.
+  class Turn {
+   public:
+    Turn(FailoverUpstream& owner, size_t upstream) : owner_(owner), upstream_(upstream) {
+      std::unique_lock lock(owner_.mu_);
+      owner_.cv_.wait(lock, [&] { return !owner_.called_[upstream_]; });
+      owner_.called_[upstream_] = true;
+    }
+    ~Turn() {
+      std::lock_guard lock(owner_.mu_);
+      owner_.called_[upstream_] = false;
+      owner_.cv_.notify_all();
+    }
+    Turn(const Turn&) = delete;
+
+   private:
+    FailoverUpstream& owner_;
+    const size_t upstream_;
+  };
+
   size_t Current() const {
     std::lock_guard lock(mu_);
     return choice_.current();
@@ -183,9 +203,10 @@ class FailoverUpstream : public Upstream {
 
   template <typename Call>
   std::invoke_result_t<Call> Judged(size_t upstream, Call call) {
-    std::unique_lock turn(calls_[upstream]);
-    auto answer = call();
-    turn.unlock();
+    auto answer = [&] {
+      const Turn turn(*this, upstream);
+      return call();
+    }();
     if (!answer.ok() && OfUpstream(answer.status())) {
       Leave(upstream, UpstreamChoice::Failure::kBadWork, answer.status());
     }
@@ -280,9 +301,10 @@ class FailoverUpstream : public Upstream {
   StatusOr<Identity> Ask(size_t upstream, std::unique_lock<Mutex>& lock) {
     const std::string model = model_;
     lock.unlock();
-    std::unique_lock turn(calls_[upstream]);
-    auto newest = upstreams_[upstream]->Newest(model);
-    turn.unlock();
+    auto newest = [&] {
+      const Turn turn(*this, upstream);
+      return upstreams_[upstream]->Newest(model);
+    }();
     lock.lock();
     return newest;
   }
@@ -358,7 +380,7 @@ class FailoverUpstream : public Upstream {
   const std::vector<std::unique_ptr<Upstream>> upstreams_;
   const uint64_t relay_;
   std::string address_;
-  std::vector<Mutex> calls_;  // of each upstream, which takes one call at a time
+  std::vector<bool> called_;  // by upstream: a call of it runs
   mutable Mutex mu_;
   CondVar cv_;
   UpstreamChoice choice_;

@@ -82,6 +82,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   status_.model_bytes = buffer_->layout().total_bytes();
   status_.fingerprint = buffer_->layout().fingerprint().Hex();
   if (status_.committed.empty()) {
+    half_updated_ = !buffer_->last_whole().empty();
     LogInfo("model {}: taken up in the middle of an update", options_.model);
     return;
   }

@@ -163,8 +163,8 @@ class Replica {
   std::optional<Commit> WaitCommit(uint64_t seen, const std::function<bool()>& gone);
 
   // For engines that read the directory (receiver/engine).
-  /// From now on calls `listener` each time that Ready() may be another version, on the thread that
-  /// then goes on to change the directory. Set once.
+  /// Calls `listener` at once, and from now on whenever Ready() may have changed, on the thread
+  /// that will next change the directory. Set once.
   void OnReady(std::function<void()> listener);
   /// The version that was committed last, with its delta beside it; empty: none yet.
   Identity Ready() const;

@@ -324,8 +324,9 @@ Status Replica::WaitWritable() {
   std::string readers;
   Status ended;
   while (true) {
-    DW_ASSIGN_OR_RETURN(const bool begun, BeginUpdate());
-    if (begun) break;
+    const StatusOr<bool> begun = BeginUpdate();
+    ended = begun.status();  // an error, too, ends what was said of the wait
+    if (!begun.ok() || *begun) break;
     const auto now = Clock::now();
     const auto waited = now - start;
     if (now >= look_at) {

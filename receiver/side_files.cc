@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "common/base/checksum.h"
+#include "common/base/log.h"
 #include "common/shm/dir_lock.h"
 
 namespace deltawire::receiver {
@@ -135,6 +136,26 @@ StatusOr<InstalledSideFiles::Seen> InstalledSideFiles::Put(const Entry& entry) {
   return seen;
 }
 
+Status InstalledSideFiles::Keep(const SideFile& file, const Entry& entry) {
+  const fs::path path = ContentPath(entry);
+  Seen& seen = contents_seen_[path.filename().native()];
+  const Seen now = Look(path);
+  if (now.inode != 0 && now == seen) return absl::OkStatus();
+  if (!ReadContent(entry).ok()) DW_RETURN_IF_ERROR(WriteFile(path, file.content));
+  seen = Look(path);
+  return absl::OkStatus();
+}
+
+Status InstalledSideFiles::KeepAll(const std::vector<SideFile>& files) {
+  std::error_code ignored;
+  if (!fs::exists(kept_, ignored)) recorded_ = false;  // somebody has removed it
+  DW_RETURN_IF_ERROR(Prepare());
+  for (const SideFile& f : files) {
+    DW_RETURN_IF_ERROR(Keep(f, {f.name, Xxh3(AsBytes(f.content)), f.content.size()}));
+  }
+  return Record();
+}
+
 StatusOr<std::vector<SideFile>> InstalledSideFiles::Read() const {
   std::vector<SideFile> files;
   for (const Entry& entry : installed_.files) {
@@ -164,11 +185,13 @@ Status InstalledSideFiles::Stage(const std::vector<SideFile>& files, const Ident
     if (!dropped.ok() && !absl::IsDataLoss(dropped)) return dropped;
     staged_ = false;
   }
-  if (next.files == installed_.files) return absl::OkStatus();
-  for (const SideFile& f : files) {
-    const Entry entry{f.name, Xxh3(AsBytes(f.content)), f.content.size()};
-    if (!ReadContent(entry).ok()) DW_RETURN_IF_ERROR(WriteFile(ContentPath(entry), f.content));
+  const Status kept = KeepAll(files);
+  if (next.files == installed_.files) {
+    // They are in place. What was kept of them is for later: to put them back, and for a relay.
+    if (!kept.ok()) LogWarn("{}: {}", dir_.native(), MessageOf(kept));
+    return absl::OkStatus();
   }
+  DW_RETURN_IF_ERROR(kept);
   DW_RETURN_IF_ERROR(WriteManifest(kNext, next));
   next_ = std::move(next);
   staged_ = true;
@@ -237,7 +260,7 @@ bool InstalledSideFiles::Holds(const fs::path& path, const Entry& entry) {
   return there.ok() && there->size() == entry.bytes && Xxh3(AsBytes(*there)) == entry.hash;
 }
 
-void InstalledSideFiles::RemoveUnused() const {
+void InstalledSideFiles::RemoveUnused() {
   std::set<std::string> used = {kInstalled, kNext};
   for (const Entry& e : installed_.files) used.insert(ContentPath(e).filename().native());
   std::vector<fs::path> unused;
@@ -246,6 +269,7 @@ void InstalledSideFiles::RemoveUnused() const {
     if (!used.contains(entry.path().filename().native())) unused.push_back(entry.path());
   }
   for (const fs::path& path : unused) fs::remove(path, ec);
+  std::erase_if(contents_seen_, [&](const auto& seen) { return !used.contains(seen.first); });
 }
 
 Status InstalledSideFiles::Recover(const Identity& whole) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,9 @@ class InstalledSideFiles {
   /// one for another state. kDataLoss when a file's content is lost: all must be staged anew.
   Status Recover(const Identity& whole);
   /// Keeps `files` beside the installed ones. If `whole` is then committed and the process crashes,
-  /// Recover finishes the change. Writes nothing if `files` are the installed ones. What an earlier
-  /// call staged and a commit that failed has put in place, in part, is undone.
+  /// Recover finishes the change. If `files` are the installed ones, writes only what of their
+  /// content was lost here. What an earlier call staged and a commit that failed has put in place,
+  /// in part, is undone.
   Status Stage(const std::vector<SideFile>& files, const Identity& whole);
   /// Puts the staged files in place and removes installed files that no longer belong: a rename or
   /// an unlink for each file that differs.
@@ -71,10 +73,14 @@ class InstalledSideFiles {
   /// Puts the file in place, and returns how it looked just before it got its name, so that any
   /// later change shows.
   StatusOr<Seen> Put(const Entry& entry);
+  /// Writes the content, unless it lies there. A file that looks as it did when its content was
+  /// last found right is not read again.
+  Status Keep(const SideFile& file, const Entry& entry);
+  Status KeepAll(const std::vector<SideFile>& files);
   Status Record();
   /// Makes the directory what it was before `next` was installed, in part or not at all.
   Status Drop(const Manifest& next);
-  void RemoveUnused() const;
+  void RemoveUnused();
   static Seen Look(const std::filesystem::path& path);
   /// Whether the file is there and has the entry's content.
   static bool Holds(const std::filesystem::path& path, const Entry& entry);
@@ -87,6 +93,7 @@ class InstalledSideFiles {
   bool recorded_ = true;  // the list of installed files is what installed_ is
   Manifest next_;
   std::vector<Seen> next_seen_;
+  std::map<std::string, Seen> contents_seen_;  // by file name: when its content was found right
 };
 
 }  // namespace deltawire::receiver

@@ -6,8 +6,8 @@
 #include <random>
 
 #include "bench/harness/parallel.h"
-#include "bench/synth/adam_trace.h"
-#include "bench/synth/model_maker.h"
+#include "cli/synth/adam_trace.h"
+#include "cli/synth/model_maker.h"
 #include "common/layout/model_dir.h"
 
 namespace deltawire::bench {

@@ -14,7 +14,7 @@ namespace deltawire::bench {
 struct ExportOptions {
   uint64_t mib = 256;  ///< the approximate size of each destination of place/KIND
   std::vector<size_t> threads = {1, 2};
-  bool shm = false;       ///< place/KIND between tmpfs files, where halves lie; not in huge pages
+  bool shm = false;  ///< run place/KIND between tmpfs files, as halves are, not between huge pages
   bool cpu_time = false;  ///< measure CPU time instead of the clock's, on a machine with other work
 };
 
@@ -36,7 +36,7 @@ Status PlaceCases(const ExportOptions& options, Bench& bench);
 Status PlanCases(Bench& bench);
 /// place/MODEL/LAYOUT: shards of all ranks to a half in tmpfs, against memcpy.
 Status RankCases(const ExportOptions& options, Bench& bench);
-/// gather/MODEL/LAYOUT: two processes, against bare TCP.
+/// gather/MODEL/LAYOUT: a gather between two processes; the reference is bare TCP.
 Status GatherCases(Bench& bench);
 /// ready/ranks=N: ready to published where several ranks write every tensor. Chunks are diffed as
 /// soon as all ranks have finished them; the reference is a sender with --no-eager-diff. Must be

@@ -103,7 +103,8 @@ std::vector<StridedCopy> Joined(const std::vector<StridedCopy>& halves) {
   return {both};
 }
 
-/// Takes rows of gate and up apart that stand in turn, `together` rows of each at a time.
+/// Separates the rows of gate from those of up. In the source they alternate, `together` rows of
+/// each at a time.
 std::vector<StridedCopy> RowsInTurn(int64_t bytes, int64_t together) {
   const int64_t run = together * kWide * kBF16;
   const int64_t turns = std::max<int64_t>(1, bytes / (2 * run));

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kPieceBytes = size_t{2} << 20;  // what a thread takes at once
 
-/// In huge pages, or where halves lie: in a tmpfs file.
+/// Memory in huge pages, or in a tmpfs file as halves are.
 struct Buffer {
   HugeBuffer huge;
   Mapping mapped;

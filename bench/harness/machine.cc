@@ -9,6 +9,8 @@
 #include <chrono>
 #include <fstream>
 
+#include "common/base/machine.h"
+
 namespace deltawire::bench {
 namespace {
 
@@ -40,7 +42,7 @@ uint64_t ProcBytes(const std::string& file, const std::string& key) {
   return std::strtoull(Field(file, key).c_str(), nullptr, 10) * 1024;
 }
 
-uint64_t AvailableMemory() { return ProcBytes("/proc/meminfo", "MemAvailable"); }
+uint64_t AvailableMemory() { return AvailableMachineMemory().value_or(0); }
 
 double HugePageShare() {
   const char* const file = "/proc/self/smaps_rollup";

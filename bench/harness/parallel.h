@@ -1,6 +1,6 @@
-// What suites do chunk by chunk on all threads of a pool: any work that may fail, and the kernels'
-// plain way from one version to the next, which is the reference of whatever sends deltas through
-// files, sockets or a GPU. Functions own nothing. Errors: the first of the work's own.
+// Runs work chunk by chunk on all threads of a pool. Also diffs two versions and applies the delta
+// with the kernels alone, which is the reference for suites that send deltas through files, sockets
+// or a GPU. Functions own nothing. Errors: the first that the work returned.
 #pragma once
 
 #include <atomic>

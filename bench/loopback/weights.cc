@@ -6,8 +6,8 @@
 #include "bench/harness/buffers.h"
 #include "bench/harness/machine.h"
 #include "bench/harness/parallel.h"
-#include "bench/synth/adam_trace.h"
-#include "bench/synth/model_maker.h"
+#include "cli/synth/adam_trace.h"
+#include "cli/synth/model_maker.h"
 #include "common/base/human.h"
 #include "kernels/element_width.h"
 

@@ -17,7 +17,7 @@ using CpuNodes = std::vector<std::vector<int>>;
 std::optional<std::vector<int>> ParseCpuList(std::string_view list);
 
 /// The processors that this thread may run on, by node. `sysfs` is a folder of node*/cpulist.
-/// Processors that no node lists count to the first node.
+/// A processor that no node lists counts as one of the first node's.
 CpuNodes AvailableCpuNodes(const std::filesystem::path& sysfs = "/sys/devices/system/node");
 
 /// Keeps the calling thread on these processors. If the kernel refuses, the thread stays unpinned.

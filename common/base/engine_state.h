@@ -7,10 +7,11 @@
 
 namespace deltawire {
 
-/// An engine begins as kWaiting. An update goes kPreparing -> kUpdating -> kServing; kinds that do
-/// not prepare begin with kUpdating. kPreparing, kUpdating -> kRetrying -> kPreparing or kUpdating;
-/// -> kBehind (it serves an older version), kPaused or kOut once the version is given up. Any ->
-/// kUnreachable; from there as from kWaiting. A new version ends kServing, kBehind and kPaused.
+/// An engine begins as kWaiting. An update takes it through kPreparing, which some kinds skip, and
+/// kUpdating to kServing. After a failed attempt it is kRetrying until the next attempt. When the
+/// receiver gives the version up, it is kBehind, kPaused or kOut. A call that finds no connection
+/// makes it kUnreachable, from any state but kWaiting, in which there are no calls; it goes on from
+/// there as from kWaiting. A new version ends kServing, kBehind and kPaused.
 enum class EngineState : uint8_t {
   kWaiting,      ///< nothing is committed yet
   kUnreachable,  ///< it cannot be connected to

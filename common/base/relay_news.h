@@ -1,7 +1,7 @@
-// What a receiver that serves others says of itself beside its newest version: a version that it is
-// fetching is news to those who would else take it for lost, and who its versions come through
-// shows a circle. Owner: whoever holds the value. Threads: as any value. Cost: 8 bytes per relay
-// passed. Errors: none.
+// What a relay tells its receivers beside its newest version: the version that it is fetching, so
+// that they wait for it, and the relays that its versions come through, so that a circle is
+// noticed. Owner: whoever holds the value. Threads: as any value. Cost: 8 bytes per relay passed.
+// Errors: none.
 #pragma once
 
 #include <cstdint>

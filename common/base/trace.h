@@ -16,10 +16,10 @@ struct TraceId {
   friend bool operator==(TraceId, TraceId) = default;
 };
 
-/// Of the version that an offload, or a rollback, makes: XXH3-64 of version and attempt, each 8
-/// bytes, little-endian. The same at all agents of a trainer and at every receiver.
+/// The trace of the version that an offload or a rollback makes: XXH3-64 of version and attempt,
+/// each 8 bytes, little-endian. The same at all agents of a trainer and at every receiver.
 TraceId TraceOf(uint64_t version, uint64_t attempt);
-/// Of a state; where nobody knows its attempt, of the number and lineage alone.
+/// The trace of a state. If its attempt is not known, it is made of version, epoch and lineage.
 TraceId TraceOf(const Identity& identity);
 
 /// "trace=0123456789abcdef": the form in which each log line about the version ends.

@@ -8,9 +8,9 @@
 
 namespace deltawire {
 
-/// By the trainer's numbers; 0: `held` is `newest`, or there is nothing newer. At least 1 where
-/// numbers do not tell: nothing is held, or a state of another epoch. Lineages and roots are not
-/// compared, since an agent that owns a part names its own.
+/// The difference of the version numbers; 0 if nothing newer is known. If nothing is held, or a
+/// state of another epoch, the numbers cannot be subtracted, and the result is 1. Lineages and
+/// roots are not compared, since an agent that owns a part names its own.
 inline uint64_t VersionsBehind(const Identity& held, const Identity& newest) {
   if (newest.empty() || held.id == newest.id) return 0;
   if (held.id.epoch != newest.id.epoch) return 1;

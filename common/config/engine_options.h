@@ -45,8 +45,8 @@ struct EngineOptions {
   uint32_t keep = 64;                ///< disk-delta: versions after which one is written whole
   friend bool operator==(const EngineOptions&, const EngineOptions&) = default;
 };
-/// What statuses call the engine, and what tells it from others of a model: "127.0.0.1:8000/path",
-/// the program and its arguments, or the directory.
+/// The engine's name in statuses, unique within a model: "127.0.0.1:8000/path", the program and its
+/// arguments, or the directory.
 std::string NameOf(const EngineOptions& engine);
 
 /// "[MODEL:]KIND=http://HOST:PORT[/PATH]", "[MODEL:]exec=/PROGRAM [ARGUMENT ...]" or

@@ -61,20 +61,26 @@ DecodeStatus DecodeDense(const CodedChunk& c, Bytes payload, MutableBytes out, s
 double ChunkWork(size_t chunk_bytes, size_t) { return static_cast<double>(chunk_bytes); }
 
 constexpr Coder kCoders[] = {
+    // The speeds are format 3's at 1.3 % of bf16: 39 ns a change to encode and 36 to decode; with
+    // history by the rates of whole chunks, less the diff and the apply.
     {.codec = Codec::kTight,
      .encode = EncodeTight,
      .decode = DecodeTight,
      .needs_old = true,
      .read_need = ReadTightNeed,
      .work = TightWork,
-     .usual_ratio = 0.65},
-    // Gaps are cheaper than planes of zeros, so it wants a part of the chunk changed.
+     .usual_ratio = 0.65,
+     .usual_speeds =
+         {.encode = 34.5e6, .decode = 37e6, .history_encode = 8.3e6, .history_decode = 14e6}},
+    // Gaps are cheaper than planes of zeros, so it wants a part of the chunk changed. The speeds
+    // lie in the middle of what was measured.
     {.codec = Codec::kDense,
      .encode = EncodeDense,
      .decode = DecodeDense,
      .may_outgrow_fast = true,
      .work = ChunkWork,
      .usual_ratio = 0.9,
+     .usual_speeds = {.encode = 0.15e9, .decode = 0.17e9},
      .from_share = 0.25},
 };
 

@@ -30,7 +30,7 @@ std::string SecondsChart(const Columns& what);
 /// are far apart. "": all are 0.
 std::string BytesChart(const Columns& what);
 
-/// What a number was from an instant on.
+/// A number's value from an instant on.
 struct Step {
   int64_t unix_nanos = 0;
   uint64_t value = 0;

@@ -26,7 +26,8 @@ struct FleetMember {
   std::string message;
 };
 
-/// Of a ReceiverView (common/serving/attachments.h), which this room does not include.
+/// Makes a FleetMember of a ReceiverView (common/serving/attachments.h). It is a template because
+/// this room may not include that header.
 template <typename View>
 FleetMember FleetMemberOf(const View& view) {
   const auto& report = view.report;

@@ -14,15 +14,15 @@
 
 namespace deltawire::metrics {
 
-/// What a browser is told to do with the document: to show it, with its own style, and nothing
-/// else. A value for the header Content-Security-Policy.
+/// The Content-Security-Policy header's value: it allows the page's own style, images that are
+/// `data:` URLs, and nothing else.
 extern const char* const kPagePolicy;
 
 /// `text` as HTML's text or attribute value shows it. Bytes that are no UTF-8, and control
 /// characters, become U+FFFD.
 std::string EscapeHtml(std::string_view text);
 
-/// What a reader sees, and the exact value for programs ("": the text itself).
+/// `text` is what a reader sees; `value` is the exact value for programs ("": the same as `text`).
 struct Cell {
   enum class Look : uint8_t { kWord, kNumber, kSentence };
   std::string text, value = {};

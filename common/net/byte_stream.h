@@ -37,7 +37,7 @@ class ByteStream {
   void Close();
 
   bool encrypted() const { return ssl_ != nullptr; }
-  /// What TLS had against the peer; empty: nothing.
+  /// Why TLS refused the peer or failed; empty if it did not.
   const std::string& fault() const { return fault_; }
   std::vector<std::string> peer_names() const;
   security::ChannelBinding binding() const;
@@ -49,8 +49,8 @@ class ByteStream {
 
   asio::awaitable<ErrorCode> Handshake();
   ErrorCode Begin(std::shared_ptr<const TlsContext> tls, const std::string* host);
-  /// Waits until the socket is ready for what the last call of OpenSSL, which returned `rc`,
-  /// lacked.
+  /// Waits until the socket can be read or written, whichever the last OpenSSL call, which returned
+  /// `rc`, needs.
   asio::awaitable<ErrorCode> Await(int rc);
   asio::awaitable<ErrorCode> WriteTls(asio::const_buffer from);
   /// Lets the strand's other work run, timers and cuts included, if this stream has had its turn:

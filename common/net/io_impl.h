@@ -60,7 +60,7 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
  public:
   /// Which of the kernel's bytes count: the stream's own, so that a peer cannot keep it open by
   /// sending what nobody waits for, a byte at a time.
-  enum class Counts : uint8_t { kReceived, kAcknowledged };
+  enum class Counts : uint8_t { kReceived, kAcknowledged, kBoth };
   Watchdog(std::shared_ptr<tcp::socket> socket, std::chrono::milliseconds limit, Counts counts)
       : socket_(std::move(socket)),
         timer_(socket_->get_executor()),
@@ -72,6 +72,8 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
     Feed();
     Arm();
   }
+  /// Which of the kernel's bytes count from now on.
+  void Count(Counts counts) { counts_ = counts; }
   /// Reports progress, which starts the time limit anew.
   void Feed() {
     if (!last_) deadline_ = std::chrono::steady_clock::now() + limit_;
@@ -114,14 +116,15 @@ class Watchdog : public std::enable_shared_from_this<Watchdog> {
 
   bool Moved() {
     const MovedBytes moved = MovedBytesOf(socket_->native_handle());
-    const uint64_t count = counts_ == Counts::kReceived ? moved.received : moved.acknowledged;
+    const bool received = counts_ != Counts::kAcknowledged, sent = counts_ != Counts::kReceived;
+    const uint64_t count = (received ? moved.received : 0) + (sent ? moved.acknowledged : 0);
     return std::exchange(moved_, count) != count;
   }
 
   std::shared_ptr<tcp::socket> socket_;
   asio::steady_timer timer_;
   const std::chrono::milliseconds limit_;
-  const Counts counts_;
+  Counts counts_;
   uint64_t moved_ = 0;
   std::chrono::milliseconds shown_;
   bool last_ = false;

@@ -78,8 +78,10 @@ class ClientStream {
         have_(have),
         sink_(sink),
         where_(fmt::format("bulk stream {} from {}:{}", index, target_.host, target_.port)),
-        watchdog_(std::make_shared<Watchdog>(socket_, target_.stream_timeout,
-                                             Watchdog::Counts::kReceived)) {}
+        // What is sent counts, too: over a slow link a long Have takes longer than the limit, and
+        // nothing else comes or goes meanwhile.
+        watchdog_(
+            std::make_shared<Watchdog>(socket_, target_.stream_timeout, Watchdog::Counts::kBoth)) {}
 
   asio::awaitable<void> Run() {
     watchdog_->Start();

@@ -164,7 +164,11 @@ asio::awaitable<Status> ServerStream::ReceiveHave() {
   Status status = wire::CheckHaveSize(header->payload_bytes, session_->chunks());
   if (!status.ok()) co_return status;
   std::vector<std::byte> payload;
+  // Over a slow link a long Have takes longer than the limit. Its size is bounded, and so is the
+  // time until it must be there (ServedPull::CutIfLate).
+  watchdog_->Count(Watchdog::Counts::kReceived);
   status = co_await ReadPayload(*header, payload);
+  watchdog_->Count(Watchdog::Counts::kAcknowledged);
   if (!status.ok()) co_return status;
   auto have = wire::DecodeHave(payload, session_->chunks());
   payload = {};

@@ -10,23 +10,28 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/delta/coders.h"
 #include "common/layout/dtype.h"
 #include "common/plan/payload_size.h"
 #include "kernels/format.h"
 
 namespace deltawire::plan {
 
-/// Of one thread where nothing else is said (docs/benchmarks.md: machine A, `tight` of format 3).
+/// What the table of coders says of each codec.
+inline PerCodec<ThreadSpeeds> UsualSpeeds() {
+  PerCodec<ThreadSpeeds> speeds;
+  for (const Coder& coder : Coders()) speeds[coder.codec] = coder.usual_speeds;
+  return speeds;
+}
+
+/// Of one thread where nothing else is said (docs/benchmarks.md: machine A).
 struct Speeds {
   double diff_bytes_per_s = 19e9;       ///< of one version's bytes: compare, check the base, digest
   double encode_changes_per_s = 650e6;  ///< `fast`, beside the diff
   double apply_bytes_per_s = 87e9;      ///< decode, apply and digest: what touching a chunk costs
   double apply_changes_per_s = 222e6;   ///< and each change
   double validate_changes_per_s = 300e6;
-  // In the work of the coders' table (common/delta/coders.h), by which `auto` measures.
-  double tight_encode_per_s = 34.5e6, tight_decode_per_s = 37e6;
-  double tight_history_encode_per_s = 8.3e6, tight_history_decode_per_s = 14e6;
-  double dense_encode_per_s = 0.15e9, dense_decode_per_s = 0.17e9;
+  PerCodec<ThreadSpeeds> codecs = UsualSpeeds();
   double send_bytes_per_s = 9e9;
   double receive_bytes_per_s = 3.7e9;  ///< with the checksum or the digest of what comes
   double tls_bytes_per_s = 1.9e9;      ///< at each end, where TLS is on
@@ -60,8 +65,7 @@ struct Node {
   uint32_t cores = 16;
   uint32_t threads = 0;  ///< workers of the daemon; 0: one for each core
   double network = 0;    ///< bytes/s of its network card, each way; 0: 100 Gbit/s, or no limit
-  double memory = 0;     ///< bytes/s; 0: by the cores
-  std::string machine;   ///< nodes of one machine share its cores, memory and network
+  std::string machine;   ///< nodes of one machine share its cores, and `cores` says how many
 };
 
 /// A daemon that serves: the sender, or a relay.
@@ -73,6 +77,7 @@ struct Serving {
 
 struct Trainer : Node, Serving {
   uint32_t nodes = 1;     ///< agents, each of an equal part of the model
+  double memory = 0;      ///< bytes/s of a node, for its diff; 0: by the cores
   double early_diff = 0;  ///< share of the model that is diffed while the trainer still writes
   double rate = 0;        ///< of the link by which the training site is left; 0: none of its own
   double price_per_gb = 0;
@@ -97,7 +102,7 @@ struct Site : Node, Serving {
 struct Machine {
   std::string name;
   uint32_t cores = 2;
-  double memory = 0;
+  double memory = 0;  ///< bytes/s, for the diff of a trainer on it; 0: by the cores
 };
 
 struct Fleet {

@@ -28,6 +28,12 @@ class Keys {
   }
   void FailTable(std::string_view what) const { Fail(table_, what); }
 
+  /// Fails where the table has `key`, which says nothing here.
+  void Refuse(std::string_view key, std::string_view why) const {
+    const toml::node* node = table_.get(key);
+    if (node != nullptr) Fail(*node, fmt::format("{}{}: {}; leave it out", where_, key, why));
+  }
+
   const toml::node* Find(std::string_view key) {
     known_.emplace(key);
     return table_.get(key);
@@ -196,7 +202,14 @@ class FleetReader {
     in.Text("name", &m.name);
     in.Integer("cores", &m.cores, 1, 4096);
     in.Quantity("memory", ParseRate, &m.memory);
-    if (m.name.empty()) in.FailTable("a [[machine]] wants a name");
+    if (m.name.empty()) {
+      in.FailTable("a [[machine]] wants a name");
+    } else if (std::ranges::find(fleet_.machines, m.name, &Machine::name) !=
+               fleet_.machines.end()) {
+      in.Fail(*in.Find("name"), fmt::format("machine.name: there is a [[machine]] {} before; give "
+                                            "this one another name, or make one of both",
+                                            m.name));
+    }
     fleet_.machines.push_back(std::move(m));
   }
 
@@ -204,9 +217,9 @@ class FleetReader {
     in.Integer("cores", &n.cores, 1, 4096);
     in.Integer("threads", &n.threads, 0, 4096);
     in.Quantity("network", ParseRate, &n.network, 1);
-    in.Quantity("memory", ParseRate, &n.memory);
     in.Text("machine", &n.machine);
     if (n.machine.empty()) return;
+    in.Refuse("cores", fmt::format("the node has those of [[machine]] {}", n.machine));
     const auto known = std::ranges::find(fleet_.machines, n.machine, &Machine::name);
     if (known == fleet_.machines.end()) {
       in.Fail(*in.Find("machine"), fmt::format("there is no [[machine]] {}", n.machine));
@@ -232,6 +245,10 @@ class FleetReader {
   void ReadTrainer(Keys& in) {
     Trainer& t = fleet_.trainer;
     ReadNode(in, t);
+    if (!t.machine.empty()) {
+      in.Refuse("memory", fmt::format("the trainer has that of [[machine]] {}", t.machine));
+    }
+    in.Quantity("memory", ParseRate, &t.memory);
     ReadServing(in, t);
     in.Integer("nodes", &t.nodes, 1, 4096);
     in.Quantity("early-diff", ParseShare, &t.early_diff, 0, 1);
@@ -242,6 +259,7 @@ class FleetReader {
   void ReadSite(Keys& in) {
     Site s;
     ReadNode(in, s);
+    in.Refuse("memory", "only the trainer's diff is foretold by the bandwidth of memory");
     ReadServing(in, s);
     in.Text("name", &s.name);
     in.Text("upstream", &s.upstream);
@@ -287,12 +305,6 @@ class FleetReader {
         {"apply", ParseRate, &s.apply_bytes_per_s},
         {"apply-changes", ParseCount, &s.apply_changes_per_s},
         {"validate-changes", ParseCount, &s.validate_changes_per_s},
-        {"tight-encode", ParseCount, &s.tight_encode_per_s},
-        {"tight-decode", ParseCount, &s.tight_decode_per_s},
-        {"tight-history-encode", ParseCount, &s.tight_history_encode_per_s},
-        {"tight-history-decode", ParseCount, &s.tight_history_decode_per_s},
-        {"dense-encode", ParseCount, &s.dense_encode_per_s},
-        {"dense-decode", ParseCount, &s.dense_decode_per_s},
         {"send", ParseRate, &s.send_bytes_per_s},
         {"receive", ParseRate, &s.receive_bytes_per_s},
         {"tls", ParseRate, &s.tls_bytes_per_s},
@@ -310,6 +322,17 @@ class FleetReader {
       // A time may be nothing; a speed may not.
       in.Quantity(key, parse, to, parse == ParseSeconds ? 0 : 1);
     }
+    for (const Coder& coder : Coders()) ReadCodecSpeeds(in, coder, s.codecs[coder.codec]);
+  }
+
+  /// A codec's keys begin with its name.
+  static void ReadCodecSpeeds(Keys& in, const Coder& coder, ThreadSpeeds& speeds) {
+    const std::string name = kernels::NameOf(coder.codec);
+    in.Quantity(name + "-encode", ParseCount, &speeds.encode, 1);
+    in.Quantity(name + "-decode", ParseCount, &speeds.decode, 1);
+    if (coder.read_need == nullptr) return;
+    in.Quantity(name + "-history-encode", ParseCount, &speeds.history_encode, 1);
+    in.Quantity(name + "-history-decode", ParseCount, &speeds.history_decode, 1);
   }
 
   const std::string& file_;

@@ -13,7 +13,7 @@ namespace {
 // bound the pulls.
 constexpr int kVersions = 40;
 
-double StageSeconds(const HopTimes& times, std::string_view stage) {
+double StageSeconds(const HopTimes& times, Stage stage) {
   for (const StageTime& s : times.stages) {
     if (s.stage == stage) return s.seconds;
   }
@@ -70,11 +70,12 @@ class Predictor {
   // As a ServedPull does when it has ended.
   void Learn(size_t h, const Forecast& f) {
     const PullCost& pull = f.pulls[h];
-    const double seconds = StageSeconds(f.timeline.hops[h], "transfer");
+    const double seconds = StageSeconds(f.timeline.hops[h], Stage::kTransfer);
     const Hop& hop = result_.hops[h];
     const double agents = hop.upstream < 0 ? fleet_.trainer.nodes : 1;
     const double threads = EncodeThreads(fleet_, result_.hops, hop);
-    const double coding = pull.encode_seconds / agents * EncodedAnew(fleet_, hop, pull);
+    const double coding =
+        pull.encode_seconds / agents * EncodedAnew(fleet_, result_.hops, f.pulls, h);
     const double decode = pull.decode_seconds / agents / DecodeThreads(hop);
     links_[h]->Add(static_cast<uint64_t>(pull.payload_bytes / agents), seconds,
                    CodersBound(coding, threads, decode, seconds));

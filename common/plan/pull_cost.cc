@@ -16,18 +16,20 @@ using kernels::Codec;
 
 double ForBytes(double bytes, double per_second) { return bytes / per_second; }
 
-CoderSpeeds EncodeSpeeds(const Speeds& s, bool history, double threads) {
-  CoderSpeeds speeds;
-  speeds[Codec::kTight] = threads * (history ? s.tight_history_encode_per_s : s.tight_encode_per_s);
-  speeds[Codec::kDense] = threads * s.dense_encode_per_s;
-  return speeds;
-}
+/// Of all threads of each end.
+struct EndSpeeds {
+  CoderSpeeds encode, decode;
+};
 
-CoderSpeeds DecodeSpeeds(const Speeds& s, bool history, double threads) {
-  CoderSpeeds speeds;
-  speeds[Codec::kTight] = threads * (history ? s.tight_history_decode_per_s : s.tight_decode_per_s);
-  speeds[Codec::kDense] = threads * s.dense_decode_per_s;
-  return speeds;
+EndSpeeds SpeedsOf(const Speeds& speeds, const Coding& coding) {
+  EndSpeeds ends;
+  for (const Coder& coder : Coders()) {
+    const ThreadSpeeds& one = speeds.codecs[coder.codec];
+    const bool history = coding.history && coder.read_need != nullptr;
+    ends.encode[coder.codec] = coding.encode_threads * (history ? one.history_encode : one.encode);
+    ends.decode[coder.codec] = coding.decode_threads * (history ? one.history_decode : one.decode);
+  }
+  return ends;
 }
 
 /// Sizes over fast's, with what the fleet's file says of them.
@@ -138,8 +140,7 @@ PullCost DeltaPull(const Fleet& fleet, const CutChunks& model, const Coding& cod
   const double difference_bits =
       changes.difference_bits.value_or(ShapeOf(changes.kind).difference_bits);
   const PerCodec<double> ratio = RatiosOf(changes, coding.history);
-  const CoderSpeeds encode = EncodeSpeeds(fleet.speeds, coding.history, coding.encode_threads);
-  const CoderSpeeds decode = DecodeSpeeds(fleet.speeds, coding.history, coding.decode_threads);
+  const auto [encode, decode] = SpeedsOf(fleet.speeds, coding);
   PullCost cost;
   Adder adder(fleet, &cost);
   for (const ChunkSize& size : model.sizes) {

@@ -1,14 +1,13 @@
 #include "common/plan/timeline.h"
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
 #include <map>
 #include <optional>
 #include <utility>
 
 #include "common/delta/codec_choice.h"
 #include "common/plan/flows.h"
-#include "common/serving/encoded_cache.h"
 #include "common/wire/frame.h"
 #include "common/wire/messages.h"
 
@@ -31,9 +30,11 @@ double NetworkRate(const Node& node) {
 double Threads(const Node& node) { return node.threads == 0 ? node.cores : node.threads; }
 
 struct Step {
-  std::string stage;
+  Stage stage{};
   double delay = 0;
   std::optional<Work> work;
+  /// Where set, `delay` follows from the seconds that the step before took.
+  std::function<double(double)> delay_after = nullptr;
 };
 
 /// Stages that come one after the other, and what begins when they have ended.
@@ -45,6 +46,7 @@ struct Job {
   bool background = false;
   size_t step = 0;
   double wake = Flows::kNever;  // the end of a delay
+  double began = 0, took = 0;   // the step now, and the one before
   double ended = 0;
 };
 
@@ -78,6 +80,7 @@ class Course {
   void Begin(size_t i) {
     Job& job = jobs[i];
     job.wake = Flows::kNever;
+    job.began = now_;
     const Step& step = job.steps[job.step];
     // A stage of several steps is one in the end.
     if (job.times.empty() || job.times.back().stage != step.stage) {
@@ -86,7 +89,7 @@ class Course {
     if (step.work) {
       of_work_[flows.Start(*step.work)] = i;
     } else {
-      job.wake = now_ + step.delay;
+      job.wake = now_ + (step.delay_after ? step.delay_after(job.took) : step.delay);
     }
   }
 
@@ -94,6 +97,7 @@ class Course {
     Job& job = jobs[i];
     job.wake = Flows::kNever;
     job.times.back().seconds = now_ - job.times.back().begin;
+    job.took = now_ - job.began;
     job.ended = now_;
     if (++job.step < job.steps.size()) return Begin(i);
     for (const size_t next : std::vector<size_t>(job.then)) Begin(next);
@@ -105,7 +109,7 @@ class Course {
 
 /// What the nodes of one kind take from.
 struct NodeResources {
-  size_t cores = 0, memory = 0;
+  size_t cores = 0;
   std::optional<size_t> out, in;  // of the network; none within one machine
   bool shared = false;            // all nodes of the kind are one machine
 };
@@ -118,9 +122,10 @@ class Builder {
 
   Timeline Build() {
     for (const Machine& m : fleet_.machines) {
-      machines_[m.name] = Cores("machine " + m.name, m.cores, m.memory, 1);
+      machines_[m.name] = Cores("machine " + m.name, m.cores, 1);
     }
     trainer_ = Kind(fleet_.trainer, "the trainer", fleet_.trainer.nodes);
+    trainer_memory_ = TrainerMemory();
     if (fleet_.trainer.rate > 0) {
       egress_ =
           Link("link of the trainer's site", 1, fleet_.trainer.rate, fleet_.trainer.price_per_gb);
@@ -136,19 +141,29 @@ class Builder {
   }
 
  private:
-  NodeResources Cores(const std::string& name, uint32_t cores, double memory, double count) {
+  NodeResources Cores(const std::string& name, uint32_t cores, double count) {
     NodeResources r;
     r.cores = course_.flows.AddResource("cores of " + name, cores);
-    const double by_cores = cores * fleet_.speeds.memory_bytes_per_s_core;
-    r.memory = course_.flows.AddResource("memory of " + name, memory > 0 ? memory : by_cores);
     nodes_.push_back({name, count, cores, r.cores});
     return r;
+  }
+
+  size_t TrainerMemory() {
+    const Trainer& t = fleet_.trainer;
+    const auto machine = std::ranges::find(fleet_.machines, t.machine, &Machine::name);
+    const bool apart = machine == fleet_.machines.end();
+    const double said = apart ? t.memory : machine->memory;
+    const double by_cores =
+        (apart ? t.cores : machine->cores) * fleet_.speeds.memory_bytes_per_s_core;
+    return course_.flows.AddResource(
+        "memory of " + (apart ? "the trainer" : "machine " + machine->name),
+        said > 0 ? said : by_cores);
   }
 
   NodeResources Kind(const Node& node, const std::string& name, double count) {
     NodeResources r;
     if (node.machine.empty()) {
-      r = Cores(name, node.cores, node.memory, count);
+      r = Cores(name, node.cores, count);
     } else {
       r = machines_.at(node.machine);
       r.shared = true;
@@ -182,8 +197,8 @@ class Builder {
 
   void DeclareJobs() {
     Job publish{.at = "trainer"};
-    publish.steps.push_back({"publish", 0, PublishWork()});
-    publish.steps.push_back({"publish", fleet_.speeds.publish_seconds, {}});
+    publish.steps.push_back({Stage::kPublish, 0, PublishWork()});
+    publish.steps.push_back({Stage::kPublish, fleet_.speeds.publish_seconds, {}});
     course_.jobs.push_back(std::move(publish));
     for (size_t h = 0; h < hops_.size(); ++h) {
       course_.jobs.push_back(PullJob(h));
@@ -194,7 +209,7 @@ class Builder {
       if (full_ || hops_[h].site->buffers == 1) continue;
       // The other file follows, while leaves may pull already.
       Job catch_up{.at = hops_[h].name, .background = true};
-      catch_up.steps.push_back({"catch up", 0, OwnWork(h, costs_[h].apply_seconds)});
+      catch_up.steps.push_back({Stage::kApply, 0, OwnWork(h, costs_[h].apply_seconds)});
       course_.jobs.push_back(std::move(catch_up));
       course_.jobs[job_of_.back()].then.push_back(course_.jobs.size() - 1);
     }
@@ -208,7 +223,7 @@ class Builder {
     const double sharers = trainer_.shared ? t.nodes : 1;
     Work work;
     work.uses = {{trainer_.cores, seconds, Threads(t), sharers},
-                 {trainer_.memory, (full_ ? 1 : kDiffTraffic) * model_.bytes * left, 1, sharers}};
+                 {trainer_memory_, (full_ ? 1 : kDiffTraffic) * model_.bytes * left, 1, sharers}};
     work.least_seconds = seconds / Threads(t);
     work.pace = "threads of the trainer";
     return work;
@@ -232,18 +247,22 @@ class Builder {
     const Hop& hop = hops_[h];
     const PullCost& cost = costs_[h];
     Job job{.at = hop.name};
-    job.steps.push_back({"connect", ConnectSeconds(h), {}});
-    job.steps.push_back({"transfer", StartSeconds(h), {}});
-    job.steps.push_back({"transfer", 0, TransferWork(h)});
-    job.steps.push_back({"transfer", cost.last_chunk_seconds, {}});
+    job.steps.push_back({Stage::kConnect, ConnectSeconds(h), {}});
+    job.steps.push_back({Stage::kTransfer, cost.first_chunk_seconds, {}});
+    job.steps.push_back({Stage::kTransfer, 0, TransferWork(h)});
+    // TCP begins slowly, but how far it has to rise is known when the pull has shown what it gets
+    // of all that it shares, so its time is added at the end.
+    job.steps.push_back(
+        {Stage::kTransfer, 0, {}, [this, h](double seconds) { return SlowStart(h, seconds); }});
+    job.steps.push_back({Stage::kTransfer, cost.last_chunk_seconds, {}});
     if (!full_ && !AtOnce(h)) {
-      job.steps.push_back({"apply", 0, OwnWork(h, cost.apply_seconds)});
+      job.steps.push_back({Stage::kApply, 0, OwnWork(h, cost.apply_seconds)});
     } else {
-      job.steps.push_back({"apply", 0, {}});
+      job.steps.push_back({Stage::kApply, 0, {}});
     }
     const double commit = fleet_.speeds.commit_seconds +
                           static_cast<double>(model_.chunks) * fleet_.speeds.commit_chunk_seconds;
-    job.steps.push_back({"commit", commit, {}});
+    job.steps.push_back({Stage::kCommit, commit, {}});
     return job;
   }
 
@@ -272,10 +291,11 @@ class Builder {
   double Agents(size_t h) const { return hops_[h].upstream < 0 ? fleet_.trainer.nodes : 1; }
   double Streams(size_t h) const { return hops_[h].site->streams * Agents(h); }
 
-  double StartSeconds(size_t h) const {
-    return costs_[h].first_chunk_seconds +
-           SlowStartSeconds(costs_[h].wire_bytes / Agents(h), LinkRate(h) / Agents(h),
-                            hops_[h].site->streams, hops_[h].round_trip());
+  /// What slow start adds to a transfer that would take so many seconds without it.
+  double SlowStart(size_t h, double seconds) const {
+    if (seconds <= 0) return 0;
+    const double bytes = costs_[h].wire_bytes / Agents(h);
+    return SlowStartSeconds(bytes, bytes / seconds, hops_[h].site->streams, hops_[h].round_trip());
   }
 
   Work TransferWork(size_t h) const {
@@ -285,7 +305,8 @@ class Builder {
         hop.upstream < 0 ? trainer_ : kinds_[static_cast<size_t>(hop.upstream)];
     const NodeResources& to = kinds_[h];
     const double agents = Agents(h), streams = Streams(h);
-    const double coding = cost.encode_seconds * EncodedAnew(fleet_, hop, cost) + cost.send_seconds;
+    const double coding =
+        cost.encode_seconds * EncodedAnew(fleet_, hops_, costs_, h) + cost.send_seconds;
     const double taking = cost.receive_seconds + (full_ || !AtOnce(h) ? 0 : cost.apply_seconds);
     const double coders = EncodeThreads(fleet_, hops_, hop);
     // The streams of all agents share the receiver's threads.
@@ -381,6 +402,7 @@ class Builder {
   std::vector<DeclaredLink> links_;
   std::map<std::string, NodeResources> machines_;
   NodeResources trainer_;
+  size_t trainer_memory_ = 0;
   std::optional<size_t> egress_;
   std::vector<NodeResources> kinds_;
   std::map<size_t, size_t> site_links_;
@@ -389,69 +411,6 @@ class Builder {
 };
 
 }  // namespace
-
-std::vector<Hop> HopsOf(const Fleet& fleet) {
-  std::vector<Hop> hops;
-  std::map<std::string, int> serving;  // the hop that serves for a site's name
-  for (const Site& site : fleet.sites) {
-    const bool relayed = site.relays > 0 && site.relays < site.receivers;
-    const double first = relayed ? site.relays : site.receivers;
-    Hop hop{.site = &site, .name = relayed ? site.name + "/relays" : site.name};
-    hop.members = first * site.count;
-    hop.on_link = first;
-    hop.on_server = hop.members;
-    if (site.upstream != "trainer") {
-      hop.upstream = serving.at(site.upstream);
-      const Hop& up = hops[static_cast<size_t>(hop.upstream)];
-      hop.servers = up.members;
-      hop.on_server = std::ceil(hop.members / hop.servers);
-      hop.depth = up.depth + 1;
-    } else {
-      hop.servers = fleet.trainer.nodes;
-    }
-    hops.push_back(hop);
-    serving[site.name] = static_cast<int>(hops.size()) - 1;
-    if (!relayed) continue;
-    Hop leaves{.site = &site, .name = site.name + "/leaves"};
-    leaves.upstream = static_cast<int>(hops.size()) - 1;
-    leaves.local = true;
-    leaves.members = static_cast<double>(site.receivers - site.relays) * site.count;
-    leaves.servers = hop.members;
-    leaves.on_server = std::ceil(static_cast<double>(site.receivers - site.relays) / site.relays);
-    leaves.on_link = leaves.on_server;
-    leaves.depth = hop.depth + 1;
-    hops.push_back(leaves);
-  }
-  return hops;
-}
-
-const Serving& ServingOf(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
-  if (hop.upstream < 0) return fleet.trainer;
-  return *hops[static_cast<size_t>(hop.upstream)].site;
-}
-
-const Node& NodeServing(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
-  if (hop.upstream < 0) return fleet.trainer;
-  return *hops[static_cast<size_t>(hop.upstream)].site;
-}
-
-uint32_t EncodeThreads(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
-  return CodingThreads(NodeServing(fleet, hops, hop).cores, hop.site->streams);
-}
-
-uint32_t DecodeThreads(const Hop& hop) { return CodingThreads(hop.site->cores, hop.site->streams); }
-
-double EncodedAnew(const Fleet& fleet, const Hop& hop, const PullCost& cost) {
-  double coded = 0;
-  for (size_t form = 0; form < kernels::kForms; ++form) {
-    const bool coder = form > kernels::FormOf(kernels::Codec::kFast);
-    if (coder) coded += cost.bytes[form];
-  }
-  const double agent = coded / (hop.upstream < 0 ? fleet.trainer.nodes : 1);
-  const double kept =
-      std::min(1.0, static_cast<double>(EncodedCache::kUsualBytes) / std::max(1.0, agent));
-  return kept / hop.on_server + (1 - kept);
-}
 
 double SlowStartSeconds(double bytes, double bytes_per_s, double streams, double round_trip) {
   double window = kFirstWindow * streams, left = bytes, seconds = 0;

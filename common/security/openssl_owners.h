@@ -1,5 +1,5 @@
 // Private to common/security: owning pointers for OpenSSL's objects, and its errors as text.
-// Owner: each pointer. Threads: an object at a time by one. Cost: none.
+// Owner: each pointer. Threads: an object belongs to one thread at a time. Cost: none.
 #pragma once
 
 #include <openssl/bio.h>

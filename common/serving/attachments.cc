@@ -15,6 +15,8 @@ using Clock = SteadyClock;
 constexpr std::chrono::milliseconds kGoneSlice{200};
 // Limit of requests and answers per receiver, since a caller that has gone never takes its own.
 constexpr size_t kMaxPending = 64;
+// Published versions by which parts in receivers' hands are known. Receivers remember as many.
+constexpr size_t kRemembered = 64;
 
 Status Taken(const std::string& model, const std::string& id, const std::string& peer) {
   return Errorf(StatusCode::kAlreadyExists,
@@ -58,6 +60,15 @@ void Attachments::Note(const std::string& model, const VersionInfo& info, bool i
     return;
   }
   newest = {next_serial_++, info};
+  std::deque<Identity>& recent = recent_[model];
+  // A version that is published again with other bytes was given up, and so were those after it.
+  // With equal bytes receivers need not fetch it, and stay at the attempt before.
+  std::erase_if(recent, [&](const Identity& known) {
+    return known.lineage == info.identity.lineage && known.id >= info.identity.id &&
+           known.root != info.identity.root;
+  });
+  recent.push_back(info.identity);
+  if (recent.size() > kRemembered) recent.pop_front();
   for (auto& [token, a] : attached_) {
     if (a.model == model) Wake(a, news);
   }
@@ -67,6 +78,7 @@ void Attachments::Note(const std::string& model, const VersionInfo& info, bool i
 void Attachments::Forget(const std::string& model) {
   std::lock_guard lock(mu_);
   newest_.erase(model);
+  recent_.erase(model);
   relays_.erase(model);
   Wake();
 }
@@ -168,9 +180,9 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     if (a.report.message.size() > kMaxReportMessage) {
       a.report.message = FitUtf8(a.report.message, kMaxReportMessage);
     }
-    if (!report.committed.empty() && !(report.committed == a.committed)) {
-      if (a.report_serial > 0) model = a.model;
-      a.committed = report.committed;
+    if (!report.committed.empty()) {
+      if (a.report_serial > 0 && !(report.committed == a.committed)) model = a.model;
+      a.committed = report.committed;  // the same state may have come by another attempt
     }
     ++a.report_serial;
     // Answers to requests that this receiver was not sent are ignored.
@@ -397,14 +409,25 @@ Attachments::Census Attachments::Count(const std::string& model, uint64_t versio
     if (a.model != model) continue;
     ++census.attached;
     // A rollback may publish a lower number than receivers hold, so the epochs must be the same.
-    const bool has = !a.committed.empty() && !census.newest.empty() &&
-                     (part || a.committed.lineage == census.newest.lineage) &&
-                     a.committed.id.epoch == census.newest.id.epoch &&
+    const bool same_history = part ? HoldsPart(model, a.committed)
+                                   : a.committed.lineage == census.newest.lineage &&
+                                         a.committed.id.epoch == census.newest.id.epoch;
+    const bool has = !a.committed.empty() && !census.newest.empty() && same_history &&
                      a.committed.id.version >= census.version;
     census.committed += has ? 1 : 0;
     if (!has && census.behind.size() < kMostBehind) census.behind.push_back(a.id);
   }
   return census;
+}
+
+bool Attachments::HoldsPart(const std::string& model, const Identity& committed) const {
+  const auto recent = recent_.find(model);
+  if (recent == recent_.end() || committed.attempt == 0) return false;
+  const Identity& newest = recent->second.back();
+  return std::ranges::any_of(recent->second, [&](const Identity& published) {
+    return published.lineage == newest.lineage && published.id.epoch == newest.id.epoch &&
+           published.id.version == committed.id.version && published.attempt == committed.attempt;
+  });
 }
 
 Status Attachments::WaitCommitted(const std::string& model, const CensusWait& wait,

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -151,7 +152,9 @@ class Attachments {
   struct CensusWait {
     uint64_t version = 0;  ///< 0: the newest, or the first if nothing is published yet
     size_t at_least = 1;   ///< receivers that must be attached
-    bool part = false;     ///< this sender has a part of the model: lineages differ from receivers'
+    /// This sender has a part of the model. Lineage and epoch of what receivers commit are then
+    /// made of all senders', and only version and attempt tell whether it holds this one's part.
+    bool part = false;
   };
   /// Blocks until `at_least` receivers are attached and all of them have committed the version or a
   /// later one of the newest one's lineage and epoch. A rollback makes the new epoch's version the
@@ -204,6 +207,8 @@ class Attachments {
                                 std::map<uint64_t, uint64_t>& seen);
 
   Census Count(const std::string& model, uint64_t version, bool part) const;
+  /// Whether a state of several senders' parts holds what this one published in its newest epoch.
+  bool HoldsPart(const std::string& model, const Identity& committed) const;
 
   const AttachmentLimits limits_;
   OnCommitted on_committed_;
@@ -211,6 +216,7 @@ class Attachments {
   CondVar cv_;      // for WaitChange and TriggerSync
   Status stopped_;  // not OK: why every wait ends
   std::map<std::string, Change> newest_;
+  std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published
   std::map<std::string, RelayNews> relays_;
   std::map<uint64_t, Attached> attached_;
   std::map<std::string, uint64_t> silent_;

@@ -72,8 +72,9 @@ class PullDesk {
   PullDesk(const PullTraits& traits, const PullLimits& limits, CoderRates& rates);
   ~PullDesk();
 
-  /// Grants a pull of `source`. `still` says whether the source has its name yet; it is called
-  /// after the pull was entered, so that Drop misses none.
+  /// Grants a pull of `source`. `still` returns whether `source` is still the model of its name. It
+  /// is called when the pull stands in the table, so that a Drop at the same time either finds the
+  /// pull or makes `still` false.
   StatusOr<PullTicket> Open(const PullRequest& request, const std::shared_ptr<StateSource>& source,
                             const std::function<bool()>& still);
   void Refused(const std::string& model);
@@ -96,7 +97,8 @@ class PullDesk {
     FormCounts sent;
   };
   Counts CountsOf(const std::string& model) const;
-  /// Bulk streams that were turned away since their ticket was not one, or another's.
+  /// The number of bulk streams that were refused because their ticket was unknown or granted to
+  /// somebody else.
   uint64_t streams_refused() const { return streams_refused_; }
 
   Attachments& attachments() { return attachments_; }

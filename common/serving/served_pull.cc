@@ -12,6 +12,9 @@ namespace {
 using Clock = SteadyClock;
 using kernels::Codec;
 
+// In bytes a second: a Have that comes more slowly is late.
+constexpr uint64_t kSlowestHave = uint64_t{64} << 10;
+
 }  // namespace
 
 ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
@@ -442,19 +445,25 @@ bool ServedPull::CutIfReading(uint32_t half, std::string_view why) {
   return true;
 }
 
+std::chrono::milliseconds ServedPull::HaveTime() const {
+  const uint64_t bytes = wire::HaveBytes(chunks(), wire::kMaxHistory);
+  return std::chrono::milliseconds(bytes * 1000 / kSlowestHave);
+}
+
 bool ServedPull::CutIfLate(SteadyClock::time_point now) {
+  std::chrono::milliseconds limit = terms_.ticket_life;
   {
     std::lock_guard lock(mu_);
-    if (!failed_.ok() || now - created_ <= terms_.ticket_life) return false;
     const bool all = std::all_of(streams_.begin(), streams_.end(),
                                  [](const Stream& s) { return s.open || s.closed; });
-    if (all && started_) return false;
+    if (all) limit += HaveTime();
+    if (!failed_.ok() || (all && started_) || now - created_ <= limit) return false;
   }
   Cut(Errorf(
       StatusCode::kDeadlineExceeded,
       "model \"{}\": not all of the pull's {} streams came, with a Have on the first, within "
       "{} ms of its ticket; open another pull",
-      model_->name(), terms_.streams, terms_.ticket_life.count()));
+      model_->name(), terms_.streams, limit.count()));
   return true;
 }
 

@@ -50,7 +50,7 @@ struct PullTerms {
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
   /// A frame that reads a half for longer is late; then the next frames are copied.
   std::chrono::milliseconds late_after{62};
-  /// All streams, and Have, must arrive within this time.
+  /// All streams must arrive within this time, and Have as much later as 64 KiB/s need for it.
   std::chrono::milliseconds ticket_life{30000};
   std::shared_ptr<TokenBucket> rate;  ///< the receiver's, over all its pulls; null: no limit
   StageObserver stages;               ///< told of the pull when it has ended as it should
@@ -82,7 +82,7 @@ class ServedPull : public net::PullSession {
   /// Cuts the pull if one of its streams still reads `half`; returns whether it did.
   bool CutIfReading(uint32_t half, std::string_view why);
   /// Cuts the pull if its ticket's life is over and a stream, or Have, has not arrived; returns
-  /// whether it did.
+  /// whether it did. When all streams have, Have has the time as well that a slow link needs.
   bool CutIfLate(SteadyClock::time_point now);
   /// `newest` has been published: keeps the deltas that lead back from it to the pull's end. Takes
   /// a while, and the model's pool, when these deltas have become too large.
@@ -101,6 +101,7 @@ class ServedPull : public net::PullSession {
   bool Finished(SteadyClock::time_point now) const;
 
  private:
+  std::chrono::milliseconds HaveTime() const;
   using Callbacks = std::vector<std::function<void()>>;  // to be called without the lock
 
   struct Stream {

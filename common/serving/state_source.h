@@ -71,7 +71,8 @@ class StateSource {
   virtual uint64_t log_limit() const = 0;
 };
 
-/// What is told of `state` (null: nothing is published), with the side files' hash in any case.
+/// The info that receivers are sent about `state`; null means that nothing is published. The side
+/// files' hash is set either way.
 inline VersionInfo InfoOf(const StateSource& source, const Published* state) {
   VersionInfo info;
   if (state != nullptr) info = state->info;

@@ -9,25 +9,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <limits>
 
 #include "common/base/human.h"
+#include "common/base/machine.h"
 #include "common/shm/dir_lock.h"
 
 namespace deltawire {
 namespace {
 
-/// MemAvailable of /proc/meminfo in bytes; "no limit known" when it cannot be read.
+/// Of the machine, in bytes; "no limit known" when the kernel does not say.
 uint64_t AvailableMemory() {
-  std::ifstream in("/proc/meminfo");
-  std::string key;
-  uint64_t kib = 0;
-  while (in >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
-    in.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return std::numeric_limits<uint64_t>::max();
+  return AvailableMachineMemory().value_or(std::numeric_limits<uint64_t>::max());
 }
 
 bool LivesInMemory(int fd) {

@@ -7,7 +7,9 @@
 #include <atomic>
 #include <cassert>
 #include <cstddef>
-#include <fstream>
+#include <string>
+
+#include "common/base/machine.h"
 
 namespace deltawire {
 namespace {
@@ -124,10 +126,7 @@ uint64_t ShapeChecksum(const Header& header) {
 
 /// Differs after every start of the machine.
 StatusOr<uint64_t> BootHash() {
-  constexpr const char* kFile = "/proc/sys/kernel/random/boot_id";
-  std::ifstream in(kFile);
-  std::string id;
-  if (!(in >> id)) return ErrnoError(fmt::format("read {}", kFile));
+  DW_ASSIGN_OR_RETURN(const std::string id, BootId());
   return Xxh3(AsBytes(id));
 }
 

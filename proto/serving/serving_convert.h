@@ -10,9 +10,9 @@
 namespace deltawire {
 
 void ToProto(const VersionInfo& in, v1::VersionInfo* out);
-/// Of a long message only kMaxReportMessage bytes are copied.
+/// A message of more than kMaxReportMessage bytes is cut.
 ReceiverReport FromProto(const v1::ReceiverReport& in);
-/// Of what `source` has published; epoch 0: nothing yet.
+/// The info of the version that `source` has published; epoch 0 if there is none.
 VersionInfo PublishedInfo(const StateSource& source);
 
 }  // namespace deltawire

@@ -30,8 +30,10 @@ def telling(group: _core.Collective) -> Iterator[Callable[[], None]]:
         yield agree
     except Exception as error:
         if not agreed:
+            # The text may hold what UTF-8 does not have, such as a file name's stray bytes.
+            text = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
             with contextlib.suppress(Error):  # the group is broken, so the others know
-                group.check(f"{type(error).__name__}: {error}")
+                group.check(text)
         raise
 
 

@@ -245,6 +245,9 @@ Status DiskDelta::Write(const fs::path& model, const Identity& id,
                         const std::function<bool()>& stop) {
   DW_RETURN_IF_ERROR(Own());
   DW_ASSIGN_OR_RETURN(const ModelDir opened, ModelDir::Open(model));
+  // Only now is it certain that what was opened is the version `id`: a call that comes late opens
+  // a newer one, against which later deltas would be made.
+  if (stop()) return Cancelled();
   const fs::path run = options_.directory / RunName(id);
   std::error_code error;
   fs::create_directories(run, error);

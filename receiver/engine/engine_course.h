@@ -38,8 +38,8 @@ class EngineCourse {
   struct Action {
     std::optional<EngineCall> call;  ///< none: nothing to do before `until`
     Identity to;                     ///< the version that the call is about
-    /// The call reads the directory: make it only while the directory is held at `to`, from the
-    /// first such call to the last of those that follow one another.
+    /// True when the call reads the directory, or stands just before one that does. The directory
+    /// must then be held at `to`, without a break, over all such calls in a row.
     bool hold = false;
     Time until = Time::max();
   };
@@ -53,7 +53,8 @@ class EngineCourse {
     bool paused = false;
     uint32_t attempts = 0;  ///< failed ones of this version
     double last_pause_seconds = 0, pause_seconds = 0;
-    /// Of the last update: all calls before its pause, and those from its load until the resume.
+    /// Seconds of the last update's calls: of those that clear, attach and prepare, and of the
+    /// others but the pause and the resume.
     double last_prepare_seconds = 0, last_load_seconds = 0;
     uint64_t updates = 0, failures = 0;
     uint64_t retries = 0;  ///< calls and whole attempts that were repeated after a failure

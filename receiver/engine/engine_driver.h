@@ -23,9 +23,9 @@ class EngineSource {
   virtual ~EngineSource() = default;
   /// What may be handed to engines: the version committed last; empty: none yet.
   virtual Identity Ready() = 0;
-  /// True: from now on the directory stays at `id` until Release, or until `until`: a call may be
-  /// stuck in the kernel then. False: it is at another version, or being changed. `reader` names
-  /// the engine for who waits for it.
+  /// Returns true when the directory will stay at `id` until Release, or until `until` at the
+  /// latest, since a call may hang in the kernel. Returns false when it is at another version or
+  /// being changed. `reader` is the name that waiting updates are told.
   virtual bool Hold(const Identity& id, const std::string& reader,
                     SteadyClock::time_point until) = 0;
   virtual void Release(const std::string& reader) = 0;

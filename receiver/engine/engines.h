@@ -25,12 +25,13 @@ class Engines {
   struct Served {
     EngineDriver::View engine;  ///< as it was when it began to
     Identity all;               ///< what every engine serves now; empty: not all the same
-    Identity oldest;            ///< the oldest of what they serve; empty: of one it is not known
+    Identity oldest;            ///< the oldest version that one serves; empty if one's is not known
     uint64_t serial = 0;        ///< rises with each version that an engine of these begins to serve
   };
-  /// Blocks until an engine has begun to serve a version since `seen`, by serial; 0: what each
-  /// serves now. Each such event is returned once, unless the engine has gone on meanwhile, or has
-  /// been lost. nullopt when the caller has gone or this stops.
+  /// Blocks until an engine begins to serve a version, and returns the oldest such event with a
+  /// serial above `seen`. With 0 it first returns what each engine serves now. An event is skipped
+  /// when its engine has gone on or was lost. Returns nullopt when the caller has gone or this
+  /// stops.
   std::optional<Served> WaitServed(uint64_t seen, const std::function<bool()>& gone);
 
   /// In the order of the settings.

@@ -26,10 +26,6 @@ constexpr size_t kMaxBody = 1 << 20;
 constexpr milliseconds kConnectLimit{5000};
 constexpr const char* kStopping = "the receiver is stopping";
 
-milliseconds Until(Clock::time_point end) {
-  return std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(0));
-}
-
 /// Looks one name up, on a thread of its own: the C library's search has no time limit of ours and
 /// cannot be ended. Shared with that thread, which may outlive the client.
 struct Lookup {

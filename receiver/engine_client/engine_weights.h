@@ -69,8 +69,8 @@ class EngineWeights {
   const std::filesystem::path& directory() const { return directory_; }
   /// What the receiver has committed; empty when nothing.
   Identity committed() const;
-  /// Returns when something other than `known` is committed, or kDeadlineExceeded, or kCancelled
-  /// as `gone` says.
+  /// Waits until another version than `known` is committed. kDeadlineExceeded when the time is
+  /// over, kCancelled when `gone` returns true, kFailedPrecondition when the buffer was made anew.
   StatusOr<Identity> WaitForOther(const Identity& known, std::chrono::milliseconds limit,
                                   const std::function<bool()>& gone) const;
 
@@ -79,7 +79,7 @@ class EngineWeights {
   Status Bind(const Binding& binding);
   /// REQUIRES: storages() > 0.
   const LayoutProgram& program() const { return *program_; }
-  /// Of what is bound; 0: nothing is.
+  /// The number of storages that are bound; 0 if nothing is.
   size_t storages() const { return memory_.size(); }
 
   /// Compares all mapped memory with the committed buffer, bit by bit. Where nothing differs, the
@@ -88,11 +88,11 @@ class EngineWeights {
   /// What the memory is; empty while not known.
   const Identity& held() const { return held_; }
 
-  /// The way from held() to what is committed now, all of it checked; no byte of the engine's has
-  /// changed. An update that was applied before can no longer be rolled back. kFailedPrecondition
-  /// while held() is empty; kUnavailable while nothing is committed, or when another version was
-  /// meanwhile: try again. Chunks that come from the buffer are copied, so that whatever becomes of
-  /// the update, the receiver's file is not held open for it.
+  /// Prepares the update from held() to the committed version, and checks all of it, before a byte
+  /// of the engine's memory changes. An update that was applied before can no longer be rolled
+  /// back. kFailedPrecondition while held() is empty; kUnavailable while nothing is committed, or
+  /// when another version was meanwhile: try again. Chunks that come from the buffer are copied, so
+  /// that whatever becomes of the update, the receiver's file is not held open for it.
   StatusOr<UpdateInfo> Prepare();
   /// Forgets what Prepare made ready, and gives its memory back. An update that was applied stays,
   /// and can still be rolled back.
@@ -112,7 +112,7 @@ class EngineWeights {
   /// Copies a tensor of held(), or of what was prepared, out of the receiver's buffer, and checks
   /// its digests. kUnavailable when the buffer is another state by now.
   Status ReadTensor(State state, uint32_t tensor, MutableBytes to) const;
-  /// What a chunk of held() has for a digest. kFailedPrecondition while held() is empty.
+  /// The digest of a chunk of held(). kFailedPrecondition while held() is empty.
   StatusOr<uint64_t> DigestOf(uint32_t chunk) const;
 
  private:

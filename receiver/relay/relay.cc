@@ -1,5 +1,7 @@
 #include "receiver/relay/relay.h"
 
+#include <atomic>
+
 #include "common/base/call_end.h"
 #include "common/base/log.h"
 
@@ -34,10 +36,16 @@ class Relay::Channel : public Downstream {
     }
     const Status installed = model->Install(buffer, std::move(file), std::move(delta), from);
     const bool said = std::exchange(not_served_, installed) == installed;
+    const bool failed_before = failed_.exchange(!installed.ok());
     if (!installed.ok()) {
       LogLine(said ? LogLevel::kDebug : LogLevel::kWarn,
               "model {}: {} is not served to other receivers yet: {}", name_,
               ToString(buffer.committed()), MessageOf(installed));
+      // Whoever follows here would stay at an old version. At first that may pass.
+      if (failed_before && !fresh) {
+        Drop(Errorf(StatusCode::kAborted, "this relay cannot serve what it has committed: {}",
+                    MessageOf(installed)));
+      }
       return false;
     }
     if (fresh) relay_.SetModel(name_, model);
@@ -59,11 +67,8 @@ class Relay::Channel : public Downstream {
   }
 
   void Dropped() override {
-    const auto model = relay_.Find(name_);
-    if (model == nullptr) return;
-    relay_.SetModel(name_, nullptr);
-    relay_.desk_.attachments().Forget(name_);
-    relay_.desk_.Drop(*model, absl::AbortedError("the model was replaced; describe it again"));
+    failed_ = false;  // the next one comes into another buffer
+    Drop(absl::AbortedError("the model was replaced; describe it again"));
   }
 
   void MakeWay(ServedFile& file) override {
@@ -78,8 +83,9 @@ class Relay::Channel : public Downstream {
     }
   }
 
-  /// Whether a model that is not whole yet is likely to be soon.
+  /// Whether a model that is not served yet is likely to be soon.
   bool Coming() const {
+    if (failed_) return false;
     std::lock_guard lock(mu_);
     return SteadyClock::now() < coming_until_;
   }
@@ -91,10 +97,19 @@ class Relay::Channel : public Downstream {
   }
 
  private:
+  void Drop(const Status& why) {
+    const auto model = relay_.Find(name_);
+    if (model == nullptr) return;
+    relay_.SetModel(name_, nullptr);
+    relay_.desk_.attachments().Forget(name_);
+    relay_.desk_.Drop(*model, why);
+  }
+
   Relay& relay_;
   const std::string name_;
   const Doubt doubt_;
-  Status not_served_;  // why the last state could not be served
+  Status not_served_;                 // why the last state could not be served
+  std::atomic<bool> failed_ = false;  // not_served_ is an error
   mutable Mutex mu_;
   SteadyClock::time_point coming_until_;
   uint64_t fetched_bytes_ = 0;  // as last told

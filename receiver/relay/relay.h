@@ -1,7 +1,8 @@
 // Serves what the replicas of this daemon have committed to other receivers, over the same service
 // and the same bulk protocol as a sender.
-// Owner: the Daemon, which it outlives no replica of. Threads: every method from any, Downstream's
-// as that says. Cost: the desk's thread; per model its RelayedModel. Errors name the model.
+// Owner: the Daemon; it outlives the replicas. Threads: Of before the replicas start, every other
+// method from any; a Downstream's as downstream.h says. Cost: the desk's thread; per model its
+// RelayedModel. Errors name the model.
 #pragma once
 
 #include <chrono>
@@ -27,8 +28,9 @@ class Relay : public net::PullSource, public PullHost {
     std::chrono::milliseconds grace{250};
     StageObserver stages;  ///< told of each pull that has ended as it should
     uint64_t number = 0;   ///< of this relay in RelayNews::path
-    /// A model that it does not hold yet is on its way for so long after its start, and after each
-    /// sign that its pull goes on: those who ask for it then are to ask again, and not elsewhere.
+    /// A relay takes a model that it lacks to be on its way for `start_patience` after its own
+    /// start, and for `pull_patience` after each sign of progress. Until then receivers that want
+    /// it are told to ask again here.
     std::chrono::milliseconds start_patience{3000}, pull_patience{10000};
   };
   Relay(const Options& options, ThreadPool& pool, CoderRates& rates);

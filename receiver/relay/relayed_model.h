@@ -80,8 +80,8 @@ class RelayedModel : public StateSource {
   VersionStore store_;
 
   mutable Mutex mu_;
-  // By number. Numbers start at 2 and only rise, so that `1 - half`, where an agent's model has the
-  // state before, is no file here.
+  // Keyed by number. Served pulls look for an agent's previous state under `1 - half`. Numbers
+  // start at 2 here and only rise, so that no file is ever found there.
   std::map<uint32_t, Half> halves_;
   uint32_t next_half_ = 2;
 };

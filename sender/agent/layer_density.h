@@ -18,12 +18,13 @@ struct LayerDensity {
   static constexpr size_t kMostParts = 32;
   static constexpr uint32_t kMostLayers = 256;
 
-  /// Those of the largest stack of layers first; others have their stack's name before theirs.
+  /// The parts' names: those of the largest stack of layers first, and those of other stacks with
+  /// the stack's name in front.
   std::vector<std::string> parts;
   size_t more_parts = 0;  ///< beyond kMostParts
   uint32_t layers = 0;
   std::vector<double> ratios;  ///< part by part, of each layer; -1: the layer has no such part
-  /// Of the tensors that belong to no layer, or to one beyond kMostLayers.
+  /// The sums over tensors that belong to no layer, or to one beyond kMostLayers.
   uint64_t changed_outside = 0, elements_outside = 0;
 };
 

@@ -11,7 +11,6 @@ wrong options, a directory on a disk, an upgrade, removal and purge.
 from __future__ import annotations
 
 import argparse
-import os
 import pathlib
 import shutil
 import subprocess
@@ -23,8 +22,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "support")]
 
 import skipping  # noqa: E402
 import stand_in_packages  # noqa: E402
-from daemons import programs, run  # noqa: E402
-from packages_check import sources  # noqa: E402
+from daemons import end, programs, run, spawn  # noqa: E402
+from packages_check import no_mirror, sources  # noqa: E402
 
 RELEASE = "bookworm"
 UNIT = """\
@@ -33,7 +32,7 @@ Description=deltawire's test
 After=multi-user.target
 [Service]
 Type=oneshot
-ExecStart=/bin/sh /inside.sh
+ExecStart=@shell@ /inside.sh
 TimeoutStartSec=600
 [Install]
 WantedBy=multi-user.target
@@ -42,18 +41,31 @@ LIMIT_S = 600
 
 
 def missing() -> str | None:
-    for name in ("systemd-nspawn", "mmdebstrap", "dpkg-shlibdeps"):
+    for name in ("systemd-nspawn", "dpkg-shlibdeps"):
         if shutil.which(name) is None:
             return f"no {name} on this machine"
-    if os.geteuid() != 0:
-        return "booting a machine wants root"
-    return None
+    return no_mirror()
+
+
+def debian(root: pathlib.Path, *others: str) -> None:
+    """A root that boots, with packages of Debian's beside what these tests take, and apt's lists."""
+    wanted = ("systemd", "systemd-sysv", "python3", "procps", "util-linux", *others)
+    run("mmdebstrap", "--variant=minbase", "--skip=cleanup/apt/lists",
+        f"--include={','.join(wanted)}", RELEASE, root, *sources())  # fmt: skip
+
+
+def start_at_boot(root: pathlib.Path, script: pathlib.Path, shell: str) -> None:
+    shutil.copy(script, root / "inside.sh")
+    units = root / "etc/systemd/system"
+    (units / "inside.service").write_text(UNIT.replace("@shell@", shell))
+    (units / "multi-user.target.wants").mkdir(exist_ok=True)
+    (units / "multi-user.target.wants/inside.service").symlink_to(
+        "/etc/systemd/system/inside.service"
+    )
 
 
 def make_root(root: pathlib.Path) -> None:
-    run("mmdebstrap", "--variant=minbase", "--skip=cleanup/apt/lists",
-        "--include=systemd,systemd-sysv,python3,procps,util-linux",
-        RELEASE, root, *sources())  # fmt: skip
+    debian(root)
     for name, version in (("debs", "0.0.0+test"), ("newer", "0.0.1+test")):
         (root / name).mkdir()
         stand_in_packages.make(programs(), root / name, version)
@@ -61,11 +73,7 @@ def make_root(root: pathlib.Path) -> None:
     run("systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--pipe", "-D", root, "sh", "-ec",
         "export DEBIAN_FRONTEND=noninteractive\n"
         "apt-get -y --no-install-recommends install /debs/*.deb")  # fmt: skip
-    shutil.copy(HERE.parent / "booted_inside.sh", root / "inside.sh")
-    (root / "etc/systemd/system/inside.service").write_text(UNIT)
-    wants = root / "etc/systemd/system/multi-user.target.wants"
-    wants.mkdir(exist_ok=True)
-    (wants / "inside.service").symlink_to("/etc/systemd/system/inside.service")
+    start_at_boot(root, HERE.parent / "booted_inside.sh", "/bin/sh")
 
 
 def boots(root: pathlib.Path) -> bool:
@@ -73,7 +81,7 @@ def boots(root: pathlib.Path) -> bool:
     log = root.parent / "boot.log"
     with log.open("w") as out:
         # A network of its own: the daemons' ports are those of the samples.
-        machine = subprocess.Popen(
+        machine = spawn(
             ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--private-network",
              "--boot", "--console=pipe", "-D", str(root)],
             stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
@@ -81,8 +89,7 @@ def boots(root: pathlib.Path) -> bool:
         try:
             machine.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            machine.kill()
-            machine.wait()
+            end(machine, patience_s=30)  # nspawn hands SIGTERM on as an orderly shutdown
     return (root / "check.log").exists()
 
 

@@ -26,7 +26,10 @@ sys.path[:0] = [str(HERE.parent), str(HERE.parents[1] / "support")]
 import grpc_health  # noqa: E402
 import skipping  # noqa: E402
 import stand_in_packages  # noqa: E402
-from daemons import DEADLINE_S, free_port, programs, read_safetensors, run  # noqa: E402
+from daemons import (  # noqa: E402
+    DEADLINE_S, free_port, programs, read_safetensors, run, spawn,
+)  # fmt: skip
+from packages_check import no_mirror  # noqa: E402
 
 BUILD = ROOT / "deploy" / "containers" / "build.sh"
 CONFIGS = ROOT / "deploy" / "kubernetes" / "base"
@@ -35,19 +38,13 @@ ENGINE_USER = 12345  # an engine's image has a user of its own
 
 
 def missing() -> str | None:
-    for name in ("buildah", "runc", "mmdebstrap", "dpkg-shlibdeps"):
+    for name in ("buildah", "runc", "dpkg-shlibdeps"):
         if shutil.which(name) is None:
             return f"no {name} on this machine"
-    if os.geteuid() != 0:
-        return "making a root and containers wants root"
     shm = os.statvfs("/dev/shm")
     if shm.f_bavail * shm.f_frsize < 4 << 30:
         return "less than 4 GiB are free in /dev/shm"
-    with tempfile.TemporaryDirectory() as folder:
-        asked = subprocess.run(
-            ["apt-get", "-qq", "download", "base-files"], cwd=folder, capture_output=True, check=False
-        )
-    return None if asked.returncode == 0 else "no mirror of Debian's packages answers"
+    return no_mirror()
 
 
 class Container:
@@ -91,7 +88,7 @@ class Container:
         (self.bundle / "config.json").write_text(json.dumps(spec))
         self.log = self.bundle / "log"
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen(
+            self.process = spawn(
                 ["runc", "run", "--bundle", str(self.bundle), self.name], stdout=log,
                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
             )  # fmt: skip

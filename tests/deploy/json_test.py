@@ -161,7 +161,6 @@ class Pair:
     def play(self) -> None:
         self.status(code=3)
         self.sender = self.daemons.start_sender(self.root / "s")
-        until((self.root / "s" / "trainer.sock").exists, "the sender listens")
         self.status(sender=self.sender, code=3)  # it has no model, and there is no receiver
         self.plain = self.start("plain")
         self.engine = self.start(
@@ -180,7 +179,6 @@ class Pair:
 
     def publish(self, directory: pathlib.Path, sender: str = "s") -> None:
         socket = self.root / sender / "trainer.sock"
-        until(socket.exists, "the sender listens")
         self.out.run("publish", "publish", directory, "--model", "m", "--socket", socket)
 
     def versions(self) -> None:

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import unittest
 
 HERE = pathlib.Path(__file__).resolve()
@@ -24,24 +23,12 @@ DASHBOARD = DEPLOY / "grafana" / "deltawire.json"
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
 import skipping  # noqa: E402
-from daemons import DEADLINE_S, Daemons, free_port, programs  # noqa: E402
+from daemons import Daemons, free_port, programs, run  # noqa: E402
 from scrapes import STAGES, scrape_all, series  # noqa: E402
 
 NAME = re.compile(r"\b(?:deltawire_(?:sender|receiver)|process)_[a-z_]+\b")
 # Of 100 receivers on one Prometheus, each with a model and an engine.
 MOST_SERIES = 180
-
-def publish(model: pathlib.Path, socket: pathlib.Path) -> None:
-    command = [programs() / "deltawire", "publish", model, "--socket", socket]
-    end = time.monotonic() + DEADLINE_S
-    while True:  # the sender may only just have started
-        done = subprocess.run(
-            [*command, "--model", "m", "--version", "1"], capture_output=True, text=True, check=False
-        )
-        if done.returncode == 0:
-            return
-        if time.monotonic() > end:
-            raise AssertionError(done.stdout + done.stderr)
 
 
 def expressions(dashboard: dict) -> list[str]:
@@ -76,7 +63,8 @@ class Pair(unittest.TestCase):
         header = json.dumps({"t": {"dtype": "U8", "shape": [64], "data_offsets": [0, 64]}}).encode()
         content = len(header).to_bytes(8, "little") + header + bytes(64)
         (model / "model.safetensors").write_bytes(content)
-        publish(model, root / "s" / "trainer.sock")
+        run(programs() / "deltawire", "publish", model, "--model", "m", "--version", 1,
+            "--socket", root / "s" / "trainer.sock")  # fmt: skip
         receiver.await_version(1)
         cls.text = {name: scrape_all(name, port) for name, port in ports.items()}
         cls.names = {re.split(r"[{ ]", s)[0] for text in cls.text.values() for s in series(text)}

@@ -30,7 +30,9 @@ import skipping  # noqa: E402
 from daemons import DEADLINE_S, Daemons, programs  # noqa: E402
 
 SERVICES = sorted(UNITS.glob("*.service"))
+EXAMPLE_SERVICES = sorted(UNITS.glob("*.service.example"))
 FILE_GROUP = UNITS / "file-group.conf.example"
+SINCE = {"restart-backoff.conf.example": 254}  # systemd's version that has all their keys
 MOST_EXPOSED = 1.5
 MOST_EXPOSED_WITH_A_GROUP = 1.7
 
@@ -53,6 +55,11 @@ def setting(key: str, *files: pathlib.Path) -> list[str]:
     """Of a unit and its drop-ins, in the order in which systemd reads them."""
     text = "".join(file.read_text() for file in files)
     return re.findall(rf"^{key}=(.*)$", text, flags=re.MULTILINE)
+
+
+def commands_there(file: pathlib.Path) -> str:
+    """Its text; commands that an operator adds need not be on this machine."""
+    return re.sub(r"/usr/bin/\S+", "/bin/true", file.read_text())
 
 
 def exposure(unit: pathlib.Path) -> float:
@@ -105,19 +112,34 @@ class Units(unittest.TestCase):
         for drop_in in sorted(UNITS.glob("*.conf.example")):
             if "[Service]" not in drop_in.read_text():
                 continue  # sysctl's
-            if drop_in.name.startswith("restart-backoff") and version < 254:
-                continue
             for service in (s for s in SERVICES if "@" not in s.name):
                 with tempfile.TemporaryDirectory() as folder:
                     unit = pathlib.Path(folder) / service.name
                     unit.write_text(service.read_text().replace("/usr/bin/", f"{programs()}/"))
                     added = pathlib.Path(folder) / f"{service.name}.d" / "added.conf"
                     added.parent.mkdir()
-                    # The commands of drop-ins need not be there.
-                    added.write_text(re.sub(r"/usr/bin/\S+", "/bin/true", drop_in.read_text()))
+                    added.write_text(commands_there(drop_in))
                     said = run(analyze, "verify", "--man=no", unit)
                     ours = [line for line in said.splitlines() if folder in line]
-                    self.assertEqual(ours, [], drop_in.name)
+                    unknown = [re.search(r"Unknown key (?:name )?'(\w+)'", line) for line in ours]
+                    if version < SINCE.get(drop_in.name, 0):
+                        # The drop-in says so; all else in it has to be right here, too.
+                        self.assertNotIn(None, unknown, ours)
+                        keys = set(re.findall(r"(?m)^(\w+)=", drop_in.read_text()))
+                        self.assertEqual({key[1] for key in unknown}, keys)
+                    else:
+                        self.assertEqual(ours, [], drop_in.name)
+
+    def test_what_a_drop_in_wants_is_an_example_beside_it_that_systemd_takes(self):
+        analyze = tool("systemd-analyze")
+        wanted = setting("Wants", *sorted(UNITS.glob("*.conf.example")))
+        self.assertEqual([f"{name}.example" for name in wanted], [e.name for e in EXAMPLE_SERVICES])
+        for example in EXAMPLE_SERVICES:
+            with tempfile.TemporaryDirectory() as folder:
+                unit = pathlib.Path(folder) / example.name.removesuffix(".example")
+                unit.write_text(commands_there(example))
+                said = run(analyze, "verify", "--man=no", unit)
+                self.assertEqual([line for line in said.splitlines() if unit.name in line], [])
 
     def test_little_of_the_system_is_exposed(self):
         for service in SERVICES:

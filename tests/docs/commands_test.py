@@ -7,7 +7,12 @@ A fenced block of shell (```sh) has a mark before it, a comment of its own:
 
     <!-- test: run on=NODE [until="PATTERN"] [keep] [status=N|M] [needs=torch] -->
     <!-- test: open NODE from=NODE|new -->      its last command is a shell on that node
-    <!-- test: skip WHY -->                     cannot run here; counted, and said
+    <!-- test: booted on=NODE [status=N|M] [says="PATTERN"] -->
+    <!-- test: skip WHY -->                     cannot run; counted, and said
+
+`booted`: it takes a machine with systemd and packages, so tests/deploy/guide_test.py runs it, in one
+that it boots; `says`: what it must print. BOOTED lists the documents that have such blocks, and then
+no others.
 
 `until`: the block does not end by itself. It runs beside the next blocks until it has printed the
 pattern, which it must have done before the document goes on on that node; then it gets a SIGINT, or
@@ -46,6 +51,7 @@ FENCE = re.compile(r"^ {0,3}(```+)\s*(\S*)")
 MARK = re.compile(r"^<!-- test: (.*?)(?: -->)?$")
 # Languages whose blocks are no commands: output, programs and files that the text shows.
 SHOWN = {"text", "python", "yaml", "toml", "json", "hex", "cpp", "c"}
+BOOTED = ("docs/howto/services.md",)
 COMMAND = re.compile(
     r"^\s*(?:\$ |sudo |\./run |deltawire(?:-sender|-receiver)? |python3? |ip |vllm |kill )"
 )
@@ -68,7 +74,7 @@ class MarkError(Exception):
 @dataclass
 class Block:
     line: int
-    kind: str  # run, open, skip, before
+    kind: str  # run, open, booted, skip, before
     text: str
     options: dict[str, str] = field(default_factory=dict)
     why: str = ""
@@ -91,6 +97,7 @@ def parse_mark(line: int, text: str) -> Block:
     options = {k: v or "yes" for k, _, v in (w.partition("=") for w in words)}
     allowed = {
         "run": {"on", "until", "keep", "status", "needs"},
+        "booted": {"on", "status", "says"},
         "before": {"on", "needs"},
         "nodes": None,
     }
@@ -98,7 +105,7 @@ def parse_mark(line: int, text: str) -> Block:
         return Block(line, kind, "", {"on": words[0], "from": options["from"]})
     if kind not in allowed or allowed[kind] is not None and not set(options) <= allowed[kind]:
         raise MarkError(f'{line}: "{text}" is no mark that this test knows')
-    if kind in ("run", "before") and "on" not in options:
+    if kind in ("run", "booted", "before") and "on" not in options:
         raise MarkError(f"{line}: on which node?")
     return Block(line, kind, "", options)
 
@@ -336,7 +343,7 @@ class Reader:
                 "DELTAWIRE_TRAINER_PYTHON"
             ):
                 why = "no torch here (DELTAWIRE_TRAINER_PYTHON)"
-            if block.kind == "skip" or why:
+            if block.kind in ("skip", "booted") or why:
                 self.skipped.append(f"line {block.line}: {why}")
                 continue
             print(f"  line {block.line}, {block.options['on']}", flush=True)
@@ -381,6 +388,8 @@ class MarkTest(unittest.TestCase):
             "<!-- test: run -->\n```sh\nls\n```",
             "<!-- test: run on=a sometimes -->\n```sh\nls\n```",
             "<!-- test: walk on=a -->\n```sh\nls\n```",
+            "<!-- test: booted -->\n```sh\nls\n```",
+            "<!-- test: booted on=a keep -->\n```sh\nls\n```",
         ):
             with self.subTest(text), self.assertRaises(MarkError):
                 parse(text)
@@ -392,11 +401,13 @@ class MarkTest(unittest.TestCase):
             '<!-- test: run on=a until="b c" -->\n```sh\nls\n```\n'
             "<!-- test: skip there is no GPU here -->\n```sh\nnvidia-smi\n```\n"
             "<!-- test: open b from=new -->\n\n```sh\nbash\n```\n"
+            '<!-- test: booted on=a status=3 says="x y" -->\n```sh\nsystemctl\n```\n'
             "```text\nOutput: deltawire status\n```\n```python\nx = 1\n```\n"
         )
-        self.assertEqual([b.kind for b in found.blocks], ["before", "run", "skip", "open"])
+        self.assertEqual([b.kind for b in found.blocks], ["before", "run", "skip", "open", "booted"])
         self.assertEqual(found.nodes, {"a": "10.0.0.1", "b": "10.0.0.2"})
         self.assertEqual(found.blocks[1].options, {"on": "a", "until": "b c"})
+        self.assertEqual(found.blocks[4].options, {"on": "a", "status": "3", "says": "x y"})
         self.assertEqual((found.blocks[0].text, found.blocks[2].text), ("mkdir x", "nvidia-smi"))
         self.assertEqual(found.shown, 2)
 
@@ -411,7 +422,7 @@ def documents() -> list[pathlib.Path]:
 
 def list_blocks() -> int:
     """All documents' marks; 1 where one is missing."""
-    totals = {"run": 0, "open": 0, "skip": 0}
+    totals = {"run": 0, "open": 0, "booted": 0, "skip": 0}
     wrong = 0
     for path in documents():
         try:
@@ -420,13 +431,17 @@ def list_blocks() -> int:
             print(f"{path.relative_to(ROOT)}:{error}")
             wrong += 1
             continue
+        name = str(path.relative_to(ROOT))
         for block in document.blocks:
             if block.kind in totals:
                 totals[block.kind] += 1
+            if block.kind == ("run" if name in BOOTED else "booted"):
+                print(f"{name}:{block.line}: {block.kind}: nobody would run it (BOOTED)")
+                wrong += 1
             if block.kind == "skip":
-                print(f"{path.relative_to(ROOT)}:{block.line}: not run: {block.why}")
+                print(f"{name}:{block.line}: not run: {block.why}")
     print(f"{len(documents())} documents: {totals['run'] + totals['open']} blocks are run, "
-          f"{totals['skip']} are not")  # fmt: skip
+          f"{totals['booted']} more in machines that boot, {totals['skip']} are not")  # fmt: skip
     return 1 if wrong or totals["run"] < 20 else 0
 
 

@@ -260,6 +260,8 @@ TEST_CASE("what is removed or changed by hand under a living receiver is put bac
   CHECK(Eventually([&] { return ReadText(receiver.dir() / "config.json") == config; }));
   std::ofstream(receiver.dir() / "config.json") << "by hand";
   CHECK(Eventually([&] { return ReadText(receiver.dir() / "config.json") == config; }));
+  Flip(receiver.dir() / kWeights, trainer.layout(), 300'000);
+  CHECK(Eventually([&] { return trainer.Compare(receiver.dir()) == ""; }));
 }
 
 TEST_CASE("bytes that changed while a receiver was down are not served under the old name") {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from .families import random_config
 from .hub import HubFile, hf_tensors, random_hub_file
 from .model import Model
-from .parallel import Parallel, random_parallel
+from .parallel import Parallel, random_parallel, why_invalid
 from .shards import mcore_shards
 from .values import hf_values
 
@@ -25,13 +25,16 @@ class Case:
         return mcore_shards(self.config, self.parallel, self.hf)
 
 
-def random_case(family, seed, change=lambda language: None):
-    """change: alters the language part of config.json before anything follows from it."""
+def random_case(family, seed, change=lambda language: None, parallel=None):
+    """change: alters the language part of config.json before anything follows from it. parallel: the
+    layout, where it is not to be drawn."""
     rng = random.Random(f"{family} {seed}")
     config = random_config(family, rng)
     change(config.get("text_config", config))
     hub = random_hub_file(config, rng)
-    parallel = random_parallel(Model(config), rng)
+    if parallel is None:
+        parallel = random_parallel(Model(config), rng)
+    assert why_invalid(Model(config), parallel) is None, why_invalid(Model(config), parallel)
     return Case(family, seed, config, hub, parallel, hf_values(config, rng, hub),
                 hf_tensors(config, hub))
 

@@ -166,8 +166,7 @@ class Reassembly:
         attention = own + "self_attention."
         found = {"input_layernorm": self.one(
             chunk, own + "input_layernorm.weight", attention + "linear_qkv.layer_norm_weight",
-            attention + "in_proj.layer_norm_weight", attention + "linear_qkv_down_proj.layer_norm_weight",
-            attention + "linear_q_proj.layer_norm_weight")}
+            attention + "in_proj.layer_norm_weight", attention + "linear_qkv_down_proj.layer_norm_weight")}
         found[self.before_mlp()] = self.one(
             chunk, own + "pre_mlp_layernorm.weight", own + "mlp.linear_fc1.layer_norm_weight")
         if self.m.gemma_norms:

@@ -136,8 +136,6 @@ class _Builder:
             before_attention = "self_attention.in_proj.layer_norm_weight"
         elif kind == MLA and x.mla_down_fusion and x.mla_fusion_sharded:
             before_attention = "self_attention.linear_qkv_down_proj.layer_norm_weight"
-        elif kind == MLA and te and m.q_lora is None and x.minor >= 19:
-            before_attention = "self_attention.linear_q_proj.layer_norm_weight"
         before_mlp = "pre_mlp_layernorm.weight"
         if te and m.mlp(layer) == DENSE:
             before_mlp = "mlp.linear_fc1.layer_norm_weight"

@@ -67,7 +67,7 @@ TEST_CASE("emulated link: nothing goes faster than the rate, and an idle link sa
   CHECK(arrivals.back().at_ns == 1500 * kMs);
 }
 
-TEST_CASE("emulated link: the shares of lost, late and double packets") {
+TEST_CASE("emulated link: as many packets are lost, late and double as was asked for") {
   const uint64_t seed = GENERATE(1, 2, 3);
   CAPTURE(seed);
   constexpr uint32_t kPackets = 100'000;

@@ -10,7 +10,8 @@ bytes alone, while the middle of the transfer passes: from 40% to 95% of all byt
 neither the slow start nor the last stream counts. Bare TCP is measured by the same clock. Buffers
 are the kernel's default, or those of deploy/systemd/deltawire.sysctl.conf.example (--tuned). Which
 --control a namespace may have stands in net.ipv4.tcp_allowed_congestion_control. With --rtt-ms 0
-and --loss 0 the link is a veth pair with tbf, for which the kernel needs less processor time.
+and --loss 0 the link of `delta` is a veth pair with tbf, for which the kernel needs less processor
+time; `share` counts what passes the emulator, so it refuses such a link.
 """
 
 from __future__ import annotations
@@ -268,7 +269,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--loss", type=float, default=0.01)
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--changed", type=float, default=0.01)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.case in ("share", "delta") and options.mbit <= 0:
+        parser.error(f"{options.case} compares with the link's rate: --mbit has to be above 0")
+    if options.case == "share" and not options.rtt_ms and not options.loss:
+        parser.error("share counts what passes the emulator, and a link without delay and loss has "
+                     "none: give it --rtt-ms or --loss")  # fmt: skip
+    return options
 
 
 def main() -> None:

@@ -1,14 +1,22 @@
 // Single functions that the simulation replaces by the linker's --wrap: those that would take real
 // time or read the machine, points within the kernels' work, and the planted bugs.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
 #include "common/config/options.h"
 #include "common/delta/coder_rates.h"
+#include "common/serving/version_store.h"
 #include "common/shm/state_file.h"
 #if __has_include("common/shm/file_lease.h")
 #include "common/shm/file_lease.h"
 #endif
 #include "kernels/kernels.h"
+#include "receiver/follower.h"
 #include "tests/simulation/planted.h"
 #include "tests/simulation/process.h"
+#include "tests/simulation/published.h"
 #include "tests/simulation/scheduler.h"
 
 namespace deltawire {
@@ -21,6 +29,7 @@ namespace {
 
 Plant g_plant = Plant::kNone;
 ArrivingChunk* g_arriving = nullptr;
+std::map<std::string, std::vector<Identity>> g_published;  // by the sender's name
 
 const kernels::Backend& RealBackend();
 
@@ -62,11 +71,32 @@ void SetPlanted(Plant plant) { g_plant = plant; }
 
 void SetArriving(ArrivingChunk* chunk) { g_arriving = chunk; }
 
+bool WasPublished(const Identity& whole, size_t senders) {
+  const auto is_whole = [&whole](const Identity& made) {
+    return made == whole && made.attempt == whole.attempt;
+  };
+  if (g_published.size() < senders) return false;
+  const std::vector<Identity>& first = g_published.begin()->second;
+  if (g_published.size() == 1) return std::ranges::any_of(first, is_whole);
+  for (const Identity& a : first) {
+    for (const Identity& b : g_published.rbegin()->second) {
+      if (a.id.version != b.id.version || a.attempt != b.attempt) continue;
+      if (is_whole(receiver::Combine(std::vector<Identity>{a, b}))) return true;
+    }
+  }
+  return false;
+}
+
+void ForgetPublished() { g_published.clear(); }
+
 }  // namespace simulation
 }  // namespace deltawire
 
 using deltawire::simulation::Plant;
 using deltawire::simulation::planted;
+
+#define DW_INSTALL(prefix) \
+  prefix##_ZN9deltawire12VersionStore7InstallESt10shared_ptrINS_9PublishedEES1_IKNS_5DeltaEE
 
 extern "C" {
 
@@ -91,6 +121,18 @@ void __wrap__ZN9deltawire10CoderRates9CalibrateERKNS_7kernels7BackendE(
 // WhoHas reads the machine's /proc, which does not show simulated processes.
 std::vector<deltawire::FileHolder> __wrap__ZN9deltawire6WhoHasEi(int) { return {}; }
 #endif
+
+void DW_INSTALL(__real_)(deltawire::VersionStore*, std::shared_ptr<deltawire::Published>,
+                         std::shared_ptr<const deltawire::Delta>);
+
+// The state is recorded before others can see it. A sender that dies in between leaves one that
+// nobody is told of.
+void DW_INSTALL(__wrap_)(deltawire::VersionStore* store, std::shared_ptr<deltawire::Published> next,
+                         std::shared_ptr<const deltawire::Delta> delta) {
+  using namespace deltawire::simulation;
+  g_published[ThisProcess()->name()].push_back(next->info.identity);
+  DW_INSTALL(__real_)(store, std::move(next), std::move(delta));
+}
 
 void __real__ZN9deltawire9StateFile11MarkUnknownEjj(deltawire::StateFile*, uint32_t, uint32_t);
 

@@ -11,6 +11,7 @@
 #include "tests/simulation/bulk.h"
 #include "tests/simulation/kernel_calls.h"
 #include "tests/simulation/planted.h"
+#include "tests/simulation/published.h"
 #include "tests/simulation/trainer.h"
 
 namespace deltawire::simulation {
@@ -25,6 +26,11 @@ Content BytesOf(const std::string& path) {
   const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), 0);
   __real_close(fd);
   return n == static_cast<ssize_t>(bytes.size()) ? bytes : Content{};
+}
+
+/// These plants change what senders say, which may not be what gives them away.
+bool ChangesIdentities(Plant plant) {
+  return plant == Plant::kNumbersOnly || plant == Plant::kDropAttempt;
 }
 
 }  // namespace
@@ -139,6 +145,10 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
     if (!ledger_.IsOffered(id.id.version, id.root)) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which nobody offered", name, DescribeFully(id)));
+    }
+    if (!ChangesIdentities(planted()) && !WasPublished(id, senders_.size())) {
+      Scheduler::current()->Fail(
+          fmt::format("{} committed {}, which no sender published", name, DescribeFully(id)));
     }
     // A full sync takes the version that the agents have in common, even an older one.
     if (IsLater(committed_, id) && !may_go_back_) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "tests/simulation/planted.h"
+#include "tests/simulation/published.h"
 
 namespace deltawire::simulation {
 namespace {
@@ -362,6 +363,7 @@ HistoryResult RunHistory(const HistoryOptions& options) {
   schedule.spurious = random.Chance(0.3) ? 0.01 : 0;
   schedule.trace = options.trace;
   SetPlanted(options.plant);
+  ForgetPublished();
   HistoryResult result;
   Scheduler scheduler(schedule);
   // Never destroyed, since objects of killed processes point into it.

@@ -72,6 +72,17 @@ def until(done, what: str, seconds: float = DEADLINE_S):
     return value
 
 
+def listens(path: pathlib.Path) -> bool:
+    """Whether somebody takes connections at this Unix socket. That its file is there says little: it
+    comes before, and stays where a daemon was killed."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
+
+
 def end(child: subprocess.Popen, patience_s: float = 10) -> None:
     """Asks it to end, kills it where it does not, and waits until it is gone."""
     child.terminate()
@@ -148,12 +159,20 @@ class Daemons:
         self._children: list[subprocess.Popen] = []
 
     def start_sender(self, directory: pathlib.Path, *options: str) -> str:
-        """Its control address."""
+        """Its control address. Trainers can connect when this returns, also to a program that is slow
+        to start, as below strace."""
         control = f"127.0.0.1:{free_port()}"
-        self._start(
+        sender = self._start(
             "deltawire-sender", "--data-dir", str(directory), "--control-listen", control,
             "--bulk-listen", "127.0.0.1:0", *options,
         )
+
+        def ready() -> bool:
+            if (status := sender.poll()) is not None:
+                raise AssertionError(f"deltawire-sender ended with {status}:{self.logs()}")
+            return listens(directory / "trainer.sock")
+
+        until(ready, "the sender listens")
         return control
 
     def start_receiver(
@@ -167,10 +186,11 @@ class Daemons:
         )
         return receiver
 
-    def _start(self, program: str, *options: str) -> None:
+    def _start(self, program: str, *options: str) -> subprocess.Popen:
         command = [str(self._programs / program), *options]
         with open(self.root / f"{program}-{len(self._children)}.log", "w") as log:
             self._children.append(spawn(command, stdout=log, stderr=subprocess.STDOUT))
+        return self._children[-1]
 
     def kill(self, program: str) -> None:
         """Ends every child that runs `program` as a crash would, and waits until it is gone."""

@@ -40,7 +40,7 @@ def strict(schema: dict) -> dict:
     """A resolved schema that takes no key that it does not list, and no string that is not one of
     its examples."""
     out = dict(schema)
-    for key in ("items", "additionalProperties"):
+    for key in ("items", "additionalProperties", "propertyNames"):
         if isinstance(out.get(key), dict):
             out[key] = strict(out[key])
     if "oneOf" in out:

@@ -20,7 +20,7 @@ import sys
 import time
 
 import skipping
-from daemons import DEADLINE_S, end, read_safetensors, run, spawn, until
+from daemons import DEADLINE_S, end, listens, read_safetensors, run, spawn, until
 
 INSIDE = "DELTAWIRE_NETWORKS_INSIDE"
 UNSHARE = "unshare --mount --net --pid --fork --kill-child --mount-proc".split()
@@ -34,6 +34,7 @@ ip link add dw0 netns probe type veth peer name dw1
 """
 TUN_PROBE = "ip tuntap add dev dw2 mode tun"
 MODEL = "m"
+CONTROLS = ("bbr", "cubic", "reno")  # of congestion, by TCP
 
 
 def enter() -> None:
@@ -110,6 +111,8 @@ class Node:
         self.receiver: subprocess.Popen | None = None
         run("ip", "netns", "add", name)
         self.ip("link", "set", "lo", "up")
+        # A namespace begins with the host's, by which one seed would go differently on two machines.
+        self.congestion_control("reno")
 
     def ip(self, *words: str) -> str:
         return run("ip", "-n", self.name, *words)
@@ -124,6 +127,16 @@ class Node:
         for name, value in values.items():
             path = "/proc/sys/" + name.replace("_", "/", 2)
             self.run("sh", "-c", f"echo {value} > {path}")
+
+    def congestion_control(self, wanted: str) -> str:
+        """Of connections from now on: `wanted`, or reno, which every kernel has, where this one does
+        not let a namespace choose that."""
+        try:
+            self.sysctl(net_ipv4_tcp_congestion_control=wanted)
+        except AssertionError:
+            wanted = "reno"
+            self.sysctl(net_ipv4_tcp_congestion_control=wanted)
+        return wanted
 
     def forward(self) -> None:
         self.sysctl(net_ipv4_ip_forward=1)
@@ -157,7 +170,7 @@ class Node:
             "deltawire-sender", "--data-dir", self.data / "sender", "--control-listen",
             f"{self.address}:7700", "--bulk-listen", f"{self.address}:7701", *options,
         )  # fmt: skip
-        until((self.data / "sender/trainer.sock").exists, "the sender listens")
+        until(lambda: listens(self.data / "sender/trainer.sock"), "the sender listens")
         return f"{self.address}:7700"
 
     def start_receiver(self, *options: object, serve: bool = False) -> str:
@@ -284,7 +297,14 @@ class Network:
             for p in sorted(self.root.glob("*/*.log"))
         )
 
-    def close(self) -> None:
+    def close(self, failed: bool = False) -> None:
+        """Ends what it started; before, if something failed, prints what the links did and what the
+        daemons logged."""
+        if failed:
+            with contextlib.suppress(AssertionError, OSError):
+                for link in self._links:
+                    print(json.dumps(link.report()))
+            print(self.logs(), flush=True)
         for child in self.children:
             child.kill()
             child.wait()
@@ -298,9 +318,4 @@ class Network:
         return self
 
     def __exit__(self, kind, *_) -> None:
-        if kind is not None:
-            with contextlib.suppress(AssertionError, OSError):
-                for link in self._links:
-                    print(json.dumps(link.report()))
-            print(self.logs(), flush=True)
-        self.close()
+        self.close(failed=kind is not None)

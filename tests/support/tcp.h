@@ -19,15 +19,19 @@ inline sockaddr_in Address(const char* host, uint16_t port) {
   return a;
 }
 
-/// Binds the new socket `listener` and listens; throws if that fails.
-inline void Listen(int listener, const char* host, uint16_t port) {
+/// Binds the new socket `listener` and listens; throws if that fails. Returns the port, which the
+/// kernel chooses if `port` is 0.
+inline uint16_t Listen(int listener, const char* host, uint16_t port) {
   const int yes = 1;
   setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-  const sockaddr_in at = Address(host, port);
-  if (bind(listener, reinterpret_cast<const sockaddr*>(&at), sizeof at) != 0 ||
-      listen(listener, 64) != 0) {
-    throw std::runtime_error("the proxy cannot listen");
+  sockaddr_in at = Address(host, port);
+  socklen_t size = sizeof at;
+  if (bind(listener, reinterpret_cast<const sockaddr*>(&at), size) != 0 ||
+      listen(listener, 64) != 0 ||
+      getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size) != 0) {
+    throw std::runtime_error("the test cannot listen");
   }
+  return ntohs(at.sin_port);
 }
 
 }  // namespace deltawire::testing

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <numeric>
 
+#include "common/base/human.h"
 #include "sender/export/client/trainer_client.h"
 #include "tests/support/rank_model.h"
 
@@ -64,8 +65,7 @@ struct Rank {
       if (status.ok()) {
         std::printf("published %lu\n", v);
       } else {
-        std::printf("failed %lu %.3f %d %s\n", v,
-                    std::chrono::duration<double>(Clock::now() - called).count(),
+        std::printf("failed %lu %.3f %d %s\n", v, SecondsSince(called),
                     static_cast<int>(status.code()), std::string(MessageOf(status)).c_str());
       }
     }

@@ -56,7 +56,7 @@ DW_API const char* dw_version(void);
 typedef struct dw_client_options {
   size_t struct_size;    /* sizeof(dw_client_options) */
   const char* endpoint;  /* the sender's trainer socket, or its data directory */
-  const char* model;     /* [A-Za-z0-9._-]+ */
+  const char* model;     /* 1 to 128 of A-Z a-z 0-9 . _ -, the first not '.' */
   uint32_t rank;         /* 0 .. world-1 */
   uint32_t world;        /* ranks that write a version together; 0: 1 */
   uint32_t timeout_ms;   /* of each call; 0: 30000 */
@@ -244,8 +244,8 @@ typedef struct dw_megatron_options {
 DW_API int dw_megatron_create(const dw_megatron_options* options, dw_megatron** megatron);
 DW_API void dw_megatron_destroy(dw_megatron* megatron);
 
-/* tensors_meta of the HF tensors that the shards make. Texts and shapes live as long as the handle.
- */
+/* tensors_meta of the HF tensors that the shards make. Texts and shapes live until
+ * dw_megatron_destroy. */
 DW_API size_t dw_megatron_tensor_count(const dw_megatron* megatron);
 DW_API int dw_megatron_tensor(const dw_megatron* megatron, size_t tensor, dw_tensor_meta* meta);
 /* Registers these tensors, with the small files of hf_dir, as dw_client_register does. `ranks`: the

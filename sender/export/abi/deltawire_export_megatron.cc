@@ -1,6 +1,7 @@
 // The C ABI's Megatron part.
 #include "common/base/attempt.h"
 #include "common/base/bytes.h"
+#include "common/layout/names.h"
 #include "sender/export/abi/c_abi.h"
 #include "sender/export/abi/nccl_plugin.h"
 #include "sender/export/gather/gloo_collective.h"
@@ -246,8 +247,8 @@ int dw_collective_check(dw_collective* collective, const char* failure) {
   return Guard([&]() -> Status {
     if (collective == nullptr) return Invalid("the collective is NULL");
     const deltawire::Collective& group = *collective->collective;
-    std::string mine;
-    if (failure != nullptr) mine = "!" + std::string(failure).substr(0, kMaxFailure);
+    std::string mine = failure == nullptr ? "" : "!";
+    if (failure != nullptr) mine += deltawire::FitUtf8(failure, kMaxFailure);
     const auto deadline = deltawire::Collective::Clock::now() + collective->timeout;
     DW_ASSIGN_OR_RETURN(const auto all,
                         collective->collective->AllGather(deltawire::AsBytes(mine), deadline));

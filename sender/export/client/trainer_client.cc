@@ -253,11 +253,19 @@ StatusOr<PublishedVersion> TrainerClient::WaitPublished(uint64_t version,
     request.set_attempt(impl_->last_attempt);
   }
   v1::WaitPublishedResponse response;
-  grpc::ClientContext context;
-  impl_->Prepare(context);
-  if (timeout.count() != 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
-  DW_RETURN_IF_ERROR(
-      impl_->Check(impl_->stub->WaitPublished(&context, request, &response), "WaitPublished"));
+  const auto deadline =
+      std::chrono::system_clock::now() + (timeout.count() != 0 ? timeout : impl_->timeout);
+  const auto ask = [&] {
+    grpc::ClientContext context;
+    impl_->Prepare(context);
+    context.set_deadline(deadline);
+    return impl_->Check(impl_->stub->WaitPublished(&context, request, &response), "WaitPublished");
+  };
+  Status asked = ask();
+  // A sender that was restarted may have broken the connection, and its new process knows the
+  // version by its attempt. Asking changes nothing there, so it is done once more.
+  if (absl::IsUnavailable(asked)) asked = ask();
+  DW_RETURN_IF_ERROR(asked);
   const v1::VersionInfo& info = response.info();
   PublishedVersion out;
   out.identity = FromProto(info.id());

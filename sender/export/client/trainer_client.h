@@ -146,8 +146,8 @@ class TrainerClient {
   /// agent that owns a part of the model refuses 0. kFailedPrecondition names the publisher that
   /// already writes the model. REQUIRES: Register. The client outlives the offload.
   StatusOr<std::unique_ptr<Offload>> Begin(uint64_t version, uint64_t attempt = 0);
-  /// Waits up to the client's timeout, or `timeout` if given. kAborted, with the reason, as soon as
-  /// this client's offload of `version` is abandoned.
+  /// Waits up to the client's timeout, or `timeout` if given; asks once more if the connection
+  /// breaks. kAborted, with the reason, as soon as this client's offload of `version` is abandoned.
   StatusOr<PublishedVersion> WaitPublished(uint64_t version,
                                            std::chrono::milliseconds timeout = {});
 

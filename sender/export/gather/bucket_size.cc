@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/base/checksum.h"
+#include "common/base/machine.h"
 #include "kernels/gpu.h"
 #include "sender/export/gather/gather_plan.h"
 
@@ -36,13 +37,10 @@ std::optional<uint64_t> NumberIn(const fs::path& path) {
   return std::nullopt;  // no such file, or "max"
 }
 
-/// A number per machine, the same in all its containers, whatever their host names.
-uint64_t HostNumber() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return Xxh3_128(std::as_bytes(std::span(id))).lo;
-}
+/// A number per machine, the same in all its containers, whatever their host names. Where the
+/// kernel says nothing, all ranks count as one machine's, which makes buckets smaller but never too
+/// large.
+uint64_t HostNumber() { return Xxh3_128(AsBytes(BootId().value_or(""))).lo; }
 
 std::array<std::byte, kFields * sizeof(uint64_t)> Pack(const BucketNeeds& needs) {
   std::array<std::byte, kFields * sizeof(uint64_t)> out;
@@ -100,8 +98,7 @@ StatusOr<uint64_t> AgreeBucketBytes(Collective& collective, uint64_t wanted, uin
 }
 
 uint64_t FreeHostBytes(const fs::path& proc, const fs::path& cgroup) {
-  uint64_t bytes = UINT64_MAX;
-  if (const auto kib = NumberAfter(proc / "meminfo", "MemAvailable:")) bytes = *kib * 1024;
+  uint64_t bytes = AvailableMachineMemory(proc).value_or(UINT64_MAX);
   const auto most = NumberIn(cgroup / "memory.max");
   const auto used = NumberIn(cgroup / "memory.current");
   if (most && used) {

@@ -21,9 +21,9 @@ enum class ExpertModules : uint8_t { kGrouped, kSequential };
 /// A version of megatron-core: 0.`minor`.
 struct CoreVersion {
   /// Since this version the MTP layers' stage has an output layer only if it also computes the
-  /// loss.
+  /// loss. No release before 0.16 takes MTP layers on another stage.
   static constexpr uint32_t kMtpWithoutHead = 15;
-  /// Since this version: mtp_model_layer., MLA's linear_q_proj.layer_norm_weight, Bridge's visual.
+  /// Since this version: mtp_model_layer. and Megatron-Bridge's visual.
   static constexpr uint32_t kNewNames = 19;
 
   uint32_t minor = 16;  ///< the version that the tests run

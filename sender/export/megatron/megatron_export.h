@@ -29,7 +29,7 @@ struct MegatronOptions {
   std::string parallel;          ///< "tp=4,pp=2,...", or a JSON object
   std::string family;            ///< empty: by config.json
   std::vector<std::filesystem::path> families;  ///< directories of further families
-  /// That copy, their caller included; 0: one per core.
+  /// The number of threads that copy, with the caller's; 0: one per core.
   size_t threads = 0;
 };
 
@@ -65,14 +65,14 @@ class MegatronExport {
 
  private:
   explicit MegatronExport(size_t threads) : pool_(threads) {}
-  /// What a rank gives to a gather, once it is known to fit.
+  /// A rank's contribution to a gather, after the checks.
   struct GatherInput {
     std::vector<mcore::Match> matches;
     std::unique_ptr<ForeignCollective> sources;
   };
   StatusOr<std::vector<mcore::Match>> Matched(uint32_t rank,
                                               std::span<const LiveTensor> live) const;
-  /// The same, and all of them can be converted.
+  /// As Matched; also fails if some shard cannot be converted from its dtype.
   StatusOr<std::vector<mcore::Match>> Checked(uint32_t rank,
                                               std::span<const LiveTensor> live) const;
   StatusOr<GatherInput> InputOf(Collective& collective, bool has_offload, uint32_t rank,

@@ -32,7 +32,7 @@ void WriteNode(const fs::path& sysfs, const std::string& node, const std::string
   std::ofstream(sysfs / node / "cpulist") << list;
 }
 
-TEST_CASE("lists of processors as the kernel writes them") {
+TEST_CASE("lists of processors are read as the kernel writes them") {
   CHECK(ParseCpuList("0-3,8,10-11\n") == Cpus{0, 1, 2, 3, 8, 10, 11});
   CHECK(ParseCpuList("5") == Cpus{5});
   CHECK(ParseCpuList("7-7\n") == Cpus{7});

@@ -44,7 +44,7 @@ TEST_CASE("an empty part takes the last of the fullest other") {
   for (size_t p = 0; p < 3; ++p) CHECK_FALSE(parts.Next(p).has_value());
 }
 
-TEST_CASE("fewer indexes than parts, and as many as there may be") {
+TEST_CASE("fewer indexes than parts are handed out, and so are as many as there may be") {
   const size_t shares[] = {1, 1, 1};
   IndexParts few(2, shares);
   CHECK(few.Next(0) == 0u);  // taken from the second part, since the first is empty

@@ -102,7 +102,7 @@ TEST_CASE("delta suite: every case of every workload has a line") {
   }
 }
 
-TEST_CASE("delta suite: only what was asked for") {
+TEST_CASE("delta suite: only what was asked for is measured") {
   const TempDir dir;
   const auto jsonl = dir.path() / "delta.jsonl", log = dir.path() / "log";
   const int rc = RunSuite(
@@ -116,7 +116,7 @@ TEST_CASE("delta suite: only what was asked for") {
   CHECK(ReadAll(log).find("no regular expression") != std::string::npos);
 }
 
-TEST_CASE("delta suite: two files of the user's own") {
+TEST_CASE("delta suite: two files of the user's own are measured") {
   const uint64_t seed = 5;
   CAPTURE(seed);
   std::mt19937_64 random(seed);
@@ -150,7 +150,7 @@ TEST_CASE("delta suite: two files of the user's own") {
   CHECK(RunSuite(fmt::format("--pair '{}' '{}/nothing'", old_file, dir.path().string()), log) == 1);
 }
 
-TEST_CASE("delta suite: safetensors files and model directories of the user's own") {
+TEST_CASE("delta suite: safetensors files and model directories of the user's own are measured") {
   const auto layout =
       Layout::Create({{"a.weight", DType::kBF16, {64, 100}}, {"b.scale", DType::kF32, {30}}});
   REQUIRE(layout.ok());

@@ -45,7 +45,7 @@ std::map<std::string, json> Lines(const std::filesystem::path& path) {
   return out;
 }
 
-TEST_CASE("export suite: every case, quickly") {
+TEST_CASE("export suite: a quick run measures every case") {
   const TempDir dir;
   const auto jsonl = dir.path() / "export.jsonl", log = dir.path() / "log";
   const int rc = RunSuite(fmt::format("--quick --json '{}'", jsonl.string()), log);

@@ -32,7 +32,7 @@ Encoded EncodeFast(const std::vector<T>& before, const std::vector<T>& after) {
   return out;
 }
 
-TEST_CASE("payload parts: one block of a fast payload by hand") {
+TEST_CASE("payload parts: those of one fast block are as worked out by hand") {
   // Of 100 elements three change: number 10 by +1, 11 by -1 and 99 by +1, so the gaps are 10, 0 and
   // 87. rice(3, 100) is 4, the smallest k with 6000 * 2^k >= 481 * 197. The quotients are 0, 0 and
   // 5; in unary they take 3 ones and 5 zeros.

@@ -84,6 +84,18 @@ TEST_CASE("a wait for all is of receivers, and only it counts them") {
   CHECK(RunTool({"wait", "--all", "--at-least", "0"}) == 2);
 }
 
+TEST_CASE("a wait takes the address of the daemon that it asks, and refuses the other one's") {
+  const std::string dead = DeadAddress();
+  CHECK(RunTool({"wait", "--version", "1", "--sender", dead}) == 2);
+  CHECK(RunTool({"wait", "--served", "--sender", dead}) == 2);
+  CHECK(RunTool({"wait", "--version", "1", "--receiver", dead, "--sender", dead}) == 2);
+  CHECK(RunTool({"wait", "--all", "--receiver", dead}) == 2);
+  CHECK(RunTool({"wait", "--all", "--sender", dead, "--receiver", dead}) == 2);
+  // Both daemons are away, so what is taken ends with the code of an unreachable one.
+  CHECK(RunTool({"wait", "--version", "1", "--receiver", dead}) == 3);
+  CHECK(RunTool({"wait", "--all", "--sender", dead}) == 3);
+}
+
 TEST_CASE("a daemon that is not there is exit code 3") {
   const TempDir dir;
   const std::string dead = DeadAddress();

@@ -3,10 +3,14 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
+#include <fstream>
 #include <map>
 
 #include "common/base/human.h"
+#include "common/layout/layout.h"
+#include "common/layout/safetensors.h"
 #include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
 
@@ -173,7 +177,7 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
 TEST_CASE("doctor: this machine is looked at, and a peer that is not there is a finding") {
   const TempDir dir;
   const MachineFacts f =
-      Look(dir.path(), "127.0.0.1:1", "127.0.0.1:1", std::chrono::milliseconds(500));
+      Look({.data_dir = dir.path(), .sender = "127.0.0.1:1", .receiver = "127.0.0.1:1"});
   CHECK(f.data_dir_usable == absl::OkStatus());
   CHECK(f.kernel.find('.') != std::string::npos);
   CHECK(f.memory_bytes > 0);
@@ -185,15 +189,45 @@ TEST_CASE("doctor: this machine is looked at, and a peer that is not there is a 
   CHECK_FALSE(f.peers[0].reached.ok());
   CHECK_FALSE(f.peers[1].reached.ok());
   CHECK_FALSE(f.data_dir_missing);
-  const MachineFacts memory = Look("/dev/shm", "", "", std::chrono::milliseconds(500));
+  const MachineFacts memory = Look({.data_dir = "/dev/shm"});
   CHECK(memory.mount_point == "/dev/shm");
   CHECK_FALSE(memory.huge_pages.empty());
-  const MachineFacts none = Look(dir.path() / "no" / "ne", "", "", std::chrono::milliseconds(500));
+  const MachineFacts none = Look({.data_dir = dir.path() / "no" / "ne"});
   CHECK(none.data_dir_usable == absl::OkStatus());
   CHECK(none.data_dir_missing);
   CHECK(none.free_bytes > 0);
   CHECK(none.peers.empty());
   CHECK(std::filesystem::is_empty(dir.path()));
+}
+
+TEST_CASE("doctor: a model is compared with the room that there is for it") {
+  MachineFacts f = Good();
+  f.model = "/ckpt";
+  f.model_bytes = 10ull << 30;
+  const auto about = [&](uint64_t room_gib) {
+    f.room_bytes = room_gib << 30;
+    const auto all = Judge(f);
+    const auto found = std::ranges::find(all, "model /ckpt", &Finding::about);
+    REQUIRE(found != all.end());
+    return *found;
+  };
+  CHECK(about(25).level == Level::kGood);
+  CHECK(about(25).text == "10.7 GB; /dev/shm/deltawire has room for 2.5 of it");
+  CHECK(about(20).level == Level::kGood);
+  CHECK(about(19).level == Level::kNote);
+  CHECK(about(10).level == Level::kNote);
+  CHECK(about(9).level == Level::kProblem);
+  f.model_read = absl::NotFoundError("/ckpt has no weights");
+  CHECK(about(25).text == "/ckpt has no weights");
+
+  const TempDir dir;
+  const std::string header = BuildSafetensorsHeader(*Layout::Create({{"a", DType::kU8, {5000}}}));
+  std::ofstream(dir.path() / "model.safetensors") << header << std::string(5000, 'x');
+  const MachineFacts here = Look({.data_dir = "/dev/shm", .model = dir.path()});
+  CHECK(here.model_read == absl::OkStatus());
+  CHECK(here.model_bytes == 5000);
+  CHECK(here.room_bytes > 0);
+  CHECK_FALSE(Look({.data_dir = "/dev/shm", .model = dir.path() / "none"}).model_read.ok());
 }
 
 TEST_CASE("doctor: another user's directory is told with its owner") {
@@ -205,7 +239,7 @@ TEST_CASE("doctor: another user's directory is told with its owner") {
   REQUIRE(::chown(dir.path().c_str(), 12345, 12345) == 0);
   testing::Forked operator_of_the_node([&] {
     if (::setgid(12346) != 0 || ::setuid(12346) != 0) ::_exit(1);
-    const MachineFacts f = Look(dir.path(), "", "", std::chrono::milliseconds(500));
+    const MachineFacts f = Look({.data_dir = dir.path()});
     if (f.data_dir_usable.code() != StatusCode::kPermissionDenied) ::_exit(2);
     if (f.data_dir_owner != "'#12345'") ::_exit(3);
   });

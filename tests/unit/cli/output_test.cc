@@ -84,7 +84,7 @@ TEST_CASE("JSON has every field of a message, 64-bit numbers as numbers, hashes 
   CHECK(ToJson(m).dump() == expected);
 }
 
-TEST_CASE("JSON of nested messages and lists of them") {
+TEST_CASE("JSON has nested messages as objects, and lists of them as arrays") {
   v1::ReceiverStatusResponse m;
   m.set_program_version("1");
   auto* model = m.add_models();

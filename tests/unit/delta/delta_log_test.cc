@@ -114,7 +114,7 @@ TEST_CASE("the log keeps to its bound and still holds the newest") {
   CHECK(h.log().View().empty());
 }
 
-TEST_CASE("lifting a chunk that this pull has sent already") {
+TEST_CASE("a chunk that a pull has sent already is lifted by the deltas since, or sent whole") {
   History h(2);
   h.Publish({1, 2}, {{0, 50}});
   h.Publish({1, 3}, {{0, 50}});

@@ -91,7 +91,8 @@ TEST_CASE(
   TempDir dir;
   const std::string rendezvous = "file:" + dir.path().string();
   int first[kRanks] = {}, second[kRanks] = {};
-  std::string said[kRanks];
+  std::string said[kRanks], said_at_length[kRanks];
+  const std::string fits(1023, 'x');
   std::vector<std::thread> ranks;
   for (uint32_t r = 0; r < kRanks; ++r) {
     ranks.emplace_back([&, r] {
@@ -100,6 +101,8 @@ TEST_CASE(
       o.size = kRanks;
       dw_collective* collective = nullptr;
       if (dw_collective_create(&o, &collective) != DW_OK) return;
+      dw_collective_check(collective, r == 1 ? (fits + "\xc3\xa9").c_str() : nullptr);
+      said_at_length[r] = dw_last_error();
       first[r] = dw_collective_check(collective, r == 1 ? "no sender answers" : nullptr);
       said[r] = dw_last_error();
       second[r] = dw_collective_check(collective, nullptr);
@@ -111,6 +114,8 @@ TEST_CASE(
   for (const uint32_t r : {0, 2}) {
     CHECK(first[r] == DW_ABORTED);
     CHECK(said[r] == "rank 1 of 3 has failed: no sender answers");
+    // Python takes no text that is cut within a character.
+    CHECK(said_at_length[r] == "rank 1 of 3 has failed: " + fits);
   }
   for (const int code : second) CHECK(code == DW_OK);
   CHECK(dw_collective_check(nullptr, nullptr) == DW_INVALID_ARGUMENT);

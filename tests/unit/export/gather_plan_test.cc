@@ -68,7 +68,7 @@ TEST_CASE("buckets hold every byte of every item once and in order") {
   REQUIRE(item == items.size());
 }
 
-TEST_CASE("buckets at their edges") {
+TEST_CASE("a bucket may be full to the byte, and no items need no bucket") {
   REQUIRE(MakeBuckets({}, 64)->empty());
   REQUIRE(!MakeBuckets({}, 0).ok());
   REQUIRE(!MakeBuckets({}, 100).ok());

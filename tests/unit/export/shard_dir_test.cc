@@ -440,5 +440,32 @@ TEST_CASE("small files: one that the disk gives back otherwise than it was writt
   CHECK(WriteSealed(path, content) == absl::OkStatus());
 }
 
+TEST_CASE("directories: weights that the disk gives back otherwise than written are no success") {
+  Fixture f;
+  const Model model(f.hf);
+  f.Shard(f.hf, f.shards, "tp=2");
+  const auto opened = Get(mcore::HfModel::Open(f.hf, "", {}));
+  const ModelDir weights = Get(ModelDir::Open(f.hf));
+  const auto plan = Get(opened.ProvenPlan(Get(mcore::ParallelConfig::Parse("tp=2"))));
+  const fs::path again = f.temp.path() / "again";
+  g_flipped_at = static_cast<off_t>(fs::file_size(f.shards / RankFileName(1))) - 1;
+  const Status sharded = ShardDir::Write(again, plan, weights, f.pool);
+  g_flipped_at = -1;
+  CHECK(absl::IsDataLoss(sharded));
+  CHECK(TextOf(sharded).find(again.string()) != std::string::npos);
+
+  const fs::path to = f.temp.path() / "to";
+  fs::create_directories(to);
+  HfDir made = Get(HfDir::Create(to, weights.layout(), uint64_t{1} << 30));
+  for (size_t i = 0; i < weights.layout().size(); ++i) {
+    std::copy(weights.data(i).begin(), weights.data(i).end(), made.tensor(i).begin());
+  }
+  g_flipped_at = static_cast<off_t>(fs::file_size(f.hf / "model.safetensors")) - 1;
+  const Status finished = made.Finish(f.pool);
+  g_flipped_at = -1;
+  CHECK(absl::IsDataLoss(finished));
+  CHECK(TextOf(finished).find(to.string()) != std::string::npos);
+}
+
 }  // namespace
 }  // namespace deltawire

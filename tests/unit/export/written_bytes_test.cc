@@ -62,7 +62,7 @@ std::vector<uint64_t> Cuts(uint64_t n, size_t parts, Random& random) {
 
 }  // namespace
 
-TEST_CASE("chunk bytes: of strided copies, byte by byte") {
+TEST_CASE("chunk bytes: those of a strided copy are as counted byte by byte") {
   Random random(1);
   for (int round = 0; round < 400; ++round) {
     CAPTURE(round);
@@ -162,7 +162,7 @@ TEST_CASE("chunk bytes: blocks of ranks that share a tensor make up its chunks")
   }
 }
 
-TEST_CASE("chunk bytes: a scalar, and a block of nothing") {
+TEST_CASE("chunk bytes: a scalar has those of one element, and a block of nothing has none") {
   const Layout layout = LayoutOf({{"s", DType::kF32, {}}, {"t", DType::kBF16, {4, 8}}});
   const ChunkTable chunks = *ChunkTable::Create(layout);
   const auto scalar = CountWrittenBytes(chunks, 0, Destination::OfBlock({}, 4, {}, {}));

@@ -47,7 +47,7 @@ void CheckPair(const Backend& backend, Bytes old_data, Bytes new_data, unsigned 
   REQUIRE(digest == after);
 }
 
-TEST_CASE("Round trips of every width and size and density and kind of change") {
+TEST_CASE("Deltas of every width and size and density and kind of change come back") {
   const uint64_t seed = 20240601;
   CAPTURE(seed);
   Random random(seed);
@@ -90,7 +90,7 @@ TEST_CASE("Round trips of every width and size and density and kind of change") 
   }
 }
 
-TEST_CASE("A single change anywhere around borders of vectors words and blocks") {
+TEST_CASE("A single change around any border of vectors and words and blocks comes back") {
   const uint64_t seed = 7;
   CAPTURE(seed);
   Random random(seed);
@@ -135,7 +135,7 @@ TEST_CASE("Where every element changes by one each takes two bits") {
   }
 }
 
-TEST_CASE("Bursts of changes, whose gaps are far from the average") {
+TEST_CASE("Bursts of changes come back although their gaps are far from the average") {
   const uint64_t seed = 14;
   CAPTURE(seed);
   for (const Backend* backend : All()) {
@@ -162,7 +162,7 @@ TEST_CASE("Bursts of changes, whose gaps are far from the average") {
   }
 }
 
-TEST_CASE("The largest chunk") {
+TEST_CASE("The largest chunk comes back as it was and a larger one is refused") {
   const uint64_t seed = 12;
   CAPTURE(seed);
   for (const unsigned width : kWidths) {

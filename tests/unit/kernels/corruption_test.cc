@@ -113,7 +113,7 @@ TEST_CASE("Random corruptions are refused or a valid delta of its own") {
   CHECK(accepted > 1000);
 }
 
-TEST_CASE("Corruptions across blocks") {
+TEST_CASE("Random corruptions of two blocks are refused or a valid delta of their own") {
   for (const Backend* backend : All()) {
     for (const unsigned width : kWidths) {
       const uint64_t seed = 50 + width;

@@ -269,7 +269,7 @@ TEST_CASE("A GPU queue writes placed and converted bytes straight into pinned ho
   CHECK(queue->Copy(device->bytes(), Bytes(src).first(2)).error == GpuError::kArgument);
 }
 
-TEST_CASE("GPU memory is told") {
+TEST_CASE("GPU memory is reported with how much of it is free") {
   if (NoDevice()) return;
   uint64_t free_bytes = 0, total = 0;
   RequireOk(GpuMemory(0, &free_bytes, &total));

@@ -122,7 +122,7 @@ bool CheckChain(const Kind& kind, size_t elements, double density, Change how, s
   return expected.size() > 0;
 }
 
-TEST_CASE("Tight round trips of every dtype and size and density and kind of change") {
+TEST_CASE("Tight payloads of every dtype and size and density and kind of change come back") {
   uint64_t seed = 20261120;
   size_t coded = 0;
   const size_t block = kBlockElements;
@@ -143,7 +143,7 @@ TEST_CASE("Tight round trips of every dtype and size and density and kind of cha
   CHECK(coded > 100);  // tight does not pay where a chunk is too small or too random
 }
 
-TEST_CASE("Tight round trips with history") {
+TEST_CASE("Tight payloads with any depth of history come back as they were") {
   uint64_t seed = 7;
   size_t coded = 0;
   for (const Kind& kind : kKinds) {
@@ -159,7 +159,7 @@ TEST_CASE("Tight round trips with history") {
 
 /// A chunk whose changes all lie in the first part of each block: one lane has nearly all of them,
 /// and more bytes than its share of the room that an encoder gives each lane.
-TEST_CASE("Tight round trips of a chunk whose changes are all in one lane") {
+TEST_CASE("Tight payloads of a chunk whose changes are all in one lane come back") {
   const Kind kind{ClassFunction::kBF16, 2};
   Random random(4711);
   Buffer a(2 * (kBlockElements + 100));
@@ -180,7 +180,7 @@ TEST_CASE("Tight round trips of a chunk whose changes are all in one lane") {
   }
 }
 
-TEST_CASE("Tight round trips of chunks that are counted in part") {
+TEST_CASE("Tight payloads of chunks that are counted in part come back") {
   uint64_t seed = 99;
   size_t coded = 0;
   for (const size_t depth : {0, 3}) {

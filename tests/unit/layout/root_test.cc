@@ -18,7 +18,7 @@ std::vector<uint64_t> RandomDigests(size_t n, std::mt19937_64& random) {
   return digests;
 }
 
-TEST_CASE("the root's example in the format document") {
+TEST_CASE("the root's example in the format document is what this code computes") {
   std::ifstream file(DW_DELTA_DOC);
   REQUIRE(file.good());
   std::string text{std::istreambuf_iterator<char>(file), {}};

@@ -43,7 +43,7 @@ TEST_CASE("chart: bytes are on a logarithmic axis of powers of ten") {
   CHECK(Has(svg, "<title>one: delta 0 B, whole 1.00 GB</title>"));
 }
 
-TEST_CASE("chart: no more labels than a narrow window has room for") {
+TEST_CASE("chart: columns have no more labels than a narrow window has room for") {
   Columns many{"b", {"x"}, {}};
   for (int i = 1; i <= 64; ++i) many.columns.push_back({std::to_string(i), "v", {1.0 * i}});
   const std::string svg = SecondsChart(many);

@@ -10,6 +10,7 @@
 
 #include "common/base/acceptor.h"
 #include "tests/support/eventually.h"
+#include "tests/support/tcp.h"
 #include "tests/unit/net/pull_rig.h"
 
 namespace deltawire::net {
@@ -21,7 +22,7 @@ using testing::Eventually;
 // A client that can send any bytes to the bulk port.
 class RawClient {
  public:
-  /// `buffer`: of what it has not read yet; 0: the kernel's.
+  /// `buffer`: bytes of the socket's receive buffer; 0 leaves the kernel's default.
   explicit RawClient(uint16_t port, int buffer = 0) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
     if (buffer != 0) setsockopt(fd_, SOL_SOCKET, SO_RCVBUF, &buffer, sizeof buffer);
     sockaddr_in to{};
@@ -46,12 +47,19 @@ class RawClient {
     SendHeader(h);
     SendSome(AsChars(payload));
   }
+  void SendSlowly(std::string_view bytes, size_t bytes_per_s) const {
+    const size_t piece = bytes_per_s / 50;
+    for (size_t done = 0; done < bytes.size(); done += piece) {
+      SendSome(bytes.substr(done, piece));
+      std::this_thread::sleep_for(20ms);  // this is the link's speed
+    }
+  }
   void SendHello() const {
     wire::Hello hello;
     hello.fingerprint.lo = 42;
     SendFrame(wire::FrameType::kHello, wire::Encode(hello));
   }
-  /// False: the server ended before `bytes` had come.
+  /// Returns false if the server closes the stream before `bytes` have come.
   bool ReadSlowly(size_t bytes, size_t bytes_per_s) const {
     std::vector<char> piece(bytes_per_s / 50);
     while (bytes > 0) {
@@ -87,8 +95,8 @@ TEST_CASE("a limit of the server, or of the pull, holds over all streams") {
     REQUIRE(client.Run(rig.MakeHave(), rig.sink).status() == absl::OkStatus());
     const auto took = std::chrono::steady_clock::now() - start;
     CHECK(rig.sink.finished == 60);
-    // At first a burst of a tenth of a second may go, and each stream's last piece is sent as soon
-    // as its turn has come.
+    // The limit lets a burst of a tenth of a second pass at the start, and no stream waits after
+    // its last piece.
     const double least = static_cast<double>(bytes - 4 * 300'000) / kRate - 0.1;
     CHECK(std::chrono::duration<double>(took).count() > least);
   }
@@ -192,6 +200,52 @@ TEST_CASE("a link on which a chunk takes longer than the deadline is not stuck f
   CHECK(rig.source.session->WaitClosed() == std::vector<Status>{absl::OkStatus()});
 }
 
+TEST_CASE("a link on which a Have takes longer than the deadline is not silent for the server") {
+  constexpr uint32_t kChunks = 20'000;
+  Rig rig(kChunks, Fault::kNone, kShort);
+  rig.source.session->ServeFrom(kChunks);
+  wire::FrameHeader header;
+  const std::vector<std::byte> have = wire::Encode(rig.MakeHave());
+  header.type = wire::FrameType::kHave;
+  header.payload_bytes = static_cast<uint32_t>(have.size());
+  header.payload_xxh3 = Xxh3(have);
+  RawClient raw(rig.server->port());
+  raw.SendHello();
+  raw.SendHeader(header);
+  raw.SendSlowly(AsChars(have), have.size() / 2);  // in two seconds
+  CHECK(raw.ReadSlowly(2 * wire::HeaderBytes().size() + wire::kEndPayload, kSlow));
+}
+
+TEST_CASE("a link on which a Have takes longer than the deadline is not silent for the client") {
+  // A server of the test's own, behind a slow link that carries the Have.
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  constexpr int kBuffer = 16 << 10;
+  setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &kBuffer, sizeof kBuffer);
+  const uint16_t port = testing::Listen(listener, "127.0.0.1", 0);
+  Rig rig(400'000, Fault::kNone);
+  PullTarget target = rig.Target(1, kShort);
+  target.port = port;
+  const wire::Have have = rig.MakeHave();
+  size_t left = wire::HeaderBytes().size() + wire::Encode(have).size();
+  std::thread server([&] {
+    const int peer = accept(listener, nullptr, nullptr);
+    std::vector<char> piece(left / 100);
+    ssize_t n = 1;
+    while (left > 0 && n > 0) {
+      n = recv(peer, piece.data(), std::min(piece.size(), left), 0);
+      left -= static_cast<size_t>(std::max<ssize_t>(n, 0));
+      std::this_thread::sleep_for(20ms);  // this is the link's speed
+    }
+    close(peer);
+  });
+  PullClient client(rig.io, target);
+  const Status ended = client.Run(have, rig.sink).status();
+  server.join();
+  close(listener);
+  CHECK(left == 0);
+  CHECK(ended.code() == StatusCode::kUnavailable);  // the server has closed, and was waited for
+}
+
 TEST_CASE("a client that stops reading is cut after the server's deadline") {
   Rig rig(2000, Fault::kNone, 200ms);
   RawClient raw(rig.server->port());
@@ -205,13 +259,7 @@ TEST_CASE("a client that stops reading is cut after the server's deadline") {
 TEST_CASE("a client says what it has before the server answers, and hears a refusal all the same") {
   // A server of the test's own, which says nothing before it has read the whole Have.
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof at;
-  REQUIRE(bind(listener, reinterpret_cast<sockaddr*>(&at), size) == 0);
-  REQUIRE(listen(listener, 1) == 0);
-  REQUIRE(getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size) == 0);
+  const uint16_t port = testing::Listen(listener, "127.0.0.1", 0);
   std::vector<wire::FrameType> read;
   std::thread server([&] {
     const int peer = accept(listener, nullptr, nullptr);
@@ -229,7 +277,7 @@ TEST_CASE("a client says what it has before the server answers, and hears a refu
   });
   Rig rig(3, Fault::kNone);
   PullTarget target = rig.Target(1, 2s);
-  target.port = ntohs(at.sin_port);
+  target.port = port;
   PullClient client(rig.io, target);
   CHECK(client.Run(rig.MakeHave(), rig.sink).status().code() == StatusCode::kUnavailable);
   server.join();

@@ -22,7 +22,7 @@ std::string Refusal(const std::string& text) {
   return std::string(MessageOf(fleet.status()));
 }
 
-TEST_CASE("fleet file: quantities with units, and plain numbers") {
+TEST_CASE("fleet file: quantities are read with their units, and a share as a number, too") {
   CHECK(*ParseRate("5 Gbit/s") == 625e6);
   CHECK(*ParseRate("100Mbit/s") == 12.5e6);
   CHECK(*ParseRate("1.5 GB/s") == 1.5e9);
@@ -43,6 +43,26 @@ TEST_CASE("fleet file: what is not said has the daemons' defaults") {
   CHECK(fleet->sites.at(0).streams == 4);
   CHECK_FALSE(fleet->trainer.codec.has_value());
   CHECK(fleet->trainer.history == 4);
+}
+
+TEST_CASE("fleet file: every codec's speeds have keys, and the table's values without them") {
+  const std::string speeds = std::string(kSmall) + "[speeds]\n";
+  const auto usual = ParseFleet(kSmall, "f.toml");
+  REQUIRE(usual.ok());
+  for (const Coder& coder : Coders()) {
+    const std::string name = kernels::NameOf(coder.codec);
+    CAPTURE(name);
+    CHECK(usual->speeds.codecs[coder.codec].encode == coder.usual_speeds.encode);
+    CHECK(usual->speeds.codecs[coder.codec].decode == coder.usual_speeds.decode);
+    const auto said =
+        ParseFleet(speeds + name + "-encode = 5\n" + name + "-decode = \"7 M\"\n", "f.toml");
+    REQUIRE(said.ok());
+    CHECK(said->speeds.codecs[coder.codec].encode == 5);
+    CHECK(said->speeds.codecs[coder.codec].decode == 7e6);
+    const bool history = coder.read_need != nullptr;
+    CHECK(ParseFleet(speeds + name + "-history-encode = 5\n", "f.toml").ok() == history);
+    CHECK(ParseFleet(speeds + name + "-history-decode = 5\n", "f.toml").ok() == history);
+  }
 }
 
 TEST_CASE("fleet file: mistakes are named with their line") {
@@ -77,7 +97,31 @@ TEST_CASE("fleet file: mistakes are named with their line") {
   CHECK(Refusal("[model\n").find("f.toml:1: ") == 0);
 }
 
-TEST_CASE("fleet file: one that is not there") {
+TEST_CASE("fleet file: what would do nothing is refused, with what to do instead") {
+  const std::string machine = "[[machine]]\nname = \"here\"\ncores = 2\n";
+  const std::string model = "[model]\nbytes = \"2 GB\"\n", site = "[[site]]\nname = \"rollout\"\n";
+  const std::string beside = "machine = \"here\"\ncores = 8\n";
+  CHECK(Refusal(model + site + "memory = \"1 GB/s\"\n") ==
+        "f.toml:5: site.memory: only the trainer's diff is foretold by the bandwidth of memory; "
+        "leave it out");
+  CHECK(
+      Refusal(model + machine + machine + site) ==
+      "f.toml:7: machine.name: there is a [[machine]] here before; give this one another name, or "
+      "make one of both");
+  CHECK(Refusal(model + machine + site + beside) ==
+        "f.toml:9: site.cores: the node has those of [[machine]] here; leave it out");
+  CHECK(Refusal(model + machine + "[trainer]\n" + beside + site) ==
+        "f.toml:8: trainer.cores: the node has those of [[machine]] here; leave it out");
+  CHECK(Refusal(model + machine + "[trainer]\nmemory = \"1 GB/s\"\nmachine = \"here\"\n" + site) ==
+        "f.toml:7: trainer.memory: the trainer has that of [[machine]] here; leave it out");
+  CHECK(Refusal(model + "[[machine]]\n[[machine]]\n" + site).find("a [[machine]] wants a name") !=
+        std::string::npos);
+  const auto good = ParseFleet(model + machine + site + "machine = \"here\"\n", "f.toml");
+  REQUIRE(good.ok());
+  CHECK(good->sites.at(0).cores == 2);
+}
+
+TEST_CASE("fleet file: a missing file is reported as not found") {
   CHECK(absl::IsNotFound(ReadFleet("/no/such/fleet.toml").status()));
 }
 

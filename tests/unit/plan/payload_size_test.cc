@@ -18,7 +18,7 @@ double BitsPerChange(double density, ChangeKind kind) {
   return 8 * bytes / (density * kChunk / 2);
 }
 
-TEST_CASE("payload size: what docs/benchmarks.md measured") {
+TEST_CASE("payload size: the formula gives what docs/benchmarks.md measured") {
   CHECK(BitsPerChange(0.013, ChangeKind::kFp32) == Approx(9.56).epsilon(0.02));
   CHECK(BitsPerChange(0.023, ChangeKind::kFp32) == Approx(8.78).epsilon(0.02));
   CHECK(BitsPerChange(0.0105, ChangeKind::kGrid) == Approx(10.0).epsilon(0.02));
@@ -64,7 +64,7 @@ TEST_CASE("payload size: more changes are never smaller, and never above the raw
   CHECK(FastBytes(kChunk, 2, 0, 2) == 0);
 }
 
-TEST_CASE("payload size: chunks without a change") {
+TEST_CASE("payload size: all large chunks have a change, and of small ones only a part has") {
   CHECK(ChunkChanges(1 << 20, 0.01) == Approx(1));
   CHECK(ChunkChanges(100, 0.01) == Approx(0.634).epsilon(0.001));
   CHECK(ChunkChanges(100, 1) == 1);

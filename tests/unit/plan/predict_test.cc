@@ -3,6 +3,10 @@
 
 #include <catch2/catch.hpp>
 #include <functional>
+#include <utility>
+
+#include "common/plan/flows.h"
+#include "common/serving/encoded_cache.h"
 
 namespace deltawire::plan {
 namespace {
@@ -43,8 +47,8 @@ TEST_CASE("predict: stages follow one another without gaps up to the last commit
       at = s.begin + s.seconds;
     }
     CHECK(at == Approx(f->timeline.seconds));
-    CHECK(f->path.front().stage == "publish");
-    CHECK(f->path.back().stage == "commit");
+    CHECK(f->path.front().stage == Stage::kPublish);
+    CHECK(f->path.back().stage == Stage::kCommit);
     CHECK(f->path[f->critical].seconds >=
           f->timeline.seconds / static_cast<double>(f->path.size()));
   }
@@ -98,6 +102,47 @@ TEST_CASE("predict: more of anything takes no less time") {
   CHECK(Delta([](Fleet& f) { f.trainer.nodes = 4; }) < usual);
 }
 
+TEST_CASE("predict: a site with a faster link takes no longer, whatever else bounds it") {
+  const std::pair<const char*, std::function<void(Fleet&)>> bounds[] = {
+      {"nothing but the link", [](Fleet&) {}},
+      {"windows", [](Fleet& f) { f.sites[0].window = 64 << 10; }},
+      {"the limit of a receiver", [](Fleet& f) { f.trainer.rate_limit_per_receiver = 20e6; }},
+      {"the limit of all", [](Fleet& f) { f.trainer.rate_limit = 50e6; }},
+      {"coders", [](Fleet& f) { f.trainer.codec = kernels::Codec::kTight; }},
+      {"cores", [](Fleet& f) { f.trainer.cores = f.sites[0].cores = 1; }},
+      {"a link that all sites share",
+       [](Fleet& f) {
+         f.sites[0].relays = 0;
+         f.sites[0].count = 8;
+         f.trainer.rate = 250e6;
+       }},
+      {"four agents", [](Fleet& f) { f.trainer.nodes = 4; }},
+  };
+  for (const auto& [bound, change] : bounds) {
+    for (const double bytes : {1e8, 4e9}) {
+      for (const double round_trip : {0.2e-3, 20e-3, 200e-3}) {
+        Fleet fleet = Small();
+        fleet.model.bytes = bytes;
+        fleet.sites[0].round_trip = round_trip;
+        // With `auto` another rate may mean another codec.
+        fleet.trainer.codec = fleet.sites[0].codec = kernels::Codec::kFast;
+        change(fleet);
+        double delta = Flows::kNever, full = Flows::kNever;
+        for (double rate = 1e6; rate < 1e11; rate *= 6) {
+          CAPTURE(bound, bytes, round_trip, rate);
+          fleet.sites[0].rate = rate;
+          const Prediction p = Of(fleet);
+          constexpr double kRounding = 1 + 1e-6;
+          CHECK(p.delta.timeline.seconds <= delta * kRounding);
+          CHECK(p.full.timeline.seconds <= full * kRounding);
+          delta = p.delta.timeline.seconds;
+          full = p.full.timeline.seconds;
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("predict: auto takes the small codec where the link is slow, and fast where it is not") {
   const auto form = [](double rate) {
     Fleet fleet = Small();
@@ -116,6 +161,52 @@ TEST_CASE("predict: what a delta does not make smaller goes whole") {
   const Prediction p = Of(fleet);
   CHECK(p.delta.pulls[0].chunks[0] == Approx(static_cast<double>(p.model.chunks)));
   CHECK(p.delta.pulls[0].payload_bytes == Approx(16e9));
+}
+
+TEST_CASE("predict: sites alike take as long as one site with their count") {
+  for (const uint32_t relays : {0U, 1U}) {
+    CAPTURE(relays);
+    Fleet counted = Small();
+    counted.trainer.codec = counted.sites[0].codec = kernels::Codec::kTight;
+    counted.trainer.rate = 625e6;
+    counted.sites[0].relays = relays;
+    Fleet listed = counted;
+    counted.sites[0].count = 2;
+    listed.sites.push_back(counted.sites[0]);
+    listed.sites[1].name = "other";
+    listed.sites[1].count = 1;
+    const Prediction one = Of(counted), two = Of(listed);
+    REQUIRE(two.hops.size() == 2 * one.hops.size());
+    CHECK(two.delta.timeline.seconds == Approx(one.delta.timeline.seconds));
+    CHECK(two.full.timeline.seconds == Approx(one.full.timeline.seconds));
+    CHECK(two.delta.timeline.nodes[0].core_seconds ==
+          Approx(one.delta.timeline.nodes[0].core_seconds));
+  }
+}
+
+TEST_CASE("predict: payloads are encoded once for all pulls of a node that take the same codec") {
+  Fleet fleet = Small();
+  fleet.sites[0].relays = 0;
+  Site other = fleet.sites[0];
+  other.name = "other";
+  other.receivers = 4;
+  fleet.sites.push_back(other);
+  const std::vector<Hop> hops = HopsOf(fleet);
+  REQUIRE(hops.size() == 2);
+  const size_t tight = kernels::FormOf(kernels::Codec::kTight);
+  const size_t dense = kernels::FormOf(kernels::Codec::kDense);
+  std::vector<PullCost> pulls(2);
+  pulls[0].bytes[tight] = pulls[1].bytes[tight] = 1e6;
+  CHECK(EncodedAnew(fleet, hops, pulls, 0) == Approx(1.0 / 12));
+  CHECK(EncodedAnew(fleet, hops, pulls, 1) == Approx(1.0 / 12));
+  std::swap(pulls[1].bytes[tight], pulls[1].bytes[dense]);
+  CHECK(EncodedAnew(fleet, hops, pulls, 0) == Approx(1.0 / 8));
+  CHECK(EncodedAnew(fleet, hops, pulls, 1) == Approx(1.0 / 4));
+  // Both codecs' payloads fill the cache, which then keeps half of each.
+  const auto limit = static_cast<double>(EncodedCache::kUsualBytes);
+  pulls[0].bytes[tight] = pulls[1].bytes[dense] = limit;
+  CHECK(EncodedAnew(fleet, hops, pulls, 0) == Approx(0.5 / 8 + 0.5));
+  CHECK(EncodedAnew(fleet, hops, pulls, 1) == Approx(0.5 / 4 + 0.5));
 }
 
 TEST_CASE("predict: hops of a relay come one after the other") {
@@ -143,6 +234,25 @@ TEST_CASE("predict: nodes of one machine share its cores") {
   CHECK(p.delta.timeline.nodes[0].core_seconds < most);
 }
 
+TEST_CASE("predict: a diff takes what the trainer's memory or its machine's allows") {
+  const auto publish = [](const std::function<void(Fleet&)>& change) {
+    Fleet fleet = Small();
+    fleet.trainer.cores = fleet.sites[0].cores = 2;
+    fleet.machines.push_back({.name = "here", .cores = 2});
+    change(fleet);
+    return Of(fleet).delta.timeline.publish;
+  };
+  const StageTime apart = publish([](Fleet& f) { f.trainer.memory = 1e9; });
+  CHECK(apart.bound_by == "memory of the trainer");
+  CHECK(apart.seconds == Approx(2 * 16e9 / 1e9).epsilon(0.001));
+  const StageTime there = publish([](Fleet& f) {
+    f.trainer.machine = "here";
+    f.machines[0].memory = 2e9;
+  });
+  CHECK(there.bound_by == "memory of machine here");
+  CHECK(there.seconds == Approx(2 * 16e9 / 2e9).epsilon(0.001));
+}
+
 TEST_CASE("predict: prices are of all bytes on a link") {
   Fleet fleet = Small();
   fleet.sites[0].price_per_gb = 0.05;
@@ -151,13 +261,19 @@ TEST_CASE("predict: prices are of all bytes on a link") {
   CHECK(p.delta.price == Approx(10 * p.delta.pulls[0].wire_bytes / 1e9 * 0.05));
 }
 
-TEST_CASE("predict: slow start") {
+TEST_CASE("predict: slow start takes longer over a longer way, and no time in one window") {
   CHECK(SlowStartSeconds(1e9, 1e9, 4, 1e-5) == 0);
   const double near = SlowStartSeconds(1e8, 6e8, 4, 0.02);
   CHECK(near > 0.02);
   CHECK(near < 0.2);
   CHECK(SlowStartSeconds(1e8, 6e8, 4, 0.2) > near);
   CHECK(SlowStartSeconds(1000, 6e8, 4, 0.2) == 0);  // fits the first window
+  double before = Flows::kNever;
+  for (double pace = 1e4; pace < 1e12; pace *= 1.1) {
+    const double seconds = 1e8 / pace + SlowStartSeconds(1e8, pace, 4, 0.2);
+    CHECK(seconds <= before * (1 + 1e-12));
+    before = seconds;
+  }
 }
 
 }  // namespace

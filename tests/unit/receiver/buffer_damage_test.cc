@@ -84,6 +84,29 @@ TEST_CASE("a commit that fails behind its last byte leaves a state that can be t
   }
 }
 
+TEST_CASE("new weights never have their name beside old side files") {
+  const uint32_t buffers = GENERATE(1u, 2u);
+  CAPTURE(buffers);
+  BufferRig s({.buffers = buffers, .huge_pages = false});
+  REQUIRE(s.Update(1, {{"config.json", "one"}, {"vocab.json", "one"}}) == absl::OkStatus());
+  // The first side file of version 2 can be put in place, and the second cannot.
+  fs::remove(s.dir.path() / "vocab.json");
+  fs::create_directories(s.dir.path() / "vocab.json" / "full");
+  REQUIRE(s.Update(2, {{"config.json", "two"}, {"vocab.json", "two"}}) != absl::OkStatus());
+  CHECK(ReadFile(s.dir.path() / "config.json") == "two");
+  uint64_t named = 0;
+  if (buffers == 1) {
+    CHECK_FALSE(fs::exists(s.weights()));
+  } else {
+    CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &named).empty());
+    CHECK(named == 1);
+  }
+  fs::remove_all(s.dir.path() / "vocab.json");
+  REQUIRE(s.Update(2, {{"config.json", "two"}, {"vocab.json", "two"}}) == absl::OkStatus());
+  CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &named).empty());
+  CHECK(named == 2);
+}
+
 TEST_CASE("side files of a commit that failed do not stay beside the next weights") {
   const uint32_t buffers = GENERATE(1u, 2u);
   const bool killed = GENERATE(false, true);

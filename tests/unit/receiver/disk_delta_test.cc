@@ -282,7 +282,7 @@ TEST_CASE("disk delta: a model of another layout is written whole") {
 TEST_CASE("disk delta: a version that is given up leaves nothing, and can be written later") {
   Setup s;
   Model model = First();
-  const auto stops = [] { return true; };
+  const auto stops = [looks = 0]() mutable { return ++looks > 1; };  // when it has begun to write
   s.Commit(model);
   const Status whole = s.writer->Write(s.dir.path() / "model", At(1), stops);
   CHECK(whole.code() == StatusCode::kCancelled);
@@ -431,6 +431,23 @@ TEST_CASE("disk delta: a version whose time is over is not published, however fa
     Step(model, 2);
     s.Commit(model);
   }
+}
+
+TEST_CASE("disk delta: a late call for a version that lies there does not take the next for it") {
+  Setup s;
+  Model model = First();
+  s.Commit(model);
+  REQUIRE(s.Write(At(1)).ok());
+  s.Restart();
+  Step(model, 2);
+  s.Commit(model);
+  const Status late =
+      s.writer->Write(s.dir.path() / "model", At(1), [] { return true; });  // its hold is over
+  CHECK(absl::IsCancelled(late));
+  REQUIRE(s.Write(At(2)).ok());
+  Puller puller{s.Run(), {}, {}};
+  puller.Pull(2);
+  CHECK(puller.model == model);
 }
 
 TEST_CASE("disk delta: a second writer of one directory is refused while the first lives") {

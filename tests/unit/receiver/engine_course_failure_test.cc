@@ -127,7 +127,7 @@ TEST_CASE("retries end, and the next version heals the engine that stayed paused
   CHECK(walk.served() == Version(3));
 }
 
-TEST_CASE("stay-paused: one attempt for each version") {
+TEST_CASE("stay-paused: there is one attempt for each version") {
   Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kStayPaused});
   walk.Serve(1);
   walk.answers[EngineCall::kLoad] = {kRefused};
@@ -161,7 +161,7 @@ TEST_CASE("the update of a version that was given up is closed until the engine 
   }
 }
 
-TEST_CASE("take-out: no further version, until the engine starts anew") {
+TEST_CASE("take-out: the engine gets no further version until it starts anew") {
   Walk walk(EngineKind::kVllm, {.failure = EngineFailure::kTakeOut});
   walk.Serve(1);
   walk.answers[EngineCall::kLoad] = {kRefused};

@@ -189,7 +189,7 @@ struct History {
 
 }  // namespace
 
-TEST_CASE("random histories: never resumed with mixed weights, and served once all is well") {
+TEST_CASE("random histories: no engine resumes with mixed weights, and each serves in the end") {
   for (const EngineKind kind : {EngineKind::kVllm, EngineKind::kVllmReload, EngineKind::kSglang,
                                 EngineKind::kSglangReload}) {
     for (const EngineFailure failure : {EngineFailure::kRetry, EngineFailure::kRollback,

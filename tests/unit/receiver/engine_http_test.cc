@@ -242,7 +242,7 @@ TEST_CASE("each call is the request that the engine's own sources ask for") {
   }
 }
 
-TEST_CASE("a path in front of an engine's, and a hook's own path") {
+TEST_CASE("a path in front of an engine's is kept, and so is a hook's own path") {
   CHECK(Make("vllm", EngineCall::kResume, Http(200, "{}"), "/replica-3/").line ==
         "POST /replica-3/resume HTTP/1.1");
   CHECK(Make("http", EngineCall::kLoad, Http(204, ""), "/hooks/weights?a=1").line ==

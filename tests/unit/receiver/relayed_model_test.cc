@@ -110,6 +110,60 @@ TEST_CASE("relay: a version whose side files cannot be read is served when they 
   CHECK((*source)->published()->info.identity == BufferRig::At(*rig.buffer, 1));
 }
 
+TEST_CASE("relay: what a commit brings is served though what was kept of its side files was lost") {
+  BufferRig rig({.buffers = 2, .huge_pages = false});
+  ThreadPool pool(1);
+  CoderRates rates;
+  Relay relay({.start_patience = std::chrono::hours(1)}, pool, rates);
+  Downstream& channel = *relay.Of("m", [](const std::string&, uint32_t) {});
+  const std::vector<SideFile> files = {{"config.json", "{}"}, {"vocab.txt", "a b"}};
+  const auto commit = [&](uint64_t version) {
+    REQUIRE(rig.Update(version, files) == absl::OkStatus());
+    return channel.Committed(*rig.buffer, rig.buffer->Serve(), nullptr, {});
+  };
+  const auto lose = [&] {
+    for (const auto& entry : fs::directory_iterator(rig.dir.path() / ".deltawire.receiver")) {
+      if (entry.path().filename().native().size() == 16) fs::remove(entry.path());  // by its hash
+    }
+  };
+  REQUIRE(commit(1));
+  lose();
+  CHECK(commit(2));
+  CHECK((*relay.Source("m"))->published()->info.id().version == 2);
+  fs::remove_all(rig.dir.path() / ".deltawire.receiver");
+  CHECK(commit(3));
+  CHECK((*relay.Source("m"))->published()->info.id().version == 3);
+}
+
+TEST_CASE("relay: a relay that cannot serve what it commits sends those who follow it elsewhere") {
+  BufferRig rig({.buffers = 2, .huge_pages = false});
+  ThreadPool pool(1);
+  CoderRates rates;
+  Relay relay({.start_patience = std::chrono::hours(1), .pull_patience = std::chrono::hours(1)},
+              pool, rates);
+  Downstream& channel = *relay.Of("m", [](const std::string&, uint32_t) {});
+  const fs::path kept = rig.dir.path() / ".deltawire.receiver", away = rig.dir.path() / ".away";
+  const auto tell = [&] {
+    return channel.Committed(*rig.buffer, rig.buffer->Serve(), nullptr, {});
+  };
+  REQUIRE(rig.Update(1, {{"config.json", "{}"}}) == absl::OkStatus());
+  CHECK(absl::IsAborted(relay.Source("m").status()));  // it has only just started
+  fs::rename(kept, away);
+  CHECK_FALSE(tell());
+  CHECK(absl::IsNotFound(relay.Source("m").status()));  // and not "ask again", for ever
+  fs::rename(away, kept);
+  REQUIRE(tell());
+  REQUIRE(rig.Update(2, {{"config.json", "[]"}}) == absl::OkStatus());
+  fs::rename(kept, away);
+  CHECK_FALSE(tell());
+  CHECK(relay.Source("m").ok());  // the version before, since this may pass
+  CHECK_FALSE(tell());
+  CHECK(absl::IsNotFound(relay.Source("m").status()));
+  fs::rename(away, kept);
+  REQUIRE(tell());
+  CHECK((*relay.Source("m"))->published()->info.id().version == 2);
+}
+
 TEST_CASE(
     "relay: whoever asks for a model whose first pull goes on is to ask again, else elsewhere") {
   BufferRig rig({.buffers = 2, .huge_pages = false});

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "common/shm/delta_file.h"
+#include "receiver/buffer_names.h"
 #include "tests/support/bad_memory.h"
 #include "tests/support/denied_leases.h"
 #include "tests/support/eventually.h"
@@ -55,6 +56,26 @@ struct Setup {
     INFO(started.status());
     REQUIRE(started.ok());
     replica = std::move(*started);
+  }
+  /// Starts with one file, which is brought to version 1. Without leases, which the case is about,
+  /// says so and returns false.
+  bool StartsWithOneFile() {
+    agent().Publish({1, 1}, FakeAgent::Make(agent().layout(), 1));
+    Start({.buffers = 1});
+    REQUIRE(Reaches(agent().identity()));
+    const bool leases = replica->status().buffers_why.find("fresh file") == std::string::npos;
+    if (!leases) std::puts("SKIPPED: no leases here");
+    return leases;
+  }
+  /// Publishes version 2, all of whose chunks come whole but for the last one, which stays away:
+  /// the only file is then half updated. Returns the version's chunks.
+  FakeAgent::Chunks StopHalfWay() {
+    const auto second = FakeAgent::Make(agent().layout(), 2);
+    agent().Set([](FakeAgent::Faults& f) { f.leave_out = {5}; });
+    agent().Publish({1, 2}, second);
+    REQUIRE(Eventually([&] { return replica->status().pull_failures > 0; }));
+    REQUIRE(committed().empty());
+    return second;
   }
   Identity committed() const { return replica->status().committed; }
   bool Reaches(const Identity& id) {
@@ -433,15 +454,9 @@ class Reader {
 
 TEST_CASE("with one file an update waits for a reader, and is told of in the status") {
   Setup s;
+  if (!s.StartsWithOneFile()) return;
   FakeAgent::Chunks chunks = FakeAgent::Make(s.agent().layout(), 1);
-  s.agent().Publish({1, 1}, chunks);
-  s.Start({.buffers = 1});
-  REQUIRE(s.Reaches(s.agent().identity()));
   const Identity before = s.committed();
-  if (s.replica->status().buffers_why.find("fresh file") != std::string::npos) {
-    std::puts("SKIPPED: no leases here");
-    return;
-  }
   auto reader = std::make_unique<Reader>(s.dir.path() / "model.safetensors");
   const std::string read = reader->bytes();
   chunks = FakeAgent::Step(chunks, 9);
@@ -457,6 +472,27 @@ TEST_CASE("with one file an update waits for a reader, and is told of in the sta
   REQUIRE(s.Reaches(s.agent().identity()));
   CHECK(s.Holds(chunks));
   CHECK(s.replica->status().worst_reader_wait_seconds > 0);
+}
+
+TEST_CASE("a wait for a reader that ends with an error is not told of any longer") {
+  Setup s;
+  if (!s.StartsWithOneFile()) return;
+  const Reader reader(s.dir.path() / "model.safetensors");
+  s.agent().Publish({1, 2}, FakeAgent::Make(s.agent().layout(), 2));
+  REQUIRE(
+      Eventually([&] { return s.replica->status().phase == ReceiverPhase::kWaitingForReader; }));
+  // The weights cannot be renamed to a name that a directory has.
+  for (const char* name : kHidden) {
+    std::error_code taken;
+    REQUIRE(
+        Eventually([&] { return std::filesystem::create_directory(s.dir.path() / name, taken); }));
+  }
+  const auto failures = [&] { return s.replica->status().pull_failures; };
+  REQUIRE(Eventually([&] { return failures() > 0; }));
+  const double waited = s.replica->status().worst_reader_wait_seconds;
+  const uint64_t before = failures();
+  REQUIRE(Eventually([&] { return failures() > before; }));
+  CHECK(s.replica->status().worst_reader_wait_seconds == waited);
 }
 
 TEST_CASE("a wait for an engine is told of and counted, and a pause ends it") {
@@ -510,19 +546,8 @@ TEST_CASE("what an engine holds beyond its time is taken from it") {
 
 TEST_CASE("a pause while the only file is half updated waits until the weights are there again") {
   Setup s;
-  s.agent().Publish({1, 1}, FakeAgent::Make(s.agent().layout(), 1));
-  s.Start({.buffers = 1});
-  REQUIRE(s.Reaches(s.agent().identity()));
-  if (s.replica->status().buffers_why.find("fresh file") != std::string::npos) {
-    std::puts("SKIPPED: no leases here");
-    return;
-  }
-  // All chunks come whole, and the last one is missing.
-  const auto second = FakeAgent::Make(s.agent().layout(), 2);
-  s.agent().Set([](FakeAgent::Faults& f) { f.leave_out = {5}; });
-  s.agent().Publish({1, 2}, second);
-  REQUIRE(Eventually([&] { return s.replica->status().pull_failures > 0; }));
-  REQUIRE(s.committed().empty());
+  if (!s.StartsWithOneFile()) return;
+  const auto second = s.StopHalfWay();
   CHECK(s.replica->SetPaused(true, [] { return true; }).code() == StatusCode::kCancelled);
   std::atomic<bool> paused{false};
   Status answered;
@@ -544,6 +569,19 @@ TEST_CASE("a pause while the only file is half updated waits until the weights a
   REQUIRE(Eventually([&] { return s.replica->status().newest.id.version == 3; }));
   REQUIRE(Eventually([&] { return s.replica->status().phase == ReceiverPhase::kPaused; }));
   CHECK(s.agent().counts().opens == opens);
+  CHECK(s.Holds(second));
+}
+
+TEST_CASE("a pause soon after a restart in the middle of an update waits for the weights, too") {
+  Setup s;
+  if (!s.StartsWithOneFile()) return;
+  const auto second = s.StopHalfWay();
+  s.replica.reset();
+  s.Start({.buffers = 1});
+  CHECK(s.replica->SetPaused(true, [] { return true; }).code() == StatusCode::kCancelled);
+  s.agent().Set([](FakeAgent::Faults& f) { f.leave_out.clear(); });
+  CHECK(s.replica->SetPaused(true, kStays) == absl::OkStatus());
+  CHECK(s.committed() == s.agent().identity());
   CHECK(s.Holds(second));
 }
 

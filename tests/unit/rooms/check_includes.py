@@ -7,10 +7,11 @@ import pathlib
 import re
 import sys
 
-from rooms_table import ROOMS, SIMULATED, THIRD_PARTY, Room
+from rooms_table import ROOMS, SIMULATED, SYSTEM, THIRD_PARTY
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-SOURCES = {".cc", ".h", ".cu", ".cuh"}
+# Programs in C (tests/install) are users of an installed library, and include its headers.
+SOURCES = {".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp"}
 MAX_OPENING_LINES = 5
 
 
@@ -23,10 +24,6 @@ def room_of(path: str) -> str | None:
     return None
 
 
-def under(path: str, prefix: str) -> bool:
-    return prefix == "" or path.startswith(prefix + "/")
-
-
 def third_party(header: str) -> str | None:
     # The longest prefix wins: spdlog/fmt/ is fmt, spdlog/ is spdlog.
     hits = [
@@ -35,12 +32,20 @@ def third_party(header: str) -> str | None:
     return max(hits)[1] if hits else None
 
 
-def allowed_inside(own: str, room: Room, header: str) -> bool:
-    if room_of(header) == own:
-        return True
-    if any(under(header, prefix) for prefix in room.never):
-        return False
-    return under(header, own) or any(under(header, prefix) for prefix in room.rooms)
+def system(header: str) -> bool:
+    return "." not in header or header in SYSTEM or f"{header.split('/')[0]}/" in SYSTEM
+
+
+def rooms_named(name: str) -> set[str]:
+    """The rooms that a name in `rooms` stands for; see rooms_table.py."""
+    if name in ROOMS:
+        return {name}
+    return {room for room in ROOMS if name == "" or room.startswith(name + "/")}
+
+
+def allowed_inside(own: str, header: str) -> bool:
+    there = room_of(header)
+    return there == own or any(there in rooms_named(name) for name in ROOMS[own].rooms)
 
 
 def check_include(path: str, bracket: str, header: str) -> str | None:
@@ -50,17 +55,20 @@ def check_include(path: str, bracket: str, header: str) -> str | None:
     own = room_of(path)
     if own is None:
         return "lies in no room: add its folder to tests/unit/rooms/rooms_table.py"
-    room = ROOMS[own]
     if room_of(header) is not None:
-        if not allowed_inside(own, room, header):
+        if not allowed_inside(own, header):
             return f"room {own} may not include {header}"
         return None if bracket == '"' else f'write "{header}": <> is for other projects'
     outside = third_party(header)
     if outside is not None:
-        return None if outside in room.outside else f"room {own} may not include {outside} ({header})"
+        if outside in ROOMS[own].outside:
+            return None
+        return f"room {own} may not include {outside} ({header})"
     if bracket == '"':
         return f'"{header}" is no path from the project root'
-    return None
+    if system(header):
+        return None
+    return f"<{header}> is neither in THIRD_PARTY nor in SYSTEM of tests/unit/rooms/rooms_table.py"
 
 
 def check_header_opening(path: str, text: str) -> str | None:
@@ -84,7 +92,7 @@ def check_header_opening(path: str, text: str) -> str | None:
 
 def check_file(path: str, text: str) -> list[str]:
     found = []
-    if path.endswith((".h", ".cuh")) and (wrong := check_header_opening(path, text)):
+    if path.endswith((".h", ".hpp", ".cuh")) and (wrong := check_header_opening(path, text)):
         found.append(f"{path}: {wrong}")
     for number, line in enumerate(text.splitlines(), 1):
         if match := INCLUDE.match(line):

@@ -4,14 +4,14 @@ import pathlib
 import re
 import unittest
 
-from check_includes import check_file, room_of
-from rooms_table import DAEMON, GROUND, ROOMS
+from check_includes import check_file, room_of, rooms_named
+from rooms_table import ANYTHING, BASE, GROUND, MESSAGES, ROOMS, THIRD_PARTY
 
 CONTRIBUTING = pathlib.Path(__file__).resolve().parents[3] / "CONTRIBUTING.md"
 # The names in CONTRIBUTING's table, where they are not the data's in other letters.
 LIBRARIES = {
-    "abseil status": "absl", "Beast": "asio", "libsystemd": "systemd", "nlohmann-json": "json",
-    "prometheus-cpp": "prometheus", "toml++": "tomlplusplus",
+    "abseil status": "absl", "Beast": "asio", "Highway": "hwy", "libsystemd": "systemd",
+    "nlohmann-json": "json", "prometheus-cpp": "prometheus", "toml++": "tomlplusplus",
 }  # fmt: skip
 
 OPENING = "// What this is.\n#pragma once\n"
@@ -43,9 +43,12 @@ FORBIDDEN = [
     ("cli/a.cc", '#include "bench/loopback.h"'),
     ("cli/a.cc", '#include "kernels/cpu/tight.h"'),
     ("cli/a.cc", '#include "kernels/cuda/launch.h"'),
-    ("bench/synth/a.cc", '#include "bench/report.h"'),
+    ("cli/synth/a.cc", '#include "bench/report.h"'),
     ("common/base/a.cc", '#include "tests/support/temp_dir.h"'),
-    ("sender/agent/a.cc", '#include "bench/synth/trace.h"'),
+    ("cli/synth/a.cc", '#include "cli/publisher.h"'),
+    ("cli/synth/a.cc", '#include "common/wire/frame.h"'),
+    ("sender/agent/a.cc", '#include "cli/synth/trace.h"'),
+    ("receiver/a.cc", '#include "cli/synth/trace.h"'),
     ("common/base/a.cc", '  #  include "common/wire/frame.h"'),
     ("common/base/a.cc", '#include "bytes.h"'),
     ("common/base/a.cc", '#include "simulated_sync.h"'),
@@ -55,6 +58,26 @@ FORBIDDEN = [
     ("python/a.cc", '#include "proto/deltawire/v1/trainer.grpc.pb.h"'),
     ("sender/export/client/a.cc", "#include <pybind11/pybind11.h>"),
     ("nowhere/a.cc", "#include <vector>"),
+    # A folder's room does not have the rooms in it, nor has who may include that folder's room.
+    ("receiver/a.cc", '#include "receiver/engine_client/engine_weights.h"'),
+    ("receiver/a.cc", '#include "receiver/disk_delta/disk_delta.h"'),
+    ("receiver/relay/a.cc", '#include "receiver/engine/engines.h"'),
+    ("receiver/relay/a.cc", '#include "receiver/disk_delta/disk_delta.h"'),
+    ("receiver/engine_client/a.cc", '#include "receiver/engine_client/abi/deltawire_engine.h"'),
+    ("proto/a.cc", '#include "proto/serving/pull_service.h"'),
+    ("sender/export/client/a.cc", '#include "proto/serving/pull_service.h"'),
+    ("sender/export/megatron/a.cc", '#include "sender/export/abi/deltawire_export.h"'),
+    ("kernels/cpu/a.cc", '#include "kernels/cpu/highway/highway.h"'),
+    ("sender/agent/a.cc", '#include "kernels/cuda/launch.h"'),
+    ("common/delta/a.cc", '#include "kernels/cpu/tight.h"'),
+    ("receiver/a.cc", "#include <prometheus/registry.h>"),
+    ("sender/agent/a.cc", "#include <boost/asio.hpp>"),
+    # What nobody has named is not taken for the system's.
+    ("common/base/a.cc", "#include <curl/curl.h>"),
+    ("common/base/a.cc", "#include <numa.h>"),
+    ("common/base/a.cc", "#include <curses.h>"),
+    ("common/layout/a.cc", "#include <xxh_x86dispatch.h>"),
+    ("common/base/a.hpp", "#include <vector>"),  # opens without a comment
 ]
 
 ALLOWED = [
@@ -72,13 +95,22 @@ ALLOWED = [
     ("sender/export/client/a.cc", '#include "sender/export/client/trainer_client.h"'),
     ("sender/export/client/a.cc", '#include "proto/deltawire/v1/trainer.grpc.pb.h"'),
     ("cli/a.cc", '#include "sender/export/client/trainer_client.h"'),
-    ("cli/a.cc", '#include "bench/synth/trace.h"'),
+    ("cli/a.cc", '#include "cli/synth/trace.h"'),
     ("tests/unit/base/a.cc", '#include "receiver/apply.h"'),
+    ("cli/synth/a.cc", '#include "common/layout/layout.h"'),
+    ("bench/a.cc", '#include "cli/synth/trace.h"'),
     ("bench/a.cc", '#include "sender/agent/agent.h"'),
     ("python/a.cc", '#include "sender/export/abi/deltawire_export.h"'),
     ("python/a.cc", '#include "receiver/engine_client/abi/deltawire_engine.h"'),
     ("python/a.cc", "#include <pybind11/pybind11.h>"),
     ("common/base/a.cc", '// #include "common/wire/frame.h"'),
+    ("kernels/a.cc", '#include "kernels/cpu/highway/highway.h"'),
+    ("sender/export/gather/a.cc", '#include "kernels/cuda/portable.h"'),
+    ("receiver/a.cc", '#include "receiver/engine/engines.h"'),
+    ("receiver/a.cc", '#include "proto/serving/pull_service.h"'),
+    ("cli/a.cc", "#include <curses.h>"),
+    ("cli/a.cc", "#include <netinet/tcp.h>"),
+    ("common/base/a.cc", "#include <stdint.h>"),
 ]
 
 
@@ -116,23 +148,52 @@ class CheckIncludesTest(unittest.TestCase):
         self.assertTrue(check_file("sender/agent/a.h", text)[0].startswith("sender/agent/a.h:4: "))
 
     def test_contributing_has_the_same_table(self):
-        # Messages and gRPC go with `proto`; the row of `kernels` has its inner rooms in words.
-        implied = {*GROUND, "grpc", "protobuf"}
-        rows = re.findall(r"^\| (`\w+.*?) \| (.*) \|$", CONTRIBUTING.read_text("utf-8"), re.M)
-        table = {name: cell for head, cell in rows for name in re.findall(r"`([\w/]+)`", head)}
-        self.assertEqual({r for r in ROOMS if not r.startswith("kernels/")}, ROOMS.keys() & table)
-        for name in (ROOMS.keys() & table) - {"kernels", "bench", "tests"}:
-            words = re.split(r"[,;] ", re.sub(r" \(.*?\)|`", "", table[name]))
-            words = [w for w in words if not re.match(r"not |\W*never ", w)]
+        section = CONTRIBUTING.read_text("utf-8").split("\n## Rooms\n")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| (`.+?) \| (.*) \|$", section, re.M)
+        table = {}
+        for head, cell in rows:
+            for name in re.findall(r"`(.+?)`", re.sub(r" \(.*?\)", "", head)):
+                self.assertNotIn(name, table)
+                table[name] = cell
+        self.assertEqual(table.keys(), ROOMS.keys())
+        for name in ("bench", "tests"):
+            self.assertEqual(table.pop(name), "anything; included by none")
+            self.assertEqual(ROOMS[name], ANYTHING)
+        for name, cell in table.items():
             inside, outside = set(), set()
-            for word in words:
+            for word in re.split(r"[,;] ", re.sub(r" \(.*?\)|`", "", cell)):
                 paths = (word, f"common/{word}", f"sender/export/{word}", f"receiver/{word}")
-                own = [p for p in paths if any(r.startswith(p) for r in ROOMS)]
-                (inside if own else outside).add(own[0] if own else LIBRARIES.get(word, word.lower()))
+                if own := next((path for path in paths if rooms_named(path)), None):
+                    inside.add(own)
+                else:
+                    outside.add(LIBRARIES.get(word, word.lower()))
+            # What comes with base and with proto is said below the table.
+            outside |= {*GROUND} if inside & {BASE, "common"} else set()
+            outside |= {*MESSAGES} if "proto" in inside else set()
             with self.subTest(name):
-                self.assertEqual(inside, set(ROOMS[name].rooms))
-                if ROOMS[name].outside != DAEMON:
-                    self.assertEqual(outside - implied, {*ROOMS[name].outside} - implied)
+                self.assertEqual(inside, {*ROOMS[name].rooms})
+                self.assertEqual(outside, {*ROOMS[name].outside})
+
+    def test_names_of_the_table_are_rooms_and_libraries(self):
+        for name, room in ROOMS.items():
+            with self.subTest(name):
+                self.assertEqual([n for n in room.rooms if not rooms_named(n)], [])
+                self.assertLessEqual({*room.outside}, THIRD_PARTY.keys())
+
+    def test_nobody_includes_benchmarks_and_tests_and_only_the_tool_draws_weights(self):
+        for name in ROOMS.keys() - {"bench", "tests"}:
+            granted = {room for n in ROOMS[name].rooms for room in rooms_named(n)}
+            with self.subTest(name):
+                self.assertLessEqual(granted & {"bench", "cli/synth", "tests"},
+                                     {"cli/synth"} if name == "cli" else set())
+
+    def test_the_receiver_never_includes_the_sender(self):
+        for name in ROOMS:
+            if name.split("/")[0] != "receiver":
+                continue
+            granted = {room for n in ROOMS[name].rooms for room in rooms_named(n)}
+            with self.subTest(name):
+                self.assertEqual([room for room in granted if room.startswith("sender/")], [])
 
     def test_longest_room_wins(self):
         self.assertEqual(room_of("kernels/cpu/a.h"), "kernels/cpu")

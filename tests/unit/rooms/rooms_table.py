@@ -1,13 +1,14 @@
 """The rooms table as data: who may include whom (CONTRIBUTING.md, "Rooms").
 
 A room is a folder; a file belongs to the room with the longest matching path. Every room may include
-itself. `rooms` are prefixes of project paths, `outside` names in THIRD_PARTY; the standard library and
-the system's headers are free to all.
+itself. A name in `rooms` that is a room is that room alone, without the rooms in it; one that is none
+(`common`, `sender/export`) is every room in that folder, and "" is everything. `outside` are names in
+THIRD_PARTY; the standard library and the headers of SYSTEM are free to all.
 """
 
 from typing import NamedTuple
 
-# Third-party headers by path prefix. A header that is none of these counts as std or system.
+# Third-party headers by path prefix.
 THIRD_PARTY = {
     "absl": ("absl/",),
     "asio": ("boost/",),
@@ -21,28 +22,36 @@ THIRD_PARTY = {
     "json": ("nlohmann/",),
     "muparser": ("muParser.h",),
     "nccl": ("nccl.h",),
+    "ncurses": ("curses.h",),
     "openssl": ("openssl/",),
     "prometheus": ("prometheus/",),
     "protobuf": ("google/protobuf/",),
     "pybind11": ("pybind11/",),
     "spdlog": ("spdlog/",),
     "systemd": ("systemd/",),
-    "xxhash": ("xxhash.h",),
+    "xxhash": ("xxhash.h", "xxh_x86dispatch.h"),
     "tomlplusplus": ("toml++/",),
     "zstd": ("zstd.h", "zstd_errors.h", "zdict.h"),
     "cuda": ("cuda", "cub/", "thrust/"),
 }
 
+# Headers of C, POSIX, Linux and the compiler, by name or folder. A header without a suffix is C++'s.
+SYSTEM = (
+    "arpa/", "linux/", "net/", "netinet/", "sys/",
+    "dirent.h", "dlfcn.h", "emmintrin.h", "fcntl.h", "grp.h", "limits.h", "malloc.h", "math.h",
+    "netdb.h", "poll.h", "pthread.h", "pwd.h", "sched.h", "setjmp.h", "signal.h", "spawn.h", "stddef.h",
+    "stdint.h", "stdio.h", "strings.h", "time.h", "ucontext.h", "unistd.h",
+)  # fmt: skip
+
 
 class Room(NamedTuple):
     rooms: tuple = ()
     outside: tuple = ()
-    never: tuple = ()  # not even where `rooms` would allow it
 
 
 BASE = "common/base"
 GROUND = ("absl", "fmt", "spdlog")  # what common/base itself stands on
-DAEMON = GROUND + ("asio", "cli11", "grpc", "json", "prometheus", "protobuf")
+MESSAGES = ("grpc", "protobuf")  # what proto itself stands on
 ANYTHING = Room(rooms=("",), outside=tuple(THIRD_PARTY))
 
 ROOMS = {
@@ -69,14 +78,14 @@ ROOMS = {
     "common/daemon": Room(outside=("systemd",)),
     "common/metrics": Room(rooms=(BASE,), outside=GROUND + ("civetweb", "prometheus")),
     # What CPU and CUDA share stands at the top, so that neither's folder includes from the other's.
-    "kernels": Room(never=("kernels/cuda",)),
-    "kernels/cpu": Room(rooms=("kernels",), never=("kernels/cuda",)),
-    "kernels/cpu/highway": Room(rooms=("kernels",), outside=("hwy",), never=("kernels/cuda",)),
-    "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",), never=("kernels/cpu",)),
+    "kernels": Room(rooms=("kernels/cpu", "kernels/cpu/highway")),  # chooses among them
+    "kernels/cpu": Room(rooms=("kernels",)),
+    "kernels/cpu/highway": Room(rooms=("kernels", "kernels/cpu"), outside=("hwy",)),
+    "kernels/cuda": Room(rooms=("kernels",), outside=("cuda",)),
     # Messages, and what every program shares of serving and translating them.
     "proto": Room(
         rooms=(BASE, "common/layout", "common/delta", "common/security"),
-        outside=GROUND + ("grpc", "protobuf"),
+        outside=GROUND + MESSAGES,
     ),
     # The service for receivers, over what common/serving grants.
     "proto/serving": Room(
@@ -84,12 +93,12 @@ ROOMS = {
             BASE, "common/layout", "common/delta", "common/net", "common/security",
             "common/serving", "common/wire", "proto",
         ),
-        outside=GROUND + ("grpc", "protobuf"),
+        outside=GROUND + MESSAGES,
     ),
-    "sender/agent": Room(rooms=("common", "kernels", "proto"), outside=DAEMON),
-    "sender/export/client": Room(
-        rooms=("common", "kernels", "proto"), outside=GROUND + ("grpc", "protobuf")
+    "sender/agent": Room(
+        rooms=("common", "kernels", "proto", "proto/serving"), outside=GROUND + MESSAGES
     ),
+    "sender/export/client": Room(rooms=("common", "kernels", "proto"), outside=GROUND + MESSAGES),
     # What is known of a trainer's layouts; pure but for reading files.
     "sender/export/mcore": Room(
         rooms=(BASE, "common/layout", "kernels"), outside=GROUND + ("json", "muparser", "tomlplusplus")
@@ -99,7 +108,7 @@ ROOMS = {
         outside=GROUND + ("json",),
     ),
     "sender/export/gather": Room(
-        rooms=(BASE, "kernels"), outside=GROUND + ("cuda", "gloo", "nccl")
+        rooms=(BASE, "kernels", "kernels/cuda"), outside=GROUND + ("cuda", "gloo", "nccl")
     ),
     "sender/export/device": Room(
         rooms=(BASE, "common/layout", "kernels", "sender/export/gather", "sender/export/mcore"),
@@ -107,18 +116,21 @@ ROOMS = {
     ),
     # Where shards, ways to gather them and the agent's halves come together.
     "sender/export/megatron": Room(
-        rooms=("common", "kernels", "sender/export"), outside=GROUND, never=("sender/export/abi",)
+        rooms=(
+            "common", "kernels", "sender/export/client", "sender/export/mcore",
+            "sender/export/gather", "sender/export/device",
+        ),
+        outside=GROUND,
     ),
     "sender/export/abi": Room(rooms=("common", "kernels", "sender/export"), outside=GROUND),
     "receiver": Room(
-        rooms=("common", "kernels", "proto", "receiver/engine", "receiver/relay"),
-        outside=DAEMON,
-        never=("sender",),
+        rooms=(
+            "common", "kernels", "proto", "proto/serving", "receiver/engine", "receiver/relay"
+        ),
+        outside=GROUND + MESSAGES,
     ),
     # Serves what replicas have committed; knows of them what receiver/downstream.h says.
-    "receiver/relay": Room(
-        rooms=("common", "kernels", "receiver"), outside=GROUND, never=("sender", "receiver/engine")
-    ),
+    "receiver/relay": Room(rooms=("common", "kernels", "receiver"), outside=GROUND),
     # Knows of the replica only what daemon.cc hands it; speaks HTTP, and no gRPC.
     "receiver/engine": Room(
         rooms=(BASE, "common/config", "receiver/disk_delta"), outside=GROUND + ("asio", "json")
@@ -135,15 +147,15 @@ ROOMS = {
     ),
     # `deltawire publish` is a trainer, so it uses the trainer's library; the demo needs models.
     "cli": Room(
-        rooms=("common", "kernels", "proto", "sender/export", "bench/synth"),
-        outside=DAEMON,
-        never=("kernels/cpu", "kernels/cuda"),
+        rooms=("common", "kernels", "proto", "sender/export", "cli/synth"),
+        outside=GROUND + MESSAGES + ("cli11", "json", "ncurses"),
     ),
+    # A model and a trainer that nobody has: for the demo, and for benchmarks and tests.
+    "cli/synth": Room(rooms=(BASE, "common/layout"), outside=GROUND + ("json",)),
     # Both sides over their C ABIs alone: docs/decisions.md.
     "python": Room(
         rooms=("sender/export/abi", "receiver/engine_client/abi"), outside=("pybind11",)
     ),
-    "bench/synth": Room(rooms=("common",), outside=GROUND + ("json",)),
     "bench": ANYTHING,
     "tests": ANYTHING,
 }

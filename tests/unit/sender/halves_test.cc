@@ -59,7 +59,7 @@ class Fixture {
 
 }  // namespace
 
-TEST_CASE("what a half allows in each state") {
+TEST_CASE("a half can be leased and patched only while it is a whole version") {
   Fixture f;
   const Identity id = Fixture::Id(7);
   const std::vector<std::byte> bytes(10, std::byte{1});

@@ -36,7 +36,7 @@ TEST_CASE("layer density: other stacks keep their names, after the largest") {
   CHECK(d.ratios == std::vector<double>{0.25, 0.125, 0.5, -1, 0.0625, -1});
 }
 
-TEST_CASE("layer density: names without a layer, and limits") {
+TEST_CASE("layer density: names without a layer are outside, and parts have a limit") {
   for (const char* name : {"w", "0.weight", "model.layers.7", "a..b", "", ".", "a.9999999999999.b",
                            "model.layers.256.w", "model.layers.-1.w"}) {
     CAPTURE(name);

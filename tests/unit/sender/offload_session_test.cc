@@ -96,7 +96,7 @@ uint64_t Into(Fixture& f, Phase phase) {
 
 }  // namespace
 
-TEST_CASE("an offload's phases: what each event does in each") {
+TEST_CASE("an offload's phases: each event leads from each phase where the table says") {
   struct Event {
     const char* name;
     void (*happen)(Fixture&, uint64_t lease);
@@ -208,7 +208,7 @@ TEST_CASE("an offload that nobody holds makes way") {
   }
 }
 
-TEST_CASE("ranks of one world: joining, going on, being late") {
+TEST_CASE("a rank of the same world joins or goes on to a newer version, or is told it is late") {
   Fixture f;
   const uint64_t lease = f.Begin(Fixture::Request(5, 0, 2));
   SECTION("joins") { CHECK(f.Begin(Fixture::Request(5, 1, 2)) == lease); }

@@ -437,5 +437,21 @@ TEST_CASE("pull: a stream that never comes ends the others with the ticket's lif
   CHECK(session.Finished(now));
 }
 
+TEST_CASE("pull: when all streams are there, a Have has the time that a slow link needs for it") {
+  PublishedModel sender(kChunks, 55);
+  sender.Publish(1);
+  CoderRates rates;
+  PullTerms terms = Terms(rates, 1);
+  const auto life = SteadyClock::now() + terms.ticket_life;
+  ServedPull session(sender.model(), terms);
+  REQUIRE(session.Reserve(0, 1).ok());
+  session.StreamOpened(0, [] {});
+  const auto needs = std::chrono::duration<double>(
+      static_cast<double>(wire::HaveBytes(session.chunks(), wire::kMaxHistory)) / (64 << 10));
+  const auto most = std::chrono::duration_cast<SteadyClock::duration>(needs);
+  CHECK(!session.CutIfLate(life + most / 2));
+  CHECK(session.CutIfLate(life + most + std::chrono::minutes(1)));
+}
+
 }  // namespace
 }  // namespace deltawire::sender

@@ -9,7 +9,9 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <optional>
 
+#include "common/base/machine.h"
 #include "common/layout/safetensors.h"
 #include "tests/support/temp_dir.h"
 
@@ -248,13 +250,10 @@ TEST_CASE("a buffer beyond the free space is refused and leaves nothing behind")
 }
 
 TEST_CASE("in memory, a buffer beyond the machine's memory is refused though tmpfs promises it") {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  uint64_t kib = 0;
-  while (meminfo >> key >> kib && key != "MemAvailable:") meminfo.ignore(1000, '\n');
-  REQUIRE(key == "MemAvailable:");
+  const std::optional<uint64_t> available = AvailableMachineMemory();
+  REQUIRE(available.has_value());
   struct statvfs space;
-  const uint64_t bytes = kib * 1024 + (uint64_t{2} << 30);
+  const uint64_t bytes = *available + (uint64_t{2} << 30);
   // Without a mount of our own, this can be tried only where tmpfs has room for more than the
   // memory.
   if (::statvfs("/dev/shm", &space) != 0 ||

@@ -47,7 +47,7 @@ bool MapAndClose(int fd) {
   return ok;
 }
 
-TEST_CASE("leases work here") {
+TEST_CASE("where leases are granted no problem is found, and an absent directory is named") {
   const TempDir temp;
   CHECK(LeaseProblem(temp.path()) == "");
   CHECK(fs::is_empty(temp.path()));

@@ -344,7 +344,7 @@ TEST_CASE("another file in a slot has no known chunk") {
   CHECK(StateReader::Open(path)->slot(0).inode == 77);
 }
 
-TEST_CASE("the worked example of the document") {
+TEST_CASE("the document's worked example is what this code writes") {
   const TempDir temp;
   const fs::path path = temp.path() / "state";
   auto state =

@@ -1,4 +1,4 @@
-#include "bench/synth/adam_trace.h"
+#include "cli/synth/adam_trace.h"
 
 #include <bit>
 #include <catch2/catch.hpp>
@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "bench/synth/model_maker.h"
+#include "cli/synth/model_maker.h"
 #include "common/base/human.h"
 
 namespace deltawire::synth {
@@ -201,7 +201,7 @@ TEST_CASE("tensors without elements are legal") {
 
 // Not run by default, since it takes 6 GB: synth_test "[.measure]" prints the speed and the share
 // of changed elements.
-TEST_CASE("measure a 0.6b trace", "[.measure]") {
+TEST_CASE("a 0.6b trace prints how long each step takes and how much it changes", "[.measure]") {
   ThreadPool pool;
   const auto start = std::chrono::steady_clock::now();
   AdamTrace t = Make(pool, {.seed = kSeed}, "0.6b");

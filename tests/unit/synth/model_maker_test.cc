@@ -1,4 +1,4 @@
-#include "bench/synth/model_maker.h"
+#include "cli/synth/model_maker.h"
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>

@@ -238,7 +238,7 @@ TEST_CASE("a corrupt payload is refused and named") {
   CHECK_THAT(std::string(MessageOf(CheckPayload(h, 6))), Contains("Have") && !Contains("chunk 41"));
 }
 
-TEST_CASE("magic spells DWF1") {
+TEST_CASE("a frame's header begins with the letters DWF1") {
   CHECK(AsChars(EncodeHeader({.type = FrameType::kPing})).substr(0, 4) == "DWF1");
 }
 

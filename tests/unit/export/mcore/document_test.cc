@@ -25,7 +25,7 @@ std::string Block(const std::string& heading, const std::string& language) {
   return text.substr(begin + fence.size(), text.find("```", begin + 3) - begin - fence.size());
 }
 
-TEST_CASE("document: the worked example") {
+TEST_CASE("document: the worked example's rows go where its table says") {
   TempDir dir;
   std::ofstream(dir.path() / "example.toml") << Block("A worked example", "toml");
   const std::filesystem::path dirs[] = {dir.path()};

@@ -7,7 +7,7 @@ namespace {
 using testing::Get;
 using testing::TextOf;
 
-TEST_CASE("family_file: what a file says") {
+TEST_CASE("family_file: the keys of a file arrive in the family") {
   const Family f = Get(ParseFamily(R"(family = "f"
 extends = "g"
 match = { model_type = "m", architectures = ["A", "B"], when = "x > 1" }
@@ -68,7 +68,7 @@ struct Mistake {
   const char* said;
 };
 
-TEST_CASE("family_file: mistakes") {
+TEST_CASE("family_file: every mistake is refused with its line and the reason") {
   constexpr const char* kHead = "family = \"f\"\n";
   const Mistake mistakes[] = {
       {"[dims\n", "f.toml:2: ", "table"},

@@ -39,7 +39,7 @@ TEST_CASE("listing: a tied output layer is written where the checkpoint has one"
   CheckWhole(PlanOf(config, "tp=2,pp=2", &own));
 }
 
-TEST_CASE("listing: copies of the embedding and the output layer in MTP layers") {
+TEST_CASE("listing: an MTP layer may hold copies of the embedding and of the output layer") {
   const Layout own = PlanOf(kTinyGlmMoe, "").plan.layout();
   const Layout listing =
       Changed(own, {},
@@ -134,7 +134,7 @@ constexpr const char* kGemma3 = R"({"model_type": "gemma3", "text_config": {"mod
   "gemma3_text", "hidden_size": 24, "intermediate_size": 16, "num_hidden_layers": 1,
   "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 6, "vocab_size": 19}})";
 
-TEST_CASE("listing: the root of HF names") {
+TEST_CASE("listing: HF names have the root that the checkpoint gives them") {
   const Layout first = PlanOf(kGemma3, "").plan.layout();
   CHECK(first.Find("language_model.model.norm.weight").has_value());
   std::vector<TensorMeta> metas = first.tensors();

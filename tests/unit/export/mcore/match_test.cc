@@ -35,7 +35,7 @@ std::string Refusal(const Plan& plan, uint32_t rank, const std::vector<LiveParam
   return TextOf(matches);
 }
 
-TEST_CASE("match: every parameter once") {
+TEST_CASE("match: every parameter of a rank is matched once") {
   const Planned p = PlanOf(kTinyGlmMoe, "tp=2,pp=2,ep=2,etp=1,vpp=1,first_stage_layers=1");
   for (uint32_t rank = 0; rank < p.plan.parallel().world(); ++rank) {
     CAPTURE(rank);
@@ -140,7 +140,7 @@ TEST_CASE("match: ones in a shape do not count") {
   CHECK(MatchRank(p.plan, 0, live).ok());
 }
 
-TEST_CASE("match: wrappers' prefixes, and a model's own") {
+TEST_CASE("match: wrappers' prefixes are passed over, and a model's own may be missing") {
   const Planned p = PlanOf(kTinyLlama, "tp=2");
   for (const char* prefix :
        {"module.", "module.module.", "_orig_mod.module.", "module._orig_mod."}) {
@@ -168,7 +168,7 @@ TEST_CASE("match: what no export needs is passed over") {
   CHECK(MatchRank(p.plan, 0, live).ok());
 }
 
-TEST_CASE("match: names of the other spec and of the other kind of experts") {
+TEST_CASE("match: names of the other spec and of the other kind of experts are accepted") {
   // The other job's parameters are cut alike, so its names are all that differs.
   for (const char* config : {kTinyLlama, kTinyGlmMoe}) {
     const Planned te = PlanOf(config, "tp=2,spec=te,experts=grouped");
@@ -182,7 +182,7 @@ TEST_CASE("match: names of the other spec and of the other kind of experts") {
   }
 }
 
-TEST_CASE("match: older and newer names of an MTP layer's inner layer") {
+TEST_CASE("match: an MTP layer's inner layer is found by its older and by its newer name") {
   const Planned p = PlanOf(kTinyGlmMoe, "");
   auto live = Live(p.plan, 0);
   Named(live, "mtp.layers.0.transformer_layer.mlp.router.weight");
@@ -198,7 +198,7 @@ constexpr const char* kMla = R"({"model_type": "deepseek_v3", "num_hidden_layers
   "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4, "first_k_dense_replace": 1,
   "intermediate_size": 16, "n_routed_experts": 2, "vocab_size": 19})";
 
-TEST_CASE("match: MLA down projections, whole or cut, by their shape") {
+TEST_CASE("match: the shape of an MLA down projection says whether it is whole or cut") {
   const Planned p = PlanOf(kMla, "tp=2,cp=2,spec=te");
   const std::string down = "decoder.layers.0.self_attention.linear_q_down_proj.weight";
   const auto split_of = [&](uint32_t rank, std::vector<uint64_t> shape) {
@@ -230,6 +230,22 @@ TEST_CASE("match: MLA down projections, whole or cut, by their shape") {
   CHECK(Refusal(p.plan, 0, live).find("is [2, 24], wanted [8, 24]") != std::string::npos);
 }
 
+TEST_CASE("match: a norm fused into MLA's undivided query projection is not the input's norm") {
+  std::string config = kMla;
+  config.replace(config.find("\"q_lora_rank\": 8"), 16, "\"q_lora_rank\": null");
+  for (const char* core : {"0.16", "0.19"}) {
+    CAPTURE(core);
+    const Planned p = PlanOf(config, fmt::format("tp=2,spec=te,core_version={}", core));
+    auto live = Live(p.plan, 0);
+    Named(live, "decoder.layers.0.input_layernorm.weight");
+    CHECK(MatchRank(p.plan, 0, live).ok());
+    // A trainer that has it has it beside the input's norm, and HF has no place for it.
+    const std::string norm = "decoder.layers.0.self_attention.linear_q_proj.layer_norm_weight";
+    live.push_back({0, norm, DType::kBF16, {24}});
+    CHECK(Refusal(p.plan, 0, live).find(norm + " (chunk 0) is unknown here") != std::string::npos);
+  }
+}
+
 TEST_CASE("match: a cut that does not divide is no cut") {
   std::string config = kMla;
   config.replace(config.find("\"q_lora_rank\": 8"), 16, "\"q_lora_rank\": 7");
@@ -239,7 +255,7 @@ TEST_CASE("match: a cut that does not divide is no cut") {
   CHECK(Refusal(p.plan, 0, live).find("is [3, 24], wanted [7, 24]") != std::string::npos);
 }
 
-TEST_CASE("match: a fused MLA down projection with or without its norm") {
+TEST_CASE("match: a fused MLA down projection may have its norm or be without it") {
   const Planned p = PlanOf(kMla, "tp=2,mla_down_fusion=1");
   auto live = Live(p.plan, 0);
   CHECK(MatchRank(p.plan, 0, live).ok());

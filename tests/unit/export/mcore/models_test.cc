@@ -108,7 +108,7 @@ uint64_t WithMtpCopies(const char* name, uint32_t layers, std::vector<uint64_t> 
   return Parameters(p.plan.layout());
 }
 
-TEST_CASE("models: totals that the hub shows for the published files") {
+TEST_CASE("models: parameters add up to the totals that the hub shows for published files") {
   CHECK(WithMtpCopies("glm_4_5_air", 46, {151552, 4096}) == 110'468'824'832);
   CHECK(WithMtpCopies("glm_4_5", 92, {151552, 5120}) == 358'337'791'296);
   // The hub's total has the scales of the fp8 weights as well, one for each block of 128 by 128.
@@ -126,7 +126,7 @@ TEST_CASE("models: totals that the hub shows for the published files") {
   CHECK(PlanOf(next, "tp=8,ep=16,etp=1,pp=4", &without).plan.Check().ok());
 }
 
-TEST_CASE("models: shapes that are easily mistaken") {
+TEST_CASE("models: shapes that are easily mistaken are those of HF") {
   const auto shape = [](const char* model, const std::string& name) {
     const Layout layout = PlanOf(ConfigOf(model), "").plan.layout();
     const auto found = layout.Find(name);

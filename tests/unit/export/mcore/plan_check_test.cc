@@ -56,7 +56,7 @@ parts = [{ hf = "a", rows = 8 }, { hf = "b", rows = 4 }]
   CHECK(c.ToStatus().ok());
 }
 
-TEST_CASE("plan check: a gap between two parts") {
+TEST_CASE("plan check: a gap between two parts is found with its size") {
   const PlanFindings c = CheckOf(R"([[param]]
 mcore = "m"
 split = "rows"
@@ -72,7 +72,7 @@ parts = [{ hf = "a", rows = 8 }, { hf = "a", rows = 8, at = 10 }]
   CHECK(TextOf(c.ToStatus()).find("1 of 1 HF tensors") == 0);
 }
 
-TEST_CASE("plan check: an overlap of two parts") {
+TEST_CASE("plan check: an overlap of two parts is found with its size") {
   const PlanFindings c = CheckOf(R"([[param]]
 mcore = "m"
 split = "columns"
@@ -85,7 +85,7 @@ parts = [{ hf = "a", rows = 8 }, { hf = "a", rows = 8, at = 6 }]
   CHECK(Says(c, "l.0.a: 16 B are written by more than one rank"));
 }
 
-TEST_CASE("plan check: gaps between runs, and a column of a transposed tensor") {
+TEST_CASE("plan check: gaps and overlaps of runs are found in a transposed tensor") {
   const char* param = R"([[param]]
 mcore = "m"
 transpose = true
@@ -102,7 +102,7 @@ parts = [{ hf = "a", rows = 6, runs = 3, pitch = 4 }, { hf = "a", rows = 6, runs
   CHECK(Says(c, "l.0.a: 30 B are written by more than one rank"));
 }
 
-TEST_CASE("plan check: one tensor made by two parameters") {
+TEST_CASE("plan check: one tensor made by two parameters is found to be written twice") {
   const PlanFindings c = CheckOf(R"([[param]]
 mcore = "m"
 rows = 4
@@ -116,7 +116,7 @@ hf = "a"
   CHECK(Says(c, "l.0.a: 8 B are written by more than one rank"));
 }
 
-TEST_CASE("plan check: against a checkpoint") {
+TEST_CASE("plan check: a checkpoint has the family's tensors in their shapes and no others") {
   const char* param = "[[param]]\nmcore = \"m\"\nrows = 4\ncols = 3\nhf = \"a\"\n";
   CHECK(CheckOf(param, "", {{"l.0.a", DType::kBF16, {4, 3}}}).ok());
   // The checkpoint's dtype counts.
@@ -179,7 +179,7 @@ TEST_CASE("plan check: heads that tp does not cut are refused in the trainer's w
   CHECK(refusal(kTinyLlama, "tp=2,ep=2") == "ep=2, and the model has no experts");
 }
 
-TEST_CASE("plan check: what cannot be planned") {
+TEST_CASE("plan check: what cannot be planned is refused with the reason") {
   const auto refusal = [](const std::string& param, const std::string& parallel) {
     const Family family = Get(ParseFamily(
         "family = \"f\"\n[dims]\nlayers = 1\nvocab = 8\nexperts = 6\nmtp_layers = 0\ntied = 1\n"

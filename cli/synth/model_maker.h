@@ -1,5 +1,5 @@
 // Layouts of Qwen3-class models in HF names and shapes, without their weights.
-// Plain values. For benchmarks, tests and the demo; adam_trace.h fills them with numbers.
+// Plain values. For the demo, benchmarks and tests; adam_trace.h fills them with numbers.
 // Source of names and shapes: the Qwen3 models' config.json and safetensors headers.
 #pragma once
 

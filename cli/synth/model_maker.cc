@@ -1,4 +1,4 @@
-#include "bench/synth/model_maker.h"
+#include "cli/synth/model_maker.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,4 +1,4 @@
-// bf16 weights that move as AdamW moves them: a stand-in for a trainer, for benchmarks and tests.
+// bf16 weights that move as AdamW moves them: the demo's trainer, for benchmarks and tests, too.
 // Owns 10 bytes per parameter. Step is one thread's; tensor() may be read by many between steps.
 // Bits depend on options and tensors only, never on thread count or instruction set.
 // Cost of a Step: about 18 bytes of memory traffic per parameter. Errors: Create only.

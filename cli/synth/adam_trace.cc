@@ -1,4 +1,4 @@
-#include "bench/synth/adam_trace.h"
+#include "cli/synth/adam_trace.h"
 
 #include <algorithm>
 #include <atomic>
