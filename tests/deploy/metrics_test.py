@@ -23,7 +23,7 @@ DASHBOARD = DEPLOY / "grafana" / "deltawire.json"
 sys.path.insert(0, str(HERE.parents[1] / "support"))
 
 import skipping  # noqa: E402
-from daemons import Daemons, free_port, programs, run  # noqa: E402
+from daemons import Daemons, free_port, listens, programs, run, until  # noqa: E402
 from scrapes import STAGES, scrape_all, series  # noqa: E402
 
 NAME = re.compile(r"\b(?:deltawire_(?:sender|receiver)|process)_[a-z_]+\b")
@@ -66,6 +66,8 @@ class Pair(unittest.TestCase):
         run(programs() / "deltawire", "publish", model, "--model", "m", "--version", 1,
             "--socket", root / "s" / "trainer.sock")  # fmt: skip
         receiver.await_version(1)
+        for name, port in ports.items():
+            until(lambda port=port: listens(port), f"the {name} shows its metrics")
         cls.text = {name: scrape_all(name, port) for name, port in ports.items()}
         cls.names = {re.split(r"[{ ]", s)[0] for text in cls.text.values() for s in series(text)}
 

@@ -72,12 +72,13 @@ def until(done, what: str, seconds: float = DEADLINE_S):
     return value
 
 
-def listens(path: pathlib.Path) -> bool:
-    """Whether somebody takes connections at this Unix socket. That its file is there says little: it
-    comes before, and stays where a daemon was killed."""
-    with socket.socket(socket.AF_UNIX) as probe:
+def listens(address: pathlib.Path | int) -> bool:
+    """Whether somebody takes connections at this Unix socket, or at this port of 127.0.0.1. That a
+    socket's file is there says little: it comes before, and stays where a daemon was killed."""
+    unix = isinstance(address, pathlib.Path)
+    with socket.socket(socket.AF_UNIX if unix else socket.AF_INET) as probe:
         try:
-            probe.connect(str(path))
+            probe.connect(str(address) if unix else ("127.0.0.1", address))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
     return True
@@ -166,24 +167,20 @@ class Daemons:
             "deltawire-sender", "--data-dir", str(directory), "--control-listen", control,
             "--bulk-listen", "127.0.0.1:0", *options,
         )
-
-        def ready() -> bool:
-            if (status := sender.poll()) is not None:
-                raise AssertionError(f"deltawire-sender ended with {status}:{self.logs()}")
-            return listens(directory / "trainer.sock")
-
-        until(ready, "the sender listens")
+        self._await(sender, directory / "trainer.sock")
         return control
 
     def start_receiver(
         self, senders: list[str], model: str, directory: pathlib.Path, *options: str
     ) -> Receiver:
+        """The command line can reach it when this returns."""
         receiver = Receiver(self._programs / "deltawire", model, directory)
         follow = [option for sender in senders for option in ("--sender", sender)]
-        self._start(
+        child = self._start(
             "deltawire-receiver", *follow, "--model", f"{model}={directory}",
             "--control-listen", receiver.address, *options,
         )
+        self._await(child, int(receiver.address.rpartition(":")[2]))
         return receiver
 
     def _start(self, program: str, *options: str) -> subprocess.Popen:
@@ -191,6 +188,16 @@ class Daemons:
         with open(self.root / f"{program}-{len(self._children)}.log", "w") as log:
             self._children.append(spawn(command, stdout=log, stderr=subprocess.STDOUT))
         return self._children[-1]
+
+    def _await(self, child: subprocess.Popen, address: pathlib.Path | int) -> None:
+        """Until the child listens there."""
+
+        def ready() -> bool:
+            if (status := child.poll()) is not None:
+                raise AssertionError(f"{child.args[0]} ended with {status}:{self.logs()}")
+            return listens(address)
+
+        until(ready, f"{child.args[0]} listens")
 
     def kill(self, program: str) -> None:
         """Ends every child that runs `program` as a crash would, and waits until it is gone."""
