@@ -165,6 +165,17 @@ class Convert(unittest.TestCase):
             self.refuses(FAILED, next(iter(change)), tuned, self.folder / "none", "--parallel", "tp=1",
                          "--hf", self.hf)
 
+    def test_a_copy_that_differs_is_refused(self):
+        """Of a tied model the trainer has one parameter, so a checkpoint cannot have two values."""
+        case = self.checkpoint()  # tied, with both tensors
+        head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+        self.assertTrue(np.array_equal(case.hf[head], case.hf[embedding]))
+        write_hf(self.hf, case.config, {**case.hf, head: np.roll(case.hf[head], 1)})
+        for layout in ("tp=1", "tp=2", "tp=1,pp=2"):
+            with self.subTest(layout):
+                self.refuses(FAILED, f"{embedding} and {head} are one parameter", self.hf, self.out,
+                             "--parallel", layout)
+
     def test_an_unwritable_place_is_named(self):
         self.checkpoint()
         (self.folder / "file").write_text("x")

@@ -85,6 +85,8 @@ struct Param {
   int add = 0;                     ///< added on the way to HF, in fp32
   /// A copy: filled from HF, never exported; without parts it has no known shape.
   bool drop = false;
+  /// Made from a Copy: another parameter is filled from HF in its place.
+  bool copy = false;
   std::string source;  ///< file and line, for messages
 };
 

@@ -87,6 +87,7 @@ Status AddCopies(Family& family) {
       added.back().when = fmt::format("({}) && ({})", param.when, copy.when);
       added.back().parts[0].hf = copy.hf;
       added.back().parts[0].only_listed = true;
+      added.back().copy = true;
     }
     if (added.size() == before) {
       return Errorf(StatusCode::kInvalidArgument,

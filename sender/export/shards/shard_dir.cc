@@ -1,5 +1,6 @@
 #include "sender/export/shards/shard_dir.h"
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -113,6 +114,48 @@ StatusOr<std::vector<Bytes>> TensorsFor(const mcore::Plan& plan, const ModelDir&
                 hf.path().string(), DescribeDifference(wanted, hf.layout()));
 }
 
+bool IsCopy(const mcore::Plan& plan, const mcore::ShardParam& s) {
+  const mcore::Param* const param = plan.planned()[s.planned].param;
+  return param != nullptr && param->copy;
+}
+
+StatusOr<std::vector<mcore::Step>> StepsFromHf(const mcore::Plan& plan,
+                                               const mcore::ShardParam& s) {
+  return mcore::StepsOf(plan, s, s.dtype, plan.planned()[s.planned].cut.split,
+                        mcore::Direction::kFromHf);
+}
+
+/// kFailedPrecondition where a tensor that is listed as another's copy has other bytes: the trainer
+/// has one parameter for both.
+Status CheckCopies(const mcore::Plan& plan, std::span<const Bytes> tensors) {
+  std::set<std::pair<uint32_t, uint32_t>> compared;
+  for (uint32_t rank = 0; rank < plan.parallel().world(); ++rank) {
+    const std::vector<mcore::ShardParam> shards = plan.Rank(rank);
+    std::multimap<std::string, const mcore::ShardParam*> copies;
+    for (const mcore::ShardParam& s : shards) {
+      if (s.made && IsCopy(plan, s)) copies.emplace(StoredName(plan, s), &s);
+    }
+    if (copies.empty()) continue;
+    for (const mcore::ShardParam& s : shards) {
+      if (!s.made || IsCopy(plan, s)) continue;
+      const auto [begin, end] = copies.equal_range(StoredName(plan, s));
+      for (auto copy = begin; copy != end; ++copy) {
+        DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> own, StepsFromHf(plan, s));
+        DW_ASSIGN_OR_RETURN(const std::vector<mcore::Step> other, StepsFromHf(plan, *copy->second));
+        if (own.empty() || other.empty()) continue;
+        const uint32_t a = own.front().tensor, b = other.front().tensor;
+        if (!compared.emplace(a, b).second || std::ranges::equal(tensors[a], tensors[b])) continue;
+        return Errorf(StatusCode::kFailedPrecondition,
+                      "{} and {} are one parameter of the trainer's, and the checkpoint has "
+                      "different values for them: make them equal, or change what config.json says "
+                      "of them (such as tie_word_embeddings)",
+                      plan.layout().tensor(a).name, plan.layout().tensor(b).name);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
                  std::span<const Bytes> tensors, ThreadPool& pool) {
   const std::vector<mcore::ShardParam> shards = plan.Rank(marks.rank);
@@ -121,11 +164,9 @@ Status WriteRank(const fs::path& path, const mcore::Plan& plan, RankMarks marks,
                       WeightFile::Create(path, std::move(layout), marks.ToMetadata()));
   mcore::Transfer transfer;
   for (const mcore::ShardParam& s : shards) {
-    if (s.shape.empty() || !s.made) continue;
+    if (s.shape.empty() || !s.made || IsCopy(plan, s)) continue;
     const auto at = file.layout().Find(StoredName(plan, s));
-    DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps,
-                        mcore::StepsOf(plan, s, s.dtype, plan.planned()[s.planned].cut.split,
-                                       mcore::Direction::kFromHf));
+    DW_ASSIGN_OR_RETURN(std::vector<mcore::Step> steps, StepsFromHf(plan, s));
     transfer.Add(std::move(steps), file.tensor(*at));
   }
   transfer.Run(
@@ -309,6 +350,7 @@ StatusOr<std::vector<std::string>> ShardDir::ExportTo(const mcore::Plan& plan,
 Status ShardDir::Write(const fs::path& dir, const mcore::Plan& plan, const ModelDir& hf,
                        ThreadPool& pool) {
   DW_ASSIGN_OR_RETURN(const std::vector<Bytes> tensors, TensorsFor(plan, hf));
+  DW_RETURN_IF_ERROR(CheckCopies(plan, tensors));
   std::error_code error;
   fs::create_directories(dir, error);
   if (error) {
