@@ -39,13 +39,20 @@ StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::s
   auto endpoint = ParseEndpoint(address);
   if (!endpoint.ok()) return UsageError(fmt::format("--{}: {}", who, MessageOf(endpoint.status())));
   DW_ASSIGN_OR_RETURN(const auto credentials, ToolCredentials());
-  DW_ASSIGN_OR_RETURN(const auto channel, DialControl(ToString(*endpoint), *credentials, {}));
+  grpc::ChannelArguments args;
+  args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // the second channel connects by itself
+  DW_ASSIGN_OR_RETURN(auto channel, DialControl(ToString(*endpoint), *credentials, args));
   if (timeout.count() == 0) timeout = std::chrono::seconds(10);
   const auto deadline = std::chrono::system_clock::now() + timeout;
   auto state = channel->GetState(true);
-  while (state != GRPC_CHANNEL_READY) {
+  for (int failures = 0; state != GRPC_CHANNEL_READY;) {
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
-      return NobodyThere(who, ToString(*endpoint), WhyNot(*credentials));
+      // gRPC reads errno some calls after connect (1.51, tcp_client_posix.cc), so that at times it
+      // takes a connection that is being made for one that was refused.
+      if (++failures == 2) return NobodyThere(who, ToString(*endpoint), WhyNot(*credentials));
+      DW_ASSIGN_OR_RETURN(channel, DialControl(ToString(*endpoint), *credentials, args));
+      state = channel->GetState(true);
+      continue;
     }
     if (!channel->WaitForStateChange(state, deadline)) {
       return NobodyThere(who, ToString(*endpoint),

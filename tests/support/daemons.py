@@ -160,14 +160,15 @@ class Daemons:
         self._children: list[subprocess.Popen] = []
 
     def start_sender(self, directory: pathlib.Path, *options: str) -> str:
-        """Its control address. Trainers can connect when this returns, also to a program that is slow
-        to start, as below strace."""
+        """Its control address. Trainers and the command line can reach it when this returns, also if it
+        is slow to start, as below strace."""
         control = f"127.0.0.1:{free_port()}"
         sender = self._start(
             "deltawire-sender", "--data-dir", str(directory), "--control-listen", control,
             "--bulk-listen", "127.0.0.1:0", *options,
         )
         self._await(sender, directory / "trainer.sock")
+        self._await(sender, int(control.rpartition(":")[2]))
         return control
 
     def start_receiver(
