@@ -1,5 +1,7 @@
 // Seeded faults on the way between a sender and a receiver, one after the other: wrong bytes are
 // never committed, and within a bound after each fault the receiver is at the newest version.
+// DELTAWIRE_FAULTS and DELTAWIRE_SEED choose how many faults, and others: a hundred thousand are a
+// hundred processes of a thousand with a seed each, several of them at a time.
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <random>
@@ -17,30 +19,37 @@ constexpr const char* kModel = "m";
 constexpr auto kStale = 5s;
 
 #ifdef DELTAWIRE_LONG
-constexpr int kFaults = 1000;
+constexpr uint64_t kFaults = 1000;
 #else
-constexpr int kFaults = 40;
+constexpr uint64_t kFaults = 40;
 #endif
+
+/// What the environment says, if it says something.
+uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
+  const char* const said = std::getenv(name);
+  return said == nullptr ? otherwise : std::stoull(said);
+}
 
 uint16_t PortIn(const std::string& address) {
   return static_cast<uint16_t>(std::stoul(address.substr(address.rfind(':') + 1)));
 }
 
 struct Tally {
-  int happened = 0, armed = 0;
+  uint64_t happened = 0, armed = 0;
   std::chrono::duration<double> longest{};
 };
 
-/// Publishes a version per fault, with the fault armed, until kFaults have happened: some are armed
+/// Publishes a version per fault, with the fault armed, until so many have happened: some are armed
 /// for a place that the traffic of a version does not reach. After each the receiver must be at
 /// that version within kStale, byte for byte.
 Tally Torture(FaultProxy& proxy, SenderProcess& sender, ReceiverProcess& receiver, Trainer& trainer,
               uint64_t span, std::mt19937_64& random) {
+  const uint64_t wanted = FromEnvironment("DELTAWIRE_FAULTS", kFaults);
   Tally tally;
-  for (int i = 0; tally.happened < kFaults; ++i) {
-    REQUIRE(i < 2 * kFaults);
+  for (uint64_t i = 0; tally.happened < wanted; ++i) {
+    REQUIRE(i < 2 * wanted);
     const Fault fault = Fault::Draw(random, span);
-    const auto version = static_cast<uint64_t>(i) + 2;
+    const uint64_t version = i + 2;
     INFO("fault " << i << ": " << ToString(fault));
     proxy.Arm(fault);
     ++tally.armed;
@@ -66,7 +75,7 @@ Tally Torture(FaultProxy& proxy, SenderProcess& sender, ReceiverProcess& receive
 }  // namespace
 
 TEST_CASE("faults on the bulk port never commit wrong bytes nor leave a receiver behind") {
-  const uint64_t seed = 0xB01C;
+  const uint64_t seed = FromEnvironment("DELTAWIRE_SEED", 0xB01C);
   CAPTURE(seed);
   std::mt19937_64 random(seed);
   ShmDir root;
@@ -84,7 +93,7 @@ TEST_CASE("faults on the bulk port never commit wrong bytes nor leave a receiver
 }
 
 TEST_CASE("faults on the control port never commit wrong bytes nor leave a receiver behind") {
-  const uint64_t seed = 0xC041;
+  const uint64_t seed = FromEnvironment("DELTAWIRE_SEED", 0xC041);
   CAPTURE(seed);
   std::mt19937_64 random(seed);
   ShmDir root;

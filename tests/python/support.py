@@ -13,7 +13,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
-from daemons import Daemons, Receiver, spawn  # noqa: E402
+from daemons import Daemons, Receiver, free_port, spawn  # noqa: E402
 
 
 def skip(why: str) -> None:
@@ -47,7 +47,7 @@ class Cluster(Daemons):
         )
         super().__init__(pathlib.Path(self._dir.name))
         self.endpoint = str(self.root / "s")
-        self._control = self.start_sender(self.root / "s", *sender_options)
+        self.control = self.start_sender(self.root / "s", *sender_options)
         self._receivers: dict[str, Receiver] = {}
 
     def close(self) -> None:
@@ -58,14 +58,14 @@ class Cluster(Daemons):
         """What a receiver of `model` holds after it was told to sync to the newest version."""
         if model not in self._receivers:
             self._receivers[model] = self.start_receiver(
-                [self._control], model, self.root / f"r-{model}", "--no-follow"
+                [self.control], model, self.root / f"r-{model}", "--no-follow"
             )
         self._receivers[model].sync()
         return self._receivers[model].content()
 
     def follow(self, model: str, *options: str) -> Receiver:
         """Starts a receiver of `model` that pulls every version by itself."""
-        return self.start_receiver([self._control], model, self.root / f"f-{model}", *options)
+        return self.start_receiver([self.control], model, self.root / f"f-{model}", *options)
 
     def side_file(self, name: str, model: str = "policy") -> str:
         return (self.root / f"r-{model}" / name).read_text()

@@ -207,6 +207,12 @@ class Daemons:
                 child.kill()
                 child.wait()
 
+    def kill_one(self, pid: int) -> None:
+        """Ends this child as a crash would, and waits until it is gone."""
+        child = next(c for c in self._children if c.pid == pid)
+        child.kill()
+        child.wait()
+
     def pids(self) -> list[int]:
         return [child.pid for child in self._children]
 

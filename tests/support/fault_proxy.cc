@@ -15,6 +15,7 @@ namespace deltawire::testing {
 namespace {
 
 constexpr size_t kPiece = 64 << 10;
+constexpr std::array kKinds = {"flip", "zero", "swap", "drop", "twice", "stall", "cut"};
 
 bool WriteAll(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -29,7 +30,7 @@ bool WriteAll(int fd, std::string_view bytes) {
 
 Fault Fault::Draw(std::mt19937_64& random, uint64_t span) {
   Fault f;
-  f.kind = static_cast<Kind>(random() % 6);
+  f.kind = static_cast<Kind>(random() % kKinds.size());
   f.towards_receiver = random() % 4 != 0;
   const auto magnitude = random() % static_cast<uint64_t>(std::bit_width(span));
   f.offset = std::min(span, random() % (uint64_t{2} << magnitude));
@@ -38,8 +39,7 @@ Fault Fault::Draw(std::mt19937_64& random, uint64_t span) {
 }
 
 std::string ToString(const Fault& f) {
-  static constexpr const char* kNames[] = {"flip", "zero", "swap", "drop", "stall", "cut"};
-  return fmt::format("{} of {} bytes at {} towards the {}", kNames[static_cast<size_t>(f.kind)],
+  return fmt::format("{} of {} bytes at {} towards the {}", kKinds[static_cast<size_t>(f.kind)],
                      f.bytes, f.offset, f.towards_receiver ? "receiver" : "sender");
 }
 
@@ -156,6 +156,9 @@ bool FaultProxy::Pass(Connection& c, bool towards_receiver, std::string& bytes) 
       return true;
     case Fault::Kind::kDrop:
       bytes.erase(at, n);
+      return true;
+    case Fault::Kind::kTwice:
+      bytes.insert(at, bytes.substr(at, n));
       return true;
     case Fault::Kind::kStall:
       bytes.resize(at);

@@ -25,6 +25,7 @@ struct Fault {
     kZero,   ///< sets some bytes to zero
     kSwap,   ///< exchanges two neighbouring runs of bytes
     kDrop,   ///< omits some bytes
+    kTwice,  ///< delivers some bytes twice
     kStall,  ///< delivers nothing more on the connection in this direction
     kCut,    ///< closes the connection
   };

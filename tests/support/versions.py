@@ -5,6 +5,7 @@ Standard library only, so that a test which compares bytes with these shares not
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pathlib
 import random
@@ -37,11 +38,13 @@ class Versions:
         elements = model_bytes // 2
         self._sizes = {f"layer.{i}": max(1, int(elements * s)) for i, s in enumerate(SHARES)}
         self._data = _weights(self._draw, sum(self._sizes.values()))
-        self._contents: list[bytes] = []
+        # The versions' contents by their digests: a long test has thousands of them.
+        self._by_digest: dict[bytes, int] = {}
+        self._newest = 0
 
     @property
     def newest(self) -> int:
-        return len(self._contents)
+        return self._newest
 
     @property
     def model_bytes(self) -> int:
@@ -51,12 +54,13 @@ class Versions:
         """Changes so many of the elements by one step, for the first version none; the directory of
         the new newest version."""
         elements = len(self._data) // 2
-        for _ in range(int(elements * share) if self._contents else 0):
+        for _ in range(int(elements * share) if self._newest else 0):
             at = 2 * self._draw.randrange(elements)
             value = int.from_bytes(self._data[at : at + 2], "little")
             step = 1 if self._draw.random() < 0.5 else -1
             self._data[at : at + 2] = ((value + step) & 0xFFFF).to_bytes(2, "little")
-        self._contents.append(bytes(self._data))
+        self._newest += 1
+        self._by_digest[hashlib.sha256(self._data).digest()] = self._newest
         directory = self._root / f"step-{self.newest}"
         directory.mkdir(parents=True)
         header, at = {}, 0
@@ -80,22 +84,22 @@ class Versions:
             n: ("BF16", (size,)) for n, size in self._sizes.items()
         }:
             return None
-        found = b"".join(content[name][2] for name in self._sizes)
-        for version in range(self.newest, 0, -1):
-            if self._contents[version - 1] == found:
-                return version
-        return None
+        found = hashlib.sha256()
+        for name in self._sizes:
+            found.update(content[name][2])
+        return self._by_digest.get(found.digest())
 
 
 class Witness:
     """Reads a weight file again and again, as an engine may at any time. What it reads must be one
     of the versions, and never an earlier one than before."""
 
-    def __init__(self, path: pathlib.Path, versions: Versions):
+    def __init__(self, path: pathlib.Path, versions: Versions, pause_s: float = 0.05):
         self.reads = 0
         self.fault = ""
         self._path = path
         self._versions = versions
+        self._pause_s = pause_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -116,7 +120,7 @@ class Witness:
                 self.fault = f"{self._path} held version {version} after version {before}"
             before = version
             self.reads += 1
-            self._stop.wait(0.05)
+            self._stop.wait(self._pause_s)
 
     def stop(self) -> None:
         self._stop.set()
