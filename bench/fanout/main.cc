@@ -5,6 +5,7 @@
 #include <atomic>
 #include <semaphore>
 
+#include "bench/fanout/waits.h"
 #include "bench/harness/bench.h"
 #include "bench/harness/buffers.h"
 #include "bench/loopback/cluster.h"
@@ -22,6 +23,7 @@ namespace fs = std::filesystem;
 constexpr const char* kModel = Cluster::kModel;
 constexpr std::chrono::seconds kPatience{300};
 constexpr double kMostKiBPerReceiver = 256;
+constexpr size_t kWaitKilobytes = 16'000;  // seconds over a link of 1 Mbit/s for each delta
 
 struct Options {
   size_t kilobytes = 256;
@@ -265,7 +267,7 @@ Status Run(const Options& options, Bench& bench) {
   for (const size_t count : {1, 8}) {
     DW_RETURN_IF_ERROR(BehindOneLink(options, bench, count, one_alone));
   }
-  return absl::OkStatus();
+  return TrainerWaits(bench, bench.quick ? 1000 : kWaitKilobytes);
 }
 
 }  // namespace
