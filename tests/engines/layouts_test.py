@@ -33,14 +33,13 @@ except ImportError as error:
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 import own_models  # noqa: E402
 from daemons import free_port  # noqa: E402
-from policy import MODELS, PLAIN_LATENT, Policy, check  # noqa: E402
+from policy import LATENT_MODELS, MODELS, PLAIN_LATENT, Policy, check  # noqa: E402
 
 from deltawire.engine import EngineClient  # noqa: E402
 
 VERSIONS = 3
 #: Parameters that the engine computes from others after its load; vllm_test.py follows them.
 DERIVED = (".W_UV", ".W_UK_T")
-LATENT_MODELS = ("latent",)
 #: Models that the engine cannot build on a CPU, and a part of its own words for it.
 CANNOT: dict[str, dict[str, str]] = {
     "vllm": {}, "sglang": {"gpt_oss": "GptOssForCausalLM requires one of"}}
@@ -52,6 +51,12 @@ def same(mine: torch.Tensor, fresh: torch.Tensor) -> bool:
         fresh.detach().contiguous().view(-1).view(torch.uint8))
 
 
+def computed(model) -> dict[str, torch.Tensor]:
+    """What SGLang's latent attention keeps of kv_b_proj once more, and is no parameter."""
+    return {f"{name}.{part}": getattr(module, part) for name, module in model.named_modules()
+            for part in ("w_kc", "w_vc") if isinstance(getattr(module, part, None), torch.Tensor)}
+
+
 def follows(model, load, client: EngineClient, policy: Policy) -> int:
     """Returns how many parameters were compared at each version."""
     mine = {n: p for n, p in model.named_parameters() if not n.endswith(DERIVED)}
@@ -60,8 +65,12 @@ def follows(model, load, client: EngineClient, policy: Policy) -> int:
         for step in (client.prepare, client.apply, client.check):
             outcome = step()
             check(bool(outcome), f"{step.__name__}: {outcome.reason or 'done'}")
-        theirs = dict(load().named_parameters())
-        wrong = [name for name, parameter in mine.items() if not same(parameter, theirs[name])]
+        if hasattr(model, "post_load_weights"):  # as SGLang's plug-in has it called
+            model.post_load_weights()
+        fresh = load()
+        theirs = dict(fresh.named_parameters()) | computed(fresh)
+        now = mine | computed(model)
+        wrong = [name for name, parameter in now.items() if not same(parameter, theirs[name])]
         check(not wrong and bool(mine), f"version {policy.version}: {len(mine)} parameters are "
               f"what the engine's own load gives {wrong}")
     return len(mine)
@@ -77,7 +86,12 @@ def one(name: str) -> None:
             load = own_models.sglang_models(policy.directory)
         model = load()
         client = EngineClient(policy.directory)
-        attached = client.attach(model, model.load_weights, loader_tensors=True)
+        loader = model.load_weights
+        if ENGINE == "sglang":
+            from deltawire.engine.sglang import loader_of
+
+            loader = loader_of(model)
+        attached = client.attach(model, loader, loader_tensors=True)
         check(bool(attached), f"{name} is attached to: {attached.reason or attached.described()}")
         compared = follows(model, load, client, policy)
         sizes = policy.sizes()

@@ -3,6 +3,7 @@ that run beside its updates, and the question whether something holds."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 import tempfile
 import threading
@@ -13,10 +14,12 @@ import deltawire
 import torch
 from daemons import DEADLINE_S, Daemons
 from engine_server import EngineServer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -85,10 +88,57 @@ def latent() -> torch.nn.Module:
         moe_layer_freq=1, q_lora_rank=None))
 
 
+def latent_v3() -> torch.nn.Module:
+    """DeepSeek-V3's shape: queries are latent, too, and a bias per expert corrects the routing."""
+    return DeepseekV3ForCausalLM(DeepseekV3Config(
+        **LATENT, q_lora_rank=128, n_group=2, topk_group=1, topk_method="noaux_tc",
+        scoring_func="sigmoid", moe_layer_freq=1, num_nextn_predict_layers=0))
+
+
 #: Latent attention in vLLM: where a CPU has AMX, vLLM would pack kv_b_proj and drop it.
 PLAIN_LATENT = "CPU_MLA"
+LATENT_MODELS = ("latent", "latent_v3")
 MODELS = {make.__name__: make for make in (
-    dense, llama, qwen2, experts, mixtral, gpt_oss, latent)}
+    dense, llama, qwen2, experts, mixtral, gpt_oss, latent, latent_v3)}
+
+
+def draft() -> torch.nn.Module:
+    """A draft model for `dense`: one layer."""
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE | dict(num_hidden_layers=1)))
+
+
+class Adapter(torch.nn.Module):
+    """A LoRA adapter of `dense` in PEFT's names and files, without the package."""
+
+    RANK = 8
+
+    def __init__(self):
+        super().__init__()
+        hidden, wide = SHAPE["hidden_size"], SHAPE["num_attention_heads"] * SHAPE["head_dim"]
+        for layer in range(SHAPE["num_hidden_layers"]):
+            at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+            for part, shape in (("A", (self.RANK, hidden)), ("B", (wide, self.RANK))):
+                self.register_parameter(f"{at}.lora_{part}.weight".replace(".", "/"),
+                                        torch.nn.Parameter(0.2 * torch.randn(shape)))
+
+    def save_pretrained(self, folder: pathlib.Path) -> None:
+        folder.mkdir()
+        save_file({name.replace("/", "."): value.detach() for name, value in self.named_parameters()},
+                  folder / "model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.RANK, "lora_alpha": 16,
+            "target_modules": ["q_proj"], "bias": "none", "base_model_name_or_path": ""}))
+
+
+def in_bfloat16(model: torch.nn.Module) -> torch.nn.Module:
+    """All but what its published checkpoints have in fp32."""
+    kept = {name: buffer.float() for name, buffer in model.named_buffers()
+            if name.endswith("e_score_correction_bias")}
+    model = model.to(torch.bfloat16)
+    for name, buffer in kept.items():
+        module, _, attribute = name.rpartition(".")
+        model.get_submodule(module).register_buffer(attribute, buffer)
+    return model
 
 
 class Policy:
@@ -96,7 +146,7 @@ class Policy:
     everything lies below `root` and goes with it."""
 
     def __init__(self, make):
-        """`make`: one of MODELS."""
+        """`make`: one of MODELS, `draft` or `Adapter`."""
         self._make = make
         self.version = 0
         self.receiver_options: list[str] = []  # of the next one that is started
@@ -106,7 +156,7 @@ class Policy:
         self.root = pathlib.Path(self._scratch.name)
         torch.manual_seed(SEED)
         self._random = torch.Generator().manual_seed(SEED)
-        self._make().to(torch.bfloat16).save_pretrained(self.root / "hf")
+        in_bfloat16(self._make()).save_pretrained(self.root / "hf")
         self._weights = load_file(self.root / "hf" / "model.safetensors")
         self.daemons = Daemons(self.root)
         self._sender = self.daemons.start_sender(self.root / "sender")

@@ -6,6 +6,7 @@ permuted through a clone; Mamba: A = -exp(A_log); padded vocabularies). Daemons 
 
 from __future__ import annotations
 
+import concurrent.futures
 import types
 import unittest
 import unittest.mock
@@ -202,6 +203,28 @@ class MovedTest(Layouts):
                              {"gate_up": (ROWS, HIDDEN, torch.float32)}, ["gate", "up"],
                              torch.float32)
         self.assertEqual(outcome.boxes, 2)
+
+    def test_a_loader_that_writes_from_threads_is_refused_before_one_of_them_writes(self):
+        """Past every mode of torch it would write numbers over the live weights."""
+        def load(model, pairs):
+            both = dict(pairs)
+            joined = torch.stack([both["gate"], both["up"]])
+            if joined.device.type == "meta":
+                model.gate_up.data.copy_(joined)
+                return
+            with concurrent.futures.ThreadPoolExecutor() as pool:
+                pool.submit(model.gate_up.data.copy_, joined).result()
+
+        weights = draw(4, {n: (ROWS, HIDDEN) for n in ("gate", "up")})
+        model, client, outcome = self.attached(  # which compares the memory before and after
+            weights, lambda: Module(load, gate_up=(2, ROWS, HIDDEN, torch.bfloat16)))
+        self.assertIn("cannot be followed", outcome.reason)
+        before = state(model)
+        outcome = client.attach(model, model.load_weights, loader_tensors=True)
+        self.assertIn("the loader starts threads", outcome.reason)
+        self.assert_state(model, before)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            self.assertTrue(pool.submit(bool, 1).result(), "threads are free again")
 
     def test_rows_in_an_order_of_the_engines_own(self):
         order = torch.tensor([(7 * i) % ROWS for i in range(ROWS)])

@@ -76,6 +76,24 @@ class WithLatent(Engine):
         self.latent.process_weights_after_loading(torch.bfloat16)
 
 
+class PostLoad(Engine):
+    """As SGLang's latent attention: its loader computes from parameters when all are loaded."""
+
+    def __init__(self, rank: int = 0):
+        super().__init__(rank)
+        self.turned = torch.nn.Parameter(
+            torch.empty(self.o.t().shape, dtype=self.o.dtype), requires_grad=False)
+
+    def load_weights(self, pairs):
+        names = []
+        super().load_weights((names.append(name) or (name, value)) for name, value in pairs)
+        if "o" in names:
+            self.post_load_weights()
+
+    def post_load_weights(self):
+        self.turned.data.copy_(self.o.t())
+
+
 class Plugin(EngineRig):
     """A model for each rank, with version 1 in it."""
 
@@ -145,6 +163,17 @@ class Plugin(EngineRig):
             return real(client)
 
         return unittest.mock.patch.object(EngineClient, "prepare", prepare)
+
+
+class DraftRig(EngineRig):
+    """A second trainer beside a test's own."""
+
+    def id(self) -> str:
+        return self.name
+
+    def start_as(self, name: str, weights):
+        self.name = name
+        return self.start(weights)
 
 
 class VllmTest(Plugin):
@@ -289,6 +318,84 @@ class VllmTest(Plugin):
         self.assert_states(before)
 
 
+    def follow_draft(self) -> None:
+        """The same kind of model in the place of the draft, with a trainer and a receiver of its
+        own."""
+        rig = DraftRig()
+        rig.cluster = self.cluster
+        self.draft_weights = checkpoint(7)
+        self.draft_directory = str(rig.start_as(f"{self.id().rsplit('.', 1)[-1]}-draft",
+                                                self.draft_weights))
+        self.draft_rig = rig
+        self.drafts = [self.make(rank) for rank in range(len(self.models))]
+        for draft in self.drafts:
+            draft.load_weights(self.draft_weights.items())
+
+    def prepare_drafts(self) -> list:
+        def start(rank: int) -> None:  # as vLLM's worker does for /start_draft_weight_update
+            worker = self.workers[rank]
+            worker.set_weight_update_target(self.drafts[rank], worker.model_config)
+            try:
+                worker.start_weight_update()
+            except BaseException:
+                worker.reset_weight_update_target()
+                raise
+        return self.ranks.run(start)
+
+    def finish(self) -> None:
+        for worker in self.workers:
+            worker.finish_weight_update()
+            worker.reset_weight_update_target()
+
+    def test_a_draft_model_follows_a_directory_of_its_own(self):
+        self.begin()
+        served = [worker._main.client for worker in self.workers]
+        self.follow_draft()
+        self.assert_refused(self.prepare_drafts(), "with a draft_directory")
+        info = InitInfo(draft_directory=self.draft_directory)
+        self.assert_done(self.ranks.run(lambda r: self.workers[r].init_transfer_engine(info)))
+        before = self.states()
+        self.draft_weights["norm"] += 1
+        self.draft_rig.publish(self.draft_weights)
+        for draft in self.drafts:  # attached to where a version is not the committed one: refused
+            draft.load_weights(self.draft_weights.items())
+        self.assert_done(self.prepare_drafts())
+        # An attach of the model meanwhile is not one of the draft.
+        self.assert_done(self.attach())
+        self.assert_done(self.update(version=2))
+        self.finish()
+        self.draft_weights["o"] += 1
+        self.draft_rig.publish(self.draft_weights)
+        self.assert_done(self.prepare_drafts())
+        drafts = [state(draft) for draft in self.drafts]
+        self.assert_done(self.update(version=3))
+        self.assert_states(before)
+        wanted = [self.make(rank) for rank in range(len(self.drafts))]
+        for fresh, draft in zip(wanted, self.drafts, strict=True):
+            fresh.load_weights(self.draft_weights.items())
+            for name, value in state(fresh).items():
+                self.assertTrue(torch.equal(value, state(draft)[name]), name)
+        self.assert_done(self.update(rollback=True))
+        for draft, old in zip(self.drafts, drafts, strict=True):
+            for name, value in old.items():
+                self.assertTrue(torch.equal(value, state(draft)[name]), name)
+        self.finish()
+        # The server names what its own model holds, not the draft's version.
+        self.assertTrue(all(w._main.client._record for w in self.workers))
+        self.assertTrue(all(w._draft.client._record is None for w in self.workers))
+        self.next_version()
+        self.assert_done(self.prepare())
+        self.assert_done(self.update(version=2))
+        self.assert_newest()
+        self.assertNotEqual(served, [worker._main.client for worker in self.workers])
+
+    def test_parameters_that_a_failed_reload_has_left_without_memory_are_named(self):
+        self.begin()
+        for model in self.models:
+            model.embed = torch.nn.Parameter(model.embed.to("meta"), requires_grad=False)
+        # receiver/engine/http_hook.cc goes by these words.
+        self.assert_refused(self.attach(), "start the engine anew: 1 parameters have no memory")
+
     def test_a_worker_that_cannot_take_its_share_back_says_so_and_is_attached_anew(self):
         self.make = WithLatent
         super().begin()
@@ -324,7 +431,7 @@ class VllmTest(Plugin):
         self.ranks.run(lambda rank: self.workers[rank].finish_weight_update())
         self.assert_refused(self.update(), "no update is prepared")
         for worker in self.workers:
-            self.assertIn("no update is prepared", worker._client.apply().reason)
+            self.assertIn("no update is prepared", worker._main.client.apply().reason)
         self.assert_states(before)
         self.assert_done(self.prepare())
         self.assert_done(self.update())
@@ -384,6 +491,17 @@ class SglangTest(Plugin):
         self.assert_states(first)
         self.assert_done(self.update())
         self.assert_newest()
+
+    def test_what_a_loader_computes_from_parameters_is_computed_anew(self):
+        self.make = PostLoad
+        self.begin()
+        before = self.states()
+        self.assert_done(self.update())
+        self.next_version()
+        self.assert_done(self.update("version=2&check"))
+        self.assert_newest()
+        self.assert_done(self.update("version=1&rollback"))
+        self.assert_states(before)
 
     def test_a_checkpoint_of_which_the_engine_has_only_a_part_is_refused(self):
         self.make = Engine  # of two ranks, the first alone

@@ -89,6 +89,13 @@ class WeightTransferEngine(typing.Generic[_Info, _Update]):
         self.parallel_config = types.SimpleNamespace(
             enable_expert_parallel=False, data_parallel_rank=0, data_parallel_size=1)
         self.model_config = types.SimpleNamespace(quantization=None, dtype=torch.bfloat16)
+        self._default_model, self._default_model_config = self.model, self.model_config
+
+    def set_weight_update_target(self, model: torch.nn.Module, model_config: Any) -> None:
+        self.model, self.model_config = model, model_config
+
+    def reset_weight_update_target(self) -> None:
+        self.set_weight_update_target(self._default_model, self._default_model_config)
 
     def parse_update_info(self, update_info: dict) -> Any:
         return self.update_info_cls(**update_info)
@@ -120,6 +127,8 @@ class Runner:
 
     def end_weight_update(self, run_post_load: bool) -> None:
         assert run_post_load
+        if hasattr(self.model, "post_load_weights"):
+            self.model.post_load_weights()
         self._at("end")
 
     def _at(self, where: str) -> None:

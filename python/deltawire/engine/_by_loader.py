@@ -18,6 +18,7 @@ from deltawire.engine._geometry import Box, Region, overlap
 from deltawire.engine._model import REPLACED, Change, ListChange, Snapshot, Storage, Unchanged
 from deltawire.engine._outcome import some
 from deltawire.engine._shadow import Kept, Shadow, load_beside
+from deltawire.engine._threads import Alone
 from deltawire.engine._trace import Group, Tensors
 
 #: Groups are proven together while their tensors take no more bytes than this.
@@ -163,7 +164,7 @@ class ByLoader:
         kept = Kept(self._storages, self._regions)
         why = ""
         try:
-            with torch.no_grad(), kept:
+            with torch.no_grad(), kept, Alone():
                 self._load(iter(pairs.values()))
         except Exception as error:  # pylint: disable=broad-except  # somebody else's code
             why = f"the loader failed: {error or repr(error)}"

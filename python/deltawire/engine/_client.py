@@ -48,7 +48,7 @@ class EngineClient:
         return self._weights.wait_for_other(known, seconds)
 
     def attach(self, model: Any, load: Callable[[Iterable], Any], *, loader_tensors: bool = False,
-               plans: PlanCache | None = None) -> Attached:
+               plans: PlanCache | None = None, is_served: bool = True) -> Attached:
         """Finds where `model` keeps each element, and proves it.
 
         `load` is the engine's own loader: it takes (name, tensor) pairs. It runs over tensors
@@ -59,7 +59,9 @@ class EngineClient:
         `loader_tensors`: tensors that the loader computes with (`Attached.by_loader`) are updated
         by the loader itself, within `apply`; without it such a model is refused, since `apply` is
         then the engine's code as well, costs whole tensors, and can fail. `plans`: keeps what was
-        found, and is asked first; what it has is proven in the same way.
+        found, and is asked first; what it has is proven in the same way. `is_served`: False for a
+        model beside the one that answers, as the draft of speculative decoding; its version is
+        then none that the server names in responses.
         """
         from deltawire.engine._attach import Attachment  # pylint: disable=import-outside-toplevel
 
@@ -72,7 +74,8 @@ class EngineClient:
         if result:
             self._attachment = attachment
             self._model, self._addresses = model, _addresses(model)
-            self._tell()
+            if is_served:
+                self._tell()
         return result
 
     def is_at_home(self) -> bool:

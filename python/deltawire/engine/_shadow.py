@@ -1,7 +1,7 @@
 """Ways to run an engine's loader over tensors with data: beside the live memory, or in it.
 
-Both are modes of torch, of the thread that enters them: what a loader writes from other threads, or
-past torch, they do not see.
+Both are modes of torch, of the thread that enters them, so a loader may start no other one
+(`_threads.py`). What it writes past torch, or from threads that it has from before, they do not see.
 """
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deltawire.engine._geometry import Region, region_of
 from deltawire.engine._model import Storage
 from deltawire.engine._operations import is_view, tensors_in, written_by
+from deltawire.engine._threads import Alone
 
 
 def zero_pages(nbytes: int) -> torch.UntypedStorage:
@@ -134,6 +135,6 @@ def load_beside(load: Callable[[Iterable], object], storages: list[Storage],
         for shadow.current, pair in pairs.items():
             yield pair
 
-    with shadow:
+    with shadow, Alone():
         load(told())
     return shadow

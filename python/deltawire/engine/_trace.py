@@ -35,6 +35,7 @@ from deltawire.engine._geometry import (
 from deltawire.engine._model import Storage, Unchanged, live_storages
 from deltawire.engine._operations import is_view, returned, tensors_in, written_by
 from deltawire.engine._outcome import some
+from deltawire.engine._threads import Alone
 from deltawire.engine._ways import Steps
 
 aten = torch.ops.aten
@@ -269,7 +270,7 @@ def _run(model, load: Callable[[Iterable], object], tensors: Tensors, skip: Iter
 
     unchanged = Unchanged(model)
     try:
-        with unchanged, watch:
+        with unchanged, watch, Alone():
             load(pairs())
     except _Refused:
         pass

@@ -40,6 +40,10 @@ _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 _SCHEDULER = ("sglang.srt.managers.scheduler_components.weight_updater."
               "SchedulerWeightUpdaterManager")
 _TOKENIZER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+#: By this method a model of SGLang's computes from its parameters; its loader calls it, too.
+_COMPUTES = "post_load_weights"
+#: Tensors of a stream, whose memory is used again when they are loaded: SGLang waits for each.
+_IN_THIS_THREAD = "_sglang_runai_streamer_tensor"
 #: Other ways of writing weights: after each of them the memory is unknown and is proven anew.
 _OTHER_WRITERS = ("begin_weight_update", "load_weights_from_distributed",
                   "update_weights_from_tensor", "update_weights_from_ipc")
@@ -96,6 +100,29 @@ class Order:
         return f"{SCHEME}{self.directory}?" + "&".join(said)
 
 
+def loader_of(model: Any) -> Callable[[Any], Any]:
+    """The model's own loader, without what it computes from parameters when it has loaded them, as
+    latent attention's halves of kv_b_proj: `_inside_update` has SGLang do that after each write.
+    And in this thread alone, as SGLang's loaders take tensors that are marked so."""
+
+    def marked(pairs: Any) -> Any:
+        for name, tensor in pairs:
+            setattr(tensor, _IN_THIS_THREAD, True)
+            yield name, tensor
+
+    def load(pairs: Any) -> Any:
+        own = vars(model)
+        if not hasattr(model, _COMPUTES) or _COMPUTES in own:
+            return model.load_weights(marked(pairs))
+        own[_COMPUTES] = lambda *_, **__: None
+        try:
+            return model.load_weights(marked(pairs))
+        finally:
+            del own[_COMPUTES]
+
+    return load
+
+
 class Follower:
     """One model of this process and the directory that it follows."""
 
@@ -107,7 +134,7 @@ class Follower:
         self.prepared: UpdateInfo | None = None
         self.before: Identity | None = None  # the last update's, to which a rollback leads
         attached = self.client.attach(
-            runner.model, runner.model.load_weights, plans=_plans(runner, order),
+            runner.model, loader_of(runner.model), plans=_plans(runner, order),
             loader_tensors=order.loader_tensors)
         if not attached:
             raise Refused(f"this model cannot be updated in place: {attached.reason}. Where only "

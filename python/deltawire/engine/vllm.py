@@ -5,9 +5,11 @@ Start the server with `--weight-transfer-config '{"backend": "deltawire"}'` and,
 for each version: `/start_weight_update` (prepares and checks; requests go on), `/pause`,
 `/update_weights {"update_info": {}}` (writes), `/finish_weight_update {"weight_version": ...}`,
 `/resume`. Each worker does its own share. vLLM finds the backend by the entry point
-`vllm.general_plugins`; nothing of vLLM is changed.
+`vllm.general_plugins`; nothing of vLLM is changed. The draft model of speculative decoding is a
+model of its own: `{"init_info": {"draft_directory": ...}}` once, and `/start_draft_weight_update`
+in the place of `/start_weight_update`.
 
-Tried with vLLM 0.32 and one worker. Each step is taken by all workers or by none: they agree over
+Tried with vLLM 0.32, and one and two workers. Each step is taken by all workers or by none: they agree over
 vLLM's own group. Errors are raised: vLLM answers them with a code of 500, and the parameters are
 then what they were. A rollback that fails on one worker is the exception (`UpdateInfo`), and an
 update that one cannot take back, which says so: that worker must then be attached anew.
@@ -31,6 +33,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 
 from deltawire.engine import Attached, EngineClient, Identity, PlanCache
+from deltawire.engine._outcome import some
 from deltawire.engine._ranks import Held, Refused, together
 
 logger = logging.getLogger("vllm.deltawire")  # vLLM shows what its own loggers say
@@ -52,11 +55,14 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """`directory`: the receiver's, of the model that this server serves. `plans`: a folder in which
-    layouts are kept from one start to the next, or true for the user's cache. `loader_tensors`:
-    vLLM's own loader updates the tensors that it computes with, as `EngineClient.attach` has it."""
+    """`directory`: the receiver's, of the model that this server serves. `draft_directory`: of its
+    draft model, which is attached to at its first update. One of them may be left out; that model's
+    client then stays. `plans`: a folder in which layouts are kept from one start to the next, or
+    true for the user's cache. `loader_tensors`: vLLM's own loader updates the tensors that it
+    computes with, as `EngineClient.attach` has it."""
 
-    directory: str
+    directory: str = ""
+    draft_directory: str = ""
     threads: int = 1
     plans: str | bool = False
     loader_tensors: bool = False
@@ -74,28 +80,59 @@ class UpdateInfo(WeightTransferUpdateInfo):
     check: bool = False
 
 
+@dataclass
+class Followed:
+    """One model of a worker, and what is known of its memory."""
+
+    client: EngineClient | None = None
+    prepared: Identity | None = None
+    before: Identity | None = None  # the last update's, to which a rollback leads
+
+
 class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
-    """A worker's weights, followed by an EngineClient."""
+    """A worker's weights, followed by an EngineClient; so are its draft model's, where vLLM has
+    one. `self.model` is the model that the session under way is about."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self._client: EngineClient | None = None
-        self._prepared: Identity | None = None
-        self._before: Identity | None = None  # the last update's, to which a rollback leads
+        self._main, self._draft = Followed(), Followed()
+        self._draft_info: InitInfo | None = None
+
+    @property
+    def _followed(self) -> Followed:
+        """Of the session's model."""
+        return self._main if self.model is self._default_model else self._draft
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         # The memory may be another one by now: a refusal must not leave an older client at work.
-        self._client = self._prepared = self._before = None
+        if init_info.draft_directory:
+            self._draft, self._draft_info = Followed(), init_info
+        if init_info.directory:
+            # A session of the draft model may be open.
+            self._main = Followed()
+            self._main.client = self._attach(
+                self._default_model, self._default_model_config, init_info.directory, init_info)
+        elif not init_info.draft_directory:
+            _together(self._refuse_nothing)
+
+    @staticmethod
+    def _refuse_nothing() -> None:
+        raise Refused("init_info has neither a directory nor a draft_directory")
+
+    def _attach(self, model: torch.nn.Module, model_config: Any, directory: str, info: InitInfo
+                ) -> EngineClient:
+        """Raises RuntimeError on all workers where one of them cannot."""
 
         def attach() -> Identity:
-            client = EngineClient(init_info.directory, init_info.threads)
+            self._refuse_lost(model)
+            client = EngineClient(directory, info.threads)
             attached = client.attach(
-                self.model, self.model.load_weights, plans=self._plans(init_info.plans),
-                loader_tensors=init_info.loader_tensors)
+                model, model.load_weights, plans=self._plans(info.plans, model_config),
+                loader_tensors=info.loader_tensors, is_served=model is self._default_model)
             if not attached:
                 raise Refused(f"this model cannot be updated in place: {attached.reason}")
             logger.info("deltawire: attached to %s: %s", client.held, attached.described())
@@ -104,10 +141,23 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         found: list[tuple[EngineClient, Attached]] = []
         _together(attach, lambda: found[0][1].held if found else None)
-        self._client = found[0][0]
+        return found[0][0]
+
+    def _refuse_lost(self, model: torch.nn.Module) -> None:
+        """After a load of vLLM's own that raised, its next one says that it is done, and leaves
+        parameters without memory. The receiver knows the last words (`receiver/engine`)."""
+        lost = [name for name, p in model.named_parameters()
+                if p.device.type == "meta" != self.device.type]
+        if lost:
+            raise Refused(f"start the engine anew: {len(lost)} parameters have no memory since a "
+                          f"reload of vLLM's own failed: {some(lost)}")
 
     def start_weight_update(self) -> None:
-        self._prepared = self._before = None
+        followed = self._followed
+        followed.prepared = followed.before = None
+        if followed is self._draft and followed.client is None and self._draft_info is not None:
+            followed.client = self._attach(self.model, self.model_config,
+                                           self._draft_info.draft_directory, self._draft_info)
 
         def prepare() -> Identity:
             outcome = self._require().prepare()
@@ -117,7 +167,7 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
         # Between two workers' steps the receiver may have committed: then they have prepared
         # different versions, and none of them may write.
-        self._prepared = _together(prepare)
+        followed.prepared = _together(prepare)
 
     def update_weights(self, update_info: dict) -> None:
         # The base's also synchronises torch's accelerator, which a CPU has not.
@@ -127,9 +177,9 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         target = _together(lambda: self._target(update_info))
-        client = self._require()
+        client, followed = self._require(), self._followed
         held = client.held
-        self._prepared = self._before = None
+        followed.prepared = followed.before = None
         try:
             _together(lambda: self._write(client, update_info))
         except RuntimeError as refused:
@@ -137,27 +187,31 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             if client.held == target != held and not update_info.rollback:
                 self._take_back(client, refused)
             raise
-        self._before = None if update_info.rollback else held
+        followed.before = None if update_info.rollback else held
 
     def finish_weight_update(self) -> None:
-        self._prepared = None
-        if self._client is not None:
-            self._client.discard()  # of an update that was given up
+        followed = self._followed
+        followed.prepared = None
+        if followed.client is not None:
+            followed.client.discard()  # of an update that was given up
 
     def shutdown(self) -> None:
-        self._client = self._prepared = self._before = None
+        self._main, self._draft, self._draft_info = Followed(), Followed(), None
 
     def _require(self) -> EngineClient:
-        if self._client is None:
-            raise Refused("/init_weight_transfer_engine comes first")
-        return self._client
+        client = self._followed.client
+        if client is None:
+            raise Refused("/init_weight_transfer_engine comes first" + (
+                ", with a draft_directory" if self._followed is self._draft else ""))
+        return client
 
     def _target(self, update_info: UpdateInfo) -> Identity:
         """What the memory shall be. Raises Refused."""
         self._require()
         if update_info.rollback and update_info.check:
             raise Refused("a rollback is not checked: what it has undone could not be put back")
-        target = self._before if update_info.rollback else self._prepared
+        followed = self._followed
+        target = followed.before if update_info.rollback else followed.prepared
         if target is None:
             raise Refused("no update was applied that could be undone" if update_info.rollback else
                           "no update is prepared; /start_weight_update comes first")
@@ -186,7 +240,7 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 raise Refused(undone.reason)
             self._compute_anew()
         except Exception as error:  # pylint: disable=broad-except  # vLLM's own functions, too
-            self._client = None
+            self._followed.client = None
             why = (f"{refused}; and this worker could not take its share back: "
                    f"{str(error) or repr(error)}: half of an update stays; have the directory read, "
                    "and attach again")
@@ -203,7 +257,7 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if hasattr(self.model, "process_weights_after_loading"):
             self.model.process_weights_after_loading()
 
-    def _plans(self, plans: str | bool) -> PlanCache | None:
+    def _plans(self, plans: str | bool, model_config: Any) -> PlanCache | None:
         if not plans:
             return None
         parallel = self.parallel_config
@@ -212,7 +266,7 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             f"tp {tp.rank_in_group}/{tp.world_size}", f"pp {pp.rank_in_group}/{pp.world_size}",
             f"ep {'on' if parallel.enable_expert_parallel else 'off'}",
             f"dp {parallel.data_parallel_rank}/{parallel.data_parallel_size}",
-            f"quantization {self.model_config.quantization}"])
+            f"quantization {model_config.quantization}"])
         return PlanCache("vllm", vllm.__version__, layout, None if plans is True else plans)
 
 
