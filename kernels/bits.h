@@ -94,7 +94,7 @@ class BitReader {
     uint64_t zeros = 0;
     while (zeros <= most && ok()) {
       const uint64_t window = Peek();
-      const unsigned have = 57;  // bits that the window holds at any bit offset
+      const unsigned have = kWindowBits;
       const auto run = static_cast<unsigned>(std::countr_zero(window | uint64_t{1} << have));
       if (run < have) {
         at_ += run + 1;
@@ -109,6 +109,9 @@ class BitReader {
     return 0;
   }
   void Skip(uint64_t bits) { at_ += bits; }
+  /// The next bits, of which at least the lowest kWindowBits count. Takes none.
+  static constexpr unsigned kWindowBits = 57;
+  uint64_t Window() const { return Peek(); }
   uint64_t position() const { return at_; }
   bool ok() const { return !failed_ && at_ <= static_cast<uint64_t>(end_ - data_) * 8; }
   /// True when only the last byte's zero padding is left.

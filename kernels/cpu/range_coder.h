@@ -58,27 +58,36 @@ class RangeEncoder {
     Add(bound & no);
     range_ = bound + ((range_ - 2 * bound) & no);
   }
+  /// PutEvent, PutDecision(first, kEven) and PutDecision(second, probability), with one addition to
+  /// the number, since at most one of the three can carry.
+  void PutEventAndTwo(uint64_t start, uint64_t size, bool first, bool second,
+                      uint32_t probability) {
+    const uint64_t unit = range_ >> kEventBits;
+    uint64_t amount = unit * start;
+    range_ = unit * size;
+    for (const auto& [yes, p] : {Decision{first, kEven}, Decision{second, probability}}) {
+      const uint64_t bound = (range_ >> kDecisionBits) * p;
+      const uint64_t no = uint64_t{yes} - 1;
+      amount += bound & no;
+      range_ = bound + ((range_ - 2 * bound) & no);
+    }
+    Add(amount);
+  }
   /// Codes the lowest `bits` (up to kMaxRawBits) bits of `value`, which has no higher ones.
   void PutRaw(uint64_t value, unsigned bits) {
     range_ >>= bits;
     Add(range_ * value);
   }
   /// To be called wherever the format says so.
-  void Normalise() {
-    const unsigned shift = static_cast<unsigned>(std::countl_zero(range_)) & ~7u;
-    if (capacity_ - size_ >= 8 && size_ <= capacity_) [[likely]] {
-      StoreHighFirst(out_ + size_, low_);  // bytes that do not count yet will be written again
-      size_ += shift / 8;
-    } else {
-      PutLast(shift);
-    }
-    low_ <<= shift;
-    range_ <<= shift;
+  void Normalise() { Shift(static_cast<unsigned>(std::countl_zero(range_)) & ~7u); }
+  /// Normalises, or does not, without a branch.
+  void NormaliseIf(bool condition) {
+    Shift(static_cast<unsigned>(std::countl_zero(range_)) & (condition ? ~7u : 0u));
   }
   /// Ends the stream and returns its bytes; more than the capacity when it did not fit.
   size_t Finish() {
     const RangeEnd end(low_, range_);
-    if (end.carry) Carry();
+    if (end.carry) Carry(out_, size_, capacity_);
     for (unsigned i = 0; i < end.bytes; ++i)
       PutByte(static_cast<uint8_t>(end.value >> (56 - 8 * i)));
     while (size_ > 0 && size_ <= capacity_ && out_[size_ - 1] == 0) --size_;
@@ -86,19 +95,37 @@ class RangeEncoder {
   }
 
  private:
+  struct Decision {
+    bool yes;
+    uint32_t probability;
+  };
+  void Shift(unsigned bits) {
+    if (capacity_ - size_ >= 8 && size_ <= capacity_) [[likely]] {
+      StoreHighFirst(out_ + size_, low_);  // bytes that do not count yet will be written again
+    } else {
+      PutLast(out_, size_, capacity_, low_, bits);
+    }
+    size_ += bits / 8;
+    low_ <<= bits;
+    range_ <<= bits;
+  }
   void Add(uint64_t amount) {
     low_ += amount;
     if (low_ < amount) [[unlikely]]
-      Carry();
+      Carry(out_, size_, capacity_);
   }
-  [[gnu::noinline]] void Carry() {
-    for (size_t i = size_; i-- > 0;) {
-      if (i >= capacity_) return;  // the stream did not fit, so its bytes are not used
-      if (++out_[i] != 0) return;
+  // Functions without `this`: a coder whose address is known to nobody can stay in registers.
+  [[gnu::noinline]] static void Carry(uint8_t* out, size_t size, size_t capacity) {
+    for (size_t i = size; i-- > 0;) {
+      if (i >= capacity) return;  // the stream did not fit, so its bytes are not used
+      if (++out[i] != 0) return;
     }
   }
-  [[gnu::noinline, gnu::cold]] void PutLast(unsigned bits) {
-    for (unsigned i = 0; i < bits; i += 8) PutByte(static_cast<uint8_t>(low_ >> (56 - i)));
+  [[gnu::noinline, gnu::cold]] static void PutLast(uint8_t* out, size_t size, size_t capacity,
+                                                   uint64_t low, unsigned bits) {
+    for (unsigned i = 0; i < bits; i += 8, ++size) {
+      if (size < capacity) out[size] = static_cast<uint8_t>(low >> (56 - i));
+    }
   }
   void PutByte(uint8_t byte) {
     if (size_ < capacity_) out_[size_] = byte;
@@ -161,11 +188,12 @@ class RangeDecoder {
   uint64_t Window(size_t at) const {
     if (at + 8 <= size_) [[likely]]
       return LoadHighFirst(data_ + at);
-    return LastWindow(at);
+    return LastWindow(data_, size_, at);
   }
-  [[gnu::noinline, gnu::cold]] uint64_t LastWindow(size_t at) const {
+  [[gnu::noinline, gnu::cold]] static uint64_t LastWindow(const uint8_t* data, size_t size,
+                                                          size_t at) {
     uint64_t window = 0;
-    for (size_t i = at; i < at + 8; ++i) window = window << 8 | (i < size_ ? data_[i] : 0);
+    for (size_t i = at; i < at + 8; ++i) window = window << 8 | (i < size ? data[i] : 0);
     return window;
   }
   const uint8_t* data_ = nullptr;

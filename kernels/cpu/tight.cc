@@ -311,7 +311,7 @@ DecodeStatus TightDecoder::GetStreams(Bytes tight, PayloadWriter& writer) {
       return kBad;
     }
     writer.Add(chunk_.ops().pack(work.at, work.d, JoinLanes(decoders), chunk_.BlockElements(b),
-                                 chunk_.width(), reinterpret_cast<uint8_t*>(work.past_d),
+                                 chunk_.width(), reinterpret_cast<uint8_t*>(work.dense),
                                  writer.cursor()));
   }
   for (unsigned i = 0; i < lanes(); ++i) {

@@ -25,6 +25,10 @@ struct BlockOps {
   /// the stream is malformed.
   bool (*unpack)(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
                  unsigned width, uint16_t* at, uint64_t* d);
+  /// Reads only where a block's changes are, into `at`, and which are negative, into the bits of
+  /// `down`, which has room for row.changed bits in whole words. REQUIRES: a valid stream.
+  bool (*places)(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
+                 unsigned width, uint16_t* at, uint64_t* down);
   /// Writes a block with these changes; `dense` is scratch of one block of elements.
   BlockRow (*pack)(const uint16_t* at, const uint64_t* d, size_t changed, size_t elements,
                    unsigned width, uint8_t* dense, uint8_t* out);
@@ -43,6 +47,19 @@ DecodeStatus TightEncode(const BlockOps& ops, Bytes old_data, Bytes payload, uns
 DecodeStatus TightDecode(const BlockOps& ops, Bytes old_data, Bytes tight, unsigned width,
                          const History& history, MutableBytes scratch, MutableBytes out,
                          size_t* bytes);
+
+/// BlockOps::places of a raw block.
+template <typename T>
+void PutRawPlaces(const uint8_t* stream, size_t elements, uint16_t* at, uint64_t* down) {
+  size_t count = 0;
+  for (size_t i = 0; i < elements; ++i) {
+    const T difference = LoadElement<T>(stream, i);
+    if (difference == 0) continue;
+    if (count % 64 == 0) down[count / 64] = 0;
+    down[count / 64] |= uint64_t{IsNegative(difference)} << count % 64;
+    at[count++] = static_cast<uint16_t>(i);
+  }
+}
 
 /// The element width that a class function is for; 0: any.
 constexpr unsigned WidthOf(ClassFunction function) { return FieldOf(function).width; }

@@ -49,6 +49,9 @@ void TightChunk::CountClasses(TightCounts* counts) {
 bool TightChunk::Prepare(size_t block, TightCounts* counts) {
   const size_t elements = prepared_ = BlockElements(block);
   const uint8_t* data = BlockData(block);
+  next_ = block + 1 < blocks() ? old_data_.subspan((block + 1) * kBlockElements * width_,
+                                                   BlockElements(block + 1) * width_)
+                               : Bytes();
   uint32_t found[kClasses] = {};
   // In parts whose classes are still in the first-level cache when they are looked up. before[i +
   // 1] first gets the sum of the elements from kSumStep i on; the loop below adds up.
@@ -80,32 +83,59 @@ bool TightChunk::Overlay(size_t block, TightCounts* counts) {
   // would be an unpredictable branch.
   for (unsigned i = depth_; i-- > 0;) {
     if (!changed_in_[i]) continue;
-    const BlockRow row = past_[i].Row(block);
-    if (row.changed == 0) continue;
-    if (!ops_.unpack(row, past_[i].StreamOf(block), past_[i].end(), elements, width_,
-                     work_->past_at, work_->past_d)) {
-      return false;
+    if (block == 0) past_block_[i].emplace(past_[i]);
+    BlockCursor& cursor = *past_block_[i];
+    const uint32_t changed = cursor.row().changed;
+    if (changed > 0) {
+      if (!ops_.places(cursor.row(), cursor.stream(), past_[i].end(), elements, width_,
+                       work_->past_at, work_->past_down)) {
+        return false;
+      }
+      SetRows(changed, RowOfAge(i + 1), counts);
     }
-    SetRows(row.changed, RowOfAge(i + 1), counts);
+    cursor.Next();
   }
   return true;
 }
 
-void TightChunk::SetRows(uint32_t changed, unsigned row, TightCounts* counts) {
-  const unsigned sign = 8 * width_ - 1;
-  for (uint32_t k = 0; k < changed; ++k) {
-    const size_t at = work_->past_at[k];
-    const auto down = static_cast<unsigned>(work_->past_d[k] >> sign);
-    const uint8_t old_context = work_->contexts[at];
-    const auto context = static_cast<uint8_t>(ClassOf(old_context) | row << 4 | down << 7);
-    work_->contexts[at] = context;
-    if (weighted_) {
-      work_->before[at / kSumStep + 1] +=
-          uint64_t{model_.WeightOf(context)} - model_.WeightOf(old_context);
+/// Calls moved(k, at, old context, context) for every change, number k.
+template <typename Moved>
+void TightChunk::SetRows(uint32_t changed, unsigned row, Moved moved) {
+  uint8_t* const contexts = work_->contexts;
+  for (uint32_t first = 0; first < changed; first += 64) {
+    uint64_t down = work_->past_down[first / 64];
+    const uint32_t stop = std::min(changed, first + 64);
+    for (uint32_t k = first; k < stop; ++k, down >>= 1) {
+      const size_t at = work_->past_at[k];
+      const uint8_t old_context = contexts[at];
+      const auto context = static_cast<uint8_t>(ClassOf(old_context) | row << 4 | (down & 1) << 7);
+      contexts[at] = context;
+      moved(k, at, old_context, context);
     }
-    if (counts != nullptr) {
-      --counts->rate[RowOf(old_context)][ClassOf(old_context)].of;
-      ++counts->rate[row][ClassOf(context)].of;
+  }
+}
+
+void TightChunk::SetRows(uint32_t changed, unsigned row, TightCounts* counts) {
+  uint64_t* const before = work_->before + 1;
+  const LaneModel& model = model_;
+  if (counts == nullptr) {
+    return SetRows(changed, row, [&](uint32_t, size_t at, uint8_t old_context, uint8_t context) {
+      before[at / kSumStep] += uint64_t{model.WeightOf(context)} - model.WeightOf(old_context);
+    });
+  }
+  // Most changes move from one context to one other, so a count would wait for itself: it is kept
+  // in several places.
+  constexpr size_t kPlaces = 4;
+  uint32_t from[kPlaces][kContexts] = {}, to[kPlaces][kContexts] = {};
+  SetRows(changed, row, [&](uint32_t k, size_t, uint8_t old_context, uint8_t context) {
+    ++from[k % kPlaces][old_context % kContexts];
+    ++to[k % kPlaces][context % kContexts];
+  });
+  for (unsigned r = 0; r < kHistoryRows; ++r) {
+    for (unsigned c = 0; c < kClasses; ++c) {
+      for (size_t place = 0; place < kPlaces; ++place) {
+        counts->rate[r][c].of += to[place][r << 4 | c] - from[place][r << 4 | c];
+      }
     }
   }
 }

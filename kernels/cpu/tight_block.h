@@ -4,6 +4,8 @@
 // Errors: Prepare is false when a delta of the history is malformed.
 #pragma once
 
+#include <optional>
+
 #include "kernels/cpu/tight.h"
 #include "kernels/cpu/tight_model.h"
 
@@ -15,10 +17,11 @@ inline constexpr size_t kSearchAhead = 16;
 struct BlockWork {
   alignas(64) uint8_t contexts[kBlockElements + kSumStep];
   alignas(64) uint64_t before[kBlockElements / kSumStep + 1 + kSearchAhead];
-  uint16_t at[kBlockElements];       ///< places of this delta's changes
-  uint64_t d[kBlockElements];        ///< their differences
-  uint16_t past_at[kBlockElements];  ///< the same for one delta of the history
-  uint64_t past_d[kBlockElements];   ///< also BlockOps::pack's dense scratch
+  uint16_t at[kBlockElements];              ///< places of this delta's changes
+  uint64_t d[kBlockElements];               ///< their differences
+  uint16_t past_at[kBlockElements];         ///< places of changes of one delta of the history
+  uint64_t past_down[kBlockElements / 64];  ///< which of them are negative
+  uint64_t dense[kBlockElements];           ///< BlockOps::pack's scratch
 };
 
 /// A chunk's data that encoding and decoding share.
@@ -37,7 +40,7 @@ class TightChunk {
   const BlockOps& ops() const { return ops_; }
   const LaneModel& model() const { return model_; }
   /// The prepared block.
-  LaneBlock view() const { return {work_->contexts, work_->before, prepared_}; }
+  LaneBlock view() const { return {work_->contexts, work_->before, prepared_, next_}; }
   ClassFunction function() const { return function_; }
   /// A block's old bytes.
   const uint8_t* BlockData(size_t block) const {
@@ -50,7 +53,8 @@ class TightChunk {
   /// says so.
   void CountClasses(TightCounts* counts);
   /// Computes a block's contexts and, once the parameters are set, the sums. Adds the block's
-  /// elements to `counts` if it is not null.
+  /// elements to `counts` if it is not null. To be called in the blocks' order, from the first.
+  /// REQUIRES: the parameters are set or there are counts, not both.
   bool Prepare(size_t block, TightCounts* counts);
 
  private:
@@ -58,6 +62,8 @@ class TightChunk {
   bool Overlay(size_t block, TightCounts* counts);
   /// Takes the changes that were unpacked last to this row.
   void SetRows(uint32_t changed, unsigned row, TightCounts* counts);
+  template <typename Moved>
+  void SetRows(uint32_t changed, unsigned row, Moved moved);
 
   const BlockOps& ops_;
   Bytes old_data_;
@@ -69,9 +75,11 @@ class TightChunk {
   bool weighted_ = false;
   PayloadView past_[kMaxHistory];
   bool changed_in_[kMaxHistory] = {};
+  std::optional<BlockCursor> past_block_[kMaxHistory];  ///< at the block that is prepared next
   LaneModel model_;
   uint32_t plain_[kClasses] = {};  ///< the weights of row 0
   size_t prepared_ = 0;            ///< number of elements of the prepared block
+  Bytes next_;                     ///< the old bytes of the block behind it
   BlockWork* work_;
 };
 

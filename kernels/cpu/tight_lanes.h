@@ -10,6 +10,7 @@
 #include "kernels/cpu/range_coder.h"
 #include "kernels/cpu/survival.h"
 #include "kernels/format.h"
+#include "kernels/kernels.h"
 
 namespace deltawire::kernels {
 
@@ -44,6 +45,7 @@ struct LaneBlock {
   const uint8_t* contexts;
   const uint64_t* before;  ///< before[i]: sum of the weights of the elements before kSumStep i
   size_t elements;
+  Bytes next = {};  ///< the old bytes that are needed after this block, to be fetched meanwhile
 
   /// The first element of a lane, or one past the last of the lane before it.
   size_t First(unsigned lane, unsigned lane_bits) const {
@@ -146,18 +148,18 @@ struct LaneEncoder {
     const uint64_t magnitude = ((d ^ (0 - uint64_t{negative})) + negative) & model.mask;
     coder.PutDecision(magnitude > 1, model.longer[ClassOf(context)][1]);
     coder.Normalise();
-    if (magnitude > 1) PutMagnitude(model, ClassOf(context), magnitude);
+    if (magnitude > 1) coder = PutMagnitude(coder, model, ClassOf(context), magnitude);
   }
-
- private:
-  /// Writes what follows the decision L > 1.
-  [[gnu::noinline]] void PutMagnitude(const LaneModel& model, unsigned cls, uint64_t magnitude) {
+  /// Writes what follows the decision L > 1. The coder comes and goes by value, so that a caller's
+  /// can stay in registers.
+  [[gnu::noinline]] static RangeEncoder PutMagnitude(RangeEncoder coder, const LaneModel& model,
+                                                     unsigned cls, uint64_t magnitude) {
     const unsigned length = Bits(magnitude);
     for (unsigned j = 2; j <= length && j < model.bits; ++j) {
       coder.PutDecision(length > j, model.longer[cls][j]);
       coder.Normalise();
     }
-    if (length == model.bits) return;
+    if (length == model.bits) return coder;
     coder.PutDecision((magnitude >> (length - 2) & 1) != 0, model.second);
     coder.Normalise();
     for (unsigned left = length - 2; left > 0;) {
@@ -166,6 +168,7 @@ struct LaneEncoder {
       coder.PutRaw(magnitude >> left & LowMask(part), part);
       coder.Normalise();
     }
+    return coder;
   }
 };
 

@@ -147,44 +147,62 @@ inline void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&
 inline void CountClasses(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]) {
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
+  // Eight classes at a time are counted in the lanes of vectors, up to what a byte holds.
   const hn::ScalableTag<uint8_t> d;
+  const hn::Repartition<uint64_t, decltype(d)> d64;
   const size_t lanes = hn::Lanes(d);
-  for (; i + lanes <= elements; i += lanes) {
-    const auto v = hn::LoadU(d, classes + i);
-    for (size_t c = 0; c < kClasses; ++c) {
-      counts[c] +=
-          static_cast<uint32_t>(hn::CountTrue(d, hn::Eq(v, hn::Set(d, static_cast<uint8_t>(c)))));
+  const auto is = [&](auto v, unsigned c) {
+    return hn::VecFromMask(d, hn::Eq(v, hn::Set(d, static_cast<uint8_t>(c))));
+  };
+  while (i + lanes <= elements) {
+    const size_t stop = i + std::min<size_t>((elements - i) / lanes, 255) * lanes;
+    for (unsigned c = 0; c < kClasses; c += 8) {
+      auto n0 = hn::Zero(d), n1 = n0, n2 = n0, n3 = n0, n4 = n0, n5 = n0, n6 = n0, n7 = n0;
+      for (size_t j = i; j < stop; j += lanes) {
+        const auto v = hn::LoadU(d, classes + j);
+        n0 = hn::Sub(n0, is(v, c));
+        n1 = hn::Sub(n1, is(v, c + 1));
+        n2 = hn::Sub(n2, is(v, c + 2));
+        n3 = hn::Sub(n3, is(v, c + 3));
+        n4 = hn::Sub(n4, is(v, c + 4));
+        n5 = hn::Sub(n5, is(v, c + 5));
+        n6 = hn::Sub(n6, is(v, c + 6));
+        n7 = hn::Sub(n7, is(v, c + 7));
+      }
+      unsigned to = c;
+      for (const auto n : {n0, n1, n2, n3, n4, n5, n6, n7}) {
+        counts[to++] += static_cast<uint32_t>(hn::GetLane(hn::SumOfLanes(d64, hn::SumsOf8(n))));
+      }
     }
+    i = stop;
   }
 #endif
   for (; i < elements; ++i) ++counts[classes[i]];
 }
 
-/// Collects a block's changes in arrays.
-template <typename T>
-struct ListSink {
-  HWY_INLINE void Prefetch(uint32_t) const {}
-  HWY_INLINE void Change(uint32_t i, T d) {
-    at[count] = static_cast<uint16_t>(i);
-    differences[count++] = d;
-  }
-  uint16_t* at;
-  uint64_t* differences;
-  size_t count = 0;
-};
-
 template <typename T>
 bool UnpackAs(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
               uint16_t* at, uint64_t* d) {
-  ListSink<T> sink{at, d};
   if (!row.IsRaw(elements, sizeof(T))) {
-    SparseReader<T> reader(row, stream, end, elements);
-    return reader.Walk(sink);
+    return SparseReader<T>(row, stream, end, elements).List(at, d);
   }
+  size_t count = 0;
   for (size_t i = 0; i < elements; ++i) {
     const T difference = LoadElement<T>(stream, i);
-    if (difference != 0) sink.Change(static_cast<uint32_t>(i), difference);
+    if (difference == 0) continue;
+    at[count] = static_cast<uint16_t>(i);
+    d[count++] = difference;
   }
+  return true;
+}
+
+template <typename T>
+bool PlacesAs(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
+              uint16_t* at, uint64_t* down) {
+  if (!row.IsRaw(elements, sizeof(T))) {
+    return SparseReader<T>(row, stream, end, elements).Places(at, down);
+  }
+  PutRawPlaces<T>(stream, elements, at, down);
   return true;
 }
 
@@ -212,13 +230,19 @@ inline bool Unpack(const BlockRow& row, const uint8_t* stream, const uint8_t* en
                    [&]<typename T>(T) { return UnpackAs<T>(row, stream, end, elements, at, d); });
 }
 
+inline bool Places(const BlockRow& row, const uint8_t* stream, const uint8_t* end, size_t elements,
+                   unsigned width, uint16_t* at, uint64_t* down) {
+  return WithWidth(
+      width, [&]<typename T>(T) { return PlacesAs<T>(row, stream, end, elements, at, down); });
+}
+
 inline BlockRow Pack(const uint16_t* at, const uint64_t* d, size_t changed, size_t elements,
                      unsigned width, uint8_t*, uint8_t* out) {
   return WithWidth(width, [&]<typename T>(T) { return PackAs<T>(at, d, changed, elements, out); });
 }
 
 inline constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack,
-                                       Pack,    PutLanes,  GetLanes};
+                                       Places,  Pack,      PutLanes,     GetLanes};
 
 inline DecodeStatus Changed(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
                             ChangeVisitor visit, void* context) {

@@ -27,17 +27,27 @@ struct FoundInStep {
 template <bool kHistory>
 class StepWeights {
  public:
-  explicit StepWeights(const LaneModel& model)
-      : model_(model), plain_(_mm512_loadu_si512(model.weights)) {}
+  explicit StepWeights(const LaneModel& model) : plain_(_mm512_loadu_si512(model.weights)) {
+    if constexpr (kHistory) {
+      for (unsigned row = 1; row < kHistoryRows; ++row) {
+        rows_[row - 1] = _mm512_loadu_si512(model.weights + kClasses * row);
+      }
+    }
+  }
   HWY_INLINE __m512i Of(const uint8_t* contexts) const {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(contexts));
-    __m512i index = _mm512_cvtepu8_epi32(bytes);
-    if constexpr (kHistory) {
-      index = _mm512_and_si512(index, _mm512_set1_epi32(kContexts - 1));
-      return _mm512_i32gather_epi32(index, model_.weights, 4);
-    }
+    const __m512i index = _mm512_cvtepu8_epi32(bytes);
     // kNoWeight looks up the weight of its lowest four bits, which no search reaches.
-    return _mm512_permutexvar_epi32(index, plain_);
+    __m512i weights = _mm512_permutexvar_epi32(index, plain_);
+    if constexpr (kHistory) {
+      // A table of each row at a time: a gather takes longer.
+      const __m128i row_of = _mm_and_si128(bytes, _mm_set1_epi8(7 << 4));
+      for (int row = 1; row < int{kHistoryRows}; ++row) {
+        const auto in_row = _mm_cmpeq_epi8_mask(row_of, _mm_set1_epi8(static_cast<char>(row << 4)));
+        weights = _mm512_mask_permutexvar_epi32(weights, in_row, index, rows_[row - 1]);
+      }
+    }
+    return weights;
   }
   /// Sum of the weights of the first `count` < kSumStep elements.
   HWY_INLINE uint32_t SumOf(const uint8_t* contexts, size_t count) const {
@@ -62,8 +72,8 @@ class StepWeights {
   }
 
  private:
-  const LaneModel& model_;
   __m512i plain_;
+  __m512i rows_[kHistory ? kHistoryRows - 1 : 1];
 };
 
 /// The last step that begins with a sum of at most `sum`, from `step` on.
@@ -116,29 +126,186 @@ HWY_INLINE size_t FindStep(const LaneBlock& block, size_t step, size_t last, uin
 }
 #endif
 
+/// Brings the bytes that are needed after a block into the cache, some lines with every change: the
+/// coders wait for one another's results and leave the memory idle.
+class FetchAhead {
+ public:
+  explicit FetchAhead(const LaneBlock& block)
+      : at_(reinterpret_cast<const char*>(block.next.data())), end_(at_ + block.next.size()) {}
+  template <int kLines>
+  HWY_INLINE void Fetch() {
+    if (at_ >= end_) return;
+    for (int line = 0; line < kLines; ++line) {
+      __builtin_prefetch(at_ + ptrdiff_t{kCacheLine} * line, 0, 2);  // to the second level
+    }
+    at_ += ptrdiff_t{kCacheLine} * kLines;
+  }
+
+ private:
+  static constexpr int kCacheLine = 64;
+  const char* at_;
+  const char* end_;
+};
+
+/// The changes of a lane's part, some at a time: all that coding them needs and that does not
+/// depend on the coder, so that the coder's chain of steps is as short as it can be.
+template <bool kHistory>
+class PutPart {
+ public:
+  PutPart(const LaneModel& model, const LaneBlock& block, LaneEncoder& lane, const uint16_t* at,
+          const uint64_t* d, size_t changed)
+      : model_(model), block_(block), lane_(lane), at_(at), d_(d), left_(changed) {}
+
+  size_t size() const { return size_; }
+  /// Makes the next changes ready; false when there are none.
+  HWY_INLINE bool Fill(const StepWeights<kHistory>& weights, FetchAhead& ahead) {
+    size_ = std::min(left_, kMost);
+    uint64_t origin = lane_.cursor.origin;
+    const unsigned sign = model_.bits - 1;
+    for (size_t j = 0; j < size_; ++j) {
+      ahead.Fetch<3>();
+      const size_t i = at_[j], step = i / kSumStep;
+      const uint64_t before =
+          block_.before[step] + weights.SumOf(block_.contexts + step * kSumStep, i % kSumStep);
+      const uint8_t context = block_.contexts[i];
+      const uint32_t weight = model_.WeightOf(context);
+      SetInterval(j, before - origin, weight);
+      sum_[j] = before - origin;
+      before_[j] = before;
+      origin = before + weight;
+      const bool negative = d_[j] >> sign != 0;
+      const uint64_t magnitude = Magnitude(j);
+      longer_[j] = uint32_t{model_.longer[ClassOf(context)][1]} | uint32_t{magnitude > 1} << 31;
+      if constexpr (kHistory) {
+        const bool row = RowOf(context) > 0;
+        const uint32_t p = row ? model_.same[context % kContexts] : kEven;
+        const bool yes = row ? negative == WentDown(context) : negative;
+        sign_[j] = p | uint32_t{row} << 30 | uint32_t{yes} << 31;
+      } else {
+        sign_[j] = uint32_t{negative} << 31;
+      }
+    }
+    return size_ > 0;
+  }
+  /// Codes change `j` of those that are ready.
+  HWY_INLINE RangeEncoder Put(RangeEncoder coder, size_t j) {
+    if (HWY_UNLIKELY(sum_[j] >= kSkipAt)) coder = PutSkips(coder, j);
+    const bool yes = sign_[j] >> 31 != 0, longer = longer_[j] >> 31 != 0;
+    const uint32_t p = longer_[j] & 0xffff;
+    if constexpr (kHistory) {
+      coder.PutEvent(after_[j], share_[j]);
+      coder.PutDecision(yes, sign_[j] & 0xffff);
+      coder.NormaliseIf((sign_[j] >> 30 & 1) != 0);
+      coder.PutDecision(longer, p);
+    } else {
+      coder.PutEventAndTwo(after_[j], share_[j], yes, longer, p);
+    }
+    coder.Normalise();
+    if (HWY_UNLIKELY(longer)) {
+      const unsigned cls = ClassOf(block_.contexts[at_[j]]);
+      coder = LaneEncoder::PutMagnitude(coder, model_, cls, Magnitude(j));
+    }
+    return coder;
+  }
+  /// Goes on behind those that were ready.
+  HWY_INLINE void Pass() {
+    if (size_ == 0) return;
+    const size_t last = size_ - 1;
+    lane_.cursor.PassChange(at_[last], before_[last], model_.WeightOf(block_.contexts[at_[last]]));
+    at_ += size_;
+    d_ += size_;
+    left_ -= size_;
+  }
+
+ private:
+  static constexpr size_t kMost = 256;
+
+  HWY_INLINE uint64_t Magnitude(size_t j) const {
+    const uint64_t negative = d_[j] >> (model_.bits - 1);
+    return ((d_[j] ^ (0 - negative)) + negative) & model_.mask;
+  }
+  HWY_INLINE void SetInterval(size_t j, uint64_t sum, uint32_t weight) {
+    const uint64_t after = Survival(sum + weight);
+    after_[j] = static_cast<uint32_t>(after);
+    share_[j] = static_cast<uint32_t>(Survival(sum) - after);
+  }
+  [[gnu::noinline]] RangeEncoder PutSkips(RangeEncoder coder, size_t j) {
+    LaneCursor& cursor = lane_.cursor;
+    if (j > 0) {
+      cursor.at = size_t{at_[j - 1]} + 1;
+      cursor.origin = before_[j] - sum_[j];
+      cursor.sum = 0;
+    }
+    lane_.coder = coder;
+    lane_.PutSkips(model_, block_, at_[j]);
+    SetInterval(j, cursor.sum, model_.WeightOf(block_.contexts[at_[j]]));
+    return lane_.coder;
+  }
+
+  const LaneModel& model_;
+  const LaneBlock& block_;
+  LaneEncoder& lane_;
+  const uint16_t* at_;
+  const uint64_t* d_;
+  size_t left_;
+  size_t size_ = 0;
+  uint32_t after_[kMost], share_[kMost];  ///< the intervals' starts and sizes
+  uint32_t sign_[kMost];    ///< probability, bit 30: whether to normalise behind it, bit 31: yes
+  uint32_t longer_[kMost];  ///< probability, bit 31: yes
+  uint64_t sum_[kMost], before_[kMost];
+};
+
+/// Codes the parts of one or two lanes. Two coders in turn take little longer than one, since each
+/// waits for its own last step.
+template <bool kHistory, unsigned kCount>
+void PutParts(const StepWeights<kHistory>& weights, FetchAhead& ahead, LaneEncoder* lanes,
+              PutPart<kHistory>* parts) {
+  for (;;) {
+    bool any = false;
+    for (unsigned l = 0; l < kCount; ++l) any |= parts[l].Fill(weights, ahead);
+    if (!any) return;
+    RangeEncoder first = lanes[0].coder, second = lanes[kCount - 1].coder;
+    size_t j = 0;
+    if constexpr (kCount == 2) {
+      for (const size_t both = std::min(parts[0].size(), parts[1].size()); j < both; ++j) {
+        first = parts[0].Put(first, j);
+        second = parts[1].Put(second, j);
+      }
+      for (size_t k = j; k < parts[1].size(); ++k) second = parts[1].Put(second, k);
+      lanes[1].coder = second;
+    }
+    for (; j < parts[0].size(); ++j) first = parts[0].Put(first, j);
+    lanes[0].coder = first;
+    for (unsigned l = 0; l < kCount; ++l) parts[l].Pass();
+  }
+}
+
 template <bool kHistory>
 void PutLanesAs(const LaneModel& model, const LaneBlock& block, LaneEncoder* lanes,
                 unsigned lane_bits, const uint16_t* at, const uint64_t* d, size_t changed) {
   const StepWeights<kHistory> weights(model);
+  FetchAhead ahead(block);
   size_t i = 0;
-  for (unsigned l = 0; l < 1u << lane_bits; ++l) {
-    LaneEncoder lane = lanes[l];  // a copy, whose members can stay in registers
-    lane.cursor.Start(block, model, l, lane_bits);
-    for (; i < changed && at[i] < lane.cursor.last; ++i) {
-      const size_t step = at[i] / kSumStep;
-      const uint64_t before =
-          block.before[step] + weights.SumOf(block.contexts + step * kSumStep, at[i] % kSumStep);
-      uint64_t sum = before - lane.cursor.origin;
-      if (HWY_UNLIKELY(sum >= kSkipAt)) {
-        lane.PutSkips(model, block, at[i]);
-        sum = lane.cursor.sum;
-      }
-      const uint8_t context = block.contexts[at[i]];
-      lane.PutChange(model, context, sum, d[i]);
-      lane.cursor.PassChange(at[i], before, model.WeightOf(context));
+  const auto part_of = [&](unsigned l) {
+    lanes[l].cursor.Start(block, model, l, lane_bits);
+    const auto first = i;
+    i = static_cast<size_t>(
+        std::lower_bound(at + i, at + changed, lanes[l].cursor.last,
+                         [](uint16_t place, size_t last) { return place < last; }) -
+        at);
+    return PutPart<kHistory>(model, block, lanes[l], at + first, d + first, i - first);
+  };
+  if (lane_bits == 0) {
+    PutPart<kHistory> parts[] = {part_of(0)};
+    PutParts<kHistory, 1>(weights, ahead, lanes, parts);
+  } else {
+    for (unsigned l = 0; l < 1u << lane_bits; l += 2) {
+      PutPart<kHistory> parts[] = {part_of(l), part_of(l + 1)};
+      PutParts<kHistory, 2>(weights, ahead, lanes + l, parts);
     }
-    lane.PutSkips(model, block, lane.cursor.last);
-    lanes[l] = lane;
+  }
+  for (unsigned l = 0; l < 1u << lane_bits; ++l) {
+    lanes[l].PutSkips(model, block, lanes[l].cursor.last);
   }
 }
 
@@ -171,83 +338,102 @@ HWY_INLINE LaneStep GetEvent(const LaneModel& model, const LaneBlock& block,
              : LaneStep::kBad;
 }
 
+/// A lane of a block that is not done, and where its changes go.
+struct OpenLane {
+  LaneDecoder* lane;
+  uint16_t* at;
+  uint64_t* d;
+};
+
 /// Takes a change of each of kCount lanes, step by step for all lanes at once: each step's results
 /// are needed late, so that its waits overlap even in a short window of the processor. False, and
 /// nothing done, where a lane needs more care.
 template <bool kHistory, unsigned kCount>
 HWY_INLINE bool GetChanges(const LaneModel& model, const LaneBlock& block,
-                           const StepWeights<kHistory>& weights, LaneDecoder* lanes,
-                           const size_t* first, uint16_t* at, uint64_t* d, bool* bad) {
+                           const StepWeights<kHistory>& weights, const OpenLane* open, bool* bad) {
   size_t i[kCount];
   uint64_t before[kCount];
   uint32_t weight[kCount];
   bool careful = false;
 #pragma GCC unroll 4
   for (unsigned l = 0; l < kCount; ++l) {
-    const uint64_t target = lanes[l].cursor.origin + lanes[l].point;
-    const size_t from = lanes[l].cursor.at / kSumStep;
-    const size_t step = FindStep(block, from, lanes[l].cursor.last, target);
+    const LaneDecoder& lane = *open[l].lane;
+    const uint64_t target = lane.cursor.origin + lane.point;
+    const size_t from = lane.cursor.at / kSumStep;
+    const size_t step = FindStep(block, from, lane.cursor.last, target);
     const uint64_t start = block.before[step];
     const FoundInStep found =
         weights.Find(block.contexts + step * kSumStep, static_cast<uint32_t>(target - start));
     i[l] = step * kSumStep + found.index;
     before[l] = start + found.after - found.weight;
     weight[l] = found.weight;
-    careful |= lanes[l].point >= kSkipAt || i[l] >= lanes[l].cursor.last;
+    careful |= lane.point >= kSkipAt || i[l] >= lane.cursor.last;
   }
   if (HWY_UNLIKELY(careful)) return false;
 #pragma GCC unroll 4
-  for (unsigned l = 0; l < kCount; ++l) lanes[l].TakeInterval(before[l], weight[l]);
+  for (unsigned l = 0; l < kCount; ++l) open[l].lane->TakeInterval(before[l], weight[l]);
   bool longer[kCount];
 #pragma GCC unroll 4
   for (unsigned l = 0; l < kCount; ++l) {
+    LaneDecoder& lane = *open[l].lane;
     const uint8_t context = block.contexts[i[l]];
-    const bool negative =
-        kHistory ? lanes[l].TakeSign(model, context) : lanes[l].coder.GetDecision(kEven);
-    longer[l] = lanes[l].coder.GetDecision(model.longer[ClassOf(context)][1]);
-    lanes[l].coder.Normalise();
-    lanes[l].PutUnit(model, negative, i[l], at + first[l], d + first[l]);
+    const bool negative = kHistory ? lane.TakeSign(model, context) : lane.coder.GetDecision(kEven);
+    longer[l] = lane.coder.GetDecision(model.longer[ClassOf(context)][1]);
+    lane.coder.Normalise();
+    lane.PutUnit(model, negative, i[l], open[l].at, open[l].d);
   }
   bool ok = true;
 #pragma GCC unroll 4
   for (unsigned l = 0; l < kCount; ++l) {
     if (HWY_UNLIKELY(longer[l])) {
-      ok &=
-          lanes[l].TakeMagnitude(model, block.contexts[i[l]], d + first[l] + lanes[l].changed - 1);
+      LaneDecoder& lane = *open[l].lane;
+      ok &= lane.TakeMagnitude(model, block.contexts[i[l]], open[l].d + lane.changed - 1);
     }
   }
 #pragma GCC unroll 4
-  for (unsigned l = 0; l < kCount; ++l) ok &= lanes[l].ReadPoint();
+  for (unsigned l = 0; l < kCount; ++l) ok &= open[l].lane->ReadPoint();
   *bad = !ok;
   return true;
+}
+
+/// Takes changes of all these lanes until one needs care. False when a stream is malformed.
+template <bool kHistory, unsigned kCount>
+bool GetFrom(const LaneModel& model, const LaneBlock& block, const StepWeights<kHistory>& weights,
+             const OpenLane* open, FetchAhead& ahead) {
+  bool bad = false;
+  while (!bad && GetChanges<kHistory, kCount>(model, block, weights, open, &bad)) {
+    ahead.Fetch<3 * kCount>();
+  }
+  return !bad;
 }
 
 template <bool kHistory>
 bool GetLanesAs(const LaneModel& model, const LaneBlock& block, LaneDecoder* lanes,
                 unsigned lane_bits, uint16_t* at, uint64_t* d) {
   const StepWeights<kHistory> weights(model);
-  const unsigned count = 1u << lane_bits;
-  size_t first[kMaxLanes];
+  FetchAhead ahead(block);
+  OpenLane open[kMaxLanes];
+  unsigned count = 1u << lane_bits;
   for (unsigned l = 0; l < count; ++l) {
     lanes[l].cursor.Start(block, model, l, lane_bits);
     lanes[l].changed = 0;
-    first[l] = lanes[l].cursor.at;
+    open[l] = {&lanes[l], at + lanes[l].cursor.at, d + lanes[l].cursor.at};
   }
-  // Bit l: lane l is not done with the block.
-  const unsigned all = (1u << count) - 1;
-  for (unsigned open = all; open != 0;) {
-    bool bad = false;
-    while (open == (1u << kMaxLanes) - 1 &&
-           GetChanges<kHistory, kMaxLanes>(model, block, weights, lanes, first, at, d, &bad)) {
-      if (HWY_UNLIKELY(bad)) return false;
-    }
-    for (unsigned left = open; left != 0; left &= left - 1) {
-      const auto l = static_cast<unsigned>(std::countr_zero(left));
-      const LaneStep step = GetEvent(model, block, weights, lanes[l], at + first[l], d + first[l]);
-      if (HWY_LIKELY(step == LaneStep::kMore)) continue;
+  static_assert(kMaxLanes == 4);
+  while (count > 0) {
+    const bool good = count == 4   ? GetFrom<kHistory, 4>(model, block, weights, open, ahead)
+                      : count == 3 ? GetFrom<kHistory, 3>(model, block, weights, open, ahead)
+                      : count == 2 ? GetFrom<kHistory, 2>(model, block, weights, open, ahead)
+                                   : GetFrom<kHistory, 1>(model, block, weights, open, ahead);
+    if (!good) return false;
+    // At least one of the lanes needs care: it skips, or is done.
+    unsigned left = 0;
+    for (unsigned l = 0; l < count; ++l) {
+      const LaneStep step = GetEvent(model, block, weights, *open[l].lane, open[l].at, open[l].d);
       if (step == LaneStep::kBad) return false;
-      open &= ~(1u << l);
+      if (step == LaneStep::kMore) open[left++] = open[l];
     }
+    count = left;
   }
   return true;
 }

@@ -66,6 +66,41 @@ class SparseReader {
     return sizes.AtPaddedEnd();
   }
 
+  /// Writes all changes in order: their places, and their differences zero-extended. Both have room
+  /// for row.changed. False when the stream is malformed.
+  bool List(uint16_t* at, uint64_t* d) {
+    const uint64_t c = row_.changed;
+    uint64_t bit = 0;
+    if (!ReadPlaces(at, &bit)) return false;
+    PutUnits(c, d);
+    uint16_t large[kBlockElements];
+    if (row_.large > 0) {
+      const unsigned kl = RiceParameter(row_.large, c);
+      const uint64_t low = bit;
+      bit += uint64_t{row_.large} * kl;
+      if (!ReadPositions(low, &bit, row_.large, kl, c, large)) return false;
+    }
+    if (bit > StreamBits()) return false;
+    BitReader sizes(stream_, row_.bytes);
+    sizes.Skip(bit);
+    if (row_.large > 0) order_ = static_cast<unsigned>(sizes.Get(kOrderBits));
+    for (size_t l = 0; l < row_.large; ++l) {
+      T difference = 0;
+      if (!ReadSize(sizes, d[large[l]] != 1, &difference)) return false;
+      d[large[l]] = difference;
+    }
+    return sizes.AtPaddedEnd();
+  }
+
+  /// Writes only the changes' places, and into bit i of `down` whether the i-th one is negative.
+  /// REQUIRES: the stream is valid; of a stream that is not, false where places are malformed.
+  bool Places(uint16_t* at, uint64_t* down) const {
+    uint64_t bit = 0;
+    if (!ReadPlaces(at, &bit)) return false;
+    for (size_t i = 0; i < row_.changed; i += 64) down[i / 64] = SignBits(i);
+    return true;
+  }
+
   /// The order of the sizes' code. REQUIRES: Walk was called.
   unsigned order() const { return order_; }
 
@@ -74,6 +109,39 @@ class SparseReader {
   static constexpr size_t kAhead = 64;
 
   uint64_t StreamBits() const { return uint64_t{row_.bytes} * 8; }
+
+  /// Reads the places of all changes; *bit becomes the first one behind them.
+  bool ReadPlaces(uint16_t* at, uint64_t* bit) const {
+    const unsigned k = RiceParameter(row_.changed, elements_);
+    *bit = uint64_t{row_.changed} * (k + 1);
+    return ReadPositions(0, bit, row_.changed, k, elements_, at);
+  }
+  /// The signs of 64 changes from change `i` on, as far as there are any.
+  uint64_t SignBits(size_t i) const {
+    const uint64_t bit = uint64_t{row_.changed} * RiceParameter(row_.changed, elements_) + i;
+    const uint8_t* from = stream_ + bit / 8;
+    const unsigned shift = bit % 8;
+    const uint64_t low = Load64Within(from, end_) >> shift;
+    return low | Load64Within(from + 8, end_) << 1 << (63 - shift);
+  }
+  /// Makes every difference 1 or -1.
+  void PutUnits(size_t count, uint64_t* d) const {
+    constexpr uint64_t kMinus = static_cast<T>(~T{0});
+    for (size_t first = 0; first < count; first += 64) {
+      uint64_t down = SignBits(first);
+      const size_t stop = std::min(count, first + 64);
+      size_t i = first;
+#if HWY_TARGET <= HWY_AVX3
+      for (; i + 8 <= stop; i += 8, down >>= 8) {
+        const __m512i units =
+            _mm512_mask_blend_epi64(static_cast<__mmask8>(down), _mm512_set1_epi64(1),
+                                    _mm512_set1_epi64(static_cast<int64_t>(kMinus)));
+        _mm512_storeu_si512(d + i, units);
+      }
+#endif
+      for (; i < stop; ++i, down >>= 1) d[i] = (down & 1) != 0 ? kMinus : 1;
+    }
+  }
 
   unsigned SignBit(uint64_t bit) const { return stream_[bit / 8] >> bit % 8 & 1; }
   T UnitDifference(uint64_t bit) const {
@@ -112,10 +180,20 @@ class SparseReader {
   }
 
   bool ReadSize(BitReader& sizes, unsigned negative, T* d) const {
-    const auto n = static_cast<unsigned>(sizes.GetUnary(63));
-    if (n + order_ > 63) return false;
-    const uint64_t u = uint64_t{1} << n | sizes.Get(n);
-    const uint64_t v = (u - 1) << order_ | sizes.Get(order_);
+    uint64_t v = 0;
+    const uint64_t window = sizes.Window();
+    const auto zeros = static_cast<unsigned>(std::countr_zero(window | uint64_t{1} << 63));
+    if (const unsigned all = 2 * zeros + 1 + order_; HWY_LIKELY(all <= BitReader::kWindowBits)) {
+      const uint64_t lower = window >> (zeros + 1);
+      const uint64_t u = uint64_t{1} << zeros | (lower & LowMask(zeros));
+      v = (u - 1) << order_ | (lower >> zeros & LowMask(order_));
+      sizes.Skip(all);
+    } else {
+      const auto n = static_cast<unsigned>(sizes.GetUnary(63));
+      if (n + order_ > 63) return false;
+      const uint64_t u = uint64_t{1} << n | sizes.Get(n);
+      v = (u - 1) << order_ | sizes.Get(order_);
+    }
     if (!sizes.ok() || v > uint64_t{kLargestMagnitude<T>} - 2) return false;
     const T magnitude = static_cast<T>(v + 2);
     if (magnitude == kLargestMagnitude<T> && negative == 0) return false;

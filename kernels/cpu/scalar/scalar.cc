@@ -334,6 +334,18 @@ bool Unpack(const BlockRow& row, const uint8_t* stream, const uint8_t*, size_t e
                    [&]<typename T>(T) { return DecodeBlock<T>(row, stream, elements, change); });
 }
 
+bool Places(const BlockRow& row, const uint8_t* stream, const uint8_t*, size_t elements,
+            unsigned width, uint16_t* at, uint64_t* down) {
+  size_t count = 0;
+  const auto change = [&](uint64_t i, auto difference) {
+    if (count % 64 == 0) down[count / 64] = 0;
+    down[count / 64] |= uint64_t{IsNegative(difference)} << count % 64;
+    at[count++] = static_cast<uint16_t>(i);
+  };
+  return WithWidth(width,
+                   [&]<typename T>(T) { return DecodeBlock<T>(row, stream, elements, change); });
+}
+
 template <typename T>
 BlockRow PackAs(const uint16_t* at, const uint64_t* d, size_t changed, size_t elements,
                 uint8_t* dense, uint8_t* out) {
@@ -379,7 +391,8 @@ bool GetLanes(const LaneModel& model, const LaneBlock& block, LaneDecoder* lanes
   return true;
 }
 
-constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack, Pack, PutLanes, GetLanes};
+constexpr BlockOps kBlockOps = {Classes, ClassSums, CountClasses, Unpack,
+                                Places,  Pack,      PutLanes,     GetLanes};
 
 DecodeStatus Changed(Bytes payload, size_t raw_bytes, unsigned width, MutableBytes scratch,
                      ChangeVisitor visit, void* context) {
