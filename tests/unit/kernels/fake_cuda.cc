@@ -1,9 +1,9 @@
 // A fake of the CUDA runtime for machines without a device, with two of them. "Device" memory is
 // filled with rubbish, and only queued work and cudaMemcpy can touch it; of strided copies, only
-// those of the same device, queued while it is the current one. Work that is queued on a stream runs when
-// somebody waits for the stream, and no sooner. Kernels are the CPU emulation; strided copies may
-// write only to registered host memory. So code around the kernels cannot break CUDA's rules
-// unseen.
+// those of the same device, queued while it is the current one. Work that is queued on a stream
+// runs when somebody waits for the stream, and no sooner. Kernels are the CPU emulation; strided
+// copies may write only to registered host memory. So code around the kernels cannot break CUDA's
+// rules unseen.
 #include "tests/unit/kernels/fake_cuda.h"
 
 #include <cuda_runtime_api.h>
