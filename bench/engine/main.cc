@@ -161,7 +161,8 @@ Status Run(const Options& options, Bench& bench) {
     if (std::getenv(variable) == nullptr) continue;
     DW_RETURN_IF_ERROR(RunPythonScript("attach", "engine/in_engine.py", {engine}, bench, variable));
   }
-  return absl::OkStatus();
+  if (std::getenv("DELTAWIRE_VLLM_PYTHON") == nullptr) return absl::OkStatus();
+  return RunPythonScript("server", "engine/in_server.py", {"vllm"}, bench, "DELTAWIRE_VLLM_PYTHON");
 }
 
 }  // namespace

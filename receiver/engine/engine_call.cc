@@ -25,9 +25,11 @@ EngineTraits TraitsOf(EngineKind kind) {
               .flushes = true,
               .names = true,
               .rolls_back = true,
-              .probes = true};
+              .probes = true,
+              .reload_spoils = true};
     case EngineKind::kVllmReload:
-      return {.pauses = true, .flushes = true, .names = true, .probes = true};
+      return {
+          .pauses = true, .flushes = true, .names = true, .probes = true, .reload_spoils = true};
     case EngineKind::kSglang:
       return {.prepares = true, .pauses = true, .rolls_back = true, .proves = true, .probes = true};
     case EngineKind::kSglangReload:

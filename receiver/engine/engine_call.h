@@ -41,6 +41,8 @@ struct EngineTraits {
   bool rolls_back = false;  ///< kRollback
   bool proves = false;      ///< kProve
   bool probes = false;      ///< kProbe
+  /// A reload that the engine has failed leaves weights that no other reload is sure to repair.
+  bool reload_spoils = false;
 };
 EngineTraits TraitsOf(EngineKind kind);
 
@@ -54,6 +56,8 @@ struct EngineAnswer {
   Result result = Result::kDone;
   std::string why;      ///< if not kDone
   std::string version;  ///< of kProbe: the version that the engine names
+  /// A refusal says that nothing but another process of the engine helps.
+  bool spoiled = false;
 
   bool done() const { return result == Result::kDone; }
 };

@@ -12,6 +12,9 @@ using Result = EngineAnswer::Result;
 constexpr std::chrono::milliseconds kHoldPause{100};
 // An engine that so often names another version than it was told to is no longer believed.
 constexpr int kDenials = 3;
+// What vLLM 0.32 keeps of a load that raised goes into the next one, which it then calls done.
+constexpr std::string_view kSpoiled =
+    "; what it has half loaded, no other reload is sure to repair: start the engine anew";
 
 double Seconds(EngineCourse::Nanos time) { return std::chrono::duration<double>(time).count(); }
 
@@ -30,12 +33,17 @@ void EngineCourse::Ready(const Identity& id) {
 
 EngineCall EngineCourse::First() const {
   if (traits_.sessions && unclear_) return EngineCall::kClear;
-  if (traits_.prepares && !reload_only_) return EngineCall::kPrepare;
+  if (traits_.prepares && !ReadsAlways()) return EngineCall::kPrepare;
   return traits_.pauses ? EngineCall::kPause : EngineCall::kLoad;
 }
 
 bool EngineCourse::Wanted() const {
+  if (spoiled_ && !traits_.prepares) return false;  // it has no kAttach that would prove it
   return !target_.empty() && !out_ && !(served_ == target_) && !(given_up_ == target_);
+}
+
+bool EngineCourse::Reads(EngineCall call) const {
+  return call == EngineCall::kReload || (call == EngineCall::kLoad && !traits_.prepares);
 }
 
 bool EngineCourse::Holds(EngineCall call) const {
@@ -84,7 +92,7 @@ void EngineCourse::Begin(const Action& action, Time now) {
   if (call == EngineCall::kProbe || (closing_ && !Wanted())) return;
   if (!step_) {
     to_ = action.to;
-    reloading_ = reload_only_;
+    reloading_ = ReadsAlways();
     closing_ = attach_tried_ = reloaded_ = prepared_ = false;
     loading_ = may_undo_ = undoing_ = false;
     refusal_.clear();
@@ -126,7 +134,7 @@ std::optional<EngineCall> EngineCourse::After(EngineCall call) const {
   switch (call) {
     case EngineCall::kClear:
       if (undoing_) return EngineCall::kResume;
-      return reload_only_ ? EngineCall::kPause : EngineCall::kPrepare;
+      return ReadsAlways() ? EngineCall::kPause : EngineCall::kPrepare;
     case EngineCall::kPrepare:
       return reloaded_ ? EngineCall::kLoad : EngineCall::kPause;
     case EngineCall::kAttach:
@@ -183,6 +191,7 @@ std::optional<EngineCall> EngineCourse::Instead(EngineCall call, const std::stri
 }
 
 std::optional<EngineCall> EngineCourse::Reload(const std::string& why) {
+  if (spoiled_) return std::nullopt;
   // It holds another version, or cannot be followed. The first refusal may be a passing failure,
   // unless there is no other attempt that could show it.
   if (refusals_++ == 0 && attempts_ < policy_.retries) return std::nullopt;
@@ -213,16 +222,20 @@ void EngineCourse::Done(EngineCall call, const EngineAnswer& answer, Time now) {
   std::optional<EngineCall> next;
   if (answer.done()) {
     if (call == EngineCall::kReload) reloaded_ = true;
+    if (call == EngineCall::kAttach) spoiled_ = false;
     if (call == EngineCall::kPrepare) prepared_ = true;
     if (call == EngineCall::kResume) return Resumed(now);
     next = After(call);
     if (!next) return Serves(now);
   } else {
-    if (answer.result == Result::kRefused) next = Instead(call, answer.why);
+    const bool refused = answer.result == Result::kRefused;
+    if (refused && (answer.spoiled || (traits_.reload_spoils && Reads(call)))) spoiled_ = true;
+    if (refused) next = Instead(call, answer.why);
     if (!next) {
       const bool both = call == EngineCall::kPrepare && !refusal_.empty() && refusal_ != answer.why;
-      totals_.error = fmt::format("{}: {}{}", ToString(call), answer.why,
-                                  both ? fmt::format(" (at first: {})", refusal_) : "");
+      totals_.error = fmt::format("{}: {}{}{}", ToString(call), answer.why,
+                                  both ? fmt::format(" (at first: {})", refusal_) : "",
+                                  spoiled_ ? kSpoiled : "");
       return Failed(call, answer, now);
     }
   }
@@ -282,7 +295,7 @@ void EngineCourse::RepeatStep(Time now) {
 void EngineCourse::EndAttempt(bool may_repeat, Time now) {
   step_.reset();
   ++attempts_;
-  if (may_repeat && attempts_ <= policy_.retries) {
+  if (may_repeat && attempts_ <= policy_.retries && (!spoiled_ || traits_.prepares)) {
     ++totals_.retries;
     not_before_ = now + NextPause(policy_.longest_pause);
     return;
@@ -311,7 +324,7 @@ void EngineCourse::Lost(Time now) {
 void EngineCourse::BeginAnew() {
   served_ = weights_ = given_up_ = {};
   attempts_ = refusals_ = 0;
-  out_ = paused_ = closing_ = reload_only_ = false;
+  out_ = paused_ = closing_ = reload_only_ = spoiled_ = false;
   why_reload_.clear();
   named_.clear();
   unclear_ = true;
@@ -402,6 +415,8 @@ EngineCourse::View EngineCourse::view() const {
   const bool waits = !step_ || back || step_ == EngineCall::kResume;  // it may be repeated
   if (out_) {
     view.state = EngineState::kOut;
+  } else if (spoiled_ && !step_ && !unreachable_ && !traits_.prepares) {
+    view.state = EngineState::kPaused;
   } else if (unreachable_) {
     view.state = EngineState::kUnreachable;
   } else if (target_.empty()) {

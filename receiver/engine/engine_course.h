@@ -80,6 +80,10 @@ class EngineCourse {
  private:
   EngineCall First() const;
   bool Wanted() const;
+  /// The call has the engine read the directory.
+  bool Reads(EngineCall call) const;
+  /// The engine cannot be updated in place, and may be told to read the directory.
+  bool ReadsAlways() const { return reload_only_ && !spoiled_; }
   bool Holds(EngineCall call) const;
   /// Adds a call's time to the attempt's.
   void AddTime(EngineCall call, Time now);
@@ -129,6 +133,9 @@ class EngineCourse {
   bool unclear_ = true;       // an update that was begun earlier may be open in it
   bool reload_only_ = false;  // it cannot be followed, so it reads the directory each time
   bool closing_ = false;      // the version was given up, and its update is to be closed
+  /// A reload has failed in it, so that only a kAttach, which compares all bytes, or another
+  /// process brings it back.
+  bool spoiled_ = false;
   // Of the attempt under way:
   bool attach_tried_ = false;
   bool reloading_ = false;  // it is to read the directory

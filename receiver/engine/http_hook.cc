@@ -16,6 +16,8 @@ using Json = nlohmann::ordered_json;
 using Result = EngineAnswer::Result;
 
 constexpr size_t kMaxWords = 500;  // of an engine's error
+/// In a refusal of deltawire's plug-in for vLLM (python/deltawire/engine/vllm.py).
+constexpr std::string_view kSpoiled = "start the engine anew";
 
 /// A request, and what its answer must say besides a status of 2xx.
 struct Ask {
@@ -202,7 +204,8 @@ class HttpHook : public EngineHook {
       if (words.empty()) words = Printable(reply.body);
       return {LeavesOpen(reply.code) ? Result::kUnsure : Result::kRefused,
               fmt::format("{}: {}", reply.code, words),
-              {}};
+              {},
+              words.find(kSpoiled) != std::string::npos};
     }
     if (options_.kind == EngineKind::kHttp) return {};
     if (!answer.is_object()) {

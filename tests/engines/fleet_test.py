@@ -3,8 +3,9 @@
 
 Requests run beside the updates. Then the receiver is killed in updates, the engine's loader raises
 in the middle of a load, the engine is killed in the middle of a write, and the sender is killed.
-Each time the engine must come to serve the committed version wholly, or go on with the one before;
-nothing that is half of both may answer, and the receiver's log must say what happened. With
+Each time the engine must come to serve the committed version wholly (after a loader that raised,
+when it is started anew), or go on with the one before; nothing that is half of both may answer, and
+the receiver's log must say what happened. With
 --packed vLLM keeps its weights in its CPU layout, which cannot be updated in place.
 
 Usage: fleet_test.py vllm|sglang [--packed] [--versions N]
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import pathlib
 import sys
 import time
@@ -119,10 +119,16 @@ def break_loader(fleet: Fleet) -> None:
     server.plant.write_text("loader")
     policy.publish()
     if ENGINE == "vllm":
-        status = fleet.await_status(paused=True)
-        check(True, f"the loader raises: {status.get('error')}")
-        fleet.answers_nothing()
+        status = fleet.await_status(state="paused")
+        check("start the engine anew" in status["error"],
+              f"the loader raises: {status['error']}")
         server.plant.unlink()
+        policy.publish()  # vLLM calls its next reload done, and would answer from half of one
+        status = fleet.await_status(state="paused")
+        check(status["paused"] and not int(status["served"]["epoch"]),
+              f"no later version is loaded into it: {status}")
+        fleet.answers_nothing()
+        restart(fleet)
     else:
         check(server.ended(DEADLINE_S), "the loader raises, and SGLang ends, as it does then")
         restart(fleet)
@@ -131,7 +137,7 @@ def break_loader(fleet: Fleet) -> None:
 
 
 def restart(fleet: Fleet) -> None:
-    fleet.server.plant.unlink()
+    fleet.server.plant.unlink(missing_ok=True)
     fleet.server.__exit__()
     fleet.server.__enter__()
 

@@ -6,8 +6,7 @@ while it serves, pauses, writes what changed, and goes on. At the end the engine
 must be those of a second SGLang that was started on the last version's checkpoint. Requests run all
 the time, and none may fail. Then things break around the server, which must stay at one version.
 
-Usage: sglang_test.py [--model dense|experts|latent] [--ranks N] [--versions N]
-                      [--no-breaks]
+Usage: sglang_test.py [--model NAME] [--ranks N] [--versions N] [--no-breaks]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 

@@ -23,12 +23,16 @@ class VllmServer(EngineServer):
             "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING",
             # Several workers of one NUMA node cannot be bound, and one need not be.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
             "PYTHONPATH": os.pathsep.join(
                 [str(HERE / "plugins"), str(HERE), os.environ.get("PYTHONPATH", "")])}
 
+    #: The adapter that requests name; none: the model's own.
+    adapter: str | None = None
+
     def asks(self, tokens: list[int], count: int = 8) -> tuple[str, bytes]:
         return "/inference/v1/generate", json.dumps({
-            "token_ids": tokens,
+            "token_ids": tokens, **({"model": self.adapter} if self.adapter else {}),
             "sampling_params": {"temperature": 0, "max_tokens": count, "logprobs": 1,
                                 "ignore_eos": True, "detokenize": False}}).encode()
 

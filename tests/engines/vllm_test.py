@@ -6,8 +6,7 @@ while it serves, pauses, writes what changed, and resumes. At the end the engine
 must be those of a second vLLM that was started on the last version's checkpoint. Requests run all
 the time, and none may fail.
 
-Usage: vllm_test.py [--model dense|experts|latent] [--ranks N] [--versions N]
-                    [--computed]
+Usage: vllm_test.py [--model NAME] [--ranks N] [--versions N] [--computed]
 (DELTAWIRE_BIN_DIR, and deltawire's package on the path)
 """
 
@@ -27,6 +26,7 @@ except ImportError as error:
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from policy import (  # noqa: E402
+    LATENT_MODELS,
     MODELS,
     PLAIN_LATENT,
     PROMPT,
@@ -77,10 +77,11 @@ def run(policy: Policy, arguments: argparse.Namespace) -> None:
     options = ["--tensor-parallel-size", str(arguments.ranks)]
     if arguments.computed:
         options += ["--dtype", "float32"]
-    if arguments.model == "latent":
+    if arguments.model in LATENT_MODELS:
         options += ["--attention-backend", PLAIN_LATENT]
     with VllmServer(policy.directory, policy.root / "vllm.log", "--weight-transfer-config",
-                    '{"backend": "deltawire"}', *options) as server:
+                    '{"backend": "deltawire"}', "--worker-extension-cls",
+                    "deltawire.engine.vllm.WorkerExtension", *options) as server:
         attach(server, policy, arguments.computed)
         first = server.logprobs(PROMPT)
         with Requests(server) as requests:
@@ -93,6 +94,10 @@ def run(policy: Policy, arguments: argparse.Namespace) -> None:
         server.post("/update_weights", {"update_info": {"version": policy.version, "check": True}})
         server.post("/finish_weight_update")
         check(True, "the engine's memory has the digests of the committed version")
+        said = server.post("/collective_rpc", {"method": "deltawire_check"})["results"]
+        check(said == [""] * arguments.ranks, f"so says each worker when it is asked: {said}")
+        held = server.post("/collective_rpc", {"method": "deltawire_held"})["results"]
+        check(all(f"version {versions} " in text for text in held), f"each worker holds {held}")
         last = server.logprobs(PROMPT)
         sums = server.checksums()
         report_pauses(pauses, requests)

@@ -1,168 +1,26 @@
-"""deltawire's plug-ins for vLLM and SGLang over stand-ins for these engines: what one rank, or all
-of them, do when something is refused. Daemons and files are real; tests/engines has the engines.
+"""deltawire's plug-in for vLLM over stand-ins for the engine: what one rank, or all of them, do when
+something is refused. Daemons and files are real; tests/engines has the engine itself.
 """
 
 from __future__ import annotations
 
 import pathlib
 import tempfile
-import threading
 import unittest
 import unittest.mock
 
-import support
+from engine_plugins_rig import (  # first: it puts the stand-ins in their places, or skips
+    Computing,
+    Engine,
+    EngineRig,
+    Plugin,
+    WithLatent,
+    checkpoint,
+    state,
+    torch,
+)
 
-support.use_trainer_python()
-torch = support.need("torch")
-support.need("deltawire")
-
-import engine_stand_ins as stand_ins  # noqa: E402
-
-stand_ins.install()
-
-from deltawire.engine import EngineClient, Outcome, sglang  # noqa: E402
-from deltawire.engine.vllm import DeltawireEngine, InitInfo  # noqa: E402
-from engine_rig import EngineRig, state  # noqa: E402
-from engine_test import HIDDEN, ROWS, Engine, checkpoint  # noqa: E402
-
-
-class Alone(Engine):
-    """The only rank: it has all of o."""
-
-    def __init__(self, rank: int = 0):
-        super().__init__(rank)
-        self.o = torch.nn.Parameter(torch.full((HIDDEN, 2 * ROWS), 7.0, dtype=torch.bfloat16),
-                                    requires_grad=False)
-
-    def load_one(self, name, value):
-        if name == "o":
-            self.o.data.copy_(value)
-        else:
-            super().load_one(name, value)
-
-
-class Computing(Engine):
-    """Its loader keeps the square of a tensor."""
-
-    def load_one(self, name, value):
-        super().load_one(name, value * value if name == "norm" else value)
-
-
-class Latent(torch.nn.Module):
-    """As vLLM's latent attention: after a load it computes a parameter that no checkpoint has."""
-
-    def __init__(self, made_of: torch.nn.Parameter):
-        super().__init__()
-        self._made_of = [made_of]
-        self.turned = torch.nn.Parameter(torch.empty(made_of.t().shape, dtype=made_of.dtype),
-                                         requires_grad=False)
-        self.fails = 0
-
-    def process_weights_after_loading(self, dtype: torch.dtype) -> None:
-        assert dtype == torch.bfloat16
-        if self.fails:
-            self.fails -= 1
-            raise RuntimeError("planted after the load")
-        self.turned.data.copy_(self._made_of[0].t())
-
-
-class WithLatent(Engine):
-    def __init__(self, rank: int = 0):
-        super().__init__(rank)
-        self.latent = Latent(self.o)
-
-    def load_weights(self, pairs):
-        super().load_weights(pairs)
-        self.latent.process_weights_after_loading(torch.bfloat16)
-
-
-class PostLoad(Engine):
-    """As SGLang's latent attention: its loader computes from parameters when all are loaded."""
-
-    def __init__(self, rank: int = 0):
-        super().__init__(rank)
-        self.turned = torch.nn.Parameter(
-            torch.empty(self.o.t().shape, dtype=self.o.dtype), requires_grad=False)
-
-    def load_weights(self, pairs):
-        names = []
-        super().load_weights((names.append(name) or (name, value)) for name, value in pairs)
-        if "o" in names:
-            self.post_load_weights()
-
-    def post_load_weights(self):
-        self.turned.data.copy_(self.o.t())
-
-
-class Plugin(EngineRig):
-    """A model for each rank, with version 1 in it."""
-
-    make: type[Engine] | None = None
-
-    def begin(self, world_size: int = 2) -> None:
-        self.make = self.make or (Engine if world_size > 1 else Alone)
-        self.ranks = stand_ins.start(world_size)
-        self.weights = checkpoint(1)
-        self.directory = str(self.start(self.weights))
-        self.models = [self.make(rank) for rank in range(world_size)]
-        for model in self.models:
-            model.load_weights(self.weights.items())
-
-    def next_version(self) -> None:
-        self.weights["k"][5] += 1
-        self.weights["o"] += 1
-        self.weights["norm"] += 1
-        self.publish(self.weights)
-
-    def states(self) -> list[dict]:
-        return [state(model) for model in self.models]
-
-    def assert_states(self, wanted: list[dict]) -> None:
-        for model, one in zip(self.models, wanted, strict=True):
-            for name, value in one.items():
-                self.assertTrue(torch.equal(value, state(model)[name]), name)
-
-    def assert_newest(self) -> None:
-        fresh = [self.make(model.rank) for model in self.models]
-        for model in fresh:
-            model.load_weights(self.weights.items())
-        self.assert_states([state(model) for model in fresh])
-
-    def assert_refused(self, results: list, why: str) -> None:
-        for result in results:
-            self.assertIsInstance(result, Exception)
-            self.assertIn(why, str(result))
-
-    def assert_done(self, results: list) -> None:
-        for result in results:
-            self.assertNotIsInstance(result, Exception, str(result))
-
-    def fails_on_the_last_rank(self, step: str) -> None:
-        """A step of the client's answers there that it was not done, and does nothing."""
-        real = getattr(EngineClient, step)
-
-        def planted(client):
-            if self.ranks.rank_in_group == self.ranks.world_size - 1:
-                return Outcome(False, "a planted fault")
-            return real(client)
-
-        self.enterContext(unittest.mock.patch.object(EngineClient, step, planted))
-
-    def commits_between_the_ranks(self):
-        """A context in which a version is committed when one of two ranks has prepared."""
-        committed = threading.Event()
-        real = EngineClient.prepare
-
-        def prepare(client):
-            if self.ranks.rank_in_group == 0:
-                outcome = real(client)
-                self.next_version()
-                committed.set()
-                return outcome
-            self.assertTrue(committed.wait(stand_ins.LIMIT_S))
-            return real(client)
-
-        return unittest.mock.patch.object(EngineClient, "prepare", prepare)
+from deltawire.engine.vllm import DeltawireEngine, InitInfo, WorkerExtension  # noqa: E402
 
 
 class DraftRig(EngineRig):
@@ -246,6 +104,19 @@ class VllmTest(Plugin):
         self.assert_done(self.prepare())
         self.assert_done(self.update(version=3))
         self.assert_newest()
+
+    def test_a_worker_says_what_it_holds_and_whether_its_memory_has_drifted(self):
+        self.begin()
+        for i, (worker, model) in enumerate(zip(self.workers, self.models, strict=True)):
+            extension = WorkerExtension()
+            extension.weight_transfer_engine = worker
+            self.assertIn("version 1", extension.deltawire_held())
+            self.assertEqual(extension.deltawire_check(), "")
+            model.norm.data[i] += 1
+            self.assertIn("drifted in norm", extension.deltawire_check())
+            worker.shutdown()
+            self.assertEqual(extension.deltawire_held(), "")
+            self.assertIn("comes first", extension.deltawire_check())
 
     def test_what_one_worker_cannot_write_is_taken_back_by_the_others(self):
         self.begin()
@@ -349,7 +220,6 @@ class VllmTest(Plugin):
 
     def test_a_draft_model_follows_a_directory_of_its_own(self):
         self.begin()
-        served = [worker._main.client for worker in self.workers]
         self.follow_draft()
         self.assert_refused(self.prepare_drafts(), "with a draft_directory")
         info = InitInfo(draft_directory=self.draft_directory)
@@ -360,8 +230,9 @@ class VllmTest(Plugin):
         for draft in self.drafts:  # attached to where a version is not the committed one: refused
             draft.load_weights(self.draft_weights.items())
         self.assert_done(self.prepare_drafts())
-        # An attach of the model meanwhile is not one of the draft.
-        self.assert_done(self.attach())
+        served = [worker._main.client for worker in self.workers]
+        self.assert_refused(self.attach(), "an update of the draft model is open")
+        self.assertEqual(served, [worker._main.client for worker in self.workers])
         self.assert_done(self.update(version=2))
         self.finish()
         self.draft_weights["o"] += 1
@@ -387,7 +258,6 @@ class VllmTest(Plugin):
         self.assert_done(self.prepare())
         self.assert_done(self.update(version=2))
         self.assert_newest()
-        self.assertNotEqual(served, [worker._main.client for worker in self.workers])
 
     def test_parameters_that_a_failed_reload_has_left_without_memory_are_named(self):
         self.begin()
@@ -436,179 +306,6 @@ class VllmTest(Plugin):
         self.assert_done(self.prepare())
         self.assert_done(self.update())
         self.assert_newest()
-
-
-class OrderTest(unittest.TestCase):
-    def test_an_order_is_its_path(self):
-        for text in ("version=7", "version=7&threads=4&prepare", "version=7&plans=/a%20b&check",
-                     "version=7&plans=&rollback", "version=7&loader_tensors&prepare"):
-            with self.subTest(text):
-                order = sglang.Order.parse(f"deltawire:/d?{text}")
-                self.assertEqual(order.path(7), f"deltawire:/d?{text}")
-                self.assertEqual(sglang.Order.parse(order.path(7)), order)
-        self.assertIsNone(sglang.Order.parse("/models/policy"))
-
-    def test_what_cannot_be_an_order_is_refused(self):
-        for text, why in (("/d?later", "no option later"), ("d", "from / on"),
-                          ("/d?threads=-1", "no option threads=-1"),
-                          ("/d?plans=here", "no option plans=here"),
-                          ("/d?loader_tensors=1", "no option loader_tensors=1"),
-                          ("/d?version=7&rollback&check", "are two orders")):
-            with self.subTest(text), self.assertRaisesRegex(sglang.Refused, why):
-                sglang.Order.parse(f"deltawire:{text}")
-
-
-class SglangTest(Plugin):
-    def begin(self, world_size: int = 2) -> None:
-        super().begin(world_size)
-        self.runners = [stand_ins.Runner(model) for model in self.models]
-        self.addCleanup(sglang._followers.clear)
-
-    def update(self, options: str = "") -> list:
-        """(success, message) of each rank."""
-        path = f"deltawire:{self.directory}" + (f"?{options}" if options else "")
-        return self.ranks.run(lambda rank: sglang._update(None, self.runners[rank], path))
-
-    def assert_done(self, results: list) -> None:
-        for result in results:
-            self.assertTrue(result[0], result)
-
-    def assert_refused(self, results: list, why: str) -> None:
-        for success, message in results:
-            self.assertFalse(success)
-            self.assertIn(why, message)
-
-    def test_versions_and_a_rollback(self):
-        self.begin()
-        first = self.states()
-        self.assert_done(self.update())
-        self.next_version()
-        self.assert_done(self.update("version=2&check"))
-        self.assert_newest()
-        self.assert_refused(self.update("version=1&rollback&check"), "are two orders")
-        self.assert_newest()
-        self.assert_done(self.update("version=1&rollback"))
-        self.assert_states(first)
-        self.assert_done(self.update())
-        self.assert_newest()
-
-    def test_what_a_loader_computes_from_parameters_is_computed_anew(self):
-        self.make = PostLoad
-        self.begin()
-        before = self.states()
-        self.assert_done(self.update())
-        self.next_version()
-        self.assert_done(self.update("version=2&check"))
-        self.assert_newest()
-        self.assert_done(self.update("version=1&rollback"))
-        self.assert_states(before)
-
-    def test_a_checkpoint_of_which_the_engine_has_only_a_part_is_refused(self):
-        self.make = Engine  # of two ranks, the first alone
-        self.begin(1)
-        for _ in range(2):
-            self.assert_refused(self.update(), "holds only a part of o, so the checkpoint is")
-
-    def test_ranks_that_see_different_versions_write_nothing(self):
-        self.begin()
-        self.assert_done(self.update())
-        before = self.states()
-        self.next_version()
-        with self.commits_between_the_ranks():
-            self.assert_refused(self.update(), "the ranks see different versions")
-        self.assert_states(before)
-        self.assert_done(self.update("version=3"))
-        self.assert_newest()
-
-    def test_what_one_rank_cannot_write_is_taken_back_by_the_others(self):
-        self.begin()
-        self.assert_done(self.update())
-        before = self.states()
-        self.next_version()
-        self.fails_on_the_last_rank("apply")
-        self.assert_refused(self.update(), "rank 1: a planted fault")
-        self.assert_states(before)
-
-    def test_what_the_engines_own_hooks_raise_is_a_refusal_and_nothing_stays(self):
-        self.begin()
-        self.assert_done(self.update())
-        before = self.states()
-        self.next_version()
-        for where in ("begin", "end"):
-            with self.subTest(where):
-                self.runners[1].fail_at = where
-                with self.assertLogs("deltawire", "ERROR"):
-                    self.assert_refused(self.update(), f"rank 1: planted at the {where}")
-                self.assert_states(before)
-        self.assert_done(self.update())
-        self.assert_newest()
-
-    def test_hooks_that_also_fail_while_it_is_taken_back_end_the_server(self):
-        self.begin(1)
-        self.assert_done(self.update())
-        self.next_version()
-        runner = self.runners[0]
-
-        def fails(run_post_load):
-            raise RuntimeError("planted for good")
-
-        with (unittest.mock.patch.object(runner, "end_weight_update", fails),
-              self.assertLogs("deltawire", "ERROR")):
-            raised = self.update()[0]
-        self.assertIsInstance(raised, RuntimeError)
-        self.assertNotIsInstance(raised, sglang.Refused)
-
-    def test_parameters_that_a_hook_has_moved_are_attached_to_anew(self):
-        self.begin(1)
-        self.assert_done(self.update())
-        self.next_version()
-        model, runner = self.models[0], self.runners[0]
-        at = model.qk.data
-
-        def moves():
-            model.qk.data = at.clone()
-
-        with unittest.mock.patch.object(runner, "begin_weight_update", moves):
-            self.assert_refused(self.update(), "has moved its parameters")
-        self.assert_refused(self.update(), "it loaded another version")  # version 2 is committed
-        model.load_weights(self.weights.items())
-        self.assert_done(self.update())
-        self.next_version()
-        self.assert_done(self.update())
-        self.assert_newest()
-
-    def test_another_number_of_threads_than_the_attachs_is_refused(self):
-        self.begin(1)
-        self.assert_done(self.update("threads=2"))
-        self.next_version()
-        self.assert_refused(self.update("threads=3"), "attached with 2, which stays")
-        self.assert_done(self.update("threads=2"))
-        self.next_version()
-        self.assert_done(self.update())
-        self.assert_newest()
-
-    def test_what_the_loader_computes_follows_where_it_is_asked_for(self):
-        self.make = Computing
-        self.begin()
-        self.assert_refused(self.update(), "loader_tensors=True lets it")
-        self.assert_done(self.update("loader_tensors"))
-        before = self.states()
-        self.next_version()
-        self.assert_done(self.update("version=2&check"))  # the attach's choice stays
-        self.assert_newest()
-        self.assert_done(self.update("version=1&rollback"))
-        self.assert_states(before)
-
-    def test_layouts_are_kept_for_the_next_start(self):
-        folder = self.enterContext(tempfile.TemporaryDirectory())
-        self.begin()
-        for plan in ("kept", "used"):
-            sglang._followers.clear()
-            with self.assertLogs("deltawire.engine.sglang", "INFO") as logged:
-                self.assert_done(self.update(f"plans={folder}"))
-            self.assertEqual([line.endswith(f", plan: {plan}") for line in logged.output],
-                             [True] * 2, logged.output)
-        self.assertEqual(len(list(pathlib.Path(folder).iterdir())), 2)  # one for each rank
 
 
 if __name__ == "__main__":

@@ -112,12 +112,17 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         if init_info.draft_directory:
             self._draft, self._draft_info = Followed(), init_info
         if init_info.directory:
-            # A session of the draft model may be open.
+            # A receiver attaches where a prepare was refused, which may be for a draft's session.
+            _together(self._refuse_draft_session)
             self._main = Followed()
             self._main.client = self._attach(
                 self._default_model, self._default_model_config, init_info.directory, init_info)
         elif not init_info.draft_directory:
             _together(self._refuse_nothing)
+
+    def _refuse_draft_session(self) -> None:
+        if self.model is not self._default_model:
+            raise Refused("an update of the draft model is open; /finish_weight_update ends it")
 
     @staticmethod
     def _refuse_nothing() -> None:
@@ -268,6 +273,32 @@ class DeltawireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             f"dp {parallel.data_parallel_rank}/{parallel.data_parallel_size}",
             f"quantization {model_config.quantization}"])
         return PlanCache("vllm", vllm.__version__, layout, None if plans is True else plans)
+
+
+class WorkerExtension:
+    """For `--worker-extension-cls deltawire.engine.vllm.WorkerExtension`: what `/collective_rpc`
+    may ask of every worker, between two steps and without an update. Changes nothing."""
+
+    weight_transfer_engine: Any  # of vLLM's worker, which has this class among its bases
+
+    def deltawire_held(self) -> str:
+        """The version that this worker's memory is; "" where it is not known."""
+        client = self._deltawire_client()
+        return str(client.held) if client is not None and client.held else ""
+
+    def deltawire_check(self) -> str:
+        """Compares all of this worker's memory with the digests of what it holds. What is wrong,
+        or "". Chunks that other workers have a part of are not judged."""
+        client = self._deltawire_client()
+        if client is None:
+            return "deltawire: /init_weight_transfer_engine comes first"
+        found = client.check()
+        return "" if found else f"deltawire: {found.reason}"
+
+    def _deltawire_client(self) -> EngineClient | None:
+        engine = self.weight_transfer_engine
+        # pylint: disable-next=protected-access  # a part of this module
+        return engine._main.client if isinstance(engine, DeltawireEngine) else None
 
 
 def _together(step: Callable[[], Any], held: Callable[[], Held | None] = lambda: None) -> Any:

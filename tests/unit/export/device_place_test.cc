@@ -78,6 +78,23 @@ TEST_CASE("a device writes its shards straight into the pinned half, converted o
   }
 }
 
+TEST_CASE("each shard is written by the device that it lies on, into a half that is pinned once") {
+  Rank rank("float32", "tp=2,ep=2,etp=1", 0, kSeed);
+  for (size_t i = 0; i < rank.live.size(); ++i) rank.Put(i, Kind::kDevice, static_cast<int>(i % 2));
+  Half half(rank);
+  DevicePlace place;
+  for (int version = 0; version < 2; ++version) {
+    half.Clear();
+    const auto stats = rank.Run(place, half.half);
+    INFO(TextOf(stats));
+    REQUIRE(stats.ok());
+    CHECK(stats->why_staged.empty());
+    CHECK(stats->staged_bytes == 0);
+    CHECK(half.Holds(rank.Wanted()));
+    CHECK(CudaRegistrations() == 1);
+  }
+}
+
 TEST_CASE("a half that is no longer mapped does not stay pinned") {
   Rank rank("bfloat16", "tp=1", 0, kSeed);
   rank.PutAll(Kind::kDevice);
@@ -229,7 +246,8 @@ struct OnDevice {
   std::vector<std::byte> bytes = std::vector<std::byte>(kRows * kColumns * 2);
   std::unique_ptr<kernels::GpuBuffer> buffer;
 
-  explicit OnDevice(uint64_t seed) {
+  explicit OnDevice(uint64_t seed, int number = 0) {
+    const kernels::test::OnFakeDevice there(number);
     std::mt19937_64 random(seed);
     for (std::byte& b : bytes) b = static_cast<std::byte>(random());
     REQUIRE(kernels::GpuBuffer::Create(bytes.size(), &buffer).ok());
@@ -273,6 +291,26 @@ TEST_CASE("a block on a device is written by the device into the half, which is 
   memory.reset();
   REQUIRE(queues.Place(0, Transposed(), source.buffer->bytes(), *fresh, {*fresh, fresh}).ok());
   CHECK(CudaRegistrations() == 1);
+}
+
+TEST_CASE("blocks of a plain or FSDP2 offload are written by the devices that they lie on") {
+  const OnDevice first(kSeed, 0), second(kSeed + 1, 1);
+  const size_t bytes = first.bytes.size();
+  std::vector<std::byte> wanted(2 * bytes);
+  kernels::Scalar().place(Transposed(), first.bytes, MutableBytes(wanted).first(bytes));
+  kernels::Scalar().place(Transposed(), second.bytes, MutableBytes(wanted).last(bytes));
+  auto memory = std::make_shared<std::vector<std::byte>>(wanted.size());
+  const MutableBytes to(*memory);
+  const MappedHalf half{*memory, memory};
+  DeviceQueues queues;
+  for (int version = 0; version < 2; ++version) {
+    std::ranges::fill(*memory, std::byte{0x5a});
+    REQUIRE(queues.Place(1, Transposed(), second.buffer->bytes(), to.last(bytes), half).ok());
+    REQUIRE(queues.Place(0, Transposed(), first.buffer->bytes(), to.first(bytes), half).ok());
+    CHECK(*memory == wanted);
+    CHECK(CudaRegistrations() == 1);
+  }
+  CHECK_FALSE(queues.Place(2, Transposed(), first.buffer->bytes(), to.first(bytes), half).ok());
 }
 
 TEST_CASE("a block whose half cannot be pinned or reached is an error, and nothing is written") {

@@ -11,6 +11,7 @@
 
 #include "sender/export/device/device_place.h"
 #include "tests/unit/export/mcore/plans.h"
+#include "tests/unit/kernels/fake_cuda.h"
 
 namespace deltawire::testing {
 
@@ -63,14 +64,16 @@ struct Rank {
     for (size_t i = 0; i < live.size(); ++i) live[i].data = bytes[i];
   }
 
-  void Put(size_t i, Kind kind) {
+  /// `number`: of the device, if it is to lie on one.
+  void Put(size_t i, Kind kind, int number = 0) {
     LiveTensor& t = live[i];
     if (kind == Kind::kDevice) {
+      const kernels::test::OnFakeDevice there(number);
       std::unique_ptr<kernels::GpuBuffer> buffer;
       REQUIRE(kernels::GpuBuffer::Create(bytes[i].size(), &buffer).ok());
       REQUIRE(kernels::GpuCopy(buffer->bytes(), bytes[i]).ok());
       t.data = buffer->bytes();
-      t.device = 0;
+      t.device = number;
       device.push_back(std::move(buffer));
     } else if (kind == Kind::kCallback) {
       t.data = Bytes(static_cast<const std::byte*>(nullptr), bytes[i].size());

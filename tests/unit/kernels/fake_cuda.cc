@@ -1,8 +1,9 @@
-// A fake of the CUDA runtime for machines without a device. "Device" memory is filled with rubbish,
-// and only queued work and cudaMemcpy can touch it. Work that is queued on a stream runs when
-// somebody waits for the stream, and no sooner. Kernels are the CPU emulation; strided copies may
-// write only to registered host memory. So code around the kernels cannot break CUDA's rules
-// unseen.
+// A fake of the CUDA runtime for machines without a device, with two of them. "Device" memory is
+// filled with rubbish, and only queued work and cudaMemcpy can touch it; of strided copies, only
+// those of the same device, queued while it is the current one. Work that is queued on a stream
+// runs when somebody waits for the stream, and no sooner. Kernels are the CPU emulation; strided
+// copies may write only to registered host memory. So code around the kernels cannot break CUDA's
+// rules unseen.
 #include "tests/unit/kernels/fake_cuda.h"
 
 #include <cuda_runtime_api.h>
@@ -20,6 +21,7 @@
 #include "tests/unit/kernels/cuda_emulation.h"
 
 struct CUstream_st {
+  int device = 0;
   std::vector<std::function<void()>> work;
 };
 
@@ -32,7 +34,10 @@ unsigned wrong_chunk = 0;
 int allocations = 0, placements = 0;
 volatile uint8_t unpinned = 0;  // what was read last of memory that was unregistered
 bool refuse_pinning = false, refuse_mapping = false;
+constexpr int kDevices = 2;
+thread_local int current_device = 0;
 std::map<const uint8_t*, size_t> device_memory, registered;
+std::map<const uint8_t*, int> device_of;  // of the blocks of device_memory
 std::set<CUstream_st*> streams;
 CUstream_st null_stream;
 
@@ -72,11 +77,20 @@ bool Holds(const std::map<const uint8_t*, size_t>& blocks, const uint8_t* p, siz
   return p + bytes <= after->first + after->second;
 }
 
-/// Ends the test program when a kernel would touch memory that it cannot reach.
-void CheckKernelMemory(const uint8_t* p, size_t bytes) {
-  if (Holds(device_memory, p, bytes) || Holds(registered, p, bytes)) return;
-  std::fputs("a kernel touches memory that is neither a device's nor registered\n", stderr);
+[[noreturn]] void End(const char* why) {
+  std::fprintf(stderr, "%s\n", why);
   std::abort();
+}
+
+/// Ends the test program when a kernel of this device would touch memory that it cannot reach.
+void CheckKernelMemory(int device, const uint8_t* p, size_t bytes) {
+  if (Holds(registered, p, bytes)) return;
+  if (!Holds(device_memory, p, bytes)) {
+    End("a kernel touches memory that is neither a device's nor registered");
+  }
+  if (std::prev(device_of.upper_bound(p))->second != device) {
+    End("a kernel touches another device's memory");
+  }
 }
 
 cudaError_t Allocate(void** memory, size_t bytes) {
@@ -96,6 +110,7 @@ cudaError_t AllocateOnDevice(void** memory, size_t bytes) {
   std::memset(made, 0xdb, bytes);
   (void)mprotect(made, bytes, PROT_NONE);
   device_memory[static_cast<uint8_t*>(made)] = bytes;
+  device_of[static_cast<uint8_t*>(made)] = current_device;
   *memory = made;
   ++allocations;
   return cudaSuccess;
@@ -105,6 +120,7 @@ cudaError_t FreeOnDevice(void* memory) {
   const auto block = device_memory.find(static_cast<uint8_t*>(memory));
   if (block == device_memory.end()) return memory == nullptr ? cudaSuccess : cudaErrorInvalidValue;
   munmap(memory, block->second);
+  device_of.erase(block->first);
   device_memory.erase(block);
   --allocations;
   return cudaSuccess;
@@ -233,6 +249,8 @@ bool CudaRegistered(const void* memory, size_t bytes) {
   return after != registered.begin() && begin < std::prev(after)->first + std::prev(after)->second;
 }
 int CudaPlacements() { return placements; }
+OnFakeDevice::OnFakeDevice(int device) { current_device = device; }
+OnFakeDevice::~OnFakeDevice() { current_device = 0; }
 
 }  // namespace deltawire::kernels::test
 
@@ -263,12 +281,14 @@ void LaunchDigest(const DeviceChunk* chunks, uint32_t count, const KeyView& key,
   });
 }
 void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaStream_t stream) {
+  const int device = Of(stream).device;
+  if (device != current_device) End("a kernel is started on a stream of another device");
   Of(stream).work.push_back([=] {
     ++placements;
     for (uint64_t i = 0; i < plan.units; ++i) {
       const PlaceStep step = PlaceUnit(plan, i);
-      CheckKernelMemory(src + step.src, plan.unit);
-      CheckKernelMemory(dst + step.dst, plan.dst_unit);
+      CheckKernelMemory(device, src + step.src, plan.unit);
+      CheckKernelMemory(device, dst + step.dst, plan.dst_unit);
       if (plan.from == Number::kNone) {
         std::memcpy(dst + step.dst, src + step.src, plan.unit);
       } else {
@@ -283,7 +303,7 @@ void LaunchPlace(const PlacePlan& plan, const uint8_t* src, uint8_t* dst, cudaSt
 extern "C" {
 
 cudaError_t cudaGetDeviceCount(int* count) {
-  *count = 1;
+  *count = kDevices;
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
@@ -291,9 +311,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->major = 9;
   return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= kDevices) return cudaErrorInvalidDevice;
+  current_device = device;
+  return cudaSuccess;
+}
 cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
+  *device = current_device;
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
@@ -333,7 +357,7 @@ cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new CUstream_st;
+  *stream = new CUstream_st{.device = current_device, .work = {}};
   streams.insert(*stream);
   return cudaSuccess;
 }

@@ -27,4 +27,13 @@ int CudaRegistrations();
 bool CudaRegistered(const void* memory, size_t bytes);
 int CudaPlacements();
 
+/// What is allocated while it lives is memory of this device, 0 or 1.
+class OnFakeDevice {
+ public:
+  explicit OnFakeDevice(int device);
+  ~OnFakeDevice();
+  OnFakeDevice(const OnFakeDevice&) = delete;
+  OnFakeDevice& operator=(const OnFakeDevice&) = delete;
+};
+
 }  // namespace deltawire::kernels::test

@@ -114,7 +114,7 @@ TEST_CASE("after a load that failed the engine stays paused until one succeeds")
 }
 
 TEST_CASE("retries end, and the next version heals the engine that stayed paused") {
-  Walk walk(EngineKind::kVllmReload, {.retries = 1});
+  Walk walk(EngineKind::kSglangReload, {.retries = 1});
   walk.Serve(1);
   walk.answers[EngineCall::kLoad] = {kRefused, kRefused};
   walk.course.Ready(Version(2));
@@ -123,8 +123,53 @@ TEST_CASE("retries end, and the next version heals the engine that stayed paused
   CHECK(walk.state() == EngineState::kPaused);
   CHECK(walk.Later() == Calls{"probe"});
   walk.course.Ready(Version(3));
-  CHECK(walk.Run() == Calls{"pause*", "load*", "flush", "name", "resume"});
+  CHECK(walk.Run() == Calls{"pause*", "load*", "resume"});
   CHECK(walk.served() == Version(3));
+}
+
+TEST_CASE("a reload that vLLM has failed is not followed by another one, but by a new process") {
+  Walk walk(EngineKind::kVllmReload);
+  walk.Serve(1);
+  walk.answers[EngineCall::kLoad] = {kRefused};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run() == Calls{"pause*", "load*"});
+  for (const uint64_t version : {2, 3, 4}) {
+    walk.course.Ready(Version(version));
+    CHECK(walk.Later() == Calls{"probe"});
+    CHECK(walk.state() == EngineState::kPaused);
+    CHECK(walk.course.view().paused);
+    CHECK(walk.course.view().error.find("start the engine anew") != std::string::npos);
+  }
+  walk.answers[EngineCall::kProbe] = {kUnreachable};
+  CHECK(walk.Later() == Calls{"probe"});
+  CHECK(walk.Later() == Calls{"probe", "pause*", "load*", "flush", "name", "resume"});
+  CHECK(walk.served() == Version(4));
+}
+
+TEST_CASE("a reload that vLLM's plug-in cannot vouch for leaves the engine paused") {
+  const bool says_so = GENERATE(false, true);  // as after a restart of the receiver
+  EngineAnswer lost = kRefused;
+  lost.spoiled = says_so;
+  Walk walk(EngineKind::kVllm, {.retries = 1});
+  walk.answers[EngineCall::kPrepare] = {kRefused, kRefused, kRefused, kRefused};
+  walk.answers[EngineCall::kAttach] = {kRefused, kRefused, lost, lost};
+  if (!says_so) walk.answers[EngineCall::kReload] = {kRefused};
+  walk.course.Ready(Version(1));
+  Calls all = walk.Run();
+  while (walk.state() == EngineState::kRetrying) {
+    for (const std::string& call : walk.Later()) all.push_back(call);
+  }
+  CHECK(std::count(all.begin(), all.end(), "reload*") == 1);
+  CHECK(std::count(all.begin(), all.end(), "resume") == 0);
+  CHECK(walk.state() == EngineState::kPaused);
+  CHECK(walk.course.view().error.find("start the engine anew") != std::string::npos);
+  // What an attach has compared byte by byte is whole again, whatever was before.
+  walk.answers.clear();
+  walk.answers[EngineCall::kPrepare] = {kRefused};
+  walk.course.Ready(Version(2));
+  CHECK(walk.Run().back() == "resume");
+  CHECK(walk.served() == Version(2));
+  CHECK(walk.course.view().error.empty());
 }
 
 TEST_CASE("stay-paused: there is one attempt for each version") {

@@ -23,6 +23,7 @@ struct ModelEngine {
   std::optional<uint64_t> prepared, applied_from;
   bool session = false;
   std::string named = "default";  // the version that its answers carry
+  bool spoiled = false;           // as vLLM after a reload that raised: no other one heals it
   uint64_t directory = 0;
 
   void Restart() {
@@ -33,6 +34,7 @@ struct ModelEngine {
              .applied_from = {},
              .session = false,
              .named = "default",
+             .spoiled = false,
              .directory = directory};
   }
 
@@ -68,12 +70,12 @@ struct ModelEngine {
       case EngineCall::kReload:
         CHECK_FALSE((traits.sessions && held));
         held.reset();
-        weights = directory;
+        weights = spoiled ? std::nullopt : std::optional(directory);
         if (!traits.sessions) named = std::to_string(to);
         return true;
       case EngineCall::kLoad:
         if (!traits.prepares) {
-          weights = directory;
+          weights = spoiled ? std::nullopt : std::optional(directory);
           if (!traits.names) named = std::to_string(to);
           return true;
         }
@@ -147,6 +149,9 @@ struct History {
         return {Result::kUnsure, "cut in the middle", {}};
       case 3:
         if (changes) engine.weights.reset(), engine.session = engine.session && Chance(50);
+        if (call == EngineCall::kReload || (changes && !traits.prepares)) {
+          engine.spoiled = traits.reload_spoils;
+        }
         if (call == EngineCall::kClear) engine.session = false;  // its refusal says that none is
         return {Result::kRefused, "500 in the middle", {}};
       default:
@@ -212,6 +217,12 @@ TEST_CASE("random histories: no engine resumes with mixed weights, and each serv
         }
         history.Publish();
         history.Run(0, 100);
+        if (history.engine.spoiled) {
+          CHECK(history.engine.paused);
+          if (history.engine.named == "default") continue;
+          history.engine.Restart();
+          history.Run(0, 100);
+        }
         const auto view = history.course.view();
         CAPTURE(view.error, ToString(view.state));
         CHECK(view.served == Version(history.engine.directory));

@@ -1,0 +1,95 @@
+"""Loads a LoRA adapter that a receiver has committed into a vLLM server: a program for `exec=`.
+
+    deltawire-receiver --model tuned=/dev/shm/deltawire/tuned \\
+        --engine "tuned:exec=/usr/bin/python3 -m deltawire.engine.adapter http://127.0.0.1:8000"
+
+An adapter is a model of its own, published from a PEFT directory. For each version this program
+makes a folder of links with the names that PEFT gives, and has the server load the adapter from
+there, under the model's name or `--name`. vLLM loads it between two of its steps and tells cached
+keys and values apart by the folder, so nothing is paused and no old prefix is taken. A request that
+runs meanwhile goes on with the new weights, over the keys and values of the old ones. Folders stay
+for a thousand versions, since running requests name them.
+
+Started by the receiver, which holds the directory meanwhile, with DELTAWIRE_MODEL,
+DELTAWIRE_DIRECTORY and DELTAWIRE_VERSION. Exits with 0 when the version is served. The server wants
+--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. Tried with vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import sys
+import urllib.error
+import urllib.request
+
+#: A receiver's file of weights, and what PEFT calls it.
+_WEIGHTS, _PEFT = "model.safetensors", "adapter_model.safetensors"
+_LONGEST_REASON = 2000
+#: Versions for which a folder stays: more than a request sees of them.
+_KEPT = 1000
+
+
+def link(directory: pathlib.Path, folder: pathlib.Path) -> None:
+    """Makes `folder`, with a link to each of the directory's files."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for file in directory.iterdir():
+        if file.name.startswith("."):
+            continue
+        new = folder / f".{file.name}.new"
+        new.unlink(missing_ok=True)
+        new.symlink_to(file)
+        new.replace(folder / (_PEFT if file.name == _WEIGHTS else file.name))
+
+
+def load(server: str, name: str, folder: pathlib.Path, seconds: float) -> None:
+    """Raises RuntimeError with the server's own words."""
+    request = urllib.request.Request(
+        f"{server.rstrip('/')}/v1/load_lora_adapter", headers={"Content-Type": "application/json"},
+        data=json.dumps({"lora_name": name, "lora_path": str(folder),
+                         "load_inplace": True}).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=seconds):
+            return
+    except urllib.error.HTTPError as error:
+        reason = error.read().decode(errors="replace").strip()[:_LONGEST_REASON]
+        hint = ("; it needs --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+                if error.code == 404 else "")
+        raise RuntimeError(f"{request.full_url} answered {error.code}: {reason}{hint}") from None
+    except OSError as error:
+        raise RuntimeError(f"{request.full_url} did not answer: {error}") from None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("server", help="vLLM's URL")
+    parser.add_argument("--name", default=os.environ.get("DELTAWIRE_MODEL"),
+                        help="of the adapter in requests; else the receiver's of the model")
+    parser.add_argument("--links", type=pathlib.Path,
+                        default=pathlib.Path(f"/dev/shm/deltawire-adapters-{os.getuid()}"),
+                        help="the folder in which links are made (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for the load")
+    options = parser.parse_args()
+    directory, version = (os.environ.get(f"DELTAWIRE_{n}") for n in ("DIRECTORY", "VERSION"))
+    if not (options.name and directory and version):
+        parser.error("DELTAWIRE_MODEL, DELTAWIRE_DIRECTORY and DELTAWIRE_VERSION come from the "
+                     "receiver, which starts this program (--engine exec=)")
+    versions = options.links / options.name
+    folder = versions / f"v{version}"
+    try:
+        link(pathlib.Path(directory), folder)
+        load(options.server, options.name, folder, options.timeout)
+    except (OSError, RuntimeError) as error:
+        sys.exit(f"adapter {options.name}: version {version} is not served: {error}")
+    # A request reads the adapter by the folder that it began with, as often as vLLM 0.32 changes
+    # which adapters a step has; without the folder the engine ends. All lead to the same files.
+    last = versions / f"v{int(version) - _KEPT}"
+    if last.is_dir():
+        shutil.rmtree(last)
+
+
+if __name__ == "__main__":
+    main()

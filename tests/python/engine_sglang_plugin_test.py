@@ -1,0 +1,197 @@
+"""deltawire's plug-in for SGLang over stand-ins for the engine: what one rank, or all of them, do
+when something is refused. Daemons and files are real; tests/engines has the engine itself.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import unittest
+import unittest.mock
+
+from engine_plugins_rig import (  # first: it puts the stand-ins in their places, or skips
+    Computing,
+    Engine,
+    Plugin,
+    PostLoad,
+    stand_ins,
+)
+
+from deltawire.engine import sglang  # noqa: E402
+
+
+class OrderTest(unittest.TestCase):
+    def test_an_order_is_its_path(self):
+        for text in ("version=7", "version=7&threads=4&prepare", "version=7&plans=/a%20b&check",
+                     "version=7&plans=&rollback", "version=7&loader_tensors&prepare"):
+            with self.subTest(text):
+                order = sglang.Order.parse(f"deltawire:/d?{text}")
+                self.assertEqual(order.path(7), f"deltawire:/d?{text}")
+                self.assertEqual(sglang.Order.parse(order.path(7)), order)
+        self.assertIsNone(sglang.Order.parse("/models/policy"))
+
+    def test_what_cannot_be_an_order_is_refused(self):
+        for text, why in (("/d?later", "no option later"), ("d", "from / on"),
+                          ("/d?threads=-1", "no option threads=-1"),
+                          ("/d?plans=here", "no option plans=here"),
+                          ("/d?loader_tensors=1", "no option loader_tensors=1"),
+                          ("/d?version=7&rollback&check", "are two orders")):
+            with self.subTest(text), self.assertRaisesRegex(sglang.Refused, why):
+                sglang.Order.parse(f"deltawire:{text}")
+
+
+class SglangTest(Plugin):
+    def begin(self, world_size: int = 2) -> None:
+        super().begin(world_size)
+        self.runners = [stand_ins.Runner(model) for model in self.models]
+        self.addCleanup(sglang._followers.clear)
+
+    def update(self, options: str = "") -> list:
+        """(success, message) of each rank."""
+        path = f"deltawire:{self.directory}" + (f"?{options}" if options else "")
+        return self.ranks.run(lambda rank: sglang._update(None, self.runners[rank], path))
+
+    def assert_done(self, results: list) -> None:
+        for result in results:
+            self.assertTrue(result[0], result)
+
+    def assert_refused(self, results: list, why: str) -> None:
+        for success, message in results:
+            self.assertFalse(success)
+            self.assertIn(why, message)
+
+    def test_versions_and_a_rollback(self):
+        self.begin()
+        first = self.states()
+        self.assert_done(self.update())
+        self.next_version()
+        self.assert_done(self.update("version=2&check"))
+        self.assert_newest()
+        self.assert_refused(self.update("version=1&rollback&check"), "are two orders")
+        self.assert_newest()
+        self.assert_done(self.update("version=1&rollback"))
+        self.assert_states(first)
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_what_a_loader_computes_from_parameters_is_computed_anew(self):
+        self.make = PostLoad
+        self.begin()
+        before = self.states()
+        self.assert_done(self.update())
+        self.next_version()
+        self.assert_done(self.update("version=2&check"))
+        self.assert_newest()
+        self.assert_done(self.update("version=1&rollback"))
+        self.assert_states(before)
+
+    def test_a_checkpoint_of_which_the_engine_has_only_a_part_is_refused(self):
+        self.make = Engine  # of two ranks, the first alone
+        self.begin(1)
+        for _ in range(2):
+            self.assert_refused(self.update(), "holds only a part of o, so the checkpoint is")
+
+    def test_ranks_that_see_different_versions_write_nothing(self):
+        self.begin()
+        self.assert_done(self.update())
+        before = self.states()
+        self.next_version()
+        with self.commits_between_the_ranks():
+            self.assert_refused(self.update(), "the ranks see different versions")
+        self.assert_states(before)
+        self.assert_done(self.update("version=3"))
+        self.assert_newest()
+
+    def test_what_one_rank_cannot_write_is_taken_back_by_the_others(self):
+        self.begin()
+        self.assert_done(self.update())
+        before = self.states()
+        self.next_version()
+        self.fails_on_the_last_rank("apply")
+        self.assert_refused(self.update(), "rank 1: a planted fault")
+        self.assert_states(before)
+
+    def test_what_the_engines_own_hooks_raise_is_a_refusal_and_nothing_stays(self):
+        self.begin()
+        self.assert_done(self.update())
+        before = self.states()
+        self.next_version()
+        for where in ("begin", "end"):
+            with self.subTest(where):
+                self.runners[1].fail_at = where
+                with self.assertLogs("deltawire", "ERROR"):
+                    self.assert_refused(self.update(), f"rank 1: planted at the {where}")
+                self.assert_states(before)
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_hooks_that_also_fail_while_it_is_taken_back_end_the_server(self):
+        self.begin(1)
+        self.assert_done(self.update())
+        self.next_version()
+        runner = self.runners[0]
+
+        def fails(run_post_load):
+            raise RuntimeError("planted for good")
+
+        with (unittest.mock.patch.object(runner, "end_weight_update", fails),
+              self.assertLogs("deltawire", "ERROR")):
+            raised = self.update()[0]
+        self.assertIsInstance(raised, RuntimeError)
+        self.assertNotIsInstance(raised, sglang.Refused)
+
+    def test_parameters_that_a_hook_has_moved_are_attached_to_anew(self):
+        self.begin(1)
+        self.assert_done(self.update())
+        self.next_version()
+        model, runner = self.models[0], self.runners[0]
+        at = model.qk.data
+
+        def moves():
+            model.qk.data = at.clone()
+
+        with unittest.mock.patch.object(runner, "begin_weight_update", moves):
+            self.assert_refused(self.update(), "has moved its parameters")
+        self.assert_refused(self.update(), "it loaded another version")  # version 2 is committed
+        model.load_weights(self.weights.items())
+        self.assert_done(self.update())
+        self.next_version()
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_another_number_of_threads_than_the_attachs_is_refused(self):
+        self.begin(1)
+        self.assert_done(self.update("threads=2"))
+        self.next_version()
+        self.assert_refused(self.update("threads=3"), "attached with 2, which stays")
+        self.assert_done(self.update("threads=2"))
+        self.next_version()
+        self.assert_done(self.update())
+        self.assert_newest()
+
+    def test_what_the_loader_computes_follows_where_it_is_asked_for(self):
+        self.make = Computing
+        self.begin()
+        self.assert_refused(self.update(), "loader_tensors=True lets it")
+        self.assert_done(self.update("loader_tensors"))
+        before = self.states()
+        self.next_version()
+        self.assert_done(self.update("version=2&check"))  # the attach's choice stays
+        self.assert_newest()
+        self.assert_done(self.update("version=1&rollback"))
+        self.assert_states(before)
+
+    def test_layouts_are_kept_for_the_next_start(self):
+        folder = self.enterContext(tempfile.TemporaryDirectory())
+        self.begin()
+        for plan in ("kept", "used"):
+            sglang._followers.clear()
+            with self.assertLogs("deltawire.engine.sglang", "INFO") as logged:
+                self.assert_done(self.update(f"plans={folder}"))
+            self.assertEqual([line.endswith(f", plan: {plan}") for line in logged.output],
+                             [True] * 2, logged.output)
+        self.assertEqual(len(list(pathlib.Path(folder).iterdir())), 2)  # one for each rank
+
+
+if __name__ == "__main__":
+    unittest.main()
