@@ -30,6 +30,7 @@ from daemons import Daemons, Receiver, free_port, programs, run, spawn, until  #
 MODEL = "policy"
 ELEMENTS = 1 << 18
 HOST = "127.0.0.1"
+FEW_DESCRIPTORS = 60  # less than the streams of the pull that is tried with them
 
 
 def checkpoint(folder: pathlib.Path, step: int) -> pathlib.Path:
@@ -184,6 +185,20 @@ class Machine(Incident):
         self.assertLess(done.returncode, 0, done.stderr)
         self.assertIn("error: ", done.stderr)
         self.assertIn("no further thread can be started; raise TasksMax=", done.stderr)
+
+    def test_a_limit_on_descriptors(self):
+        """A receiver has enough of them to attach, and not for all streams of a pull."""
+        control = self.daemons.start_sender(self.root / "s")
+        self.assertEqual(self.publish(1)[0], 0)
+        known = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_DESCRIPTORS, known[1]))
+        try:
+            receiver = self.daemons.start_receiver([control], MODEL, self.root / "r", "--streams", "64")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, known)
+        why = "no descriptor is left for a socket; raise the limit of open files"
+        self.log_says(why)
+        until(lambda: why in receiver.status()["message"], "the receiver's status says so")
 
     def test_a_filesystem_that_is_full(self):
         """In a mount namespace of its own, which the daemons and the tool are in, too."""
