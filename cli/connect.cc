@@ -1,5 +1,6 @@
 #include "cli/connect.h"
 
+#include <grpc/support/log.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -39,6 +40,8 @@ StatusOr<std::shared_ptr<grpc::Channel>> Dial(std::string_view who, const std::s
   auto endpoint = ParseEndpoint(address);
   if (!endpoint.ok()) return UsageError(fmt::format("--{}: {}", who, MessageOf(endpoint.status())));
   DW_ASSIGN_OR_RETURN(const auto credentials, ToolCredentials());
+  // gRPC would print each failed handshake on stderr, where an error of ours is one line.
+  gpr_set_log_function([](gpr_log_func_args*) {});
   grpc::ChannelArguments args;
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // the second channel connects by itself
   DW_ASSIGN_OR_RETURN(auto channel, DialControl(ToString(*endpoint), *credentials, args));

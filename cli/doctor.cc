@@ -22,8 +22,12 @@ constexpr int kOldestMajor = 5, kOldestMinor = 3;
 constexpr uint64_t kFewDescriptors = 4096;
 // Fills 1 Gbit/s over 130 ms.
 constexpr uint64_t kSmallSocketBuffer = 16 << 20;
+// Less than this is used up by a version's small files and its delta.
+constexpr uint64_t kFullBytes = 16 << 20;
 // Times of two machines whose clocks differ by more say nothing of each other.
 constexpr double kClockSkewSeconds = 0.5;
+constexpr const char* kRenew =
+    "deltawire certs DIR NAME... with the authority's directory renews it";
 // Time to renew a certificate without hurry.
 constexpr double kSoonDays = 30;
 
@@ -54,7 +58,12 @@ void DataDirectory(const MachineFacts& f, std::vector<Finding>& all) {
   const std::string room = fmt::format("{}{}: {} free, {} of memory available", f.data_dir.native(),
                                        f.data_dir_missing ? " (a daemon will make it)" : "",
                                        HumanBytes(f.free_bytes), HumanBytes(f.memory_bytes));
-  if (!f.in_memory) {
+  if (f.free_bytes < kFullBytes) {
+    all.push_back({Level::kProblem, about, room + ": it is full",
+                   "remove files there (du -x), or give a tmpfs more room: mount -o "
+                   "remount,size=... " +
+                       f.mount_point});
+  } else if (!f.in_memory) {
     all.push_back({Level::kNote, about, room + "; not in memory",
                    "use a tmpfs such as /dev/shm, where engines load at memory speed"});
   } else if (f.free_bytes < f.memory_bytes / 2) {
@@ -140,12 +149,11 @@ void Certificates(const MachineFacts& f, std::vector<Finding>& all) {
       all.push_back({Level::kProblem, about, c.subject + " is not valid yet",
                      "set this machine's clock, or wait"});
     } else if (c.valid_days < 0) {
-      all.push_back({Level::kProblem, about, c.subject + " is not valid any more",
-                     "deltawire certs DIR NAME... with the authority's directory renews it"});
+      all.push_back({Level::kProblem, about, c.subject + " is not valid any more", kRenew});
     } else if (c.valid_days < kSoonDays) {
       all.push_back({Level::kNote, about,
                      fmt::format("{} is valid for {:.0f} more days", c.subject, c.valid_days),
-                     "deltawire certs DIR NAME... with the authority's directory renews it"});
+                     kRenew});
     } else {
       all.push_back({Level::kGood, about,
                      fmt::format("{} is valid for {:.0f} more days", c.subject, c.valid_days), ""});
@@ -170,12 +178,50 @@ void Clock(const PeerFacts& p, const std::string& about, std::vector<Finding>& a
        "the dates of certificates, depend on them"});
 }
 
+// Why a daemon does not answer: its port is closed, or TLS stands between, at either end.
+Finding NotReached(const PeerFacts& p, const std::string& about) {
+  const auto problem = [&about](std::string text, std::string remedy) {
+    return Finding{Level::kProblem, about, std::move(text), std::move(remedy)};
+  };
+  if (!p.port.ok()) {
+    return problem(std::string(MessageOf(p.port)),
+                   "start it there, give it a control-listen that this machine can reach, and "
+                   "open that port");
+  }
+  if (!p.tls_failed.ok()) {
+    return problem(std::string(MessageOf(p.tls_failed)),
+                   "give that daemon --credentials with a certificate, or ask without a `ca`; or "
+                   "another program has this port");
+  }
+  if (!p.tls) return problem(std::string(MessageOf(p.reached)), "look at its log");
+  if (!p.tls->disbelieved.empty()) {
+    return problem(fmt::format("its certificate {} is not believed: {} (issued by {} for {})",
+                               p.tls->certificate.subject, p.tls->disbelieved, p.tls->issuer,
+                               fmt::join(p.tls->names, ", ")),
+                   p.tls->remedy);
+  }
+  if (!p.tls->refused.empty()) {
+    return problem(fmt::format("it does not believe our certificate: {}", p.tls->refused),
+                   fmt::format("if ours has ended: {}; else both ends need certificates of one "
+                               "authority, and clocks that agree",
+                               kRenew));
+  }
+  return problem(std::string(MessageOf(p.reached)),
+                 "its port speaks TLS: name --credentials, or look at its log");
+}
+
+void PeerCertificate(const PeerFacts& p, const std::string& about, std::vector<Finding>& all) {
+  if (!p.tls) return;
+  const std::string text = fmt::format("its certificate {} is valid for {:.0f} more days",
+                                       p.tls->certificate.subject, p.certificate_days);
+  const bool soon = p.certificate_days < kSoonDays;
+  all.push_back({soon ? Level::kNote : Level::kGood, about, text, soon ? kRenew : ""});
+}
+
 void Peer(const PeerFacts& p, const std::string& version, std::vector<Finding>& all) {
   const std::string about = p.kind + " " + p.address;
   if (!p.reached.ok()) {
-    all.push_back({Level::kProblem, about, std::string(MessageOf(p.reached)),
-                   "start it there, give it a control-listen that this machine can reach, and "
-                   "open that port"});
+    all.push_back(NotReached(p, about));
     return;
   }
   if (p.program_version != version) {
@@ -192,6 +238,7 @@ void Peer(const PeerFacts& p, const std::string& version, std::vector<Finding>& 
   } else if (!p.security.empty()) {
     all.push_back({Level::kGood, about, p.security, ""});
   }
+  PeerCertificate(p, about, all);
   Clock(p, about, all);
   if (p.bulk_address.empty()) return;
   const std::string bulk = "bulk port " + p.bulk_address;

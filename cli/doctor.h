@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/security/tls_probe.h"
 
 namespace deltawire::cli {
 
@@ -20,6 +21,11 @@ struct PeerFacts {
   std::string kind;     ///< "sender" or "receiver"
   std::string address;  ///< of its gRPC service
   Status reached;
+  Status port;  ///< whether its port takes TCP connections; asked where it was not reached
+  /// What its port says when it is asked for TLS; nullopt: not asked, or `tls_failed` says why not.
+  std::optional<security::PeerTls> tls;
+  Status tls_failed;
+  double certificate_days = 0;  ///< for which the certificate in `tls` is still valid
   std::string program_version;
   bool exposed = false;      ///< it listens beyond loopback, unencrypted
   std::string security;      ///< how its ports are guarded; empty: by nothing

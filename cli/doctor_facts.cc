@@ -30,6 +30,11 @@ namespace deltawire::cli {
 namespace fs = std::filesystem;
 namespace {
 
+double DaysUntil(std::chrono::system_clock::time_point then) {
+  using Days = std::chrono::duration<double, std::ratio<86400>>;
+  return std::chrono::duration_cast<Days>(then - std::chrono::system_clock::now()).count();
+}
+
 std::string FirstLine(const char* path) {
   std::ifstream in(path);
   std::string line;
@@ -112,6 +117,23 @@ void LookAtLogind(MachineFacts& f) {
   if (LogindRemovesIpc()) f.logind_removes = user->pw_name;
 }
 
+// What gRPC does not tell of a peer: whether its port is open, and what TLS makes of it.
+void LookAtTls(PeerFacts& p, std::chrono::milliseconds timeout) {
+  const auto endpoint = ParseEndpoint(p.address);
+  const auto credentials = ToolCredentials();
+  if (!endpoint.ok() || !credentials.ok()) return;
+  if (p.reached.ok() && !(*credentials)->dials_tls()) return;  // it is reached in plaintext
+  const auto fd = ConnectTcp(p.address, timeout);
+  p.port = fd.status();
+  if (!fd.ok()) return;
+  SetTimeout(fd->get(), timeout);
+  auto tls = security::ProbeTls(fd->get(), endpoint->host, *(*credentials)->Now());
+  p.tls_failed = tls.status();
+  if (!tls.ok()) return;
+  p.tls = *std::move(tls);
+  p.certificate_days = DaysUntil(p.tls->certificate.to);
+}
+
 /// Asks the daemon at `address` for its status. The facts that senders and receivers have in common
 /// go into `facts`.
 template <typename Daemon>
@@ -128,6 +150,7 @@ auto LookAtPeer(StatusOr<Daemon> (*dial)(const std::string&, std::chrono::millis
   }();
   facts->address = address;
   facts->reached = answer.status();
+  LookAtTls(*facts, timeout);
   if (!answer.ok()) return answer;
   facts->program_version = answer->program_version();
   facts->exposed = answer->plaintext_exposed();
@@ -177,9 +200,7 @@ void LookAtCredentials(MachineFacts& f) {
     const auto dates = security::DatesOf(pem);
     if (!dates.ok()) continue;  // Load has parsed these files already, so this does not fail
     for (const security::CertificateDates& one : *dates) {
-      using Days = std::chrono::duration<double, std::ratio<86400>>;
-      f.certificates.push_back(
-          {one.subject, std::chrono::duration_cast<Days>(one.to - now).count(), one.from <= now});
+      f.certificates.push_back({one.subject, DaysUntil(one.to), one.from <= now});
     }
   }
 }

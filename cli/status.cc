@@ -62,8 +62,6 @@ void Security(std::string& text, const std::string& security, bool exposed) {
       "(--insecure-plaintext)\n";
 }
 
-std::string Note(const std::string& message) { return message.empty() ? "" : "  " + message; }
-
 // The forms in which chunks were sent: "raw 1.2 MB in 21 chunks, fast 80 kB in 7 chunks".
 std::string SentText(const v1::SenderModelStatus& m) {
   std::string text;
@@ -351,7 +349,7 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
                           a.owned_chunks(), VersionText(a.newest()), RangesText(a.owned()));
     }
     text += BuffersText(m);
-    if (!m.message().empty()) text += fmt::format("  {}:{}\n", m.model(), Note(m.message()));
+    if (!m.message().empty()) text += fmt::format("  {}: {}\n", m.model(), m.message());
   }
   text += EnginesText(r);
 }
@@ -408,6 +406,8 @@ StatusOr<Exit> Show(const StatusOptions& o) {
     const auto failure = Failure(o, s);
     if (!o.watch && failure) {
       if (o.json) PrintJson(SnapshotJson(o, s));
+      // The daemon that answers may say why the other one does not.
+      if (!o.json && (s.sender.ok() || s.receiver.ok())) std::fputs(Text(o, s).c_str(), stdout);
       return *failure;
     }
     if (o.json) {

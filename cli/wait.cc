@@ -46,6 +46,24 @@ Status Until(grpc::ClientReader<Info>& stream, grpc::ClientContext& context, con
   return Check(stream.Finish(), Receiver::kName, address);
 }
 
+// What stands where a wait for `version` has run out of time.
+Status NotInTime(Receiver& receiver, const std::string& model, uint64_t version,
+                 const WaitOptions& o, const Status& late) {
+  const auto status = GetStatus(receiver, model, std::chrono::seconds(5));
+  if (!status.ok() || status->models_size() != 1) return late;
+  const v1::ReceiverModelStatus& m = status->models(0);
+  const auto number = [](const v1::Identity& id) {
+    return id.epoch() == 0 ? std::string("none") : std::to_string(id.version());
+  };
+  std::string text = fmt::format(
+      "{}: version {} was not {} within {}: committed here: {}, the newest of {}: {}, phase {}",
+      model, version, o.served ? "served" : "committed", HumanSeconds(o.timeout_seconds),
+      number(m.committed()), m.sender(), number(m.newest()), m.phase());
+  if (!m.attached()) text += ", not attached";
+  if (!m.message().empty()) text += fmt::format("; {}", m.message());
+  return Status(late.code(), text);
+}
+
 StatusOr<Exit> Wait(const WaitOptions& o) {
   DW_ASSIGN_OR_RETURN(Receiver receiver, DialReceiver(o.receiver, o.timeout()));
   DW_ASSIGN_OR_RETURN(const std::string model, ChooseModel(receiver, o.model, o.timeout()));
@@ -61,22 +79,25 @@ StatusOr<Exit> Wait(const WaitOptions& o) {
     reached = FromProto(id);
     return !reached.empty() && reached.id.version >= version;
   };
-  if (o.served) {
-    v1::WatchServedRequest request;
-    request.set_model(model);
-    const auto stream = receiver.stub->WatchServed(&context, request);
-    const auto by_each = [&](const v1::ServedInfo& s) {
-      by_later = s.all().epoch() == 0;
-      return enough(s.oldest());
-    };
-    DW_RETURN_IF_ERROR(Until(*stream, context, by_each, o.receiver));
-  } else {
+  const Status done = [&] {
+    if (o.served) {
+      v1::WatchServedRequest request;
+      request.set_model(model);
+      const auto stream = receiver.stub->WatchServed(&context, request);
+      const auto by_each = [&](const v1::ServedInfo& info) {
+        by_later = info.all().epoch() == 0;
+        return enough(info.oldest());
+      };
+      return Until(*stream, context, by_each, o.receiver);
+    }
     v1::WatchReceiverVersionsRequest request;
     request.set_model(model);
     const auto stream = receiver.stub->WatchVersions(&context, request);
-    DW_RETURN_IF_ERROR(Until(
-        *stream, context, [&](const v1::CommitInfo& c) { return enough(c.id()); }, o.receiver));
-  }
+    const auto committed = [&](const v1::CommitInfo& info) { return enough(info.id()); };
+    return Until(*stream, context, committed, o.receiver);
+  }();
+  if (absl::IsDeadlineExceeded(done)) return NotInTime(receiver, model, version, o, done);
+  DW_RETURN_IF_ERROR(done);
   if (o.json) {
     PrintJson({{"model", model},
                {"event", o.served ? "served" : "committed"},

@@ -116,7 +116,8 @@ endfunction()
 
 dw_package(sender deltawire-sender net "deltawire's daemon beside a trainer" "\
 It holds two buffers of a model in HuggingFace layout, finds what each version
-changed, and serves it to receivers. Trainers reach it by a Unix socket.")
+changed, and serves it to receivers. Trainers reach it by a Unix socket.
+This package has no CUDA: versions are diffed on the CPU.")
 dw_package(receiver deltawire-receiver net "deltawire's daemon beside inference engines" "\
 It keeps models in step with a sender's newest version, as files that engines
 load and read, and brings running engines to each version.")

@@ -60,8 +60,7 @@ StatusOr<UniqueFd> ListenHostPort(const std::string& address) {
   if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   auto listening = ListenTcp(host, port);
   if (listening.ok()) return listening;
-  return Errorf(listening.status().code(), "gRPC: {}; choose another address",
-                MessageOf(listening.status()));
+  return Annotate(listening.status(), "gRPC");
 }
 
 // gRPC's own complaints, such as failed TLS handshakes, which strangers can cause at will.

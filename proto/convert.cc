@@ -9,9 +9,34 @@ grpc::Status ToGrpc(const Status& s) {
   return {static_cast<grpc::StatusCode>(s.code()), std::string(MessageOf(s))};
 }
 
+namespace {
+
+// What gRPC leaves out where a connection cannot be made.
+std::string_view RemedyOf(const grpc::Status& s) {
+  if (s.error_code() != grpc::StatusCode::UNAVAILABLE) return "";
+  const auto says = [&s](const char* what) {
+    return s.error_message().find(what) != std::string::npos;
+  };
+  if (says("certificate verify failed")) {
+    return "; its certificate is of another authority than `ca` here, or has ended: `deltawire "
+           "doctor` with the same --credentials says which";
+  }
+  if (says("Hostname Verification Check failed")) {
+    return "; its certificate is not for the name that was dialled: dial one of its names, or set "
+           "`server-name`";
+  }
+  if (says("failed to connect") && says("Socket closed")) {
+    return "; if that port speaks TLS, give this end --credentials";
+  }
+  return "";
+}
+
+}  // namespace
+
 Status FromGrpc(const grpc::Status& s, std::string_view context) {
   if (s.ok()) return absl::OkStatus();
-  return Errorf(static_cast<StatusCode>(s.error_code()), "{}: {}", context, s.error_message());
+  return Errorf(static_cast<StatusCode>(s.error_code()), "{}: {}{}", context, s.error_message(),
+                RemedyOf(s));
 }
 
 void ToProto(const Layout& layout, google::protobuf::RepeatedPtrField<v1::TensorMeta>* out) {

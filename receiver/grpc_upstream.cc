@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "common/wire/wire_versions.h"
 #include "proto/convert.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 #include "proto/dial.h"
@@ -231,6 +232,8 @@ class GrpcUpstream : public Upstream {
     request.set_owned_hash(wish.owned_hash);
     if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
     for (const uint32_t chunk : wish.suspects) request.add_suspects(chunk);
+    request.set_oldest_wire_version(wire::kOwnVersions.oldest);
+    request.set_newest_wire_version(wire::kOwnVersions.newest);
     v1::OpenPullResponse response;
     const auto open = [&](v1::PullService::Stub& stub, grpc::ClientContext* context) {
       return stub.OpenPull(context, request, &response);
@@ -242,6 +245,11 @@ class GrpcUpstream : public Upstream {
         response.bulk_port() > 65535) {
       return Errorf(StatusCode::kDataLoss, "sender {}: OpenPull: a malformed answer", sender_);
     }
+    // A sender that speaks none of our versions has refused. This is for one that does not say.
+    DW_RETURN_IF_ERROR(wire::AgreedVersion(wire::kOwnVersions,
+                                           {response.wire_version(), response.wire_version()},
+                                           fmt::format("sender {}", sender_))
+                           .status());
     std::memcpy(grant.ticket.data(), response.ticket().data(), grant.ticket.size());
     grant.host = response.bulk_host();
     if (grant.host.empty()) grant.host = HostOf(sender_);

@@ -114,6 +114,7 @@ int main(int argc, char** argv) {
     return parsed.exit_code;
   }
   BlockTerminationSignals();
+  ExplainUncaughtExceptions();
   Status status = InitLogging("deltawire-receiver", parsed.options.log_level);
   if (status.ok()) status = Run(parsed.options);
   if (!status.ok()) {

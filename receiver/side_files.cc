@@ -15,6 +15,7 @@
 
 #include "common/base/checksum.h"
 #include "common/base/log.h"
+#include "common/base/write_error.h"
 #include "common/shm/dir_lock.h"
 
 namespace deltawire::receiver {
@@ -37,7 +38,7 @@ Status WriteFile(const fs::path& path, std::string_view content,
     std::ofstream out(temporary, std::ios::binary);
     out << content;
     out.close();
-    if (!out) return ErrnoError("write " + temporary.native());
+    if (!out) return WriteError(temporary);
   }
   // Files in the hidden directory are for their owner only; all others get the weights' mode.
   if (::chmod(temporary.c_str(), FileModeIn(path.parent_path())) != 0) {

@@ -41,6 +41,12 @@ StatusOr<UniqueFd> BindAndListen(const addrinfo& at, const std::string& what) {
     if (err == EADDRNOTAVAIL) {
       return Errorf(StatusCode::kInvalidArgument, "{}: not an address of this machine's", what);
     }
+    if (err == EADDRINUSE) {
+      return Errorf(StatusCode::kAlreadyExists,
+                    "{}: another process does already; stop it (`ss -ltnp` names it), or choose "
+                    "another address",
+                    what);
+    }
     return ErrnoError(what, err);
   }
   return fd;

@@ -6,7 +6,12 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
 #include <optional>
+#include <system_error>
 
 namespace deltawire {
 namespace {
@@ -49,6 +54,33 @@ void BlockTerminationSignals() {
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   signal(SIGPIPE, SIG_IGN);
   signal(SIGCHLD, SIG_DFL);
+}
+
+void ExplainUncaughtExceptions() {
+  std::set_terminate([] {
+    // The log's own thread may be what could not be started, so this goes past it.
+    try {
+      if (const std::exception_ptr thrown = std::current_exception())
+        std::rethrow_exception(thrown);
+      std::fputs("error: terminated without an exception; please report it\n", stderr);
+    } catch (const std::bad_alloc&) {
+      std::fputs(
+          "error: out of memory; look at MemoryMax= of the unit or the container's limit, "
+          "and at what docs/operations.md (Sizing) wants\n",
+          stderr);
+    } catch (const std::system_error& e) {
+      const bool limit = e.code() == std::errc::resource_unavailable_try_again;
+      std::fprintf(stderr, "error: %s%s\n", e.what(),
+                   limit ? ": no further thread can be started; raise TasksMax= of the unit, the "
+                           "container's limit of processes, or ulimit -u and -v"
+                         : "; please report it");
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "error: %s; please report it\n", e.what());
+    } catch (...) {
+      std::fputs("error: terminated by an exception of no known type; please report it\n", stderr);
+    }
+    std::abort();
+  });
 }
 
 const char* ServeUntilTermination(const std::function<std::string()>& status,

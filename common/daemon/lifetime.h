@@ -14,6 +14,10 @@ namespace deltawire {
 /// how programs that this process starts have ended. REQUIRES: no other thread has been started.
 void BlockTerminationSignals();
 
+/// An exception that nobody catches says on stderr what it was and what to do about it, before it
+/// ends the process: where threads or memory are limited, the limits are what to look at.
+void ExplainUncaughtExceptions();
+
 /// Tells systemd that the daemon is ready, waits for SIGINT or SIGTERM, tells systemd that the
 /// daemon stops, and returns the signal's name. `status` returns the line that `systemctl status`
 /// shows. If the unit has a watchdog (WatchdogSec), `status` is called twice in its time, and

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/base/unique_fd.h"
 #include "common/net/byte_stream.h"
 #include "common/net/io_impl.h"
 #include "common/net/tls.h"
@@ -65,6 +66,14 @@ struct PullClient::Impl {
 };
 
 namespace {
+
+constexpr std::string_view kConnecting = "connecting";
+
+// Of a socket that cannot be opened, Asio says only that its connecting was aborted.
+bool OutOfDescriptors() {
+  const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return probe.get() < 0 && (errno == EMFILE || errno == ENFILE);
+}
 
 class ClientStream {
  public:
@@ -235,9 +244,9 @@ class ClientStream {
     // Connecting opens the socket, so a close that came before it has no effect.
     if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
     auto [connect_ec, endpoint] = co_await asio::async_connect(*socket_, pull_->endpoints, kAwait);
-    if (connect_ec) co_return Failure("connecting", connect_ec);
+    if (connect_ec) co_return Failure(kConnecting, connect_ec);
     // Each further address opens the socket anew, too.
-    if (watchdog_->fired()) co_return Failure("connecting", asio::error::timed_out);
+    if (watchdog_->fired()) co_return Failure(kConnecting, asio::error::timed_out);
     if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
     TuneSocket(*socket_);
     if (target_.tls == nullptr) co_return absl::OkStatus();
@@ -287,9 +296,18 @@ class ClientStream {
   }
 
   Status Failure(std::string_view doing, const ErrorCode& ec) const {
+    if (ec == asio::error::operation_aborted && !socket_->is_open() && OutOfDescriptors()) {
+      return Errorf(StatusCode::kResourceExhausted,
+                    "{}: {}: no descriptor is left for a socket; raise the limit of open files "
+                    "(ulimit -n, or LimitNOFILE= of the unit)",
+                    where_, doing);
+    }
     if (watchdog_->fired()) {
-      return Errorf(StatusCode::kDeadlineExceeded, "{}: {}: nothing came for {} ms", where_, doing,
-                    watchdog_->limit().count());
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: {}: nothing came for {} ms{}", where_,
+                    doing, watchdog_->limit().count(),
+                    doing == kConnecting ? "; is that port open to this machine? `deltawire doctor "
+                                           "--sender` tries it"
+                                         : "");
     }
     if (!bytes_.fault().empty()) {
       return Errorf(StatusCode::kUnauthenticated, "{}: {}: {}", where_, doing, bytes_.fault());

@@ -13,6 +13,7 @@
 
 #include "common/base/log.h"
 #include "common/base/unique_fd.h"
+#include "common/base/write_error.h"
 
 namespace deltawire {
 namespace {
@@ -36,7 +37,7 @@ Status WritePid(int fd, const std::filesystem::path& file) {
   const std::string text = fmt::format("{}\n", ::getpid());
   if (::ftruncate(fd, 0) != 0 ||
       ::pwrite(fd, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-    return ErrnoError(fmt::format("write {}", file.native()));
+    return WriteError(file);
   }
   return {};
 }

@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/security/token_proof.h"
+#include "common/wire/wire_versions.h"
 #include "proto/convert.h"
 #include "proto/serving/attach_reactor.h"
 #include "proto/serving/serving_convert.h"
@@ -108,12 +109,17 @@ grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
                      .suspects = {request->suspects().begin(), request->suspects().end()}};
   const Status known = Identify(*context, wanted);
   if (!known.ok()) return ToGrpc(known);
+  const auto wire_version = wire::AgreedVersion(
+      wire::kOwnVersions, {request->oldest_wire_version(), request->newest_wire_version()},
+      fmt::format("receiver {}", request->receiver_id()));
+  if (!wire_version.ok()) return ToGrpc(wire_version.status());
   auto ticket = host_.OpenPull(wanted);
   if (!ticket.ok()) return ToGrpc(ticket.status());
   response->set_ticket(ticket->ticket.data(), ticket->ticket.size());
   response->set_history(ticket->history);
   response->set_bulk_host(host_.advertise_host());
   response->set_bulk_port(bulk_port_);
+  response->set_wire_version(*wire_version);
   ToProto(ticket->newest.identity, response->mutable_newest());
   response->set_side_files_hash(ticket->newest.side_files_hash);
   return grpc::Status::OK;

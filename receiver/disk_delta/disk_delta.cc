@@ -19,6 +19,7 @@
 #include "common/base/log.h"
 #include "common/base/trace.h"
 #include "common/base/unique_fd.h"
+#include "common/base/write_error.h"
 #include "receiver/disk_delta/payload.h"
 
 namespace deltawire::receiver {
@@ -102,7 +103,7 @@ Status WriteFile(const fs::path& path, const std::vector<Bytes>& parts) {
     while (!part.empty()) {
       const ssize_t n = ::write(fd.get(), part.data(), part.size());
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return ErrnoError(fmt::format("write {}", path.native()));
+      if (n < 0) return WriteError(path);
       part = part.subspan(static_cast<size_t>(n));
     }
   }
@@ -350,7 +351,7 @@ Status DiskDelta::WriteWhole(const fs::path& run, const ModelDir& model, const I
         if (stop()) return Cancelled();
         const ssize_t n = ::write(fd.get(), bytes.data(), std::min(bytes.size(), kBatchBytes));
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return ErrnoError(fmt::format("write {}", path.native()));
+        if (n < 0) return WriteError(path);
         bytes = bytes.subspan(static_cast<size_t>(n));
       }
     }

@@ -102,6 +102,7 @@ int main(int argc, char** argv) {
     return parsed.exit_code;
   }
   BlockTerminationSignals();
+  ExplainUncaughtExceptions();
   Status status = InitLogging("deltawire-sender", parsed.options.log_level);
   if (status.ok()) status = Run(parsed.options);
   if (!status.ok()) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/checksum.h"
+#include "common/base/write_error.h"
 
 namespace deltawire::sender {
 namespace fs = std::filesystem;
@@ -34,7 +35,7 @@ Status WriteOwnedFile(const fs::path& path, const Coverage& coverage) {
   std::ofstream out(hidden, std::ios::binary);
   out << text;
   out.close();
-  if (!out) return ErrnoError(fmt::format("write {}", hidden.native()));
+  if (!out) return WriteError(hidden);
   fs::rename(hidden, path, ec);
   if (ec) return Errorf(StatusCode::kInternal, "rename {}: {}", hidden.native(), ec.message());
   return absl::OkStatus();

@@ -11,6 +11,7 @@
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/base/unique_fd.h"
+#include "common/base/write_error.h"
 #include "common/shm/mapped_file.h"
 
 namespace deltawire::sender {
@@ -28,7 +29,7 @@ Status WriteFile(const fs::path& path, std::string_view content) {
   while (!content.empty()) {
     const ssize_t n = ::write(fd.get(), content.data(), content.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoError(fmt::format("write {}", path.native()));
+    if (n < 0) return WriteError(path);
     content.remove_prefix(static_cast<size_t>(n));
   }
   if (::fsync(fd.get()) != 0) return ErrnoError(fmt::format("fsync {}", path.native()));

@@ -129,8 +129,13 @@ same_bytes $on_disk
 say "a model on a disk, with the drop-in and not without it"
 
 before=$(property deltawire-sender MainPID)
+instance=$(property deltawire-receiver@disk MainPID)
 quiet apt-get -y --no-install-recommends install /newer/*.deb
 [ "$(property deltawire-sender MainPID)" != "$before" ] || fail "the upgrade did not restart it"
+[ "$(property deltawire-receiver@disk MainPID)" != "$instance" ] ||
+  fail "the upgrade did not restart an instance"
+[ "$(property deltawire-receiver@wrong ActiveState)" = failed ] ||
+  fail "the upgrade started an instance that does not run"
 dpkg-query -W -f '${Version}\n' deltawire-sender | grep -qx '0.0.1+test' || fail "the version"
 quiet deltawire wait --model policy --version 4 --timeout 60
 publish 5 2
@@ -140,7 +145,7 @@ for receiver in $in_memory $on_disk; do
 done
 say "upgraded while running: both kept their models, and the next version came by delta"
 
-systemctl disable --now --quiet deltawire-receiver@disk
+systemctl disable --quiet deltawire-receiver@disk  # it runs on, until its package goes
 quiet apt-get -y remove '*deltawire*'
 ! pgrep -u deltawire >/dev/null || fail "a daemon outlived its package"
 [ -e /etc/deltawire/sender.toml ] || fail "the configuration went"

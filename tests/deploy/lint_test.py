@@ -33,8 +33,8 @@ def is_script(path: pathlib.Path) -> bool:
 
 def command(name: str) -> list[str]:
     if name == "yamllint":
-        folder = DEPLOY / "kubernetes"
-        return ["--strict", "-c", str(folder / ".yamllint.yaml"), str(folder)]
+        return ["--strict", "-c", str(DEPLOY / ".yamllint.yaml"), str(DEPLOY),
+                str(DEPLOY.parent / "mkdocs.yml")]  # fmt: skip
     if name == "hadolint":
         return ["--no-color", "--failure-threshold", "style",
                 str(DEPLOY / "containers" / "Containerfile")]  # fmt: skip

@@ -5,10 +5,14 @@
 
 A fenced block of shell (```sh) has a mark before it, a comment of its own:
 
-    <!-- test: run on=NODE [until="PATTERN"] [keep] [status=N|M] [needs=torch] -->
+    <!-- test: run on=NODE [until="PATTERN"] [keep] [status=N|M] [needs=torch] [way=build|release] -->
     <!-- test: open NODE from=NODE|new -->      its last command is a shell on that node
     <!-- test: booted on=NODE [status=N|M] [says="PATTERN"] -->
     <!-- test: skip WHY -->                     cannot run; counted, and said
+
+`way`: one of two ways to deltawire that a document offers; the other way's blocks are skipped. Here
+it is what was built. DELTAWIRE_DOCS_WAY=release is for tests/deploy/newcomer_test.py, which has the
+files of a release and no build.
 
 `booted`: it takes a machine with systemd and packages, so tests/deploy/guide_test.py runs it, in one
 that it boots; `says`: what it must print. BOOTED lists the documents that have such blocks, and then
@@ -52,6 +56,7 @@ MARK = re.compile(r"^<!-- test: (.*?)(?: -->)?$")
 # Languages whose blocks are no commands: output, programs and files that the text shows.
 SHOWN = {"text", "python", "yaml", "toml", "json", "hex", "cpp", "c"}
 BOOTED = ("docs/howto/services.md",)
+WAY = os.environ.get("DELTAWIRE_DOCS_WAY", "build")
 COMMAND = re.compile(
     r"^\s*(?:\$ |sudo |\./run |deltawire(?:-sender|-receiver)? |python3? |ip |vllm |kill )"
 )
@@ -96,7 +101,7 @@ def parse_mark(line: int, text: str) -> Block:
     words = shlex.split(rest)
     options = {k: v or "yes" for k, _, v in (w.partition("=") for w in words)}
     allowed = {
-        "run": {"on", "until", "keep", "status", "needs"},
+        "run": {"on", "until", "keep", "status", "needs", "way"},
         "booted": {"on", "status", "says"},
         "before": {"on", "needs"},
         "nodes": None,
@@ -105,6 +110,8 @@ def parse_mark(line: int, text: str) -> Block:
         return Block(line, kind, "", {"on": words[0], "from": options["from"]})
     if kind not in allowed or allowed[kind] is not None and not set(options) <= allowed[kind]:
         raise MarkError(f'{line}: "{text}" is no mark that this test knows')
+    if options.get("way", "build") not in ("build", "release"):
+        raise MarkError(f"{line}: a way is build or release")
     if kind in ("run", "booted", "before") and "on" not in options:
         raise MarkError(f"{line}: on which node?")
     return Block(line, kind, "", options)
@@ -343,6 +350,8 @@ class Reader:
                 "DELTAWIRE_TRAINER_PYTHON"
             ):
                 why = "no torch here (DELTAWIRE_TRAINER_PYTHON)"
+            if block.options.get("way", WAY) != WAY:
+                why = f"the way by a {block.options['way']}, and this is the other"
             if block.kind in ("skip", "booted") or why:
                 self.skipped.append(f"line {block.line}: {why}")
                 continue
@@ -390,6 +399,7 @@ class MarkTest(unittest.TestCase):
             "<!-- test: walk on=a -->\n```sh\nls\n```",
             "<!-- test: booted -->\n```sh\nls\n```",
             "<!-- test: booted on=a keep -->\n```sh\nls\n```",
+            "<!-- test: run on=a way=other -->\n```sh\nls\n```",
         ):
             with self.subTest(text), self.assertRaises(MarkError):
                 parse(text)

@@ -13,6 +13,7 @@
 
 #include "common/wire/frame.h"
 #include "common/wire/messages.h"
+#include "common/wire/wire_versions.h"
 #include "tests/support/daemons.h"
 
 namespace deltawire::testing {
@@ -110,6 +111,32 @@ bool Mentions(const Status& status, std::string_view what) {
 }
 
 }  // namespace
+
+TEST_CASE("a receiver of other wire versions is refused before it opens a stream") {
+  ShmDir root;
+  SenderProcess sender(root.path());
+  Trainer trainer(sender.socket(), kModel, 4, 31);
+  REQUIRE(trainer.Publish(1).ok());
+  const auto open = [&](uint32_t oldest, uint32_t newest, v1::OpenPullResponse* response) {
+    v1::OpenPullRequest request;
+    request.set_model(kModel);
+    request.set_receiver_id("raw");
+    request.set_fingerprint(trainer.layout().fingerprint().Hex());
+    request.set_streams(1);
+    request.set_oldest_wire_version(oldest);
+    request.set_newest_wire_version(newest);
+    grpc::ClientContext context;
+    return sender.pulls().OpenPull(&context, request, response);
+  };
+  v1::OpenPullResponse response;
+  const grpc::Status newer = open(wire::kWireVersion + 1, wire::kWireVersion + 2, &response);
+  CHECK(newer.error_code() == grpc::StatusCode::UNIMPLEMENTED);
+  CHECK(newer.error_message().find("receiver raw speaks wire version") != std::string::npos);
+  CHECK(open(2, 1, &response).error_code() == grpc::StatusCode::INVALID_ARGUMENT);
+  // The next release's receiver, which speaks ours, too.
+  REQUIRE(open(wire::kWireVersion, wire::kWireVersion + 1, &response).ok());
+  CHECK(response.wire_version() == wire::kWireVersion);
+}
 
 TEST_CASE("the bulk port refuses what is not its protocol, and goes on serving") {
   ShmDir root;

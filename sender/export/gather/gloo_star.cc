@@ -10,7 +10,7 @@
 #include <array>
 #include <string>
 
-#include "sender/export/gather/sigpipe_blocked.h"
+#include "common/base/sigpipe_blocked.h"
 
 namespace deltawire {
 namespace {

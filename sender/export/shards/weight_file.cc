@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/base/checksum.h"
+#include "common/base/write_error.h"
 #include "common/layout/safetensors.h"
 
 namespace deltawire {
@@ -85,7 +86,7 @@ Status WeightFile::Mark(const Metadata& metadata) {
 Status WeightFile::Seal(uint64_t digest) {
   const std::string header(reinterpret_cast<const char*>(map_.base()), header_bytes_);
   if (::msync(map_.base(), map_.bytes(), MS_SYNC) != 0) {
-    return ErrnoError(fmt::format("write {}", path_.native()));
+    return WriteError(path_);
   }
   map_ = Mapping();
   return SealFile(fd_.get(), path_, header, layout_.total_bytes(), digest);
@@ -97,7 +98,7 @@ Status WriteSealed(const std::filesystem::path& path, std::string_view content) 
   for (std::string_view rest = content; !rest.empty();) {
     const ssize_t n = ::write(fd.get(), rest.data(), rest.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoError(fmt::format("write {}", path.native()));
+    if (n < 0) return WriteError(path);
     rest.remove_prefix(static_cast<size_t>(n));
   }
   return SealFile(fd.get(), path, content, 0, Xxh3({}));

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "common/base/state_id.h"
+#include "common/base/write_error.h"
 
 namespace deltawire {
 namespace {
@@ -66,6 +67,15 @@ TEST_CASE("states order by epoch before version") {
   CHECK(ToString(StateId{}) == "nothing");
   CHECK(ToString(StateId{1, 7}) == "version 7");
   CHECK(ToString(StateId{2, 7}) == "version 7 (epoch 2)");
+}
+
+TEST_CASE("a file that its filesystem has no room for is an error with what to do about it") {
+  const Status full = WriteError("/dev/shm/m/side", ENOSPC);
+  CHECK(full.code() == StatusCode::kResourceExhausted);
+  CHECK(MessageOf(full) ==
+        "write /dev/shm/m/side: No space left on device; remove files there, or give a tmpfs more "
+        "room (mount -o remount,size=...)");
+  CHECK(MessageOf(WriteError("/a", EACCES)) == "write /a: Permission denied");
 }
 
 }  // namespace

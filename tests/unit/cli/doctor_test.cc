@@ -150,7 +150,8 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
       .kind = "sender", .address = "a:1", .program_version = "1.2.3", .bulk_address = "a:2"};
   one(
       [peer](MachineFacts& f) mutable {
-        peer.reached = absl::UnavailableError("connection refused");
+        peer.reached = absl::UnavailableError("not reachable");
+        peer.port = absl::UnavailableError("connection refused");
         f.peers = {peer};
       },
       "sender a:1", Level::kProblem, "refused", "control-listen");
@@ -172,6 +173,61 @@ TEST_CASE("doctor: what is missing is named with its remedy") {
         f.peers = {peer};
       },
       "bulk port a:2", Level::kProblem, "timed out", "bulk-listen");
+}
+
+TEST_CASE("doctor: of a peer that TLS stands before, it is told which end's certificate is wrong") {
+  PeerFacts peer{.kind = "sender",
+                 .address = "a:1",
+                 .reached = absl::UnavailableError("not reachable, or not by TLS"),
+                 .program_version = "1.2.3"};
+  const auto found = [&] {
+    MachineFacts f = Good();
+    f.peers = {peer};
+    const auto bad = Bad(f);
+    REQUIRE(bad.size() == 1);
+    CHECK(bad.at("sender a:1").level == Level::kProblem);
+    return bad.at("sender a:1").text + " / " + bad.at("sender a:1").remedy;
+  };
+  using Catch::Matchers::Contains;
+  peer.tls_failed = absl::FailedPreconditionError("the port is open, and no TLS is spoken there");
+  CHECK_THAT(found(), Contains("no TLS is spoken there") && Contains("--credentials"));
+  peer.tls_failed = absl::OkStatus();
+  peer.tls = security::PeerTls{.certificate = {.subject = "/CN=trainer"},
+                               .issuer = "/CN=theirs",
+                               .names = {"10.0.0.1"},
+                               .disbelieved = "it has ended",
+                               .remedy = "renew it: deltawire certs"};
+  CHECK_THAT(found(), Contains("/CN=trainer is not believed: it has ended") &&
+                          Contains("issued by /CN=theirs for 10.0.0.1") &&
+                          Contains("deltawire certs"));
+  peer.tls->disbelieved = peer.tls->remedy = "";
+  peer.tls->refused = "tlsv1 alert unknown ca";
+  CHECK_THAT(found(), Contains("does not believe our certificate: tlsv1 alert unknown ca"));
+  peer.tls->refused = "";
+  CHECK_THAT(found(), Contains("speaks TLS: name --credentials"));
+}
+
+TEST_CASE("doctor: the certificate of a peer that answers is told before it ends") {
+  MachineFacts f = Good();
+  f.peers = {{.kind = "sender",
+              .address = "a:1",
+              .tls = security::PeerTls{.certificate = {.subject = "/CN=trainer"}},
+              .certificate_days = 12,
+              .program_version = "1.2.3"}};
+  const auto bad = Bad(f);
+  REQUIRE(bad.contains("sender a:1"));
+  CHECK(bad.at("sender a:1").text == "its certificate /CN=trainer is valid for 12 more days");
+  f.peers[0].certificate_days = 300;
+  CHECK(Bad(f).empty());
+}
+
+TEST_CASE("doctor: a data directory that is full is a problem") {
+  MachineFacts f = Good();
+  f.free_bytes = 0;
+  const auto bad = Bad(f);
+  REQUIRE(bad.contains("data directory"));
+  CHECK(bad.at("data directory").level == Level::kProblem);
+  CHECK(bad.at("data directory").remedy.find("remount,size=... /dev/shm") != std::string::npos);
 }
 
 TEST_CASE("doctor: this machine is looked at, and a peer that is not there is a finding") {

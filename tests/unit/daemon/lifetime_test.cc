@@ -3,6 +3,7 @@
 #include "common/daemon/lifetime.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -10,7 +11,12 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <new>
+#include <stdexcept>
 #include <string>
+#include <system_error>
+#include <thread>
 
 #include "tests/support/forked.h"
 #include "tests/support/temp_dir.h"
@@ -97,6 +103,41 @@ TEST_CASE("without a watchdog, a daemon only says that it is ready and that it s
   daemon.Signal(SIGTERM);
   CHECK(socket.Next() == "STOPPING=1");
   CHECK(WEXITSTATUS(daemon.Wait()) == 7);
+}
+
+/// What a process with the handler prints before SIGABRT ends it, where `fail` throws.
+std::string LastWords(const std::function<void()>& fail) {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  Forked daemon([&ends, &fail] {
+    ::dup2(ends[1], STDERR_FILENO);
+    ::close(ends[1]);
+    const rlimit no_core{};
+    ::setrlimit(RLIMIT_CORE, &no_core);
+    ::signal(SIGABRT, SIG_DFL);  // Catch's own handler would report a failed case
+    ExplainUncaughtExceptions();
+    std::thread([&fail] { fail(); }).join();
+  });
+  ::close(ends[1]);
+  std::string said;
+  char part[512];
+  for (ssize_t n = 0; (n = ::read(ends[0], part, sizeof part)) > 0;) {
+    said.append(part, static_cast<size_t>(n));
+  }
+  ::close(ends[0]);
+  const int status = daemon.Wait();
+  CHECK(WIFSIGNALED(status));
+  CHECK(WTERMSIG(status) == SIGABRT);
+  return said;
+}
+
+TEST_CASE("an exception that nobody catches says what it was and which limit to look at") {
+  const auto no_thread = std::make_error_code(std::errc::resource_unavailable_try_again);
+  CHECK(LastWords([&] { throw std::system_error(no_thread); }).find("raise TasksMax=") !=
+        std::string::npos);
+  CHECK(LastWords([] { throw std::bad_alloc(); }).find("error: out of memory; look at") == 0);
+  CHECK(LastWords([] { throw std::runtime_error("a mistake"); }) ==
+        "error: a mistake; please report it\n");
 }
 
 TEST_CASE("a daemon learns how its programs end, also below a parent that ignores that") {

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "sender/export/gather/sigpipe_blocked.h"
+#include "common/base/sigpipe_blocked.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/export/ranks.h"
 

@@ -13,6 +13,7 @@
 #include <mutex>
 #include <thread>
 
+#include "common/wire/wire_versions.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
 #include "tests/support/certificates.h"
 #include "tests/support/eventually.h"
@@ -33,6 +34,9 @@ class MutePullService final : public v1::PullService::Service {
   std::atomic<int> mute{0};  ///< calls from now on that get no answer
   /// No OpenPull on the connection of the first Attach is answered, however many come.
   std::atomic<bool> mute_first_connection{false};
+  /// Not 0: OpenPull is granted in this wire version, and `asked` is what it was asked.
+  uint32_t wire_version = 0;
+  v1::OpenPullRequest asked;
 
   grpc::Status Attach(
       grpc::ServerContext* context,
@@ -59,8 +63,15 @@ class MutePullService final : public v1::PullService::Service {
                             v1::GetSideFilesResponse*) override {
     return Mute(*context) ? grpc::Status::CANCELLED : NotKept();
   }
-  grpc::Status OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest*,
-                        v1::OpenPullResponse*) override {
+  grpc::Status OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,
+                        v1::OpenPullResponse* response) override {
+    if (wire_version != 0) {
+      asked = *request;
+      response->set_ticket(std::string(16, 't'));
+      response->set_bulk_port(1);
+      response->set_wire_version(wire_version);
+      return grpc::Status::OK;
+    }
     if (mute_first_connection) {
       std::lock_guard lock(mu_);
       if (context->peer() == first_peer_) mute = 1;
@@ -136,6 +147,18 @@ TEST_CASE("a call whose request was lost is noticed in time, and the next one is
     CHECK(TimeSilent([&] { return rig.upstream->SideFiles("m", 1).status(); }) < kNoticed);
     CHECK(rig.upstream->SideFiles("m", 1).status().code() == StatusCode::kNotFound);
   }
+}
+
+TEST_CASE("a pull that was granted in a wire version that this end does not speak is refused") {
+  Rig rig;
+  rig.service.wire_version = wire::kWireVersion;
+  CHECK(rig.upstream->OpenPull("m", {}).ok());
+  CHECK(rig.service.asked.oldest_wire_version() == wire::kOldestWireVersion);
+  CHECK(rig.service.asked.newest_wire_version() == wire::kWireVersion);
+  rig.service.wire_version = wire::kWireVersion + 1;
+  const Status refused = rig.upstream->OpenPull("m", {}).status();
+  CHECK(refused.code() == StatusCode::kUnimplemented);
+  CHECK(MessageOf(refused).find("speaks wire version") != std::string_view::npos);
 }
 
 // A bit that flips in a frame's stream number makes a server take no further calls on the
