@@ -1,7 +1,7 @@
 // Seeded faults on the way between a sender and a receiver, one after the other: wrong bytes are
 // never committed, and within a bound after each fault the receiver is at the newest version.
-// DELTAWIRE_FAULTS and DELTAWIRE_SEED choose how many faults, and others: a hundred thousand are a
-// hundred processes of a thousand with a seed each, several of them at a time.
+// The environment's DELTAWIRE_FAULTS is the number of faults, and DELTAWIRE_SEED draws others. For
+// a hundred thousand faults, a hundred processes cause 1,000 each, with a seed of their own.
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <random>
@@ -24,7 +24,7 @@ constexpr uint64_t kFaults = 1000;
 constexpr uint64_t kFaults = 40;
 #endif
 
-/// What the environment says, if it says something.
+/// The number in the environment's variable `name`, if it is set.
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* const said = std::getenv(name);
   return said == nullptr ? otherwise : std::stoull(said);
@@ -39,9 +39,9 @@ struct Tally {
   std::chrono::duration<double> longest{};
 };
 
-/// Publishes a version per fault, with the fault armed, until so many have happened: some are armed
-/// for a place that the traffic of a version does not reach. After each the receiver must be at
-/// that version within kStale, byte for byte.
+/// Publishes a version per fault, with the fault armed, until kFaults have happened, or as many as
+/// the environment says. Some are armed for a place that the traffic of a version does not reach.
+/// After each the receiver must be at that version within kStale, byte for byte.
 Tally Torture(FaultProxy& proxy, SenderProcess& sender, ReceiverProcess& receiver, Trainer& trainer,
               uint64_t span, std::mt19937_64& random) {
   const uint64_t wanted = FromEnvironment("DELTAWIRE_FAULTS", kFaults);

@@ -72,7 +72,7 @@ class Fleet:
     def __init__(self, root: pathlib.Path, draw: random.Random):
         self.draw = draw
         self.versions = Versions(root, draw.randrange(1 << 32), MODEL_BYTES)
-        self._socket = root / "sender/trainer.sock"
+        self.trainer_socket = root / "sender/trainer.sock"
         (root / "sender").mkdir()
         self.sender = Node(root, "sender", "deltawire-sender", "--data-dir", root / "sender",
                            "--bulk-listen", f"127.0.0.1:{free_port()}")  # fmt: skip
@@ -96,7 +96,7 @@ class Fleet:
         """Of the newest version, by a trainer that may be killed."""
         version = self.versions.newest
         command = [str(programs() / "deltawire"), "publish", str(self.versions.path(version)),
-                   "--model", MODEL, "--socket", str(self._socket)]  # fmt: skip
+                   "--model", MODEL, "--socket", str(self.trainer_socket)]  # fmt: skip
         self.trainer = spawn(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     def end_publish(self) -> None:
@@ -186,7 +186,7 @@ def main() -> None:
         fleet = Fleet(root, random.Random(options.seed))
         cycle = 0
         try:
-            until(lambda: listens(fleet._socket), "the sender listens")
+            until(lambda: listens(fleet.trainer_socket), "the sender listens")
             fleet.publish()
             fleet.check()
             for cycle in range(1, options.cycles + 1):
