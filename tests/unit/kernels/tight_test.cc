@@ -216,7 +216,9 @@ TEST_CASE("Tight payloads of classes that change often and hardly ever come back
         for (size_t i = 0; i < elements; ++i) {
           const uint64_t v = LoadAt(from, i, 2);
           const uint64_t exponent = (v >> 7 & 0xff) - 112;
-          if (exponent == 7 || random.Below(uint64_t{2} << (exponent * 4 / 3)) != 0) continue;
+          if (exponent == 7 || exponent >= kExponents ||
+              random.Below(uint64_t{2} << (exponent * 4 / 3)) != 0)
+            continue;
           const uint64_t d = 1 + (random.Below(8) == 0 ? random.Below(40) : 0);
           StoreAt(to, i, 2, random.Below(2) == 0 ? v + d : v - d);
         }
