@@ -145,6 +145,18 @@ class RangeDecoder {
     offset_ = Window(0);
   }
 
+  // For loops that hold the state of several coders in vectors.
+  const uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+  size_t taken() const { return taken_; }  ///< bytes of the stream that `offset` has taken in
+  uint64_t offset() const { return offset_; }
+  uint64_t range() const { return range_; }
+  void SetState(size_t taken, uint64_t offset, uint64_t range) {
+    taken_ = taken;
+    offset_ = offset;
+    range_ = range;
+  }
+
   /// The point out of 2^31 that lies in the next event's interval; 2^31 or more when malformed.
   uint64_t Point() const { return offset_ / (range_ >> kEventBits); }
   /// Takes the event with this interval. REQUIRES: the interval holds Point().

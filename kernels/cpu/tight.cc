@@ -33,6 +33,7 @@ class TightEncoder {
   template <typename T>
   void CountBlock(size_t block, Lengths& lengths);
   bool ReadAll(Lengths& lengths);
+  void FetchCounted(size_t block);
   void CountLengths(const Lengths& lengths);
   void CountElements();
   void CountLength(unsigned cls, unsigned length, uint32_t changes);
@@ -90,13 +91,39 @@ void TightEncoder::CountBlock(size_t block, Lengths& lengths) {
 /// Reads all blocks and counts what does not need classes: by exponents.
 bool TightEncoder::ReadAll(Lengths& lengths) {
   if (view_.changed() > kCountAllChanges) counted_each_ = kCountedChange;
+  const auto count = [&](size_t b) {
+    WithWidth(chunk_.width(), [&]<typename T>(T) { CountBlock<T>(b, lengths); });
+  };
+  const bool keep = view_.changed() <= kBlockElements;
   BlockCursor cursor(view_);
   for (size_t b = 0; b < chunk_.blocks(); ++b, cursor.Next()) {
     if (!ReadChanges(cursor, b)) return false;
-    WithWidth(chunk_.width(), [&]<typename T>(T) { CountBlock<T>(b, lengths); });
+    if (keep) {
+      FetchCounted(b);
+    } else {
+      count(b);
+    }
   }
-  kept_ = view_.changed() <= kBlockElements;
+  kept_ = keep;
+  if (!keep) return true;
+  // Only now, when the changed elements have come.
+  next_counted_ = 0;
+  BlockCursor again(view_);
+  for (size_t b = 0; b < chunk_.blocks(); ++b, again.Next()) {
+    if (!ReadChanges(again, b)) return false;
+    count(b);
+  }
   return true;
+}
+
+/// Brings the old values of the changes that are counted into the cache.
+void TightEncoder::FetchCounted(size_t block) {
+  const uint8_t* data = chunk_.BlockData(block);
+  uint32_t i = next_counted_;
+  for (; i < changed_; i += counted_each_) {
+    __builtin_prefetch(data + at_[i] * size_t{chunk_.width()}, 0, 2);  // to the second level
+  }
+  next_counted_ = i - changed_;
 }
 
 void TightEncoder::CountLength(unsigned cls, unsigned length, uint32_t changes) {
@@ -134,12 +161,11 @@ void TightEncoder::CountElements() {
 
 /// Counts what needs the elements' rows.
 bool TightEncoder::CountWithHistory() {
-  const BlockWork& work = chunk_.work();
   BlockCursor cursor(view_);
   for (size_t b = 0; b < chunk_.blocks(); ++b, cursor.Next()) {
     if (!chunk_.Prepare(b, &counts_) || !ReadChanges(cursor, b)) return false;
     for (uint32_t i = 0; i < changed_; ++i) {
-      const uint8_t context = work.contexts[at_[i]];
+      const uint8_t context = chunk_.contexts()[at_[i]];
       const unsigned cls = ClassOf(context), row = RowOf(context);
       ++counts_.rate[row][cls].yes;
       const bool negative = d_[i] >> (8 * chunk_.width() - 1) != 0;

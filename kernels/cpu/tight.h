@@ -9,6 +9,12 @@
 
 namespace deltawire::kernels {
 
+/// The weights of classes in row 0, and the same byte by byte for look-ups.
+struct ClassWeights {
+  uint32_t weights[kClasses] = {};
+  alignas(16) uint8_t bytes[3][kClasses] = {};
+};
+
 /// The parts of the codec that touch every element, or a fast payload: one table per backend.
 /// `width` is 1, 2, 4 or 8 everywhere; differences are zero-extended.
 struct BlockOps {
@@ -17,7 +23,7 @@ struct BlockOps {
                   uint8_t* classes);
   /// sums[i] = sum of the weights of kSumStep classes from kSumStep i on, for complete groups of
   /// so many elements. REQUIRES: weights < 2^24.
-  void (*sums)(const uint8_t* classes, size_t elements, const uint32_t (&weights)[kClasses],
+  void (*sums)(const uint8_t* classes, size_t elements, const ClassWeights& weights,
                uint64_t* sums);
   /// counts[c] += number of elements of class c.
   void (*count)(const uint8_t* classes, size_t elements, uint32_t (&counts)[kClasses]);

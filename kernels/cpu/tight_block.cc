@@ -28,7 +28,12 @@ TightChunk::TightChunk(const BlockOps& ops, Bytes old_data, unsigned width, Clas
 
 void TightChunk::SetParameters(const TightParameters& parameters) {
   parameters.FillModel(8 * width_, &model_);
-  std::memcpy(plain_, model_.weights, sizeof(plain_));
+  for (unsigned c = 0; c < kClasses; ++c) {
+    plain_.weights[c] = model_.weights[c];
+    for (unsigned b = 0; b < 3; ++b) {
+      plain_.bytes[b][c] = static_cast<uint8_t>(model_.weights[c] >> 8 * b);
+    }
+  }
   weighted_ = true;
 }
 
@@ -38,42 +43,61 @@ void TightChunk::CountClasses(TightCounts* counts) {
   const size_t stride = kCountedRun * (all ? 1 : kCountedEach);
   for (size_t first = 0; first < elements_; first += stride) {
     const size_t run = std::min(kCountedRun, elements_ - first);
-    ops_.classes(Ptr(old_data_) + first * width_, run, function_, base_, work_->contexts);
-    ops_.count(work_->contexts, run, found);
+    ops_.classes(Ptr(old_data_) + first * width_, run, function_, base_, now().contexts);
+    ops_.count(now().contexts, run, found);
   }
   for (unsigned c = 0; c < kClasses; ++c) {
     counts->rate[0][c].of = all ? found[c] : EstimatedCount(found[c]);
   }
 }
 
+void TightChunk::PrepareElements(size_t block, size_t first, size_t count, BlockWork::Elements* to,
+                                 uint32_t (*found)[kClasses]) {
+  // In parts whose classes are still in the first-level cache when they are looked up. before[i +
+  // 1] first gets the sum of the elements from kSumStep i on; Prepare adds up.
+  constexpr size_t kPart = 4096;
+  const uint8_t* data = BlockData(block);
+  for (size_t i = first; i < first + count; i += kPart) {
+    const size_t part = std::min(kPart, first + count - i);
+    ops_.classes(data + i * width_, part, function_, base_, to->contexts + i);
+    if (found != nullptr) ops_.count(to->contexts + i, part, *found);
+    if (weighted_) ops_.sums(to->contexts + i, part, plain_, to->before + 1 + i / kSumStep);
+  }
+}
+
+void TightChunk::WorkAhead(void* chunk, size_t elements) {
+  auto& c = *static_cast<TightChunk*>(chunk);
+  const size_t count = std::min(elements, c.ahead_.left);
+  const size_t first = c.BlockElements(c.ahead_block_) - c.ahead_.left;
+  c.PrepareElements(c.ahead_block_, first, count, &c.work_->elements[c.current_ ^ 1], nullptr);
+  c.ahead_.left -= count;
+}
+
 bool TightChunk::Prepare(size_t block, TightCounts* counts) {
   const size_t elements = prepared_ = BlockElements(block);
-  const uint8_t* data = BlockData(block);
-  next_ = block + 1 < blocks() ? old_data_.subspan((block + 1) * kBlockElements * width_,
-                                                   BlockElements(block + 1) * width_)
-                               : Bytes();
-  uint32_t found[kClasses] = {};
-  // In parts whose classes are still in the first-level cache when they are looked up. before[i +
-  // 1] first gets the sum of the elements from kSumStep i on; the loop below adds up.
-  constexpr size_t kPart = 4096;
-  for (size_t i = 0; i < elements; i += kPart) {
-    const size_t part = std::min(kPart, elements - i);
-    ops_.classes(data + i * width_, part, function_, base_, work_->contexts + i);
-    if (counts != nullptr) ops_.count(work_->contexts + i, part, found);
-    if (weighted_) {
-      ops_.sums(work_->contexts + i, part, plain_, work_->before + 1 + i / kSumStep);
-    }
+  size_t done = 0;
+  if (block > 0 && block == ahead_block_) {
+    current_ ^= 1;
+    done = elements - ahead_.left;
   }
+  uint32_t found[kClasses] = {};
+  PrepareElements(block, done, elements - done, &now(), counts != nullptr ? &found : nullptr);
   if (counts != nullptr) {
     for (unsigned c = 0; c < kClasses; ++c) counts->rate[0][c].of += found[c];
   }
+  ahead_block_ = block + 1;
+  const size_t next = ahead_block_ < blocks() ? BlockElements(ahead_block_) : 0;
+  ahead_ = {WorkAhead, this, next};
+  next_ =
+      next > 0 ? old_data_.subspan(ahead_block_ * kBlockElements * width_, next * width_) : Bytes();
   if (!Overlay(block, counts)) return false;
   if (!weighted_) return true;
-  std::memset(work_->contexts + elements, kNoWeight, kSumStep);
+  std::memset(now().contexts + elements, kNoWeight, kSumStep);
+  uint64_t* const before = now().before;
   const size_t steps = elements / kSumStep;
-  uint64_t sum = work_->before[0] = 0;
-  for (size_t i = 1; i <= steps; ++i) work_->before[i] = sum += work_->before[i];
-  std::fill_n(work_->before + steps + 1, kSearchAhead, ~uint64_t{0});
+  uint64_t sum = before[0] = 0;
+  for (size_t i = 1; i <= steps; ++i) before[i] = sum += before[i];
+  std::fill_n(before + steps + 1, kSearchAhead, ~uint64_t{0});
   return true;
 }
 
@@ -101,7 +125,7 @@ bool TightChunk::Overlay(size_t block, TightCounts* counts) {
 /// Calls moved(k, at, old context, context) for every change, number k.
 template <typename Moved>
 void TightChunk::SetRows(uint32_t changed, unsigned row, Moved moved) {
-  uint8_t* const contexts = work_->contexts;
+  uint8_t* const contexts = now().contexts;
   for (uint32_t first = 0; first < changed; first += 64) {
     uint64_t down = work_->past_down[first / 64];
     const uint32_t stop = std::min(changed, first + 64);
@@ -116,7 +140,7 @@ void TightChunk::SetRows(uint32_t changed, unsigned row, Moved moved) {
 }
 
 void TightChunk::SetRows(uint32_t changed, unsigned row, TightCounts* counts) {
-  uint64_t* const before = work_->before + 1;
+  uint64_t* const before = now().before + 1;
   const LaneModel& model = model_;
   if (counts == nullptr) {
     return SetRows(changed, row, [&](uint32_t, size_t at, uint8_t old_context, uint8_t context) {

@@ -15,8 +15,11 @@ namespace deltawire::kernels {
 inline constexpr size_t kSearchAhead = 16;
 
 struct BlockWork {
-  alignas(64) uint8_t contexts[kBlockElements + kSumStep];
-  alignas(64) uint64_t before[kBlockElements / kSumStep + 1 + kSearchAhead];
+  struct Elements {
+    alignas(64) uint8_t contexts[kBlockElements + kSumStep];
+    alignas(64) uint64_t before[kBlockElements / kSumStep + 1 + kSearchAhead];
+  };
+  Elements elements[2];                     ///< of one block, and of the block behind it
   uint16_t at[kBlockElements];              ///< places of this delta's changes
   uint64_t d[kBlockElements];               ///< their differences
   uint16_t past_at[kBlockElements];         ///< places of changes of one delta of the history
@@ -37,10 +40,12 @@ class TightChunk {
   unsigned width() const { return width_; }
   unsigned depth() const { return depth_; }
   BlockWork& work() { return *work_; }
+  /// Every element's context in the prepared block.
+  const uint8_t* contexts() const { return now().contexts; }
   const BlockOps& ops() const { return ops_; }
   const LaneModel& model() const { return model_; }
   /// The prepared block.
-  LaneBlock view() const { return {work_->contexts, work_->before, prepared_, next_}; }
+  LaneBlock view() { return {now().contexts, now().before, prepared_, next_, &ahead_}; }
   ClassFunction function() const { return function_; }
   /// A block's old bytes.
   const uint8_t* BlockData(size_t block) const {
@@ -58,6 +63,12 @@ class TightChunk {
   bool Prepare(size_t block, TightCounts* counts);
 
  private:
+  BlockWork::Elements& now() const { return work_->elements[current_]; }
+  /// Computes the classes of some of a block's elements and, once the parameters are set, the sums.
+  void PrepareElements(size_t block, size_t first, size_t count, BlockWork::Elements* to,
+                       uint32_t (*found)[kClasses]);
+  /// The AheadWork of a chunk.
+  static void WorkAhead(void* chunk, size_t elements);
   /// Sets the contexts of the elements that the history changed.
   bool Overlay(size_t block, TightCounts* counts);
   /// Takes the changes that were unpacked last to this row.
@@ -77,9 +88,12 @@ class TightChunk {
   bool changed_in_[kMaxHistory] = {};
   std::optional<BlockCursor> past_block_[kMaxHistory];  ///< at the block that is prepared next
   LaneModel model_;
-  uint32_t plain_[kClasses] = {};  ///< the weights of row 0
-  size_t prepared_ = 0;            ///< number of elements of the prepared block
-  Bytes next_;                     ///< the old bytes of the block behind it
+  ClassWeights plain_;
+  size_t prepared_ = 0;     ///< number of elements of the prepared block
+  Bytes next_;              ///< the old bytes of the block behind it
+  unsigned current_ = 0;    ///< of work_->elements
+  size_t ahead_block_ = 0;  ///< the block that is prepared in the other ones
+  AheadWork ahead_;         ///< what is left of it
   BlockWork* work_;
 };
 

@@ -39,6 +39,14 @@ struct LaneModel {
   uint32_t WeightOf(uint8_t context) const { return weights[context % kContexts]; }
 };
 
+/// Work on the next block, which lanes do in pieces while they wait for one another.
+struct AheadWork {
+  /// Does this many more of the elements that are left, or the rest.
+  void (*work)(void* chunk, size_t elements) = nullptr;
+  void* chunk = nullptr;
+  size_t left = 0;
+};
+
 /// One block, as lanes see it. Both arrays go on behind the last element, with kNoWeight and with
 /// sums that no search passes, for as far as a search looks at once.
 struct LaneBlock {
@@ -46,6 +54,7 @@ struct LaneBlock {
   const uint64_t* before;  ///< before[i]: sum of the weights of the elements before kSumStep i
   size_t elements;
   Bytes next = {};  ///< the old bytes that are needed after this block, to be fetched meanwhile
+  AheadWork* ahead = nullptr;
 
   /// The first element of a lane, or one past the last of the lane before it.
   size_t First(unsigned lane, unsigned lane_bits) const {

@@ -108,21 +108,17 @@ inline void Classes(const uint8_t* data, size_t elements, ClassFunction function
   }
 }
 
-inline void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&weights)[kClasses],
+inline void ClassSums(const uint8_t* classes, size_t elements, const ClassWeights& weights,
                       uint64_t* sums) {
   size_t i = 0;
 #if HWY_TARGET != HWY_SCALAR
   // A table look-up gives bytes, so the weights are looked up byte by byte.
-  HWY_ALIGN uint8_t bytes[3][kClasses];
-  for (size_t c = 0; c < kClasses; ++c) {
-    for (size_t b = 0; b < 3; ++b) bytes[b][c] = static_cast<uint8_t>(weights[c] >> 8 * b);
-  }
   const hn::ScalableTag<uint8_t> d;
   const hn::Repartition<uint64_t, decltype(d)> d64;
   const size_t lanes = hn::Lanes(d);
-  const auto t0 = hn::LoadDup128(d, bytes[0]);
-  const auto t1 = hn::LoadDup128(d, bytes[1]);
-  const auto t2 = hn::LoadDup128(d, bytes[2]);
+  const auto t0 = hn::LoadDup128(d, weights.bytes[0]);
+  const auto t1 = hn::LoadDup128(d, weights.bytes[1]);
+  const auto t2 = hn::LoadDup128(d, weights.bytes[2]);
   const auto sums_of_8 = [&](const uint8_t* from) {
     const auto v = hn::LoadU(d, from);
     const auto s0 = hn::SumsOf8(hn::TableLookupBytes(t0, v));
@@ -139,7 +135,7 @@ inline void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&
 #endif
   for (; i + kSumStep <= elements; i += kSumStep) {
     uint64_t sum = 0;
-    for (size_t j = 0; j < kSumStep; ++j) sum += weights[classes[i + j]];
+    for (size_t j = 0; j < kSumStep; ++j) sum += weights.weights[classes[i + j]];
     sums[i / kSumStep] = sum;
   }
 }

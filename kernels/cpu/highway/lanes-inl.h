@@ -3,6 +3,8 @@
 // work. Works in the caller's memory, in any thread. Cost: 5 to 10 ns per change. Source of every
 // rule: kernels/cpu/tight_lanes.h, whose steps these are, with searches in vectors.
 #include "hwy/highway.h"
+#include "kernels/cpu/highway/lane_search-inl.h"
+#include "kernels/cpu/highway/lane_vectors-inl.h"
 #include "kernels/cpu/tight_lanes.h"
 
 #if defined(DELTAWIRE_KERNELS_CPU_HIGHWAY_LANES_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -14,117 +16,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace deltawire::kernels::HWY_NAMESPACE {
-
-/// The element in a step of kSumStep elements whose weight takes the sum above a value.
-struct FoundInStep {
-  size_t index = 0;    ///< kSumStep: none
-  uint32_t after = 0;  ///< sum of the weights up to and with it; 0 if there is none
-  uint32_t weight = 0;
-};
-
-#if HWY_TARGET <= HWY_AVX3
-/// Looks up the weights of a step's elements.
-template <bool kHistory>
-class StepWeights {
- public:
-  explicit StepWeights(const LaneModel& model) : plain_(_mm512_loadu_si512(model.weights)) {
-    if constexpr (kHistory) {
-      for (unsigned row = 1; row < kHistoryRows; ++row) {
-        rows_[row - 1] = _mm512_loadu_si512(model.weights + kClasses * row);
-      }
-    }
-  }
-  HWY_INLINE __m512i Of(const uint8_t* contexts) const {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(contexts));
-    const __m512i index = _mm512_cvtepu8_epi32(bytes);
-    // kNoWeight looks up the weight of its lowest four bits, which no search reaches.
-    __m512i weights = _mm512_permutexvar_epi32(index, plain_);
-    if constexpr (kHistory) {
-      // A table of each row at a time: a gather takes longer.
-      const __m128i row_of = _mm_and_si128(bytes, _mm_set1_epi8(7 << 4));
-      for (int row = 1; row < int{kHistoryRows}; ++row) {
-        const auto in_row = _mm_cmpeq_epi8_mask(row_of, _mm_set1_epi8(static_cast<char>(row << 4)));
-        weights = _mm512_mask_permutexvar_epi32(weights, in_row, index, rows_[row - 1]);
-      }
-    }
-    return weights;
-  }
-  /// Sum of the weights of the first `count` < kSumStep elements.
-  HWY_INLINE uint32_t SumOf(const uint8_t* contexts, size_t count) const {
-    const auto mask = static_cast<__mmask16>((1u << count) - 1);
-    const __m512i weights = _mm512_maskz_mov_epi32(mask, Of(contexts));
-    return static_cast<uint32_t>(_mm512_reduce_add_epi32(weights));
-  }
-  HWY_INLINE FoundInStep Find(const uint8_t* contexts, uint32_t sum) const {
-    const __m512i weights = Of(contexts), zero = _mm512_setzero_si512();
-    __m512i after = _mm512_add_epi32(weights, _mm512_alignr_epi32(weights, zero, 15));
-    after = _mm512_add_epi32(after, _mm512_alignr_epi32(after, zero, 14));
-    after = _mm512_add_epi32(after, _mm512_alignr_epi32(after, zero, 12));
-    after = _mm512_add_epi32(after, _mm512_alignr_epi32(after, zero, 8));
-    const __mmask16 beyond =
-        _mm512_cmpgt_epu32_mask(after, _mm512_set1_epi32(static_cast<int>(sum)));
-    const auto first = [beyond](__m512i v) {
-      return static_cast<uint32_t>(
-          _mm_cvtsi128_si32(_mm512_castsi512_si128(_mm512_maskz_compress_epi32(beyond, v))));
-    };
-    return {static_cast<size_t>(std::countr_zero(uint32_t{beyond} | 1u << kSumStep)), first(after),
-            first(weights)};
-  }
-
- private:
-  __m512i plain_;
-  __m512i rows_[kHistory ? kHistoryRows - 1 : 1];
-};
-
-/// The last step that begins with a sum of at most `sum`, from `step` on.
-HWY_INLINE size_t FindStep(const LaneBlock& block, size_t step, size_t last, uint64_t sum) {
-  const __m512i most = _mm512_set1_epi64(static_cast<int64_t>(sum));
-  for (;;) {
-    const auto* before = block.before + step + 1;
-    const auto low = _mm512_cmple_epu64_mask(_mm512_loadu_si512(before), most);
-    const auto high = _mm512_cmple_epu64_mask(_mm512_loadu_si512(before + 8), most);
-    const auto passed =
-        static_cast<size_t>(std::popcount(static_cast<uint32_t>(low) | uint32_t{high} << 8));
-    step += passed;
-    if (HWY_LIKELY(passed < 16) || step * kSumStep >= last) return step;
-  }
-}
-#else
-template <bool kHistory>
-class StepWeights {
- public:
-  explicit StepWeights(const LaneModel& model) : model_(model) {}
-  HWY_INLINE uint32_t SumOf(const uint8_t* contexts, size_t count) const {
-    uint32_t sum = 0;
-    // Always looks at the same elements: that is cheaper than a loop of unpredictable length.
-    for (size_t j = 0; j < kSumStep - 1; ++j) {
-      const uint32_t weight = model_.WeightOf(contexts[j]);
-      sum += j < count ? weight : 0;
-    }
-    return sum;
-  }
-  HWY_INLINE FoundInStep Find(const uint8_t* contexts, uint32_t sum) const {
-    uint32_t after = 0, passed_sum = 0;
-    size_t passed = 0;
-    for (size_t j = 0; j < kSumStep; ++j) {
-      after += model_.WeightOf(contexts[j]);
-      passed += after <= sum;
-      passed_sum = after <= sum ? after : passed_sum;
-    }
-    if (passed == kSumStep) return {passed};
-    const uint32_t weight = model_.WeightOf(contexts[passed]);
-    return {passed, passed_sum + weight, weight};
-  }
-
- private:
-  const LaneModel& model_;
-};
-
-HWY_INLINE size_t FindStep(const LaneBlock& block, size_t step, size_t last, uint64_t sum) {
-  while (block.before[step + 1] <= sum && (step + 1) * kSumStep <= last) ++step;
-  return step;
-}
-#endif
 
 /// Brings the bytes that are needed after a block into the cache, some lines with every change: the
 /// coders wait for one another's results and leave the memory idle.
@@ -162,7 +53,19 @@ class PutPart {
     size_ = std::min(left_, kMost);
     uint64_t origin = lane_.cursor.origin;
     const unsigned sign = model_.bits - 1;
-    for (size_t j = 0; j < size_; ++j) {
+    size_t j = 0;
+#if HWY_TARGET <= HWY_AVX3
+    if constexpr (!kHistory) {
+      const IntervalMaker maker(model_, block_);
+      for (; j + 8 <= size_; j += 8) {
+        ahead.Fetch<24>();
+        origin =
+            maker.Make(at_ + j, d_ + j, origin,
+                       {after_ + j, share_ + j, sign_ + j, longer_ + j, sum_ + j, before_ + j});
+      }
+    }
+#endif
+    for (; j < size_; ++j) {
       ahead.Fetch<3>();
       const size_t i = at_[j], step = i / kSumStep;
       const uint64_t before =
@@ -338,13 +241,6 @@ HWY_INLINE LaneStep GetEvent(const LaneModel& model, const LaneBlock& block,
              : LaneStep::kBad;
 }
 
-/// A lane of a block that is not done, and where its changes go.
-struct OpenLane {
-  LaneDecoder* lane;
-  uint16_t* at;
-  uint64_t* d;
-};
-
 /// Takes a change of each of kCount lanes, step by step for all lanes at once: each step's results
 /// are needed late, so that its waits overlap even in a short window of the processor. False, and
 /// nothing done, where a lane needs more care.
@@ -399,10 +295,10 @@ HWY_INLINE bool GetChanges(const LaneModel& model, const LaneBlock& block,
 /// Takes changes of all these lanes until one needs care. False when a stream is malformed.
 template <bool kHistory, unsigned kCount>
 bool GetFrom(const LaneModel& model, const LaneBlock& block, const StepWeights<kHistory>& weights,
-             const OpenLane* open, FetchAhead& ahead) {
+             const OpenLane* open, const WorkAhead& ahead) {
   bool bad = false;
   while (!bad && GetChanges<kHistory, kCount>(model, block, weights, open, &bad)) {
-    ahead.Fetch<3 * kCount>();
+    ahead.Work();
   }
   return !bad;
 }
@@ -411,9 +307,9 @@ template <bool kHistory>
 bool GetLanesAs(const LaneModel& model, const LaneBlock& block, LaneDecoder* lanes,
                 unsigned lane_bits, uint16_t* at, uint64_t* d) {
   const StepWeights<kHistory> weights(model);
-  FetchAhead ahead(block);
   OpenLane open[kMaxLanes];
   unsigned count = 1u << lane_bits;
+  const WorkAhead ahead(block, lanes, count);
   for (unsigned l = 0; l < count; ++l) {
     lanes[l].cursor.Start(block, model, l, lane_bits);
     lanes[l].changed = 0;
@@ -421,6 +317,24 @@ bool GetLanesAs(const LaneModel& model, const LaneBlock& block, LaneDecoder* lan
   }
   static_assert(kMaxLanes == 4);
   while (count > 0) {
+#if HWY_TARGET <= HWY_AVX3
+    if constexpr (!kHistory) {
+      LaneRounds rounds(model, block, open, count);
+      unsigned care = rounds.Take(ahead);
+      if (!rounds.Finish()) return false;
+      unsigned left = 0;
+      for (unsigned l = 0; l < count; ++l, care >>= 1) {
+        LaneStep step = LaneStep::kMore;
+        if ((care & 1) != 0) {
+          step = GetEvent(model, block, weights, *open[l].lane, open[l].at, open[l].d);
+        }
+        if (step == LaneStep::kBad) return false;
+        if (step == LaneStep::kMore) open[left++] = open[l];
+      }
+      count = left;
+      continue;
+    }
+#endif
     const bool good = count == 4   ? GetFrom<kHistory, 4>(model, block, weights, open, ahead)
                       : count == 3 ? GetFrom<kHistory, 3>(model, block, weights, open, ahead)
                       : count == 2 ? GetFrom<kHistory, 2>(model, block, weights, open, ahead)

@@ -155,6 +155,9 @@ class SparseReader {
                      uint16_t* positions) const {
     const uint64_t start = *at;
     if (start > StreamBits()) return false;
+#if HWY_TARGET <= HWY_AVX3
+    if (k <= kMostLowBits) return ReadInVectors(low, at, count, k, places, positions);
+#endif
     const uint64_t mask = LowMask(k);
     uint64_t sum = 0, position = 0;
     size_t i = 0;
@@ -178,6 +181,87 @@ class SparseReader {
     }
     return position < places;
   }
+
+#if HWY_TARGET <= HWY_AVX3
+  /// The largest parameter for which eight lower parts add up to less than 2^16.
+  static constexpr unsigned kMostLowBits = 13;
+  /// A 16-bit number times this is that number in each of four lanes.
+  static constexpr uint64_t kFour = 0x0001000100010001;
+
+  /// ReadPositions: first all quotients, then eight positions at a time.
+  bool ReadInVectors(uint64_t low, uint64_t* at, size_t count, unsigned k, size_t places,
+                     uint16_t* positions) const {
+    if (!ReadQuotients(at, count, positions)) return false;
+    const uint64_t quotient = positions[count - 1];
+    const uint64_t lanes = LowMask(k) * kFour;
+    const auto lows = [&](size_t i) {
+      const uint64_t bit = low + i * k;
+      return static_cast<int64_t>(
+          _pdep_u64(Load64Within(stream_ + bit / 8, end_) >> bit % 8, lanes));
+    };
+    const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(k));
+    __m128i index = _mm_set_epi16(7, 6, 5, 4, 3, 2, 1, 0);
+    uint64_t sum = 0;
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+      __m128i lower = _mm_set_epi64x(lows(i + 4), lows(i));
+      lower = _mm_add_epi16(lower, _mm_slli_si128(lower, 2));
+      lower = _mm_add_epi16(lower, _mm_slli_si128(lower, 4));
+      lower = _mm_add_epi16(lower, _mm_slli_si128(lower, 8));
+      auto* out = reinterpret_cast<__m128i*>(positions + i);
+      const __m128i upper = _mm_add_epi16(_mm_sll_epi16(_mm_loadu_si128(out), shift), index);
+      const __m128i before = _mm_set1_epi16(static_cast<int16_t>(sum));
+      _mm_storeu_si128(out, _mm_add_epi16(_mm_add_epi16(lower, before), upper));
+      sum += static_cast<uint64_t>(_mm_extract_epi16(lower, 7));
+      index = _mm_add_epi16(index, _mm_set1_epi16(8));
+    }
+    for (; i < count; ++i) {
+      const uint64_t bit = low + i * k;
+      sum += Load64Within(stream_ + bit / 8, end_) >> bit % 8 & LowMask(k);
+      positions[i] = static_cast<uint16_t>((uint64_t{positions[i]} << k) + sum + i);
+    }
+    // In more than 16 bits: positions only rise, so none has wrapped if the last one has not.
+    return (quotient << k) + sum + count - 1 < places;
+  }
+
+  /// Reads unary codes into the sums of their numbers: how many zeros there are up to each code's
+  /// one. False where bits are missing or the last sum has more than 16 bits.
+  bool ReadQuotients(uint64_t* at, size_t count, uint16_t* zeros) const {
+    const uint64_t start = *at;
+    size_t i = 0;
+    for (uint64_t first = start;; first += 64 - first % 8) {
+      if (first >= StreamBits()) return false;
+      const uint64_t word = Load64Within(stream_ + first / 8, end_) >> first % 8;
+      const uint64_t before = first - start - i;  // zeros
+      const size_t ones = std::min(count - i, static_cast<size_t>(std::popcount(word)));
+      uint64_t bits = word;
+      const auto next = [&bits] {
+        const auto bit = static_cast<uint64_t>(__builtin_ctzll(bits | uint64_t{1} << 63));
+        bits &= bits - 1;
+        return bit;
+      };
+      // Four at a time, even beyond the last one: whatever is behind it is written again. No lane
+      // before that borrows from another, since the word's n-th one is at bit n or later.
+      size_t n = 0;
+      for (; n < ones && i + n + 4 <= count; n += 4) {
+        uint64_t four = next();
+        four |= next() << 16;
+        four |= next() << 32;
+        four |= next() << 48;
+        four -= n * kFour + 0x0003000200010000;
+        four += before * kFour;
+        std::memcpy(zeros + i + n, &four, sizeof(four));
+      }
+      for (; n < ones; ++n) zeros[i + n] = static_cast<uint16_t>(before + next() - n);
+      i += ones;
+      if (i < count) continue;
+      const auto last =
+          static_cast<uint64_t>(std::countr_zero(_pdep_u64(uint64_t{1} << (ones - 1), word)));
+      *at = first + last + 1;
+      return before + last - (ones - 1) <= 0xffff;
+    }
+  }
+#endif
 
   bool ReadSize(BitReader& sizes, unsigned negative, T* d) const {
     uint64_t v = 0;

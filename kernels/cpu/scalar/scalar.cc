@@ -311,11 +311,11 @@ void Classes(const uint8_t* data, size_t elements, ClassFunction function, unsig
   }
 }
 
-void ClassSums(const uint8_t* classes, size_t elements, const uint32_t (&weights)[kClasses],
+void ClassSums(const uint8_t* classes, size_t elements, const ClassWeights& weights,
                uint64_t* sums) {
   std::fill_n(sums, elements / kSumStep, 0);
   for (size_t i = 0; i < elements / kSumStep * kSumStep; ++i) {
-    sums[i / kSumStep] += weights[classes[i]];
+    sums[i / kSumStep] += weights.weights[classes[i]];
   }
 }
 

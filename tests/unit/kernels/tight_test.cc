@@ -195,6 +195,55 @@ TEST_CASE("Tight payloads of chunks that are counted in part come back") {
   CHECK(coded >= 4);  // where changes are at random, tight may be no smaller
 }
 
+/// Classes from which one element in two changes down to one in 50,000, and one that never does:
+/// sums of weights that rise by leaps and by single units, and skips, also where a lane's part
+/// begins.
+TEST_CASE("Tight payloads of classes that change often and hardly ever come back") {
+  const Kind kind{ClassFunction::kBF16, 2};
+  constexpr unsigned kExponents = 12;
+  for (const size_t elements : {size_t{9001}, 3 * kBlockElements + 1234}) {
+    for (const size_t depth : {0, 2}) {
+      Random random(elements + depth);
+      Buffer a(elements * 2);
+      // Long runs of one exponent, so that a lane passes nothing but large or tiny weights.
+      for (size_t i = 0; i < elements;) {
+        const size_t stop = std::min(elements, i + 1 + random.Below(1500));
+        const uint64_t exponent = random.Below(kExponents);
+        for (; i < stop; ++i) StoreAt(a, i, 2, (random.Next() & 0x807f) | (112 + exponent) << 7);
+      }
+      const auto changed = [&](const Buffer& from) {
+        Buffer to(Bytes(from), 0);
+        for (size_t i = 0; i < elements; ++i) {
+          const uint64_t v = LoadAt(from, i, 2);
+          const uint64_t exponent = (v >> 7 & 0xff) - 112;
+          if (exponent == 7 || exponent >= kExponents ||
+              random.Below(uint64_t{2} << (exponent * 4 / 3)) != 0)
+            continue;
+          const uint64_t d = 1 + (random.Below(8) == 0 ? random.Below(40) : 0);
+          StoreAt(to, i, 2, random.Below(2) == 0 ? v + d : v - d);
+        }
+        return to;
+      };
+      Chain chain{Buffer(Bytes(a), 0), Buffer(0), {}, {}};
+      for (size_t k = 0; k < depth; ++k) {
+        Buffer b = changed(chain.old_data);
+        chain.past.insert(chain.past.begin(), Encode(Best(), Key(), chain.old_data, b, 2));
+        chain.old_data = std::move(b);
+      }
+      chain.payload = Encode(Best(), Key(), chain.old_data, changed(chain.old_data), 2);
+      const Buffer expected = TightOf(Scalar(), chain, kind, depth, 0);
+      REQUIRE(expected.size() > 0);
+      for (const Backend* backend : All()) {
+        CAPTURE(elements, depth, backend->name);
+        CHECK(Equal(TightOf(*backend, chain, kind, depth, 5), expected));
+        Buffer fast(0);
+        REQUIRE(Decode(*backend, chain, kind, expected, depth, &fast) == DecodeStatus::kOk);
+        CHECK(Equal(fast, chain.payload));
+      }
+    }
+  }
+}
+
 TEST_CASE("Payloads of another format or of too many lanes are refused") {
   const Kind kind{ClassFunction::kBF16, 2};
   const Chain chain = MakeChain(kind, 20000, 0.03, Change::kSmall, 0, 5);
