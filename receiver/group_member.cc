@@ -1,11 +1,18 @@
 #include "receiver/group_member.h"
 
+#include <algorithm>
+
 namespace deltawire::receiver {
 namespace {
 
-// A state is taken to be gone after three pulls that the sender refused to open, or nine that it
-// cut: a pull is also cut to make way for the trainer, and resumes.
-constexpr uint32_t kGone = 9, kOpeningCounts = 3, kCutCounts = 1;
+// A state is taken to be gone after three pulls that the sender refused to open, or that brought
+// other bytes, or nine that it cut: a pull is also cut to make way for the trainer, and resumes.
+constexpr uint32_t kGone = 9, kFailureCounts = 3, kCutCounts = 1;
+
+// Whether the failure may be over at the next attempt, for all that a receiver can know.
+bool MayPass(const Status& why) {
+  return !absl::IsAborted(why) && !absl::IsResourceExhausted(why) && !absl::IsDataLoss(why);
+}
 
 bool Holds(const Identity& committed, const Identity& state) {
   return committed == state || IsLater(committed, state);
@@ -14,8 +21,13 @@ bool Holds(const Identity& committed, const Identity& state) {
 }  // namespace
 
 void GroupMember::Told(const GroupWord& word) {
-  if (!(word == word_)) gone_ = {};
+  // A round that is tried again must not wait each time until the same state is found gone.
+  if (!(word.commit == word_.commit)) gone_.clear();
   word_ = word;
+}
+
+bool GroupMember::Gone(const Identity& state) const {
+  return std::find(gone_.begin(), gone_.end(), state) != gone_.end();
 }
 
 bool GroupMember::LacksDecision(const Situation& s) const {
@@ -32,13 +44,13 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
   if (!bound()) return {.what = Do::kFollow};
   if (s.paused) return {.what = Do::kHold};
   if (decided) return {.what = Do::kCommit, .goal = prepared_};
-  if (LacksDecision(s) && !(gone_ == word_.commit)) {
+  if (LacksDecision(s) && !Gone(word_.commit)) {
     if (prepared) return {.what = Do::kDrop};
     return {.what = Do::kPull, .goal = word_.commit};
   }
   if (s.suspects || (s.committed.empty() && !s.last_whole.empty())) {
     // Weights that have lost bytes come back as what they were.
-    if (!(gone_ == s.last_whole)) return {.what = Do::kPull, .goal = s.last_whole};
+    if (!Gone(s.last_whole)) return {.what = Do::kPull, .goal = s.last_whole};
   }
   const std::string of = fmt::format("group {}", word_.name);
   if (word_.prepare.empty()) {
@@ -47,7 +59,7 @@ GroupMember::Choice GroupMember::Next(const Situation& s) const {
         .what = Do::kHold,
         .why = fmt::format("{}: {} is not to be had any more; waiting for the next version that "
                            "the group commits",
-                           of, ToString(gone_))};
+                           of, ToString(gone_.back()))};
   }
   if (open) {
     return {.what = Do::kHold,
@@ -69,7 +81,7 @@ GroupReport GroupMember::report(const Situation& s) const {
     report.refusal = fmt::format("it holds {}, which is later", ToString(s.committed));
   } else if (asked && refused()) {
     report.refusal = refusal_;
-  } else if (!asked && LacksDecision(s) && gone_ == word_.commit) {
+  } else if (!asked && LacksDecision(s) && Gone(word_.commit)) {
     report.refusal = fmt::format("{} is not to be had any more", ToString(word_.commit));
   } else {
     report.prepared = asked && (prepared_ == word_.prepare || s.committed == word_.prepare);
@@ -97,23 +109,28 @@ void GroupMember::Prepared(const Identity& state) {
   failures_ = 0;
 }
 
+void GroupMember::Committed() {
+  prepared_ = {};
+  gone_.clear();
+  failures_ = 0;
+}
+
 void GroupMember::Refuse(const std::string& why) {
   refused_round_ = word_.round;
   refusal_ = why;
 }
 
 void GroupMember::Failed(const Identity& goal, const Status& why, bool refused) {
-  const bool curable = !absl::IsAborted(why) && !absl::IsResourceExhausted(why);
-  if (curable || !(failing_ == goal)) failures_ = 0;
+  if (MayPass(why) || !(failing_ == goal)) failures_ = 0;
   failing_ = goal;
-  if (curable) return;
-  failures_ += refused ? kOpeningCounts : kCutCounts;
+  if (MayPass(why)) return;
+  failures_ += absl::IsAborted(why) && !refused ? kCutCounts : kFailureCounts;
   if (failures_ < kGone) return;
   failures_ = 0;
   if (goal == word_.prepare) {
     Refuse(std::string(MessageOf(why)));
-  } else if (absl::IsAborted(why)) {
-    gone_ = goal;
+  } else if (!absl::IsResourceExhausted(why)) {
+    gone_.push_back(goal);
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "common/base/group_word.h"
 #include "common/base/identity.h"
@@ -49,7 +50,7 @@ class GroupMember {
   // What became of a choice.
   /// The replica holds `state` ready.
   void Prepared(const Identity& state);
-  /// What was prepared is committed, or was given up.
+  /// What was prepared was given up.
   void NotPrepared() { prepared_ = {}; }
   const Identity& prepared() const { return prepared_; }
   /// What the round that is open asks for cannot be prepared here, whatever is tried.
@@ -58,18 +59,21 @@ class GroupMember {
   /// not have that state any more. After some failures in a row of a kind that no repetition cures,
   /// a member refuses what was to be prepared, and no longer waits for what was decided.
   void Failed(const Identity& goal, const Status& why, bool refused);
-  void Succeeded() { failures_ = 0; }
+  /// A state was committed, prepared before or not.
+  void Committed();
 
  private:
   bool LacksDecision(const Situation& s) const;
+  bool Gone(const Identity& state) const;
   bool refused() const { return !refusal_.empty() && refused_round_ == word_.round; }
 
   GroupWord word_;
   Identity prepared_;           // epoch 0: nothing
   uint64_t refused_round_ = 0;  // whose state cannot be prepared here
   std::string refusal_;         // why; empty: it was not refused
-  Identity gone_;               // a state that is not to be had any more, as it seemed
-  Identity failing_;            // the goal of the last failed attempts
+  /// States that are not to be had any more, as it seemed: what is decided, and what was held.
+  std::vector<Identity> gone_;
+  Identity failing_;  // the goal of the last failed attempts
   uint32_t failures_ = 0;
 };
 

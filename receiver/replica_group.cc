@@ -55,6 +55,7 @@ void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
   const Status ended =
       EndRound(*prepared.round, prepared.began, Drive(*prepared.round, /*hold=*/false));
   lock.lock();
+  if (ended.ok()) member_.Committed();
   member_.NotPrepared();
   // If it failed, the group's state is pulled as by a member that comes back.
   const bool paused = absl::IsCancelled(ended) && (paused_ || stopping_);
@@ -71,7 +72,10 @@ void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
 }
 
 void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool hold) {
-  if (pulled.ok()) return member_.Succeeded();
+  if (pulled.ok()) {
+    if (!hold) member_.Committed();
+    return;
+  }
   if (hold && cannot_hold_) return member_.Refuse(std::string(MessageOf(pulled)));
   // Whoever refuses a call is not at fault for what was sent.
   member_.Failed(target, pulled, absl::IsCancelled(fault_));

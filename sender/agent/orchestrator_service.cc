@@ -164,6 +164,12 @@ grpc::Status SenderServiceImpl::SyncGroup(grpc::ServerContext* context,
     }
     return writer->Write(out);
   };
+  // A trainer that has just heard of its publish may ask before the groups were told of it.
+  if (const auto model = agent_.Find(request.model()); model.ok()) {
+    if (const auto state = (*model)->published(); state != nullptr) {
+      agent_.groups().Published(request.model(), state->info.identity);
+    }
+  }
   const auto outcome = agent_.groups().Sync(
       request.model(), request.group(),
       {request.receiver_ids().begin(), request.receiver_ids().end()}, write, Gone(context));

@@ -150,8 +150,8 @@ TEST_CASE("a paused member, and one that has died, abort a round and are named; 
     grpc::ClientContext context;
     REQUIRE(f.members[1]->stub().Pause(&context, request, &response).ok());
   }
-  INFO(f.logs());
   const auto paused = f.Sync("g");
+  INFO(f.logs());
   CHECK(paused.status().code() == StatusCode::kAborted);
   CHECK(MessageOf(paused.status()).find("r1 cannot prepare it: it is paused") != std::string::npos);
   for (const auto& m : f.members) CHECK(m->Status().committed().version() == 1);
@@ -173,8 +173,8 @@ TEST_CASE("a version that cannot be made ready beside the only file is refused b
   REQUIRE(f.AllAttached());
   REQUIRE(f.Sync("g").status() == absl::OkStatus());
   f.Step();  // its delta exceeds the staging bound
-  INFO(f.logs());
   const auto refused = f.Sync("g");
+  INFO(f.logs());
   const bool leases = f.members[1]->Status().buffers_why().find("fresh file") == std::string::npos;
   if (!leases) return (void)std::puts("SKIPPED: no leases here");
   CHECK(refused.status().code() == StatusCode::kAborted);

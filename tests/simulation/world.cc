@@ -308,10 +308,11 @@ void World::CheckKept(const ReceiverNode& receiver) {
 }
 
 void World::AwaitReceivers() {
+  // A paused member keeps its whole group where it is.
+  for (const auto& receiver : receivers_) receiver->SetPaused(false);
   const Time limit = scheduler_.now() + kBound;
   for (const auto& receiver : receivers_) {
     CheckKept(*receiver);
-    receiver->SetPaused(false);
     while (true) {
       const auto named = receiver->Named();
       const auto& side_file = trainer_->published_side_file();
@@ -331,11 +332,27 @@ void World::AwaitReceivers() {
                         side_right ? ""
                                    : fmt::format("  its side file is \"{}\", published is \"{}\"\n",
                                                  receiver->SideFile(), *side_file),
-                        scheduler_.Describe()));
+                        GroupText() + scheduler_.Describe()));
       }
       scheduler_.Sleep(milliseconds(50));
     }
   }
+}
+
+std::string World::GroupText() const {
+  std::string text;
+  for (const auto& sender : senders_) {
+    if (sender->agent() == nullptr) continue;
+    for (const sender::GroupView& g : sender->agent()->groups().views(kModel)) {
+      text += fmt::format("  group {}: {} {}, decided {}, last {}: {}\n", g.name, ToString(g.phase),
+                          ToString(g.target), ToString(g.committed),
+                          g.last.committed ? "committed" : "aborted", g.last.message);
+      for (const auto& m : g.members) {
+        text += fmt::format("    {}: {} {}\n", m.id, ToString(m.state), m.message);
+      }
+    }
+  }
+  return text;
 }
 
 void World::CheckPublished() {

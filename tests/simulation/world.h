@@ -37,6 +37,8 @@ class World {
   void Rot(SenderNode& sender);
   void TroubleReader(Reader& reader);
   void AwaitReceivers();
+  /// For a failure's report: how far the senders' groups are.
+  std::string GroupText() const;
   /// Checks that a trainer that publishes without a pause, and so overtakes every pull, does not
   /// keep receivers from committing.
   void KeepPace();

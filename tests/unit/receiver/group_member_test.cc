@@ -161,10 +161,30 @@ TEST_CASE("a decided state that is not to be had does not keep a member from the
   CHECK(m.Next(at1).what == Do::kHold);
   CHECK(m.Next(at1).why.find("not to be had") != std::string::npos);
   CHECK(m.report(at1).refusal == "version 2 is not to be had any more");
-  m.Told(Word(5, Version(3), Version(2)));
-  CHECK(m.Next(at1).what == Do::kPull);  // it may be there again
-  for (int i = 0; i < 3; ++i) m.Failed(Version(2), absl::AbortedError("gone"), true);
-  CHECK(m.Next(at1).what == Do::kPrepare);
+  // Also in rounds that are aborted and tried again.
+  for (uint64_t round = 5; round < 8; ++round) {
+    m.Told(Word(round, Version(3), Version(2)));
+    CHECK(m.Next(at1).what == Do::kPrepare);
+    m.Told(Word(round, kNone, Version(2)));
+    CHECK(m.Next(at1).what == Do::kHold);
+  }
+  // What is decided next may be there.
+  m.Told(Word(8, kNone, Version(4)));
+  CHECK(m.Next(at1).what == Do::kPull);
+}
+
+TEST_CASE("who has lost its weights, and can get back neither them nor the group's, prepares") {
+  GroupMember m;
+  const GroupMember::Situation lost{.committed = {}, .last_whole = Version(1)};
+  // The sender's own memory may have lost bytes of a decided version, which heal with the next one.
+  const Status gone = GENERATE(absl::AbortedError("gone"), absl::DataLossError("other bytes"));
+  m.Told(Word(4, Version(3), Version(2)));
+  CHECK(m.Next(lost).goal == Version(2));
+  for (int i = 0; i < 3; ++i) m.Failed(Version(2), gone, true);
+  CHECK(m.Next(lost).goal == Version(1));
+  for (int i = 0; i < 3; ++i) m.Failed(Version(1), gone, true);
+  CHECK(m.Next(lost).what == Do::kPrepare);
+  CHECK(m.Next(lost).goal == Version(3));
 }
 
 TEST_CASE("bytes that were lost come back as what they were") {
