@@ -135,7 +135,9 @@ StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
   Json list = Json::array();
   for (const auto& [id, p] : latest) {
     failed += !Committed(p);
-    list.push_back(ToJson(p));
+    Json item = ToJson(p);
+    item.erase("group");  // of the whole group, and printed once
+    list.push_back(std::move(item));
   }
   if (o.json) {
     Json json = {{"model", request.model()}, {"receivers", list}};

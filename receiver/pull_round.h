@@ -1,9 +1,7 @@
 // One pull: receives every agent's part, applies the parts, asks again for chunks that came out
-// wrong, checks each part's root and the whole's, and commits. A state machine:
-//   kOpen -> kTransfer -> kApply -> kCommit -> kDone;  kApply -> kOpen while chunks are bad
-// and with Wish::hold also kPrepare: after kTransfer where only staged deltas are to be applied,
-// else after kApply. Owner: a Replica, whose thread drives it; Cancel from any thread. Errors name
-// the agent and end the pull; what came stays for the next. Only kCommit commits.
+// wrong, checks each part's root and the whole's, and commits: a state machine (PullRound::Step).
+// Owner: a Replica, whose thread drives it; Cancel from any thread. Errors name the agent and end
+// the pull; chunks received so far stay in sink and buffer for the next. Only kCommit commits.
 #pragma once
 
 #include <chrono>
@@ -67,6 +65,9 @@ struct RoundTimes {
 
 class PullRound {
  public:
+  /// kOpen -> kTransfer -> kApply -> kCommit -> kDone; kApply -> kOpen while chunks are bad. With
+  /// Wish::hold also kPrepare, once: between kTransfer and kApply where only staged deltas are to
+  /// be applied, else between kApply and kCommit.
   enum class Step : uint8_t { kOpen, kTransfer, kPrepare, kApply, kCommit, kDone };
   static constexpr int kMaxRepairs = 3;
 

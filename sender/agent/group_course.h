@@ -1,7 +1,5 @@
 // The rounds of one group of receivers: all prepare a state and commit it on one word, or all stay
-// (docs/groups.md). A state machine:
-//   kIdle -> kPreparing -> kDeciding -> kCommitting -> kIdle; kPreparing, kDeciding -> kIdle:
-//   aborted
+// (docs/groups.md): a state machine (GroupCourse::Phase).
 // Pure: a function of events and time; the word and the decision to write are read from it.
 // Owner: Groups, under its lock. Cost: O(members) per event. Errors: of Begin only.
 #pragma once
@@ -53,6 +51,8 @@ struct GroupOutcome {
 class GroupCourse {
  public:
   using Time = SteadyClock::time_point;
+  /// kIdle -> kPreparing -> kDeciding -> kCommitting -> kIdle. kPreparing, kDeciding -> kIdle: the
+  /// round is aborted. kCommitting -> kPreparing: the next round begins while some are late.
   enum class Phase : uint8_t { kIdle, kPreparing, kDeciding, kCommitting };
 
   /// A member that has been away for so long is not waited for, with `skip_absent`. It is longer
