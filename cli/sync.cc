@@ -80,6 +80,7 @@ bool Committed(const v1::SyncProgress& p) {
 }
 
 std::string Describe(const v1::GroupOutcome& g) {
+  if (!g.committed()) return fmt::format("group {}: nobody committed: {}", g.name(), g.message());
   std::string text = fmt::format(
       "group {}: {} of {} members committed {}: prepared in {}, the last {} after the word, {} "
       "after the first",
@@ -130,7 +131,7 @@ StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
     }
     ended = Check(stream->Finish(), Sender::kName, sender.address);
   }
-  if (!ended.ok() && (o.group.empty() || latest.empty())) return ended;
+  if (!ended.ok() && !group) return ended;
   size_t failed = 0;
   Json list = Json::array();
   for (const auto& [id, p] : latest) {

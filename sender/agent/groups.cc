@@ -3,6 +3,7 @@
 #include <sys/random.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 
 #include "common/base/call_end.h"
@@ -456,42 +457,43 @@ StatusOr<GroupOutcome> Groups::Sync(const std::string& name, const std::string& 
   const auto now = SteadyClock::now();
   for (const ReceiverView& view : attached) entry->course->Attached(view.id, now);
   DW_RETURN_IF_ERROR(entry->course->Begin(model->second.newest, now));
-  const uint64_t round = entry->course->round(), number = model->second.number;
   ++entry->waiters;
+  const uint64_t number = model->second.number;
+  StatusOr<GroupOutcome> outcome = AwaitRound(lock, name, group, progress, gone);
+  if (Entry* mine = Find(name, number, group); mine != nullptr && --mine->waiters == 0) {
+    mine->ended.clear();
+  }
+  Settle(lock);
+  return outcome;
+}
+
+StatusOr<GroupOutcome> Groups::AwaitRound(std::unique_lock<Mutex>& lock, const std::string& name,
+                                          const std::string& group,
+                                          const std::function<bool(const Progress&)>& progress,
+                                          const std::function<bool()>& gone) {
+  const uint64_t number = models_.at(name).number;
+  const uint64_t round = Find(name, number, group)->course->round();
   Settle(lock);
   std::map<std::string, std::string> shown;
-  StatusOr<GroupOutcome> outcome = CallerGone();
   while (true) {
-    entry = Find(name, number, group);
+    const Entry* entry = Find(name, number, group);
     if (entry == nullptr) {
       return Errorf(StatusCode::kAborted, "model \"{}\" was replaced", name);
     }
     const uint64_t changes = changes_;
     const auto ended = entry->ended.find(round);
-    const bool over = ended != entry->ended.end();
-    if (over) outcome = ended->second;
+    const auto outcome = ended == entry->ended.end() ? std::nullopt : std::optional(ended->second);
     const std::vector<Progress> news = Changes(*entry, shown);
     lock.unlock();
     bool left = false;
     for (const Progress& p : news) left = left || !progress(p);
     left = left || gone();
     lock.lock();
-    if (over || left) break;
-    if (!stopped_.ok()) {
-      outcome = stopped_;
-      break;
-    }
+    if (outcome) return *outcome;
+    if (left) return CallerGone();
+    DW_RETURN_IF_ERROR(stopped_);
     cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
   }
-  if (Entry* mine = Find(name, number, group); mine != nullptr && --mine->waiters == 0) {
-    mine->ended.clear();
-  }
-  Settle(lock);
-  if (!outcome.ok() || outcome->committed) return outcome;
-  return Errorf(StatusCode::kAborted,
-                "group \"{}\": round {} for {} is aborted, and nobody has "
-                "committed: {}",
-                group, round, ToString(outcome->target), outcome->message);
 }
 
 std::vector<GroupView> Groups::views(const std::string& name) const {

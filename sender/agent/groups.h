@@ -72,8 +72,8 @@ class Groups : public MemberObserver {
   };
   /// A round of `group` for the newest state. `ids`: makes an orchestrator's group of these, or
   /// goes on with the one of that name and these members; empty: a group of the options.
-  /// `progress` is told of each change of a member. Returns how the round ended; kAborted, naming
-  /// the members, when nobody has committed.
+  /// `progress` is told of each change of a member. Returns how the round ended, also if it was
+  /// aborted.
   StatusOr<GroupOutcome> Sync(const std::string& model, const std::string& group,
                               const std::vector<std::string>& ids,
                               const std::function<bool(const Progress&)>& progress,
@@ -113,6 +113,10 @@ class Groups : public MemberObserver {
   Entry* Find(const std::string& model, uint64_t number, const std::string& group);
   static std::vector<Progress> Changes(const Entry& entry,
                                        std::map<std::string, std::string>& shown);
+  StatusOr<GroupOutcome> AwaitRound(std::unique_lock<Mutex>& lock, const std::string& model,
+                                    const std::string& group,
+                                    const std::function<bool(const Progress&)>& progress,
+                                    const std::function<bool()>& gone);
   Time NextTick(Time now) const;
   /// `deciding`: also what is about to be decided.
   static KeptGroups Kept(const OfModel& model, bool deciding);

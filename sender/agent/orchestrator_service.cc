@@ -175,11 +175,16 @@ grpc::Status SenderServiceImpl::SyncGroup(grpc::ServerContext* context,
       {request.receiver_ids().begin(), request.receiver_ids().end()}, write, Gone(context));
   if (!outcome.ok()) return ToGrpc(outcome.status());
   v1::SyncProgress last;
-  last.set_phase(std::string(ToString(ReceiverPhase::kCommitted)));
+  last.set_phase(std::string(
+      ToString(outcome->committed ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed)));
   deltawire::ToProto(outcome->target, last.mutable_target());
   ToProto(request.group(), *outcome, last.mutable_group());
   writer->Write(last);
-  return grpc::Status::OK;
+  if (outcome->committed) return grpc::Status::OK;
+  return ToGrpc(Errorf(StatusCode::kAborted,
+                       "group \"{}\": round {} for {} is aborted, and nobody has committed: {}",
+                       request.group(), outcome->round, ToString(outcome->target),
+                       outcome->message));
 }
 
 grpc::Status SenderServiceImpl::WaitCommitted(grpc::ServerContext* context,
