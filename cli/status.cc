@@ -96,6 +96,31 @@ void ShowChanges(const v1::SenderModelStatus& m, std::string& text) {
   text += table.rows() > 0 ? table.Text() : "nothing, or not known since the sender restarted\n";
 }
 
+void ShowGroups(const v1::SenderModelStatus& m, std::string& text) {
+  for (const v1::GroupStatus& g : m.groups()) {
+    text += fmt::format("  {}: group {}: {}", m.model(), g.name(), g.phase());
+    if (g.target().epoch() != 0) text += fmt::format(" {}", VersionText(g.target()));
+    text += fmt::format(", committed {}", VersionText(g.committed()));
+    if (g.last().committed()) {
+      text += fmt::format(" ({} between the first and the last of {})",
+                          HumanSeconds(g.last().spread_seconds()),
+                          g.last().members() - g.last().late());
+    }
+    std::string members;
+    for (const v1::GroupMemberStatus& member : g.members()) {
+      if (member.state() == "committed") continue;
+      members +=
+          fmt::format("{}{} {}{}", members.empty() ? "" : ", ", member.receiver_id(),
+                      member.state(), member.message().empty() ? "" : ": " + member.message());
+    }
+    if (!members.empty()) text += fmt::format("; {}", members);
+    if (g.last().round() != 0 && !g.last().committed()) {
+      text += fmt::format("; last aborted: {}", g.last().message());
+    }
+    text += "\n";
+  }
+}
+
 void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
   if (!s.sender.ok()) {
     text += fmt::format("{}\n", MessageOf(s.sender.status()));
@@ -155,6 +180,7 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
           "until a version in which the trainer writes their tensors\n",
           m.model(), m.damaged_chunks());
     }
+    ShowGroups(m, text);
     if (o.changes) ShowChanges(m, text);
   }
 }
@@ -349,6 +375,12 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
                           a.owned_chunks(), VersionText(a.newest()), RangesText(a.owned()));
     }
     text += BuffersText(m);
+    if (!m.group().empty()) {
+      text += fmt::format("  {}: a member of group {}{}\n", m.model(), m.group(),
+                          m.prepared().epoch() == 0
+                              ? ""
+                              : fmt::format(", {} is prepared", VersionText(m.prepared())));
+    }
     if (!m.message().empty()) text += fmt::format("  {}: {}\n", m.model(), m.message());
   }
   text += EnginesText(r);

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <map>
 #include <memory>
+#include <optional>
 #include <thread>
 
 #include "cli/command.h"
@@ -16,6 +17,7 @@ namespace {
 
 struct SyncOptions : Common {
   bool full = false;
+  std::string group;
   bool via_sender = false;
   std::vector<std::string> ids;
 };
@@ -77,6 +79,17 @@ bool Committed(const v1::SyncProgress& p) {
   return ParseReceiverPhase(p.phase()) == ReceiverPhase::kCommitted;
 }
 
+std::string Describe(const v1::GroupOutcome& g) {
+  if (!g.committed()) return fmt::format("group {}: nobody committed: {}", g.name(), g.message());
+  std::string text = fmt::format(
+      "group {}: {} of {} members committed {}: prepared in {}, the last {} after the word, {} "
+      "after the first",
+      g.name(), g.members() - g.late(), g.members(), VersionText(g.target()),
+      HumanSeconds(g.prepare_seconds()), HumanSeconds(g.word_seconds()),
+      HumanSeconds(g.spread_seconds()));
+  return g.message().empty() ? text : text + "; " + g.message();
+}
+
 void ShowReceivers(const std::map<std::string, v1::SyncProgress>& latest) {
   Table table({{"RECEIVER"}, {"VERSION", Align::kRight}, {"RESULT"}, {"MOVED"}});
   for (const auto& [id, p] : latest) {
@@ -93,14 +106,21 @@ StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
   DW_ASSIGN_OR_RETURN(*request.mutable_model(), ChooseModel(sender, o.model, o.timeout()));
   for (const std::string& id : o.ids) request.add_receiver_ids(id);
   request.set_force_full(o.full);
+  request.set_group(o.group);
   grpc::ClientContext context;
   SetDeadline(context, o.timeout());
   std::map<std::string, v1::SyncProgress> latest;
+  std::optional<v1::GroupOutcome> group;
+  Status ended;
   {
     Progress progress(fmt::format("sync {}", request.model()));
     auto stream = sender.stub->TriggerSync(&context, request);
     v1::SyncProgress update;
     while (stream->Read(&update)) {
+      if (update.has_group()) {
+        group = update.group();
+        continue;
+      }
       latest[update.receiver_id()] = update;
       uint64_t done = 0, total = 0;
       for (const auto& [id, p] : latest) {
@@ -109,19 +129,26 @@ StatusOr<Exit> SyncViaSender(const SyncOptions& o) {
       }
       progress.Set(done, total);
     }
-    DW_RETURN_IF_ERROR(Check(stream->Finish(), Sender::kName, sender.address));
+    ended = Check(stream->Finish(), Sender::kName, sender.address);
   }
+  if (!ended.ok() && !group) return ended;
   size_t failed = 0;
   Json list = Json::array();
   for (const auto& [id, p] : latest) {
     failed += !Committed(p);
-    list.push_back(ToJson(p));
+    Json item = ToJson(p);
+    item.erase("group");  // of the whole group, and printed once
+    list.push_back(std::move(item));
   }
   if (o.json) {
-    PrintJson({{"model", request.model()}, {"receivers", list}});
+    Json json = {{"model", request.model()}, {"receivers", list}};
+    if (group) json["group"] = ToJson(*group);
+    PrintJson(json);
   } else {
     ShowReceivers(latest);
+    if (group) std::printf("%s\n", Describe(*group).c_str());
   }
+  DW_RETURN_IF_ERROR(ended);
   if (failed == 0) return Exit::kOk;
   return Errorf(StatusCode::kAborted,
                 "{} of {} receivers did not commit; `deltawire status` shows "
@@ -139,6 +166,10 @@ void DeclareSync(CLI::App& app, Run* run) {
                 "Fetch every chunk whole (also takes an older version on purpose)");
   sub->add_flag("--via-sender", o->via_sender, "Ask the receivers that are attached to --sender");
   sub->add_option("--id", o->ids, "With --via-sender: only these receivers")->type_name("ID");
+  sub->add_option("--group", o->group,
+                  "All members of this group of the --sender prepare and commit on one word, or "
+                  "stay; with --id a group of these")
+      ->type_name("NAME");
   o->AddReceiver(*sub);
   o->AddSender(*sub);
   o->AddModel(*sub, "the only one there is");
@@ -146,8 +177,12 @@ void DeclareSync(CLI::App& app, Run* run) {
   o->AddJson(*sub);
   sub->callback([o, run] {
     *run = [o]() -> StatusOr<Exit> {
-      if (!o->via_sender && !o->ids.empty()) return UsageError("--id goes with --via-sender");
-      return o->via_sender ? SyncViaSender(*o) : SyncReceiver(*o);
+      const bool via_sender = o->via_sender || !o->group.empty();
+      if (!via_sender && !o->ids.empty()) {
+        return UsageError("--id goes with --via-sender or --group");
+      }
+      if (!o->group.empty() && o->full) return UsageError("--full goes without --group");
+      return via_sender ? SyncViaSender(*o) : SyncReceiver(*o);
     };
   });
 }

@@ -289,7 +289,7 @@ StatusOr<MutableBytes> Buffer::PrepareChunk(uint32_t i, uint64_t digest) {
   return ChunkOf(work, i);
 }
 
-StatusOr<std::vector<uint64_t>> Buffer::DigestsToCommit() const {
+StatusOr<std::vector<uint64_t>> Buffer::DigestsToCommit(const Identity& whole) const {
   std::vector<uint64_t> digests(chunks_.size());
   for (uint32_t i = 0; i < chunks_.size(); ++i) {
     const int base = Base(i);
@@ -298,6 +298,10 @@ StatusOr<std::vector<uint64_t>> Buffer::DigestsToCommit() const {
                     i, layout_.tensor(chunks_[i].tensor).name);
     }
     digests[i] = state_.chunk_digest(static_cast<uint32_t>(base), i);
+  }
+  if (const uint64_t root = RootOf(digests, Coverage::All(chunks_.size())); root != whole.root) {
+    return Errorf(StatusCode::kDataLoss, "{}: the chunks have root {:016x}, so they are not {}",
+                  dir_.native(), root, DescribeFully(whole));
   }
   return digests;
 }
@@ -321,6 +325,17 @@ Status Buffer::FillWork(const std::vector<uint64_t>& digests) {
   return failed;
 }
 
+Status Buffer::Prepare(const Identity& whole) {
+  const Turn turn(*this);
+  assert(begun_ || NextSlot() != front_);
+  DW_ASSIGN_OR_RETURN(const bool begun, Begin());
+  if (!begun) {
+    return Errorf(StatusCode::kUnavailable, "{} is in use by {}", dir_.native(), Readers());
+  }
+  DW_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, DigestsToCommit(whole));
+  return FillWork(digests);
+}
+
 Status Buffer::Commit(const Identity& whole, const std::vector<SideFile>& side_files) {
   const Turn turn(*this);
   // Begins even if no pull has changed a byte: the new version may have the same chunks.
@@ -332,11 +347,7 @@ Status Buffer::Commit(const Identity& whole, const std::vector<SideFile>& side_f
 }
 
 Status Buffer::CommitWork(const Identity& whole, const std::vector<SideFile>* side_files) {
-  DW_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, DigestsToCommit());
-  if (const uint64_t root = RootOf(digests, Coverage::All(chunks_.size())); root != whole.root) {
-    return Errorf(StatusCode::kDataLoss, "{}: the chunks have root {:016x}, so they are not {}",
-                  dir_.native(), root, DescribeFully(whole));
-  }
+  DW_ASSIGN_OR_RETURN(const std::vector<uint64_t> digests, DigestsToCommit(whole));
   DW_RETURN_IF_ERROR(FillWork(digests));
   if (side_files != nullptr) DW_RETURN_IF_ERROR(side_files_.Stage(*side_files, whole));
   const int slot = work_;

@@ -131,6 +131,9 @@ class Buffer {
   void MarkUnknown(uint32_t i);
   /// Records chunk i's new version and digest. REQUIRES: its bytes are whole and verified.
   void SetChunk(uint32_t i, uint64_t version, uint64_t digest);
+  /// Does what Commit would do to bytes, and changes no name: Commit then only gives the name. The
+  /// same errors as Commit's. REQUIRES: the named file is not the one that an update would change.
+  Status Prepare(const Identity& whole);
   /// Commits `whole`: copies the chunks that the update did not touch, puts the side files in place
   /// and gives the file its name. kInternal when a chunk is unknown. kDataLoss when the chunks have
   /// another root, or when bytes to be copied lack their digest; such chunks become unknown, and
@@ -220,7 +223,8 @@ class Buffer {
   Status CopyChunk(int from, int to, uint32_t i);
   /// With `side_files` null the installed ones stay.
   Status CommitWork(const Identity& whole, const std::vector<SideFile>* side_files);
-  StatusOr<std::vector<uint64_t>> DigestsToCommit() const;
+  /// The chunks' digests, which make up the root of `whole`.
+  StatusOr<std::vector<uint64_t>> DigestsToCommit(const Identity& whole) const;
   Status FillWork(const std::vector<uint64_t>& digests);
   Status GiveName(int slot);
   void AfterCommit(int slot);

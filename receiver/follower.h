@@ -82,7 +82,10 @@ class Follower {
     Identity whole;               ///< its root is the sum of the parts' roots
     bool root_known = false;      ///< every part's root is known
     std::vector<Identity> parts;  ///< by agent; root 0 for a state that was never reported here
+    bool exact = false;           ///< nothing else will do, also of a single agent
   };
+  /// Exactly `state`, of a single agent.
+  static Target Exactly(const Identity& state) { return {state, true, {state}, true}; }
   struct Situation {
     Identity committed;  ///< of the whole model; epoch 0: none
     bool paused = false;
@@ -96,6 +99,10 @@ class Follower {
     Time again = Time::max();  ///< when to ask again, if nothing happens before
   };
   Choice Next(const Situation& situation, Time now) const;
+  /// The same for one who wants exactly `state`.
+  Choice Towards(const Identity& state, Time now) const {
+    return {.pull = now >= pull_at_, .target = Exactly(state), .why = {}, .again = pull_at_};
+  }
   /// The newest state that all agents have published under one attempt; nullopt: none.
   std::optional<Target> Common() const;
   /// A pull has ended. `reached`: what is committed now is no earlier than what was to be pulled;

@@ -49,6 +49,10 @@ v1::ReceiverReport ToProto(const Report& r) {
   out.set_sync_request(r.sync_request);
   out.set_event(r.event);
   deltawire::ToProto(r.last_pull, out.mutable_last_pull());
+  if (r.group == GroupReport{}) return out;
+  out.mutable_group()->set_round(r.group.round);
+  out.mutable_group()->set_prepared(r.group.prepared);
+  out.mutable_group()->set_refusal(r.group.refusal);
   return out;
 }
 
@@ -59,13 +63,21 @@ RelayNews FromProto(const v1::RelayNews& in) {
           .path = {in.path().begin(), in.path().end()}};
 }
 
+GroupWord FromProto(const v1::GroupWord& in) {
+  return {.name = in.name(),
+          .round = in.round(),
+          .prepare = deltawire::FromProto(in.prepare()),
+          .commit = deltawire::FromProto(in.commit())};
+}
+
 UpstreamEvent FromProto(const v1::SenderEvent& in) {
   return {.number = in.number(),
           .newest = deltawire::FromProto(in.newest().id()),
           .delta_bytes = in.newest().delta_bytes(),
           .sync_request = in.sync_request(),
           .force_full = in.force_full(),
-          .relay = FromProto(in.relay())};
+          .relay = FromProto(in.relay()),
+          .group = FromProto(in.group())};
 }
 
 // One attachment: its stream, and the two threads that serve it. The reading thread also dials:

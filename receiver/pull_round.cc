@@ -35,10 +35,11 @@ Status PullRound::Advance() {
   const auto start = SteadyClock::now();
   const Step step = step_;
   waited_ = 0;
+  if (prepared_at_ && held_ == 0) held_ = SecondsSince(*prepared_at_);
   Status ended = Take(step);
   const double seconds = SecondsSince(start) - waited_;
   if (step == Step::kOpen || step == Step::kTransfer) times_.transfer += seconds;
-  if (step == Step::kApply) times_.apply += seconds;
+  if (step == Step::kApply || step == Step::kPrepare) times_.apply += seconds;
   if (step == Step::kCommit) times_.commit += seconds;
   return ended;
 }
@@ -56,6 +57,8 @@ Status PullRound::Take(Step step) {
       return Open();
     case Step::kTransfer:
       return Transfer();
+    case Step::kPrepare:
+      return Prepare();
     case Step::kApply:
       return Apply();
     case Step::kCommit:
@@ -93,7 +96,7 @@ Status PullRound::Open() {
                   .streams = env_.streams,
                   .decode = env_.rates.DecodeSpeeds(threads),
                   .owned_hash = agent.owned_hash};
-    if (agents_.size() > 1) wish.at = wish_.target.parts[i];
+    if (Exact()) wish.at = wish_.target.parts[i];
     for (const uint32_t c : suspects_) {
       if (agent.owned.contains(c) && wish.suspects.size() < wire::kMaxSuspects) {
         wish.suspects.push_back(c);
@@ -198,7 +201,26 @@ Status PullRound::Transfer() {
   if (!ended.ok()) {
     return env_.sink.touch_failed() || absl::IsCancelled(ended) ? ended : Blame(std::move(ended));
   }
-  step_ = Step::kApply;
+  // Deltas that are staged for the only file wait there for the word: to apply them would take the
+  // file from its readers.
+  const bool readers_see = !env_.buffer.at_once() && !env_.buffer.begun();
+  step_ = wish_.hold && !prepared() && readers_see ? Step::kPrepare : Step::kApply;
+  return absl::OkStatus();
+}
+
+Status PullRound::Prepare() {
+  const bool staged = !env_.buffer.at_once() && !env_.buffer.begun();
+  if (staged && env_.sink.refused()) {
+    env_.sink.Drop();
+    return Errorf(
+        StatusCode::kUnavailable,
+        "a delta did not fit the history of past deltas that is kept here; pulling again");
+  }
+  DW_RETURN_IF_ERROR(CheckRoots(staged));
+  DW_RETURN_IF_ERROR(FetchSideFiles());
+  if (!staged) DW_RETURN_IF_ERROR(env_.buffer.Prepare(whole()));
+  prepared_at_ = SteadyClock::now();
+  step_ = staged ? Step::kApply : Step::kCommit;
   return absl::OkStatus();
 }
 
@@ -212,7 +234,7 @@ Status PullRound::CheckEnd(const Part& part) {
   if (end.empty()) {
     return Errorf(StatusCode::kDataLoss, "sender {}: its pull ended at nothing", Name(part.agent));
   }
-  if (agents_.size() > 1) {
+  if (Exact()) {
     const Identity& at = wish_.target.parts[part.agent];
     const bool as_asked = end.lineage == at.lineage && end.id == at.id &&
                           end.attempt == at.attempt && (at.root == 0 || end.root == at.root);
@@ -231,7 +253,7 @@ Status PullRound::Apply() {
   suspects_.assign(env_.sink.mismatched().begin(), env_.sink.mismatched().end());
   DW_ASSIGN_OR_RETURN(bad_, env_.sink.Apply(env_.pool));
   if (bad_.empty()) {
-    step_ = Step::kCommit;
+    step_ = wish_.hold && !prepared() ? Step::kPrepare : Step::kCommit;
     return absl::OkStatus();
   }
   stats_.repaired_chunks += bad_.size();
@@ -249,9 +271,11 @@ Status PullRound::Apply() {
   return absl::OkStatus();
 }
 
-Status PullRound::CheckRoots() {
+Status PullRound::CheckRoots(bool staged) {
   std::vector<uint64_t> digests(env_.buffer.chunks().size());
-  for (uint32_t i = 0; i < digests.size(); ++i) digests[i] = env_.buffer.digest(i);
+  for (uint32_t i = 0; i < digests.size(); ++i) {
+    digests[i] = staged ? env_.sink.digest(i) : env_.buffer.digest(i);
+  }
   for (size_t i = 0; i < agents_.size(); ++i) {
     const uint64_t root = RootOf(digests, agents_[i].owned);
     if (root == ends_[i].root) continue;
@@ -279,7 +303,7 @@ Status PullRound::FetchSideFiles() {
 }
 
 Status PullRound::Finish() {
-  DW_RETURN_IF_ERROR(CheckRoots());
+  DW_RETURN_IF_ERROR(CheckRoots(false));
   DW_RETURN_IF_ERROR(FetchSideFiles());
   // After a forced full pull the state may be the committed one, with no byte changed.
   if (!(env_.buffer.committed() == whole()) || env_.buffer.begun()) {
@@ -289,8 +313,8 @@ Status PullRound::Finish() {
   }
   delta_ = env_.history.Commit(whole().id);
   stats_.transfer_seconds = std::chrono::duration<double>(last_frame_ - start_).count();
-  stats_.apply_seconds = SecondsSince(last_frame_);
-  stats_.seconds = SecondsSince(start_);
+  stats_.apply_seconds = SecondsSince(last_frame_) - held_;
+  stats_.seconds = SecondsSince(start_) - held_;
   const uint64_t chunks = env_.buffer.chunks().size();
   stats_.chunks_unchanged =
       chunks - std::min<uint64_t>(stats_.chunks_full + stats_.chunks_delta, chunks);

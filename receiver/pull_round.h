@@ -1,6 +1,5 @@
 // One pull: receives every agent's part, applies the parts, asks again for chunks that came out
-// wrong, checks each part's root and the whole's, and commits. A state machine:
-//   kOpen -> kTransfer -> kApply -> kCommit -> kDone;  kApply -> kOpen while chunks are bad
+// wrong, checks each part's root and the whole's, and commits: a state machine (PullRound::Step).
 // Owner: a Replica, whose thread drives it; Cancel from any thread. Errors name the agent and end
 // the pull; chunks received so far stay in sink and buffer for the next. Only kCommit commits.
 #pragma once
@@ -66,7 +65,10 @@ struct RoundTimes {
 
 class PullRound {
  public:
-  enum class Step : uint8_t { kOpen, kTransfer, kApply, kCommit, kDone };
+  /// kOpen -> kTransfer -> kApply -> kCommit -> kDone; kApply -> kOpen while chunks are bad. With
+  /// Wish::hold also kPrepare, once: between kTransfer and kApply where only staged deltas are to
+  /// be applied, else between kApply and kCommit.
+  enum class Step : uint8_t { kOpen, kTransfer, kPrepare, kApply, kCommit, kDone };
   static constexpr int kMaxRepairs = 3;
 
   /// The objects that the round works with; they outlive it.
@@ -92,13 +94,18 @@ class PullRound {
     Follower::Target target;
     /// Tell the agents that nothing is held, so that every chunk comes whole.
     bool force_full = false;
+    /// Make all ready before anything changes that a reader sees; see prepared().
+    bool hold = false;
   };
 
   /// `agents` are in the target's order. Several agents are asked for exactly the target, a single
-  /// agent for its newest state.
+  /// agent for its newest state, unless the target is exact.
   PullRound(Env env, std::vector<RoundAgent> agents, Wish wish);
 
   Step step() const { return step_; }
+  /// With Wish::hold: all bytes are here and checked, also as a whole. The further steps need no
+  /// agent, unless chunks come out wrong.
+  bool prepared() const { return prepared_at_.has_value(); }
   Status Advance();
   /// Ends a running transfer, and makes every later one fail.
   void Cancel();
@@ -134,13 +141,17 @@ class PullRound {
   Status Writable();
   Status Open();
   Status Transfer();
+  Status Prepare();
   Status Apply();
   Status Finish();
+  /// Whether the agents are asked for exactly the target.
+  bool Exact() const { return agents_.size() > 1 || wish_.target.exact; }
   bool Asked(size_t agent) const;
   wire::Have MakeHave() const;
   Status RunParts();
   Status CheckEnd(const Part& part);
-  Status CheckRoots();
+  /// `staged`: of the chunks as they will be when what is staged is applied.
+  Status CheckRoots(bool staged);
   /// Notes `error` as an agent's fault, and returns it.
   Status Blame(Status error);
   Status FetchSideFiles();
@@ -162,6 +173,8 @@ class PullRound {
   Identity delta_from_;
   RoundTimes times_;
   double waited_ = 0;  // for readers, in this step
+  std::optional<SteadyClock::time_point> prepared_at_;
+  double held_ = 0;  // seconds from there until the word
   bool root_mismatch_ = false;
   Status fault_ = absl::CancelledError("no agent is at fault");
   uint64_t bytes_expected_ = 0;

@@ -43,6 +43,10 @@ class PullSink : public net::ChunkSink {
   bool staged() const { return !staged_.empty(); }
   /// True when Apply will change the buffer.
   bool to_apply() const { return !staged_.empty() || !refused_.empty(); }
+  /// The digest that a chunk will have once what is staged is applied.
+  uint64_t digest(uint32_t chunk) const { return digest_[chunk]; }
+  /// True when a chunk must be fetched whole, since what came of it does not fit.
+  bool refused() const { return !refused_.empty(); }
   /// Forgets all staged deltas.
   void Drop();
   /// True when the buffer was touched since it was last committed.

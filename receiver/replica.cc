@@ -79,6 +79,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   status_.phase = ReceiverPhase::kStarting;
   if (buffer_ == nullptr) return;
   status_.committed = buffer_->committed();
+  last_whole_ = buffer_->last_whole();
   status_.model_bytes = buffer_->layout().total_bytes();
   status_.fingerprint = buffer_->layout().fingerprint().Hex();
   if (status_.committed.empty()) {
@@ -150,9 +151,17 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     Pull(lock, {});
     return true;
   }
-  Follower::Choice choice = follower_.Next(Situation(), now);
+  auto [what, choice] = NextPlan(now);
+  if (what == GroupMember::Do::kDrop) {
+    DropPrepared();
+    return true;
+  }
+  if (what == GroupMember::Do::kCommit) {
+    CommitPrepared(lock);
+    return true;
+  }
   if (choice.pull) {
-    Pull(lock, std::move(choice.target));
+    Pull(lock, std::move(choice.target), what == GroupMember::Do::kPrepare);
     return true;
   }
   if (std::exchange(connection_failed_, false)) Recovered();
@@ -161,15 +170,21 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
       LogInfo("model {}: {}", options_.model, choice.why);
     }
     status_.message = choice.why;
-    const ReceiverPhase phase = paused_ ? ReceiverPhase::kPaused : ReceiverPhase::kIdle;
+    const ReceiverPhase phase = paused_     ? ReceiverPhase::kPaused
+                                : prepared_ ? ReceiverPhase::kPrepared
+                                            : ReceiverPhase::kIdle;
     if (phase != status_.phase) {
       status_.phase = phase;
-      cv_.notify_all();
-      lock.unlock();
-      SendAll();
-      lock.lock();
-      return true;
+      answered_.reset();
     }
+  }
+  if (GroupReport answer = member_.report(MemberSituation()); answered_ != answer) {
+    answered_ = std::move(answer);
+    cv_.notify_all();
+    lock.unlock();
+    SendAll();
+    lock.lock();
+    return true;
   }
   *again = choice.again;
   return DoUpkeep(lock, now, again);
@@ -185,7 +200,7 @@ bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
   }
   *again = std::min(*again, verifying_ == 0 ? check_at_ : now + kCheckEvery);
   // CatchUp copies from the committed file, so its bad chunks must be fetched first.
-  if (behind_ && !paused_ && suspects_.empty()) {
+  if (behind_ && !paused_ && !prepared_ && suspects_.empty()) {
     if (now >= catch_up_at_) {
       CatchUp(lock);
       return true;
@@ -205,6 +220,7 @@ bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
 
 void Replica::Describe(std::unique_lock<Mutex>& lock) {
   describe_ = false;
+  DropPrepared();  // the buffer may be replaced
   lock.unlock();
   auto descriptions = DescribeAll();
   const Status prepared =
@@ -293,7 +309,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     for (AgentLink& agent : agents_) agent.round.held = {};
     std::lock_guard lock(mu_);
     suspects_.clear();
-    status_.committed = ready_ = {};
+    status_.committed = ready_ = last_whole_ = {};
     half_updated_ = false;
   }
   if (buffer_ == nullptr) {
@@ -387,6 +403,8 @@ ReplicaStatus Replica::status() const {
   }
   s.attached = follower_.attached();
   if (const auto common = follower_.Common()) s.newest = common->whole;
+  s.group = member_.group();
+  s.prepared = member_.prepared();
   for (size_t i = 0; i < agents_.size(); ++i) {
     AgentView view = agents_[i].view;
     view.newest = follower_.newest(i);

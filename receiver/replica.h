@@ -28,6 +28,7 @@
 #include "receiver/delta_files.h"
 #include "receiver/downstream.h"
 #include "receiver/follower.h"
+#include "receiver/group_member.h"
 #include "receiver/pull_round.h"
 #include "receiver/pull_sink.h"
 #include "receiver/replica_history.h"
@@ -103,6 +104,8 @@ struct ReplicaStatus {
   PullStats last_pull;
   std::string fingerprint;
   std::vector<AgentView> agents;
+  std::string group;  ///< that it is a member of; empty: of none
+  Identity prepared;  ///< held ready for the group's word; epoch 0: nothing
 };
 
 struct CommitTimes : RoundTimes {
@@ -208,11 +211,18 @@ class Replica {
   Status PrepareBuffer(std::vector<ModelDescription> descriptions);
   Status MakeBuffer(ModelDescription& description);
   // Pulls (replica_pull.cc).
-  void Pull(std::unique_lock<Mutex>& lock, Follower::Target target);
+  /// `hold`: makes the target ready for a group's word, and commits nothing.
+  void Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold = false);
   StatusOr<Follower::Target> AskNewest();
   /// Sets each agent's RoundAgent::held.
   void HoldParts(const Follower::Target& target);
-  Status RunRound(const Follower::Target& target, bool force_full);
+  Status RunRound(const Follower::Target& target, bool force_full, bool hold);
+  /// Takes the round's steps until it is done, or prepared if it is to hold.
+  Status Drive(PullRound& round, bool hold);
+  /// What comes after the last step of a round that began at `began` and `ended`.
+  Status EndRound(PullRound& round, SteadyClock::time_point began, Status ended);
+  /// Tells of what a pull, or the commit of what was prepared, came to. REQUIRES: mu_ held.
+  void NoteEnd(const Status& pulled, const Identity& target);
   void Committed(const PullRound& round, SteadyClock::time_point began);
   /// Takes note of when the agents first named a state. REQUIRES: mu_ held.
   void Told(const Identity& newest);
@@ -229,6 +239,20 @@ class Replica {
   void TellLost(std::span<const uint32_t> chunks);
   Status MarkSuspects();
   Status Touch();
+  // As a member of a group (replica_group.cc). REQUIRES: mu_ held, as for Plan.
+  struct Plan {
+    GroupMember::Do what = GroupMember::Do::kFollow;
+    Follower::Choice choice;
+  };
+  /// What is to be done next, if nobody asks for a sync.
+  Plan NextPlan(SteadyClock::time_point now) const;
+  GroupMember::Situation MemberSituation() const;
+  void CommitPrepared(std::unique_lock<Mutex>& lock);
+  void DropPrepared();
+  /// Takes note of how a pull of `target` for the group ended.
+  void NoteForGroup(const Status& pulled, const Identity& target, bool hold);
+  /// Touch, while what comes is to be prepared and not committed. REQUIRES: mu_ not held.
+  Status TouchForGroup();
   Status WaitWritable();
   // What engines read (replica_engines.cc).
   /// Buffer::BeginUpdate; also false while an engine holds the only file.
@@ -303,6 +327,13 @@ class Replica {
   bool behind_ = false;       // the hidden one of two files is not at the committed version
   bool serve_again_ = false;  // the downstream could not take what is committed
   std::atomic<bool> reader_in_the_way_{false};
+  std::atomic<bool> holding_{false};      // the running round is to be prepared
+  std::atomic<bool> cannot_hold_{false};  // it would have to change what a reader sees
+  struct PreparedRound {
+    std::shared_ptr<PullRound> round;
+    SteadyClock::time_point began;
+  };
+  std::optional<PreparedRound> prepared_;  // waits for its group's word
   SteadyClock::time_point describe_at_{}, scrub_at_{}, check_at_{}, catch_up_at_{};
 
   mutable Mutex mu_;
@@ -321,6 +352,9 @@ class Replica {
   int updates_begun_ = 0;  // threads that begin to change the only file
   bool describe_ = true;   // ask the agents for layout and part before the next pull
   Follower follower_;
+  GroupMember member_;
+  std::optional<GroupReport> answered_;  // to the sender, since the phase last changed
+  Identity last_whole_;                  // as the buffer says between pulls
   RequestQueue requests_;
   ReplicaStatus status_;
   std::optional<Commit> last_commit_;

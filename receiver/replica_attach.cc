@@ -87,6 +87,7 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
     return false;
   }
   if (agents_.size() == 1) upstream_news_ = event.relay;
+  if (agents_.size() == 1) member_.Told(event.group);
   a.delta_bytes = event.delta_bytes;
   if (!event.newest.empty()) {
     if (!(TraceOf(event.newest) == TraceOf(before))) Told(event.newest);
@@ -126,6 +127,7 @@ Report Replica::MakeReport(size_t agent) const {
   r.message = status_.message;
   r.last_pull = status_.last_pull;
   r.event = follower_.last_event(agent);
+  r.group = member_.report(MemberSituation());
   return r;
 }
 

@@ -199,7 +199,7 @@ void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
   const auto stop = [this] {
     std::lock_guard guard(mu_);
     return stopping_ || paused_ || requests_.waiting() || describe_ ||
-           follower_.Next(Situation(), Clock::now()).pull;
+           NextPlan(Clock::now()).choice.pull;
   };
   const auto caught = buffer_->CatchUp(deltas, stop);
   lock.lock();

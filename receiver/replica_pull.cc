@@ -32,15 +32,18 @@ std::string CodecsText(const FormCounts& forms) {
 
 }  // namespace
 
-void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
+void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold) {
+  DropPrepared();  // a round uses the buffer
   const RequestQueue::Batch batch = requests_.Take();
   round_requested_ = !batch.empty();
+  hold = hold && batch.empty();
   pulling_ = true;
   readers_waited_ = 0;
   cv_.wait(lock, [this] { return verifying_ == 0; });
   lock.unlock();
   Status pulled;
   fault_ = absl::CancelledError("not pulled");
+  cannot_hold_ = false;
   if (!batch.empty()) {
     auto asked = AskNewest();
     pulled = asked.status();
@@ -48,7 +51,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   }
   while (pulled.ok()) {
     reader_in_the_way_ = false;
-    pulled = RunRound(target, batch.force_full);
+    pulled = RunRound(target, batch.force_full, hold);
     // A reader kept the buffer from being changed, so a whole chunk that had arrived was lost. The
     // next round starts only when the buffer may be changed.
     if (pulled.ok() || !reader_in_the_way_) break;
@@ -58,34 +61,45 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target) {
   if (agents_.size() > 1 && !pulled.ok()) fault_ = absl::CancelledError("one of several");
   for (const AgentLink& agent : agents_) agent.upstream->PullEnded(fault_);
   lock.lock();
-  pulling_ = false;
-  // A pull that a pause ended has not failed.
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
-  const bool reached = !IsLater(target.whole, status_.committed);
+  const bool reached = hold || !IsLater(target.whole, status_.committed);
   if (!paused) follower_.PullEnded(pulled, reached, Clock::now());
-  failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);
-  if (pulled.ok()) {
-    status_.message.clear();
-    status_.phase = paused_ ? ReceiverPhase::kPaused : ReceiverPhase::kIdle;
-  } else if (paused) {
-    status_.phase = ReceiverPhase::kPaused;
-  } else {
-    ++status_.pull_failures;
-    SetMessage(pulled, TraceOf(target.whole));
-    // The sender may have another layout or part now, or no longer have the model.
-    if (absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled)) describe_ = true;
-  }
-  cv_.notify_all();
+  if (target.exact && !paused) NoteForGroup(pulled, target.whole, hold);
+  NoteEnd(pulled, target.whole);
   Answer(lock, batch, pulled);
   lock.unlock();
   SendAll();
   TellNews();
   // Nobody who waits for the commit waits for this.
-  if (pulled.ok()) {
+  if (pulled.ok() && !hold) {
     LeaveDelta();
     HandOver();
   }
   lock.lock();
+}
+
+void Replica::NoteEnd(const Status& pulled, const Identity& target) {
+  pulling_ = false;
+  last_whole_ = buffer_->last_whole();
+  // A pull that a pause ended has not failed.
+  const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
+  failed_in_row_ = pulled.ok() ? 0 : failed_in_row_ + (paused ? 0 : 1);
+  if (pulled.ok()) {
+    status_.message.clear();
+    status_.phase = paused_     ? ReceiverPhase::kPaused
+                    : prepared_ ? ReceiverPhase::kPrepared
+                                : ReceiverPhase::kIdle;
+  } else if (paused) {
+    status_.phase = ReceiverPhase::kPaused;
+  } else {
+    ++status_.pull_failures;
+    SetMessage(pulled, TraceOf(target));
+    // The sender may have another layout or part now, or no longer have the model.
+    const bool other = absl::IsFailedPrecondition(pulled) || absl::IsNotFound(pulled);
+    if (other && !cannot_hold_) describe_ = true;
+  }
+  answered_ = member_.report(MemberSituation());
+  cv_.notify_all();
 }
 
 void Replica::LeaveDelta() {
@@ -124,6 +138,13 @@ void Replica::TellLost(std::span<const uint32_t> chunks) {
 }
 
 StatusOr<Follower::Target> Replica::AskNewest() {
+  {
+    std::lock_guard lock(mu_);
+    if (member_.bound()) {
+      DW_ASSIGN_OR_RETURN(const Identity goal, member_.SyncGoal(MemberSituation()));
+      return Follower::Exactly(goal);
+    }
+  }
   // Several agents are asked now: their last events may be older than a publish that the caller of
   // Sync knows of. A single sender's pull ends at its newest state in any case.
   for (size_t i = 0; i < agents_.size(); ++i) {
@@ -168,8 +189,9 @@ void Replica::HoldParts(const Follower::Target& target) {
   }
 }
 
-Status Replica::RunRound(const Follower::Target& target, bool force_full) {
+Status Replica::RunRound(const Follower::Target& target, bool force_full, bool hold) {
   fault_ = absl::CancelledError("the round has not ended");
+  holding_ = hold;
   DW_RETURN_IF_ERROR(MarkSuspects());
   // An interrupted update must begin again before the pull says what is held: if others had its
   // file open, a fresh file would replace it, without the chunks that the pull has named.
@@ -194,7 +216,8 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
       .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); }};
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
   const auto round = std::make_shared<PullRound>(
-      env, std::move(agents), PullRound::Wish{.target = target, .force_full = force_full});
+      env, std::move(agents),
+      PullRound::Wish{.target = target, .force_full = force_full, .hold = hold});
   {
     std::lock_guard lock(mu_);
     if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
@@ -208,39 +231,61 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full) {
   const auto began = Clock::now();
   LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
           ToString(buffer_->committed()), ToString(TraceOf(target.whole)));
+  const Status ended = Drive(*round, hold);
+  holding_ = false;
+  if (hold && ended.ok()) {
+    LogInfo("model {}: {} is prepared in {} {}", options_.model, ToString(round->whole()),
+            HumanSeconds(SecondsSince(began)), ToString(TraceOf(round->whole())));
+    fault_ = ended;
+    root_mismatches_ = 0;
+    TellLost(buffer_->TakeLost());
+    std::lock_guard lock(mu_);
+    round_.reset();
+    prepared_ = PreparedRound{round, began};
+    member_.Prepared(round->whole());
+    return ended;
+  }
+  return EndRound(*round, began, ended);
+}
+
+Status Replica::Drive(PullRound& round, bool hold) {
   Status ended;
-  while (ended.ok() && round->step() != PullRound::Step::kDone) {
-    SetPhase(round->step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
-                                                         : ReceiverPhase::kApplying);
+  while (ended.ok() && round.step() != PullRound::Step::kDone && !(hold && round.prepared())) {
+    SetPhase(round.step() <= PullRound::Step::kTransfer ? ReceiverPhase::kPulling
+                                                        : ReceiverPhase::kApplying);
     TellNews();
-    const bool transfers = round->step() == PullRound::Step::kTransfer;
-    const bool commits = round->step() == PullRound::Step::kCommit;
+    const bool transfers = round.step() == PullRound::Step::kTransfer;
+    const bool commits = round.step() == PullRound::Step::kCommit;
     if (commits) ended = BeginChange();
     if (!ended.ok()) break;
-    ended = round->Advance();
+    ended = round.Advance();
     EndChange();
     if (transfers && ended.ok()) {
       LogInfo("model {}: {} has come: {} in {} chunks, in {} {}", options_.model,
-              ToString(round->whole()), HumanBytes(round->stats().payload_bytes),
-              round->stats().chunks_full + round->stats().chunks_delta,
-              HumanSeconds(round->times().transfer), ToString(TraceOf(round->whole())));
+              ToString(round.whole()), HumanBytes(round.stats().payload_bytes),
+              round.stats().chunks_full + round.stats().chunks_delta,
+              HumanSeconds(round.times().transfer), ToString(TraceOf(round.whole())));
     }
     std::lock_guard lock(mu_);
-    if (round->bytes_expected() > 0) status_.bytes_total = round->bytes_expected();
+    if (round.bytes_expected() > 0) status_.bytes_total = round.bytes_expected();
   }
-  fault_ = ended.ok() ? ended : round->fault();
-  root_mismatches_ = round->root_mismatch() ? root_mismatches_ + 1 : 0;
+  return ended;
+}
+
+Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended) {
+  fault_ = ended.ok() ? ended : round.fault();
+  root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {
-    for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round->ends()[i];
+    for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round.ends()[i];
     behind_ = buffer_->buffers() == 2;
     catch_up_at_ = Clock::now();
-    Committed(*round, began);
-    ServeOn(round->delta(), round->delta_from());
+    Committed(round, began);
+    ServeOn(round.delta(), round.delta_from());
   }
   TellLost(buffer_->TakeLost());
   std::lock_guard lock(mu_);
   round_.reset();
-  status_.root_mismatches += round->root_mismatch() ? 1 : 0;
+  status_.root_mismatches += round.root_mismatch() ? 1 : 0;
   return ended;
 }
 
@@ -308,6 +353,7 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
 }
 
 Status Replica::Touch() {
+  if (holding_) DW_RETURN_IF_ERROR(TouchForGroup());
   DW_ASSIGN_OR_RETURN(const bool begun, BeginUpdate());
   if (begun) return absl::OkStatus();
   reader_in_the_way_ = true;

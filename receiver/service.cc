@@ -52,6 +52,8 @@ void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {
   out->set_files_put_back(s.files_put_back);
   out->set_history_deltas(static_cast<uint32_t>(s.history_deltas));
   out->set_history_bytes(s.history_bytes);
+  out->set_group(s.group);
+  deltawire::ToProto(s.prepared, out->mutable_prepared());
   for (const AgentView& agent : s.agents) {
     v1::AgentStatus* a = out->add_agents();
     a->set_sender(agent.address);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/base/checksum.h"
+#include "common/base/group_word.h"
 #include "common/base/identity.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/relay_news.h"
@@ -61,6 +62,7 @@ struct UpstreamEvent {
   uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
   bool force_full = false;
   RelayNews relay;  ///< of an upstream that is a relay
+  GroupWord group;  ///< of a receiver that is a member of a group
 };
 
 /// What the replica reports of itself.
@@ -73,6 +75,7 @@ struct Report {
   PullStats last_pull;
   uint64_t event = 0;  ///< number of the last event that arrived
   uint64_t sync_request = 0;
+  GroupReport group;  ///< the answer to UpstreamEvent::group
 };
 
 class Upstream {

@@ -3,6 +3,7 @@
 // process and its worker threads; the relays are daemons.
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <limits>
 #include <semaphore>
 
 #include "bench/fanout/waits.h"
@@ -62,7 +63,8 @@ class Arrivals {
 // Receivers that follow one sender.
 class Swarm {
  public:
-  Swarm(const fs::path& root, const std::string& sender, size_t count, uint32_t streams = 1) {
+  Swarm(const fs::path& root, const std::string& sender, size_t count, uint32_t streams = 1,
+        uint32_t buffers = 1) {
     rates_.Calibrate(kernels::Best());
     const auto transport = [this](net::PullTarget target) {
       return std::make_unique<net::PullClient>(io_, std::move(target));
@@ -72,7 +74,7 @@ class Swarm {
       o.model = kModel;
       o.directory = root / fmt::format("receiver-{}", i);
       o.streams = streams;
-      o.buffers = 1;
+      o.buffers = buffers;
       o.huge_pages = false;
       o.seed = i + 1;
       std::vector<std::unique_ptr<receiver::Upstream>> upstreams;
@@ -102,6 +104,19 @@ class Swarm {
     const auto all = [&] { return std::all_of(replicas_.begin(), replicas_.end(), has); };
     if (testing::Eventually(all, kPatience)) return absl::OkStatus();
     return Errorf(StatusCode::kDeadlineExceeded, "{}: not all have the first version", name);
+  }
+
+  /// Seconds from the first commit of `version` to the last one, by the clock that all share.
+  double Spread(uint64_t version) const {
+    int64_t first = std::numeric_limits<int64_t>::max(), last = 0;
+    for (const auto& replica : replicas_) {
+      for (const receiver::Commit& commit : replica->recent()) {
+        if (commit.id.id.version != version) continue;
+        first = std::min(first, commit.unix_nanos);
+        last = std::max(last, commit.unix_nanos);
+      }
+    }
+    return static_cast<double>(last - first) * 1e-9;
   }
 
   Arrivals arrivals;
@@ -134,6 +149,20 @@ class Scene {
   uint64_t bytes() const { return source_.layout.total_bytes(); }
   testing::SenderProcess& sender() { return cluster_->sender(); }
   uint64_t bytes_sent() { return cluster_->SenderStatus().bytes_sent(); }
+
+  uint64_t version() const { return cluster_->version(); }
+  v1::SenderModelStatus status() { return cluster_->SenderStatus(); }
+  /// A round trip of the control port: a call that does next to nothing.
+  double RoundTrip() {
+    v1::GetNewestRequest request;
+    request.set_model(kModel);
+    v1::GetNewestResponse response;
+    grpc::ClientContext context;
+    const auto start = SteadyClock::now();
+    return cluster_->sender().pulls().GetNewest(&context, request, &response).ok()
+               ? SecondsSince(start)
+               : 0;
+  }
 
   /// Publishes the next version and waits until all of `swarm` have it. Adds the seconds of the
   /// publish, and until all have it from its beginning and from the trainer's last write.
@@ -253,6 +282,44 @@ Status BehindOneLink(const Options& options, Bench& bench, size_t count, double&
   return absl::OkStatus();
 }
 
+// Members that commit on one word: how far apart their commits are, as the files say (one machine
+// has them all) and as the sender sees it, against a round trip of the control port.
+Status Group(const Options& options, Bench& bench, size_t count) {
+  const std::string name = fmt::format("group/{}", count);
+  if (!bench.Asked(name)) return absl::OkStatus();
+  std::string members;
+  for (size_t i = 0; i < count; ++i) members += fmt::format("{}r{}", i == 0 ? "" : ",", i);
+  DW_ASSIGN_OR_RETURN(const auto scene,
+                      Scene::Make(options.kilobytes, {"--scrub-bytes-per-s", "0", "--group-commits",
+                                                      "--group", "g=" + members}));
+  Swarm swarm(scene->root(), scene->sender().control(), count, 1, 2);
+  DW_RETURN_IF_ERROR(swarm.AwaitFirst(name));
+  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
+    s.Add("round trip", scene->RoundTrip());
+    DW_RETURN_IF_ERROR(scene->Step(name, swarm, s));
+    s.Add("spread", swarm.Spread(scene->version()));
+    const auto ended = [&] {
+      const v1::GroupOutcome& last = scene->status().groups(0).last();
+      return last.committed() && last.target().version() == scene->version();
+    };
+    if (!testing::Eventually(ended, kPatience)) {
+      return Errorf(StatusCode::kDeadlineExceeded, "{}: the round has not ended", name);
+    }
+    const v1::GroupOutcome last = scene->status().groups(0).last();
+    s.Add("seen spread", last.spread_seconds());
+    s.Add("prepare", last.prepare_seconds());
+    s.Add("word", last.word_seconds());
+    return absl::OkStatus();
+  }));
+  bench.Add(
+      name, 1, series,
+      {Value("first commit -> last", "spread"),
+       Value("the same as the sender sees it", "seen spread"), Value("round trip", "round trip"),
+       Value("begun -> decided", "prepare"), Value("word -> last commit", "word"),
+       Value("publish -> all committed", "all since begin")});
+  return absl::OkStatus();
+}
+
 Status Run(const Options& options, Bench& bench) {
   DW_RETURN_IF_ERROR(InitLogging("bench_fanout", "error"));  // a line for each commit is too many
   double one_receiver = 0;
@@ -260,6 +327,7 @@ Status Run(const Options& options, Bench& bench) {
     if (bench.quick && count > 10) break;
     DW_RETURN_IF_ERROR(Followers(options, bench, count, one_receiver));
   }
+  DW_RETURN_IF_ERROR(Group(options, bench, 8));
   double depth_one = 0, one_alone = 0;
   for (const size_t depth : {1, 4}) {
     DW_RETURN_IF_ERROR(Chain(options, bench, depth, depth_one));

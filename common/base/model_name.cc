@@ -5,8 +5,9 @@
 #include <algorithm>
 
 namespace deltawire {
+namespace {
 
-Status CheckModelName(std::string_view name) {
+Status CheckName(std::string_view name, std::string_view of) {
   const auto allowed = [](unsigned char c) {
     return absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-';
   };
@@ -15,9 +16,15 @@ Status CheckModelName(std::string_view name) {
     return absl::OkStatus();
   }
   return Errorf(StatusCode::kInvalidArgument,
-                "\"{}\" is not a model name: 1 to {} of the characters A-Z a-z 0-9 . _ -, the "
+                "\"{}\" is not a {} name: 1 to {} of the characters A-Z a-z 0-9 . _ -, the "
                 "first not '.'",
-                name, kMaxModelName);
+                name, of, kMaxModelName);
 }
+
+}  // namespace
+
+Status CheckModelName(std::string_view name) { return CheckName(name, "model"); }
+
+Status CheckGroupName(std::string_view name) { return CheckName(name, "group"); }
 
 }  // namespace deltawire

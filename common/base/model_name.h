@@ -1,5 +1,5 @@
-// The rule for a model's name, which is also its directory's name and a word on command lines.
-// A pure function. Errors: kInvalidArgument, with the name and the rule.
+// The rule for the names of models and of groups. A model's is also its directory's name; both are
+// words on command lines. Pure functions. Errors: kInvalidArgument, with the name and the rule.
 #pragma once
 
 #include <string_view>
@@ -11,5 +11,7 @@ namespace deltawire {
 inline constexpr size_t kMaxModelName = 128;
 
 Status CheckModelName(std::string_view name);
+/// Of a group of receivers.
+Status CheckGroupName(std::string_view name);
 
 }  // namespace deltawire

@@ -8,8 +8,8 @@ namespace {
 
 // Indexed by the enum's value.
 constexpr std::string_view kNames[] = {
-    "",       "unknown", "starting",           "idle",  "pulling",   "applying",
-    "paused", "failed",  "waiting for reader", "asked", "committed",
+    "",       "unknown", "starting",           "idle",     "pulling", "applying",
+    "paused", "failed",  "waiting for reader", "prepared", "asked",   "committed",
 };
 static_assert(std::size(kNames) == static_cast<size_t>(ReceiverPhase::kCommitted) + 1);
 

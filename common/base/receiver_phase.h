@@ -9,7 +9,8 @@ namespace deltawire {
 
 /// A replica begins as kStarting. From any phase it may go to kIdle, kPulling, kPaused or kFailed.
 /// Further transitions: kPulling -> kApplying -> kIdle; any -> kWaitingForReader -> the phase
-/// before; kFailed -> kStarting once the replica has recovered.
+/// before; kFailed -> kStarting once the replica has recovered; of a member of a group also
+/// kPulling -> kApplying -> kPrepared -> kApplying.
 enum class ReceiverPhase : uint8_t {
   kNone,     ///< nothing was reported yet
   kUnknown,  ///< reported by a receiver of another release, under a name unknown here
@@ -20,6 +21,7 @@ enum class ReceiverPhase : uint8_t {
   kPaused,
   kFailed,
   kWaitingForReader,
+  kPrepared,  ///< holds a state ready for its group's word
   // Only for a sync: asked for, then ended as kCommitted or kFailed.
   kAsked,
   kCommitted,

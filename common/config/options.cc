@@ -253,6 +253,36 @@ void AddFileGroup(CLI::App& app, std::string* target) {
       ->option_text("GROUP");
 }
 
+void AddGroups(CLI::App& app, SenderOptions& o) {
+  const auto add = [&o](const std::vector<std::string>& texts) {
+    for (const std::string& text : texts) {
+      if (text.empty()) continue;  // none, as in the sample file
+      auto group = ParseGroup(text);
+      if (!group.ok()) {
+        throw CLI::ValidationError("--group", std::string(MessageOf(group.status())));
+      }
+      o.groups.push_back(*std::move(group));
+    }
+  };
+  app.add_option_function<std::vector<std::string>>(
+         "--group", add,
+         "Receivers that prepare a version and commit it on one word, or stay; again for each "
+         "further group")
+      ->allow_extra_args(false)
+      ->option_text("[MODEL:]NAME=ID[,ID...] ...");
+  AddSwitch(app, "group-commits",
+            "Every published version goes to each group so; off: when `deltawire sync --group` or "
+            "an orchestrator says so",
+            &o.group_commits);
+  AddMillis(app, "--group-timeout-ms",
+            "A group that has not prepared a version after so long stays as it is", 100,
+            &o.group_timeout);
+  AddSwitch(
+      app, "group-skip-absent",
+      "A group commits without members that are away for 10 s; they follow when they are back",
+      &o.group_skip_absent);
+}
+
 template <typename Options>
 void AddStreamLimits(CLI::App& app, Options& o) {
   AddMillis(app, "--stream-timeout-ms", "A stream without progress for so long is closed", 1000,
@@ -328,6 +358,8 @@ void Declare(CLI::App& app, SenderOptions& o) {
             "Diff tensors as the trainer marks them written (not while a GPU diffs)",
             &o.eager_diff);
   AddGpu(app, &o.gpu);
+  app.option_defaults()->group("Groups");
+  AddGroups(app, o);
   AddProcess(app, o);
 }
 
@@ -413,6 +445,7 @@ Status Check(const ReceiverOptions& o) {
 Status Check(const SenderOptions& o) {
   DW_RETURN_IF_ERROR(CheckCommon(o));
   DW_RETURN_IF_ERROR(CheckExposure("--bulk-listen", o.bulk, MayBeReached(o)));
+  DW_RETURN_IF_ERROR(CheckGroups(o.groups));
   const bool own_socket = !o.trainer_socket.empty();
   const std::string socket = own_socket ? o.trainer_socket : o.data_dir + "/trainer.sock";
   if (socket.size() <= kMaxSocketPath) return {};

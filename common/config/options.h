@@ -13,6 +13,7 @@
 #include "common/base/status.h"
 #include "common/config/endpoint.h"
 #include "common/config/engine_options.h"
+#include "common/config/group_options.h"
 #include "kernels/format.h"
 
 namespace deltawire {
@@ -41,6 +42,10 @@ struct SenderOptions {
   bool huge_pages = true;
   bool eager_diff = true;  ///< diff tensors as they are marked written (not on a GPU)
   GpuUse gpu = GpuUse::kOff;
+  std::vector<GroupOptions> groups;                 ///< --group [MODEL:]NAME=ID[,ID...]
+  bool group_commits = false;                       ///< every version is a round of each group
+  std::chrono::milliseconds group_timeout{120000};  ///< of a round's preparing
+  bool group_skip_absent = false;   ///< commit without members that are away for long
   std::string credentials;          ///< file of what to show and whom to believe; empty: plaintext
   std::string principals;           ///< file of who may do what; empty: anybody who connects
   bool insecure_plaintext = false;  ///< needed to listen beyond loopback without these two

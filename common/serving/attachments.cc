@@ -127,6 +127,7 @@ StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::strin
     const Attached& a = it->second;
     const bool same = a.model == model && a.id == id;
     if (same && a.peer != peer && !Silent(a, now)) return Taken(model, id, a.peer);
+    if (same) TellGone(a, news);
     it = same ? Erase(it, news) : std::next(it);
   }
   if (attached_.size() >= limits_.most) {
@@ -155,7 +156,45 @@ void Attachments::Detach(uint64_t token) {
   News news;
   {
     std::lock_guard lock(mu_);
-    if (const auto it = attached_.find(token); it != attached_.end()) Erase(it, news);
+    if (const auto it = attached_.find(token); it != attached_.end()) {
+      TellGone(it->second, news);
+      Erase(it, news);
+    }
+  }
+  Call(news);
+}
+
+const Attachments::Word* Attachments::WordFor(const std::string& model,
+                                              const std::string& id) const {
+  const auto words = words_.find(model);
+  if (words == words_.end()) return nullptr;
+  const auto word = words->second.find(id);
+  return word == words->second.end() ? nullptr : &word->second;
+}
+
+void Attachments::TellGone(const Attached& a, News& news) {
+  if (observer_ == nullptr || WordFor(a.model, a.id) == nullptr) return;
+  news.push_back(std::make_shared<const std::function<void()>>(
+      [observer = observer_, model = a.model, id = a.id] { observer->Detached(model, id); }));
+}
+
+void Attachments::SetWords(const std::string& model, std::map<std::string, GroupWord> words) {
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    std::map<std::string, Word>& known = words_[model];
+    std::erase_if(known, [&](const auto& word) { return !words.contains(word.first); });
+    for (auto& [id, word] : words) {
+      Word& kept = known[id];
+      if (kept.serial != 0 && kept.word == word) continue;
+      kept = {std::move(word), next_serial_++};
+    }
+    if (known.empty()) words_.erase(model);
+    for (auto& [token, a] : attached_) {
+      if (a.model != model) continue;
+      const Word* word = WordFor(a.model, a.id);
+      if ((word == nullptr ? 0 : word->serial) != a.word) Wake(a, news);
+    }
   }
   Call(news);
 }
@@ -169,6 +208,7 @@ void Attachments::OnNews(uint64_t token, std::function<void()> news) {
 
 void Attachments::Report(uint64_t token, const ReceiverReport& report) {
   std::string model;  // empty: nothing was committed since the report before
+  std::string member_model, member;
   {
     std::lock_guard lock(mu_);
     const auto it = attached_.find(token);
@@ -188,17 +228,27 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     // Answers to requests that this receiver was not sent are ignored.
     if (a.asked.erase(report.sync_request) != 0) a.answers[report.sync_request] = a.report;
     if (a.answers.size() > kMaxPending) a.answers.erase(a.answers.begin());
+    if (observer_ != nullptr && WordFor(a.model, a.id) != nullptr) {
+      member_model = a.model;
+      member = a.id;
+    }
     Wake();
   }
+  if (!member.empty()) observer_->Reported(member_model, member, report);
   if (!model.empty() && on_committed_) on_committed_(model, report.committed, report.last_pull);
 }
 
 StatusOr<Attachments::Due> Attachments::TakeEvent(uint64_t token) {
-  std::lock_guard lock(mu_);
-  return Take(token);
+  News news;
+  auto due = [&] {
+    std::lock_guard lock(mu_);
+    return Take(token, news);
+  }();
+  Call(news);
+  return due;
 }
 
-StatusOr<Attachments::Due> Attachments::Take(uint64_t token) {
+StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
   DW_RETURN_IF_ERROR(stopped_);
   const auto it = attached_.find(token);
   if (it == attached_.end()) {
@@ -212,16 +262,20 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token) {
                         "no note of what it is told; attach again",
                         a.model, a.id, a.peer, limits_.silence.count());
     ++silent_[a.model];
+    TellGone(a, news);
     News asker;  // whoever asks is told by the error
     Erase(it, asker);
     return why;
   }
   const auto newest = newest_.find(a.model);
   const bool known = newest != newest_.end();
-  const bool news = known && (newest->second.serial != a.seen || !a.requests.empty() ||
-                              a.number == 0 || now - a.sent >= limits_.beat);
+  const Word* word = WordFor(a.model, a.id);
+  const uint64_t word_serial = word == nullptr ? 0 : word->serial;
+  const bool due_now =
+      known && (newest->second.serial != a.seen || word_serial != a.word || !a.requests.empty() ||
+                a.number == 0 || now - a.sent >= limits_.beat);
   Due due;
-  if (news) {
+  if (due_now) {
     SenderEvent& event = due.event.emplace();
     if (!a.requests.empty()) {
       event = a.requests.front();
@@ -234,7 +288,9 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token) {
     if (const auto relay = relays_.find(a.model); relay != relays_.end()) {
       event.relay = relay->second;
     }
+    if (word != nullptr) event.group = word->word;
     a.seen = newest->second.serial;
+    a.word = word_serial;
     a.sent = now;
   }
   const auto silent = std::min(a.heard, a.acknowledged) + limits_.silence;
@@ -247,7 +303,13 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token) {
 StatusOr<SenderEvent> Attachments::NextEvent(uint64_t token) {
   std::unique_lock lock(mu_);
   while (true) {
-    auto due = Take(token);
+    News news;
+    auto due = Take(token, news);
+    if (!news.empty()) {
+      lock.unlock();
+      Call(news);
+      lock.lock();
+    }
     if (!due.ok()) return due.status();
     if (due->event) return *due->event;
     const std::shared_ptr<CondVar> wake = attached_.at(token).wake;  // outlives the attachment

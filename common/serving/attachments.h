@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/group_word.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/relay_news.h"
 #include "common/base/status.h"
@@ -34,6 +35,7 @@ struct ReceiverReport {
   uint64_t event = 0;         ///< number of the last event that the receiver got
   uint64_t sync_request = 0;  ///< the sync request that this report answers; 0: none
   PullStats last_pull;        ///< for status displays only
+  GroupReport group;          ///< of a member of a group
 };
 
 struct ReceiverView {
@@ -52,6 +54,17 @@ struct SenderEvent {
   uint64_t sync_request = 0;
   bool force_full = false;
   RelayNews relay;  ///< where a relay serves
+  GroupWord group;  ///< of a member of a group
+};
+
+/// Is told of the receivers that have a word (SetWords), without a lock.
+class MemberObserver {
+ public:
+  virtual ~MemberObserver() = default;
+  virtual void Reported(const std::string& model, const std::string& id,
+                        const ReceiverReport& report) = 0;
+  /// The attachment has ended; another one may have taken its place.
+  virtual void Detached(const std::string& model, const std::string& id) = 0;
 };
 
 struct AttachmentLimits {
@@ -96,6 +109,11 @@ class Attachments {
   using OnCommitted =
       std::function<void(const std::string& model, const Identity& id, const PullStats& pull)>;
   void SetOnCommitted(OnCommitted committed) { on_committed_ = std::move(committed); }
+  /// What receivers of `model` are told as members of groups, by id, attached or not. Whose word is
+  /// another than before gets an event at once; each further event repeats it.
+  void SetWords(const std::string& model, std::map<std::string, GroupWord> words);
+  /// Set once, before Attach and SetWords; it outlives this.
+  void SetMemberObserver(MemberObserver* observer) { observer_ = observer; }
   /// What is to go down now, or else when to ask again at the latest.
   struct Due {
     std::optional<SenderEvent> event;
@@ -179,6 +197,7 @@ class Attachments {
     Identity committed;  // the last that was not empty, as it is while the only buffer changes
     uint64_t report_serial = 0;
     uint64_t seen = 0;    // serial of the Change that was last sent down
+    uint64_t word = 0;    // serial of the Word that was last sent down; 0: none
     uint64_t number = 0;  // of the last event that was sent down
     SteadyClock::time_point sent;
     std::vector<SenderEvent> requests;
@@ -196,7 +215,15 @@ class Attachments {
   using Entry = std::map<uint64_t, Attached>::iterator;
   Entry Erase(Entry entry, News& news);
   void Note(const std::string& model, const VersionInfo& info, bool in_order, News& news);
-  StatusOr<Due> Take(uint64_t token);
+  /// `news` is of the observer alone: whoever asks is told by the error.
+  StatusOr<Due> Take(uint64_t token, News& news);
+  struct Word {
+    GroupWord word;
+    uint64_t serial = 0;
+  };
+  const Word* WordFor(const std::string& model, const std::string& id) const;
+  /// Has the observer told that a member's attachment is over.
+  void TellGone(const Attached& a, News& news);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
                             bool force_full, uint64_t request, News& news);
@@ -212,12 +239,14 @@ class Attachments {
 
   const AttachmentLimits limits_;
   OnCommitted on_committed_;
+  MemberObserver* observer_ = nullptr;
   mutable Mutex mu_;
   CondVar cv_;      // for WaitChange and TriggerSync
   Status stopped_;  // not OK: why every wait ends
   std::map<std::string, Change> newest_;
   std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published
   std::map<std::string, RelayNews> relays_;
+  std::map<std::string, std::map<std::string, Word>> words_;  // by model and id
   std::map<uint64_t, Attached> attached_;
   std::map<std::string, uint64_t> silent_;
   uint64_t changes_ = 0;

@@ -17,6 +17,13 @@ void ToProto(const SenderEvent& in, v1::SenderEvent* out) {
   out->set_side_files_hash(in.newest.side_files_hash);
   out->set_sync_request(in.sync_request);
   out->set_force_full(in.force_full);
+  if (!in.group.name.empty()) {
+    v1::GroupWord* group = out->mutable_group();
+    group->set_name(in.group.name);
+    group->set_round(in.group.round);
+    if (!in.group.prepare.empty()) ToProto(in.group.prepare, group->mutable_prepare());
+    if (!in.group.commit.empty()) ToProto(in.group.commit, group->mutable_commit());
+  }
   if (in.relay == RelayNews{}) return;
   v1::RelayNews* relay = out->mutable_relay();
   if (!in.relay.fetching.empty()) ToProto(in.relay.fetching, relay->mutable_fetching());

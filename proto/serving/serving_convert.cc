@@ -28,7 +28,10 @@ ReceiverReport FromProto(const v1::ReceiverReport& in) {
           .message = FitUtf8(in.message(), kMaxReportMessage),
           .event = in.event(),
           .sync_request = in.sync_request(),
-          .last_pull = FromProto(in.last_pull())};
+          .last_pull = FromProto(in.last_pull()),
+          .group = {.round = in.group().round(),
+                    .prepared = in.group().prepared(),
+                    .refusal = FitUtf8(in.group().refusal(), kMaxReportMessage)}};
 }
 
 VersionInfo PublishedInfo(const StateSource& source) {

@@ -29,7 +29,12 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
              .grace = options.grace,
              .rate_limit_per_receiver = options.rate_limit_per_receiver,
              .stages = model_options_.stages},
-            limits.pulls, coder_rates_) {
+            limits.pulls, coder_rates_),
+      groups_({.groups = options.groups,
+               .every_version = options.group_commits,
+               .skip_absent = options.group_skip_absent,
+               .timeout = options.group_timeout},
+              desk_.attachments()) {
   desk_.attachments().SetOnCommitted([this](const std::string& model, const Identity& id,
                                             const PullStats& pull) { Delivered(model, id, pull); });
   coder_rates_.Calibrate(kernels::Best());
@@ -103,6 +108,7 @@ void Agent::Stop() {
     for (auto& [name, entry] : models_) models.push_back(entry.model);
     cv_.notify_all();
   }
+  groups_.Stop(Stopping("sender"));
   desk_.Stop(Stopping("sender"));
   for (auto& model : models) model->Stop();
 }
@@ -132,6 +138,7 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
     models_[raw->name()] = {watched, leaving};
     leaving_[raw->name()] = leaving;
   }
+  groups_.Adopt(raw->name(), raw->directory(), raw->lineage(), raw->owned().all());
   Changed(*raw);
   return watched;
 }
@@ -143,6 +150,9 @@ void Agent::Changed(const Model& model) {
     if (it == models_.end() || it->second.model.get() != &model) return;  // replaced meanwhile
   }
   desk_.Changed(model);
+  if (const auto state = model.published(); state != nullptr) {
+    groups_.Published(model.name(), state->info.identity);
+  }
 }
 
 void Agent::Delivered(const std::string& name, const Identity& id, const PullStats& pull) {
@@ -252,6 +262,7 @@ Status Agent::LetGo(const std::string& name) {
     }
   }
   if (model != nullptr) {
+    groups_.Forget(name);
     desk_.attachments().Forget(name);
     model->Drop();
     desk_.Drop(*model, absl::AbortedError("the model was replaced; describe it again"));

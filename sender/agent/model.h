@@ -92,6 +92,8 @@ class Model : public StateSource {
   const kernels::Backend& backend() const override { return backend_; }
   uint64_t data_offset() const { return halves_->data_offset(); }
   const std::filesystem::path& directory() const { return dir_; }
+  /// The history in which this model's versions count.
+  const Hash128& lineage() const { return halves_->lineage(); }
 
   std::shared_ptr<const SideFileSet> side_files() const override;
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;

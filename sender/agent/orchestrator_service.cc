@@ -72,6 +72,9 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     deltawire::ToProto(model->owned(), m->mutable_owned());
     m->set_owned_chunks(model->owned().size());
     m->set_owned_bytes(model->owned_bytes());
+    for (const GroupView& group : agent_.groups().views(model->name())) {
+      ToProto(group, m->add_groups());
+    }
     if (request->changes() && state != nullptr) ToProto(*model, *state, m->mutable_changes());
   }
   return grpc::Status::OK;
@@ -120,6 +123,7 @@ grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
                                             grpc::ServerWriter<v1::SyncProgress>* writer) {
   const Status may = access_->MayTouch(*context, request->model());
   if (!may.ok()) return ToGrpc(may);
+  if (!request->group().empty()) return SyncGroup(context, *request, writer);
   const auto write = [writer](const Attachments::Progress& p) {
     v1::SyncProgress out;
     out.set_receiver_id(p.receiver_id);
@@ -135,6 +139,52 @@ grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
   return ToGrpc(agent_.attachments().TriggerSync(
       request->model(), {request->receiver_ids().begin(), request->receiver_ids().end()},
       request->force_full(), write, Gone(context)));
+}
+
+grpc::Status SenderServiceImpl::SyncGroup(grpc::ServerContext* context,
+                                          const v1::TriggerSyncRequest& request,
+                                          grpc::ServerWriter<v1::SyncProgress>* writer) {
+  if (request.force_full()) {
+    return ToGrpc(Errorf(StatusCode::kInvalidArgument,
+                         "group \"{}\": a group fetches what its members lack; force_full goes "
+                         "without a group",
+                         request.group()));
+  }
+  const auto write = [writer](const Groups::Progress& p) {
+    v1::SyncProgress out;
+    out.set_receiver_id(p.receiver_id);
+    out.set_phase(std::string(SyncPhase(p)));
+    deltawire::ToProto(p.target, out.mutable_target());
+    out.set_bytes_done(p.report.bytes_done);
+    out.set_bytes_total(p.report.bytes_total);
+    out.set_message(p.state == GroupMemberState::kAway && p.message.empty() ? "not attached"
+                                                                            : p.message);
+    if (p.state == GroupMemberState::kCommitted) {
+      deltawire::ToProto(p.report.last_pull, out.mutable_stats());
+    }
+    return writer->Write(out);
+  };
+  // A trainer that has just heard of its publish may ask before the groups were told of it.
+  if (const auto model = agent_.Find(request.model()); model.ok()) {
+    if (const auto state = (*model)->published(); state != nullptr) {
+      agent_.groups().Published(request.model(), state->info.identity);
+    }
+  }
+  const auto outcome = agent_.groups().Sync(
+      request.model(), request.group(),
+      {request.receiver_ids().begin(), request.receiver_ids().end()}, write, Gone(context));
+  if (!outcome.ok()) return ToGrpc(outcome.status());
+  v1::SyncProgress last;
+  last.set_phase(std::string(
+      ToString(outcome->committed ? ReceiverPhase::kCommitted : ReceiverPhase::kFailed)));
+  deltawire::ToProto(outcome->target, last.mutable_target());
+  ToProto(request.group(), *outcome, last.mutable_group());
+  writer->Write(last);
+  if (outcome->committed) return grpc::Status::OK;
+  return ToGrpc(Errorf(StatusCode::kAborted,
+                       "group \"{}\": round {} for {} is aborted, and nobody has committed: {}",
+                       request.group(), outcome->round, ToString(outcome->target),
+                       outcome->message));
 }
 
 grpc::Status SenderServiceImpl::WaitCommitted(grpc::ServerContext* context,

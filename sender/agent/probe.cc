@@ -16,6 +16,10 @@ struct Seen {
   size_t behind = 0;  // receivers
   uint64_t most_behind = 0;
   uint64_t silent = 0;
+  // Of all groups.
+  uint64_t group_commits = 0, group_aborts = 0;
+  size_t group_late = 0;      // members
+  double spread_seconds = 0;  // the greatest of the last ones
 };
 
 struct Row {
@@ -37,6 +41,14 @@ Seen Look(const Agent& agent, const Model& model) {
     seen.most_behind = std::max(seen.most_behind, behind);
   }
   seen.silent = agent.attachments().silent(name);
+  for (const GroupView& group : agent.groups().views(name)) {
+    seen.group_commits += group.commits;
+    seen.group_aborts += group.aborts;
+    seen.spread_seconds = std::max(seen.spread_seconds, group.last.spread_seconds);
+    for (const GroupView::Member& member : group.members) {
+      seen.group_late += member.state == GroupMemberState::kLate;
+    }
+  }
   return seen;
 }
 
@@ -140,6 +152,21 @@ constexpr Row kRows[] = {
     {"deltawire_sender_receivers_silent_total",
      "Attachments that ended because the receiver said nothing", Kind::kCounter,
      [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.silent); }},
+    {"deltawire_sender_group_commits_total", "Rounds of groups that committed", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.group_commits);
+     }},
+    {"deltawire_sender_group_aborts_total", "Rounds of groups after which all members stayed",
+     Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.group_aborts);
+     }},
+    {"deltawire_sender_group_members_late",
+     "Members of groups that have yet to commit what their group committed", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.group_late); }},
+    {"deltawire_sender_group_spread_seconds",
+     "From the first commit to the last, in the last round of a group, the greatest of all groups",
+     Kind::kGauge, [](const Model&, const Seen& seen) -> double { return seen.spread_seconds; }},
     {"deltawire_sender_pulls_refused_total", "Pulls that were asked for and not granted",
      Kind::kCounter,
      [](const Model&, const Seen& seen) -> double {

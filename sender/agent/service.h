@@ -53,6 +53,9 @@ class SenderServiceImpl final : public v1::SenderService::Service {
                         v1::RollbackResponse*) override;
 
  private:
+  grpc::Status SyncGroup(grpc::ServerContext*, const v1::TriggerSyncRequest&,
+                         grpc::ServerWriter<v1::SyncProgress>*);
+
   Agent& agent_;
   const std::shared_ptr<const Access> access_;
   const uint16_t bulk_port_;

@@ -29,6 +29,55 @@ void ToProto(const FormCounts& in, google::protobuf::RepeatedPtrField<v1::CodecC
   }
 }
 
+void ToProto(const std::string& name, const GroupOutcome& in, v1::GroupOutcome* out) {
+  out->set_name(name);
+  out->set_round(in.round);
+  out->set_committed(in.committed);
+  deltawire::ToProto(in.target, out->mutable_target());
+  out->set_message(in.message);
+  out->set_members(in.members);
+  out->set_late(in.late);
+  out->set_prepare_seconds(in.prepare_seconds);
+  out->set_spread_seconds(in.spread_seconds);
+  out->set_word_seconds(in.word_seconds);
+}
+
+void ToProto(const GroupView& in, v1::GroupStatus* out) {
+  out->set_name(in.name);
+  out->set_standing(in.standing);
+  out->set_phase(std::string(ToString(in.phase)));
+  out->set_round(in.round);
+  deltawire::ToProto(in.target, out->mutable_target());
+  deltawire::ToProto(in.committed, out->mutable_committed());
+  for (const GroupView::Member& member : in.members) {
+    v1::GroupMemberStatus* m = out->add_members();
+    m->set_receiver_id(member.id);
+    m->set_state(std::string(ToString(member.state)));
+    m->set_message(member.message);
+  }
+  ToProto(in.name, in.last, out->mutable_last());
+  out->set_commits(in.commits);
+  out->set_aborts(in.aborts);
+}
+
+std::string_view SyncPhase(const Groups::Progress& member) {
+  const ReceiverPhase said = member.report.phase;
+  switch (member.state) {
+    case GroupMemberState::kCommitted:
+      return ToString(ReceiverPhase::kCommitted);
+    case GroupMemberState::kPrepared:
+      return ToString(ReceiverPhase::kPrepared);
+    case GroupMemberState::kRefused:
+    case GroupMemberState::kLate:
+      return ToString(ReceiverPhase::kFailed);
+    case GroupMemberState::kAway:
+    case GroupMemberState::kAsked:
+      break;
+  }
+  const bool busy = said == ReceiverPhase::kPulling || said == ReceiverPhase::kApplying;
+  return ToString(busy ? said : ReceiverPhase::kAsked);
+}
+
 VersionInfo InfoOf(const std::shared_ptr<const Published>& state) {
   return state == nullptr ? VersionInfo{} : state->info;
 }

@@ -11,6 +11,7 @@
 #include "common/delta/pull_stats.h"
 #include "proto/deltawire/v1/sender.pb.h"
 #include "proto/serving/serving_convert.h"
+#include "sender/agent/groups.h"
 #include "sender/agent/model.h"
 
 namespace deltawire::sender {
@@ -19,6 +20,11 @@ namespace deltawire::sender {
 void ToProto(const Model& model, const Published& state,
              google::protobuf::RepeatedPtrField<v1::TensorChange>* out);
 void ToProto(const FormCounts& in, google::protobuf::RepeatedPtrField<v1::CodecCount>* out);
+
+void ToProto(const std::string& name, const GroupOutcome& in, v1::GroupOutcome* out);
+void ToProto(const GroupView& in, v1::GroupStatus* out);
+/// The phase of a member as a sync shows it.
+std::string_view SyncPhase(const Groups::Progress& member);
 
 /// An empty VersionInfo when `state` is null, that is, nothing is published.
 VersionInfo InfoOf(const std::shared_ptr<const Published>& state);

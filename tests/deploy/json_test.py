@@ -160,7 +160,8 @@ class Pair:
 
     def play(self) -> None:
         self.status(code=3)
-        self.sender = self.daemons.start_sender(self.root / "s")
+        # A group of one that never comes, so that there is one to be shown.
+        self.sender = self.daemons.start_sender(self.root / "s", "--group", "away=nobody")
         self.status(sender=self.sender, code=3)  # it has no model, and there is no receiver
         self.plain = self.start("plain")
         self.engine = self.start(
@@ -198,6 +199,14 @@ class Pair:
         out.run("sync", "sync", *engine)
         out.run("sync", "sync", "--full", *engine)
         out.run("sync-via-sender", "sync", "--via-sender", "--sender", self.sender)
+        shown = self.status(sender=self.sender, receiver=self.plain.address)["sender"]
+        ids = [word for r in shown["receivers"] for word in ("--id", r["receiver_id"])]
+        both = out.run("sync-group", "sync", "--group", "both", *ids, "--sender", self.sender)
+        assert (both["group"]["members"], both["group"]["late"]) == (2, 0), both
+        out.run("pause", "pause", "--receiver", self.plain.address)
+        stays = out.run("sync-group", "sync", "--group", "both", *ids, "--sender", self.sender, code=1)
+        assert (stays["group"]["committed"], "paused" in stays["group"]["message"]) == (False, True), stays
+        out.run("pause", "resume", "--receiver", self.plain.address)
         out.run("rollback", "rollback", "--version", 1, "--sender", self.sender)
         watch.wait_for('"rolled back"')
         watch.stop()

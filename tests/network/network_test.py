@@ -11,6 +11,7 @@ whole run.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pathlib
 import random
@@ -216,6 +217,47 @@ class Partition(Case):
         self.trainer.publish(versions.next(), versions.newest)
         self.heal()
         self.await_commit(versions)
+
+
+class Group(Case):
+    """Eight members of a group at a far site: none commits before the word, and all do soon after."""
+
+    MEMBERS = 8
+
+    def test_members_commit_within_two_round_trips(self):
+        delay = self.draw.randint(10, 50)
+        round_trip = 2 * delay / 1000
+        trainer = self.net.node("trainer")
+        members = self.net.nodes(*(f"node{i}" for i in range(self.MEMBERS)))
+        router = self.net.site("router", "10.2.0", members)
+        self.net.emulate(trainer, router, "10.1.0", rate=100 * MBIT, delay_ms=delay,
+                         seed=self.draw.randrange(1 << 31))  # fmt: skip
+        trainer.ip("route", "add", "10.2.0.0/24", "via", "10.1.0.2")
+        versions = self.versions(500_000)
+        names = ",".join(node.name for node in members)
+        sender = trainer.start_sender("--group", f"g={names}")
+        trainer.publish(versions.next(), versions.newest)
+        for node in members:
+            node.start_receiver("--sender", sender, "--buffers", 2)
+        spreads = []
+        for share in (0.01, 0.002, 0.3, 0.01):
+            sync = ["sync", "--group", "g", "--sender", sender, "--timeout", 60, "--json"]
+            group = json.loads(trainer.tool(*sync))["group"]
+            self.assertEqual((group["members"], group["late"]), (self.MEMBERS, 0))
+            for node in members:
+                self.check(node, versions, versions.newest)
+            spreads.append(group["spread_seconds"])
+            self.say(f"version {versions.newest}: {1000 * spreads[-1]:.1f} ms between the first and the "
+                     f"last, {1000 * group['word_seconds']:.1f} ms from the word; a round trip has "
+                     f"{1000 * round_trip:.0f} ms")  # fmt: skip
+            before = versions.newest
+            trainer.publish(versions.next(share), versions.newest)
+            for node in members:
+                # It has heard of the version, and stays.
+                heard = lambda node=node: node.status()["newest"]["version"] == versions.newest
+                networks.until(heard, f"{node.name} hears of version {versions.newest}")
+                self.assertEqual(node.committed(), before)
+        self.assertLessEqual(sorted(spreads)[len(spreads) // 2], 2 * round_trip + 0.005)
 
 
 class Tree(Case):

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "common/base/sync.h"
+#include "tests/simulation/decided.h"
+#include "tests/simulation/planted.h"
 
 namespace deltawire::simulation {
 namespace {
@@ -29,6 +31,7 @@ ReceiverReport Translate(const receiver::Report& in) {
   out.message = in.message;
   out.event = in.event;
   out.sync_request = in.sync_request;
+  out.group = in.group;
   return out;
 }
 
@@ -173,6 +176,12 @@ class SimulatedUpstream : public receiver::Upstream {
       if (random_.Chance(options_.lost_events)) continue;
       auto e = *static_cast<const receiver::UpstreamEvent*>(message->object.get());
       e.newest = Planted(e.newest);
+      if (const std::string wrong = NoteTold(options_.node, e.group, e.newest); !wrong.empty()) {
+        Scheduler::current()->Fail(wrong);
+      }
+      if (planted() == Plant::kEarlyCommit && !e.group.prepare.empty()) {
+        e.group.commit = e.group.prepare;
+      }
       event(e);
     }
     attachment.closed = true;
@@ -234,7 +243,8 @@ void ServeAttachment(const std::shared_ptr<Connection>& connection, sender::Agen
                                 .newest = event->newest.identity,
                                 .delta_bytes = event->newest.delta_bytes,
                                 .sync_request = event->sync_request,
-                                .force_full = event->force_full});
+                                .force_full = event->force_full,
+                                .group = event->group});
     if (!connection->Send(Connection::kServer, {.object = std::move(down)}).ok()) break;
   }
   attachments.Detach(*token);

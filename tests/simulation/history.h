@@ -14,14 +14,17 @@ namespace deltawire::simulation {
 /// Bugs that the simulation must find, planted from outside (planted.h).
 enum class Plant : uint8_t {
   kNone,
-  kSkipDigest,     ///< an arriving chunk is accepted whatever its digest
-  kNumbersOnly,    ///< a follower compares only (epoch, version)
-  kInPlace,        ///< the buffer changes while a reader has it open
-  kForgetUnknown,  ///< a chunk is not marked unknown before it changes
-  kDropAttempt,    ///< parts of different attempts are combined into one version
+  kSkipDigest,      ///< an arriving chunk is accepted whatever its digest
+  kNumbersOnly,     ///< a follower compares only (epoch, version)
+  kInPlace,         ///< the buffer changes while a reader has it open
+  kForgetUnknown,   ///< a chunk is not marked unknown before it changes
+  kDropAttempt,     ///< parts of different attempts are combined into one version
+  kEarlyCommit,     ///< a member commits what its group has not decided on
+  kForgetDecision,  ///< a restarted sender does not know what its group decided
 };
-inline constexpr Plant kPlants[] = {Plant::kSkipDigest, Plant::kNumbersOnly, Plant::kInPlace,
-                                    Plant::kForgetUnknown, Plant::kDropAttempt};
+inline constexpr Plant kPlants[] = {Plant::kSkipDigest,    Plant::kNumbersOnly, Plant::kInPlace,
+                                    Plant::kForgetUnknown, Plant::kDropAttempt, Plant::kEarlyCommit,
+                                    Plant::kForgetDecision};
 std::string_view ToString(Plant plant);
 
 struct HistoryOptions {
@@ -30,6 +33,7 @@ struct HistoryOptions {
   bool trace = false;
   bool readers = true;    ///< plain readers of the receivers' files
   bool zombies = true;    ///< ranks that stop, and write on after others have begun anew
+  bool groups = false;    ///< every world has one sender, whose receivers are a group
   std::string directory;  ///< on tmpfs; it is emptied
 };
 
@@ -41,6 +45,7 @@ struct HistoryResult {
   uint64_t publishes = 0;
   uint64_t commits = 0;
   uint64_t passes = 0;  ///< complete readings by plain readers
+  uint64_t rounds = 0;  ///< of groups, that committed
 };
 
 HistoryResult RunHistory(const HistoryOptions& options);

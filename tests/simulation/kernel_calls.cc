@@ -22,6 +22,7 @@ namespace deltawire::simulation {
 namespace {
 
 uint64_t g_name_changes = 0;
+void (*g_on_renamed)(const char* path) = nullptr;
 
 /// Returns a call's result, after which names may be others.
 int Renamed(int result) {
@@ -59,6 +60,8 @@ int OpenUnlessLeased(const char* path, int flags, mode_t mode) {
 }  // namespace
 
 uint64_t NameChanges() { return g_name_changes; }
+
+void OnRenamed(void (*listener)(const char* path)) { g_on_renamed = listener; }
 
 }  // namespace deltawire::simulation
 
@@ -137,7 +140,12 @@ int __wrap_fcntl(int fd, int command, ...) {
 
 int __wrap_rename(const char* from, const char* to) {
   Step("rename");
-  return Renamed(__real_rename(from, to));
+  const int renamed = Renamed(__real_rename(from, to));
+  // No other fiber runs in between.
+  if (renamed == 0 && deltawire::simulation::g_on_renamed != nullptr) {
+    deltawire::simulation::g_on_renamed(to);
+  }
+  return renamed;
 }
 
 int __wrap_renameat2(int from_dir, const char* from, int to_dir, const char* to, unsigned flags) {

@@ -13,6 +13,8 @@ namespace deltawire::simulation {
 /// Rises with every call above that may have given a file another name, or taken its name away.
 /// Calls from inside of the C++ library are not counted.
 uint64_t NameChanges();
+/// `listener` is called in the very step in which `rename` gave a file this path.
+void OnRenamed(void (*listener)(const char* path));
 }  // namespace deltawire::simulation
 
 extern "C" {

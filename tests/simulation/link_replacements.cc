@@ -14,6 +14,7 @@
 #endif
 #include "kernels/kernels.h"
 #include "receiver/follower.h"
+#include "sender/agent/group_file.h"
 #include "tests/simulation/planted.h"
 #include "tests/simulation/process.h"
 #include "tests/simulation/published.h"
@@ -132,6 +133,18 @@ void DW_INSTALL(__wrap_)(deltawire::VersionStore* store, std::shared_ptr<deltawi
   using namespace deltawire::simulation;
   g_published[ThisProcess()->name()].push_back(next->info.identity);
   DW_INSTALL(__real_)(store, std::move(next), std::move(delta));
+}
+
+#define DW_READ_GROUP_FILE(prefix) \
+  prefix##_ZN9deltawire6sender13ReadGroupFileERKNSt10filesystem7__cxx114pathE
+
+deltawire::StatusOr<deltawire::sender::KeptGroups> DW_READ_GROUP_FILE(__real_)(
+    const std::filesystem::path& path);
+
+deltawire::StatusOr<deltawire::sender::KeptGroups> DW_READ_GROUP_FILE(__wrap_)(
+    const std::filesystem::path& path) {
+  if (planted() == Plant::kForgetDecision) return deltawire::sender::KeptGroups{};
+  return DW_READ_GROUP_FILE(__real_)(path);
 }
 
 void __real__ZN9deltawire9StateFile11MarkUnknownEjj(deltawire::StateFile*, uint32_t, uint32_t);

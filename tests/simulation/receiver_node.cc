@@ -9,6 +9,7 @@
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
 #include "tests/simulation/bulk.h"
+#include "tests/simulation/decided.h"
 #include "tests/simulation/kernel_calls.h"
 #include "tests/simulation/planted.h"
 #include "tests/simulation/published.h"
@@ -149,6 +150,10 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
     if (!ChangesIdentities(planted()) && !WasPublished(id, senders_.size())) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which no sender published", name, DescribeFully(id)));
+    }
+    if (settings_.member && !WasDecided(id)) {
+      Scheduler::current()->Fail(fmt::format("{} committed {}, which its group has not decided on",
+                                             name, DescribeFully(id)));
     }
     // A full sync takes the version that the agents have in common, even an older one.
     if (IsLater(committed_, id) && !may_go_back_) {

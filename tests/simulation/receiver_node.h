@@ -23,7 +23,8 @@ struct ReceiverSettings {
   uint64_t staging_bytes = 1 << 20;
   uint64_t history_bytes = 0;
   uint64_t scrub_bytes_per_s = 0;
-  bool leases = true;  ///< the kernel grants leases
+  bool leases = true;   ///< the kernel grants leases
+  bool member = false;  ///< of a group: it may commit what the group has decided on, and no more
   UpstreamOptions upstream;
 };
 

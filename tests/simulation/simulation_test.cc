@@ -34,11 +34,13 @@ struct Arguments {
   bool trace = false;
   bool readers = true;
   bool zombies = true;
+  bool groups = false;
   Plant plant = Plant::kNone;
 };
 
 struct Totals {
   uint64_t histories = 0, failed = 0, steps = 0, publishes = 0, commits = 0, passes = 0;
+  uint64_t rounds = 0;
   double virtual_seconds = 0;
   uint64_t first_failed = 0;
 };
@@ -58,14 +60,15 @@ void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int ou
                                         .trace = arguments.trace,
                                         .readers = arguments.readers,
                                         .zombies = arguments.zombies,
+                                        .groups = arguments.groups,
                                         .directory = Directory()});
     if (!r.failure.empty()) {
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed),
                    r.failure.c_str());
     }
     const std::string line =
-        fmt::format("end {} {} {} {} {} {} {}\n", seed, r.failure.empty() ? 0 : 1, r.steps,
-                    r.publishes, r.commits, r.passes, r.virtual_seconds);
+        fmt::format("end {} {} {} {} {} {} {} {}\n", seed, r.failure.empty() ? 0 : 1, r.steps,
+                    r.publishes, r.commits, r.passes, r.rounds, r.virtual_seconds);
     ::dprintf(out, "%s", line.c_str());
     if (!r.failure.empty()) break;
   }
@@ -94,10 +97,11 @@ uint64_t RunChild(const Arguments& arguments, uint64_t first, uint64_t count, To
   uint64_t begun = 0, ended = 0;
   for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
     unsigned long long seed = 0, failed = 0, steps = 0, publishes = 0, commits = 0, passes = 0;
+    unsigned long long rounds = 0;
     double seconds = 0;
     if (std::sscanf(&text[at], "begin %llu", &seed) == 1) ++begun;
-    if (std::sscanf(&text[at], "end %llu %llu %llu %llu %llu %llu %lf", &seed, &failed, &steps,
-                    &publishes, &commits, &passes, &seconds) != 7) {
+    if (std::sscanf(&text[at], "end %llu %llu %llu %llu %llu %llu %llu %lf", &seed, &failed, &steps,
+                    &publishes, &commits, &passes, &rounds, &seconds) != 8) {
       continue;
     }
     ++ended;
@@ -105,6 +109,7 @@ uint64_t RunChild(const Arguments& arguments, uint64_t first, uint64_t count, To
     totals.publishes += publishes;
     totals.commits += commits;
     totals.passes += passes;
+    totals.rounds += rounds;
     totals.virtual_seconds += seconds;
     if (failed == 0) continue;
     ++totals.failed;
@@ -137,10 +142,10 @@ int RunAll(const Arguments& arguments) {
   }
   fmt::print(
       "{} histories from seed {} in {:.1f} s: {:.0f} a minute; {} steps, {:.0f} virtual seconds, "
-      "{} publishes, {} commits, {} readers' passes; plant: {}; failed: {}\n",
+      "{} publishes, {} commits, {} groups' rounds, {} readers' passes; plant: {}; failed: {}\n",
       totals.histories, arguments.first, seconds(),
       60.0 * static_cast<double>(totals.histories) / seconds(), totals.steps,
-      totals.virtual_seconds, totals.publishes, totals.commits, totals.passes,
+      totals.virtual_seconds, totals.publishes, totals.commits, totals.rounds, totals.passes,
       ToString(arguments.plant), totals.failed);
   if (totals.failed > 0) {
     fmt::print("replay: simulation_test --seed {}{}{} --trace\n", totals.first_failed,
@@ -158,6 +163,7 @@ int RunOne(const Arguments& arguments) {
                                       .trace = arguments.trace,
                                       .readers = arguments.readers,
                                       .zombies = arguments.zombies,
+                                      .groups = arguments.groups,
                                       .directory = Directory()});
   fmt::print(
       "seed {}: hash {:016x}, {} steps, {:.3f} virtual seconds, {} publishes, {} commits, "
@@ -186,6 +192,7 @@ void Declare(CLI::App& app, Arguments& out) {
       ->transform(CLI::CheckedTransformer(plants, CLI::ignore_case));
   app.add_flag("!--no-readers", out.readers, "No plain readers");
   app.add_flag("!--no-zombies", out.zombies, "No ranks that stop and write on later");
+  app.add_flag("--groups", out.groups, "One sender in each world, whose receivers are a group");
 }
 
 }  // namespace

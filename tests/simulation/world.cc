@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "tests/simulation/decided.h"
 #include "tests/simulation/planted.h"
 #include "tests/simulation/published.h"
 
@@ -45,6 +46,7 @@ World::World(const HistoryOptions& options, Random random)
       scheduler_(*Scheduler::current()),
       network_(DrawNetwork(random_), random_.Fork()),
       ledger_(DrawLedger(random_)) {
+  receivers_drawn_ = random_.Chance(0.7) ? 1 : 2;
   DrawSenders();
   DrawReceivers();
 }
@@ -53,7 +55,7 @@ World::~World() = default;
 
 void World::DrawSenders() {
   const uint32_t chunks = ledger_.chunks().size();
-  const size_t agents = chunks >= 2 && random_.Chance(0.35) ? 2 : 1;
+  const size_t agents = chunks >= 2 && random_.Chance(0.35) && !options_.groups ? 2 : 1;
   if (agents == 1) {
     owned_ = {{}};
   } else {
@@ -76,6 +78,7 @@ void World::DrawSenders() {
     o.delta_log_bytes = random_.Chance(0.3) ? 2000 : 1 << 20;
     short_logs_ = short_logs_ || o.delta_log_bytes == 2000;
     o.huge_pages = false;
+    if (agents == 1) DrawGroup(o);
     senders_.push_back(std::make_unique<SenderNode>(network_, name, dir, o));
     nodes.push_back(senders_.back().get());
   }
@@ -88,14 +91,30 @@ void World::DrawSenders() {
   trainer_ = std::make_unique<Trainer>(network_, ledger_, nodes, owned_, t, random_.Fork());
 }
 
+void World::DrawGroup(SenderOptions& o) {
+  const bool planted = options_.groups || options_.plant == Plant::kEarlyCommit ||
+                       options_.plant == Plant::kForgetDecision;
+  if (!planted && !random_.Chance(0.35)) return;
+  grouped_ = true;
+  GroupOptions group{.model = "", .name = "g", .members = {}};
+  for (size_t i = 0; i < receivers_drawn_; ++i)
+    group.members.push_back(fmt::format("receiver{}", i));
+  o.groups = {std::move(group)};
+  o.group_commits = true;
+  o.group_timeout = milliseconds(random_.Between(300, 4000));
+  o.group_skip_absent = random_.Chance(0.3);
+}
+
 void World::DrawReceivers() {
   std::vector<SenderNode*> senders;
   for (const auto& s : senders_) senders.push_back(s.get());
-  const size_t n = random_.Chance(0.7) ? 1 : 2;
-  for (size_t i = 0; i < n; ++i) {
+  for (size_t i = 0; i < receivers_drawn_; ++i) {
     ReceiverSettings s;
+    s.member = grouped_;
     s.buffers = static_cast<uint32_t>(random_.Between(1, 2));
     s.copies_for_readers = random_.Chance(0.5);
+    // Beside its only file a member could not make every version ready.
+    if (grouped_ && s.buffers == 1) s.copies_for_readers = true;
     s.streams = static_cast<uint32_t>(random_.Between(1, 3));
     s.staging_bytes = random_.Chance(0.2) ? 300 : 1 << 20;
     s.history_bytes = random_.Chance(0.5) ? 1 << 20 : 0;
@@ -255,6 +274,8 @@ void World::Calm() {
   // The pulls from several agents have one version as target, which every log must hold until all
   // pulls are open.
   if (senders_.size() > 1 && short_logs_) return;
+  // A group waits for the last of its members, and does not try what failed at once.
+  if (grouped_) return;
   KeepPace();
   while (!scheduler_.failed() && !trainer_->Step()) scheduler_.Sleep(milliseconds(100));
   AwaitReceivers();
@@ -287,10 +308,11 @@ void World::CheckKept(const ReceiverNode& receiver) {
 }
 
 void World::AwaitReceivers() {
+  // A paused member keeps its whole group where it is.
+  for (const auto& receiver : receivers_) receiver->SetPaused(false);
   const Time limit = scheduler_.now() + kBound;
   for (const auto& receiver : receivers_) {
     CheckKept(*receiver);
-    receiver->SetPaused(false);
     while (true) {
       const auto named = receiver->Named();
       const auto& side_file = trainer_->published_side_file();
@@ -310,11 +332,27 @@ void World::AwaitReceivers() {
                         side_right ? ""
                                    : fmt::format("  its side file is \"{}\", published is \"{}\"\n",
                                                  receiver->SideFile(), *side_file),
-                        scheduler_.Describe()));
+                        GroupText() + scheduler_.Describe()));
       }
       scheduler_.Sleep(milliseconds(50));
     }
   }
+}
+
+std::string World::GroupText() const {
+  std::string text;
+  for (const auto& sender : senders_) {
+    if (sender->agent() == nullptr) continue;
+    for (const sender::GroupView& g : sender->agent()->groups().views(kModel)) {
+      text += fmt::format("  group {}: {} {}, decided {}, last {}: {}\n", g.name, ToString(g.phase),
+                          ToString(g.target), ToString(g.committed),
+                          g.last.committed ? "committed" : "aborted", g.last.message);
+      for (const auto& m : g.members) {
+        text += fmt::format("    {}: {} {}\n", m.id, ToString(m.state), m.message);
+      }
+    }
+  }
+  return text;
 }
 
 void World::CheckPublished() {
@@ -349,6 +387,7 @@ void World::SwitchOff() {
     if (reader->alive()) reader->process().Kill();
   }
   result_.publishes = trainer_->publishes();
+  result_.rounds = DecidedCount();
 }
 
 HistoryResult RunHistory(const HistoryOptions& options) {
@@ -364,6 +403,7 @@ HistoryResult RunHistory(const HistoryOptions& options) {
   schedule.trace = options.trace;
   SetPlanted(options.plant);
   ForgetPublished();
+  ForgetDecided();
   HistoryResult result;
   Scheduler scheduler(schedule);
   // Never destroyed, since objects of killed processes point into it.
@@ -398,6 +438,10 @@ std::string_view ToString(Plant plant) {
       return "forget-unknown";
     case Plant::kDropAttempt:
       return "drop-attempt";
+    case Plant::kEarlyCommit:
+      return "early-commit";
+    case Plant::kForgetDecision:
+      return "forget-decision";
   }
   return "?";
 }

@@ -28,6 +28,8 @@ class World {
  private:
   void DrawSenders();
   void DrawReceivers();
+  /// In some worlds all receivers are one group, for which every version is a round.
+  void DrawGroup(SenderOptions& o);
   /// Called after every step: checks that named files are whole versions.
   void Observe(const char* what);
   void TroubleReceiver(ReceiverNode& receiver);
@@ -35,6 +37,8 @@ class World {
   void Rot(SenderNode& sender);
   void TroubleReader(Reader& reader);
   void AwaitReceivers();
+  /// For a failure's report: how far the senders' groups are.
+  std::string GroupText() const;
   /// Checks that a trainer that publishes without a pause, and so overtakes every pull, does not
   /// keep receivers from committing.
   void KeepPace();
@@ -58,6 +62,8 @@ class World {
   std::vector<std::unique_ptr<Reader>> readers_;
   uint64_t observed_ = 0;
   double kills_ = 0, replaces_ = 0, rots_ = 0;
+  size_t receivers_drawn_ = 0;
+  bool grouped_ = false;
   bool calm_ = false;
   bool short_logs_ = false;  // some sender's log holds only a delta or two
   HistoryResult result_;

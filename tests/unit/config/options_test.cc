@@ -178,6 +178,38 @@ TEST_CASE("engines are named with their kind, and each once") {
             .run);
 }
 
+TEST_CASE("groups are named with their receivers, and a receiver is in one of them") {
+  const auto parsed = Sender({"--group", "rollout=node-a:7710,node-b:7710",
+                              "--group=policy:canary=c", "--group", "critic:canary=c",
+                              "--group-commits", "--group-timeout-ms=500", "--group-skip-absent"});
+  CAPTURE(parsed.text);
+  REQUIRE(parsed.run);
+  CHECK(parsed.options.groups ==
+        std::vector<GroupOptions>{{"", "rollout", {"node-a:7710", "node-b:7710"}},
+                                  {"policy", "canary", {"c"}},
+                                  {"critic", "canary", {"c"}}});
+  CHECK(parsed.options.group_commits);
+  CHECK(parsed.options.group_skip_absent);
+  CHECK(parsed.options.group_timeout == milliseconds(500));
+  CHECK(Sender({"--group", ""}).options.groups.empty());
+  const ConfigFile file("group = ['g=a,b', 'h=c']\n");
+  CHECK(Sender({"--config", file.path()}).options.groups.size() == 2);
+  const std::pair<const char*, const char*> bad[] = {{"g", "is not [MODEL:]NAME=ID[,ID...]"},
+                                                     {"g=", "the receiver id \"\""},
+                                                     {"g=a,,b", "the receiver id \"\""},
+                                                     {"g=a b", "visible ASCII"},
+                                                     {"g=a,a", "names a twice"},
+                                                     {"=a", "is not a group name"},
+                                                     {"a/b:g=a", "is not a model name"},
+                                                     {"g/h=a", "is not a group name"}};
+  for (const auto& [text, why] : bad) {
+    CAPTURE(text);
+    CheckError(Sender({"--group", text}), {"--group: ", why});
+  }
+  CheckError(Sender({"--group=g=a", "--group=m:g=b"}), {"--group: g is named twice"});
+  CheckError(Sender({"--group=g=a", "--group=m:h=b,a"}), {"--group: a is in both g and h"});
+}
+
 TEST_CASE("several senders are the agents of one trainer, each named once") {
   const auto two = Receiver({"--model", "m", "--sender", "a:1", "--sender=[::1]:2"});
   CAPTURE(two.text);

@@ -111,6 +111,18 @@ class FakeAgent {
     told_ = false;
     cv_.notify_all();
   }
+  /// What a member of a group is told from now on.
+  void Tell(const GroupWord& word) {
+    std::lock_guard lock(mu_);
+    word_ = word;
+    told_ = false;
+    cv_.notify_all();
+  }
+  /// The state can no longer be pulled.
+  void Forget(StateId id) {
+    std::lock_guard lock(mu_);
+    kept_.erase(id);
+  }
   void Ask(uint64_t sync_request) {
     std::lock_guard lock(mu_);
     request_ = sync_request;
@@ -168,7 +180,8 @@ class FakeAgent {
       told_ = true;
       UpstreamEvent e{.number = ++number_,
                       .newest = faults_.claims.value_or(state_.id),
-                      .sync_request = std::exchange(request_, 0)};
+                      .sync_request = std::exchange(request_, 0),
+                      .group = word_};
       if (faults_.lose_events > 0) {
         --faults_.lose_events;
         continue;
@@ -206,6 +219,7 @@ class FakeAgent {
   Faults faults_;
   Counts counts_;
   uint64_t number_ = 0, request_ = 0;
+  GroupWord word_;
   std::function<void(const UpstreamEvent&)> event_;
   std::function<void(const Status&)> ended_;
   std::vector<Report> reports_;

@@ -46,6 +46,73 @@ TEST_CASE("attachments: events count from one, and repeat the newest when there 
   CHECK(next().newest.identity == Version(1, 2).identity);
 }
 
+TEST_CASE("attachments: members of groups are told their word, at once and with each event") {
+  struct Observer : MemberObserver {
+    void Reported(const std::string&, const std::string& id, const ReceiverReport& r) override {
+      seen.push_back(id + (r.group.prepared ? " prepared" : " reported"));
+    }
+    void Detached(const std::string& model, const std::string& id) override {
+      seen.push_back(model + "/" + id + " gone");
+    }
+    std::vector<std::string> seen;
+  } observer;
+  Attachments a(kPatient);
+  a.SetMemberObserver(&observer);
+  GroupWord word{.name = "g", .round = 1, .prepare = Version(2).identity, .commit = {}};
+  a.SetWords("m", {{"r", word}});  // before anybody is there
+  a.Publish("m", Version(1));
+  const auto r = a.Attach("m", "r", "p"), other = a.Attach("m", "other", "q");
+  REQUIRE(r.ok());
+  REQUIRE(other.ok());
+  int news = 0;
+  a.OnNews(*r, [&] { ++news; });
+  CHECK(a.TakeEvent(*r)->event->group == word);
+  CHECK(a.TakeEvent(*other)->event->group.name.empty());
+  CHECK(a.NextEvent(*r)->group == word);  // a beat repeats it
+  a.SetWords("m", {{"r", word}});
+  CHECK(news == 0);  // the same word is no news
+  word.commit = word.prepare;
+  word.prepare = {};
+  a.SetWords("m", {{"r", word}});
+  CHECK(news == 1);
+  CHECK(a.TakeEvent(*r)->event->group == word);
+  CHECK_FALSE(a.TakeEvent(*r)->event.has_value());
+
+  ReceiverReport report;
+  report.group.prepared = true;
+  a.Report(*r, report);
+  a.Report(*other, report);
+  CHECK(observer.seen == std::vector<std::string>{"r prepared"});
+  const auto again = a.Attach("m", "r", "p");  // takes the older one's place
+  REQUIRE(again.ok());
+  a.Detach(*again);
+  a.Detach(*other);
+  CHECK(observer.seen == std::vector<std::string>{"r prepared", "m/r gone", "m/r gone"});
+  // Taken out of the group, it hears so.
+  const auto last = a.Attach("m", "r", "p");
+  CHECK(a.TakeEvent(*last)->event->group == word);
+  a.SetWords("m", {});
+  CHECK(a.TakeEvent(*last)->event->group.name.empty());
+}
+
+TEST_CASE("attachments: a member that falls silent is gone for its group") {
+  struct Observer : MemberObserver {
+    void Reported(const std::string&, const std::string&, const ReceiverReport&) override {}
+    void Detached(const std::string&, const std::string&) override { ++gone; }
+    int gone = 0;
+  } observer;
+  Attachments a(kStrict);
+  a.SetMemberObserver(&observer);
+  a.SetWords("m", {{"r", GroupWord{.name = "g", .round = 0, .prepare = {}, .commit = {}}}});
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  StatusOr<SenderEvent> event = a.NextEvent(*token);
+  while (event.ok()) event = a.NextEvent(*token);
+  CHECK(event.status().code() == StatusCode::kDeadlineExceeded);
+  CHECK(observer.gone == 1);
+}
+
 TEST_CASE("attachments: news comes by callback, in which events can be taken") {
   Attachments a(kPatient);
   a.Publish("m", Version(1));

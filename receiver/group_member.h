@@ -1,0 +1,80 @@
+// What a receiver does as a member of a group: whether it follows the newest state or its group's
+// word, what it prepares, commits and drops, and what it answers (docs/groups.md). Pure: a function
+// of what it was told and of what the replica holds. Owner: a Replica, under its lock. Cost: some
+// hundred bytes. Errors: of SyncGoal only.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/group_word.h"
+#include "common/base/identity.h"
+#include "common/base/status.h"
+
+namespace deltawire::receiver {
+
+class GroupMember {
+ public:
+  enum class Do : uint8_t {
+    kFollow,   ///< it is in no group
+    kHold,     ///< nothing, for the reason `why`
+    kPrepare,  ///< pull `goal`, and stop before anything changes that a reader sees
+    kCommit,   ///< commit what is prepared
+    kPull,     ///< pull `goal` and commit it
+    kDrop,     ///< give up what is prepared
+  };
+  struct Choice {
+    Do what = Do::kFollow;
+    Identity goal;
+    std::string why;
+  };
+  /// What the replica is and holds.
+  struct Situation {
+    Identity committed;   ///< epoch 0: no file has the weights' name
+    Identity last_whole;  ///< the state that the buffer last was wholly
+    bool paused = false;
+    bool suspects = false;  ///< chunks of it were found bad and must be fetched again
+  };
+
+  /// The sender's last word; an empty one of a sender, or relay, that has no group for it.
+  void Told(const GroupWord& word);
+  bool bound() const { return !word_.name.empty(); }
+  const std::string& group() const { return word_.name; }
+
+  Choice Next(const Situation& s) const;
+  GroupReport report(const Situation& s) const;
+  /// What a requested sync brings a member to: its group's state. kFailedPrecondition: none yet.
+  StatusOr<Identity> SyncGoal(const Situation& s) const;
+
+  // What became of a choice.
+  /// The replica holds `state` ready.
+  void Prepared(const Identity& state);
+  /// What was prepared was given up.
+  void NotPrepared() { prepared_ = {}; }
+  const Identity& prepared() const { return prepared_; }
+  /// What the round that is open asks for cannot be prepared here, whatever is tried.
+  void Refuse(const std::string& why);
+  /// An attempt to pull `goal` failed. `refused`: the sender refused to open the pull, so it may
+  /// not have that state any more. After some failures in a row of a kind that no repetition cures,
+  /// a member refuses what was to be prepared, and no longer waits for what was decided.
+  void Failed(const Identity& goal, const Status& why, bool refused);
+  /// A state was committed, prepared before or not.
+  void Committed();
+
+ private:
+  bool LacksDecision(const Situation& s) const;
+  bool Gone(const Identity& state) const;
+  bool refused() const { return !refusal_.empty() && refused_round_ == word_.round; }
+
+  GroupWord word_;
+  Identity prepared_;           // epoch 0: nothing
+  uint64_t refused_round_ = 0;  // whose state cannot be prepared here
+  std::string refusal_;         // why; empty: it was not refused
+  /// States that are not to be had any more, as it seemed: what is decided, and what was held.
+  std::vector<Identity> gone_;
+  Identity failing_;  // the goal of the last failed attempts
+  uint32_t failures_ = 0;
+};
+
+}  // namespace deltawire::receiver

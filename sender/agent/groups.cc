@@ -1,0 +1,523 @@
+#include "sender/agent/groups.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "common/base/call_end.h"
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/model_name.h"
+#include "common/base/trace.h"
+
+namespace deltawire::sender {
+namespace {
+
+// How often waits check whether their caller has gone; changes wake them at once.
+constexpr std::chrono::milliseconds kGoneSlice{200};
+// Rounds of a group whose outcome is kept for calls that wait.
+constexpr size_t kMostEnded = 64;
+
+/// Answers to rounds of an earlier process must not count for this one's, so rounds begin at a
+/// number that is drawn. It has room to count upwards, and below 2^53, so that each reader of JSON
+/// can take it.
+uint64_t FirstRound() {
+  uint32_t drawn = 0;
+  if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) {
+    drawn = static_cast<uint32_t>(UnixNanos() >> 10);
+  }
+  return uint64_t{drawn} * 100'000 + 1;
+}
+
+bool SameMembers(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+  return std::set<std::string>(a.begin(), a.end()) == std::set<std::string>(b.begin(), b.end());
+}
+
+}  // namespace
+
+Groups::Groups(GroupsOptions options, Attachments& attachments)
+    : options_(std::move(options)), attachments_(attachments) {
+  attachments_.SetMemberObserver(this);
+  thread_ = Thread([this] { KeepTime(); });
+}
+
+Groups::~Groups() {
+  Stop(Stopping("sender"));
+  thread_.join();
+  attachments_.SetMemberObserver(nullptr);
+}
+
+void Groups::Stop(const Status& why) {
+  std::lock_guard lock(mu_);
+  stopped_.Update(why);
+  cv_.notify_all();
+}
+
+// Models and events ------------------------------------------------------------------------------
+
+void Groups::Adopt(const std::string& name, const std::filesystem::path& directory,
+                   const Hash128& lineage, bool whole) {
+  const auto file = directory / kGroupFileName;
+  auto kept = ReadGroupFile(file);
+  if (!kept.ok()) {
+    LogError(
+        "model {}: {}: what its groups decided is lost; their members stay where they are "
+        "until the next round",
+        name, MessageOf(kept.status()));
+    kept = KeptGroups{};
+  }
+  if (!(kept->lineage == lineage)) kept->groups.clear();
+  std::unique_lock lock(mu_);
+  OfModel& model = models_[name];
+  model = {.file = file,
+           .lineage = lineage,
+           .whole = whole,
+           .number = next_number_++,
+           .newest = {},
+           .groups = {},
+           .told = std::move(model.told)};
+  for (const GroupOptions& group : options_.groups) {
+    if (!group.model.empty() && group.model != name) continue;
+    if (!whole) {
+      LogWarn("model {}: group {} is ignored: this agent publishes a part of the model", name,
+              group.name);
+      continue;
+    }
+    const auto known = std::ranges::find(kept->groups, group.name, &KeptGroup::name);
+    AddGroup(model, StandingTraits(group),
+             known == kept->groups.end() ? GroupDecision{} : known->decision);
+    model.groups.at(group.name).kept = known != kept->groups.end();
+  }
+  for (const KeptGroup& group : kept->groups) {
+    if (group.standing || model.groups.contains(group.name)) continue;
+    GroupCourse::Traits traits{.name = group.name,
+                               .members = group.members,
+                               .standing = false,
+                               .timeout = options_.timeout};
+    AddGroup(model, std::move(traits), group.decision);
+    model.groups.at(group.name).kept = true;
+  }
+  Settle(lock);
+}
+
+void Groups::Forget(const std::string& name) {
+  std::unique_lock lock(mu_);
+  const auto model = models_.find(name);
+  if (model == models_.end()) return;
+  // An entry without groups, so that its words are taken back before it goes.
+  if (model->second.groups.empty()) {
+    models_.erase(model);
+    return;
+  }
+  model->second.groups.clear();
+  model->second.whole = false;
+  model->second.number = next_number_++;
+  Settle(lock);
+}
+
+GroupCourse::Traits Groups::StandingTraits(const GroupOptions& group) const {
+  return {.name = group.name,
+          .members = group.members,
+          .standing = true,
+          .every_version = options_.every_version,
+          .skip_absent = options_.skip_absent,
+          .timeout = options_.timeout};
+}
+
+void Groups::AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last) {
+  const std::string name = traits.name;
+  Entry& entry = model.groups[name];
+  entry.course = std::make_unique<GroupCourse>(std::move(traits), std::move(last), FirstRound(),
+                                               SteadyClock::now());
+}
+
+void Groups::Published(const std::string& name, const Identity& newest) {
+  std::unique_lock lock(mu_);
+  const auto model = models_.find(name);
+  if (model == models_.end() || IsLater(model->second.newest, newest)) return;
+  model->second.newest = newest;
+  for (auto& [group, entry] : model->second.groups) {
+    entry.course->Published(newest, SteadyClock::now());
+  }
+  Settle(lock);
+}
+
+void Groups::Reported(const std::string& name, const std::string& id,
+                      const ReceiverReport& report) {
+  std::unique_lock lock(mu_);
+  const auto model = models_.find(name);
+  if (model == models_.end()) return;
+  for (auto& [group, entry] : model->second.groups) {
+    if (!entry.course->has(id)) continue;
+    entry.course->Reported(id, report.committed, report.group, report.message, SteadyClock::now());
+    entry.reports[id] = report;
+  }
+  Settle(lock);
+}
+
+void Groups::Detached(const std::string& name, const std::string& id) {
+  std::unique_lock lock(mu_);
+  const auto model = models_.find(name);
+  if (model == models_.end()) return;
+  for (auto& [group, entry] : model->second.groups) {
+    entry.course->Detached(id, SteadyClock::now());
+  }
+  Settle(lock);
+}
+
+void Groups::KeepTime() {
+  std::unique_lock lock(mu_);
+  while (stopped_.ok()) {
+    const auto now = SteadyClock::now();
+    const Time next = NextTick(now);
+    if (next > now) {
+      const uint64_t changes = changes_;
+      const auto changed = [&] { return changes_ != changes || !stopped_.ok(); };
+      if (next == Time::max()) {
+        cv_.wait(lock, changed);
+      } else {
+        cv_.wait_until(lock, next, changed);
+      }
+      continue;
+    }
+    for (auto& [name, model] : models_) {
+      for (auto& [group, entry] : model.groups) entry.course->Tick(now);
+    }
+    Settle(lock);
+  }
+}
+
+Groups::Time Groups::NextTick(Time now) const {
+  Time next = Time::max();
+  for (const auto& [name, model] : models_) {
+    for (const auto& [group, entry] : model.groups) {
+      next = std::min(next, entry.course->NextTick(now));
+    }
+  }
+  return next;
+}
+
+// What follows from events -----------------------------------------------------------------------
+
+void Groups::NoteChange() {
+  ++changes_;
+  for (auto& [name, model] : models_) {
+    for (auto& [group, entry] : model.groups) {
+      const GroupOutcome& last = entry.course->last();
+      if (entry.waiters == 0 || last.round == 0) continue;
+      entry.ended.emplace(last.round, last);
+      if (entry.ended.size() > kMostEnded) entry.ended.erase(entry.ended.begin());
+    }
+  }
+  cv_.notify_all();
+}
+
+void Groups::Settle(std::unique_lock<Mutex>& lock) {
+  NoteChange();
+  again_ = true;
+  if (settling_) return;
+  settling_ = true;
+  while (std::exchange(again_, false) && stopped_.ok()) {
+    const bool wrote = WriteSome(lock);
+    const bool told = TellSome(lock);
+    const bool dropped = DropSome(lock);
+    again_ = again_ || wrote || told || dropped;
+  }
+  settling_ = false;
+}
+
+KeptGroups Groups::Kept(const OfModel& model, bool deciding) {
+  KeptGroups kept{.lineage = model.lineage, .groups = {}};
+  for (const auto& [name, entry] : model.groups) {
+    const GroupCourse& course = *entry.course;
+    GroupDecision decision = course.decision();
+    if (deciding) decision = course.to_write().value_or(decision);
+    if (decision.state.empty()) continue;
+    kept.groups.push_back({name, course.traits().standing, course.traits().members, decision});
+  }
+  return kept;
+}
+
+bool Groups::WriteSome(std::unique_lock<Mutex>& lock) {
+  for (auto& [name, model] : models_) {
+    std::vector<std::string> deciding;
+    for (const auto& [group, entry] : model.groups) {
+      if (entry.course->to_write()) deciding.push_back(group);
+    }
+    if (deciding.empty()) continue;
+    const std::string of = name;
+    const uint64_t number = model.number;
+    const KeptGroups kept = Kept(model, /*deciding=*/true);
+    const auto file = model.file;
+    lock.unlock();
+    const Status written = WriteGroupFile(file, kept);
+    lock.lock();
+    for (const std::string& group : deciding) {
+      Entry* entry = Find(of, number, group);
+      if (entry == nullptr) continue;
+      GroupCourse& course = *entry->course;
+      if (written.ok()) {
+        LogInfo("model {}: group {}: round {}: {} members commit {} {}", of, group, course.round(),
+                course.traits().members.size(), ToString(course.target()),
+                ToString(TraceOf(course.target())));
+        course.Written(SteadyClock::now());
+        entry->kept = true;
+      } else {
+        course.NotWritten(written, SteadyClock::now());
+      }
+    }
+    NoteChange();
+    return true;
+  }
+  return false;
+}
+
+std::map<std::string, GroupWord> Groups::Words(const OfModel& model) const {
+  std::map<std::string, GroupWord> words;
+  for (const auto& [name, entry] : model.groups) {
+    const GroupWord word = entry.course->word();
+    for (const std::string& id : entry.course->traits().members) words[id] = word;
+  }
+  return words;
+}
+
+bool Groups::TellSome(std::unique_lock<Mutex>& lock) {
+  for (auto it = models_.begin(); it != models_.end(); ++it) {
+    OfModel& model = it->second;
+    auto words = Words(model);
+    if (words == model.told) continue;
+    model.told = words;
+    const std::string name = it->first;
+    if (model.groups.empty() && !model.whole) models_.erase(it);  // a model that was forgotten
+    lock.unlock();
+    attachments_.SetWords(name, std::move(words));
+    lock.lock();
+    return true;
+  }
+  return false;
+}
+
+bool Groups::DropSome(std::unique_lock<Mutex>& lock) {
+  for (auto& [name, model] : models_) {
+    for (auto& [group, entry] : model.groups) {
+      if (entry.waiters > 0 || !entry.course->over()) continue;
+      const bool kept = entry.kept;
+      model.groups.erase(group);
+      if (!kept) return true;
+      const KeptGroups left = Kept(model, /*deciding=*/false);
+      const auto file = model.file;
+      const std::string of = name;
+      lock.unlock();
+      // A group that is still there at the next start is over then, too.
+      const Status written = WriteGroupFile(file, left);
+      if (!written.ok()) LogWarn("model {}: {}", of, MessageOf(written));
+      lock.lock();
+      return true;
+    }
+  }
+  return false;
+}
+
+// Orchestrators ----------------------------------------------------------------------------------
+
+Groups::Entry* Groups::Find(const std::string& name, uint64_t number, const std::string& group) {
+  const auto model = models_.find(name);
+  if (model == models_.end() || model->second.number != number) return nullptr;
+  const auto entry = model->second.groups.find(group);
+  return entry == model->second.groups.end() ? nullptr : &entry->second;
+}
+
+Status Groups::CheckMembers(const std::string& name, const OfModel& model, const std::string& group,
+                            const std::vector<std::string>& ids) const {
+  DW_RETURN_IF_ERROR(CheckGroupName(group));
+  if (ids.size() > kMostMembers) {
+    return Errorf(StatusCode::kInvalidArgument, "group \"{}\": {} members; name at most {}", group,
+                  ids.size(), kMostMembers);
+  }
+  for (const std::string& id : ids) {
+    DW_RETURN_IF_ERROR(CheckReceiverId(id));
+    // The file has a line for each member.
+    const auto control = [](char c) { return static_cast<unsigned char>(c) < ' '; };
+    if (std::any_of(id.begin(), id.end(), control)) {
+      return Errorf(StatusCode::kInvalidArgument,
+                    "group \"{}\": a receiver id has control "
+                    "characters",
+                    group);
+    }
+    for (const auto& [other, entry] : model.groups) {
+      const GroupCourse& course = *entry.course;
+      const bool busy = course.traits().standing || course.phase() != GroupCourse::Phase::kIdle ||
+                        entry.waiters > 0;
+      if (other == group || !busy || !course.has(id)) continue;
+      return Errorf(
+          StatusCode::kFailedPrecondition,
+          "model \"{}\": receiver \"{}\" is a member of group \"{}\"; sync that group, or "
+          "leave the receiver out",
+          name, id, other);
+    }
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& model,
+                                           const std::string& group,
+                                           const std::vector<std::string>& ids) {
+  const auto known = model.groups.find(group);
+  if (known != model.groups.end()) {
+    Entry& entry = known->second;
+    if (ids.empty() || SameMembers(ids, entry.course->traits().members)) return &entry;
+    if (entry.course->traits().standing || entry.waiters > 0 ||
+        entry.course->phase() != GroupCourse::Phase::kIdle) {
+      return Errorf(StatusCode::kFailedPrecondition,
+                    "model \"{}\": group \"{}\" has other members ({}); use another name", name,
+                    group, fmt::join(entry.course->traits().members, ", "));
+    }
+  } else if (ids.empty()) {
+    std::string names;
+    for (const auto& [other, entry] : model.groups) names += (names.empty() ? "" : ", ") + other;
+    return Errorf(StatusCode::kNotFound,
+                  "model \"{}\": no group \"{}\" (there are: {}); name it by --group in the "
+                  "sender's options, or name its receivers with --id",
+                  name, group, names.empty() ? "none" : names);
+  }
+  DW_RETURN_IF_ERROR(CheckMembers(name, model, group, ids));
+  std::set<std::string> members(ids.begin(), ids.end());
+  // An orchestrator's groups without a round give way to it. What their other members still wait
+  // for, these follow by themselves.
+  std::vector<std::string> give_way;
+  for (const auto& [other, entry] : model.groups) {
+    const auto takes = [&](const std::string& id) { return entry.course->has(id); };
+    if (other == group || std::any_of(members.begin(), members.end(), takes)) {
+      give_way.push_back(other);
+    }
+  }
+  for (const std::string& other : give_way) model.groups.erase(other);
+  const auto named = std::ranges::count_if(
+      model.groups, [](const auto& e) { return !e.second.course->traits().standing; });
+  if (static_cast<size_t>(named) >= kMostNamed) {
+    return Errorf(StatusCode::kResourceExhausted,
+                  "model \"{}\": {} groups wait for members that have not committed; use one of "
+                  "their names, or their members, again",
+                  name, named);
+  }
+  AddGroup(model,
+           {.name = group,
+            .members = {members.begin(), members.end()},
+            .standing = false,
+            .skip_absent = options_.skip_absent,
+            .timeout = options_.timeout},
+           GroupDecision{});
+  return &model.groups.at(group);
+}
+
+std::vector<Groups::Progress> Groups::Changes(const Entry& entry,
+                                              std::map<std::string, std::string>& shown) {
+  std::vector<Progress> changes;
+  const GroupCourse& course = *entry.course;
+  const Identity target = course.target().empty() ? course.decision().state : course.target();
+  for (const std::string& id : course.traits().members) {
+    Progress p{.receiver_id = id,
+               .state = course.state(id),
+               .target = target,
+               .message = course.message(id),
+               .report = {}};
+    if (const auto said = entry.reports.find(id); said != entry.reports.end()) {
+      p.report = said->second;
+    }
+    std::string text = fmt::format("{} {} {} {}", ToString(p.state), ToString(p.report.phase),
+                                   p.report.bytes_done, p.message);
+    if (std::exchange(shown[id], text) != text) changes.push_back(std::move(p));
+  }
+  return changes;
+}
+
+StatusOr<GroupOutcome> Groups::Sync(const std::string& name, const std::string& group,
+                                    const std::vector<std::string>& ids,
+                                    const std::function<bool(const Progress&)>& progress,
+                                    const std::function<bool()>& gone) {
+  const std::vector<ReceiverView> attached = attachments_.Receivers(name);
+  std::unique_lock lock(mu_);
+  DW_RETURN_IF_ERROR(stopped_);
+  const auto model = models_.find(name);
+  if (model == models_.end()) {
+    return Errorf(StatusCode::kNotFound, "no model \"{}\" is registered with this sender", name);
+  }
+  if (!model->second.whole) {
+    return Errorf(StatusCode::kFailedPrecondition,
+                  "model \"{}\": this agent publishes a part of it, and a group needs a sender of "
+                  "the whole",
+                  name);
+  }
+  if (model->second.newest.empty()) {
+    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", name);
+  }
+  DW_ASSIGN_OR_RETURN(Entry * entry, FindGroup(name, model->second, group, ids));
+  const auto now = SteadyClock::now();
+  for (const ReceiverView& view : attached) entry->course->Attached(view.id, now);
+  DW_RETURN_IF_ERROR(entry->course->Begin(model->second.newest, now));
+  ++entry->waiters;
+  const uint64_t number = model->second.number;
+  StatusOr<GroupOutcome> outcome = AwaitRound(lock, name, group, progress, gone);
+  if (Entry* mine = Find(name, number, group); mine != nullptr && --mine->waiters == 0) {
+    mine->ended.clear();
+  }
+  Settle(lock);
+  return outcome;
+}
+
+StatusOr<GroupOutcome> Groups::AwaitRound(std::unique_lock<Mutex>& lock, const std::string& name,
+                                          const std::string& group,
+                                          const std::function<bool(const Progress&)>& progress,
+                                          const std::function<bool()>& gone) {
+  const uint64_t number = models_.at(name).number;
+  const uint64_t round = Find(name, number, group)->course->round();
+  Settle(lock);
+  std::map<std::string, std::string> shown;
+  while (true) {
+    const Entry* entry = Find(name, number, group);
+    if (entry == nullptr) {
+      return Errorf(StatusCode::kAborted, "model \"{}\" was replaced", name);
+    }
+    const uint64_t changes = changes_;
+    const auto ended = entry->ended.find(round);
+    const auto outcome = ended == entry->ended.end() ? std::nullopt : std::optional(ended->second);
+    const std::vector<Progress> news = Changes(*entry, shown);
+    lock.unlock();
+    bool left = false;
+    for (const Progress& p : news) left = left || !progress(p);
+    left = left || gone();
+    lock.lock();
+    if (outcome) return *outcome;
+    if (left) return CallerGone();
+    DW_RETURN_IF_ERROR(stopped_);
+    cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
+  }
+}
+
+std::vector<GroupView> Groups::views(const std::string& name) const {
+  std::lock_guard lock(mu_);
+  std::vector<GroupView> views;
+  const auto model = models_.find(name);
+  if (model == models_.end()) return views;
+  for (const auto& [group, entry] : model->second.groups) {
+    const GroupCourse& course = *entry.course;
+    GroupView& view = views.emplace_back();
+    view.name = group;
+    view.standing = course.traits().standing;
+    view.phase = course.phase();
+    view.round = course.round();
+    view.target = course.target();
+    view.committed = course.decision().state;
+    view.last = course.last();
+    view.commits = course.commits();
+    view.aborts = course.aborts();
+    for (const std::string& id : course.traits().members) {
+      view.members.push_back({id, course.state(id), course.message(id)});
+    }
+  }
+  return views;
+}
+
+}  // namespace deltawire::sender

@@ -1,0 +1,339 @@
+// Groups over real attachments, without sockets: what members are told and when, what is on disk by
+// then, and what an orchestrator hears.
+#include "sender/agent/groups.h"
+
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <future>
+#include <set>
+
+#include "tests/support/eventually.h"
+#include "tests/support/temp_dir.h"
+
+namespace deltawire::sender {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::Eventually;
+
+constexpr Hash128 kLineage{1, 2};
+constexpr const char* kModel = "m";
+/// A caller that goes after half a minute, so that a case that has failed comes to its end.
+std::function<bool()> Stays() {
+  return [until = SteadyClock::now() + seconds(30)] { return SteadyClock::now() > until; };
+}
+const auto kNobody = [](const Groups::Progress&) { return true; };
+
+Identity Version(uint64_t version, uint64_t epoch = 1) {
+  return {kLineage, {epoch, version}, 1000 * epoch + version, 7};
+}
+
+// A sender's process: what goes with it at a crash.
+struct Process {
+  explicit Process(const std::filesystem::path& dir, GroupsOptions options = {})
+      : groups(std::move(options), attachments) {
+    groups.Adopt(kModel, dir, kLineage, true);
+  }
+  void Publish(uint64_t version, uint64_t epoch = 1) {
+    VersionInfo info;
+    info.identity = Version(version, epoch);
+    attachments.Publish(kModel, info);
+    groups.Published(kModel, info.identity);
+  }
+  GroupView view(const std::string& name) const {
+    for (const GroupView& view : groups.views(kModel)) {
+      if (view.name == name) return view;
+    }
+    return {};
+  }
+  Attachments attachments;
+  Groups groups;
+};
+
+// One receiver, which takes its events when the test asks it to.
+class Member {
+ public:
+  Member(Process& process, std::string id, Identity committed = {})
+      : process_(process), id_(std::move(id)), committed_(committed) {
+    token_ = *process.attachments.Attach(kModel, id_, "peer-" + id_);
+    Report();
+  }
+  void Report(bool prepared = false, const std::string& refusal = "") {
+    ReceiverReport report{.committed = committed_, .event = number_};
+    report.group = {word.round, prepared, refusal};
+    process_.attachments.Report(token_, report);
+  }
+  /// The word of the newest event.
+  const GroupWord& Hear() {
+    while (true) {
+      const auto due = process_.attachments.TakeEvent(token_);
+      REQUIRE(due.ok());
+      if (!due->event) return word;
+      word = due->event->group;
+      number_ = due->event->number;
+    }
+  }
+  bool Hears(const std::function<bool(const GroupWord&)>& wanted) {
+    return Eventually([&] { return wanted(Hear()); });
+  }
+  bool IsAskedFor(uint64_t version) {
+    return Hears([&](const GroupWord& w) { return w.prepare == Version(version); });
+  }
+  bool IsToldToCommit(uint64_t version) {
+    return Hears([&](const GroupWord& w) { return w.commit == Version(version); });
+  }
+  void Commit(uint64_t version) {
+    committed_ = Version(version);
+    Report();
+  }
+  void Leave() { process_.attachments.Detach(token_); }
+
+  GroupWord word;
+
+ private:
+  Process& process_;
+  const std::string id_;
+  Identity committed_;
+  uint64_t token_ = 0, number_ = 0;
+};
+
+GroupsOptions OneGroup(bool every_version = false) {
+  return {.groups = {{"", "g", {"a", "b"}}},
+          .every_version = every_version,
+          .timeout = milliseconds(60000)};
+}
+
+TEST_CASE("members of a group are told so with their first event, and others are not") {
+  TempDir dir;
+  Process p(dir.path(), OneGroup());
+  Member a(p, "a"), c(p, "c");
+  p.Publish(1);
+  CHECK(a.Hear().name == "g");
+  CHECK(a.word.commit.empty());
+  CHECK(c.Hear().name.empty());
+}
+
+TEST_CASE("a group syncs: all prepare, the decision is on disk, then all are told") {
+  TempDir dir;
+  Process p(dir.path(), OneGroup());
+  p.Publish(1);
+  Member a(p, "a"), b(p, "b");
+  std::set<std::pair<std::string, GroupMemberState>> seen;
+  auto synced = std::async(std::launch::async, [&] {
+    return p.groups.Sync(
+        kModel, "g", {},
+        [&](const Groups::Progress& progress) {
+          seen.emplace(progress.receiver_id, progress.state);
+          return true;
+        },
+        Stays());
+  });
+  REQUIRE(a.IsAskedFor(1));
+  REQUIRE(b.IsAskedFor(1));
+  a.Report(true);
+  CHECK(ReadGroupFile(dir.path() / kGroupFileName)->groups.empty());
+  CHECK(a.Hear().commit.empty());
+  b.Report(true);
+  REQUIRE(a.IsToldToCommit(1));
+  REQUIRE(b.IsToldToCommit(1));
+  const auto kept = ReadGroupFile(dir.path() / kGroupFileName);
+  REQUIRE(kept.ok());
+  REQUIRE(kept->groups.size() == 1);
+  CHECK(kept->groups[0].decision.state == Version(1));
+  a.Commit(1);
+  b.Commit(1);
+  const auto outcome = synced.get();
+  REQUIRE(outcome.ok());
+  CHECK(outcome->members == 2);
+  CHECK(outcome->late == 0);
+  CHECK(seen.contains({"a", GroupMemberState::kCommitted}));
+  CHECK(seen.contains({"b", GroupMemberState::kCommitted}));
+}
+
+TEST_CASE("a decision that cannot be written is told to nobody, and the caller hears why") {
+  TempDir dir;
+  std::filesystem::create_directory(dir.path() / (std::string(kGroupFileName) + ".new"));
+  Process p(dir.path(), OneGroup());
+  p.Publish(1);
+  Member a(p, "a"), b(p, "b");
+  auto synced = std::async(std::launch::async,
+                           [&] { return p.groups.Sync(kModel, "g", {}, kNobody, Stays()); });
+  REQUIRE(a.IsAskedFor(1));
+  REQUIRE(b.IsAskedFor(1));
+  a.Report(true);
+  b.Report(true);
+  const auto outcome = synced.get();
+  REQUIRE(outcome.ok());
+  CHECK_FALSE(outcome->committed);
+  CHECK(outcome->message.find("could not be written") != std::string::npos);
+  CHECK(a.Hear().commit.empty());
+  CHECK(a.word.prepare.empty());
+}
+
+TEST_CASE("a sender that was killed tells the same when it is back, wherever it was killed") {
+  TempDir dir;
+  const bool decided = GENERATE(true, false);
+  {
+    Process p(dir.path(), OneGroup(true));
+    p.Publish(1);
+    Member a(p, "a"), b(p, "b");
+    REQUIRE(a.IsAskedFor(1));
+    REQUIRE(b.IsAskedFor(1));
+    a.Report(true);
+    if (decided) b.Report(true);
+    // Nobody has taken the word: it dies between the decision and the telling.
+  }
+  Process p(dir.path(), OneGroup());
+  Member a(p, "a"), b(p, "b");
+  p.Publish(1);
+  CHECK(a.Hear().name == "g");
+  CHECK(a.word.prepare.empty());
+  CHECK(a.word.commit == (decided ? Version(1) : Identity{}));
+  CHECK(b.Hear() == a.word);
+}
+
+TEST_CASE("decisions of another lineage are not this model's") {
+  TempDir dir;
+  REQUIRE(WriteGroupFile(dir.path() / kGroupFileName,
+                         {{7, 7}, {{"g", true, {"a"}, {3, {{7, 7}, {1, 9}, 1, 1}}}}})
+              .ok());
+  Process p(dir.path(), OneGroup());
+  p.Publish(1);
+  Member a(p, "a");
+  CHECK(a.Hear().commit.empty());
+}
+
+TEST_CASE("a damaged file of decisions does not keep the model from being served") {
+  TempDir dir;
+  std::ofstream(dir.path() / kGroupFileName) << "deltawire groups 1\n";
+  Process p(dir.path(), OneGroup());
+  p.Publish(1);
+  Member a(p, "a");
+  CHECK(a.Hear().name == "g");
+  CHECK(a.word.commit.empty());
+}
+
+TEST_CASE("an orchestrator's group lasts until each member has committed, also over a restart") {
+  TempDir dir;
+  {
+    Process p(dir.path());
+    p.Publish(1);
+    Member a(p, "a"), b(p, "b");
+    auto synced = std::async(std::launch::async, [&] {
+      return p.groups.Sync(kModel, "pair", {"a", "b"}, kNobody, Stays());
+    });
+    REQUIRE(a.IsAskedFor(1));
+    REQUIRE(b.IsAskedFor(1));
+    a.Report(true);
+    b.Report(true);
+    REQUIRE(a.IsToldToCommit(1));
+    a.Commit(1);
+    b.Leave();  // died before it committed
+    const auto outcome = synced.get();
+    REQUIRE(outcome.ok());
+    CHECK(outcome->late == 1);
+    CHECK(outcome->message == "late: b");
+    CHECK(a.Hear().name == "pair");
+  }
+  Process p(dir.path());
+  p.Publish(2);
+  Member a(p, "a", Version(1)), b(p, "b");
+  CHECK(b.Hear().commit == Version(1));
+  CHECK(b.word.name == "pair");
+  b.Commit(1);
+  // All have: both are on their own again, and the file says nothing of them.
+  CHECK(a.Hears([](const GroupWord& w) { return w.name.empty(); }));
+  CHECK(b.Hears([](const GroupWord& w) { return w.name.empty(); }));
+  CHECK(Eventually([&] { return ReadGroupFile(dir.path() / kGroupFileName)->groups.empty(); }));
+}
+
+TEST_CASE("an orchestrator's group whose round is aborted is gone, and says because of whom") {
+  TempDir dir;
+  Process p(dir.path());
+  p.Publish(1);
+  Member a(p, "a");
+  auto synced = std::async(std::launch::async,
+                           [&] { return p.groups.Sync(kModel, "one", {"a"}, kNobody, Stays()); });
+  REQUIRE(a.IsAskedFor(1));
+  a.Report(false, "it is paused");
+  const auto outcome = synced.get();
+  REQUIRE(outcome.ok());
+  CHECK_FALSE(outcome->committed);
+  CHECK(outcome->message == "a cannot prepare it: it is paused");
+  CHECK(a.Hears([](const GroupWord& w) { return w.name.empty(); }));
+  CHECK(p.groups.views(kModel).empty());
+}
+
+TEST_CASE("what cannot be a group is refused") {
+  TempDir dir;
+  Process p(dir.path(), OneGroup());
+  const auto sync = [&](const std::string& model, const std::string& group,
+                        const std::vector<std::string>& ids) {
+    return p.groups.Sync(model, group, ids, kNobody, Stays()).status();
+  };
+  CHECK(sync(kModel, "g", {}).code() == StatusCode::kFailedPrecondition);  // nothing published
+  p.Publish(1);
+  CHECK(sync("other", "g", {}).code() == StatusCode::kNotFound);
+  CHECK(MessageOf(sync(kModel, "x", {})).find("there are: g") != std::string::npos);
+  CHECK(sync(kModel, "x", {"a"}).code() == StatusCode::kFailedPrecondition);  // a is of g
+  CHECK(sync(kModel, "g", {"a", "c"}).code() == StatusCode::kFailedPrecondition);
+  CHECK(sync(kModel, "a/b", {"c"}).code() == StatusCode::kInvalidArgument);
+  CHECK(sync(kModel, "x", {"c\n"}).code() == StatusCode::kInvalidArgument);
+  p.groups.Adopt("part", dir.path() / "part", kLineage, false);
+  CHECK(sync("part", "g", {}).code() == StatusCode::kFailedPrecondition);
+}
+
+TEST_CASE("a caller that has gone does not end its round") {
+  TempDir dir;
+  Process p(dir.path(), OneGroup());
+  p.Publish(1);
+  Member a(p, "a"), b(p, "b");
+  CHECK(p.groups.Sync(kModel, "g", {}, kNobody, [] { return true; }).status().code() ==
+        StatusCode::kCancelled);
+  REQUIRE(a.IsAskedFor(1));
+  REQUIRE(b.IsAskedFor(1));
+  a.Report(true);
+  b.Report(true);
+  CHECK(a.IsToldToCommit(1));
+}
+
+TEST_CASE("with every version a round, each published version is one") {
+  TempDir dir;
+  Process p(dir.path(), OneGroup(true));
+  Member a(p, "a"), b(p, "b");
+  for (uint64_t version = 1; version <= 5; ++version) {
+    p.Publish(version);
+    for (Member* m : {&a, &b}) REQUIRE(m->IsAskedFor(version));
+    for (Member* m : {&a, &b}) m->Report(true);
+    for (Member* m : {&a, &b}) {
+      REQUIRE(m->IsToldToCommit(version));
+      m->Commit(version);
+    }
+  }
+  CHECK(Eventually([&] { return p.view("g").commits == 5; }));
+  // One that is away keeps the others where they are, and is named.
+  b.Leave();
+  p.Publish(6);
+  REQUIRE(a.IsAskedFor(6));
+  a.Report(true);
+  CHECK(p.view("g").members[1].state == GroupMemberState::kAway);
+  Member again(p, "b", Version(5));
+  REQUIRE(again.IsAskedFor(6));
+  again.Report(true);
+  CHECK(a.IsToldToCommit(6));
+}
+
+TEST_CASE("a model that is let go has no groups any more") {
+  TempDir dir;
+  Process p(dir.path(), OneGroup(true));
+  p.Publish(1);
+  Member a(p, "a");
+  REQUIRE(a.IsAskedFor(1));
+  p.groups.Forget(kModel);
+  CHECK(a.Hears([](const GroupWord& w) { return w.name.empty(); }));
+  CHECK(p.groups.views(kModel).empty());
+}
+
+}  // namespace
+}  // namespace deltawire::sender
