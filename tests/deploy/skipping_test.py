@@ -50,7 +50,7 @@ class SkippingTest(unittest.TestCase):
 
 class ToolsTest(unittest.TestCase):
     # What deploy/apt-packages.txt brings, and what Debian does not have.
-    ELSEWHERE = {"ip", "unshare", "dpkg-shlibdeps", "kustomize", "kubectl"}
+    ELSEWHERE = {"ip", "unshare", "dpkg-shlibdeps", "patchelf", "kustomize", "kubectl"}
 
     def listed(self) -> dict[str, str]:
         """program -> the test that wants it."""
