@@ -138,7 +138,8 @@ TEST_CASE("an orchestrator's group of receivers that do not follow") {
   for (const auto& m : f.members) CHECK(m->WaitCommitted(2));
 }
 
-TEST_CASE("a paused member, and one that has died, abort a round and are named; nobody is stuck") {
+TEST_CASE(
+    "a paused member, and one that has died, abort a round and are named, and nobody is stuck") {
   Fleet f({"--group", "g=r0,r1", "--group-timeout-ms", "1000"}, {"2", "2"});
   REQUIRE(f.AllAttached());
   REQUIRE(f.Sync("g").status() == absl::OkStatus());
