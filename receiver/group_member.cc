@@ -9,7 +9,7 @@ namespace {
 // other bytes, or nine that it cut: a pull is also cut to make way for the trainer, and resumes.
 constexpr uint32_t kGone = 9, kFailureCounts = 3, kCutCounts = 1;
 
-// Whether the failure may be over at the next attempt, for all that a receiver can know.
+// Whether the next attempt may succeed although nothing is changed at either end.
 bool MayPass(const Status& why) {
   return !absl::IsAborted(why) && !absl::IsResourceExhausted(why) && !absl::IsDataLoss(why);
 }

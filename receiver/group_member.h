@@ -1,7 +1,7 @@
 // What a receiver does as a member of a group: whether it follows the newest state or its group's
-// word, what it prepares, commits and drops, and what it answers (docs/groups.md). Pure: a function
-// of what it was told and of what the replica holds. Owner: a Replica, under its lock. Cost: some
-// hundred bytes. Errors: of SyncGoal only.
+// word, what it prepares, commits and drops, and what it answers (docs/groups.md). It does no I/O:
+// its choices follow from what it was told and what the replica holds. Owner: a Replica, under its
+// lock. Cost: some hundred bytes. Errors: only SyncGoal returns one.
 #pragma once
 
 #include <cstdint>
@@ -32,19 +32,20 @@ class GroupMember {
   /// What the replica is and holds.
   struct Situation {
     Identity committed;   ///< epoch 0: no file has the weights' name
-    Identity last_whole;  ///< the state that the buffer last was wholly
+    Identity last_whole;  ///< the last state of which the buffer had every byte
     bool paused = false;
     bool suspects = false;  ///< chunks of it were found bad and must be fetched again
   };
 
-  /// The sender's last word; an empty one of a sender, or relay, that has no group for it.
+  /// The sender said `word`. It is empty when the sender, or relay, has this receiver in no group.
   void Told(const GroupWord& word);
   bool bound() const { return !word_.name.empty(); }
   const std::string& group() const { return word_.name; }
 
   Choice Next(const Situation& s) const;
   GroupReport report(const Situation& s) const;
-  /// What a requested sync brings a member to: its group's state. kFailedPrecondition: none yet.
+  /// The state that a requested sync brings a member to: what its group decided on last.
+  /// kFailedPrecondition: the group has decided on nothing yet, or a later state is here.
   StatusOr<Identity> SyncGoal(const Situation& s) const;
 
   // What became of a choice.
@@ -53,7 +54,7 @@ class GroupMember {
   /// What was prepared was given up.
   void NotPrepared() { prepared_ = {}; }
   const Identity& prepared() const { return prepared_; }
-  /// What the round that is open asks for cannot be prepared here, whatever is tried.
+  /// The state of the open round cannot be prepared here, however often it is tried.
   void Refuse(const std::string& why);
   /// An attempt to pull `goal` failed. `refused`: the sender refused to open the pull, so it may
   /// not have that state any more. After some failures in a row of a kind that no repetition cures,
@@ -69,9 +70,10 @@ class GroupMember {
 
   GroupWord word_;
   Identity prepared_;           // epoch 0: nothing
-  uint64_t refused_round_ = 0;  // whose state cannot be prepared here
-  std::string refusal_;         // why; empty: it was not refused
-  /// States that are not to be had any more, as it seemed: what is decided, and what was held.
+  uint64_t refused_round_ = 0;  // the round whose state cannot be prepared here
+  std::string refusal_;         // why it cannot; empty: no round was refused
+  /// States that no upstream has any more, to judge by its answers: the decided one, or the one
+  /// that was held before chunks went bad.
   std::vector<Identity> gone_;
   Identity failing_;  // the goal of the last failed attempts
   uint32_t failures_ = 0;

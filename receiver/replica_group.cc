@@ -77,7 +77,8 @@ void Replica::NoteForGroup(const Status& pulled, const Identity& target, bool ho
     return;
   }
   if (hold && cannot_hold_) return member_.Refuse(std::string(MessageOf(pulled)));
-  // Whoever refuses a call is not at fault for what was sent.
+  // `fault_` is kCancelled when no byte that the sender sent was at fault, as when it refused to
+  // open the pull.
   member_.Failed(target, pulled, absl::IsCancelled(fault_));
 }
 

@@ -13,7 +13,8 @@ namespace deltawire {
 struct GroupWord {
   std::string name;    ///< empty: the receiver is a member of no group
   uint64_t round = 0;  ///< rises with each round; 0: none yet
-  /// Not decided: to be made ready, and not committed. Epoch 0: no round is open.
+  /// The state of the open round, which members make ready and do not commit yet. Epoch 0: no round
+  /// is open.
   Identity prepare;
   /// The last state that the group decided on: members go there, prepared or not. Epoch 0: none.
   Identity commit;
@@ -22,7 +23,7 @@ struct GroupWord {
 };
 
 struct GroupReport {
-  uint64_t round = 0;     ///< that this answers
+  uint64_t round = 0;     ///< the round that this answers
   bool prepared = false;  ///< all of GroupWord::prepare is here and checked
   std::string refusal;    ///< why it cannot be prepared, or committed now; empty: it can
 

@@ -42,7 +42,7 @@ Status GroupCourse::Begin(const Identity& target, Time now) {
                   traits_.name, round_, ToString(target_));
   }
   if (phase_ == Phase::kCommitting && same) return absl::OkStatus();
-  // What the round before still waits for is late; the next word brings it up, too.
+  // Members that the round before still waits for are late; the next word brings them up, too.
   if (phase_ == Phase::kCommitting) {
     for (auto& [id, member] : members_) Late(member);
     LookAtCommits(now);
@@ -92,7 +92,7 @@ void GroupCourse::Detached(const std::string& id, Time now) {
     Late(member);
     LookAtCommits(now);
   } else if (member.state != GroupMemberState::kLate) {
-    // What it has prepared may be gone with it.
+    // If it was killed, what it had prepared is gone.
     member.state = GroupMemberState::kAway;
   }
 }
@@ -121,7 +121,7 @@ void GroupCourse::Reported(const std::string& id, const Identity& committed,
     return;
   }
   if (has && member.state != GroupMemberState::kCommitted) {
-    // One that had gone, and has come back, says nothing of how close the others were.
+    // A member that had gone and has come back does not count for the spread of the others.
     if (member.state != GroupMemberState::kLate) {
       if (!first_commit_) first_commit_ = now;
       last_commit_ = now;
@@ -262,7 +262,7 @@ void GroupCourse::Tick(Time now) {
                       NotPrepared()),
           now);
   } else if (phase_ == Phase::kPreparing) {
-    LookAtAnswers(now);  // one that is away may count as absent by now
+    LookAtAnswers(now);  // a member that is away may count as absent by now
   } else if (phase_ == Phase::kCommitting && now >= deadline_) {
     for (auto& [id, member] : members_) Late(member);
     LookAtCommits(now);

@@ -1,6 +1,6 @@
 // The rounds of one group of receivers: all prepare a state and commit it on one word, or all stay
-// (docs/groups.md): a state machine (GroupCourse::Phase).
-// Pure: a function of events and time; the word and the decision to write are read from it.
+// (docs/groups.md). A state machine (GroupCourse::Phase) without I/O: its owner feeds it events and
+// the time, and reads from it the word to tell and the decision to write.
 // Owner: Groups, under its lock. Cost: O(members) per event. Errors: of Begin only.
 #pragma once
 
@@ -31,13 +31,13 @@ enum class GroupMemberState : uint8_t {
   kPrepared,   ///< has all of the round's state
   kRefused,    ///< cannot prepare it
   kCommitted,  ///< has committed what the group decided on last
-  kLate,       ///< had not when that round ended; it follows when it can
+  kLate,       ///< had not committed when that round ended; it follows when it can
 };
 std::string_view ToString(GroupMemberState state);
 
 /// How a round ended.
 struct GroupOutcome {
-  uint64_t round = 0;  ///< 0: none has
+  uint64_t round = 0;  ///< 0: no round has ended
   bool committed = false;
   Identity target;
   std::string message;  ///< why it was aborted, or who is late
@@ -55,8 +55,9 @@ class GroupCourse {
   /// round is aborted. kCommitting -> kPreparing: the next round begins while some are late.
   enum class Phase : uint8_t { kIdle, kPreparing, kDeciding, kCommitting };
 
-  /// A member that has been away for so long is not waited for, with `skip_absent`. It is longer
-  /// than the silence after which an attachment ends, so a restarted sender waits for its members.
+  /// With `skip_absent`, a member that has been away for this long is not waited for. This is
+  /// longer than the silence after which an attachment ends, so a restarted sender waits for its
+  /// members.
   static constexpr std::chrono::seconds kAbsent{10};
   /// With `every_version`, a state whose round was aborted is tried again after kFirstRetry, then
   /// after twice as long each time up to kLongestRetry.
@@ -65,12 +66,12 @@ class GroupCourse {
   struct Traits {
     std::string name;
     std::vector<std::string> members;  ///< receiver ids
-    bool standing = true;              ///< of the options; else an orchestrator's
-    bool every_version = false;        ///< each published state is a round
+    bool standing = true;              ///< from the options; false: an orchestrator's
+    bool every_version = false;        ///< each published state begins a round
     bool skip_absent = false;          ///< commit without members that are away for kAbsent
-    std::chrono::milliseconds timeout{120000};  ///< of the preparing, and of the committing
+    std::chrono::milliseconds timeout{120000};  ///< for kPreparing, and again for kCommitting
   };
-  /// `first_round`: the number of the first round, unlike those of earlier processes.
+  /// `first_round`: the number of the first round, which no earlier process may have used.
   GroupCourse(Traits traits, GroupDecision last, uint64_t first_round, Time now);
 
   const Traits& traits() const { return traits_; }
@@ -83,8 +84,8 @@ class GroupCourse {
   // Events.
   void Attached(const std::string& id, Time now);
   void Detached(const std::string& id, Time now);
-  /// What a member said: what it has committed (empty while its only file changes), its answer, and
-  /// what it is waiting for.
+  /// A member said what it has committed (empty while its only file changes), its answer to the
+  /// round, and in `message` what it is waiting for.
   void Reported(const std::string& id, const Identity& committed, const GroupReport& answer,
                 const std::string& message, Time now);
   /// The newest published state. A rollback or another lineage aborts a round that is not decided.
@@ -94,7 +95,7 @@ class GroupCourse {
 
   // What follows.
   GroupWord word() const;
-  /// To be written, after which Written or NotWritten is called.
+  /// The decision that the owner has to write now; it then calls Written or NotWritten.
   std::optional<GroupDecision> to_write() const;
   void Written(Time now);
   void NotWritten(const Status& why, Time now);
@@ -108,7 +109,7 @@ class GroupCourse {
   uint64_t aborts() const { return aborts_; }
   GroupMemberState state(const std::string& id) const { return members_.at(id).state; }
   std::string message(const std::string& id) const { return members_.at(id).message; }
-  /// An orchestrator's group that has no round, and no member that a decision waits for.
+  /// Whether this is an orchestrator's group without a round whose members have all committed.
   bool over() const;
 
  private:
@@ -135,7 +136,7 @@ class GroupCourse {
   uint64_t round_ = 0;
   uint64_t next_round_;
   Identity target_;         // of the running round
-  Identity newest_;         // that was published
+  Identity newest_;         // the last one that was published
   GroupDecision decision_;  // the last one that is written
   GroupOutcome last_;
   uint64_t commits_ = 0, aborts_ = 0;

@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <optional>
 
+#include "common/base/log.h"
 #include "common/base/unique_fd.h"
 
 namespace deltawire::sender {
@@ -14,7 +17,7 @@ namespace {
 
 constexpr std::string_view kFirstLine = "deltawire groups 1";
 constexpr size_t kMostBytes = 16 << 20;
-// The first line, the lineage's, and the checksum's.
+// What the lines after the first begin with.
 constexpr std::string_view kLineage = "lineage ", kGroup = "group ", kMember = "member ",
                            kChecksum = "xxh3 ";
 
@@ -22,7 +25,7 @@ Status Bad(std::string_view what) {
   return Errorf(StatusCode::kDataLoss, "the file of groups {}", what);
 }
 
-/// The text up to the next newline, which is taken off `rest`; nullopt: there is none.
+/// Takes the text up to the next newline off `rest`. Returns nullopt when `rest` has no newline.
 std::optional<std::string_view> TakeLine(std::string_view& rest) {
   const size_t end = rest.find('\n');
   if (end == std::string_view::npos) return std::nullopt;
@@ -57,7 +60,7 @@ StatusOr<KeptGroup> ParseGroup(std::string_view line, const Hash128& lineage) {
                      TakeNumber(line, state.id.version) && TakeNumber<16>(line, state.root) &&
                      TakeNumber<16>(line, state.attempt) && line.empty();
   if (whole && !group.name.empty() && (group.standing || kind == "named")) return group;
-  return Bad("has a group's line that is none");
+  return Bad("has a line that begins with \"group\" and is not as docs/groups.md says");
 }
 
 }  // namespace
@@ -120,8 +123,17 @@ Status WriteGroupFile(const fs::path& path, const KeptGroups& kept) {
     if (::fsync(fd.get()) != 0) return ErrnoError(fmt::format("fsync {}", hidden.native()));
   }
   // The last step that can fail: from here on the decision stands.
-  if (::rename(hidden.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  return ErrnoError(fmt::format("rename {} to {}", hidden.native(), path.native()));
+  if (::rename(hidden.c_str(), path.c_str()) != 0) {
+    return ErrnoError(fmt::format("rename {} to {}", hidden.native(), path.native()));
+  }
+  const UniqueFd directory(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // Members may have been told by now if this failed, so it is only said that a crash of the
+  // machine could bring the old decision back.
+  if (directory.get() < 0 || ::fsync(directory.get()) != 0) {
+    LogWarn("{}: fsync of its directory: {}; a crash of the machine may lose the last decision",
+            path.native(), std::strerror(errno));
+  }
+  return absl::OkStatus();
 }
 
 StatusOr<KeptGroups> ReadGroupFile(const fs::path& path) {

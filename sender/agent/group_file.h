@@ -1,4 +1,4 @@
-// The file beside a model's state in which its groups' decisions are, so that a restarted sender
+// The file beside a model's state that holds its groups' decisions, so that a restarted sender
 // tells every member the same (docs/groups.md, "The file"). Owner: the Model's directory. Threads:
 // one at a time for one path. Cost: a small file, synced. Errors: kDataLoss, naming a file that is
 // damaged; a file that could not be replaced is as it was.
@@ -25,7 +25,7 @@ struct KeptGroup {
 };
 
 struct KeptGroups {
-  Hash128 lineage;  ///< of the model that they are of
+  Hash128 lineage;  ///< of the model whose groups these are
   std::vector<KeptGroup> groups;
   friend bool operator==(const KeptGroups&, const KeptGroups&) = default;
 };
@@ -33,7 +33,7 @@ struct KeptGroups {
 std::string GroupFileText(const KeptGroups& kept);
 StatusOr<KeptGroups> ParseGroupFile(std::string_view text);
 
-/// Replaces the file, atomically also for a crash of the machine.
+/// Replaces the file. A crash of the process or the machine leaves the old file or the new one.
 Status WriteGroupFile(const std::filesystem::path& path, const KeptGroups& kept);
 /// No groups when there is no file.
 StatusOr<KeptGroups> ReadGroupFile(const std::filesystem::path& path);

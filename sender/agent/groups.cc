@@ -17,12 +17,12 @@ namespace {
 
 // How often waits check whether their caller has gone; changes wake them at once.
 constexpr std::chrono::milliseconds kGoneSlice{200};
-// Rounds of a group whose outcome is kept for calls that wait.
+// How many outcomes of a group are kept for calls that wait.
 constexpr size_t kMostEnded = 64;
 
-/// Answers to rounds of an earlier process must not count for this one's, so rounds begin at a
-/// number that is drawn. It has room to count upwards, and below 2^53, so that each reader of JSON
-/// can take it.
+/// An answer to a round of an earlier process must not count for a round of this process, so the
+/// first round has a random number. It leaves room to count upwards, and stays below 2^53, up to
+/// which every reader of JSON keeps integers exact.
 uint64_t FirstRound() {
   uint32_t drawn = 0;
   if (getrandom(&drawn, sizeof drawn, 0) != sizeof drawn) {
@@ -310,7 +310,7 @@ bool Groups::DropSome(std::unique_lock<Mutex>& lock) {
       const auto file = model.file;
       const std::string of = name;
       lock.unlock();
-      // A group that is still there at the next start is over then, too.
+      // If this fails, the next start finds a group that is over, and drops it then.
       const Status written = WriteGroupFile(file, left);
       if (!written.ok()) LogWarn("model {}: {}", of, MessageOf(written));
       lock.lock();
@@ -338,7 +338,7 @@ Status Groups::CheckMembers(const std::string& name, const OfModel& model, const
   }
   for (const std::string& id : ids) {
     DW_RETURN_IF_ERROR(CheckReceiverId(id));
-    // The file has a line for each member.
+    // The file has one line for each member, so an id must not contain a line's end.
     const auto control = [](char c) { return static_cast<unsigned char>(c) < ' '; };
     if (std::any_of(id.begin(), id.end(), control)) {
       return Errorf(StatusCode::kInvalidArgument,
@@ -384,8 +384,8 @@ StatusOr<Groups::Entry*> Groups::FindGroup(const std::string& name, OfModel& mod
   }
   DW_RETURN_IF_ERROR(CheckMembers(name, model, group, ids));
   std::set<std::string> members(ids.begin(), ids.end());
-  // An orchestrator's groups without a round give way to it. What their other members still wait
-  // for, these follow by themselves.
+  // A receiver has one group. So groups of orchestrators that have no round and that share a member
+  // with the new one go; their other members reach what was decided by themselves.
   std::vector<std::string> give_way;
   for (const auto& [other, entry] : model.groups) {
     const auto takes = [&](const std::string& id) { return entry.course->has(id); };

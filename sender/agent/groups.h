@@ -1,7 +1,7 @@
-// The groups of this sender's models: drives their courses by what members report, what is
-// published and the clock, writes decisions, and has the attachments tell the words. Owner: the
-// Agent. Threads: any; one of its own keeps the time. While it holds its lock it calls nobody.
-// Cost: a thread. Errors name model and group.
+// The groups of this sender's models: feeds each group's state machine (GroupCourse) with what
+// members report, what is published and the time, writes its decisions to disk, and hands its words
+// to the attachments, which tell the members. Owner: the Agent. Threads: any; one of its own keeps
+// the time. No other object is called while its lock is held. Errors name model and group.
 #pragma once
 
 #include <filesystem>
@@ -44,7 +44,7 @@ struct GroupView {
 
 class Groups : public MemberObserver {
  public:
-  /// An orchestrator's groups of one model that are not over.
+  /// Bound on the groups of one model that orchestrators made and that are not over.
   static constexpr size_t kMostNamed = 64;
   static constexpr size_t kMostMembers = 4096;
 
@@ -52,8 +52,9 @@ class Groups : public MemberObserver {
   Groups(GroupsOptions options, Attachments& attachments);
   ~Groups() override;
 
-  /// A model is registered, whose directory may have decisions of an earlier process. `whole`: this
-  /// agent publishes all of it; where it has a part, there are no groups.
+  /// Takes up a model that was registered, with the decisions that an earlier process may have left
+  /// in its directory. `whole`: this agent publishes the whole model; one that publishes a part of
+  /// it has no groups.
   void Adopt(const std::string& model, const std::filesystem::path& directory,
              const Hash128& lineage, bool whole);
   void Forget(const std::string& model);
@@ -70,10 +71,11 @@ class Groups : public MemberObserver {
     std::string message;
     ReceiverReport report;
   };
-  /// A round of `group` for the newest state. `ids`: makes an orchestrator's group of these, or
-  /// goes on with the one of that name and these members; empty: a group of the options.
-  /// `progress` is told of each change of a member. Returns how the round ended, also if it was
-  /// aborted.
+  /// Brings `group` to the newest state in one round, and returns how that round ended; a round
+  /// that was aborted is an outcome and not an error. With `ids`, `group` is an orchestrator's: it
+  /// is made of these receivers, or is the one that has this name and these members already.
+  /// Without `ids` it is a group of the sender's options. `progress` is called at each change of a
+  /// member.
   StatusOr<GroupOutcome> Sync(const std::string& model, const std::string& group,
                               const std::vector<std::string>& ids,
                               const std::function<bool(const Progress&)>& progress,
@@ -87,16 +89,16 @@ class Groups : public MemberObserver {
   using Time = SteadyClock::time_point;
   struct Entry {
     std::unique_ptr<GroupCourse> course;
-    bool kept = false;                              // in the file
+    bool kept = false;                              // whether the file has it
     std::map<std::string, ReceiverReport> reports;  // the last ones, by member
     size_t waiters = 0;                             // calls of Sync
-    std::map<uint64_t, GroupOutcome> ended;         // rounds, while there are waiters
+    std::map<uint64_t, GroupOutcome> ended;         // by round; kept while there are waiters
   };
   struct OfModel {
     std::filesystem::path file;
     Hash128 lineage;
     bool whole = true;
-    uint64_t number = 0;  // another one for each Adopt
+    uint64_t number = 0;  // differs for each Adopt, so that a waiter notices a replaced model
     Identity newest;
     std::map<std::string, Entry> groups;
     std::map<std::string, GroupWord> told;
@@ -105,7 +107,7 @@ class Groups : public MemberObserver {
   // REQUIRES (for all of these): mu_ held.
   void AddGroup(OfModel& model, GroupCourse::Traits traits, GroupDecision last);
   GroupCourse::Traits StandingTraits(const GroupOptions& group) const;
-  /// The group that `Sync` means, made if it is an orchestrator's new one.
+  /// Finds the group that a call of `Sync` names. An orchestrator's group that is new is made.
   StatusOr<Entry*> FindGroup(const std::string& name, OfModel& model, const std::string& group,
                              const std::vector<std::string>& ids);
   Status CheckMembers(const std::string& name, const OfModel& model, const std::string& group,
@@ -118,13 +120,14 @@ class Groups : public MemberObserver {
                                     const std::function<bool(const Progress&)>& progress,
                                     const std::function<bool()>& gone);
   Time NextTick(Time now) const;
-  /// `deciding`: also what is about to be decided.
+  /// What the file shall hold. `deciding`: including decisions that are about to be made.
   static KeptGroups Kept(const OfModel& model, bool deciding);
   std::map<std::string, GroupWord> Words(const OfModel& model) const;
-  /// Tells those who wait, and keeps for them how rounds ended.
+  /// Wakes the callers of `Sync` that wait, and keeps for them how rounds ended.
   void NoteChange();
-  /// Writes what was decided, tells what changed, and drops groups that are over. Releases the lock
-  /// meanwhile. One thread at a time does so, and does what comes up meanwhile, too.
+  /// Writes decisions, tells words that changed, and drops groups that are over, until nothing of
+  /// that is left. The lock is released meanwhile. One thread at a time does this; what other
+  /// threads bring up meanwhile is left to it.
   void Settle(std::unique_lock<Mutex>& lock);
   bool WriteSome(std::unique_lock<Mutex>& lock);
   bool TellSome(std::unique_lock<Mutex>& lock);
