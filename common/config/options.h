@@ -32,7 +32,7 @@ struct SenderOptions {
   uint64_t delta_log_bytes = uint64_t{2} << 30;     ///< per model
   std::optional<kernels::Codec> codec;              ///< none: whichever is committed soonest
   uint32_t history = 4;                             ///< deltas that `tight` may look back to, 0..8
-  uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each published model, when idle; 0: off
+  uint64_t scrub_bytes_per_s = uint64_t{8} << 20;  ///< of each published model, when idle; 0: off
   uint64_t rate_limit = 0;                          ///< bytes/s to all receivers; 0: none
   uint64_t rate_limit_per_receiver = 0;             ///< bytes/s to each receiver and model; 0: none
   std::chrono::milliseconds grace{250};             ///< pulls may delay BeginOffload this long
@@ -91,7 +91,7 @@ struct ReceiverOptions {
   bool unsafe_in_place = false;                     ///< change bytes even while others read them
   uint64_t history_bytes = uint64_t{256} << 20;     ///< per model, for `tight`; 0: no history
   uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
-  uint64_t scrub_bytes_per_s = uint64_t{64} << 20;  ///< of each model, when idle; 0: off
+  uint64_t scrub_bytes_per_s = uint64_t{8} << 20;  ///< of each model, when idle; 0: off
   std::vector<EngineOptions> engines;               ///< --engine [MODEL:]KIND=TARGET
   EngineFailure engine_failure = EngineFailure::kRetry;
   uint32_t engine_retries = 5;                       ///< of one version, after the first attempt
