@@ -8,9 +8,10 @@ namespace deltawire::cli {
 namespace {
 
 constexpr Declare kCommands[] = {
-    DeclarePublish, DeclareStatus,    DeclareTop,      DeclareSync,  DeclareWait, DeclareWatch,
-    DeclareVerify,  DeclareControl,   DeclareInspect,  DeclareDiff,  DeclarePlan, DeclareConvert,
-    DeclareDoctor,  DeclareBenchLink, DeclareSimulate, DeclareCerts, DeclareDemo, DeclareVersion,
+    DeclarePublish,  DeclareStatus,  DeclareTop,     DeclareSync,    DeclareWait,
+    DeclareWatch,    DeclareVerify,  DeclareControl, DeclareInspect, DeclareDiff,
+    DeclarePlan,     DeclareConvert, DeclareDoctor,  DeclareLimits,  DeclareBenchLink,
+    DeclareSimulate, DeclareCerts,   DeclareDemo,    DeclareVersion,
 };
 
 constexpr const char* kFooter = R"(Exit codes:

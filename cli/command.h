@@ -42,6 +42,7 @@ void DeclarePlan(CLI::App& app, Run* run);       // plan.cc
 void DeclareConvert(CLI::App& app, Run* run);    // convert.cc
 void DeclareDemo(CLI::App& app, Run* run);       // demo.cc
 void DeclareDoctor(CLI::App& app, Run* run);     // doctor.cc
+void DeclareLimits(CLI::App& app, Run* run);     // limits.cc
 void DeclareBenchLink(CLI::App& app, Run* run);  // bench_link.cc
 void DeclareCerts(CLI::App& app, Run* run);      // certs.cc
 void DeclareSimulate(CLI::App& app, Run* run);   // simulate.cc

@@ -29,13 +29,13 @@ struct SenderOptions {
   Endpoint control{"127.0.0.1", 7700};          ///< gRPC for orchestrators and receivers
   Endpoint bulk{"127.0.0.1", 7701};             ///< raw TCP
   std::string advertise_host;  ///< bulk host told to receivers; empty: the host they dialled
-  uint64_t delta_log_bytes = uint64_t{2} << 30;     ///< per model
-  std::optional<kernels::Codec> codec;              ///< none: whichever is committed soonest
-  uint32_t history = 4;                             ///< deltas that `tight` may look back to, 0..8
+  uint64_t delta_log_bytes = uint64_t{2} << 30;    ///< per model
+  std::optional<kernels::Codec> codec;             ///< none: whichever is committed soonest
+  uint32_t history = 4;                            ///< deltas that `tight` may look back to, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;  ///< of each published model, when idle; 0: off
-  uint64_t rate_limit = 0;                          ///< bytes/s to all receivers; 0: none
-  uint64_t rate_limit_per_receiver = 0;             ///< bytes/s to each receiver and model; 0: none
-  std::chrono::milliseconds grace{250};             ///< pulls may delay BeginOffload this long
+  uint64_t rate_limit = 0;                         ///< bytes/s to all receivers; 0: none
+  uint64_t rate_limit_per_receiver = 0;            ///< bytes/s to each receiver and model; 0: none
+  std::chrono::milliseconds grace{250};            ///< pulls may delay BeginOffload this long
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
   std::chrono::milliseconds stream_timeout{30000};    ///< closes a bulk stream without progress
   uint32_t threads = 0;                               ///< CPU workers; 0: one per core
@@ -91,7 +91,7 @@ struct ReceiverOptions {
   bool unsafe_in_place = false;                     ///< change bytes even while others read them
   uint64_t history_bytes = uint64_t{256} << 20;     ///< per model, for `tight`; 0: no history
   uint64_t delta_file_bytes = uint64_t{256} << 20;  ///< per model, for engines; 0: none
-  uint64_t scrub_bytes_per_s = uint64_t{8} << 20;  ///< of each model, when idle; 0: off
+  uint64_t scrub_bytes_per_s = uint64_t{8} << 20;   ///< of each model, when idle; 0: off
   std::vector<EngineOptions> engines;               ///< --engine [MODEL:]KIND=TARGET
   EngineFailure engine_failure = EngineFailure::kRetry;
   uint32_t engine_retries = 5;                       ///< of one version, after the first attempt

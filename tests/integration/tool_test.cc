@@ -6,6 +6,7 @@
 
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <fstream>
 #include <set>
 
 #include "common/layout/model_dir.h"
@@ -294,6 +295,29 @@ TEST_CASE("publish --replace: receivers go over to the other layout") {
     return committed.version() == 1 && committed.lineage() != lineage &&
            Fills(receiver.dir()) == "b";
   }));
+}
+
+TEST_CASE("limits prints a drop-in for a unit, by the daemon's own options") {
+  ShmDir root;
+  const Checkpoint model(root.path() / "policy", 3, 1 << 20);
+  const fs::path config = root.path() / "sender.toml";
+  std::ofstream(config) << "delta-log = \"1GiB\"\n";
+  Tool tool(root.path(), {"limits", "sender", model.dir.string(), "--config", config.string(),
+                          "--receivers", "20000"});
+  REQUIRE(tool.Wait() == 0);
+  const std::string said = tool.Said();
+  CAPTURE(said);
+  CHECK(Has(said, "policy: 3.15 MB in 3 tensors"));
+  CHECK(Has(said, "6.29 MB  two buffers"));
+  CHECK(Has(said, "1.07 GB  deltas, up to delta-log"));
+  CHECK(Has(said, "\n[Service]\nMemoryMax="));
+  // 20,000 connections and four streams of each, which is more than the unit allows.
+  CHECK(Has(said, "\nLimitNOFILE=100320\n"));
+
+  std::ofstream(config) << "delta-lag = 1\n";
+  Tool wrong(root.path(), {"limits", "sender", model.dir.string(), "--config", config.string()});
+  CHECK(wrong.Wait() == 1);
+  CHECK(Has(wrong.Said(), "sender.toml:1: "));
 }
 
 }  // namespace deltawire::testing

@@ -1,0 +1,104 @@
+#include "cli/unit_limits.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "common/serving/encoded_cache.h"
+
+namespace deltawire::cli {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+// An idle daemon of one small model has 29 to 35 MiB beyond its buffers, and its code and libraries
+// count, too, where nobody else has mapped them.
+constexpr uint64_t kDaemon = 96 * kMiB;
+// Names, shapes and places of a tensor, in the layout and in the answers to those who ask for it.
+constexpr uint64_t kPerTensor = 2048;
+// Digests, and the lists of a pull.
+constexpr uint64_t kPerChunk = 64;
+// An attached receiver took 68 to 740 KiB (docs/benchmarks.md, "fanout").
+constexpr uint64_t kPerReceiver = kMiB;
+// A stream's socket holds a window of 768 KiB and 256 KiB that are not sent yet, or less.
+constexpr uint64_t kPerStream = kMiB;
+// What a daemon has open beside its models and connections.
+constexpr uint64_t kOwnDescriptors = 256;
+// The files of a model: weights, state, deltas, side files while they are replaced.
+constexpr uint64_t kDescriptorsPerModel = 64;
+
+struct Sums {
+  explicit Sums(const std::vector<ModelSize>& models) : count(models.size()) {
+    for (const ModelSize& m : models) {
+      bytes += m.bytes;
+      side_files += m.side_file_bytes;
+      tables += kPerTensor * m.tensors + kPerChunk * m.chunks;
+    }
+  }
+  const uint64_t count;
+  uint64_t bytes = 0, side_files = 0, tables = 0;
+};
+
+class Limits {
+ public:
+  void Add(std::string what, uint64_t bytes) {
+    if (bytes > 0) limits_.parts.push_back({std::move(what), bytes});
+  }
+  void AddServed(const ServedReceivers& served, uint64_t delta_log, const Sums& models) {
+    Add("deltas, up to delta-log", delta_log * models.count);
+    Add("payloads made for the newest version", EncodedCache::kUsualBytes * models.count);
+    Add("receivers that are attached", kPerReceiver * served.count);
+    Add("their streams", kPerStream * served.count * served.streams);
+    limits_.descriptors += uint64_t{served.count} * (1 + served.streams);
+  }
+  UnitLimits Finish(const Sums& models) {
+    Add("digests, names and shapes", models.tables);
+    Add("side files of two versions", 2 * models.side_files);
+    Add("the daemon itself", kDaemon);
+    uint64_t all = 0;
+    for (const UnitLimits::Part& part : limits_.parts) all += part.bytes;
+    const double margin = std::ceil(static_cast<double>(all) * kMargin);
+    limits_.parts.push_back({"a tenth for what is not counted", static_cast<uint64_t>(margin)});
+    limits_.memory_max = (all + limits_.parts.back().bytes + kMiB - 1) / kMiB * kMiB;
+    limits_.descriptors += kOwnDescriptors + kDescriptorsPerModel * models.count;
+    return std::move(limits_);
+  }
+  UnitLimits& limits() { return limits_; }
+
+ private:
+  UnitLimits limits_;
+};
+
+}  // namespace
+
+UnitLimits LimitsOfSender(const SenderOptions& options, const std::vector<ModelSize>& models,
+                          const ServedReceivers& served) {
+  const Sums sums(models);
+  Limits limits;
+  limits.Add("two buffers", 2 * sums.bytes);
+  limits.AddServed(served, options.delta_log_bytes, sums);
+  return limits.Finish(sums);
+}
+
+UnitLimits LimitsOfReceiver(const ReceiverOptions& options, const std::vector<ModelSize>& models,
+                            const ServedReceivers& served) {
+  const Sums sums(models);
+  const bool two = options.buffers != 1;
+  const auto agents = std::max<uint64_t>(1, options.senders.size());
+  Limits limits;
+  limits.Add(two ? "two buffers" : "one buffer", (two ? 2 : 1) * sums.bytes);
+  limits.Add("a delta that waits, up to staging", options.staging_bytes * sums.count);
+  limits.Add("past deltas, up to history-bytes", options.history_bytes * sums.count);
+  limits.Add("deltas for engines, up to delta-files", options.delta_file_bytes * sums.count);
+  for (const EngineOptions& engine : options.engines) {
+    if (engine.kind != EngineKind::kDiskDelta) continue;
+    const auto model = std::ranges::find(models, engine.model, &ModelSize::name);
+    limits.Add("last version of " + NameOf(engine),
+               model == models.end() ? sums.bytes : model->bytes);
+  }
+  limits.Add("streams of its pulls", kPerStream * options.streams * agents * sums.count);
+  limits.limits().descriptors +=
+      (uint64_t{options.streams} + 1) * agents * sums.count + 4 * options.engines.size();
+  if (options.serve) limits.AddServed(served, options.delta_log_bytes, sums);
+  return limits.Finish(sums);
+}
+
+}  // namespace deltawire::cli

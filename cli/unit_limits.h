@@ -1,0 +1,47 @@
+// What a daemon's systemd unit needs for its models: memory and descriptors, added up part by part
+// from the options and the models' sizes (docs/operations.md, "Sizing"). Pure functions of plain
+// values. Threads: any. Cost: none. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/config/options.h"
+
+namespace deltawire::cli {
+
+struct ModelSize {
+  std::string name;
+  uint64_t bytes = 0;  ///< of all tensors
+  uint64_t tensors = 0;
+  uint64_t chunks = 0;
+  uint64_t side_file_bytes = 0;
+};
+
+/// The receivers that a daemon serves at once.
+struct ServedReceivers {
+  uint32_t count = 8;
+  uint32_t streams = 4;  ///< of each one's pull
+};
+
+struct UnitLimits {
+  struct Part {
+    std::string what;
+    uint64_t bytes = 0;
+  };
+  std::vector<Part> parts;  ///< bounds of what the daemon and its models take, in print order
+  uint64_t memory_max = 0;  ///< all parts and the margin, in whole MiB
+  uint64_t descriptors = 0;
+};
+
+/// The share of all parts that is added for what they leave out.
+inline constexpr double kMargin = 0.1;
+
+UnitLimits LimitsOfSender(const SenderOptions& options, const std::vector<ModelSize>& models,
+                          const ServedReceivers& served);
+/// `served` counts only where the receiver serves others. With `buffers = auto` it has two.
+UnitLimits LimitsOfReceiver(const ReceiverOptions& options, const std::vector<ModelSize>& models,
+                            const ServedReceivers& served);
+
+}  // namespace deltawire::cli
