@@ -56,7 +56,7 @@ class ChunkWork {
     e_.history_[i_] = ChunkHistory(deltas.first(deltas.size() - 1), i_, kernels::kMaxHistory);
     for (const Form form : kForms) {
       if (form == kFast || !e_.has(form) || fast_.empty()) continue;
-      const Bytes coded = Recode(fast_, form);
+      const Bytes coded = e_.Recode(i_, fast_, form, old_);
       e_.payloads_[form][i_].assign(coded.begin(), coded.end());
     }
     return absl::OkStatus();
@@ -95,7 +95,7 @@ class ChunkWork {
     if (form == kFast || r.bytes == 0) return absl::OkStatus();
     const Form other = static_cast<Form>(form);
     return Same("the payload", e_.payload(other, i_).size(),
-                Recode(room.first(r.bytes), other).size());
+                e_.Recode(i_, room.first(r.bytes), other, old_).size());
   }
   Status EncodeChecked(size_t) {
     const auto r = kernels::Best().diff_encode_checked(w_.key, old_, new_, c_.width, FastRoom(c_));
@@ -113,7 +113,7 @@ class ChunkWork {
     if (form != kFast && !coded.empty()) {  // empty: fast is sent
       const MutableBytes room = FastRoom(c_);
       size_t bytes = 0;
-      const auto of = Coded(static_cast<Form>(form), work_);
+      const auto of = e_.Coded(i_, static_cast<Form>(form), work_);
       DW_RETURN_IF_ERROR(Ok("decoding", CoderOf(coded)->decode(of, coded, room, &bytes)));
       DW_RETURN_IF_ERROR(Same("the decoded payload", fast.size(), bytes));
       fast = room.first(bytes);
@@ -148,21 +148,6 @@ class ChunkWork {
     return Errorf(StatusCode::kDataLoss, "{}: {} of chunk {} is {} now and was {} before", w_.name,
                   what, i_, got, want);
   }
-  CodedChunk Coded(Form form, Bytes old_data) const {
-    const ChunkHistory& past = e_.history_[i_];
-    return {.backend = kernels::Best(),
-            .bytes = c_.bytes,
-            .width = c_.width,
-            .function = w_.function(c_),
-            .old_data = old_data,
-            .history = past.First(form == kTightHistory ? past.depth() : 0)};
-  }
-  /// Puts a fast payload into another form, in this thread's memory.
-  Bytes Recode(Bytes fast, Form form) const {
-    const Coder& coder = *CoderOf(CodecOf(form));
-    return coder.encode(Coded(form, old_), fast, coder.limit(c_.bytes, fast.size()));
-  }
-
   Engine& e_;
   const Workload& w_;
   const uint32_t i_;
@@ -243,6 +228,23 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const Workload& w, ThreadPool& 
   DW_RETURN_IF_ERROR(engine->Restore(pool));
   DW_RETURN_IF_ERROR(engine->ForChunks(pool, &ChunkWork::Prepare, 0));
   return engine;
+}
+
+CodedChunk Engine::Coded(uint32_t chunk, Form form, Bytes old_data) const {
+  const Chunk& c = workload_.chunks[chunk];
+  const ChunkHistory& past = history_[chunk];
+  return {.backend = kernels::Best(),
+          .bytes = c.bytes,
+          .width = c.width,
+          .function = workload_.function(c),
+          .old_data = old_data,
+          .history = past.First(form == kTightHistory ? past.depth() : 0)};
+}
+
+Bytes Engine::Recode(uint32_t chunk, Bytes fast, Form form, Bytes old_data) const {
+  const Coder& coder = *CoderOf(CodecOf(form));
+  return coder.encode(Coded(chunk, form, old_data), fast,
+                      coder.limit(workload_.chunks[chunk].bytes, fast.size()));
 }
 
 bool Engine::has(Form form) const {

@@ -2,9 +2,8 @@
 // of sums, and all rows are made from the table of the whole model.
 #include <map>
 
-#include "bench/delta/bounds.h"
+#include "bench/delta/bits.h"
 #include "bench/delta/cases.h"
-#include "bench/delta/payload_parts.h"
 #include "bench/harness/parallel.h"
 #include "common/base/of_this_thread.h"
 
@@ -29,6 +28,7 @@ void AddBits(Sums& sums, const std::string& name, const SplitBits& bits) {
   sums[name + " bits"] += bits.total();
   sums[name + " positions"] += bits.positions;
   sums[name + " differences"] += bits.differences;
+  sums[name + " rest"] += bits.rest;
 }
 
 // One tensor's share: chunk after chunk, on one thread.
@@ -43,10 +43,10 @@ class TensorSums {
   Status Add(uint32_t chunk) {
     const Chunk& c = w_.chunks[chunk];
     DW_RETURN_IF_ERROR(MakeContexts(chunk));
-    counter_.Add(w_.OldOf(c), w_.NewOf(c), contexts_);
+    const Tally tally = counter_.Add(w_.OldOf(c), w_.NewOf(c), contexts_);
     if (!engine_.payload(kFast, chunk).empty()) {
       for (const Form form : kForms) {
-        if (engine_.has(form)) DW_RETURN_IF_ERROR(AddForm(chunk, form));
+        if (engine_.has(form)) DW_RETURN_IF_ERROR(AddForm(chunk, form, tally));
       }
       AddBest(chunk);
     }
@@ -73,7 +73,7 @@ class TensorSums {
         kernels::Best().decode_apply(w_.key, payload, data_, w_.chunks[chunk].width, 0, &digest));
   }
   Status MakeContexts(uint32_t chunk);
-  Status AddForm(uint32_t chunk, Form form);
+  Status AddForm(uint32_t chunk, Form form, const Tally& tally);
   void AddBest(uint32_t chunk);
   Status AddFold(uint32_t chunk);
   void AddFolded(uint32_t chunk, const char* what, Bytes payload);
@@ -87,44 +87,46 @@ class TensorSums {
   ScratchMemory scratch_, fold_, undo_;
 };
 
-// Applied to zeros, a delta gives its differences. The newest delta comes last, so that an element
-// gets the context of its last change.
+// The newest delta comes last, so that an element gets the context of its last change.
 Status TensorSums::MakeContexts(uint32_t chunk) {
+  struct Marking {
+    std::vector<uint8_t>& contexts;
+    unsigned age, width;
+  };
+  const auto mark = [](void* context, const kernels::BlockChanges& changes) {
+    const Marking& m = *static_cast<const Marking*>(context);
+    for (size_t i = 0; i < changes.at.size(); ++i) {
+      m.contexts[changes.first + changes.at[i]] =
+          HistoryContext(m.age, Signed(changes.differences[i], m.width) > 0);
+    }
+  };
   const Chunk& c = w_.chunks[chunk];
   const auto past = engine_.PastOf(chunk);
   contexts_.assign(c.bytes / c.width, 0);
   for (size_t age = past.size(); age > 0; --age) {
     if (past[age - 1].empty()) continue;
-    data_.assign(c.bytes, std::byte{0});
-    DW_RETURN_IF_ERROR(ApplyToData(chunk, past[age - 1]));
-    for (size_t i = 0; i < contexts_.size(); ++i) {
-      const uint64_t difference = LoadElement(&data_[i * c.width], c.width);
-      if (difference == 0) continue;
-      const bool up = SignedDifference(0, difference, c.width) > 0;
-      contexts_[i] = HistoryContext(static_cast<unsigned>(age), up);
-    }
+    Marking marking{contexts_, static_cast<unsigned>(age), c.width};
+    DW_RETURN_IF_ERROR(Check(
+        chunk, "changes",
+        kernels::Best().changes(past[age - 1], c.bytes, c.width,
+                                scratch_.Sized(kernels::kChangesScratchBytes), mark, &marking)));
   }
   return absl::OkStatus();
 }
 
-Status TensorSums::AddForm(uint32_t chunk, Form form) {
+Status TensorSums::AddForm(uint32_t chunk, Form form, const Tally& tally) {
   const Chunk& c = w_.chunks[chunk];
-  const std::string name = NameOf(form);
-  Bytes payload = engine_.payload(form, chunk);
+  const Bytes payload = engine_.payload(form, chunk);
   if (form == kDense) {
-    sums_[name + " bits"] += 8 * static_cast<double>(payload.empty() ? c.bytes : payload.size());
+    sums_[NameOf(form) + " bits"] +=
+        8 * static_cast<double>(payload.empty() ? c.bytes : payload.size());
     return absl::OkStatus();
   }
   const bool as_fast = form == kFast || payload.empty();  // fast is sent then
-  if (as_fast) payload = engine_.payload(kFast, chunk);
-  const std::span<const uint8_t> contexts = contexts_;
-  DW_ASSIGN_OR_RETURN(const PayloadParts parts,
-                      as_fast ? SplitFast(payload, c.bytes, c.width)
-                              : SplitTight(payload, w_.OldOf(c), w_.NewOf(c), c.width,
-                                           form == kTightHistory ? contexts : contexts.first(0)));
-  AddBits(sums_, name, parts);
-  sums_[name + " bits"] += parts.rest;
-  sums_[name + " rest"] += parts.rest;
+  DW_ASSIGN_OR_RETURN(const SplitBits parts,
+                      as_fast ? SplitFast(engine_.payload(kFast, chunk), c.bytes, c.width)
+                              : SplitTight(payload, tally, form == kTightHistory));
+  AddBits(sums_, NameOf(form), parts);
   return absl::OkStatus();
 }
 
@@ -143,17 +145,9 @@ void TensorSums::AddBest(uint32_t chunk) {
 
 // Adds the size of `payload`, a fast one that applies to data_, and as tight, if that is less.
 void TensorSums::AddFolded(uint32_t chunk, const char* what, Bytes payload) {
-  const Chunk& c = w_.chunks[chunk];
   sums_[NameOf(kFast) + what] += static_cast<double>(payload.size());
   if (!engine_.has(kTight) || payload.empty()) return;
-  const Bytes tight = CoderOf(kernels::Codec::kTight)
-                          ->encode({.backend = kernels::Best(),
-                                    .bytes = c.bytes,
-                                    .width = c.width,
-                                    .function = w_.function(c),
-                                    .old_data = data_,
-                                    .history = {}},
-                                   payload, payload.size());
+  const Bytes tight = engine_.Recode(chunk, payload, kTight, data_);
   sums_[NameOf(kTight) + what] +=
       static_cast<double>(tight.empty() ? payload.size() : tight.size());
 }
@@ -276,13 +270,10 @@ class Rows {
                     const std::string& reference, const std::string& against, double at_most = 0) {
     const double value = PerChange(sum);
     if (value == 0) return Add(name, metric, value, "bits", at_most);  // 0 has no ratio
-    bench_.Add(Row{.name = name + "/" + w_.name,
-                   .metric = metric,
-                   .value = Summarize({value}),
-                   .unit = "bits",
-                   .reference = reference,
-                   .reference_value = Summarize({PerChange(against)}),
-                   .wanted = {.value_at_most = at_most}});
+    Figure figure{.metric = metric, .unit = "bits", .column = sum, .reference = reference};
+    figure.AtMost(at_most);
+    bench_.Add(Row{std::move(figure), name + "/" + w_.name, 1, Summarize({value}),
+                   Summarize({PerChange(against)})});
   }
 
   Bench& bench_;
@@ -307,7 +298,7 @@ std::vector<std::string> SizeCaseNames(const std::string& workload) {
 Status SizeCases(Bench& bench, const Workload& w, const Engine& engine, ThreadPool& pool) {
   if (!bench.AnyAsked(SizeCaseNames(w.name))) return absl::OkStatus();
   if (w.changed == 0) {
-    bench.report().NotMeasured("bits/" + w.name, "nothing changed between the two versions");
+    bench.NotMeasured("bits/" + w.name, "nothing changed between the two versions");
     return absl::OkStatus();
   }
   DW_ASSIGN_OR_RETURN(Sums sums, AddUp(w, engine, pool));

@@ -177,7 +177,7 @@ Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, doub
        Value("wire_bytes", "wire", "MiB"), Value("per_change", "bits", "bits"),
        Value("density", "density", "")});
   rig.bench.Add(name, rig.pool.size(), series, figures);
-  if (!why_no_pairs.empty()) rig.bench.report().NotMeasured(name + " pair list", why_no_pairs);
+  if (!why_no_pairs.empty()) rig.bench.NotMeasured(name + " pair list", why_no_pairs);
   return absl::OkStatus();
 }
 
@@ -262,7 +262,7 @@ Status Adam(const Rig& rig, Cluster& cluster) {
   if (rig.weights.adam_steps_left() >= rig.bench.rounds.total()) {
     return DeltaSync(rig, cluster, kAdam, 0);
   }
-  rig.bench.report().NotMeasured(kAdam, rig.weights.why_no_adam());
+  rig.bench.NotMeasured(kAdam, rig.weights.why_no_adam());
   return absl::OkStatus();
 }
 

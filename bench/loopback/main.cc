@@ -45,9 +45,9 @@ Status RunModelCases(const Options& options, Bench& bench) {
   ThreadPool pool(options.threads);  // no process forks without exec from here on
   fmt::print("          {} ({}), {} streams, {} threads\n\n", source.name, HumanBytes(bytes),
              options.streams, pool.size());
-  bench.report().Common("model", source.name);
-  bench.report().Common("model_bytes", bytes);
-  bench.report().Common("streams", options.streams);
+  bench.Common("model", source.name);
+  bench.Common("model_bytes", bytes);
+  bench.Common("streams", options.streams);
   const size_t adam_steps = bench.Asked(kAdam) ? bench.rounds.total() : 0;
   DW_ASSIGN_OR_RETURN(const auto weights, Weights::Create(source, scratch->path() / "trainer",
                                                           bench.seed, adam_steps, pool));
