@@ -7,10 +7,43 @@
 #include <limits>
 #include <thread>
 
+#include "bench/harness/buffers.h"
 #include "bench/harness/parallel.h"
+#include "bench/loopback/cluster.h"
+#include "bench/loopback/tcp_peer.h"
 
 namespace deltawire::bench {
 namespace {
+
+/// What all cases share. Invariant between them: the peer's mapping holds what the trainer's
+/// weights hold.
+struct Rig {
+  Bench& bench;
+  const ModelSource& source;
+  Weights& weights;
+  TcpPeer& peer;
+  TcpPeer* const tls_peer;  ///< null: no case with TLS was asked for
+  ThreadPool& pool;
+  size_t streams;
+  uint64_t bytes() const { return source.layout.total_bytes(); }
+};
+
+/// What runs with one pair of daemons; at the end the receiver must hold the trainer's bytes.
+struct Group {
+  struct Member {
+    std::vector<std::string> names;  ///< of its cases
+    std::function<Status(const Rig& rig, Cluster& cluster)> run;
+  };
+  ClusterOptions daemons;
+  std::vector<Member> members;
+
+  /// Whether any of its cases was asked for.
+  bool Asked(const Bench& bench) const {
+    return std::ranges::any_of(members, [&](const Member& m) { return bench.AnyAsked(m.names); });
+  }
+};
+
+constexpr const char* kAdam = "delta_sync/adam";
 
 constexpr double kSteadyDensity = 0.01;  // of publishes whose content does not matter
 constexpr size_t kPublishesUnderLoad = 20;
@@ -278,13 +311,7 @@ Group::Member Pull(const std::string& name, bool tls, double wanted) {
           }};
 }
 
-}  // namespace
-
-bool Group::Asked(const Bench& bench) const {
-  return std::ranges::any_of(members, [&](const Member& m) { return bench.AnyAsked(m.names); });
-}
-
-std::vector<Group> ModelCases() {
+std::vector<Group> AllGroups() {
   return {{{},
            {Pull("full_pull", false, 0.8),
             Sync("delta_sync/1%", 0.01),
@@ -300,8 +327,8 @@ std::vector<Group> ModelCases() {
           {{.receiver = false, .sender = {"--no-eager-diff"}}, {Copy("offload/no_eager")}}};
 }
 
+/// Runs those cases of a group that were asked for. `root` is removed at the end.
 Status RunGroup(const Group& group, const Rig& rig, const std::filesystem::path& root) {
-  if (!group.Asked(rig.bench)) return absl::OkStatus();
   ClusterOptions daemons = group.daemons;
   daemons.streams = rig.streams;
   Cluster cluster(root, rig.source, daemons, rig.pool);
@@ -315,6 +342,42 @@ Status RunGroup(const Group& group, const Rig& rig, const std::filesystem::path&
   const std::string wrong = cluster.Compare(rig.weights.content());
   if (wrong.empty()) return absl::OkStatus();
   return Errorf(StatusCode::kDataLoss, "the receiver does not hold the trainer's bytes: {}", wrong);
+}
+
+}  // namespace
+
+Status ModelCases(const LoopbackOptions& options, Bench& bench) {
+  std::vector<Group> groups = AllGroups();
+  std::erase_if(groups, [&](const Group& group) { return !group.Asked(bench); });
+  if (groups.empty()) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const ModelSource source,
+                      options.model.empty()
+                          ? ModelSource::Synthetic(bench.quick ? "tiny" : options.size)
+                          : ModelSource::Directory(options.model));
+  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
+  const uint64_t bytes = source.layout.total_bytes();
+  DW_ASSIGN_OR_RETURN(const auto peer,
+                      TcpPeer::Start(scratch->path() / "peer", bytes, options.streams));
+  std::unique_ptr<TcpPeer> tls_peer;
+  if (std::ranges::any_of(groups, [](const Group& group) { return group.daemons.tls; })) {
+    const testing::TestAuthority authority(scratch->path() / "keys");
+    DW_ASSIGN_OR_RETURN(tls_peer, TcpPeer::Start(scratch->path() / "tls-peer", bytes,
+                                                 options.streams, authority.Node("peer")));
+  }
+  ThreadPool pool(options.threads);  // no process forks without exec from here on
+  fmt::print("          {} ({}), {} streams, {} threads\n\n", source.name, HumanBytes(bytes),
+             options.streams, pool.size());
+  bench.Common("model", source.name);
+  bench.Common("model_bytes", bytes);
+  bench.Common("streams", options.streams);
+  const size_t adam_steps = bench.Asked(kAdam) ? bench.rounds.total() : 0;
+  DW_ASSIGN_OR_RETURN(const auto weights, Weights::Create(source, scratch->path() / "trainer",
+                                                          bench.seed, adam_steps, pool));
+  const Rig rig{bench, source, *weights, *peer, tls_peer.get(), pool, options.streams};
+  for (const Group& group : groups) {
+    DW_RETURN_IF_ERROR(RunGroup(group, rig, scratch->path() / "daemons"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace deltawire::bench
