@@ -1,7 +1,5 @@
 #include "bench/delta/engine.h"
 
-#include <map>
-
 #include "bench/harness/parallel.h"
 #include "common/base/human.h"
 #include "common/base/of_this_thread.h"
@@ -198,16 +196,6 @@ constexpr Operation kOperations[] = {
     {"fold_32", &ChunkWork::Fold, 32, 32},
 };
 
-/// The old bytes' digests that EncodeUnchecked believes, by the address of these bytes. They are
-/// global, since a backend's functions have no argument for them; one publish runs at a time.
-std::map<const std::byte*, uint64_t> g_believed;
-
-kernels::EncodeResult EncodeUnchecked(const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
-                                      unsigned width, MutableBytes out) {
-  return kernels::Best().diff_encode(key, old_data, new_data, width,
-                                     g_believed.find(old_data.data())->second, out);
-}
-
 }  // namespace
 
 std::string NameOf(Form form) {
@@ -297,15 +285,18 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   const uint32_t chunks = workload_.chunks.size();
   const Coverage all = Coverage::All(chunks);
   kernels::Backend backend = kernels::Best();
+  // Without the check every old digest counts as 0, so that none has to be computed; a new one is
+  // then the difference of the two, since digests are sums over the elements.
+  std::vector<uint64_t> before = digest_old_, after = digest_new_;
   if (!check_base) {
-    backend.diff_encode_checked = EncodeUnchecked;
-    g_believed.clear();
-    for (uint32_t i = 0; i < chunks; ++i) {
-      g_believed[workload_.OldOf(workload_.chunks[i]).data()] = digest_old_[i];
-    }
+    backend.diff_encode_checked = [](const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
+                                     unsigned width, MutableBytes out) {
+      return kernels::Best().diff_encode(key, old_data, new_data, width, 0, out);
+    };
+    for (uint32_t i = 0; i < chunks; ++i) after[i] -= std::exchange(before[i], 0);
   }
   auto published = std::make_shared<Published>();
-  published->digests = std::make_shared<std::vector<uint64_t>>(digest_old_);
+  published->digests = std::make_shared<std::vector<uint64_t>>(before);
   published->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks);
   sender::PublishJob::Inputs in;
   in.chunks = &workload_.chunks;
@@ -317,7 +308,7 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   const Bytes fresh = workload_.new_data.data();
   in.inactive = {const_cast<std::byte*>(fresh.data()), fresh.size()};
   in.active_digests = published->digests;
-  in.active_root = RootOf(digest_old_, all);
+  in.active_root = RootOf(before, all);
   in.payload_limit = uint64_t{1} << 40;
   in.published = published;
   const std::vector<bool> unchanged(workload_.layout.size());
@@ -326,7 +317,7 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   DW_ASSIGN_OR_RETURN(const sender::PublishJob::Result result,
                       job->Finish({1, 1}, {1, 2}, unchanged, pool));
   const double seconds = SecondsSince(start);
-  if (result.root == RootOf(digest_new_, all) && result.changed_elements == workload_.changed) {
+  if (result.root == RootOf(after, all) && result.changed_elements == workload_.changed) {
     return seconds;
   }
   return absl::DataLossError(workload_.name + ": a publish gave a wrong root or count");

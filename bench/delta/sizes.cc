@@ -201,49 +201,53 @@ StatusOr<Sums> AddUp(const Workload& w, const Engine& engine, ThreadPool& pool) 
   return sums;
 }
 
-/// Adds the rows of one workload; all values per change are in bits.
+/// Adds the rows of one workload, whose figures are in bits per changed element.
 class Rows {
  public:
-  Rows(Bench& bench, const Workload& w, Sums sums) : bench_(bench), w_(w), sums_(std::move(sums)) {}
+  Rows(Bench& bench, const Workload& w, const Sums& sums) : bench_(bench), w_(w), sums_(sums) {
+    for (const auto& [name, sum] : sums) series_.Add(name, sum / static_cast<double>(w.changed));
+    series_.Add("density", static_cast<double>(w.changed) / static_cast<double>(w.elements));
+  }
 
   void AddBounds() {
-    const double density = static_cast<double>(w_.changed) / static_cast<double>(w_.elements);
-    Add("bits/bounds", "density", density, "");
-    Add("bits/bounds", "iid", PerChange("iid bound bits"), "bits");
-    AddPerChange("bits/bounds", "exponent", "exponent bound bits", "iid", "iid bound bits");
-    if (w_.deltas.size() < 2) return;
-    AddPerChange("bits/bounds", "history", "history bound bits", "exponent", "exponent bound bits");
+    std::vector<Figure> rows = {Value("density", "density", ""),
+                                Value("iid", "iid bound bits", "bits"),
+                                Bits("exponent", "exponent bound bits", "iid bound bits", "iid")};
+    if (w_.deltas.size() > 1) {
+      rows.push_back(Bits("history", "history bound bits", "exponent bound bits", "exponent"));
+    }
+    bench_.Add("bits/bounds/" + w_.name, 1, series_, rows);
   }
 
   void AddForm(Form form) {
     static constexpr const char* kBounds[] = {"iid bound", "exponent bound", "history bound",
                                               "iid bound"};
-    const std::string own = NameOf(form), name = "bits/" + own, bound = kBounds[form];
-    const double exponent = PerChange("exponent bound bits");
-    double at_most = 0;
-    if (w_.targets.adam && form == kFast) at_most = PerChange(bound + " bits") + kFastAboveIid;
-    if (w_.targets.adam && form == kTight) at_most = kTightOfExponent * exponent;
-    AddPerChange(name, "per_change", own + " bits", bound, bound + " bits", at_most);
+    const std::string own = NameOf(form) + " ", bound = kBounds[form];
+    const double iid = series_.Of("iid bound bits")[0];
+    const double exponent = series_.Of("exponent bound bits")[0];
+    std::vector<Figure> rows = {Bits("per_change", own + "bits", bound + " bits", bound)};
+    if (w_.targets.adam && form == kFast) rows[0].AtMost(iid + kFastAboveIid);
+    if (w_.targets.adam && form == kTight) rows[0].AtMost(kTightOfExponent * exponent);
     if (form == kTightHistory) {
-      AddPerChange(name, "per_change", own + " bits", "exponent bound", "exponent bound bits",
-                   w_.targets.history * exponent);
-    } else {
-      Add("size/" + own, "of_raw", OfRaw(sums_[own + " bits"] / 8), "", kOfRaw);
+      rows.push_back(Bits("per_change", own + "bits", "exponent bound bits", "exponent bound")
+                         .AtMost(w_.targets.history * exponent));
     }
-    if (form == kDense) return;
-    for (const std::string part : {"positions", "differences"}) {
-      AddPerChange(name, part, own + " " + part, bound, bound + " " + part);
+    if (form != kDense) {
+      for (const std::string part : {"positions", "differences"}) {
+        rows.push_back(Bits(part, own + part, bound + " " + part, bound));
+      }
+      rows.push_back(Value("rest", own + "rest", "bits"));
     }
-    Add(name, "rest", PerChange(own + " rest"), "bits");
+    bench_.Add(fmt::format("bits/{}/{}", NameOf(form), w_.name), 1, series_, rows);
+    if (form != kTightHistory) AddOfRaw(NameOf(form), sums_.at(own + "bits") / 8);
   }
 
-  void AddFolds() {
-    for (const Form form : kFolded) {
-      const double singles = sums_[NameOf(form) + " singles"];
-      if (singles == 0) continue;
-      Add("fold_size/" + NameOf(form), "of_singles", sums_[NameOf(form) + " fold"] / singles, "",
-          w_.targets.fold_of_32, fmt::format("{} steps", w_.deltas.size()));
-    }
+  void AddFold(Form form) {
+    const auto singles = sums_.find(NameOf(form) + " singles");
+    if (singles == sums_.end()) return;
+    bench_.AddValue(fmt::format("fold_size/{}/{}", NameOf(form), w_.name), "of_singles",
+                    sums_.at(NameOf(form) + " fold") / singles->second, "", w_.targets.fold_of_32,
+                    fmt::format("{} steps", w_.deltas.size()));
   }
 
   void AddBest() {
@@ -254,31 +258,25 @@ class Rows {
       chosen +=
           fmt::format("{}{} {}", chosen.empty() ? "" : ", ", count, name.substr(kChosen.size()));
     }
-    Add("size/best", "of_raw", OfRaw(sums_["best"]), "", kOfRaw, chosen);
+    AddOfRaw("best", sums_.at("best"), chosen);
   }
 
  private:
-  double PerChange(const std::string& sum) { return sums_[sum] / static_cast<double>(w_.changed); }
-  double OfRaw(double bytes) const { return bytes / static_cast<double>(w_.bytes()); }
-  void Add(const std::string& name, std::string metric, double value, std::string unit,
-           double at_most = 0, std::string note = "") {
-    bench_.AddValue(name + "/" + w_.name, std::move(metric), value, std::move(unit), at_most,
-                    std::move(note));
+  /// Where nothing is spent there is no ratio.
+  Figure Bits(const std::string& metric, const std::string& column, const std::string& against,
+              const std::string& called) const {
+    const Figure figure = Value(metric, column, "bits");
+    return series_.Of(column)[0] == 0 ? figure : Figure(figure).Against(against, called);
   }
-  /// A row of a sum, which is compared with the sum `against`.
-  void AddPerChange(const std::string& name, const std::string& metric, const std::string& sum,
-                    const std::string& reference, const std::string& against, double at_most = 0) {
-    const double value = PerChange(sum);
-    if (value == 0) return Add(name, metric, value, "bits", at_most);  // 0 has no ratio
-    Figure figure{.metric = metric, .unit = "bits", .column = sum, .reference = reference};
-    figure.AtMost(at_most);
-    bench_.Add(Row{std::move(figure), name + "/" + w_.name, 1, Summarize({value}),
-                   Summarize({PerChange(against)})});
+  void AddOfRaw(const std::string& name, double bytes, const std::string& note = "") {
+    bench_.AddValue(fmt::format("size/{}/{}", name, w_.name), "of_raw",
+                    bytes / static_cast<double>(w_.bytes()), "", kOfRaw, note);
   }
 
   Bench& bench_;
   const Workload& w_;
-  Sums sums_;
+  const Sums& sums_;
+  Series series_;  // one round: the sums per change
 };
 
 }  // namespace
@@ -301,13 +299,13 @@ Status SizeCases(Bench& bench, const Workload& w, const Engine& engine, ThreadPo
     bench.NotMeasured("bits/" + w.name, "nothing changed between the two versions");
     return absl::OkStatus();
   }
-  DW_ASSIGN_OR_RETURN(Sums sums, AddUp(w, engine, pool));
-  Rows rows(bench, w, std::move(sums));
+  DW_ASSIGN_OR_RETURN(const Sums sums, AddUp(w, engine, pool));
+  Rows rows(bench, w, sums);
   rows.AddBounds();
   for (const Form form : kForms) {
     if (engine.has(form)) rows.AddForm(form);
   }
-  rows.AddFolds();
+  for (const Form form : kFolded) rows.AddFold(form);
   rows.AddBest();
   return absl::OkStatus();
 }

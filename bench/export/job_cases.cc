@@ -24,7 +24,10 @@ constexpr uint64_t kBucketBytes = uint64_t{64} << 20;
 constexpr double kBucketsMiB = 2 * kBucketBytes / kMiB;
 constexpr std::chrono::minutes kPatience{2};
 
-Status PlanCase(const MegatronJob& job, const std::string& name, Bench& bench) {
+// Each of these measures one job. `thread_counts`: of the copies, where they are compared.
+
+Status PlanCase(const MegatronJob& job, const std::string& name, const std::vector<size_t>&,
+                Bench& bench) {
   std::unique_ptr<Planned> planned;
   size_t steps = 0;
   const PeakMemory memory;
@@ -147,7 +150,8 @@ Status BeSecondRank(const mcore::Plan& plan, const std::filesystem::path& dir, s
   return absl::OkStatus();
 }
 
-Status GatherCase(const MegatronJob& job, const std::string& name, Bench& bench) {
+Status GatherCase(const MegatronJob& job, const std::string& name, const std::vector<size_t>&,
+                  Bench& bench) {
   DW_ASSIGN_OR_RETURN(const auto planned, Planned::Make(job));
   const mcore::Plan& plan = planned->plan();
   if (!Fits(plan, 4, name, bench)) return absl::OkStatus();
@@ -185,30 +189,20 @@ Status GatherCase(const MegatronJob& job, const std::string& name, Bench& bench)
   return CheckFilled(name, half);
 }
 
-/// Runs `run(job, name)` for each job whose case, `prefix` and the job's name, was asked for.
-template <typename Run>
-Status ForJobs(const std::vector<MegatronJob>& jobs, const std::string& prefix, const Bench& bench,
-               const Run& run) {
-  for (const MegatronJob& job : jobs) {
-    const std::string name = prefix + job.name;
-    if (bench.Asked(name)) DW_RETURN_IF_ERROR(run(job, name));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 Status JobCases(const ExportOptions& options, Bench& bench) {
-  DW_RETURN_IF_ERROR(ForJobs(
-      PlannedJobs(bench.quick), "plan/", bench,
-      [&](const MegatronJob& job, const auto& name) { return PlanCase(job, name, bench); }));
-  DW_RETURN_IF_ERROR(ForJobs(PlacedJobs(bench.quick), "place/", bench,
-                             [&](const MegatronJob& job, const auto& name) {
-                               return PlaceCase(job, name, options.threads, bench);
-                             }));
-  return ForJobs(
-      GatheredJobs(bench.quick), "gather/", bench,
-      [&](const MegatronJob& job, const auto& name) { return GatherCase(job, name, bench); });
+  const auto run_all = [&](const std::string& prefix, const std::vector<MegatronJob>& jobs,
+                           const auto& run) -> Status {
+    for (const MegatronJob& job : jobs) {
+      const std::string name = prefix + job.name;
+      if (bench.Asked(name)) DW_RETURN_IF_ERROR(run(job, name, options.threads, bench));
+    }
+    return absl::OkStatus();
+  };
+  DW_RETURN_IF_ERROR(run_all("plan/", PlannedJobs(bench.quick), PlanCase));
+  DW_RETURN_IF_ERROR(run_all("place/", PlacedJobs(bench.quick), PlaceCase));
+  return run_all("gather/", GatheredJobs(bench.quick), GatherCase);
 }
 
 }  // namespace deltawire::bench

@@ -46,9 +46,9 @@ struct Group {
 constexpr const char* kAdam = "delta_sync/adam";
 
 constexpr double kSteadyDensity = 0.01;  // of publishes whose content does not matter
-constexpr size_t kPublishesUnderLoad = 20;
-constexpr unsigned kWord = 2;       // bytes of what a pair list changes
-constexpr double kDaemonMiB = 256;  // of memory beyond buffers and the log, at most
+constexpr size_t kPublishesARun = 4;     // while a receiver pulls
+constexpr unsigned kWord = 2;            // bytes of what a pair list changes
+constexpr double kDaemonMiB = 256;       // of memory beyond buffers and the log, at most
 
 double BitsPerChange(const PublishedVersion& info) {
   return static_cast<double>(info.delta_bytes + info.full_bytes) * 8 /
@@ -237,31 +237,27 @@ Status Offload(const Rig& rig, Cluster& cluster, const std::string& name) {
 /// How long BeginOffload waits while a receiver pulls everything again and again.
 Status TrainerWait(const Rig& rig, Cluster& cluster) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
-  std::atomic<bool> stop{false};
   size_t pulls = 0;
-  Status pull_failure;
-  std::thread puller([&] {
-    for (; !stop && pull_failure.ok(); ++pulls) pull_failure = cluster.Sync(true).status();
+  Status pulled;
+  std::jthread puller([&](const std::stop_token& stop) {
+    for (; !stop.stop_requested() && pulled.ok(); ++pulls) pulled = cluster.Sync(true).status();
   });
-  Series series;
-  Status failure;
-  const size_t runs = std::max(rig.bench.rounds.runs, kPublishesUnderLoad);
-  for (size_t i = 0; i < rig.bench.rounds.warmups + runs && failure.ok(); ++i) {
-    rig.weights.Flip(kSteadyDensity);
-    failure = cluster.Publish(rig.weights.content()).status();
-    if (!failure.ok()) break;
-    // The second publish comes at once, so it wants the half that pulls read until a moment ago.
-    const auto publication = cluster.Publish(rig.weights.content());
-    failure = publication.status();
-    if (!failure.ok() || i < rig.bench.rounds.warmups) continue;
-    series.Add("begin", publication->begin_seconds);
-    series.Add("wait", publication->info.trainer_wait_seconds);
-    series.Add("write", publication->write_seconds);
-  }
-  stop = true;
+  const auto measured = rig.bench.Measure([&](Series& s) -> Status {
+    for (size_t i = 0; i < kPublishesARun; ++i) {
+      rig.weights.Flip(kSteadyDensity);
+      DW_RETURN_IF_ERROR(cluster.Publish(rig.weights.content()).status());
+      // The second publish comes at once, so it wants the half that pulls read until a moment ago.
+      DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights.content()));
+      s.Add("begin", publication.begin_seconds);
+      s.Add("wait", publication.info.trainer_wait_seconds);
+      s.Add("write", publication.write_seconds);
+    }
+    return absl::OkStatus();
+  });
+  puller.request_stop();
   puller.join();
-  failure.Update(pull_failure);
-  DW_RETURN_IF_ERROR(failure);
+  DW_RETURN_IF_ERROR(pulled);
+  DW_ASSIGN_OR_RETURN(const Series series, measured);
   CopyTensors(rig);
   const char* const name = "trainer_wait";
   rig.bench.Add(name, rig.pool.size(), series,
