@@ -8,6 +8,7 @@
 #include "bench/harness/machine.h"
 #include "bench/harness/parallel.h"
 #include "bench/loopback/tcp_peer.h"
+#include "common/base/machine.h"
 #include "common/shm/buffer_file.h"
 #include "sender/export/gather/gloo_collective.h"
 #include "sender/export/megatron/megatron_gather.h"
@@ -58,7 +59,7 @@ Status PlanCase(const MegatronJob& job, const std::string& name, const std::vect
 /// Whether `times` as many bytes as the model has fit into this machine; else the row says so.
 bool Fits(const mcore::Plan& plan, uint64_t times, const std::string& name, Bench& bench) {
   const uint64_t bytes = plan.layout().total_bytes();
-  if (AvailableMemory() >= times * bytes) return true;
+  if (AvailableMachineMemory().value_or(0) >= times * bytes) return true;
   bench.NotMeasured(name, fmt::format("{} times {} bytes do not fit here", times, bytes));
   return false;
 }
