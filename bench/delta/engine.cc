@@ -1,7 +1,5 @@
 #include "bench/delta/engine.h"
 
-#include <map>
-
 #include "bench/harness/parallel.h"
 #include "common/base/human.h"
 #include "common/base/of_this_thread.h"
@@ -56,7 +54,7 @@ class ChunkWork {
     e_.history_[i_] = ChunkHistory(deltas.first(deltas.size() - 1), i_, kernels::kMaxHistory);
     for (const Form form : kForms) {
       if (form == kFast || !e_.has(form) || fast_.empty()) continue;
-      const Bytes coded = Recode(fast_, form);
+      const Bytes coded = e_.Recode(i_, fast_, form, old_);
       e_.payloads_[form][i_].assign(coded.begin(), coded.end());
     }
     return absl::OkStatus();
@@ -95,7 +93,7 @@ class ChunkWork {
     if (form == kFast || r.bytes == 0) return absl::OkStatus();
     const Form other = static_cast<Form>(form);
     return Same("the payload", e_.payload(other, i_).size(),
-                Recode(room.first(r.bytes), other).size());
+                e_.Recode(i_, room.first(r.bytes), other, old_).size());
   }
   Status EncodeChecked(size_t) {
     const auto r = kernels::Best().diff_encode_checked(w_.key, old_, new_, c_.width, FastRoom(c_));
@@ -113,7 +111,7 @@ class ChunkWork {
     if (form != kFast && !coded.empty()) {  // empty: fast is sent
       const MutableBytes room = FastRoom(c_);
       size_t bytes = 0;
-      const auto of = Coded(static_cast<Form>(form), work_);
+      const auto of = e_.Coded(i_, static_cast<Form>(form), work_);
       DW_RETURN_IF_ERROR(Ok("decoding", CoderOf(coded)->decode(of, coded, room, &bytes)));
       DW_RETURN_IF_ERROR(Same("the decoded payload", fast.size(), bytes));
       fast = room.first(bytes);
@@ -148,21 +146,6 @@ class ChunkWork {
     return Errorf(StatusCode::kDataLoss, "{}: {} of chunk {} is {} now and was {} before", w_.name,
                   what, i_, got, want);
   }
-  CodedChunk Coded(Form form, Bytes old_data) const {
-    const ChunkHistory& past = e_.history_[i_];
-    return {.backend = kernels::Best(),
-            .bytes = c_.bytes,
-            .width = c_.width,
-            .function = w_.function(c_),
-            .old_data = old_data,
-            .history = past.First(form == kTightHistory ? past.depth() : 0)};
-  }
-  /// Puts a fast payload into another form, in this thread's memory.
-  Bytes Recode(Bytes fast, Form form) const {
-    const Coder& coder = *CoderOf(CodecOf(form));
-    return coder.encode(Coded(form, old_), fast, coder.limit(c_.bytes, fast.size()));
-  }
-
   Engine& e_;
   const Workload& w_;
   const uint32_t i_;
@@ -213,16 +196,6 @@ constexpr Operation kOperations[] = {
     {"fold_32", &ChunkWork::Fold, 32, 32},
 };
 
-/// The old bytes' digests that EncodeUnchecked believes, by the address of these bytes. They are
-/// global, since a backend's functions have no argument for them; one publish runs at a time.
-std::map<const std::byte*, uint64_t> g_believed;
-
-kernels::EncodeResult EncodeUnchecked(const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
-                                      unsigned width, MutableBytes out) {
-  return kernels::Best().diff_encode(key, old_data, new_data, width,
-                                     g_believed.find(old_data.data())->second, out);
-}
-
 }  // namespace
 
 std::string NameOf(Form form) {
@@ -243,6 +216,23 @@ StatusOr<std::unique_ptr<Engine>> Engine::Create(const Workload& w, ThreadPool& 
   DW_RETURN_IF_ERROR(engine->Restore(pool));
   DW_RETURN_IF_ERROR(engine->ForChunks(pool, &ChunkWork::Prepare, 0));
   return engine;
+}
+
+CodedChunk Engine::Coded(uint32_t chunk, Form form, Bytes old_data) const {
+  const Chunk& c = workload_.chunks[chunk];
+  const ChunkHistory& past = history_[chunk];
+  return {.backend = kernels::Best(),
+          .bytes = c.bytes,
+          .width = c.width,
+          .function = workload_.function(c),
+          .old_data = old_data,
+          .history = past.First(form == kTightHistory ? past.depth() : 0)};
+}
+
+Bytes Engine::Recode(uint32_t chunk, Bytes fast, Form form, Bytes old_data) const {
+  const Coder& coder = *CoderOf(CodecOf(form));
+  return coder.encode(Coded(chunk, form, old_data), fast,
+                      coder.limit(workload_.chunks[chunk].bytes, fast.size()));
 }
 
 bool Engine::has(Form form) const {
@@ -295,15 +285,18 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   const uint32_t chunks = workload_.chunks.size();
   const Coverage all = Coverage::All(chunks);
   kernels::Backend backend = kernels::Best();
+  // Without the check every old digest counts as 0, so that none has to be computed; a new one is
+  // then the difference of the two, since digests are sums over the elements.
+  std::vector<uint64_t> before = digest_old_, after = digest_new_;
   if (!check_base) {
-    backend.diff_encode_checked = EncodeUnchecked;
-    g_believed.clear();
-    for (uint32_t i = 0; i < chunks; ++i) {
-      g_believed[workload_.OldOf(workload_.chunks[i]).data()] = digest_old_[i];
-    }
+    backend.diff_encode_checked = [](const kernels::DigestKey& key, Bytes old_data, Bytes new_data,
+                                     unsigned width, MutableBytes out) {
+      return kernels::Best().diff_encode(key, old_data, new_data, width, 0, out);
+    };
+    for (uint32_t i = 0; i < chunks; ++i) after[i] -= std::exchange(before[i], 0);
   }
   auto published = std::make_shared<Published>();
-  published->digests = std::make_shared<std::vector<uint64_t>>(digest_old_);
+  published->digests = std::make_shared<std::vector<uint64_t>>(before);
   published->damaged = std::make_unique<std::atomic<uint8_t>[]>(chunks);
   sender::PublishJob::Inputs in;
   in.chunks = &workload_.chunks;
@@ -315,7 +308,7 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   const Bytes fresh = workload_.new_data.data();
   in.inactive = {const_cast<std::byte*>(fresh.data()), fresh.size()};
   in.active_digests = published->digests;
-  in.active_root = RootOf(digest_old_, all);
+  in.active_root = RootOf(before, all);
   in.payload_limit = uint64_t{1} << 40;
   in.published = published;
   const std::vector<bool> unchanged(workload_.layout.size());
@@ -324,7 +317,7 @@ StatusOr<double> Engine::Publish(ThreadPool& pool, bool check_base) {
   DW_ASSIGN_OR_RETURN(const sender::PublishJob::Result result,
                       job->Finish({1, 1}, {1, 2}, unchanged, pool));
   const double seconds = SecondsSince(start);
-  if (result.root == RootOf(digest_new_, all) && result.changed_elements == workload_.changed) {
+  if (result.root == RootOf(after, all) && result.changed_elements == workload_.changed) {
     return seconds;
   }
   return absl::DataLossError(workload_.name + ": a publish gave a wrong root or count");

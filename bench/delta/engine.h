@@ -71,6 +71,9 @@ class Engine {
     return form == kFast ? Workload::PayloadOf(*workload_.deltas.back(), chunk)
                          : Bytes(payloads_[form][chunk]);
   }
+  /// A fast payload of a chunk in another form, given the bytes that it applies to, in this
+  /// thread's memory; empty where it would be no smaller.
+  Bytes Recode(uint32_t chunk, Bytes fast, Form form, Bytes old_data) const;
   /// The deltas that led to the chunk's old bytes, newest first.
   std::span<const Bytes> PastOf(uint32_t chunk) const {
     return history_[chunk].First(history_[chunk].depth()).deltas;
@@ -87,6 +90,8 @@ class Engine {
  private:
   friend class ChunkWork;
   explicit Engine(const Workload& w) : workload_(w) {}
+  /// What a coder is told of a chunk.
+  CodedChunk Coded(uint32_t chunk, Form form, Bytes old_data) const;
   Status ForChunks(ThreadPool& pool, Operation::ChunkFunction fn, size_t argument);
   StatusOr<double> Publish(ThreadPool& pool, bool check_base);
 

@@ -43,7 +43,7 @@ Status Run(const Options& options, Bench& bench) {
   std::vector<size_t> threads = {1};
   if (options.threads > 1) threads.push_back(options.threads);
   if (kernels::Best().tight_encode == nullptr) {
-    bench.report().NotMeasured("tight", "the best backend of this machine has no such kernels");
+    bench.NotMeasured("tight", "the best backend of this machine has no such kernels");
   }
   ThreadPool pool;
   for (const Source& source : sources) {
@@ -53,7 +53,7 @@ Status Run(const Options& options, Bench& bench) {
                HumanBytes(w.bytes()),
                100 * static_cast<double>(w.changed) / static_cast<double>(w.elements), w.elements,
                100 * HugePageShare());
-    bench.report().Common("model_bytes", w.bytes());
+    bench.Common("model_bytes", w.bytes());
     DW_RETURN_IF_ERROR(RunCases(bench, w, threads));
   }
   return absl::OkStatus();

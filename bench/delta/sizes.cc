@@ -2,9 +2,8 @@
 // of sums, and all rows are made from the table of the whole model.
 #include <map>
 
-#include "bench/delta/bounds.h"
+#include "bench/delta/bits.h"
 #include "bench/delta/cases.h"
-#include "bench/delta/payload_parts.h"
 #include "bench/harness/parallel.h"
 #include "common/base/of_this_thread.h"
 
@@ -29,6 +28,7 @@ void AddBits(Sums& sums, const std::string& name, const SplitBits& bits) {
   sums[name + " bits"] += bits.total();
   sums[name + " positions"] += bits.positions;
   sums[name + " differences"] += bits.differences;
+  sums[name + " rest"] += bits.rest;
 }
 
 // One tensor's share: chunk after chunk, on one thread.
@@ -43,10 +43,10 @@ class TensorSums {
   Status Add(uint32_t chunk) {
     const Chunk& c = w_.chunks[chunk];
     DW_RETURN_IF_ERROR(MakeContexts(chunk));
-    counter_.Add(w_.OldOf(c), w_.NewOf(c), contexts_);
+    const Tally tally = counter_.Add(w_.OldOf(c), w_.NewOf(c), contexts_);
     if (!engine_.payload(kFast, chunk).empty()) {
       for (const Form form : kForms) {
-        if (engine_.has(form)) DW_RETURN_IF_ERROR(AddForm(chunk, form));
+        if (engine_.has(form)) DW_RETURN_IF_ERROR(AddForm(chunk, form, tally));
       }
       AddBest(chunk);
     }
@@ -73,7 +73,7 @@ class TensorSums {
         kernels::Best().decode_apply(w_.key, payload, data_, w_.chunks[chunk].width, 0, &digest));
   }
   Status MakeContexts(uint32_t chunk);
-  Status AddForm(uint32_t chunk, Form form);
+  Status AddForm(uint32_t chunk, Form form, const Tally& tally);
   void AddBest(uint32_t chunk);
   Status AddFold(uint32_t chunk);
   void AddFolded(uint32_t chunk, const char* what, Bytes payload);
@@ -87,44 +87,46 @@ class TensorSums {
   ScratchMemory scratch_, fold_, undo_;
 };
 
-// Applied to zeros, a delta gives its differences. The newest delta comes last, so that an element
-// gets the context of its last change.
+// The newest delta comes last, so that an element gets the context of its last change.
 Status TensorSums::MakeContexts(uint32_t chunk) {
+  struct Marking {
+    std::vector<uint8_t>& contexts;
+    unsigned age, width;
+  };
+  const auto mark = [](void* context, const kernels::BlockChanges& changes) {
+    const Marking& m = *static_cast<const Marking*>(context);
+    for (size_t i = 0; i < changes.at.size(); ++i) {
+      m.contexts[changes.first + changes.at[i]] =
+          HistoryContext(m.age, Signed(changes.differences[i], m.width) > 0);
+    }
+  };
   const Chunk& c = w_.chunks[chunk];
   const auto past = engine_.PastOf(chunk);
   contexts_.assign(c.bytes / c.width, 0);
   for (size_t age = past.size(); age > 0; --age) {
     if (past[age - 1].empty()) continue;
-    data_.assign(c.bytes, std::byte{0});
-    DW_RETURN_IF_ERROR(ApplyToData(chunk, past[age - 1]));
-    for (size_t i = 0; i < contexts_.size(); ++i) {
-      const uint64_t difference = LoadElement(&data_[i * c.width], c.width);
-      if (difference == 0) continue;
-      const bool up = SignedDifference(0, difference, c.width) > 0;
-      contexts_[i] = HistoryContext(static_cast<unsigned>(age), up);
-    }
+    Marking marking{contexts_, static_cast<unsigned>(age), c.width};
+    DW_RETURN_IF_ERROR(Check(
+        chunk, "changes",
+        kernels::Best().changes(past[age - 1], c.bytes, c.width,
+                                scratch_.Sized(kernels::kChangesScratchBytes), mark, &marking)));
   }
   return absl::OkStatus();
 }
 
-Status TensorSums::AddForm(uint32_t chunk, Form form) {
+Status TensorSums::AddForm(uint32_t chunk, Form form, const Tally& tally) {
   const Chunk& c = w_.chunks[chunk];
-  const std::string name = NameOf(form);
-  Bytes payload = engine_.payload(form, chunk);
+  const Bytes payload = engine_.payload(form, chunk);
   if (form == kDense) {
-    sums_[name + " bits"] += 8 * static_cast<double>(payload.empty() ? c.bytes : payload.size());
+    sums_[NameOf(form) + " bits"] +=
+        8 * static_cast<double>(payload.empty() ? c.bytes : payload.size());
     return absl::OkStatus();
   }
   const bool as_fast = form == kFast || payload.empty();  // fast is sent then
-  if (as_fast) payload = engine_.payload(kFast, chunk);
-  const std::span<const uint8_t> contexts = contexts_;
-  DW_ASSIGN_OR_RETURN(const PayloadParts parts,
-                      as_fast ? SplitFast(payload, c.bytes, c.width)
-                              : SplitTight(payload, w_.OldOf(c), w_.NewOf(c), c.width,
-                                           form == kTightHistory ? contexts : contexts.first(0)));
-  AddBits(sums_, name, parts);
-  sums_[name + " bits"] += parts.rest;
-  sums_[name + " rest"] += parts.rest;
+  DW_ASSIGN_OR_RETURN(const SplitBits parts,
+                      as_fast ? SplitFast(engine_.payload(kFast, chunk), c.bytes, c.width)
+                              : SplitTight(payload, tally, form == kTightHistory));
+  AddBits(sums_, NameOf(form), parts);
   return absl::OkStatus();
 }
 
@@ -143,17 +145,9 @@ void TensorSums::AddBest(uint32_t chunk) {
 
 // Adds the size of `payload`, a fast one that applies to data_, and as tight, if that is less.
 void TensorSums::AddFolded(uint32_t chunk, const char* what, Bytes payload) {
-  const Chunk& c = w_.chunks[chunk];
   sums_[NameOf(kFast) + what] += static_cast<double>(payload.size());
   if (!engine_.has(kTight) || payload.empty()) return;
-  const Bytes tight = CoderOf(kernels::Codec::kTight)
-                          ->encode({.backend = kernels::Best(),
-                                    .bytes = c.bytes,
-                                    .width = c.width,
-                                    .function = w_.function(c),
-                                    .old_data = data_,
-                                    .history = {}},
-                                   payload, payload.size());
+  const Bytes tight = engine_.Recode(chunk, payload, kTight, data_);
   sums_[NameOf(kTight) + what] +=
       static_cast<double>(tight.empty() ? payload.size() : tight.size());
 }
@@ -207,49 +201,53 @@ StatusOr<Sums> AddUp(const Workload& w, const Engine& engine, ThreadPool& pool) 
   return sums;
 }
 
-/// Adds the rows of one workload; all values per change are in bits.
+/// Adds the rows of one workload, whose figures are in bits per changed element.
 class Rows {
  public:
-  Rows(Bench& bench, const Workload& w, Sums sums) : bench_(bench), w_(w), sums_(std::move(sums)) {}
+  Rows(Bench& bench, const Workload& w, const Sums& sums) : bench_(bench), w_(w), sums_(sums) {
+    for (const auto& [name, sum] : sums) series_.Add(name, sum / static_cast<double>(w.changed));
+    series_.Add("density", static_cast<double>(w.changed) / static_cast<double>(w.elements));
+  }
 
   void AddBounds() {
-    const double density = static_cast<double>(w_.changed) / static_cast<double>(w_.elements);
-    Add("bits/bounds", "density", density, "");
-    Add("bits/bounds", "iid", PerChange("iid bound bits"), "bits");
-    AddPerChange("bits/bounds", "exponent", "exponent bound bits", "iid", "iid bound bits");
-    if (w_.deltas.size() < 2) return;
-    AddPerChange("bits/bounds", "history", "history bound bits", "exponent", "exponent bound bits");
+    std::vector<Figure> rows = {Value("density", "density", ""),
+                                Value("iid", "iid bound bits", "bits"),
+                                Bits("exponent", "exponent bound bits", "iid bound bits", "iid")};
+    if (w_.deltas.size() > 1) {
+      rows.push_back(Bits("history", "history bound bits", "exponent bound bits", "exponent"));
+    }
+    bench_.Add("bits/bounds/" + w_.name, 1, series_, rows);
   }
 
   void AddForm(Form form) {
     static constexpr const char* kBounds[] = {"iid bound", "exponent bound", "history bound",
                                               "iid bound"};
-    const std::string own = NameOf(form), name = "bits/" + own, bound = kBounds[form];
-    const double exponent = PerChange("exponent bound bits");
-    double at_most = 0;
-    if (w_.targets.adam && form == kFast) at_most = PerChange(bound + " bits") + kFastAboveIid;
-    if (w_.targets.adam && form == kTight) at_most = kTightOfExponent * exponent;
-    AddPerChange(name, "per_change", own + " bits", bound, bound + " bits", at_most);
+    const std::string own = NameOf(form) + " ", bound = kBounds[form];
+    const double iid = series_.Of("iid bound bits")[0];
+    const double exponent = series_.Of("exponent bound bits")[0];
+    std::vector<Figure> rows = {Bits("per_change", own + "bits", bound + " bits", bound)};
+    if (w_.targets.adam && form == kFast) rows[0].AtMost(iid + kFastAboveIid);
+    if (w_.targets.adam && form == kTight) rows[0].AtMost(kTightOfExponent * exponent);
     if (form == kTightHistory) {
-      AddPerChange(name, "per_change", own + " bits", "exponent bound", "exponent bound bits",
-                   w_.targets.history * exponent);
-    } else {
-      Add("size/" + own, "of_raw", OfRaw(sums_[own + " bits"] / 8), "", kOfRaw);
+      rows.push_back(Bits("per_change", own + "bits", "exponent bound bits", "exponent bound")
+                         .AtMost(w_.targets.history * exponent));
     }
-    if (form == kDense) return;
-    for (const std::string part : {"positions", "differences"}) {
-      AddPerChange(name, part, own + " " + part, bound, bound + " " + part);
+    if (form != kDense) {
+      for (const std::string part : {"positions", "differences"}) {
+        rows.push_back(Bits(part, own + part, bound + " " + part, bound));
+      }
+      rows.push_back(Value("rest", own + "rest", "bits"));
     }
-    Add(name, "rest", PerChange(own + " rest"), "bits");
+    bench_.Add(fmt::format("bits/{}/{}", NameOf(form), w_.name), 1, series_, rows);
+    if (form != kTightHistory) AddOfRaw(NameOf(form), sums_.at(own + "bits") / 8);
   }
 
-  void AddFolds() {
-    for (const Form form : kFolded) {
-      const double singles = sums_[NameOf(form) + " singles"];
-      if (singles == 0) continue;
-      Add("fold_size/" + NameOf(form), "of_singles", sums_[NameOf(form) + " fold"] / singles, "",
-          w_.targets.fold_of_32, fmt::format("{} steps", w_.deltas.size()));
-    }
+  void AddFold(Form form) {
+    const auto singles = sums_.find(NameOf(form) + " singles");
+    if (singles == sums_.end()) return;
+    bench_.AddValue(fmt::format("fold_size/{}/{}", NameOf(form), w_.name), "of_singles",
+                    sums_.at(NameOf(form) + " fold") / singles->second, "", w_.targets.fold_of_32,
+                    fmt::format("{} steps", w_.deltas.size()));
   }
 
   void AddBest() {
@@ -260,34 +258,25 @@ class Rows {
       chosen +=
           fmt::format("{}{} {}", chosen.empty() ? "" : ", ", count, name.substr(kChosen.size()));
     }
-    Add("size/best", "of_raw", OfRaw(sums_["best"]), "", kOfRaw, chosen);
+    AddOfRaw("best", sums_.at("best"), chosen);
   }
 
  private:
-  double PerChange(const std::string& sum) { return sums_[sum] / static_cast<double>(w_.changed); }
-  double OfRaw(double bytes) const { return bytes / static_cast<double>(w_.bytes()); }
-  void Add(const std::string& name, std::string metric, double value, std::string unit,
-           double at_most = 0, std::string note = "") {
-    bench_.AddValue(name + "/" + w_.name, std::move(metric), value, std::move(unit), at_most,
-                    std::move(note));
+  /// Where nothing is spent there is no ratio.
+  Figure Bits(const std::string& metric, const std::string& column, const std::string& against,
+              const std::string& called) const {
+    const Figure figure = Value(metric, column, "bits");
+    return series_.Of(column)[0] == 0 ? figure : Figure(figure).Against(against, called);
   }
-  /// A row of a sum, which is compared with the sum `against`.
-  void AddPerChange(const std::string& name, const std::string& metric, const std::string& sum,
-                    const std::string& reference, const std::string& against, double at_most = 0) {
-    const double value = PerChange(sum);
-    if (value == 0) return Add(name, metric, value, "bits", at_most);  // 0 has no ratio
-    bench_.Add(Row{.name = name + "/" + w_.name,
-                   .metric = metric,
-                   .value = Summarize({value}),
-                   .unit = "bits",
-                   .reference = reference,
-                   .reference_value = Summarize({PerChange(against)}),
-                   .wanted = {.value_at_most = at_most}});
+  void AddOfRaw(const std::string& name, double bytes, const std::string& note = "") {
+    bench_.AddValue(fmt::format("size/{}/{}", name, w_.name), "of_raw",
+                    bytes / static_cast<double>(w_.bytes()), "", kOfRaw, note);
   }
 
   Bench& bench_;
   const Workload& w_;
-  Sums sums_;
+  const Sums& sums_;
+  Series series_;  // one round: the sums per change
 };
 
 }  // namespace
@@ -307,16 +296,16 @@ std::vector<std::string> SizeCaseNames(const std::string& workload) {
 Status SizeCases(Bench& bench, const Workload& w, const Engine& engine, ThreadPool& pool) {
   if (!bench.AnyAsked(SizeCaseNames(w.name))) return absl::OkStatus();
   if (w.changed == 0) {
-    bench.report().NotMeasured("bits/" + w.name, "nothing changed between the two versions");
+    bench.NotMeasured("bits/" + w.name, "nothing changed between the two versions");
     return absl::OkStatus();
   }
-  DW_ASSIGN_OR_RETURN(Sums sums, AddUp(w, engine, pool));
-  Rows rows(bench, w, std::move(sums));
+  DW_ASSIGN_OR_RETURN(const Sums sums, AddUp(w, engine, pool));
+  Rows rows(bench, w, sums);
   rows.AddBounds();
   for (const Form form : kForms) {
     if (engine.has(form)) rows.AddForm(form);
   }
-  rows.AddFolds();
+  for (const Form form : kFolded) rows.AddFold(form);
   rows.AddBest();
   return absl::OkStatus();
 }

@@ -9,9 +9,8 @@ had before, sampled every millisecond; the receiver's buffer is shared and does 
 import ctypes
 import time
 
-from script import MODEL, Shape, Watch, parse_options, say, started_daemons
+from script import Shape, Watch, parse_options, published, say
 
-import deltawire
 import torch
 from deltawire.engine import EngineClient, PlanCache
 
@@ -92,10 +91,7 @@ def measure(options, name, way, directory, weights, plans=None):
 def main():
     options = parse_options()
     weights = Shape(options.tiny).tensors()
-    with started_daemons(options) as (root, receiver):
-        trainer = deltawire.WeightManager(root / "sender", MODEL, timeout=300)
-        trainer.offload(weights, 1).wait(300)
-        receiver.await_version(1)
+    with published(options, weights) as (root, receiver, _):
         plans = PlanCache("bench", "1", "tp 0/1", root / "plans")
         measure(options, "traced", "moved", receiver.directory, weights)
         measure(options, "traced_numbered", "numbered", receiver.directory, weights)

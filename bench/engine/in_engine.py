@@ -8,7 +8,6 @@ cache warm. All of it in one process, on one thread, into the same parameters, w
 have the digests of the last version.
 """
 
-import json
 import pathlib
 import sys
 import time
@@ -22,7 +21,6 @@ import script  # noqa: E402
 import torch  # noqa: E402
 from daemons import free_port  # noqa: E402
 
-import deltawire  # noqa: E402
 from deltawire.engine import EngineClient  # noqa: E402
 
 DENSITY = 0.01
@@ -145,24 +143,17 @@ def rounds(options, directory: pathlib.Path, publish, trainer: Trainer) -> None:
                note="of prepare and apply, beyond the delta file")
 
 
+def published(options):
+    """A trainer whose first version is committed, and script.published for it."""
+    trainer = Trainer(options.tiny)
+    return trainer, script.published(options, trainer.weights,
+                                     config_of(script.Shape(options.tiny)))
+
+
 def main():
     options = script.parse_options()
-    trainer = Trainer(options.tiny)
-    with script.started_daemons(options) as (root, receiver):
-        shape = script.Shape(options.tiny)
-        (root / "hf").mkdir()
-        (root / "hf" / "config.json").write_text(json.dumps(config_of(shape)))
-        manager = deltawire.WeightManager(root / "sender", script.MODEL, timeout=300)
-        manager.register(trainer.weights.items(), hf_dir=root / "hf")
-        version = 0
-
-        def publish():
-            nonlocal version
-            version += 1
-            manager.offload(trainer.weights.items(), version=version)
-            receiver.await_version(version)
-
-        publish()
+    trainer, daemons = published(options)
+    with daemons as (_, receiver, publish):
         rounds(options, receiver.directory, publish, trainer)
 
 

@@ -12,10 +12,7 @@ import threading
 import time
 
 import script
-from in_engine import Trainer, config_of  # which puts tests/engines in the path
-
-import deltawire
-
+from in_engine import published  # which puts tests/engines in the path
 from vllm_server import VllmServer  # noqa: E402
 
 VERSIONS_A_RUN = 4
@@ -88,7 +85,6 @@ def quantiles(seconds):
 
 
 def measure(options, root, receiver, trainer, publish):
-    publish()
     with VllmServer(receiver.directory, root / "vllm.log", "--weight-transfer-config",
                     '{"backend": "deltawire"}') as server:
         server.post("/init_weight_transfer_engine",
@@ -119,21 +115,8 @@ def measure(options, root, receiver, trainer, publish):
 
 def main():
     options = script.parse_options()
-    trainer = Trainer(options.tiny)
-    with script.started_daemons(options) as (root, receiver):
-        (root / "hf").mkdir()
-        (root / "hf" / "config.json").write_text(json.dumps(config_of(script.Shape(options.tiny))))
-        manager = deltawire.WeightManager(root / "sender", script.MODEL, timeout=300)
-        manager.register(trainer.weights.items(), hf_dir=root / "hf")
-        version = 0
-
-        def publish():
-            nonlocal version
-            version += 1
-            manager.offload(trainer.weights.items(), version=version)
-            receiver.await_version(version)
-            return version
-
+    trainer, daemons = published(options)
+    with daemons as (root, receiver, publish):
         measure(options, root, receiver, trainer, publish)
 
 

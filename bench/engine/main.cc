@@ -107,8 +107,8 @@ Status Applying(const Options& options, Bench& bench) {
   const uint64_t bytes = source.layout.total_bytes();
   fmt::print("          {} ({}), {:.1f} % changed a version, {} threads\n\n", source.name,
              HumanBytes(bytes), 100 * options.density, options.threads);
-  bench.report().Common("model", source.name);
-  bench.report().Common("model_bytes", bytes);
+  bench.Common("model", source.name);
+  bench.Common("model_bytes", bytes);
 
   const Bytes content = weights->content();
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(source.layout));

@@ -1,6 +1,6 @@
 // The cases of the suite `export`: copies by kind, planning, every rank's copies into a half,
-// gathering over Gloo, the Python package, several ranks at one sender. Each adds its rows; nothing
-// is kept between them. REQUIRES: no other thread runs, since some cases fork.
+// gathering over Gloo, several ranks at one sender. Each adds its rows; nothing is kept between
+// them. REQUIRES: no other thread runs, since some cases fork.
 // Errors: too little memory, failed processes, and results that are not the model's bytes.
 #pragma once
 
@@ -18,7 +18,7 @@ struct ExportOptions {
   bool cpu_time = false;  ///< measure CPU time instead of the clock's, on a machine with other work
 };
 
-/// A kind of copies that layout programs consist of: strided copies between two buffers.
+/// A kind of copies that layout programs consist of: strided copies between two dense buffers.
 struct CopyCase {
   std::string name;
   std::vector<kernels::StridedCopy> copies;
@@ -33,11 +33,9 @@ std::vector<CopyCase> CopyCases(uint64_t bytes);
 /// place/KIND: one kind of copy against memcpy of as many bytes with as many threads.
 Status PlaceCases(const ExportOptions& options, Bench& bench);
 /// plan/MODEL: plan and proof, one rank's programs, and the memory of both.
-Status PlanCases(Bench& bench);
 /// place/MODEL/LAYOUT: shards of all ranks to a half in tmpfs, against memcpy.
-Status RankCases(const ExportOptions& options, Bench& bench);
 /// gather/MODEL/LAYOUT: a gather between two processes; the reference is bare TCP.
-Status GatherCases(Bench& bench);
+Status JobCases(const ExportOptions& options, Bench& bench);
 /// ready/ranks=N: ready to published where several ranks write every tensor. Chunks are diffed as
 /// soon as all ranks have finished them; the reference is a sender with --no-eager-diff. Must be
 /// the last case, since gRPC's threads stay.

@@ -68,7 +68,7 @@ Status OneCase(uint32_t world, const Layout& layout, const std::string& name, Be
   Ranks early(shm->path() / "early", world, layout, {});
   Ranks late(shm->path() / "late", world, layout, {"--no-eager-diff"});
   std::vector<std::byte> content(layout.total_bytes());
-  for (size_t i = 0; i < content.size(); ++i) content[i] = static_cast<std::byte>(i * 31 >> 3);
+  FillByPlace(content);
   DW_RETURN_IF_ERROR(early.Publish(content).status());
   DW_RETURN_IF_ERROR(late.Publish(content).status());
   return bench.Run(

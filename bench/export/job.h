@@ -1,5 +1,5 @@
-// The suite's models, with the layouts that jobs cut them by; and such a job in one process: its
-// plan, and the shards of some of its ranks in memory.
+// Megatron jobs: models with the layouts that cut them, and such a job in one process: its plan,
+// and the shards of some of its ranks in memory.
 // Owner: a case. Threads: one caller; Run uses the pool. Errors: the plan's, and memory.
 #pragma once
 
@@ -45,7 +45,7 @@ std::vector<mcore::Match> WrittenBy(const mcore::Plan& plan, uint32_t rank);
 /// The shards that some ranks write, rank after rank in one buffer. The plan must outlive them.
 class Shards {
  public:
-  static StatusOr<Shards> Make(const mcore::Plan& plan, std::vector<uint32_t> ranks);
+  static StatusOr<Shards> Make(const mcore::Plan& plan, const std::vector<uint32_t>& ranks);
 
   Bytes data() const { return memory_.data(); }
   /// A rank's parameters, as the plan and as a trainer lists them, and their bytes.
@@ -56,7 +56,7 @@ class Shards {
   };
   const Rank& rank(size_t i) const { return ranks_[i]; }
 
-  /// Fills `half` by FillByPlace, then copies what belongs to each shard from it.
+  /// Fills `half` by place, then copies what belongs to each shard from it.
   Status FillFrom(MutableBytes half) const;
 
   /// The copies between each rank's shards and a half; and runs them, one rank after the other.
@@ -69,19 +69,5 @@ class Shards {
   HugeBuffer memory_;
   std::vector<Rank> ranks_;
 };
-
-/// Runs `run` for each job whose case, `prefix` and the job's name, was asked for.
-Status ForJobs(const std::vector<MegatronJob>& jobs, const std::string& prefix, const Bench& bench,
-               const std::function<Status(const MegatronJob& job, const std::string& name)>& run);
-
-/// FillByPlace writes numbers that follow from their places; FilledByPlace is true when all of them
-/// are there.
-void FillByPlace(MutableBytes half);
-bool FilledByPlace(Bytes half);
-/// kInternal, in the name of a case, where FilledByPlace says no.
-Status CheckFilled(const std::string& name, Bytes half);
-
-/// Copies all of `from`, with one memcpy per thread.
-void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool);
 
 }  // namespace deltawire::bench

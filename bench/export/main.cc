@@ -19,28 +19,21 @@ void Declare(CLI::App& app, ExportOptions& options) {
                "Measure the threads' CPU time: for a machine with other work");
 }
 
-/// offload/python: what a trainer's offload takes from Python.
-Status PythonCases(const ExportOptions& options, Bench& bench) {
-  std::vector<std::string> threads;
-  for (const size_t n : options.threads) {
-    threads.insert(threads.end(), {"--threads", std::to_string(n)});
-  }
-  return RunPythonScript("offload/python", "export/offload_python.py", threads, bench);
-}
-
 Status Run(const ExportOptions& options, Bench& bench) {
   fmt::print("        {} MiB a kind of copy{}\n\n", options.mib,
              options.cpu_time ? ", in CPU time" : "");
-  bench.report().Common("pages", options.shm ? "tmpfs" : "huge");
-  bench.report().Common("clock", options.cpu_time ? "cpu" : "wall");
+  bench.Common("pages", options.shm ? "tmpfs" : "huge");
+  bench.Common("clock", options.cpu_time ? "cpu" : "wall");
   DW_RETURN_IF_ERROR(PlaceCases(options, bench));
   // Whole jobs wait for other processes, so CPU time says little of them; and --shm does not change
   // where their memory lies.
   if (options.cpu_time || options.shm) return absl::OkStatus();
-  DW_RETURN_IF_ERROR(PlanCases(bench));
-  DW_RETURN_IF_ERROR(RankCases(options, bench));
-  DW_RETURN_IF_ERROR(GatherCases(bench));
-  DW_RETURN_IF_ERROR(PythonCases(options, bench));
+  DW_RETURN_IF_ERROR(JobCases(options, bench));
+  std::vector<std::string> threads;
+  for (const size_t n : options.threads) {
+    threads.insert(threads.end(), {"--threads", std::to_string(n)});
+  }
+  DW_RETURN_IF_ERROR(RunPythonScript("offload/python", "export/offload_python.py", threads, bench));
   return EarlyCases(bench);  // last, since gRPC's threads stay and the cases above fork
 }
 

@@ -1,14 +1,11 @@
-// The CUDA twins of the kernels: diff + encode, decode + apply, digest, place. First a case's bytes
-// are compared with the CPU's; then it is timed beside a copy within the device or a copy over the
-// host link. See bench/README.md for what each case is.
+// The CUDA twins of the kernels: diff + encode, decode + apply, digest, place, each beside a copy
+// within the device or a copy over the host link. See bench/README.md for what each case is.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <bit>
-#include <cstring>
-#include <numeric>
 
 #include "bench/delta/workload.h"
 #include "bench/harness/bench.h"
-#include "bench/harness/parallel.h"
 #include "kernels/gpu.h"
 
 namespace deltawire::bench {
@@ -17,19 +14,15 @@ namespace {
 using kernels::GpuBuffer;
 using kernels::GpuDiffer;
 using kernels::GpuMode;
+using kernels::GpuStatus;
 
 constexpr const char* kDeviceCopy = "device copy";
 constexpr const char* kLinkCopy = "host link copy";
 
 /// OK, or kInternal with CUDA's message.
-Status FromGpu(const kernels::GpuStatus& status) {
+Status FromGpu(const GpuStatus& status) {
   if (status.ok()) return absl::OkStatus();
   return Errorf(StatusCode::kInternal, "{}", status.message);
-}
-
-Status Time(Series& series, std::string_view name,
-            const std::function<kernels::GpuStatus()>& call) {
-  return series.Time(name, [&] { return FromGpu(call()); });
 }
 
 StatusOr<std::unique_ptr<GpuBuffer>> OnDevice(Bytes bytes) {
@@ -39,170 +32,138 @@ StatusOr<std::unique_ptr<GpuBuffer>> OnDevice(Bytes bytes) {
   return buffer;
 }
 
-/// One of the pair's versions, and what the CPU makes of it.
-struct Half {
-  Bytes bytes;
-  std::vector<uint64_t> digests;
-  std::shared_ptr<const Delta> to_other;
-  std::unique_ptr<GpuBuffer> on_device;
-};
+StatusOr<double> Timed(const std::function<GpuStatus()>& call) {
+  const auto start = SteadyClock::now();
+  DW_RETURN_IF_ERROR(FromGpu(call()));
+  return SecondsSince(start);
+}
 
-/// Everything that the codec cases run on.
+Status Same(const char* what, bool same) {
+  if (same) return absl::OkStatus();
+  return Errorf(StatusCode::kInternal, "{}: not the CPU's bytes", what);
+}
+
+/// A pair's versions on the device, and what the CPU makes of them. Every operation leads from the
+/// old version to the new one, and compares its results with the CPU's; that is not timed.
 struct Rig {
-  std::vector<kernels::GpuChunk> chunks;
-  std::vector<uint32_t> all;
-  Half halves[2];
-  std::unique_ptr<GpuDiffer> staged, resident;
-  std::unique_ptr<GpuBuffer> copy;
-  HugeBuffer host;  ///< the half that Apply changes: version 0 or 1, in turn as rounds go by
-  std::unique_ptr<kernels::GpuPin> pin;
+  const Workload& pair;
+  std::vector<kernels::GpuChunk> chunks = {};
+  std::vector<uint32_t> all = {};
+  std::vector<uint64_t> old_digests = {}, new_digests = {};
+  std::unique_ptr<GpuDiffer> staged = {}, resident = {};
+  std::unique_ptr<GpuBuffer> old_data = {}, new_data = {}, copy = {};
+  HugeBuffer host = {};
+  std::unique_ptr<kernels::GpuPin> pin = {};
 
-  std::vector<kernels::GpuApplyItem> Items(size_t from) const {
+  static StatusOr<Rig> Make(const Workload& pair, ThreadPool& pool) {
+    Rig rig{pair};
+    for (uint32_t i = 0; i < pair.chunks.size(); ++i) {
+      const Chunk& c = pair.chunks[i];
+      rig.chunks.push_back({c.offset, c.bytes, c.width});
+      rig.all.push_back(i);
+    }
+    rig.old_digests = DigestsOf(pair, pair.old_data.data(), pool);
+    rig.new_digests = DigestsOf(pair, pair.new_data.data(), pool);
+    for (const auto& [mode, differ] :
+         {std::pair(GpuMode::kHostStaged, &rig.staged), {GpuMode::kResident, &rig.resident}}) {
+      DW_RETURN_IF_ERROR(FromGpu(GpuDiffer::Create({.mode = mode}, pair.key, rig.chunks, differ)));
+    }
+    DW_ASSIGN_OR_RETURN(rig.old_data, OnDevice(pair.old_data.data()));
+    DW_ASSIGN_OR_RETURN(rig.new_data, OnDevice(pair.new_data.data()));
+    DW_ASSIGN_OR_RETURN(rig.copy, OnDevice(pair.old_data.data()));
+    DW_ASSIGN_OR_RETURN(rig.host, HugeBuffer::Create(pair.bytes()));
+    (void)kernels::GpuPin::Create(rig.host.data(), &rig.pin);
+    return rig;
+  }
+
+  static std::vector<uint64_t> DigestsOf(const Workload& pair, Bytes half, ThreadPool& pool) {
+    std::vector<uint64_t> digests(pair.chunks.size());
+    pool.ParallelFor(digests.size(), [&](size_t i) {
+      const Chunk& c = pair.chunks[static_cast<uint32_t>(i)];
+      digests[i] = kernels::Best().digest(pair.key, half.subspan(c.offset, c.bytes));
+    });
+    return digests;
+  }
+
+  /// Digests the old version on the device, which makes it a resident differ's base.
+  StatusOr<double> Digest(GpuDiffer& differ) const {
+    std::vector<uint64_t> digests(all.size());
+    DW_ASSIGN_OR_RETURN(const double seconds,
+                        Timed([&] { return differ.Digest(old_data->bytes(), all, digests); }));
+    DW_RETURN_IF_ERROR(Same("digest", digests == old_digests));
+    return seconds;
+  }
+  StatusOr<double> Diff(GpuDiffer& differ, Bytes before, Bytes after) const {
+    if (&differ == resident.get()) DW_RETURN_IF_ERROR(Digest(differ).status());
+    size_t wrong = 0;
+    const auto encoded = [&](uint32_t i, const kernels::EncodeResult& r, Bytes payload) {
+      wrong += r.digest_after != new_digests[i] ||
+               payload.size() != Workload::PayloadOf(*pair.deltas.back(), i).size();
+    };
+    DW_ASSIGN_OR_RETURN(const double seconds, Timed([&] {
+                          return differ.Diff(before, after, all, old_digests, encoded);
+                        }));
+    DW_RETURN_IF_ERROR(Same("diff_encode", wrong == 0));
+    return seconds;
+  }
+  StatusOr<double> Apply(GpuDiffer& differ) {
+    if (&differ == resident.get()) DW_RETURN_IF_ERROR(Digest(differ).status());
     std::vector<kernels::GpuApplyItem> items;
-    for (const ChunkDelta& entry : halves[from].to_other->chunks()) {
+    for (const ChunkDelta& entry : pair.deltas.back()->chunks()) {
       items.push_back({entry.chunk, entry.payload, entry.digest_before});
     }
-    return items;
+    std::ranges::copy(pair.old_data.data(), host.data().begin());
+    DW_ASSIGN_OR_RETURN(const double seconds,
+                        Timed([&] { return differ.Apply(host.data(), items); }));
+    if (&differ == resident.get()) DW_RETURN_IF_ERROR(FromGpu(differ.ReadBase(host.data(), all)));
+    const bool decoded = std::ranges::all_of(items, [&](const kernels::GpuApplyItem& item) {
+      return item.status == kernels::DecodeStatus::kOk &&
+             item.digest_after == new_digests[item.chunk];
+    });
+    DW_RETURN_IF_ERROR(
+        Same("decode_apply", decoded && std::ranges::equal(host.data(), pair.new_data.data())));
+    return seconds;
   }
 };
 
-void Describe(Half& half, Bytes other, const Workload& pair, ThreadPool& pool) {
-  half.digests.resize(pair.chunks.size());
-  pool.ParallelFor(pair.chunks.size(), [&](size_t i) {
-    const Chunk& c = pair.chunks[static_cast<uint32_t>(i)];
-    half.digests[i] = kernels::Best().digest(pair.key, half.bytes.subspan(c.offset, c.bytes));
-  });
-  half.to_other = DiffAll(pair.key, pair.chunks, half.bytes, other, pool);
-}
-
-StatusOr<std::unique_ptr<GpuDiffer>> MakeDiffer(const Rig& rig, const Workload& pair,
-                                                GpuMode mode) {
-  std::unique_ptr<GpuDiffer> differ;
-  DW_RETURN_IF_ERROR(FromGpu(GpuDiffer::Create({.mode = mode}, pair.key, rig.chunks, &differ)));
-  return differ;
-}
-
-StatusOr<Rig> MakeRig(const Workload& pair, ThreadPool& pool) {
-  Rig rig;
-  for (uint32_t i = 0; i < pair.chunks.size(); ++i) {
-    const Chunk& c = pair.chunks[i];
-    rig.chunks.push_back({c.offset, c.bytes, c.width});
+/// The cases of one pair: copies to compare with, and what is compared.
+class Cases {
+ public:
+  Cases(const Workload& pair, std::function<GpuStatus()> device_copy,
+        std::function<GpuStatus()> link_copy)
+      : pair_(pair) {
+    cases_.push_back({kDeviceCopy, 1, [=] { return Timed(device_copy); }, {}});
+    cases_.push_back({kLinkCopy, 1, [=] { return Timed(link_copy); }, {}});
   }
-  rig.all.resize(rig.chunks.size());
-  std::iota(rig.all.begin(), rig.all.end(), 0);
-  rig.halves[0].bytes = pair.old_data.data();
-  rig.halves[1].bytes = pair.new_data.data();
-  for (const size_t v : {0, 1}) {
-    Describe(rig.halves[v], rig.halves[1 - v].bytes, pair, pool);
-    DW_ASSIGN_OR_RETURN(rig.halves[v].on_device, OnDevice(rig.halves[v].bytes));
+  /// The case's name ends in the name of the pair.
+  void Add(const char* operation, const char* reference, std::function<StatusOr<double>()> run) {
+    const std::string name = fmt::format("{}/{}", operation, pair_.name);
+    cases_.push_back(
+        {name, 1, std::move(run), {Throughput(name, pair_.bytes()).Against(reference)}});
   }
-  DW_ASSIGN_OR_RETURN(rig.staged, MakeDiffer(rig, pair, GpuMode::kHostStaged));
-  DW_ASSIGN_OR_RETURN(rig.resident, MakeDiffer(rig, pair, GpuMode::kResident));
-  DW_ASSIGN_OR_RETURN(rig.copy, OnDevice(rig.halves[0].bytes));
-  DW_ASSIGN_OR_RETURN(rig.host, HugeBuffer::Create(pair.bytes()));
-  std::memcpy(rig.host.data().data(), rig.halves[0].bytes.data(), pair.bytes());
-  (void)kernels::GpuPin::Create(rig.host.data(), &rig.pin);
-  return rig;
-}
+  Status Run(Bench& bench) const { return bench.Run(cases_); }
 
-Status CheckDiff(const Rig& rig, GpuDiffer& differ, size_t from) {
-  const Half &before = rig.halves[from], &after = rig.halves[1 - from];
-  size_t wrong = 0;
-  DW_RETURN_IF_ERROR(FromGpu(
-      differ.Diff(before.bytes, after.bytes, rig.all, before.digests,
-                  [&](uint32_t i, const kernels::EncodeResult& r, Bytes payload) {
-                    wrong += r.digest_after != after.digests[i] ||
-                             !std::ranges::equal(payload, Workload::PayloadOf(*before.to_other, i));
-                  })));
-  if (wrong == 0) return absl::OkStatus();
-  return Errorf(StatusCode::kInternal, "diff_encode: {} chunks differ from the CPU's", wrong);
-}
+ private:
+  const Workload& pair_;
+  std::vector<Case> cases_;
+};
 
-Status CheckApply(Rig& rig, GpuDiffer& differ, bool resident, size_t from) {
-  const Half& after = rig.halves[1 - from];
-  auto items = rig.Items(from);
-  DW_RETURN_IF_ERROR(FromGpu(differ.Apply(rig.host.data(), items)));
-  const auto wrong = std::ranges::count_if(items, [&](const kernels::GpuApplyItem& item) {
-    return item.status != kernels::DecodeStatus::kOk ||
-           item.digest_after != after.digests[item.chunk];
-  });
-  if (resident) DW_RETURN_IF_ERROR(FromGpu(differ.ReadBase(rig.host.data(), rig.all)));
-  if (wrong == 0 && std::ranges::equal(rig.host.data(), after.bytes)) return absl::OkStatus();
-  return Errorf(StatusCode::kInternal, "decode_apply: {} chunks differ from the CPU's", wrong);
-}
-
-Status CheckAll(Rig& rig) {
-  std::vector<uint64_t> digests(rig.all.size());
-  DW_RETURN_IF_ERROR(FromGpu(rig.resident->Digest(rig.halves[0].bytes, rig.all, digests)));
-  if (digests != rig.halves[0].digests) {
-    return Errorf(StatusCode::kInternal, "digest: not the CPU's");
-  }
-  for (const size_t from : {0, 1}) {
-    DW_RETURN_IF_ERROR(CheckDiff(rig, *rig.staged, from));
-    DW_RETURN_IF_ERROR(CheckDiff(rig, *rig.resident, from));
-  }
-  for (const bool resident : {false, true}) {
-    GpuDiffer& differ = resident ? *rig.resident : *rig.staged;
-    for (const size_t from : {0, 1}) DW_RETURN_IF_ERROR(CheckApply(rig, differ, resident, from));
-  }
-  return absl::OkStatus();
-}
-
-/// The resident base alternates between the versions; `from` is where it stands.
-Status OneRound(Rig& rig, size_t from, Series& series) {
-  const Half &before = rig.halves[from], &after = rig.halves[1 - from];
-  const auto diff = [&](GpuDiffer& differ, const Half& base, Bytes old_half, Bytes new_half) {
-    return [&, old_half, new_half] {
-      return differ.Diff(old_half, new_half, rig.all, base.digests,
-                         [](uint32_t, const kernels::EncodeResult&, Bytes) {});
-    };
-  };
-  const auto device_before = before.on_device->bytes(), device_after = after.on_device->bytes();
-  DW_RETURN_IF_ERROR(Time(series, kDeviceCopy,
-                          [&] { return kernels::GpuCopy(rig.copy->bytes(), device_before); }));
-  DW_RETURN_IF_ERROR(
-      Time(series, kLinkCopy, [&] { return kernels::GpuCopy(rig.copy->bytes(), before.bytes); }));
-  DW_RETURN_IF_ERROR(Time(series, "diff_encode/host-staged",
-                          diff(*rig.staged, before, before.bytes, after.bytes)));
-  DW_RETURN_IF_ERROR(
-      Time(series, "diff_encode/resident", diff(*rig.resident, before, before.bytes, after.bytes)));
-  DW_RETURN_IF_ERROR(Time(series, "diff_encode/on-device",
-                          diff(*rig.resident, after, device_after, device_before)));
-  auto items = rig.Items(from), again = items;
-  DW_RETURN_IF_ERROR(
-      Time(series, "decode_apply/resident", [&] { return rig.resident->Apply({}, items); }));
-  DW_RETURN_IF_ERROR(Time(series, "decode_apply/host-staged",
-                          [&] { return rig.staged->Apply(rig.host.data(), again); }));
-  std::vector<uint64_t> digests(rig.all.size());
-  return Time(series, "digest/on-device",
-              [&] { return rig.staged->Digest(device_before, rig.all, digests); });
-}
-
-void AddRow(Bench& bench, const Workload& pair, const Series& series, const std::string& name,
-            const char* reference) {
-  bench.Add(name + "/" + pair.name, 1, series, {Throughput(name, pair.bytes()).Against(reference)});
-}
-
-/// diff_encode and decode_apply, resident and host-staged; diff_encode and digest, with all bytes
-/// on the device. The name of each case ends in the name of `pair`.
 Status CodecCases(Bench& bench, const Workload& pair, ThreadPool& pool) {
-  DW_ASSIGN_OR_RETURN(Rig rig, MakeRig(pair, pool));
-  DW_RETURN_IF_ERROR(CheckAll(rig));
-  size_t from = 0;
-  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) {
-    const Status status = OneRound(rig, from, s);
-    from = 1 - from;
-    return status;
-  }));
-  for (const auto& [name, reference] : {std::pair("diff_encode/host-staged", kLinkCopy),
-                                        {"diff_encode/resident", kLinkCopy},
-                                        {"diff_encode/on-device", kDeviceCopy},
-                                        {"decode_apply/host-staged", kLinkCopy},
-                                        {"decode_apply/resident", kDeviceCopy},
-                                        {"digest/on-device", kDeviceCopy}}) {
-    AddRow(bench, pair, series, name, reference);
-  }
-  return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(Rig rig, Rig::Make(pair, pool));
+  const Bytes before = pair.old_data.data(), after = pair.new_data.data();
+  const auto copy = [&](Bytes from) { return kernels::GpuCopy(rig.copy->bytes(), from); };
+  Cases cases(
+      pair, [&] { return copy(rig.old_data->bytes()); }, [&] { return copy(before); });
+  cases.Add("diff_encode/host-staged", kLinkCopy,
+            [&] { return rig.Diff(*rig.staged, before, after); });
+  cases.Add("diff_encode/resident", kLinkCopy,
+            [&] { return rig.Diff(*rig.resident, before, after); });
+  cases.Add("diff_encode/on-device", kDeviceCopy,
+            [&] { return rig.Diff(*rig.resident, rig.old_data->bytes(), rig.new_data->bytes()); });
+  cases.Add("decode_apply/host-staged", kLinkCopy, [&] { return rig.Apply(*rig.staged); });
+  cases.Add("decode_apply/resident", kDeviceCopy, [&] { return rig.Apply(*rig.resident); });
+  cases.Add("digest/on-device", kDeviceCopy, [&] { return rig.Digest(*rig.staged); });
+  return cases.Run(bench);
 }
 
 /// place, resident and host-staged: two column shards into one matrix.
@@ -226,26 +187,20 @@ Status PlaceCases(Bench& bench, const Workload& pair) {
   DW_ASSIGN_OR_RETURN(const auto from, OnDevice(src));
   DW_ASSIGN_OR_RETURN(const auto to, OnDevice(src));
   const auto resident = [&] { return kernels::GpuPlace({&copy, 1}, from->bytes(), to->bytes()); };
-  const auto staged = [&]() -> kernels::GpuStatus {
+  const auto staged = [&]() -> GpuStatus {
     auto status = kernels::GpuCopy(from->bytes(), src);
     if (status.ok()) status = resident();
     if (status.ok()) status = kernels::GpuCopy(placed.data(), to->bytes());
     return status;
   };
   DW_RETURN_IF_ERROR(FromGpu(staged()));
-  if (!std::ranges::equal(placed.data(), wanted.data())) {
-    return Errorf(StatusCode::kInternal, "place: not the CPU's bytes");
-  }
-  DW_ASSIGN_OR_RETURN(const Series series, bench.Measure([&](Series& s) -> Status {
-    DW_RETURN_IF_ERROR(
-        Time(s, kDeviceCopy, [&] { return kernels::GpuCopy(to->bytes(), from->bytes()); }));
-    DW_RETURN_IF_ERROR(Time(s, kLinkCopy, [&] { return kernels::GpuCopy(from->bytes(), src); }));
-    DW_RETURN_IF_ERROR(Time(s, "place/resident", resident));
-    return Time(s, "place/host-staged", staged);
-  }));
-  AddRow(bench, pair, series, "place/resident", kDeviceCopy);
-  AddRow(bench, pair, series, "place/host-staged", kLinkCopy);
-  return absl::OkStatus();
+  DW_RETURN_IF_ERROR(Same("place", std::ranges::equal(placed.data(), wanted.data())));
+  Cases cases(
+      pair, [&] { return kernels::GpuCopy(to->bytes(), from->bytes()); },
+      [&] { return kernels::GpuCopy(from->bytes(), src); });
+  cases.Add("place/resident", kDeviceCopy, [&] { return Timed(resident); });
+  cases.Add("place/host-staged", kLinkCopy, [&] { return Timed(staged); });
+  return cases.Run(bench);
 }
 
 constexpr uint64_t kQuickMib = 16;
@@ -296,14 +251,15 @@ void Pin(const Workload& pair, std::unique_ptr<kernels::GpuPin> (&pins)[2]) {
 
 Status Run(const Options& options, Bench& bench) {
   kernels::GpuInfo gpu;
-  const kernels::GpuStatus found = kernels::FindGpu(0, &gpu);
+  const GpuStatus found = kernels::FindGpu(0, &gpu);
   if (found.error == kernels::GpuError::kNotBuilt || found.error == kernels::GpuError::kNoDevice) {
     fmt::print("not measured: no CUDA device ({})\n", found.message);
     return absl::OkStatus();
   }
   DW_RETURN_IF_ERROR(FromGpu(found));
   fmt::print("     {} ({})\n\n", gpu.name, HumanBytes(gpu.memory_bytes));
-  bench.report().Common("gpu", gpu.name);
+  bench.Common("gpu", gpu.name);
+  DW_RETURN_IF_ERROR(FromGpu(kernels::GpuSelfTest(0)));
   DW_ASSIGN_OR_RETURN(const std::vector<Source> sources, Sources(options, bench));
   ThreadPool pool;
   for (const Source& source : sources) {

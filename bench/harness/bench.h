@@ -1,20 +1,24 @@
-// One run of a suite: its command line, the cases asked for, their rounds, and their rows. A case
-// is measured beside its references in the same rounds (A, B, A, B ...), so that what disturbs a
-// machine for a while disturbs all of them; figures say which rows follow. Owner: RunSuite, for
-// one run. Threads: one. Errors: those of the suite's own code; a slow result is no error.
+// One run of a suite: its command line, the cases asked for, their rounds and results. A case is
+// measured beside its references in the same rounds (A, B, A, B ...), so that what disturbs a
+// machine for a while disturbs all of them; figures say which rows follow. Rows go into a table on
+// stdout and, as JSON lines, into a file. Owner: RunSuite, for one run. Threads: one. Errors: those
+// of the suite's own code, and the file's; a slow result or a missed mark is none.
 #pragma once
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <regex>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
 
-#include "bench/harness/report.h"
 #include "common/base/human.h"
+#include "common/base/status.h"
 
 namespace CLI {
 class App;
@@ -29,9 +33,10 @@ inline constexpr double kMiB = 1024.0 * 1024.0;
 class Series {
  public:
   void Add(std::string_view name, double value) { values_[std::string(name)].push_back(value); }
-  /// Adds the seconds that `work` takes, which returns a Status or nothing.
+  /// Adds the seconds that `work` takes, and returns what it returns: a Status, a StatusOr, or
+  /// nothing, which is OK.
   template <typename Work>
-  Status Time(std::string_view name, const Work& work);
+  auto Time(std::string_view name, const Work& work);
   bool Has(std::string_view name) const { return values_.count(std::string(name)) != 0; }
   /// REQUIRES: Has(name).
   const std::vector<double>& Of(std::string_view name) const {
@@ -50,9 +55,28 @@ struct Rounds {
 
 using Round = std::function<Status(Series&)>;
 
-/// One row of a case: a column of its series, and the column that it is compared with.
+struct Sample {
+  double median = 0;
+  double min = 0;
+  double max = 0;
+  std::vector<double> runs;  ///< as they came
+};
+/// REQUIRES: at least one run.
+Sample Summarize(std::vector<double> runs);
+
+/// The marks of a row; 0: none. Of ratio_at_least and value_at_least one is enough.
+struct Wanted {
+  double ratio_at_least = 0;
+  double value_at_least = 0;  ///< in the row's unit, like the next
+  double value_at_most = 0;   ///< of the greatest of the runs
+  bool any() const { return ratio_at_least != 0 || value_at_least != 0 || value_at_most != 0; }
+};
+
+/// How a row is made of a column of a case's series, and of the column that it is compared with.
 struct Figure {
   std::string metric;
+  /// "s" is printed scaled (ms, us), other units as they are; "" for plain numbers. Of "s", "s/GB",
+  /// "MiB" and "bits" less is better.
   std::string unit;
   std::string column;
   double rate = 0;             ///< not 0: the value is `rate` / column
@@ -60,8 +84,8 @@ struct Figure {
   std::string reference = "";  ///< what people call that column; empty: its own name
   double reference_rate = 0;   ///< 0: as `rate`
   Wanted wanted = {};
-  std::string note = "";
-  bool detail = false;
+  std::string note = "";  ///< a few words that go with the value, in the place of a reference
+  bool detail = false;    ///< left out of the table
 
   Figure& Against(std::string its_column, std::string called = "") {
     against = std::move(its_column);
@@ -75,6 +99,10 @@ struct Figure {
   }
   Figure& AtLeast(double ratio) {
     wanted.ratio_at_least = ratio;
+    return *this;
+  }
+  Figure& AtMost(double value) {
+    wanted.value_at_most = value;
     return *this;
   }
   Figure& Note(std::string text) {
@@ -92,6 +120,19 @@ inline Figure Value(std::string metric, std::string column, std::string unit = "
   return {std::move(metric), std::move(unit), std::move(column)};
 }
 
+/// A figure with its numbers.
+struct Row : Figure {
+  std::string name;  ///< the case
+  size_t threads = 1;
+  Sample value;
+  std::optional<Sample> reference_value;
+
+  /// How many times as good as the reference, by the medians: value / reference for rates, the
+  /// reverse for what is better when less. 0 without a reference.
+  double Ratio() const;
+  bool Met() const;
+};
+
 /// A row of a suite's table: what a round measures, and the rows that are made of it. The numbers
 /// are in a column of the case's name.
 struct Case {
@@ -106,6 +147,10 @@ struct Case {
 
 class Bench {
  public:
+  /// Replaces the file `json`; an empty path: only the table. `only`: regular expressions.
+  static StatusOr<std::unique_ptr<Bench>> Create(std::string suite,
+                                                 const std::filesystem::path& json,
+                                                 const std::vector<std::string>& only = {});
   Rounds rounds;
   uint64_t seed = 1;
   bool quick = false;  ///< small data and one run, to see whether the suite still works
@@ -122,31 +167,44 @@ class Bench {
   /// Measures, in the same rounds and in their order, the cases that were asked for and those that
   /// these are compared with; adds the rows of the first.
   Status Run(const std::vector<Case>& cases);
-  /// Adds the rows of a case that was measured; none when nobody asked for it.
+
+  // Each of these adds rows if somebody asked for their case.
+  /// The rows of a case that was measured.
   void Add(const std::string& name, size_t threads, const Series& series,
            const std::vector<Figure>& figures);
-  /// Adds a row that was made elsewhere, if somebody asked for its case.
-  void Add(const Row& row) {
-    if (Asked(row.name)) report_->Add(row);
-  }
-  /// Adds a row of one number.
+  /// A row that was made elsewhere.
+  void Add(const Row& row);
+  /// A row of one number.
   void AddValue(const std::string& name, std::string metric, double value, std::string unit,
                 double at_most = 0, std::string note = "", size_t threads = 1);
-  /// Adds how many times as long a column took as `one`. While that is 0 the case is the one that
-  /// others are compared with: `one` becomes its median, and no row is added.
+  /// How many times as long a column took as `one`. While that is 0 the case is the one that others
+  /// are compared with: `one` becomes its median, and no row is added.
   void AddRatio(const std::string& name, std::string metric, const Series& series,
                 std::string_view column, double& one, double at_most = 0);
-  /// Adds a growth of memory, in MiB; without `bytes` the row says that the kernel did not tell.
+  /// A growth of memory, in MiB; without `bytes` a line says that the kernel did not tell.
   void AddMemory(const std::string& name, std::optional<uint64_t> bytes, double at_most,
                  std::string note = "");
-  Report& report() { return *report_; }
+  /// A case that was left out, and why.
+  void NotMeasured(std::string_view name, std::string_view why);
+  /// A field of every JSON line from now on, e.g. ("seed", 1).
+  void Common(const std::string& key, const std::string& value);
+  void Common(const std::string& key, uint64_t value) { common_[key] = std::to_string(value); }
+  /// Says how many marks were met, and that the file is whole.
+  Status Finish();
 
  private:
-  friend int RunSuite(const std::string& name, const std::string& about,
-                      const std::function<void(CLI::App&)>& declare,
-                      const std::function<Status(Bench&)>& run, int argc, char** argv);
+  explicit Bench(std::string suite) : suite_(std::move(suite)) {}
+  void PrintHeading();
+  void Print(const Row& row);
+  void Write(const Row& row);
+
+  const std::string suite_;
   std::vector<std::regex> only_;
-  std::unique_ptr<Report> report_;
+  std::filesystem::path json_path_;
+  std::ofstream json_;
+  std::map<std::string, std::string> common_;  // values as JSON
+  size_t wanted_ = 0, met_ = 0;                // rows
+  bool heading_printed_ = false;
 };
 
 /// A whole program: the options that all suites have (--runs, --only, --seed, --quick, --json) and
@@ -166,15 +224,17 @@ int SuiteMain(const char* name, const char* about, void (*declare)(CLI::App&, Op
 }
 
 template <typename Work>
-Status Series::Time(std::string_view name, const Work& work) {
+auto Series::Time(std::string_view name, const Work& work) {
   const auto start = SteadyClock::now();
   if constexpr (std::is_void_v<std::invoke_result_t<const Work&>>) {
     work();
+    Add(name, SecondsSince(start));
+    return absl::OkStatus();
   } else {
-    DW_RETURN_IF_ERROR(work());
+    auto result = work();
+    if (result.ok()) Add(name, SecondsSince(start));
+    return result;
   }
-  Add(name, SecondsSince(start));
-  return absl::OkStatus();
 }
 
 }  // namespace deltawire::bench

@@ -29,6 +29,10 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
   _exit(0);
 }
 
+uint64_t NumberAt(uint64_t place) {
+  return ((place + 1) * 0x9e3779b97f4a7c15 & 0x81ff81ff81ff81ff) | 0x3c003c003c003c00;
+}
+
 }  // namespace
 
 uint64_t HugeBuffer::resident() const { return (bytes_ + kHugePage - 1) / kHugePage * kHugePage; }
@@ -83,6 +87,17 @@ StatusOr<Mapping> MapNewFile(const fs::path& path, uint64_t bytes) {
   DW_RETURN_IF_ERROR(file.Publish());
   std::memset(mapping.base(), 0, bytes);
   return mapping;
+}
+
+void FillByPlace(MutableBytes to) {
+  for (size_t i = 0; i + 8 <= to.size(); i += 8) StoreLe<uint64_t>(&to[i], NumberAt(i));
+}
+
+bool FilledByPlace(Bytes data) {
+  for (size_t i = 0; i + 8 <= data.size(); i += 8) {
+    if (LoadLe<uint64_t>(&data[i]) != NumberAt(i)) return false;
+  }
+  return true;
 }
 
 }  // namespace deltawire::bench

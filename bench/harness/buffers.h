@@ -54,4 +54,9 @@ class ScratchDir {
 /// A new file of `bytes` > 0 in tmpfs, all its pages taken, mapped read-write.
 StatusOr<Mapping> MapNewFile(const std::filesystem::path& path, uint64_t bytes);
 
+/// Writes numbers that follow from their places, and are of ordinary size in every element type;
+/// FilledByPlace is true when all of them are there.
+void FillByPlace(MutableBytes to);
+bool FilledByPlace(Bytes data);
+
 }  // namespace deltawire::bench

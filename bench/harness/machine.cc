@@ -9,8 +9,6 @@
 #include <chrono>
 #include <fstream>
 
-#include "common/base/machine.h"
-
 namespace deltawire::bench {
 namespace {
 
@@ -41,8 +39,6 @@ size_t Cores() {
 uint64_t ProcBytes(const std::string& file, const std::string& key) {
   return std::strtoull(Field(file, key).c_str(), nullptr, 10) * 1024;
 }
-
-uint64_t AvailableMemory() { return AvailableMachineMemory().value_or(0); }
 
 double HugePageShare() {
   const char* const file = "/proc/self/smaps_rollup";

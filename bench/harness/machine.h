@@ -16,7 +16,6 @@ namespace deltawire::bench {
 
 std::string CpuName();
 size_t Cores();  ///< how many cores this process may run on
-uint64_t AvailableMemory();
 
 /// The field `key` of a file of /proc, in bytes, e.g. ("/proc/self/status", "VmRSS").
 /// REQUIRES: the file gives this field in KiB.

@@ -31,6 +31,15 @@ Status ForAll(ThreadPool& pool, size_t n, const Work& work) {
   return first;
 }
 
+/// Copies all of `from`, with one memcpy per thread.
+inline void CopyInParts(Bytes from, MutableBytes to, ThreadPool& pool) {
+  const size_t threads = pool.size();
+  pool.ParallelFor(threads, [&](size_t i) {
+    const uint64_t first = from.size() * i / threads, end = from.size() * (i + 1) / threads;
+    std::memcpy(to.data() + first, from.data() + first, end - first);
+  });
+}
+
 /// The delta between two versions, in fast payloads.
 inline std::shared_ptr<const Delta> DiffAll(const kernels::DigestKey& key, const ChunkTable& chunks,
                                             Bytes old_data, Bytes new_data, ThreadPool& pool) {

@@ -54,9 +54,9 @@ Status RunPythonScript(const std::string& name, const std::string& script,
   for (std::string text; std::getline(in, text);) {
     const json line = json::parse(text, nullptr, /*allow_exceptions=*/false);
     if (text.starts_with(kSkipped)) {
-      bench.report().NotMeasured(name, text.substr(kSkipped.size()));
+      bench.NotMeasured(name, text.substr(kSkipped.size()));
     } else if (line.is_object()) {
-      bench.report().Add(RowOf(name, line));
+      bench.Add(RowOf(name, line));
     } else {
       continue;
     }

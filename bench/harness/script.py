@@ -6,6 +6,7 @@ PYTHONPATH. It prints a JSON line for each row, or "SKIPPED: why".
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import pathlib
@@ -78,6 +79,28 @@ def started_daemons(options):
         with Daemons(root, options.bin) as daemons:
             control = daemons.start_sender(root / "sender")
             yield root, daemons.start_receiver([control], MODEL, root / "received")
+
+
+@contextlib.contextmanager
+def published(options, tensors, config=None):
+    """(root, receiver, publish), with the tensors committed at the receiver as version 1: publish()
+    brings them there as they are now, and returns the version. `config`: of config.json."""
+    with started_daemons(options) as (root, receiver):
+        manager = deltawire.WeightManager(root / "sender", MODEL, timeout=300)
+        if config is not None:
+            (root / "hf").mkdir()
+            (root / "hf" / "config.json").write_text(json.dumps(config))
+            manager.register(tensors.items(), hf_dir=root / "hf")
+        versions = itertools.count(1)
+
+        def publish():
+            version = next(versions)
+            manager.offload(tensors.items(), version=version)
+            receiver.await_version(version)
+            return version
+
+        publish()
+        yield root, receiver, publish
 
 
 def own_memory():

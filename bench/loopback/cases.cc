@@ -7,15 +7,48 @@
 #include <limits>
 #include <thread>
 
+#include "bench/harness/buffers.h"
 #include "bench/harness/parallel.h"
+#include "bench/loopback/cluster.h"
+#include "bench/loopback/tcp_peer.h"
 
 namespace deltawire::bench {
 namespace {
 
+/// What all cases share. Invariant between them: the peer's mapping holds what the trainer's
+/// weights hold.
+struct Rig {
+  Bench& bench;
+  const ModelSource& source;
+  Weights& weights;
+  TcpPeer& peer;
+  TcpPeer* const tls_peer;  ///< null: no case with TLS was asked for
+  ThreadPool& pool;
+  size_t streams;
+  uint64_t bytes() const { return source.layout.total_bytes(); }
+};
+
+/// What runs with one pair of daemons; at the end the receiver must hold the trainer's bytes.
+struct Group {
+  struct Member {
+    std::vector<std::string> names;  ///< of its cases
+    std::function<Status(const Rig& rig, Cluster& cluster)> run;
+  };
+  ClusterOptions daemons;
+  std::vector<Member> members;
+
+  /// Whether any of its cases was asked for.
+  bool Asked(const Bench& bench) const {
+    return std::ranges::any_of(members, [&](const Member& m) { return bench.AnyAsked(m.names); });
+  }
+};
+
+constexpr const char* kAdam = "delta_sync/adam";
+
 constexpr double kSteadyDensity = 0.01;  // of publishes whose content does not matter
-constexpr size_t kPublishesUnderLoad = 20;
-constexpr unsigned kWord = 2;       // bytes of what a pair list changes
-constexpr double kDaemonMiB = 256;  // of memory beyond buffers and the log, at most
+constexpr size_t kPublishesARun = 4;     // while a receiver pulls
+constexpr unsigned kWord = 2;            // bytes of what a pair list changes
+constexpr double kDaemonMiB = 256;       // of memory beyond buffers and the log, at most
 
 double BitsPerChange(const PublishedVersion& info) {
   return static_cast<double>(info.delta_bytes + info.full_bytes) * 8 /
@@ -177,7 +210,7 @@ Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, doub
        Value("wire_bytes", "wire", "MiB"), Value("per_change", "bits", "bits"),
        Value("density", "density", "")});
   rig.bench.Add(name, rig.pool.size(), series, figures);
-  if (!why_no_pairs.empty()) rig.bench.report().NotMeasured(name + " pair list", why_no_pairs);
+  if (!why_no_pairs.empty()) rig.bench.NotMeasured(name + " pair list", why_no_pairs);
   return absl::OkStatus();
 }
 
@@ -204,31 +237,27 @@ Status Offload(const Rig& rig, Cluster& cluster, const std::string& name) {
 /// How long BeginOffload waits while a receiver pulls everything again and again.
 Status TrainerWait(const Rig& rig, Cluster& cluster) {
   DW_RETURN_IF_ERROR(cluster.Follow(false));
-  std::atomic<bool> stop{false};
   size_t pulls = 0;
-  Status pull_failure;
-  std::thread puller([&] {
-    for (; !stop && pull_failure.ok(); ++pulls) pull_failure = cluster.Sync(true).status();
+  Status pulled;
+  std::jthread puller([&](const std::stop_token& stop) {
+    for (; !stop.stop_requested() && pulled.ok(); ++pulls) pulled = cluster.Sync(true).status();
   });
-  Series series;
-  Status failure;
-  const size_t runs = std::max(rig.bench.rounds.runs, kPublishesUnderLoad);
-  for (size_t i = 0; i < rig.bench.rounds.warmups + runs && failure.ok(); ++i) {
-    rig.weights.Flip(kSteadyDensity);
-    failure = cluster.Publish(rig.weights.content()).status();
-    if (!failure.ok()) break;
-    // The second publish comes at once, so it wants the half that pulls read until a moment ago.
-    const auto publication = cluster.Publish(rig.weights.content());
-    failure = publication.status();
-    if (!failure.ok() || i < rig.bench.rounds.warmups) continue;
-    series.Add("begin", publication->begin_seconds);
-    series.Add("wait", publication->info.trainer_wait_seconds);
-    series.Add("write", publication->write_seconds);
-  }
-  stop = true;
+  const auto measured = rig.bench.Measure([&](Series& s) -> Status {
+    for (size_t i = 0; i < kPublishesARun; ++i) {
+      rig.weights.Flip(kSteadyDensity);
+      DW_RETURN_IF_ERROR(cluster.Publish(rig.weights.content()).status());
+      // The second publish comes at once, so it wants the half that pulls read until a moment ago.
+      DW_ASSIGN_OR_RETURN(const Publication publication, cluster.Publish(rig.weights.content()));
+      s.Add("begin", publication.begin_seconds);
+      s.Add("wait", publication.info.trainer_wait_seconds);
+      s.Add("write", publication.write_seconds);
+    }
+    return absl::OkStatus();
+  });
+  puller.request_stop();
   puller.join();
-  failure.Update(pull_failure);
-  DW_RETURN_IF_ERROR(failure);
+  DW_RETURN_IF_ERROR(pulled);
+  DW_ASSIGN_OR_RETURN(const Series series, measured);
   CopyTensors(rig);
   const char* const name = "trainer_wait";
   rig.bench.Add(name, rig.pool.size(), series,
@@ -262,7 +291,7 @@ Status Adam(const Rig& rig, Cluster& cluster) {
   if (rig.weights.adam_steps_left() >= rig.bench.rounds.total()) {
     return DeltaSync(rig, cluster, kAdam, 0);
   }
-  rig.bench.report().NotMeasured(kAdam, rig.weights.why_no_adam());
+  rig.bench.NotMeasured(kAdam, rig.weights.why_no_adam());
   return absl::OkStatus();
 }
 
@@ -278,13 +307,7 @@ Group::Member Pull(const std::string& name, bool tls, double wanted) {
           }};
 }
 
-}  // namespace
-
-bool Group::Asked(const Bench& bench) const {
-  return std::ranges::any_of(members, [&](const Member& m) { return bench.AnyAsked(m.names); });
-}
-
-std::vector<Group> ModelCases() {
+std::vector<Group> AllGroups() {
   return {{{},
            {Pull("full_pull", false, 0.8),
             Sync("delta_sync/1%", 0.01),
@@ -300,8 +323,8 @@ std::vector<Group> ModelCases() {
           {{.receiver = false, .sender = {"--no-eager-diff"}}, {Copy("offload/no_eager")}}};
 }
 
+/// Runs those cases of a group that were asked for. `root` is removed at the end.
 Status RunGroup(const Group& group, const Rig& rig, const std::filesystem::path& root) {
-  if (!group.Asked(rig.bench)) return absl::OkStatus();
   ClusterOptions daemons = group.daemons;
   daemons.streams = rig.streams;
   Cluster cluster(root, rig.source, daemons, rig.pool);
@@ -315,6 +338,42 @@ Status RunGroup(const Group& group, const Rig& rig, const std::filesystem::path&
   const std::string wrong = cluster.Compare(rig.weights.content());
   if (wrong.empty()) return absl::OkStatus();
   return Errorf(StatusCode::kDataLoss, "the receiver does not hold the trainer's bytes: {}", wrong);
+}
+
+}  // namespace
+
+Status ModelCases(const LoopbackOptions& options, Bench& bench) {
+  std::vector<Group> groups = AllGroups();
+  std::erase_if(groups, [&](const Group& group) { return !group.Asked(bench); });
+  if (groups.empty()) return absl::OkStatus();
+  DW_ASSIGN_OR_RETURN(const ModelSource source,
+                      options.model.empty()
+                          ? ModelSource::Synthetic(bench.quick ? "tiny" : options.size)
+                          : ModelSource::Directory(options.model));
+  DW_ASSIGN_OR_RETURN(const auto scratch, ScratchDir::Create());
+  const uint64_t bytes = source.layout.total_bytes();
+  DW_ASSIGN_OR_RETURN(const auto peer,
+                      TcpPeer::Start(scratch->path() / "peer", bytes, options.streams));
+  std::unique_ptr<TcpPeer> tls_peer;
+  if (std::ranges::any_of(groups, [](const Group& group) { return group.daemons.tls; })) {
+    const testing::TestAuthority authority(scratch->path() / "keys");
+    DW_ASSIGN_OR_RETURN(tls_peer, TcpPeer::Start(scratch->path() / "tls-peer", bytes,
+                                                 options.streams, authority.Node("peer")));
+  }
+  ThreadPool pool(options.threads);  // no process forks without exec from here on
+  fmt::print("          {} ({}), {} streams, {} threads\n\n", source.name, HumanBytes(bytes),
+             options.streams, pool.size());
+  bench.Common("model", source.name);
+  bench.Common("model_bytes", bytes);
+  bench.Common("streams", options.streams);
+  const size_t adam_steps = bench.Asked(kAdam) ? bench.rounds.total() : 0;
+  DW_ASSIGN_OR_RETURN(const auto weights, Weights::Create(source, scratch->path() / "trainer",
+                                                          bench.seed, adam_steps, pool));
+  const Rig rig{bench, source, *weights, *peer, tls_peer.get(), pool, options.streams};
+  for (const Group& group : groups) {
+    DW_RETURN_IF_ERROR(RunGroup(group, rig, scratch->path() / "daemons"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace deltawire::bench

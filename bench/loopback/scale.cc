@@ -3,6 +3,7 @@
 
 #include "bench/harness/buffers.h"
 #include "bench/loopback/cases.h"
+#include "bench/loopback/cluster.h"
 
 namespace deltawire::bench {
 namespace {

@@ -1,64 +1,53 @@
 #include "bench/loopback/tcp_peer.h"
 
 #include <netinet/tcp.h>
+#include <openssl/bio.h>
 #include <sys/mman.h>
 
 #include <thread>
 
 #include "bench/harness/machine.h"
-#include "common/base/acceptor.h"
 #include "common/base/human.h"
+#include "common/base/sigpipe_blocked.h"
 #include "common/net/tls.h"
 #include "tests/support/tcp.h"
 
 namespace deltawire::bench {
 
-// One end of a stream: a socket, perhaps under OpenSSL.
+// One end of a stream: OpenSSL's BIO over a socket, which is plain or under TLS.
 class Stream {
  public:
-  explicit Stream(int fd) : fd_(fd) {
+  explicit Stream(int fd) : bio_(BIO_new_socket(fd, BIO_CLOSE)) {
     const int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails for the control socket
   }
-  bool Secure(SSL_CTX* context, bool server) {
-    ssl_.reset(SSL_new(context));
-    return SSL_set_fd(ssl_.get(), fd_.get()) == 1 &&
-           (server ? SSL_accept(ssl_.get()) : SSL_connect(ssl_.get())) == 1;
+  bool Secure(SSL_CTX* context, bool client) {
+    bio_.reset(BIO_push(BIO_new_ssl(context, client), bio_.release()));
+    return BIO_do_handshake(bio_.get()) == 1;
   }
-  bool Send(Bytes data) {
-    return Fully(data, [this](Bytes rest) -> ssize_t {
-      if (ssl_ == nullptr) return send(fd_.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
-      size_t n = 0;
-      return SSL_write_ex(ssl_.get(), rest.data(), rest.size(), &n) == 1 ? ssize_t(n) : 0;
-    });
-  }
-  bool Receive(MutableBytes data) {
-    return Fully(data, [this](MutableBytes rest) -> ssize_t {
-      if (ssl_ == nullptr) return recv(fd_.get(), rest.data(), rest.size(), 0);
-      size_t n = 0;
-      return SSL_read_ex(ssl_.get(), rest.data(), rest.size(), &n) == 1 ? ssize_t(n) : 0;
-    });
-  }
+  bool Send(Bytes data) { return Fully(data, BIO_write_ex); }
+  bool Receive(MutableBytes data) { return Fully(data, BIO_read_ex); }
   bool SendNumber(uint64_t n) { return Send(std::as_bytes(std::span(&n, 1))); }
   bool ReceiveNumber(uint64_t& n) { return Receive(std::as_writable_bytes(std::span(&n, 1))); }
 
  private:
   template <typename Span, typename Some>
-  static bool Fully(Span data, const Some& some) {
+  bool Fully(Span data, Some* some) {
     constexpr size_t kMaxCall = size_t{4} << 20;
     while (!data.empty()) {
-      const ssize_t n = some(data.first(std::min(data.size(), kMaxCall)));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return false;
-      data = data.subspan(static_cast<size_t>(n));
+      size_t n = 0;
+      if (some(bio_.get(), data.data(), std::min(data.size(), kMaxCall), &n) == 1) {
+        data = data.subspan(n);
+      } else if (!BIO_should_retry(bio_.get())) {
+        return false;
+      }
     }
     return true;
   }
   struct Free {
-    void operator()(SSL* ssl) const { SSL_free(ssl); }
+    void operator()(BIO* bio) const { BIO_free_all(bio); }
   };
-  const UniqueFd fd_;
-  std::unique_ptr<SSL, Free> ssl_;  // null: plaintext
+  std::unique_ptr<BIO, Free> bio_;
 };
 
 namespace {
@@ -73,22 +62,21 @@ constexpr uint64_t kEverything = ~uint64_t{0};
 template <typename Span>
 Span Part(Span all, size_t i, size_t n) {
   constexpr size_t kPage = 4096;
-  const size_t step = (all.size() / n + kPage - 1) / kPage * kPage;
+  const size_t step = (all.size() / n / kPage + 1) * kPage;
   const size_t begin = std::min(i * step, all.size());
-  const size_t end = i + 1 == n ? all.size() : std::min(begin + step, all.size());
-  return all.subspan(begin, end - begin);
+  return all.subspan(begin, std::min(step, all.size() - begin));
 }
 
 // Calls `work(i)` for each of `n` streams on a thread of its own; false when one returned false.
 bool OnEach(size_t n, const std::function<bool(size_t)>& work) {
   std::atomic<bool> ok{true};
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
   for (size_t i = 0; i < n; ++i) {
     threads.emplace_back([&, i] {
       if (!work(i)) ok = false;
     });
   }
-  for (std::thread& t : threads) t.join();
+  threads.clear();  // joins them
   return ok;
 }
 
@@ -102,12 +90,13 @@ bool ReceivePairs(Stream& stream, uint64_t count, Lists& pairs, MutableBytes to)
 // The peer's process.
 void RunPeer(Stream& control, const UniqueFd& listener, MutableBytes to, size_t stream_count,
              SSL_CTX* tls) {
+  const SigpipeBlocked blocked;
   // Fills this process's page tables; the pages themselves exist already.
   madvise(to.data(), to.size(), MADV_POPULATE_WRITE);
   Streams streams;  // in the order in which they were connected
   for (size_t i = 0; i < stream_count; ++i) {
     streams.push_back(std::make_unique<Stream>(accept(listener.get(), nullptr, nullptr)));
-    if (tls != nullptr && !streams.back()->Secure(tls, true)) return;
+    if (tls != nullptr && !streams.back()->Secure(tls, /*client=*/false)) return;
   }
   Lists pairs;
   uint64_t order = 0;
@@ -139,7 +128,7 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
   auto peer = std::unique_ptr<TcpPeer>(new TcpPeer);
   DW_ASSIGN_OR_RETURN(peer->landed_, MapNewFile(file, bytes));
   const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  testing::Listen(listener.get(), "127.0.0.1", 0);
+  const uint16_t port = testing::Listen(listener.get(), "127.0.0.1", 0);
   DW_ASSIGN_OR_RETURN(const auto server, ContextOf(credentials, net::Tls::Side::kServer));
   DW_ASSIGN_OR_RETURN(const auto client, ContextOf(credentials, net::Tls::Side::kClient));
   int ends[2];
@@ -149,14 +138,14 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
   peer->control_ = std::make_unique<Stream>(ends[0]);
   Stream theirs(ends[1]);
   peer->process_.emplace([&] { RunPeer(theirs, listener, peer->landed(), streams, server.get()); });
-  const sockaddr_in address = testing::Address("127.0.0.1", PortOf(listener));
+  const sockaddr_in address = testing::Address("127.0.0.1", port);
   for (size_t i = 0; i < streams; ++i) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     peer->streams_.push_back(std::make_unique<Stream>(fd));
     if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
       return ErrnoError("connect to the bare TCP peer");
     }
-    if (client != nullptr && !peer->streams_.back()->Secure(client.get(), false)) {
+    if (client != nullptr && !peer->streams_.back()->Secure(client.get(), /*client=*/true)) {
       return absl::UnavailableError("the bare TLS peer refuses the handshake");
     }
   }
@@ -164,6 +153,7 @@ StatusOr<std::unique_ptr<TcpPeer>> TcpPeer::Start(const std::filesystem::path& f
 }
 
 StatusOr<double> TcpPeer::Send(uint64_t order, const std::vector<std::vector<Bytes>>& parts) {
+  const SigpipeBlocked blocked;
   const auto start = SteadyClock::now();
   const bool sent =
       control_->SendNumber(order) && OnEach(parts.size(), [&](size_t i) {

@@ -4,11 +4,11 @@
 #include <limits>
 
 #include "bench/harness/buffers.h"
-#include "bench/harness/machine.h"
 #include "bench/harness/parallel.h"
 #include "cli/synth/adam_trace.h"
 #include "cli/synth/model_maker.h"
 #include "common/base/human.h"
+#include "common/base/machine.h"
 #include "kernels/element_width.h"
 
 namespace deltawire::bench {
@@ -55,12 +55,12 @@ StatusOr<std::unique_ptr<Weights>> Weights::Create(const ModelSource& source,
     return out;
   }
   const uint64_t elements = source.layout.total_bytes() / 2;
-  const uint64_t need = elements * kTraceBytes;
+  const uint64_t need = elements * kTraceBytes, free = AvailableMachineMemory().value_or(0);
   if (adam_steps == 0) {
     out->why_no_adam_ = "left out";
-  } else if (need + need / 10 > AvailableMemory()) {
-    out->why_no_adam_ = fmt::format("the trace needs {}, and {} are free", HumanBytes(need),
-                                    HumanBytes(AvailableMemory()));
+  } else if (need + need / 10 > free) {
+    out->why_no_adam_ =
+        fmt::format("the trace needs {}, and {} are free", HumanBytes(need), HumanBytes(free));
   } else {
     DW_RETURN_IF_ERROR(out->Record(source, adam_steps, pool));
     return out;

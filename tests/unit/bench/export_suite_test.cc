@@ -10,6 +10,7 @@
 
 #include "bench/export/cases.h"
 #include "bench/export/job.h"
+#include "bench/harness/buffers.h"
 #include "bench/harness/machine.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,9 +1,7 @@
-#include "bench/delta/payload_parts.h"
-
 #include <catch2/catch.hpp>
 #include <random>
 
-#include "bench/delta/bounds.h"
+#include "bench/delta/bits.h"
 
 namespace deltawire::bench {
 namespace {
@@ -104,10 +102,10 @@ TEST_CASE("payload parts: a tight payload takes at most 4 % more than its classe
   REQUIRE(kernels.tight_encode(View(before), fast.payload, 2, ClassFunction::kBF16, {}, scratch,
                                out, &bytes) == kernels::DecodeStatus::kOk);
   REQUIRE(bytes > 0);
-  const auto parts = SplitTight(Bytes(out).first(bytes), View(before), View(after), 2, {});
-  REQUIRE(parts.ok());
   ChangeCounter counter(ClassFunction::kBF16, 2);
-  counter.Add(View(before), View(after), {});
+  const Tally tally = counter.Add(View(before), View(after), {});
+  const auto parts = SplitTight(Bytes(out).first(bytes), tally, false);
+  REQUIRE(parts.ok());
   const Bounds bounds = counter.Finish();
   CHECK(parts->positions >= 0.999 * bounds.exponent.positions);
   CHECK(parts->positions <= 1.02 * bounds.exponent.positions);

@@ -1,9 +1,8 @@
-#include "bench/harness/report.h"
-
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "bench/harness/bench.h"
 #include "tests/support/temp_dir.h"
 
 namespace deltawire::bench {
@@ -53,16 +52,16 @@ TEST_CASE("report: a wish is met by its ratio or its value") {
 TEST_CASE("report: a JSON line holds the row, whether the table shows it or not") {
   const TempDir dir;
   const auto path = dir.path() / "r.jsonl";
-  const auto report = Report::Create("suite", path);
-  REQUIRE(report.ok());
+  const auto bench = Bench::Create("suite", path);
+  REQUIRE(bench.ok());
   Row row = MakeRow({2, 1, 4}, "GB/s", 4);
   row.detail = true;
   row.threads = 2;
-  (*report)->Add(row);
+  (*bench)->Add(row);
   row = MakeRow({7}, "");
   row.note = "a note";
-  (*report)->Add(row);
-  REQUIRE((*report)->Finish().ok());
+  (*bench)->Add(row);
+  REQUIRE((*bench)->Finish().ok());
   std::ifstream in(path);
   std::string first, second, third;
   REQUIRE((std::getline(in, first) && std::getline(in, second)));
