@@ -11,9 +11,8 @@ namespace deltawire::cli {
 
 std::vector<TreeRow> TreeOf(const std::vector<const v1::ReceiverInfo*>& all) {
   std::vector<const v1::ReceiverInfo*> sorted = all;
-  std::ranges::stable_sort(sorted, {}, [](const v1::ReceiverInfo* r) {
-    return std::pair(r->site(), r->receiver_id());
-  });
+  std::ranges::stable_sort(
+      sorted, {}, [](const v1::ReceiverInfo* r) { return std::pair(r->site(), r->receiver_id()); });
   std::set<std::string> ids;
   for (const auto* r : sorted) ids.insert(r->receiver_id());
   std::map<std::string, std::vector<const v1::ReceiverInfo*>> followers;

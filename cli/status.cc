@@ -268,22 +268,31 @@ void ShowAttached(const Snapshot& s, std::string& text) {
   constexpr Align kRight = Align::kRight;
   // With sites, in the order of the tree.
   const bool sites = HasSites(s.attached);
-  std::vector<Column> columns = {{"RECEIVER"},       {"MODEL"},
-                                 {"FROM"},           {"VERSION", kRight},
-                                 {"BEHIND", kRight}, {"PHASE"},
-                                 {"ATTACHED", kRight}, {"LAST PULL", kRight},
-                                 {"TOOK", kRight},   {"LAST FAILURE"}};
+  std::vector<Column> columns = {{"RECEIVER"},
+                                 {"MODEL"},
+                                 {"FROM"},
+                                 {"VERSION", kRight},
+                                 {"BEHIND", kRight},
+                                 {"PHASE"},
+                                 {"ATTACHED", kRight},
+                                 {"LAST PULL", kRight},
+                                 {"TOOK", kRight},
+                                 {"LAST FAILURE"}};
   if (sites) columns.insert(columns.begin() + 1, {{"SITE"}, {"FOLLOWS"}});
   Table table(columns);
   for (const TreeRow& row : AttachedRows(s.attached, sites)) {
     const v1::ReceiverInfo& r = *row.receiver;
     const bool pulled = r.last_pull().seconds() > 0;
-    std::vector<std::string> cells = {
-        Indented(row), r.model(), PeerText(r.peer()), VersionText(r.committed()),
-        BehindText(HeldBy(s, r).standing), r.phase(), HumanSeconds(r.attached_seconds()),
-        pulled ? HumanBytes(r.last_pull().payload_bytes()) : "-",
-        pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
-        r.message().empty() ? "-" : r.message()};
+    std::vector<std::string> cells = {Indented(row),
+                                      r.model(),
+                                      PeerText(r.peer()),
+                                      VersionText(r.committed()),
+                                      BehindText(HeldBy(s, r).standing),
+                                      r.phase(),
+                                      HumanSeconds(r.attached_seconds()),
+                                      pulled ? HumanBytes(r.last_pull().payload_bytes()) : "-",
+                                      pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
+                                      r.message().empty() ? "-" : r.message()};
     if (sites) {
       cells.insert(cells.begin() + 1, {r.site().empty() ? "-" : r.site(), FollowsText(r)});
     }

@@ -236,8 +236,8 @@ void AddReceivers(Picture& picture, const std::vector<Row>& rows, TopView& view,
     return;
   }
   const bool tree = view.order == TopOrder::kTree;
-  std::vector<Column> columns = {{"RECEIVER"},       {"VERSION", kRight}, {"BEHIND", kRight},
-                                 {"PHASE"},          {"PULLED", kRight},  {"TOOK", kRight}};
+  std::vector<Column> columns = {{"RECEIVER"}, {"VERSION", kRight}, {"BEHIND", kRight},
+                                 {"PHASE"},    {"PULLED", kRight},  {"TOOK", kRight}};
   for (const char* name : {"RATE", "SLOWEST"}) {
     if (!tree) columns.push_back({name, std::string_view(name) == "RATE" ? kRight : Align::kLeft});
   }
@@ -250,16 +250,18 @@ void AddReceivers(Picture& picture, const std::vector<Row>& rows, TopView& view,
     if (std::get<0>(Trouble(row.standing)) > 2 || !r.message().empty()) warned.insert(table.rows());
     std::vector<std::string> cells = {
         std::string(CutToWidth(tree ? Indented({&r, row.depth}) : r.receiver_id(), kMostName)),
-        VersionText(r.committed()), BehindText(row.standing), r.phase(),
+        VersionText(r.committed()),
+        BehindText(row.standing),
+        r.phase(),
         pull.seconds() > 0 ? HumanBytes(pull.payload_bytes()) : "-",
         pull.seconds() > 0 ? HumanSeconds(pull.seconds()) : "-"};
     if (tree) {
       cells.insert(cells.end(), {r.site().empty() ? "-" : r.site(), FollowsText(r)});
     } else {
-      cells.push_back(pull.transfer_seconds() > 0
-                          ? HumanRate(static_cast<double>(pull.payload_bytes()) /
-                                      pull.transfer_seconds())
-                          : "-");
+      cells.push_back(
+          pull.transfer_seconds() > 0
+              ? HumanRate(static_cast<double>(pull.payload_bytes()) / pull.transfer_seconds())
+              : "-");
       cells.push_back(SlowestStage(pull));
     }
     table.Add(cells);

@@ -104,8 +104,8 @@ std::vector<std::unique_ptr<Upstream>> Daemon::UpstreamsOf(const ReplicaOptions&
     // One that pulls only when told to would keep its followers waiting.
     if (options_.serve && options_.follow) {
       const bool named = !options_.advertise_host.empty();
-      offer.address = ToString(Endpoint{named ? options_.advertise_host : options_.control.host,
-                                        options_.control.port});
+      offer.address = ToString(
+          Endpoint{named ? options_.advertise_host : options_.control.host, options_.control.port});
     }
     upstreams.push_back(MakeAssignedUpstream(
         MakeGrpcUpstream(options_.senders.front(), receiver_id_, credentials_, std::move(offer)),

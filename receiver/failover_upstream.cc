@@ -176,7 +176,8 @@ class ChosenUpstream : public FailoverUpstream {
     }
     std::vector<PeerPtr> preferred;
     for (const std::string& address : addresses) {
-      const auto same = std::ranges::find(known, address, [](const auto& p) { return p->address(); });
+      const auto same =
+          std::ranges::find(known, address, [](const auto& p) { return p->address(); });
       preferred.push_back(same == known.end() ? NewPeer(make(address)) : *same);
     }
     std::lock_guard lock(mu_);
@@ -196,7 +197,8 @@ class ChosenUpstream : public FailoverUpstream {
     {
       std::lock_guard lock(mu_);
       all = peers_;
-      for (const auto& more : {preferred_, retired_}) all.insert(all.end(), more.begin(), more.end());
+      for (const auto& more : {preferred_, retired_})
+        all.insert(all.end(), more.begin(), more.end());
       all.push_back(attached_);
     }
     for (const auto& peer : all) peer->upstream->Cancel();
@@ -271,8 +273,7 @@ class ChosenUpstream : public FailoverUpstream {
     return Errorf(StatusCode::kUnavailable,
                   "{} still has {} of lineage {}, which was left for lineage {}: it is behind (a "
                   "restart of this receiver takes it)",
-                  peer.address(), ToString(newest), newest.lineage.Hex(),
-                  seen_.lineage.Hex());
+                  peer.address(), ToString(newest), newest.lineage.Hex(), seen_.lineage.Hex());
   }
 
   /// Takes note of the newest state that `from` tells of; not OK when it must not be taken.
@@ -475,15 +476,15 @@ class ChosenUpstream : public FailoverUpstream {
   std::vector<PeerPtr> preferred_;   // the next order, while a pull goes on
   std::vector<PeerPtr> left_peers_;  // whose attachments are to be ended
   std::vector<PeerPtr> retired_;     // to be let go of by the prober, without the lock
-  UpstreamChoice choice_;  // of places in peers_
+  UpstreamChoice choice_;            // of places in peers_
   const Clock::time_point patient_until_;
-  std::string model_;                      // empty: nothing was attached yet
-  Identity seen_;                          // the newest state that the one in use has told of
-  std::vector<Hash128> left_;              // lineages that were left for others, the last one last
-  RelayNews relay_news_;                   // what the upstream in use last said as a relay
-  uint64_t news_ = 0;                      // counts what was told that was not told before
-  PeerPtr attached_;                       // the upstream of the last attachment
-  const Peer* heard_ = nullptr;            // the same once it has told of what may be pulled there
+  std::string model_;            // empty: nothing was attached yet
+  Identity seen_;                // the newest state that the one in use has told of
+  std::vector<Hash128> left_;    // lineages that were left for others, the last one last
+  RelayNews relay_news_;         // what the upstream in use last said as a relay
+  uint64_t news_ = 0;            // counts what was told that was not told before
+  PeerPtr attached_;             // the upstream of the last attachment
+  const Peer* heard_ = nullptr;  // the same once it has told of what may be pulled there
   std::optional<std::pair<PeerPtr, Status>> refused_;  // whose event was not taken, and why
   bool pulling_ = false;
   PeerPtr pulled_from_;  // the upstream of the last OpenPull

@@ -97,8 +97,8 @@ void OriginLink::AddRequest(UpstreamEvent& event) {
   std::lock_guard lock(mu_);
   if (requests_.empty() || event.sync_request != 0) return;
   const Request& first = requests_.front();
-  const bool has = event.newest.lineage == first.newest.lineage &&
-                   !IsLater(first.newest, event.newest);
+  const bool has =
+      event.newest.lineage == first.newest.lineage && !IsLater(first.newest, event.newest);
   if (!has) return;
   event.sync_request = first.number;
   event.force_full = first.force_full;
@@ -138,9 +138,7 @@ StatusOr<Identity> OriginLink::Newest() {
   return origin_->Newest(model_);
 }
 
-bool OriginLink::Decided() const {
-  return decided_ || Clock::now() >= heard_first_ + kUndecided;
-}
+bool OriginLink::Decided() const { return decided_ || Clock::now() >= heard_first_ + kUndecided; }
 
 receiver::Report OriginLink::Latest() const {
   receiver::Report latest = report_;

@@ -51,8 +51,8 @@ class UpstreamChoice {
   void Worked(size_t upstream);
 
   /// The upstreams are others from now on: each is the former one at that place of the order, of
-  /// which all is remembered, or a new one. A new one that is preferred to the current one takes its
-  /// place; if the current one is not among them, the first that may be tried now.
+  /// which all is remembered, or a new one. A new one that is preferred to the current one takes
+  /// its place; if the current one is not among them, the first that may be tried now.
   void Reorder(const std::vector<std::optional<size_t>>& former, Time now);
 
   /// The upstream before the current one that is to be asked now whether it is well; nullopt: none.

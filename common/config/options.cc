@@ -160,11 +160,12 @@ Status CheckSite(const ReceiverOptions& o) {
   }
   const bool anywhere = o.control.host == "0.0.0.0" || o.control.host == "::";
   if (o.serve && (o.control.port == 0 || (anywhere && o.advertise_host.empty()))) {
-    return Errorf(StatusCode::kInvalidArgument,
-                  "--site with --serve: others are told to dial --control-listen {}, which names no "
-                  "{}: give it one{}",
-                  ToString(o.control), o.control.port == 0 ? "port" : "machine",
-                  o.control.port == 0 ? "" : ", or --advertise-host");
+    return Errorf(
+        StatusCode::kInvalidArgument,
+        "--site with --serve: others are told to dial --control-listen {}, which names no "
+        "{}: give it one{}",
+        ToString(o.control), o.control.port == 0 ? "port" : "machine",
+        o.control.port == 0 ? "" : ", or --advertise-host");
   }
   return {};
 }
@@ -390,10 +391,11 @@ void Declare(CLI::App& app, SenderOptions& o) {
   app.option_defaults()->group("Groups");
   AddGroups(app, o);
   app.option_defaults()->group("Sites");
-  AddSwitch(app, "assign-upstreams",
-            "Tell receivers that say a --site whom to follow: of each site one pulls from here, and "
-            "the others follow it in a tree",
-            &o.assign_upstreams);
+  AddSwitch(
+      app, "assign-upstreams",
+      "Tell receivers that say a --site whom to follow: of each site one pulls from here, and "
+      "the others follow it in a tree",
+      &o.assign_upstreams);
   AddNumber(app, "--fan-out", "Receivers that are told to follow one receiver, at most", 1,
             kMaxFanOut, &o.fan_out);
   AddProcess(app, o);

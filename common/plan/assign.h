@@ -36,8 +36,8 @@ Parents AssignUpstreams(const std::vector<AssignNode>& nodes, const Parents& bef
                         const AssignLimits& limits);
 
 /// Whom each of `nodes` goes to when the one that it follows dies, in order of preference, before
-/// the origin: the receiver that takes the dead one's place (unless it is itself that one), then the
-/// one that the dead one followed. None of them follows it.
+/// the origin: the receiver that takes the dead one's place (unless it is itself that one), then
+/// the one that the dead one followed. None of them follows it.
 std::map<std::string, std::vector<std::string>> BackupsOf(const std::vector<AssignNode>& nodes,
                                                           const Parents& parents);
 

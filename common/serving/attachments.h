@@ -58,8 +58,8 @@ struct SenderEvent {
   VersionInfo newest;
   uint64_t sync_request = 0;
   bool force_full = false;
-  RelayNews relay;  ///< where a relay serves
-  GroupWord group;  ///< of a member of a group
+  RelayNews relay;                       ///< where a relay serves
+  GroupWord group;                       ///< of a member of a group
   std::optional<Assignment> assignment;  ///< of a receiver that says a site
 };
 

@@ -16,7 +16,6 @@ std::string Visible(const std::string& text, size_t most) {
 
 }  // namespace
 
-
 void ToProto(const VersionInfo& in, v1::VersionInfo* out) {
   ToProto(in.identity, out->mutable_id());
   out->set_model_bytes(in.model_bytes);

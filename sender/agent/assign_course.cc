@@ -83,7 +83,8 @@ std::map<std::string, std::string> AssignCourse::ReasonsAgainst(
     std::string& why = against[r.id];
     why = AgainstAddress(r);
     const auto [owner, first] = owners.emplace(r.offer.address, r.id);
-    if (!first) why = fmt::format("{} is the address of {} already", r.offer.address, owner->second);
+    if (!first)
+      why = fmt::format("{} is the address of {} already", r.offer.address, owner->second);
     if (r.paused) why = "it is paused";
     if (r.member) why = "it is a member of a group";
     if (r.barred) why = "its principal may not use the model any more";

@@ -1,7 +1,7 @@
 // Tells the receivers that say a site whom to follow, as they come, go and change: one AssignCourse
-// for each model. Owner: the Agent; it outlives the desk's Attachments' calls. Threads: every method
-// from any; no lock is held while receivers are told. Cost: the planner's, for each that comes or
-// goes. Errors: none; a receiver that is not handed out is logged.
+// for each model. Owner: the Agent; it outlives the desk's Attachments' calls. Threads: every
+// method from any; no lock is held while receivers are told. Cost: the planner's, for each that
+// comes or goes. Errors: none; a receiver that is not handed out is logged.
 #pragma once
 
 #include <map>

@@ -33,9 +33,9 @@ std::map<std::string, v1::ReceiverInfo> Receivers(SenderProcess& sender) {
 
 /// A receiver of a site that serves others there.
 std::vector<std::string> OfSite(const std::string& site, std::vector<std::string> more = {}) {
-  std::vector<std::string> args = {"--site",        site,
-                                   "--serve",       "--bulk-listen",
-                                   fmt::format("127.0.0.1:{}", FreePort()), "--buffers", "2"};
+  std::vector<std::string> args = {
+      "--site",    site, "--serve", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort()),
+      "--buffers", "2"};
   args.insert(args.end(), more.begin(), more.end());
   return args;
 }
@@ -66,9 +66,8 @@ struct Fleet {
     return follows;
   }
   bool AllFollow(const std::string& without = "") {
-    return std::ranges::all_of(receivers, [&](const auto& r) {
-      return r.first == without || Follow(r.first);
-    });
+    return std::ranges::all_of(
+        receivers, [&](const auto& r) { return r.first == without || Follow(r.first); });
   }
   void Step(uint64_t version) {
     trainer.Step();
@@ -156,9 +155,8 @@ TEST_CASE("sites: a relay is killed, all others commit the next version, and it 
     const auto before = fleet.Tree(8);
     std::string victim = OfTheSender(before).front();
     if (!root) {
-      const auto followed = std::ranges::find_if(before, [&](const auto& r) {
-        return !r.second.empty() && !before.at(r.second).empty();
-      });
+      const auto followed = std::ranges::find_if(
+          before, [&](const auto& r) { return !r.second.empty() && !before.at(r.second).empty(); });
       REQUIRE(followed != before.end());
       victim = followed->second;
     }
@@ -243,8 +241,8 @@ TEST_CASE("sites: without the sender's option, and with the relay's own, nothing
   sender.Restart({});
   REQUIRE(Eventually([&] {
     const auto now = Receivers(sender);
-    return now.size() == 2 && std::ranges::all_of(
-                                  now, [](const auto& r) { return r.second.follows().empty(); });
+    return now.size() == 2 &&
+           std::ranges::all_of(now, [](const auto& r) { return r.second.follows().empty(); });
   }));
 }
 
@@ -264,8 +262,7 @@ TEST_CASE("sites: with TLS a relay is followed if its certificate is of the addr
   Trainer trainer(sender.socket(), kModel, 2, 205);
   REQUIRE(trainer.Publish(1).ok());
   // It says another name than its certificate has, for the same machine.
-  ReceiverProcess lies(root.path(), "a-liar", sender.control(), kModel,
-                       OfSite("east", [&] {
+  ReceiverProcess lies(root.path(), "a-liar", sender.control(), kModel, OfSite("east", [&] {
                          auto more = with("rollout");
                          more.insert(more.end(), {"--advertise-host", "127.0.0.2"});
                          return more;

@@ -51,7 +51,8 @@ void CheckLaws(const Nodes& nodes, const Parents& parents, uint32_t fan_out) {
     REQUIRE(Here(nodes, parent));
     REQUIRE(Named(nodes, parent).site == node.site);
     size_t steps = 0;
-    for (std::string at = node.id; !at.empty(); at = parents.at(at)) REQUIRE(++steps <= nodes.size());
+    for (std::string at = node.id; !at.empty(); at = parents.at(at))
+      REQUIRE(++steps <= nodes.size());
   }
   for (const auto& [site, crossings] : Crossings(nodes, parents)) {
     if (site.empty()) continue;
@@ -164,8 +165,8 @@ TEST_CASE("assign: a death moves the dead one's followers alone, and a join nobo
         Nodes all = nodes;
         all.push_back({id, "w", true});
         const std::string& place = parents.at(id);
-        const bool had = std::ranges::any_of(
-            parents, [&](const auto& follows) { return follows.second == id; });
+        const bool had =
+            std::ranges::any_of(parents, [&](const auto& follows) { return follows.second == id; });
         if (had) {
           const bool taken = std::ranges::any_of(after, [&](const auto& follows) {
             return parents.at(follows.first) == id && follows.second == place;
@@ -191,7 +192,10 @@ TEST_CASE("assign: eight receivers of two sites make two crossings, and the tree
 }
 
 TEST_CASE("assign: receivers without a site, or alone in one, pull from the origin") {
-  const Nodes nodes = {{"a", "", true}, {"b", "", true}, {"c", "alone", true}, {"d", "dumb", false},
+  const Nodes nodes = {{"a", "", true},
+                       {"b", "", true},
+                       {"c", "alone", true},
+                       {"d", "dumb", false},
                        {"e", "dumb", false}};
   for (const auto& [id, parent] : AssignUpstreams(nodes, {}, {4})) CHECK(parent.empty());
 }

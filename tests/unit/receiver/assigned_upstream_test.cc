@@ -29,18 +29,18 @@ struct Leaf {
     auto one = std::make_unique<ScriptedUpstream>("s");
     sender = one.get();
     sender->Has(At(1));
-    up = MakeAssignedUpstream(
-        std::move(one),
-        [this](const std::string& address) {
-          auto relay = std::make_unique<ScriptedUpstream>(address);
-          std::lock_guard lock(mu);
-          if (refused.contains(address)) relay->Refuse(absl::UnavailableError("away"));
-          relay->Has(At(1));
-          relays[address] = relay.get();
-          ++made[address];
-          return relay;
-        },
-        {.model = "m", .seed = 1, .relay = 0, .times = kSoon});
+    up = MakeAssignedUpstream(std::move(one),
+                              [this](const std::string& address) {
+                                auto relay = std::make_unique<ScriptedUpstream>(address);
+                                std::lock_guard lock(mu);
+                                if (refused.contains(address))
+                                  relay->Refuse(absl::UnavailableError("away"));
+                                relay->Has(At(1));
+                                relays[address] = relay.get();
+                                ++made[address];
+                                return relay;
+                              },
+                              {.model = "m", .seed = 1, .relay = 0, .times = kSoon});
   }
   /// As a replica does whenever its attachment has ended.
   void Attach() {

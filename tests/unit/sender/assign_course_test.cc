@@ -178,7 +178,8 @@ TEST_CASE("assignments: members of groups pull from the sender, and have no foll
   CHECK(f.ParentOf("n3") == "n2");
 }
 
-TEST_CASE("assignments: one that is paused loses its followers and gets its place back in the end") {
+TEST_CASE(
+    "assignments: one that is paused loses its followers and gets its place back in the end") {
   Fleet f;
   for (const char* id : {"n1", "n2", "n3"}) f.Join(One(id));
   f.here[0].paused = true;
