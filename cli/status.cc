@@ -1,6 +1,7 @@
 // deltawire status: shows the state and activity of the two daemons.
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -8,6 +9,7 @@
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
+#include "cli/site_tree.h"
 #include "cli/standing.h"
 #include "common/base/engine_state.h"
 #include "common/base/human.h"
@@ -240,6 +242,23 @@ std::string PeerText(const std::string& peer) {
   return peer.starts_with(kScheme) ? peer.substr(kScheme.size()) : peer;
 }
 
+std::vector<TreeRow> AttachedRows(const v1::ListReceiversResponse& attached, bool tree) {
+  std::map<std::string, std::vector<const v1::ReceiverInfo*>> models;
+  for (const v1::ReceiverInfo& r : attached.receivers()) {
+    models[tree ? r.model() : ""].push_back(&r);
+  }
+  std::vector<TreeRow> rows;
+  for (const auto& [model, receivers] : models) {
+    if (tree) {
+      const auto below = TreeOf(receivers);
+      rows.insert(rows.end(), below.begin(), below.end());
+    } else {
+      for (const auto* r : receivers) rows.push_back({r, 0});
+    }
+  }
+  return rows;
+}
+
 void ShowAttached(const Snapshot& s, std::string& text) {
   if (!s.sender.ok() || s.sender->models_size() == 0) return;
   if (s.attached.receivers_size() == 0) {
@@ -247,25 +266,44 @@ void ShowAttached(const Snapshot& s, std::string& text) {
     return;
   }
   constexpr Align kRight = Align::kRight;
-  Table table({{"RECEIVER"},
-               {"MODEL"},
-               {"FROM"},
-               {"VERSION", kRight},
-               {"BEHIND", kRight},
-               {"PHASE"},
-               {"ATTACHED", kRight},
-               {"LAST PULL", kRight},
-               {"TOOK", kRight},
-               {"LAST FAILURE"}});
-  for (const v1::ReceiverInfo& r : s.attached.receivers()) {
+  // With sites, in the order of the tree.
+  const bool sites = HasSites(s.attached);
+  std::vector<Column> columns = {{"RECEIVER"},
+                                 {"MODEL"},
+                                 {"FROM"},
+                                 {"VERSION", kRight},
+                                 {"BEHIND", kRight},
+                                 {"PHASE"},
+                                 {"ATTACHED", kRight},
+                                 {"LAST PULL", kRight},
+                                 {"TOOK", kRight},
+                                 {"LAST FAILURE"}};
+  if (sites) columns.insert(columns.begin() + 1, {{"SITE"}, {"FOLLOWS"}});
+  Table table(columns);
+  for (const TreeRow& row : AttachedRows(s.attached, sites)) {
+    const v1::ReceiverInfo& r = *row.receiver;
     const bool pulled = r.last_pull().seconds() > 0;
-    table.Add({r.receiver_id(), r.model(), PeerText(r.peer()), VersionText(r.committed()),
-               BehindText(HeldBy(s, r).standing), r.phase(), HumanSeconds(r.attached_seconds()),
-               pulled ? HumanBytes(r.last_pull().payload_bytes()) : "-",
-               pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
-               r.message().empty() ? "-" : r.message()});
+    std::vector<std::string> cells = {Indented(row),
+                                      r.model(),
+                                      PeerText(r.peer()),
+                                      VersionText(r.committed()),
+                                      BehindText(HeldBy(s, r).standing),
+                                      r.phase(),
+                                      HumanSeconds(r.attached_seconds()),
+                                      pulled ? HumanBytes(r.last_pull().payload_bytes()) : "-",
+                                      pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
+                                      r.message().empty() ? "-" : r.message()};
+    if (sites) {
+      cells.insert(cells.begin() + 1, {r.site().empty() ? "-" : r.site(), FollowsText(r)});
+    }
+    table.Add(cells);
   }
   text += "\n" + table.Text();
+  for (const v1::ReceiverInfo& r : s.attached.receivers()) {
+    if (r.not_handed_out().empty()) continue;
+    text += fmt::format("  {}: nobody is told to follow {}: {}\n", r.model(), r.receiver_id(),
+                        r.not_handed_out());
+  }
 }
 
 std::string Pulled(const v1::ReceiverModelStatus& m) {

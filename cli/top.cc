@@ -224,7 +224,7 @@ bool Obey(int key, const TopLook* look, TopView& view) {
       view.scroll = 0;
       break;
     case 's':
-      view.order = static_cast<TopOrder>((static_cast<int>(view.order) + 1) % 3);
+      view.order = static_cast<TopOrder>((static_cast<int>(view.order) + 1) % kTopOrders);
       break;
     case 'p':
     case ' ':

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "cli/output.h"
+#include "cli/site_tree.h"
 #include "cli/standing.h"
 #include "common/base/human.h"
 #include "proto/convert.h"
@@ -21,7 +22,8 @@ constexpr std::string_view kHelp[] = {
     "Keys",
     "  q, Ctrl-C   leave",
     "  m           the next model",
-    "  s           sort receivers by: versions behind, slowest last pull, name",
+    "  s           sort receivers by: versions behind, slowest last pull, name, tree",
+    "              (who follows whom: each under the one that it follows)",
     "  up, down    scroll through the receivers; also k, j, page up, page down, Home",
     "  space, p    stop looking, and go on",
     "  h, ?        this page, and back",
@@ -44,6 +46,8 @@ std::string_view OrderName(TopOrder order) {
       return "slowest";
     case TopOrder::kName:
       return "name";
+    case TopOrder::kTree:
+      return "tree";
   }
   return "";
 }
@@ -70,6 +74,7 @@ bool Has(const v1::ReceiverInfo& r, const v1::SenderModelStatus& m) {
 struct Row {
   const v1::ReceiverInfo* receiver;
   Standing standing;
+  size_t depth = 0;  ///< in the tree
 };
 
 // Other bytes first, then other histories, then by versions behind.
@@ -95,10 +100,15 @@ std::vector<Row> RowsOf(const TopLook& look, const std::string& model, TopOrder 
   for (const SenderAnswer& s : look.senders) {
     const v1::SenderModelStatus* const m = ModelOf(s, model);
     if (m == nullptr) continue;
+    std::vector<const v1::ReceiverInfo*> attached;
     for (const v1::ReceiverInfo& r : s.attached.receivers()) {
-      if (r.model() == model) rows.push_back({&r, StandingAt(r, *m)});
+      if (r.model() == model) attached.push_back(&r);
+    }
+    for (const TreeRow& row : TreeOf(attached)) {
+      rows.push_back({row.receiver, StandingAt(*row.receiver, *m), row.depth});
     }
   }
+  if (order == TopOrder::kTree) return rows;
   std::ranges::stable_sort(rows, {}, [](const Row& r) { return r.receiver->receiver_id(); });
   if (order == TopOrder::kBehind) {
     std::ranges::stable_sort(rows, std::greater<>(),
@@ -225,27 +235,36 @@ void AddReceivers(Picture& picture, const std::vector<Row>& rows, TopView& view,
     picture.Add("No receiver is attached.");
     return;
   }
-  Table table({{"RECEIVER"},
-               {"VERSION", kRight},
-               {"BEHIND", kRight},
-               {"PHASE"},
-               {"PULLED", kRight},
-               {"TOOK", kRight},
-               {"RATE", kRight},
-               {"SLOWEST"}});
+  const bool tree = view.order == TopOrder::kTree;
+  std::vector<Column> columns = {{"RECEIVER"}, {"VERSION", kRight}, {"BEHIND", kRight},
+                                 {"PHASE"},    {"PULLED", kRight},  {"TOOK", kRight}};
+  for (const char* name : {"RATE", "SLOWEST"}) {
+    if (!tree) columns.push_back({name, std::string_view(name) == "RATE" ? kRight : Align::kLeft});
+  }
+  if (tree) columns.insert(columns.end(), {{"SITE"}, {"FOLLOWS"}});
+  Table table(columns);
   std::set<size_t> warned;
   for (const Row& row : rows) {
     const v1::ReceiverInfo& r = *row.receiver;
     const v1::PullStats& pull = r.last_pull();
     if (std::get<0>(Trouble(row.standing)) > 2 || !r.message().empty()) warned.insert(table.rows());
-    table.Add({std::string(CutToWidth(r.receiver_id(), kMostName)), VersionText(r.committed()),
-               BehindText(row.standing), r.phase(),
-               pull.seconds() > 0 ? HumanBytes(pull.payload_bytes()) : "-",
-               pull.seconds() > 0 ? HumanSeconds(pull.seconds()) : "-",
-               pull.transfer_seconds() > 0
-                   ? HumanRate(static_cast<double>(pull.payload_bytes()) / pull.transfer_seconds())
-                   : "-",
-               SlowestStage(pull)});
+    std::vector<std::string> cells = {
+        std::string(CutToWidth(tree ? Indented({&r, row.depth}) : r.receiver_id(), kMostName)),
+        VersionText(r.committed()),
+        BehindText(row.standing),
+        r.phase(),
+        pull.seconds() > 0 ? HumanBytes(pull.payload_bytes()) : "-",
+        pull.seconds() > 0 ? HumanSeconds(pull.seconds()) : "-"};
+    if (tree) {
+      cells.insert(cells.end(), {r.site().empty() ? "-" : r.site(), FollowsText(r)});
+    } else {
+      cells.push_back(
+          pull.transfer_seconds() > 0
+              ? HumanRate(static_cast<double>(pull.payload_bytes()) / pull.transfer_seconds())
+              : "-");
+      cells.push_back(SlowestStage(pull));
+    }
+    table.Add(cells);
   }
   std::vector<std::string> failures = Failures(rows);
   if (picture.left() < kept + 1) return;

@@ -33,7 +33,8 @@ struct TopLook {
   std::vector<ReceiverAnswer> receivers;
 };
 
-enum class TopOrder : uint8_t { kBehind, kSlowest, kName };
+enum class TopOrder : uint8_t { kBehind, kSlowest, kName, kTree };
+inline constexpr int kTopOrders = 4;
 
 /// What the user chose to see.
 struct TopView {

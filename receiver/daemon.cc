@@ -6,6 +6,7 @@
 #include "common/base/attempt.h"
 #include "common/net/pull_client.h"
 #include "common/net/tls.h"
+#include "receiver/assigned_upstream.h"
 #include "receiver/failover_upstream.h"
 #include "receiver/grpc_upstream.h"
 
@@ -83,17 +84,7 @@ Status Daemon::Start() {
       o.served_delta_bytes = options_.delta_log_bytes / 2;
       o.relay_number = relay_number_;
     }
-    std::vector<std::unique_ptr<Upstream>> upstreams;
-    for (const std::string& sender : options_.senders) {
-      std::vector<std::unique_ptr<Upstream>> alternatives;
-      for (const std::string& address : Alternatives(sender)) {
-        alternatives.push_back(MakeGrpcUpstream(address, receiver_id_, credentials_));
-      }
-      upstreams.push_back(alternatives.size() == 1 ? std::move(alternatives.front())
-                                                   : MakeFailoverUpstream(std::move(alternatives),
-                                                                          o.seed, o.relay_number));
-    }
-    auto replica = Replica::Start(o, std::move(upstreams), transport, pool_, rates_);
+    auto replica = Replica::Start(o, UpstreamsOf(o), transport, pool_, rates_);
     if (!replica.ok()) {
       return Annotate(replica.status(), fmt::format("model \"{}\"", m.name));
     }
@@ -101,6 +92,36 @@ Status Daemon::Start() {
     StartEngines(m.name);
   }
   return absl::OkStatus();
+}
+
+std::vector<std::unique_ptr<Upstream>> Daemon::UpstreamsOf(const ReplicaOptions& o) const {
+  const auto dial = [id = receiver_id_, credentials = credentials_](const std::string& address) {
+    return MakeGrpcUpstream(address, id, credentials);
+  };
+  std::vector<std::unique_ptr<Upstream>> upstreams;
+  if (!options_.site.empty()) {
+    SiteOffer offer{.site = options_.site, .address = {}};
+    // One that pulls only when told to would keep its followers waiting.
+    if (options_.serve && options_.follow) {
+      const bool named = !options_.advertise_host.empty();
+      offer.address = ToString(
+          Endpoint{named ? options_.advertise_host : options_.control.host, options_.control.port});
+    }
+    upstreams.push_back(MakeAssignedUpstream(
+        MakeGrpcUpstream(options_.senders.front(), receiver_id_, credentials_, std::move(offer)),
+        dial, {.model = o.model, .seed = o.seed, .relay = o.relay_number, .times = {}}));
+    return upstreams;
+  }
+  for (const std::string& sender : options_.senders) {
+    std::vector<std::unique_ptr<Upstream>> alternatives;
+    for (const std::string& address : Alternatives(sender)) alternatives.push_back(dial(address));
+    if (alternatives.size() == 1) {
+      upstreams.push_back(std::move(alternatives.front()));
+    } else {
+      upstreams.push_back(MakeFailoverUpstream(std::move(alternatives), o.seed, o.relay_number));
+    }
+  }
+  return upstreams;
 }
 
 void Daemon::StartEngines(const std::string& model) {

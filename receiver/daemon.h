@@ -57,6 +57,8 @@ class Daemon {
   /// Lets engines read a replica's directory.
   class Source;
   void StartEngines(const std::string& model);
+  /// The senders of a replica with these options, as its upstreams.
+  std::vector<std::unique_ptr<Upstream>> UpstreamsOf(const ReplicaOptions& o) const;
   /// A receiver that is served here doubts a chunk, which has lost its digest.
   void Doubted(const std::string& model, const std::string& layout, uint32_t chunk);
 

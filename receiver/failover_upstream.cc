@@ -28,22 +28,30 @@ bool OfUpstream(const Status& status) {
 // pull runs. If all of its leaves went elsewhere meanwhile, each would cross the uplink.
 bool AsksForPatience(const Status& status) { return absl::IsAborted(status); }
 
-class FailoverUpstream : public Upstream {
+/// One of the upstreams, and what is known of it.
+struct Peer {
+  bool called = false;  // a call of it runs
+  Hash128 told;         // the lineage that it last told of; zero: none
+  Status why_left;      // for whoever is told that its attachment ended
+  // Goes first: its end is told to those who look at the others.
+  std::unique_ptr<Upstream> upstream;
+  const std::string& address() const { return upstream->address(); }
+};
+
+class ChosenUpstream : public FailoverUpstream {
  public:
-  FailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams, uint64_t seed, uint64_t relay,
-                   const UpstreamChoice::Times& times)
-      : upstreams_(std::move(upstreams)),
-        relay_(relay),
-        called_(upstreams_.size()),
-        choice_(upstreams_.size(), seed, times),
-        patient_until_(Clock::now() + times.start_patience),
-        told_(upstreams_.size()),
-        why_left_(upstreams_.size()) {
-    for (const auto& u : upstreams_) address_ += (address_.empty() ? "" : ",") + u->address();
+  ChosenUpstream(std::vector<std::unique_ptr<Upstream>> upstreams, uint64_t seed, uint64_t relay,
+                 const UpstreamChoice::Times& times)
+      : relay_(relay),
+        choice_(upstreams.size(), seed, times),
+        patient_until_(Clock::now() + times.start_patience) {
+    for (auto& upstream : upstreams) peers_.push_back(NewPeer(std::move(upstream)));
+    for (const auto& peer : peers_) address_ += (address_.empty() ? "" : ",") + peer->address();
+    attached_ = peers_.front();
     prober_ = Thread([this] { Probe(); });
   }
 
-  ~FailoverUpstream() override {
+  ~ChosenUpstream() override {
     Cancel();
     prober_.join();
     Detach();
@@ -52,118 +60,131 @@ class FailoverUpstream : public Upstream {
   const std::string& address() const override { return address_; }
   std::string in_use() const override {
     std::lock_guard lock(mu_);
-    return upstreams_[choice_.current()]->address();
+    return Chosen()->address();
   }
 
   StatusOr<ModelDescription> Describe(const std::string& model) override {
-    const size_t now = Current();
+    const PeerPtr now = Current();
     return Judged(now, [&]() -> StatusOr<ModelDescription> {
-      DW_ASSIGN_OR_RETURN(ModelDescription d, upstreams_[now]->Describe(model));
+      DW_ASSIGN_OR_RETURN(ModelDescription d, now->upstream->Describe(model));
       std::lock_guard lock(mu_);
       // Its layout may be another one, for which the buffer would be thrown away.
-      if (WasLeft(d.lineage)) return Behind(now, Identity{.lineage = d.lineage});
+      if (WasLeft(d.lineage)) return Behind(*now, Identity{.lineage = d.lineage});
       return d;
     });
   }
   StatusOr<Identity> Newest(const std::string& model) override {
-    const size_t now = Current();
+    const PeerPtr now = Current();
     return Judged(now, [&]() -> StatusOr<Identity> {
-      DW_ASSIGN_OR_RETURN(const Identity newest, upstreams_[now]->Newest(model));
+      DW_ASSIGN_OR_RETURN(const Identity newest, now->upstream->Newest(model));
       std::lock_guard lock(mu_);
-      if (WasLeft(newest.lineage)) return Behind(now, newest);
+      if (WasLeft(newest.lineage)) return Behind(*now, newest);
       return newest;
     });
   }
   StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
-    const size_t now = Current();
-    return Judged(now, [&] { return upstreams_[now]->SideFiles(model, hash); });
+    const PeerPtr now = Current();
+    return Judged(now, [&] { return now->upstream->SideFiles(model, hash); });
   }
   StatusOr<PullGrant> OpenPull(const std::string& model, const PullWish& wish) override {
-    size_t now = 0;
+    PeerPtr now;
     {
       std::lock_guard lock(mu_);
-      now = choice_.current();
+      now = Chosen();
       // What one has that was not heard of yet may be of a lineage that was left.
-      if (heard_ != now) {
+      if (heard_ != now.get()) {
         return Errorf(StatusCode::kUnavailable, "sender {}: not attached to it yet",
-                      upstreams_[now]->address());
+                      now->address());
       }
       pulling_ = true;
       pulled_from_ = now;
     }
-    return Judged(now, [&] { return upstreams_[now]->OpenPull(model, wish); });
+    return Judged(now, [&] { return now->upstream->OpenPull(model, wish); });
   }
 
   Status Attach(const std::string& model, const Report& first,
                 std::function<void(const UpstreamEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
-    size_t now = 0;
+    PeerPtr now, before;  // the latter may go with its last reference, and not under the lock
+    decltype(refused_) refused;
     {
       std::lock_guard lock(mu_);
-      now = attached_ = choice_.current();
-      heard_.reset();
-      refused_.reset();
-      why_left_[now] = absl::OkStatus();
+      now = Chosen();
+      before = std::exchange(attached_, now);
+      heard_ = nullptr;
+      refused = std::exchange(refused_, std::nullopt);
+      now->why_left = absl::OkStatus();
       model_ = model;
       if (seen_.empty()) seen_ = first.committed;
     }
-    const Status attached = upstreams_[now]->Attach(
+    // The upstream keeps these, and the peer keeps the upstream.
+    const Status attached = now->upstream->Attach(
         model, first,
-        [this, now, event = std::move(event)](const UpstreamEvent& e) {
-          if (Take(now, e)) event(e);
+        [this, peer = now.get(), event = std::move(event)](const UpstreamEvent& e) {
+          if (Take(*peer, e)) event(e);
         },
-        [this, now, ended = std::move(ended)](const Status& why) {
+        [this, peer = now.get(), ended = std::move(ended)](const Status& why) {
           Status left;
           {
             std::lock_guard lock(mu_);
-            if (heard_ == now) heard_.reset();
-            left = why_left_[now];
+            if (heard_ == peer) heard_ = nullptr;
+            left = peer->why_left;
           }
-          if (!AsksForPatience(why)) Fail(now, UpstreamChoice::Failure::kGone, why);
+          if (!AsksForPatience(why)) Fail(*peer, UpstreamChoice::Failure::kGone, why);
           ended(left.ok() ? why : left);
         });
     if (!attached.ok() && !AsksForPatience(attached)) {
-      Fail(now, UpstreamChoice::Failure::kGone, attached);
+      Fail(*now, UpstreamChoice::Failure::kGone, attached);
     } else if (Current() != now) {
       // It was left meanwhile, by somebody who found no attachment to end.
-      upstreams_[now]->Detach();
+      now->upstream->Detach();
     }
     return attached;
   }
 
-  void Send(const Report& report) override {
-    size_t to = 0;
-    {
-      std::lock_guard lock(mu_);
-      to = attached_;
-    }
-    upstreams_[to]->Send(report);
-  }
+  void Send(const Report& report) override { Attached()->upstream->Send(report); }
 
-  void Detach() override {
-    size_t from = 0;
-    {
-      std::lock_guard lock(mu_);
-      from = attached_;
-    }
-    upstreams_[from]->Detach();
-  }
+  void Detach() override { Attached()->upstream->Detach(); }
 
   void PullEnded(const Status& status) override {
-    std::optional<size_t> back;
-    size_t from = 0;
+    PeerPtr back, from;
     {
       std::lock_guard lock(mu_);
       if (!std::exchange(pulling_, false)) return;  // it ended before it was opened
-      from = pulled_from_;
-      back = std::exchange(returning_, std::nullopt);
-      if (status.ok()) choice_.Worked(from);
+      from = std::exchange(pulled_from_, nullptr);
+      back = std::exchange(returning_, nullptr);
+      const auto place = PlaceOf(*from);
+      if (status.ok() && place) choice_.Worked(*place);
     }
     if (!status.ok() && OfUpstream(status)) {
-      return Leave(from, UpstreamChoice::Failure::kBadWork, status);
+      Leave(from, UpstreamChoice::Failure::kBadWork, status);
+    } else if (back != nullptr) {
+      Return(back);
     }
-    if (back) Return(*back);
+    std::lock_guard lock(mu_);
+    ReorderIfDue();
+    cv_.notify_all();
+  }
+
+  void Prefer(const std::vector<std::string>& addresses, const Make& make) override {
+    std::vector<PeerPtr> known;
+    {
+      std::lock_guard lock(mu_);
+      known = peers_;
+      known.insert(known.end(), preferred_.begin(), preferred_.end());
+    }
+    std::vector<PeerPtr> preferred;
+    for (const std::string& address : addresses) {
+      const auto same =
+          std::ranges::find(known, address, [](const auto& p) { return p->address(); });
+      preferred.push_back(same == known.end() ? NewPeer(make(address)) : *same);
+    }
+    std::lock_guard lock(mu_);
+    retired_.insert(retired_.end(), preferred_.begin(), preferred_.end());
+    preferred_ = std::move(preferred);
+    ReorderIfDue();
+    cv_.notify_all();
   }
 
   void Cancel() override {
@@ -172,72 +193,101 @@ class FailoverUpstream : public Upstream {
       cancelled_ = true;
       cv_.notify_all();
     }
-    for (const auto& u : upstreams_) u->Cancel();
+    std::vector<PeerPtr> all;
+    {
+      std::lock_guard lock(mu_);
+      all = peers_;
+      for (const auto& more : {preferred_, retired_})
+        all.insert(all.end(), more.begin(), more.end());
+      all.push_back(attached_);
+    }
+    for (const auto& peer : all) peer->upstream->Cancel();
   }
 
  private:
+  using PeerPtr = std::shared_ptr<Peer>;
+
   /// An upstream takes one call at a time. No lock is held while it runs.
   class Turn {
    public:
-    Turn(FailoverUpstream& owner, size_t upstream) : owner_(owner), upstream_(upstream) {
+    Turn(ChosenUpstream& owner, Peer& peer) : owner_(owner), peer_(peer) {
       std::unique_lock lock(owner_.mu_);
-      owner_.cv_.wait(lock, [&] { return !owner_.called_[upstream_]; });
-      owner_.called_[upstream_] = true;
+      owner_.cv_.wait(lock, [&] { return !peer_.called; });
+      peer_.called = true;
     }
     ~Turn() {
       std::lock_guard lock(owner_.mu_);
-      owner_.called_[upstream_] = false;
+      peer_.called = false;
       owner_.cv_.notify_all();
     }
     Turn(const Turn&) = delete;
 
    private:
-    FailoverUpstream& owner_;
-    const size_t upstream_;
+    ChosenUpstream& owner_;
+    Peer& peer_;
   };
 
-  size_t Current() const {
+  static PeerPtr NewPeer(std::unique_ptr<Upstream> upstream) {
+    auto peer = std::make_shared<Peer>();
+    peer->upstream = std::move(upstream);
+    return peer;
+  }
+
+  PeerPtr Current() const {
     std::lock_guard lock(mu_);
-    return choice_.current();
+    return Chosen();
+  }
+  PeerPtr Attached() const {
+    std::lock_guard lock(mu_);
+    return attached_;
   }
 
   template <typename Call>
-  std::invoke_result_t<Call> Judged(size_t upstream, Call call) {
+  std::invoke_result_t<Call> Judged(const PeerPtr& peer, Call call) {
     auto answer = [&] {
-      const Turn turn(*this, upstream);
+      const Turn turn(*this, *peer);
       return call();
     }();
     if (!answer.ok() && OfUpstream(answer.status())) {
-      Leave(upstream, UpstreamChoice::Failure::kBadWork, answer.status());
+      Leave(peer, UpstreamChoice::Failure::kBadWork, answer.status());
     }
     return answer;
   }
 
-  // REQUIRES (here and for the next two): mu_ held.
+  // REQUIRES (here and for the next ones, until Take): mu_ held.
+  const PeerPtr& Chosen() const { return peers_[choice_.current()]; }
+
+  /// Nullopt: it is none of the upstreams any more.
+  std::optional<size_t> PlaceOf(const Peer& peer) const {
+    for (size_t i = 0; i < peers_.size(); ++i) {
+      if (peers_[i].get() == &peer) return i;
+    }
+    return std::nullopt;
+  }
+
   bool WasLeft(const Hash128& lineage) const {
     return std::ranges::find(left_, lineage) != left_.end();
   }
 
-  Status Behind(size_t upstream, const Identity& newest) const {
+  Status Behind(const Peer& peer, const Identity& newest) const {
     return Errorf(StatusCode::kUnavailable,
                   "{} still has {} of lineage {}, which was left for lineage {}: it is behind (a "
                   "restart of this receiver takes it)",
-                  upstreams_[upstream]->address(), ToString(newest), newest.lineage.Hex(),
-                  seen_.lineage.Hex());
+                  peer.address(), ToString(newest), newest.lineage.Hex(), seen_.lineage.Hex());
   }
 
   /// Takes note of the newest state that `from` tells of; not OK when it must not be taken.
-  Status Note(size_t from, const UpstreamEvent& e) {
+  Status Note(Peer& from, const UpstreamEvent& e) {
     if (relay_ != 0 && std::ranges::find(e.relay.path, relay_) != e.relay.path.end()) {
       return Errorf(StatusCode::kFailedPrecondition,
                     "{} gets its versions from this relay: a circle of relays; name the sender, or "
                     "a relay nearer to it, first",
-                    upstreams_[from]->address());
+                    from.address());
     }
     const Identity& newest = e.newest;
     if (newest.empty()) return absl::OkStatus();
     // Whoever goes from one lineage to another shows which of the two is the later one.
-    const Hash128 before = std::exchange(told_[from], newest.lineage);
+    const Hash128 before = std::exchange(from.told, newest.lineage);
     if (!(before == Hash128{}) && !(before == newest.lineage)) std::erase(left_, newest.lineage);
     if (WasLeft(newest.lineage)) return Behind(from, newest);
     if (!seen_.empty() && !(seen_.lineage == newest.lineage)) left_.push_back(seen_.lineage);
@@ -250,60 +300,95 @@ class FailoverUpstream : public Upstream {
   }
 
   /// Whether an event of an attachment to `from` goes on to the replica.
-  bool Take(size_t from, const UpstreamEvent& e) {
+  bool Take(Peer& from, const UpstreamEvent& e) {
     std::lock_guard lock(mu_);
+    // One that was left tells on until its attachment is ended.
+    if (PlaceOf(from) != choice_.current()) return false;
     const Status noted = Note(from, e);
     if (noted.ok()) {
-      heard_ = from;
+      heard_ = &from;
       return true;
     }
     // The attachment cannot be ended from its own event.
-    refused_ = {from, noted};
+    refused_ = {peers_[choice_.current()], noted};
     cv_.notify_all();
     return false;
   }
 
   /// Notes the failure; true when another upstream is the current one now.
-  bool Fail(size_t upstream, UpstreamChoice::Failure failure, const Status& why) {
+  bool Fail(Peer& peer, UpstreamChoice::Failure failure, const Status& why) {
     std::lock_guard lock(mu_);
-    if (cancelled_ || upstream != choice_.current()) return false;
+    if (cancelled_ || Chosen().get() != &peer) return false;
     const bool unreachable = absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why);
     if (unreachable && seen_.empty() && Clock::now() < patient_until_) return false;
-    choice_.Failed(upstream, failure, Clock::now());
-    why_left_[upstream] = why;
+    choice_.Failed(choice_.current(), failure, Clock::now());
+    peer.why_left = why;
     cv_.notify_all();
-    const size_t next = choice_.current();
-    if (next == upstream) return false;
-    LogInfo("model {}: from {} to {}: {}", model_, upstreams_[upstream]->address(),
-            upstreams_[next]->address(), MessageOf(why));
+    if (Chosen().get() == &peer) return false;
+    LogInfo("model {}: from {} to {}: {}", model_, peer.address(), Chosen()->address(),
+            MessageOf(why));
     return true;
   }
 
   /// The same, and ends the attachment, so that the replica attaches to the current one.
-  void Leave(size_t upstream, UpstreamChoice::Failure failure, const Status& why) {
-    if (Fail(upstream, failure, why)) upstreams_[upstream]->Detach();
+  void Leave(const PeerPtr& peer, UpstreamChoice::Failure failure, const Status& why) {
+    if (Fail(*peer, failure, why)) peer->upstream->Detach();
   }
 
-  void Return(size_t upstream) {
-    size_t from = 0;
+  void Return(const PeerPtr& peer) {
+    PeerPtr from;
     {
       std::lock_guard lock(mu_);
-      from = choice_.current();
-      if (cancelled_ || upstream >= from) return;
-      choice_.Return(upstream);
-      LogInfo("model {}: back to {}, which is well again", model_, upstreams_[upstream]->address());
+      from = Chosen();
+      const auto place = PlaceOf(*peer);
+      if (cancelled_ || !place || *place >= choice_.current()) return;
+      choice_.Return(*place);
+      LogInfo("model {}: back to {}, which is well again", model_, peer->address());
     }
-    upstreams_[from]->Detach();
+    from->upstream->Detach();
+  }
+
+  /// Takes up what Prefer was told, unless a pull from the current one runs. REQUIRES: mu_ held.
+  void ReorderIfDue() {
+    if (preferred_.empty() || (pulling_ && pulled_from_ == Chosen())) return;
+    const PeerPtr before = Chosen();
+    const std::vector<PeerPtr> known = std::exchange(peers_, std::exchange(preferred_, {}));
+    std::vector<std::optional<size_t>> former;
+    for (const PeerPtr& peer : peers_) {
+      const auto at = std::ranges::find(known, peer);
+      former.push_back(at == known.end() ? std::nullopt : std::optional(at - known.begin()));
+    }
+    retired_.insert(retired_.end(), known.begin(), known.end());
+    choice_.Reorder(former, Clock::now());
+    returning_ = nullptr;
+    if (Chosen() == before) return;
+    LogInfo("model {}: told to follow {}, after {}", model_, Chosen()->address(),
+            before->address());
+    before->why_left = absl::CancelledError("told to follow " + Chosen()->address());
+    if (heard_ == before.get()) heard_ = nullptr;
+    left_peers_.push_back(before);
+  }
+
+  /// Ends the attachment to one that was left by another order, and lets go of what is none of the
+  /// upstreams any more. REQUIRES: as for Ask.
+  void LetGo(std::unique_lock<Mutex>& lock) {
+    if (left_peers_.empty() && retired_.empty()) return;
+    const auto left = std::exchange(left_peers_, {});
+    auto retired = std::exchange(retired_, {});
+    lock.unlock();
+    for (const PeerPtr& peer : left) peer->upstream->Detach();
+    retired.clear();  // each goes with the last call that uses it
+    lock.lock();
   }
 
   /// Asks an upstream for its newest state. REQUIRES: mu_ held by `lock`, which is released
   /// meanwhile.
-  StatusOr<Identity> Ask(size_t upstream, std::unique_lock<Mutex>& lock) {
+  StatusOr<Identity> Ask(const PeerPtr& peer, std::unique_lock<Mutex>& lock) {
     const std::string model = model_;
     lock.unlock();
     auto newest = [&] {
-      const Turn turn(*this, upstream);
-      return upstreams_[upstream]->Newest(model);
+      const Turn turn(*this, *peer);
+      return peer->upstream->Newest(model);
     }();
     lock.lock();
     return newest;
@@ -311,22 +396,23 @@ class FailoverUpstream : public Upstream {
 
   /// Leaves an upstream that works but is behind the last one for long. REQUIRES: as for Ask.
   void CompareIfDue(std::unique_lock<Mutex>& lock) {
-    const auto asked = choice_.Compare(Clock::now());
-    if (!asked) return;
+    const auto place = choice_.Compare(Clock::now());
+    if (!place) return;
+    const PeerPtr asked = peers_[*place];
     const uint64_t news = news_;
     const Identity seen = seen_;
-    const auto newest = Ask(*asked, lock);
+    const auto newest = Ask(asked, lock);
     // Between two lineages numbers cannot be compared; one that was not left before is the
     // trainer's new beginning.
     const bool newer =
         newest.ok() && !newest->empty() && !seen.empty() &&
         (newest->lineage == seen.lineage ? IsLater(*newest, seen) : !WasLeft(newest->lineage));
-    const size_t current = choice_.current();
+    const PeerPtr current = Chosen();
     if (!choice_.Compared(newer, news, Clock::now())) return;
     lock.unlock();
     Leave(current, UpstreamChoice::Failure::kGone,
           Errorf(StatusCode::kUnavailable, "{} has {}, which is not to be had here",
-                 upstreams_[*asked]->address(), ToString(*newest)));
+                 asked->address(), ToString(*newest)));
     lock.lock();
   }
 
@@ -340,7 +426,7 @@ class FailoverUpstream : public Upstream {
   }
 
   void Wait(std::unique_lock<Mutex>& lock) {
-    const auto next = model_.empty() || returning_
+    const auto next = model_.empty() || returning_ != nullptr
                           ? Clock::time_point::max()
                           : std::min(choice_.NextProbe(), choice_.NextCompare());
     if (next == Clock::time_point::max()) {
@@ -354,60 +440,65 @@ class FailoverUpstream : public Upstream {
     std::unique_lock lock(mu_);
     while (!cancelled_) {
       LeaveRefused(lock);
-      if (!model_.empty()) CompareIfDue(lock);
+      ReorderIfDue();
+      LetGo(lock);
+      if (!cancelled_ && !model_.empty()) CompareIfDue(lock);
       if (cancelled_) return;
-      const auto asked = model_.empty() || returning_ ? std::nullopt : choice_.Probe(Clock::now());
-      if (!asked) {
-        if (!refused_) Wait(lock);
+      const auto place =
+          model_.empty() || returning_ != nullptr ? std::nullopt : choice_.Probe(Clock::now());
+      if (!place) {
+        if (!refused_ && left_peers_.empty()) Wait(lock);
         continue;
       }
-      const auto newest = Ask(*asked, lock);
+      const PeerPtr asked = peers_[*place];
+      const auto newest = Ask(asked, lock);
       // One that is behind would bring nothing for a while.
       const bool well =
           newest.ok() && !newest->empty() &&
           (seen_.empty() || (newest->lineage == seen_.lineage && !IsLater(seen_, *newest)));
-      if (!choice_.Probed(*asked, well, Clock::now())) continue;
+      const auto still = PlaceOf(*asked);
+      if (!still || !choice_.Probed(*still, well, Clock::now())) continue;
       if (pulling_) {
         returning_ = asked;
         continue;
       }
       lock.unlock();
-      Return(*asked);
+      Return(asked);
       lock.lock();
     }
   }
 
-  const std::vector<std::unique_ptr<Upstream>> upstreams_;
   const uint64_t relay_;
   std::string address_;
-  std::vector<bool> called_;  // by upstream: a call of it runs
   mutable Mutex mu_;
   CondVar cv_;
-  UpstreamChoice choice_;
+  std::vector<PeerPtr> peers_;       // in order of preference
+  std::vector<PeerPtr> preferred_;   // the next order, while a pull goes on
+  std::vector<PeerPtr> left_peers_;  // whose attachments are to be ended
+  std::vector<PeerPtr> retired_;     // to be let go of by the prober, without the lock
+  UpstreamChoice choice_;            // of places in peers_
   const Clock::time_point patient_until_;
   std::string model_;            // empty: nothing was attached yet
-  Identity seen_;                // the newest state that the upstream in use has told of
-  std::vector<Hash128> told_;    // the lineage that each upstream last told of; zero: none
+  Identity seen_;                // the newest state that the one in use has told of
   std::vector<Hash128> left_;    // lineages that were left for others, the last one last
   RelayNews relay_news_;         // what the upstream in use last said as a relay
   uint64_t news_ = 0;            // counts what was told that was not told before
-  size_t attached_ = 0;          // the upstream of the last attachment
-  std::optional<size_t> heard_;  // the same once it has told of what may be pulled there
-  std::optional<std::pair<size_t, Status>> refused_;  // whose event was not taken, and why
-  std::vector<Status> why_left_;  // by upstream, for whoever is told that its attachment ended
+  PeerPtr attached_;             // the upstream of the last attachment
+  const Peer* heard_ = nullptr;  // the same once it has told of what may be pulled there
+  std::optional<std::pair<PeerPtr, Status>> refused_;  // whose event was not taken, and why
   bool pulling_ = false;
-  size_t pulled_from_ = 0;           // the upstream of the last OpenPull
-  std::optional<size_t> returning_;  // to which, as soon as the pull has ended
+  PeerPtr pulled_from_;  // the upstream of the last OpenPull
+  PeerPtr returning_;    // to which, as soon as the pull has ended
   bool cancelled_ = false;
   Thread prober_;
 };
 
 }  // namespace
 
-std::unique_ptr<Upstream> MakeFailoverUpstream(std::vector<std::unique_ptr<Upstream>> upstreams,
-                                               uint64_t seed, uint64_t relay,
-                                               const UpstreamChoice::Times& times) {
-  return std::make_unique<FailoverUpstream>(std::move(upstreams), seed, relay, times);
+std::unique_ptr<FailoverUpstream> MakeFailoverUpstream(
+    std::vector<std::unique_ptr<Upstream>> upstreams, uint64_t seed, uint64_t relay,
+    const UpstreamChoice::Times& times) {
+  return std::make_unique<ChosenUpstream>(std::move(upstreams), seed, relay, times);
 }
 
 }  // namespace deltawire::receiver

@@ -49,6 +49,7 @@ v1::ReceiverReport ToProto(const Report& r) {
   out.set_sync_request(r.sync_request);
   out.set_event(r.event);
   deltawire::ToProto(r.last_pull, out.mutable_last_pull());
+  out.set_follows(r.follows);
   if (r.group == GroupReport{}) return out;
   out.mutable_group()->set_round(r.group.round);
   out.mutable_group()->set_prepared(r.group.prepared);
@@ -70,6 +71,18 @@ GroupWord FromProto(const v1::GroupWord& in) {
           .commit = deltawire::FromProto(in.commit())};
 }
 
+// What a sender names beyond the limits is not followed.
+std::optional<Assignment> FromProto(const v1::SenderEvent& event, const v1::Assignment& in) {
+  constexpr int kMostUpstreams = 16;
+  if (!event.has_assignment()) return std::nullopt;
+  Assignment out{.upstreams = {}, .undecided = in.undecided()};
+  for (const std::string& address : in.upstreams()) {
+    if (static_cast<int>(out.upstreams.size()) == kMostUpstreams) break;
+    if (!address.empty() && address.size() <= kMaxServeAddress) out.upstreams.push_back(address);
+  }
+  return out;
+}
+
 UpstreamEvent FromProto(const v1::SenderEvent& in) {
   return {.number = in.number(),
           .newest = deltawire::FromProto(in.newest().id()),
@@ -77,7 +90,8 @@ UpstreamEvent FromProto(const v1::SenderEvent& in) {
           .sync_request = in.sync_request(),
           .force_full = in.force_full(),
           .relay = FromProto(in.relay()),
-          .group = FromProto(in.group())};
+          .group = FromProto(in.group()),
+          .assignment = FromProto(in, in.assignment())};
 }
 
 // One attachment: its stream, and the two threads that serve it. The reading thread also dials:
@@ -161,10 +175,11 @@ class Attachment {
 class GrpcUpstream : public Upstream {
  public:
   GrpcUpstream(std::string sender, std::string receiver_id,
-               std::shared_ptr<security::Credentials> credentials)
+               std::shared_ptr<security::Credentials> credentials, SiteOffer offer)
       : sender_(std::move(sender)),
         receiver_id_(std::move(receiver_id)),
-        credentials_(std::move(credentials)) {}
+        credentials_(std::move(credentials)),
+        offer_(std::move(offer)) {}
 
   ~GrpcUpstream() override { Detach(); }
 
@@ -277,6 +292,8 @@ class GrpcUpstream : public Upstream {
     v1::ReceiverReport report = ToProto(first);
     report.set_model(model);
     report.set_receiver_id(receiver_id_);
+    report.set_site(offer_.site);
+    report.set_serve_address(offer_.address);
     DW_ASSIGN_OR_RETURN(std::shared_ptr<v1::PullService::Stub> stub, Dial());
     std::lock_guard lock(mu_);
     if (cancelled_) return absl::CancelledError("stopping");
@@ -396,6 +413,7 @@ class GrpcUpstream : public Upstream {
   const std::string sender_;
   const std::string receiver_id_;
   const std::shared_ptr<security::Credentials> credentials_;
+  const SiteOffer offer_;
   std::mutex mu_;
   std::shared_ptr<v1::PullService::Stub> stub_;
   bool dialled_ = false;
@@ -409,8 +427,10 @@ class GrpcUpstream : public Upstream {
 
 std::unique_ptr<Upstream> MakeGrpcUpstream(const std::string& sender,
                                            const std::string& receiver_id,
-                                           std::shared_ptr<security::Credentials> credentials) {
-  return std::make_unique<GrpcUpstream>(sender, receiver_id, std::move(credentials));
+                                           std::shared_ptr<security::Credentials> credentials,
+                                           SiteOffer offer) {
+  return std::make_unique<GrpcUpstream>(sender, receiver_id, std::move(credentials),
+                                        std::move(offer));
 }
 
 }  // namespace deltawire::receiver

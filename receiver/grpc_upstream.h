@@ -11,9 +11,11 @@
 
 namespace deltawire::receiver {
 
-/// `sender` is "host:port" of the sender's control address, dialled with `credentials`.
+/// `sender` is "host:port" of the sender's control address, dialled with `credentials`. `offer` is
+/// what it is told of this receiver.
 std::unique_ptr<Upstream> MakeGrpcUpstream(const std::string& sender,
                                            const std::string& receiver_id,
-                                           std::shared_ptr<security::Credentials> credentials);
+                                           std::shared_ptr<security::Credentials> credentials,
+                                           SiteOffer offer = {});
 
 }  // namespace deltawire::receiver

@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/base/assignment.h"
 #include "common/base/checksum.h"
 #include "common/base/group_word.h"
 #include "common/base/identity.h"
@@ -61,8 +63,9 @@ struct UpstreamEvent {
   uint64_t delta_bytes = 0;   ///< size of the delta to `newest` from the version before
   uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
   bool force_full = false;
-  RelayNews relay;  ///< of an upstream that is a relay
-  GroupWord group;  ///< of a receiver that is a member of a group
+  RelayNews relay;                       ///< of an upstream that is a relay
+  GroupWord group;                       ///< of a receiver that is a member of a group
+  std::optional<Assignment> assignment;  ///< of a sender that says whom to follow
 };
 
 /// What the replica reports of itself.
@@ -75,7 +78,8 @@ struct Report {
   PullStats last_pull;
   uint64_t event = 0;  ///< number of the last event that arrived
   uint64_t sync_request = 0;
-  GroupReport group;  ///< the answer to UpstreamEvent::group
+  GroupReport group;    ///< the answer to UpstreamEvent::group
+  std::string follows;  ///< the relay's address that is in use; empty: the sender's own
 };
 
 class Upstream {

@@ -24,14 +24,32 @@ void UpstreamChoice::Failed(size_t upstream, Failure failure, Time now) {
     ++failed.bad_work;
     failed.prefer_at = now + Pause(std::min(pause, times_.longest_doubt));
   }
-  if (upstream != current_) return;
+  if (upstream == current_) current_ = Soonest(now);
+}
+
+size_t UpstreamChoice::Soonest(Time now) const {
   // An upstream of bad work is still better than one that cannot be reached.
   const auto sooner = [now](const State& a, const State& b) {
     return std::pair(std::max(a.try_at, now), std::max(a.prefer_at, now)) <
            std::pair(std::max(b.try_at, now), std::max(b.prefer_at, now));
   };
   // Of those that may be tried now min_element takes the first, that is, the preferred one.
-  current_ = static_cast<size_t>(std::ranges::min_element(upstreams_, sooner) - upstreams_.begin());
+  return static_cast<size_t>(std::ranges::min_element(upstreams_, sooner) - upstreams_.begin());
+}
+
+void UpstreamChoice::Reorder(const std::vector<std::optional<size_t>>& former, Time now) {
+  std::vector<State> upstreams;
+  std::optional<size_t> fresh, kept;  // the first new one, and the place of the current one
+  for (size_t i = 0; i < former.size(); ++i) {
+    upstreams.push_back(former[i] ? upstreams_[*former[i]] : State());
+    if (!former[i] && !fresh) fresh = i;
+    if (former[i] == current_) kept = i;
+  }
+  upstreams_ = std::move(upstreams);
+  behind_.reset();
+  // Those that are known and preferred are returned to when they have answered, as ever.
+  current_ = !kept ? Soonest(now) : fresh && *fresh < *kept ? *fresh : *kept;
+  upstreams_[current_].answered = false;
 }
 
 void UpstreamChoice::Worked(size_t upstream) {

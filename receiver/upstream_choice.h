@@ -50,6 +50,11 @@ class UpstreamChoice {
   /// A whole pull from `upstream` has ended as it should, which is more than an answer.
   void Worked(size_t upstream);
 
+  /// The upstreams are others from now on: each is the former one at that place of the order, of
+  /// which all is remembered, or a new one. A new one that is preferred to the current one takes
+  /// its place; if the current one is not among them, the first that may be tried now.
+  void Reorder(const std::vector<std::optional<size_t>>& former, Time now);
+
   /// The upstream before the current one that is to be asked now whether it is well; nullopt: none.
   std::optional<size_t> Probe(Time now) const;
   /// When Probe may next return one.
@@ -77,6 +82,8 @@ class UpstreamChoice {
     Backoff backoff;
   };
   void PutOff(State& state, Time now);
+  /// Of those that may be tried now the preferred one, or else the one that may be tried soonest.
+  size_t Soonest(Time now) const;
   /// Half of `most` to all of it.
   SteadyClock::duration Pause(std::chrono::milliseconds most);
 

@@ -16,6 +16,8 @@ constexpr uint32_t kMaxThreads = 1024;
 constexpr uint32_t kMaxHistory = 8;  // of the codec tight
 constexpr size_t kMaxReceiverId = 128;
 constexpr size_t kMaxSenders = 1024;
+constexpr size_t kMaxSite = 128;  // as kMaxSiteName of common/base/assignment.h
+constexpr uint32_t kMaxFanOut = 1024;
 constexpr uint32_t kMaxEngineRetries = 1000;
 constexpr EngineFailure kEngineFailures[] = {EngineFailure::kRetry, EngineFailure::kRollback,
                                              EngineFailure::kStayPaused, EngineFailure::kTakeOut};
@@ -138,6 +140,34 @@ Status CheckReceiverId(std::string& text) {
   return Errorf(StatusCode::kInvalidArgument,
                 "\"{}\" is not 1 to {} visible ASCII characters without spaces", text,
                 kMaxReceiverId);
+}
+
+Status CheckSiteName(std::string& text) {
+  const auto visible = [](char c) { return c > ' ' && c <= '~'; };
+  if (text.size() <= kMaxSite && std::all_of(text.begin(), text.end(), visible)) return {};
+  return Errorf(StatusCode::kInvalidArgument,
+                "\"{}\" is not 1 to {} visible ASCII characters without spaces", text, kMaxSite);
+}
+
+/// One sender says whom a receiver follows, and with `serve` others must be able to dial this one.
+Status CheckSite(const ReceiverOptions& o) {
+  if (o.site.empty()) return {};
+  if (o.senders.size() > 1 || Alternatives(o.senders.front()).size() > 1) {
+    return Errorf(StatusCode::kInvalidArgument,
+                  "--site: the sender says whom this receiver follows, so --sender names that one "
+                  "address alone (here: {})",
+                  fmt::join(o.senders, " "));
+  }
+  const bool anywhere = o.control.host == "0.0.0.0" || o.control.host == "::";
+  if (o.serve && (o.control.port == 0 || (anywhere && o.advertise_host.empty()))) {
+    return Errorf(
+        StatusCode::kInvalidArgument,
+        "--site with --serve: others are told to dial --control-listen {}, which names no "
+        "{}: give it one{}",
+        ToString(o.control), o.control.port == 0 ? "port" : "machine",
+        o.control.port == 0 ? "" : ", or --advertise-host");
+  }
+  return {};
 }
 
 void AddEngines(CLI::App& app, ReceiverOptions& o) {
@@ -360,6 +390,14 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddGpu(app, &o.gpu);
   app.option_defaults()->group("Groups");
   AddGroups(app, o);
+  app.option_defaults()->group("Sites");
+  AddSwitch(
+      app, "assign-upstreams",
+      "Tell receivers that say a --site whom to follow: of each site one pulls from here, and "
+      "the others follow it in a tree",
+      &o.assign_upstreams);
+  AddNumber(app, "--fan-out", "Receivers that are told to follow one receiver, at most", 1,
+            kMaxFanOut, &o.fan_out);
   AddProcess(app, o);
 }
 
@@ -396,6 +434,10 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
       ->option_text(Shown("HOST:PORT[,HOST:PORT...] ...", o.senders.front()));
   AddText(app, "--receiver-id", "ID", "Name told to the sender; empty: HOSTNAME:CONTROL-PORT",
           &o.receiver_id, CheckReceiverId);
+  AddText(app, "--site", "NAME",
+          "Let the sender say whom of this site this receiver follows (--assign-upstreams there); "
+          "empty: it follows the sender itself",
+          &o.site, CheckSiteName);
   AddListen(app, "--control-listen", "gRPC for orchestrators", &o.control);
   AddNumber(app, "--streams", "TCP streams per pull, 1 to 64", 1, kMaxStreams, &o.streams);
   AddStreamLimits(app, o);
@@ -439,6 +481,7 @@ Status CheckCommon(const Options& o) {
 Status Check(const ReceiverOptions& o) {
   DW_RETURN_IF_ERROR(CheckCommon(o));
   if (o.serve) DW_RETURN_IF_ERROR(CheckExposure("--bulk-listen", o.bulk, MayBeReached(o)));
+  DW_RETURN_IF_ERROR(CheckSite(o));
   return CheckEngines(o);
 }
 

@@ -46,6 +46,8 @@ struct SenderOptions {
   bool group_commits = false;                       ///< every version is a round of each group
   std::chrono::milliseconds group_timeout{120000};  ///< of a round's preparing
   bool group_skip_absent = false;   ///< commit without members that are away for long
+  bool assign_upstreams = false;    ///< tell receivers that say a site whom to follow
+  uint32_t fan_out = 8;             ///< receivers that follow one of them, at most
   std::string credentials;          ///< file of what to show and whom to believe; empty: plaintext
   std::string principals;           ///< file of who may do what; empty: anybody who connects
   bool insecure_plaintext = false;  ///< needed to listen beyond loopback without these two
@@ -75,6 +77,7 @@ struct ReceiverOptions {
   std::vector<std::string> senders = {"127.0.0.1:7700"};
   std::vector<ReceiverModelOptions> models;  ///< --model NAME[=DIR], at least one
   std::string receiver_id;                   ///< empty: <hostname>:<control port>
+  std::string site;  ///< label; empty: the sender does not say whom to follow
   Endpoint control{"127.0.0.1", 7710};
   bool serve = false;                ///< serve what is committed to other receivers, too
   Endpoint bulk{"127.0.0.1", 7711};  ///< raw TCP, with `serve`

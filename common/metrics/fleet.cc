@@ -3,6 +3,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <map>
 
 #include "common/base/versions_behind.h"
 
@@ -17,6 +18,14 @@ Cell PeerOf(const std::string& peer) {
   constexpr std::string_view kScheme = "ipv4:";
   if (!peer.starts_with(kScheme)) return Cell::Word(peer);
   return {peer.substr(kScheme.size()), peer};
+}
+
+/// What a member of a site follows: the name of another member, where one has the address.
+Cell FollowedBy(const FleetMember& m, const std::map<std::string, std::string>& ids) {
+  if (m.site.empty()) return Cell::Word("-");
+  if (m.follows.empty()) return Cell::Word("this sender");
+  const auto id = ids.find(m.follows);
+  return Cell::Word(id == ids.end() ? m.follows : id->second);
 }
 
 Row RowOf(const FleetMember& m, const Identity& newest) {
@@ -47,14 +56,25 @@ void ShowFleet(Page& page, std::string_view id, const Identity& newest,
   std::sort(members.begin(), members.end(), [&](const FleetMember& a, const FleetMember& b) {
     return behind(a) != behind(b) ? behind(a) > behind(b) : a.id < b.id;
   });
+  std::map<std::string, std::string> ids;  // by address
+  for (const FleetMember& m : members) {
+    if (!m.address.empty()) ids.emplace(m.address, m.id);
+  }
+  const bool sites = std::ranges::any_of(members, [](const auto& m) { return !m.site.empty(); });
   std::vector<Row> rows;
   for (size_t i = 0; i < std::min(members.size(), kMostRows); ++i) {
-    rows.push_back(RowOf(members[i], newest));
+    Row row = RowOf(members[i], newest);
+    if (sites) {
+      row.push_back(Cell::Word(members[i].site.empty() ? "-" : members[i].site));
+      row.push_back(FollowedBy(members[i], ids));
+    }
+    rows.push_back(std::move(row));
   }
-  page.Table(id,
-             {"receiver", "holds", "versions behind", "phase", "last pull", "took", "rate",
-              "attached for", "from", "last failure"},
-             rows);
+  std::vector<std::string> titles = {
+      "receiver", "holds", "versions behind", "phase", "last pull",
+      "took",     "rate",  "attached for",    "from",  "last failure"};
+  if (sites) titles.insert(titles.end(), {"site", "follows"});
+  page.Table(id, titles, rows);
   if (members.size() > kMostRows) {
     page.Note(
         fmt::format("{} more are not further behind than the last of these; `deltawire "

@@ -24,6 +24,9 @@ struct FleetMember {
   double seconds = 0, transfer_seconds = 0;
   double attached_seconds = 0;
   std::string message;
+  /// Of one that says a site: where it serves others (empty: it does not), and the address that it
+  /// follows (empty: whoever shows this page).
+  std::string site, address, follows;
 };
 
 /// Makes a FleetMember of a ReceiverView (common/serving/attachments.h). It is a template because
@@ -41,7 +44,10 @@ FleetMember FleetMemberOf(const View& view) {
           .seconds = report.last_pull.seconds,
           .transfer_seconds = report.last_pull.transfer_seconds,
           .attached_seconds = view.attached_seconds,
-          .message = report.message};
+          .message = report.message,
+          .site = view.offer.site,
+          .address = view.offer.address,
+          .follows = report.follows};
 }
 
 /// `newest`: what the members are to hold.

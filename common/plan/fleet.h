@@ -89,6 +89,9 @@ struct Site : Node, Serving {
   uint32_t count = 1;                ///< sites alike, with a link each
   uint32_t receivers = 1;            ///< of one site, relays included
   uint32_t relays = 0;               ///< of the receivers: only these pull from upstream
+  /// The sender says whom each of the site follows (--assign-upstreams), and this is its --fan-out;
+  /// `relays` of the receivers serve then, or all if it is 0. 0: it does not.
+  uint32_t fan_out = 0;
   double rate = 0;                   ///< of a site's link; 0: as fast as its nodes
   double round_trip = 0.2e-3;        ///< to its upstream
   double local_round_trip = 0.1e-3;  ///< between the site's nodes

@@ -266,6 +266,7 @@ class FleetReader {
     in.Integer("count", &s.count, 1, 100'000);
     in.Integer("receivers", &s.receivers, 1, 100'000);
     in.Integer("relays", &s.relays, 0, 100'000);
+    in.Integer("fan-out", &s.fan_out, 0, 1024);
     in.Quantity("rate", ParseRate, &s.rate);
     in.Quantity("round-trip", ParseSeconds, &s.round_trip, 0, 100);
     in.Quantity("local-round-trip", ParseSeconds, &s.local_round_trip, 0, 100);
@@ -289,6 +290,19 @@ class FleetReader {
       in.Fail(*in.Find("relays"), fmt::format("site {} has {} receivers, so it cannot have {} of "
                                               "them as relays",
                                               s.name, s.receivers, s.relays));
+    }
+    // The planner looks at a whole site for each receiver.
+    constexpr uint32_t kMostAssigned = 10'000;
+    if (s.fan_out > 0 && s.receivers > kMostAssigned) {
+      in.Fail(*in.Find("fan-out"),
+              fmt::format("site {}: a sender that assigns upstreams is foretold for at most {} "
+                          "receivers of a site; make several sites of them by `count`",
+                          s.name, kMostAssigned));
+    }
+    if (s.fan_out > 0 && s.upstream != "trainer") {
+      in.Fail(*in.Find("fan-out"), fmt::format("site {}: a sender assigns upstreams to those who "
+                                               "name it, so `upstream` is the trainer",
+                                               s.name));
     }
     if (s.upstream != "trainer" && !known(s.upstream)) {
       in.Fail(*in.Find("upstream"),

@@ -1,19 +1,63 @@
 #include "common/plan/hops.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <map>
 
 #include "common/delta/codec_choice.h"
+#include "common/plan/assign.h"
 #include "common/serving/encoded_cache.h"
 
 namespace deltawire::plan {
+namespace {
+
+/// The levels of the tree that a sender makes of one site: by the same planner.
+void AddAssigned(const Fleet& fleet, const Site& site, std::vector<Hop>& hops) {
+  std::vector<AssignNode> nodes;
+  const uint32_t serving = site.relays > 0 ? site.relays : site.receivers;
+  for (uint32_t i = 0; i < site.receivers; ++i) {
+    nodes.push_back({std::to_string(i), site.name, i < serving});
+  }
+  const Parents parents = AssignUpstreams(nodes, {}, {.fan_out = site.fan_out});
+  const Levels levels = LevelsOf(nodes, parents).at(site.name);
+  for (size_t depth = 0; depth < levels.size(); ++depth) {
+    std::map<std::string, double> followers;
+    for (const size_t node : levels[depth]) ++followers[parents.at(nodes[node].id)];
+    Hop hop{
+        .site = &site,
+        .name = levels.size() == 1 ? site.name : fmt::format("{}/level {}", site.name, depth + 1)};
+    hop.depth = static_cast<int>(depth) + 1;
+    hop.members = static_cast<double>(levels[depth].size()) * site.count;
+    if (depth == 0) {
+      hop.on_link = static_cast<double>(levels[0].size());
+      hop.servers = fleet.trainer.nodes;
+      hop.on_server = hop.members;
+    } else {
+      hop.upstream = static_cast<int>(hops.size()) - 1;
+      hop.local = true;
+      hop.servers = static_cast<double>(followers.size()) * site.count;
+      for (const auto& [parent, number] : followers)
+        hop.on_server = std::max(hop.on_server, number);
+      hop.on_link = hop.on_server;
+    }
+    hops.push_back(hop);
+  }
+}
+
+}  // namespace
 
 std::vector<Hop> HopsOf(const Fleet& fleet) {
   std::vector<Hop> hops;
   std::map<std::string, int> serving;  // the hop that serves for a site's name
   for (const Site& site : fleet.sites) {
+    if (site.fan_out > 0) {
+      serving[site.name] = static_cast<int>(hops.size());
+      AddAssigned(fleet, site, hops);
+      continue;
+    }
     const bool relayed = site.relays > 0 && site.relays < site.receivers;
     const double first = relayed ? site.relays : site.receivers;
     Hop hop{.site = &site, .name = relayed ? site.name + "/relays" : site.name};

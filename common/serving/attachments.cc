@@ -109,17 +109,18 @@ bool Attachments::Silent(const Attached& a, Clock::time_point now) const {
 }
 
 StatusOr<uint64_t> Attachments::Attach(const std::string& model, const std::string& id,
-                                       const std::string& peer, const std::string& principal) {
+                                       const std::string& peer, const std::string& principal,
+                                       const SiteOffer& offer) {
   DW_RETURN_IF_ERROR(CheckReceiverId(id));
   News news;
-  const auto token = Enter(model, id, peer, principal, news);
+  const auto token = Enter(model, id, peer, principal, offer, news);
   Call(news);  // of attachments that this one replaces
   return token;
 }
 
 StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::string& id,
                                       const std::string& peer, const std::string& principal,
-                                      News& news) {
+                                      const SiteOffer& offer, News& news) {
   std::lock_guard lock(mu_);
   DW_RETURN_IF_ERROR(stopped_);
   const auto now = Clock::now();
@@ -148,6 +149,7 @@ StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::strin
   a.id = id;
   a.peer = peer;
   a.principal = principal;
+  a.offer = offer;
   a.since = a.heard = a.acknowledged = now;
   return token;
 }
@@ -173,6 +175,10 @@ const Attachments::Word* Attachments::WordFor(const std::string& model,
 }
 
 void Attachments::TellGone(const Attached& a, News& news) {
+  if (site_observer_ != nullptr && !a.offer.site.empty()) {
+    news.push_back(std::make_shared<const std::function<void()>>(
+        [observer = site_observer_, model = a.model] { observer->SiteGone(model); }));
+  }
   if (observer_ == nullptr || WordFor(a.model, a.id) == nullptr) return;
   news.push_back(std::make_shared<const std::function<void()>>(
       [observer = observer_, model = a.model, id = a.id] { observer->Detached(model, id); }));
@@ -196,6 +202,26 @@ void Attachments::SetWords(const std::string& model, std::map<std::string, Group
       if ((word == nullptr ? 0 : word->serial) != a.word) Wake(a, news);
     }
   }
+  const bool members_changed = !news.empty();
+  Call(news);
+  // Members of groups follow the sender itself.
+  if (members_changed && site_observer_ != nullptr) site_observer_->SiteReported(model, true);
+}
+
+void Attachments::SetAssignments(const std::string& model,
+                                 const std::map<std::string, Assignment>& all) {
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    for (auto& [token, a] : attached_) {
+      if (a.model != model) continue;
+      const auto assigned = all.find(a.id);
+      if (assigned == all.end() || a.assignment == assigned->second) continue;
+      a.assignment = assigned->second;
+      a.reassigned = true;
+      Wake(a, news);
+    }
+  }
   Call(news);
 }
 
@@ -209,6 +235,8 @@ void Attachments::OnNews(uint64_t token, std::function<void()> news) {
 void Attachments::Report(uint64_t token, const ReceiverReport& report) {
   std::string model;  // empty: nothing was committed since the report before
   std::string member_model, member;
+  std::string site_model;  // empty: it says no site
+  bool site_changed = false;
   {
     std::lock_guard lock(mu_);
     const auto it = attached_.find(token);
@@ -216,6 +244,12 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     Attached& a = it->second;
     a.heard = Clock::now();
     if (report.event > a.report.event || report.event == a.number) a.acknowledged = a.heard;
+    if (site_observer_ != nullptr && !a.offer.site.empty()) {
+      site_model = a.model;
+      const auto paused = [](const ReceiverReport& r) { return r.phase == ReceiverPhase::kPaused; };
+      site_changed = a.report_serial == 0 || report.barred != a.report.barred ||
+                     paused(report) != paused(a.report);
+    }
     a.report = report;
     if (a.report.message.size() > kMaxReportMessage) {
       a.report.message = FitUtf8(a.report.message, kMaxReportMessage);
@@ -234,6 +268,7 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     }
     Wake();
   }
+  if (!site_model.empty()) site_observer_->SiteReported(site_model, site_changed);
   if (!member.empty()) observer_->Reported(member_model, member, report);
   if (!model.empty() && on_committed_) on_committed_(model, report.committed, report.last_pull);
 }
@@ -272,8 +307,8 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
   const Word* word = WordFor(a.model, a.id);
   const uint64_t word_serial = word == nullptr ? 0 : word->serial;
   const bool due_now =
-      known && (newest->second.serial != a.seen || word_serial != a.word || !a.requests.empty() ||
-                a.number == 0 || now - a.sent >= limits_.beat);
+      known && (newest->second.serial != a.seen || word_serial != a.word || a.reassigned ||
+                !a.requests.empty() || a.number == 0 || now - a.sent >= limits_.beat);
   Due due;
   if (due_now) {
     SenderEvent& event = due.event.emplace();
@@ -289,6 +324,8 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
       event.relay = relay->second;
     }
     if (word != nullptr) event.group = word->word;
+    if (site_observer_ != nullptr && !a.offer.site.empty()) event.assignment = a.assignment;
+    a.reassigned = false;
     a.seen = newest->second.serial;
     a.word = word_serial;
     a.sent = now;
@@ -322,7 +359,13 @@ std::vector<ReceiverView> Attachments::Receivers(const std::string& model) const
   std::vector<ReceiverView> all;
   for (const auto& [token, a] : attached_) {
     if (!model.empty() && a.model != model) continue;
-    all.push_back({a.id, a.model, a.peer, SecondsSince(a.since), a.report});
+    all.push_back({.id = a.id,
+                   .model = a.model,
+                   .peer = a.peer,
+                   .attached_seconds = SecondsSince(a.since),
+                   .report = a.report,
+                   .offer = a.offer,
+                   .member = WordFor(a.model, a.id) != nullptr});
   }
   return all;
 }

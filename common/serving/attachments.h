@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/assignment.h"
 #include "common/base/group_word.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/relay_news.h"
@@ -36,6 +37,8 @@ struct ReceiverReport {
   uint64_t sync_request = 0;  ///< the sync request that this report answers; 0: none
   PullStats last_pull;        ///< for status displays only
   GroupReport group;          ///< of a member of a group
+  std::string follows;        ///< the relay's address that it follows now; empty: this sender
+  bool barred = false;        ///< its principal may not use the model any more
 };
 
 struct ReceiverView {
@@ -44,6 +47,8 @@ struct ReceiverView {
   std::string peer;
   double attached_seconds = 0;
   ReceiverReport report;
+  SiteOffer offer;
+  bool member = false;  ///< of a group
 };
 
 /// What goes down to a receiver: a new version, a request, or a beat that repeats the newest
@@ -53,8 +58,9 @@ struct SenderEvent {
   VersionInfo newest;
   uint64_t sync_request = 0;
   bool force_full = false;
-  RelayNews relay;  ///< where a relay serves
-  GroupWord group;  ///< of a member of a group
+  RelayNews relay;                       ///< where a relay serves
+  GroupWord group;                       ///< of a member of a group
+  std::optional<Assignment> assignment;  ///< of a receiver that says a site
 };
 
 /// Is told of the receivers that have a word (SetWords), without a lock.
@@ -65,6 +71,16 @@ class MemberObserver {
                         const ReceiverReport& report) = 0;
   /// The attachment has ended; another one may have taken its place.
   virtual void Detached(const std::string& model, const std::string& id) = 0;
+};
+
+/// Is told of the receivers that say a site, without a lock.
+class SiteObserver {
+ public:
+  virtual ~SiteObserver() = default;
+  /// One has reported. `changed`: it is its first report, or says another thing than the one before
+  /// about whether the receiver can serve. Before its first event goes down, it has been told of.
+  virtual void SiteReported(const std::string& model, bool changed) = 0;
+  virtual void SiteGone(const std::string& model) = 0;
 };
 
 struct AttachmentLimits {
@@ -100,7 +116,8 @@ class Attachments {
   /// kAlreadyExists when another peer uses that id and was heard of within the silence. `principal`
   /// is empty where the sender knows none.
   StatusOr<uint64_t> Attach(const std::string& model, const std::string& id,
-                            const std::string& peer, const std::string& principal = "");
+                            const std::string& peer, const std::string& principal = "",
+                            const SiteOffer& offer = {});
   void Detach(uint64_t token);
   /// A message that is too long is cut between characters.
   void Report(uint64_t token, const ReceiverReport& report);
@@ -114,6 +131,12 @@ class Attachments {
   void SetWords(const std::string& model, std::map<std::string, GroupWord> words);
   /// Set once, before Attach and SetWords; it outlives this.
   void SetMemberObserver(MemberObserver* observer) { observer_ = observer; }
+  /// Whom the receivers of `model` that say a site are to follow, by id. One whose assignment is
+  /// another than before gets an event at once; each further event repeats it.
+  void SetAssignments(const std::string& model, const std::map<std::string, Assignment>& all);
+  /// Set once, before Attach and SetAssignments; it outlives this. Receivers that say a site and
+  /// have no assignment are told from then on that none is decided yet.
+  void SetSiteObserver(SiteObserver* observer) { site_observer_ = observer; }
   /// What is to go down now, or else when to ask again at the latest.
   struct Due {
     std::optional<SenderEvent> event;
@@ -189,6 +212,9 @@ class Attachments {
  private:
   struct Attached {
     std::string model, id, peer, principal;
+    SiteOffer offer;
+    Assignment assignment{.upstreams = {}, .undecided = true};
+    bool reassigned = false;  // since the last event that was sent down
     // One per receiver: with hundreds of them, a report of one must not wake the others' threads.
     std::shared_ptr<CondVar> wake = std::make_shared<CondVar>();
     std::shared_ptr<const std::function<void()>> news;  // null until OnNews
@@ -209,7 +235,7 @@ class Attachments {
   using News = std::vector<std::shared_ptr<const std::function<void()>>>;
   static void Call(const News& news);
   StatusOr<uint64_t> Enter(const std::string& model, const std::string& id, const std::string& peer,
-                           const std::string& principal, News& news);
+                           const std::string& principal, const SiteOffer& offer, News& news);
   void Wake();  // wakes WaitChange and TriggerSync. REQUIRES (here and below): mu_ held
   static void Wake(Attached& a, News& news);
   using Entry = std::map<uint64_t, Attached>::iterator;
@@ -222,7 +248,7 @@ class Attachments {
     uint64_t serial = 0;
   };
   const Word* WordFor(const std::string& model, const std::string& id) const;
-  /// Has the observer told that a member's attachment is over.
+  /// Has the observers told that the attachment of a member, or of one of a site, is over.
   void TellGone(const Attached& a, News& news);
   bool Silent(const Attached& a, SteadyClock::time_point now) const;
   std::vector<uint64_t> Ask(const std::string& model, const std::vector<std::string>& ids,
@@ -240,6 +266,7 @@ class Attachments {
   const AttachmentLimits limits_;
   OnCommitted on_committed_;
   MemberObserver* observer_ = nullptr;
+  SiteObserver* site_observer_ = nullptr;
   mutable Mutex mu_;
   CondVar cv_;      // for WaitChange and TriggerSync
   Status stopped_;  // not OK: why every wait ends

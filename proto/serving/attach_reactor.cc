@@ -24,6 +24,11 @@ void ToProto(const SenderEvent& in, v1::SenderEvent* out) {
     if (!in.group.prepare.empty()) ToProto(in.group.prepare, group->mutable_prepare());
     if (!in.group.commit.empty()) ToProto(in.group.commit, group->mutable_commit());
   }
+  if (in.assignment) {
+    v1::Assignment* assignment = out->mutable_assignment();
+    for (const std::string& address : in.assignment->upstreams) assignment->add_upstreams(address);
+    assignment->set_undecided(in.assignment->undecided);
+  }
   if (in.relay == RelayNews{}) return;
   v1::RelayNews* relay = out->mutable_relay();
   if (!in.relay.fetching.empty()) ToProto(in.relay.fetching, relay->mutable_fetching());
@@ -84,6 +89,8 @@ std::shared_ptr<const void> AttachReactor::TakeAwaited() {
 
 ReceiverReport AttachReactor::TakeReport() {
   ReceiverReport report = FromProto(report_);
+  // The principals may have changed since it attached, and others are told to trust its address.
+  if (!serves_.empty()) report.barred = !service_.MayTouch(context_, serves_);
   v1::ReceiverReport().Swap(&report_);
   return report;
 }
@@ -94,8 +101,11 @@ StatusOr<uint64_t> AttachReactor::Enter() {
   PullRequest who{.model = report_.model(), .receiver_id = report_.receiver_id()};
   DW_RETURN_IF_ERROR(service_.Identify(context_, who));
   Attachments& attachments = service_.attachments();
-  DW_ASSIGN_OR_RETURN(const uint64_t token, attachments.Attach(who.model, who.receiver_id,
-                                                               context_.peer(), who.principal));
+  const SiteOffer offer = OfferOf(report_);
+  if (!offer.address.empty()) serves_ = who.model;
+  DW_ASSIGN_OR_RETURN(
+      const uint64_t token,
+      attachments.Attach(who.model, who.receiver_id, context_.peer(), who.principal, offer));
   attachments.Report(token, TakeReport());
   attachments.OnNews(token, [weak = std::weak_ptr(self_)] {
     if (const auto reactor = weak.lock()) reactor->Pump();

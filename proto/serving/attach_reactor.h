@@ -58,6 +58,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::ReceiverReport, v
   grpc::CallbackServerContext& context_;
   std::shared_ptr<AttachReactor> self_;  // until OnDone
   v1::ReceiverReport report_;            // being read
+  std::string serves_;                   // the model for which the receiver serves others; or empty
   v1::SenderEvent event_;                // being written
 
   Mutex mu_;

@@ -36,6 +36,10 @@ class PullServiceImpl final
                                               const std::string& name) const;
   /// Names the caller in `request`, and who may open streams with the ticket.
   Status Identify(const grpc::ServerContextBase& context, PullRequest& request);
+  /// Whether this call may (still) name the model.
+  bool MayTouch(const grpc::ServerContextBase& context, const std::string& model) const {
+    return access_->MaySee(context, model);
+  }
   Attachments& attachments() { return host_.attachments(); }
   /// Counts a call of Attach that has not said yet who attaches, until the result is dropped, which
   /// must be before this service goes. kResourceExhausted beyond the limits of attached receivers.

@@ -1,8 +1,20 @@
 #include "proto/serving/serving_convert.h"
 
+#include <algorithm>
+
 #include "common/layout/names.h"
 
 namespace deltawire {
+namespace {
+
+/// `text`, or nothing where it is longer than `most` or more than visible ASCII: others are told
+/// of it.
+std::string Visible(const std::string& text, size_t most) {
+  const auto visible = [](char c) { return c > ' ' && c <= '~'; };
+  return text.size() <= most && std::ranges::all_of(text, visible) ? text : std::string();
+}
+
+}  // namespace
 
 void ToProto(const VersionInfo& in, v1::VersionInfo* out) {
   ToProto(in.identity, out->mutable_id());
@@ -31,7 +43,13 @@ ReceiverReport FromProto(const v1::ReceiverReport& in) {
           .last_pull = FromProto(in.last_pull()),
           .group = {.round = in.group().round(),
                     .prepared = in.group().prepared(),
-                    .refusal = FitUtf8(in.group().refusal(), kMaxReportMessage)}};
+                    .refusal = FitUtf8(in.group().refusal(), kMaxReportMessage)},
+          .follows = Visible(in.follows(), kMaxServeAddress)};
+}
+
+SiteOffer OfferOf(const v1::ReceiverReport& in) {
+  return {.site = Visible(in.site(), kMaxSiteName),
+          .address = Visible(in.serve_address(), kMaxServeAddress)};
 }
 
 VersionInfo PublishedInfo(const StateSource& source) {

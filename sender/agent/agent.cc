@@ -34,7 +34,8 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
                .every_version = options.group_commits,
                .skip_absent = options.group_skip_absent,
                .timeout = options.group_timeout},
-              desk_.attachments()) {
+              desk_.attachments()),
+      assigner_(options.assign_upstreams, {.fan_out = options.fan_out}, desk_.attachments()) {
   desk_.attachments().SetOnCommitted([this](const std::string& model, const Identity& id,
                                             const PullStats& pull) { Delivered(model, id, pull); });
   coder_rates_.Calibrate(kernels::Best());

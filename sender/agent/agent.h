@@ -17,6 +17,7 @@
 #include "common/config/options.h"
 #include "common/net/pull_server.h"
 #include "common/serving/pull_desk.h"
+#include "sender/agent/assigner.h"
 #include "sender/agent/groups.h"
 #include "sender/agent/model.h"
 
@@ -64,6 +65,7 @@ class Agent : public net::PullSource, public PullHost {
   const Attachments& attachments() const { return desk_.attachments(); }
   Groups& groups() { return groups_; }
   const Groups& groups() const { return groups_; }
+  const Assigner& assigner() const { return assigner_; }
   const std::string& advertise_host() const override { return options_.advertise_host; }
 
   /// Ends every wait and every pull; a publish that is running finishes, and no other begins. Does
@@ -116,6 +118,7 @@ class Agent : public net::PullSource, public PullHost {
   CoderRates coder_rates_;
   PullDesk desk_;
   Groups groups_;
+  Assigner assigner_;
 
   mutable Mutex mu_;
   CondVar cv_;  // a name left registering_, or the agent stops

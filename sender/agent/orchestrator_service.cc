@@ -83,7 +83,9 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
 grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
                                               const v1::ListReceiversRequest* request,
                                               v1::ListReceiversResponse* response) {
-  for (const ReceiverView& view : agent_.attachments().Receivers(request->model())) {
+  const std::vector<ReceiverView> views = agent_.attachments().Receivers(request->model());
+  const SiteTree tree(views, agent_.assigner());
+  for (const ReceiverView& view : views) {
     if (!access_->MaySee(*context, view.model)) continue;
     v1::ReceiverInfo* r = response->add_receivers();
     r->set_receiver_id(view.id);
@@ -94,6 +96,7 @@ grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
     r->set_phase(std::string(ToString(view.report.phase)));
     r->set_message(view.report.message);
     deltawire::ToProto(view.report.last_pull, r->mutable_last_pull());
+    tree.Place(view, r);
   }
   return grpc::Status::OK;
 }

@@ -13,7 +13,9 @@ using metrics::Sample;
 struct Seen {
   Agent::PullCounts pulls;
   size_t receivers = 0;
-  size_t behind = 0;  // receivers
+  size_t behind = 0;   // receivers
+  size_t relayed = 0;  // receivers of sites that follow another one
+  size_t astray = 0;   // those that follow another one than they are told
   uint64_t most_behind = 0;
   uint64_t silent = 0;
   // Of all groups.
@@ -33,8 +35,15 @@ Seen Look(const Agent& agent, const Model& model) {
   const std::string& name = model.name();
   Seen seen{.pulls = agent.Pulls(name)};
   const auto published = model.published();
+  const auto places = agent.assigner().places(name);
   for (const ReceiverView& r : agent.attachments().Receivers(name)) {
     ++seen.receivers;
+    seen.relayed += !r.report.follows.empty();
+    if (const auto place = places.find(r.id); place != places.end()) {
+      const Assignment& told = place->second.told;
+      const std::string first = told.upstreams.empty() ? "" : told.upstreams.front();
+      seen.astray += !told.undecided && r.report.follows != first;
+    }
     if (published == nullptr) continue;
     const uint64_t behind = VersionsBehind(r.report.committed, published->info.identity);
     seen.behind += behind > 0;
@@ -149,6 +158,12 @@ constexpr Row kRows[] = {
      [](const Model&, const Seen& seen) -> double {
        return static_cast<double>(seen.most_behind);
      }},
+    {"deltawire_sender_receivers_relayed",
+     "Attached receivers of sites that follow another receiver now", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.relayed); }},
+    {"deltawire_sender_receivers_astray",
+     "Attached receivers of sites that follow another one than they are told", Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.astray); }},
     {"deltawire_sender_receivers_silent_total",
      "Attachments that ended because the receiver said nothing", Kind::kCounter,
      [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.silent); }},

@@ -60,6 +60,28 @@ void ToProto(const GroupView& in, v1::GroupStatus* out) {
   out->set_aborts(in.aborts);
 }
 
+SiteTree::SiteTree(const std::vector<ReceiverView>& views, const Assigner& assigner) {
+  for (const ReceiverView& view : views) {
+    if (view.offer.site.empty()) continue;
+    if (!view.offer.address.empty()) ids_.emplace(Key(view.model, view.offer.address), view.id);
+    if (places_.contains({view.model, view.id})) continue;
+    for (auto& [id, place] : assigner.places(view.model)) {
+      places_.emplace(Key(view.model, id), place);
+    }
+  }
+}
+
+void SiteTree::Place(const ReceiverView& view, v1::ReceiverInfo* out) const {
+  out->set_site(view.offer.site);
+  out->set_serve_address(view.offer.address);
+  const auto id = ids_.find({view.model, view.report.follows});
+  out->set_follows(id == ids_.end() ? view.report.follows : id->second);
+  const auto place = places_.find({view.model, view.id});
+  if (place == places_.end()) return;
+  out->set_assigned(place->second.parent);
+  out->set_not_handed_out(place->second.not_handed_out);
+}
+
 std::string_view SyncPhase(const Groups::Progress& member) {
   const ReceiverPhase said = member.report.phase;
   switch (member.state) {

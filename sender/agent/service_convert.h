@@ -6,11 +6,16 @@
 #include <grpcpp/server_context.h>
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "common/delta/pull_stats.h"
 #include "proto/deltawire/v1/sender.pb.h"
 #include "proto/serving/serving_convert.h"
+#include "sender/agent/assigner.h"
 #include "sender/agent/groups.h"
 #include "sender/agent/model.h"
 
@@ -23,6 +28,19 @@ void ToProto(const FormCounts& in, google::protobuf::RepeatedPtrField<v1::CodecC
 
 void ToProto(const std::string& name, const GroupOutcome& in, v1::GroupOutcome* out);
 void ToProto(const GroupView& in, v1::GroupStatus* out);
+/// Who follows whom of the receivers that are attached, of all models.
+class SiteTree {
+ public:
+  SiteTree(const std::vector<ReceiverView>& views, const Assigner& assigner);
+  /// Says it of one of them.
+  void Place(const ReceiverView& view, v1::ReceiverInfo* out) const;
+
+ private:
+  using Key = std::pair<std::string, std::string>;  // of a model
+  std::map<Key, std::string> ids_;                  // by address
+  std::map<Key, SitePlace> places_;                 // by id
+};
+
 /// The phase of a member as a sync shows it.
 std::string_view SyncPhase(const Groups::Progress& member);
 

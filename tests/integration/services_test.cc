@@ -93,6 +93,8 @@ TEST_CASE("metrics say what the daemons did") {
   }));
   INFO(sent);
   CHECK(sent.find("deltawire_sender_published_total{model=\"m\"} 2") != std::string::npos);
+  CHECK(sent.find("deltawire_sender_receivers_relayed{model=\"m\"} 0") != std::string::npos);
+  CHECK(sent.find("deltawire_sender_receivers_astray{model=\"m\"} 0") != std::string::npos);
   CHECK(sent.find("deltawire_sender_version{model=\"m\"} 4") != std::string::npos);
   for (const char* stage : {"wait", "offload", "diff", "publish"}) {
     CHECK(sent.find(fmt::format(

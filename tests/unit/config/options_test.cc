@@ -87,6 +87,30 @@ TEST_CASE("without arguments every option has its default") {
   CHECK((receiver.options == want));
 }
 
+TEST_CASE("a site wants one sender, and an address where a relay of it can be dialled") {
+  CHECK(Sender({"--assign-upstreams", "--fan-out", "3"}).options.fan_out == 3);
+  CHECK(Sender({"--assign-upstreams"}).options.assign_upstreams);
+  CHECK_FALSE(Sender({"--fan-out", "0"}).run);
+  const auto receiver = [](std::vector<const char*> more) {
+    std::vector<const char*> args = {"--model", "m", "--site", "west", "--insecure-plaintext"};
+    args.insert(args.end(), more.begin(), more.end());
+    return Receiver(args);
+  };
+  CHECK(receiver({}).options.site == "west");
+  CHECK(receiver({"--serve"}).run);
+  CHECK(Receiver({"--model", "m", "--site", "two words"}).text.find("visible ASCII") !=
+        std::string::npos);
+  const auto refused = [&](const std::vector<const char*>& more) {
+    return receiver(more).text.find("--site") != std::string::npos;
+  };
+  CHECK(refused({"--sender", "a:1,b:1"}));
+  CHECK(refused({"--sender", "a:1", "--sender", "b:1"}));
+  CHECK(refused({"--serve", "--control-listen", "127.0.0.1:0"}));
+  CHECK(refused({"--serve", "--control-listen", "0.0.0.0:7710"}));
+  CHECK(receiver({"--serve", "--control-listen", "0.0.0.0:7710", "--advertise-host", "a"}).run);
+  CHECK(receiver({"--control-listen", "127.0.0.1:0"}).run);
+}
+
 TEST_CASE("the sample files name every option and hold exactly the defaults") {
   const auto sender = Sender({"--config", kSenderSample});
   CAPTURE(sender.text);

@@ -81,6 +81,8 @@ TEST_CASE("fleet file: mistakes are named with their line") {
       Refusal(std::string(kSmall) + "upstream = \"mars\"\n").find("f.toml:5: site rollout: its") ==
       0);
   CHECK(Refusal(std::string(kSmall) + "relays = 2\n").find("f.toml:5: site rollout has 1") == 0);
+  CHECK(Refusal(std::string(kSmall) + "receivers = 20000\nfan-out = 2\n")
+            .find("f.toml:6: site rollout: a sender that assigns") == 0);
   CHECK(Refusal(std::string(kSmall) + "codec = \"best\"\n").find("there is no codec best") !=
         std::string::npos);
   CHECK(

@@ -55,6 +55,35 @@ TEST_CASE("predict: stages follow one another without gaps up to the last commit
   CHECK(p.full.timeline.seconds > p.delta.timeline.seconds);
 }
 
+TEST_CASE("predict: a site whose upstreams are assigned is cut into the planner's levels") {
+  Fleet fleet = Small();
+  fleet.sites[0].relays = 0;
+  fleet.sites[0].fan_out = 2;
+  fleet.sites[0].count = 3;
+  const Prediction p = Of(fleet);
+  REQUIRE(p.hops.size() == 4);  // 1, 2, 4 and 1 receivers of each site
+  const double members[] = {3, 6, 12, 3};
+  for (size_t h = 0; h < 4; ++h) {
+    CAPTURE(h);
+    CHECK(p.hops[h].members == members[h]);
+    CHECK(p.hops[h].upstream == static_cast<int>(h) - 1);
+    CHECK(p.hops[h].local == (h > 0));
+    CHECK(p.hops[h].on_server <= (h == 0 ? 3 : 2));
+  }
+  CHECK(p.hops[0].on_link == 1);
+  // The site's link carries one pull, as with a relay that somebody has set up.
+  Fleet relayed = Small();
+  relayed.sites[0].count = 3;
+  CHECK(p.delta.timeline.links.front().bytes == Of(relayed).delta.timeline.links.front().bytes);
+  // Enough places for all, and the tree is that of one relay.
+  fleet.sites[0].fan_out = 7;
+  CHECK(Of(fleet).delta.timeline.seconds == Approx(Of(relayed).delta.timeline.seconds));
+  // One that serves, and has places for two of seven: five more cross the link.
+  fleet.sites[0].relays = 1;
+  fleet.sites[0].fan_out = 2;
+  CHECK(Of(fleet).hops[0].on_link == 6);
+}
+
 TEST_CASE("predict: each link carries what its pulls are, and no more") {
   Fleet fleet = Small();
   fleet.trainer.rate = 12.5e9;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "receiver/upstream.h"
 #include "tests/unit/receiver/fake_upstream.h"
@@ -39,9 +40,10 @@ class ScriptedUpstream : public Upstream {
     on_newest_ = std::move(hook);
   }
   /// An event of the attachment, if there is one.
-  void Tell(const RelayNews& relay = {}) {
+  void Tell(const RelayNews& relay = {}) { Tell(UpstreamEvent{.relay = relay}); }
+  /// The same, of which only the number and the newest state are filled in.
+  void Tell(UpstreamEvent e) {
     std::function<void(const UpstreamEvent&)> event;
-    UpstreamEvent e{.relay = relay};
     {
       std::lock_guard lock(mu_);
       event = event_;
@@ -113,7 +115,14 @@ class ScriptedUpstream : public Upstream {
     ended_ = std::move(ended);
     return absl::OkStatus();
   }
-  void Send(const Report&) override {}
+  void Send(const Report& report) override {
+    std::lock_guard lock(mu_);
+    reports_.push_back(report);
+  }
+  std::vector<Report> reports() const {
+    std::lock_guard lock(mu_);
+    return reports_;
+  }
   void Detach() override { End(absl::CancelledError("detached")); }
   void Cancel() override {}
 
@@ -127,6 +136,7 @@ class ScriptedUpstream : public Upstream {
   std::function<void(const Status&)> ended_;
   uint64_t number_ = 0;
   Counts counts_;
+  std::vector<Report> reports_;
 };
 
 }  // namespace deltawire::receiver

@@ -1,0 +1,180 @@
+#include "sender/agent/assign_course.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "common/base/status.h"
+#include "common/config/endpoint.h"
+
+namespace deltawire::sender {
+namespace {
+
+using std::chrono::milliseconds;
+
+bool IsLocalPeer(std::string_view peer) {
+  for (const std::string_view local : {"ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:"}) {
+    if (peer.starts_with(local)) return true;
+  }
+  return false;
+}
+
+/// Why nobody can dial this; empty: somebody may.
+std::string AgainstAddress(const SiteReceiver& r) {
+  const auto at = ParseEndpoint(r.offer.address);
+  if (!at.ok() || at->port == 0) {
+    return fmt::format("\"{}\" is not an address that can be dialled", r.offer.address);
+  }
+  if (at->host == "0.0.0.0" || at->host == "::") {
+    return fmt::format("{} names no machine: it needs --advertise-host", r.offer.address);
+  }
+  if (!IsLocalPeer(r.peer) && IsLoopback(*at)) {
+    return fmt::format(
+        "{} can be dialled from its own machine alone: it needs another --control-listen or "
+        "--advertise-host",
+        r.offer.address);
+  }
+  return "";
+}
+
+}  // namespace
+
+bool AssignCourse::Kept(const Known& known, Time now) const {
+  return known.here || now < known.gone + times_.away;
+}
+
+void AssignCourse::Note(const std::vector<SiteReceiver>& here, Time now) {
+  std::set<std::string> ids;
+  for (const SiteReceiver& r : here) {
+    ids.insert(r.id);
+    Known& known = known_[r.id];
+    const bool fresh = known.order == 0;
+    if (!known.here) {
+      known.came = now;
+      // One whose place was given away is the last that others are told to follow.
+      if (fresh || !Kept(known, now)) known.order = next_order_++;
+      if (known.deaths > 1) {
+        milliseconds doubt = times_.doubt;
+        for (uint32_t i = 2; i < known.deaths && doubt < times_.longest_doubt; ++i) doubt *= 4;
+        known.doubted_until = now + std::min(doubt, times_.longest_doubt);
+      }
+    }
+    known.here = true;
+    known.last = r;
+  }
+  for (auto& [id, known] : known_) {
+    if (!known.here || ids.contains(id)) continue;
+    known.here = false;
+    known.deaths = now - known.came > times_.forget ? 1 : known.deaths + 1;
+    known.gone = now;
+  }
+  std::erase_if(known_, [&](const auto& entry) {
+    return !entry.second.here && now - entry.second.gone > times_.forget;
+  });
+}
+
+std::map<std::string, std::string> AssignCourse::ReasonsAgainst(
+    const std::vector<const Known*>& all, Time now) const {
+  std::map<std::string, std::string> against;
+  std::map<std::string, std::string> owners;  // id by address
+  std::set<std::string> served;               // sites with one that serves beyond doubt
+  for (const Known* k : all) {
+    const SiteReceiver& r = k->last;
+    if (r.offer.address.empty()) continue;
+    std::string& why = against[r.id];
+    why = AgainstAddress(r);
+    const auto [owner, first] = owners.emplace(r.offer.address, r.id);
+    if (!first)
+      why = fmt::format("{} is the address of {} already", r.offer.address, owner->second);
+    if (r.paused) why = "it is paused";
+    if (r.member) why = "it is a member of a group";
+    if (r.barred) why = "its principal may not use the model any more";
+    if (why.empty() && now >= k->doubted_until) served.insert(r.offer.site);
+  }
+  // One that comes and goes is better than a link that everybody crosses.
+  for (const Known* k : all) {
+    const SiteReceiver& r = k->last;
+    const auto why = against.find(r.id);
+    if (why == against.end() || !why->second.empty()) continue;
+    if (now < k->doubted_until && served.contains(r.offer.site)) {
+      why->second = fmt::format("it has gone {} times lately", k->deaths);
+    }
+  }
+  return against;
+}
+
+std::vector<plan::AssignNode> AssignCourse::Nodes(Time now) {
+  std::vector<const Known*> all;
+  for (const auto& [id, known] : known_) {
+    if (Kept(known, now)) all.push_back(&known);
+    if (!known.here && Kept(known, now)) Again(known.gone + times_.away);
+    if (now < known.doubted_until) Again(known.doubted_until);
+  }
+  std::ranges::sort(all, {}, &Known::order);
+  reasons_ = ReasonsAgainst(all, now);
+  const auto serves = [&](const Known* k) {
+    const auto why = reasons_.find(k->last.id);
+    return why != reasons_.end() && why->second.empty();
+  };
+  std::set<std::string> served;
+  for (const Known* k : all) {
+    if (serves(k)) served.insert(k->last.offer.site);
+  }
+  waiting_.clear();
+  std::vector<plan::AssignNode> nodes;
+  for (const Known* k : all) {
+    const SiteReceiver& r = k->last;
+    if (r.member) continue;  // follows the sender itself
+    const bool placed = parents_.contains(r.id);
+    // After a start of the sender its tree comes back one by one; in a fleet that starts all at
+    // once those that serve may come last.
+    const Time until = !r.follows.empty() ? started_ + times_.start : k->came + times_.start;
+    const bool waits = !r.follows.empty() || !served.contains(r.offer.site);
+    if (!placed && waits && now < until) {
+      waiting_.insert(r.id);
+      Again(until);
+      continue;
+    }
+    nodes.push_back({r.id, r.offer.site, serves(k)});
+  }
+  return nodes;
+}
+
+plan::Parents AssignCourse::Before(const std::vector<plan::AssignNode>& nodes) const {
+  plan::Parents before = parents_;
+  std::map<std::string, std::string> at;  // id by address
+  for (const plan::AssignNode& node : nodes) {
+    if (node.serves) at[known_.at(node.id).last.offer.address] = node.id;
+  }
+  for (const plan::AssignNode& node : nodes) {
+    if (before.contains(node.id)) continue;
+    const auto followed = at.find(known_.at(node.id).last.follows);
+    if (followed != at.end()) before[node.id] = followed->second;
+  }
+  return before;
+}
+
+const std::map<std::string, SitePlace>& AssignCourse::Update(const std::vector<SiteReceiver>& here,
+                                                             Time now) {
+  again_ = Time::max();
+  Note(here, now);
+  const std::vector<plan::AssignNode> nodes = Nodes(now);
+  parents_ = plan::AssignUpstreams(nodes, Before(nodes), limits_);
+  const auto backups = plan::BackupsOf(nodes, parents_);
+  places_.clear();
+  for (const SiteReceiver& r : here) {
+    SitePlace& place = places_[r.id];
+    const auto why = reasons_.find(r.id);
+    if (why != reasons_.end()) place.not_handed_out = why->second;
+    place.told.undecided = waiting_.contains(r.id);
+    const auto parent = parents_.find(r.id);
+    if (parent == parents_.end() || parent->second.empty()) continue;
+    place.parent = parent->second;
+    place.told.upstreams.push_back(known_.at(parent->second).last.offer.address);
+    for (const std::string& id : backups.at(r.id)) {
+      place.told.upstreams.push_back(known_.at(id).last.offer.address);
+    }
+  }
+  return places_;
+}
+
+}  // namespace deltawire::sender

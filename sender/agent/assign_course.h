@@ -1,0 +1,95 @@
+// What a sender tells the receivers of one model to follow, over time: the planner's trees
+// (common/plan/assign.h), kept still while a receiver is away for a moment, and without those that
+// others should not follow. Pure: a function of who is attached and of time. Owner: the Assigner,
+// under its lock. Cost: the planner's. Errors: none; why one is not handed out is said in words.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/base/assignment.h"
+#include "common/base/sync.h"
+#include "common/plan/assign.h"
+
+namespace deltawire::sender {
+
+/// A receiver that is attached and says a site.
+struct SiteReceiver {
+  std::string id;
+  SiteOffer offer;
+  std::string peer;
+  std::string follows;  ///< the address that it follows now; empty: the sender
+  bool paused = false;
+  bool member = false;  ///< of a group
+  bool barred = false;  ///< its principal may not use the model any more
+};
+
+/// What became of it.
+struct SitePlace {
+  std::string parent;  ///< id; empty: the sender
+  Assignment told;
+  std::string not_handed_out;  ///< why nobody is told to follow it although it serves
+  friend bool operator==(const SitePlace&, const SitePlace&) = default;
+};
+
+class AssignCourse {
+ public:
+  using Time = SteadyClock::time_point;
+  struct Times {
+    /// After a sender's start receivers that follow somebody are left alone for so long, so that
+    /// all of a tree have come before it is planned. A receiver that does not serve waits as long
+    /// for the first one of its site that does.
+    std::chrono::milliseconds start{2000};
+    /// One that has gone keeps its place for so long. Its followers have back-ups.
+    std::chrono::milliseconds away{1000};
+    /// One that has gone twice within `forget` is not handed out for so long after its return, and
+    /// four times as long after each further time, up to the longest.
+    std::chrono::milliseconds doubt{2000}, longest_doubt{300000};
+    std::chrono::milliseconds forget{600000};
+  };
+
+  AssignCourse(const plan::AssignLimits& limits, Time now) : AssignCourse(limits, now, Times()) {}
+  AssignCourse(const plan::AssignLimits& limits, Time now, const Times& times)
+      : limits_(limits), times_(times), started_(now) {}
+
+  /// `here`: all that are attached now, in any order. Returns the places of these.
+  const std::map<std::string, SitePlace>& Update(const std::vector<SiteReceiver>& here, Time now);
+  /// When to call Update again if nobody comes, goes or changes before.
+  Time again() const { return again_; }
+
+ private:
+  struct Known {
+    SiteReceiver last;
+    uint64_t order = 0;  ///< of those that could take a place the lowest one does
+    bool here = false;
+    Time came{}, gone{};
+    uint32_t deaths = 0;  ///< lately
+    Time doubted_until{};
+  };
+
+  void Note(const std::vector<SiteReceiver>& here, Time now);
+  bool Kept(const Known& known, Time now) const;
+  /// Those that are planned for, in the order in which they are preferred.
+  std::vector<plan::AssignNode> Nodes(Time now);
+  std::map<std::string, std::string> ReasonsAgainst(const std::vector<const Known*>& all,
+                                                    Time now) const;
+  plan::Parents Before(const std::vector<plan::AssignNode>& nodes) const;
+  void Again(Time at) { again_ = std::min(again_, at); }
+
+  const plan::AssignLimits limits_;
+  const Times times_;
+  const Time started_;
+  std::map<std::string, Known> known_;
+  std::set<std::string> waiting_;               // told nothing yet
+  std::map<std::string, std::string> reasons_;  // against handing out, by id
+  plan::Parents parents_;
+  std::map<std::string, SitePlace> places_;
+  Time again_ = Time::max();
+  uint64_t next_order_ = 1;
+};
+
+}  // namespace deltawire::sender

@@ -1,0 +1,47 @@
+// Tells the receivers that say a site whom to follow, as they come, go and change: one AssignCourse
+// for each model. Owner: the Agent; it outlives the desk's Attachments' calls. Threads: every
+// method from any; no lock is held while receivers are told. Cost: the planner's, for each that
+// comes or goes. Errors: none; a receiver that is not handed out is logged.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "common/base/sync.h"
+#include "common/serving/attachments.h"
+#include "sender/agent/assign_course.h"
+
+namespace deltawire::sender {
+
+class Assigner : public SiteObserver {
+ public:
+  /// Does nothing unless `on`.
+  Assigner(bool on, const plan::AssignLimits& limits, Attachments& attachments);
+
+  void SiteReported(const std::string& model, bool changed) override;
+  void SiteGone(const std::string& model) override { Update(model); }
+
+  /// The places of the receivers that say a site, by id.
+  std::map<std::string, SitePlace> places(const std::string& model) const;
+
+ private:
+  struct Course {
+    std::unique_ptr<AssignCourse> course;
+    std::map<std::string, SitePlace> places;
+    SteadyClock::time_point again{};
+  };
+  void Update(const std::string& model);
+  void UpdateOne(const std::string& model);
+
+  const plan::AssignLimits limits_;
+  Attachments& attachments_;
+  const SteadyClock::time_point started_ = SteadyClock::now();
+  mutable Mutex mu_;
+  std::map<std::string, Course> courses_;
+  std::set<std::string> due_;  // models of which something has changed
+  bool updating_ = false;      // by a thread, which looks at due_ again before it leaves
+};
+
+}  // namespace deltawire::sender
