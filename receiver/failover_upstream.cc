@@ -111,7 +111,11 @@ class FailoverUpstream : public Upstream {
     const Status attached = upstreams_[now]->Attach(
         model, first,
         [this, now, event = std::move(event)](const UpstreamEvent& e) {
-          if (Take(now, e)) event(e);
+          if (!Take(now, e)) return;
+          if (MayCome(e.incoming)) return event(e);
+          UpstreamEvent without = e;
+          without.incoming = {};
+          event(without);
         },
         [this, now, ended = std::move(ended)](const Status& why) {
           Status left;
@@ -226,6 +230,13 @@ class FailoverUpstream : public Upstream {
                   seen_.lineage.Hex());
   }
 
+  /// Whether a version that is coming may be taken. REQUIRES: mu_ not held.
+  bool MayCome(const IncomingNews& incoming) const {
+    if (incoming.version.empty()) return true;
+    std::lock_guard lock(mu_);
+    return !WasLeft(incoming.version.lineage);
+  }
+
   /// Takes note of the newest state that `from` tells of; not OK when it must not be taken.
   Status Note(size_t from, const UpstreamEvent& e) {
     if (relay_ != 0 && std::ranges::find(e.relay.path, relay_) != e.relay.path.end()) {
@@ -317,9 +328,9 @@ class FailoverUpstream : public Upstream {
     const Identity seen = seen_;
     const auto newest = Ask(*asked, lock);
     // Between two lineages numbers cannot be compared; one that was not left before is the
-    // trainer's new beginning.
+    // trainer's new beginning. A relay may have nothing to tell of yet, and never get it.
     const bool newer =
-        newest.ok() && !newest->empty() && !seen.empty() &&
+        newest.ok() && !newest->empty() &&
         (newest->lineage == seen.lineage ? IsLater(*newest, seen) : !WasLeft(newest->lineage));
     const size_t current = choice_.current();
     if (!choice_.Compared(newer, news, Clock::now())) return;

@@ -47,6 +47,22 @@ void Attachments::SetRelay(const std::string& model, const RelayNews& relay) {
   relays_[model] = relay;
 }
 
+void Attachments::SetIncoming(const std::string& model, const IncomingNews& incoming) {
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    if (incoming.version.empty()) {
+      incoming_.erase(model);
+      return;
+    }
+    incoming_[model] = {incoming, next_serial_++};
+    for (auto& [token, a] : attached_) {
+      if (a.model == model) Wake(a, news);
+    }
+  }
+  Call(news);
+}
+
 void Attachments::Note(const std::string& model, const VersionInfo& info, bool in_order,
                        News& news) {
   Change& newest = newest_[model];
@@ -80,6 +96,7 @@ void Attachments::Forget(const std::string& model) {
   newest_.erase(model);
   recent_.erase(model);
   relays_.erase(model);
+  incoming_.erase(model);
   Wake();
 }
 
@@ -271,9 +288,12 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
   const bool known = newest != newest_.end();
   const Word* word = WordFor(a.model, a.id);
   const uint64_t word_serial = word == nullptr ? 0 : word->serial;
+  const auto coming = incoming_.find(a.model);
+  const bool comes = coming != incoming_.end();
   const bool due_now =
       known && (newest->second.serial != a.seen || word_serial != a.word || !a.requests.empty() ||
-                a.number == 0 || now - a.sent >= limits_.beat);
+                (comes && coming->second.serial != a.incoming) || a.number == 0 ||
+                now - a.sent >= limits_.beat);
   Due due;
   if (due_now) {
     SenderEvent& event = due.event.emplace();
@@ -289,6 +309,8 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
       event.relay = relay->second;
     }
     if (word != nullptr) event.group = word->word;
+    if (comes) event.incoming = coming->second.news;
+    a.incoming = comes ? coming->second.serial : 0;
     a.seen = newest->second.serial;
     a.word = word_serial;
     a.sent = now;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/base/group_word.h"
+#include "common/base/incoming_news.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/relay_news.h"
 #include "common/base/status.h"
@@ -55,6 +56,7 @@ struct SenderEvent {
   bool force_full = false;
   RelayNews relay;  ///< where a relay serves
   GroupWord group;  ///< of a member of a group
+  IncomingNews incoming;  ///< the version that is on its way to the sender itself
 };
 
 /// Is told of the receivers that have a word (SetWords), without a lock.
@@ -93,6 +95,9 @@ class Attachments {
   void Publish(const std::string& model, const VersionInfo& info, bool in_order = false);
   /// What events say of the relay that serves `model`, from the next one on.
   void SetRelay(const std::string& model, const RelayNews& relay);
+  /// What events say of the version that is coming. A version is told of at once, and that none is
+  /// coming any more with the next event.
+  void SetIncoming(const std::string& model, const IncomingNews& incoming);
   /// `model` is not registered any more.
   void Forget(const std::string& model);
 
@@ -198,6 +203,7 @@ class Attachments {
     uint64_t report_serial = 0;
     uint64_t seen = 0;    // serial of the Change that was last sent down
     uint64_t word = 0;    // serial of the Word that was last sent down; 0: none
+    uint64_t incoming = 0;  // serial of the Coming that was last sent down; 0: none
     uint64_t number = 0;  // of the last event that was sent down
     SteadyClock::time_point sent;
     std::vector<SenderEvent> requests;
@@ -246,6 +252,11 @@ class Attachments {
   std::map<std::string, Change> newest_;
   std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published
   std::map<std::string, RelayNews> relays_;
+  struct Coming {
+    IncomingNews news;
+    uint64_t serial = 0;
+  };
+  std::map<std::string, Coming> incoming_;
   std::map<std::string, std::map<std::string, Word>> words_;  // by model and id
   std::map<uint64_t, Attached> attached_;
   std::map<std::string, uint64_t> silent_;

@@ -24,6 +24,12 @@ void ToProto(const SenderEvent& in, v1::SenderEvent* out) {
     if (!in.group.prepare.empty()) ToProto(in.group.prepare, group->mutable_prepare());
     if (!in.group.commit.empty()) ToProto(in.group.commit, group->mutable_commit());
   }
+  if (!in.incoming.version.empty()) {
+    ToProto(in.incoming.version, out->mutable_incoming()->mutable_version());
+    if (!in.incoming.base.empty()) {
+      ToProto(in.incoming.base, out->mutable_incoming()->mutable_base());
+    }
+  }
   if (in.relay == RelayNews{}) return;
   v1::RelayNews* relay = out->mutable_relay();
   if (!in.relay.fetching.empty()) ToProto(in.relay.fetching, relay->mutable_fetching());
