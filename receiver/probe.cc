@@ -200,7 +200,7 @@ constexpr RelayRow kRelayRows[] = {
      Kind::kCounter,
      [](const Relay::Served& s) { return static_cast<double>(s.pulls.bytes_sent); }},
     {"deltawire_receiver_relay_bytes_ahead_total",
-     "Those of them that went on before their version was complete here", Kind::kCounter,
+     "Those of them that went on as they came, not waiting for the commit here", Kind::kCounter,
      [](const Relay::Served& s) { return static_cast<double>(s.pulls.bytes_ahead); }},
     {"deltawire_receiver_relay_pulls_cut_total",
      "Served pulls cut so that the next version need not wait", Kind::kCounter,

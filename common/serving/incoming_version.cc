@@ -91,7 +91,7 @@ void IncomingVersion::Close(std::unique_lock<Mutex>& lock, Step step) {
   step_ = step;
   cv_.wait(lock, [this] { return copying_ == 0; });
   std::deque<Piece> pieces;
-  pieces.swap(pieces_);
+  if (step == Step::kAbandoned) pieces.swap(pieces_);
   const auto watchers = Watchers();
   lock.unlock();
   for (const auto& watcher : watchers) watcher->Came(true);

@@ -70,7 +70,8 @@ class IncomingVersion {
   bool MakesUp(const net::PullEnd& end) const;
   /// REQUIRES: MakesUp(end).
   void Complete(const net::PullEnd& end, std::shared_ptr<const SideFileSet> side_files);
-  /// `state` is this version, as it is served from now on. The bytes in place are read no more.
+  /// `state` is this version, as it is served from now on. The bytes in place are read no more;
+  /// payloads of deltas can be taken as before.
   void Settle(std::shared_ptr<const Published> state);
   /// Pulls of it end with `why`. The bytes in place are read no more when this returns. Nothing
   /// happens to one that is settled.

@@ -96,7 +96,7 @@ class PullDesk {
   struct Counts {
     uint32_t active = 0;
     uint64_t bytes_sent = 0;
-    uint64_t bytes_ahead = 0;  ///< of them before their version was complete here
+    uint64_t bytes_ahead = 0;  ///< of them as they came; see ServedPull::bytes_ahead
     uint64_t cut = 0;
     uint64_t refused = 0;
     FormCounts sent;

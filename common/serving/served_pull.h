@@ -97,7 +97,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   const std::string& principal() const { return terms_.principal; }
   const std::shared_ptr<StateSource>& model() const { return model_; }
   uint64_t bytes_sent() const;
-  /// Those of them that went out before their version was complete here.
+  /// Those of them that went on as they came, without waiting until their version was complete.
   uint64_t bytes_ahead() const { return bytes_ahead_; }
   FormCounts sent() const;
   /// When a stream was last opened or asked for a frame; before that, when the pull was granted.

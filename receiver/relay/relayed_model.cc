@@ -115,7 +115,7 @@ StatusOr<std::shared_ptr<const Published>> RelayedModel::At(const Identity& id) 
 
 std::shared_ptr<const SideFileSet> RelayedModel::side_files() const {
   const auto newest = store_.newest();
-  static const auto kNone = std::make_shared<const SideFileSet>();
+  static const auto kNone = *MakeSideFileSet({});
   return newest == nullptr ? kNone : newest->side_files;
 }
 

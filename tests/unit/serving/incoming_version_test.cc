@@ -140,6 +140,7 @@ TEST_CASE("incoming version: whole chunks are copied while it comes and not once
   auto state = std::make_shared<Published>();
   v.Settle(state);
   CHECK(v.CopyOf(piece) == nullptr);
+  CHECK(v.Look(0).piece);  // a delta's payload could still be taken
   CHECK(v.Look(0).step == Step::kSettled);
   CHECK(v.Look(0).state == state);
   v.Abandon(absl::AbortedError("too late"));
