@@ -78,8 +78,8 @@ class Follower {
   const Identity& newest(size_t agent) const { return agents_[agent].newest; }
   /// The version that is coming to the agent, as its last event said; epoch 0: none.
   const Identity& incoming(size_t agent) const { return agents_[agent].incoming.version; }
-  /// A pull of the version that is coming to the agent has ended without it. Until the next event it
-  /// is not known whether it still comes.
+  /// A pull of the version that is coming to the agent has ended without it. Until the next event
+  /// it is not known whether it still comes.
   void ForgetIncoming(size_t agent) { agents_[agent].incoming = {}; }
 
   // Pulls.

@@ -15,8 +15,8 @@ void Forwarding::Open(const Buffer& buffer, const Identity& target, wire::Have b
 void Forwarding::Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history) {
   history_ = history;
   if (incoming_ == nullptr || ends_at.empty() || ends_at == incoming_->identity()) return;
-  incoming_->Abandon(Errorf(StatusCode::kAborted, "{} comes instead; pull again",
-                            ToString(ends_at)));
+  incoming_->Abandon(
+      Errorf(StatusCode::kAborted, "{} comes instead; pull again", ToString(ends_at)));
   Open(buffer, ends_at, std::move(base_));
 }
 
@@ -29,9 +29,10 @@ void Forwarding::Complete(const net::PullEnd& end, std::vector<SideFile> side_fi
   if (end.side_files_hash != 0) {
     auto made = MakeSideFileSet(std::move(side_files));
     if (!made.ok() || (*made)->hash != end.side_files_hash) {
-      LogWarn("{} is served to other receivers when it is committed: its side files are not those "
-              "that its sender names",
-              ToString(end.identity));
+      LogWarn(
+          "{} is served to other receivers when it is committed: its side files are not those "
+          "that its sender names",
+          ToString(end.identity));
       return;
     }
     set = *std::move(made);

@@ -1,7 +1,8 @@
 // What a pull round tells those who serve its version on while it is still coming: which version,
-// and each chunk once it is checked. Owner: a Replica with a Downstream, which outlives it. Threads:
-// the chunk calls from IoThreads, the others from the replica's driving thread, never while chunks
-// come. Cost: that of an IncomingVersion. Errors: none; a version that is given up ends its pulls.
+// and each chunk once it is checked. Owner: a Replica with a Downstream, which outlives it.
+// Threads: the chunk calls from IoThreads, the others from the replica's driving thread, never
+// while chunks come. Cost: that of an IncomingVersion. Errors: none; a version that is given up
+// ends its pulls.
 #pragma once
 
 #include <memory>

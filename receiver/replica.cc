@@ -78,8 +78,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
   }
   // Of several agents' parts only the whole is served on, which no agent has a name for.
   if (options_.downstream != nullptr && agents_.size() == 1) {
-    forwarding_ =
-        std::make_unique<Forwarding>(*options_.downstream, options_.served_delta_bytes);
+    forwarding_ = std::make_unique<Forwarding>(*options_.downstream, options_.served_delta_bytes);
   }
   status_.phase = ReceiverPhase::kStarting;
   if (buffer_ == nullptr) return;

@@ -316,7 +316,7 @@ class Replica {
 
   // Used by the driving thread only, but Verify reads the buffer while it counts in verifying_.
   std::unique_ptr<Buffer> buffer_;
-  std::unique_ptr<PullSink> sink_;  // of buffer_
+  std::unique_ptr<PullSink> sink_;          // of buffer_
   std::unique_ptr<Forwarding> forwarding_;  // null: nobody is served while a version comes
   ReplicaHistory history_;
   SideFileCache side_files_;

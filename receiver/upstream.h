@@ -64,8 +64,8 @@ struct UpstreamEvent {
   uint64_t delta_bytes = 0;   ///< size of the delta to `newest` from the version before
   uint64_t sync_request = 0;  ///< not 0: sync now and report with this number
   bool force_full = false;
-  RelayNews relay;  ///< of an upstream that is a relay
-  GroupWord group;  ///< of a receiver that is a member of a group
+  RelayNews relay;        ///< of an upstream that is a relay
+  GroupWord group;        ///< of a receiver that is a member of a group
   IncomingNews incoming;  ///< a version that is on its way to the upstream itself
 };
 

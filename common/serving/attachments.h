@@ -54,8 +54,8 @@ struct SenderEvent {
   VersionInfo newest;
   uint64_t sync_request = 0;
   bool force_full = false;
-  RelayNews relay;  ///< where a relay serves
-  GroupWord group;  ///< of a member of a group
+  RelayNews relay;        ///< where a relay serves
+  GroupWord group;        ///< of a member of a group
   IncomingNews incoming;  ///< the version that is on its way to the sender itself
 };
 
@@ -201,10 +201,10 @@ class Attachments {
     ReceiverReport report;
     Identity committed;  // the last that was not empty, as it is while the only buffer changes
     uint64_t report_serial = 0;
-    uint64_t seen = 0;    // serial of the Change that was last sent down
-    uint64_t word = 0;    // serial of the Word that was last sent down; 0: none
+    uint64_t seen = 0;      // serial of the Change that was last sent down
+    uint64_t word = 0;      // serial of the Word that was last sent down; 0: none
     uint64_t incoming = 0;  // serial of the Coming that was last sent down; 0: none
-    uint64_t number = 0;  // of the last event that was sent down
+    uint64_t number = 0;    // of the last event that was sent down
     SteadyClock::time_point sent;
     std::vector<SenderEvent> requests;
     std::set<uint64_t> asked;                    // sync requests that were sent down

@@ -52,8 +52,7 @@ void IncomingVersion::Add(Piece piece) {
     const wire::FrameHeader& header = piece.header;
     if (step_ != Step::kComing || std::exchange(came_[header.chunk], uint8_t{1}) != 0) return;
     base_.chunks[header.chunk] = {header.version, header.digest_after, 0};
-    const uint64_t bytes =
-        piece.payload == nullptr ? 0 : header.payload_bytes + piece.fast_bytes;
+    const uint64_t bytes = piece.payload == nullptr ? 0 : header.payload_bytes + piece.fast_bytes;
     if (payload_bytes_ + bytes > payload_limit_) return;
     payload_bytes_ += bytes;
     pieces_.push_back(std::move(piece));

@@ -51,8 +51,8 @@ class IncomingVersion {
     virtual void Came(bool all) = 0;
   };
 
-  /// `base`: what is held where it arrives, and so where its deltas begin; `payload_limit`: bytes of
-  /// payloads that are kept. A chunk beyond it is served once the version is settled.
+  /// `base`: what is held where it arrives, and so where its deltas begin; `payload_limit`: bytes
+  /// of payloads that are kept. A chunk beyond it is served once the version is settled.
   IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit);
 
   const Identity& identity() const { return identity_; }
@@ -62,7 +62,8 @@ class IncomingVersion {
   /// The deltas that tight payloads may look back to, newest first, each named by the state before
   /// it, and how many of them `wanted` says that receivers should keep. Before chunks come.
   void SetHistory(std::vector<StateId> history, uint32_t wanted);
-  /// A frame is about to change bytes in place. Gives the version up if the frame is of another one.
+  /// A frame is about to change bytes in place. Gives the version up if the frame is of another
+  /// one.
   void Begins(const wire::FrameHeader& header);
   /// A second piece of a chunk is one that was repaired here, and is not needed.
   void Add(Piece piece);
@@ -94,8 +95,7 @@ class IncomingVersion {
   bool Has(const std::vector<wire::Have::Entry>& have) const;
   /// Whether a receiver that holds `held`, after the deltas of `history`, has kept those that a
   /// payload of `depth` looks back to.
-  bool SharesHistory(const Identity& held, const std::vector<StateId>& history,
-                     size_t depth) const;
+  bool SharesHistory(const Identity& held, const std::vector<StateId>& history, size_t depth) const;
   net::PullEnd end() const;
   std::shared_ptr<const SideFileSet> side_files() const;
   uint32_t history_wanted() const;

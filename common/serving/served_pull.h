@@ -153,7 +153,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   // Of a version that is still coming (served_pull_ahead.cc).
   struct AheadTask {
     IncomingVersion::Piece piece;
-    bool as_fast = false;     // the receiver lacks what the payload looks back to
+    bool as_fast = false;      // the receiver lacks what the payload looks back to
     wire::Have::Entry before;  // what the receiver had of the chunk
   };
   /// What Next returns while the version is coming; nullopt once it is served as any other.
@@ -200,9 +200,9 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   std::vector<wire::Have::Entry> have_;
   std::vector<Stream> streams_;
   uint32_t cursor_ = 0;
-  bool ahead_ = false;                // frames are of terms_.incoming
-  size_t taken_ = 0;                  // pieces of it that a stream has looked at
-  std::vector<uint8_t> sent_ahead_;   // by chunk
+  bool ahead_ = false;                      // frames are of terms_.incoming
+  size_t taken_ = 0;                        // pieces of it that a stream has looked at
+  std::vector<uint8_t> sent_ahead_;         // by chunk
   std::shared_ptr<const Published> first_;  // state that frames were made from before pinned_
   std::shared_ptr<const Published> pinned_;
   std::shared_ptr<const Published> end_;

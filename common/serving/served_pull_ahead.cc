@@ -121,8 +121,8 @@ bool ServedPull::Fits(AheadTask& task) const {
   const Coder* coder = CoderOf(payload);
   HistoryNeed need;
   if (coder != nullptr && coder->read_need != nullptr) (void)coder->read_need(payload, &need);
-  task.as_fast = need.depth > have.depth ||
-                 !terms_.incoming->SharesHistory(held_, held_before_, need.depth);
+  task.as_fast =
+      need.depth > have.depth || !terms_.incoming->SharesHistory(held_, held_before_, need.depth);
   return !task.as_fast || task.piece.fast != nullptr;
 }
 

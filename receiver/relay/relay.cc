@@ -208,9 +208,8 @@ StatusOr<std::shared_ptr<IncomingVersion>> Relay::IncomingFor(const PullRequest&
   auto incoming = model->incoming();
   if (incoming != nullptr && incoming->identity() == request.incoming) return incoming;
   const auto published = model->published();
-  const bool there = published != nullptr &&
-                     (published->info.identity == request.incoming ||
-                      IsLater(published->info.identity, request.incoming));
+  const bool there = published != nullptr && (published->info.identity == request.incoming ||
+                                              IsLater(published->info.identity, request.incoming));
   if (there) return nullptr;
   return Errorf(StatusCode::kAborted, "model \"{}\": {} is not coming here any more; ask again",
                 request.model, DescribeFully(request.incoming));

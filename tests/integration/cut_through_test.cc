@@ -50,10 +50,8 @@ struct Scene {
         leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel) {}
 
   std::vector<std::string> Serving(std::vector<std::string> more) const {
-    std::vector<std::string> args = {"--serve",
-                                     "--bulk-listen",
-                                     fmt::format("127.0.0.1:{}", FreePort()),
-                                     "--metrics-listen",
+    std::vector<std::string> args = {"--serve", "--bulk-listen",
+                                     fmt::format("127.0.0.1:{}", FreePort()), "--metrics-listen",
                                      fmt::format("127.0.0.1:{}", metrics)};
     args.insert(args.end(), more.begin(), more.end());
     return args;

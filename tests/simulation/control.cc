@@ -66,13 +66,12 @@ class SimulatedUpstream : public receiver::Upstream {
   }
 
   StatusOr<Identity> Newest(const std::string& model) override {
-    DW_ASSIGN_OR_RETURN(
-        const Identity newest,
-        Ask<Identity>([model](PullHost& host) -> StatusOr<Identity> {
-          DW_ASSIGN_OR_RETURN(const auto m, host.Source(model));
-          const auto state = m->published();
-          return state == nullptr ? Identity{} : state->info.identity;
-        }));
+    DW_ASSIGN_OR_RETURN(const Identity newest,
+                        Ask<Identity>([model](PullHost& host) -> StatusOr<Identity> {
+                          DW_ASSIGN_OR_RETURN(const auto m, host.Source(model));
+                          const auto state = m->published();
+                          return state == nullptr ? Identity{} : state->info.identity;
+                        }));
     return Planted(newest);
   }
 
@@ -98,16 +97,14 @@ class SimulatedUpstream : public receiver::Upstream {
                         .at = Planted(wish.at),
                         .incoming = wish.incoming,
                         .suspects = wish.suspects};
-    DW_ASSIGN_OR_RETURN(const PullTicket ticket,
-                        Ask<PullTicket>([request](PullHost& host) {
+    DW_ASSIGN_OR_RETURN(const PullTicket ticket, Ask<PullTicket>([request](PullHost& host) {
                           return host.OpenPull(request);
                         }));
-    return receiver::PullGrant{
-        .ticket = ticket.ticket,
-        .host = sender_.name,
-        .port = 1,
-        .history = ticket.history,
-        .newest = Planted(ticket.newest.identity)};
+    return receiver::PullGrant{.ticket = ticket.ticket,
+                               .host = sender_.name,
+                               .port = 1,
+                               .history = ticket.history,
+                               .newest = Planted(ticket.newest.identity)};
   }
 
   Status Attach(const std::string& model, const receiver::Report& first,
@@ -256,15 +253,15 @@ void ServeAttachment(const std::shared_ptr<Connection>& connection, PullHost& ho
   while (true) {
     const StatusOr<SenderEvent> event = attachments.NextEvent(*token);
     if (!event.ok()) break;
-    auto down = std::make_shared<const Down>(
-        Down{.event = {.number = event->number,
-                       .newest = event->newest.identity,
-                       .delta_bytes = event->newest.delta_bytes,
-                       .sync_request = event->sync_request,
-                       .force_full = event->force_full,
-                       .relay = event->relay,
-                       .group = event->group,
-                       .incoming = event->incoming}});
+    auto down =
+        std::make_shared<const Down>(Down{.event = {.number = event->number,
+                                                    .newest = event->newest.identity,
+                                                    .delta_bytes = event->newest.delta_bytes,
+                                                    .sync_request = event->sync_request,
+                                                    .force_full = event->force_full,
+                                                    .relay = event->relay,
+                                                    .group = event->group,
+                                                    .incoming = event->incoming}});
     if (!connection->Send(Connection::kServer, {.object = std::move(down)}).ok()) break;
   }
   attachments.Detach(*token);

@@ -24,10 +24,9 @@ HostNode::HostNode(Network& network, std::string node_name,
   };
   listeners["bulk"] = [this, stream_timeout](const std::shared_ptr<Connection>& c) {
     ++serving_;
-    const net::PullServer::Options timing{
-        .stream_timeout = stream_timeout,
-        .ping_interval = std::min<std::chrono::milliseconds>(std::chrono::milliseconds(5000),
-                                                             stream_timeout / 4)};
+    const net::PullServer::Options timing{.stream_timeout = stream_timeout,
+                                          .ping_interval = std::min<std::chrono::milliseconds>(
+                                              std::chrono::milliseconds(5000), stream_timeout / 4)};
     if (source_ != nullptr) ServeBulk(c, *source_, timing);
     --serving_;
   };

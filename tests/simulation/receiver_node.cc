@@ -122,7 +122,7 @@ void ReceiverNode::Main() {
 }
 
 std::vector<std::unique_ptr<receiver::Upstream>> ReceiverNode::Upstreams(uint64_t seed,
-                                                                       uint64_t relay_number) {
+                                                                         uint64_t relay_number) {
   std::vector<std::unique_ptr<receiver::Upstream>> upstreams;
   for (HostNode* sender : senders_) {
     UpstreamOptions upstream = settings_.upstream;

@@ -55,7 +55,8 @@ World::~World() = default;
 
 void World::DrawSenders() {
   const uint32_t chunks = ledger_.chunks().size();
-  const size_t agents = chunks >= 2 && random_.Chance(0.35) && !options_.groups && !options_.relays ? 2 : 1;
+  const size_t agents =
+      chunks >= 2 && random_.Chance(0.35) && !options_.groups && !options_.relays ? 2 : 1;
   if (agents == 1) {
     owned_ = {{}};
   } else {
@@ -139,9 +140,8 @@ void World::DrawReceivers() {
     const std::string name = fmt::format("receiver{}", i);
     const std::filesystem::path dir = std::filesystem::path(options_.directory) / name;
     std::filesystem::create_directories(dir);
-    receivers_.push_back(
-        std::make_unique<ReceiverNode>(
-        network_, ledger_, std::move(upstreams), name, dir, s, random_.Fork()));
+    receivers_.push_back(std::make_unique<ReceiverNode>(network_, ledger_, std::move(upstreams),
+                                                        name, dir, s, random_.Fork()));
     const size_t readers = options_.readers ? random_.Below(3) : 0;
     for (size_t r = 0; r < readers; ++r) {
       readers_.push_back(std::make_unique<Reader>(*receivers_.back(), ledger_, random_.Fork(), r));

@@ -167,11 +167,9 @@ struct Leaf {
                              .writable = [this] { return buffer->BeginUpdate().status(); },
                              .progress = [](size_t, uint64_t) {}};
     const auto chunks = static_cast<uint32_t>(buffer->chunks().size());
-    PullRound round(env, {{&upstream, *Coverage::Create({}, chunks), 0, buffer->last_whole()}},
-                    {.target = {.whole = target,
-                                .root_known = true,
-                                .parts = {target},
-                                .incoming = incoming}});
+    PullRound round(
+        env, {{&upstream, *Coverage::Create({}, chunks), 0, buffer->last_whole()}},
+        {.target = {.whole = target, .root_known = true, .parts = {target}, .incoming = incoming}});
     while (round.step() != PullRound::Step::kDone) DW_RETURN_IF_ERROR(round.Advance());
     stats = round.stats();
     return absl::OkStatus();
@@ -220,8 +218,8 @@ struct Cascade {
     const auto round = rig.Round(rig.Newest());
     const Status pulled = rig.Run(*round);
     if (pulled.ok()) {
-      CHECK(channel.Committed(*rig.buffer, rig.buffer->Serve(), round->delta(),
-                              round->delta_from()));
+      CHECK(
+          channel.Committed(*rig.buffer, rig.buffer->Serve(), round->delta(), round->delta_from()));
     }
     forwarding->End(pulled.ok() ? absl::AbortedError("committed") : pulled);
     return pulled;
