@@ -9,6 +9,7 @@
 
 #include "common/base/relay_news.h"
 #include "common/delta/delta.h"
+#include "common/serving/incoming_version.h"
 #include "receiver/buffer.h"
 #include "receiver/served_file.h"
 
@@ -22,6 +23,11 @@ class Downstream {
   /// False: the state could not be served, and the caller is to try again soon.
   virtual bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                          std::shared_ptr<const Delta> delta, const Identity& from) = 0;
+  /// A pull of `version` begins, which may be served on while it comes; in the place of the one
+  /// before. The buffer is valid during the call only.
+  virtual void Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) = 0;
+  /// That pull has ended.
+  virtual void Gone() = 0;
   /// Reports what this daemon, or a relay that it pulls from, is fetching, and the path of relays
   /// that its versions come through.
   virtual void News(const RelayNews& news) = 0;

@@ -122,7 +122,11 @@ class ChosenUpstream : public FailoverUpstream {
     const Status attached = now->upstream->Attach(
         model, first,
         [this, peer = now.get(), event = std::move(event)](const UpstreamEvent& e) {
-          if (Take(*peer, e)) event(e);
+          if (!Take(*peer, e)) return;
+          if (MayCome(e.incoming)) return event(e);
+          UpstreamEvent without = e;
+          without.incoming = {};
+          event(without);
         },
         [this, peer = now.get(), ended = std::move(ended)](const Status& why) {
           Status left;
@@ -276,6 +280,13 @@ class ChosenUpstream : public FailoverUpstream {
                   peer.address(), ToString(newest), newest.lineage.Hex(), seen_.lineage.Hex());
   }
 
+  /// Whether a version that is coming may be taken. REQUIRES: mu_ not held.
+  bool MayCome(const IncomingNews& incoming) const {
+    if (incoming.version.empty()) return true;
+    std::lock_guard lock(mu_);
+    return !WasLeft(incoming.version.lineage);
+  }
+
   /// Takes note of the newest state that `from` tells of; not OK when it must not be taken.
   Status Note(Peer& from, const UpstreamEvent& e) {
     if (relay_ != 0 && std::ranges::find(e.relay.path, relay_) != e.relay.path.end()) {
@@ -403,9 +414,9 @@ class ChosenUpstream : public FailoverUpstream {
     const Identity seen = seen_;
     const auto newest = Ask(asked, lock);
     // Between two lineages numbers cannot be compared; one that was not left before is the
-    // trainer's new beginning.
+    // trainer's new beginning. A relay may have nothing to tell of yet, and never get it.
     const bool newer =
-        newest.ok() && !newest->empty() && !seen.empty() &&
+        newest.ok() && !newest->empty() &&
         (newest->lineage == seen.lineage ? IsLater(*newest, seen) : !WasLeft(newest->lineage));
     const PeerPtr current = Chosen();
     if (!choice_.Compared(newer, news, Clock::now())) return;

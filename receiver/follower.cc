@@ -95,6 +95,7 @@ Status Follower::Event(size_t agent, const UpstreamEvent& event, Time now) {
   if (!a.heard) a.backoff.Reset();
   a.heard = true;
   Learn(agent, event.newest);
+  a.incoming = event.incoming;
   return absl::OkStatus();
 }
 
@@ -104,6 +105,7 @@ void Follower::Ended(size_t agent, const Status& why, Time now) {
   FollowedAgent& a = agents_[agent];
   if (!a.attaching) return;
   a.attaching = a.heard = a.broken = false;
+  a.incoming = {};
   // A sender that runs but does not have the model yet is asked again soon: its trainer may be
   // starting, and a relay's first pull may be about to end.
   constexpr std::chrono::milliseconds kUnregistered{200};
@@ -189,11 +191,31 @@ StateId Follower::OldestNewest() const {
   return oldest;
 }
 
+bool Follower::Joins(const Situation& s) const {
+  const FollowedAgent& a = agents_.front();
+  const Identity& version = a.incoming.version;
+  if (agents_.size() > 1 || version.empty() || s.requested || s.suspects) return false;
+  if (!options_.follow || s.paused) return false;
+  // Where there is something complete to pull, that comes first: the deltas of what comes begin
+  // after it.
+  const Identity& base = a.incoming.base;
+  if (!base.empty() && !(base == s.committed)) return false;
+  if (version.lineage == s.committed.lineage) return version.id > s.committed.id;
+  return !(version.lineage == a.newest.lineage) || version.id > a.newest.id;
+}
+
 Follower::Choice Follower::Next(const Situation& s, Time now) const {
   Choice choice;
   for (const FollowedAgent& a : agents_) {
     if (a.heard) continue;
     choice.why = fmt::format("not attached to sender {}", a.address);
+    return choice;
+  }
+  if (Joins(s)) {
+    const Identity& version = agents_.front().incoming.version;
+    choice.pull = now >= pull_at_;
+    choice.again = pull_at_;
+    choice.target = {.whole = version, .root_known = true, .parts = {version}, .incoming = true};
     return choice;
   }
   const auto target = Common();

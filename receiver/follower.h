@@ -76,6 +76,11 @@ class Follower {
   /// Takes note of an agent's newest state, as an event, a unary call or a pull's end named it.
   void Learn(size_t agent, const Identity& newest);
   const Identity& newest(size_t agent) const { return agents_[agent].newest; }
+  /// The version that is coming to the agent, as its last event said; epoch 0: none.
+  const Identity& incoming(size_t agent) const { return agents_[agent].incoming.version; }
+  /// A pull of the version that is coming to the agent has ended without it. Until the next event
+  /// it is not known whether it still comes.
+  void ForgetIncoming(size_t agent) { agents_[agent].incoming = {}; }
 
   // Pulls.
   struct Target {
@@ -83,6 +88,7 @@ class Follower {
     bool root_known = false;      ///< every part's root is known
     std::vector<Identity> parts;  ///< by agent; root 0 for a state that was never reported here
     bool exact = false;           ///< nothing else will do, also of a single agent
+    bool incoming = false;        ///< it is still on its way to the agent
   };
   /// Exactly `state`, of a single agent.
   static Target Exactly(const Identity& state) { return {state, true, {state}, true}; }
@@ -119,6 +125,7 @@ class Follower {
     Time heard_at{}, sent_at{}, attach_at{};
     uint64_t last_event = 0;
     Identity newest;
+    IncomingNews incoming;       ///< as the last event said
     std::deque<Identity> known;  ///< states of newest's lineage and epoch, rising; newest is last
     Backoff backoff;
   };
@@ -128,6 +135,8 @@ class Follower {
   /// The whole model's state to which `part` belongs; nullopt if some agent does not have it.
   std::optional<Target> At(const Identity& part) const;
   StateId OldestNewest() const;
+  /// Whether the version that is coming to the only agent can be pulled from what is held.
+  bool Joins(const Situation& situation) const;
 
   const Options options_;
   std::vector<FollowedAgent> agents_;

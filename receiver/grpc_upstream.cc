@@ -91,7 +91,9 @@ UpstreamEvent FromProto(const v1::SenderEvent& in) {
           .force_full = in.force_full(),
           .relay = FromProto(in.relay()),
           .group = FromProto(in.group()),
-          .assignment = FromProto(in, in.assignment())};
+          .assignment = FromProto(in, in.assignment()),
+          .incoming = {.version = deltawire::FromProto(in.incoming().version()),
+                       .base = deltawire::FromProto(in.incoming().base())}};
 }
 
 // One attachment: its stream, and the two threads that serve it. The reading thread also dials:
@@ -258,6 +260,7 @@ class GrpcUpstream : public Upstream {
     deltawire::SetDecodeSpeeds(wish.decode, &request);
     request.set_owned_hash(wish.owned_hash);
     if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
+    if (!wish.incoming.empty()) deltawire::ToProto(wish.incoming, request.mutable_incoming());
     for (const uint32_t chunk : wish.suspects) request.add_suspects(chunk);
     request.set_oldest_wire_version(wire::kOwnVersions.oldest);
     request.set_newest_wire_version(wire::kOwnVersions.newest);
@@ -282,6 +285,7 @@ class GrpcUpstream : public Upstream {
     if (grant.host.empty()) grant.host = HostOf(sender_);
     grant.port = static_cast<uint16_t>(response.bulk_port());
     grant.history = response.history();
+    grant.newest = deltawire::FromProto(response.newest());
     return grant;
   }
 

@@ -87,6 +87,9 @@ bool PullRound::Asked(size_t agent) const {
 
 Status PullRound::Open() {
   parts_.clear();
+  // Before the call, so that those who are served open their pulls meanwhile.
+  const bool forwards = env_.forward != nullptr && repairs_ == 0;
+  if (forwards) env_.forward->Open(env_.buffer, wish_.target.whole, MakeHave());
   const uint32_t threads = CodingThreads(Thread::hardware_concurrency(), env_.streams);
   uint32_t history = 0;
   for (size_t i = 0; i < agents_.size(); ++i) {
@@ -97,6 +100,7 @@ Status PullRound::Open() {
                   .decode = env_.rates.DecodeSpeeds(threads),
                   .owned_hash = agent.owned_hash};
     if (Exact()) wish.at = wish_.target.parts[i];
+    if (wish_.target.incoming && repairs_ == 0) wish.incoming = wish_.target.parts[i];
     for (const uint32_t c : suspects_) {
       if (agent.owned.contains(c) && wish.suspects.size() < wire::kMaxSuspects) {
         wish.suspects.push_back(c);
@@ -106,6 +110,9 @@ Status PullRound::Open() {
     part.agent = i;
     DW_ASSIGN_OR_RETURN(part.grant, agent.upstream->OpenPull(env_.model, wish));
     history = std::max(history, part.grant.history);
+    if (forwards) {
+      env_.forward->Granted(env_.buffer, Exact() ? Identity{} : part.grant.newest, history);
+    }
     net::PullTarget target;
     target.host = part.grant.host;
     target.port = part.grant.port;
@@ -153,7 +160,9 @@ Status PullRound::RunParts() {
       bytes_expected_ += env_.buffer.chunks()[i].bytes;
     }
   }
-  env_.sink.BeginRound(env_.history.view(), env_.history.recording(), env_.buffer.at_once());
+  if (env_.forward != nullptr) env_.forward->Names(have.history);
+  env_.sink.BeginRound(env_.history.view(), env_.history.recording(), env_.buffer.at_once(),
+                       env_.forward);
   {
     std::lock_guard lock(mu_);
     if (cancelled_) return absl::CancelledError("the pull was ended");
@@ -201,11 +210,19 @@ Status PullRound::Transfer() {
   if (!ended.ok()) {
     return env_.sink.touch_failed() || absl::IsCancelled(ended) ? ended : Blame(std::move(ended));
   }
+  if (env_.forward != nullptr) ForwardEnd();
   // Deltas that are staged for the only file wait there for the word: to apply them would take the
   // file from its readers.
   const bool readers_see = !env_.buffer.at_once() && !env_.buffer.begun();
   step_ = wish_.hold && !prepared() && readers_see ? Step::kPrepare : Step::kApply;
   return absl::OkStatus();
+}
+
+void PullRound::ForwardEnd() {
+  const net::PullEnd end{ends_.front(), side_files_.front()};
+  if (!env_.sink.clean() || !env_.forward->MakesUp(end)) return;
+  // An error is met again, and reported, when the version is to be committed.
+  if (FetchSideFiles().ok()) env_.forward->Complete(end, env_.side_files.Merged());
 }
 
 Status PullRound::Prepare() {

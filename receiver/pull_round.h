@@ -17,6 +17,7 @@
 #include "common/net/pull_transport.h"
 #include "receiver/buffer.h"
 #include "receiver/follower.h"
+#include "receiver/forwarding.h"
 #include "receiver/pull_sink.h"
 #include "receiver/replica_history.h"
 #include "receiver/upstream.h"
@@ -89,6 +90,8 @@ class PullRound {
     /// the thread that drives the round.
     std::function<Status()> writable;
     std::function<void(size_t agent, uint64_t bytes)> progress;
+    /// Is told of what comes, to serve it on. Null: nobody is served, or not before the commit.
+    Forwarding* forward = nullptr;
   };
   struct Wish {
     Follower::Target target;
@@ -155,6 +158,8 @@ class PullRound {
   /// Notes `error` as an agent's fault, and returns it.
   Status Blame(Status error);
   Status FetchSideFiles();
+  /// All has come: those who are served may end their pulls.
+  void ForwardEnd();
   std::string Name(size_t agent) const { return agents_[agent].upstream->address(); }
 
   const Env env_;

@@ -30,9 +30,11 @@ PullSink::PullSink(Buffer& buffer, uint64_t staging_limit, CoderRates& rates,
   BeginRound({}, nullptr, false);
 }
 
-void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once) {
+void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once,
+                          Forwarding* forward) {
   decoder_.emplace(buffer_, rates_, std::move(history));
   record_ = record;
+  forward_ = forward;
   touched_ = touch_failed_ = history_misfit_ = false;
   bytes_ = staged_bytes_ = 0;
   stage_seconds_ = 0;
@@ -131,6 +133,7 @@ StatusOr<MutableBytes> PullSink::Begin(const wire::FrameHeader& header) {
                     header.chunk);
     }
   }
+  if (forward_ != nullptr) forward_->Begins(header);
   const Chunk& chunk = buffer_.chunks()[header.chunk];
   if (header.type == wire::FrameType::kChunkDelta) return BeginDelta(header);
   if (header.payload_bytes != chunk.bytes) {
@@ -182,7 +185,7 @@ StatusOr<MutableBytes> PullSink::BeginDelta(const wire::FrameHeader& header) {
   }
   Staged staged;
   staged.header = header;
-  staged.payload = std::make_unique_for_overwrite<std::byte[]>(header.payload_bytes);
+  staged.payload = std::make_shared_for_overwrite<std::byte[]>(header.payload_bytes);
   staged.bytes = header.payload_bytes;
   const MutableBytes to(staged.payload.get(), header.payload_bytes);
   std::lock_guard lock(mu_);
@@ -219,6 +222,21 @@ Status PullSink::Complete(const wire::FrameHeader& header) {
   return absl::OkStatus();
 }
 
+void PullSink::Forward(const wire::FrameHeader& header, const Staged* staged) {
+  if (forward_ == nullptr) return;
+  IncomingVersion::Piece piece{.header = header};
+  if (staged == nullptr) {
+    piece.whole = buffer_.chunk(header.chunk);
+  } else if (staged->came == nullptr) {
+    piece.payload = staged->payload;
+  } else {
+    piece.payload = staged->came;
+    piece.fast = staged->payload;
+    piece.fast_bytes = staged->bytes;
+  }
+  forward_->Came(std::move(piece));
+}
+
 void PullSink::FinishFull(const wire::FrameHeader& header) {
   const uint32_t c = header.chunk;
   const Chunk& chunk = buffer_.chunks()[c];
@@ -230,6 +248,7 @@ void PullSink::FinishFull(const wire::FrameHeader& header) {
       record_->Add({.chunk = c, .digest_before = digest_[c], .digest_after = header.digest_after},
                    {});
     }
+    Forward(header, nullptr);
   }
   std::lock_guard lock(mu_);
   if (right) {
@@ -282,6 +301,7 @@ StatusOr<bool> PullSink::Decode(const wire::FrameHeader& header) {
   if (payload.decoded != nullptr) {
     std::lock_guard lock(mu_);
     staged_bytes_ += payload.bytes - mine->bytes;
+    if (forward_ != nullptr) mine->came = std::move(mine->payload);
     mine->payload = std::move(payload.decoded);
     mine->bytes = payload.bytes;
   }
@@ -325,18 +345,29 @@ Status PullSink::FinishDelta(const wire::FrameHeader& header) {
   }
   if (!*fits) return absl::OkStatus();
   std::vector<Staged> apply_now;
+  Staged* staged = nullptr;
   {
     std::lock_guard lock(mu_);
     std::vector<Staged>& list = staged_.at(header.chunk);
     list.back().complete = true;
-    if (!streaming_) return absl::OkStatus();
-    apply_now = std::move(list);
-    staged_.erase(header.chunk);
-    for (const Staged& s : apply_now) staged_bytes_ -= s.bytes;
+    if (streaming_) {
+      apply_now = std::move(list);
+      staged_.erase(header.chunk);
+      for (const Staged& s : apply_now) staged_bytes_ -= s.bytes;
+    } else {
+      staged = &list.back();  // busy_ keeps other frames of the chunk away
+    }
+  }
+  if (staged != nullptr) {
+    Forward(header, staged);
+    staged->came.reset();
+    return absl::OkStatus();
   }
   DW_RETURN_IF_ERROR(Touch());
   for (Staged& s : apply_now) {
     const bool right = ApplyOne(s);
+    if (right && &s == &apply_now.back()) Forward(header, &s);
+    s.came.reset();
     std::lock_guard lock(mu_);
     if (right) {
       Keep(std::move(s));

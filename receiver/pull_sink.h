@@ -21,6 +21,7 @@
 #include "common/layout/coverage.h"
 #include "common/net/pull_client.h"
 #include "receiver/buffer.h"
+#include "receiver/forwarding.h"
 #include "receiver/payload_decoder.h"
 
 namespace deltawire::receiver {
@@ -35,8 +36,9 @@ class PullSink : public net::ChunkSink {
   /// To be called before a round's frames come: drops frames that the last round left incomplete,
   /// and starts the counters anew. `history` has the deltas that led to the buffer's bytes,
   /// `record` records what comes (or is null), `at_once` lets the buffer change before the round
-  /// ends.
-  void BeginRound(LogView history, DeltaBuilder* record, bool at_once);
+  /// ends, `forward` is told of each chunk that has been checked (or is null).
+  void BeginRound(LogView history, DeltaBuilder* record, bool at_once,
+                  Forwarding* forward = nullptr);
   /// Changes `have` from what the buffer holds to what it will hold once Apply has run.
   void Overlay(wire::Have& have) const;
   /// True when deltas are staged.
@@ -47,6 +49,8 @@ class PullSink : public net::ChunkSink {
   uint64_t digest(uint32_t chunk) const { return digest_[chunk]; }
   /// True when a chunk must be fetched whole, since what came of it does not fit.
   bool refused() const { return !refused_.empty(); }
+  /// True when every frame of the round has come out right so far.
+  bool clean() const { return refused_.empty() && bad_.empty(); }
   /// Forgets all staged deltas.
   void Drop();
   /// True when the buffer was touched since it was last committed.
@@ -89,8 +93,9 @@ class PullSink : public net::ChunkSink {
  private:
   struct Staged {
     wire::FrameHeader header;
-    std::unique_ptr<std::byte[]> payload;  ///< as received; once complete, the fast payload
+    std::shared_ptr<std::byte[]> payload;  ///< as received; once complete, the fast payload
     size_t bytes = 0;
+    std::shared_ptr<std::byte[]> came;  ///< as received, if it was not fast and goes on
     bool complete = false;
   };
 
@@ -106,6 +111,8 @@ class PullSink : public net::ChunkSink {
   /// was refused.
   StatusOr<bool> Decode(const wire::FrameHeader& header);
   void Refuse(uint32_t chunk);
+  /// Has the chunk served on. `staged`: of a delta; null for a whole chunk.
+  void Forward(const wire::FrameHeader& header, const Staged* staged);
   void Keep(Staged&& applied);      // REQUIRES: mu_ held
   void DropStaged(uint32_t chunk);  // REQUIRES: mu_ held
   /// False when the base or the resulting digest is wrong; the chunk is unknown then.
@@ -118,6 +125,7 @@ class PullSink : public net::ChunkSink {
   const std::function<Status()> touch_;
   std::optional<PayloadDecoder> decoder_;
   DeltaBuilder* record_ = nullptr;
+  Forwarding* forward_ = nullptr;
   /// Each chunk's digest as it will be once its staged deltas are applied.
   std::vector<uint64_t> digest_;
   /// For a whole chunk that is arriving: the digest of its first digested_ bytes.

@@ -76,6 +76,10 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
     agents_[i].round.upstream = agents_[i].upstream.get();
     agents_[i].view.address = agents_[i].upstream->address();
   }
+  // Of several agents' parts only the whole is served on, which no agent has a name for.
+  if (options_.downstream != nullptr && agents_.size() == 1) {
+    forwarding_ = std::make_unique<Forwarding>(*options_.downstream, options_.served_delta_bytes);
+  }
   status_.phase = ReceiverPhase::kStarting;
   if (buffer_ == nullptr) return;
   status_.committed = buffer_->committed();

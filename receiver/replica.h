@@ -28,6 +28,7 @@
 #include "receiver/delta_files.h"
 #include "receiver/downstream.h"
 #include "receiver/follower.h"
+#include "receiver/forwarding.h"
 #include "receiver/group_member.h"
 #include "receiver/pull_round.h"
 #include "receiver/pull_sink.h"
@@ -315,7 +316,8 @@ class Replica {
 
   // Used by the driving thread only, but Verify reads the buffer while it counts in verifying_.
   std::unique_ptr<Buffer> buffer_;
-  std::unique_ptr<PullSink> sink_;  // of buffer_
+  std::unique_ptr<PullSink> sink_;          // of buffer_
+  std::unique_ptr<Forwarding> forwarding_;  // null: nobody is served while a version comes
   ReplicaHistory history_;
   SideFileCache side_files_;
   DeltaFiles delta_files_;

@@ -80,6 +80,7 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
     return false;
   }
   const Identity before = follower_.newest(agent);
+  const Identity before_coming = follower_.incoming(agent);
   const Status taken = follower_.Event(agent, event, Clock::now());
   if (!taken.ok()) {
     if (absl::IsDataLoss(taken)) LogWarn("model {}: {}", options_.model, MessageOf(taken));
@@ -90,11 +91,15 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
   if (agents_.size() == 1) member_.Told(event.group);
   a.delta_bytes = event.delta_bytes;
   if (!event.newest.empty()) {
-    if (!(TraceOf(event.newest) == TraceOf(before))) Told(event.newest);
+    const TraceId trace = TraceOf(event.newest);
+    if (!(trace == TraceOf(before)) && !(trace == TraceOf(before_coming))) Told(event.newest);
     // A new lineage may come with another layout or part, for which a pull would be refused; so the
     // agent must be asked for them first.
     if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
     a.described = event.newest.lineage;
+  }
+  if (const Identity& coming = event.incoming.version; !coming.empty()) {
+    if (!(TraceOf(coming) == TraceOf(before_coming))) Told(coming);
   }
   if (event.sync_request != 0) {
     requests_.AddRemote({agent, event.sync_request, event.force_full});

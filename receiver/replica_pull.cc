@@ -63,9 +63,15 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   lock.lock();
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   const bool reached = hold || !IsLater(target.whole, status_.committed);
-  if (!paused) follower_.PullEnded(pulled, reached, Clock::now());
+  // A version that does not come after all is not the upstream's failure, nor one of this pull.
+  const bool withdrawn = target.incoming && absl::IsAborted(pulled);
+  if (withdrawn) {
+    LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
+  }
+  if (target.incoming && !pulled.ok()) follower_.ForgetIncoming(0);
+  if (!paused && !withdrawn) follower_.PullEnded(pulled, reached, Clock::now());
   if (target.exact && !paused) NoteForGroup(pulled, target.whole, hold);
-  NoteEnd(pulled, target.whole);
+  NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
   Answer(lock, batch, pulled);
   lock.unlock();
   SendAll();
@@ -200,7 +206,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   std::vector<RoundAgent> agents;
   uint64_t delta_bytes = 0;
   for (const AgentLink& agent : agents_) agents.push_back(agent.round);
-  const PullRound::Env env{
+  PullRound::Env env{
       .model = options_.model,
       .buffer = *buffer_,
       .sink = *sink_,
@@ -215,6 +221,9 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
       .writable = [this] { return WaitWritable(); },
       .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); }};
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
+  // What is held for a group's word may never be committed, and a forced pull may bring an older
+  // version: neither is for those who follow.
+  if (!force_full && !hold) env.forward = forwarding_.get();
   const auto round = std::make_shared<PullRound>(
       env, std::move(agents),
       PullRound::Wish{.target = target, .force_full = force_full, .hold = hold});
@@ -281,6 +290,9 @@ Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended
     catch_up_at_ = Clock::now();
     Committed(round, began);
     ServeOn(round.delta(), round.delta_from());
+  }
+  if (forwarding_ != nullptr) {
+    forwarding_->End(ended.ok() ? absl::AbortedError("it cannot be served yet") : ended);
   }
   TellLost(buffer_->TakeLost());
   std::lock_guard lock(mu_);

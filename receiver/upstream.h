@@ -16,6 +16,7 @@
 #include "common/base/checksum.h"
 #include "common/base/group_word.h"
 #include "common/base/identity.h"
+#include "common/base/incoming_news.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/relay_news.h"
 #include "common/base/status.h"
@@ -45,6 +46,7 @@ struct PullWish {
   CoderSpeeds decode;       ///< of all streams together; 0: not known
   uint64_t owned_hash = 0;  ///< of the chunks that the sender is taken to have
   Identity at;              ///< where the pull shall end; epoch 0: at the newest
+  Identity incoming;        ///< the incoming version that is to be pulled; epoch 0: a complete one
   /// Chunks that came with other bytes than their digest says; at most wire::kMaxSuspects.
   std::vector<uint32_t> suspects;
 };
@@ -54,6 +56,7 @@ struct PullGrant {
   std::string host;
   uint16_t port = 0;
   uint32_t history = 0;  ///< number of deltas that the sender asks the receiver to keep
+  Identity newest;       ///< the sender's, or the incoming version that is pulled; empty: not said
 };
 
 /// What the sender reports when something has happened, and at least every second.
@@ -66,6 +69,7 @@ struct UpstreamEvent {
   RelayNews relay;                       ///< of an upstream that is a relay
   GroupWord group;                       ///< of a receiver that is a member of a group
   std::optional<Assignment> assignment;  ///< of a sender that says whom to follow
+  IncomingNews incoming;                 ///< a version that is on its way to the upstream itself
 };
 
 /// What the replica reports of itself.

@@ -47,6 +47,22 @@ void Attachments::SetRelay(const std::string& model, const RelayNews& relay) {
   relays_[model] = relay;
 }
 
+void Attachments::SetIncoming(const std::string& model, const IncomingNews& incoming) {
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    if (incoming.version.empty()) {
+      incoming_.erase(model);
+      return;
+    }
+    incoming_[model] = {incoming, next_serial_++};
+    for (auto& [token, a] : attached_) {
+      if (a.model == model) Wake(a, news);
+    }
+  }
+  Call(news);
+}
+
 void Attachments::Note(const std::string& model, const VersionInfo& info, bool in_order,
                        News& news) {
   Change& newest = newest_[model];
@@ -80,6 +96,7 @@ void Attachments::Forget(const std::string& model) {
   newest_.erase(model);
   recent_.erase(model);
   relays_.erase(model);
+  incoming_.erase(model);
   Wake();
 }
 
@@ -306,9 +323,12 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
   const bool known = newest != newest_.end();
   const Word* word = WordFor(a.model, a.id);
   const uint64_t word_serial = word == nullptr ? 0 : word->serial;
+  const auto coming = incoming_.find(a.model);
+  const bool comes = coming != incoming_.end();
   const bool due_now =
       known && (newest->second.serial != a.seen || word_serial != a.word || a.reassigned ||
-                !a.requests.empty() || a.number == 0 || now - a.sent >= limits_.beat);
+                !a.requests.empty() || (comes && coming->second.serial != a.incoming) ||
+                a.number == 0 || now - a.sent >= limits_.beat);
   Due due;
   if (due_now) {
     SenderEvent& event = due.event.emplace();
@@ -326,6 +346,8 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
     if (word != nullptr) event.group = word->word;
     if (site_observer_ != nullptr && !a.offer.site.empty()) event.assignment = a.assignment;
     a.reassigned = false;
+    if (comes) event.incoming = coming->second.news;
+    a.incoming = comes ? coming->second.serial : 0;
     a.seen = newest->second.serial;
     a.word = word_serial;
     a.sent = now;

@@ -17,6 +17,7 @@
 
 #include "common/base/assignment.h"
 #include "common/base/group_word.h"
+#include "common/base/incoming_news.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/relay_news.h"
 #include "common/base/status.h"
@@ -61,6 +62,7 @@ struct SenderEvent {
   RelayNews relay;                       ///< where a relay serves
   GroupWord group;                       ///< of a member of a group
   std::optional<Assignment> assignment;  ///< of a receiver that says a site
+  IncomingNews incoming;                 ///< the version that is on its way to the sender itself
 };
 
 /// Is told of the receivers that have a word (SetWords), without a lock.
@@ -109,6 +111,9 @@ class Attachments {
   void Publish(const std::string& model, const VersionInfo& info, bool in_order = false);
   /// What events say of the relay that serves `model`, from the next one on.
   void SetRelay(const std::string& model, const RelayNews& relay);
+  /// What events say of the version that is coming. A version is told of at once, and that none is
+  /// coming any more with the next event.
+  void SetIncoming(const std::string& model, const IncomingNews& incoming);
   /// `model` is not registered any more.
   void Forget(const std::string& model);
 
@@ -222,9 +227,10 @@ class Attachments {
     ReceiverReport report;
     Identity committed;  // the last that was not empty, as it is while the only buffer changes
     uint64_t report_serial = 0;
-    uint64_t seen = 0;    // serial of the Change that was last sent down
-    uint64_t word = 0;    // serial of the Word that was last sent down; 0: none
-    uint64_t number = 0;  // of the last event that was sent down
+    uint64_t seen = 0;      // serial of the Change that was last sent down
+    uint64_t word = 0;      // serial of the Word that was last sent down; 0: none
+    uint64_t incoming = 0;  // serial of the Coming that was last sent down; 0: none
+    uint64_t number = 0;    // of the last event that was sent down
     SteadyClock::time_point sent;
     std::vector<SenderEvent> requests;
     std::set<uint64_t> asked;                    // sync requests that were sent down
@@ -273,6 +279,11 @@ class Attachments {
   std::map<std::string, Change> newest_;
   std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published
   std::map<std::string, RelayNews> relays_;
+  struct Coming {
+    IncomingNews news;
+    uint64_t serial = 0;
+  };
+  std::map<std::string, Coming> incoming_;
   std::map<std::string, std::map<std::string, Word>> words_;  // by model and id
   std::map<uint64_t, Attached> attached_;
   std::map<std::string, uint64_t> silent_;

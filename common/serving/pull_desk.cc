@@ -154,10 +154,11 @@ Status PullDesk::CheckRequest(const PullRequest& r, const StateSource& model) co
 
 StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                                     const std::shared_ptr<StateSource>& source,
-                                    const std::function<bool()>& still) {
+                                    const std::function<bool()>& still,
+                                    std::shared_ptr<IncomingVersion> incoming) {
   DW_RETURN_IF_ERROR(CheckRequest(request, *source));
   const auto newest = source->published();
-  if (newest == nullptr) {
+  if (newest == nullptr && incoming == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
                   request.model);
   }
@@ -165,6 +166,7 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                   .peer = request.peer,
                   .streams = static_cast<uint16_t>(request.streams),
                   .coding = CodingFor(request),
+                  .incoming = incoming,
                   .suspects = request.suspects,
                   .late_after = traits_.grace / 4,
                   .ticket_life = limits_.ticket_life,
@@ -172,21 +174,28 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                   .stages = traits_.stages,
                   .principal = request.principal,
                   .admits = request.admits};
-  if (!request.at.empty()) {
+  if (!request.at.empty() && incoming == nullptr) {
     DW_ASSIGN_OR_RETURN(terms.pinned, source->At(request.at));
   }
-  const Identity end = (terms.pinned != nullptr ? terms.pinned : newest)->info.identity;
+  const Identity end = incoming != nullptr
+                           ? incoming->identity()
+                           : (terms.pinned != nullptr ? terms.pinned : newest)->info.identity;
   terms.granted = end;
   DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
-  const uint32_t history = HistoryWanted(terms.coding, *newest);
+  uint32_t history = newest == nullptr ? 0 : HistoryWanted(terms.coding, *newest);
+  // Payloads that go on as they came may look back as far as the origin wants.
+  if (incoming != nullptr) history = std::max(history, incoming->history_wanted());
   auto session = std::make_shared<ServedPull>(source, std::move(terms));
   DW_ASSIGN_OR_RETURN(const Pulls replaced, Enter(request, ticket, session, still));
   for (const auto& other : replaced) other->Cut(absl::AbortedError("replaced by a newer pull"));
   // The session was not in the table yet when versions after At were published.
   if (const auto now = source->published(); now != nullptr) session->Overtaken(*now);
+  if (incoming != nullptr) incoming->Watch(session);
   LogInfo("model {}: receiver {} at {}: pull of {} granted {}", request.model, request.receiver_id,
           request.peer, ToString(end), ToString(TraceOf(end)));
-  return PullTicket{ticket, history, InfoOf(*source, newest.get())};
+  VersionInfo info = InfoOf(*source, newest.get());
+  if (incoming != nullptr) info = {.identity = end};
+  return PullTicket{ticket, history, info};
 }
 
 StatusOr<PullDesk::Pulls> PullDesk::Enter(const PullRequest& request, const wire::Ticket& ticket,
@@ -323,6 +332,7 @@ bool PullDesk::Sweep() {
 void PullDesk::CountFinished(const ServedPull& pull) {
   Counts& counts = finished_pulls_[pull.model()->name()];
   counts.bytes_sent += pull.bytes_sent();
+  counts.bytes_ahead += pull.bytes_ahead();
   counts.sent += pull.sent();
 }
 
@@ -374,6 +384,7 @@ PullDesk::Counts PullDesk::CountsOf(const std::string& model) const {
   const auto now = SteadyClock::now();
   for (const auto& pull : pulls) {
     counts.bytes_sent += pull->bytes_sent();
+    counts.bytes_ahead += pull->bytes_ahead();
     counts.sent += pull->sent();
     if (!pull->Finished(now)) ++counts.active;
   }

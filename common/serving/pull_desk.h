@@ -34,6 +34,8 @@ struct PullRequest {
   uint64_t owned_hash = 0;  ///< of the part that the receiver expects here; 0: the whole
   /// The state to end at; epoch 0: the newest. A root, attempt or lineage of 0 is not compared.
   Identity at;
+  /// The version that is still coming here and that the receiver can take; epoch 0: none.
+  Identity incoming;
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
   std::string principal;           ///< who asks; empty: the daemon knows no principals
   /// Whether a stream comes from whoever asks; null: its ticket is proof enough.
@@ -75,8 +77,10 @@ class PullDesk {
   /// Grants a pull of `source`. `still` returns whether `source` is still the model of its name. It
   /// is called when the pull stands in the table, so that a Drop at the same time either finds the
   /// pull or makes `still` false.
+  /// With `incoming` what has come of that version goes out at once, and the pull ends there.
   StatusOr<PullTicket> Open(const PullRequest& request, const std::shared_ptr<StateSource>& source,
-                            const std::function<bool()>& still);
+                            const std::function<bool()>& still,
+                            std::shared_ptr<IncomingVersion> incoming = nullptr);
   void Refused(const std::string& model);
   /// See net::PullSource.
   StatusOr<std::shared_ptr<net::PullSession>> Join(const wire::Hello& hello,
@@ -92,6 +96,7 @@ class PullDesk {
   struct Counts {
     uint32_t active = 0;
     uint64_t bytes_sent = 0;
+    uint64_t bytes_ahead = 0;  ///< of them as they came; see ServedPull::bytes_ahead
     uint64_t cut = 0;
     uint64_t refused = 0;
     FormCounts sent;

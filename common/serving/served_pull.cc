@@ -27,6 +27,7 @@ ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
       created_(Clock::now()),
       bytes_(*model_),
       streams_(terms_.streams),
+      ahead_(terms_.incoming != nullptr),
       pinned_(terms_.pinned),
       last_heard_(created_) {
   if (pinned_ == nullptr) return;
@@ -129,20 +130,22 @@ void ServedPull::LogEnd(const Status& why) const {
 
 Status ServedPull::Start(const wire::Have& have) {
   const auto end = terms_.pinned != nullptr ? terms_.pinned : model_->published();
-  if (end == nullptr) {
+  if (end == nullptr && terms_.incoming == nullptr) {
     return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet",
                   model_->name());
   }
   const Identity& held = have.held;
   // Between two lineages numbers cannot be compared (IsLater is false): digests alone decide which
   // chunks stay.
-  if (IsLater(held, end->info.identity)) {
+  const Identity& to =
+      terms_.incoming != nullptr ? terms_.incoming->identity() : end->info.identity;
+  if (IsLater(held, to)) {
     return Errorf(
         StatusCode::kFailedPrecondition,
         "model \"{}\": the receiver holds {}, and this pull would end at {}: versions do not "
         "go backwards by themselves; publish a higher version, or run `deltawire sync "
         "--full` at the receiver to take the older one",
-        model_->name(), ToString(held), ToString(end->info.id()));
+        model_->name(), ToString(held), ToString(to));
   }
   Callbacks wakes;
   {
@@ -150,6 +153,7 @@ Status ServedPull::Start(const wire::Have& have) {
     held_ = held;
     held_before_ = have.history;
     have_ = have.chunks;
+    if (ahead_) sent_ahead_.resize(have_.size());
     started_ = true;
     wakes = TakeWakes();
   }
@@ -167,6 +171,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     last_heard_ = Clock::now();
     if (s.idle_since) s.idle_seconds += SecondsSince(*std::exchange(s.idle_since, std::nullopt));
   }
+  if (auto next = NextAhead(index, wake)) return *std::move(next);
   while (true) {
     // Before mu_, since the model's lock is never taken under it.
     LeasedState leased = Lease();
@@ -244,6 +249,7 @@ std::optional<ServedPull::Task> ServedPull::NextTask(Stream& s, const Published&
   while (cursor_ < table.size()) {
     const uint32_t c = cursor_++;
     if (!model_->owned().contains(c)) continue;
+    if (!sent_ahead_.empty() && sent_ahead_[c] != 0) continue;
     if (pinned_ == nullptr) s.early.push_back(c);
     ChunkPlan plan =
         PlanChunk(now.log, c, have_[c].version, have_[c].digest, (*now.digests)[c], table[c].bytes);

@@ -22,6 +22,7 @@
 #include "common/net/pull_server.h"
 #include "common/serving/chunk_bytes.h"
 #include "common/serving/chunk_encoder.h"
+#include "common/serving/incoming_version.h"
 #include "common/serving/link_estimate.h"
 #include "common/serving/state_source.h"
 
@@ -46,6 +47,8 @@ struct PullTerms {
   /// The state to end at, from StateSource::At; null: the newest state at the start, or the first
   /// one that overtakes the pull.
   std::shared_ptr<const Published> pinned;
+  /// A version that is still coming: what has come of it goes out first. Null: none.
+  std::shared_ptr<IncomingVersion> incoming;
   Identity granted;                ///< the state to end at, if none overtakes it: for the log
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
   /// A frame that reads a half for longer is late; then the next frames are copied.
@@ -59,7 +62,7 @@ struct PullTerms {
   std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
 };
 
-class ServedPull : public net::PullSession {
+class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
  public:
   ServedPull(std::shared_ptr<StateSource> model, PullTerms terms);
   ~ServedPull() override;
@@ -70,6 +73,7 @@ class ServedPull : public net::PullSession {
   StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream, std::function<void()> wake) override;
   void StreamOpened(uint16_t stream, std::function<void()> cut) override;
   void StreamClosed(uint16_t stream, const Status& why) override;
+  void Came(bool all) override;
 
   /// OK when the stream comes from whoever asked for the pull, else kPermissionDenied.
   Status Admits(const wire::Hello& hello, const net::StreamPeer& peer) const {
@@ -93,6 +97,8 @@ class ServedPull : public net::PullSession {
   const std::string& principal() const { return terms_.principal; }
   const std::shared_ptr<StateSource>& model() const { return model_; }
   uint64_t bytes_sent() const;
+  /// Those of them that went on as they came, without waiting until their version was complete.
+  uint64_t bytes_ahead() const { return bytes_ahead_; }
   FormCounts sent() const;
   /// When a stream was last opened or asked for a frame; before that, when the pull was granted.
   SteadyClock::time_point last_heard() const;
@@ -144,6 +150,22 @@ class ServedPull : public net::PullSession {
   /// and folding take time.
   StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, LeasedState leased);
   StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
+  // Of a version that is still coming (served_pull_ahead.cc).
+  struct AheadTask {
+    IncomingVersion::Piece piece;
+    bool as_fast = false;      // the receiver lacks what the payload looks back to
+    wire::Have::Entry before;  // what the receiver had of the chunk
+  };
+  /// What Next returns while the version is coming; nullopt once it is served as any other.
+  std::optional<StatusOr<std::optional<net::OutFrame>>> NextAhead(
+      uint16_t index, const std::function<void()>& wake);
+  /// The next chunk that has come and that the receiver can use; else what that means for the pull.
+  /// REQUIRES: mu_ held.
+  std::optional<AheadTask> TakeAhead(Stream& stream, Callbacks& wakes);
+  /// Whether a piece of the chunk is of use to the receiver, and in which form. REQUIRES: mu_ held.
+  bool Fits(AheadTask& task) const;
+  /// Nullopt: the chunk's bytes must not be read any more.
+  std::optional<net::OutFrame> MakeAhead(const AheadTask& task);
   StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
   net::OutFrame MakeEnd() const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
@@ -178,12 +200,15 @@ class ServedPull : public net::PullSession {
   std::vector<wire::Have::Entry> have_;
   std::vector<Stream> streams_;
   uint32_t cursor_ = 0;
+  bool ahead_ = false;                      // frames are of terms_.incoming
+  size_t taken_ = 0;                        // pieces of it that a stream has looked at
+  std::vector<uint8_t> sent_ahead_;         // by chunk
   std::shared_ptr<const Published> first_;  // state that frames were made from before pinned_
   std::shared_ptr<const Published> pinned_;
   std::shared_ptr<const Published> end_;
   SteadyClock::time_point last_heard_;
   std::atomic<bool> needs_way_back_{false};
-  std::atomic<uint64_t> bytes_sent_{0};
+  std::atomic<uint64_t> bytes_sent_{0}, bytes_ahead_{0};
   std::array<std::atomic<uint64_t>, kernels::kForms> form_chunks_{}, form_bytes_{};
   std::atomic<double> decode_seconds_{0};  // of the receiver, all threads, by what it said
   uint64_t refused_bases_ = 0;

@@ -29,6 +29,12 @@ void ToProto(const SenderEvent& in, v1::SenderEvent* out) {
     for (const std::string& address : in.assignment->upstreams) assignment->add_upstreams(address);
     assignment->set_undecided(in.assignment->undecided);
   }
+  if (!in.incoming.version.empty()) {
+    ToProto(in.incoming.version, out->mutable_incoming()->mutable_version());
+    if (!in.incoming.base.empty()) {
+      ToProto(in.incoming.base, out->mutable_incoming()->mutable_base());
+    }
+  }
   if (in.relay == RelayNews{}) return;
   v1::RelayNews* relay = out->mutable_relay();
   if (!in.relay.fetching.empty()) ToProto(in.relay.fetching, relay->mutable_fetching());

@@ -106,6 +106,7 @@ grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
                      .decode = DecodeSpeeds(*request),
                      .owned_hash = request->owned_hash(),
                      .at = FromProto(request->at()),
+                     .incoming = FromProto(request->incoming()),
                      .suspects = {request->suspects().begin(), request->suspects().end()}};
   const Status known = Identify(*context, wanted);
   if (!known.ok()) return ToGrpc(known);

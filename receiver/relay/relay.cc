@@ -26,14 +26,9 @@ class Relay::Channel : public Downstream {
   bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                  std::shared_ptr<const Delta> delta, const Identity& from) override {
     auto model = relay_.Find(name_);
-    const bool fresh = model == nullptr;
-    if (fresh) {
-      model = std::make_shared<RelayedModel>(
-          name_, buffer, relay_.pool_, relay_.options_.delta_log_bytes,
-          [doubt = doubt_, fingerprint = buffer.layout().fingerprint().Hex()](uint32_t chunk) {
-            doubt(fingerprint, chunk);
-          });
-    }
+    const bool fresh = model == nullptr || model->published() == nullptr;
+    const bool unknown = model == nullptr;
+    if (unknown) model = Make(buffer);
     const Status installed = model->Install(buffer, std::move(file), std::move(delta), from);
     const bool said = std::exchange(not_served_, installed) == installed;
     const bool failed_before = failed_.exchange(!installed.ok());
@@ -48,9 +43,31 @@ class Relay::Channel : public Downstream {
       }
       return false;
     }
-    if (fresh) relay_.SetModel(name_, model);
+    if (unknown) relay_.SetModel(name_, model);
+    const auto incoming = model->incoming();
+    const auto published = model->published();
+    if (incoming != nullptr && incoming->identity() == published->info.identity) {
+      incoming->Settle(published);
+    }
     relay_.desk_.Changed(*model);
     return true;
+  }
+
+  void Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) override {
+    auto model = relay_.Find(name_);
+    const bool unknown = model == nullptr;
+    if (unknown) model = Make(buffer);
+    const IncomingNews news = version->news();
+    model->SetIncoming(std::move(version));
+    if (unknown) relay_.SetModel(name_, model);
+    relay_.desk_.attachments().SetIncoming(name_, news);
+    // Receivers can attach to a relay that holds nothing itself yet.
+    if (unknown) relay_.desk_.Changed(*model);
+  }
+
+  void Gone() override {
+    relay_.desk_.attachments().SetIncoming(name_, {});
+    if (const auto model = relay_.Find(name_); model != nullptr) model->SetIncoming(nullptr);
   }
 
   void News(const RelayNews& news) override {
@@ -97,6 +114,14 @@ class Relay::Channel : public Downstream {
   }
 
  private:
+  std::shared_ptr<RelayedModel> Make(const Buffer& buffer) const {
+    return std::make_shared<RelayedModel>(
+        name_, buffer, relay_.pool_, relay_.options_.delta_log_bytes,
+        [doubt = doubt_, fingerprint = buffer.layout().fingerprint().Hex()](uint32_t chunk) {
+          doubt(fingerprint, chunk);
+        });
+  }
+
   void Drop(const Status& why) {
     const auto model = relay_.Find(name_);
     if (model == nullptr) return;
@@ -148,7 +173,8 @@ std::shared_ptr<RelayedModel> Relay::Find(const std::string& name) const {
 }
 
 StatusOr<std::shared_ptr<StateSource>> Relay::Source(const std::string& name) const {
-  if (auto model = Find(name); model != nullptr) {
+  auto model = Find(name);
+  if (model != nullptr && (model->published() != nullptr || model->incoming() != nullptr)) {
     return std::static_pointer_cast<StateSource>(std::move(model));
   }
   if (const auto channel = channels_.find(name); channel != channels_.end()) {
@@ -165,10 +191,28 @@ StatusOr<std::shared_ptr<StateSource>> Relay::Source(const std::string& name) co
 
 StatusOr<PullTicket> Relay::OpenPull(const PullRequest& request) {
   DW_ASSIGN_OR_RETURN(const std::shared_ptr<StateSource> source, Source(request.model));
-  auto ticket =
-      desk_.Open(request, source, [&] { return Find(request.model).get() == source.get(); });
+  auto incoming = IncomingFor(request);
+  auto ticket = incoming.ok() ? desk_.Open(
+                                    request, source,
+                                    [&] { return Find(request.model).get() == source.get(); },
+                                    *std::move(incoming))
+                              : incoming.status();
   if (!ticket.ok()) desk_.Refused(request.model);
   return ticket;
+}
+
+StatusOr<std::shared_ptr<IncomingVersion>> Relay::IncomingFor(const PullRequest& request) const {
+  if (request.incoming.empty()) return nullptr;
+  const auto model = Find(request.model);
+  if (model == nullptr) return nullptr;
+  auto incoming = model->incoming();
+  if (incoming != nullptr && incoming->identity() == request.incoming) return incoming;
+  const auto published = model->published();
+  const bool there = published != nullptr && (published->info.identity == request.incoming ||
+                                              IsLater(published->info.identity, request.incoming));
+  if (there) return nullptr;
+  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not coming here any more; ask again",
+                request.model, DescribeFully(request.incoming));
 }
 
 Relay::Served Relay::ServedOf(const std::string& name) const {

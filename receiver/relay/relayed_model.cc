@@ -115,8 +115,32 @@ StatusOr<std::shared_ptr<const Published>> RelayedModel::At(const Identity& id) 
 
 std::shared_ptr<const SideFileSet> RelayedModel::side_files() const {
   const auto newest = store_.newest();
-  static const auto kNone = std::make_shared<const SideFileSet>();
+  static const auto kNone = *MakeSideFileSet({});
   return newest == nullptr ? kNone : newest->side_files;
+}
+
+std::shared_ptr<const SideFileSet> RelayedModel::side_files(uint64_t hash) const {
+  std::shared_ptr<const SideFileSet> come;
+  {
+    std::lock_guard lock(mu_);
+    come = incoming_ == nullptr ? nullptr : incoming_->side_files();
+    if (come == nullptr) come = last_come_;
+  }
+  return come != nullptr && come->hash == hash ? come : store_.side_files(hash);
+}
+
+void RelayedModel::SetIncoming(std::shared_ptr<IncomingVersion> incoming) {
+  std::lock_guard lock(mu_);
+  // A pull that has just ended at the last one may still ask for its side files.
+  if (incoming_ != nullptr) {
+    if (auto come = incoming_->side_files(); come != nullptr) last_come_ = std::move(come);
+  }
+  incoming_.swap(incoming);
+}
+
+std::shared_ptr<IncomingVersion> RelayedModel::incoming() const {
+  std::lock_guard lock(mu_);
+  return incoming_;
 }
 
 bool RelayedModel::Mark(uint32_t chunk) {

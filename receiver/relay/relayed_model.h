@@ -26,6 +26,9 @@ class RelayedModel : public StateSource {
   /// side files cannot be read; the state before is served on then.
   Status Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                  std::shared_ptr<const Delta> delta, const Identity& from);
+  /// The version whose pulls are served while it comes; null: none.
+  void SetIncoming(std::shared_ptr<IncomingVersion> incoming);
+  std::shared_ptr<IncomingVersion> incoming() const;
   /// The numbers under which pulls know the file: one for each state that was served from it.
   std::vector<uint32_t> HalvesOf(const ServedFile& file) const;
 
@@ -45,9 +48,8 @@ class RelayedModel : public StateSource {
   /// ones, follows the agents and no relay.
   StatusOr<std::shared_ptr<const Published>> At(const Identity& id) override;
   std::shared_ptr<const SideFileSet> side_files() const override;
-  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override {
-    return store_.side_files(hash);
-  }
+  /// Those of the version that is coming as well, once it is complete.
+  std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
   /// Marks a chunk that has lost its digest, so that it is not served until it was fetched anew.
   void Recheck(uint32_t chunk) override {
     if (Mark(chunk)) doubt_(chunk);
@@ -83,6 +85,8 @@ class RelayedModel : public StateSource {
   // Keyed by number. Served pulls look for an agent's previous state under `1 - half`. Numbers
   // start at 2 here and only rise, so that no file is ever found there.
   std::map<uint32_t, Half> halves_;
+  std::shared_ptr<IncomingVersion> incoming_;
+  std::shared_ptr<const SideFileSet> last_come_;  // of the last one before that was complete
   uint32_t next_half_ = 2;
 };
 

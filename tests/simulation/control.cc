@@ -14,12 +14,17 @@ namespace deltawire::simulation {
 namespace {
 
 using std::chrono::seconds;
-using Gone = std::function<bool()>;
 
 /// A message from receiver to sender. Only the first of an attachment has `model`.
 struct Up {
   std::string model, receiver_id, peer;
   ReceiverReport report;
+};
+
+/// A message from sender to receiver. The last of an attachment that was refused has `refusal`.
+struct Down {
+  receiver::UpstreamEvent event;
+  Status refusal;
 };
 
 ReceiverReport Translate(const receiver::Report& in) {
@@ -37,7 +42,7 @@ ReceiverReport Translate(const receiver::Report& in) {
 
 class SimulatedUpstream : public receiver::Upstream {
  public:
-  SimulatedUpstream(Network& network, SenderNode& sender, const UpstreamOptions& options,
+  SimulatedUpstream(Network& network, HostNode& sender, const UpstreamOptions& options,
                     Random random)
       : network_(network), sender_(sender), options_(options), random_(random) {}
   ~SimulatedUpstream() override { Detach(); }
@@ -46,8 +51,8 @@ class SimulatedUpstream : public receiver::Upstream {
 
   StatusOr<receiver::ModelDescription> Describe(const std::string& model) override {
     return Ask<receiver::ModelDescription>(
-        [model](sender::Agent& agent, const Gone&) -> StatusOr<receiver::ModelDescription> {
-          DW_ASSIGN_OR_RETURN(const auto m, agent.Find(model));
+        [model](PullHost& host) -> StatusOr<receiver::ModelDescription> {
+          DW_ASSIGN_OR_RETURN(const auto m, host.Source(model));
           const auto side = m->side_files();
           const auto newest = m->published();
           return receiver::ModelDescription{
@@ -61,20 +66,19 @@ class SimulatedUpstream : public receiver::Upstream {
   }
 
   StatusOr<Identity> Newest(const std::string& model) override {
-    DW_ASSIGN_OR_RETURN(
-        const Identity newest,
-        Ask<Identity>([model](sender::Agent& agent, const Gone&) -> StatusOr<Identity> {
-          DW_ASSIGN_OR_RETURN(const auto m, agent.Find(model));
-          const auto state = m->published();
-          return state == nullptr ? Identity{} : state->info.identity;
-        }));
+    DW_ASSIGN_OR_RETURN(const Identity newest,
+                        Ask<Identity>([model](PullHost& host) -> StatusOr<Identity> {
+                          DW_ASSIGN_OR_RETURN(const auto m, host.Source(model));
+                          const auto state = m->published();
+                          return state == nullptr ? Identity{} : state->info.identity;
+                        }));
     return Planted(newest);
   }
 
   StatusOr<std::vector<SideFile>> SideFiles(const std::string& model, uint64_t hash) override {
     return Ask<std::vector<SideFile>>(
-        [model, hash](sender::Agent& agent, const Gone&) -> StatusOr<std::vector<SideFile>> {
-          DW_ASSIGN_OR_RETURN(const auto m, agent.Find(model));
+        [model, hash](PullHost& host) -> StatusOr<std::vector<SideFile>> {
+          DW_ASSIGN_OR_RETURN(const auto m, host.Source(model));
           const auto side = m->side_files(hash);
           if (side == nullptr) return absl::NotFoundError("no such side files");
           return side->files;
@@ -91,13 +95,16 @@ class SimulatedUpstream : public receiver::Upstream {
                         .decode = wish.decode,
                         .owned_hash = wish.owned_hash,
                         .at = Planted(wish.at),
+                        .incoming = wish.incoming,
                         .suspects = wish.suspects};
-    DW_ASSIGN_OR_RETURN(const PullTicket ticket,
-                        Ask<PullTicket>([request](sender::Agent& agent, const Gone&) {
-                          return agent.OpenPull(request);
+    DW_ASSIGN_OR_RETURN(const PullTicket ticket, Ask<PullTicket>([request](PullHost& host) {
+                          return host.OpenPull(request);
                         }));
-    return receiver::PullGrant{
-        .ticket = ticket.ticket, .host = sender_.name, .port = 1, .history = ticket.history};
+    return receiver::PullGrant{.ticket = ticket.ticket,
+                               .host = sender_.name,
+                               .port = 1,
+                               .history = ticket.history,
+                               .newest = Planted(ticket.newest.identity)};
   }
 
   Status Attach(const std::string& model, const receiver::Report& first,
@@ -144,8 +151,8 @@ class SimulatedUpstream : public receiver::Upstream {
   };
 
   template <typename R>
-  StatusOr<R> Ask(std::function<StatusOr<R>(sender::Agent&, const Gone&)> ask) {
-    auto answer = sender_.Ask<R>(options_.node, seconds(10), std::move(ask), &handle_);
+  StatusOr<R> Ask(std::function<StatusOr<R>(PullHost&)> ask) {
+    auto answer = sender_.AskHost<R>(options_.node, seconds(10), std::move(ask), &handle_);
     if (!answer.ok()) return Annotate(answer.status(), fmt::format("sender {}", sender_.name));
     return answer;
   }
@@ -173,8 +180,11 @@ class SimulatedUpstream : public receiver::Upstream {
       const auto message = connection->Receive(Connection::kClient);
       status = message.status();
       if (!status.ok()) break;
+      const Down& down = *static_cast<const Down*>(message->object.get());
+      status = down.refusal;
+      if (!status.ok()) break;
       if (random_.Chance(options_.lost_events)) continue;
-      auto e = *static_cast<const receiver::UpstreamEvent*>(message->object.get());
+      receiver::UpstreamEvent e = down.event;
       e.newest = Planted(e.newest);
       if (const std::string wrong = NoteTold(options_.node, e.group, e.newest); !wrong.empty()) {
         Scheduler::current()->Fail(wrong);
@@ -202,7 +212,7 @@ class SimulatedUpstream : public receiver::Upstream {
   }
 
   Network& network_;
-  SenderNode& sender_;
+  HostNode& sender_;
   const UpstreamOptions options_;
   Random random_;
   CallHandle handle_;
@@ -213,19 +223,24 @@ class SimulatedUpstream : public receiver::Upstream {
 
 }  // namespace
 
-std::unique_ptr<receiver::Upstream> NewUpstream(Network& network, SenderNode& sender,
+std::unique_ptr<receiver::Upstream> NewUpstream(Network& network, HostNode& sender,
                                                 const UpstreamOptions& options, Random random) {
   return std::make_unique<SimulatedUpstream>(network, sender, options, random);
 }
 
-void ServeAttachment(const std::shared_ptr<Connection>& connection, sender::Agent& agent) {
+void ServeAttachment(const std::shared_ptr<Connection>& connection, PullHost& host) {
   const auto first = connection->Receive(Connection::kServer);
   if (!first.ok()) return;
   const Up up = *static_cast<const Up*>(first->object.get());
-  Attachments& attachments = agent.attachments();
-  if (!agent.Find(up.model).ok()) return connection->Close(Connection::kServer);
-  const auto token = attachments.Attach(up.model, up.receiver_id, up.peer);
-  if (!token.ok()) return connection->Close(Connection::kServer);
+  Attachments& attachments = host.attachments();
+  const Status served = host.Source(up.model).status();
+  const auto token = served.ok() ? attachments.Attach(up.model, up.receiver_id, up.peer)
+                                 : StatusOr<uint64_t>(served);
+  if (!token.ok()) {
+    auto refused = std::make_shared<const Down>(Down{.refusal = token.status()});
+    (void)connection->Send(Connection::kServer, {.object = std::move(refused)});
+    return connection->Close(Connection::kServer);
+  }
   attachments.Report(*token, up.report);
   Thread reader([&attachments, connection, token = *token] {
     while (true) {
@@ -238,13 +253,15 @@ void ServeAttachment(const std::shared_ptr<Connection>& connection, sender::Agen
   while (true) {
     const StatusOr<SenderEvent> event = attachments.NextEvent(*token);
     if (!event.ok()) break;
-    auto down = std::make_shared<const receiver::UpstreamEvent>(
-        receiver::UpstreamEvent{.number = event->number,
-                                .newest = event->newest.identity,
-                                .delta_bytes = event->newest.delta_bytes,
-                                .sync_request = event->sync_request,
-                                .force_full = event->force_full,
-                                .group = event->group});
+    auto down =
+        std::make_shared<const Down>(Down{.event = {.number = event->number,
+                                                    .newest = event->newest.identity,
+                                                    .delta_bytes = event->newest.delta_bytes,
+                                                    .sync_request = event->sync_request,
+                                                    .force_full = event->force_full,
+                                                    .relay = event->relay,
+                                                    .group = event->group,
+                                                    .incoming = event->incoming}});
     if (!connection->Send(Connection::kServer, {.object = std::move(down)}).ok()) break;
   }
   attachments.Detach(*token);

@@ -7,7 +7,8 @@
 #include <string>
 
 #include "receiver/upstream.h"
-#include "tests/simulation/sender_node.h"
+#include "tests/simulation/host_node.h"
+#include "tests/simulation/random.h"
 
 namespace deltawire::simulation {
 
@@ -21,10 +22,10 @@ struct UpstreamOptions {
   bool numbers_only = false;
 };
 
-std::unique_ptr<receiver::Upstream> NewUpstream(Network& network, SenderNode& sender,
+std::unique_ptr<receiver::Upstream> NewUpstream(Network& network, HostNode& sender,
                                                 const UpstreamOptions& options, Random random);
 
-/// Serves one attachment at the sender's end.
-void ServeAttachment(const std::shared_ptr<Connection>& connection, sender::Agent& agent);
+/// Serves one attachment at the end of a sender or a relay.
+void ServeAttachment(const std::shared_ptr<Connection>& connection, PullHost& host);
 
 }  // namespace deltawire::simulation

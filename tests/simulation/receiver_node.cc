@@ -8,6 +8,7 @@
 #include "common/base/checksum.h"
 #include "common/base/sync.h"
 #include "common/base/thread_pool.h"
+#include "receiver/failover_upstream.h"
 #include "tests/simulation/bulk.h"
 #include "tests/simulation/decided.h"
 #include "tests/simulation/kernel_calls.h"
@@ -17,6 +18,8 @@
 
 namespace deltawire::simulation {
 namespace {
+
+constexpr std::chrono::seconds kStreamTimeout{3};
 
 /// Empty when the file cannot be read whole, for instance while a lease on it is held.
 Content BytesOf(const std::string& path) {
@@ -36,30 +39,30 @@ bool ChangesIdentities(Plant plant) {
 
 }  // namespace
 
-ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<SenderNode*> senders,
+ReceiverNode::ReceiverNode(Network& network, const Ledger& ledger, std::vector<HostNode*> senders,
                            std::string node_name, std::filesystem::path directory,
                            const ReceiverSettings& settings, Random random)
-    : network_(network),
+    : HostNode(network, std::move(node_name), kStreamTimeout),
       ledger_(ledger),
       senders_(std::move(senders)),
       directory_(std::move(directory)),
       weights_(directory_ / "model.safetensors"),
       kept_(directory_.native() + ".kept"),
       settings_(settings),
-      random_(random) {
-  name = std::move(node_name);
-  network_.Add(*this);
-}
+      random_(random) {}
 
 void ReceiverNode::Start() {
   process = std::make_shared<Process>(name);
   if (!settings_.leases) process->DenyLeases();
   replica_ = nullptr;
+  Serve(nullptr, nullptr);
   stopping_ = false;
+  serving_ = 0;
   calls_ = full_syncs_ = 0;
   ++starts_;
   process->OnDeath([this] {
     replica_ = nullptr;
+    Serve(nullptr, nullptr);
     network_.NodeDied(name);
   });
   Scheduler::current()->Spawn("main", process, [this] { Main(); });
@@ -74,41 +77,64 @@ void ReceiverNode::Main() {
   options.staging_bytes = settings_.staging_bytes;
   options.history_bytes = settings_.history_bytes;
   options.scrub_bytes_per_s = settings_.scrub_bytes_per_s;
-  options.stream_timeout = std::chrono::seconds(3);
+  options.stream_timeout = kStreamTimeout;
   options.huge_pages = false;
   options.seed = random_.Next();
   options.buffers = settings_.buffers;
   options.copy_for_reader = settings_.copies_for_readers;
   options.reader_grace = std::chrono::milliseconds(500);
   options.unsafe_in_place = planted() == Plant::kInPlace;
-  std::vector<std::unique_ptr<receiver::Upstream>> upstreams;
-  for (SenderNode* sender : senders_) {
-    UpstreamOptions upstream = settings_.upstream;
-    upstream.node = name;
-    upstream.receiver_id = name;
-    upstream.peer = fmt::format("{}:{}", name, starts_);
-    upstreams.push_back(NewUpstream(network_, *sender, upstream, random_.Fork()));
-  }
   ThreadPool pool(2, {{0, 1}});
   CoderRates rates;
+  std::unique_ptr<receiver::Relay> relay;
+  if (settings_.serves) {
+    options.relay_number = random_.Next();
+    options.served_delta_bytes = 1 << 20;
+    relay = std::make_unique<receiver::Relay>(
+        receiver::Relay::Options{.delta_log_bytes = 1 << 20, .number = options.relay_number}, pool,
+        rates);
+    options.downstream = relay->Of(kModel, [this](const std::string& layout, uint32_t chunk) {
+      if (replica_ != nullptr) replica_->Suspect(layout, chunk);
+    });
+  }
   auto replica = receiver::Replica::Start(
-      options, std::move(upstreams),
+      options, Upstreams(options.seed, options.relay_number),
       [this](net::PullTarget target) { return NewTransport(network_, name, std::move(target)); },
       pool, rates);
   if (!replica.ok()) {
     return scheduler.Fail(name + " does not start: " + std::string(replica.status().message()));
   }
   replica_ = replica->get();
+  if (relay != nullptr) Serve(relay.get(), relay.get());
   Thread orchestrator([this, &replica] { WatchCommits(**replica); });
   while (!stopping_) scheduler.Block(this, "a signal");
   replica_ = nullptr;
   const Time limit = scheduler.now() + std::chrono::seconds(20);
+  if (relay != nullptr) relay->Stop();
   (*replica)->Stop();
+  if (relay != nullptr) AwaitServed(limit);
+  Serve(nullptr, nullptr);
   orchestrator.join();
   while (calls_ > 0 && scheduler.now() <= limit) scheduler.Sleep(std::chrono::milliseconds(1));
   replica->reset();
   if (scheduler.now() > limit) scheduler.Fail(name + " took longer than 20 s to stop");
   process->Kill();
+}
+
+std::vector<std::unique_ptr<receiver::Upstream>> ReceiverNode::Upstreams(uint64_t seed,
+                                                                         uint64_t relay_number) {
+  std::vector<std::unique_ptr<receiver::Upstream>> upstreams;
+  for (HostNode* sender : senders_) {
+    UpstreamOptions upstream = settings_.upstream;
+    upstream.node = name;
+    upstream.receiver_id = name;
+    upstream.peer = fmt::format("{}:{}", name, starts_);
+    upstreams.push_back(NewUpstream(network_, *sender, upstream, random_.Fork()));
+  }
+  if (!settings_.alternatives || upstreams.size() == 1) return upstreams;
+  std::vector<std::unique_ptr<receiver::Upstream>> one;
+  one.push_back(receiver::MakeFailoverUpstream(std::move(upstreams), seed, relay_number));
+  return one;
 }
 
 void ReceiverNode::Stop() {
@@ -147,7 +173,7 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which nobody offered", name, DescribeFully(id)));
     }
-    if (!ChangesIdentities(planted()) && !WasPublished(id, senders_.size())) {
+    if (!ChangesIdentities(planted()) && !WasPublished(id, agents())) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which no sender published", name, DescribeFully(id)));
     }

@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "receiver/relay/relay.h"
 #include "receiver/replica.h"
 #include "tests/simulation/control.h"
+#include "tests/simulation/host_node.h"
 #include "tests/simulation/ledger.h"
 
 namespace deltawire::simulation {
@@ -25,12 +27,16 @@ struct ReceiverSettings {
   uint64_t scrub_bytes_per_s = 0;
   bool leases = true;   ///< the kernel grants leases
   bool member = false;  ///< of a group: it may commit what the group has decided on, and no more
+  bool serves = false;  ///< it is a relay
+  /// Of several hosts each is one of a sender's addresses, in order of preference; else each is an
+  /// agent.
+  bool alternatives = false;
   UpstreamOptions upstream;
 };
 
-class ReceiverNode : public Node {
+class ReceiverNode : public HostNode {
  public:
-  ReceiverNode(Network& network, const Ledger& ledger, std::vector<SenderNode*> senders,
+  ReceiverNode(Network& network, const Ledger& ledger, std::vector<HostNode*> senders,
                std::string node_name, std::filesystem::path directory,
                const ReceiverSettings& settings, Random random);
 
@@ -85,9 +91,12 @@ class ReceiverNode : public Node {
   /// An error's text, or "": whether these bytes are an offered version.
   std::string CheckNamed(Bytes named);
 
-  Network& network_;
+  /// How many agents' parts make up a version.
+  size_t agents() const { return settings_.alternatives ? 1 : senders_.size(); }
+  std::vector<std::unique_ptr<receiver::Upstream>> Upstreams(uint64_t seed, uint64_t relay_number);
+
   const Ledger& ledger_;
-  const std::vector<SenderNode*> senders_;
+  const std::vector<HostNode*> senders_;
   const std::filesystem::path directory_;
   const std::string weights_;  // path of the weights
   const std::string kept_;     // path of their second name

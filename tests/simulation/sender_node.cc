@@ -1,8 +1,6 @@
 #include "tests/simulation/sender_node.h"
 
 #include "common/base/thread_pool.h"
-#include "tests/simulation/bulk.h"
-#include "tests/simulation/control.h"
 
 namespace deltawire::simulation {
 
@@ -14,38 +12,19 @@ struct SenderNode::Daemon {
 
 SenderNode::SenderNode(Network& network, std::string node_name, std::filesystem::path directory,
                        const SenderOptions& options)
-    : network_(network), directory_(std::move(directory)), options_(options) {
-  name = std::move(node_name);
-  network_.Add(*this);
-  // Stop waits until the count is zero, since calls hold the agent.
-  listeners["call"] = [this](const std::shared_ptr<Connection>& c) {
-    ++serving_;
-    ServeCall(c);
-    --serving_;
-  };
-  listeners["attach"] = [this](const std::shared_ptr<Connection>& c) {
-    ++serving_;
-    if (agent_ != nullptr) ServeAttachment(c, *agent_);
-    --serving_;
-  };
-  listeners["bulk"] = [this](const std::shared_ptr<Connection>& c) {
-    ++serving_;
-    const net::PullServer::Options timing{
-        .stream_timeout = options_.stream_timeout,
-        .ping_interval = std::min<std::chrono::milliseconds>(std::chrono::milliseconds(5000),
-                                                             options_.stream_timeout / 4)};
-    if (agent_ != nullptr) ServeBulk(c, *agent_, timing);
-    --serving_;
-  };
-}
+    : HostNode(network, std::move(node_name), options.stream_timeout),
+      directory_(std::move(directory)),
+      options_(options) {}
 
 void SenderNode::Start() {
   process = std::make_shared<Process>(name);
   agent_ = nullptr;
+  Serve(nullptr, nullptr);
   stopping_ = false;
   serving_ = 0;
   process->OnDeath([this] {
     agent_ = nullptr;
+    Serve(nullptr, nullptr);
     network_.NodeDied(name);
   });
   Scheduler::current()->Spawn("main", process, [this] { Main(); });
@@ -60,14 +39,12 @@ void SenderNode::Main() {
       scheduler.Note("recover: " + std::string(recovered.message()));
     }
     agent_ = &daemon.agent;
+    Serve(agent_, agent_);
     while (!stopping_) scheduler.Block(this, "a signal");
     daemon.agent.Stop();
     const Time limit = scheduler.now() + std::chrono::seconds(20);
-    // As gRPC's shutdown does: also calls that come while it ends the others.
-    for (network_.BreakSome(name, 1.0); serving_ > 0; network_.BreakSome(name, 1.0)) {
-      if (scheduler.now() > limit) scheduler.Fail(name + ": its calls do not end at a stop");
-      scheduler.Sleep(std::chrono::milliseconds(1));
-    }
+    AwaitServed(limit);
+    Serve(nullptr, nullptr);
     agent_ = nullptr;
   }
   process->Kill();

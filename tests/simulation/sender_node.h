@@ -9,11 +9,11 @@
 
 #include "common/config/options.h"
 #include "sender/agent/agent.h"
-#include "tests/simulation/network.h"
+#include "tests/simulation/host_node.h"
 
 namespace deltawire::simulation {
 
-class SenderNode : public Node {
+class SenderNode : public HostNode {
  public:
   SenderNode(Network& network, std::string node_name, std::filesystem::path directory,
              const SenderOptions& options);
@@ -46,12 +46,10 @@ class SenderNode : public Node {
   struct Daemon;
   void Main();
 
-  Network& network_;
   const std::filesystem::path directory_;
   const SenderOptions options_;
   sender::Agent* agent_ = nullptr;
   bool stopping_ = false;
-  uint32_t serving_ = 0;
 };
 
 }  // namespace deltawire::simulation

@@ -35,6 +35,7 @@ struct Arguments {
   bool readers = true;
   bool zombies = true;
   bool groups = false;
+  bool relays = false;
   Plant plant = Plant::kNone;
 };
 
@@ -61,6 +62,7 @@ void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int ou
                                         .readers = arguments.readers,
                                         .zombies = arguments.zombies,
                                         .groups = arguments.groups,
+                                        .relays = arguments.relays,
                                         .directory = Directory()});
     if (!r.failure.empty()) {
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed),
@@ -164,6 +166,7 @@ int RunOne(const Arguments& arguments) {
                                       .readers = arguments.readers,
                                       .zombies = arguments.zombies,
                                       .groups = arguments.groups,
+                                      .relays = arguments.relays,
                                       .directory = Directory()});
   fmt::print(
       "seed {}: hash {:016x}, {} steps, {:.3f} virtual seconds, {} publishes, {} commits, "
@@ -192,7 +195,10 @@ void Declare(CLI::App& app, Arguments& out) {
       ->transform(CLI::CheckedTransformer(plants, CLI::ignore_case));
   app.add_flag("!--no-readers", out.readers, "No plain readers");
   app.add_flag("!--no-zombies", out.zombies, "No ranks that stop and write on later");
-  app.add_flag("--groups", out.groups, "One sender in each world, whose receivers are a group");
+  auto* groups =
+      app.add_flag("--groups", out.groups, "One sender in each world, whose receivers are a group");
+  app.add_flag("--relays", out.relays, "One sender in each world, and receivers behind others")
+      ->excludes(groups);
 }
 
 }  // namespace

@@ -55,7 +55,8 @@ World::~World() = default;
 
 void World::DrawSenders() {
   const uint32_t chunks = ledger_.chunks().size();
-  const size_t agents = chunks >= 2 && random_.Chance(0.35) && !options_.groups ? 2 : 1;
+  const size_t agents =
+      chunks >= 2 && random_.Chance(0.35) && !options_.groups && !options_.relays ? 2 : 1;
   if (agents == 1) {
     owned_ = {{}};
   } else {
@@ -94,7 +95,7 @@ void World::DrawSenders() {
 void World::DrawGroup(SenderOptions& o) {
   const bool planted = options_.groups || options_.plant == Plant::kEarlyCommit ||
                        options_.plant == Plant::kForgetDecision;
-  if (!planted && !random_.Chance(0.35)) return;
+  if (options_.relays || (!planted && !random_.Chance(0.35))) return;
   grouped_ = true;
   GroupOptions group{.model = "", .name = "g", .members = {}};
   for (size_t i = 0; i < receivers_drawn_; ++i)
@@ -105,9 +106,21 @@ void World::DrawGroup(SenderOptions& o) {
   o.group_skip_absent = random_.Chance(0.3);
 }
 
+std::vector<HostNode*> World::DrawUpstreams(size_t i, ReceiverSettings& s) {
+  std::vector<HostNode*> upstreams;
+  if (relays_) {
+    s.serves = i + 1 < receivers_drawn_;
+    s.alternatives = true;
+    if (i > 0) upstreams.push_back(receivers_[random_.Below(i)].get());
+    if (i > 0 && random_.Chance(0.5)) return upstreams;
+  }
+  for (const auto& sender : senders_) upstreams.push_back(sender.get());
+  return upstreams;
+}
+
 void World::DrawReceivers() {
-  std::vector<SenderNode*> senders;
-  for (const auto& s : senders_) senders.push_back(s.get());
+  relays_ = senders_.size() == 1 && !grouped_ && (random_.Chance(0.3) || options_.relays);
+  if (relays_) receivers_drawn_ = random_.Between(2, 3);
   for (size_t i = 0; i < receivers_drawn_; ++i) {
     ReceiverSettings s;
     s.member = grouped_;
@@ -123,11 +136,12 @@ void World::DrawReceivers() {
     s.upstream.lost_events = random_.Chance(0.2) ? 0.05 : 0;
     s.upstream.drop_attempts = options_.plant == Plant::kDropAttempt;
     s.upstream.numbers_only = options_.plant == Plant::kNumbersOnly;
+    std::vector<HostNode*> upstreams = DrawUpstreams(i, s);
     const std::string name = fmt::format("receiver{}", i);
     const std::filesystem::path dir = std::filesystem::path(options_.directory) / name;
     std::filesystem::create_directories(dir);
-    receivers_.push_back(
-        std::make_unique<ReceiverNode>(network_, ledger_, senders, name, dir, s, random_.Fork()));
+    receivers_.push_back(std::make_unique<ReceiverNode>(network_, ledger_, std::move(upstreams),
+                                                        name, dir, s, random_.Fork()));
     const size_t readers = options_.readers ? random_.Below(3) : 0;
     for (size_t r = 0; r < readers; ++r) {
       readers_.push_back(std::make_unique<Reader>(*receivers_.back(), ledger_, random_.Fork(), r));
@@ -193,6 +207,9 @@ void World::Trouble() {
     if (random_.Chance(0.02)) network_.BreakSome("", 0.3);
     if (random_.Chance(0.02)) {
       network_.Partition(sender.name, receivers_[random_.Below(receivers_.size())]->name);
+    }
+    if (relays_ && random_.Chance(0.02)) {
+      network_.Partition(receivers_[0]->name, receivers_.back()->name);
     }
     if (random_.Chance(0.05)) network_.Heal();
   }
@@ -276,6 +293,8 @@ void World::Calm() {
   if (senders_.size() > 1 && short_logs_) return;
   // A group waits for the last of its members, and does not try what failed at once.
   if (grouped_) return;
+  // Behind relays a version takes as many transfers as there are hops, when it is overtaken.
+  if (relays_) return;
   KeepPace();
   while (!scheduler_.failed() && !trainer_->Step()) scheduler_.Sleep(milliseconds(100));
   AwaitReceivers();

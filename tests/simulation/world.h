@@ -28,6 +28,8 @@ class World {
  private:
   void DrawSenders();
   void DrawReceivers();
+  /// Whom receiver `i` follows: the senders, or in a world with relays a receiver before it.
+  std::vector<HostNode*> DrawUpstreams(size_t i, ReceiverSettings& s);
   /// In some worlds all receivers are one group, for which every version is a round.
   void DrawGroup(SenderOptions& o);
   /// Called after every step: checks that named files are whole versions.
@@ -64,6 +66,7 @@ class World {
   double kills_ = 0, replaces_ = 0, rots_ = 0;
   size_t receivers_drawn_ = 0;
   bool grouped_ = false;
+  bool relays_ = false;  // some receivers follow others
   bool calm_ = false;
   bool short_logs_ = false;  // some sender's log holds only a delta or two
   HistoryResult result_;

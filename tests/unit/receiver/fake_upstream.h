@@ -375,6 +375,7 @@ class FakeAgent::Transport : public net::PullTransport {
       }
     }
     h.payload_bytes = static_cast<uint32_t>(payload.size());
+    if (h.type == wire::FrameType::kChunkDelta) h.payload_xxh3 = Xxh3(payload);
     DW_ASSIGN_OR_RETURN(const MutableBytes place, sink.Begin(h));
     std::memcpy(place.data(), payload.data(), payload.size());
     sink.Arrived(h, payload.size());

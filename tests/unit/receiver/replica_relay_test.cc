@@ -62,6 +62,8 @@ struct SlowDownstream : Downstream {
     std::lock_guard lock(mu);
     if (!news.fetching.empty()) fetched = news.fetching;
   }
+  void Coming(const Buffer&, std::shared_ptr<IncomingVersion>) override {}
+  void Gone() override {}
   void Dropped() override {}
   void MakeWay(ServedFile&) override {}
   void Distrusted(std::span<const uint32_t> chunks) override {

@@ -39,6 +39,7 @@ struct Station {
   uint32_t claims = kNoChunk;    ///< every frame says that it is this chunk
   int fail_side_files = 0;
   std::function<void(StatusOr<net::PullEnd>&)> at_end;
+  std::function<void()> on_run;  ///< when a pull's streams are there, before its chunks
 };
 
 class WatchedUpstream : public Upstream {
@@ -102,6 +103,7 @@ class WatchedTransport : public net::PullTransport {
       : s_(station), to_(FakeAgent::Transports({&station.agent})(std::move(target))) {}
   StatusOr<net::PullEnd> Run(const wire::Have& have, net::ChunkSink& sink) override {
     s_.haves.push_back(have);
+    if (s_.on_run) s_.on_run();
     WatchedSink watched(s_, sink);
     StatusOr<net::PullEnd> end = to_->Run(have, watched);
     if (s_.at_end) s_.at_end(end);
@@ -160,7 +162,8 @@ struct RoundRig {
           if (busy) return absl::CancelledError("a reader has it");
           return buffer->BeginUpdate().status();
         },
-        .progress = [this](size_t agent, uint64_t bytes) { progress[agent] = bytes; }};
+        .progress = [this](size_t agent, uint64_t bytes) { progress[agent] = bytes; },
+        .forward = forward};
     std::vector<RoundAgent> agents;
     for (size_t i = 0; i < stations.size(); ++i) {
       const Coverage& owned = at(i).owned;
@@ -210,6 +213,7 @@ struct RoundRig {
   std::unique_ptr<Buffer> buffer;
   std::unique_ptr<PullSink> sink;
   bool busy = false;
+  Forwarding* forward = nullptr;  // is told of what comes
   uint64_t progress[2] = {0, 0};  // each is written by its part's thread
 };
 

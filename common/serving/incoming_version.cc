@@ -1,0 +1,179 @@
+#include "common/serving/incoming_version.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/layout/root.h"
+
+namespace deltawire {
+namespace {
+
+constexpr uint64_t kUnknown = ~uint64_t{0};  // as wire::Have says it of a chunk's version
+
+bool Known(const wire::Have::Entry& entry) { return entry.version != kUnknown; }
+
+}  // namespace
+
+IncomingVersion::IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit)
+    : identity_(identity),
+      payload_limit_(payload_limit),
+      base_(std::move(base)),
+      came_(base_.chunks.size()),
+      copies_(base_.chunks.size()) {}
+
+void IncomingVersion::SetHistory(std::vector<StateId> history, uint32_t wanted) {
+  std::lock_guard lock(mu_);
+  base_.history = std::move(history);
+  history_wanted_ = wanted;
+}
+
+void IncomingVersion::Begins(const wire::FrameHeader& header) {
+  const StateId of{header.epoch, header.version};
+  if (of == identity_.id) return;
+  Abandon(Errorf(StatusCode::kAborted, "{} has overtaken {} on its way here; pull again",
+                 ToString(of), ToString(identity_.id)));
+}
+
+std::vector<std::shared_ptr<IncomingVersion::Watcher>> IncomingVersion::Watchers() {
+  std::vector<std::shared_ptr<Watcher>> all;
+  std::erase_if(watchers_, [&](const auto& weak) {
+    auto watcher = weak.lock();
+    const bool gone = watcher == nullptr;
+    if (!gone) all.push_back(std::move(watcher));
+    return gone;
+  });
+  return all;
+}
+
+void IncomingVersion::Add(Piece piece) {
+  std::vector<std::shared_ptr<Watcher>> watchers;
+  {
+    std::lock_guard lock(mu_);
+    const wire::FrameHeader& header = piece.header;
+    if (step_ != Step::kComing || std::exchange(came_[header.chunk], uint8_t{1}) != 0) return;
+    base_.chunks[header.chunk] = {header.version, header.digest_after, 0};
+    const uint64_t bytes = piece.payload == nullptr ? 0 : header.payload_bytes + piece.fast_bytes;
+    if (payload_bytes_ + bytes > payload_limit_) return;
+    payload_bytes_ += bytes;
+    pieces_.push_back(std::move(piece));
+    watchers = Watchers();
+  }
+  for (const auto& watcher : watchers) watcher->Came(false);
+}
+
+bool IncomingVersion::MakesUp(const net::PullEnd& end) const {
+  std::lock_guard lock(mu_);
+  if (step_ != Step::kComing || !(end.identity == identity_)) return false;
+  uint64_t root = 0;
+  for (uint32_t c = 0; c < base_.chunks.size(); ++c) {
+    if (!Known(base_.chunks[c])) return false;
+    root += RootTerm(c, base_.chunks[c].digest);
+  }
+  return root == identity_.root;
+}
+
+void IncomingVersion::Complete(const net::PullEnd& end,
+                               std::shared_ptr<const SideFileSet> side_files) {
+  std::vector<std::shared_ptr<Watcher>> watchers;
+  {
+    std::lock_guard lock(mu_);
+    if (step_ != Step::kComing) return;
+    step_ = Step::kComplete;
+    end_ = end;
+    side_files_ = std::move(side_files);
+    watchers = Watchers();
+  }
+  for (const auto& watcher : watchers) watcher->Came(true);
+}
+
+void IncomingVersion::Close(std::unique_lock<Mutex>& lock, Step step) {
+  step_ = step;
+  cv_.wait(lock, [this] { return copying_ == 0; });
+  std::deque<Piece> pieces;
+  if (step == Step::kAbandoned) pieces.swap(pieces_);
+  const auto watchers = Watchers();
+  lock.unlock();
+  for (const auto& watcher : watchers) watcher->Came(true);
+}
+
+void IncomingVersion::Settle(std::shared_ptr<const Published> state) {
+  std::unique_lock lock(mu_);
+  if (!live()) return;
+  state_ = std::move(state);
+  Close(lock, Step::kSettled);
+}
+
+void IncomingVersion::Abandon(const Status& why) {
+  std::unique_lock lock(mu_);
+  if (!live()) return;
+  why_ = why;
+  Close(lock, Step::kAbandoned);
+}
+
+IncomingVersion::Found IncomingVersion::Look(size_t n) const {
+  std::lock_guard lock(mu_);
+  Found found{.step = step_, .state = state_, .why = why_};
+  if (n < pieces_.size()) found.piece = pieces_[n];
+  return found;
+}
+
+std::shared_ptr<const std::byte[]> IncomingVersion::CopyOf(const Piece& piece) {
+  const uint32_t chunk = piece.header.chunk;
+  {
+    std::lock_guard lock(mu_);
+    if (!live()) return nullptr;
+    if (auto copy = copies_[chunk].lock()) return copy;
+    ++copying_;
+  }
+  auto copy = std::make_shared_for_overwrite<std::byte[]>(piece.whole.size());
+  std::memcpy(copy.get(), piece.whole.data(), piece.whole.size());
+  std::lock_guard lock(mu_);
+  copies_[chunk] = copy;
+  if (--copying_ == 0) cv_.notify_all();
+  return copy;
+}
+
+std::optional<uint64_t> IncomingVersion::digest(uint32_t chunk) const {
+  std::lock_guard lock(mu_);
+  if (!Known(base_.chunks[chunk])) return std::nullopt;
+  return base_.chunks[chunk].digest;
+}
+
+bool IncomingVersion::Has(const std::vector<wire::Have::Entry>& have) const {
+  std::lock_guard lock(mu_);
+  for (uint32_t c = 0; c < have.size(); ++c) {
+    if (!Known(have[c]) || have[c].digest != base_.chunks[c].digest) return false;
+  }
+  return true;
+}
+
+bool IncomingVersion::SharesHistory(const Identity& held, const std::vector<StateId>& history,
+                                    size_t depth) const {
+  if (depth == 0) return true;
+  std::lock_guard lock(mu_);
+  return held == base_.held && depth <= std::min(history.size(), base_.history.size()) &&
+         std::equal(history.begin(), history.begin() + static_cast<std::ptrdiff_t>(depth),
+                    base_.history.begin());
+}
+
+net::PullEnd IncomingVersion::end() const {
+  std::lock_guard lock(mu_);
+  return end_;
+}
+
+std::shared_ptr<const SideFileSet> IncomingVersion::side_files() const {
+  std::lock_guard lock(mu_);
+  return side_files_;
+}
+
+uint32_t IncomingVersion::history_wanted() const {
+  std::lock_guard lock(mu_);
+  return history_wanted_;
+}
+
+void IncomingVersion::Watch(std::weak_ptr<Watcher> watcher) {
+  std::lock_guard lock(mu_);
+  watchers_.push_back(std::move(watcher));
+}
+
+}  // namespace deltawire

@@ -1,0 +1,129 @@
+// A version that is still arriving at whoever will serve it: its name, and what has come of it, in
+// the form in which it came. The receiving end feeds it, and served pulls send on from it. Owner:
+// both, by shared_ptr. Threads: any; its lock is a leaf, and watchers are called without it. Cost:
+// 28 bytes a chunk, payloads up to a limit, and the copies of whole chunks that frames carry.
+// Errors: why it was given up.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/incoming_news.h"
+#include "common/base/status.h"
+#include "common/base/sync.h"
+#include "common/net/pull_transport.h"
+#include "common/serving/version_store.h"
+#include "common/wire/frame.h"
+#include "common/wire/messages.h"
+
+namespace deltawire {
+
+class IncomingVersion {
+ public:
+  /// kComing -> kComplete -> kSettled; each but kSettled -> kAbandoned.
+  enum class Step : uint8_t {
+    kComing,     ///< chunks arrive
+    kComplete,   ///< all have, and their digests make up the version's root
+    kSettled,    ///< it is served as any other version now
+    kAbandoned,  ///< it will not be complete here
+  };
+
+  /// One chunk, checked.
+  struct Piece {
+    wire::FrameHeader header;  ///< as it came
+    /// A delta's payload as it came; null: a whole chunk, whose bytes `whole` are in place.
+    std::shared_ptr<const std::byte[]> payload;
+    Bytes whole;
+    /// The same delta in the codec fast; null: it came so.
+    std::shared_ptr<const std::byte[]> fast;
+    size_t fast_bytes = 0;
+  };
+
+  /// Is told when there may be more to take.
+  class Watcher {
+   public:
+    virtual ~Watcher() = default;
+    /// `all`: nothing further will come. Else one more chunk has.
+    virtual void Came(bool all) = 0;
+  };
+
+  /// `base`: what is held where it arrives, and so where its deltas begin; `payload_limit`: bytes
+  /// of payloads that are kept. A chunk beyond it is served once the version is settled.
+  IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit);
+
+  const Identity& identity() const { return identity_; }
+  IncomingNews news() const { return {identity_, base_.held}; }
+
+  // For the receiving end.
+  /// The deltas that tight payloads may look back to, newest first, each named by the state before
+  /// it, and how many of them `wanted` says that receivers should keep. Before chunks come.
+  void SetHistory(std::vector<StateId> history, uint32_t wanted);
+  /// A frame is about to change bytes in place. Gives the version up if the frame is of another
+  /// one.
+  void Begins(const wire::FrameHeader& header);
+  /// A second piece of a chunk is one that was repaired here, and is not needed.
+  void Add(Piece piece);
+  /// Whether the chunks, as they will be, make up the version whose name `end` has.
+  bool MakesUp(const net::PullEnd& end) const;
+  /// REQUIRES: MakesUp(end).
+  void Complete(const net::PullEnd& end, std::shared_ptr<const SideFileSet> side_files);
+  /// `state` is this version, as it is served from now on. The bytes in place are read no more;
+  /// payloads of deltas can be taken as before.
+  void Settle(std::shared_ptr<const Published> state);
+  /// Pulls of it end with `why`. The bytes in place are read no more when this returns. Nothing
+  /// happens to one that is settled.
+  void Abandon(const Status& why);
+
+  // For served pulls.
+  struct Found {
+    Step step = Step::kComing;
+    std::optional<Piece> piece;              ///< the n-th that came
+    std::shared_ptr<const Published> state;  ///< if settled
+    Status why;                              ///< if abandoned
+  };
+  Found Look(size_t n) const;
+  /// A copy of a whole chunk's bytes, shared by the frames that carry it at the same time. Null:
+  /// the bytes in place must not be read any more.
+  std::shared_ptr<const std::byte[]> CopyOf(const Piece& piece);
+  /// The digest that the chunk has, or will have as far as is known; nullopt: it has not come.
+  std::optional<uint64_t> digest(uint32_t chunk) const;
+  /// Whether a receiver's `have` has every chunk of the version. REQUIRES: complete.
+  bool Has(const std::vector<wire::Have::Entry>& have) const;
+  /// Whether a receiver that holds `held`, after the deltas of `history`, has kept those that a
+  /// payload of `depth` looks back to.
+  bool SharesHistory(const Identity& held, const std::vector<StateId>& history, size_t depth) const;
+  net::PullEnd end() const;
+  std::shared_ptr<const SideFileSet> side_files() const;
+  uint32_t history_wanted() const;
+  void Watch(std::weak_ptr<Watcher> watcher);
+
+ private:
+  bool live() const { return step_ <= Step::kComplete; }  // REQUIRES (here and below): mu_ held
+  std::vector<std::shared_ptr<Watcher>> Watchers();
+  /// Moves on to `step`, and waits for copies that are being made.
+  void Close(std::unique_lock<Mutex>& lock, Step step);
+
+  const Identity identity_;
+  const uint64_t payload_limit_;
+  mutable Mutex mu_;
+  CondVar cv_;  // a copy was made
+  Step step_ = Step::kComing;
+  wire::Have base_;  // the digests as they will be, as far as chunks have come
+  std::vector<uint8_t> came_;
+  std::deque<Piece> pieces_;
+  std::vector<std::weak_ptr<const std::byte[]>> copies_;  // by chunk
+  size_t copying_ = 0;
+  uint64_t payload_bytes_ = 0;
+  uint32_t history_wanted_ = 0;
+  net::PullEnd end_;
+  std::shared_ptr<const SideFileSet> side_files_;
+  std::shared_ptr<const Published> state_;
+  Status why_;
+  std::vector<std::weak_ptr<Watcher>> watchers_;
+};
+
+}  // namespace deltawire

@@ -1,0 +1,155 @@
+// A served pull's frames while the version that it is to end at is still coming.
+#include "common/base/human.h"
+#include "common/base/log.h"
+#include "common/base/trace.h"
+#include "common/serving/served_pull.h"
+
+namespace deltawire {
+namespace {
+
+using Clock = SteadyClock;
+using Step = IncomingVersion::Step;
+
+constexpr uint64_t kUnknown = ~uint64_t{0};  // as wire::Have says it of a chunk's version
+
+/// A state of which no more than the name is known here.
+std::shared_ptr<const Published> NameOf(const net::PullEnd& end) {
+  auto state = std::make_shared<Published>();
+  state->info.identity = end.identity;
+  state->info.side_files_hash = end.side_files_hash;
+  return state;
+}
+
+}  // namespace
+
+void ServedPull::Came(bool all) {
+  Callbacks wakes;
+  {
+    std::lock_guard lock(mu_);
+    if (!ahead_) return;
+    for (Stream& s : streams_) {
+      if (!s.wake) continue;
+      wakes.push_back(std::exchange(s.wake, nullptr));
+      if (!all) break;  // one chunk is for one stream
+    }
+  }
+  for (const auto& wake : wakes) wake();
+}
+
+std::optional<StatusOr<std::optional<net::OutFrame>>> ServedPull::NextAhead(
+    uint16_t index, const std::function<void()>& wake) {
+  using Frame = std::optional<net::OutFrame>;
+  while (true) {
+    std::optional<AheadTask> task;
+    Callbacks wakes;
+    bool ended = false, ahead = false;
+    Status failed;
+    {
+      std::lock_guard lock(mu_);
+      if (!ahead_) return std::nullopt;
+      Stream& s = streams_[index];
+      if (failed_.ok() && end_ == nullptr && started_) task = TakeAhead(s, wakes);
+      failed = failed_;
+      ended = end_ != nullptr;
+      ahead = ahead_;
+      if (task && !s.first_frame) s.first_frame = Clock::now();
+      if (failed.ok() && !ended && ahead && !task) {
+        s.wake = wake;
+        if (s.first_frame) s.idle_since = Clock::now();
+      }
+    }
+    for (const auto& other : wakes) other();
+    if (!failed.ok()) return failed;
+    if (ended) return Frame(MakeEnd());
+    if (!ahead) return std::nullopt;
+    if (!task) return Frame();
+    if (auto frame = MakeAhead(*task)) return Frame(std::move(frame));
+    std::lock_guard lock(mu_);
+    const uint32_t chunk = task->piece.header.chunk;
+    have_[chunk] = task->before;
+    sent_ahead_[chunk] = 0;
+    streams_[index].early.pop_back();
+  }
+}
+
+std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callbacks& wakes) {
+  while (true) {
+    IncomingVersion::Found found = terms_.incoming->Look(taken_);
+    if (found.piece) {
+      ++taken_;
+      const wire::FrameHeader header = found.piece->header;
+      AheadTask task{.piece = *std::move(found.piece), .before = have_[header.chunk]};
+      if (!Fits(task)) continue;
+      // As for every pull: what overtakes it lifts the chunk on the stream that sent it.
+      stream.early.push_back(header.chunk);
+      sent_ahead_[header.chunk] = 1;
+      have_[header.chunk] = {header.version, header.digest_after, 0};
+      return task;
+    }
+    switch (found.step) {
+      case Step::kComing:
+        return std::nullopt;
+      case Step::kComplete:
+        // What the receiver lacks beside what has come, it gets once the version is settled.
+        if (!terms_.incoming->Has(have_)) return std::nullopt;
+        end_ = NameOf(terms_.incoming->end());
+        break;
+      case Step::kSettled:
+        ahead_ = false;
+        first_ = std::move(found.state);
+        break;
+      case Step::kAbandoned:
+        failed_ = found.why;
+        LogEnd(failed_);
+        break;
+    }
+    for (Callbacks others = TakeWakes(); auto& wake : others) wakes.push_back(std::move(wake));
+    return std::nullopt;
+  }
+}
+
+bool ServedPull::Fits(AheadTask& task) const {
+  const wire::FrameHeader& header = task.piece.header;
+  const wire::Have::Entry& have = task.before;
+  const bool known = have.version != kUnknown;
+  if (known && have.digest == header.digest_after) return false;  // it is there
+  // Its bytes are compared with their digest first, when the version is settled.
+  if (Suspect(header.chunk)) return false;
+  if (header.type == wire::FrameType::kChunkFull) return true;
+  if (!known || have.digest != header.digest_before) return false;
+  const Bytes payload(task.piece.payload.get(), header.payload_bytes);
+  const Coder* coder = CoderOf(payload);
+  HistoryNeed need;
+  if (coder != nullptr && coder->read_need != nullptr) (void)coder->read_need(payload, &need);
+  task.as_fast =
+      need.depth > have.depth || !terms_.incoming->SharesHistory(held_, held_before_, need.depth);
+  return !task.as_fast || task.piece.fast != nullptr;
+}
+
+std::optional<net::OutFrame> ServedPull::MakeAhead(const AheadTask& task) {
+  const IncomingVersion::Piece& piece = task.piece;
+  net::OutFrame frame;
+  frame.header = piece.header;
+  size_t form = FormCounts::kRaw;
+  if (piece.payload == nullptr) {
+    auto copy = terms_.incoming->CopyOf(piece);
+    if (copy == nullptr) return std::nullopt;
+    frame.payload = Bytes(copy.get(), piece.whole.size());
+    frame.keep = std::move(copy);
+  } else {
+    frame.payload = task.as_fast ? Bytes(piece.fast.get(), piece.fast_bytes)
+                                 : Bytes(piece.payload.get(), piece.header.payload_bytes);
+    frame.keep = task.as_fast ? piece.fast : piece.payload;
+    const Coder* coder = CoderOf(frame.payload);
+    form = kernels::FormOf(coder == nullptr ? kernels::Codec::kFast : coder->codec);
+  }
+  if (task.as_fast) {
+    frame.header.payload_bytes = static_cast<uint32_t>(piece.fast_bytes);
+    frame.header.payload_xxh3 = Xxh3(frame.payload);
+  }
+  Count(form, frame.payload.size());
+  bytes_ahead_ += frame.payload.size();
+  return frame;
+}
+
+}  // namespace deltawire

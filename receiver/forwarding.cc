@@ -1,0 +1,52 @@
+#include "receiver/forwarding.h"
+
+#include "common/base/log.h"
+#include "common/serving/side_file_set.h"
+
+namespace deltawire::receiver {
+
+void Forwarding::Open(const Buffer& buffer, const Identity& target, wire::Have base) {
+  base_ = std::move(base);
+  incoming_ = std::make_shared<IncomingVersion>(target, base_, payload_limit_);
+  incoming_->SetHistory({}, history_);
+  downstream_.Coming(buffer, incoming_);
+}
+
+void Forwarding::Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history) {
+  history_ = history;
+  if (incoming_ == nullptr || ends_at.empty() || ends_at == incoming_->identity()) return;
+  incoming_->Abandon(
+      Errorf(StatusCode::kAborted, "{} comes instead; pull again", ToString(ends_at)));
+  Open(buffer, ends_at, std::move(base_));
+}
+
+void Forwarding::Names(const std::vector<StateId>& history) {
+  if (incoming_ != nullptr) incoming_->SetHistory(history, history_);
+}
+
+void Forwarding::Complete(const net::PullEnd& end, std::vector<SideFile> side_files) {
+  std::shared_ptr<const SideFileSet> set;
+  if (end.side_files_hash != 0) {
+    auto made = MakeSideFileSet(std::move(side_files));
+    if (!made.ok() || (*made)->hash != end.side_files_hash) {
+      LogWarn(
+          "{} is served to other receivers when it is committed: its side files are not those "
+          "that its sender names",
+          ToString(end.identity));
+      return;
+    }
+    set = *std::move(made);
+  }
+  incoming_->Complete(end, std::move(set));
+}
+
+void Forwarding::End(const Status& why) {
+  if (incoming_ == nullptr) return;
+  // Those who wait for it shall pull again here, whatever went wrong.
+  incoming_->Abandon(Errorf(StatusCode::kAborted, "{} did not come: {}; pull again",
+                            ToString(incoming_->identity()), MessageOf(why)));
+  incoming_.reset();
+  downstream_.Gone();
+}
+
+}  // namespace deltawire::receiver

@@ -1,0 +1,57 @@
+// What a pull round tells those who serve its version on while it is still coming: which version,
+// and each chunk once it is checked. Owner: a Replica with a Downstream, which outlives it.
+// Threads: the chunk calls from IoThreads, the others from the replica's driving thread, never
+// while chunks come. Cost: that of an IncomingVersion. Errors: none; a version that is given up
+// ends its pulls.
+#pragma once
+
+#include <memory>
+
+#include "common/net/pull_transport.h"
+#include "common/serving/incoming_version.h"
+#include "receiver/downstream.h"
+
+namespace deltawire::receiver {
+
+class Forwarding {
+ public:
+  /// `payload_limit`: see IncomingVersion.
+  Forwarding(Downstream& downstream, uint64_t payload_limit)
+      : downstream_(downstream), payload_limit_(payload_limit) {}
+  ~Forwarding() { End(absl::AbortedError("the receiver ends")); }
+  Forwarding(const Forwarding&) = delete;
+
+  /// A pull of `target` begins from what `base` names.
+  void Open(const Buffer& buffer, const Identity& target, wire::Have base);
+  /// The upstream has granted the pull. `ends_at` is where it ends if nothing overtakes it, and
+  /// empty where the upstream does not say.
+  void Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history);
+  /// What the pull says of the history that is kept here.
+  void Names(const std::vector<StateId>& history);
+  /// Nothing further will be told of the version that is not served as committed by now.
+  void End(const Status& why);
+
+  // Of one chunk.
+  void Begins(const wire::FrameHeader& header) {
+    if (incoming_ != nullptr) incoming_->Begins(header);
+  }
+  void Came(IncomingVersion::Piece piece) {
+    if (incoming_ != nullptr) incoming_->Add(std::move(piece));
+  }
+
+  /// Whether the chunks that came, with those that were there, are all of the version of `end`.
+  bool MakesUp(const net::PullEnd& end) const {
+    return incoming_ != nullptr && incoming_->MakesUp(end);
+  }
+  /// REQUIRES: MakesUp(end). `side_files` are those that `end` names.
+  void Complete(const net::PullEnd& end, std::vector<SideFile> side_files);
+
+ private:
+  Downstream& downstream_;
+  const uint64_t payload_limit_;
+  uint32_t history_ = 0;  // deltas that the upstream asked for last
+  wire::Have base_;
+  std::shared_ptr<IncomingVersion> incoming_;  // null: nothing is forwarded
+};
+
+}  // namespace deltawire::receiver
