@@ -240,6 +240,31 @@ std::string PeerText(const std::string& peer) {
   return peer.starts_with(kScheme) ? peer.substr(kScheme.size()) : peer;
 }
 
+// "118 MB/s, 200 ms, bbr, 1.02 % again".
+std::string LinkText(const v1::LinkStatus& link) {
+  if (link.round_trip_seconds() <= 0) return "-";
+  std::string text = HumanSeconds(link.round_trip_seconds());
+  if (link.bytes_per_s() > 0) text = HumanRate(link.bytes_per_s()) + ", " + text;
+  if (!link.congestion_control().empty()) text += ", " + link.congestion_control();
+  if (link.sent_again_ratio() > 0) {
+    text += fmt::format(", {} again", Percent(link.sent_again_ratio(), 1));
+  }
+  return text;
+}
+
+// "  m: last pull over 24 streams, round trip 200 ms, up to 118 MB/s".
+std::string PullLinkText(const v1::ReceiverModelStatus& m) {
+  const v1::PullStats& pull = m.last_pull();
+  if (pull.streams() == 0) return "";
+  std::string text = fmt::format("  {}: last pull over {} stream{}", m.model(), pull.streams(),
+                                 pull.streams() == 1 ? "" : "s");
+  if (pull.round_trip_seconds() > 0) {
+    text += ", round trip " + HumanSeconds(pull.round_trip_seconds());
+  }
+  if (pull.best_bytes_per_s() > 0) text += ", up to " + HumanRate(pull.best_bytes_per_s());
+  return text + "\n";
+}
+
 void ShowAttached(const Snapshot& s, std::string& text) {
   if (!s.sender.ok() || s.sender->models_size() == 0) return;
   if (s.attached.receivers_size() == 0) {
@@ -256,13 +281,14 @@ void ShowAttached(const Snapshot& s, std::string& text) {
                {"ATTACHED", kRight},
                {"LAST PULL", kRight},
                {"TOOK", kRight},
+               {"LINK"},
                {"LAST FAILURE"}});
   for (const v1::ReceiverInfo& r : s.attached.receivers()) {
     const bool pulled = r.last_pull().seconds() > 0;
     table.Add({r.receiver_id(), r.model(), PeerText(r.peer()), VersionText(r.committed()),
                BehindText(HeldBy(s, r).standing), r.phase(), HumanSeconds(r.attached_seconds()),
                pulled ? HumanBytes(r.last_pull().payload_bytes()) : "-",
-               pulled ? HumanSeconds(r.last_pull().seconds()) : "-",
+               pulled ? HumanSeconds(r.last_pull().seconds()) : "-", LinkText(r.link()),
                r.message().empty() ? "-" : r.message()});
   }
   text += "\n" + table.Text();
@@ -374,6 +400,7 @@ void ShowReceiver(const StatusOptions& o, const Snapshot& s, std::string& text) 
                           HumanBytes(a.owned_bytes()), HumanBytes(m.model_bytes()),
                           a.owned_chunks(), VersionText(a.newest()), RangesText(a.owned()));
     }
+    text += PullLinkText(m);
     text += BuffersText(m);
     if (!m.group().empty()) {
       text += fmt::format("  {}: a member of group {}{}\n", m.model(), m.group(),

@@ -54,6 +54,10 @@ class FailoverUpstream : public Upstream {
     std::lock_guard lock(mu_);
     return upstreams_[choice_.current()]->address();
   }
+  double round_trip() const override {
+    std::lock_guard lock(mu_);
+    return upstreams_[choice_.current()]->round_trip();
+  }
 
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     const size_t now = Current();
