@@ -141,6 +141,9 @@ void ToProto(const PullStats& stats, v1::PullStats* out) {
   }
   out->set_refused_chunks(stats.refused_chunks);
   out->set_history_chunks(stats.history_chunks);
+  out->set_streams(stats.streams);
+  out->set_round_trip_seconds(stats.round_trip_seconds);
+  out->set_best_bytes_per_s(stats.best_bytes_per_s);
 }
 
 PullStats FromProto(const v1::PullStats& in) {
@@ -153,7 +156,10 @@ PullStats FromProto(const v1::PullStats& in) {
                   .apply_seconds = in.apply_seconds(),
                   .repaired_chunks = in.repaired_chunks(),
                   .refused_chunks = in.refused_chunks(),
-                  .history_chunks = in.history_chunks()};
+                  .history_chunks = in.history_chunks(),
+                  .streams = in.streams(),
+                  .round_trip_seconds = in.round_trip_seconds(),
+                  .best_bytes_per_s = in.best_bytes_per_s()};
   stats.forms.chunks[FormCounts::kRaw] = in.chunks_full();
   uint64_t& fast = stats.forms.chunks[kernels::FormOf(kernels::Codec::kFast)];
   fast = in.chunks_delta();

@@ -62,6 +62,10 @@ class ChosenUpstream : public FailoverUpstream {
     std::lock_guard lock(mu_);
     return Chosen()->address();
   }
+  double round_trip() const override {
+    std::lock_guard lock(mu_);
+    return upstreams_[choice_.current()]->round_trip();
+  }
 
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     const PeerPtr now = Current();

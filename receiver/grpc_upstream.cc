@@ -186,6 +186,10 @@ class GrpcUpstream : public Upstream {
   ~GrpcUpstream() override { Detach(); }
 
   const std::string& address() const override { return sender_; }
+  double round_trip() const override {
+    std::lock_guard lock(mu_);
+    return round_trip_;
+  }
 
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     v1::DescribeModelRequest request;
@@ -359,9 +363,12 @@ class GrpcUpstream : public Upstream {
       call_ = &context;
       stub_ = stub;
     }
+    const auto began = std::chrono::steady_clock::now();
     const grpc::Status status = fn(*stub, &context);
+    const Seconds took = std::chrono::steady_clock::now() - began;
     std::lock_guard lock(mu_);
     call_ = nullptr;
+    if (status.ok() && (round_trip_ == 0 || took.count() < round_trip_)) round_trip_ = took.count();
     // Without an attachment nothing else dials, and what a failed handshake needs may be a new
     // connection: a channel shows the certificate and the authorities that it was made with.
     const bool lone_failure =
@@ -418,8 +425,9 @@ class GrpcUpstream : public Upstream {
   const std::string receiver_id_;
   const std::shared_ptr<security::Credentials> credentials_;
   const SiteOffer offer_;
-  std::mutex mu_;
+  mutable std::mutex mu_;
   std::shared_ptr<v1::PullService::Stub> stub_;
+  double round_trip_ = 0;  // the least time of a call; 0: none was answered yet
   bool dialled_ = false;
   bool cancelled_ = false;
   grpc::ClientContext* call_ = nullptr;

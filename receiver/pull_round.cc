@@ -27,6 +27,7 @@ PullRound::PullRound(Env env, std::vector<RoundAgent> agents, Wish wish)
       agents_(std::move(agents)),
       wish_(std::move(wish)),
       ends_(agents_.size()),
+      links_(agents_.size()),
       side_files_(agents_.size()) {
   if (wish_.force_full) env_.sink.Drop();
 }
@@ -90,13 +91,13 @@ Status PullRound::Open() {
   // Before the call, so that those who are served open their pulls meanwhile.
   const bool forwards = env_.forward != nullptr && repairs_ == 0;
   if (forwards) env_.forward->Open(env_.buffer, wish_.target.whole, MakeHave());
-  const uint32_t threads = CodingThreads(Thread::hardware_concurrency(), env_.streams);
   uint32_t history = 0;
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (!Asked(i)) continue;
     const RoundAgent& agent = agents_[i];
+    const uint32_t threads = CodingThreads(Thread::hardware_concurrency(), agent.streams);
     PullWish wish{.fingerprint = env_.buffer.layout().fingerprint(),
-                  .streams = env_.streams,
+                  .streams = agent.streams,
                   .decode = env_.rates.DecodeSpeeds(threads),
                   .owned_hash = agent.owned_hash};
     if (Exact()) wish.at = wish_.target.parts[i];
@@ -118,8 +119,10 @@ Status PullRound::Open() {
     target.port = part.grant.port;
     target.ticket = part.grant.ticket;
     target.fingerprint = wish.fingerprint;
-    target.streams = static_cast<uint16_t>(env_.streams);
+    target.streams = static_cast<uint16_t>(agent.streams);
     target.stream_timeout = env_.stream_timeout;
+    target.link = agent.link;
+    target.sockets = env_.sockets;
     part.transport = env_.transport(std::move(target));
     part.sink = std::make_unique<PartSink>(env_.sink, agent.owned, Name(i),
                                            [this, i](uint64_t bytes) { env_.progress(i, bytes); });
@@ -204,6 +207,7 @@ Status PullRound::Transfer() {
       ended = Annotate(ended, fmt::format("agent {}", Name(part.agent)));
     }
   }
+  NoteLinks();
   env_.sink.AddTo(stats_);
   times_.stage += env_.sink.stage_seconds();
   parts_.clear();
@@ -223,6 +227,19 @@ void PullRound::ForwardEnd() {
   if (!env_.sink.clean() || !env_.forward->MakesUp(end)) return;
   // An error is met again, and reported, when the version is to be committed.
   if (FetchSideFiles().ok()) env_.forward->Complete(end, env_.side_files.Merged());
+}
+
+void PullRound::NoteLinks() {
+  stats_.streams = 0;
+  double trip = 0, rate = 0;
+  for (const Part& part : parts_) {
+    const net::LinkSample& link = links_[part.agent] = part.transport->link();
+    stats_.streams += static_cast<uint32_t>(agents_[part.agent].streams);
+    trip = std::max(trip, link.link.round_trip_seconds);
+    rate += link.link.bytes_per_s;
+  }
+  stats_.round_trip_seconds = std::max(stats_.round_trip_seconds, trip);
+  stats_.best_bytes_per_s = std::max(stats_.best_bytes_per_s, rate);
 }
 
 Status PullRound::Prepare() {

@@ -34,6 +34,8 @@ struct RoundAgent {
   /// The state that the buffer last was wholly, as this agent named it: with the agent's lineage
   /// and the root of its part. Empty: no such state is known.
   Identity held;
+  uint32_t streams = 4;   ///< of a pull from it
+  net::LinkFigures link;  ///< what the way to it is taken for
 };
 
 /// The agents' side files, kept across pulls so that they travel only when they change.
@@ -82,8 +84,8 @@ class PullRound {
     ThreadPool& pool;
     CoderRates& rates;
     const TransportFactory& transport;
-    uint32_t streams = 4;
     std::chrono::milliseconds stream_timeout{30000};
+    net::SocketChoice sockets;
     /// Take side files that an engine may execute.
     bool allow_code_files = false;
     /// Waits until no reader keeps the buffer's bytes from being changed. Called between steps, on
@@ -121,6 +123,8 @@ class PullRound {
   const std::shared_ptr<const Delta>& delta() const { return delta_; }
   const Identity& delta_from() const { return delta_from_; }
   const RoundTimes& times() const { return times_; }
+  /// What the last transfer's connections showed of the way to each agent.
+  const std::vector<net::LinkSample>& links() const { return links_; }
   /// What an agent did wrong, after an error of Advance: its stream broke, or it sent something
   /// else than it named. kCancelled: nothing that is known; a call that an agent refused is not
   /// here.
@@ -153,6 +157,8 @@ class PullRound {
   wire::Have MakeHave() const;
   Status RunParts();
   Status CheckEnd(const Part& part);
+  /// Notes what the parts' connections showed.
+  void NoteLinks();
   /// `staged`: of the chunks as they will be when what is staged is applied.
   Status CheckRoots(bool staged);
   /// Notes `error` as an agent's fault, and returns it.
@@ -172,6 +178,7 @@ class PullRound {
   std::vector<uint32_t> bad_, suspects_;
   std::vector<Part> parts_;  // of the next or running transfer
   std::vector<Identity> ends_;
+  std::vector<net::LinkSample> links_;
   std::vector<uint64_t> side_files_;  // hashes that the End frames named
   PullStats stats_;
   std::shared_ptr<const Delta> delta_;

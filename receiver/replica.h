@@ -41,7 +41,8 @@ namespace deltawire::receiver {
 struct ReplicaOptions {
   std::string model;
   std::filesystem::path directory;
-  uint32_t streams = 4;
+  uint32_t streams = 4;  ///< of each pull; 0: by what was measured of the way
+  net::SocketChoice sockets;
   bool follow = true;
   uint64_t staging_bytes = uint64_t{128} << 20;
   uint64_t history_bytes = 0;
@@ -192,6 +193,8 @@ class Replica {
     std::unique_ptr<Upstream> upstream;
     // Used by the driving thread only.
     RoundAgent round;
+    net::LinkRecord link;
+    std::string linked;  // the address that `link` is of
     // Under mu_.
     AgentView view;
     Hash128 described;         // the lineage at the last description; zero: not known
@@ -215,6 +218,8 @@ class Replica {
   /// `hold`: makes the target ready for a group's word, and commits nothing.
   void Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold = false);
   StatusOr<Follower::Target> AskNewest();
+  /// Decides how many streams the next pull from each agent has.
+  void PlanLinks();
   /// Sets each agent's RoundAgent::held.
   void HoldParts(const Follower::Target& target);
   Status RunRound(const Follower::Target& target, bool force_full, bool hold);

@@ -195,6 +195,17 @@ void Replica::HoldParts(const Follower::Target& target) {
   }
 }
 
+void Replica::PlanLinks() {
+  for (AgentLink& agent : agents_) {
+    const std::string now = agent.upstream->in_use();
+    if (std::exchange(agent.linked, now) != now) agent.link = {};
+    agent.link.Called(agent.upstream->round_trip());
+    agent.round.link = agent.link.figures();
+    agent.round.streams =
+        options_.streams != 0 ? options_.streams : net::ChooseStreams(agent.round.link);
+  }
+}
+
 Status Replica::RunRound(const Follower::Target& target, bool force_full, bool hold) {
   fault_ = absl::CancelledError("the round has not ended");
   holding_ = hold;
@@ -203,6 +214,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   // file open, a fresh file would replace it, without the chunks that the pull has named.
   if (buffer_->updating() || buffer_->interrupted()) DW_RETURN_IF_ERROR(WaitWritable());
   HoldParts(target);
+  PlanLinks();
   std::vector<RoundAgent> agents;
   uint64_t delta_bytes = 0;
   for (const AgentLink& agent : agents_) agents.push_back(agent.round);
@@ -215,8 +227,8 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
       .pool = pool_,
       .rates = rates_,
       .transport = transport_,
-      .streams = options_.streams,
       .stream_timeout = options_.stream_timeout,
+      .sockets = options_.sockets,
       .allow_code_files = options_.allow_code_files,
       .writable = [this] { return WaitWritable(); },
       .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); }};
@@ -282,6 +294,7 @@ Status Replica::Drive(PullRound& round, bool hold) {
 }
 
 Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended) {
+  for (size_t i = 0; i < agents_.size(); ++i) agents_[i].link.Pulled(round.links()[i]);
   fault_ = ended.ok() ? ended : round.fault();
   root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {

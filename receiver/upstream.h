@@ -93,6 +93,8 @@ class Upstream {
   virtual const std::string& address() const = 0;
   /// Of several addresses the one that is used now.
   virtual std::string in_use() const { return address(); }
+  /// The least time that a call has taken, so a round trip or a little more; 0: not known.
+  virtual double round_trip() const { return 0; }
   virtual StatusOr<ModelDescription> Describe(const std::string& model) = 0;
   /// The newest state; epoch 0 when nothing is published.
   virtual StatusOr<Identity> Newest(const std::string& model) = 0;

@@ -313,8 +313,31 @@ void AddGroups(CLI::App& app, SenderOptions& o) {
       &o.group_skip_absent);
 }
 
+Status CheckCongestionControl(std::string& text) {
+  const auto plain = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  constexpr size_t kMostName = 15;  // TCP_CA_NAME_MAX of the kernel, less its end
+  if (!text.empty() && text.size() <= kMostName && std::all_of(text.begin(), text.end(), plain)) {
+    return {};
+  }
+  return Errorf(StatusCode::kInvalidArgument,
+                "\"{}\" is not auto, system or the name of a congestion control (those that there "
+                "are: sysctl net.ipv4.tcp_available_congestion_control)",
+                text);
+}
+
 template <typename Options>
 void AddStreamLimits(CLI::App& app, Options& o) {
+  AddText(
+      app, "--congestion-control", "NAME",
+      "Of bulk streams: auto (bbr from a round trip of 5 ms on, if the kernel allows it), system "
+      "(what the kernel gives) or a name",
+      &o.congestion_control, CheckCongestionControl);
+  AddSize(app, "--socket-buffer",
+          "Memory of each bulk stream's socket, as far as net.core.wmem_max and rmem_max allow; 0: "
+          "the kernel's own tuning, or more where a link needs it",
+          &o.socket_buffer);
   AddMillis(app, "--stream-timeout-ms", "A stream without progress for so long is closed", 1000,
             &o.stream_timeout);
   app.add_option("--credentials", o.credentials,
@@ -439,7 +462,9 @@ void Declare(CLI::App& app, ReceiverOptions& o) {
           "empty: it follows the sender itself",
           &o.site, CheckSiteName);
   AddListen(app, "--control-listen", "gRPC for orchestrators", &o.control);
-  AddNumber(app, "--streams", "TCP streams per pull, 1 to 64", 1, kMaxStreams, &o.streams);
+  AddNumber(app, "--streams",
+            "TCP streams per pull, 1 to 64; 0: 4 to 32, by the link's measured round trip and rate",
+            0, kMaxStreams, &o.streams);
   AddStreamLimits(app, o);
   app.option_defaults()->group("Serving other receivers");
   AddSwitch(app, "serve",

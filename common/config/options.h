@@ -38,6 +38,8 @@ struct SenderOptions {
   std::chrono::milliseconds grace{250};            ///< pulls may delay BeginOffload this long
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
   std::chrono::milliseconds stream_timeout{30000};    ///< closes a bulk stream without progress
+  std::string congestion_control = "auto";            ///< of bulk streams; "system": the kernel's
+  uint64_t socket_buffer = 0;                         ///< SO_SNDBUF of each; 0: as the link needs
   uint32_t threads = 0;                               ///< CPU workers; 0: one per core
   bool huge_pages = true;
   bool eager_diff = true;  ///< diff tensors as they are marked written (not on a GPU)
@@ -85,7 +87,7 @@ struct ReceiverOptions {
   uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model, with `serve`
   uint64_t rate_limit = 0;               ///< bytes/s to all receivers that are served; 0: none
   uint64_t rate_limit_per_receiver = 0;  ///< bytes/s to each of them and each model; 0: none
-  uint32_t streams = 4;                  ///< TCP streams per pull, 1..64
+  uint32_t streams = 0;                  ///< TCP streams per pull, 1..64; 0: as the link needs
   bool follow = true;                    ///< pull new versions; false: only on `sync`
   uint64_t staging_bytes = uint64_t{128} << 20;  ///< a larger delta is applied as it arrives
   uint32_t buffers = 0;  ///< weight files, 1 or 2; 0: 2 if memory has room for both
@@ -100,6 +102,8 @@ struct ReceiverOptions {
   uint32_t engine_retries = 5;                       ///< of one version, after the first attempt
   std::chrono::milliseconds engine_timeout{120000};  ///< for one request to an engine
   std::chrono::milliseconds stream_timeout{30000};
+  std::string congestion_control = "auto";  ///< as the sender's
+  uint64_t socket_buffer = 0;               ///< SO_RCVBUF of each stream, SO_SNDBUF of those served
   uint32_t threads = 0;
   bool huge_pages = true;
   std::string credentials;

@@ -36,6 +36,9 @@ struct PullStats {
   uint64_t repaired_chunks = 0;
   uint64_t refused_chunks = 0;  ///< tight payloads that did not fit the receiver's bytes or history
   uint64_t history_chunks = 0;  ///< tight payloads that used past deltas
+  uint32_t streams = 0;         ///< of all agents together
+  double round_trip_seconds = 0;  ///< least of the streams'; 0: not known
+  double best_bytes_per_s = 0;    ///< over the best 200 ms; 0: the pull was shorter
   /// Counted by the receiver. Its messages carry only the chunk counts, so at a sender bytes are 0.
   FormCounts forms;
   friend bool operator==(const PullStats&, const PullStats&) = default;

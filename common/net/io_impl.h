@@ -3,8 +3,6 @@
 // wait takes too long. Errors: FromAsio and FromException turn them into Status.
 #pragma once
 
-#include <netinet/tcp.h>
-
 #include <algorithm>
 #include <boost/asio.hpp>
 #include <chrono>
@@ -142,23 +140,6 @@ inline Status FromException(std::string_view what, const std::exception_ptr& thr
   } catch (...) {
     return Errorf(StatusCode::kInternal, "{}: an exception of no known type", what);
   }
-}
-
-/// Sets the TCP options of every bulk socket: no Nagle, and the kernel's keepalive for peers that
-/// vanish silently. If both ends are on one host, only little data may be in flight, so that the
-/// kernel's copies in and out find it in the second-level cache. Between hosts the kernel's own
-/// limits stay, since a small window is slow over a long distance. An option that the kernel
-/// refuses costs speed only.
-inline void TuneSocket(tcp::socket& socket) {
-  constexpr int kWindow = 768 << 10, kNotSent = 256 << 10;
-  ErrorCode ignored, local_ec, remote_ec;
-  socket.set_option(tcp::no_delay(true), ignored);
-  socket.set_option(asio::socket_base::keep_alive(true), ignored);
-  const auto local = socket.local_endpoint(local_ec), remote = socket.remote_endpoint(remote_ec);
-  if (local_ec || remote_ec || local.address() != remote.address()) return;
-  // Asio has no names for these.
-  setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_WINDOW_CLAMP, &kWindow, sizeof kWindow);
-  setsockopt(socket.native_handle(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kNotSent, sizeof kNotSent);
 }
 
 /// "10.0.0.2:7701", or "?" when the peer is gone already.

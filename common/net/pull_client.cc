@@ -9,6 +9,8 @@
 #include "common/base/unique_fd.h"
 #include "common/net/byte_stream.h"
 #include "common/net/io_impl.h"
+#include "common/net/rate_meter.h"
+#include "common/net/tcp_facts.h"
 #include "common/net/tls.h"
 
 namespace deltawire::net {
@@ -25,13 +27,27 @@ struct PullClient::Impl {
   const std::shared_ptr<HostLookup> lookup;
   std::vector<tcp::endpoint> endpoints;  // set before the first stream begins
 
-  std::mutex mu;
+  mutable std::mutex mu;
   std::condition_variable done;
   size_t running = 0;
   bool cancelled = false;
   Status status;
   std::optional<PullEnd> end;
   std::vector<std::shared_ptr<tcp::socket>> sockets;
+  RateMeter rate;
+  double round_trip_seconds = 0;  // the least of the streams that have ended; 0: not known
+
+  void Came(size_t bytes) {
+    std::lock_guard lock(mu);
+    rate.Add(bytes, std::chrono::steady_clock::now());
+  }
+  void NoteFacts(const TcpFacts& facts) {
+    if (facts.round_trip_seconds <= 0) return;
+    std::lock_guard lock(mu);
+    if (round_trip_seconds == 0 || facts.round_trip_seconds < round_trip_seconds) {
+      round_trip_seconds = facts.round_trip_seconds;
+    }
+  }
 
   // The first error wins; it closes every stream, so that the others end too.
   void Fail(Status why) {
@@ -69,7 +85,7 @@ namespace {
 
 constexpr std::string_view kConnecting = "connecting";
 
-// Of a socket that cannot be opened, Asio says only that its connecting was aborted.
+// A socket that cannot be opened counts as one whose connecting was aborted.
 bool OutOfDescriptors() {
   const UniqueFd probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return probe.get() < 0 && (errno == EMFILE || errno == ENFILE);
@@ -102,6 +118,7 @@ class ClientStream {
       LogError("{}", MessageOf(status));
     }
     watchdog_->Stop();
+    if (socket_->is_open()) pull_->NoteFacts(TcpFactsOf(socket_->native_handle()));
     bytes_.Close();
     if (!status.ok()) pull_->Fail(status);
   }
@@ -194,6 +211,7 @@ class ClientStream {
       auto [ec, n] = co_await bytes_.ReadSome(
           asio::buffer(to.data() + done, std::min(kPiece, to.size() - done)));
       if (ec) co_return Failure("reading a chunk", ec);
+      pull_->Came(n);
       if (has_checksum) hash_.Update(to.subspan(done, n));
       done += n;
       sink_.Arrived(header, done);
@@ -243,18 +261,37 @@ class ClientStream {
     watchdog_->Feed();
     // Connecting opens the socket, so a close that came before it has no effect.
     if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
-    auto [connect_ec, endpoint] = co_await asio::async_connect(*socket_, pull_->endpoints, kAwait);
+    const ErrorCode connect_ec = co_await ConnectToFirst();
     if (connect_ec) co_return Failure(kConnecting, connect_ec);
     // Each further address opens the socket anew, too.
     if (watchdog_->fired()) co_return Failure(kConnecting, asio::error::timed_out);
     if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) co_return pull_->status;
-    TuneSocket(*socket_);
+    TuneSocket(socket_->native_handle(), target_.sockets);
     if (target_.tls == nullptr) co_return absl::OkStatus();
     auto context = target_.tls->Now();
     if (!context.ok()) co_return context.status();
     const ErrorCode tls_ec = co_await bytes_.Connect(std::move(*context), target_.host);
     if (tls_ec) co_return Failure("TLS handshake", tls_ec);
     co_return absl::OkStatus();
+  }
+
+  // Not by async_connect of all endpoints, which opens the socket by itself: its memory has to be
+  // set between the two.
+  asio::awaitable<ErrorCode> ConnectToFirst() {
+    ErrorCode ec = asio::error::not_found;
+    for (const tcp::endpoint& endpoint : pull_->endpoints) {
+      ErrorCode ignored;
+      socket_->close(ignored);
+      socket_->open(endpoint.protocol(), ec);
+      if (ec && OutOfDescriptors()) co_return asio::error::operation_aborted;
+      if (ec) continue;
+      FitSocket(socket_->native_handle(), SocketEnd::kReceiver, target_.sockets, target_.link,
+                target_.streams);
+      std::tie(ec) = co_await socket_->async_connect(endpoint, kAwait);
+      if (!ec || watchdog_->fired()) break;
+      if (std::lock_guard lock(pull_->mu); !pull_->status.ok()) break;
+    }
+    co_return ec;
   }
 
   asio::awaitable<Status> Send(wire::FrameType type, Bytes payload) {
@@ -364,6 +401,14 @@ StatusOr<PullEnd> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
   impl_->done.wait(lock, [this] { return impl_->running == 0; });
   if (!impl_->status.ok()) return impl_->status;
   return *impl_->end;
+}
+
+LinkSample PullClient::link() const {
+  std::lock_guard lock(impl_->mu);
+  return {
+      .link = {.round_trip_seconds = impl_->round_trip_seconds, .bytes_per_s = impl_->rate.best()},
+      .seconds = impl_->rate.seconds(),
+      .streams = impl_->target.streams};
 }
 
 void PullClient::Cancel() {

@@ -20,6 +20,7 @@ class PullClient : public PullTransport {
 
   StatusOr<PullEnd> Run(const wire::Have& have, ChunkSink& sink) override;
   void Cancel() override;
+  LinkSample link() const override;
 
   struct Impl;
 

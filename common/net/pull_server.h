@@ -19,6 +19,7 @@
 #include "common/base/token_bucket.h"
 #include "common/net/io_threads.h"
 #include "common/net/pull_transport.h"
+#include "common/net/tcp_facts.h"
 #include "common/security/token_proof.h"
 #include "common/wire/frame.h"
 #include "common/wire/messages.h"
@@ -43,6 +44,11 @@ class PullSession {
   virtual uint32_t chunks() const = 0;  ///< number of entries that Have must carry
   /// The rate at which this pull may be sent, over all its streams; null: no limit of its own.
   virtual TokenBucket* rate() { return nullptr; }
+
+  /// What the way to the receiver is taken for.
+  virtual LinkFigures link() { return {}; }
+  /// What the kernel says of a stream that is about to be closed.
+  virtual void Measured(const TcpFacts& /*facts*/) {}
 
   /// Receives what the receiver holds; called once. Other streams may call Next before, and get
   /// nullopt.
@@ -100,6 +106,7 @@ class PullServer {
     size_t reserved_descriptors = 2 * Acceptor::kReserve;
     std::shared_ptr<Tls> tls;  ///< null: plaintext
     uint64_t bytes_per_s = 0;  ///< over all streams; 0: no limit
+    SocketChoice sockets;
   };
 
   /// Listens at once; kAlreadyExists when the port is taken.

@@ -13,6 +13,8 @@
 #include "common/base/bytes.h"
 #include "common/base/identity.h"
 #include "common/base/status.h"
+#include "common/net/link_plan.h"
+#include "common/net/tune_socket.h"
 #include "common/wire/frame.h"
 #include "common/wire/messages.h"
 
@@ -48,6 +50,8 @@ struct PullTarget {
   std::chrono::milliseconds stream_timeout{30000};  ///< longest silence; pings come more often
   std::shared_ptr<Tls> tls;                         ///< null: plaintext
   std::string token;  ///< each stream proves that it knows this; empty: none
+  LinkFigures link;   ///< what the way to the sender is taken for
+  SocketChoice sockets;
 };
 
 /// The state that a pull has brought, as its End frames name it.
@@ -63,6 +67,8 @@ class PullTransport {
   /// Sends `have` and receives until every stream has ended.
   virtual StatusOr<PullEnd> Run(const wire::Have& have, ChunkSink& sink) = 0;
   virtual void Cancel() = 0;
+  /// After Run, also of a pull that broke: what its connections showed of the way to the sender.
+  virtual LinkSample link() const { return {}; }
 };
 
 }  // namespace deltawire::net

@@ -7,7 +7,9 @@
 #include <utility>
 
 #include "common/base/log.h"
+#include "common/net/tcp_facts.h"
 #include "common/net/tls.h"
+#include "common/net/tune_socket.h"
 
 namespace deltawire::net {
 namespace {
@@ -71,7 +73,7 @@ ServerStream::~ServerStream() {
 }
 
 asio::awaitable<void> ServerStream::Run() {
-  TuneSocket(*socket_);
+  TuneSocket(socket_->native_handle(), options_.sockets);
   watchdog_->Start();
   Status status;
   try {
@@ -81,6 +83,9 @@ asio::awaitable<void> ServerStream::Run() {
     LogError("bulk stream from {}: {}", peer_, MessageOf(status));
   }
   if (connection_->cut && !status.ok()) status = WhyCut();
+  if (session_ != nullptr && socket_->is_open()) {
+    session_->Measured(TcpFactsOf(socket_->native_handle()));
+  }
   TellSession(status);
   // The session is told before SendError: the stream needs the half no longer, so a trainer that
   // waits for it need not wait until the peer has read the error.
@@ -112,6 +117,7 @@ asio::awaitable<Status> ServerStream::Exchange() {
   if (!joined.ok()) co_return joined.status();
   session_ = std::move(*joined);
   if (session_->rate() != nullptr) session_->rate()->Join();
+  FitToLink(hello->streams);
   stream_ = hello->stream;
   session_->StreamOpened(stream_, [weak = std::weak_ptr(connection_)] {
     if (auto connection = weak.lock()) connection->Cut();
@@ -123,6 +129,13 @@ asio::awaitable<Status> ServerStream::Exchange() {
     if (!status.ok()) co_return status;
   }
   co_return co_await SendAll();
+}
+
+void ServerStream::FitToLink(uint16_t streams) {
+  // The round trip is this connection's own; its handshake has just shown it.
+  LinkFigures link = session_->link();
+  link.round_trip_seconds = TcpFactsOf(socket_->native_handle()).round_trip_seconds;
+  FitSocket(socket_->native_handle(), SocketEnd::kSender, options_.sockets, link, streams);
 }
 
 // A silent connection occupies a descriptor, so the timeouts are short until its Hello has arrived.

@@ -55,6 +55,8 @@ class ServerStream {
   asio::awaitable<Status> AwaitFirstByte();
   /// Begins TLS where the server has it; refuses a peer that speaks the other way.
   asio::awaitable<Status> Secure();
+  /// Fits the socket to its part in a pull of `streams`.
+  void FitToLink(uint16_t streams);
   asio::awaitable<Status> ReceiveHave();
   asio::awaitable<Status> SendAll();
   asio::awaitable<void> AwaitClose();

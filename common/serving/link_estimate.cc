@@ -14,6 +14,8 @@ constexpr double kTellingSeconds = 0.1;
 constexpr double kRise = 1.1;
 // Faster than any link: without this limit, a rise after every pull would end at infinity.
 constexpr double kMost = 1e12;
+// When so many bytes were counted, what was sent before them counts half.
+constexpr double kSentRemembered = 64 << 20;
 // Bytes that the two socket buffers of a stream may take at once.
 constexpr uint64_t kSocketBuffers = 12 << 20;
 
@@ -38,6 +40,27 @@ void LinkEstimate::Add(uint64_t bytes, double seconds, bool coders_bound) {
     // Averages logarithms, since links differ by orders of magnitude in both directions.
     bytes_per_s_ *= std::pow(seen / bytes_per_s_, 0.5 * std::min(1.0, telling));
   }
+}
+
+void LinkEstimate::AddFacts(const net::TcpFacts& facts) {
+  if (facts.sent_bytes == 0) return;
+  std::lock_guard lock(mu_);
+  if (facts.round_trip_seconds > 0) round_trip_seconds_ = facts.round_trip_seconds;
+  sent_ += static_cast<double>(facts.sent_bytes);
+  sent_again_ += static_cast<double>(facts.sent_again_bytes);
+  if (sent_ > kSentRemembered) {
+    sent_ /= 2;
+    sent_again_ /= 2;
+  }
+  congestion_control_ = facts.congestion_control;
+}
+
+LinkView LinkEstimate::view() const {
+  std::lock_guard lock(mu_);
+  return {.bytes_per_s = bytes_per_s_,
+          .round_trip_seconds = round_trip_seconds_,
+          .sent_again_ratio = sent_ > 0 ? sent_again_ / sent_ : 0,
+          .congestion_control = congestion_control_};
 }
 
 void LinkEstimate::AddFrame(uint64_t bytes, bool late) {

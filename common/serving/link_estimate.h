@@ -1,13 +1,23 @@
 // Estimated speed of the link to one receiver, from the durations of its pulls. An average, not a
-// promise: it chooses a codec, and whether frames are copied. Owner: the PullDesk, one per
-// receiver; pulls hold it by shared_ptr. Threads: any. Cost: constant. Errors: none.
+// promise: it chooses a codec, sockets' memory, and whether frames are copied. Owner: PullDesk, one
+// per receiver; pulls hold it by shared_ptr. Threads: any. Cost: constant. Errors: none.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "common/base/sync.h"
+#include "common/net/tcp_facts.h"
 
 namespace deltawire {
+
+/// A link as its sender sees it, for displays.
+struct LinkView {
+  double bytes_per_s = 0;          ///< LinkEstimate::bytes_per_s
+  double round_trip_seconds = 0;   ///< 0: not known
+  double sent_again_ratio = 0;     ///< of the last pulls' bytes: those sent again
+  std::string congestion_control;  ///< of the last stream
+};
 
 class LinkEstimate {
  public:
@@ -17,6 +27,10 @@ class LinkEstimate {
   /// A pull moved `bytes` in `seconds`. `coders_bound`: encoding or decoding took about as long, so
   /// the link may be faster than the pull was; the estimate then rises a little and never falls.
   void Add(uint64_t bytes, double seconds, bool coders_bound);
+
+  /// What the kernel says of a stream that has ended.
+  void AddFacts(const net::TcpFacts& facts);
+  LinkView view() const;
 
   /// The socket took a whole chunk of `bytes`; `late`: the socket took longer than a frame may keep
   /// a half from the trainer.
@@ -29,6 +43,9 @@ class LinkEstimate {
   mutable Mutex mu_;
   double bytes_per_s_ = 0;
   uint64_t in_time_ = 0;  // bytes since the last late frame
+  double round_trip_seconds_ = 0;
+  double sent_ = 0, sent_again_ = 0;  // bytes; older ones count less
+  std::string congestion_control_;
 };
 
 }  // namespace deltawire

@@ -46,6 +46,12 @@ PullCoding PullDesk::CodingFor(const PullRequest& request) {
   return coding;
 }
 
+LinkView PullDesk::LinkTo(const std::string& receiver_id) const {
+  std::lock_guard lock(mu_);
+  const auto link = links_.find(receiver_id);
+  return link == links_.end() ? LinkView{} : link->second->view();
+}
+
 std::shared_ptr<TokenBucket> PullDesk::RateFor(const PullRequest& request) {
   if (traits_.rate_limit_per_receiver == 0) return nullptr;
   std::lock_guard lock(mu_);

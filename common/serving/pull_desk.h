@@ -106,6 +106,9 @@ class PullDesk {
   /// somebody else.
   uint64_t streams_refused() const { return streams_refused_; }
 
+  /// The link to a receiver, over its pulls of all models; zeros: it is not known.
+  LinkView LinkTo(const std::string& receiver_id) const;
+
   Attachments& attachments() { return attachments_; }
   const Attachments& attachments() const { return attachments_; }
 

@@ -69,6 +69,8 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
 
   uint32_t chunks() const override { return model_->chunks().size(); }
   TokenBucket* rate() override { return terms_.rate.get(); }
+  net::LinkFigures link() override { return {.bytes_per_s = terms_.coding.link->bytes_per_s()}; }
+  void Measured(const net::TcpFacts& facts) override { terms_.coding.link->AddFacts(facts); }
   Status Start(const wire::Have& have) override;
   StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream, std::function<void()> wake) override;
   void StreamOpened(uint16_t stream, std::function<void()> cut) override;

@@ -60,6 +60,7 @@ class Agent : public net::PullSource, public PullHost {
   /// Bulk streams that were turned away since their ticket was not one, or another's.
   uint64_t streams_refused() const { return desk_.streams_refused(); }
   const CoderRates& coder_rates() const { return coder_rates_; }
+  LinkView LinkTo(const std::string& receiver_id) const { return desk_.LinkTo(receiver_id); }
 
   Attachments& attachments() override { return desk_.attachments(); }
   const Attachments& attachments() const { return desk_.attachments(); }

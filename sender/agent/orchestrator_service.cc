@@ -97,6 +97,11 @@ grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
     r->set_message(view.report.message);
     deltawire::ToProto(view.report.last_pull, r->mutable_last_pull());
     tree.Place(view, r);
+    const LinkView link = agent_.LinkTo(view.id);
+    r->mutable_link()->set_bytes_per_s(link.bytes_per_s);
+    r->mutable_link()->set_round_trip_seconds(link.round_trip_seconds);
+    r->mutable_link()->set_sent_again_ratio(link.sent_again_ratio);
+    r->mutable_link()->set_congestion_control(link.congestion_control);
   }
   return grpc::Status::OK;
 }

@@ -130,6 +130,10 @@ def tune(nodes: list[networks.Node], options: argparse.Namespace) -> None:
         node.sysctl(**values)
 
 
+def control(options: argparse.Namespace) -> list[str]:
+    return ["--congestion-control", options.daemons_control]
+
+
 def emulated(network: networks.Network, options: argparse.Namespace, seed: int):
     trainer, engine = network.nodes("trainer", "engine")
     if options.mbit and not options.rtt_ms and not options.loss:
@@ -164,28 +168,39 @@ def ceiling(network: networks.Network, options: argparse.Namespace, seed: int) -
     trainer, engine, link = emulated(network, options, seed)
     meter = Meter(link)
     total = 2_000_000_000
-    seconds = bare(trainer, engine, options.streams, total)
+    seconds = bare(trainer, engine, options.streams or 4, total)
     return {"gbit_per_s": 8 * total / seconds / 1e9, "middle": meter.rate(total) / 1e9, **lag(link)}
 
 
 def share(network: networks.Network, options: argparse.Namespace, seed: int) -> dict:
+    """A full pull over a link that is not known yet, one over the same link once it was measured,
+    and bare TCP with as many streams."""
     trainer, engine, link = emulated(network, options, seed)
     total = options.megabytes * 1_000_000
     rate = options.mbit * 1e6
-    meter = Meter(link)
-    seconds = bare(trainer, engine, options.streams, total)
-    result = {"bare_share": meter.rate(total) / rate, "bare_seconds": seconds}
     versions = Versions(network.root, seed, total)
-    sender = trainer.start_sender()
+    sender = trainer.start_sender(*control(options))
     trainer.publish(versions.next(), 1)
+    result = {}
+    for run in ("first", "second"):
+        meter = Meter(link)
+        if run == "first":
+            engine.start_receiver("--sender", sender, "--streams", options.streams,
+                                  *control(options))  # fmt: skip
+            engine.await_version(1, 600)
+        else:
+            engine.tool("sync", "--full", "--receiver", engine.control, "--timeout", 600)
+        pull = engine.status()["last_pull"]
+        result |= {f"{run}_share": meter.rate(total) / rate, f"{run}_streams": pull["streams"],
+                   f"{run}_transfer_seconds": pull["transfer_seconds"]}  # fmt: skip
+        assert versions.of(engine.content()) == 1
+    result |= {"round_trip_seconds": pull["round_trip_seconds"],
+               "best_share": 8 * pull["best_bytes_per_s"] / rate}  # fmt: skip
+    for node in (trainer, engine):
+        node.congestion_control(options.bare_control)
     meter = Meter(link)
-    began = time.monotonic()
-    engine.start_receiver("--sender", sender, "--streams", options.streams)
-    engine.await_version(1, 600)
-    result |= {"seconds": time.monotonic() - began, "share": meter.rate(total) / rate}
-    pull = engine.status()["last_pull"]
-    result |= {"pull_seconds": pull["seconds"], "transfer_seconds": pull["transfer_seconds"]}
-    assert versions.of(engine.content()) == 1
+    seconds = bare(trainer, engine, pull["streams"], total)
+    result |= {"bare_share": meter.rate(total) / rate, "bare_seconds": seconds}
     return {**result, **lag(link)}
 
 
@@ -200,9 +215,9 @@ def committed_at(node: networks.Node, version: int) -> float:
 def delta(network: networks.Network, options: argparse.Namespace, seed: int) -> dict:
     trainer, engine, link = emulated(network, options, seed)
     versions = Versions(network.root, seed, options.megabytes * 1_000_000)
-    sender = trainer.start_sender()
+    sender = trainer.start_sender(*control(options))
     trainer.publish(versions.next(), 1)
-    engine.start_receiver("--sender", sender, "--streams", options.streams)
+    engine.start_receiver("--sender", sender, "--streams", options.streams, *control(options))
     engine.await_version(1, 600)
     found = []
     for _ in range(5):
@@ -214,7 +229,7 @@ def delta(network: networks.Network, options: argparse.Namespace, seed: int) -> 
         found.append({
             "ready_to_committed": seconds, "payload_bytes": pull["payload_bytes"],
             "payload_over_rate": ideal, "times": seconds / ideal, "pull": pull["seconds"],
-            "publish": published["publish_seconds"],
+            "publish": published["publish_seconds"], "streams": pull["streams"],
         })  # fmt: skip
         assert versions.of(engine.content()) == versions.newest
     found.sort(key=lambda one: one["times"])
@@ -260,10 +275,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--control", default="bbr", help="congestion control")
+    parser.add_argument("--control", default="reno", help="the nodes' congestion control")
+    parser.add_argument("--daemons-control", default="auto", help="--congestion-control of daemons")
+    parser.add_argument("--bare-control", default="bbr", help="the nodes' while bare TCP runs")
     parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--initcwnd", type=int, default=0, help="of the route; 0: the kernel's 10")
-    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--streams", type=int, default=0, help="of a pull; 0: as the daemons choose")
     parser.add_argument("--mbit", type=int, default=1000)
     parser.add_argument("--rtt-ms", type=float, default=200)
     parser.add_argument("--loss", type=float, default=0.01)

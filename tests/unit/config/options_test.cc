@@ -350,6 +350,8 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.rate_limit = 5000;
   want.rate_limit_per_receiver = 6000;
   want.streams = 64;
+  want.congestion_control = "cubic";
+  want.socket_buffer = 7000;
   want.follow = false;
   want.staging_bytes = 1000;
   want.history_bytes = 2000;
@@ -384,6 +386,8 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--rate-limit=5kB",
                                    "--rate-limit-per-receiver=6kB",
                                    "--streams=64",
+                                   "--congestion-control=cubic",
+                                   "--socket-buffer=7000",
                                    "--no-follow",
                                    "--staging=1kB",
                                    "--stream-timeout-ms=5000",
@@ -411,7 +415,8 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "'b=/x=y']\nreceiver-id = 'me:1'\n"
       "control-listen = 'localhost:2'\nserve = true\nbulk-listen = ':3'\n"
       "advertise-host = 'relay'\ndelta-log = 4000\nrate-limit = 5000\n"
-      "rate-limit-per-receiver = 6000\nstreams = 64\nfollow = false\nstaging = '1kB'\n"
+      "rate-limit-per-receiver = 6000\nstreams = 64\ncongestion-control = 'cubic'\n"
+      "socket-buffer = 7000\nfollow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
       "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"
       "insecure-metrics = true\n"
@@ -472,8 +477,11 @@ TEST_CASE("errors on the command line name the option") {
   CheckError(Sender({"--stream-timeout-ms=999"}), {"--stream-timeout-ms: "});
   CheckError(Sender({"--log-level=loud"}), {"--log-level: ", "loud", "debug"});
   CheckError(Sender({"--data-dir="}), {"--data-dir"});
-  for (const char* streams : {"--streams=0", "--streams=65", "--streams=x"}) {
-    CheckError(Receiver({"--model=m", streams}), {"--streams: ", "1 to 64"});
+  for (const char* streams : {"--streams=65", "--streams=x"}) {
+    CheckError(Receiver({"--model=m", streams}), {"--streams: ", "0 to 64"});
+  }
+  for (const char* name : {"--congestion-control=Bbr", "--congestion-control=a-b"}) {
+    CheckError(Sender({name}), {"--congestion-control: ", "auto, system"});
   }
   CheckError(Receiver({}), {"--model is required"});
   for (const char* model : {"--model=.m", "--model=a/b", "--model= ", "--model==/d"}) {
@@ -530,7 +538,7 @@ TEST_CASE("errors in the file name file, line and key") {
       {"version = true\n", {":1: version: ", "no such option"}},
       {"no-follow = true\n", {":1: no-follow: ", "no such option"}},
       {"h = true\n", {":1: h: ", "no such option"}},
-      {"streams = 0\n", {":1: streams: ", "1 to 64"}},
+      {"streams = 65\n", {":1: streams: ", "0 to 64"}},
       {"streams = -1\n", {":1: streams = -1 is not"}},
       {"streams = true\n", {":1: streams: ", "not true"}},
       {"streams = []\n", {":1: streams: "}},

@@ -18,6 +18,8 @@ v1::PullStats Numbered(uint64_t first) {
     const auto* field = fields->field(i);
     if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_DOUBLE) {
       stats.GetReflection()->SetDouble(&stats, field, static_cast<double>(first + i) / 8);
+    } else if (field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_UINT32) {
+      stats.GetReflection()->SetUInt32(&stats, field, static_cast<uint32_t>(first + i));
     } else {
       stats.GetReflection()->SetUInt64(&stats, field, first + i);
     }
@@ -48,6 +50,9 @@ TEST_CASE("a pull's figures: each of the message is the struct's of that name") 
   in.set_chunks_dense(10);
   in.set_refused_chunks(11);
   in.set_history_chunks(12);
+  in.set_streams(13);
+  in.set_round_trip_seconds(14.5);
+  in.set_best_bytes_per_s(15.5);
   FormCounts forms;
   forms.chunks = {1, 1, 9, 10};
   CHECK(FromProto(in) == PullStats{.chunks_full = 1,
@@ -60,6 +65,9 @@ TEST_CASE("a pull's figures: each of the message is the struct's of that name") 
                                    .repaired_chunks = 8,
                                    .refused_chunks = 11,
                                    .history_chunks = 12,
+                                   .streams = 13,
+                                   .round_trip_seconds = 14.5,
+                                   .best_bytes_per_s = 15.5,
                                    .forms = forms});
 }
 

@@ -57,4 +57,21 @@ TEST_CASE("an estimate that only rises stays a number that a slow pull brings do
   CHECK(link.bytes_per_s() == Approx(1e6).epsilon(0.01));
 }
 
+TEST_CASE("what is sent again is a ratio of what was sent lately") {
+  LinkEstimate link;
+  CHECK(link.view().sent_again_ratio == 0);
+  link.AddFacts({});
+  CHECK(link.view().congestion_control.empty());
+  link.AddFacts({.round_trip_seconds = 0.2,
+                 .sent_bytes = 10 * kMega,
+                 .sent_again_bytes = kMega,
+                 .congestion_control = "bbr"});
+  CHECK(link.view().sent_again_ratio == Approx(0.1));
+  CHECK(link.view().round_trip_seconds == 0.2);
+  CHECK(link.view().congestion_control == "bbr");
+  for (int i = 0; i < 20; ++i) link.AddFacts({.sent_bytes = 100 * kMega});
+  CHECK(link.view().sent_again_ratio < 0.001);
+  CHECK(link.view().round_trip_seconds == 0.2);
+}
+
 }  // namespace deltawire

@@ -1,0 +1,69 @@
+#include "common/net/link_plan.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace deltawire::net {
+namespace {
+
+constexpr double kBytesOfStream = 512 << 10;  // that one stream should need on its way
+constexpr double kRateOfStream = 1e9;         // that a core moves through one socket
+// Of a socket's memory about half holds payload; the rest are the kernel's structures. And what is
+// sent again stays there for a second round trip.
+constexpr double kMemoryOverBytes = 4;
+constexpr double kUnsentSeconds = 0.05;
+constexpr double kLeastUnsent = 128 << 10, kMostUnsent = 1 << 20;
+// A pull as long as this has left its slow start behind.
+constexpr double kTellingSeconds = 0.5, kTellingRoundTrips = 10;
+
+double RateOf(const LinkFigures& link) {
+  return link.bytes_per_s > 0 ? link.bytes_per_s : kUsualLink;
+}
+
+}  // namespace
+
+double BytesOnTheWay(const LinkFigures& link) { return RateOf(link) * link.round_trip_seconds; }
+
+uint16_t ChooseStreams(const LinkFigures& link) {
+  const double by_window = BytesOnTheWay(link) / kBytesOfStream;
+  const double by_core = link.bytes_per_s / kRateOfStream;
+  return static_cast<uint16_t>(
+      std::clamp<double>(std::ceil(std::max(by_window, by_core)), kFewestStreams, kMostStreams));
+}
+
+uint64_t ChooseBuffer(const LinkFigures& link, uint16_t streams, uint64_t tuned, uint64_t asked) {
+  const double wanted = kMemoryOverBytes * BytesOnTheWay(link) / std::max<uint16_t>(1, streams);
+  if (wanted <= static_cast<double>(tuned) || 2 * asked <= tuned) return 0;
+  return std::min(asked, static_cast<uint64_t>(wanted / 2));
+}
+
+uint32_t ChooseUnsent(const LinkFigures& link, uint16_t streams) {
+  const double wanted = RateOf(link) / std::max<uint16_t>(1, streams) * kUnsentSeconds;
+  return static_cast<uint32_t>(std::clamp(wanted, kLeastUnsent, kMostUnsent));
+}
+
+void LinkRecord::Called(double seconds) {
+  if (seconds <= 0) return;
+  called_seconds_ = called_seconds_ == 0 ? seconds : std::min(called_seconds_, seconds);
+}
+
+void LinkRecord::Pulled(const LinkSample& sample) {
+  if (sample.link.round_trip_seconds > 0) round_trip_seconds_ = sample.link.round_trip_seconds;
+  const double seen = sample.link.bytes_per_s;
+  if (seen <= 0) return;
+  const double needed = std::max(kTellingSeconds, kTellingRoundTrips * round_trip_seconds_);
+  if (seen >= figures().bytes_per_s) {
+    bytes_per_s_ = seen;
+  } else if (sample.seconds >= needed) {
+    bytes_per_s_ = telling_ ? std::sqrt(bytes_per_s_ * seen) : seen;
+  }
+  telling_ |= sample.seconds >= needed;
+}
+
+LinkFigures LinkRecord::figures() const {
+  const double trip = round_trip_seconds_ > 0 ? round_trip_seconds_ : called_seconds_;
+  const bool at_least = !telling_ && bytes_per_s_ < kUsualLink;
+  return {.round_trip_seconds = trip, .bytes_per_s = at_least ? 0 : bytes_per_s_};
+}
+
+}  // namespace deltawire::net
