@@ -64,7 +64,7 @@ class ChosenUpstream : public FailoverUpstream {
   }
   double round_trip() const override {
     std::lock_guard lock(mu_);
-    return upstreams_[choice_.current()]->round_trip();
+    return Chosen()->upstream->round_trip();
   }
 
   StatusOr<ModelDescription> Describe(const std::string& model) override {

@@ -24,6 +24,7 @@ class OriginLink::SenderView : public Upstream {
   ~SenderView() override { Detach(); }
 
   const std::string& address() const override { return link_.address(); }
+  double round_trip() const override { return link_.origin_->round_trip(); }
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     return link_.origin_->Describe(model);
   }
