@@ -264,8 +264,8 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     if (site_observer_ != nullptr && !a.offer.site.empty()) {
       site_model = a.model;
       const auto paused = [](const ReceiverReport& r) { return r.phase == ReceiverPhase::kPaused; };
-      site_changed = a.report_serial == 0 || report.barred != a.report.barred ||
-                     paused(report) != paused(a.report);
+      site_changed = a.report_serial == 0 || report.follows != a.report.follows ||
+                     report.barred != a.report.barred || paused(report) != paused(a.report);
     }
     a.report = report;
     if (a.report.message.size() > kMaxReportMessage) {

@@ -80,7 +80,8 @@ class SiteObserver {
  public:
   virtual ~SiteObserver() = default;
   /// One has reported. `changed`: it is its first report, or says another thing than the one before
-  /// about whether the receiver can serve. Before its first event goes down, it has been told of.
+  /// about whom the receiver follows or whether it can serve. Before its first event goes down, it
+  /// has been told of.
   virtual void SiteReported(const std::string& model, bool changed) = 0;
   virtual void SiteGone(const std::string& model) = 0;
 };

@@ -36,7 +36,45 @@ std::string AgainstAddress(const SiteReceiver& r) {
   return "";
 }
 
+/// `first`, four times as long for each of `times`, `longest` at most.
+milliseconds Growing(milliseconds first, uint32_t times, milliseconds longest) {
+  for (uint32_t i = 0; i < times && first < longest; ++i) first *= 4;
+  return std::min(first, longest);
+}
+
 }  // namespace
+
+void AssignCourse::NoteUnreached(Time now) {
+  std::set<std::string> followed, told;
+  for (const auto& [id, known] : known_) {
+    const auto parent = parents_.find(id);
+    if (!known.here || parent == parents_.end()) continue;
+    const auto at = known_.find(parent->second);
+    if (at == known_.end() || !at->second.here) continue;
+    const bool follows = known.last.follows == at->second.last.offer.address;
+    if (known.last.busy && !follows) {
+      Again(now + times_.unreached);
+    } else {
+      (follows ? followed : told).insert(parent->second);
+    }
+  }
+  for (auto& [id, known] : known_) {
+    if (!told.contains(id) || followed.contains(id)) {
+      known.unreached_since = {};
+      continue;
+    }
+    if (known.unreached_since == Time{}) known.unreached_since = now;
+    const Time until = known.unreached_since + times_.unreached;
+    if (now < until) {
+      Again(until);
+      continue;
+    }
+    known.unreached_since = {};
+    known.doubted_until =
+        now + Growing(times_.unreached_doubt, known.unreached++, times_.longest_doubt);
+    known.doubt = "none of those that were told to follow it has come";
+  }
+}
 
 bool AssignCourse::Kept(const Known& known, Time now) const {
   return known.here || now < known.gone + times_.away;
@@ -53,9 +91,8 @@ void AssignCourse::Note(const std::vector<SiteReceiver>& here, Time now) {
       // One whose place was given away is the last that others are told to follow.
       if (fresh || !Kept(known, now)) known.order = next_order_++;
       if (known.deaths > 1) {
-        milliseconds doubt = times_.doubt;
-        for (uint32_t i = 2; i < known.deaths && doubt < times_.longest_doubt; ++i) doubt *= 4;
-        known.doubted_until = now + std::min(doubt, times_.longest_doubt);
+        known.doubted_until = now + Growing(times_.doubt, known.deaths - 2, times_.longest_doubt);
+        known.doubt = fmt::format("it has gone {} times lately", known.deaths);
       }
     }
     known.here = true;
@@ -96,7 +133,7 @@ std::map<std::string, std::string> AssignCourse::ReasonsAgainst(
     const auto why = against.find(r.id);
     if (why == against.end() || !why->second.empty()) continue;
     if (now < k->doubted_until && served.contains(r.offer.site)) {
-      why->second = fmt::format("it has gone {} times lately", k->deaths);
+      why->second = k->doubt;
     }
   }
   return against;
@@ -157,6 +194,7 @@ const std::map<std::string, SitePlace>& AssignCourse::Update(const std::vector<S
                                                              Time now) {
   again_ = Time::max();
   Note(here, now);
+  NoteUnreached(now);
   const std::vector<plan::AssignNode> nodes = Nodes(now);
   parents_ = plan::AssignUpstreams(nodes, Before(nodes), limits_);
   const auto backups = plan::BackupsOf(nodes, parents_);

@@ -24,6 +24,7 @@ struct SiteReceiver {
   std::string peer;
   std::string follows;  ///< the address that it follows now; empty: the sender
   bool paused = false;
+  bool busy = false;    ///< it pulls, and goes to another one only when it is done
   bool member = false;  ///< of a group
   bool barred = false;  ///< its principal may not use the model any more
 };
@@ -49,6 +50,9 @@ class AssignCourse {
     /// One that has gone twice within `forget` is not handed out for so long after its return, and
     /// four times as long after each further time, up to the longest.
     std::chrono::milliseconds doubt{2000}, longest_doubt{300000};
+    /// One that none of those follow who were told to, for so long, cannot be reached by them. It
+    /// is not handed out for `unreached_doubt`, four times as long after each further time.
+    std::chrono::milliseconds unreached{10000}, unreached_doubt{30000};
     std::chrono::milliseconds forget{600000};
   };
 
@@ -69,9 +73,14 @@ class AssignCourse {
     Time came{}, gone{};
     uint32_t deaths = 0;  ///< lately
     Time doubted_until{};
+    std::string doubt;       ///< why
+    Time unreached_since{};  ///< zero: somebody follows it, or nobody is told to
+    uint32_t unreached = 0;  ///< times
   };
 
   void Note(const std::vector<SiteReceiver>& here, Time now);
+  /// Looks who is told to follow whom, and does not.
+  void NoteUnreached(Time now);
   bool Kept(const Known& known, Time now) const;
   /// Those that are planned for, in the order in which they are preferred.
   std::vector<plan::AssignNode> Nodes(Time now);

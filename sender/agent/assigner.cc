@@ -14,6 +14,8 @@ std::vector<SiteReceiver> SiteReceivers(const std::vector<ReceiverView>& all) {
                     .peer = view.peer,
                     .follows = view.report.follows,
                     .paused = view.report.phase == ReceiverPhase::kPaused,
+                    .busy = view.report.phase == ReceiverPhase::kPulling ||
+                            view.report.phase == ReceiverPhase::kApplying,
                     .member = view.member,
                     .barred = view.report.barred});
   }

@@ -376,6 +376,69 @@ class Tree(Case):
             self.check(leaf, versions, 2)
             self.assertEqual(leaf.status()["agents"][0]["in_use"], sender)
 
+    def start_assigned(self, nodes: list[networks.Node], sender: str) -> None:
+        for node in nodes:
+            node.start_receiver("--sender", sender, "--site", "west", serve=True)
+
+    def followed(self, sender: str, attached: int) -> dict[str, str]:
+        """Whom each receiver follows, "" the sender, once all that are attached follow whom they
+        are told to."""
+
+        def ask() -> dict | None:
+            status = json.loads(self.trainer.tool("status", "--json", "--sender", sender))
+            receivers = status["sender"]["receivers"]
+            settled = all(r["follows"] == r["assigned"] for r in receivers)
+            if len(receivers) != attached or not settled:
+                return None
+            return {r["receiver_id"]: r["follows"] for r in receivers}
+
+        return networks.until(ask, f"{attached} receivers follow whom they are told to")
+
+    def test_a_sender_that_assigns(self):
+        versions = self.versions(12_000_000)
+        sender = self.trainer.start_sender("--assign-upstreams", "--fan-out", "3")
+
+        def publish(nodes: list[networks.Node]) -> None:
+            self.trainer.publish(versions.next(), versions.newest)
+            self.await_all(versions.newest, nodes)
+
+        def start(nodes: list[networks.Node]) -> None:
+            self.start_assigned(nodes, sender)
+            self.await_all(versions.newest, nodes)
+
+        self.trainer.publish(versions.next(), versions.newest)
+        alone = self.measured(lambda: start([self.relay])), self.measured(
+            lambda: publish([self.relay])
+        )
+        networks.end(self.relay.receiver)
+        self.relay.forget()
+        together = self.measured(lambda: start(self.all)), self.measured(
+            lambda: publish(self.all)
+        )
+        tree = self.followed(sender, 8)
+        self.say(f"who follows whom: {tree}")
+        self.assertEqual(list(tree.values()).count(""), 1)
+        self.assertLessEqual(self.compare("a new fleet", alone[0], together[0]), 1.1)
+        # Beside so little each receiver's beats to the sender count.
+        self.assertLessEqual(self.compare("a delta", alone[1], together[1]), 1.6)
+        # The one that crosses the link dies while all follow it.
+        root = next(node for node in self.all if not tree[node.name])
+        left = [node for node in self.all if node is not root]
+        for node in left:
+            self.witness(node, versions)
+        root.receiver.kill()
+        seconds, crossed = self.measured(lambda: publish(left))
+        self.say(f"without {root.name} all have the version after {seconds:.2f} s; {crossed} bytes")
+        tree = self.followed(sender, 7)
+        self.assertEqual(list(tree.values()).count(""), 1)
+        self.assertLess(crossed, versions.model_bytes)
+        self.start_assigned([root], sender)
+        root.await_version(versions.newest)
+        self.assertEqual(list(self.followed(sender, 8).values()).count(""), 1)
+        publish(self.all)
+        for node in self.all:
+            self.check(node, versions, versions.newest)
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()

@@ -141,6 +141,38 @@ TEST_CASE("top: scrolling ends at the last receiver") {
   CHECK(view.scroll == 40 - last.size());
 }
 
+TEST_CASE("top: the tree shows who follows whom, and who is told otherwise") {
+  TopLook look = LookAt(0, 0);
+  const auto add = [&](const std::string& id, const std::string& follows,
+                       const std::string& assigned) {
+    AddReceiver(look.senders[0], id, At(7), 0.08, 0.01);
+    v1::ReceiverInfo& r = *look.senders[0].attached.mutable_receivers()->rbegin();
+    r.set_site("west");
+    r.set_follows(follows);
+    r.set_assigned(assigned);
+  };
+  add("node-d", "node-b", "node-b");
+  add("node-c", "", "node-a");
+  add("node-b", "node-a", "node-a");
+  add("node-a", "", "");
+  add("node-e", "node-f", "node-f");  // told of each other for a moment
+  add("node-f", "node-e", "node-a");
+  AddReceiver(look.senders[0], "node-plain", At(7), 0.08, 0.01);
+  TopView view{.order = TopOrder::kTree};
+  std::vector<std::string> rows;
+  for (const TopLine& line : TopScreen(look, nullptr, view, 24, 100)) {
+    if (line.text.find("node-") < 8) rows.push_back(line.text);
+  }
+  REQUIRE(rows.size() == 7);
+  const char* const names[] = {"node-plain ", "node-a ", "  node-b ", "    node-d ",
+                               "node-c ",     "node-e ", "  node-f "};
+  for (size_t i = 0; i < rows.size(); ++i) CHECK(rows[i].starts_with(names[i]));
+  CHECK(rows[0].ends_with("-     -"));
+  CHECK(rows[1].ends_with("west  sender"));
+  CHECK(rows[2].ends_with("west  node-a"));
+  CHECK(rows[4].ends_with("west  sender (told node-a)"));
+}
+
 TEST_CASE("top: failures and daemons that do not answer stand out") {
   TopLook look = LookAt(0, 0);
   AddReceiver(look.senders[0], "node-a", At(7), 0.01, 0, "no space left on /dev/shm");

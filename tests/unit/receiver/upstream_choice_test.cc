@@ -163,6 +163,31 @@ TEST_CASE("one that answers and fails at its work is preferred again after pause
   CHECK(choice.NextProbe() - now <= kTimes.first_doubt);
 }
 
+TEST_CASE(
+    "another order: a new one that is preferred is used at once, a known one when it answers") {
+  UpstreamChoice choice(1, 4);
+  // The only one, then a new one before it.
+  choice.Reorder({std::nullopt, 0}, kStart);
+  CHECK(choice.current() == 0);
+  // The new one fails, and keeps its pauses when others come after it.
+  choice.Failed(0, Failure::kGone, kStart);
+  REQUIRE(choice.current() == 1);
+  choice.Reorder({0, std::nullopt, 1}, kStart);
+  CHECK(choice.current() == 1);  // what is new is preferred to the origin
+  const auto now = AnswerTwice(choice, 0, kStart);
+  CHECK(now > kStart);
+  choice.Return(0);
+  // The current one moves to another place, and stays what it is.
+  choice.Reorder({1, 0, 2}, now);
+  CHECK(choice.current() == 1);
+  // It is none of them any more.
+  choice.Reorder({0, 2}, now);
+  CHECK(choice.current() == 0);
+  choice.Reorder({1}, now);
+  CHECK(choice.current() == 0);
+  CHECK(choice.NextProbe() == UpstreamChoice::Time::max());
+}
+
 TEST_CASE("one that fails at its work is better than one that cannot be reached, but no better") {
   UpstreamChoice choice(3, 4);
   choice.Failed(0, Failure::kBadWork, kStart);

@@ -135,6 +135,46 @@ TEST_CASE("assignments: one that comes and goes is not handed out for a growing 
   CHECK(alone.ParentOf("n9") == "n4");
 }
 
+TEST_CASE("assignments: one that nobody reaches who is told to follow it is not handed out") {
+  Fleet f;
+  for (const char* id : {"n1", "n2", "n3"}) f.Join(One(id));
+  REQUIRE(f.ParentOf("n2") == "n1");
+  // They cannot reach it, and pull from the sender.
+  const auto stray = [&] {
+    for (SiteReceiver& r : f.here) {
+      if (f.ParentOf(r.id) == "n1") r.follows = "";
+    }
+  };
+  const auto reported = [&](milliseconds time) {  // a report does not change what is told
+    const auto end = f.now + time;
+    while (f.now < end) {
+      f.now += milliseconds(500);
+      f.places = f.course.Update(f.here, f.now);
+    }
+  };
+  stray();
+  reported(seconds(9));
+  CHECK(f.ParentOf("n2") == "n1");
+  // One of them that is in a long pull says nothing of it, and one that follows says that it can.
+  f.here[1].busy = f.here[2].busy = true;
+  reported(seconds(20));
+  CHECK(f.ParentOf("n2") == "n1");
+  f.here[1].busy = f.here[2].busy = false;
+  f.here[2].follows = AddressOf("n1");
+  reported(seconds(20));
+  CHECK(f.ParentOf("n2") == "n1");
+  stray();
+  reported(seconds(11));
+  CHECK(f.ParentOf("n2").empty());
+  CHECK(f.ParentOf("n3") == "n2");
+  CHECK(f.ParentOf("n1") == "n2");
+  CHECK(f.places.at("n1").not_handed_out == "none of those that were told to follow it has come");
+  for (SiteReceiver& r : f.here) r.follows = r.id == "n2" ? "" : AddressOf("n2");
+  reported(seconds(31));
+  CHECK(f.places.at("n1").not_handed_out.empty());
+  CHECK(f.ParentOf("n1") == "n2");
+}
+
 TEST_CASE("assignments: who cannot or may not be followed is not handed out") {
   Fleet f;
   f.Join(One("n1"));

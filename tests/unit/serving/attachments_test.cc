@@ -46,6 +46,55 @@ TEST_CASE("attachments: events count from one, and repeat the newest when there 
   CHECK(next().newest.identity == Version(1, 2).identity);
 }
 
+TEST_CASE("attachments: receivers that say a site are told whom to follow, with each event") {
+  struct Observer : SiteObserver {
+    void SiteReported(const std::string& model, bool changed) override {
+      seen.push_back(model + (changed ? " changed" : " reported"));
+    }
+    void SiteGone(const std::string& model) override { seen.push_back(model + " gone"); }
+    std::vector<std::string> take() { return std::exchange(seen, {}); }
+    std::vector<std::string> seen;
+  } observer;
+  using Seen = std::vector<std::string>;
+  Attachments a(kPatient);
+  a.Publish("m", Version(1));
+  const SiteOffer offer{.site = "west", .address = "10.0.0.1:7710"};
+  const auto before = a.Attach("m", "before", "p0", "", offer);
+  CHECK_FALSE(a.TakeEvent(*before)->event->assignment.has_value());  // nobody assigns here
+  a.SetSiteObserver(&observer);
+  const auto r = a.Attach("m", "r", "p", "", offer), plain = a.Attach("m", "plain", "q");
+  a.Report(*r, {});
+  a.Report(*plain, {});
+  CHECK(observer.take() == Seen{"m changed"});
+  int news = 0;
+  a.OnNews(*r, [&] { ++news; });
+  CHECK(a.TakeEvent(*r)->event->assignment->undecided);
+  CHECK_FALSE(a.TakeEvent(*plain)->event->assignment.has_value());
+  const Assignment told{.upstreams = {"10.0.0.2:7710"}};
+  a.SetAssignments("m", {{"r", told}, {"plain", told}, {"nobody", told}});
+  CHECK(news == 1);
+  CHECK(a.TakeEvent(*r)->event->assignment == told);
+  CHECK(a.NextEvent(*r)->assignment == told);  // a beat repeats it
+  a.SetAssignments("m", {{"r", told}});
+  CHECK(news == 1);
+  CHECK_FALSE(a.NextEvent(*plain)->assignment.has_value());
+  // What says whether it can serve is a change; what it does is none.
+  a.Report(*r, {.phase = ReceiverPhase::kPulling});
+  a.Report(*r, {.phase = ReceiverPhase::kPulling, .follows = "10.0.0.2:7710"});
+  a.Report(*r, {.phase = ReceiverPhase::kPaused, .follows = "10.0.0.2:7710"});
+  for (int i = 0; i < 2; ++i) {
+    a.Report(*r, {.phase = ReceiverPhase::kIdle, .follows = "10.0.0.2:7710", .barred = true});
+  }
+  CHECK(observer.take() == Seen{"m reported", "m changed", "m changed", "m changed", "m reported"});
+  CHECK(a.Receivers("m")[1].offer == offer);
+  a.Detach(*plain);
+  a.Detach(*r);
+  CHECK(observer.take() == Seen{"m gone"});
+  // One that takes the place of its own older attachment has no word yet.
+  const auto again = a.Attach("m", "r", "p", "", offer);
+  CHECK(a.TakeEvent(*again)->event->assignment->undecided);
+}
+
 TEST_CASE("attachments: members of groups are told their word, at once and with each event") {
   struct Observer : MemberObserver {
     void Reported(const std::string&, const std::string& id, const ReceiverReport& r) override {
