@@ -59,7 +59,10 @@ void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once,
     seen_[it->first] = 1;
     ++it;
   }
-  streaming_ = at_once || staged_bytes_ > staging_limit_;
+  // Applied on arrival, deltas would hold up those that come after them on the same stream, and all
+  // hops behind this one with them.
+  const bool waited_for = forward_ != nullptr && forward_->waited_for();
+  streaming_ = (at_once && !waited_for) || staged_bytes_ > staging_limit_;
 }
 
 void PullSink::Overlay(wire::Have& have) const {
