@@ -24,8 +24,9 @@ class Downstream {
   virtual bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                          std::shared_ptr<const Delta> delta, const Identity& from) = 0;
   /// A pull of `version` begins, which may be served on while it comes; in the place of the one
-  /// before. The buffer is valid during the call only.
-  virtual void Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) = 0;
+  /// before. The buffer is valid during the call only. Returns whether somebody is there who may
+  /// take it.
+  virtual bool Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) = 0;
   /// That pull has ended.
   virtual void Gone() = 0;
   /// Reports what this daemon, or a relay that it pulls from, is fetching, and the path of relays

@@ -9,7 +9,7 @@ void Forwarding::Open(const Buffer& buffer, const Identity& target, wire::Have b
   base_ = std::move(base);
   incoming_ = std::make_shared<IncomingVersion>(target, base_, payload_limit_);
   incoming_->SetHistory({}, history_);
-  downstream_.Coming(buffer, incoming_);
+  waited_for_ = downstream_.Coming(buffer, incoming_);
 }
 
 void Forwarding::Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history) {

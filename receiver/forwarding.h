@@ -28,6 +28,8 @@ class Forwarding {
   void Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history);
   /// What the pull says of the history that is kept here.
   void Names(const std::vector<StateId>& history);
+  /// Whether somebody was there to take the version when its pull began.
+  bool waited_for() const { return waited_for_; }
   /// Nothing further will be told of the version that is not served as committed by now.
   void End(const Status& why);
 
@@ -51,6 +53,7 @@ class Forwarding {
   const uint64_t payload_limit_;
   uint32_t history_ = 0;  // deltas that the upstream asked for last
   wire::Have base_;
+  bool waited_for_ = false;
   std::shared_ptr<IncomingVersion> incoming_;  // null: nothing is forwarded
 };
 

@@ -59,7 +59,10 @@ void PullSink::BeginRound(LogView history, DeltaBuilder* record, bool at_once,
     seen_[it->first] = 1;
     ++it;
   }
-  streaming_ = at_once || staged_bytes_ > staging_limit_;
+  // Applied on arrival, deltas would hold up those that come after them on the same stream, and all
+  // hops behind this one with them.
+  const bool waited_for = forward_ != nullptr && forward_->waited_for();
+  streaming_ = (at_once && !waited_for) || staged_bytes_ > staging_limit_;
 }
 
 void PullSink::Overlay(wire::Have& have) const {
@@ -348,26 +351,22 @@ Status PullSink::FinishDelta(const wire::FrameHeader& header) {
   Staged* staged = nullptr;
   {
     std::lock_guard lock(mu_);
-    std::vector<Staged>& list = staged_.at(header.chunk);
-    list.back().complete = true;
-    if (streaming_) {
-      apply_now = std::move(list);
-      staged_.erase(header.chunk);
-      for (const Staged& s : apply_now) staged_bytes_ -= s.bytes;
-    } else {
-      staged = &list.back();  // busy_ keeps other frames of the chunk away
-    }
+    staged = &staged_.at(header.chunk).back();  // busy_ keeps other frames of the chunk away
+    staged->complete = true;
   }
-  if (staged != nullptr) {
-    Forward(header, staged);
-    staged->came.reset();
-    return absl::OkStatus();
+  // Before it is applied: whoever is served compares the chunk with its digest itself.
+  Forward(header, staged);
+  staged->came.reset();
+  {
+    std::lock_guard lock(mu_);
+    if (!streaming_) return absl::OkStatus();
+    apply_now = std::move(staged_.at(header.chunk));
+    staged_.erase(header.chunk);
+    for (const Staged& s : apply_now) staged_bytes_ -= s.bytes;
   }
   DW_RETURN_IF_ERROR(Touch());
   for (Staged& s : apply_now) {
     const bool right = ApplyOne(s);
-    if (right && &s == &apply_now.back()) Forward(header, &s);
-    s.came.reset();
     std::lock_guard lock(mu_);
     if (right) {
       Keep(std::move(s));

@@ -392,6 +392,12 @@ std::vector<ReceiverView> Attachments::Receivers(const std::string& model) const
   return all;
 }
 
+size_t Attachments::attached(const std::string& model) const {
+  std::lock_guard lock(mu_);
+  return static_cast<size_t>(std::ranges::count_if(
+      attached_, [&](const auto& entry) { return entry.second.model == model; }));
+}
+
 Status Attachments::MayUse(const std::string& model, const std::string& id, const std::string& peer,
                            bool* attached) const {
   std::lock_guard lock(mu_);

@@ -158,6 +158,7 @@ class Attachments {
   StatusOr<SenderEvent> NextEvent(uint64_t token);
 
   std::vector<ReceiverView> Receivers(const std::string& model) const;
+  size_t attached(const std::string& model) const;  ///< receivers
   /// OK, or kAlreadyExists when another peer is attached with that id. `attached`, if not null, is
   /// set to whether this peer is attached with it.
   Status MayUse(const std::string& model, const std::string& id, const std::string& peer,

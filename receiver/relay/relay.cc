@@ -53,7 +53,7 @@ class Relay::Channel : public Downstream {
     return true;
   }
 
-  void Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) override {
+  bool Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) override {
     auto model = relay_.Find(name_);
     const bool unknown = model == nullptr;
     if (unknown) model = Make(buffer);
@@ -63,6 +63,7 @@ class Relay::Channel : public Downstream {
     relay_.desk_.attachments().SetIncoming(name_, news);
     // Receivers can attach to a relay that holds nothing itself yet.
     if (unknown) relay_.desk_.Changed(*model);
+    return relay_.attachments().attached(name_) > 0;
   }
 
   void Gone() override {
@@ -218,7 +219,7 @@ StatusOr<std::shared_ptr<IncomingVersion>> Relay::IncomingFor(const PullRequest&
 Relay::Served Relay::ServedOf(const std::string& name) const {
   Served served;
   served.pulls = desk_.CountsOf(name);
-  served.receivers = desk_.attachments().Receivers(name).size();
+  served.receivers = desk_.attachments().attached(name);
   if (const auto model = Find(name); model != nullptr) served.log_bytes = model->log_bytes();
   return served;
 }

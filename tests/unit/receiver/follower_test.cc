@@ -52,6 +52,56 @@ TEST_CASE("the same number with other bytes is pulled, and so is another lineage
   CHECK(s.Next(State(kA, 900, 10)).pull);  // another lineage counts, whatever the numbers are
 }
 
+TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody else") {
+  const Identity one = State(kA, 1, 10), two = State(kA, 2, 20), three = State(kA, 3, 30);
+  Setup s(1);
+  const auto say = [&](const Identity& newest, const IncomingNews& incoming) {
+    REQUIRE(s.follower
+                .Event(0, {.number = ++s.number[0], .newest = newest, .incoming = incoming}, s.now)
+                .ok());
+  };
+  say(two, {three, two});
+  const auto joined = s.Next(two);
+  CHECK(joined.pull);
+  CHECK(joined.target.incoming);
+  CHECK(joined.target.whole == three);
+  // One that is behind pulls what is complete first.
+  const auto behind = s.Next(one);
+  CHECK(behind.pull);
+  CHECK_FALSE(behind.target.incoming);
+  CHECK(behind.target.whole == two);
+  CHECK_FALSE(s.Next({}).target.incoming);
+  CHECK_FALSE(s.Next(two, true).target.incoming);  // a sync is for what is published
+  CHECK_FALSE(s.Next(three).pull);                 // it has come meanwhile
+  CHECK_FALSE(s.follower.Next({.committed = two, .paused = true}, s.now).pull);
+  // A pull of it that has ended without it is not tried again before the next event.
+  s.follower.ForgetIncoming(0);
+  CHECK_FALSE(s.Next(two).pull);
+  say(two, {three, two});
+  CHECK(s.Next(two).pull);
+  s.follower.Ended(0, absl::UnavailableError("gone"), s.now);
+  CHECK(s.follower.incoming(0).empty());
+}
+
+TEST_CASE("the first version of one that holds nothing is pulled by everybody while it comes") {
+  Setup s(1);
+  const Identity two = State(kA, 2, 20);
+  REQUIRE(s.follower.Event(0, {.number = 1, .incoming = {two, {}}}, s.now).ok());
+  CHECK(s.Next({}).target.incoming);
+  CHECK(s.Next(State(kA, 1, 10)).target.incoming);
+  CHECK(s.Next(State(kB, 9, 10)).target.incoming);  // of a lineage before
+  CHECK_FALSE(s.Next(State(kA, 3, 30)).pull);
+}
+
+TEST_CASE("with several agents nothing is pulled while it comes") {
+  Setup s(2);
+  const Identity one = State(kA, 1, 10), two = State(kA, 2, 20);
+  for (size_t i = 0; i < 2; ++i) {
+    REQUIRE(s.follower.Event(i, {.number = 1, .newest = one, .incoming = {two, one}}, s.now).ok());
+  }
+  CHECK_FALSE(s.Next(State(kA, 1, 20)).target.incoming);
+}
+
 TEST_CASE("an older version of the same lineage is not taken unasked") {
   Setup s(1);
   s.Say(0, State(kA, 4, 10));

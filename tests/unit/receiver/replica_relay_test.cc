@@ -62,7 +62,7 @@ struct SlowDownstream : Downstream {
     std::lock_guard lock(mu);
     if (!news.fetching.empty()) fetched = news.fetching;
   }
-  void Coming(const Buffer&, std::shared_ptr<IncomingVersion>) override {}
+  bool Coming(const Buffer&, std::shared_ptr<IncomingVersion>) override { return false; }
   void Gone() override {}
   void Dropped() override {}
   void MakeWay(ServedFile&) override {}

@@ -95,6 +95,35 @@ TEST_CASE("attachments: receivers that say a site are told whom to follow, with 
   CHECK(a.TakeEvent(*again)->event->assignment->undecided);
 }
 
+TEST_CASE(
+    "attachments: a version that comes is told of at once, and in each event until it is gone") {
+  Attachments a({.beat = std::chrono::hours(1), .silence = std::chrono::hours(1)});
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  int news = 0;
+  a.OnNews(*token, [&] { ++news; });
+  CHECK(a.TakeEvent(*token)->event->incoming == IncomingNews{});
+  CHECK_FALSE(a.TakeEvent(*token)->event);
+  const IncomingNews two{Version(2).identity, Version(1).identity};
+  a.SetIncoming("m", two);
+  CHECK(news == 1);
+  const auto told = a.TakeEvent(*token);
+  REQUIRE(told->event);
+  CHECK(told->event->incoming == two);
+  CHECK(told->event->newest.identity == Version(1).identity);
+  CHECK_FALSE(a.TakeEvent(*token)->event);
+  a.SetIncoming("m", two);  // its pull began anew
+  CHECK(a.TakeEvent(*token)->event);
+  a.SetIncoming("m", {});
+  CHECK(news == 2);  // whoever pulls it learns from the pull
+  CHECK_FALSE(a.TakeEvent(*token)->event);
+  a.Publish("m", Version(2));
+  CHECK(a.TakeEvent(*token)->event->incoming == IncomingNews{});
+  CHECK(a.attached("m") == 1);
+  CHECK(a.attached("other") == 0);
+}
+
 TEST_CASE("attachments: members of groups are told their word, at once and with each event") {
   struct Observer : MemberObserver {
     void Reported(const std::string&, const std::string& id, const ReceiverReport& r) override {
