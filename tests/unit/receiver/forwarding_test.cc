@@ -163,12 +163,11 @@ struct Leaf {
                              .pool = pool,
                              .rates = rates,
                              .transport = transport,
-                             .streams = streams,
                              .writable = [this] { return buffer->BeginUpdate().status(); },
                              .progress = [](size_t, uint64_t) {}};
     const auto chunks = static_cast<uint32_t>(buffer->chunks().size());
     PullRound round(
-        env, {{&upstream, *Coverage::Create({}, chunks), 0, buffer->last_whole()}},
+        env, {{&upstream, *Coverage::Create({}, chunks), 0, buffer->last_whole(), streams}},
         {.target = {.whole = target, .root_known = true, .parts = {target}, .incoming = incoming}});
     while (round.step() != PullRound::Step::kDone) DW_RETURN_IF_ERROR(round.Advance());
     stats = round.stats();
