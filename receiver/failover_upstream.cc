@@ -189,6 +189,7 @@ class ChosenUpstream : public FailoverUpstream {
       preferred.push_back(same == known.end() ? NewPeer(make(address)) : *same);
     }
     std::lock_guard lock(mu_);
+    if (cancelled_) return;
     retired_.insert(retired_.end(), preferred_.begin(), preferred_.end());
     preferred_ = std::move(preferred);
     ReorderIfDue();
@@ -196,17 +197,14 @@ class ChosenUpstream : public FailoverUpstream {
   }
 
   void Cancel() override {
+    std::vector<PeerPtr> all;
     {
       std::lock_guard lock(mu_);
       cancelled_ = true;
       cv_.notify_all();
-    }
-    std::vector<PeerPtr> all;
-    {
-      std::lock_guard lock(mu_);
       all = peers_;
-      for (const auto& more : {preferred_, retired_})
-        all.insert(all.end(), more.begin(), more.end());
+      all.insert(all.end(), preferred_.begin(), preferred_.end());
+      all.insert(all.end(), retired_.begin(), retired_.end());
       all.push_back(attached_);
     }
     for (const auto& peer : all) peer->upstream->Cancel();

@@ -11,6 +11,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
+// Of those that have gone no more are remembered when there are so many with those that are here.
+constexpr size_t kMostKnown = 8192;
+
 bool IsLocalPeer(std::string_view peer) {
   for (const std::string_view local : {"ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:"}) {
     if (peer.starts_with(local)) return true;
@@ -104,8 +107,9 @@ void AssignCourse::Note(const std::vector<SiteReceiver>& here, Time now) {
     known.deaths = now - known.came > times_.forget ? 1 : known.deaths + 1;
     known.gone = now;
   }
+  const bool many = known_.size() > kMostKnown;
   std::erase_if(known_, [&](const auto& entry) {
-    return !entry.second.here && now - entry.second.gone > times_.forget;
+    return !Kept(entry.second, now) && (many || now - entry.second.gone > times_.forget);
   });
 }
 
@@ -164,7 +168,7 @@ std::vector<plan::AssignNode> AssignCourse::Nodes(Time now) {
     const bool placed = parents_.contains(r.id);
     // After a start of the sender its tree comes back one by one; in a fleet that starts all at
     // once those that serve may come last.
-    const Time until = !r.follows.empty() ? started_ + times_.start : k->came + times_.start;
+    const Time until = !r.follows.empty() ? started_ + times_.start : k->came + times_.serve;
     const bool waits = !r.follows.empty() || !served.contains(r.offer.site);
     if (!placed && waits && now < until) {
       waiting_.insert(r.id);

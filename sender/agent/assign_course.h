@@ -42,9 +42,11 @@ class AssignCourse {
   using Time = SteadyClock::time_point;
   struct Times {
     /// After a sender's start receivers that follow somebody are left alone for so long, so that
-    /// all of a tree have come before it is planned. A receiver that does not serve waits as long
-    /// for the first one of its site that does.
-    std::chrono::milliseconds start{2000};
+    /// all of a tree have come before it is planned: twice as long as they pause between attempts.
+    std::chrono::milliseconds start{4000};
+    /// A receiver that does not serve waits so long for the first one of its site that does. With
+    /// the beat after that it must be less than a silence.
+    std::chrono::milliseconds serve{1500};
     /// One that has gone keeps its place for so long. Its followers have back-ups.
     std::chrono::milliseconds away{1000};
     /// One that has gone twice within `forget` is not handed out for so long after its return, and

@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <malloc.h>
 
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
@@ -78,8 +79,12 @@ class Call {
     (void)End();
   }
   void Cancel() { context_.TryCancel(); }
-  bool Report(const std::string& id, const std::string& message = "") {
+  bool Report(const std::string& id, const std::string& message = "", const std::string& site = "",
+              const std::string& serve_address = "") {
     v1::ReceiverReport report;
+    report.set_site(site);
+    report.set_serve_address(serve_address);
+    report.set_follows(serve_address);
     report.set_model("m");
     report.set_receiver_id(id);
     report.set_message(message);
@@ -123,6 +128,27 @@ TEST_CASE("attach: of a report that is far too long nothing is kept but what a p
   v1::ListReceiversResponse list;
   list.add_receivers()->set_message(kept());
   CHECK(v1::ListReceiversResponse().ParseFromString(list.SerializeAsString()));
+}
+
+TEST_CASE("attach: a site and an address that are no short visible text are none") {
+  Rig rig(kPatient);
+  Call good(rig), spaces(rig), long_one(rig);
+  REQUIRE(good.Report("a", "", "west", "10.0.0.1:7710"));
+  REQUIRE(spaces.Report("b", "", "we st\n", "10.0.0.1:7710\t"));
+  REQUIRE(long_one.Report("c", "", std::string(kMaxSiteName + 1, 'w'),
+                          std::string(kMaxServeAddress + 1, 'a')));
+  std::vector<ReceiverView> all;
+  REQUIRE(Eventually([&] {
+    all = rig.attachments().Receivers("m");
+    return all.size() == 3;
+  }));
+  std::ranges::sort(all, {}, &ReceiverView::id);
+  CHECK(all[0].offer == SiteOffer{.site = "west", .address = "10.0.0.1:7710"});
+  CHECK(all[0].report.follows == "10.0.0.1:7710");
+  for (size_t i = 1; i < 3; ++i) {
+    CHECK(all[i].offer == SiteOffer{});
+    CHECK(all[i].report.follows.empty());
+  }
 }
 
 TEST_CASE("attach: a call without a report ends when a silence may last no longer") {

@@ -248,7 +248,7 @@ TEST_CASE("assignments: a tree outlasts a restart of the sender, in whatever ord
       again.now += milliseconds(50);
       if (!r.follows.empty()) CHECK(again.places.at(r.id).told.undecided);
     }
-    again.Pass(seconds(3));
+    again.Pass(seconds(5));
     for (const auto& [id, place] : first.places) CHECK(again.places.at(id).parent == place.parent);
   }
 }
