@@ -68,7 +68,8 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   const bool reached = hold || !IsLater(target.whole, status_.committed);
   // A version that does not come after all is not the upstream's failure, nor one of this pull.
-  const bool withdrawn = target.incoming && absl::IsAborted(pulled);
+  const bool withdrawn = target.incoming && !paused &&
+                         (absl::IsAborted(pulled) || absl::IsCancelled(pulled));
   if (withdrawn) {
     LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
   }
@@ -240,6 +241,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     status_.bytes_total = delta_bytes;
     round_ = round;
     round_target_ = target.whole;
+    round_incoming_ = target.incoming;
   }
   const auto began = Clock::now();
   LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
