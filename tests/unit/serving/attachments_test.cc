@@ -46,7 +46,8 @@ TEST_CASE("attachments: events count from one, and repeat the newest when there 
   CHECK(next().newest.identity == Version(1, 2).identity);
 }
 
-TEST_CASE("attachments: a version that comes is told of at once, and in each event until it is gone") {
+TEST_CASE(
+    "attachments: a version that comes is told of at once, and in each event until it is gone") {
   Attachments a({.beat = std::chrono::hours(1), .silence = std::chrono::hours(1)});
   a.Publish("m", Version(1));
   const auto token = a.Attach("m", "r", "p");
