@@ -372,6 +372,7 @@ class Replica {
   TraceId message_of_;                // the version that status_.message is about
   std::shared_ptr<PullRound> round_;  // the running round; null: none
   Identity round_target_;             // what it pulls
+  bool round_incoming_ = false;       // ... which is still on its way to the upstream
   uint32_t failed_in_row_ = 0;        // pulls, since one ended as it should
   RelayNews upstream_news_;           // what a single upstream last said as a relay
   bool round_requested_ = false;      // a caller waits for the running pull

@@ -109,9 +109,11 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
 }
 
 void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
-  std::lock_guard lock(mu_);
+  std::shared_ptr<PullRound> waits;  // for a version of which nothing will be told any more
+  std::unique_lock lock(mu_);
   AgentLink& a = agents_[agent];
   if (attachment != a.attachment) return;
+  if (round_incoming_) waits = round_;
   ++a.attachment;  // later calls for this attachment are ignored
   follower_.Ended(agent, why, Clock::now());
   requests_.DropRemote(agent);
@@ -121,6 +123,8 @@ void Replica::OnEnded(size_t agent, uint64_t attachment, const Status& why) {
                     a.view.address, MessageOf(why)));
   connection_failed_ = true;
   attend_cv_.notify_all();
+  lock.unlock();
+  if (waits != nullptr) waits->Cancel();
 }
 
 Report Replica::MakeReport(size_t agent) const {

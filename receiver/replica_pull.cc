@@ -68,7 +68,8 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   const bool paused = absl::IsCancelled(pulled) && (paused_ || stopping_);
   const bool reached = hold || !IsLater(target.whole, status_.committed);
   // A version that does not come after all is not the upstream's failure, nor one of this pull.
-  const bool withdrawn = target.incoming && absl::IsAborted(pulled);
+  const bool withdrawn =
+      target.incoming && !paused && (absl::IsAborted(pulled) || absl::IsCancelled(pulled));
   if (withdrawn) {
     LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
   }
@@ -252,6 +253,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     status_.bytes_total = delta_bytes;
     round_ = round;
     round_target_ = target.whole;
+    round_incoming_ = target.incoming;
   }
   const auto began = Clock::now();
   LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
@@ -304,7 +306,8 @@ Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended
   if (ended.ok()) {
     for (size_t i = 0; i < agents_.size(); ++i) agents_[i].round.held = round.ends()[i];
     behind_ = buffer_->buffers() == 2;
-    catch_up_at_ = Clock::now() + (options_.downstream == nullptr ? Clock::duration(0) : kServeFirst);
+    catch_up_at_ =
+        Clock::now() + (options_.downstream == nullptr ? Clock::duration(0) : kServeFirst);
     Committed(round, began);
     ServeOn(round.delta(), round.delta_from());
   }

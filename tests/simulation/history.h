@@ -47,6 +47,7 @@ struct HistoryResult {
   uint64_t commits = 0;
   uint64_t passes = 0;  ///< complete readings by plain readers
   uint64_t rounds = 0;  ///< of groups, that committed
+  uint64_t ahead = 0;  ///< bytes that relays passed on before their commit, since they last started
 };
 
 HistoryResult RunHistory(const HistoryOptions& options);

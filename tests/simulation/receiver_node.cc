@@ -55,6 +55,7 @@ void ReceiverNode::Start() {
   process = std::make_shared<Process>(name);
   if (!settings_.leases) process->DenyLeases();
   replica_ = nullptr;
+  relay_ = nullptr;
   Serve(nullptr, nullptr);
   stopping_ = false;
   serving_ = 0;
@@ -62,6 +63,7 @@ void ReceiverNode::Start() {
   ++starts_;
   process->OnDeath([this] {
     replica_ = nullptr;
+    relay_ = nullptr;
     Serve(nullptr, nullptr);
     network_.NodeDied(name);
   });
@@ -105,6 +107,7 @@ void ReceiverNode::Main() {
     return scheduler.Fail(name + " does not start: " + std::string(replica.status().message()));
   }
   replica_ = replica->get();
+  relay_ = relay.get();
   if (relay != nullptr) Serve(relay.get(), relay.get());
   Thread orchestrator([this, &replica] { WatchCommits(**replica); });
   while (!stopping_) scheduler.Block(this, "a signal");
@@ -113,6 +116,7 @@ void ReceiverNode::Main() {
   if (relay != nullptr) relay->Stop();
   (*replica)->Stop();
   if (relay != nullptr) AwaitServed(limit);
+  relay_ = nullptr;
   Serve(nullptr, nullptr);
   orchestrator.join();
   while (calls_ > 0 && scheduler.now() <= limit) scheduler.Sleep(std::chrono::milliseconds(1));
@@ -135,6 +139,10 @@ std::vector<std::unique_ptr<receiver::Upstream>> ReceiverNode::Upstreams(uint64_
   std::vector<std::unique_ptr<receiver::Upstream>> one;
   one.push_back(receiver::MakeFailoverUpstream(std::move(upstreams), seed, relay_number));
   return one;
+}
+
+uint64_t ReceiverNode::ahead() const {
+  return relay_ == nullptr ? 0 : relay_->ServedOf(kModel).pulls.bytes_ahead;
 }
 
 void ReceiverNode::Stop() {

@@ -62,6 +62,8 @@ class ReceiverNode : public HostNode {
   const std::filesystem::path& directory() const { return directory_; }
   const ReceiverSettings& settings() const { return settings_; }
   receiver::Replica* replica() const { return replica_; }
+  /// Payload bytes that this process, a relay, has passed on as they came.
+  uint64_t ahead() const;
 
   /// An error's text, or "". Checks that a named file is exactly one offered version, at any time.
   std::string Check();
@@ -104,6 +106,7 @@ class ReceiverNode : public HostNode {
   Random random_;
   uint64_t starts_ = 0, wipes_ = 0;
   receiver::Replica* replica_ = nullptr;
+  receiver::Relay* relay_ = nullptr;
   bool stopping_ = false;
   uint32_t calls_ = 0;  // running operators' calls, which hold the replica
   uint32_t full_syncs_ = 0;

@@ -399,6 +399,7 @@ void World::SwitchOff() {
   }
   for (const auto& receiver : receivers_) {
     result_.commits += receiver->changes();
+    result_.ahead += receiver->ahead();
     if (receiver->alive()) receiver->process->Kill();
   }
   for (const auto& reader : readers_) {
