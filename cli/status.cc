@@ -176,6 +176,10 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
     if (const std::string sent = SentText(m); !sent.empty()) {
       text += fmt::format("  {}: sent {}\n", m.model(), sent);
     }
+    if (m.newcomer_pulls() > 0 || m.held_back_seconds() > 0) {
+      text += fmt::format("  {}: {} pulls of newcomers; their streams waited {} for followers\n",
+                          m.model(), m.newcomer_pulls(), HumanSeconds(m.held_back_seconds()));
+    }
     if (m.damaged_chunks() > 0) {
       text += fmt::format(
           "  {}: WARNING: {} chunks lost their digest in the sender's memory and are not sent "

@@ -12,6 +12,7 @@ constexpr double kRateOfStream = 1e9;         // that a core moves through one s
 // sent again stays there for a second round trip.
 constexpr double kMemoryOverBytes = 4;
 constexpr double kUnsentSeconds = 0.05;
+constexpr uint32_t kUsualUnsent = 128 << 10;
 constexpr double kLeastUnsent = 128 << 10, kMostUnsent = 1 << 20;
 // A pull as long as this has left its slow start behind.
 constexpr double kTellingSeconds = 0.5, kTellingRoundTrips = 10;
@@ -38,6 +39,7 @@ uint64_t ChooseBuffer(const LinkFigures& link, uint16_t streams, uint64_t tuned,
 }
 
 uint32_t ChooseUnsent(const LinkFigures& link, uint16_t streams) {
+  if (!IsFar(link) && link.bytes_per_s <= 0) return kUsualUnsent;
   const double wanted = RateOf(link) / std::max<uint16_t>(1, streams) * kUnsentSeconds;
   return static_cast<uint32_t>(std::clamp(wanted, kLeastUnsent, kMostUnsent));
 }

@@ -38,8 +38,9 @@ uint16_t ChooseStreams(const LinkFigures& link);
 /// (net.core.wmem_max or rmem_max), of which the kernel takes twice as much.
 uint64_t ChooseBuffer(const LinkFigures& link, uint16_t streams, uint64_t tuned, uint64_t asked);
 
-/// TCP_NOTSENT_LOWAT of each of `streams` of a far way: as much as it sends in 50 ms, 128 KiB to 1
-/// MiB. More would keep chunks in the queue of a slow stream that a faster one could have sent.
+/// TCP_NOTSENT_LOWAT of each of `streams` between hosts: as much as it sends in 50 ms, 128 KiB to 1
+/// MiB; 128 KiB on a near way whose rate is not known. More would keep chunks in the queue of a
+/// slow stream that a faster one could have sent, and before the bytes of pulls that go first.
 uint32_t ChooseUnsent(const LinkFigures& link, uint16_t streams);
 
 /// What a pull's connections showed of their way.

@@ -47,6 +47,16 @@ class PullSession {
 
   /// What the way to the receiver is taken for.
   virtual LinkFigures link() { return {}; }
+  /// How long `bytes` more must wait for pulls that go first, and whether that still holds: who
+  /// waits asks again and again. 0: no longer than rate() says.
+  virtual std::chrono::nanoseconds AwaitOthers(size_t /*bytes*/) { return {}; }
+  virtual bool held_back() { return false; }
+  /// How much of a frame to send at a time, at most `most`, while it is held back.
+  virtual size_t PieceBytes(size_t most) { return most; }
+  /// A stream was held back for so long.
+  virtual void HeldBack(std::chrono::nanoseconds /*time*/) {}
+  /// So many bytes more have reached the receiver's kernel.
+  virtual void Moved(uint64_t /*bytes*/) {}
   /// What the kernel says of a stream that is about to be closed.
   virtual void Measured(const TcpFacts& /*facts*/) {}
 

@@ -23,6 +23,13 @@ constexpr size_t kMostIgnored = size_t{64} << 10;
 // A stream that waits for its turn looks so often whether it was closed.
 constexpr std::chrono::milliseconds kLookAgain{200};
 
+// And one that is held back, whether it still is.
+constexpr std::chrono::milliseconds kLookForOthers{25};
+
+// The session is told of bytes that have arrived when so many more were sent: it costs a system
+// call.
+constexpr uint64_t kTellEvery = uint64_t{256} << 10;
+
 // First byte of every TLS connection: a record of type handshake.
 constexpr std::byte kTlsHandshake{0x16};
 
@@ -84,6 +91,8 @@ asio::awaitable<void> ServerStream::Run() {
   }
   if (connection_->cut && !status.ok()) status = WhyCut();
   if (session_ != nullptr && socket_->is_open()) {
+    untold_ = kTellEvery;
+    TellMoved();
     session_->Measured(TcpFactsOf(socket_->native_handle()));
   }
   TellSession(status);
@@ -241,8 +250,7 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   const wire::HeaderBytes header = wire::EncodeHeader(frame.header);
   watchdog_->Feed();
   // Payloads go out in pieces, so that the watchdog sees progress.
-  const size_t most = PieceBytes();
-  size_t done = std::min(most, frame.payload.size());
+  size_t done = std::min(PieceBytes(), frame.payload.size());
   // Pings and errors are small, and late ones would be of no use.
   const bool waits = frame.header.type != wire::FrameType::kError && !frame.payload.empty();
   if (waits) {
@@ -251,8 +259,10 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   }
   ErrorCode ec =
       co_await bytes_.Write(asio::buffer(header), asio::buffer(frame.payload.data(), done));
+  untold_ += header.size() + done;
+  TellMoved();
   while (!ec && done < frame.payload.size()) {
-    const size_t piece = std::min(most, frame.payload.size() - done);
+    const size_t piece = std::min(PieceBytes(), frame.payload.size() - done);
     if (waits) {
       // Not with `?:`: gcc 12 destroys what a co_await in it has returned twice.
       const Status turn = co_await AwaitTurn(piece);
@@ -261,6 +271,8 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
     watchdog_->Feed();
     ec = co_await bytes_.Write(asio::buffer(frame.payload.data() + done, piece));
     done += piece;
+    untold_ += piece;
+    TellMoved();
   }
   if (ec) co_return Failure("sending", ec);
   co_return absl::OkStatus();
@@ -268,26 +280,55 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
 
 size_t ServerStream::PieceBytes() const {
   constexpr size_t kMost = size_t{512} << 10;
-  TokenBucket* const own = session_ == nullptr ? nullptr : session_->rate();
-  return std::min(rate_.PieceBytes(kMost), own == nullptr ? kMost : own->PieceBytes(kMost));
+  size_t piece = rate_.PieceBytes(kMost);
+  if (session_ == nullptr) return piece;
+  if (TokenBucket* const own = session_->rate()) piece = own->PieceBytes(piece);
+  return session_->PieceBytes(piece);
 }
 
 asio::awaitable<Status> ServerStream::AwaitTurn(size_t bytes) {
+  const Status others = co_await AwaitOthers(bytes);
+  if (!others.ok()) co_return others;
   std::chrono::nanoseconds wait = rate_.Take(bytes);
   if (TokenBucket* const own = session_ == nullptr ? nullptr : session_->rate()) {
     wait = std::max(wait, own->Take(bytes));
   }
-  const auto until = std::chrono::steady_clock::now() + wait;
-  while (std::chrono::steady_clock::now() < until) {
+  if (wait.count() == 0) co_return absl::OkStatus();
+  co_return co_await AwaitUntil(std::chrono::steady_clock::now() + wait, kLookAgain,
+                                [] { return true; });
+}
+
+asio::awaitable<Status> ServerStream::AwaitOthers(size_t bytes) {
+  const auto wait =
+      session_ == nullptr ? std::chrono::nanoseconds(0) : session_->AwaitOthers(bytes);
+  if (wait.count() == 0) co_return absl::OkStatus();
+  const auto began = std::chrono::steady_clock::now();
+  const Status status =
+      co_await AwaitUntil(began + wait, kLookForOthers, [this] { return session_->held_back(); });
+  session_->HeldBack(std::chrono::steady_clock::now() - began);
+  co_return status;
+}
+
+asio::awaitable<Status> ServerStream::AwaitUntil(std::chrono::steady_clock::time_point until,
+                                                 std::chrono::milliseconds look,
+                                                 std::function<bool()> still) {
+  while (std::chrono::steady_clock::now() < until && still()) {
     if (connection_->closed) co_return absl::CancelledError("the stream was closed");
     if (!socket_->is_open()) co_return Failure("sending", asio::error::operation_aborted);
     if (connection_->cut) break;  // what is left of this frame has little time
     watchdog_->Feed();
     // The timer may be cancelled by a wake or a cut, which changes nothing here.
-    connection_->idle.expires_at(std::min(until, std::chrono::steady_clock::now() + kLookAgain));
+    connection_->idle.expires_at(std::min(until, std::chrono::steady_clock::now() + look));
     co_await connection_->idle.async_wait(kAwait);
   }
   co_return absl::OkStatus();
+}
+
+void ServerStream::TellMoved() {
+  if (session_ == nullptr || untold_ < kTellEvery) return;
+  untold_ = 0;
+  const uint64_t moved = MovedBytesOf(socket_->native_handle()).acknowledged;
+  session_->Moved(moved - std::exchange(moved_, moved));
 }
 
 asio::awaitable<Status> ServerStream::SendBare(wire::FrameType type) {

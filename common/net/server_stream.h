@@ -63,6 +63,13 @@ class ServerStream {
   asio::awaitable<Status> Send(const OutFrame& frame);
   /// Waits until `bytes` more may go out.
   asio::awaitable<Status> AwaitTurn(size_t bytes);
+  /// Waits for pulls that go first.
+  asio::awaitable<Status> AwaitOthers(size_t bytes);
+  /// Waits until then, or until `still` is false. Looks every `look` whether the stream was closed.
+  asio::awaitable<Status> AwaitUntil(std::chrono::steady_clock::time_point until,
+                                     std::chrono::milliseconds look, std::function<bool()> still);
+  /// Tells the session what the receiver's kernel has taken since.
+  void TellMoved();
   /// How much is sent at a time, so that a stream of low rate is not silent for long.
   size_t PieceBytes() const;
   asio::awaitable<Status> SendBare(wire::FrameType type);
@@ -87,6 +94,8 @@ class ServerStream {
   std::shared_ptr<Watchdog> watchdog_;
   std::shared_ptr<PullSession> session_;
   uint16_t stream_ = 0;
+  uint64_t moved_ = 0;   // bytes that the peer's kernel had taken when the session was last told
+  uint64_t untold_ = 0;  // bytes sent since
 };
 
 }  // namespace deltawire::net

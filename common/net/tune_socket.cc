@@ -92,7 +92,7 @@ void FitSocket(int socket, SocketEnd end, const SocketChoice& choice, const Link
     const int name = end == SocketEnd::kSender ? SO_SNDBUF : SO_RCVBUF;
     Set(socket, SOL_SOCKET, name, static_cast<int>(std::min<uint64_t>(bytes, INT32_MAX / 2)));
   }
-  if (end == SocketEnd::kSender && IsFar(link)) {
+  if (end == SocketEnd::kSender && !WithinHost(socket)) {
     Set(socket, IPPROTO_TCP, TCP_NOTSENT_LOWAT, ChooseUnsent(link, streams));
   }
 }

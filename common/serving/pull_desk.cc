@@ -177,6 +177,7 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                   .late_after = traits_.grace / 4,
                   .ticket_life = limits_.ticket_life,
                   .rate = RateFor(request),
+                  .admission = admission_,
                   .stages = traits_.stages,
                   .principal = request.principal,
                   .admits = request.admits};
@@ -346,6 +347,11 @@ void PullDesk::Changed(const StateSource& source) {
   const auto newest = source.published();
   attachments_.Publish(source.name(), InfoOf(source, newest.get()), traits_.in_order);
   if (newest == nullptr) return;
+  const auto attached = attachments_.Receivers(source.name());
+  const bool followed = std::any_of(attached.begin(), attached.end(), [](const ReceiverView& r) {
+    return !r.report.committed.empty();
+  });
+  if (followed) admission_->Expect(SteadyClock::now());
   for (const auto& pull : PullsOf(source)) pull->Overtaken(*newest);
 }
 
@@ -394,6 +400,7 @@ PullDesk::Counts PullDesk::CountsOf(const std::string& model) const {
     counts.sent += pull->sent();
     if (!pull->Finished(now)) ++counts.active;
   }
+  counts.admission = admission_->CountsOf(model);
   return counts;
 }
 

@@ -17,6 +17,7 @@
 #include "common/base/sync.h"
 #include "common/delta/coder_rates.h"
 #include "common/net/pull_server.h"
+#include "common/serving/admission.h"
 #include "common/serving/attachments.h"
 #include "common/serving/served_pull.h"
 #include "common/serving/state_source.h"
@@ -100,6 +101,7 @@ class PullDesk {
     uint64_t cut = 0;
     uint64_t refused = 0;
     FormCounts sent;
+    Admission::Counts admission;
   };
   Counts CountsOf(const std::string& model) const;
   /// The number of bulk streams that were refused because their ticket was unknown or granted to
@@ -139,6 +141,7 @@ class PullDesk {
   const PullLimits limits_;
   CoderRates& coder_rates_;
   Attachments attachments_;
+  const std::shared_ptr<Admission> admission_ = std::make_shared<Admission>();
   std::atomic<uint64_t> streams_refused_{0};
 
   mutable Mutex mu_;

@@ -36,6 +36,7 @@ ServedPull::ServedPull(std::shared_ptr<StateSource> model, PullTerms terms)
 }
 
 ServedPull::~ServedPull() {
+  LeaveAdmission();
   if (needs_way_back_) model_->CountPull(-1);
 }
 
@@ -89,6 +90,9 @@ void ServedPull::StreamClosed(uint16_t stream, const Status& why) {
     if (why.ok()) EstimateLink();
     if (why.ok()) course = Ended();
     if (course) LogEnd(why);
+    const bool over = !why.ok() || std::all_of(streams_.begin(), streams_.end(),
+                                               [](const Stream& other) { return other.closed; });
+    if (over) LeaveAdmission();
     // One broken stream ends the pull; the receiver resumes with what it has verified.
     if (!why.ok() && failed_.ok()) {
       failed_ = why;
@@ -155,6 +159,11 @@ Status ServedPull::Start(const wire::Have& have) {
     have_ = have.chunks;
     if (ahead_) sent_ahead_.resize(have_.size());
     started_ = true;
+    if (terms_.admission != nullptr && failed_.ok()) {
+      const PullClass who = Classify(*end);
+      newcomer_ = who == PullClass::kNewcomer;
+      admitted_ = terms_.admission->Begin(model_->name(), who, terms_.streams, Clock::now());
+    }
     wakes = TakeWakes();
   }
   for (const auto& wake : wakes) wake();

@@ -20,6 +20,7 @@
 #include "common/delta/coder_rates.h"
 #include "common/delta/pull_stats.h"
 #include "common/net/pull_server.h"
+#include "common/serving/admission.h"
 #include "common/serving/chunk_bytes.h"
 #include "common/serving/chunk_encoder.h"
 #include "common/serving/incoming_version.h"
@@ -55,9 +56,10 @@ struct PullTerms {
   std::chrono::milliseconds late_after{62};
   /// All streams must arrive within this time, and Have as much later as 64 KiB/s need for it.
   std::chrono::milliseconds ticket_life{30000};
-  std::shared_ptr<TokenBucket> rate;  ///< the receiver's, over all its pulls; null: no limit
-  StageObserver stages;               ///< told of the pull when it has ended as it should
-  std::string principal;              ///< who asked for it; empty: the sender knows no principals
+  std::shared_ptr<TokenBucket> rate;     ///< the receiver's, over all its pulls; null: no limit
+  std::shared_ptr<Admission> admission;  ///< null: no pull goes before another
+  StageObserver stages;                  ///< told of the pull when it has ended as it should
+  std::string principal;  ///< who asked for it; empty: the sender knows no principals
   /// Whether a stream comes from whoever asked for the pull; null: a ticket is proof enough.
   std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
 };
@@ -71,6 +73,11 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   TokenBucket* rate() override { return terms_.rate.get(); }
   net::LinkFigures link() override { return {.bytes_per_s = terms_.coding.link->bytes_per_s()}; }
   void Measured(const net::TcpFacts& facts) override { terms_.coding.link->AddFacts(facts); }
+  std::chrono::nanoseconds AwaitOthers(size_t bytes) override;
+  bool held_back() override;
+  size_t PieceBytes(size_t most) override;
+  void HeldBack(std::chrono::nanoseconds time) override;
+  void Moved(uint64_t bytes) override;
   Status Start(const wire::Have& have) override;
   StatusOr<std::optional<net::OutFrame>> Next(uint16_t stream, std::function<void()> wake) override;
   void StreamOpened(uint16_t stream, std::function<void()> cut) override;
@@ -171,6 +178,10 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   StatusOr<net::OutFrame> MakeFull(Task& task, const LeasedState& leased);
   net::OutFrame MakeEnd() const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
+  /// How much of the model this pull brings, to see who goes first. REQUIRES: mu_ held.
+  PullClass Classify(const Published& now) const;
+  /// The pull takes no one's turn any more.
+  void LeaveAdmission();
   ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
   /// From here on this pull ends at a state whose half may be written over, so the model must keep
   /// the deltas that lead back to it.
@@ -210,6 +221,8 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   std::shared_ptr<const Published> end_;
   SteadyClock::time_point last_heard_;
   std::atomic<bool> needs_way_back_{false};
+  std::atomic<uint64_t> admitted_{0};  // its name in the Admission; 0: none
+  std::atomic<bool> newcomer_{false};
   std::atomic<uint64_t> bytes_sent_{0}, bytes_ahead_{0};
   std::array<std::atomic<uint64_t>, kernels::kForms> form_chunks_{}, form_bytes_{};
   std::atomic<double> decode_seconds_{0};  // of the receiver, all threads, by what it said

@@ -64,6 +64,8 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     m->set_receivers_silent(agent_.attachments().silent(model->name()));
     m->set_directory(model->directory().string());
     ToProto(pulls.sent, m->mutable_sent());
+    m->set_newcomer_pulls(static_cast<uint32_t>(pulls.admission.newcomers));
+    m->set_held_back_seconds(pulls.admission.held_back_seconds);
     const ScrubTotals scrub = model->scrub();
     m->set_scrubbed_bytes(scrub.bytes);
     m->set_scrub_mismatches(scrub.mismatches);

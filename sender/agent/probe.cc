@@ -135,6 +135,16 @@ constexpr Row kRows[] = {
      }},
     {"deltawire_sender_active_pulls", "Pulls that run", Kind::kGauge,
      [](const Model&, const Seen& seen) -> double { return seen.pulls.active; }},
+    {"deltawire_sender_newcomer_pulls", "Of these, pulls that bring most of the model whole",
+     Kind::kGauge,
+     [](const Model&, const Seen& seen) -> double {
+       return static_cast<double>(seen.pulls.admission.newcomers);
+     }},
+    {"deltawire_sender_held_back_seconds_total",
+     "Time that streams of such pulls waited for receivers that only lack deltas", Kind::kCounter,
+     [](const Model&, const Seen& seen) -> double {
+       return seen.pulls.admission.held_back_seconds;
+     }},
     {"deltawire_sender_pulls_cut_total", "Pulls cut so that the trainer need not wait",
      Kind::kCounter,
      [](const Model&, const Seen& seen) -> double { return static_cast<double>(seen.pulls.cut); }},

@@ -260,6 +260,51 @@ class Group(Case):
         self.assertLessEqual(sorted(spreads)[len(spreads) // 2], 2 * round_trip + 0.005)
 
 
+class Newcomers(Case):
+    """Receivers that join while one follows, all behind one uplink that is too narrow for them."""
+
+    def test_a_follower_goes_before_newcomers(self):
+        trainer = self.net.node("trainer")
+        follower, *newcomers = self.net.nodes(*(f"node{i}" for i in range(6)))
+        router = self.net.site("router", "10.2.0", [follower, *newcomers])
+        self.net.veth(trainer, router, "10.1.0", bits_per_s=100 * MBIT)
+        trainer.ip("route", "add", "10.2.0.0/24", "via", "10.1.0.2")
+        versions = self.versions(30_000_000)
+        sender = trainer.start_sender()
+        trainer.publish(versions.next(), versions.newest)
+        follower.start_receiver("--sender", sender)
+        follower.await_version(1)
+
+        def seconds() -> float:
+            trainer.publish(versions.next(0.05), versions.newest)
+            follower.await_version(versions.newest)
+            return follower.status()["last_pull"]["seconds"]
+
+        def at_sender() -> dict:
+            status = ["status", "--json", "--sender", sender, "--receiver", "127.0.0.1:1"]
+            done = subprocess.run(trainer.within(networks.programs() / "deltawire", *status),
+                                  capture_output=True, text=True, check=False)  # fmt: skip
+            return json.loads(done.stdout)["sender"]["models"][0]
+
+        alone = seconds()
+        for node in newcomers:
+            node.start_receiver("--sender", sender)
+        networks.until(lambda: at_sender()["newcomer_pulls"] == len(newcomers), "all have joined")
+        time.sleep(0.5)  # of it the sender sees how much it can send
+        beside = seconds()
+        held_back = at_sender()["held_back_seconds"]
+        joined = [node.committed() for node in newcomers]
+        self.say(f"a pull of a delta took the follower {alone:.2f} s alone and {beside:.2f} s beside "
+                 f"{len(newcomers)} newcomers, whose streams waited {held_back:.1f} s")  # fmt: skip
+        self.assertGreater(held_back, 0)
+        self.assertIn(0, joined, "it was over before the follower's delta")
+        for node in newcomers:
+            node.await_version(versions.newest, 60)
+            self.check(node, versions, versions.newest)
+        self.say("all newcomers have it")
+        self.check(follower, versions, versions.newest)
+
+
 class Tree(Case):
     """A site behind one slow uplink: a relay, and receivers that follow it."""
 

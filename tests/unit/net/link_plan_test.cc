@@ -48,6 +48,8 @@ TEST_CASE("link plan: memory is asked for only where the kernel's tuning does no
 }
 
 TEST_CASE("link plan: what waits in a socket is what it sends in a moment") {
+  CHECK(ChooseUnsent({}, 4) == 128 << 10);
+  CHECK(ChooseUnsent({1e-4, kGbit / 10}, 4) == 156'250);
   CHECK(ChooseUnsent({0.2, kGbit}, 32) == 195'312);
   CHECK(ChooseUnsent({0.2, kGbit / 100}, 32) == 128 << 10);
   CHECK(ChooseUnsent({0.2, 100 * kGbit}, 4) == 1 << 20);

@@ -101,6 +101,13 @@ TEST_CASE("a far sender's socket queues no more than it sends in a moment") {
   CHECK(OptionsOf(c.near).not_sent == 0);
 }
 
+TEST_CASE("what waits in a socket within one host stays as it was tuned") {
+  Connection c("127.0.0.1", "127.0.0.1");
+  TuneSocket(c.far.native_handle(), {});
+  FitSocket(c.far.native_handle(), SocketEnd::kSender, {}, {5e-5, 4e9}, 4);
+  CHECK(OptionsOf(c.far).not_sent == kNotSent);
+}
+
 TEST_CASE("what the kernel tells of a connection") {
   Connection c("127.0.0.1", "127.0.0.2");
   const std::string text(1000, 'x');

@@ -1,0 +1,113 @@
+#include "common/serving/admission.h"
+
+#include <algorithm>
+
+namespace deltawire {
+
+using std::chrono::duration;
+using std::chrono::duration_cast;
+using std::chrono::nanoseconds;
+
+uint64_t Admission::Begin(const std::string& model, PullClass who, uint32_t streams, Time now) {
+  std::lock_guard lock(mu_);
+  pulls_[next_] = {model, who, streams, now};
+  if (who == PullClass::kNewcomer) newcomer_streams_ += streams;
+  return next_++;
+}
+
+void Admission::End(uint64_t pull) {
+  std::lock_guard lock(mu_);
+  const auto it = pulls_.find(pull);
+  if (it == pulls_.end()) return;
+  if (it->second.who == PullClass::kNewcomer) newcomer_streams_ -= it->second.streams;
+  pulls_.erase(it);
+}
+
+void Admission::Expect(Time now) {
+  std::lock_guard lock(mu_);
+  expected_ = now + rules_.expected_for;
+}
+
+bool Admission::First(Time now) const {
+  if (now < expected_) return true;
+  return std::any_of(pulls_.begin(), pulls_.end(), [&](const auto& p) {
+    return p.second.who == PullClass::kFollower && now - p.second.began < rules_.first_for;
+  });
+}
+
+bool Admission::first(Time now) const {
+  std::lock_guard lock(mu_);
+  return First(now);
+}
+
+void Admission::Sent(uint64_t bytes, Time now) {
+  std::lock_guard lock(mu_);
+  window_bytes_ += bytes;
+  if (now - window_began_ < rules_.window) return;
+  // A window in which nothing was sent for a while is no measure of what could be.
+  if (now - window_began_ < 2 * rules_.window) {
+    const double seconds = duration<double>(now - window_began_).count();
+    best_now_ = std::max(best_now_, static_cast<double>(window_bytes_) / seconds);
+  }
+  window_began_ = now;
+  window_bytes_ = 0;
+  if (now - span_began_ < rules_.lately) return;
+  best_before_ = now - span_began_ < 2 * rules_.lately ? best_now_ : 0;
+  best_now_ = 0;
+  span_began_ = now;
+}
+
+double Admission::Best(Time now) const {
+  if (now - span_began_ >= 2 * rules_.lately) return 0;
+  return std::max(best_now_, best_before_);
+}
+
+double Admission::best_rate(Time now) const {
+  std::lock_guard lock(mu_);
+  return Best(now);
+}
+
+double Admission::Share(Time now) const { return rules_.newcomers_share * Best(now); }
+
+nanoseconds Admission::Take(uint64_t bytes, Time now) {
+  std::lock_guard lock(mu_);
+  const double rate = Share(now);
+  if (rate <= 0 || !First(now)) {
+    free_at_ = now;
+    return nanoseconds(0);
+  }
+  const auto wait = std::max(nanoseconds(0), duration_cast<nanoseconds>(free_at_ - now));
+  free_at_ = std::max(free_at_, now) + duration_cast<SteadyClock::duration>(
+                                           duration<double>(static_cast<double>(bytes) / rate));
+  return wait;
+}
+
+size_t Admission::PieceBytes(size_t most, Time now) const {
+  constexpr double kLeastPiece = 4096, kTurns = 10;
+  std::lock_guard lock(mu_);
+  const double rate = Share(now);
+  if (rate <= 0 || !First(now)) return most;
+  const double streams = static_cast<double>(std::max<uint64_t>(1, newcomer_streams_));
+  const double piece = std::max(kLeastPiece, rate / kTurns / streams);
+  return static_cast<size_t>(std::min(piece, static_cast<double>(most)));
+}
+
+void Admission::Waited(const std::string& model, nanoseconds time) {
+  std::lock_guard lock(mu_);
+  held_back_[model] += duration<double>(time).count();
+}
+
+Admission::Counts Admission::CountsOf(const std::string& model) const {
+  std::lock_guard lock(mu_);
+  Counts counts;
+  for (const auto& [name, pull] : pulls_) {
+    if (pull.model != model) continue;
+    ++(pull.who == PullClass::kFollower ? counts.followers : counts.newcomers);
+  }
+  if (const auto held = held_back_.find(model); held != held_back_.end()) {
+    counts.held_back_seconds = held->second;
+  }
+  return counts;
+}
+
+}  // namespace deltawire

@@ -1,0 +1,94 @@
+// Who goes first where a sender's way out is full: followers, which need a delta, before newcomers,
+// which need most of the model whole. While a follower's pull is young, newcomers together get a
+// share of what the sender is known to send, and not less; otherwise everybody sends as TCP lets
+// him. Hands out times, as TokenBucket does. Owner: the PullDesk. Threads: any. Cost: a lock for
+// each piece that is sent. Errors: none. No sockets and no clock of its own.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "common/base/sync.h"
+
+namespace deltawire {
+
+enum class PullClass : uint8_t { kFollower, kNewcomer };
+
+/// A pull is a newcomer's if more than half of the bytes that are served here must go whole, since
+/// the receiver has no base for them that the sender knows.
+inline PullClass ClassOf(uint64_t whole_bytes, uint64_t served_bytes) {
+  return 2 * whole_bytes > served_bytes ? PullClass::kNewcomer : PullClass::kFollower;
+}
+
+struct AdmissionRules {
+  /// What newcomers together get of the sender's best rate while a follower goes first.
+  double newcomers_share = 0.25;
+  /// A follower goes first for so long from its pull's beginning. One that takes longer is bound by
+  /// a link of its own, and would hold newcomers up for nothing.
+  std::chrono::milliseconds first_for{2000};
+  /// And all of them from a publish on, so that what they ask and connect with meets no full queue.
+  std::chrono::milliseconds expected_for{300};
+  /// The best rate is that of the best window lately; the older of two such spans is forgotten.
+  std::chrono::milliseconds window{200}, lately{30000};
+};
+
+class Admission {
+ public:
+  using Time = SteadyClock::time_point;
+  explicit Admission(const AdmissionRules& rules = {}) : rules_(rules) {}
+
+  /// A pull of `model` with so many streams is known to be of this class; returns a name for End.
+  uint64_t Begin(const std::string& model, PullClass who, uint32_t streams, Time now);
+  void End(uint64_t pull);
+  /// A version was published, and followers will ask for it.
+  void Expect(Time now);
+
+  /// How long a newcomer must wait before it sends `bytes` more. What it says holds while first()
+  /// does: who waits asks that again, and goes on when it is false.
+  std::chrono::nanoseconds Take(uint64_t bytes, Time now);
+  /// How much a newcomer's stream should take at a time, at most `most`: small enough that each
+  /// gets a turn ten times a second, as far as 4 KiB pieces allow that.
+  size_t PieceBytes(size_t most, Time now) const;
+  /// So many bytes of any pull have reached the receiver's kernel.
+  void Sent(uint64_t bytes, Time now);
+  /// Whether newcomers are held back now.
+  bool first(Time now) const;
+  /// A newcomer of `model` has waited for so long.
+  void Waited(const std::string& model, std::chrono::nanoseconds time);
+
+  struct Counts {
+    size_t followers = 0, newcomers = 0;  ///< pulls that run
+    double held_back_seconds = 0;         ///< that newcomers' streams have waited, all together
+  };
+  Counts CountsOf(const std::string& model) const;
+  /// Bytes per second; 0: not known yet.
+  double best_rate(Time now) const;
+
+ private:
+  struct Pull {
+    std::string model;
+    PullClass who = PullClass::kFollower;
+    uint32_t streams = 1;
+    Time began;
+  };
+  bool First(Time now) const;  // REQUIRES (here and below): mu_ held
+  double Best(Time now) const;
+  double Share(Time now) const;
+
+  const AdmissionRules rules_;
+  mutable Mutex mu_;
+  std::map<uint64_t, Pull> pulls_;
+  std::map<std::string, double> held_back_;
+  uint64_t next_ = 1;
+  uint64_t newcomer_streams_ = 0;
+  Time expected_{};  // until when followers are
+  Time free_at_{};   // when all that newcomers have taken has gone out
+  // What was sent: the window that runs, and the best windows of this span and the one before.
+  Time window_began_{}, span_began_{};
+  uint64_t window_bytes_ = 0;
+  double best_now_ = 0, best_before_ = 0;
+};
+
+}  // namespace deltawire
