@@ -28,6 +28,7 @@ PullRound::PullRound(Env env, std::vector<RoundAgent> agents, Wish wish)
       wish_(std::move(wish)),
       ends_(agents_.size()),
       links_(agents_.size()),
+      grants_(agents_.size()),
       side_files_(agents_.size()) {
   if (wish_.force_full) env_.sink.Drop();
 }
@@ -86,6 +87,39 @@ bool PullRound::Asked(size_t agent) const {
   return std::any_of(bad_.begin(), bad_.end(), [&](uint32_t c) { return owned.contains(c); });
 }
 
+StatusOr<PullRound::Part> PullRound::OpenPart(size_t agent, const PullWish& wish) {
+  // Connections that are older when the grant comes are made anew: who listens gives those that say
+  // nothing two seconds.
+  constexpr std::chrono::seconds kFresh{1};
+  const RoundAgent& a = agents_[agent];
+  net::PullTarget target{.host = a.bulk_host,
+                         .port = a.bulk_port,
+                         .fingerprint = wish.fingerprint,
+                         .streams = static_cast<uint16_t>(a.streams),
+                         .stream_timeout = env_.stream_timeout,
+                         .link = a.link,
+                         .sockets = env_.sockets};
+  Part part;
+  part.agent = agent;
+  const auto began = SteadyClock::now();
+  if (env_.connect_ahead && !a.bulk_host.empty()) {
+    part.transport = env_.transport(target);
+    part.transport->Connect();
+  }
+  DW_ASSIGN_OR_RETURN(part.grant, a.upstream->OpenPull(env_.model, wish));
+  grants_[agent] = part.grant;
+  const bool there = part.grant.host == a.bulk_host && part.grant.port == a.bulk_port;
+  if (part.transport != nullptr && there && SteadyClock::now() - began < kFresh) {
+    part.transport->SetTicket(part.grant.ticket);
+    return part;
+  }
+  target.host = part.grant.host;
+  target.port = part.grant.port;
+  target.ticket = part.grant.ticket;
+  part.transport = env_.transport(std::move(target));
+  return part;
+}
+
 Status PullRound::Open() {
   parts_.clear();
   // Before the call, so that those who are served open their pulls meanwhile.
@@ -107,23 +141,11 @@ Status PullRound::Open() {
         wish.suspects.push_back(c);
       }
     }
-    Part part;
-    part.agent = i;
-    DW_ASSIGN_OR_RETURN(part.grant, agent.upstream->OpenPull(env_.model, wish));
+    DW_ASSIGN_OR_RETURN(Part part, OpenPart(i, wish));
     history = std::max(history, part.grant.history);
     if (forwards) {
       env_.forward->Granted(env_.buffer, Exact() ? Identity{} : part.grant.newest, history);
     }
-    net::PullTarget target;
-    target.host = part.grant.host;
-    target.port = part.grant.port;
-    target.ticket = part.grant.ticket;
-    target.fingerprint = wish.fingerprint;
-    target.streams = static_cast<uint16_t>(agent.streams);
-    target.stream_timeout = env_.stream_timeout;
-    target.link = agent.link;
-    target.sockets = env_.sockets;
-    part.transport = env_.transport(std::move(target));
     part.sink = std::make_unique<PartSink>(env_.sink, agent.owned, Name(i),
                                            [this, i](uint64_t bytes) { env_.progress(i, bytes); });
     parts_.push_back(std::move(part));

@@ -36,6 +36,9 @@ struct RoundAgent {
   Identity held;
   uint32_t streams = 4;   ///< of a pull from it
   net::LinkFigures link;  ///< what the way to it is taken for
+  /// Where its last grant's streams went; empty: not known.
+  std::string bulk_host;
+  uint16_t bulk_port = 0;
 };
 
 /// The agents' side files, kept across pulls so that they travel only when they change.
@@ -86,6 +89,8 @@ class PullRound {
     const TransportFactory& transport;
     std::chrono::milliseconds stream_timeout{30000};
     net::SocketChoice sockets;
+    /// Connect while the pull is asked for, to where the last one's streams went.
+    bool connect_ahead = false;
     /// Take side files that an engine may execute.
     bool allow_code_files = false;
     /// Waits until no reader keeps the buffer's bytes from being changed. Called between steps, on
@@ -125,6 +130,8 @@ class PullRound {
   const RoundTimes& times() const { return times_; }
   /// What the last transfer's connections showed of the way to each agent.
   const std::vector<net::LinkSample>& links() const { return links_; }
+  /// What each agent granted last; without a host where it granted nothing.
+  const std::vector<PullGrant>& grants() const { return grants_; }
   /// What an agent did wrong, after an error of Advance: its stream broke, or it sent something
   /// else than it named. kCancelled: nothing that is known; a call that an agent refused is not
   /// here.
@@ -144,6 +151,8 @@ class PullRound {
   };
 
   Status Take(Step step);
+  /// Asks the agent for its part, and connects meanwhile if it is known where to.
+  StatusOr<Part> OpenPart(size_t agent, const PullWish& wish);
   /// Env::writable, whose time is no step's.
   Status Writable();
   Status Open();
@@ -179,6 +188,7 @@ class PullRound {
   std::vector<Part> parts_;  // of the next or running transfer
   std::vector<Identity> ends_;
   std::vector<net::LinkSample> links_;
+  std::vector<PullGrant> grants_;
   std::vector<uint64_t> side_files_;  // hashes that the End frames named
   PullStats stats_;
   std::shared_ptr<const Delta> delta_;

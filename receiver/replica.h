@@ -43,6 +43,7 @@ struct ReplicaOptions {
   std::filesystem::path directory;
   uint32_t streams = 4;  ///< of each pull; 0: by what was measured of the way
   net::SocketChoice sockets;
+  bool connect_ahead = false;  ///< connect a pull's streams while it is asked for
   bool follow = true;
   uint64_t staging_bytes = uint64_t{128} << 20;
   uint64_t history_bytes = 0;

@@ -203,7 +203,10 @@ void Replica::HoldParts(const Follower::Target& target) {
 void Replica::PlanLinks() {
   for (AgentLink& agent : agents_) {
     const std::string now = agent.upstream->in_use();
-    if (std::exchange(agent.linked, now) != now) agent.link = {};
+    if (std::exchange(agent.linked, now) != now) {
+      agent.link = {};
+      agent.round.bulk_host.clear();
+    }
     agent.link.Called(agent.upstream->round_trip());
     agent.round.link = agent.link.figures();
     agent.round.streams =
@@ -234,6 +237,7 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
       .transport = transport_,
       .stream_timeout = options_.stream_timeout,
       .sockets = options_.sockets,
+      .connect_ahead = options_.connect_ahead,
       .allow_code_files = options_.allow_code_files,
       .writable = [this] { return WaitWritable(); },
       .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); }};
@@ -300,7 +304,13 @@ Status Replica::Drive(PullRound& round, bool hold) {
 }
 
 Status Replica::EndRound(PullRound& round, Clock::time_point began, Status ended) {
-  for (size_t i = 0; i < agents_.size(); ++i) agents_[i].link.Pulled(round.links()[i]);
+  for (size_t i = 0; i < agents_.size(); ++i) {
+    agents_[i].link.Pulled(round.links()[i]);
+    const PullGrant& grant = round.grants()[i];
+    if (grant.host.empty()) continue;
+    agents_[i].round.bulk_host = grant.host;
+    agents_[i].round.bulk_port = grant.port;
+  }
   fault_ = ended.ok() ? ended : round.fault();
   root_mismatches_ = round.root_mismatch() ? root_mismatches_ + 1 : 0;
   if (ended.ok()) {

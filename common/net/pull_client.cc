@@ -16,14 +16,14 @@
 namespace deltawire::net {
 
 // Shared by the caller of Run and the coroutines; whichever ends last frees it.
-struct PullClient::Impl {
+struct PullClient::Impl : std::enable_shared_from_this<Impl> {
   Impl(asio::io_context& context, PullTarget t, ResolveHost resolve)
       : io(context),
         target(std::move(t)),
         lookup(std::make_shared<HostLookup>(std::move(resolve))) {}
 
   asio::io_context& io;
-  const PullTarget target;
+  PullTarget target;  // does not change from Run on
   const std::shared_ptr<HostLookup> lookup;
   std::vector<tcp::endpoint> endpoints;  // set before the first stream begins
 
@@ -31,6 +31,10 @@ struct PullClient::Impl {
   std::condition_variable done;
   size_t running = 0;
   bool cancelled = false;
+  // What Run hands to the streams, which may have connected before.
+  const wire::Have* have = nullptr;
+  ChunkSink* sink = nullptr;
+  std::vector<std::shared_ptr<asio::steady_timer>> go;  // of each stream; expires when it may go on
   Status status;
   std::optional<PullEnd> end;
   std::vector<std::shared_ptr<tcp::socket>> sockets;
@@ -54,7 +58,17 @@ struct PullClient::Impl {
     std::lock_guard lock(mu);
     if (!status.ok()) return;
     status = std::move(why);
+    Go();
     CloseAll();
+  }
+
+  /// Starts the streams, which connect and then wait for Go. REQUIRES (here and below): mu held.
+  void Spawn(std::vector<tcp::endpoint> to);
+  void Go() {
+    for (const auto& timer : go) {
+      asio::post(timer->get_executor(),
+                 [timer] { timer->expires_at(asio::steady_timer::time_point::min()); });
+    }
   }
 
   StatusOr<std::vector<tcp::endpoint>> FindEndpoints() const {
@@ -94,14 +108,13 @@ bool OutOfDescriptors() {
 class ClientStream {
  public:
   ClientStream(std::shared_ptr<PullClient::Impl> pull, std::shared_ptr<tcp::socket> socket,
-               uint16_t index, const wire::Have* have, ChunkSink& sink)
+               std::shared_ptr<asio::steady_timer> go, uint16_t index)
       : pull_(std::move(pull)),
         target_(pull_->target),
         socket_(std::move(socket)),
         bytes_(socket_),
+        go_(std::move(go)),
         index_(index),
-        have_(have),
-        sink_(sink),
         where_(fmt::format("bulk stream {} from {}:{}", index, target_.host, target_.port)),
         // What is sent counts, too: over a slow link a long Have takes longer than the limit, and
         // nothing else comes or goes meanwhile.
@@ -126,6 +139,8 @@ class ClientStream {
  private:
   asio::awaitable<Status> Exchange() {
     Status status = co_await Connect();
+    if (!status.ok()) co_return status;
+    status = co_await AwaitRun();
     if (!status.ok()) co_return status;
     wire::Hello hello;
     hello.ticket = target_.ticket;
@@ -154,6 +169,16 @@ class ClientStream {
     co_return co_await Receive();
   }
 
+  asio::awaitable<Status> AwaitRun() {
+    co_await go_->async_wait(kAwait);
+    std::lock_guard lock(pull_->mu);
+    if (pull_->status.ok()) {
+      sink_ = pull_->sink;
+      have_ = pull_->have;
+    }
+    co_return pull_->status;
+  }
+
   asio::awaitable<Status> Receive() {
     while (true) {
       auto header = co_await ReadHeader();
@@ -179,14 +204,14 @@ class ClientStream {
   }
 
   asio::awaitable<Status> ReceiveChunk(const wire::FrameHeader& header) {
-    auto to = sink_.Begin(header);
+    auto to = sink_->Begin(header);
     if (!to.ok()) co_return to.status();
     Status status = co_await ReadPayload(header, *to);
     if (!status.ok()) {
-      sink_.Abandon(header);
+      sink_->Abandon(header);
       co_return status;
     }
-    co_return sink_.Finish(header);
+    co_return sink_->Finish(header);
   }
 
   // Reads a payload straight into place and hashes each piece while it is still in the cache. A
@@ -214,7 +239,7 @@ class ClientStream {
       pull_->Came(n);
       if (has_checksum) hash_.Update(to.subspan(done, n));
       done += n;
-      sink_.Arrived(header, done);
+      sink_->Arrived(header, done);
     }
     SetLowWatermark(1);
     if (!has_checksum) co_return absl::OkStatus();
@@ -356,9 +381,10 @@ class ClientStream {
   const PullTarget& target_;
   std::shared_ptr<tcp::socket> socket_;
   ByteStream bytes_;
+  const std::shared_ptr<asio::steady_timer> go_;
   const uint16_t index_;
-  const wire::Have* have_;
-  ChunkSink& sink_;
+  const wire::Have* have_ = nullptr;  // these two from AwaitRun on
+  ChunkSink* sink_ = nullptr;
   const std::string where_;
   std::shared_ptr<Watchdog> watchdog_;
   Xxh3Stream hash_;
@@ -366,39 +392,78 @@ class ClientStream {
 };
 
 asio::awaitable<void> RunStream(std::shared_ptr<PullClient::Impl> pull,
-                                std::shared_ptr<tcp::socket> socket, uint16_t index,
-                                const wire::Have* have, ChunkSink* sink) {
-  ClientStream stream(pull, socket, index, have, *sink);
+                                std::shared_ptr<tcp::socket> socket,
+                                std::shared_ptr<asio::steady_timer> go, uint16_t index) {
+  ClientStream stream(pull, socket, std::move(go), index);
   co_await stream.Run();
 }
 
 }  // namespace
 
-PullClient::PullClient(IoThreads& io, PullTarget target, ResolveHost resolve)
-    : impl_(std::make_shared<Impl>(io.impl().context, std::move(target), std::move(resolve))) {}
-
-PullClient::~PullClient() = default;
-
-StatusOr<PullEnd> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
-  auto endpoints = impl_->FindEndpoints();
-  std::unique_lock lock(impl_->mu);
-  if (impl_->cancelled) return absl::CancelledError("the pull was cancelled");
-  if (!endpoints.ok()) return Annotate(endpoints.status(), "bulk streams");
-  impl_->endpoints = std::move(*endpoints);
-  for (uint16_t i = 0; i < impl_->target.streams; ++i) {
-    impl_->sockets.push_back(std::make_shared<tcp::socket>(asio::make_strand(impl_->io)));
+void PullClient::Impl::Spawn(std::vector<tcp::endpoint> to) {
+  endpoints = std::move(to);
+  sockets.clear();
+  go.clear();
+  for (uint16_t i = 0; i < target.streams; ++i) {
+    sockets.push_back(std::make_shared<tcp::socket>(asio::make_strand(io)));
+    go.push_back(std::make_shared<asio::steady_timer>(sockets[i]->get_executor(),
+                                                      asio::steady_timer::time_point::max()));
   }
-  impl_->running = impl_->sockets.size();
-  for (uint16_t i = 0; i < impl_->target.streams; ++i) {
-    asio::co_spawn(impl_->sockets[i]->get_executor(),
-                   RunStream(impl_, impl_->sockets[i], i, &have, &sink),
-                   [pull = impl_](const std::exception_ptr& thrown) {
+  running = sockets.size();
+  for (uint16_t i = 0; i < target.streams; ++i) {
+    asio::co_spawn(sockets[i]->get_executor(), RunStream(shared_from_this(), sockets[i], go[i], i),
+                   [pull = shared_from_this()](const std::exception_ptr& thrown) {
                      if (thrown) pull->Fail(FromException("bulk stream", thrown));
-                     std::lock_guard done(pull->mu);
+                     std::lock_guard ended(pull->mu);
                      if (--pull->running == 0) pull->done.notify_all();
                    });
   }
-  impl_->done.wait(lock, [this] { return impl_->running == 0; });
+}
+
+PullClient::PullClient(IoThreads& io, PullTarget target, ResolveHost resolve)
+    : impl_(std::make_shared<Impl>(io.impl().context, std::move(target), std::move(resolve))) {}
+
+PullClient::~PullClient() {
+  // Streams that Run never came for must not stay connected.
+  impl_->Fail(absl::CancelledError("the pull was dropped"));
+}
+
+void PullClient::Connect() {
+  ErrorCode ec;
+  const auto address = asio::ip::make_address(impl_->target.host, ec);
+  if (ec) return;
+  std::lock_guard lock(impl_->mu);
+  if (!impl_->cancelled) impl_->Spawn({{address, impl_->target.port}});
+}
+
+void PullClient::SetTicket(const wire::Ticket& ticket) {
+  std::lock_guard lock(impl_->mu);
+  impl_->target.ticket = ticket;
+}
+
+StatusOr<PullEnd> PullClient::Run(const wire::Have& have, ChunkSink& sink) {
+  const auto ended = [this] { return impl_->running == 0; };
+  std::unique_lock lock(impl_->mu);
+  const bool connected = !impl_->sockets.empty() && impl_->status.ok();
+  if (!connected && !impl_->cancelled) {
+    // What Connect began may have failed, e.g. since the sender was not there yet.
+    impl_->done.wait(lock, ended);
+    lock.unlock();
+    auto endpoints = impl_->FindEndpoints();
+    lock.lock();
+    if (!impl_->cancelled) {
+      if (!endpoints.ok()) return Annotate(endpoints.status(), "bulk streams");
+      impl_->status = absl::OkStatus();
+      impl_->Spawn(std::move(*endpoints));
+    }
+  }
+  if (!impl_->cancelled) {
+    impl_->have = &have;
+    impl_->sink = &sink;
+    impl_->Go();
+  }
+  impl_->done.wait(lock, ended);
+  if (impl_->cancelled) return absl::CancelledError("the pull was cancelled");
   if (!impl_->status.ok()) return impl_->status;
   return *impl_->end;
 }

@@ -18,6 +18,9 @@ class PullClient : public PullTransport {
   PullClient(IoThreads& io, PullTarget target, ResolveHost resolve = AddressesOf);
   ~PullClient() override;
 
+  /// Dials a host that is an address; a name is looked up by Run.
+  void Connect() override;
+  void SetTicket(const wire::Ticket& ticket) override;
   StatusOr<PullEnd> Run(const wire::Have& have, ChunkSink& sink) override;
   void Cancel() override;
   LinkSample link() const override;

@@ -64,6 +64,12 @@ class PullTransport {
  public:
   virtual ~PullTransport() = default;
 
+  /// Begins to connect to the target, whose ticket may not be known yet; does not block. At most
+  /// once, before Run. What fails is tried again by Run. Who is dialled waits two seconds for a
+  /// first byte, so Run has to follow within that time.
+  virtual void Connect() {}
+  /// The ticket that the target lacked. REQUIRES: before Run.
+  virtual void SetTicket(const wire::Ticket& /*ticket*/) {}
   /// Sends `have` and receives until every stream has ended.
   virtual StatusOr<PullEnd> Run(const wire::Have& have, ChunkSink& sink) = 0;
   virtual void Cancel() = 0;
