@@ -160,7 +160,7 @@ Status ServedPull::Start(const wire::Have& have) {
     if (ahead_) sent_ahead_.resize(have_.size());
     started_ = true;
     if (terms_.admission != nullptr && failed_.ok()) {
-      const PullClass who = Classify(*end);
+      const PullClass who = Classify(end.get());
       newcomer_ = who == PullClass::kNewcomer;
       admitted_ = terms_.admission->Begin(model_->name(), who, terms_.streams, Clock::now());
     }

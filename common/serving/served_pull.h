@@ -179,7 +179,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   net::OutFrame MakeEnd() const;
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
   /// How much of the model this pull brings, to see who goes first. REQUIRES: mu_ held.
-  PullClass Classify(const Published& now) const;
+  PullClass Classify(const Published* end) const;
   /// The pull takes no one's turn any more.
   void LeaveAdmission();
   ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;

@@ -3,14 +3,18 @@
 
 namespace deltawire {
 
-PullClass ServedPull::Classify(const Published& now) const {
+PullClass ServedPull::Classify(const Published* end) const {
   const uint64_t unknown = wire::Have::Entry{}.version;
-  // A version that no delta leads from, or another lineage's, is no base.
-  const bool known = !now.log.empty() && held_.lineage == now.info.identity.lineage;
-  const uint64_t oldest = known ? now.log.front()->from().version : unknown;
+  // Another lineage's chunks are no base, nor are those from before the log. Of a version that is
+  // still coming, only a receiver that holds what it begins at is told.
+  const bool coming = terms_.incoming != nullptr;
+  const Identity& to = coming ? terms_.incoming->identity() : end->info.identity;
+  const bool known = held_.lineage == to.lineage && (coming || !end->log.empty());
+  const uint64_t oldest = !known ? unknown : coming ? 0 : end->log.front()->from().version;
   uint64_t whole = 0;
   for (uint32_t c = 0; c < have_.size(); ++c) {
-    if (!model_->owned().contains(c) || have_[c].digest == (*now.digests)[c]) continue;
+    if (!model_->owned().contains(c)) continue;
+    if (!coming && have_[c].digest == (*end->digests)[c]) continue;
     const bool base = have_[c].version != unknown && have_[c].version >= oldest;
     if (!base) whole += model_->chunks()[c].bytes;
   }
