@@ -107,7 +107,8 @@ void DeclareLimits(CLI::App& app, Run* run) {
       ->type_name("N")
       ->check(Quiet(CLI::Range(1u, 100000u)))
       ->capture_default_str();
-  sub->add_option("--streams", o->served.streams, "Streams of each of them")
+  sub->add_option("--streams", o->served.streams,
+                  "Streams of each of them: 4 nearby, up to 32 where round trips are long")
       ->type_name("N")
       ->check(Quiet(CLI::Range(1u, 64u)))
       ->capture_default_str();

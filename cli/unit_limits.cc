@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/net/link_plan.h"
 #include "common/serving/encoded_cache.h"
 
 namespace deltawire::cli {
@@ -83,6 +84,7 @@ UnitLimits LimitsOfReceiver(const ReceiverOptions& options, const std::vector<Mo
   const Sums sums(models);
   const bool two = options.buffers != 1;
   const auto agents = std::max<uint64_t>(1, options.senders.size());
+  const uint64_t streams = options.streams != 0 ? options.streams : net::kMostStreams;
   Limits limits;
   limits.Add(two ? "two buffers" : "one buffer", (two ? 2 : 1) * sums.bytes);
   limits.Add("a delta that waits, up to staging", options.staging_bytes * sums.count);
@@ -94,9 +96,8 @@ UnitLimits LimitsOfReceiver(const ReceiverOptions& options, const std::vector<Mo
     limits.Add("last version of " + NameOf(engine),
                model == models.end() ? sums.bytes : model->bytes);
   }
-  limits.Add("streams of its pulls", kPerStream * options.streams * agents * sums.count);
-  limits.limits().descriptors +=
-      (uint64_t{options.streams} + 1) * agents * sums.count + 4 * options.engines.size();
+  limits.Add("streams of its pulls", kPerStream * streams * agents * sums.count);
+  limits.limits().descriptors += (streams + 1) * agents * sums.count + 4 * options.engines.size();
   if (options.serve) limits.AddServed(served, options.delta_log_bytes, sums);
   return limits.Finish(sums);
 }

@@ -64,6 +64,15 @@ TEST_CASE("unit limits: buffers that are chosen by the memory count as two") {
   CHECK(PartOf(limits, "two buffers") == 0);
 }
 
+TEST_CASE("unit limits: streams that go by the link count as the most there can be") {
+  ReceiverOptions options;
+  options.streams = 0;
+  const UnitLimits by_link = LimitsOfReceiver(options, kModels, {});
+  options.streams = 4;
+  const UnitLimits four = LimitsOfReceiver(options, kModels, {});
+  CHECK(by_link.descriptors - four.descriptors == 28 * kModels.size());
+}
+
 TEST_CASE("unit limits: a hook that writes versions to a disk keeps its model once more") {
   ReceiverOptions options;
   EngineOptions hook;
