@@ -12,6 +12,7 @@ uint64_t Admission::Begin(const std::string& model, PullClass who, uint32_t stre
   std::lock_guard lock(mu_);
   pulls_[next_] = {model, who, streams, now};
   if (who == PullClass::kNewcomer) newcomer_streams_ += streams;
+  if (awaited_ > 0) --awaited_;
   return next_++;
 }
 
@@ -23,13 +24,14 @@ void Admission::End(uint64_t pull) {
   pulls_.erase(it);
 }
 
-void Admission::Expect(Time now) {
+void Admission::Expect(size_t followers, Time now) {
   std::lock_guard lock(mu_);
   expected_ = now + rules_.expected_for;
+  awaited_ = followers;
 }
 
 bool Admission::First(Time now) const {
-  if (now < expected_) return true;
+  if (awaited_ > 0 && now < expected_) return true;
   return std::any_of(pulls_.begin(), pulls_.end(), [&](const auto& p) {
     return p.second.who == PullClass::kFollower && now - p.second.began < rules_.first_for;
   });

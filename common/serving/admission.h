@@ -42,8 +42,9 @@ class Admission {
   /// A pull of `model` with so many streams is known to be of this class; returns a name for End.
   uint64_t Begin(const std::string& model, PullClass who, uint32_t streams, Time now);
   void End(uint64_t pull);
-  /// A version was published, and followers will ask for it.
-  void Expect(Time now);
+  /// A version was published, and so many followers are expected to ask for it. Each pull that
+  /// begins is taken for one of theirs: once they are all there, nobody waits for another.
+  void Expect(size_t followers, Time now);
 
   /// How long a newcomer must wait before it sends `bytes` more. What it says holds while first()
   /// does: who waits asks that again, and goes on when it is false.
@@ -83,8 +84,9 @@ class Admission {
   std::map<std::string, double> held_back_;
   uint64_t next_ = 1;
   uint64_t newcomer_streams_ = 0;
-  Time expected_{};  // until when followers are
-  Time free_at_{};   // when all that newcomers have taken has gone out
+  Time expected_{};     // until when followers are
+  size_t awaited_ = 0;  // of these, those that have not begun
+  Time free_at_{};      // when all that newcomers have taken has gone out
   // What was sent: the window that runs, and the best windows of this span and the one before.
   Time window_began_{}, span_began_{};
   uint64_t window_bytes_ = 0;

@@ -348,10 +348,10 @@ void PullDesk::Changed(const StateSource& source) {
   attachments_.Publish(source.name(), InfoOf(source, newest.get()), traits_.in_order);
   if (newest == nullptr) return;
   const auto attached = attachments_.Receivers(source.name());
-  const bool followed = std::any_of(attached.begin(), attached.end(), [](const ReceiverView& r) {
+  const auto followers = std::count_if(attached.begin(), attached.end(), [](const ReceiverView& r) {
     return !r.report.committed.empty();
   });
-  if (followed) admission_->Expect(SteadyClock::now());
+  if (followers > 0) admission_->Expect(static_cast<size_t>(followers), SteadyClock::now());
   for (const auto& pull : PullsOf(source)) pull->Overtaken(*newest);
 }
 
