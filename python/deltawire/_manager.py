@@ -228,13 +228,17 @@ class WeightManager:
             )
         if not self._metas:
             self.register(state)
+        # A wrong rank or world is told before the version begins: ranks that all take themselves
+        # for rank 0 would otherwise hear of each other's offload and not of the cause.
+        for name, tensor in pairs_of(state):
+            if name in self._index and is_dtensor(tensor):
+                check_parts(name, tensor, self._rank, self._world)
 
         def place(name: str, tensor: Any) -> tuple[Place, int]:
             shape = tuple(int(n) for n in getattr(tensor, "shape", ()))
             if not is_dtensor(tensor):
                 return Place((), shape, self._rank == 0), _core.SHARE_WHOLE
             where = place_of(name, tensor)
-            check_parts(name, tensor, self._rank, self._world)
             # Ranks' blocks do not overlap, so the sender diffs a chunk when its blocks are
             # finished.
             return where, _core.SHARE_WHOLE if where.shape == shape else _core.SHARE_BLOCK
