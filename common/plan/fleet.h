@@ -95,7 +95,7 @@ struct Site : Node, Serving {
   double rate = 0;                   ///< of a site's link; 0: as fast as its nodes
   double round_trip = 0.2e-3;        ///< to its upstream
   double local_round_trip = 0.1e-3;  ///< between the site's nodes
-  uint32_t streams = 4;
+  uint32_t streams = 0;     ///< of a pull; 0: by the receiver's rule, from what pulls have measured
   double window = 3 << 20;  ///< bytes that one stream can have on the way
   uint32_t buffers = 2;
   double staging = 128 << 20;

@@ -270,7 +270,7 @@ class FleetReader {
     in.Quantity("rate", ParseRate, &s.rate);
     in.Quantity("round-trip", ParseSeconds, &s.round_trip, 0, 100);
     in.Quantity("local-round-trip", ParseSeconds, &s.local_round_trip, 0, 100);
-    in.Integer("streams", &s.streams, 1, 64);
+    in.Integer("streams", &s.streams, 0, 64);
     in.Quantity("window", ParseBytes, &s.window, 1024);
     in.Integer("buffers", &s.buffers, 1, 2);
     in.Quantity("staging", ParseBytes, &s.staging);

@@ -89,6 +89,14 @@ std::vector<Hop> HopsOf(const Fleet& fleet) {
   return hops;
 }
 
+uint32_t StreamsOf(const Hop& hop, const net::LinkRecord& way) {
+  return hop.site->streams > 0 ? hop.site->streams : net::ChooseStreams(way.figures());
+}
+
+bool PassedOn(const Fleet& fleet, const Hop& hop) {
+  return hop.upstream >= 0 && fleet.trainer.nodes == 1;
+}
+
 const Serving& ServingOf(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
   if (hop.upstream < 0) return fleet.trainer;
   return *hops[static_cast<size_t>(hop.upstream)].site;
@@ -100,10 +108,10 @@ const Node& NodeServing(const Fleet& fleet, const std::vector<Hop>& hops, const 
 }
 
 uint32_t EncodeThreads(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
-  return CodingThreads(NodeServing(fleet, hops, hop).cores, hop.site->streams);
+  return CodingThreads(NodeServing(fleet, hops, hop).cores, hop.streams);
 }
 
-uint32_t DecodeThreads(const Hop& hop) { return CodingThreads(hop.site->cores, hop.site->streams); }
+uint32_t DecodeThreads(const Hop& hop) { return CodingThreads(hop.site->cores, hop.streams); }
 
 double EncodedAnew(const Fleet& fleet, const std::vector<Hop>& hops,
                    const std::vector<PullCost>& pulls, size_t h) {

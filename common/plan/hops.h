@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "common/net/link_plan.h"
 #include "common/plan/pull_cost.h"
 
 namespace deltawire::plan {
@@ -24,9 +25,16 @@ struct Hop {
   double servers = 1;    ///< nodes that serve these
   double on_server = 1;  ///< members that one of these nodes serves, at most
   int depth = 1;         ///< pulls from the trainer to here
+  uint32_t streams = 4;  ///< of one pull from one agent
   double round_trip() const { return local ? site->local_round_trip : site->round_trip; }
 };
 std::vector<Hop> HopsOf(const Fleet& fleet);
+/// How many streams a pull of this hop takes, when the pulls before it have shown as much of its
+/// way: by the receiver's own rule where the site does not say.
+uint32_t StreamsOf(const Hop& hop, const net::LinkRecord& way);
+/// Whether a hop's pulls run while those of its upstream do, which passes on what comes: a relay
+/// does, but for the parts of several agents.
+bool PassedOn(const Fleet& fleet, const Hop& hop);
 /// Who serves a hop, and how many nodes and cores that is.
 const Serving& ServingOf(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop);
 const Node& NodeServing(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop);

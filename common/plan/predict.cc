@@ -27,8 +27,9 @@ class Predictor {
   StatusOr<Prediction> Run() {
     DW_ASSIGN_OR_RETURN(result_.model, CutModel(fleet_.model));
     result_.hops = HopsOf(fleet_);
-    for (size_t h = 0; h < result_.hops.size(); ++h) {
+    for (const Hop& hop : result_.hops) {
       links_.push_back(std::make_unique<LinkEstimate>());
+      ways_.emplace_back().Called(hop.round_trip());
     }
     looked_back_.resize(result_.hops.size());
     result_.full = Version(true);
@@ -39,19 +40,31 @@ class Predictor {
 
  private:
   Forecast Version(bool full) {
-    const std::vector<Hop>& hops = result_.hops;
+    std::vector<Hop>& hops = result_.hops;
     Forecast f;
     for (size_t h = 0; h < hops.size(); ++h) {
+      hops[h].streams = StreamsOf(hops[h], ways_[h]);
       const Coding coding = CodingOf(h);
       f.link_bytes_per_s.push_back(coding.link_bytes_per_s);
-      f.pulls.push_back(full ? FullPull(fleet_, result_.model)
-                             : DeltaPull(fleet_, result_.model, coding));
+      if (PassedOn(fleet_, hops[h])) {
+        f.pulls.push_back(AsItCame(f.pulls[static_cast<size_t>(hops[h].upstream)]));
+      } else {
+        f.pulls.push_back(full ? FullPull(fleet_, result_.model)
+                               : DeltaPull(fleet_, result_.model, coding));
+      }
     }
     f.timeline = RunVersion(fleet_, result_.model, hops, f.pulls, full);
     for (size_t h = 0; h < hops.size(); ++h) Learn(h, f);
     Path(f);
     for (const LinkUse& link : f.timeline.links) f.price += link.price;
     return f;
+  }
+
+  // A relay passes payloads on as they were encoded, each once it has been checked.
+  static PullCost AsItCame(PullCost pull) {
+    pull.encode_seconds = 0;
+    pull.first_chunk_seconds = pull.last_chunk_seconds;
+    return pull;
   }
 
   Coding CodingOf(size_t h) const {
@@ -67,7 +80,7 @@ class Predictor {
     return coding;
   }
 
-  // As a ServedPull does when it has ended.
+  // As a ServedPull and a pull client do when it has ended.
   void Learn(size_t h, const Forecast& f) {
     const PullCost& pull = f.pulls[h];
     const double seconds = StageSeconds(f.timeline.hops[h], Stage::kTransfer);
@@ -79,21 +92,44 @@ class Predictor {
     const double decode = pull.decode_seconds / agents / DecodeThreads(hop);
     links_[h]->Add(static_cast<uint64_t>(pull.payload_bytes / agents), seconds,
                    CodersBound(coding, threads, decode, seconds));
+    if (seconds > 0) {
+      ways_[h].Pulled({.link = {hop.round_trip(), pull.wire_bytes / agents / seconds},
+                       .seconds = seconds,
+                       .streams = static_cast<uint16_t>(hop.streams)});
+    }
     if (pull.looks_back()) looked_back_[h] = 1;
   }
 
+  // What a hop waited for: its upstream's stages up to its own beginning, or, where the transfer
+  // was held up by its upstream's, up to the end of that; then what is left of its own stages.
+  std::vector<StageTime> PathTo(const Timeline& t, int h) const {
+    if (h < 0) return {t.publish};
+    const HopTimes& own = t.hops[static_cast<size_t>(h)];
+    const int upstream = result_.hops[static_cast<size_t>(h)].upstream;
+    double from = own.stages.front().begin;
+    if (own.held) {
+      const auto& before = t.hops[static_cast<size_t>(upstream)].stages;
+      const auto transfer = std::ranges::find(before, Stage::kTransfer, &StageTime::stage);
+      from = transfer->begin + transfer->seconds;
+    }
+    std::vector<StageTime> path;
+    for (StageTime s : PathTo(t, upstream)) {
+      if (s.begin >= from) break;
+      s.seconds = std::min(s.seconds, from - s.begin);
+      path.push_back(std::move(s));
+    }
+    for (StageTime s : own.stages) {
+      const double end = s.begin + s.seconds;
+      if (end < from) continue;
+      s.begin = std::max(s.begin, from);
+      s.seconds = end - s.begin;
+      path.push_back(std::move(s));
+    }
+    return path;
+  }
+
   void Path(Forecast& f) const {
-    const std::vector<Hop>& hops = result_.hops;
-    std::vector<size_t> way;
-    for (int h = static_cast<int>(f.timeline.last); h >= 0;
-         h = hops[static_cast<size_t>(h)].upstream) {
-      way.push_back(static_cast<size_t>(h));
-    }
-    f.path = {f.timeline.publish};
-    for (auto h = way.rbegin(); h != way.rend(); ++h) {
-      const std::vector<StageTime>& stages = f.timeline.hops[*h].stages;
-      f.path.insert(f.path.end(), stages.begin(), stages.end());
-    }
+    f.path = PathTo(f.timeline, static_cast<int>(f.timeline.last));
     const auto most = std::ranges::max_element(f.path, {}, &StageTime::seconds);
     f.critical = static_cast<size_t>(most - f.path.begin());
   }
@@ -101,6 +137,7 @@ class Predictor {
   const Fleet& fleet_;
   Prediction result_;
   std::vector<std::unique_ptr<LinkEstimate>> links_;
+  std::vector<net::LinkRecord> ways_;
   std::vector<char> looked_back_;
 };
 

@@ -17,6 +17,10 @@ namespace {
 // The kernel's first window of a connection, in bytes (RFC 6928).
 constexpr double kFirstWindow = 10 * 1448;
 constexpr double kGigabyte = 1e9;
+// Seconds after the commit at which a relay brings its other file up to date.
+constexpr double kCatchUpDelay = 0.1;
+// Of a pull's job: ends when the first chunk can leave, and when the last one has been checked.
+constexpr size_t kFirstChunkStep = 2, kLastChunkStep = 6;
 // Compares two buffers: each byte of a version is read with the byte before it.
 constexpr double kDiffTraffic = 2;
 
@@ -29,24 +33,34 @@ double NetworkRate(const Node& node) {
 
 double Threads(const Node& node) { return node.threads == 0 ? node.cores : node.threads; }
 
+/// The end of another job's step, and some seconds more.
+struct Moment {
+  size_t job = 0, step = 0;
+  double later = 0;
+};
+
 struct Step {
   Stage stage{};
   double delay = 0;
   std::optional<Work> work;
   /// Where set, `delay` follows from the seconds that the step before took.
   std::function<double(double)> delay_after = nullptr;
+  /// Where set, the step ends then, or at once if that has passed.
+  std::optional<Moment> until = std::nullopt;
 };
 
-/// Stages that come one after the other, and what begins when they have ended.
+/// Stages that come one after the other, and what begins with them and when they have ended.
 struct Job {
   std::string at;
   std::vector<Step> steps;
-  std::vector<size_t> then;
+  std::vector<size_t> with, then;
   std::vector<StageTime> times;
   bool background = false;
   size_t step = 0;
   double wake = Flows::kNever;  // the end of a delay
   double began = 0, took = 0;   // the step now, and the one before
+  std::vector<double> ends;     // of the steps that have ended
+  bool held = false;            // whether the last step with a Moment had to wait for it
   double ended = 0;
 };
 
@@ -88,8 +102,32 @@ class Course {
     }
     if (step.work) {
       of_work_[flows.Start(*step.work)] = i;
+    } else if (step.until) {
+      Await(i);
     } else {
       job.wake = now_ + (step.delay_after ? step.delay_after(job.took) : step.delay);
+    }
+    if (job.step > 0) return;
+    for (const size_t next : std::vector<size_t>(job.with)) Begin(next);
+  }
+
+  void Await(size_t i) {
+    const Moment& moment = *jobs[i].steps[jobs[i].step].until;
+    const Job& other = jobs[moment.job];
+    if (other.ends.size() <= moment.step) return;  // Next wakes it
+    const double then = other.ends[moment.step] + moment.later;
+    jobs[i].held = then > now_;
+    jobs[i].wake = std::max(then, now_);
+  }
+
+  void WakeThoseThatAwait(size_t job) {
+    for (size_t i = 0; i < jobs.size(); ++i) {
+      const Job& j = jobs[i];
+      if (j.times.empty() || j.step >= j.steps.size() || !j.steps[j.step].until) continue;
+      const Moment& moment = *j.steps[j.step].until;
+      if (moment.job != job || jobs[job].ends.size() != moment.step + 1) continue;
+      Await(i);
+      jobs[i].held = true;
     }
   }
 
@@ -99,6 +137,8 @@ class Course {
     job.times.back().seconds = now_ - job.times.back().begin;
     job.took = now_ - job.began;
     job.ended = now_;
+    job.ends.push_back(now_);
+    WakeThoseThatAwait(i);
     if (++job.step < job.steps.size()) return Begin(i);
     for (const size_t next : std::vector<size_t>(job.then)) Begin(next);
   }
@@ -204,11 +244,12 @@ class Builder {
       course_.jobs.push_back(PullJob(h));
       job_of_.push_back(course_.jobs.size() - 1);
       const int upstream = hops_[h].upstream;
-      const size_t from = upstream < 0 ? 0 : job_of_[static_cast<size_t>(upstream)];
-      course_.jobs[from].then.push_back(job_of_.back());
+      Job& from = course_.jobs[upstream < 0 ? 0 : job_of_[static_cast<size_t>(upstream)]];
+      (PassedOn(fleet_, hops_[h]) ? from.with : from.then).push_back(job_of_.back());
       if (full_ || hops_[h].site->buffers == 1) continue;
-      // The other file follows, while leaves may pull already.
+      // The other file follows; where leaves pull, a little later.
       Job catch_up{.at = hops_[h].name, .background = true};
+      if (Followed(h)) catch_up.steps.push_back({Stage::kApply, kCatchUpDelay, {}});
       catch_up.steps.push_back({Stage::kApply, 0, OwnWork(h, costs_[h].apply_seconds)});
       course_.jobs.push_back(std::move(catch_up));
       course_.jobs[job_of_.back()].then.push_back(course_.jobs.size() - 1);
@@ -239,21 +280,43 @@ class Builder {
     return work;
   }
 
+  bool Followed(size_t h) const {
+    return std::ranges::any_of(hops_, [&](const Hop& hop) {
+      return hop.upstream >= 0 && static_cast<size_t>(hop.upstream) == h;
+    });
+  }
+
+  // A relay that is followed applies when all has come, so that what it passes on goes first.
   bool AtOnce(size_t h) const {
-    return hops_[h].site->buffers == 2 || costs_[h].fast_bytes > hops_[h].site->staging;
+    if (costs_[h].fast_bytes > hops_[h].site->staging) return true;
+    return hops_[h].site->buffers == 2 && !Followed(h);
   }
 
   Job PullJob(size_t h) {
     const Hop& hop = hops_[h];
     const PullCost& cost = costs_[h];
+    const bool passed_on = PassedOn(fleet_, hop);
+    const size_t upstream = passed_on ? job_of_[static_cast<size_t>(hop.upstream)] : 0;
     Job job{.at = hop.name};
-    job.steps.push_back({Stage::kConnect, ConnectSeconds(h), {}});
+    job.steps.push_back({Stage::kConnect, WordSeconds(h) + ConnectSeconds(h), {}});
+    if (passed_on) {
+      job.steps.push_back({.stage = Stage::kTransfer, .until = Moment{upstream, kFirstChunkStep}});
+    } else {
+      job.steps.push_back({Stage::kTransfer, 0, {}});
+    }
     job.steps.push_back({Stage::kTransfer, cost.first_chunk_seconds, {}});
     job.steps.push_back({Stage::kTransfer, 0, TransferWork(h)});
     // TCP begins slowly, but how far it has to rise is known when the pull has shown what it gets
     // of all that it shares, so its time is added at the end.
     job.steps.push_back(
         {Stage::kTransfer, 0, {}, [this, h](double seconds) { return SlowStart(h, seconds); }});
+    if (passed_on) {  // the last chunk leaves the upstream when it has been checked there
+      const double way = hop.round_trip() / 2;
+      job.steps.push_back(
+          {.stage = Stage::kTransfer, .until = Moment{upstream, kLastChunkStep, way}});
+    } else {
+      job.steps.push_back({Stage::kTransfer, 0, {}});
+    }
     job.steps.push_back({Stage::kTransfer, cost.last_chunk_seconds, {}});
     if (!full_ && !AtOnce(h)) {
       job.steps.push_back({Stage::kApply, 0, OwnWork(h, cost.apply_seconds)});
@@ -264,6 +327,16 @@ class Builder {
                           static_cast<double>(model_.chunks) * fleet_.speeds.commit_chunk_seconds;
     job.steps.push_back({Stage::kCommit, commit, {}});
     return job;
+  }
+
+  // A relay tells of a version when it has heard of it.
+  double WordSeconds(size_t h) const {
+    double seconds = 0;
+    for (const Hop* hop = &hops_[h]; PassedOn(fleet_, *hop);) {
+      hop = &hops_[static_cast<size_t>(hop->upstream)];
+      seconds += hop->round_trip() / 2;
+    }
+    return seconds;
   }
 
   // The event (half a trip), OpenPull, TCP's handshake, Hello and Have (half a trip) and the first
@@ -289,13 +362,13 @@ class Builder {
   }
 
   double Agents(size_t h) const { return hops_[h].upstream < 0 ? fleet_.trainer.nodes : 1; }
-  double Streams(size_t h) const { return hops_[h].site->streams * Agents(h); }
+  double Streams(size_t h) const { return hops_[h].streams * Agents(h); }
 
   /// What slow start adds to a transfer that would take so many seconds without it.
   double SlowStart(size_t h, double seconds) const {
     if (seconds <= 0) return 0;
     const double bytes = costs_[h].wire_bytes / Agents(h);
-    return SlowStartSeconds(bytes, bytes / seconds, hops_[h].site->streams, hops_[h].round_trip());
+    return SlowStartSeconds(bytes, bytes / seconds, hops_[h].streams, hops_[h].round_trip());
   }
 
   Work TransferWork(size_t h) const {
@@ -311,7 +384,7 @@ class Builder {
     const double coders = EncodeThreads(fleet_, hops_, hop);
     // The streams of all agents share the receiver's threads.
     const double takers =
-        CodingThreads(hop.site->cores, hop.site->streams * static_cast<uint32_t>(agents));
+        CodingThreads(hop.site->cores, hop.streams * static_cast<uint32_t>(agents));
     Work work;
     if (from.shared && to.shared && from.cores == to.cores) {
       work.uses.push_back({from.cores, coding + taking, coders + takers, hop.members});
@@ -365,7 +438,12 @@ class Builder {
     t.publish = course_.jobs[0].times.at(0);
     for (size_t h = 0; h < hops_.size(); ++h) {
       const Job& job = course_.jobs[job_of_[h]];
-      t.hops.push_back({job.times, job.ended});
+      t.hops.push_back({job.times, job.held, job.ended});
+      if (job.held) {
+        StageTime& transfer =
+            *std::ranges::find(t.hops[h].stages, Stage::kTransfer, &StageTime::stage);
+        transfer.bound_by = "what comes to " + hops_[static_cast<size_t>(hops_[h].upstream)].name;
+      }
       if (job.ended <= t.seconds) continue;
       t.seconds = job.ended;
       t.last = h;

@@ -1,7 +1,6 @@
 // One version on its way through a fleet, on virtual time: publish, then hop by hop connect,
-// transfer, apply and commit, each pull as the daemons do it. What overlaps there overlaps here;
-// hops come one after the other, since a relay serves what it has committed. Plain values of one
-// thread. Cost: hops squared. Errors: none.
+// transfer, apply and commit, each pull as the daemons do it. What overlaps there overlaps here: a
+// relay passes on what comes to it. Plain values of one thread. Cost: hops squared. Errors: none.
 #pragma once
 
 #include <string>
@@ -23,6 +22,7 @@ struct StageTime {
 
 struct HopTimes {
   std::vector<StageTime> stages;
+  bool held = false;  ///< whether the transfer ended so late because its upstream's did
   double committed = 0;
 };
 

@@ -40,7 +40,7 @@ TEST_CASE("fleet file: what is not said has the daemons' defaults") {
   const auto fleet = ParseFleet(kSmall, "f.toml");
   REQUIRE(fleet.ok());
   CHECK(fleet->model.bytes == 2e9);
-  CHECK(fleet->sites.at(0).streams == 4);
+  CHECK(fleet->sites.at(0).streams == 0);
   CHECK_FALSE(fleet->trainer.codec.has_value());
   CHECK(fleet->trainer.history == 4);
 }
@@ -76,7 +76,7 @@ TEST_CASE("fleet file: mistakes are named with their line") {
             .find("f.toml:2: model.bytes: \"2 parsecs\" is not like") == 0);
   CHECK(Refusal("[model]\nbytes = [1]\n").find("f.toml:2: model.bytes: expected") == 0);
   CHECK(Refusal(std::string(kSmall) + "streams = 65\n")
-            .find("f.toml:5: site.streams wants a whole number within 1 .. 64") == 0);
+            .find("f.toml:5: site.streams wants a whole number within 0 .. 64") == 0);
   CHECK(
       Refusal(std::string(kSmall) + "upstream = \"mars\"\n").find("f.toml:5: site rollout: its") ==
       0);

@@ -128,7 +128,15 @@ TEST_CASE("predict: more of anything takes no less time") {
           f.trainer.rate = 12.5e9;
         }) > usual);
   CHECK(Delta([](Fleet& f) { f.trainer.early_diff = 1; }) < usual);
-  CHECK(Delta([](Fleet& f) { f.trainer.nodes = 4; }) < usual);
+  // Behind a relay the parts of several nodes come later: what it has not committed it does not
+  // pass on.
+  const auto direct = [](uint32_t nodes) {
+    return Delta([nodes](Fleet& f) {
+      f.sites[0].relays = 0;
+      f.trainer.nodes = nodes;
+    });
+  };
+  CHECK(direct(4) < direct(1));
 }
 
 TEST_CASE("predict: a site with a faster link takes no longer, whatever else bounds it") {
@@ -238,11 +246,47 @@ TEST_CASE("predict: payloads are encoded once for all pulls of a node that take 
   CHECK(EncodedAnew(fleet, hops, pulls, 1) == Approx(0.5 / 4 + 0.5));
 }
 
-TEST_CASE("predict: hops of a relay come one after the other") {
+TEST_CASE("predict: a relay passes on what comes to it") {
   Fleet fleet = Small();
   const Prediction p = Of(fleet);
   REQUIRE(p.hops.size() == 2);
   CHECK(p.hops[1].members == 7);
+  for (const Forecast* f : {&p.delta, &p.full}) {
+    const HopTimes& relay = f->timeline.hops[0];
+    const HopTimes& leaves = f->timeline.hops[1];
+    CHECK(leaves.stages.front().begin == Approx(relay.stages.front().begin));
+    // The site's link is narrower than the relay's card.
+    CHECK(leaves.held);
+    CHECK(leaves.committed > relay.stages[1].begin + relay.stages[1].seconds);
+    CHECK(f->pulls[1].encode_seconds == 0);
+  }
+  const std::vector<StageTime>& path = p.full.path;
+  REQUIRE(path.size() == 1 + 2 + 3);
+  CHECK(path[2].at == "rollout/relays");
+  CHECK(path[3].at == "rollout/leaves");
+  CHECK(path[3].bound_by == "what comes to rollout/relays");
+  // A delta is last at the relay, which applies it when it has passed all of it on.
+  CHECK(p.delta.timeline.last == 0);
+  // A hop adds a chunk's time and half a round trip, not a pull.
+  Fleet alone = Small();
+  alone.sites[0].receivers = 1;
+  alone.sites[0].relays = 0;
+  CHECK(p.full.timeline.seconds < 1.05 * Of(alone).full.timeline.seconds);
+}
+
+TEST_CASE("predict: leaves that are slower than their relay's upstream do not wait for it") {
+  Fleet fleet = Small();
+  fleet.sites[0].rate = 0;
+  fleet.sites[0].network = 125e6;  // seven leaves share what one relay takes alone
+  const Prediction p = Of(fleet);
+  CHECK_FALSE(p.full.timeline.hops[1].held);
+  CHECK(p.full.path.size() == 1 + p.full.timeline.hops[1].stages.size());
+}
+
+TEST_CASE("predict: parts of several agents go on when they are committed") {
+  Fleet fleet = Small();
+  fleet.trainer.nodes = 2;
+  const Prediction p = Of(fleet);
   CHECK(p.delta.timeline.hops[1].stages.front().begin ==
         Approx(p.delta.timeline.hops[0].committed));
   CHECK(p.delta.path.size() == 1 + 2 * p.delta.timeline.hops[0].stages.size());

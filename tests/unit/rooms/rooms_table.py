@@ -71,7 +71,10 @@ ROOMS = {
     ),
     # Foretells a fleet's times by the rules that its daemons go by.
     "common/plan": Room(
-        rooms=(BASE, "common/layout", "common/delta", "common/serving", "common/wire", "kernels"),
+        rooms=(
+            BASE, "common/layout", "common/delta", "common/net", "common/serving", "common/wire",
+            "kernels",
+        ),
         outside=GROUND + ("tomlplusplus",),
     ),
     "common/config": Room(rooms=(BASE, "kernels"), outside=GROUND + ("cli11",)),
