@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "cli/output.h"
+#include "proto/dial.h"
 
 namespace deltawire::cli {
 namespace {
@@ -41,7 +42,7 @@ Status UntilReady(ChildProcess& child, const std::function<bool(grpc::ClientCont
 
 std::shared_ptr<grpc::Channel> PatientChannel(const std::string& address) {
   grpc::ChannelArguments args;
-  args.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  SetControlArguments(args);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 20);
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 20);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 50);

@@ -62,6 +62,16 @@ bool StaysHere(std::string_view address) {
 
 }  // namespace
 
+void SetControlArguments(grpc::ChannelArguments& arguments) {
+  arguments.SetMaxReceiveMessageSize(kMaxControlMessage);
+  arguments.SetMaxSendMessageSize(kMaxControlMessage);
+  // A proxy for the web does not reach this cluster's daemons.
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  // Callers here decide themselves when to ask again. And where an answer has no grpc-status, as
+  // after a flipped bit, gRPC's own retries end the process (1.51, retry_filter.cc, GetCallStatus).
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+}
+
 StatusOr<std::shared_ptr<grpc::Channel>> DialControl(const std::string& address,
                                                      security::Credentials& credentials,
                                                      grpc::ChannelArguments arguments) {
@@ -72,10 +82,7 @@ StatusOr<std::shared_ptr<grpc::Channel>> DialControl(const std::string& address,
                   "{}: the token of {} would travel to {} in plaintext; give the file a `ca`",
                   credentials.file(), credentials.paths().token_file, address);
   }
-  arguments.SetMaxReceiveMessageSize(kMaxControlMessage);
-  arguments.SetMaxSendMessageSize(kMaxControlMessage);
-  // A proxy for the web does not reach this cluster's daemons.
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  SetControlArguments(arguments);
   if (!material->server_name.empty()) arguments.SetSslTargetNameOverride(material->server_name);
   std::vector<std::unique_ptr<exp::ClientInterceptorFactoryInterface>> interceptors;
   if (!material->token.empty()) {

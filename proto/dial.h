@@ -13,8 +13,11 @@
 
 namespace deltawire {
 
-/// `address` is "host:port" or "unix:/path". `arguments` are added to; message sizes and proxies
-/// are set here.
+/// What every channel to a daemon has: sizes of messages, no proxy, no retries of gRPC's own.
+void SetControlArguments(grpc::ChannelArguments& arguments);
+
+/// `address` is "host:port" or "unix:/path". `arguments` are added to, by
+/// SetControlArguments.
 StatusOr<std::shared_ptr<grpc::Channel>> DialControl(const std::string& address,
                                                      security::Credentials& credentials,
                                                      grpc::ChannelArguments arguments);

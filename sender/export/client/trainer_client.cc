@@ -13,6 +13,7 @@
 #include "common/base/attempt.h"
 #include "proto/convert.h"
 #include "proto/deltawire/v1/trainer.grpc.pb.h"
+#include "proto/dial.h"
 #include "proto/grpc_lifetime.h"
 #include "sender/export/client/attendance.h"
 #include "sender/export/client/half_mapping.h"
@@ -150,8 +151,7 @@ TrainerClient::TrainerClient(std::string socket, std::string model, uint32_t ran
   impl_->world = world;
   impl_->timeout = timeout;
   grpc::ChannelArguments args;
-  args.SetMaxReceiveMessageSize(kMaxControlMessage);
-  args.SetMaxSendMessageSize(kMaxControlMessage);
+  SetControlArguments(args);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   impl_->stub = v1::TrainerService::NewStub(
