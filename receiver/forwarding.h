@@ -21,8 +21,9 @@ class Forwarding {
   ~Forwarding() { End(absl::AbortedError("the receiver ends")); }
   Forwarding(const Forwarding&) = delete;
 
-  /// A pull of `target` begins from what `base` names.
-  void Open(const Buffer& buffer, const Identity& target, wire::Have base);
+  /// A pull of `target` begins from what `base` names. `whole`: the agents that send its parts have
+  /// epochs of their own, and the version goes on under the whole's.
+  void Open(const Buffer& buffer, const Identity& target, wire::Have base, bool whole);
   /// The upstream has granted the pull. `ends_at` is where it ends if nothing overtakes it, and
   /// empty where the upstream does not say.
   void Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history);
@@ -35,25 +36,34 @@ class Forwarding {
 
   // Of one chunk.
   void Begins(const wire::FrameHeader& header) {
-    if (incoming_ != nullptr) incoming_->Begins(header);
+    if (incoming_ != nullptr) incoming_->Begins(GoingOn(header));
   }
   void Came(IncomingVersion::Piece piece) {
-    if (incoming_ != nullptr) incoming_->Add(std::move(piece));
+    if (incoming_ == nullptr) return;
+    piece.header = GoingOn(piece.header);
+    incoming_->Add(std::move(piece));
   }
 
   /// Whether the chunks that came, with those that were there, are all of the version of `end`.
   bool MakesUp(const net::PullEnd& end) const {
     return incoming_ != nullptr && incoming_->MakesUp(end);
   }
-  /// REQUIRES: MakesUp(end). `side_files` are those that `end` names.
-  void Complete(const net::PullEnd& end, std::vector<SideFile> side_files);
+  /// REQUIRES: MakesUp(end). `side_files` are those that `end` names; of a whole, which has names
+  /// for none, whatever its parts have.
+  void Complete(net::PullEnd end, std::vector<SideFile> side_files);
 
  private:
+  wire::FrameHeader GoingOn(wire::FrameHeader header) const {
+    if (whole_) header.epoch = incoming_->identity().id.epoch;
+    return header;
+  }
+
   Downstream& downstream_;
   const uint64_t payload_limit_;
   uint32_t history_ = 0;  // deltas that the upstream asked for last
   wire::Have base_;
   bool waited_for_ = false;
+  bool whole_ = false;
   std::shared_ptr<IncomingVersion> incoming_;  // null: nothing is forwarded
 };
 

@@ -124,7 +124,9 @@ Status PullRound::Open() {
   parts_.clear();
   // Before the call, so that those who are served open their pulls meanwhile.
   const bool forwards = env_.forward != nullptr && repairs_ == 0;
-  if (forwards) env_.forward->Open(env_.buffer, wish_.target.whole, MakeHave());
+  if (forwards) {
+    env_.forward->Open(env_.buffer, wish_.target.whole, MakeHave(), agents_.size() > 1);
+  }
   uint32_t history = 0;
   for (size_t i = 0; i < agents_.size(); ++i) {
     if (!Asked(i)) continue;
@@ -245,7 +247,7 @@ Status PullRound::Transfer() {
 }
 
 void PullRound::ForwardEnd() {
-  const net::PullEnd end{ends_.front(), side_files_.front()};
+  const net::PullEnd end{whole(), side_files_.front()};
   if (!env_.sink.clean() || !env_.forward->MakesUp(end)) return;
   // An error is met again, and reported, when the version is to be committed.
   if (FetchSideFiles().ok()) env_.forward->Complete(end, env_.side_files.Merged());

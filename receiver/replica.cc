@@ -76,8 +76,7 @@ Replica::Replica(const ReplicaOptions& options, std::vector<std::unique_ptr<Upst
     agents_[i].round.upstream = agents_[i].upstream.get();
     agents_[i].view.address = agents_[i].upstream->address();
   }
-  // Of several agents' parts only the whole is served on, which no agent has a name for.
-  if (options_.downstream != nullptr && agents_.size() == 1) {
+  if (options_.downstream != nullptr) {
     forwarding_ = std::make_unique<Forwarding>(*options_.downstream, options_.served_delta_bytes);
   }
   status_.phase = ReceiverPhase::kStarting;

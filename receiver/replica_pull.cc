@@ -243,8 +243,10 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
       .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); }};
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
   // What is held for a group's word may never be committed, and a forced pull may bring an older
-  // version: neither is for those who follow.
-  if (!force_full && !hold) env.forward = forwarding_.get();
+  // version: neither is for those who follow. Of several agents' parts only the whole is served on,
+  // and not before its name is known.
+  const bool named = agents_.size() == 1 || target.root_known;
+  if (!force_full && !hold && named) env.forward = forwarding_.get();
   const auto round = std::make_shared<PullRound>(
       env, std::move(agents),
       PullRound::Wish{.target = target, .force_full = force_full, .hold = hold});

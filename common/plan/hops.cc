@@ -93,10 +93,6 @@ uint32_t StreamsOf(const Hop& hop, const net::LinkRecord& way) {
   return hop.site->streams > 0 ? hop.site->streams : net::ChooseStreams(way.figures());
 }
 
-bool PassedOn(const Fleet& fleet, const Hop& hop) {
-  return hop.upstream >= 0 && fleet.trainer.nodes == 1;
-}
-
 const Serving& ServingOf(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop) {
   if (hop.upstream < 0) return fleet.trainer;
   return *hops[static_cast<size_t>(hop.upstream)].site;

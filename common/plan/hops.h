@@ -32,9 +32,8 @@ std::vector<Hop> HopsOf(const Fleet& fleet);
 /// How many streams a pull of this hop takes, when the pulls before it have shown as much of its
 /// way: by the receiver's own rule where the site does not say.
 uint32_t StreamsOf(const Hop& hop, const net::LinkRecord& way);
-/// Whether a hop's pulls run while those of its upstream do, which passes on what comes: a relay
-/// does, but for the parts of several agents.
-bool PassedOn(const Fleet& fleet, const Hop& hop);
+/// Whether a hop's pulls run while those of its upstream do: a relay passes on what comes to it.
+inline bool PassedOn(const Hop& hop) { return hop.upstream >= 0; }
 /// Who serves a hop, and how many nodes and cores that is.
 const Serving& ServingOf(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop);
 const Node& NodeServing(const Fleet& fleet, const std::vector<Hop>& hops, const Hop& hop);

@@ -46,7 +46,7 @@ class Predictor {
       hops[h].streams = StreamsOf(hops[h], ways_[h]);
       const Coding coding = CodingOf(h);
       f.link_bytes_per_s.push_back(coding.link_bytes_per_s);
-      if (PassedOn(fleet_, hops[h])) {
+      if (PassedOn(hops[h])) {
         f.pulls.push_back(AsItCame(f.pulls[static_cast<size_t>(hops[h].upstream)]));
       } else {
         f.pulls.push_back(full ? FullPull(fleet_, result_.model)

@@ -245,7 +245,7 @@ class Builder {
       job_of_.push_back(course_.jobs.size() - 1);
       const int upstream = hops_[h].upstream;
       Job& from = course_.jobs[upstream < 0 ? 0 : job_of_[static_cast<size_t>(upstream)]];
-      (PassedOn(fleet_, hops_[h]) ? from.with : from.then).push_back(job_of_.back());
+      (PassedOn(hops_[h]) ? from.with : from.then).push_back(job_of_.back());
       if (full_ || hops_[h].site->buffers == 1) continue;
       // The other file follows; where leaves pull, a little later.
       Job catch_up{.at = hops_[h].name, .background = true};
@@ -295,7 +295,7 @@ class Builder {
   Job PullJob(size_t h) {
     const Hop& hop = hops_[h];
     const PullCost& cost = costs_[h];
-    const bool passed_on = PassedOn(fleet_, hop);
+    const bool passed_on = PassedOn(hop);
     const size_t upstream = passed_on ? job_of_[static_cast<size_t>(hop.upstream)] : 0;
     Job job{.at = hop.name};
     job.steps.push_back({Stage::kConnect, WordSeconds(h) + ConnectSeconds(h), {}});
@@ -332,7 +332,7 @@ class Builder {
   // A relay tells of a version when it has heard of it.
   double WordSeconds(size_t h) const {
     double seconds = 0;
-    for (const Hop* hop = &hops_[h]; PassedOn(fleet_, *hop);) {
+    for (const Hop* hop = &hops_[h]; PassedOn(*hop);) {
       hop = &hops_[static_cast<size_t>(hop->upstream)];
       seconds += hop->round_trip() / 2;
     }

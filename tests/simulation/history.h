@@ -34,7 +34,7 @@ struct HistoryOptions {
   bool readers = true;    ///< plain readers of the receivers' files
   bool zombies = true;    ///< ranks that stop, and write on after others have begun anew
   bool groups = false;    ///< every world has one sender, whose receivers are a group
-  bool relays = false;    ///< every world has one sender, and receivers behind others
+  bool relays = false;    ///< every world has receivers behind others
   std::string directory;  ///< on tmpfs; it is emptied
 };
 

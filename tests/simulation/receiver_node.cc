@@ -181,7 +181,7 @@ void ReceiverNode::WatchCommits(receiver::Replica& replica) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which nobody offered", name, DescribeFully(id)));
     }
-    if (!ChangesIdentities(planted()) && !WasPublished(id, agents())) {
+    if (!ChangesIdentities(planted()) && !WasPublished(id, settings_.agents)) {
       Scheduler::current()->Fail(
           fmt::format("{} committed {}, which no sender published", name, DescribeFully(id)));
     }

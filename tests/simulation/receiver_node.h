@@ -28,6 +28,7 @@ struct ReceiverSettings {
   bool leases = true;   ///< the kernel grants leases
   bool member = false;  ///< of a group: it may commit what the group has decided on, and no more
   bool serves = false;  ///< it is a relay
+  size_t agents = 1;    ///< how many agents' parts make up a version
   /// Of several hosts each is one of a sender's addresses, in order of preference; else each is an
   /// agent.
   bool alternatives = false;
@@ -93,8 +94,6 @@ class ReceiverNode : public HostNode {
   /// An error's text, or "": whether these bytes are an offered version.
   std::string CheckNamed(Bytes named);
 
-  /// How many agents' parts make up a version.
-  size_t agents() const { return settings_.alternatives ? 1 : senders_.size(); }
   std::vector<std::unique_ptr<receiver::Upstream>> Upstreams(uint64_t seed, uint64_t relay_number);
 
   const Ledger& ledger_;

@@ -199,8 +199,7 @@ void Declare(CLI::App& app, Arguments& out) {
   app.add_flag("!--no-zombies", out.zombies, "No ranks that stop and write on later");
   auto* groups =
       app.add_flag("--groups", out.groups, "One sender in each world, whose receivers are a group");
-  app.add_flag("--relays", out.relays, "One sender in each world, and receivers behind others")
-      ->excludes(groups);
+  app.add_flag("--relays", out.relays, "Receivers behind others in each world")->excludes(groups);
 }
 
 }  // namespace

@@ -55,8 +55,7 @@ World::~World() = default;
 
 void World::DrawSenders() {
   const uint32_t chunks = ledger_.chunks().size();
-  const size_t agents =
-      chunks >= 2 && random_.Chance(0.35) && !options_.groups && !options_.relays ? 2 : 1;
+  const size_t agents = chunks >= 2 && random_.Chance(0.35) && !options_.groups ? 2 : 1;
   if (agents == 1) {
     owned_ = {{}};
   } else {
@@ -110,19 +109,21 @@ std::vector<HostNode*> World::DrawUpstreams(size_t i, ReceiverSettings& s) {
   std::vector<HostNode*> upstreams;
   if (relays_) {
     s.serves = i + 1 < receivers_drawn_;
-    s.alternatives = true;
+    // Whoever follows several agents follows all of them and no relay.
+    s.alternatives = i > 0 || senders_.size() == 1;
     if (i > 0) upstreams.push_back(receivers_[random_.Below(i)].get());
-    if (i > 0 && random_.Chance(0.5)) return upstreams;
+    if (i > 0 && (senders_.size() > 1 || random_.Chance(0.5))) return upstreams;
   }
   for (const auto& sender : senders_) upstreams.push_back(sender.get());
   return upstreams;
 }
 
 void World::DrawReceivers() {
-  relays_ = senders_.size() == 1 && !grouped_ && (random_.Chance(0.3) || options_.relays);
+  relays_ = !grouped_ && (random_.Chance(0.3) || options_.relays);
   if (relays_) receivers_drawn_ = random_.Between(2, 3);
   for (size_t i = 0; i < receivers_drawn_; ++i) {
     ReceiverSettings s;
+    s.agents = senders_.size();
     s.member = grouped_;
     s.buffers = static_cast<uint32_t>(random_.Between(1, 2));
     s.copies_for_readers = random_.Chance(0.5);
