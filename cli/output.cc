@@ -185,6 +185,19 @@ std::string RootText(uint64_t root) {
   return root == 0 ? "-" : fmt::format("{:016x}", root).substr(0, 8);
 }
 
+std::string PullTimesText(const v1::PullStats& pull) {
+  if (pull.seconds() <= 0) return "";
+  const bool transfer = pull.transfer_seconds() >= pull.apply_seconds();
+  std::string text = fmt::format("transfer {}{}, apply+commit {}{}",
+                                 HumanSeconds(pull.transfer_seconds()), transfer ? " (most)" : "",
+                                 HumanSeconds(pull.apply_seconds()), transfer ? "" : " (most)");
+  if (pull.ahead_seconds() > 0) {
+    text += fmt::format("; {} came in {} before the publish", HumanBytes(pull.ahead_bytes()),
+                        HumanSeconds(pull.ahead_seconds()));
+  }
+  return text;
+}
+
 std::string ClockText(int64_t unix_nanos) {
   const time_t seconds = unix_nanos / 1'000'000'000;
   tm local{};

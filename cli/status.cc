@@ -11,6 +11,7 @@
 #include "cli/output.h"
 #include "cli/site_tree.h"
 #include "cli/standing.h"
+#include "cli/top_screen.h"
 #include "common/base/engine_state.h"
 #include "common/base/human.h"
 #include "common/base/receiver_phase.h"
@@ -186,6 +187,10 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
           "until a version in which the trainer writes their tensors\n",
           m.model(), m.damaged_chunks());
     }
+    // To the slowest of the receivers that have it.
+    if (const std::string stages = StagesText(m, s.attached); !stages.empty()) {
+      text += fmt::format("  {}: {}: {}\n", m.model(), VersionText(m.newest().id()), stages);
+    }
     ShowGroups(m, text);
     if (o.changes) ShowChanges(m, text);
   }
@@ -285,6 +290,7 @@ std::string PullLinkText(const v1::ReceiverModelStatus& m) {
     text += ", round trip " + HumanSeconds(pull.round_trip_seconds());
   }
   if (pull.best_bytes_per_s() > 0) text += ", up to " + HumanRate(pull.best_bytes_per_s());
+  if (const std::string times = PullTimesText(pull); !times.empty()) text += ": " + times;
   return text + "\n";
 }
 

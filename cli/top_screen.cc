@@ -260,7 +260,9 @@ void AddReceivers(Picture& picture, const std::vector<Row>& rows, TopView& view,
     } else {
       cells.push_back(
           pull.transfer_seconds() > 0
-              ? HumanRate(static_cast<double>(pull.payload_bytes()) / pull.transfer_seconds())
+              ? HumanRate(static_cast<double>(pull.payload_bytes() -
+                                              std::min(pull.ahead_bytes(), pull.payload_bytes())) /
+                          pull.transfer_seconds())
               : "-");
       cells.push_back(SlowestStage(pull));
     }

@@ -79,11 +79,12 @@ void Show(Lines& lines, const std::string& model, const v1::CommitInfo& c, const
     json.update(ToJson(c));
     return lines.Out(json);
   }
-  lines.Out(fmt::format("{}  {}  {}{} committed, root {}: {} in {}  {}",
+  const std::string times = PullTimesText(c.stats());
+  lines.Out(fmt::format("{}  {}  {}{} committed, root {}: {} in {}{}  {}",
                         ClockText(c.committed_unix_nanos()), model, ToString(FromProto(c.id())),
                         LineageNews(FromProto(c.id()), before), RootText(c.id().root()),
                         HumanBytes(c.stats().payload_bytes()), HumanSeconds(c.stats().seconds()),
-                        ToString(TraceOf(FromProto(c.id())))));
+                        times.empty() ? "" : ": " + times, ToString(TraceOf(FromProto(c.id())))));
 }
 
 void Show(Lines& lines, const std::string& model, const v1::ServedInfo& s) {

@@ -144,6 +144,8 @@ void ToProto(const PullStats& stats, v1::PullStats* out) {
   out->set_streams(stats.streams);
   out->set_round_trip_seconds(stats.round_trip_seconds);
   out->set_best_bytes_per_s(stats.best_bytes_per_s);
+  out->set_ahead_seconds(stats.ahead_seconds);
+  out->set_ahead_bytes(stats.ahead_bytes);
 }
 
 PullStats FromProto(const v1::PullStats& in) {
@@ -159,7 +161,9 @@ PullStats FromProto(const v1::PullStats& in) {
                   .history_chunks = in.history_chunks(),
                   .streams = in.streams(),
                   .round_trip_seconds = in.round_trip_seconds(),
-                  .best_bytes_per_s = in.best_bytes_per_s()};
+                  .best_bytes_per_s = in.best_bytes_per_s(),
+                  .ahead_seconds = in.ahead_seconds(),
+                  .ahead_bytes = std::min(in.ahead_bytes(), in.payload_bytes())};
   stats.forms.chunks[FormCounts::kRaw] = in.chunks_full();
   uint64_t& fast = stats.forms.chunks[kernels::FormOf(kernels::Codec::kFast)];
   fast = in.chunks_delta();

@@ -325,6 +325,19 @@ Status Buffer::FillWork(const std::vector<uint64_t>& digests) {
   return failed;
 }
 
+void Buffer::Discard() {
+  const Turn turn(*this);
+  const int work = work_;
+  if (buffers_ != 2 || front_ < 0 || work < 0) return;
+  for (uint32_t i = 0; i < chunks_.size(); ++i) {
+    if (touched_[i] != 0) state_.MarkUnknown(static_cast<uint32_t>(work), i);
+  }
+  std::fill(touched_.begin(), touched_.end(), uint8_t{0});
+  if (begun_) slots_[work].lease.Release();
+  begun_ = false;
+  work_ = -1;
+}
+
 Status Buffer::Prepare(const Identity& whole) {
   const Turn turn(*this);
   assert(begun_ || NextSlot() != front_);

@@ -141,6 +141,10 @@ class Buffer {
   /// name there is no error: what is left to be done then, Check does.
   Status Commit(const Identity& whole, const std::vector<SideFile>& side_files);
 
+  /// In two-file mode: drops what has come of a version that will not be. Its chunks are forgotten,
+  /// and the named file is what the next update starts from.
+  void Discard();
+
   /// In two-file mode, between updates: brings the hidden file up to the committed state, by
   /// `deltas` where they fit, else by copying. The result is not whole when others have the hidden
   /// file open, or when `stop` returned true while nobody waited to open that file.

@@ -195,7 +195,7 @@ bool Follower::Joins(const Situation& s) const {
   const FollowedAgent& a = agents_.front();
   const Identity& version = a.incoming.version;
   if (agents_.size() > 1 || version.empty() || s.requested || s.suspects) return false;
-  if (!options_.follow || s.paused) return false;
+  if (!options_.follow || s.paused || (s.checking && version.root == 0)) return false;
   // Where there is something complete to pull, that comes first: the deltas of what comes begin
   // after it.
   const Identity& base = a.incoming.base;
@@ -215,7 +215,8 @@ Follower::Choice Follower::Next(const Situation& s, Time now) const {
     const Identity& version = agents_.front().incoming.version;
     choice.pull = now >= pull_at_;
     choice.again = pull_at_;
-    choice.target = {.whole = version, .root_known = true, .parts = {version}, .incoming = true};
+    choice.target = {
+        .whole = version, .root_known = version.root != 0, .parts = {version}, .incoming = true};
     return choice;
   }
   const auto target = Common();

@@ -89,6 +89,8 @@ class Follower {
     std::vector<Identity> parts;  ///< by agent; root 0 for a state that was never reported here
     bool exact = false;           ///< nothing else will do, also of a single agent
     bool incoming = false;        ///< it is still on its way to the agent
+    /// The trainer still writes it: it may be given up, and nothing that a reader sees may change.
+    bool unwritten() const { return incoming && whole.root == 0; }
   };
   /// Exactly `state`, of a single agent.
   static Target Exactly(const Identity& state) { return {state, true, {state}, true}; }
@@ -97,6 +99,7 @@ class Follower {
     bool paused = false;
     bool requested = false;  ///< a caller waits for a sync
     bool suspects = false;   ///< chunks were found bad and must be fetched again
+    bool checking = false;   ///< a caller waits for a check of the weights, for which pulls end
   };
   struct Choice {
     bool pull = false;

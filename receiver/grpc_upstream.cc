@@ -265,6 +265,7 @@ class GrpcUpstream : public Upstream {
     request.set_owned_hash(wish.owned_hash);
     if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
     if (!wish.incoming.empty()) deltawire::ToProto(wish.incoming, request.mutable_incoming());
+    request.set_ahead_bytes(wish.ahead_bytes);
     for (const uint32_t chunk : wish.suspects) request.add_suspects(chunk);
     request.set_oldest_wire_version(wire::kOwnVersions.oldest);
     request.set_newest_wire_version(wire::kOwnVersions.newest);

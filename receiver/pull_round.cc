@@ -137,7 +137,12 @@ Status PullRound::Open() {
                   .decode = env_.rates.DecodeSpeeds(threads),
                   .owned_hash = agent.owned_hash};
     if (Exact()) wish.at = wish_.target.parts[i];
-    if (wish_.target.incoming && repairs_ == 0) wish.incoming = wish_.target.parts[i];
+    if (wish_.target.incoming && repairs_ == 0) {
+      wish.incoming = wish_.target.parts[i];
+      if (wish_.target.unwritten() && !env_.buffer.at_once()) {
+        wish.ahead_bytes = env_.sink.staging_room();
+      }
+    }
     for (const uint32_t c : suspects_) {
       if (agent.owned.contains(c) && wish.suspects.size() < wire::kMaxSuspects) {
         wish.suspects.push_back(c);
@@ -222,6 +227,7 @@ Status PullRound::RunParts() {
 Status PullRound::Transfer() {
   Status ended = RunParts();
   if (repairs_ == 0) last_frame_ = SteadyClock::now();
+  if (repairs_ == 0 && wish_.target.unwritten()) NoteAhead();
   // A history that differs from the sender's must not make the next pull's chunks unusable as well.
   if (env_.sink.history_misfit()) env_.history.Forget();
   for (const Part& part : parts_) {
@@ -251,6 +257,16 @@ void PullRound::ForwardEnd() {
   if (!env_.sink.clean() || !env_.forward->MakesUp(end)) return;
   // An error is met again, and reported, when the version is to be committed.
   if (FetchSideFiles().ok()) env_.forward->Complete(end, env_.side_files.Merged());
+}
+
+void PullRound::NoteAhead() {
+  const auto said = env_.published ? env_.published() : std::nullopt;
+  // Without the word the last frame shows it, since no pull ends before.
+  const auto at = said ? std::clamp(said->at, start_, last_frame_) : last_frame_;
+  stats_.ahead_bytes = std::min(said ? said->bytes : env_.sink.bytes(), env_.sink.bytes());
+  times_.ahead = stats_.ahead_seconds = std::chrono::duration<double>(at - start_).count();
+  waited_ += times_.ahead;
+  start_ = at;
 }
 
 void PullRound::NoteLinks() {

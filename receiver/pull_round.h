@@ -7,6 +7,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,7 @@ class SideFileCache {
 
 /// Where a pull's time went, in seconds, without what it waited for readers.
 struct RoundTimes {
+  double ahead = 0;     ///< of an unwritten version: before it was published; transfer is after it
   double transfer = 0;  ///< from the call that opens it until the last frame is in
   double stage = 0;     ///< of all streams, within transfer: checking and decoding what came
   double apply = 0;
@@ -99,6 +101,12 @@ class PullRound {
     std::function<void(size_t agent, uint64_t bytes)> progress;
     /// Is told of what comes, to serve it on. Null: nobody is served, or not before the commit.
     Forwarding* forward = nullptr;
+    /// When the upstream said that the unwritten target is published, and what had come by then.
+    struct Published {
+      SteadyClock::time_point at;
+      uint64_t bytes = 0;
+    };
+    std::function<std::optional<Published>()> published = nullptr;
   };
   struct Wish {
     Follower::Target target;
@@ -166,6 +174,8 @@ class PullRound {
   wire::Have MakeHave() const;
   Status RunParts();
   Status CheckEnd(const Part& part);
+  /// Sets what went before the target was published apart from the transfer.
+  void NoteAhead();
   /// Notes what the parts' connections showed.
   void NoteLinks();
   /// `staged`: of the chunks as they will be when what is staged is applied.
@@ -181,7 +191,7 @@ class PullRound {
   const std::vector<RoundAgent> agents_;
   const Wish wish_;
   Step step_ = Step::kOpen;
-  const SteadyClock::time_point start_ = SteadyClock::now();
+  SteadyClock::time_point start_ = SteadyClock::now();
   SteadyClock::time_point last_frame_ = start_;
   int repairs_ = 0;
   std::vector<uint32_t> bad_, suspects_;

@@ -102,6 +102,13 @@ void PullSink::ForgetApplied() {
 void PullSink::Drop() {
   staged_.clear();
   refused_.clear();
+  staged_bytes_ = 0;
+}
+
+void PullSink::Discard() {
+  Drop();
+  ForgetApplied();
+  dirty_ = false;
 }
 
 Status PullSink::Touch() {

@@ -5,6 +5,7 @@
 // (different chunks at once), other calls from one. Errors: kDataLoss names chunk and tensor.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -53,6 +54,12 @@ class PullSink : public net::ChunkSink {
   bool clean() const { return refused_.empty() && bad_.empty(); }
   /// Forgets all staged deltas.
   void Drop();
+  /// Forgets all that came since the last commit, with which Buffer::Discard does the same.
+  void Discard();
+  /// How many more bytes of deltas can be staged, before a round: at least 1.
+  uint64_t staging_room() const {
+    return std::max<uint64_t>(1, staging_limit_ - std::min(staging_limit_, staged_bytes_));
+  }
   /// True when the buffer was touched since it was last committed.
   bool dirty() const { return dirty_; }
   void Committed() { dirty_ = false; }

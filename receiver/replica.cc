@@ -163,6 +163,15 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
     CommitPrepared(lock);
     return true;
   }
+  if (EarlyIsOver()) {
+    DropEarly(lock);
+    return true;
+  }
+  // What the trainer still writes can wait until the hidden file is where its deltas begin.
+  if (choice.pull && choice.target.unwritten() && MayCatchUp(now)) {
+    CatchUp(lock);
+    return true;
+  }
   if (choice.pull) {
     Pull(lock, std::move(choice.target), what == GroupMember::Do::kPrepare);
     return true;
@@ -193,6 +202,11 @@ bool Replica::DoNext(std::unique_lock<Mutex>& lock, Clock::time_point* again) {
   return DoUpkeep(lock, now, again);
 }
 
+bool Replica::MayCatchUp(Clock::time_point now) const {
+  // CatchUp copies from the committed file, so its bad chunks must be fetched first.
+  return behind_ && !paused_ && !prepared_ && suspects_.empty() && now >= catch_up_at_;
+}
+
 bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
                        Clock::time_point* again) {
   if (buffer_ == nullptr || status_.committed.empty()) return false;
@@ -202,8 +216,7 @@ bool Replica::DoUpkeep(std::unique_lock<Mutex>& lock, Clock::time_point now,
     return true;
   }
   *again = std::min(*again, verifying_ == 0 ? check_at_ : now + kCheckEvery);
-  // CatchUp copies from the committed file, so its bad chunks must be fetched first.
-  if (behind_ && !paused_ && !prepared_ && suspects_.empty()) {
+  if (MayCatchUp(catch_up_at_)) {
     if (now >= catch_up_at_) {
       CatchUp(lock);
       return true;
@@ -308,6 +321,7 @@ Status Replica::MakeBuffer(ModelDescription& description) {
     }
     sink_.reset();
     buffer_.reset();
+    early_ = {};
     history_.Forget();
     for (AgentLink& agent : agents_) agent.round.held = {};
     std::lock_guard lock(mu_);
@@ -359,7 +373,8 @@ Follower::Situation Replica::Situation() const {
   return {.committed = status_.committed,
           .paused = paused_ && !half_updated_,
           .requested = requests_.waiting(),
-          .suspects = !suspects_.empty()};
+          .suspects = !suspects_.empty(),
+          .checking = verifies_ > 0};
 }
 
 void Replica::SetMessage(const Status& failed, TraceId trace) {
@@ -428,6 +443,9 @@ StatusOr<Commit> Replica::Sync(bool force_full,
   }
   const uint64_t mine = requests_.Add(force_full);
   cv_.notify_all();
+  lock.unlock();
+  EndEarlyPull();
+  lock.lock();
   while (true) {
     if (const auto answer = requests_.AnswerTo(mine)) {
       DW_RETURN_IF_ERROR(*answer);

@@ -219,6 +219,18 @@ class Replica {
   /// `hold`: makes the target ready for a group's word, and commits nothing.
   void Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool hold = false);
   StatusOr<Follower::Target> AskNewest();
+  // Of versions that the trainer still writes (replica_early.cc).
+  /// Whether what came of an unwritten version is of one that is neither written any more nor
+  /// published. REQUIRES: mu_ held.
+  bool EarlyIsOver() const;
+  /// Drops it.
+  void DropEarly(std::unique_lock<Mutex>& lock);
+  /// Drops it unless `next`, which is to be pulled, is the same version. REQUIRES: mu_ not held.
+  void DropEarlyUnless(const Identity& next);
+  /// Ends a pull of an unwritten version: it could take long, and somebody wants the buffer.
+  void EndEarlyPull();
+  /// When the upstream said that the version of the running pull is published.
+  std::optional<PullRound::Env::Published> PublishedAt() const;
   /// Decides how many streams the next pull from each agent has.
   void PlanLinks();
   /// Sets each agent's RoundAgent::held.
@@ -280,9 +292,12 @@ class Replica {
   bool DoUpkeep(std::unique_lock<Mutex>& lock, SteadyClock::time_point now,
                 SteadyClock::time_point* again);
   void CheckFiles(std::unique_lock<Mutex>& lock);
+  /// Whether the hidden file is to be brought up, if it may be `now`. REQUIRES: mu_ held.
+  bool MayCatchUp(SteadyClock::time_point now) const;
   void CatchUp(std::unique_lock<Mutex>& lock);
   /// Compares some chunks with their digests; returns the pause before the next call.
   std::chrono::nanoseconds ScrubSome();
+  StatusOr<VerifyResult> VerifyAll(bool repair, const std::function<bool()>& gone);
   void VerifySlice(uint32_t first, uint32_t last, std::set<uint32_t>* bad);
   // The thread that keeps the attachments (replica_attach.cc).
   void KeepAttached();
@@ -329,6 +344,7 @@ class Replica {
   DeltaFiles delta_files_;
   uint32_t scrub_next_ = 0;
   int root_mismatches_ = 0;  // consecutive ones
+  Identity early_;           // the unwritten version whose pull has brought something; empty: none
   Status fault_;  // what the upstream did wrong in the last round; see Upstream::PullEnded
   std::mt19937_64 random_;
   Backoff describe_backoff_;
@@ -374,15 +390,18 @@ class Replica {
   std::shared_ptr<PullRound> round_;  // the running round; null: none
   Identity round_target_;             // what it pulls
   bool round_incoming_ = false;       // ... which is still on its way to the upstream
-  uint32_t failed_in_row_ = 0;        // pulls, since one ended as it should
-  RelayNews upstream_news_;           // what a single upstream last said as a relay
-  bool round_requested_ = false;      // a caller waits for the running pull
-  bool catching_up_ = false;          // the hidden file is being changed
-  bool connection_failed_ = false;    // status_ shows a lost connection; the next one clears it
-  bool check_failed_ = false;         // status_ shows a failed Check; the next success clears it
+  bool round_unwritten_ = false;      // ... and to its sender
+  std::optional<PullRound::Env::Published> round_published_;  // what was unwritten, now published
+  uint32_t failed_in_row_ = 0;                                // pulls, since one ended as it should
+  RelayNews upstream_news_;         // what a single upstream last said as a relay
+  bool round_requested_ = false;    // a caller waits for the running pull
+  bool catching_up_ = false;        // the hidden file is being changed
+  bool connection_failed_ = false;  // status_ shows a lost connection; the next one clears it
+  bool check_failed_ = false;       // status_ shows a failed Check; the next success clears it
   uint64_t buffers_made_ = 0;
   bool pulling_ = false;              // a pull, a check or a replacement uses the buffer, or will
   uint32_t verifying_ = 0;            // number of Verify slices that read the buffer now
+  uint32_t verifies_ = 0;             // number of Verify calls
   std::vector<uint64_t> part_bytes_;  // payload bytes of the pull so far, by agent
   std::set<uint32_t> suspects_;  // chunks that lack their digest: the next pull fetches them whole
   SteadyClock::time_point reported_{};

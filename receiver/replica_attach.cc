@@ -62,7 +62,9 @@ void Replica::Attend(size_t agent, Follower::Need need, std::unique_lock<Mutex>&
 }
 
 void Replica::OnEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
-  if (TakeEvent(agent, attachment, event)) TellNews();
+  if (!TakeEvent(agent, attachment, event)) return;
+  if (event.sync_request != 0) EndEarlyPull();
+  TellNews();
 }
 
 bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& event) {
@@ -97,6 +99,10 @@ bool Replica::TakeEvent(size_t agent, uint64_t attachment, const UpstreamEvent& 
     // agent must be asked for them first.
     if (!(a.described == Hash128{} || a.described == event.newest.lineage)) describe_ = true;
     a.described = event.newest.lineage;
+    if (round_ != nullptr && round_unwritten_ && !round_published_ &&
+        IsOf(round_target_, event.newest)) {
+      round_published_ = {Clock::now(), status_.bytes_done};
+    }
   }
   if (const Identity& coming = event.incoming.version; !coming.empty()) {
     if (!(TraceOf(coming) == TraceOf(before_coming))) Told(coming);

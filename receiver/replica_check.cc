@@ -38,6 +38,20 @@ void Replica::VerifySlice(uint32_t first, uint32_t last, std::set<uint32_t>* bad
 }
 
 StatusOr<VerifyResult> Replica::Verify(bool repair, const std::function<bool()>& gone) {
+  // A pull of what the trainer still writes may take long, and is not gone on with meanwhile.
+  {
+    std::lock_guard lock(mu_);
+    ++verifies_;
+  }
+  EndEarlyPull();
+  auto result = VerifyAll(repair, gone);
+  std::lock_guard lock(mu_);
+  --verifies_;
+  cv_.notify_all();
+  return result;
+}
+
+StatusOr<VerifyResult> Replica::VerifyAll(bool repair, const std::function<bool()>& gone) {
   VerifyResult result;
   std::set<uint32_t> bad;
   const auto start = Clock::now();
@@ -198,8 +212,9 @@ void Replica::CatchUp(std::unique_lock<Mutex>& lock) {
   const std::vector<Buffer::AppliedDelta> deltas = sink_->Applied();
   const auto stop = [this] {
     std::lock_guard guard(mu_);
-    return stopping_ || paused_ || requests_.waiting() || describe_ ||
-           NextPlan(Clock::now()).choice.pull;
+    if (stopping_ || paused_ || requests_.waiting() || describe_) return true;
+    const Follower::Choice next = NextPlan(Clock::now()).choice;
+    return next.pull && !next.target.unwritten();
   };
   const auto caught = buffer_->CatchUp(deltas, stop);
   lock.lock();

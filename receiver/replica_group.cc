@@ -47,6 +47,7 @@ void Replica::CommitPrepared(std::unique_lock<Mutex>& lock) {
   const Identity target = member_.prepared();
   round_ = prepared.round;
   round_target_ = target;
+  round_incoming_ = round_unwritten_ = false;
   round_requested_ = false;
   holding_ = cannot_hold_ = false;
   pulling_ = true;

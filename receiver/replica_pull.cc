@@ -53,6 +53,7 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
     pulled = asked.status();
     if (asked.ok()) target = std::move(*asked);
   }
+  if (pulled.ok()) DropEarlyUnless(target.whole);
   while (pulled.ok()) {
     reader_in_the_way_ = false;
     pulled = RunRound(target, batch.force_full, hold);
@@ -61,6 +62,8 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
     if (pulled.ok() || !reader_in_the_way_) break;
     pulled = WaitWritable();
   }
+  if (pulled.ok()) early_ = {};
+  if (target.unwritten() && !pulled.ok()) early_ = target.whole;
   // Of several agents' pulls nobody knows whose was at fault.
   if (agents_.size() > 1 && !pulled.ok()) fault_ = absl::CancelledError("one of several");
   for (const AgentLink& agent : agents_) agent.upstream->PullEnded(fault_);
@@ -73,7 +76,9 @@ void Replica::Pull(std::unique_lock<Mutex>& lock, Follower::Target target, bool 
   if (withdrawn) {
     LogInfo("model {}: {} {}", options_.model, MessageOf(pulled), ToString(TraceOf(target.whole)));
   }
-  if (target.incoming && !pulled.ok()) follower_.ForgetIncoming(0);
+  if (target.incoming && !pulled.ok() && IsOf(target.whole, follower_.incoming(0))) {
+    follower_.ForgetIncoming(0);
+  }
   if (!paused && !withdrawn) follower_.PullEnded(pulled, reached, Clock::now());
   if (target.exact && !paused) NoteForGroup(pulled, target.whole, hold);
   NoteEnd(withdrawn ? absl::OkStatus() : pulled, target.whole);
@@ -226,21 +231,21 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   std::vector<RoundAgent> agents;
   uint64_t delta_bytes = 0;
   for (const AgentLink& agent : agents_) agents.push_back(agent.round);
-  PullRound::Env env{
-      .model = options_.model,
-      .buffer = *buffer_,
-      .sink = *sink_,
-      .history = history_,
-      .side_files = side_files_,
-      .pool = pool_,
-      .rates = rates_,
-      .transport = transport_,
-      .stream_timeout = options_.stream_timeout,
-      .sockets = options_.sockets,
-      .connect_ahead = options_.connect_ahead,
-      .allow_code_files = options_.allow_code_files,
-      .writable = [this] { return WaitWritable(); },
-      .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); }};
+  PullRound::Env env{.model = options_.model,
+                     .buffer = *buffer_,
+                     .sink = *sink_,
+                     .history = history_,
+                     .side_files = side_files_,
+                     .pool = pool_,
+                     .rates = rates_,
+                     .transport = transport_,
+                     .stream_timeout = options_.stream_timeout,
+                     .sockets = options_.sockets,
+                     .connect_ahead = options_.connect_ahead,
+                     .allow_code_files = options_.allow_code_files,
+                     .writable = [this] { return WaitWritable(); },
+                     .progress = [this](size_t agent, uint64_t bytes) { OnProgress(agent, bytes); },
+                     .published = [this] { return PublishedAt(); }};
   if (root_mismatches_ >= kMismatchesBeforeFull) force_full = true;
   // What is held for a group's word may never be committed, and a forced pull may bring an older
   // version: neither is for those who follow. Of several agents' parts only the whole is served on,
@@ -253,6 +258,9 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
   {
     std::lock_guard lock(mu_);
     if (stopping_ || PauseEndsIt()) return absl::CancelledError("paused");
+    if (target.unwritten() && (requests_.waiting() || verifies_ > 0)) {
+      return absl::CancelledError("somebody asks for something else first");
+    }
     for (const AgentLink& agent : agents_) delta_bytes += agent.delta_bytes;
     std::fill(part_bytes_.begin(), part_bytes_.end(), 0);
     status_.bytes_done = 0;
@@ -260,6 +268,8 @@ Status Replica::RunRound(const Follower::Target& target, bool force_full, bool h
     round_ = round;
     round_target_ = target.whole;
     round_incoming_ = target.incoming;
+    round_unwritten_ = target.unwritten();
+    round_published_.reset();
   }
   const auto began = Clock::now();
   LogInfo("model {}: pulling {}, holds {} {}", options_.model, ToString(target.whole),
@@ -354,6 +364,7 @@ double Replica::TakeQueue(const Identity& committed, Clock::time_point began) {
 void Replica::TellStages(const CommitTimes& times) const {
   if (!options_.stages) return;
   options_.stages({Stage::kQueue, times.queue, options_.model});
+  options_.stages({Stage::kAhead, times.ahead, options_.model});
   options_.stages({Stage::kTransfer, times.transfer, options_.model});
   options_.stages({Stage::kStage, times.stage, options_.model});
   options_.stages({Stage::kReaders, times.readers, options_.model});

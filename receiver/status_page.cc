@@ -104,13 +104,13 @@ void ShowCommits(const std::vector<Commit>& recent, const std::string& model, Pa
     const CommitTimes& t = c->times;
     rows.push_back({Cell::Version(c->id), Cell::Bytes(c->stats.payload_bytes),
                     Cell::Count(c->stats.chunks_full), Cell::Count(c->stats.chunks_delta),
-                    Cell::Seconds(t.queue), Cell::Seconds(t.transfer), Cell::Seconds(t.stage),
-                    Cell::Seconds(t.readers), Cell::Seconds(t.apply), Cell::Seconds(t.commit),
-                    Cell::Seconds(c->stats.seconds), Cell::Trace(c->id)});
+                    Cell::Seconds(t.queue), Cell::Seconds(t.ahead), Cell::Seconds(t.transfer),
+                    Cell::Seconds(t.stage), Cell::Seconds(t.readers), Cell::Seconds(t.apply),
+                    Cell::Seconds(t.commit), Cell::Seconds(c->stats.seconds), Cell::Trace(c->id)});
   }
   page.Table(fmt::format("commits-{}", model),
-             {"version", "received", "whole chunks", "delta chunks", "queue", "transfer", "stage",
-              "readers", "apply", "commit", "pull", "trace"},
+             {"version", "received", "whole chunks", "delta chunks", "queue", "ahead", "transfer",
+              "stage", "readers", "apply", "commit", "pull", "trace"},
              rows);
 }
 

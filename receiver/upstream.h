@@ -43,10 +43,11 @@ struct ModelDescription {
 struct PullWish {
   Hash128 fingerprint;  ///< of the receiver's layout
   uint32_t streams = 1;
-  CoderSpeeds decode;       ///< of all streams together; 0: not known
-  uint64_t owned_hash = 0;  ///< of the chunks that the sender is taken to have
-  Identity at;              ///< where the pull shall end; epoch 0: at the newest
-  Identity incoming;        ///< the incoming version that is to be pulled; epoch 0: a complete one
+  CoderSpeeds decode;        ///< of all streams together; 0: not known
+  uint64_t owned_hash = 0;   ///< of the chunks that the sender is taken to have
+  Identity at;               ///< where the pull shall end; epoch 0: at the newest
+  Identity incoming;         ///< the incoming version that is to be pulled; epoch 0: a complete one
+  uint64_t ahead_bytes = 0;  ///< of it, before it is published: only deltas, and so many; 0: all
   /// Chunks that came with other bytes than their digest says; at most wire::kMaxSuspects.
   std::vector<uint32_t> suspects;
 };

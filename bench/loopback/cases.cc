@@ -121,6 +121,8 @@ Status SyncBothWays(const Rig& rig, Cluster& cluster, Series& series) {
   series.Add("transfer", pull.transfer_seconds());
   series.Add("apply", pull.apply_seconds());
   series.Add("wire", static_cast<double>(pull.payload_bytes()) / kMiB);
+  series.Add("ahead", pull.ahead_seconds());
+  series.Add("ahead wire", static_cast<double>(pull.ahead_bytes()) / kMiB);
   series.Add("full pull", full.seconds());
   series.Add("full sync", info.publish_seconds + full.seconds());
   series.Add("bits", BitsPerChange(info));
@@ -164,8 +166,10 @@ Status FullPull(const Rig& rig, Cluster& cluster, TcpPeer& peer, const std::stri
 }
 
 /// Publishes that change `density` of the elements (0: recorded Adam steps) to a receiver that
-/// follows; against a full sync of the same version, memcmp + apply, and a naive pair list.
-Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, double density) {
+/// follows; against a full sync of the same version, memcmp + apply (with `wanted` for this ratio,
+/// if it is not 0), and a naive pair list.
+Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, double density,
+                 double wanted = 0) {
   const std::string why_no_pairs = WhyNoPairs(rig.bytes());
   Reference pairs(kPairs);
   const kernels::DigestKey key(1);
@@ -201,17 +205,47 @@ Status DeltaSync(const Rig& rig, Cluster& cluster, const std::string& name, doub
   const Figure sync = Value("ready_to_committed", "sync");
   std::vector<Figure> figures = {
       Figure(sync).Against("full sync").AtLeast(density == kSteadyDensity ? 5 : 0),
-      Figure(sync).Against("memcmp + apply")};
+      Figure(sync).Against("memcmp + apply").AtLeast(wanted)};
   if (why_no_pairs.empty()) figures.push_back(Figure(sync).Against("pair list, one stream"));
   figures.insert(
       figures.end(),
       {Value("pull", "pull").Against("full pull"), Value("publish", "publish"),
        Value("transfer", "transfer"), Value("apply", "apply").Against("apply, in memory"),
        Value("wire_bytes", "wire", "MiB"), Value("per_change", "bits", "bits"),
-       Value("density", "density", "")});
+       Value("density", "density", ""), Value("ahead", "ahead"),
+       Value("ahead_bytes", "ahead wire", "MiB")});
   rig.bench.Add(name, rig.pool.size(), series, figures);
   if (!why_no_pairs.empty()) rig.bench.NotMeasured(name + " pair list", why_no_pairs);
   return absl::OkStatus();
+}
+
+/// From the first byte that the trainer writes to the commit, against the same copy and publish
+/// with a receiver that is paused.
+Status FirstByte(const Rig& rig, Cluster& cluster, const std::string& name) {
+  DW_RETURN_IF_ERROR(cluster.Follow(false));
+  DW_RETURN_IF_ERROR(rig.bench.Run(
+      name, rig.pool.size(),
+      {Value("first_byte_to_committed", "all")
+           .Against("alone", "the same copy and publish, the receiver paused")
+           .AtLeast(0.8),
+       Value("write", "write"), Value("write_alone", "write alone")},
+      [&](Series& s) -> Status {
+        rig.weights.Flip(kSteadyDensity);
+        DW_ASSIGN_OR_RETURN(const Publication alone, cluster.Publish(rig.weights.content()));
+        s.Add("write alone", alone.write_seconds);
+        s.Add("alone", alone.write_seconds + alone.info.publish_seconds);
+        DW_RETURN_IF_ERROR(cluster.Follow(true));
+        DW_RETURN_IF_ERROR(cluster.WaitCommitted().status());
+        rig.weights.Flip(kSteadyDensity);
+        DW_ASSIGN_OR_RETURN(const Publication with, cluster.Publish(rig.weights.content()));
+        DW_ASSIGN_OR_RETURN(const v1::CommitInfo commit, cluster.WaitCommitted());
+        s.Add("write", with.write_seconds);
+        const int64_t nanos = commit.committed_unix_nanos() - with.info.ready_unix_nanos;
+        s.Add("all", with.write_seconds + static_cast<double>(nanos) / 1e9);
+        CopyTensors(rig);
+        return cluster.Follow(false);
+      }));
+  return cluster.Follow(true);
 }
 
 /// The trainer's copy into the half, against memcpy.
@@ -295,8 +329,12 @@ Status Adam(const Rig& rig, Cluster& cluster) {
   return absl::OkStatus();
 }
 
-Group::Member Sync(const std::string& name, double density) {
-  return {{name}, [=](const Rig& rig, Cluster& c) { return DeltaSync(rig, c, name, density); }};
+Group::Member Sync(const std::string& name, double density, double wanted = 0) {
+  return {{name},
+          [=](const Rig& rig, Cluster& c) { return DeltaSync(rig, c, name, density, wanted); }};
+}
+Group::Member First(const std::string& name) {
+  return {{name}, [=](const Rig& rig, Cluster& c) { return FirstByte(rig, c, name); }};
 }
 Group::Member Copy(const std::string& name) {
   return {{name}, [=](const Rig& rig, Cluster& c) { return Offload(rig, c, name); }};
@@ -308,19 +346,25 @@ Group::Member Pull(const std::string& name, bool tls, double wanted) {
 }
 
 std::vector<Group> AllGroups() {
-  return {{{},
-           {Pull("full_pull", false, 0.8),
-            Sync("delta_sync/1%", 0.01),
-            Sync("delta_sync/3%", 0.03),
-            {{kAdam}, Adam},
-            Copy("offload/eager"),
-            {{"trainer_wait"}, TrainerWait},
-            {{"memory"}, Memory}}},
-          // A receiver with one buffer changes the named file, one with two swaps it for another.
-          {{.buffers = 1}, {Sync("delta_sync/1%/buffers=1", 0.01)}},
-          {{.buffers = 2}, {Sync("delta_sync/1%/buffers=2", 0.01)}},
-          {{.tls = true}, {Pull("full_pull_tls", true, 0.88)}},
-          {{.receiver = false, .sender = {"--no-eager-diff"}}, {Copy("offload/no_eager")}}};
+  return {
+      {{},
+       {Pull("full_pull", false, 0.8),
+        Sync("delta_sync/1%", 0.01),
+        Sync("delta_sync/3%", 0.03),
+        {{kAdam}, Adam},
+        Copy("offload/eager"),
+        {{"trainer_wait"}, TrainerWait},
+        {{"memory"}, Memory}}},
+      // A receiver with one buffer changes the named file, one with two swaps it for another.
+      {{.buffers = 1},
+       {Sync("delta_sync/1%/buffers=1", 0.01, 1 / 0.9), First("first_byte/buffers=1")}},
+      {{.buffers = 2},
+       {Sync("delta_sync/1%/buffers=2", 0.01, 1 / 0.5), First("first_byte/buffers=2")}},
+      // The same where receivers get nothing before the publish.
+      {{.buffers = 1, .sender = {"--no-send-early"}}, {Sync("delta_sync/1%/buffers=1/late", 0.01)}},
+      {{.buffers = 2, .sender = {"--no-send-early"}}, {Sync("delta_sync/1%/buffers=2/late", 0.01)}},
+      {{.tls = true}, {Pull("full_pull_tls", true, 0.88)}},
+      {{.receiver = false, .sender = {"--no-eager-diff"}}, {Copy("offload/no_eager")}}};
 }
 
 /// Runs those cases of a group that were asked for. `root` is removed at the end.

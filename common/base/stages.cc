@@ -7,8 +7,8 @@ namespace {
 
 // Indexed by the enum's value.
 constexpr std::string_view kNames[] = {
-    "wait",     "offload", "diff",    "publish", "connect", "encode",  "send",  "deliver", "queue",
-    "transfer", "stage",   "readers", "apply",   "commit",  "prepare", "pause", "load",
+    "wait",  "offload",  "diff",  "publish", "connect", "encode", "send",    "deliver", "queue",
+    "ahead", "transfer", "stage", "readers", "apply",   "commit", "prepare", "pause",   "load",
 };
 static_assert(std::size(kNames) == static_cast<size_t>(Stage::kLoad) + 1);
 

@@ -23,6 +23,7 @@ enum class Stage : uint8_t {
   kDeliver,
   // A receiver's, once a commit.
   kQueue,
+  kAhead,
   kTransfer,
   kStage,
   kReaders,

@@ -410,6 +410,11 @@ void Declare(CLI::App& app, SenderOptions& o) {
   AddSwitch(app, "eager-diff",
             "Diff tensors as the trainer marks them written (not while a GPU diffs)",
             &o.eager_diff);
+  AddSwitch(app, "send-early",
+            "Send receivers each chunk as soon as it is diffed, also while the trainer still "
+            "writes others; they commit when the version is published (not while a GPU diffs, and "
+            "not with --codec tight or dense)",
+            &o.send_early);
   AddGpu(app, &o.gpu);
   app.option_defaults()->group("Groups");
   AddGroups(app, o);

@@ -20,7 +20,7 @@ struct FleetMember {
   ReceiverPhase phase = ReceiverPhase::kNone;
   uint64_t bytes_done = 0, bytes_total = 0;  ///< of a pull that runs
   /// Of its last pull; 0: there was none.
-  uint64_t payload_bytes = 0;
+  uint64_t payload_bytes = 0, ahead_bytes = 0;
   double seconds = 0, transfer_seconds = 0;
   double attached_seconds = 0;
   std::string message;
@@ -41,6 +41,7 @@ FleetMember FleetMemberOf(const View& view) {
           .bytes_done = report.bytes_done,
           .bytes_total = report.bytes_total,
           .payload_bytes = report.last_pull.payload_bytes,
+          .ahead_bytes = report.last_pull.ahead_bytes,
           .seconds = report.last_pull.seconds,
           .transfer_seconds = report.last_pull.transfer_seconds,
           .attached_seconds = view.attached_seconds,

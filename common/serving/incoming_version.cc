@@ -63,13 +63,13 @@ void IncomingVersion::Add(Piece piece) {
 
 bool IncomingVersion::MakesUp(const net::PullEnd& end) const {
   std::lock_guard lock(mu_);
-  if (step_ != Step::kComing || !(end.identity == identity_)) return false;
+  if (step_ != Step::kComing || !IsOf(identity_, end.identity)) return false;
   uint64_t root = 0;
   for (uint32_t c = 0; c < base_.chunks.size(); ++c) {
     if (!Known(base_.chunks[c])) return false;
     root += RootTerm(c, base_.chunks[c].digest);
   }
-  return root == identity_.root;
+  return root == end.identity.root;
 }
 
 void IncomingVersion::Complete(const net::PullEnd& end,

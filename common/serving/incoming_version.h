@@ -55,6 +55,7 @@ class IncomingVersion {
   /// of payloads that are kept. A chunk beyond it is served once the version is settled.
   IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit);
 
+  /// Root 0: the version is still being written, and only the end of its pulls says its root.
   const Identity& identity() const { return identity_; }
   IncomingNews news() const { return {identity_, base_.held}; }
 

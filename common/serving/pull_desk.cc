@@ -173,6 +173,7 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                   .streams = static_cast<uint16_t>(request.streams),
                   .coding = CodingFor(request),
                   .incoming = incoming,
+                  .ahead_bytes = request.ahead_bytes,
                   .suspects = request.suspects,
                   .late_after = traits_.grace / 4,
                   .ticket_life = limits_.ticket_life,
@@ -402,6 +403,20 @@ PullDesk::Counts PullDesk::CountsOf(const std::string& model) const {
   }
   counts.admission = admission_->CountsOf(model);
   return counts;
+}
+
+StatusOr<std::shared_ptr<IncomingVersion>> IncomingFor(const PullRequest& request,
+                                                       std::shared_ptr<IncomingVersion> coming,
+                                                       const StateSource& source) {
+  const Identity& wanted = request.incoming;
+  if (wanted.empty()) return nullptr;
+  if (coming != nullptr && IsOf(coming->identity(), wanted)) return coming;
+  const auto published = source.published();
+  const bool there = published != nullptr && (IsOf(wanted, published->info.identity) ||
+                                              IsLater(published->info.identity, wanted));
+  if (there) return nullptr;
+  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not coming here any more; ask again",
+                request.model, DescribeFully(wanted));
 }
 
 }  // namespace deltawire

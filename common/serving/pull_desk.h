@@ -37,6 +37,7 @@ struct PullRequest {
   Identity at;
   /// The version that is still coming here and that the receiver can take; epoch 0: none.
   Identity incoming;
+  uint64_t ahead_bytes = 0;        ///< see PullTerms
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
   std::string principal;           ///< who asks; empty: the daemon knows no principals
   /// Whether a stream comes from whoever asks; null: its ticket is proof enough.
@@ -155,6 +156,12 @@ class PullDesk {
   LogThrottle join_refusals_;                                   // by address
   Thread thread_;
 };
+
+/// The version that `request` wants while it comes, if that is what is coming; null: it is
+/// published or nothing is wanted but what is. kAborted: it does not come any more.
+StatusOr<std::shared_ptr<IncomingVersion>> IncomingFor(const PullRequest& request,
+                                                       std::shared_ptr<IncomingVersion> coming,
+                                                       const StateSource& source);
 
 /// What the service for receivers needs of the daemon that serves them.
 class PullHost {

@@ -117,8 +117,10 @@ std::optional<ServedPull::Course> ServedPull::Ended() const {
     course.encode += s.coding_seconds;
   }
   const auto now = Clock::now();
-  const auto begun = std::min(first, now);  // a pull that has nothing to send has no frame
+  auto begun = std::min(first, now);  // a pull that has nothing to send has no frame
   course.connect = std::chrono::duration<double>(begun - created_).count();
+  // What went out while the version was being written held nobody up.
+  if (settled_ && unwritten()) begun = std::max(begun, *settled_);
   course.send = std::chrono::duration<double>(now - begun).count();
   return course;
 }

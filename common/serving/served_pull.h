@@ -50,6 +50,9 @@ struct PullTerms {
   std::shared_ptr<const Published> pinned;
   /// A version that is still coming: what has come of it goes out first. Null: none.
   std::shared_ptr<IncomingVersion> incoming;
+  /// Of these, while the version is not published, only deltas, and so many bytes of them at most;
+  /// 0: all that comes.
+  uint64_t ahead_bytes = 0;
   Identity granted;                ///< the state to end at, if none overtakes it: for the log
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
   /// A frame that reads a half for longer is late; then the next frames are copied.
@@ -180,6 +183,10 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   kernels::Codec Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const;
   /// How much of the model this pull brings, to see who goes first. REQUIRES: mu_ held.
   PullClass Classify(const Published* end) const;
+  /// Whether the pull was granted while the trainer still wrote its version.
+  bool unwritten() const {
+    return terms_.incoming != nullptr && terms_.incoming->identity().root == 0;
+  }
   /// The pull takes no one's turn any more.
   void LeaveAdmission();
   ChunkHistory HistoryOf(uint32_t chunk, const Published& now) const;
@@ -213,9 +220,11 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   std::vector<wire::Have::Entry> have_;
   std::vector<Stream> streams_;
   uint32_t cursor_ = 0;
-  bool ahead_ = false;                      // frames are of terms_.incoming
-  size_t taken_ = 0;                        // pieces of it that a stream has looked at
-  std::vector<uint8_t> sent_ahead_;         // by chunk
+  bool ahead_ = false;                              // frames are of terms_.incoming
+  size_t taken_ = 0;                                // pieces of it that a stream has looked at
+  uint64_t ahead_taken_ = 0;                        // bytes of payloads, against terms_.ahead_bytes
+  std::optional<SteadyClock::time_point> settled_;  // when the version was served as any other
+  std::vector<uint8_t> sent_ahead_;                 // by chunk
   std::shared_ptr<const Published> first_;  // state that frames were made from before pinned_
   std::shared_ptr<const Published> pinned_;
   std::shared_ptr<const Published> end_;

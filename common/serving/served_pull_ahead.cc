@@ -1,4 +1,6 @@
 // A served pull's frames while the version that it is to end at is still coming.
+#include <algorithm>
+
 #include "common/base/human.h"
 #include "common/base/log.h"
 #include "common/base/trace.h"
@@ -18,6 +20,11 @@ std::shared_ptr<const Published> NameOf(const net::PullEnd& end) {
   state->info.identity = end.identity;
   state->info.side_files_hash = end.side_files_hash;
   return state;
+}
+
+/// What the piece takes where it is staged until it is applied: there deltas are fast.
+uint64_t StagedBytes(const IncomingVersion::Piece& piece) {
+  return std::max<uint64_t>(piece.header.payload_bytes, piece.fast_bytes);
 }
 
 }  // namespace
@@ -81,6 +88,7 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callb
       AheadTask task{.piece = *std::move(found.piece), .before = have_[header.chunk]};
       if (!Fits(task)) continue;
       // As for every pull: what overtakes it lifts the chunk on the stream that sent it.
+      if (task.piece.payload != nullptr) ahead_taken_ += StagedBytes(task.piece);
       stream.early.push_back(header.chunk);
       sent_ahead_[header.chunk] = 1;
       have_[header.chunk] = {header.version, header.digest_after, 0};
@@ -97,6 +105,7 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callb
       case Step::kSettled:
         ahead_ = false;
         first_ = std::move(found.state);
+        settled_ = Clock::now();
         break;
       case Step::kAbandoned:
         failed_ = found.why;
@@ -115,6 +124,11 @@ bool ServedPull::Fits(AheadTask& task) const {
   if (known && have.digest == header.digest_after) return false;  // it is there
   // Its bytes are compared with their digest first, when the version is settled.
   if (Suspect(header.chunk)) return false;
+  if (const uint64_t most = terms_.ahead_bytes; most != 0) {
+    // A receiver whose only file keeps its bytes until the version is published.
+    if (task.piece.payload == nullptr || ahead_taken_ + StagedBytes(task.piece) > most)
+      return false;
+  }
   if (header.type == wire::FrameType::kChunkFull) return true;
   if (!known || have.digest != header.digest_before) return false;
   const Bytes payload(task.piece.payload.get(), header.payload_bytes);

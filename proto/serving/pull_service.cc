@@ -107,6 +107,7 @@ grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
                      .owned_hash = request->owned_hash(),
                      .at = FromProto(request->at()),
                      .incoming = FromProto(request->incoming()),
+                     .ahead_bytes = request->ahead_bytes(),
                      .suspects = {request->suspects().begin(), request->suspects().end()}};
   const Status known = Identify(*context, wanted);
   if (!known.ok()) return ToGrpc(known);

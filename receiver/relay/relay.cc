@@ -46,7 +46,7 @@ class Relay::Channel : public Downstream {
     if (unknown) relay_.SetModel(name_, model);
     const auto incoming = model->incoming();
     const auto published = model->published();
-    if (incoming != nullptr && incoming->identity() == published->info.identity) {
+    if (incoming != nullptr && IsOf(incoming->identity(), published->info.identity)) {
       incoming->Settle(published);
     }
     relay_.desk_.Changed(*model);
@@ -192,7 +192,9 @@ StatusOr<std::shared_ptr<StateSource>> Relay::Source(const std::string& name) co
 
 StatusOr<PullTicket> Relay::OpenPull(const PullRequest& request) {
   DW_ASSIGN_OR_RETURN(const std::shared_ptr<StateSource> source, Source(request.model));
-  auto incoming = IncomingFor(request);
+  const auto model = Find(request.model);
+  auto incoming =
+      deltawire::IncomingFor(request, model == nullptr ? nullptr : model->incoming(), *source);
   auto ticket = incoming.ok() ? desk_.Open(
                                     request, source,
                                     [&] { return Find(request.model).get() == source.get(); },
@@ -200,20 +202,6 @@ StatusOr<PullTicket> Relay::OpenPull(const PullRequest& request) {
                               : incoming.status();
   if (!ticket.ok()) desk_.Refused(request.model);
   return ticket;
-}
-
-StatusOr<std::shared_ptr<IncomingVersion>> Relay::IncomingFor(const PullRequest& request) const {
-  if (request.incoming.empty()) return nullptr;
-  const auto model = Find(request.model);
-  if (model == nullptr) return nullptr;
-  auto incoming = model->incoming();
-  if (incoming != nullptr && incoming->identity() == request.incoming) return incoming;
-  const auto published = model->published();
-  const bool there = published != nullptr && (published->info.identity == request.incoming ||
-                                              IsLater(published->info.identity, request.incoming));
-  if (there) return nullptr;
-  return Errorf(StatusCode::kAborted, "model \"{}\": {} is not coming here any more; ask again",
-                request.model, DescribeFully(request.incoming));
 }
 
 Relay::Served Relay::ServedOf(const std::string& name) const {

@@ -65,9 +65,6 @@ class Relay : public net::PullSource, public PullHost {
   class Channel;
   void SetModel(const std::string& name, std::shared_ptr<RelayedModel> model);
   std::shared_ptr<RelayedModel> Find(const std::string& name) const;
-  /// The version that is coming and that the request asks for; null: it asks for a complete one, or
-  /// that version is complete by now. kAborted when it does not come.
-  StatusOr<std::shared_ptr<IncomingVersion>> IncomingFor(const PullRequest& request) const;
 
   const Options options_;
   ThreadPool& pool_;

@@ -13,15 +13,19 @@ namespace deltawire::sender {
 Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& limits,
              StageObserver stages)
     : options_(options),
-      model_options_{.delta_log_bytes = options.delta_log_bytes,
-                     .scrub_bytes_per_s = options.scrub_bytes_per_s,
-                     .grace = options.grace,
-                     .offload_timeout = options.offload_timeout,
-                     .huge_pages = options.huge_pages,
-                     .file_group = options.file_group,
-                     .eager_diff = options.eager_diff,
-                     .gpu = options.gpu,
-                     .stages = std::move(stages)},
+      model_options_{
+          .delta_log_bytes = options.delta_log_bytes,
+          .scrub_bytes_per_s = options.scrub_bytes_per_s,
+          .grace = options.grace,
+          .offload_timeout = options.offload_timeout,
+          .huge_pages = options.huge_pages,
+          .file_group = options.file_group,
+          .eager_diff = options.eager_diff,
+          // What goes early goes as fast.
+          .send_early = options.send_early &&
+                        options.codec.value_or(kernels::Codec::kFast) == kernels::Codec::kFast,
+          .gpu = options.gpu,
+          .stages = std::move(stages)},
       limits_(limits),
       pool_(pool),
       desk_({.codec = options.codec,
@@ -120,6 +124,8 @@ std::shared_ptr<Model> Agent::Adopt(std::shared_ptr<Model> model) {
     desk_.CutReaders(*raw, half, "so that the trainer need not wait");
   });
   raw->SetListener([this, raw] { Changed(*raw); });
+  raw->SetEarlyListener([this, raw] { return desk_.attachments().attached(raw->name()) > 0; },
+                        [this, raw] { Coming(*raw); });
   auto leaving = std::make_shared<Leaving>();
   // Every holder of the model holds `watched`, so its deleter runs when the last reference goes.
   std::shared_ptr<Model> watched(
@@ -154,6 +160,18 @@ void Agent::Changed(const Model& model) {
   if (const auto state = model.published(); state != nullptr) {
     groups_.Published(model.name(), state->info.identity);
   }
+}
+
+void Agent::Coming(const Model& model) {
+  std::lock_guard one_at_a_time(coming_mu_);
+  {
+    std::lock_guard lock(mu_);
+    const auto it = models_.find(model.name());
+    if (it == models_.end() || it->second.model.get() != &model) return;  // replaced meanwhile
+  }
+  const auto incoming = model.incoming();
+  desk_.attachments().SetIncoming(model.name(),
+                                  incoming == nullptr ? IncomingNews{} : incoming->news());
 }
 
 void Agent::Delivered(const std::string& name, const Identity& id, const PullStats& pull) {
@@ -327,7 +345,9 @@ StatusOr<PullTicket> Agent::OpenPull(const PullRequest& request) {
     const auto entry = models_.find(request.model);
     return entry != models_.end() && entry->second.model == model;
   };
-  auto ticket = desk_.Open(request, model, still);
+  auto incoming = IncomingFor(request, model->incoming(), *model);
+  auto ticket =
+      incoming.ok() ? desk_.Open(request, model, still, *std::move(incoming)) : incoming.status();
   if (!ticket.ok()) desk_.Refused(request.model);
   return ticket;
 }

@@ -98,6 +98,8 @@ class Agent : public net::PullSource, public PullHost {
 
   std::shared_ptr<Model> Adopt(std::shared_ptr<Model> model);
   void Changed(const Model& model);  ///< after a publish
+  /// Tells the receivers which version is being written, if chunks of it can be had.
+  void Coming(const Model& model);
   /// A receiver said that it has committed `id`.
   void Delivered(const std::string& model, const Identity& id, const PullStats& pull);
   /// The registered model if its layout and part are these; null: make the model. REQUIRES: the
@@ -121,6 +123,7 @@ class Agent : public net::PullSource, public PullHost {
   Groups groups_;
   Assigner assigner_;
 
+  Mutex coming_mu_;  // so that what is told last is what was true last; before a model's lock
   mutable Mutex mu_;
   CondVar cv_;  // a name left registering_, or the agent stops
   bool stopping_ = false;

@@ -19,6 +19,7 @@
 #include "common/layout/chunks.h"
 #include "common/layout/coverage.h"
 #include "common/layout/layout.h"
+#include "common/serving/incoming_version.h"
 #include "common/serving/state_source.h"
 #include "common/shm/dir_lock.h"
 #include "kernels/kernels.h"
@@ -57,6 +58,7 @@ struct ModelOptions {
   bool huge_pages = true;
   std::string file_group;  ///< may read the files; empty: only their owner
   bool eager_diff = true;
+  bool send_early = true;  ///< hand chunks to receivers while the trainer still writes
   GpuUse gpu = GpuUse::kOff;
   StageObserver stages;  ///< told of each version that is published
 };
@@ -135,6 +137,15 @@ class Model : public StateSource {
   void SetCutter(std::function<void(uint32_t half)> cut) { cut_ = std::move(cut); }
   /// Sets what is called after each publish. The model holds no locks then.
   void SetListener(std::function<void()> changed) { changed_ = std::move(changed); }
+  /// For versions that are sent early: `wanted` says whether somebody is there who may take them,
+  /// `coming` is called when incoming() has changed. Both from any thread, without a lock.
+  void SetEarlyListener(std::function<bool()> wanted, std::function<void()> coming) {
+    wanted_ = std::move(wanted);
+    coming_ = std::move(coming);
+  }
+  /// The version that is being written, once a chunk of it has been diffed; null: none is sent
+  /// early.
+  std::shared_ptr<IncomingVersion> incoming() const;
 
   uint64_t offloading_version() const;
   PublishTotals totals() const;
@@ -179,7 +190,21 @@ class Model : public StateSource {
 
   /// Drains and fences the half. REQUIRES: mu_ not held, since this waits and may make files.
   Status PrepareHalf(uint32_t half, double* waited);
-  std::shared_ptr<PublishJob> MakeJob(uint32_t half) const;  // REQUIRES: mu_ held
+  /// `early`: is told of each chunk that has been diffed; null: nobody is. REQUIRES: mu_ held.
+  std::shared_ptr<PublishJob> MakeJob(uint32_t half,
+                                      const std::shared_ptr<IncomingVersion>& early) const;
+  // Sending early (model_early.cc).
+  /// The version of the session's offload, to be sent while it is written; null: it is not.
+  /// REQUIRES: mu_ held.
+  std::shared_ptr<IncomingVersion> MakeEarly() const;
+  /// A chunk of `early` is final, and differs from the published one.
+  void Diffed(IncomingVersion& early, uint32_t half, uint32_t chunk, uint64_t digest_before,
+              uint64_t digest_after, Bytes payload) const;
+  /// Whether the offload of early_ has ended without its publish. REQUIRES: mu_ held.
+  bool EarlyIsOver() const { return early_ != nullptr && early_lease_ != session_.lease(); }
+  /// Gives early_ up, if there is one: its pulls end, and read its half no more when this returns.
+  /// REQUIRES: mu_ not held.
+  void DropEarly();
   StatusOr<OffloadGrant> Grant(const OffloadRequest& request, uint64_t lease, const Gone& gone);
   /// Called when the session may have ended the offload: cancels its early diffs and wakes waiters.
   void TidyAfterSession();  // REQUIRES: mu_ held
@@ -231,6 +256,8 @@ class Model : public StateSource {
   VersionHistory history_;
   std::function<void(uint32_t)> cut_;
   std::function<void()> changed_;
+  std::function<bool()> wanted_;
+  std::function<void()> coming_;
 
   // Locks: mu_, then those of halves_, store_ and the job, which are leaves.
   mutable Mutex mu_;
@@ -239,6 +266,8 @@ class Model : public StateSource {
   OffloadSession session_;
   std::shared_ptr<PublishJob> job_;  // of the session's offload, or of one that has ended
   uint64_t job_lease_ = 0;
+  std::shared_ptr<IncomingVersion> early_;  // of the offload of early_lease_; null: none
+  uint64_t early_lease_ = 0;
   std::shared_ptr<GpuDiff> gpu_;  // null: the CPU diffs; destroyed before the halves that it pins
   GpuDiff::Counts gpu_before_;    // of earlier GpuDiffs, whose halves were replaced
   bool gpu_unpinned_ = false;     // set by the thread that begins an offload: make gpu_ anew

@@ -62,8 +62,9 @@ StatusOr<OffloadGrant> Model::BeginOffload(const OffloadRequest& request, const 
     std::lock_guard lock(mu_);
     session_.Drained(begun.lease, ready, waited, SteadyClock::now());
     if (ready.ok()) {
-      job_ = MakeJob(half);
-      job_lease_ = begun.lease;
+      early_ = MakeEarly();
+      early_lease_ = job_lease_ = begun.lease;
+      job_ = MakeJob(half, early_);
     }
     if (session_.writing(begun.lease)) {
       LogInfo("model {}: {}: rank {} of {} begins to write, after {} for its half {}", name_,
@@ -105,6 +106,7 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
     last->Cancel();
     last->Join();  // its early diffs read the half
   }
+  DropEarly();
   DW_RETURN_IF_ERROR(halves_->Drain(half, options_.grace, cut_, waited));
   const Status fenced = halves_->Fence(half, [&] {
     std::shared_ptr<GpuDiff> pinned;  // destroyed without the lock
@@ -128,7 +130,8 @@ Status Model::PrepareHalf(uint32_t half, double* waited) {
   return absl::OkStatus();
 }
 
-std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half) const {
+std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half,
+                                           const std::shared_ptr<IncomingVersion>& early) const {
   PublishJob::Inputs in;
   in.chunks = &chunks_;
   in.layout = &layout_;
@@ -143,6 +146,12 @@ std::shared_ptr<PublishJob> Model::MakeJob(uint32_t half) const {
     in.published = newest;
     in.gpu = gpu_.get();
     in.lost = [this](uint32_t chunk, bool whole) { scrubber_->BaseLost(chunk, whole); };
+  }
+  if (early != nullptr) {
+    in.diffed = [this, half, early](uint32_t chunk, uint64_t before, uint64_t after,
+                                    Bytes payload) {
+      Diffed(*early, half, chunk, before, after, payload);
+    };
   }
   // No single delta may take more than half of the log, or the log would hold nothing else. But
   // running pulls need every delta whole to get back to their ends.

@@ -41,6 +41,10 @@ void Model::PublisherLoop() {
       lock.lock();
     } else if (session_.Expire(now)) {
       TidyAfterSession();
+    } else if (EarlyIsOver()) {
+      lock.unlock();
+      DropEarly();
+      lock.lock();
     } else if (now >= scrub_at) {
       lock.unlock();
       const auto pause = ScrubSome();
@@ -106,6 +110,8 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
   state->tensors = std::move(result.tensors);
   state->side_files = what.side_files;
   for (const uint32_t c : result.damaged) state->damaged[c] = 1;
+  std::shared_ptr<IncomingVersion> early;
+  std::shared_ptr<const Published> settled;
   {
     std::lock_guard lock(mu_);
     // First, since whoever sees the new state may commit it and say so at once.
@@ -117,7 +123,13 @@ StatusOr<VersionInfo> Model::Publish(const ToPublish& what) {
     totals_.publish_seconds += info.publish_seconds;
     session_.Published(info);
     job_ = nullptr;
+    early = std::exchange(early_, nullptr);
+    settled = store_->newest();
     TidyAfterSession();
+  }
+  if (early != nullptr) {
+    early->Settle(std::move(settled));
+    coming_();
   }
   Tell(info);
   if (changed_) changed_();
@@ -207,7 +219,7 @@ StatusOr<VersionInfo> Model::Rollback(uint64_t version) {
   }
   what.to = {base.state->info.id().epoch + 1, version};
   what.side_files = (*was)->side_files;
-  what.job = job_ = MakeJob(what.half);
+  what.job = job_ = MakeJob(what.half, nullptr);
   job_lease_ = session_.lease();
   lock.unlock();
   what.offload_seconds = SecondsSince(start);

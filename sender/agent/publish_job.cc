@@ -1,6 +1,7 @@
 #include "sender/agent/publish_job.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 
 #include "common/base/checksum.h"
@@ -93,6 +94,10 @@ bool PublishJob::Diff(uint32_t i) {
   const auto r = in_.backend->diff_encode_checked(*in_.key, before, now, chunk.width, out);
   if (r.digest_before == digest_before) {
     Record(i, r, out.first(r.bytes));
+    if (in_.diffed && r.changed != 0) {
+      const bool sent = WorthSending(r.bytes, chunk.bytes);
+      in_.diffed(i, digest_before, r.digest_after, sent ? out.first(r.bytes) : Bytes());
+    }
   } else {
     Lost(i, true);
     DigestAnew(i, digest_before);
@@ -122,6 +127,7 @@ void PublishJob::Record(uint32_t i, const kernels::EncodeResult& found, Bytes pa
 
 void PublishJob::DiffOnGpu(const std::vector<bool>& unchanged, ThreadPool& pool) {
   if (in_.gpu == nullptr || !in_.gpu->trusted() || in_.active.empty()) return;
+  assert(!in_.diffed);  // StartOver below would diff anew what was told
   std::vector<uint32_t> which;
   for (uint32_t i = 0; i < n_; ++i) {
     if (unchanged[(*in_.chunks)[i].tensor] || ActiveDamaged(i)) continue;

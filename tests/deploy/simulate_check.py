@@ -223,7 +223,8 @@ class SetUp(contextlib.ExitStack):
         self._version = 0
         self._totals: dict[str, dict[str, float]] = {}
         self._start("sender", "deltawire-sender", "--data-dir", root / "sender", "--no-eager-diff",
-                    "--codec", case.codec, "--scrub-bytes-per-s", 0)  # fmt: skip
+                    "--no-send-early", "--codec", case.codec,
+                    "--scrub-bytes-per-s", 0)  # fmt: skip
         for node in self.nodes:
             self._start_receiver(node)
 

@@ -48,6 +48,7 @@ struct HistoryResult {
   uint64_t passes = 0;  ///< complete readings by plain readers
   uint64_t rounds = 0;  ///< of groups, that committed
   uint64_t ahead = 0;  ///< bytes that relays passed on before their commit, since they last started
+  uint64_t early = 0;  ///< bytes that senders sent before their publish, since they last started
 };
 
 HistoryResult RunHistory(const HistoryOptions& options);

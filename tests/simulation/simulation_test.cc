@@ -41,7 +41,7 @@ struct Arguments {
 
 struct Totals {
   uint64_t histories = 0, failed = 0, steps = 0, publishes = 0, commits = 0, passes = 0;
-  uint64_t rounds = 0, ahead = 0;
+  uint64_t rounds = 0, ahead = 0, early = 0;
   double virtual_seconds = 0;
   uint64_t first_failed = 0;
 };
@@ -68,9 +68,9 @@ void RunBatch(const Arguments& arguments, uint64_t first, uint64_t count, int ou
       std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed),
                    r.failure.c_str());
     }
-    const std::string line =
-        fmt::format("end {} {} {} {} {} {} {} {} {}\n", seed, r.failure.empty() ? 0 : 1, r.steps,
-                    r.publishes, r.commits, r.passes, r.rounds, r.ahead, r.virtual_seconds);
+    const std::string line = fmt::format("end {} {} {} {} {} {} {} {} {} {}\n", seed,
+                                         r.failure.empty() ? 0 : 1, r.steps, r.publishes, r.commits,
+                                         r.passes, r.rounds, r.ahead, r.early, r.virtual_seconds);
     ::dprintf(out, "%s", line.c_str());
     if (!r.failure.empty()) break;
   }
@@ -99,11 +99,12 @@ uint64_t RunChild(const Arguments& arguments, uint64_t first, uint64_t count, To
   uint64_t begun = 0, ended = 0;
   for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1) {
     unsigned long long seed = 0, failed = 0, steps = 0, publishes = 0, commits = 0, passes = 0;
-    unsigned long long rounds = 0, ahead = 0;
+    unsigned long long rounds = 0, ahead = 0, early = 0;
     double seconds = 0;
     if (std::sscanf(&text[at], "begin %llu", &seed) == 1) ++begun;
-    if (std::sscanf(&text[at], "end %llu %llu %llu %llu %llu %llu %llu %llu %lf", &seed, &failed,
-                    &steps, &publishes, &commits, &passes, &rounds, &ahead, &seconds) != 9) {
+    if (std::sscanf(&text[at], "end %llu %llu %llu %llu %llu %llu %llu %llu %llu %lf", &seed,
+                    &failed, &steps, &publishes, &commits, &passes, &rounds, &ahead, &early,
+                    &seconds) != 10) {
       continue;
     }
     ++ended;
@@ -113,6 +114,7 @@ uint64_t RunChild(const Arguments& arguments, uint64_t first, uint64_t count, To
     totals.passes += passes;
     totals.rounds += rounds;
     totals.ahead += ahead;
+    totals.early += early;
     totals.virtual_seconds += seconds;
     if (failed == 0) continue;
     ++totals.failed;
@@ -146,11 +148,11 @@ int RunAll(const Arguments& arguments) {
   fmt::print(
       "{} histories from seed {} in {:.1f} s: {:.0f} a minute; {} steps, {:.0f} virtual seconds, "
       "{} publishes, {} commits, {} groups' rounds, {} bytes passed on by relays before their "
-      "commit, {} readers' passes; plant: {}; failed: {}\n",
+      "commit, {} sent before their publish, {} readers' passes; plant: {}; failed: {}\n",
       totals.histories, arguments.first, seconds(),
       60.0 * static_cast<double>(totals.histories) / seconds(), totals.steps,
       totals.virtual_seconds, totals.publishes, totals.commits, totals.rounds, totals.ahead,
-      totals.passes, ToString(arguments.plant), totals.failed);
+      totals.early, totals.passes, ToString(arguments.plant), totals.failed);
   if (totals.failed > 0) {
     fmt::print("replay: simulation_test --seed {}{}{} --trace\n", totals.first_failed,
                arguments.plant == Plant::kNone ? "" : " --plant ",

@@ -16,7 +16,7 @@ STAGES = {
     },
     "receiver": {
         "deltawire_receiver_stage_seconds":
-            "queue transfer stage readers apply commit".split(),
+            "queue ahead transfer stage readers apply commit".split(),
         "deltawire_receiver_engine_stage_seconds": ["load"],
     },
 }  # fmt: skip

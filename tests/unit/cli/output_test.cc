@@ -100,4 +100,18 @@ TEST_CASE("JSON has nested messages as objects, and lists of them as arrays") {
 }
 
 }  // namespace
+TEST_CASE("a pull's times name the stage that took most, and what came before the publish") {
+  v1::PullStats pull;
+  CHECK(PullTimesText(pull).empty());
+  pull.set_seconds(0.015);
+  pull.set_transfer_seconds(0.012);
+  pull.set_apply_seconds(0.003);
+  CHECK(PullTimesText(pull) == "transfer 12.0 ms (most), apply+commit 3.00 ms");
+  pull.set_apply_seconds(0.02);
+  pull.set_ahead_seconds(2);
+  pull.set_ahead_bytes(41'000'000);
+  CHECK(PullTimesText(pull) ==
+        "transfer 12.0 ms, apply+commit 20.0 ms (most); 41.0 MB came in 2.00 s before the publish");
+}
+
 }  // namespace deltawire::cli

@@ -278,6 +278,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.threads = 6;
   want.huge_pages = false;
   want.eager_diff = false;
+  want.send_early = false;
   want.codec = kernels::Codec::kTight;
   want.gpu = GpuUse::kHostStaged;
   want.history = 8;
@@ -303,6 +304,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
                                  "--threads=6",
                                  "--no-huge-pages",
                                  "--no-eager-diff",
+                                 "--no-send-early",
                                  "--insecure-plaintext",
                                  "--credentials=/c.toml",
                                  "--principals=/p.toml",
@@ -323,7 +325,9 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "'127.0.0.2:1'\n"
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
       "rate-limit = '5MB'\nrate-limit-per-receiver = '1KiB'\n"
-      "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
+      "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\nsend-early "
+      "= "
+      "false\n"
       "insecure-plaintext = true\ncredentials = '/c.toml'\nprincipals = '/p.toml'\n"
       "insecure-metrics = true\nallow-code-files = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = "
       "'debug'\n"

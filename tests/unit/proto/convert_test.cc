@@ -53,6 +53,8 @@ TEST_CASE("a pull's figures: each of the message is the struct's of that name") 
   in.set_streams(13);
   in.set_round_trip_seconds(14.5);
   in.set_best_bytes_per_s(15.5);
+  in.set_ahead_seconds(16.5);
+  in.set_ahead_bytes(3);
   FormCounts forms;
   forms.chunks = {1, 1, 9, 10};
   CHECK(FromProto(in) == PullStats{.chunks_full = 1,
@@ -68,6 +70,8 @@ TEST_CASE("a pull's figures: each of the message is the struct's of that name") 
                                    .streams = 13,
                                    .round_trip_seconds = 14.5,
                                    .best_bytes_per_s = 15.5,
+                                   .ahead_seconds = 16.5,
+                                   .ahead_bytes = 3,
                                    .forms = forms});
 }
 

@@ -211,6 +211,31 @@ TEST_CASE("a delta's base is copied from the other file with a check") {
   CHECK(std::string(bad.message()).find("tensor a") != std::string::npos);
 }
 
+TEST_CASE("two files: what came of a version that will not be is no base, also after a restart") {
+  BufferRig s({.buffers = 2, .huge_pages = false});
+  REQUIRE(s.Update(1) == absl::OkStatus());
+  s.buffer->Discard();  // nothing has come yet
+  const wire::Have before = s.buffer->have();
+  REQUIRE(*s.buffer->BeginUpdate());
+  BufferRig::Bring(*s.buffer, 0, 900);
+  s.buffer->MarkUnknown(1);
+  CHECK(s.buffer->have().chunks[0].version == 900);
+  s.buffer->Discard();
+  const bool restart = GENERATE(false, true);
+  CAPTURE(restart);
+  if (restart) s.Restart();
+  CHECK_FALSE(s.buffer->begun());
+  CHECK_FALSE(s.buffer->interrupted());
+  CHECK(s.buffer->have().chunks == before.chunks);
+  CHECK(s.buffer->committed().id.version == 1);
+  const auto caught = s.buffer->CatchUp({}, [] { return false; });
+  REQUIRE(caught.ok());
+  CHECK(caught->whole);
+  REQUIRE(s.Update(2) == absl::OkStatus());
+  uint64_t version = 0;
+  CHECK(Torn(s.weights(), s.buffer->layout(), s.buffer->chunks(), &version) == "");
+}
+
 TEST_CASE("two files are chosen where two and a half models fit, what is there included") {
   BufferRig s({.buffers = 1, .huge_pages = false});
   REQUIRE(s.Update(1) == absl::OkStatus());

@@ -83,6 +83,22 @@ TEST_CASE("a version that is coming is pulled by whom it leads on, and by nobody
   CHECK(s.follower.incoming(0).empty());
 }
 
+TEST_CASE("a version that is still written is not pulled while somebody checks the weights") {
+  const Identity one = State(kA, 1, 10);
+  Identity two = State(kA, 2, 0);
+  Setup s(1);
+  REQUIRE(s.follower.Event(0, {.number = 1, .newest = one, .incoming = {two, one}}, s.now).ok());
+  const auto joined = s.Next(one);
+  CHECK(joined.pull);
+  CHECK(joined.target.unwritten());
+  CHECK_FALSE(joined.target.root_known);
+  CHECK_FALSE(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
+  two.root = 20;
+  REQUIRE(s.follower.Event(0, {.number = 2, .newest = one, .incoming = {two, one}}, s.now).ok());
+  CHECK_FALSE(s.Next(one).target.unwritten());
+  CHECK(s.follower.Next({.committed = one, .checking = true}, s.now).pull);
+}
+
 TEST_CASE("the first version of one that holds nothing is pulled by everybody while it comes") {
   Setup s(1);
   const Identity two = State(kA, 2, 20);

@@ -139,12 +139,13 @@ TEST_CASE("each commit tells of its stages once, and a pull that fails of none")
   CHECK(count() == 0);
   CHECK(s.replica->recent().empty());
   s.agent().Set([](FakeAgent::Faults& f) { f.flip.clear(); });
-  REQUIRE(Eventually([&] { return count() == 6; }));
+  REQUIRE(Eventually([&] { return count() == 7; }));
   const auto recent = s.replica->recent();
   REQUIRE(recent.size() == 1);
   CHECK(recent[0].id == s.agent().identity());
   const CommitTimes times = recent[0].times;
   CHECK(told == std::vector<std::pair<Stage, double>>{{Stage::kQueue, times.queue},
+                                                      {Stage::kAhead, times.ahead},
                                                       {Stage::kTransfer, times.transfer},
                                                       {Stage::kStage, times.stage},
                                                       {Stage::kReaders, times.readers},
@@ -160,7 +161,7 @@ TEST_CASE("each commit tells of its stages once, and a pull that fails of none")
   const PullStats& stats = recent[0].stats;
   CHECK(times.transfer + times.apply + times.commit <= stats.seconds + 0.001);
   REQUIRE(s.Sync(true).ok());  // the same version again is no commit
-  CHECK(count() == 6);
+  CHECK(count() == 7);
   CHECK(models == std::set<std::string>{"m"});
 }
 

@@ -2,8 +2,10 @@
 // base's right bytes.
 #include "sender/agent/publish_job.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <map>
 
 #include "common/layout/root.h"
 #include "sender/agent/model.h"
@@ -227,6 +229,47 @@ TEST_CASE("nothing is rolled back from bytes that lost their digest") {
   const auto rolled = published.model()->Rollback(1);
   CHECK(rolled.status().code() == StatusCode::kDataLoss);
   CHECK(published.model()->published()->info.id().version == 2);
+}
+
+TEST_CASE("a chunk that was diffed is told of once, however often and by whatever it was marked") {
+  const uint64_t seed = 94;
+  CAPTURE(seed);
+  Random random(seed);
+  Halves halves(random);
+  const uint32_t damaged = halves.FirstOf(1);
+  halves.active[halves.offset(damaged) + 5] ^= std::byte{8};
+  struct Told {
+    uint64_t before = 0, after = 0;
+    std::vector<std::byte> payload;
+  };
+  Mutex mu;
+  std::map<uint32_t, std::vector<Told>> told;
+  PublishJob::Inputs in = halves.Inputs();
+  in.diffed = [&](uint32_t chunk, uint64_t before, uint64_t after, Bytes payload) {
+    std::lock_guard lock(mu);
+    told[chunk].push_back({before, after, {payload.begin(), payload.end()}});
+  };
+  const auto job = std::make_shared<PublishJob>(in);
+  const std::vector<uint32_t> tensors = {0, 1}, chunks = {halves.FirstOf(0), halves.FirstOf(2)};
+  ThreadPool pool(2);
+  for (int i = 0; i < 3; ++i) job->MarkWritten(tensors, chunks, pool);
+  const auto result = halves.Finish(*job);
+  REQUIRE(result.ok());
+  size_t changed = 0;
+  for (const ChunkDelta& d : result->delta->chunks()) {
+    CAPTURE(d.chunk);
+    // A chunk whose base has gone bad is no base for a receiver's delta either: it waits.
+    if (d.chunk == damaged) continue;
+    ++changed;
+    REQUIRE(told[d.chunk].size() == 1);
+    const Told& one = told[d.chunk].front();
+    CHECK(one.before == d.digest_before);
+    CHECK(one.after == d.digest_after);
+    CHECK(std::ranges::equal(one.payload, d.payload));
+  }
+  CHECK(changed == 2);
+  CHECK(told.erase(damaged) == 0);
+  CHECK(told.size() == changed);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // they keep in memory.
 #include "common/serving/served_pull.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <deque>
 #include <set>
@@ -70,6 +71,12 @@ class Receiver {
     CHECK(Digest(to) == h.digest_after);
   }
 
+  /// Has the chunk's bytes from the start.
+  void Set(uint32_t chunk, Bytes content) {
+    const Chunk& place = model_.chunks()[chunk];
+    const Bytes from = content.subspan(place.offset, place.bytes);
+    std::ranges::copy(from, bytes_.begin() + static_cast<std::ptrdiff_t>(place.offset));
+  }
   uint64_t Digest(Bytes bytes) const { return model_.backend().digest(model_.key(), bytes); }
   const std::vector<std::byte>& bytes() const { return bytes_; }
   const std::vector<StateId>& ends() const { return ends_; }
@@ -418,6 +425,77 @@ TEST_CASE("pull: idle streams are woken when there is something for them, and no
   CHECK(receiver.Step(session, 1));
   CHECK(receiver.Step(session, 2));
   CHECK(receiver.bytes() == sender.content(2));
+}
+
+TEST_CASE("pull: what may be sent before the publish is bounded, and the publish brings the rest") {
+  PublishedModel sender(kChunks, 56);
+  sender.Publish(2);
+  sender.PublishContent(3, [&] {
+    auto content = sender.content(2);
+    for (uint32_t c = 0; c < kChunks; ++c) content[c * 8192 + 3] ^= std::byte{1};
+    return content;
+  }());
+  const auto three = sender.model()->published();
+  const auto two = *sender.model()->At({.id = {1, 2}});
+  Identity unwritten = three->info.identity;
+  unwritten.root = 0;
+  Receiver receiver(*sender.model());
+  wire::Have base{.held = two->info.identity};
+  for (const uint64_t digest : *two->digests) base.chunks.push_back({2, digest, 0});
+  const auto incoming = std::make_shared<IncomingVersion>(unwritten, base, 1 << 20);
+  const auto piece = [&](uint32_t c, bool whole) {
+    const ChunkDelta& delta = *three->log.back()->Find(c);
+    IncomingVersion::Piece p;
+    p.header = {.type = whole ? wire::FrameType::kChunkFull : wire::FrameType::kChunkDelta,
+                .chunk = c,
+                .payload_bytes = static_cast<uint32_t>(whole ? 8192 : delta.payload.size()),
+                .epoch = 1,
+                .version = 3,
+                .digest_before = whole ? 0 : delta.digest_before,
+                .digest_after = delta.digest_after,
+                .payload_xxh3 = whole ? 0 : delta.payload_xxh3};
+    if (whole) {
+      p.whole = sender.model()->half(three->half).subspan(c * 8192, 8192);
+    } else {
+      const auto bytes = std::make_shared<std::byte[]>(delta.payload.size());
+      std::ranges::copy(delta.payload, bytes.get());
+      p.payload = bytes;
+    }
+    return p;
+  };
+  const Delta& delta_to_three = *three->log.back();
+  const size_t two_deltas =
+      delta_to_three.Find(1)->payload.size() + delta_to_three.Find(2)->payload.size();
+
+  CoderRates rates;
+  PullTerms terms = Terms(rates, 1);
+  terms.incoming = incoming;
+  terms.ahead_bytes = two_deltas;
+  const auto session = std::make_shared<ServedPull>(sender.model(), std::move(terms));
+  incoming->Watch(session);
+  for (uint32_t c = 0; c < kChunks; ++c) receiver.Set(c, sender.content(2));
+  REQUIRE(session->Start(base).ok());
+  CHECK_FALSE(receiver.Step(*session, 0));
+  incoming->Add(piece(0, true));
+  CHECK_FALSE(receiver.Step(*session, 0));
+  incoming->Add(piece(1, false));
+  CHECK(receiver.woken() == std::set<uint16_t>{0});
+  incoming->Add(piece(2, false));
+  incoming->Add(piece(3, false));
+  CHECK(receiver.Step(*session, 0));
+  CHECK(receiver.Step(*session, 0));
+  CHECK_FALSE(receiver.Step(*session, 0));
+  CHECK(session->bytes_ahead() == two_deltas);
+  CHECK(receiver.whole() == 0);
+  receiver.woken().clear();
+  incoming->Settle(three);
+  CHECK(receiver.woken() == std::set<uint16_t>{0});
+  for (int n = 2; n < static_cast<int>(kChunks); ++n) REQUIRE(receiver.Step(*session, 0));
+  CHECK(receiver.ends().empty());
+  REQUIRE(receiver.Step(*session, 0));
+  CHECK(receiver.ends() == std::vector<StateId>{{1, 3}});
+  CHECK(receiver.bytes() == sender.content(3));
+  CHECK(session->bytes_ahead() == two_deltas);
 }
 
 TEST_CASE("pull: a stream that never comes ends the others with the ticket's life") {

@@ -177,4 +177,24 @@ TEST_CASE("incoming version: history is shared by who holds the same and kept as
   CHECK_FALSE(v.SharesHistory(other, {{1, 9}}, 1));
 }
 
+TEST_CASE("incoming version: the root of one that is still written is what its end says") {
+  Identity unwritten = Two({1, 3}), written = unwritten;
+  unwritten.root = 0;
+  CHECK(IsOf(unwritten, written));
+  IncomingVersion v(unwritten, Base(), 1000);
+  v.Add(Came(1));
+  CHECK_FALSE(v.MakesUp({written, 0}));
+  v.Add(Came(3));
+  Identity other = written;
+  other.root += 1;
+  CHECK_FALSE(v.MakesUp({other, 0}));
+  other = written;
+  other.attempt = 9;
+  CHECK_FALSE(IsOf(unwritten, other));
+  CHECK_FALSE(v.MakesUp({other, 0}));
+  REQUIRE(v.MakesUp({written, 7}));
+  v.Complete({written, 7}, nullptr);
+  CHECK(v.end().identity == written);
+}
+
 }  // namespace deltawire

@@ -1,0 +1,47 @@
+// What a Replica does with a version that the trainer still writes: what has come of it is staged,
+// or in the hidden file, and goes again when the version does not come.
+#include "common/base/log.h"
+#include "receiver/replica.h"
+
+namespace deltawire::receiver {
+
+bool Replica::EarlyIsOver() const {
+  return !early_.empty() && !IsOf(early_, follower_.incoming(0)) &&
+         !IsOf(early_, follower_.newest(0));
+}
+
+void Replica::DropEarly(std::unique_lock<Mutex>& lock) {
+  pulling_ = true;
+  cv_.wait(lock, [this] { return verifying_ == 0; });
+  lock.unlock();
+  DropEarlyUnless({});
+  lock.lock();
+  pulling_ = false;
+  cv_.notify_all();
+}
+
+void Replica::DropEarlyUnless(const Identity& next) {
+  if (early_.empty() || IsOf(early_, next)) return;
+  LogInfo("model {}: what came of {} before it was published is dropped {}", options_.model,
+          ToString(early_), ToString(TraceOf(early_)));
+  early_ = {};
+  sink_->Discard();
+  buffer_->Discard();
+  behind_ = buffer_->buffers() == 2;
+}
+
+void Replica::EndEarlyPull() {
+  std::shared_ptr<PullRound> round;
+  {
+    std::lock_guard lock(mu_);
+    if (round_unwritten_ && !round_published_) round = round_;
+  }
+  if (round != nullptr) round->Cancel();
+}
+
+std::optional<PullRound::Env::Published> Replica::PublishedAt() const {
+  std::lock_guard lock(mu_);
+  return round_published_;
+}
+
+}  // namespace deltawire::receiver
