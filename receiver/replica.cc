@@ -112,6 +112,7 @@ void Replica::Stop() {
     cv_.notify_all();
     attend_cv_.notify_all();
   }
+  commit_listeners_.Call();
   if (round != nullptr) round->Cancel();
   for (AgentLink& agent : agents_) agent.upstream->Cancel();
 }
@@ -484,3 +485,10 @@ std::optional<Commit> Replica::WaitCommit(uint64_t seen, const std::function<boo
 }
 
 }  // namespace deltawire::receiver
+StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
+  std::lock_guard lock(mu_);
+  if (stopping_) return Stopping("receiver");
+  if (!last_commit_ || last_commit_->serial <= seen) return std::optional<Commit>();
+  return last_commit_;
+}
+
