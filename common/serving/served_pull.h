@@ -25,6 +25,7 @@
 #include "common/serving/chunk_encoder.h"
 #include "common/serving/incoming_version.h"
 #include "common/serving/link_estimate.h"
+#include "common/serving/payload_elsewhere.h"
 #include "common/serving/state_source.h"
 
 namespace deltawire {
@@ -122,11 +123,18 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   struct Stream {
     bool reserved = false;
     bool open = false;
+  /// A chunk that its stream sends when another thread has made its payload.
+  struct Deferred {
+    uint32_t chunk = 0;
+    bool lift = false;
+    std::shared_ptr<PayloadElsewhere> payload;
+  };
     bool closed = false;
     std::function<void()> cut;
     std::function<void()> wake;
-    std::vector<uint32_t> early;      // chunks that it took before the pull was overtaken
-    size_t lifted = 0;                // how many of `early` were lifted
+    std::vector<uint32_t> early;  // chunks that it took before the pull was overtaken
+    size_t lifted = 0;            // how many of `early` were lifted
+    std::vector<Deferred> deferred;
     std::optional<uint32_t> reading;  // half that its present frame may read
     // For a whole chunk that the socket is taking: since when, and its bytes.
     std::optional<SteadyClock::time_point> handed_over;
@@ -142,8 +150,10 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
     uint32_t chunk = 0;
     ChunkPlan plan;
     ChunkHistory history;
-    std::optional<uint32_t> half = {};  // the half that its frame is sent from
-    bool whole = false;                 // its frame carries the whole chunk
+    bool lift = false;
+    std::shared_ptr<PayloadElsewhere> elsewhere = {};  // set where there is no frame yet
+    std::optional<uint32_t> half = {};                 // the half that its frame is sent from
+    bool whole = false;                                // its frame carries the whole chunk
   };
   /// The state that the next frame is planned from. Of a pinned pull, the lease is null once the
   /// half is written to.
@@ -155,8 +165,18 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   /// REQUIRES: mu_ held.
   std::optional<Task> NextTask(Stream& stream, const Published& now, Callbacks& wakes);
   std::optional<Task> NextLift(Stream& stream, const Published& now);
-  /// Makes the task's frame; nullopt when a fold cancels out. REQUIRES: mu_ not held, since copying
-  /// and folding take time.
+  /// What the receiver lacks of a chunk; nullopt: nothing. REQUIRES (here and below): mu_ held.
+  std::optional<Task> Plan(Stream& stream, uint32_t chunk, const Published& now);
+  std::optional<Task> PlanLift(uint32_t chunk, const Published& now) const;
+  // Of chunks whose payloads others are making (served_pull_deferred.cc).
+  void Defer(Stream& stream, const Task& task);
+  /// One whose payload is made.
+  std::optional<Task> NextDeferred(Stream& stream, const Published& now);
+  /// Has `wake` called when one of the stream's is made; false when one is already.
+  static bool AwaitDeferred(Stream& stream, const std::function<void()>& wake);
+  bool defers() const;
+  /// Makes the task's frame; nullopt when a fold cancels out, or with task.elsewhere. REQUIRES: mu_
+  /// not held, since copying and folding take time.
   StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, LeasedState leased);
   StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
   // Of a version that is still coming (served_pull_ahead.cc).

@@ -47,6 +47,7 @@ class Relay::Channel : public Downstream {
     const auto incoming = model->incoming();
     const auto published = model->published();
     if (incoming != nullptr && incoming->identity() == published->info.identity) {
+      model->KeepPayloads(*incoming);
       incoming->Settle(published);
     }
     relay_.desk_.Changed(*model);
