@@ -57,7 +57,8 @@ struct PullTerms {
   std::chrono::milliseconds late_after{62};
   /// All streams must arrive within this time, and Have as much later as 64 KiB/s need for it.
   std::chrono::milliseconds ticket_life{30000};
-  std::shared_ptr<TokenBucket> rate;     ///< the receiver's, over all its pulls; null: no limit
+  /// Of the receiver's pulls together, and of all pulls of its site; null: no limit.
+  std::shared_ptr<TokenBucket> rate, site_rate;
   std::shared_ptr<Admission> admission;  ///< null: no pull goes before another
   StageObserver stages;                  ///< told of the pull when it has ended as it should
   std::string principal;  ///< who asked for it; empty: the sender knows no principals
@@ -71,7 +72,9 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   ~ServedPull() override;
 
   uint32_t chunks() const override { return model_->chunks().size(); }
-  TokenBucket* rate() override { return terms_.rate.get(); }
+  std::array<TokenBucket*, 2> rates() override {
+    return {terms_.rate.get(), terms_.site_rate.get()};
+  }
   net::LinkFigures link() override { return {.bytes_per_s = terms_.coding.link->bytes_per_s()}; }
   void Measured(const net::TcpFacts& facts) override { terms_.coding.link->AddFacts(facts); }
   std::chrono::nanoseconds AwaitOthers(size_t bytes) override;
@@ -120,15 +123,15 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   std::chrono::milliseconds HaveTime() const;
   using Callbacks = std::vector<std::function<void()>>;  // to be called without the lock
 
-  struct Stream {
-    bool reserved = false;
-    bool open = false;
   /// A chunk that its stream sends when another thread has made its payload.
   struct Deferred {
     uint32_t chunk = 0;
     bool lift = false;
     std::shared_ptr<PayloadElsewhere> payload;
   };
+  struct Stream {
+    bool reserved = false;
+    bool open = false;
     bool closed = false;
     std::function<void()> cut;
     std::function<void()> wake;

@@ -107,7 +107,8 @@ grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
                      .owned_hash = request->owned_hash(),
                      .at = FromProto(request->at()),
                      .incoming = FromProto(request->incoming()),
-                     .suspects = {request->suspects().begin(), request->suspects().end()}};
+                     .suspects = {request->suspects().begin(), request->suspects().end()},
+                     .site = SiteOf(*request)};
   const Status known = Identify(*context, wanted);
   if (!known.ok()) return ToGrpc(known);
   const auto wire_version = wire::AgreedVersion(

@@ -148,6 +148,7 @@ Relay::Relay(const Options& options, ThreadPool& pool, CoderRates& rates)
       desk_({.codec = std::nullopt,
              .grace = options.grace,
              .rate_limit_per_receiver = options.rate_limit_per_receiver,
+             .rate_limit_per_site = options.rate_limit_per_site,
              .stages = options.stages,
              .in_order = true},
             {}, rates) {}

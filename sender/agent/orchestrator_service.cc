@@ -103,6 +103,9 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
   if (access_->guards()) response->set_security(access_->Describe());
   response->set_bulk_address(ToString(Endpoint{o.bulk.host, bulk_port_}));
   response->set_kernels(fmt::format("{}, {} threads", kernels::Best().name, pool_threads_));
+  response->mutable_rate_limits()->set_all(o.rate_limit);
+  response->mutable_rate_limits()->set_per_site(o.rate_limit_per_site);
+  response->mutable_rate_limits()->set_per_receiver(o.rate_limit_per_receiver);
   for (const auto& model : models) {
     const auto state = model->published();
     const Agent::PullCounts pulls = agent_.Pulls(model->name());
@@ -188,11 +191,11 @@ grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
                                             grpc::ServerWriter<v1::SyncProgress>* writer) {
   const Status may = access_->MayTouch(*context, request->model());
   if (!may.ok()) return ToGrpc(may);
+  const auto held = access_->Hold(*context, LongCall::kWork);
+  if (!held.ok()) return ToGrpc(held.status());
   if (!request->group().empty()) return SyncGroup(context, *request, writer);
   const auto write = [writer](const Attachments::Progress& p) {
     v1::SyncProgress out;
-  const auto held = access_->Hold(*context, LongCall::kWork);
-  if (!held.ok()) return ToGrpc(held.status());
     out.set_receiver_id(p.receiver_id);
     const bool committed = p.phase == ReceiverPhase::kCommitted;
     out.set_phase(std::string(ToString(p.phase)));
@@ -274,11 +277,11 @@ grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext* context,
                                          v1::RollbackResponse* response) {
   auto model = Find(*context, request->model());
   if (!model.ok()) return ToGrpc(model.status());
+  const auto held = access_->Hold(*context, LongCall::kWork);
+  if (!held.ok()) return ToGrpc(held.status());
   auto info = (*model)->Rollback(request->version());
   if (!info.ok()) return ToGrpc(info.status());
   ToProto(*info, response->mutable_info());
-  const auto held = access_->Hold(*context, LongCall::kWork);
-  if (!held.ok()) return ToGrpc(held.status());
   return grpc::Status::OK;
 }
 
