@@ -415,6 +415,9 @@ ReplicaStatus Replica::status() const {
     view.newest = follower_.newest(i);
     view.attached = follower_.attached(i);
     view.in_use = agents_[i].upstream->in_use();
+    // A relay that is behind would hide how far behind this receiver is.
+    const auto told = agents_[i].upstream->sender_newest();
+    if (agents_.size() == 1 && told && IsLater(*told, s.newest)) s.newest = *told;
     s.agents.push_back(std::move(view));
   }
   return s;
@@ -484,7 +487,6 @@ std::optional<Commit> Replica::WaitCommit(uint64_t seen, const std::function<boo
   return std::nullopt;
 }
 
-}  // namespace deltawire::receiver
 StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
   std::lock_guard lock(mu_);
   if (stopping_) return Stopping("receiver");
@@ -492,3 +494,4 @@ StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
   return last_commit_;
 }
 
+}  // namespace deltawire::receiver
