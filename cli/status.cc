@@ -65,6 +65,19 @@ void Security(std::string& text, const std::string& security, bool exposed) {
       "(--insecure-plaintext)\n";
 }
 
+void Limits(std::string& text, const v1::RateLimits& limits) {
+  std::string each;
+  const auto add = [&](uint64_t bytes_per_s, std::string_view whose) {
+    if (bytes_per_s == 0) return;
+    each += fmt::format("{}{} {}", each.empty() ? "" : ", ",
+                        HumanRate(static_cast<double>(bytes_per_s)), whose);
+  };
+  add(limits.all(), "to all");
+  add(limits.per_site(), "to each site");
+  add(limits.per_receiver(), "to each receiver");
+  if (!each.empty()) text += fmt::format("  sends at most {}\n", each);
+}
+
 // The forms in which chunks were sent: "raw 1.2 MB in 21 chunks, fast 80 kB in 7 chunks".
 std::string SentText(const v1::SenderModelStatus& m) {
   std::string text;
@@ -134,6 +147,7 @@ void ShowSender(const StatusOptions& o, const Snapshot& s, std::string& text) {
                       r.program_version(), HumanSeconds(r.uptime_seconds()), r.bulk_address(),
                       r.kernels());
   Security(text, r.security(), r.plaintext_exposed());
+  Limits(text, r.rate_limits());
   if (r.models_size() == 0) {
     text += "  no model is registered yet: a trainer or `deltawire publish` does it\n";
     return;

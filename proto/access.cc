@@ -139,8 +139,8 @@ bool IsLoopbackAddress(std::string_view address) {
   return host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos;
 }
 
-std::shared_ptr<Access> Access::Open() {
-  std::shared_ptr<Access> access(new Access());
+std::shared_ptr<Access> Access::Open(const CallLimits& limits) {
+  std::shared_ptr<Access> access(new Access(limits));
   access->credentials_ = security::Credentials::None();
   return access;
 }
@@ -212,6 +212,17 @@ Status Access::MayTouch(const grpc::ServerContextBase& context, const std::strin
 bool Access::MaySee(const grpc::ServerContextBase& context, const std::string& model) const {
   const auto who = CallerOf(context);
   return who.ok() && (*who == nullptr || (*who)->MayTouch(model));
+}
+
+StatusOr<std::shared_ptr<const void>> Access::Hold(const grpc::ServerContextBase& context,
+                                                   LongCall kind) const {
+  DW_ASSIGN_OR_RETURN(const auto who, CallerOf(context));
+  const std::string peer = context.peer();
+  const std::string caller = who != nullptr ? who->name : peer.substr(0, peer.rfind(':'));
+  auto held = (kind == LongCall::kWatch ? watches_ : work_).Take(caller);
+  if (!held.ok() && held_.Allow(caller))
+    LogWarn("a call was refused: {}", MessageOf(held.status()));
+  return held;
 }
 
 Status Access::CheckExposure(bool beyond_loopback, bool insecure_plaintext) const {

@@ -1,7 +1,8 @@
 // The one gate in front of all gRPC services of a TCP port: who calls (by certificate or token),
-// and whether one of that principal's roles is among those that the method allows (access.proto).
-// Owner: main; shared by the server and its services. Threads: gRPC's, any.
-// Errors: UNAUTHENTICATED, PERMISSION_DENIED; no message or log line holds a secret.
+// and whether one of that principal's roles is among those that the method allows (access.proto);
+// it also counts long calls. Owner: main; shared by server and services. Threads: gRPC's, any.
+// Errors: UNAUTHENTICATED, PERMISSION_DENIED, RESOURCE_EXHAUSTED; no message or log line holds a
+// secret.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -10,11 +11,23 @@
 #include <memory>
 #include <string>
 
+#include "common/base/log_throttle.h"
 #include "common/base/status.h"
 #include "common/security/credentials.h"
 #include "common/security/principals.h"
+#include "proto/open_calls.h"
 
 namespace deltawire {
+
+/// Calls that may be open for long.
+enum class LongCall : uint8_t {
+  kWatch,  ///< holds memory, and no thread
+  kWork,   ///< holds a thread
+};
+struct CallLimits {
+  OpenCalls::Limits watches{.most = 4096, .most_per_caller = 512};
+  OpenCalls::Limits work{.most = 128, .most_per_caller = 32};
+};
 
 /// True of "127.x.y.z:port", "localhost:port" and "[::1]:port", and of nothing that resembles them.
 bool IsLoopbackAddress(std::string_view address);
@@ -26,7 +39,7 @@ class Access {
   static StatusOr<std::shared_ptr<Access>> Load(const std::string& credentials,
                                                 const std::string& principals);
   /// Plaintext, and everybody may do everything.
-  static std::shared_ptr<Access> Open();
+  static std::shared_ptr<Access> Open(const CallLimits& limits = {});
 
   /// What a server that listens at loopback or elsewhere speaks and asks for.
   StatusOr<std::shared_ptr<grpc::ServerCredentials>> ForServer(bool loopback) const;
@@ -51,6 +64,11 @@ class Access {
   /// The same as a yes or no, for lists.
   bool MaySee(const grpc::ServerContextBase& context, const std::string& model) const;
 
+  /// Counts this call of its caller until the result is dropped. kResourceExhausted beyond the
+  /// limits of one principal (or, where there are none, one address) and of all.
+  StatusOr<std::shared_ptr<const void>> Hold(const grpc::ServerContextBase& context,
+                                             LongCall kind) const;
+
   /// Refuses to be reached from other machines in plaintext or by anybody, unless
   /// `insecure_plaintext` allows that, which it then logs.
   Status CheckExposure(bool beyond_loopback, bool insecure_plaintext) const;
@@ -60,10 +78,13 @@ class Access {
   void Reload();
 
  private:
-  Access() = default;
+  explicit Access(const CallLimits& limits)
+      : watches_("watches", limits.watches), work_("calls", limits.work) {}
   std::shared_ptr<security::Credentials> credentials_;
   std::shared_ptr<security::Principals> principals_;
   bool requires_certificate_ = false;
+  mutable OpenCalls watches_, work_;
+  mutable LogThrottle held_;
   // Shared with the gates, which live as long as their server.
   const std::shared_ptr<std::atomic<uint64_t>> calls_refused_ =
       std::make_shared<std::atomic<uint64_t>>(0);

@@ -22,6 +22,11 @@ namespace {
 
 constexpr std::string_view kUnix = "unix:";
 constexpr int kHandshakeMillis = 5000;
+// Calls that have not been answered hold a thread each; gRPC refuses further ones with
+// RESOURCE_EXHAUSTED. Longer calls have lower limits (Access::Hold) and watches hold none.
+constexpr int kMostThreads = 512;
+// Of one connection; gRPC's clients keep further ones back.
+constexpr int kMostStreams = 1024;
 
 // Removes a socket file that a killed daemon left; an error if somebody listens on it.
 Status ClearStaleSocket(const std::string& path) {
@@ -108,6 +113,10 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(const std::string&
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // A connection that never speaks would hold a descriptor.
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMillis);
+  if (!is_unix) {
+    builder.SetResourceQuota(grpc::ResourceQuota("control").SetMaxThreads(kMostThreads));
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostStreams);
+  }
   using Experimental = grpc::ServerBuilder::experimental_type;
   control->connections_ = builder.experimental().AddExternalConnectionAcceptor(
       Experimental::ExternalConnectionType::FROM_FD, credentials);

@@ -1,7 +1,7 @@
 // A daemon's gRPC server: serves health and reflection as well, and shuts down within a deadline.
 // It accepts connections itself, because gRPC stops accepting for good once it has found no
-// descriptor free. Owner: main; the services outlive it. Threads: one, and gRPC's own (each stream
-// holds one while it lives). Errors: kAlreadyExists names an address that is taken.
+// descriptor free. Owner: main; the services outlive it. Threads: one, and gRPC's own (a call that
+// is not served by callbacks holds one). Errors: kAlreadyExists names an address that is taken.
 #pragma once
 
 #include <grpcpp/grpcpp.h>

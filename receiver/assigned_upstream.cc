@@ -24,6 +24,7 @@ class AssignedUpstream : public Upstream {
 
   const std::string& address() const override { return link_.address(); }
   std::string in_use() const override { return chain_->in_use(); }
+  std::optional<Identity> sender_newest() const override { return link_.Told(); }
   double round_trip() const override { return chain_->round_trip(); }
   StatusOr<ModelDescription> Describe(const std::string& model) override {
     return chain_->Describe(model);

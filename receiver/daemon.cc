@@ -39,6 +39,7 @@ Daemon::Daemon(const ReceiverOptions& options, std::string receiver_id,
       Relay::Options{.advertise_host = options.advertise_host,
                      .delta_log_bytes = options.delta_log_bytes,
                      .rate_limit_per_receiver = options.rate_limit_per_receiver,
+                     .rate_limit_per_site = options.rate_limit_per_site,
                      .stages = stages_,
                      .number = relay_number_},
       pool_, rates_);
@@ -97,8 +98,9 @@ Status Daemon::Start() {
 }
 
 std::vector<std::unique_ptr<Upstream>> Daemon::UpstreamsOf(const ReplicaOptions& o) const {
-  const auto dial = [id = receiver_id_, credentials = credentials_](const std::string& address) {
-    return MakeGrpcUpstream(address, id, credentials);
+  const auto dial = [id = receiver_id_, credentials = credentials_,
+                     site = options_.site](const std::string& address) {
+    return MakeGrpcUpstream(address, id, credentials, {.site = site, .address = {}});
   };
   std::vector<std::unique_ptr<Upstream>> upstreams;
   if (!options_.site.empty()) {

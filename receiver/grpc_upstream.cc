@@ -263,6 +263,7 @@ class GrpcUpstream : public Upstream {
     request.set_streams(wish.streams);
     deltawire::SetDecodeSpeeds(wish.decode, &request);
     request.set_owned_hash(wish.owned_hash);
+    request.set_site(offer_.site);
     if (!wish.at.empty()) deltawire::ToProto(wish.at, request.mutable_at());
     if (!wish.incoming.empty()) deltawire::ToProto(wish.incoming, request.mutable_incoming());
     request.set_ahead_bytes(wish.ahead_bytes);

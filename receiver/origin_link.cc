@@ -139,6 +139,12 @@ StatusOr<Identity> OriginLink::Newest() {
   return origin_->Newest(model_);
 }
 
+std::optional<Identity> OriginLink::Told() const {
+  std::lock_guard lock(mu_);
+  if (!heard_ || !follower_.attached(0)) return std::nullopt;
+  return last_.newest;
+}
+
 bool OriginLink::Decided() const { return decided_ || Clock::now() >= heard_first_ + kUndecided; }
 
 receiver::Report OriginLink::Latest() const {

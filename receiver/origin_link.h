@@ -34,6 +34,8 @@ class OriginLink {
   void AddRequest(UpstreamEvent& event);
   /// The replica has forgotten the requests that it was given.
   void RenewRequests();
+  /// The sender's newest state; nullopt: it is not attached to.
+  std::optional<Identity> Told() const;
   void Cancel();
   /// Ends the attachment, and calls nobody from its return on.
   void Stop();
@@ -70,7 +72,7 @@ class OriginLink {
   const std::unique_ptr<Upstream> origin_;
   const std::string model_;
   const std::function<void(const Assignment&)> assigned_;
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar cv_;
   Follower follower_;
   receiver::Report report_;

@@ -111,6 +111,7 @@ void Replica::Stop() {
     cv_.notify_all();
     attend_cv_.notify_all();
   }
+  commit_listeners_.Call();
   if (round != nullptr) round->Cancel();
   for (AgentLink& agent : agents_) agent.upstream->Cancel();
 }
@@ -428,6 +429,9 @@ ReplicaStatus Replica::status() const {
     view.newest = follower_.newest(i);
     view.attached = follower_.attached(i);
     view.in_use = agents_[i].upstream->in_use();
+    // A relay that is behind would hide how far behind this receiver is.
+    const auto told = agents_[i].upstream->sender_newest();
+    if (agents_.size() == 1 && told && IsLater(*told, s.newest)) s.newest = *told;
     s.agents.push_back(std::move(view));
   }
   return s;
@@ -498,6 +502,13 @@ std::optional<Commit> Replica::WaitCommit(uint64_t seen, const std::function<boo
     if (left) return std::nullopt;
   }
   return std::nullopt;
+}
+
+StatusOr<std::optional<Commit>> Replica::CommitAfter(uint64_t seen) const {
+  std::lock_guard lock(mu_);
+  if (stopping_) return Stopping("receiver");
+  if (!last_commit_ || last_commit_->serial <= seen) return std::optional<Commit>();
+  return last_commit_;
 }
 
 }  // namespace deltawire::receiver

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/listeners.h"
 #include "common/base/receiver_phase.h"
 #include "common/base/stages.h"
 #include "common/base/sync.h"
@@ -165,8 +166,14 @@ class Replica {
   /// kCancelled when the caller has gone; the replica is paused all the same.
   Status SetPaused(bool paused, const std::function<bool()>& gone);
   /// Blocks until a commit has a serial above `seen`; a commit taken up at the start has serial 1.
-  /// nullopt when the caller has gone or the replica stops.
+  /// nullopt when the caller has gone or the replica stops. For callers with a thread of their own.
   std::optional<Commit> WaitCommit(uint64_t seen, const std::function<bool()>& gone);
+  /// The same without waiting; nullopt: none yet. An error: the replica stops.
+  StatusOr<std::optional<Commit>> CommitAfter(uint64_t seen) const;
+  /// `news` is called, without a lock, when CommitAfter may have something; see Listeners.
+  [[nodiscard]] Listeners::Listener OnCommit(std::function<void()> news) {
+    return commit_listeners_.Add(std::move(news));
+  }
 
   // For engines that read the directory (receiver/engine).
   /// Calls `listener` at once, and from now on whenever Ready() may have changed, on the thread
@@ -382,6 +389,7 @@ class Replica {
   RequestQueue requests_;
   ReplicaStatus status_;
   std::optional<Commit> last_commit_;
+  Listeners commit_listeners_;  // not under mu_
   std::deque<Commit> recent_;
   std::deque<std::pair<TraceId, SteadyClock::time_point>> told_;
   double readers_waited_ = 0;  // since the pull began; a wait that goes on is not in it

@@ -400,6 +400,7 @@ void Replica::Committed(const PullRound& round, Clock::time_point began) {
   recent_.push_back(*last_commit_);
   if (recent_.size() > kRecentCommits) recent_.pop_front();
   lock.unlock();
+  commit_listeners_.Call();
   LogInfo("model {}: {} committed: {} in {} ({} chunks whole, {} by delta ({}), {} repaired) {}",
           options_.model, ToString(id), HumanBytes(stats.payload_bytes),
           HumanSeconds(stats.seconds), stats.chunks_full, stats.chunks_delta,

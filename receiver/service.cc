@@ -2,6 +2,7 @@
 
 #include "common/base/human.h"
 #include "proto/convert.h"
+#include "proto/watch_reactor.h"
 
 namespace deltawire::receiver {
 namespace {
@@ -9,6 +10,57 @@ namespace {
 std::function<bool()> Gone(grpc::ServerContext* context) {
   return [context] { return context->IsCancelled(); };
 }
+
+class CommitWatch final : public WatchSource<v1::CommitInfo> {
+ public:
+  CommitWatch(std::shared_ptr<const void> held, Replica& replica, std::function<void()> news)
+      : held_(std::move(held)), replica_(replica), listener_(replica.OnCommit(std::move(news))) {}
+
+  StatusOr<Found> Next(v1::CommitInfo* out) override {
+    DW_ASSIGN_OR_RETURN(const auto commit, replica_.CommitAfter(seen_));
+    if (!commit) return Found::kNothing;
+    seen_ = commit->serial;
+    out->Clear();
+    deltawire::ToProto(commit->id, out->mutable_id());
+    deltawire::ToProto(commit->stats, out->mutable_stats());
+    out->set_committed_unix_nanos(commit->unix_nanos);
+    out->set_directory(replica_.options().directory.string());
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  const Replica& replica_;
+  const Listeners::Listener listener_;
+  uint64_t seen_ = 0;
+};
+
+class ServedWatch final : public WatchSource<v1::ServedInfo> {
+ public:
+  ServedWatch(std::shared_ptr<const void> held, Engines& engines, std::function<void()> news)
+      : held_(std::move(held)), engines_(engines), listener_(engines.OnServed(std::move(news))) {}
+
+  StatusOr<Found> Next(v1::ServedInfo* out) override {
+    DW_ASSIGN_OR_RETURN(const auto served, engines_.ServedAfter(seen_));
+    if (!served) return Found::kNothing;
+    seen_ = served->serial;
+    out->Clear();
+    out->set_engine(served->engine.name);
+    out->set_kind(std::string(ToString(served->engine.kind)));
+    deltawire::ToProto(served->engine.served, out->mutable_id());
+    out->set_served_unix_nanos(served->engine.served_unix_nanos);
+    out->set_pause_seconds(served->engine.last_pause_seconds);
+    deltawire::ToProto(served->all, out->mutable_all());
+    deltawire::ToProto(served->oldest, out->mutable_oldest());
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  const Engines& engines_;
+  const Listeners::Listener listener_;
+  uint64_t seen_ = 0;
+};
 
 void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
   out->set_name(view.name);
@@ -68,10 +120,18 @@ void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {
 
 }  // namespace
 
-StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContext& context,
+StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContextBase& context,
                                              const std::string& model) const {
   DW_RETURN_IF_ERROR(access_->MayTouch(context, model));
   return daemon_.Find(model);
+}
+
+StatusOr<Replica*> ReceiverServiceImpl::Find(const grpc::ServerContextBase& context,
+                                             const std::string& model,
+                                             std::shared_ptr<const void>* held) const {
+  DW_ASSIGN_OR_RETURN(Replica * replica, Find(context, model));
+  DW_ASSIGN_OR_RETURN(*held, access_->Hold(context, LongCall::kWork));
+  return replica;
 }
 
 grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
@@ -117,7 +177,8 @@ grpc::Status ReceiverServiceImpl::GetStatus(grpc::ServerContext* context,
 
 grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context, const v1::SyncRequest* request,
                                        grpc::ServerWriter<v1::SyncUpdate>* writer) {
-  auto replica = Find(*context, request->model());
+  std::shared_ptr<const void> held;
+  const auto replica = Find(*context, request->model(), &held);
   if (!replica.ok()) return ToGrpc(replica.status());
   const auto progress = [writer](const ReplicaStatus& s) {
     v1::SyncUpdate update;
@@ -142,7 +203,8 @@ grpc::Status ReceiverServiceImpl::Sync(grpc::ServerContext* context, const v1::S
 grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
                                          const v1::VerifyRequest* request,
                                          v1::VerifyResponse* response) {
-  auto replica = Find(*context, request->model());
+  std::shared_ptr<const void> held;
+  const auto replica = Find(*context, request->model(), &held);
   if (!replica.ok()) return ToGrpc(replica.status());
   auto result = (*replica)->Verify(request->repair(), Gone(context));
   if (!result.ok()) return ToGrpc(result.status());
@@ -158,65 +220,46 @@ grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
 
 grpc::Status ReceiverServiceImpl::Pause(grpc::ServerContext* context,
                                         const v1::PauseRequest* request, v1::PauseResponse*) {
-  auto replica = Find(*context, request->model());
+  std::shared_ptr<const void> held;
+  const auto replica = Find(*context, request->model(), &held);
   if (!replica.ok()) return ToGrpc(replica.status());
   return ToGrpc((*replica)->SetPaused(true, Gone(context)));
 }
 
 grpc::Status ReceiverServiceImpl::Resume(grpc::ServerContext* context,
                                          const v1::ResumeRequest* request, v1::ResumeResponse*) {
-  auto replica = Find(*context, request->model());
+  std::shared_ptr<const void> held;
+  const auto replica = Find(*context, request->model(), &held);
   if (!replica.ok()) return ToGrpc(replica.status());
   return ToGrpc((*replica)->SetPaused(false, Gone(context)));
 }
 
-grpc::Status ReceiverServiceImpl::WatchVersions(grpc::ServerContext* context,
-                                                const v1::WatchReceiverVersionsRequest* request,
-                                                grpc::ServerWriter<v1::CommitInfo>* writer) {
-  auto replica = Find(*context, request->model());
-  if (!replica.ok()) return ToGrpc(replica.status());
-  uint64_t seen = 0;
-  while (auto commit = (*replica)->WaitCommit(seen, Gone(context))) {
-    seen = commit->serial;
-    v1::CommitInfo info;
-    deltawire::ToProto(commit->id, info.mutable_id());
-    deltawire::ToProto(commit->stats, info.mutable_stats());
-    info.set_committed_unix_nanos(commit->unix_nanos);
-    info.set_directory((*replica)->options().directory.string());
-    if (!writer->Write(info)) break;
-  }
-  return context->IsCancelled()
-             ? grpc::Status::CANCELLED
-             : grpc::Status(grpc::StatusCode::UNAVAILABLE, "the receiver is stopping");
+grpc::ServerWriteReactor<v1::CommitInfo>* ReceiverServiceImpl::WatchVersions(
+    grpc::CallbackServerContext* context, const v1::WatchReceiverVersionsRequest* request) {
+  using Reactor = WatchReactor<v1::CommitInfo>;
+  return Reactor::Begin(
+      *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        DW_ASSIGN_OR_RETURN(Replica * replica, Find(*context, request->model()));
+        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
+        return std::make_unique<CommitWatch>(std::move(held), *replica, std::move(news));
+      });
 }
 
-grpc::Status ReceiverServiceImpl::WatchServed(grpc::ServerContext* context,
-                                              const v1::WatchServedRequest* request,
-                                              grpc::ServerWriter<v1::ServedInfo>* writer) {
-  auto replica = Find(*context, request->model());
-  if (!replica.ok()) return ToGrpc(replica.status());
-  Engines* const engines = daemon_.EnginesOf(request->model());
-  if (engines == nullptr) {
-    return ToGrpc(Errorf(StatusCode::kFailedPrecondition,
-                         "model \"{}\" has no engines here; add them with --engine and restart",
-                         request->model()));
-  }
-  uint64_t seen = 0;
-  while (const auto served = engines->WaitServed(seen, Gone(context))) {
-    seen = served->serial;
-    v1::ServedInfo info;
-    info.set_engine(served->engine.name);
-    info.set_kind(std::string(ToString(served->engine.kind)));
-    deltawire::ToProto(served->engine.served, info.mutable_id());
-    info.set_served_unix_nanos(served->engine.served_unix_nanos);
-    info.set_pause_seconds(served->engine.last_pause_seconds);
-    deltawire::ToProto(served->all, info.mutable_all());
-    deltawire::ToProto(served->oldest, info.mutable_oldest());
-    if (!writer->Write(info)) break;
-  }
-  return context->IsCancelled()
-             ? grpc::Status::CANCELLED
-             : grpc::Status(grpc::StatusCode::UNAVAILABLE, "the receiver is stopping");
+grpc::ServerWriteReactor<v1::ServedInfo>* ReceiverServiceImpl::WatchServed(
+    grpc::CallbackServerContext* context, const v1::WatchServedRequest* request) {
+  using Reactor = WatchReactor<v1::ServedInfo>;
+  return Reactor::Begin(
+      *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        DW_RETURN_IF_ERROR(Find(*context, request->model()).status());
+        Engines* const engines = daemon_.EnginesOf(request->model());
+        if (engines == nullptr) {
+          return Errorf(StatusCode::kFailedPrecondition,
+                        "model \"{}\" has no engines here; add them with --engine and restart",
+                        request->model());
+        }
+        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
+        return std::make_unique<ServedWatch>(std::move(held), *engines, std::move(news));
+      });
 }
 
 }  // namespace deltawire::receiver

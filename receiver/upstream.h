@@ -94,6 +94,9 @@ class Upstream {
   virtual const std::string& address() const = 0;
   /// Of several addresses the one that is used now.
   virtual std::string in_use() const { return address(); }
+  /// The newest state as the sender itself tells of it, also while a relay is in use, which may be
+  /// behind; nullopt: it does not tell, or is not heard of now.
+  virtual std::optional<Identity> sender_newest() const { return std::nullopt; }
   /// The least time that a call has taken, so a round trip or a little more; 0: not known.
   virtual double round_trip() const { return 0; }
   virtual StatusOr<ModelDescription> Describe(const std::string& model) = 0;

@@ -7,6 +7,7 @@
 #include <semaphore>
 
 #include "bench/fanout/waits.h"
+#include "bench/fanout/watches.h"
 #include "bench/harness/bench.h"
 #include "bench/harness/buffers.h"
 #include "bench/loopback/cluster.h"
@@ -335,6 +336,7 @@ Status Run(const Options& options, Bench& bench) {
   for (const size_t count : {1, 8}) {
     DW_RETURN_IF_ERROR(BehindOneLink(options, bench, count, one_alone));
   }
+  DW_RETURN_IF_ERROR(Watches(bench, options.kilobytes));
   return TrainerWaits(bench, bench.quick ? 1000 : kWaitKilobytes);
 }
 

@@ -377,6 +377,9 @@ template <typename Options>
 void AddRates(CLI::App& app, Options& o) {
   AddSize(app, "--rate-limit",
           "Send no more bytes than this a second to all receivers; 0: no limit", &o.rate_limit);
+  AddSize(app, "--rate-limit-per-site",
+          "The same for all receivers together that say the same --site; 0: no limit",
+          &o.rate_limit_per_site);
   AddSize(app, "--rate-limit-per-receiver", "The same for each receiver of a model; 0: no limit",
           &o.rate_limit_per_receiver);
 }

@@ -34,6 +34,7 @@ struct SenderOptions {
   uint32_t history = 4;                            ///< deltas that `tight` may look back to, 0..8
   uint64_t scrub_bytes_per_s = uint64_t{8} << 20;  ///< of each published model, when idle; 0: off
   uint64_t rate_limit = 0;                         ///< bytes/s to all receivers; 0: none
+  uint64_t rate_limit_per_site = 0;                ///< bytes/s to each site's receivers; 0: none
   uint64_t rate_limit_per_receiver = 0;            ///< bytes/s to each receiver and model; 0: none
   std::chrono::milliseconds grace{250};            ///< pulls may delay BeginOffload this long
   std::chrono::milliseconds offload_timeout{600000};  ///< from the grant to the last rank; 0: none
@@ -87,6 +88,7 @@ struct ReceiverOptions {
   std::string advertise_host;        ///< as the sender's, with `serve`
   uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model, with `serve`
   uint64_t rate_limit = 0;               ///< bytes/s to all receivers that are served; 0: none
+  uint64_t rate_limit_per_site = 0;      ///< bytes/s to those of each site; 0: none
   uint64_t rate_limit_per_receiver = 0;  ///< bytes/s to each of them and each model; 0: none
   uint32_t streams = 0;                  ///< TCP streams per pull, 1..64; 0: as the link needs
   bool follow = true;                    ///< pull new versions; false: only on `sync`

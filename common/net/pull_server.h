@@ -5,6 +5,7 @@
 // Errors reach the peer as an Error frame, and the log.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -42,13 +43,13 @@ class PullSession {
   virtual ~PullSession() = default;
 
   virtual uint32_t chunks() const = 0;  ///< number of entries that Have must carry
-  /// The rate at which this pull may be sent, over all its streams; null: no limit of its own.
-  virtual TokenBucket* rate() { return nullptr; }
+  /// The rates at which this pull may be sent, over all its streams; null: no limit of its own.
+  virtual std::array<TokenBucket*, 2> rates() { return {}; }
 
   /// What the way to the receiver is taken for.
   virtual LinkFigures link() { return {}; }
   /// How long `bytes` more must wait for pulls that go first, and whether that still holds: who
-  /// waits asks again and again. 0: no longer than rate() says.
+  /// waits asks again and again. 0: no longer than rates() say.
   virtual std::chrono::nanoseconds AwaitOthers(size_t /*bytes*/) { return {}; }
   virtual bool held_back() { return false; }
   /// How much of a frame to send at a time, at most `most`, while it is held back.

@@ -76,7 +76,7 @@ ServerStream::ServerStream(std::shared_ptr<Connection> connection, PullSource& s
 ServerStream::~ServerStream() {
   connection_->hurry = nullptr;
   rate_.Leave();
-  if (session_ != nullptr && session_->rate() != nullptr) session_->rate()->Leave();
+  ShareRates(&TokenBucket::Leave);
 }
 
 asio::awaitable<void> ServerStream::Run() {
@@ -125,7 +125,7 @@ asio::awaitable<Status> ServerStream::Exchange() {
       {.address = peer_, .certificate_names = bytes_.peer_names(), .binding = bytes_.binding()});
   if (!joined.ok()) co_return joined.status();
   session_ = std::move(*joined);
-  if (session_->rate() != nullptr) session_->rate()->Join();
+  ShareRates(&TokenBucket::Join);
   FitToLink(hello->streams);
   stream_ = hello->stream;
   session_->StreamOpened(stream_, [weak = std::weak_ptr(connection_)] {
@@ -278,11 +278,20 @@ asio::awaitable<Status> ServerStream::Send(const OutFrame& frame) {
   co_return absl::OkStatus();
 }
 
+void ServerStream::ShareRates(void (TokenBucket::*change)()) const {
+  if (session_ == nullptr) return;
+  for (TokenBucket* const own : session_->rates()) {
+    if (own != nullptr) (own->*change)();
+  }
+}
+
 size_t ServerStream::PieceBytes() const {
   constexpr size_t kMost = size_t{512} << 10;
   size_t piece = rate_.PieceBytes(kMost);
   if (session_ == nullptr) return piece;
-  if (TokenBucket* const own = session_->rate()) piece = own->PieceBytes(piece);
+  for (const TokenBucket* const own : session_->rates()) {
+    if (own != nullptr) piece = own->PieceBytes(piece);
+  }
   return session_->PieceBytes(piece);
 }
 
@@ -290,8 +299,9 @@ asio::awaitable<Status> ServerStream::AwaitTurn(size_t bytes) {
   const Status others = co_await AwaitOthers(bytes);
   if (!others.ok()) co_return others;
   std::chrono::nanoseconds wait = rate_.Take(bytes);
-  if (TokenBucket* const own = session_ == nullptr ? nullptr : session_->rate()) {
-    wait = std::max(wait, own->Take(bytes));
+  const auto own = session_ == nullptr ? std::array<TokenBucket*, 2>() : session_->rates();
+  for (TokenBucket* const one : own) {
+    if (one != nullptr) wait = std::max(wait, one->Take(bytes));
   }
   if (wait.count() == 0) co_return absl::OkStatus();
   co_return co_await AwaitUntil(std::chrono::steady_clock::now() + wait, kLookAgain,

@@ -72,6 +72,8 @@ class ServerStream {
   void TellMoved();
   /// How much is sent at a time, so that a stream of low rate is not silent for long.
   size_t PieceBytes() const;
+  /// This stream begins or ends to share the limits of its pull.
+  void ShareRates(void (TokenBucket::*change)()) const;
   asio::awaitable<Status> SendBare(wire::FrameType type);
   asio::awaitable<void> SendError(const Status& status);
   asio::awaitable<StatusOr<wire::FrameHeader>> ReadHeader(wire::FrameType want);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/base/call_end.h"
 #include "common/base/human.h"
 #include "common/layout/names.h"
 
@@ -11,10 +10,6 @@ namespace {
 
 using Clock = SteadyClock;
 
-// How often waits check whether their caller has gone; changes wake them at once.
-constexpr std::chrono::milliseconds kGoneSlice{200};
-// Limit of requests and answers per receiver, since a caller that has gone never takes its own.
-constexpr size_t kMaxPending = 64;
 // Published versions by which parts in receivers' hands are known. Receivers remember as many.
 constexpr size_t kRemembered = 64;
 
@@ -88,16 +83,20 @@ void Attachments::Note(const std::string& model, const VersionInfo& info, bool i
   for (auto& [token, a] : attached_) {
     if (a.model == model) Wake(a, news);
   }
-  Wake();
+  Tell(model, Of::kVersions, news);
 }
 
 void Attachments::Forget(const std::string& model) {
-  std::lock_guard lock(mu_);
-  newest_.erase(model);
-  recent_.erase(model);
-  relays_.erase(model);
-  incoming_.erase(model);
-  Wake();
+  News news;
+  {
+    std::lock_guard lock(mu_);
+    newest_.erase(model);
+    recent_.erase(model);
+    relays_.erase(model);
+    incoming_.erase(model);
+    Tell(model, Of::kVersions, news);
+  }
+  Call(news);
 }
 
 void Attachments::Wake() {
@@ -116,6 +115,7 @@ void Attachments::Call(const News& news) {
 
 Attachments::Entry Attachments::Erase(Entry entry, News& news) {
   Wake(entry->second, news);
+  Tell(entry->second.model, Of::kReceivers, news);
   Wake();
   return attached_.erase(entry);
 }
@@ -168,6 +168,7 @@ StatusOr<uint64_t> Attachments::Enter(const std::string& model, const std::strin
   a.principal = principal;
   a.offer = offer;
   a.since = a.heard = a.acknowledged = now;
+  Tell(model, Of::kReceivers, news);
   return token;
 }
 
@@ -254,6 +255,7 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
   std::string member_model, member;
   std::string site_model;  // empty: it says no site
   bool site_changed = false;
+  News news;
   {
     std::lock_guard lock(mu_);
     const auto it = attached_.find(token);
@@ -272,7 +274,11 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
       a.report.message = FitUtf8(a.report.message, kMaxReportMessage);
     }
     if (!report.committed.empty()) {
-      if (a.report_serial > 0 && !(report.committed == a.committed)) model = a.model;
+      const bool other = !(report.committed == a.committed);
+      if (a.report_serial > 0 && other) model = a.model;
+      if (other || report.committed.attempt != a.committed.attempt) {
+        Tell(a.model, Of::kReceivers, news);
+      }
       a.committed = report.committed;  // the same state may have come by another attempt
     }
     ++a.report_serial;
@@ -285,6 +291,7 @@ void Attachments::Report(uint64_t token, const ReceiverReport& report) {
     }
     Wake();
   }
+  Call(news);
   if (!site_model.empty()) site_observer_->SiteReported(site_model, site_changed);
   if (!member.empty()) observer_->Reported(member_model, member, report);
   if (!model.empty() && on_committed_) on_committed_(model, report.committed, report.last_pull);
@@ -315,8 +322,8 @@ StatusOr<Attachments::Due> Attachments::Take(uint64_t token, News& news) {
                         a.model, a.id, a.peer, limits_.silence.count());
     ++silent_[a.model];
     TellGone(a, news);
-    News asker;  // whoever asks is told by the error
-    Erase(it, asker);
+    a.news = nullptr;  // whoever asks is told by the error
+    Erase(it, news);
     return why;
   }
   const auto newest = newest_.find(a.model);
@@ -416,120 +423,39 @@ uint64_t Attachments::silent(const std::string& model) const {
   return it == silent_.end() ? 0 : it->second;
 }
 
-std::vector<uint64_t> Attachments::Ask(const std::string& model,
-                                       const std::vector<std::string>& ids, bool force_full,
-                                       uint64_t request, News& news) {
-  std::vector<uint64_t> asked;
-  for (auto& [token, a] : attached_) {
-    if (a.model != model) continue;
-    if (!ids.empty() && std::find(ids.begin(), ids.end(), a.id) == ids.end()) continue;
-    if (a.requests.size() >= kMaxPending) a.requests.erase(a.requests.begin());
-    SenderEvent event;
-    event.sync_request = request;
-    event.force_full = force_full;
-    a.requests.push_back(event);
-    Wake(a, news);
-    asked.push_back(token);
+StatusOr<std::optional<Attachments::Change>> Attachments::ChangeAfter(const std::string& model,
+                                                                      uint64_t seen) const {
+  std::lock_guard lock(mu_);
+  DW_RETURN_IF_ERROR(stopped_);
+  const auto it = newest_.find(model);
+  if (it == newest_.end() || it->second.serial == seen || it->second.info.identity.empty()) {
+    return std::optional<Change>();
   }
-  return asked;
+  return std::optional<Change>(it->second);
 }
 
-std::vector<Attachments::Progress> Attachments::Collect(uint64_t request, const Identity& target,
-                                                        std::map<uint64_t, std::string>& names,
-                                                        std::map<uint64_t, uint64_t>& seen) {
-  std::vector<Progress> news;
-  for (auto it = names.begin(); it != names.end();) {
-    const uint64_t token = it->first;
-    const auto a = attached_.find(token);
-    Progress p{
-        .receiver_id = it->second, .phase = ReceiverPhase::kFailed, .target = target, .report = {}};
-    bool ended = false;
-    if (a == attached_.end()) {
-      p.report.message = "the receiver has gone";
-      ended = true;
-    } else if (const auto answer = a->second.answers.find(request);
-               answer != a->second.answers.end()) {
-      p.report = std::move(answer->second);
-      p.phase = p.report.phase;
-      a->second.answers.erase(answer);
-      ended = true;
-    } else if (seen[token] != a->second.report_serial) {
-      seen[token] = a->second.report_serial;
-      p.report = a->second.report;
-      const bool busy =
-          p.report.phase == ReceiverPhase::kPulling || p.report.phase == ReceiverPhase::kApplying;
-      p.phase = busy ? p.report.phase : ReceiverPhase::kAsked;
-    } else {
-      ++it;
-      continue;
-    }
-    news.push_back(std::move(p));
-    it = ended ? names.erase(it) : std::next(it);
-  }
-  return news;
+Attachments::Listener Attachments::Listen(const std::string& model, Of what,
+                                          std::function<void()> news) {
+  auto listener = std::make_shared<const std::function<void()>>(std::move(news));
+  std::lock_guard lock(mu_);
+  std::erase_if(hearers_, [](const Hearer& h) { return h.news.expired(); });
+  hearers_.push_back({model, what, listener});
+  return listener;
 }
 
-Status Attachments::TriggerSync(const std::string& model, const std::vector<std::string>& ids,
-                                bool force_full,
-                                const std::function<bool(const Progress&)>& progress,
-                                const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  const auto newest = newest_.find(model);
-  if (newest == newest_.end() || newest->second.info.identity.empty()) {
-    return Errorf(StatusCode::kFailedPrecondition, "model \"{}\": nothing is published yet", model);
+void Attachments::Tell(const std::string& model, Of what, News& news) {
+  for (const Hearer& hearer : hearers_) {
+    if (!model.empty() && hearer.model != model) continue;
+    if (what == Of::kReceivers && hearer.what != Of::kReceivers) continue;
+    if (auto listener = hearer.news.lock()) news.push_back(std::move(listener));
   }
-  const Identity target = newest->second.info.identity;
-  for (const std::string& id : ids) {
-    const bool there = std::any_of(attached_.begin(), attached_.end(), [&](const auto& entry) {
-      return entry.second.model == model && entry.second.id == id;
-    });
-    if (!there) {
-      return Errorf(StatusCode::kNotFound, "model \"{}\": receiver \"{}\" is not attached", model,
-                    id);
-    }
-  }
-  const uint64_t request = next_request_++;
-  News told;
-  const std::vector<uint64_t> asked = Ask(model, ids, force_full, request, told);
-  if (asked.empty()) {
-    return Errorf(StatusCode::kNotFound, "model \"{}\": no receiver is attached", model);
-  }
-  std::map<uint64_t, uint64_t> seen;
-  std::map<uint64_t, std::string> names;
-  for (const uint64_t token : asked) names[token] = attached_.at(token).id;
-  lock.unlock();
-  Call(told);
-  lock.lock();
-  while (!names.empty()) {
-    const uint64_t changes = changes_;
-    const std::vector<Progress> news = Collect(request, target, names, seen);
-    lock.unlock();
-    for (const Progress& p : news) {
-      if (!progress(p)) return CallerGone();
-    }
-    if (gone()) return CallerGone();
-    lock.lock();
-    DW_RETURN_IF_ERROR(stopped_);
-    if (news.empty()) cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
-  }
-  return absl::OkStatus();
 }
 
-std::optional<Attachments::Change> Attachments::WaitChange(const std::string& model, uint64_t seen,
-                                                           const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  while (stopped_.ok()) {
-    const auto it = newest_.find(model);
-    if (it != newest_.end() && it->second.serial != seen && !it->second.info.identity.empty()) {
-      return it->second;
-    }
-    const uint64_t changes = changes_;
-    lock.unlock();
-    if (gone()) return std::nullopt;
-    lock.lock();
-    cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
-  }
-  return std::nullopt;
+StatusOr<Attachments::Census> Attachments::CensusOf(const std::string& model, uint64_t version,
+                                                    bool part) const {
+  std::lock_guard lock(mu_);
+  DW_RETURN_IF_ERROR(stopped_);
+  return Count(model, version, part);
 }
 
 Attachments::Census Attachments::Count(const std::string& model, uint64_t version,
@@ -563,41 +489,13 @@ bool Attachments::HoldsPart(const std::string& model, const Identity& committed)
   });
 }
 
-Status Attachments::WaitCommitted(const std::string& model, const CensusWait& wait,
-                                  const std::function<bool(const Census&)>& progress,
-                                  const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  uint64_t version = wait.version;
-  std::optional<Census> told;
-  while (true) {
-    DW_RETURN_IF_ERROR(stopped_);
-    const uint64_t changes = changes_;
-    Census now = Count(model, version, wait.part);
-    // Later versions do not move the goal, but where the newest was asked for, another epoch does.
-    if (told && wait.version == 0 &&
-        (now.newest.lineage != told->newest.lineage ||
-         now.newest.id.epoch != told->newest.id.epoch)) {
-      now = Count(model, 0, wait.part);
-    }
-    version = now.version;
-    lock.unlock();
-    if (now != told && !progress(now)) return CallerGone();
-    told = now;
-    if (!now.newest.empty() && now.attached >= wait.at_least && now.committed == now.attached) {
-      return absl::OkStatus();
-    }
-    if (gone()) return CallerGone();
-    lock.lock();
-    cv_.wait_for(lock, kGoneSlice, [&] { return changes_ != changes; });
-  }
-}
-
 void Attachments::Stop(const Status& why) {
   News news;
   {
     std::lock_guard lock(mu_);
     stopped_.Update(why);
     for (auto& [token, a] : attached_) Wake(a, news);
+    Tell("", Of::kVersions, news);
     Wake();
   }
   Call(news);

@@ -1,8 +1,8 @@
 // The receivers that are attached, what each last reported, and the events that go down to them;
-// also the waits for a model's next version, for the answers to sync requests and for commits.
-// Owner: the PullDesk. Threads: every method from any; its lock is a leaf. Cost: each change wakes
-// the waiting calls and calls the receivers' callbacks; calls that wait look for a caller that has
-// gone. Errors name the model and the receiver.
+// also what orchestrators watch, and the wait for the answers to sync requests. Owner: the
+// PullDesk. Threads: every method from any; its lock is a leaf. Cost: a change calls the callbacks
+// of those whom it concerns, each of which then takes what is newest. Errors name the model and the
+// receiver.
 #pragma once
 
 #include <chrono>
@@ -182,10 +182,8 @@ class Attachments {
     uint64_t serial = 0;  ///< never 0; different for each change
     VersionInfo info;
   };
-  /// Blocks until the model has a published state whose serial is not `seen`; nullopt when
-  /// stopping, or when `gone` returns true.
-  std::optional<Change> WaitChange(const std::string& model, uint64_t seen,
-                                   const std::function<bool()>& gone);
+  /// The model's published state, if its serial is not `seen`. An error: stopping.
+  StatusOr<std::optional<Change>> ChangeAfter(const std::string& model, uint64_t seen) const;
 
   /// Where the attached receivers stand, seen from a version that is waited for.
   struct Census {
@@ -197,21 +195,17 @@ class Attachments {
     bool operator==(const Census&) const = default;
   };
   static constexpr size_t kMostBehind = 16;
-  struct CensusWait {
-    uint64_t version = 0;  ///< 0: the newest, or the first if nothing is published yet
-    size_t at_least = 1;   ///< receivers that must be attached
-    /// This sender has a part of the model. Lineage and epoch of what receivers commit are then
-    /// made of all senders', and only version and attempt tell whether it holds this one's part.
-    bool part = false;
+  /// How receivers stand to `version` (0: the newest); see CommitWait. An error: stopping.
+  StatusOr<Census> CensusOf(const std::string& model, uint64_t version, bool part) const;
+
+  enum class Of : uint8_t {
+    kVersions,   ///< what is published
+    kReceivers,  ///< that, and receivers that come, go or commit
   };
-  /// Blocks until `at_least` receivers are attached and all of them have committed the version or a
-  /// later one of the newest one's lineage and epoch. A rollback makes the new epoch's version the
-  /// goal where the newest was asked for. `progress` is called, without a lock, at the
-  /// beginning and whenever the census has changed; kCancelled when it returns false or the caller
-  /// has gone. A receiver whose only buffer is being changed counts by what it committed before.
-  Status WaitCommitted(const std::string& model, const CensusWait& wait,
-                       const std::function<bool(const Census&)>& progress,
-                       const std::function<bool()>& gone);
+  /// `news` is called, from any thread and without a lock, when there may be something new of the
+  /// model, until the result is dropped, and once that may be afterwards; also when this stops.
+  using Listener = std::shared_ptr<const std::function<void()>>;
+  [[nodiscard]] Listener Listen(const std::string& model, Of what, std::function<void()> news);
 
   /// Ends every wait with `why`.
   void Stop(const Status& why);
@@ -244,13 +238,17 @@ class Attachments {
   static void Call(const News& news);
   StatusOr<uint64_t> Enter(const std::string& model, const std::string& id, const std::string& peer,
                            const std::string& principal, const SiteOffer& offer, News& news);
-  void Wake();  // wakes WaitChange and TriggerSync. REQUIRES (here and below): mu_ held
+  void Wake();  // wakes TriggerSync. REQUIRES (here and below): mu_ held
   static void Wake(Attached& a, News& news);
+  /// Adds the listeners whom a change concerns; an empty model stands for all.
+  void Tell(const std::string& model, Of what, News& news);
   using Entry = std::map<uint64_t, Attached>::iterator;
   Entry Erase(Entry entry, News& news);
   void Note(const std::string& model, const VersionInfo& info, bool in_order, News& news);
   /// `news` is of the observer alone: whoever asks is told by the error.
   StatusOr<Due> Take(uint64_t token, News& news);
+  /// Limit of requests and answers per receiver, since a caller that has gone never takes its own.
+  static constexpr size_t kMaxPending = 64;
   struct Word {
     GroupWord word;
     uint64_t serial = 0;
@@ -276,7 +274,7 @@ class Attachments {
   MemberObserver* observer_ = nullptr;
   SiteObserver* site_observer_ = nullptr;
   mutable Mutex mu_;
-  CondVar cv_;      // for WaitChange and TriggerSync
+  CondVar cv_;      // for TriggerSync
   Status stopped_;  // not OK: why every wait ends
   std::map<std::string, Change> newest_;
   std::map<std::string, std::deque<Identity>> recent_;  // the last kRemembered that were published
@@ -288,6 +286,12 @@ class Attachments {
   std::map<std::string, Coming> incoming_;
   std::map<std::string, std::map<std::string, Word>> words_;  // by model and id
   std::map<uint64_t, Attached> attached_;
+  struct Hearer {
+    std::string model;
+    Of what = Of::kVersions;
+    std::weak_ptr<const std::function<void()>> news;
+  };
+  std::vector<Hearer> hearers_;
   std::map<std::string, uint64_t> silent_;
   uint64_t changes_ = 0;
   uint64_t next_serial_ = 1;

@@ -1,5 +1,6 @@
 #include "common/serving/chunk_encoder.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -24,10 +25,13 @@ struct Scratch {
 Scratch& ThisThread() { return OfThisThread<Scratch>(); }
 
 EncodedCache::Value Keep(Codec codec, Bytes payload) {
+  auto memory = std::make_shared_for_overwrite<std::byte[]>(payload.size());
+  std::copy(payload.begin(), payload.end(), memory.get());
   auto value = std::make_shared<Encoded>();
   value->codec = codec;
-  value->bytes.assign(payload.begin(), payload.end());
+  value->bytes = Bytes(memory.get(), payload.size());
   value->xxh3 = Xxh3(payload);
+  value->keep = std::move(memory);
   return value;
 }
 
@@ -39,20 +43,21 @@ EncodedCache::Key KeyOf(Codec codec, const ChunkEncoder::Job& job) {
   const ChunkDelta* first = job.plan.chain.front();
   const Coder* coder = CoderOf(codec);
   if (coder == nullptr || coder->read_need == nullptr) return {first, codec};
-  return {first, codec, job.history.deltas.size(), job.history.context};
+  const size_t depth = job.history.deltas.size();
+  return {first, codec, depth, depth == 0 ? 0 : job.history.context};
 }
 
 }  // namespace
 
-StatusOr<ChunkPayload> ChunkEncoder::Fast(const Job& job) const {
+StatusOr<std::optional<ChunkPayload>> ChunkEncoder::Fast(const Job& job) const {
   if (job.plan.chain.size() == 1) {
     const ChunkDelta& d = *job.plan.chain.front();
     // The state holds the log view, which holds the delta.
-    return ChunkPayload{Codec::kFast, d.payload, d.payload_xxh3, job.leased.state};
+    return std::optional(ChunkPayload{Codec::kFast, d.payload, d.payload_xxh3, job.leased.state});
   }
   const Chunk& place = model_.chunks()[job.chunk];
   DecodeStatus folded = DecodeStatus::kOk;
-  const auto value = job.leased.state->encoded->Get(KeyOf(Codec::kFast, job), [&] {
+  const auto fold = [&] {
     std::vector<Bytes> parts;
     for (const ChunkDelta* d : job.plan.chain) parts.push_back(d->payload);
     Scratch& s = ThisThread();
@@ -62,24 +67,33 @@ StatusOr<ChunkPayload> ChunkEncoder::Fast(const Job& job) const {
         model_.backend().fold(parts, place.bytes, place.width,
                               s.fold.Sized(kernels::FoldScratchBytes(place.width)), out, &bytes);
     return folded == DecodeStatus::kOk ? Keep(Codec::kFast, out.first(bytes)) : nullptr;
-  });
-  if (value == nullptr) {
+  };
+  const auto got = job.leased.state->encoded->Get(KeyOf(Codec::kFast, job), fold, job.ready);
+  if (got.busy) return std::optional<ChunkPayload>();
+  if (got.value == nullptr) {
     return Errorf(StatusCode::kInternal, "model \"{}\": folding {} deltas of chunk {}: {}",
                   model_.name(), job.plan.chain.size(), job.chunk, kernels::ToString(folded));
   }
-  return Payload(value);
+  return Payload(got.value);
 }
 
 bool ChunkEncoder::Made(Codec codec, const Job& job) const {
   return job.leased.state->encoded->Has(KeyOf(codec, job));
 }
 
-ChunkPayload ChunkEncoder::In(Codec codec, const Job& job, ChunkPayload fast) const {
+bool ChunkEncoder::MadeWithHistory(const Job& job) const {
+  return std::ranges::any_of(Coders(), [&](const Coder& coder) {
+    return coder.read_need != nullptr && Made(coder.codec, job);
+  });
+}
+
+std::optional<ChunkPayload> ChunkEncoder::In(Codec codec, const Job& job, ChunkPayload fast) const {
   const Coder* coder = CoderOf(codec);
   if (coder == nullptr) return fast;
-  const auto value = job.leased.state->encoded->Get(KeyOf(codec, job),
-                                                    [&] { return Make(*coder, job, fast.bytes); });
-  return value == nullptr || value->bytes.empty() ? fast : Payload(value);
+  const auto got = job.leased.state->encoded->Get(
+      KeyOf(codec, job), [&] { return Make(*coder, job, fast.bytes); }, job.ready);
+  if (got.busy) return std::nullopt;
+  return got.value == nullptr || got.value->bytes.empty() ? fast : Payload(got.value);
 }
 
 Bytes ChunkEncoder::BaseBytes(const Job& job, Bytes fast) const {

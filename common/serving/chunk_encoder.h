@@ -5,7 +5,9 @@
 // Errors: kInternal.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 
 #include "common/delta/chunk_history.h"
 #include "common/delta/coder_rates.h"
@@ -32,14 +34,18 @@ class ChunkEncoder {
     const ChunkPlan& plan;
     const LeasedState& leased;
     const kernels::History& history;  ///< of the bytes that the plan starts from
+    /// Is called when a payload that another thread was making is made; see EncodedCache::Get.
+    std::function<void()> ready;
   };
-  /// The folded delta in the fast codec; empty when the changes cancel out. kInternal when a fold
-  /// fails.
-  StatusOr<ChunkPayload> Fast(const Job& job) const;
+  /// The folded delta in the fast codec; empty when the changes cancel out, nullopt while another
+  /// thread is making it. kInternal when a fold fails.
+  StatusOr<std::optional<ChunkPayload>> Fast(const Job& job) const;
   /// `fast` re-encoded in `codec`; `fast` itself when tight is not smaller than `fast`, or dense
-  /// not smaller than the chunk.
-  ChunkPayload In(kernels::Codec codec, const Job& job, ChunkPayload fast) const;
+  /// not smaller than the chunk. nullopt while another thread is making it.
+  std::optional<ChunkPayload> In(kernels::Codec codec, const Job& job, ChunkPayload fast) const;
   bool Made(kernels::Codec codec, const Job& job) const;
+  /// Whether a payload that looks back as far as the job's history is there, in any codec.
+  bool MadeWithHistory(const Job& job) const;
 
  private:
   EncodedCache::Value Make(const Coder& coder, const Job& job, Bytes fast) const;

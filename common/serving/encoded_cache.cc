@@ -1,32 +1,80 @@
 #include "common/serving/encoded_cache.h"
 
-namespace deltawire {
+#include <utility>
 
-EncodedCache::Value EncodedCache::Get(const Key& key, const std::function<Value()>& make) {
-  std::shared_ptr<Entry> entry;
+namespace deltawire {
+namespace {
+
+uint64_t SizeOf(const EncodedCache::Value& value) {
+  return EncodedCache::kEntryBytes + value->bytes.size();
+}
+
+}  // namespace
+
+EncodedCache::Got EncodedCache::Get(const Key& key, const std::function<Value()>& make,
+                                    std::function<void()> ready) {
   {
     std::lock_guard lock(mu_);
-    std::shared_ptr<Entry>& known = entries_[key];
-    if (known == nullptr) known = std::make_shared<Entry>();
-    entry = known;
+    const auto [known, is_new] = entries_.try_emplace(key);
+    if (known->second.value != nullptr) return {known->second.value};
+    if (!is_new) {
+      known->second.ready.push_back(std::move(ready));
+      return {.busy = true};
+    }
   }
-  std::lock_guard making(entry->mu);
-  if (entry->value != nullptr) return entry->value;
-  entry->value = make();
+  Value value = make();
+  std::vector<std::function<void()>> waiting;
+  {
+    std::lock_guard lock(mu_);
+    waiting.swap(entries_[key].ready);
+    entries_.erase(key);
+    if (value != nullptr) Keep(key, value);
+  }
+  for (const auto& one : waiting) one();
+  return {std::move(value)};
+}
+
+void EncodedCache::Keep(const Key& key, Value value) {
+  const uint64_t bytes = SizeOf(value);
+  if (first_bytes_ + bytes <= limit_ / 2) {
+    first_bytes_ += bytes;
+    entries_[key].value = std::move(value);
+    return;
+  }
+  while (!newest_.empty() && first_bytes_ + newest_bytes_ + bytes > limit_) {
+    const auto oldest = entries_.find(newest_.front());
+    newest_bytes_ -= SizeOf(oldest->second.value);
+    entries_.erase(oldest);
+    newest_.pop_front();
+    ++evicted_;
+  }
+  if (first_bytes_ + newest_bytes_ + bytes > limit_) return;
+  newest_bytes_ += bytes;
+  newest_.push_back(key);
+  entries_[key].value = std::move(value);
+}
+
+void EncodedCache::Put(const Key& key, Value value) {
   std::lock_guard lock(mu_);
-  const uint64_t bytes = entry->value == nullptr ? 0 : entry->value->bytes.size();
-  if (entry->value == nullptr || bytes_ + bytes > limit_) {
-    entries_.erase(key);  // threads that wait for this entry still get its value
-  } else {
-    bytes_ += bytes;
-    made_.insert(key);
-  }
-  return entry->value;
+  if (entries_.contains(key)) return;
+  foreign_ = true;
+  Keep(key, std::move(value));
 }
 
 bool EncodedCache::Has(const Key& key) const {
   std::lock_guard lock(mu_);
-  return made_.contains(key);
+  const auto known = entries_.find(key);
+  return known != entries_.end() && known->second.value != nullptr;
+}
+
+bool EncodedCache::has_foreign() const {
+  std::lock_guard lock(mu_);
+  return foreign_;
+}
+
+EncodedCache::Counts EncodedCache::counts() const {
+  std::lock_guard lock(mu_);
+  return {.bytes = first_bytes_ + newest_bytes_, .evicted = evicted_};
 }
 
 }  // namespace deltawire

@@ -1,15 +1,16 @@
 // Encoded payloads of one published version's chunks, made once for many receivers.
-// Owner: the Published state; pulls hold payloads by shared_ptr. Threads: any; a thread that asks
-// for a payload which another thread is making waits for it. Cost: payload bytes up to a limit;
-// beyond it payloads are made again for each receiver. Errors: none of its own.
+// Owner: the Published state; pulls hold payloads by shared_ptr. Threads: any; nobody waits for a
+// payload that another thread is making. Cost: payloads and what they are kept in, up to a limit;
+// beyond it the older half of the room stays for receivers that come late, and in the other half
+// the newest take the place of the oldest. Errors: none of its own.
 #pragma once
 
 #include <compare>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <vector>
 
 #include "common/base/bytes.h"
@@ -23,14 +24,17 @@ namespace deltawire {
 /// cancel out).
 struct Encoded {
   kernels::Codec codec = kernels::Codec::kFast;
-  std::vector<std::byte> bytes;
+  Bytes bytes;  ///< as long as `keep`
   uint64_t xxh3 = 0;
+  std::shared_ptr<const void> keep;
 };
 
 class EncodedCache {
  public:
   /// The limit for each published state; a version's deltas are usually much smaller.
   static constexpr uint64_t kUsualBytes = uint64_t{256} << 20;
+  /// What a payload takes beside its bytes, rounded up.
+  static constexpr uint64_t kEntryBytes = 512;
 
   /// Names the payload that leads to the published state from the state before `first`, a delta of
   /// the published state's log.
@@ -48,22 +52,41 @@ class EncodedCache {
 
   explicit EncodedCache(uint64_t limit_bytes) : limit_(limit_bytes) {}
 
+  struct Got {
+    Value value;
+    bool busy = false;  ///< another thread is making it
+  };
   /// The payload of `key`. If there is none, `make` is called, without the cache's lock. A null
-  /// from `make` is returned and not kept.
-  Value Get(const Key& key, const std::function<Value()>& make);
+  /// from `make` is returned and not kept. If another thread is making it, `ready` is called, by
+  /// that thread and without a lock, as soon as asking again helps.
+  Got Get(const Key& key, const std::function<Value()>& make, std::function<void()> ready);
+  /// Keeps a payload that was made elsewhere, unless there is one.
+  void Put(const Key& key, Value value);
   /// Whether Get would find the payload.
   bool Has(const Key& key) const;
+  /// Whether payloads were Put here, whose histories are longer than those that are used here.
+  bool has_foreign() const;
+
+  struct Counts {
+    uint64_t bytes = 0;    ///< that are kept now, kEntryBytes for each included
+    uint64_t evicted = 0;  ///< payloads that gave way to newer ones
+  };
+  Counts counts() const;
 
  private:
   struct Entry {
-    Mutex mu;
-    Value value;
+    Value value;  // null: it is being made
+    std::vector<std::function<void()>> ready;
   };
+  void Keep(const Key& key, Value value);  // REQUIRES: mu_ held
+
   const uint64_t limit_;
   mutable Mutex mu_;
-  std::map<Key, std::shared_ptr<Entry>> entries_;
-  std::set<Key> made_;
-  uint64_t bytes_ = 0;
+  std::map<Key, Entry> entries_;
+  std::deque<Key> newest_;  // those of the second half, the oldest first
+  uint64_t first_bytes_ = 0, newest_bytes_ = 0;
+  uint64_t evicted_ = 0;
+  bool foreign_ = false;
 };
 
 }  // namespace deltawire

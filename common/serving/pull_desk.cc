@@ -52,15 +52,15 @@ LinkView PullDesk::LinkTo(const std::string& receiver_id) const {
   return link == links_.end() ? LinkView{} : link->second->view();
 }
 
-std::shared_ptr<TokenBucket> PullDesk::RateFor(const PullRequest& request) {
-  if (traits_.rate_limit_per_receiver == 0) return nullptr;
+std::shared_ptr<TokenBucket> PullDesk::RateFor(const std::string& name, uint64_t bytes_per_s) {
+  if (bytes_per_s == 0) return nullptr;
   std::lock_guard lock(mu_);
   constexpr size_t kMostRates = 4096;
   if (rates_.size() >= kMostRates) {  // a bucket that no pull has is full again soon
     std::erase_if(rates_, [](const auto& r) { return r.second.use_count() == 1; });
   }
-  auto& rate = rates_[request.model + "/" + request.receiver_id];
-  if (rate == nullptr) rate = std::make_shared<TokenBucket>(traits_.rate_limit_per_receiver);
+  auto& rate = rates_[name];
+  if (rate == nullptr) rate = std::make_shared<TokenBucket>(bytes_per_s);
   return rate;
 }
 
@@ -177,7 +177,11 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
                   .suspects = request.suspects,
                   .late_after = traits_.grace / 4,
                   .ticket_life = limits_.ticket_life,
-                  .rate = RateFor(request),
+                  .rate = RateFor("receiver " + request.model + "/" + request.receiver_id,
+                                  traits_.rate_limit_per_receiver),
+                  .site_rate = request.site.empty()
+                                   ? nullptr
+                                   : RateFor("site " + request.site, traits_.rate_limit_per_site),
                   .admission = admission_,
                   .stages = traits_.stages,
                   .principal = request.principal,

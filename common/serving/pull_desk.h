@@ -39,6 +39,7 @@ struct PullRequest {
   Identity incoming;
   uint64_t ahead_bytes = 0;        ///< see PullTerms
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
+  std::string site;                ///< label of the receiver's site; empty: it says none
   std::string principal;           ///< who asks; empty: the daemon knows no principals
   /// Whether a stream comes from whoever asks; null: its ticket is proof enough.
   std::function<Status(const wire::Hello&, const net::StreamPeer&)> admits;
@@ -65,6 +66,7 @@ struct PullTraits {
   /// A frame that reads a half for a quarter of this is late; then the next frames are copied.
   std::chrono::milliseconds grace{250};
   uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
+  uint64_t rate_limit_per_site = 0;      ///< the same for all receivers of a site together
   StageObserver stages;                  ///< told of each pull that has ended as it should
   bool in_order = false;  ///< Changed is called by one at a time; see Attachments::Publish
 };
@@ -130,7 +132,8 @@ class PullDesk {
                         const std::function<bool()>& still);
   Pulls PullsOf(const StateSource& source) const;
   PullCoding CodingFor(const PullRequest& request);
-  std::shared_ptr<TokenBucket> RateFor(const PullRequest& request);
+  /// The bucket of that name, which is made if it is new; null where `bytes_per_s` is no limit.
+  std::shared_ptr<TokenBucket> RateFor(const std::string& name, uint64_t bytes_per_s);
   static uint32_t HistoryWanted(const PullCoding& coding, const Published& now);
   void Run();
   /// Cuts pulls whose time is over and forgets those that have ended. True when some are left.
@@ -152,8 +155,9 @@ class PullDesk {
   Tickets pulls_;
   std::map<std::string, Counts> finished_pulls_;
   std::map<std::string, std::shared_ptr<LinkEstimate>> links_;  // by receiver
-  std::map<std::string, std::shared_ptr<TokenBucket>> rates_;   // by model and receiver
-  LogThrottle join_refusals_;                                   // by address
+  // By model and receiver, and by site.
+  std::map<std::string, std::shared_ptr<TokenBucket>> rates_;
+  LogThrottle join_refusals_;  // by address
   Thread thread_;
 };
 

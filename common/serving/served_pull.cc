@@ -188,7 +188,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     LeasedState leased = Lease();
     std::optional<Task> task;
     Callbacks wakes;
-    bool ended = false;
+    bool ended = false, again = false;
     {
       std::lock_guard lock(mu_);
       if (!failed_.ok()) return failed_;
@@ -202,12 +202,15 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
         if (!s.first_frame) s.first_frame = Clock::now();
       } else if (end_ != nullptr) {
         ended = true;
-      } else {
+      } else if (AwaitDeferred(s, wake)) {
         s.wake = wake;
         if (s.first_frame) s.idle_since = Clock::now();
+      } else {
+        again = true;
       }
     }
     for (const auto& other : wakes) other();
+    if (again) continue;
     if (ended) return MakeEnd();
     if (!task) return std::optional<net::OutFrame>();
     const auto start = Clock::now();
@@ -218,6 +221,7 @@ StatusOr<std::optional<net::OutFrame>> ServedPull::Next(uint16_t index,
     // A frame sent from memory of its own does not occupy the half.
     s.reading = task->half;
     if (!frame.ok()) return frame;
+    if (task->elsewhere != nullptr) Defer(s, *task);
     if (!frame->has_value()) continue;
     if (task->whole) {
       s.handed_over = Clock::now();
@@ -256,21 +260,17 @@ bool ServedPull::AcceptOrPin(const std::shared_ptr<const Published>& state) {
 
 std::optional<ServedPull::Task> ServedPull::NextTask(Stream& s, const Published& now,
                                                      Callbacks& wakes) {
-  const ChunkTable& table = model_->chunks();
-  while (cursor_ < table.size()) {
+  if (auto deferred = NextDeferred(s, now)) return deferred;
+  while (cursor_ < model_->chunks().size()) {
     const uint32_t c = cursor_++;
     if (!model_->owned().contains(c)) continue;
     if (!sent_ahead_.empty() && sent_ahead_[c] != 0) continue;
-    if (pinned_ == nullptr) s.early.push_back(c);
-    ChunkPlan plan =
-        PlanChunk(now.log, c, have_[c].version, have_[c].digest, (*now.digests)[c], table[c].bytes);
-    if (plan.base_refused) ++refused_bases_;
-    if (plan.kind == ChunkPlan::Kind::kNothing) continue;
-    return Task{c, std::move(plan), HistoryOf(c, now)};
+    if (auto task = Plan(s, c, now)) return task;
   }
   if (auto lift = NextLift(s, now)) return lift;
-  // Other streams may still have to lift chunks that they sent before the pull was overtaken.
-  bool lifting = false;
+  // Streams may still have deferred chunks, or have to lift chunks that they sent before the pull
+  // was overtaken.
+  bool lifting = defers();
   for (Stream& other : streams_) {
     if (pinned_ == nullptr || other.lifted == other.early.size()) continue;
     lifting = true;
@@ -286,12 +286,26 @@ std::optional<ServedPull::Task> ServedPull::NextTask(Stream& s, const Published&
   return std::nullopt;
 }
 
+std::optional<ServedPull::Task> ServedPull::Plan(Stream& s, uint32_t c, const Published& now) {
+  if (pinned_ == nullptr) s.early.push_back(c);
+  ChunkPlan plan = PlanChunk(now.log, c, have_[c].version, have_[c].digest, (*now.digests)[c],
+                             model_->chunks()[c].bytes);
+  if (plan.base_refused) ++refused_bases_;
+  if (plan.kind == ChunkPlan::Kind::kNothing) return std::nullopt;
+  return Task{c, std::move(plan), HistoryOf(c, now)};
+}
+
+std::optional<ServedPull::Task> ServedPull::PlanLift(uint32_t c, const Published& now) const {
+  ChunkPlan plan =
+      deltawire::PlanLift(now.log, c, now.serial - first_->serial, model_->chunks()[c].bytes);
+  if (plan.kind == ChunkPlan::Kind::kNothing) return std::nullopt;
+  return Task{.chunk = c, .plan = std::move(plan), .history = {}, .lift = true};
+}
+
 std::optional<ServedPull::Task> ServedPull::NextLift(Stream& s, const Published& now) {
   if (pinned_ == nullptr) return std::nullopt;
   while (s.lifted < s.early.size()) {
-    const uint32_t c = s.early[s.lifted++];
-    ChunkPlan plan = PlanLift(now.log, c, now.serial - first_->serial, model_->chunks()[c].bytes);
-    if (plan.kind != ChunkPlan::Kind::kNothing) return Task{c, std::move(plan), {}};
+    if (auto task = PlanLift(s.early[s.lifted++], now)) return task;
   }
   return std::nullopt;
 }
@@ -313,7 +327,10 @@ ServedPull::Callbacks ServedPull::Cuts() const {
 }
 
 ChunkHistory ServedPull::HistoryOf(uint32_t chunk, const Published& now) const {
-  const size_t limit = std::min<size_t>(terms_.coding.history, have_[chunk].depth);
+  // What came from elsewhere may look back further than what is made here.
+  const size_t limit = now.encoded->has_foreign()
+                           ? have_[chunk].depth
+                           : std::min<size_t>(terms_.coding.history, have_[chunk].depth);
   // A chunk at another version than the receiver's committed state did not get there by its
   // history.
   if (held_.lineage != now.info.identity.lineage) return {};
@@ -370,11 +387,24 @@ Codec ServedPull::Choose(const ChunkEncoder::Job& job, size_t fast_bytes) const 
 StatusOr<std::optional<net::OutFrame>> ServedPull::MakeDelta(Task& task,
                                                              const LeasedState& leased) {
   const uint32_t chunk_bytes = model_->chunks()[task.chunk].bytes;
-  const kernels::History history = task.history.First(task.history.depth());
-  const ChunkEncoder::Job job{task.chunk, task.plan, leased, history};
-  DW_ASSIGN_OR_RETURN(const ChunkPayload fast, encoder_.Fast(job));
+  kernels::History history = task.history.First(task.history.depth());
+  auto elsewhere = std::make_shared<PayloadElsewhere>();
+  const ChunkEncoder::Job job{task.chunk, task.plan, leased, history,
+                              [elsewhere] { elsewhere->Made(); }};
+  if (task.history.depth() > terms_.coding.history && !encoder_.MadeWithHistory(job)) {
+    history = task.history.First(std::min<size_t>(task.history.depth(), terms_.coding.history));
+  }
+  const auto later = [&] {
+    task.elsewhere = std::move(elsewhere);
+    return std::optional<net::OutFrame>();
+  };
+  DW_ASSIGN_OR_RETURN(const auto folded, encoder_.Fast(job));
+  if (!folded) return later();
+  const ChunkPayload& fast = *folded;
   if (fast.bytes.empty()) return std::optional<net::OutFrame>();  // the changes cancel out
-  ChunkPayload payload = encoder_.In(Choose(job, fast.bytes.size()), job, fast);
+  const auto coded = encoder_.In(Choose(job, fast.bytes.size()), job, fast);
+  if (!coded) return later();
+  ChunkPayload payload = *coded;
   // A codec that the options name is used if the chunk shrinks; auto takes the smaller payload.
   const bool larger = payload.bytes.size() >= fast.bytes.size();
   if (larger && !terms_.coding.codec) payload = fast;

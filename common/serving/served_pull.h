@@ -25,6 +25,7 @@
 #include "common/serving/chunk_encoder.h"
 #include "common/serving/incoming_version.h"
 #include "common/serving/link_estimate.h"
+#include "common/serving/payload_elsewhere.h"
 #include "common/serving/state_source.h"
 
 namespace deltawire {
@@ -59,7 +60,8 @@ struct PullTerms {
   std::chrono::milliseconds late_after{62};
   /// All streams must arrive within this time, and Have as much later as 64 KiB/s need for it.
   std::chrono::milliseconds ticket_life{30000};
-  std::shared_ptr<TokenBucket> rate;     ///< the receiver's, over all its pulls; null: no limit
+  /// Of the receiver's pulls together, and of all pulls of its site; null: no limit.
+  std::shared_ptr<TokenBucket> rate, site_rate;
   std::shared_ptr<Admission> admission;  ///< null: no pull goes before another
   StageObserver stages;                  ///< told of the pull when it has ended as it should
   std::string principal;  ///< who asked for it; empty: the sender knows no principals
@@ -73,7 +75,9 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   ~ServedPull() override;
 
   uint32_t chunks() const override { return model_->chunks().size(); }
-  TokenBucket* rate() override { return terms_.rate.get(); }
+  std::array<TokenBucket*, 2> rates() override {
+    return {terms_.rate.get(), terms_.site_rate.get()};
+  }
   net::LinkFigures link() override { return {.bytes_per_s = terms_.coding.link->bytes_per_s()}; }
   void Measured(const net::TcpFacts& facts) override { terms_.coding.link->AddFacts(facts); }
   std::chrono::nanoseconds AwaitOthers(size_t bytes) override;
@@ -122,14 +126,21 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   std::chrono::milliseconds HaveTime() const;
   using Callbacks = std::vector<std::function<void()>>;  // to be called without the lock
 
+  /// A chunk that its stream sends when another thread has made its payload.
+  struct Deferred {
+    uint32_t chunk = 0;
+    bool lift = false;
+    std::shared_ptr<PayloadElsewhere> payload;
+  };
   struct Stream {
     bool reserved = false;
     bool open = false;
     bool closed = false;
     std::function<void()> cut;
     std::function<void()> wake;
-    std::vector<uint32_t> early;      // chunks that it took before the pull was overtaken
-    size_t lifted = 0;                // how many of `early` were lifted
+    std::vector<uint32_t> early;  // chunks that it took before the pull was overtaken
+    size_t lifted = 0;            // how many of `early` were lifted
+    std::vector<Deferred> deferred;
     std::optional<uint32_t> reading;  // half that its present frame may read
     // For a whole chunk that the socket is taking: since when, and its bytes.
     std::optional<SteadyClock::time_point> handed_over;
@@ -145,8 +156,10 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
     uint32_t chunk = 0;
     ChunkPlan plan;
     ChunkHistory history;
-    std::optional<uint32_t> half = {};  // the half that its frame is sent from
-    bool whole = false;                 // its frame carries the whole chunk
+    bool lift = false;
+    std::shared_ptr<PayloadElsewhere> elsewhere = {};  // set where there is no frame yet
+    std::optional<uint32_t> half = {};                 // the half that its frame is sent from
+    bool whole = false;                                // its frame carries the whole chunk
   };
   /// The state that the next frame is planned from. Of a pinned pull, the lease is null once the
   /// half is written to.
@@ -158,8 +171,18 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   /// REQUIRES: mu_ held.
   std::optional<Task> NextTask(Stream& stream, const Published& now, Callbacks& wakes);
   std::optional<Task> NextLift(Stream& stream, const Published& now);
-  /// Makes the task's frame; nullopt when a fold cancels out. REQUIRES: mu_ not held, since copying
-  /// and folding take time.
+  /// What the receiver lacks of a chunk; nullopt: nothing. REQUIRES (here and below): mu_ held.
+  std::optional<Task> Plan(Stream& stream, uint32_t chunk, const Published& now);
+  std::optional<Task> PlanLift(uint32_t chunk, const Published& now) const;
+  // Of chunks whose payloads others are making (served_pull_deferred.cc).
+  void Defer(Stream& stream, const Task& task);
+  /// One whose payload is made.
+  std::optional<Task> NextDeferred(Stream& stream, const Published& now);
+  /// Has `wake` called when one of the stream's is made; false when one is already.
+  static bool AwaitDeferred(Stream& stream, const std::function<void()>& wake);
+  bool defers() const;
+  /// Makes the task's frame; nullopt when a fold cancels out, or with task.elsewhere. REQUIRES: mu_
+  /// not held, since copying and folding take time.
   StatusOr<std::optional<net::OutFrame>> MakeFrame(Task& task, LeasedState leased);
   StatusOr<std::optional<net::OutFrame>> MakeDelta(Task& task, const LeasedState& leased);
   // Of a version that is still coming (served_pull_ahead.cc).

@@ -10,6 +10,10 @@
 namespace deltawire {
 namespace {
 
+using Turn = StreamTurn::Next;
+
+Status Left() { return absl::CancelledError("the receiver has gone"); }
+
 void ToProto(const SenderEvent& in, v1::SenderEvent* out) {
   out->Clear();
   out->set_number(in.number);
@@ -53,7 +57,7 @@ AttachReactor* AttachReactor::Begin(PullServiceImpl& service,
   if (awaited.ok()) {
     reactor->StartRead(&reactor->report_);
   } else {
-    reactor->End(ToGrpc(awaited));
+    reactor->End(awaited);
   }
   return reactor.get();
 }
@@ -71,9 +75,9 @@ void AttachReactor::MissReport() {
     std::lock_guard lock(mu_);
     if (token_ != 0) return;
   }
-  End({grpc::StatusCode::DEADLINE_EXCEEDED,
-       fmt::format("no report has come for {} ms, so it is not known who attaches; attach again",
-                   service_.attachments().limits().silence.count())});
+  End(Errorf(StatusCode::kDeadlineExceeded,
+             "no report has come for {} ms, so it is not known who attaches; attach again",
+             service_.attachments().limits().silence.count()));
 }
 
 std::unique_ptr<grpc::Alarm> AttachReactor::SetAlarm(std::chrono::nanoseconds rest,
@@ -120,11 +124,11 @@ StatusOr<uint64_t> AttachReactor::Enter() {
 }
 
 void AttachReactor::OnReadDone(bool ok) {
-  if (!ok) return End(grpc::Status::CANCELLED);
+  if (!ok) return End(Left());
   uint64_t token = 0;
   {
     std::lock_guard lock(mu_);
-    if (ended_) return;
+    if (turn_.ended()) return;
     token = token_;
   }
   if (token != 0) {
@@ -132,12 +136,12 @@ void AttachReactor::OnReadDone(bool ok) {
   } else {
     const auto entered = Enter();
     const auto awaited = TakeAwaited();
-    if (!entered.ok()) return End(ToGrpc(entered.status()));
+    if (!entered.ok()) return End(entered.status());
     bool ended = false;
     {
       std::lock_guard lock(mu_);
       token_ = *entered;
-      ended = ended_;
+      ended = turn_.ended();
     }
     if (ended) return service_.attachments().Detach(*entered);  // End came before there was a token
     Pump();
@@ -146,69 +150,76 @@ void AttachReactor::OnReadDone(bool ok) {
 }
 
 void AttachReactor::Pump() {
+  Turn next = Turn::kNothing;
+  {
+    std::lock_guard lock(mu_);
+    if (token_ != 0) next = turn_.News();
+  }
+  Do(next);
+}
+
+StreamTurn::Next AttachReactor::Look() {
   uint64_t token = 0;
   {
     std::lock_guard lock(mu_);
-    again_ = step_ != Step::kIdle;
-    if (ended_ || again_ || token_ == 0) return;
-    step_ = Step::kPumping;
     token = token_;
   }
-  while (true) {
-    const auto due = service_.attachments().TakeEvent(token);
-    if (due.ok() && due->event) ToProto(*due->event, &event_);
-    std::unique_lock lock(mu_);
-    if (ended_) {  // while this thread was here, so the end was left to it
-      step_ = Step::kIdle;
-      lock.unlock();
-      return Finish(status_);
-    }
-    if (!due.ok()) {
-      step_ = Step::kIdle;
-      lock.unlock();
-      if (absl::IsDeadlineExceeded(due.status())) LogWarn("{}", MessageOf(due.status()));
-      return End(grpc::Status::CANCELLED);
-    }
-    if (due->event) {
-      step_ = Step::kWriting;  // an End from here on leaves Finish to OnWriteDone
-      lock.unlock();
-      return StartWrite(&event_);
-    }
-    if (std::exchange(again_, false)) continue;
-    step_ = Step::kIdle;
-    const auto alarm = SetAlarm(due->again - SteadyClock::now(), &AttachReactor::Pump);
-    lock.unlock();
-    return;  // the old alarm goes here, without the lock
+  const auto due = service_.attachments().TakeEvent(token);
+  if (!due.ok()) {
+    if (absl::IsDeadlineExceeded(due.status())) LogWarn("{}", MessageOf(due.status()));
+    service_.attachments().Detach(token);
+    std::lock_guard lock(mu_);
+    return turn_.FoundEnd(absl::CancelledError(due.status().message()));
   }
+  if (due->event) ToProto(*due->event, &event_);
+  std::unique_ptr<grpc::Alarm> before;  // goes without the lock
+  std::lock_guard lock(mu_);
+  if (due->event) return turn_.Found();
+  const Turn next = turn_.FoundNothing();
+  if (next == Turn::kNothing) {
+    before = SetAlarm(due->again - SteadyClock::now(), &AttachReactor::Pump);
+  }
+  return next;
+}
+
+void AttachReactor::Do(Turn next) {
+  while (next == Turn::kLook) next = Look();
+  if (next == Turn::kWrite) return StartWrite(&event_);
+  if (next == Turn::kCancel) return context_.TryCancel();
+  if (next == Turn::kNothing) return;
+  Status why;
+  {
+    std::lock_guard lock(mu_);
+    why = turn_.why();
+  }
+  Finish(ToGrpc(why));
 }
 
 void AttachReactor::OnWriteDone(bool ok) {
-  bool ended = false;
+  Turn next = Turn::kNothing;
+  uint64_t token = 0;
   {
     std::lock_guard lock(mu_);
-    step_ = Step::kIdle;
-    ended = ended_;
+    next = turn_.Written(ok);
+    token = token_;
   }
-  if (ended) return Finish(status_);
-  if (!ok) return End(grpc::Status::CANCELLED);
-  Pump();
+  if (!ok) service_.attachments().Detach(token);
+  Do(next);
 }
 
-void AttachReactor::OnCancel() { End(grpc::Status::CANCELLED); }
+void AttachReactor::OnCancel() { End(Left()); }
 
-void AttachReactor::End(const grpc::Status& status) {
+void AttachReactor::End(const Status& why) {
+  Turn next = Turn::kNothing;
   uint64_t token = 0;
-  Step step = Step::kIdle;
   {
     std::lock_guard lock(mu_);
-    if (std::exchange(ended_, true)) return;
-    status_ = status;
+    if (turn_.ended()) return;
+    next = turn_.End(why);
     token = token_;
-    step = step_;
   }
   if (token != 0) service_.attachments().Detach(token);
-  if (step == Step::kIdle) return Finish(status);
-  if (step == Step::kWriting) context_.TryCancel();  // a peer that reads nothing would hold it up
+  Do(next);
 }
 
 void AttachReactor::OnDone() {

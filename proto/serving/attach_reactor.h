@@ -15,6 +15,7 @@
 #include "common/base/sync.h"
 #include "common/serving/attachments.h"
 #include "proto/deltawire/v1/sender.grpc.pb.h"
+#include "proto/stream_turn.h"
 
 namespace deltawire {
 
@@ -51,8 +52,10 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::ReceiverReport, v
   /// Sends what is due, or sets the alarm for what is due later. Does nothing while another thread
   /// is in it or a write is under way; these look again before they are done.
   void Pump();
+  StreamTurn::Next Look();
+  void Do(StreamTurn::Next next);
   /// Detaches, and finishes the call as soon as nothing of it is under way.
-  void End(const grpc::Status& status);
+  void End(const Status& why);
 
   PullServiceImpl& service_;
   grpc::CallbackServerContext& context_;
@@ -62,11 +65,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::ReceiverReport, v
   v1::SenderEvent event_;                // being written
 
   Mutex mu_;
-  enum class Step : uint8_t { kIdle, kPumping, kWriting };
-  Step step_ = Step::kIdle;
-  bool again_ = false;  // news came while step_ was not kIdle
-  bool ended_ = false;  // Finish was called, or is called when step_ becomes kIdle
-  grpc::Status status_;
+  StreamTurn turn_;
   uint64_t token_ = 0;                   // 0: not attached
   std::shared_ptr<const void> awaited_;  // counts this call until its first report
   std::unique_ptr<grpc::Alarm> alarm_;

@@ -108,7 +108,8 @@ grpc::Status PullServiceImpl::OpenPull(grpc::ServerContext* context,
                      .at = FromProto(request->at()),
                      .incoming = FromProto(request->incoming()),
                      .ahead_bytes = request->ahead_bytes(),
-                     .suspects = {request->suspects().begin(), request->suspects().end()}};
+                     .suspects = {request->suspects().begin(), request->suspects().end()},
+                     .site = SiteOf(*request)};
   const Status known = Identify(*context, wanted);
   if (!known.ok()) return ToGrpc(known);
   const auto wire_version = wire::AgreedVersion(

@@ -52,6 +52,8 @@ SiteOffer OfferOf(const v1::ReceiverReport& in) {
           .address = Visible(in.serve_address(), kMaxServeAddress)};
 }
 
+std::string SiteOf(const v1::OpenPullRequest& in) { return Visible(in.site(), kMaxSiteName); }
+
 VersionInfo PublishedInfo(const StateSource& source) {
   const auto state = source.published();
   return state == nullptr ? VersionInfo{} : state->info;

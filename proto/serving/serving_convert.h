@@ -14,6 +14,7 @@ void ToProto(const VersionInfo& in, v1::VersionInfo* out);
 ReceiverReport FromProto(const v1::ReceiverReport& in);
 /// What the first report says. A site or an address that is too long, or no text, is none.
 SiteOffer OfferOf(const v1::ReceiverReport& in);
+std::string SiteOf(const v1::OpenPullRequest& in);
 /// The info of the version that `source` has published; epoch 0 if there is none.
 VersionInfo PublishedInfo(const StateSource& source);
 

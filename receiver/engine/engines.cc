@@ -2,13 +2,9 @@
 
 #include <algorithm>
 
+#include "common/base/call_end.h"
+
 namespace deltawire::receiver {
-namespace {
-
-// Waits are cut into slices of this length to notice callers that have gone.
-constexpr std::chrono::milliseconds kSlice{100};
-
-}  // namespace
 
 Identity ServedByAll(const std::vector<EngineDriver::View>& engines) {
   if (engines.empty()) return {};
@@ -35,7 +31,7 @@ Engines::Engines(std::vector<EngineDriver::Settings> settings, EngineSource& sou
     auto hook = hooks(settings[i]);
     drivers_.push_back(std::make_unique<EngineDriver>(
         std::move(settings[i]), std::move(hook), source,
-        [this, i](const EngineDriver::View& view) { OnServed(i, view); }));
+        [this, i](const EngineDriver::View& view) { Note(i, view); }));
   }
 }
 
@@ -43,10 +39,12 @@ void Engines::News() {
   for (const auto& driver : drivers_) driver->News();
 }
 
-void Engines::OnServed(size_t engine, const EngineDriver::View& view) {
-  std::lock_guard lock(mu_);
-  events_[engine] = {view, ++last_serial_};
-  cv_.notify_all();
+void Engines::Note(size_t engine, const EngineDriver::View& view) {
+  {
+    std::lock_guard lock(mu_);
+    events_[engine] = {view, ++last_serial_};
+  }
+  listeners_.Call();
 }
 
 std::optional<size_t> Engines::NextEvent(uint64_t seen) const {
@@ -57,33 +55,29 @@ std::optional<size_t> Engines::NextEvent(uint64_t seen) const {
   return next;
 }
 
-std::optional<Engines::Served> Engines::WaitServed(uint64_t seen,
-                                                   const std::function<bool()>& gone) {
-  std::unique_lock lock(mu_);
-  while (!stopping_) {
-    if (const auto next = NextEvent(seen)) {
-      const Event event = events_[*next];
-      lock.unlock();
-      const std::vector<EngineDriver::View> all = views();
-      const EngineDriver::View& now = all[*next];
-      if (now.served == event.engine.served &&
-          now.served_unix_nanos == event.engine.served_unix_nanos) {
-        return Served{.engine = event.engine,
-                      .all = ServedByAll(all),
-                      .oldest = OldestServed(all),
-                      .serial = event.serial};
-      }
-      lock.lock();
-      seen = event.serial;  // lost meanwhile, or on to a version whose own event comes
-      continue;
+StatusOr<std::optional<Engines::Served>> Engines::ServedAfter(uint64_t seen) const {
+  while (true) {
+    Event event;
+    size_t engine = 0;
+    {
+      std::lock_guard lock(mu_);
+      if (stopping_) return Stopping("receiver");
+      const auto next = NextEvent(seen);
+      if (!next) return std::optional<Served>();
+      engine = *next;
+      event = events_[engine];
     }
-    cv_.wait_for(lock, kSlice);
-    lock.unlock();
-    const bool left = gone();
-    lock.lock();
-    if (left) return std::nullopt;
+    const std::vector<EngineDriver::View> all = views();
+    const EngineDriver::View& now = all[engine];
+    if (now.served == event.engine.served &&
+        now.served_unix_nanos == event.engine.served_unix_nanos) {
+      return std::optional<Served>({.engine = event.engine,
+                                    .all = ServedByAll(all),
+                                    .oldest = OldestServed(all),
+                                    .serial = event.serial});
+    }
+    seen = event.serial;  // lost meanwhile, or on to a version whose own event comes
   }
-  return std::nullopt;
 }
 
 std::vector<EngineDriver::View> Engines::views() const {
@@ -96,8 +90,8 @@ void Engines::Stop() {
   {
     std::lock_guard lock(mu_);
     stopping_ = true;
-    cv_.notify_all();
   }
+  listeners_.Call();
   for (const auto& driver : drivers_) driver->Stop();
 }
 

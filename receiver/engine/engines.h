@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "common/base/listeners.h"
+#include "common/base/status.h"
 #include "receiver/engine/engine_driver.h"
 
 namespace deltawire::receiver {
@@ -28,11 +30,14 @@ class Engines {
     Identity oldest;            ///< the oldest version that one serves; empty if one's is not known
     uint64_t serial = 0;        ///< rises with each version that an engine of these begins to serve
   };
-  /// Blocks until an engine begins to serve a version, and returns the oldest such event with a
-  /// serial above `seen`. With 0 it first returns what each engine serves now. An event is skipped
-  /// when its engine has gone on or was lost. Returns nullopt when the caller has gone or this
-  /// stops.
-  std::optional<Served> WaitServed(uint64_t seen, const std::function<bool()>& gone);
+  /// The oldest event with a serial above `seen` that an engine began to serve a version; with 0
+  /// that is first what each engine serves now. An event is skipped when its engine has gone on or
+  /// was lost. nullopt: none yet. An error: this stops.
+  StatusOr<std::optional<Served>> ServedAfter(uint64_t seen) const;
+  /// `news` is called, without a lock, when ServedAfter may have something; see Listeners.
+  [[nodiscard]] Listeners::Listener OnServed(std::function<void()> news) {
+    return listeners_.Add(std::move(news));
+  }
 
   /// In the order of the settings.
   std::vector<EngineDriver::View> views() const;
@@ -45,12 +50,12 @@ class Engines {
     EngineDriver::View engine;
     uint64_t serial = 0;  // 0: none yet
   };
-  void OnServed(size_t engine, const EngineDriver::View& view);
+  void Note(size_t engine, const EngineDriver::View& view);
   /// The oldest event after `seen`. REQUIRES: mu_ held.
   std::optional<size_t> NextEvent(uint64_t seen) const;
 
-  Mutex mu_;
-  CondVar cv_;
+  Listeners listeners_;
+  mutable Mutex mu_;
   bool stopping_ = false;
   uint64_t last_serial_ = 0;
   std::vector<Event> events_;                           // the newest of each engine

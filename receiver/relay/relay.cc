@@ -47,6 +47,7 @@ class Relay::Channel : public Downstream {
     const auto incoming = model->incoming();
     const auto published = model->published();
     if (incoming != nullptr && IsOf(incoming->identity(), published->info.identity)) {
+      model->KeepPayloads(*incoming);
       incoming->Settle(published);
     }
     relay_.desk_.Changed(*model);
@@ -147,6 +148,7 @@ Relay::Relay(const Options& options, ThreadPool& pool, CoderRates& rates)
       desk_({.codec = std::nullopt,
              .grace = options.grace,
              .rate_limit_per_receiver = options.rate_limit_per_receiver,
+             .rate_limit_per_site = options.rate_limit_per_site,
              .stages = options.stages,
              .in_order = true},
             {}, rates) {}

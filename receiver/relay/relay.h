@@ -23,7 +23,7 @@ class Relay : public net::PullSource, public PullHost {
   struct Options {
     std::string advertise_host;
     uint64_t delta_log_bytes = uint64_t{2} << 30;  ///< per model
-    uint64_t rate_limit_per_receiver = 0;
+    uint64_t rate_limit_per_receiver = 0, rate_limit_per_site = 0;
     /// How long pulls may hold up an update of the file that they read.
     std::chrono::milliseconds grace{250};
     StageObserver stages;  ///< told of each pull that has ended as it should

@@ -1,6 +1,7 @@
 #include "receiver/relay/relayed_model.h"
 
 #include "common/base/log.h"
+#include "common/delta/coders.h"
 
 namespace deltawire::receiver {
 
@@ -127,6 +128,30 @@ std::shared_ptr<const SideFileSet> RelayedModel::side_files(uint64_t hash) const
     if (come == nullptr) come = last_come_;
   }
   return come != nullptr && come->hash == hash ? come : store_.side_files(hash);
+}
+
+void RelayedModel::KeepPayloads(const IncomingVersion& incoming) const {
+  const auto state = store_.newest();
+  if (state->log.empty()) return;
+  for (size_t n = 0; auto piece = incoming.Look(n).piece; ++n) {
+    const Bytes payload(piece->payload.get(), piece->header.payload_bytes);
+    const Coder* coder = piece->payload == nullptr ? nullptr : CoderOf(payload);
+    if (coder == nullptr) continue;  // whole, or in the log as it came
+    const ChunkDelta* delta = state->log.back()->Find(piece->header.chunk);
+    const bool same = delta != nullptr && !delta->full &&
+                      delta->digest_before == piece->header.digest_before &&
+                      delta->digest_after == piece->header.digest_after;
+    HistoryNeed need;
+    const bool read = coder->read_need == nullptr ||
+                      coder->read_need(payload, &need) == kernels::DecodeStatus::kOk;
+    if (!same || !read) continue;
+    auto value = std::make_shared<Encoded>();
+    value->codec = coder->codec;
+    value->bytes = payload;
+    value->xxh3 = piece->header.payload_xxh3;
+    value->keep = piece->payload;
+    state->encoded->Put({delta, coder->codec, need.depth, need.context}, std::move(value));
+  }
 }
 
 void RelayedModel::SetIncoming(std::shared_ptr<IncomingVersion> incoming) {

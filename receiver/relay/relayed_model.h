@@ -26,6 +26,8 @@ class RelayedModel : public StateSource {
   /// side files cannot be read; the state before is served on then.
   Status Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                  std::shared_ptr<const Delta> delta, const Identity& from);
+  /// `incoming` is what is served now: receivers that come late get its payloads as they came.
+  void KeepPayloads(const IncomingVersion& incoming) const;
   /// The version whose pulls are served while it comes; null: none.
   void SetIncoming(std::shared_ptr<IncomingVersion> incoming);
   std::shared_ptr<IncomingVersion> incoming() const;

@@ -32,6 +32,7 @@ Agent::Agent(const SenderOptions& options, ThreadPool& pool, const AgentLimits& 
              .history = options.history,
              .grace = options.grace,
              .rate_limit_per_receiver = options.rate_limit_per_receiver,
+             .rate_limit_per_site = options.rate_limit_per_site,
              .stages = model_options_.stages},
             limits.pulls, coder_rates_),
       groups_({.groups = options.groups,

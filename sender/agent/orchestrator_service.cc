@@ -3,11 +3,70 @@
 #include <algorithm>
 
 #include "common/base/human.h"
+#include "common/serving/commit_wait.h"
 #include "proto/convert.h"
+#include "proto/watch_reactor.h"
 #include "sender/agent/service.h"
 #include "sender/agent/service_convert.h"
 
 namespace deltawire::sender {
+namespace {
+
+class VersionWatch final : public WatchSource<v1::VersionInfo> {
+ public:
+  VersionWatch(std::shared_ptr<const void> held, Attachments& attachments, std::string model,
+               std::function<void()> news)
+      : held_(std::move(held)),
+        attachments_(attachments),
+        model_(std::move(model)),
+        listener_(attachments.Listen(model_, Attachments::Of::kVersions, std::move(news))) {}
+
+  StatusOr<Found> Next(v1::VersionInfo* out) override {
+    DW_ASSIGN_OR_RETURN(const auto change, attachments_.ChangeAfter(model_, seen_));
+    if (!change) return Found::kNothing;
+    seen_ = change->serial;
+    ToProto(change->info, out);
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  const Attachments& attachments_;
+  const std::string model_;
+  const Attachments::Listener listener_;
+  uint64_t seen_ = 0;
+};
+
+class CommitWatch final : public WatchSource<v1::WaitCommittedUpdate> {
+ public:
+  CommitWatch(std::shared_ptr<const void> held, Attachments& attachments, const std::string& model,
+              const CommitWait::For& wanted, std::function<void()> news)
+      : held_(std::move(held)),
+        wait_(attachments, model, wanted),
+        listener_(attachments.Listen(model, Attachments::Of::kReceivers, std::move(news))) {}
+
+  StatusOr<Found> Next(v1::WaitCommittedUpdate* out) override {
+    if (over_) return Found::kEnd;
+    DW_ASSIGN_OR_RETURN(const CommitWait::Step step, wait_.Look());
+    over_ = step.over;
+    if (!step.tell) return over_ ? Found::kEnd : Found::kNothing;
+    out->Clear();
+    deltawire::ToProto(step.tell->newest, out->mutable_newest());
+    out->set_version(step.tell->version);
+    out->set_attached(static_cast<uint32_t>(step.tell->attached));
+    out->set_committed(static_cast<uint32_t>(step.tell->committed));
+    for (const std::string& id : step.tell->behind) out->add_behind(id);
+    return Found::kMessage;
+  }
+
+ private:
+  const std::shared_ptr<const void> held_;
+  CommitWait wait_;
+  const Attachments::Listener listener_;
+  bool over_ = false;
+};
+
+}  // namespace
 
 SenderServiceImpl::SenderServiceImpl(Agent& agent, std::shared_ptr<const Access> access,
                                      uint16_t bulk_port, size_t pool_threads)
@@ -17,6 +76,12 @@ SenderServiceImpl::SenderServiceImpl(Agent& agent, std::shared_ptr<const Access>
       pool_threads_(pool_threads),
       started_(std::chrono::steady_clock::now()) {}
 
+StatusOr<std::shared_ptr<Model>> SenderServiceImpl::Find(const grpc::ServerContextBase& context,
+                                                         const std::string& name) const {
+  DW_RETURN_IF_ERROR(access_->MayTouch(context, name));
+  return agent_.Find(name);
+}
+
 grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
                                           const v1::SenderStatusRequest* request,
                                           v1::SenderStatusResponse* response) {
@@ -25,11 +90,9 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
     models = agent_.Models();
     std::erase_if(models, [&](const auto& m) { return !access_->MaySee(*context, m->name()); });
   } else {
-    const Status may = access_->MayTouch(*context, request->model());
-    if (!may.ok()) return ToGrpc(may);
-    auto model = agent_.Find(request->model());
+    auto model = Find(*context, request->model());
     if (!model.ok()) return ToGrpc(model.status());
-    models.push_back(*model);
+    models.push_back(*std::move(model));
   }
   const SenderOptions& o = agent_.options();
   response->set_program_version(DELTAWIRE_VERSION);
@@ -40,6 +103,9 @@ grpc::Status SenderServiceImpl::GetStatus(grpc::ServerContext* context,
   if (access_->guards()) response->set_security(access_->Describe());
   response->set_bulk_address(ToString(Endpoint{o.bulk.host, bulk_port_}));
   response->set_kernels(fmt::format("{}, {} threads", kernels::Best().name, pool_threads_));
+  response->mutable_rate_limits()->set_all(o.rate_limit);
+  response->mutable_rate_limits()->set_per_site(o.rate_limit_per_site);
+  response->mutable_rate_limits()->set_per_receiver(o.rate_limit_per_receiver);
   for (const auto& model : models) {
     const auto state = model->published();
     const Agent::PullCounts pulls = agent_.Pulls(model->name());
@@ -108,24 +174,16 @@ grpc::Status SenderServiceImpl::ListReceivers(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
-grpc::Status SenderServiceImpl::WatchVersions(grpc::ServerContext* context,
-                                              const v1::WatchSenderVersionsRequest* request,
-                                              grpc::ServerWriter<v1::VersionInfo>* writer) {
-  const Status may = access_->MayTouch(*context, request->model());
-  if (!may.ok()) return ToGrpc(may);
-  auto model = agent_.Find(request->model());
-  if (!model.ok()) return ToGrpc(model.status());
-  model->reset();  // a watcher must not keep the model from being replaced
-  uint64_t seen = 0;
-  while (auto change = agent_.attachments().WaitChange(request->model(), seen, Gone(context))) {
-    seen = change->serial;
-    v1::VersionInfo info;
-    ToProto(change->info, &info);
-    if (!writer->Write(info)) break;
-  }
-  return context->IsCancelled()
-             ? grpc::Status::CANCELLED
-             : grpc::Status(grpc::StatusCode::UNAVAILABLE, "the sender is stopping");
+grpc::ServerWriteReactor<v1::VersionInfo>* SenderServiceImpl::WatchVersions(
+    grpc::CallbackServerContext* context, const v1::WatchSenderVersionsRequest* request) {
+  using Reactor = WatchReactor<v1::VersionInfo>;
+  return Reactor::Begin(
+      *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        DW_RETURN_IF_ERROR(Find(*context, request->model()).status());
+        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
+        return std::make_unique<VersionWatch>(std::move(held), agent_.attachments(),
+                                              request->model(), std::move(news));
+      });
 }
 
 grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
@@ -133,6 +191,8 @@ grpc::Status SenderServiceImpl::TriggerSync(grpc::ServerContext* context,
                                             grpc::ServerWriter<v1::SyncProgress>* writer) {
   const Status may = access_->MayTouch(*context, request->model());
   if (!may.ok()) return ToGrpc(may);
+  const auto held = access_->Hold(*context, LongCall::kWork);
+  if (!held.ok()) return ToGrpc(held.status());
   if (!request->group().empty()) return SyncGroup(context, *request, writer);
   const auto write = [writer](const Attachments::Progress& p) {
     v1::SyncProgress out;
@@ -197,36 +257,28 @@ grpc::Status SenderServiceImpl::SyncGroup(grpc::ServerContext* context,
                        outcome->message));
 }
 
-grpc::Status SenderServiceImpl::WaitCommitted(grpc::ServerContext* context,
-                                              const v1::WaitCommittedRequest* request,
-                                              grpc::ServerWriter<v1::WaitCommittedUpdate>* writer) {
-  const Status may = access_->MayTouch(*context, request->model());
-  if (!may.ok()) return ToGrpc(may);
-  auto model = agent_.Find(request->model());
-  if (!model.ok()) return ToGrpc(model.status());
-  const Attachments::CensusWait wait{.version = request->version(),
+grpc::ServerWriteReactor<v1::WaitCommittedUpdate>* SenderServiceImpl::WaitCommitted(
+    grpc::CallbackServerContext* context, const v1::WaitCommittedRequest* request) {
+  using Reactor = WatchReactor<v1::WaitCommittedUpdate>;
+  return Reactor::Begin(
+      *context, [&](std::function<void()> news) -> StatusOr<std::unique_ptr<Reactor::Source>> {
+        DW_ASSIGN_OR_RETURN(const auto model, Find(*context, request->model()));
+        DW_ASSIGN_OR_RETURN(auto held, access_->Hold(*context, LongCall::kWatch));
+        const CommitWait::For wanted{.version = request->version(),
                                      .at_least = std::max<size_t>(request->at_least(), 1),
-                                     .part = (*model)->owned().size() < (*model)->chunks().size()};
-  model->reset();  // a call that waits must not keep the model from being replaced
-  const auto write = [writer](const Attachments::Census& census) {
-    v1::WaitCommittedUpdate out;
-    deltawire::ToProto(census.newest, out.mutable_newest());
-    out.set_version(census.version);
-    out.set_attached(static_cast<uint32_t>(census.attached));
-    out.set_committed(static_cast<uint32_t>(census.committed));
-    for (const std::string& id : census.behind) out.add_behind(id);
-    return writer->Write(out);
-  };
-  return ToGrpc(agent_.attachments().WaitCommitted(request->model(), wait, write, Gone(context)));
+                                     .part = model->owned().size() < model->chunks().size()};
+        return std::make_unique<CommitWatch>(std::move(held), agent_.attachments(),
+                                             request->model(), wanted, std::move(news));
+      });
 }
 
 grpc::Status SenderServiceImpl::Rollback(grpc::ServerContext* context,
                                          const v1::RollbackRequest* request,
                                          v1::RollbackResponse* response) {
-  const Status may = access_->MayTouch(*context, request->model());
-  if (!may.ok()) return ToGrpc(may);
-  auto model = agent_.Find(request->model());
+  auto model = Find(*context, request->model());
   if (!model.ok()) return ToGrpc(model.status());
+  const auto held = access_->Hold(*context, LongCall::kWork);
+  if (!held.ok()) return ToGrpc(held.status());
   auto info = (*model)->Rollback(request->version());
   if (!info.ok()) return ToGrpc(info.status());
   ToProto(*info, response->mutable_info());

@@ -1,7 +1,7 @@
 // The sender's gRPC services over an Agent, one source file each; the service for receivers is in
 // proto/serving. Only these files and service_convert.h use proto types. Owner: main; the agent
-// outlives them. Threads: gRPC's. Cost: each open stream holds a thread. Errors: the agent's,
-// translated by ToGrpc.
+// outlives them. Threads: gRPC's. Cost: a watch holds no thread, any other call does while it runs.
+// Errors: the agent's, translated by ToGrpc, and those of Access::Hold.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,9 @@ class TrainerServiceImpl final : public v1::TrainerService::Service {
   Agent& agent_;
 };
 
-class SenderServiceImpl final : public v1::SenderService::Service {
+class SenderServiceImpl final
+    : public v1::SenderService::WithCallbackMethod_WatchVersions<
+          v1::SenderService::WithCallbackMethod_WaitCommitted<v1::SenderService::Service>> {
  public:
   SenderServiceImpl(Agent& agent, std::shared_ptr<const Access> access, uint16_t bulk_port,
                     size_t pool_threads);
@@ -43,16 +45,19 @@ class SenderServiceImpl final : public v1::SenderService::Service {
                          v1::SenderStatusResponse*) override;
   grpc::Status ListReceivers(grpc::ServerContext*, const v1::ListReceiversRequest*,
                              v1::ListReceiversResponse*) override;
-  grpc::Status WatchVersions(grpc::ServerContext*, const v1::WatchSenderVersionsRequest*,
-                             grpc::ServerWriter<v1::VersionInfo>*) override;
+  grpc::ServerWriteReactor<v1::VersionInfo>* WatchVersions(
+      grpc::CallbackServerContext*, const v1::WatchSenderVersionsRequest*) override;
   grpc::Status TriggerSync(grpc::ServerContext*, const v1::TriggerSyncRequest*,
                            grpc::ServerWriter<v1::SyncProgress>*) override;
-  grpc::Status WaitCommitted(grpc::ServerContext*, const v1::WaitCommittedRequest*,
-                             grpc::ServerWriter<v1::WaitCommittedUpdate>*) override;
+  grpc::ServerWriteReactor<v1::WaitCommittedUpdate>* WaitCommitted(
+      grpc::CallbackServerContext*, const v1::WaitCommittedRequest*) override;
   grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest*,
                         v1::RollbackResponse*) override;
 
  private:
+  /// The model, if this call may name it. A watch must not keep it from being replaced.
+  StatusOr<std::shared_ptr<Model>> Find(const grpc::ServerContextBase& context,
+                                        const std::string& name) const;
   grpc::Status SyncGroup(grpc::ServerContext*, const v1::TriggerSyncRequest&,
                          grpc::ServerWriter<v1::SyncProgress>*);
 

@@ -270,6 +270,40 @@ TEST_CASE("sites: without the sender's option, and with the relay's own, nothing
   }));
 }
 
+TEST_CASE("sites: the receivers of one site share its limit, and no other has it") {
+  constexpr double kRate = 8e6;
+  ShmDir root;
+  SenderProcess sender(root.path(), {"--rate-limit-per-site", "8MB"});
+  Trainer trainer(sender.socket(), kModel, 16, 206);
+  REQUIRE(trainer.Publish(1).ok());
+  const auto bytes = static_cast<double>(trainer.layout().total_bytes());
+  // Two of a site bring the model twice, and one of no site takes as long as it needs.
+  const auto seconds = [&](const std::vector<std::string>& ids, const std::string& site) {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<std::unique_ptr<ReceiverProcess>> all;
+    for (const std::string& id : ids) {
+      std::vector<std::string> args;
+      if (!site.empty()) args = {"--site", site};
+      all.push_back(
+          std::make_unique<ReceiverProcess>(root.path(), id, sender.control(), kModel, args));
+    }
+    for (auto& receiver : all) {
+      REQUIRE(receiver->WaitCommitted(1));
+      CHECK(trainer.Compare(receiver->dir()) == "");
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  // Bursts of a tenth of a second pass, and no stream waits after its last piece.
+  const double together = seconds({"a", "b"}, "east");
+  CHECK(together > 2 * bytes / kRate * 0.8 - 0.1);
+  CHECK(seconds({"c"}, "") < together / 2);
+  v1::SenderStatusResponse status;
+  grpc::ClientContext context;
+  REQUIRE(sender.orchestrator().GetStatus(&context, {}, &status).ok());
+  CHECK(status.rate_limits().per_site() == 8'000'000);
+  CHECK(status.rate_limits().all() == 0);
+}
+
 TEST_CASE("sites: with TLS a relay is followed if its certificate is of the address it says") {
   ShmDir root;
   const TestAuthority authority(root.path() / "keys");

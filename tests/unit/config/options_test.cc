@@ -272,6 +272,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
   want.delta_log_bytes = 3 << 20;
   want.grace = milliseconds(4);
   want.rate_limit = 5'000'000;
+  want.rate_limit_per_site = 2048;
   want.rate_limit_per_receiver = 1024;
   want.offload_timeout = milliseconds(7);
   want.stream_timeout = milliseconds(5000);
@@ -299,6 +300,7 @@ TEST_CASE("every sender option can be set on the command line and in the file al
                                  "--delta-log=3MiB",
                                  "--grace-ms=4",
                                  "--rate-limit=5MB",
+                                 "--rate-limit-per-site=2KiB",
                                  "--rate-limit-per-receiver=1KiB",
                                  "--stream-timeout-ms=5000",
                                  "--threads=6",
@@ -324,10 +326,9 @@ TEST_CASE("every sender option can be set on the command line and in the file al
       "data-dir = '/d'\nfile-group = 'engines'\ntrainer-socket = '/s'\ncontrol-listen = "
       "'127.0.0.2:1'\n"
       "bulk-listen = '[::1]:2'\nadvertise-host = 'node'\ndelta-log = 3145728\ngrace-ms = 4\n"
-      "rate-limit = '5MB'\nrate-limit-per-receiver = '1KiB'\n"
-      "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\nsend-early "
-      "= "
-      "false\n"
+      "rate-limit = '5MB'\nrate-limit-per-site = 2048\nrate-limit-per-receiver = '1KiB'\n"
+      "stream-timeout-ms = '5000'\nthreads = 6\nhuge-pages = false\neager-diff = false\n"
+      "send-early = false\n"
       "insecure-plaintext = true\ncredentials = '/c.toml'\nprincipals = '/p.toml'\n"
       "insecure-metrics = true\nallow-code-files = true\nmetrics-listen = '0.0.0.0:9'\nlog-level = "
       "'debug'\n"
@@ -352,6 +353,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
   want.advertise_host = "relay";
   want.delta_log_bytes = 4000;
   want.rate_limit = 5000;
+  want.rate_limit_per_site = 7000;
   want.rate_limit_per_receiver = 6000;
   want.streams = 64;
   want.congestion_control = "cubic";
@@ -388,6 +390,7 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
                                    "--advertise-host=relay",
                                    "--delta-log=4kB",
                                    "--rate-limit=5kB",
+                                   "--rate-limit-per-site=7kB",
                                    "--rate-limit-per-receiver=6kB",
                                    "--streams=64",
                                    "--congestion-control=cubic",
@@ -419,7 +422,8 @@ TEST_CASE("every receiver option can be set on the command line and in the file 
       "'b=/x=y']\nreceiver-id = 'me:1'\n"
       "control-listen = 'localhost:2'\nserve = true\nbulk-listen = ':3'\n"
       "advertise-host = 'relay'\ndelta-log = 4000\nrate-limit = 5000\n"
-      "rate-limit-per-receiver = 6000\nstreams = 64\ncongestion-control = 'cubic'\n"
+      "rate-limit-per-site = 7000\nrate-limit-per-receiver = 6000\nstreams = "
+      "64\ncongestion-control = 'cubic'\n"
       "socket-buffer = 7000\nfollow = false\nstaging = '1kB'\n"
       "stream-timeout-ms = 5000\nthreads = 6\nhuge-pages = false\ninsecure-plaintext = true\n"
       "credentials = '/c.toml'\nprincipals = '/p.toml'\nallow-code-files = true\n"

@@ -41,8 +41,8 @@ class TestSession : public PullSession {
   uint32_t chunks() const override { return n_; }
   /// Serves no chunk before this one; before the pull.
   void ServeFrom(uint32_t chunk) { next_ = chunk; }
-  TokenBucket* rate() override { return limit.get(); }
-  std::shared_ptr<TokenBucket> limit;  ///< null: none; set before the pull
+  std::array<TokenBucket*, 2> rates() override { return {limit.get(), site_limit.get()}; }
+  std::shared_ptr<TokenBucket> limit, site_limit;  ///< null: none; set before the pull
   Status Start(const wire::Have& have) override {
     std::lock_guard lock(mu_);
     started_ = true;

@@ -82,14 +82,16 @@ class RawClient {
 
 }  // namespace
 
-TEST_CASE("a limit of the server, or of the pull, holds over all streams") {
+TEST_CASE("a limit of the server, of the pull, or of its site holds over all streams") {
   constexpr uint64_t kRate = 20'000'000;
   uint64_t bytes = 0;
   for (uint32_t chunk = 0; chunk < 60; ++chunk) bytes += Pattern(chunk).size();
-  for (const bool of_pull : {false, true}) {
-    CAPTURE(of_pull);
-    Rig rig(60, Fault::kNone, 10s, nullptr, of_pull ? 0 : kRate);
-    if (of_pull) rig.source.session->limit = std::make_shared<TokenBucket>(kRate);
+  for (const std::string of : {"server", "pull", "site"}) {
+    CAPTURE(of);
+    Rig rig(60, Fault::kNone, 10s, nullptr, of == "server" ? kRate : 0);
+    const auto bucket = std::make_shared<TokenBucket>(kRate);
+    if (of == "pull") rig.source.session->limit = bucket;
+    if (of == "site") rig.source.session->site_limit = bucket;
     PullClient client(rig.io, rig.Target(4));
     const auto start = std::chrono::steady_clock::now();
     REQUIRE(client.Run(rig.MakeHave(), rig.sink).status() == absl::OkStatus());

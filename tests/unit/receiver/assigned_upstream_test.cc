@@ -110,6 +110,23 @@ TEST_CASE("assigned: a sender that says nothing of whom to follow is followed it
   CHECK(leaf.sender->counts().attaches == 1);
 }
 
+TEST_CASE("assigned: what the sender itself has is known while the relay in use is behind it") {
+  Leaf leaf;
+  leaf.Attach();
+  REQUIRE(Eventually([&] { return leaf.sender->attached(); }));
+  CHECK_FALSE(leaf.up->sender_newest().has_value());
+  leaf.Assign({"r"});
+  REQUIRE(leaf.AttachedTo("r"));
+  leaf.Relay("r")->Tell();
+  REQUIRE(Eventually([&] { return leaf.Events() > 0; }));
+  leaf.sender->Has(At(4));
+  leaf.Assign({"r"});
+  CHECK(leaf.Last().newest == At(1));
+  CHECK(leaf.up->sender_newest() == At(4));
+  leaf.sender->End(absl::UnavailableError("gone"));
+  CHECK_FALSE(leaf.up->sender_newest().has_value());
+}
+
 TEST_CASE("assigned: nothing is pulled from the sender before it has said whom to follow") {
   Leaf leaf;
   leaf.Attach();

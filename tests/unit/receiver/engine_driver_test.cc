@@ -431,18 +431,22 @@ TEST_CASE("who waits is told what each engine serves, and when all serve it") {
   StandIn& late = rig.Add(EngineKind::kVllm, false);
   rig.Follow();
   rig.Publish();
-  const auto stays = [] { return false; };
-  auto served = rig.engines->WaitServed(0, stays);
-  REQUIRE(served);
+  std::optional<Engines::Served> served;
+  const auto comes = [&](uint64_t seen) {
+    return Eventually([&] {
+      served = rig.engines->ServedAfter(seen).value();
+      return served.has_value();
+    });
+  };
+  REQUIRE(comes(0));
   CHECK(served->engine.name == rig.view(0).name);
   CHECK(served->engine.served.id.version == 1);
   CHECK(served->all == Identity{});
   late.Start();
-  served = rig.engines->WaitServed(served->serial, stays);
-  REQUIRE(served);
+  REQUIRE(comes(served->serial));
   CHECK(served->engine.name == rig.view(1).name);
   CHECK(served->all.id.version == 1);
-  CHECK_FALSE(rig.engines->WaitServed(served->serial, [] { return true; }));
+  CHECK_FALSE(rig.engines->ServedAfter(served->serial).value().has_value());
 }
 
 }  // namespace deltawire::receiver

@@ -18,7 +18,6 @@ using Clock = std::chrono::steady_clock;
 using Result = EngineAnswer::Result;
 
 Identity Version(uint64_t version) { return {Hash128{1, 2}, {1, version}, version * 1000, 0}; }
-const auto kStays = [] { return false; };
 
 /// A directory that any engine may hold at any time.
 struct FakeSource : EngineSource {
@@ -45,6 +44,18 @@ struct FakeHook : EngineHook {
   void Cancel() override {}
   const Answers answers;
 };
+
+/// The next event that a watch is told of; nullopt: none came in time.
+std::optional<Engines::Served> NextServed(Engines& engines, uint64_t seen) {
+  std::optional<Engines::Served> served;
+  Eventually([&] {
+    auto after = engines.ServedAfter(seen);
+    if (!after.ok()) return true;
+    served = *std::move(after);
+    return served.has_value();
+  });
+  return served;
+}
 
 EngineDriver::Settings Engine(const std::string& text, milliseconds call_limit) {
   return {.options = *ParseEngine(text),
@@ -104,7 +115,7 @@ TEST_CASE("each version that an engine begins to serve is told once") {
   uint64_t seen = 0;
   int again = 0;
   while (told["a:1/"] < kVersions || told["a:2/"] < kVersions) {
-    const auto served = engines.WaitServed(seen, kStays);
+    const auto served = NextServed(engines, seen);
     REQUIRE(served);
     CHECK(served->serial > seen);
     seen = served->serial;
@@ -139,7 +150,7 @@ TEST_CASE("who waits for a version is told of the oldest that an engine serves")
   uint64_t seen = 0;
   for (const char* what : {"one engine's event of version 7", "the other's"}) {
     INFO(what);
-    const auto told = engines.WaitServed(seen, kStays);
+    const auto told = NextServed(engines, seen);
     REQUIRE(told);
     CHECK(told->engine.served == Version(7));
     seen = told->serial;
@@ -148,12 +159,20 @@ TEST_CASE("who waits for a version is told of the oldest that an engine serves")
   source.version = 8;
   engines.News();
   REQUIRE(Eventually([&] { return engines.views()[0].served == Version(8); }));
-  const auto served = engines.WaitServed(seen, kStays);
+  const auto served = NextServed(engines, seen);
   REQUIRE(served);
   CHECK(served->engine.served == Version(8));
   CHECK(served->all == Identity{});
   CHECK(served->oldest == Version(7));
+  // A watch is called at each event, and when the engines stop.
+  std::atomic<int> calls{0};
+  const auto listener = engines.OnServed([&] { ++calls; });
+  source.version = 9;
+  engines.News();
+  CHECK(Eventually([&] { return calls == 1; }));
   engines.Stop();
+  CHECK(calls == 2);
+  CHECK(absl::IsUnavailable(engines.ServedAfter(0).status()));
 }
 
 }  // namespace deltawire::receiver

@@ -69,6 +69,44 @@ TEST_CASE("relayed model: a delta is served on from the state that it leads from
   CHECK(s.model->published()->log.size() == 1);
 }
 
+TEST_CASE(
+    "relayed model: payloads of a version that came are kept as they came for late receivers") {
+  using kernels::Codec;
+  Served s(2);
+  REQUIRE(s.rig.Update(2) == absl::OkStatus());
+  REQUIRE(s.Install(DeltaOf(s.At(1).id, s.At(2).id), s.At(1)) == absl::OkStatus());
+  const auto state = s.model->published();
+  const ChunkDelta* delta = state->log.back()->Find(0);
+  REQUIRE(delta != nullptr);
+  wire::Have base;
+  base.chunks.resize(s.model->chunks().size());
+  const auto came = [&](Codec codec, uint64_t digest_after) {
+    IncomingVersion incoming(s.At(2), base, 1 << 20);
+    const auto payload = std::make_shared<std::byte[]>(4);
+    payload[0] = std::byte{kernels::kFormat};
+    payload[1] = static_cast<std::byte>(kernels::FormOf(codec));
+    IncomingVersion::Piece piece;
+    piece.header.chunk = 0;
+    piece.header.payload_bytes = 4;
+    piece.header.digest_before = 1;
+    piece.header.digest_after = digest_after;
+    piece.header.payload_xxh3 = 77;
+    piece.payload = payload;
+    incoming.Add(piece);
+    s.model->KeepPayloads(incoming);
+  };
+  came(Codec::kDense, 3);  // a delta to other bytes than the log's
+  came(Codec::kFast, 2);   // the log has it
+  CHECK_FALSE(state->encoded->has_foreign());
+  came(Codec::kDense, 2);
+  CHECK(state->encoded->has_foreign());
+  const auto kept = state->encoded->Get(
+      {delta, Codec::kDense}, [] { return nullptr; }, [] {});
+  REQUIRE(kept.value != nullptr);
+  CHECK(kept.value->xxh3 == 77);
+  CHECK(kept.value->bytes.size() == 4);
+}
+
 TEST_CASE("relayed model: a chunk of a file that is being changed is to be asked for again") {
   Served s;
   ChunkBytes bytes(*s.model);

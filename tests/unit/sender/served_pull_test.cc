@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <deque>
+#include <map>
 #include <set>
 
 #include "common/delta/class_function.h"
@@ -268,6 +269,66 @@ TEST_CASE("pull: what is kept for pulls is at most one more model") {
   const Status refused = sessions[1].Next(0, [] {}).status();
   CHECK(absl::IsAborted(refused));
   CHECK(refused.message().find("delta log does not lead back") != std::string::npos);
+}
+
+TEST_CASE("pull: a chunk whose payload another thread makes does not hold up the others") {
+  using kernels::Codec;
+  const bool overtaken = GENERATE(false, true);
+  CAPTURE(overtaken);
+  PublishedModel sender(kChunks, 60);
+  sender.Publish(1);
+  const auto held = sender.model()->published();
+  sender.Publish(2);
+  const auto now = sender.model()->published();
+  const auto& changes = now->log.back()->chunks();
+  REQUIRE(changes.size() > 2);
+  const uint32_t first = changes.front().chunk;
+  CoderRates rates;
+  PullTerms terms = Terms(rates, 1);
+  terms.coding.codec = Codec::kTight;
+  ServedPull session(sender.model(), std::move(terms));
+  wire::Have have;
+  have.held = held->info.identity;
+  for (const uint64_t digest : *held->digests) have.chunks.push_back({1, digest, 0});
+  REQUIRE(session.Start(have).ok());
+
+  std::map<uint32_t, std::vector<uint64_t>> came;  // versions by chunk
+  std::optional<StateId> end;
+  bool woken = false;
+  const auto take = [&] {
+    while (!end) {
+      const auto next = session.Next(0, [&] { woken = true; });
+      REQUIRE(next.status() == absl::OkStatus());
+      if (!next->has_value()) return;
+      const wire::FrameHeader& header = (*next)->header;
+      if (header.type == wire::FrameType::kEnd) {
+        end = {header.epoch, header.version};
+      } else {
+        came[header.chunk].push_back(header.version);
+      }
+    }
+  };
+  // Another pull makes the payload of the first chunk, while this one goes on. It fails to.
+  const auto make = [&] {
+    take();
+    CHECK(came.size() == changes.size() - 1);
+    CHECK_FALSE(came.contains(first));
+    if (overtaken) {
+      sender.Publish(3, true);
+      session.Overtaken(*sender.model()->published());
+      take();
+      for (const auto& [chunk, versions] : came) CHECK(versions.back() == 3);
+    }
+    CHECK_FALSE(woken);
+    return EncodedCache::Value();
+  };
+  const EncodedCache::Key key{now->log.back()->Find(first), Codec::kTight};
+  CHECK(now->encoded->Get(key, make, [] {}).value == nullptr);
+  CHECK(woken);
+  CHECK_FALSE(end.has_value());
+  take();
+  CHECK(came[first] == std::vector<uint64_t>{overtaken ? 3u : 2u});
+  CHECK(end == StateId{1, overtaken ? 3u : 2u});
 }
 
 TEST_CASE("pull: over a link that is not known to be fast, no frame keeps the half") {

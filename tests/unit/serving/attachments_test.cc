@@ -414,148 +414,54 @@ TEST_CASE("attachments: ids and numbers have limits") {
   CHECK(absl::IsResourceExhausted(a.Attach("m", "3", "p").status()));
 }
 
-TEST_CASE("attachments: whoever waits is woken by the change itself") {
+TEST_CASE("attachments: whoever watches is called by the change itself, and takes what is newest") {
   Attachments a(kPatient);
+  int versions = 0, receivers = 0, others = 0;
+  auto listener = a.Listen("m", Attachments::Of::kVersions, [&] { ++versions; });
+  const auto of_receivers = a.Listen("m", Attachments::Of::kReceivers, [&] { ++receivers; });
+  const auto of_other = a.Listen("other", Attachments::Of::kReceivers, [&] { ++others; });
+  CHECK_FALSE(a.ChangeAfter("m", 0).value().has_value());
   a.Publish("m", Version(1));
-  const auto never = [] { return false; };
-  const auto first = a.WaitChange("m", 0, never);
-  REQUIRE(first.has_value());
-  // Each of 100 changes must wake the waiter. A waiter that looked every 200 ms would take 20 s.
-  const auto start = SteadyClock::now();
-  Thread publisher([&] {
-    for (uint64_t v = 2; v <= 101; ++v) {
-      a.Publish("m", Version(v));
-      while (a.Receivers("m").size() < v - 1) std::this_thread::yield();
-    }
-  });
-  uint64_t seen = first->serial;
-  for (uint64_t v = 2; v <= 101; ++v) {
-    const auto change = a.WaitChange("m", seen, never);
-    REQUIRE(change.has_value());
-    CHECK(change->info.identity.id.version == v);
-    seen = change->serial;
-    REQUIRE(a.Attach("m", std::to_string(v), "p").ok());
-  }
-  publisher.join();
-  CHECK(SteadyClock::now() - start < std::chrono::seconds(5));
-}
-
-TEST_CASE("attachments: a wait for all ends when each has committed, and says who has not") {
-  Attachments a(kPatient);
   a.Publish("m", Version(2));
-  const auto first = a.Attach("m", "r1", "p1");
-  const auto second = a.Attach("m", "r2", "p2");
-  REQUIRE((first.ok() && second.ok()));
-  REQUIRE(a.Attach("another", "r3", "p3").ok());
-  // Each change is answered by the next step, so none of them can be missed.
-  const std::vector<std::function<void()>> steps = {
-      [&] { a.Report(*first, {.committed = Version(2).identity}); },
-      [&] { a.Publish("m", Version(3)); },                             // does not move the goal
-      [&] { a.Report(*first, {.phase = ReceiverPhase::kApplying}); },  // its only buffer changes
-      [&] { a.Report(*second, {.committed = Version(1).identity}); },
-      [&] { a.Report(*second, {.committed = Version(3).identity}); },
-  };
-  std::vector<Attachments::Census> seen;
-  const auto progress = [&](const Attachments::Census& census) {
-    seen.push_back(census);
-    return true;
-  };
-  size_t step = 0;
-  // Reports that change nothing of the census bring no progress, so steps are taken by `gone`.
-  const auto gone = [&] {
-    if (step < steps.size()) steps[step++]();
-    return false;
-  };
-  CHECK(a.WaitCommitted("m", {.at_least = 2}, progress, gone).ok());
-  CHECK(step == steps.size());
-  REQUIRE(seen.size() == 4);
-  CHECK(seen[0].committed == 0);
-  CHECK(seen[0].attached == 2);
-  CHECK(seen[0].behind == std::vector<std::string>{"r1", "r2"});
-  CHECK(seen[1].committed == 1);
-  CHECK(seen[1].behind == std::vector<std::string>{"r2"});
-  CHECK(seen[2].newest == Version(3).identity);
-  CHECK(seen[2].version == 2);
-  CHECK(seen[3].committed == 2);
+  CHECK((versions == 2 && receivers == 2));
+  const auto change = a.ChangeAfter("m", 0);
+  REQUIRE((change.ok() && change->has_value()));
+  CHECK((*change)->info.identity.id.version == 2);
+  CHECK_FALSE(a.ChangeAfter("m", (*change)->serial).value().has_value());
+  // What receivers do is news of receivers, as far as it changes who has committed what.
+  const auto token = a.Attach("m", "r", "p");
+  REQUIRE(token.ok());
+  CHECK(receivers == 3);
+  a.Report(*token, {.committed = Version(1).identity});
+  a.Report(*token, {.committed = Version(1).identity});
+  a.Report(*token, {.phase = ReceiverPhase::kPulling});
+  CHECK(receivers == 4);
+  Identity another_attempt = Version(1).identity;
+  another_attempt.attempt = 9;
+  a.Report(*token, {.committed = another_attempt});
+  CHECK(receivers == 5);
+  a.Detach(*token);
+  CHECK(receivers == 6);
+  CHECK((versions == 2 && others == 0));
+  listener.reset();
+  a.Publish("m", Version(3));
+  CHECK((versions == 2 && receivers == 7));
+  a.Stop(absl::UnavailableError("the sender is stopping"));
+  CHECK((receivers == 8 && others == 1));
+  CHECK(absl::IsUnavailable(a.ChangeAfter("m", 0).status()));
+  CHECK(absl::IsUnavailable(a.CensusOf("m", 0, false).status()));
 }
 
-TEST_CASE("attachments: a wait for all goes by lineage and epoch, and needs enough receivers") {
-  Attachments a(kPatient);
-  const auto token = a.Attach("m", "r1", "p1");
+TEST_CASE("attachments: a receiver that is detached for its silence is news of receivers") {
+  Attachments a({.silence = milliseconds(1)});
+  a.Publish("m", Version(1));
+  const auto token = a.Attach("m", "r", "p1");
   REQUIRE(token.ok());
-  int asked = 0;
-  const auto once = [&] { return ++asked > 1; };
-  const auto any = [](const Attachments::Census&) { return true; };
-  CHECK(absl::IsCancelled(a.WaitCommitted("m", {}, any, once)));  // nothing is published yet
-  VersionInfo info = Version(5);
-  a.Publish("m", info);
-  Identity held = info.identity;
-  held.lineage = Hash128{7, 7};
-  a.Report(*token, {.committed = held});
-  asked = 0;
-  CHECK(absl::IsCancelled(a.WaitCommitted("m", {}, any, once)));
-  a.Report(*token, {.committed = info.identity});
-  CHECK(a.WaitCommitted("m", {}, any, once).ok());
-  CHECK(a.WaitCommitted("m", {.version = 4}, any, once).ok());
-  asked = 0;
-  CHECK(absl::IsCancelled(a.WaitCommitted("m", {.version = 6}, any, once)));
-  asked = 0;
-  CHECK(absl::IsCancelled(a.WaitCommitted("m", {.at_least = 2}, any, once)));
-  // A rollback to version 3: whoever holds version 5 of the epoch before has not got it.
-  VersionInfo back = Version(3);
-  back.identity.id.epoch = info.identity.id.epoch + 1;
-  asked = 0;
-  const auto rolls_back = [&] {
-    if (++asked == 1) a.Publish("m", back);
-    if (asked == 2) a.Report(*token, {.committed = back.identity});
-    return asked > 3;
-  };
-  a.Report(*token, {.committed = Version(4).identity});
-  CHECK(a.WaitCommitted("m", {}, any, rolls_back).ok());
-  CHECK(asked == 2);
-}
-
-TEST_CASE("attachments: a wait for all knows a part by its attempt, whatever the other parts are") {
-  Attachments a(kPatient);
-  const auto token = a.Attach("m", "r1", "p1");
-  REQUIRE(token.ok());
-  int asked = 0;
-  const auto waits = [&](const Identity& held, uint64_t version = 0) {
-    a.Report(*token, {.committed = held});
-    asked = 0;
-    const Status ended = a.WaitCommitted(
-        "m", {.version = version, .part = true}, [](const auto&) { return true; },
-        [&] { return ++asked > 1; });
-    REQUIRE((ended.ok() || absl::IsCancelled(ended)));
-    return !ended.ok();
-  };
-  VersionInfo part = Version(5);
-  part.identity.attempt = 55;
-  a.Publish("m", part);
-  // The other sender was rolled back more often, so its epoch is the whole state's.
-  Identity whole{.lineage = {7, 7}, .id = {3, 5}, .root = 1, .attempt = 55};
-  CHECK_FALSE(waits(whole));
-  part.identity = {.lineage = part.identity.lineage, .id = {1, 6}, .root = 60, .attempt = 66};
-  a.Publish("m", part);
-  CHECK(waits(whole));
-  CHECK_FALSE(waits(whole, 5));  // a later version does not end what was asked for
-  // The number was given up elsewhere and published again.
-  part.identity.root = 61;
-  part.identity.attempt = 67;
-  a.Publish("m", part);
-  whole.id.version = 6;
-  whole.attempt = 66;
-  CHECK(waits(whole));
-  whole.attempt = 67;
-  CHECK_FALSE(waits(whole));
-  // Published again with equal bytes, which receivers need not fetch.
-  part.identity.attempt = 70;
-  a.Publish("m", part);
-  CHECK_FALSE(waits(whole));
-  // Another model takes the name: what receivers hold has its number, and another attempt.
-  part.identity = {.lineage = {9, 9}, .id = {1, 6}, .root = 62, .attempt = 68};
-  a.Publish("m", part);
-  CHECK(waits(whole));
+  int receivers = 0;
+  const auto listener = a.Listen("m", Attachments::Of::kReceivers, [&] { ++receivers; });
+  const auto deadline = SteadyClock::now() + std::chrono::seconds(30);
+  while (a.TakeEvent(*token).ok()) REQUIRE(SteadyClock::now() < deadline);
+  CHECK(receivers == 1);
 }
 
 TEST_CASE("attachments: a sync request goes down, and its answer comes back") {

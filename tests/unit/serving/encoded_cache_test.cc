@@ -1,4 +1,5 @@
-// EncodedCache: a payload is made once for all who ask for it, and the cache keeps to its bound.
+// EncodedCache: a payload is made once for all who ask for it, nobody waits for another thread, and
+// the cache keeps to its bound.
 #include "common/serving/encoded_cache.h"
 
 #include <atomic>
@@ -10,34 +11,73 @@ namespace {
 
 using kernels::Codec;
 
+constexpr uint64_t kEntry = EncodedCache::kEntryBytes;
+constexpr size_t kSize = 1000;
+void Nothing() {}
+
 EncodedCache::Value Made(size_t bytes) {
+  auto memory = std::make_shared<std::vector<std::byte>>(bytes);
   auto value = std::make_shared<Encoded>();
-  value->bytes.resize(bytes);
+  value->bytes = *memory;
+  value->keep = std::move(memory);
   return value;
 }
 
 }  // namespace
 
-TEST_CASE("many threads that ask for one payload share it") {
+TEST_CASE("many threads that ask for one payload share it, and none waits for it") {
   EncodedCache cache(1 << 20);
   const ChunkDelta first;
   const EncodedCache::Key key{&first, Codec::kTight, 2};
-  std::atomic<int> made{0}, asked{0};
+  std::atomic<int> made{0}, busy{0}, called{0};
   std::vector<EncodedCache::Value> got(8);
   std::vector<std::thread> threads;
   for (auto& value : got) {
     threads.emplace_back([&] {
-      ++asked;
-      value = cache.Get(key, [&] {
-        while (asked < 8) std::this_thread::yield();  // all threads ask before it is made
+      std::atomic<bool> ready{false};
+      const auto make = [&] {
+        while (busy < 7) std::this_thread::yield();  // all others have their answer before
         ++made;
         return Made(10);
-      });
+      };
+      auto answer = cache.Get(key, make, [&] { ready = true, ++called; });
+      if (answer.busy) {
+        ++busy;
+        while (!ready) std::this_thread::yield();
+        answer = cache.Get(key, make, Nothing);
+      }
+      value = answer.value;
+      while (called < 7) std::this_thread::yield();  // `ready` is called into this frame
     });
   }
   for (auto& t : threads) t.join();
   CHECK(made == 1);
-  for (const auto& value : got) CHECK(value == got[0]);
+  CHECK(called == 7);
+  for (const auto& value : got) CHECK((value != nullptr && value == got[0]));
+}
+
+TEST_CASE("whoever finds a payload busy is called also when it cannot be made") {
+  EncodedCache cache(1 << 20);
+  const ChunkDelta first;
+  const EncodedCache::Key key{&first, Codec::kTight, 0};
+  int called = 0;
+  const auto fails = [&] {
+    CHECK(cache
+              .Get(
+                  key, [] { return Made(1); }, [&] { ++called; })
+              .busy);
+    CHECK_FALSE(cache.Has(key));
+    return EncodedCache::Value();
+  };
+  const auto got = cache.Get(key, fails, Nothing);
+  CHECK_FALSE(got.busy);
+  CHECK(got.value == nullptr);
+  CHECK(called == 1);
+  CHECK(cache
+            .Get(
+                key, [] { return Made(1); }, Nothing)
+            .value != nullptr);
+  CHECK(cache.Has(key));
 }
 
 TEST_CASE("delta, codec, depth and context tell payloads apart") {
@@ -55,32 +95,60 @@ TEST_CASE("delta, codec, depth and context tell payloads apart") {
                                     {&a, Codec::kTight, 1, 8}};
   for (const auto& key : keys) CHECK_FALSE(cache.Has(key));
   for (int round = 0; round < 2; ++round) {
-    for (const auto& key : keys) cache.Get(key, make);
+    for (const auto& key : keys) cache.Get(key, make, Nothing);
   }
   CHECK(made == 5);
   for (const auto& key : keys) CHECK(cache.Has(key));
+  CHECK(cache.counts().bytes == 5 * (1 + kEntry));
 }
 
-TEST_CASE("what does not fit the limit, or was not made, is handed on and made again") {
-  EncodedCache cache(100);
-  const ChunkDelta a, b, c;
+TEST_CASE(
+    "beyond the limit half of the room stays, and in the other the newest replace the oldest") {
+  EncodedCache cache(8 * (kSize + kEntry));
+  const std::vector<ChunkDelta> deltas(100);
+  const auto key = [&](size_t i) { return EncodedCache::Key{&deltas[i], Codec::kTight, 0}; };
   int made = 0;
-  const auto get = [&](const ChunkDelta& d, size_t bytes) {
-    return cache.Get({&d, Codec::kTight, 0}, [&] {
+  const auto get = [&](size_t i, size_t bytes = kSize) {
+    const auto make = [&] {
       ++made;
       return Made(bytes);
-    });
+    };
+    const auto got = cache.Get(key(i), make, Nothing);
+    REQUIRE(got.value != nullptr);
+    CHECK(got.value->bytes.size() == bytes);
+    CHECK(cache.counts().bytes <= 8 * (kSize + kEntry));
   };
-  CHECK(get(a, 60)->bytes.size() == 60);
-  CHECK(get(b, 60)->bytes.size() == 60);
-  CHECK(get(a, 60) != nullptr);
-  CHECK(made == 2);
-  CHECK(get(b, 60) != nullptr);
-  CHECK(made == 3);
-  CHECK_FALSE(cache.Has({&b, Codec::kTight, 0}));
-  CHECK(cache.Get({&c, Codec::kTight, 0}, [] { return EncodedCache::Value(); }) == nullptr);
-  CHECK(get(c, 40) != nullptr);
-  CHECK(cache.Has({&c, Codec::kTight, 0}));
+  for (size_t i = 0; i < 50; ++i) {
+    // Three receivers that are in step find what the first of them had made.
+    for (int receiver = 0; receiver < 3; ++receiver) get(i);
+  }
+  CHECK(made == 50);
+  for (size_t i = 0; i < 50; ++i) CHECK(cache.Has(key(i)) == (i < 4 || i >= 46));
+  CHECK(cache.counts().evicted == 42);
+  // One that comes late finds what has stayed.
+  for (size_t i = 0; i < 4; ++i) get(i);
+  CHECK(made == 50);
+  // One that takes more than there is room for is handed on.
+  get(60, 8 * kSize);
+  CHECK_FALSE(cache.Has(key(60)));
+  // Payloads without bytes have their place, too, and so their bound.
+  for (size_t i = 60; i < 100; ++i) get(i, 0);
+  CHECK(cache.counts().bytes > 8 * kSize);
+}
+
+TEST_CASE("a payload that was made elsewhere is found, and does not replace one") {
+  EncodedCache cache(1 << 20);
+  const ChunkDelta a;
+  const EncodedCache::Key key{&a, Codec::kTight, 3, 9};
+  CHECK_FALSE(cache.has_foreign());
+  const auto came = Made(5);
+  cache.Put(key, came);
+  cache.Put(key, Made(6));
+  CHECK(cache.has_foreign());
+  CHECK(cache
+            .Get(
+                key, [] { return Made(7); }, Nothing)
+            .value == came);
 }
 
 }  // namespace deltawire

@@ -1,0 +1,43 @@
+// Who wants to be told of a change: callbacks, called from a snapshot and without a lock.
+// Owner: what changes. Threads: any. Cost: a call for each. Errors: none.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/base/sync.h"
+
+namespace deltawire {
+
+class Listeners {
+ public:
+  using Listener = std::shared_ptr<const std::function<void()>>;
+
+  /// Called at each change until the result is dropped, and once that may be afterwards.
+  [[nodiscard]] Listener Add(std::function<void()> call) {
+    auto listener = std::make_shared<const std::function<void()>>(std::move(call));
+    std::lock_guard lock(mu_);
+    std::erase_if(all_, [](const auto& known) { return known.expired(); });
+    all_.push_back(listener);
+    return listener;
+  }
+
+  void Call() {
+    std::vector<std::weak_ptr<const std::function<void()>>> all;
+    {
+      std::lock_guard lock(mu_);
+      all = all_;
+    }
+    for (const auto& one : all) {
+      if (const Listener listener = one.lock()) (*listener)();
+    }
+  }
+
+ private:
+  Mutex mu_;
+  std::vector<std::weak_ptr<const std::function<void()>>> all_;
+};
+
+}  // namespace deltawire

@@ -1,0 +1,137 @@
+// One server-streaming call without a thread: a source says what goes down next, and calls when
+// there is news. A peer that reads slowly gets what is newest when it has read, and no backlog.
+// Owner: itself, from Begin until gRPC has called OnDone. Threads: gRPC's callbacks, and whoever
+// brings news; the source is asked by one at a time. Errors end the call with their status.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+
+#include "common/base/sync.h"
+#include "proto/convert.h"
+#include "proto/stream_turn.h"
+
+namespace deltawire {
+
+template <typename Message>
+class WatchSource {
+ public:
+  virtual ~WatchSource() = default;
+  enum class Found : uint8_t {
+    kMessage,  ///< `out` is the next message
+    kNothing,  ///< there is none now
+    kEnd,      ///< there will be none any more: the call ends with OK
+  };
+  /// Does not block.
+  virtual StatusOr<Found> Next(Message* out) = 0;
+};
+
+template <typename Message>
+class WatchReactor final : public grpc::ServerWriteReactor<Message> {
+ public:
+  using Source = WatchSource<Message>;
+  /// Makes the source of a call, or says why it is refused. The source calls `news` when Next may
+  /// have something, from any thread and without a lock; once that may be after its destruction.
+  using Open = std::function<StatusOr<std::unique_ptr<Source>>(std::function<void()> news)>;
+
+  /// `context`, and what the source refers to, outlive the call.
+  static WatchReactor* Begin(grpc::CallbackServerContext& context, const Open& open) {
+    std::shared_ptr<WatchReactor> reactor(new WatchReactor(context));
+    reactor->self_ = reactor;
+    auto source = open([weak = std::weak_ptr(reactor)] {
+      if (const auto still = weak.lock()) still->News();
+    });
+    if (source.ok()) {
+      {
+        std::lock_guard lock(reactor->mu_);
+        reactor->source_ = *std::move(source);
+      }
+      reactor->News();
+    } else {
+      reactor->End(source.status());
+    }
+    return reactor.get();
+  }
+
+  void OnWriteDone(bool ok) override {
+    Turn next;
+    {
+      std::lock_guard lock(mu_);
+      next = turn_.Written(ok);
+    }
+    Do(next);
+  }
+  void OnCancel() override { End(absl::CancelledError("the caller has gone")); }
+  void OnDone() override {
+    std::unique_ptr<Source> source;
+    {
+      std::lock_guard lock(mu_);
+      source = std::move(source_);
+    }
+    source.reset();
+    const auto last = std::move(self_);  // deletes this, unless a callback is just here
+  }
+
+ private:
+  using Turn = StreamTurn::Next;
+  explicit WatchReactor(grpc::CallbackServerContext& context) : context_(context) {}
+
+  void News() {
+    Turn next = Turn::kNothing;
+    {
+      std::lock_guard lock(mu_);
+      if (source_ != nullptr) next = turn_.News();  // else Begin asks when it has the source
+    }
+    Do(next);
+  }
+
+  void End(Status why) {
+    Turn next;
+    {
+      std::lock_guard lock(mu_);
+      next = turn_.End(std::move(why));
+    }
+    Do(next);
+  }
+
+  /// The source is not destroyed while somebody looks: OnDone comes after Finish, which they make.
+  Turn Look() {
+    const auto found = source_->Next(&message_);
+    std::lock_guard lock(mu_);
+    if (!found.ok()) return turn_.FoundEnd(found.status());
+    switch (*found) {
+      case Source::Found::kMessage:
+        return turn_.Found();
+      case Source::Found::kNothing:
+        return turn_.FoundNothing();
+      case Source::Found::kEnd:
+        break;
+    }
+    return turn_.FoundEnd(absl::OkStatus());
+  }
+
+  void Do(Turn next) {
+    while (next == Turn::kLook) next = Look();
+    if (next == Turn::kWrite) return this->StartWrite(&message_);
+    if (next == Turn::kCancel) return context_.TryCancel();
+    if (next == Turn::kNothing) return;
+    Status why;
+    {
+      std::lock_guard lock(mu_);
+      why = turn_.why();
+    }
+    this->Finish(ToGrpc(why));
+  }
+
+  grpc::CallbackServerContext& context_;
+  std::shared_ptr<WatchReactor> self_;  // until OnDone
+  Message message_;                     // being made or written
+
+  Mutex mu_;
+  std::unique_ptr<Source> source_;
+  StreamTurn turn_;
+};
+
+}  // namespace deltawire

@@ -1,0 +1,141 @@
+// The wait until receivers have committed: who is counted, what moves the goal, and when it is
+// over.
+#include "common/serving/commit_wait.h"
+
+#include <catch2/catch.hpp>
+
+namespace deltawire {
+namespace {
+
+using Census = Attachments::Census;
+
+constexpr AttachmentLimits kPatient{.silence = std::chrono::hours(1)};
+
+VersionInfo Version(uint64_t version) {
+  VersionInfo info;
+  info.identity = {.lineage = {1, 7}, .id = {1, version}, .root = version * 10};
+  return info;
+}
+
+CommitWait::Step Look(CommitWait& wait) {
+  auto step = wait.Look();
+  REQUIRE(step.ok());
+  return *std::move(step);
+}
+
+/// Whether a wait that begins now is over at once.
+bool Over(const Attachments& a, const CommitWait::For& wanted) {
+  CommitWait wait(a, "m", wanted);
+  return Look(wait).over;
+}
+
+}  // namespace
+
+TEST_CASE("commit wait: it is over when each has committed, and says who has not") {
+  Attachments a(kPatient);
+  a.Publish("m", Version(2));
+  const auto first = a.Attach("m", "r1", "p1");
+  const auto second = a.Attach("m", "r2", "p2");
+  REQUIRE((first.ok() && second.ok()));
+  REQUIRE(a.Attach("another", "r3", "p3").ok());
+  CommitWait wait(a, "m", {.at_least = 2});
+  auto step = Look(wait);
+  REQUIRE(step.tell.has_value());
+  CHECK_FALSE(step.over);
+  CHECK(step.tell->attached == 2);
+  CHECK(step.tell->committed == 0);
+  CHECK(step.tell->behind == std::vector<std::string>{"r1", "r2"});
+  CHECK_FALSE(Look(wait).tell.has_value());
+  a.Report(*first, {.committed = Version(2).identity});
+  step = Look(wait);
+  REQUIRE(step.tell.has_value());
+  CHECK(step.tell->committed == 1);
+  CHECK(step.tell->behind == std::vector<std::string>{"r2"});
+  a.Publish("m", Version(3));  // does not move the goal
+  step = Look(wait);
+  REQUIRE(step.tell.has_value());
+  CHECK(step.tell->newest == Version(3).identity);
+  CHECK(step.tell->version == 2);
+  a.Report(*first, {.phase = ReceiverPhase::kApplying});  // its only buffer changes
+  a.Report(*second, {.committed = Version(1).identity});
+  step = Look(wait);
+  CHECK_FALSE(step.tell.has_value());
+  CHECK_FALSE(step.over);
+  a.Report(*second, {.committed = Version(3).identity});
+  step = Look(wait);
+  REQUIRE(step.tell.has_value());
+  CHECK(step.tell->committed == 2);
+  CHECK(step.over);
+  a.Stop(absl::UnavailableError("the sender is stopping"));
+  CHECK(absl::IsUnavailable(wait.Look().status()));
+}
+
+TEST_CASE("commit wait: it goes by lineage and epoch, and needs enough receivers") {
+  Attachments a(kPatient);
+  const auto token = a.Attach("m", "r1", "p1");
+  REQUIRE(token.ok());
+  CHECK_FALSE(Over(a, {}));  // nothing is published yet
+  const VersionInfo info = Version(5);
+  a.Publish("m", info);
+  Identity held = info.identity;
+  held.lineage = Hash128{7, 7};
+  a.Report(*token, {.committed = held});
+  CHECK_FALSE(Over(a, {}));
+  a.Report(*token, {.committed = info.identity});
+  CHECK(Over(a, {}));
+  CHECK(Over(a, {.version = 4}));
+  CHECK_FALSE(Over(a, {.version = 6}));
+  CHECK_FALSE(Over(a, {.at_least = 2}));
+  // A rollback to version 3: whoever holds version 5 of the epoch before has not got it.
+  VersionInfo back = Version(3);
+  back.identity.id.epoch = info.identity.id.epoch + 1;
+  a.Report(*token, {.committed = Version(4).identity});
+  CommitWait wait(a, "m", {});
+  CHECK_FALSE(Look(wait).over);
+  a.Publish("m", back);
+  const auto step = Look(wait);
+  CHECK_FALSE(step.over);
+  REQUIRE(step.tell.has_value());
+  CHECK(step.tell->version == 3);
+  a.Report(*token, {.committed = back.identity});
+  CHECK(Look(wait).over);
+}
+
+TEST_CASE("commit wait: it knows a part by its attempt, whatever the other parts are") {
+  Attachments a(kPatient);
+  const auto token = a.Attach("m", "r1", "p1");
+  REQUIRE(token.ok());
+  const auto waits = [&](const Identity& held, uint64_t version = 0) {
+    a.Report(*token, {.committed = held});
+    return !Over(a, {.version = version, .part = true});
+  };
+  VersionInfo part = Version(5);
+  part.identity.attempt = 55;
+  a.Publish("m", part);
+  // The other sender was rolled back more often, so its epoch is the whole state's.
+  Identity whole{.lineage = {7, 7}, .id = {3, 5}, .root = 1, .attempt = 55};
+  CHECK_FALSE(waits(whole));
+  part.identity = {.lineage = part.identity.lineage, .id = {1, 6}, .root = 60, .attempt = 66};
+  a.Publish("m", part);
+  CHECK(waits(whole));
+  CHECK_FALSE(waits(whole, 5));  // a later version does not end what was asked for
+  // The number was given up elsewhere and published again.
+  part.identity.root = 61;
+  part.identity.attempt = 67;
+  a.Publish("m", part);
+  whole.id.version = 6;
+  whole.attempt = 66;
+  CHECK(waits(whole));
+  whole.attempt = 67;
+  CHECK_FALSE(waits(whole));
+  // Published again with equal bytes, which receivers need not fetch.
+  part.identity.attempt = 70;
+  a.Publish("m", part);
+  CHECK_FALSE(waits(whole));
+  // Another model takes the name: what receivers hold has its number, and another attempt.
+  part.identity = {.lineage = {9, 9}, .id = {1, 6}, .root = 62, .attempt = 68};
+  a.Publish("m", part);
+  CHECK(waits(whole));
+}
+
+}  // namespace deltawire
