@@ -61,8 +61,8 @@ struct PullLimits {
 struct PullTraits {
   std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
   uint32_t history = 0;
-  /// Pulls that read a half when it is to be written are cut after this. A frame that reads one for a
-  /// quarter of this is late, and the frames after it are copied.
+  /// Pulls that read a half when it is to be written are cut after this. A frame that reads one for
+  /// a quarter of this is late, and the frames after it are copied.
   std::chrono::milliseconds grace{250};
   uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
   StageObserver stages;                  ///< told of each pull that has ended as it should
