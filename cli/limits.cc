@@ -26,7 +26,7 @@ struct LimitsOptions {
   ServedReceivers served;
 };
 
-/// The models' own name is the daemon's affair, so a directory's name stands for it.
+/// The name that a model has at the daemon is not known here; its directory's name stands for it.
 StatusOr<ModelSize> SizeOf(const fs::path& dir) {
   DW_ASSIGN_OR_RETURN(const ModelDir model, ModelDir::Open(dir));
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(model.layout()));
