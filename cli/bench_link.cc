@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/link_meter.h"
 #include "cli/output.h"
@@ -97,21 +98,14 @@ void DeclareBenchLink(CLI::App& app, Run* run) {
           ->type_name("");
   auto* const listen = sub->add_option("--listen", o->listen, "Answer measurements here, then end")
                            ->type_name("HOST:PORT");
-  sub->add_option("--keep", o->keep_seconds, "With --listen: end after so long")
-      ->type_name("SECONDS")
-      ->check(Quiet(CLI::Range(1.0, 86400.0)))
-      ->needs(listen)
-      ->capture_default_str();
+  AddSeconds(*sub, "--keep", o->keep_seconds, "With --listen: end after so long", 1, 86400)
+      ->needs(listen);
   sub->add_option("--streams", o->streams, "Numbers of streams to try")
-      ->check(Quiet(CLI::Range(1, 64)))
+      ->check(WholeNumber(1, 64))
       ->delimiter(',')
       ->excludes(listen)
       ->capture_default_str();
-  sub->add_option("--seconds", o->seconds, "Measure each so long")
-      ->type_name("SECONDS")
-      ->check(Quiet(CLI::Range(0.1, 60.0)))
-      ->excludes(listen)
-      ->capture_default_str();
+  AddSeconds(*sub, "--seconds", o->seconds, "Measure each so long", 0.1, 60)->excludes(listen);
   o->AddTimeout(*sub, 5, "Wait this long for the other machine", Common::kLeastTimeout);
   o->AddJson(*sub);
   peer->excludes(listen);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "common/base/unique_fd.h"
@@ -261,8 +262,7 @@ void DeclareCerts(CLI::App& app, Run* run) {
          "(observer, receiver, trainer, operator), and the names and addresses that others "
          "dial it by")
       ->required();
-  sub->add_option("--days", o->days, "How long the nodes' certificates are valid")
-      ->check(Quiet(CLI::Range(1u, kMostDays)))
+  AddWhole(*sub, "--days", o->days, "How long the nodes' certificates are valid", 1, kMostDays)
       ->capture_default_str();
   sub->add_flag("--token", o->token, "Also make a token for each node with a role");
   sub->callback([o, run] { *run = [o] { return MakeCerts(*o); }; });

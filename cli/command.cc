@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "cli/arguments.h"
 #include "cli/connect.h"
 
 namespace deltawire::cli {
@@ -71,10 +72,7 @@ void Common::AddModel(CLI::App& app, const std::string& when_empty) {
 
 void Common::AddTimeout(CLI::App& app, double seconds, const std::string& help, double least) {
   timeout_seconds = seconds;
-  app.add_option("--timeout", timeout_seconds, help)
-      ->type_name("SECONDS")
-      ->check(Quiet(CLI::Range(least, 1e6)))
-      ->capture_default_str();
+  AddSeconds(app, "--timeout", timeout_seconds, help, least, 1e6);
 }
 
 void Common::AddJson(CLI::App& app) { app.add_flag("--json", json, "Print JSON"); }

@@ -48,9 +48,6 @@ void DeclareCerts(CLI::App& app, Run* run);      // certs.cc
 void DeclareSimulate(CLI::App& app, Run* run);   // simulate.cc
 void DeclareVersion(CLI::App& app, Run* run);    // version.cc
 
-/// The same check, but without the text that CLI11 would add to --help.
-inline CLI::Validator Quiet(CLI::Validator check) { return check.description(""); }
-
 /// Options that several commands share; a command adds those that it uses.
 struct Common {
   std::string sender = "127.0.0.1:7700";

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
@@ -85,10 +86,7 @@ void DeclareControl(CLI::App& app, Run* run) {
   auto o = std::make_shared<RollbackOptions>();
   CLI::App* sub = app.add_subcommand(
       "rollback", "Publish an earlier version again, made from the sender's delta log");
-  sub->add_option("--version", o->version, "The version to go back to")
-      ->type_name("N")
-      ->required()
-      ->check(Quiet(CLI::PositiveNumber));
+  AddWhole(*sub, "--version", o->version, "The version to go back to", 1)->required();
   o->AddSender(*sub);
   o->AddModel(*sub, "the only one there is");
   o->AddTimeout(*sub, 120, "Give up after this long; 0: never");

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/new_directory.h"
@@ -23,9 +24,8 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kMaxFileBytes = uint64_t{50} * 1000 * 1000 * 1000;
 
-struct ConvertOptions : Common {
-  std::string from, to, hf, parallel, core_version, family;
-  std::vector<std::string> families;
+struct ConvertOptions : Common, JobArguments {
+  std::string from, to, core_version;
   std::optional<uint64_t> max_file_bytes;
   size_t threads = 0;
   bool replace = false, unmarked = false, round = false;
@@ -187,10 +187,7 @@ void DeclareConvert(CLI::App& app, Run* run) {
   auto o = std::make_shared<ConvertOptions>();
   CLI::App* sub = app.add_subcommand(
       "convert", "HF model directory to Megatron shards, back, or from one layout to another");
-  sub->add_option("FROM", o->from, "HF model directory, or one of shards")
-      ->type_name("")
-      ->required()
-      ->check(Quiet(CLI::ExistingDirectory));
+  NeedDirectory(*sub, "FROM", o->from, "HF model directory, or one of shards");
   sub->add_option("TO", o->to, "Directory to make; new or empty")->type_name("")->required();
   sub->add_flag("--replace", o->replace,
                 "Put the new directory, when it is complete, in the place of TO and all that is in "
@@ -202,29 +199,20 @@ void DeclareConvert(CLI::App& app, Run* run) {
                   "With --parallel: give parameters the names that this version of megatron-core "
                   "uses; default: 0.16, or core_version in --parallel")
       ->type_name("0.N");
-  sub->add_option("--max-shard-size", o->max_file_bytes, "Of an HF directory: bytes per file")
-      ->type_name("SIZE")
-      ->transform(Quiet(CLI::AsSizeValue(/*kb_is_1000=*/true)))
-      ->check(Quiet(CLI::PositiveNumber))
+  TakeSize(
+      sub->add_option("--max-shard-size", o->max_file_bytes, "Of an HF directory: bytes per file"),
+      /*kb_is_1000=*/true)
       ->default_str("50GB");
   sub->add_flag("--unmarked", o->unmarked,
                 "Take rank files that do not say which rank they are for what they are called");
   sub->add_flag("--round", o->round,
                 "With --parallel: round values that the trainer holds in fewer bits than the "
                 "checkpoint");
-  sub->add_option(
-         "--hf", o->hf,
-         "HF directory whose config.json, and tensors where it has them, count; default: FROM")
-      ->type_name("DIR")
-      ->check(Quiet(CLI::ExistingDirectory));
-  sub->add_option("--family", o->family, "Model family; default: by config.json")
-      ->type_name("NAME");
-  sub->add_option("--families", o->families, "Directory of further families (*.toml); repeatable")
-      ->type_name("DIR")
-      ->allow_extra_args(false)
-      ->check(Quiet(CLI::ExistingDirectory));
-  sub->add_option("--threads", o->threads, "Copying threads; 0: one per core")
-      ->type_name("N")
+  AddDirectory(
+      *sub, "--hf", o->hf,
+      "HF directory whose config.json, and tensors where it has them, count; default: FROM");
+  o->AddFamilies(*sub);
+  AddWhole(*sub, "--threads", o->threads, "Copying threads; 0: one per core", 0, 1024)
       ->capture_default_str();
   sub->callback([o, run] { *run = [o] { return Convert(*o); }; });
 }

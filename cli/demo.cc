@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/demo_memory.h"
@@ -130,24 +131,13 @@ void DeclareDemo(CLI::App& app, Run* run) {
   sub->add_option("--size", o->size, "Model: tiny, 0.6b or 1.7b")
       ->type_name("SIZE")
       ->capture_default_str();
-  sub->add_option("--steps", o->plan.steps, "Training steps after the first version")
-      ->type_name("N")
-      ->check(Quiet(CLI::Range(1, 100000)))
+  AddWhole(*sub, "--steps", o->plan.steps, "Training steps after the first version", 1, 100000)
       ->capture_default_str();
-  sub->add_option("--receivers", o->plan.receivers, "Receivers")
-      ->type_name("N")
-      ->check(Quiet(CLI::Range(1, 64)))
+  AddWhole(*sub, "--receivers", o->plan.receivers, "Receivers", 1, 64)->capture_default_str();
+  AddWhole(*sub, "--streams", o->plan.streams, "TCP streams per pull", 1, 64)
       ->capture_default_str();
-  sub->add_option("--streams", o->plan.streams, "TCP streams per pull")
-      ->type_name("N")
-      ->check(Quiet(CLI::Range(1, 64)))
-      ->capture_default_str();
-  sub->add_option("--seed", o->plan.seed, "Seed of the weights")
-      ->type_name("N")
-      ->capture_default_str();
-  sub->add_option("--dir", o->dir, "Work below this directory; default: /dev/shm")
-      ->type_name("DIR")
-      ->check(Quiet(CLI::ExistingDirectory));
+  AddWhole(*sub, "--seed", o->plan.seed, "Seed of the weights")->capture_default_str();
+  AddDirectory(*sub, "--dir", o->dir, "Work below this directory; default: /dev/shm");
   sub->add_flag("--keep", o->plan.keep, "Keep the files; the daemons are ended all the same");
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Demo(*o); }; });

@@ -6,6 +6,7 @@
 #include <memory>
 #include <numeric>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
@@ -198,21 +199,13 @@ void DeclareDiff(CLI::App& app, Run* run) {
   auto o = std::make_shared<DiffOptions>();
   CLI::App* sub = app.add_subcommand(
       "diff", "Compare two HF directories: changes per tensor, and what a delta would take");
-  sub->add_option("DIR_A", o->a, "The version before")
-      ->type_name("")
-      ->required()
-      ->check(Quiet(CLI::ExistingDirectory));
-  sub->add_option("DIR_B", o->b, "The version after")
-      ->type_name("")
-      ->required()
-      ->check(Quiet(CLI::ExistingDirectory));
+  NeedDirectory(*sub, "DIR_A", o->a, "The version before");
+  NeedDirectory(*sub, "DIR_B", o->b, "The version after");
   sub->add_option("--sort", o->sort, "bytes (of the delta), density or stored")
       ->type_name("KEY")
       ->check(Quiet(CLI::IsMember({"bytes", "density", "stored"})))
       ->capture_default_str();
-  sub->add_option("--limit", o->limit, "Tensors to list; 0: all")
-      ->type_name("N")
-      ->capture_default_str();
+  AddWhole(*sub, "--limit", o->limit, "Tensors to list; 0: all")->capture_default_str();
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Diff(*o); }; });
 }

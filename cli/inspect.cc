@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "common/base/human.h"
@@ -108,12 +109,8 @@ StatusOr<Exit> Inspect(const InspectOptions& o) {
 void DeclareInspect(CLI::App& app, Run* run) {
   auto o = std::make_shared<InspectOptions>();
   CLI::App* sub = app.add_subcommand("inspect", "List the tensors of a HF model directory");
-  sub->add_option("DIR", o->dir, "HF model directory")
-      ->type_name("")
-      ->required()
-      ->check(Quiet(CLI::ExistingDirectory));
-  sub->add_option("--limit", o->limit, "Tensors to list, in stored order; 0: all")
-      ->type_name("N")
+  NeedDirectory(*sub, "DIR", o->dir, "HF model directory");
+  AddWhole(*sub, "--limit", o->limit, "Tensors to list, in stored order; 0: all")
       ->capture_default_str();
   o->AddJson(*sub);
   sub->callback([o, run] { *run = [o] { return Inspect(*o); }; });

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "cli/unit_limits.h"
@@ -25,7 +26,7 @@ struct LimitsOptions {
   ServedReceivers served;
 };
 
-/// The models' own name is the daemon's affair, so a directory's name stands for it.
+/// The name that a model has at the daemon is not known here; its directory's name stands for it.
 StatusOr<ModelSize> SizeOf(const fs::path& dir) {
   DW_ASSIGN_OR_RETURN(const ModelDir model, ModelDir::Open(dir));
   DW_ASSIGN_OR_RETURN(const ChunkTable chunks, ChunkTable::Create(model.layout()));
@@ -96,21 +97,14 @@ void DeclareLimits(CLI::App& app, Run* run) {
       ->type_name("")
       ->required()
       ->check(Quiet(CLI::IsMember({"sender", "receiver"})));
-  sub->add_option("DIR", o->models, "HF model directories, one for each model of the daemon")
-      ->type_name("")
-      ->required()
-      ->check(Quiet(CLI::ExistingDirectory));
+  NeedDirectory(*sub, "DIR", o->models, "HF model directories, one for each model of the daemon");
   sub->add_option("--config", o->config, "The daemon's TOML file; without it, its defaults count")
       ->type_name("FILE")
       ->check(Quiet(CLI::ExistingFile));
-  sub->add_option("--receivers", o->served.count, "Receivers that it serves at once")
-      ->type_name("N")
-      ->check(Quiet(CLI::Range(1u, 100000u)))
+  AddWhole(*sub, "--receivers", o->served.count, "Receivers that it serves at once", 1, 100000)
       ->capture_default_str();
-  sub->add_option("--streams", o->served.streams,
-                  "Streams of each of them: 4 nearby, up to 32 where round trips are long")
-      ->type_name("N")
-      ->check(Quiet(CLI::Range(1u, 64u)))
+  AddWhole(*sub, "--streams", o->served.streams,
+           "Streams of each of them: 4 nearby, up to 32 where round trips are long", 1, 64)
       ->capture_default_str();
   sub->callback([o, run] { *run = [o] { return Limits(*o); }; });
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <numeric>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/output.h"
 #include "common/base/human.h"
@@ -15,9 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct PlanOptions : Common {
-  std::string hf, parallel, family;
-  std::vector<std::string> families;
+struct PlanOptions : Common, JobArguments {
   uint64_t bucket = uint64_t{512} << 20;
   bool tensors = false;
 };
@@ -147,21 +146,13 @@ void DeclarePlan(CLI::App& app, Run* run) {
   auto o = std::make_shared<PlanOptions>();
   CLI::App* sub = app.add_subcommand(
       "plan", "Prove that a Megatron job's shards make up an HF model; writes nothing");
-  sub->add_option("--hf", o->hf, "HF model directory; config.json is enough")
-      ->type_name("DIR")
-      ->required()
-      ->check(Quiet(CLI::ExistingDirectory));
+  AddDirectory(*sub, "--hf", o->hf, "HF model directory; config.json is enough")->required();
   sub->add_option("--parallel", o->parallel, "e.g. tp=4,pp=2,ep=8,world=64; docs/model_families.md")
       ->type_name("KEY=N,...|FILE");
-  sub->add_option("--family", o->family, "Model family; default: by config.json")
-      ->type_name("NAME");
-  sub->add_option("--families", o->families, "Directory of further families (*.toml); repeatable")
-      ->type_name("DIR")
-      ->allow_extra_args(false)
-      ->check(Quiet(CLI::ExistingDirectory));
-  sub->add_option("--bucket", o->bucket, "Gathering without shared memory: bytes per bucket")
-      ->type_name("SIZE")
-      ->transform(Quiet(CLI::AsSizeValue(false)))
+  o->AddFamilies(*sub);
+  TakeSize(
+      sub->add_option("--bucket", o->bucket, "Gathering without shared memory: bytes per bucket"),
+      /*kb_is_1000=*/false)
       ->capture_default_str();
   sub->add_flag("--tensors", o->tensors, "With --json: also tensors_meta");
   o->AddJson(*sub);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <thread>
 
+#include "cli/arguments.h"
 #include "cli/checkpoints.h"
 #include "cli/command.h"
 #include "cli/connect.h"
@@ -147,13 +148,9 @@ void DeclarePublish(CLI::App& app, Run* run) {
   auto o = std::make_shared<PublishOptions>();
   CLI::App* sub = app.add_subcommand(
       "publish", "Publish a HF model directory as the next version (plays the trainer)");
-  sub->add_option("DIR", o->dir, "HF model directory; with --watch the directory above them")
-      ->type_name("")
-      ->required()
-      ->check(Quiet(CLI::ExistingDirectory));
-  sub->add_option("--version", o->version, "Version; default: the number that DIR's name ends in")
-      ->type_name("N")
-      ->check(Quiet(CLI::PositiveNumber));
+  NeedDirectory(*sub, "DIR", o->dir, "HF model directory; with --watch the directory above them");
+  AddWhole(*sub, "--version", o->version, "Version; default: the number that DIR's name ends in",
+           1);
   sub->add_flag("--watch", o->watch,
                 "Publish each checkpoint that appears in DIR, e.g. step-120; at first the newest");
   sub->add_option("--inside", o->inside,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <thread>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
@@ -551,10 +552,7 @@ void DeclareStatus(CLI::App& app, Run* run) {
   auto o = std::make_shared<StatusOptions>();
   CLI::App* sub = app.add_subcommand("status", "Show what the sender and the receiver hold and do");
   sub->add_flag("--watch", o->watch, "Show again and again");
-  sub->add_option("--interval", o->interval, "Seconds between two looks of --watch")
-      ->type_name("SECONDS")
-      ->check(Quiet(CLI::Range(0.05, 3600.0)))
-      ->capture_default_str();
+  AddSeconds(*sub, "--interval", o->interval, "Seconds between two looks of --watch", 0.05, 3600);
   sub->add_flag("--changes", o->changes, "List what the newest version changed, per tensor");
   o->AddSender(*sub);
   o->AddReceiver(*sub);

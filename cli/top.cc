@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
@@ -289,10 +290,7 @@ void DeclareTop(CLI::App& app, Run* run) {
   sub->add_option("--receiver", o->receivers, "Receivers' control addresses, for their engines")
       ->type_name("HOST:PORT")
       ->default_str(o->receiver);
-  sub->add_option("--interval", o->interval, "Seconds between two looks")
-      ->type_name("SECONDS")
-      ->check(Quiet(CLI::Range(0.05, 3600.0)))
-      ->capture_default_str();
+  AddSeconds(*sub, "--interval", o->interval, "Seconds between two looks", 0.05, 3600);
   o->AddModel(*sub, "the first; the key m takes the next");
   o->AddTimeout(*sub, 2, "Wait this long for an answer", Common::kLeastTimeout);
   sub->callback([o, run] { *run = [o] { return Top(*o); }; });

@@ -10,8 +10,8 @@ namespace deltawire::cli {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-// An idle daemon of one small model has 29 to 35 MiB beyond its buffers, and its code and libraries
-// count, too, where nobody else has mapped them.
+// An idle daemon of one small model takes 29 to 35 MiB beyond its buffers. Its code and libraries
+// count as well, if no other process has mapped them.
 constexpr uint64_t kDaemon = 96 * kMiB;
 // Names, shapes and places of a tensor, in the layout and in the answers to those who ask for it.
 constexpr uint64_t kPerTensor = 2048;
@@ -19,7 +19,7 @@ constexpr uint64_t kPerTensor = 2048;
 constexpr uint64_t kPerChunk = 64;
 // An attached receiver took 68 to 740 KiB (docs/benchmarks.md, "fanout").
 constexpr uint64_t kPerReceiver = kMiB;
-// A stream's socket holds a window of 768 KiB and 256 KiB that are not sent yet, or less.
+// A stream's socket holds at most a window of 768 KiB, and 256 KiB that are not sent yet.
 constexpr uint64_t kPerStream = kMiB;
 // What a daemon has open beside its models and connections.
 constexpr uint64_t kOwnDescriptors = 256;

@@ -30,12 +30,12 @@ struct UnitLimits {
     std::string what;
     uint64_t bytes = 0;
   };
-  std::vector<Part> parts;  ///< bounds of what the daemon and its models take, in print order
+  std::vector<Part> parts;  ///< what the daemon and its models take at most, in print order
   uint64_t memory_max = 0;  ///< all parts and the margin, in whole MiB
   uint64_t descriptors = 0;
 };
 
-/// The share of all parts that is added for what they leave out.
+/// Added to the sum of all parts, as a share of it, for what no part counts.
 inline constexpr double kMargin = 0.1;
 
 UnitLimits LimitsOfSender(const SenderOptions& options, const std::vector<ModelSize>& models,

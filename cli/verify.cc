@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
@@ -193,10 +194,8 @@ void DeclareVerify(CLI::App& app, Run* run) {
   CLI::App* sub = app.add_subcommand(
       "verify", "Check a receiver's weights: by their digests, or byte by byte against DIR");
   sub->add_flag("--repair", o->repair, "Fetch chunks that are bad whole");
-  sub->add_option("--against", o->against,
-                  "Compare the receiver's directory (on this machine) with this HF directory")
-      ->type_name("DIR")
-      ->check(Quiet(CLI::ExistingDirectory));
+  AddDirectory(*sub, "--against", o->against,
+               "Compare the receiver's directory (on this machine) with this HF directory");
   o->AddReceiver(*sub);
   o->AddModel(*sub, "the only one there is");
   o->AddTimeout(*sub, 0, "Give up after this long; 0: never");

@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "cli/arguments.h"
 #include "cli/command.h"
 #include "cli/connect.h"
 #include "cli/output.h"
@@ -159,20 +160,16 @@ void DeclareWait(CLI::App& app, Run* run) {
   auto o = std::make_shared<WaitOptions>();
   CLI::App* sub = app.add_subcommand(
       "wait", "Wait until receivers have committed a version, or engines serve it");
-  sub->add_option("--version", o->version,
-                  "This version or a later one; default: the newest that is known there")
-      ->type_name("N")
-      ->check(Quiet(CLI::PositiveNumber));
+  AddWhole(*sub, "--version", o->version,
+           "This version or a later one; default: the newest that is known there", 1);
   sub->add_flag("--served", o->served,
                 "Until each engine of the receiver serves it, or a later one");
   sub->add_flag("--all", o->all,
                 "Until each receiver that is attached to --sender has committed it, or a later one")
       ->excludes("--served");
-  sub->add_option("--at-least", o->at_least,
-                  "With --all: fewer receivers are not enough; more are waited for, too")
-      ->type_name("N")
-      ->capture_default_str()
-      ->check(Quiet(CLI::PositiveNumber));
+  AddWhole(*sub, "--at-least", o->at_least,
+           "With --all: fewer receivers are not enough; more are waited for, too", 1)
+      ->capture_default_str();
   o->AddReceiver(*sub);
   o->AddSender(*sub);
   o->AddModel(*sub, "the only one there is");

@@ -19,7 +19,7 @@ class AssignedUpstream : public Upstream {
 
   ~AssignedUpstream() override {
     Cancel();
-    link_.Stop();  // it tells the chain of assignments
+    link_.Stop();  // before the chain goes, which the link tells of assignments
   }
 
   const std::string& address() const override { return link_.address(); }
@@ -77,7 +77,7 @@ class AssignedUpstream : public Upstream {
     link_.Report(report);
   }
 
-  // The link attaches after the first report, so the chain is there.
+  // Called by the link, which attaches only after the first report: chain_ has been made by then.
   void Assigned(const Assignment& told) {
     std::vector<std::string> addresses;
     for (const std::string& upstream : told.upstreams) {
@@ -90,7 +90,7 @@ class AssignedUpstream : public Upstream {
 
   const FailoverUpstream::Make make_;
   OriginLink link_;
-  const std::unique_ptr<FailoverUpstream> chain_;  // has the link's view
+  const std::unique_ptr<FailoverUpstream> chain_;  // reaches the sender by a view of link_
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The upstream of a receiver whose sender says whom it follows: the relays that it was told, and
-// after them the sender itself, with the failover of a list that an operator gives. The attachment
-// to the sender stays in any case (origin_link.h).
+// The upstream of a receiver that lets its sender say whom it follows: the relays that the sender
+// has named, then the sender itself, with the same failover as between addresses that an operator
+// lists. The receiver stays attached to the sender whomever it follows (origin_link.h).
 // Owner: a replica. Threads: as Upstream says. Cost: two threads, and a connection to the sender
 // beside that to the relay. Errors: those of the upstream in use.
 #pragma once
@@ -17,7 +17,7 @@ namespace deltawire::receiver {
 struct AssignedOptions {
   std::string model;
   uint64_t seed = 0;   ///< of the random part of pauses
-  uint64_t relay = 0;  ///< the number of the relay that this receiver is; 0: it is none
+  uint64_t relay = 0;  ///< this receiver's number as a relay; 0: it serves nobody
   UpstreamChoice::Times times;
 };
 

@@ -23,18 +23,19 @@ class Downstream {
   /// False: the state could not be served, and the caller is to try again soon.
   virtual bool Committed(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                          std::shared_ptr<const Delta> delta, const Identity& from) = 0;
-  /// A pull of `version` begins, which may be served on while it comes; in the place of the one
-  /// before. The buffer is valid during the call only. Returns whether somebody is there who may
-  /// take it.
+  /// A pull begins whose `version` may be served on while it comes. It takes the place of the one
+  /// that came before. The buffer is valid during the call only. Returns whether a receiver is
+  /// there that may take the version.
   virtual bool Coming(const Buffer& buffer, std::shared_ptr<IncomingVersion> version) = 0;
-  /// That pull has ended.
+  /// The pull that Coming told of has ended.
   virtual void Gone() = 0;
   /// Reports what this daemon, or a relay that it pulls from, is fetching, and the path of relays
   /// that its versions come through.
   virtual void News(const RelayNews& news) = 0;
   /// The buffer is dropped, and one of another layout will follow.
   virtual void Dropped() = 0;
-  /// An update is about to change `file`: returns when nobody reads it, or cannot be made to stop.
+  /// An update is about to change `file`. Returns when nobody reads it any more, or when a reader
+  /// cannot be made to stop.
   virtual void MakeWay(ServedFile& file) = 0;
   /// These chunks of the committed state may have lost their digest.
   virtual void Distrusted(std::span<const uint32_t> chunks) = 0;

@@ -12,7 +12,8 @@ namespace {
 
 using Clock = SteadyClock;
 
-// How many lineages that were left are remembered. Each stands for a trainer that began anew.
+// How many lineages that were left are remembered. There is one more each time a trainer begins
+// anew.
 constexpr size_t kMostLeft = 64;
 
 // Whether a call's failure is the upstream's: it cannot be reached, does not have what was asked
@@ -24,16 +25,16 @@ bool OfUpstream(const Status& status) {
          absl::IsResourceExhausted(status) || absl::IsFailedPrecondition(status);
 }
 
-// Whether an attachment ended because the upstream has nothing to tell of yet: a relay whose first
-// pull runs. If all of its leaves went elsewhere meanwhile, each would cross the uplink.
+// Whether an attachment ended because the upstream is a relay whose first pull still runs. Its
+// leaves wait for it: if they all went elsewhere meanwhile, each would cross the uplink.
 bool AsksForPatience(const Status& status) { return absl::IsAborted(status); }
 
 /// One of the upstreams, and what is known of it.
 struct Peer {
   bool called = false;  // a call of it runs
   Hash128 told;         // the lineage that it last told of; zero: none
-  Status why_left;      // for whoever is told that its attachment ended
-  // Goes first: its end is told to those who look at the others.
+  Status why_left;      // what the replica is told when the attachment to it ends
+  // The last member, so that it is destroyed first: its end calls back to users of the others.
   std::unique_ptr<Upstream> upstream;
   const std::string& address() const { return upstream->address(); }
 };
@@ -72,7 +73,7 @@ class ChosenUpstream : public FailoverUpstream {
     return Judged(now, [&]() -> StatusOr<ModelDescription> {
       DW_ASSIGN_OR_RETURN(ModelDescription d, now->upstream->Describe(model));
       std::lock_guard lock(mu_);
-      // Its layout may be another one, for which the buffer would be thrown away.
+      // The old lineage may have another layout, for which the buffer would be thrown away.
       if (WasLeft(d.lineage)) return Behind(*now, Identity{.lineage = d.lineage});
       return d;
     });
@@ -95,7 +96,7 @@ class ChosenUpstream : public FailoverUpstream {
     {
       std::lock_guard lock(mu_);
       now = Chosen();
-      // What one has that was not heard of yet may be of a lineage that was left.
+      // Until an upstream has told of what it has, that may be of a lineage that was left.
       if (heard_ != now.get()) {
         return Errorf(StatusCode::kUnavailable, "sender {}: not attached to it yet",
                       now->address());
@@ -110,7 +111,7 @@ class ChosenUpstream : public FailoverUpstream {
                 std::function<void(const UpstreamEvent&)> event,
                 std::function<void(const Status&)> ended) override {
     Detach();
-    PeerPtr now, before;  // the latter may go with its last reference, and not under the lock
+    PeerPtr now, before;  // `before` may be its last reference, which must not go under the lock
     decltype(refused_) refused;
     {
       std::lock_guard lock(mu_);
@@ -122,7 +123,8 @@ class ChosenUpstream : public FailoverUpstream {
       model_ = model;
       if (seen_.empty()) seen_ = first.committed;
     }
-    // The upstream keeps these, and the peer keeps the upstream.
+    // The callbacks may use `peer` as a plain pointer: the upstream keeps them, and the peer owns
+    // the upstream.
     const Status attached = now->upstream->Attach(
         model, first,
         [this, peer = now.get(), event = std::move(event)](const UpstreamEvent& e) {
@@ -145,7 +147,7 @@ class ChosenUpstream : public FailoverUpstream {
     if (!attached.ok() && !AsksForPatience(attached)) {
       Fail(*now, UpstreamChoice::Failure::kGone, attached);
     } else if (Current() != now) {
-      // It was left meanwhile, by somebody who found no attachment to end.
+      // Another thread left this upstream meanwhile, and found no attachment that it could end.
       now->upstream->Detach();
     }
     return attached;
@@ -159,7 +161,7 @@ class ChosenUpstream : public FailoverUpstream {
     PeerPtr back, from;
     {
       std::lock_guard lock(mu_);
-      if (!std::exchange(pulling_, false)) return;  // it ended before it was opened
+      if (!std::exchange(pulling_, false)) return;  // the pull was never opened
       from = std::exchange(pulled_from_, nullptr);
       back = std::exchange(returning_, nullptr);
       const auto place = PlaceOf(*from);
@@ -299,7 +301,7 @@ class ChosenUpstream : public FailoverUpstream {
     }
     const Identity& newest = e.newest;
     if (newest.empty()) return absl::OkStatus();
-    // Whoever goes from one lineage to another shows which of the two is the later one.
+    // An upstream that goes from one lineage to another shows which of the two is the later one.
     const Hash128 before = std::exchange(from.told, newest.lineage);
     if (!(before == Hash128{}) && !(before == newest.lineage)) std::erase(left_, newest.lineage);
     if (WasLeft(newest.lineage)) return Behind(from, newest);
@@ -315,14 +317,14 @@ class ChosenUpstream : public FailoverUpstream {
   /// Whether an event of an attachment to `from` goes on to the replica.
   bool Take(Peer& from, const UpstreamEvent& e) {
     std::lock_guard lock(mu_);
-    // One that was left tells on until its attachment is ended.
+    // An upstream that was left goes on telling until its attachment is ended.
     if (PlaceOf(from) != choice_.current()) return false;
     const Status noted = Note(from, e);
     if (noted.ok()) {
       heard_ = &from;
       return true;
     }
-    // The attachment cannot be ended from its own event.
+    // This runs in an event of the attachment, which therefore another thread has to end.
     refused_ = {peers_[choice_.current()], noted};
     cv_.notify_all();
     return false;
@@ -382,15 +384,15 @@ class ChosenUpstream : public FailoverUpstream {
     left_peers_.push_back(before);
   }
 
-  /// Ends the attachment to one that was left by another order, and lets go of what is none of the
-  /// upstreams any more. REQUIRES: as for Ask.
+  /// Ends the attachments to upstreams that were left for a new order, and drops those that are not
+  /// in it. REQUIRES: as for Ask.
   void LetGo(std::unique_lock<Mutex>& lock) {
     if (left_peers_.empty() && retired_.empty()) return;
     const auto left = std::exchange(left_peers_, {});
     auto retired = std::exchange(retired_, {});
     lock.unlock();
     for (const PeerPtr& peer : left) peer->upstream->Detach();
-    retired.clear();  // each goes with the last call that uses it
+    retired.clear();  // a peer is destroyed when the last call that uses it has returned
     lock.lock();
   }
 
@@ -415,8 +417,8 @@ class ChosenUpstream : public FailoverUpstream {
     const uint64_t news = news_;
     const Identity seen = seen_;
     const auto newest = Ask(asked, lock);
-    // Between two lineages numbers cannot be compared; one that was not left before is the
-    // trainer's new beginning. A relay may have nothing to tell of yet, and never get it.
+    // Numbers of two lineages cannot be compared; a lineage that was not left before is the
+    // trainer's new beginning, and counts as newer.
     const bool newer =
         newest.ok() && !newest->empty() &&
         (newest->lineage == seen.lineage ? IsLater(*newest, seen) : !WasLeft(newest->lineage));
@@ -465,7 +467,7 @@ class ChosenUpstream : public FailoverUpstream {
       }
       const PeerPtr asked = peers_[*place];
       const auto newest = Ask(asked, lock);
-      // One that is behind would bring nothing for a while.
+      // Returning to an upstream that is behind would bring nothing for a while.
       const bool well =
           newest.ok() && !newest->empty() &&
           (seen_.empty() || (newest->lineage == seen_.lineage && !IsLater(seen_, *newest)));
@@ -486,22 +488,22 @@ class ChosenUpstream : public FailoverUpstream {
   mutable Mutex mu_;
   CondVar cv_;
   std::vector<PeerPtr> peers_;       // in order of preference
-  std::vector<PeerPtr> preferred_;   // the next order, while a pull goes on
-  std::vector<PeerPtr> left_peers_;  // whose attachments are to be ended
-  std::vector<PeerPtr> retired_;     // to be let go of by the prober, without the lock
-  UpstreamChoice choice_;            // of places in peers_
+  std::vector<PeerPtr> preferred_;   // the next order, until the pull that runs has ended
+  std::vector<PeerPtr> left_peers_;  // their attachments are to be ended
+  std::vector<PeerPtr> retired_;     // to be dropped by the prober, without the lock
+  UpstreamChoice choice_;            // its numbers are places in peers_
   const Clock::time_point patient_until_;
   std::string model_;            // empty: nothing was attached yet
   Identity seen_;                // the newest state that the one in use has told of
   std::vector<Hash128> left_;    // lineages that were left for others, the last one last
   RelayNews relay_news_;         // what the upstream in use last said as a relay
-  uint64_t news_ = 0;            // counts what was told that was not told before
+  uint64_t news_ = 0;            // how often it has told of something new
   PeerPtr attached_;             // the upstream of the last attachment
   const Peer* heard_ = nullptr;  // the same once it has told of what may be pulled there
   std::optional<std::pair<PeerPtr, Status>> refused_;  // whose event was not taken, and why
   bool pulling_ = false;
   PeerPtr pulled_from_;  // the upstream of the last OpenPull
-  PeerPtr returning_;    // to which, as soon as the pull has ended
+  PeerPtr returning_;    // a preferred upstream to return to when the pull has ended
   bool cancelled_ = false;
   Thread prober_;
 };

@@ -44,7 +44,7 @@ void Forwarding::Complete(net::PullEnd end, std::vector<SideFile> side_files) {
 
 void Forwarding::End(const Status& why) {
   if (incoming_ == nullptr) return;
-  // Those who wait for it shall pull again here, whatever went wrong.
+  // Whatever went wrong, kAborted makes those who wait for this version pull here again.
   incoming_->Abandon(Errorf(StatusCode::kAborted, "{} did not come: {}; pull again",
                             ToString(incoming_->identity()), MessageOf(why)));
   incoming_.reset();

@@ -1,6 +1,6 @@
-// What a pull round tells those who serve its version on while it is still coming: which version,
-// and each chunk once it is checked. Owner: a Replica with a Downstream, which outlives it.
-// Threads: the chunk calls from IoThreads, the others from the replica's driving thread, never
+// Hands the version that a pull round brings, while it is still coming, to those who serve it on:
+// its name, and each chunk once it is checked. Owner: a Replica with a Downstream, which outlives
+// it. Threads: the chunk calls from IoThreads, the others from the replica's driving thread, never
 // while chunks come. Cost: that of an IncomingVersion. Errors: none; a version that is given up
 // ends its pulls.
 #pragma once
@@ -21,17 +21,17 @@ class Forwarding {
   ~Forwarding() { End(absl::AbortedError("the receiver ends")); }
   Forwarding(const Forwarding&) = delete;
 
-  /// A pull of `target` begins from what `base` names. `whole`: the agents that send its parts have
-  /// epochs of their own, and the version goes on under the whole's.
+  /// A pull of `target` begins; the receiver holds what `base` names. `whole`: the agents that send
+  /// the parts have epochs of their own, and the version goes on under the whole's.
   void Open(const Buffer& buffer, const Identity& target, wire::Have base, bool whole);
   /// The upstream has granted the pull. `ends_at` is where it ends if nothing overtakes it, and
   /// empty where the upstream does not say.
   void Granted(const Buffer& buffer, const Identity& ends_at, uint32_t history);
-  /// What the pull says of the history that is kept here.
+  /// The pull has named the history that is kept here.
   void Names(const std::vector<StateId>& history);
   /// Whether somebody was there to take the version when its pull began.
   bool waited_for() const { return waited_for_; }
-  /// Nothing further will be told of the version that is not served as committed by now.
+  /// Gives the version up, if there is one that has not been committed and served by now.
   void End(const Status& why);
 
   // Of one chunk.

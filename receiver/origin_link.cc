@@ -43,7 +43,7 @@ class OriginLink::SenderView : public Upstream {
     link_.Subscribe({.event = std::move(event), .ended = std::move(ended)});
     return absl::OkStatus();
   }
-  void Send(const receiver::Report&) override {}  // the link has it from the replica
+  void Send(const receiver::Report&) override {}  // the link gets every report of the replica
   void Detach() override { link_.Unsubscribe(absl::CancelledError("detached")); }
   void Cancel() override { link_.Cancel(); }
 
@@ -133,7 +133,7 @@ void OriginLink::Unsubscribe(const Status& why) {
 StatusOr<Identity> OriginLink::Newest() {
   {
     std::lock_guard lock(mu_);
-    // What was told within a beat need not be asked for.
+    // An event that came less than a beat ago says what is newest; no call is needed.
     if (heard_ && follower_.attached(0)) return last_.newest;
   }
   return origin_->Newest(model_);
@@ -222,7 +222,7 @@ void OriginLink::OnEvent(uint64_t attachment, const UpstreamEvent& event) {
   if (event.sync_request != 0 && requests_.size() < kMostRequests) {
     requests_.push_back({event.sync_request, event.force_full, event.newest});
   }
-  // A sender that says nothing of this is followed itself.
+  // A sender that does not say whom to follow is to be followed itself.
   const Assignment now = event.assignment.value_or(Assignment{});
   if (!now.undecided) {
     const bool changed = !(std::exchange(assignment_, now) == now);

@@ -23,14 +23,14 @@ class OriginLink {
              std::function<void(const Assignment&)> assigned);
   ~OriginLink();
 
-  /// The sender as an upstream. There is one view, and it goes before this.
+  /// The sender as an upstream. There is one view; it must be destroyed before this.
   std::unique_ptr<Upstream> View();
   const std::string& address() const { return origin_->address(); }
 
   /// What the replica reports; the first one lets the thread attach.
   void Report(const receiver::Report& report);
-  /// Gives `event`, which goes to the replica, a sync request of the sender, if there is one that
-  /// was not answered yet and the event's upstream has what the sender had when it asked.
+  /// `event` is on its way to the replica. If the sender has asked for a sync that is not answered
+  /// yet, and the event's upstream has what the sender had when it asked, the request goes along.
   void AddRequest(UpstreamEvent& event);
   /// The replica has forgotten the requests that it was given.
   void RenewRequests();
@@ -78,7 +78,7 @@ class OriginLink {
   receiver::Report report_;
   bool started_ = false;  // there is a report
   bool stopping_ = false;
-  uint64_t attachment_ = 0;  // counts them, so that a late event of an old one is noticed
+  uint64_t attachment_ = 0;  // its number, by which a late event of an earlier one is known
   UpstreamEvent last_;
   bool heard_ = false;  // last_ is of this attachment
   Assignment assignment_;

@@ -1,6 +1,6 @@
-// A committed weight file whose bytes are served to other receivers, and the gate between those who
-// read it so and the update that will change it. Owner: the Buffer and who serves, by shared_ptr;
-// the mapping lives as long. Threads: any. Cost: a lock per lease. Errors: none.
+// A committed weight file whose bytes are served to other receivers. It keeps those who read it
+// apart from the update that will change it. Owner: the Buffer and whoever serves it, by
+// shared_ptr; the mapping lives as long. Threads: any. Cost: a lock per lease. Errors: none.
 #pragma once
 
 #include <chrono>
@@ -40,7 +40,8 @@ class ServedFile : public std::enable_shared_from_this<ServedFile> {
     closed_ = true;
     return true;
   }
-  /// Lets nobody begin to read, and waits until nobody reads; false: somebody does after `limit`.
+  /// Gives out no more leases, and waits until all are returned; false: one is still out after
+  /// `limit`.
   bool Drain(std::chrono::milliseconds limit) {
     std::unique_lock lock(mu_);
     closed_ = true;

@@ -1,8 +1,8 @@
-// Which of several upstreams, given in order of preference, a receiver uses now. A failed one is
-// left for the first that may be tried, and so is one that is behind. A preferred one is used again
-// after two answers with a random pause between, so that not all return at once, and after a pause
-// that grows with each piece of work that it failed at. Pure: a function of events and time.
-// Owner: a FailoverUpstream, under its lock. Cost: O(upstreams). Errors: none.
+// Which of several upstreams, given in order of preference, a receiver uses now. One that fails or
+// is behind is left for the first that may be tried. The receiver returns to a preferred one after
+// two answers with a random pause between, so that not all return at once, and not before a pause
+// that grows with each failure at its work. Pure: a function of events and time. Owner: a
+// FailoverUpstream, under its lock. Cost: O(upstreams). Errors: none.
 #pragma once
 
 #include <chrono>
@@ -21,17 +21,17 @@ class UpstreamChoice {
   using Time = SteadyClock::time_point;
   /// The longest pause before an upstream that cannot be reached is tried again.
   static constexpr std::chrono::milliseconds kLongest = Backoff::kLongest;
-  /// Pauses of which half is for sure and the rest random.
+  /// Pauses; half of each is fixed, and the other half random.
   struct Times {
     /// Between the two answers of an upstream that is used again.
     std::chrono::milliseconds settle{2000};
     /// Between two comparisons.
     std::chrono::milliseconds compare_every{10000};
-    /// Before one is preferred again that answers and does not do what it is asked: after the first
-    /// failure, and at most. Each pause is four times the one before.
+    /// Before an upstream that answers, but fails at what it is asked, is preferred again: after
+    /// its first failure, and at most. Each pause is four times the one before.
     std::chrono::milliseconds first_doubt{1000}, longest_doubt{300000};
-    /// A receiver that holds nothing waits so long after its start for one that cannot be reached:
-    /// in a fleet that starts all at once its relay may be about to listen.
+    /// A receiver that holds nothing waits so long after its start for an upstream that cannot be
+    /// reached: in a fleet that starts all at once, its relay may only be about to listen.
     std::chrono::milliseconds start_patience{3000};
   };
 
@@ -47,12 +47,13 @@ class UpstreamChoice {
   /// `upstream` did not do what it was asked. If it is the current one, another becomes it: the
   /// first that may be tried now, or else the one that may be tried soonest.
   void Failed(size_t upstream, Failure failure, Time now);
-  /// A whole pull from `upstream` has ended as it should, which is more than an answer.
+  /// A whole pull from `upstream` has succeeded, which says more than an answer.
   void Worked(size_t upstream);
 
-  /// The upstreams are others from now on: each is the former one at that place of the order, of
-  /// which all is remembered, or a new one. A new one that is preferred to the current one takes
-  /// its place; if the current one is not among them, the first that may be tried now.
+  /// Replaces the upstreams. For each one, in the new order, `former` has its place in the old
+  /// order, and what is known of it stays; nullopt: it is new. A new one that is preferred to the
+  /// current one becomes the current one. If the current one is gone, the first that may be tried
+  /// does.
   void Reorder(const std::vector<std::optional<size_t>>& former, Time now);
 
   /// The upstream before the current one that is to be asked now whether it is well; nullopt: none.
@@ -64,13 +65,14 @@ class UpstreamChoice {
   /// Makes `upstream` the current one.
   void Return(size_t upstream);
 
-  // One that works may itself have lost its upstream, and tell of nothing new.
+  // An upstream that works may itself have lost its upstream, and so tell of nothing new.
   /// The upstream to be asked now for its newest state, to compare; nullopt: none.
   std::optional<size_t> Compare(Time now) const;
   Time NextCompare() const;
-  /// Whether the one that was asked has a newer state than the newest that the current one has told
-  /// of. `news` counts what the current one has told of, its own pull's progress included. True: so
-  /// it was the last time, and nothing has been told since, so the current one is behind.
+  /// `newer`: whether the upstream that Compare named has a newer state than any that the current
+  /// one has told of. `news` counts what the current one has told, its own pull's progress
+  /// included. True: it was newer the last time as well, and nothing was told in between, so the
+  /// current one is behind.
   bool Compared(bool newer, uint64_t news, Time now);
 
  private:
@@ -91,7 +93,7 @@ class UpstreamChoice {
   std::vector<State> upstreams_;
   size_t current_ = 0;
   Time compare_at_{};
-  std::optional<uint64_t> behind_;  // what was told of here when a newer state was there
+  std::optional<uint64_t> behind_;  // `news` when Compared last found a newer state elsewhere
   std::mt19937_64 random_;
 };
 

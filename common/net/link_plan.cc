@@ -6,10 +6,10 @@
 namespace deltawire::net {
 namespace {
 
-constexpr double kBytesOfStream = 512 << 10;  // that one stream should need on its way
-constexpr double kRateOfStream = 1e9;         // that a core moves through one socket
-// Of a socket's memory about half holds payload; the rest are the kernel's structures. And what is
-// sent again stays there for a second round trip.
+constexpr double kBytesOfStream = 512 << 10;  // the most that one stream should have under way
+constexpr double kRateOfStream = 1e9;         // the most that a core moves through one socket
+// About half of a socket's memory holds payload, and the kernel's structures take the rest. It must
+// hold twice what is under way, since bytes that are sent again stay for a second round trip.
 constexpr double kMemoryOverBytes = 4;
 constexpr double kUnsentSeconds = 0.05;
 constexpr uint32_t kUsualUnsent = 128 << 10;

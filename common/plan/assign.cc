@@ -7,7 +7,7 @@ namespace deltawire::plan {
 namespace {
 
 constexpr int kOrigin = -1;
-constexpr int kNone = -2;  // to be placed
+constexpr int kNone = -2;  // not placed yet
 
 /// One site while it is planned. Receivers are numbered in their order.
 class SitePlan {
@@ -50,7 +50,8 @@ class SitePlan {
     parent(node) = kNone;
   }
 
-  /// The number of the receiver that `node` followed before; kOrigin; kNone if it may not any more.
+  /// What `node` followed before: a receiver's number, or kOrigin. kNone: nothing, or a receiver
+  /// that has gone or does not serve any more.
   int Before(int node) const {
     const auto was = before_.find(nodes_[static_cast<size_t>(node)]->id);
     if (was == before_.end()) return kNone;
@@ -68,7 +69,7 @@ class SitePlan {
     }
   }
 
-  /// Whether `node` is `other`, or what it follows in one step or more.
+  /// Whether `other` is `node`, or follows it directly or through others.
   bool Above(int node, int other) {
     for (int at = other; at >= 0; at = parent(at)) {
       if (at == node) return true;
@@ -76,8 +77,8 @@ class SitePlan {
     return false;
   }
 
-  /// Of those that followed a receiver which has gone, or serves no more, the first takes its
-  /// place, and the others follow that one.
+  /// When a receiver has gone, or does not serve any more, the first of its followers takes its
+  /// place, and the other followers follow that one.
   void Inherit() {
     std::map<std::string, int> heirs;  // by the receiver that has gone
     for (int node = 0; node < size(); ++node) {
@@ -103,7 +104,7 @@ class SitePlan {
     return number == number_.end() || !serves(number->second);
   }
 
-  /// Whom `gone` followed, or whoever that one followed, of those that are still here.
+  /// The nearest receiver above `gone`, in the tree as it was, that is still here and serves.
   int PlaceOf(const std::string& gone) const {
     std::string id = gone;
     for (size_t steps = 0; steps <= before_.size(); ++steps) {
@@ -149,7 +150,7 @@ class SitePlan {
       const int moved = MakeRoom(node, root);
       if (moved != kNone) others.push_back(moved);
     }
-    // A later one may have brought room.
+    // Receivers that were placed later may have brought room.
     for (const int node : serving) {
       if (parent(node) == kNone && !Place(node, root)) parent(node) = kOrigin;
     }
@@ -158,7 +159,7 @@ class SitePlan {
     }
   }
 
-  /// Those that the root's versions come to, the nearest first.
+  /// The root and all that follow it, directly or through others, the nearest first.
   std::vector<int> Connected(int root) {
     std::vector<int> all{root};
     for (size_t i = 0; i < all.size(); ++i) {
@@ -168,7 +169,8 @@ class SitePlan {
     return all;
   }
 
-  /// Under the nearest one that has room; of those equally near, the one with the fewest followers.
+  /// Hangs `node` under the receiver with room that is nearest to the root; of several that are
+  /// equally near, under the one with the fewest followers. False: nobody has room.
   bool Place(int node, int root) {
     std::vector<int> level{root};
     while (!level.empty()) {
@@ -189,8 +191,8 @@ class SitePlan {
     return false;
   }
 
-  /// Hangs `node`, which serves, into the place of one that does not, and returns that one; kNone
-  /// if nothing would be gained: there is none, or the receivers under `node` have no room either.
+  /// Gives `node`, which serves, the place of a receiver that does not, and returns that receiver.
+  /// kNone: there is none, or it would gain nothing, since nobody under `node` has room.
   int MakeRoom(int node, int root) {
     const auto below = Connected(node);
     if (std::ranges::none_of(below, [&](int at) { return HasRoom(at); })) return kNone;

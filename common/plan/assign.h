@@ -1,6 +1,6 @@
-// Whom each receiver of a fleet pulls from: of a site one receiver pulls from the origin, and the
-// others follow it in a tree of bounded fan-out. What was assigned before stays as far as it can:
-// a death moves the dead node's children alone. Plain values; a pure function of them, without
+// Whom each receiver of a fleet pulls from: of each site one receiver pulls from the origin, and
+// the others follow it in a tree of bounded fan-out. What was assigned before stays as far as it
+// can; when a receiver dies, only its followers move. Pure functions of plain values, without
 // sockets or clocks. Cost: O(receivers) for each one that is placed anew. Errors: none.
 #pragma once
 
@@ -25,19 +25,20 @@ struct AssignLimits {
 /// The id of the receiver that each one follows; empty: the origin.
 using Parents = std::map<std::string, std::string>;
 
-/// `nodes`: the receivers that are here, each id once; where several fit, the earlier one is taken.
-/// `before`: what was assigned before; it may name receivers that have gone, and be wrong in any
-/// way. The result names each of `nodes`:
-///  * nobody follows a receiver of another site, or one that does not serve, or itself by a circle;
+/// `nodes`: the receivers that are here, each id once; where several could take a place, the one
+/// that comes first in `nodes` does. `before`: what was assigned before; it may name receivers that
+/// have gone, and may break any of the rules below. The result has an entry for each of `nodes`:
+///  * nobody follows a receiver of another site, one that does not serve, or, through others,
+///    itself;
 ///  * no receiver has more than `fan_out` followers;
-///  * of each site one receiver pulls from the origin. Further ones do only where the site has no
-///    place for them: none of it serves, or all that serve are full.
+///  * of each site one receiver pulls from the origin. Another one does so only if the site has no
+///    place for it: nobody there serves, or all who serve have as many followers as they may.
 Parents AssignUpstreams(const std::vector<AssignNode>& nodes, const Parents& before,
                         const AssignLimits& limits);
 
-/// Whom each of `nodes` goes to when the one that it follows dies, in order of preference, before
-/// the origin: the receiver that takes the dead one's place (unless it is itself that one), then
-/// the one that the dead one followed. None of them follows it.
+/// The back-ups of each of `nodes`: whom it turns to, before the origin, when the receiver that it
+/// follows dies. First comes the receiver that will take the dead one's place (unless that is the
+/// node itself), then the one that the dead one followed. No back-up of a node follows that node.
 std::map<std::string, std::vector<std::string>> BackupsOf(const std::vector<AssignNode>& nodes,
                                                           const Parents& parents);
 

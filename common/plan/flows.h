@@ -1,7 +1,7 @@
-// Work that shares capacities, on virtual time: bytes on links, core-seconds, bytes of memory. At
-// each moment every resource is divided fairly among who wants it, and each work goes on at the
-// least of what its resources and its own pace allow. Plain value of one thread. Cost: works times
-// resources at each end of a work. Errors: none.
+// Works that share resources on virtual time: bytes on links, core-seconds, bytes of memory. At
+// each moment every resource is divided fairly among the works that want it, and each work goes on
+// as fast as the scarcest of its resources, or its own pace, allows. A plain value of one thread.
+// Cost: works times resources at each end of a work. Errors: none.
 #pragma once
 
 #include <cstddef>

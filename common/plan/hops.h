@@ -1,6 +1,6 @@
-// Who pulls from whom in a fleet, and what those have in common who pull from the same nodes.
-// Hops point into the fleet, which outlives them. Pure functions. Cost: by the number of sites.
-// Errors: none.
+// Who pulls from whom in a fleet: receivers that pull from the same nodes in the same way are a
+// hop. Hops point into the fleet, which outlives them. Pure functions. Cost: by the number of
+// sites. Errors: none.
 #pragma once
 
 #include <cstddef>

@@ -46,7 +46,7 @@ void Admission::Sent(uint64_t bytes, Time now) {
   std::lock_guard lock(mu_);
   window_bytes_ += bytes;
   if (now - window_began_ < rules_.window) return;
-  // A window in which nothing was sent for a while is no measure of what could be.
+  // A window in which nothing was sent for a while does not show how fast the way is.
   if (now - window_began_ < 2 * rules_.window) {
     const double seconds = duration<double>(now - window_began_).count();
     best_now_ = std::max(best_now_, static_cast<double>(window_bytes_) / seconds);

@@ -1,8 +1,8 @@
-// Who goes first where a sender's way out is full: followers, which need a delta, before newcomers,
-// which need most of the model whole. While a follower's pull is young, newcomers together get a
-// share of what the sender is known to send, and not less; otherwise everybody sends as TCP lets
-// him. Hands out times, as TokenBucket does. Owner: the PullDesk. Threads: any. Cost: a lock for
-// each piece that is sent. Errors: none. No sockets and no clock of its own.
+// Decides who goes first where a sender's way out is full: followers, which need a delta, before
+// newcomers, which need most of the model whole. While a follower's pull is young, newcomers share
+// a fixed part of what the sender is known to send; at other times TCP alone divides the way. Like
+// TokenBucket it returns times to wait. Owner: the PullDesk. Threads: any. Cost: a lock for each
+// piece that is sent. Errors: none. No sockets and no clock of its own.
 #pragma once
 
 #include <chrono>
@@ -25,12 +25,14 @@ inline PullClass ClassOf(uint64_t whole_bytes, uint64_t served_bytes) {
 struct AdmissionRules {
   /// What newcomers together get of the sender's best rate while a follower goes first.
   double newcomers_share = 0.25;
-  /// A follower goes first for so long from its pull's beginning. One that takes longer is bound by
-  /// a link of its own, and would hold newcomers up for nothing.
+  /// A follower goes first for so long from its pull's beginning. A longer pull is bound by the
+  /// follower's own link, and would hold newcomers up for nothing.
   std::chrono::milliseconds first_for{2000};
-  /// And all of them from a publish on, so that what they ask and connect with meets no full queue.
+  /// After a publish the followers that are expected go first for so long even before their pulls
+  /// begin, so that their requests and connections meet no full queue.
   std::chrono::milliseconds expected_for{300};
-  /// The best rate is that of the best window lately; the older of two such spans is forgotten.
+  /// The best rate is that of the best `window` since the span before this one began; a span is as
+  /// long as `lately`.
   std::chrono::milliseconds window{200}, lately{30000};
 };
 
@@ -43,11 +45,11 @@ class Admission {
   uint64_t Begin(const std::string& model, PullClass who, uint32_t streams, Time now);
   void End(uint64_t pull);
   /// A version was published, and so many followers are expected to ask for it. Each pull that
-  /// begins is taken for one of theirs: once they are all there, nobody waits for another.
+  /// begins counts as one of theirs; when as many have begun, none is expected any more.
   void Expect(size_t followers, Time now);
 
-  /// How long a newcomer must wait before it sends `bytes` more. What it says holds while first()
-  /// does: who waits asks that again, and goes on when it is false.
+  /// How long a newcomer must wait before it sends `bytes` more. The answer holds only as long as
+  /// first() is true: whoever waits asks first() again, and goes on at once when it is false.
   std::chrono::nanoseconds Take(uint64_t bytes, Time now);
   /// How much a newcomer's stream should take at a time, at most `most`: small enough that each
   /// gets a turn ten times a second, as far as 4 KiB pieces allow that.

@@ -35,10 +35,11 @@ class IncomingVersion {
   /// One chunk, checked.
   struct Piece {
     wire::FrameHeader header;  ///< as it came
-    /// A delta's payload as it came; null: a whole chunk, whose bytes `whole` are in place.
+    /// A delta's payload as it came; null: the chunk came whole, and `whole` are its bytes where
+    /// they lie.
     std::shared_ptr<const std::byte[]> payload;
     Bytes whole;
-    /// The same delta in the codec fast; null: it came so.
+    /// The same delta in the codec fast; null: that is the codec in which it came.
     std::shared_ptr<const std::byte[]> fast;
     size_t fast_bytes = 0;
   };
@@ -47,12 +48,13 @@ class IncomingVersion {
   class Watcher {
    public:
     virtual ~Watcher() = default;
-    /// `all`: nothing further will come. Else one more chunk has.
+    /// One more chunk has come; or, with `all`, nothing further will.
     virtual void Came(bool all) = 0;
   };
 
-  /// `base`: what is held where it arrives, and so where its deltas begin; `payload_limit`: bytes
-  /// of payloads that are kept. A chunk beyond it is served once the version is settled.
+  /// `base`: what the receiving end holds, which is where the version's deltas begin.
+  /// `payload_limit`: bytes of payloads that are kept; a chunk beyond this limit is served only
+  /// when the version is settled.
   IncomingVersion(const Identity& identity, wire::Have base, uint64_t payload_limit);
 
   /// Root 0: the version is still being written, and only the end of its pulls says its root.
@@ -60,23 +62,25 @@ class IncomingVersion {
   IncomingNews news() const { return {identity_, base_.held}; }
 
   // For the receiving end.
-  /// The deltas that tight payloads may look back to, newest first, each named by the state before
-  /// it, and how many of them `wanted` says that receivers should keep. Before chunks come.
+  /// `history`: the deltas that tight payloads may look back to, newest first, each named by the
+  /// state before it. `wanted`: how many of them receivers should keep. REQUIRES: no chunk has
+  /// come.
   void SetHistory(std::vector<StateId> history, uint32_t wanted);
-  /// A frame is about to change bytes in place. Gives the version up if the frame is of another
-  /// one.
+  /// A frame is about to change bytes in place. If it belongs to another version, this one is given
+  /// up.
   void Begins(const wire::FrameHeader& header);
-  /// A second piece of a chunk is one that was repaired here, and is not needed.
+  /// Adds a chunk that has come. A second piece of a chunk is dropped: it was only repaired here.
   void Add(Piece piece);
-  /// Whether the chunks, as they will be, make up the version whose name `end` has.
+  /// Whether the chunks that came, with those that did not change, make up the version that `end`
+  /// names.
   bool MakesUp(const net::PullEnd& end) const;
   /// REQUIRES: MakesUp(end).
   void Complete(const net::PullEnd& end, std::shared_ptr<const SideFileSet> side_files);
   /// `state` is this version, as it is served from now on. The bytes in place are read no more;
   /// payloads of deltas can be taken as before.
   void Settle(std::shared_ptr<const Published> state);
-  /// Pulls of it end with `why`. The bytes in place are read no more when this returns. Nothing
-  /// happens to one that is settled.
+  /// Pulls of it end with `why`. The bytes in place are read no more when this returns. A settled
+  /// version stays settled.
   void Abandon(const Status& why);
 
   // For served pulls.
@@ -90,7 +94,8 @@ class IncomingVersion {
   /// A copy of a whole chunk's bytes, shared by the frames that carry it at the same time. Null:
   /// the bytes in place must not be read any more.
   std::shared_ptr<const std::byte[]> CopyOf(const Piece& piece);
-  /// The digest that the chunk has, or will have as far as is known; nullopt: it has not come.
+  /// The digest that the chunk has in this version, as far as is known; nullopt: the chunk has not
+  /// come.
   std::optional<uint64_t> digest(uint32_t chunk) const;
   /// Whether a receiver's `have` has every chunk of the version. REQUIRES: complete.
   bool Has(const std::vector<wire::Have::Entry>& have) const;

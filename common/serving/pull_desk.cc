@@ -64,7 +64,7 @@ std::shared_ptr<TokenBucket> PullDesk::RateFor(const std::string& name, uint64_t
   return rate;
 }
 
-// How many deltas the receiver shall keep for later pulls; none where fast is the choice anyway.
+// How many deltas the receiver should keep for later pulls; none if fast will be chosen anyway.
 uint32_t PullDesk::HistoryWanted(const PullCoding& coding, const Published& now) {
   const auto wanted = [&](kernels::Codec codec) {
     const Coder* coder = CoderOf(codec);
@@ -195,7 +195,7 @@ StatusOr<PullTicket> PullDesk::Open(const PullRequest& request,
   terms.granted = end;
   DW_ASSIGN_OR_RETURN(const wire::Ticket ticket, RandomTicket());
   uint32_t history = newest == nullptr ? 0 : HistoryWanted(terms.coding, *newest);
-  // Payloads that go on as they came may look back as far as the origin wants.
+  // Payloads that are passed on as they came look back as far as the origin has chosen.
   if (incoming != nullptr) history = std::max(history, incoming->history_wanted());
   auto session = std::make_shared<ServedPull>(source, std::move(terms));
   DW_ASSIGN_OR_RETURN(const Pulls replaced, Enter(request, ticket, session, still));

@@ -63,7 +63,8 @@ struct PullLimits {
 struct PullTraits {
   std::optional<kernels::Codec> codec = kernels::Codec::kFast;  ///< none: chosen chunk by chunk
   uint32_t history = 0;
-  /// A frame that reads a half for a quarter of this is late; then the next frames are copied.
+  /// Pulls that read a half when it is to be written are cut after this. A frame that reads one for
+  /// a quarter of this is late, and the frames after it are copied.
   std::chrono::milliseconds grace{250};
   uint64_t rate_limit_per_receiver = 0;  ///< bytes per second; 0: none
   uint64_t rate_limit_per_site = 0;      ///< the same for all receivers of a site together
@@ -81,7 +82,8 @@ class PullDesk {
   /// Grants a pull of `source`. `still` returns whether `source` is still the model of its name. It
   /// is called when the pull stands in the table, so that a Drop at the same time either finds the
   /// pull or makes `still` false.
-  /// With `incoming` what has come of that version goes out at once, and the pull ends there.
+  /// With `incoming` the pull is of a version that still comes: chunks go out as they come, and the
+  /// pull ends at that version.
   StatusOr<PullTicket> Open(const PullRequest& request, const std::shared_ptr<StateSource>& source,
                             const std::function<bool()>& still,
                             std::shared_ptr<IncomingVersion> incoming = nullptr);
@@ -100,7 +102,7 @@ class PullDesk {
   struct Counts {
     uint32_t active = 0;
     uint64_t bytes_sent = 0;
-    uint64_t bytes_ahead = 0;  ///< of them as they came; see ServedPull::bytes_ahead
+    uint64_t bytes_ahead = 0;  ///< of these, sent on as they came; see ServedPull::bytes_ahead
     uint64_t cut = 0;
     uint64_t refused = 0;
     FormCounts sent;

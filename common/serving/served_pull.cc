@@ -12,7 +12,7 @@ namespace {
 using Clock = SteadyClock;
 using kernels::Codec;
 
-// In bytes a second: a Have that comes more slowly is late.
+// A Have that comes more slowly than this, in bytes a second, is late.
 constexpr uint64_t kSlowestHave = uint64_t{64} << 10;
 
 }  // namespace

@@ -56,9 +56,10 @@ struct PullTerms {
   uint64_t ahead_bytes = 0;
   Identity granted;                ///< the state to end at, if none overtakes it: for the log
   std::vector<uint32_t> suspects;  ///< chunks whose bytes came with another digest before
-  /// A frame that reads a half for longer is late; then the next frames are copied.
+  /// A frame that reads a half for longer than this is late, and the frames after it are copied.
   std::chrono::milliseconds late_after{62};
-  /// All streams must arrive within this time, and Have as much later as 64 KiB/s need for it.
+  /// All streams must arrive within this time. Have may arrive later, by as long as it takes at
+  /// 64 KiB/s.
   std::chrono::milliseconds ticket_life{30000};
   /// Of the receiver's pulls together, and of all pulls of its site; null: no limit.
   std::shared_ptr<TokenBucket> rate, site_rate;
@@ -102,7 +103,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   /// Cuts the pull if one of its streams still reads `half`; returns whether it did.
   bool CutIfReading(uint32_t half, std::string_view why);
   /// Cuts the pull if its ticket's life is over and a stream, or Have, has not arrived; returns
-  /// whether it did. When all streams have, Have has the time as well that a slow link needs.
+  /// whether it did. When all streams have arrived, Have gets the time that a slow link needs.
   bool CutIfLate(SteadyClock::time_point now);
   /// `newest` has been published: keeps the deltas that lead back from it to the pull's end. Takes
   /// a while, and the model's pool, when these deltas have become too large.
@@ -113,7 +114,7 @@ class ServedPull : public net::PullSession, public IncomingVersion::Watcher {
   const std::string& principal() const { return terms_.principal; }
   const std::shared_ptr<StateSource>& model() const { return model_; }
   uint64_t bytes_sent() const;
-  /// Those of them that went on as they came, without waiting until their version was complete.
+  /// Of bytes_sent, those that were sent on as they came, before their version was complete.
   uint64_t bytes_ahead() const { return bytes_ahead_; }
   FormCounts sent() const;
   /// When a stream was last opened or asked for a frame; before that, when the pull was granted.

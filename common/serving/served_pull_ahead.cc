@@ -1,4 +1,4 @@
-// A served pull's frames while the version that it is to end at is still coming.
+// The part of ServedPull that makes its frames while the version that it ends at is still coming.
 #include <algorithm>
 
 #include "common/base/human.h"
@@ -37,7 +37,7 @@ void ServedPull::Came(bool all) {
     for (Stream& s : streams_) {
       if (!s.wake) continue;
       wakes.push_back(std::exchange(s.wake, nullptr));
-      if (!all) break;  // one chunk is for one stream
+      if (!all) break;  // one more chunk has come, and one stream can take it
     }
   }
   for (const auto& wake : wakes) wake();
@@ -87,8 +87,8 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callb
       const wire::FrameHeader header = found.piece->header;
       AheadTask task{.piece = *std::move(found.piece), .before = have_[header.chunk]};
       if (!Fits(task)) continue;
-      // As for every pull: what overtakes it lifts the chunk on the stream that sent it.
       if (task.piece.payload != nullptr) ahead_taken_ += StagedBytes(task.piece);
+      // If a newer version overtakes this pull, the stream that sent the chunk also lifts it.
       stream.early.push_back(header.chunk);
       sent_ahead_[header.chunk] = 1;
       have_[header.chunk] = {header.version, header.digest_after, 0};
@@ -98,7 +98,8 @@ std::optional<ServedPull::AheadTask> ServedPull::TakeAhead(Stream& stream, Callb
       case Step::kComing:
         return std::nullopt;
       case Step::kComplete:
-        // What the receiver lacks beside what has come, it gets once the version is settled.
+        // If the receiver lacks chunks that the version did not change, the pull goes on until the
+        // version is settled, and sends them then.
         if (!terms_.incoming->Has(have_)) return std::nullopt;
         end_ = NameOf(terms_.incoming->end());
         break;
@@ -121,8 +122,8 @@ bool ServedPull::Fits(AheadTask& task) const {
   const wire::FrameHeader& header = task.piece.header;
   const wire::Have::Entry& have = task.before;
   const bool known = have.version != kUnknown;
-  if (known && have.digest == header.digest_after) return false;  // it is there
-  // Its bytes are compared with their digest first, when the version is settled.
+  if (known && have.digest == header.digest_after) return false;  // the receiver has it
+  // A suspect waits until the version is settled: its bytes are then compared with their digest.
   if (Suspect(header.chunk)) return false;
   if (const uint64_t most = terms_.ahead_bytes; most != 0) {
     // A receiver whose only file keeps its bytes until the version is published.

@@ -1,12 +1,13 @@
-// A ServedPull's turn beside other pulls: who it counts as, and how long it waits for others.
+// The part of ServedPull that shares the way out with other pulls: which class the pull is of, and
+// how long it waits for others.
 #include "common/serving/served_pull.h"
 
 namespace deltawire {
 
 PullClass ServedPull::Classify(const Published* end) const {
   const uint64_t unknown = wire::Have::Entry{}.version;
-  // Another lineage's chunks are no base, nor are those from before the log. Of a version that is
-  // still coming, only a receiver that holds what it begins at is told.
+  // Chunks of another lineage, or from before the log, are no base for a delta. A version that is
+  // still coming needs no log: only receivers that hold what its deltas begin at are told of it.
   const bool coming = terms_.incoming != nullptr;
   const Identity& to = coming ? terms_.incoming->identity() : end->info.identity;
   const bool known = held_.lineage == to.lineage && (coming || !end->log.empty());

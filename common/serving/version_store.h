@@ -39,8 +39,8 @@ struct Published {
   std::shared_ptr<EncodedCache> encoded;
   /// Per chunk; not 0: the chunk in the half was found to lack its digest, and must not be sent.
   std::unique_ptr<std::atomic<uint8_t>[]> damaged;
-  /// Chunks of this state, for pulls that end here, once the later deltas have become too large to
-  /// keep.
+  /// For pulls that end at this state: its chunks, when the later deltas, by which they could be
+  /// made, have become too large to keep.
   std::shared_ptr<KeptChunks> kept;
 };
 

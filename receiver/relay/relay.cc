@@ -36,7 +36,8 @@ class Relay::Channel : public Downstream {
       LogLine(said ? LogLevel::kDebug : LogLevel::kWarn,
               "model {}: {} is not served to other receivers yet: {}", name_,
               ToString(buffer.committed()), MessageOf(installed));
-      // Whoever follows here would stay at an old version. At first that may pass.
+      // While this lasts, receivers that follow this relay stay at an old version. Once may pass;
+      // after the second time they are let go.
       if (failed_before && !fresh) {
         Drop(Errorf(StatusCode::kAborted, "this relay cannot serve what it has committed: {}",
                     MessageOf(installed)));

@@ -28,9 +28,9 @@ class Relay : public net::PullSource, public PullHost {
     std::chrono::milliseconds grace{250};
     StageObserver stages;  ///< told of each pull that has ended as it should
     uint64_t number = 0;   ///< of this relay in RelayNews::path
-    /// A relay takes a model that it lacks to be on its way for `start_patience` after its own
-    /// start, and for `pull_patience` after each sign of progress. Until then receivers that want
-    /// it are told to ask again here.
+    /// A model that the relay lacks counts as on its way for `start_patience` after the relay's own
+    /// start, and for `pull_patience` after each sign of progress. For so long, receivers that want
+    /// the model are told to ask here again.
     std::chrono::milliseconds start_patience{3000}, pull_patience{10000};
   };
   Relay(const Options& options, ThreadPool& pool, CoderRates& rates);

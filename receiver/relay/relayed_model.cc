@@ -29,7 +29,7 @@ Status RelayedModel::Install(const Buffer& buffer, std::shared_ptr<ServedFile> f
   DW_ASSIGN_OR_RETURN(auto side_files, MakeSideFileSet(std::move(files)));
   const Identity id = buffer.committed();
   const auto before = store_.newest();
-  // A pull that brought nothing new ends here, too.
+  // This is also the end of a pull that brought nothing new.
   if (before != nullptr && before->info.identity == id && Serves(*before, file) &&
       before->side_files->hash == side_files->hash) {
     return absl::OkStatus();
@@ -92,7 +92,7 @@ LeasedState RelayedModel::Lease() {
     auto state = store_.newest();
     if (state == nullptr) return {};
     auto lease = LeaseHalf(state->half, state->info.identity);
-    // Without a newer state the file is being changed, or was taken away to be repaired.
+    // No lease, and no newer state: the file is being changed, or was taken away to be repaired.
     if (lease != nullptr || store_.newest() == state) return {std::move(state), std::move(lease)};
   }
 }

@@ -22,8 +22,8 @@ class RelayedModel : public StateSource {
   RelayedModel(std::string name, const Buffer& buffer, ThreadPool& pool, uint64_t log_bytes,
                std::function<void(uint32_t chunk)> doubt);
 
-  /// See Downstream::Committed. Does nothing when that is what is served already. An error when the
-  /// side files cannot be read; the state before is served on then.
+  /// See Downstream::Committed. Does nothing if this state is served already. An error when the
+  /// side files cannot be read; then the state before is still served.
   Status Install(const Buffer& buffer, std::shared_ptr<ServedFile> file,
                  std::shared_ptr<const Delta> delta, const Identity& from);
   /// `incoming` is what is served now: receivers that come late get its payloads as they came.
@@ -50,7 +50,7 @@ class RelayedModel : public StateSource {
   /// ones, follows the agents and no relay.
   StatusOr<std::shared_ptr<const Published>> At(const Identity& id) override;
   std::shared_ptr<const SideFileSet> side_files() const override;
-  /// Those of the version that is coming as well, once it is complete.
+  /// Also finds those of the version that is coming, once that is complete.
   std::shared_ptr<const SideFileSet> side_files(uint64_t hash) const override;
   /// Marks a chunk that has lost its digest, so that it is not served until it was fetched anew.
   void Recheck(uint32_t chunk) override {
@@ -84,11 +84,11 @@ class RelayedModel : public StateSource {
   VersionStore store_;
 
   mutable Mutex mu_;
-  // Keyed by number. Served pulls look for an agent's previous state under `1 - half`. Numbers
-  // start at 2 here and only rise, so that no file is ever found there.
+  // By number. Pulls of an agent find its previous state under the number `1 - half`. Here numbers
+  // start at 2 and only rise, so no file is ever found under `1 - half`.
   std::map<uint32_t, Half> halves_;
   std::shared_ptr<IncomingVersion> incoming_;
-  std::shared_ptr<const SideFileSet> last_come_;  // of the last one before that was complete
+  std::shared_ptr<const SideFileSet> last_come_;  // of the last complete version before incoming_
   uint32_t next_half_ = 2;
 };
 

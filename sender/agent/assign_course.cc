@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Of those that have gone no more are remembered when there are so many with those that are here.
+// When so many receivers are known, those that have gone are forgotten at once.
 constexpr size_t kMostKnown = 8192;
 
 bool IsLocalPeer(std::string_view peer) {
@@ -91,7 +91,7 @@ void AssignCourse::Note(const std::vector<SiteReceiver>& here, Time now) {
     const bool fresh = known.order == 0;
     if (!known.here) {
       known.came = now;
-      // One whose place was given away is the last that others are told to follow.
+      // A receiver that lost its place goes to the end of the order of preference.
       if (fresh || !Kept(known, now)) known.order = next_order_++;
       if (known.deaths > 1) {
         known.doubted_until = now + Growing(times_.doubt, known.deaths - 2, times_.longest_doubt);
@@ -117,7 +117,7 @@ std::map<std::string, std::string> AssignCourse::ReasonsAgainst(
     const std::vector<const Known*>& all, Time now) const {
   std::map<std::string, std::string> against;
   std::map<std::string, std::string> owners;  // id by address
-  std::set<std::string> served;               // sites with one that serves beyond doubt
+  std::set<std::string> served;               // sites with a server that is not in doubt
   for (const Known* k : all) {
     const SiteReceiver& r = k->last;
     if (r.offer.address.empty()) continue;
@@ -131,7 +131,8 @@ std::map<std::string, std::string> AssignCourse::ReasonsAgainst(
     if (r.barred) why = "its principal may not use the model any more";
     if (why.empty() && now >= k->doubted_until) served.insert(r.offer.site);
   }
-  // One that comes and goes is better than a link that everybody crosses.
+  // A server in doubt is handed out if its site has no other: one that comes and goes is better
+  // than none, with which every receiver would cross the link.
   for (const Known* k : all) {
     const SiteReceiver& r = k->last;
     const auto why = against.find(r.id);
@@ -166,8 +167,8 @@ std::vector<plan::AssignNode> AssignCourse::Nodes(Time now) {
     const SiteReceiver& r = k->last;
     if (r.member) continue;  // follows the sender itself
     const bool placed = parents_.contains(r.id);
-    // After a start of the sender its tree comes back one by one; in a fleet that starts all at
-    // once those that serve may come last.
+    // After a start of the sender, the receivers of a tree come back one by one. And in a fleet
+    // that starts all at once, those that serve may come last. Both are waited for.
     const Time until = !r.follows.empty() ? started_ + times_.start : k->came + times_.serve;
     const bool waits = !r.follows.empty() || !served.contains(r.offer.site);
     if (!placed && waits && now < until) {

@@ -24,12 +24,12 @@ struct SiteReceiver {
   std::string peer;
   std::string follows;  ///< the address that it follows now; empty: the sender
   bool paused = false;
-  bool busy = false;    ///< it pulls, and goes to another one only when it is done
+  bool busy = false;    ///< it pulls, and will follow another one only when it is done
   bool member = false;  ///< of a group
   bool barred = false;  ///< its principal may not use the model any more
 };
 
-/// What became of it.
+/// Where a receiver stands in its site's tree.
 struct SitePlace {
   std::string parent;  ///< id; empty: the sender
   Assignment told;
@@ -41,19 +41,19 @@ class AssignCourse {
  public:
   using Time = SteadyClock::time_point;
   struct Times {
-    /// After a sender's start receivers that follow somebody are left alone for so long, so that
-    /// all of a tree have come before it is planned: twice as long as they pause between attempts.
+    /// For so long after the sender's start, receivers that follow somebody are left alone, so that
+    /// all of a tree are here before it is planned. It is twice their pause between attempts.
     std::chrono::milliseconds start{4000};
-    /// A receiver that does not serve waits so long for the first one of its site that does. With
-    /// the beat after that it must be less than a silence.
+    /// A receiver that does not serve waits at most so long for the first one of its site that
+    /// does. This and one beat more must be shorter than the silence that ends an attachment.
     std::chrono::milliseconds serve{1500};
-    /// One that has gone keeps its place for so long. Its followers have back-ups.
+    /// A receiver that has gone keeps its place for so long. Its followers use back-ups meanwhile.
     std::chrono::milliseconds away{1000};
-    /// One that has gone twice within `forget` is not handed out for so long after its return, and
-    /// four times as long after each further time, up to the longest.
+    /// A receiver that has gone twice within `forget` is not handed out for `doubt` after its
+    /// return, and four times as long after each further time, up to `longest_doubt`.
     std::chrono::milliseconds doubt{2000}, longest_doubt{300000};
-    /// One that none of those follow who were told to, for so long, cannot be reached by them. It
-    /// is not handed out for `unreached_doubt`, four times as long after each further time.
+    /// If for so long nobody follows a receiver that was handed out, it counts as unreachable. It
+    /// is not handed out for `unreached_doubt`, and four times as long after each further time.
     std::chrono::milliseconds unreached{10000}, unreached_doubt{30000};
     std::chrono::milliseconds forget{600000};
   };
@@ -70,7 +70,7 @@ class AssignCourse {
  private:
   struct Known {
     SiteReceiver last;
-    uint64_t order = 0;  ///< of those that could take a place the lowest one does
+    uint64_t order = 0;  ///< of several that could take a place, the one with the lowest does
     bool here = false;
     Time came{}, gone{};
     uint32_t deaths = 0;  ///< lately
@@ -81,7 +81,7 @@ class AssignCourse {
   };
 
   void Note(const std::vector<SiteReceiver>& here, Time now);
-  /// Looks who is told to follow whom, and does not.
+  /// Notes who was told to follow somebody and does not.
   void NoteUnreached(Time now);
   bool Kept(const Known& known, Time now) const;
   /// Those that are planned for, in the order in which they are preferred.

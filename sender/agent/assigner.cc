@@ -42,7 +42,7 @@ void Assigner::Update(const std::string& model) {
   {
     std::lock_guard lock(mu_);
     due_.insert(model);
-    // Telling a receiver may find that another one has gone, which comes here again.
+    // A receiver that is told something may turn out to have gone, which calls Update again.
     if (std::exchange(updating_, true)) return;
   }
   while (true) {

@@ -1,7 +1,7 @@
-// Tells the receivers that say a site whom to follow, as they come, go and change: one AssignCourse
-// for each model. Owner: the Agent; it outlives the desk's Attachments' calls. Threads: every
-// method from any; no lock is held while receivers are told. Cost: the planner's, for each that
-// comes or goes. Errors: none; a receiver that is not handed out is logged.
+// Tells receivers that name a site whom to follow, whenever one of them comes, goes or changes. It
+// has an AssignCourse for each model. Owner: the Agent; it outlives the calls of the desk's
+// Attachments. Threads: every method from any; no lock is held while receivers are told. Cost: the
+// planner's, for each receiver that comes or goes. Errors: none; who is not handed out is logged.
 #pragma once
 
 #include <map>
@@ -40,8 +40,8 @@ class Assigner : public SiteObserver {
   const SteadyClock::time_point started_ = SteadyClock::now();
   mutable Mutex mu_;
   std::map<std::string, Course> courses_;
-  std::set<std::string> due_;  // models of which something has changed
-  bool updating_ = false;      // by a thread, which looks at due_ again before it leaves
+  std::set<std::string> due_;  // models whose receivers have changed since the last update
+  bool updating_ = false;      // a thread is in Update's loop, and will find what is added to due_
 };
 
 }  // namespace deltawire::sender

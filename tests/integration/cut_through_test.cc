@@ -4,40 +4,12 @@
 
 #include <catch2/catch.hpp>
 
-#include "tests/support/daemons.h"
 #include "tests/support/fault_proxy.h"
 #include "tests/support/http_get.h"
+#include "tests/support/relays.h"
 
 namespace deltawire::testing {
 namespace {
-
-constexpr const char* kModel = "m";
-
-std::string NameOf(const v1::Identity& id) {
-  return fmt::format("{}/{}/{}/{:016x}", id.lineage(), id.epoch(), id.version(), id.root());
-}
-
-/// Chunks of the receiver's first file that hold `version`; 0: none yet.
-uint32_t Arrived(const ReceiverProcess& receiver, uint64_t version) {
-  const auto state = StateFile::Open(receiver.dir() / ".deltawire.state");
-  if (!state.ok()) return 0;
-  uint32_t n = 0;
-  for (uint32_t c = 0; c < state->shape().chunks; ++c) n += state->chunk_version(0, c) == version;
-  return n;
-}
-
-/// The log's first line that has `text`; "": none has.
-std::string LineWith(const ReceiverProcess& receiver, const std::string& text) {
-  const std::string log = ReadText(receiver.log());
-  const size_t at = log.find(text);
-  if (at == std::string::npos) return "";
-  const size_t begin = log.rfind('\n', at) + 1;
-  return log.substr(begin, log.find('\n', at) - begin);
-}
-
-bool Says(const ReceiverProcess& receiver, const std::string& text) {
-  return !LineWith(receiver, text).empty();
-}
 
 /// A sender whose link is slow, a relay, and a leaf whose second upstream is the sender.
 struct Scene {
@@ -46,17 +18,15 @@ struct Scene {
       : metrics(FreePort()),
         sender(root.path(), std::move(of_sender)),
         trainer(sender.socket(), kModel, megabytes, seed),
-        relay(root.path(), "relay", sender.control(), kModel, Serving(std::move(of_relay))),
+        relay(root.path(), "relay", sender.control(), kModel, ShownServing(std::move(of_relay))),
         leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel) {}
 
-  std::vector<std::string> Serving(std::vector<std::string> more) const {
-    std::vector<std::string> args = {"--serve", "--bulk-listen",
-                                     fmt::format("127.0.0.1:{}", FreePort()), "--metrics-listen",
-                                     fmt::format("127.0.0.1:{}", metrics)};
-    args.insert(args.end(), more.begin(), more.end());
-    return args;
+  /// A relay's arguments, with its metrics.
+  std::vector<std::string> ShownServing(std::vector<std::string> more) const {
+    more.insert(more.end(), {"--metrics-listen", fmt::format("127.0.0.1:{}", metrics)});
+    return Serving(more);
   }
-  uint32_t chunks() const { return ChunkTable::Create(trainer.layout())->size(); }
+  uint32_t chunks() const { return ChunksOf(trainer); }
   /// Waits until the leaf holds some chunks of `version`, which its relay has not committed.
   void LeafIsAhead(uint64_t version, uint32_t at_least) {
     bool ahead = false;
@@ -68,21 +38,14 @@ struct Scene {
     REQUIRE(ahead);
     REQUIRE(Arrived(leaf, version) < chunks());
   }
-  bool Follows(ReceiverProcess& receiver) {
-    const std::string published = NameOf(sender.Status(kModel).newest().id());
-    const bool follows =
-        Eventually([&] { return NameOf(receiver.Status().committed()) == published; },
-                   std::chrono::seconds(60));
-    if (!follows) UNSCOPED_INFO(receiver.dir() << ":\n" << ReadText(receiver.log()));
-    return follows;
-  }
+  bool Follows(ReceiverProcess& receiver) { return testing::Follows(sender, receiver); }
   /// Both hold what was published, and the leaf has never left its relay.
   void BothFollow() {
     REQUIRE(Follows(relay));
     REQUIRE(Follows(leaf));
     CHECK(trainer.Compare(relay.dir()) == "");
     CHECK(trainer.Compare(leaf.dir()) == "");
-    CHECK(LineWith(leaf, "from " + relay.control() + " to ") == "");
+    CHECK_FALSE(Says(leaf, "from " + relay.control() + " to "));
   }
   uint64_t ahead() const {
     const std::string name = "\ndeltawire_receiver_relay_bytes_ahead_total{model=\"m\"} ";
@@ -141,8 +104,7 @@ TEST_CASE("deltas go on as they came, before the relay has committed them") {
 
 TEST_CASE("a version goes on through a chain of relays while it comes to the first of them") {
   Scene s(203);
-  ReceiverProcess second(s.root.path(), "second", s.relay.control(), kModel,
-                         {"--serve", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())});
+  ReceiverProcess second(s.root.path(), "second", s.relay.control(), kModel, Serving());
   ReceiverProcess end(s.root.path(), "end", second.control(), kModel);
   REQUIRE(s.trainer.Publish(1).ok());
   bool ahead = false;

@@ -10,13 +10,12 @@
 
 #include "common/base/attempt.h"
 #include "common/layout/coverage.h"
-#include "tests/support/daemons.h"
 #include "tests/support/http_get.h"
+#include "tests/support/relays.h"
 
 namespace deltawire::testing {
 namespace {
 
-constexpr const char* kModel = "m";
 constexpr size_t kMegabytes = 24;
 
 bool Has(const std::string& text, const std::string& part) {
@@ -426,16 +425,6 @@ TEST_CASE(
 
 namespace {
 
-/// Counts the chunks of `version` by the receiver's state file.
-uint32_t Arrived(const std::filesystem::path& dir, uint64_t version) {
-  const auto state = StateReader::Open(dir / ".deltawire.state");
-  uint32_t n = 0;
-  for (uint32_t c = 0; state.ok() && c < state->shape().chunks; ++c) {
-    n += state->chunk_version(0, c) == version;
-  }
-  return n;
-}
-
 void KillOne(uint64_t seed) {
   CAPTURE(seed);
   std::mt19937_64 random(seed);
@@ -456,7 +445,7 @@ void KillOne(uint64_t seed) {
   } else {
     receiver = nodes.Receiver();
   }
-  REQUIRE(Eventually([&] { return Arrived(receiver->dir(), version) >= threshold; }));
+  REQUIRE(Eventually([&] { return Arrived(*receiver, version) >= threshold; }));
   victim == 3 ? receiver->Restart() : nodes.sender(victim).Restart();
   const bool committed = receiver->WaitCommitted(version);
   INFO(nodes.Logs());
@@ -537,8 +526,7 @@ TEST_CASE("many agents: what one agent brought stays in memory while another can
 TEST_CASE("many agents: a relay puts the parts together, and its leaf follows it alone") {
   ShmDir root;
   Nodes nodes(root.path(), 2, 17);
-  auto relay = nodes.Receiver(
-      {"--serve", "--buffers", "2", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())});
+  auto relay = nodes.Receiver(Serving({"--buffers", "2"}));
   ReceiverProcess leaf(root.path(), "leaf", relay->control(), kModel);
   for (uint64_t v = 1; v <= 3; ++v) {
     nodes.trainer().Step();

@@ -9,40 +9,27 @@
 #include "common/layout/model_dir.h"
 #include "tests/support/bad_memory.h"
 #include "tests/support/certificates.h"
-#include "tests/support/daemons.h"
 #include "tests/support/http_get.h"
+#include "tests/support/relays.h"
 
 namespace deltawire::testing {
 namespace {
 
-constexpr const char* kModel = "m";
-
-/// The arguments of a receiver that serves others.
-std::vector<std::string> Serving(std::vector<std::string> more = {}) {
-  std::vector<std::string> args = {"--serve", "--bulk-listen",
-                                   fmt::format("127.0.0.1:{}", FreePort())};
-  args.insert(args.end(), more.begin(), more.end());
-  return args;
+void Pause(ReceiverProcess& receiver) {
+  v1::PauseRequest request;
+  request.set_model(kModel);
+  v1::PauseResponse response;
+  grpc::ClientContext context;
+  REQUIRE(receiver.stub().Pause(&context, request, &response).ok());
 }
 
-/// "lineage/epoch/version/root", as a daemon names its state.
-std::string NameOf(const v1::Identity& id) {
-  return fmt::format("{}/{}/{}/{:016x}", id.lineage(), id.epoch(), id.version(), id.root());
+void Resume(ReceiverProcess& receiver) {
+  v1::ResumeRequest request;
+  request.set_model(kModel);
+  v1::ResumeResponse response;
+  grpc::ClientContext context;
+  REQUIRE(receiver.stub().Resume(&context, request, &response).ok());
 }
-
-std::string Published(SenderProcess& sender) { return NameOf(sender.Status(kModel).newest().id()); }
-
-/// Waits until the receiver has committed what the sender has published; shows its log if it does
-/// not.
-bool Follows(SenderProcess& sender, ReceiverProcess& receiver) {
-  const bool follows =
-      Eventually([&] { return NameOf(receiver.Status().committed()) == Published(sender); },
-                 std::chrono::seconds(60));
-  if (!follows) UNSCOPED_INFO(receiver.dir() << ":\n" << ReadText(receiver.log()));
-  return follows;
-}
-
-uint32_t ChunksOf(const Trainer& trainer) { return ChunkTable::Create(trainer.layout())->size(); }
 
 Status Rollback(SenderProcess& sender, uint64_t version) {
   v1::RollbackRequest request;
@@ -52,15 +39,6 @@ Status Rollback(SenderProcess& sender, uint64_t version) {
   grpc::ClientContext context;
   const grpc::Status status = sender.orchestrator().Rollback(&context, request, &response);
   return status.ok() ? absl::OkStatus() : absl::InternalError(status.error_message());
-}
-
-/// Chunks of the receiver's first file that hold `version`; 0: none yet.
-uint32_t Arrived(const ReceiverProcess& receiver, uint64_t version) {
-  const auto state = StateFile::Open(receiver.dir() / ".deltawire.state");
-  if (!state.ok()) return 0;
-  uint32_t n = 0;
-  for (uint32_t c = 0; c < state->shape().chunks; ++c) n += state->chunk_version(0, c) == version;
-  return n;
 }
 
 /// A leaf in the middle of its first pull from a relay; its second upstream is the sender.
@@ -239,23 +217,14 @@ TEST_CASE("a leaf leaves a relay that tells of nothing new, and returns when it 
   ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
   REQUIRE(Follows(sender, leaf));
   REQUIRE(sender.Status(kModel).receivers() == 1);
-  v1::PauseRequest pause;
-  pause.set_model(kModel);
-  v1::PauseResponse paused;
-  grpc::ClientContext context;
-  REQUIRE(relay.stub().Pause(&context, pause, &paused).ok());
+  Pause(relay);
   trainer.Step();
   REQUIRE(trainer.Publish(2).ok());
   REQUIRE(Follows(sender, leaf));
   CHECK(relay.Status().committed().version() == 1);
-  v1::ResumeRequest resume;
-  resume.set_model(kModel);
-  v1::ResumeResponse resumed;
-  grpc::ClientContext again;
-  REQUIRE(relay.stub().Resume(&again, resume, &resumed).ok());
+  Resume(relay);
   REQUIRE(Follows(sender, relay));
-  REQUIRE(Eventually(
-      [&] { return ReadText(leaf.log()).find("which is well again") != std::string::npos; }));
+  REQUIRE(Eventually([&] { return Says(leaf, "which is well again"); }));
   REQUIRE(Eventually([&] { return sender.Status(kModel).receivers() == 1; }));
 }
 
@@ -269,11 +238,7 @@ TEST_CASE("a leaf does not go back to a lineage that was left when the new one's
   ReceiverProcess leaf(root.path(), "leaf", relay.control() + "," + sender.control(), kModel);
   REQUIRE(Follows(sender, leaf));
   const std::string old = leaf.Status().committed().lineage();
-  v1::PauseRequest pause;
-  pause.set_model(kModel);
-  v1::PauseResponse paused;
-  grpc::ClientContext context;
-  REQUIRE(relay.stub().Pause(&context, pause, &paused).ok());
+  Pause(relay);
   // The trainer begins anew, and only the leaf hears of it.
   sender.child().Kill();
   std::filesystem::remove_all(sender.dir());
@@ -325,7 +290,7 @@ TEST_CASE("a relay whose memory went bad is found out by digest, and repairs its
   ReceiverProcess leaf(root.path(), "leaf", relay.control(), kModel);
   REQUIRE(Follows(sender, leaf));
   CHECK(trainer.Compare(leaf.dir()) == "");
-  CHECK(ReadText(relay.log()).find("is not served until it was fetched anew") != std::string::npos);
+  CHECK(Says(relay, "is not served until it was fetched anew"));
   REQUIRE(Eventually([&] { return trainer.Compare(relay.dir()) == ""; }));
   CHECK(relay.Status().repaired_chunks() == 1);
 }
@@ -358,7 +323,7 @@ TEST_CASE("seeded SIGKILLs of sender, relay and leaf end in the newest version")
     REQUIRE(Follows(sender, leaf));
     CHECK(trainer.Compare(leaf.dir()) == "");
     // The counter begins anew with each process; the log does not.
-    CHECK(ReadText(leaf.log()).find("what it sent does not make up") == std::string::npos);
+    CHECK_FALSE(Says(leaf, "what it sent does not make up"));
   }
 }
 
@@ -391,7 +356,7 @@ TEST_CASE("a relay's ports ask who calls: TLS, roles and models hold there as at
   REQUIRE(Follows(sender, leaf));
   CHECK(trainer.Compare(leaf.dir()) == "");
   const auto says = [](ReceiverProcess& receiver, const std::string& text) {
-    return Eventually([&] { return ReadText(receiver.log()).find(text) != std::string::npos; });
+    return Eventually([&] { return Says(receiver, text); });
   };
   // A daemon without a certificate answers in plaintext.
   ShowAs("");

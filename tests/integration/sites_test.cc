@@ -8,16 +8,10 @@
 #include <random>
 
 #include "tests/support/certificates.h"
-#include "tests/support/daemons.h"
+#include "tests/support/relays.h"
 
 namespace deltawire::testing {
 namespace {
-
-constexpr const char* kModel = "m";
-
-std::string NameOf(const v1::Identity& id) {
-  return fmt::format("{}/{}/{}/{:016x}", id.lineage(), id.epoch(), id.version(), id.root());
-}
 
 std::map<std::string, v1::ReceiverInfo> Receivers(SenderProcess& sender) {
   v1::ListReceiversRequest request;
@@ -34,11 +28,8 @@ std::map<std::string, v1::ReceiverInfo> Receivers(SenderProcess& sender) {
 
 /// A receiver of a site that serves others there.
 std::vector<std::string> OfSite(const std::string& site, std::vector<std::string> more = {}) {
-  std::vector<std::string> args = {
-      "--site",    site, "--serve", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort()),
-      "--buffers", "2"};
-  args.insert(args.end(), more.begin(), more.end());
-  return args;
+  more.insert(more.end(), {"--site", site, "--buffers", "2"});
+  return Serving(more);
 }
 
 /// A sender that assigns, and receivers of two sites.
@@ -58,13 +49,7 @@ struct Fleet {
   }
   bool Follow(const std::string& id) {
     ReceiverProcess& receiver = *receivers.at(id);
-    const std::string published = NameOf(sender.Status(kModel).newest().id());
-    const bool follows =
-        Eventually([&] { return NameOf(receiver.Status().committed()) == published; },
-                   std::chrono::seconds(60)) &&
-        trainer.Compare(receiver.dir()).empty();
-    if (!follows) UNSCOPED_INFO(id << ":\n" << ReadText(receiver.log()) << ReadText(sender.log()));
-    return follows;
+    return Follows(sender, receiver) && trainer.Compare(receiver.dir()).empty();
   }
   bool AllFollow(const std::string& without = "") {
     return std::ranges::all_of(
@@ -216,7 +201,7 @@ TEST_CASE("sites: receivers of no site, alone in one, or beyond the fan-out pull
   Fleet fleet(203, 2);
   REQUIRE(fleet.trainer.Publish(1).ok());
   fleet.Add("plain", {});
-  fleet.Add("serving", {"--serve", "--bulk-listen", fmt::format("127.0.0.1:{}", FreePort())});
+  fleet.Add("serving", Serving());
   fleet.Add("typo", OfSite("wset"));
   fleet.Add("west0", OfSite("west"));
   REQUIRE(fleet.AllFollow());

@@ -7,7 +7,6 @@
 #include "sender/export/client/half_mapping.h"
 
 using deltawire::Annotate;
-using deltawire::Bytes;
 using deltawire::Errorf;
 using deltawire::Share;
 using deltawire::Status;

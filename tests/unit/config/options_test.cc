@@ -1,56 +1,21 @@
+// What a daemon takes from its command line and its file: every option, its default, and which
+// source is the stronger one. What it refuses is in options_refused_test.cc.
 #include "common/config/options.h"
 
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <regex>
 #include <set>
+#include <sstream>
 
-#include "tests/support/temp_dir.h"
+#include "tests/unit/config/options_rig.h"
 
 namespace deltawire {
 namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
-
-constexpr const char* kSenderSample = DELTAWIRE_SAMPLE_DIR "/sender.toml";
-constexpr const char* kReceiverSample = DELTAWIRE_SAMPLE_DIR "/receiver.toml";
-
-Parsed<SenderOptions> Sender(std::vector<const char*> args) {
-  args.insert(args.begin(), "deltawire-sender");
-  return ParseSenderOptions(static_cast<int>(args.size()), args.data());
-}
-
-Parsed<ReceiverOptions> Receiver(std::vector<const char*> args) {
-  args.insert(args.begin(), "deltawire-receiver");
-  return ParseReceiverOptions(static_cast<int>(args.size()), args.data());
-}
-
-/// Checks that parsing failed with exit code 2 and a text that has all of `parts`.
-template <typename Options>
-void CheckError(const Parsed<Options>& parsed, const std::vector<std::string>& parts) {
-  CHECK_FALSE(parsed.run);
-  CHECK(parsed.exit_code == 2);
-  CAPTURE(parsed.text);
-  for (const std::string& part : parts) {
-    CAPTURE(part);
-    CHECK(parsed.text.find(part) != std::string::npos);
-  }
-}
-
-class ConfigFile {
- public:
-  explicit ConfigFile(const std::string& content) : path_((temp_.path() / "x.toml").native()) {
-    std::ofstream(path_) << content;
-  }
-  const char* path() const { return path_.c_str(); }
-
- private:
-  TempDir temp_;
-  std::string path_;
-};
 
 /// The long options that --help lists, without those that only a command line can have.
 std::set<std::string> OptionsInHelp(const std::string& help) {
@@ -467,168 +432,6 @@ TEST_CASE("help and version are texts with exit code 0") {
   CHECK(version.text == "deltawire " DELTAWIRE_EXPECTED_VERSION "\n");
 }
 
-TEST_CASE("errors on the command line name the option") {
-  CheckError(Sender({"--wrong"}), {"--wrong", "--help"});
-  CheckError(Sender({"stray"}), {"stray"});
-  CheckError(Sender({"--threads"}), {"--threads"});
-  CheckError(Sender({"--threads=1", "--threads=2"}), {"--threads"});
-  CheckError(Sender({"--threads=1025"}), {"--threads: ", "1024"});
-  CheckError(Sender({"--control-listen=7700"}), {"--control-listen: ", "\"7700\"", "HOST:PORT"});
-  CheckError(Sender({"--bulk-listen=a:b"}), {"--bulk-listen: "});
-  CheckError(Sender({"--metrics-listen=9090"}), {"--metrics-listen: "});
-  CheckError(Sender({"--advertise-host=a b"}), {"--advertise-host: "});
-  CheckError(Sender({"--gpu=yes"}), {"--gpu", "yes", "resident"});
-  CheckError(Sender({"--codec=zip"}), {"--codec", "zip", "tight"});
-  CheckError(Sender({"--history=9"}), {"--history", "9"});
-  CheckError(Sender({"--delta-log=2X"}), {"--delta-log: ", "x unit", "gib"});
-  CheckError(Sender({"--grace-ms=-1"}), {"--grace-ms: "});
-  CheckError(Sender({"--stream-timeout-ms=999"}), {"--stream-timeout-ms: "});
-  CheckError(Sender({"--log-level=loud"}), {"--log-level: ", "loud", "debug"});
-  CheckError(Sender({"--data-dir="}), {"--data-dir"});
-  for (const char* streams : {"--streams=65", "--streams=x"}) {
-    CheckError(Receiver({"--model=m", streams}), {"--streams: ", "0 to 64"});
-  }
-  for (const char* name : {"--congestion-control=Bbr", "--congestion-control=a-b"}) {
-    CheckError(Sender({name}), {"--congestion-control: ", "auto, system"});
-  }
-  CheckError(Receiver({}), {"--model is required"});
-  for (const char* model : {"--model=.m", "--model=a/b", "--model= ", "--model==/d"}) {
-    CheckError(Receiver({model}), {"--model: ", "is not a model name"});
-  }
-  CheckError(Receiver({"--model=m="}), {"--model: ", "directory"});
-  CheckError(Receiver({"--model=m", "--model=m=/d"}), {"--model: ", "named twice"});
-  CheckError(Receiver({"--model=m", "--sender=host:0"}), {"--sender: ", "port 0"});
-  CheckError(Receiver({"--model=m", "--sender=host"}), {"--sender: "});
-  CheckError(Receiver({"--model=m", "--receiver-id=a b"}), {"--receiver-id: "});
-}
-
-TEST_CASE("listening beyond loopback needs keys or insecure-plaintext, and the error says why") {
-  for (const std::string option : {"control-listen", "bulk-listen", "metrics-listen"}) {
-    const std::string arg = "--" + option + "=0.0.0.0:7700";
-    const bool metrics = option == "metrics-listen";  // plaintext whatever the keys are
-    std::vector<std::string> says = {"0.0.0.0:7700"};
-    if (metrics) says.push_back("--insecure-metrics");
-    if (!metrics) says.insert(says.end(), {"insecure-plaintext = true", "encrypts", "certs"});
-    CheckError(Sender({arg.c_str()}), says);
-    CheckError(Sender({arg.c_str(), "--credentials=c"}), says);
-    CheckError(Sender({arg.c_str(), "--principals=p"}), says);
-    CHECK(Sender({arg.c_str(), "--credentials=c", "--principals=p"}).run != metrics);
-    CheckError(Sender({arg.c_str()}), {"--" + option + ": "});
-    CHECK(Sender({arg.c_str(), "--insecure-plaintext"}).run);
-    CHECK(Sender({arg.c_str(), "--insecure-metrics"}).run == metrics);
-    if (option == "bulk-listen") continue;
-    CheckError(Receiver({"--model=m", arg.c_str()}), says);
-    CHECK(Receiver({"--model=m", arg.c_str(), "--insecure-plaintext"}).run);
-  }
-  const ConfigFile file("\ncontrol-listen = \"[::]:1\"\n");
-  CheckError(Sender({"--config", file.path()}),
-             {std::string(file.path()) + ":2: control-listen: ", "[::]:1"});
-}
-
-TEST_CASE("a Unix socket's path has a limit") {
-  const std::string fits = "--trainer-socket=/" + std::string(106, 'a');
-  CHECK(Sender({fits.c_str()}).run);
-  const std::string longer = fits + "a";
-  CheckError(Sender({longer.c_str()}), {"--trainer-socket: ", "107"});
-  const std::string dir = "--data-dir=/" + std::string(100, 'a');
-  CheckError(Sender({dir.c_str()}), {"--data-dir: ", "--trainer-socket"});
-  CHECK(Sender({dir.c_str(), "--trainer-socket=/s"}).run);
-}
-
-TEST_CASE("errors in the file name file, line and key") {
-  struct {
-    const char* content;
-    std::vector<std::string> parts;
-  } const cases[] = {
-      {"\n\nstreamz = 4\n", {":3: streamz: ", "no such option"}},
-      {"config = \"other.toml\"\n", {":1: config: ", "no such option"}},
-      {"help = true\n", {":1: help: ", "no such option"}},
-      {"version = true\n", {":1: version: ", "no such option"}},
-      {"no-follow = true\n", {":1: no-follow: ", "no such option"}},
-      {"h = true\n", {":1: h: ", "no such option"}},
-      {"streams = 65\n", {":1: streams: ", "0 to 64"}},
-      {"streams = -1\n", {":1: streams = -1 is not"}},
-      {"streams = true\n", {":1: streams: ", "not true"}},
-      {"streams = []\n", {":1: streams: "}},
-      {"streams = [\"4\", \"5\"]\n", {":1: streams: "}},
-      {"data-dir = true\n", {":1: data-dir: ", "not true"}},
-      {"data-dir = ''\n", {":1: data-dir: ", "empty"}},
-      {"log-level = \"loud\"\n", {":1: log-level: ", "loud", "debug"}},
-      {"staging = \"2X\"\n", {":1: staging: ", "unit", "mib"}},
-      {"follow = 1\n", {":1: follow: ", "true or false", "not 1"}},
-      {"follow = \"true\"\n", {":1: follow: ", "true or false"}},
-      {"\nmodel = [\"ok\",\n \".m\"]\n", {":2: model: ", "\".m\""}},
-      {"model = true\n", {":1: model: ", "not true"}},
-      {"model = []\n", {":1: model: ", "1 required"}},
-      {"sender = \"host\"\n", {":1: sender: "}},
-      {"streams = 1\nfollow = true\nstreams = 1\n", {":3: streams: ", "again"}},
-  };
-  for (const auto& c : cases) {
-    CAPTURE(c.content);
-    const ConfigFile file(c.content);
-    const auto parsed = Receiver({"--config", file.path()});
-    CheckError(parsed, c.parts);
-    CHECK(parsed.text.find(file.path()) == 0);
-  }
-}
-
-// CLI11's own reader accepts most of these, as a flag or as part of a value.
-TEST_CASE("a malformed line never passes") {
-  for (const std::string line : {"follow",
-                                 "data-dir",
-                                 "data-dir /d",
-                                 "ab",
-                                 "x",
-                                 "data-dir =",
-                                 "= 1",
-                                 "=",
-                                 "data-dir = /d",
-                                 "data-dir = \"/d",
-                                 "data-dir = '/d",
-                                 "data-dir = /d\"",
-                                 "data-dir = \"/d'",
-                                 "data-dir = \"/d\"x",
-                                 "data-dir = \"/d\" x",
-                                 "data-dir = \"a\"b\"",
-                                 "data-dir = \"/#d\"",
-                                 "data-dir = \"\\\\d\"",
-                                 "data-dir = \"\"\"d\"\"\"",
-                                 "model = [\"a\"",
-                                 "model = [\"a]",
-                                 "model = \"a\"]",
-                                 "model = [\"a\" \"b\"]",
-                                 "model = [a]",
-                                 "model = [\"a\", \"b]",
-                                 "model = [,]",
-                                 "model = [[\"a\"]]",
-                                 "model = \"a\", \"b\"",
-                                 "streams = 010",
-                                 "streams = 0x10",
-                                 "streams = 1_0",
-                                 "streams = 1.5",
-                                 "streams = 1 2",
-                                 "follow = maybe",
-                                 "[]",
-                                 "[network]",
-                                 "[[network]]",
-                                 "[default]",
-                                 "a.b = 1",
-                                 "\"streams\" = 1",
-                                 "; comment",
-                                 "\xef\xbb\xbfstreams = 1"}) {
-    CAPTURE(line);
-    const ConfigFile last("streams = 4\n\n" + line);
-    CheckError(Receiver({"--config", last.path()}),
-               {std::string(last.path()) + ":3: ", line.substr(0, line.find('#'))});
-    const ConfigFile first(line + "\nstreams = 4\n");
-    CheckError(Receiver({"--config", first.path()}), {std::string(first.path()) + ":1: "});
-  }
-  const ConfigFile oversized("data-dir = \"" + std::string(1 << 20, 'a') + "\"");
-  CheckError(Sender({"--config", oversized.path()}), {std::string(oversized.path()) + ":1: "});
-  const ConfigFile endless("model = [" + std::string(1 << 20, '\n') + std::string(1 << 20, 'a'));
-  CheckError(Sender({"--config", endless.path()}), {std::string(endless.path()) + ":1: "});
-}
-
 TEST_CASE("values, arrays over several lines, comments and line ends are read") {
   const ConfigFile file(
       "# first = 1\n\n  data-dir='/a b, c=[d]' # trailing\r\n\tstreams\t=\t7\r\n"
@@ -652,15 +455,6 @@ TEST_CASE("an empty value turns off what can be off, on the command line and in 
   CAPTURE(args.text);
   REQUIRE(args.run);
   CHECK((args.options == SenderOptions{}));
-}
-
-TEST_CASE("an error names the source whose value is in force") {
-  const ConfigFile bad("streams = 65\nmodel = \"m\"\n");
-  CHECK(Receiver({"--config", bad.path(), "--streams=2"}).options.streams == 2);
-  const ConfigFile good("streams = 4\nmodel = \"m\"\n");
-  const auto parsed = Receiver({"--config", good.path(), "--streams=65"});
-  CheckError(parsed, {"--streams: "});
-  CHECK(parsed.text.find(good.path()) == std::string::npos);
 }
 
 TEST_CASE("sizes take decimal and binary units") {
@@ -690,30 +484,6 @@ TEST_CASE("sizes take decimal and binary units") {
     CAPTURE(text);
     CheckError(Sender({"--delta-log", text.c_str()}), {"--delta-log"});
   }
-}
-
-TEST_CASE("model names are safe as directory names") {
-  for (const std::string& name : {std::string("a"), std::string("Qwen3-30B_A3B.v2"),
-                                  std::string(128, 'x'), std::string("-")}) {
-    const auto parsed = Receiver({("--model=" + name).c_str()});
-    CAPTURE(name, parsed.text);
-    CHECK(parsed.options.models == std::vector<ReceiverModelOptions>{{name, ""}});
-  }
-  for (const std::string name : {"", ".", "..", ".a", "a/b", "a b", "\xc3\xbc", "a\nb"}) {
-    CheckError(Receiver({"--model", name.c_str()}), {"--model: ", "is not a model name"});
-  }
-  const std::string longer(129, 'x');
-  CheckError(Receiver({"--model", longer.c_str()}), {"--model: ", "is not a model name"});
-}
-
-TEST_CASE("a file that cannot be read is named") {
-  const TempDir temp;
-  const std::string absent = temp.path() / "absent.toml";
-  CheckError(Sender({"--config", absent.c_str()}), {absent, "does not exist"});
-  CheckError(Sender({"--config", temp.path().c_str()}), {temp.path().native(), "directory"});
-  CheckError(Sender({"--config", ""}), {"--config", "does not exist"});
-  CheckError(Sender({"--config"}), {"--config"});
-  CheckError(Sender({"--config", kSenderSample, "--config", kSenderSample}), {"--config"});
 }
 
 }  // namespace

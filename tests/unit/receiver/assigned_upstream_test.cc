@@ -57,6 +57,14 @@ struct Leaf {
   void Assign(std::vector<std::string> upstreams, bool undecided = false) {
     sender->Tell({.assignment = Assignment{std::move(upstreams), undecided}});
   }
+  /// Attaches, and follows the first of the relays that the sender assigns.
+  void Follow(const std::vector<std::string>& assigned) {
+    Attach();
+    REQUIRE(Eventually([&] { return sender->attached(); }));
+    Assign(assigned);
+    REQUIRE(AttachedTo(assigned.front()));
+    Relay(assigned.front())->Tell();
+  }
   bool AttachedTo(const std::string& address) {
     return Eventually([&] {
       if (ended) Attach();
@@ -154,11 +162,7 @@ TEST_CASE("assigned: nothing is pulled from the sender before it has said whom t
 
 TEST_CASE("assigned: when the relay has gone the back-up is followed, then the sender") {
   Leaf leaf;
-  leaf.Attach();
-  REQUIRE(Eventually([&] { return leaf.sender->attached(); }));
-  leaf.Assign({"r", "b"});
-  REQUIRE(leaf.AttachedTo("r"));
-  leaf.Relay("r")->Tell();
+  leaf.Follow({"r", "b"});
   leaf.Relay("r")->Refuse(absl::UnavailableError("gone"));
   leaf.Relay("r")->End(absl::UnavailableError("gone"));
   REQUIRE(leaf.AttachedTo("b"));
@@ -178,11 +182,7 @@ TEST_CASE("assigned: when the relay has gone the back-up is followed, then the s
 
 TEST_CASE("assigned: another assignment waits for the end of a pull") {
   Leaf leaf;
-  leaf.Attach();
-  REQUIRE(Eventually([&] { return leaf.sender->attached(); }));
-  leaf.Assign({"r"});
-  REQUIRE(leaf.AttachedTo("r"));
-  leaf.Relay("r")->Tell();
+  leaf.Follow({"r"});
   REQUIRE(leaf.up->OpenPull("m", {}).ok());
   leaf.Assign({"b"});
   CHECK(leaf.up->in_use() == "r");
@@ -206,11 +206,7 @@ TEST_CASE("assigned: another assignment waits for the end of a pull") {
 
 TEST_CASE("assigned: other back-ups disturb nobody who follows the same relay") {
   Leaf leaf;
-  leaf.Attach();
-  REQUIRE(Eventually([&] { return leaf.sender->attached(); }));
-  leaf.Assign({"r", "b"});
-  REQUIRE(leaf.AttachedTo("r"));
-  leaf.Relay("r")->Tell();
+  leaf.Follow({"r", "b"});
   leaf.Assign({"r", "c"});
   leaf.Relay("r")->Tell();
   CHECK(leaf.Events() == 2);
@@ -228,11 +224,7 @@ TEST_CASE("assigned: other back-ups disturb nobody who follows the same relay") 
 
 TEST_CASE("assigned: a sync that the sender asks for goes to the replica with what it wants") {
   Leaf leaf;
-  leaf.Attach();
-  REQUIRE(Eventually([&] { return leaf.sender->attached(); }));
-  leaf.Assign({"r"});
-  REQUIRE(leaf.AttachedTo("r"));
-  leaf.Relay("r")->Tell();
+  leaf.Follow({"r"});
   leaf.sender->Has(At(2));
   leaf.sender->Tell({.sync_request = 7, .assignment = Assignment{{"r"}, false}});
   leaf.Relay("r")->Tell();

@@ -141,54 +141,27 @@ class LocalUpstream : public Upstream {
   const std::string leaf_;
 };
 
-/// A leaf's buffer, and its pulls from the relay.
-struct Leaf {
-  Leaf(Relay& relay, const Layout& layout, uint32_t buffers = 2, uint32_t of_streams = 2)
-      : upstream(relay, "leaf"), streams(of_streams) {
-    lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
-    buffer = *Buffer::Create(dir.path(), lock, layout, layout.fingerprint().lo,
-                             {.buffers = buffers, .huge_pages = false});
-    sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates);
+/// A leaf, and its pulls from the relay.
+struct Leaf : RoundPlace {
+  Leaf(Relay& relay, const Layout& of, uint32_t buffers = 2, uint32_t of_streams = 2)
+      : RoundPlace(of, 1, buffers), upstream(relay, "leaf"), streams(of_streams) {
     transport = [&relay](net::PullTarget target) -> std::unique_ptr<net::PullTransport> {
       return std::make_unique<LocalTransport>(relay, std::move(target));
     };
   }
   /// Pulls what `incoming` names, or what is complete.
   Status Pull(const Identity& target, bool incoming) {
-    const PullRound::Env env{.model = model,
-                             .buffer = *buffer,
-                             .sink = *sink,
-                             .history = history,
-                             .side_files = files,
-                             .pool = pool,
-                             .rates = rates,
-                             .transport = transport,
-                             .writable = [this] { return buffer->BeginUpdate().status(); },
-                             .progress = [](size_t, uint64_t) {}};
     const auto chunks = static_cast<uint32_t>(buffer->chunks().size());
     PullRound round(
-        env, {{&upstream, *Coverage::Create({}, chunks), 0, buffer->last_whole(), streams}},
+        Env(), {{&upstream, *Coverage::Create({}, chunks), 0, buffer->last_whole(), streams}},
         {.target = {.whole = target, .root_known = true, .parts = {target}, .incoming = incoming}});
     while (round.step() != PullRound::Step::kDone) DW_RETURN_IF_ERROR(round.Advance());
     stats = round.stats();
     return absl::OkStatus();
   }
-  bool Holds(const Identity& id, const FakeAgent::Chunks& chunks) const {
-    return buffer->committed() == id && EndsIn(dir.path() / "model.safetensors", chunks);
-  }
 
-  TempDir dir;
-  const std::string model = "m";
   LocalUpstream upstream;
   const uint32_t streams;
-  ThreadPool pool{1};
-  CoderRates rates;
-  ReplicaHistory history{1 << 20};
-  SideFileCache files{1};
-  TransportFactory transport;
-  std::shared_ptr<DirLock> lock;
-  std::unique_ptr<Buffer> buffer;
-  std::unique_ptr<PullSink> sink;
   PullStats stats;
 };
 
@@ -238,6 +211,28 @@ struct Cascade {
   FakeAgent::Chunks one, two;
 };
 
+/// A leaf's pull of a version that still comes to the relay. It begins with the relay's own pull.
+class PullBeside {
+ public:
+  PullBeside(Cascade& s, Leaf& leaf, const Identity& wanted) : s_(s) {
+    s_.rig.at().on_run = [this, &leaf, wanted] {
+      if (thread_.joinable()) return;
+      thread_ = std::thread([this, &leaf, wanted] { pulled_ = leaf.Pull(wanted, true); });
+      REQUIRE(Eventually([this] { return s_.relay.ServedOf("m").pulls.active == 1; }));
+    };
+  }
+  Status Join() {
+    thread_.join();
+    s_.rig.at().on_run = nullptr;
+    return pulled_;
+  }
+
+ private:
+  Cascade& s_;
+  Status pulled_ = absl::UnknownError("not run");
+  std::thread thread_;
+};
+
 }  // namespace
 
 TEST_CASE("forwarding: a first version and a delta go on before the pulls that bring them end") {
@@ -274,25 +269,16 @@ TEST_CASE("forwarding: a pull that is given up ends the pulls behind it, and wha
   Cascade s;
   Leaf leaf(s.relay, s.rig.layout);
   s.Publish(1, s.one);
-  std::thread pull;
-  Status pulled;
-  s.rig.at().break_at = 4;
-  // The leaf's pull begins with the relay's, which breaks in the middle of chunk 4.
-  s.rig.at().on_run = [&] {
-    pull = std::thread([&] { pulled = leaf.Pull(s.newest(), true); });
-    REQUIRE(Eventually([&] { return s.relay.ServedOf("m").pulls.active == 1; }));
-  };
+  s.rig.at().break_at = 4;  // the relay's pull breaks in the middle of this chunk
+  PullBeside beside(s, leaf, s.newest());
   const uint64_t chunk = s.rig.buffer->chunks()[0].bytes;
   s.rig.at().at_end = [&](StatusOr<net::PullEnd>&) {
     CHECK(Eventually([&] { return leaf.sink->bytes() == 4 * chunk; }));
   };
   CHECK(absl::IsUnavailable(s.Pull()));
-  pull.join();
-  INFO(pulled);
-  CHECK(absl::IsAborted(pulled));
+  CHECK(absl::IsAborted(beside.Join()));
   CHECK(leaf.buffer->committed().empty());
   s.rig.at().break_at = kNoChunk;
-  s.rig.at().on_run = nullptr;
   s.rig.at().at_end = nullptr;
   REQUIRE(s.Pull() == absl::OkStatus());
   REQUIRE(leaf.Pull(s.newest(), true) == absl::OkStatus());
@@ -307,16 +293,9 @@ TEST_CASE("forwarding: what overtakes the relay's pull ends those behind it") {
   const Identity first = s.newest();
   auto round = s.rig.Round(s.rig.Newest());
   s.Publish(2, s.two);  // a frame of it comes, where the first was expected
-  Status pulled;
-  std::thread pull;
-  s.rig.at().on_run = [&] {
-    pull = std::thread([&] { pulled = leaf.Pull(first, true); });
-    REQUIRE(Eventually([&] { return s.relay.ServedOf("m").pulls.active == 1; }));
-  };
+  PullBeside beside(s, leaf, first);
   REQUIRE(s.rig.Run(*round) == absl::OkStatus());
-  pull.join();
-  INFO(pulled);
-  CHECK(absl::IsAborted(pulled));
+  CHECK(absl::IsAborted(beside.Join()));
   CHECK(leaf.buffer->committed().empty());
   CHECK(s.channel.Committed(*s.rig.buffer, s.rig.buffer->Serve(), nullptr, {}));
   s.forwarding->End(absl::AbortedError("it cannot be served yet"));
@@ -329,17 +308,9 @@ TEST_CASE("forwarding: a chunk that came damaged is not passed on before it came
   Leaf leaf(s.relay, s.rig.layout);
   s.Publish(1, s.one);
   s.rig.at().agent.Set([](FakeAgent::Faults& f) { f.flip[2] = 1; });
-  Status pulled;
-  std::thread pull;
-  bool once = false;
-  s.rig.at().on_run = [&] {
-    if (std::exchange(once, true)) return;
-    pull = std::thread([&] { pulled = leaf.Pull(s.newest(), true); });
-    REQUIRE(Eventually([&] { return s.relay.ServedOf("m").pulls.active == 1; }));
-  };
+  PullBeside beside(s, leaf, s.newest());
   REQUIRE(s.Pull() == absl::OkStatus());
-  pull.join();
-  REQUIRE(pulled == absl::OkStatus());
+  REQUIRE(beside.Join() == absl::OkStatus());
   CHECK(leaf.Holds(s.newest(), s.one));
   CHECK(leaf.stats.repaired_chunks == 0);
   CHECK(leaf.stats.chunks_full == Cascade::kChunks);
@@ -352,15 +323,9 @@ TEST_CASE("forwarding: payloads beyond the bound wait until the version is settl
   REQUIRE(s.Pull() == absl::OkStatus());
   REQUIRE(leaf.Pull(s.newest(), false) == absl::OkStatus());
   s.Publish(2, s.two);
-  Status pulled;
-  std::thread pull;
-  s.rig.at().on_run = [&] {
-    pull = std::thread([&] { pulled = leaf.Pull(s.newest(), true); });
-    REQUIRE(Eventually([&] { return s.relay.ServedOf("m").pulls.active == 1; }));
-  };
+  PullBeside beside(s, leaf, s.newest());
   REQUIRE(s.Pull() == absl::OkStatus());
-  pull.join();
-  REQUIRE(pulled == absl::OkStatus());
+  REQUIRE(beside.Join() == absl::OkStatus());
   CHECK(leaf.Holds(s.newest(), s.two));
   CHECK(leaf.stats.chunks_delta == Cascade::kChunks);
   CHECK(s.relay.ServedOf("m").pulls.bytes_ahead == 0);
@@ -374,16 +339,10 @@ TEST_CASE("forwarding: a leaf with other bytes gets the rest when the version is
   auto two = s.one;
   two[3][7] ^= std::byte{9};  // the only chunk that the version changes
   s.Publish(2, two);
-  Status pulled;
-  std::thread pull;
   // The leaf holds nothing, and asks for what comes all the same.
-  s.rig.at().on_run = [&] {
-    pull = std::thread([&] { pulled = leaf.Pull(s.newest(), true); });
-    REQUIRE(Eventually([&] { return s.relay.ServedOf("m").pulls.active == 1; }));
-  };
+  PullBeside beside(s, leaf, s.newest());
   REQUIRE(s.Pull() == absl::OkStatus());
-  pull.join();
-  REQUIRE(pulled == absl::OkStatus());
+  REQUIRE(beside.Join() == absl::OkStatus());
   CHECK(leaf.Holds(s.newest(), two));
 }
 

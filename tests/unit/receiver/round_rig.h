@@ -117,22 +117,65 @@ class WatchedTransport : public net::PullTransport {
   const std::unique_ptr<net::PullTransport> to_;
 };
 
+/// A receiver's directory, and all that its pull rounds work on but the agents.
+struct RoundPlace {
+  /// `served_bytes`: of a pull's delta, recorded for receivers that this one would serve.
+  RoundPlace(const Layout& of, size_t agents, uint32_t buffers, uint64_t served_bytes = 0)
+      : layout(of), history(1 << 20, served_bytes), files(agents) {
+    lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
+    buffer = *Buffer::Create(dir.path(), lock, layout, layout.fingerprint().lo,
+                             {.buffers = buffers, .huge_pages = false});
+    sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates);
+  }
+  PullRound::Env Env() {
+    return {.model = model,
+            .buffer = *buffer,
+            .sink = *sink,
+            .history = history,
+            .side_files = files,
+            .pool = pool,
+            .rates = rates,
+            .transport = transport,
+            .writable = [this]() -> Status {
+              if (busy) return absl::CancelledError("a reader has it");
+              return buffer->BeginUpdate().status();
+            },
+            .progress = [this](size_t agent, uint64_t bytes) { progress[agent] = bytes; },
+            .forward = forward};
+  }
+  std::filesystem::path weights() const { return dir.path() / "model.safetensors"; }
+  /// True if this state is committed, and a loader finds its bytes.
+  bool Holds(const Identity& id, const FakeAgent::Chunks& chunks) const {
+    return buffer->committed() == id && EndsIn(weights(), chunks);
+  }
+
+  TempDir dir;
+  const std::string model = "m";
+  const Layout layout;
+  ThreadPool pool{2};
+  CoderRates rates;
+  ReplicaHistory history;
+  SideFileCache files;
+  TransportFactory transport;  // before the first round
+  std::shared_ptr<DirLock> lock;
+  std::unique_ptr<Buffer> buffer;
+  std::unique_ptr<PullSink> sink;
+  bool busy = false;
+  Forwarding* forward = nullptr;  // is told of what comes
+  uint64_t progress[2] = {0, 0};  // each is written by its part's thread
+};
+
 /// All that a replica gives its rounds. Of two agents, s0 has the chunks 0, 1 and 5, and s1 has 2,
 /// 3 and 4.
-struct RoundRig {
-  /// `served_bytes`: of a pull's delta, recorded for receivers that this one would serve.
+struct RoundRig : RoundPlace {
   explicit RoundRig(size_t agents = 1, uint32_t buffers = 2, uint64_t served_bytes = 0)
-      : layout(FakeLayout()), history(1 << 20, served_bytes), files(agents) {
+      : RoundPlace(FakeLayout(), agents, buffers, served_bytes) {
     const std::vector<ChunkRange> all, first{{0, 2}, {5, 6}}, second{{2, 5}};
     stations.push_back(
         std::make_unique<Station>("s0", Hash128{11, 12}, layout, agents == 1 ? all : first));
     if (agents == 2)
       stations.push_back(std::make_unique<Station>("s1", Hash128{13, 14}, layout, second));
     for (const auto& s : stations) upstreams.push_back(std::make_unique<WatchedUpstream>(*s));
-    lock = std::make_shared<DirLock>(*DirLock::Acquire(dir.path()));
-    buffer = *Buffer::Create(dir.path(), lock, layout, layout.fingerprint().lo,
-                             {.buffers = buffers, .huge_pages = false});
-    sink = std::make_unique<PullSink>(*buffer, 1 << 20, rates);
     transport = [this](const net::PullTarget& target) -> std::unique_ptr<net::PullTransport> {
       Station& s = *stations[target.host == "s0" ? 0 : 1];
       return std::make_unique<WatchedTransport>(s, target);
@@ -149,27 +192,12 @@ struct RoundRig {
     return target;
   }
   std::unique_ptr<PullRound> Round(const Follower::Target& target, bool force_full = false) {
-    const PullRound::Env env{
-        .model = model,
-        .buffer = *buffer,
-        .sink = *sink,
-        .history = history,
-        .side_files = files,
-        .pool = pool,
-        .rates = rates,
-        .transport = transport,
-        .writable = [this]() -> Status {
-          if (busy) return absl::CancelledError("a reader has it");
-          return buffer->BeginUpdate().status();
-        },
-        .progress = [this](size_t agent, uint64_t bytes) { progress[agent] = bytes; },
-        .forward = forward};
     std::vector<RoundAgent> agents;
     for (size_t i = 0; i < stations.size(); ++i) {
       const Coverage& owned = at(i).owned;
       agents.push_back({upstreams[i].get(), owned, owned.hash(), at(i).held});
     }
-    return std::make_unique<PullRound>(env, std::move(agents),
+    return std::make_unique<PullRound>(Env(), std::move(agents),
                                        PullRound::Wish{.target = target, .force_full = force_full});
   }
   Status Run(PullRound& round) {
@@ -185,12 +213,7 @@ struct RoundRig {
     const auto counts = stations[i]->agent.counts();
     return counts.chunks_full + counts.chunks_delta;
   }
-  std::filesystem::path weights() const { return dir.path() / "model.safetensors"; }
   std::string config() const { return ReadText(dir.path() / "config.json"); }
-  /// True if this state is committed, and a loader finds its bytes.
-  bool Holds(const Identity& id, const FakeAgent::Chunks& chunks) const {
-    return buffer->committed() == id && EndsIn(weights(), chunks);
-  }
   /// True if this state is held or, where the only file has been changed meanwhile, none is.
   bool HoldsAtMost(const Identity& id, const FakeAgent::Chunks& chunks) const {
     if (buffer->buffers() == 2 || !buffer->begun()) return Holds(id, chunks);
@@ -198,23 +221,9 @@ struct RoundRig {
            !std::filesystem::exists(weights());
   }
 
-  TempDir dir;
-  const std::string model = "m";
-  const Layout layout;
-  ThreadPool pool{2};
-  CoderRates rates;
-  ReplicaHistory history;
-  SideFileCache files;
   DeltaFiles delta_files{dir.path() / kDeltaFolder, 1 << 20};
   std::vector<std::unique_ptr<Station>> stations;
   std::vector<std::unique_ptr<Upstream>> upstreams;
-  TransportFactory transport;
-  std::shared_ptr<DirLock> lock;
-  std::unique_ptr<Buffer> buffer;
-  std::unique_ptr<PullSink> sink;
-  bool busy = false;
-  Forwarding* forward = nullptr;  // is told of what comes
-  uint64_t progress[2] = {0, 0};  // each is written by its part's thread
 };
 
 }  // namespace deltawire::receiver

@@ -1,0 +1,70 @@
+#include "cli/arguments.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <charconv>
+
+namespace deltawire::cli {
+namespace {
+
+/// Whether all of `text` is a number of this type.
+template <typename Number>
+bool Parse(const std::string& text, Number& number) {
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && stopped == end;
+}
+
+}  // namespace
+
+CLI::Validator WholeNumber(uint64_t least, uint64_t most) {
+  return {[least, most](std::string& text) -> std::string {
+            uint64_t number = 0;
+            if (Parse(text, number) && number >= least && number <= most) {
+              text = std::to_string(number);  // CLI11 would read 010 as eight
+              return "";
+            }
+            const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
+            // A bound that is only the type's would tell nobody anything, until it is met.
+            return most >= std::numeric_limits<uint32_t>::max() && !(digits && number >= least)
+                       ? fmt::format("{} is no whole number from {} on", text, least)
+                       : fmt::format("{} is no whole number from {} to {}", text, least, most);
+          },
+          ""};
+}
+
+CLI::Validator Seconds(double least, double most) {
+  return {[least, most](std::string& text) -> std::string {
+            double number = 0;
+            if (Parse(text, number) && number >= least && number <= most) return "";
+            return fmt::format("{} is no number of seconds from {:.7g} to {:.7g}", text, least,
+                               most);
+          },
+          ""};
+}
+
+CLI::Option* AddSeconds(CLI::App& app, const std::string& name, double& target,
+                        const std::string& help, double least, double most) {
+  return app.add_option(name, target, help)
+      ->type_name("SECONDS")
+      ->check(Seconds(least, most))
+      ->capture_default_str();
+}
+
+CLI::Option* TakeSize(CLI::Option* option, bool kb_is_1000) {
+  // CLI11 runs what was added by transform() from the last to the first: the unit goes before the
+  // number is looked at.
+  return option->type_name("SIZE")
+      ->transform(WholeNumber(1, std::numeric_limits<uint64_t>::max()))
+      ->transform(Quiet(CLI::AsSizeValue(kb_is_1000)));
+}
+
+void JobArguments::AddFamilies(CLI::App& app) {
+  app.add_option("--family", family, "Model family; default: by config.json")->type_name("NAME");
+  app.add_option("--families", families, "Directory of further families (*.toml); repeatable")
+      ->type_name("DIR")
+      ->allow_extra_args(false)
+      ->check(Quiet(CLI::ExistingDirectory));
+}
+
+}  // namespace deltawire::cli
