@@ -144,7 +144,7 @@ Status Applying(const Options& options, Bench& bench) {
         rank.name, options.threads, series,
         {Value("apply", rank.name).Against("decode + apply", "decode + apply").AtLeast(0.7),
          Value("apply", rank.name).Against("memcpy"), Value("prepare", rank.name + " prepare")});
-    DW_ASSIGN_OR_RETURN(const engine::Comparison checked, rank.weights->Check(nullptr));
+    DW_ASSIGN_OR_RETURN(const engine::Comparison checked, rank.weights->Check());
     if (!checked.different.empty()) {
       return Errorf(StatusCode::kDataLoss, "{}: {} is wrong", rank.name, checked.different.front());
     }
