@@ -10,6 +10,11 @@ std::function<bool()> Gone(grpc::ServerContext* context) {
   return [context] { return context->IsCancelled(); };
 }
 
+Status NoEngines(const std::string& model) {
+  return Errorf(StatusCode::kFailedPrecondition,
+                "model \"{}\" has no engines here; add them with --engine and restart", model);
+}
+
 void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
   out->set_name(view.name);
   out->set_kind(std::string(ToString(view.kind)));
@@ -23,6 +28,7 @@ void ToProto(const EngineDriver::View& view, v1::EngineStatus* out) {
   out->set_updates(view.updates);
   out->set_failures(view.failures);
   out->set_served_unix_nanos(view.served_unix_nanos);
+  out->set_drifts(view.drifts);
 }
 
 void ToProto(const ReplicaStatus& s, v1::ReceiverModelStatus* out) {
@@ -144,6 +150,8 @@ grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
                                          v1::VerifyResponse* response) {
   auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
+  Engines* const engines = daemon_.EnginesOf(request->model());
+  if (request->engines() && engines == nullptr) return ToGrpc(NoEngines(request->model()));
   auto result = (*replica)->Verify(request->repair(), Gone(context));
   if (!result.ok()) return ToGrpc(result.status());
   deltawire::ToProto(result->committed, response->mutable_committed());
@@ -153,6 +161,13 @@ grpc::Status ReceiverServiceImpl::Verify(grpc::ServerContext* context,
   response->set_bad_chunks(result->bad_chunks);
   for (const std::string& name : result->bad_tensors) response->add_bad_tensors(name);
   response->set_repaired(result->repaired);
+  if (!request->engines()) return grpc::Status::OK;
+  for (const Engines::Checked& checked : engines->Check(Gone(context))) {
+    v1::EngineCheck* out = response->add_engines();
+    out->set_name(checked.name);
+    out->set_error(checked.error);
+    out->set_drifted(checked.drifted);
+  }
   return grpc::Status::OK;
 }
 
@@ -196,11 +211,7 @@ grpc::Status ReceiverServiceImpl::WatchServed(grpc::ServerContext* context,
   auto replica = Find(*context, request->model());
   if (!replica.ok()) return ToGrpc(replica.status());
   Engines* const engines = daemon_.EnginesOf(request->model());
-  if (engines == nullptr) {
-    return ToGrpc(Errorf(StatusCode::kFailedPrecondition,
-                         "model \"{}\" has no engines here; add them with --engine and restart",
-                         request->model()));
-  }
+  if (engines == nullptr) return ToGrpc(NoEngines(request->model()));
   uint64_t seen = 0;
   while (const auto served = engines->WaitServed(seen, Gone(context))) {
     seen = served->serial;

@@ -82,17 +82,19 @@ class Rounds:
         self._next = 0
         self._found = False
 
-    def look(self, client: Callable[[], EngineClient], group: Any) -> None:
+    def look(self, client: Callable[[], EngineClient], group: Any, skip: bool = False) -> None:
         """Raises Refused where the memory has drifted; it is the next prepare that heals it, and
         the look before that one is left out. `client`: asked for it; what that raises is a
-        refusal, too."""
-        if not self.every or self._found:
-            self._found = False
-            return
-        part = self._next
-        self._next = (part + 1) % self.every
+        refusal, too. A rank with `skip` looks at nothing, but hears what the others have found:
+        ranks may have begun at different times."""
+        part, of = self._next, self.every
+        if skip or self._found or not of:
+            part, of = 0, 0
+        else:
+            self._next = (part + 1) % of
+        self._found = False
         try:
-            refuse_drift(client, group, part, self.every)
+            refuse_drift(client, group, part, of)
         except Drifted:
             self._found = True
             raise
@@ -104,20 +106,25 @@ class Drifted(Refused):
 
 def refuse_drift(client: Callable[[], EngineClient], group: Any, part: int = 0, of: int = 1
                  ) -> None:
-    """Raises Drifted, on all ranks of `group`, where one of `of` parts of the memory is not what it
-    should be on one of them. Chunks that several ranks have parts of are judged by their sum."""
-    reason, drifted, shares = None, "", []
+    """Raises Drifted, on all ranks of `group`, where one of `of` parts of the memory (0: none) is
+    not what it should be on one of them. Chunks that several ranks have parts of are judged by
+    their sum, while all ranks hold one version."""
+    reason, held, drifted, shares = None, "", "", []
     try:
-        drifted, shares = client().look(part, of)
+        found_client = client()
+        held = str(found_client.held)
+        if of:
+            drifted, shares = found_client.look(part, of)
     except Exception as error:  # pylint: disable=broad-except  # the others wait for this rank
         reason = str(error) or repr(error)
         if not isinstance(error, (Refused, Error)):
             logger.exception("deltawire: unexpected")
-    ranks = everywhere((reason, drifted, shares), group)
+    ranks = everywhere((reason, held, drifted, shares), group)
     _refuse([text for text, *_ in ranks])
     found = [f"rank {i}: {DRIFTED}{names}" if len(ranks) > 1 else DRIFTED + names
-             for i, (_, names, _) in enumerate(ranks) if names]
-    parts = client().judge([share for *_, of_rank in ranks for share in of_rank])
+             for i, (_, _, names, _) in enumerate(ranks) if names]
+    every = [share for *_, of_rank in ranks for share in of_rank]
+    parts = found_client.judge(every) if all(rank[1] == held for rank in ranks) else ""
     if parts:
         found.append(f"{DRIFTED}{parts}, which several ranks have parts of")
     if found:

@@ -273,8 +273,8 @@ def _look_for_drift(runner: Any, order: Order) -> None:
     follower = _followers[runner.model]
     if order.check_every is not None:
         follower.rounds.every = order.check_every
-    if follower.prepared is None:
-        _all_ranks(lambda group: follower.rounds.look(lambda: follower.client, group))
+    _all_ranks(lambda group: follower.rounds.look(
+        lambda: follower.client, group, skip=follower.prepared is not None))
 
 
 def _all_ranks(step: Callable[[Any], Any]) -> Any:
